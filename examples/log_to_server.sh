@@ -10,5 +10,5 @@ shift 2
 
 canopy advise "$log" --out advice.html
 # shellcheck disable=SC2086
-canopy plan "$log" ${PLAN:---slo p99_ttft<2s} --html plan.html --out plan.json
-exec sglang serve --model-path "$model" --canopy-plan plan.json "$@"
+canopy plan "$log" ${PLAN:---slo p99_ttft<2s} --html plan.html --out plan.yaml
+exec sglang serve --model-path "$model" --config plan.yaml "$@"

@@ -36,7 +36,6 @@ from canopy_lab.live.replay import server_plugin
 from canopy_lab.sim import hindsight
 from sglang_canopy import declared
 from sglang_canopy.config import setups
-from sglang_canopy.config.plan_file import ServerPlan
 from sglang_canopy.config.tiers import DiskOptions, TreeSettings
 from sglang_canopy.config.whatif import MeterOptions
 from sglang_canopy.errors import CanopyError
@@ -80,24 +79,6 @@ CHUNK_MEANINGS = {
     document_names.ORDER: "`any`: documents may be reordered, so that more of the prompt is cached.",
 }
 """Meaning of each field about documents."""
-
-PLAN_MEANINGS = {
-    "radix_eviction": "Eviction policy on the device.",
-    "radix_eviction_config": "Its options.",
-    "host_eviction": "Eviction policy in host memory.",
-    "host_eviction_config": "Its options.",
-    "disk_eviction": "Eviction policy on disk.",
-    "disk_eviction_config": "Its options.",
-    "host_bytes": "Capacity of one server's host pool, in bytes.",
-    "disk_bytes": "Capacity of one server's disk store, in bytes; what it lends to a shared one.",
-    "disk_path": "Folder of the disk store.",
-    "ttl": "TTL table of the disk, see below.",
-    "host_ttl": "TTL table of host memory.",
-    "server": "SGLang's own settings, by the names of its options with `_` for `-` (`page_size`, `hicache_storage_prefetch_policy`, ...). Flags override it.",
-    "infeasible": "Limits that the plan misses. A server and `canopy doctor` refuse such a file.",
-    "made_by": "Where the plan comes from: command, hash of the trace, date. For people.",
-}
-"""Meaning of each key of a plan file."""
 
 
 def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -346,14 +327,6 @@ def metrics_table() -> str:
     return entries(rows)
 
 
-def plan_keys() -> str:
-    rows = [
-        ["`version`", "1; the only key you must give"],
-        *([f"`{f.name}`", PLAN_MEANINGS[f.name]] for f in dataclasses.fields(ServerPlan)),
-    ]
-    return entries(rows)
-
-
 def routes() -> str:
     """Method and path of each route that Canopy adds to SGLang's server."""
     import fastapi
@@ -393,7 +366,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "chunk-request-fields": chunk_request_fields,
     "identity-sources": identity_sources,
     "metrics": metrics_table,
-    "plan-keys": plan_keys,
     "ttl-table": lambda: options(TTLTable),
     "ttl-group": lambda: options(Group),
     "routes": routes,

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from canopy_lab.cli.main import main
-from sglang_canopy.config.plan_file import read_plan
 
 
 @pytest.fixture
@@ -121,21 +120,17 @@ def test_a_mistake_is_one_line(chats, tmp_path, monkeypatch, capsys, arguments, 
 
 def test_advice_prints_a_start_that_can_be_tried_on(scanned_log, tmp_path, capsys):
     _, page = advise(tmp_path, scanned_log)
-    plan = read_plan(page.with_name("page.plan.json"))
     said = capsys.readouterr().out
-    start = f"--canopy-plan {tmp_path / 'page.plan.json'} --canopy-whatif auto,floor=off"
+    start = "--radix-eviction canopy-lru --canopy-whatif auto,floor=off"
     assert f"Start: sglang serve MODEL {start}" in said
-    assert plan.radix_eviction == "canopy-lru"
     assert "Use auto (wa ranks)" in said
-    assert plan.made_by["advice"] in said
     assert "restart with --radix-eviction auto" in said
     text = page.read_text()
     assert text.index("Use auto") < text.index("--radix-eviction auto") < text.index("<h2>")
 
 
 def test_if_lru_is_advised_the_server_is_only_observed(tmp_path, capsys):
-    _, page = advise(tmp_path, served_log(tmp_path, 400_000))
-    assert read_plan(page.with_name("page.plan.json")).radix_eviction == "lru"
+    advise(tmp_path, served_log(tmp_path, 400_000))
     said = capsys.readouterr().out
     assert "--canopy-observe\n" in said
     assert "Keep LRU" in said

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from canopy_lab.cli.main import main
-from sglang_canopy.config.plan_file import read_plan
+from canopy_lab.plan.server_config import read_config
 from support.logs import SESSIONS, TURNS, WRITERS
 
 POOL = "6000"
@@ -36,10 +36,9 @@ def test_a_log_becomes_advice_a_plan_and_a_start_that_is_not_refused(
     advice = json.loads((tmp_path / "advice.json").read_text())
     assert advice["sample"]["requests"] == 2 * SESSIONS * TURNS
     assert advice["decision"]["flag"] == "auto"
-    assert main(["plan", log, *PLAN, "--out", "plan.json"]) == 0
+    assert main(["plan", log, *PLAN, "--out", "plan.yaml"]) == 0
     assert "Policy: auto, as canopy advise finds" in capsys.readouterr().out
-    assert read_plan("plan.json").radix_eviction == "auto"
-    for plan, policy in (("advice.plan.json", "canopy-lru"), ("plan.json", "auto")):
-        given = command_line.parse(["--model-path", "/none", "--canopy-plan", plan])
-        assert given.radix_eviction_policy == policy
-        assert not command_line.refused(given)
+    assert read_config("plan.yaml")["radix-eviction"] == "auto"
+    given = command_line.parse(["--model-path", "/none", "--config", "plan.yaml"])
+    assert given.radix_eviction_policy == "auto"
+    assert not command_line.refused(given)

@@ -4,12 +4,15 @@ import json
 import stat
 from array import array
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from canopy_lab.cli.main import main
-from sglang_canopy.config.plan_file import read_plan
+from canopy_lab.plan.server_config import read_config
+from sglang_canopy.config.tiers import TierFlags
+from sglang_canopy.declared import from_args
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.live_request import LiveRequest, extend_path
 from sglang_canopy.tenant import namespace_of
@@ -63,7 +66,7 @@ def test_these_ids_are_the_live_trees() -> None:
 def test_a_plan_from_a_servers_log_names_the_servers_own_subtrees(
     log: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    out = tmp_path / "plan.json"
+    out = tmp_path / "plan.yaml"
     args = [
         "plan",
         "ttl",
@@ -76,14 +79,14 @@ def test_a_plan_from_a_servers_log_names_the_servers_own_subtrees(
         str(out),
     ]
     assert main(args) == 0
-    plan = read_plan(out)
-    plan.check_for_server()
-    assert plan.ttl is not None
-    assert plan.disk_bytes is None
+    config = read_config(out)
+    assert list(config) == ["canopy-ttl"]
+    given = from_args(TierFlags, SimpleNamespace(canopy_ttl=json.dumps(config["canopy-ttl"])))
+    table = given["ttl"]
     path = server_ids(SYSTEM, "acme")
-    assert [g.root for g in plan.ttl.groups] == [path[0]]
-    assert plan.ttl.ttl_s(plan.ttl.group_of(path)) >= 40.0 > plan.ttl.residual_ttl_s
-    assert plan.ttl.group_of(server_ids(SYSTEM, "other")) == -1
+    assert [g.root for g in table.groups] == [path[0]]
+    assert table.ttl_s(table.group_of(path)) >= 40.0 > table.residual_ttl_s
+    assert table.group_of(server_ids(SYSTEM, "other")) == -1
     assert stat.S_IMODE(out.stat().st_mode) == 0o600
     printed = capsys.readouterr().out
     assert f"{path[0]:#x}" in printed
@@ -98,16 +101,15 @@ def test_a_plan_from_a_trace_is_not_for_a_server(
         for i in range(300)
         for ids in [[1, 2] if i % 4 == 0 else [100 + 2 * i, 101 + 2 * i]]
     ]
-    trace, out = tmp_path / "t.jsonl", tmp_path / "plan.json"
+    trace, out = tmp_path / "t.jsonl", tmp_path / "plan.yaml"
     trace.write_text("\n".join(map(json.dumps, rows)))
     args = ["plan", "ttl", str(trace), "--format", "mooncake", "--budget-gb", "0.5"]
     assert main([*args, "--out", str(out)]) == 0
-    plan = read_plan(out)
-    assert plan.ttl is not None
-    assert [g.root for g in plan.ttl.groups] == [1]
-    assert plan.made_by["trace"] == "t.jsonl"
+    table = read_config(out)["canopy-ttl"]
+    assert [int(group["root"], 0) for group in table["groups"]] == [1]
+    assert "# trace: t.jsonl" in out.read_text()
     with pytest.raises(CanopyError, match="server's own request log"):
-        plan.check_for_server()
+        from_args(TierFlags, SimpleNamespace(canopy_ttl=json.dumps(table)))
     assert "server's own request log" not in capsys.readouterr().out
 
 
@@ -120,7 +122,7 @@ def test_a_plan_from_a_trace_is_not_for_a_server(
         (["--budget-gb", "1", "--block-tokens", "0"], "--block-tokens"),
         (["--budget-gb", "1", "--refresh-s", "-5"], "refresh_s"),
         (["--budget-gb", "1", "--model", "nope"], "nope"),
-        (["--budget-gb", "1", "--out", "/no/such/plan.json"], "folder does not exist"),
+        (["--budget-gb", "1", "--out", "/no/such/plan.yaml"], "folder does not exist"),
     ],
 )
 def test_a_mistake_is_one_line_with_status_2(

@@ -10,7 +10,6 @@ from canopy_lab.cli import simulate_system
 from canopy_lab.cli.main import COMMANDS, EXAMPLES, TAKES_THE_REST, main, parser_of
 from canopy_lab.sim.system.engine_profile import load_profile
 from sglang_canopy import declared
-from sglang_canopy.config.plan_file import ServerPlan
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import check_served
 from sglang_canopy.storage.settings import StorageSettings
@@ -59,7 +58,7 @@ def test_shared_flags_have_one_meaning(name) -> None:
     for flag, metavars in {
         "--url": ("URL",),
         "--jobs": ("N",),
-        "--out": ("FILE", "FOLDER", "PLAN", "PLAN.json"),
+        "--out": ("FILE", "FOLDER", "PLAN.yaml"),
         "--json-out": ("FILE", "OUT"),
         "--seed": ("K", "K,K"),
     }.items():
@@ -155,5 +154,3 @@ def test_tiers_of_a_server_take_canopy_lru_only() -> None:
         check("canopy-lru")
         with pytest.raises(CanopyError, match="canopy-lru"):
             check("lru")
-    with pytest.raises(CanopyError, match="canopy-lru"):
-        ServerPlan(host_eviction="lru")

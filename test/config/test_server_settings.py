@@ -1,19 +1,11 @@
 """SGLang's own settings in a plan, and the record of SGLang's defaults."""
 
 import dataclasses
-import json
 from types import SimpleNamespace
 
 import pytest
 
-from sglang_canopy.config.plan_arguments import arguments_of_plan
-from sglang_canopy.config.plan_file import ServerPlan, read_plan, write_plan
-from sglang_canopy.config.server_settings import (
-    EXTRA_CONFIG,
-    SGLANG_DEFAULTS,
-    ServerSettings,
-    chunk_of,
-)
+from sglang_canopy.config.server_settings import SGLANG_DEFAULTS, ServerSettings, chunk_of
 from sglang_canopy.errors import CanopyError
 
 PLANNED = ServerSettings(
@@ -24,12 +16,6 @@ PLANNED = ServerSettings(
     hicache_storage_prefetch_policy="wait_complete",
     prefetch_threshold=512,
 )
-
-
-def written(tmp_path, **said):
-    path = tmp_path / "plan.json"
-    write_plan(path, ServerPlan(**said))
-    return str(path)
 
 
 def test_defaults_are_those_of_sglangs_server_args() -> None:
@@ -90,47 +76,14 @@ def test_chunks_grow_with_the_memory_as_in_sglang(monkeypatch, gib) -> None:
     assert said == {"chunked_prefill_size": chunk_of(gib)}
 
 
-def test_settings_survive_a_round_trip(tmp_path) -> None:
-    assert read_plan(written(tmp_path, server=PLANNED)).server == PLANNED
+def test_settings_survive_the_way_through_flags() -> None:
+    flags = PLANNED.flags()
+    assert flags["page-size"] == 64
+    assert flags["enable-hierarchical-cache"] is True
+    assert "prefetch-threshold" not in flags
+    extra = {"hicache-storage-backend-extra-config": PLANNED.extra_config()}
+    assert ServerSettings.from_flags({**flags, **extra, "canopy-host-gb": 3}) == PLANNED
     assert ServerSettings(page_size=1).over(PLANNED) == dataclasses.replace(PLANNED, page_size=1)
-
-
-def test_a_plan_sets_sglangs_arguments(tmp_path) -> None:
-    path = written(tmp_path, server=PLANNED, radix_eviction="wa")
-    added, overruled = arguments_of_plan(path, ["--model-path", "m"])
-    assert overruled == []
-    given = dict(zip(added, [*added[1:], ""]))
-    assert given["--page-size"] == "64"
-    assert given["--max-total-tokens"] == "4096"
-    assert "--enable-hierarchical-cache" in added
-    assert given["--hicache-storage-backend"] == "canopy"
-    assert given["--hicache-storage-prefetch-policy"] == "wait_complete"
-    assert json.loads(given[EXTRA_CONFIG]) == {"prefetch_threshold": 512}
-
-
-def test_typed_settings_win_and_extra_configurations_are_merged(tmp_path) -> None:
-    path = written(tmp_path, server=PLANNED)
-    typed = ["--page-size", "16", "--enable-hicache", EXTRA_CONFIG, '{"path": "/kv"}']
-    added, overruled = arguments_of_plan(path, typed)
-    assert "--page-size" not in added
-    assert "--enable-hierarchical-cache" not in added
-    assert any("--page-size 64" in line for line in overruled)
-    joined = json.loads(added[added.index(EXTRA_CONFIG) + 1])
-    assert joined == {"prefetch_threshold": 512, "path": "/kv"}
-
-
-def test_a_server_lends_its_share_of_a_shared_store(tmp_path) -> None:
-    server = ServerSettings(hicache_storage_backend="mooncake")
-    path = written(tmp_path, server=server, disk_bytes=1 << 30)
-    where = '{"master_server_address": "127.0.0.1:50051"}'
-    added, overruled = arguments_of_plan(path, [EXTRA_CONFIG, where])
-    assert overruled == []
-    joined = json.loads(added[added.index(EXTRA_CONFIG) + 1])
-    assert joined == {
-        "global_segment_size": 1 << 30, "master_server_address": "127.0.0.1:50051"
-    }  # fmt: skip
-    _, overruled = arguments_of_plan(path, [])
-    assert any("say where the store is" in line for line in overruled)
 
 
 @pytest.mark.parametrize(
@@ -146,5 +99,3 @@ def test_a_server_lends_its_share_of_a_shared_store(tmp_path) -> None:
 def test_a_wrong_setting_is_named(fields, message) -> None:
     with pytest.raises(CanopyError, match=message):
         ServerSettings(**fields)
-    with pytest.raises(CanopyError, match="unknown setting 'pages'"):
-        ServerSettings.from_json({"pages": 1})

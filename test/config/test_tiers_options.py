@@ -1,15 +1,12 @@
-"""The options of the tiers: flags, the plan file, and the message for each mistake."""
+"""The options of the tiers: flags, and the message for each mistake."""
 
 import argparse
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from sglang_canopy.config import tiers as of_tiers
-from sglang_canopy.config.plan_arguments import arguments_of_plan
-from sglang_canopy.config.plan_file import ServerPlan, write_plan
 from sglang_canopy.config.tiers import TierFlags, TierOptions
 from sglang_canopy.declared import from_args
 from sglang_canopy.errors import CanopyError
@@ -40,12 +37,6 @@ def typed(**flags):
 def tier_options(given: dict, **more) -> TierOptions:
     """Return the options for these parsed flags."""
     return of_tiers.tier_options(TierFlags(**from_args(TierFlags, typed(**given))), **more)
-
-
-def plan_file(tmp_path: Path, **said) -> str:
-    path = tmp_path / "plan.json"
-    write_plan(path, ServerPlan(**said))
-    return str(path)
 
 
 def test_without_options_the_host_has_the_twin_and_the_disk_the_same_policy() -> None:
@@ -113,7 +104,12 @@ def test_nodes_carry_the_labels_of_the_policy_that_learns() -> None:
         ),
         ({"canopy_disk": 'tenant_quota_gb={"a": -1}'}, "tenant 'a' must have a number of GB"),
         ({"canopy_disk": 'tenant_quota_gb={"a": true}'}, "tenant 'a' must have a number of GB"),
-        ({"canopy_plan": "no/such/plan.json"}, "--canopy-plan: cannot read the plan file"),
+        ({"canopy_ttl": "{"}, "--canopy-ttl is not JSON"),
+        ({"canopy_host_ttl": '{"ttl": 3}'}, "--canopy-host-ttl"),
+        (
+            {"canopy_ttl": '{"groups": [{"root": "0x1", "ttl_s": 5}], "hash": "trace"}'},
+            "--canopy-ttl has roots that are block ids of a trace",
+        ),
     ],
 )
 def test_an_error_names_the_option_and_the_allowed_values(given: dict, says: str) -> None:
@@ -171,63 +167,30 @@ def test_a_quota_is_for_every_tenant_or_for_named_ones() -> None:
     assert some == {"a": 2_000_000_000, "*": 500_000_000}
 
 
-def test_a_plan_configures_every_tier(tmp_path: Path) -> None:
+def test_ttls_and_the_host_pools_size_reach_their_tiers() -> None:
     table = TTLTable((Group(0x1F, 60.0, "system prompt"),), residual_ttl_s=30.0)
-    path = plan_file(
-        tmp_path,
-        radix_eviction="wa",
-        radix_eviction_config={"min_samples": 7},
-        host_eviction="canopy-lru",
-        disk_eviction="etlru",
-        host_bytes=1_500_000_000,
-        disk_bytes=10**9,
-        disk_path="/tmp/kv",
-        ttl=table,
-        host_ttl=TTLTable(residual_ttl_s=10.0),
-    )
-    added, overruled = arguments_of_plan(path, ["--model-path", "m"])
-    assert added[:2] == ["--radix-eviction-policy", "wa"]
-    assert json.loads(added[3]) == {"min_samples": 7}
-    assert not overruled
     server = arguments()
-    tiers = options.apply(server, typed(canopy_plan=path), ours=True)
+    given = typed(
+        canopy_ttl=json.dumps(table.to_json()),
+        canopy_host_ttl='{"residual_ttl_s": 10}',
+        canopy_host_gb=1.5,
+    )
+    tiers = options.apply(server, given, ours=True)
     extra = json.loads(server.hicache_storage_backend_extra_config)
     assert TTLTable.from_json(extra["ttl"]) == table
-    assert (extra["capacity_bytes"], extra["path"]) == (10**9, "/tmp/kv")
-    assert (extra["policy"], tiers.host.name) == ("etlru", "canopy-lru")  # type: ignore[union-attr]
     assert server.hicache_size == 1.5
-    assert tiers.host_ttl is not None
-
-
-def test_typed_flags_override_the_plan_with_a_note(tmp_path: Path) -> None:
-    path = plan_file(
-        tmp_path, radix_eviction="wa", host_eviction="wa", host_bytes=10**9, disk_bytes=10**9
-    )
-    argv = ["--radix-eviction-policy=canopy-lru", "--canopy-host-eviction", "threshold-lru"]
-    added, overruled = arguments_of_plan(path, [*argv, "--hicache-size", "3"])
-    assert not added
-    assert [line.split()[0] for line in overruled] == [
-        "radix_eviction",
-        "host_eviction",
-        "host_bytes",
-    ]
-    server = arguments(
-        hicache_size=3, hicache_storage_backend_extra_config='{"capacity_bytes": 7, "policy": "wa"}'
-    )
-    tiers = options.apply(
-        server, typed(canopy_plan=path, canopy_host_eviction="threshold-lru"), ours=True
-    )
-    assert tiers.host.name == "threshold-lru"  # type: ignore[union-attr]
+    assert tiers.host_ttl == TTLTable(residual_ttl_s=10.0)
+    server = arguments(hicache_size=3)
+    options.apply(server, given, ours=True)
     assert server.hicache_size == 3
-    assert json.loads(server.hicache_storage_backend_extra_config)["capacity_bytes"] == 7
 
 
-def test_groups_of_other_blocks_than_the_servers_are_refused(tmp_path: Path) -> None:
+def test_groups_of_other_blocks_than_the_servers_are_refused() -> None:
     table = TTLTable((Group(1, 60.0),), block_tokens=16)
-    path = plan_file(tmp_path, ttl=table)
+    given = {"canopy_ttl": json.dumps(table.to_json())}
     with pytest.raises(CanopyError, match="blocks of 16 tokens, this server's have 64"):
-        tier_options({"canopy_plan": path})
-    assert tier_options({"canopy_plan": path}, block_tokens=16).ttl == table
+        tier_options(given)
+    assert tier_options(given, block_tokens=16).ttl == table
 
 
 def test_the_backend_is_one_of_the_choices() -> None:

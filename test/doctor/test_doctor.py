@@ -31,7 +31,7 @@ LINES = {
     "bad option": BASE + "--radix-eviction wa --canopy-session-gate held=5",
     "bad policy's option": BASE
     + """--radix-eviction wa --radix-eviction-policy-config '{{"nonsense": 1}}'""",
-    "no such plan": BASE + "--radix-eviction wa --canopy-plan /no/such/plan.json",
+    "no such plan": BASE + "--radix-eviction wa --config /no/such/plan.yaml",
     "short flags": "sglang serve /none --device cpu --port {port} --radix-eviction wa --tp 8 --dp 8 "
     "--api-k opensesame",
     "no device": "sglang serve /none --port {port} --radix-eviction wa",
@@ -119,7 +119,7 @@ def test_refusals_have_the_servers_own_message(reports, line, part) -> None:
 
 @pytest.mark.parametrize(
     ("line", "part"),
-    [("unknown flag", "--no-such-flag"), ("bad number", "two"), ("no such plan", "plan.json")],
+    [("unknown flag", "--no-such-flag"), ("bad number", "two"), ("no such plan", "plan.yaml")],
 )
 def test_a_command_line_that_cannot_be_read_is_a_mistake(reports, line, part) -> None:
     assert reports[line]["code"] == 2

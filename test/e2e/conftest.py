@@ -191,11 +191,11 @@ def metrics_server(
     """The server of the group `metrics`: three tiers, all of them small, with TTLs on the disk."""
     folder = tmp_path_factory.getbasetemp() / "metrics-plan"
     folder.mkdir(exist_ok=True)
-    plan = folder / "plan.json"
     ttl = {"residual_ttl_s": 3600, "categories": {"rag": 60}}
-    tiers = {"host_bytes": 4096 * 1024, "disk_bytes": 64 << 20, "disk_path": str(folder / "disk")}
-    plan.write_text(json.dumps({"version": 1, **tiers, "ttl": ttl}))
+    disk = {"capacity_bytes": 64 << 20, "path": str(folder / "disk")}
     flags = ("--radix-eviction", "wa", "--enable-metrics", "--page-size", "16")
     flags += ("--enable-hierarchical-cache", "--hicache-storage-backend", "canopy")
-    flags += ("--hicache-storage-prefetch-policy", "wait_complete", "--canopy-plan", str(plan))
+    flags += ("--hicache-storage-prefetch-policy", "wait_complete", "--canopy-host-gb")
+    flags += (f"{4096 * 1024 / 1e9}", "--canopy-ttl", json.dumps(ttl))
+    flags += ("--hicache-storage-backend-extra-config", json.dumps(disk))
     return shared_server(tiny_model, *flags, "--served-model-name", "m", kv_tokens=2048)

@@ -169,7 +169,7 @@ def test_sglang_serve_starts_it_too_and_its_help_shows_the_flag(tiny_model, tmp_
     command = [str(sglang), "serve", "--help"]  # prints before plugins load
     shown = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert "--radix-eviction {" in shown.stdout
-    assert "--canopy-plan" in shown.stdout
+    assert "--canopy-ttl" in shown.stdout
     port = free_port()
     arguments = [*cpu_arguments(tiny_model, kv_tokens=1024), "--load-format", "dummy"]
     arguments += ["--radix-eviction-policy", "wa", "--host", "127.0.0.1", "--port", str(port)]

@@ -20,10 +20,8 @@ def test_two_servers_at_once_share_pages_and_ttls_become_pins(
     cluster, server, tiny_model, tmp_path
 ) -> None:
     """A server reads the pages of another; under pressure, pages with a TTL stay and others are evicted."""
-    plan = tmp_path / "plan.json"
     ttl = {"residual_ttl_s": 0, "categories": {"system": 3600}}
-    plan.write_text(json.dumps({"version": 1, "ttl": ttl}))
-    flags = ("--radix-eviction", "wa", "--canopy-plan", str(plan), *cluster.flags())
+    flags = ("--radix-eviction", "wa", "--canopy-ttl", json.dumps(ttl), *cluster.flags())
     keep, drop = [[(i * step) % 9000 + 100 for i in range(320)] for step in (37, 53)]
     pages = 320 // PAGE
     with (

@@ -1,4 +1,4 @@
-"""Servers started with the file that ``canopy plan`` wrote for them, and with nothing else."""
+"""Servers started with the ``--config`` that ``canopy plan`` wrote for them, and with nothing else."""
 
 import json
 import random
@@ -7,11 +7,12 @@ import pytest
 
 from canopy_lab.cli.main import main
 from canopy_lab.live.profile.client import wait_until
+from canopy_lab.plan.server_config import read_config, write_config
 from canopy_lab.sim.system import load_profile
 from canopy_lab.trace.served_log import read_served
-from sglang_canopy.config.plan_file import read_plan
 from support.gateways import post, running
 
+EXTRA = "hicache-storage-backend-extra-config"
 PAGE = 64
 DEVICE_TOKENS = 2048
 KV_BYTES = 2 * 2 * 2 * 32 * 4  # k and v, layers, heads, size, float32
@@ -31,7 +32,7 @@ def planned(folder):
     trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
     engine = load_profile("smollm2-135m-cpu").to_json() | {"kv_bytes_per_token": KV_BYTES}
     profile.write_text(json.dumps(engine))
-    plan = folder / "plan.json"
+    plan = folder / "plan.yaml"
     search = f"dram_gib={2**-8},dram_levels=1,disk_gib={2**-5},disk_levels=1"
     sizes = ("--search", search, "--disks", "gp3")
     command = ["plan", str(trace), "--format", "mooncake", "--compare", f"{profile}=0.05", *sizes]
@@ -53,29 +54,37 @@ def plan(tmp_path_factory):
 @pytest.fixture
 def client(plan, shared_server, tiny_model):
     flags = ["--log-requests", "--log-requests-level", "3", "--log-requests-format", "json"]
-    return shared_server(tiny_model, "--canopy-plan", str(plan), *flags, kv_tokens=DEVICE_TOKENS)
+    return shared_server(tiny_model, "--config", str(plan), *flags, kv_tokens=DEVICE_TOKENS)
 
 
 @pytest.fixture
 def second(plan, shared_server, tiny_model, tmp_path_factory):
     """A second server on the machine. A store locks its folder, so it has its own folder."""
-    own = {"path": str(plan.parent / "second-disk")}
-    flags = ["--canopy-plan", str(plan), "--hicache-storage-backend-extra-config", json.dumps(own)]
+    own = read_config(plan)
+    own[EXTRA]["path"] = str(plan.parent / "second-disk")
+    write_config(plan.parent / "second.yaml", own, {})
+    flags = ["--config", str(plan.parent / "second.yaml")]
     return shared_server(tiny_model, *flags, kv_tokens=DEVICE_TOKENS)
+
+
+def sizes(plan):
+    """Return the planned bytes of host memory and disk."""
+    config = read_config(plan)
+    return round(config["canopy-host-gb"] * 1e9), config[EXTRA]["capacity_bytes"]
 
 
 @pytest.mark.long
 def test_a_server_starts_as_planned(client, plan):
-    said = read_plan(plan)
-    assert 2**20 <= said.host_bytes <= 2**22
-    assert said.disk_bytes <= 2**25
+    host_bytes, disk_bytes = sizes(plan)
+    assert 2**20 <= host_bytes <= 2**22
+    assert disk_bytes <= 2**25
     assert wait_until(lambda: json.loads(client.get("/canopy/status"))["ranks"], 30)
     (rank,) = json.loads(client.get("/canopy/status"))["ranks"]
     assert rank["policies"] == {"device": "wa", "host": "wa", "disk": "wa"}
     host, disk = (rank["tiers"][tier]["capacity_bytes"] for tier in ("host", "disk"))
-    assert said.host_bytes <= host <= said.host_bytes + 2 * PAGE * KV_BYTES
-    assert disk == said.disk_bytes
-    assert [group["ttl_s"] for group in rank["groups"]] == [said.ttl.residual_ttl_s] == [900]
+    assert host_bytes <= host <= host_bytes + 2 * PAGE * KV_BYTES
+    assert disk == disk_bytes
+    assert [group["ttl_s"] for group in rank["groups"]] == [900]
     prompt = list(range(1000, 1000 + 8 * PAGE))
     client.generate(prompt)
     assert client.cached(prompt)["total"] >= 7 * PAGE
@@ -83,7 +92,7 @@ def test_a_server_starts_as_planned(client, plan):
 
 @pytest.mark.long
 def test_sglangs_settings_are_the_plans(client, plan):
-    said = read_plan(plan).server.to_json()
+    said = {name.replace("-", "_"): value for name, value in read_config(plan).items()}
     assert (said["page_size"], said["max_total_tokens"]) == (PAGE, DEVICE_TOKENS)
     facts = json.loads(client.get("/server_info"))
     for name in (*("page_size", "chunked_prefill_size", "max_prefill_tokens", "schedule_policy"),
@@ -91,13 +100,13 @@ def test_sglangs_settings_are_the_plans(client, plan):
                  *("hicache_storage_prefetch_policy", "enable_hierarchical_cache")):  # fmt: skip
         assert facts[name] == said[name], name
     extra = json.loads(facts["hicache_storage_backend_extra_config"])
-    assert extra["prefetch_threshold"] == said["prefetch_threshold"] == 128
+    assert extra["prefetch_threshold"] == read_config(plan)[EXTRA]["prefetch_threshold"] == 128
 
 
 @pytest.mark.long
 def test_two_servers_serve_side_by_side_each_with_the_tiers_it_names(client, second, plan):
-    said = read_plan(plan)
-    assert said.made_by["instances"] == 2
+    host_bytes, disk_bytes = sizes(plan)
+    assert "# instances: 2" in plan.read_text()
     prompts = [list(range(at, at + 6 * PAGE)) for at in range(2000, 6000, 500)]
     for at, prompt in enumerate(prompts):  # in turn, as a router does
         (client, second)[at % 2].generate(prompt)
@@ -106,16 +115,16 @@ def test_two_servers_serve_side_by_side_each_with_the_tiers_it_names(client, sec
         assert server.cached(prompt)["total"] >= 5 * PAGE
     for server in (client, second):
         (rank,) = json.loads(server.get("/canopy/status"))["ranks"]
-        assert rank["tiers"]["disk"]["capacity_bytes"] == said.disk_bytes
+        assert rank["tiers"]["disk"]["capacity_bytes"] == disk_bytes
         host = rank["tiers"]["host"]["capacity_bytes"]
-        assert said.host_bytes <= host <= said.host_bytes + 2 * PAGE * KV_BYTES
+        assert host_bytes <= host <= host_bytes + 2 * PAGE * KV_BYTES
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("gateway", ["sglang-router", "smg"])
 def test_two_servers_serve_behind_a_router(gateway, client, second, plan, tmp_path):
-    said = read_plan(plan)
-    assert said.made_by["routing"] == "round-robin"
+    host_bytes, disk_bytes = sizes(plan)
+    assert "# routing: round-robin" in plan.read_text()
     workers = [client.url, second.url]
     log, start = tmp_path / "router.log", {"sglang-router": 20_000, "smg": 25_000}[gateway]
     # All of them fit into one server's empty device, so that asking again evicts none.
@@ -137,9 +146,9 @@ def test_two_servers_serve_behind_a_router(gateway, client, second, plan, tmp_pa
     assert 0 < sum(first for first, _ in found) < len(prompts), "one server had nothing to do"
     for server in (client, second):
         (rank,) = json.loads(server.get("/canopy/status"))["ranks"]
-        assert rank["tiers"]["disk"]["capacity_bytes"] == said.disk_bytes
+        assert rank["tiers"]["disk"]["capacity_bytes"] == disk_bytes
         host = rank["tiers"]["host"]["capacity_bytes"]
-        assert said.host_bytes <= host <= said.host_bytes + 2 * PAGE * KV_BYTES
+        assert host_bytes <= host <= host_bytes + 2 * PAGE * KV_BYTES
 
 
 @pytest.mark.long

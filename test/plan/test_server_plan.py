@@ -1,9 +1,12 @@
-"""The plan file of a chosen configuration."""
+"""The configuration that a server starts with, from the chosen one."""
 
 import random
 from dataclasses import replace
 
+import pytest
+
 from canopy_lab.plan.prices import GIB, load_prices
+from canopy_lab.plan.server_config import read_config, write_config
 from canopy_lab.plan.server_plan import server_plan
 from canopy_lab.plan.space import Configuration
 from canopy_lab.plan.system import Engine, system_of
@@ -12,8 +15,9 @@ from canopy_lab.plan.worker import PlanInputs
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system.engine_profile import load_profile
 from canopy_lab.trace.record import TraceRequest
-from sglang_canopy.config.plan_file import read_plan, write_plan
 from sglang_canopy.config.server_settings import SGLANG_DEFAULTS, ServerSettings
+from sglang_canopy.config.tiers import PolicyChoice, TierFlags, tier_options
+from sglang_canopy.declared import from_args
 from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH, Group, TTLTable
 
 PROFILE = load_profile("llama-3.1-8b-a100")
@@ -37,27 +41,49 @@ def row(c):
     return c.to_json()
 
 
+def planned(c, given=None, **about):
+    return server_plan(row(c), given or work(), about, "/kv")
+
+
 def test_sizes_policies_and_a_fixed_ttl_reach_the_file(tmp_path):
-    plan = server_plan(row(replace(WITH_DISK, ttl=600.0)), work(), {"trace": "t"}, "/kv")
-    write_plan(tmp_path / "plan.json", plan)
-    read = read_plan(tmp_path / "plan.json")
-    assert read == plan
-    assert (read.host_bytes, read.disk_bytes) == (round(1.5 * GIB), 2 * 2**30)
-    assert (read.radix_eviction, read.host_eviction) == ("wa", "wa")
-    assert (read.disk_eviction, read.disk_path) == ("wa", "/kv")
-    assert read.ttl.residual_ttl_s == 600
-    assert read.made_by["instances"] == 2
-    read.check_for_server()
+    config, notes = planned(replace(WITH_DISK, ttl=600.0), trace="t")
+    write_config(tmp_path / "plan.yaml", config, {"made by": "a test", **notes})
+    assert read_config(tmp_path / "plan.yaml") == config
+    assert "# instances: 2\n" in (tmp_path / "plan.yaml").read_text()
+    assert config["canopy-host-gb"] == round(1.5 * GIB) / 1e9
+    extra = config["hicache-storage-backend-extra-config"]
+    assert (extra["capacity_bytes"], extra["path"]) == (2 * 2**30, "/kv")
+    for flag in ("radix-eviction", "canopy-host-eviction", "canopy-disk-eviction"):
+        assert config[flag] == "wa"
+    assert TTLTable.from_json(config["canopy-ttl"]).residual_ttl_s == 600
+
+
+def test_sglang_reads_the_file_with_canopys_flags(tmp_path):
+    """Its own merger makes arguments that its parser accepts."""
+    pytest.importorskip("sglang")
+    from sglang_canopy.doctor import command_line
+
+    given = with_groups(SERVER_HASH)
+    given.policy_configs = {"wa": {"min_samples": 9}}
+    config, notes = planned(replace(WITH_DISK, ttl="group", disk_gib=8.0), given)
+    path = tmp_path / "plan.yaml"
+    write_config(path, config, notes)
+    args = command_line.parse(["--model-path", "/none", "--config", str(path)])
+    assert args.page_size == config["page-size"]
+    assert args.radix_eviction_policy == "wa"
+    tiers = tier_options(TierFlags(**from_args(TierFlags, args)))
+    assert tiers.host == PolicyChoice("wa", {"min_samples": 9})
+    assert tiers.ttl == given.group_table(16.0)
+    assert tiers.host_bytes == round(1.5 * GIB)
+    assert not command_line.refused(args)
 
 
 def test_without_a_disk_no_disk_is_mentioned():
-    plan = server_plan(row(Configuration(dram_gib=1.0)), work(), {}, "/kv")
-    assert (plan.disk_bytes, plan.disk_path, plan.disk_eviction, plan.ttl) == (None,) * 4
-    said = plan.server.to_json()
-    assert said["enable_hierarchical_cache"]
-    assert not [name for name in said if "storage" in name or name.startswith("prefetch")]
-    without = server_plan(row(Configuration()), work(), {}).server.to_json()
-    assert not [name for name in without if "hi" in name.split("_")[0] or "hier" in name]
+    config, _ = planned(Configuration(dram_gib=1.0))
+    assert config["enable-hierarchical-cache"]
+    assert not [name for name in config if "storage" in name or "disk" in name or "ttl" in name]
+    without, _ = planned(Configuration())
+    assert not [name for name in without if "hicache" in name or "hier" in name or "host" in name]
 
 
 def test_every_setting_that_was_simulated_is_in_the_file():
@@ -65,7 +91,7 @@ def test_every_setting_that_was_simulated_is_in_the_file():
     given = work()
     settings = ServerSettings(max_running_requests=32, mem_fraction_static=0.8)
     given.engine = replace(given.engine, settings=settings)
-    said = server_plan(row(c), given, {}).server
+    said = ServerSettings.from_flags(planned(c, given)[0])
     assert said.over(SGLANG_DEFAULTS) == said, "nothing is left to a default"
     simulated = system_of(c, given.engine, given.prices, {})
     assert (said.page_size, said.hicache_storage_prefetch_policy) == (64, "wait_complete")
@@ -82,19 +108,19 @@ def test_every_setting_that_was_simulated_is_in_the_file():
 def test_a_pool_that_was_assumed_is_not_set():
     given = work()
     given.engine = replace(given.engine, pool_known=False)
-    plan = server_plan(row(WITH_DISK), given, {})
-    assert plan.server.max_total_tokens is None
-    assert plan.made_by["device_tokens"].startswith("4096 assumed")
+    config, notes = planned(WITH_DISK, given)
+    assert "max-total-tokens" not in config
+    assert notes["device_tokens"].startswith("4096 assumed")
 
 
 def test_a_shared_store_is_lent_in_equal_parts():
     given = work()
     store = replace(given.prices.disk("efs"), shared=True, billing="provisioned")
     given.prices = replace(given.prices, disks={"store": store})
-    plan = server_plan(row(replace(WITH_DISK, disk="store", disk_gib=8.0)), given, {}, "/kv")
-    assert plan.disk_bytes == 4 * 2**30
-    assert plan.server.hicache_storage_backend == "mooncake"
-    assert (plan.disk_path, plan.disk_eviction) == (None, None)
+    config, _ = planned(replace(WITH_DISK, disk="store", disk_gib=8.0), given)
+    assert config["hicache-storage-backend-extra-config"]["global_segment_size"] == 4 * 2**30
+    assert config["hicache-storage-backend"] == "mooncake"
+    assert "canopy-disk-eviction" not in config
 
 
 def with_groups(ids):
@@ -107,21 +133,11 @@ def with_groups(ids):
     return given
 
 
-def test_groups_of_a_servers_own_log_are_written():
-    given = with_groups(SERVER_HASH)
-    plan = server_plan(row(replace(WITH_DISK, ttl="group", disk_gib=8.0)), given, {})
-    assert plan.ttl == given.group_table(16.0)
-    plan.check_for_server()
-
-
 def test_groups_of_another_trace_are_omitted_with_a_note():
-    plan = server_plan(
-        row(replace(WITH_DISK, ttl="group", disk_gib=8.0)), with_groups(TRACE_HASH), {}
-    )
+    config, notes = planned(replace(WITH_DISK, ttl="group", disk_gib=8.0), with_groups(TRACE_HASH))
     # Categories carry over from any trace.
-    assert plan.ttl == TTLTable((), 300.0, categories={"k1": 45.0})
-    assert "2 groups of this trace left out" in plan.made_by["group_ttls"]
-    plan.check_for_server()
+    assert TTLTable.from_json(config["canopy-ttl"]) == TTLTable((), 300.0, categories={"k1": 45.0})
+    assert "2 groups of this trace left out" in notes["group_ttls"]
 
 
 def test_the_window_of_a_trace_gives_a_table_in_its_own_ids():
@@ -140,9 +156,9 @@ def test_auto_is_planned_as_it_is_served():
     inputs = work()
     inputs.engine = replace(inputs.engine, auto=True)
     alone = Configuration(policy="wa")
-    plan = server_plan(row(alone), inputs, {})
-    assert plan.radix_eviction == "auto"
-    assert plan.server.schedule_policy == "fcfs"  # what lets auto order the queue
+    plan, _ = server_plan(row(alone), inputs, {})
+    assert plan["radix-eviction"] == "auto"
+    assert plan["schedule-policy"] == "fcfs"  # what lets auto order the queue
     planned = system_of(alone, inputs.engine, inputs.prices, {})
     served = system_of_plan(plan, PROFILE, device_tokens=4096)
     for system in (planned, served):

@@ -9,22 +9,23 @@ import pytest
 
 from canopy_lab.cli.main import main
 from canopy_lab.plan.prices import PRICE_LISTS
+from canopy_lab.plan.server_config import write_config
 from canopy_lab.plan.validate import recalibrate, scaled, system_of_plan, validate
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system import Workload, load_profile, simulate_system
 from canopy_lab.trace.served_log import read_served
 from canopy_lab.trace.sglang_log import last_flush, read_as_server
-from sglang_canopy.config.plan_file import ServerPlan, write_plan
-from sglang_canopy.config.server_settings import ServerSettings
 from sglang_canopy.errors import CanopyError
 
 PROFILE = load_profile("llama-3.1-8b-a100")
-PLAN = ServerPlan(
-    radix_eviction="canopy-lru",
-    host_eviction="canopy-lru",
-    host_bytes=1 << 31,
-    server=ServerSettings(page_size=64, max_total_tokens=12_000, max_running_requests=64),
-)
+PLAN = {
+    "radix-eviction": "canopy-lru",
+    "canopy-host-eviction": "canopy-lru",
+    "canopy-host-gb": (1 << 31) / 1e9,
+    "page-size": 64,
+    "max-total-tokens": 12_000,
+    "max-running-requests": 64,
+}
 START = datetime.datetime(2026, 11, 22, tzinfo=datetime.UTC)
 
 
@@ -99,8 +100,8 @@ def test_a_wrong_profile_is_seen_and_recalibrated(served):
 
 
 def test_the_commands_errors_are_read_by_a_plan(served, tmp_path, capsys):
-    plan, out, profile = (tmp_path / name for name in ("plan.json", "errors.json", "new.json"))
-    write_plan(plan, PLAN)
+    plan, out, profile = (tmp_path / name for name in ("plan.yaml", "errors.json", "new.json"))
+    write_config(plan, PLAN, {})
     command = ["validate", str(served), "--plan", str(plan), "--profile", PROFILE.name]
     assert main([*command, "--json-out", str(out), "--recalibrate", str(profile)]) == 0
     said = capsys.readouterr().out
@@ -138,8 +139,8 @@ def test_flushed_kv_is_not_predicted_to_be_hit(tmp_path, capsys):
     log = tmp_path / "server.log"
     flush = "[2026-11-22 00:00:20] Cache flushed successfully!\n"
     log.write_text(flush.join(parts))
-    plan, out = tmp_path / "plan.json", tmp_path / "errors.json"
-    write_plan(plan, PLAN)
+    plan, out = tmp_path / "plan.yaml", tmp_path / "errors.json"
+    write_config(plan, PLAN, {})
     command = ["validate", str(log), "--plan", str(plan), "--profile", PROFILE.name]
     assert main([*command, "--json-out", str(out)]) == 0
     found = json.loads(out.read_text())
@@ -166,8 +167,8 @@ def test_a_start_empties_the_cache_as_a_flush_does(tmp_path):
 
 
 def test_the_pool_of_the_log_is_the_servers(served, tmp_path, capsys):
-    plan = tmp_path / "plan.json"
-    write_plan(plan, ServerPlan(radix_eviction="canopy-lru"))
+    plan = tmp_path / "plan.yaml"
+    write_config(plan, {"radix-eviction": "canopy-lru"}, {})
     command = ["validate", str(served), "--plan", str(plan), "--profile", PROFILE.name]
     assert main(command) == 2
     assert "give --device-tokens" in capsys.readouterr().err
@@ -186,8 +187,9 @@ def test_the_error_of_a_log_without_times_names_the_flag(tmp_path, capsys):
 
 def test_a_plan_without_a_pool_size_is_refused():
     with pytest.raises(CanopyError, match="give --device-tokens"):
-        system_of_plan(ServerPlan(host_bytes=1 << 30), PROFILE)
-    plan = ServerPlan(host_bytes=1 << 30, disk_bytes=1 << 30)
+        system_of_plan({"canopy-host-gb": 1.0}, PROFILE)
+    extra = {"capacity_bytes": 1 << 30}
+    plan = {"canopy-host-gb": 1.0, "hicache-storage-backend-extra-config": extra}
     with pytest.raises(CanopyError, match="give --disk-mib-per-s"):
         system_of_plan(plan, PROFILE, device_tokens=1000)
 

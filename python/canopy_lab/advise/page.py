@@ -8,7 +8,7 @@ from pathlib import Path
 from canopy_lab.advise import text as words
 from canopy_lab.advise.answers import Advice
 from canopy_lab.advise.charts import DARK, LIGHT, charts
-from canopy_lab.advise.first_start import first_start, plan_beside
+from canopy_lab.advise.first_start import first_start
 from canopy_lab.report.html import HtmlTable, as_data, png_bytes, render
 from sglang_canopy import __version__
 from sglang_canopy.errors import CanopyError
@@ -20,13 +20,13 @@ def write_page(path: Path | str, advice: Advice, name: str, breaks: Sequence[str
 
     ``breaks``: sentences about differences that break prefixes."""
     try:
-        replace_file(path, page(advice, name, plan_beside(Path(path)).name, breaks))
+        replace_file(path, page(advice, name, breaks))
     except OSError as error:
         raise CanopyError(f"cannot write {str(path)!r}: {error}") from None
 
 
-def page(advice: Advice, name: str, plan: str, breaks: Sequence[str] = ()) -> str:
-    """Return the page, figures included as data. ``plan``: the file of its first start."""
+def page(advice: Advice, name: str, breaks: Sequence[str] = ()) -> str:
+    """Return the page, figures included as data."""
     light = {n: as_data(png_bytes(f)) for n, f in charts(advice, LIGHT)}
     dark = {n: as_data(png_bytes(f)) for n, f in charts(advice, DARK)}
     marked = next(
@@ -77,7 +77,7 @@ def page(advice: Advice, name: str, plan: str, breaks: Sequence[str] = ()) -> st
         "advise",
         title=f"A cache for {name}",
         sentence=advice.decision.sentence,
-        steps=_steps(advice, plan),
+        steps=_steps(advice),
         about=words.about_log(advice),
         sections=sections,
         light=light,
@@ -86,10 +86,10 @@ def page(advice: Advice, name: str, plan: str, breaks: Sequence[str] = ()) -> st
     )
 
 
-def _steps(advice: Advice, plan: str) -> list[tuple[str, str]]:
+def _steps(advice: Advice) -> list[tuple[str, str]]:
     """Return the next steps, each as (purpose, command)."""
     first = first_start(advice)
-    found = [("Start so, with your model:", _served(*first.arguments(plan)))]
+    found = [("Start so, with your model:", _served(*first.flags))]
     gain, flag = advice.decision.gain, advice.decision.flag
     if gain is None:
         return [*found, ("Its page reports a possible gain:", "canopy page")]

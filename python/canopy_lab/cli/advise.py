@@ -15,14 +15,13 @@ from canopy_lab.advise.breaks.cures import as_json, sentences
 from canopy_lab.advise.breaks.finder import Breaks
 from canopy_lab.advise.breaks.memory import MAX_PROMPTS
 from canopy_lab.advise.breaks.read import read_breaks
-from canopy_lab.advise.first_start import first_start, plan_beside
+from canopy_lab.advise.first_start import first_start
 from canopy_lab.advise.sample import MAX_REQUESTS, Sample, read_sample
 from canopy_lab.cli.shared import PROFILE_HELP, LogOptions, format_of
 from canopy_lab.cli.values import above_zero, listed, out_file, positive, write
 from canopy_lab.sim.system.engine_profile import EngineProfile, load_profile
 from canopy_lab.trace.sglang_log import pool_tokens
 from sglang_canopy import declared
-from sglang_canopy.config.plan_file import write_plan
 from sglang_canopy.declared import declare
 
 
@@ -98,12 +97,11 @@ def run(args: Options) -> int:
     if args.json:
         found = as_json(breaks, show_values=args.show_values)
         write(args.json, json.dumps({**made.as_json(), "breaks": found}, indent=1) + "\n")
-    first, plan = first_start(made), plan_beside(args.out)
-    write_plan(plan, first.plan)
+    first = first_start(made)
     print(summary(made))
     print("", *told, sep="\n")
-    print(f"\nThe page: {args.out}; the plan of a first start: {plan}")
-    print(f"Start: {shlex.join(['sglang', 'serve', 'MODEL', *first.arguments(plan)])}")
+    print(f"\nThe page: {args.out}")
+    print(f"Start: {shlex.join(['sglang', 'serve', 'MODEL', *first.flags])}")
     print(f"Then: {first.then}")
     return 0
 

@@ -6,7 +6,6 @@ import datetime
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from importlib.util import find_spec
 from itertools import compress
 from typing import Any
@@ -20,6 +19,7 @@ from canopy_lab.cli.values import write
 from canopy_lab.plan.choice import label_of
 from canopy_lab.plan.page import write_figures, write_page
 from canopy_lab.plan.planner import CapacityPlan, make_plan, to_json
+from canopy_lab.plan.server_config import write_config
 from canopy_lab.plan.server_plan import server_plan
 from canopy_lab.plan.slots import last_hours
 from canopy_lab.plan.text import HEAD, cells, next_step, plan_text
@@ -30,7 +30,6 @@ from canopy_lab.sim.system.reservation import CLIP_OUTPUT_TOKENS
 from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.sglang_log import logs_tokens, read_as_server
-from sglang_canopy.config.plan_file import write_plan
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH
 
@@ -226,13 +225,10 @@ def write_outputs(
     if args.figures:
         write_figures(args.figures, plan, work.prices.currency)
     if args.output:
-        origin = {"command": "canopy plan", **about}
-        made = {k: v for k, v in origin.items() if k != "price_sources"}
-        server = server_plan(plan.choice.row, work, made, args.disk_path)
-        if plan.choice.feasible:
-            write_plan(args.output, server)
-            print(f"Start a server with it: --canopy-plan {args.output}")
+        if not plan.choice.feasible:
+            print(f"{args.output} is not written: no configuration meets the limits.")
             return
-        missed = " and ".join(c.text for c in plan.choice.binding)
-        write_plan(args.output, replace(server, infeasible=missed))
-        print(f"{args.output} is marked infeasible: no server starts with it.")
+        origin = {k: v for k, v in about.items() if k != "price_sources"}
+        config, notes = server_plan(plan.choice.row, work, origin, args.disk_path)
+        write_config(args.output, config, {"made by": "canopy plan", **notes})
+        print(f"Start a server with it: --config {args.output}")

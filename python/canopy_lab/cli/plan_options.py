@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from canopy_lab.cli.shared import format_option, skip_bad_option
-from canopy_lab.cli.values import out_file
+from canopy_lab.cli.values import out_file, yaml_file
 from canopy_lab.plan.choice import Constraint, parse_constraints
 from canopy_lab.plan.objective import DEFAULT_OBJECTIVES, METRICS, Metric, metric
 from canopy_lab.plan.planner import DISK_LEVELS, DRAM_LEVELS, LOADS, SAMPLE_REQUESTS
@@ -203,7 +203,9 @@ def _tried(name: str, values: tuple[Any, ...] | None, shown: str = "") -> Any:
 
 
 def _passed(kind: str = "N") -> Any:
-    return declare_key(None, "SGLang's, for the simulation and the plan file", metavar=kind)
+    return declare_key(
+        None, "SGLang's, for the simulation and the server's configuration", metavar=kind
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +340,11 @@ class Writing:
     """Output."""
 
     output: Path | None = declare(
-        None, "--out", "the plan file for --canopy-plan", metavar="PLAN", parse=out_file
+        None,
+        "--out",
+        "the server's configuration, for SGLang's --config",
+        metavar="PLAN.yaml",
+        parse=yaml_file,
     )
     html: Path | None = declare(
         None, "--html", "the report with figures", metavar="OUT", parse=out_file
@@ -350,7 +356,7 @@ class Writing:
         None, "--json-out", "everything as JSON", metavar="OUT", parse=out_file
     )
     disk_path: str | None = declare(
-        None, "--disk-path", "the disk store's folder, for the plan file", metavar="FOLDER"
+        None, "--disk-path", "the disk store's folder, for the configuration", metavar="FOLDER"
     )
     validation: str | None = declare(
         None, "--validation", "errors that canopy validate found, to print",

@@ -15,7 +15,7 @@ from typing import Any
 from tqdm import tqdm
 
 from canopy_lab.cli.shared import format_of, format_option, skip_bad_option
-from canopy_lab.cli.values import above_zero, out_file
+from canopy_lab.cli.values import above_zero, yaml_file
 from canopy_lab.group_ttl.learn import (
     BOTH,
     CATEGORIES,
@@ -25,6 +25,7 @@ from canopy_lab.group_ttl.learn import (
     learn,
 )
 from canopy_lab.group_ttl.path_log import PathSnapshot
+from canopy_lab.plan.server_config import write_config
 from canopy_lab.report.table import bytes_text, text_table
 from canopy_lab.sim.model import PRESETS, load_model_shape
 from canopy_lab.sim.ttl import path_snapshot
@@ -32,7 +33,6 @@ from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.sglang_log import logs_tokens, read_as_server
 from sglang_canopy import declared
-from sglang_canopy.config.plan_file import ServerPlan, write_plan
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH
@@ -70,7 +70,7 @@ class Options:
     )  # fmt: skip
     skip_bad: int = skip_bad_option()
     output: Path | None = declare(
-        None, "--out", "write the plan file (mode 0600)", metavar="PLAN.json", parse=out_file
+        None, "--out", "the TTLs, for SGLang's --config", metavar="PLAN.yaml", parse=yaml_file
     )
     all: bool = declare(False, "--all", f"print every group, not the {_SHOWN} with most hits")
 
@@ -94,7 +94,7 @@ def run(args: Options) -> int:
     learnt = learn(log, budget_tokens, learning, hash)
     print(_report(learnt, log, bytes_per_token, None if args.all else _SHOWN))
     if args.output:
-        write_plan(args.output, ServerPlan(ttl=learnt.table, made_by=_made_by(args)))
+        write_config(args.output, {"canopy-ttl": learnt.table.to_json()}, _made_by(args))
         print(f"wrote {args.output}", file=sys.stderr)
         if hash == TRACE_HASH and learnt.table.groups:
             print(

@@ -10,6 +10,7 @@ from pathlib import Path
 from canopy_lab.cli.shared import skip_bad_option
 from canopy_lab.cli.values import above_zero, out_file, write
 from canopy_lab.plan.prices import MIB
+from canopy_lab.plan.server_config import Config, read_config
 from canopy_lab.plan.slots import last_hours
 from canopy_lab.plan.validate import HITS, METRICS, TTFTS, Validation, recalibrate, validate
 from canopy_lab.plan.validate import system_of_plan as system
@@ -21,7 +22,6 @@ from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.served_log import HOW, REPORT, read_served
 from canopy_lab.trace.sglang_log import last_flush, pool_tokens, read_as_server
 from sglang_canopy import declared
-from sglang_canopy.config.plan_file import ServerPlan, read_plan
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 
@@ -33,7 +33,11 @@ FEW_REQUESTS = 30
 class Options:
     log: str = declare(None, "LOG", f"the server's log, written with {HOW} {REPORT}")
     plan: str = declare(
-        None, "--plan", "the plan file that the server runs", metavar="FILE", required=True
+        None,
+        "--plan",
+        "the file of SGLang's --config that the server runs",
+        metavar="FILE",
+        required=True,
     )
     profile: str = declare(
         None, "--profile", "engine profile that the plan was made with", metavar="NAME",
@@ -69,7 +73,7 @@ OPTIONS = (Options,)
 
 def run(args: Options) -> None:
     """Compare, print and write."""
-    plan, profile = read_plan(args.plan), load_profile(args.profile)
+    plan, profile = read_config(args.plan), load_profile(args.profile)
     config = _system(plan, profile, args)
     source = _requests(args.log, plan, args.skip_bad)
     trace = CompactTrace(last_hours(source, args.last_hours))
@@ -91,7 +95,7 @@ def run(args: Options) -> None:
         write(args.json, json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
-def _requests(log: str, plan: ServerPlan, skip_bad: int = 0) -> Iterator[TraceRequest]:
+def _requests(log: str, plan: Config, skip_bad: int = 0) -> Iterator[TraceRequest]:
     """Yield requests since the last flush: the simulation also starts with an empty cache."""
     flushed = last_flush(log)
     if flushed:
@@ -103,10 +107,10 @@ def _requests(log: str, plan: ServerPlan, skip_bad: int = 0) -> Iterator[TraceRe
             yield request
 
 
-def _system(plan: ServerPlan, profile: EngineProfile, args: Options) -> SystemConfig:
+def _system(plan: Config, profile: EngineProfile, args: Options) -> SystemConfig:
     speed, tokens = args.disk_mib_s, args.device_tokens
     disk = None if speed is None else Bandwidth(speed * MIB, speed * MIB)
-    if tokens is None and not (plan.server and plan.server.max_total_tokens):
+    if tokens is None and not plan.get("max-total-tokens"):
         logged = pool_tokens(args.log)
         # Several DP ranks have separate caches.
         tokens = logged[0] if logged and logged[1] == 1 else None
@@ -156,9 +160,9 @@ def table(found: Validation) -> str:
     return text_table(("", "predicted", "seen", "error"), rows)
 
 
-def _block(plan: ServerPlan) -> int:
+def _block(plan: Config) -> int:
     """Return the tokens per simulated block: the plan's group blocks, else a page."""
-    if plan.ttl is not None and plan.ttl.groups:
-        return plan.ttl.block_tokens
-    page = (plan.server.page_size if plan.server else None) or 1
-    return max(page, 16)
+    table = plan.get("canopy-ttl", {})
+    if table.get("groups"):
+        return int(table.get("block_tokens", 64))
+    return max(plan.get("page-size") or 1, 16)

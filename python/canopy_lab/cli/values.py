@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from canopy_lab.plan.server_config import SUFFIXES
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.private_file import replace_file
 
@@ -58,3 +59,11 @@ def above_zero(text: str) -> float:
         return positive(text)
     except ValueError:
         raise CanopyError(f"must be above 0, got {text!r}") from None
+
+
+def yaml_file(text: str) -> Path:
+    """Parse the path of a file for SGLang's ``--config``. Raises ``CanopyError``."""
+    path = out_file(text)
+    if path.suffix not in SUFFIXES:
+        raise CanopyError(f"must end in .yaml, which SGLang's --config asks for; got {text!r:.80}")
+    return path

@@ -1,4 +1,4 @@
-"""Convert the chosen configuration to the file that ``--canopy-plan`` takes."""
+"""Convert the chosen configuration to SGLang's ``--config`` file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from canopy_lab.plan.objective import Row
 from canopy_lab.plan.prices import GIB
 from canopy_lab.plan.space import GROUP, Configuration
 from canopy_lab.plan.worker import PlanInputs
-from sglang_canopy.config.plan_file import ServerPlan
 from sglang_canopy.config.server_settings import ServerSettings
 from sglang_canopy.policy.registry import AUTO, live_name
 from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH, TTLTable
@@ -23,20 +22,19 @@ _ABOVE_PEAK = 1.1
 
 def server_plan(
     row: Row, work: PlanInputs, about: Mapping[str, Any], disk_path: str | None = None
-) -> ServerPlan:
-    """Return the plan file for one server, with all SGLang settings of its simulation.
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the configuration of one server, with all SGLang settings of its simulation, and notes.
 
     Group TTLs are written only if their roots are ids that a server makes, which needs the server's
-    own log. Otherwise the table keeps its categories and its residual TTL, and ``made_by`` records
-    it.
+    own log. Otherwise the table keeps its categories and its residual TTL, and a note says so.
     """
     c = configuration_of(row)
     configs = work.policy_configs
-    made_by = {key: value for key, value in about.items() if isinstance(value, (str, int, float))}
-    made_by["instances"] = c.instances
-    made_by["routing"] = work.engine.routing
+    notes = {key: value for key, value in about.items() if isinstance(value, (str, int, float))}
+    notes["instances"] = c.instances
+    notes["routing"] = work.engine.routing
     if not work.engine.pool_known:
-        made_by["device_tokens"] = (
+        notes["device_tokens"] = (
             f"{work.engine.device_tokens} assumed, and not set: what the server finds may differ"
         )
     ttl: TTLTable | None = None
@@ -44,7 +42,7 @@ def server_plan(
         ttl = work.table_of(c)
         assert ttl is not None
         if ttl.groups and ttl.hash == TRACE_HASH:
-            made_by["group_ttls"] = (
+            notes["group_ttls"] = (
                 f"{len(ttl.groups)} groups of this trace left out: only a plan from the server's "
                 "own log (--format sglang) has roots that a server knows"
             )
@@ -55,27 +53,33 @@ def server_plan(
         ttl = TTLTable(residual_ttl_s=float(c.ttl))
     shared = c.disk is not None and work.prices.disk(c.disk).shared
     if c.disk is not None:
-        made_by["disk_class"] = c.disk
-        made_by["disk"] = "one store for all" if shared else "a disk of each server"
+        notes["disk_class"] = c.disk
+        notes["disk"] = "one store for all" if shared else "a disk of each server"
         if c.disk_mib_s:
-            made_by["disk_mib_s"] = c.disk_mib_s
+            notes["disk_mib_s"] = c.disk_mib_s
     with_host = c.dram_gib > 0
     own_disk = c.disk is not None and not shared
-    return ServerPlan(
-        radix_eviction=AUTO if work.engine.auto else live_name(c.policy),
-        radix_eviction_config=dict(configs.get(c.policy, {})),
-        host_eviction=live_name(c.policy) if with_host else None,
-        host_eviction_config=dict(configs.get(c.policy, {})) if with_host else {},
+    policy, options = live_name(c.policy), dict(configs.get(c.policy, {}))
+    ranked = {"policy": policy, **options} if options else policy
+    settings = _settings(c, work, shared)
+    extra = settings.extra_config()
+    if own_disk:
+        extra["capacity_bytes"] = _disk_bytes(c, row, work)
+        extra |= {"path": disk_path} if disk_path else {}
+    elif c.disk is not None:
+        extra["global_segment_size"] = _disk_bytes(c, row, work)
+    config = {
+        "radix-eviction": AUTO if work.engine.auto else policy,
+        "radix-eviction-policy-config": options,
+        **settings.flags(),
+        "canopy-host-gb": round(c.dram_gib * GIB) / 1e9 if with_host else None,
+        "canopy-host-eviction": ranked if with_host else None,
         # A shared store does its own eviction.
-        disk_eviction=live_name(c.policy) if own_disk else None,
-        disk_eviction_config=dict(configs.get(c.policy, {})) if own_disk else {},
-        host_bytes=round(c.dram_gib * GIB) if with_host else None,
-        disk_bytes=_disk_bytes(c, row, work) if c.disk else None,
-        disk_path=disk_path if own_disk else None,
-        ttl=ttl,
-        server=_settings(c, work, shared),
-        made_by=made_by,
-    )
+        "canopy-disk-eviction": ranked if own_disk else None,
+        "canopy-ttl": None if ttl is None else ttl.to_json(),
+        "hicache-storage-backend-extra-config": extra if c.disk is not None else None,
+    }
+    return {name: value for name, value in config.items() if value not in (None, {})}, notes
 
 
 def _disk_bytes(c: Configuration, row: Row, work: PlanInputs) -> int:

@@ -1,6 +1,6 @@
 """Compare a plan's prediction with a server's own log of the same requests.
 
-The server is simulated with the settings of its plan file. TTFT, throughput (tokens/s) and hits are
+The server is simulated with the settings of its configuration. TTFT, throughput (tokens/s) and hits are
 compared. TTFT and hits exclude the first requests, because the simulation does not know the initial
 content of the cache.
 
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from canopy_lab.plan.log_arrivals import AsAnswered
+from canopy_lab.plan.server_config import Config
 from canopy_lab.plan.system import HOST_BYTES_PER_S
 from canopy_lab.sim.system.config import SystemConfig, TierSpec
 from canopy_lab.sim.system.engine_profile import Bandwidth, EngineProfile
@@ -26,11 +27,11 @@ from canopy_lab.sim.system.workload import Workload
 from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.served_log import ServedRequest
 from sglang_canopy.config import auto
-from sglang_canopy.config.plan_file import ServerPlan
 from sglang_canopy.config.queue import BOUNDED_SHORTEST
-from sglang_canopy.config.server_settings import SGLANG_DEFAULTS
+from sglang_canopy.config.server_settings import SGLANG_DEFAULTS, ServerSettings
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import AUTO, policy_names
+from sglang_canopy.ttl.table import TTLTable
 
 WARM_UP = 0.1
 TIERS = ("device", "host", "disk")
@@ -67,33 +68,36 @@ class Validation:
 
 
 def system_of_plan(
-    plan: ServerPlan,
+    plan: Config,
     profile: EngineProfile,
     *,
     device_tokens: int | None = None,
     disk: Bandwidth | None = None,
 ) -> SystemConfig:
-    """Return the simulator's configuration of one server of a plan file.
+    """Return the simulator's configuration of one server that was started with ``plan``.
 
     ``disk``: bandwidth; ``None`` takes the profile's. Raises ``CanopyError`` if the pool size or a
     bandwidth is unknown.
     """
-    settings = (plan.server or SGLANG_DEFAULTS).over(SGLANG_DEFAULTS).to_json()
+    settings = ServerSettings.from_flags(plan).over(SGLANG_DEFAULTS).to_json()
     tokens = device_tokens or settings.get("max_total_tokens")
     if tokens is None:
         raise CanopyError(
-            "the plan has no size of the device's KV pool; give --device-tokens (the "
+            "the configuration has no size of the device's KV pool; give --device-tokens (the "
             "server's log has it as max_total_num_tokens)"
         )
     host = stored = None
-    if plan.host_bytes:
+    if plan.get("canopy-host-gb"):
+        policy, options = _ranked(plan, "canopy-host-eviction")
         speed = profile.host or Bandwidth(HOST_BYTES_PER_S, HOST_BYTES_PER_S)
         host = TierSpec(
-            plan.host_bytes, speed.read_bytes_per_s, speed.write_bytes_per_s,
-            policy=_simulated(plan.host_eviction), policy_config=plan.host_eviction_config,
-            latency_s=speed.latency_s, ttl=plan.host_ttl,
+            round(plan["canopy-host-gb"] * 1e9), speed.read_bytes_per_s, speed.write_bytes_per_s,
+            policy=policy, policy_config=options,
+            latency_s=speed.latency_s, ttl=_table(plan, "canopy-host-ttl"),
         )  # fmt: skip
-    if plan.disk_bytes:
+    disk_bytes = _disk_bytes(plan)
+    if disk_bytes:
+        policy, options = _ranked(plan, "canopy-disk-eviction")
         width = disk or profile.disk
         if width is None:
             raise CanopyError(
@@ -101,15 +105,15 @@ def system_of_plan(
                 "a server that has a disk tier"
             )
         stored = TierSpec(
-            plan.disk_bytes, width.read_bytes_per_s, width.write_bytes_per_s,
-            policy=_simulated(plan.disk_eviction), policy_config=plan.disk_eviction_config,
-            latency_s=width.latency_s, ttl=plan.ttl,
+            disk_bytes, width.read_bytes_per_s, width.write_bytes_per_s,
+            policy=policy, policy_config=options,
+            latency_s=width.latency_s, ttl=_table(plan, "canopy-ttl"),
         )  # fmt: skip
-    config: Mapping[str, Any] = plan.radix_eviction_config
+    config: Mapping[str, Any] = plan.get("radix-eviction-policy-config", {})
     tree = {n: config[n] for n in ("quantum_tokens", "whole_nodes") if n in config}
     return SystemConfig(
         device_tokens=int(tokens),
-        device_policy=_simulated(plan.radix_eviction),
+        device_policy=_simulated(plan.get("radix-eviction")),
         device_policy_config={n: v for n, v in config.items() if n not in _TREE},
         host=host,
         disk=stored if host is not None else None,
@@ -214,10 +218,28 @@ def _ttfts(seconds: np.ndarray) -> dict[str, float]:
     return dict(zip(TTFTS, (float(seconds.mean()), *map(float, quantiles))))
 
 
-def _order(plan: ServerPlan, policy: str) -> str:
+def _order(plan: Config, policy: str) -> str:
     """Return the order of the queue. ``auto`` keeps an explicit SGLang order."""
     default = policy == SGLANG_DEFAULTS.schedule_policy
-    return BOUNDED_SHORTEST if default and plan.radix_eviction == AUTO else policy
+    return BOUNDED_SHORTEST if default and plan.get("radix-eviction") == AUTO else policy
+
+
+def _ranked(plan: Config, flag: str) -> tuple[str, dict[str, Any]]:
+    """Return a tier's policy and its options; the device's if none is given."""
+    given = plan.get(flag)
+    if given is None:
+        return _simulated(plan.get("radix-eviction")), {}
+    options = dict(given) if isinstance(given, Mapping) else {"policy": given}
+    return _simulated(options.pop("policy")), options
+
+
+def _disk_bytes(plan: Config) -> int:
+    extra = plan.get("hicache-storage-backend-extra-config", {})
+    return int(extra.get("capacity_bytes") or extra.get("global_segment_size") or 0)
+
+
+def _table(plan: Config, flag: str) -> TTLTable | None:
+    return TTLTable.from_json(plan[flag]) if flag in plan else None
 
 
 def _simulated(policy: str | None) -> str:

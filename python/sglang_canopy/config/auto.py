@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.config.auto_part import Part
-from sglang_canopy.config.plan_arguments import typed, value
 from sglang_canopy.config.queue import BOUNDED_SHORTEST
 from sglang_canopy.config.queue import FLAG as QUEUE_FLAG
 from sglang_canopy.config.refusals import applying
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 POLICY = "wa"
 """Eviction policy while it is not below its floor."""
 WRITE_POLICY, WRITTEN = "--hicache-write-policy", "write_back"
+_ALSO = {"--enable-hierarchical-cache": ("--enable-hicache",)}
 
 
 def arguments(argv: Sequence[str]) -> list[str]:
@@ -34,18 +34,20 @@ def arguments(argv: Sequence[str]) -> list[str]:
     return []
 
 
-def overruled(argv: Sequence[str], planned: Sequence[str]) -> list[str]:
-    """Return a line for each setting of a typed ``auto`` that differs from a plan's arguments,
-    which take precedence."""
-    if value(argv, "--radix-eviction-policy") != AUTO:
-        return []
-    found = []
-    for flag, ours in ((WRITE_POLICY, WRITTEN), ("--schedule-policy", "fcfs")):
-        theirs = value(planned, flag)
-        if theirs not in (None, ours):
-            found.append(
-                f"{flag} {ours} of auto: the plan has {theirs}, which wins; type {ours} to have it"
-            )
+def typed(argv: Sequence[str], *flags: str) -> bool:
+    """Return whether a command line contains one of ``flags``, in any spelling."""
+    spelt = [spelling for flag in flags for spelling in (flag, *_ALSO.get(flag, ()))]
+    return any(a == flag or a.startswith(f"{flag}=") for a in argv for flag in spelt)
+
+
+def value(argv: Sequence[str], flag: str) -> str | None:
+    """Return the last value typed after ``flag``, or ``None``."""
+    found = None
+    for at, word in enumerate(argv):
+        if word == flag and at + 1 < len(argv):
+            found = argv[at + 1]
+        elif word.startswith(f"{flag}="):
+            found = word[len(flag) + 1 :]
     return found
 
 

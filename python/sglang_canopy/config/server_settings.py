@@ -8,7 +8,6 @@ SGLang nor torch.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -21,7 +20,6 @@ PREFETCH_POLICIES = ("timeout", "wait_complete", "best_effort")
 SCHEDULE_POLICIES = ("fcfs", "lpm", "hrrn", "shortest-prefill-first")
 """SGLang's orders that the simulator implements."""
 STORAGE_BACKENDS = ("canopy", "mooncake")
-EXTRA_CONFIG = "--hicache-storage-backend-extra-config"
 
 _EXTRA = ("prefetch_threshold", "prefetch_timeout_base", "prefetch_timeout_per_ki_token")
 _CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -101,28 +99,17 @@ class ServerSettings:
         found = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in found.items() if value is not None}
 
-    @classmethod
-    def from_json(cls, data: Any) -> ServerSettings:
-        """Parse the result of ``to_json``, or handwritten settings. Raises ``CanopyError``."""
-        if not isinstance(data, Mapping):
-            raise CanopyError(f"server must be a JSON object, got {data!r:.60}")
-        allowed = [f.name for f in fields(cls)]
-        for name in data:
-            if name not in allowed:
-                raise CanopyError(
-                    f"server: unknown setting {name!r:.60}; allowed: {', '.join(allowed)}"
-                )
-        return cls(**data)
+    def flags(self) -> dict[str, Any]:
+        """Return SGLang's arguments by flag without its dashes, but the storage's own."""
+        found = self.to_json().items()
+        return {name.replace("_", "-"): value for name, value in found if name not in _EXTRA}
 
-    def arguments(self) -> dict[str, list[str]]:
-        """Return SGLang's arguments by flag, without the storage's extra configuration."""
-        found: dict[str, list[str]] = {}
-        for name, value in self.to_json().items():
-            flag = f"--{name.replace('_', '-')}"
-            if name in _EXTRA or value is False:
-                continue
-            found[flag] = [flag] if value is True else [flag, str(value)]
-        return found
+    @classmethod
+    def from_flags(cls, given: Mapping[str, Any]) -> ServerSettings:
+        """Return the settings among flags and the storage's own. Raises ``CanopyError``."""
+        every = {**given, **given.get("hicache-storage-backend-extra-config", {})}
+        spelt = {name.replace("-", "_"): value for name, value in every.items()}
+        return cls(**{f.name: spelt[f.name] for f in fields(cls) if f.name in spelt})
 
     def extra_config(self) -> dict[str, Any]:
         """Return the settings in ``--hicache-storage-backend-extra-config``."""
@@ -149,20 +136,3 @@ depend on the model; some attention backends raise the page size."""
 def chunk_of(gpu_memory_gib: float) -> int:
     """Return SGLang's default ``--chunked-prefill-size``."""
     return next(chunk for below, chunk in _CHUNKS_BY_MEMORY if gpu_memory_gib < below)
-
-
-def merged_extra(given: str | None, settings: ServerSettings, more: Mapping[str, Any]) -> str:
-    """Merge the storage's extra configuration: ``given`` (typed JSON) overrides ``more``, which
-    overrides ``settings``.
-
-    Raises ``CanopyError`` unless ``given`` is a JSON object.
-    """
-    typed: Any = {}
-    if given:
-        try:
-            typed = json.loads(given)
-        except ValueError as error:
-            raise CanopyError(f"{EXTRA_CONFIG} is not JSON: {error}") from None
-        if not isinstance(typed, dict):
-            raise CanopyError(f"{EXTRA_CONFIG} must be a JSON object, got {given!r:.60}")
-    return json.dumps({**settings.extra_config(), **more, **typed})

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_canopy import declared
-from sglang_canopy.config.plan_file import ServerPlan, read_plan
 from sglang_canopy.declared import declare, declare_key, json_object, keyed, option_of, split_keys
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.keep import TENANT_SHARE, TOTAL_SHARE
 from sglang_canopy.policy.registry import check_served, make_policy, parse_config
-from sglang_canopy.ttl.table import TTLTable
+from sglang_canopy.ttl.table import SERVER_HASH, TTLTable
 
 MAX_TENANTS = 4096
-PLAN_FLAG, DISK_FLAG = "--canopy-plan", "--canopy-disk"
+DISK_FLAG = "--canopy-disk"
 DRAIN_S = 25.0
 """Default of ``--canopy-drain-s``: Kubernetes kills a container 30 s after SIGTERM."""
 OTHERS = "*"
@@ -97,8 +96,6 @@ class TierOptions:
     quotas: Mapping[str, int] = field(default_factory=dict)
     """Bytes on disk per tenant (``cache_salt``); ``"*"`` for all other tenants."""
     host_bytes: int | None = None
-    disk_bytes: int | None = None
-    disk_path: str | None = None
     drain_s: float = DRAIN_S
     """Seconds from SIGTERM to the end of the drain to disk; 0: no drain."""
 
@@ -114,6 +111,18 @@ def _policy(text: str) -> PolicyChoice:
     if not isinstance(name, str) or not name:
         raise CanopyError(f"must name a policy, such as wa or wa,min_samples=30; got {text:.60}")
     return PolicyChoice(name, given)
+
+
+def _ttl_table(text: str) -> TTLTable:
+    """Parse a TTL table. Raises ``CanopyError`` for roots that no server computes."""
+    table = TTLTable.from_json(json_object(text))
+    if table.groups and table.hash != SERVER_HASH:
+        raise CanopyError(
+            f"has roots that are block ids of a trace (hash {table.hash!r}), which a server does not "
+            "know; make the plan from the server's own request log (--format sglang), or drop 'groups' "
+            "and give 'categories'"
+        )
+    return table
 
 
 def _quotas(text: str) -> Mapping[str, float]:
@@ -176,12 +185,22 @@ class TierFlags:
         parse=_policy,
         shown_default="the device's policy and its options",
     )
-    plan: str | None = declare(
+    ttl: TTLTable | None = declare(
         None,
-        PLAN_FLAG,
-        "A plan file, written by 'canopy plan' or by hand: policies, sizes and TTLs. Options on the "
-        "command line override it.",
-        metavar="FILE",
+        "--canopy-ttl",
+        "TTLs on disk, by category and by prefix group, as 'canopy plan' writes them.",
+        metavar="JSON",
+        parse=_ttl_table,
+    )
+    host_ttl: TTLTable | None = declare(
+        None, "--canopy-host-ttl", "The same in host memory.", metavar="JSON", parse=_ttl_table
+    )
+    host_gb: float | None = declare(
+        None,
+        "--canopy-host-gb",
+        "Size of the host pool, where --hicache-size takes whole gigabytes only.",
+        low=0,
+        hidden=True,
     )
     disk: DiskOptions | None = declare(
         None,
@@ -207,54 +226,35 @@ class TierFlags:
 
 
 def tier_options(flags: TierFlags, block_tokens: int = 64) -> TierOptions:
-    """Check the options of the tiers, including the plan file's.
+    """Check the options of the tiers.
 
     ``block_tokens``: the server's. Raises ``CanopyError`` naming the option.
     """
-    plan = ServerPlan()
-    if flags.plan:
-        plan = _of_plan(lambda: read_plan(str(flags.plan)))
-        _of_plan(plan.check_for_server)
     for name in ("ttl", "host_ttl"):
-        table = getattr(plan, name)
+        table = getattr(flags, name)
         if table is not None and table.groups and table.block_tokens != block_tokens:
             raise CanopyError(
-                f"{PLAN_FLAG}: the groups of {name!r} are of blocks of {table.block_tokens} "
+                f"{option_of(TierFlags, name).flag}: the groups are of blocks of {table.block_tokens} "
                 f"tokens, this server's have {block_tokens}; give "
                 f"--radix-eviction-policy-config '{{\"block_tokens\": {table.block_tokens}}}', or "
                 "make the plan again"
             )
     disk = flags.disk or DiskOptions()
     return TierOptions(
-        host=_choice("host", flags, plan),
-        disk=_choice("disk", flags, plan),
-        ttl=plan.ttl,
-        host_ttl=plan.host_ttl,
+        host=_choice("host", flags),
+        disk=_choice("disk", flags),
+        ttl=flags.ttl,
+        host_ttl=flags.host_ttl,
         quotas=disk.quota_bytes,
-        host_bytes=plan.host_bytes,
-        disk_bytes=plan.disk_bytes,
-        disk_path=plan.disk_path,
+        host_bytes=None if flags.host_gb is None else round(flags.host_gb * 1e9),
         drain_s=DRAIN_S if flags.drain_s is None else flags.drain_s,
     )
 
 
-def _of_plan(make: Callable[[], Any]) -> Any:
-    try:
-        return make()
-    except CanopyError as error:
-        raise CanopyError(f"{PLAN_FLAG}: {error}") from None
-
-
-def _choice(tier: str, flags: TierFlags, plan: ServerPlan) -> PolicyChoice | None:
+def _choice(tier: str, flags: TierFlags) -> PolicyChoice | None:
     flag = option_of(TierFlags, f"{tier}_eviction").flag
     typed: PolicyChoice | None = getattr(flags, f"{tier}_eviction")
-    if typed is not None:
-        return _checked(str(flag), typed)
-    name = getattr(plan, f"{tier}_eviction")
-    if name is None:
-        return None
-    choice = PolicyChoice(name, dict(getattr(plan, f"{tier}_eviction_config")))
-    return _checked(f"{PLAN_FLAG}: {tier}_eviction", choice)
+    return None if typed is None else _checked(str(flag), typed)
 
 
 def _checked(flag: str, choice: PolicyChoice) -> PolicyChoice:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from sglang_canopy.config import auto
 from sglang_canopy.config.auto import WRITE_POLICY
 from sglang_canopy.config.auto_part import NAMES, Part
 from sglang_canopy.server.start import arguments, seams
@@ -112,29 +113,22 @@ def test_a_host_tier_is_exclusive_unless_the_user_sets_the_write_policy(read) ->
     }
 
 
-def test_a_plan_file_may_ask_for_it(tmp_path: Path) -> None:
-    plan = tmp_path / "plan.json"
-    plan.write_text(json.dumps({"version": 1, "radix_eviction": "auto"}))
-    words = arguments.expand(["--canopy-plan", str(plan), *HOST])[0][0]
+def test_sglangs_config_file_may_ask_for_it(tmp_path: Path) -> None:
+    """Arguments of the command line override the file, and nested values are JSON."""
+    pytest.importorskip("sglang")
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(
+        "radix-eviction: auto\nenable-hierarchical-cache: true\npage-size: 64\n"
+        "canopy-ttl:\n  residual_ttl_s: 60\n"
+    )
+    words = arguments.expand(["--model-path", "m", "--config", str(plan)])[0][0]
     assert words[-2:] == ["--hicache-write-policy", "write_back"]
-
-
-@pytest.mark.parametrize(
-    ("typed", "told"), [((), True), (("--hicache-write-policy", "write_back"), False)]
-)
-def test_the_log_names_the_write_policy_that_overrides_a_plan(
-    tmp_path, capsys, typed, told
-) -> None:
-    plan = tmp_path / "plan.json"
-    planned = {"hicache_write_policy": "write_through", "schedule_policy": "lpm"}
-    plan.write_text(json.dumps({"version": 1, "radix_eviction": "wa", "server": planned}))
-    argv = ["--radix-eviction", "auto", "--canopy-plan", str(plan), *HOST, *typed]
-    words = arguments.expand(argv)[0][0]
-    assert words.count("--hicache-write-policy") == 1
-    said = capsys.readouterr().err
-    assert ("of auto: the plan has write_through, which wins" in said) == told
-    assert "--schedule-policy fcfs of auto: the plan has lpm, which wins" in said
-    assert ("write_through" in words) == told
+    assert json.loads(words[words.index("--canopy-ttl") + 1]) == {"residual_ttl_s": 60}
+    typed = ["--config", str(plan), "--radix-eviction", "canopy-lru", "--page-size", "16"]
+    words = arguments.expand(typed)[0][0]
+    assert "write_back" not in words
+    assert auto.value(words, "--page-size") == "16"
+    assert auto.value(words, "--radix-eviction-policy") == "canopy-lru"
 
 
 def test_without_a_command_line_it_is_refused_with_the_remedy(monkeypatch) -> None:

@@ -254,7 +254,7 @@ def test_help_shows_common_flags_and_points_to_the_rest() -> None:
     parser.add_argument("--radix-eviction-policy", choices=["lru", "wa"])
     arguments.add_flags(None, parser)
     shown = parser.format_help()
-    for flag in ("--canopy-observe", "--canopy-plan", "--canopy-host-eviction"):
+    for flag in ("--canopy-observe", "--canopy-ttl", "--canopy-host-eviction"):
         assert flag in shown
     for flag in ("--canopy-session-gate", "--canopy-client-hints", "--canopy-disk "):
         assert flag not in shown

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from typing import Any
 
 from sglang_canopy import declared
 from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.config import auto
-from sglang_canopy.config.plan_arguments import arguments_of_plan
 from sglang_canopy.config.refusals import unsupported
 from sglang_canopy.config.server_options import (
     ATTRIBUTE,
@@ -19,7 +17,6 @@ from sglang_canopy.config.server_options import (
     ServerOptions,
 )
 from sglang_canopy.config.setups import GATE, POLICIES
-from sglang_canopy.config.tiers import PLAN_FLAG
 from sglang_canopy.config.whatif import MeterOptions, WhatifFlags, meter_options
 from sglang_canopy.declared import from_args
 from sglang_canopy.errors import CanopyError
@@ -50,26 +47,30 @@ def add_flags(_result: Any, parser: argparse.ArgumentParser, *_: Any) -> None:
 
 
 def expand(argv: list[str]) -> Any:
-    """Hook before ``prepare_server_args``: expand ``--radix-eviction``, a plan file and ``auto``.
+    """Hook before ``prepare_server_args``: expand ``--radix-eviction`` and ``auto``.
 
-    ``--radix-eviction X`` becomes the long form. A plan file also sets SGLang's arguments; arguments on
-    the command line override it.
+    ``--radix-eviction X`` becomes the long form. The file of ``--config`` is read as SGLang does, since
+    it may name a policy; arguments on the command line override it.
     """
     short, long = flags.SHORT, "--radix-eviction-policy"
-    spelt = [long + a[len(short) :] if a == short or a.startswith(short + "=") else a for a in argv]
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument(PLAN_FLAG, dest="plan")
-    plan = parser.parse_known_args(spelt)[0].plan
-    if plan is not None:
-        try:
-            added, overruled = arguments_of_plan(plan, spelt)
-            overruled += auto.overruled(spelt, added)
-        except CanopyError as error:
-            stop(str(error))
-        for line in overruled:
-            print(f"sglang-canopy: {PLAN_FLAG}: not taken: {line}", file=sys.stderr)
-        spelt += added
+    merged = _with_config(argv)
+    spelt = [
+        long + a[len(short) :] if a == short or a.startswith(short + "=") else a for a in merged
+    ]
     return (spelt + auto.arguments(spelt),), {}
+
+
+def _with_config(argv: list[str]) -> list[str]:
+    """Return ``argv`` with the arguments of SGLang's ``--config`` file in its place."""
+    if "--config" not in argv:
+        return argv
+    from sglang.srt.server_args import ServerArgs
+    from sglang.srt.utils.server_args_config_parser import ConfigArgumentMerger
+
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    merged: list[str] = ConfigArgumentMerger(parser).merge_config_with_args(argv)
+    return merged
 
 
 def check(server_args: Any, args: Any) -> None:

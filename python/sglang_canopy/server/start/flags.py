@@ -35,7 +35,7 @@ from sglang_canopy.tenant import tenant_digest
 logger = logging.getLogger(__name__)
 
 
-_IN_MEMORY = ("host_eviction", "drain_s")
+_IN_MEMORY = ("host_eviction", "host_ttl", "drain_s")
 _ON_DISK = ("disk_eviction", "disk", "drain_s")
 
 SHORT = "--radix-eviction"
@@ -105,9 +105,8 @@ def _check(
         refusal = unsupported(DISK, server_args)
         if refusal:
             raise CanopyError(f"--hicache-storage-backend canopy: {refusal}")
-    unused = [name for name in ("ttl", "host_ttl") if getattr(tiers, name) is not None]
-    if unused and not server_args.enable_hierarchical_cache:
-        logger.warning("the plan's %s act on tiers that this server lacks", " and ".join(unused))
+    if tiers.ttl is not None and not server_args.enable_hierarchical_cache:
+        logger.warning("--canopy-ttl acts on a tier that this server lacks")
 
 
 def extra_config(
@@ -133,10 +132,6 @@ def extra_config(
     if tiers.quotas:
         # Hide tenants' names: they are secret, and any user can read the server's arguments.
         extra.setdefault("quota_bytes", {_hidden(t): size for t, size in tiers.quotas.items()})
-    if tiers.disk_bytes is not None and "capacity_gb" not in extra:
-        extra.setdefault("capacity_bytes", tiers.disk_bytes)
-    if tiers.disk_path is not None:
-        extra.setdefault("path", tiers.disk_path)
     if not ours:
         # Our tree reports the parent of each page; with SGLang's trees, SGLang must pass it.
         extra.setdefault("hicache_storage_pass_prefix_keys", True)
