@@ -33,5 +33,42 @@ def test_the_preset_equals_the_config(tmp_path):
 def test_a_missing_field_is_named(tmp_path):
     file = tmp_path / "config.json"
     file.write_text('{"hidden_size": 8}')
-    with pytest.raises(CanopyError, match="num_attention_heads"):
+    with pytest.raises(CanopyError, match="num_hidden_layers"):
         load_model_shape(str(file))
+
+
+GQA = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+       "num_key_value_heads": 8, "intermediate_size": 14336}  # fmt: skip
+MLA = {**GQA, "num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (GQA, 2 * 32 * 8 * 128 * 2),
+        ({**GQA, "head_dim": 64}, 2 * 32 * 8 * 64 * 2),
+        ({**GQA, "num_key_value_heads": None}, 2 * 32 * 32 * 128 * 2),
+        (
+            {**GQA, "layer_types": ["sliding_attention", "full_attention"] * 16},
+            2 * 32 * 8 * 128 * 2,
+        ),
+        (MLA, 61 * (512 + 64) * 2),
+        ({"text_config": GQA, "vision_config": {"hidden_size": 8}}, 2 * 32 * 8 * 128 * 2),
+        ({**GQA, "quantization_config": {"kv_cache_scheme": {"num_bits": 8}}}, 2 * 32 * 8 * 128),
+        ({**GQA, "full_attention_interval": 4, "kv_bytes_per_token": 12_345}, 12_345),
+    ],
+)
+def test_bytes_of_a_tokens_kv(config, expected, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert load_model_shape(str(tmp_path)).kv_bytes_per_token() == expected
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"full_attention_interval": 4}, {"layer_types": ["mamba"] * 32}, {"compress_ratios": [4]},
+     {"hybrid_override_pattern": "M*"}],
+)  # fmt: skip
+def test_layers_that_differ_need_the_servers_figure(more, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**GQA, **more}))
+    with pytest.raises(CanopyError, match=r"store different KV .*'kv_bytes_per_token'"):
+        load_model_shape(str(tmp_path))

@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from canopy_lab.sim import kv_bytes
 from sglang_canopy.errors import CanopyError
+
+Config = Mapping[str, Any]
+GIVEN = "kv_bytes_per_token"
+"""Key of a config that gives the bytes over all layers."""
+_INNER = ("text_config", "llm_config", "language_config", "thinker_config")
+"""Fields of composite configs that contain the language model."""
+_DIFFERING = (
+    *(
+        "hybrid_override_pattern",
+        "layers_block_type",
+        "full_attention_interval",
+        "attn_layer_period",
+    ),
+    *("attn_type_list", "linear_attn_config", "compress_ratios", "num_loops", "per_layer_config"),
+    "index_topk",
+)
+"""Fields of models whose layers differ: states, windows, indexes, loops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,29 +102,58 @@ def load_model_shape(name: str) -> ModelShape:
         raise CanopyError(f"model config {str(path)!r}: {error}") from None
 
 
-def _shape(config: kv_bytes.Config) -> ModelShape:
+def _shape(config: Config) -> ModelShape:
     """Return the dimensions of a config. Raises ``CanopyError``."""
-    text = kv_bytes.language_config(config)
-    heads, hidden = kv_bytes.heads_of(text), kv_bytes.hidden_of(text)
-    experts = text.get("num_experts_per_tok") or text.get("num_experts_per_token") or 0
-    width = _width(text, hidden)
-    if type(experts) is int and experts:
-        width = experts * int(text.get("moe_intermediate_size") or width)
+    inner = next((config[name] for name in _INNER if isinstance(config.get(name), dict)), None)
+    text: Config = inner if inner is not None else config
+    layers, hidden, heads = (
+        _number(text, name) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")
+    )
+    given = config.get(GIVEN)
+    if given is None:
+        _check_layers(text)
+    experts = text.get("num_experts_per_tok") or 0
+    width = text.get("intermediate_size") or 4 * hidden
     made = ModelShape(
-        layers=kv_bytes.layers_of(text),
+        layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=kv_bytes.kv_heads_of(text),
-        head_dim=kv_bytes.head_size_of(text),
-        intermediate=width,
+        kv_heads=text.get("num_key_value_heads") or heads,
+        head_dim=text.get("head_dim") or hidden // heads,
+        intermediate=experts * (text.get("moe_intermediate_size") or width) if experts else width,
+        kv_bytes=1 if _is_eight_bit(config) else 2,
     )
-    exact = kv_bytes.kv_bytes_per_token(config)
-    return made if exact == made.kv_bytes_per_token() else replace(made, kv_per_token=exact)
+    if given is not None:
+        return replace(made, kv_per_token=_number(config, GIVEN))
+    if text.get("kv_lora_rank"):
+        values = _number(text, "kv_lora_rank") + _number(text, "qk_rope_head_dim")
+        return replace(made, kv_per_token=layers * values * made.kv_bytes)
+    return made
 
 
-def _width(text: kv_bytes.Config, hidden: int) -> int:
-    for name in ("intermediate_size", "ffn_hidden_size", "n_inner", "moe_intermediate_size"):
-        value = text.get(name)
-        if type(value) is int and value > 0:
-            return value
-    return 4 * hidden
+def _check_layers(text: Config) -> None:
+    """Raise ``CanopyError`` if layers differ in what they store for a token."""
+    kinds = {str(kind) for kind in text.get("layer_types") or ()}
+    differing = [name for name in _DIFFERING if text.get(name) not in (None, False)]
+    differing += sorted(kinds - {"full_attention", "sliding_attention", "chunked_attention"})
+    if text.get("kv_lora_rank") and text.get("use_mla") is False:
+        differing.append("use_mla")
+    if differing:
+        raise CanopyError(
+            f"its layers store different KV ({', '.join(differing)}), which is not computed here; write a "
+            f"running server's figure (kv_bytes_per_token in /canopy/status) into it as {GIVEN!r}"
+        )
+
+
+def _number(config: Config, name: str) -> int:
+    value = config.get(name)
+    if type(value) is not int or value < 1:
+        raise CanopyError(f"it must have {name} (a whole number above 0), got {value!r:.40}")
+    return value
+
+
+def _is_eight_bit(config: Config) -> bool:
+    """Return whether a checkpoint asks for an 8-bit KV cache."""
+    given = config.get("quantization_config") or {}
+    scheme = given.get("kv_cache_scheme") or {}
+    return scheme.get("num_bits") == 8 or str(given.get("kv_cache_quant_algo")).upper() == "FP8"
