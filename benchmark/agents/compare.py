@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import signal
 import statistics
 import sys
@@ -115,7 +116,7 @@ def measure(arm: str, regime: Regime, folder: Path) -> dict[str, Any]:
         auto = None
         if "auto" in arm:
             auto = servers.get(f"{server.url}/canopy/status")["auto"]
-    return {**summary(run, wall_s), "cpu_s": _rounded(cpu_s), "ready_s": round(ready_s, 1), "auto": auto}  # fmt: skip
+    return {**summary(run, wall_s), "cpu_s": _rounded(cpu_s), "ready_s": round(ready_s, 1), "load": round(os.getloadavg()[0], 1), "auto": auto}  # fmt: skip
 
 
 def summary(run: Run, wall_s: float) -> dict[str, Any]:
@@ -131,7 +132,7 @@ def summary(run: Run, wall_s: float) -> dict[str, Any]:
         "later_ttft_s": spread([row["ttft_s"] for row in agents if row["turn"]]),
         "people_ttft_s": spread([row["ttft_s"] for row in run.rows if row["who"] == "person"]),
         "prompt_tokens": prompt,
-        "hit_ratio": round(cached / prompt, 4),
+        "hit_percent": round(100 * cached / prompt, 1),
         "turns": len(agents),
         "turns_with_a_call": sum(row["tool_calls"] > 0 for row in agents),
         "errors": run.errors,
@@ -151,36 +152,40 @@ def _rounded(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows' medians in Markdown, a table for each regime."""
-    lines = ["# Agents over HTTP", "", "Made by `compare.py`; medians of the repeats.", ""]
-    for regime in dict.fromkeys(row["regime"] for row in rows):
-        sizes = next(row["sizes"] for row in rows if row["regime"] == regime)
-        lines += [f"## {regime}", "", ", ".join(f"{k}: {v}" for k, v in sizes.items()), ""]
-        lines += ["| arm | runs | all answered after | sessions/h | turns/s | first turns' TTFT, mean / P99 | later turns' TTFT | people's TTFT | scheduler CPU | tokens hit |"]  # fmt: skip
-        lines += ["|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"]
+    """Return the rows' medians in Markdown: all arms in a line, then a table for each regime."""
+    regimes = list(dict.fromkeys(row["regime"] for row in rows))
+    shown = ("wall_s",), ("turns_per_s",), ("later_ttft_s", "mean"), ("cpu_s", "scheduler")
+    lines = ["# Agents over HTTP", "", "Made by `compare.py`; medians of the runs.", ""]
+    arms = [arm for arm in ARMS if any(row["arm"] == arm for row in rows)]
+    lines += [f"| | {' | '.join(arms)} |", "|---|" + "---:|" * len(arms)]
+    for path in shown:
+        for regime in regimes:
+            cells = (median([r for r in rows if (r["regime"], r["arm"]) == (regime, arm)], *path) for arm in arms)  # fmt: skip
+            lines.append(f"| {regime}, {' '.join(path)} | {' | '.join(cells)} |")
+    for regime in regimes:
         mine = [row for row in rows if row["regime"] == regime]
+        sizes = ", ".join(f"{key}: {value}" for key, value in mine[0]["sizes"].items())
+        lines += ["", f"## {regime}", "", sizes, ""]
+        lines += ["| arm | runs | all answered after, s | sessions/h | turns/s | first turns' TTFT, mean, s | P99 | later turns' | P99 | people's | P99 | scheduler's CPU, s | tokens hit, % |"]  # fmt: skip
+        lines += ["|---|" + "---:|" * 12]
+        paths = [(name,) for name in ("wall_s", "sessions_per_hour", "turns_per_s")]
+        paths += [(f"{who}_ttft_s", x) for who in ("first", "later", "people") for x in ("mean", "p99")]  # fmt: skip
+        paths += [("cpu_s", "scheduler"), ("hit_percent",)]
         for arm in dict.fromkeys(row["arm"] for row in mine):
             runs = [row for row in mine if row["arm"] == arm]
+            cells = (median(runs, *path) for path in paths)
+            lines.append(f"| {arm} | {len(runs)} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
 
-            def median(*path: str, runs: Sequence[Any] = runs) -> float | None:
-                values = []
-                for value in runs:
-                    for key in path:
-                        value = value and value[key]
-                    values.append(value)
-                return None if values[0] is None else statistics.median(values)
 
-            ttft = [
-                f"{median(who, 'mean'):.1f} / {median(who, 'p99'):.1f} s" if runs[0][who] else "-"
-                for who in ("first_ttft_s", "later_ttft_s", "people_ttft_s")
-            ]
-            lines.append(
-                f"| {arm} | {len(runs)} | {median('wall_s'):.1f} s | {median('sessions_per_hour'):.0f} "
-                f"| {median('turns_per_s'):.2f} | {' | '.join(ttft)} "
-                f"| {median('cpu_s', 'scheduler'):.1f} s | {100 * (median('hit_ratio') or 0):.1f} % |"
-            )
-        lines.append("")
-    return "\n".join(lines)
+def median(runs: Sequence[Any], *path: str) -> str:
+    """Return the median of a value in each run, ``-`` if there is none."""
+    values = []
+    for value in runs:
+        for key in path:
+            value = None if value is None else value[key]
+        values += [] if value is None else [value]
+    return f"{statistics.median(values):g}" if values else "-"
 
 
 def main() -> None:

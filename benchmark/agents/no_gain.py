@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -208,6 +208,11 @@ def table(result: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write(out: Path, result: Mapping[str, Any]) -> None:
+    out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+    out.with_suffix(".md").write_text(table(result))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="path without a suffix")
@@ -228,14 +233,13 @@ def main() -> None:
             log = Path(scratch) / f"{number}.log"
             server = stack.enter_context(servers.start(model, KV_TOKENS, arguments, log))
             urls[arm], processes[arm] = server.url, servers.Processes(server)
-        works: Callable[[str], bool] = asked.__contains__
-        for name in filter(works, WORK):
+        for name in filter(asked.__contains__, WORK):
             result[name] = asyncio.run(compare(WORK[name], urls, processes, words, options.rounds))
             print(name, json.dumps({a: r["ratios"] for a, r in result[name].items()}), flush=True)
+            write(options.out, result)
         if IDLE in asked:
             result[IDLE] = idle(processes)
-        options.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-        options.out.with_suffix(".md").write_text(table(result))
+        write(options.out, result)
 
 
 if __name__ == "__main__":
