@@ -30,9 +30,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import digests
 from canopy_lab.report.table import text_table
 from sglang_canopy import SGLANG_VERSION
-from sglang_canopy.server.start import digests
 from sglang_canopy.storage.server_arguments import unreviewed
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -1,11 +1,11 @@
 """Write the digests of SGLang's functions that Canopy builds on. Run it when the pin moves.
 
-    python scripts/sglang_digests.py            # writes python/sglang_canopy/server/start/sglang_digests.json
+    python scripts/sglang_digests.py            # writes scripts/sglang_digests.json
     python scripts/sglang_digests.py --check    # exit status 1 and names if it is out of date
 
 The table has every method that a class of ours overrides, every function that we hook or
 import, every private method that we call (found in our own source), and ``seams.RELIED_ON``.
-Before writing it for a new SGLang, read what changed: the start stops for a reason.
+Before writing it for a new SGLang, read what changed (``follow_sglang.py``). No server reads it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ import sglang
 import canopy_chunks
 import canopy_cpu as cpu
 import canopy_lab
+import digests
 import sglang_canopy
 from canopy_chunks.plugin import entry as chunk_plugin
 from canopy_chunks.plugin import hooks as documents
 from canopy_lab.live.replay import forced_output, server_plugin
-from sglang_canopy.server.start import digests, seams
+from sglang_canopy.server.start import seams
 
 ROOT = Path(sglang.__path__[0])
 OURS = [Path(package.__path__[0]) for package in (sglang_canopy, canopy_lab, canopy_chunks, cpu)]

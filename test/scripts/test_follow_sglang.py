@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+import digests
+
 pytest.importorskip("sglang")
 import sglang
 
 import follow_sglang
-from sglang_canopy.server.start import digests
 
 CORE = "srt/mem_cache/unified_cache/unified_tree_core.py"
 

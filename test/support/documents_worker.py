@@ -83,8 +83,7 @@ class DocumentChaos:
             UpdateWeightsFromTensorReqInput,
         )
 
-        for _ in range(3):  # the last batch leaves
-            self.engine.step()
+        self.engine.settle()
         updater = self.scheduler.weight_updater
         # SGLang's own serializer moves tensors through its pools, which are not there for a CPU.
         tensors = [pickle.dumps([(EMBEDDING, self.weights[at])])]
@@ -170,8 +169,7 @@ class DocumentChaos:
                 break
             self.turns(1)
         assert not self.running
-        for _ in range(3):
-            self.engine.step()
+        self.engine.settle()
         check_books(self.scheduler.tree_cache.tree_core)
 
 

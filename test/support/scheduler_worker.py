@@ -19,7 +19,8 @@ from support.overlapped import OVERLAP, Turns
 from support.prompts import continuing_prompts, token_ids
 
 KV_TOKENS = 4096
-MAX_STEPS = 20_000
+ANSWERED_WITHIN_S = 120.0
+"""Seconds for a batch of answers. Turns are no measure: storage threads run beside them."""
 REQUESTS = 18
 
 
@@ -124,12 +125,23 @@ class InProcess:
     def serve(self, reqs: list[Any]) -> list[Any]:
         """Step until all are answered; return them in the order of the answers."""
         done: list[Any] = []
-        for _ in range(MAX_STEPS):
+        until = time.monotonic() + ANSWERED_WITHIN_S
+        while time.monotonic() < until:
             self.step()
             done += [req for req in reqs if req.finished() and req not in done]
             if len(done) == len(reqs):
                 return done
         raise AssertionError(f"{len(reqs) - len(done)} requests were never answered")
+
+    def settle(self) -> None:
+        """Step until no batch runs and the storage neither reads nor writes."""
+        cache, until = self.scheduler.tree_cache, time.monotonic() + ANSWERED_WITHIN_S
+        for _ in range(3):  # the last batch leaves
+            self.step()
+        while (cache.ongoing_prefetch or cache.ongoing_backup) and time.monotonic() < until:
+            self.step()
+        assert not cache.ongoing_prefetch
+        assert not cache.ongoing_backup
 
 
 def answers(engine: InProcess, priorities: bool) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 
 from sglang_canopy.disk.store import DiskStore
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.radix.overrides import check_overrides
 from sglang_canopy.storage import weights
 from sglang_canopy.storage.current_store import CurrentStore, Views, status_of
 from sglang_canopy.storage.host_layout import HostLayout, bytes_of
@@ -85,6 +86,7 @@ class CanopyStorage(HiCacheStorage):
     """Disk tier of one rank. The store opens when the host pool is registered."""
 
     def __init__(self, storage_config: HiCacheStorageConfig, _kwargs: Any = None) -> None:
+        check_overrides(CanopyStorage)
         self.config = storage_config
         # NOTE: with MLA all ranks have the same KV, and SGLang lets only rank 0 write to a shared
         # store. Our ranks have separate stores, and a hit needs the page on every rank. SGLang's

@@ -25,9 +25,12 @@ from sglang_canopy.config.server_options import options_of
 from sglang_canopy.config.setups import DISK, POLICIES, QUEUE
 from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.radix import self_test
 from sglang_canopy.radix.cache import CanopyFullComponent, CanopyRadixCache
 from sglang_canopy.radix.core import BACKEND, CanopyTreeCore
 from sglang_canopy.radix.live import ReadProfile, live_cache
+from sglang_canopy.radix.offset_walk import OffsetWalkCore
+from sglang_canopy.radix.overrides import check_overrides
 from sglang_canopy.radix.saved_profile import Profile, from_first_rank
 from sglang_canopy.reuse import saved_curves
 from sglang_canopy.server.scheduler.live_queue import LiveQueue
@@ -81,6 +84,12 @@ def prepare(
     return params
 
 
+def new_cache(params: CacheInitParams) -> CanopyRadixCache:
+    """Return a cache without a server, for the test of SGLang's tree."""
+    install_core()
+    return CanopyRadixCache(prepare(params))
+
+
 def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     """Return the cache of one scheduler. Raises ``CanopyError`` for an unsupported set-up."""
     refusal = unsupported(POLICIES, ctx.server_args, ctx) or _unsupported_tiers(ctx)
@@ -93,6 +102,8 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
             "disk tier out"
         )
     refuse_unsupported(options_of(ctx.server_args).queue, ctx.server_args, ctx)
+    check_overrides(OffsetWalkCore, CanopyTreeCore, CanopyRadixCache, CanopyFullComponent)
+    self_test.run(new_cache, ctx.params.page_size)
     install_core()
     floor = keeps_floor(ctx.server_args)
     prepare(ctx.params, options_of(ctx.server_args).tiers, first_ranks_profile, floor)

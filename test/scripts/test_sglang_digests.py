@@ -1,4 +1,4 @@
-"""The start stops, by name, on an SGLang whose functions are not those Canopy was written against."""
+"""A developer is told which functions differ from those that Canopy was written against."""
 
 import logging
 import shutil
@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import sglang
 
+import digests
 import sglang_digests
-from sglang_canopy.server.start import digests, self_check
-from sglang_canopy.server.start.seams import SEAMS
 
 CORE = "srt/mem_cache/unified_cache/unified_tree_core.py"
 SPLIT = "sglang.srt.mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore._split_node"
@@ -90,13 +89,3 @@ def test_a_file_without_its_source_is_not_compared_and_that_is_logged(root: Path
     with caplog.at_level(logging.WARNING):
         assert digests.changed(root, digests.read_table()) == []
     assert CORE in caplog.text
-
-
-def test_the_self_check_ends_the_process_with_the_name(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    edit(root, "def _split_node(", "def _split_the_node(")
-    monkeypatch.setattr(self_check, "_compared", False)
-    monkeypatch.setattr(sglang, "__path__", [str(root)])
-    with pytest.raises(SystemExit, match=r"UnifiedTreeCore\._split_node: not as in sglang"):
-        self_check.check_in_place(SEAMS)

@@ -1,7 +1,7 @@
 """Compare SGLang's functions with the recorded version that Canopy was written against.
 
 ``sglang_digests.json`` has a digest of every function, private ones included, that Canopy overrides,
-hooks or relies on; ``scripts/sglang_digests.py`` writes it for a new pinned version. Digests cover the
+hooks or relies on; ``sglang_digests.py`` writes it for a new pinned version. Digests cover the
 syntax tree without docstrings, so comments, formatting and the Python version do not matter.
 """
 

@@ -1,0 +1,237 @@
+"""Test SGLang's tree under Canopy when a scheduler builds its cache, by behaviour.
+
+Two small caches on the CPU, one with SGLang's own core and one with Canopy's, do the same operations and
+must stay equal. Canopy's then evicts, and its leaves and slots are counted. What decides which KV is freed
+is tested here, since another release of SGLang may change it without another signature.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+from array import array
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.component_type import BASE_COMPONENT_TYPE, ComponentType
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+from sglang_canopy.errors import CanopyError
+
+PAGES = 96
+"""Size of each pool, in pages."""
+STEPS = 24
+PATHS = 12
+POLICY = "canopy-lru"
+MakeCache = Callable[[CacheInitParams], UnifiedRadixCache]
+
+
+def run(make: MakeCache, page_size: int) -> None:
+    """Raise ``CanopyError`` with the failed step. ``make`` builds Canopy's cache for a policy."""
+    try:
+        with _without_sglangs_log():
+            reference = _Tree(page_size, "lru", UnifiedRadixCache)
+            ours = _Tree(page_size, POLICY, make)
+        for step, (theirs, found) in enumerate(zip([*_walk(reference)], [*_walk(ours)]), 1):
+            name, *expected = theirs
+            for what, one, other in zip(("result", "sizes", "nodes"), expected, found[1:]):
+                if one != other:
+                    raise AssertionError(f"{what} of step {step} ({name}): {other}, SGLang {one}")
+        _evict(ours)
+    except Exception as error:
+        reason = str(error) if isinstance(error, AssertionError) else repr(error)
+        raise CanopyError(
+            f"this SGLang's tree differs from the tested ones: {reason[:300]}; Canopy decides which KV "
+            "is freed, so it does not start. Install a tested SGLang (docs/guide/serving.md), or use "
+            "--radix-eviction lru"
+        ) from error
+
+
+@contextlib.contextmanager
+def _without_sglangs_log() -> Iterator[None]:
+    """Omit the lines of the small pools from the log, where they would look like the server's."""
+    log = logging.getLogger("sglang.srt.mem_cache")
+    level = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+class _Tree:
+    """A cache with small pools, and the calls of a scheduler that fill it."""
+
+    def __init__(self, page_size: int, policy: str, make: MakeCache) -> None:
+        size = PAGES * page_size
+        kv = MHATokenToKVPool(
+            size=size,
+            page_size=page_size,
+            dtype=torch.float16,
+            head_num=1,
+            head_dim=1,
+            layer_num=1,
+            device="cpu",
+            enable_memory_saver=False,
+        )
+        shared = {"dtype": torch.float16, "device": "cpu", "kvcache": kv, "need_sort": False}
+        self.allocator = (
+            TokenToKVPoolAllocator(size, **shared)
+            if page_size == 1
+            else PagedTokenToKVPoolAllocator(size, page_size, **shared)
+        )
+        self.page_size = page_size
+        self.cache = make(
+            CacheInitParams(
+                disable=False,
+                req_to_token_pool=ReqToTokenPool(
+                    size=1, max_context_len=size, device="cpu", enable_memory_saver=False
+                ),
+                token_to_kv_pool_allocator=self.allocator,
+                page_size=page_size,
+                tree_components=(ComponentType.FULL,),
+                eviction_policy=policy,
+                tree_core_backend="python",
+            )
+        )
+        self.core = self.cache.tree_core
+        self._names: dict[int, int] = {self.core.root_node.id: 0}
+
+    def name(self, node_id: Any) -> Any:
+        """Number a node by its first appearance, since node ids are not equal in two caches."""
+        return None if node_id is None else self._names.setdefault(node_id, len(self._names))
+
+    def match(self, path: list[int]) -> Any:
+        return self.cache.match_prefix(MatchPrefixParams(key=self._key(path)))
+
+    def insert(self, path: list[int]) -> int:
+        """Insert a path as computed KV. Return the tokens that were cached before."""
+        key = self._key(path)
+        hit = self.match(path)
+        lock = self.cache.lock(hit.last_device_node)
+        fresh = self.allocator.alloc(len(key) - hit.device_prefix_len)
+        held = self.core.collect_full_device_indices(hit.last_device_node, self.core.root_node.id)
+        value = torch.cat([held, fresh]) if len(fresh) else held
+        result = self.cache.insert(
+            InsertParams(key=key, value=value, prev_prefix_len=hit.device_prefix_len)
+        )
+        self.cache.unlock(lock)
+        return int(result.prefix_len)
+
+    def nodes(self) -> list[tuple[Any, ...]]:
+        """Return every node without its numbers of slots."""
+        found = []
+        for node in self.core._node_arena.values():
+            if node is self.core.root_node:
+                continue
+            data = node.component_data[BASE_COMPONENT_TYPE]
+            found.append(
+                (
+                    self.name(node.id),
+                    self.name(node.parent.id),
+                    len(node.key),
+                    node.hit_count,
+                    data.lock_ref,
+                    data.value is not None,
+                    data.host_value is not None,
+                )
+            )
+        return sorted(found)
+
+    def check(self) -> None:
+        """Compare the evictable leaves with SGLang's rule, and count the slots."""
+        core = self.core
+        rules = (
+            ("device", core._is_device_leaf, core.evictable_device_leaves),
+            ("host", core._is_host_leaf, core.evictable_host_leaves),
+        )
+        for tier, rule, leaves in rules:
+            expected = {node.id for node in core._node_arena.values() if rule(node)}
+            differ = expected ^ {node.id for node in leaves}
+            if differ:
+                raise AssertionError(f"{len(differ)} evictable leaves of the {tier} differ")
+        held = sum(
+            len(node.component_data[BASE_COMPONENT_TYPE].value)
+            for node in core._node_arena.values()
+            if node is not core.root_node
+            and node.component_data[BASE_COMPONENT_TYPE].value is not None
+        )
+        free = self.allocator.available_size()
+        if held + free != self.allocator.size:
+            raise AssertionError(
+                f"{held} slots in the tree and {free} free of {self.allocator.size}"
+            )
+
+    def _key(self, path: list[int]) -> RadixKey:
+        return RadixKey(array("q", path), None).page_aligned(self.page_size)
+
+
+def _paths(draw: random.Random, page: int) -> list[list[int]]:
+    """Return paths that share prefixes, some with a part of a page at their end."""
+    shared = [draw.randrange(1, 9) for _ in range(4 * page)]
+    return [
+        shared[: draw.randrange(5) * page]
+        + [100 * number + i for i in range(draw.randrange(1, 5) * page + draw.randrange(page))]
+        for number in range(1, PATHS + 1)
+    ]
+
+
+def _walk(tree: _Tree) -> Iterator[tuple[Any, ...]]:
+    """Yield name, result, sizes and nodes of each step; the same steps for every tree."""
+    draw = random.Random(1)
+    paths = _paths(draw, tree.page_size)
+    locks: list[Any] = []
+    for _ in range(STEPS):
+        name = draw.choice(("insert", "insert", "match", "lock", "unlock"))
+        path = draw.choice(paths)
+        result: Any = None
+        if name == "insert":
+            result = tree.insert(path)
+        elif name == "match":
+            found = tree.match(path)._asdict()
+            result = {
+                field: tree.name(value) if field.endswith(("_node", "_node_id")) else value
+                for field, value in found.items()
+                if isinstance(value, (int, type(None)))
+            }
+        elif name == "lock" and len(locks) < 3:
+            locks.append(tree.cache.lock(tree.match(path).last_device_node))
+        elif name == "unlock" and locks:
+            tree.cache.unlock(locks.pop())
+        sizes = (tree.cache.evictable_size(), tree.cache.protected_size())
+        yield name, result, sizes, tree.nodes()
+        tree.check()
+    for lock in locks:
+        tree.cache.unlock(lock)
+    tree.check()
+
+
+def _evict(tree: _Tree) -> None:
+    """Evict less than a leaf, some leaves and everything."""
+    page = tree.page_size
+    for path in _paths(random.Random(2), page)[:8]:
+        tree.insert(path)
+        tree.check()
+    for pages in (1, 2, 5):
+        before = tree.allocator.available_size()
+        tree.cache.evict(EvictParams(num_tokens=pages * page))
+        tree.check()
+        freed = tree.allocator.available_size() - before
+        if freed < pages * page:
+            raise AssertionError(f"an eviction of {pages * page} tokens freed {freed}")
+    for all_of_it in (False, True):
+        missing = tree.cache.evictable_size() if all_of_it else page
+        wanted = tree.allocator.available_size() + missing
+        tree.cache.evict_for_alloc(EvictParams(num_tokens=missing))
+        tree.check()
+        if tree.allocator.available_size() < wanted:
+            raise AssertionError(f"an allocation of {missing} tokens found no room")
+    if tree.cache.evictable_size() or tree.allocator.available_size() != tree.allocator.size:
+        raise AssertionError("KV is left after an eviction of everything")
