@@ -324,7 +324,8 @@ def test_separated_documents_are_reused_on_every_route(client, path) -> None:
     wait_until_encoded(client)
     before = state(client)["fused_requests"]
     assert send(texts[::-1]) == count
-    assert state(client)["fused_requests"] == before + 1
+    found = state(client)
+    assert found["fused_requests"] == before + 1, (found["not_fused"], found["quality"])
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,11 +42,12 @@ def _leaves_first(top: Any) -> Iterator[Any]:
 def _delete(cache: Any, node: Any) -> bool:
     """Delete a node without children, unless it is locked or moves between tiers."""
     core = cache.tree_core
-    if node.children or _is_busy(node):
+    gone = node.id not in core._node_arena  # removed with its last child
+    if gone or node.children or _is_busy(node):
         return False
-    tracker = dict.fromkeys(core.components_by_type, 0)
-    device: dict[Any, list[Any]] = {kind: [] for kind in core.components_by_type}
-    host: dict[Any, list[Any]] = {kind: [] for kind in core.components_by_type}
+    tracker: dict[Any, int] = defaultdict(int)
+    device: dict[Any, list[Any]] = defaultdict(list)
+    host: dict[Any, list[Any]] = defaultdict(list)
     actions: list[Any] = []
     delete = core._evict_host_leaf if node.evicted else core._delete_unbacked_device_leaf
     try:

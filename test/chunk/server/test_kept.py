@@ -91,10 +91,47 @@ def test_a_tenant_keeps_its_name_and_its_own_kv(make, ids) -> None:
         {"return_logprob": True, "logprob_start_len": 0},
         {"lora_id": "a" * 32},
         {"session": object()},
+        {"beam_group": object()},
     ],
 )
 def test_a_request_that_runs_normally_keeps_its_clients_key(make, ids, fields) -> None:
     assert key_of(make(), ids, **fields) is None
+
+
+@pytest.mark.parametrize(
+    ("exact", "kept", "enters"),
+    [(0, 0, True), (101, 0, True), (103, 0, False), (138, 137, False), (120, 128, True)],
+)
+def test_a_request_changes_its_key_only_if_that_saves_more_than_its_exact_prefix(
+    make, ids, exact, kept, enters
+) -> None:
+    """Three documents of 40 tokens save 102 at ratio 0.15."""
+    engine = make()
+    engine.matched = lambda req, key: kept if tenants.is_documents_key(key) else exact
+    assert (key_of(engine, ids) is not None) == enters
+
+
+def test_a_prompt_that_is_too_long_extends_its_earlier_turns(make, ids) -> None:
+    engine = make(prompt_tokens=100)
+    for tokens, enters in ((0, False), (60, True)):
+        engine.matched = lambda req, key, n=tokens: n * tenants.is_documents_key(key)
+        made = with_params(ids)
+        state = queued(engine, made)
+        assert (made.extra_key is not None) == enters
+        assert not engine.may_fuse(made, state)
+        state.begin_window(made, tokens, len(made.origin_input_ids))
+        told = engine.report_prompt(made, state)
+        assert (told["fused"], told.get("why")) == (
+            (True, None) if enters else (False, "more than 100 tokens")
+        )
+
+
+def test_very_many_documents_are_computed(make, ids) -> None:
+    many = request([1] * 2000, [x for i in range(300) for x in (5 * i, 5 * i + 5)], rid="r")
+    engine = make(min_tokens=1)
+    state = queued(engine, many)
+    assert (state.keys, state.reason) == ((), "more than 256 documents")
+    assert engine.report_prompt(many, state)["why"] == state.reason
 
 
 def test_ratio_1_is_exact_and_keeps_its_clients_key(make, ids) -> None:
