@@ -10,25 +10,43 @@ from typing import Any
 from sglang_canopy.disk.store import DiskStore
 from sglang_canopy.tenant import tenants_of_key
 
+_ALL = 1 << 40
+"""More tokens than any tier holds."""
+
 
 def delete_kv(cache: Any, tenant: str | None) -> bool:
     """Delete all KV of a tenant's prompts, exact or approximate, except what running requests use.
 
-    Pages of Canopy's disk tier are deleted on a thread. Returns whether any was deleted.
+    SGLang's Rust core cannot be walked by tenant: there all KV that no request uses is evicted. Pages
+    of Canopy's disk tier are deleted on a thread. Returns whether any was deleted.
     """
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
+
     core = getattr(cache, "tree_core", None)
     if core is None:
         return False
-    done = False
-    for top in list(core.root_node.children.values()):
-        if tenant in tenants_of_key(top.key.extra_key, top.key.cache_salt):
-            for node in list(_leaves_first(top)):
-                done |= _delete(cache, node)
+    if isinstance(core, UnifiedTreeCore):
+        done = False
+        for top in list(core.root_node.children.values()):
+            if tenant in tenants_of_key(top.key.extra_key, top.key.cache_salt):
+                for node in list(_leaves_first(top)):
+                    done |= _delete(cache, node)
+    else:
+        done = _evict_all(cache)
     storage = cache.cache_controller.storage_backend if cache.cache_controller else None
     store = getattr(storage, "store", None)
     if isinstance(store, DiskStore):
         threading.Thread(target=store.remove_tenant, args=(tenant,), daemon=True).start()
     return done
+
+
+def _evict_all(cache: Any) -> bool:
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+    evicted = cache.evict(EvictParams(num_tokens=_ALL)).num_tokens_evicted
+    if cache.cache_controller is not None:
+        evicted += cache.evict_host(_ALL)
+    return bool(evicted)
 
 
 def _leaves_first(top: Any) -> Iterator[Any]:
