@@ -269,7 +269,7 @@ def test_a_request_waits_for_a_layer_of_idle_work_and_the_piece_is_repeated(
         assert torch.allclose(got, expected, atol=1e-5)
 
 
-def test_a_monitor_that_asks_all_the_time_costs_half_of_idle_encoding_at_most(make) -> None:
+def test_a_monitor_that_asks_all_the_time_costs_less_than_half_of_idle_encoding(make) -> None:
     """A message comes while 40 rows of a layer are computed; a whole piece takes several times that."""
     engine = make(encode="prefix")
     encoder, layers, clock, message = engine.library.encoder, engine.model.shape.layers, [0], [40]
@@ -285,7 +285,7 @@ def test_a_monitor_that_asks_all_the_time_costs_half_of_idle_encoding_at_most(ma
         done = encoder.encoded_tokens - before
         clock[0] = max(clock[0], began + done * layers)  # also of a run that asks no longer
         message[0] = max(message[0], clock[0] + 40)
-    assert encoder.encoded_tokens > 0.5 * 4000 / layers
+    assert encoder.encoded_tokens > 0.6 * 4000 / layers
 
 
 def test_a_gpu_computes_more_tokens_in_a_piece() -> None:

@@ -46,7 +46,8 @@ def test_a_deletion_reaches_every_version_the_queue_and_the_checks(make, ids, tm
         state.fused = True
         engine.offer_check(served, state)
     for tenant in ("a", "b"):
-        engine.library.encoder.enqueue(document * 4, (), tenant, tenant)
+        for length in (4, 5):
+            engine.library.encoder.enqueue(document * length, (), tenant, tenant)
     engine.library.encoder.step()  # one of them is in progress
     server = scheduler_of(engine)
     server.tree_cache = None
