@@ -21,10 +21,10 @@ from environment import ROOT, STATE, SetupError, say
 
 NAME = "smollm2-135m-instruct"
 QUESTION = "What is the capital of France? Answer in one sentence."
-# Chosen with benchmark/quickstart/size.py of commit 39a3e052. Ten agents' conversations need about 5,000 tokens: they fit
-# with the running requests, but not with the documents that readers leave behind.
-KV_TOKENS = 5632
-RUNNING = 4  # what runs is held: without a limit it fills such a pool, and no policy has a choice
+# Ten agents' conversations need about 5,000 tokens: they fit in host memory, with the readers' documents,
+# but not on the device.
+KV_TOKENS = 3072
+RUNNING = 3  # what runs is held: without a limit it fills such a pool, and no policy has a choice
 # Prompts of a few hundred tokens: by default reuse is learnt in blocks of 64.
 TREE_CONFIG = '{"block_tokens": 16, "quantum_tokens": 16}'
 RUN_S = 50
