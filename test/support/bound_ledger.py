@@ -1,7 +1,7 @@
 """Independent accounts for `BoundedShortest`: the work that overtook each request.
 
 Observes a live queue's order without reading or changing its budgets. Work is in predicted seconds of
-prefill, at the price of each request's admission.
+the server, at the cost of each request's admission.
 """
 
 import functools

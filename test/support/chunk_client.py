@@ -2,10 +2,13 @@
 
 import json
 import random
+import time
 import urllib.error
 import urllib.request
 
 import pytest
+
+from canopy_chunks.server.engine import READ
 
 SEPARATOR = " # # "
 
@@ -56,7 +59,8 @@ def learn(client, orders, **params) -> None:
 
 def wait_until_encoded(client) -> None:
     """Let the server encode all that waits."""
-    while True:  # every look is a request: between two of them the server is idle
+    while True:
+        time.sleep(1.05 / READ[0])  # the server renews these counters at this rate
         found = state(client)
         if not found["waiting_chunks"] and not found["waiting_tokens"]:
             return

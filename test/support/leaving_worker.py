@@ -194,7 +194,7 @@ def fuzz(engine: InProcess, seed: int = 0) -> dict[str, Any]:
     if ledger is not None:
         ledger.close()
         counts |= {"over_bound": ledger.over, "kept_by_budget": ledger.order.admitted_by["budget"]}
-        counts |= {"fullest_percent": round(100 * ledger.fullest)}
+        counts |= {"fullest_percent": 100 * ledger.fullest}
     if gate is not None:
         counts["delayed_sessions"] = gate.stats()["delayed_sessions"]
     counts |= {"wrong": wrong, "unserved": unserved, **what_is_held(engine, seen)}
@@ -250,7 +250,7 @@ def with_tight_budgets(engine: InProcess) -> BoundLedger | None:
     queue = engine.scheduler.tree_cache.canopy_queue
     if not queue.orders:
         return None
-    queue.order.own, queue.order.least_s = 0.2, 0.0
+    queue.order.own, queue.order.least_s = 2.0, 0.0
     cache = engine.scheduler.tree_cache
     return BoundLedger(
         queue.order, lambda one: cache.has_ongoing_prefetch(one.about.cache_request_handle)
@@ -271,7 +271,7 @@ def what_is_held(engine: InProcess, seen: list[Any]) -> dict[str, Any]:
     return {
         "requests": sum(ref() is not None for ref in seen),
         "waiting": len(scheduler.waiting_queue),
-        "in_queue": len(queue._arranged) + len(queue._computing) + len(queue.order),
+        "in_queue": len(queue._arranged) + len(queue.order),
         "in_gate": sum(map(len, tickets)) + (len(gate.gate.line) if gate else 0),
         "locked": cache.protected_size(),
         "slots": scheduler.req_to_token_pool.size - scheduler.req_to_token_pool.available_size(),

@@ -30,7 +30,7 @@ def teach(engine: InProcess) -> dict[str, Any]:
         samples += [engine.feed(ids, 4, at=at, stamp=stamp) for _ in range(2)]
         engine.serve(samples)
         turns += [req.canopy.turn for req in samples]
-    after_samples = core.live.device_policy.model.samples
+    after_samples = core.live.learner.model.samples
     refused, last = refusals(engine)
     rows = core.live.counters.rows()
     engine.scheduler.tree_cache.sanity_check()
@@ -39,7 +39,7 @@ def teach(engine: InProcess) -> dict[str, Any]:
         "samples_learnt": after_samples,
         "refused_at_the_limit": refused is None,
         "retried_turn": last.canopy.turn,
-        "returns": core.live.device_policy.model.samples,
+        "returns": core.live.learner.model.samples,
         "requests": sum(row.requests for row in rows),
         "prompt_tokens": sum(row.prompt_tokens for row in rows),
         "metered_tokens": core.live.meter.sums["prompt_tokens"],

@@ -7,7 +7,6 @@ eviction. The policy returns one victim at a time, in O(W) for W categories.
 from __future__ import annotations
 
 import logging
-import time
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
@@ -104,7 +103,7 @@ class CanopyRadixCache(UnifiedRadixCache):
             if for_allocation:
                 self.tree_core.shortfall = lambda: self._shortfall(targets)
             retry = self.holds.possible and allocation_reclaim_satisfied is None
-            until = None
+            self.holds.begin()
             try:
                 while True:
                     super()._evict_components(
@@ -118,8 +117,7 @@ class CanopyRadixCache(UnifiedRadixCache):
                         short = self._shortfall(targets)
                     if not retry or short <= 0:
                         return
-                    until = until or time.monotonic() + storage_holds.MAX_WAIT_S
-                    if not self.holds.end(until):
+                    if not self.holds.end():
                         return
             finally:
                 self.tree_core.shortfall = None

@@ -8,6 +8,7 @@ below it (``UnifiedTreeCore.drop_subtree_no_host``). An allocation of the counte
 from __future__ import annotations
 
 import logging
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,8 @@ class StorageHolds:
         self.longest_wait_s = 0.0
         self.timeouts = 0
         """Waits that ended after ``MAX_WAIT_S``."""
+        self._until = math.inf
+        """End of the waits of this eviction, in seconds of ``time.monotonic``."""
         self._unfinished: set[int] = set()
         """Writes whose wait timed out; while one is pending, there is no other wait."""
 
@@ -54,13 +57,17 @@ class StorageHolds:
             and cache.pp_size == 1
         )
 
-    def end(self, until: float) -> bool:
+    def begin(self) -> None:
+        """Begin an eviction."""
+        self._until = math.inf
+
+    def end(self) -> bool:
         """Cancel the reads, or without any wait for the writes. Return whether a walk can free more.
 
-        ``until``: end of the wait, in seconds of ``time.monotonic``. The requests of cancelled reads
-        look up again or recompute, as SGLang does for a read that finds no room.
+        The requests of cancelled reads look up again or recompute, as SGLang does for a read that finds
+        no room.
         """
-        return self._cancel_reads() or self._finish_writes(until)
+        return self._cancel_reads() or self._finish_writes()
 
     def stats(self) -> dict[str, Any]:
         """Return the counters for ``/canopy/status``."""
@@ -84,15 +91,16 @@ class StorageHolds:
         self.reads_cancelled += len(reads)
         return bool(reads)
 
-    def _finish_writes(self, until: float) -> bool:
+    def _finish_writes(self) -> bool:
         cache = self.cache
         writes = {key for key, (node, _) in cache.ongoing_backup.items() if self._is_held(node)}
         if not writes or not self._unfinished.isdisjoint(cache.ongoing_backup):
             return False
         began = time.monotonic()
+        self._until = min(self._until, began + MAX_WAIT_S)
         queue = cache.cache_controller.ack_backup_queue
         while not writes.isdisjoint(cache.ongoing_backup):
-            while not queue.qsize() and time.monotonic() < until:
+            while not queue.qsize() and time.monotonic() < self._until:
                 time.sleep(_POLL_S)
             if not self._true_on_all_ranks(queue.qsize() > 0):
                 break

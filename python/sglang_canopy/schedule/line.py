@@ -67,6 +67,7 @@ class Line:
 
     def add(self, waiting: Waiting, youngest: bool) -> None:
         """Add a new request, or requeue a retracted one (``youngest=False``)."""
+        waiting.oldest_since = None  # a retracted request was running meanwhile
         self.requests[waiting.number] = waiting
         insort(self.by_cost, (*waiting.rank, waiting))
         self.work += waiting.cost
