@@ -160,7 +160,7 @@ class CurrentStore:
 
     def _new(self, before: DiskStore | None = None) -> DiskStore:
         """Open a store for the current weights, with the policy, TTLs and counters of ``before``."""
-        settings, updates = self.settings, weights.WEIGHTS
+        settings, updated = self.settings, weights.WEIGHTS.id
         return DiskStore(
             settings.path,
             page_bytes=self.page_bytes,
@@ -170,8 +170,8 @@ class CurrentStore:
             quotas=settings.quota_bytes,
             pin_bytes=settings.pin_bytes,
             pin_tenant_bytes=settings.pin_tenant_bytes,
-            namespace=f"{self.namespace}|weights={updates.id}" if updates.id else self.namespace,
-            temporary=not updates.repeatable,
+            namespace=f"{self.namespace}|weights={updated}" if updated else self.namespace,
+            temporary=bool(updated),
             counters=before.counters if before is not None else None,
         )
 

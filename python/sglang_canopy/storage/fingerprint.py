@@ -12,8 +12,11 @@ import xxhash
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 _KINDS = (*_WEIGHTS, ".json", ".py")
 """Suffixes of files that determine a model's KV: weights, configuration, code."""
-_SAMPLE_BYTES = 16_384
-_SAMPLES = 8
+_HEAD_BYTES = 1 << 20
+"""Bytes read from the start of each file, with the header of a weight file."""
+_SAMPLE_BYTES = 4096
+_STRIDE_BYTES = 4 << 20
+"""Distance of the samples behind the head."""
 
 
 class NotFound(Exception):
@@ -43,9 +46,9 @@ def local_files(name: str, revision: str | None = None, *caches: str | None) -> 
 
 
 def sampled(path: Path) -> str:
-    """Return a digest of the names, sizes, modification times and sampled bytes of all files.
+    """Return a digest of the names, sizes and sampled bytes of the model's files.
 
-    Reads at most 128 KiB per file. Raises ``NotFound`` if there are no weights.
+    A copy elsewhere has the same digest. Raises ``NotFound`` if there are no weights.
     """
     if not any(file.suffix in _WEIGHTS for file in _files(path)):
         raise NotFound(f"there are no weights ({', '.join(_WEIGHTS)}) in {path}")
@@ -61,11 +64,12 @@ def sampled_files(path: Path) -> str:
 def _sampled(path: Path, files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
     for file in files:
-        status = file.stat()
-        name = file.name if file == path else file.relative_to(path).as_posix()
-        digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
-        with file.open("rb") as handle:
-            for at in _positions(status.st_size):
+        size = file.stat().st_size
+        name = "" if file == path else file.relative_to(path).as_posix()
+        digest.update(f"{name}\0{size}\0".encode())
+        with file.open("rb", buffering=0) as handle:
+            digest.update(handle.read(_HEAD_BYTES))
+            for at in (*range(_HEAD_BYTES, size, _STRIDE_BYTES), max(0, size - _SAMPLE_BYTES)):
                 handle.seek(at)
                 digest.update(handle.read(_SAMPLE_BYTES))
     return digest.hexdigest()
@@ -98,12 +102,3 @@ def _files(path: Path) -> Iterator[Path]:
         for name in sorted(names):
             if name.endswith(_KINDS) and not name.startswith("."):
                 yield Path(folder, name)
-
-
-def _positions(size: int) -> Iterator[int]:
-    """Return the offsets of the samples, spread from the first to the last bytes."""
-    if size <= _SAMPLES * _SAMPLE_BYTES:
-        yield from range(0, size, _SAMPLE_BYTES)
-        return
-    last = size - _SAMPLE_BYTES
-    yield from (last * i // (_SAMPLES - 1) for i in range(_SAMPLES))

@@ -1,8 +1,8 @@
 """Namespace of a disk store: a text of all facts that must be equal for pages to hold the same KV.
 
 It contains every server argument except those that cannot change KV (``server_arguments``), the
-model's configuration as SGLang uses it, the files of its weights, the adapters named at start, the
-layout of the pool, and the rank. A model or adapter whose files are not found is refused, because its
+model's configuration as SGLang uses it, a digest of its files, the adapters named at start, the
+layout of the pool, and the rank. Files count by content: neither their paths nor their times do. A model or adapter whose files are not found is refused, because its
 pages could be confused with another's. Weights that are not local (``weights_are_local``) get a new
 namespace at each start.
 """
@@ -39,8 +39,7 @@ def namespace_of(config: HiCacheStorageConfig, pool: Any) -> str:
     Raises ``CanopyError`` if the model or an adapter cannot be identified.
     """
     fields = {
-        "model": config.model_name,
-        "config": _model(),
+        "model": _model(),
         "adapters": _adapters(),
         "pool": type(pool).__name__,
         "tag": getattr(pool, "storage_format_tag", None),
@@ -106,11 +105,11 @@ def weights_are_local() -> bool:
 
 
 def _arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that can change KV, with digests of the files that they name."""
+    """Return the arguments that can change KV; of files that they name, digests of the content."""
     facts = {name: value for name, value in arguments.items() if name not in LEAVES_KV}
-    for name, value in list(facts.items()):
+    for name, value in facts.items():
         if name.endswith(_NAMES_FILES) and isinstance(value, str) and Path(value).exists():
-            facts[f"content of {name}"] = sampled_files(Path(value))
+            facts[name] = sampled_files(Path(value))
     return facts
 
 

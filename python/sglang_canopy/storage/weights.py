@@ -3,7 +3,7 @@
 An update makes every page on disk stale. SGLang flushes the tree and the host tier after an update, or
 leaves that to the caller (``flush_cache: false``) and keeps using the old KV. The disk tier is
 therefore disabled from the start of an update until the next flush of the tree, and then uses a new
-namespace, so that pages of different weights never mix.
+random namespace, so that pages of different weights never mix.
 
 The hooks cover SGLang's ways to change weights: four calls that load weights, and a session around
 them, in which a peer may also write weights without a call.
@@ -11,13 +11,12 @@ them, in which a peer may also write weights without a call.
 
 from __future__ import annotations
 
-import hashlib
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sglang_canopy.storage.fingerprint import NotFound, local_files, sampled, whole
+from sglang_canopy.storage.fingerprint import whole
 
 _RESTS = (
     "the weights were updated and the cache was not flushed since; the disk tier starts again "
@@ -31,9 +30,7 @@ class Weights:
 
     def __init__(self) -> None:
         self.id = ""
-        """Digest of all updates; empty for the initial weights."""
-        self.repeatable = True
-        """Whether the same updates give the same ``id`` after a restart."""
+        """Random after each update, empty for the initial weights."""
         self._stale = False
         self._in_session = False
         self._loads = 0
@@ -44,22 +41,18 @@ class Weights:
             return _SESSION
         return _RESTS if self._stale else None
 
-    def changed(self, content: str | None = None) -> None:
-        """Record a load of weights. ``content``: their digest, or ``None`` if it is unknown."""
+    def changed(self) -> None:
+        """Record a load of weights."""
         self._stale = True
         self._loads += 1
-        if content is None:
-            self.repeatable = False
-        step = content or uuid.uuid4().hex
-        self.id = hashlib.sha256(f"{self.id}\0{step}".encode()).hexdigest()[:32]
+        self.id = uuid.uuid4().hex
 
     def elsewhere(self) -> None:
         """Record that the initial weights come from another process or machine.
 
         They cannot be identified, so their pages use a namespace that no later start reuses.
         """
-        if not self.id:
-            self.id, self.repeatable = uuid.uuid4().hex, False
+        self.id = self.id or uuid.uuid4().hex
 
     def flushed(self) -> None:
         """Record a flush: the tree and the host tier have no KV of earlier weights."""
@@ -99,14 +92,6 @@ def adapter_id(original: Callable[[str, str], str], lora_name: str, lora_path: s
 # ---- hooks ----
 
 
-def _from_disk(_manager: Any, recv_req: Any, *_: Any) -> None:
-    try:
-        content = sampled(local_files(recv_req.model_path))
-    except (NotFound, OSError):
-        content = None
-    WEIGHTS.changed(content and f"{recv_req.load_format}:{content}")
-
-
 def _loaded(_manager: Any, _recv_req: Any, *_: Any) -> None:
     WEIGHTS.changed()
 
@@ -142,7 +127,7 @@ HOOKS: tuple[tuple[str, str, Callable[..., Any], tuple[str, ...]], ...] = (
         adapter_id,
         ("lora_name", "lora_path"),
     ),
-    (_MANAGER + "update_weights_from_disk", "before", _from_disk, _UPDATE),
+    (_MANAGER + "update_weights_from_disk", "before", _loaded, _UPDATE),
     (_MANAGER + "update_weights_from_disk", "after", _ended, _UPDATE),
     (_MANAGER + "update_weights_from_distributed", "before", _loaded, _UPDATE),
     (_MANAGER + "update_weights_from_distributed", "after", _ended, _UPDATE),
