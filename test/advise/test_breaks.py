@@ -1,11 +1,7 @@
 """Breaks of prefixes: every seeded kind is found, and none in logs that only grow."""
 
-import importlib.util
 import json
 import random
-import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,24 +15,7 @@ from canopy_lab.cli.main import main
 from canopy_lab.trace.openai_log import parse
 from canopy_lab.trace.prompts import LoggedPrompt
 from canopy_lab.trace.template import split_template
-
-FILE = Path(__file__).resolve().parents[2] / "benchmark" / "advise" / "seed_breaks.py"
-
-
-COSTS_NOTHING = "reminder in last"
-"""No text of an earlier prompt follows it: only the answer's KV is lost."""
-
-
-def _module() -> Any:
-    spec = importlib.util.spec_from_file_location("seed_breaks", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-seeds = _module()
+from support import seeded_breaks as seeds
 
 
 def prose(count: int, words: int, seed: int) -> list[str]:
@@ -75,11 +54,11 @@ def test_a_log_that_only_grows_has_no_findings(clean_log, named):
     ]
 
 
-@pytest.mark.parametrize("name", [n for n in (*seeds.KINDS, *seeds.UNSEEN) if n != COSTS_NOTHING])
+@pytest.mark.parametrize("name", seeds.KINDS)
 def test_a_seeded_break_is_placed_and_named(clean_log, name):
-    kind = {**seeds.KINDS, **seeds.UNSEEN}[name]
+    kind = seeds.KINDS[name]
     rate = 1.0 if name == "moving reminder" else 0.5
-    found = find(seeds.seeded(clean_log, name, "middle", rate, 1))
+    found = find(seeds.seeded(clean_log, name, rate))
     right = [one for one in found.findings if one.place == kind.place and one.kind in kind.names]
     assert right, [(one.place, one.kind, one.tokens) for one in found.findings]
     assert found.findings[0] in right
@@ -87,8 +66,8 @@ def test_a_seeded_break_is_placed_and_named(clean_log, name):
 
 @pytest.mark.parametrize("name", ["time", "tool order", "picture"])
 def test_the_tokens_are_those_that_an_endless_cache_misses_more(clean_log, name):
-    same = seeds.seeded(clean_log, name, "middle", 0.0, 1)
-    before, after = find(same), find(seeds.seeded(clean_log, name, "middle", 1.0, 1))
+    same = seeds.seeded(clean_log, name, 0.0)
+    before, after = find(same), find(seeds.seeded(clean_log, name, 1.0))
     lost = (after.tokens - after.cached_tokens) - (before.tokens - before.cached_tokens)
     said = sum(one.tokens for one in after.findings)
     assert lost > 0
@@ -97,13 +76,13 @@ def test_the_tokens_are_those_that_an_endless_cache_misses_more(clean_log, name)
 
 def test_values_change_with_users_or_with_requests(clean_log, monkeypatch):
     monkeypatch.setattr(finder, "MIN_SHARE", 0.0)
-    users = find(seeds.seeded(clean_log, "user", "middle", 1.0, 1)).findings[0]
-    times = find(seeds.seeded(clean_log, "time", "middle", 1.0, 1)).findings[0]
+    users = find(seeds.seeded(clean_log, "user", 1.0)).findings[0]
+    times = find(seeds.seeded(clean_log, "time", 1.0)).findings[0]
     assert (users.per, times.per) == ("user", "request")
 
 
 def test_memory_is_bounded_by_prompts_and_by_bytes(clean_log):
-    log = seeds.seeded(clean_log, "time", "middle", 1.0, 1)
+    log = seeds.seeded(clean_log, "time", 1.0)
     by_prompts = Finder(most_prompts=20)
     by_bytes = Finder(most_bytes=400_000)
     for number, row in enumerate(log):
@@ -251,7 +230,7 @@ def test_advice_names_the_break_and_hides_its_values(tmp_path, capsys):
 
 
 def test_json_without_values_has_no_text_of_the_log(clean_log):
-    found = find(seeds.seeded(clean_log, "id", "middle", 1.0, 1))
+    found = find(seeds.seeded(clean_log, "counter", 1.0))
     data = as_json(found)
     assert data["findings"]
     assert not {"label", "name", "examples"} & set(data["findings"][0])

@@ -1,0 +1,232 @@
+"""Logs of an agent with 12 tools (0), a chat (1) and questions over passages (2), with one seeded break each."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+NAMES = ["Ada Brown", "Bo Lind", "Chen Wei", "Dora Klein", "Emil Novak", "Fay Okoro", "Gil Costa", "Hana Sato"]  # fmt: skip
+ALPHABET = "ABCDEFGHabcdefgh0123456789+/"
+Row = dict[str, Any]
+
+
+def tools_of(rng: random.Random, prose: list[str]) -> list[dict[str, Any]]:
+    def tool(i: int) -> dict[str, Any]:
+        props = {
+            f"{word}_{j}": {"type": "string", "description": rng.choice(prose)[:90]}
+            for j, word in enumerate("abcd")
+        }
+        parameters = {"type": "object", "properties": props, "required": sorted(props)[:2]}
+        name = f"{rng.choice(['get', 'find', 'list', 'update'])}_order_{i}"
+        function = {"name": name, "description": rng.choice(prose)[:200], "parameters": parameters}
+        return {"type": "function", "function": function}
+
+    return [tool(i) for i in range(12)]
+
+
+def clean_log(runs: list, prose: list[str], seed: int, sessions: int) -> list[Row]:
+    """A log in which every conversation only grows."""
+    rng = random.Random(seed)
+    tools = tools_of(rng, prose)
+    systems = ["\n".join(prose[k : k + 22]) for k in (0, 40, 80)]
+    passages = [" ".join(prose[k : k + 2]) for k in range(120, len(prose) - 6, 6)]
+    log: list[Row] = []
+    for s in range(sessions):
+        app, user = s % 3, rng.randrange(len(NAMES))
+        at = 1_790_000_000 + rng.random() * 900
+        docs = rng.sample(passages[:60], 6) if app == 2 else []
+        messages: list[Row] = [{"role": "system", "content": systems[app]}]
+        for k, (new, answer) in enumerate(runs[(s + 7 * seed) % len(runs)]):
+            messages.append(_question(app, s, k, new, docs))
+            row = {
+                "timestamp": at, "model": "m", "session_id": f"s{s}", "user": f"u{user}", "app": app,
+                "name": NAMES[user], "messages": copy.deepcopy(messages), "docs": docs, "turn": k,
+            }  # fmt: skip
+            if app == 0:
+                row["tools"] = tools
+            log.append(row)
+            messages.append(_answer(app, s, k, answer, tools))
+            at += 5 + rng.random() * 40
+    return sorted(log, key=lambda row: row["timestamp"])
+
+
+def _question(app: int, s: int, k: int, new: str, docs: list[str]) -> Row:
+    if k == 0 and app == 2:
+        content = "\n\n".join(f"Passage: {d}" for d in docs) + "\n\nQuestion: " + new[:1500]
+        return {"role": "user", "content": content}
+    if app == 0 and k:
+        return {"role": "tool", "content": new, "tool_call_id": f"call_{s}_{k}"}
+    return {"role": "user", "content": new}
+
+
+def _answer(app: int, s: int, k: int, answer: str, tools: list) -> Row:
+    if app:
+        return {"role": "assistant", "content": answer}
+    args = {"path": answer[:40], "text": answer[40:400], "limit": k, "mode": "read"}
+    function = {"name": tools[k % 12]["function"]["name"], "arguments": json.dumps(args)}
+    call = {"id": f"call_{s}_{k}", "type": "function", "function": function}
+    return {"role": "assistant", "content": answer[:800], "tool_calls": [call]}
+
+
+@dataclass
+class Seeded:
+    """One request while a break is put into it."""
+
+    row: Row
+    bad: bool
+    """Whether this request gets a value of its own; else the same as all others."""
+    number: int
+    rng: random.Random
+    always: bool
+
+    @property
+    def system(self) -> Row:
+        return self.row["messages"][0]
+
+    @property
+    def first(self) -> Row:
+        return next(m for m in self.row["messages"] if m["role"] == "user")
+
+    @property
+    def when(self) -> datetime:
+        return datetime.fromtimestamp(self.row["timestamp"], timezone.utc)
+
+    def put(self, what: str) -> None:
+        """Put a line into the system prompt."""
+        lines = self.system["content"].split("\n")
+        at = len(lines) // 2
+        self.system["content"] = "\n".join([*lines[:at], what, *lines[at:]])
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A break, and its expected names."""
+
+    put: Callable[[Seeded], None]
+    place: str
+    names: tuple[str, ...]
+    app: int | None = 0
+    """Its application; ``None``: any."""
+    only_bad: bool = False
+    """Whether the other requests stay as they are."""
+
+
+def _time(one: Seeded) -> None:
+    shown = one.when.strftime("%Y-%m-%d %H:%M:%S") if one.bad else "2026-01-01 00:00:00"
+    one.put(f"Current time: {shown} UTC.")
+
+
+def _counter(one: Seeded) -> None:
+    one.put(f"You have answered {one.number if one.bad else 0} requests so far.")
+
+
+def _user(one: Seeded) -> None:
+    name = one.row["name"] if one.bad or one.always else "a customer"
+    one.put(f"You are talking to {name}, a customer.")
+
+
+def _white_space(one: Seeded) -> None:
+    text = one.system["content"]
+    at = text.find(" ", len(text) // 2)
+    one.system["content"] = text[:at] + one.rng.choice(["  ", " \n", "\t"]) + text[at + 1 :]
+
+
+def _tool_order(one: Seeded) -> None:
+    one.rng.shuffle(one.row["tools"])
+
+
+def _tool_set(one: Seeded) -> None:
+    del one.row["tools"][one.rng.randrange(len(one.row["tools"]))]
+
+
+def _shortened(one: Seeded) -> None:
+    for m in [m for m in one.row["messages"] if m["role"] == "tool"][:-2]:
+        if len(m["content"]) > 260:
+            m["content"] = m["content"][:200] + " ... [cut]"
+
+
+def _key_order_in_calls(one: Seeded) -> None:
+    for m in one.row["messages"]:
+        for call in m.get("tool_calls", ()):
+            args = json.loads(call["function"]["arguments"])
+            mixed = dict(one.rng.sample(list(args.items()), len(args)))
+            call["function"]["arguments"] = json.dumps(mixed)
+
+
+def _order(one: Seeded) -> None:
+    docs = one.rng.sample(one.row["docs"], len(one.row["docs"]))
+    text = one.first["content"]
+    passages = "\n\n".join(f"Passage: {d}" for d in docs)
+    one.first["content"] = passages + text[text.rindex("\n\nQuestion: ") :]
+
+
+def _picture(one: Seeded) -> None:
+    rng = one.rng if one.bad else random.Random(1)
+    data = "".join(rng.choice(ALPHABET) for _ in range(6000))
+    picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+    one.first["content"] = [picture, {"type": "text", "text": one.first["content"]}]
+
+
+def _dropped(one: Seeded) -> None:
+    if len(one.row["messages"]) > 9:
+        one.row["messages"] = one.row["messages"][:2] + one.row["messages"][-6:]
+
+
+def _id_in_first(one: Seeded) -> None:
+    name = f"req_{one.rng.getrandbits(64):016x}" if one.bad else "req_0000000000000000"
+    one.first["content"] = f"(ref {name}) " + one.first["content"]
+
+
+REMINDER = "Reminder: do not touch files outside the project. Answer briefly. Prefer the tools that you have over guesses."
+
+
+def _moving_reminder(one: Seeded) -> None:
+    one.row["messages"].insert(-1, {"role": "user", "content": REMINDER})
+
+
+def _two_models(one: Seeded) -> None:
+    one.row["model"] = f"m-{one.row['turn'] % 2}"
+
+
+KINDS: dict[str, Kind] = {
+    "time": Kind(_time, "system", ("time",), app=None),
+    "counter": Kind(_counter, "system", ("counter", "number",), app=None),
+    "user": Kind(_user, "system", ("user", "text",), app=None),
+    "white space": Kind(_white_space, "system", ("white space",), app=None, only_bad=True),
+    "tool order": Kind(_tool_order, "tools", ("tool order",), only_bad=True),
+    "tool set": Kind(_tool_set, "tools", ("tool set",), only_bad=True),
+    "shortened": Kind(_shortened, "history", ("shortened",), only_bad=True),
+    "key order in calls": Kind(_key_order_in_calls, "history", ("key order", "white space",), only_bad=True),
+    "order": Kind(_order, "first message", ("order",), app=2, only_bad=True),
+    "picture": Kind(_picture, "first message", ("picture",), app=1),
+    "dropped": Kind(_dropped, "history", ("dropped",), only_bad=True),
+    "id in first message": Kind(_id_in_first, "first message", ("id",), app=1),
+    "moving reminder": Kind(_moving_reminder, "history", ("reminder",), only_bad=True),
+    "two models": Kind(_two_models, "history", ("models",), only_bad=True),
+}  # fmt: skip
+
+
+def seeded(log: list[Row], name: str, rate: float, seed: int = 1) -> list[Row]:
+    """A copy of ``log`` with the break ``name`` in ``rate`` of one application's requests."""
+    kind = KINDS[name]
+    rng = random.Random(1000 * seed + zlib.crc32(name.encode()) % 997)
+    app = rng.randrange(3) if kind.app is None else kind.app
+    found = []
+    for number, row in enumerate(log):
+        row, bad = copy.deepcopy(row), rng.random() < rate
+        if row["app"] == app and (bad or not kind.only_bad):
+            kind.put(Seeded(row, bad, number, rng, rate == 1))
+        found.append(row)
+    return found
+
+
+def without_labels(row: Row, *, named: bool) -> Row:
+    """The request as a gateway would log it; ``named``: with its conversation and user."""
+    hidden = {"app", "docs", "name", "turn"} | (set() if named else {"session_id", "user"})
+    return {key: value for key, value in row.items() if key not in hidden}
