@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from canopy_lab.group_ttl.path_log import PathLog
-from canopy_lab.group_ttl.path_segments import segments_of
+from canopy_lab.group_ttl.paths import segments_of
 from canopy_lab.group_ttl.replay import fixed_ttls, simulate_ttl
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.table import Group, TTLTable
@@ -83,47 +82,20 @@ def test_the_sweep_of_fixed_ttls_is_the_same_replay(
         assert quick.mean_tokens == pytest.approx(won.mean_tokens, abs=1e-3)
 
 
-@given(requests(most=30), st.integers(1, 6), st.integers(1, 12), st.sampled_from([2.0, math.inf]))
-def test_the_path_log_stays_within_its_bounds(
-    made: list[Request], most_requests: int, most_blocks: int, window_s: float
-) -> None:
-    log = PathLog(
-        block_tokens=BLOCK, window_s=window_s, max_requests=most_requests, max_blocks=most_blocks
-    )
-    for time_s, path, category in made:
-        log.observe(path, time_s, category=category)
-        log.check()
+def test_a_partial_last_block_counts_its_tokens() -> None:
+    log = log_of([(0.0, (1, 2), "a"), (1.0, (1, 2), "a")], short=BLOCK - 3)
+    won = simulate_ttl(log, one(1.0))
+    assert (won.tokens, won.hits) == (2 * (BLOCK + 3), BLOCK + 3)
 
 
 @given(requests(most=30), st.sampled_from([1.0, 4.0]))
-def test_forgetting_leaves_the_newest_requests_as_they_were(
-    made: list[Request], window_s: float
+def test_paths_until_a_time_are_those_of_the_earlier_requests(
+    made: list[Request], s: float
 ) -> None:
-    kept = log_of(made, window_s=window_s)
-    assert len(kept) >= sum(t >= made[-1][0] - window_s for t, _, _ in made)
-    alone = log_of(made[len(made) - len(kept) :])
-    assert kept.times_s.tolist() == alone.times_s.tolist()
-    # A cut that a forgotten request made may stay: it changes no count.
+    until_s = made[0][0] + s
+    alone = log_of([one for one in made if one[0] <= until_s])
     ttls = [0.0, 1.0, 5.0, 100.0]
-    left, right = (fixed_ttls(segments_of(log), ttls, kept.times_s[0]) for log in (kept, alone))
-    assert [(o.tokens, o.hits) for o in left] == [(o.tokens, o.hits) for o in right]
-    assert [o.mean_tokens for o in left] == pytest.approx([o.mean_tokens for o in right])
-
-
-def test_a_snapshot_does_not_change_with_the_log() -> None:
-    log = PathLog(block_tokens=BLOCK, max_requests=4)
-    for i in range(4):
-        log.observe((1, 2, 10 + i), float(i))
-    before = log.snapshot()
-    expected = simulate_ttl(before, one(10.0))
-    for i in range(20):
-        log.observe((5, 6, 30 + i), 10.0 + i)
-    assert simulate_ttl(before, one(10.0)) == expected
-
-
-def test_a_partial_last_block_counts_its_tokens() -> None:
-    log = PathLog(block_tokens=BLOCK)
-    log.observe((1, 2), 0.0, tokens=BLOCK + 3)
-    log.observe((1, 2), 1.0, tokens=BLOCK + 3)
-    won = simulate_ttl(log.snapshot(), one(1.0))
-    assert (won.tokens, won.hits) == (2 * (BLOCK + 3), BLOCK + 3)
+    cut, whole = (
+        fixed_ttls(segments_of(log), ttls) for log in (log_of(made).until(alone.end_s), alone)
+    )
+    assert cut == whole

@@ -8,30 +8,30 @@ import pytest
 
 from canopy_lab.group_ttl.groups import GroupSelection, choose_groups
 from canopy_lab.group_ttl.learn import FIXED, GROUPS, Learning, in_hindsight, learn
-from canopy_lab.group_ttl.path_log import MAX_CATEGORIES, PathLog, PathSnapshot
-from canopy_lab.group_ttl.path_segments import segments_of
+from canopy_lab.group_ttl.paths import MAX_CATEGORIES, Paths, segments_of
 from canopy_lab.group_ttl.replay import fixed_ttls, simulate_ttl
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.table import RESIDUAL, SERVER_HASH
+from support.ttl_cases import Request, log_of
 
 QUICK, SLOW, UNIVERSAL = 100, 200, 1
 
 
-def two_tenants(window: PathLog, seconds: float, *, start: int = 0) -> None:
+def two_tenants(seconds: float, *, start: int = 0) -> list[Request]:
     """Two tenants below a shared prompt: one returns every 2 s, one with more tokens every 45 s. Both have payloads that never repeat."""
     fresh = iter(range(10_000 + start, 10**9))
     times = [(t, QUICK) for t in range(0, int(seconds), 2)]
+    made: list[Request] = []
     times += [(t + 0.5, SLOW) for t in range(0, int(seconds), 45)]
     for time_s, tenant in sorted(times):
         kept = range(tenant, tenant + (2 if tenant == QUICK else 40))
         new = [next(fresh) for _ in range(10 if tenant == QUICK else 1)]
-        window.observe((UNIVERSAL, *kept, *new), start + time_s, category=str(tenant))
+        made.append((start + time_s, (UNIVERSAL, *kept, *new), str(tenant)))
+    return made
 
 
-def seen(seconds: float = 3600.0) -> PathSnapshot:
-    log = PathLog(block_tokens=64)
-    two_tenants(log, seconds)
-    return log.snapshot()
+def seen(seconds: float = 3600.0) -> Paths:
+    return log_of(two_tenants(seconds), 64)
 
 
 def test_a_prefix_of_all_requests_is_no_group_and_tenants_are() -> None:
@@ -55,14 +55,10 @@ def test_the_slow_tenant_gets_the_long_ttl_and_the_disk_no_more_bytes() -> None:
 
 
 def test_a_window_learns_the_same_for_the_next_hour() -> None:
-    window = PathLog(window_s=3600.0)
-    two_tenants(window, 3600.0)
-    learnt = learn(window.snapshot(), None, Learning(kinds=(GROUPS,), like_ttl_s=30.0))
+    learnt = learn(seen(), None, Learning(kinds=(GROUPS,), like_ttl_s=30.0))
     assert learnt.kind == GROUPS
     assert learnt.gains[GROUPS] > 0
-    after = PathLog(block_tokens=64)
-    two_tenants(after, 3600.0, start=3600)
-    log = after.snapshot()
+    log = log_of(two_tenants(3600.0, start=3600), 64)
     (fixed,) = fixed_ttls(segments_of(log), [30.0])
     won = simulate_ttl(log, [(0.0, learnt.table)])
     assert won.hit_ratio > fixed.hit_ratio + 0.05
@@ -70,36 +66,31 @@ def test_a_window_learns_the_same_for_the_next_hour() -> None:
 
 
 def test_a_table_uses_server_ids_by_default() -> None:
-    window = PathLog(block_tokens=16)
-    two_tenants(window, 600.0)
-    table = learn(window.snapshot(), 1e6).table
+    table = learn(log_of(two_tenants(600.0)), 1e6).table
     assert (table.hash, table.block_tokens) == (SERVER_HASH, 16)
 
 
 def test_noise_is_not_believed() -> None:
     draw = random.Random(0)
-    log = PathLog(block_tokens=64)
-    for i in range(4000):
-        log.observe((draw.randrange(1, 200),), float(i))
-    learnt = learn(log.snapshot(), None, Learning(kinds=(GROUPS,), like_ttl_s=100.0))
+    log = log_of([(float(i), (draw.randrange(1, 200),), "a") for i in range(4000)], 64)
+    learnt = learn(log, None, Learning(kinds=(GROUPS,), like_ttl_s=100.0))
     assert learnt.kind == FIXED
     assert learnt.table.groups == ()
     assert learnt.table.residual_ttl_s == 100.0
 
 
-def test_without_requests_everything_is_kept() -> None:
-    empty = learn(PathLog().snapshot(), 1e9).table
-    assert empty.group_of((1, 2)) == RESIDUAL
-    assert empty.residual_ttl_s == math.inf
-    once = PathLog()
-    once.observe((1, 2), 5.0)
-    assert learn(once.snapshot(), 1e9).table.residual_ttl_s == math.inf
+def test_without_a_span_of_time_everything_is_kept_and_an_empty_trace_is_refused() -> None:
+    once = learn(log_of([(5.0, (1, 2), "a")]), 1e9).table
+    assert once.group_of((1, 2)) == RESIDUAL
+    assert once.residual_ttl_s == math.inf
+    with pytest.raises(CanopyError, match="no requests"):
+        log_of([])
 
 
 @pytest.mark.parametrize("budget", [0.0, -1.0, math.nan])
 def test_a_budget_that_is_not_positive_is_refused(budget: float) -> None:
     with pytest.raises(CanopyError, match="budget must be positive"):
-        learn(PathLog().snapshot(), budget)
+        learn(log_of([(5.0, (1, 2), "a")]), budget)
 
 
 def test_a_bad_setting_is_refused_by_name() -> None:
@@ -109,18 +100,10 @@ def test_a_bad_setting_is_refused_by_name() -> None:
         Learning(kinds=("group",))
     with pytest.raises(CanopyError, match="from 0 to 4096"):
         GroupSelection(groups=-1)
-    with pytest.raises(CanopyError, match="window must be"):
-        PathLog(window_s=0.0)
-    with pytest.raises(CanopyError, match="max_blocks"):
-        PathLog(max_blocks=0)
 
 
 def test_equal_windows_give_equal_tables_in_any_thread() -> None:
-    snapshots = []
-    for _ in range(2):
-        window = PathLog()
-        two_tenants(window, 1200.0)
-        snapshots.append(window.snapshot())
+    snapshots = [seen(1200.0), seen(1200.0)]
     learning = Learning(kinds=(GROUPS,))
     tables = [learn(snapshots[0], 1e4, learning)]
     worker = threading.Thread(target=lambda: tables.append(learn(snapshots[1], 1e4, learning)))
@@ -130,15 +113,10 @@ def test_equal_windows_give_equal_tables_in_any_thread() -> None:
 
 
 def test_invented_categories_are_bounded() -> None:
-    log = PathLog()
-    for i in range(1000):
-        log.observe((1,), float(i), category=f"name{i}")
-    assert len(log.snapshot().categories) == MAX_CATEGORIES
+    log = log_of([(float(i), (1,), f"name{i}") for i in range(1000)])
+    assert len(log.categories) == MAX_CATEGORIES
 
 
 def test_a_clock_that_runs_backwards_counts_as_now() -> None:
-    log = PathLog(window_s=100.0)
-    for time_s in (50.0, 10.0, 60.0):
-        log.observe((1, 2), time_s)
-    log.check()
-    assert log.snapshot().times_s.tolist() == [50.0, 50.0, 60.0]
+    log = log_of([(time_s, (1, 2), "a") for time_s in (50.0, 10.0, 60.0)])
+    assert log.times_s.tolist() == [50.0, 50.0, 60.0]

@@ -28,7 +28,7 @@ def test_it_survives_pickling():
 def test_each_block_is_stored_once():
     depth = 300
     trace = [record(t, range(t)) for t in range(1, depth)]
-    stored = sum(len(run) for run in CompactTrace(trace)._runs)
+    stored = sum(len(run) for run in CompactTrace(trace).runs)
     assert stored == depth - 1
 
 

@@ -2,18 +2,21 @@
 
 from hypothesis import strategies as st
 
-from canopy_lab.group_ttl.path_log import PathLog, PathSnapshot
+from canopy_lab.group_ttl.paths import Paths, paths_of
+from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.ttl.table import TTLTable
 
 BLOCK = 16
 Request = tuple[float, tuple[int, ...], str]
 
 
-def log_of(requests: list[Request], **bounds: float) -> PathSnapshot:
-    log = PathLog(block_tokens=BLOCK, **bounds)  # type: ignore[arg-type]
-    for time_s, path, category in requests:
-        log.observe(path, time_s, category=category)
-    return log.snapshot()
+def log_of(requests: list[Request], block_tokens: int = BLOCK, short: int = 0) -> Paths:
+    """Paths of requests of whole blocks, less ``short`` tokens."""
+    rows = [
+        TraceRequest(time_s, block_tokens * len(path) - short, 0, path, block_tokens, category)
+        for time_s, path, category in requests
+    ]
+    return paths_of(rows, lambda row: row.category)
 
 
 @st.composite

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import minimize
 
-from canopy_lab.group_ttl.path_log import PathSnapshot
-from canopy_lab.group_ttl.path_segments import PathSegments, segments_of
+from canopy_lab.group_ttl.paths import Paths, PathSegments, segments_of
 from sglang_canopy.ttl.table import TRACE_HASH, Group, TTLTable
 
 POINTS = 256
@@ -40,7 +39,7 @@ class Curve:
     cost: np.ndarray
 
 
-def group_ttls(log: PathSnapshot, budget: float, groups: int = 64, seed: int = 0) -> TTLTable:
+def group_ttls(log: Paths, budget: float, groups: int = 64, seed: int = 0) -> TTLTable:
     """The table for a ``budget`` in token-seconds over the length of ``log``."""
     segments = segments_of(log)
     roots = _top_subtrees(segments, groups)

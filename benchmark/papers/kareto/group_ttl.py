@@ -11,10 +11,9 @@ from kareto.setting import NAMES, TRACES, long_trace, profile
 
 from canopy_lab.group_ttl.histogram import GRID_S
 from canopy_lab.group_ttl.learn import Learning, at_equal_bytes, in_hindsight, learn
-from canopy_lab.group_ttl.path_segments import segments_of
+from canopy_lab.group_ttl.paths import paths_of, segments_of
 from canopy_lab.group_ttl.replay import fixed_ttls, simulate_ttl
 from canopy_lab.plan.prices import GIB
-from canopy_lab.sim.ttl import path_snapshot
 from question import Context, Question
 from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
 
@@ -30,7 +29,7 @@ def figure_14(context: Context) -> Any:
     for panel, name in zip(panels, TRACES):
         trace = long_trace(name, context.data)
         end_s = trace[0].time_s + SPAN_S[name]
-        log = path_snapshot([r for r in trace if r.time_s <= end_s])
+        log = paths_of([r for r in trace if r.time_s <= end_s])
         segments = segments_of(log)
         half = (log.start_s + log.end_s) / 2
         before = log.until(half)

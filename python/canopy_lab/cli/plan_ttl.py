@@ -24,11 +24,10 @@ from canopy_lab.group_ttl.learn import (
     Learnt,
     learn,
 )
-from canopy_lab.group_ttl.path_log import PathSnapshot
+from canopy_lab.group_ttl.paths import Paths, paths_of
 from canopy_lab.plan.server_config import write_config
 from canopy_lab.report.table import bytes_text, text_table
 from canopy_lab.sim.model import PRESETS, load_model_shape
-from canopy_lab.sim.ttl import path_snapshot
 from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.sglang_log import logs_tokens, read_as_server
@@ -88,7 +87,7 @@ def run(args: Options) -> int:
     learning = Learning(groups=args.groups, kinds=kinds, refresh_s=args.refresh_s)
     bytes_per_token = load_model_shape(args.model).kv_bytes_per_token()
     records = tqdm(_records(args), unit="request", desc="reading", disable=None)
-    log = path_snapshot(records)
+    log = paths_of(records)
     hash = SERVER_HASH if args.format == "sglang" else TRACE_HASH
     budget_tokens = args.budget_gb * 1e9 / bytes_per_token
     learnt = learn(log, budget_tokens, learning, hash)
@@ -116,7 +115,7 @@ def _records(args: Options) -> Iterator[TraceRequest]:
     return open_trace(args.trace, args.format, skip_bad=args.skip_bad)
 
 
-def _report(learnt: Learnt, log: PathSnapshot, bytes_per_token: int, shown: int | None) -> str:
+def _report(learnt: Learnt, log: Paths, bytes_per_token: int, shown: int | None) -> str:
     roots = [row for row in learnt.rows if row.root is not None]
     rest = [row for row in learnt.rows if row.root is None]
     roots.sort(key=lambda row: -row.hits)

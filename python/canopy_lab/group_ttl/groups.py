@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from canopy_lab.group_ttl.allocate import fixed_step, price_of
 from canopy_lab.group_ttl.histogram import Curves, Histograms, histograms
-from canopy_lab.group_ttl.path_segments import PathSegments
+from canopy_lab.group_ttl.paths import PathSegments
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.table import MAX_GROUPS
 

@@ -16,8 +16,7 @@ import numpy as np
 from canopy_lab.group_ttl.allocate import Allocation, allocate, check_budget, fixed_step
 from canopy_lab.group_ttl.groups import Groups, GroupSelection, choose_groups
 from canopy_lab.group_ttl.histogram import GRID_S
-from canopy_lab.group_ttl.path_log import PathSnapshot
-from canopy_lab.group_ttl.path_segments import segments_of
+from canopy_lab.group_ttl.paths import Paths, segments_of
 from canopy_lab.group_ttl.replay import TTLOutcome, fixed_ttls, simulate_ttl
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.table import SERVER_HASH, Group, TTLTable
@@ -95,20 +94,20 @@ class Learnt:
 
 
 def learn(
-    log: PathSnapshot,
+    log: Paths,
     budget_tokens: float | None,
     learning: Learning | None = None,
     hash: str = SERVER_HASH,
 ) -> Learnt:
     """Return a table for the traffic after ``log``, with ``budget_tokens`` on the disk on average.
 
-    ``learning.like_ttl_s`` overrides the budget, which may then be ``None``. Without requests the
-    TTL is infinite, or ``like_ttl_s``. Raises ``CanopyError`` for a budget that is not positive.
+    ``learning.like_ttl_s`` overrides the budget, which may then be ``None``. Without a span of
+    time the TTL is infinite, or ``like_ttl_s``. Raises ``CanopyError`` for a budget that is not positive.
     """
     learning = learning or Learning()
     if learning.like_ttl_s is None:
         check_budget(math.nan if budget_tokens is None else budget_tokens)
-    if not len(log) or log.end_s <= log.start_s:
+    if log.end_s <= log.start_s:
         ttl_s = math.inf if learning.like_ttl_s is None else learning.like_ttl_s
         return Learnt(TTLTable((), ttl_s, log.block_tokens, hash), FIXED, {})
     tried = learning.held_out > 0
@@ -121,7 +120,7 @@ def learn(
 
 
 def in_hindsight(
-    log: PathSnapshot,
+    log: Paths,
     budget_tokens: float,
     groups: int = 64,
     hash: str = SERVER_HASH,
@@ -146,7 +145,7 @@ def at_equal_bytes(outcome: TTLOutcome, fixed: list[TTLOutcome]) -> float:
 
 
 def _gains(
-    log: PathSnapshot, budget_tokens: float | None, learning: Learning, hash: str
+    log: Paths, budget_tokens: float | None, learning: Learning, hash: str
 ) -> dict[str, float]:
     cut_s = log.end_s - learning.held_out * (log.end_s - log.start_s)
     before = log.until(cut_s)
@@ -163,7 +162,7 @@ def _gains(
 
 
 def _fit(
-    log: PathSnapshot, budget_tokens: float | None, kind: str, learning: Learning, hash: str
+    log: Paths, budget_tokens: float | None, kind: str, learning: Learning, hash: str
 ) -> Learnt:
     segments = segments_of(log)
     selection = GroupSelection(

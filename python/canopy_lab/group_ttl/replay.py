@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from canopy_lab.group_ttl.path_log import PathSnapshot
-from canopy_lab.group_ttl.path_segments import PathSegments, segments_of
+from canopy_lab.group_ttl.paths import Paths, PathSegments, segments_of
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.table import TTLTable
 
@@ -62,7 +61,7 @@ def fixed_ttls(
     return outcomes
 
 
-def simulate_ttl(log: PathSnapshot, schedule: Schedule, since_s: float = -np.inf) -> TTLOutcome:
+def simulate_ttl(log: Paths, schedule: Schedule, since_s: float = -np.inf) -> TTLOutcome:
     """Simulate ``schedule`` on ``log``; requests before ``since_s`` only fill the disk.
 
     Raises ``CanopyError`` for a schedule that is empty or not in order of time.

@@ -25,16 +25,16 @@ class CompactTrace(Sequence[TraceRequest]):
     """The records of a trace, in a sequence that can be pickled."""
 
     def __init__(self, trace: Iterable[TraceRequest]) -> None:
-        self._runs: list[tuple[int, ...]] = []
+        self.runs: list[tuple[int, ...]] = []
         """Blocks of each run, which continues its parent run."""
-        self._parents = array("q")
+        self.parents = array("q")
         """Parent of each run; -1 at the root."""
-        self._depths = array("q")
+        self.depths = array("q")
         """Depth of each run's start, in blocks."""
         self._repeated = array("q")
         """Leading blocks of each run that a later request contains."""
         self._rows: list[tuple[Any, ...]] = []
-        self._run_of = array("q")
+        self.run_of = array("q")
         self.distinct_blocks = 0
         first: dict[int, int] = {}
         """First block -> run."""
@@ -42,34 +42,34 @@ class CompactTrace(Sequence[TraceRequest]):
             path = record.blocks
             run, at = self._stored(path, first)
             if at < len(path):
-                self._runs.append(path[at:])
-                self._parents.append(run)
-                self._depths.append(at)
+                self.runs.append(path[at:])
+                self.parents.append(run)
+                self.depths.append(at)
                 self._repeated.append(0)
-                run = first[path[at]] = len(self._runs) - 1
+                run = first[path[at]] = len(self.runs) - 1
                 self.distinct_blocks += len(path) - at
             row = [getattr(record, name) for name in _NAMES]
             row[_BLOCKS] = len(path)
             self._rows.append(tuple(_interned(value) for value in row))
-            self._run_of.append(run)
+            self.run_of.append(run)
 
     def _stored(self, path: tuple[int, ...], first: Mapping[int, int]) -> tuple[int, int]:
         """Return the run in which the stored part of ``path`` ends, and its length in blocks."""
         run, at = -1, 0
         while at < len(path):
             following = first.get(path[at])
-            if following is None or (self._parents[following], self._depths[following]) != (
+            if following is None or (self.parents[following], self.depths[following]) != (
                 run,
                 at,
             ):
                 break
-            blocks = self._runs[following]
+            blocks = self.runs[following]
             run = following
             if path[at : at + len(blocks)] == blocks:
                 at += len(blocks)
             else:
                 at += shared_run(blocks, path, at)
-            self._repeated[run] = max(self._repeated[run], at - self._depths[run])
+            self._repeated[run] = max(self._repeated[run], at - self.depths[run])
         return run, at
 
     @property
@@ -88,7 +88,7 @@ class CompactTrace(Sequence[TraceRequest]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         row = list(self._rows[index])
-        row[_BLOCKS] = self._path(self._run_of[index], row[_BLOCKS])
+        row[_BLOCKS] = self._path(self.run_of[index], row[_BLOCKS])
         return TraceRequest(*row)
 
     def __iter__(self) -> Iterator[TraceRequest]:
@@ -98,9 +98,9 @@ class CompactTrace(Sequence[TraceRequest]):
         """Return the first ``blocks`` blocks of the path that ends in ``run``."""
         parts = []
         while run >= 0:
-            start = self._depths[run]
-            parts.append(self._runs[run][: blocks - start])
-            run, blocks = self._parents[run], start
+            start = self.depths[run]
+            parts.append(self.runs[run][: blocks - start])
+            run, blocks = self.parents[run], start
         if len(parts) == 1:
             return parts[0]
         return tuple(chain.from_iterable(reversed(parts)))

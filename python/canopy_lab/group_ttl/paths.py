@@ -1,0 +1,214 @@
+"""The radix tree of a trace and all uses of its nodes, as arrays.
+
+A *segment* is a run of blocks that the same requests use: no request ends or branches off inside
+it, so all its pages have the same uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from canopy_lab.sim.compact import CompactTrace
+from canopy_lab.trace.record import TraceRequest
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.reuse.categories import features
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+MAX_CATEGORIES = 64
+"""Distinct category names; the rest share ``OTHER``."""
+OTHER = "other"
+LABEL_PARTS = 3
+"""Leading parts of a policy's label (``chat|-|turn1|out<64``) that distinguish categories."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """The paths of n requests over r runs, in the order of time. Block b of run k is ``first[k] + b``."""
+
+    block_tokens: int
+    start_s: float
+    end_s: float
+    times_s: Floats
+    last: Ints
+    """(n,) the block in which each path ends; -1 for an empty path."""
+    category: Ints
+    """Index into ``categories``."""
+    categories: tuple[str, ...]
+    first: Ints
+    """(r,) first block of each run."""
+    parent: Ints
+    """(r,) block that each run continues, -1 at the root."""
+    missing: Ints
+    """(r,) tokens missing from the run's last block."""
+    blocks: tuple[tuple[int, ...], ...]
+    """Ids by run."""
+
+    def __len__(self) -> int:
+        return len(self.times_s)
+
+    def until(self, end_s: float) -> Paths:
+        """Return the paths without the requests after ``end_s``."""
+        n = int(np.searchsorted(self.times_s, end_s, side="right"))
+        return replace(
+            self, end_s=min(self.end_s, end_s), times_s=self.times_s[:n], last=self.last[:n],
+            category=self.category[:n],
+        )  # fmt: skip
+
+
+def as_server_labels(r: TraceRequest) -> str:
+    """Return the label that the policy ``wa`` gives the request on a server."""
+    return "|".join(features(r.category, r.stop, r.turn, r.output_tokens, None))
+
+
+def paths_of(
+    trace: Iterable[TraceRequest], label: Callable[[TraceRequest], str] = as_server_labels
+) -> Paths:
+    """Return the paths of a whole trace. A time before the previous one counts as equal to it.
+
+    Raises ``CanopyError`` for an empty trace.
+    """
+    trace = trace if isinstance(trace, CompactTrace) else CompactTrace(trace)
+    if not len(trace):
+        raise CanopyError("the trace has no requests; give a trace with requests")
+    block_tokens = trace[0].block_tokens
+    lengths = np.array([len(blocks) for blocks in trace.runs], dtype=np.int64)
+    first = np.cumsum(lengths) - lengths
+    depths, parents = np.array(trace.depths, np.int64), np.array(trace.parents, np.int64)
+    block = first - depths
+    missing, times, last, category = np.zeros(len(lengths), np.int64), [], [], []
+    names: dict[str, int] = {OTHER: 0}
+    seen = 0
+    for request, run in zip(trace, trace.run_of):
+        depth = len(request.blocks)
+        if run >= seen:
+            seen, short = run + 1, depth * block_tokens - request.input_tokens
+            missing[run] = min(max(short, 0), block_tokens - 1)
+        times.append(request.time_s)
+        last.append(block[run] + depth - 1 if depth else -1)
+        name = "|".join(label(request).split("|", LABEL_PARTS)[:LABEL_PARTS])
+        if name not in names and len(names) < MAX_CATEGORIES:
+            names[name] = len(names)
+        category.append(names.get(name, 0))
+    at = np.maximum.accumulate(np.array(times, dtype=np.float64))
+    return Paths(
+        block_tokens, float(at[0]), float(at[-1]), at, np.array(last, np.int64),
+        np.array(category, np.int64), tuple(names), first,
+        np.where(parents >= 0, block[parents] + depths - 1, -1), missing, tuple(trace.runs),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class PathSegments:
+    """s segments, parents before children; n requests; u uses."""
+
+    parent: Ints
+    """(s,) -1 at the root."""
+    first: NDArray[np.uint64]
+    """(s,) id of the first block, which names the subtree."""
+    tokens: Ints
+    """(s,)"""
+    times_s: Floats
+    """(n,) ascending."""
+    category: Ints
+    """(n,)"""
+    categories: tuple[str, ...]
+    start_s: float
+    end_s: float
+    use_request: Ints
+    """(u,) uses, by segment and then by time."""
+    use_segment: Ints
+    levels: tuple[tuple[Ints, Ints], ...]
+    """Uses by distance from the leaf: (requests, positions in the use arrays)."""
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+    @property
+    def gaps_s(self) -> Floats:
+        """(u,) seconds until the next use of the segment; ``inf`` for the last use."""
+        times = self.times_s[self.use_request]
+        gaps = np.full(len(times), np.inf)
+        same = self.use_segment[1:] == self.use_segment[:-1]
+        gaps[:-1][same] = (times[1:] - times[:-1])[same]
+        return gaps
+
+    def under(self, roots: Iterable[int]) -> Ints:
+        """Return (s,) the index of each segment's deepest ancestor in ``roots`` (ids), or -1.
+
+        Roots must begin a segment (``segments_of(..., split_at=roots)``); others are ignored.
+        """
+        index = {root: i for i, root in enumerate(roots)}
+        found: list[int] = []
+        for block, parent in zip(self.first.tolist(), self.parent.tolist()):
+            found.append(index.get(block, found[parent] if parent >= 0 else -1))
+        return np.array(found, dtype=np.int64)
+
+    def subtree_sum(self, values: NDArray) -> NDArray:
+        """Return (s,) sums of ``values`` over each segment's subtree, including itself."""
+        total, parent = values.tolist(), self.parent.tolist()
+        for s in range(len(total) - 1, -1, -1):
+            if parent[s] >= 0:
+                total[parent[s]] += total[s]
+        return np.array(total, dtype=values.dtype)
+
+
+def segments_of(paths: Paths, split_at: Iterable[int] = ()) -> PathSegments:
+    """Cut the runs of ``paths`` into segments; each block in ``split_at`` begins one."""
+    ends = np.unique(paths.last[paths.last >= 0])
+    used, new = ends, ends
+    while len(new):  # the blocks at which used runs branch off are cut as well
+        above = paths.parent[np.unique(_run(paths, new))]
+        new = np.setdiff1d(above[above >= 0], used)
+        used = np.union1d(used, new)
+    deepest = np.full(len(paths.first), -1, dtype=np.int64)
+    np.maximum.at(deepest, _run(paths, used), used)
+    wanted = set(split_at)
+    cuts = [
+        int(paths.first[run]) + at - 1
+        for run in np.flatnonzero(deepest >= 0).tolist()
+        if wanted and not wanted.isdisjoint(paths.blocks[run])
+        for at, block in enumerate(paths.blocks[run])
+        if at and block in wanted and paths.first[run] + at <= deepest[run]
+    ]
+    end = np.union1d(used, np.array(cuts, dtype=np.int64))
+    run = _run(paths, end)
+    begins_run = np.append(True, run[1:] != run[:-1])[: len(run)]
+    start = np.where(begins_run, paths.first[run], np.append(0, end[:-1] + 1)[: len(run)])
+    above = np.where(begins_run, paths.parent[run], start - 1)
+    parent = np.where(above >= 0, np.searchsorted(end, above), -1)
+    run_end = paths.first[run] + np.array([len(paths.blocks[r]) for r in run.tolist()], np.int64)
+    tokens = (end - start + 1) * paths.block_tokens
+    tokens -= np.where(end + 1 == run_end, paths.missing[run], 0)
+    places = zip(run.tolist(), (start - paths.first[run]).tolist())
+    first = np.array([paths.blocks[r][at] for r, at in places], dtype=np.uint64)
+    leaf = np.where(paths.last >= 0, np.searchsorted(end, paths.last), -1)
+    return PathSegments(
+        parent, first, tokens, paths.times_s, paths.category, paths.categories, paths.start_s,
+        paths.end_s, *_uses(leaf, parent),
+    )  # fmt: skip
+
+
+def _run(paths: Paths, block: Ints) -> Ints:
+    return np.searchsorted(paths.first, block, side="right") - 1
+
+
+def _uses(leaf: Ints, parent: Ints) -> tuple[Ints, Ints, tuple[tuple[Ints, Ints], ...]]:
+    requests, segments = np.flatnonzero(leaf >= 0), leaf[leaf >= 0]
+    steps = []
+    while len(requests):
+        steps.append((requests, segments))
+        above = parent[segments]
+        requests, segments = requests[above >= 0], above[above >= 0]
+    request = np.concatenate([r for r, _ in steps] or [leaf[:0]])
+    segment = np.concatenate([s for _, s in steps] or [leaf[:0]])
+    order = np.argsort(segment * (len(leaf) + 1) + request, kind="stable")
+    place = np.argsort(order)
+    bounds = np.cumsum([len(r) for r, _ in steps])[:-1]
+    levels = tuple(zip((r for r, _ in steps), np.split(place, bounds))) if steps else ()
+    return request[order], segment[order], levels
