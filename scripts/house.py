@@ -72,10 +72,9 @@ ROOMS: dict[str, set[str]] = {
     "report": set(),
     "trace": set(),
     "latency": set(),
-    "group_ttl": {"ttl"},
+    "group_ttl": {"reuse", "sim", "trace", "ttl"},
     "sim": {
         "admission",
-        "group_ttl",
         "latency",
         "policy",
         "report",
