@@ -256,6 +256,23 @@ def test_a_missing_required_tenant_is_refused_but_for_internal_calls(rule, monke
     entry.stamp(asked(), {})
 
 
+def test_sglangs_own_requests_need_no_tenant(rule, monkeypatch) -> None:
+    """Its warm-up and its health checks come over HTTP, and a refusal stops the server."""
+    from sglang.srt.entrypoints import http_server
+    from sglang.srt.managers.tokenizer_manager import ServerStatus
+
+    rule("on")
+    health = http({})
+    health.scope["path"] = "/health"
+    entry.stamp(asked(), {}, health)
+    manager = SimpleNamespace(server_status=ServerStatus.Starting)
+    monkeypatch.setattr(http_server, "_global_state", SimpleNamespace(tokenizer_manager=manager))
+    entry.stamp(asked(), {}, http({}))
+    manager.server_status = ServerStatus.Up
+    with pytest.raises(CanopyError, match="names no tenant"):
+        entry.stamp(asked(), {}, http({}))
+
+
 @pytest.mark.parametrize(
     "fields",
     [

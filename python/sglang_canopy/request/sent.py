@@ -254,9 +254,14 @@ class RequireTenant:
         self._some_have_one = False
         self._warned = False
 
-    def check(self, obj: Any, headers: Mapping[str, str] | None) -> str | None:
+    def check(
+        self,
+        obj: Any,
+        headers: Mapping[str, str] | None,
+        is_sglangs_own: Callable[[], bool] = lambda: False,
+    ) -> str | None:
         """Check for a tenant; return a warning about ``obj``, once per process. Call it after
-        ``set_tenant``.
+        ``set_tenant``. SGLang's own requests need none.
 
         With mode ``off``, warn if only some requests have a tenant: a gateway may drop the fields
         on one route only. Raises ``CanopyError`` if a tenant is required.
@@ -267,6 +272,8 @@ class RequireTenant:
         if tenants != {None}:
             self._some_have_one = True
         if None not in tenants:
+            return None
+        if (self.mode != OFF or self._some_have_one) and is_sglangs_own():
             return None
         if self.mode == ON:
             raise CanopyError(f"this server runs with {FLAG} {ON}: {_MISSING}. {_HOW}")

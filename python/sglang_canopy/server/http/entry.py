@@ -171,7 +171,7 @@ def stamp(obj: Any, inferred: dict[str, Any], request: Any = None) -> None:
     params = obj.sampling_params = _copied(obj.sampling_params)
     headers, body = headers_of(request), body_of(request)
     set_tenant(obj, headers, body, current.carriers)
-    warning = current.require_tenant.check(obj, headers)
+    warning = current.require_tenant.check(obj, headers, lambda: _is_sglangs_own(request))
     if warning is not None:
         logger.warning("canopy: %s", warning)
     metadata = metadata_fields(body, _CHECKS) if sent.IN_METADATA in current.carriers else {}
@@ -188,6 +188,21 @@ def stamp(obj: Any, inferred: dict[str, Any], request: Any = None) -> None:
     elif isinstance(params, dict):
         identity = _identity(obj, body, headers, inferred.get("turn", 1))
         _write_stamp(params, metadata, inferred, identity, headers, hinted[0])
+
+
+def _is_sglangs_own(request: Any) -> bool:
+    """Whether a health check sent the request, or the server is not ready yet: SGLang's warm-up is a
+    request over HTTP."""
+    if path_of(request).endswith(_HEALTH):
+        return True
+    from sglang.srt.entrypoints.http_server import get_global_state
+    from sglang.srt.managers.tokenizer_manager import ServerStatus
+
+    state = get_global_state()
+    return state is not None and state.tokenizer_manager.server_status is ServerStatus.Starting
+
+
+_HEALTH = ("/health", "/health_generate")
 
 
 def _copied(params: Any) -> Any:
