@@ -1,57 +1,72 @@
-"""Validation of prompts and parameters that SGLang does not check.
+"""Validation of prompts and parameters that SGLang does not check, on every route.
 
-SGLang looks up a negative token in the embedding, which terminates the scheduler and all its requests. It
-also fails on a batch with fewer sampling parameters than prompts.
+SGLang 0.5.23 ends its scheduler, with all requests, at a prompt without tokens, a token that the
+model lacks, or more top log-probabilities than tokens. Its HTTP process stops at millions of samples,
+and fails on a batch with fewer sampling parameters than prompts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
+
+MAX_SAMPLES = 65_536
+"""Maximum answers to one HTTP request; each is a request to the scheduler."""
 
 BODY_CHECKS: dict[str, Callable[[Mapping[str, Any], Any], None]] = {}
 """Checks of other plugins by name, before a response starts, of a body and its request's tenant and
 sampling parameters. Each raises ``CanopyError``."""
 
-_CHECKED = "canopy_tokens_checked"
-"""Set on a request whose tokens are valid: a stream's are checked before it starts."""
 
+def check_sizes(obj: Any) -> None:
+    """Raise ``CanopyError`` for too many samples, or fewer sampling parameters than prompts.
 
-def check_prompts(obj: Any, vocabulary: int) -> None:
-    """Raise ``CanopyError`` for a request or batch with invalid tokens or too few sampling
-    parameters. Tokens that were valid are not read again.
-
-    ``obj``: SGLang's internal request, before normalisation. ``vocabulary``: the model's number of
-    tokens; adapters and images may add higher token ids.
+    ``obj``: SGLang's internal request or batch, before normalisation.
     """
-    prompts = _prompts(obj)
-    if isinstance(obj.sampling_params, list) and len(obj.sampling_params) < len(prompts or ()):
+    params, prompts = obj.sampling_params, _prompts(obj)
+    many = params if isinstance(params, list) else [params]
+    if isinstance(params, list) and len(params) < prompts:
         raise CanopyError(
-            f"sampling_params is a list of {len(obj.sampling_params)} for {len(prompts or ())} "
-            "prompts; give one for each, or one object for all"
+            f"sampling_params is a list of {len(params)} for {prompts} prompts; give one for each, "
+            "or one object for all"
         )
-    if getattr(obj, "text", None) is not None or not getattr(obj, "input_ids", None):
-        return
-    if getattr(obj, _CHECKED, False):
-        return
-    extended = any(getattr(obj, name, None) for name in ("lora_path", "image_data", "mm_inputs"))
-    for ids in prompts or [obj.input_ids]:
-        lowest, highest = (min(ids), max(ids)) if len(ids) else (0, 0)
-        wrong = lowest if lowest < 0 else highest
-        if lowest < 0 or (highest >= vocabulary and not extended):
+    for samples in (one.get("n") for one in many if isinstance(one, dict)):
+        if isinstance(samples, int) and samples > 1 and samples * prompts > MAX_SAMPLES:
             raise CanopyError(
-                f"input_ids has the token {wrong}; this model's are from 0 to {vocabulary - 1}"
+                f"n={samples} for {prompts} prompts is more than {MAX_SAMPLES} answers; send several "
+                "requests"
             )
-    setattr(obj, _CHECKED, True)
 
 
-def _prompts(obj: Any) -> Sequence[Any] | None:
-    """Return the prompts of a batch; ``None`` for a single request."""
-    text, ids = getattr(obj, "text", None), getattr(obj, "input_ids", None)
-    if text is not None:
-        return None if isinstance(text, str) else text
-    if ids is None or not len(ids) or isinstance(ids[0], int):
-        return None
-    return ids
+def check_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
+    """Hook before ``TokenizerManager._validate_one_request``, on each prompt of every route.
+
+    Raises ``CanopyError``. Adapters and images may add higher token ids.
+    """
+    if not hasattr(obj, "top_logprobs_num") or input_ids is None:  # embeddings, input_embeds
+        return
+    vocabulary = manager.model_config.vocab_size
+    if not len(input_ids) and not (obj.session_params or obj.session_id):
+        raise CanopyError("the prompt has no tokens; give at least one")
+    lowest, highest = (min(input_ids), max(input_ids)) if len(input_ids) else (0, 0)
+    extended = obj.lora_path or obj.image_data or obj.video_data or obj.audio_data
+    if lowest < 0 or (highest >= vocabulary and not extended):
+        raise CanopyError(
+            f"input_ids has the token {lowest if lowest < 0 else highest}; this model's are from 0 "
+            f"to {vocabulary - 1}"
+        )
+    if isinstance(obj.top_logprobs_num, int) and obj.top_logprobs_num > vocabulary:
+        raise CanopyError(
+            f"{obj.top_logprobs_num} top log-probabilities were requested; this model has "
+            f"{vocabulary} tokens"
+        )
+
+
+def _prompts(obj: Any) -> int:
+    """Return the number of prompts."""
+    if obj.text is not None:
+        return 1 if isinstance(obj.text, str) else len(obj.text)
+    ids = obj.input_ids
+    return 1 if not ids or isinstance(ids[0], int) else len(ids)

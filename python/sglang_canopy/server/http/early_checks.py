@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.request.prompt import BODY_CHECKS, check_prompts
+from sglang_canopy.request.prompt import BODY_CHECKS
 from sglang_canopy.request.sent import body_of
 from sglang_canopy.server.http import entry
 
@@ -21,9 +21,7 @@ async def generate_begins(original: Callable[..., Any], obj: Any, request: Any) 
     if obj.stream:
         from sglang.srt.entrypoints import http_server
 
-        manager = http_server.get_global_state().tokenizer_manager
         try:
-            check_prompts(obj, manager.model_config.vocab_size)
             _check(request, obj.sampling_params)
         except CanopyError as error:
             return http_server._create_error_response(error)

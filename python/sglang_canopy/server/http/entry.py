@@ -15,7 +15,7 @@ from sglang_canopy.config.server_options import RequestOptions, options_of
 from sglang_canopy.request import kv_hints, sent
 from sglang_canopy.request.client_hints import ClientHints, rule_of
 from sglang_canopy.request.identity import Identities
-from sglang_canopy.request.prompt import check_prompts
+from sglang_canopy.request.prompt import check_sizes
 from sglang_canopy.request.sent import (
     RequireTenant,
     body_of,
@@ -122,7 +122,7 @@ def generation_begins(
 ) -> Any:
     """Hook around ``TokenizerManager.generate_request``, which every route calls."""
     if hasattr(obj, "sampling_params"):  # missing in requests for embeddings
-        check_prompts(obj, self.model_config.vocab_size)
+        check_sizes(obj)
         if not getattr(obj, "canopy_stamped", False):
             parser = getattr(getattr(request, "state", None), "canopy_tool_parser", {})
             stamp(obj, infer(path_of(request), body_of(request)) | parser, request)

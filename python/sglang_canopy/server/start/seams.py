@@ -6,6 +6,7 @@ from typing import Any
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import AUTO, live_names
+from sglang_canopy.request import prompt
 from sglang_canopy.server.http import early_checks, entry, routes, shutdown
 from sglang_canopy.server.scheduler import (
     arrivals,
@@ -220,6 +221,13 @@ SEAMS = (
         entry.generation_begins,
         ("self", "obj", "request"),
         "check, infer and stamp, for every other route",
+    ),
+    Seam(
+        _SRT + "managers.tokenizer_manager.TokenizerManager._validate_one_request",
+        "before",
+        prompt.check_prompt,
+        ("self", "obj", "input_ids"),
+        "refuse prompts that end SGLang's scheduler",
     ),
     Seam(
         _SRT + "managers.tokenizer_manager.TokenizerManager._get_scheduler_first_token_time",
