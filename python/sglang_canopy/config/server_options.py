@@ -15,7 +15,7 @@ from sglang_canopy.config.queue import QueueFlags
 from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.config.whatif import MeterOptions
 from sglang_canopy.declared import declare, keyed
-from sglang_canopy.request import client_hints, identity, sent
+from sglang_canopy.request import billing_line, client_hints, identity, sent
 
 ATTRIBUTE = "_canopy_options"
 """Attribute of the options on ``ServerArgs``."""
@@ -61,6 +61,14 @@ class RequestOptions:
         f"keys), headers ({sent.HEADERS['cache_salt']}, {sent.HEADERS['extra_key']}), or both. "
         "Your outermost gateway must overwrite those places.",
         choices=sent.CARRIERS,
+        hidden=True,
+    )
+    strip_billing_line: str = declare(
+        "on",
+        billing_line.FLAG,
+        "Leave out Claude Code's billing line, new in each request, at the start of the system text of "
+        "/v1/messages: no prefix could be reused behind it.",
+        choices=("on", "off"),
         hidden=True,
     )
     session_gate: GateSettings = declare(

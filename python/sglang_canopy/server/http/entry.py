@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sglang_canopy.config.server_options import RequestOptions, options_of
-from sglang_canopy.request import kv_hints, sent
+from sglang_canopy.policy.registry import live_names
+from sglang_canopy.request import billing_line, kv_hints, sent
 from sglang_canopy.request.client_hints import ClientHints, rule_of
 from sglang_canopy.request.identity import Identities
 from sglang_canopy.request.prompt import check_sizes
@@ -115,6 +116,14 @@ def completion_converted(
 ) -> None:
     """Hook after ``OpenAIServingCompletion._convert_to_internal_request``."""
     stamp(result[0], {"category": "completion"}, raw_request)
+
+
+def messages_converted(serving: Any, request: Any, *_: Any, **__: Any) -> None:
+    """Hook before ``AnthropicServing._convert_to_chat_completion_request``."""
+    server_args = serving.openai_serving_chat.tokenizer_manager.server_args
+    is_on = options_of(server_args).requests.strip_billing_line == "on"
+    if is_on and server_args.radix_eviction_policy in live_names():
+        billing_line.strip(request)
 
 
 def generation_begins(

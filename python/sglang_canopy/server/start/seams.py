@@ -192,6 +192,13 @@ SEAMS = (
         "check, infer and stamp, for completions",
     ),
     Seam(
+        _SRT + "entrypoints.anthropic.serving.AnthropicServing._convert_to_chat_completion_request",
+        "before",
+        entry.messages_converted,
+        ("self", "anthropic_request"),
+        "leave Claude Code's billing line out of the prompt",
+    ),
+    Seam(
         _SRT + "entrypoints.http_server.serve_generate_request",
         "around",
         early_checks.generate_begins,
