@@ -299,11 +299,12 @@ def test_documents_stay_if_other_fields_belong_to_their_positions(no_orders, fie
     assert text(turned, **fields) == turned
 
 
-GUIDE = (Path(__file__).parents[3] / "docs/guide/documents.md").read_text(encoding="utf-8")
-BLOCKS = [textwrap.dedent(b).strip() for b in re.findall(r"(?:^    .*\n)+", GUIDE, re.M)]
+DOCS = Path(__file__).parents[3] / "docs"
+PAGES = "".join((DOCS / part / "documents.md").read_text() for part in ("guide", "reference"))
+BLOCKS = [textwrap.dedent(b).strip() for b in re.findall(r"(?:^    .*\n)+", PAGES, re.M)]
 
 
-def test_the_guides_prompts_have_two_documents() -> None:
+def test_the_pages_prompts_have_two_documents() -> None:
     (body,) = [json.loads(b) for b in BLOCKS if b.startswith('{"model"')]
     (shown,) = body["messages"]
     content = [SimpleNamespace(**one) for one in shown["content"]]

@@ -117,10 +117,11 @@ def test_wrong_keys_stop_the_start(given: str, reason: str) -> None:
         parsed("--canopy-chunks", given)
 
 
-def test_the_guides_flags_are_accepted() -> None:
-    guide = Path(__file__).parents[3] / "docs/guide/documents.md"
-    shown = re.findall(r"--canopy-chunks ('[^']*'|[^\s`']+)", guide.read_text(encoding="utf-8"))
-    assert len(shown) >= 2
+def test_the_pages_flags_are_accepted() -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    text = "".join((docs / part / "documents.md").read_text() for part in ("guide", "reference"))
+    shown = re.findall(r"--canopy-chunks ('[^']*'|[^\s`']+)", text)
+    assert len(shown) >= 3
     for value in shown:
         assert parsed("--canopy-chunks", value.strip("'")), value
 
