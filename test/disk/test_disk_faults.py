@@ -26,20 +26,6 @@ def said(caplog) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 256 KiB, if the machine allows it."""
-    place = tmp_path / "small"
-    place.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)], capture_output=True
-    )
-    if made.returncode:
-        pytest.skip("needs the right to mount a tmpfs; the next test covers EFBIG without it")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
-
-
 def test_a_full_disk_keeps_its_pages_and_reuses_slots(small_disk, caplog):
     store = store_at(small_disk / "store", pages=1000)
     written = [put(store, chain(i, 10)) for i in range(60)]

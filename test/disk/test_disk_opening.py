@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sglang_canopy.disk.folder import MARK, remove_abandoned
+from sglang_canopy.disk.folder import MARK
 from support.disk_pages import PAGE, chain, get, put, store_at
 
 TESTS = Path(__file__).parents[1]
@@ -90,25 +90,6 @@ def test_a_temporary_store_leaves_no_folder(tmp_path) -> None:
     path = store.path
     store.discard()
     assert not path.exists()
-
-
-def test_temporary_stores_of_a_killed_server_are_removed_and_no_other(tmp_path) -> None:
-    lasting = store_at(tmp_path, namespace="lasting")
-    put(lasting, chain("a", 1))
-    lasting.close()
-    running = store_at(tmp_path, namespace="running", temporary=True)
-    put(running, chain("a", 1))
-    killed = store_at(tmp_path, namespace="killed", temporary=True)
-    put(killed, chain("a", 1))
-    killed.state.journal.close()
-    killed._recovery.claim.release()  # what the end of a process does
-    assert remove_abandoned(tmp_path) == [killed.path]
-    assert (lasting.path.exists(), running.path.exists(), killed.path.exists()) == (
-        True,
-        True,
-        False,
-    )
-    assert get(running, chain("a", 1)) == [True]
 
 
 def test_an_index_that_cannot_be_read_now_is_read_later(tmp_path, monkeypatch) -> None:

@@ -188,7 +188,6 @@ def test_models_layouts_and_ranks_have_pages_of_their_own(tmp_path):
     for layout, fields in [
         ("page_first_direct", {}),
         ("layer_first", {}),
-        ("page_first_direct", {"model_name": "other"}),
         ("page_first_direct", {"tp_size": 2}),
         ("page_first_direct", {"tp_size": 2, "tp_rank": 1}),
         ("page_first_direct", {"dp_rank": 1}),

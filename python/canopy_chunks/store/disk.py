@@ -120,6 +120,8 @@ class ChunkDisk:
 
     def _write(self, key: str, chunk: Chunk | HostChunk) -> None:
         try:
+            if not self.store.open():  # tried again at every write
+                return
             keys, layers = _page_keys(key, len(chunk)), self.size[0]
             both = torch.zeros(layers, len(keys) * PAGE, *self.size[2:], dtype=self.dtype)
             for at, rows in enumerate((chunk.raw_k, chunk.v)):

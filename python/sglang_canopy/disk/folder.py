@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import shutil
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -17,9 +16,11 @@ from sglang_canopy.private_file import BAD, read_regular, replace_file, set_asid
 
 MARK = "CANOPY-DISK-STORE"
 _MARK_TEXT = "sglang-canopy disk store, version 1\n"
-_LOCK = "lock"
-_NAMESPACE = "namespace"
-_TEMPORARY = "temporary"
+LOCK = "lock"
+NAMESPACE = "namespace"
+RANK = "|rank: "
+"""Separator in a namespace: behind it is what differs between the ranks of one server."""
+TEMPORARY = "temporary"
 """File that marks a namespace as temporary: no later server uses it."""
 
 
@@ -48,8 +49,8 @@ class Claim:
         """Return the path that was removed or replaced since the claim, or ``None``."""
         if not _is_file(self.path, None, self.directory):
             return str(self.path)
-        if not _is_file(_LOCK, self.directory, self._lock):
-            return str(self.path / _LOCK)
+        if not _is_file(LOCK, self.directory, self._lock):
+            return str(self.path / LOCK)
         return None
 
     def release(self) -> None:
@@ -64,7 +65,7 @@ class Claim:
             if self.temporary or fnmatch(name, "segment-*.kv") or name.startswith("index.sqlite"):
                 with contextlib.suppress(OSError):
                     os.unlink(name, dir_fd=self.directory)
-        if self.temporary and self.gone() == str(self.path / _LOCK):  # the folder itself exists
+        if self.temporary and self.gone() == str(self.path / LOCK):  # the folder itself exists
             with contextlib.suppress(OSError):
                 self.path.rmdir()
 
@@ -79,6 +80,17 @@ def _is_file(path: str | Path, directory: int | None, fd: int) -> bool:
     return (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino)
 
 
+def path_of(folder: str | os.PathLike[str], namespace: str) -> Path:
+    """Return the folder of ``namespace`` below ``folder``."""
+    parts = namespace.partition(RANK)[0], namespace
+    return Path(folder) / "-".join(hashlib.sha256(p.encode()).hexdigest()[:16] for p in parts)
+
+
+def of_one_server(path: Path, other: Path) -> bool:
+    """Whether two namespaces differ only by rank."""
+    return path.name.partition("-")[0] == other.name.partition("-")[0]
+
+
 def claim(folder: str | os.PathLike[str], namespace: str, *, temporary: bool = False) -> Claim:
     """Lock the folder of ``namespace`` below ``folder`` for this process.
 
@@ -87,7 +99,7 @@ def claim(folder: str | os.PathLike[str], namespace: str, *, temporary: bool = F
     """
     top = Path(folder)
     try:
-        path = top / hashlib.sha256(namespace.encode()).hexdigest()[:24]
+        path = path_of(top, namespace)
         _make_top(top, path.name)
         path.mkdir(mode=0o700, exist_ok=True)
         _check_ours(path)
@@ -102,10 +114,13 @@ def claim(folder: str | os.PathLike[str], namespace: str, *, temporary: bool = F
             "locked",
             f"another server has {path}; end it, or give each server a folder of its own",
         ) from error
+    if held.gone() is not None:  # a neighbour removed it to make room
+        held.release()
+        raise Unavailable("locked", f"{path} was removed by another server")
     try:
-        _make_file(path / _NAMESPACE, namespace)
+        _make_file(path / NAMESPACE, namespace)
         if temporary:
-            (path / _TEMPORARY).touch(mode=0o600)
+            (path / TEMPORARY).touch(mode=0o600)
     except OSError as error:
         held.release()
         raise _unavailable(path, error) from error
@@ -116,7 +131,7 @@ def _open_claim(path: Path, temporary: bool) -> Claim:
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        lock = os.open(_LOCK, flags, 0o600, dir_fd=directory)
+        lock = os.open(LOCK, flags, 0o600, dir_fd=directory)
     except OSError:
         os.close(directory)
         raise
@@ -125,31 +140,6 @@ def _open_claim(path: Path, temporary: bool) -> Claim:
 
 def _unavailable(path: Path, error: OSError) -> Unavailable:
     return Unavailable(kind_of(error), f"{path}: {error.strerror}")
-
-
-def remove_abandoned(folder: Path) -> list[Path]:
-    """Remove temporary namespaces below ``folder`` whose servers ended. Returns their paths."""
-    removed = []
-    for mark in folder.glob(f"*/{_TEMPORARY}"):
-        with contextlib.suppress(OSError):
-            fd = os.open(mark.parent / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(mark.parent, ignore_errors=True)
-                removed.append(mark.parent)
-            finally:
-                os.close(fd)
-    return removed
-
-
-def other_namespaces(folder: Path, mine: Path) -> dict[Path, int]:
-    """Return the other namespaces' folders below ``folder`` -> bytes of their pages."""
-    found: dict[Path, int] = {}
-    for path in folder.iterdir():
-        if path != mine and (path / _NAMESPACE).is_file():
-            with contextlib.suppress(OSError):
-                found[path] = sum(f.stat().st_size for f in path.glob("segment-*.kv"))
-    return found
 
 
 def _make_top(top: Path, mine: str) -> None:

@@ -70,8 +70,15 @@ class Recovery:
     def open(self) -> bool:
         """Claim the folder and load its index; see ``DiskStore.open``."""
         state = self._state
-        if state.unavailable is None:
-            return True
+        while state.unavailable is not None:
+            fault = self._try_to_open()
+            if fault is not None and not (fault == "full" and state.neighbours.remove_oldest()):
+                return False
+        return True
+
+    def _try_to_open(self) -> str | None:
+        """Return the kind of the fault, or ``None`` if the store is available now."""
+        state = self._state
         self._release_claim()  # of a suspended store
         try:
             self.claim = claim(self._folder, self._namespace, temporary=self._temporary)
@@ -83,16 +90,16 @@ class Recovery:
                 state.unavailable = None
             self._opened = True
         except Unavailable as why:
-            self._give_up(why.fault, why)
+            return self._give_up(why.fault, why)
         except CanopyError as mistake:
             if not self._opened:
                 raise
-            self._give_up("gone", mistake)
+            return self._give_up("gone", mistake)
         except (OSError, sqlite3.Error) as error:
-            self._give_up(kind_of(error), error)
-        else:
-            self._index_writer.flush(everything=True)
-        return state.unavailable is None
+            return self._give_up(kind_of(error), error)
+        self._index_writer.flush(everything=True)
+        state.neighbours.opened()
+        return None
 
     def check_folder(self, *, files: bool = False) -> None:
         """Release a folder that was removed or replaced; the next ``open`` claims a new one.
@@ -150,7 +157,7 @@ class Recovery:
             claim.release()
         self._state.release_retired()
 
-    def _give_up(self, fault: str, why: object) -> None:
+    def _give_up(self, fault: str, why: object) -> str:
         state = self._state
         with state.lock:
             if str(why) != state.unavailable:
@@ -158,6 +165,7 @@ class Recovery:
                 state.faults.note(fault, why)
             self._forget_rows()
         self._release_claim()
+        return fault
 
     def _release_claim(self) -> None:
         if self.claim is not None:

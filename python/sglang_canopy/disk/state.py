@@ -12,6 +12,7 @@ from sglang_canopy.disk.counters import Faults, StoreCounters
 from sglang_canopy.disk.evictable import EvictablePages
 from sglang_canopy.disk.index import PageIndex
 from sglang_canopy.disk.journal import Journal
+from sglang_canopy.disk.neighbours import Neighbours
 from sglang_canopy.disk.segments import SegmentFiles
 from sglang_canopy.disk.units import UnitAllocator
 from sglang_canopy.policy.base import Policy
@@ -69,6 +70,7 @@ class StoreState:
     evictable: EvictablePages
     units: UnitAllocator
     ttl: TTLTable
+    neighbours: Neighbours
     lock: threading.RLock = field(default_factory=threading.RLock)
     unavailable: str | None = "not open yet"
     """Reason why the store is unavailable; ``None`` while it works."""

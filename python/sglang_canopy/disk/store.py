@@ -25,10 +25,12 @@ from sglang_canopy.disk.content import Content, PageBuffers, raw_key
 from sglang_canopy.disk.counters import Faults, StoreCounters, kind_of
 from sglang_canopy.disk.evictable import EvictablePages
 from sglang_canopy.disk.eviction import SWEEP_PAGES, Eviction
+from sglang_canopy.disk.folder import path_of
 from sglang_canopy.disk.index import PageIndex
 from sglang_canopy.disk.index_writer import IndexWriter
 from sglang_canopy.disk.inspection import held_pages, stats, verify
 from sglang_canopy.disk.lifetimes import Lifetimes
+from sglang_canopy.disk.neighbours import Neighbours
 from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.disk.recovery import Recovery
 from sglang_canopy.disk.state import StoreState
@@ -86,8 +88,7 @@ class DiskStore:
         pin_bytes = capacity_bytes // 4 if pin_bytes is None else pin_bytes
         pin_tenant_bytes = pin_bytes * 2 // 5 if pin_tenant_bytes is None else pin_tenant_bytes
         _check_sizes(page_bytes, capacity_bytes, pin_bytes, pin_tenant_bytes, quotas)
-        # Keep "compress=False": it selects the folder that earlier versions used.
-        namespace = f"{namespace}|page_bytes={page_bytes}|compress=False"
+        namespace = f"{namespace}|page_bytes={page_bytes}"
         index = PageIndex()
         self.capacity_bytes = capacity_bytes
         self.content = content = Content(page_bytes, namespace)
@@ -105,6 +106,7 @@ class DiskStore:
             ),
             units=UnitAllocator(capacity_bytes // page_bytes),
             ttl=ttl or TTLTable(),
+            neighbours=Neighbours(path_of(folder, namespace), capacity_bytes, monotonic),
         )
         self._index_writer = records = IndexWriter(state)
         self._lifetimes = lifetimes = Lifetimes(state, records)

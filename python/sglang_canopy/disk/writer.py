@@ -87,7 +87,9 @@ class PageWriter:
             absent = [i for i, page in enumerate(offered) if page.key not in state.index.rows]
         for i in absent:
             offered[i].views = content.views(pages[i])
-        now = state.clock()
+        if absent:
+            state.neighbours.make_room((state.units.used + len(absent)) * content.page_bytes)
+        full, now = state.counters.faults["full"], state.clock()
         with state.lock:
             if state.unavailable:  # since the first check
                 state.counters.refused["unavailable"] += len(keys)
@@ -104,7 +106,12 @@ class PageWriter:
             here = [
                 was or page.key in state.index.rows for was, page in zip(here, offered, strict=True)
             ]
-        return here if self._index_writer.flush() else [False] * len(keys)
+        committed = self._index_writer.flush()
+        if state.counters.faults["full"] > full and state.neighbours.remove_oldest():
+            with state.lock:
+                state.units.allow_growth()
+            committed = self._index_writer.flush()
+        return here if committed else [False] * len(keys)
 
     def _use_present(self, offered: Sequence[_PageWrite], now: float) -> None:
         """Record a use of the offered pages that are on disk already."""

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from sglang_canopy.disk.counters import FAULTS
-from sglang_canopy.disk.folder import other_namespaces, remove_abandoned
 from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.disk.store import DiskStore
 from sglang_canopy.storage import weights
@@ -194,15 +193,6 @@ class CurrentStore:
             self.settings.capacity_bytes // self.page_bytes,
             self.settings.policy,
         )
-        remove_abandoned(store.path.parent)
-        for folder, size in other_namespaces(store.path.parent, store.path).items():
-            if size:
-                logger.info(
-                    "%s holds %.1f GB of another model, layout or rank, which no budget "
-                    "of this server includes; remove it if no server needs it (its file 'namespace' identifies it).",
-                    folder,
-                    size / 1e9,
-                )
 
 
 def status_of(current: CurrentStore) -> dict[str, Any]:

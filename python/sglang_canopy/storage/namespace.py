@@ -20,6 +20,7 @@ from sglang.srt.lora.lora_registry import LoRARef
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 from sglang.srt.runtime_context import get_context, get_parallel, get_server_args
 
+from sglang_canopy.disk.folder import RANK
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.storage.fingerprint import NotFound, local_files, sampled, sampled_files, whole
 from sglang_canopy.storage.server_arguments import LEAVES_KV
@@ -46,15 +47,19 @@ def namespace_of(config: HiCacheStorageConfig, pool: Any) -> str:
         "dtype": str(pool.dtype),
         "layout": pool.layout,
         "page_tokens": pool.page_size,
-        "layers": [getattr(pool, name, None) for name in ("start_layer", "end_layer", "layer_num")],
         "heads": [getattr(pool, name, None) for name in ("head_num", "head_dim", "v_head_dim")],
+    }
+    rank = {
+        "layers": [getattr(pool, name, None) for name in ("start_layer", "end_layer", "layer_num")],
         "tp": [config.tp_rank, config.tp_size],
         "pp": [config.pp_rank, config.pp_size],
         "cp": [config.attn_cp_rank, config.attn_cp_size],
         "dp": [_replica(), config.dp_rank],
         "dcp": [config.dcp_rank, config.dcp_size],
     }
-    return "|".join(f"{name}={value}" for name, value in fields.items())
+    return RANK.join(
+        "|".join(f"{name}={value}" for name, value in part.items()) for part in (fields, rank)
+    )
 
 
 def _replica() -> int:

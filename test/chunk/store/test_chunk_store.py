@@ -176,3 +176,15 @@ def test_two_small_tiers_keep_tenants_and_contents_apart_through_restarts(steps)
             store.disk.finish()
             store.check()
         store.disk.store.close()
+
+
+def test_a_disk_that_could_not_be_used_at_start_is_used_later(tmp_path):
+    first, chunk = disk(tmp_path), make(1, 40)
+    later = disk(tmp_path)
+    later.write("0" * 64, chunk)
+    later.finish()
+    assert not later.holds("0" * 64, 40)
+    first.store.close()
+    later.write("0" * 64, chunk)
+    later.finish()
+    assert torch.equal(later.read("0" * 64, chunk.ids, ()).v, chunk.v)

@@ -1,0 +1,121 @@
+"""Namespaces in the store's folder that no server uses: of another model, layout or release.
+
+They count against the capacity, and go when their room is needed: the least recently used first.
+Namespaces of running servers, and of the other ranks of this server, have capacities of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sglang_canopy.disk.folder import LOCK, NAMESPACE, TEMPORARY, of_one_server
+
+logger = logging.getLogger(__name__)
+
+FRESH_S = 10.0
+"""Seconds for which the sizes of the namespaces are used again."""
+
+
+@dataclass(slots=True, frozen=True)
+class Idle:
+    """A namespace without a server."""
+
+    used: float
+    """Unix time of its last change."""
+    path: Path
+    size: int
+    temporary: bool
+    """Whether no later server uses it."""
+
+    def remove(self, why: str) -> bool:
+        """Remove it unless a server claimed it meanwhile. Returns whether it is gone."""
+        try:
+            with _locked(self.path):
+                shutil.rmtree(self.path, ignore_errors=True)
+        except OSError:
+            return False
+        logger.info("Disk store: removed %s (%.3f GB): %s.", self.path, self.size / 1e9, why)
+        return not self.path.exists()
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a namespace. Raises ``OSError`` if a server has it."""
+    lock = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(lock)
+
+
+class Neighbours:
+    """The idle namespaces beside the store at ``mine``, which may hold ``capacity_bytes`` with it."""
+
+    def __init__(self, mine: Path, capacity_bytes: int, monotonic: Callable[[], float]) -> None:
+        self._mine = mine
+        self._capacity_bytes = capacity_bytes
+        self._monotonic = monotonic
+        self._bytes = 0
+        self._counted_at = -math.inf
+
+    def idle(self) -> list[Idle]:
+        """Return the namespaces without a server, least recently used first."""
+        found = []
+        for mark in self._mine.parent.glob(f"*/{NAMESPACE}"):
+            path = mark.parent
+            if path == self._mine:
+                continue
+            temporary = (path / TEMPORARY).exists()
+            if of_one_server(path, self._mine) and not temporary:
+                continue  # the other rank may be starting
+            try:
+                with _locked(path):
+                    status = [file.stat() for file in path.rglob("*")]
+            except OSError:
+                continue  # in use, or gone
+            size, used = sum(s.st_size for s in status), max(s.st_mtime for s in status)
+            found.append(Idle(used, path, size, temporary))
+        return sorted(found, key=lambda one: one.used)
+
+    def opened(self) -> None:
+        """Remove what ended servers left for nobody, and log the rest."""
+        for one in self.idle():
+            if one.temporary:
+                one.remove("no later server uses it")
+                continue
+            logger.info(
+                "%s holds %.3f GB of another model, layout or release (its file 'namespace' "
+                "identifies it). It counts against the capacity, and is removed when its room is "
+                "needed.",
+                one.path,
+                one.size / 1e9,
+            )
+
+    def make_room(self, used_bytes: int) -> None:
+        """Remove namespaces, the oldest first, until they and ``used_bytes`` fit the capacity."""
+        now = self._monotonic()
+        if now - self._counted_at < FRESH_S and (
+            not self._bytes or self._bytes + used_bytes <= self._capacity_bytes
+        ):
+            return
+        others = self.idle()
+        self._counted_at = now
+        self._bytes = sum(one.size for one in others)
+        for one in others:
+            if self._bytes + used_bytes <= self._capacity_bytes:
+                return
+            if one.remove("its room is needed"):
+                self._bytes -= one.size
+
+    def remove_oldest(self) -> bool:
+        """Remove the oldest namespace, since the volume is full. Returns false if there is none."""
+        return any(one.remove("the volume is full") for one in self.idle())
