@@ -1,18 +1,15 @@
 """Clearing the store: at once, for good, under readers and writers; and no thread waits forever."""
 
 import dataclasses
-import itertools
-import random
-import sqlite3
+import errno
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from sglang_canopy.disk.journal import Journal
-from sglang_canopy.disk.state import Retired
 from sglang_canopy.disk.units import UnitAllocator
 from sglang_canopy.policy.lru import LRU
 from sglang_canopy.policy.registry import make_policy
@@ -33,7 +30,6 @@ def test_a_cleared_store_is_empty_also_after_a_restart(tmp_path) -> None:
     assert store.state.evictable.tenant_bytes == {}
     assert store.state.evictable.pinned_by_tenant == {}
     assert store.counters.evicted == {"cleared": 30}
-    store.sweep()
     assert sum(store.counters.residency_s) == 30
     assert store.counters.page_seconds == 30 * 20
     store.verify()
@@ -76,6 +72,7 @@ def test_a_running_reader_and_writer_see_an_empty_store(tmp_path) -> None:
     get(store, chain("a", 4))  # asserts that the pages served are correct
     store.verify(pages=True)
     put(store, chain("c", 3))
+    write = store.state.segments.write
     store.state.segments.write = cleared_before(write)
     assert not any(put(store, chain("c", 5)[3:], parent=chain("c", 3)[-1]))
     assert [store.leading(chain(name, 5)) for name in "abc"] == [0, 3, 0]
@@ -153,30 +150,6 @@ def test_clearing_visits_no_page_and_no_tenant(tmp_path, monkeypatch) -> None:
     store.verify()
 
 
-def test_a_sweep_releases_cleared_pages_in_slices(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("sglang_canopy.disk.state.SLICE", 4)
-    store = store_at(tmp_path, pages=64, quotas={"*": 1 << 20})
-    for i in range(10):
-        put(store, chain(i, 3), tenant=f"t{i}")
-    old, policy = store.state.index, store.policy
-    lengths = []
-    release = Retired.release
-    monkeypatch.setattr(
-        Retired, "release", lambda self: lengths.append(len(old.rows)) or release(self)
-    )
-    store.clear()
-    put(store, chain("new", 3))
-    store.sweep()
-    assert not store.state.retired
-    assert not old.rows
-    assert not old.keys
-    assert not list(policy.leaves())
-    assert all(before - after <= 4 for before, after in itertools.pairwise(lengths))
-    assert sum(store.counters.residency_s) == 30
-    assert all(get(store, chain("new", 3)))
-    store.verify()
-
-
 def test_clearing_waits_for_no_commit(tmp_path) -> None:
     store = store_at(tmp_path)
     put(store, chain("a", 2))
@@ -198,56 +171,6 @@ def test_the_policy_keeps_its_learnt_state(tmp_path) -> None:
     assert not list(store.policy.leaves())
 
 
-def test_a_file_that_could_not_be_emptied_is_emptied_by_a_later_commit(
-    tmp_path, monkeypatch
-) -> None:
-    store = store_at(tmp_path)
-    put(store, chain("a", 2))
-    store.clear()
-    transaction = Journal._transaction
-
-    def full(*_: object) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
-
-    monkeypatch.setattr(Journal, "_transaction", full)
-    assert not store.flush()
-    monkeypatch.setattr(Journal, "_transaction", staticmethod(transaction))
-    put(store, chain("b", 2))
-    store.close()
-    again = store_at(tmp_path)
-    assert again.leading(chain("a", 2)) == 0
-    assert all(get(again, chain("b", 2)))
-    assert again.counters.dropped_at_start == 0
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_units_in_use_are_allocated_to_no_other_page(seed: int) -> None:
-    draw, units = random.Random(seed), UnitAllocator(12)
-    written, pages, read = [], [], []
-    for _ in range(400):
-        move = draw.randrange(8)
-        if move < 3 and units.available:
-            unit = units.allocate()
-            assert unit not in {*written, *pages, *read}
-            written.append(unit)
-        elif move == 3 and written:
-            pages.append(written.pop(draw.randrange(len(written))))
-            units.entered(pages[-1])
-        elif move == 4 and written + pages:
-            where = draw.choice([kind for kind in (written, pages) if kind])
-            units.free([where.pop(draw.randrange(len(where)))])
-        elif move == 5 and pages:
-            read.append(draw.choice(pages))
-            units.begin_read(read[-1:])
-        elif move == 6 and read:
-            units.end_read([read.pop(draw.randrange(len(read)))])
-        elif move == 7 and draw.random() < 0.3:
-            units.free_all()
-            pages.clear()
-        assert units.used == len(written) + len(pages)
-        assert units.available == 12 - len({*written, *pages, *read})
-
-
 def test_tenants_at_their_quota_are_counted_as_pages_change(tmp_path) -> None:
     store = store_at(tmp_path, pages=8, quotas={"a": 2 * PAGE, "b": 100 * PAGE})
     put(store, chain(0, 1), tenant="a")
@@ -259,27 +182,31 @@ def test_tenants_at_their_quota_are_counted_as_pages_change(tmp_path) -> None:
     assert store.stats()["tenants_at_quota"] == 0
 
 
-def test_a_folder_opened_again_has_the_pages_that_its_index_file_has(tmp_path) -> None:
-    """It was cleared, and abandoned before the file was emptied."""
-    store = store_at(tmp_path, pages=8)
+def test_a_folder_that_could_not_be_made_is_made_later(tmp_path, monkeypatch) -> None:
+    store = store_at(tmp_path)
     put(store, chain("old", 3))
     store.clear()
-    store._recovery._give_up("gone", "the disk was unmounted")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", full)
+        assert not any(put(store, chain("a", 2)))
+        assert "No space left" in store.unavailable
+        store.close()
     assert store.open()
-    put(store, chain("new", 2))
-    held = len(store)
+    assert all(put(store, chain("new", 2)))
     store.close()
-    again = store_at(tmp_path, pages=8)
-    assert len(again) == held == 2
-    assert all(get(again, chain("new", 2)))
+    again = store_at(tmp_path)
+    assert (len(again), again.leading(chain("old", 3))) == (2, 0)
+    assert len(list(tmp_path.glob("*/pages-*"))) == 1
 
 
-def test_a_discarded_store_leaves_no_memory_to_release_at_once(tmp_path) -> None:
-    """A million pages freed at once hold up the scheduler, though another thread frees them."""
-    store = store_at(tmp_path, pages=8)
+def test_a_store_cleared_while_it_does_not_respond_is_empty_afterwards(tmp_path) -> None:
+    store = store_at(tmp_path)
     put(store, chain("a", 3))
-    index, policy = store.state.index, store.policy
-    store.discard()
-    assert not store.state.retired
-    assert not index.rows
-    assert not list(policy.leaves())
+    assert store.suspend("the storage does not respond")
+    store.clear()
+    assert store.open()
+    assert len(store) == 0

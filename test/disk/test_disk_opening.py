@@ -76,7 +76,7 @@ def test_a_discarded_store_frees_its_disk_space_before_its_folder(tmp_path) -> N
     put(store, chain("a", 3))
     path = store.path
     store.discard()
-    assert not list(path.glob("segment-*"))
+    assert not list(path.rglob("segment-*"))
     assert store.leading(chain("a", 3)) == 0
     again = store_at(tmp_path)
     assert again.path == path

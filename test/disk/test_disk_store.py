@@ -326,7 +326,7 @@ def test_a_smaller_capacity_keeps_the_pages_that_fit(tmp_path):
     again = store_at(tmp_path, pages=6, now=Clock(1002.0))
     assert again.leading(chain("b", 8)) == 6
     assert get(again, chain("b", 6)) == [True] * 6
-    assert sum(f.stat().st_size for f in again.path.glob("segment-*")) <= 6 * PAGE
+    assert sum(f.stat().st_size for f in again.path.rglob("segment-*")) <= 6 * PAGE
     again.verify(pages=True)
 
 

@@ -31,7 +31,7 @@ def test_a_store_of_a_newer_version_starts_over(tmp_path) -> None:
     store = store_at(tmp_path)
     put(store, chain("a", 3))
     store.close()
-    with closing(sqlite3.connect(store.path / FILE)) as index:
+    with closing(sqlite3.connect(store.state.journal.folder / FILE)) as index:
         index.execute("PRAGMA user_version=99")
     again = store_at(tmp_path)
     assert (again.unavailable, len(again)) == (None, 0)

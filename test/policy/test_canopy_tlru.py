@@ -2,7 +2,6 @@ import pytest
 
 from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy
-from sglang_canopy.policy.structures import reranking
 from sglang_canopy.records import Leaf, Request
 
 
@@ -135,26 +134,6 @@ def test_plans_for_the_growth_of_the_leafs_own_category():
     long, short = (f"{kind}|-|turn1|out<64" for kind in ("long", "short"))
     assert policy.next_tokens(long) == 90
     assert policy.next_tokens(short) == 10
-
-
-@pytest.mark.parametrize("name", ["canopy-tlru", "etlru"])
-@pytest.mark.parametrize("slices", [0, 1])
-def test_a_policy_replaced_while_reranking_is_released_in_slices(monkeypatch, name, slices):
-    monkeypatch.setattr(reranking, "SLICE_LEAVES", 4)
-    policy = make_policy(name, {"ttft_percentile": 50.0})
-    leaves = [leaf_of(policy, history=100, length=10, time=float(at)) for at in range(40)]
-    policy.victim(50.0)
-    policy.target.version += 1
-    for at in range(1 + slices):
-        policy.victim(51.0 + at)
-    left = policy._replanning._left
-    assert len(left) == len(leaves) - 4 * (1 + slices)
-    done = False
-    while not done:
-        before = len(left)
-        done = policy.release(4)
-        assert before - len(left) <= 4
-    assert not left
 
 
 def test_a_requests_own_target_follows_the_ttft_model():

@@ -54,7 +54,6 @@ FAULTS = (
     "index",
     "clock",
     "locked",
-    "gone",
     "internal",
 )
 """Kinds of faults. The pages concerned are recomputed."""
@@ -107,20 +106,14 @@ class StoreCounters:
         self.page_seconds += max(0.0, stay_s)
         self.residency_s[bisect_left(RESIDENCY_EDGES_S, stay_s)] += 1
 
-    def cleared(self, pages: int, page_bytes: int) -> None:
-        """Count cleared pages; ``stayed`` counts their time on disk later."""
-        if pages:
-            self.evicted["cleared"] += pages
-            self.evicted_bytes["cleared"] += page_bytes * pages
-
-    def stayed(self, stays_s: Any) -> None:
-        """Count the seconds on disk of removed pages, an array."""
+    def cleared(self, pages: int, page_bytes: int, stays_s: Any) -> None:
+        """Count cleared pages. ``stays_s``: an array of their seconds on disk."""
+        self.evicted["cleared"] += pages
+        self.evicted_bytes["cleared"] += page_bytes * pages
         self.page_seconds += float(np.maximum(stays_s, 0.0).sum())
-        buckets = np.bincount(
-            np.searchsorted(RESIDENCY_EDGES_S, stays_s), minlength=len(self.residency_s)
-        )
-        for i, pages in enumerate(buckets.tolist()):
-            self.residency_s[i] += pages
+        buckets = np.searchsorted(RESIDENCY_EDGES_S, stays_s)
+        for i, count in enumerate(np.bincount(buckets, minlength=len(self.residency_s)).tolist()):
+            self.residency_s[i] += count
 
     @staticmethod
     def by_category(counter: Counter[str], category: str) -> None:

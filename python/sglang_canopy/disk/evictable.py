@@ -8,12 +8,10 @@ the prefix of every page on disk is also on disk.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
-from sglang_canopy.disk.index import NO_LABEL, NO_ROW, PageIndex
+from sglang_canopy.disk.index import NO_ROW, PageIndex
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.tenant import AT_LIMIT, tenant_digest
@@ -73,25 +71,6 @@ class EvictablePages:
             self.policy.admit(leaf, now)
             if self.quota(leaf.tenant) is not None:
                 self._admit_to_twin(self._leaf(row), now)
-
-    def admit_all(self, now: float) -> None:
-        """Admit every evictable page of a loaded index; none was admitted before."""
-        index = self.index
-        ends = (index.array["children"] == 0)[: index.top]
-        ends &= index.array["category"][: index.top] != NO_LABEL
-        rows = [row for row in np.flatnonzero(ends).tolist() if row not in self._pins]
-        for leaf in self._filled(rows):
-            self._leaves[leaf.row] = leaf
-            self.policy.admit(leaf, now)
-        if self.quotas:
-            limited = [row for row in rows if self.quota(self._leaves[row].tenant) is not None]
-            for leaf in self._filled(limited):
-                self._admit_to_twin(leaf, now)
-
-    def _filled(self, rows: Sequence[int]) -> list[PageLeaf]:
-        leaves = [PageLeaf(row) for row in rows]
-        self.index.fill_all(leaves, np.asarray(rows, np.int64))
-        return leaves
 
     def _leaf(self, row: int) -> PageLeaf:
         leaf = PageLeaf(row)
@@ -170,12 +149,6 @@ class EvictablePages:
         return EvictablePages(
             index, policy, self.page_bytes, self.quotas, self.pin_bytes, self.pin_tenant_bytes
         )
-
-    def containers(self) -> Iterator[Any]:
-        """Iterate over the lists, dicts and sets that grow with pages and tenants."""
-        yield from (self._leaves, self._twins, self._twin_leaves, self._locked)
-        yield from (self._pins, self._pin_tenants, self._pin_ends, self.pinned_by_tenant)
-        yield from (self.tenant_bytes, self._tenants_at_quota)
 
     def charge_tenant(self, tenant: str | None, pages: int = 1) -> None:
         """Add pages to the bytes of ``tenant``."""

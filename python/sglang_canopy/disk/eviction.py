@@ -17,7 +17,7 @@ _EXPIRE_EVERY_S = 1.0
 
 
 class Eviction:
-    """Remove pages. The caller holds the store's lock, except for ``sweep`` and ``clear``."""
+    """Remove pages. The caller holds the store's lock, except for ``sweep``."""
 
     def __init__(self, state: StoreState, index_writer: IndexWriter) -> None:
         self._state = state
@@ -28,25 +28,14 @@ class Eviction:
     def sweep(self, now: float | None = None, limit: int = SWEEP_PAGES) -> int:
         """Remove expired pages, at most ``limit``; see ``DiskStore.sweep``."""
         state = self._state
-        state.release_retired()
         if state.unavailable:
             return 0
         now = state.clock() if now is None else now
         with state.lock:
-            state.notice_clock_jumps()
             state.evictable.release_pins(now, limit)
             removed = self._remove_expired(now, limit)
         self._index_writer.flush()
         return removed
-
-    def clear(self) -> None:
-        """Remove every page; see ``DiskStore.clear``."""
-        state = self._state
-        if state.unavailable:
-            return
-        with state.lock:
-            state.counters.cleared(len(state.index), state.content.page_bytes)
-            state.forget_pages(state.units.free_all(), *self._index_writer.erase())
 
     def make_room(self, now: float) -> bool:
         """Evict until a unit is available. Returns false if no page is evictable."""

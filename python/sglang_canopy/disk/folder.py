@@ -6,8 +6,9 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import secrets
+import shutil
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 
 from sglang_canopy.disk.counters import kind_of
@@ -36,48 +37,41 @@ class Unavailable(Exception):
 class Claim:
     """A namespace's own folder, locked for this process.
 
-    ``directory`` is the folder's descriptor. Open and remove files relative to it: the path may belong
-    to another folder by now.
+    ``directory`` is the descriptor of ``pages``. Open and remove files relative to it: the path may
+    belong to another folder by now.
     """
 
     path: Path
-    directory: int
     _lock: int
-    temporary: bool = False
+    temporary: bool
+    pages: Path = Path()
+    """The current folder of pages. Each clearing begins another one."""
+    directory: int = -1
 
-    def gone(self) -> str | None:
-        """Return the path that was removed or replaced since the claim, or ``None``."""
-        if not _is_file(self.path, None, self.directory):
-            return str(self.path)
-        if not _is_file(LOCK, self.directory, self._lock):
-            return str(self.path / LOCK)
-        return None
+    def open_pages(self, fresh: bool) -> None:
+        """Open the latest folder of pages, or a ``fresh`` one, and remove the others."""
+        found = sorted(self.path.glob("pages-*"))
+        if fresh or not found:
+            number = int(found[-1].name.split("-")[1]) + 1 if found else 0
+            # NOTE: names are never used again. SQLite removes files by path when it closes.
+            found.append(self.path / f"pages-{number:06d}-{secrets.token_hex(4)}")
+            found[-1].mkdir(mode=0o700)
+        *old, self.pages = found
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+        self.directory = os.open(self.pages, flags)
+        for path in old:
+            shutil.rmtree(path, ignore_errors=True)
 
     def release(self) -> None:
         for fd in (self.directory, self._lock):
             with contextlib.suppress(OSError):
                 os.close(fd)
+        self.directory = self._lock = -1
 
     def remove_pages(self) -> None:
-        """Remove the page files and the index. Call it before ``release``."""
+        """Remove the pages, and the namespace if it is temporary. Call it before ``release``."""
         # NOTE: keep the lock file: another server may be waiting for it.
-        for name in os.listdir(self.directory):
-            if self.temporary or fnmatch(name, "segment-*.kv") or name.startswith("index.sqlite"):
-                with contextlib.suppress(OSError):
-                    os.unlink(name, dir_fd=self.directory)
-        if self.temporary and self.gone() == str(self.path / LOCK):  # the folder itself exists
-            with contextlib.suppress(OSError):
-                self.path.rmdir()
-
-
-def _is_file(path: str | Path, directory: int | None, fd: int) -> bool:
-    """Whether ``path``, relative to ``directory``, is the file that ``fd`` has open."""
-    try:
-        found = os.stat(path, dir_fd=directory, follow_symlinks=False)
-    except OSError:
-        return False
-    ours = os.fstat(fd)
-    return (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino)
+        shutil.rmtree(self.path if self.temporary else self.pages, ignore_errors=True)
 
 
 def path_of(folder: str | os.PathLike[str], namespace: str) -> Path:
@@ -91,51 +85,42 @@ def of_one_server(path: Path, other: Path) -> bool:
     return path.name.partition("-")[0] == other.name.partition("-")[0]
 
 
-def claim(folder: str | os.PathLike[str], namespace: str, *, temporary: bool = False) -> Claim:
-    """Lock the folder of ``namespace`` below ``folder`` for this process.
+def claim(
+    folder: str | os.PathLike[str], namespace: str, *, temporary: bool = False, fresh: bool = False
+) -> Claim:
+    """Lock the folder of ``namespace`` below ``folder`` for this process. ``fresh``: without pages.
 
     Raises ``CanopyError`` for a folder of another user or with other files, and ``Unavailable`` if the
     disk is read-only or full, or another server has the lock.
     """
-    top = Path(folder)
+    top, path = Path(folder), path_of(folder, namespace)
     try:
-        path = path_of(top, namespace)
         _make_top(top, path.name)
         path.mkdir(mode=0o700, exist_ok=True)
         _check_ours(path)
-        held = _open_claim(path, temporary)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        held = Claim(path, os.open(path / LOCK, flags, 0o600), temporary)
     except OSError as error:
         raise _unavailable(top, error) from error
     try:
         fcntl.flock(held._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(held._lock).st_nlink == 0:
+            raise BlockingIOError(f"{path} was removed to make room")
     except OSError as error:
         held.release()
         raise Unavailable(
             "locked",
             f"another server has {path}; end it, or give each server a folder of its own",
         ) from error
-    if held.gone() is not None:  # a neighbour removed it to make room
-        held.release()
-        raise Unavailable("locked", f"{path} was removed by another server")
     try:
         _make_file(path / NAMESPACE, namespace)
         if temporary:
             (path / TEMPORARY).touch(mode=0o600)
+        held.open_pages(fresh)
     except OSError as error:
         held.release()
         raise _unavailable(path, error) from error
     return held
-
-
-def _open_claim(path: Path, temporary: bool) -> Claim:
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        lock = os.open(LOCK, flags, 0o600, dir_fd=directory)
-    except OSError:
-        os.close(directory)
-        raise
-    return Claim(path, directory, lock, temporary)
 
 
 def _unavailable(path: Path, error: OSError) -> Unavailable:

@@ -6,9 +6,8 @@ times faster). The index file uses the same row numbers. Rows of removed pages a
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +31,6 @@ _OF_STORE = {
 }
 COLUMNS = _OF_STORE | {name: kind.column for name, kind in FIELDS.items()}
 _AS_THEY_ARE = tuple(set(FIELDS) - {*LABELS, *OPTIONAL})
-_DEFAULTS = {f.name: f.default for f in dataclasses.fields(PageMeta)}
 _OPTIONAL_OF_LEAF = tuple(set(OPTIONAL) - {"ttl_s"})
 
 
@@ -55,12 +53,8 @@ class Labels:
         """Return an upper bound of the labels' numbers."""
         return len(self._values)
 
-    def containers(self) -> Iterator[Any]:
-        """Iterate over the lists and dicts that grow with the labels."""
-        yield from (self._numbers, self._values, self._uses, self._free)
-
-    def take(self, value: Hashable, uses: int = 1) -> int:
-        """Return the number of ``value``, and add ``uses`` to its count of rows."""
+    def take(self, value: Hashable) -> int:
+        """Return the number of ``value``, and count one more row."""
         number = self._numbers.get(value)
         if number is None:
             if self._free:
@@ -71,7 +65,7 @@ class Labels:
                 self._values.append(value)
                 self._uses.append(0)
             self._numbers[value] = number
-        self._uses[number] += uses
+        self._uses[number] += 1
         return number
 
     def number(self, value: Hashable) -> int:
@@ -162,45 +156,9 @@ class PageIndex:
             self.children[parent] -= 1
         return parent
 
-    def load(
-        self,
-        keys: Sequence[bytes],
-        rows: Any,
-        columns: Mapping[str, Any],
-        labels: Mapping[str, tuple[Sequence[Hashable], Any]],
-    ) -> None:
-        """Insert pages into an empty index, at the row numbers of the array ``rows``.
-
-        ``columns``: an array for each column without labels and children; ``parent`` has row
-        numbers. ``labels``: distinct values, and an array with the position of each page's value.
-        """
-        assert not self.keys, "the index has pages"
-        top = int(rows.max()) + 1 if len(rows) else 0
-        if top > len(self.parent):
-            self._grow(top)
-        self.rows = dict(zip(keys, rows.tolist(), strict=True))
-        by_row = np.full(top, None, object)
-        by_row[rows] = np.fromiter(keys, object, len(keys))
-        self.keys = by_row.tolist()
-        for name, values in columns.items():
-            self.array[name][rows] = values
-        above = columns["parent"]
-        children = np.bincount(above[above != NO_ROW], minlength=len(self.parent))
-        self.array["children"][:] = children
-        for name, (distinct, at) in labels.items():
-            uses = np.bincount(at, minlength=len(distinct)).tolist()
-            take = self.labels[name].take
-            numbers = [take(value, n) if n else NO_LABEL for value, n in zip(distinct, uses)]
-            self.array[name][rows] = np.asarray(numbers, np.int64)[at]
-        free = np.ones(top, bool)
-        free[rows] = False
-        self._free = np.flatnonzero(free)[::-1].tolist()
-
-    def containers(self) -> Iterator[Any]:
-        """Iterate over the lists and dicts that grow with the pages."""
-        yield from (self.rows, self.keys, self._free)
-        for labels in self.labels.values():
-            yield from labels.containers()
+    def loaded(self) -> None:
+        """Let the row numbers that were not loaded be used."""
+        self._free = [row for row in range(self.top - 1, -1, -1) if self.keys[row] is None]
 
     def stays_s(self, now: float) -> Any:
         """Return an array of the pages' seconds on disk."""
@@ -235,23 +193,6 @@ class PageIndex:
         self.fill(meta, row)
         meta.ttl_s = _or_none(self.ttl_s[row])
         return meta
-
-    def fill_all(self, leaves: Sequence[LeafRecord], rows: Any) -> None:
-        """Write each row of an array into one new leaf."""
-        for name in _AS_THEY_ARE:
-            values = self.array[name][rows]
-            if (values == _DEFAULTS[name]).all():
-                continue
-            for leaf, value in zip(leaves, values.tolist(), strict=True):
-                setattr(leaf, name, value)
-        for name in _OPTIONAL_OF_LEAF:
-            values = self.array[name][rows]
-            given = ~np.isnan(values)
-            for at in np.flatnonzero(given).tolist():
-                setattr(leaves[at], name, float(values[at]))
-        for name, labels in self.labels.items():
-            for leaf, number in zip(leaves, self.array[name][rows].tolist(), strict=True):
-                setattr(leaf, name, labels[number])
 
     def fill(self, leaf: LeafRecord, row: int) -> None:
         """Write the row into a policy's leaf."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import sqlite3
 from collections.abc import Iterable
-from typing import Any
 
 from sglang_canopy.disk.counters import damaged, kind_of
 from sglang_canopy.disk.journal import record
@@ -28,8 +27,6 @@ class IndexWriter:
         """Rows with a use that is not committed."""
         self._path_ends: dict[int, None] = {}
         """Last rows of used paths, oldest use first."""
-        self.erases = False
-        """Whether the next ``flush`` removes all records of the file first."""
 
     # The caller holds the store's lock.
 
@@ -45,40 +42,29 @@ class IndexWriter:
         if path_end is not None:
             self._path_ends[path_end] = None
 
-    def forget(self) -> tuple[Any, ...]:
-        """Drop all changes that are not committed. Returns their containers, for later release."""
-        old = self._changed, self._used, self._path_ends
+    def forget(self) -> None:
+        """Drop all changes that are not committed."""
         self._changed, self._used, self._path_ends = set(), set(), {}
-        return old
-
-    def erase(self) -> tuple[Any, ...]:
-        """Empty the file at the next ``flush``, and ``forget``."""
-        self.erases = True
-        return self.forget()
 
     # These methods take the locks.
 
     def flush(self, *, everything: bool = False) -> bool:
-        """Erase the file if required, and commit new and removed pages, and a bounded number of
-        uses; see ``DiskStore.flush``."""
+        """Commit new and removed pages, and a bounded number of uses; see ``DiskStore.flush``."""
         state = self._state
         if state.unavailable:
             return False
         with state.journal.lock:
             with state.lock:
-                erases, self.erases = self.erases, False
                 changed = self._take_changed(everything)
                 index = state.index
                 live = [row for row in changed if row >= 0 and index.key_at(row) is not None]
                 put = [record(index, row, state.ttl) for row in live]
                 gone = changed.difference(live)
-            if not (changed or erases):
+            if not changed:
                 return True
             try:
-                state.journal.commit(put, gone, erase=erases)
+                state.journal.commit(put, gone)
             except (sqlite3.Error, OSError) as error:
-                with state.lock:
-                    self.erases |= erases
                 return self._commit_failed(error, changed)
             return True
 
@@ -110,7 +96,6 @@ class IndexWriter:
                 put = [record(state.index, row, state.ttl) for row in rows]
                 self._changed.clear()
                 self._used.clear()
-                self.erases = False
             state.journal.commit(put, ())
         except (sqlite3.Error, OSError) as second_error:
             state.faults.note(kind_of(second_error), f"index: {second_error}")

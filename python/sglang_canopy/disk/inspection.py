@@ -13,7 +13,6 @@ from sglang_canopy.disk.state import StoreState
 def stats(state: StoreState) -> dict[str, Any]:
     """Return sizes, counters and the residency histogram; JSON-able."""
     with state.lock:
-        state.notice_clock_jumps()
         index, evictable = state.index, state.evictable
         return {
             "unavailable": state.unavailable,

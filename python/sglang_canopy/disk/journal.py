@@ -9,7 +9,6 @@ fails its checksum and counts as absent.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import sqlite3
 import threading
@@ -23,9 +22,7 @@ from sglang_canopy.private_file import set_aside
 from sglang_canopy.ttl.table import TTLTable
 
 FILE = "index.sqlite"
-VERSION = 3
-CHUNK_ROWS = 16_384
-"""Records read at once."""
+VERSION = 4
 
 _OF_STORE = ("id", "key", "parent", "unit", "checksum", "written")
 """``id``: the row. ``parent``: the parent's row, or -1. ``unit``: the unit that stores the page."""
@@ -36,7 +33,6 @@ Row = tuple[Any, ...]
 
 _NAMES = ", ".join(f'"{name}"' for name in FIELDS[1:])
 _CREATE = f"CREATE TABLE IF NOT EXISTS pages (id INTEGER PRIMARY KEY, {_NAMES})"
-_CHUNK = f"SELECT * FROM pages WHERE id >= ? ORDER BY id LIMIT {CHUNK_ROWS}"
 _PUT = f"INSERT OR REPLACE INTO pages VALUES ({', '.join('?' * len(FIELDS))})"
 
 
@@ -65,9 +61,8 @@ class Journal:
     """
 
     def __init__(self, claim: Claim) -> None:
-        self.folder = claim.path
+        self.folder = claim.pages
         self._claim = claim
-        self._inode = 0
         self.lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
 
@@ -76,9 +71,7 @@ class Journal:
         # SQLite copies this file's mode to its WAL and shared-memory files.
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(FILE, flags, 0o600, dir_fd=self._claim.directory)
-        self._inode = os.fstat(fd).st_ino
         os.close(fd)
-        self._check_folder()
         connection = sqlite3.connect(
             path, isolation_level=None, check_same_thread=False, timeout=5.0
         )
@@ -100,61 +93,32 @@ class Journal:
             raise
         self._connection = connection
 
-    def gone(self) -> str | None:
-        """Return the index file's name if it was removed or replaced."""
-        try:
-            found = os.stat(FILE, dir_fd=self._claim.directory).st_ino
-        except OSError:
-            found = -1
-        return None if found == self._inode else FILE
+    def rows(self) -> Iterator[Row]:
+        """Iterate over all records by id, as ``FIELDS``. The caller validates them."""
+        assert self._connection is not None
+        self._connection.text_factory = _text
+        yield from self._connection.execute("SELECT * FROM pages ORDER BY id")
 
-    def _check_folder(self) -> None:
-        """Raise ``OSError`` unless the path is still this folder's: SQLite opens files by path."""
-        gone = self._claim.gone()
-        if gone is not None:
-            raise OSError(errno.ESTALE, f"{gone} was removed or replaced")
-
-    def chunks(self) -> Iterator[list[Row]]:
-        """Iterate over all records by id, as lists of ``FIELDS``. The caller validates them."""
-        connection, last = self._connection, -(1 << 63)
-        assert connection is not None
-        while True:
-            try:
-                connection.text_factory = str
-                rows = connection.execute(_CHUNK, (last,)).fetchall()
-            except sqlite3.OperationalError as error:
-                if "decode" not in str(error):
-                    raise
-                connection.text_factory = _text
-                rows = connection.execute(_CHUNK, (last,)).fetchall()
-            if rows:
-                yield rows
-            if len(rows) < CHUNK_ROWS:
-                return
-            last = rows[-1][0] + 1
-
-    def commit(self, put: Iterable[Row], delete: Iterable[int], *, erase: bool = False) -> None:
-        """Write and delete records in one transaction; with ``erase``, delete all others first."""
+    def commit(self, put: Iterable[Row], delete: Iterable[int]) -> None:
+        """Write and delete records in one transaction."""
         connection = self._connection
         if connection is None:
             raise sqlite3.OperationalError("index is closed")
         put, gone = list(put), [(row,) for row in delete]
         with self.lock:
             try:
-                self._transaction(connection, put, gone, erase)
+                self._transaction(connection, put, gone)
             except sqlite3.OperationalError:
                 # The disk may be full: a checkpoint makes room in the WAL.
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                self._transaction(connection, put, gone, erase)
+                self._transaction(connection, put, gone)
 
     @staticmethod
     def _transaction(
-        connection: sqlite3.Connection, put: list[Row], gone: list[tuple[int]], erase: bool
+        connection: sqlite3.Connection, put: list[Row], gone: list[tuple[int]]
     ) -> None:
         connection.execute("BEGIN IMMEDIATE")
         try:
-            if erase:
-                connection.execute("DELETE FROM pages")
             connection.executemany("DELETE FROM pages WHERE id = ?", gone)
             connection.executemany(_PUT, put)
             connection.execute("COMMIT")
@@ -167,7 +131,6 @@ class Journal:
         """Create an empty index file. If ``damage`` is given, keep a copy of the old one."""
         with self.lock:
             self.close()
-            self._check_folder()
             if damage is not None:
                 set_aside(self.folder / FILE, damage)
             for suffix in ("", "-wal", "-shm", "-journal"):

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -55,7 +54,7 @@ class Lifetimes:
         arrays, because a path may have thousands of pages.
         """
         state, index, array = self._state, self._state.index, self._state.index.array
-        meta = on_store_clock(state.clock, meta, now)
+        meta = until_now(meta, now)
         rows = np.asarray(path, np.int64)
         self._mark_shared(rows, meta)
         for name in LABELS:
@@ -87,11 +86,6 @@ class Lifetimes:
         shared = array["shared"][rows] | other | meta.shared
         array["shared"][rows] = shared
         array["over"][rows] = meta.over & ~shared
-
-    def set_expiries(self, rows: Sequence[int]) -> None:
-        """Set ``expires`` of rows without pins. The caller holds the lock."""
-        array, at = self._state.index.array, np.asarray(rows, np.int64)
-        array["expires"][at] = array["last_access"][at] + self._ttls(self._state.index.top)[at]
 
     def set_expiry(self, row: int) -> None:
         """Set ``expires`` from the row's last use, TTL and pin. The caller holds the lock."""
@@ -136,28 +130,9 @@ class Lifetimes:
                 self.set_expiry(row)
             self.pin_if_requested(row, now)
 
-    def _ttls(self, top: int) -> Any:
-        """Return the TTL of every row below ``top``, in seconds."""
-        index, table = self._state.index, self._state.ttl
-        by_category = np.full(index.labels["category"].capacity() + 1, table.residual_ttl_s)
-        if table.categories:
-            for number, category in index.labels["category"].items():
-                by_category[number] = table.ttl_s(-1, category)
-        by_group = np.asarray([*(g.ttl_s for g in table.groups), math.nan])
-        group = index.array["group"][:top]
-        listed = (group >= 0) & (group < len(table.groups))
-        ttls = np.where(
-            listed,
-            by_group[np.where(listed, group, -1)],
-            by_category[index.array["category"][:top]],
-        )
-        own = index.array["ttl_s"][:top]
-        return np.where(np.isnan(own), ttls, own)
 
-
-def on_store_clock(clock: Callable[[], float], meta: PageMeta, now: float) -> PageMeta:
-    """Return a copy with times on the store's clock; creation and last access are at most ``now``."""
-    meta = dataclasses.replace(meta)
-    meta.shift(-getattr(clock, "skew_s", 0.0))
-    meta.created, meta.last_access = min(meta.created, now), min(meta.last_access, now)
-    return meta
+def until_now(meta: PageMeta, now: float) -> PageMeta:
+    """Return a copy whose creation and last access are at most ``now``."""
+    return dataclasses.replace(
+        meta, created=min(meta.created, now), last_access=min(meta.last_access, now)
+    )

@@ -10,18 +10,15 @@ import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import numpy as np
-
 from sglang_canopy.disk.counters import damaged, kind_of
 from sglang_canopy.disk.eviction import Eviction
 from sglang_canopy.disk.folder import Claim, Unavailable, claim
 from sglang_canopy.disk.index_writer import IndexWriter
 from sglang_canopy.disk.journal import Journal
 from sglang_canopy.disk.lifetimes import Lifetimes
-from sglang_canopy.disk.loading import Records, load, restore_uses
+from sglang_canopy.disk.loading import load, restore_uses
 from sglang_canopy.disk.segments import SegmentFiles
 from sglang_canopy.disk.state import StoreState
-from sglang_canopy.disk.units import UnitAllocator
 from sglang_canopy.errors import CanopyError
 
 
@@ -37,6 +34,7 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+CLEARED = "the store was cleared"
 SUSPEND_WAIT_S = 1.0
 """Maximum seconds for the store's lock when it is suspended."""
 
@@ -60,7 +58,9 @@ class Recovery:
     ) -> None:
         self.claim: Claim | None = None
         self._opened = False
-        self._giving_up = threading.Lock()
+        self._fresh = False
+        """Whether the next ``open`` begins a new folder of pages."""
+        self._opening = threading.Lock()
         self._state = state
         self._index_writer = index_writer
         self._lifetimes = lifetimes
@@ -70,10 +70,11 @@ class Recovery:
     def open(self) -> bool:
         """Claim the folder and load its index; see ``DiskStore.open``."""
         state = self._state
-        while state.unavailable is not None:
-            fault = self._try_to_open()
-            if fault is not None and not (fault == "full" and state.neighbours.remove_oldest()):
-                return False
+        with self._opening:  # writers and the sweeper open a cleared store
+            while state.unavailable is not None:
+                fault = self._try_to_open()
+                if fault is not None and not (fault == "full" and state.neighbours.remove_oldest()):
+                    return False
         return True
 
     def _try_to_open(self) -> str | None:
@@ -81,7 +82,10 @@ class Recovery:
         state = self._state
         self._release_claim()  # of a suspended store
         try:
-            self.claim = claim(self._folder, self._namespace, temporary=self._temporary)
+            self.claim = claim(
+                self._folder, self._namespace, temporary=self._temporary, fresh=self._fresh
+            )
+            self._fresh = False
             self.path = self.claim.path
             state.segments = SegmentFiles(self.claim.directory, state.content.page_bytes)
             state.journal = Journal(self.claim)
@@ -94,30 +98,28 @@ class Recovery:
         except CanopyError as mistake:
             if not self._opened:
                 raise
-            return self._give_up("gone", mistake)
+            return self._give_up("io", mistake)
         except (OSError, sqlite3.Error) as error:
             return self._give_up(kind_of(error), error)
         self._index_writer.flush(everything=True)
         state.neighbours.opened()
         return None
 
-    def check_folder(self, *, files: bool = False) -> None:
-        """Release a folder that was removed or replaced; the next ``open`` claims a new one.
-
-        ``files``: check the index file and the segment files too.
-        """
-        state, claim = self._state, self.claim
-        if state.unavailable is not None or claim is None:
-            return
-        gone = claim.gone()
-        if gone is None and files:
-            name = state.journal.gone() or state.segments.gone()
-            gone = None if name is None else str(claim.path / name)
-        if gone is None:
-            return
-        with self._giving_up:  # several threads write
+    def clear(self) -> None:
+        """Remove every page; see ``DiskStore.clear``."""
+        state = self._state
+        with state.lock:
+            self._fresh = True
             if state.unavailable is None:
-                self._give_up("gone", f"{gone} was removed or replaced while in use")
+                pages, stays_s = len(state.index), state.index.stays_s(state.clock())
+                state.counters.cleared(pages, state.content.page_bytes, stays_s)
+                state.unavailable = CLEARED
+                self._forget_rows()
+
+    def open_cleared(self) -> None:
+        """Open the new folder of pages of a store that was cleared."""
+        if self._state.unavailable == CLEARED:
+            self.open()
 
     def suspend(self, reason: str) -> bool:
         """Become unavailable without I/O; see ``DiskStore.suspend``."""
@@ -135,6 +137,7 @@ class Recovery:
 
     def close(self) -> None:
         """Commit all changes and release the folder."""
+        self.open_cleared()
         state = self._state
         if state.unavailable is None:
             with state.journal.lock, state.lock:  # same order as in every other method
@@ -148,6 +151,7 @@ class Recovery:
 
     def discard(self) -> None:
         """Close, and remove every page from the disk."""
+        self.open_cleared()
         claim, self.claim = self.claim, None  # keep the folder until the pages are gone
         self.close()
         with self._state.lock:
@@ -155,7 +159,6 @@ class Recovery:
         if claim is not None:
             claim.remove_pages()
             claim.release()
-        self._state.release_retired()
 
     def _give_up(self, fault: str, why: object) -> str:
         state = self._state
@@ -177,8 +180,8 @@ class Recovery:
     def _forget_rows(self) -> None:
         """Remove all pages from memory; the policy's state and the TTLs stay."""
         state = self._state
-        state.forget_pages(*self._index_writer.forget())
-        state.units = UnitAllocator(state.units.limit)
+        state.forget_pages()
+        self._index_writer.forget()
 
     # ---- loading ----
 
@@ -186,9 +189,6 @@ class Recovery:
         state, now = self._state, self._state.clock()
         try:
             state.journal.open()
-            if self._index_writer.erases:  # the store was cleared before it was released
-                state.journal.commit((), (), erase=True)
-                self._index_writer.erases = False
             with _no_garbage_collection():
                 renumbered = self._load_rows(now)
         except sqlite3.Error as error:
@@ -211,19 +211,19 @@ class Recovery:
         Returns whether the rows were renumbered.
         """
         state = self._state
-        roots = {group.root: i for i, group in enumerate(state.ttl.groups)}
-        records = Records(state.journal.chunks(), roots)
-        rows, left_out, renumbered = load(records, state, now)
+        rows, left_out, renumbered = load(state.journal.rows(), state, now)
         if not renumbered:
             self._index_writer.mark_changed(*left_out)
         index = state.index
-        state.units.adopt(set(index.array["unit"][np.asarray(rows, np.int64)].tolist()))
+        state.units.adopt({index.unit[row] for row in rows})
         restore_uses(index, rows)
-        self._lifetimes.set_expiries(rows)
-        kept = index.array["keep_until"]
-        for row in [row for row in rows if kept[row] > now]:
+        for row in rows:
+            self._lifetimes.set_expiry(row)
+        for row in rows:
             self._lifetimes.pin_if_requested(row, now)
-        state.evictable.admit_all(now)
+            state.evictable.charge_tenant(index.label("tenant", row))
+        for row in rows:
+            state.evictable.refresh(row, now)
         bad = len(left_out)
         state.counters.dropped_at_start += bad
         if bad:
@@ -255,6 +255,5 @@ class Recovery:
             state.segments.read([(index.unit[row], buffers)])
             state.segments.write([(new, buffers)])
             state.units.retire()
-            state.units.entered(new)
             index.unit[row] = new
             self._index_writer.mark_changed(row)

@@ -12,9 +12,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
-from typing import Any
-
-import numpy as np
 
 SEGMENT_BYTES = 1 << 30
 _IOV_MAX = 1024
@@ -34,6 +31,8 @@ class SegmentFiles:
         self.per_segment = max(1, SEGMENT_BYTES // unit_bytes)
         self._directory = os.dup(directory)
         self._files: dict[int, int] = {}
+        self._lengths: dict[int, int] = {}
+        """Whole units of each file when ``present`` first looked."""
         self._lock = threading.Lock()
         self._transfers = 0
         self._closed = False
@@ -46,11 +45,12 @@ class SegmentFiles:
         """Fill buffers from units. Past the end of a file, buffers stay unchanged without an error."""
         return self._transfer(extents, _read_all, create=False)
 
-    def present(self, units: Any) -> Any:
-        """Return a mask of the units of an array whose files are long enough to contain them."""
-        segments, of = np.unique(units // self.per_segment, return_inverse=True)
-        lengths = np.asarray([self._length(number) for number in segments.tolist()], np.int64)
-        return units % self.per_segment < lengths[of]
+    def present(self, unit: int) -> bool:
+        """Whether the file of ``unit`` is long enough to contain it."""
+        segment, index = divmod(unit, self.per_segment)
+        if segment not in self._lengths:
+            self._lengths[segment] = self._length(segment)
+        return index < self._lengths[segment]
 
     def _length(self, segment: int) -> int:
         """Return the whole units in a file, 0 without the file."""
@@ -58,14 +58,6 @@ class SegmentFiles:
             return os.fstat(self._open(segment, create=False)).st_size // self.unit_bytes
         except OSError:
             return 0
-
-    def gone(self) -> str | None:
-        """Return the name of an open file that was removed, or ``None``."""
-        with self._in_use() as usable:
-            for number, fd in list(self._files.items()) if usable else ():
-                if os.fstat(fd).st_nlink == 0:
-                    return _name(number)
-        return None
 
     def trim(self, top: int) -> int:
         """Truncate the files at unit ``top``. Returns the bytes removed."""
@@ -172,8 +164,6 @@ class SegmentFiles:
     def _place(self, unit: int, *, create: bool) -> tuple[int, int]:
         segment, index = divmod(unit, self.per_segment)
         fd = self._open(segment, create=create)
-        if create and os.fstat(fd).st_nlink == 0:
-            raise OSError(errno.ESTALE, f"{_name(segment)} was removed")
         return fd, index * self.unit_bytes
 
     def _open(self, number: int, *, create: bool) -> int:

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_canopy.disk.clock import SteadyClock
 from sglang_canopy.disk.content import Content, PageBuffers, raw_key
 from sglang_canopy.disk.counters import Faults, StoreCounters, kind_of
 from sglang_canopy.disk.evictable import EvictablePages
@@ -81,8 +80,8 @@ class DiskStore:
         """``pin_bytes``: limit of all pins, by default a quarter of the capacity.
         ``pin_tenant_bytes``: limit per tenant, by default two fifths of ``pin_bytes``.
 
-        ``quotas``: bytes by tenant; ``"*"`` is any other tenant. ``now``: the clock, by default a
-        ``SteadyClock``. ``temporary``: no later store uses this namespace; ``discard`` removes its
+        ``quotas``: bytes by tenant; ``"*"`` is any other tenant. ``now``: the clock, by default
+        ``time.time``. ``temporary``: no later store uses this namespace; ``discard`` removes its
         folder. ``counters``: counters of a previous store, to be continued.
         """
         pin_bytes = capacity_bytes // 4 if pin_bytes is None else pin_bytes
@@ -93,7 +92,7 @@ class DiskStore:
         self.capacity_bytes = capacity_bytes
         self.content = content = Content(page_bytes, namespace)
         self.counters = counters = counters or StoreCounters()
-        self.clock = now or SteadyClock()
+        self.clock = now or time.time
         self.state = state = StoreState(
             capacity_bytes=capacity_bytes,
             clock=self.clock,
@@ -297,7 +296,7 @@ class DiskStore:
         room, or the disk failed (a page whose commit failed is still served while the process lives).
         A page already on disk is not written again and counts as used.
         """
-        self._recovery.check_folder()
+        self._recovery.open_cleared()
         return self._writer.write(keys, pages, metas, parents)
 
     def touch(self, keys: Sequence[str], meta: PageMeta) -> int:
@@ -323,22 +322,21 @@ class DiskStore:
         return removed
 
     def clear(self) -> None:
-        """Remove every page, in constant time: the scheduler thread may call this.
+        """Remove every page, without I/O: the scheduler thread may call this.
 
-        The next ``write``, ``sweep`` or ``flush`` empties the index file, ``sweep`` releases the
-        memory. After a crash before that, the pages are on disk again.
+        The next ``write``, ``sweep`` or ``close`` begins a new folder of pages and removes the old one.
+        After a crash before that, the pages are on disk again.
         """
-        self._eviction.clear()
+        self._recovery.clear()
 
     # ---- TTLs and uses ----
 
     def sweep(self, now: float | None = None, limit: int = SWEEP_PAGES) -> int:
         """Remove expired pages, leaves first. Returns the number removed. The work is bounded.
 
-        Also release ended pins, commit uses, and check that the files still exist. Call it about once a
-        second.
+        Also release ended pins and commit uses. Call it about once a second.
         """
-        self._recovery.check_folder(files=True)
+        self._recovery.open_cleared()
         return self._eviction.sweep(now, limit)
 
     def flush(self, *, everything: bool = False) -> bool:

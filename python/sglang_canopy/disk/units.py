@@ -17,12 +17,6 @@ class UnitAllocator:
         self.growth_allowed = True
         """False while the disk is full: only existing units are allocated."""
         self._free: list[int] = []
-        self._unused = range(0)
-        """Units freed by ``free_all``, except ``_busy``."""
-        self._busy: set[int] = set()
-        """Units of ``_unused`` that were in use when it was set. Each is freed separately."""
-        self._writing: set[int] = set()
-        """Units that are allocated and have no page yet."""
         self._readers: dict[int, int] = {}
         self._freed_while_read: set[int] = set()
         self._missing: list[int] = []
@@ -32,46 +26,21 @@ class UnitAllocator:
     def available(self) -> int:
         """Number of units that can be allocated now."""
         fresh = max(0, self.limit - self.top) if self.growth_allowed else 0
-        return len(self._free) + len(self._unused) - len(self._busy) + fresh
+        return len(self._free) + fresh
 
     def allocate(self) -> int:
-        """Return a free unit. Check ``available`` first; call ``entered`` or ``free`` later."""
+        """Return a free unit. Check ``available`` first."""
         assert self.available, "no unit is free"
         self.used += 1
-        unit = self._next()
-        self._writing.add(unit)
-        return unit
-
-    def _next(self) -> int:
         if self._free:
             return self._free.pop()
-        while self._unused:
-            unit, self._unused = self._unused[0], self._unused[1:]
-            if unit not in self._busy:
-                return unit
-            self._busy.discard(unit)
         self.top += 1
         return self.top - 1
-
-    def entered(self, unit: int) -> None:
-        """Record that an allocated unit has a page in the index now."""
-        self._writing.discard(unit)
-
-    def free_all(self) -> list[int]:
-        """Free the units of all pages, in constant time. Units being read or written are excluded
-        until ``end_read`` and ``free``. Returns the old list, for later release."""
-        old, self._free = self._free, []
-        self._unused = range(self.top)
-        self._freed_while_read = set(self._readers)
-        self._busy = self._writing | self._freed_while_read | set(self._missing)
-        self.used = len(self._writing)
-        return old
 
     def free(self, units: Iterable[int]) -> None:
         """Free ``units``. A unit being read is reused only after ``end_read``."""
         for unit in units:
             self.used -= 1
-            self._writing.discard(unit)
             if unit in self._readers:
                 self._freed_while_read.add(unit)
             else:
@@ -80,7 +49,6 @@ class UnitAllocator:
     def disk_full(self, unit: int) -> None:
         """Record that ``unit`` could not be written because the disk is full; stop growth."""
         self.used -= 1
-        self._writing.discard(unit)
         self._missing.append(unit)
         self.growth_allowed = False
 
@@ -125,5 +93,4 @@ class UnitAllocator:
 
     def unused_units(self) -> set[int]:
         """Return all units without a page, for checks."""
-        unused = set(self._unused) - self._busy
-        return unused | set(self._free) | self._freed_while_read | set(self._missing)
+        return set(self._free) | self._freed_while_read | set(self._missing)

@@ -13,7 +13,7 @@ from sglang_canopy.disk.counters import kind_of
 from sglang_canopy.disk.eviction import Eviction
 from sglang_canopy.disk.index import NO_ROW
 from sglang_canopy.disk.index_writer import IndexWriter
-from sglang_canopy.disk.lifetimes import Lifetimes, on_store_clock
+from sglang_canopy.disk.lifetimes import Lifetimes, until_now
 from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.disk.state import StoreState
 from sglang_canopy.disk.units import UnitAllocator
@@ -196,10 +196,9 @@ class PageWriter:
         if page.key in index.rows or parent is None:
             return NO_ROW
         row = index.insert(page.key, parent, page.unit)
-        state.units.entered(page.unit)
         index.set_checksum(row, checksum)
         index.written[row] = now
-        index.put(row, on_store_clock(state.clock, page.meta, now))
+        index.put(row, until_now(page.meta, now))
         self._lifetimes.set_expiry(row)
         self._lifetimes.pin_if_requested(row, now)
         self._index_writer.mark_changed(row)

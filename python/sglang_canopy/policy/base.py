@@ -168,13 +168,6 @@ class Policy(abc.ABC):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Load a validated ``state()`` of an earlier run. Raises ``CanopyError``."""
 
-    def release(self, count: int) -> bool:
-        """Release the memory of at least ``count`` leaves of a policy that no longer ranks.
-
-        Returns whether all are released; the policy cannot be used afterwards.
-        """
-        return True
-
     def leaves(self) -> Iterator[Leaf]:
         """Iterate over all admitted leaves, in no particular order (checks and tests)."""
         raise NotImplementedError

@@ -214,10 +214,6 @@ class TailOptimizedLRU(Policy):
     def restore(self, state: Mapping[str, Any]) -> None:
         self.model.restore(state)
 
-    def release(self, count: int) -> bool:
-        parts = (self._replanning, self._free, self._needed)
-        return all(part.release(count) for part in parts)
-
     def leaves(self) -> Iterator[Leaf]:
         yield from self._free
         yield from self._needed

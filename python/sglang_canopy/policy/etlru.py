@@ -97,9 +97,6 @@ class ExpectedTailLRU(wa.WorkloadAware):
                 self._readmit(leaf, now)
         return super().victim(now)
 
-    def release(self, count: int) -> bool:
-        return self._replanning.release(count) and super().release(count)
-
     def _slack(self, leaf: Leaf) -> float | None:
         """Return xi - L + d: tokens that the next prompt may add before the last token matters."""
         threshold = self.target.of(leaf)

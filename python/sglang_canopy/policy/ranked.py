@@ -48,8 +48,5 @@ class RankedPolicy(Policy):
     def explain(self, leaf: Leaf, now: float) -> Mapping[str, Any]:
         return {"rank": str(self.rank(leaf)), "idle_s": round(now - leaf.last_access, 3)}
 
-    def release(self, count: int) -> bool:
-        return self._heap.release(count)
-
     def leaves(self) -> Iterator[Leaf]:
         return iter(self._heap)

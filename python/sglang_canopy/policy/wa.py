@@ -301,10 +301,6 @@ class WorkloadAware(Policy):
     def restore(self, state: Mapping[str, Any]) -> None:
         self.model.restore(state)
 
-    def release(self, count: int) -> bool:
-        queues = (self._kept, self._over, *self._returning.values())
-        return all(queue.release(count) for queue in queues) and self._cells.release(count)
-
     def leaves(self) -> Iterator[Leaf]:
         for queue in (self._kept, self._over, *self._returning.values()):
             yield from queue

@@ -146,7 +146,7 @@ class CurrentStore:
         """Fill in metadata of pages that no tree described: position, and the current time."""
         if None not in metas:
             return list(filter(None, metas))
-        now = store.clock() + getattr(store.clock, "skew_s", 0.0)
+        now = store.clock()
         above = store.meta([parent])[0] if parent is not None else None
         offset = above.offset + above.length if above is not None else 0
         described = []

@@ -26,7 +26,7 @@ OF_OTHERS = {
     },
     "Starlette's requests": {"headers", "scope", "state", "json", "_json", "getlist"},
     "Python": {"__closure__", "sqlite_errorname"},
-    "stores of the disk tier": {"held_pages", "skew_s"},
+    "stores of the disk tier": {"held_pages"},
 }
 
 

@@ -86,11 +86,6 @@ class EndQueue:
             heapq.heappop(high)
         return high[0][-1] if high else None
 
-    def release(self, count: int) -> bool:
-        """Release ``count`` entries of an unused queue. Returns whether all are released."""
-        del self._low[-count:], self._high[-count:]
-        return not (self._low or self._high)
-
     def __iter__(self) -> Iterator[Leaf]:
         return (e[-1] for e in self._low if e[-1] is not None)
 
@@ -116,10 +111,6 @@ class ReturnQueue(EndQueue):
             self._ends = [e for e in self._ends if e[2][-1] is not None]
             heapq.heapify(self._ends)
         return entry
-
-    def release(self, count: int) -> bool:
-        del self._ends[-count:]
-        return super().release(count) and not self._ends
 
     def overdue(self, now: float) -> Leaf | None:
         """Return the leaf that is overdue the longest, or ``None``."""
@@ -284,18 +275,6 @@ class Cells:
     def cells(self) -> Iterator[Cell]:
         """Iterate over the cells with leaves, in order of creation."""
         return (c for c in self._cells.values() if c.live)
-
-    def release(self, count: int) -> bool:
-        """Release about ``count`` leaves of unused cells. Returns whether all are released."""
-        del self._heap[-4 * count :], self._edges[-4 * count :]
-        self._changed.clear()
-        while self._cells and count > 0:
-            key, cell = self._cells.popitem()
-            if not cell.release(count):
-                self._cells[key] = cell
-                break
-            count -= len(cell) + 1
-        return not (self._cells or self._heap or self._edges)
 
     def __iter__(self) -> Iterator[Leaf]:
         for cell in self._cells.values():

@@ -66,13 +66,6 @@ class LazyHeap:
             heapq.heappop(entries)
         return None
 
-    def release(self, count: int) -> bool:
-        """Release ``count`` leaves of an unused heap. Returns whether all are released."""
-        del self._entries[-count:]
-        for _ in range(min(count, len(self._live))):
-            self._live.popitem()
-        return not (self._entries or self._live)
-
     def rank(self, leaf: Leaf) -> Any:
         """Return the rank of ``leaf`` at its push."""
         return self._live[leaf][0]

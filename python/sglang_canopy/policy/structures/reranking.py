@@ -44,12 +44,6 @@ class Reranking:
         """Forget ``leaf``: it was dropped, and gets a new rank if it is admitted again."""
         self._left.pop(leaf, None)
 
-    def release(self, count: int) -> bool:
-        """Forget ``count`` leaves of a policy that no longer ranks. Returns whether none is left."""
-        for _ in range(min(count, len(self._left))):
-            self._left.popitem()
-        return not self._left
-
     def put_back(self, leaf: Leaf) -> None:
         """Rerank ``leaf``: it may have been restored with a rank of the previous fit."""
         self._left[leaf] = None
