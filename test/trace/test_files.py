@@ -1,14 +1,16 @@
-"""Log files of each kind, whole and broken."""
+"""Log files of each kind, whole and broken, in any order."""
 
 import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from canopy_lab.advise.sample import read_sample
 from canopy_lab.cli.shared import one_log
-from canopy_lab.trace import open_trace
+from canopy_lab.trace import TraceRequest, open_trace
 from canopy_lab.trace.guess import guess_format
 from sglang_canopy.errors import CanopyError
 
@@ -59,13 +61,6 @@ def test_a_last_line_that_is_still_being_written_is_left_out(
     path.write_bytes(line + line[: len(line) - 20] + b"\n")
     with pytest.raises(CanopyError, match="line 2: not JSON"):
         list(open_trace(path, format))
-
-
-def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    path.write_bytes(b"\xef\xbb\xbf" + rows(1)[0].replace(b"\n", b"\r\n"))
-    assert guess_format(path) == "openai"
-    assert len(list(open_trace(path, "openai"))) == 1
 
 
 @pytest.mark.parametrize("format", [None, "openai", "sglang", "vllm"])
@@ -124,18 +119,57 @@ def test_logs_of_several_formats_are_no_log(tmp_path: Path) -> None:
         guess_format(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("first_line", "reason"),
-    [
-        ('{"type": "session_meta", "payload": {"id": "s"}}', "lacks the tools and system prompts"),
-        ('{"sessionId": "s", "uuid": "u", "type": "user"}', "lacks the tools and system prompts"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens", "not which prompts begin alike"),
-    ],
-)
-def test_files_without_the_prompts_that_were_sent_are_named(
-    tmp_path: Path, first_line: str, reason: str
-) -> None:
-    path = tmp_path / "log"
-    path.write_text(first_line + "\n")
-    with pytest.raises(CanopyError, match=reason):
-        guess_format(path)
+# ---- order ----
+
+
+def put(path: Path, log: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in log))
+    return path
+
+
+def read(path: Path, format: str) -> list[TraceRequest]:
+    return list(open_trace(path, format))
+
+
+def long_log(count: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "time": 1_764_000_000.0 + at,
+            "session_id": f"s{at % 7}",
+            "prompt": f"{at % 7} " * 40 + f"{at}",
+        }
+        for at in range(count)
+    ]
+
+
+def timeless(requests: list[TraceRequest]) -> list[tuple[Any, ...]]:
+    return [(r.time_s, r.blocks, r.turn, r.conversation) for r in requests]
+
+
+def test_a_log_that_is_newest_first_is_read_from_its_end(tmp_path: Path) -> None:
+    log = long_log(9000)
+    forward, back = put(tmp_path / "a", log), put(tmp_path / "b", log[::-1])
+    assert timeless(read(back, "openai")) == timeless(read(forward, "openai"))
+    sample = read_sample(back, "openai")
+    assert sample.span_s == 8999
+    assert "newest first" in " ".join(sample.understood.details())
+
+
+def test_a_json_list_that_is_newest_first_is_turned_round(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(long_log(5000)[::-1], indent=1))
+    assert read(path, "openai")[-1].time_s == 4999
+
+
+def test_a_compressed_newest_first_log_is_refused_with_the_reason(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(put(path, long_log(300)[::-1]).read_bytes()))
+    with pytest.raises(CanopyError, match="newest first and compressed"):
+        read(path, "openai")
+
+
+def test_a_log_in_no_order_is_not_given_times_of_its_own(tmp_path: Path) -> None:
+    log = long_log(12_000)
+    path = put(tmp_path / "a", [*log[6000:], *log[:6000]])
+    with pytest.raises(CanopyError, match="sort the trace by time"):
+        read_sample(path, "openai")

@@ -1,0 +1,276 @@
+"""Logs as files: each gives the outcome in the JSON file beside it, and no damage makes up a request.
+
+A new case is two files: ``fixtures/logs/NAME.jsonl`` and its outcome, which ``python test/trace/test_logs.py
+NAME`` writes, to be read before it is committed. Logs of ``traffic-`` hold the same calls in every format.
+"""
+
+import gzip
+import json
+import logging
+import math
+import random
+import re
+import sys
+import tempfile
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from canopy_lab.advise.sample import read_sample
+from canopy_lab.trace.guess import guess_format
+from canopy_lab.trace.lines import Tolerance
+from canopy_lab.trace.open import format_names, read_trace
+from canopy_lab.trace.record import TraceRequest
+from sglang_canopy.errors import CanopyError
+
+FOLDER = Path(__file__).resolve().parents[1] / "fixtures" / "logs"
+LOGS = {path.stem: path for path in sorted(FOLDER.iterdir()) if path.suffix != ".json"}
+TRAFFIC = [name for name in LOGS if name.startswith("traffic-")]
+DOCUMENTS = ("traffic-langfuse-page", "traffic-litellm-spendlogs-csv")
+NO_ORDER = ("traffic-bailian", "traffic-batch")
+"""Formats whose lines mean nothing, or another thing, in another order."""
+NAMED = {f"traffic-{name}" for name in ("litellm-payload", "litellm-spendlogs", "langfuse", "helicone", "otel-otlp", "otel-flat", "sglang")}  # fmt: skip
+"""Formats whose lines name their call."""
+
+
+def lines_of_several(name: str) -> bool:
+    """Whether one call takes several lines."""
+    return any(word in name for word in ("docker", "containerd", "debug"))
+
+
+def outcome(path: Path) -> dict[str, Any]:
+    """Return what a reader makes of a log: format, requests, and its messages.
+
+    A request is time, input and output tokens, blocks, leading blocks that were seen before, turn,
+    conversation, category and stop reason. A broken line gives its error, and is skipped then.
+    """
+    found: dict[str, Any] = {}
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage().replace(str(path), "LOG"))  # type: ignore[method-assign]
+    try:
+        found["format"] = guess_format(path)
+    except CanopyError as error:
+        return {"error": str(error).replace(str(path), "LOG")}
+    broken: list[str] = []
+    logger = logging.getLogger("canopy_lab")
+    logger.addHandler(handler)
+    try:
+        while True:
+            told.clear()
+            try:
+                requests = list(read_trace(path, found["format"], Tolerance(path, len(broken))))
+                break
+            except CanopyError as error:
+                text = str(error).replace(str(path), "LOG")
+                text = re.sub(r"; (--skip-bad N|that is one more).*", "", text)
+                if ", line " not in text or text in broken:  # of the whole log
+                    return {**found, "broken": broken, "error": text}
+                broken.append(re.sub(r"(?<=not JSON) .*|(?<=cannot be read) .*", "", text))
+    finally:
+        logger.removeHandler(handler)
+    seen: set[int] = set()
+    found["requests"] = []
+    for r in requests:
+        known = next((at for at, block in enumerate(r.blocks) if block not in seen), len(r.blocks))
+        seen.update(r.blocks)
+        found["requests"].append(
+            [round(r.time_s, 3), r.input_tokens, r.output_tokens, len(r.blocks), known, r.turn,
+             r.conversation, r.category, r.stop]
+        )  # fmt: skip
+    found |= {"broken": broken} if broken else {}
+    told = [text for text in told if "broken lines, first" not in text]
+    found |= {"told": told} if told else {}
+    try:
+        sample = read_sample(path, found["format"], skip_bad=len(broken))
+        found["scale"] = round(sample.token_scale, 3)
+    except CanopyError as error:
+        found["sample"] = str(error).replace(str(path), "LOG")
+    return found
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_a_log_gives_the_outcome_beside_it(name: str) -> None:
+    expected = json.loads((FOLDER / f"{name}.json").read_text())
+    assert outcome(LOGS[name]) == expected
+
+
+def test_every_format_has_a_log_of_the_same_traffic() -> None:
+    found = {name: json.loads((FOLDER / f"{name}.json").read_text()) for name in TRAFFIC}
+    assert {one["format"] for one in found.values()} | {"agentic"} == set(format_names())
+    calls = found["traffic-own"]["requests"]
+    sent = sum(row[1] for row in calls)
+    for name, one in found.items():
+        assert len(one["requests"]) == len(calls), name
+        assert sum(row[1] for row in one["requests"]) == pytest.approx(sent, rel=0.25), name
+        if name != "traffic-mooncake":  # of 512-token blocks
+            assert sorted(row[5] for row in one["requests"]) == sorted(row[5] for row in calls), (
+                name
+            )
+            assert len({row[6] for row in one["requests"]}) == len({row[6] for row in calls}), name
+        if name != "traffic-batch":  # without times
+            at, expected = (
+                [row[0] - rows[0][0] for row in rows] for rows in (one["requests"], calls)
+            )
+            assert at == pytest.approx(expected, abs=1.0), name
+
+
+# ---- damage ----
+
+
+def read(name: str, raw: bytes, suffix: str = "") -> tuple[list[TraceRequest], int] | None:
+    """Return the requests and the number of ignored or changed entries; ``None`` if it is refused."""
+    format = json.loads((FOLDER / f"{name}.json").read_text())["format"]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"log{suffix}"
+        path.write_bytes(raw)
+        tolerance = Tolerance(path, 10**6)
+        try:
+            found = list(read_trace(path, format, tolerance))
+        except CanopyError:
+            return None
+        seen = tolerance.understood
+        return found, seen.left_out.total() + seen.changed.total() + tolerance.skipped
+
+
+@cache
+def whole(name: str) -> tuple[bytes, list[TraceRequest]]:
+    raw = LOGS[name].read_bytes()
+    found = read(name, raw)
+    assert found is not None
+    return raw, found[0]
+
+
+def prompts(found: list[TraceRequest]) -> list[tuple[int, ...]]:
+    return [r.blocks for r in found]
+
+
+def made_up(found: list[TraceRequest], name: str) -> int:
+    return (Counter(prompts(found)) - Counter(prompts(whole(name)[1]))).total()
+
+
+few = settings(max_examples=settings.default.max_examples // 10)
+seeds = st.integers(0, 10**6)
+
+
+@pytest.mark.parametrize("name", TRAFFIC)
+def test_another_encoding_of_the_same_lines_changes_nothing(name: str) -> None:
+    raw, expected = whole(name)
+    for changed, suffix in (
+        (raw.replace(b"\n", b"\r\n"), ""),
+        (b"\xef\xbb\xbf" + raw, ""),
+        (gzip.compress(raw), ".gz"),
+        (raw.replace(b"\n", b"\n\n"), ""),
+        (raw.rstrip(b"\n"), ""),
+    ):
+        found = read(name, changed, suffix)
+        assert found is not None
+        assert prompts(found[0]) == prompts(expected)
+    assert read(name, raw.decode().encode("utf-16")) is None
+
+
+@pytest.mark.parametrize("name", TRAFFIC)
+@given(seed=seeds)
+@few
+def test_a_truncated_file_yields_no_false_request(name: str, seed: int) -> None:
+    raw = whole(name)[0]
+    found = read(name, raw[: random.Random(seed).randrange(1, len(raw))])
+    assert found is None or not made_up(found[0], name)
+
+
+@pytest.mark.parametrize("name", [n for n in TRAFFIC if n not in (*DOCUMENTS, *NO_ORDER) and not lines_of_several(n)])  # fmt: skip
+@given(seed=seeds, newest_first=st.booleans())
+@few
+def test_lines_in_another_order_are_put_in_order(name: str, seed: int, newest_first: bool) -> None:
+    draw, (raw, expected) = random.Random(seed), whole(name)
+    lines = raw.splitlines(keepends=True)
+    if newest_first:
+        lines.reverse()
+    else:  # answers that end out of order
+        lines = [line for _, line in sorted((n + draw.uniform(0, 6), line) for n, line in enumerate(lines))]  # fmt: skip
+    found = read(name, b"".join(lines))
+    if found is None or found[1]:
+        return
+    if (
+        name == "traffic-sglang"
+    ):  # an answer before its question is a request that the log's beginning cut
+        assert sorted(prompts(found[0])) == sorted(prompts(expected))
+    else:
+        first, begin = found[0][0].time_s, expected[0].time_s
+        assert sorted((round(r.time_s - first, 6), r.blocks) for r in found[0]) == sorted(
+            (round(r.time_s - begin, 6), r.blocks) for r in expected
+        )
+
+
+@pytest.mark.parametrize("name", [n for n in TRAFFIC if n not in DOCUMENTS])
+@given(seed=seeds)
+@few
+def test_lines_that_are_broken_are_counted(name: str, seed: int) -> None:
+    """Bytes in the middle of some lines are lost or overwritten."""
+    draw, (raw, expected) = random.Random(seed), whole(name)
+    lines = raw.splitlines(keepends=True)
+    for at in draw.sample(range(len(lines)), 2):
+        line, middle = lines[at], len(lines[at]) // 2
+        lines[at] = draw.choice([line[:middle] + b"\n", line[middle:], line[:middle] + b"\x00\xff" + line[middle:], b"{\n"])  # fmt: skip
+    found = read(name, b"".join(lines))
+    if found is None:
+        return
+    lost = len(expected) - len(found[0])
+    if lines_of_several(name) or "sglang" in name or "vllm" in name:
+        assert lost <= 2 + found[1]  # it may be a line of another process
+    else:
+        assert made_up(found[0], name) <= 2
+        assert lost <= found[1]
+
+
+@pytest.mark.parametrize("name", [n for n in TRAFFIC if n not in DOCUMENTS and not lines_of_several(n)])  # fmt: skip
+@given(seed=seeds)
+@few
+def test_a_line_that_is_logged_twice_counts_once_if_it_names_its_call(name: str, seed: int) -> None:
+    raw, expected = whole(name)
+    lines = raw.splitlines(keepends=True)
+    again = random.Random(seed).randrange(len(lines))
+    found = read(name, b"".join([*lines[: again + 1], lines[again], *lines[again + 1 :]]))
+    assert found is not None
+    assert 0 <= len(found[0]) - len(expected) <= (name not in NAMED)
+
+
+@pytest.mark.parametrize("name", ["traffic-own", "traffic-otel-otlp", "traffic-sglang", "traffic-vllm", "traffic-mooncake", "traffic-bailian"])  # fmt: skip
+@given(extra=st.binary(max_size=400), seed=seeds)
+@few
+def test_any_bytes_are_refused_in_words(name: str, extra: bytes, seed: int) -> None:
+    raw = whole(name)[0]
+    at = random.Random(seed).randrange(len(raw))
+    read(name, extra)
+    read(name, raw[:at] + extra + raw[at:])
+
+
+NUMBER = re.compile(rb"(?<![\w.-])\d+(?![\w.-])")
+
+
+@pytest.mark.parametrize("name", [n for n in TRAFFIC if NUMBER.search(LOGS[n].read_bytes())])
+@given(seed=seeds)
+@few
+def test_a_number_of_any_size_is_read_or_refused_in_words(name: str, seed: int) -> None:
+    draw, raw = random.Random(seed), whole(name)[0]
+    at = draw.choice(list(NUMBER.finditer(raw)))
+    huge = draw.choice([b"9" * 18, b"9" * 400, b"9" * 5000, b"1e308"])
+    found = read(name, raw[: at.start()] + huge + raw[at.end() :])
+    for request in () if found is None else found[0]:
+        assert max(request.input_tokens, request.output_tokens) < 1 << 63
+        assert math.isfinite(request.time_s)
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        found = outcome(LOGS[name])
+        rows = [json.dumps(row, ensure_ascii=False) for row in found.get("requests", ())]
+        text = json.dumps(
+            {**found, "requests": "ROWS"} if rows else found, ensure_ascii=False, indent=1
+        )
+        (FOLDER / f"{name}.json").write_text(text.replace('"ROWS"', "[\n  " + ",\n  ".join(rows) + "\n ]") + "\n")  # fmt: skip

@@ -1,0 +1,166 @@
+"""What a log's file does not show: prompts as a server's block ids, tokenizers, samples, its own logger."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from canopy_lab.advise.sample import conversation_key, read_sample
+from canopy_lab.trace import open_trace
+from canopy_lab.trace.guess import guess_format
+from canopy_lab.trace.lines import Tolerance
+from canopy_lab.trace.open import open_prompts
+from canopy_lab.trace.prompts import Cutter, to_trace
+from canopy_lab.trace.sglang_log import pool_tokens, read_as_server
+from sglang_canopy.errors import CanopyError
+
+LOGS = Path(__file__).resolve().parents[1] / "fixtures" / "logs"
+
+
+def event(kind: str, rid: str, second: float, **more: Any) -> str:
+    """Return a line of SGLang's request log."""
+    stamp = f"2026-01-02T03:04:{second:09.6f}"
+    return f"[x] {json.dumps({'timestamp': stamp, 'event': f'request.{kind}', 'rid': rid, **more})}"
+
+
+def finished(rid: str, second: float, ids: list[int]) -> str:
+    obj = {"input_ids": ids, "text": None, "sampling_params": {}}
+    return event("finished", rid, second, obj=obj, out={"meta_info": {"completion_tokens": 4}})
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [
+        ("sglangs-own-warm-up", [3]),
+        ("texts-are-measured-by-the-servers-own-counts", [1, 2]),
+        ("servers-log-may-mix-token-ids-with-text-and-adapters", [3, 4, 4, 3, 3]),
+        ("servers-namespaces-share-nothing", [0] * 9 + [1] * 9),
+    ],
+)
+def test_a_servers_block_ids_share_what_the_logs_blocks_share(name: str, blocks: list[int]) -> None:
+    found = list(read_as_server(LOGS / f"{name}.jsonl"))
+    assert [len(r.blocks) for r in found] == blocks
+    for one, same in zip(found, open_trace(LOGS / f"{name}.jsonl", "sglang"), strict=True):
+        before = {b for r in found[: found.index(one)] for b in r.blocks}
+        assert one.input_tokens == same.input_tokens
+        if one.blocks and one is not found[0] and name == "servers-namespaces-share-nothing":
+            assert (one.blocks[0] in before) == (one in (found[10], found[17]))
+
+
+def test_a_request_that_never_ends_holds_back_no_others(tmp_path: Path, monkeypatch: Any) -> None:
+    """Otherwise the log stays in memory behind the first client that disconnected."""
+    monkeypatch.setattr("canopy_lab.trace.sglang_log.ORDER_WINDOW", 4)
+    log = tmp_path / "log"
+    rows = [event("received", "never", 1, obj={})]
+    for at in range(8):
+        rows += [event("received", str(at), 2 + at, obj={}), finished(str(at), 2.5 + at, [1] * 99)]
+    log.write_text("\n".join([*rows, "[x] {broken"]) + "\n")
+    trace = open_trace(log, "sglang")
+    first = next(trace)
+    assert (first.time_s, first.line) == (1.0, 3)
+    assert [r.time_s for r in trace] == [2, 3, 4, 5, 6, 7, 8]
+
+
+def test_the_pools_of_dp_ranks_are_added_up(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    start = "[2026-01-02 03:00:01] server_args=ServerArgs(model_path='m')\n"
+    ranks = "".join(
+        f"[2026-01-02 03:00:05 DP{r} TP{2 * r}] max_total_num_tokens=5000, c\n" for r in (0, 1)
+    )
+    one = "[2026-01-02 03:00:05 TP0] max_total_num_tokens=900, c\n"
+    log.write_text(start + one + start + ranks)
+    assert pool_tokens(log) == (10_000, 2)
+    log.write_text(ranks + start + one)
+    assert pool_tokens(log) == (900, 1)
+
+
+def test_a_servers_log_is_recognised_after_900_other_lines(tmp_path: Path) -> None:
+    probe = '[2026-01-02 03:00:10] INFO:     10.0.0.1:1 - "GET /health HTTP/1.1" 200 OK\n'
+    log = tmp_path / "server.log"
+    log.write_text(probe * 900 + finished("a", 1, [1] * 40) + "\n")
+    assert guess_format(log) == "sglang"
+
+
+def test_sglangs_own_logger_is_understood(tmp_path: Path) -> None:
+    request_logger = pytest.importorskip("sglang.srt.utils.request_logger")
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    logger = request_logger.RequestLogger(True, 3, "json", [str(tmp_path / "logs")])
+    params = {"custom_params": {"canopy_turn": 2}}
+    obj = GenerateReqInput(input_ids=list(range(3000)), sampling_params=params, rid="r1")
+    logger.log_received_request(obj)
+    reason = {"type": "length", "length": 7}
+    meta = {"completion_tokens": 7, "e2e_latency": 0.5, "finish_reason": reason}
+    logger.log_finished_request(obj, {"text": "x", "meta_info": meta})
+    logging.shutdown()
+    (log,) = (tmp_path / "logs").iterdir()
+    (request,) = open_trace(log, "sglang")
+    assert (request.input_tokens, request.output_tokens, request.turn) == (3000, 7, 2)
+    assert (request.stop, len(request.blocks)) == ("length", 188)
+
+
+# ---- tokenizers and samples ----
+
+
+def tokenizer_of_words(folder: Path, words: dict[str, int]) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))
+    model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    model.save(str(folder / "tokenizer.json"))
+
+
+def test_a_local_tokenizer_is_used_in_place_of_four_bytes_a_token(tmp_path: Path) -> None:
+    tokenizer_of_words(tmp_path, {f"w{i}": i for i in range(50)} | {"?": 50})
+    path = tmp_path / "log.jsonl"
+    path.write_text(json.dumps({"time": 1, "prompt": " ".join(f"w{i}" for i in range(40))}))
+    tolerance = Tolerance(path)
+    (request,) = to_trace(open_prompts(path, "openai", tolerance), tolerance, Cutter(tmp_path))
+    assert (request.input_tokens, len(request.blocks)) == (40, 3)
+    assert "4 bytes" in Cutter().method
+    with pytest.raises(CanopyError, match=r"give a tokenizer\.json"):
+        Cutter(tmp_path / "none.json")
+
+
+def test_with_a_tokenizer_counts_that_leave_out_cached_tokens_are_not_used(tmp_path: Path) -> None:
+    tokenizer_of_words(tmp_path, {"?": 0})
+    log = LOGS / "counts-without-cached-tokens.jsonl"
+    sample = read_sample(log, "openai", tokenizer=str(tmp_path))
+    assert sample.token_scale == 1.0
+    assert "token counts that are not used" in sample.understood.alarms()[0]
+
+
+def test_an_image_is_no_text_of_its_bytes(tmp_path: Path) -> None:
+    """A picture in a data URL has a million characters; a model has some hundred tokens for it."""
+    path = tmp_path / "log.jsonl"
+    with path.open("w") as out:
+        for at, picture in enumerate(("cat", "cat", "dog")):
+            url = {"url": f"data:image/png;base64,{picture * 50_000}"}
+            parts = [{"type": "text", "text": "What is it? " * 20}, {"type": "image_url", "image_url": url}]  # fmt: skip
+            out.write(json.dumps({"time": at, "messages": [{"role": "user", "content": parts}]}) + "\n")  # fmt: skip
+    one, same, other = open_trace(path, "openai")
+    assert one.input_tokens < 200
+    assert one.blocks == same.blocks
+    assert one.blocks[:3] == other.blocks[:3]
+    assert one.blocks[-1] != other.blocks[-1]
+
+
+def test_names_with_slashes_are_conversations_of_their_own() -> None:
+    """Clients name sessions as paths; only in agents' traces is the first part a parent."""
+    found = open_trace(LOGS / "names-with-slashes-are-conversations-of-their-own.jsonl", "openai")
+    assert len({conversation_key(r) for r in found}) == 3
+
+
+def test_a_log_is_thinned_out_by_whole_chats(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    turns = [{"role": ("user", "assistant")[n % 2], "content": f"turn {n} " * 9} for n in range(7)]
+    with path.open("w") as out:
+        for at in range(240):
+            first = {"role": "user", "content": f"chat {at % 60} " * 30}
+            row = {"time": at, "messages": [first, *turns[: 2 * (at // 60)]]}
+            out.write(json.dumps(row) + "\n")
+    sample = read_sample(path, "openai", most_requests=100)
+    assert len(sample.requests) == 4 * len({r.conversation for r in sample.requests})
+    assert sample.one_in > 1
+    assert sample.conversations == pytest.approx(60, rel=0.5)
