@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from canopy_lab.advise.advice import Below, advise
-from canopy_lab.advise.page import page, write_page
+from canopy_lab.advise.page import page
 from canopy_lab.advise.sample import Sample
 from canopy_lab.advise.text import duration, summary
 from canopy_lab.sim.system.engine_profile import load_profile
@@ -35,7 +35,7 @@ def advice():
 
 
 def test_it_answers_every_question_and_loads_nothing(advice):
-    html = page(advice, "chats <1>.jsonl", "plan <2>.json")
+    html = page(advice, "chats <1>.jsonl", ["plan <2>.json"]).html()
     for words in ("How much of the traffic repeats", "What each policy, and hints", "host memory",
                   "hindsight bound", "random labels", "95 % interval", "GPU h saved/day", "prefill s",
                   "one conversation in 4", "4 bytes of UTF-8", "1.10 tokens",
@@ -72,7 +72,7 @@ def test_a_browser_draws_it_light_and_dark(advice, dark, tmp_path):
     from matplotlib.image import imread
 
     html, shot = tmp_path / "advice.html", tmp_path / "shot.png"
-    write_page(html, advice, "chats.jsonl")
+    page(advice, "chats.jsonl").write(html)
     scheme = ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"] if dark else []
     command = [
         CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", *scheme,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,12 +29,6 @@ class Theme:
 
 LIGHT = Theme("#ffffff", "#222222", "#d9d9d9", "#0072b2", "#d55e00", "#222222", "#8a8a8a", "#009e73")  # fmt: skip
 DARK = Theme("#16191d", "#e4e6e8", "#3a4047", "#56b4e9", "#f0a057", "#e4e6e8", "#8d959c", "#4fc99f")  # fmt: skip
-
-
-def charts(advice: Advice, theme: Theme) -> Iterator[tuple[str, Figure]]:
-    """Yield (name, figure): ``capacity`` and ``policies``."""
-    yield "capacity", capacity_chart(advice, theme)
-    yield "policies", policies_chart(advice, theme)
 
 
 def capacity_chart(advice: Advice, theme: Theme) -> Figure:

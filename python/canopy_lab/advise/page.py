@@ -1,89 +1,49 @@
-"""Write advice as one self-contained HTML page with a light and a dark theme."""
+"""Advice as one self-contained HTML page with a light and a dark theme."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from canopy_lab.advise import text as words
 from canopy_lab.advise.answers import Advice
-from canopy_lab.advise.charts import DARK, LIGHT, charts
+from canopy_lab.advise.charts import DARK, LIGHT, capacity_chart, policies_chart
 from canopy_lab.advise.first_start import first_start
-from canopy_lab.report.html import HtmlTable, as_data, png_bytes, render
-from sglang_canopy import __version__
-from sglang_canopy.errors import CanopyError
-from sglang_canopy.private_file import replace_file
+from canopy_lab.report.html import HtmlTable, Page, Section, png_bytes
 
 
-def write_page(path: Path | str, advice: Advice, name: str, breaks: Sequence[str] = ()) -> None:
-    """Write the page of the log ``name`` atomically. Raises ``CanopyError``.
+def page(advice: Advice, name: str, breaks: Sequence[str] = ()) -> Page:
+    """Return the page of the log ``name``.
 
     ``breaks``: sentences about differences that break prefixes."""
-    try:
-        replace_file(path, page(advice, name, breaks))
-    except OSError as error:
-        raise CanopyError(f"cannot write {str(path)!r}: {error}") from None
-
-
-def page(advice: Advice, name: str, breaks: Sequence[str] = ()) -> str:
-    """Return the page, figures included as data."""
-    light = {n: as_data(png_bytes(f)) for n, f in charts(advice, LIGHT)}
-    dark = {n: as_data(png_bytes(f)) for n, f in charts(advice, DARK)}
-    marked = next(
-        (
-            at
-            for at, row in enumerate(advice.rows)
-            if advice.decision.gain and row.gain.label == advice.decision.gain.label
-        ),
-        0,
+    labels = [row.gain.label for row in advice.rows]
+    gain = advice.decision.gain
+    marked = labels.index(gain.label) if gain and gain.label in labels else 0
+    capacity, policies = (
+        tuple(png_bytes(draw(advice, t)) for t in (LIGHT, DARK) if advice.repeats)
+        for draw in (capacity_chart, policies_chart)
     )
-    policies = [words.policy_cells(row) for row in advice.rows]
+    text = [words.about_repeats(advice), words.about_misses(advice), words.about_capacity(advice)]
+    hints = [words.about_placebo(advice), words.about_hints(advice)] if advice.repeats else []
+    table = HtmlTable(
+        words.HEAD, [words.policy_cells(row) for row in advice.rows],
+        text=(len(words.HEAD) - 1,), marked=marked,
+        notes=[words.about_uncertainty(advice), words.about_profile(advice)],
+    )  # fmt: skip
     sections = [
-        {
-            "heading": "How much of the traffic repeats, and what a cache of any size hits",
-            "text": [
-                words.about_repeats(advice),
-                words.about_misses(advice),
-                words.about_capacity(advice),
-            ],
-            "figure": "capacity" if advice.repeats else None,
-            "table": None,
-        },
-        {
-            "heading": "What each policy, and hints, would add",
-            "text": [words.about_placebo(advice), words.about_hints(advice)] if advice.repeats else [],
-            "figure": "policies" if advice.repeats else None,
-            "table": HtmlTable(
-                words.HEAD, policies, text=(len(words.HEAD) - 1,), marked=marked,
-                notes=[words.about_uncertainty(advice), words.about_profile(advice)],
-            ),
-        },
+        Section("How much of the traffic repeats, and what a cache of any size hits", text, capacity),
+        Section("What each policy, and hints, would add", hints, policies, table),
     ]  # fmt: skip
     if len(advice.tiers) > 1:
         tiers = [words.tier_cells(tier) for tier in advice.tiers]
-        sections.append(
-            {
-                "heading": "What host memory and a disk would add",
-                "text": [],
-                "figure": None,
-                "table": HtmlTable(words.TIER_HEAD, tiers, notes=[words.about_tiers()]),
-            }
-        )
+        table = HtmlTable(words.TIER_HEAD, tiers, notes=[words.about_tiers()])
+        sections.append(Section("What host memory and a disk would add", table=table))
     if breaks:
-        sections.append(
-            {"heading": "What breaks prefixes", "text": list(breaks), "figure": None, "table": None}
-        )
-    return render(
-        "advise",
-        title=f"A cache for {name}",
-        sentence=advice.decision.sentence,
-        steps=_steps(advice),
-        about=words.about_log(advice),
-        sections=sections,
-        light=light,
-        dark=dark,
-        version=__version__,
-    )
+        sections.append(Section("What breaks prefixes", breaks))
+    return Page(
+        f"A cache for {name}", sections, box=[advice.decision.sentence], steps=_steps(advice),
+        notes=list(words.about_log(advice)), width="72rem", command="advise",
+        source=". A simulation of cache contents with the policy objects that the server runs; nothing was served.",
+    )  # fmt: skip
 
 
 def _steps(advice: Advice) -> list[tuple[str, str]]:

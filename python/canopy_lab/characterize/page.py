@@ -1,37 +1,29 @@
-"""Write a characterisation as one self-contained HTML page, its figures and its JSON."""
+"""A characterisation as one self-contained HTML page, its figures and its JSON."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from canopy_lab.characterize.charts import charts
 from canopy_lab.characterize.report import TraceReport
 from canopy_lab.characterize.text import findings
-from canopy_lab.report.html import HtmlTable, as_data, png_bytes, render
+from canopy_lab.report.html import HtmlTable, Page, Section, png_bytes
 from canopy_lab.report.units import count, percent, seconds, size
-from sglang_canopy import __version__
 from sglang_canopy.errors import CanopyError
 
-_QUESTIONS = (
-    ("hits", "How much could be reused?", ("hits",)),
-    ("skew", "Who has the reuse?", ("skew",)),
-    ("turns", "How long are conversations?", ("turns",)),
-    ("next_turn", "Does another turn follow?", ("next_turn",)),
-    ("reuse", "When are blocks used again?", ("reuse",)),
-    ("locality", "Which part of a prompt is worth keeping?", ("locality",)),
-    ("lifespan", "How long is a block of use?", ("lifespan",)),
-    ("footprint", "How much KV does a request leave?", ("footprint",)),
-    ("capacity", "How much room does it take?", ("capacity",)),
-)
-_ABSENT = {
-    "reuse": "Reuse",
-    "turns": "Turns",
-    "users": "Users",
-    "conversations": "Conversations",
-    "kinds": "Request types",
+_QUESTIONS = {
+    "hits": "How much could be reused?",
+    "skew": "Who has the reuse?",
+    "turns": "How long are conversations?",
+    "next_turn": "Does another turn follow?",
+    "reuse": "When are blocks used again?",
+    "locality": "Which part of a prompt is worth keeping?",
+    "lifespan": "How long is a block of use?",
+    "footprint": "How much KV does a request leave?",
+    "capacity": "How much room does it take?",
 }
+_ABSENT = {"kinds": "Request types"}
 
 
 def write_report(report: TraceReport, out: Path) -> None:
@@ -44,46 +36,36 @@ def write_report(report: TraceReport, out: Path) -> None:
         for name, data in pictures.items():
             (out / f"{name}.png").write_bytes(data)
         (out / "report.json").write_text(json.dumps(report.as_json()) + "\n")
-        (out / "report.html").write_text(page(report, pictures), encoding="utf-8")
+        (out / "report.html").write_text(page(report, pictures).html(), encoding="utf-8")
     except OSError as error:
         raise CanopyError(f"cannot write the report into {str(out)!r}: {error}") from None
 
 
-def page(report: TraceReport, pictures: dict[str, bytes]) -> str:
-    """Render the page, with its figures embedded."""
-    found, overview = findings(report), report.overview
-    return render(
-        "characterize",
-        title=f"Prefix reuse in {overview.path}",
-        overview=found["overview"],
-        blocks=count(overview.block_accesses),
-        block_tokens=overview.block_tokens,
-        distinct_blocks=count(overview.distinct_blocks),
-        kinds=overview.kinds,
-        notes=report.notes,
-        sections=_sections(report, found, pictures),
-        absent=[(_ABSENT.get(name, name), why) for name, why in report.absent.items()],
-        version=__version__,
+def page(report: TraceReport, pictures: dict[str, bytes]) -> Page:
+    """Return the page, with a section for each question that the trace answers."""
+    found, o, tables = findings(report), report.overview, _tables(report)
+    blocks = (
+        f"{count(o.block_accesses)} blocks of {o.block_tokens} tokens asked for, "
+        f"{count(o.distinct_blocks)} of them distinct. Request types: {', '.join(o.kinds)}."
     )
-
-
-def _sections(
-    report: TraceReport, found: dict[str, str], pictures: dict[str, bytes]
-) -> list[dict[str, Any]]:
-    """Return one section for each question that the trace answers."""
-    tables, sections = _tables(report), []
-    for key, question, names in _QUESTIONS:
-        if key not in found:
-            continue
-        sections.append(
-            {
-                "question": question,
-                "finding": found[key],
-                "figures": [as_data(pictures[name]) for name in names if name in pictures],
-                "table": tables.get(key),
-            }
+    sections = [
+        Section(
+            question,
+            [found[key]],
+            tuple(p for n, p in pictures.items() if n == key),
+            table=tables.get(key),
         )
-    return sections
+        for key, question in _QUESTIONS.items()
+        if key in found
+    ]
+    if report.absent:
+        reasons = [f"{_ABSENT.get(n, n.capitalize())}: {why}." for n, why in report.absent.items()]
+        sections.append(Section("What this trace cannot say", points=reasons))
+    return Page(
+        f"Prefix reuse in {o.path}", sections, lead=[found["overview"]], notes=[blocks, *report.notes],
+        command="characterize",
+        source=". The questions are those of Section 3 of arXiv 2506.02634; report.json beside this page has every number.",
+    )  # fmt: skip
 
 
 def _tables(report: TraceReport) -> dict[str, HtmlTable]:

@@ -79,7 +79,7 @@ OPTIONS = (Options,)
 
 def run(args: Options) -> int:
     """Read, simulate, write the page, print the summary."""
-    from canopy_lab.advise.page import write_page
+    from canopy_lab.advise.page import page
     from canopy_lab.advise.text import summary
 
     profile = load_profile(args.profile)
@@ -93,7 +93,7 @@ def run(args: Options) -> int:
     breaks = _breaks(args, format)
     told = sentences(breaks, show_values=args.show_values)
     made = _advise(args, sample, profile, below, logged)
-    write_page(args.out, made, Path(args.log).name, told)
+    page(made, Path(args.log).name, told).write(args.out)
     if args.json:
         found = as_json(breaks, show_values=args.show_values)
         write(args.json, json.dumps({**made.as_json(), "breaks": found}, indent=1) + "\n")

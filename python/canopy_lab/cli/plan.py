@@ -17,7 +17,7 @@ from canopy_lab.cli.plan_options import Choosing, EngineOptions, Reading, Search
 from canopy_lab.cli.validate import read_validation
 from canopy_lab.cli.values import write
 from canopy_lab.plan.choice import label_of
-from canopy_lab.plan.page import write_figures, write_page
+from canopy_lab.plan.page import page, write_figures
 from canopy_lab.plan.planner import CapacityPlan, make_plan, to_json
 from canopy_lab.plan.server_config import write_config
 from canopy_lab.plan.server_plan import server_plan
@@ -221,7 +221,7 @@ def write_outputs(
         text = json.dumps(to_json(plan, about), indent=1, allow_nan=False)
         write(args.json, text + "\n")
     if args.html:
-        write_page(args.html, plan, about, work.prices.currency)
+        page(plan, about, work.prices.currency).write(args.html)
     if args.figures:
         write_figures(args.figures, plan, work.prices.currency)
     if args.output:

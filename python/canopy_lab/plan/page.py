@@ -1,14 +1,13 @@
-"""Write a plan as one self-contained HTML page."""
+"""A plan as one self-contained HTML page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from canopy_lab.plan.charts import charts
 from canopy_lab.plan.choice import configuration_of, label_of
-from canopy_lab.plan.objective import Row
 from canopy_lab.plan.planner import CapacityPlan
 from canopy_lab.plan.text import (
     EXTREMES_HEAD,
@@ -20,20 +19,8 @@ from canopy_lab.plan.text import (
     loads,
     overview,
 )
-from canopy_lab.report.html import HtmlTable, as_data, png_bytes, render
-from sglang_canopy import __version__
+from canopy_lab.report.html import HtmlTable, Page, Section, png_bytes
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.private_file import replace_file
-
-
-def write_page(
-    path: Path | str, plan: CapacityPlan, about: Mapping[str, Any], currency: str
-) -> None:
-    """Write the page atomically, readable by its owner only. Raises ``CanopyError``."""
-    try:
-        replace_file(path, page(plan, about, currency))
-    except OSError as error:
-        raise CanopyError(f"cannot write {str(path)!r}: {error}") from None
 
 
 def write_figures(folder: Path | str, plan: CapacityPlan, currency: str) -> None:
@@ -46,47 +33,44 @@ def write_figures(folder: Path | str, plan: CapacityPlan, currency: str) -> None
             raise CanopyError(f"cannot write {str(path)!r}: {error}") from None
 
 
-def page(plan: CapacityPlan, about: Mapping[str, Any], currency: str) -> str:
-    """Render the page, with its figures embedded."""
-    return render(
-        "plan",
-        title=f"A plan for {Path(about.get('trace', 'a trace')).name}",
-        overview=overview(plan),
-        choice=choice_text(plan, currency),
-        about={"example_prices": False, **about},
-        figures=[(what, as_data(png_bytes(figure))) for _, what, figure in charts(plan, currency)],
-        tables=_tables(plan),
-        facts="; ".join(f"{k}: {v}" for k, v in about.items() if k != "price_sources"),
-        version=__version__,
-    )
-
-
-def _tables(plan: CapacityPlan) -> list[tuple[str, HtmlTable]]:
-    """Return the page's tables, each with its heading."""
-    found = [
-        (
-            "Pareto front: no other configuration is better in cost, TTFT and throughput together",
-            _front(plan.front, plan.choice.row),
-        ),
-        (
-            "Best in each objective, against the fixed baseline",
-            HtmlTable(EXTREMES_HEAD, extremes(plan), text=(1,)),
-        ),
+def page(plan: CapacityPlan, about: Mapping[str, Any], currency: str) -> Page:
+    """Return the page, with its figures."""
+    details = overview(plan)
+    if about.get("example_prices"):
+        sources = "; ".join(about["price_sources"])
+        details.append(
+            f"Prices: {about['prices']}, an example to replace by your own. Sources: {sources}."
+        )
+    details.append("; ".join(f"{k}: {v}" for k, v in about.items() if k != "price_sources") + ".")
+    figures = [
+        Section(what, figure=(png_bytes(figure),)) for _, what, figure in charts(plan, currency)
     ]
+    return Page(
+        f"A plan for {Path(about.get('trace', 'a trace')).name}", [*figures, *_tables(plan)],
+        box=choice_text(plan, currency), details=details, width="74rem", command="plan",
+        source="; the method is after Kareto, arXiv 2603.08739.",
+    )  # fmt: skip
+
+
+def _tables(plan: CapacityPlan) -> list[Section]:
+    chosen = configuration_of(plan.choice.row)
+    at = [configuration_of(row) for row in plan.front]
+    front = HtmlTable(
+        HEAD, [[label_of(row), *cells(row)] for row in plan.front],
+        marked=at.index(chosen) if chosen in at else None,
+    )  # fmt: skip
+    best = HtmlTable(EXTREMES_HEAD, extremes(plan), text=(1,))
+    found = [
+        Section("Pareto front: no other configuration is better in cost, TTFT and throughput together", table=front),
+        Section("Best in each objective, against the fixed baseline", table=best),
+    ]  # fmt: skip
     if plan.neighbours:
         lines = [[label_of(n.row), *cells(n.row), n.why] for n in plan.neighbours]
         table = HtmlTable((*HEAD, "why not"), lines, text=(len(HEAD),))
-        found.append(("Neighbouring configurations, and why they were not chosen", table))
+        found.append(
+            Section("Neighbouring configurations, and why they were not chosen", table=table)
+        )
     if len(plan.sensitivity) > 1:
-        found.append(("The choice at other loads", HtmlTable(LOADS_HEAD, loads(plan))))
+        table = HtmlTable(LOADS_HEAD, loads(plan))
+        found.append(Section("The choice at other loads", table=table))
     return found
-
-
-def _front(rows: Iterable[Row], chosen: Row) -> HtmlTable:
-    lines, marked = [], None
-    for at, row in enumerate(rows):
-        configuration = configuration_of(row)
-        if configuration == configuration_of(chosen):
-            marked = at
-        lines.append([label_of(row), *cells(row)])
-    return HtmlTable(HEAD, lines, marked=marked)

@@ -1,4 +1,4 @@
-"""Shared parts of the HTML reports: templates, tables and embedded figures."""
+"""A self-contained HTML page of text, tables and figures."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ import functools
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
+
+from sglang_canopy import __version__
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.private_file import replace_file
 
 _UNITS = re.compile(r"(\d) (%|(?:s|ms|min|h|[KMGT]iB|B)\b)")
 
 
 @dataclass(frozen=True, slots=True)
 class HtmlTable:
-    """Cells under a header, as rendered by ``parts.html.j2``."""
+    """Cells under a header."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -29,9 +34,48 @@ class HtmlTable:
     notes: Sequence[str] = ()
 
 
-def render(template: str, **values: object) -> str:
-    """Render ``templates/NAME.html.j2``. Every value is escaped."""
-    return _environment().get_template(f"{template}.html.j2").render(**values)
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading with paragraphs, a figure, a table and points."""
+
+    heading: str
+    text: Sequence[str] = ()
+    figure: tuple[bytes, ...] = ()
+    """A PNG file, or two: for a light screen and for a dark one."""
+    table: HtmlTable | None = None
+    points: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A report. Every text is escaped."""
+
+    title: str
+    sections: Sequence[Section]
+    _: KW_ONLY
+    command: str
+    """The command that makes it, for the footer."""
+    source: str
+    """A sentence about the method, for the footer."""
+    box: Sequence[str] = ()
+    """The conclusion; its first line is bold."""
+    steps: Sequence[tuple[str, str]] = ()
+    """Next steps, each as (purpose, command)."""
+    lead: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    details: Sequence[str] = ()
+    """Paragraphs that are folded."""
+    width: str = "60rem"
+
+    def html(self) -> str:
+        return _environment().get_template("page.html.j2").render(page=self, version=__version__)
+
+    def write(self, path: Path | str) -> None:
+        """Write the page atomically, readable by its owner only. Raises ``CanopyError``."""
+        try:
+            replace_file(path, self.html())
+        except OSError as error:
+            raise CanopyError(f"cannot write {str(path)!r}: {error}") from None
 
 
 def png_bytes(figure: Figure) -> bytes:
@@ -39,11 +83,6 @@ def png_bytes(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
-
-
-def as_data(png: bytes) -> str:
-    """Return a PNG file in base64, for embedding in a page."""
-    return base64.b64encode(png).decode()
 
 
 def units(text: str) -> Markup:
@@ -54,11 +93,12 @@ def units(text: str) -> Markup:
 @functools.cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader("canopy_lab.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["units"] = units
+        loader=PackageLoader("canopy_lab.report"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters |= {"units": units, "data": _in_base64}
     return environment
+
+
+def _in_base64(png: bytes) -> str:
+    return base64.b64encode(png).decode()
