@@ -21,6 +21,7 @@ from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.ttl.table import TTLTable
 from support.cached_prefixes import CPU, GPU, PAGE, Cached, cached, serve, spread
 from support.live_tree import LiveTree, check
+from support.tier_books import TierBooks
 
 
 class Listener:
@@ -92,7 +93,7 @@ class Events(RuleBasedStateMachine):
             tiers=TierOptions(host_ttl=table),
             events=True,
         )
-        self.listener, self.time = Listener(), 0.0
+        self.books, self.listener, self.time = TierBooks(self.tree.core), Listener(), 0.0
         self.encoder = msgspec.msgpack.Encoder()
 
     @rule(run=runs, salt=st.sampled_from([None, None, "a"]), wait=st.sampled_from([0.5, 20.0]))
@@ -128,6 +129,7 @@ class Events(RuleBasedStateMachine):
         for medium in (GPU, CPU):
             assert self.listener.cached(medium) == cached(self.tree, medium)
         check(self.tree)
+        self.books.check()
 
 
 TestEvents = Events.TestCase

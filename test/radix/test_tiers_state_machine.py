@@ -16,6 +16,7 @@ from sglang_canopy.ttl.table import TTLTable
 from support.disk_tree import DiskTree
 from support.live_tree import check
 from support.policy_rules import PolicyRules
+from support.tier_books import TierBooks
 
 PAGE = 2
 POLICIES = ("canopy-lru", "wa", "threshold-lru", "canopy-tlru")
@@ -52,7 +53,9 @@ class Tiers(PolicyRules):
         self.tree = self.begin()
 
     def begin(self) -> DiskTree:
-        return DiskTree(self.folder / "disk", disk=self.disk, floor=True, **self.options)
+        tree = DiskTree(self.folder / "disk", disk=self.disk, floor=True, **self.options)
+        self.books = TierBooks(tree.core)
+        return tree
 
     @rule(
         run=runs,
@@ -108,6 +111,7 @@ class Tiers(PolicyRules):
     def everything_adds_up(self) -> None:
         if hasattr(self, "tree"):
             check(self.tree)
+            self.books.check()
             self.tree.store.verify()
 
     @invariant()

@@ -20,6 +20,7 @@ from support.evictable_recount import recount_leaves, recount_protected
 from support.leaving_worker import MAX_STEPS, what_is_held, with_armed_gate, with_tight_budgets
 from support.prompts import continuing_prompts
 from support.scheduler_worker import InProcess, end_with
+from support.tier_books import TierBooks
 
 ANSWER = 6
 PROMPTS = 14
@@ -37,6 +38,7 @@ class Chaos:
     def __init__(self, engine: InProcess, seed: int, vocabulary: int) -> None:
         self.engine, self.scheduler = engine, engine.scheduler
         self.core = engine.scheduler.tree_cache.tree_core
+        self.books = TierBooks(self.core)
         self.draw = random.Random(seed)
         prompts = continuing_prompts(PROMPTS, seed, most_shared=600)
         self.prompts = [[3 + token % (vocabulary - 3) for token in ids] for ids in prompts]
@@ -189,6 +191,7 @@ class Chaos:
         self.running.clear()
         self.turns(3)
         check_books(self.core)
+        self.books.check()
 
 
 def check_books(core: Any) -> None:

@@ -170,9 +170,10 @@ def test_tokens_entered_are_held_or_evicted() -> None:
     assert tokens_entered(tree, DEVICE) - tokens_left(tree, DEVICE) == held
 
 
-def test_with_a_host_tier_both_books_agree_and_demotions_stay_below() -> None:
+@pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
+def test_with_a_host_tier_both_books_agree_and_demotions_stay_below(write_policy) -> None:
     draw = random.Random(6)
-    tree = LiveTree(400, "canopy-lru", host_tokens=900)
+    tree = LiveTree(400, "canopy-lru", host_tokens=500, write_policy=write_policy)
     for i in range(60):
         tokens = [i % 5, *(draw.randrange(3) for _ in range(draw.randrange(20, 90)))]
         tree.load_back(tokens)

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.disaggregation.kv_events import StorageMedium
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 
 from sglang_canopy.policy.base import tokens_kept
 from sglang_canopy.radix.conversations import Conversations
-from sglang_canopy.radix.counters import CAPACITY, DEVICE, HOST, TRIM
+from sglang_canopy.radix.counters import CAPACITY, TRIM
 from sglang_canopy.radix.departures import Departures
 from sglang_canopy.radix.disk_tier import DiskTier
 from sglang_canopy.radix.evictable import EvictableLeaves
@@ -24,6 +23,7 @@ from sglang_canopy.radix.live_request import LiveRequest, NodeLeaf, RequestClock
 from sglang_canopy.radix.match_end import can_end_after
 from sglang_canopy.radix.offset_walk import OffsetWalkCore
 from sglang_canopy.radix.protected import ProtectedPaths
+from sglang_canopy.radix.recorder import Recorder
 from sglang_canopy.radix.requests import Requests
 from sglang_canopy.radix.traffic import Traffic
 from sglang_canopy.radix.ttl_groups import LiveGroups
@@ -47,6 +47,7 @@ class CanopyTreeCore(OffsetWalkCore):
 
     evictable_device_leaves: EvictableLeaves
     evictable_host_leaves: EvictableLeaves
+    kv_events: Any
 
     def __init__(
         self, params: CacheInitParams, components: dict[ComponentType, TreeComponent]
@@ -76,6 +77,7 @@ class CanopyTreeCore(OffsetWalkCore):
         self.changes = 0
         """Rises with every change that can alter a match of full attention."""
         super().__init__(params, components)
+        self.kv_events = Recorder(self, self.kv_events)
 
     def reset(self) -> None:
         self.changes += 1
@@ -110,16 +112,6 @@ class CanopyTreeCore(OffsetWalkCore):
         node.canopy = NodeLeaf(number=node.id, node=node, device_since=now, host_since=now)
         return node
 
-    def _add_new_node(
-        self, parent: UnifiedTreeNode, key: Any, *args: Any, **kwargs: Any
-    ) -> UnifiedTreeNode:
-        node = super()._add_new_node(parent, key, *args, **kwargs)
-        above = parent.canopy
-        node.canopy.offset = above.offset + above.length
-        node.canopy.length = len(key)
-        self.traffic.computed(len(key), self.inserting)
-        return node
-
     def _split_node(self, key: Any, child: UnifiedTreeNode, split_len: int) -> Any:
         head, action = super()._split_node(key, child, split_len)
         tail_leaf, head_leaf = child.canopy, head.canopy
@@ -144,110 +136,14 @@ class CanopyTreeCore(OffsetWalkCore):
         if leaf.keep_until is not None or leaf.awaited_until is not None:
             self.protected.gone(leaf)
 
-    def _update_evictable_leaf_sets(self, node: UnifiedTreeNode) -> None:
-        if len(self.components) > 1:  # windows and states are locked and evicted separately
-            super()._update_evictable_leaf_sets(node)
-            return
-        # The same rule, for full attention only.
-        data = node.component_data[BASE_COMPONENT_TYPE]
-        device = host = False
-        if data.lock_ref == 0 and node is not self.root_node:
-            if data.value is not None:
-                device = True
-                for child in node.children.values():
-                    if child.component_data[BASE_COMPONENT_TYPE].value is not None:
-                        device = False
-                        break
-            elif data.host_value is not None and data.host_lock_ref == 0:
-                host = not node.children
-        for leaves, evictable in (
-            (self.evictable_device_leaves, device),
-            (self.evictable_host_leaves, host),
-        ):
-            if evictable == (node in leaves):
-                continue
-            if evictable:
-                leaves.add(node)
-            else:
-                leaves.discard(node)
-
     def _usable(self, leaf: UnifiedTreeNode) -> bool:
         return can_end_after(self, leaf, len(leaf.key))
 
-    # ---- insertion into a tier ----
-
-    def _unevict_node_on_insert(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> None:
-        super()._unevict_node_on_insert(node, *args, **kwargs)
-        self.changes += 1
-        node.canopy.device_since = self.clock.now
-        self.traffic.computed(len(node.key), self.inserting)
-
-    def commit_backup(self, node_id: int, *args: Any, **kwargs: Any) -> None:
-        super().commit_backup(node_id, *args, **kwargs)
-        node = self.node_by_id(node_id)
-        node.canopy.host_since = self.clock.now
-        self.traffic.entered(HOST, node, len(node.key))
-
-    def commit_load_back(
-        self, node_id: int, device_indices: Any, kv_xfer: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        actions = super().commit_load_back(node_id, device_indices, kv_xfer, *args, **kwargs)
-        self.changes += 1
-        for loaded in kv_xfer.nodes_to_load or ():
-            node = self.node_by_id(loaded)
-            node.canopy.device_since = self.clock.now
-            self.traffic.entered(DEVICE, node, len(node.key))
-        return actions
-
-    def insert_host(self, node_id: int, key: Any, *args: Any, **kwargs: Any) -> Any:
-        result = super().insert_host(node_id, key, *args, **kwargs)
-        self.changes += 1
-        hashes = kwargs["hash_value"] if "hash_value" in kwargs else args[1]
-        self.disk.pages_read(result.inserted_host_node, hashes)
-        if not result.host_insert_dropped:
-            holder = result.inserted_host_node
-            node = self.node_by_id(node_id if holder is None else holder)
-            self.traffic.entered(HOST, node, len(key) - result.prefix_len)
-        return result
-
-    # ---- removal from a tier ----
-
-    def _delete_unbacked_device_leaf(
-        self, node: UnifiedTreeNode, *args: Any, **kwargs: Any
-    ) -> None:
-        super()._delete_unbacked_device_leaf(node, *args, **kwargs)
-        self._evicted(DEVICE, node)
-
-    def _demote(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> None:
-        super()._demote(node, *args, **kwargs)
-        self.changes += 1
-        self._evicted(DEVICE, node, demoted=True)
-
-    def _evict_host_leaf(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> None:
-        super()._evict_host_leaf(node, *args, **kwargs)
-        self._evicted(HOST, node)
-
-    def _release_all_component_layers(
-        self, node: UnifiedTreeNode, medium: Any, *args: Any, **kwargs: Any
-    ) -> None:
-        super()._release_all_component_layers(node, medium, *args, **kwargs)
-        self.changes += 1
-        if medium is StorageMedium.CPU:  # dropped with its device parent, not by host eviction
-            self.traffic.left(HOST, node)
-
-    def _evicted(self, tier: int, node: UnifiedTreeNode, demoted: bool = False) -> None:
-        """Notify ``tier``'s policy if it ranked the node, and count the eviction.
-
-        A node that SGLang evicts with a window or state may not have been ranked yet.
-        """
-        policy = self.live.device_policy if tier == DEVICE else self.live.host_policy
-        if node.canopy.policy is policy:
-            policy.evicted(node.canopy, node.canopy.length)
-        self.traffic.left(tier, node, demoted)
-
     # ---- evict the tokens needed ----
 
-    def cut(self, node: UnifiedTreeNode, keep: int, need: int, actions: list) -> UnifiedTreeNode:
+    def cut(
+        self, node: UnifiedTreeNode, keep: int, need: int, actions: list | None = None
+    ) -> UnifiedTreeNode:
         """Split off the part of ``node`` to evict and return the node that holds it.
 
         ``keep``: tokens that the policy keeps; ``need``: tokens to free. ``tokens_kept`` decides
@@ -271,6 +167,7 @@ class CanopyTreeCore(OffsetWalkCore):
             return node
         _, action = self._split_node(node.key, node, kept)
         if action is not None:
+            assert actions is not None, action
             actions.append(action)
         return node
 
@@ -281,19 +178,27 @@ class CanopyTreeCore(OffsetWalkCore):
         lower tier, as no node is demoted.
         """
         leaves, tracker = self.evictable_device_leaves, {BASE_COMPONENT_TYPE: 0}
-        actions: list[Any] = []
         while tracker[BASE_COMPONENT_TYPE] < need:
             choice = leaves.next_victim(self.clock.now)
             if choice is None:
                 break
             # Withdraw the leaf first, so that the policy does not rank again the part evicted next.
             leaves.readmit(choice[0])
-            node = self.cut(*choice, need - tracker[BASE_COMPONENT_TYPE], actions)
-            self._delete_unbacked_device_leaf(node, tracker, frees, {}, actions)
-        assert not actions, actions  # only copies between tiers add actions
+            node = self.cut(*choice, need - tracker[BASE_COMPONENT_TYPE])
+            step = self.evict_device_leaf(node.id, is_write_back=False)
+            for kind, freed in step.device_frees.items():
+                frees.setdefault(kind, []).extend(freed)
+            tracker[BASE_COMPONENT_TYPE] += step.tracker[BASE_COMPONENT_TYPE]
+            step.device_frees.clear()
         return tracker[BASE_COMPONENT_TYPE]
 
     # ---- the disk tier ----
+
+    def insert_host(self, node_id: int, key: Any, *args: Any, **kwargs: Any) -> Any:
+        result = super().insert_host(node_id, key, *args, **kwargs)
+        hashes = kwargs["hash_value"] if "hash_value" in kwargs else args[1]
+        self.disk.pages_read(result.inserted_host_node, hashes)
+        return result
 
     def _build_backup_kv_action(self, node: UnifiedTreeNode, write_back: bool = False) -> Any:
         action = super()._build_backup_kv_action(node, write_back)

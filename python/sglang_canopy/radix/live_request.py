@@ -211,6 +211,8 @@ class NodeLeaf(Leaf):
     device_since: float = 0.0
     """Time on the requests' clock when the tokens entered the device; ``host_since``: the host."""
     host_since: float = 0.0
+    on_host: bool = False
+    """Whether the host copy is counted."""
     eviction_reason: int = CAPACITY
     """Reason of this node's eviction (``counters.REASONS``)."""
     policy: Policy | None = None
@@ -248,6 +250,7 @@ class NodeLeaf(Leaf):
         self.inherit(tail)
         self.request_number = tail.request_number
         self.device_since, self.host_since = tail.device_since, tail.host_since
+        self.on_host = tail.on_host
         self.policy, self.path = tail.policy, tail.path
         self.offset, self.length = tail.offset, tokens
 

@@ -99,7 +99,7 @@ class Traffic:
         counters.evicted(
             tier, leaf.category, tokens, reason, now - since, demoted, leaf.tenant, idle_s
         )
-        if not demoted and leaf.path and (tier == DEVICE or _left_the_device(node)):
+        if not demoted and leaf.path and (tier == DEVICE or left_the_device(node)):
             self.departures.left(decision, leaf.path, self.page_on_disk(node))
 
     def page_on_disk(self, node: UnifiedTreeNode) -> str | None:
@@ -114,6 +114,6 @@ class Traffic:
                 self.departures.flushed(node.canopy, len(node.key), self.clock.now, page)
 
 
-def _left_the_device(node: UnifiedTreeNode) -> bool:
-    """Return whether the device holds nothing of ``node``, which is being evicted from the host."""
+def left_the_device(node: UnifiedTreeNode) -> bool:
+    """Return whether the device holds nothing of ``node``."""
     return node.component_data[BASE_COMPONENT_TYPE].value is None

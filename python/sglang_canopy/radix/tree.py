@@ -9,8 +9,9 @@ from sglang_canopy.radix.departures import Departures
 from sglang_canopy.radix.disk_tier import DiskTier
 from sglang_canopy.radix.evictable import EvictableLeaves
 from sglang_canopy.radix.live import LiveCache
-from sglang_canopy.radix.live_request import RequestClock
+from sglang_canopy.radix.live_request import LiveRequest, RequestClock
 from sglang_canopy.radix.protected import ProtectedPaths
+from sglang_canopy.radix.traffic import Traffic
 from sglang_canopy.radix.ttl_groups import LiveGroups
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ class Tree(Protocol):
     disk: DiskTier
     groups: LiveGroups
     protected: ProtectedPaths
+    traffic: Traffic
+    inserting: LiveRequest | None
+    changes: int
     evictable_device_leaves: EvictableLeaves
     evictable_host_leaves: EvictableLeaves
     page_size: int

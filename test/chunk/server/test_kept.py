@@ -293,3 +293,17 @@ def test_kv_events_are_of_exact_kv_alone() -> None:
     assert core.kv_events.take() == []
     core.kv_events.record_store(node("b"))
     assert len(core.kv_events.take()) == 1
+
+
+def test_canopys_tree_counts_approximate_kv_that_it_does_not_publish() -> None:
+    pytest.importorskip("sglang")
+    from support.live_tree import LiveTree
+
+    tree = LiveTree(64, events=True)
+    kept.announce_exact_only(tree.cache)
+    tree.cache.take_events()
+    tree.insert([1, 2, 3], extra=tenants.documents_key(None, "a"))
+    assert tree.cache.take_events() == []
+    assert sum(row.tiers[0].entered for row in tree.core.live.counters.rows()) == 3
+    tree.insert([1, 2, 3])
+    assert tree.cache.take_events()

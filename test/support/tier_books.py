@@ -1,0 +1,39 @@
+"""Tokens that entered a tier and did not leave it are in the tier."""
+
+from typing import Any
+
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+
+from sglang_canopy.radix.counters import DEVICE, HOST, TIERS
+
+
+class TierBooks:
+    """Compares a core's counters with its nodes, also after the tree was emptied."""
+
+    def __init__(self, core: Any) -> None:
+        self.core, self._reset = core, core.reset
+        self._emptied = {DEVICE: 0, HOST: 0}
+        core.reset = self._empty
+
+    def _empty(self) -> None:
+        self._reset()
+        self._emptied = {tier: self._counted(tier) for tier in self._emptied}
+
+    def _counted(self, tier: int) -> int:
+        rows = [row.tiers[tier] for row in self.core.live.counters.rows()]
+        return sum(row.entered - sum(row.evicted) for row in rows)
+
+    def _held(self, tier: int) -> int:
+        """Tokens in the tier; a copy counts once SGLang has finished it."""
+        held = 0
+        for node in self.core._node_arena.values():
+            data = node.component_data[ComponentType.FULL]
+            copied = tier == DEVICE or node.write_through_pending_id is None
+            value = data.value if tier == DEVICE else data.host_value
+            held += 0 if value is None or not copied else len(value)
+        return held
+
+    def check(self) -> None:
+        for tier, emptied in self._emptied.items():
+            left = self._counted(tier) - emptied
+            assert left == self._held(tier), (TIERS[tier], left, self._held(tier))
