@@ -17,10 +17,7 @@ SIZES = (0.02, 0.05, 0.10, 0.20)
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "lru": ("lru", {}),
     "wa": ("wa", {}),
-    "wa, the paper's formula": (
-        "wa",
-        {"model": "exponential", "categories": "type-turn"},
-    ),
+    "wa, the paper's formula": ("wa", {"model": "exponential", "categories": "type-turn"}),
     "tlru": ("canopy-tlru", {}),
     "sglang's tlru": ("sglang-tlru", {}),
     "threshold-lru": ("threshold-lru", {}),

@@ -56,11 +56,7 @@ def write(args: argparse.Namespace) -> int:
     """The file is written under another name first: a trace that is there is a whole one."""
     requests, last_s, started = 0, 0.0, set()
     merged = overlay(
-        args.archive,
-        args.conversations,
-        args.window_s,
-        args.seed,
-        skip_bad=args.skip_bad,
+        args.archive, args.conversations, args.window_s, args.seed, skip_bad=args.skip_bad
     )
     output = Path(args.output)
     partial = output.with_name(f".partial.{output.name}")

@@ -57,12 +57,7 @@ def choose(documents: int, conversations: int, window_s: float, seed: int) -> li
 
 
 def overlay(
-    archive: Path | str,
-    conversations: int,
-    window_s: float,
-    seed: int,
-    *,
-    skip_bad: int = 0,
+    archive: Path | str, conversations: int, window_s: float, seed: int, *, skip_bad: int = 0
 ) -> Iterator[TraceRequest]:
     """Yield the merged requests by time; equal arguments give equal requests.
 

@@ -51,12 +51,7 @@ def _heads(conversation: Conversation) -> Iterator[tuple[tuple[str, int, int], t
     for request in conversation.requests:
         blocks = _head_blocks(request)
         if blocks and len(request.blocks) >= blocks and request.model is not None:
-            kind = (
-                request.conversation,
-                request.model,
-                request.tool_tokens,
-                request.system_tokens,
-            )
+            kind = (request.conversation, request.model, request.tool_tokens, request.system_tokens)
             found.setdefault(kind, Counter())[request.blocks[:blocks]] += 1
     for kind, heads in found.items():
         yield kind[1:], heads.most_common(1)[0][0]

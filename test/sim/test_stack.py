@@ -1,21 +1,14 @@
 """One pass computes LRU at every capacity; it equals simulation exactly."""
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from canopy_lab.sim.driver import simulate
-from canopy_lab.sim.stack import COLD, lru_curve, lru_uncached_tokens, stack_distances
+from canopy_lab.sim.stack import lru_curve, lru_uncached_tokens
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
 from support.trace_samples import flat, mooncake, random_trace
-
-
-def test_a_distance_is_the_number_of_other_ids_since():
-    ids = np.array([1, 2, 3, 1, 1, 2, 4, 3])
-    assert stack_distances(ids).tolist() == [COLD, COLD, COLD, 2, 0, 2, COLD, 3]
-    assert stack_distances(np.array([], dtype=np.int64)).size == 0
 
 
 @pytest.mark.parametrize("chunk", [1 << 19, 7])
@@ -56,7 +49,6 @@ def test_flat_traces_equal_a_list_that_moves_to_front(ids, capacity):
         if block in stack:
             stack.remove(block)
         stack.insert(0, block)
-    assert int((stack_distances(np.array(ids)) < capacity).sum()) == hits
     assert lru_curve(flat(ids), chunk_accesses=9).block_hits(capacity) == hits
 
 

@@ -16,16 +16,7 @@ from canopy_chunks.fuse.encode import Encoder
 from canopy_chunks.quality import tasks
 from canopy_chunks.quality.answers import Case, holds, tokenise
 from comparators import SELECTORS, make_selector, questions
-from comparators.quality import (
-    FORCED,
-    Reference,
-    encode_case,
-    f1,
-    mean_se,
-    measure,
-    refer,
-    rouge_l,
-)
+from comparators.quality import FORCED, Reference, encode_case, f1, mean_se, measure, refer, rouge_l
 from comparators.weights import load
 from sglang_canopy.errors import CanopyError
 

@@ -71,10 +71,7 @@ def compare(example: Example, arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
         caches.append(dense_cache(model, room))
         start = time.process_time()
         fused = fused_prefill(model, prompt, upto(caches[-1], n), selector, arm.ratio)
-        rows[arm.name] = {
-            "cpu_s": time.process_time() - start,
-            "run": fused.rows.numel() / n,
-        }
+        rows[arm.name] = {"cpu_s": time.process_time() - start, "run": fused.rows.numel() / n}
         firsts.append(fused.logits)
     _closeness(model, caches, n, firsts, rows)
     return rows

@@ -8,16 +8,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 from kareto.algorithm1 import adaptive_pareto_exploration
-from kareto.setting import (
-    DISK,
-    FIXED_GIB,
-    INSTANCES,
-    TRACES,
-    configuration,
-    inputs,
-    run,
-    short,
-)
+from kareto.setting import DISK, FIXED_GIB, INSTANCES, TRACES, configuration, inputs, run, short
 
 from canopy_lab.plan.objective import Objectives, Scale
 from canopy_lab.plan.planner import PlanRequest, make_space

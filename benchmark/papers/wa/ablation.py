@@ -58,11 +58,7 @@ def _cases(context: Context) -> list[tuple[str, list[TraceRequest], dict[str, in
     part = 0.5 / LOAD_PER_S
     hbm = part * MODELS["Qwen2-7B"].hbm_tokens / merged[0].block_tokens
     cases = [
-        (
-            "trace-a, CPU cache / HBM",
-            merged,
-            {f"{x:g}": int(hbm * (1 + x)) for x in (0.0, 1.0)},
-        )
+        ("trace-a, CPU cache / HBM", merged, {f"{x:g}": int(hbm * (1 + x)) for x in (0.0, 1.0)})
     ]
     for name, trace in (
         ("conversation, share of its blocks", mooncake(context.data, "conversation")),

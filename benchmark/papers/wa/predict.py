@@ -132,10 +132,7 @@ def _profiled(context: Context) -> dict[str, Any]:
     first, second = trace[:half], trace[half:]
     size = int(0.05 * distinct_blocks(second))
     rows = {"lru": simulate(second, make_policy("lru"), size).block_hit_ratio}
-    for name, options in (
-        ("exponential", {"model": "exponential"}),
-        ("survival", {}),
-    ):
+    for name, options in (("exponential", {"model": "exponential"}), ("survival", {})):
         learnt = make_policy("wa", options)
         simulate(first, learnt, int(0.05 * distinct_blocks(first)))
         started = make_policy("wa", options)

@@ -49,8 +49,7 @@ class ApiSource:
         self._tenant_steps = cumulate([(i + 1) ** -load.tenant_skew for i in range(load.tenants)])
         self._prompts = [
             SharedPrompts(
-                ids,
-                [self._prompt_tokens(tenant) for _ in range(rng.randint(1, load.templates))],
+                ids, [self._prompt_tokens(tenant) for _ in range(rng.randint(1, load.templates))]
             )
             for tenant in range(load.tenants)
         ]

@@ -21,20 +21,12 @@ from sglang_canopy import __version__
 from sglang_canopy.errors import CanopyError
 from synthetic.api import ApiSource
 from synthetic.chat import ChatSource
-from synthetic.presets import (
-    BLOCK_TOKENS,
-    ApiLoad,
-    ChatLoad,
-    Preset,
-)
+from synthetic.presets import BLOCK_TOKENS, ApiLoad, ChatLoad, Preset
 
 _SUFFIXES = (".gz", ".xz")
 
 
-SOURCES: dict[type, type] = {
-    ChatLoad: ChatSource,
-    ApiLoad: ApiSource,
-}
+SOURCES: dict[type, type] = {ChatLoad: ChatSource, ApiLoad: ApiSource}
 """Generator of the requests of a preset's load."""
 
 
@@ -106,12 +98,7 @@ def meta_path(path: Path) -> Path:
     return path.with_name(name.removesuffix(".jsonl") + ".meta.json")
 
 
-def write_trace(
-    path: Path,
-    preset: Preset,
-    seconds: float,
-    seed: int,
-) -> dict[str, Any]:
+def write_trace(path: Path, preset: Preset, seconds: float, seed: int) -> dict[str, Any]:
     """Write a synthetic trace and its label; returns the label.
 
     ``path`` may end in ``.gz`` or ``.xz``. Raises ``CanopyError`` when a file cannot be written.

@@ -17,12 +17,7 @@ from typing import Any
 import numpy as np
 
 from canopy_chunks.calibration.saved import Calibration
-from canopy_chunks.calibration.search import (
-    CostProfile,
-    Search,
-    golden_section,
-    largest_within,
-)
+from canopy_chunks.calibration.search import CostProfile, Search, golden_section, largest_within
 from sglang_canopy.errors import CanopyError
 
 SYSTEM, QUESTION = 16, 24

@@ -42,11 +42,7 @@ class Fused:
 
 
 def fused_prefill(
-    model: Model,
-    prompt: FusedPrompt,
-    cache: KVCache,
-    selector: Selector,
-    ratio: float,
+    model: Model, prompt: FusedPrompt, cache: KVCache, selector: Selector, ratio: float
 ) -> Fused:
     """Prefill a prompt, recomputing ``ratio`` of its chunk tokens and reusing the rest.
 

@@ -28,10 +28,7 @@ _Rows = tuple[Stored, torch.Tensor, torch.Tensor]
 
 
 def place_chunks(
-    model: Model,
-    placed: Sequence[Placed],
-    cache: KVCache,
-    wanted: torch.Tensor,
+    model: Model, placed: Sequence[Placed], cache: KVCache, wanted: torch.Tensor
 ) -> int:
     """Write KV of the ``wanted [n]`` (bool) tokens of chunks into the cache, keys rotated.
 
@@ -82,10 +79,7 @@ def _write_rows(model: Model, rows: Sequence[_Rows], cache: KVCache) -> None:
 
 
 def _place_on_device(
-    model: Model,
-    placed: Sequence[Placed],
-    cache: KVCache,
-    wanted: torch.Tensor,
+    model: Model, placed: Sequence[Placed], cache: KVCache, wanted: torch.Tensor
 ) -> int:
     """:func:`place_chunks` for a pool on a device, without reading from the device or waiting for
     it.

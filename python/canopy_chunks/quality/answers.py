@@ -38,12 +38,7 @@ class Case:
         return [*self.prefix, *(t for d in self.documents for t in d), *self.question]
 
 
-def tokenise(
-    tokenizer: Any,
-    example: Example,
-    chunks: int,
-    chunk_tokens: int,
-) -> Case:
+def tokenise(tokenizer: Any, example: Example, chunks: int, chunk_tokens: int) -> Case:
     """Tokenise an example in pieces, so that a document always has the same ids.
 
     Documents are cut to ``chunk_tokens``, including the empty line between them: it marks a
@@ -56,10 +51,7 @@ def tokenise(
 
     if getattr(tokenizer, "chat_template", None):
         mark = "\u241e"
-        messages = [
-            {"role": "system", "content": SYSTEM},
-            {"role": "user", "content": mark},
-        ]
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": mark}]
         try:
             text = tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True

@@ -21,14 +21,7 @@ from canopy_chunks.fuse.encode import Encoder
 from canopy_chunks.fuse.fusion import fused_prefill
 from canopy_chunks.fuse.model import Model
 from canopy_chunks.fuse.selectors import Offline, make_selector
-from canopy_chunks.quality.answers import (
-    Case,
-    encode_case,
-    greedy,
-    holds,
-    prompt_of_case,
-    tokenise,
-)
+from canopy_chunks.quality.answers import Case, encode_case, greedy, holds, prompt_of_case, tokenise
 from canopy_chunks.quality.tasks import SYNTHETIC, default_filler, synthetic
 from sglang_canopy.errors import CanopyError
 

@@ -15,13 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from canopy_chunks.quality.check import NoLongerStored, answers_differ, pieces_of
-from canopy_chunks.quality.tenant_meter import (
-    MAX_TENANTS,
-    RAISED,
-    STOPPED,
-    QualityMeter,
-    raised,
-)
+from canopy_chunks.quality.tenant_meter import MAX_TENANTS, RAISED, STOPPED, QualityMeter, raised
 from sglang_canopy.tenant import shown_tenant
 
 logger = logging.getLogger(__name__)

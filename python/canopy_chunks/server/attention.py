@@ -39,11 +39,7 @@ class FusedAttention:
         return self.rows.positions
 
     def attend(
-        self,
-        q: torch.Tensor,
-        k_pool: torch.Tensor,
-        v_pool: torch.Tensor,
-        scale: float,
+        self, q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """Attend ``q [m, heads, d]`` over a pool's pages; returns q's shape. On a CPU the blocks are
         planned once."""

@@ -14,12 +14,7 @@ from canopy_chunks.fuse.model import Model
 from canopy_chunks.fuse.rows import Stop
 from canopy_chunks.fuse.selectors import Offline, make_selector
 from canopy_chunks.server.options import Options
-from canopy_chunks.server.request import (
-    IN_PREFIX,
-    TOO_FEW_STORED,
-    ChunkRequest,
-    ResolvedChunk,
-)
+from canopy_chunks.server.request import IN_PREFIX, TOO_FEW_STORED, ChunkRequest, ResolvedChunk
 from canopy_chunks.store.chunk import Chunk, Placed
 from canopy_chunks.store.disk import ChunkDisk
 from canopy_chunks.store.host_memory import HostMemory

@@ -59,8 +59,7 @@ class Options:
         high=1 << 24,
     )
     learn_share: float = _share(
-        0.05,
-        "Under load, tokens encoded for later reuse, as a share of computed prompt tokens.",
+        0.05, "Under load, tokens encoded for later reuse, as a share of computed prompt tokens."
     )
     min_tokens: int = declare_key(
         16, "Shorter documents are not reused.", metavar="N", low=1, high=1 << 20

@@ -297,11 +297,7 @@ def reused_by_tier(chunks: Sequence[ResolvedChunk], plan: ReusePlan) -> dict[str
 
 
 def kept_report(
-    request: ChunkRequest,
-    chunks: Sequence[ResolvedChunk],
-    prefix: int,
-    total: int,
-    ratio: float,
+    request: ChunkRequest, chunks: Sequence[ResolvedChunk], prefix: int, total: int, ratio: float
 ) -> dict[str, Any]:
     """Return the report of a request that extends an earlier prompt's KV and reuses no other KV."""
     return {
@@ -320,12 +316,7 @@ def normal_report(
     request: ChunkRequest, prefix: int, chunks: Sequence[ResolvedChunk], why: str
 ) -> dict[str, Any]:
     """Return the report of a request whose documents are not reused."""
-    return {
-        "fused": False,
-        "why": why,
-        "prefix": prefix,
-        **_chunk_counts(request, chunks),
-    }
+    return {"fused": False, "why": why, "prefix": prefix, **_chunk_counts(request, chunks)}
 
 
 def _chunk_counts(request: ChunkRequest, chunks: Sequence[ResolvedChunk]) -> dict[str, int]:

@@ -165,9 +165,7 @@ class Orders:
 
 
 def _lists(
-    ids: Sequence[int],
-    bounds: Bounds,
-    turns: frozenset[int],
+    ids: Sequence[int], bounds: Bounds, turns: frozenset[int]
 ) -> list[list[tuple[int, int]]]:
     """Return the lists of documents of a prompt."""
     lists: list[list[tuple[int, int]]] = [[pair] for pair in bounds[:1]]

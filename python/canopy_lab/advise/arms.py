@@ -39,10 +39,7 @@ SGLANG_LRU = Arm("lru, as in SGLang", "lru", "lru", whole_nodes=True)
 """The baseline: SGLang's own policy, which evicts whole nodes."""
 LRU = Arm("canopy-lru", "canopy-lru", "lru")
 WA = Arm("wa", AUTO, "wa")
-CANDIDATES = (
-    LRU,
-    WA,
-)
+CANDIDATES = (LRU, WA)
 """Policies that a server can run without hints from clients, the simplest first."""
 PLACEBO = Arm("wa, random labels", "", "wa", placebo=True)
 HINTED = (

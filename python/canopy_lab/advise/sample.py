@@ -76,10 +76,7 @@ class Sample:
     def about(self) -> dict[str, Any]:
         """Return all fields; the requests as their number."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return values | {
-            "requests": len(self.requests),
-            "understood": self.understood.as_dict(),
-        }
+        return values | {"requests": len(self.requests), "understood": self.understood.as_dict()}
 
     @property
     def share(self) -> float:

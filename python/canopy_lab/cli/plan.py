@@ -100,12 +100,7 @@ def plan_of(
             bar.set_description(stage, refresh=False)
             bar.update(done - bar.n)
 
-        plan = make_plan(
-            command.request,
-            work,
-            jobs=how.jobs,
-            progress=progress,
-        )
+        plan = make_plan(command.request, work, jobs=how.jobs, progress=progress)
     about = {
         "trace": command.reading.trace,
         "format": command.format,

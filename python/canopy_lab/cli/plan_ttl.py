@@ -16,14 +16,7 @@ from tqdm import tqdm
 
 from canopy_lab.cli.shared import format_of, format_option, skip_bad_option
 from canopy_lab.cli.values import above_zero, yaml_file
-from canopy_lab.group_ttl.learn import (
-    BOTH,
-    CATEGORIES,
-    GROUPS,
-    Learning,
-    Learnt,
-    learn,
-)
+from canopy_lab.group_ttl.learn import BOTH, CATEGORIES, GROUPS, Learning, Learnt, learn
 from canopy_lab.group_ttl.paths import Paths, paths_of
 from canopy_lab.plan.server_config import write_config
 from canopy_lab.report.table import bytes_text, text_table

@@ -210,10 +210,7 @@ def _system(
     tier: dict[str, Any] = {"ttl": settings.ttl_s, "policy": settings.policy}
     host = disk = None
     if machines.host_gb:
-        if profile.host is None:
-            raise CanopyError("the profile has no host bandwidth: measure one with canopy profile")
-        speed = (profile.host.read_bytes_per_s, profile.host.write_bytes_per_s)
-        host = TierSpec(machines.host_gb * 1e9, *speed, **tier)
+        host = profile.host_tier(machines.host_gb * 1e9, **tier, latency_s=0.0)
     if machines.disk_gb:
         given = (machines.disk_read_gb_per_s, machines.disk_write_gb_per_s)
         disk = TierSpec(machines.disk_gb * 1e9, *_speed(*given, profile.disk), **tier)

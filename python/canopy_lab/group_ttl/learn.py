@@ -120,10 +120,7 @@ def learn(
 
 
 def in_hindsight(
-    log: Paths,
-    budget_tokens: float,
-    groups: int = 64,
-    hash: str = SERVER_HASH,
+    log: Paths, budget_tokens: float, groups: int = 64, hash: str = SERVER_HASH
 ) -> Learnt:
     """Return the best table found for ``log`` itself: an upper bound, not a plan."""
     check_budget(budget_tokens)
@@ -136,11 +133,7 @@ def at_equal_bytes(outcome: TTLOutcome, fixed: list[TTLOutcome]) -> float:
     """Return the interpolated hit ratio of a single TTL that uses as many bytes as ``outcome``."""
     order = sorted(fixed, key=lambda f: f.mean_tokens)
     return float(
-        np.interp(
-            outcome.mean_tokens,
-            [f.mean_tokens for f in order],
-            [f.hit_ratio for f in order],
-        )
+        np.interp(outcome.mean_tokens, [f.mean_tokens for f in order], [f.hit_ratio for f in order])
     )
 
 

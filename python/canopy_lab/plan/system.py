@@ -160,12 +160,7 @@ def row_of(
         cost += prices.disk(c.disk).transfers(
             metrics["disk_read_bytes"], metrics["disk_written_bytes"]
         )
-    return {
-        **c.to_json(),
-        **metrics,
-        "cost_per_hour": cost / max(hours, 1e-12),
-        "cost": cost,
-    }
+    return {**c.to_json(), **metrics, "cost_per_hour": cost / max(hours, 1e-12), "cost": cost}
 
 
 def least_cost(

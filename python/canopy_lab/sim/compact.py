@@ -58,10 +58,7 @@ class CompactTrace(Sequence[TraceRequest]):
         run, at = -1, 0
         while at < len(path):
             following = first.get(path[at])
-            if following is None or (self.parents[following], self.depths[following]) != (
-                run,
-                at,
-            ):
+            if following is None or (self.parents[following], self.depths[following]) != (run, at):
                 break
             blocks = self.runs[following]
             run = following

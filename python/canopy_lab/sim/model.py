@@ -57,16 +57,6 @@ class ModelShape:
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         return 2 * self.layers * (attention + 3 * self.hidden * self.intermediate)
 
-    def prefill_flops(self, tokens: int, cached: int = 0) -> int:
-        """Return the FLOPs to prefill ``tokens`` if the first ``cached`` are in the cache.
-
-        Scores and the weighted sum cost ``4 * heads * head_dim`` per query-key pair and layer. A
-        token at position p attends to p + 1 keys (causal).
-        """
-        pairs = (tokens * (tokens + 1) - cached * (cached + 1)) // 2
-        scores = 4 * self.layers * self.heads * self.head_dim * pairs
-        return self.flops_per_token() * (tokens - cached) + scores
-
 
 PRESETS = {
     "qwen3-0.6b": ModelShape(28, 1024, 16, 8, 128, 3072),

@@ -85,21 +85,6 @@ def lru_uncached_tokens(
     return {c: np.concatenate(p) if p else np.zeros(0, np.int64) for c, p in parts.items()}
 
 
-def stack_distances(ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the LRU stack distance of each access of a flat trace; ``COLD`` for first accesses.
-
-    ``ids`` has shape (n,). The distance is the number of other ids accessed since the last access
-    of the same id. The access hits in a cache of more objects than the distance.
-    """
-    stack = StackDistances()
-    lengths = np.ones(len(ids), dtype=np.int64)
-    parts = [
-        stack.distances(ids[at : at + _CHUNK], lengths[at : at + _CHUNK])
-        for at in range(0, len(ids), _CHUNK)
-    ]
-    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
-
-
 @dataclass(frozen=True, slots=True)
 class _Chunk:
     ids: NDArray[np.int64]
@@ -172,9 +157,7 @@ def _deepest_first(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     return ends - (np.arange(lengths.sum()) - np.repeat(starts, lengths))
 
 
-def _previous_access(
-    sequence: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _previous_access(sequence: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the previous position of the same id (-1 without one), and each id's last position."""
     order = np.argsort(sequence, kind="stable")
     sorted_ids = sequence[order]

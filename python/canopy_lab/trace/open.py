@@ -17,11 +17,7 @@ _MODULES = {
     "agentic": "agentic",
     "sglang": "sglang_log",
 }
-_TEXT = {
-    "openai": "openai_log",
-    "vllm": "vllm_log",
-    "otel": "otel_log",
-}
+_TEXT = {"openai": "openai_log", "vllm": "vllm_log", "otel": "otel_log"}
 """Formats with prompts as text: their modules have ``prompts``, the others ``read``."""
 TEXT_FORMATS = tuple(_TEXT)
 _PROMPTS = {**_TEXT, "sglang": "sglang_text"}

@@ -14,13 +14,7 @@ from typing import NamedTuple
 from canopy_lab.advise.breaks import differences as kinds
 from canopy_lab.advise.breaks.align import Run, align
 from canopy_lab.advise.breaks.applications import Applications
-from canopy_lab.advise.breaks.memory import (
-    MAX_BYTES,
-    MAX_PROMPTS,
-    MIN_RUN,
-    Memory,
-    Prompt,
-)
+from canopy_lab.advise.breaks.memory import MAX_BYTES, MAX_PROMPTS, MIN_RUN, Memory, Prompt
 from canopy_lab.trace.prompts import LoggedPrompt
 from canopy_lab.trace.template import parts_of
 

@@ -163,10 +163,7 @@ class Measurer:
 
 
 def _split(
-    lengths: tuple[int, ...],
-    contexts: tuple[int, ...],
-    whole: list[list[float]],
-    arrival: float,
+    lengths: tuple[int, ...], contexts: tuple[int, ...], whole: list[list[float]], arrival: float
 ) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]:
     """Split answer times into a part linear in new tokens and a part for attention.
 

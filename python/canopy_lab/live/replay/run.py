@@ -341,10 +341,7 @@ class Replay:
             },
             "server": {k: self._server[k] for k in _SERVER_FACTS if k in self._server},
             **outcome.summarise(
-                self._jobs,
-                duration_s,
-                warm_up_share=args.warm_up_share,
-                slo=args.slo,
+                self._jobs, duration_s, warm_up_share=args.warm_up_share, slo=args.slo
             ),
             "upstream": {
                 k: v for k, v in upstreams.items() if k != "server_info" and not isinstance(v, list)

@@ -75,11 +75,7 @@ class DiskChannel:
     end of each write.
     """
 
-    def __init__(
-        self,
-        spec: TierSpec,
-        written: Callable[[Transfer], None] | None = None,
-    ) -> None:
+    def __init__(self, spec: TierSpec, written: Callable[[Transfer], None] | None = None) -> None:
         self._spec = spec
         self._written = written
         self._queues: tuple[deque[Transfer], deque[Transfer]] = (deque(), deque())

@@ -138,12 +138,14 @@ class EngineProfile:
         return max(low + u * (high - low), 0.0)
 
     def host_tier(self, capacity_bytes: float, **others: Any) -> TierSpec:
-        """Return a host tier of this size with the bandwidth of the profile."""
-        return _tier("host", self.name, self.host, capacity_bytes, others)
-
-    def disk_tier(self, capacity_bytes: float, **others: Any) -> TierSpec:
-        """Return a disk of this size with the bandwidth of the profile."""
-        return _tier("disk", self.name, self.disk, capacity_bytes, others)
+        """Return a host tier of this size with the bandwidth of the profile. Raises ``CanopyError``."""
+        speed = self.host
+        if speed is None:
+            raise CanopyError(
+                f"profile {self.name!r} has no host bandwidth: measure one with canopy profile"
+            )
+        given = {"latency_s": speed.latency_s, **others}
+        return TierSpec(capacity_bytes, speed.read_bytes_per_s, speed.write_bytes_per_s, **given)
 
     def require_model(self, model: str) -> None:
         """Raise ``CanopyError`` if this profile is of another model."""
@@ -220,18 +222,6 @@ def load_profile(name: str | Path, model: str | None = None) -> EngineProfile:
 
 def _is_json(name: str) -> bool:
     return name.endswith(".json")
-
-
-def _tier(
-    tier: str, name: str, speed: Bandwidth | None, capacity: float, others: Mapping[str, Any]
-) -> TierSpec:
-    if speed is None:
-        raise CanopyError(
-            f"profile {name!r} has no {tier} bandwidth; give it, or profile a server that has "
-            f"a {tier} tier"
-        )
-    given = {"latency_s": speed.latency_s, **others}
-    return TierSpec(capacity, speed.read_bytes_per_s, speed.write_bytes_per_s, **given)
 
 
 def _pairs(new: float, context: float) -> float:

@@ -111,10 +111,7 @@ class Footprint:
         return self.gate.seniority(number) if self.gate.pressed else None
 
 
-SESSION_GATES: dict[str, Callable[..., SessionGate]] = {
-    "none": OpenGate,
-    "footprint": Footprint,
-}
+SESSION_GATES: dict[str, Callable[..., SessionGate]] = {"none": OpenGate, "footprint": Footprint}
 """Gates by their name in ``SystemConfig.session_gate``."""
 
 

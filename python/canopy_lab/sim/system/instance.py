@@ -78,19 +78,10 @@ class Instance:
             Prefetcher(disk, self.tree, config, kv_bytes, prefixes) if disk is not None else None
         )
         self.placement = Placement(
-            self.tree,
-            self.host_link,
-            disk,
-            kv_bytes,
-            config.page_tokens,
-            write_policy,
-            prefixes,
+            self.tree, self.host_link, disk, kv_bytes, config.page_tokens, write_policy, prefixes
         )
         self.decoding = RunningBatch(
-            self.tree,
-            costs,
-            NewTokenRatio(config.schedule_conservativeness),
-            config.fixed_outputs,
+            self.tree, costs, NewTokenRatio(config.schedule_conservativeness), config.fixed_outputs
         )
         self.prefilling = PrefillBatch(
             config, costs, self.tree, self.queue, self.decoding, self.prefetcher, prefixes

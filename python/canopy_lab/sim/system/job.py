@@ -44,10 +44,7 @@ class SimulatedRequest:
     )
 
     def __init__(
-        self,
-        index: int,
-        arrival: float,
-        made: tuple[Request, tuple[int, ...], int, int, int],
+        self, index: int, arrival: float, made: tuple[Request, tuple[int, ...], int, int, int]
     ) -> None:
         self.index = index
         self.arrival = arrival

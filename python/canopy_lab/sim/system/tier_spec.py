@@ -37,20 +37,6 @@ class TierSpec:
             check_number("tier ttl", self.ttl, above=0, infinite=True)
         make_policy(self.policy, self.policy_config)
 
-    @classmethod
-    def provisioned(
-        cls,
-        capacity_bytes: float,
-        *,
-        bytes_per_s_per_byte: float,
-        at_least: float = 0.0,
-        at_most: float = math.inf,
-        **others: Any,
-    ) -> TierSpec:
-        """Make a cloud disk: bandwidth proportional to size, between two limits in bytes/s."""
-        bandwidth = min(max(capacity_bytes * bytes_per_s_per_byte, at_least), at_most)
-        return cls(capacity_bytes, bandwidth, bandwidth, **others)
-
 
 def check_number(
     name: str,

@@ -31,12 +31,7 @@ class TieredTree(TierNodes):
         quantum_tokens: int = QUANTUM_TOKENS,
     ) -> None:
         super().__init__(
-            device_policy,
-            device_tokens,
-            block_tokens,
-            host_policy,
-            host_tokens,
-            host_expiry,
+            device_policy, device_tokens, block_tokens, host_policy, host_tokens, host_expiry
         )
         self.write_back = write_back
         self.whole_nodes = whole_nodes
