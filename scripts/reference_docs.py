@@ -220,16 +220,13 @@ FEATURES = {"gate": "session gate", "queue": "queue order"}
 
 
 def refused() -> str:
-    """Return the refusals at the start, by set-up."""
-    rows = []
+    """Return the set-ups that the start refuses, by the features that refuse them."""
+    rows: dict[tuple[str, ...], list[str]] = {}
     for setup in setups.SETUPS:
-        whys = {feature: why for feature in setups.FLAGS if (why := setup.reason(feature))}
-        if whys:
-            way_out = "" if setup.instead in ("", setups.DROP) else f" ({setup.instead})"
-            reasons = "; ".join(dict.fromkeys(why.format("N") for why in whys.values()))
-            refusing = ", ".join(FEATURES.get(feature, feature) for feature in whys)
-            rows.append([setup.name, refusing, reasons + way_out])
-    return table(["set-up", "refused by", "why"], rows)
+        refusing = tuple(FEATURES.get(f, f) for f in setups.FLAGS if setup.reason(f))
+        if refusing:
+            rows.setdefault(refusing, []).append(setup.name)
+    return table(["refused by", "set-ups"], ([", ".join(by), ", ".join(of)] for by, of in rows.items()))
 
 
 def setups_table() -> str:
@@ -251,15 +248,20 @@ def commands() -> str:
     ]
     parts = [table(["command", "what it gives", "example"], rows)]
     for name in cli.COMMANDS:
-        keys = [
-            [f"`{option.flag} {r['flag']}={r['value'] or r['flag'].upper()}`", _meaning(r)]
-            for group in _options(name)
-            for field, option in declared.declared(group)
-            for r in _keys_of(field.default)
-        ]
-        if keys:
-            parts.append(f"Keys of grouped options of `canopy {name}`:\n\n{entries(keys)}")
+        for group in _options(name):
+            for field, option in declared.declared(group):
+                if keys := _keys_of(field.default):
+                    parts.append(f"Keys of `canopy {name} {option.flag}`:\n\n{_alike(keys)}")
     return "\n".join(parts)
+
+
+def _alike(keys: Iterable[Mapping[str, str]]) -> str:
+    """Return a list of keys and meanings; keys of one meaning share a line."""
+    names: dict[str, list[str]] = {}
+    for key in keys:
+        value = key["value"] or key["flag"].upper()
+        names.setdefault(_meaning(key), []).append(f"`{key['flag']}={value}`")
+    return entries([", ".join(of), meaning] for meaning, of in names.items())
 
 
 def _options(name: str) -> Iterable[type]:
