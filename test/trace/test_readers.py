@@ -3,6 +3,7 @@
 import gzip
 import json
 import lzma
+import re
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -99,16 +100,12 @@ def test_missing_or_unknown_inputs_are_reported_at_once(tmp_path: Path) -> None:
         open_trace(tmp_path, "csv")
     with pytest.raises(CanopyError, match="no trace at"):
         open_trace(tmp_path / "missing", "mooncake")
-    names = {
-        "bailian",
-        "mooncake",
-        "agentic",
-        "sglang",
-        "openai",
-        "vllm",
-        "otel",
-    }
-    assert set(format_names()) == names
+
+
+def test_the_page_of_traces_has_every_format() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/traces.md").read_text(encoding="utf-8")
+    first_table = page.split("## Formats")[1].split("## Which")[0]
+    assert set(re.findall(r"^\| `([a-z]+)` \|", first_table, re.M)) == set(format_names())
 
 
 def test_memory_does_not_grow_with_the_trace(tmp_path: Path) -> None:
