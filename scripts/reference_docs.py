@@ -226,7 +226,9 @@ def refused() -> str:
         refusing = tuple(FEATURES.get(f, f) for f in setups.FLAGS if setup.reason(f))
         if refusing:
             rows.setdefault(refusing, []).append(setup.name)
-    return table(["refused by", "set-ups"], ([", ".join(by), ", ".join(of)] for by, of in rows.items()))
+    return table(
+        ["refused by", "set-ups"], ([", ".join(by), ", ".join(of)] for by, of in rows.items())
+    )
 
 
 def setups_table() -> str:
