@@ -242,51 +242,19 @@ def test_sampled_blocks_have_nearly_the_same_causes():
         assert abs(every.get(key, 0) - some.get(key, 0)) < 0.15 * total, key
 
 
-def test_a_sample_is_no_coarser_than_the_load_needs(monkeypatch):
-    monkeypatch.setattr(departures, "MAX_TOKENS_PER_S", 15.0)
-    tree = tree_of(256)
-    for number in range(80):
-        serve(tree, list(range(100 * number, 100 * number + 40)), 1.0 + number)
-    assert tree.core.departures.one_in == 4
+@pytest.mark.parametrize(
+    ("blocks", "one_in"), [(1 << 12, 1), (1 << 13, 8), (1 << 19, 8), (1 << 20, 16)]
+)
+def test_a_sample_is_fixed_by_the_size_of_the_cache(blocks, one_in):
+    tree = tree_of()
+    held = tree.core.departures
+    tree.core.live.device_tokens = 4 * blocks
+    serve(tree, PROMPT, 1.0)
+    tree.core.live.device_tokens = 4
+    serve(tree, list(range(100, 160)), 3.0)
+    assert held.one_in == one_in
+    assert departures.MIN_BLOCKS <= held._blocks.most <= departures.MAX_BLOCKS
     assert sum(causes(tree).values()) == misses(tree)
-
-
-def sampled_tree(monkeypatch):
-    """A tree whose causes are sampled since its load was high for a while."""
-    tree = tree_of(256)
-    monkeypatch.setattr(departures, "MAX_TOKENS_PER_S", 1.0)
-    for number in range(32):
-        serve(tree, list(range(100 * number, 100 * number + 40)), 1.0 + number)
-    assert tree.core.departures.one_in == 4
-    monkeypatch.setattr(departures, "MAX_TOKENS_PER_S", 1e6)
-    return tree
-
-
-@pytest.mark.parametrize("prompts", [100, 1000], ids=["the-map-keeps-all", "the-map-turns"])
-def test_a_sample_is_whole_again_once_the_load_is_low(monkeypatch, prompts):
-    tree = sampled_tree(monkeypatch)
-    held, time, known = tree.core.departures, 100.0, 0
-    while held.one_in > 1:
-        time += 11.0
-        assert time < 3 * departures.RECORDED_S
-        # The next one of the prompts, which the tree has evicted since.
-        at = 100 * (int(time) // 11 % prompts)
-        serve(tree, list(range(at, at + 40)), time)
-        new = causes(tree).get(("never_seen", "none"), 0)
-        if time > 100.0 + 2 * 11.0 * prompts:
-            assert new == known, "a block that the map should know counts as new"
-        known = new
-    assert sum(causes(tree).values()) == misses(tree)
-
-
-def test_a_sample_grows_no_finer_under_half_the_load_that_halved_it(monkeypatch):
-    tree = sampled_tree(monkeypatch)
-    monkeypatch.setattr(departures, "MAX_TOKENS_PER_S", 3.0)
-    held, seen = tree.core.departures, set()
-    for number in range(400):
-        serve(tree, list(range(100 * number, 100 * number + 40)), 36.0 + 11.0 * number)
-        seen.add(held.one_in)
-    assert min(seen) == 4
 
 
 def test_causes_are_fitted_to_the_misses_that_are_counted():

@@ -45,19 +45,15 @@ if TYPE_CHECKING:
 
 TIMES_THE_CACHE = 4
 """Number of remembered blocks, as a multiple of the blocks in device and host."""
-MIN_BLOCKS = 4096
-MAX_BLOCKS = 1 << 18
-"""Most entries of the map, about 120 bytes each; with more, blocks are sampled by number."""
-MAX_TOKENS_PER_S = 1e5
-"""Recorded prompt tokens a second that halve the sample."""
-CALM = 0.25
-"""Share of it below which the sample doubles again."""
-RECORDED_S = 3600.0
-"""Maximum seconds before the doubled sample is used, unless the map holds nothing older."""
-MAX_ONE_IN = 64
+MIN_BLOCKS, MAX_BLOCKS = 4096, 1 << 18
+"""Fewest and most entries of the map, about 120 bytes each."""
+SMALL = 1 << 14
+"""Remembered blocks up to which every block is recorded."""
+MIN_ONE_IN = 8
+"""Above it one block in this many, or in more. With blocks of 64 tokens, 1.5 million new prompt tokens
+a second then take .5 % of the thread; 0.7 million if every block is recorded."""
 MAX_PENDING = 1024
 """Maximum evictions waiting to be recorded."""
-_WINDOW_S = 10.0
 _NEW, _IN_FLIGHT, _PARTIAL = (NEVER_SEEN, NO_TIER), (IN_FLIGHT, NO_TIER), (PARTIAL_PAGE, NO_TIER)
 
 
@@ -72,10 +68,9 @@ class Departures:
     ) -> None:
         self.block_tokens, self.page_tokens = block_tokens, page_tokens
         self.missed = Missed()
-        self.one_in = 1
-        """One block in this many is remembered; the causes of the rest are inferred from it."""
-        self._finer_since: tuple[int, float] | None = None
-        """Turn of the map, and time, from which the doubled sample is recorded but not used."""
+        self.one_in = 0
+        """One block in this many is remembered; the causes of the rest are inferred from it. 0: fixed
+        by the cache's size at the first request."""
         self.corrected_tokens = 0
         """Tokens whose cause at admission was wrong or unknown."""
         self._live, self._disk = live, disk
@@ -84,7 +79,6 @@ class Departures:
         self._evicted_tokens = 0
         self._admitted_last = "default"
         self._last: Key = _NEW
-        self._window = (0.0, 0)
         self._namespaces: set[Hashable] = set()
         """The first two namespaces."""
         self._plain = BlockMap(MIN_BLOCKS)
@@ -136,8 +130,7 @@ class Departures:
     ) -> None:
         size = self.block_tokens
         blocks = path[decision.offset // size : (decision.offset + decision.tokens) // size]
-        if self.one_in > 1:
-            blocks = self._sampled(blocks)
+        blocks = self._sampled(blocks)
         if blocks:
             last = self._admitted_last
             fact = Left(decision, cause, tier, last, self._evicted_tokens, page)
@@ -155,9 +148,10 @@ class Departures:
         prompt, to recognise it in other namespaces; ``namespace``: its own. The check of namespaces
         costs nothing on a server with one namespace, and is skipped while blocks are sampled.
         """
+        if not self.one_in:
+            self._fix_sample()
         if self._pending:
             self._settle()
-        self._limit(request)
         prompt = request.prompt_tokens
         found = request.misses = Misses(cached)
         at = cached
@@ -174,48 +168,13 @@ class Departures:
         self._admitted_last = request.label or request.category
 
     def _classify(self, request: LiveRequest, found: Misses, at: int) -> None:
-        """Add the causes of the prompt tokens from ``at`` on."""
+        """Add the causes of the prompt tokens from ``at`` on. Blocks that are not sampled share the next
+        one's cause, or the last one's."""
         size, path, prompt = self.block_tokens, request.path, request.prompt_tokens
         full = min(len(path), prompt // size)
         first = min(at // size, full)
         blocks = path[first:full]
-        key: Any = None
-        if self.one_in > 1:
-            key = self._classify_sample(found, blocks, first, at, prompt)
-            at = max(at, full * size)
-        else:
-            (newer, older), known, begin = self._blocks.readers(), None, at
-            for end, block in enumerate(blocks, first + 1):
-                fact = newer(block) or older(block)
-                if fact is None:
-                    break
-                if fact is not known or (type(fact) is Visit and key != _IN_FLIGHT):
-                    if at > begin:
-                        found.charge(key, known, at - begin)
-                    key, known, begin = self._cause(fact, end * size, prompt), fact, at
-                at = end * size
-            if at > begin:
-                found.charge(key, known, at - begin)
-            if at < full * size:
-                # The first request with a block is also the first with all following blocks.
-                key = _NEW
-        if at < prompt:
-            # Tokens after the last whole block are as new as that block, or belong to no whole
-            # page.
-            as_before = key in (_NEW, _IN_FLIGHT)
-            found.add(key if as_before else _PARTIAL, prompt - at)
-        self._last = key or self._last
-        if self.one_in > 1:
-            blocks = self._sampled(blocks)
-        if blocks:
-            self._blocks.put(blocks, found.visit)
-
-    def _classify_sample(
-        self, found: Misses, blocks: Sequence[int], first: int, at: int, prompt: int
-    ) -> Key | None:
-        """Add the causes of ``blocks``, of which one in ``one_in`` is known: the others share the next
-        one's, or the last one's. Returns the last cause."""
-        size, rest, key = self.block_tokens, self.one_in - 1, None
+        rest, key = self.one_in - 1, None  # a power of two less one; ids are hashes
         (newer, older), known, begin = self._blocks.readers(), None, at
         for end, block in enumerate(blocks, first + 1):
             if block & rest:
@@ -225,15 +184,23 @@ class Departures:
                 if at > begin:
                     found.charge(key or _NEW, known, at - begin)
                 key, known, begin = self._cause(fact, end * size, prompt), fact, at
-                if fact is None:  # and so are the blocks behind it
-                    break
+            if fact is None:  # and so are the blocks behind it
+                key = _NEW
+                break
             at = end * size
         if at > begin:
             found.charge(key or _NEW, known, at - begin)
-        pending = (first + len(blocks)) * size - at
-        if pending > 0:
-            found.add(key or self._last, pending)
-        return key
+        if at < full * size:
+            found.add(self._last if key is None else key, full * size - at)
+            at = full * size
+        if at < prompt:
+            # Tokens after the last whole block are as new as that block, or belong to no whole
+            # page.
+            found.add(key if key and key in (_NEW, _IN_FLIGHT) else _PARTIAL, prompt - at)
+        self._last = key or self._last
+        blocks = self._sampled(blocks)
+        if blocks:
+            self._blocks.put(blocks, found.visit)
 
     def _cause(self, fact: Visit | Left | None, end: int, prompt: int) -> Key:
         """Return the cause of a missed block that ends after ``end`` tokens."""
@@ -307,35 +274,16 @@ class Departures:
 
     # ---- bounds ----
 
-    @property
-    def _recorded(self) -> int:
-        """Return ``n`` if one block in ``n`` is recorded."""
-        return self.one_in if self._finer_since is None else self.one_in // 2
-
-    def _sampled(self, blocks: Sequence[int]) -> list[int]:
+    def _sampled(self, blocks: Sequence[int]) -> Sequence[int]:
         """Return those of ``blocks`` that are recorded."""
-        rest = self._recorded - 1  # a power of two less one; ids are hashes
-        return [block for block in blocks if not block & rest]
+        rest = self.one_in - 1
+        return [block for block in blocks if not block & rest] if rest else blocks
 
-    def _limit(self, request: LiveRequest) -> None:
-        """Adapt the map's size to the cache, and the sample to the map's size and the load."""
-        begin, tokens = self._window
-        if request.time - begin < _WINDOW_S:
-            self._window = begin, tokens + request.prompt_tokens
-            return
-        self._window = request.time, request.prompt_tokens
-        blocks = TIMES_THE_CACHE * self._capacity // self.block_tokens
-        most = MAX_TOKENS_PER_S * self._recorded * (request.time - begin)
-        load = tokens / most if begin > 0 else 0.0
-        since = self._finer_since
-        if load > 1.0 or blocks > MAX_BLOCKS * self._recorded:
-            if since is None:
-                self.one_in = min(2 * self.one_in, MAX_ONE_IN)
-            self._finer_since = None
-        elif since is not None:
-            if self._blocks.turns >= since[0] + 2 or request.time >= since[1] + RECORDED_S:
-                self.one_in, self._finer_since = self.one_in // 2, None
-        elif self.one_in > 1 and load < CALM and 2 * blocks <= MAX_BLOCKS * self.one_in:
-            self._finer_since = self._blocks.turns, request.time
-        self._blocks.most = min(max(blocks // self._recorded, MIN_BLOCKS), MAX_BLOCKS)
-        self._plain.most = self._blocks.most
+    def _fix_sample(self) -> None:
+        """Fix the sample and the map's size by the size of the cache."""
+        blocks, self.one_in = TIMES_THE_CACHE * self._capacity // self.block_tokens, 1
+        if blocks > SMALL:
+            self.one_in = MIN_ONE_IN
+        while blocks > MAX_BLOCKS * self.one_in:
+            self.one_in *= 2
+        self._blocks.most = self._plain.most = max(blocks // self.one_in, MIN_BLOCKS)

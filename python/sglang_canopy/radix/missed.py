@@ -207,12 +207,10 @@ Reader = Callable[[int], Visit | Left | None]
 class BlockMap:
     """Bounded map from block hash to latest fact, in two generations; a full one replaces the older."""
 
-    __slots__ = ("_dying", "_new", "_old", "most", "turns")
+    __slots__ = ("_dying", "_new", "_old", "most")
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.turns = 0
-        """Number of replaced generations."""
         self._new: dict[int, Visit | Left] = {}
         self._old: dict[int, Visit | Left] = {}
         self._dying: dict[int, Visit | Left] = {}
@@ -236,7 +234,6 @@ class BlockMap:
                 drop()
         if len(self._new) >= self.most // 2:
             self._dying, self._old, self._new = self._old, self._new, {}
-            self.turns += 1
 
 
 def fitted(sums: Sums, total: int) -> Sums:

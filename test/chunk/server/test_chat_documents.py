@@ -121,6 +121,35 @@ def test_a_document_ends_at_its_message_and_is_no_answer() -> None:
     assert Chats(SEPARATED).documents(chat) == [" one fact", " two facts"]
 
 
+TEMPLATES = {
+    "chatml": "<|im_start|>{0}\n{1}<|im_end|>\n",
+    "deepseek": "<\uff5c{0}\uff5c>{1}",
+    "gemma": "<start_of_turn>{0}\n{1}<end_of_turn>\n",
+    "glm": "<|{0}|>\n{1}",
+    "granite": "<|start_of_role|>{0}<|end_of_role|>{1}<|end_of_text|>\n",
+    "llama": "<|start_header_id|>{0}<|end_header_id|>\n\n{1}<|eot_id|>",
+    "mistral": "[INST] {1} [/INST]",
+    "phi": "<|{0}|>{1}<|end|>",
+}
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_the_prompt_is_the_plain_servers_under_the_templates_of_eight_families(family) -> None:
+    chats = Chats(template=lambda m: TEMPLATES[family].format(m.role, join(m.content).strip()))
+    chat = [
+        message(parts(ONE, TWO, "why?")),
+        message("so", "assistant"),
+        message(parts(THREE, "now?")),
+    ]
+    bounded = chats.documents(chat, PARTS)
+    assert [text.split()[-2:] for text in bounded] == [
+        ["one", "fact"],
+        ["two", "facts"],
+        ["three", "facts"],
+    ]
+    assert chats.documents(chat, {**PARTS, "canopy_chunks": "off"}) == []
+
+
 @pytest.mark.parametrize("custom", [PARTS, {**PARTS, "canopy_chunks": "off"}, None])
 def test_no_field_changes_the_prompt(custom) -> None:
     """A template that drops a part of an answer, special words in a document, and very many."""
