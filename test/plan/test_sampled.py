@@ -14,9 +14,10 @@ from canopy_lab.plan.choice import choose, configuration_of, parse_constraints
 from canopy_lab.plan.confirm import confirm
 from canopy_lab.plan.evaluate import Evaluator
 from canopy_lab.plan.objective import METRICS
-from canopy_lab.plan.planner import PlanRequest, least_size, make_plan, make_space
 from canopy_lab.plan.planner import footprint as footprint_of
+from canopy_lab.plan.planner import least_size, make_plan, make_space
 from canopy_lab.plan.prices import load_prices
+from canopy_lab.plan.request import PlanRequest
 from canopy_lab.plan.sampled import busiest
 from canopy_lab.plan.space import Configuration
 from canopy_lab.plan.system import Engine
@@ -152,16 +153,14 @@ def small_plan(trace=None, **more):
     work = PlanInputs(trace or agents(4, 6, 0.3), engine, load_prices("aws-us-east-1"))
     request = PlanRequest(
         disks=("gp3",), choices={"page_size": (64,)}, dram_levels=6, disk_levels=3,
-        minimise=METRICS["cost_per_hour"], checks=False, **more,
+        minimise=METRICS["cost_per_hour"], checks="off", **more,
     )  # fmt: skip
     return make_plan(request, work)
 
 
 @pytest.mark.parametrize("sample", [0, 8])
 def test_no_row_of_a_plan_has_more_host_memory_than_can_be_reused(sample):
-    plan = small_plan(
-        sample_requests=sample, dram_most_gib=200.0, baseline_gib=200.0, instances=(1, 2)
-    )
+    plan = small_plan(sample_requests=sample, dram_gib=200.0, baseline_gib=200.0, instances=(1, 2))
     rows = [*plan.found.rows.values(), plan.choice.row]
     totals = {row["instances"] * row["dram_gib"] for row in rows}
     assert 0 < max(totals) <= plan.reusable_gib * (1 + 1e-9) < plan.footprint_gib

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from canopy_lab.plan.planner import PlanRequest, make_space
+from canopy_lab.plan.planner import make_space
 from canopy_lab.plan.prices import load_prices
+from canopy_lab.plan.request import PlanRequest
 from canopy_lab.plan.sizes import between, gib_text, round_size, sizes
 from canopy_lab.plan.space import Configuration, Space
 from sglang_canopy.errors import CanopyError
@@ -131,7 +132,7 @@ def test_a_wrong_space_is_refused(fields, message):
 def test_host_memory_never_exceeds_the_traces_reusable_kv(
     asked_gib, instances, reusable_gib
 ) -> None:
-    request = PlanRequest(dram_most_gib=asked_gib, instances=instances, disks=())
+    request = PlanRequest(dram_gib=asked_gib, instances=instances, disks=())
     made = make_space(request, 0.25, load_prices("local-nvme"), reusable_gib=reusable_gib)
     totals = [c.instances * c.dram_gib for c in made.grid()]
     assert max(totals) == pytest.approx(reusable_gib)

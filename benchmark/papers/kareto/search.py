@@ -11,7 +11,8 @@ from kareto.algorithm1 import adaptive_pareto_exploration
 from kareto.setting import DISK, FIXED_GIB, INSTANCES, TRACES, configuration, inputs, run, short
 
 from canopy_lab.plan.objective import Objectives, Scale
-from canopy_lab.plan.planner import PlanRequest, make_space
+from canopy_lab.plan.planner import make_space
+from canopy_lab.plan.request import PlanRequest
 from canopy_lab.plan.search import search
 from canopy_lab.plan.space import Configuration
 from canopy_lab.plan.system import least_cost
@@ -62,8 +63,8 @@ class Points:
         request = PlanRequest(
             disks=(DISK,),
             instances=(self.instances,),
-            dram_most_gib=MAX_GIB[0] * self.instances,
-            disk_most_gib=MAX_GIB[1],
+            dram_gib=MAX_GIB[0] * self.instances,
+            disk_gib=MAX_GIB[1],
             choices={"prefetch_policy": ("best_effort",)},
         )
         space = make_space(request, MAX_GIB[0], prices)
@@ -72,7 +73,6 @@ class Points:
             OBJECTIVES,
             lambda batch: [self.of(c) for c in batch],
             certain_of=lambda c, rows: least_cost(c, rows, prices),
-            options=request.options,
         )
         return list(found.rows.values())
 

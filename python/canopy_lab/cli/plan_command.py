@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from typing import Any
 
@@ -12,9 +12,8 @@ from canopy_lab.advise.sample import sample_of
 from canopy_lab.cli.plan_options import Choosing, EngineOptions, Reading, Searching, Writing
 from canopy_lab.cli.shared import format_of
 from canopy_lab.cli.validate import read_validation
-from canopy_lab.plan.planner import PlanRequest
 from canopy_lab.plan.prices import GIB, Prices, load_prices
-from canopy_lab.plan.search import SearchOptions
+from canopy_lab.plan.request import PlanRequest
 from canopy_lab.plan.space import KNOBS, Configuration
 from canopy_lab.plan.system import Engine
 from canopy_lab.plan.worker import PlanInputs
@@ -90,21 +89,12 @@ def _request(chosen: Choosing, engine: EngineOptions, how: Searching) -> PlanReq
     chunks = server.chunked_prefill_size or (chunk_of(server.gpu_memory_gib),)
     choices = given | {"ttl": chosen.ttl, "chunked_prefill_size": chunks}
     return PlanRequest(
+        **{field.name: getattr(search, field.name) for field in fields(search)},
         disks=chosen.disks,
         instances=chosen.instances,
         choices={name: values for name, values in choices.items() if values},
-        dram_most_gib=search.dram_gib,
-        disk_most_gib=search.disk_gib,
-        dram_levels=search.dram_levels,
-        disk_levels=search.disk_levels,
-        baseline_gib=search.baseline_gib,
-        objectives=search.objectives,
         constraints=chosen.slo,
         minimise=chosen.best,
-        sample_requests=search.sample_requests,
-        options=SearchOptions(evaluations=search.evaluations),
-        loads=search.loads,
-        checks=search.checks == "on",
     )
 
 

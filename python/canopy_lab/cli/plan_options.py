@@ -12,9 +12,8 @@ from typing import Any
 from canopy_lab.cli.shared import format_option, skip_bad_option
 from canopy_lab.cli.values import out_file, yaml_file
 from canopy_lab.plan.choice import Constraint, parse_constraints
-from canopy_lab.plan.objective import DEFAULT_OBJECTIVES, METRICS, Metric, metric
-from canopy_lab.plan.planner import DISK_LEVELS, DRAM_LEVELS, LOADS, SAMPLE_REQUESTS
-from canopy_lab.plan.search import SearchOptions
+from canopy_lab.plan.objective import METRICS, Metric, metric
+from canopy_lab.plan.request import SearchKeys, names
 from canopy_lab.plan.space import GROUP, KNOBS, TTL
 from canopy_lab.sim.system.config import ROUTINGS
 from canopy_lab.sim.system.engine_profile import load_profile
@@ -30,23 +29,16 @@ _GIVEN = SGLANG_DEFAULTS.to_json()
 # ---- parsers of options: each raises ``CanopyError`` with a "must be" message ----
 
 
-def _names(text: str, separator: str = ",") -> tuple[str, ...]:
-    names = tuple(part.strip() for part in text.split(separator) if part.strip())
-    if not names or len(set(names)) < len(names):
-        raise CanopyError(f"must name each once, separated by {separator!r}, got {text!r}")
-    return names
-
-
 def _integers(text: str, separator: str = ",") -> tuple[int, ...]:
-    names = _names(text, separator)
-    if not all(name.isdecimal() and int(name) >= 1 for name in names):
+    found = names(text, separator)
+    if not all(name.isdecimal() and int(name) >= 1 for name in found):
         raise CanopyError(f"must be whole numbers of 1 or more, got {text!r}")
-    return tuple(map(int, names))
+    return tuple(map(int, found))
 
 
 def _ttls(text: str) -> tuple[TTL, ...]:
     found: list[TTL] = []
-    for name in _names(text):
+    for name in names(text):
         try:
             ttl: TTL = (
                 {"none": None, GROUP: GROUP}[name] if name in ("none", GROUP) else float(name)
@@ -60,23 +52,13 @@ def _ttls(text: str) -> tuple[TTL, ...]:
 
 
 def _disks(text: str) -> tuple[str, ...]:
-    names = _names(text)
-    return () if names == ("none",) else names
-
-
-def _loads(text: str) -> tuple[float, ...]:
-    try:
-        given = [float(part) for part in _names(text, "/")]
-    except ValueError:
-        given = [-1.0]
-    if min(given) <= 0 or max(given) > 1000:
-        raise CanopyError(f"loads must be numbers above 0, such as 2/3; got {text!r}")
-    return tuple(dict.fromkeys((*LOADS, *given)))
+    found = names(text)
+    return () if found == ("none",) else found
 
 
 def _compared(text: str) -> tuple[tuple[str, float | None], ...]:
     found = []
-    for part in _names(text):
+    for part in names(text):
         name, separator, price = part.partition("=")
         try:
             each = float(price) if separator else None
@@ -87,10 +69,6 @@ def _compared(text: str) -> tuple[tuple[str, float | None], ...]:
         load_profile(name)
         found.append((name, each))
     return tuple(found)
-
-
-def _objectives(text: str) -> tuple[str, ...]:
-    return tuple(metric(name).name for name in _names(text, "/"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +165,10 @@ def _tried(name: str, values: tuple[Any, ...] | None, shown: str = "") -> Any:
     def parse(text: str) -> tuple[Any, ...]:
         if not knob.values:
             return _integers(text, "/")
-        names = _names(text, "/")
-        if not set(names) <= set(knob.values):
+        found = names(text, "/")
+        if not set(found) <= set(knob.values):
             raise CanopyError(f"{name} must be of {', '.join(knob.values)}, got {text!r}")
-        return names
+        return found
 
     shown = shown or "/".join(map(str, values or ()))
     return declare_key(
@@ -262,53 +240,6 @@ class EngineOptions:
         ServerKeys(), "--server", "settings of the servers", metavar="KEY=VALUE,...",
         parse=keyed(ServerKeys, head=""), shown_default="",
     )  # fmt: skip
-
-    def __post_init__(self) -> None:
-        declared.check(self)
-
-
-@dataclass(frozen=True, slots=True)
-class SearchKeys:
-    """The search and its report: the keys of ``--search``."""
-
-    dram_gib: float = declare_key(
-        0.0, "most DRAM, all instances together", metavar="G", low=0,
-        shown_default="and at most: the KV that more than one request uses",
-    )  # fmt: skip
-    disk_gib: float = declare_key(
-        0.0, "largest disk of an instance, or of a shared store", metavar="G", low=0,
-        shown_default="the distinct KV",
-    )  # fmt: skip
-    dram_levels: int = declare_key(
-        DRAM_LEVELS, "sizes of DRAM in the first grid", metavar="N", low=1, high=64
-    )
-    disk_levels: int = declare_key(
-        DISK_LEVELS, "sizes of disk in the first grid", metavar="N", low=1, high=64
-    )
-    baseline_gib: float = declare_key(
-        0.0, "DRAM of the fixed baseline", metavar="G", low=0,
-        shown_default="a quarter of the distinct KV",
-    )  # fmt: skip
-    objectives: tuple[str, ...] = declare_key(
-        DEFAULT_OBJECTIVES, "metrics of the front, two or more", metavar="A/B",
-        parse=_objectives, shown_default="/".join(DEFAULT_OBJECTIVES),
-    )  # fmt: skip
-    sample_requests: int = declare_key(
-        SAMPLE_REQUESTS,
-        "search a trace twice as long on its N busiest; 0: on all",
-        metavar="N",
-        low=0,
-    )
-    evaluations: int = declare_key(
-        SearchOptions().evaluations, "most configurations to evaluate", metavar="N", low=1
-    )
-    loads: tuple[float, ...] = declare_key(
-        LOADS, "also simulate the choice at X times the traffic", metavar="X/Y",
-        parse=_loads, shown_default="0.8/1.2",
-    )  # fmt: skip
-    checks: str = declare_key(
-        "on", "evaluate neighbours of the choice, and other loads", choices=("on", "off")
-    )
 
     def __post_init__(self) -> None:
         declared.check(self)

@@ -10,73 +10,35 @@ from typing import Any
 
 from canopy_lab.plan.choice import (
     ChosenConfiguration,
-    Constraint,
     choose,
     configuration_of,
     extremes,
 )
 from canopy_lab.plan.evaluate import Evaluator
 from canopy_lab.plan.objective import (
-    DEFAULT_OBJECTIVES,
-    METRICS,
     PREDICTED_ROW,
-    Metric,
     Objectives,
     Row,
     Scale,
 )
 from canopy_lab.plan.prices import GIB, Prices
+from canopy_lab.plan.request import PlanRequest
 from canopy_lab.plan.sampled import Target, busiest, sampled_search
 from canopy_lab.plan.search import SearchOptions, SearchResult, search
 from canopy_lab.plan.settle import Rejected, rejected, settle
 from canopy_lab.plan.sizes import round_size, sizes
-from canopy_lab.plan.space import GROUP, Configuration, Space
+from canopy_lab.plan.space import Configuration, Space
 from canopy_lab.plan.system import Engine
 from canopy_lab.plan.worker import PlanInputs
 from canopy_lab.sim.compact import CompactTrace
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.registry import CANOPYS_LRU
 
-LOADS = (0.8, 1.2)
-"""Request rates of the sensitivity check, relative to the trace."""
-DRAM_LEVELS, DISK_LEVELS = 5, 3
 GRID_STEPS = (16, 8)
 """Number of equal steps of DRAM and of disk added in the full grid."""
 DRAM_MOST_GIB = 2048.0
 """Largest default DRAM of an instance: a machine of eight GPUs."""
-SAMPLE_REQUESTS = 8_000
-"""Requests of the search, if the trace has more than twice as many."""
 BASELINE_SHARE = 0.25
 """Baseline's DRAM, as a share of the trace's distinct KV."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlanRequest:
-    """Input of a plan. Sizes of 0 and empty choices are derived from the trace and the prices."""
-
-    disks: tuple[str, ...] | None = None
-    """``None``: every class of the price list."""
-    instances: tuple[int, ...] = (1,)
-    policy: str = CANOPYS_LRU
-    """Policy of every tier."""
-    choices: Mapping[str, tuple[Any, ...]] = field(default_factory=lambda: {"ttl": (None, GROUP)})
-    """Values to try by the name of a knob (``space.KNOBS``)."""
-    dram_most_gib: float = 0.0
-    disk_most_gib: float = 0.0
-    dram_levels: int = DRAM_LEVELS
-    disk_levels: int = DISK_LEVELS
-    baseline_gib: float = 0.0
-    """DRAM of the fixed baseline, all instances together."""
-    objectives: tuple[str, ...] = DEFAULT_OBJECTIVES
-    constraints: tuple[Constraint, ...] = ()
-    minimise: Metric = METRICS["cost"]
-    sample_requests: int = SAMPLE_REQUESTS
-    """Requests of the search; 0: all. Candidates are confirmed on all."""
-    options: SearchOptions = field(default_factory=SearchOptions)
-    loads: tuple[float, ...] = LOADS
-    """Traffic multipliers at which the choice is also simulated."""
-    checks: bool = True
-    """Evaluate neighbours and other loads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,14 +83,14 @@ def make_space(
     Not tried are sizes below ``least_gib``, and host memory of all instances together beyond
     ``reusable_gib`` (``reusable``), which no limit of the request raises.
     """
-    host = min(request.dram_most_gib or DRAM_MOST_GIB, footprint_gib, reusable_gib)
+    host = min(request.dram_gib or DRAM_MOST_GIB, footprint_gib, reusable_gib)
     dram = host / max(min(request.instances), 1)
     ladder = sizes(dram, request.dram_levels, least_gib) if dram > 0 else (0.0,)
-    disk = request.disk_most_gib or max(footprint_gib, 2.0**-10)
+    disk = request.disk_gib or max(footprint_gib, 2.0**-10)
     names = tuple(prices.disks) if request.disks is None else request.disks
     for name in names:
         prices.disk(name)
-    if request.disk_most_gib == 0 and names:
+    if request.disk_gib == 0 and names:
         disk = min(disk, *(prices.disk(name).largest_gib / 2 for name in names))
     disk_gib = sizes(disk, request.disk_levels, least_gib) if names else (0.0,)
     for name in names:
@@ -170,6 +132,7 @@ def make_plan(
     """Make a plan. Calls ``progress(stage, done, at most)``. Raises ``CanopyError``."""
     started = time.perf_counter()
     objectives = Objectives.of(request.objectives)
+    options = SearchOptions(evaluations=request.evaluations)
     footprint_gib = footprint(work.trace, work.engine)
     least_gib = least_size(work.trace, work.engine)
     reusable_gib = reusable(work.trace, work.engine)
@@ -177,18 +140,18 @@ def make_plan(
 
     def report_progress(stage: str, done: int) -> None:
         if progress is not None:
-            progress(stage, done, request.options.evaluations)
+            progress(stage, done, request.evaluations)
 
     with Evaluator(work, jobs=jobs) as evaluate:
         fixed = baseline_of(request, space, footprint_gib)
         if samples(request, len(work.trace)):
             part = work.with_trace(busiest(work.trace, request.sample_requests))
-            target = Target(objectives, request.constraints, request.minimise, request.options)
+            target = Target(objectives, request.constraints, request.minimise, options)
             with Evaluator(part, jobs=jobs) as on_part:
                 found = sampled_search(space, target, on_part, evaluate, [fixed], report_progress)
         else:
             found = search(
-                space, objectives, evaluate, certain_of=evaluate.certain_of, options=request.options,
+                space, objectives, evaluate, certain_of=evaluate.certain_of, options=options,
                 progress=report_progress,
             )  # fmt: skip
         baseline = found.rows.get(fixed) or evaluate([fixed])[0]
@@ -242,7 +205,7 @@ def _checked(
     """
     rows = [row for row in found.rows.values() if not row.get(PREDICTED_ROW)]
     choice = choose(rows, request.constraints, request.minimise)
-    if not request.checks:
+    if request.checks == "off":
         return _Checked(choice, sensitivity={1.0: choice.row})
     report_progress("neighbours", len(rows))
     if len(rows) == len(found.rows):
