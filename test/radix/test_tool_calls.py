@@ -3,9 +3,12 @@
 from types import SimpleNamespace
 
 import pytest
+from sglang.srt.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+from sglang.srt.entrypoints.anthropic.serving import AnthropicServing
 from sglang.srt.function_call.function_call_parser import FunctionCallParser
 from sglang.srt.parser.beam import BEAM_RESPONSE_TEMPLATE
 
+from sglang_canopy.request.sent import infer_from_chat
 from sglang_canopy.server.http.entry import tool_parser
 from sglang_canopy.wire.stamp import FORCED_CALL
 from support.live_tree import LiveTree, fake_req
@@ -105,3 +108,22 @@ def test_the_http_process_sends_the_parser_if_a_request_may_call_tools(
 ) -> None:
     request = SimpleNamespace(tools=tools, tool_choice=choice)
     assert tool_parser(SimpleNamespace(tool_call_parser=parser), request) == sent
+
+
+def test_an_agents_turns_on_v1_messages_show_its_tools_and_their_results() -> None:
+    chat = SimpleNamespace(supports_inline_system=True, tool_call_parser="hermes")
+    call = {"type": "tool_use", "id": "1", "name": "run", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": "12 lines"}
+    request = AnthropicMessagesRequest(
+        model="m",
+        max_tokens=1,
+        tools=[{"name": "run", "input_schema": {"type": "object"}}],
+        messages=[
+            {"role": "user", "content": "count"},
+            {"role": "assistant", "content": [call]},
+            {"role": "user", "content": [result]},
+        ],
+    )
+    made = AnthropicServing(chat)._convert_to_chat_completion_request(request)
+    assert infer_from_chat(made) == {"category": "chat-tools-after-tool", "turn": 2}
+    assert tool_parser(chat, made) == {"tool_parser": "hermes"}
