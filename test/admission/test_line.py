@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_canopy.admission.line import Line
+from sglang_canopy.admission.places import Line
 from sglang_canopy.admission.session import Session
 
 TENANTS = (None, "a", "b", "c")
@@ -34,7 +34,7 @@ def by_definition(
 def test_any_sequence_of_calls_gives_the_defined_order(steps: int, draw) -> None:
     line, active = Line(), Counter[str | None]()
     sessions = [
-        Session(number, draw.choice(TENANTS), None, 0.0, None)  # type: ignore[arg-type]
+        Session(number, tenant := draw.choice(TENANTS), None, 0.0, None, tenant)  # type: ignore[arg-type]
         for number in range(40)
     ]
     draw.shuffle(sessions)

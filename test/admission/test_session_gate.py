@@ -163,6 +163,22 @@ def test_learnt_curves_decide_how_long_a_silent_session_counts() -> None:
     assert not gate.holds(ticket)
 
 
+def test_a_thinking_session_is_charged_before_any_session_has_returned() -> None:
+    """Until eight of them have been silent for the horizon: no one-shot request is charged for long."""
+    gate = gate_of(1000)
+    for number in range(9):
+        assert turn(gate, Agent(f"first {number}", 100), 0.5 * number)
+        assert gate.stats()["footprint_tokens"] == 100 * (number + 1)
+    gate.model.fit(100.0)
+    gate._refresh()
+    assert gate.stats()["footprint_tokens"] == 900
+    for category in gate.model.categories:
+        assert sum(category.all_events) == 0
+    gate.model.fit(300.0)
+    assert turn(gate, Agent("one more", 100), 301.0)
+    assert gate.stats()["footprint_tokens"] == 0
+
+
 def test_aborted_requests_release_their_places() -> None:
     gate = gate_of(100)
     first, _ = arrive(gate, Agent("a", 90), 0.0)

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import threading
 import time
 import urllib.request
 from collections.abc import Callable
@@ -57,34 +58,42 @@ def in_thread(call: Callable[..., Any], *arguments: Any) -> Future[Any]:
 
 
 def fill(client: Any) -> str:
-    """Three sessions evict each other until the gate arms; the remaining two take all memory. Returns the
+    """Three agents evict each other until the gate arms, and leave; then two take all memory. Returns the
     answer of session ``c`` alone, taken before."""
-    for _ in range(4):  # a session without pauses
-        alone = turn(client, "alone", token_ids(PROMPT, 2))["text"]
+    alone = turn(client, "alone", token_ids(PROMPT, 2))["text"]
     client.post("/canopy/hint", {"conversation": "alone", "over": True})
-    # A few tokens of the server's warm-up may remain.
-    until(client, lambda gate: gate["footprint_tokens"] < PROMPT)
     client.flush()
-    for seed, name in enumerate("abx"):
-        turn(client, name, token_ids(PROMPT, seed if name != "x" else 7))
-    assert not gate_status(client)["armed"]
-    turn(client, "a", token_ids(PROMPT, 0))
-    status = until(client, lambda gate: gate["armed"])
-    assert (status["pauses"], status["paused_sessions"]) == (1, 1)
-    client.post("/canopy/hint", {"conversation": "x", "over": True})
-    turn(client, "b", token_ids(PROMPT, 1))
+    armed = threading.Event()
+
+    def agent(number: int) -> None:
+        while not armed.is_set():
+            turn(client, f"thrashing {number}", token_ids(PROMPT, 10 + number))
+
+    with ThreadPoolExecutor(3) as pool:
+        agents = [pool.submit(agent, number) for number in range(3)]
+        until(client, lambda gate: gate["armed"] and gate["pauses"])
+        armed.set()
+        while not all(one.done() for one in agents):
+            for number in range(3):
+                over = {"conversation": f"thrashing {number}", "over": True}
+                client.post("/canopy/hint", over)
+            time.sleep(0.1)
+        for one in agents:
+            one.result()
+    for seed, name in enumerate("ab"):
+        turn(client, name, token_ids(PROMPT, seed))
     return alone
 
 
 @pytest.mark.long
 def test_a_new_session_waits_for_room_and_its_answer_is_unchanged(server, smollm2: Path):
-    with server(smollm2, *GATED, "auto,few=2", "--enable-metrics", kv_tokens=KV_TOKENS) as client:
+    with server(smollm2, *GATED, "auto", "--enable-metrics", kv_tokens=KV_TOKENS) as client:
         alone = fill(client)
         third = in_thread(turn, client, "c", token_ids(PROMPT, 2))
         until(client, lambda gate: gate["waiting_sessions"] == 1)
         longer = token_ids(PROMPT, 0) + token_ids(9, 20)
         assert turn(client, "a", longer)["meta_info"]["cached_tokens"] >= PROMPT
-        time.sleep(4.0)
+        time.sleep(2.0)
         until(client, lambda gate: gate["clock_ago_s"] < 3.0)  # ticks arrive without requests
         assert not third.done()
         with urllib.request.urlopen(client.url + "/health", timeout=WAIT_S) as answer:

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_canopy.admission.index import SessionIndex
-from sglang_canopy.admission.session import Session
+from sglang_canopy.admission.session import Session, SessionIndex
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.records import Request
 from sglang_canopy.request.identity import Identities
@@ -33,8 +32,7 @@ def is_recognised(*bodies: dict[str, Any]) -> bool:
         for i, name in enumerate(names)
     )  # fmt: skip
     index = SessionIndex()
-    session = Session.__new__(Session)
-    session.ends, session.who, session.tickets = (), (None, names[0]), set()
+    session = Session(0, None, names[0], 0.0, None)  # type: ignore[arg-type]
     index.describe(session, first, 160)
     return index.find(second) is session
 

@@ -4,9 +4,9 @@ A tool answers within seconds, and the next turn needs the KV of this turn. User
 a device keeps KV, so a reserved place would be useless. An answer was an agent's if
 
 - it ended in a tool call, where SGLang's parser or the client states so; else
-- the next prompt ends in a tool's result, or arrives within ``swift_s``.
+- the next prompt ends in a tool's result, or arrives within ``SWIFT_S``.
 
-So neither parser nor labels are needed. An answer that nothing follows for ``swift_s`` was none.
+So neither parser nor labels are needed. An answer that nothing follows for ``SWIFT_S`` was none.
 """
 
 from __future__ import annotations
@@ -15,69 +15,75 @@ from collections import OrderedDict
 from collections.abc import Hashable
 
 from sglang_canopy.admission.session import Session
+from sglang_canopy.admission.settings import AFTER_TOOL, SWIFT_S
 from sglang_canopy.records import Request
 
 TOOL = "tool"
-AFTER_TOOL = "-after-tool"
-"""End of the inferred category of a prompt that ends in a tool's result (``request/sent.py``)."""
 _NEWEST = 0.05
-"""Smallest weight of the newest answer in a share."""
+"""Smallest weight of the newest session in a share."""
 _OWN = 8
-"""Answers after which a narrower share replaces a wider one."""
+"""Sessions after which a narrower share replaces a wider one."""
 _MAX_SHARES = 1024
-_MAX_EVIDENCE = 4
-"""Bound of a session's own evidence, so that a changed client is recognised."""
+_CERTAIN, _MOST = 2, 4
+"""Evidence of a tool call, and the bound of a session's own, so that a changed client is recognised.
+One swift return is half of it: some people reply within seconds."""
 
 
 class Agents:
-    """Share of answers that were agents', by category, tenant and first block. Bounded."""
+    """Share of sessions that began as agents', by category, tenant and first block. Bounded."""
 
-    def __init__(self, swift_s: float) -> None:
-        self.swift_s = swift_s
+    def __init__(self) -> None:
         self.recognised = 0
         """Answers that were an agent's."""
         self._shares: OrderedDict[Hashable, tuple[int, float]] = OrderedDict()
-        """Answers (up to ``_OWN``) and share, by key; latest last."""
+        """Sessions (up to ``_OWN``) and share, by key; latest last."""
 
     def is_one(self, session: Session, request: Request) -> bool:
-        """Return whether ``session`` is an agent's, or likely is before its first judged answer."""
-        if session.evidence:
+        """Return whether ``session`` is an agent's, or likely is before it is certain."""
+        return self._is_one(session, _keys(request)) or request.category.endswith(AFTER_TOOL)
+
+    def _is_one(self, session: Session, keys: tuple[Hashable, ...]) -> bool:
+        if not 0 <= session.evidence < _CERTAIN:
             return session.evidence > 0
         share = 0.0
-        for place, key in enumerate(_keys(request)):
+        for place, key in enumerate(keys):
             count, found = self._shares.get(key, (0, 0.0))
             if count >= _OWN or not place:
                 share = found
-        return share > 0.5 or request.category.endswith(AFTER_TOOL)
+        return share > 0.5
 
     def answered(self, session: Session, request: Request) -> None:
         """Judge an answered ``request`` of ``session``, if it called a tool; else its return will."""
         session.unjudged = _keys(request)
         if request.stop == TOOL:
-            self._judge(session, True)
+            self._judge(session, _CERTAIN)
         session.is_agent = self.is_one(session, request)
 
-    def returned(self, session: Session, request: Request, now: float) -> None:
-        """Judge the last answer of ``session``, which ``request`` continues."""
+    def returned(self, session: Session, request: Request, now: float) -> bool:
+        """Judge the last answer of ``session``, which ``request`` continues. Return whether it is an
+        agent's."""
         after_tool = request.category.endswith(AFTER_TOOL)
         if after_tool and not session.unjudged:  # silence has judged it
             session.unjudged = _keys(request)
-        self._judge(session, after_tool or now - session.seen <= self.swift_s)
+        swift = 1 if now - session.seen <= SWIFT_S else -1
+        self._judge(session, _CERTAIN if after_tool else swift)
+        return session.is_agent
 
     def silent(self, session: Session, now: float) -> None:
         """Judge the last answer of the thinking ``session`` once it is silent for too long."""
-        if now - session.seen > self.swift_s:
-            self._judge(session, False)
+        if now - session.seen > SWIFT_S:
+            self._judge(session, -1)
 
-    def _judge(self, session: Session, agent: bool) -> None:
+    def _judge(self, session: Session, step: int) -> None:
         keys, session.unjudged = session.unjudged, ()
         if not keys:
             return
-        step = 1 if agent else -1
+        agent, certain, first = step > 0, step == _CERTAIN, not session.evidence
         self.recognised += agent
-        session.evidence = max(-_MAX_EVIDENCE, min(_MAX_EVIDENCE, session.evidence + step)) or step
-        session.is_agent = session.evidence > 0
-        for key in keys:
+        before = max(0, session.evidence) if certain else session.evidence
+        session.evidence = max(-_MOST, min(_MOST, before + step)) or step
+        session.is_agent = self._is_one(session, keys)
+        for key in keys if first or certain else ():
             count, share = self._shares.pop(key, (0, 0.0))
             share += max(_NEWEST, 1.0 / (count + 1)) * (agent - share)
             self._shares[key] = min(count + 1, _OWN), share

@@ -1,11 +1,15 @@
-"""Arms the session gate when thrash has begun, its cause is known, and holding sessions back helps.
+"""Arms the session gate when agents' turns would finish faster with fewer sessions at once.
 
-Without a gate agents recompute either almost nothing or, past a cliff, most of their tokens. A gate
-that waits for the cliff arms too late, since all active sessions are recomputed first. So the gate
-arms on the first losses of active sessions if their footprints exceed the memory, which makes more
-losses certain, and if the device does not keep up. For a day after it has armed, footprints beyond
-the memory are enough. It disarms if no session has waited for a while and losses are small, or if
-it does not help: if the recomputed share is as large as the worst share without it.
+Without a gate agents recompute either almost nothing or, past a cliff, most of their tokens. With
+one, N sessions that fit find their KV, but their places stand idle while they think. So hits are
+not the goal. The gate arms on the first losses of active sessions if their footprints exceed the
+memory and if the rate that it can reach clearly exceeds the measured one::
+
+    min(N / (p + h), 1 / h)  >  _GAIN * (turns finished per second)
+
+p: mean pause of agents; h: device seconds of a turn that finds its KV, which are the measured
+seconds per turn less the recomputed share. This is the bound of a closed network with one queue.
+Turns finished per second, and their uncertainty, then decide whether it stays armed.
 """
 
 from __future__ import annotations
@@ -55,82 +59,123 @@ class Thrash:
 
 FIRST_LOSSES = 0.05
 """Losses within the window, as a share of the capacity, that arm the gate."""
-_LOW, _HIGH = 0.25, 0.5
-"""Shares of thrash: lower than the first below the cliff, higher than the second past it."""
-_BEHIND, _WARY_BEHIND = 0.7, 0.5
-"""Shares of sessions that wait for the server instead of thinking. Below them the device keeps up
-with its recomputation, and waiting would take longer. The second applies after a cliff."""
-_FEW_BEHIND, _FEW_WARY_BEHIND = 0.96, 0.9
-"""The same if only a few sessions fit. A held session then waits until another session
-ends, which takes longer than recomputation unless nearly all sessions wait."""
-_NEWEST = 0.02
-_WARY_S = 86_400.0
-_HOLD_OFF_S = 600.0
-"""Seconds for which the gate stays disarmed after it did not help; doubles each time."""
+_LOW = 0.25
+"""Share of thrash below which a gate that holds nobody disarms."""
+_GAIN = 3.5
+"""Least gain that arms it: the bound above leaves out queues, the trial and the end of each session
+(``benchmark/latency/gate.py``)."""
+_TURNS = 4, 16, 64
+"""Agents' turns that a rate is measured over, for each session that fits, at least and at most. The
+standard error of a rate over n turns is 1 / sqrt(n) of it."""
+_PATIENCE = 1.25
+"""Length of a trial with few turns, in the time that they took before."""
+_NEWEST = 0.05
+"""Least weight of the newest pause in the mean."""
+_HOLD_OFF_S, _HOLD_OFF_TRIALS = 600.0, 33.0
+"""Least time for which the gate stays disarmed after it did not help, in seconds and in durations of
+the trial, of which it then costs at most 3 %. Both double each time."""
 
 
 class Arming:
-    """Decides whether the gate acts. The caller passes times, in seconds."""
+    """Decides whether the gate acts. The caller passes times, in seconds.
 
-    def __init__(
-        self, capacity_tokens: int, quiet_s: float, always: bool = False, few: float = 0.0
-    ) -> None:
+    Rates count only the time in which the server has requests, so that an idle night is no slow
+    server.
+    """
+
+    def __init__(self, capacity_tokens: int, quiet_s: float, always: bool = False) -> None:
         self.always = always
-        self._few = few
         self.armed = always
         self.thrash = Thrash(capacity_tokens)
         self.times_armed = 0
         self.ineffective_arms = 0
         """Number of times it disarmed because it did not help."""
-        self._behind = 0.0
-        self._answers = 0
+        self.mean_pause_s = 0.0
+        self._pauses = 0
         self._quiet_s = quiet_s
         self._quiet_since: float | None = None
-        self._worst = 0.0
-        """Largest share of thrash while disarmed."""
-        self._wary_until = self._not_before = -math.inf
-        self._hold_off_s = _HOLD_OFF_S
-        self._trial_lost = self._trial_computed = 0
-        """Counts since sessions began to wait, or since the last judgement."""
+        self._now = 0.0
+        self._busy_s = 0.0
+        """Seconds with a request, up to ``_now``."""
+        self._tokens = 0
+        """Prompt tokens of agents' turns, since the trial began."""
+        self._ends: deque[tuple[float, int]] = deque(maxlen=_TURNS[2] + 1)
+        """Ends of the latest turns of agents in busy seconds, and ``_tokens`` then."""
+        self._needed = _TURNS[1]
+        """Turns that a rate is measured over."""
+        self._before = 0.0
+        """Prompt tokens per second before it armed."""
+        self._expected_s = 0.0
+        """Seconds of as many turns without the gate."""
+        self._settled = False
+        """Whether the sessions of the time before it armed have been paused."""
         self._waiting = False
+        self._trial_s = 0.0
+        """Seconds of the trial in which sessions waited."""
+        self._not_before = -math.inf
+        self._hold_offs = 1.0
 
-    def answered(self, lost: int, computed: int, working: float) -> None:
-        """Record a prompt: ``computed`` prefilled tokens, ``lost`` of them recomputed, and the
-        share ``working`` of sessions that waited for the server."""
-        self._answers += 1
-        self._behind += max(_NEWEST, 1.0 / self._answers) * (working - self._behind)
-        self.thrash.answered(lost, computed)
-        if not self.armed:
-            self._worst = max(self._worst, self.thrash.share)
-        elif self._waiting:
-            self._trial_lost += lost
-            self._trial_computed += computed
+    def _rates(self) -> tuple[float, float]:
+        """Return the latest turns of agents per second, and their prompt tokens per second; zeros
+        while too few are measured. A turn counts by its prompt, since prompts grow."""
+        first = len(self._ends) - 1 - self._needed
+        if first < 0 or self._ends[-1][0] <= self._ends[first][0]:
+            return 0.0, 0.0
+        seconds = self._ends[-1][0] - self._ends[first][0]
+        return self._needed / seconds, (self._ends[-1][1] - self._ends[first][1]) / seconds
+
+    def gain(self, fitting: float) -> float:
+        """Return the rate that the gate can reach over the measured one; 0 while it is unknown.
+        ``fitting``: number of sessions that fit."""
+        rate, _ = self._rates()
+        if not rate:
+            return 0.0
+        work_s = (1.0 - self.thrash.share) / rate
+        return min(fitting / (self.mean_pause_s + work_s), 1.0 / max(work_s, 1e-9)) / rate
+
+    def returned(self, pause_s: float) -> None:
+        """Record the pause of an agent before its next turn."""
+        self._pauses += 1
+        self.mean_pause_s += max(_NEWEST, 1.0 / self._pauses) * (pause_s - self.mean_pause_s)
+
+    def turn_ended(self, tokens: int, outgrown: bool) -> None:
+        """Record the end of an agent's turn now. ``tokens``: of its prompt; ``outgrown``: whether the
+        sessions exceed the memory."""
+        if self.armed and not self._settled and not outgrown:
+            self._settled = True
+            self._begin()
+        if not self.armed or (self._settled and self._waiting):
+            self._tokens += tokens
+            self._ends.append((self._busy_s, self._tokens))
 
     def may_arm(self, now: float, fitting: float) -> bool:
-        """Return whether footprints beyond the memory would arm the gate. ``fitting``: number of
-        sessions that fit into the memory."""
+        """Return whether footprints beyond the memory would arm the gate."""
         if self.armed or now < self._not_before:
             return False
-        few = fitting < self._few
-        if now < self._wary_until:
-            return self._behind >= (_FEW_WARY_BEHIND if few else _WARY_BEHIND)
+        self._needed = round(min(_TURNS[2], max(_TURNS[1], _TURNS[0] * fitting)))
         lost = self.thrash.lost >= FIRST_LOSSES * self.thrash.capacity_tokens
-        return lost and self._behind >= (_FEW_BEHIND if few else _BEHIND)
+        return lost and self.gain(fitting) >= _GAIN
 
-    def arm(self, now: float) -> None:
+    def arm(self) -> None:
         """Arm the gate: footprints exceed the memory."""
-        self.armed = True
+        self.armed, self._settled = True, False
         self.times_armed += 1
+        rate, self._before = self._rates()
+        self._expected_s = self._needed / rate
+        self._ends.clear()
         self.thrash.clear()
         self._quiet_since = None
-        self._trial_lost = self._trial_computed = 0
 
-    def passed(self, now: float, waiting: bool) -> None:
-        """Advance to ``now``; ``waiting``: whether any session waits. May disarm."""
-        self._waiting = waiting
+    def passed(self, now: float, waiting: bool, busy: bool) -> None:
+        """Advance to ``now``. ``waiting``: whether any session waits; ``busy``: whether there was a
+        request until now. May disarm."""
+        if busy:
+            self._busy_s += now - self._now
+        if self._waiting:
+            self._trial_s += now - self._now
+        self._now, self._waiting = now, waiting
         if not self.armed or self.always:
             return
-        self._wary_until = now + _WARY_S
         if waiting:
             self._quiet_since = None
         elif self._quiet_since is None:
@@ -141,22 +186,32 @@ class Arming:
             and self.thrash.share < _LOW
         ):
             self._disarm()
-        elif self._trial_computed >= self.thrash.capacity_tokens:
-            self._judge(now)
+        elif waiting and self._settled:
+            self._judge()
 
-    def _judge(self, now: float) -> None:
-        lost = self._trial_lost / self._trial_computed
-        self._trial_lost = self._trial_computed = 0
-        if lost <= max(_HIGH, self._worst):
-            self._hold_off_s = _HOLD_OFF_S
+    def _judge(self) -> None:
+        """Disarm unless turns finish faster than before, beyond the uncertainty of both rates."""
+        turns = len(self._ends)
+        if turns < self._needed and self._trial_s < _PATIENCE * self._expected_s:
+            return
+        rate = self._tokens / max(self._trial_s, 1e-9)
+        error = math.hypot(rate, self._before) / math.sqrt(max(1, turns))
+        if rate - self._before > error:
+            self._hold_offs = 1.0
+            self._begin()
             return
         self.ineffective_arms += 1
-        self._not_before = now + self._hold_off_s
-        self._wary_until = -math.inf
-        self._hold_off_s *= 2
+        off_s = max(_HOLD_OFF_S, _HOLD_OFF_TRIALS * self._trial_s)
+        self._not_before = self._now + self._hold_offs * off_s
+        self._hold_offs *= 2.0
         self._disarm()
+
+    def _begin(self) -> None:
+        """Begin a trial."""
+        self._trial_s, self._tokens = 0.0, 0
+        self._ends.clear()
 
     def _disarm(self) -> None:
         self.armed = False
         self.thrash.clear()
-        self._worst = 0.0
+        self._ends.clear()

@@ -21,6 +21,8 @@ _NEWEST = 0.05
 _LIKELY = 0.3
 """A session less likely to return within the horizon is not charged: evicting it costs less than
 holding another session back."""
+_ENOUGH = 8
+"""Tips that are silent for the horizon while none has returned, after which none is expected to."""
 _UNUSED = (0, 0)
 _NOTHING = 1e-6
 
@@ -36,8 +38,6 @@ class Footprints:
         """Sum of the sessions' own charges."""
         self.growth = 0.0
         """The part of ``charged`` for future tokens."""
-        self.working = 0.0
-        """The part of ``charged`` of sessions with a request in progress."""
         self.shared_blocks = 0
         """Blocks that at least two active sessions share."""
         self.block_tokens = 1
@@ -58,11 +58,6 @@ class Footprints:
     def held_tokens(self) -> float:
         """Tokens that active sessions need now, without their future tokens."""
         return self.tokens - self.growth
-
-    @property
-    def share_working(self) -> float:
-        """Share of the charges of sessions that wait for the server instead of thinking."""
-        return min(1.0, self.working / self.charged) if self.charged > _NOTHING else 0.0
 
     def need(self, session: Session) -> float:
         """Return the tokens that an inactive session would add."""
@@ -100,7 +95,7 @@ class Footprints:
         shared = bisect_left(session.blocks, True, key=lambda block: uses[block][0] < 2)
         own = max(0, session.tokens - shared * self.block_tokens)
         returns = self.return_probability(session, now)
-        if returns < _LIKELY:
+        if returns < _LIKELY or (session.evidence < 0 and not session.under_way):
             self._charge(session, 0.0, 0.0)
         else:
             self._charge(session, own * returns, self._growth(session) * returns)
@@ -114,9 +109,11 @@ class Footprints:
         if session.under_way:
             return 1.0
         silent = max(0.0, now - session.seen)
-        if not self.model.version:
+        category = session.category.current
+        curve = category.curve
+        unseen = sum(category.all_waiting[age_bin(self.horizon_s) + 1 :]) < _ENOUGH
+        if unseen and (not curve[0] or curve[-1] == 1.0):  # no tip has returned, or had time to
             return 1.0 if silent < self.horizon_s else 0.0
-        curve = session.category.current.curve
         alive = survival(curve, silent)
         return 1.0 - survival(curve, silent + self.horizon_s) / alive if alive > 0.0 else 0.0
 
@@ -135,9 +132,6 @@ class Footprints:
 
     def _charge(self, session: Session, has: float, growth: float) -> None:
         more = has + growth - session.charge
-        working = has + growth if session.under_way else 0.0
-        self.working += working - session.working
-        session.working = working
         self.growth += growth - session.growth
         self.charged += more
         self.of_party[session.party] = self.of_party.get(session.party, 0.0) + more
@@ -190,3 +184,13 @@ def survival(curve: Sequence[float], age_s: float) -> float:
         return curve[BINS - 1]
     part = (age_s - EDGES[i]) / (EDGES[i + 1] - EDGES[i])
     return curve[i] + part * (curve[i + 1] - curve[i])
+
+
+def capacity_tokens(device_tokens: int, host_tokens: int, *, exclusive: bool) -> int:
+    """Return the number of distinct tokens that device and host can hold.
+
+    ``exclusive``: tokens are copied to the host when the device evicts them (``write_back``).
+    Otherwise they are copied when they are computed (``write_through``), and the host duplicates
+    the device.
+    """
+    return device_tokens + host_tokens if exclusive else max(device_tokens, host_tokens)

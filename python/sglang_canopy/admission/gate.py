@@ -17,12 +17,9 @@ from typing import Any
 
 from sglang_canopy.admission.agents import Agents
 from sglang_canopy.admission.arming import Arming
-from sglang_canopy.admission.counts import GateCounts
 from sglang_canopy.admission.footprint import common_blocks
-from sglang_canopy.admission.index import SessionIndex
-from sglang_canopy.admission.line import Line
-from sglang_canopy.admission.places import Places
-from sglang_canopy.admission.session import Session
+from sglang_canopy.admission.places import GateCounts, Line, Places
+from sglang_canopy.admission.session import Session, SessionIndex
 from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.records import ABORT, GATEWAY, Request
 from sglang_canopy.reuse.learner import ReuseModel
@@ -32,6 +29,9 @@ _REFRESH_S, _REFRESH_AT_LEAST_S = 1.0, 30.0
 """Seconds between updates of the charges: while sessions wait, and otherwise."""
 _ENTER_AT_ONCE = 256
 """Maximum sessions admitted by one call after the gate has disarmed: about five milliseconds."""
+_BEHIND = 0.7
+"""Share of sessions that wait for the server instead of thinking. Below it the device keeps up with
+its recomputation, and the measured rate is the clients'."""
 _TRIES = 64
 """Waiting sessions tried for one place."""
 
@@ -50,8 +50,8 @@ class SessionGate:
         self.model = ReuseModel(max_samples=20_000, max_blocks=250_000)
         self.places = Places(settings, capacity_tokens, self.model)
         self.footprints = self.places.footprints
-        self.arming = Arming(capacity_tokens, settings.horizon_s, settings.always, settings.few)
-        self.agents = Agents(settings.swift_s)
+        self.arming = Arming(capacity_tokens, settings.horizon_s, settings.always)
+        self.agents = Agents()
         self.line = Line()
         self.parties = Parties()
         self.places.party_changed = self.line.set_active
@@ -105,10 +105,11 @@ class SessionGate:
         if session is None:
             self._numbers += 1
             first = self.model.category_of_first_turn(request)
-            tenant = request.tenant
-            session = Session(self._numbers, tenant, request.conversation, self.now, first)
-            session.party = self.parties.of(tenant, request.source == GATEWAY, self.now)
-        self.agents.returned(session, request, self.now)
+            tenant, number = request.tenant, self._numbers
+            party = self.parties.of(tenant, request.source == GATEWAY, self.now)
+            session = Session(number, tenant, request.conversation, self.now, first, party)
+        elif self.agents.returned(session, request, self.now):
+            self.arming.returned(min(self.now - session.seen, self.settings.horizon_s))
         session.left, session.unlearnt = self._left(session, request), True
         self.model.asked(request)  # while many wait, most returns have yet to be answered
         self._add(ticket, session, request)
@@ -237,11 +238,13 @@ class SessionGate:
         if found is not None:
             computed = request.prompt_tokens - found
             lost = min(computed, max(0, session.left - found))
-            self.arming.answered(lost, computed, self.footprints.share_working)
+            self.arming.thrash.answered(lost, computed)
+        if session.is_agent:
+            self.arming.turn_ended(request.prompt_tokens, self.places.outgrown)
 
     def _pass_time(self, now: float) -> None:
         self.now = max(self.now, now)
-        self.arming.passed(self.now, bool(self.line))
+        self.arming.passed(self.now, bool(self.line), bool(self._by_ticket))
         if self.line and not self.arming.armed:  # disarmed now, or a short time ago
             for session in [*islice(self.line.sessions.values(), _ENTER_AT_ONCE)]:
                 self._enter(session)
@@ -253,7 +256,10 @@ class SessionGate:
         if surplus is not None:
             self._forget(surplus)
             self.counts.forgotten += 1
-        acts = self.arming.armed or self.arming.may_arm(self.now, self.places.fitting)
+        acts = self.arming.armed or (
+            self.arming.may_arm(self.now, self.places.fitting)
+            and self.places.share_waiting > _BEHIND
+        )
         if not acts or not self.places.outgrown:
             return
         if self.now >= self.refresh_due_s:
@@ -261,7 +267,7 @@ class SessionGate:
         if not self.places.outgrown:
             return
         if not self.arming.armed:
-            self.arming.arm(self.now)
+            self.arming.arm()
         while self.places.outgrown and self._pause_one(self.places.active.values()):
             pass
 

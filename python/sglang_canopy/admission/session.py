@@ -1,93 +1,125 @@
-"""A session: a chain of requests, each sent after the answer to its predecessor."""
+"""Sessions: chains of requests, each sent after the answer to its predecessor.
+
+Clients without conversation names are recognised by their prompts: a request continues a session if
+its path runs through the end of the session's last prompt, or of the answer to it. Each session is
+indexed at its newest end only, so that others with a common prefix are separate sessions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 
+from sglang_canopy.records import Request
 from sglang_canopy.reuse.category import Category
+from sglang_canopy.reuse.shadow import full_blocks
 
 
+@dataclass(slots=True, eq=False)
 class Session:
     """State of a session. Times are in seconds on the requests' clock."""
 
-    __slots__ = (
-        "active",
-        "answered",
-        "blocks",
-        "category",
-        "charge",
-        "ends",
-        "evidence",
-        "growth",
-        "is_agent",
-        "left",
-        "number",
-        "over",
-        "party",
-        "path",
-        "seen",
-        "tenant",
-        "tickets",
-        "tokens",
-        "unjudged",
-        "unlearnt",
-        "waits_since",
-        "who",
-        "working",
-    )
-
-    def __init__(
-        self,
-        number: int,
-        tenant: str | None,
-        conversation: Hashable | None,
-        now: float,
-        category: Category,
-    ) -> None:
-        self.number = number
-        """Number in order of arrival: the lowest is the oldest."""
-        self.tenant = tenant
-        self.party: Hashable = tenant
-        """Party that its turns and its memory are charged to (``tenant.Parties``)."""
-        self.who = tenant, conversation
-        self.waits_since = now
-        """Time since which it waits for admission, if it does."""
-        self.seen = now
-        """Time of the last arrival or answer."""
-        self.category = category
-        self.tickets: set[Hashable] = set()
-        """Tickets of the request in progress; several for parallel samples (n > 1)."""
-        self.unlearnt = False
-        """Whether that request has yet to be learnt from."""
-        self.active = False
-        """Whether the session is admitted."""
-        self.answered = False
-        """Whether any request of the session was answered."""
-        self.over = False
-        self.tokens = 0
-        """Tokens of its last request: the prompt, then also the output."""
-        self.path: Sequence[int] = ()
-        """Block hashes of its last request."""
-        self.blocks: Sequence[int] = ()
-        """The part of ``path`` counted as blocks in use, while active."""
-        self.charge = 0.0
-        """Tokens charged now, without shared prefixes."""
-        self.growth = 0.0
-        """The part of ``charge`` for future tokens."""
-        self.working = 0.0
-        """``charge`` while it has a request, otherwise 0."""
-        self.is_agent = False
-        """Whether it is, or likely is, an agent's (``agents.py``)."""
-        self.evidence = 0
-        """Its latest answers that were an agent's, less those that were not; 0: none is judged."""
-        self.unjudged: tuple[Hashable, ...] = ()
-        """Keys of its last answer in the shares of agents, while it is not judged."""
-        self.ends: tuple[int, ...] = ()
-        """Hashes of the last blocks of its prompt and answer."""
-        self.left = 0
-        """Tokens that the previous request cached for the request in progress."""
+    number: int
+    """Number in order of arrival: the lowest is the oldest."""
+    tenant: str | None
+    conversation: Hashable | None
+    """Its name at its first request."""
+    seen: float
+    """Time of the last arrival or answer."""
+    category: Category
+    party: Hashable = None
+    """Party that its turns and its memory are charged to (``tenant.Parties``)."""
+    waits_since: float = 0.0
+    """Time since which it waits for admission, if it does."""
+    tickets: set[Hashable] = field(default_factory=set)
+    """Tickets of the request in progress; several for parallel samples (n > 1)."""
+    unlearnt: bool = False
+    """Whether that request has yet to be learnt from."""
+    active: bool = False
+    """Whether the session is admitted."""
+    answered: bool = False
+    """Whether any request of the session was answered."""
+    over: bool = False
+    tokens: int = 0
+    """Tokens of its last request: the prompt, then also the output."""
+    path: Sequence[int] = ()
+    """Block hashes of its last request."""
+    blocks: Sequence[int] = ()
+    """The part of ``path`` counted as blocks in use, while active."""
+    charge: float = 0.0
+    """Tokens charged now, without shared prefixes."""
+    growth: float = 0.0
+    """The part of ``charge`` for future tokens."""
+    is_agent: bool = False
+    """Whether it is, or likely is, an agent's (``agents.py``)."""
+    evidence: int = 0
+    """Its latest answers that were an agent's, less those that were not; 0: none is judged."""
+    unjudged: tuple[Hashable, ...] = ()
+    """Keys of its last answer in the shares of agents, while it is not judged."""
+    ends: tuple[int, ...] = ()
+    """Hashes of the last blocks of its prompt and answer."""
+    left: int = 0
+    """Tokens that the previous request cached for the request in progress."""
 
     @property
     def under_way(self) -> bool:
         """Whether a request of the session is waiting or being answered."""
         return bool(self.tickets)
+
+    @property
+    def who(self) -> tuple[str | None, Hashable | None]:
+        return self.tenant, self.conversation
+
+
+class SessionIndex:
+    """Sessions by the keys of their next request, bounded by the number of sessions."""
+
+    def __init__(self) -> None:
+        self._by_conversation: dict[tuple[str | None, Hashable], Session] = {}
+        self._by_end: dict[int, Session] = {}
+
+    def of_conversation(self, tenant: str | None, conversation: Hashable) -> Session | None:
+        """Return the session of a named conversation; the last session if it has several."""
+        return self._by_conversation.get((tenant, conversation))
+
+    def find(self, request: Request) -> Session | None:
+        """Return the session that ``request`` continues, unless it has a request in progress."""
+        who, unnamed = (request.tenant, request.conversation), (request.tenant, None)
+        full = full_blocks(request.path, request.prompt_tokens, request.block_tokens)
+        found = None
+        for block in reversed(request.path[:full]):
+            found = self._by_end.get(block)
+            if found is not None and not found.under_way and found.who in (who, unnamed):
+                return found
+        if request.conversation is None:
+            return None
+        found = self._by_conversation.get(who)
+        return found if found is not None and not found.under_way else None
+
+    def describe(self, session: Session, request: Request, tokens: int) -> None:
+        """Set the path and tokens of ``session``, and index it for its next request."""
+        session.tokens = tokens
+        session.path = tuple(request.path)
+        self.hide(session)
+        if request.conversation is not None:
+            # A chain of stored responses is named from its second turn on.
+            session.conversation = request.conversation
+        # The next prompt may change the answer, so the prompt's end is indexed as well.
+        full = (
+            full_blocks(request.path, end, request.block_tokens)
+            for end in (request.prompt_tokens, tokens)
+        )
+        session.ends = tuple({request.path[n - 1] for n in full if n})
+        for end in session.ends:
+            self._by_end[end] = session
+        if session.conversation is not None:
+            self._by_conversation[session.who] = session
+
+    def hide(self, session: Session) -> None:
+        """Remove ``session`` from the index."""
+        for end in session.ends:
+            if self._by_end.get(end) is session:
+                del self._by_end[end]
+        session.ends = ()
+        if self._by_conversation.get(session.who) is session:
+            del self._by_conversation[session.who]

@@ -8,6 +8,11 @@ from sglang_canopy import declared
 from sglang_canopy.declared import declare_key
 
 OFF, AUTO = "off", "auto"
+SWIFT_S = 20.0
+"""A client that returns within these seconds of an answer is likely an agent: 65 % of agents' and
+2 % of conversations' pauses in traces are shorter."""
+AFTER_TOOL = "-after-tool"
+"""End of the inferred category of a prompt that ends in a tool's result (``request/sent.py``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +26,6 @@ class GateSettings:
     )
     always: bool = False
     """Always armed, for every session: the baseline of measurements."""
-    few: float = 8.0
-    """If fewer usual sessions fit, arm only when nearly all sessions wait."""
-    swift_s: float = 20.0
-    """A client that returns within these seconds of an answer is an agent: 65 % of agents' and 2 %
-    of conversations' pauses in traces are shorter."""
     age_s: float = 60.0
     """Seconds after which no other session may overtake a waiting session."""
     horizon_s: float = 120.0

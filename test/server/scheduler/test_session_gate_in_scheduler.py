@@ -58,7 +58,7 @@ class Scheduler:
     """A scheduler's queue and batches; a batch takes all that it is shown."""
 
     def __init__(self, capacity: int = 100, always: bool = True) -> None:
-        gate = SessionGate(GateSettings(always=always, few=1.5), capacity)
+        gate = SessionGate(GateSettings(always=always), capacity)
         self.tree_cache = SimpleNamespace(
             tree_core=SimpleNamespace(live=SimpleNamespace(gate=gate))
         )
@@ -162,16 +162,20 @@ def test_unarmed_the_scheduler_sees_its_own_queue() -> None:
 
 def test_a_session_that_is_paused_waits_in_sglangs_queue_until_the_rest_fits() -> None:
     scheduler = Scheduler(always=False)
-    for turn in range(2):
+    for turn in range(8):  # agents that recompute for longer than they pause
+        now = 20.0 * turn
         for i in range(3):
-            scheduler.add(Req(f"r{i}{turn}", f"s{i}", 40, float(turn)))
+            scheduler.add(Req(f"r{i}{turn}", f"s{i}", 40, now))
         scheduler.step()
+        scheduler.gate.set_time(scheduler, now + 19.0)
         for i in (2, 1, 0):
             scheduler.end(f"r{i}{turn}")
             scheduler.gate.report_ended(scheduler)
+        if scheduler.gate.gate.arming.armed:
+            break
     assert scheduler.gate.gate.stats()["pauses"] == 1
-    scheduler.add(Req("paused", "s2", 40, 10.0))
-    scheduler.add(Req("under way", "s0", 40, 10.0))
+    scheduler.add(Req("paused", "s2", 40, now + 20.0))
+    scheduler.add(Req("under way", "s0", 40, now + 20.0))
     assert scheduler.shown() == ["under way"]
     assert scheduler.queue == ["paused", "under way"]
     scheduler.gate.gate.hint_over(None, "s1")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sglang_canopy.admission import gate as admission
-from sglang_canopy.admission.capacity import capacity_tokens
+from sglang_canopy.admission.footprint import capacity_tokens
 from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.records import Request
 

@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
 )
 from sglang.srt.runtime_context import get_parallel
 
-from sglang_canopy.admission.capacity import capacity_tokens
+from sglang_canopy.admission.footprint import capacity_tokens
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.config import auto
 from sglang_canopy.config.refusals import unsupported

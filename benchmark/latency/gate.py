@@ -1,0 +1,144 @@
+"""Simulated: time for all agents' sessions with and without the session gate, and chat beside them.
+
+    python benchmark/latency/gate.py
+
+``ratio`` x ``fit`` sessions of 7 to 9 turns begin within two seconds, where ``fit`` of them fit on
+the device; each turn follows its answer after a pause. No request has a name, a label or a stated
+tool call; beside people, agents send tools and their results. Qwen2.5-7B's profile on an H100. Both
+arms have ``auto``'s eviction and order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from canopy_lab.sim.system import SystemConfig, Workload, load_profile, simulate_system
+from canopy_lab.sim.system.arrivals import ClosedLoop
+from canopy_lab.sim.system.gate import SESSION_GATES, Footprint
+from canopy_lab.trace.record import TraceRequest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from result_file import write
+
+OUT = Path(__file__).parent / "results" / "gate_regimes.json"
+BLOCK = 64
+AUTO = {
+    "schedule_policy": "bounded-shortest",
+    "device_policy": "wa",
+    "waiting_prefixes": "by-place",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    context: int
+    """Mean length of a session, in tokens."""
+    pause_s: float
+    """Median pause of an agent."""
+    fit: float = 4.2
+    ratio: float = 4.0
+    people: int = 0
+    """Conversations beside the agents; their pauses have a median of a minute."""
+    seed: int = 1
+
+
+REGIMES = (
+    *(Regime(*pair) for pair in itertools.product((4_000, 16_000, 64_000), (0.6, 3.0, 10.0))),
+    *(Regime(*pair, fit=12.0) for pair in itertools.product((4_000, 16_000), (0.6, 3.0))),
+    Regime(64_000, 3.0, fit=12.0),
+    Regime(16_000, 0.6, ratio=16.0),
+    Regime(64_000, 0.6, people=100),
+    Regime(16_000, 0.6, fit=12.0, people=100),
+)
+
+
+def trace(regime: Regime) -> Iterator[TraceRequest]:
+    """Yield the requests, session by session."""
+    draw, blocks = random.Random(regime.seed), itertools.count(1)
+    agents = int(regime.ratio * regime.fit)
+    for session in range(agents + regime.people):
+        agent = session < agents
+        turns = draw.randint(7, 9)
+        time = draw.uniform(0.0, 2.0 if agent else 200.0)
+        median, sigma, most = (regime.pause_s, 0.6, 20.0) if agent else (60.0, 0.6, 300.0)
+        end = regime.context * draw.uniform(1 / 1.3, 1.3) if agent else draw.uniform(1e3, 4e3)
+        tokens, path = int(end / 2), list[int]()
+        for turn in range(turns):
+            path += itertools.islice(blocks, max(0, -(-tokens // BLOCK) - len(path)))
+            think = min(most, draw.lognormvariate(math.log(median), sigma)) if turn else None
+            time += think or 0.0
+            output = draw.randint(30, 60)
+            name = f"{'agent' if agent else 'person'} {session}"
+            tools = "-tools" + "-after-tool" * (turn > 0) if agent and regime.people else ""
+            yield TraceRequest(
+                *(time, tokens, output, tuple(path), BLOCK, f"chat{tools}"),
+                *(turn + 1, name, "end", name, think),
+            )
+            tokens += int(end / turns / (1 if agent else 2))
+
+
+class Unlabelled(Workload):
+    """Requests as an unmodified client sends them."""
+
+    def request(self, index: int) -> Any:
+        request, *rest = super().request(index)
+        plain = request.copy(stop="end", tenant=None, conversation=None)
+        return (plain, *rest)
+
+
+def run(regime: Regime, gate: str) -> dict[str, Any]:
+    """Return the result of one arm."""
+    gates = list[Footprint]()
+
+    def watched(*arguments: Any, **settings: Any) -> Footprint:
+        gates.append(Footprint(*arguments, **settings))
+        return gates[-1]
+
+    SESSION_GATES["watched"] = watched
+    requests = sorted(trace(regime), key=lambda request: request.time_s)
+    workload = Unlabelled(requests, keep_stamps=True)
+    device = int(regime.fit * regime.context)
+    config = SystemConfig(device_tokens=device, session_gate=gate, **AUTO)  # type: ignore[arg-type]
+    profile = load_profile("qwen2.5-7b-h100")
+    found = simulate_system(
+        workload, config, profile, arrivals=ClosedLoop(workload), seed=regime.seed
+    )
+    agent = np.array([request.user.startswith("agent") for request in requests])  # type: ignore[union-attr]
+    ends = found.due_s + found.e2e_s
+    row = {
+        "agents_s": float(ends[agent].max()),
+        "hits": found.token_hit_ratio,
+        "agents_ttft_s": spread(found.ttft_s[agent]),
+        "people_ttft_s": spread(found.ttft_s[~agent]) if regime.people else None,
+    }
+    if gates:
+        stats = gates[-1].gate.stats()
+        row |= {key: stats[key] for key in ("times_armed", "ineffective_arms", "pauses")}
+    return row
+
+
+def spread(values: Any) -> dict[str, float]:
+    return {"mean": float(values.mean()), "p99": float(np.percentile(values, 99))}
+
+
+def main() -> None:
+    rows = []
+    for regime in REGIMES:
+        without, gated = run(regime, "none"), run(regime, "watched")
+        ratio = gated["agents_s"] / without["agents_s"]
+        rows.append({**asdict(regime), "ratio_s": ratio, "auto": without, "auto and gate": gated})
+        print(regime, f"{ratio:.3f}", gated, without, flush=True)
+    write(OUT, {"kind": "simulated", "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
