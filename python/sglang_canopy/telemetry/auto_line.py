@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from sglang_canopy.admission.settings import SWIFT_S
 from sglang_canopy.whatif.total import in_words as meter_in_words
 
 logger = logging.getLogger(__name__)
@@ -18,12 +19,17 @@ _MOST = 0.8
 """Share of the evicted tokens that the advised memory would hit, if any size does."""
 
 
-def in_words(status: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> str:
-    """Return the line. ``status``: from ``Status``. ``parts``: as in ``config.auto_part.Part``."""
+def in_words(
+    status: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], tool_parser: str | None = None
+) -> str:
+    """Return the line. ``status``: from ``Status``. ``parts``: as in ``config.auto_part.Part``.
+    ``tool_parser``: the server's ``--tool-call-parser``."""
     off = {part["name"]: part["why"] for part in parts if not part["active"]}
-    return "; ".join(
-        (_policy(status), _order(status, off), *_memory(status), *_gate(status["session_gate"]))
-    )
+    line = [_policy(status), _order(status, off)]
+    evicted = sum(status["missed"]["tokens"].get("evicted", {}).values())
+    if evicted and evicted >= WORTH_MEMORY * status["prompt_tokens"]:
+        line += [_memory(status, evicted), *_agents(status["agents"], tool_parser)]
+    return "; ".join((*line, *_gate(status["session_gate"])))
 
 
 def _policy(status: Mapping[str, Any]) -> str:
@@ -46,48 +52,50 @@ def _order(status: Mapping[str, Any], off: Mapping[str, str]) -> str:
     return f"order {queue['order']}: {queue['waiting_requests']} waiting, admitted {admitted}"
 
 
-def _memory(status: Mapping[str, Any]) -> Iterator[str]:
-    """Advise host memory if much of the prompts recomputes evicted KV."""
-    missed, prompts = status["missed"], status["prompt_tokens"]
-    evicted = sum(missed["tokens"].get("evicted", {}).values())
-    if not prompts or evicted < WORTH_MEMORY * prompts:
-        return
-    tiers, sizes = status["tiers"], missed["hits_with_memory"].items()
+def _memory(status: Mapping[str, Any], evicted: int) -> str:
+    """Advise host memory for the ``evicted`` tokens that prompts computed again."""
+    tiers, sizes = status["tiers"], status["missed"]["hits_with_memory"].items()
     held = sum(tiers[name]["capacity_bytes"] for name in ("device", "host") if name in tiers)
     enough = [(size, hit) for size, hit in sizes if hit >= _MOST * evicted]
     size, hit = enough[0] if enough else list(sizes)[-1]
     more = (float(size.lstrip("x")) - 1.0) * held / 1e9
     flags = "" if "host" in tiers else " (--enable-hierarchical-cache --hicache-size)"
-    yield (
-        f"{100 * evicted / prompts:.0f} % of the prompt tokens recompute evicted KV: {more:.3g} GB more"
-        f" host memory{flags} would hit {100 * hit / evicted:.0f} % of them"
+    return (
+        f"{100 * evicted / status['prompt_tokens']:.0f} % of the prompt tokens recompute evicted KV:"
+        f" {more:.3g} GB more host memory{flags} would hit {100 * hit / evicted:.0f} % of them"
     )
+
+
+def _agents(agents: Mapping[str, Any], tool_parser: str | None) -> Iterator[str]:
+    """State why no agents are recognised, if none are."""
+    if agents["recognised"]:
+        return
+    calls = f"{tool_parser} has found no call" if tool_parser else "no --tool-call-parser"
+    returned = agents["returns"]
+    turns = f"none of {returned} turns came within {SWIFT_S:.0f} s of an answer"
+    yield f"no agents recognised: {calls}, {turns if returned else 'no turn has returned yet'}"
 
 
 def _gate(gate: Mapping[str, Any] | None) -> Iterator[str]:
     if gate is None:
         return
     lost = f"{100 * gate['thrash_share']:.0f} % of agents' prefill recomputes evicted KV"
-    if not gate["armed"]:
-        why = (
-            "" if gate["agents_answers"] else "; no agents recognised: no turn has returned in time"
-        )
-        yield f"gate off: {lost}{why}"
-        return
     waiting, paused = gate["waiting_sessions"], gate["paused_sessions"]
-    yield f"gate on: {lost}; {waiting} sessions waiting, {paused} paused"
+    held = f"; {waiting} sessions waiting, {paused} paused" if gate["armed"] else ""
+    yield f"gate {'on' if gate['armed'] else 'off'}: {lost}{held}"
 
 
 class AutoLine:
     """Reports the state of ``auto`` in every status, and once a minute in the log."""
 
-    def __init__(self, parts: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, parts: Sequence[Mapping[str, Any]], tool_parser: str | None = None) -> None:
         self._parts = parts
+        self._tool_parser = tool_parser
         self._next = -math.inf
 
     def add_to(self, status: dict[str, Any], now: float) -> None:
         """Add the line and the parts to ``status``. ``now``: seconds on a monotonic clock."""
-        status["auto"] = in_words(status, self._parts)
+        status["auto"] = in_words(status, self._parts, self._tool_parser)
         status["auto_parts"] = list(self._parts)
         if now >= self._next:
             self._next = now + EVERY_S

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.radix.counters import REFUSALS
@@ -137,10 +137,8 @@ def start_watching(meter: Meter, refused: Sequence[int], enable_metrics: bool) -
     return watcher
 
 
-def start(
-    cache: CanopyRadixCache, enable_metrics: bool, auto: Sequence[Mapping[str, Any]] | None = None
-) -> Reporter:
-    """Report on this process's cache. ``auto``: parts of ``--radix-eviction auto`` as JSON data.
+def start(cache: CanopyRadixCache, enable_metrics: bool, auto: AutoLine | None = None) -> Reporter:
+    """Report on this process's cache. ``auto``: the line of ``--radix-eviction auto``.
 
     The first tensor- and pipeline-parallel rank reports for all, including metrics. The other ranks
     report only the values that must be equal. Data-parallel replicas report separately.
@@ -151,7 +149,7 @@ def start(
     metrics = None
     if enable_metrics and not peer:
         metrics = Metrics(rank, get_observability().extra_metric_labels)
-    reporter = Reporter(cache, rank, metrics, peer, None if auto is None else AutoLine(auto))
+    reporter = Reporter(cache, rank, metrics, peer, auto)
     reporter.start()
     return reporter
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sglang_canopy.admission.settings import AFTER_TOOL, SWIFT_S
 from sglang_canopy.policy.registry import options_of
 from sglang_canopy.private_file import SET_ASIDE
 from sglang_canopy.radix.counters import (
@@ -19,7 +20,7 @@ from sglang_canopy.radix.counters import (
     Counters,
     Row,
 )
-from sglang_canopy.reuse.survival import EDGES
+from sglang_canopy.reuse.survival import EDGES, age_bin
 from sglang_canopy.telemetry.holdings import Holdings
 from sglang_canopy.telemetry.limit_series import hint_rows, limits
 from sglang_canopy.telemetry.window import MINUTE_S, POINT_S, Sums, Window
@@ -98,6 +99,7 @@ class Status:
             "disk": disk,
             "storage_holds": self.cache.holds.stats(),
             "session_gate": self._gate(now),
+            "agents": self._agents(rows),
             "queue": self._queue(),
             "missed": self._missed(rows),
             "whatif": self._whatif(),
@@ -218,6 +220,21 @@ class Status:
         if gate is None:
             return None
         return {**gate.stats(), "clock_ago_s": round(max(0.0, now - gate.now), 3)}
+
+    def _agents(self, rows: Sequence[Row]) -> dict[str, int]:
+        """Return signs of agents, and how many turns returned: of the gate, else of the policy's model.
+
+        ``recognised``: answers that were an agent's; without a gate, tools' results and swift turns.
+        """
+        live = self.cache.tree_core.live
+        model = getattr(live.learner, "model", None) if live.gate is None else live.gate.model
+        events = model.categories.root.all_events[:] if model is not None else []
+        if live.gate is not None:
+            recognised = live.gate.agents.recognised
+        else:
+            results = (row.requests for row in rows if row.category.endswith(AFTER_TOOL))
+            recognised = sum(results) + round(sum(events[: age_bin(SWIFT_S)]))
+        return {"recognised": recognised, "returns": round(sum(events))}
 
     def _whatif(self) -> dict[str, Any] | None:
         """Return the what-if meter's results; ``None`` without a meter."""

@@ -163,7 +163,6 @@ QUEUE = {
 }
 GATE = {
     "armed": True,
-    "agents_answers": 5,
     "thrash_share": 0.123,
     "waiting_sessions": 3,
     "paused_sessions": 2,
@@ -178,6 +177,7 @@ STATUS = {
     "whatif": METER,
     "queue": QUEUE,
     "session_gate": GATE,
+    "agents": {"recognised": 5, "returns": 9},
 }
 
 
@@ -204,10 +204,16 @@ def test_host_memory_is_advised_where_evicted_kv_is_recomputed() -> None:
     assert "48 GB more host memory would hit 40 % of them" in line
 
 
-def test_the_line_states_that_no_agents_are_recognised() -> None:
-    gate = GATE | {"armed": False, "agents_answers": 0}
-    assert "no agents recognised" in in_words(STATUS | {"session_gate": gate}, ())
-    assert "no agents recognised" not in in_words(STATUS, ())
+@pytest.mark.parametrize("gate", [None, GATE])
+def test_the_line_states_why_no_agents_are_recognised_while_kv_thrashes(gate) -> None:
+    none = STATUS | {"prompt_tokens": 100, "session_gate": gate}
+    none |= {"agents": {"recognised": 0, "returns": 0}}
+    assert "no agents recognised: no --tool-call-parser, no turn has returned" in in_words(none, ())
+    none["agents"] = {"recognised": 0, "returns": 9}
+    line = in_words(none, (), "mistral")
+    assert "mistral has found no call, none of 9 turns came within 20 s of an answer" in line
+    assert "no agents" not in in_words(none | {"prompt_tokens": 1000}, ()), "little is recomputed"
+    assert "no agents" not in in_words(STATUS | {"prompt_tokens": 100}, ())
 
 
 def test_the_log_has_it_once_a_minute_and_every_status_has_it(caplog) -> None:

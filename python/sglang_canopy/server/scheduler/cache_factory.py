@@ -39,6 +39,7 @@ from sglang_canopy.server.scheduler.queue import refuse_unsupported
 from sglang_canopy.storage.disk_link import DiskLink
 from sglang_canopy.storage.settings import BACKEND as OUR_BACKEND
 from sglang_canopy.telemetry import reporter
+from sglang_canopy.telemetry.auto_line import AutoLine
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
@@ -130,10 +131,11 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     live.gate = session_gate(ctx.server_args, cache)
     live.meter = meter_of(ctx.server_args, cache, live.running, live.device_policy)
     options = options_of(ctx.server_args)
-    parts = None
+    line = None
     if options.auto is not None:
         parts = [part.to_json() for part in auto.state(ctx.server_args, options, ctx)]
-    reporter.start(cache, ctx.params.enable_metrics, parts)
+        line = AutoLine(parts, ctx.server_args.tool_call_parser)
+    reporter.start(cache, ctx.params.enable_metrics, line)
     return cache
 
 

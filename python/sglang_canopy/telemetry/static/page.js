@@ -141,6 +141,7 @@ function hits(ranks) {
   const all = sum(Object.values(missed));
   byId("missed").textContent = all ? "Missed so far: " + Object.entries(missed).sort((a, b) => b[1] - a[1])
     .map(([k, n]) => k.replaceAll("_", " ") + " " + percent(n, all)).join(", ") + "." : "";
+  byId("auto").textContent = ranks.filter((r) => r.auto).map((r) => "auto: " + r.auto + ".").join(" ");
   const reasons = [...new Set(hour.flatMap((p) => Object.keys(p.evicted_tokens).filter((name) => p.evicted_tokens[name])))];
   if (only("evictions", reasons.length)) plot("evictions", xs, reasons.map((label) => ({ label, values: hour.map((p) => p.evicted_tokens[label] || 0) })),
     { y: { range: (_, low, high) => [0, 1.1 * high || 1] }, yValues: (_, v) => v.map(size), value: (_, v) => v == null ? "" : size(v) });
