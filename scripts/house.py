@@ -167,8 +167,6 @@ def purpose(room: str) -> str:
     return " ".join(text.split("\n\n")[0].split())
 
 
-def rooms_table() -> str:
-    """The rooms as a Markdown table."""
-    lines = ["| room | what is in it |", "| --- | --- |"]
-    lines += [f"| `{room}` | {purpose(room)} |" for room in ROOMS]
-    return "\n".join(lines) + "\n"
+def rooms_list() -> str:
+    """The rooms as a Markdown list."""
+    return "".join(f"- `{room}`: {purpose(room)}\n" for room in ROOMS)

@@ -373,7 +373,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "ttl-table": lambda: options(TTLTable),
     "ttl-group": lambda: options(Group),
     "routes": routes,
-    "rooms": house.rooms_table,
+    "rooms": house.rooms_list,
 }
 
 
