@@ -47,7 +47,9 @@ def test_a_request_in_a_batch_is_not_charged_for_the_others() -> None:
         cost.add(batch, engine_seconds(batch))
     cost.refit()
     alone = Prefill(500, 2_000)
-    assert cost.batch_seconds([alone]) == pytest.approx(engine_seconds([alone]), rel=1e-6)
+    assert engine_seconds([alone], cost.coefficients) == pytest.approx(
+        engine_seconds([alone]), rel=1e-6
+    )
 
 
 def priced(step_tokens: int = 128, engine: tuple[float, ...] = (0.09, 2e-3, 0.0, 0.0)):
@@ -61,19 +63,23 @@ def test_a_short_prompt_is_not_charged_a_step_that_it_shares() -> None:
     """A queue of five prompts of 20 tokens is one step of 100, not five."""
     cost, few, many = priced(), Prefill(20), Prefill(100)
     assert 5 * cost.seconds(few) == pytest.approx(cost.seconds(many))
-    assert cost.seconds(Prefill(128)) == pytest.approx(cost.batch_seconds([Prefill(128)]))
+    assert cost.seconds(Prefill(128)) == pytest.approx(
+        engine_seconds([Prefill(128)], cost.coefficients)
+    )
 
 
 def test_a_prompt_longer_than_a_step_pays_for_each() -> None:
     cost, steps = priced(), 7
     chunks = [Prefill(128, 128 * i) for i in range(steps)]
-    whole = sum(cost.batch_seconds([chunk]) for chunk in chunks)
+    whole = sum(engine_seconds([chunk], cost.coefficients) for chunk in chunks)
     assert cost.seconds(Prefill(128 * steps)) == pytest.approx(whole)
 
 
 def test_attention_over_earlier_chunks_is_counted_once() -> None:
     cost, steps = priced(engine=(0.09, 2e-3, 3e-6, 0.0)), 9
-    whole = sum(cost.batch_seconds([Prefill(128, 50 + 128 * i)]) for i in range(steps))
+    whole = sum(
+        engine_seconds([Prefill(128, 50 + 128 * i)], cost.coefficients) for i in range(steps)
+    )
     assert cost.seconds(Prefill(128 * steps, 50)) == pytest.approx(whole)
 
 
@@ -82,10 +88,10 @@ def test_costs_add_up_to_the_work_of_full_steps(prompts) -> None:
     """However the prompts are cut into steps of 128 tokens: less than a step is left over."""
     cost = priced()
     steps, rest = divmod(sum(prompts), 128)
-    work = sum(cost.batch_seconds([Prefill(128)]) for _ in range(steps))
+    work = sum(engine_seconds([Prefill(128)], cost.coefficients) for _ in range(steps))
     queued = sum(cost.seconds(Prefill(n)) for n in prompts)
     assert work <= queued + 1e-9
-    assert queued <= work + cost.batch_seconds([Prefill(rest)])
+    assert queued <= work + engine_seconds([Prefill(rest)], cost.coefficients)
 
 
 def test_batches_that_stalled_do_not_move_it_far() -> None:
@@ -95,7 +101,9 @@ def test_batches_that_stalled_do_not_move_it_far() -> None:
         cost.add(batch, engine_seconds(batch) * (100.0 if stalled else draw.uniform(0.9, 1.1)))
     cost.refit()
     alone = Prefill(2_000, 8_000)
-    assert cost.batch_seconds([alone]) == pytest.approx(engine_seconds([alone]), rel=0.1)
+    assert engine_seconds([alone], cost.coefficients) == pytest.approx(
+        engine_seconds([alone]), rel=0.1
+    )
 
 
 def test_it_follows_an_engine_that_becomes_slower() -> None:
@@ -141,8 +149,3 @@ def test_costs_are_finite_above_zero_and_grow_with_work(seen, uncached: int, cac
     one = cost.seconds(Prefill(uncached, cached))
     assert 0.0 < one < math.inf
     assert cost.seconds(Prefill(uncached + 1, cached, cached)) >= one
-
-
-def test_the_costs_of_a_token_include_its_share_of_the_step() -> None:
-    linear, pair = priced().token_costs()
-    assert (linear, pair) == (pytest.approx(2e-3 + 0.09 / 128), 0.0)

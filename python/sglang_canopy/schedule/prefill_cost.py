@@ -115,17 +115,6 @@ class PrefillCost:
         linear = (base / self.step_tokens + token) * request.uncached + load * request.loaded
         return max(linear + pair * _pairs(request), MIN_S)
 
-    def token_costs(self) -> tuple[float, float]:
-        """Return the seconds of a token's linear part and step share, and of a token pair."""
-        base, token, pair, _ = self.coefficients
-        return base / self.step_tokens + token, pair
-
-    def batch_seconds(self, batch: Iterable[Prefill]) -> float:
-        base, token, pair, load = self.coefficients
-        return base + sum(
-            token * part.uncached + pair * _pairs(part) + load * part.loaded for part in batch
-        )
-
 
 def _pairs(request: Prefill) -> float:
     """Count the pairs of computed and attended tokens: u (p + u / 2)."""
