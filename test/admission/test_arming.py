@@ -166,6 +166,23 @@ def test_a_tenants_answers_classify_its_new_sessions() -> None:
         assert agents.is_one(new, Request(0.0, tenant=tenant)) is expected
 
 
+def test_a_person_who_replies_swiftly_once_is_no_agent_and_keeps_no_place() -> None:
+    gate = SessionGate(GateSettings(), 100 * CAPACITY)
+    people = [Client(gate, f"person {number}", stop="end") for number in range(10)]
+    for time in (0.0, 60.0, 120.0):
+        for person in people:
+            person.turn(time)
+    people[0].turn(125.0)
+    new = Client(gate, "new person", stop="end")
+    new.turn(125.0)
+    new.turn(130.0)
+    assert not any(session.is_agent for session in gate.places.active.values())
+    gate._refresh()
+    assert 0 < gate.stats()["footprint_tokens"] <= 40, "of the new one, not yet known as a person"
+    new.turn(135.0)
+    assert gate.index.of_conversation(None, new.name).is_agent  # type: ignore[union-attr]
+
+
 def test_category_records_are_bounded() -> None:
     agents, gate = Agents(), SessionGate(GateSettings(), CAPACITY)
     for number in range(3000):

@@ -3,8 +3,8 @@
 A session needs its current tokens, which its next turn reads, and the tokens that further turns
 add. It is charged in full while it has a request. While it thinks, the charge is multiplied by the
 probability that it returns within a horizon, given its silence, from the survival curve of its
-category (``reuse/survival.py``); below 0.3 it is 0. A prefix that several sessions share is charged
-once.
+category (``reuse/survival.py``); below 0.3, or for a person, it is 0: no place is kept for them. A
+prefix that several sessions share is charged once.
 """
 
 from __future__ import annotations

@@ -206,7 +206,6 @@ class SessionGate:
             "armed": self.arming.armed,
             "times_armed": self.arming.times_armed,
             "ineffective_arms": self.arming.ineffective_arms,
-            "agents_answers": self.agents.recognised,
             "thrash_share": round(self.arming.thrash.share, 4),
             "waiting_sessions": len(self.line),
             "active_sessions": len(self.places.active),
@@ -215,10 +214,6 @@ class SessionGate:
             "capacity_tokens": self.places.capacity_tokens,
             **self.counts.stats(),
         }
-
-    def agreement(self) -> dict[str, Any]:
-        """Return counts and a digest of admissions and pauses, equal on all ranks."""
-        return self.counts.agreement()
 
     # ---- arming ----
 
@@ -337,7 +332,7 @@ class SessionGate:
     def _admit_next(self) -> bool:
         """Admit the next waiting session that fits; return whether there was one."""
         for session in islice(self.line.in_turn(), _TRIES):
-            aged = self._waited_s(session) >= self.settings.age_s
+            aged = self.now - session.waits_since >= self.settings.age_s
             if (
                 self.places.fits(session)
                 or (aged and self._make_room(session))
@@ -349,14 +344,11 @@ class SessionGate:
                 return False  # reserve the next free room for it
         return False
 
-    def _waited_s(self, session: Session) -> float:
-        return self.now - session.waits_since
-
     def _may_exceed(self, session: Session) -> bool:
         """Return whether ``session`` has waited long enough to start without room; only one at a
         time."""
         patience = self.settings.over_age_s
-        if self._waited_s(session) < patience or self.now < self._exceeded + patience:
+        if self.now - session.waits_since < patience or self.now < self._exceeded + patience:
             return False
         self._exceeded = self.now
         return True

@@ -318,7 +318,7 @@ def agreement(counters: Counters, gate: SessionGate | None = None) -> dict[str, 
         "victims_digest": f"{digest:016x}",
         "records_compared": counters.records_compared,
         "records_disagreed": counters.records_disagreed,
-        **({} if gate is None else gate.agreement()),
+        **({} if gate is None else gate.counts.agreement()),
     }
 
 

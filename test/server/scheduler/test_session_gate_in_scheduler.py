@@ -284,9 +284,9 @@ def test_two_ranks_with_equal_inputs_decide_the_same(always: bool, monkeypatch) 
             elif kind == "time":
                 take_time(scheduler, [repr(time)])
     assert seen[0] == seen[1]
-    assert ranks[0].gate.gate.agreement() == ranks[1].gate.gate.agreement()
-    assert ranks[0].gate.gate.agreement()["gate_admitted"] > 10
-    assert ranks[0].gate.gate.agreement()["gate_pauses"] > 5 or always
+    assert ranks[0].gate.gate.counts.agreement() == ranks[1].gate.gate.counts.agreement()
+    assert ranks[0].gate.gate.counts.agreement()["gate_admitted"] > 10
+    assert ranks[0].gate.gate.counts.agreement()["gate_pauses"] > 5 or always
 
 
 # ---- options ----
