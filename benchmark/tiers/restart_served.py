@@ -6,8 +6,9 @@ Twenty minutes of a trace in four windows of five, with a restart (SIGTERM to th
 start) between two windows: three pairs of a window before and one after. One server at a time, with a
 two-layer random model on a CPU. A block of 512 tokens of the trace becomes a page of 16, and time runs up
 to ``SPEED`` times as fast: a request is sent when it is due and the one before it is answered. ``cold`` finds
-an empty folder at each start; ``no drain`` is ``wa`` with ``--canopy-drain-s 0``. Rows that OUT has already are
-not run again.
+an empty folder at each start; ``no drain`` is ``auto`` with ``--canopy-drain-s 0``, ``write_through`` is ``auto``
+with that write policy. ``ttft_s``: seconds until the answer of one token. Rows that OUT has already are not run
+again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import random
 import shutil
 import signal
+import statistics
 import sys
 import tempfile
 import time
@@ -44,7 +46,7 @@ MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
 PAGE, DEVICE_TOKENS, HOST_RATIO = 16, 16_384, 2
 SPEED = 15.0
 WINDOW_S, WINDOWS, WARM_UP_S = 300.0, 4, 120.0
-ARMS = ("drain", "lru, file", "cold", "no drain")
+ARMS = ("drain", "lru, file", "no drain", "write_through", "cold")
 
 
 def traces(data: Path) -> Iterator[tuple[str, list[TraceRequest]]]:
@@ -69,7 +71,8 @@ def arguments(arm: str, model: Path, folder: Path) -> list[str]:
         mine = ["--radix-eviction-policy", "lru", "--hicache-write-policy", "write_through"]
         backend = "file"
     else:
-        mine = ["--radix-eviction", "wa", "--hicache-write-policy", "write_back"]
+        policy = "write_through" if arm == "write_through" else "write_back"
+        mine = ["--radix-eviction", "auto", "--hicache-write-policy", policy]
         mine += ["--canopy-drain-s", "0"] if arm == "no drain" else []
         backend, extra = "canopy", {**extra, "path": str(folder), "capacity_gb": 2}
     return [
@@ -82,15 +85,19 @@ def arguments(arm: str, model: Path, folder: Path) -> list[str]:
 
 
 def replay(url: str, asked: list[tuple[float, list[int]]], from_s: float) -> dict[str, Any]:
-    """Send the requests in order, none before it is due. Returns prompt tokens, and those hit."""
+    """Send the requests in order, none before it is due. Returns prompt tokens, those hit, and TTFT."""
     began, total, found = time.monotonic(), 0, Counter[str]()
+    ttft_s = []
     for at_s, tokens in asked:
         time.sleep(max(0.0, (at_s - from_s) / SPEED - (time.monotonic() - began)))
+        sent = time.monotonic()
         found += ask(url, {"tokens": tokens, "said": {}}, 1)[1]
+        ttft_s.append(time.monotonic() - sent)
         total += len(tokens) - 1
     return {
         "requests": len(asked), "tokens": total, **{tier: found[tier] for tier in TIERS},
         "seconds": round(time.monotonic() - began, 1),
+        "ttft_s": {"mean": round(statistics.fmean(ttft_s), 3), "p50": round(statistics.median(ttft_s), 3)},
     }  # fmt: skip
 
 

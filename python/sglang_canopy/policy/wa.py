@@ -1,15 +1,24 @@
 """``wa``: evict the leaf that is least worth its space, judged by past requests.
 
-Survival model (default): a leaf's rank is G_w(a), the reuse that its category ``w`` gains per
-second of space held from age ``a`` on (``reuse/survival.py``). Exponential model: the ATC 2025
-paper's tuple (ReuseProb_w(t, life), -offset); ``reuse/exponential.py`` has the formula. The lowest rank is evicted first. With too few samples a category uses a coarser
-category's curve, then the global curve; without samples the order is LRU.
+    on request:   w = category(type, turn, gaps of its own conversation)
+                  curve[w] += time since the previous turn
+    admit(leaf):  kept until T > now           -> kept, by T
+                  hinted "over", trusted       -> over, by last access
+                  hinted return at R, trusted  -> returning[sender], by R
+                  else                         -> cell[w], by last access
+    victim(now):  move leaves of expired keeps and hints to their cells
+                  over is not empty            -> its oldest leaf
+                  least = the least rank of each cell's oldest and youngest leaf: G_w(now - last access)
+                  last  = the last to return: skill / (R - now) + (1 - skill) G_w(now - last access)
+                  the lesser of least and last -> evict it
+                  only kept leaves             -> the first to expire
 
-Clients' hints apply at once. A leaf of an ended conversation is evicted first. A leaf with a hinted
-return ranks s / (return_at - now) + (1 - s) G_w(a), with s the skill of such hints
-(``reuse/hint_trust.py``). A leaf kept until T is not evicted before T while another leaf is
-evictable. To change the hints of an admitted leaf, a tree calls ``drop``, writes the fields
-(``Leaf.refresh``), and calls ``admit`` again.
+G_w(a) is the reuse that category ``w`` gains per second of space held from age ``a`` on
+(``reuse/survival.py``). ``model: exponential`` ranks by the ATC 2025 paper's tuple
+(ReuseProb_w(t, life), -offset) instead (``reuse/exponential.py``). With too few samples a category uses a
+coarser category's curve, then the global one; without samples the order is LRU. The skill of a sender's
+hints is learnt (``reuse/hint_trust.py``). To change the hints of an admitted leaf, a tree calls ``drop``,
+writes the fields (``Leaf.refresh``), and calls ``admit`` again.
 """
 
 from __future__ import annotations
@@ -195,8 +204,6 @@ class WorkloadAware(Policy):
         else:
             leaf.slot = (queue, queue.push(leaf, entry[0]))
 
-    # rank(leaf) = G_w(age), its category's reuse per second of space from its age on; victim = a
-    # leaf of an ended conversation, if any, else the leaf of least rank
     def victim(self, now: float) -> Victim | None:
         if self._kept.live or self._over.live or self._returning:
             self._release(now)

@@ -1,0 +1,135 @@
+"""A server under memory pressure with a slow disk: wrong tokens, failed requests, waits of the scheduler.
+
+    python benchmark/tiers/pressure_served.py --minutes 60 --out benchmark/tiers/results/pressure_served.json
+
+``auto`` with a device pool and a host pool for a few of ``live.py``'s prompts; each read and write of the
+disk store lasts ``--slow-s`` longer. ``--clients`` send prompts at random until the time is over. Each
+answer is compared with that of a server without a cache. SGLang's own check of idle memory ends a server
+whose KV is still locked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import os
+import random
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parent))
+import live
+
+HERE = Path(__file__).resolve().parent
+DELAY = "CANOPY_BENCHMARK_DISK_DELAY_S"
+PLUGIN = "slow_disk"
+
+
+def install() -> None:
+    """The plugin: delay each read and write of Canopy's disk tier."""
+    from sglang_canopy.storage.backend import CanopyStorage
+
+    delay_s = float(os.environ[DELAY])
+    read, write = CanopyStorage._read, CanopyStorage._write
+
+    def slow_read(*arguments: Any) -> Any:
+        time.sleep(delay_s)
+        return read(*arguments)
+
+    def slow_write(*arguments: Any) -> None:
+        time.sleep(delay_s)
+        write(*arguments)
+
+    CanopyStorage._read, CanopyStorage._write = slow_read, slow_write  # type: ignore[method-assign]
+
+
+def environment(folder: Path, slow_s: float) -> dict[str, str]:
+    info = folder / f"{PLUGIN}-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PLUGIN}\nVersion: 0\n")
+    (info / "entry_points.txt").write_text(
+        f"[sglang.srt.plugins]\n{PLUGIN} = {Path(__file__).stem}:install\n"
+    )
+    paths = [str(folder), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "SGLANG_PLUGINS": f"canopy,canopy_replay,{PLUGIN}",
+        DELAY: str(slow_s),
+    }
+
+
+def play(
+    url: str, asked: Sequence[live.Prompt], truth: Sequence[list[int]], options: argparse.Namespace
+) -> dict[str, Any]:
+    """Send prompts until the time is over. Returns counts, and tokens found by tier."""
+    ends = time.monotonic() + 60 * options.minutes
+    hits, counts, lock = Counter[str](), Counter[str](), threading.Lock()
+
+    def client(number: int) -> None:
+        draw = random.Random(options.seed + number)
+        while time.monotonic() < ends:
+            index = draw.randrange(len(asked))
+            try:
+                ids, found = live.ask(url, asked[index], options.tokens)
+            except OSError:
+                with lock:
+                    counts["failed"] += 1
+                continue
+            with lock:
+                hits.update(found)
+                counts["answers"] += 1
+                counts["wrong"] += ids != truth[index]
+
+    with concurrent.futures.ThreadPoolExecutor(options.clients) as pool:
+        list(pool.map(client, range(options.clients)))
+    named = {name: counts[name] for name in ("answers", "failed", "wrong")}
+    return {**named, "hits": {tier: hits[tier] for tier in live.TIERS}}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--slow-s", type=float, default=0.2)
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--prompts", type=int, default=120)
+    parser.add_argument("--tokens", type=int, default=16, help="tokens of each answer")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    sizes = argparse.Namespace(
+        model=live.MODEL, device_tokens=2048, host_ratio=1.5, disk_gb=8.0, backend="canopy",
+        policy="auto", write_policy="write_back",
+    )  # fmt: skip
+    asked = live.prompts(options.prompts, options.seed)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "disk"
+        folder.mkdir(mode=0o700)
+        setup = live.Setup(sizes, folder, Path(scratch))
+        with setup.server("--disable-radix-cache") as server:
+            truth, _ = live.ask_all(server.url, asked, options.tokens, "no cache")
+        setup.environment |= environment(Path(scratch), options.slow_s)
+        with setup.server(*setup.tiers) as server:
+            row = play(server.url, asked, truth, options)
+            live.settle(server.url)
+            time.sleep(10)  # SGLang checks the memory of an idle server
+            with urllib.request.urlopen(f"{server.url}/canopy/status", timeout=30) as answer:
+                row["storage_holds"] = json.load(answer)["storage_holds"]
+            log = server.log_text()
+    for name, words in {"tracebacks": "Traceback", "out_of_memory": "out of memory"}.items():
+        row[name] = log.count(words)
+    row |= {name: value for name, value in vars(options).items() if name != "out"}
+    options.out.write_text(json.dumps({"kind": "served over HTTP", "rows": [row]}, indent=1) + "\n")
+    print(json.dumps(row, indent=1))
+    return int(bool(row["wrong"] or row["failed"] or row["tracebacks"] or row["out_of_memory"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
