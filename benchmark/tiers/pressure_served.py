@@ -121,7 +121,7 @@ def main() -> int:
             live.settle(server.url)
             time.sleep(10)  # SGLang checks the memory of an idle server
             with urllib.request.urlopen(f"{server.url}/canopy/status", timeout=30) as answer:
-                row["storage_holds"] = json.load(answer)["storage_holds"]
+                row["storage_holds"] = json.load(answer)["ranks"][0]["storage_holds"]
             log = server.log_text()
     for name, words in {"tracebacks": "Traceback", "out_of_memory": "out of memory"}.items():
         row[name] = log.count(words)
