@@ -132,6 +132,7 @@ class Setup:
             port=free_port(),
             environment=self.environment,
             describe=f"server {self.started}",
+            deadline_s=900.0,
         ) as server:
             yield server
 

@@ -105,7 +105,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     sizes = argparse.Namespace(
-        model=live.MODEL, device_tokens=2048, host_ratio=1.5, disk_gb=8.0, backend="canopy",
+        model=live.MODEL, device_tokens=1024, host_ratio=1.5, disk_gb=8.0, backend="canopy",
         policy="auto", write_policy="write_back",
     )  # fmt: skip
     asked = live.prompts(options.prompts, options.seed)
