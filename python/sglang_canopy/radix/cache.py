@@ -98,7 +98,8 @@ class CanopyRadixCache(UnifiedRadixCache):
             or self.linker is not None
             or allocation_reclaim_satisfied is not None
         ):
-            # For an allocation, SGLang requests the eviction of everything and stops at its target.
+            # For an allocation, evict_for_alloc (unified_radix_cache.py) requests the eviction of
+            # everything and stops at its target.
             for_allocation = _FULL in targets and targets[_FULL][0] is _FULL
             if for_allocation:
                 self.tree_core.shortfall = lambda: self._shortfall(targets)
@@ -184,7 +185,7 @@ class CanopyFullComponent(FullComponent):
         leaves = core.evictable_device_leaves
         last = self._last_victim
         if last is not None and last in leaves:
-            # SGLang could not write it back: do not offer it again in this walk.
+            # _evict_components (unified_radix_cache.py) could not write it back: no second offer.
             leaves.set_aside(last)
         self._last_victim = None
         core.disk.finish_copies()

@@ -125,7 +125,8 @@ def live_request(req: Req, now: float, block_tokens: int) -> LiveRequest:
         covered = len(request.path) * block_tokens
         rest = array("q", prompt[covered:])
         request.group = time, xxhash.xxh3_64_intdigest(rest, seed=request.hash)
-        # SGLang computes a prompt with n > 1 once, without output, and then sends n copies.
+        # TokenizerManager._handle_batch_request (tokenizer_manager.py) sends a prompt with n > 1
+        # once, without output, and then n copies.
         request.samples = 0 if req.sampling_params.max_new_tokens else samples
     return request
 

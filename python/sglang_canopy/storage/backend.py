@@ -89,8 +89,8 @@ class CanopyStorage(HiCacheStorage):
         check_overrides(CanopyStorage)
         self.config = storage_config
         # NOTE: with MLA all ranks have the same KV, and SGLang lets only rank 0 write to a shared
-        # store. Our ranks have separate stores, and a hit needs the page on every rank. SGLang's
-        # controller reads this field before it writes.
+        # store. Our ranks have separate stores, and a hit needs the page on every rank.
+        # HiCacheStorageConfig.is_storage_writer (hicache_storage.py) reads this field.
         storage_config.is_mla_model = False
         self.settings = StorageSettings.from_extra(storage_config.extra_config)
         self.pages: PageTable = PAGES

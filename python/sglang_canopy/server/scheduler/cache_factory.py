@@ -80,7 +80,8 @@ def prepare(
         **(params.component_registry_override or {}),
         ComponentType.FULL: CanopyFullComponent,
     }
-    # NOTE: SGLang's core builds one of its own strategies by name, which Canopy's core never uses.
+    # NOTE: UnifiedTreeCore.__init__ (unified_tree_core.py) builds one of SGLang's strategies by name,
+    # which Canopy's core never uses.
     params.eviction_policy, params.eviction_policy_config = "lru", None
     return params
 
