@@ -21,17 +21,17 @@ class QueueFlags:
         SGLANG,
         FLAG,
         "Order of admission: by --schedule-policy, or the request that takes the fewest seconds first, "
-        "within the overtaking budget of older requests (--canopy-max-wait-factor). Tenants take turns.",
+        "within the overtaking budget of older requests (--canopy-max-wait-factor). Tenants have equal shares.",
         choices=(SGLANG, BOUNDED_SHORTEST),
         hidden=True,
     )
     max_wait_factor: float = declare(
         MAX_WAIT_FACTOR,
         "--canopy-max-wait-factor",
-        "With bounded-shortest: younger requests overtake a request for at most (FACTOR - 1) times the "
-        "older work that it finds, plus ten times its own and two seconds; once it is its tenant's "
-        "oldest, for at most that long by the clock. Work is prefill, and decoding times the share of "
-        "the places or of the KV.",
+        "With bounded-shortest: younger requests overtake a request for at most ten times its own work "
+        "and two seconds, plus (FACTOR - 1) times the older work queued at its arrival; once it is its "
+        "tenant's oldest, for at most that long by the clock. Work is prefill, and decoding times the "
+        "share of the running requests or of the KV.",
         metavar="FACTOR",
         low=1.0,
         high=1000.0,
