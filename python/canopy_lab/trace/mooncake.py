@@ -50,6 +50,8 @@ def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
         if row.conversation is None:
             talk, turn, _ = index.add(row.blocks, row.input_tokens, row.block_tokens)
             row = changed(row, conversation=str(talk), turn=turn)
+        else:
+            row = changed(row, turn=reader.next_turn(row.conversation))
         yield row
 
 
@@ -93,8 +95,16 @@ class _Reader:
     def __init__(self, block_tokens: int, tolerance: lines.Tolerance) -> None:
         self.block_tokens = block_tokens
         self._understood = tolerance.understood
-        self._sessions: OrderedDict[str, tuple[float, int, int]] = OrderedDict()
-        """Session -> (time, turn, first block) of its last request."""
+        self._sessions: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        """Session -> (time, first block) of its last request."""
+        self._turns: dict[str, int] = {}
+
+    def next_turn(self, session: str) -> int:
+        """Return the turn of the session's next request by time."""
+        turn = self._turns[session] = self._turns.pop(session, 0) + 1
+        if len(self._turns) > _REMEMBERED:
+            del self._turns[next(iter(self._turns))]
+        return turn
 
     def parse(self, line: int, text: bytes) -> TraceRequest | None:
         """Parse one row; ``None`` for an event that is no request. Raises ``BadLine``."""
@@ -121,14 +131,12 @@ class _Reader:
             ] += 1
         named = record.get("session_id")
         session = None if named in (None, "") else clients_name(named)
-        time_s, turn = self._time(record, session, blocks[0] if blocks else -1)
-        return TraceRequest(
-            time_s, tokens, output, blocks, size, turn=turn, conversation=session, line=line
-        )
+        time_s = self._time(record, session, blocks[0] if blocks else -1)
+        return TraceRequest(time_s, tokens, output, blocks, size, conversation=session, line=line)
 
-    def _time(self, record: dict[str, Any], session: str | None, first: int) -> tuple[float, int]:
-        """Return seconds from the start of the trace, and the turn in the session (or 1)."""
-        before, turn, began = self._sessions.get(session or "", (None, 0, first))
+    def _time(self, record: dict[str, Any], session: str | None, first: int) -> float:
+        """Return seconds from the start of the trace."""
+        before, began = self._sessions.get(session or "", (None, first))
         if first != began:
             self._understood.changed[
                 "do not begin as the turn before them does; if rows hold only what a turn adds, their "
@@ -146,8 +154,8 @@ class _Reader:
         else:
             time_s = lines.number(record, "timestamp") / 1000
         if session is not None:
-            self._sessions[session] = (time_s, turn + 1, first)
+            self._sessions[session] = (time_s, first)
             self._sessions.move_to_end(session)
             if len(self._sessions) > _REMEMBERED:
                 self._sessions.popitem(last=False)
-        return time_s, turn + 1
+        return time_s
