@@ -42,7 +42,7 @@ def test_the_commands_on_the_page_can_be_parsed():
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_the_example_prints_the_pages_output(data_dir, tmp_path, capsys) -> None:
-    example = PAGE[PAGE.index("## An example") : PAGE.index("**The choice meets")]
+    example = PAGE[PAGE.index("## An example") : PAGE.index("**The choice is")]
     (command,) = re.findall(r"^    canopy (plan .*?[^\\])$", example, re.M | re.S)
     words = shlex.split(command.replace("\\\n", " "))
     words[1] = str(data_dir / "mooncake" / words[1])
