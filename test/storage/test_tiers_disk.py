@@ -373,24 +373,5 @@ def test_a_healthy_disk_is_offered_each_page_once(start, rounds_at_once) -> None
     assert tree.store.counters.present == 0
 
 
-@pytest.mark.parametrize("anywhere", [0, 1])
-def test_ranks_rewrite_together_whichever_was_refused(
-    start, rounds_at_once, monkeypatch, anywhere
-) -> None:
-    """The ranks act on their agreement, not on one rank's disk."""
-    tree = start()
-    tree.serve(tokens(1, 8), 1.0)
-    if not anywhere:
-        PAGES.add_refusal()
-    with monkeypatch.context() as two_ranks:
-        two_ranks.setattr(tree.cache, "tp_world_size", 2)
-        two_ranks.setattr(tree.cache, "_all_reduce", lambda seen, _: seen.fill_(anywhere))
-        tree.request(2.0)
-    tree.serve(tokens(1, 8), 3.0)
-    tree.request(4.0)
-    tree.settle()
-    assert tree.store.counters.present == 4 * anywhere
-
-
 def disk_full(*_: object) -> int:
     raise OSError(errno.ENOSPC, "no space left on device")

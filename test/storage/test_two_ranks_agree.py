@@ -34,6 +34,11 @@ def test_a_record_that_differs_is_the_first_ranks_and_is_counted(
     assert (first["compared"], first["disagreed"]) == (1, 1)
 
 
+def test_ranks_rewrite_together_whichever_was_refused(on_two_ranks: Run, tmp_path: Path) -> None:
+    first, second = on_two_ranks("refused", tmp_path)
+    assert first == second == [0, 4]
+
+
 def test_ranks_on_two_machines_start_from_the_first_ones_profile(
     on_two_ranks: Run, tmp_path: Path
 ) -> None:

@@ -24,7 +24,8 @@ from sglang_canopy.radix.live import live_cache
 from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES
 from sglang_canopy.server.scheduler.cache_factory import first_ranks_profile
 from sglang_canopy.server.scheduler.live_queue import LiveQueue
-from sglang_canopy.storage import drain
+from sglang_canopy.storage import disk_retry, drain
+from sglang_canopy.storage.page_table import PAGES
 from support.disk_tree import DiskTree
 from support.live_tree import LiveTree, fake_req
 from support.two_ranks import answer
@@ -95,6 +96,23 @@ def late_use(rank: int, folder: Path) -> Any:
         "compared": counters.records_compared,
         "disagreed": counters.records_disagreed,
     }
+
+
+def refused(rank: int, folder: Path) -> Any:
+    """Return the pages written again before and after the disk of one rank refused some."""
+    disk_retry.ROUND_S = 0.0
+    tree, present = tree_of(rank, folder), []
+    tree.serve(PROMPT, 1.0)
+    for begin in (2.0, 5.0):
+        if rank == 1 and present:
+            PAGES.add_refusal()
+        tree.request(begin)
+        tree.serve(PROMPT, begin + 1)
+        tree.request(begin + 2)
+        tree.settle()
+        present.append(tree.store.counters.present)
+    tree.close()
+    return present
 
 
 def drains(rank: int, folder: Path) -> Any:

@@ -11,7 +11,7 @@ import torch
 from canopy_chunks.server.attention import FusedAttention
 from canopy_chunks.server.batch import logit_rows, pack_rows, split_into_windows
 from canopy_chunks.server.engine import ChunkEngine
-from canopy_chunks.server.model_view import union_of_ranks
+from canopy_chunks.server.model_view import on_any_rank
 from canopy_chunks.server.request import (
     PLANNING_FAILED,
     ChunkRequest,
@@ -184,7 +184,7 @@ def _choose_rows(engine: ChunkEngine, batch: Any) -> tuple[list[torch.Tensor], l
             chosen[i] = rows
             planned.append(i)
     if tried and engine.library.ranked:
-        failed = union_of_ranks(failed)
+        failed = on_any_rank(failed, len(batch.reqs))
     for i in failed:
         _fall_back(engine, batch, i)
         chosen[i] = _window_positions(batch, i)

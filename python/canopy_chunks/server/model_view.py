@@ -27,6 +27,7 @@ from canopy_chunks.store.device_copy import is_host, to_device
 from canopy_chunks.store.shape import Shape
 from canopy_kernel import attention, pages
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.ranks import from_first
 from sglang_canopy.storage.fingerprint import NotFound, local_files, whole
 from sglang_canopy.storage.weights import WEIGHTS
 
@@ -275,12 +276,14 @@ def common_digest(digest: str) -> str:
 def first_ranks(mine: Answer) -> Answer:
     """Return the first rank's answer, on every rank."""
     group = _group()
-    return mine if group.world_size == 1 else group.broadcast_object(mine)  # type: ignore[no-any-return]
+    return mine if group.world_size == 1 else from_first([group.cpu_group], mine)
 
 
-def union_of_ranks(mine: list[int]) -> list[int]:
-    """Return the sorted union of all ranks' numbers, on every rank."""
-    return sorted({one for theirs in _group().all_gather_object(mine) for one in theirs})
+def on_any_rank(mine: list[int], most: int) -> list[int]:
+    """Return the numbers below ``most`` that any rank has, on every rank."""
+    absent = torch.tensor([number not in mine for number in range(most)], dtype=torch.int64)
+    torch.distributed.all_reduce(absent, torch.distributed.ReduceOp.MIN, group=_group().cpu_group)
+    return [number for number, none in enumerate(absent.tolist()) if not none]
 
 
 def _group() -> Any:

@@ -18,6 +18,7 @@ import torch
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.private_file import replace_file, set_aside
+from sglang_canopy.ranks import from_first
 from sglang_canopy.reuse import saved_curves
 
 logger = logging.getLogger(__name__)
@@ -59,28 +60,16 @@ def from_first_rank(path: str | None, group: Any) -> Any:
     differently. Collective; ``group``: a process group for CPU tensors, ``None`` for one rank. All
     ranks raise the first rank's ``CanopyError``.
     """
-    if group is None or torch.distributed.get_world_size(group=group) == 1:
-        return None if path is None else read_or_set_aside(path)
-    text = b""
-    if torch.distributed.get_rank(group=group) == 0:
-        text = _answer(path)
-    size = torch.tensor([len(text)], dtype=torch.int64)
-    torch.distributed.broadcast(size, group=group, group_src=0)
-    sent = torch.zeros(int(size), dtype=torch.uint8)
-    if text:
-        sent = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    torch.distributed.broadcast(sent, group=group, group_src=0)
-    answer = json.loads(sent.numpy().tobytes())
-    if "error" in answer:
-        raise CanopyError(answer["error"])
-    return answer["profile"]
-
-
-def _answer(path: str | None) -> bytes:
-    try:
-        return json.dumps({"profile": None if path is None else read_or_set_aside(path)}).encode()
-    except CanopyError as error:
-        return json.dumps({"error": str(error)}).encode()
+    found: Any = None
+    if group is None or torch.distributed.get_rank(group=group) == 0:
+        try:
+            found = None if path is None else read_or_set_aside(path)
+        except CanopyError as error:
+            found = error
+    found = found if group is None else from_first([group], found)
+    if isinstance(found, CanopyError):
+        raise found
+    return found
 
 
 class Profile:

@@ -12,7 +12,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-import torch
+from sglang_canopy.ranks import true_on_all
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
@@ -102,7 +102,7 @@ class StorageHolds:
         while not writes.isdisjoint(cache.ongoing_backup):
             while not queue.qsize() and time.monotonic() < self._until:
                 time.sleep(_POLL_S)
-            if not self._true_on_all_ranks(queue.qsize() > 0):
+            if not true_on_all(cache, queue.qsize() > 0):
                 break
             # One at a time, so that all ranks process the same writes.
             cache._drain_storage_control_queues_impl(0, 0, 1, 0, {}, log_metrics=True)
@@ -122,7 +122,7 @@ class StorageHolds:
         for request in list(cache.ongoing_prefetch):
             cache.release_aborted_request(request)
         reason = f"a write has not ended after {MAX_WAIT_S:g} s"
-        if not self._true_on_all_ranks(cache.tree_core.disk.suspend(reason)):
+        if not true_on_all(cache, cache.tree_core.disk.suspend(reason)):
             logger.warning("Canopy: %s; the KV above it stays on the device", reason)
             return False
         logger.warning("Canopy disk tier: %s", reason)
@@ -141,8 +141,3 @@ class StorageHolds:
         while node is not core.root_node and node not in core.evictable_device_leaves:
             node = node.parent
         return node is not core.root_node
-
-    def _true_on_all_ranks(self, flag: bool) -> bool:
-        flags = torch.tensor([int(flag)], dtype=torch.int64)
-        self.cache._all_reduce(flags, torch.distributed.ReduceOp.MIN)
-        return bool(flags.item())

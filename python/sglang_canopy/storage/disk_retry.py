@@ -18,10 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from sglang_canopy.radix.live_request import NodeLeaf, set_offsets
 from sglang_canopy.radix.tree import Tree
+from sglang_canopy.ranks import true_on_all
 from sglang_canopy.storage.page_metadata import metadata_of
 from sglang_canopy.storage.page_table import PAGES
 
@@ -154,11 +153,7 @@ class DiskRetry:
         cache = self.attachment.cache
         if cache is None or cache.pp_size > 1:
             return False
-        if cache.tp_world_size > 1:
-            seen = torch.tensor([int(flag)], dtype=torch.int64)
-            cache._all_reduce(seen, torch.distributed.ReduceOp.MAX)
-            flag = bool(seen.item())
-        return flag
+        return not true_on_all(cache, not flag)
 
     def _rewrite_some(self) -> None:
         cache = self.attachment.cache

@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from sglang_canopy.disk.store import DiskStore
 from sglang_canopy.radix.tree import Tree
+from sglang_canopy.ranks import least
 from sglang_canopy.tenant import is_documents_key
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ class Drain:
         while nodes:
             node = nodes.popleft()
             there = self.tree.contains(node) and (not node.evicted or node.backuped)
-            if not self._least([there])[0]:
+            if not least(self.cache, [there])[0]:
                 continue  # evicted from some rank's host to make room
             wanted = len(node.hash_value)
             if allowed < wanted:
@@ -107,11 +106,11 @@ class Drain:
     def _absent(self, nodes: Sequence[UnifiedTreeNode]) -> list[UnifiedTreeNode]:
         """Return the nodes with pages that some rank's disk lacks, without KV of fused documents; no
         node if a rank has no disk."""
-        if not self._least([self.store.unavailable is None])[0]:
+        if not least(self.cache, [self.store.unavailable is None])[0]:
             return []
         nodes = [n for n in nodes if n.hash_value and not is_documents_key(n.key.extra_key)]
         whole = [self.store.leading(n.hash_value) == len(n.hash_value) for n in nodes]
-        return [node for node, held in zip(nodes, self._least(whole)) if not held]
+        return [node for node, held in zip(nodes, least(self.cache, whole)) if not held]
 
     def _pages_in_time(self, wanted: int) -> int:
         """Return the number of pages, up to ``wanted``, that every rank can write in time.
@@ -121,7 +120,7 @@ class Drain:
         wanted = min(wanted, max(1, self._host_pages // 8))
         while True:
             self.cache.check_hicache_events()
-            pages = self._least([self._own_pages_in_time(wanted)])[0]
+            pages = least(self.cache, [self._own_pages_in_time(wanted)])[0]
             if pages != _WAIT:
                 return pages
             time.sleep(_WAIT_S)
@@ -146,10 +145,12 @@ class Drain:
         if node.backuped:
             self._write_copy(node)
             return
-        while not self._least([node.backuped or cache.backup_node_for_write_back(node.id)])[0]:
+        while not least(self.cache, [node.backuped or cache.backup_node_for_write_back(node.id)])[
+            0
+        ]:
             if self._may_wait():
                 self._wait()
-            elif self._locked and self._least([self._time_left_s() > 0])[0]:
+            elif self._locked and least(self.cache, [self._time_left_s() > 0])[0]:
                 self._write_copy(self.tree.node_by_id(next(reversed(self._locked))))
             else:
                 return
@@ -184,7 +185,9 @@ class Drain:
 
     def _may_wait(self) -> bool:
         """Return whether every rank writes and has time. Collective."""
-        return self._least([bool(self.cache.ongoing_backup) and self._time_left_s() > 0])[0] > 0
+        return (
+            least(self.cache, [bool(self.cache.ongoing_backup) and self._time_left_s() > 0])[0] > 0
+        )
 
     def _wait(self) -> None:
         """Wait for writes, and release the host copies of completed writes."""
@@ -193,14 +196,6 @@ class Drain:
 
     def _time_left_s(self) -> float:
         return self._ends - self._monotonic()
-
-    def _least(self, values: Sequence[int]) -> list[int]:
-        """Return the minimum over all ranks for each position of ``values``."""
-        if self.cache.tp_world_size <= 1 or not values:
-            return [int(value) for value in values]
-        agreed = torch.tensor([int(value) for value in values], dtype=torch.int64)
-        self.cache._all_reduce(agreed, torch.distributed.ReduceOp.MIN)
-        return [int(value) for value in agreed.tolist()]
 
 
 def ranked(tree: Tree) -> list[UnifiedTreeNode]:

@@ -43,8 +43,7 @@ def test_a_retry_after_an_abort_is_answered_under_load(small_model) -> None:
 def test_between_arrival_and_answer_nothing_of_ours_reads_a_tensor(small_model) -> None:
     """On a GPU such a read would wait. SGLang reads its results, which proves that reads are detected."""
     found = scenario(small_model, "reads", *OURS, *GATE, *PRIORITIES, *HOST)
-    ranks = {"sglang_canopy.server.scheduler.live_queue:_agree"}  # costs, in a tensor of the host
-    assert found["ours"].keys() <= ranks, found["ours"]
+    assert not found["ours"]
     assert any("batch_result_processor" in by for by in found["sglangs"])
     assert found["answered"] == 26
     assert found["loads"] > 0

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 from sglang.srt.mem_cache.common import match_kv_cache
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, SGLANG, QueueFlags
+from sglang_canopy.ranks import from_first, groups_of
 from sglang_canopy.records import GATEWAY
 from sglang_canopy.schedule.answer_cost import AnswerCost, ServerCost
 from sglang_canopy.schedule.arranged import Arranged
@@ -22,7 +22,6 @@ from sglang_canopy.schedule.bounded_shortest import BoundedShortest
 from sglang_canopy.schedule.prefill_cost import STEP_TOKENS, Prefill, PrefillCost
 from sglang_canopy.server.scheduler.prefill_times import PrefillTimes
 from sglang_canopy.server.scheduler.running_requests import running_requests
-from sglang_canopy.storage.agreement import is_first_rank
 from sglang_canopy.tenant import Party, Vouched
 
 if TYPE_CHECKING:
@@ -130,16 +129,8 @@ class LiveQueue:
 
     def _agree(self) -> None:
         """Adopt the first rank's fit and decode step. Collective."""
-        fitted = self.cost.fitted() or (0.0, 0.0, 0.0, 0.0)
-        step_s = self.answers.measured_s()
-        if torch.distributed.is_initialized():  # else a cache without a server
-            sent = torch.zeros(5, dtype=torch.float64)
-            if is_first_rank(self._cache):
-                sent[:] = torch.tensor([*fitted, step_s], dtype=torch.float64)
-            # The other ranks send zeros, and no coefficient is below 0.
-            self._cache._all_reduce(sent, torch.distributed.ReduceOp.MAX)
-            base, token, pair, load, step_s = sent.tolist()
-            fitted = (base, token, pair, load)
+        found = (self.cost.fitted() or (0.0, 0.0, 0.0, 0.0), self.answers.measured_s())
+        fitted, step_s = from_first(groups_of(self._cache), found)
         self.cost.adopt(fitted)
         self.answers.adopt(step_s)
         self.order.reprice()

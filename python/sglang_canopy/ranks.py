@@ -1,0 +1,45 @@
+"""Decisions that all ranks of a model take alike.
+
+Collective: every rank calls these functions at the same place, on its scheduler thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from sglang.srt.utils import broadcast_pyobj
+
+T = TypeVar("T")
+
+
+def groups_of(cache: Any) -> list[Any]:
+    """Return the groups, for CPU tensors, that ``cache`` reduces over; none for one rank."""
+    found = [
+        group
+        for group in (cache.attn_cp_group, cache.attn_tp_group)
+        if group is not None and torch.distributed.get_world_size(group=group) > 1
+    ]
+    return found or ([cache.tp_group] if cache.tp_world_size > 1 else [])
+
+
+def from_first(groups: Sequence[Any], value: T) -> T:
+    """Return the first rank's value, which is pickled, on all ranks of ``groups``."""
+    for group in groups:
+        first = torch.distributed.get_global_rank(group, 0)
+        (value,) = broadcast_pyobj([value], torch.distributed.get_rank(), group, src=first)
+    return value
+
+
+def least(cache: Any, values: Sequence[int]) -> list[int]:
+    """Return the least value of any rank at each position."""
+    found = torch.tensor([int(value) for value in values], dtype=torch.int64)
+    if len(values):
+        cache._all_reduce(found, torch.distributed.ReduceOp.MIN)
+    return [int(value) for value in found.tolist()]
+
+
+def true_on_all(cache: Any, flag: bool) -> bool:
+    """Whether ``flag`` is true on all ranks."""
+    return least(cache, [flag]) == [1]
