@@ -66,8 +66,6 @@ REQUEST_MEANINGS = {
     "within the tenant's budget.",
     "canopy_slo_ms": "A TTFT target for this request (`etlru`, `canopy-tlru`).",
     "canopy_ttl_s": "How long the path stays below the device after its last use.",
-    "canopy_pin_s": "How long the path stays on disk whatever policy and TTL say, "
-    "within the budgets of pins.",
 }
 """Meaning of each field of a request. A new field needs a line here."""
 

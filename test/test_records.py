@@ -4,7 +4,7 @@ from dataclasses import fields
 
 from sglang_canopy.disk.page import FIELDS, Kind, PageMeta
 from sglang_canopy.records import GATEWAY, RECORD_FIELDS, Leaf, Request
-from support.disk_pages import PAGE, chain, content, store_at
+from support.disk_pages import chain, content, store_at
 
 OTHER = {Kind.FLAG: True, Kind.WHOLE: 7, Kind.SECONDS: 900.5, Kind.OPTIONAL: 1100.5}
 UNLIKE = {name: OTHER.get(kind, f"another {name}") for name, kind in FIELDS.items()}
@@ -23,12 +23,11 @@ def test_a_split_leaf_keeps_every_field() -> None:
 
 
 def test_every_field_of_a_page_survives_a_restart(tmp_path) -> None:
-    sizes = {"pin_bytes": 8 * PAGE, "pin_tenant_bytes": 8 * PAGE}
-    store = store_at(tmp_path, **sizes)
+    store = store_at(tmp_path)
     (key,) = chain("a", 1)
     store.write([key], [content(key)], [PageMeta(**UNLIKE)], [None])
     store.close()
-    assert store_at(tmp_path, **sizes).meta([key]) == [PageMeta(**UNLIKE)]
+    assert store_at(tmp_path).meta([key]) == [PageMeta(**UNLIKE)]
 
 
 def test_a_page_takes_every_field_of_its_leaf() -> None:

@@ -139,7 +139,6 @@ class Hostile:
             "canopy_stop": "tool",
             "canopy_keep_s": 3600,
             "canopy_ttl_s": 30 * 24 * 3600,
-            "canopy_pin_s": 24 * 3600,
             "canopy_slo_ms": 1,
         }
         return (

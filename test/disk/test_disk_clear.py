@@ -22,19 +22,16 @@ WAIT_S = 5.0
 def test_a_cleared_store_is_empty_also_after_a_restart(tmp_path) -> None:
     store = store_at(tmp_path, pages=64, quotas={"t": 1 << 20})
     for i in range(10):
-        until = store.clock() + 100 if i == 1 else None
-        put(store, chain(i, 3), tenant="t" if i % 2 else None, keep_until=until)
+        put(store, chain(i, 3), tenant="t" if i % 2 else None)
     store.clock.now += 20
     store.clear()
     assert len(store) == store.state.units.used == 0
     assert store.state.evictable.tenant_bytes == {}
-    assert store.state.evictable.pinned_by_tenant == {}
     assert store.counters.evicted == {"cleared": 30}
     assert sum(store.counters.residency_s) == 30
     assert store.counters.page_seconds == 30 * 20
     store.verify()
-    put(store, chain("new", 3), keep_until=store.clock() + 100)
-    assert store.stats()["pinned_bytes"] == 3 * PAGE
+    put(store, chain("new", 3))
     store.verify()
     store.close()
     again = store_at(tmp_path, pages=64)

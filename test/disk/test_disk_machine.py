@@ -4,7 +4,6 @@ With LRU and a clock that moves before every step no two tips were used at the s
 dict knows exactly which page is to go.
 """
 
-import math
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -23,7 +22,6 @@ from support.disk_pages import PAGE, TOKENS, Clock, content, get, page_key, stor
 PAGES = 7
 QUOTA_PAGES = 3
 TTL_S = 40.0
-PINNED_PAGES = 100
 
 PATHS = st.lists(st.integers(0, 1), min_size=1, max_size=6).map(tuple)
 
@@ -34,7 +32,6 @@ class Page:
     last: float
     ttl_s: float
     tenant: str | None
-    pinned: float = -math.inf
 
 
 class Slow:
@@ -42,8 +39,6 @@ class Slow:
 
     def __init__(self) -> None:
         self.pages: dict[tuple, Page] = {}
-        self.unreleased: set[tuple] = set()
-        """Pinned pages: a pin ends at the first sweep after its time, or with its page."""
 
     def tips(self, held: set[tuple]) -> list[tuple]:
         parents = {p.parent for p in self.pages.values()}
@@ -51,23 +46,18 @@ class Slow:
 
     def expires(self, path: tuple) -> float:
         page = self.pages[path]
-        return max(page.last + page.ttl_s, page.pinned)
+        return page.last + page.ttl_s
 
     def expire(self, now: float, held: set[tuple]) -> int:
         gone = 0
         while expired := [p for p in self.tips(held) if self.expires(p) <= now]:
             for path in expired:
                 del self.pages[path]
-                self.unreleased.discard(path)
                 gone += 1
         return gone
 
     def evict(self, held: set[tuple], now: float, tenant: str | None = None) -> bool:
-        tips = [
-            p
-            for p in self.tips(held)
-            if p not in self.unreleased and tenant in (None, self.pages[p].tenant)
-        ]
+        tips = [p for p in self.tips(held) if tenant in (None, self.pages[p].tenant)]
         if not tips:
             return False
         del self.pages[min(tips, key=lambda p: self.pages[p].last)]
@@ -133,8 +123,6 @@ class DiskMachine(RuleBasedStateMachine):
             now=self.clock,
             ttl=TTLTable(residual_ttl_s=TTL_S),
             quotas={"t": QUOTA_PAGES * PAGE},
-            pin_bytes=PINNED_PAGES * PAGE,
-            pin_tenant_bytes=PINNED_PAGES * PAGE,
         )
 
     def step(self) -> float:
@@ -168,26 +156,19 @@ class DiskMachine(RuleBasedStateMachine):
         alive = [i for i, part in enumerate(run, 1) if self.slow.expires(part) > now]
         assert self.store.leading(keys_of(path)) == max(alive, default=0)
 
-    @rule(path=PATHS, pin_s=st.sampled_from([None, 3.0, 30.0]))
-    def touch(self, path, pin_s):
+    @rule(path=PATHS)
+    def touch(self, path):
         now = self.step()
         run = self.slow.run(path)
-        until = None if pin_s is None else now + pin_s
-        meta = PageMeta(last_access=now, keep_until=until)
+        meta = PageMeta(last_access=now)
         assert self.store.touch(keys_of(path), meta) == len(run)
         for part in run:
             page = self.slow.pages[part]
             page.last, page.ttl_s = now, TTL_S
-            if until is not None:
-                page.pinned = max(until, page.pinned)
-                self.slow.unreleased.add(part)
 
     @rule()
     def sweep(self):
         now = self.step()
-        for part in list(self.slow.unreleased):
-            if part not in self.slow.pages or self.slow.pages[part].pinned <= now:
-                self.slow.unreleased.discard(part)
         assert self.store.sweep() == self.slow.expire(now, set())
 
     @rule(seconds=st.sampled_from([10.0, 100.0]))
@@ -199,15 +180,11 @@ class DiskMachine(RuleBasedStateMachine):
         self.step()
         self.store.clear()
         self.slow.pages.clear()
-        self.slow.unreleased.clear()
 
     @rule()
     def reopen(self):
         self.store.close()
         self.open()
-        for part in list(self.slow.unreleased):
-            if part not in self.slow.pages or self.slow.pages[part].pinned <= self.clock.now:
-                self.slow.unreleased.discard(part)
 
     @invariant()
     def the_same_pages_are_there_and_right(self):
@@ -234,22 +211,3 @@ TestDiskMachine = DiskMachine.TestCase
 TestDiskMachine.settings = settings(max_examples=12, stateful_step_count=25)
 TestThoroughDiskMachine = pytest.mark.long(ThoroughDiskMachine.TestCase)
 TestThoroughDiskMachine.settings = settings(max_examples=150, stateful_step_count=30)
-
-
-def test_a_page_that_expired_leaves_no_pin_to_its_successor():
-    """The pin ended before the TTL did; the page then expires without a sweep in between."""
-    machine = DiskMachine()
-    machine.begin()
-    try:
-        machine.write((1, 1), None)
-        machine.touch((1, 1), 3.0)
-        machine.write((1, 1), 5.0)
-        for _ in range(3):
-            machine.look((0,))
-        machine.write((0,) * 6, None)
-        machine.write((1, 1), None)
-        machine.write((0,) * 6, None)
-        machine.the_same_pages_are_there_and_right()
-        assert not machine.store.stats()["pinned_bytes"]
-    finally:
-        machine.teardown()

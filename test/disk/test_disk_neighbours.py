@@ -56,9 +56,9 @@ def test_the_oldest_goes_first_and_none_of_a_server(tmp_path) -> None:
     )
     mine = store(tmp_path, ranks[0])
     assert put(mine, "x", 6) == 6
-    assert [path.exists() for path in (oldest, middle, newest)] == [False, True, True]
+    assert all(path.exists() for path in (oldest, middle, newest))
     assert put(mine, "y", 6) == 6
-    assert [path.exists() for path in (middle, newest)] == [False, True]
+    assert [path.exists() for path in (oldest, middle, newest)] == [False, True, True]
     assert put(mine, "z", 12) == 12
     assert not newest.exists()
     assert rank_1.exists()
@@ -110,3 +110,13 @@ def test_a_neighbour_that_ends_later_is_found_without_a_restart(tmp_path) -> Non
     time.now = 60.0
     put(mine, "c", 4)
     assert not other.path.exists()
+
+
+def test_the_ranks_of_a_server_share_the_room_of_what_is_left(tmp_path) -> None:
+    old = [left(tmp_path, f"old{RANK}{rank}", 8, 100.0 + rank) for rank in range(2)]
+    ranks = [store(tmp_path, f"new{RANK}{rank}") for rank in range(2)]
+    for rank in ranks:
+        assert put(rank, "a", 7) == 7
+    assert [path.exists() for path in old] == [True, True]
+    assert put(ranks[1], "b", 4) == 4
+    assert [path.exists() for path in old] == [False, True]

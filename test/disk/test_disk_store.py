@@ -66,8 +66,7 @@ def test_a_path_that_does_not_fit_is_cut_at_the_tail(tmp_path):
 
 
 def test_metadata_survives_a_restart(tmp_path):
-    pins = {"pin_bytes": 8 * PAGE, "pin_tenant_bytes": 8 * PAGE}
-    store = store_at(tmp_path, **pins)
+    store = store_at(tmp_path)
     keys = chain("a", 2)
     meta = PageMeta(
         offset=16,
@@ -90,7 +89,7 @@ def test_metadata_survives_a_restart(tmp_path):
     first = PageMeta(length=16, created=900.0, last_access=950.0, hits=5, tenant="t")
     store.write(keys, [content(k) for k in keys], [first, meta], [None, keys[0]])
     store.close()
-    again = store_at(tmp_path, **pins)
+    again = store_at(tmp_path)
     assert again.meta(keys) == [first, meta]
     assert get(again, keys) == [True, True]
     again.verify(pages=True)
@@ -167,86 +166,6 @@ def test_a_page_may_ask_for_its_own_ttl(tmp_path):
     put(store, keys, ttl_s=1000.0)
     store.clock.now += 500
     assert store.leading(keys) == 2
-
-
-def test_pinned_pages_stay_until_the_pin_ends(tmp_path):
-    store = store_at(
-        tmp_path,
-        pages=4,
-        pin_bytes=2 * PAGE,
-        pin_tenant_bytes=2 * PAGE,
-        ttl=TTLTable(residual_ttl_s=10.0),
-    )
-    keys = chain("a", 2)
-    put(store, keys, keep_until=store.clock() + 100)
-    store.clock.now += 50
-    store.sweep()
-    put(store, chain("b", 4))
-    assert store.leading(keys) == 2
-    assert store.leading(chain("b", 4)) == 2
-    store.clock.now += 51
-    assert store.sweep() == 4
-    assert store.stats()["pinned_bytes"] == 0
-    store.verify()
-
-
-def test_a_shorter_pin_does_not_end_a_longer_one_after_a_restart_either(tmp_path):
-    store = store_at(
-        tmp_path, pin_bytes=2 * PAGE, pin_tenant_bytes=2 * PAGE, ttl=TTLTable(residual_ttl_s=10.0)
-    )
-    keys, clock = chain("a", 2), store.clock
-    put(store, keys, keep_until=clock() + 100)
-    put(store, keys, keep_until=clock() + 3)
-    store.close()
-    store = store_at(
-        tmp_path,
-        pin_bytes=2 * PAGE,
-        pin_tenant_bytes=2 * PAGE,
-        ttl=TTLTable(residual_ttl_s=10.0),
-        now=clock,
-    )
-    clock.now += 50
-    assert store.leading(keys) == 2
-
-
-def test_pins_are_capped(tmp_path):
-    store = store_at(tmp_path, pages=8, pin_bytes=2 * PAGE, pin_tenant_bytes=2 * PAGE)
-    keys = chain("a", 3)
-    put(store, keys, keep_until=store.clock() + 100)
-    assert store.counters.pins_refused == 1
-    assert store.stats()["pinned_bytes"] == 2 * PAGE
-    put(store, chain("b", 1), keep_until=store.clock() + 100)
-    assert store.counters.pins_refused == 2
-    store.verify()
-
-
-def test_one_tenant_pins_its_share_and_leaves_the_rest_to_others(tmp_path):
-    store = store_at(tmp_path, pages=20)
-    until = store.clock() + 100
-    for name in "abcdef":
-        put(store, chain(name, 1), tenant="hostile", keep_until=until)
-    assert store.state.evictable.pinned_by_tenant == {"hostile": 2 * PAGE}
-    put(store, chain("x", 3), tenant="honest", keep_until=until)
-    assert store.state.evictable.pinned_by_tenant == {"hostile": 2 * PAGE, "honest": 2 * PAGE}
-    assert store.stats()["pinned_tenants"][0] == {"tenant": "honest", "bytes": 2 * PAGE}
-    for tenant in ("t1", "t2"):
-        put(store, chain(tenant, 1), tenant=tenant, keep_until=until)
-    assert store.state.evictable.pinned_bytes == 5 * PAGE  # a quarter of the tier
-    store.verify()
-    store.clock.now += 101
-    store.sweep()
-    assert store.state.evictable.pinned_by_tenant == {}
-
-
-def test_a_page_whose_pin_is_refused_ranks_like_any_other(tmp_path):
-    store = store_at(tmp_path, pages=4, policy=make_policy("wa"))
-    put(store, chain("a", 1), tenant="hostile", keep_until=store.clock() + 100)
-    assert store.meta(chain("a", 1))[0].keep_until is None
-    for name in "bcde":
-        store.clock.now += 1
-        put(store, chain(name, 1), tenant="honest")
-    assert store.leading(chain("a", 1)) == 0
-    assert store.leading(chain("e", 1)) == 1
 
 
 @pytest.mark.parametrize("named", ["small", tenant_digest("small")])

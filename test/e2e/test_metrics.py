@@ -140,7 +140,7 @@ def test_no_salt_is_in_the_status_the_metrics_the_server_info_or_the_log(client)
     """Salts as a gateway sets them; every route that a user's key opens, and the access log."""
     salt, key = "salt-of-acme/7f!", "key-of-acme"
     owner = {"cache_salt": salt, "extra_key": key}
-    kept = {"canopy_keep_s": 600, "canopy_pin_s": 600, "canopy_conversation": "a"}
+    kept = {"canopy_keep_s": 600, "canopy_conversation": "a"}
     client.generate(list(range(2000, 2064)), 2, custom_params=kept, **owner)
     hint = {"conversation": "a", "return_in_s": 5, **owner}
     assert client.post("/canopy/hint", hint)["waiting"] >= 0

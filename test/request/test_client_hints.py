@@ -30,7 +30,6 @@ ASKED = {
     "canopy_return_in_s": 5,
     "canopy_keep_s": 5,
     "canopy_ttl_s": 5,
-    "canopy_pin_s": 5,
 }
 
 

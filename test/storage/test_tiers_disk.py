@@ -187,28 +187,13 @@ def test_a_node_in_use_all_the_time_is_reported_once_a_second(start) -> None:
     assert meta.hits == 101
 
 
-def test_a_request_may_ask_for_a_ttl_and_a_pin_on_disk(start, at_once) -> None:
+def test_a_request_may_ask_for_a_ttl_on_disk(start, at_once) -> None:
     tree = start()
-    now = [1.0]
-    tree.store.state.clock = lambda: now[0]
+    tree.store.state.clock = lambda: 1.0
     tree.serve(tokens(1, 4), 1.0, ttl_s=30.0)
-    tree.serve(tokens(2, 4), 1.0, pin_s=500.0)
-    (own, _) = tree.store.meta(tree.keys(tokens(1, 4)))
-    (pinned, _) = tree.store.meta(tree.keys(tokens(2, 4)))
-    assert (own.ttl_s, pinned.keep_until) == (30.0, 501.0)
+    tree.serve(tokens(2, 4), 1.0)
     tree.store.sweep(32.0)
     assert (tree.on_disk(tokens(1, 4)), tree.on_disk(tokens(2, 4))) == (0, 4)
-
-
-def test_a_pin_keeps_nothing_in_memory_longer_than_a_request_may_ask(start, at_once) -> None:
-    tree = start()
-    tree.serve(tokens(1, 4), 1.0, pin_s=80_000.0)
-    tree = start(config=KEEPS_ALL)
-    tree.request(2.0)
-    tree.fetch(tokens(1, 4))
-    (leaf,) = leaves(tree, 100)
-    assert leaf.pin_until == 80_001.0
-    assert leaf.keep_until == 3601.0
 
 
 def test_nodes_are_stored_with_the_group_of_their_subtree(start) -> None:

@@ -72,7 +72,7 @@ class DiskTree(LiveTree):
         return None if ok else message
 
     def request(self, time: float = 0.0, **fields: Any):
-        asks = {name: fields.pop(name) for name in ("ttl_s", "pin_s") if name in fields}
+        asks = {name: fields.pop(name) for name in ("ttl_s",) if name in fields}
         request = self.made(time, **fields)
         request.epoch = self.epoch
         for name, value in asks.items():

@@ -45,12 +45,12 @@ def secrets_in(text: str) -> list[str]:
 
 
 def busy_tree(folder: Path) -> DiskTree:
-    """Every tenant keeps, pins, is awaited, and has rows and labels of its own."""
+    """Every tenant keeps, is awaited, and has rows and labels of its own."""
     tree = DiskTree(folder, tokens=400, host_tokens=400, policy="wa")
     tree.store.state.clock = lambda: 0.0
     for n, tenant in enumerate(NAMES):
         path = [100 * n + i for i in range(20)]
-        tree.serve(path, n + 1.0, tenant=tenant, category=f"c{n}", keep_until=90.0, pin_s=60.0)
+        tree.serve(path, n + 1.0, tenant=tenant, category=f"c{n}", keep_until=90.0)
     for n, tenant in enumerate(NAMES):
         waiting = tree.request(9.0, tenant=tenant)
         path = array("q", [100 * n + i for i in range(20)])
@@ -66,7 +66,6 @@ def test_no_salt_is_in_the_status_the_metrics_or_the_log(folder, tmp_path, caplo
     reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
     status = reporter.report()
     assert [len(status[name]["tenants"]) for name in ("keep", "awaited")] == [3, 3]
-    assert len(status["disk"]["pinned_tenants"]) == 3
     scraped = generate_latest(registry).decode()
     assert "canopy:requests_total" in scraped
     shown = [path.read_text() for path in folder.iterdir()]
@@ -83,7 +82,6 @@ def test_a_tenant_has_one_shown_name_in_all_parts_of_the_status(folder, tmp_path
     for rows in (
         status["keep"]["tenants"],
         status["awaited"]["tenants"],
-        status["disk"]["pinned_tenants"],
     ):
         assert {row["tenant"] for row in rows} == names
     tree.close()

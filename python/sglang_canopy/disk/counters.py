@@ -91,8 +91,6 @@ class StoreCounters:
     """Removed pages by their time on disk (``RESIDENCY_EDGES_S``)."""
     page_seconds: float = 0.0
     """Sum of the removed pages' seconds on disk."""
-    pinned: int = 0
-    pins_refused: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     orphans: int = 0
     """Units of data without an index row, cut off at start."""

@@ -1,17 +1,15 @@
 """Evictable pages, ranked by the policy, and by a twin of the policy for each tenant with a quota.
 
 A leaf page has no descendants on disk. It is evictable (a ``Leaf`` admitted to the policy) unless
-it is pinned, or locked by a writer that is about to write a child. Only leaf pages are evicted, so
+it is locked by a writer that is about to write a child. Only leaf pages are evicted, so
 the prefix of every page on disk is also on disk.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Mapping
-from typing import Any
 
-from sglang_canopy.disk.index import NO_ROW, PageIndex
+from sglang_canopy.disk.index import PageIndex
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.tenant import AT_LIMIT, tenant_digest
@@ -29,7 +27,7 @@ class PageLeaf(Leaf):
 
 
 class EvictablePages:
-    """Leaf pages, quotas and pins. Not thread-safe: the store's lock guards it."""
+    """Leaf pages and quotas. Not thread-safe: the store's lock guards it."""
 
     def __init__(
         self,
@@ -37,33 +35,24 @@ class EvictablePages:
         policy: Policy,
         page_bytes: int,
         quotas: Mapping[str, int],
-        pin_bytes: int,
-        pin_tenant_bytes: int,
     ) -> None:
         self.index = index
         self.policy = policy
         self.page_bytes = page_bytes
         self.quotas = dict(quotas)
         self._by_digest = any(name.startswith("#") for name in quotas)
-        self.pin_bytes = pin_bytes
-        self.pin_tenant_bytes = pin_tenant_bytes
-        self.pinned_bytes = 0
-        self.pinned_by_tenant: dict[str | None, int] = {}
         self.tenant_bytes: dict[str, int] = {}
         self._tenants_at_quota: set[str] = set()
         self._leaves: dict[int, PageLeaf] = {}
         self._twins: dict[str, Policy] = {}
         self._twin_leaves: dict[int, PageLeaf] = {}
         self._locked: dict[int, int] = {}
-        self._pins: dict[int, float] = {}
-        self._pin_tenants: dict[int, str | None] = {}
-        self._pin_ends: list[tuple[float, int]] = []
 
     # ---- the policies' leaves ----
 
     def refresh(self, row: int, now: float) -> None:
         """Admit ``row`` to the policies if it is evictable; withdraw it otherwise."""
-        if self.index.children[row] or row in self._locked or row in self._pins:
+        if self.index.children[row] or row in self._locked:
             self.withdraw(row)
             return
         if row not in self._leaves:
@@ -134,9 +123,8 @@ class EvictablePages:
         return None if twin is None else self._victim_of(twin, now)
 
     def page_removed(self, row: int, leaf: PageLeaf | None, *, chosen: bool) -> None:
-        """Release pin, lock and quota of ``row``, which is being removed. ``chosen``: the policy
+        """Release lock and quota of ``row``, which is being removed. ``chosen``: the policy
         chose it, and is notified."""
-        self.unpin(row)
         self._locked.pop(row, None)
         self.refund_tenant(self.index.label("tenant", row))
         if chosen and leaf is not None:
@@ -146,9 +134,7 @@ class EvictablePages:
         """Return the pages of the empty ``index``. Their policy keeps the learnt state."""
         policy = self.policy.twin()
         policy.learns = self.policy.learns
-        return EvictablePages(
-            index, policy, self.page_bytes, self.quotas, self.pin_bytes, self.pin_tenant_bytes
-        )
+        return EvictablePages(index, policy, self.page_bytes, self.quotas)
 
     def charge_tenant(self, tenant: str | None, pages: int = 1) -> None:
         """Add pages to the bytes of ``tenant``."""
@@ -190,68 +176,6 @@ class EvictablePages:
         """Return the number of tenants that hold 95 % of their quota or more."""
         return len(self._tenants_at_quota)
 
-    # ---- pins ----
-
-    def pin(self, row: int, until: float) -> bool:
-        """Pin ``row`` and its ancestors until ``until``. Returns false if a byte limit forbids it.
-
-        All are charged to the tenant of ``row``: tenants never share a page.
-        """
-        tenant = self.index.label("tenant", row)
-        index, path, size = self.index, [], 0
-        while row != NO_ROW:
-            if self._pins.get(row, 0.0) >= until:
-                break
-            path.append(row)
-            if row not in self._pins:
-                size += self.page_bytes
-            row = index.parent[row]
-        used = self.pinned_by_tenant.get(tenant, 0)
-        if self.pinned_bytes + size > self.pin_bytes or used + size > self.pin_tenant_bytes:
-            return False
-        self.pinned_bytes += size
-        if size:
-            self.pinned_by_tenant[tenant] = used + size
-        for each in path:
-            self._pins[each] = until
-            self._pin_tenants.setdefault(each, tenant)
-            heapq.heappush(self._pin_ends, (until, each))
-            self.withdraw(each)
-        return True
-
-    def unpin(self, row: int) -> None:
-        if self._pins.pop(row, None) is None:
-            return
-        tenant = self._pin_tenants.pop(row)
-        self.pinned_bytes -= self.page_bytes
-        left = self.pinned_by_tenant[tenant] - self.page_bytes
-        if left:
-            self.pinned_by_tenant[tenant] = left
-        else:
-            del self.pinned_by_tenant[tenant]
-
-    def pinned_tenants(self, most: int = 64) -> list[dict[str, Any]]:
-        """Return the ``most`` tenants with the most pinned bytes (``None``: the public tenant)."""
-        rows = sorted(self.pinned_by_tenant.items(), key=lambda row: (-row[1], row[0] or ""))
-        return [{"tenant": tenant, "bytes": size} for tenant, size in rows[:most]]
-
-    def pinned_until(self, row: int) -> float | None:
-        return self._pins.get(row)
-
-    def pinned_leaves(self) -> Iterator[int]:
-        return (row for row in self._pins if self.index.children[row] == 0)
-
-    def release_pins(self, now: float, limit: int) -> int:
-        """Release at most ``limit`` expired pins. Returns the number released."""
-        released = 0
-        while self._pin_ends and self._pin_ends[0][0] <= now and released < limit:
-            until, row = heapq.heappop(self._pin_ends)
-            if self._pins.get(row) == until:
-                self.unpin(row)
-                self.refresh(row, now)
-                released += 1
-        return released
-
     # ---- learning ----
 
     def arrive(self, request: Request) -> None:
@@ -269,22 +193,17 @@ class EvictablePages:
             yield self._twins[request.tenant]
 
     def check(self) -> None:
-        """Assert that the policies rank exactly the evictable pages, and recount pins and quotas."""
+        """Assert that the policies rank exactly the evictable pages, and recount quotas."""
         index = self.index
         expected = {
             row
             for row in index.rows.values()
-            if index.children[row] == 0 and row not in self._locked and row not in self._pins
+            if index.children[row] == 0 and row not in self._locked
         }
         assert set(self._leaves) == expected, (set(self._leaves) ^ expected, "evictable")
         assert {id(leaf) for leaf in self.policy.leaves()} == {
             id(leaf) for leaf in self._leaves.values()
         }
-        assert self.pinned_bytes == self.page_bytes * len(self._pins)
-        pinned: dict[str | None, int] = {}
-        for tenant in self._pin_tenants.values():
-            pinned[tenant] = pinned.get(tenant, 0) + self.page_bytes
-        assert pinned == self.pinned_by_tenant, (pinned, self.pinned_by_tenant)
         tenants: dict[str, int] = {}
         for row in index.rows.values():
             tenant = index.label("tenant", row)

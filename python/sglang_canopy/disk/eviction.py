@@ -32,7 +32,6 @@ class Eviction:
             return 0
         now = state.clock() if now is None else now
         with state.lock:
-            state.evictable.release_pins(now, limit)
             removed = self._remove_expired(now, limit)
         self._index_writer.flush()
         return removed

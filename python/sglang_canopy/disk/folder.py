@@ -50,7 +50,7 @@ class Claim:
 
     def open_pages(self, fresh: bool) -> None:
         """Open the latest folder of pages, or a ``fresh`` one, and remove the others."""
-        found = sorted(self.path.glob("pages-*"))
+        found = sorted(p for p in self.path.glob("pages-*-*") if p.name.split("-")[1].isdigit())
         if fresh or not found:
             number = int(found[-1].name.split("-")[1]) + 1 if found else 0
             # NOTE: names are never used again. SQLite removes files by path when it closes.

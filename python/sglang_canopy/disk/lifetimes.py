@@ -1,4 +1,4 @@
-"""Uses, TTLs and pins of pages. A pin overrides a TTL.
+"""Uses and TTLs of pages.
 
 The caller holds the store's lock in methods with an underscore, and if the docstring requires it.
 """
@@ -24,7 +24,7 @@ _OVERWRITTEN = tuple(set(FIELDS) - {*_OF_THE_PAGE, *_GREATEST, *LABELS, "hits", 
 
 
 class Lifetimes:
-    """Record uses, set the column ``expires``, and pin."""
+    """Record uses, and set the column ``expires``."""
 
     def __init__(self, state: StoreState, index_writer: IndexWriter) -> None:
         self._state = state
@@ -71,8 +71,6 @@ class Lifetimes:
             array[name][rows] = as_number(getattr(meta, name))
         ttl_s = state.ttl.ttl_s(meta.group, meta.category, meta.ttl_s)
         array["expires"][rows] = array["last_access"][rows] + ttl_s
-        if state.evictable.pinned_bytes or meta.keep_until is not None:
-            self.extend_pins(path, now)
         for row in rows[index.array["children"][rows] == 0].tolist():
             state.evictable.rerank(row, now)
         self._index_writer.mark_used(path, path[-1])
@@ -88,7 +86,7 @@ class Lifetimes:
         array["over"][rows] = meta.over & ~shared
 
     def set_expiry(self, row: int) -> None:
-        """Set ``expires`` from the row's last use, TTL and pin. The caller holds the lock."""
+        """Set ``expires`` from the row's last use and TTL. The caller holds the lock."""
         state, index = self._state, self._state.index
         own = index.ttl_s[row]
         ttl_s = state.ttl.ttl_s(
@@ -96,39 +94,7 @@ class Lifetimes:
             index.label("category", row) if state.ttl.categories else None,
             None if math.isnan(own) else own,
         )
-        expires = index.last_access[row] + ttl_s
-        until = state.evictable.pinned_until(row)
-        index.expires[row] = expires if until is None else max(expires, until)
-
-    def pin_if_requested(self, row: int, now: float) -> bool:
-        """Pin the row until its ``keep_until``, if that is in the future. The caller holds the lock.
-
-        Returns whether the row is pinned until then.
-        """
-        state, index = self._state, self._state.index
-        until = index.keep_until[row]
-        if not until > now:  # NaN: no pin requested
-            return False
-        if (state.evictable.pinned_until(row) or until - 1) >= until:
-            return True
-        if not state.evictable.pin(row, until):
-            state.counters.pins_refused += 1
-            # A refused page ranks like any other; an earlier, shorter pin stays.
-            index.keep_until[row] = as_number(state.evictable.pinned_until(row))
-            return False
-        state.counters.pinned += 1
-        self.set_expiry(row)
-        return True
-
-    def extend_pins(self, rows: Sequence[int], now: float) -> None:
-        """Restore pins after a use, and extend them if it requests more. The caller holds the lock."""
-        for row in rows:
-            until = self._state.evictable.pinned_until(row)
-            if until is not None:
-                if not self._state.index.keep_until[row] > until:  # also if it is NaN
-                    self._state.index.keep_until[row] = until
-                self.set_expiry(row)
-            self.pin_if_requested(row, now)
+        index.expires[row] = index.last_access[row] + ttl_s
 
 
 def until_now(meta: PageMeta, now: float) -> PageMeta:

@@ -39,6 +39,8 @@ class Idle:
         """Remove it unless a server claimed it meanwhile. Returns whether it is gone."""
         try:
             with _locked(self.path):
+                for pages in self.path.glob("pages-*"):  # the mark last, in case this process ends
+                    shutil.rmtree(pages, ignore_errors=True)
                 shutil.rmtree(self.path, ignore_errors=True)
         except OSError:
             return False
@@ -62,6 +64,8 @@ class Neighbours:
 
     def __init__(self, mine: Path, capacity_bytes: int, monotonic: Callable[[], float]) -> None:
         self._mine = mine
+        self._ranks = 1
+        """Ranks of this server with a store in this folder."""
         self._capacity_bytes = capacity_bytes
         self._monotonic = monotonic
         self._bytes = 0
@@ -69,14 +73,15 @@ class Neighbours:
 
     def idle(self) -> list[Idle]:
         """Return the namespaces without a server, least recently used first."""
-        found = []
+        found, ranks = [], 1
         for mark in self._mine.parent.glob(f"*/{NAMESPACE}"):
             path = mark.parent
             if path == self._mine:
                 continue
             temporary = (path / TEMPORARY).exists()
             if of_one_server(path, self._mine) and not temporary:
-                continue  # the other rank may be starting
+                ranks += 1
+                continue  # it may be starting
             try:
                 with _locked(path):
                     status = [file.stat() for file in path.rglob("*")]
@@ -84,6 +89,7 @@ class Neighbours:
                 continue  # in use, or gone
             size, used = sum(s.st_size for s in status), max(s.st_mtime for s in status)
             found.append(Idle(used, path, size, temporary))
+        self._ranks = ranks
         return sorted(found, key=lambda one: one.used)
 
     def opened(self) -> None:
@@ -101,20 +107,24 @@ class Neighbours:
             )
 
     def make_room(self, used_bytes: int) -> None:
-        """Remove namespaces, the oldest first, until they and ``used_bytes`` fit the capacity."""
+        """Remove namespaces, the oldest first, until they and ``used_bytes`` fit the capacity.
+
+        Each rank has the capacity, and gives room for its share of the namespaces.
+        """
         now = self._monotonic()
-        if now - self._counted_at < FRESH_S and (
-            not self._bytes or self._bytes + used_bytes <= self._capacity_bytes
-        ):
+        if now - self._counted_at < FRESH_S and (not self._bytes or self._fit(used_bytes)):
             return
         others = self.idle()
         self._counted_at = now
         self._bytes = sum(one.size for one in others)
         for one in others:
-            if self._bytes + used_bytes <= self._capacity_bytes:
+            if self._fit(used_bytes):
                 return
             if one.remove("its room is needed"):
                 self._bytes -= one.size
+
+    def _fit(self, used_bytes: int) -> bool:
+        return self._bytes / self._ranks + used_bytes <= self._capacity_bytes
 
     def remove_oldest(self) -> bool:
         """Remove the oldest namespace, since the volume is full. Returns false if there is none."""

@@ -219,8 +219,6 @@ class Recovery:
         restore_uses(index, rows)
         for row in rows:
             self._lifetimes.set_expiry(row)
-        for row in rows:
-            self._lifetimes.pin_if_requested(row, now)
             state.evictable.charge_tenant(index.label("tenant", row))
         for row in rows:
             state.evictable.refresh(row, now)
@@ -237,13 +235,8 @@ class Recovery:
         state, index, units = self._state, self._state.index, self._state.units
         while units.used > units.limit:
             victim = state.evictable.victim(now)
-            if victim is not None:
-                self._eviction.remove(victim[0], "capacity", now, chosen=True)
-                continue
-            pinned = next(state.evictable.pinned_leaves(), None)
-            if pinned is None:
-                break
-            self._eviction.remove(pinned, "capacity", now)
+            assert victim is not None, "a tree without leaves"
+            self._eviction.remove(victim[0], "capacity", now, chosen=True)
         units.shrink()
         self._move_down([row for row in index.rows.values() if index.unit[row] >= units.limit])
 

@@ -2,7 +2,7 @@
 
 * Pages form a tree by parent key. A page is written only below an existing parent and removed only
   without children, so every page has its prefix on disk.
-* The ``Policy`` chooses victims, within TTLs, quotas and pins.
+* The ``Policy`` chooses victims, within TTLs and quotas.
 * A record is committed after the page's data, in one transaction per batch. A checksum over namespace,
   key and content is verified before a page is served, so units can be reused at once.
 * Disk faults are logged once and counted; they raise no exception, and the pages count as absent.
@@ -69,24 +69,17 @@ class DiskStore:
         policy: Policy,
         ttl: TTLTable | None = None,
         quotas: Mapping[str, int] | None = None,
-        pin_bytes: int | None = None,
-        pin_tenant_bytes: int | None = None,
         now: Callable[[], float] | None = None,
         namespace: str = "",
         temporary: bool = False,
         counters: StoreCounters | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``pin_bytes``: limit of all pins, by default a quarter of the capacity.
-        ``pin_tenant_bytes``: limit per tenant, by default two fifths of ``pin_bytes``.
-
-        ``quotas``: bytes by tenant; ``"*"`` is any other tenant. ``now``: the clock, by default
+        """``quotas``: bytes by tenant; ``"*"`` is any other tenant. ``now``: the clock, by default
         ``time.time``. ``temporary``: no later store uses this namespace; ``discard`` removes its
         folder. ``counters``: counters of a previous store, to be continued.
         """
-        pin_bytes = capacity_bytes // 4 if pin_bytes is None else pin_bytes
-        pin_tenant_bytes = pin_bytes * 2 // 5 if pin_tenant_bytes is None else pin_tenant_bytes
-        _check_sizes(page_bytes, capacity_bytes, pin_bytes, pin_tenant_bytes, quotas)
+        _check_sizes(page_bytes, capacity_bytes, quotas)
         namespace = f"{namespace}|page_bytes={page_bytes}"
         index = PageIndex()
         self.capacity_bytes = capacity_bytes
@@ -100,9 +93,7 @@ class DiskStore:
             counters=counters,
             faults=Faults(counters, str(folder)),
             index=index,
-            evictable=EvictablePages(
-                index, policy, page_bytes, quotas or {}, pin_bytes, pin_tenant_bytes
-            ),
+            evictable=EvictablePages(index, policy, page_bytes, quotas or {}),
             units=UnitAllocator(capacity_bytes // page_bytes),
             ttl=ttl or TTLTable(),
             neighbours=Neighbours(path_of(folder, namespace), capacity_bytes, monotonic),
@@ -334,7 +325,7 @@ class DiskStore:
     def sweep(self, now: float | None = None, limit: int = SWEEP_PAGES) -> int:
         """Remove expired pages, leaves first. Returns the number removed. The work is bounded.
 
-        Also release ended pins and commit uses. Call it about once a second.
+        Also commit uses. Call it about once a second.
         """
         self._recovery.open_cleared()
         return self._eviction.sweep(now, limit)
@@ -378,8 +369,6 @@ class DiskStore:
 def _check_sizes(
     page_bytes: int,
     capacity_bytes: int,
-    pin_bytes: int,
-    pin_tenant_bytes: int,
     quotas: Mapping[str, int] | None,
 ) -> None:
     if page_bytes < 1:
@@ -389,9 +378,6 @@ def _check_sizes(
             f"disk store: capacity_bytes {capacity_bytes} holds no page of {page_bytes} bytes; "
             "give it more"
         )
-    for name, size in (("pin_bytes", pin_bytes), ("pin_tenant_bytes", pin_tenant_bytes)):
-        if size < 0:
-            raise CanopyError(f"disk store: {name} must be 0 or more, got {size}")
     for tenant, size in (quotas or {}).items():
         if size < 0:
             raise CanopyError(f"disk store: quota of {tenant!r} must be 0 or more, got {size}")

@@ -200,7 +200,6 @@ class PageWriter:
         index.written[row] = now
         index.put(row, until_now(page.meta, now))
         self._lifetimes.set_expiry(row)
-        self._lifetimes.pin_if_requested(row, now)
         self._index_writer.mark_changed(row)
         state.counters.written += 1
         state.counters.written_bytes += state.content.page_bytes

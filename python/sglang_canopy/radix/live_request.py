@@ -70,8 +70,6 @@ class LiveRequest(Request):
     """Seconds since 1970 when the requests' clock was 0."""
     ttl_s: float | None = None
     """TTL below the device that the request sets, in seconds."""
-    pin_s: float | None = None
-    """Time to pin the request's path on disk, in seconds."""
     """Conversation of the same tenant that waits for this one."""
     linear: bool = False
     """Whether one conversation has this name: each request extends or abandons the previous one."""
@@ -222,8 +220,6 @@ class NodeLeaf(Leaf):
     """Number of the last request counted in ``hits``."""
     ttl_s: float | None = None
     """TTL below the device requested by a request, in seconds; ``None``: the group's."""
-    pin_until: float | None = None
-    """Time until which a request pinned the disk copy."""
     host_group: int = RESIDUAL
     """Group in the host tier's table."""
     on_disk: bool = False
@@ -241,7 +237,7 @@ class NodeLeaf(Leaf):
     def inherit(self, other: Leaf) -> None:
         Leaf.inherit(self, other)
         if isinstance(other, NodeLeaf):
-            self.ttl_s, self.pin_until = other.ttl_s, other.pin_until
+            self.ttl_s = other.ttl_s
             self.host_group = other.host_group
             self.on_disk, self.reported_at = other.on_disk, other.reported_at
             self.disk_round, self.disk_written_at = other.disk_round, other.disk_written_at
@@ -256,18 +252,15 @@ class NodeLeaf(Leaf):
         self.offset, self.length = tail.offset, tokens
 
     def set_retention(self, request: LiveRequest) -> None:
-        """Set the TTL and pin of the request.
+        """Set the TTL of the request.
 
         A node shared with other conversations keeps the longest TTL. A request without a TTL
-        restores the group's. A pin is never shortened.
+        restores the group's.
         """
         ttl_s = request.ttl_s
         if self.shared and ttl_s is not None:
             ttl_s = None if self.ttl_s is None else max(ttl_s, self.ttl_s)
         self.ttl_s = ttl_s
-        if request.pin_s is not None:
-            until = request.time + request.pin_s
-            self.pin_until = until if self.pin_until is None else max(until, self.pin_until)
 
     def touch(self, now: float) -> None:
         """Count a use without a request (a direct call of the cache's ``insert``)."""

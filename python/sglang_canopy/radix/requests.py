@@ -216,8 +216,7 @@ class Requests:
                 )
             leaf.stamp(request)
             leaf.request_number = request.number
-        asks = request.ttl_s is not None or request.pin_s is not None
-        if leaf.ttl_s is not None or asks:
+        if leaf.ttl_s is not None or request.ttl_s is not None:
             leaf.set_retention(request)
         if groups.disk is not None or groups.host is not None:
             set_offsets(node)

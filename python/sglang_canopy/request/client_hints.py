@@ -25,7 +25,7 @@ SECRET_VARIABLE = "CANOPY_GATEWAY_SECRET"
 SECRET_FILE_VARIABLE = "CANOPY_GATEWAY_SECRET_FILE"
 MIN_SECRET, MAX_SECRET = 16, 1024
 
-PRIORITY_FIELDS = frozenset({"over", "return_in_s", "keep_s", "ttl_s", "pin_s", "linear"})
+PRIORITY_FIELDS = frozenset({"over", "return_in_s", "keep_s", "ttl_s", "linear"})
 """Fields that affect other requests. The rest only describes the request."""
 
 

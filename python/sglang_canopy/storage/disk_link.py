@@ -240,9 +240,7 @@ class DiskLink:
     def _restore(self, leaf: NodeLeaf, meta: PageMeta | None) -> None:
         # A leaf without metadata inherits its parent's on admission to the policy.
         if meta is not None and meta.hits >= 1:
-            keep_until = restore(leaf, meta, self.tree.clock.now, self.attachment.epoch)
-            if keep_until is not None:
-                self.tree.protected.keep(leaf.node, keep_until, leaf.tenant)
+            restore(leaf, meta, self.tree.clock.now, self.attachment.epoch)
         self.retry.mark_read(leaf)
 
     def _agreed(self, metas: list[PageMeta | None]) -> list[PageMeta | None]:

@@ -12,7 +12,6 @@ import operator
 from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.radix.live_request import LiveRequest, NodeLeaf
 from sglang_canopy.records import Request, copy_record
-from sglang_canopy.wire.stamp import MAX_KEEP_S
 
 node_fields = operator.attrgetter(*(f.name for f in dataclasses.fields(PageMeta)[2:]))
 """Return the fields that all pages of a node share: all after ``offset`` and ``length``."""
@@ -21,9 +20,6 @@ node_fields = operator.attrgetter(*(f.name for f in dataclasses.fields(PageMeta)
 def metadata_of(leaf: NodeLeaf, epoch: float) -> PageMeta:
     """Return the metadata of ``leaf`` in Unix time."""
     meta = PageMeta.from_leaf(leaf, leaf.ttl_s)
-    pin = leaf.pin_until
-    if pin is not None and (meta.keep_until is None or pin > meta.keep_until):
-        meta.keep_until = pin
     meta.shift(epoch)
     return meta
 
@@ -37,12 +33,8 @@ def pages_of(leaf: NodeLeaf, pages: int, page_tokens: int, epoch: float) -> list
     ]
 
 
-def restore(leaf: NodeLeaf, meta: PageMeta, now: float, epoch: float) -> float | None:
-    """Copy the metadata of pages into ``leaf``. Returns the time until which to keep its path.
-
-    The result is ``None`` without a pin. A pin applies to the disk; tiers above keep a path for at most
-    ``MAX_KEEP_S``, as for a client's request.
-    """
+def restore(leaf: NodeLeaf, meta: PageMeta, now: float, epoch: float) -> None:
+    """Copy the metadata of pages into ``leaf``, except the keep, which a budget grants."""
     meta = dataclasses.replace(meta)
     meta.shift(-epoch)
     kept_until = leaf.keep_until
@@ -50,8 +42,7 @@ def restore(leaf: NodeLeaf, meta: PageMeta, now: float, epoch: float) -> float |
     leaf.ttl_s = meta.ttl_s
     leaf.last_access = min(leaf.last_access, now)
     leaf.created = min(leaf.created, leaf.last_access)
-    leaf.pin_until, leaf.keep_until = meta.keep_until, kept_until  # the budget grants keeps
-    return None if leaf.pin_until is None else min(leaf.pin_until, leaf.last_access + MAX_KEEP_S)
+    leaf.keep_until = kept_until
 
 
 def frozen_copy(request: LiveRequest, blocks: int, epoch: float) -> Request:

@@ -66,10 +66,6 @@ class StorageSettings:
     """Seconds for every page, or a table (docs/reference/plan-file.md), as an object."""
     quota_bytes: Mapping[str, int] = field(default_factory=dict)
     """Byte limits by tenant (name or digest); ``"*"`` is any other tenant."""
-    pin_bytes: int | None = None
-    """Bytes that pins may hold; by default a quarter of the capacity."""
-    pin_tenant_bytes: int | None = None
-    """Bytes that pins of one tenant may hold; by default two fifths of ``pin_bytes``."""
     sweep_s: float = 1.0
     """Seconds between two rounds of the sweeper."""
 
@@ -78,9 +74,6 @@ class StorageSettings:
         _check(_is_bytes(self.capacity_bytes, 1), "capacity_bytes", self.capacity_bytes, _BYTES)
         ok = all(isinstance(k, str) and _is_bytes(v, 0) for k, v in self.quota_bytes.items())
         _check(ok, "quota_bytes", self.quota_bytes, "an object of tenant: bytes")
-        for key in ("pin_bytes", "pin_tenant_bytes"):
-            pin = getattr(self, key)
-            _check(pin is None or _is_bytes(pin, 0), key, pin, _BYTES)
         ok = 0.01 <= self.sweep_s <= 3600
         _check(ok, "sweep_s", self.sweep_s, "seconds from 0.01 to 3600")
         self.make_policy()

@@ -14,14 +14,13 @@ METRICS = (
     reported(
         "tenants_at_limit",
         "limits.{limit}.tenants",
-        "tenants that use 95 % of a limit: of their disk quota (`quota`), of pins on disk (`pin`), of "
-        "kept paths (`keep`)",
+        "tenants that use 95 % of a limit: of their disk quota (`quota`), of kept paths (`keep`)",
     ),
     reported(
         "limit_refusals_total",
         "limits.{limit}.refused",
-        "pages refused by the disk (`quota`), and refused pins and keeps, because a limit of one tenant "
-        "or of all tenants was reached",
+        "pages refused by the disk (`quota`), and refused keeps, because a limit of one tenant or of "
+        "all tenants was reached",
     ),
     reported(
         "hint_tenants",
@@ -57,8 +56,6 @@ def limits(keep: Mapping[str, Any], disk: Mapping[str, Any] | None) -> dict[str,
             "tenants": disk["tenants_at_quota"],
             "refused": disk["refused_pages"].get("quota", 0),
         }
-        pins = _at(disk["pinned_tenants"], "bytes", disk["pin_tenant_limit_bytes"])
-        found["pin"] = {"tenants": pins, "refused": disk["pins_refused"]}
     return found
 
 

@@ -281,7 +281,7 @@ class Status:
         controller = self.cache.cache_controller
         backend = controller.storage_backend if controller is not None else None
         status = getattr(backend, "status", None)
-        return _shown(status(), "pinned_tenants") if callable(status) else None
+        return status() if callable(status) else None
 
     def _sizes(self, disk: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
         """Return capacity and use of each tier, in bytes on this rank; ``None`` if unknown."""

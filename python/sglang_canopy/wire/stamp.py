@@ -36,7 +36,6 @@ MAX_TURN = 1_000_000
 MAX_KEEP_S = 3600.0
 MAX_RETURN_S = 7 * 24 * 3600.0
 MAX_TTL_S = 30 * 24 * 3600.0
-MAX_PIN_S = 24 * 3600.0
 MAX_SAMPLES = 1_000_000
 
 _NAME = re.compile(r"[\w.:/@+-]+", re.ASCII)
@@ -116,7 +115,6 @@ FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "canopy_keep_s": ("keep_s", _number(0, MAX_KEEP_S, "seconds")),
     "canopy_slo_ms": ("slo_ms", _number(1, 1e7, "milliseconds")),
     "canopy_ttl_s": ("ttl_s", _number(0, MAX_TTL_S, "seconds")),
-    "canopy_pin_s": ("pin_s", _number(0, MAX_PIN_S, "seconds")),
 }
 """Keys that clients may write: name on the wire -> (field, validation)."""
 
