@@ -1,7 +1,6 @@
 """The disk tier below a live tree: writes, reads, and contents after a restart."""
 
 import errno
-import shutil
 from pathlib import Path
 
 import pytest
@@ -300,22 +299,6 @@ def test_a_prefix_refused_by_a_full_disk_is_written_later(
     tree.settle()
     for answer in (2, 3):
         assert tree.on_disk(system + tokens(answer, 4)) == 12
-    check(tree)
-
-
-def test_a_prompt_is_written_again_after_its_folder_was_removed(start, rounds_at_once) -> None:
-    tree = start(tokens=64)
-    system = tokens(1, 8)
-    tree.serve(system, 1.0)
-    shutil.rmtree(tree.storage.settings.path)
-    tree.storage.sweep()
-    assert "removed or replaced" in tree.storage.status()["unavailable"]
-    tree.serve(system + tokens(2, 4), 2.0)
-    tree.storage.maintain()
-    assert tree.storage.status()["unavailable"] is None
-    for time in (3.0, 4.0, 5.0):
-        tree.serve(system + tokens(3, 4), time)
-    assert tree.on_disk(system + tokens(3, 4)) == 12
     check(tree)
 
 
