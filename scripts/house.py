@@ -20,7 +20,7 @@ PACKAGES: dict[str, str] = {
 }
 """Each reads alone: a server without documents never imports the other two."""
 
-OPEN = {"declared", "errors", "private_file", "records", "tenant", "__init__"}
+OPEN = {"declared", "errors", "private_file", "ranks", "records", "tenant", "__init__"}
 """Top-level files of ``sglang_canopy``: they import only each other, and every room may import them."""
 
 SPLIT = {"server", "live"}
@@ -119,7 +119,7 @@ LABORATORY = (
 """Rooms that need neither torch nor sglang."""
 
 SGLANG = {
-    *("radix", "storage", "telemetry"),
+    *("radix", "ranks", "storage", "telemetry"),
     *("server/start", "server/http", "server/scheduler"),
     *(
         "live/replay",
