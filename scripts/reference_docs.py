@@ -305,11 +305,7 @@ def chunk_request_fields() -> str:
 
 def identity_sources() -> str:
     """Return the possible places of a conversation's name, in order of precedence."""
-    rows = [
-        [f"`{s.name}`", s.where, s.sent_by, "one conversation" if s.linear else "a user or a group"]
-        for s in identity.SOURCES
-    ]
-    return table(["source", "where", "who sends it", "names"], rows)
+    return table(["where", "who sends it"], [[s.where, s.sent_by] for s in identity.SOURCES])
 
 
 def _allowed(check: Callable[[Any], Any]) -> str:
@@ -323,7 +319,7 @@ def _allowed(check: Callable[[Any], Any]) -> str:
 
 def metrics_table() -> str:
     rows = []
-    for m in (*series.CACHE, *series.KV_HINTS, *chunk_series.METRICS):
+    for m in (*series.CACHE, *series.IGNORED, *chunk_series.METRICS):
         labels = f"{{{','.join(m.labels)}}}" if m.labels else ""
         rows.append([f"`{series.PREFIX}{m.name}{labels}`", m.meaning])
     return entries(rows)

@@ -27,7 +27,6 @@ VALUES = {
     "--canopy-host-gb": ("0.02",),
     "--canopy-disk": ("tenant_quota_gb=1",),
     "--canopy-drain-s": ("25", "0"),
-    "--canopy-identity-sources": ("sessions", "all", "none", "user,session_id"),
     "--canopy-session-gate": ("auto", "off"),
     "--canopy-max-wait-factor": ("2",),
     WHATIF: ("auto", "wa,canopy-lru,capacity=1:4", "auto,floor=off", "auto,one_in=4"),

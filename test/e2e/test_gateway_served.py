@@ -17,7 +17,7 @@ LONG = "The ants go marching one by one. " * 60
 
 
 def chat(url: str, opening: str, salt: str | None = None, **more: Any) -> int:
-    """Send a chat turn; return its cached prompt tokens."""
+    """Send a turn of the conversation ``OPENING-c``; return its cached prompt tokens."""
     body: dict[str, Any] = {
         "model": "tiny",
         "messages": [{"role": "user", "content": f"{opening}. {LONG}"}],
@@ -26,7 +26,7 @@ def chat(url: str, opening: str, salt: str | None = None, **more: Any) -> int:
         **more,
     }
     if salt is not None:
-        body["metadata"] = {METADATA["cache_salt"]: salt}
+        body["metadata"] = {METADATA["cache_salt"]: salt, "user_id": f"u_session_{opening}-c"}
     status, answer = post(f"{url}/v1/chat/completions", body)
     assert status == 200, answer
     return (answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens", 0)
@@ -62,8 +62,7 @@ def said_to_be(url: str, conversation: str, salt: str) -> str | None:
 def test_tenants_stay_apart_and_hints_reach_both_workers(server, tiny_model, tmp_path) -> None:
     for gateway in MODULES:
         skip_without(gateway)
-    flags = ("--radix-eviction", "wa", "--canopy-identity-sources", "all")
-    flags += ("--canopy-carriers", "metadata", "--enable-cache-report")
+    flags = ("--radix-eviction", "wa", "--canopy-carriers", "metadata", "--enable-cache-report")
     flags += ("--served-model-name", "tiny")
     with contextlib.ExitStack() as stack:
         workers = [
@@ -74,8 +73,8 @@ def test_tenants_stay_apart_and_hints_reach_both_workers(server, tiny_model, tmp
             url = stack.enter_context(running(gateway, urls, tmp_path / f"{gateway}.log"))
             for salt in ("a", "b"):
                 # Round robin: the first two requests meet both workers.
-                first = [chat(url, gateway, salt, prompt_cache_key=f"{gateway}-c") for _ in urls]
-                again = [chat(url, gateway, salt, prompt_cache_key=f"{gateway}-c") for _ in urls]
+                first = [chat(url, gateway, salt) for _ in urls]
+                again = [chat(url, gateway, salt) for _ in urls]
                 assert max(first) < 100, "another tenant's KV"
                 assert min(again) > 300
             with pytest.MonkeyPatch.context() as environment:

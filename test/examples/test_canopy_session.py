@@ -44,7 +44,7 @@ def test_requests_of_a_session_name_it_and_its_end_is_announced(example) -> None
             ask(client(example, url), extra_body={"custom_params": mine})
         session.sent.result()
         ask(client(example, url))
-    assert [client_fields(fields) for fields in sent.fields[:1]] == [{"conversation": "s-1"}]
+    assert [client_fields(fields) for fields in sent.fields[:1]] == [({"conversation": "s-1"}, {})]
     assert sent.fields[1:] == [mine, {}]
     assert sent.hints == [{"cache_salt": "ann", "conversation": "s-1", "over": True}]
 

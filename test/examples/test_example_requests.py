@@ -57,7 +57,7 @@ def test_an_agent_hints_its_return_and_its_end(endpoint) -> None:
     agent.TOOL_S = 0.0
     assert agent.main(url, "Which leaf goes first?") == ["1", "2", "3"]
     *turns, (path, hint) = seen
-    told = [client_fields(body["custom_params"]) for _, body in turns]
+    told = [client_fields(body["custom_params"])[0] for _, body in turns]
     assert [fields["turn"] for fields in told] == [1, 2, 3]
     assert ["return_in_s" in fields for fields in told] == [True, True, False]
     assert path == "/canopy/hint"

@@ -13,7 +13,6 @@ from starlette.requests import Request as HttpRequest
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request import sent
-from sglang_canopy.request.identity import Identities, sources_of
 from sglang_canopy.request.sent import METADATA, RequireTenant, body_of, headers_of
 from sglang_canopy.server.http import entry
 from sglang_canopy.wire.stamp import STAMP_KEY
@@ -132,57 +131,33 @@ def asked(**fields: Any) -> SimpleNamespace:
     )
 
 
-BOTH = "metadata,headers"
-
-
-def set_tenant(obj: SimpleNamespace, request: HttpRequest, carriers: str = "none") -> None:
+def set_tenant(obj: SimpleNamespace, request: HttpRequest, carriers: str = "metadata") -> None:
     sent.set_tenant(obj, headers_of(request), body_of(request), carriers)
 
 
-def test_metadata_and_headers_name_the_tenant_of_a_request() -> None:
-    for request in (
-        http({"metadata": {METADATA["cache_salt"]: "a"}}),
-        http({}, X_Canopy_Cache_Salt="a"),
-        http({"metadata": {METADATA["cache_salt"]: "a"}}, X_Canopy_Cache_Salt="a"),
-    ):
-        obj = asked()
-        set_tenant(obj, request, BOTH)
-        set_tenant(obj, request, BOTH)
+def test_metadata_names_the_tenant_of_a_request() -> None:
+    in_metadata = http({"metadata": {METADATA["cache_salt"]: "a"}})
+    obj = asked()
+    for _ in range(2):
+        set_tenant(obj, in_metadata)
         assert (obj.extra_key, obj.cache_salt) == (None, "a")
-    for carriers, named in (("none", None), ("headers", None), ("metadata", "a")):
-        set_tenant(obj := asked(), http({"metadata": {METADATA["cache_salt"]: "a"}}), carriers)
-        assert obj.cache_salt == named
+    set_tenant(off := asked(), in_metadata, "none")
+    assert off.cache_salt is None
     set_tenant(messages := asked(), http({"cache_salt": "a"}))  # SGLang's model of them has no salt
     assert messages.cache_salt == "a"
     set_tenant(untouched := asked(cache_salt="own"), http({"metadata": {"user_id": "u"}}))
     assert untouched.cache_salt == "own"
 
 
-@pytest.mark.parametrize(
-    ("own", "metadata", "headers"),
-    [
-        ("b", {METADATA["cache_salt"]: "a"}, {}),
-        (None, {METADATA["cache_salt"]: "a"}, {"X_Canopy_Cache_Salt": "b"}),
-        (["a", "b"], {}, {"X_Canopy_Cache_Salt": "a"}),
-    ],
-)
-def test_a_tenant_that_is_named_twice_and_differently_is_refused(own, metadata, headers) -> None:
+@pytest.mark.parametrize("own", ["b", ["a", "b"]])
+def test_a_tenant_that_is_named_twice_and_differently_is_refused(own) -> None:
     with pytest.raises(CanopyError, match="several times, and differently"):
-        set_tenant(asked(cache_salt=own), http({"metadata": metadata}, **headers), BOTH)
-
-
-def test_a_header_that_client_and_gateway_both_send_is_refused() -> None:
-    request = http({}, X_Canopy_Cache_Salt="named by the client")
-    request.scope["headers"].append((b"x-canopy-cache-salt", b"named by the gateway"))
-    with pytest.raises(CanopyError, match="several times, and differently"):
-        set_tenant(asked(), request, BOTH)
-    set_tenant(obj := asked(), request, "metadata")  # no header counts
-    assert obj.cache_salt is None
+        set_tenant(asked(cache_salt=own), http({"metadata": {METADATA["cache_salt"]: "a"}}))
 
 
 def test_a_tenant_that_is_no_string_is_refused() -> None:
     with pytest.raises(CanopyError, match="must be strings"):
-        set_tenant(asked(), http({"metadata": {METADATA["extra_key"]: 7}}), BOTH)
+        set_tenant(asked(), http({"metadata": {METADATA["extra_key"]: 7}}))
 
 
 def test_our_keys_pass_in_metadata_if_custom_params_are_dropped(monkeypatch) -> None:
@@ -205,16 +180,9 @@ def test_our_keys_pass_in_metadata_if_custom_params_are_dropped(monkeypatch) -> 
     own = asked(sampling_params={"custom_params": {"canopy_turn": 9}})
     entry.stamp(own, {}, http({"metadata": metadata}))
     assert own.sampling_params["custom_params"][STAMP_KEY]["turn"] == 9
-    with pytest.raises(CanopyError, match="canopy_turn"):
-        entry.stamp(asked(), {}, http({"metadata": {"canopy_turn": "soon"}}))
-
-
-def test_identities_that_pass_sglang_router_name_conversations_of_their_tenant() -> None:
-    rule = Identities(sources_of("all"))
-    left = {"prompt_cache_key": "k", "metadata": {"user_id": "u_session_9"}}
-    assert rule.fields(left, {})["conversation"] == "9"
-    assert rule.fields({"prompt_cache_key": "k"}, {})["conversation"] == "k"
-    assert rule.fields({}, {"x-request-id": "c_t2"})["conversation"] == "c"
+    wrong = asked()
+    entry.stamp(wrong, {"turn": 2}, http({"metadata": {"canopy_turn": "soon"}}))
+    assert wrong.sampling_params["custom_params"][STAMP_KEY]["turn"] == 2
 
 
 @pytest.fixture
@@ -299,13 +267,13 @@ def test_a_batch_whose_prompts_all_name_a_tenant_is_served(rule) -> None:
 
 
 @pytest.mark.parametrize("own", [[""], ["", ""], ["a", ""], []], ids=str)
-def test_a_gateways_header_names_every_prompt_of_a_batch(own) -> None:
+def test_a_gateways_tenant_is_that_of_every_prompt_of_a_batch(own) -> None:
     obj = asked(cache_salt=own)
-    set_tenant(obj, http({"cache_salt": own}, X_Canopy_Cache_Salt="a"), "headers")
+    set_tenant(obj, http({"cache_salt": own, "metadata": {METADATA["cache_salt"]: "a"}}))
     assert obj.cache_salt == "a"
 
 
 @pytest.mark.parametrize("own", [[7], [["a"]], [{}]], ids=str)
 def test_a_batch_with_a_tenant_that_is_no_string_is_refused(own) -> None:
     with pytest.raises(CanopyError, match="must be strings"):
-        set_tenant(asked(cache_salt=own), http({}, X_Canopy_Cache_Salt="a"), "headers")
+        set_tenant(asked(cache_salt=own), http({"metadata": {METADATA["cache_salt"]: "a"}}))

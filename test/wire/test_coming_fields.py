@@ -24,4 +24,5 @@ def test_sglang_takes_a_chat_with_retention_and_priority() -> None:
 
 
 def test_such_keys_in_custom_params_are_other_peoples() -> None:
-    assert client_fields({"retention_seconds": 60, "kv.demote": True, "kv_hints": ENVELOPE}) == {}
+    given = {"retention_seconds": 60, "kv.demote": True, "kv_hints": ENVELOPE}
+    assert client_fields(given) == ({}, {})

@@ -15,7 +15,7 @@ from sglang_canopy.config.queue import QueueFlags
 from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.config.whatif import MeterOptions
 from sglang_canopy.declared import declare, keyed
-from sglang_canopy.request import billing_line, client_hints, identity, sent
+from sglang_canopy.request import billing_line, client_hints, sent
 
 ATTRIBUTE = "_canopy_options"
 """Attribute of the options on ``ServerArgs``."""
@@ -35,16 +35,6 @@ class RequestOptions:
         choices=client_hints.MODES,
         hidden=True,
     )
-    identity_sources: tuple[str, ...] = declare(
-        identity.sources_of(identity.SESSIONS),
-        identity.FLAG,
-        "Fields and headers that name a request's conversation, besides canopy_conversation: "
-        "sessions (those that name one), all (those that name a user, too), none, or a list.",
-        metavar="LIST",
-        parse=identity.sources_of,
-        shown_default=identity.SESSIONS,
-        hidden=True,
-    )
     require_tenant: str = declare(
         sent.OFF,
         sent.FLAG,
@@ -58,8 +48,7 @@ class RequestOptions:
         sent.CARRIERS_FLAG,
         "Where else a request may name its tenant, behind gateways that drop the body's fields: "
         f"metadata ({sent.METADATA['cache_salt']}, {sent.METADATA['extra_key']}, and our other "
-        f"keys), headers ({sent.HEADERS['cache_salt']}, {sent.HEADERS['extra_key']}), or both. "
-        "Your outermost gateway must overwrite those places.",
+        "keys), which your outermost gateway must overwrite.",
         choices=sent.CARRIERS,
         hidden=True,
     )

@@ -1,4 +1,4 @@
-"""Read a generation request as sent: headers, JSON body and tenant, and infer category and turn.
+"""Read a generation request as sent: headers, JSON body, tenant and Canopy's keys.
 
 SGLang's body models drop unknown fields. Gateways do too: ``sglang-router`` removes both tenant fields
 from chat bodies, and our headers, but passes ``metadata``, OpenAI's field for the caller's own use.
@@ -9,13 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.request.responses import infer_from_response
 from sglang_canopy.tenant import check_extra_key, tenants_of_prompts
-from sglang_canopy.wire.stamp import MAX_TURN, OF_OTHER_PARTS, client_fields
+from sglang_canopy.wire.stamp import FIELDS, OF_OTHER_PARTS
 
 
 def headers_of(request: Any) -> Mapping[str, str] | None:
@@ -51,18 +49,15 @@ def body_of(request: Any) -> Mapping[str, Any]:
     return {}
 
 
-def metadata_fields(
-    body: Mapping[str, Any], checks: Mapping[str, Callable[[Any], Any]]
-) -> dict[str, Any]:
+def metadata_fields(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return Canopy's keys of ``metadata``, which gateways forward even if they drop ``custom_params``.
 
-    ``checks``: accepted key -> validation, which raises ``ValueError``. Values in OpenAI's ``metadata``
-    are strings; a string that fails validation is parsed as JSON.
+    Values in OpenAI's ``metadata`` are strings; a string that fails validation is parsed as JSON.
     """
     metadata = body.get("metadata")
     if not isinstance(metadata, Mapping):
         return {}
-    return {key: _value(metadata[key], check) for key, check in checks.items() if key in metadata}
+    return {k: _value(metadata[k], check) for k, (_, check) in FIELDS.items() if k in metadata}
 
 
 DROPPING = ("/v1/responses", "/v1/messages", "/api/chat", "/api/generate")
@@ -80,10 +75,7 @@ def dropped_params(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
     Raises ``CanopyError`` for keys that need another route.
     """
     given = body.get("custom_params")
-    if given is None or not path.endswith(DROPPING):
-        return {}
-    if not isinstance(given, Mapping):
-        client_fields(given)  # raises
+    if not isinstance(given, Mapping) or not path.endswith(DROPPING):
         return {}
     found = {k: v for k, v in given.items() if isinstance(k, str) and k.startswith("canopy")}
     for key in OF_OTHER_PARTS:
@@ -93,22 +85,6 @@ def dropped_params(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
                 "/v1/completions or /generate"
             )
     return found
-
-
-def infer(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Infer category and turn on routes other than chat and text completions."""
-    if path.endswith("/v1/responses"):
-        return infer_from_response(body)
-    if path.endswith("/api/chat"):
-        return infer_from_chat(_ollama_chat(body))
-    return {"category": "generate"}
-
-
-def _ollama_chat(body: Mapping[str, Any]) -> Any:
-    messages = body.get("messages")
-    given = messages if isinstance(messages, list) else []
-    roles = [SimpleNamespace(role=m.get("role")) for m in given if isinstance(m, Mapping)]
-    return SimpleNamespace(messages=roles, tools=body.get("tools"))
 
 
 def _value(given: Any, check: Callable[[Any], Any]) -> Any:
@@ -122,46 +98,17 @@ def _value(given: Any, check: Callable[[Any], Any]) -> Any:
     return given
 
 
-def infer_from_chat(body: Any) -> dict[str, Any]:
-    """Infer category and turn from the body of a chat completion.
-
-    ``turn``: number of assistant messages, plus one. ``category``: ``chat`` and suffixes: ``-tools`` if
-    tools are offered, ``-json`` if a response format is given, ``-image`` if a message has an image,
-    ``-after-tool`` if the last message is a tool's result (the previous response stopped for a tool
-    call).
-    """
-    messages = body.messages or []
-    roles = [getattr(m, "role", None) for m in messages]
-    category = "chat"
-    if getattr(body, "tools", None):
-        category += "-tools"
-    if getattr(body, "response_format", None) is not None:
-        category += "-json"
-    if any(_has_image(m) for m in messages):
-        category += "-image"
-    if roles and roles[-1] in ("tool", "function"):
-        category += "-after-tool"
-    return {"category": category, "turn": min(1 + roles.count("assistant"), MAX_TURN)}
-
-
-def _has_image(message: Any) -> bool:
-    content = getattr(message, "content", None)
-    return isinstance(content, list) and any(
-        getattr(part, "type", "text") not in ("text", "input_text") for part in content
-    )
-
-
 FLAG = "--canopy-require-tenant"
 CARRIERS_FLAG = "--canopy-carriers"
-NO_CARRIERS, IN_METADATA, IN_HEADERS = "none", "metadata", "headers"
-CARRIERS = (NO_CARRIERS, IN_METADATA, IN_HEADERS, f"{IN_METADATA},{IN_HEADERS}")
-"""Additional places of a generation request's tenant; ``metadata`` also carries our other keys."""
+NO_CARRIERS, IN_METADATA = "none", "metadata"
+CARRIERS = (NO_CARRIERS, IN_METADATA)
+"""Additional places of a generation request's tenant and of our other keys."""
 
 OFF, WARN, ON = "off", "warn", "on"
 MODES = (OFF, WARN, ON)
 
 HEADERS = {"extra_key": "X-Canopy-Extra-Key", "cache_salt": "X-Canopy-Cache-Salt"}
-"""Headers for a gateway's tenant; a body or query that names another tenant is refused."""
+"""Headers for a gateway's tenant on Canopy's routes; a body or query that names another is refused."""
 METADATA = {"extra_key": "canopy_extra_key", "cache_salt": "canopy_cache_salt"}
 """Keys of ``metadata`` with the tenant of a generation request."""
 GATEWAY_HEADERS = ("x-smg-routing-key", "x-smg-target-worker", "x-request-id")
@@ -206,7 +153,7 @@ def set_tenant(
     body: Mapping[str, Any],
     carriers: str = NO_CARRIERS,
 ) -> None:
-    """Write the tenant given in the body or one of the ``carriers`` into a generation request.
+    """Write the tenant given in the body or its ``metadata`` into a generation request.
 
     ``obj``: SGLang's internal request, with the tenant fields that SGLang reads on the route (none
     on ``/v1/messages``). ``headers`` and ``body``: of the HTTP request; ``headers`` is ``None`` for
@@ -214,33 +161,26 @@ def set_tenant(
     extra key is reserved. Idempotent.
     """
     if headers is not None:
-        _write_tenant(obj, headers, body, carriers)
+        metadata = body.get("metadata") if carriers == IN_METADATA else None
+        _write_tenant(obj, metadata if isinstance(metadata, Mapping) else {}, body)
     check_extra_key(getattr(obj, "extra_key", None))
 
 
-def _write_tenant(
-    obj: Any, headers: Mapping[str, str], body: Mapping[str, Any], carriers: str
-) -> None:
-    metadata = body.get("metadata") if IN_METADATA in carriers else None
-    given_there = metadata if isinstance(metadata, Mapping) else {}
-    for field, header in HEADERS.items():
+def _write_tenant(obj: Any, metadata: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+    for field, key in METADATA.items():
         own, in_body = getattr(obj, field, None), body.get(field)
         of_prompts = own if isinstance(own, list) else [own]
-        places = [
-            *(sent_values(headers, header) if IN_HEADERS in carriers else ()),
-            given_there.get(METADATA[field]),
-            None if isinstance(in_body, list) else in_body,  # of a batch: ``own``
-        ]
+        places = [metadata.get(key), None if isinstance(in_body, list) else in_body]
         if any(not isinstance(one, str | None) for one in (*places, *of_prompts)):
-            raise CanopyError(f"{field} and metadata.{METADATA[field]} must be strings")
+            raise CanopyError(f"{field} and metadata.{key} must be strings")
         names = {one for one in places if one}
         if not names:
             continue
         names.update(one for one in of_prompts if one)
         if len(names) > 1:
             raise CanopyError(
-                f"{field} is given several times, and differently: in the body, its metadata "
-                f"({METADATA[field]}) and the header {header} it must be the same; give it once"
+                f"{field} is given several times, and differently: in the body and its metadata "
+                f"({key}) it must be the same; give it once"
             )
         if not of_prompts or not all(of_prompts):  # for every prompt of a batch
             setattr(obj, field, names.pop())

@@ -186,12 +186,11 @@ CACHE = (
     ),
 )
 
-KV_HINTS = (
+IGNORED = (
     reported(
-        "kv_hints_total",
-        "kv_hints.{action}.{outcome}",
-        "actions of `kv_hints`, by type (`retain`, `release`, `demote`, `return`, `other`) and outcome "
-        "(`accepted`, `clipped`, `ignored`, `refused`)",
+        "ignored_fields_total",
+        "ignored_fields.{field}",
+        "wrong fields of requests, which are ignored, by key of `custom_params`, `kv_hints` or `other`",
     ),
 )
 """Series of an HTTP process."""

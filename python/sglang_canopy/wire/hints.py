@@ -157,7 +157,9 @@ def hint_of(body: Any, now: float, source: str = CLIENT) -> Hint:
     for key in _TENANT:
         if not isinstance(body.get(key), str | None):
             raise CanopyError(f"{key} must be a string, as in the requests of the conversation")
-    given = client_fields({f"canopy_{k}": v for k, v in body.items() if k not in _TENANT})
+    given, wrong = client_fields({f"canopy_{k}": v for k, v in body.items() if k not in _TENANT})
+    for error in wrong.values():
+        raise CanopyError(error)
     if "conversation" not in given or len(given) == 1:
         raise CanopyError(f"a hint needs a conversation and one of: {', '.join(_HINTS)}")
     return {

@@ -15,9 +15,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sglang_canopy.errors import CanopyError
 from sglang_canopy.records import CLIENT, GATEWAY
 from sglang_canopy.wire import document_names
+
+PREFIX = "canopy"
+"""Prefix of all keys of Canopy."""
 
 STAMP_KEY = "canopy"
 """Key of ``custom_params`` for the stamp."""
@@ -144,36 +146,26 @@ OF_OTHER_PARTS = (
 """Keys that other parts of Canopy validate."""
 
 
-def client_fields(custom_params: Any) -> dict[str, Any]:
-    """Return the validated Canopy fields of a request's ``custom_params``.
+def client_fields(custom_params: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the valid Canopy fields of a request's ``custom_params``, and an error for each wrong key.
 
-    Keys without the prefix ``canopy`` are ignored. Raises ``CanopyError`` (a ``ValueError``, for which
-    SGLang returns status 400) with the key, the shortened value and the allowed values.
+    Keys without the prefix ``canopy`` are skipped. Wrong keys are ignored: a hint must not fail a
+    request. An error states the key, the shortened value and the allowed values.
     """
-    if custom_params is None:
-        return {}
-    if not isinstance(custom_params, Mapping):
-        raise CanopyError(
-            f"custom_params must be a JSON object, got {_short(custom_params)}; "
-            'for example {"canopy_category": "chat"}'
-        )
-    fields = {}
-    for key, value in custom_params.items():
-        if not isinstance(key, str) or not key.startswith("canopy") or key in OF_OTHER_PARTS:
+    fields: dict[str, Any] = {}
+    wrong: dict[str, str] = {}
+    for key, value in custom_params.items() if isinstance(custom_params, Mapping) else ():
+        if not isinstance(key, str) or not key.startswith(PREFIX) or key in OF_OTHER_PARTS:
             continue
         if key not in FIELDS:
-            raise CanopyError(
-                f"custom_params has an unknown key {_short(key)}; "
-                f"Canopy's keys are: {', '.join(FIELDS)}"
-            )
+            wrong[key] = f"unknown key {_short(key)}; Canopy's keys are: {', '.join(FIELDS)}"
+            continue
         field, check = FIELDS[key]
         try:
             fields[field] = check(value)
         except ValueError as allowed:
-            raise CanopyError(
-                f"custom_params key {key!r} must be {allowed}, got {_short(value)}"
-            ) from None
-    return fields
+            wrong[key] = f"key {key!r} must be {allowed}, got {_short(value)}"
+    return fields, wrong
 
 
 def make_stamp(
@@ -218,9 +210,6 @@ def _short(value: Any) -> str:
     text = repr(value) if not isinstance(value, str) else repr(value[:60])
     return text if len(text) <= 60 else text[:57] + "..."
 
-
-PREFIX = "canopy"
-"""Prefix of all keys of Canopy."""
 
 _REQUEST = "__req__"
 """SGLang adds the request under this key, for custom logit processors."""

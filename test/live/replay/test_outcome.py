@@ -92,7 +92,7 @@ def test_labels_are_names_the_server_accepts() -> None:
         "canopy_category": "kind_1", "canopy_turn": 2, "canopy_conversation": "c1", "canopy_stop": "end",
     }  # fmt: skip
     request = pytest.importorskip("sglang_canopy.wire.stamp")
-    assert request.client_fields(said[1])["category"] == "kind_1"
+    assert request.client_fields(said[1])[0]["category"] == "kind_1"
 
 
 def test_a_shuffle_moves_labels_but_neither_makes_nor_loses_any() -> None:
@@ -118,7 +118,7 @@ def test_hints_match_the_replayed_requests() -> None:
     options.add_hints(made, said, share=1.0, seed=0, pace=0.5)
     assert said == [{"canopy_return_in_s": 20.0}, {"canopy_over": True}, {"canopy_over": True}]
     for one in said:
-        pytest.importorskip("sglang_canopy.wire.stamp").client_fields(one)
+        assert not pytest.importorskip("sglang_canopy.wire.stamp").client_fields(one)[1]
     some: list[dict[str, Any]] = [{} for _ in range(400)]
     options.add_hints(planned(400), some, share=0.25, seed=0, pace=1.0)
     assert 60 < sum(map(bool, some)) < 140

@@ -1,4 +1,4 @@
-"""Check Canopy's fields before a response starts, on routes that would report errors too late.
+"""Check tenants and documents before a response starts, on routes that would report errors too late.
 
 SGLang starts a stream with status 200 before the request reaches ``TokenizerManager``, and turns an
 error of its Ollama routes into status 500.
@@ -12,7 +12,7 @@ from typing import Any
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.prompt import BODY_CHECKS
-from sglang_canopy.request.sent import body_of
+from sglang_canopy.request.sent import body_of, dropped_params, path_of
 from sglang_canopy.server.http import entry
 
 
@@ -56,10 +56,11 @@ async def ollama_begins(
 
 
 def _check(request: Any, sampling_params: Any = None) -> None:
-    """Raise ``CanopyError`` if the request cannot be stamped. The request is not modified."""
+    """Raise ``CanopyError`` for a wrong tenant or wrong fields of documents. Modifies nothing."""
     body = body_of(request)
     tenant = {field: body.get(field) for field in ("extra_key", "cache_salt")}
-    stamped = SimpleNamespace(sampling_params=sampling_params, **tenant)
-    entry.stamp(stamped, {}, request)
+    asked = SimpleNamespace(sampling_params=sampling_params, **tenant)
+    entry.tenant_checked(asked, request)
+    dropped_params(path_of(request), body)
     for check in BODY_CHECKS.values():
-        check(body, stamped)
+        check(body, asked)

@@ -1,21 +1,24 @@
-"""Entry of requests: validate the client's fields, infer the others, and stamp the request.
+"""Entry of requests: read the client's fields, infer the others, and stamp the request.
 
-Runs in the HTTP process. Hooks on SGLang's request conversion call these functions. A ``CanopyError`` is
-a ``ValueError``, for which SGLang returns status 400.
+Runs in the HTTP process. Hooks on SGLang's request conversion call these functions. A wrong hint is
+ignored and counted. A ``CanopyError``, as for a wrong tenant, is a ``ValueError``, for which SGLang
+returns status 400.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from sglang_canopy.config.server_options import RequestOptions, options_of
 from sglang_canopy.policy.registry import live_names
 from sglang_canopy.request import billing_line, kv_hints, sent
 from sglang_canopy.request.client_hints import ClientHints, rule_of
-from sglang_canopy.request.identity import Identities
+from sglang_canopy.request.identity import identity
+from sglang_canopy.request.infer import infer, infer_from_chat
 from sglang_canopy.request.prompt import check_sizes
 from sglang_canopy.request.sent import (
     RequireTenant,
@@ -23,8 +26,6 @@ from sglang_canopy.request.sent import (
     by_name,
     dropped_params,
     headers_of,
-    infer,
-    infer_from_chat,
     metadata_fields,
     path_of,
     set_tenant,
@@ -32,9 +33,8 @@ from sglang_canopy.request.sent import (
 from sglang_canopy.reuse.ttft import TtftFit
 from sglang_canopy.server.http.session_gate import start_ticker
 from sglang_canopy.telemetry.metrics import Metrics
-from sglang_canopy.telemetry.series import KV_HINTS
+from sglang_canopy.telemetry.series import IGNORED
 from sglang_canopy.telemetry.ttft_hour import TtftHour
-from sglang_canopy.tenant import tenant_of
 from sglang_canopy.wire.stamp import (
     ADDED,
     FIELDS,
@@ -61,10 +61,10 @@ class Entry:
         metric_labels: Mapping[str, str] | None = None,
     ) -> None:
         self.hint_rule = hint_rule or ClientHints(options.client_hints)
-        self.identities = Identities(options.identity_sources)
         self.require_tenant = RequireTenant(options.require_tenant)
         self.carriers = options.carriers
-        self.kv_hints = kv_hints.Outcomes()
+        self.ignored: Counter[str] = Counter()
+        """Ignored fields by name, since the start; unknown names count as ``OTHER``."""
         self._metric_labels = metric_labels
         self._metrics: Metrics | None = None
         self.ttft_fit = TtftFit()
@@ -72,16 +72,20 @@ class Entry:
         self.ttft_hour = TtftHour(time.time)
         """Clients' waits for the first token in the last hour."""
 
-    def count_kv_hints(self, outcomes: Iterable[Sequence[kv_hints.Outcome]]) -> None:
-        """Count the outcomes of a request's envelopes, in metrics too if there are any."""
-        for one in outcomes:
-            self.kv_hints.add(one)
+    def ignore(self, name: str, error: str, count: int = 1) -> None:
+        """Count a wrong field, in metrics too; log the first of each name."""
+        name = name if name in FIELDS or name == KV_HINTS else OTHER
+        if not self.ignored[name]:
+            logger.warning("canopy: %s is ignored (logged once): %s", name, error)
+        self.ignored[name] += count
         if self._metric_labels is None:
             return
         if self._metrics is None:  # SGLang has set the folder of the series by now
-            self._metrics = Metrics(0, self._metric_labels, metrics=KV_HINTS)
-        self._metrics.show({"kv_hints": self.kv_hints.stats()})
+            self._metrics = Metrics(0, self._metric_labels, metrics=IGNORED)
+        self._metrics.show({"ignored_fields": dict(self.ignored)})
 
+
+KV_HINTS, OTHER = "kv_hints", "other"
 
 current = Entry(RequestOptions())
 """Entry of this process; ``set_up`` replaces it by one with the server's options. It reads no
@@ -138,33 +142,29 @@ def generation_begins(
     options = options_of(self.server_args)
     if options.gate is not None:
         start_ticker(self)
-    answers = original(self, obj, request, *args, **kwargs)
-    return _with_outcomes(answers, obj) if hasattr(obj, "canopy_kv_hints") else answers
+    return original(self, obj, request, *args, **kwargs)
 
 
-async def _with_outcomes(answers: Any, obj: Any) -> Any:
-    """Add the outcomes of ``kv_hints`` to every answer, or chunk of one, of a request or batch."""
-    outcomes: list[list[kv_hints.Outcome]] = obj.canopy_kv_hints
-    async for answer in answers:
-        samples = max(1, getattr(obj, "parallel_sample_num", 1))  # a prompt's answers are adjacent
-        for number, one in enumerate(answer if isinstance(answer, list) else [answer]):
-            if isinstance(one, dict) and isinstance(one.get("meta_info"), dict):
-                place = one.get("index", number) // samples
-                one["meta_info"]["kv_hints"] = outcomes[min(place, len(outcomes) - 1)]
-        yield answer
-
-
-def _kv_fields(obj: Any, headers: Mapping[str, str] | None) -> list[dict[str, Any]]:
-    """Return the fields that the ``kv_hints`` of a request, or of each in a batch, set; count and
-    keep the outcomes."""
+def _releases(obj: Any) -> list[dict[str, Any]]:
+    """Return the fields that the ``kv_hints`` of a request, or of each in a batch, set."""
     given = getattr(obj, "kv_hints", None)
-    if not given:
-        return [{}]
-    trusted = current.hint_rule.accepts(headers)
-    read = [kv_hints.read(one, trusted) for one in (given if isinstance(given, list) else [given])]
-    obj.canopy_kv_hints = [outcomes for _, outcomes in read]
-    current.count_kv_hints(obj.canopy_kv_hints)
-    return [fields for fields, _ in read]
+    found: list[dict[str, Any]] = []
+    for envelope in given if isinstance(given, list) else [given]:
+        released, ignored = kv_hints.read(envelope)
+        if ignored:
+            current.ignore(KV_HINTS, "the known action is kv.release, version 1.0", ignored)
+        found.append({"over": True} if released else {})
+    return found or [{}]
+
+
+def tenant_checked(obj: Any, request: Any) -> None:
+    """Write the tenant into a request or batch. Raises ``CanopyError`` if it is wrong, or required
+    and missing. Idempotent."""
+    headers = headers_of(request)
+    set_tenant(obj, headers, body_of(request), current.carriers)
+    warning = current.require_tenant.check(obj, headers, lambda: _is_sglangs_own(request))
+    if warning is not None:
+        logger.warning("canopy: %s", warning)
 
 
 def stamp(obj: Any, inferred: dict[str, Any], request: Any = None) -> None:
@@ -178,25 +178,22 @@ def stamp(obj: Any, inferred: dict[str, Any], request: Any = None) -> None:
         return
     obj.canopy_stamped = True
     params = obj.sampling_params = _copied(obj.sampling_params)
-    headers, body = headers_of(request), body_of(request)
-    set_tenant(obj, headers, body, current.carriers)
-    warning = current.require_tenant.check(obj, headers, lambda: _is_sglangs_own(request))
-    if warning is not None:
-        logger.warning("canopy: %s", warning)
-    metadata = metadata_fields(body, _CHECKS) if sent.IN_METADATA in current.carriers else {}
+    tenant_checked(obj, request)
+    body, headers = body_of(request), by_name(headers_of(request))
+    metadata = metadata_fields(body) if current.carriers == sent.IN_METADATA else {}
     metadata |= dropped_params(path_of(request), body)
-    headers = by_name(headers)
-    hinted = _kv_fields(obj, headers)
-    if len(hinted) > 1 and isinstance(params, dict):  # each prompt has its own hints
-        params = obj.sampling_params = [dict(params) for _ in hinted]
+    released = _releases(obj)
+    if len(released) > 1 and isinstance(params, dict):  # each prompt has its own hints
+        params = obj.sampling_params = [dict(params) for _ in released]
     if isinstance(params, list):
         for number, one in enumerate(params):
             if isinstance(one, dict):
-                fields = hinted[min(number, len(hinted) - 1)]
+                fields = released[min(number, len(released) - 1)]
                 _write_stamp(one, metadata, inferred, {}, headers, fields)
     elif isinstance(params, dict):
-        identity = _identity(obj, body, headers, inferred.get("turn", 1))
-        _write_stamp(params, metadata, inferred, identity, headers, hinted[0])
+        own = {name: getattr(obj, name, None) for name in ("session_id", "rid")}
+        named = identity({**own, **body}, headers or {})  # ``own``: of calls without a body
+        _write_stamp(params, metadata, inferred, named, headers, released[0])
 
 
 def _is_sglangs_own(request: Any) -> bool:
@@ -220,44 +217,28 @@ def _copied(params: Any) -> Any:
     return dict(params) if isinstance(params, dict) else {} if params is None else params
 
 
-_CHECKS = {key: check for key, (_, check) in FIELDS.items()}
-
-
-def _identity(
-    obj: Any, body: Mapping[str, Any], headers: Mapping[str, str] | None, turn: int
-) -> dict[str, Any]:
-    """Return the conversation given in fields other than Canopy's."""
-    rid, extra_key, salt = (getattr(obj, n, None) for n in ("rid", "extra_key", "cache_salt"))
-    if not (isinstance(extra_key, str | None) and isinstance(salt, str | None)):
-        return {}  # a batch of several tenants
-    own = {"session_id": getattr(obj, "session_id", None), "rid": rid}  # of calls without a body
-    return current.identities.fields(
-        {**own, **body}, headers or {}, rid, tenant_of(extra_key, salt), turn
-    )
-
-
 def _write_stamp(
     params: dict[str, Any],
     metadata: Mapping[str, Any],
     inferred: Mapping[str, Any],
-    identity: Mapping[str, Any],
+    named: Mapping[str, Any],
     headers: Mapping[str, str] | None,
-    hinted: Mapping[str, Any],
+    released: Mapping[str, Any],
 ) -> None:
-    """Validate the ``custom_params`` of ``params``, and add the stamp.
+    """Read the ``custom_params`` of ``params``, and add the stamp.
 
     ``metadata``: Canopy's keys from other parts of the body; ``custom_params`` overrides them.
-    ``identity``: conversation from other fields, used if Canopy's fields lack it. ``hinted``: fields
-    of ``kv_hints``, used if Canopy's fields lack them.
+    ``named``: conversation from other fields, used if Canopy's fields lack it. ``released``: from
+    ``kv_hints``, used likewise.
     """
     given = params.get("custom_params")
-    custom = given or {}
-    if isinstance(custom, Mapping):
-        custom = {**metadata, **custom}
-    fields = client_fields(custom)
+    custom = {**metadata, **(given if isinstance(given, Mapping) else {})}
+    fields, wrong = client_fields(custom)
+    for key, error in wrong.items():
+        current.ignore(key, error)
     if "conversation" not in fields:
-        fields = {**identity, **fields}
-    fields = {**hinted, **current.hint_rule.allowed(fields, headers)}
+        fields = {**named, **fields}
+    fields = current.hint_rule.allowed({**released, **fields}, headers)
     made = make_stamp(inferred, fields, time.monotonic(), current.hint_rule.source(headers))
     samples = params.get("n")
     if isinstance(samples, int) and samples > 1:  # SGLang checks ``n`` later

@@ -92,7 +92,7 @@ def _add(server_args: Any) -> None:
             "ttft_hour": entered.ttft_hour.points(),
             "client_hints": entered.hint_rule.mode,
             "hints_waiting": len(hints),
-            "kv_hints": entered.kv_hints.stats(),
+            "ignored_fields": dict(entered.ignored),
             "refused_requests": _refused([*ranks, *watched]),
             "uptime_s": time.monotonic() - started,
             "process": os.getpid(),

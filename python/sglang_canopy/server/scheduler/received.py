@@ -7,20 +7,14 @@ ranks of its replica, so all ranks read the stamp made there.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from sglang_canopy.config.server_options import options_of
-from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
 from sglang_canopy.request.client_hints import rule_of
 from sglang_canopy.wire.stamp import ADDED, STAMP_KEY, client_fields, make_stamp
-
-logger = logging.getLogger(__name__)
-
-_warned = False
 
 
 def requests_received(result: Any, receiver: Any, *_: Any, **__: Any) -> None:
@@ -61,17 +55,10 @@ def _sampling(received: list[Any]) -> Iterator[Any]:
 
 
 def _stamped(custom: Any, server_args: Any) -> dict[str, Any]:
-    """Return a client's ``custom`` with a stamp.
-
-    Invalid fields are left out: the request has already been accepted, so it cannot be refused.
-    """
+    """Return a client's ``custom`` with a stamp."""
     given = {key: _restore_integer(value) for key, value in custom.items()} if custom else {}
     given.pop(STAMP_KEY, None)
-    try:
-        fields = client_fields(given)
-    except CanopyError as error:
-        _warn(error)
-        fields = {}
+    fields, _ = client_fields(given)
     requests = options_of(server_args).requests
     rule = rule_of(requests.client_hints, server_args.admin_api_key)
     stamp = make_stamp({"category": "generate"}, rule.allowed(fields, None), time.monotonic())
@@ -83,10 +70,3 @@ def _stamped(custom: Any, server_args: Any) -> dict[str, Any]:
 def _restore_integer(value: Any) -> Any:
     """Restore whole numbers: gRPC carries every number as a float."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _warn(error: CanopyError) -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        logger.warning("canopy: fields of a request ignored (logged once): %s", error)

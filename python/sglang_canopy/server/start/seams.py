@@ -278,9 +278,12 @@ SEAMS = (
         ("self", "recv_req"),
         "`--canopy-drain-s`: the time left for the drain",
     ),
-    *(
-        Seam(*hook, purpose="keys and passwords are redacted wherever SGLang shows them")
-        for hook in secrets.HOOKS
+    Seam(
+        _SRT + "sampling.watermarking.core.redact_watermark_secrets",
+        "after",
+        secrets.shown,
+        ("value",),
+        "redact keys and passwords in `/server_info`",
     ),
     *(
         Seam(*hook, purpose="key KV on disk by the weights that computed it")

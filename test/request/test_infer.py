@@ -1,16 +1,14 @@
-"""Conversations on ``/v1/responses``: stateless clients, stored chains, and what bodies show."""
+"""Category and turn, as bodies show them, and parameters that SGLang drops."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_canopy.admission.session import Session, SessionIndex
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.records import Request
-from sglang_canopy.request.identity import Identities
-from sglang_canopy.request.responses import infer_from_response
+from sglang_canopy.request.infer import infer_from_chat, infer_from_response
 from sglang_canopy.request.sent import dropped_params
 from sglang_canopy.wire.stamp import OF_OTHER_PARTS
 
@@ -20,35 +18,23 @@ THOUGHT, CALL = {"type": "reasoning"}, {"type": "function_call", "name": "f"}
 RESULT = {"type": "function_call_output", "output": "7"}
 
 
-def is_recognised(*bodies: dict[str, Any]) -> bool:
-    """Whether the gate finds the session of the first body's request with the second's."""
-    rule = Identities()
-    names = [
-        rule.fields(body, {}, rid=f"resp_{i}").get("conversation") for i, body in enumerate(bodies)
-    ]
-    first, second = (
-        Request(float(i), path=tuple(range(10 * (i + 1))), prompt_tokens=160 * (i + 1),
-                block_tokens=16, conversation=name)
-        for i, name in enumerate(names)
-    )  # fmt: skip
-    index = SessionIndex()
-    session = Session(0, None, names[0], 0.0, None)  # type: ignore[arg-type]
-    index.describe(session, first, 160)
-    return index.find(second) is session
+def message(role: str, content: object = "hi") -> SimpleNamespace:
+    return SimpleNamespace(role=role, content=content)
 
 
-@pytest.mark.parametrize("more", [{}, {"store": False}, {"store": True}])
-def test_a_stateless_clients_next_turn_is_recognised_by_its_prompt(more: dict[str, Any]) -> None:
-    assert is_recognised({"input": [USER], **more}, {"input": [USER, ANSWER, USER], **more})
+def body(*messages: SimpleNamespace, **more: object) -> SimpleNamespace:
+    return SimpleNamespace(messages=list(messages), **more)
 
 
-def test_a_stored_chains_next_turn_is_recognised() -> None:
-    assert is_recognised({"input": "hi"}, {"input": "and?", "previous_response_id": "resp_0"})
-
-
-def test_a_named_session_is_not_another_names() -> None:
-    first = {"input": "hi", "session_id": "a"}
-    assert not is_recognised(first, {"input": "hi", "session_id": "b"})
+def test_turn_and_kind_are_read_off_a_chat_body() -> None:
+    first = body(message("system"), message("user"))
+    assert infer_from_chat(first) == {"category": "chat", "turn": 1}
+    third = body(*[message(r) for r in ("user", "assistant", "user", "assistant", "user")])
+    assert infer_from_chat(third)["turn"] == 3
+    agent = body(message("user"), message("assistant"), message("tool"), tools=[{}])
+    assert infer_from_chat(agent) == {"category": "chat-tools-after-tool", "turn": 2}
+    seen = body(message("user", [SimpleNamespace(type="image_url")]), response_format={})
+    assert infer_from_chat(seen)["category"] == "chat-json-image"
 
 
 @pytest.mark.parametrize(
@@ -95,5 +81,4 @@ def test_parameters_dropped_by_sglang_are_read_and_wrong_ones_refused(path) -> N
     for key in OF_OTHER_PARTS:
         with pytest.raises(CanopyError, match=f"{key}.*{path}"):
             dropped_params(path, {"custom_params": {key: 1}})
-    with pytest.raises(CanopyError, match="must be a JSON object"):
-        dropped_params(path, {"custom_params": [1]})
+    assert dropped_params(path, {"custom_params": [1]}) == {}

@@ -1,0 +1,96 @@
+"""Infer a request's category and turn from its body.
+
+On ``/v1/responses`` a stateless client sends all items of its conversation in each request; a stateful
+client sends the new items and ``previous_response_id``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from sglang_canopy.wire.stamp import MAX_TURN
+
+
+def infer(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Infer category and turn on routes other than chat and text completions."""
+    if path.endswith("/v1/responses"):
+        return infer_from_response(body)
+    if path.endswith("/api/chat"):
+        return infer_from_chat(_ollama_chat(body))
+    return {"category": "generate"}
+
+
+def _ollama_chat(body: Mapping[str, Any]) -> Any:
+    messages = body.get("messages")
+    given = messages if isinstance(messages, list) else []
+    roles = [SimpleNamespace(role=m.get("role")) for m in given if isinstance(m, Mapping)]
+    return SimpleNamespace(messages=roles, tools=body.get("tools"))
+
+
+def infer_from_chat(body: Any) -> dict[str, Any]:
+    """Infer category and turn from the body of a chat completion.
+
+    ``turn``: number of assistant messages, plus one. ``category``: ``chat`` and suffixes: ``-tools`` if
+    tools are offered, ``-json`` if a response format is given, ``-image`` if a message has an image,
+    ``-after-tool`` if the last message is a tool's result (the previous response stopped for a tool
+    call).
+    """
+    messages = body.messages or []
+    roles = [getattr(m, "role", None) for m in messages]
+    category = "chat"
+    if getattr(body, "tools", None):
+        category += "-tools"
+    if getattr(body, "response_format", None) is not None:
+        category += "-json"
+    if any(_has_image(m) for m in messages):
+        category += "-image"
+    if roles and roles[-1] in ("tool", "function"):
+        category += "-after-tool"
+    return {"category": category, "turn": min(1 + roles.count("assistant"), MAX_TURN)}
+
+
+def _has_image(message: Any) -> bool:
+    content = getattr(message, "content", None)
+    return isinstance(content, list) and any(
+        getattr(part, "type", "text") not in ("text", "input_text") for part in content
+    )
+
+
+def infer_from_response(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return category and turn by the rules of ``infer_from_chat``.
+
+    Consecutive items of an answer (reasoning, calls, a message) count as one assistant turn.
+    """
+    items = [one for one in _list(body.get("input")) if isinstance(one, Mapping)]
+    answers = [_is_answer(item) for item in items]
+    turns = sum(now and not before for before, now in zip([False, *answers], answers))
+    text = body.get("text")
+    form = text.get("format") if isinstance(text, Mapping) else None
+    category = "chat"
+    if body.get("tools"):
+        category += "-tools"
+    if isinstance(form, Mapping) and form.get("type") != "text":
+        category += "-json"
+    if any(map(_item_has_image, items)):
+        category += "-image"
+    if items and str(items[-1].get("type")).endswith("_output"):
+        category += "-after-tool"
+    return {"category": category, "turn": min(1 + turns, MAX_TURN)}
+
+
+def _is_answer(item: Mapping[str, Any]) -> bool:
+    kind = str(item.get("type", ""))
+    if "role" in item or kind == "message":
+        return item.get("role") == "assistant"
+    return kind == "reasoning" or ("call" in kind and not kind.endswith("_output"))
+
+
+def _item_has_image(item: Mapping[str, Any]) -> bool:
+    parts = [*_list(item.get("content")), *_list(item.get("output"))]
+    return any(isinstance(part, Mapping) and part.get("type") == "input_image" for part in parts)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
