@@ -34,25 +34,6 @@ def test_one_prompt_under_ever_new_names_grows_nothing() -> None:
     check(tree)
 
 
-def test_a_tenant_with_many_names_pushes_out_no_other_tenants() -> None:
-    tree = LiveTree(256, "wa")
-    ask(tree, [9, 8, 7], 0.0, "quiet", conversation="mine")
-    for n in range(2000):
-        ask(tree, [1, 2, 3, 4], 1.0 + n, "loud", conversation=f"made-up-{n}")
-    hint = {"tenant": "quiet", "conversation": "mine", "time": 3000.0, "over": True}
-    tree.core.conversations.apply_hint(hint)
-    overs = [n.canopy for n in tree.core._node_arena.values() if n.canopy.over]
-    assert {leaf.tenant for leaf in overs} == {"quiet"}
-
-
-def test_conversations_whose_kv_was_evicted_are_not_counted() -> None:
-    tree = LiveTree(64, "wa", {"quantum_tokens": 1})
-    for n in range(40):
-        ask(tree, [1000 * n + i for i in range(20)], float(n), conversation=f"c{n}")
-    named = sum(len(ends) for ends in tree.core.conversations._ends.values())
-    assert len(tree.core.conversations) == named < 40
-
-
 SYSTEM = list(range(100, 108))
 
 

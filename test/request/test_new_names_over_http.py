@@ -113,7 +113,7 @@ def test_no_container_of_the_http_process_grows_with_new_names(process) -> None:
     assert growth(process, 4_200, 4_500) == {}
     # The sweep covers all containers: each has an entry.
     filled = {place.partition(".")[0] for place, count in process.entries().items() if count}
-    assert {"Waiting", "Orders", "Heads", "ReplayClock"} <= filled
+    assert {"BoundedByTenant", "Orders", "ReplayClock"} <= filled
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ from sglang_canopy.records import CLIENT, GATEWAY, Request
 from sglang_canopy.reuse.categories import ROOT
 from sglang_canopy.reuse.hint_trust import MAX_TENANTS, HintRecords, return_slack_s, speaker
 from sglang_canopy.reuse.learner import ReuseModel
-from sglang_canopy.reuse.shadow import MAX_CONVERSATIONS, LastTips, Tip
+from sglang_canopy.reuse.shadow import Tip
 from support.tiny_traces import ask
 from support.trace_samples import mooncake
 
@@ -249,18 +249,6 @@ def test_a_hint_without_a_request_is_checked_later():
         model.hinted((None, "never seen"), GATEWAY, at + 10.0, True, None)
     record = model.hints.record(speaker(None, GATEWAY))
     assert (record.returns, record.returns_true) == (1, 1)
-
-
-def test_conversations_that_hints_may_name_are_bounded_by_tenant_and_in_all():
-    tips, tip = LastTips(), Tip(0.0, ReuseModel().categories.get(ROOT))
-    tips.remember(("a", "kept"), tip)
-    for n in range(2 * MAX_CONVERSATIONS):
-        tips.remember(("flood", n), tip)
-    assert tips.last(("a", "kept")) is tip
-    assert tips.last(("flood", 0)) is None
-    for n in range(2 * MAX_TENANTS):
-        tips.remember((f"t{n}", 0), tip)
-    assert tips.last(("a", "kept")) is None
 
 
 @pytest.mark.parametrize("accuracy", [0.5, pytest.param(0.6, marks=pytest.mark.long)])

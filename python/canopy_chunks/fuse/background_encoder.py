@@ -72,14 +72,13 @@ class BackgroundEncoder:
         """Queue a chunk to be encoded, unless it is queued or stored already."""
         key = self.store.key(ids, prefix, salt)
         busy = self._job is not None and self._job.key == key
-        if busy or (key, tenant) in self.queue or self.store.where(key, len(ids)) is not None:
+        if busy or self.store.where(key, len(ids)) is not None:
             return
         self.queue.add(key, QueuedChunk(tuple(ids), tuple(prefix), salt, tenant))
 
     def forget(self, tenant: str | None) -> bool:
         """Remove a tenant's documents from the queue. Returns whether any was there."""
-        waited = tenant in self.queue.by_tenant
-        self.queue.remove(tenant)
+        waited = self.queue.remove(tenant)
         if self._job is not None and self._job.chunk.tenant == tenant:
             self._job, waited = None, True
         return waited
@@ -134,7 +133,7 @@ class BackgroundEncoder:
         found = self.queue.next()
         if found is None:
             return None
-        key, queued = found
+        _, key, queued = found
         cache = dense_cache(self.model, len(queued.prefix) + len(queued.ids))
         done = 0
         if self._prefix is not None and self._prefix[0] == queued.prefix:

@@ -1,19 +1,18 @@
 """The queue of chunks to encode: bounded, and shared fairly between tenants.
 
-Tenants take turns, so that one tenant's thousand documents do not delay another's. A full queue
-drops chunks of the tenant with the longest queue. If that is the new chunk's tenant, the new chunk
-is dropped.
+Tenants take turns, so that one tenant's thousand documents do not delay another's.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from sglang_canopy.bounded import BoundedByTenant, Entry
+
 MAX_WAITING_TOKENS = 1 << 20
-MAX_WAITING_CHUNKS = 1 << 12
-"""Bounds of the queue. Chunks beyond them are dropped until another prompt contains them."""
+"""Bound of the queue. Chunks that leave a full queue wait until another prompt contains them."""
+MIN_TOKENS = 256
+"""Tokens that a shorter chunk counts as, so that the number of chunks is bounded too."""
 
 
 class QueuedChunk(NamedTuple):
@@ -25,82 +24,34 @@ class QueuedChunk(NamedTuple):
     tenant: str | None
 
 
-@dataclass(slots=True)
-class _TenantQueue:
-    """One tenant's chunks, oldest first, and their tokens."""
-
-    chunks: OrderedDict[str, QueuedChunk]
-    tokens: int = 0
-
-
 class EncodeQueue:
     """Chunks by key. Every rank of a split model makes the same calls and gets the same results."""
 
     def __init__(self) -> None:
-        self.by_tenant: OrderedDict[str | None, _TenantQueue] = OrderedDict()
-        self.chunks = self.tokens = self.forgotten = 0
+        self.waiting: BoundedByTenant[str, QueuedChunk] = BoundedByTenant(MAX_WAITING_TOKENS)
+        self.tokens = self.forgotten = 0
 
     def __len__(self) -> int:
-        return self.chunks
+        return len(self.waiting)
 
     def add(self, key: str, chunk: QueuedChunk) -> None:
         """Append a chunk to its tenant's queue; a queued chunk keeps its position."""
-        if (key, chunk.tenant) in self:
+        if self.waiting.get(chunk.tenant, key) is not None:
             return
-        if not self._make_room(chunk):
+        self.tokens += len(chunk.ids)
+        size = max(MIN_TOKENS, len(chunk.ids))
+        for gone in self.waiting.put(chunk.tenant, key, chunk, size):
+            self.tokens -= len(gone.value.ids)
             self.forgotten += 1
-            return
-        own = self.by_tenant.setdefault(chunk.tenant, _TenantQueue(OrderedDict()))
-        own.chunks[key] = chunk
-        self._count(own, 1, len(chunk.ids))
 
-    def next(self) -> tuple[str, QueuedChunk] | None:
+    def next(self) -> Entry[str, QueuedChunk] | None:
         """Remove and return the oldest chunk of the tenant whose turn it is."""
-        if not self.by_tenant:
-            return None
-        tenant, queue = next(iter(self.by_tenant.items()))
-        self.by_tenant.move_to_end(tenant)
-        return self._take(tenant, next(iter(queue.chunks)))
+        entry = self.waiting.next()
+        self.tokens -= len(entry.value.ids) if entry is not None else 0
+        return entry
 
-    def remove(self, tenant: str | None) -> None:
-        """Remove a tenant's queued chunks."""
-        while tenant in self.by_tenant:
-            self._take(tenant, next(iter(self.by_tenant[tenant].chunks)))
-
-    def __contains__(self, key_and_tenant: tuple[str, str | None]) -> bool:
-        """Return whether a tenant's chunk ``(key, tenant)`` is queued."""
-        key, tenant = key_and_tenant
-        return tenant in self.by_tenant and key in self.by_tenant[tenant].chunks
-
-    def _make_room(self, chunk: QueuedChunk) -> bool:
-        tokens = len(chunk.ids)
-        if tokens > MAX_WAITING_TOKENS:
-            return False
-        while self.chunks >= MAX_WAITING_CHUNKS or self.tokens + tokens > MAX_WAITING_TOKENS:
-            by_chunks = self.chunks >= MAX_WAITING_CHUNKS
-            largest = max(self.by_tenant, key=lambda tenant: self._held(tenant, by_chunks))
-            own = self._held(chunk.tenant, by_chunks) + (1 if by_chunks else tokens)
-            if largest == chunk.tenant or self._held(largest, by_chunks) < own:
-                return False
-            self._take(largest, next(reversed(self.by_tenant[largest].chunks)))
-            self.forgotten += 1
-        return True
-
-    def _held(self, tenant: str | None, by_chunks: bool) -> int:
-        queue = self.by_tenant.get(tenant)
-        if queue is None:
-            return 0
-        return len(queue.chunks) if by_chunks else queue.tokens
-
-    def _take(self, tenant: str | None, key: str) -> tuple[str, QueuedChunk]:
-        queue = self.by_tenant[tenant]
-        chunk = queue.chunks.pop(key)
-        self._count(queue, -1, -len(chunk.ids))
-        if not queue.chunks:
-            del self.by_tenant[tenant]
-        return key, chunk
-
-    def _count(self, queue: _TenantQueue, chunks: int, tokens: int) -> None:
-        queue.tokens += tokens
-        self.chunks += chunks
-        self.tokens += tokens
+    def remove(self, tenant: str | None) -> bool:
+        """Remove a tenant's queued chunks. Return whether there were any."""
+        found = self.waiting.forget(tenant)
+        self.tokens = sum(len(entry.value.ids) for entry in self.waiting)
+        return found

@@ -11,8 +11,9 @@ short prompt does not need them.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from sglang_canopy.bounded import BoundedByTenant
 
 Tokens = tuple[int, ...]
 
@@ -74,29 +75,15 @@ class Place:
         return self.stand_ins[::-1] if self.long else self.stand_ins
 
 
-@dataclass(slots=True)
 class Heads:
-    """Heads that have occurred, by salt. Equal on ranks that receive the same requests.
+    """Heads that have occurred, by salt. Equal on ranks that receive the same requests."""
 
-    Beyond ``most`` heads, the salt with the most heads drops its oldest.
-    """
-
-    most: int = MAX_HEADS
-    by_salt: dict[str, OrderedDict[int, None]] = field(default_factory=dict)
-    count: int = 0
+    def __init__(self, most: int = MAX_HEADS) -> None:
+        self._heads: BoundedByTenant[int, bool] = BoundedByTenant(most)
 
     def seen_before(self, salt: str, head: Tokens) -> bool:
         """Record a head. Returns whether it had occurred before."""
-        own, key = self.by_salt.setdefault(salt, OrderedDict()), hash(head)
-        if key in own:
-            own.move_to_end(key)
-            return True
-        own[key] = None
-        self.count += 1
-        if self.count > self.most:
-            largest = max(self.by_salt, key=lambda name: len(self.by_salt[name]))
-            self.by_salt[largest].popitem(last=False)
-            self.count -= 1
-            if not self.by_salt[largest]:
-                del self.by_salt[largest]
-        return False
+        key = hash(head)
+        seen = self._heads.get(salt, key) is not None
+        self._heads.put(salt, key, True)
+        return seen

@@ -9,6 +9,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sglang_canopy.bounded import BoundedByTenant
 from sglang_canopy.radix.tree import Tree
 from sglang_canopy.records import CLIENT, INFERRED, Leaf
 
@@ -41,17 +42,15 @@ class End:
 class Conversations:
     """Ends of all named conversations, by tenant and name.
 
-    Bounded by the size of the tree: entries of removed nodes are dropped first, then the oldest
-    of the tenant with the most entries.
+    Bounded by the size of the tree.
     """
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
-        self._ends: dict[str | None, dict[Hashable, End]] = {}
-        self._count = 0
+        self._ends: BoundedByTenant[Hashable, End] = BoundedByTenant(_SPARE_ENDS)
 
     def __len__(self) -> int:
-        return self._count
+        return self._ends.size
 
     def admitted(self, request: LiveRequest) -> None:
         """Handle an admitted request, after the policies have received it."""
@@ -78,29 +77,18 @@ class Conversations:
             self._retire_branch(request, node)
         full = request.prompt_tokens // request.block_tokens
         path = request.path[:full]
-        self._store(
-            request.tenant,
-            request.conversation,
-            End(
-                node,
-                path[0] if path else None,
-                len(path),
-                path[-1] if path else None,
-            ),
-        )
+        end = End(node, path[0] if path else None, len(path), path[-1] if path else None)
+        self._ends.most = 2 * len(self.tree._node_arena) + _SPARE_ENDS
+        self._ends.put(request.tenant, request.conversation, end)
 
     def gone(self, node: UnifiedTreeNode) -> None:
         """Move conversations that end at ``node``, which is being removed, to its parent."""
         leaf = node.canopy
-        mine = self._ends.get(leaf.tenant, {})
-        end = mine.get(leaf.conversation)
+        end = self._ends.get(leaf.tenant, leaf.conversation)
         if end is None or end.node is not node:
             return
         if node.parent is None or node.parent is self.tree.root_node:
-            del mine[leaf.conversation]
-            self._count -= 1
-            if not mine:
-                del self._ends[leaf.tenant]
+            self._ends.pop(leaf.tenant, leaf.conversation)
         else:
             end.node = node.parent
 
@@ -110,7 +98,7 @@ class Conversations:
         return None if end is None else end.node
 
     def tenants_of(self, conversation: Any) -> list[Any]:
-        return [tenant for tenant, ends in self._ends.items() if conversation in ends]
+        return self._ends.tenants_of(conversation)
 
     def apply_hint(self, hint: dict[str, Any]) -> None:
         """Apply a client's hint to the cached nodes of a conversation.
@@ -148,7 +136,6 @@ class Conversations:
 
     def clear(self) -> None:
         self._ends.clear()
-        self._count = 0
 
     # ---- branches ----
 
@@ -183,34 +170,5 @@ class Conversations:
     # ---- the ends ----
 
     def _end(self, tenant: str | None, conversation: Hashable) -> End | None:
-        end = self._ends.get(tenant, {}).get(conversation)
+        end = self._ends.get(tenant, conversation)
         return end if end is not None and self.tree.contains(end.node) else None
-
-    def _store(self, tenant: str | None, conversation: Hashable, end: End) -> None:
-        mine = self._ends.setdefault(tenant, {})
-        self._count -= mine.pop(conversation, None) is not None
-        mine[conversation] = end
-        self._count += 1
-        most = 2 * len(self.tree._node_arena) + _SPARE_ENDS
-        if self._count > most:
-            self._purge(most - _SPARE_ENDS // 2)
-
-    def _purge(self, most: int) -> None:
-        """Drop the ends of removed nodes, then the oldest ends of the largest tenant."""
-        for tenant, ends in list(self._ends.items()):
-            alive = {name: end for name, end in ends.items() if self.tree.contains(end.node)}
-            if alive:
-                self._ends[tenant] = alive
-            else:
-                del self._ends[tenant]
-        self._count = sum(len(ends) for ends in self._ends.values())
-        while self._count > most:
-            largest = max(self._ends.values(), key=len)
-            second = sorted((len(ends) for ends in self._ends.values()), reverse=True)[1:2]
-            down_to = max([*second, len(largest) - (self._count - most), 1])
-            surplus = max(1, len(largest) - down_to)
-            for name in list(largest)[:surplus]:
-                del largest[name]
-            self._count -= surplus
-            if not largest:
-                self._ends = {tenant: ends for tenant, ends in self._ends.items() if ends}

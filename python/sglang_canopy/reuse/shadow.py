@@ -14,6 +14,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from sglang_canopy.bounded import BoundedByTenant
 from sglang_canopy.records import Request
 from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.hint_trust import HintRecord
@@ -66,36 +67,23 @@ class Tip:
         self.seen, self.first, self.speaker = [self.born], self.born, self.tenant
 
 
-MAX_CONVERSATIONS = 1024
-"""Most recent conversations kept, per tenant."""
-MAX_TENANTS = 64
-"""Most recent tenants kept."""
+MAX_CONVERSATIONS, MAX_OWN = 1 << 16, 1024
+"""Most recent conversations kept, in all and per tenant."""
 
 
 class LastTips:
-    """The last tip of each named conversation, for hints between its requests.
-
-    Bounded per tenant: a tenant's conversations never displace another tenant's.
-    """
+    """The last tip of each named conversation, for hints between its requests."""
 
     def __init__(self) -> None:
-        self._tips: dict[str | None, dict[Hashable, Tip]] = {}
+        self._tips: BoundedByTenant[Hashable, Tip] = BoundedByTenant(MAX_CONVERSATIONS, MAX_OWN)
 
     def remember(self, conversation: tuple[str | None, Hashable], tip: Tip) -> None:
         """Set ``tip`` as the end of a tenant's conversation."""
-        tenant, name = conversation
-        mine = self._tips.pop(tenant, {})
-        mine.pop(name, None)
-        if len(mine) >= MAX_CONVERSATIONS:
-            del mine[next(iter(mine))]
-        mine[name] = tip
-        if len(self._tips) >= MAX_TENANTS:
-            del self._tips[next(iter(self._tips))]
-        self._tips[tenant] = mine
+        self._tips.put(*conversation, tip)
 
     def last(self, conversation: tuple[str | None, Hashable]) -> Tip | None:
         """Return the end of a tenant's conversation, or ``None`` if unknown."""
-        return self._tips.get(conversation[0], {}).get(conversation[1])
+        return self._tips.get(*conversation)
 
 
 @dataclass(slots=True, eq=False)

@@ -12,6 +12,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from sglang_canopy.bounded import BoundedByTenant
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.records import CLIENT
 from sglang_canopy.tenant import tenant_of
@@ -36,87 +37,51 @@ Hint = dict[str, Any]
 
 
 class TooManyHints(CanopyError):
-    """There is no room for another waiting hint, or a tenant sent too many in a second."""
+    """Too many hints of a tenant wait, or it sent too many in a second."""
 
 
 class Waiting:
-    """Unsent hints, the latest of each conversation with its longest keep. Bounded by tenant and in
-    total."""
+    """Unsent hints, the latest of each conversation with its longest keep."""
 
     def __init__(self) -> None:
         self._rate = TenantRate(TENANT_PER_S, TENANT_BURST)
-        self._by_tenant: dict[str | None, dict[str, Hint]] = {}
-        self._count = 0
+        self._hints: BoundedByTenant[str, Hint] = BoundedByTenant(MAX_WAITING)
 
     def add(self, body: Any, now: float, source: str = CLIENT) -> None:
         """Add one hint of ``source``, such as ``{"conversation": ..., "over": true}``.
 
         now: seconds. Raises ``CanopyError`` for a body that is not a hint, ``TooManyHints`` if too
-        many wait or the tenant sends too many in a second.
+        many of the tenant wait, or it sends too many in a second.
         """
         hint = hint_of(body, now, source)
-        tenant = hint["tenant"]
+        tenant, name = hint["tenant"], hint["conversation"]
         if source == CLIENT and not self._rate.take(tenant, now):
             raise TooManyHints(
                 f"this tenant sends more than {TENANT_PER_S:g} hints a second; send fewer, or "
                 "through a gateway that sends its secret"
             )
-        before = self._by_tenant.get(tenant, {}).get(hint["conversation"])
-        if before is None:
-            self._make_room(tenant)
-            self._count += 1
-        self._by_tenant.setdefault(tenant, {})[hint["conversation"]] = _with_keep(hint, before)
+        before = self._hints.get(tenant, name)
+        if before is None and self._hints.size_of(tenant) >= MAX_WAITING_OF_TENANT:
+            raise TooManyHints(
+                f"{MAX_WAITING_OF_TENANT} hints of this tenant are already waiting, the maximum; try "
+                "again when they have been sent"
+            )
+        self._hints.put(tenant, name, _with_keep(hint, before))
 
     def take(self) -> list[Hint]:
         """Remove and return up to ``MAX_SENT`` hints: tenants in turn, the oldest hint of each first."""
-        taken: list[Hint] = []
-        while self._by_tenant and len(taken) < MAX_SENT:
-            for tenant in list(self._by_tenant)[: MAX_SENT - len(taken)]:
-                waiting = self._by_tenant.pop(tenant)
-                taken.append(waiting.pop(next(iter(waiting))))
-                if waiting:
-                    self._by_tenant[tenant] = waiting  # at the end, after the other tenants
-        self._count -= len(taken)
-        return taken
+        taken = (self._hints.next() for _ in range(min(MAX_SENT, len(self))))
+        return [entry.value for entry in taken if entry is not None]
 
     def give_back(self, hints: Sequence[Hint]) -> None:
         """Requeue unsent hints, unless their conversation has a newer hint."""
         for hint in hints:
-            waiting, name = self._by_tenant.setdefault(hint["tenant"], {}), hint["conversation"]
-            if name in waiting:
-                waiting[name] = _with_keep(waiting[name], hint)
-            elif self._count < MAX_WAITING:
-                waiting[name] = hint
-                self._count += 1
-        self._by_tenant = {
-            tenant: waiting for tenant, waiting in self._by_tenant.items() if waiting
-        }
+            tenant, name = hint["tenant"], hint["conversation"]
+            newer = self._hints.get(tenant, name)
+            self._hints.put(tenant, name, hint if newer is None else _with_keep(newer, hint))
 
     def __len__(self) -> int:
-        return self._count
-
-    def _make_room(self, tenant: str | None) -> None:
-        """Make room for a hint of ``tenant``, dropping one of the tenant with the most hints if needed.
-
-        Raises ``TooManyHints``.
-        """
-        mine = len(self._by_tenant.get(tenant, ()))
-        if mine >= MAX_WAITING_OF_TENANT:
-            raise TooManyHints(
-                f"{mine} hints of this tenant are already waiting, the maximum; try again when "
-                "they have been sent"
-            )
-        if self._count < MAX_WAITING:
-            return
-        largest = max(self._by_tenant, key=lambda name: len(self._by_tenant[name]))
-        waiting = self._by_tenant[largest]
-        if len(waiting) <= mine + 1:
-            raise TooManyHints(
-                f"{self._count} hints are already waiting, the maximum; try again when they "
-                "have been sent"
-            )
-        del waiting[next(iter(waiting))]
-        self._count -= 1
+        return self._hints.size
 
 
 def _with_keep(hint: Hint, before: Hint | None) -> Hint:

@@ -59,22 +59,13 @@ def test_requesting_a_waiting_or_stored_chunk_again_has_no_effect(llama, store, 
 
 
 def test_the_queue_is_bounded_and_counts_dropped_chunks(llama, store, ids, monkeypatch) -> None:
-    monkeypatch.setattr(encode_queue, "MAX_WAITING_TOKENS", 100)
+    monkeypatch.setattr(encode_queue, "MAX_WAITING_TOKENS", 2 * encode_queue.MIN_TOKENS - 1)
     encoder = BackgroundEncoder(llama, store)
     encoder.enqueue(ids[:60].tolist(), (), "")
     encoder.enqueue(ids[60:120].tolist(), (), "")
     assert len(encoder.queue) == 1
     assert encoder.queue.forgotten == 1
     assert encoder.queue.tokens == 60
-
-
-def test_chunks_that_wait_are_bounded_in_number_too(llama, store, ids, monkeypatch) -> None:
-    monkeypatch.setattr(encode_queue, "MAX_WAITING_CHUNKS", 2)
-    encoder = BackgroundEncoder(llama, store)
-    for i in range(5):
-        encoder.enqueue(ids[i : i + 20].tolist(), (), "")
-    assert len(encoder.queue) == 2
-    assert encoder.queue.forgotten == 3
 
 
 def test_a_deleted_chunk_is_not_encoded(llama, store, ids) -> None:
@@ -146,17 +137,6 @@ def test_slots_that_are_not_the_rows_are_never_written() -> None:
         pack_rows(batch, batch.table, [torch.tensor([12, 29])])
 
 
-def test_a_full_queue_drops_from_the_largest_tenant(llama, store, ids, monkeypatch) -> None:
-    monkeypatch.setattr(encode_queue, "MAX_WAITING_CHUNKS", 6)
-    encoder = BackgroundEncoder(llama, store)
-    for i in range(8):
-        encoder.enqueue(ids[i : i + 20].tolist(), (), "salt a", "a")
-    for i in range(5):
-        encoder.enqueue(ids[i : i + 20].tolist(), (), "salt b", "b")
-    assert {t: len(one.chunks) for t, one in encoder.queue.by_tenant.items()} == {"a": 3, "b": 3}
-    assert encoder.queue.forgotten == 2 + 5
-
-
 def test_tenants_take_turns_in_the_queue(llama, store, ids) -> None:
     encoder = BackgroundEncoder(llama, store)
     for tenant in ("a", "a", "a", "b", "b"):
@@ -172,7 +152,7 @@ def test_documents_that_wait_are_deleted_with_their_tenants(llama, store, ids) -
         encoder.enqueue(ids[:50].tolist(), ids[50:60].tolist(), f"salt {tenant}", tenant)
     assert encoder.forget("a")
     assert not encoder.forget("a")
-    assert list(encoder.queue.by_tenant) == ["b"]
+    assert [entry.tenant for entry in encoder.queue.waiting] == ["b"]
 
 
 def test_prompt_logprobs_in_a_batch_with_a_fused_request_are_complete() -> None:
