@@ -78,6 +78,8 @@ class Machine(RuleBasedStateMachine):
         assert sorted(self.bounded, key=repr) == sorted((e for e, _ in self.entries), key=repr)
         assert self.bounded.size == sum(size for _, size in self.entries) <= MOST
         assert len(self.bounded) == len(self.entries)
+        by_size = {name: size for size, names in self.bounded._by_size.items() for name in names}
+        assert by_size == {tenant: self.size(tenant) for tenant in self.turns}
         for tenant in (None, "a"):
             assert self.bounded.size_of(tenant) == self.size(tenant) <= MOST_OWN
             found = self.find(tenant, 3)
@@ -87,11 +89,3 @@ class Machine(RuleBasedStateMachine):
 
 TestBounded = Machine.TestCase
 TestBounded.settings = settings(stateful_step_count=40)
-
-
-def test_new_tenants_do_not_make_it_grow() -> None:
-    bounded = BoundedByTenant[int, int](100)
-    for number in range(10_000):
-        bounded.put(f"t{number}", number, 0)
-        assert len(bounded._largest) <= 4 * 101 + 65
-    assert len(bounded) == len(bounded._tenants) == 100

@@ -23,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -135,7 +136,10 @@ class Client:
         headers = {"Content-Type": "application/json"}
         method = "GET" if path == "/server_info" else "POST"
         request = urllib.request.Request(self.url + path, data, headers, method=method)
-        return urllib.request.urlopen(request, timeout=3600)
+        try:
+            return urllib.request.urlopen(request, timeout=3600)
+        except urllib.error.HTTPError as error:  # a busy server refuses to flush with 400, too
+            raise SystemExit(f"{path}: {error.code} {error.read()[:500]!r}") from error
 
     def ask(self, prompt: Prompt, tokens: int = 1, stream: bool = False, **params: Any) -> Answer:
         """Send a prompt; greedy."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Hashable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
@@ -41,9 +40,8 @@ class BoundedByTenant(Generic[Key, Value]):
         self.size = 0
         self._tenants: dict[Tenant, _Held[Key, Value]] = {}
         """Tenants with entries, the one whose turn it is first."""
-        self._largest: list[tuple[int, int, Tenant]] = []
-        """Heap of (-size, number, tenant): each tenant at its size or, if it has shrunk, at more."""
-        self._number = 0
+        self._by_size: dict[int, dict[Tenant, None]] = {}
+        """Tenants by size; few sizes differ, since all sizes add up to at most ``most``."""
 
     def __len__(self) -> int:
         """Return the number of entries."""
@@ -67,14 +65,12 @@ class BoundedByTenant(Generic[Key, Value]):
         self.pop(tenant, key)
         held = self._tenants.setdefault(tenant, _Held())
         held.entries[key] = value, size
-        held.size += size
-        self.size += size
-        self._note(tenant, held.size)
+        self._resize(tenant, held, size)
         left: list[Entry[Key, Value]] = []
         while self.most_own is not None and held.size > self.most_own:
             left.append(self._drop_oldest(tenant))
         while self.size > self.most:
-            left.append(self._drop_oldest(self._find_largest()))
+            left.append(self._drop_oldest(next(iter(self._by_size[max(self._by_size)]))))
         return left
 
     def pop(self, tenant: Tenant, key: Key) -> Value | None:
@@ -83,8 +79,7 @@ class BoundedByTenant(Generic[Key, Value]):
         if held is None or key not in held.entries:
             return None
         value, size = held.entries.pop(key)
-        held.size -= size
-        self.size -= size
+        self._resize(tenant, held, -size)
         if not held.entries:
             del self._tenants[tenant]
         return value
@@ -110,12 +105,13 @@ class BoundedByTenant(Generic[Key, Value]):
     def forget(self, tenant: Tenant) -> bool:
         """Remove a tenant's entries. Return whether there were any."""
         held = self._tenants.pop(tenant, None)
-        self.size -= 0 if held is None else held.size
+        if held is not None:
+            self._resize(tenant, held, -held.size)
         return held is not None
 
     def clear(self) -> None:
         self._tenants.clear()
-        self._largest.clear()
+        self._by_size.clear()
         self.size = 0
 
     def _drop_oldest(self, tenant: Tenant) -> Entry[Key, Value]:
@@ -125,23 +121,13 @@ class BoundedByTenant(Generic[Key, Value]):
         self.pop(tenant, key)
         return Entry(tenant, key, value)
 
-    def _find_largest(self) -> Tenant:
-        heap = self._largest
-        while True:
-            size, _, tenant = heap[0]
-            now = self.size_of(tenant)
-            if now == -size:
-                return tenant
-            heapq.heappop(heap)
-            if now:
-                self._note(tenant, now)
-
-    def _note(self, tenant: Tenant, size: int) -> None:
-        self._number += 1
-        heapq.heappush(self._largest, (-size, self._number, tenant))
-        if len(self._largest) > 4 * len(self._tenants) + 64:
-            self._largest = [
-                (-held.size, number, name)
-                for number, (name, held) in enumerate(self._tenants.items())
-            ]
-            heapq.heapify(self._largest)
+    def _resize(self, tenant: Tenant, held: _Held[Key, Value], change: int) -> None:
+        if held.size:
+            same = self._by_size[held.size]
+            del same[tenant]
+            if not same:
+                del self._by_size[held.size]
+        held.size += change
+        self.size += change
+        if held.size:
+            self._by_size.setdefault(held.size, {})[tenant] = None
