@@ -97,7 +97,6 @@ def test_nodes_carry_the_labels_of_the_policy_that_learns() -> None:
             "--canopy-disk-eviction: policy 'wa': unknown key 'colour'",
         ),
         ({"canopy_host_eviction": "{"}, "--canopy-host-eviction is not JSON"),
-        ({"canopy_host_eviction": "wa,profile=x.json"}, "profile"),
         (
             {"canopy_disk": "tenant_quota_gb=lots"},
             "--canopy-disk tenant_quota_gb=lots: is not JSON",

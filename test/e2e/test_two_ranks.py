@@ -71,7 +71,6 @@ def client(shared_server, tiny_model, tmp_path_factory):
         tiny_model,
         *("--tp-size", "2", "--radix-eviction", "wa", "--page-size", str(PAGE)),
         *("--enable-hierarchical-cache", "--hicache-ratio", "1.5"),
-        *("--radix-eviction-policy-config", json.dumps({"profile": str(disk) + ".json"})),
         *("--hicache-storage-backend", "canopy"),
         *("--hicache-storage-prefetch-policy", "wait_complete"),
         *("--hicache-storage-backend-extra-config", json.dumps(storage)),
@@ -93,7 +92,6 @@ def test_both_ranks_evict_the_same_leaves_over_500_requests(client) -> None:
     assert first["victims"] > REQUESTS
     assert first == second
     assert first["records_compared"] > 0
-    assert status["profile"]["saved_here"]
     assert status["policies"] == {"device": "wa", "host": "wa", "disk": "wa"}
     assert "Traceback" not in client.server.log_text()
 

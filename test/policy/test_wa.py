@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.block_tree import Evicted, RadixTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Leaf, Request
@@ -184,22 +183,15 @@ def test_two_caches_with_equal_requests_evict_the_same_leaves(requests, model, c
     assert run(make_policy("wa", options), requests) == first
 
 
-def test_a_profile_saved_by_one_run_ranks_from_the_start_of_the_next(tmp_path):
+def test_a_state_saved_by_one_run_ranks_from_the_start_of_the_next():
     policy = make_policy("wa")
     requests = [(t, 1 + t % 40, 3 + t // 40, "") for t in range(200)]
     run(policy, requests, capacity=1000)
-    file = tmp_path / "profile.json"
-    file.write_text(json.dumps(policy.state()))
-    started = make_policy("wa", {"profile": str(file)})
+    started = make_policy("wa")
+    started.restore(json.loads(json.dumps(policy.state())))
     fitted = started.model.categories.get("c1|-|turn2|out<64|added<512")
     assert sum(fitted.all_events) > 0
     assert any(fitted.rank)
-
-
-def test_a_profile_that_is_no_json_is_named(tmp_path):
-    (tmp_path / "broken.json").write_text("{")
-    with pytest.raises(CanopyError, match=r"broken\.json"):
-        make_policy("wa", {"profile": str(tmp_path / "broken.json")})
 
 
 def test_wrong_hints_of_one_tenant_cost_no_other_tenant_its_trust():

@@ -7,7 +7,6 @@ ranks talk through a real process group.
 """
 
 import itertools
-import os
 import random
 import time
 from pathlib import Path
@@ -15,14 +14,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from sglang.srt.distributed.parallel_state import init_distributed_environment
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, QueueFlags
-from sglang_canopy.errors import CanopyError
-from sglang_canopy.radix.live import live_cache
+from sglang_canopy.radix.saved_profile import from_first_rank
 from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES
-from sglang_canopy.server.scheduler.cache_factory import first_ranks_profile
 from sglang_canopy.server.scheduler.live_queue import LiveQueue
 from sglang_canopy.storage import disk_retry, drain
 from sglang_canopy.storage.page_table import PAGES
@@ -149,15 +145,10 @@ def drains_without_room(rank: int, folder: Path) -> Any:
 
 
 def learnt(rank: int, folder: Path) -> Any:
-    """The profile's file is on the first rank's machine only, at the same path on both."""
-    machine = folder / f"machine-{rank}"
-    os.chdir(machine)
-    init_distributed_environment(world_size=RANKS, rank=rank, local_rank=rank, backend="gloo")
-    try:
-        live = live_cache("wa", {"profile": "wa.json"}, read_profile=first_ranks_profile)
-    except CanopyError as error:
-        return {"error": str(error)}
-    return {"learnt": live.device_policy.state(), "path": live.profile_path}
+    """The first rank's state, on both ranks."""
+    return from_first_rank(
+        str(folder / f"machine-{rank}" / "wa.json"), torch.distributed.group.WORLD
+    )
 
 
 def queue_orders(rank: int, folder: Path) -> Any:

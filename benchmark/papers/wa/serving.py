@@ -1,16 +1,12 @@
 """Figures 25 to 27: hits and queued TTFT by policy and host memory, on three models (Section 4.3).
 
 Simulated (`sim/system`, costs of an A100 from published figures), not served: trends, not
-milliseconds. Trace A is `trace-a`, split over instances as TraceSplitter does. The paper profiles
-earlier traffic: each WA also runs from a profile of traffic that is not in the run. The cache
-begins empty.
+milliseconds. Trace A is `trace-a`, split over instances as TraceSplitter does. Cache and
+policies begin empty; with profiles of earlier traffic, as in the paper: commit 39a3e052.
 """
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from known import mooncake, trace_a
@@ -36,67 +32,51 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "WA (the paper's)": ("wa", PAPER),
     "WA, survival": ("wa", {}),
 }
-PROFILED = ", profiled"
 RATIOS = (0.0, 1.0, 2.0)
 """Host memory over HBM for KV."""
 REQUESTS = 3000
 PAUSES_S = {"under 1 min": 60.0, "1 to 2 min": 120.0, "over 2 min": float("inf")}
 
 
-Case = tuple[str, list[TraceRequest], list[TraceRequest]]
-"""Model, traffic of an instance, and traffic for the profile."""
+Case = tuple[str, list[TraceRequest]]
+"""Model, and traffic of an instance."""
 
 
 def figure_25(context: Context) -> Any:
     """Qwen2-7B."""
     whole = mooncake(context.data, "conversation")
-    sixth, another = (list(one_part(whole, 6, part)) for part in (0, 1))
     return _run(
         context,
         {
-            "Qwen2-7B on trace-a": ("Qwen2-7B", *_load(1)),
-            "Qwen2-7B on a sixth of conversation": ("Qwen2-7B", sixth, another),
+            "Qwen2-7B on trace-a": ("Qwen2-7B", _load(1)),
+            "Qwen2-7B on a sixth of conversation": ("Qwen2-7B", list(one_part(whole, 6, 0))),
         },
     )
 
 
 def figure_26(context: Context) -> Any:
     """Llama2-13B, whose KV takes 14 times as much a token."""
-    return _run(context, {"Llama2-13B on a 24th of trace-a": ("Llama2-13B", *_load(24))})
+    return _run(context, {"Llama2-13B on a 24th of trace-a": ("Llama2-13B", _load(24))})
 
 
 def figure_27(context: Context) -> Any:
     """Llama3-70B on four GPUs."""
-    return _run(context, {"Llama3-70B on a third of trace-a": ("Llama3-70B", *_load(3))})
+    return _run(context, {"Llama3-70B on a third of trace-a": ("Llama3-70B", _load(3))})
 
 
-def _load(parts: int) -> tuple[list[TraceRequest], list[TraceRequest]]:
-    """Return the traffic of one of ``parts`` instances: 40 minutes at the public sample's rate, and 40
-    minutes of another day."""
-    today, other = (list(one_part(trace_a(2400.0, 5.98, day), parts)) for day in (1, 2))
-    return today[:REQUESTS], other
-
-
-def _profiled(options: dict[str, Any], earlier: list[TraceRequest], folder: str) -> dict[str, Any]:
-    """Return ``options`` with the profile that the policy learns from ``earlier``."""
-    policy = make_policy("wa", options)
-    simulate(earlier, policy, 10**9)
-    path = Path(folder) / f"{len(list(Path(folder).iterdir()))}.json"
-    path.write_text(json.dumps(policy.state()), encoding="utf-8")
-    return {**options, "profile": str(path)}
+def _load(parts: int) -> list[TraceRequest]:
+    """Return the traffic of one of ``parts`` instances: 40 minutes at the public sample's rate."""
+    return list(one_part(trace_a(2400.0, 5.98, 1), parts))[:REQUESTS]
 
 
 def _run(context: Context, cases: dict[str, Case]) -> Any:
     """Token hits in % and mean queued TTFT in seconds, by policy and host memory over HBM."""
-    with TemporaryDirectory() as folder:
-        result = {name: _one(*case, folder) for name, case in cases.items()}
+    result = {name: _one(*case) for name, case in cases.items()}
     _draw(result, context)
     return result
 
 
-def _one(
-    model: str, trace: list[TraceRequest], earlier: list[TraceRequest], folder: str
-) -> dict[str, Any]:
+def _one(model: str, trace: list[TraceRequest]) -> dict[str, Any]:
     served = MODELS[model]
     device = Device(
         A100.name,
@@ -108,14 +88,10 @@ def _one(
     profile = roofline_profile(
         model, model, served.shape, served.weight_bytes, device, "2026-11-22"
     )
-    arms = dict(POLICIES)
-    for arm, (policy, options) in POLICIES.items():
-        if policy == "wa":
-            arms[arm + PROFILED] = (policy, _profiled(options, earlier, folder))
     workload = Workload(trace)
     rows = {
         arm: {f"{ratio:g}": _served(workload, served, profile, *how, ratio) for ratio in RATIOS}
-        for arm, how in arms.items()
+        for arm, how in POLICIES.items()
     }
     return {
         "requests": len(trace),

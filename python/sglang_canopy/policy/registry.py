@@ -87,9 +87,9 @@ def make_policy(name: str, config: Mapping[str, Any] | None = None) -> Policy:
 
 
 def options_of(policy: Policy) -> dict[str, Any]:
-    """Return the options of a policy for ``make_policy``, except its profile."""
+    """Return the options of a policy for ``make_policy``."""
     fields = getattr(type(policy.config), "__dataclass_fields__", {})
-    return {name: getattr(policy.config, name) for name in fields if name != "profile"}
+    return {name: getattr(policy.config, name) for name in fields}
 
 
 def parse_config(policy: str, cls: type, given: Mapping[str, Any]) -> Any:

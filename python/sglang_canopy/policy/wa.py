@@ -23,7 +23,6 @@ writes the fields (``Leaf.refresh``), and calls ``admit`` again.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
@@ -34,7 +33,6 @@ from sglang_canopy.declared import declare_key
 from sglang_canopy.policy.base import Policy, Victim
 from sglang_canopy.policy.structures.cells import Cell, Cells, EndQueue, Entry, ReturnQueue
 from sglang_canopy.records import Leaf, Request
-from sglang_canopy.reuse import saved_curves
 from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.hint_trust import return_slack_s, speaker
 from sglang_canopy.reuse.learner import ReuseModel
@@ -68,9 +66,6 @@ class Config:
         256, "Categories to learn; later ones share a coarser category.", low=4, high=4096
     )
     own_gaps: bool = declare_key(True, "Refine the category by the conversation's own past gaps.")
-    profile: str | None = declare_key(
-        None, "A JSON file of curves saved by an earlier run, to start from."
-    )
 
     def __post_init__(self) -> None:
         declared.check(self)
@@ -84,7 +79,7 @@ class WorkloadAware(Policy):
     learns: bool = True
 
     def __init__(self, config: Any, model: ReuseModel | None = None) -> None:
-        """``model``: learnt state to share; by default new, from the profile if there is one."""
+        """``model``: learnt state to share; by default new."""
         super().__init__(config)
         self.model = _model(config) if model is None else model
         self._cells = Cells(config.model)
@@ -93,10 +88,6 @@ class WorkloadAware(Policy):
         """Queues by sender of the hints, since each sender has its own accuracy."""
         self._kept = EndQueue()
         self._ranked_version = 0
-        if model is None and config.profile is not None:
-            saved = saved_curves.read(config.profile)
-            if saved is not None:
-                self.restore(saved)
 
     def arrive(self, request: Request) -> str:
         return self.model.arrive(request) if self.learns else super().arrive(request)
@@ -117,10 +108,7 @@ class WorkloadAware(Policy):
 
     def twin(self) -> Policy:
         """Return a policy for another tier, which shares this policy's learnt state."""
-        config = self.config
-        if config.profile is not None:
-            config = dataclasses.replace(config, profile=None)
-        other = type(self)(config, self.model)
+        other = type(self)(self.config, self.model)
         other.learns = False
         return other
 

@@ -21,13 +21,9 @@ from sglang_canopy.policy.registry import CANOPYS_LRU, make_policy, policy_class
 from sglang_canopy.radix.counters import Counters
 from sglang_canopy.radix.disk_tier import DiskTier, NoDiskTier
 from sglang_canopy.radix.saved_profile import Profile
-from sglang_canopy.reuse import saved_curves
 from sglang_canopy.whatif.meter import Meter
 
 logger = logging.getLogger(__name__)
-
-ReadProfile = Callable[[str], Any]
-"""Reads the JSON data of a profile's path; ``None`` if no run has saved it yet."""
 
 
 @dataclass(slots=True)
@@ -45,8 +41,6 @@ class LiveCache:
     disk_learns: bool = False
     """Whether the disk tier's policy learns from requests."""
     counters: Counters = field(default_factory=Counters)
-    profile_path: str | None = None
-    """The device policy's profile, if it has one."""
     profile: Profile | None = None
     """File of the policy's state; ``None`` except on the first rank."""
     gate: SessionGate | None = None
@@ -96,13 +90,12 @@ def live_cache(
     policy: str,
     config: Mapping[str, Any] | None,
     tiers: TierOptions | None = None,
-    read_profile: ReadProfile = saved_curves.read,
 ) -> LiveCache:
     """Build the policies of both tiers. Raises ``CanopyError`` for an invalid configuration."""
     tiers = tiers or TierOptions()
     settings, options = split_config(policy, config)
     try:
-        device = _policy(policy, options, read_profile)
+        device = make_policy(policy, options)
     except CanopyError as error:
         raise CanopyError(f"{error}; every policy also takes: {', '.join(TREE_KEYS)}") from None
     if getattr(device.config, "caching", None) == "optional":
@@ -110,10 +103,8 @@ def live_cache(
             f"policy {policy!r}: key 'caching' must be 'forced' on a server, whose KV is in "
             "memory when a request ends; 'optional' is for canopy simulate"
         )
-    host = _host_policy(device, options, policy, tiers, read_profile)
-    disk = (
-        device if tiers.disk is None else _policy(tiers.disk.name, tiers.disk.config, read_profile)
-    )
+    host = _host_policy(device, options, policy, tiers)
+    disk = device if tiers.disk is None else make_policy(tiers.disk.name, tiers.disk.config)
     # The disk's own policy runs in another thread. If neither tier above learns, an equal policy
     # here makes its labels.
     learners = [tier for tier in (device, host) if tier.learns] or [disk] * disk.learns
@@ -125,7 +116,6 @@ def live_cache(
         tiers=tiers,
         learners=tuple(learners),
         disk_learns=disk.learns,
-        profile_path=options.get("profile"),
     )
 
 
@@ -134,22 +124,9 @@ def _host_policy(
     options: Mapping[str, Any],
     name: str,
     tiers: TierOptions,
-    read_profile: ReadProfile,
 ) -> Policy:
     """Return the host tier's policy: the device policy's twin by default."""
     host = tiers.host
     if host is None or (host.name, dict(host.config)) == (name, dict(options)):
         return device.twin()
-    return _policy(host.name, host.config, read_profile)
-
-
-def _policy(name: str, options: Mapping[str, Any], read_profile: ReadProfile) -> Policy:
-    """Return a policy, restored from its profile by ``read_profile`` if it has one."""
-    path = options.get("profile")
-    if not isinstance(path, str):
-        return make_policy(name, options)
-    policy = make_policy(name, {**options, "profile": None})
-    saved = read_profile(path)
-    if saved is not None:
-        policy.restore(saved)
-    return policy
+    return make_policy(host.name, host.config)

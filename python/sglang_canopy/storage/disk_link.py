@@ -111,7 +111,6 @@ class DiskLink:
             live.profile.save(live.learner)
         except Exception:
             logger.exception("Canopy: the learnt state could not be saved")
-        live.profile.release()
 
     def _ours(self) -> Any:
         """Return the storage backend, or ``None`` if it does not accept metadata."""

@@ -104,7 +104,6 @@ class Status:
             "missed": self._missed(rows),
             "whatif": self._whatif(),
             "agreement": agreement(self.counters, self.cache.tree_core.live.gate),
-            "profile": self._profile(),
             "files_set_aside": dict(SET_ASIDE),
         }
 
@@ -268,13 +267,6 @@ class Status:
 
     def _live_queue(self) -> Any:
         return getattr(self.cache, "canopy_queue", None)
-
-    def _profile(self) -> dict[str, Any] | None:
-        """Return the device policy's profile, and whether this server saves it."""
-        profile = self.cache.tree_core.live.profile
-        if profile is None:
-            return None
-        return {"path": str(profile.path), "saved_here": profile.saves}
 
     def _disk(self) -> dict[str, Any] | None:
         """Return the status of Canopy's storage backend; ``None`` for any other backend."""

@@ -7,12 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_canopy.errors import CanopyError
 from sglang_canopy.private_file import SET_ASIDE
-from sglang_canopy.radix.live import live_cache
 from sglang_canopy.radix.saved_profile import EVERY_S, Profile, read_or_set_aside
 from sglang_canopy.server.http import entry
-from sglang_canopy.server.start.arguments import _check_policy
 from sglang_canopy.telemetry.ttft_hour import TtftHour
 from support.live_tree import LiveTree
 
@@ -25,18 +22,17 @@ def learn(tree: LiveTree, until: int) -> None:
 
 def test_a_saved_profile_gives_the_next_run_its_curves(tmp_path: Path) -> None:
     path = tmp_path / "wa.json"
-    first = LiveTree(4096, "wa", {"profile": str(path)})
+    first = LiveTree(4096, "wa")
     first.core.live.profile = Profile(str(path))
     learn(first, 60)
     first.core.live.profile.writer.join()
     assert path.exists()
     first.core.live.profile.save(first.core.live.device_policy)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert {p.name for p in tmp_path.iterdir()} == {"wa.json", ".wa.json.lock"}
-    again = LiveTree(4096, "wa", {"profile": str(path)})
-    learnt = again.core.live.device_policy.state()["categories"]
-    assert learnt.keys() == json.loads(path.read_text())["categories"].keys()
-    assert learnt
+    again = LiveTree(4096, "wa").core.live.device_policy
+    again.restore(read_or_set_aside(str(path)))
+    assert again.state()["categories"].keys() == json.loads(path.read_text())["categories"].keys()
+    assert again.state()["categories"]
 
 
 def test_it_is_saved_now_and_then_not_at_every_request(tmp_path: Path) -> None:
@@ -59,44 +55,6 @@ def test_a_disk_that_will_not_take_it_does_not_stop_serving(tmp_path: Path, capl
     tree.core.live.profile = Profile(str(tmp_path / "gone" / "p.json"))
     learn(tree, 40)
     assert caplog.text.count("cannot save") <= 1
-
-
-class Learnt:
-    """A policy's learnt state, reduced to its saving."""
-
-    def __init__(self, who: str) -> None:
-        self.who = who
-
-    def state(self) -> dict[str, str]:
-        return {"who": self.who}
-
-
-def test_of_two_servers_on_one_profile_the_first_saves_and_the_second_takes_over(
-    tmp_path: Path, caplog
-) -> None:
-    path = tmp_path / "wa.json"
-    first, second = Profile(str(path)), Profile(str(path))
-    assert (first.claim(), second.claim()) == (True, False)
-    assert caplog.text.count("another server saves") == 1
-    for _ in range(3):
-        second.save(Learnt("second"))  # type: ignore[arg-type]
-    assert not path.exists()
-    first.save(Learnt("first"))  # type: ignore[arg-type]
-    second.save(Learnt("second"))  # type: ignore[arg-type]
-    assert json.loads(path.read_text()) == {"who": "first"}
-    first.release()  # or its process ends, however it does
-    second.save(Learnt("second"))  # type: ignore[arg-type]
-    assert json.loads(path.read_text()) == {"who": "second"}
-    assert caplog.text.count("another server saves") == 1
-
-
-def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
-    mine, path = tmp_path / "mine", tmp_path / "wa.json"
-    mine.write_text("keep")
-    (tmp_path / ".wa.json.lock").symlink_to(mine)
-    Profile(str(path)).save(Learnt("a"))  # type: ignore[arg-type]
-    assert mine.read_text() == "keep"
-    assert not path.exists()
 
 
 def test_the_ttft_line_is_fed_by_first_tokens() -> None:
@@ -141,24 +99,14 @@ def test_a_damaged_profile_is_set_aside_and_learning_restarts(
 ) -> None:
     path = tmp_path / "wa.json"
     path.write_bytes(DAMAGED[what])
-    _check_policy(_arguments(path))  # what the launcher does
-    live = live_cache("wa", {"profile": str(path)}, read_profile=read_or_set_aside)
-    assert not live.device_policy.state()["categories"]
+    assert read_or_set_aside(str(path)) is None
     assert (tmp_path / "wa.json.bad").read_bytes() == DAMAGED[what]
     assert SET_ASIDE["wa.json"] >= 1
     assert caplog.text.count("cannot be used") == 1
-    Profile(str(path)).save(Learnt("anew"))  # type: ignore[arg-type]
-    assert json.loads(path.read_text()) == {"who": "anew"}
+    Profile(str(path)).save(LiveTree(64, "wa").core.live.device_policy)
+    assert path.exists()
 
 
-def test_a_profile_that_cannot_be_one_is_a_users_mistake(tmp_path: Path) -> None:
-    with pytest.raises(CanopyError, match="profile"):
-        _check_policy(_arguments(tmp_path / "no" / "such" / "folder.json"))
-
-
-def _arguments(path: Path) -> SimpleNamespace:
-    return SimpleNamespace(
-        radix_eviction_policy="wa",
-        radix_eviction_policy_config={"profile": str(path)},
-        node_rank=0,
-    )
+def test_a_file_that_cannot_be_read_is_none(tmp_path: Path, caplog) -> None:
+    assert read_or_set_aside(str(tmp_path)) is None
+    assert caplog.text.count("is not used") == 1

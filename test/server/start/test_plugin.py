@@ -218,7 +218,6 @@ def test_a_model_of_sliding_windows_alone_is_refused() -> None:
         ({"quantum_tokens": 0}, "at least 1"),
         ({"quantum_tokens": 1.5}, "'quantum_tokens' must be int"),
         ({"model": "magic"}, "model"),
-        ({"profile": "no/such/file.json"}, "profile"),
         ([1], "JSON object"),
     ],
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import logging
 import os
 from typing import TYPE_CHECKING, Any
@@ -28,11 +26,10 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix import self_test
 from sglang_canopy.radix.cache import CanopyFullComponent, CanopyRadixCache
 from sglang_canopy.radix.core import BACKEND, CanopyTreeCore
-from sglang_canopy.radix.live import ReadProfile, live_cache
+from sglang_canopy.radix.live import live_cache
 from sglang_canopy.radix.offset_walk import OffsetWalkCore
 from sglang_canopy.radix.overrides import check_overrides
 from sglang_canopy.radix.saved_profile import Profile, from_first_rank
-from sglang_canopy.reuse import saved_curves
 from sglang_canopy.server.scheduler.live_queue import LiveQueue
 from sglang_canopy.server.scheduler.observer import keeps_floor, meter_of
 from sglang_canopy.server.scheduler.queue import refuse_unsupported
@@ -62,16 +59,13 @@ def install_core() -> None:
 def prepare(
     params: CacheInitParams,
     tiers: TierOptions | None = None,
-    read_profile: ReadProfile = saved_curves.read,
     floor: bool = False,
 ) -> CacheInitParams:
     """Point SGLang's construction parameters at Canopy's core and component, in place.
 
     ``floor``: LRU ranks while the policy is behind it.
     """
-    params.canopy = live_cache(
-        params.eviction_policy, params.eviction_policy_config, tiers, read_profile
-    )
+    params.canopy = live_cache(params.eviction_policy, params.eviction_policy_config, tiers)
     if floor:
         params.canopy.keep_floor()
     params.canopy.make_disk_tier = DiskLink
@@ -108,19 +102,14 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     self_test.run(new_cache, ctx.params.page_size)
     install_core()
     floor = keeps_floor(ctx.server_args)
-    prepare(ctx.params, options_of(ctx.server_args).tiers, first_ranks_profile, floor)
+    prepare(ctx.params, options_of(ctx.server_args).tiers, floor)
     live = ctx.params.canopy
-    if live.profile_path is not None and _is_first_rank():
-        live.profile = Profile(live.profile_path)
-        _claim(live.profile)
-        atexit.register(lambda: live.profile.save(live.learner))
     if ctx.server_args.hicache_storage_backend == "mooncake":
         from sglang_canopy.storage import mooncake
 
         mooncake.install(live.tiers.ttl)
     cache = create_unified_radix_cache(ctx, cache_class=CanopyRadixCache)
-    if live.profile_path is None:
-        keep_learnt(cache, _world())
+    keep_learnt(cache, _world())
     step = ctx.server_args.chunked_prefill_size or 0
     cache.canopy_queue = LiveQueue(
         cache,
@@ -189,25 +178,7 @@ def keep_learnt(cache: CanopyRadixCache, group: Any) -> None:
         live.profile = Profile(path)
 
 
-def first_ranks_profile(path: str) -> Any:
-    """Return a profile as the first of this scheduler's ranks reads it. Collective, see
-    ``saved_profile.from_first_rank``."""
-    return from_first_rank(path, _world())
-
-
 def _world() -> Any:
     """Return the group of all of this scheduler's ranks, for CPU tensors."""
     world = get_parallel().world_group
     return None if world is None else world.cpu_group
-
-
-def _is_first_rank() -> bool:
-    """Return whether this is the first rank of the server, its data-parallel replicas included."""
-    parallel = get_parallel()
-    return not (parallel.tp_rank or parallel.pp_rank or parallel.dp_rank)
-
-
-def _claim(mine: Profile) -> None:
-    """Report at start, instead of at the first save, that another server saves to this profile."""
-    with contextlib.suppress(OSError):  # reported when it is saved
-        mine.claim()

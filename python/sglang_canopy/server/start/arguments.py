@@ -127,11 +127,8 @@ def _check_policy(server_args: Any) -> None:
     if refusal:
         raise CanopyError(f"{flags.SHORT} {name}: {refusal}")
     from sglang_canopy.radix.live import live_cache
-    from sglang_canopy.radix.saved_profile import peek
 
-    # Only the first machine needs a copy of the profile.
-    read = (lambda _: None) if server_args.node_rank else peek
     try:
-        live_cache(name, config, read_profile=read)
+        live_cache(name, config)
     except CanopyError as error:
         raise CanopyError(f"--radix-eviction-policy-config: {error}") from None

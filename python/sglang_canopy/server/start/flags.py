@@ -121,7 +121,6 @@ def extra_config(
     if choice is None and ours:
         name, config = server_args.radix_eviction_policy, server_args.radix_eviction_policy_config
         _, options = split_config(name, config)
-        options.pop("profile", None)
         choice = PolicyChoice(name, options)
     if choice is not None:
         if "policy" not in extra:
