@@ -154,7 +154,6 @@ def _served(
         device_policy_config=options,
         host=host,
         page_tokens=16,
-        # Setting of the results: --canopy-protect-waiting off.
         waiting_prefixes="awaited",
         # To the host when the device has no room, as in the paper (Section 4.1).
         write_policy="write_back",

@@ -37,14 +37,6 @@ class QueueFlags:
         high=1000.0,
         hidden=True,
     )
-    protect_waiting: str = declare(
-        "on",
-        "--canopy-protect-waiting",
-        "Protect cached prefixes of waiting requests from eviction, within a budget, from arrival "
-        "on. off: from the first lookup on.",
-        choices=("on", "off"),
-        hidden=True,
-    )
 
     def __post_init__(self) -> None:
         declared.check(self)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from canopy_lab.sim.system import SystemConfig, TierSpec, simulate_system
 from canopy_lab.sim.system import gate as gates
 from canopy_lab.sim.system.queue_order import QUEUE_ORDERS, Cached, make_queue_order
-from sglang_canopy.config.queue import QueueFlags
 from sglang_canopy.errors import CanopyError
 from support.systems import KV, profile, request
 
@@ -162,9 +161,7 @@ def test_waiting_requests_default_to_the_servers_behaviour():
         request(2.02, range(401, 416), output=4),
         request(2.05, (*range(1, 11), *range(301, 306)), output=10),
     ]
-    way = {"on": "by-place", "off": "awaited"}[QueueFlags().protect_waiting]
-    assert SystemConfig(device_tokens=400).waiting_prefixes == way
-    as_served = run(trace, device_tokens=400, waiting_prefixes=way)
+    as_served = run(trace, device_tokens=400, waiting_prefixes="by-place")
     assert run(trace, device_tokens=400).cached_tokens.tolist() == as_served.cached_tokens.tolist()
 
 

@@ -62,7 +62,7 @@ class SystemConfig:
     session_gate_config: Mapping[str, Any] = field(default_factory=dict)
     waiting_prefixes: str = "by-place"
     """Protection of the cached prefixes of waiting requests, a name in ``waiting.py``:
-    ``by-place`` as in the live tree, ``awaited`` with ``--canopy-protect-waiting off``,
+    ``by-place`` as in the live tree, ``awaited`` from the first lookup on,
     ``touched`` as SGLang's ``lru``."""
     prefetch_policy: str = "best_effort"
     """Start of a request with a disk prefetch: at once with the pages read so far

@@ -3,8 +3,7 @@
 ``by-place`` is the live tree: arrivals are matched, and the budget is spent from the head of the
 queue.
 
-``awaited`` is the live tree with ``--canopy-protect-waiting off`` (``radix/core.py``,
-``protect_awaited``): a request that is matched but not admitted protects the deepest node of its path
+``awaited`` is the live tree without that (``radix/core.py``, ``protect_awaited``): a request that is matched but not admitted protects the deepest node of its path
 for a minute, within a budget. Under FCFS only the head of the queue is matched; cache-aware orders
 and disk prefetches match more requests.
 
@@ -48,7 +47,7 @@ class WaitingPrefixes:
 
 
 class Protected(WaitingPrefixes):
-    """``awaited``: the live tree with ``--canopy-protect-waiting off``."""
+    """``awaited``: the live tree without the protection by place."""
 
     def looked_up(self, job: SimulatedRequest, node: TierNode) -> None:
         self.tree.protect(node, job.request.tenant)

@@ -54,7 +54,6 @@ class LiveQueue:
         self.cost = PrefillCost(step_tokens)
         self.answers = AnswerCost(places, cache.token_to_kv_pool_allocator.size)
         self.order = BoundedShortest(ServerCost(self.cost, self.answers), options.max_wait_factor)
-        self._protects = options.protect_waiting == "on"
         self._cache = cache
         self._core = cache.tree_core
         self.request_of = self._core.requests.of
@@ -246,7 +245,7 @@ class LiveQueue:
 
     def protect(self, queue: list[Any]) -> None:
         """Renew, at intervals, the protection of the prefixes of ``queue``'s first requests."""
-        if not self._protects or not queue:
+        if not queue:
             return
         self._passes += 1
         if self._passes % PROTECT_PASSES != 1:
