@@ -35,7 +35,7 @@ VALUES = {
 """Values of flags without choices."""
 TIERS = (
     *("--enable-hierarchical-cache", "--hicache-storage-backend", "canopy"),
-    *("--page-size", "1", "--admin-api-key", "admin"),
+    *("--page-size", "1"),
 )
 
 
@@ -54,20 +54,23 @@ def flags(number: int, *kinds: type) -> list[str]:
 
 STARTS = {
     name: [
-        *("--radix-eviction", name, DOCUMENTS, VALUES[DOCUMENTS][number % 3]),
+        *("--radix-eviction", name, *TIERS, DOCUMENTS, VALUES[DOCUMENTS][number % 3]),
         *(f for f in flags(number, *KINDS) if f != OBSERVE_FLAG),
     ]
     for number, name in enumerate((AUTO, *live_names()))
 }
 STARTS["observe"] = ["--radix-eviction", "lru", OBSERVE_FLAG, WHATIF, "auto"]
+STARTS["observe"] += ["--canopy-require-tenant", "on"]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", STARTS)
 def test_it_starts_serves_and_drains(server, small_model, tmp_path, name: str) -> None:
     disk = json.dumps({"path": str(tmp_path / "disk"), "capacity_gb": 0.05})
-    tiers = (*TIERS, "--hicache-storage-backend-extra-config", disk)
-    with server(small_model, *tiers, *STARTS[name], kv_tokens=4096) as client:
+    flags = [*STARTS[name], "--admin-api-key", "admin"]
+    if TIERS[0] in flags:
+        flags += ["--hicache-storage-backend-extra-config", disk]
+    with server(small_model, *flags, kv_tokens=4096) as client:
         for _ in range(2):  # an idle server generates a token for each
             for probe in ("/health", "/health_generate", "/ready"):
                 client.get(probe)

@@ -67,15 +67,15 @@ class Tip:
         self.seen, self.first, self.speaker = [self.born], self.born, self.tenant
 
 
-MAX_CONVERSATIONS, MAX_OWN = 1 << 16, 1024
-"""Most recent conversations kept, in all and per tenant."""
+MAX_CONVERSATIONS = 1024
+"""Maximum conversations whose last tip is kept."""
 
 
 class LastTips:
     """The last tip of each named conversation, for hints between its requests."""
 
     def __init__(self) -> None:
-        self._tips: BoundedByTenant[Hashable, Tip] = BoundedByTenant(MAX_CONVERSATIONS, MAX_OWN)
+        self._tips: BoundedByTenant[Hashable, Tip] = BoundedByTenant(MAX_CONVERSATIONS)
 
     def remember(self, conversation: tuple[str | None, Hashable], tip: Tip) -> None:
         """Set ``tip`` as the end of a tenant's conversation."""
