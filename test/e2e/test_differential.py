@@ -4,6 +4,7 @@
 fields and many mistakes; sessions, LoRA, weights, pauses, aborts and caches.
 """
 
+import http.client
 import json
 import re
 import urllib.error
@@ -47,6 +48,8 @@ def answer(url: str, row: dict[str, Any], model: Path) -> tuple[int, Any]:
             return response.status, folded(response.read().decode())
     except urllib.error.HTTPError as error:
         return error.code, folded(error.read().decode())
+    except http.client.HTTPException:  # SGLang breaks some streams at a mistake
+        return 200, "broken"
 
 
 def folded(text: str) -> Any:
