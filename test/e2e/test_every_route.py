@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from sglang_canopy.tenant import DOCUMENTS_MARK
+
 pytestmark = pytest.mark.xdist_group("metrics")
 TEXT = "Which leaf goes first? " * 8
 TOOL = {"name": "look", "description": "d", "parameters": {"type": "object", "properties": {}}}
@@ -132,7 +134,5 @@ def test_a_wrong_hint_is_ignored_and_a_wrong_tenant_refused_with_400(
     assert call(client, path, sent(path, body, wrong, stream))[0] == 200
     ignored = json.loads(client.get("/canopy/status"))["ignored_fields"]
     assert ignored.keys() >= {"canopy_turn", "other"}
-    code, text = call(
-        client, path, sent(path, {**body, "extra_key": "canopy-chunks:"}, None, stream)
-    )
+    code, text = call(client, path, sent(path, {**body, "extra_key": DOCUMENTS_MARK}, None, stream))
     assert (code, "extra_key" in text) == (400, True), text
