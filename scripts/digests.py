@@ -10,48 +10,18 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-logger = logging.getLogger(__name__)
-
 TABLE = Path(__file__).with_name("sglang_digests.json")
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_LENGTH = 16
+SIGNATURE = 8
 
 
 def read_table() -> dict[str, Any]:
-    """Return file below the package ``sglang`` -> digests of the file and of its functions."""
+    """Return file below the package ``sglang`` -> digests of its functions, and which are only hooked."""
     return json.loads(TABLE.read_text(encoding="utf-8"))
-
-
-def changed(root: Path, table: Mapping[str, Any]) -> list[str]:
-    """Return the functions below ``root`` (the package ``sglang``) that differ from ``table``.
-
-    Only changed files are parsed. Files installed without source are skipped with a warning.
-    """
-    found = []
-    for file, recorded in table.items():
-        path = root / file
-        try:
-            source = path.read_bytes()
-        except OSError:
-            if path.with_suffix(".pyc").exists():
-                logger.warning("sglang-canopy: no source of %s: not compared", file)
-                continue
-            found += [f"{_module(file)}.{name}" for name in recorded["names"]]
-            continue
-        if hashlib.sha256(source).hexdigest()[:_LENGTH] == recorded["file"]:
-            continue
-        tree = ast.parse(source)
-        found += [
-            f"{_module(file)}.{name}"
-            for name, digest in recorded["names"].items()
-            if digest_of(tree, name) != digest
-        ]
-    return found
 
 
 def entry(source: bytes, names: list[str]) -> dict[str, Any]:
@@ -61,17 +31,30 @@ def entry(source: bytes, names: list[str]) -> dict[str, Any]:
     for name, digest in digests.items():
         if digest is None:
             raise KeyError(name)
-    return {"file": hashlib.sha256(source).hexdigest()[:_LENGTH], "names": digests}
+    return {"names": digests}
 
 
 def digest_of(tree: ast.Module, name: str) -> str | None:
-    """Return the digest of a function or ``Class.method``; ``None`` if it is not defined."""
+    """Return the digest of a function or ``Class.method``; ``None`` if it is not defined.
+
+    The first ``SIGNATURE`` digits are of its parameters, or of a class's fields.
+    """
     scopes: list[ast.AST] = [tree]
     for part in name.split("."):
         scopes = [node for scope in scopes for node in _defined(scope, part)]
     if not scopes:
         return None
-    return hashlib.sha256(repr([_shape(node) for node in scopes]).encode()).hexdigest()[:_LENGTH]
+    return _digest([_signature(node) for node in scopes]) + _digest([_shape(n) for n in scopes])
+
+
+def _digest(shape: Any) -> str:
+    return hashlib.sha256(repr(shape).encode()).hexdigest()[:SIGNATURE]
+
+
+def _signature(node: ast.AST) -> Any:
+    if isinstance(node, ast.ClassDef):
+        return [_shape(field) for field in node.body if isinstance(field, ast.AnnAssign)]
+    return _shape(getattr(node, "args", None))
 
 
 def _defined(scope: ast.AST, name: str) -> Iterator[ast.AST]:
@@ -107,7 +90,3 @@ def _is_docstring(node: ast.AST) -> bool:
         and isinstance(node.value, ast.Constant)
         and isinstance(node.value.value, str)
     )
-
-
-def _module(file: str) -> str:
-    return "sglang." + file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")

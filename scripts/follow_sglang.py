@@ -8,10 +8,9 @@
 
 The default is the newest release. Only the wheel is downloaded, into a temporary folder, and its code
 is not run. The functions that Canopy hooks, overrides or relies on (``sglang_digests.json``) are
-compared by their syntax trees. New arguments of the server are listed, since they may change KV.
+compared by their syntax trees; ``--list`` says of each what it means for us. New arguments of the server are listed, since they may change KV.
 Exit status 0: no function differs; 1: some differ; 2: the release is not available. With ``--try``:
-pytest's. The release lies over the installed one, with its packages; the checkout is copied, and names
-the release and its digests.
+pytest's. The release lies over the installed one, with its packages.
 """
 
 from __future__ import annotations
@@ -19,10 +18,7 @@ from __future__ import annotations
 import argparse
 import ast
 import functools
-import os
 import re
-import shutil
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -32,26 +28,13 @@ from pathlib import Path
 
 import digests
 from canopy_lab.report.table import text_table
+from overlay import NoRelease, download, run_tests
 from sglang_canopy import SGLANG_VERSION
 from sglang_canopy.storage.server_arguments import unreviewed
 
 ROOT = Path(__file__).resolve().parent.parent
 SHOWN = 4
-LIGHT = (
-    "test/server/start/test_plugin.py",
-    "test/radix/test_sglang_kit.py",
-    "test/radix/test_parity.py",
-    "test/radix/test_offset_walk.py",
-    "test/cpu",
-    "test/e2e/test_cpu_server.py",
-    "test/e2e/test_canopy_server.py",
-)
-"""Tests with the most use of SGLang for their time: the caches' own suites, and two servers."""
 FIELDS = "sglang/srt/arg_groups/fields/"
-
-
-class NoRelease(Exception):
-    """A release cannot be compared. The message is the reason."""
 
 
 @dataclass(slots=True)
@@ -62,6 +45,8 @@ class Moved:
     functions_known: int
     changed: list[str] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
+    meaning: dict[str, str] = field(default_factory=dict)
+    """Function -> ``nothing`` or ``signature``; the others are to be read."""
     arguments: list[str] = field(default_factory=list)
     """Arguments of the server that ``storage/server_arguments.py`` does not list."""
 
@@ -100,6 +85,10 @@ def moved(wheel: Path) -> Moved:
                         result.gone.append(f"{file}: {function}")
                     elif found != digest:
                         result.changed.append(f"{file}: {function}")
+                        if found[: digests.SIGNATURE] != digest[: digests.SIGNATURE]:
+                            result.meaning[function] = "signature"
+                        elif function in entry["hooked"]:
+                            result.meaning[function] = "nothing"  # SGLang still has it to be hooked
             result.arguments = sorted(unreviewed(_server_arguments(archive)))
     except (OSError, zipfile.BadZipFile, SyntaxError) as error:
         raise NoRelease(f"{wheel} cannot be read: {error}") from None
@@ -116,19 +105,6 @@ def _server_arguments(archive: zipfile.ZipFile) -> set[str]:
                 if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                     names.add(node.target.id)
     return names
-
-
-def download(release: str | None, into: Path) -> Path:
-    """The wheel of ``release``, or of the newest one, from pip's package index."""
-    requirement = "sglang" if release is None else f"sglang=={release}"
-    command = [sys.executable, "-m", "pip", "download", requirement, "--no-deps"]
-    command += ["--only-binary", ":all:", "--quiet", "--dest", str(into)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    wheels = sorted(into.glob("sglang-*.whl"))
-    if done.returncode or not wheels:
-        output = done.stderr.strip().splitlines() or ["pip downloaded no wheel"]
-        raise NoRelease(f"{requirement}: {output[-1]}")
-    return wheels[0]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -153,32 +129,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             if differs and (arguments.list or arguments.run):
                 print(table(result), flush=True)
             if arguments.run:
-                return run_on(wheel, result.release, Path(folder) / "canopy")
+                with zipfile.ZipFile(wheel) as archive:
+                    archive.extractall(Path(folder) / "release")
+                return run_tests(Path(folder) / "release")
     except NoRelease as error:
         print(error, file=sys.stderr)
         return 2
     return int(differs)
-
-
-def run_on(wheel: Path, release: str, into: Path, tests: Sequence[str] = LIGHT) -> int:
-    """Run ``tests`` on a release, in a copy of the checkout at ``into``. Returns pytest's status."""
-    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in filter(None, names.split("\0")):
-        if (ROOT / name).is_file():
-            (into / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, into / name)
-    named = into / "python" / "sglang_canopy" / "__init__.py"
-    named.write_text(named.read_text("utf-8").replace(SGLANG_VERSION, release), "utf-8")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(into / "release")
-    ours = ("release", "python", "sgl-kernel/python", "sgl-kernel/cpu/src", "test", "scripts")
-    path = os.pathsep.join(str(into / folder) for folder in ours)
-    # Without a function that is gone there are no digests; the tests name it too.
-    for words in (["scripts/sglang_digests.py"], ["-m", "pytest", "-q", *tests]):
-        command = [sys.executable, *words]
-        status = subprocess.run(command, cwd=into, env={**os.environ, "PYTHONPATH": path})
-    return status.returncode
 
 
 def table(result: Moved) -> str:
@@ -187,9 +144,11 @@ def table(result: Moved) -> str:
     for how, each in (("gone", result.gone), ("changed", result.changed)):
         for one in each:
             file, _, function = one.partition(": ")
-            rows.append([how, function, file, ", ".join(_standing_on(function)) or "-"])
-    rows += [["new", name, "the server's arguments", "to review"] for name in result.arguments]
-    return text_table(("how", "function", "in SGLang", "in Canopy"), rows)
+            meaning = result.meaning.get(function, "to read") if how == "changed" else "signature"
+            rows.append([how, meaning, function, file, ", ".join(_standing_on(function)) or "-"])
+    new = "the server's arguments"
+    rows += [["new", "to read", name, new, "-"] for name in result.arguments]
+    return text_table(("how", "for us", "function", "in SGLang", "in Canopy"), rows)
 
 
 def _standing_on(function: str) -> list[str]:

@@ -20,7 +20,17 @@ PACKAGES: dict[str, str] = {
 }
 """Each reads alone: a server without documents never imports the other two."""
 
-OPEN = {"bounded", "declared", "errors", "private_file", "ranks", "records", "tenant", "__init__"}
+OPEN = {
+    "bounded",
+    "declared",
+    "errors",
+    "private_file",
+    "ranks",
+    "records",
+    "releases",
+    "tenant",
+    "__init__",
+}
 """Top-level files of ``sglang_canopy``: they import only each other, and every room may import them."""
 
 SPLIT = {"server", "live"}

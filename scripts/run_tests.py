@@ -1,4 +1,8 @@
-"""Lint, format, types, tests: ./scripts/test.sh [--all] [pytest flags]"""
+"""Lint, format, types, tests: ./scripts/test.sh [--all] [--sglang X.Y.Z] [pytest flags]
+
+With --sglang: the caches' suites, the checks at start and two servers on that release, which lies over the
+installed one.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import subprocess
 import sys
 
 import environment
+import overlay
 from environment import ROOT, SetupError, say
 
 CHECKS = (
@@ -30,7 +35,23 @@ def main() -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    return check_and_test(sys.argv[1:])
+    flags = sys.argv[1:]
+    if "--sglang" in flags:
+        return test_on_release(flags)
+    return check_and_test(flags)
+
+
+def test_on_release(flags: list[str]) -> int:
+    """Run the tests, or those that ``flags`` name, on the release after ``--sglang``."""
+    at = flags.index("--sglang")
+    release, others = flags[at + 1 : at + 2], [*flags[:at], *flags[at + 2 :]]
+    try:
+        folder = overlay.unpacked(*release)
+    except (TypeError, overlay.NoRelease) as error:
+        say(f"--sglang: {error}")
+        return 2
+    named = any(not flag.startswith("-") for flag in others)
+    return overlay.run_tests(folder, others if named else [*overlay.TESTS, *others])
 
 
 def check_and_test(flags: list[str]) -> int:

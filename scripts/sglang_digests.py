@@ -4,8 +4,8 @@
     python scripts/sglang_digests.py --check    # exit status 1 and names if it is out of date
 
 The table has every method that a class of ours overrides, every function that we hook or
-import, every private method that we call (found in our own source), and ``seams.RELIED_ON``.
-Before writing it for a new SGLang, read what changed (``follow_sglang.py``). No server reads it.
+import, and every private method that we call (found in our own source), apart from SGLang's documented
+extension points. Before writing it for a new SGLang, read what changed (``follow_sglang.py``). No server reads it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import inspect
 import itertools
 import json
 import pkgutil
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -38,6 +39,10 @@ from sglang_canopy.server.start import seams
 
 ROOT = Path(sglang.__path__[0])
 OURS = [Path(package.__path__[0]) for package in (sglang_canopy, canopy_lab, canopy_chunks, cpu)]
+EXTENSION_POINTS = re.compile(
+    r"HiCacheStorage(\..*|Config|ExtraInfo)?|register_\w+|registered_\w+|HookRegistry\..*"
+)
+"""Functions that SGLang offers to plugins: a change of their bodies is SGLang's business."""
 Place = tuple[str, str]
 """A file below the package ``sglang``, and a name in it."""
 
@@ -108,11 +113,11 @@ def imported() -> Iterator[Any]:
 
 
 def named() -> Iterator[Any]:
-    """What the tables of hooks and ``seams.RELIED_ON`` name."""
+    """What the tables of hooks name."""
     addons = (*chunk_plugin.ADDON.seams, *server_plugin.ADDON.seams)
     hooks = (*seams.SEAMS, *addons, *documents.SEAMS, *forced_output.SEAMS)
     targets = [seam.target for seam in hooks]
-    for target in [*targets, *cpu.SEAMS, *seams.RELIED_ON]:
+    for target in [*targets, *cpu.SEAMS]:
         owner, name = target.rsplit(".", 1)
         yield inspect.getattr_static(pkgutil.resolve_name(owner), name)
 
@@ -120,7 +125,8 @@ def named() -> Iterator[Any]:
 def places() -> set[Place]:
     """Return the places of all functions of the table."""
     values = itertools.chain(overridden(), called_privately(), imported(), named())
-    return {place for value in values if (place := place_of(value)) is not None}
+    found = {place for value in values if (place := place_of(value)) is not None}
+    return {place for place in found if not EXTENSION_POINTS.fullmatch(place[1])}
 
 
 def place_of(value: Any) -> Place | None:
@@ -142,11 +148,21 @@ def make_table() -> dict[str, Any]:
     names = defaultdict(list)
     for file, name in places():
         names[file].append(name)
-    return {file: digests.entry((ROOT / file).read_bytes(), names[file]) for file in sorted(names)}
+    built_on = itertools.chain(overridden(), called_privately(), imported())
+    hooked = {place_of(value) for value in named()} - {place_of(value) for value in built_on}
+    return {
+        file: {
+            **digests.entry((ROOT / file).read_bytes(), names[file]),
+            "hooked": sorted(name for name in names[file] if (file, name) in hooked),
+        }
+        for file in sorted(names)
+    }
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body.clear()  # annotations build on nothing
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "sglang":
             for alias in node.names:
                 yield node.module or "", alias.name

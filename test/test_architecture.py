@@ -1,6 +1,7 @@
 """The package against `scripts/house.py`: directions, circles, lengths, purposes."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -117,6 +118,19 @@ def test_only_the_server_facing_rooms_touch_sglang() -> None:
         if any(name == "sglang" or name.startswith("sglang.") for name in names_in(path))
     }
     assert touching <= SGLANG
+
+
+def test_one_file_knows_what_differs_between_releases_of_sglang() -> None:
+    versions = re.compile(r"SGLANG_VERSION|releases\.TESTED|hasattr\((MatchResult|scheduler, \"_)")
+    asking = {
+        path.relative_to(PYTHON).as_posix()
+        for path in files()
+        if versions.search(path.read_text(encoding="utf-8")) and "__init__" not in path.name
+    }
+    # The others show the version, or warn of an untested one.
+    shown = {"doctor/command_line.py", "doctor/machine.py", "server/start/self_check.py"}
+    shown = {f"sglang_canopy/{one}" for one in shown} | {"canopy_lab/live/replay/run.py"}
+    assert asking - shown == {"sglang_canopy/releases.py"}
 
 
 def test_no_file_is_too_long() -> None:

@@ -84,4 +84,24 @@ def run(_: Context) -> list[dict[str, Any]]:
     ]
 
 
-QUESTIONS = (Question("victim_cost", "CPU microseconds of an eviction, insert and match", run, 5),)
+def checks(_: Context) -> dict[str, float]:
+    """CPU milliseconds of the checks when a server starts: the first call, as there."""
+    from sglang_canopy.radix.overrides import check_overrides
+    from sglang_canopy.server.scheduler.cache_factory import OURS, check_tree
+    from sglang_canopy.server.start.seams import SEAMS
+    from sglang_canopy.server.start.self_check import check_signature
+
+    for seam in SEAMS:  # imports what SGLang's server imports too
+        seam.parameters_found()
+    LiveTree(64)
+    return {
+        "hooks": round(micros(lambda: [check_signature(seam) for seam in SEAMS], 1) / 1e3, 1),
+        "overrides": round(micros(lambda: check_overrides(*OURS), 1) / 1e3, 1),
+        "tree": round(micros(lambda: check_tree(64), 1) / 1e3, 1),
+    }
+
+
+QUESTIONS = (
+    Question("victim_cost", "CPU microseconds of an eviction, insert and match", run, 5),
+    Question("start_checks", "CPU milliseconds of the checks at a server's start", checks, 0.5),
+)

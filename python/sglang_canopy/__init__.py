@@ -11,7 +11,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 SGLANG_VERSION = "0.5.23"
-"""The only sglang version that this release supports and is tested with."""
+"""The pinned release of SGLang; ``releases.TESTED`` has the others that are tested."""
 
 
 class _StaleEntryPoint(importlib.abc.MetaPathFinder):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from canopy_lab.cli import main as cli
-from sglang_canopy import SGLANG_VERSION
+from sglang_canopy import SGLANG_VERSION, releases
 from sglang_canopy.config.refusals import all_unsupported, unsupported
 from sglang_canopy.config.setups import POLICIES, SETUPS
 from sglang_canopy.doctor import machine
@@ -198,18 +198,18 @@ def distribution(version: str, place: str) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize(
-    ("installed", "said"),
+    ("installed", "kind", "said"),
     [
-        ([], "not installed"),
-        ([("0.0.1", "/a")], SGLANG_VERSION),
-        ([(SGLANG_VERSION, "/a"), (SGLANG_VERSION, "/b")], "two sglangs"),
-        ([(SGLANG_VERSION, "/a"), (SGLANG_VERSION, "/a")], None),
+        ([], FAULT, "not installed"),
+        ([("0.0.1", "/a")], NOTE, SGLANG_VERSION),
+        ([(SGLANG_VERSION, "/a"), (SGLANG_VERSION, "/b")], FAULT, "two sglangs"),
+        *(([(one, "/a"), (one, "/a")], None, "") for one in releases.TESTED),
     ],
 )
-def test_no_sglang_a_wrong_one_and_two_of_them(installed, said) -> None:
+def test_no_sglang_another_one_and_two_of_them(installed, kind, said) -> None:
     found = machine.packages([distribution(*one) for one in installed])
-    assert [one.kind for one in found] == ([] if said is None else [FAULT])
-    assert said is None or said in found[0].text
+    assert [one.kind for one in found] == ([kind] if kind else [])
+    assert all(said in one.text for one in found)
 
 
 def test_a_machine_without_a_compiler(monkeypatch) -> None:

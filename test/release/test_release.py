@@ -7,7 +7,7 @@ import pytest
 import yaml
 from test_wheel import OTHER_PYTHONS
 
-from sglang_canopy import SGLANG_VERSION, __version__
+from sglang_canopy import SGLANG_VERSION, __version__, releases
 
 ROOT = Path(__file__).resolve().parents[2]
 FORGE = ROOT / ".github"
@@ -18,9 +18,10 @@ def test_one_version_everywhere() -> None:
     assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_the_cuda_extra_is_the_supported_sglang() -> None:
+def test_the_cuda_extra_begins_at_the_oldest_tested_sglang() -> None:
     text = (ROOT / "pyproject.toml").read_text()
-    assert f'cuda = ["sglang=={SGLANG_VERSION}"]' in text
+    assert f'cuda = ["sglang>={releases.TESTED[0]},<0.6"]' in text
+    assert releases.TESTED[-1] == SGLANG_VERSION
 
 
 def test_the_changelog_has_the_form_of_keep_a_changelog() -> None:

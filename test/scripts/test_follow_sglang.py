@@ -1,8 +1,6 @@
 """`scripts/follow_sglang.py`: differences of another SGLang release, from its wheel only."""
 
 import re
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +8,8 @@ from pathlib import Path
 import pytest
 
 import digests
+import overlay
+from sglang_canopy import releases
 
 pytest.importorskip("sglang")
 import sglang
@@ -49,7 +49,7 @@ def test_an_equal_release_has_no_changes(wheel, capsys) -> None:
 
 def test_a_file_depends_on_a_method_if_it_names_the_class() -> None:
     """Many files call something ``forward``."""
-    assert follow_sglang._standing_on("RadixAttention.forward") == ["start/seams.py"]
+    assert follow_sglang._standing_on("FullComponent.drive_host_eviction") == ["radix/cache.py"]
 
 
 def test_a_changed_function_is_named_in_one_line(wheel, capsys) -> None:
@@ -62,15 +62,28 @@ def test_a_changed_function_is_named_in_one_line(wheel, capsys) -> None:
     assert said.count("\n") == 1
     assert "UnifiedTreeCore._split_node" in said
     assert "1 of" in said
+    assert "to read" in told(capsys, "--wheel", str(wheel(edit)), "--list")[1]
+
+
+def test_another_parameter_is_a_signature_and_a_hooks_body_is_nothing(wheel, capsys) -> None:
+    longer = wheel(lambda text: text.replace("def reset(self)", "def reset(self, more=0)"))
+    said = told(capsys, "--wheel", str(longer), "--list")[1]
+    assert re.search(r"changed +signature +UnifiedTreeCore\.reset", said)
+    table = digests.read_table()
+    file = next(file for file, entry in table.items() if entry["hooked"])
+    assert "Scheduler._add_request_to_queue" in {
+        name for e in table.values() for name in e["hooked"]
+    }
+    assert set(table[file]["hooked"]) <= table[file]["names"].keys()
 
 
 def test_renamed_functions_and_deleted_files_are_reported_missing(wheel, capsys) -> None:
     renamed = wheel(lambda text: text.replace("def _split_node(", "def _cut_node("))
     status, said = told(capsys, "--wheel", str(renamed), "--list")
     assert status == 1
-    assert re.search(rf"gone +UnifiedTreeCore._split_node +{CORE} +.*core.py", said)
+    assert re.search(rf"gone +signature +UnifiedTreeCore._split_node +{CORE} +.*core.py", said)
     status, said = told(capsys, "--wheel", str(wheel(without=CORE)), "--list")
-    gone = re.findall(rf"^ *gone +\S+ +{CORE} ", said, re.M)
+    gone = re.findall(rf"^ *gone +signature +\S+ +{CORE} ", said, re.M)
     assert len(gone) == len(digests.read_table()[CORE]["names"])
 
 
@@ -100,35 +113,19 @@ def test_an_unreviewed_argument_is_named(wheel, capsys) -> None:
     assert line.endswith("arguments to review: new_scale\n")
 
 
-def test_a_release_is_tried_in_a_copy_that_names_it(wheel, tmp_path, monkeypatch) -> None:
-    """The copy's tests import the release's files, and our own from the copy."""
-    path, calls = wheel(), []
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("sglang/__init__.py", "")
-
-    def run(command, **more):
-        if command[0] == "git":
-            return subprocess_run(command, **more)
-        calls.append((command, more))
-        return subprocess.CompletedProcess(command, 0)
-
-    subprocess_run = subprocess.run
-    monkeypatch.setattr(follow_sglang.subprocess, "run", run)
-    assert follow_sglang.run_on(path, "9.9.9", tmp_path / "into", ["test/x.py"]) == 0
-    digests_call, (tests, more) = calls
-    assert digests_call[0][1:] == ["scripts/sglang_digests.py"]
-    assert tests[1:] == ["-m", "pytest", "-q", "test/x.py"]
-    shown = (
-        "import sglang, sglang_canopy as c; print(sglang.__file__, c.__file__, c.SGLANG_VERSION)"
+def test_a_release_lies_over_the_installed_one(tmp_path, monkeypatch) -> None:
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang" / "__init__.py").write_text("")
+    test = tmp_path / "test_it.py"
+    test.write_text(
+        f"import sglang\n\ndef test_it():\n    assert {str(tmp_path)!r} in sglang.__file__\n"
     )
-    printed = subprocess_run([sys.executable, "-c", shown], capture_output=True, text=True, **more)
-    *places, version = printed.stdout.split()
-    assert version == "9.9.9"
-    assert all(str(tmp_path / "into") in place for place in places), places
+    assert overlay.run_tests(tmp_path, ["-n0", "-p", "no:cacheprovider", str(test)]) == 0
 
 
-def test_every_light_test_exists_and_the_workflow_tries_releases() -> None:
-    assert all((follow_sglang.ROOT / name).exists() for name in follow_sglang.LIGHT)
-    text = (follow_sglang.ROOT / ".github" / "workflows" / "follow-sglang.yml").read_text()
+def test_every_test_for_releases_exists_and_a_workflow_runs_them() -> None:
+    assert all((overlay.ROOT / name).exists() for name in overlay.TESTS)
+    text = (overlay.ROOT / ".github" / "workflows" / "follow-sglang.yml").read_text()
     assert "schedule:" in text
     assert "scripts/follow_sglang.py --try" in text
+    assert f"./scripts/test.sh --sglang {releases.TESTED[0]}" in text

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from sglang_canopy import releases
 from sglang_canopy.disk.store import DiskStore
 from sglang_canopy.tenant import tenants_of_key
 
@@ -69,7 +70,9 @@ def _delete(cache: Any, node: Any) -> bool:
     actions: list[Any] = []
     delete = core._evict_host_leaf if node.evicted else core._delete_unbacked_device_leaf
     try:
-        delete(node, tracker, device_frees=device, host_frees=host, cache_actions=actions)
+        releases.evict(
+            delete, node, tracker, device_frees=device, host_frees=host, cache_actions=actions
+        )
     finally:
         cache._free_values(device, host)
         cache._apply_cache_actions(actions)

@@ -325,6 +325,14 @@ SETUPS = (
         policies="SGLANG_RUST_SERVER takes requests that bypass Canopy's stamps",
     ),
     Setup(
+        name="`SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND=rust`",
+        applies=lambda value: str(value).lower() == "rust",
+        variable="SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND",
+        instead="unset that variable",
+        policies="SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND={} names SGLang's Rust core, which has no observer "
+        "and no victim by policy",
+    ),
+    Setup(
         name="`--disable-radix-cache`",
         option="disable_radix_cache",
         policies="--disable-radix-cache, or SGLang for this model, turns the prefix cache off, so that "

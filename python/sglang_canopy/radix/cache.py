@@ -15,6 +15,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_canopy.radix import storage_holds
 from sglang_canopy.radix.counters import TTL
+from sglang_canopy.releases import given
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -103,15 +104,13 @@ class CanopyRadixCache(UnifiedRadixCache):
             for_allocation = _FULL in targets and targets[_FULL][0] is _FULL
             if for_allocation:
                 self.tree_core.shortfall = lambda: self._shortfall(targets)
-            retry = self.holds.possible and allocation_reclaim_satisfied is None
+            more = given(allocation_reclaim_satisfied=allocation_reclaim_satisfied)
+            retry = self.holds.possible and not more
             self.holds.begin()
             try:
                 while True:
                     super()._evict_components(
-                        request_by_type,
-                        tracker,
-                        available_size_targets,
-                        allocation_reclaim_satisfied=allocation_reclaim_satisfied,
+                        request_by_type, tracker, available_size_targets, **more
                     )
                     short = request_by_type[_FULL] - tracker[_FULL]
                     if for_allocation:
@@ -179,7 +178,7 @@ class CanopyFullComponent(FullComponent):
         self._last_victim = None
 
     def _evict_device_next_node(
-        self, tracker: Any, device_frees: Any, host_frees: Any, cache_actions: Any
+        self, tracker: Any, device_frees: Any, host_frees: Any, cache_actions: Any = None
     ) -> int | None:
         core = self.tree_core
         leaves = core.evictable_device_leaves
@@ -208,9 +207,14 @@ class CanopyFullComponent(FullComponent):
     # ---- host tier ----
 
     def drive_host_eviction(
-        self, num_tokens: int, tracker: Any, device_frees: Any, host_frees: Any, cache_actions: Any
+        self,
+        num_tokens: int,
+        tracker: Any,
+        device_frees: Any,
+        host_frees: Any,
+        cache_actions: Any = None,
     ) -> None:
-        core = self.tree_core
+        core, more = self.tree_core, given(cache_actions=cache_actions)
         ct = self.component_type
         while tracker[ct] < num_tokens:
             choice = core.evictable_host_leaves.next_victim(core.clock.now)
@@ -220,6 +224,4 @@ class CanopyFullComponent(FullComponent):
             node = core.cut(*choice, num_tokens - tracker[ct], cache_actions)
             if expired:
                 node.canopy.eviction_reason = TTL
-            core._evict_host_leaf(
-                node, tracker, device_frees, host_frees, cache_actions=cache_actions
-            )
+            core._evict_host_leaf(node, tracker, device_frees, host_frees, **more)

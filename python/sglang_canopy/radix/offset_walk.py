@@ -22,6 +22,8 @@ from sglang.srt.mem_cache.unified_cache.components import (
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import InsertStepResult
 
+from sglang_canopy.releases import known
+
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
@@ -125,6 +127,9 @@ def _raw(key: RadixKey) -> array[int]:
 class OffsetWalkCore(UnifiedTreeCore):
     """A tree core for full attention only; with more components SGLang's walks are used."""
 
+    by_offsets = True
+    """Whether walks are by offsets, or all are SGLang's own."""
+
     def reset(self) -> None:
         super().reset()
         self._at_once: list[Any] = []
@@ -132,15 +137,12 @@ class OffsetWalkCore(UnifiedTreeCore):
 
     def match_prefix(self, params: MatchPrefixParams) -> Any:
         key = params.key
-        if self.page_size > 1 and self._walks(key):
-            key, _ = key.maybe_to_bigram_view(self.is_eagle)
-            key = CappedKey.of(key).page_aligned(self.page_size)
-            return self._match_prefix_helper(key, params) if len(key) else self._empty_match_result
-        return super().match_prefix(params)
-
-    def _match_prefix_helper(self, key: RadixKey, params: MatchPrefixParams) -> Any:
         if not self._walks(key):
-            return super()._match_prefix_helper(key, params)
+            return super().match_prefix(params)
+        key, _ = key.maybe_to_bigram_view(self.is_eagle)
+        key = CappedKey.of(key).page_aligned(self.page_size)
+        if not len(key):
+            return self._empty_match_result
         root = node = best = on_device = self.root_node
         device_tokens = matched = 0
         action = None
@@ -170,8 +172,8 @@ class OffsetWalkCore(UnifiedTreeCore):
             on_device,
             best if self.enable_hicache else on_device,
             best,
-            last_visited_node_id=None if node is root else node.id,
             full_kv_hit_length=matched,
+            **known(MatchResult, last_visited_node_id=None if node is root else node.id),
         )
         result = self.components[0].finalize_match_result_in_tree_core(result, params, [], 0)
         return result._replace(
@@ -296,7 +298,7 @@ class OffsetWalkCore(UnifiedTreeCore):
         """Return whether ``key``'s tokens are an array of 64-bit ids, as from the scheduler."""
         tokens = key.token_ids
         ids = type(tokens) is array and tokens.itemsize == TOKEN_BYTES
-        return ids and len(self.components) == 1
+        return ids and len(self.components) == 1 and self.by_offsets
 
 
 def _accessed(node: UnifiedTreeNode | None) -> None:

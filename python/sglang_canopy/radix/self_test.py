@@ -23,7 +23,10 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import BASE_COMPONENT_TYPE, ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
+from sglang_canopy import releases
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.radix.counters import DEVICE
+from sglang_canopy.radix.live import LiveCache
 
 PAGES = 96
 """Size of each pool, in pages."""
@@ -48,9 +51,9 @@ def run(make: MakeCache, page_size: int) -> None:
     except Exception as error:
         reason = str(error) if isinstance(error, AssertionError) else repr(error)
         raise CanopyError(
-            f"this SGLang's tree differs from the tested ones: {reason[:300]}; Canopy decides which KV "
-            "is freed, so it does not start. Install a tested SGLang (docs/guide/serving.md), or use "
-            "--radix-eviction lru"
+            f"this SGLang's tree differs from the tested ones ({releases.RANGE}): {reason[:300]}; "
+            "Canopy decides which KV is freed, so it does not start. Install a tested SGLang "
+            "(docs/guide/serving.md), or use --radix-eviction lru"
         ) from error
 
 
@@ -102,6 +105,7 @@ class _Tree:
             )
         )
         self.core = self.cache.tree_core
+        self.live: LiveCache | None = getattr(self.core, "live", None)
         self._names: dict[int, int] = {self.core.root_node.id: 0}
 
     def name(self, node_id: Any) -> Any:
@@ -168,6 +172,11 @@ class _Tree:
             raise AssertionError(
                 f"{held} slots in the tree and {free} free of {self.allocator.size}"
             )
+        if self.live is not None:
+            rows = [row.tiers[DEVICE] for row in self.live.counters.rows()]
+            counted = sum(row.entered - sum(row.evicted) for row in rows)
+            if counted != held:
+                raise AssertionError(f"SGLang recorded {counted} tokens of {held} in the tree")
 
     def _key(self, path: list[int]) -> RadixKey:
         return RadixKey(array("q", path), None).page_aligned(self.page_size)

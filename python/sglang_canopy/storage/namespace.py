@@ -20,6 +20,7 @@ from sglang.srt.lora.lora_registry import LoRARef
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 from sglang.srt.runtime_context import get_context, get_parallel, get_server_args
 
+from sglang_canopy import releases
 from sglang_canopy.disk.folder import RANK
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.storage.fingerprint import NotFound, local_files, sampled, sampled_files, whole
@@ -55,7 +56,7 @@ def namespace_of(config: HiCacheStorageConfig, pool: Any) -> str:
         "pp": [config.pp_rank, config.pp_size],
         "cp": [config.attn_cp_rank, config.attn_cp_size],
         "dp": [_replica(), config.dp_rank],
-        "dcp": [config.dcp_rank, config.dcp_size],
+        "dcp": [*releases.decode_context(config)],
     }
     return RANK.join(
         "|".join(f"{name}={value}" for name, value in part.items()) for part in (fields, rank)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sglang_canopy import releases
 from sglang_canopy.admission.settings import AFTER_TOOL, SWIFT_S
 from sglang_canopy.policy.registry import options_of
 from sglang_canopy.private_file import SET_ASIDE
@@ -51,6 +52,7 @@ class Status:
         self.started = time.time()
         self.holdings = Holdings(cache)
         self._next_walk = -math.inf
+        self._used_since: float | None = None
 
     def take(self, now: float, pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Return the whole status as JSON data. ``now``: seconds on a monotonic clock."""
@@ -67,8 +69,13 @@ class Status:
         last_minute = self.minutes.last(MINUTE_S)
         disk = self._disk()
         keep = _shown(self.cache.tree_core.protected.keeps.stats(), "tenants")
+        if self._used_since is None and len(self.cache.tree_core._node_arena) > 1:
+            self._used_since = now
+        if self._used_since is not None and now >= self._used_since + POINT_S:
+            releases.check_called()
         return {
             "rank": self.rank,
+            "off": dict(releases.OFF),
             "time_unix_s": time.time(),
             "uptime_s": time.time() - self.started,
             "policies": self._policies(disk),

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from sglang_canopy import __version__
+from sglang_canopy import __version__, releases
 from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.request import access, client_hints
 from sglang_canopy.request.sent import tenant_fields
@@ -83,6 +83,7 @@ def _add(server_args: Any) -> None:
         auto = ranks[0].get("auto") if ranks else None
         return {
             "version": __version__,
+            "off": releases.OFF | (ranks[0].get("off", {}) if ranks else {}),
             "next_step": next_step(
                 whatif, policy, ours=policy in live_names(), auto=auto is not None
             ),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
+from sglang_canopy import releases
 from sglang_canopy.radix.counters import GIVEN_UP, INVALID, QUEUE
 from sglang_canopy.radix.live_request import is_refused
 from sglang_canopy.server.scheduler import observer, queue
@@ -40,27 +41,25 @@ def request_created(req: Any, scheduler: Any, recv_req: Any, *_: Any, **__: Any)
         req.extra_key = unreserved_key(req.extra_key)
     if scheduler.enable_lora and _core(scheduler) is not None:
         isolate_adapter_keys(req)
-        req.canopy_adapter = recv_req.lora_name
-    scheduler.canopy_created = req
+        req.canopy_adapter = getattr(recv_req, "lora_name", None)
     late = [created(scheduler, req) for created in _on_created]
     # Images get their own tokens later; until then all images look alike. A late request gets its
     # extra key when it is queued.
-    if recv_req.mm_inputs is None and not any(late):
+    if recv_req is not None and recv_req.mm_inputs is None and not any(late):
         _receive(scheduler, req)
 
 
 def request_queued(scheduler: Any, req: Any, *_: Any, **__: Any) -> None:
     """Hook before ``Scheduler._add_request_to_queue``."""
+    if not releases.announces_requests(scheduler) and not hasattr(req, "canopy_announced"):
+        req.canopy_announced = True
+        request_created(req, scheduler, None)
+        _receive(scheduler, req)
     late = [queued(scheduler, req) for queued in _on_queued]
     if any(late) or req.multimodal_inputs is not None:
         _receive(scheduler, req)
     queue.request_queued(scheduler, req)
-
-
-def request_handled(_result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
-    """Hook after ``Scheduler.handle_generate_request``: count an invalid request."""
-    req = scheduler.__dict__.pop("canopy_created", None)
-    if req is not None and is_refused(req):
+    if is_refused(req):  # SGLang queues an invalid request with its reason
         _refuse(scheduler, req, INVALID)
 
 

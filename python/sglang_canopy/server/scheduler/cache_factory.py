@@ -15,6 +15,7 @@ from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
 )
 from sglang.srt.runtime_context import get_parallel
 
+from sglang_canopy import releases
 from sglang_canopy.admission.footprint import capacity_tokens
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.config import auto
@@ -29,6 +30,7 @@ from sglang_canopy.radix.core import BACKEND, CanopyTreeCore
 from sglang_canopy.radix.live import live_cache
 from sglang_canopy.radix.offset_walk import OffsetWalkCore
 from sglang_canopy.radix.overrides import check_overrides
+from sglang_canopy.radix.recorder import Recorder
 from sglang_canopy.radix.saved_profile import Profile, from_first_rank
 from sglang_canopy.server.scheduler.live_queue import LiveQueue
 from sglang_canopy.server.scheduler.observer import keeps_floor, meter_of
@@ -48,6 +50,10 @@ logger = logging.getLogger(__name__)
 
 LEARNT = "learnt.json"
 """File with the learnt state, in the folder of the first rank's pages."""
+
+
+OURS = (OffsetWalkCore, CanopyTreeCore, Recorder, CanopyRadixCache, CanopyFullComponent)
+"""Classes that override methods of SGLang's."""
 
 
 def install_core() -> None:
@@ -98,8 +104,8 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
             "disk tier out"
         )
     refuse_unsupported(options_of(ctx.server_args).queue, ctx.server_args, ctx)
-    check_overrides(OffsetWalkCore, CanopyTreeCore, CanopyRadixCache, CanopyFullComponent)
-    self_test.run(new_cache, ctx.params.page_size)
+    check_overrides(*OURS)
+    check_tree(ctx.params.page_size)
     install_core()
     floor = keeps_floor(ctx.server_args)
     prepare(ctx.params, options_of(ctx.server_args).tiers, floor)
@@ -127,6 +133,20 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
         line = AutoLine(parts, ctx.server_args.tool_call_parser)
     reporter.start(cache, ctx.params.enable_metrics, line)
     return cache
+
+
+def check_tree(page_size: int) -> None:
+    """Test SGLang's tree; without the walk by offsets if only that walk differs from SGLang's.
+
+    Raises ``CanopyError`` with the step that differs without it too.
+    """
+    OffsetWalkCore.by_offsets = True
+    try:
+        self_test.run(new_cache, page_size)
+    except CanopyError as error:
+        OffsetWalkCore.by_offsets = False
+        self_test.run(new_cache, page_size)
+        releases.switch_off("walk by offsets", f"{error}; SGLang's own walk is used")
 
 
 def _unsupported_tiers(ctx: TreeCacheBuildContext) -> str | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from sglang_canopy import releases
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,20 +24,33 @@ class Seam:
     """Leading parameters that the original must have."""
     purpose: str = ""
     """Purpose, in one phrase."""
+    without: str = ""
+    """What a server does if the function is missing or differs; empty if it does not start."""
+    first: bool = False
+    """Whether each scheduler's first request passes it."""
 
     def register(self) -> None:
         """Register the hook, which SGLang installs when it next applies hooks."""
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-        HookRegistry.register(self.target, self.hook, HookType(self.kind))
+        if self.target in releases.OFF:
+            return
+        hook = self.hook
+        if self.first:
+            releases.EXPECTED.add(self.target)
+            hook = _recorded(self.target, hook)
+        HookRegistry.register(self.target, hook, HookType(self.kind))
 
     def is_in_place(self) -> bool:
-        """Whether the hook is in SGLang's chain of wrappers of the target."""
+        """Whether the hook is in SGLang's chain of wrappers of the target, unless it is off."""
+        if self.target in releases.OFF:
+            return True
         function = inspect.getattr_static(*_owner(self.target))
         function = getattr(function, "__func__", function)
         while function is not None:
             cells = getattr(function, "__closure__", None) or ()
-            if any(cell.cell_contents is self.hook for cell in cells):
+            hooks = [cell.cell_contents for cell in cells]
+            if any(getattr(hook, "__wrapped__", hook) is self.hook for hook in hooks):
                 return True
             function = getattr(function, "__wrapped__", None)
         return False
@@ -45,6 +61,17 @@ class Seam:
         function = getattr(owner, name)
         function = inspect.unwrap(getattr(function, "__func__", function))
         return tuple(inspect.signature(function).parameters)
+
+
+def _recorded(target: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``hook``, which records that SGLang called it."""
+
+    @functools.wraps(hook)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        releases.CALLED.add(target)
+        return hook(*args, **kwargs)
+
+    return call
 
 
 def _owner(target: str) -> tuple[Any, str]:

@@ -1,4 +1,4 @@
-"""Table of all hooks on SGLang's functions, and of other functions that Canopy relies on."""
+"""Table of all hooks on SGLang's functions."""
 
 from __future__ import annotations
 
@@ -95,13 +95,8 @@ SEAMS = (
         arrivals.request_created,
         ("self", "recv_req"),
         "register a request, in order of arrival",
-    ),
-    Seam(
-        _SRT + "managers.scheduler.Scheduler.handle_generate_request",
-        "after",
-        arrivals.request_handled,
-        ("self", "recv_req"),
-        "count an invalid request as refused",
+        "requests are registered when they are queued",
+        first=True,
     ),
     Seam(
         _SRT + "managers.scheduler.Scheduler.send_abort_output",
@@ -109,6 +104,7 @@ SEAMS = (
         arrivals.request_aborted,
         ("self", "abort_req", "req"),
         "count a request that ends before admission as refused",
+        "requests that leave the queue are not counted",
     ),
     Seam(
         _SRT + "managers.schedule_batch.ScheduleBatch.prepare_for_extend",
@@ -116,14 +112,17 @@ SEAMS = (
         arrivals.batch_formed,
         ("self",),
         "announce admitted requests to the policies",
+        first=True,
     ),
     Seam(
         _SRT + "managers.scheduler.Scheduler._add_request_to_queue",
         "before",
         arrivals.request_queued,
         ("self", "req"),
-        "register a request with images, once they have tokens, and one with documents, once it has its "
-        "extra key; protect the cached prefix of a request that will wait",
+        "count an invalid request as refused; register a request with images, once they have tokens, "
+        "and one with documents, once it has its extra key; protect the cached prefix of a request that "
+        "will wait",
+        first=True,
     ),
     Seam(
         _SRT + "managers.schedule_policy.SchedulePolicy.calc_priority",
@@ -131,6 +130,7 @@ SEAMS = (
         queue.priorities_calculated,
         ("self", "waiting_queue", "running_batch", "processed_tokens"),
         "`--canopy-queue-order`: sort the queue; renew the protection of its prefixes",
+        first=True,
     ),
     Seam(
         _SRT + "managers.schedule_policy.SchedulePolicy.shortest_prefill_chunk_limit",
@@ -160,6 +160,7 @@ SEAMS = (
         queue.batch_computed,
         ("self", "batch", "result"),
         "record prefill costs for the queue's order, and ended requests for `--canopy-observe`",
+        first=True,
     ),
     Seam(
         _SRT + "managers.scheduler.Scheduler._abort_on_queued_limit",
@@ -174,6 +175,7 @@ SEAMS = (
         session_gate.prefill_chosen,
         ("self", "prefill_delayer_single_pass", "running_batch"),
         "`--canopy-session-gate`: choose batches among the requests that the gate admits",
+        first=True,
     ),
     Seam(
         _SRT + "entrypoints.openai.serving_chat.OpenAIServingChat._convert_to_internal_request",
@@ -242,6 +244,7 @@ SEAMS = (
         entry.first_token,
         ("state", "recv_obj", "i"),
         "fit TTFT as a line over uncached tokens",
+        "the status has no TTFT line, and policies use no measured prefill time",
     ),
     Seam(
         _SRT + "managers.scheduler.Scheduler.set_internal_state",
@@ -263,6 +266,7 @@ SEAMS = (
         shutdown.sigterm_received,
         ("self", "signum", "frame"),
         "`--canopy-drain-s`: begin the time for the drain",
+        "there is no drain",
     ),
     Seam(
         _SRT + "managers.tokenizer_manager.TokenizerManager._dispatch_to_scheduler",
@@ -270,6 +274,7 @@ SEAMS = (
         shutdown.message_dispatched,
         ("self", "obj"),
         "`--canopy-drain-s`: tell the schedulers how much of it is left",
+        "there is no drain",
     ),
     Seam(
         _SRT + "managers.scheduler.Scheduler.handle_shutdown",
@@ -277,6 +282,7 @@ SEAMS = (
         shutdown_requested,
         ("self", "recv_req"),
         "`--canopy-drain-s`: the time left for the drain",
+        "the drain has its whole time from the scheduler's end",
     ),
     Seam(
         _SRT + "sampling.watermarking.core.redact_watermark_secrets",
@@ -284,6 +290,7 @@ SEAMS = (
         secrets.shown,
         ("value",),
         "redact keys and passwords in `/server_info`",
+        "SGLang shows them there",
     ),
     *(
         Seam(*hook, purpose="key KV on disk by the weights that computed it")
@@ -291,38 +298,3 @@ SEAMS = (
     ),
 )
 """All hooks on SGLang's functions, except the hooks of further plugins (``addon.py``)."""
-
-RELIED_ON = (
-    _SRT + "managers.schedule_policy.PrefillAdder.add_one_req",
-    _SRT + "managers.scheduler.Scheduler._add_request_to_queue",
-    _SRT + "managers.scheduler.Scheduler.on_idle",
-    _SRT + "managers.tokenizer_manager.TokenizerManager._handle_abort_req",
-    _SRT + "managers.tokenizer_manager.TokenizerManager.sigterm_watchdog",
-    _SRT + "mem_cache.storage.backend_factory.StorageBackendFactory.create_backend",
-    _SRT + "mem_cache.cache_init_params.CacheInitParams",
-    _SRT + "mem_cache.registry.TreeCacheBuildContext",
-    _SRT + "managers.scheduler.Scheduler._prefetch_kvcache",
-    _SRT + "mem_cache.radix_cache.RadixKey.match_at",
-    _SRT + "layers.radix_attention.RadixAttention.forward",
-    _SRT + "models.llama.LlamaModel.forward",
-    _SRT + "models.qwen2.Qwen2Model.forward",
-    _SRT + "mem_cache.unified_cache.components.base.TreeComponent"
-    ".update_component_on_insert_overlap",
-    _SRT + "mem_cache.unified_cache.components.full.FullComponent.create_match_validator",
-    _SRT + "mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore._finish_insert_walk_node",
-    _SRT + "mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore._insert_commit_step",
-    _SRT + "mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore._insert_overlap_step",
-    _SRT + "mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore._insert_tail_step",
-    _SRT + "mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore._match_post_processor",
-    _SRT + "mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore._should_backup_after_insert",
-    _SRT + "mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore._touch_node",
-    _SRT + "mem_cache.unified_radix_cache.UnifiedRadixCache.checkpoint_into_tree",
-    _SRT + "mem_cache.unified_radix_cache.UnifiedRadixCache._all_reduce_attn_groups",
-    _SRT + "mem_cache.unified_radix_cache.UnifiedRadixCache._handle_prefetch_result",
-    _SRT + "plugins.hook_registry.HookRegistry.register",
-    _SRT + "plugins.hook_registry.HookRegistry.apply_hooks",
-    _SRT + "plugins.load_plugins",
-)
-"""Functions that Canopy relies on, besides its hooks and the functions that
-``scripts/sglang_digests.py`` finds in our source: overridden methods, imported functions, and private
-methods that we call."""

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterable
 from typing import NoReturn
 
-from sglang_canopy import SGLANG_VERSION
+from sglang_canopy import releases
 from sglang_canopy.policy.registry import live_names
 from sglang_canopy.server.start.seam import Seam
 
@@ -28,29 +28,37 @@ def stop(reason: str) -> NoReturn:
 def check_version() -> None:
     """Warn of a release that Canopy is not tested with. The other checks decide whether it starts."""
     found = importlib.metadata.version("sglang")
-    if found != SGLANG_VERSION:
+    if found not in releases.TESTED:
         logger.warning(
             "sglang-canopy is tested with sglang %s, and %s is installed. The checks at start decide "
             "whether it is used; python -m sglang.launch_server without Canopy's flags is plain SGLang.",
-            SGLANG_VERSION,
+            releases.RANGE,
             found,
         )
 
 
 def check_signature(seam: Seam) -> None:
-    """Stop unless SGLang has the function, with the parameters that the hook expects."""
+    """Check that SGLang has the function, with the parameters that the hook expects.
+
+    If not, the hook is switched off if a server can do without it, and the process ends otherwise.
+    """
+    reason = _difference(seam)
+    if reason is None:
+        return
+    if seam.without:
+        releases.switch_off(seam.target, f"{reason}; {seam.without}")
+        return
+    stop(f"{reason}; install a tested sglang ({releases.RANGE}), or uninstall sglang-canopy")
+
+
+def _difference(seam: Seam) -> str | None:
     try:
         found = seam.parameters_found()
     except (ImportError, AttributeError) as error:
-        stop(
-            f"this sglang has no {seam.target} ({error}); install the tested "
-            f"sglang {SGLANG_VERSION}, or uninstall sglang-canopy to run without it"
-        )
-    if found[: len(seam.parameters)] != seam.parameters:
-        stop(
-            f"{seam.target} takes ({', '.join(found)}), expected ({', '.join(seam.parameters)}, "
-            f"...); install the tested sglang {SGLANG_VERSION}, or uninstall sglang-canopy"
-        )
+        return f"this sglang has no {seam.target} ({error})"
+    if found[: len(seam.parameters)] == seam.parameters:
+        return None
+    return f"{seam.target} takes ({', '.join(found)}), expected ({', '.join(seam.parameters)}, ...)"
 
 
 def check_in_place(seams: Iterable[Seam]) -> None:

@@ -1,0 +1,72 @@
+"""Differences between the tested releases of SGLang, found by attribute and signature, and what this
+process does without on another release.
+
+No other file asks which release is installed, or whether SGLang has a name (``test_architecture.py``).
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import Any
+
+TESTED = ("0.5.22", "0.5.23")
+"""Releases that the tests run on, oldest first; the last one is pinned."""
+
+RANGE = f"{TESTED[0]} to {TESTED[-1]}"
+
+OFF: dict[str, str] = {}
+"""What this process does without, and the reason."""
+EXPECTED: set[str] = set()
+"""Functions of SGLang whose hooks the first request passes."""
+CALLED: set[str] = set()
+
+logger = logging.getLogger(__name__)
+
+
+def switch_off(what: str, reason: str) -> None:
+    """Record and log, once, that this process does without ``what``."""
+    if what not in OFF:
+        OFF[what] = reason
+        logger.warning("canopy: %s: %s", what, reason)
+
+
+def check_called() -> None:
+    """Record the hooks that SGLang did not call for its first request, which it sends itself."""
+    for target in EXPECTED - CALLED:
+        switch_off(target, "SGLang did not call it for the first request; its hook has no effect")
+
+
+def known(kind: Any, **fields: Any) -> dict[str, Any]:
+    """Return those ``fields`` that the named tuple ``kind`` has.
+
+    ``MatchResult.last_visited_node_id`` is new in 0.5.23.
+    """
+    return {name: value for name, value in fields.items() if name in kind._fields}
+
+
+def given(**arguments: Any) -> dict[str, Any]:
+    """Return the arguments that SGLang passed to an override, which passes them on.
+
+    ``cache_actions`` and ``allocation_reclaim_satisfied`` are new in 0.5.23.
+    """
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def decode_context(config: Any) -> tuple[int, int]:
+    """Return rank and size of ``HiCacheStorageConfig``'s decode-context group, which 0.5.22 lacks."""
+    return getattr(config, "dcp_rank", 0), getattr(config, "dcp_size", 1)
+
+
+def announces_requests(scheduler: Any) -> bool:
+    """Return whether the scheduler has a step that creates a request; 0.5.22 creates it inline."""
+    return hasattr(scheduler, "_create_generation_req")
+
+
+def evict(call: Any, node: Any, tracker: Any, **lists: Any) -> None:
+    """Call a private eviction of ``UnifiedTreeCore`` with the lists that it takes.
+
+    ``cache_actions`` is new in 0.5.23.
+    """
+    taken = inspect.signature(call).parameters
+    call(node, tracker, **{name: value for name, value in lists.items() if name in taken})
