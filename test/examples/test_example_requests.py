@@ -1,6 +1,6 @@
 """Requests of the examples, parsed by the server's own code.
 
-The answers are made up; test/e2e/test_examples_served.py uses a real server.
+The answers are made up; test/served/test_examples.py uses a real server.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The example of a custom policy. Examples that need a server: test/e2e/test_examples_served.py."""
+"""The example of a custom policy. Examples that need a server: test/served/test_examples.py."""
 
 import re
 import subprocess

@@ -115,7 +115,7 @@ def endpoint() -> Iterator[SimpleNamespace]:
 
 
 def test_the_quick_start_runs_the_agents_on_each_server(monkeypatch, tmp_path, capsys) -> None:
-    """The script's own steps; real servers are in test/e2e/test_examples_served.py."""
+    """The script's own steps; real servers are in test/served/test_examples.py."""
     pytest.importorskip("openai")
     served: list[tuple[str, list[dict[str, Any]]]] = []
 

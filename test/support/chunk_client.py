@@ -3,10 +3,6 @@
 import json
 import random
 import time
-import urllib.error
-import urllib.request
-
-import pytest
 
 from canopy_chunks.server.engine import READ
 
@@ -64,13 +60,3 @@ def wait_until_encoded(client) -> None:
         found = state(client)
         if not found["waiting_chunks"] and not found["waiting_tokens"]:
             return
-
-
-def refused(client, path, body, method="POST") -> tuple[int, str]:
-    data = json.dumps(body).encode() if body is not None else None
-    request = urllib.request.Request(
-        client.url + path, data, {"Content-Type": "application/json"}, method=method
-    )
-    with pytest.raises(urllib.error.HTTPError) as answer:
-        urllib.request.urlopen(request, timeout=60)
-    return answer.value.code, answer.value.read().decode()

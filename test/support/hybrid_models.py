@@ -68,6 +68,15 @@ def build(kind: str, out: Path, tokenizer_from: Path, **more: Any) -> Any:
     return model
 
 
+def load(kind: str, path: Path) -> Any:
+    """Return transformers' model of a folder that ``build`` wrote."""
+    import transformers
+
+    return (
+        getattr(transformers, f"{KINDS[kind][0]}ForCausalLM").from_pretrained(path).float().eval()
+    )
+
+
 def greedy(model: Any, prompt: list[int], tokens: int) -> list[int]:
     """Return transformers' answer up to the first near tie of two tokens."""
     import torch

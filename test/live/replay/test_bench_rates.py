@@ -1,5 +1,5 @@
 """``--rates``, ``--closed-loop`` and ``--slo`` through the whole command, against an endpoint whose
-answers take a known time. (``test/e2e/test_bench_serving.py`` has the real server.)"""
+answers take a known time. (``test/served/test_bench_serving.py`` has the real server.)"""
 
 import asyncio
 import json

@@ -11,6 +11,7 @@ from canopy_lab.plan.server_config import read_config, write_config
 from canopy_lab.sim.system import load_profile
 from canopy_lab.trace.served_log import read_served
 from support.gateways import post, running
+from support.served import until
 
 EXTRA = "hicache-storage-backend-extra-config"
 PAGE = 64
@@ -73,21 +74,30 @@ def sizes(plan):
     return round(config["canopy-host-gb"] * 1e9), config[EXTRA]["capacity_bytes"]
 
 
-@pytest.mark.long
-def test_a_server_starts_as_planned(client, plan):
+def check_tiers(server, plan):
+    """Check that the server has the planned sizes and policies."""
     host_bytes, disk_bytes = sizes(plan)
-    assert 2**20 <= host_bytes <= 2**22
-    assert disk_bytes <= 2**25
-    assert wait_until(lambda: json.loads(client.get("/canopy/status"))["ranks"], 30)
-    (rank,) = json.loads(client.get("/canopy/status"))["ranks"]
+    (rank,) = until(lambda: server.status()["ranks"])
     assert rank["policies"] == {"device": "wa", "host": "wa", "disk": "wa"}
     host, disk = (rank["tiers"][tier]["capacity_bytes"] for tier in ("host", "disk"))
     assert host_bytes <= host <= host_bytes + 2 * PAGE * KV_BYTES
     assert disk == disk_bytes
     assert [group["ttl_s"] for group in rank["groups"]] == [900]
-    prompt = list(range(1000, 1000 + 8 * PAGE))
-    client.generate(prompt)
-    assert client.cached(prompt)["total"] >= 7 * PAGE
+
+
+@pytest.mark.long
+def test_two_servers_start_as_planned_and_serve_side_by_side(client, second, plan):
+    host_bytes, disk_bytes = sizes(plan)
+    assert 2**20 <= host_bytes <= 2**22
+    assert disk_bytes <= 2**25
+    assert "# instances: 2" in plan.read_text()
+    prompts = [list(range(at, at + 6 * PAGE)) for at in range(2000, 6000, 500)]
+    for at, prompt in enumerate(prompts):  # in turn, as a router does
+        (client, second)[at % 2].generate(prompt)
+    for at, prompt in enumerate(prompts):
+        assert (client, second)[at % 2].cached(prompt)["total"] >= 5 * PAGE
+    for server in (client, second):
+        check_tiers(server, plan)
 
 
 @pytest.mark.long
@@ -104,26 +114,8 @@ def test_sglangs_settings_are_the_plans(client, plan):
 
 
 @pytest.mark.long
-def test_two_servers_serve_side_by_side_each_with_the_tiers_it_names(client, second, plan):
-    host_bytes, disk_bytes = sizes(plan)
-    assert "# instances: 2" in plan.read_text()
-    prompts = [list(range(at, at + 6 * PAGE)) for at in range(2000, 6000, 500)]
-    for at, prompt in enumerate(prompts):  # in turn, as a router does
-        (client, second)[at % 2].generate(prompt)
-    for at, prompt in enumerate(prompts):
-        server = (client, second)[at % 2]
-        assert server.cached(prompt)["total"] >= 5 * PAGE
-    for server in (client, second):
-        (rank,) = json.loads(server.get("/canopy/status"))["ranks"]
-        assert rank["tiers"]["disk"]["capacity_bytes"] == disk_bytes
-        host = rank["tiers"]["host"]["capacity_bytes"]
-        assert host_bytes <= host <= host_bytes + 2 * PAGE * KV_BYTES
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("gateway", ["sglang-router", "smg"])
 def test_two_servers_serve_behind_a_router(gateway, client, second, plan, tmp_path):
-    host_bytes, disk_bytes = sizes(plan)
     assert "# routing: round-robin" in plan.read_text()
     workers = [client.url, second.url]
     log, start = tmp_path / "router.log", {"sglang-router": 20_000, "smg": 25_000}[gateway]
@@ -131,12 +123,11 @@ def test_two_servers_serve_behind_a_router(gateway, client, second, plan, tmp_pa
     for server in (client, second):
         server.flush()
     prompts = [list(range(at, at + 6 * PAGE)) for at in range(start, start + 2000, 500)]
+    sampling = {"temperature": 0, "max_new_tokens": 2, "ignore_eos": True}
     with running(gateway, workers, log, policy="round_robin") as url:
         for prompt in prompts:
-            sampling = {"temperature": 0, "max_new_tokens": 2, "ignore_eos": True}
-            status, answer = post(
-                f"{url}/generate", {"input_ids": prompt, "sampling_params": sampling}
-            )
+            body = {"input_ids": prompt, "sampling_params": sampling}
+            status, answer = post(f"{url}/generate", body)
             assert status == 200, answer
     # Each prompt is on the server that it was sent to, and on no other.
     found = [
@@ -144,11 +135,6 @@ def test_two_servers_serve_behind_a_router(gateway, client, second, plan, tmp_pa
     ]
     assert [sum(pair) for pair in found] == [1] * len(prompts)
     assert 0 < sum(first for first, _ in found) < len(prompts), "one server had nothing to do"
-    for server in (client, second):
-        (rank,) = json.loads(server.get("/canopy/status"))["ranks"]
-        assert rank["tiers"]["disk"]["capacity_bytes"] == disk_bytes
-        host = rank["tiers"]["host"]["capacity_bytes"]
-        assert host_bytes <= host <= host_bytes + 2 * PAGE * KV_BYTES
 
 
 @pytest.mark.long
@@ -174,29 +160,11 @@ def test_its_log_is_held_against_the_simulation(client, plan, tmp_path):
 
 
 @pytest.mark.long
-def test_a_servers_tiers_can_be_profiled(server, tiny_model, tmp_path):
-    disk = {"path": str(tmp_path / "disk"), "capacity_gb": 0.1, "prefetch_threshold": PAGE}
-    flags = ["--radix-eviction", "wa", "--page-size", str(PAGE)]
-    flags += ["--enable-hierarchical-cache", "--hicache-size", "1"]
-    flags += ["--hicache-storage-prefetch-policy", "wait_complete"]
-    flags += ["--hicache-storage-backend", "canopy"]
-    flags += ["--hicache-storage-backend-extra-config", json.dumps(disk)]
-    with server(tiny_model, *flags, kv_tokens=DEVICE_TOKENS) as client:
-        profile_tiers(client, tmp_path / "profile.json")
-
-
-def profile_tiers(client, out):
-    limits = [
-        "--max-prompt-tokens",
-        "64",
-        "--max-context-tokens",
-        "256",
-        "--max-batch",
-        "1",
-        "--repeats",
-        "1",
-    ]
-    assert main(["profile", "--url", client.url, "--out", str(out), *limits]) == 0
+def test_a_servers_tiers_can_be_profiled(second, tmp_path):
+    out = tmp_path / "profile.json"
+    limits = ["--max-prompt-tokens", "64", "--max-context-tokens", "256", "--max-batch", "1"]
+    command = ["profile", "--url", second.url, "--out", str(out), *limits, "--repeats", "1"]
+    assert main(command) == 0
     profile = load_profile(out)
     for tier in (profile.host, profile.disk):
         assert tier is not None

@@ -1,14 +1,15 @@
-"""Every route that generates supports the same fields, and treats the same mistakes alike."""
+"""Every route that generates supports the same fields, and treats the same mistakes alike.
+
+No route shows a key.
+"""
 
 import json
-import time
-import urllib.error
-import urllib.request
 from typing import Any
 
 import pytest
 
 from sglang_canopy.tenant import DOCUMENTS_MARK
+from support.served import until
 
 pytestmark = pytest.mark.xdist_group("metrics")
 TEXT = "Which leaf goes first? " * 8
@@ -53,16 +54,6 @@ LIMITS = {
 }
 
 
-def call(client: Any, path: str, body: dict[str, Any]) -> tuple[int, str]:
-    raw = json.dumps(body).encode()
-    request = urllib.request.Request(client.url + path, raw, {"Content-Type": "application/json"})
-    try:
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-
-
 def sent(path: str, body: dict[str, Any], params: Any, stream: bool = False) -> dict[str, Any]:
     whole = {**body, **LIMITS.get(path, {"max_tokens": 2}), "stream": stream}
     if params is None:
@@ -77,16 +68,8 @@ def client(metrics_server: Any) -> Any:
     return metrics_server
 
 
-def requests_by_category(client: Any) -> dict[str, int]:
-    (rank,) = json.loads(client.get("/canopy/status"))["ranks"]
-    return {row["category"]: row["requests"] for row in rank["categories"]}
-
-
-def until_counted(client: Any, category: str, before: int) -> None:
-    deadline = time.monotonic() + 60
-    while requests_by_category(client).get(category, 0) <= before:
-        assert time.monotonic() < deadline, (category, requests_by_category(client))
-        time.sleep(0.1)
+def until_counted(client: Any, category: str, before: int = 0) -> None:
+    until(lambda: client.requests_by_category().get(category, 0) > before)
 
 
 @pytest.mark.parametrize("path", ROUTES)
@@ -94,13 +77,13 @@ def test_category_turn_tools_and_hints_are_read(client: Any, path: str) -> None:
     first, second, category = ROUTES[path]
     name = "from" + path.replace("/", "-")
     given = {"canopy_category": name, "canopy_turn": 2, "canopy_conversation": f"c{path}"}
-    code, text = call(client, path, sent(path, first, given))
+    code, text = client.send(path, sent(path, first, given))
     assert code == 200, text
-    until_counted(client, name, 0)
+    until_counted(client, name)
     explained = json.loads(client.get(f"/canopy/explain?conversation=c{path}"))
     assert explained["replicas"][0][0]["cached"], explained
-    before = requests_by_category(client).get(category, 0)
-    code, text = call(client, path, sent(path, second, None))
+    before = client.requests_by_category().get(category, 0)
+    code, text = client.send(path, sent(path, second, None))
     assert code == 200, text
     until_counted(client, category, before)
 
@@ -115,13 +98,13 @@ def test_four_answers_to_one_request_count_once(client: Any, path: str) -> None:
             body["sampling_params"] |= {"n": 4, "temperature": 1}
         else:
             body |= {"n": 4, "temperature": 1}
-        code, text = call(client, path, body)
+        code, text = client.send(path, body)
         assert code == 200, text
         answers = json.loads(text)
         assert len(answers if path == "/generate" else answers["choices"]) == 4
-    assert call(client, path, sent(path, first, {"canopy_category": f"last-{name}"}))[0] == 200
-    until_counted(client, f"last-{name}", 0)  # so all that ended before are in the status
-    assert requests_by_category(client)[name] == 2
+    assert client.send(path, sent(path, first, {"canopy_category": f"last-{name}"}))[0] == 200
+    until_counted(client, f"last-{name}")  # so all that ended before are in the status
+    assert client.requests_by_category()[name] == 2
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -131,8 +114,36 @@ def test_a_wrong_hint_is_ignored_and_a_wrong_tenant_refused_with_400(
 ) -> None:
     body = ROUTES[path][0]
     wrong = {"canopy_turn": 0, "canopy_nonsense": 1, "canopy": {"time": 0}}
-    assert call(client, path, sent(path, body, wrong, stream))[0] == 200
-    ignored = json.loads(client.get("/canopy/status"))["ignored_fields"]
+    assert client.send(path, sent(path, body, wrong, stream))[0] == 200
+    ignored = client.status()["ignored_fields"]
     assert ignored.keys() >= {"canopy_turn", "other"}
-    code, text = call(client, path, sent(path, {**body, "extra_key": DOCUMENTS_MARK}, None, stream))
+    code, text = client.send(path, sent(path, {**body, "extra_key": DOCUMENTS_MARK}, None, stream))
     assert (code, "extra_key" in text) == (400, True), text
+
+
+USER, ADMIN = "user-s3cr3t-41c7", "admin-s3cr3t-90be"
+ACTS = ("start_", "stop_", "dump_", "flush_", "expert_distribution", "profile")
+"""Parts of routes that change a server; some stop a server without experts."""
+
+
+def test_no_route_and_no_line_of_the_log_shows_a_key(server: Any, tiny_model: Any) -> None:
+    flags = ("--radix-eviction", "wa", "--api-key", USER, "--admin-api-key", ADMIN)
+    flags += ("--log-requests",)
+    keys = [{}, *({"Authorization": f"Bearer {key}"} for key in (USER, ADMIN))]
+    with server(tiny_model, *flags, kv_tokens=2048) as client:
+        routes = json.loads(client.send("/openapi.json", **keys[1])[1])["paths"]
+        paths = [path for path, of in routes.items() if "get" in of and "{" not in path]
+        paths = [path for path in paths if not any(part in path for part in ACTS)]
+        assert "/server_info" in paths
+        assert "admin_api_key" in client.send("/server_info", **keys[1])[1]
+        paths += ["/metrics", "/canopy/status", "/canopy/ui", "/canopy/explain?conversation=c"]
+        shown = {
+            f"{path} with key {n}": client.send(path, **key)[1]
+            for path in paths
+            for n, key in enumerate(keys)
+        }
+        body = {"model": "m", "messages": CHAT, "max_tokens": 2}
+        assert client.send("/v1/chat/completions", body, **keys[1])[0] == 200
+        shown["the log"] = client.server.log_text()
+    found = [where for where, text in shown.items() if any(s in text for s in (USER, ADMIN))]
+    assert found == []

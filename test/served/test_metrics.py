@@ -1,13 +1,10 @@
 """Counters and gauges on a real server's `/metrics`, and the status."""
 
-import json
 import os
 import random
 import re
 import stat
-import time
 import urllib.parse
-from collections.abc import Callable
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
@@ -15,21 +12,12 @@ from typing import Any
 import pytest
 
 from sglang_canopy.telemetry.series import CACHE, PREFIX
+from support.served import until
 
 pytestmark = pytest.mark.xdist_group("metrics")
 PROMPT = 320
-PATIENCE_S = 60.0
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
-
-
-def until(true: Callable[[], Any]) -> Any:
-    """Return the first true value of `true`; reports are made every second."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := true()):
-        assert time.monotonic() < deadline, true
-        time.sleep(0.1)
-    return found
 
 
 def series(text: str) -> Samples:
@@ -113,11 +101,8 @@ def test_the_status_agrees_with_the_metrics(client) -> None:
     for kind in ("talk", "rag"):
         client.generate(list(range(1000, 1000 + PROMPT)), custom_params={"canopy_category": kind})
 
-    def counted() -> Any:
-        (rank,) = json.loads(client.get("/canopy/status"))["ranks"]
-        return rank if rank["prompt_tokens"] else None
-
-    status = until(counted)
+    until(lambda: client.rank()["prompt_tokens"])
+    status = client.rank()
     samples = series(client.get("/metrics"))
     for tier, of in status["tiers"].items():
         assert total(samples, "hit_tokens_total", tier=tier) == of["hit_tokens"]
@@ -148,8 +133,7 @@ def test_no_salt_is_in_the_status_the_metrics_the_server_info_or_the_log(client)
     assert client.get(f"/canopy/status?{query}")
 
     def kept_tenants() -> Any:
-        ranks = json.loads(client.get("/canopy/status"))["ranks"]
-        return [row["tenant"] for rank in ranks for row in rank["keep"]["tenants"]]
+        return [row["tenant"] for row in client.rank()["keep"]["tenants"]]
 
     assert until(kept_tenants) != [None]
     told = [client.get(path) for path in ("/canopy/status", "/metrics", "/server_info")]

@@ -7,6 +7,7 @@ for all tests of a process: the same arguments give the same server again.
 import contextlib
 import json
 import os
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -36,19 +37,43 @@ class Client:
     def url(self) -> str:
         return self.server.url
 
-    def post(self, path: str, body: Any = None) -> Any:
+    def send(
+        self, path: str, body: Any = None, method: str | None = None, **headers: str
+    ) -> tuple[int, str]:
+        """Return the status and the text of any answer. Headers are spelt with underscores."""
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
         request = urllib.request.Request(
             self.url + path,
-            data=json.dumps(body or {}).encode(),
-            headers={"Content-Type": "application/json"},
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": "application/json", **given},
+            method=method,
         )
-        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
-            text = answer.read().decode()
+        try:
+            with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def post(self, path: str, body: Any = None) -> Any:
+        status, text = self.send(path, body or {})
+        assert status == 200, text
         return json.loads(text) if text.startswith(("{", "[")) else text
 
     def get(self, path: str) -> str:
-        with urllib.request.urlopen(self.url + path, timeout=ANSWER_S) as answer:
-            return answer.read().decode()
+        status, text = self.send(path)
+        assert status == 200, text
+        return text
+
+    def status(self) -> dict[str, Any]:
+        return json.loads(self.get("/canopy/status"))
+
+    def rank(self) -> dict[str, Any]:
+        """Return the status of the server's only replica."""
+        (found,) = self.status()["ranks"]
+        return found
+
+    def requests_by_category(self) -> dict[str, int]:
+        return {row["category"]: row["requests"] for row in self.rank()["categories"]}
 
     def generate(
         self,

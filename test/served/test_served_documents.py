@@ -1,38 +1,46 @@
-"""Chunk reuse in real servers: exact at ratio 1, and separate from exact KV."""
+"""Reuse of documents in real servers: exact at ratio 1, kept for the next turn, separate from exact KV."""
 
 import itertools
 import json
 import random
+import re
 import shutil
-import urllib.error
-import urllib.request
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
+from canopy_lab.cli.main import main
+from reference_docs import routes
 from support.chunk_client import (
     DOCUMENT,
     ON,
     QUESTION,
+    SYSTEM,
     ask,
     learn,
     prompt,
-    refused,
     report,
     state,
     tokens,
     wait_until_encoded,
 )
+from support.served import until
 from support.small_models import change_config
 
 pytestmark = pytest.mark.xdist_group("documents")
+ANSWER = 6
 FACTS = [f"The {a} of the {b} is {c}." for a, b, c in zip(["colour", "name", "size"] * 3,
          ["river", "lamp", "king", "town", "fox", "ship", "wall", "coat", "star"], range(9))]  # fmt: skip
 
 
 @pytest.fixture
 def client(shared_server, small_model):
-    return shared_server(small_model, *ON, kv_tokens=8192)
+    order = ("--canopy-session-gate", "auto", "--canopy-queue-order", "bounded-shortest")
+    flags = (*ON, "--radix-eviction", "wa", *order)
+    return shared_server(small_model, *flags, kv_tokens=8192)
 
 
 def test_a_second_prompt_reuses_documents_in_another_order(client) -> None:
@@ -161,10 +169,10 @@ BAD = [
 def test_bad_bounds_get_400_and_the_server_continues(client, bounds, stream) -> None:
     params = {"max_new_tokens": 1, "custom_params": {"canopy_chunks": bounds}}
     body = {"sampling_params": params, "stream": stream}
-    code, text = refused(client, "/generate", {"input_ids": tokens(200, 1), **body})
+    code, text = client.send("/generate", {"input_ids": tokens(200, 1), **body})
     assert code == 400
     assert "canopy_chunks" in text
-    code, text = refused(client, "/generate", {"text": "Bounds count tokens.", **body})
+    code, text = client.send("/generate", {"text": "Bounds count tokens.", **body})
     assert code == 400
     assert "canopy_chunks" in text
     assert client.generate(tokens(10, 2), 1)["output_ids"]
@@ -333,7 +341,7 @@ def test_separated_documents_are_reused_on_every_route(client, path) -> None:
 def test_documents_in_a_field_that_no_route_reads_are_refused(client, path, stream) -> None:
     (model,) = json.loads(client.get("/v1/models"))["data"]
     said = {"model": model["id"], "stream": stream, "documents": FACTS[:2]}
-    code, text = refused(client, path, {**said, **OF_ROUTES[path][0]("What is it?")})
+    code, text = client.send(path, {**said, **OF_ROUTES[path][0]("What is it?")})
     assert (code, "text parts" in text) == (400, True)
 
 
@@ -341,9 +349,8 @@ def test_deleting_a_tenants_documents_reaches_the_tree_and_the_store(client) -> 
     for tenant in ("a", "b"):
         learn(client, [(0, 1, 2, 3)], extra_key=tenant)
         assert report(ask(client, *prompt((2, 0, 3, 1), 1), extra_key=tenant))["fused"]
-    url = f"{client.url}/canopy/documents?extra_key=a"
-    with urllib.request.urlopen(urllib.request.Request(url, method="DELETE"), timeout=60) as answer:
-        assert json.loads(answer.read()) == {"deleted": True}
+    deleted = client.send("/canopy/documents?extra_key=a", method="DELETE")
+    assert (deleted[0], json.loads(deleted[1])) == (200, {"deleted": True})
     again = ask(client, *prompt((2, 0, 3, 1), 1), 1, extra_key="a")
     assert (report(again)["fused"], report(again)["missing_chunks"]) == (False, 4)
     assert again["meta_info"]["cached_tokens"] == 0
@@ -352,9 +359,8 @@ def test_deleting_a_tenants_documents_reaches_the_tree_and_the_store(client) -> 
 
 def test_a_chunk_longer_than_the_context_is_refused(client) -> None:
     said = {"max_new_tokens": 1, "custom_params": {"canopy_chunks": [0, 8999]}}
-    code, text = refused(
-        client, "/generate", {"input_ids": tokens(9000, 1), "sampling_params": said}
-    )
+    body = {"input_ids": tokens(9000, 1), "sampling_params": said}
+    code, text = client.send("/generate", body)
     assert code == 400
     assert "9000" in text
     assert client.generate(tokens(10, 2), 1)["output_ids"]
@@ -384,17 +390,206 @@ def test_tensor_parallel_ranks_reuse_the_same_documents(server, tiny_model) -> N
             assert report(whole)["fused"]
             assert whole["output_ids"] == ask(client, ids, "off", 8)["output_ids"]
         said = {"custom_params": {"canopy_chunks": bounds, "canopy_selector": "frequency"}}
-        code, text = refused(client, "/generate", {"input_ids": ids, "sampling_params": said})
+        code, text = client.send("/generate", {"input_ids": ids, "sampling_params": said})
         assert code == 400
         assert "--tp-size 2" in text
 
 
-@pytest.mark.long
-def test_without_the_flag_nothing_changes(shared_server, small_model, client) -> None:
-    plain = shared_server(small_model, kv_tokens=8192)
-    for i in range(3):
-        ids, bounds = prompt((i, 5, 6, 7), 80 + i)
-        off = ask(client, ids, "off", 8)
-        ignored = ask(plain, ids, bounds, 8)
-        assert "canopy_chunks" not in ignored["meta_info"]
-        assert off["output_ids"] == ignored["output_ids"]
+def cached(answer) -> int:
+    return answer["meta_info"]["cached_tokens"]
+
+
+def conversation(client, order, said, **params) -> list[dict]:
+    """Send three turns: two questions, then two documents as a tool's result and a third question.
+    ``said`` maps the bounds of a turn's documents to the request's field."""
+    ids, bounds = prompt(order[:2], order[0])
+    answers = [ask(client, ids, said(bounds), ANSWER, **params)]
+    ids = ids + answers[0]["output_ids"] + tokens(QUESTION, 600)
+    answers.append(ask(client, ids, said(bounds), ANSWER, **params))
+    ids = ids + answers[1]["output_ids"] + tokens(5, 601)
+    for document in order[2:]:
+        bounds = [*bounds, len(ids), len(ids) + DOCUMENT]
+        ids = ids + tokens(DOCUMENT, document)
+    ids = ids + tokens(QUESTION, 602)
+    answers.append(ask(client, ids, said(bounds), ANSWER, **params))
+    answers.append(ask(client, ids, said(bounds), ANSWER, **params))  # a retry
+    return answers
+
+
+def test_turns_retries_and_samples_continue_from_kept_kv(client) -> None:
+    learn(client, [(0, 1, 2, 3), (3, 2, 1, 0)])
+    client.flush()
+    first, second, third, retry = conversation(client, (2, 0, 3, 1), lambda bounds: bounds)
+    assert report(first)["fused"]
+    assert (report(first)["kept"], report(first)["reused"] > 0) == (0, True)
+    asked = SYSTEM + 2 * DOCUMENT + QUESTION
+    assert cached(second) == asked + ANSWER - 1  # without the last token of the answer
+    assert (report(second)["fused"], report(second)["reused"]) == (True, 0)
+    assert report(second)["kept"] == cached(second) - SYSTEM
+    assert report(second)["computed"] == QUESTION + 1
+    told = report(third)  # only the new documents are fused
+    assert told["kept"] == cached(third) - SYSTEM >= asked
+    assert told["reused"] + told["recomputed"] == 2 * DOCUMENT
+    assert report(retry)["computed"] == 1
+    before = state(client)
+    ids, bounds = prompt((1, 3, 0), 77)
+    sampling = {"max_new_tokens": 3, "temperature": 1.0, "ignore_eos": True, "n": 4}
+    sampling["custom_params"] = {"canopy_chunks": bounds}
+    samples = client.post("/generate", {"input_ids": ids, "sampling_params": sampling})
+    assert len(samples) == 4
+    assert all(report(one)["computed"] == 1 for one in samples)
+    after = state(client)
+    assert after["fused_requests"] == before["fused_requests"] + 1
+    assert after["kept_requests"] == before["kept_requests"] + 4
+
+
+def test_exact_and_approximate_requests_never_match_each_others_kv(client) -> None:
+    learn(client, [(0, 1, 2, 3), (3, 2, 1, 0)])
+    order = (3, 1, 2, 0)
+    client.flush()
+    clean = conversation(client, order, lambda _: "off")
+    client.flush()
+    poisoned = conversation(client, order, lambda bounds: bounds, canopy_recompute_ratio=0.0)
+    assert report(poisoned[1])["kept"] > DOCUMENT
+    assert [one["output_ids"] for one in poisoned] != [one["output_ids"] for one in clean]
+    exact = conversation(client, order, lambda _: "off")
+    assert [cached(one) for one in exact] == [cached(one) for one in clean]
+    assert [one["output_ids"] for one in exact] == [one["output_ids"] for one in clean]
+    ids, bounds = prompt(order[:2], order[0])
+    client.flush()
+    others = [
+        {},
+        {"canopy_recompute_ratio": 0.3},
+        {"canopy_selector": "frequency"},
+    ]
+    for params in others:  # no KV of one setting is another's
+        assert cached(ask(client, ids, bounds, 1, **params)) == 0
+    assert all(cached(ask(client, ids, bounds, 1, **params)) for params in others)
+    assert cached(ask(client, ids, bounds, 1, extra_key="another tenant")) == 0
+
+
+def test_an_exact_prefix_that_saves_as_much_is_kept(client) -> None:
+    learn(client, [(0, 1, 2, 3), (3, 2, 1, 0)])
+    client.flush()
+    ids, bounds = prompt((1, 3), 9)
+    whole = ask(client, ids, "off", 4)
+    again = ask(client, ids, bounds, 4)
+    assert cached(again) == len(ids) - 1
+    assert again["output_ids"] == whole["output_ids"]
+    assert report(again)["why"] == "its cached prefix saves as much as its stored documents"
+
+
+def test_at_ratio_1_every_turn_is_plain_serving_and_shares_its_kv(client) -> None:
+    learn(client, [(0, 1, 2, 3), (3, 2, 1, 0)])
+    for order in ((1, 3, 0, 2), (2, 3, 1, 0)):
+        client.flush()
+        whole = conversation(client, order, lambda bounds: bounds, canopy_recompute_ratio=1.0)
+        plain = conversation(client, order, lambda _: "off")
+        assert [one["output_ids"] for one in whole] == [one["output_ids"] for one in plain]
+        assert report(whole[0])["fused"]
+        assert report(whole[0])["reused"] == 0
+        assert cached(plain[0]) == SYSTEM + 2 * DOCUMENT + QUESTION - 1
+        client.flush()
+        assert [one["output_ids"] for one in whole] == [
+            one["output_ids"] for one in conversation(client, order, lambda _: "off")
+        ]
+
+
+def test_documents_in_any_order_match_the_prefix_that_is_cached(client) -> None:
+    client.flush()
+    exact = {"canopy_recompute_ratio": 1.0}
+    first = ask(client, *prompt((2, 0, 3)), ANSWER, **exact, canopy_order="any")
+    again = ask(client, *prompt((3, 2, 0)), ANSWER, **exact, canopy_order="any")
+    assert cached(again) == SYSTEM + 3 * DOCUMENT + QUESTION - 1
+    assert again["output_ids"] == first["output_ids"]
+    assert cached(ask(client, *prompt((3, 2, 0)), 1, **exact)) == SYSTEM  # its own order
+    client.flush()
+    plain = ask(client, *prompt((2, 0, 3))[:1], "off", ANSWER)
+    assert plain["output_ids"] == first["output_ids"]
+
+
+def test_a_client_that_names_the_namespace_is_refused(client) -> None:
+    ids, _ = prompt((0,))
+    key = "\x00canopy-documents/" + "0" * 24
+    body = {"input_ids": ids, "extra_key": key, "sampling_params": {"max_new_tokens": 1}}
+    code, text = client.send("/generate", body)
+    assert code == 400
+    assert "reserves for the KV of reused documents" in text
+
+
+def test_a_ratio_is_found_through_the_server(client, tmp_path) -> None:
+    out = tmp_path / "calibration.json"
+    small = ["--prompts", "2", "--repeats", "1", "--chunks", "4", "--chunk-tokens", "64"]
+    assert main(["documents", "calibrate", "--url", client.url, "--out", str(out), *small]) == 0
+    (entry,) = json.loads(out.read_text()).values()
+    assert 0.15 <= entry["ratio"] <= 1.0
+    known = (entry["tier"], entry["backend"], entry["dtype"])
+    assert known == ("memory", "torch_native", "float32")
+
+
+NAME_OF_A_TIME = re.compile(r"(^|_)(time|at|since|date|stamp|when|clock|ago)(_|$)")
+WITHIN_S = 600.0
+"""A test takes less."""
+
+
+def numbers(answer: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """Yield each number with the name of its nearest key."""
+    if isinstance(answer, dict):
+        for key, value in answer.items():
+            yield from numbers(value, key)
+    elif isinstance(answer, list):
+        for value in answer:
+            yield from numbers(value, name)
+    elif isinstance(answer, (int, float)) and not isinstance(answer, bool):
+        yield name, answer
+
+
+def wrong_times(answer: Any) -> list[tuple[str, float]]:
+    """Return the numbers that are times, and have no name that shows which."""
+    epoch, monotonic, found = time.time(), time.monotonic(), []
+    for name, value in numbers(answer):
+        is_epoch = abs(value - epoch) < WITHIN_S
+        if is_epoch or name.endswith("_unix_s"):
+            right = is_epoch and name.endswith("_unix_s")
+        elif name.endswith("_ago_s"):
+            right = 0.0 <= value < WITHIN_S
+        else:
+            clock = isinstance(value, float) and not value.is_integer()  # as a bound may be
+            clock = clock and abs(value - monotonic) < WITHIN_S / 10
+            right = not clock and not (NAME_OF_A_TIME.search(name) and name.endswith("_s"))
+            right = right and NAME_OF_A_TIME.fullmatch(name) is None
+        if not right:
+            found.append((name, value))
+    return found
+
+
+def test_each_route_names_its_times(client) -> None:
+    """Every time in an answer of Canopy's routes is an epoch time or an age, and its name shows which."""
+    now, clock = time.time(), time.monotonic()
+    for answer in ({"time": 3.0}, {"a": [{"made_at_s": 1.0}]}, {"end": now},
+                   {"last_use": clock - 5.5}, {"clock_unix_s": clock}, {"clock_ago_s": now}):  # fmt: skip
+        assert wrong_times(answer), answer
+    assert not wrong_times({"a_unix_s": now - 3, "b_ago_s": 0.5, "uptime_s": 3.0, "rows": [1, 2.5]})
+    pages = ("/canopy/ui", "/canopy/page", "/canopy/uPlot")
+    listed = set(re.findall(r"\| (\w+) \| `(\S+)` \|", routes()))
+    for seed in range(6):
+        params = {"canopy_conversation": f"c{seed % 2}", "canopy_turn": 1 + seed // 2}
+        client.generate(tokens(700, seed), 4, params)
+    hint = {"conversation": "c0", "over": True}
+    asked = {
+        ("POST", "/canopy/hint"): client.send("/canopy/hint", hint),
+        ("DELETE", "/canopy/documents"): client.send("/canopy/documents", method="DELETE"),
+        ("GET", "/canopy/explain"): until(
+            lambda: (
+                (got := client.send("/canopy/explain?conversation=c0"))
+                and '"cached"' in got[1]
+                and got
+            )
+        ),
+        ("GET", "/canopy/status"): client.send("/canopy/status"),
+    }
+    assert asked.keys() == {one for one in listed if not one[1].startswith(pages)}
+    for route, (status, text) in asked.items():
+        assert (status, wrong_times(json.loads(text))) == (200, []), route
+    named = {name for name, _ in numbers(client.status())}
+    assert {"time_unix_s", "clock_ago_s"} <= named

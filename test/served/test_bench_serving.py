@@ -89,31 +89,6 @@ def test_without_forced_outputs_a_turn_hits_the_prompt_before_it(
             assert before <= request["cached_tokens"] < before + 16
 
 
-def test_agents_at_two_rates_wait_for_the_real_answer_and_think(
-    client: Any, chat: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out.json"
-    result = replay(
-        "bailian", str(chat), client.url, "tiny", vocab_size=40_000, closed_loop=True,
-        think_cap_s=0.3, rates="7200,72000", slo="max_ttft<1h", warm_up_share=0,
-        output_file=str(out), output_details=True,
-    )  # fmt: skip
-    assert json.loads(out.read_text()) == result
-    assert [row["rate"] for row in result["rates"]] == [7200, 72000]
-    assert result["goodput_rate"] == 72000
-    for row in result["rates"]:  # with an empty cache each
-        assert row["completed"] == row["latency"]["requests"] == 9
-        assert row["latency"]["sessions"] == 3
-        assert row["overall"]["cached_tokens"] == result["rates"][0]["overall"]["cached_tokens"]
-    answered: dict[str, float] = {}
-    for request in result["details"]:
-        before = answered.get(request["conversation"])
-        if before is not None:
-            assert request["due_s"] == pytest.approx(before + 0.3, abs=0.1)
-            assert request["sent_s"] >= before + 0.3 - 0.002  # times are rounded to 1 ms
-        answered[request["conversation"]] = request["done_s"]
-
-
 def test_the_completions_endpoint_forces_and_reports_tiers_too(
     client: Any, tiny_model: Path, chat: Path
 ) -> None:

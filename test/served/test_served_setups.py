@@ -1,0 +1,273 @@
+"""Set-ups of SGLang: whatever tier an answer's KV comes from, it equals the cold answer of the same server.
+
+A prompt under a tenant of its own finds no KV, so its answer is the oracle of later ones.
+"""
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import hybrid_models
+from support.prompts import token_ids
+from support.served import CORES, disk_flags, until
+from support.small_models import DEEPSEEK_V2, LLAMA, VOCABULARY, write_adapter, write_model
+from support.vision_models import PICTURE, picture, write_vision_model
+
+HEAD, PAGE = 304, 16
+ADAPTERS = ("law", "tax", None)
+Job = dict[str, Any]
+
+
+def llama(out: Path, smollm2: Path) -> Path:
+    # The last of SGLang's stages lacks the embeddings, and so a head that is tied to them.
+    return write_model(out, smollm2, LLAMA, tie_word_embeddings=False)
+
+
+def mla(out: Path, smollm2: Path) -> Path:
+    return write_model(out, smollm2, DEEPSEEK_V2)
+
+
+def hybrid(kind: str) -> Callable[[Path, Path], Path]:
+    def build(out: Path, smollm2: Path) -> Path:
+        hybrid_models.build(kind, out, smollm2, vocab_size=VOCABULARY)
+        return out
+
+    return build
+
+
+def shared_heads(count: int = 5) -> list[Job]:
+    """Each head once with a tail, then each twice with others."""
+    heads = [token_ids(HEAD, seed) for seed in range(1, count + 1)]
+    order = [*heads, *(head for head in heads for _ in range(2))]
+    return [{"input_ids": ids + token_ids(12, 60 + n)} for n, ids in enumerate(order)]
+
+
+def under_adapters() -> list[Job]:
+    jobs = [{**job, "lora_path": name} for job in shared_heads(3) for name in ADAPTERS]
+    return [{key: value for key, value in job.items() if value is not None} for job in jobs]
+
+
+def growing() -> list[Job]:
+    asked = hybrid_models.conversations() + hybrid_models.by_turn()
+    return [{"input_ids": ids} for ids in asked]
+
+
+def pictures() -> list[Job]:
+    """A picture twice, another picture, and another question about the first."""
+    before = "Here is what was seen on the way home, told in the order in which it happened: "
+    return [
+        {
+            "text": f"{before}{PICTURE} {question}",
+            "image_data": [picture(seed)],
+            "return_logprob": True,
+        }
+        for seed, question in (
+            (1, "Who is it?"),
+            (1, "Who is it?"),
+            (2, "Who is it?"),
+            (1, "Where?"),
+        )
+    ]
+
+
+def with_priorities_and_schemas() -> list[Job]:
+    person = {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}}
+    schema = {"type": "object", "properties": person, "required": list(person)}
+    shape = {"json_schema": json.dumps(schema), "max_new_tokens": 40, "ignore_eos": False}
+    shaped = [{"text": f"Describe person {n} as JSON: ", "sampling": shape} for n in (1, 2, 1)]
+    return [{**job, "priority": n % 2} for n, job in enumerate(shared_heads())] + shaped
+
+
+@dataclass(slots=True, frozen=True)
+class SetUp:
+    """Flags of a server, its model and the jobs that it is given."""
+
+    flags: tuple[str, ...] = ()
+    model: Callable[[Path, Path], Path] = llama
+    jobs: Callable[[], list[Job]] = shared_heads
+    kv_tokens: int = 1024
+    """Fewer than the jobs' tokens, except for pictures."""
+    policy: tuple[str, ...] = ("--radix-eviction", "wa")
+    host: float = 0.0
+    """Host memory, in multiples of the device's."""
+    page: int = 1
+    disk: bool = False
+    at_once: int = 1
+    least: int = 4 * HEAD
+    """Least number of cached tokens."""
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+SLOTS = ("--max-mamba-cache-size", "12", "--max-running-requests", "3")
+TOGETHER = (
+    *("--chunked-prefill-size", "128", "--enable-mixed-chunk", "--max-running-requests", "4"),
+    *("--enable-priority-scheduling", "--disable-priority-preemption"),
+    *("--default-priority-value", "0", "--canopy-queue-order", "bounded-shortest"),
+)
+CHUNKED = ("--chunked-prefill-size", "256", "--max-running-requests", "3")
+HYBRID = {"jobs": growing, "kv_tokens": 700, "least": 1}
+TWO = {"options": {"environment": CORES}}
+
+SETUPS = {
+    "tensor parallel": SetUp(("--tp-size", "2"), **TWO),
+    "data parallel": SetUp(("--dp-size", "2"), least=1, **TWO),
+    "pipeline": SetUp(("--pp-size", "2"), **TWO),
+    "chunks, mixed batches, pages of 64, priorities, schemas, order, overlap": SetUp(
+        TOGETHER,
+        lambda _, smollm2: smollm2,
+        with_priorities_and_schemas,
+        1280,
+        page=64,
+        at_once=4,
+        least=1,
+        options={"overlap": True},
+    ),
+    "windows": SetUp((), hybrid("windows"), **HYBRID),
+    "windows, host": SetUp((), hybrid("windows"), **HYBRID, host=6),
+    "states": SetUp(SLOTS, hybrid("states"), **HYBRID),
+    "states, host": SetUp(SLOTS, hybrid("states"), **HYBRID, host=6),
+    "latent attention, disk": SetUp((), mla, page=PAGE, host=3, disk=True, least=10 * HEAD),
+    "adapters, disk": SetUp(
+        ("--enable-lora", "--lora-backend", "torch_native"),
+        jobs=under_adapters,
+        page=4,
+        host=4,
+        disk=True,
+        least=18 * HEAD,
+    ),
+    "host as a buffer, disk": SetUp(
+        ("--hicache-host-memory-mode", "buffer_only"), page=PAGE, host=2, disk=True
+    ),
+    "pictures": SetUp(("--skip-server-warmup",), write_vision_model, pictures, 2048, least=1),
+    "observed": SetUp((), page=PAGE, policy=("--canopy-observe",), kv_tokens=1536, least=1),
+    "meter and floor under load": SetUp(
+        (*CHUNKED, "--canopy-whatif", "auto,floor=on"), page=PAGE, host=2, at_once=3
+    ),
+}
+
+
+def ask(client: Any, job: Job, tenant: str | None = None) -> dict[str, Any]:
+    sampling = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
+    body = {key: value for key, value in job.items() if key != "sampling"}
+    body["sampling_params"] = sampling | job.get("sampling", {})
+    return client.post("/generate", body | ({"extra_key": tenant} if tenant else {}))
+
+
+def check(answer: dict[str, Any], cold: dict[str, Any]) -> None:
+    assert answer["output_ids"] == cold["output_ids"]
+    chances, alone = (one["meta_info"].get("output_token_logprobs", ()) for one in (answer, cold))
+    for (chance, *_), (expected, *_) in zip(chances, alone, strict=True):
+        assert chance == pytest.approx(expected, abs=1e-4)
+
+
+def from_tier(answers: list[dict[str, Any]], tier: str) -> int:
+    """Return the prompt tokens of ``answers`` that were cached in ``tier``."""
+    details = (one["meta_info"].get("cached_tokens_details") or {} for one in answers)
+    return sum(of.get(tier, 0) for of in details)
+
+
+def cached(answer: dict[str, Any]) -> int:
+    return answer["meta_info"]["cached_tokens"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SETUPS)
+def test_answers_from_every_tier_equal_cold_answers(name, server, smollm2, tmp_path: Path) -> None:
+    setup = SETUPS[name]
+    model, jobs = setup.model(tmp_path / "model", smollm2), setup.jobs()
+    flags = [*setup.policy, *setup.flags, "--page-size", str(setup.page)]
+    if setup.jobs is under_adapters:
+        paths = [f"{a}={write_adapter(tmp_path / a, model, n)}" for n, a in enumerate(ADAPTERS[:2])]
+        flags += ["--lora-paths", *paths]
+    if setup.host:
+        flags += ["--enable-hierarchical-cache", "--hicache-ratio", str(setup.host)]
+    if setup.disk:
+        flags += disk_flags(tmp_path / "disk")
+    with server(model, *flags, kv_tokens=setup.kv_tokens, **setup.options) as client:
+        cold = [ask(client, job, f"cold {n}") for n, job in enumerate(jobs)]
+        assert sum(map(cached, cold)) == 0, "a tenant found another's KV"
+        assert len({str(one["output_ids"]) for one in cold}) > len(jobs) // 3, (
+            "prompts change nothing"
+        )
+        with ThreadPoolExecutor(setup.at_once) as pool:
+            answers = list(pool.map(lambda job: ask(client, job), jobs))
+        for answer, alone in zip(answers, cold, strict=True):
+            check(answer, alone)
+        assert sum(map(cached, answers)) >= setup.least, [cached(one) for one in answers]
+        if setup.host and "buffer_only" not in setup.flags:
+            assert from_tier(answers, "host") > 0
+        if "--canopy-observe" not in flags and setup.jobs is not pictures:
+            until(lambda: evicted(client))
+        if setup.disk:
+            check_disk(client, jobs, cold, setup.page)
+        MORE.get(name, lambda *_: None)(client, answers)
+        if name in ("windows", "states"):
+            theirs = hybrid_models.load(name, model)
+            wanted = [hybrid_models.greedy(theirs, job["input_ids"], 8) for job in jobs[:9]]
+            assert hybrid_models.agrees([one["output_ids"] for one in cold[:9]], wanted)
+        # Before it is ready, SGLang may log failed connections to itself.
+        assert "Traceback" not in client.server.log_text().partition("ready to roll")[2]
+
+
+def evicted(client: Any) -> bool:
+    tiers = [rank["tiers"] for rank in client.status()["ranks"]]
+    return all(sum(of["device"]["evicted_tokens"].values()) > 0 for of in tiers)
+
+
+def check_disk(client: Any, jobs: list[Job], cold: list[Any], page: int) -> None:
+    """Empty the memory: each prompt is read from the disk, by its own adapter alone."""
+    prompts = {json.dumps(job) for job in jobs}
+    until(lambda: client.rank()["disk"]["pages"] >= 2 * len(prompts) * (HEAD // page) // 3)
+    client.flush()
+    for job, alone in zip(jobs[::-1], cold[::-1], strict=True):
+        check(answer := ask(client, job), alone)
+        assert from_tier([answer], "storage") >= HEAD - page, answer["meta_info"]
+        client.flush()
+
+
+def adapters(client: Any, answers: list[dict[str, Any]]) -> None:
+    assert not any(map(cached, answers[:9])), "an adapter found another's KV"
+    until(lambda: {row["adapter"] for row in client.rank()["adapters"]} == {"law", "tax"})
+    until(lambda: 'canopy:adapter_requests_total{adapter="law"' in client.get("/metrics"))
+
+
+def seen(_: Any, answers: list[dict[str, Any]]) -> None:
+    first, again, other, question = map(cached, answers)
+    assert first == 0
+    assert again > question > other > 0, "a picture's KV is found with that picture alone"
+    chances = [[p for p, *_ in one["meta_info"]["output_token_logprobs"]] for one in answers]
+    assert chances[0] != pytest.approx(chances[2], abs=1e-3), "the picture changes nothing"
+
+
+def observed(client: Any, answers: list[dict[str, Any]]) -> None:
+    sent = 2 * len(answers)
+    until(lambda: (client.status()["whatif"] or {}).get("sampled_requests", 0) >= sent)
+    status = client.status()
+    arms = {(arm["policy"], arm["capacity"]): arm for arm in status["whatif"]["arms"]}
+    assert (status["ranks"], status["whatif"]["running"]) == ([], "lru")
+    assert {policy for policy, _ in arms} == {"lru", "canopy-lru", "wa"}
+    assert arms["lru", "device x2"]["hit_ratio"] >= arms["lru", "now"]["hit_ratio"] > 0
+    assert status["next_step"].startswith("Nothing to decide yet: too few requests")
+    until(lambda: client.get("/metrics").count("canopy:whatif_hit_ratio{") == len(arms))
+
+
+def metered(client: Any, answers: list[dict[str, Any]]) -> None:
+    until(lambda: client.status()["whatif"]["sampled_requests"] >= 2 * len(answers))
+    status = client.status()
+    assert status["policy"] == client.rank()["running"]
+    arms = {(arm["policy"], arm["capacity"]) for arm in status["whatif"]["arms"]}
+    assert ("wa", "host x2") in arms
+    assert status["whatif"]["spent_s"] > 0
+
+
+MORE = {
+    "adapters, disk": adapters,
+    "pictures": seen,
+    "observed": observed,
+    "meter and floor under load": metered,
+}

@@ -1,0 +1,190 @@
+"""A real server with Canopy: text, batches, hints, bad input, measured times."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from canopy_lab.cli.main import main
+from canopy_lab.sim.system import SystemConfig, load_profile, simulate_system
+from canopy_lab.trace.record import TraceRequest
+from support.prompts import token_ids
+
+pytestmark = pytest.mark.xdist_group("canopy")
+
+
+@pytest.mark.parametrize("which", ["small_model", pytest.param("smollm2", marks=pytest.mark.long)])
+def test_greedy_text_with_a_cache_is_transformers(shared_server, which, request) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = request.getfixturevalue(which)
+    tokenizer = AutoTokenizer.from_pretrained(str(path))
+    model = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32)
+    story = "Once upon a time there was a small lighthouse on a rock in the sea. " * 8
+    prompts = [tokenizer(story + end)["input_ids"] for end in ("Its keeper", "At night", "One day")]
+    prompts += [prompts[0] + tokenizer(" was old. He")["input_ids"], prompts[1]]
+    if which == "small_model":
+        client = request.getfixturevalue("canopy_server")
+    else:  # SGLang's own policy, on canopy_cpu's kernels
+        client = shared_server(path, "--radix-eviction-policy", "lru", kv_tokens=2048)
+    answers = [client.generate(p, 16) for p in prompts]
+    assert [a["meta_info"]["cached_tokens"] > 100 for a in answers] == [False] + [True] * 4
+    for prompt, answer in zip(prompts, answers):
+        made = model.generate(
+            torch.tensor([prompt]), do_sample=False, min_new_tokens=16, max_new_tokens=16
+        )
+        assert made[0, len(prompt) :].tolist() == answer["output_ids"]
+
+
+def test_a_prefix_is_found_again_and_the_pool_evicts(canopy_server) -> None:
+    client = canopy_server
+    prompt = token_ids(600, seed=1)
+    assert client.cached(prompt)["total"] == 0
+    assert client.cached(prompt + token_ids(20, seed=2))["total"] == 600
+    for seed in range(3, 9):
+        client.generate(token_ids(600, seed))
+    assert client.cached(prompt)["total"] < 600
+    log = client.server.log_text()
+    assert "CanopyTreeCore" in log
+    assert "Traceback" not in log
+
+
+def test_a_mixed_batch_is_served_together(canopy_server) -> None:
+    client = canopy_server
+    prompts = [token_ids(n, seed=n) for n in (3, 150, 400, 7)]
+    alone = [client.generate(p, 8)["output_ids"] for p in prompts]
+    client.flush()
+    assert [answer["output_ids"] for answer in client.generate(prompts, 8)] == alone
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/generate", {"input_ids": [-5]}, "the token -5"),
+        ("/generate", {"input_ids": [[1, 2], [3, 10**6]]}, "the token 1000000"),
+        ("/v1/completions", {"model": "m", "prompt": [4, -1]}, "the token -1"),
+        ("/generate", {"text": ["a", "b"], "sampling_params": [{}]}, "a list of 1 for 2 prompts"),
+    ],
+)
+def test_prompts_that_cannot_be_computed_get_400_and_the_server_continues(
+    canopy_server, path, body, said, stream
+) -> None:
+    code, text = canopy_server.send(path, {**body, "stream": stream})
+    assert (code, said in text) == (400, True), text
+    assert canopy_server.generate(token_ids(5, seed=1))["output_ids"]
+
+
+def test_unknown_categories_are_served_and_stay_bounded(canopy_server) -> None:
+    for i in range(80):
+        said = {"canopy_category": f"never-seen-{i}", "canopy_turn": i + 1}
+        canopy_server.generate(token_ids(20, seed=100 + i), custom_params=said)
+    assert len(canopy_server.requests_by_category()) < 80
+    assert "Traceback" not in canopy_server.server.log_text()
+
+
+def test_the_openai_client_can_send_hints(canopy_server) -> None:
+    openai = pytest.importorskip("openai")
+    api = openai.OpenAI(base_url=f"{canopy_server.url}/v1", api_key="none")
+    said = {"canopy_category": "agent", "canopy_conversation": "c-17", "canopy_turn": 2}
+    said |= {"canopy_stop": "tool", "canopy_return_in_s": 12}
+    messages = [{"role": "user", "content": "Plan a walk. " * 30}]
+    asked = {"model": "m", "messages": messages, "max_tokens": 4}
+    first = api.chat.completions.create(**asked, extra_body={"custom_params": said})
+    again = api.chat.completions.create(**asked)
+    assert first.usage.prompt_tokens_details.cached_tokens < 32
+    assert again.usage.prompt_tokens_details.cached_tokens > 50
+
+
+def test_a_hint_and_the_status_have_routes_of_their_own(canopy_server) -> None:
+    client = canopy_server
+    assert client.post("/canopy/hint", {"conversation": "c-1", "over": True}) == {"waiting": 1}
+    code, text = client.send("/canopy/hint", {"conversation": "c-1"})
+    assert (code, "one of" in text) == (400, True)
+    for seed in range(30):
+        client.generate(token_ids(20 + 10 * seed, seed=500 + seed))
+    status = client.status()
+    assert (status["policy"], status["hints_waiting"]) == ("wa", 0)
+    assert status["ttft_model"]["requests"] >= 30
+    # A line that a busy machine's times do not show is no line; a falling one never is.
+    slope = status["ttft_model"]["alpha_ms_per_1k_tokens"]
+    assert slope is None or slope > 0
+
+
+def test_an_ended_conversation_is_evicted_first(canopy_server) -> None:
+    client = canopy_server
+    old, ended = token_ids(500, seed=31), token_ids(500, seed=32)
+    client.generate(old, custom_params={"canopy_conversation": "old"})
+    client.generate(ended, custom_params={"canopy_conversation": "ended"})
+    client.post("/canopy/hint", {"conversation": "ended", "over": True})
+    client.generate(token_ids(1400, seed=33))
+    assert client.cached(old)["total"] > 400
+    assert client.cached(ended)["total"] < 250
+
+
+def test_kv_released_by_sglangs_kv_hints_is_evicted_first(canopy_server) -> None:
+    client = canopy_server
+    old, released = token_ids(500, seed=41), token_ids(500, seed=42)
+    actions = [
+        {"action_id": kind, "action_type": kind, "action_version": "1.0", "payload": {}}
+        for kind in ("kv.release", "kv.fetch")
+    ]
+    hints = {"protocol_version": "0.1", "message_id": "m", "actions": actions}
+    before = client.status()["ignored_fields"].get("kv_hints", 0)
+    client.generate(old)
+    client.generate(released, kv_hints=hints)
+    client.generate(token_ids(1400, seed=43))
+    assert client.cached(old)["total"] > 400
+    assert client.cached(released)["total"] < 250
+    assert client.status()["ignored_fields"]["kv_hints"] == before + 1
+
+
+PROCESSOR = """
+from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
+
+class Biases(CustomLogitProcessor):
+    def __call__(self, logits, custom_param_list=None):
+        for row, params in enumerate(custom_param_list or []):
+            if params is None:
+                logits[row, 555] += 1000.0
+            for key, value in (params or {}).items():
+                if key != "__req__":
+                    logits[row, int(key)] += float(value)
+        return logits
+"""
+"""A processor whose parameters are token ids and biases: any other key ends the scheduler."""
+
+
+def test_a_logit_processor_receives_its_clients_parameters_alone(canopy_server) -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}  # a server cannot import this file
+    exec(PROCESSOR, names)
+    body = {"input_ids": token_ids(50, 1), "custom_logit_processor": names["Biases"].to_str()}
+    biases, stamp = {"777": 1000.0}, {"canopy_category": "chat", "canopy_turn": 2}
+
+    def answered(params: dict[str, Any] | None, **sampling: Any) -> list[int]:
+        given = {"temperature": 0, "max_new_tokens": 2, "ignore_eos": True, **sampling}
+        if params is not None:
+            given["custom_params"] = params
+        answer = canopy_server.post("/generate", {**body, "sampling_params": given})
+        return (answer[0] if isinstance(answer, list) else answer)["output_ids"]
+
+    assert answered(biases) == answered({**biases, **stamp}) == [777] * 2
+    assert answered(None) == [555] * 2
+    assert answered(biases, n=2, temperature=1.0) == [777] * 2
+    assert answered({}) != [555] * 2
+    assert "Scheduler hit an exception" not in canopy_server.server.log_text()
+
+
+def test_a_measured_profile_simulates(canopy_server, small_model, tmp_path, capsys) -> None:
+    out = tmp_path / "profile.json"
+    limits = ["--max-prompt-tokens", "256", "--max-context-tokens", "256", "--max-batch", "2"]
+    command = ["profile", "--url", canopy_server.url, "--out", str(out), *limits, "--repeats", "1"]
+    assert main(command) == 0
+    assert "prefill of" in capsys.readouterr().out
+    profile = load_profile(out, model=small_model.name)
+    assert profile.source == "measured"
+    assert profile.kv_bytes_per_token == 2 * 2 * 2 * 32 * 4  # k and v, layers, heads, size, float32
+    assert profile.layers == 1  # on a CPU no copy overlaps compute
+    trace = [TraceRequest(0.0, 128, 8, tuple(range(8)), 16)]
+    result = simulate_system(trace, SystemConfig(device_tokens=4096), profile)
+    assert 0 < result.mean_ttft_s < result.mean_e2e_s

@@ -1,0 +1,147 @@
+"""Real servers with device, host and disk: restarts, prompts loaded whole, causes of misses, new weights."""
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support.prompts import token_ids
+from support.served import disk_flags, until
+
+pytestmark = pytest.mark.long
+TIERS = ("--page-size", "16", "--enable-hierarchical-cache", "--hicache-ratio", "2")
+POOL, PAGE = 1280, 16
+
+
+def cached(answer: dict[str, Any]) -> tuple[int, int, int]:
+    """Return the cached tokens on the device, on the host and on the disk."""
+    of = answer["meta_info"].get("cached_tokens_details") or {}
+    return of.get("device", 0), of.get("host", 0), of.get("storage", 0)
+
+
+def test_a_server_that_received_sigterm_is_continued_by_the_next(
+    server, tiny_model, tmp_path
+) -> None:
+    """SIGTERM writes the KV that only memory holds. The next server reads it, whatever it evicts since,
+    and each missed token has one cause."""
+    flags = ("--radix-eviction", "wa", *TIERS, *disk_flags(tmp_path / "disk"))
+    shared = token_ids(64, 1)
+    prompts = [shared + token_ids(200, seed) for seed in (2, 3, 4)]
+    with server(
+        tiny_model, *flags, "--hicache-write-policy", "write_back", kv_tokens=POOL
+    ) as client:
+        said = [client.generate(prompt, 8)["output_ids"] for prompt in prompts]
+        assert client.rank()["disk"]["pages"] == 0
+        # Only the HTTP process: what Kubernetes and docker stop signal.
+        os.kill(client.server.process.pid, signal.SIGTERM)
+        client.server.process.wait(timeout=120)
+        log = client.server.log_text()
+    assert "0 pages are lost" in log, log[-2000:]
+    assert [f.stat().st_mode & 0o777 for f in (tmp_path / "disk").glob("*/learnt.json")] == [0o600]
+    with server(tiny_model, *flags, kv_tokens=POOL) as client:
+        for prompt, before in zip(prompts, said):
+            answer = client.generate(prompt, 8)
+            assert answer["output_ids"] == before
+            assert sum(cached(answer)) == 256
+        again = client.generate([*prompts[0], *said[0], *prompts[1][-32:]], 1)
+        assert sum(cached(again)) >= 256
+        sent = 3 * 264 + 304 + 6 * 900 + 2 * 1024
+        evicted_prompt_is_loaded_whole(client)
+        causes_sum_to_the_misses(client, sent)
+        assert "Traceback" not in client.server.log_text()
+
+
+def evicted_prompt_is_loaded_whole(client: Any) -> None:
+    prompt, before = token_ids(1024, 10), client.rank()["disk"]["pages"]
+
+    def written(pages: int) -> None:
+        until(lambda: client.rank()["disk"]["pages"] >= before + pages)
+
+    said = client.generate(prompt, 8)["output_ids"]
+    written(64)
+    for number in range(6):
+        client.generate(token_ids(900, 11 + number), 2)
+        written(64 + 56 * (number + 1))
+    again = client.generate(prompt, 8)
+    assert again["output_ids"] == said
+    assert cached(again) == (0, 0, 1008)
+
+
+def causes_sum_to_the_misses(client: Any, sent: int) -> None:
+    same, samples = token_ids(600, 30), {"max_new_tokens": 3, "ignore_eos": True, "n": 4}
+    client.post("/generate", {"input_ids": token_ids(333, 31), "sampling_params": samples})
+    client.generate(same, 2)
+    client.post("/hicache/storage-backend/clear")
+    client.flush()
+    client.generate(same, 2)
+    sent += 333 + 1200
+    until(lambda: client.rank()["prompt_tokens"] >= sent)
+    asked = time.time()
+    until(lambda: client.rank()["time_unix_s"] > asked + 0.5)  # rows and causes are of one moment
+    rank = client.rank()
+    tokens = rank["missed"]["tokens"]
+    missed = rank["prompt_tokens"] - sum(tier["hit_tokens"] for tier in rank["tiers"].values())
+    assert sum(n for row in tokens.values() for n in row.values()) == missed
+    assert tokens["never_seen"]["none"] >= 6 * 900 + 1024 + 333 + 600
+    assert tokens["evicted"]["disk"] >= 500, tokens
+    assert tokens["partial_page"]["none"]
+    assert tokens.get("unknown", {}).get("none", 0) <= 0.02 * missed
+    assert rank["missed"]["corrected_tokens"] == 0
+    assert "other_namespace" not in rank["missed"]
+    lines = [line for line in client.get("/metrics").splitlines() if "missed_tokens_total{" in line]
+    assert sum(float(line.rpartition(" ")[2]) for line in lines) == missed
+
+
+@pytest.fixture(scope="module")
+def models(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two models that differ in their weights alone."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    found = []
+    for seed in (1, 2):
+        folder = tmp_path_factory.mktemp(f"weights-{seed}") / "model"
+        shutil.copytree(tiny_model, folder)
+        torch.manual_seed(seed)
+        config = AutoConfig.from_pretrained(folder)
+        config.initializer_range = 0.3  # so that an output depends on all tokens
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        shutil.copyfile(tiny_model / "config.json", folder / "config.json")
+        found.append(folder)
+    return found
+
+
+def test_no_server_reads_kv_of_other_weights(server, models, tmp_path) -> None:
+    """Which parts of a configuration count: test/storage/test_namespace.py."""
+    first, second = models
+    flags = ("--radix-eviction", "canopy-lru", *TIERS, *disk_flags(tmp_path / "disk"))
+    prompt = token_ids(320, 1)
+
+    def answer(written: int = 0) -> tuple[list[int], int]:
+        """Return the output ids and the tokens read from the disk, with empty memory.
+
+        Waits for ``written`` pages since the start, since a flush drops pages that wait.
+        """
+        client.flush()
+        found = client.generate(prompt, 8)
+        device, host, disk = cached(found)
+        assert device == host == 0
+        until(lambda: client.rank()["disk"]["written_pages"] >= written)
+        return found["output_ids"], disk
+
+    with server(second, *flags) as client:
+        of_second = answer(written=20)[0]
+    with server(first, *flags) as client:
+        of_first, stored = answer(written=20)
+        assert stored == 0
+        assert of_first != of_second
+        assert answer() == (of_first, 304)
+        client.post("/update_weights_from_disk", {"model_path": str(second)})
+        assert answer() == (of_second, 0)
+        # The tier restarts within seconds, and its pages are the new ones.
+        said, stored = until(lambda: (found := answer())[1] and found)
+        assert (said, stored) == (of_second, 304)
