@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 
 from support.chip import environment, has_cuda
-from support.two_ranks import Run, two_ranks
+from support.ranks import Run, two_ranks
 
 # No deadline: an example's time depends on the machine's load. Examples are equal in each run, so that
 # only a change makes a test fail; `--all` draws new ones,
@@ -24,7 +24,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # Files of over twenty seconds; at the end of a run one of them would delay a single worker.
-FIRST = {"test_ranks", "test_leaving_in_scheduler", "test_queue_in_scheduler"}
+FIRST = {"test_ranks", "test_fuzz", "test_scenarios"}
 FIRST |= {"test_plan_command", "test_real_traces"}
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _late(item: pytest.Item) -> int:
     """Return 0 for servers, 1 for ranks and the files of `FIRST`, 2 for others."""
-    if "e2e" in item.path.parts:
+    if "served" in item.path.parts:
         return 0
     return 1 if item.path.stem in FIRST or item.get_closest_marker("xdist_group") else 2
 

@@ -63,7 +63,7 @@ class Engine:
         self.clock = Clock()
         time.monotonic = self.clock  # before SGLang takes them over
         time.perf_counter = self.clock
-        from support.scheduler_worker import InProcess
+        from support.scheduler import InProcess
 
         self._engine = InProcess(model, arguments, kv_tokens)
         self._scheduler = self._engine.scheduler

@@ -1,8 +1,5 @@
 """A disk tier on every rank: MLA, replicas, and a folder that another server still has."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,10 +8,8 @@ from sglang.srt.runtime_context import get_parallel
 
 from sglang_canopy.storage.backend import CanopyStorage
 from sglang_canopy.storage.page_table import PAGES
-from support import mla_rank
+from support import mla_ranks
 from support.store_pool import host_pool, keys, storage_config, token_indices
-
-TESTS = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(autouse=True)
@@ -56,13 +51,16 @@ def test_every_rank_of_mla_hits_the_same_tokens(tmp_path) -> None:
 
 
 @pytest.mark.long
-def test_two_processes_of_mla_agree_on_hits_and_a_restart_finds_them(tmp_path) -> None:
+@pytest.mark.xdist_group("ranks")
+def test_two_processes_of_mla_agree_on_hits_and_a_restart_finds_them(
+    on_two_ranks, tmp_path
+) -> None:
     """SGLang's controllers in two processes take the minimum of what their ranks find."""
-    command = [sys.executable, "-W", "ignore", "-m", "support.mla_rank", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=TESTS, timeout=280, check=False)  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"rank"')]
-    tokens = mla_rank.PAGE * mla_rank.PAGES
+    results = []
+    for start in ("written_and_read", "read_again"):
+        (tmp_path / start).mkdir()
+        results += on_two_ranks(f"mla_ranks:{start}", tmp_path / start)
+    tokens = mla_ranks.PAGE * mla_ranks.PAGES
     assert [result["tokens"] for result in results] == [tokens] * 4
     assert {result["unavailable"] for result in results} == {None}
     assert len({result["kv"] for result in results}) == 1

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from support.live_tree import LiveTree
-from support.two_ranks import Run
+from support.ranks import Run
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.xdist_group("ranks")
 def test_every_read_from_disk_restores_metadata_on_both_ranks(
     on_two_ranks: Run, tmp_path: Path
 ) -> None:
-    first, second = on_two_ranks("reads", tmp_path)
+    first, second = on_two_ranks("rank_scenarios:reads", tmp_path)
     assert first == second
     for tokens, known in first["seen"]:
         assert tokens == 8
@@ -25,7 +25,7 @@ def test_every_read_from_disk_restores_metadata_on_both_ranks(
 def test_a_record_that_differs_is_the_first_ranks_and_is_counted(
     on_two_ranks: Run, tmp_path: Path
 ) -> None:
-    first, second = on_two_ranks("late_use", tmp_path)
+    first, second = on_two_ranks("rank_scenarios:late_use", tmp_path)
     assert first == second
     assert [row[:5] for row in first["known"]] == [
         [0, 4, "agent", "d", 2],
@@ -35,7 +35,7 @@ def test_a_record_that_differs_is_the_first_ranks_and_is_counted(
 
 
 def test_ranks_rewrite_together_whichever_was_refused(on_two_ranks: Run, tmp_path: Path) -> None:
-    first, second = on_two_ranks("refused", tmp_path)
+    first, second = on_two_ranks("rank_scenarios:refused", tmp_path)
     assert first == second == [0, 4]
 
 
@@ -50,7 +50,7 @@ def test_ranks_on_two_machines_start_from_the_first_ones_profile(
     saved = learnt.core.live.device_policy.state()
     assert saved["categories"]
     (tmp_path / "machine-0" / "wa.json").write_text(json.dumps(saved))
-    first, second = on_two_ranks("learnt", tmp_path)
+    first, second = on_two_ranks("rank_scenarios:learnt", tmp_path)
     assert first == second
     assert first == saved
 
@@ -61,13 +61,13 @@ def test_a_damaged_profile_of_the_first_machine_leaves_both_with_nothing_learnt(
     for rank in range(2):
         (tmp_path / f"machine-{rank}").mkdir()
     (tmp_path / "machine-0" / "wa.json").write_text("{")
-    first, second = on_two_ranks("learnt", tmp_path)
+    first, second = on_two_ranks("rank_scenarios:learnt", tmp_path)
     assert first is second is None
     assert (tmp_path / "machine-0" / "wa.json.bad").read_text() == "{"
 
 
 def test_ranks_change_their_order_at_the_same_request(on_two_ranks: Run, tmp_path: Path) -> None:
-    first, second = on_two_ranks("floors", tmp_path)
+    first, second = on_two_ranks("rank_scenarios:floors", tmp_path)
     assert first == second
     assert {"wa", "canopy-lru"} == set(first["running"])
     assert first["victims"][-1][0] > 0
@@ -76,7 +76,7 @@ def test_ranks_change_their_order_at_the_same_request(on_two_ranks: Run, tmp_pat
 def test_ranks_with_disks_of_different_speed_drain_the_same_pages(
     on_two_ranks: Run, tmp_path: Path
 ) -> None:
-    first, second = on_two_ranks("drains", tmp_path)
+    first, second = on_two_ranks("rank_scenarios:drains", tmp_path)
     assert first == second
     assert 0 < sum(first) < 200
 
@@ -84,6 +84,6 @@ def test_ranks_with_disks_of_different_speed_drain_the_same_pages(
 def test_a_rank_whose_host_lacks_room_does_not_block_the_others_drain(
     on_two_ranks: Run, tmp_path: Path
 ) -> None:
-    first, second = on_two_ranks("drains_without_room", tmp_path)
+    first, second = on_two_ranks("rank_scenarios:drains_without_room", tmp_path)
     assert first[-1] == 8
     assert sum(second) > 0

@@ -1,6 +1,6 @@
 """Python processes forked from one that has imported SGLang, which takes ten seconds of CPU time.
 
-    done = run([sys.executable, "-m", "support.chaos_worker", ...], env={...})
+    done = run([sys.executable, "-m", "support.worker", ...], env={...})
 
 A process starts as ``python -c``, ``python -m`` or ``python FILE`` would, with its own environment, folder
 and files, and SGLang is imported before any plugin loads. All have one hash seed. A test of the import, of

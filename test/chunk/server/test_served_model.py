@@ -1,9 +1,5 @@
 """SGLang's own layers, run for rows of the engine's, against a plain model of the same weights."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,73 +13,13 @@ from canopy_chunks.server import model_view  # noqa: E402
 from canopy_chunks.server.served_model import RowsBackend  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 from support.chunk_models import FAMILIES, build  # noqa: E402
+from support.worker import worked  # noqa: E402
 
-TEST = Path(__file__).parents[2]
-WORKER = """
-import json, sys, torch
-from pathlib import Path
-from support.scheduler_worker import InProcess
-from support import chunk_models  # finds comparators
-from comparators.weights import load
-from canopy_chunks.fuse import rows as engine
-from canopy_chunks.fuse.cache import dense_cache
-from canopy_chunks.server import model_view
-
-folder = Path(sys.argv[1])
-flags = "--canopy-chunks memory_mb=16,prompt_tokens=512".split()
-runner = InProcess(folder, flags, kv_tokens=2048).scheduler.tp_worker.model_runner
-models = model_view.served_model(runner), load(folder)
-ids, found = torch.randint(0, 300, (150,)), {}
-caches = [dense_cache(model, 150) for model in models]
-hidden = [engine.prefill(m, ids, c) for m, c in zip(models, caches)]
-rows, watched = torch.tensor([3, 40, 41, 149]), ([], [])
-for model, cache, seen in zip(models, caches, watched):
-    engine.probe_rows(model, ids[rows], rows, cache, 2, lambda l, q, at: seen.append((l, q)))
-some = [engine.run_rows(m, ids[rows], rows, c)[0] for m, c in zip(models, caches)]
-logits = [m.logits(h) for m, h in zip(models, some)]
-pairs = {"hidden": [hidden], "rows": [some], "logits": [logits],
-         "queries": [[a, b] for (_, a), (_, b) in zip(*watched)],
-         "kv": [*zip(caches[0].k, caches[1].k), *zip(caches[0].v, caches[1].v)]}
-off = {name: max(float((a - b).abs().max()) for a, b in them) for name, them in pairs.items()}
-print("FOUND", json.dumps({"off": off, "layers": [l for l, _ in watched[0]]}))
-"""
+FLAGS = ("--canopy-chunks", "memory_mb=16,prompt_tokens=512")
 
 
-OTHER = """
-import json, sys, torch, transformers
-from pathlib import Path
-from support.scheduler_worker import InProcess
-from canopy_chunks.fuse import rows as engine
-from canopy_chunks.fuse.cache import dense_cache
-from canopy_chunks.server import model_view
-
-flags = "--canopy-chunks memory_mb=16,prompt_tokens=512".split()
-runner = InProcess(Path(sys.argv[1]), flags, kv_tokens=2048).scheduler.tp_worker.model_runner
-model = model_view.served_model(runner)
-other = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
-ids, rows, cache = torch.randint(0, 300, (150,)), torch.tensor([3, 40, 41, 149]), dense_cache(model, 150)
-with torch.no_grad():
-    wanted = other(ids[None]).logits[0]
-    all_rows = model.logits(engine.prefill(model, ids, cache))
-    some = model.logits(engine.run_rows(model, ids[rows], rows, cache)[0])
-off = {"all": float((all_rows - wanted).abs().max()), "some": float((some - wanted[rows]).abs().max())}
-print("FOUND", json.dumps({"off": off, "largest": float(wanted.abs().max())}))
-"""
-
-
-def found_by(worker: str, folder: Path) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-c", worker, str(folder)],
-        cwd=TEST,
-        env={**os.environ, "PYTHONPATH": f"{TEST}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    (line,) = (x for x in done.stdout.splitlines() if x.startswith("FOUND"))
-    return json.loads(line.removeprefix("FOUND "))
+def compared(function: str, folder: Path) -> dict[str, Any]:
+    return worked(f"served_rows:{function}", folder, *FLAGS, patience_s=400)
 
 
 @pytest.mark.long
@@ -94,7 +30,7 @@ def test_sglangs_layers_equal_a_plain_model(family, tmp_path) -> None:
         if ".mlp." in name and name.endswith("bias"):  # SGLang's Llama has none there
             torch.nn.init.zeros_(weights)
     made.save_pretrained(tmp_path)
-    found = found_by(WORKER, tmp_path)
+    found = compared("with_plain_model", tmp_path)
     assert found["layers"] == [0, 1, 2], "the forward ends where the probe has seen enough"
     assert max(found["off"].values()) < 1e-4, found["off"]
 
@@ -110,7 +46,7 @@ def test_a_model_with_unread_weights_runs(tmp_path) -> None:
         initializer_range=0.15, pad_token_id=0,
     )  # fmt: skip
     transformers.Phi3ForCausalLM(config).save_pretrained(tmp_path)
-    found = found_by(OTHER, tmp_path)
+    found = compared("with_transformers", tmp_path)
     assert found["largest"] > 1
     assert max(found["off"].values()) < 1e-4, found
 

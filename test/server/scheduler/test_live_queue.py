@@ -15,7 +15,7 @@ from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES
 from sglang_canopy.server.scheduler import queue
 from sglang_canopy.server.scheduler.live_queue import PROTECTED, LiveQueue
 from support.live_tree import FakeReq, LiveTree
-from support.two_ranks import Run
+from support.ranks import Run
 from support.waiting_requests import (
     arranged,
     chosen,
@@ -236,7 +236,7 @@ def batch(
 def test_two_ranks_adopt_the_first_ones_figures_and_decide_equally(
     on_two_ranks: Run, tmp_path: Path
 ) -> None:
-    first, second = on_two_ranks("queue_orders", tmp_path)
+    first, second = on_two_ranks("rank_scenarios:queue_orders", tmp_path)
     assert first["fitted"] != second["fitted"]  # each timed its own
     assert first["used"] == second["used"] == first["fitted"]
     assert first["orders"] == second["orders"]

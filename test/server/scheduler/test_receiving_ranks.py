@@ -4,27 +4,20 @@ SGLang's groups and its receiver are real, in two processes; no model computes. 
 set-ups in the documentation.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support.two_ranks import Run, two_ranks
+from support.ranks import Run
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(560)]
-
-
-@pytest.fixture(scope="module")
-def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    with two_ranks(tmp_path_factory.mktemp("ranks"), "support.receiving_rank") as run:
-        yield run
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(560)]
 
 
 def test_dp_attention_replicas_are_separate_and_all_receive_hints(
     on_two_ranks: Run, tmp_path: Path
 ) -> None:
     """Each has its own requests, stamps, victims, TTLs and costs; none waits for the other's."""
-    first, second = on_two_ranks("dp-attention", tmp_path)
+    first, second = on_two_ranks("receiving_ranks:dp_attention", tmp_path)
     assert len(first["times"]) > 2 * len(second["times"]) > 20
     assert first["fits"] > second["fits"] > 0, "costs are agreed on by the ranks of one replica"
     for replica in (first, second):
@@ -35,7 +28,7 @@ def test_dp_attention_replicas_are_separate_and_all_receive_hints(
 
 def test_stages_of_a_pipeline_decide_the_same(on_two_ranks: Run, tmp_path: Path) -> None:
     """The first stamps, and both see the same at the same points."""
-    first, second = on_two_ranks("pipeline", tmp_path)
+    first, second = on_two_ranks("receiving_ranks:pipeline", tmp_path)
     assert first == second
     assert first["hinted"] > 5
     assert sum(first["hits"]) > 0

@@ -1,19 +1,12 @@
-"""Two ranks of tensor parallelism with MLA: SGLang's own controllers over our disk tier.
+"""Scenarios of two ranks of tensor parallelism with MLA: SGLang's own controllers over our disk tier.
 
-    cd test && python -m support.mla_rank FOLDER
-
-Each rank writes a path of pages, looks it up as the ranks agree, reads it, and prints its result. Two
-more ranks, after a restart, only read. Each rank is a process, forked after the imports; they connect
-through a file.
+Each rank writes a path of pages, looks it up as the ranks agree, and reads it; after a restart it only reads.
 """
 
 import hashlib
-import json
-import os
-import sys
 import threading
-import traceback
 from pathlib import Path
+from typing import Any
 
 import torch
 from sglang.srt.managers.cache_controller import HiCacheController
@@ -120,43 +113,20 @@ def placed(rank: int):
     return get_parallel().override(tp_rank=rank, attn_tp_rank=rank, **dict.fromkeys(names, 0))
 
 
-def serve(folder: Path, rank: int, start: str) -> None:
-    torch.distributed.init_process_group(
-        "gloo",
-        store=torch.distributed.FileStore(str(folder / start), RANKS),
-        rank=rank,
-        world_size=RANKS,
-    )
+def written_and_read(rank: int, folder: Path, writes: bool = True) -> dict[str, Any]:
+    """The disk is beside ``folder``, in which the ranks meet."""
     publish(RANKS)
     with placed(rank):
-        controller = controller_of(str(folder / "disk"), torch.distributed.group.WORLD)
-        if start == "first":
+        controller = controller_of(str(folder.parent / "disk"), torch.distributed.group.WORLD)
+        if writes:
             write(controller)
         torch.distributed.barrier()
-        found = {"rank": rank, "tokens": look_up(controller), "kv": read(controller)}
+        found = {"tokens": look_up(controller), "kv": read(controller)}
         found["unavailable"] = controller.storage_backend.status()["unavailable"]
         torch.distributed.barrier()
         controller.detach_storage_backend()
-    os.write(1, f"{json.dumps(found)}\n".encode())  # in one piece: the other rank prints too
+    return found
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
-    for start in ("first", "second"):
-        children = []
-        for rank in range(RANKS):
-            child = os.fork()
-            if child == 0:
-                try:
-                    serve(folder, rank, start)
-                    os._exit(0)
-                except BaseException:
-                    traceback.print_exc()
-                    os._exit(1)
-            children.append(child)
-        if any(os.waitpid(child, 0)[1] for child in children):
-            sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()
+def read_again(rank: int, folder: Path) -> dict[str, Any]:
+    return written_and_read(rank, folder, writes=False)

@@ -1,8 +1,7 @@
-"""One rank of two: SGLang's own receiver of requests over real process groups, and a tree of ours.
+"""Scenarios of two ranks: SGLang's own receiver of requests over real process groups, and a tree of ours.
 
-A worker of ``two_ranks.py``. Its scenarios are ``dp-attention``, in which each rank is a replica with
-its own requests, and ``pipeline``, in which the first of two stages receives. Returns the received
-requests in order and their effect on the tree.
+In ``dp_attention`` each rank is a replica with its own requests; in ``pipeline`` the first of two stages
+receives. Returns the received requests in order and their effect on the tree.
 """
 
 import random
@@ -37,10 +36,9 @@ from sglang_canopy.wire.hints import hint_of, pack
 from sglang_canopy.wire.messages import HINTS
 from support.live_tree import LiveTree, fake_req
 from support.receiver import receiver_of, tokenized
-from support.two_ranks import answer
 
 LAYOUTS: dict[str, dict[str, Any]] = {
-    "dp-attention": {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True},
+    "dp_attention": {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True},
     "pipeline": {"pp_size": 2},
 }
 ROUNDS, STAMPED_ROUNDS = 80, 70
@@ -156,7 +154,7 @@ def run(layout: str, rank: int, folder: Path) -> dict[str, Any]:
     # Replicas get unequal loads: what only the ranks of one replica share must not wait for the other.
     own = requests_of(rank, ROUNDS, most=1 if rank else 4)
     for number in range(ROUNDS):
-        if rank == 0 or layout == "dp-attention":
+        if rank == 0 or layout == "dp_attention":
             for request in own[number]:
                 one.send(request)
         if rank == 0:
@@ -167,11 +165,14 @@ def run(layout: str, rank: int, folder: Path) -> dict[str, Any]:
                 one.serve(got)
             else:
                 one.control(got)
-    torch.distributed.barrier()
     counters = one.tree.core.live.counters
     fits = one.queue.times.prefills // REFIT_BATCHES
     return {**one.found, "victims": counters.victims.sum, "fits": fits}
 
 
-if __name__ == "__main__":
-    answer(run)
+def dp_attention(rank: int, folder: Path) -> dict[str, Any]:
+    return run("dp_attention", rank, folder)
+
+
+def pipeline(rank: int, folder: Path) -> dict[str, Any]:
+    return run("pipeline", rank, folder)

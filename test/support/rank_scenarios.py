@@ -1,10 +1,4 @@
-"""One of two ranks, each a process with a tree, a disk store and a clock of its own.
-
-    cd test && python -m support.rank_worker RANK
-
-Each line of its input, ``[SCENARIO, FOLDER]``, is run in a child, which prints one JSON object. The
-ranks talk through a real process group.
-"""
+"""Scenarios of two ranks, each with a tree, a disk store and a clock of its own: see `ranks`."""
 
 import itertools
 import random
@@ -24,7 +18,6 @@ from sglang_canopy.storage import disk_retry, drain
 from sglang_canopy.storage.page_table import PAGES
 from support.disk_tree import DiskTree
 from support.live_tree import LiveTree, fake_req
-from support.two_ranks import answer
 
 RANKS = 2
 PROMPT = [100 + i for i in range(8)]
@@ -246,16 +239,3 @@ def floors(rank: int, folder: Path) -> Any:
     said = live.meter.stats()
     del said["spent_s"], ballast
     return {"hits": hits, "victims": victims, "meter": said, "running": running}
-
-
-def run(scenario: str, rank: int, folder: Path) -> Any:
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS
-    )
-    result = globals()[scenario](rank, folder)
-    torch.distributed.barrier()
-    return result
-
-
-if __name__ == "__main__":
-    answer(run)

@@ -1,31 +1,20 @@
 """SGLang's own scheduler with a small model in one process, fed request by request.
 
-    cd test && python -m support.scheduler_worker MODEL ARGUMENT...
-
-Without HTTP and a second process, the caller controls the order of events. Prints one JSON object (see
-``answers``).
+Without HTTP and a second process, the caller controls the order of events.
 """
 
-import json
-import os
-import sys
+import dataclasses
 import time
 from array import array
-from collections.abc import Callable
+from collections import deque
 from pathlib import Path
-from typing import Any, NoReturn
-
-from support.overlapped import OVERLAP, Turns
-from support.prompts import continuing_prompts, token_ids
+from typing import Any
 
 KV_TOKENS = 4096
 ANSWERED_WITHIN_S = 120.0
 """Seconds for a batch of answers. Turns are no measure: storage threads run beside them."""
-REQUESTS = 18
-
-
-def prompts(count: int, seed: int) -> list[list[int]]:
-    return continuing_prompts(count, seed, most_shared=600)
+OVERLAP = "--overlap"
+"""Argument in place of SGLang's ``--disable-overlap-schedule``."""
 
 
 class InProcess:
@@ -56,11 +45,6 @@ class InProcess:
         self.scheduler = module.Scheduler(server_args, PortArgs.init_new(server_args))
         self.turns = Turns(self.scheduler) if overlap else None
         self._count = 0
-
-    @property
-    def fed(self) -> int:
-        """Number of requests received."""
-        return self._count
 
     def feed(
         self,
@@ -144,56 +128,45 @@ class InProcess:
         assert not cache.ongoing_backup
 
 
-def answers(engine: InProcess, priorities: bool) -> dict[str, Any]:
-    """``equal``: answers are the same together and alone. ``kinds``: the order in which waiting short,
-    long and urgent requests are answered."""
-    asked = prompts(REQUESTS, seed=1)
-    alone = []
-    for ids in asked:
-        engine.serve([req := engine.feed(ids, 4)])
-        alone.append(list(req.output_ids))
-    together = [engine.feed(ids, 4) for ids in asked]
-    engine.serve(together)
-    found: dict[str, Any] = {
-        "equal": [list(req.output_ids) for req in together] == alone,
-        "retracted": sum(req.retraction_count for req in together),
-        "policy": engine.scheduler.policy.policy.value,
-    }
-    held = [engine.feed(token_ids(8, 900 + i), 12) for i in range(3)]
-    for _ in range(4):
-        engine.step()
-    at = time.monotonic()
-    kinds = {engine.feed(token_ids(700, seed), 1, at=at): "long" for seed in (1, 2, 3)}
-    kinds |= {engine.feed(token_ids(20, seed), 1, at=at): "short" for seed in (4, 5, 6)}
-    if priorities:
-        kinds |= {engine.feed(token_ids(700, s), 1, 5, at): "urgent" for s in (7, 8)}
-    # No further arrivals: time passes only with the steps.
-    order = engine.serve([*kinds, *held])
-    found["kinds"] = [kinds[req] for req in order if req in kinds]
-    queue = engine.scheduler.tree_cache.canopy_queue
-    found["fitted"] = list(queue.cost.coefficients)
-    found["batches"] = queue.times.prefills
-    engine.scheduler.tree_cache.sanity_check()
-    return found
+class _InFlight:
+    """The scheduler's ``result_queue``: the loop assigns a new one at its start, which is ignored."""
+
+    def __get__(self, scheduler: Any, owner: type | None = None) -> Any:
+        return scheduler.__dict__["result_queue"]
+
+    def __set__(self, scheduler: Any, queue: deque[Any]) -> None:
+        scheduler.__dict__.setdefault("result_queue", queue)
 
 
-def run(arguments: list[str], work: Callable[[InProcess], dict[str, Any]]) -> None:
-    """Run a worker: ``arguments`` are the model and the server's arguments. Print the result of ``work``.
-    Does not return."""
-    import torch
+class Turns:
+    """SGLang's overlapped event loop, run one turn at a time in this thread.
 
-    engine = InProcess(Path(arguments[0]), arguments[1:])
-    with torch.no_grad():
-        found = work(engine)
-    end_with(found)
+    The loop launches a batch before it processes the result of the batch before, so that requests arrive,
+    leave and are preempted while results are in flight. SGLang's hook of scripted schedulers is called
+    once in each turn; here it ends the loop after that turn.
+    """
 
+    def __init__(self, scheduler: Any) -> None:
+        if not scheduler.enable_overlap:
+            raise AssertionError("SGLang has turned the overlap off")
+        scheduler.__class__ = type(
+            "Overlapped", (scheduler.__class__,), {"result_queue": _InFlight()}
+        )
+        scheduler._war_barrier_enabled = False  # run_event_loop sets it, for CUDA alone
+        scheduler.idle_sleeper = None
+        scheduler.request_receiver = dataclasses.replace(
+            scheduler.request_receiver, scripted_scheduler_hook=self
+        )
+        self.scheduler = scheduler
+        self.in_flight = 0
+        """Turns at whose end a result was in flight."""
 
-def end_with(found: dict[str, Any]) -> NoReturn:
-    """Print ``found`` and end this process, which SGLang's threads would keep."""
-    print(json.dumps(found))
-    sys.stdout.flush()
-    os._exit(0)
+    def turn(self) -> None:
+        """Run one turn. A paused engine only receives."""
+        self.scheduler.gracefully_exit = False
+        self.scheduler.event_loop_overlap()
+        self.in_flight += bool(self.scheduler.result_queue)
 
-
-if __name__ == "__main__":
-    run(sys.argv[1:], lambda engine: answers(engine, "--enable-priority-scheduling" in sys.argv))
+    def step(self) -> None:
+        """End the loop after the turn that has begun: SGLang calls this as it receives requests."""
+        self.scheduler.gracefully_exit = True

@@ -1,10 +1,13 @@
 """Two ranks, each a process that imports SGLang once and forks for each scenario.
 
-They have a hash seed and an address space of their own, as SGLang's schedulers have. A worker is a
-module whose ``main`` is ``answer``.
+    cd test && python -m support.ranks RANK
+
+They have a hash seed and an address space of their own, as SGLang's schedulers have, and talk through a real
+process group. A scenario is ``MODULE:FUNCTION`` of ``support``; it takes the rank and a folder.
 """
 
 import contextlib
+import importlib
 import json
 import os
 import subprocess
@@ -20,14 +23,14 @@ Run = Callable[[str, Path], tuple[Any, Any]]
 
 
 @contextlib.contextmanager
-def two_ranks(log: Path, worker: str = "support.rank_worker") -> Iterator[Run]:
-    """Yield ``run(scenario, folder)``, which returns the results of two ranks of ``worker``."""
+def two_ranks(log: Path) -> Iterator[Run]:
+    """Yield ``run(scenario, folder)``, which returns the results of the two ranks."""
     with contextlib.ExitStack() as stack:
         ranks = []
         for rank in range(2):
             errors = stack.enter_context((log / f"rank-{rank}.log").open("w"))
             process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", worker, str(rank)],
+                [sys.executable, "-W", "ignore", "-m", "support.ranks", str(rank)],
                 cwd=TESTS,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -55,15 +58,25 @@ def two_ranks(log: Path, worker: str = "support.rank_worker") -> Iterator[Run]:
         yield run
 
 
-def answer(run: Callable[[str, int, Path], Any]) -> None:
-    """Run a worker: each line of its input runs in a child process, which prints its result."""
-    rank = int(sys.argv[1])
+def answer(rank: int) -> None:
+    """Run each line of the input, ``[SCENARIO, FOLDER]``, in a child process, which prints its result."""
+    import torch
+
+    import support.rank_scenarios  # SGLang, once
+
+    assert support.rank_scenarios
     for line in sys.stdin:
         scenario, folder = json.loads(line)
         child = os.fork()  # only imports have happened, so no thread is lost
         if child == 0:
             try:
-                found = run(scenario, rank, Path(folder))
+                torch.distributed.init_process_group(
+                    "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
+                )
+                module, _, name = scenario.partition(":")
+                work = getattr(importlib.import_module(f"support.{module}"), name)
+                found = work(rank, Path(folder))
+                torch.distributed.barrier()  # neither leaves while the other still talks to it
                 print(json.dumps({"found": found}), flush=True)
                 os._exit(0)
             except BaseException:
@@ -71,3 +84,7 @@ def answer(run: Callable[[str, int, Path], Any]) -> None:
                 os._exit(1)
         if os.waitpid(child, 0)[1] != 0:
             print("failed", flush=True)
+
+
+if __name__ == "__main__":
+    answer(int(sys.argv[1]))

@@ -1,0 +1,143 @@
+"""Random operations on SGLang's own scheduler, in turn and overlapped: right answers, and nothing held."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import hybrid_models
+from support.scheduler import OVERLAP
+from support.small_models import LLAMA, write_model
+from support.worker import worked
+
+PATIENCE_S = 1500
+PAGES = ("--page-size", "64", "--chunked-prefill-size", "256", "--max-running-requests", "2")
+ORDER = ("--canopy-queue-order", "bounded-shortest")
+GATE = ("--canopy-session-gate", "auto")
+PRIORITIES = ("--enable-priority-scheduling", "--default-priority-value", "0")
+BACK = ("--enable-hierarchical-cache", "--hicache-write-policy", "write_back")
+SMALL_HOST = (*BACK, "--hicache-ratio", "3", "--max-total-tokens", "2560")
+DISK = ("--hicache-storage-backend", "canopy", "--hicache-storage-prefetch-policy", "wait_complete")
+FEW = ("--max-running-requests", "3")
+DOCUMENTS = (
+    *("--page-size", "16", "--chunked-prefill-size", "128", "--max-running-requests", "4"),
+    *("--max-total-tokens", "1024", *BACK),
+)
+ALL = {"arrive": 0.5, "leave": 0.15, "change_order": 0.06, "pause": 0.04, "hint": 0.1, "flush": 0.3}
+LEAVE = {"arrive": 0.5, "leave": 0.3}
+TALK = {"turn_with_documents": 0.5, "leave": 0.1}
+RETRACT = {"SGLANG_TEST_RETRACT": "1"}
+
+
+@dataclass(slots=True, frozen=True)
+class SetUp:
+    flags: tuple[str, ...]
+    actions: dict[str, float] = field(default_factory=ALL.copy)
+    steps: int = 300
+    model: str = "dense"
+    environment: dict[str, str] = field(default_factory=dict)
+    happens: tuple[str, ...] = ()
+    """Further counts that are not 0."""
+
+
+SETUPS = {
+    "clients leave, order, gate, priorities": SetUp((*PAGES, *ORDER, *GATE, *PRIORITIES), LEAVE),
+    "all, order, gate, priorities": SetUp((*PAGES, *ORDER, *GATE, *PRIORITIES, OVERLAP), steps=80),
+    "clients leave, order, gate": SetUp((*PAGES, *ORDER, *GATE, OVERLAP), LEAVE),
+    "clients leave, order, priorities, a limit": SetUp(
+        (*PAGES, *ORDER, *PRIORITIES, "--max-queued-requests", "3"), LEAVE, happens=("refused",)
+    ),
+    "clients leave, hrrn": SetUp((*PAGES, "--schedule-policy", "hrrn"), LEAVE),
+    "clients leave, hrrn, gate": SetUp((*PAGES, "--schedule-policy", "hrrn", *GATE), LEAVE),
+    "clients leave, gate": SetUp((*PAGES, *GATE), LEAVE),
+    "all": SetUp((*PAGES, OVERLAP), happens=("flushes",)),
+    "all, order, retraction": SetUp(
+        (*PAGES, *ORDER, OVERLAP), environment=RETRACT, happens=("retracted", "flushes")
+    ),
+    "all, order, gate, host": SetUp(
+        (*PAGES, *ORDER, *GATE, *SMALL_HOST, OVERLAP), happens=("flushes",)
+    ),
+    "all, order, host, disk": SetUp(
+        (*PAGES, *ORDER, *SMALL_HOST, *DISK, OVERLAP), happens=("flushes",)
+    ),
+    # With recurrent states SGLang turns the overlap off.
+    "all, windows": SetUp((*FEW, OVERLAP), model="windows"),
+    "all, windows, host": SetUp(
+        (*FEW, "--enable-hierarchical-cache", "--hicache-ratio", "6", OVERLAP), model="windows"
+    ),
+    "documents": SetUp((*DOCUMENTS, "--hicache-ratio", "4"), TALK, 300, "llama", RETRACT),
+    "documents, overlap": SetUp(
+        (*DOCUMENTS, "--hicache-ratio", "4", OVERLAP), TALK, 300, "llama", RETRACT
+    ),
+    "documents, disk": SetUp(
+        (*DOCUMENTS, "--hicache-ratio", "1.1", *DISK, OVERLAP), TALK, 600, "llama", RETRACT,
+        happens=("exact_from_disk", "kept_from_disk"),
+    ),
+}  # fmt: skip
+BY_DEFAULT = list(SETUPS)[:2]
+HELD = ("unserved", "waiting", "in_queue", "in_gate", "locked", "slots")
+EVENTS = {
+    "leave": ("aborts",),
+    "change_order": ("orders",),
+    "pause": ("pauses",),
+    "hint": ("hints",),
+    "turn_with_documents": (
+        *("samples", "retracted", "updates", "approximate", "fused_requests", "kept_requests"),
+        *("replanned_requests", "exact_from_host", "kept_from_host"),
+        *("documents_from_host", "documents_from_disk"),
+    ),
+}
+
+
+def run(setup: SetUp, model: Path, folder: Path, seed: int) -> dict[str, Any]:
+    flags = ["--radix-eviction", "wa", *setup.flags]
+    if DISK[1] in flags:
+        extra = {"path": str(folder / "disk"), "capacity_gb": 0.1}
+        extra["prefetch_threshold"] = 16 if setup.model == "llama" else 64
+        flags += ["--hicache-storage-backend-extra-config", json.dumps(extra)]
+    if setup.model == "llama":
+        store = {"memory_mb": 1, "disk_mb": 16, "directory": str(folder / "documents")}
+        flags += ["--canopy-chunks", json.dumps({**store, "learn_share": 1.0})]
+    given = {"seed": seed, "steps": setup.steps, "actions": setup.actions}
+    environment = setup.environment
+    return worked(
+        "fuzz:fuzzed", model, *flags, patience_s=PATIENCE_S, environment=environment, **given
+    )
+
+
+def check(setup: SetUp, found: dict[str, Any]) -> None:
+    assert found["wrong"] == 0, found
+    assert not any(found[what] for what in HELD), found
+    assert found["answered"] > setup.steps / 8, found
+    if setup.model != "llama":
+        assert found["requests"] == 0, found
+        assert found["other_from_wrong_kv"] >= 4, found  # wrong KV gives wrong answers
+        if OVERLAP in setup.flags:
+            assert found["turns_in_flight"] > setup.steps / 2, found
+    for action in setup.actions:
+        for event in (*EVENTS.get(action, ()), *setup.happens):
+            assert found[event] > 0, (event, found)
+    if ORDER[0] in setup.flags:
+        assert found["over_bound"] == 0 < found["fullest_percent"], found
+    if GATE[0] in setup.flags and setup.actions == LEAVE:
+        assert found["delayed_sessions"] > 0, found
+    if setup.actions == LEAVE:
+        assert min(found[one] for one in ("aborts", "retries", "repeated_names")) > 10, found
+    assert found.get("fallbacks", 0) == 0, found
+
+
+@pytest.mark.timeout(PATIENCE_S)
+@pytest.mark.parametrize(
+    "name", [n if n in BY_DEFAULT else pytest.param(n, marks=pytest.mark.long) for n in SETUPS]
+)
+def test_answers_are_right_and_nothing_is_held(name, small_model, smollm2, tmp_path) -> None:
+    setup, model = SETUPS[name], small_model
+    if setup.model == "windows":
+        hybrid_models.build("windows", model := tmp_path / "windows", smollm2)
+    elif setup.model == "llama":
+        model = write_model(tmp_path / "llama", smollm2, LLAMA)
+    found = run(setup, model, tmp_path, seed=int(name not in BY_DEFAULT))
+    print(found)
+    check(setup, found)

@@ -1,0 +1,124 @@
+"""Scripted scenarios at SGLang's own scheduler, a real model computing: `support.scenarios`."""
+
+from typing import Any
+
+import pytest
+
+from sglang_canopy.schedule.prefill_cost import PRIOR, REFIT_BATCHES
+from support.worker import worked
+
+PATIENCE_S = 900
+CHUNKS = ("--chunked-prefill-size", "256")
+PAGES = ("--page-size", "64", *CHUNKS)
+OURS = ("--canopy-queue-order", "bounded-shortest")
+FEW = ("--max-running-requests", "3")
+PRIORITIES = ("--enable-priority-scheduling", "--default-priority-value", "0")
+SERVER = ("--page-size", "16", *CHUNKS, "--max-queued-requests", "2")
+pytestmark = pytest.mark.timeout(PATIENCE_S)
+
+
+def found_by(scenario: str, model: Any, *flags: str, policy: str = "wa", **given: Any) -> Any:
+    flags = ("--radix-eviction", policy, *flags) if policy else flags
+    return worked(f"scenarios:{scenario}", model, *flags, patience_s=PATIENCE_S, **given)
+
+
+def test_short_and_urgent_requests_overtake_and_answers_are_unchanged(small_model) -> None:
+    flags = (*PAGES, *OURS, *FEW, *PRIORITIES, "--disable-priority-preemption")
+    found = found_by("ordered", small_model, *flags)
+    assert found["equal"]
+    # Requests that end in the same step are listed by kind: a short one may fill an urgent batch.
+    kinds = ("urgent", "short", "long")
+    place = {kind: [i for i, k in enumerate(found["kinds"]) if k == kind] for kind in kinds}
+    assert max(place["urgent"]) < min(place["long"])
+    assert max(place["short"]) < max(place["long"])
+    assert sum(place["short"]) < sum(place["long"])
+    assert found["batches"] >= REFIT_BATCHES
+    assert found["fitted"] != list(PRIOR)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("order", ["hrrn", "lpm"])
+def test_sglangs_own_orders_work_with_our_tree(small_model, order: str) -> None:
+    found = found_by("ordered", small_model, *PAGES, "--schedule-policy", order, *FEW)
+    assert (found["equal"], found["policy"]) == (True, order)
+
+
+@pytest.mark.long
+def test_answers_survive_retraction(small_model) -> None:
+    retract = {"SGLANG_TEST_RETRACT": "1"}
+    found = found_by("ordered", small_model, *PAGES, *OURS, environment=retract)
+    assert found["equal"]
+    assert found["retracted"] > 0
+
+
+@pytest.mark.parametrize("locks", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_a_shorter_request_leaves_a_long_prompt_its_step_and_its_memory(small_model, locks) -> None:
+    """SGLang keeps one prompt in the middle of its chunks, and stops if there would be two. A request locks
+    the cached tokens that it matches, so they are no longer free."""
+    found = found_by("sharing", small_model, *CHUNKS, *OURS, locks=locks)
+    assert found["answered"] == (7 if locks else 64)
+    assert found["beside"] > (0 if locks else 20)
+
+
+@pytest.mark.long
+def test_a_name_used_again_is_another_request_and_a_retry_is_answered(small_model) -> None:
+    found = found_by("retried", small_model, *PAGES, "--max-running-requests", "2", *OURS)
+    assert found["equal"]
+    assert found["answered"], found
+
+
+def test_between_arrival_and_answer_nothing_of_ours_reads_a_tensor(small_model) -> None:
+    """On a GPU such a read would wait. SGLang reads its results, which proves that reads are detected."""
+    host = ("--enable-hierarchical-cache", "--hicache-ratio", "3", "--max-total-tokens", "2560")
+    flags = (*OURS, "--canopy-session-gate", "auto", *PRIORITIES, *host)
+    flags += ("--hicache-write-policy", "write_back", "--max-running-requests", "2")
+    found = found_by("reads", small_model, *PAGES, *flags)
+    assert not found["ours"]
+    assert any("batch_result_processor" in by for by in found["sglangs"])
+    assert found["answered"] == 26
+    assert found["loads"] > 0
+    for name in (
+        *("_create_generation_req", "_add_request_to_queue", "_get_new_batch_prefill_raw"),
+        *("calc_priority", "process_batch_result"),
+        *("match_prefix", "begin_insert", "_evict_components"),
+    ):
+        assert found["calls"].get(name, 0) > 0, name
+
+
+REFUSED = {"invalid": 1, "queue": 1, "given_up": 2}
+
+
+def test_only_admitted_requests_are_learnt_and_counted_once(tiny_model) -> None:
+    """Samples (n = 4) of three prompts, refusals and retries."""
+    samples, talks = 4, 3
+    assert found_by("teaching", tiny_model, "--canopy-whatif", "auto", *SERVER) == {
+        "turns": [1] * (samples * talks),
+        "samples_learnt": 0,
+        "refused_at_the_limit": True,
+        "retried_turn": 1,
+        "returns": 0,
+        "requests": talks + 3,
+        "prompt_tokens": 300 * talks + 2 * 100 + 300,
+        "metered_tokens": 300 * talks + 2 * 100 + 300,
+        "refused": REFUSED,
+        "warm_ups": 0,
+    }
+
+
+@pytest.mark.long
+def test_refusals_are_counted_while_sglangs_own_cache_is_observed(tiny_model) -> None:
+    found = found_by("observed", tiny_model, "--canopy-observe", *SERVER, policy="")
+    assert found == {"refused": REFUSED, "metered_tokens": 2 * 100 + 300}
+
+
+@pytest.mark.long
+def test_a_scheduler_with_sglangs_lru_is_metered(small_model) -> None:
+    found = found_by("metered", small_model, "--canopy-observe", *SERVER[:4], *FEW, policy="")
+    assert found["equal"]
+    meter = found["meter"]
+    assert meter["running"] == "lru"
+    assert meter["sampled_requests"] > 60  # the others have no full block
+    arms = {(arm["policy"], arm["capacity"]): arm["hit_ratio"] for arm in meter["arms"]}
+    assert {policy for policy, _ in arms} == {"lru", "canopy-lru", "wa"}
+    assert arms["lru", "now"] == pytest.approx(meter["hit_ratio"], abs=1e-4)
+    assert 0 < arms["lru", "now"] <= arms["lru", "device x2"]

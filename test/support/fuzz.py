@@ -1,0 +1,424 @@
+"""Random operations on SGLang's own scheduler: a set-up is a list of flags and of actions.
+
+Requests arrive alone and in samples, with true and false hints; clients disconnect and retry; requests are
+retracted and paused; the cache is flushed, the order of eviction changes, and conversations bring documents.
+A run returns counts. ``wrong``: answers that differ from the answer to the prompt alone.
+``other_from_wrong_kv``: prompts whose answer changes if their cached KV is exchanged, so that ``wrong`` counts
+wrong KV. ``approximate``: answers with reuse of documents that differ, as they may.
+"""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import random
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from sglang_canopy.admission.gate import SessionGate
+from sglang_canopy.admission.settings import GateSettings
+from sglang_canopy.policy.floored import Floored
+from sglang_canopy.server.scheduler.session_gate import ServerGate
+from sglang_canopy.wire.messages import TIME
+from support.bound_ledger import BoundLedger
+from support.evictable_recount import recount_leaves, recount_protected
+from support.prompts import continuing_prompts
+from support.scheduler import KV_TOKENS, InProcess
+from support.tier_books import TierBooks
+
+ANSWER, PROMPTS = 6, 14
+MAX_WAITING, MAX_STEPS, CHECK_EVERY = 12, 2_000, 5
+EMBEDDING = "model.embed_tokens.weight"
+
+
+class Fuzz:
+    """One run. Every choice comes from ``seed``; times are the machine's."""
+
+    def __init__(self, engine: InProcess, seed: int) -> None:
+        self.engine, self.scheduler = engine, engine.scheduler
+        self.core = engine.scheduler.tree_cache.tree_core
+        self.books = TierBooks(self.core)
+        self.draw = random.Random(seed)
+        self.counts: Counter[str] = Counter()
+        self.running: list[tuple[int, str, Any]] = []
+        """Number of the prompt, way, and SGLang's ``Req``."""
+        self.seen: list[Any] = []
+        self.pushed_out: list[Any] = []
+        self.at = 0
+        """Number of the weights."""
+        self.prompts = self.make_prompts(seed)
+        self.alone = self.answers_alone(seed)
+        """Answers by weights and prompt."""
+        tell = self.scheduler.send_abort_output
+
+        def told(output: Any, req: Any) -> Any:
+            """SGLang tells a client that the queue's limit refuses it, or pushes it out."""
+            self.pushed_out.append(req)
+            return tell(output, req)
+
+        self.scheduler.send_abort_output = told
+
+    def make_prompts(self, seed: int) -> list[list[int]]:
+        most = self.scheduler.model_config.vocab_size - 3
+        prompts = continuing_prompts(PROMPTS, seed, most_shared=600)
+        return [[3 + token % most for token in ids] for ids in prompts]
+
+    def answers_alone(self, seed: int) -> list[list[list[int]]]:
+        mistaken = self.answers_from_wrong_kv()
+        alone = [self.answer(ids) for ids in self.prompts]
+        self.counts["other_from_wrong_kv"] = sum(a != b for a, b in zip(alone, mistaken))
+        return [alone]
+
+    def answer(self, ids: list[int], tenant: str | None = None) -> list[int]:
+        self.engine.serve([req := self.engine.feed(ids, ANSWER, extra_key=tenant)])
+        return list(req.output_ids)
+
+    def answers_from_wrong_kv(self) -> list[list[int]]:
+        """Serve the prompts, exchange their KV on the device with each other's, and serve them again.
+        Their tenant sends nothing else, so no other request meets this KV on the disk."""
+        pool = self.scheduler.token_to_kv_pool_allocator.get_kvcache()
+        for ids in self.prompts:
+            self.answer(ids, "wrong KV")
+        for layer in range(pool.layer_num):
+            for buffer in pool.get_kv_buffer(layer):
+                buffer.copy_(buffer.flip(0))
+        answers = [self.answer(ids, "wrong KV") for ids in self.prompts]
+        for _ in range(3):
+            self.engine.step()
+        assert self.scheduler.flush_cache()
+        return answers
+
+    def live(self, steps: int, actions: dict[str, float]) -> dict[str, Any]:
+        """Take ``steps`` steps with each action's probability in one, then drain; count what is left."""
+        gate, ledger = with_armed_gate(self.engine), with_tight_budgets(self.engine)
+        for number in range(1, steps + 1):
+            for name, share in actions.items():
+                if self.draw.random() < share:
+                    ACTIONS[name](self)
+            self.turns(self.draw.randrange(4))
+            if number % CHECK_EVERY == 0:
+                check_books(self.core)
+            self.after(number, steps)
+        self.drain()
+        if ledger is not None:
+            ledger.close()
+            self.counts["over_bound"] = ledger.over
+            self.counts["fullest_percent"] = 100 * ledger.fullest
+        if gate is not None:
+            self.counts["delayed_sessions"] = gate.stats()["delayed_sessions"]
+        turns = self.engine.turns
+        self.counts["turns_in_flight"] = 0 if turns is None else turns.in_flight
+        return {**self.counts, **what_is_held(self.engine, self.seen)}
+
+    def after(self, number: int, steps: int) -> None:
+        """Act after step ``number``."""
+
+    def turns(self, count: int, ahead_s: float = 0.0) -> None:
+        for _ in range(count):
+            self.engine.step()
+        internal_state(self.scheduler, TIME.key(repr(time.monotonic() + ahead_s)))
+        for one in [one for one in self.running if one[2].finished()]:
+            self.running.remove(one)
+            if one[2].finished_reason.to_json()["type"] == "length":
+                self.judge(*one)
+
+    def judge(self, which: int, way: str, req: Any) -> None:
+        self.counts["answered"] += 1
+        self.counts["retracted"] += req.retraction_count
+        differs = list(req.output_ids) != self.alone[self.at][which]
+        self.counts["approximate" if way == "fused" else "wrong"] += differs
+        for tier, tokens in (("host", req.cached_tokens_host), ("disk", req.cached_tokens_storage)):
+            kind = "kept" if way == "fused" else "exact"
+            self.counts[f"{kind}_from_{tier}"] += tokens > 0
+
+    def feed(self, which: int, way: str = "exact", **more: Any) -> None:
+        self.counts["came"] += 1
+        req = self.engine.feed(self.prompts[which], ANSWER, **more)
+        if req is not None:
+            self.seen.append(weakref.ref(req))
+            self.running.append((which, way, req))
+        gone = [one for one in self.running if any(one[2] is out for out in self.pushed_out)]
+        for one in gone:
+            self.running.remove(one)
+        self.counts["refused"] += len(gone) + (req is None)
+        self.pushed_out.clear()
+
+    def drain(self) -> None:
+        """Serve the remaining requests. Time passes faster, so that the gate admits every session."""
+        for number in range(MAX_STEPS):
+            if not self.running:
+                break
+            self.turns(1, ahead_s=float(number))
+        self.counts["unserved"] = len(self.running)
+        self.running.clear()
+        self.pushed_out.clear()
+        if self.engine.turns is not None:
+            # SGLang keeps the last two overlapped batches: fill both with another request's.
+            self.engine.serve([self.engine.feed([5] * 8, ANSWER)])
+        self.turns(3)
+        self.engine.settle()
+        check_books(self.core)
+        self.books.check()
+
+
+# Actions of a step.
+
+
+def arrive(one: Fuzz) -> None:
+    """Send one request or three samples of it, its stamp drawn: what clients state may be false."""
+    if len(one.running) >= MAX_WAITING:
+        return
+    draw, stamp = one.draw, {}
+    if draw.random() < 0.5:
+        stamp |= {"conversation": draw.choice("xyz"), "linear": draw.random() < 0.5}
+    for key, values in (
+        ("keep_s", (0.0, 1.0, 100.0)),
+        ("over", (True,)),
+        ("return_in_s", (0.0, 0.1, 50.0)),
+    ):
+        if draw.random() < 0.2:
+            stamp[key] = draw.choice(values)
+    at = time.monotonic() + draw.choice([0.0, 0.0, 0.0, -100.0, 30.0])
+    which, samples = draw.randrange(PROMPTS), draw.choice([1, 1, 1, 3])
+    one.counts["samples"] += samples > 1
+    more: dict[str, Any] = {"extra_key": draw.choice([None, "a", "b"])}
+    if one.scheduler.enable_priority_scheduling:
+        more["priority"] = draw.randrange(3)
+    for _ in range(samples):
+        one.feed(which, at=at, stamp=dict(stamp), **more)
+
+
+def leave(one: Fuzz) -> None:
+    """Abort a request; often its client retries, under the same name, which may be another prompt's then."""
+    if not one.running:
+        return
+    draw = one.draw
+    which, way, req = one.running.pop(draw.randrange(len(one.running)))
+    if req.finished():
+        return
+    one.engine.abort(req.rid)
+    one.counts["aborts"] += 1
+    if way == "exact" and draw.random() < 0.7:
+        one.counts["retries"] += 1
+        again = draw.random() < 0.5 and req.rid not in {req.rid for _, _, req in one.running}
+        one.counts["repeated_names"] += again
+        other = draw.randrange(PROMPTS) if again and draw.random() < 0.5 else which
+        one.feed(other, extra_key=req.extra_key, **({"rid": req.rid} if again else {}))
+
+
+def change_order(one: Fuzz) -> None:
+    """Let the policies or LRU rank from now on, as the floor does."""
+    live, lru = one.core.live, one.draw.random() < 0.5
+    for policy in (live.device_policy, live.host_policy):
+        if isinstance(policy, Floored):
+            policy.rank_by(lru)
+    one.counts["orders"] += 1
+
+
+def pause(one: Fuzz) -> None:
+    from sglang.srt.managers.io_struct import ContinueGenerationReqInput, PauseGenerationReqInput
+
+    mode = one.draw.choice(["retract", "in_place"])
+    one.scheduler.pause_generation(PauseGenerationReqInput(mode=mode))
+    one.counts["pauses"] += 1
+    if one.draw.random() < 0.5:
+        arrive(one)
+    if mode == "retract" and one.draw.random() < 0.5:
+        one.counts["flushes"] += bool(one.scheduler.flush_cache())
+    one.scheduler.continue_generation(ContinueGenerationReqInput())
+
+
+def hint(one: Fuzz) -> None:
+    about = {"tenant": None, "conversation": one.draw.choice("xyz"), "source": "client"}
+    about |= {"time": one.core.clock.now}
+    about |= one.draw.choice([{"over": True}, {"return_in_s": 3.0}, {"keep_s": 10.0}])
+    one.core.conversations.apply_hint(about)
+    one.counts["hints"] += 1
+
+
+def flush(one: Fuzz) -> None:
+    if not one.running:
+        one.turns(3)
+        one.counts["flushes"] += bool(one.scheduler.flush_cache())
+
+
+SYSTEM, DOCUMENT, QUESTION = 20, 48, 9
+CONVERSATIONS, DOCUMENTS = 10, 32
+WAYS = ("plain", "off", "ratio 1", "fused", "fused")
+
+
+class WithDocuments(Fuzz):
+    """Exact requests, requests at ratio 1 and approximate ones name the same documents in turns of the same
+    conversations. Thrice in a run the weights are updated to other ones or back."""
+
+    def make_prompts(self, seed: int) -> list[list[int]]:
+        """Make two turns of each conversation; a tool returns documents before the second."""
+        texts, self.bounds, prompts = random.Random(0), [], []
+        documents = [self.text(texts, DOCUMENT) for _ in range(DOCUMENTS)]
+        for _ in range(CONVERSATIONS):
+            ids, bounds = self.text(random.Random(1), SYSTEM), []
+            order = self.draw.sample(range(DOCUMENTS), 6)
+            for some in (order[:4], order[4:]):
+                for number in some:
+                    bounds = [*bounds, len(ids), len(ids) + DOCUMENT]
+                    ids = ids + documents[number]
+                ids = ids + self.text(self.draw, QUESTION)
+                prompts.append(ids)
+                self.bounds.append(bounds)
+        return prompts
+
+    def text(self, draw: random.Random, count: int) -> list[int]:
+        return [draw.randrange(3, self.scheduler.model_config.vocab_size) for _ in range(count)]
+
+    def answers_alone(self, seed: int) -> list[list[list[int]]]:
+        import torch
+
+        self.runner = self.scheduler.tp_worker.model_runner
+        first = dict(self.runner.model.named_parameters())[EMBEDDING].detach().clone()
+        other = first[torch.randperm(len(first), generator=torch.Generator().manual_seed(seed))]
+        self.weights, alone = [first, other], {}
+        for at in (1, 0):
+            self.update(at)
+            alone[at] = [self.answer(ids) for ids in self.prompts]
+        return [alone[0], alone[1]]
+
+    def update(self, at: int) -> None:
+        """Load the embedding ``at`` as an update of the weights does, once nothing runs."""
+        from sglang.srt.managers.io_struct import (
+            BeginWeightUpdateReqInput,
+            EndWeightUpdateReqInput,
+            UpdateWeightsFromTensorReqInput,
+        )
+
+        self.engine.settle()
+        updater = self.scheduler.weight_updater
+        # SGLang's own serializer moves tensors through its pools, which are not there for a CPU.
+        tensors = [pickle.dumps([(EMBEDDING, self.weights[at])])]
+        ask = UpdateWeightsFromTensorReqInput(serialized_named_tensors=tensors, flush_cache=True)
+        for done in (
+            updater.begin_weight_update(BeginWeightUpdateReqInput()),
+            updater.update_weights_from_tensor(ask),
+            updater.end_weight_update(EndWeightUpdateReqInput()),
+        ):
+            assert done.success, done
+        self.at = at
+
+    def after(self, number: int, steps: int) -> None:
+        if number % (steps // 3) == 0:
+            self.drain()
+            # Hits of the store, which new weights replace.
+            hits = self.runner.canopy_chunks.counted()["store"]["hits"]
+            self.counts.update({f"documents_from_{tier}": hits[tier] for tier in ("host", "disk")})
+            self.update(1 - self.at)
+            self.counts["updates"] += 1
+
+    def live(self, steps: int, actions: dict[str, float]) -> dict[str, Any]:
+        found = super().live(steps, actions)
+        counted = self.runner.canopy_chunks.counted()
+        names = ("fused_requests", "kept_requests", "replanned_requests", "fallbacks")
+        return found | {name: counted[name] for name in names}
+
+
+def turn_with_documents(one: WithDocuments) -> None:
+    """Send one request, or three samples of it."""
+    if len(one.running) >= MAX_WAITING:
+        return
+    which, way = one.draw.randrange(len(one.prompts)), one.draw.choice(WAYS)
+    custom: dict[str, Any] = {} if way == "plain" else {"canopy_chunks": one.bounds[which]}
+    if way == "off":
+        custom = {"canopy_chunks": "off"}
+    if way == "ratio 1":
+        custom["canopy_recompute_ratio"] = 1.0
+    samples = one.draw.choice([1, 1, 1, 3])
+    one.counts["samples"] += samples > 1
+    for _ in range(samples):
+        one.feed(which, way, custom=dict(custom))
+
+
+ACTIONS: dict[str, Callable[[Any], None]] = {
+    action.__name__: action
+    for action in (arrive, leave, change_order, pause, hint, flush, turn_with_documents)
+}
+
+
+# What a run sets up and checks.
+
+
+def internal_state(scheduler: Any, key: str) -> bool:
+    from sglang.srt.managers.io_struct import SetInternalStateReq
+
+    return scheduler.set_internal_state(SetInternalStateReq(server_args={key: 1})).updated
+
+
+def with_armed_gate(engine: InProcess) -> SessionGate | None:
+    """Replace the server's gate, which waits for thrash, by one that holds every session that does not
+    fit."""
+    live = engine.scheduler.tree_cache.tree_core.live
+    if live.gate is not None:
+        live.gate = SessionGate(GateSettings(always=True), KV_TOKENS)
+        engine.scheduler.canopy_session_gate = ServerGate(live.gate)
+    return live.gate
+
+
+def with_tight_budgets(engine: InProcess) -> BoundLedger | None:
+    """Return accounts of overtaking if the order is ours. The budgets are small enough to matter for
+    these prompts of at most 1,000 tokens."""
+    queue = engine.scheduler.tree_cache.canopy_queue
+    if not queue.orders:
+        return None
+    queue.order.own, queue.order.least_s = 2.0, 0.0
+    cache = engine.scheduler.tree_cache
+    return BoundLedger(
+        queue.order, lambda one: cache.has_ongoing_prefetch(one.about.cache_request_handle)
+    )
+
+
+def check_books(core: Any) -> None:
+    """Compare the leaves that the policies rank with the evictable nodes of SGLang's tree, in both tiers."""
+    nodes = [node for node in core._node_arena.values() if node is not core.root_node]
+    for leaves, may_go in (
+        (core.evictable_device_leaves, core._is_device_leaf),
+        (core.evictable_host_leaves, core._is_host_leaf),
+    ):
+        expected = {node for node in nodes if may_go(node)}
+        assert set(leaves) == expected, (len(leaves), len(expected))
+        recount_leaves(leaves, expected)
+    recount_protected(core)
+    for node in nodes:
+        if node.canopy.length:
+            assert node.canopy.length == len(node.key)
+            assert node.canopy.offset == node.parent.canopy.offset + node.parent.canopy.length
+
+
+def what_is_held(engine: InProcess, seen: list[Any]) -> dict[str, Any]:
+    """Return the remaining state of a server after all clients left."""
+    scheduler = engine.scheduler
+    scheduler.last_batch = None
+    scheduler.running_batch.chunked_req = None  # SGLang's own note of the last prompt in chunks
+    gc.collect()
+    cache = scheduler.tree_cache
+    cache.sanity_check()
+    queue = cache.canopy_queue
+    gate = getattr(scheduler, "canopy_session_gate", None)
+    tickets = (gate._admissible, gate._held, gate._running, gate._ungated) if gate else ()
+    return {
+        "requests": sum(ref() is not None for ref in seen),
+        "waiting": len(scheduler.waiting_queue),
+        "in_queue": len(queue._arranged) + len(queue.order),
+        "in_gate": sum(map(len, tickets)) + (len(gate.gate.line) if gate else 0),
+        "locked": cache.protected_size(),
+        "slots": scheduler.req_to_token_pool.size - scheduler.req_to_token_pool.available_size(),
+    }
+
+
+def fuzzed(
+    start: Callable[[], InProcess], seed: int, steps: int, actions: dict[str, float]
+) -> dict[str, Any]:
+    from sglang_canopy.server.scheduler import cache_factory
+
+    cache_factory.keeps_floor = lambda _: True
+    kind = WithDocuments if "turn_with_documents" in actions else Fuzz
+    return kind(start(), seed).live(steps, actions)

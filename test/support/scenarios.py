@@ -1,0 +1,251 @@
+"""Scripted scenarios at SGLang's own scheduler, run by `worker`: the order of the queue, shared steps, retries,
+samples, refusals, the meter, and reads of tensors. Each returns what a test checks."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from support.fuzz import MAX_STEPS, with_armed_gate, with_tight_budgets
+from support.host_reads import CANOPY, SGLANG, HostReads
+from support.prompts import continuing_prompts, token_ids
+from support.scheduler import InProcess
+
+Start = Callable[[], InProcess]
+ANSWER, MAX_OTHERS = 4, 400
+
+
+def equal_together(engine: InProcess, asked: list[list[int]]) -> dict[str, Any]:
+    """Serve every prompt alone, then all of them together."""
+    alone = []
+    for ids in asked:
+        engine.serve([req := engine.feed(ids, ANSWER)])
+        alone.append(list(req.output_ids))
+    together = [engine.feed(ids, ANSWER) for ids in asked]
+    engine.serve(together)
+    retracted = sum(req.retraction_count for req in together)
+    return {"equal": [list(req.output_ids) for req in together] == alone, "retracted": retracted}
+
+
+def ordered(start: Start) -> dict[str, Any]:
+    """``kinds``: the order in which waiting short, long and urgent requests are answered."""
+    engine = start()
+    found = equal_together(engine, continuing_prompts(18, 1, most_shared=600))
+    held = [engine.feed(token_ids(8, 900 + i), 12) for i in range(3)]
+    for _ in range(4):
+        engine.step()
+    at = time.monotonic()
+    kinds = {engine.feed(token_ids(700, seed), 1, at=at): "long" for seed in (1, 2, 3)}
+    kinds |= {engine.feed(token_ids(20, seed), 1, at=at): "short" for seed in (4, 5, 6)}
+    if engine.scheduler.enable_priority_scheduling:
+        kinds |= {engine.feed(token_ids(700, s), 1, 5, at): "urgent" for s in (7, 8)}
+    # No further arrivals: time passes only with the steps.
+    order = engine.serve([*kinds, *held])
+    cache = engine.scheduler.tree_cache
+    cache.sanity_check()
+    return {
+        **found,
+        "policy": engine.scheduler.policy.policy.value,
+        "kinds": [kinds[req] for req in order if req in kinds],
+        "fitted": list(cache.canopy_queue.cost.coefficients),
+        "batches": cache.canopy_queue.times.prefills,
+    }
+
+
+def sharing(start: Start, locks: bool) -> dict[str, Any]:
+    """Shorter requests share a long prompt's steps. With ``locks`` the long prompt needs cached tokens, which
+    sharers would lock. ``beside``: requests admitted with the long prompt."""
+    engine = start()
+    if locks:
+        begins = [token_ids(300, seed) for seed in range(6)]
+        engine.serve([engine.feed(ids, 1) for ids in begins])
+        tails = [[*ids, *token_ids(8, 20 + i)] for i, ids in enumerate(begins)]
+    else:
+        tails = [[*token_ids(4, 1), *token_ids(4, 10 + i)] for i in range(60)]
+    long = engine.feed(token_ids(2600 if locks else 2000, 90), 1)
+    engine.step()
+    assert engine.scheduler.chunked_req is long
+    shorts = [engine.feed(ids, 4 if locks else 1) for ids in tails]
+    others = [] if locks else [engine.feed(token_ids(300, 100 + i), 1) for i in range(3)]
+    engine.step()
+    engine.step()
+    beside = len(shorts) - sum(req in engine.scheduler.waiting_queue for req in shorts)
+    answered = len(engine.serve([long, *shorts, *others]))
+    engine.scheduler.tree_cache.sanity_check()
+    return {"answered": answered, "beside": beside}
+
+
+def passed_by_a_short_one(engine: InProcess, ids: list[int], rid: str) -> list[Any]:
+    """``ids`` waits under the name ``rid``, and the scheduler has seen it wait. Returns the other requests."""
+    others = [engine.feed(token_ids(8, 902), 6), engine.feed(token_ids(8, 903), 60)]
+    engine.step()
+    now = time.monotonic()
+    waits = engine.feed(ids, ANSWER, at=now, rid=rid)
+    short = engine.feed(token_ids(10, 904), 60, at=now)
+    others += [short, engine.feed(token_ids(10, 905), 6, at=now + 5.0)]
+    while short in engine.scheduler.waiting_queue:
+        engine.step()
+    assert waits in engine.scheduler.waiting_queue
+    return others
+
+
+def retried(start: Start) -> dict[str, Any]:
+    """A name is used again for another prompt between two passes; then a waiting prompt is aborted and sent
+    again while others arrive and are served. ``others``: how many are answered before it."""
+    engine = start()
+    asked = [token_ids(300, 1), token_ids(300, 2)]
+    engine.serve([alone := engine.feed(asked[1], ANSWER)])
+    others = passed_by_a_short_one(engine, asked[0], "job-7")
+    engine.abort("job-7")
+    second = engine.feed(asked[1], ANSWER, rid="job-7")
+    engine.serve([second, engine.feed(token_ids(20, 5), ANSWER), *others])
+    prompt = token_ids(1200, 1)
+    others = passed_by_a_short_one(engine, prompt, "given-up")
+    engine.abort("given-up")
+    again = engine.feed(prompt, ANSWER, rid="again")
+    served = 0
+    while served < MAX_OTHERS and not again.finished():
+        served += sum(req.finished() for req in others)
+        others = [req for req in others if not req.finished()]
+        while len(others) < 3:
+            others.append(engine.feed(token_ids(500, served + len(others)), ANSWER))
+        engine.step()
+    equal = list(second.output_ids) == list(alone.output_ids)
+    return {"equal": equal, "answered": again.finished(), "others": served}
+
+
+CALLS: Counter[str] = Counter()
+"""Calls of hooks and of the tree's methods, by name."""
+
+
+def count_calls() -> None:
+    from sglang_canopy.radix.cache import CanopyRadixCache
+    from sglang_canopy.radix.core import CanopyTreeCore
+    from sglang_canopy.server.start.seams import SEAMS
+
+    def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            CALLS[name] += 1
+            return function(*args, **kwargs)
+
+        return call
+
+    for seam in SEAMS:
+        object.__setattr__(seam, "hook", counting(seam.target.rpartition(".")[2], seam.hook))
+    for of, name in (
+        (CanopyTreeCore, "match_prefix"),
+        (CanopyTreeCore, "begin_insert"),
+        (CanopyRadixCache, "_evict_components"),
+    ):
+        setattr(of, name, counting(name, getattr(of, name)))
+
+
+def reads(start: Start) -> dict[str, Any]:
+    """Count reads of tensors between arrival and answer by function: ``ours`` and ``sglangs``."""
+    from sglang_canopy.server.scheduler.session_gate import take_time
+
+    count_calls()
+    engine = start()
+    asked = continuing_prompts(14, 0, most_shared=600)
+    with_armed_gate(engine)
+    with_tight_budgets(engine)
+    controller, loads = engine.scheduler.tree_cache.cache_controller, []
+    load = controller.load
+    controller.load = lambda *about, **more: loads.append(1) or load(*about, **more)
+    answered = 0
+    with HostReads() as watch:
+        for turn in range(2):
+            came = [
+                engine.feed(ids, ANSWER, priority=i % 2, rid=f"{turn}-{i}")
+                for i, ids in enumerate(asked)
+            ]
+            engine.step()
+            engine.abort(f"{turn}-3")
+            del came[3]
+            for number in range(MAX_STEPS):
+                engine.step()
+                take_time(engine.scheduler, [repr(time.monotonic() + number)])
+                if all(req.finished() for req in came):
+                    break
+            answered += sum(req.finished() for req in came)
+    found = {"ours": watch.of(*CANOPY), "sglangs": watch.of(SGLANG), "calls": dict(CALLS)}
+    return {**found, "answered": answered, "loads": len(loads)}
+
+
+SAMPLES, TALKS = 4, 3
+
+
+def teaching(start: Start) -> dict[str, Any]:
+    """Requests from which the policies learn, at a server with ``--max-queued-requests 2``."""
+    from sglang_canopy.radix.counters import REFUSALS
+
+    engine = start()
+    core = engine.scheduler.tree_cache.tree_core
+    turns = []
+    for talk in range(TALKS):
+        stamp = {"samples": SAMPLES, "conversation": f"c{talk}"}
+        ids, at = token_ids(300, talk + 1), 10.0 * talk + 1.0
+        engine.serve([engine.feed(ids, 0, at=at, stamp=stamp)])
+        samples = [engine.feed(ids, 4, at=at, stamp=stamp) for _ in range(2)]
+        engine.step()
+        samples += [engine.feed(ids, 4, at=at, stamp=stamp) for _ in range(2)]
+        engine.serve(samples)
+        turns += [req.canopy.turn for req in samples]
+    after_samples = core.live.learner.model.samples
+    refused, last = refusals(engine)
+    rows = core.live.counters.rows()
+    engine.scheduler.tree_cache.sanity_check()
+    return {
+        "turns": turns,
+        "samples_learnt": after_samples,
+        "refused_at_the_limit": refused is None,
+        "retried_turn": last.canopy.turn,
+        "returns": core.live.learner.model.samples,
+        "requests": sum(row.requests for row in rows),
+        "prompt_tokens": sum(row.prompt_tokens for row in rows),
+        "metered_tokens": core.live.meter.sums["prompt_tokens"],
+        "refused": dict(zip(REFUSALS, core.live.counters.refused)),
+        "warm_ups": len(core.requests.samples),
+    }
+
+
+def refusals(engine: InProcess) -> tuple[Any, Any]:
+    """Four requests that are not admitted, and three that are. Return a refused one and the last."""
+    prompt = token_ids(300, 90)
+    for attempt in range(2):  # aborted while it waits
+        engine.feed(prompt, 4, at=100.0 + attempt, stamp={"conversation": "r"}, rid="gone")
+        engine.abort("gone")
+    engine.serve([engine.feed(token_ids(5000, 91), 4, at=110.0)])  # too long
+    waiting = [engine.feed(token_ids(100, 92 + i), 4, at=120.0) for i in range(2)]
+    refused = engine.feed(prompt, 4, at=121.0, stamp={"conversation": "r"})  # the queue is full
+    engine.serve(waiting)
+    last = engine.feed(prompt, 4, at=130.0, stamp={"conversation": "r"})
+    engine.serve([last])
+    return refused, last
+
+
+def observed(start: Start) -> dict[str, Any]:
+    """The counts of refusals and metered tokens with ``--canopy-observe``."""
+    from sglang_canopy.radix.counters import INVALID, REFUSALS
+    from sglang_canopy.server.scheduler import observer
+
+    engine = start()
+    _, last = refusals(engine)
+    del last.output_ids[:]  # only its end was seen: an answered request is not refused later
+    one = observer.observer_of(engine.scheduler)
+    assert one is not None
+    one.refuse(last, INVALID)
+    refused = dict(zip(REFUSALS, one.refused, strict=True))
+    return {"refused": refused, "metered_tokens": one.meter.sums["prompt_tokens"]}
+
+
+def metered(start: Start) -> dict[str, Any]:
+    """The meter of a scheduler, ours or observed, whose cache is far smaller than the prompts."""
+    from sglang_canopy.server.scheduler.observer import observer_of
+
+    engine = start()
+    found = equal_together(engine, continuing_prompts(48, 3, most_shared=600))
+    one, cache = observer_of(engine.scheduler), engine.scheduler.tree_cache
+    meter = cache.tree_core.live.meter if one is None else one.meter
+    cache.sanity_check()
+    return {**found, "meter": meter.stats()}

@@ -1,0 +1,114 @@
+"""A model split over two ranks, and fused prompts of it: functions and scenarios of `ranks`."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from support.chunk_models import build  # isort: skip (it finds comparators)
+from comparators.weights import from_transformers
+
+from canopy_chunks.fuse.cache import dense_cache
+from canopy_chunks.fuse.encode import encode
+from canopy_chunks.fuse.fusion import fused_prefill
+from canopy_chunks.fuse.rows import Stop
+from canopy_chunks.fuse.selectors import make_selector
+from canopy_chunks.quality.check import answers_differ
+from canopy_chunks.store.chunk import FusedPrompt, Placed
+
+RANKS, PREFIX, CHUNK, TAIL = 2, 12, 50, 9
+
+
+@dataclasses.dataclass
+class Gloo:
+    """The ranks of this test: sums and gathers over processes."""
+
+    embed_rows: torch.Tensor
+
+    def sum(self, part):
+        dist.all_reduce(part)
+        return part
+
+    def embed(self, ids):
+        return F.embedding(ids, self.embed_rows)
+
+    def gather(self, logits):
+        parts = [torch.empty_like(logits) for _ in range(RANKS)]
+        dist.all_gather(parts, logits.contiguous())
+        return torch.cat(parts, dim=-1)
+
+
+def split(model, rank: int):
+    """One rank's part of a whole model."""
+    s = model.shape
+    kv, heads = s.kv_heads // RANKS, s.heads // RANKS
+
+    def part(x, dim=0):
+        return x.chunk(RANKS, dim)[rank].contiguous()
+
+    def layer(whole):
+        q, k, v = whole.qkv.split([s.heads * s.head_dim, *[s.kv_heads * s.head_dim] * 2])
+        gate, up = whole.gate_up.chunk(2)
+        return dataclasses.replace(
+            whole,
+            qkv=torch.cat([part(q), part(k), part(v)]),
+            out=part(whole.out, 1),
+            gate_up=torch.cat([part(gate), part(up)]),
+            down=part(whole.down, 1),
+        )
+
+    return dataclasses.replace(
+        model,
+        shape=dataclasses.replace(s, heads=heads, kv_heads=kv),
+        layers=tuple(layer(x) for x in model.layers),
+        head=part(model.head),
+        ranks=Gloo(model.embed),
+    )
+
+
+def prompt_of_three(model) -> FusedPrompt:
+    """Three chunks in another order than they were cut in."""
+    ids = torch.randint(0, 300, (230,), generator=torch.Generator().manual_seed(1))
+    prefix = ids[:PREFIX]
+    starts = range(PREFIX, PREFIX + 3 * CHUNK, CHUNK)
+    chunks = [encode(model, ids[a : a + CHUNK].tolist(), prefix.tolist()) for a in starts]
+    order = [chunks[i] for i in (2, 0, 1)]
+    whole = torch.cat([prefix, *(torch.tensor(c.ids) for c in order), ids[-TAIL:]])
+    return FusedPrompt(whole, tuple(Placed(c, PREFIX + i * CHUNK) for i, c in enumerate(order)))
+
+
+def fuse(model, selector: str):
+    """The rows computed and the last token's logits of a fused prompt of three chunks."""
+    prompt = prompt_of_three(model)
+    cache = dense_cache(model, len(prompt))
+    fused = fused_prefill(model, prompt, cache, make_selector(selector), 0.2)
+    return fused.rows, fused.logits
+
+
+def check(model, ratio: float) -> tuple[bool, int]:
+    """Return whether the prompt's answers differ, and the number of steps of the check."""
+    prompt, taken = prompt_of_three(model), 0
+    steps = answers_differ(
+        model, prompt.ids.tolist(), lambda: prompt.placed, "question", ratio, None, Stop()
+    )
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return done.value, taken
+        taken += 1
+
+
+def checked(rank: int, _: Path) -> list[tuple[bool, int]]:
+    torch.set_num_threads(1)
+    model = split(from_transformers(build("llama")), rank)
+    return [check(model, ratio) for ratio in (0.0, 1.0)]
+
+
+def fused(rank: int, _: Path) -> list[Any]:
+    torch.set_num_threads(1)
+    model = split(from_transformers(build("llama")), rank)
+    return [x.tolist() for x in fuse(model, "question")]
