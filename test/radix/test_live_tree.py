@@ -118,41 +118,6 @@ def test_tenants_with_different_salts_share_nothing() -> None:
     assert tree.match([1, 2, 3, 4], salt="a") == 4
 
 
-def test_a_flush_frees_every_slot_and_clears_the_policy() -> None:
-    tree = LiveTree(32, config=ONE_TOKEN)
-    for i in range(20):
-        tree.serve([i] * 6, time=float(i))
-    tree.cache.reset()
-    tree.allocator.clear()
-    check(tree)
-    assert not list(tree.core.live.device_policy.leaves())
-
-
-@pytest.mark.parametrize("name", live_names())
-def test_two_ranks_with_equal_requests_evict_the_same_leaves(name: str) -> None:
-    """Required for tensor parallelism: no clock, no randomness, no dependence on identity."""
-    import random
-
-    def run() -> list[int]:
-        rng = random.Random(7)
-        tree = LiveTree(96, policy=name, config=ONE_TOKEN)
-        hits = []
-        for i in range(150):
-            who = rng.randrange(12)
-            prompt = [who] * 4 + [1000 * who + k for k in range(rng.randrange(1, 20))]
-            category = f"c{who % 3}"
-            stop = ("tool", "end")[who % 2]
-            hits.append(
-                tree.serve(prompt, time=float(i), category=category, stop=stop, turn=1 + i % 4)
-            )
-        check(tree)
-        return hits
-
-    first = run()
-    assert first == run()
-    assert any(first)
-
-
 def test_a_node_from_storage_takes_its_parents_attributes() -> None:
     from array import array
 

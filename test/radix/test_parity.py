@@ -4,7 +4,6 @@ Both are fed the same requests; every request must hit the same tokens, and ever
 the same part of the same path.
 """
 
-import random
 from typing import Any
 
 import pytest
@@ -15,9 +14,9 @@ from sglang_canopy.policy.floored import Floored
 from sglang_canopy.policy.registry import live_names, make_policy
 from sglang_canopy.records import Request
 from support.live_tree import LiveTree, check
+from support.parity import PAGE, fields, samples, workload
 from support.readmission import Readmission
 
-PAGE = 4
 CAPACITY = 40
 """Blocks of one page."""
 CONFIGS: dict[str, list[dict[str, Any]]] = {
@@ -33,37 +32,6 @@ CONFIGS: dict[str, list[dict[str, Any]]] = {
 }
 SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))]
 CASES = [(name, config) for name in live_names() for config in CONFIGS.get(name, [{}])]
-
-
-def workload(seed: int, requests: int) -> list[dict[str, Any]]:
-    """Conversations that grow by a few blocks a turn, a third below one system prompt."""
-    draw = random.Random(seed)
-    talks: dict[int, list[int]] = {}
-    made, now = [], 0.0
-    for _ in range(requests):
-        now += draw.choice([0.25, 1.0, 5.0])
-        who = draw.randrange(14)
-        if who not in talks or draw.random() < 0.08:
-            talks[who] = [1, 2, 3] if who % 3 == 0 else []
-        fresh = draw.randrange(1, 5)
-        talks[who] = talks[who] + [draw.randrange(10, 10**6) for _ in range(fresh)]
-        kind = ("chat", "agent")[who % 2]
-        made.append(
-            {
-                "time": now,
-                "blocks": list(talks[who]),
-                "category": kind,
-                "turn": 1 + len(talks[who]) // 4,
-                "conversation": f"c{who}",
-                "stop": "tool" if kind == "agent" and draw.random() < 0.8 else "end",
-                "over": draw.random() < 0.05,
-            }
-        )
-    return made
-
-
-def fields(step: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in step.items() if k not in ("time", "blocks")}
 
 
 def simulated(
@@ -190,17 +158,6 @@ def test_they_are_equal_at_the_servers_quantum(
     policy: str, config: dict[str, Any], page: int
 ) -> None:
     assert_alike(policy, config, page, quantum_tokens=TreeSettings().quantum_tokens)
-
-
-def samples(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same prompts, each followed by two others of the same time and length: leaves that tie."""
-    made = []
-    for number, step in enumerate(steps):
-        made.append(step)
-        for sample in (1, 2):
-            blocks = [*step["blocks"][:-1], 10**7 + 3 * number + sample]
-            made.append({**step, "blocks": blocks})
-    return made
 
 
 @pytest.mark.parametrize(("policy", "config"), CASES, ids=[f"{n} {c or ''}" for n, c in CASES])

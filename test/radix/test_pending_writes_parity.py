@@ -8,13 +8,13 @@ from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
-from test_parity import PAGE, fields, workload
 
 from canopy_lab.sim.system import SystemConfig, TierSpec, Workload
 from canopy_lab.sim.system.arrivals import OpenLoop
 from canopy_lab.sim.system.run import _SystemRun
 from canopy_lab.trace.record import TraceRequest
 from support.disk_tree import DiskTree
+from support.parity import PAGE, fields, workload
 from support.systems import KV, profile
 
 DEVICE, HOST = 60, 80

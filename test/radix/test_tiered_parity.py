@@ -10,13 +10,13 @@ import pytest
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
-from test_parity import PAGE, fields, samples, workload
 
 from canopy_lab.sim.system.nodes import TierNode
 from canopy_lab.sim.system.tree import TieredTree
 from sglang_canopy.policy.registry import live_names, make_policy
 from sglang_canopy.records import Request
 from support.live_tree import LiveTree, check
+from support.parity import PAGE, fields, samples, workload
 from support.readmission import Readmission
 
 DEVICE, HOST = 60, 130

@@ -148,30 +148,3 @@ def test_each_node_is_in_the_group_of_the_deepest_root_on_its_path() -> None:
     groups = [leaf_at(tree, 1000 + count - 4).group for count in sizes]
     assert groups == [RESIDUAL, 0, 0, 1]
     assert leaf_at(tree, 1012).host_group == 1
-
-
-@BOTH
-def test_two_ranks_with_host_times_evict_alike(write_policy: str) -> None:
-    import random
-
-    def run() -> list[int]:
-        rng = random.Random(3)
-        tiers = TierOptions(
-            host=PolicyChoice("gdfs"),
-            host_ttl=TTLTable(residual_ttl_s=20.0, categories={"c0": 4.0, "c1": 9.0}),
-        )
-        tree = LiveTree(
-            64, "wa", ONE_TOKEN, host_tokens=160, write_policy=write_policy, tiers=tiers
-        )
-        hits = []
-        for i in range(120):
-            who = rng.randrange(12)
-            prompt = [who] * 4 + tokens(who, rng.randrange(1, 20))
-            hits.append(tree.load_back(prompt))
-            hits.append(tree.serve(prompt, time=float(i), category=f"c{who % 3}"))
-        check(tree)
-        return hits
-
-    first = run()
-    assert first == run()
-    assert any(first)

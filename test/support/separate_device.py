@@ -4,8 +4,7 @@ A tensor of this device reports ``meta`` as its device and keeps its numbers in 
 only operations reach. Every way in which a host waits for a GPU raises :class:`HostSync`: reading
 a value (``item``, ``int``, ``bool``, ``tolist``, ``equal``), a shape that depends on values
 (``nonzero``, ``unique``, masks as indices), and copies that are not asynchronous. Copies
-are counted by direction, in bytes, and launched operations (not views) by name. Pass the result of
-``inside`` to kernels that are written for a GPU.
+are counted by direction, in bytes. Pass the result of ``inside`` to kernels that are written for a GPU.
 """
 
 from __future__ import annotations
@@ -26,9 +25,6 @@ WAITS = {
     ATEN._unique2, ATEN.unique_consecutive, ATEN.unique_dim, ATEN.is_nonzero, ATEN.item,
 }  # fmt: skip
 INDEXED = {ATEN.index, ATEN.index_put, ATEN.index_put_, ATEN._index_put_impl_}
-
-NO_LAUNCH = {ATEN._unsafe_view, ATEN.empty, ATEN.empty_like, ATEN.new_empty, ATEN.empty_strided}
-"""Operations that make memory or a view of it, and launch nothing."""
 
 
 class HostSync(AssertionError):
@@ -72,7 +68,6 @@ class SeparateDevice(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.copied: Counter[str] = Counter()
-        self.operations: Counter[str] = Counter()
         self.later: Callable[[Callable[[], Any]], None] = lambda work: work()
         self._factories = _Factories()
 
@@ -142,8 +137,6 @@ def _run(mode: SeparateDevice | None, func: Any, args: Any, kwargs: dict[str, An
     out = func(*tree_map(inside, args), **tree_map(inside, kwargs))
     if not on_device:
         return out
-    if mode is not None and not func.is_view and packet not in NO_LAUNCH:
-        mode.operations[packet.__name__] += 1
     if func._schema.is_mutable and args and isinstance(args[0], There) and out is args[0].held:
         return args[0]
     return tree_map(lambda x: There(x) if isinstance(x, torch.Tensor) else x, out)

@@ -4,10 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from canopy_chunks.fuse.encode import encode
 from canopy_chunks.server import engine as engines
 from canopy_chunks.server.engine import ChunkEngine
 from canopy_chunks.server.options import Options
-from support.chunk_engine import NO_FILES, NO_STORAGE, Tokenizer
+from support.chunk_engine import LENGTH, NO_FILES, NO_STORAGE, SYSTEM, Tokenizer
 
 
 @pytest.fixture
@@ -23,3 +24,9 @@ def make(llama, monkeypatch):
         return ChunkEngine(runner, Options(memory_mb=64, **options), Tokenizer())
 
     return made
+
+
+@pytest.fixture
+def chunks(llama, ids):
+    starts = range(SYSTEM, SYSTEM + 3 * LENGTH, LENGTH)
+    return [encode(llama, ids[a : a + LENGTH].tolist(), ids[:SYSTEM].tolist()) for a in starts]

@@ -1,7 +1,5 @@
 """Chunks are encoded a piece at a time, within bounds; a batch is packed without touching the original."""
 
-from types import SimpleNamespace
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -11,6 +9,7 @@ from canopy_chunks.fuse.background_encoder import BackgroundEncoder  # noqa: E40
 from canopy_chunks.fuse.encode import encode  # noqa: E402
 from canopy_chunks.server.batch import logit_rows, pack_rows  # noqa: E402
 from canopy_chunks.store.store import ChunkStore  # noqa: E402
+from support.document_steps import batch_of  # noqa: E402
 
 
 @pytest.fixture
@@ -75,28 +74,6 @@ def test_a_deleted_chunk_is_not_encoded(llama, store, ids) -> None:
     assert encoder.forget(None)
     assert not encoder.busy
     assert len(store) == 0
-
-
-def batch_of(windows: list[tuple[int, int]]) -> SimpleNamespace:
-    """An extend batch of requests with ``(prefix, length)``; request i has row i."""
-    lengths = [n for _, n in windows]
-    table = torch.arange(len(windows) * 100).view(len(windows), 100) + 7
-    slots = torch.cat([table[i, p:n] for i, (p, n) in enumerate(windows)])
-    total = sum(n - p for p, n in windows)
-    return SimpleNamespace(
-        seq_lens=torch.tensor(lengths),
-        seq_lens_cpu=torch.tensor(lengths),
-        prefix_lens=[p for p, _ in windows],
-        extend_lens=[n - p for p, n in windows],
-        extend_num_tokens=total,
-        extend_logprob_start_lens=[n - p for p, n in windows],
-        input_ids=torch.arange(total),
-        out_cache_loc=slots,
-        prefill_input_ids_cpu=None,
-        req_pool_indices=torch.arange(len(windows)),
-        req_pool_indices_cpu=torch.arange(len(windows)),
-        table=table,
-    )
 
 
 def test_a_folded_batch_keeps_rows_slots_and_lengths_in_step() -> None:

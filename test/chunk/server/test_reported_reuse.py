@@ -4,12 +4,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from test_encoder_and_packing import batch_of  # noqa: E402
-from test_no_host_waits import chunks, run, served, step_of  # noqa: E402, F401
-from test_windows import Worker  # noqa: E402
-
 from sglang_canopy.errors import CanopyError  # noqa: E402
 from support.chunk_engine import LENGTH, SYSTEM  # noqa: E402
+from support.document_steps import Worker, batch_of, run, served, step_of  # noqa: E402
 
 WINDOW = 60
 
@@ -18,7 +15,7 @@ WINDOW = 60
 def test_tokens_not_reused_in_a_later_window_are_not_reported(
     llama,
     ids,
-    chunks,  # noqa: F811
+    chunks,
     monkeypatch,
     selector,
 ) -> None:

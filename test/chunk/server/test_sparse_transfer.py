@@ -9,16 +9,15 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from test_no_host_waits import kernels_on, moved, run, served, step_of  # noqa: E402
 
-from canopy_chunks.fuse.encode import encode  # noqa: E402
 from canopy_chunks.server.library import score_chunk  # noqa: E402
 from canopy_chunks.store.chunk import Chunk  # noqa: E402
 from canopy_chunks.store.host_memory import HostMemory  # noqa: E402
 from canopy_chunks.store.shape import Shape  # noqa: E402
 from canopy_chunks.store.store import ChunkStore  # noqa: E402
 from canopy_kernel import rope_scatter  # noqa: E402
-from support.chunk_engine import LENGTH, SYSTEM  # noqa: E402
+from support.chunk_engine import LENGTH  # noqa: E402
+from support.document_steps import kernels_on, moved, run, served, step_of  # noqa: E402
 from support.separate_device import SeparateDevice, inside  # noqa: E402
 
 SHAPE = Shape(layers=2, heads=4, kv_heads=2, head_dim=4, hidden=8, vocab=10, eps=1e-6)
@@ -26,12 +25,10 @@ TOKEN_BYTES = 2 * 2 * 2 * 4 * 4
 
 
 @pytest.fixture
-def chunks(llama, ids):
-    starts = range(SYSTEM, SYSTEM + 3 * LENGTH, LENGTH)
-    made = [encode(llama, ids[a : a + LENGTH].tolist(), ids[:SYSTEM].tolist()) for a in starts]
-    for chunk in made:  # as the encoder does before it stores one
+def scored(chunks):
+    for chunk in chunks:  # as the encoder does before it stores one
         score_chunk("frequency", chunk)
-    return made
+    return chunks
 
 
 def token_bytes(model) -> int:
@@ -41,7 +38,7 @@ def token_bytes(model) -> int:
 @pytest.mark.parametrize("ratio", [0.15, 0.4])
 @pytest.mark.parametrize("selector", ["question", "frequency"])
 def test_bytes_copied_from_host_memory_are_counted(
-    llama, ids, chunks, monkeypatch, ratio, selector
+    llama, ids, scored, monkeypatch, ratio, selector
 ) -> None:
     device = SeparateDevice()
     kernels_on(monkeypatch)
@@ -55,7 +52,7 @@ def test_bytes_copied_from_host_memory_are_counted(
     options = {"ratio": ratio, "selector": selector}
     engine = served(moved(llama, device), monkeypatch, device.put, **options)
     with device:
-        _, batch, row = step_of(engine, ids, chunks, device.put)
+        _, batch, row = step_of(engine, ids, scored, device.put)
         engine.library.store.check()
         before = device.copied["to device"]
         (rows,) = run(engine, batch, monkeypatch)
@@ -66,7 +63,7 @@ def test_bytes_copied_from_host_memory_are_counted(
     assert sum(travelled) == tokens * token_bytes(llama)
     assert device.copied["to device"] - before < token_bytes(llama) * LENGTH  # indices alone
     plain = served(llama, monkeypatch, lambda x: x, ratio=0.0)
-    _, batch, _ = step_of(plain, ids, chunks, lambda x: x)
+    _, batch, _ = step_of(plain, ids, scored, lambda x: x)
     run(plain, batch, monkeypatch)  # the chunks' own KV, all of it
     for mine, theirs in zip(
         (*engine.runner.keys, *engine.runner.values), (*plain.runner.keys, *plain.runner.values)

@@ -8,7 +8,6 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from test_encoder_and_packing import batch_of  # noqa: E402
 
 from canopy_chunks.fuse.choice import ChosenTokens  # noqa: E402
 from canopy_chunks.server import forward as forwards  # noqa: E402
@@ -18,6 +17,7 @@ from canopy_chunks.server.request import ReusePlan  # noqa: E402
 from canopy_chunks.server.scheduler import check_insert  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 from support.chunk_engine import learn, prompt, request  # noqa: E402
+from support.document_steps import Worker, batch_of  # noqa: E402
 from support.queued import queued  # noqa: E402
 
 
@@ -62,29 +62,6 @@ def test_every_row_is_computed_after_those_before_it(lengths, most, data) -> Non
             done += new
         assert sorted(done) == rows.tolist()
         assert int(found[-1][i][-1]) == int(rows[-1])
-
-
-class Worker:
-    """A worker whose forwards are written down: rows, and whether they were sampled from."""
-
-    def __init__(self, engine, monkeypatch) -> None:
-        self.model_runner = engine.runner
-        self.ran: list[tuple[list[int], bool]] = []
-        engine.runner.canopy_chunks = engine
-        engine.runner.token_to_kv_pool = None
-        note = lambda worker, run, plan: self.ran.append((plan.positions.tolist(), False))  # noqa: E731
-        monkeypatch.setattr(forwards, "_run_without_sampling", note)
-
-    def set_hicache_consumer(self, index) -> None:
-        pass
-
-    def forward(self, batch):
-        def original(worker, run):
-            plan = worker.model_runner.attn_backend.canopy_plan
-            rows = plan.positions if plan is not None else torch.arange(run.extend_num_tokens)
-            self.ran.append((rows.tolist(), True))
-
-        return forwards.forward(original, self, batch)
 
 
 def window(req, prefix: int, end: int):

@@ -1,0 +1,243 @@
+"""Random operations on one, two and three tiers: no token's KV is ever another's, nothing known is lost."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, rule
+
+from sglang_canopy.config.tiers import PolicyChoice, TierOptions
+from sglang_canopy.policy.registry import live_names
+from sglang_canopy.storage import disk_link
+from sglang_canopy.storage.page_table import PAGES
+from sglang_canopy.ttl.table import TTLTable
+from support.disk_tree import DiskTree
+from support.live_tree import LiveTree, check
+from support.policy_rules import PolicyRules
+from support.tier_books import TierBooks
+
+WIDTH, MOST = 2, 8
+"""Tokens of an element of a run, and elements."""
+runs = st.lists(st.integers(0, 2), min_size=1, max_size=MOST)
+
+
+class Tree(PolicyRules):
+    """Serve, look up, lock, evict, move between the tiers, flush, restart; a model records each page's history."""
+
+    @initialize(
+        device=st.sampled_from(live_names()),
+        host=st.sampled_from([None, "lfu", "wa"]),
+        write=st.sampled_from(["write_through", "write_back"]),
+        host_ttl=st.sampled_from([None, 5.0]),
+        pages_on_disk=st.sampled_from([0, 0, 12, 1000]),
+        host_tokens=st.sampled_from([0, 64]),
+        page=st.sampled_from([1, 2]),
+        whole=st.booleans(),
+    )
+    def start(self, device, host, write, host_ttl, pages_on_disk, host_tokens, page, whole) -> None:
+        self.folder = Path(tempfile.mkdtemp())
+        table = None if host_ttl is None else TTLTable(residual_ttl_s=host_ttl)
+        choice = None if host is None else PolicyChoice(host)
+        self.page, self.disk = page, pages_on_disk * 4096
+        self.options = {
+            "policy": device,
+            "write_policy": write,
+            "config": {"quantum_tokens": 1, "whole_nodes": whole},
+            "page_size": page,
+            "floor": True,
+        }
+        self.host = host_tokens or self.disk
+        if self.host:
+            self.options["tiers"] = TierOptions(host=choice, host_ttl=table)
+        self.time = 0.0
+        self.history: dict[tuple[int, ...], tuple[int, float, float, str]] = {}
+        """A path up to the end of a page -> hits, created, last access, category."""
+        self.fetched: set[tuple[int, ...]] = set()
+        """Pages read from disk and not used since. The disk counts the read as an access."""
+        self.locks: list = []
+        self.locked: dict = {}
+        self.tree = self.begin()
+
+    def begin(self) -> LiveTree:
+        if self.disk:
+            disk = {"capacity_bytes": self.disk}
+            tree: LiveTree = DiskTree(self.folder / "disk", disk=disk, **self.options)
+        else:
+            tree = LiveTree(32, host_tokens=64 if self.host else 0, **self.options)
+        self.books = TierBooks(tree.core)
+        return tree
+
+    def pages(self, tokens: list[int]) -> list[tuple[int, ...]]:
+        return [tuple(tokens[:end]) for end in range(self.page, len(tokens) + 1, self.page)]
+
+    @rule(
+        run=runs,
+        wait=st.sampled_from([0.0, 0.5, 3.0, 60.0]),
+        category=st.sampled_from(["chat", "api"]),
+        conversation=st.sampled_from([None, "a", "b"]),
+        turn=st.integers(1, 3),
+        stop=st.sampled_from([None, "tool", "end"]),
+        over=st.booleans(),
+        back=st.sampled_from([None, 1.0, 30.0]),
+    )
+    def serve(self, run, wait, category, conversation, turn, stop, over, back) -> None:
+        self.serve_run(
+            run, wait, category=category, conversation=conversation, turn=turn, stop=stop, over=over,
+            return_in_s=back,
+        )  # fmt: skip
+
+    def serve_run(self, run, wait=0.5, category="chat", **fields) -> None:
+        tokens, tree = _tokens(run), self.tree
+        room = tree.allocator.available_size() + tree.cache.evictable_size()
+        if room < WIDTH * MOST:
+            return
+        self.time += wait
+        if self.host and not self.disk:
+            tree.load_back(tokens)
+        hit = tree.serve(tokens, self.time, category=category, **fields)
+        assert hit % self.page == 0
+        assert tree.kv(tokens) == tokens
+        for page in self.pages(tokens):
+            if len(page) <= hit:
+                hits, created, _, _ = self.history[page]
+            else:
+                hits, created = 0, self.time
+            self.history[page] = (hits + 1, created, self.time, category)
+            self.fetched.discard(page)
+
+    @rule(run=runs)
+    def look_up(self, run) -> None:
+        assert 0 <= self.tree.match(_tokens(run)) <= len(_tokens(run))
+
+    @rule(run=runs)
+    def lock(self, run) -> None:
+        tokens, cache = _tokens(run), self.tree.cache
+        hit = cache.match_prefix(self.tree.asked(tokens))
+        if hit.device_prefix_len and len(self.locks) < 2:
+            self.locks.append(cache.lock(hit.last_device_node))
+            self.locked[tuple(tokens[: hit.device_prefix_len])] = self.locks[-1]
+            self.below = run[: hit.device_prefix_len // WIDTH]
+
+    @rule(run=runs)
+    def evict_below_a_lock(self, run) -> None:
+        if self.locks:
+            self.serve_run((self.below + run)[:MOST])
+            self.tree.evict(40)
+            self.tree.settle()
+
+    @rule()
+    def unlock(self) -> None:
+        if self.locks:
+            lock = self.locks.pop()
+            self.tree.cache.unlock(lock)
+            self.locked = {path: one for path, one in self.locked.items() if one is not lock}
+
+    @rule(tokens=st.integers(1, 40))
+    def evict(self, tokens) -> None:
+        self.tree.evict(tokens)
+        self.tree.settle()
+
+    @rule(run=runs)
+    def read_from_disk(self, run) -> None:
+        if self.disk:
+            self.tree.fetch(_tokens(run))
+            self.fetched.update(self.pages(_tokens(run)))
+
+    @rule(run=runs)
+    def load_back(self, run) -> None:
+        tokens = _tokens(run)
+        if self.host:
+            self.tree.load_back(tokens)
+        assert self.tree.kv(tokens) == tokens[: self.tree.match(tokens)]
+
+    @rule()
+    def flush(self) -> None:
+        if not self.locks:
+            self.tree.settle()
+            self.tree.cache.reset()
+            self.tree.allocator.clear()
+
+    @rule()
+    def restart(self) -> None:
+        if self.disk and not self.locks:
+            self.tree.close()
+            self.tree = self.begin()
+            self.tree.request(self.time)
+
+    @invariant()
+    def locked_prefixes_stay(self) -> None:
+        for tokens in getattr(self, "locked", {}):
+            assert self.tree.match(list(tokens)) == len(tokens)
+
+    @invariant()
+    def everything_adds_up(self) -> None:
+        if hasattr(self, "tree"):
+            check(self.tree)
+            self.books.check()
+            if self.disk:
+                self.tree.store.verify()
+
+    @invariant()
+    def what_is_known_of_a_node_is_its_history(self) -> None:
+        if not hasattr(self, "tree"):
+            return
+        core = self.tree.core
+        for node in core._node_arena.values():
+            leaf = node.canopy
+            if node is core.root_node or not leaf.hits:
+                continue
+            path = _path(core, node)
+            for page in self.pages(path)[leaf.offset // self.page :]:
+                hits, created, last, category = self.history[page]
+                known = (leaf.hits, leaf.created, leaf.category.partition("|")[0])
+                assert known == (hits, created, category), (page, known)
+                latest = self.time if page in self.fetched else last
+                assert last <= leaf.last_access <= latest, (page, leaf.last_access)
+
+    @invariant()
+    def the_disk_has_the_same_history(self) -> None:
+        for path, (hits, *_) in self.history.items() if getattr(self, "disk", 0) else ():
+            (meta,) = self.tree.store.meta(self.tree.keys(list(path))[-1:])
+            if meta is not None:
+                assert meta.hits <= hits
+                assert meta.created <= meta.last_access
+
+    def teardown(self) -> None:
+        if hasattr(self, "tree"):
+            if self.disk:
+                self.tree.close()
+            shutil.rmtree(self.folder)
+        PAGES.clear()
+
+
+def _tokens(run: list[int]) -> list[int]:
+    """Tokens encode their position in the path, to detect mixed-up KV."""
+    return [100 * at + 10 * name + i for at, name in enumerate(run) for i in range(WIDTH)]
+
+
+def _path(core, node) -> list[int]:
+    parts = []
+    while node is not core.root_node:
+        parts.append(list(node.key.raw_token_ids()))
+        node = node.parent
+    return [token for part in reversed(parts) for token in part]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def reported_at_once():
+    before, disk_link.REPORT_INTERVAL_S = disk_link.REPORT_INTERVAL_S, 0.0
+    yield
+    disk_link.REPORT_INTERVAL_S = before
+
+
+TestTree = Tree.TestCase
+TestTree.settings = settings(
+    max_examples=settings.default.max_examples,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+TestTree = pytest.mark.timeout(300)(TestTree)
