@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = (
     *("test/radix", "test/storage", "test/schedule", "test/admission", "test/server/start"),
-    *("test/e2e/test_cpu_server.py", "test/e2e/test_canopy_server.py"),
+    *("test/served/test_server.py", "test/served/test_routes.py"),
 )
 """The caches' suites, the checks at start and two servers: what another release can break."""
 
