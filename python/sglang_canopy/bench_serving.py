@@ -37,7 +37,7 @@ def replay(
     dataset_path: str,
     base_url: str,
     model: str,
-    **given: Any,
+    **arguments: Any,
 ) -> dict[str, Any]:
     """Replay a trace from Python; return the command's JSON result.
 
@@ -46,7 +46,7 @@ def replay(
     """
     argv = ["--dataset-name", dataset_name, "--dataset-path", str(dataset_path)]
     argv += ["--base-url", base_url, "--model", model]
-    for name, value in given.items():
+    for name, value in arguments.items():
         flag = "--" + name.replace("_", "-")
         if value is True:
             argv.append(flag)

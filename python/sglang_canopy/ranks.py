@@ -16,12 +16,12 @@ T = TypeVar("T")
 
 def groups_of(cache: Any) -> list[Any]:
     """Return the groups, for CPU tensors, that ``cache`` reduces over; none for one rank."""
-    found = [
+    groups = [
         group
         for group in (cache.attn_cp_group, cache.attn_tp_group)
         if group is not None and torch.distributed.get_world_size(group=group) > 1
     ]
-    return found or ([cache.tp_group] if cache.tp_world_size > 1 else [])
+    return groups or ([cache.tp_group] if cache.tp_world_size > 1 else [])
 
 
 def from_first(groups: Sequence[Any], value: T) -> T:

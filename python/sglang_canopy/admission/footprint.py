@@ -93,12 +93,12 @@ class Footprints:
         """Update the charge of ``session`` as of ``now``."""
         uses = self._uses
         shared = bisect_left(session.blocks, True, key=lambda block: uses[block][0] < 2)
-        own = max(0, session.tokens - shared * self.block_tokens)
+        unshared = max(0, session.tokens - shared * self.block_tokens)
         returns = self.return_probability(session, now)
         if returns < _LIKELY or (session.evidence < 0 and not session.under_way):
             self._charge(session, 0.0, 0.0)
         else:
-            self._charge(session, own * returns, self._growth(session) * returns)
+            self._charge(session, unshared * returns, self._growth(session) * returns)
 
     def answered(self, output_tokens: int) -> None:
         """Learn the output length of an answer, in tokens."""
@@ -169,12 +169,12 @@ class Footprints:
         return touched
 
 
-def common_blocks(one: Sequence[int], other: Sequence[int]) -> int:
+def common_blocks(first: Sequence[int], second: Sequence[int]) -> int:
     """Return the length of the common prefix of two paths of chained hashes, in blocks."""
-    most = min(len(one), len(other))
-    if one[:most] == other[:most]:  # most turns append
+    most = min(len(first), len(second))
+    if first[:most] == second[:most]:  # most turns append
         return most
-    return bisect_left(range(most), True, key=lambda i: one[i] != other[i])
+    return bisect_left(range(most), True, key=lambda i: first[i] != second[i])
 
 
 def survival(curve: Sequence[float], age_s: float) -> float:

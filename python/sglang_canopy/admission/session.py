@@ -86,15 +86,15 @@ class SessionIndex:
         """Return the session that ``request`` continues, unless it has a request in progress."""
         who, unnamed = (request.tenant, request.conversation), (request.tenant, None)
         full = full_blocks(request.path, request.prompt_tokens, request.block_tokens)
-        found = None
+        session = None
         for block in reversed(request.path[:full]):
-            found = self._by_end.get(block)
-            if found is not None and not found.under_way and found.who in (who, unnamed):
-                return found
+            session = self._by_end.get(block)
+            if session is not None and not session.under_way and session.who in (who, unnamed):
+                return session
         if request.conversation is None:
             return None
-        found = self._by_conversation.get(who)
-        return found if found is not None and not found.under_way else None
+        session = self._by_conversation.get(who)
+        return session if session is not None and not session.under_way else None
 
     def describe(self, session: Session, request: Request, tokens: int) -> None:
         """Set the path and tokens of ``session``, and index it for its next request."""

@@ -42,13 +42,13 @@ def typed(argv: Sequence[str], *flags: str) -> bool:
 
 def value(argv: Sequence[str], flag: str) -> str | None:
     """Return the last value typed after ``flag``, or ``None``."""
-    found = None
+    last = None
     for at, word in enumerate(argv):
         if word == flag and at + 1 < len(argv):
-            found = argv[at + 1]
+            last = argv[at + 1]
         elif word.startswith(f"{flag}="):
-            found = word[len(flag) + 1 :]
-    return found
+            last = word[len(flag) + 1 :]
+    return last
 
 
 def queue(server_args: Any) -> Mapping[str, Any]:
@@ -104,8 +104,8 @@ def _no_order(server_args: Any, *context: Any) -> tuple[str, str] | None:
     """Return the reason to keep SGLang's queue order, and its remedy; or ``None``."""
     if server_args.schedule_policy != "fcfs":
         return _given("--schedule-policy", server_args.schedule_policy)
-    found = list(applying(QUEUE, server_args, *context))
-    if not found:
+    refusals = list(applying(QUEUE, server_args, *context))
+    if not refusals:
         return None
-    remedies = dict.fromkeys(one.remedy() for _, one in found if one.remedy())
-    return found[0][0], ", and ".join(remedies)
+    remedies = dict.fromkeys(one.remedy() for _, one in refusals if one.remedy())
+    return refusals[0][0], ", and ".join(remedies)

@@ -63,14 +63,14 @@ def split_config(
     Raises ``CanopyError`` for a tree key of the wrong type. The policy's own keys are checked when
     the policy is created.
     """
-    given = config or {}
-    if not isinstance(given, Mapping):
+    values = config or {}
+    if not isinstance(values, Mapping):
         raise CanopyError(
-            f"--radix-eviction-policy-config must be a JSON object, got {given!r}; "
+            f"--radix-eviction-policy-config must be a JSON object, got {values!r}; "
             "for example: '{\"quantum_tokens\": 64}'"
         )
-    tree = {k: v for k, v in given.items() if k in TREE_KEYS}
-    options = {k: v for k, v in given.items() if k not in TREE_KEYS}
+    tree = {k: v for k, v in values.items() if k in TREE_KEYS}
+    options = {k: v for k, v in values.items() if k not in TREE_KEYS}
     return parse_config(policy, TreeSettings, tree), options
 
 
@@ -103,14 +103,14 @@ class TierOptions:
 def _policy(text: str) -> PolicyChoice:
     """Parse a policy's name with its options: ``wa``, ``wa,min_samples=30``, or a JSON object."""
     if text.lstrip().startswith("{"):
-        given = json_object(text)
+        values = json_object(text)
     else:
         heads, keys = split_keys(text)
-        given = {"policy": ",".join(heads), **keys}
-    name = given.pop("policy", "")
+        values = {"policy": ",".join(heads), **keys}
+    name = values.pop("policy", "")
     if not isinstance(name, str) or not name:
         raise CanopyError(f"must name a policy, such as wa or wa,min_samples=30; got {text:.60}")
-    return PolicyChoice(name, given)
+    return PolicyChoice(name, values)
 
 
 def _ttl_table(text: str) -> TTLTable:

@@ -111,7 +111,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
                 from sglang.srt.utils.server_args_config_parser import ConfigArgumentMerger
 
                 words = ConfigArgumentMerger(parser).merge_config_with_args(words)
-            given, unknown = parser.parse_known_args(words)
+            args, unknown = parser.parse_known_args(words)
     except SystemExit as stop:
         lines = printed.getvalue().strip().splitlines()
         raise CanopyError(str(stop.code) if not lines else lines[-1]) from None
@@ -119,7 +119,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         raise CanopyError(str(error)) from None
     if unknown:
         raise CanopyError(_unknown(unknown, list(parser._option_string_actions)))
-    return given
+    return args
 
 
 def _unknown(words: Sequence[str], known: Sequence[str]) -> str:
@@ -133,13 +133,13 @@ def _unknown(words: Sequence[str], known: Sequence[str]) -> str:
     )
 
 
-def requested_features(given: argparse.Namespace) -> list[str]:
+def requested_features(args: argparse.Namespace) -> list[str]:
     """Return the features of ``setups.FLAGS`` that a command line enables."""
     requested = {
-        setups.POLICIES: given.radix_eviction_policy in (AUTO, *live_names()),
-        setups.GATE: _gated(getattr(given, "canopy_session_gate", None)),
-        setups.DISK: getattr(given, "hicache_storage_backend", None) == "canopy",
-        setups.DOCUMENTS: getattr(given, "canopy_chunks", None) not in (None, "off"),
+        setups.POLICIES: args.radix_eviction_policy in (AUTO, *live_names()),
+        setups.GATE: _gated(getattr(args, "canopy_session_gate", None)),
+        setups.DISK: getattr(args, "hicache_storage_backend", None) == "canopy",
+        setups.DOCUMENTS: getattr(args, "canopy_chunks", None) not in (None, "off"),
     }
     return [feature for feature, wanted in requested.items() if wanted]
 
@@ -151,12 +151,12 @@ def _gated(typed: str | None) -> bool:
         return False  # ``start`` reports the error
 
 
-def refused(given: argparse.Namespace) -> list[Finding]:
+def refused(args: argparse.Namespace) -> list[Finding]:
     """Return all refusals that apply, not only the first."""
     return [
         Finding(REFUSED, f"{setups.FLAGS[feature]}: {why}")
-        for feature in requested_features(given)
-        for why in all_unsupported(feature, given)
+        for feature in requested_features(args)
+        for why in all_unsupported(feature, args)
     ]
 
 
@@ -181,15 +181,15 @@ def start(words: Sequence[str]) -> Any:
         root.setLevel(level)
 
 
-def parts_of(given: argparse.Namespace) -> tuple[str, ...]:
+def parts_of(args: argparse.Namespace) -> tuple[str, ...]:
     """Return the ``setups.PARTS`` that a command line uses."""
-    requested = requested_features(given)
+    requested = requested_features(args)
     ours = setups.POLICIES in requested
-    host = bool(getattr(given, "enable_hierarchical_cache", False))
+    host = bool(getattr(args, "enable_hierarchical_cache", False))
     used = {
         "device": ours,
         "host": ours and host,
-        "disk": host and getattr(given, "hicache_storage_backend", None) == "canopy",
+        "disk": host and getattr(args, "hicache_storage_backend", None) == "canopy",
         "documents": setups.DOCUMENTS in requested,
     }
     return tuple(part for part in used if used[part])
@@ -203,11 +203,11 @@ def auto_findings(parts: Sequence[Part]) -> list[Finding]:
     return [Finding(AUTO_PART, on), *off] if parts else []
 
 
-def tried(given: argparse.Namespace) -> list[Finding]:
+def tried(args: argparse.Namespace) -> list[Finding]:
     """Return the set-ups that are tested, by the level of the tests and by part."""
     rows = [
         (level, f"{setup.name} ({', '.join(parts)})")
-        for setup, levels in _levels(given)
+        for setup, levels in _levels(args)
         for level, parts in levels.items()
         if level in (setups.SERVED, setups.CACHE)
     ]
@@ -215,22 +215,22 @@ def tried(given: argparse.Namespace) -> list[Finding]:
     return [Finding(TESTED, f"{level}: {', '.join(some)}") for level, some in names.items()]
 
 
-def untried(given: argparse.Namespace) -> list[Finding]:
+def untried(args: argparse.Namespace) -> list[Finding]:
     """Return the parts and set-ups that are neither refused nor tested."""
     return [
         Finding(UNTESTED, f"{setup.name}: {', '.join(levels[setups.UNTESTED])}")
-        for setup, levels in _levels(given)
+        for setup, levels in _levels(args)
         if setups.UNTESTED in levels
     ]
 
 
-def _levels(given: argparse.Namespace) -> list[tuple[setups.Setup, dict[str, list[str]]]]:
+def _levels(args: argparse.Namespace) -> list[tuple[setups.Setup, dict[str, list[str]]]]:
     """Return the rows of ``setups`` that a command line selects, and its parts by level."""
-    found = []
+    rows = []
     for setup in setups.SETUPS:
-        if setup.option and setup.applies(getattr(given, setup.option, None)):
+        if setup.option and setup.applies(getattr(args, setup.option, None)):
             levels: dict[str, list[str]] = {}
-            for part in parts_of(given):
+            for part in parts_of(args):
                 levels.setdefault(setup.level(part), []).append(part)
-            found.append((setup, levels))
-    return found
+            rows.append((setup, levels))
+    return rows

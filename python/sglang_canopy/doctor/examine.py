@@ -69,8 +69,8 @@ def examine(words: Sequence[str]) -> Report:
         return report
     if any(one.kind in STOPS for one in machine.packages()):
         return report  # the parser of another SGLang version is not comparable
-    given = command_line.parse(arguments)
-    refused = command_line.refused(given)
+    args = command_line.parse(arguments)
+    refused = command_line.refused(args)
     started = command_line.start(arguments)
     if isinstance(started, Finding):
         if not any(_says(one, started) for one in refused):
@@ -78,17 +78,17 @@ def examine(words: Sequence[str]) -> Report:
     else:
         report.auto = options_of(started).auto or ()
         report.findings += command_line.auto_findings(report.auto)
-    given.enable_lora = given.enable_lora or bool(given.lora_paths)  # as SGLang's resolution does
-    given.device = given.device or "cuda"  # the device of this machine may differ from the server's
-    report.findings += [*refused, *command_line.tried(given), *command_line.untried(given)]
-    report.findings += [*_places(given), *_slow(given)]
+    args.enable_lora = args.enable_lora or bool(args.lora_paths)  # as SGLang's resolution does
+    args.device = args.device or "cuda"  # the device of this machine may differ from the server's
+    report.findings += [*refused, *command_line.tried(args), *command_line.untried(args)]
+    report.findings += [*_places(args), *_slow(args)]
     return report
 
 
-def _slow(given: argparse.Namespace) -> list[Finding]:
+def _slow(args: argparse.Namespace) -> list[Finding]:
     """Return notes on slow settings for which SGLang has a faster alternative."""
-    storage = given.enable_hierarchical_cache and given.hicache_storage_backend is not None
-    if not storage or given.hicache_storage_prefetch_policy != "best_effort":
+    storage = args.enable_hierarchical_cache and args.hicache_storage_backend is not None
+    if not storage or args.hicache_storage_prefetch_policy != "best_effort":
         return []
     return [
         Finding(
@@ -105,26 +105,26 @@ def _says(one: Finding, other: Finding) -> bool:
     return one.text.partition(": ")[2] in other.text
 
 
-def _places(given: argparse.Namespace) -> list[Finding]:
+def _places(args: argparse.Namespace) -> list[Finding]:
     """Check the port, memory and folders that this server would use on this machine."""
-    found = machine.port(given.host, given.port)
-    if given.enable_hierarchical_cache and given.device != "cpu":  # Canopy needs less on a CPU
-        found += machine.host_memory(given.hicache_size * given.tp_size * machine.GB)
-    if "disk" in command_line.parts_of(given):
+    findings = machine.port(args.host, args.port)
+    if args.enable_hierarchical_cache and args.device != "cpu":  # Canopy needs less on a CPU
+        findings += machine.host_memory(args.hicache_size * args.tp_size * machine.GB)
+    if "disk" in command_line.parts_of(args):
         from sglang_canopy.server.start.flags import given_extra
         from sglang_canopy.storage.settings import StorageSettings
 
         try:
             settings = StorageSettings.from_extra(
-                given_extra(given.hicache_storage_backend_extra_config)
+                given_extra(args.hicache_storage_backend_extra_config)
             )
         except CanopyError:
-            return found  # ``start`` has reported the error
-        found += machine.folder("disk tier", Path(settings.path), settings.capacity_bytes)
-    profile = _profile(given)
+            return findings  # ``start`` has reported the error
+        findings += machine.folder("disk tier", Path(settings.path), settings.capacity_bytes)
+    profile = _profile(args)
     if profile is not None:
-        found += machine.folder("profile", profile.parent)
-    return found
+        findings += machine.folder("profile", profile.parent)
+    return findings
 
 
 def _profile(given: argparse.Namespace) -> Path | None:

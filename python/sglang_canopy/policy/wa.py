@@ -238,7 +238,7 @@ class WorkloadAware(Policy):
     def _last_to_return(self, now: float) -> tuple[Leaf | None, float]:
         """Return the least leaf with a hinted return, and its rank: the hinted time weighted by the
         hints' skill, plus the category's rank weighted by the rest."""
-        found, least = None, (math.inf, 0.0, 0, 0)
+        victim, least = None, (math.inf, 0.0, 0, 0)
         for who, queue in self._returning.items():
             last = queue.youngest()
             if last is None:
@@ -252,8 +252,8 @@ class WorkloadAware(Policy):
                 guess = weight * self._cells.rank(category, leaf.last_access, now)
                 rank += (1.0 - skill) * guess
             if (order := (rank, last[0], last[1], last[2])) < least:
-                found, least = last[-1], order
-        return found, least[0]
+                victim, least = last[-1], order
+        return victim, least[0]
 
     def _bucket(self, leaf: Leaf, category: Category) -> Hashable:
         """Return the part of a leaf's cell key that is not its category."""

@@ -153,21 +153,21 @@ class Departures:
         if self._pending:
             self._settle()
         prompt = request.prompt_tokens
-        found = request.misses = Misses(cached)
+        misses = request.misses = Misses(cached)
         at = cached
         if late_host > 0 and at < prompt:
             late_host = min(late_host, prompt - at)
-            found.add((LATE, tier_name(HOST)), late_host)
+            misses.add((LATE, tier_name(HOST)), late_host)
             at += late_host
         if at < prompt:
-            self._classify(request, found, at)
+            self._classify(request, misses, at)
         if len(self._namespaces) < 2:
             self._namespaces.add(namespace)
-        if len(self._namespaces) > 1 and self.one_in == 1 and _NEW in found.sums:
-            self._elsewhere(request, found, tokens)
+        if len(self._namespaces) > 1 and self.one_in == 1 and _NEW in misses.sums:
+            self._elsewhere(request, misses, tokens)
         self._admitted_last = request.label or request.category
 
-    def _classify(self, request: LiveRequest, found: Misses, at: int) -> None:
+    def _classify(self, request: LiveRequest, misses: Misses, at: int) -> None:
         """Add the causes of the prompt tokens from ``at`` on. Blocks that are not sampled share the next
         one's cause, or the last one's."""
         size, path, prompt = self.block_tokens, request.path, request.prompt_tokens
@@ -182,25 +182,25 @@ class Departures:
             fact = newer(block) or older(block)
             if fact is not known or (type(fact) is Visit and key != _IN_FLIGHT):
                 if at > begin:
-                    found.charge(key or _NEW, known, at - begin)
+                    misses.charge(key or _NEW, known, at - begin)
                 key, known, begin = self._cause(fact, end * size, prompt), fact, at
             if fact is None:  # and so are the blocks behind it
                 key = _NEW
                 break
             at = end * size
         if at > begin:
-            found.charge(key or _NEW, known, at - begin)
+            misses.charge(key or _NEW, known, at - begin)
         if at < full * size:
-            found.add(self._last if key is None else key, full * size - at)
+            misses.add(self._last if key is None else key, full * size - at)
             at = full * size
         if at < prompt:
             # Tokens after the last whole block are as new as that block, or belong to no whole
             # page.
-            found.add(key if key and key in (_NEW, _IN_FLIGHT) else _PARTIAL, prompt - at)
+            misses.add(key if key and key in (_NEW, _IN_FLIGHT) else _PARTIAL, prompt - at)
         self._last = key or self._last
         blocks = self._sampled(blocks)
         if blocks:
-            self._blocks.put(blocks, found.visit)
+            self._blocks.put(blocks, misses.visit)
 
     def _cause(self, fact: Visit | Left | None, end: int, prompt: int) -> Key:
         """Return the cause of a missed block that ends after ``end`` tokens."""
@@ -224,7 +224,7 @@ class Departures:
             return _PARTIAL
         return UNKNOWN, NO_TIER
 
-    def _elsewhere(self, request: LiveRequest, found: Misses, tokens: Sequence[int]) -> None:
+    def _elsewhere(self, request: LiveRequest, misses: Misses, tokens: Sequence[int]) -> None:
         """Charge new tokens that are cached in another namespace to ``OTHER_NAMESPACE``."""
         key = _NEW
         size, chain, seen = self.block_tokens, 0, 0
@@ -235,12 +235,12 @@ class Departures:
             blocks.append(chain)
             if len(blocks) == seen + 1 and self._plain.get(chain) is not None:
                 seen += 1
-        self._plain.put(blocks[seen:], found.visit)
-        new = found.sums[key]
+        self._plain.put(blocks[seen:], misses.visit)
+        new = misses.sums[key]
         moved = min(new, max(0, seen * size - (request.prompt_tokens - new)))
         if moved:
-            found.sums[key] -= moved
-            found.add((OTHER_NAMESPACE, NO_TIER), moved)
+            misses.sums[key] -= moved
+            misses.add((OTHER_NAMESPACE, NO_TIER), moved)
 
     def written(self, request: LiveRequest, tokens: int) -> None:
         """Record that the first ``tokens`` of the path of ``request`` are in the tree."""

@@ -74,13 +74,13 @@ def _of_tenant(
     for row in nodes:
         for tier in row["tiers"]:
             tokens[tier] += row["tokens"]
-    own = [n.canopy.last_access for n in _ancestors(core, end) if not n.canopy.shared]
+    last_accesses = [n.canopy.last_access for n in _ancestors(core, end) if not n.canopy.shared]
     return {
         "tenant": shown_tenant(tenant),
         "conversation": conversation,
         "cached": bool(nodes),
         "tokens": tokens,
-        "last_use_ago_s": round(now - max(own), 3) if own else None,
+        "last_use_ago_s": round(now - max(last_accesses), 3) if last_accesses else None,
         "nodes": nodes[:MAX_NODES],
         "policy": core.live.device_policy.name,
         "belief": {} if end is None else dict(core.live.device_policy.explain(end.canopy, now)),
@@ -88,28 +88,28 @@ def _of_tenant(
         "missed": core.departures.missed.of_tenant(tenant, is_admin=is_admin),
         "evicted": [
             {
-                "evicted_ago_s": round(now - one.time, 3),
-                "tier": TIERS[one.tier],
-                "tokens": one.tokens,
-                "offset": one.offset,
-                "reason": REASONS[one.reason],
-                "by": one.policy,
-                "category": one.category,
-                "idle_s": round(one.idle_s, 3),
-                "demoted": one.demoted,
+                "evicted_ago_s": round(now - eviction.time, 3),
+                "tier": TIERS[eviction.tier],
+                "tokens": eviction.tokens,
+                "offset": eviction.offset,
+                "reason": REASONS[eviction.reason],
+                "by": eviction.policy,
+                "category": eviction.category,
+                "idle_s": round(eviction.idle_s, 3),
+                "demoted": eviction.demoted,
             }
-            for one in core.traffic.decisions.of(tenant, conversation)
+            for eviction in core.traffic.decisions.of(tenant, conversation)
         ],
     }
 
 
 def _ancestors(core: CanopyTreeCore, node: UnifiedTreeNode | None) -> list[UnifiedTreeNode]:
     """Return ``node`` and its ancestors, deepest first."""
-    found = []
+    ancestors = []
     while node is not None and node is not core.root_node:
-        found.append(node)
+        ancestors.append(node)
         node = node.parent
-    return found
+    return ancestors
 
 
 def _path(core: CanopyTreeCore, end: UnifiedTreeNode) -> list[dict[str, Any]]:

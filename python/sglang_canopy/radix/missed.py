@@ -153,13 +153,13 @@ class Missed:
 
 def nested(sums: Counter[Key], *, other_namespace: bool) -> dict[str, dict[str, int]]:
     """Return ``{cause: {tier: tokens}}``; ``other_namespace``: keep it, or count never seen."""
-    found: dict[str, dict[str, int]] = {}
+    nested_sums: dict[str, dict[str, int]] = {}
     for (cause, tier), tokens in sorted(sums.items()):
         if cause == OTHER_NAMESPACE and not other_namespace:
             cause = NEVER_SEEN
-        row = found.setdefault(cause, {})
+        row = nested_sums.setdefault(cause, {})
         row[tier] = row.get(tier, 0) + tokens
-    return found
+    return nested_sums
 
 
 def tier_name(tier: int) -> str:
@@ -241,12 +241,12 @@ def fitted(sums: Sums, total: int) -> Sums:
     spare = sum(sums.values()) - total
     if not spare:
         return sums
-    found = dict(sums)
+    reduced = dict(sums)
     if spare < 0:
-        found[UNKNOWN, NO_TIER] = found.get((UNKNOWN, NO_TIER), 0) - spare
-        return found
-    for key in list(found):
-        taken = min(spare, found[key])
-        found[key] -= taken
+        reduced[UNKNOWN, NO_TIER] = reduced.get((UNKNOWN, NO_TIER), 0) - spare
+        return reduced
+    for key in list(reduced):
+        taken = min(spare, reduced[key])
+        reduced[key] -= taken
         spare -= taken
-    return {key: tokens for key, tokens in found.items() if tokens}
+    return {key: tokens for key, tokens in reduced.items() if tokens}

@@ -42,8 +42,8 @@ def from_first_rank(path: str | None, group: Any) -> Any:
     Ranks may run on several machines, and a rank that started from another state would evict
     differently. Collective; ``group``: a process group for CPU tensors, ``None`` for one rank.
     """
-    found = None if path is None else read_or_set_aside(path)
-    return found if group is None else from_first([group], found)
+    profile = None if path is None else read_or_set_aside(path)
+    return profile if group is None else from_first([group], profile)
 
 
 class Profile:

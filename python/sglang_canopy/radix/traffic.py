@@ -32,22 +32,22 @@ class Decisions(deque[Decision]):
 
     def of(self, tenant: str | None, conversation: Hashable, most: int = 16) -> list[Decision]:
         """Return the latest decisions about a tenant's conversation, newest first."""
-        found = []
-        for one in reversed(self):
-            if one.conversation == conversation and one.tenant == tenant:
-                found.append(one)
-                if len(found) >= most:
+        matches = []
+        for decision in reversed(self):
+            if decision.conversation == conversation and decision.tenant == tenant:
+                matches.append(decision)
+                if len(matches) >= most:
                     break
-        return found
+        return matches
 
     def rate(self, tier: int, now: float) -> float:
         """Return the tokens per second evicted from ``tier``; 0 without recent evictions."""
         tokens, since = 0, now
-        for one in reversed(self):
-            if one.time < now - RATE_S:
+        for decision in reversed(self):
+            if decision.time < now - RATE_S:
                 break
-            since = one.time
-            tokens += one.tokens if one.tier == tier else 0
+            since = decision.time
+            tokens += decision.tokens if decision.tier == tier else 0
         return tokens / max(now - since, 1.0)
 
 

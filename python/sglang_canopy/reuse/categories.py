@@ -132,11 +132,11 @@ class Categories:
     def get(self, label: str) -> Category:
         """Return the category of a leaf's label. A label missing from the table maps to its nearest
         coarser label, or to the overflow."""
-        found = self._table.get(label)
-        while found is None and "|" in label:
+        category = self._table.get(label)
+        while category is None and "|" in label:
             label = label.rpartition("|")[0]
-            found = self._table.get(label)
-        return self.overflow if found is None else found
+            category = self._table.get(label)
+        return self.overflow if category is None else category
 
     def refine(
         self, names: tuple[str, ...], tenant: str | None = None, now: float | None = None
@@ -205,7 +205,7 @@ class Categories:
     def _add(self, label: str, parent: Category, tenant: str | None) -> Category:
         # Copy the parent's curves until the next fit. The time of the first request for a label
         # depends on when a tree admits a leaf, and must not change a rank.
-        made = self._table[label] = Category(
+        category = self._table[label] = Category(
             label,
             parent,
             curve=parent.curve,
@@ -214,13 +214,13 @@ class Categories:
         )
         parent.children += 1
         if parent is self.root:
-            made.uses = self._requested.forget(label)
-        if self._is_fixed(made):
+            category.uses = self._requested.forget(label)
+        if self._is_fixed(category):
             self._shared += 1
         else:
             self._labels[tenant] += 1
             self._names[tenant] += parent is self.root
-        return made
+        return category
 
     def _make_room(self, shared: bool, top: bool, tenant: str | None) -> bool:
         """Return whether one more label fits, evicting another label if necessary."""

@@ -65,17 +65,17 @@ class Category:
         if name not in _ON_FIRST_USE:
             raise AttributeError(name)
         parent, growth = self.parent, self._growth
-        found: list[float]
+        curve: list[float]
         if growth is None and parent is not None:
-            found = getattr(parent, name)
+            curve = getattr(parent, name)
         elif name == "rank":
-            found = gittins_rank(self.curve)
+            curve = gittins_rank(self.curve)
         elif growth is None:
-            found = [1.0] * TOKEN_BINS
+            curve = [1.0] * TOKEN_BINS
         else:
-            found = exceedance(growth, None if parent is None else parent.grows)
-        setattr(self, name, found)
-        return found
+            curve = exceedance(growth, None if parent is None else parent.grows)
+        setattr(self, name, curve)
+        return curve
 
     def fitted(self, curve: list[float] | None) -> None:
         """Use the curve of a new fit; ``None``: too few samples, use the parent's curves."""

@@ -264,16 +264,16 @@ class ReuseModel:
         """
         shadow, path, now = self.shadow, request.path, request.time
         end = path[matched - 1]
-        found = shadow.junctions(path[:matched])
-        many = len(found) >= MAX_JUNCTIONS
+        junctions = shadow.junctions(path[:matched])
+        many = len(junctions) >= MAX_JUNCTIONS
         if many:
-            for block in found[MAX_JUNCTIONS:]:
+            for block in junctions[MAX_JUNCTIONS:]:
                 surplus = shadow.junction(block)
                 if surplus is not None:
                     surplus.void = True
                     shadow.close(surplus)
-            del found[MAX_JUNCTIONS:]
-        for block in found:
+            del junctions[MAX_JUNCTIONS:]
+        for block in junctions:
             old = shadow.junction(block)
             if old is None:  # dropped from the window while shallower junctions were sampled
                 continue

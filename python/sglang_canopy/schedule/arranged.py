@@ -176,11 +176,11 @@ class Arranged(Generic[T]):
         head = [
             one for one in self._in_order[:SHARERS] if chunk is None or one.urgency >= chunk.urgency
         ]
-        found = self.order.may_go(head, shares)
-        if not found:
+        sharers = self.order.may_go(head, shares)
+        if not sharers:
             return [], []
-        self._in_order = [*found, *self.order.order(gone=found)]
-        return [one.about for one in found], self.over_budget()
+        self._in_order = [*sharers, *self.order.order(gone=sharers)]
+        return [one.about for one in sharers], self.over_budget()
 
     def _pop(self, gone: Collection[int]) -> list[Waiting]:
         if not gone:

@@ -180,7 +180,7 @@ class BoundedShortest:
         Candidates that are not selected count as still waiting.
         """
         trials: dict[int, Passing] = {}
-        found = []
+        selected = []
         for waiting in candidates:
             line = self._line(waiting)
             trial = trials.get(id(line))
@@ -188,8 +188,8 @@ class BoundedShortest:
                 trial = trials[id(line)] = line.passing.copy()
             if trial.may_go(waiting.place) and fits(waiting):
                 go(trial, waiting)
-                found.append(waiting)
-        return found
+                selected.append(waiting)
+        return selected
 
     def may_not_pass(self, order: Iterable[Waiting], tokens: int) -> list[Waiting]:
         """Return requests that would overdraw a budget if admitted in this order.

@@ -78,12 +78,12 @@ class Holdings:
             pause()
         count = self._pages_on_disk()
         if count is not None:
-            found, page = count(), self._cache.tree_core.page_size
-            for name, pages in found["categories"].items():
+            pages_by, page = count(), self._cache.tree_core.page_size
+            for name, pages in pages_by["categories"].items():
                 category.setdefault(category_of(name), [0, 0, 0])[DISK] += pages * page
-            for name, pages in found["tenants"].items():
+            for name, pages in pages_by["tenants"].items():
                 tenant.setdefault(name, [0, 0, 0])[DISK] += pages * page
-            for name, pages in found["groups"].items():
+            for name, pages in pages_by["groups"].items():
                 group.setdefault((DISK, name), [0, 0, 0])[DISK] += pages * page
         self._category, self._group = category, group
         self._tenant = heapq.nlargest(MAX_TENANTS, tenant.items(), key=lambda row: sum(row[1]))

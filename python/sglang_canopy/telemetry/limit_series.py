@@ -49,14 +49,14 @@ def hint_rows(model: Any) -> list[dict[str, Any]]:
 
 def limits(keep: Mapping[str, Any], disk: Mapping[str, Any] | None) -> dict[str, dict[str, int]]:
     """Return the tenants at each limit, and the refusals. The arguments are parts of a status."""
-    found = {"keep": {"tenants": _at(keep["tenants"], "tokens", keep["tenant_limit_tokens"]),
+    at_limits = {"keep": {"tenants": _at(keep["tenants"], "tokens", keep["tenant_limit_tokens"]),
                       "refused": keep["refused"]}}  # fmt: skip
     if disk is not None:
-        found["quota"] = {
+        at_limits["quota"] = {
             "tenants": disk["tenants_at_quota"],
             "refused": disk["refused_pages"].get("quota", 0),
         }
-    return found
+    return at_limits
 
 
 def _at(rows: list[dict[str, Any]], what: str, limit: int) -> int:

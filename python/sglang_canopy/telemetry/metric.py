@@ -44,19 +44,19 @@ def reported(name: str, at: str, meaning: str) -> Metric:
     return Metric(name, kind, tuple(",".join(found).split(",")) if found else (), meaning, at)
 
 
-def _walk(found: Any, path: Any, labels: dict[str, str]) -> Iterator[tuple[float, dict[str, str]]]:
-    if found is None or (not path and isinstance(found, (Mapping, list))):
+def _walk(status: Any, path: Any, labels: dict[str, str]) -> Iterator[tuple[float, dict[str, str]]]:
+    if status is None or (not path and isinstance(status, (Mapping, list))):
         return
     if not path:
-        yield found, labels
+        yield status, labels
         return
     step, *rest = path
     if step.startswith("{"):
-        for key, value in found.items():
+        for key, value in status.items():
             yield from _walk(value, rest, {**labels, step[1:-1]: str(key)})
         return
     name, _, fields = step.rstrip("]").partition("[")
-    value = found.get(name)
+    value = status.get(name)
     if not fields:
         yield from _walk(value, rest, labels)
         return

@@ -237,9 +237,9 @@ def _families(
         f"{metric.name}_{part}": Gauge(
             f"{name}_{part}",
             metric.meaning,
-            (*labels, *own),
+            (*labels, *part_labels),
             multiprocess_mode="sum",
             registry=registry,
         )
-        for part, own in (("bucket", ("le",)), ("count", ()), ("sum", ()))
+        for part, part_labels in (("bucket", ("le",)), ("count", ()), ("sum", ()))
     }

@@ -253,7 +253,7 @@ class Status:
         ``tokens``: by cause and tier. Tokens that another namespace holds count as never seen; for
         administrators they are also counted separately.
         """
-        found = self.cache.tree_core.departures.stats()
+        missed = self.cache.tree_core.departures.stats()
         ages = [
             {
                 "category": row.category,
@@ -265,7 +265,7 @@ class Status:
             for tier, name in ((DEVICE, TIERS[DEVICE]), (HOST, TIERS[HOST]))
             if any(row.tiers[tier].idle_ages) or any(row.tiers[tier].hit_ages)
         ]
-        return {**found, "ages": ages}
+        return {**missed, "ages": ages}
 
     def _queue(self) -> dict[str, Any] | None:
         """Return the queue's order and counts; ``None`` for a cache without a scheduler's queue."""

@@ -54,12 +54,12 @@ class TtftHour:
 
     def _point(self) -> dict[str, Any]:
         number = self._counts.total()
-        found: dict[str, Any] = {"time_unix_s": self._minute, "requests": number}
+        point: dict[str, Any] = {"time_unix_s": self._minute, "requests": number}
         for name, share in QUANTILES.items():
             rank, below = math.ceil(share * number), 0
             for at in sorted(self._counts):
                 below += self._counts[at]
                 if below >= rank:
-                    found[name] = round(_MIN_S * _STEP ** (at + 0.5), 6)
+                    point[name] = round(_MIN_S * _STEP ** (at + 0.5), 6)
                     break
-        return found
+        return point

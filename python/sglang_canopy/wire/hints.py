@@ -122,13 +122,13 @@ def hint_of(body: Any, now: float, source: str = CLIENT) -> Hint:
     for key in _TENANT:
         if not isinstance(body.get(key), str | None):
             raise CanopyError(f"{key} must be a string, as in the requests of the conversation")
-    given, wrong = client_fields({f"canopy_{k}": v for k, v in body.items() if k not in _TENANT})
+    fields, wrong = client_fields({f"canopy_{k}": v for k, v in body.items() if k not in _TENANT})
     for error in wrong.values():
         raise CanopyError(error)
-    if "conversation" not in given or len(given) == 1:
+    if "conversation" not in fields or len(fields) == 1:
         raise CanopyError(f"a hint needs a conversation and one of: {', '.join(_HINTS)}")
     return {
-        **given,
+        **fields,
         "tenant": tenant_of(body.get("extra_key"), body.get("cache_salt")),
         "time": now,
         "source": source,

@@ -230,18 +230,18 @@ def own_params(req: Any) -> Mapping[str, Any]:
 def _take(req: Any) -> dict[str, Any]:
     params = getattr(req, "sampling_params", None)
     custom = getattr(params, "custom_params", None)
-    own: dict[str, Any] = {}
+    ours: dict[str, Any] = {}
     if not isinstance(custom, dict):
-        return own
+        return ours
     rest: dict[str, Any] = {}
     for key, value in custom.items():
-        part = own if isinstance(key, str) and key.startswith(PREFIX) else rest
+        part = ours if isinstance(key, str) and key.startswith(PREFIX) else rest
         part[key] = value
-    if own:
-        stamp = own.get(STAMP_KEY)
+    if ours:
+        stamp = ours.get(STAMP_KEY)
         is_added = isinstance(stamp, dict) and stamp.get(ADDED) is True
         req.sampling_params = copy.copy(params)
         req.sampling_params.custom_params = (
             None if is_added and not rest.keys() - {_REQUEST} else rest
         )
-    return own
+    return ours

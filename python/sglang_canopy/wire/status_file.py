@@ -68,7 +68,7 @@ def read_all(kind: str = RANKS) -> list[dict[str, Any]]:
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:
         return []
-    found: dict[int, dict[str, Any]] = {}
+    status_by_rank: dict[int, dict[str, Any]] = {}
     peers: dict[int, dict[str, dict[str, Any]]] = {}
     for path in Path(folder).glob(f"{kind}-*.json"):
         # A file may be replaced or removed between these calls.
@@ -78,11 +78,11 @@ def read_all(kind: str = RANKS) -> list[dict[str, Any]]:
             if peer:
                 peers.setdefault(int(rank), {})[peer] = status
             else:
-                found[int(rank)] = status
-    for number, status in found.items():
+                status_by_rank[int(rank)] = status
+    for number, status in status_by_rank.items():
         others = sorted(peers.get(number, {}).items())
         status["peers"] = [{"peer": name, **of} for name, of in others]
-    return [found[number] for number in sorted(found)]
+    return [status_by_rank[number] for number in sorted(status_by_rank)]
 
 
 def _read(path: Path) -> Any:
@@ -96,13 +96,13 @@ def _read(path: Path) -> Any:
 def take(name: str) -> list[Any]:
     """Return and remove the answers under ``name``, in order of rank."""
     folder = os.environ.get(FOLDER_VARIABLE)
-    found = []
+    answers = []
     for path in sorted(Path(folder).glob(f"{ANSWER}{name}-*.json")) if folder else ():
         with contextlib.suppress(OSError, ValueError):
-            found.append(_read(path))
+            answers.append(_read(path))
         with contextlib.suppress(OSError):
             path.unlink()
-    return found
+    return answers
 
 
 def _remove_left_behind() -> None:

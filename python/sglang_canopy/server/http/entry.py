@@ -231,24 +231,24 @@ def _write_stamp(
     ``named``: conversation from other fields, used if Canopy's fields lack it. ``released``: from
     ``kv_hints``, used likewise.
     """
-    given = params.get("custom_params")
-    custom = {**metadata, **(given if isinstance(given, Mapping) else {})}
+    sent = params.get("custom_params")
+    custom = {**metadata, **(sent if isinstance(sent, Mapping) else {})}
     fields, wrong = client_fields(custom)
     for key, error in wrong.items():
         current.ignore(key, error)
     if "conversation" not in fields:
         fields = {**named, **fields}
     fields = current.hint_rule.allowed({**released, **fields}, headers)
-    made = make_stamp(inferred, fields, time.monotonic(), current.hint_rule.source(headers))
+    stamp = make_stamp(inferred, fields, time.monotonic(), current.hint_rule.source(headers))
     samples = params.get("n")
     if isinstance(samples, int) and samples > 1:  # SGLang checks ``n`` later
-        made["samples"] = samples
-    if given is None:
-        made[ADDED] = True
+        stamp["samples"] = samples
+    if sent is None:
+        stamp[ADDED] = True
     line = current.ttft_fit.line()
     if line is not None:
-        made["alpha"], made["beta"] = line
-    params["custom_params"] = {**custom, STAMP_KEY: made}
+        stamp["alpha"], stamp["beta"] = line
+    params["custom_params"] = {**custom, STAMP_KEY: stamp}
 
 
 def first_token(result: Any, state: Any, recv_obj: Any, i: int) -> None:

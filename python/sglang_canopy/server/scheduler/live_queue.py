@@ -117,12 +117,12 @@ class LiveQueue:
 
         Collective every ``REFIT_BATCHES`` prefill batches.
         """
-        found = self.times.of(batch)
+        measured = self.times.of(batch)
         if self.times.decoded_s is not None:
             self.answers.stepped(self.times.decoded_s)
-        if found is None:
+        if measured is None:
             return
-        self.cost.add(*found)
+        self.cost.add(*measured)
         if self.times.refit_due:
             self._agree()
 
@@ -193,13 +193,13 @@ class LiveQueue:
 
         def fits(req: Any) -> bool:
             nonlocal left
-            found = self._unlocked_nodes(req, held)
+            unlocked = self._unlocked_nodes(req, held)
             needed = _to_compute(req) + _to_generate(req) + page
-            needed += sum(len(node.key) for node in found)
+            needed += sum(len(node.key) for node in unlocked)
             if needed > left:
                 return False
             left -= needed
-            held.update(found)
+            held.update(unlocked)
             return True
 
         tokens = len(chunked.full_untruncated_fill_ids) - chunked.prefix_len
@@ -222,13 +222,13 @@ class LiveQueue:
 
         They can be evicted until the request is admitted, or are only on the host.
         """
-        node, found = self._core.node_by_id(req.best_match_node), []
+        node, nodes = self._core.node_by_id(req.best_match_node), []
         while node is not self._core.root_node and node not in held:
             if node.component_data[BASE_COMPONENT_TYPE].lock_ref:
                 break
-            found.append(node)
+            nodes.append(node)
             node = node.parent
-        return found
+        return nodes
 
     def exclude_over_budget(self, queue: list[Any]) -> None:
         """Remove from the sorted ``queue`` the requests that would overdraw a budget."""

@@ -129,8 +129,8 @@ def _is_first_event(req: Any) -> bool:
 
 def observer_of(scheduler: Any) -> Observer | None:
     """Return the scheduler's observer; ``None`` without ``--canopy-observe``."""
-    found: Observer | None = getattr(scheduler, _ATTRIBUTE, None)
-    if found is None and not hasattr(scheduler, _ATTRIBUTE):
+    observer: Observer | None = getattr(scheduler, _ATTRIBUTE, None)
+    if observer is None and not hasattr(scheduler, _ATTRIBUTE):
         args: Any = getattr(scheduler, "server_args", None)
         options = options_of(args).meter
         if options is not None and options.observe:
@@ -139,8 +139,8 @@ def observer_of(scheduler: Any) -> Observer | None:
             running = str(args.radix_eviction_policy)
             meter = meter_of(args, scheduler.tree_cache, running)
             assert meter is not None
-            found = Observer(meter)
+            observer = Observer(meter)
             enabled = bool(getattr(args, "enable_metrics", False))
-            reporter.start_watching(meter, found.refused, enabled)
-        setattr(scheduler, _ATTRIBUTE, found)
-    return found
+            reporter.start_watching(meter, observer.refused, enabled)
+        setattr(scheduler, _ATTRIBUTE, observer)
+    return observer

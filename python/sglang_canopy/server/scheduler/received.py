@@ -47,24 +47,24 @@ def _sampling(received: list[Any]) -> Iterator[Any]:
         TokenizedGenerateReqInput,
     )
 
-    for one in received:
-        if isinstance(one, TokenizedGenerateReqInput):
-            yield one.sampling_params
-        elif isinstance(one, BatchTokenizedGenerateReqInput):
-            yield from (each.sampling_params for each in one)
+    for request in received:
+        if isinstance(request, TokenizedGenerateReqInput):
+            yield request.sampling_params
+        elif isinstance(request, BatchTokenizedGenerateReqInput):
+            yield from (each.sampling_params for each in request)
 
 
 def _stamped(custom: Any, server_args: Any) -> dict[str, Any]:
     """Return a client's ``custom`` with a stamp."""
-    given = {key: _restore_integer(value) for key, value in custom.items()} if custom else {}
-    given.pop(STAMP_KEY, None)
-    fields, _ = client_fields(given)
+    fields_sent = {key: _restore_integer(value) for key, value in custom.items()} if custom else {}
+    fields_sent.pop(STAMP_KEY, None)
+    fields, _ = client_fields(fields_sent)
     requests = options_of(server_args).requests
     rule = rule_of(requests.client_hints, server_args.admin_api_key)
     stamp = make_stamp({"category": "generate"}, rule.allowed(fields, None), time.monotonic())
     if custom is None:
         stamp[ADDED] = True
-    return {**given, STAMP_KEY: stamp}
+    return {**fields_sent, STAMP_KEY: stamp}
 
 
 def _restore_integer(value: Any) -> Any:

@@ -62,16 +62,16 @@ def apply(server_args: Any, args: Any, ours: bool) -> TierOptions:
 
     ``ours``: whether the device's policy is one of Canopy's. Raises ``CanopyError``.
     """
-    given = from_args(TierFlags, args)
+    values = from_args(TierFlags, args)
     block_tokens = 64
     if ours:
         settings, _ = split_config(
             server_args.radix_eviction_policy, server_args.radix_eviction_policy_config
         )
         block_tokens = settings.block_tokens
-    tiers = tier_options(TierFlags(**given), block_tokens)
+    tiers = tier_options(TierFlags(**values), block_tokens)
     storage = server_args.hicache_storage_backend == BACKEND
-    _check(server_args, given, tiers, ours, storage)
+    _check(server_args, values, tiers, ours, storage)
     if tiers.host_bytes and not (server_args.hicache_size or server_args.hicache_ratio):
         # SGLang's flag accepts whole gigabytes only, but its pools accept fractions.
         server_args.hicache_size = tiers.host_bytes / 1e9
@@ -110,13 +110,13 @@ def _check(
 
 
 def extra_config(
-    server_args: Any, tiers: TierOptions, ours: bool, given: str | None
+    server_args: Any, tiers: TierOptions, ours: bool, config_text: str | None
 ) -> dict[str, Any]:
-    """Complete the extra configuration ``given`` with Canopy's options, and validate it.
+    """Complete the extra configuration ``config_text`` with Canopy's options, and validate it.
 
     Raises ``CanopyError``, before the model is loaded.
     """
-    extra = given_extra(given)
+    extra = given_extra(config_text)
     choice = tiers.disk
     if choice is None and ours:
         name, config = server_args.radix_eviction_policy, server_args.radix_eviction_policy_config
@@ -156,9 +156,9 @@ def given_extra(text: str | None) -> dict[str, Any]:
         if text.startswith("@"):
             with open(text[1:], encoding="utf-8") as file:
                 text = file.read()
-        given = json.loads(text)
+        config = json.loads(text)
     except (OSError, ValueError) as error:
         raise CanopyError(f"{flag}: {error}") from None
-    if not isinstance(given, dict):
+    if not isinstance(config, dict):
         raise CanopyError(f"{flag} must be a JSON object, got {text:.60}")
-    return given
+    return config
