@@ -31,7 +31,7 @@ MAX_TENANT = 128
 """Characters of a tenant's name; a longer name is replaced by its digest."""
 
 VOUCHED_S = 600.0
-"""Seconds after a vouched request during which all others are one party."""
+"""Seconds after a vouched request during which all others count as one tenant."""
 
 AT_LIMIT = 0.95
 """Used share of a limit at which metrics count a tenant as at its limit."""
@@ -46,26 +46,26 @@ class Vouched(NamedTuple):
     tenant: str | None
 
 
-Party = str | Vouched | None
+ClaimedTenant = str | Vouched | None
 """A tenant as clients name it, or as a gateway vouches for it."""
 
 UNVOUCHED = ("unvouched",)
-"""The party of all requests that no gateway vouches for; no tenant's name is a tuple."""
+"""Stands for all requests that no gateway vouches for; no tenant's name is a tuple."""
 
 
-class Parties:
-    """Chooses the party that a request's use of a shared resource is charged to.
+class ChargedTenants:
+    """Chooses the tenant that a request's use of a shared resource is charged to.
 
     A client can use any number of tenant names, so a name alone is worth little. Each tenant that a
-    gateway vouches for is a party. All other requests are one party, ``UNVOUCHED``, for
-    ``VOUCHED_S`` after each vouched request. Without a gateway each name is a party.
+    gateway vouches for is charged itself. All other requests count as one, ``UNVOUCHED``, for
+    ``VOUCHED_S`` after each vouched request. Without a gateway each name is charged itself.
     """
 
     def __init__(self) -> None:
         self._until = -math.inf
 
     def of(self, tenant: str | None, vouched: bool, now: float) -> Hashable:
-        """Return the party of a request at ``now``, in seconds on the requests' clock."""
+        """Return the tenant to charge for a request at ``now``, in seconds on the requests' clock."""
         if vouched:
             self._until = now + VOUCHED_S
             return Vouched(tenant)

@@ -246,7 +246,7 @@ def test_after_a_while_without_waiting_all_sessions_pass() -> None:
 
 
 def ended(arming: Arming, after_s: float, waiting: bool = False, outgrown: bool = True) -> None:
-    arming.passed(arming._now + after_s, waiting, busy=True)
+    arming.advance(arming._now + after_s, waiting, busy=True)
     arming.turn_ended(100, outgrown)
 
 
@@ -255,7 +255,7 @@ def arming_of(rate: float, pause: float, share: float = 0.9) -> Arming:
     arming = Arming(CAPACITY, quiet_s=120.0)
     for _ in range(40):
         arming.returned(pause)
-        arming.thrash.answered(round(share * CAPACITY), CAPACITY)
+        arming.thrash.record_prompt(round(share * CAPACITY), CAPACITY)
         ended(arming, 1.0 / rate)
     return arming
 
@@ -281,7 +281,7 @@ def test_it_arms_only_if_few_sessions_without_recomputation_are_faster(
 def test_an_idle_night_is_no_slow_server() -> None:
     arming = arming_of(5.0, 1.0)
     for _ in range(10):
-        arming.passed(arming._now + 3600.0, waiting=False, busy=False)
+        arming.advance(arming._now + 3600.0, waiting=False, busy=False)
         ended(arming, 0.2)
     assert not arming.may_arm(arming._now, 8.0)
 
@@ -310,7 +310,7 @@ def test_turns_per_second_decide_whether_it_stays_armed() -> None:
         assert took_s < 500.0, "32 turns took 320 s before"
         end = arming._now
         for _ in range(40):
-            arming.thrash.answered(90, CAPACITY)
+            arming.thrash.record_prompt(90, CAPACITY)
             ended(arming, 10.0)
         assert not arming.may_arm(end + 25 * took_s, 8.0)
         assert arming.may_arm(end + 34 * took_s, 8.0)
@@ -332,8 +332,8 @@ def test_time_in_which_no_session_waits_is_no_part_of_the_trial() -> None:
     arming.arm()
     ended(arming, 1.0, waiting=True, outgrown=False)
     for _ in range(100):
-        arming.passed(arming._now, waiting=False, busy=True)
-        arming.passed(arming._now + 50.0, waiting=True, busy=True)
+        arming.advance(arming._now, waiting=False, busy=True)
+        arming.advance(arming._now + 50.0, waiting=True, busy=True)
         ended(arming, 5.0, waiting=True, outgrown=False)
     assert arming.armed
     assert arming.ineffective_arms == 0
@@ -353,9 +353,9 @@ def test_paused_and_remembered_sessions_are_bounded_by_tenant() -> None:
 def test_the_window_of_thrash_is_a_capacity_in_a_bounded_number_of_parts(prompt: int) -> None:
     thrash = Thrash(1000)
     for _ in range(5000):
-        thrash.answered(0, prompt)
+        thrash.record_prompt(0, prompt)
     for _ in range(5000):
-        thrash.answered(prompt, prompt)
+        thrash.record_prompt(prompt, prompt)
     assert thrash.share == 1.0
     assert 1000 <= thrash.computed <= 1000 + 2 * max(prompt, 1000 // 64 + 1)
     assert len(thrash._parts) <= 66

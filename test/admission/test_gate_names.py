@@ -67,16 +67,16 @@ def test_vouched_tenants_get_equal_shares() -> None:
 
 def test_a_vouched_tenants_name_has_no_effect_without_the_gateways_secret() -> None:
     gate = SessionGate(GateSettings(always=True), 1000)
-    parties = [
+    charged = [
         gate.arrive(
             number,
             Request(time=1.0, path=(), prompt_tokens=10, tenant="honest", source=source),
-        ).party
+        ).charged_to
         for number, source in enumerate((GATEWAY, CLIENT))
     ]
-    assert parties[0] != parties[1]
+    assert charged[0] != charged[1]
 
 
-def test_without_a_gateway_each_name_is_a_party() -> None:
+def test_without_a_gateway_each_name_is_charged_itself() -> None:
     found = share({"a": ("a", CLIENT), "b": ("b", CLIENT)})
     assert found["a"] == pytest.approx(0.5, abs=0.02)

@@ -380,22 +380,22 @@ class World:
         for session in active:
             own[session.tenant] += session.charge  # type: ignore[assignment]
         held = {t: tokens for t, tokens in own.items() if tokens > 1e-6}
-        assert {t: n for t, n in gate.footprints.of_party.items() if n > 1e-6} == pytest.approx(
-            held
-        )
+        assert {
+            t: n for t, n in gate.footprints.charge_by_tenant.items() if n > 1e-6
+        } == pytest.approx(held)
         assert gate.footprints.shared_blocks == sum(n > 1 for n in uses.values())
-        assert gate.places.of_party == Counter(s.tenant for s in active)
+        assert gate.places.count_by_tenant == Counter(s.tenant for s in active)
         assert all(s.tickets <= self.open.keys() for s in active)
         assert set(gate._by_ticket) == set(self.open)
         paused = gate.places.paused
-        assert not {s.number for s in active} & {*gate.line.sessions, *paused}
-        assert not set(gate.line.sessions) & set(paused)
+        assert not {s.number for s in active} & {*gate.waiting.sessions, *paused}
+        assert not set(gate.waiting.sessions) & set(paused)
         assert all(not s.under_way and s.answered and not s.blocks for s in paused.values())
-        known = {*gate.line.sessions.values(), *active, *paused.values()}
+        known = {*gate.waiting.sessions.values(), *active, *paused.values()}
         assert {s for s, _ in gate._by_ticket.values()} <= known
         assert {*gate.index._by_conversation.values()} <= known
         if not gate.arming.armed:
-            assert not gate.line
+            assert not gate.waiting
         fitted = gate.settings.always and gate._exceeded == exceeded
         if fitted and gate.counts.admitted > admitted and len(active) > 1:
             assert gate.footprints.tokens <= gate.places.capacity_tokens + 1e-6

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_canopy.schedule.bounded_shortest import PLACES, BoundedShortest
-from sglang_canopy.schedule.fair_shares import OWN_TURNS, REMEMBERED, FairShares, first
-from sglang_canopy.schedule.line import TIGHT_PLACES, Line, Waiting
+from sglang_canopy.schedule.bounded_shortest import SORTED_HEAD, BoundedShortest
+from sglang_canopy.schedule.cost_queue import TIGHT_HEAD, CostQueue, Waiting
+from sglang_canopy.schedule.fair_shares import OWN_SHARES, REMEMBERED, FairShares, first
 from sglang_canopy.schedule.prefill_cost import Prefill, PrefillCost
 from support.bound_ledger import BoundLedger
 
@@ -42,7 +42,7 @@ def test_the_shortest_is_next_until_a_budget_is_used_up() -> None:
 def test_the_older_work_that_is_found_counts() -> None:
     line = queue(factor=1.5, own=0.0, least_s=7.0)
     first, second = line.add(Prefill(100)), line.add(Prefill(60))
-    assert (line.left(first), line.left(second)) == (7.0, 57.0)
+    assert (line.budget_left_s(first), line.budget_left_s(second)) == (7.0, 57.0)
 
 
 def test_equal_requests_are_admitted_in_order_of_arrival() -> None:
@@ -77,8 +77,8 @@ def test_a_retracted_request_keeps_its_place_and_remaining_budget() -> None:
     line.admit([line.add(Prefill(70))])
     line.admit([first])
     younger = line.add(Prefill(40))
-    line.back(first, Prefill(110))
-    assert line.left(first) == 30.0
+    line.requeue(first, Prefill(110))
+    assert line.budget_left_s(first) == 30.0
     assert line.order() == list(line) == [first, younger]
     line.admit([first, younger])
     assert len(line) == 0
@@ -94,7 +94,7 @@ def test_no_request_passes_a_chunked_prefill_without_budget() -> None:
     assert line.may_go(line.order(), lambda _one: True) == shorts[:1]
     line.admit(shorts[:1])
     assert line.may_not_pass(line.order(), 1000) == shorts[1:]
-    assert line.left(shorts[1]) == 220.0
+    assert line.budget_left_s(shorts[1]) == 220.0
     line.reprice()  # no state is lost in a rebuild
     assert line.may_not_pass(line.order(), 1000) == shorts[1:]
     line.chunked(None, 0.0)
@@ -107,7 +107,7 @@ def test_the_rest_of_the_chunk_is_older_work() -> None:
     line.admit([long])
     line.add(Prefill(5))
     line.chunked(long, 80.0)
-    assert line.left(line.add(Prefill(1))) == 2.0 * 85.0
+    assert line.budget_left_s(line.add(Prefill(1))) == 2.0 * 85.0
 
 
 def test_loading_counts() -> None:
@@ -145,9 +145,9 @@ def test_only_the_requests_that_the_tokens_of_a_step_reach_are_checked() -> None
 
 def test_arrivals_rarely_reassign_the_places_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    rebuild = Line._rebuild
+    rebuild = CostQueue._rebuild
     monkeypatch.setattr(
-        Line, "_rebuild", lambda line, new=None: made.append(rebuild(line, new)) or None
+        CostQueue, "_rebuild", lambda line, new=None: made.append(rebuild(line, new)) or None
     )
     line = queue()
     for _ in range(1_000):
@@ -156,7 +156,7 @@ def test_arrivals_rarely_reassign_the_places_of_all(monkeypatch: pytest.MonkeyPa
     admitted = line.add(Prefill(7))
     line.admit([admitted])
     before = len(made)
-    line.back(admitted, Prefill(8))
+    line.requeue(admitted, Prefill(8))
     assert len(made) == before
 
 
@@ -238,13 +238,13 @@ def simulate(pick, requests: list[tuple[float, int]]) -> list[float]:
     while pending or len(line):
         while pending and pending[-1][0] <= now:
             time, cost = pending.pop()
-            line.add(Prefill(cost), about=time)
+            line.add(Prefill(cost), request=time)
         if not len(line):
             now = pending[-1][0]
             continue
         served = pick(line)
         line.admit([served])
-        waits.append(now - served.about)
+        waits.append(now - served.request)
         now += served.cost
     return waits
 
@@ -332,9 +332,9 @@ def test_tenant_records_are_bounded() -> None:
         serve(line)
     shares = line.shares
     assert len(shares._served_s) <= REMEMBERED
-    assert len(shares._own_turns) <= OWN_TURNS + 1
-    assert len(shares._next_start) <= 2 * OWN_TURNS + 1
-    assert line._lines == {}
+    assert len(shares._own_shares) <= OWN_SHARES + 1
+    assert len(shares._next_start) <= 2 * OWN_SHARES + 1
+    assert line._queues == {}
 
 
 def test_the_work_of_turns_that_had_enough_is_forgotten() -> None:
@@ -342,7 +342,7 @@ def test_the_work_of_turns_that_had_enough_is_forgotten() -> None:
     for number in range(1_000):
         shares.charge(f"t{number}", f"t{number}", 1.0)
         shares.charge("slow", "slow", 2.0)
-        assert len(shares._next_start) <= 2 * OWN_TURNS + 1
+        assert len(shares._next_start) <= 2 * OWN_SHARES + 1
     assert shares.starts(["t0"]) == {"t0": shares._virtual_time}
 
 
@@ -352,7 +352,7 @@ def test_a_request_that_was_given_up_leaves_nothing() -> None:
     line.remove(gone)
     line.remove(gone)
     line.admit([gone])
-    assert (len(line), line.order(), line._lines) == (0, [], {})
+    assert (len(line), line.order(), line._queues) == (0, [], {})
 
 
 def test_behind_the_places_that_are_worked_out_everyone_is_in_order_of_arrival() -> None:
@@ -361,11 +361,11 @@ def test_behind_the_places_that_are_worked_out_everyone_is_in_order_of_arrival()
             line.add(Prefill(1 + number % 13))
         order = line.order()
         assert len(order) == 1_000
-        assert all(a.number < b.number for a, b in pairwise(order[PLACES:]))
+        assert all(a.number < b.number for a, b in pairwise(order[SORTED_HEAD:]))
     tight = queue(1.0, 0.0, 0.0)
-    for number in range(4 * TIGHT_PLACES):
+    for number in range(4 * TIGHT_HEAD):
         tight.add(Prefill(1 + number % 13))
-    assert [one.number for one in tight.order()] == list(range(4 * TIGHT_PLACES))
+    assert [one.number for one in tight.order()] == list(range(4 * TIGHT_HEAD))
 
 
 def test_two_ranks_with_different_timings_decide_equally() -> None:

@@ -5,14 +5,14 @@ import itertools
 import pytest
 
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
-from sglang_canopy.schedule.fair_shares import OWN_TURNS, REMEMBERED, VOUCHED_REST, FairShares
+from sglang_canopy.schedule.fair_shares import OWN_SHARES, REMEMBERED, VOUCHED_REST, FairShares
 from sglang_canopy.schedule.prefill_cost import Prefill, PrefillCost
-from sglang_canopy.tenant import Party, Vouched
+from sglang_canopy.tenant import ClaimedTenant, Vouched
 
 STEPS, WARM_UP = 3000, 500
 
 
-def share(parties: dict[Party, str]) -> dict[str, float]:
+def share(parties: dict[ClaimedTenant, str]) -> dict[str, float]:
     """Every party has four requests waiting at any time; the work of each name's owner."""
     order, served = BoundedShortest(PrefillCost(8192)), dict.fromkeys(parties.values(), 0.0)
     for party in [*parties] * 4:
@@ -59,17 +59,17 @@ def test_more_vouched_tenants_than_turns_stay_bounded() -> None:
     for number in range(3 * REMEMBERED):
         order.add(Prefill(1000), Vouched(f"v{number}"))
         order.admit(order.order(1))
-    assert len(order.shares._own_turns) <= OWN_TURNS
+    assert len(order.shares._own_shares) <= OWN_SHARES
     assert len(order.shares._served_s) <= REMEMBERED
 
 
 def test_vouched_tenants_share_a_turn_if_none_is_free() -> None:
     shares, new = FairShares(), Vouched("new")
-    for number in range(OWN_TURNS - 1):
+    for number in range(OWN_SHARES - 1):
         shares.charge(Vouched(f"v{number}"), Vouched(f"v{number}"), 1.0)
-    assert shares.turn_of(new) == new
+    assert shares.share_of(new) == new
     shares.charge(Vouched("last"), Vouched("last"), 1.0)
-    assert shares.turn_of(new) is VOUCHED_REST
+    assert shares.share_of(new) is VOUCHED_REST
 
 
 def test_without_vouched_requests_names_have_their_own_turns_again() -> None:
@@ -79,6 +79,6 @@ def test_without_vouched_requests_names_have_their_own_turns_again() -> None:
     for number in itertools.count():
         one = order.add(Prefill(100_000), f"t{number % 3}")
         order.admit(order.order(1))
-        if one.turn == one.tenant:
+        if one.share == one.tenant:
             break
         assert number < 10_000

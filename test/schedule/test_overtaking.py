@@ -79,11 +79,11 @@ def test_tenants_share_the_seconds_of_places() -> None:
     served = {"short": 0, "long": 0}
     for name, answer in (("short", 100), ("long", 1_000)):
         for _ in range(300):
-            queue.add(Prefill(10, reserved=answer), Vouched(name), about=name)
+            queue.add(Prefill(10, reserved=answer), Vouched(name), request=name)
     for _ in range(220):
         (first,) = queue.order()[:1]
         queue.admit([first])
-        served[first.about] += 1
+        served[first.request] += 1
     assert served == {"short": 200, "long": 20}
 
 

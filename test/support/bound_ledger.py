@@ -40,7 +40,7 @@ class BoundLedger:
         self._inside: dict[Any, _Account] = {}
         self._chunk: Any = None
         self._rest_s = 0.0
-        for name in ("add", "back", "admit", "remove", "chunked"):
+        for name in ("add", "requeue", "admit", "remove", "chunked"):
             setattr(order, name, functools.partial(getattr(self, "_" + name), getattr(order, name)))
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class BoundLedger:
                     self.fullest = max(self.fullest, full)
         theirs(admitted)
 
-    def _back(self, theirs: Any, waiting: Any, *args: Any) -> None:
+    def _requeue(self, theirs: Any, waiting: Any, *args: Any) -> None:
         self._accounts[waiting] = self._inside.pop(waiting)
         theirs(waiting, *args)
 
@@ -97,4 +97,4 @@ class BoundLedger:
 
 def _line(waiting: Any) -> tuple[Any, int]:
     """Budgets count within one tenant's turn and one priority."""
-    return waiting.turn, waiting.urgency
+    return waiting.share, waiting.urgency

@@ -372,7 +372,7 @@ def with_tight_budgets(engine: InProcess) -> BoundLedger | None:
     queue.order.own, queue.order.least_s = 2.0, 0.0
     cache = engine.scheduler.tree_cache
     return BoundLedger(
-        queue.order, lambda one: cache.has_ongoing_prefetch(one.about.cache_request_handle)
+        queue.order, lambda one: cache.has_ongoing_prefetch(one.request.cache_request_handle)
     )
 
 
@@ -408,7 +408,7 @@ def what_is_held(engine: InProcess, seen: list[Any]) -> dict[str, Any]:
         "requests": sum(ref() is not None for ref in seen),
         "waiting": len(scheduler.waiting_queue),
         "in_queue": len(queue._arranged) + len(queue.order),
-        "in_gate": sum(map(len, tickets)) + (len(gate.gate.line) if gate else 0),
+        "in_gate": sum(map(len, tickets)) + (len(gate.gate.waiting) if gate else 0),
         "locked": cache.protected_size(),
         "slots": scheduler.req_to_token_pool.size - scheduler.req_to_token_pool.available_size(),
     }

@@ -46,9 +46,9 @@ class Agents:
         if not 0 <= session.evidence < _CERTAIN:
             return session.evidence > 0
         share = 0.0
-        for place, key in enumerate(keys):
+        for nth, key in enumerate(keys):
             count, found = self._shares.get(key, (0, 0.0))
-            if count >= _OWN or not place:
+            if count >= _OWN or not nth:
                 share = found
         return share > 0.5
 
@@ -95,5 +95,5 @@ def _keys(request: Request) -> tuple[Hashable, ...]:
     """Return the keys of a request's shares, the widest first. A system prompt separates agents
     from users of the same tenant."""
     category = request.category.removesuffix(AFTER_TOOL)
-    who = request.tenant, category
-    return category, who, (*who, request.path[0] if request.path else None)
+    tenant_category = request.tenant, category
+    return category, tenant_category, (*tenant_category, request.path[0] if request.path else None)

@@ -37,7 +37,7 @@ class Thrash:
         """Share of the computed tokens that were lost."""
         return self.lost / self.computed if self.computed else 0.0
 
-    def answered(self, lost: int, computed: int) -> None:
+    def record_prompt(self, lost: int, computed: int) -> None:
         """Record a prompt: ``computed`` prefilled tokens, ``lost`` of them recomputed."""
         parts = self._parts
         if not parts or parts[-1][1] * _PARTS >= self.capacity_tokens:
@@ -166,7 +166,7 @@ class Arming:
         self.thrash.clear()
         self._quiet_since = None
 
-    def passed(self, now: float, waiting: bool, busy: bool) -> None:
+    def advance(self, now: float, waiting: bool, busy: bool) -> None:
         """Advance to ``now``. ``waiting``: whether any session waits; ``busy``: whether there was a
         request until now. May disarm."""
         if busy:

@@ -42,8 +42,8 @@ class Footprints:
         """Blocks that at least two active sessions share."""
         self.block_tokens = 1
         self.mean_output = 0.0
-        self.of_party: dict[Hashable, float] = {}
-        """Own charges by party."""
+        self.charge_by_tenant: dict[Hashable, float] = {}
+        """Charges of single sessions by tenant."""
         self._sessions: dict[int, Session] = {}
         self._uses: dict[int, tuple[int, int]] = {}
         """Per block: the number of active sessions that use it, and the sum of their numbers. For
@@ -73,7 +73,9 @@ class Footprints:
     def leave(self, session: Session, now: float) -> None:
         """Remove the charges of ``session``."""
         self._charge(session, 0.0, 0.0)
-        self.of_party = {t: tokens for t, tokens in self.of_party.items() if tokens > _NOTHING}
+        self.charge_by_tenant = {
+            t: tokens for t, tokens in self.charge_by_tenant.items() if tokens > _NOTHING
+        }
         blocks, session.blocks = session.blocks, ()
         del self._sessions[session.number]
         self._update_all(self._free(blocks, session.number), now)
@@ -134,7 +136,9 @@ class Footprints:
         more = has + growth - session.charge
         self.growth += growth - session.growth
         self.charged += more
-        self.of_party[session.party] = self.of_party.get(session.party, 0.0) + more
+        self.charge_by_tenant[session.charged_to] = (
+            self.charge_by_tenant.get(session.charged_to, 0.0) + more
+        )
         session.charge, session.growth = has + growth, growth
 
     def _update_all(self, numbers: set[int], now: float) -> None:

@@ -18,12 +18,12 @@ from typing import Any
 from sglang_canopy.admission.agents import Agents
 from sglang_canopy.admission.arming import Arming
 from sglang_canopy.admission.footprint import common_blocks
-from sglang_canopy.admission.places import GateCounts, Line, Places
+from sglang_canopy.admission.places import GateCounts, Places, WaitingSessions
 from sglang_canopy.admission.session import Session, SessionIndex
 from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.records import ABORT, GATEWAY, Request
 from sglang_canopy.reuse.learner import ReuseModel
-from sglang_canopy.tenant import Parties
+from sglang_canopy.tenant import ChargedTenants
 
 _REFRESH_S, _REFRESH_AT_LEAST_S = 1.0, 30.0
 """Seconds between updates of the charges: while sessions wait, and otherwise."""
@@ -52,9 +52,9 @@ class SessionGate:
         self.footprints = self.places.footprints
         self.arming = Arming(capacity_tokens, settings.horizon_s, settings.always)
         self.agents = Agents()
-        self.line = Line()
-        self.parties = Parties()
-        self.places.party_changed = self.line.set_active
+        self.waiting = WaitingSessions()
+        self.charged_tenants = ChargedTenants()
+        self.places.tenant_changed = self.waiting.set_active
         self.entered: Callable[[set[Hashable]], None] = lambda _tickets: None
         """Called with the tickets of each admitted session."""
         self.index = SessionIndex()
@@ -71,7 +71,7 @@ class SessionGate:
     @property
     def pressed(self) -> bool:
         """Whether any session waits: only then does the gate order requests."""
-        return bool(self.line)
+        return bool(self.waiting)
 
     @property
     def refresh_due_s(self) -> float:
@@ -93,7 +93,7 @@ class SessionGate:
     def advance(self, now: float) -> None:
         """Advance to ``now``; time never decreases. May admit sessions."""
         self._pass_time(now)
-        if self._changed or (self.line and self.now >= self.refresh_due_s):
+        if self._changed or (self.waiting and self.now >= self.refresh_due_s):
             self._admit()
 
     def arrive(self, ticket: Hashable, request: Request) -> Session:
@@ -106,11 +106,11 @@ class SessionGate:
             self._numbers += 1
             first = self.model.category_of_first_turn(request)
             tenant, number = request.tenant, self._numbers
-            party = self.parties.of(tenant, request.source == GATEWAY, self.now)
-            session = Session(number, tenant, request.conversation, self.now, first, party)
+            charged_to = self.charged_tenants.of(tenant, request.source == GATEWAY, self.now)
+            session = Session(number, tenant, request.conversation, self.now, first, charged_to)
         elif self.agents.returned(session, request, self.now):
             self.arming.returned(min(self.now - session.seen, self.settings.horizon_s))
-        session.left, session.unlearnt = self._left(session, request), True
+        session.cached_before, session.unlearnt = self._cached_before(session, request), True
         self.model.asked(request)  # while many wait, most returns have yet to be answered
         self._add(ticket, session, request)
         if session.active:
@@ -185,7 +185,7 @@ class SessionGate:
         elif session.active:
             self.footprints.moved(session, self.now)
         else:  # paused before
-            self.line.discard(session)
+            self.waiting.discard(session)
             self.places.pause(session, self.now)
         self._arm_and_pause()
 
@@ -207,7 +207,7 @@ class SessionGate:
             "times_armed": self.arming.times_armed,
             "ineffective_arms": self.arming.ineffective_arms,
             "thrash_share": round(self.arming.thrash.share, 4),
-            "waiting_sessions": len(self.line),
+            "waiting_sessions": len(self.waiting),
             "active_sessions": len(self.places.active),
             "paused_sessions": len(self.places.paused),
             "footprint_tokens": round(self.footprints.tokens),
@@ -217,7 +217,7 @@ class SessionGate:
 
     # ---- arming ----
 
-    def _left(self, session: Session, request: Request) -> int:
+    def _cached_before(self, session: Session, request: Request) -> int:
         """Return the tokens that the session's last turn cached for ``request``."""
         if not (session.active and session.is_agent):
             return 0  # a paused session made room once
@@ -232,16 +232,16 @@ class SessionGate:
         found = request.cached_tokens
         if found is not None:
             computed = request.prompt_tokens - found
-            lost = min(computed, max(0, session.left - found))
-            self.arming.thrash.answered(lost, computed)
+            lost = min(computed, max(0, session.cached_before - found))
+            self.arming.thrash.record_prompt(lost, computed)
         if session.is_agent:
             self.arming.turn_ended(request.prompt_tokens, self.places.outgrown)
 
     def _pass_time(self, now: float) -> None:
         self.now = max(self.now, now)
-        self.arming.passed(self.now, bool(self.line), bool(self._by_ticket))
-        if self.line and not self.arming.armed:  # disarmed now, or a short time ago
-            for session in [*islice(self.line.sessions.values(), _ENTER_AT_ONCE)]:
+        self.arming.advance(self.now, bool(self.waiting), bool(self._by_ticket))
+        if self.waiting and not self.arming.armed:  # disarmed now, or a short time ago
+            for session in [*islice(self.waiting.sessions.values(), _ENTER_AT_ONCE)]:
                 self._enter(session)
 
     def _arm_and_pause(self) -> None:
@@ -270,19 +270,19 @@ class SessionGate:
 
     def _ask_in(self, session: Session, request: Request) -> None:
         """Queue a session that is not active, or admit it."""
-        if session.number in self.line.sessions:
+        if session.number in self.waiting.sessions:
             return
         session.waits_since = self.now
         gated = self.settings.always or self.agents.is_one(session, request)
         if self.arming.armed and gated:
-            self.line.add(session)
+            self.waiting.add(session)
         else:
             self._enter(session)
 
     def _enter(self, session: Session) -> None:
         self.counts.admit(session, self.now)
-        self.line.discard(session)
-        self.line.took_turn(session, self.places.of_party)
+        self.waiting.discard(session)
+        self.waiting.served(session, self.places.count_by_tenant)
         self.places.enter(session, self.now)
         if session.tickets:
             self.entered(session.tickets)
@@ -292,11 +292,11 @@ class SessionGate:
         if not session.under_way:
             self.agents.silent(session, self.now)
         self.index.hide(session)
-        self.line.discard(session)
+        self.waiting.discard(session)
         self.places.leave(session, self.now)
 
     def _pause_one(self, wanted: Any) -> bool:
-        session = self.places.to_pause(wanted)
+        session = self.places.choose_to_pause(wanted)
         if session is None:
             return False
         self.places.pause(session, self.now)
@@ -321,17 +321,17 @@ class SessionGate:
         if self.now >= self._refreshed + _REFRESH_AT_LEAST_S:
             self._refresh()
         self._admit_all()
-        if self.line and self.now >= self.refresh_due_s:
+        if self.waiting and self.now >= self.refresh_due_s:
             self._refresh()  # sessions may have become unlikely to return
             self._admit_all()
 
     def _admit_all(self) -> None:
-        while self.arming.armed and self.line and self._admit_next():
+        while self.arming.armed and self.waiting and self._admit_next():
             pass
 
     def _admit_next(self) -> bool:
         """Admit the next waiting session that fits; return whether there was one."""
-        for session in islice(self.line.in_turn(), _TRIES):
+        for session in islice(self.waiting.in_order(), _TRIES):
             aged = self.now - session.waits_since >= self.settings.age_s
             if (
                 self.places.fits(session)
@@ -354,17 +354,19 @@ class SessionGate:
         return True
 
     def _make_room(self, session: Session) -> bool:
-        """Pause sessions of parties above their share, for an aged session of a party below it."""
-        charged = self.footprints.of_party
-        share = self.places.capacity_tokens / len({*self.places.of_party, session.party})
+        """Pause sessions of tenants above their share, for an aged session of a tenant below it."""
+        charged = self.footprints.charge_by_tenant
+        share = self.places.capacity_tokens / len(
+            {*self.places.count_by_tenant, session.charged_to}
+        )
         need = self.footprints.need(session)
-        if charged.get(session.party, 0.0) + need > share:
+        if charged.get(session.charged_to, 0.0) + need > share:
             return False
         while not self.places.fits(session):
             above = (
                 s
                 for s in self.places.active.values()
-                if charged.get(s.party, 0.0) - s.charge >= share
+                if charged.get(s.charged_to, 0.0) - s.charge >= share
             )
             if not self._pause_one(above):
                 return False

@@ -4,9 +4,9 @@ A session keeps its place while its return is likely. When active sessions outgr
 thinking agents' sessions are paused, the youngest first, since older sessions are closer to their
 end. A paused session waits when it returns, ahead of all younger sessions.
 
-Parties (``tenant.Parties``) take turns; within a party the oldest session is first. All names without
-an active session take one turn together, so that inventing a name per session gains no more than one
-turn per round. A tenant that a gateway vouches for always has its own.
+Tenants (``tenant.ChargedTenants``) are served in rotation; within a tenant the oldest session is
+first. All names without an active session count as one tenant, so that inventing a name per session
+gains no more than one admission per round. A tenant that a gateway vouches for always counts alone.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _RAW_CAPACITIES = 4
 """Maximum total size of whole thinking sessions, in capacities; beyond it, the longest silent ones
 are over."""
 _NEWCOMERS = ""
-"""The turn shared by names without an active session; no tenant's name is empty."""
+"""The share of names without an active session; no tenant's name is empty."""
 _FEW = 8
-"""If fewer numbers than this move between parties, they are moved one by one."""
+"""If fewer numbers than this move between tenants, they are moved one by one."""
 _EVENT = struct.Struct("<qdd")
 _PAUSED = -1.0
 
@@ -48,10 +48,10 @@ class Places:
         self.footprints = Footprints(model, settings.horizon_s, settings.turns_ahead)
         self.active: OrderedDict[int, Session] = OrderedDict()
         """Active sessions by number, most recent request last."""
-        self.of_party: Counter[Hashable] = Counter()
-        """Number of active sessions by party."""
-        self.party_changed: Callable[[Hashable, bool], None] = lambda _party, _active: None
-        """Called with True when a party gets its first active session, with False when it loses its
+        self.count_by_tenant: Counter[Hashable] = Counter()
+        """Number of active sessions by tenant."""
+        self.tenant_changed: Callable[[Hashable, bool], None] = lambda _tenant, _active: None
+        """Called with True when a tenant gets its first active session, with False when it loses its
         last one."""
         self.paused: OrderedDict[int, Session] = OrderedDict()
         """Paused sessions by number, the most recent pause last."""
@@ -83,9 +83,9 @@ class Places:
         session.active = True
         self.paused.pop(session.number, None)
         self.active[session.number] = session
-        self.of_party[session.party] += 1
-        if self.of_party[session.party] == 1:
-            self.party_changed(session.party, True)
+        self.count_by_tenant[session.charged_to] += 1
+        if self.count_by_tenant[session.charged_to] == 1:
+            self.tenant_changed(session.charged_to, True)
         self.footprints.enter(session, now)
 
     def leave(self, session: Session, now: float) -> None:
@@ -96,10 +96,10 @@ class Places:
         self.footprints.leave(session, now)
         session.active = False
         del self.active[session.number]
-        self.of_party[session.party] -= 1
-        if not self.of_party[session.party]:
-            del self.of_party[session.party]
-            self.party_changed(session.party, False)
+        self.count_by_tenant[session.charged_to] -= 1
+        if not self.count_by_tenant[session.charged_to]:
+            del self.count_by_tenant[session.charged_to]
+            self.tenant_changed(session.charged_to, False)
 
     def pause(self, session: Session, now: float) -> None:
         """Pause the thinking ``session``: it must wait when it returns."""
@@ -107,17 +107,17 @@ class Places:
         session.path = ()  # little of its KV will remain
         self.paused[session.number] = session
 
-    def to_pause(self, wanted: Iterable[Session]) -> Session | None:
+    def choose_to_pause(self, candidates: Iterable[Session]) -> Session | None:
         """Return the session to pause first: the youngest thinking session with a charge. Sessions
-        of parties above their share with several sessions are preferred."""
-        charged = self.footprints.of_party
-        share = self.capacity_tokens / max(1, len(self.of_party))
+        of tenants above their share with several sessions are preferred."""
+        charged = self.footprints.charge_by_tenant
+        share = self.capacity_tokens / max(1, len(self.count_by_tenant))
 
-        def greedy(party: Hashable) -> bool:
-            return self.of_party[party] > 1 and charged.get(party, 0.0) > share
+        def greedy(tenant: Hashable) -> bool:
+            return self.count_by_tenant[tenant] > 1 and charged.get(tenant, 0.0) > share
 
-        thinking = (s for s in wanted if not s.under_way and s.charge and s.is_agent)
-        return max(thinking, key=lambda s: (greedy(s.party), s.number), default=None)
+        thinking = (s for s in candidates if not s.under_way and s.charge and s.is_agent)
+        return max(thinking, key=lambda s: (greedy(s.charged_to), s.number), default=None)
 
     def refresh(self, now: float) -> Iterator[Session]:
         """Update all charges; yield the sessions that are over."""
@@ -136,11 +136,11 @@ class Places:
     def too_many(self) -> Session | None:
         """Return a session to drop if a bound is exceeded."""
         if len(self.paused) > self.settings.max_paused:
-            return of_largest_party(self.paused.values())
+            return youngest_of_largest_tenant(self.paused.values())
         if len(self.active) <= self.settings.max_sessions:
             return None
-        most = self.of_party.most_common(1)[0][0]
-        idle = (s for s in self.active.values() if not s.under_way and s.party == most)
+        most = self.count_by_tenant.most_common(1)[0][0]
+        idle = (s for s in self.active.values() if not s.under_way and s.charged_to == most)
         return next(idle, None)
 
     def _is_gone(self, session: Session, now: float) -> bool:
@@ -148,26 +148,26 @@ class Places:
         return silent and self.footprints.return_probability(session, now) < _GONE
 
 
-def of_largest_party(sessions: Iterable[Session]) -> Session:
-    """Return the youngest session of the party with most sessions."""
+def youngest_of_largest_tenant(sessions: Iterable[Session]) -> Session:
+    """Return the youngest session of the tenant with most sessions."""
     held = [*sessions]
-    most = Counter(session.party for session in held).most_common(1)[0][0]
-    return max((s for s in held if s.party == most), key=lambda s: s.number)
+    most = Counter(session.charged_to for session in held).most_common(1)[0][0]
+    return max((s for s in held if s.charged_to == most), key=lambda s: s.number)
 
 
-class Line:
-    """Waiting sessions, sorted by number within each party. A call iterates over parties."""
+class WaitingSessions:
+    """Waiting sessions, sorted by number within each tenant. A call iterates over tenants."""
 
     def __init__(self) -> None:
         self.sessions: dict[int, Session] = {}
-        self._in_turn: dict[Hashable, list[int]] = {}
-        """Turn -> sorted numbers of the sessions that share it; no list is empty."""
-        self._by_party: dict[Hashable, list[int]] = {}
-        """Sorted numbers of each party's sessions."""
+        self._by_share: dict[Hashable, list[int]] = {}
+        """Share -> sorted numbers of the sessions that share it; no list is empty."""
+        self._by_tenant: dict[Hashable, list[int]] = {}
+        """Sorted numbers of each tenant's sessions."""
         self._active: set[Hashable] = set()
-        """Parties with an active session."""
-        self._turns: dict[Hashable, int] = {}
-        self._turn = 0
+        """Tenants with an active session."""
+        self._last_served: dict[Hashable, int] = {}
+        self._served = 0
 
     def __len__(self) -> int:
         return len(self.sessions)
@@ -176,59 +176,63 @@ class Line:
         if session.number in self.sessions:
             return
         self.sessions[session.number] = session
-        insort(self._by_party.setdefault(session.party, []), session.number)
-        insort(self._in_turn.setdefault(self._turn_of(session.party), []), session.number)
+        insort(self._by_tenant.setdefault(session.charged_to, []), session.number)
+        insort(self._by_share.setdefault(self._share_of(session.charged_to), []), session.number)
 
     def discard(self, session: Session) -> None:
         if self.sessions.pop(session.number, None) is not None:
-            _remove(self._by_party, session.party, session.number)
-            _remove(self._in_turn, self._turn_of(session.party), session.number)
+            _remove(self._by_tenant, session.charged_to, session.number)
+            _remove(self._by_share, self._share_of(session.charged_to), session.number)
 
-    def set_active(self, party: Hashable, active: bool) -> None:
-        """Record that ``party`` got its first active session or lost its last one."""
-        before = self._turn_of(party)
-        (self._active.add if active else self._active.discard)(party)
-        after, numbers = self._turn_of(party), self._by_party.get(party, ())
+    def set_active(self, tenant: Hashable, active: bool) -> None:
+        """Record that ``tenant`` got its first active session or lost its last one."""
+        before = self._share_of(tenant)
+        (self._active.add if active else self._active.discard)(tenant)
+        after, numbers = self._share_of(tenant), self._by_tenant.get(tenant, ())
         if before == after or not numbers:
             return
         if len(numbers) < _FEW:
             for number in numbers:
-                _remove(self._in_turn, before, number)
-                insort(self._in_turn.setdefault(after, []), number)
+                _remove(self._by_share, before, number)
+                insort(self._by_share.setdefault(after, []), number)
             return
         moved = set(numbers)
-        left = [number for number in self._in_turn.pop(before) if number not in moved]
-        if left:
-            self._in_turn[before] = left
-        self._in_turn[after] = sorted([*self._in_turn.get(after, ()), *numbers])
+        rest = [number for number in self._by_share.pop(before) if number not in moved]
+        if rest:
+            self._by_share[before] = rest
+        self._by_share[after] = sorted([*self._by_share.get(after, ()), *numbers])
 
-    def in_turn(self) -> Iterator[Session]:
+    def in_order(self) -> Iterator[Session]:
         """Yield waiting sessions in the order in which the gate tries them.
 
-        A party's second session follows the first sessions of all parties, and so on. Do not change
-        the line during the iteration.
+        A tenant's second session follows the first sessions of all tenants, and so on. Do not change
+        the sessions during the iteration.
         """
-        waiting = self._in_turn
-        order = sorted(waiting, key=lambda turn: (self._turns.get(turn, 0), waiting[turn][0]))
-        for place in range(max(map(len, waiting.values()), default=0)):
-            for turn in order:
-                if place < len(waiting[turn]):
-                    yield self.sessions[waiting[turn][place]]
+        waiting = self._by_share
+        order = sorted(
+            waiting, key=lambda share: (self._last_served.get(share, 0), waiting[share][0])
+        )
+        for nth in range(max(map(len, waiting.values()), default=0)):
+            for share in order:
+                if nth < len(waiting[share]):
+                    yield self.sessions[waiting[share][nth]]
 
-    def took_turn(self, session: Session, active: Counter[Hashable]) -> None:
-        """Move the party of an admitted session to the end. ``active``: admitted sessions by party,
+    def served(self, session: Session, active: Counter[Hashable]) -> None:
+        """Move the tenant of an admitted session to the end. ``active``: admitted sessions by tenant,
         without this one."""
-        self._turn += 1
-        self._turns[self._turn_of(session.party)] = self._turn
-        # An admitted newcomer gets its own turn, and has used it.
-        self._turns[session.party] = self._turn
-        if len(self._turns) > 2 * len(active) + 16:
-            kept = {*active, session.party, _NEWCOMERS}
-            self._turns = {p: turn for p, turn in self._turns.items() if p in kept}
+        self._served += 1
+        self._last_served[self._share_of(session.charged_to)] = self._served
+        # An admitted newcomer gets its own share, and has used it.
+        self._last_served[session.charged_to] = self._served
+        if len(self._last_served) > 2 * len(active) + 16:
+            recent = {*active, session.charged_to, _NEWCOMERS}
+            self._last_served = {
+                name: served for name, served in self._last_served.items() if name in recent
+            }
 
-    def _turn_of(self, party: Hashable) -> Hashable:
-        own = party in self._active or isinstance(party, Vouched)
-        return party if own else _NEWCOMERS
+    def _share_of(self, tenant: Hashable) -> Hashable:
+        separate = tenant in self._active or isinstance(tenant, Vouched)
+        return tenant if separate else _NEWCOMERS
 
 
 def _remove(lists: dict[Hashable, list[int]], name: Hashable, number: int) -> None:

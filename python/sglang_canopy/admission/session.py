@@ -27,8 +27,8 @@ class Session:
     seen: float
     """Time of the last arrival or answer."""
     category: Category
-    party: Hashable = None
-    """Party that its turns and its memory are charged to (``tenant.Parties``)."""
+    charged_to: Hashable = None
+    """Tenant that its turns and its memory are charged to (``tenant.ChargedTenants``)."""
     waits_since: float = 0.0
     """Time since which it waits for admission, if it does."""
     tickets: set[Hashable] = field(default_factory=set)
@@ -58,7 +58,7 @@ class Session:
     """Keys of its last answer in the shares of agents, while it is not judged."""
     ends: tuple[int, ...] = ()
     """Hashes of the last blocks of its prompt and answer."""
-    left: int = 0
+    cached_before: int = 0
     """Tokens that the previous request cached for the request in progress."""
 
     @property
@@ -67,7 +67,7 @@ class Session:
         return bool(self.tickets)
 
     @property
-    def who(self) -> tuple[str | None, Hashable | None]:
+    def key(self) -> tuple[str | None, Hashable | None]:
         return self.tenant, self.conversation
 
 
@@ -84,16 +84,16 @@ class SessionIndex:
 
     def find(self, request: Request) -> Session | None:
         """Return the session that ``request`` continues, unless it has a request in progress."""
-        who, unnamed = (request.tenant, request.conversation), (request.tenant, None)
+        key, unnamed = (request.tenant, request.conversation), (request.tenant, None)
         full = full_blocks(request.path, request.prompt_tokens, request.block_tokens)
         session = None
         for block in reversed(request.path[:full]):
             session = self._by_end.get(block)
-            if session is not None and not session.under_way and session.who in (who, unnamed):
+            if session is not None and not session.under_way and session.key in (key, unnamed):
                 return session
         if request.conversation is None:
             return None
-        session = self._by_conversation.get(who)
+        session = self._by_conversation.get(key)
         return session if session is not None and not session.under_way else None
 
     def describe(self, session: Session, request: Request, tokens: int) -> None:
@@ -113,7 +113,7 @@ class SessionIndex:
         for end in session.ends:
             self._by_end[end] = session
         if session.conversation is not None:
-            self._by_conversation[session.who] = session
+            self._by_conversation[session.key] = session
 
     def hide(self, session: Session) -> None:
         """Remove ``session`` from the index."""
@@ -121,5 +121,5 @@ class SessionIndex:
             if self._by_end.get(end) is session:
                 del self._by_end[end]
         session.ends = ()
-        if self._by_conversation.get(session.who) is session:
-            del self._by_conversation[session.who]
+        if self._by_conversation.get(session.key) is session:
+            del self._by_conversation[session.key]

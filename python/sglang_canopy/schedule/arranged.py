@@ -15,9 +15,9 @@ from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
-from sglang_canopy.schedule.line import Waiting
+from sglang_canopy.schedule.cost_queue import Waiting
 from sglang_canopy.schedule.prefill_cost import Prefill
-from sglang_canopy.tenant import Party
+from sglang_canopy.tenant import ClaimedTenant
 
 HEAD_LOOKUPS = 8
 """Requests at the head of the queue whose prefix match is refreshed in every pass."""
@@ -30,7 +30,7 @@ STEPS = 2
 """Steps' worth of tokens checked against the overtaking budgets. More than one, because a refreshed
 prefix match may be longer and let more requests into a step."""
 
-_request_of = operator.attrgetter("about")
+_request_of = operator.attrgetter("request")
 
 T = TypeVar("T")
 T_in = TypeVar("T_in", contravariant=True)
@@ -39,7 +39,7 @@ T_in = TypeVar("T_in", contravariant=True)
 class Requests(Protocol[T_in]):
     """Scheduler-specific view of a request, implemented by the server and the simulator."""
 
-    def tenant(self, request: T_in) -> Party:
+    def tenant(self, request: T_in) -> ClaimedTenant:
         """Return the tenant, ``None`` for the public one; as ``Vouched`` if a gateway named it."""
 
     def urgency(self, request: T_in) -> int:
@@ -65,7 +65,7 @@ class Arranged(Generic[T]):
         self.order = order
         self._requests = requests
         self._waiting: dict[int, Waiting] = {}
-        """Keyed by ``id`` of the scheduler's request, which ``Waiting.about`` keeps alive."""
+        """Keyed by ``id`` of the scheduler's request, which ``Waiting.request`` keeps alive."""
         self._admitted: dict[int, Waiting] = {}
         """Admitted requests that may be retracted, by ``id``."""
         self._in_order: list[Waiting] = []
@@ -83,7 +83,7 @@ class Arranged(Generic[T]):
         waiting = self._waiting
         new = [request for request in queue if id(request) not in waiting]
         if len(waiting) + len(new) > len(queue):
-            self.keep(queue)
+            self.drop_aborted(queue)
         chunk = self._admitted.get(id(chunked))
         self.order.chunked(chunk, 0.0 if chunk is None else self._remaining_s(chunk))
         for request in new:
@@ -101,19 +101,19 @@ class Arranged(Generic[T]):
         return list(map(_request_of, self._in_order))
 
     def _remaining_s(self, chunk: Waiting) -> float:
-        return self.order.cost.seconds(self._requests.rest(chunk.about))
+        return self.order.cost.seconds(self._requests.rest(chunk.request))
 
     def _enqueue(self, request: T) -> None:
         about, prefill = self._requests, self._requests.prefill(request, False)
         waiting = self._admitted.pop(id(request), None)
         if waiting is not None:
-            self.order.back(waiting, prefill)
+            self.order.requeue(waiting, prefill)
         else:
             tenant, urgency = about.tenant(request), about.urgency(request)
             waiting = self.order.add(prefill, tenant, urgency, request)
         self._waiting[id(request)] = waiting
 
-    def keep(self, queue: Iterable[T]) -> None:
+    def drop_aborted(self, queue: Iterable[T]) -> None:
         """Drop requests that are no longer in ``queue``; they were aborted."""
         gone = self._waiting.keys() - {id(request) for request in queue}
         for waiting in self._pop(gone):
@@ -124,8 +124,8 @@ class Arranged(Generic[T]):
         admitted = self._waiting.keys() & {id(request) for request in requests}
         entered = self._pop(admitted)
         self.order.admit(entered)
-        self._admitted.update((id(waiting.about), waiting) for waiting in entered)
-        return [waiting.about for waiting in entered]
+        self._admitted.update((id(waiting.request), waiting) for waiting in entered)
+        return [waiting.request for waiting in entered]
 
     @property
     def may_come_back(self) -> KeysView[int]:
@@ -134,9 +134,9 @@ class Arranged(Generic[T]):
 
     def admitted(self, key: int) -> T:
         """Return the admitted request with this ``id``."""
-        return self._admitted[key].about  # type: ignore[no-any-return]
+        return self._admitted[key].request  # type: ignore[no-any-return]
 
-    def over(self, gone: Iterable[int]) -> None:
+    def finished(self, gone: Iterable[int]) -> None:
         """Forget admitted requests that have finished, by ``id``."""
         for key in gone:
             waiting = self._admitted.pop(key, None)
@@ -166,8 +166,8 @@ class Arranged(Generic[T]):
             pages = -(-tokens // page) * page
             if tokens >= chunk_tokens or pages > room:
                 return False
-            now = self._requests.prefill(waiting.about, True)
-            if now.uncached > tokens or not fits(waiting.about):  # its prefix shrank meanwhile
+            now = self._requests.prefill(waiting.request, True)
+            if now.uncached > tokens or not fits(waiting.request):  # its prefix shrank meanwhile
                 return False
             room -= pages
             return True
@@ -180,19 +180,19 @@ class Arranged(Generic[T]):
         if not sharers:
             return [], []
         self._in_order = [*sharers, *self.order.order(gone=sharers)]
-        return [one.about for one in sharers], self.over_budget()
+        return [one.request for one in sharers], self.over_budget()
 
     def _pop(self, gone: Collection[int]) -> list[Waiting]:
         if not gone:
             return []
-        taken = [one for one in self._in_order if id(one.about) in gone]
-        self._in_order = [one for one in self._in_order if id(one.about) not in gone]
+        taken = [one for one in self._in_order if id(one.request) in gone]
+        self._in_order = [one for one in self._in_order if id(one.request) not in gone]
         self._forget(taken)
         return taken
 
     def _forget(self, gone: Iterable[Waiting]) -> None:
         for waiting in gone:
-            del self._waiting[id(waiting.about)]
+            del self._waiting[id(waiting.request)]
 
     def _refresh(self) -> None:
         size = len(self._in_order)
@@ -201,4 +201,4 @@ class Arranged(Generic[T]):
             self._next_lookup = max((self._next_lookup + 1) % size, HEAD_LOOKUPS)
             chosen.append(self._in_order[self._next_lookup])
         for waiting in chosen:
-            self.order.update(waiting, self._requests.prefill(waiting.about, True))
+            self.order.update(waiting, self._requests.prefill(waiting.request, True))

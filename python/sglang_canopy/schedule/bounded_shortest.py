@@ -12,8 +12,8 @@ lambda = ``OWN`` and beta = ``MIN_S``. A request may not overdraw the budget of 
 the oldest may always go. A chunked prefill keeps its budget for requests that share its steps.
 
 Bound: regardless of later arrivals, at most (1 + kappa) w + (1 + lambda) c + beta seconds of its
-turn's work are admitted up to and including a request, because work admitted before it is either
-older (at most w) or charged to B; and a request that is the oldest of its turn is overtaken for at
+share's work are admitted up to and including a request, because work admitted before it is either
+older (at most w) or charged to B; and a request that is the oldest of its share is overtaken for at
 most B seconds of the clock. The clock holds where the predictions do not: one place that frees again
 and again beside long answers serves one overtaker after the other.
 
@@ -21,7 +21,7 @@ The bound excludes the rest of its last step, the running answers that must end 
 recomputation after retractions, higher priorities, and work admitted while the request's KV is read
 from storage, since SGLang passes over such requests.
 
-Budgets count within one turn (a tenant's share, ``fair_shares.py``) and one priority.
+Budgets count within one share (a tenant's share, ``fair_shares.py``) and one priority.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from sglang_canopy.schedule.fair_shares import FairShares, Turn, first
-from sglang_canopy.schedule.line import Line, Waiting, go, number_of
+from sglang_canopy.schedule.cost_queue import CostQueue, Waiting, number_of, simulate_admission
+from sglang_canopy.schedule.fair_shares import FairShares, Share, first
 from sglang_canopy.schedule.passing import Passing
 from sglang_canopy.schedule.prefill_cost import Cost, Prefill, PrefillCost
-from sglang_canopy.tenant import Party
+from sglang_canopy.tenant import ClaimedTenant
 
 MAX_WAIT_FACTOR = 1.0
 """1 + kappa."""
@@ -42,9 +42,7 @@ OWN = 10.0
 """lambda: the budget grows by this multiple of the request's own cost."""
 MIN_S = 2.0
 """beta, in seconds."""
-Place = tuple[int, Turn]
-"""Priority and turn of a request."""
-PLACES = 128
+SORTED_HEAD = 128
 """Positions at the head of the queue that are sorted; a pass rarely admits more."""
 
 
@@ -67,8 +65,8 @@ class BoundedShortest:
         self.least_s = least_s
         self.shares = FairShares()
         self._numbers = itertools.count()
-        self._lines: dict[int, dict[Turn, Line]] = {}
-        """Priority -> turn -> line. Empty lines are dropped, except the chunked prefill's."""
+        self._queues: dict[int, dict[Share, CostQueue]] = {}
+        """Priority -> share -> queue. Empty queues are dropped, except the chunked prefill's."""
         self._by_arrival: dict[int, dict[int, Waiting]] = {}
         """Priority -> number -> queued request, in order of arrival."""
         self.chunk: Waiting | None = None
@@ -90,71 +88,71 @@ class BoundedShortest:
     def add(
         self,
         prefill: Prefill,
-        tenant: Party = None,
+        tenant: ClaimedTenant = None,
         urgency: int = 0,
-        about: Any = None,
+        request: Any = None,
     ) -> Waiting:
-        turn, cost = self.shares.turn_of(tenant), self.cost.seconds(prefill)
-        waiting = Waiting(next(self._numbers), tenant, turn, urgency, prefill, cost)
-        waiting.about = about
-        line = self._line(waiting)
-        waiting.left = waiting.budget_s = self._budget(line, cost)
-        line.add(waiting, youngest=True)
+        share, cost = self.shares.share_of(tenant), self.cost.seconds(prefill)
+        waiting = Waiting(next(self._numbers), tenant, share, urgency, prefill, cost)
+        waiting.request = request
+        queue = self._queue_of(waiting)
+        waiting.budget_left_s = waiting.budget_s = self._budget(queue, cost)
+        queue.add(waiting, youngest=True)
         self._by_arrival.setdefault(urgency, {})[waiting.number] = waiting
         return waiting
 
-    def _budget(self, line: Line | None, cost: float) -> float:
+    def _budget(self, queue: CostQueue | None, cost: float) -> float:
         """Return the overtaking budget, in seconds, of a new request."""
         before_s = 0.0
-        if line is not None:
-            before_s = line.work + (self._chunk_remaining_s if line.chunk is not None else 0.0)
+        if queue is not None:
+            before_s = queue.work + (self._chunk_remaining_s if queue.chunk is not None else 0.0)
         # Avoid inf * 0: with no older work, kappa is irrelevant.
         for_others = (self.max_wait_factor - 1.0) * before_s if before_s else 0.0
         return for_others + self.own * cost + self.least_s
 
-    def back(self, waiting: Waiting, prefill: Prefill) -> None:
+    def requeue(self, waiting: Waiting, prefill: Prefill) -> None:
         """Requeue a retracted request at its old position, with the rest of its budget."""
         waiting.prefill = prefill
         waiting.cost = self.cost.seconds(prefill)
-        self._line(waiting).add(waiting, youngest=False)
+        self._queue_of(waiting).add(waiting, youngest=False)
         arrived = {waiting.number: waiting, **self._by_arrival.get(waiting.urgency, {})}
         self._by_arrival[waiting.urgency] = dict(sorted(arrived.items()))
 
     def update(self, waiting: Waiting, prefill: Prefill) -> None:
         """Update the cost of ``waiting`` after a new prefix match."""
-        self._line(waiting).update(waiting, prefill, self.cost.seconds(prefill))
+        self._queue_of(waiting).update(waiting, prefill, self.cost.seconds(prefill))
 
     def set_time(self, now: float) -> None:
         """Pass the time, in seconds on any clock that all ranks share. Call before each pass."""
-        for turns in self._lines.values():
-            for line in turns.values():
-                line.set_time(now)
+        for by_share in self._queues.values():
+            for queue in by_share.values():
+                queue.set_time(now)
 
     def reprice(self) -> None:
         """Recompute all costs after a change of the cost model."""
-        for turns in self._lines.values():
-            for line in turns.values():
-                line.reprice(self.cost)
+        for by_share in self._queues.values():
+            for queue in by_share.values():
+                queue.reprice(self.cost)
 
     def remove(self, waiting: Waiting) -> bool:
         """Remove an aborted request; return False if it was not queued."""
-        line = self._lines.get(waiting.urgency, {}).get(waiting.turn)
-        if line is None or not line.remove(waiting):
+        queue = self._queues.get(waiting.urgency, {}).get(waiting.share)
+        if queue is None or not queue.remove(waiting):
             return False
-        self._left(waiting, line)
+        self._removed(waiting, queue)
         return True
 
     def admit(self, admitted: Iterable[Waiting]) -> None:
         """Admit requests in this order, charging budgets and fair shares."""
         for waiting in admitted:
-            line = self._lines.get(waiting.urgency, {}).get(waiting.turn)
-            if line is None or waiting.number not in line.requests:
+            queue = self._queues.get(waiting.urgency, {}).get(waiting.share)
+            if queue is None or waiting.number not in queue.requests:
                 continue
-            shortest = line.by_cost[0][2] is waiting
+            shortest = queue.by_cost[0][2] is waiting
             self.admitted_by["shortest" if shortest else "budget"] += 1
-            line.admit(waiting)
-            self._left(waiting, line)
-            self.shares.charge(waiting.tenant, waiting.turn, waiting.cost)
+            queue.admit(waiting)
+            self._removed(waiting, queue)
+            self.shares.charge(waiting.tenant, waiting.share, waiting.cost)
 
     def chunked(self, waiting: Waiting | None, rest_s: float) -> None:
         """Set the chunked prefill and its remaining cost, in seconds; ``None`` ends it."""
@@ -162,15 +160,15 @@ class BoundedShortest:
         self._chunk_remaining_s = rest_s
         if waiting is not before:
             if before is not None:
-                line = self._line(before)
-                line.let_pass(None)
-                self._drop_if_empty(before, line)
+                queue = self._queue_of(before)
+                queue.set_chunk(None)
+                self._drop_if_empty(before, queue)
             if waiting is not None:
-                self._line(waiting).let_pass(waiting)
+                self._queue_of(waiting).set_chunk(waiting)
 
-    def left(self, waiting: Waiting) -> float:
+    def budget_left_s(self, waiting: Waiting) -> float:
         """Seconds of younger work that may still be admitted before ``waiting``."""
-        return self._line(waiting).passing.allowance(waiting.place)
+        return self._queue_of(waiting).passing.allowance(waiting.position)
 
     def may_go(
         self, candidates: Iterable[Waiting], fits: Callable[[Waiting], bool]
@@ -182,12 +180,12 @@ class BoundedShortest:
         trials: dict[int, Passing] = {}
         selected = []
         for waiting in candidates:
-            line = self._line(waiting)
-            trial = trials.get(id(line))
+            queue = self._queue_of(waiting)
+            trial = trials.get(id(queue))
             if trial is None:
-                trial = trials[id(line)] = line.passing.copy()
-            if trial.may_go(waiting.place) and fits(waiting):
-                go(trial, waiting)
+                trial = trials[id(queue)] = queue.passing.copy()
+            if trial.may_go(waiting.position) and fits(waiting):
+                simulate_admission(trial, waiting)
                 selected.append(waiting)
         return selected
 
@@ -197,8 +195,8 @@ class BoundedShortest:
         Budgets of requests outside ``order``, and of the chunked prefill, count. Only the head of
         ``order`` is checked, up to ``tokens`` uncached tokens.
         """
-        lines = [line for turns in self._lines.values() for line in turns.values()]
-        if all(line.passing.least_allowance() >= line.work for line in lines):
+        queues = [queue for by_share in self._queues.values() for queue in by_share.values()]
+        if all(queue.passing.least_allowance() >= queue.work for queue in queues):
             return []
         checked: list[Waiting] = []
 
@@ -217,59 +215,61 @@ class BoundedShortest:
         may = {one.number for one in self.may_go(head(), computes)}
         return [one for one in checked if one.number not in may]
 
-    def order(self, places: int = PLACES, gone: Sequence[Waiting] = ()) -> list[Waiting]:
+    def order(self, head: int = SORTED_HEAD, gone: Sequence[Waiting] = ()) -> list[Waiting]:
         """Return the queue in admission order, assuming ``gone`` is admitted first.
 
-        Only the first ``places`` are sorted; the rest of each priority is in order of arrival. Does
+        Only the first ``head`` requests are sorted; the rest of each priority is in order of arrival. Does
         not change the queue: call ``admit`` to admit.
         """
-        queue: list[Waiting] = []
-        starts: dict[Turn, float] = {}
+        ordered: list[Waiting] = []
+        starts: dict[Share, float] = {}
         taken = {waiting.number for waiting in gone}
-        for urgency in sorted(self._lines, reverse=True):
-            turns = {t: line for t, line in self._lines[urgency].items() if line.requests}
-            if len(queue) < places and turns:
+        for urgency in sorted(self._queues, reverse=True):
+            by_share = {t: queue for t, queue in self._queues[urgency].items() if queue.requests}
+            if len(ordered) < head and by_share:
                 walks = {
-                    turn: line.walk([w for w in gone if w.number in line.requests])
-                    for turn, line in turns.items()
+                    share: queue.walk([w for w in gone if w.number in queue.requests])
+                    for share, queue in by_share.items()
                 }
-                heads = {turn: one for turn, walk in walks.items() if (one := next(walk, None))}
-                starts = self.shares.starts(turns) | starts
-                mine = {turn: starts[turn] for turn in heads}
-                while heads and len(queue) < places:
-                    turn = first(mine)
-                    queue.append(heads[turn])
-                    taken.add(heads[turn].number)
-                    mine[turn] += heads[turn].cost
-                    starts[turn] = mine[turn]
-                    following = next(walks[turn], None)
+                heads = {
+                    share: request for share, walk in walks.items() if (request := next(walk, None))
+                }
+                starts = self.shares.starts(by_share) | starts
+                mine = {share: starts[share] for share in heads}
+                while heads and len(ordered) < head:
+                    share = first(mine)
+                    ordered.append(heads[share])
+                    taken.add(heads[share].number)
+                    mine[share] += heads[share].cost
+                    starts[share] = mine[share]
+                    following = next(walks[share], None)
                     if following is None:
-                        del heads[turn], mine[turn]
+                        del heads[share], mine[share]
                     else:
-                        heads[turn] = following
+                        heads[share] = following
             behind = self._by_arrival.get(urgency, {}).copy()
             for number in taken:
                 behind.pop(number, None)
-            queue += behind.values()
+            ordered += behind.values()
+        return ordered
+
+    def _queue_of(self, waiting: Waiting) -> CostQueue:
+        by_share = self._queues.setdefault(waiting.urgency, {})
+        queue = by_share.get(waiting.share)
+        if queue is None:
+            queue = by_share[waiting.share] = CostQueue()
         return queue
 
-    def _line(self, waiting: Waiting) -> Line:
-        turns = self._lines.setdefault(waiting.urgency, {})
-        line = turns.get(waiting.turn)
-        if line is None:
-            line = turns[waiting.turn] = Line()
-        return line
-
-    def _left(self, waiting: Waiting, line: Line) -> None:
+    def _removed(self, waiting: Waiting, queue: CostQueue) -> None:
         arrived = self._by_arrival[waiting.urgency]
         del arrived[waiting.number]
         if not arrived:
             del self._by_arrival[waiting.urgency]
-        self._drop_if_empty(waiting, line)
+        self._drop_if_empty(waiting, queue)
 
-    def _drop_if_empty(self, waiting: Waiting, line: Line) -> None:
-        if not line.requests and line.chunk is None:
-            turns = self._lines[waiting.urgency]
-            del turns[waiting.turn]
-            if not turns:
-                del self._lines[waiting.urgency]
+    def _drop_if_empty(self, waiting: Waiting, queue: CostQueue) -> None:
+        if not queue.requests and queue.chunk is None:
+            by_share = self._queues[waiting.urgency]
+            del by_share[waiting.share]
+            if not by_share:
+                del self._queues[waiting.urgency]

@@ -19,7 +19,7 @@ _MIN_CAPACITY = 16
 
 
 class Passing:
-    """Members by place, 0 being the oldest; costs and allowances in seconds.
+    """Members by position, 0 being the oldest; costs and allowances in seconds.
 
     A member with infinite cost is never chosen; one with infinite allowance restricts no other.
     """
@@ -39,33 +39,33 @@ class Passing:
         return self.members == len(self._costs)
 
     def append(self, cost: float, allowed: float) -> int:
-        """Append the youngest member and return its place."""
-        place = self.members
+        """Append the youngest member and return its position."""
+        position = self.members
         self.members += 1
-        self._costs[place], self._allowances[place] = cost, allowed
-        return place
+        self._costs[position], self._allowances[position] = cost, allowed
+        return position
 
-    def cost(self, place: int) -> float:
-        return self._costs.item(place)
+    def cost(self, position: int) -> float:
+        return self._costs.item(position)
 
-    def set_cost(self, place: int, cost: float) -> None:
-        self._costs[place] = cost
+    def set_cost(self, position: int, cost: float) -> None:
+        self._costs[position] = cost
 
-    def allowance(self, place: int) -> float:
-        return self._allowances.item(place)
+    def allowance(self, position: int) -> float:
+        return self._allowances.item(position)
 
-    def set_allowance(self, place: int, allowed: float) -> None:
-        self._allowances[place] = allowed
+    def set_allowance(self, position: int, allowed: float) -> None:
+        self._allowances[position] = allowed
 
     def least_allowance(self) -> float:
         return float(self._allowances[: self.members].min(initial=math.inf))
 
-    def pass_by(self, place: int, seconds: float) -> None:
-        """Charge ``seconds`` to the allowance of every member older than ``place``."""
-        self._allowances[:place] -= seconds
+    def pass_by(self, position: int, seconds: float) -> None:
+        """Charge ``seconds`` to the allowance of every member older than ``position``."""
+        self._allowances[:position] -= seconds
 
     def shortest(self) -> int:
-        """Return the place of the cheapest member that may go next; the older wins a tie.
+        """Return the position of the cheapest member that may go next; the older wins a tie.
 
         Returns -1 if no member may go, which requires that the oldest has infinite cost.
         """
@@ -76,13 +76,13 @@ class Passing:
         allowed[0] = math.inf
         np.minimum.accumulate(self._allowances[: self.members - 1], out=allowed[1:])
         found = np.where(allowed >= costs, costs, math.inf)
-        place = int(found.argmin())
-        return place if found.item(place) < math.inf else -1
+        position = int(found.argmin())
+        return position if found.item(position) < math.inf else -1
 
-    def may_go(self, place: int) -> bool:
-        """Return whether all older members allow the cost of ``place``."""
-        least = self._allowances[:place].min(initial=math.inf)
-        return bool(least >= self._costs[place])
+    def may_go(self, position: int) -> bool:
+        """Return whether all older members allow the cost of ``position``."""
+        least = self._allowances[:position].min(initial=math.inf)
+        return bool(least >= self._costs[position])
 
     def copy(self) -> Passing:
         other = Passing.__new__(Passing)

@@ -76,7 +76,7 @@ def test_overtaken_requests_that_left_are_recorded(tree: LiveTree) -> None:
     )
     # One that was retracted is back, with its place.
     assert set(arranged(tree, [*left, admitted])) == {*left, admitted}
-    assert next(iter(live.order)).about in (admitted, waiting[0])
+    assert next(iter(live.order)).request in (admitted, waiting[0])
     assert arranged(tree, []) == []
     assert len(live.order) == 0
 

@@ -22,7 +22,7 @@ from sglang_canopy.schedule.bounded_shortest import BoundedShortest
 from sglang_canopy.schedule.prefill_cost import STEP_TOKENS, Prefill, PrefillCost
 from sglang_canopy.server.scheduler.prefill_times import PrefillTimes
 from sglang_canopy.server.scheduler.running_requests import running_requests
-from sglang_canopy.tenant import Party, Vouched
+from sglang_canopy.tenant import ClaimedTenant, Vouched
 
 if TYPE_CHECKING:
     from sglang_canopy.radix.cache import CanopyRadixCache
@@ -169,7 +169,7 @@ class LiveQueue:
         """Drop requests that were aborted or have finished."""
         arranged, waiting = self._arranged, scheduler.waiting_queue
         if len(waiting) < len(arranged):
-            arranged.keep(waiting)
+            arranged.drop_aborted(waiting)
         if scheduler.chunked_req is None:
             self.order.chunked(None, 0.0)
         here = {id(req) for req in running_requests(scheduler, running) if not req.finished()}
@@ -179,7 +179,7 @@ class LiveQueue:
         if gone:
             for req in (arranged.admitted(key) for key in arranged.may_come_back if key in gone):
                 self.answers.finished(_reserved(req, 0), len(req.output_ids))
-            arranged.over(gone)
+            arranged.finished(gone)
 
     def chunk_limit(
         self, chunked: Any, queue: list[Any], step_tokens: int, page: int
@@ -264,7 +264,7 @@ class _Requests:
         self._queue = queue
         self.urgency: Callable[[Any], int] = lambda _req: 0
 
-    def tenant(self, req: Any) -> Party:
+    def tenant(self, req: Any) -> ClaimedTenant:
         request = self._queue.request_of(req)
         return Vouched(request.tenant) if request.source == GATEWAY else request.tenant
 

@@ -1,4 +1,4 @@
-"""Queue of the requests of one turn and one priority."""
+"""Queue of the requests of one share and one priority, by cost."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_canopy.schedule.fair_shares import Turn
+from sglang_canopy.schedule.fair_shares import Share
 from sglang_canopy.schedule.passing import Passing
 from sglang_canopy.schedule.prefill_cost import Cost, Prefill
-from sglang_canopy.tenant import Party
+from sglang_canopy.tenant import ClaimedTenant
 
-TIGHT_PLACES = 32
+TIGHT_HEAD = 32
 """Requests sorted per call once budgets restrict the order."""
 
 
@@ -23,24 +23,24 @@ class Waiting:
 
     number: int
     """Order of arrival, unique."""
-    tenant: Party
-    turn: Turn
-    """The turn it is charged to, fixed on arrival."""
+    tenant: ClaimedTenant
+    share: Share
+    """The share that it is charged to, fixed on arrival."""
     urgency: int
     """SGLang's priority; higher values are always admitted first."""
     prefill: Prefill
     cost: float
-    left: float = math.inf
-    """Unused budget, in seconds, valid only while outside a line."""
-    place: int = -1
-    """Index in ``places``."""
-    places: Passing | None = None
-    """The line's ``Passing`` when ``place`` was assigned; after a rebuild ``place`` is stale."""
+    budget_left_s: float = math.inf
+    """Unused budget; valid only while outside a queue."""
+    position: int = -1
+    """Index in ``age_order``."""
+    age_order: Passing | None = None
+    """The queue's ``Passing`` when ``position`` was assigned; after a rebuild ``position`` is stale."""
     budget_s: float = math.inf
     """Overtaking budget at arrival, in seconds."""
     oldest_since: float | None = None
-    """Time at which it became the oldest of its line."""
-    about: Any = None
+    """Time at which it became the oldest of its queue."""
+    request: Any = None
     """The scheduler's request."""
 
     @property
@@ -48,20 +48,21 @@ class Waiting:
         return self.cost, self.number
 
 
-class Line:
+class CostQueue:
     """Requests sorted by cost, with their overtaking budgets."""
 
-    __slots__ = ("at", "by_cost", "chunk", "passing", "requests", "work")
+    __slots__ = ("arrival_by_position", "by_cost", "chunk", "passing", "requests", "work")
 
     def __init__(self) -> None:
         self.requests: dict[int, Waiting] = {}
         """Keyed by arrival number."""
         self.by_cost: list[tuple[float, int, Waiting]] = []
         self.passing = Passing()
-        self.at: list[int] = []
-        """Arrival numbers by place."""
+        self.arrival_by_position: list[int] = []
+        """Arrival numbers, the oldest first."""
         self.chunk: Waiting | None = None
-        """The chunked prefill, which sharers of its steps may overtake within its budget."""
+        """The prompt now prefilled in chunks. Requests that share its steps may overtake it
+        within its budget."""
         self.work = 0.0
         """Total cost, in seconds."""
 
@@ -72,17 +73,17 @@ class Line:
         insort(self.by_cost, (*waiting.rank, waiting))
         self.work += waiting.cost
         if youngest and not self.passing.full:
-            waiting.places = self.passing
-            waiting.place = self.passing.append(waiting.cost, waiting.left)
-            self.at.append(waiting.number)
+            waiting.age_order = self.passing
+            waiting.position = self.passing.append(waiting.cost, waiting.budget_left_s)
+            self.arrival_by_position.append(waiting.number)
         else:
             self._restore(waiting, waiting.cost)
 
     def _restore(self, waiting: Waiting, cost: float) -> None:
-        """Insert a request that is not the youngest at its place by age."""
-        if waiting.places is self.passing:
-            self.passing.set_cost(waiting.place, cost)
-            self.passing.set_allowance(waiting.place, waiting.left)
+        """Insert a request that is not the youngest at its position by age."""
+        if waiting.age_order is self.passing:
+            self.passing.set_cost(waiting.position, cost)
+            self.passing.set_allowance(waiting.position, waiting.budget_left_s)
         else:
             self._rebuild(waiting)
 
@@ -91,15 +92,15 @@ class Line:
         if self.requests.pop(waiting.number, None) is None:
             return False
         self._suspend_budget(waiting)
-        self.passing.set_cost(waiting.place, math.inf)
+        self.passing.set_cost(waiting.position, math.inf)
         del self.by_cost[bisect_left(self.by_cost, waiting.rank)]
         self.work = self.work - waiting.cost if self.requests else 0.0
         return True
 
     def _suspend_budget(self, waiting: Waiting) -> None:
         """Save the unused budget and stop enforcing it."""
-        waiting.left = self.passing.allowance(waiting.place)
-        self.passing.set_allowance(waiting.place, math.inf)
+        waiting.budget_left_s = self.passing.allowance(waiting.position)
+        self.passing.set_allowance(waiting.position, math.inf)
 
     def update(self, waiting: Waiting, prefill: Prefill, cost: float) -> None:
         waiting.prefill = prefill
@@ -108,7 +109,7 @@ class Line:
             self.work += cost - waiting.cost
             waiting.cost = cost
             insort(self.by_cost, (*waiting.rank, waiting))
-            self.passing.set_cost(waiting.place, cost)
+            self.passing.set_cost(waiting.position, cost)
 
     def set_time(self, now: float) -> None:
         """End the overtaking of the oldest request after its budget in seconds of the clock."""
@@ -118,14 +119,16 @@ class Line:
         if oldest.oldest_since is None:
             oldest.oldest_since = now
         elif now - oldest.oldest_since > oldest.budget_s:
-            self.passing.set_allowance(oldest.place, min(self.passing.allowance(oldest.place), 0.0))
+            self.passing.set_allowance(
+                oldest.position, min(self.passing.allowance(oldest.position), 0.0)
+            )
 
     def admit(self, waiting: Waiting) -> None:
         """Admit a request, charging the budgets of all older requests."""
-        self.passing.pass_by(waiting.place, waiting.cost)
+        self.passing.pass_by(waiting.position, waiting.cost)
         self.remove(waiting)
 
-    def let_pass(self, chunk: Waiting | None) -> None:
+    def set_chunk(self, chunk: Waiting | None) -> None:
         """Set the chunked prefill, whose budget stays enforced; ``None`` clears it."""
         if self.chunk is not None:
             self._suspend_budget(self.chunk)
@@ -136,9 +139,12 @@ class Line:
     def walk(self, gone: Sequence[Waiting] = ()) -> Iterator[Waiting]:
         """Yield requests in admission order, assuming ``gone`` is admitted first.
 
-        Does not change the line. The tail, beyond ``TIGHT_PLACES``, is in order of arrival.
+        Does not change the queue. The tail, beyond ``TIGHT_HEAD``, is in order of arrival.
         """
-        spare, taken = self._allowances_after(gone).least_allowance(), {one.number for one in gone}
+        spare, taken = (
+            self._allowances_after(gone).least_allowance(),
+            {waiting.number for waiting in gone},
+        )
         head = list(gone)
         for cost, number, waiting in self.by_cost:
             if number in taken:
@@ -155,7 +161,7 @@ class Line:
                 yield waiting
             yield from (
                 self.requests[number]
-                for number in self.at
+                for number in self.arrival_by_position
                 if number in self.requests and number not in taken
             )
 
@@ -164,46 +170,49 @@ class Line:
             return self.passing
         trial = self.passing.copy()
         for waiting in gone:
-            go(trial, waiting)
+            simulate_admission(trial, waiting)
         return trial
 
     def _walk_within_budgets(self, gone: Iterable[Waiting]) -> Iterator[Waiting]:
         """Yield the next requests after ``gone`` when budgets restrict the order."""
         trial, chosen = self.passing, list(gone)
-        for _ in range(TIGHT_PLACES):
+        for _ in range(TIGHT_HEAD):
             if chosen and trial is self.passing:  # copy late: most callers take only the first
                 trial = self.passing.copy()
             for waiting in chosen:
-                go(trial, waiting)
-            place = trial.shortest()
-            if place < 0:
+                simulate_admission(trial, waiting)
+            position = trial.shortest()
+            if position < 0:
                 return
-            chosen = [self.requests[self.at[place]]]
+            chosen = [self.requests[self.arrival_by_position[position]]]
             yield chosen[0]
 
     def reprice(self, cost: Cost) -> None:
         for waiting in self.requests.values():
             waiting.cost = cost.seconds(waiting.prefill)
-        self.by_cost = sorted((*one.rank, one) for one in self.requests.values())
-        self.work = sum(one.cost for one in self.requests.values())
+        self.by_cost = sorted((*waiting.rank, waiting) for waiting in self.requests.values())
+        self.work = sum(waiting.cost for waiting in self.requests.values())
         self._rebuild()
 
     def _rebuild(self, new: Waiting | None = None) -> None:
-        """Reassign all places, including one for ``new``."""
-        here = [] if self.chunk is None else [self.chunk]
-        members = sorted([*self.requests.values(), *here], key=number_of)
-        left = [one.left if one is new else self.passing.allowance(one.place) for one in members]
-        costs = [math.inf if one is self.chunk else one.cost for one in members]
-        self.passing = Passing(costs, left)
-        self.at = [one.number for one in members]
-        for place, one in enumerate(members):
-            one.place, one.places = place, self.passing
+        """Reassign all positions, including one for ``new``."""
+        chunk = [] if self.chunk is None else [self.chunk]
+        members = sorted([*self.requests.values(), *chunk], key=number_of)
+        budgets = [
+            member.budget_left_s if member is new else self.passing.allowance(member.position)
+            for member in members
+        ]
+        costs = [math.inf if member is self.chunk else member.cost for member in members]
+        self.passing = Passing(costs, budgets)
+        self.arrival_by_position = [member.number for member in members]
+        for position, member in enumerate(members):
+            member.position, member.age_order = position, self.passing
 
 
-def go(trial: Passing, waiting: Waiting) -> None:
-    trial.pass_by(waiting.place, waiting.cost)
-    trial.set_cost(waiting.place, math.inf)
-    trial.set_allowance(waiting.place, math.inf)
+def simulate_admission(trial: Passing, waiting: Waiting) -> None:
+    trial.pass_by(waiting.position, waiting.cost)
+    trial.set_cost(waiting.position, math.inf)
+    trial.set_allowance(waiting.position, math.inf)
 
 
 def number_of(waiting: Waiting) -> int:
