@@ -117,8 +117,8 @@ class Leaf(LeafRecord):
 
     def refresh(self, request: Request) -> None:
         """Copy the fields of ``request`` without counting a use."""
-        who = request.conversation
-        if self.hits > 1 and (who is None or who != self.conversation):
+        conversation = request.conversation
+        if self.hits > 1 and (conversation is None or conversation != self.conversation):
             self.shared = True
         if request.time > self.last_access:
             self.last_access = request.time

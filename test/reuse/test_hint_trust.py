@@ -11,7 +11,7 @@ from canopy_lab.sim.requests import Hints
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import CLIENT, GATEWAY, Request
 from sglang_canopy.reuse.categories import ROOT
-from sglang_canopy.reuse.hint_trust import MAX_TENANTS, HintRecords, return_slack_s, speaker
+from sglang_canopy.reuse.hint_trust import MAX_TENANTS, HintRecords, return_slack_s, sender_of
 from sglang_canopy.reuse.learner import ReuseModel
 from sglang_canopy.reuse.shadow import Tip
 from support.tiny_traces import ask
@@ -178,7 +178,7 @@ def returns(records, who, tips, accuracy, seed=0):
     category = ReuseModel().categories.get(ROOT)
     for _ in range(tips):
         tip = Tip(0.0, category, "t")
-        tip.speaker = who
+        tip.sender = who
         gap, other = (2.0 ** draw.uniform(4, 10) for _ in range(2))
         records.note_return(tip, gap if draw.random() < accuracy else other)
         records.continued(tip, gap)
@@ -186,7 +186,7 @@ def returns(records, who, tips, accuracy, seed=0):
 
 def test_a_return_is_overdue_once_its_slack_has_passed():
     records, tip = HintRecords(), Tip(0.0, ReuseModel().categories.get(ROOT), "t")
-    tip.speaker = "t"
+    tip.sender = "t"
     records.note_return(tip, 100.0)
     last = 100.0 + return_slack_s(100.0)
     records.count_overdue(last)
@@ -205,8 +205,8 @@ def test_the_skill_is_the_share_that_is_known(accuracy):
 
 def test_a_gateway_and_the_clients_of_a_tenant_are_trusted_apart():
     records = HintRecords()
-    gateway = speaker("t", GATEWAY)
-    returns(records, speaker("t", CLIENT), 500, 0.1)
+    gateway = sender_of("t", GATEWAY)
+    returns(records, sender_of("t", CLIENT), 500, 0.1)
     returns(records, gateway, 500, 0.9, seed=1)
     assert records.return_skill("t") < 0.25 < 0.8 < records.return_skill(gateway)
     assert records.key(gateway) == gateway
@@ -225,14 +225,14 @@ def test_a_gateways_ends_are_compared_with_all_requests_of_its_tenant():
     """The gateway gives hints only for ended conversations; the clients give none."""
     records = HintRecords()
     category = ReuseModel().categories.get(ROOT)
-    gateway = speaker("t", GATEWAY)
+    gateway = sender_of("t", GATEWAY)
     for at in range(1000):
         tip = Tip(float(at), category, "t")
         records.note_tip(tip, over=False)
         if at % 2:
             records.continued(tip, at + 1.0)
         else:
-            tip.speaker = gateway
+            tip.sender = gateway
             records.note_tip(tip, over=True)
     assert records.over_weight(gateway) < 0.1
     assert records.over_trusted(gateway)
@@ -247,7 +247,7 @@ def test_a_hint_without_a_request_is_checked_later():
         model.finish(request)
         model.hinted((None, "c"), GATEWAY, at + 10.0, False, 90.0)
         model.hinted((None, "never seen"), GATEWAY, at + 10.0, True, None)
-    record = model.hints.record(speaker(None, GATEWAY))
+    record = model.hints.record(sender_of(None, GATEWAY))
     assert (record.returns, record.returns_true) == (1, 1)
 
 

@@ -26,13 +26,13 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None
 
 
 def say_over(
-    records: HintRecords, tenant: str, right: int, wrong: int, speaker: object = None
+    records: HintRecords, tenant: str, right: int, wrong: int, sender: object = None
 ) -> None:
     """``tenant`` finishes the same number of requests without hints, which continue."""
     root = ReuseModel().categories.get("*")
     for at in range(2 * (right + wrong)):
         tip = Tip(float(at), root, tenant)
-        tip.speaker = tenant if speaker is None else speaker
+        tip.sender = tenant if sender is None else sender
         records.note_tip(tip, over=at < right + wrong)
         if at >= right:
             records.continued(tip, at + 1.0)

@@ -177,22 +177,22 @@ def read_sample(
     path = check_log(path, format, tokenizer)
     if most_requests < 1:
         raise CanopyError(f"the sample must be of 1 request or more, got {most_requests}")
-    made, kept = Sample(), Thinned(most_requests, most_accesses)
+    sample, kept = Sample(), Thinned(most_requests, most_accesses)
     tolerance = lines.Tolerance(path, skip_bad)
-    made.understood = tolerance.understood
+    sample.understood = tolerance.understood
     if format in TEXT_FORMATS:
         cutter, scale = Cutter(tokenizer), TokenScale(tokenizer is not None)
-        made.method = cutter.method
+        sample.method = cutter.method
         prompts = open_prompts(path, format, tolerance)
-        _take(_from_text(prompts, cutter, kept, made, scale, tolerance, progress), kept)
-        made.token_scale = scale.found(tolerance.understood)
+        _take(_from_text(prompts, cutter, kept, sample, scale, tolerance, progress), kept)
+        sample.token_scale = scale.found(tolerance.understood)
         tolerance.report()
     else:
-        _take(_from_blocks(read_trace(path, format, tolerance), made, progress), kept)
-    if not made.requests_in_log:
+        _take(_from_blocks(read_trace(path, format, tolerance), sample, progress), kept)
+    if not sample.requests_in_log:
         raise CanopyError(_nothing_in(path, tolerance.understood))
-    _finish(made, kept)
-    return made
+    _finish(sample, kept)
+    return sample
 
 
 def _nothing_in(path: Path, understood: Understood) -> str:
@@ -280,26 +280,26 @@ def _from_text(
     made.span_s = max(last - first, 0.0)
 
 
-def _finish(made: Sample, kept: Thinned) -> None:
+def _finish(sample: Sample, kept: Thinned) -> None:
     """Shift times to start at 0, and count distinct and shared blocks."""
     rows = kept.rows()
     if not rows:
         raise CanopyError("no conversation of the log was kept; raise --sample-requests")
     start = rows[0].time_s
-    one: dict[int, int] = {}
+    interned: dict[int, int] = {}
     for at, r in enumerate(rows):
         # Intern the ids: most repeat, and equal ints would be separate objects.
-        blocks = tuple([one.setdefault(block, block) for block in r.blocks])
+        blocks = tuple([interned.setdefault(block, block) for block in r.blocks])
         rows[at] = changed(r, time_s=r.time_s - start, blocks=blocks)
-    made.requests, made.merged, made.one_in = rows, kept.merged, kept.one_in
-    made.conversations = kept.conversations
-    made.block_tokens = rows[0].block_tokens
+    sample.requests, sample.merged, sample.one_in = rows, kept.merged, kept.one_in
+    sample.conversations = kept.conversations
+    sample.block_tokens = rows[0].block_tokens
     owner: dict[int, str | int | None] = {}
     shared: set[int] = set()
-    for number, r in enumerate(made.requests):
+    for number, r in enumerate(sample.requests):
         who = number if r.conversation is None else r.conversation
         for block in r.blocks:
             if owner.setdefault(block, who) != who:
                 shared.add(block)
-    made.distinct_blocks = len(owner)
-    made.log_blocks = (len(owner) - len(shared)) * float(made.one_in) + len(shared)
+    sample.distinct_blocks = len(owner)
+    sample.log_blocks = (len(owner) - len(shared)) * float(sample.one_in) + len(shared)

@@ -28,30 +28,30 @@ def draw_capacity(report: TraceReport) -> Figure:
     c = report.capacity
     assert c is not None
     figure, axes = new_figure(2, widths=(3, 2))
-    one, right = axes[0]
+    axis, right = axes[0]
     blocks = np.array(c.lru_blocks)
     share = blocks / c.distinct_blocks
-    one.plot(share, c.lru_hit_ratio, color=BLUE, linewidth=1.8)
-    one.axhline(c.ideal_hit_ratio, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)))
-    one.annotate(
+    axis.plot(share, c.lru_hit_ratio, color=BLUE, linewidth=1.8)
+    axis.axhline(c.ideal_hit_ratio, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)))
+    axis.annotate(
         f"ideal {percent(c.ideal_hit_ratio, 1)}", (0.01, c.ideal_hit_ratio), (2, 4),
         xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=8, color=GREY,
     )  # fmt: skip
     need = dict(c.lru_for_share)[0.9]
     at = 0.9 * c.ideal_hit_ratio
-    one.plot([need / c.distinct_blocks], [at], "o", color=BLUE, markersize=4)
-    one.annotate(
+    axis.plot([need / c.distinct_blocks], [at], "o", color=BLUE, markersize=4)
+    axis.annotate(
         f"90 % of it with {size(need * c.block_bytes)},\n"
         f"{percent(need / c.distinct_blocks, 1)} of the distinct blocks",
         (0.98, 0.05), xycoords="axes fraction", fontsize=8, color=BLUE, ha="right",
     )  # fmt: skip
-    one.set_xscale("log")
-    one.set_xlim(1e-4 if need / c.distinct_blocks < 0.01 else 1e-3, 1)
-    one.set_ylim(0, max(1.12 * c.ideal_hit_ratio, 0.05))
-    one.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g} %"))
-    percent_axis(one.yaxis)
-    name_axes(one, "capacity, share of the distinct blocks", "block hit ratio of LRU")
-    title(one, f"LRU has 90 % of the ideal hits with {size(need * c.block_bytes)}")
+    axis.set_xscale("log")
+    axis.set_xlim(1e-4 if need / c.distinct_blocks < 0.01 else 1e-3, 1)
+    axis.set_ylim(0, max(1.12 * c.ideal_hit_ratio, 0.05))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g} %"))
+    percent_axis(axis.yaxis)
+    name_axes(axis, "capacity, share of the distinct blocks", "block hit ratio of LRU")
+    title(axis, f"LRU has 90 % of the ideal hits with {size(need * c.block_bytes)}")
     time, live = np.array(c.time_s), np.array(c.live_blocks) * c.block_bytes
     right.plot(time, live, color=GREEN, linewidth=1.8)
     right.fill_between(time, live, color=GREEN, alpha=0.15, linewidth=0)

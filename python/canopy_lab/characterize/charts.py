@@ -102,7 +102,7 @@ def _skew(report: TraceReport) -> Figure:
     s = report.skew
     assert s is not None
     figure, axes = new_figure()
-    one = axes[0, 0]
+    axis = axes[0, 0]
     ends = []
     for curve, name, colour in (
         (s.block_reuses, "reuses, by block", BLUE),
@@ -114,10 +114,10 @@ def _skew(report: TraceReport) -> Figure:
             continue
         top, share = np.array(curve.top[1:]), np.array(curve.share[1:])
         shown = top >= 0.5 / max(curve.owners, 1)
-        one.plot(top[shown], share[shown], color=colour, linewidth=1.8)
+        axis.plot(top[shown], share[shown], color=colour, linewidth=1.8)
         ends.append((name, colour, float(np.interp(0.01, top, share)), curve))
-    one.axvline(0.1, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)))
-    one.annotate(
+    axis.axvline(0.1, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)))
+    axis.annotate(
         f"10 % of the blocks:\n{percent(s.block_reuses.top_tenth)} of the reuses",
         (0.1, s.block_reuses.top_tenth),
         (8, -30),
@@ -125,20 +125,20 @@ def _skew(report: TraceReport) -> Figure:
         fontsize=8,
         color=BLUE,
     )
-    one.plot([0.1], [s.block_reuses.top_tenth], "o", color=BLUE, markersize=4)
-    one.set_xscale("log")
-    one.set_xlim(1e-4, 1)
-    one.set_ylim(0, 1.02)
-    one.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g} %"))
-    percent_axis(one.yaxis)
-    name_axes(one, "busiest owners, share of all", "what they hold")
+    axis.plot([0.1], [s.block_reuses.top_tenth], "o", color=BLUE, markersize=4)
+    axis.set_xscale("log")
+    axis.set_xlim(1e-4, 1)
+    axis.set_ylim(0, 1.02)
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g} %"))
+    percent_axis(axis.yaxis)
+    name_axes(axis, "busiest owners, share of all", "what they hold")
     for i, (name, colour, _, _) in enumerate(ends):
-        one.annotate(
+        axis.annotate(
             name, (0.012, 0.96 - 0.085 * i), xycoords="axes fraction", fontsize=8.5, color=colour,
             va="top", fontweight="bold",
         )  # fmt: skip
     title(
-        one,
+        axis,
         f"The busiest tenth of the blocks has {percent(s.block_reuses.top_tenth)} of the reuses",
     )
     return figure
@@ -148,28 +148,28 @@ def _turns(report: TraceReport) -> Figure:
     t = report.turns
     assert t is not None
     figure, axes = new_figure()
-    one = axes[0, 0]
+    axis = axes[0, 0]
     turn, beyond = np.array(t.turn), np.array(t.share_beyond)
     shown = beyond > 0
-    one.step(turn[shown], beyond[shown], where="post", color=BLUE, linewidth=1.8)
-    one.set_xscale("log")
-    one.set_yscale("log")
+    axis.step(turn[shown], beyond[shown], where="post", color=BLUE, linewidth=1.8)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
     ticks = [v for v in (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000) if v <= t.longest * 1.2]
-    one.set_xticks(ticks, [str(v) for v in ticks])
-    one.xaxis.set_minor_locator(NullLocator())
-    one.yaxis.set_major_locator(LogLocator(10))
-    one.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g} %"))
-    one.yaxis.set_minor_locator(NullLocator())
+    axis.set_xticks(ticks, [str(v) for v in ticks])
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.yaxis.set_major_locator(LogLocator(10))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g} %"))
+    axis.yaxis.set_minor_locator(NullLocator())
     for q, at in ((0.5, t.p50), (0.9, t.p90), (0.99, t.p99)):
-        one.axhline(1 - q, color=FAINT, linewidth=0.8)
-        one.annotate(
+        axis.axhline(1 - q, color=FAINT, linewidth=0.8)
+        axis.annotate(
             f"P{100 * q:.0f}: turn {at:.0f}", (1.0, 1 - q), (-2, 3),
             xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=8, color=GREY,
             ha="right",
         )  # fmt: skip
-    name_axes(one, "turn number", "requests with a higher turn number")
+    name_axes(axis, "turn number", "requests with a higher turn number")
     title(
-        one,
+        axis,
         f"{percent(t.first_turn_share)} of the requests are first turns; the longest "
         f"conversation has {t.longest}",
     )
@@ -181,29 +181,29 @@ def _next_turn(report: TraceReport) -> Figure:
     assert t is not None
     rows = t.next_turn
     figure, axes = new_figure(height=1.3 + 0.26 * len(rows))
-    one = axes[0, 0]
-    one.grid(False)
+    axis = axes[0, 0]
+    axis.grid(False)
     values = np.array([r.over_time for r in rows])
     picture = np.ma.masked_invalid(values)
     start, end = t.window_start_s[0], t.window_start_s[-1] + t.window_s
-    image = one.imshow(
+    image = axis.imshow(
         picture, aspect="auto", cmap="cividis", vmin=0, vmax=1,
         extent=(start, end, len(rows) - 0.5, -0.5),
     )  # fmt: skip
-    one.set_facecolor("#F2F2F2")
-    one.set_yticks(range(len(rows)), [r.name for r in rows])
+    axis.set_facecolor("#F2F2F2")
+    axis.set_yticks(range(len(rows)), [r.name for r in rows])
     for i, row in enumerate(rows):
-        one.annotate(
+        axis.annotate(
             f"{row.probability:.2f}   {row.requests:,} requests", (1.01, i),
             xycoords=("axes fraction", "data"), fontsize=8, color=INK, va="center",
             annotation_clip=False,
         )  # fmt: skip
-    clock_axis(one, start, end)
-    bar = figure.colorbar(image, ax=one, location="bottom", shrink=0.4, aspect=30, pad=0.02)
+    clock_axis(axis, start, end)
+    bar = figure.colorbar(image, ax=axis, location="bottom", shrink=0.4, aspect=30, pad=0.02)
     bar.set_label("probability that another turn follows (grey: under 20 requests)", fontsize=8)
     bar.ax.tick_params(labelsize=8)
     title(
-        one,
+        axis,
         f"Another turn follows a first turn with {t.first_next:.2f}, a later one with "
         f"{t.later_next:.2f}",
     )
@@ -220,41 +220,41 @@ def _reuse(report: TraceReport) -> Figure:
     rows = math.ceil(len(shown) / columns)
     figure, axes = new_figure(columns, rows, height=2.7 if len(shown) > 1 else 3.4)
     first = 0.1
-    for i, (one, r) in enumerate(zip(axes.flat, shown)):
+    for i, (axis, r) in enumerate(zip(axes.flat, shown)):
         age = np.array(r.age_s)
         keep = age > 0
         late = max(age[-1], 10.0)
         if r.p50_s < 1.0:
             first = 0.001
-        one.step(age[keep], np.array(r.observed)[keep], where="post", color=INK, linewidth=2.2)
-        one.plot(age[keep], np.array(r.survival)[keep], color=BLUE, linewidth=1.4)
-        one.plot(
+        axis.step(age[keep], np.array(r.observed)[keep], where="post", color=INK, linewidth=2.2)
+        axis.plot(age[keep], np.array(r.survival)[keep], color=BLUE, linewidth=1.4)
+        axis.plot(
             age[keep], np.array(r.exponential)[keep], color=ORANGE, linewidth=1.4,
             linestyle=(0, (5, 2)),
         )  # fmt: skip
-        time_axis(one, late, first)
-        one.set_ylim(0, min(1.05, max(0.05, 1.25 * max(*r.observed, *r.exponential))))
-        percent_axis(one.yaxis)
-        title(one, r.name if r.name != "all" else "all categories")
+        time_axis(axis, late, first)
+        axis.set_ylim(0, min(1.05, max(0.05, 1.25 * max(*r.observed, *r.exponential))))
+        percent_axis(axis.yaxis)
+        title(axis, r.name if r.name != "all" else "all categories")
         if i >= len(shown) - columns:
-            one.set_xlabel("time since last use", fontsize=8.5, color=INK)
+            axis.set_xlabel("time since last use", fontsize=8.5, color=INK)
         if i % columns == 0:
-            one.set_ylabel("blocks used again by then", fontsize=8.5, color=INK)
+            axis.set_ylabel("blocks used again by then", fontsize=8.5, color=INK)
         if columns == 3:
             wide = first < 0.1 or late > 7200
             ticks = [t for t in ((0.001, 0.1, 10, 600) if wide else (0.1, 1, 60, 600)) if t <= late]
             ticks = [t for t in ticks if t >= first] + ([36000] if late > 36000 else [])
-            one.set_xticks(ticks, [seconds(t) for t in ticks])
+            axis.set_xticks(ticks, [seconds(t) for t in ticks])
         if i == 0:
             for k, (name, colour) in enumerate(
                 (("observed", INK), ("survival fit", BLUE), ("exponential fit", ORANGE))
             ):
-                one.annotate(
+                axis.annotate(
                     name, (0.03, 0.96 - 0.1 * k), xycoords="axes fraction", fontsize=8,
                     color=colour, va="top", fontweight="bold",
                 )  # fmt: skip
-    for one in list(axes.flat)[len(shown) :]:
-        one.set_visible(False)
+    for axis in list(axes.flat)[len(shown) :]:
+        axis.set_visible(False)
     return figure
 
 
@@ -266,28 +266,28 @@ def _locality(report: TraceReport) -> Figure:
         panels += [("first turns", p.first_turns), ("later turns", p.later_turns)]
     figure, axes = new_figure(max(len(panels), 2), height=2.7)
     most = max(max(map(max, rows)) for _, rows in panels)
-    for one, (name, rows) in zip(axes.flat, panels):
-        one.grid(False)
+    for axis, (name, rows) in zip(axes.flat, panels):
+        axis.grid(False)
         values = np.array(rows)
         past = np.add.outer(np.arange(1, 11), np.arange(10)) > 10
-        image = one.imshow(
+        image = axis.imshow(
             np.ma.masked_array(values, past), origin="lower", cmap="cividis", vmin=0,
             vmax=max(most, 0.01), aspect="equal",
         )  # fmt: skip
-        one.set_facecolor("white")
-        one.set_xticks([0, 2, 4, 6, 8], ["0 %", "20 %", "40 %", "60 %", "80 %"])
-        one.set_yticks([1, 3, 5, 7, 9], ["20 %", "40 %", "60 %", "80 %", "100 %"])
-        one.set_xlabel("kept from here on (offset)", fontsize=8.5, color=INK)
+        axis.set_facecolor("white")
+        axis.set_xticks([0, 2, 4, 6, 8], ["0 %", "20 %", "40 %", "60 %", "80 %"])
+        axis.set_yticks([1, 3, 5, 7, 9], ["20 %", "40 %", "60 %", "80 %", "100 %"])
+        axis.set_xlabel("kept from here on (offset)", fontsize=8.5, color=INK)
         for stride, offset in ((0, 0), (4, 0), (9, 0), (4, 5)):
             value = values[stride, offset]
-            one.annotate(
+            axis.annotate(
                 f"{100 * value:.0f}", (offset, stride), fontsize=7, va="center", ha="center",
                 color="white" if value < 0.6 * most else INK,
             )  # fmt: skip
-        title(one, name)
+        title(axis, name)
     axes[0, 0].set_ylabel("share of the prompt kept (stride)", fontsize=8.5, color=INK)
-    for one in list(axes.flat)[len(panels) :]:
-        one.set_visible(False)
+    for axis in list(axes.flat)[len(panels) :]:
+        axis.set_visible(False)
     bar = figure.colorbar(image, ax=list(axes.flat), shrink=0.75, aspect=25)
     bar.set_label("blocks hit", fontsize=8)
     percent_axis(bar.ax.yaxis)
@@ -299,26 +299,26 @@ def _lifespan(report: TraceReport) -> Figure:
     f = report.lifespan
     assert f is not None
     figure, axes = new_figure(2, widths=(3, 2))
-    one, right = axes[0]
+    axis, right = axes[0]
     age, dead = np.array(f.age_s), np.array(f.dead)
     keep = age >= 0.001
-    one.step(age[keep], dead[keep], where="post", color=BLUE, linewidth=1.8)
-    time_axis(one, max(age[-1], 10.0), 0.1 if f.p90_s > 1.0 else 0.001)
-    one.set_ylim(0, 1.02)
-    percent_axis(one.yaxis)
+    axis.step(age[keep], dead[keep], where="post", color=BLUE, linewidth=1.8)
+    time_axis(axis, max(age[-1], 10.0), 0.1 if f.p90_s > 1.0 else 0.001)
+    axis.set_ylim(0, 1.02)
+    percent_axis(axis.yaxis)
     for i, (q, at) in enumerate(((0.9, f.p90_s), (0.99, f.p99_s))):
-        if at > one.get_xlim()[0]:
-            one.plot([at], [q], "o", color=BLUE, markersize=4)
-        one.annotate(
+        if at > axis.get_xlim()[0]:
+            axis.plot([at], [q], "o", color=BLUE, markersize=4)
+        axis.annotate(
             f"P{100 * q:.0f}: {seconds(at)}", (0.98, 0.13 - 0.09 * i), xycoords="axes fraction",
             fontsize=8.5, color=BLUE, ha="right", fontweight="bold",
         )  # fmt: skip
-    one.annotate(
-        f"{percent(f.used_once)} used once", (one.get_xlim()[0], f.used_once), (5, 5),
+    axis.annotate(
+        f"{percent(f.used_once)} used once", (axis.get_xlim()[0], f.used_once), (5, 5),
         textcoords="offset points", fontsize=8, color=BLUE,
     )  # fmt: skip
-    name_axes(one, "from first to last use", "blocks with a life no longer")
-    title(one, f"Nine blocks of ten live at most {seconds(f.p90_s)}")
+    name_axes(axis, "from first to last use", "blocks with a life no longer")
+    title(axis, f"Nine blocks of ten live at most {seconds(f.p90_s)}")
     rows = f.categories[:8]
     place = np.arange(len(rows))[::-1]
     right.grid(False, axis="y")
@@ -342,28 +342,28 @@ def _footprint(report: TraceReport) -> Figure:
     f = report.footprint
     assert f is not None
     figure, axes = new_figure()
-    one = axes[0, 0]
+    axis = axes[0, 0]
     weight = f.bytes_per_token
     ends = []
     for row, below, colour in zip(f.rows, f.share_below, (INK, SKY, BLUE)):
-        one.plot(np.array(f.tokens) * weight, below, color=colour, linewidth=1.8)
+        axis.plot(np.array(f.tokens) * weight, below, color=colour, linewidth=1.8)
         ends.append((row, colour))
-    one.set_xscale("log")
-    one.xaxis.set_major_formatter(FuncFormatter(lambda v, _: size(v)))
+    axis.set_xscale("log")
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda v, _: size(v)))
     low, high = f.tokens[0] * weight, f.tokens[-1] * weight
     powers = [2.0**k for k in range(10, 50, 2) if low <= 2.0**k <= high]
     if len(powers) >= 2:
-        one.set_xticks(powers)
-    one.xaxis.set_minor_locator(NullLocator())
-    one.set_xlim(low, max(high, 1.01 * low))
-    one.set_ylim(0, 1.02)
-    percent_axis(one.yaxis)
-    name_axes(one, f"KV of one request with {f.model}", "requests with no more")
+        axis.set_xticks(powers)
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.set_xlim(low, max(high, 1.01 * low))
+    axis.set_ylim(0, 1.02)
+    percent_axis(axis.yaxis)
+    name_axes(axis, f"KV of one request with {f.model}", "requests with no more")
     for i, (row, colour) in enumerate(ends):
-        one.annotate(
+        axis.annotate(
             f"{row.name}: half below {size(row.p50_bytes)}, P99 {size(row.p99_bytes)}",
             (0.985, 0.2 - 0.08 * i), xycoords="axes fraction", fontsize=8.5, color=colour,
             fontweight="bold", va="bottom", ha="right",
         )  # fmt: skip
-    title(one, f"Half of the requests leave no more than {size(f.rows[0].p50_bytes)} of KV")
+    title(axis, f"Half of the requests leave no more than {size(f.rows[0].p50_bytes)} of KV")
     return figure

@@ -185,26 +185,26 @@ def _fit(
 
 
 def _learnt(
-    found: Groups, allocation: Allocation, kind: str, block_tokens: int, hash: str
+    groups: Groups, allocation: Allocation, kind: str, block_tokens: int, hash: str
 ) -> Learnt:
-    count = len(found.roots)
+    count = len(groups.roots)
     ttls = allocation.ttl_s.tolist()
-    several = len(found.categories) > 1
+    several = len(groups.categories) > 1
     table = TTLTable(
-        tuple(Group(root, ttl_s) for root, ttl_s in zip(found.roots, ttls)),
+        tuple(Group(root, ttl_s) for root, ttl_s in zip(groups.roots, ttls)),
         ttls[count],
         block_tokens,
         hash,
-        dict(zip(found.categories, ttls[count:])) if several else {},
+        dict(zip(groups.categories, ttls[count:])) if several else {},
     )
     at = (np.arange(len(ttls)), allocation.steps)
     rows = zip(
-        (*found.roots, *[None] * len(found.categories)),
-        (*[None] * count, *(found.categories if several else [None])),
+        (*groups.roots, *[None] * len(groups.categories)),
+        (*[None] * count, *(groups.categories if several else [None])),
         ttls,
-        found.histograms.requests.tolist(),
-        found.curves.hits[at].tolist(),
-        found.curves.mean_tokens[at].tolist(),
+        groups.histograms.requests.tolist(),
+        groups.curves.hits[at].tolist(),
+        groups.curves.mean_tokens[at].tolist(),
     )
     return Learnt(
         table,

@@ -67,10 +67,10 @@ def parse_constraint(text: str) -> Constraint:
         )
     name, sign, number, unit = match.groups()
     try:
-        found = metric(name)
+        constrained = metric(name)
     except CanopyError as error:
         raise CanopyError(f"{text!r}: {error}") from None
-    units = _UNITS[found.unit]
+    units = _UNITS[constrained.unit]
     if (unit or "") not in units:
         allowed = ", ".join(repr(u) for u in units if u)
         raise CanopyError(f"{text!r}: unit {unit!r} is not one of {allowed}")
@@ -81,13 +81,13 @@ def parse_constraint(text: str) -> Constraint:
     if not math.isfinite(limit):
         raise CanopyError(f"{text!r}: {number!r} is not a number")
     at_most = sign.startswith("<")
-    if at_most == found.maximise:
-        better = ">" if found.maximise else "<"
+    if at_most == constrained.maximise:
+        better = ">" if constrained.maximise else "<"
         raise CanopyError(
-            f"{text!r}: more {found.name} is {'better' if found.maximise else 'worse'}; "
-            f"write {found.name}{better}{number}{unit or ''}"
+            f"{text!r}: more {constrained.name} is {'better' if constrained.maximise else 'worse'}; "
+            f"write {constrained.name}{better}{number}{unit or ''}"
         )
-    return Constraint(found, at_most, limit, text.strip())
+    return Constraint(constrained, at_most, limit, text.strip())
 
 
 def parse_constraints(texts: Sequence[str]) -> tuple[Constraint, ...]:

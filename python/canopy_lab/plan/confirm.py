@@ -73,22 +73,22 @@ def confirm(
     """
     # Rows without a prediction have been simulated, and may be chosen too.
     names = list(predicted)
-    found = Screened(
+    screened = Screened(
         choice=ChosenConfiguration({}, False), rows=dict(rows or {}), predicted=dict(predicted)
     )
     metrics = tuple(dict.fromkeys((minimise, *(c.metric for c in constraints))))
     margins = Margins(predicted, metrics)
     while True:
-        seen = [c for c in names if c in found.rows]
-        if found.rows:
-            found.choice = choose(list(found.rows.values()), constraints, minimise)
-        bounds = margins(found.rows, seen)
-        found.slopes = dict(margins.slopes)
-        left = [i for i, c in enumerate(names) if c not in found.rows]
-        able = _possible(bounds, left, found, constraints, minimise)
-        wanted = [c for c in also if c not in found.rows]
-        if left and len(seen) < ANCHORS:
-            first = _first(bounds, left, constraints, minimise)[0]
+        seen = [c for c in names if c in screened.rows]
+        if screened.rows:
+            screened.choice = choose(list(screened.rows.values()), constraints, minimise)
+        bounds = margins(screened.rows, seen)
+        screened.slopes = dict(margins.slopes)
+        unsimulated = [i for i, c in enumerate(names) if c not in screened.rows]
+        able = _possible(bounds, unsimulated, screened, constraints, minimise)
+        wanted = [c for c in also if c not in screened.rows]
+        if unsimulated and len(seen) < ANCHORS:
+            first = _first(bounds, unsimulated, constraints, minimise)[0]
             have = [*seen, *(c for c in wanted if c in predicted and c != names[first])]
             apart = margins.anchors(have, first, min(ANCHORS, len(names)))
             new = list(dict.fromkeys((*wanted, *(names[i] for i in apart))))
@@ -97,10 +97,10 @@ def confirm(
         elif able:
             new = [names[i] for i in _first(bounds, able, constraints, minimise)]
         else:
-            return found
-        found.rows.update(zip(new, evaluate(new)))
+            return screened
+        screened.rows.update(zip(new, evaluate(new)))
         if progress is not None:
-            progress(len(found.rows))
+            progress(len(screened.rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,21 +197,21 @@ def _best_end(bounds: Mapping[str, Bounds], metric: Metric, i: int) -> float:
 def _possible(
     bounds: Mapping[str, Bounds],
     left: Sequence[int],
-    found: Screened,
+    screened: Screened,
     constraints: Sequence[Constraint],
     minimise: Metric,
 ) -> list[int]:
     """Return the candidates that could replace the current choice."""
-    if not found.choice.row:
+    if not screened.choice.row:
         return list(left)
-    row, able = found.choice.row, []
+    row, able = screened.choice.row, []
     sign = -1.0 if minimise.maximise else 1.0
     missed = sum(c.miss(row) for c in constraints)
     # Values within a thousandth count as equal; the cheaper row is then chosen.
     limit = sign * row[minimise.key] + (abs(row[minimise.key]) * 1e-3 if minimise.key != "cost" else 0.0)  # fmt: skip
     for i in left:
         miss = sum(c.miss({c.metric.key: _best_end(bounds, c.metric, i)}) for c in constraints)
-        if found.choice.feasible:
+        if screened.choice.feasible:
             if not miss and sign * _best_end(bounds, minimise, i) <= limit:
                 able.append(i)
         elif miss <= missed:

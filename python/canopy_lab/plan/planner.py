@@ -124,7 +124,7 @@ def baseline_of(request: PlanRequest, space: Space, footprint_gib: float) -> Con
 
 def make_plan(
     request: PlanRequest,
-    work: PlanInputs,
+    inputs: PlanInputs,
     *,
     jobs: int = 1,
     progress: Callable[[str, int, int], None] | None = None,
@@ -133,32 +133,32 @@ def make_plan(
     started = time.perf_counter()
     objectives = Objectives.of(request.objectives)
     options = SearchOptions(evaluations=request.evaluations)
-    footprint_gib = footprint(work.trace, work.engine)
-    least_gib = least_size(work.trace, work.engine)
-    reusable_gib = reusable(work.trace, work.engine)
-    space = make_space(request, footprint_gib, work.prices, least_gib, reusable_gib)
+    footprint_gib = footprint(inputs.trace, inputs.engine)
+    least_gib = least_size(inputs.trace, inputs.engine)
+    reusable_gib = reusable(inputs.trace, inputs.engine)
+    space = make_space(request, footprint_gib, inputs.prices, least_gib, reusable_gib)
 
     def report_progress(stage: str, done: int) -> None:
         if progress is not None:
             progress(stage, done, request.evaluations)
 
-    with Evaluator(work, jobs=jobs) as evaluate:
+    with Evaluator(inputs, jobs=jobs) as evaluate:
         fixed = baseline_of(request, space, footprint_gib)
-        if samples(request, len(work.trace)):
-            part = work.with_trace(busiest(work.trace, request.sample_requests))
+        if samples(request, len(inputs.trace)):
+            part = inputs.with_trace(busiest(inputs.trace, request.sample_requests))
             target = Target(objectives, request.constraints, request.minimise, options)
             with Evaluator(part, jobs=jobs) as on_part:
-                found = sampled_search(space, target, on_part, evaluate, [fixed], report_progress)
+                result = sampled_search(space, target, on_part, evaluate, [fixed], report_progress)
         else:
-            found = search(
+            result = search(
                 space, objectives, evaluate, certain_of=evaluate.certain_of, options=options,
                 progress=report_progress,
             )  # fmt: skip
-        baseline = found.rows.get(fixed) or evaluate([fixed])[0]
+        baseline = result.rows.get(fixed) or evaluate([fixed])[0]
         if not space.fits(fixed):  # compared with, not proposed
-            found.rows.pop(fixed, None)
-        checked = _checked(request, space, found, evaluate, report_progress)
-    rows = list(found.rows.values())
+            result.rows.pop(fixed, None)
+        checked = _checked(request, space, result, evaluate, report_progress)
+    rows = list(result.rows.values())
     points = objectives.matrix(rows)
     scale = Scale.of(points)
     front = [rows[i] for i in objectives.front(rows)]
@@ -166,7 +166,7 @@ def make_plan(
     return CapacityPlan(
         request=request,
         space=space,
-        found=found,
+        found=result,
         front=tuple(front),
         baseline=baseline,
         extremes=extremes([*rows, baseline], baseline),
@@ -195,24 +195,24 @@ class _Checked:
 def _checked(
     request: PlanRequest,
     space: Space,
-    found: SearchResult,
+    result: SearchResult,
     evaluate: Evaluator,
     report_progress: Callable[[str, int], None],
 ) -> _Checked:
     """Choose among rows simulated on the whole trace; evaluate the neighbours of the choice.
 
-    Adds rows to ``found``.
+    Adds rows to ``result``.
     """
-    rows = [row for row in found.rows.values() if not row.get(PREDICTED_ROW)]
+    rows = [row for row in result.rows.values() if not row.get(PREDICTED_ROW)]
     choice = choose(rows, request.constraints, request.minimise)
     if request.checks == "off":
         return _Checked(choice, sensitivity={1.0: choice.row})
     report_progress("neighbours", len(rows))
-    if len(rows) == len(found.rows):
+    if len(rows) == len(result.rows):
         choice, seen = settle(choice, rows, request.constraints, request.minimise, space, evaluate)
-        found.stages["neighbours"] = len(seen) - len(rows)
-        found.rows, rows = seen, list(seen.values())
-    near = rejected(choice, found.rows, request.constraints, request.minimise, space)
+        result.stages["neighbours"] = len(seen) - len(rows)
+        result.rows, rows = seen, list(seen.values())
+    near = rejected(choice, result.rows, request.constraints, request.minimise, space)
     report_progress("other loads", len(rows))
     chosen = configuration_of(choice.row)
     others = evaluate.at_loads([(chosen, load) for load in request.loads])

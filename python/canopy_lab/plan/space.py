@@ -246,7 +246,7 @@ class Space:
 
     def alternatives(self, of: Configuration) -> list[Configuration]:
         """Return the configurations that differ from ``of`` in one choice, with equal sizes."""
-        found: dict[Configuration, None] = {}
+        neighbours: dict[Configuration, None] = {}
         steps = [replace(of, instances=n) for n in self.instances]
         if of.disk is not None:
             for disk in self.disks:
@@ -268,8 +268,8 @@ class Space:
         for step in steps:
             normal = step.normal()
             if normal != of and self.fits(normal):
-                found[normal] = None
-        return list(found)
+                neighbours[normal] = None
+        return list(neighbours)
 
 
 def slice_of(of: Configuration) -> Configuration:

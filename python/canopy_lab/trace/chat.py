@@ -104,20 +104,20 @@ def _message(message: Mapping[str, Any]) -> tuple[str, list[Part]]:
         return _item(message, kind)
     named = str(message.get("role", ""))
     role = _ROLES.get(named, named)
-    found = _contents(message.get("content", message.get("parts")), role)
+    content_parts = _contents(message.get("content", message.get("parts")), role)
     reasoning = message.get("reasoning_content", message.get("reasoning"))
     if isinstance(reasoning, str) and reasoning:
-        found.insert(0, Part("text", role, reasoning))
+        content_parts.insert(0, Part("text", role, reasoning))
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
         shown = call.get("function", call) if isinstance(call, dict) else call
-        found.append(Part("call", role, _json(shown)))
+        content_parts.append(Part("call", role, _json(shown)))
     if isinstance(message.get("function_call"), dict):
-        found.append(Part("call", role, _json(message["function_call"])))
+        content_parts.append(Part("call", role, _json(message["function_call"])))
     # In Anthropic's and Gemini's interfaces, tool results are messages of the user.
-    if found and all(part.kind == "result" for part in found):
+    if content_parts and all(part.kind == "result" for part in content_parts):
         role = "tool"
-    return role, _headed(named or role, [part._replace(role=role) for part in found])
+    return role, _headed(named or role, [part._replace(role=role) for part in content_parts])
 
 
 def _item(item: Mapping[str, Any], kind: str) -> tuple[str, list[Part]]:

@@ -60,21 +60,21 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
     for line, entry in entries(path, tolerance, _entry_time):
         for span in spans(entry):
             try:
-                found = parse(span, line)
+                logged = parse(span, line)
             except lines.BadLine as error:
                 tolerance.bad(line, error)
                 continue
-            if isinstance(found, str):
-                seen.left_out[found] += 1
-            elif nestings.is_repeat(span, found):
+            if isinstance(logged, str):
+                seen.left_out[logged] += 1
+            elif nestings.is_repeat(span, logged):
                 seen.left_out[calls.TWICE] += 1
             else:
-                seen.count_model(found.apart[0])
-                if found.apart[0] in bare and found.logged_tokens is not None:
-                    found.logged_tokens += _cached(Attributes(span))
-                for part in found.parts:
+                seen.count_model(logged.apart[0])
+                if logged.apart[0] in bare and logged.logged_tokens is not None:
+                    logged.logged_tokens += _cached(Attributes(span))
+                for part in logged.parts:
                     seen.role_bytes[part.role or "no role"] += len(part.text)
-                yield found
+                yield logged
 
 
 def _leave_out_cached(path: Path) -> set[str]:

@@ -63,10 +63,10 @@ class Understood:
 
     def alarms(self) -> list[str]:
         """Return sentences for the top of a report; an empty list if few entries were affected."""
-        found = []
+        warnings = []
         out = self.left_out.total()
         if out > NOTABLE * max(self.entries, 1):
-            found.append(
+            warnings.append(
                 f"{out:,} of {self.entries:,} entries ({out / self.entries:.1%}) are left out: "
                 f"{_counts(self.left_out)}."
             )
@@ -74,14 +74,14 @@ class Understood:
             {what: n for what, n in self.changed.items() if n > NOTABLE * max(self.requests, 1)}
         )
         if notable:
-            found.append(f"Of {self.requests:,} requests, {_counts(notable)}.")
+            warnings.append(f"Of {self.requests:,} requests, {_counts(notable)}.")
         read, unread = self.role_bytes.total(), self.unread_bytes.total()
         if unread > NOTABLE * max(read + unread, 1):
-            found.append(
+            warnings.append(
                 f"{unread / (read + unread):.1%} of the request bodies' text is in fields that are not "
                 f"read as part of the prompt: {', '.join(dict(self.unread_bytes.most_common(_SHOWN)))}."
             )
-        return found
+        return warnings
 
     def details(self) -> list[str]:
         """Return sentences about models, roles and units, and about ignored entries if they are

@@ -61,8 +61,8 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
                 done.stop = _STOPS.get(answer["why"])
                 yield done
             continue
-        found = _PROMPT.search(text)
-        if found is None:
+        logged = _PROMPT.search(text)
+        if logged is None:
             started = _LINE.search(text)
             if started is not None and text.startswith("prompt: ", started.end()):
                 left_out[_UNREADABLE] += 1
@@ -70,18 +70,18 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
                 without += 1
             continue
         seen += 1
-        details += found["b"] is not None
+        details += logged["b"] is not None
         # A collector that lost the end of a line joins it to the next line.
-        joined = len(_LINE.findall(text, 0, found.start("prompt"))) - 1
+        joined = len(_LINE.findall(text, 0, logged.start("prompt"))) - 1
         if joined > 0:
             left_out[_UNREADABLE] += joined
         try:
-            prompt = _prompt(found, clock, line)
+            prompt = _prompt(logged, clock, line)
         except lines.BadLine as error:
             tolerance.bad(line, str(error))
             continue
         lengths.add(prompt.text)
-        name = found["a"] or found["b"]
+        name = logged["a"] or logged["b"]
         if name in waiting and waiting[name].text == prompt.text and waiting[name].token_ids == prompt.token_ids:  # fmt: skip
             left_out["logged twice"] += 1
             continue

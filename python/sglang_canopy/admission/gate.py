@@ -141,10 +141,10 @@ class SessionGate:
 
     def finish(self, ticket: Hashable, request: Request, warm_up: bool = False) -> None:
         """Record an answered request. ``warm_up``: SGLang's warm-up for its parallel samples."""
-        found = self._by_ticket.pop(ticket, None)
-        if found is None:
+        entry = self._by_ticket.pop(ticket, None)
+        if entry is None:
             return
-        session, _ = found
+        session, _ = entry
         session.tickets.discard(ticket)
         session.seen = self.now
         if ticket in self._samples:

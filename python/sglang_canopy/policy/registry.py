@@ -92,9 +92,9 @@ def options_of(policy: Policy) -> dict[str, Any]:
     return {name: getattr(policy.config, name) for name in fields}
 
 
-def parse_config(policy: str, cls: type, given: Mapping[str, Any]) -> Any:
+def parse_config(policy: str, cls: type, values: Mapping[str, Any]) -> Any:
     """Parse a JSON object into a policy's ``Config``. Raises ``CanopyError`` naming the policy."""
     try:
-        return declared.make(cls, given)
+        return declared.make(cls, values)
     except CanopyError as error:
         raise CanopyError(f"policy {policy!r}: {error}") from None

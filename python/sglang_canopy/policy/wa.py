@@ -34,7 +34,7 @@ from sglang_canopy.policy.base import Policy, Victim
 from sglang_canopy.policy.structures.cells import Cell, Cells, EndQueue, Entry, ReturnQueue
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse.category import Category
-from sglang_canopy.reuse.hint_trust import return_slack_s, speaker
+from sglang_canopy.reuse.hint_trust import return_slack_s, sender_of
 from sglang_canopy.reuse.learner import ReuseModel
 from sglang_canopy.reuse.survival import still_returns
 
@@ -141,13 +141,13 @@ class WorkloadAware(Policy):
         Otherwise return ``(key,)`` of the sender if its "over" lowers the rank, by the share of
         such hints that proved true; else ``()``.
         """
-        hints, who = self.model.hints, speaker(leaf.tenant, leaf.source)
-        if leaf.over and hints.over_trusted(who):
+        hints, sender = self.model.hints, sender_of(leaf.tenant, leaf.source)
+        if leaf.over and hints.over_trusted(sender):
             leaf.slot = (self._over, self._over.push(leaf, leaf.last_access))
             return ()
-        key = hints.key(who)
+        key = hints.key(sender)
         returns = leaf.return_at is not None and _overdue_at(leaf) > now
-        if returns and hints.return_trusted(who):
+        if returns and hints.return_trusted(sender):
             queue = self._returning.setdefault(key, ReturnQueue(key))
             leaf.slot = (queue, self._push_return(queue, leaf))
             return ()
@@ -220,14 +220,14 @@ class WorkloadAware(Policy):
         no longer trusted."""
         while (entry := self._kept.oldest()) is not None and entry[0] <= now:
             self._readmit(entry[-1], now)
-        for who, queue in list(self._returning.items()):
+        for sender, queue in list(self._returning.items()):
             while (leaf := queue.overdue(now)) is not None:
                 self._readmit(leaf, now)
             if not queue.live:
-                del self._returning[who]
+                del self._returning[sender]
         while (entry := self._over.oldest()) is not None:
             leaf = entry[-1]
-            if self.model.hints.over_trusted(speaker(leaf.tenant, leaf.source)):
+            if self.model.hints.over_trusted(sender_of(leaf.tenant, leaf.source)):
                 break
             self._readmit(leaf, now)
 
@@ -239,11 +239,11 @@ class WorkloadAware(Policy):
         """Return the least leaf with a hinted return, and its rank: the hinted time weighted by the
         hints' skill, plus the category's rank weighted by the rest."""
         victim, least = None, (math.inf, 0.0, 0, 0)
-        for who, queue in self._returning.items():
+        for sender, queue in self._returning.items():
             last = queue.youngest()
             if last is None:
                 continue
-            skill = self.model.hints.return_skill(who)
+            skill = self.model.hints.return_skill(sender)
             rank = skill / max(last[0] - now, 1e-3)
             if skill < 1.0:
                 leaf = last[-1]

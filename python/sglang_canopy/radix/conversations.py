@@ -66,8 +66,8 @@ class Conversations:
             return
         if end.left_by(request.path):  # type: ignore[arg-type]
             for policy in self.tree.live.learners:
-                who = request.tenant, request.conversation
-                policy.hinted(who, INFERRED, request.time, True, None)
+                conversation = request.tenant, request.conversation
+                policy.hinted(conversation, INFERRED, request.time, True, None)
 
     def remember(self, request: LiveRequest, node: UnifiedTreeNode) -> None:
         """Record that the path of ``request`` ends at ``node``."""

@@ -5,8 +5,8 @@ false hints its clients' trust. A record estimates the information in a hint: P(
 over) against P(continues), and the frequency at which a return matches its own hint against another
 return's hint. Old hints fade.
 
-A *speaker* is the sender of hints: a tenant's own clients, or a tenant and another source. Records
-are kept for the most recent speakers. A newcomer is trusted according to the first hints of earlier
+A *sender* of hints is a tenant's own clients, or a tenant and another source. Records
+are kept for the most recent senders. A newcomer is trusted according to the first hints of earlier
 tenants, so a client that invents a tenant per request soon gains nothing.
 """
 
@@ -33,7 +33,7 @@ _PRIOR_TIPS = 20.0
 _TELLS_LITTLE = 0.5
 """Weights above this count as 1: measurements show no gain from such hints."""
 _AT_ONCE = 8
-"""Number of a speaker's first "over" hints for which newcomers' accuracy counts as well."""
+"""Number of a sender's first "over" hints for which newcomers' accuracy counts as well."""
 TELLS = 0.25
 """Return times with less skill than this are ignored."""
 _WRONG_AT_FIRST = 0.25
@@ -41,11 +41,11 @@ _WRONG_AT_FIRST = 0.25
 _SURE = 0.2
 """Conversations hinted over are evicted first below this weight."""
 MAX_TENANTS = 64
-"""Maximum number of records; the least recent speaker is dropped first."""
+"""Maximum number of records; the least recent sender is dropped first."""
 _FIRST_HINTS = 128
 """Counts of first hints are halved at this number of tenants."""
 OTHERS = "*"
-"""Key of speakers without a record; no tenant's name has this character."""
+"""Key of senders without a record; no tenant's name has this character."""
 
 
 class Hinted(Protocol):
@@ -53,7 +53,7 @@ class Hinted(Protocol):
 
     born: float
     tenant: str | None
-    speaker: Hashable
+    sender: Hashable
     """Tenant, or tenant and source, that gives the hints."""
     return_at: float | None
     hinted_s: float
@@ -65,8 +65,8 @@ class Hinted(Protocol):
     """The record that counts this tip's "over"."""
 
 
-def speaker(tenant: str | None, source: str) -> Hashable:
-    """Return the speaker of a hint: the tenant for its own clients, else (tenant, source)."""
+def sender_of(tenant: str | None, source: str) -> Hashable:
+    """Return the sender of a hint: the tenant for its own clients, else (tenant, source)."""
     return tenant if source == CLIENT else (tenant, source)
 
 
@@ -215,19 +215,19 @@ class HintRecords:
         self._open: list[tuple[float, int, Hinted]] = []
         self._count = 0
 
-    def record(self, who: Hashable) -> HintRecord:
-        """Return the record of a ``speaker``, created if missing, and mark it as most recent."""
-        record = self._records.pop(who, None)
+    def record(self, sender: Hashable) -> HintRecord:
+        """Return the record of a ``sender``, created if missing, and mark it as most recent."""
+        record = self._records.pop(sender, None)
         if record is None:
             record = HintRecord()
             if len(self._records) >= MAX_TENANTS:
                 del self._records[next(iter(self._records))]
-        self._records[who] = record
+        self._records[sender] = record
         return record
 
-    def key(self, who: Hashable) -> Hashable:
-        """Return the speaker, or ``OTHERS`` without a record. Equal keys have equal trust."""
-        return who if who in self._records else OTHERS
+    def key(self, sender: Hashable) -> Hashable:
+        """Return the sender, or ``OTHERS`` without a record. Equal keys have equal trust."""
+        return sender if sender in self._records else OTHERS
 
     def note_tip(self, tip: Hinted, over: bool) -> None:
         """Count the finished request of ``tip``; ``over``: a hint marked its conversation as over.
@@ -236,7 +236,7 @@ class HintRecords:
         """
         if over and not tip.hinted_over:
             tip.hinted_over = True
-            tip.counted_over = self.record(tip.speaker)
+            tip.counted_over = self.record(tip.sender)
             if not tip.counted_over.overs:
                 tip.counted_over.first_over = tip
                 self._first.add_over()
@@ -279,52 +279,52 @@ class HintRecords:
 
     def _count_return(self, tip: Hinted, gap_s: float | None) -> None:
         tip.return_at = None
-        record = self.record(tip.speaker)
+        record = self.record(tip.sender)
         first = not record.returns
         came_true = record.note_return(tip.hinted_s, gap_s)
         if first:
             self._first.add(came_true)
 
-    def return_probability(self, who: Hashable) -> float:
-        """Return P(a return is close to the time that the speaker hinted)."""
+    def return_probability(self, sender: Hashable) -> float:
+        """Return P(a return is close to the time that the sender hinted)."""
         newcomers = self._first.return_probability()
-        record = self._records.get(who)
+        record = self._records.get(sender)
         return newcomers if record is None else record.return_probability(newcomers)
 
-    def return_skill(self, who: Hashable) -> float:
-        """Return the skill of the speaker's return hints, from 0 to 1."""
+    def return_skill(self, sender: Hashable) -> float:
+        """Return the skill of the sender's return hints, from 0 to 1."""
         newcomers = self._first.return_probability()
-        record = self._records.get(who)
+        record = self._records.get(sender)
         return newcomers if record is None else record.return_skill(newcomers)
 
-    def return_trusted(self, who: Hashable) -> bool:
-        """Return whether the return times that the speaker hints are applied."""
-        return self.return_skill(who) >= TELLS
+    def return_trusted(self, sender: Hashable) -> bool:
+        """Return whether the return times that the sender hints are applied."""
+        return self.return_skill(sender) >= TELLS
 
-    def over_trusted(self, who: Hashable) -> bool:
-        """Return whether the speaker's "over" hints are applied outright."""
-        record = self._records.get(who, _NO_HINTS)
-        return record.over_trusted(self._of_tenant(who), self._first.over_trusted())
+    def over_trusted(self, sender: Hashable) -> bool:
+        """Return whether the sender's "over" hints are applied outright."""
+        record = self._records.get(sender, _NO_HINTS)
+        return record.over_trusted(self._of_tenant(sender), self._first.over_trusted())
 
-    def over_weight(self, who: Hashable) -> float:
+    def over_weight(self, sender: Hashable) -> float:
         """Return the factor on the rank of a leaf hinted over, if not trusted outright."""
-        return self._records.get(who, _NO_HINTS).over_weight(self._of_tenant(who))
+        return self._records.get(sender, _NO_HINTS).over_weight(self._of_tenant(sender))
 
-    def _of_tenant(self, who: Hashable) -> HintRecord:
-        tenant = who[0] if isinstance(who, tuple) else who
+    def _of_tenant(self, sender: Hashable) -> HintRecord:
+        tenant = sender[0] if isinstance(sender, tuple) else sender
         return self._records.get(tenant, _NO_HINTS)
 
     def applied_hints(self) -> Counter[tuple[str, str, bool]]:
         """Count tenants by kind of hint (``over``, ``return``), source (``CLIENT`` or other), and
         whether the hints are applied."""
         counts: Counter[tuple[str, str, bool]] = Counter()
-        for who, record in list(self._records.items()):
-            source = who[1] if isinstance(who, tuple) else CLIENT
+        for sender, record in list(self._records.items()):
+            source = sender[1] if isinstance(sender, tuple) else CLIENT
             if record.overs:
-                acts = self.over_trusted(who) or self.over_weight(who) < 1.0
+                acts = self.over_trusted(sender) or self.over_weight(sender) < 1.0
                 counts["over", source, acts] += 1
             if record.returns:
-                counts["return", source, self.return_trusted(who)] += 1
+                counts["return", source, self.return_trusted(sender)] += 1
         return counts
 
     def stats(self) -> dict[str, Any]:
@@ -335,5 +335,7 @@ class HintRecords:
             "returns_true": sum(r.returns_true for r in records),
             "overs": sum(r.overs for r in records),
             "overs_wrong": sum(r.overs_wrong for r in records),
-            "tenants": len({who[0] if isinstance(who, tuple) else who for who in self._records}),
+            "tenants": len(
+                {sender[0] if isinstance(sender, tuple) else sender for sender in self._records}
+            ),
         }

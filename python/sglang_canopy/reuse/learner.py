@@ -22,7 +22,7 @@ from sglang_canopy.reuse.categories import (
 )
 from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.fitting import fit
-from sglang_canopy.reuse.hint_trust import HintRecords, speaker
+from sglang_canopy.reuse.hint_trust import HintRecords, sender_of
 from sglang_canopy.reuse.shadow import LastTips, ShadowIndex, Tip, full_blocks
 from sglang_canopy.reuse.survival import BINS, age_bin, token_bin
 
@@ -132,7 +132,7 @@ class ReuseModel:
                 matched = self.shadow.matched_blocks(request.path)
                 self.shadow.learn(request.time, request.tenant, request.path[matched:])
                 self.shadow.open_tip(tip, request.path[full - 1])
-        tip.speaker = speaker(request.tenant, request.source)
+        tip.sender = sender_of(request.tenant, request.source)
         if request.conversation is not None:
             self._spoken_of.remember((request.tenant, request.conversation), tip)
         self.hints.note_tip(tip, request.over)
@@ -152,7 +152,7 @@ class ReuseModel:
         tip = self._spoken_of.last(conversation)
         if tip is None or not tip.open:
             return
-        tip.speaker = speaker(conversation[0], source)
+        tip.sender = sender_of(conversation[0], source)
         if over:
             self.hints.note_tip(tip, True)
         elif return_in_s is not None:

@@ -54,8 +54,8 @@ class Tip:
     """Last use, shared by all tips of a conversation (or junction)."""
     first: float = field(init=False)
     """Junctions only: time at which the prefix was first seen."""
-    speaker: Hashable = field(init=False)
-    """Speaker of the hints (``hint_trust.speaker``)."""
+    sender: Hashable = field(init=False)
+    """Speaker of the hints (``hint_trust.sender``)."""
     return_at: float | None = None
     hinted_s: float = 0.0
     """Hinted return, in seconds after ``born``."""
@@ -64,7 +64,7 @@ class Tip:
     counted_over: HintRecord | None = None
 
     def __post_init__(self) -> None:
-        self.seen, self.first, self.speaker = [self.born], self.born, self.tenant
+        self.seen, self.first, self.sender = [self.born], self.born, self.tenant
 
 
 MAX_CONVERSATIONS = 1024

@@ -75,9 +75,9 @@ class Passing:
         allowed = np.empty(self.members)
         allowed[0] = math.inf
         np.minimum.accumulate(self._allowances[: self.members - 1], out=allowed[1:])
-        found = np.where(allowed >= costs, costs, math.inf)
-        position = int(found.argmin())
-        return position if found.item(position) < math.inf else -1
+        eligible_costs = np.where(allowed >= costs, costs, math.inf)
+        position = int(eligible_costs.argmin())
+        return position if eligible_costs.item(position) < math.inf else -1
 
     def may_go(self, position: int) -> bool:
         """Return whether all older members allow the cost of ``position``."""

@@ -234,10 +234,10 @@ def _middle(
         return
     matcher = SequenceMatcher(None, [s for _, _, s in a], [s for _, _, s in b], autojunk=False)
     at_old = at_new = 0
-    for found in matcher.get_matching_blocks():
-        if found.size:
-            begin_old, begin_new = a[found.a][0], b[found.b][0]
-            stop_old, stop_new = a[found.a + found.size - 1][1], b[found.b + found.size - 1][1]
+    for edits in matcher.get_matching_blocks():
+        if edits.size:
+            begin_old, begin_new = a[edits.a][0], b[edits.b][0]
+            stop_old, stop_new = a[edits.a + edits.size - 1][1], b[edits.b + edits.size - 1][1]
             while begin_old > at_old and begin_new > at_new and inner_old[begin_old - 1] == inner_new[begin_new - 1]:  # fmt: skip
                 begin_old, begin_new = begin_old - 1, begin_new - 1
             more = common_prefix(inner_old[stop_old:], inner_new[stop_new:])
@@ -252,7 +252,7 @@ def _middle(
             yield _difference(
                 old, new, (n + at_old, n + begin_old), (n + at_new, n + begin_new), place, last
             )
-        if found.size:
+        if edits.size:
             yield Run(stop_new - begin_new)
         at_old, at_new = stop_old, stop_new
 

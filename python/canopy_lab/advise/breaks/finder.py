@@ -173,24 +173,24 @@ class Finder:
             return
         named = run.kind in _LABELLED and run.place != kinds.HISTORY
         label = run.label if named or run.kind == kinds.MODELS else ""
-        found = self._sums[_Key(prompt.application, run.place, run.kind, label)]
-        found.requests += 1
-        found.characters += cost
-        if len(found.starts) < _MAX_VALUES:
-            found.starts.append(begin)
+        total = self._sums[_Key(prompt.application, run.place, run.kind, label)]
+        total.requests += 1
+        total.characters += cost
+        if len(total.starts) < _MAX_VALUES:
+            total.starts.append(begin)
             value = hash(run.new)
-            found.values.add(value)
-            found.named += prompt.conversation is not None
+            total.values.add(value)
+            total.named += prompt.conversation is not None
             talk = prompt.number if prompt.conversation is None else prompt.conversation
-            found.of_conversation[talk].add(value)
+            total.of_conversation[talk].add(value)
             if prompt.user is not None:
-                found.of_user[prompt.user].add(value)
+                total.of_user[prompt.user].add(value)
         numbers = kinds.number_of(run.old), kinds.number_of(run.new)
         if numbers[0] is not None and numbers[1] is not None:
-            found.numbers += 1
-            found.ascending += numbers[0] < numbers[1]
-        if len(found.examples) < _EXAMPLES and run.old != run.new:
-            found.examples.append((run.old[:_SHOWN], run.new[:_SHOWN]))
+            total.numbers += 1
+            total.ascending += numbers[0] < numbers[1]
+        if len(total.examples) < _EXAMPLES and run.old != run.new:
+            total.examples.append((run.old[:_SHOWN], run.new[:_SHOWN]))
 
     def found(self) -> Breaks:
         """Return totals and findings so far."""
@@ -220,18 +220,18 @@ class Finder:
             found[main] = _together([found[main], *(found.pop(key) for key in keys if key != main)])
         return found
 
-    def _finding(self, key: _Key, one: _Sum) -> Finding:
+    def _finding(self, key: _Key, total: _Sum) -> Finding:
         kind = key.kind
-        if kind == kinds.NUMBER and one.numbers:
-            rising = one.ascending / one.numbers
+        if kind == kinds.NUMBER and total.numbers:
+            rising = total.ascending / total.numbers
             kind = kinds.COUNTER if max(rising, 1 - rising) >= _ONE_WAY else kind
-        talks = [len(values) for values in one.of_conversation.values()]
-        if one.named:
+        talks = [len(values) for values in total.of_conversation.values()]
+        if total.named:
             changes = sum(talks) > 1.5 * len(talks)
         else:
-            changes = 2 * len(one.values) > len(one.starts)
+            changes = 2 * len(total.values) > len(total.starts)
         per = "request" if changes else "conversation"
-        users = one.of_user.values()
+        users = total.of_user.values()
         if per == "conversation" and users and all(len(values) == 1 for values in users):
             per = "user"
         if kind == kinds.USER and per == "request":
@@ -242,12 +242,12 @@ class Finder:
             kind=kind,
             place=key.place,
             per=per,
-            requests=one.requests,
-            tokens=one.characters // CHARACTERS_A_TOKEN,
-            share=one.characters / max(self.characters, 1),
-            at_token=sorted(one.starts)[len(one.starts) // 2] // CHARACTERS_A_TOKEN,
-            values=len(one.values),
+            requests=total.requests,
+            tokens=total.characters // CHARACTERS_A_TOKEN,
+            share=total.characters / max(self.characters, 1),
+            at_token=sorted(total.starts)[len(total.starts) // 2] // CHARACTERS_A_TOKEN,
+            values=len(total.values),
             label=key.label,
             name=self.applications.names[key.application],
-            examples=tuple(one.examples),
+            examples=tuple(total.examples),
         )

@@ -157,26 +157,26 @@ class Memory:
         """
         chain, is_hit, hit = hash(prompt.apart), True, 0
         bare, elsewhere = hash(prompt.apart[2:]), 0
-        for one in prompt.segments:
-            after = self._chains.get((chain, one.number))
+        for memory in prompt.segments:
+            after = self._chains.get((chain, memory.number))
             if after is None:
                 after = chain
-                for at in range(0, one.size - BLOCK + 1, BLOCK):
-                    after = hash((after, one.text[at : at + BLOCK]))
+                for at in range(0, memory.size - BLOCK + 1, BLOCK):
+                    after = hash((after, memory.text[at : at + BLOCK]))
                     if self._blocks.get(after) is None:
                         is_hit = False
                         self._blocks.put(after, True)
                     hit += BLOCK * is_hit
                 is_hit = False
-                after = hash((after, one.number))
-                self._chains.put((chain, one.number), after)
+                after = hash((after, memory.number))
+                self._chains.put((chain, memory.number), after)
             elif is_hit:
-                hit += one.size
+                hit += memory.size
             chain = after
-            bare = hash((bare, one.number))
+            bare = hash((bare, memory.number))
             owner = self._models.get(bare)
             if owner is not None and owner != prompt.apart and not is_hit:
-                elsewhere += one.size
+                elsewhere += memory.size
             self._models.put(bare, prompt.apart)
         return hit, elsewhere
 

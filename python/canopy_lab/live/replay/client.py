@@ -96,25 +96,25 @@ def body(
         extra = dict(extra)
         sampling.update(extra.pop("sampling_params", {}))
         return {"stream": stream, "sampling_params": sampling, **extra, "input_ids": prompt}
-    made: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "model": model,
         "max_tokens": output_tokens,
         "temperature": 0,
         "stream": stream,
     }
     if stream:
-        made["stream_options"] = {"include_usage": True}
+        fields["stream_options"] = {"include_usage": True}
     if ends_with is not None:
-        made["stop_token_ids"] = [ends_with]
+        fields["stop_token_ids"] = [ends_with]
     elif dialect.pins_output:
-        made["ignore_eos"] = True
+        fields["ignore_eos"] = True
         if not dialect.custom_params:
-            made["min_tokens"] = output_tokens
+            fields["min_tokens"] = output_tokens
     if dialect.custom_params:
-        made["return_cached_tokens_details"] = True
+        fields["return_cached_tokens_details"] = True
         if custom:
-            made["custom_params"] = custom
-    return {**made, **extra, "prompt": prompt}
+            fields["custom_params"] = custom
+    return {**fields, **extra, "prompt": prompt}
 
 
 async def send(

@@ -67,26 +67,26 @@ class Prefetcher:
             if not math.isnan(job.start):
                 continue
             path = job.path[: (job.prompt - 1) // size]
-            found = tree.match(path)
-            self.waiting.looked_up(job, found.node)
-            here = found.tokens
-            if found.node is not tree.root and not found.node.host:
+            match = tree.match(path)
+            self.waiting.looked_up(job, match.node)
+            cached_tokens = match.tokens
+            if match.node is not tree.root and not match.node.host:
                 continue
-            if job.prompt - 1 - here < self.config.prefetch_threshold_tokens:
+            if job.prompt - 1 - cached_tokens < self.config.prefetch_threshold_tokens:
                 continue
             blocks = disk.leading(path, now)
-            tokens = blocks * size - here
+            tokens = blocks * size - cached_tokens
             if tokens < max(1, self.config.prefetch_threshold_tokens):
                 continue
             room = tree.claim_host(tokens) // size * size
             if room < max(1, self.config.prefetch_threshold_tokens):
                 continue
             tree.host_used += room
-            job.prefetched = job.prompt - 1 - here
+            job.prefetched = job.prompt - 1 - cached_tokens
             self.occupied += job.prefetched
-            job.fetched_from = found.blocks
-            job.anchor = found.node
-            tree.pin(found.node)
+            job.fetched_from = match.blocks
+            job.anchor = match.node
+            tree.pin(match.node)
             job.fetch = disk.channel.read(now, room * self.kv_bytes, room)
 
     def settle(self, job: SimulatedRequest, now: float) -> bool:

@@ -130,31 +130,31 @@ class PrefillBatch:
     ) -> tuple[int, int] | None:
         """Admit ``job``; return (new tokens, tokens loaded from the host), or ``None`` if full."""
         tree, page = self._tree, self._config.page_tokens
-        found = tree.match(job.path, None, job.blocks_of(job.target, tree.block_tokens))
+        match = tree.match(job.path, None, job.blocks_of(job.target, tree.block_tokens))
         # The last token is always computed, and only whole pages match.
         limit = (job.target - 1) // page * page
-        tree.lock(found.node)
-        device = min(found.device_tokens // page * page, limit)
-        hit = min(found.tokens // page * page, limit)
-        load = found.tokens - found.device_tokens if hit > device else 0
+        tree.lock(match.node)
+        device = min(match.device_tokens // page * page, limit)
+        hit = min(match.tokens // page * page, limit)
+        load = match.tokens - match.device_tokens if hit > device else 0
         if load < max(1, self._config.load_back_threshold_tokens):
             hit, load = device, 0
         need = load + job.target - hit
         if need + reserved_output(job) + page >= tree.free + tree.evictable - reserved:
-            tree.unlock(found.node)
-            self._prefixes.looked_up(job, found.node)
+            tree.unlock(match.node)
+            self._prefixes.looked_up(job, match.node)
             return None
         if load:
             short = load - tree.free
             if short > 0:
                 tree.evict_device(short)
-            tree.load(found.node)
-            anchor = found.node
+            tree.load(match.node)
+            anchor = match.node
         else:
-            anchor = found.device
-            if anchor is not found.node:
+            anchor = match.device
+            if anchor is not match.node:
                 tree.lock(anchor)
-                tree.unlock(found.node)
+                tree.unlock(match.node)
         job.leaf = anchor
         new = min(job.target - hit, chunk_left)
         if hit + new < job.target:

@@ -62,8 +62,8 @@ class TieredTree(TierNodes):
         ``since`` as in ``match``. Returns the last node, not locked, and the tokens added to the
         device. Host-only nodes on the path become device nodes too.
         """
-        found = self.match(path, since, blocks)
-        node, added = found.node, 0
+        match = self.match(path, since, blocks)
+        node, added = match.node, 0
         above = node
         while not above.device:
             above.device = True
@@ -78,7 +78,7 @@ class TieredTree(TierNodes):
             above = above.parent
         if node is not self.root:
             self._reconsider(above)
-            missing = min(found.blocks * self.block_tokens, tokens) - found.tokens
+            missing = min(match.blocks * self.block_tokens, tokens) - match.tokens
             if missing > 0:
                 if node.host and self._host_room(missing) and node.host:
                     self.host_used += missing
@@ -88,13 +88,13 @@ class TieredTree(TierNodes):
                 node.length += missing
                 if not node.locks:
                     self.evictable += missing
-        if found.blocks < blocks and tokens > found.blocks * self.block_tokens:
-            offset = found.blocks * self.block_tokens
-            leaf = TierNode(node, path[found.blocks : blocks], offset, tokens - offset)
+        if match.blocks < blocks and tokens > match.blocks * self.block_tokens:
+            offset = match.blocks * self.block_tokens
+            leaf = TierNode(node, path[match.blocks : blocks], offset, tokens - offset)
             leaf.device = True
             if self.expiry is not None:
                 leaf.group = self.expiry.group(path[:blocks])
-            node.children[path[found.blocks]] = leaf
+            node.children[path[match.blocks]] = leaf
             node.device_children += 1
             if node.ranked:
                 self._unrank(node)
@@ -149,14 +149,14 @@ class TieredTree(TierNodes):
         Returns the tokens added; the caller has claimed their room with ``claim_host``. Adds
         nothing if their prefix was evicted. A new node copies its attributes from ``like``.
         """
-        found = self.match(path, None, blocks)
-        node, size = found.node, self.block_tokens
-        if not since <= found.blocks < blocks or (node is not self.root and not node.host):
+        match = self.match(path, None, blocks)
+        node, size = match.node, self.block_tokens
+        if not since <= match.blocks < blocks or (node is not self.root and not node.host):
             return 0
-        if found.tokens < found.blocks * size:
+        if match.tokens < match.blocks * size:
             return 0  # a partial block is in the way
-        offset = found.blocks * size
-        leaf = TierNode(node, path[found.blocks : blocks], offset, blocks * size - offset)
+        offset = match.blocks * size
+        leaf = TierNode(node, path[match.blocks : blocks], offset, blocks * size - offset)
         leaf.host = True
         if like is not None:
             leaf.inherit(like)
@@ -164,7 +164,7 @@ class TieredTree(TierNodes):
             leaf.inherit(node)
         if self.expiry is not None:
             leaf.group = self.expiry.group(path[:blocks])
-        node.children[path[found.blocks]] = leaf
+        node.children[path[match.blocks]] = leaf
         if node.ranked == HOST:
             self._unrank(node)
         self.host_used += leaf.length

@@ -22,10 +22,10 @@ def checked(server_args: Any, args: Any, ours: bool, unless_given: Mapping[str, 
     ``ours``: whether the device's policy is one of Canopy's. ``unless_given``: defaults of fields
     that are not on the command line.
     """
-    given = from_args(QueueFlags, args)
-    options = QueueFlags(**{**unless_given, **given})
-    if given and not ours:
-        flag = option_of(QueueFlags, next(iter(given))).flag
+    value = from_args(QueueFlags, args)
+    options = QueueFlags(**{**unless_given, **value})
+    if value and not ours:
+        flag = option_of(QueueFlags, next(iter(value))).flag
         raise CanopyError(f"{flag} needs --radix-eviction with a Canopy policy, such as wa")
     if options.queue_order == BOUNDED_SHORTEST:
         if server_args.schedule_policy != "fcfs":

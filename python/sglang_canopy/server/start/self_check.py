@@ -27,13 +27,13 @@ def stop(reason: str) -> NoReturn:
 
 def check_version() -> None:
     """Warn of a release that Canopy is not tested with. The other checks decide whether it starts."""
-    found = importlib.metadata.version("sglang")
-    if found not in releases.TESTED:
+    installed = importlib.metadata.version("sglang")
+    if installed not in releases.TESTED:
         logger.warning(
             "sglang-canopy is tested with sglang %s, and %s is installed. The checks at start decide "
             "whether it is used; python -m sglang.launch_server without Canopy's flags is plain SGLang.",
             releases.RANGE,
-            found,
+            installed,
         )
 
 
