@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sglang_canopy.telemetry.series import CACHE, PREFIX
+from sglang_canopy.telemetry.series import CACHE, IGNORED, PREFIX
 from support.served import until
 
 pytestmark = pytest.mark.xdist_group("metrics")
@@ -92,7 +92,7 @@ def test_metrics_agree_with_the_responses(client) -> None:
         assert room >= 2048 * bytes_a_token
     assert total(samples, "group_ttl_seconds", tier="disk", group="category rag") == 60
     assert total(samples, "group_ttl_seconds", tier="disk", group="residual") == 3600
-    known = {PREFIX + m.name for m in CACHE}
+    known = {PREFIX + m.name for m in (*CACHE, *IGNORED)}
     shown = {re.sub(r"_(bucket|count|sum)$", "", name) for name, _ in samples}
     assert shown <= known, shown - known
 
