@@ -394,7 +394,7 @@ class World:
         known = {*gate.waiting.sessions.values(), *active, *paused.values()}
         assert {s for s, _ in gate._by_ticket.values()} <= known
         assert {*gate.index._by_conversation.values()} <= known
-        if not gate.arming.armed:
+        if not gate.activation.active:
             assert not gate.waiting
         fitted = gate.settings.always and gate._exceeded == exceeded
         if fitted and gate.counts.admitted > admitted and len(active) > 1:

@@ -1,7 +1,7 @@
 """The session gate: while agents thrash, their sessions start only as fast as their KV fits.
 
 If sessions need more memory than there is, each turn evicts the prefix of another session's next
-turn. While ``arming.py`` measures that, the first request of an agent's new session (``agents.py``)
+turn. While ``activation.py`` measures that, the first request of an agent's new session (``agents.py``)
 waits until its footprint fits, and sessions that outgrow the memory are paused (``places.py``).
 
 The server and the simulator drive the same object. It reads no clock and uses no randomness: equal
@@ -15,8 +15,8 @@ from collections.abc import Callable, Hashable
 from itertools import islice
 from typing import Any
 
+from sglang_canopy.admission.activation import Activation
 from sglang_canopy.admission.agents import Agents
-from sglang_canopy.admission.arming import Arming
 from sglang_canopy.admission.footprint import common_blocks
 from sglang_canopy.admission.places import GateCounts, Places, WaitingSessions
 from sglang_canopy.admission.session import Session, SessionIndex
@@ -28,7 +28,7 @@ from sglang_canopy.tenant import ChargedTenants
 _REFRESH_S, _REFRESH_AT_LEAST_S = 1.0, 30.0
 """Seconds between updates of the charges: while sessions wait, and otherwise."""
 _ENTER_AT_ONCE = 256
-"""Maximum sessions admitted by one call after the gate has disarmed: about five milliseconds."""
+"""Maximum sessions admitted by one call after the gate became inactive: about five milliseconds."""
 _BEHIND = 0.7
 """Share of sessions that wait for the server instead of thinking. Below it the device keeps up with
 its recomputation, and the measured rate is the clients'."""
@@ -50,7 +50,7 @@ class SessionGate:
         self.model = ReuseModel(max_samples=20_000, max_blocks=250_000)
         self.places = Places(settings, capacity_tokens, self.model)
         self.footprints = self.places.footprints
-        self.arming = Arming(capacity_tokens, settings.horizon_s, settings.always)
+        self.activation = Activation(capacity_tokens, settings.horizon_s, settings.always)
         self.agents = Agents()
         self.waiting = WaitingSessions()
         self.charged_tenants = ChargedTenants()
@@ -109,7 +109,7 @@ class SessionGate:
             charged_to = self.charged_tenants.of(tenant, request.source == GATEWAY, self.now)
             session = Session(number, tenant, request.conversation, self.now, first, charged_to)
         elif self.agents.returned(session, request, self.now):
-            self.arming.returned(min(self.now - session.seen, self.settings.horizon_s))
+            self.activation.returned(min(self.now - session.seen, self.settings.horizon_s))
         session.cached_before, session.unlearnt = self._cached_before(session, request), True
         self.model.asked(request)  # while many wait, most returns have yet to be answered
         self._add(ticket, session, request)
@@ -203,10 +203,10 @@ class SessionGate:
         """Return counts since the start and current values, in tokens and seconds."""
         return {
             "mode": self.settings.mode,
-            "armed": self.arming.armed,
-            "times_armed": self.arming.times_armed,
-            "ineffective_arms": self.arming.ineffective_arms,
-            "thrash_share": round(self.arming.thrash.share, 4),
+            "armed": self.activation.active,
+            "times_armed": self.activation.times_activated,
+            "ineffective_arms": self.activation.ineffective_activations,
+            "thrash_share": round(self.activation.thrash.share, 4),
             "waiting_sessions": len(self.waiting),
             "active_sessions": len(self.places.active),
             "paused_sessions": len(self.places.paused),
@@ -215,7 +215,7 @@ class SessionGate:
             **self.counts.stats(),
         }
 
-    # ---- arming ----
+    # ---- activation ----
 
     def _cached_before(self, session: Session, request: Request) -> int:
         """Return the tokens that the session's last turn cached for ``request``."""
@@ -233,26 +233,26 @@ class SessionGate:
         if found is not None:
             computed = request.prompt_tokens - found
             lost = min(computed, max(0, session.cached_before - found))
-            self.arming.thrash.record_prompt(lost, computed)
+            self.activation.thrash.record_prompt(lost, computed)
         if session.is_agent:
-            self.arming.turn_ended(request.prompt_tokens, self.places.outgrown)
+            self.activation.turn_ended(request.prompt_tokens, self.places.outgrown)
 
     def _pass_time(self, now: float) -> None:
         self.now = max(self.now, now)
-        self.arming.advance(self.now, bool(self.waiting), bool(self._by_ticket))
-        if self.waiting and not self.arming.armed:  # disarmed now, or a short time ago
+        self.activation.advance(self.now, bool(self.waiting), bool(self._by_ticket))
+        if self.waiting and not self.activation.active:  # inactive since now, or a short time ago
             for session in [*islice(self.waiting.sessions.values(), _ENTER_AT_ONCE)]:
                 self._enter(session)
 
     def _arm_and_pause(self) -> None:
-        """Arm and pause, if necessary, after the end of a request."""
+        """Activate the gate and pause, if necessary, after the end of a request."""
         self._changed = True
         surplus = self.places.too_many()
         if surplus is not None:
             self._forget(surplus)
             self.counts.forgotten += 1
-        acts = self.arming.armed or (
-            self.arming.may_arm(self.now, self.places.fitting)
+        acts = self.activation.active or (
+            self.activation.may_activate(self.now, self.places.fitting)
             and self.places.share_waiting > _BEHIND
         )
         if not acts or not self.places.outgrown:
@@ -261,8 +261,8 @@ class SessionGate:
             self._refresh()
         if not self.places.outgrown:
             return
-        if not self.arming.armed:
-            self.arming.arm()
+        if not self.activation.active:
+            self.activation.activate()
         while self.places.outgrown and self._pause_one(self.places.active.values()):
             pass
 
@@ -274,7 +274,7 @@ class SessionGate:
             return
         session.waits_since = self.now
         gated = self.settings.always or self.agents.is_one(session, request)
-        if self.arming.armed and gated:
+        if self.activation.active and gated:
             self.waiting.add(session)
         else:
             self._enter(session)
@@ -326,7 +326,7 @@ class SessionGate:
             self._admit_all()
 
     def _admit_all(self) -> None:
-        while self.arming.armed and self.waiting and self._admit_next():
+        while self.activation.active and self.waiting and self._admit_next():
             pass
 
     def _admit_next(self) -> bool:

@@ -25,7 +25,7 @@ class GateSettings:
         choices=(OFF, AUTO),
     )
     always: bool = False
-    """Always armed, for every session: the baseline of measurements."""
+    """Always active, for every session: the baseline of measurements."""
     age_s: float = 60.0
     """Seconds after which no other session may overtake a waiting session."""
     horizon_s: float = 120.0

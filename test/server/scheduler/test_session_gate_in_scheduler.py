@@ -171,7 +171,7 @@ def test_a_session_that_is_paused_waits_in_sglangs_queue_until_the_rest_fits() -
         for i in (2, 1, 0):
             scheduler.end(f"r{i}{turn}")
             scheduler.gate.report_ended(scheduler)
-        if scheduler.gate.gate.arming.armed:
+        if scheduler.gate.gate.activation.active:
             break
     assert scheduler.gate.gate.stats()["pauses"] == 1
     scheduler.add(Req("paused", "s2", 40, now + 20.0))
@@ -259,7 +259,7 @@ def test_sessions_fade_by_the_schedulers_time() -> None:
 
 @pytest.mark.parametrize("always", [True, False])
 def test_two_ranks_with_equal_inputs_decide_the_same(always: bool, monkeypatch) -> None:
-    monkeypatch.setattr("sglang_canopy.admission.arming._GAIN", 0.1)  # it arms
+    monkeypatch.setattr("sglang_canopy.admission.activation._GAIN", 0.1)  # it arms
     ranks = Scheduler(always=always), Scheduler(always=always)
     seen: list[list[Any]] = [[], []]
     for scheduler, log in zip(ranks, seen, strict=True):

@@ -1,15 +1,15 @@
-"""Arms the session gate when agents' turns would finish faster with fewer sessions at once.
+"""Activates the session gate when agents' turns would finish faster with fewer sessions at once.
 
 Without a gate agents recompute either almost nothing or, past a cliff, most of their tokens. With
 one, N sessions that fit find their KV, but their places stand idle while they think. So hits are
-not the goal. The gate arms on the first losses of active sessions if their footprints exceed the
+not the goal. The gate becomes active on the first losses of active sessions if their footprints exceed the
 memory and if the rate that it can reach clearly exceeds the measured one::
 
     min(N / (p + h), 1 / h)  >  _GAIN * (turns finished per second)
 
 p: mean pause of agents; h: device seconds of a turn that finds its KV, which are the measured
 seconds per turn less the recomputed share. This is the bound of a closed network with one queue.
-Turns finished per second, and their uncertainty, then decide whether it stays armed.
+Turns finished per second, and their uncertainty, then decide whether it stays active.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class Thrash:
 
 
 FIRST_LOSSES = 0.05
-"""Losses within the window, as a share of the capacity, that arm the gate."""
+"""Losses within the window, as a share of the capacity, that activate the gate."""
 _LOW = 0.25
-"""Share of thrash below which a gate that holds nobody disarms."""
+"""Share of thrash below which a gate that holds nobody becomes inactive."""
 _GAIN = 3.5
-"""Least gain that arms it: the bound above leaves out queues, the trial and the end of each session
+"""Least gain that activates it: the bound above leaves out queues, the trial and the end of each session
 (``benchmark/latency/gate.py``)."""
 _TURNS = 4, 16, 64
 """Agents' turns that a rate is measured over, for each session that fits, at least and at most. The
@@ -72,11 +72,11 @@ _PATIENCE = 1.25
 _NEWEST = 0.05
 """Least weight of the newest pause in the mean."""
 _HOLD_OFF_S, _HOLD_OFF_TRIALS = 600.0, 33.0
-"""Least time for which the gate stays disarmed after it did not help, in seconds and in durations of
+"""Least time for which the gate stays inactive after it did not help, in seconds and in durations of
 the trial, of which it then costs at most 3 %. Both double each time."""
 
 
-class Arming:
+class Activation:
     """Decides whether the gate acts. The caller passes times, in seconds.
 
     Rates count only the time in which the server has requests, so that an idle night is no slow
@@ -85,11 +85,11 @@ class Arming:
 
     def __init__(self, capacity_tokens: int, quiet_s: float, always: bool = False) -> None:
         self.always = always
-        self.armed = always
+        self.active = always
         self.thrash = Thrash(capacity_tokens)
-        self.times_armed = 0
-        self.ineffective_arms = 0
-        """Number of times it disarmed because it did not help."""
+        self.times_activated = 0
+        self.ineffective_activations = 0
+        """Number of activations that ended because it did not help."""
         self.mean_pause_s = 0.0
         self._pauses = 0
         self._quiet_s = quiet_s
@@ -104,11 +104,11 @@ class Arming:
         self._needed = _TURNS[1]
         """Turns that a rate is measured over."""
         self._before = 0.0
-        """Prompt tokens per second before it armed."""
+        """Prompt tokens per second before it became active."""
         self._expected_s = 0.0
         """Seconds of as many turns without the gate."""
         self._settled = False
-        """Whether the sessions of the time before it armed have been paused."""
+        """Whether the sessions of the time before it became active have been paused."""
         self._waiting = False
         self._trial_s = 0.0
         """Seconds of the trial in which sessions waited."""
@@ -141,25 +141,25 @@ class Arming:
     def turn_ended(self, tokens: int, outgrown: bool) -> None:
         """Record the end of an agent's turn now. ``tokens``: of its prompt; ``outgrown``: whether the
         sessions exceed the memory."""
-        if self.armed and not self._settled and not outgrown:
+        if self.active and not self._settled and not outgrown:
             self._settled = True
             self._begin()
-        if not self.armed or (self._settled and self._waiting):
+        if not self.active or (self._settled and self._waiting):
             self._tokens += tokens
             self._ends.append((self._busy_s, self._tokens))
 
-    def may_arm(self, now: float, fitting: float) -> bool:
-        """Return whether footprints beyond the memory would arm the gate."""
-        if self.armed or now < self._not_before:
+    def may_activate(self, now: float, fitting: float) -> bool:
+        """Return whether footprints beyond the memory would activate the gate."""
+        if self.active or now < self._not_before:
             return False
         self._needed = round(min(_TURNS[2], max(_TURNS[1], _TURNS[0] * fitting)))
         lost = self.thrash.lost >= FIRST_LOSSES * self.thrash.capacity_tokens
         return lost and self.gain(fitting) >= _GAIN
 
-    def arm(self) -> None:
-        """Arm the gate: footprints exceed the memory."""
-        self.armed, self._settled = True, False
-        self.times_armed += 1
+    def activate(self) -> None:
+        """Activate the gate: footprints exceed the memory."""
+        self.active, self._settled = True, False
+        self.times_activated += 1
         rate, self._before = self._rates()
         self._expected_s = self._needed / rate
         self._ends.clear()
@@ -168,13 +168,13 @@ class Arming:
 
     def advance(self, now: float, waiting: bool, busy: bool) -> None:
         """Advance to ``now``. ``waiting``: whether any session waits; ``busy``: whether there was a
-        request until now. May disarm."""
+        request until now. May deactivate it."""
         if busy:
             self._busy_s += now - self._now
         if self._waiting:
             self._trial_s += now - self._now
         self._now, self._waiting = now, waiting
-        if not self.armed or self.always:
+        if not self.active or self.always:
             return
         if waiting:
             self._quiet_since = None
@@ -185,12 +185,12 @@ class Arming:
             and now - self._quiet_since >= self._quiet_s
             and self.thrash.share < _LOW
         ):
-            self._disarm()
+            self._deactivate()
         elif waiting and self._settled:
             self._judge()
 
     def _judge(self) -> None:
-        """Disarm unless turns finish faster than before, beyond the uncertainty of both rates."""
+        """Deactivate it unless turns finish faster than before, beyond the uncertainty of both rates."""
         turns = len(self._ends)
         if turns < self._needed and self._trial_s < _PATIENCE * self._expected_s:
             return
@@ -200,18 +200,18 @@ class Arming:
             self._hold_offs = 1.0
             self._begin()
             return
-        self.ineffective_arms += 1
+        self.ineffective_activations += 1
         off_s = max(_HOLD_OFF_S, _HOLD_OFF_TRIALS * self._trial_s)
         self._not_before = self._now + self._hold_offs * off_s
         self._hold_offs *= 2.0
-        self._disarm()
+        self._deactivate()
 
     def _begin(self) -> None:
         """Begin a trial."""
         self._trial_s, self._tokens = 0.0, 0
         self._ends.clear()
 
-    def _disarm(self) -> None:
-        self.armed = False
+    def _deactivate(self) -> None:
+        self.active = False
         self.thrash.clear()
         self._ends.clear()

@@ -1,9 +1,9 @@
-"""Arming of the session gate: its conditions, and its effect on running sessions."""
+"""Activation of the session gate: its conditions, and its effect on running sessions."""
 
 import pytest
 
+from sglang_canopy.admission.activation import Activation, Thrash
 from sglang_canopy.admission.agents import Agents
-from sglang_canopy.admission.arming import Arming, Thrash
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.admission.session import Session
 from sglang_canopy.admission.settings import GateSettings
@@ -75,7 +75,7 @@ def thrash(
         gate.advance(gate.now + 20.0 * pause)
         for client in reversed(clients):
             client.end(found=0.0)
-        if gate.arming.armed:
+        if gate.activation.active:
             break
     return clients
 
@@ -126,9 +126,9 @@ def test_a_paused_sessions_return_is_no_loss() -> None:
     gate, (old, _, young) = thrashing()
     gate.hint_over(None, old.name)
     gate.advance(gate.now + 1.0)
-    lost = gate.arming.thrash.lost
+    lost = gate.activation.thrash.lost
     young.turn(gate.now, found=0.0)
-    assert gate.arming.thrash.lost == lost
+    assert gate.activation.thrash.lost == lost
 
 
 def test_a_return_is_learnt_when_it_arrives() -> None:
@@ -224,7 +224,7 @@ def test_a_gate_that_disarms_admits_a_slice_of_the_waiting_sessions_at_each_call
     waiting = [Client(gate, f"new{number}") for number in range(10)]
     for client in waiting:
         client.send(gate.now)
-    gate.arming._disarm()
+    gate.activation._deactivate()
     held = []
     for step in range(5):
         gate.advance(gate.now + step)
@@ -245,23 +245,25 @@ def test_after_a_while_without_waiting_all_sessions_pass() -> None:
     assert not gate.stats()["armed"]
 
 
-def ended(arming: Arming, after_s: float, waiting: bool = False, outgrown: bool = True) -> None:
-    arming.advance(arming._now + after_s, waiting, busy=True)
-    arming.turn_ended(100, outgrown)
+def ended(
+    activation: Activation, after_s: float, waiting: bool = False, outgrown: bool = True
+) -> None:
+    activation.advance(activation._now + after_s, waiting, busy=True)
+    activation.turn_ended(100, outgrown)
 
 
-def arming_of(rate: float, pause: float, share: float = 0.9) -> Arming:
+def activation_of(rate: float, pause: float, share: float = 0.9) -> Activation:
     """Agents' turns end at ``rate`` without a gate; ``share`` of the computed tokens were lost."""
-    arming = Arming(CAPACITY, quiet_s=120.0)
+    activation = Activation(CAPACITY, quiet_s=120.0)
     for _ in range(40):
-        arming.returned(pause)
-        arming.thrash.record_prompt(round(share * CAPACITY), CAPACITY)
-        ended(arming, 1.0 / rate)
-    return arming
+        activation.returned(pause)
+        activation.thrash.record_prompt(round(share * CAPACITY), CAPACITY)
+        ended(activation, 1.0 / rate)
+    return activation
 
 
 @pytest.mark.parametrize(
-    ("rate", "pause", "share", "arms"),
+    ("rate", "pause", "share", "activates"),
     [
         (0.1, 10.0, 0.9, True),
         (0.1, 100.0, 0.9, False),
@@ -272,71 +274,71 @@ def arming_of(rate: float, pause: float, share: float = 0.9) -> Arming:
     ],
 )
 def test_it_arms_only_if_few_sessions_without_recomputation_are_faster(
-    rate, pause, share, arms
+    rate, pause, share, activates
 ) -> None:
     """Eight sessions that fit end 8 / pause turns a second at most."""
-    assert arming_of(rate, pause, share).may_arm(500.0, 8.0) is arms
+    assert activation_of(rate, pause, share).may_activate(500.0, 8.0) is activates
 
 
 def test_an_idle_night_is_no_slow_server() -> None:
-    arming = arming_of(5.0, 1.0)
+    activation = activation_of(5.0, 1.0)
     for _ in range(10):
-        arming.advance(arming._now + 3600.0, waiting=False, busy=False)
-        ended(arming, 0.2)
-    assert not arming.may_arm(arming._now, 8.0)
+        activation.advance(activation._now + 3600.0, waiting=False, busy=False)
+        ended(activation, 0.2)
+    assert not activation.may_activate(activation._now, 8.0)
 
 
-def trial(arming: Arming, rate: float, turns: int) -> float:
-    """Sessions wait, and turns end at ``rate``; return the seconds until it disarms."""
-    arming.arm()
-    began = arming._now
+def trial(activation: Activation, rate: float, turns: int) -> float:
+    """Sessions wait, and turns end at ``rate``; return the seconds until it becomes inactive."""
+    activation.activate()
+    began = activation._now
     for _ in range(turns):
-        if not arming.armed:
+        if not activation.active:
             break
-        ended(arming, 1.0 / rate, waiting=True, outgrown=False)
-    return arming._now - began
+        ended(activation, 1.0 / rate, waiting=True, outgrown=False)
+    return activation._now - began
 
 
 def test_turns_per_second_decide_whether_it_stays_armed() -> None:
-    arming = arming_of(0.1, 1.0)
-    assert arming.may_arm(500.0, 8.0)
-    trial(arming, 0.2, 500)
-    assert arming.armed
+    activation = activation_of(0.1, 1.0)
+    assert activation.may_activate(500.0, 8.0)
+    trial(activation, 0.2, 500)
+    assert activation.active
     for rate in (0.02, 0.09, 0.11):  # equal within the uncertainty is no gain
-        arming = arming_of(0.1, 1.0)
-        assert arming.may_arm(500.0, 8.0)
-        took_s = trial(arming, rate, 500)
-        assert arming.ineffective_arms == 1
+        activation = activation_of(0.1, 1.0)
+        assert activation.may_activate(500.0, 8.0)
+        took_s = trial(activation, rate, 500)
+        assert activation.ineffective_activations == 1
         assert took_s < 500.0, "32 turns took 320 s before"
-        end = arming._now
+        end = activation._now
         for _ in range(40):
-            arming.thrash.record_prompt(90, CAPACITY)
-            ended(arming, 10.0)
-        assert not arming.may_arm(end + 25 * took_s, 8.0)
-        assert arming.may_arm(end + 34 * took_s, 8.0)
+            activation.thrash.record_prompt(90, CAPACITY)
+            ended(activation, 10.0)
+        assert not activation.may_activate(end + 25 * took_s, 8.0)
+        assert activation.may_activate(end + 34 * took_s, 8.0)
 
 
 def test_turns_of_the_time_before_are_no_part_of_the_trial() -> None:
     """The queue of the sessions that do not fit is answered first."""
-    arming = arming_of(0.1, 1.0)
-    assert arming.may_arm(500.0, 8.0)
-    arming.arm()
+    activation = activation_of(0.1, 1.0)
+    assert activation.may_activate(500.0, 8.0)
+    activation.activate()
     for _ in range(100):
-        ended(arming, 20.0, waiting=True)
-    assert arming.armed
+        ended(activation, 20.0, waiting=True)
+    assert activation.active
 
 
 def test_time_in_which_no_session_waits_is_no_part_of_the_trial() -> None:
-    arming = arming_of(0.1, 1.0)
-    assert arming.may_arm(500.0, 8.0)
-    arming.arm()
-    ended(arming, 1.0, waiting=True, outgrown=False)
+    activation = activation_of(0.1, 1.0)
+    assert activation.may_activate(500.0, 8.0)
+    activation.activate()
+    ended(activation, 1.0, waiting=True, outgrown=False)
     for _ in range(100):
-        arming.advance(arming._now, waiting=False, busy=True)
-        arming.advance(arming._now + 50.0, waiting=True, busy=True)
-        ended(arming, 5.0, waiting=True, outgrown=False)
-    assert arming.armed
-    assert arming.ineffective_arms == 0
+        activation.advance(activation._now, waiting=False, busy=True)
+        activation.advance(activation._now + 50.0, waiting=True, busy=True)
+        ended(activation, 5.0, waiting=True, outgrown=False)
+    assert activation.active
+    assert activation.ineffective_activations == 0
 
 
 def test_paused_and_remembered_sessions_are_bounded_by_tenant() -> None:
