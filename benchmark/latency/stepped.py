@@ -87,7 +87,7 @@ class Engine:
                 open_.append((then, len(ids), req, [None]))
             if now - told >= TICK_S:
                 told = now
-                self._tell_time(began + now)
+                self._broadcast_time(began + now)
             waiting = len(self._scheduler.waiting_queue)
             self._step()
             area += waiting * (clock() - began - now)
@@ -107,7 +107,7 @@ class Engine:
         if self._scheduler.last_batch is None:
             self.clock.skipped += IDLE_S
 
-    def _tell_time(self, now: float) -> None:
+    def _broadcast_time(self, now: float) -> None:
         from sglang_canopy.server.scheduler.session_gate import take_time
 
         take_time(self._scheduler, [repr(now)])

@@ -75,7 +75,9 @@ class ChunkEngine:
         self._files = model_view.weight_files(runner) if self._on_disk() else ""
         # The meter's stopped tenants are forgotten with this process, so KV kept on a storage ends
         # with it too.
-        self.start = model_view.first_ranks(secrets.token_hex(8)) if self._stores_kept() else ""
+        self.start = (
+            model_view.answer_of_first_rank(secrets.token_hex(8)) if self._stores_kept() else ""
+        )
         self._updates = WEIGHTS.id
         self.library = Library(model_view.served_model(runner, self._files), options)
         self.watch = self._new_watch()

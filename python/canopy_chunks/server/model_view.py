@@ -273,7 +273,7 @@ def common_digest(digest: str) -> str:
     return hashlib.sha256("".join(group.all_gather_object(digest)).encode()).hexdigest()[:32]
 
 
-def first_ranks(mine: Answer) -> Answer:
+def answer_of_first_rank(mine: Answer) -> Answer:
     """Return the first rank's answer, on every rank."""
     group = _group()
     return mine if group.world_size == 1 else from_first([group.cpu_group], mine)

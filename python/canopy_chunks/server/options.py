@@ -65,7 +65,7 @@ class Options:
         16, "Shorter documents are not reused.", metavar="N", low=1, high=1 << 20
     )
     min_kept: float | None = _share(
-        None, "Quality gate: refuse to start if a smaller share of correct answers stays correct."
+        None, "Quality check: refuse to start if a smaller share of correct answers stays correct."
     )
     calibration: str | None = declare_key(
         None, "Ratios by tier, as measured by 'canopy documents calibrate'.", metavar="FILE"

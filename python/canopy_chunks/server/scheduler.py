@@ -11,7 +11,7 @@ from typing import Any
 from canopy_chunks.fuse.rows import never
 from canopy_chunks.server import kept
 from canopy_chunks.server.deletion import delete_kv
-from canopy_chunks.server.model_view import first_ranks
+from canopy_chunks.server.model_view import answer_of_first_rank
 from canopy_chunks.server.request import PLANNING_FAILED, chunk_request_of, engine_of
 from sglang_canopy.wire.document_names import BOUNDS
 
@@ -73,7 +73,7 @@ def work_when_idle(scheduler: Any, *_: Any, **__: Any) -> None:
         # Once per batch, even if a monitor reads the status in between.
         wait_ms = PAUSE_MS if engine.has_run else 0
         engine.has_run = False
-        if first_ranks(something_comes(wait_ms)):
+        if answer_of_first_rank(something_comes(wait_ms)):
             return
         # Ranks would not stop at the same layer.
         come = never if engine.library.ranked else functools.partial(something_comes, 0)

@@ -13,7 +13,7 @@ import torch
 from canopy_chunks import options_of
 from canopy_chunks.calibration.saved import Setting, calibrated_ratios
 from canopy_chunks.fuse.working_memory import working_memory
-from canopy_chunks.quality.start_gate import Method, check_quality
+from canopy_chunks.quality.start_check import Method, check_quality
 from canopy_chunks.server import attention, kept
 from canopy_chunks.server.engine import ChunkEngine
 from canopy_chunks.server.model_view import check_layout, served_shape
@@ -79,7 +79,7 @@ def pool_budget(original: Any, configurator: Any, budget_bytes: int, **more: Any
 
 
 def _calibrate_and_check(engine: ChunkEngine, tokenizer: Any, tp_size: int) -> None:
-    """Read the calibrated ratios, then run the quality gate at every ratio in use.
+    """Read the calibrated ratios, then run the quality check at every ratio in use.
 
     Raises CanopyError.
     """

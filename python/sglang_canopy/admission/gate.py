@@ -69,7 +69,7 @@ class SessionGate:
     # ---- queries ----
 
     @property
-    def pressed(self) -> bool:
+    def has_waiting_sessions(self) -> bool:
         """Whether any session waits: only then does the gate order requests."""
         return bool(self.waiting)
 
@@ -117,7 +117,7 @@ class SessionGate:
             self.places.active.move_to_end(session.number)
             self.footprints.moved(session, self.now)
         else:
-            self._ask_in(session, request)
+            self._queue_or_admit(session, request)
         self._changed = True
         self._admit()
         return session
@@ -268,7 +268,7 @@ class SessionGate:
 
     # ---- sessions ----
 
-    def _ask_in(self, session: Session, request: Request) -> None:
+    def _queue_or_admit(self, session: Session, request: Request) -> None:
         """Queue a session that is not active, or admit it."""
         if session.number in self.waiting.sessions:
             return

@@ -210,7 +210,7 @@ def test_a_long_prompt_waits_for_few_of_the_pieces_that_were_earned(make, ids) -
 
 
 def test_idle_work_begins_after_a_pause(make, ids, monkeypatch) -> None:
-    monkeypatch.setattr(scheduler, "first_ranks", lambda mine: mine)
+    monkeypatch.setattr(scheduler, "answer_of_first_rank", lambda mine: mine)
     engine = make()
     engine.library.encoder.enqueue(range(200), (), "", None)
     waited = []
@@ -241,7 +241,7 @@ def test_idle_work_begins_after_a_pause(make, ids, monkeypatch) -> None:
 def test_a_request_waits_for_a_layer_of_idle_work_and_the_piece_is_repeated(
     make, monkeypatch
 ) -> None:
-    monkeypatch.setattr(scheduler, "first_ranks", lambda mine: mine)
+    monkeypatch.setattr(scheduler, "answer_of_first_rank", lambda mine: mine)
     engine, waited = make(encode="prefix"), []
     encoder = engine.library.encoder
     encoder.enqueue(range(200), (), "", None)

@@ -71,7 +71,7 @@ class Scheduler:
         self.gate = found
 
     def add(self, req: Req) -> None:
-        self.gate.request_comes(self, req)
+        self.gate.request_arrived(self, req)
         self.waiting_queue.append(req)
 
     def shown(self) -> list[str]:
@@ -217,7 +217,7 @@ def test_a_name_that_is_used_again_is_another_request() -> None:
     scheduler.waiting_queue.pop()  # its client disconnects
     scheduler.gate.report_ended(scheduler)
     assert scheduler.gate.gate.stats()["active_sessions"] == 1
-    assert not scheduler.gate.gate.pressed
+    assert not scheduler.gate.gate.has_waiting_sessions
 
 
 def test_arrivals_during_a_choice_displace_no_request() -> None:

@@ -108,7 +108,7 @@ class Footprint:
         return self.gate.refresh_due_s
 
     def seniority(self, number: int) -> int | None:
-        return self.gate.seniority(number) if self.gate.pressed else None
+        return self.gate.seniority(number) if self.gate.has_waiting_sessions else None
 
 
 SESSION_GATES: dict[str, Callable[..., SessionGate]] = {"none": OpenGate, "footprint": Footprint}

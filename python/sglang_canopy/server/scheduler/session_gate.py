@@ -41,7 +41,7 @@ class ServerGate:
         self.sweeps = 0
         """Number of sweeps of the whole queue."""
 
-    def request_comes(self, scheduler: Any, req: Any) -> None:
+    def request_arrived(self, scheduler: Any, req: Any) -> None:
         """Register a request that is about to enter the queue."""
         ticket = id(req)
         if self._running.pop(ticket, None) is not None:  # retracted
@@ -61,7 +61,7 @@ class ServerGate:
 
     def with_admitted(self, scheduler: Any, batches: tuple[Any, ...], choose: Callable) -> Any:
         """Run ``choose`` while the scheduler's queue has only admitted and ungated requests."""
-        if not self.gate.pressed:
+        if not self.gate.has_waiting_sessions:
             return self._chosen(choose())
         self.report_ended(scheduler, *batches)
         before = scheduler.waiting_queue
@@ -187,7 +187,7 @@ def queue_limited(original: Any, scheduler: Any, req: Any) -> bool:
     if original(scheduler, req):
         return True
     if (gate := gate_of(scheduler)) is not None:
-        gate.request_comes(scheduler, req)
+        gate.request_arrived(scheduler, req)
     return False
 
 

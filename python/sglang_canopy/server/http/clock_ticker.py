@@ -22,10 +22,10 @@ def start_ticker(manager: Any) -> None:
     running requests. Call it in its event loop for each request."""
     global _ticking
     if _ticking is None or _ticking.done() or _ticking.get_loop() is not asyncio.get_running_loop():
-        _ticking = asyncio.get_running_loop().create_task(_tell_time(manager))
+        _ticking = asyncio.get_running_loop().create_task(_broadcast_time(manager))
 
 
-async def _tell_time(manager: Any) -> None:
+async def _broadcast_time(manager: Any) -> None:
     is_busy = True
     while is_busy:
         await asyncio.sleep(TICK_S)

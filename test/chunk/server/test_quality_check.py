@@ -9,8 +9,8 @@ pytest.importorskip("transformers")
 
 from canopy_chunks.calibration.saved import Calibration, Calibrations, Setting  # noqa: E402
 from canopy_chunks.calibration.search import CostProfile  # noqa: E402
-from canopy_chunks.quality import start_gate as gate  # noqa: E402
-from canopy_chunks.quality.start_gate import Kept, Method, check_quality  # noqa: E402
+from canopy_chunks.quality import start_check  # noqa: E402
+from canopy_chunks.quality.start_check import Kept, Method, check_quality  # noqa: E402
 from canopy_chunks.server import start  # noqa: E402
 from canopy_chunks.server.options import DEFAULT_RATIO, Options  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
@@ -26,7 +26,7 @@ def kept(monkeypatch):
     def measured(model, tokenizer, method, ratios):
         return {ratio: found.get(ratio, Kept(10, 10)) for ratio in ratios}
 
-    monkeypatch.setattr(gate, "measure_kept", measured)
+    monkeypatch.setattr(start_check, "measure_kept", measured)
     return found
 
 
@@ -53,7 +53,7 @@ def test_a_gate_needs_a_tokenizer() -> None:
 
 
 def started(llama, monkeypatch, tmp_path, calibrated: dict[str, float], **options) -> dict:
-    """Return the arguments of a starting server's gate."""
+    """Return the arguments of a starting server's start_check."""
     seen: dict = {}
     setting = Setting(
         llama.identity, f"cpu-{torch.get_num_threads()}", "float32", 1, "torch_native"
@@ -101,17 +101,17 @@ def test_the_gate_measures_the_method_that_is_served(llama, monkeypatch, tmp_pat
 
 def test_answers_are_decoded_freely_and_all_are_kept_at_ratio_one(llama, monkeypatch) -> None:
     """Answers are decoded freely, not forced; at ratio 1 all agree."""
-    monkeypatch.setattr(gate, "DOCUMENT_TOKENS", 24)
-    monkeypatch.setattr(gate, "holds", lambda text, answers: bool(text))
-    found = gate.measure_kept(llama, Words(), Method("question", "mixed"), [0.2, 1.0], 2)
+    monkeypatch.setattr(start_check, "DOCUMENT_TOKENS", 24)
+    monkeypatch.setattr(start_check, "holds", lambda text, answers: bool(text))
+    found = start_check.measure_kept(llama, Words(), Method("question", "mixed"), [0.2, 1.0], 2)
     assert found[1.0] == Kept(2, 2)
     monkeypatch.undo()
-    case = gate.tokenise(
-        Words(), next(iter(gate.synthetic(["single"], 1, ["a b c d e f g h"]))), 6, 24
+    case = start_check.tokenise(
+        Words(), next(iter(start_check.synthetic(["single"], 1, ["a b c d e f g h"]))), 6, 24
     )
-    chunks = gate.encode_case(llama, case, "prefix")
-    exact = gate.fused_answer(llama, Words(), case, chunks, METHOD, 1.0)
-    assert exact == gate.full_answer(llama, Words(), case)
+    chunks = start_check.encode_case(llama, case, "prefix")
+    exact = start_check.fused_answer(llama, Words(), case, chunks, METHOD, 1.0)
+    assert exact == start_check.full_answer(llama, Words(), case)
 
 
 class Words:

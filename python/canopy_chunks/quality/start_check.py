@@ -1,4 +1,4 @@
-"""Quality gate: tests reuse at start on questions with known answers, and refuses it below a floor.
+"""Quality check: tests reuse at start on questions with known answers, and refuses it below a floor.
 
 The questions ask for made-up facts in filler documents. The served model answers each question by
 greedy decoding: once after full recompute, and after a fused prefill with the server's selector and
@@ -64,17 +64,17 @@ def check_quality(
     if min_kept is None:
         return {}
     if tokenizer is None:
-        raise CanopyError("the quality gate needs a tokenizer; drop --skip-tokenizer-init")
+        raise CanopyError("the quality check needs a tokenizer; drop --skip-tokenizer-init")
     found = measure_kept(model, tokenizer, method, sorted(set(ratios)))
     for ratio, one in found.items():
         logger.info(
-            "canopy: quality gate at ratio %s: %d of %d right answers kept", ratio, *_figures(one)
+            "canopy: quality check at ratio %s: %d of %d right answers kept", ratio, *_figures(one)
         )
     missed = [r for r, one in found.items() if one.share is None or one.share < min_kept]
     if missed:
         figures = "; ".join(f"ratio {r}: {_in_words(found[r])}" for r in missed)
         raise CanopyError(
-            f"the quality gate refuses to reuse documents: min_kept is {min_kept}, and at {figures}. "
+            f"the quality check refuses to reuse documents: min_kept is {min_kept}, and at {figures}. "
             "Raise the ratio, use another model, or lower min_kept"
         )
     return found
