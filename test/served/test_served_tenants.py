@@ -34,7 +34,7 @@ def test_a_hint_reaches_every_replica_and_only_trusted_ones_count(server, tiny_m
     environment = {SECRET_VARIABLE: SECRET, "SGLANG_CPU_OMP_THREADS_BIND": "0|0"}
     with server(tiny_model, *flags, kv_tokens=2048, environment=environment) as client:
         only_the_administrator_reads_that_another_tenant_had_the_prompt(client)
-        client.flush()
+        assert client.send("/flush_cache?timeout=20", {}, **BEARER)[0] == 200
         filled = [fill(client, rank, 10 * rank) for rank in range(2)]
         hint = {"conversation": "ended", "over": True, "cache_salt": "a"}
         wrong = {**hint, "conversation": "old"}
