@@ -1,6 +1,6 @@
 """Simulated: time for all agents' sessions with and without the session gate, and chat beside them.
 
-    python benchmark/latency/gate.py
+    python benchmark/latency/gate.py [SEED ...]
 
 ``ratio`` x ``fit`` sessions of 7 to 9 turns begin within two seconds, where ``fit`` of them fit on
 the device; each turn follows its answer after a pause. No request has a name, a label or a stated
@@ -15,7 +15,7 @@ import math
 import random
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +132,8 @@ def spread(values: Any) -> dict[str, float]:
 
 def main() -> None:
     rows = []
-    for regime in REGIMES:
+    seeds = [int(word) for word in sys.argv[1:]] or [1, 2, 3]
+    for regime in (replace(r, seed=seed) for seed in seeds for r in REGIMES):
         without, gated = run(regime, "none"), run(regime, "watched")
         ratio = gated["agents_s"] / without["agents_s"]
         rows.append({**asdict(regime), "ratio_s": ratio, "auto": without, "auto and gate": gated})
