@@ -8,7 +8,7 @@ from sglang.srt.entrypoints.anthropic.serving import AnthropicServing
 from sglang.srt.function_call.function_call_parser import FunctionCallParser
 from sglang.srt.parser.beam import BEAM_RESPONSE_TEMPLATE
 
-from sglang_canopy.request.sent import infer_from_chat
+from sglang_canopy.request.infer import infer_from_chat
 from sglang_canopy.server.http.entry import tool_parser
 from sglang_canopy.wire.stamp import FORCED_CALL
 from support.live_tree import LiveTree, fake_req
