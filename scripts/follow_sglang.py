@@ -114,10 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     source.add_argument("--wheel", type=Path, metavar="FILE", help="a wheel that is here already")
     parser.add_argument("--list", action="store_true", help="every function that moved, in a table")
     parser.add_argument(
-        "--try",
-        action="store_true",
-        dest="run",
-        help="the table, then light tests on the release",
+        "--try", action="store_true", dest="run", help="the table, then light tests on the release"
     )
     arguments = parser.parse_args(argv)
     try:

@@ -170,12 +170,7 @@ def serve(model: Path, name: str, kind: str, which: str, port: int):  # type: ig
     arguments += ["--max-running-requests", str(RUNNING)]
     if which == OURS:
         arguments += ["--radix-eviction-policy-config", TREE_CONFIG]
-    return serving(
-        arguments,
-        log=log_of(which),
-        port=port,
-        describe=f"{which}: start",
-    )
+    return serving(arguments, log=log_of(which), port=port, describe=f"{which}: start")
 
 
 def log_of(which: str) -> Path:

@@ -343,8 +343,7 @@ def routes() -> str:
         tempfile.tempdir = None
     del sys.modules[stand_in.__name__]
     return table(
-        ["method", "path"],
-        [[min(route.methods), f"`{route.path}`"] for route in app.routes],
+        ["method", "path"], [[min(route.methods), f"`{route.path}`"] for route in app.routes]
     )
 
 

@@ -11,17 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from house import (
-    LABORATORY,
-    OPEN,
-    PACKAGES,
-    PYTHON,
-    ROOMS,
-    SGLANG,
-    files,
-    purpose,
-    room_of,
-)
+from house import LABORATORY, OPEN, PACKAGES, PYTHON, ROOMS, SGLANG, files, purpose, room_of
 
 LONGEST = 400
 MODULES = {

@@ -33,11 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def replay(
-    dataset_name: str,
-    dataset_path: str,
-    base_url: str,
-    model: str,
-    **arguments: Any,
+    dataset_name: str, dataset_path: str, base_url: str, model: str, **arguments: Any
 ) -> dict[str, Any]:
     """Replay a trace from Python; return the command's JSON result.
 

@@ -69,8 +69,7 @@ def test_a_vouched_tenants_name_has_no_effect_without_the_gateways_secret() -> N
     gate = SessionGate(GateSettings(always=True), 1000)
     charged = [
         gate.arrive(
-            number,
-            Request(time=1.0, path=(), prompt_tokens=10, tenant="honest", source=source),
+            number, Request(time=1.0, path=(), prompt_tokens=10, tenant="honest", source=source)
         ).charged_to
         for number, source in enumerate((GATEWAY, CLIENT))
     ]

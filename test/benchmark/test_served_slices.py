@@ -86,10 +86,7 @@ def test_one_stamp_for_all_is_a_poisson_process() -> None:
     assert due != slices.due_times(part([7.0] * 400), rate=4.0, seed=4)
 
 
-@given(
-    st.lists(st.integers(0, 20), min_size=2, max_size=40).map(sorted),
-    st.floats(0.1, 50.0),
-)
+@given(st.lists(st.integers(0, 20), min_size=2, max_size=40).map(sorted), st.floats(0.1, 50.0))
 def test_due_times_ascend_from_the_start_at_the_rate(stamps: list[int], rate: float) -> None:
     due = slices.due_times(part([3.0 * s for s in stamps]), rate=rate, seed=0)
     assert len(due) == len(stamps)

@@ -67,17 +67,7 @@ def test_a_plan_from_a_servers_log_names_the_servers_own_subtrees(
     log: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     out = tmp_path / "plan.yaml"
-    args = [
-        "plan",
-        "ttl",
-        str(log),
-        "--format",
-        "sglang",
-        "--budget-gb",
-        "0.08",
-        "--out",
-        str(out),
-    ]
+    args = ["plan", "ttl", str(log), "--format", "sglang", "--budget-gb", "0.08", "--out", str(out)]
     assert main(args) == 0
     config = read_config(out)
     assert list(config) == ["canopy-ttl"]

@@ -52,10 +52,7 @@ def test_without_options_the_host_has_the_twin_and_the_disk_the_same_policy() ->
 
 def test_each_tier_takes_its_own_policy() -> None:
     server = arguments(radix_eviction_policy="canopy-lru")
-    given = typed(
-        canopy_host_eviction="wa,min_samples=5",
-        canopy_disk_eviction="etlru",
-    )
+    given = typed(canopy_host_eviction="wa,min_samples=5", canopy_disk_eviction="etlru")
     tiers = options.apply(server, given, ours=True)
     live = live_cache("canopy-lru", None, tiers)
     assert (live.device_policy.name, live.host_policy.name) == ("lru", "wa")

@@ -81,10 +81,7 @@ def test_an_inner_session_is_another_conversation(example) -> None:
         with example.Session(url, "sub"):
             ask(client(example, url))
         ask(client(example, url))
-    assert sent.fields == [
-        {"canopy_conversation": "sub"},
-        {"canopy_conversation": "main"},
-    ]
+    assert sent.fields == [{"canopy_conversation": "sub"}, {"canopy_conversation": "main"}]
 
 
 def test_concurrent_tasks_have_their_own_sessions(example) -> None:

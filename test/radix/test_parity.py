@@ -20,11 +20,7 @@ from support.readmission import Readmission
 CAPACITY = 40
 """Blocks of one page."""
 CONFIGS: dict[str, list[dict[str, Any]]] = {
-    "wa": [
-        {},
-        {"model": "exponential"},
-        {"model": "exponential", "categories": "type-turn"},
-    ],
+    "wa": [{}, {"model": "exponential"}, {"model": "exponential", "categories": "type-turn"}],
     "canopy-tlru": [{"threshold_tokens": 20}],
     "sglang-tlru": [{"threshold_tokens": 20, "next_prompt_tokens": 4}],
     "etlru": [{"threshold_tokens": 20}],

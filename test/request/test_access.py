@@ -13,10 +13,7 @@ from sglang_canopy.request.client_hints import SECRET_VARIABLE
 from support.served_routes import ADMIN, HINT, SECRET, USER, Http, Serve, gateway
 
 READS = (("GET", "/canopy/status"), ("GET", "/canopy/explain"))
-CHANGES = (
-    ("POST", "/canopy/hint"),
-    ("DELETE", "/canopy/documents"),
-)
+CHANGES = (("POST", "/canopy/hint"), ("DELETE", "/canopy/documents"))
 REFUSED = (401, 403)
 
 

@@ -12,10 +12,7 @@ import pytest
 from canopy_lab.sim.system import routing
 from support.gateways import FOLDER, MODULES, Worker, post, running, skip_without
 
-BY_KEY = {
-    "smg": ("round_robin", "--routing-key-override"),
-    "sglang-router": ("manual",),
-}
+BY_KEY = {"smg": ("round_robin", "--routing-key-override"), "sglang-router": ("manual",)}
 
 
 @pytest.fixture(scope="module")

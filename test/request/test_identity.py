@@ -73,16 +73,8 @@ def stamped(body: Any, headers: dict[str, str] | None = None, **obj: Any) -> dic
             },
             {"conversation": "cc/a2"},
         ),
-        (
-            {},
-            {"x-session-id": "x", "x-parent-session-id": "up"},
-            {"conversation": "x"},
-        ),
-        (
-            {},
-            {"thread-id": "t", "x-codex-parent-thread-id": "t0"},
-            {"conversation": "t"},
-        ),
+        ({}, {"x-session-id": "x", "x-parent-session-id": "up"}, {"conversation": "x"}),
+        ({}, {"thread-id": "t", "x-codex-parent-thread-id": "t0"}, {"conversation": "t"}),
         ({}, {"x-override-conversation-id": "o"}, {"conversation": "o"}),
         ({"rid": "conv_t2"}, {}, {"conversation": "conv", "turn": 2}),
         ({}, {"x-request-id": "c-9-turn12"}, {"conversation": "c-9", "turn": 12}),

@@ -79,12 +79,7 @@ class Process:
 
     def entries(self) -> dict[str, int]:
         return entries(
-            self.entry,
-            self.hints,
-            self.explaining,
-            self.orders,
-            self.heads,
-            self.replayed,
+            self.entry, self.hints, self.explaining, self.orders, self.heads, self.replayed
         )
 
 

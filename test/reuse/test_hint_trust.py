@@ -76,9 +76,7 @@ def test_tenants_that_give_no_hints_take_no_record_from_those_that_do():
     assert records.stats()["tenants"] == 1
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.booleans()), max_size=300),
-)
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.booleans()), max_size=300))
 def test_weights_are_shares_for_any_input(said):
     records = HintRecords()
     category = ReuseModel().categories.get(ROOT)

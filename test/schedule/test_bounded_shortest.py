@@ -262,10 +262,7 @@ def test_at_150_percent_the_mean_stays_far_below_first_come_first_served(seed: i
     assert max(ours) < 2.5 * max(fcfs)
 
 
-@given(
-    st.lists(st.integers(1, 50), min_size=2, max_size=6),
-    st.randoms(use_true_random=False),
-)
+@given(st.lists(st.integers(1, 50), min_size=2, max_size=6), st.randoms(use_true_random=False))
 def test_tenants_with_work_get_equal_seconds(costs, draw) -> None:
     """Each tenant's requests cost its own; the many cheap ones get no more than the few dear."""
     line = queue()

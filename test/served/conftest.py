@@ -209,9 +209,7 @@ def canopy_server(
 
 @pytest.fixture
 def metrics_server(
-    shared_server: Callable[..., Client],
-    tiny_model: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    shared_server: Callable[..., Client], tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Client:
     """The server of the group `metrics`: three tiers, all of them small, with TTLs on the disk."""
     folder = tmp_path_factory.getbasetemp() / "metrics-plan"

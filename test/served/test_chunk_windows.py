@@ -6,18 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from support.chunk_client import (
-    DOCUMENT,
-    ON,
-    SYSTEM,
-    ask,
-    learn,
-    on,
-    prompt,
-    report,
-    state,
-    tokens,
-)
+from support.chunk_client import DOCUMENT, ON, SYSTEM, ask, learn, on, prompt, report, state, tokens
 
 RETRACTING = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
 """SGLang's own test switch: at every seventh forward that decodes, one of several requests goes
@@ -87,13 +76,7 @@ def mixing(shared_server, smollm2, chunk_dir):
     tier = ("--enable-hierarchical-cache", "--hicache-size", "1", "--page-size", "16")
     disk = on(memory_mb=0, disk_mb=512, directory=str(chunk_dir))
     arguments = ("--chunked-prefill-size", "128", "--enable-mixed-chunk", *tier, *disk)
-    return shared_server(
-        smollm2,
-        *arguments,
-        kv_tokens=4096,
-        environment=RETRACTING,
-        overlap=True,
-    )
+    return shared_server(smollm2, *arguments, kv_tokens=4096, environment=RETRACTING, overlap=True)
 
 
 @pytest.mark.long

@@ -154,14 +154,7 @@ def test_every_selector_serves(client, selector) -> None:
     assert 0 < fused["recomputed"] <= int(0.15 * 4 * DOCUMENT)
 
 
-BAD = [
-    [10, 50, 30, 80],
-    [10, 10],
-    [0, 10_000],
-    "yes",
-    [1, 2, 3],
-    [-5, 7],
-]
+BAD = [[10, 50, 30, 80], [10, 10], [0, 10_000], "yes", [1, 2, 3], [-5, 7]]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -457,11 +450,7 @@ def test_exact_and_approximate_requests_never_match_each_others_kv(client) -> No
     assert [one["output_ids"] for one in exact] == [one["output_ids"] for one in clean]
     ids, bounds = prompt(order[:2], order[0])
     client.flush()
-    others = [
-        {},
-        {"canopy_recompute_ratio": 0.3},
-        {"canopy_selector": "frequency"},
-    ]
+    others = [{}, {"canopy_recompute_ratio": 0.3}, {"canopy_selector": "frequency"}]
     for params in others:  # no KV of one setting is another's
         assert cached(ask(client, ids, bounds, 1, **params)) == 0
     assert all(cached(ask(client, ids, bounds, 1, **params)) for params in others)

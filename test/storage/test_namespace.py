@@ -146,11 +146,7 @@ def test_a_folder_of_expert_weights_counts_by_content(model: Path, tmp_path: Pat
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        {"load_format": "rdma"},
-        {"load_format": "remote"},
-        {"weight_cache_mode": "daemon"},
-    ],
+    [{"load_format": "rdma"}, {"load_format": "remote"}, {"weight_cache_mode": "daemon"}],
     ids=str,
 )
 def test_weights_from_elsewhere_find_no_pages_of_an_earlier_start(

@@ -27,10 +27,7 @@ def test_a_record_that_differs_is_the_first_ranks_and_is_counted(
 ) -> None:
     first, second = on_two_ranks("rank_scenarios:late_use", tmp_path)
     assert first == second
-    assert [row[:5] for row in first["known"]] == [
-        [0, 4, "agent", "d", 2],
-        [4, 4, "chat", "c", 1],
-    ]
+    assert [row[:5] for row in first["known"]] == [[0, 4, "agent", "d", 2], [4, 4, "chat", "c", 1]]
     assert (first["compared"], first["disagreed"]) == (1, 1)
 
 

@@ -208,9 +208,7 @@ class LiveTree:
         )
         loaded, _ = self.cache.init_load_back(
             InitLoadBackParams(
-                best_match_node=hit.best_match_node,
-                host_hit_length=hit.host_hit_length,
-                req=req,
+                best_match_node=hit.best_match_node, host_hit_length=hit.host_hit_length, req=req
             )
         )
         self.cache.cache_controller.start_loading()

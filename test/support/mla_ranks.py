@@ -59,12 +59,7 @@ def controller_of(folder: str, group) -> HiCacheController:
         host_token_capacity=3 * PAGE * PAGES,
     )
     allocator = PagedTokenToKVPoolAllocator(
-        PAGE * PAGES,
-        PAGE,
-        dtype=torch.float16,
-        device="cpu",
-        kvcache=device_pool,
-        need_sort=False,
+        PAGE * PAGES, PAGE, dtype=torch.float16, device="cpu", kvcache=device_pool, need_sort=False
     )
     extra = {"path": folder, "capacity_bytes": 10**6, "sweep_s": 3600, **DYNAMIC_BACKEND}
     return HiCacheController(

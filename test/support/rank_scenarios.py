@@ -202,11 +202,7 @@ def queue_orders(rank: int, folder: Path) -> Any:
                 forward_mode=mode,
             )
         )
-    return {
-        "fitted": live.cost.fitted(),
-        "used": live.cost.coefficients,
-        "orders": orders,
-    }
+    return {"fitted": live.cost.fitted(), "used": live.cost.coefficients, "orders": orders}
 
 
 def floors(rank: int, folder: Path) -> Any:

@@ -16,11 +16,7 @@ from sglang.srt.distributed.parallel_state import (
     initialize_model_parallel,
 )
 from sglang.srt.layers.dp_attention import get_dp_tp_group
-from sglang.srt.managers.io_struct import (
-    SetInternalStateReq,
-    TokenizedGenerateReqInput,
-    sock_send,
-)
+from sglang.srt.managers.io_struct import SetInternalStateReq, TokenizedGenerateReqInput, sock_send
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.runtime_context import SpawnRanks, get_parallel, publish
@@ -71,10 +67,7 @@ class Rank:
         cache.attn_cp_group = parallel.attn_cp_group.cpu_group
         self.queue = LiveQueue(cache, QueueFlags(queue_order=BOUNDED_SHORTEST))
         self.receiver, self.socket = receiver_of(server_args, zmq.Context())
-        self.found: dict[str, Any] = {
-            **{name: [] for name in ("times", "hits")},
-            "hinted": 0,
-        }
+        self.found: dict[str, Any] = {**{name: [] for name in ("times", "hits")}, "hinted": 0}
 
     def send(self, one: Any) -> None:
         sock_send(self.socket, one)
@@ -90,13 +83,7 @@ class Rank:
     def serve(self, one: TokenizedGenerateReqInput) -> None:
         """Look up, compute, keep."""
         core, tokens = self.tree.core, list(one.input_ids)
-        req = fake_req(
-            tokens,
-            [],
-            rid=one.rid,
-            num_matched_prefix_tokens=0,
-            host_loaded_length=0,
-        )
+        req = fake_req(tokens, [], rid=one.rid, num_matched_prefix_tokens=0, host_loaded_length=0)
         req.sampling_params = one.sampling_params
         request = core.requests.of(req)
         hit = self.tree.match(tokens)

@@ -40,13 +40,7 @@ def host_pool(
     )
     pool_class, info, options = _mha_host_inputs(kv)
     return pool_class(
-        info,
-        1.0,
-        0,
-        page_tokens,
-        layout,
-        host_token_capacity=pages * page_tokens,
-        **options,
+        info, 1.0, 0, page_tokens, layout, host_token_capacity=pages * page_tokens, **options
     )
 
 

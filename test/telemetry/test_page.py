@@ -39,20 +39,11 @@ CHUNKS = {
         "not_fused": {"lora": 3},
         "fallbacks": 0,
         "waiting_chunks": 2,
-        "quality": {
-            "checked": 40,
-            "differed": 3,
-            "tenants_raised": 1,
-            "tenants_stopped": 0,
-        },
+        "quality": {"checked": 40, "differed": 3, "tenants_raised": 1, "tenants_stopped": 0},
         "store": {"hits": 5, "tiers": {"memory": {"used_bytes": 9000}}},
     },
 }
-ARM = {
-    "tokens": 1000,
-    "sampled_hit_ratio": 0.4,
-    "standard_error": 0.004,
-}
+ARM = {"tokens": 1000, "sampled_hit_ratio": 0.4, "standard_error": 0.004}
 RANK: dict[str, Any] = {
     "kv_bytes_per_token": 1000.0,
     "policies": {"device": "wa", "host": "wa"},

@@ -79,10 +79,7 @@ def test_a_tenant_has_one_shown_name_in_all_parts_of_the_status(folder, tmp_path
     status = Reporter(tree.cache, 0, None).report()
     names = {shown_tenant(name) for name in NAMES}
     assert len(names) == 3
-    for rows in (
-        status["keep"]["tenants"],
-        status["awaited"]["tenants"],
-    ):
+    for rows in (status["keep"]["tenants"], status["awaited"]["tenants"]):
         assert {row["tenant"] for row in rows} == names
     tree.close()
 

@@ -167,9 +167,7 @@ def test_equal_ids_still_mean_equal_prefixes(data: st.DataObject) -> None:
                 assert before.setdefault(block, previous) == previous
 
 
-def test_sub_agents_of_one_real_conversation_have_the_counted_heads(
-    data_dir: Path,
-) -> None:
+def test_sub_agents_of_one_real_conversation_have_the_counted_heads(data_dir: Path) -> None:
     """Agents of one file of the archive, whose ids can be compared."""
     pairs = equal = 0
     for _, text in agentic.documents(data_dir / "agentic_coding/traces_500.tar.xz"):

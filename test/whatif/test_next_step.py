@@ -19,12 +19,7 @@ def arm(policy: str, hits: float, error: float = 0.0, capacity: str = "now", run
 
 def meter(*arms: dict[str, Any], undecided: str | None = None, running: str = "canopy-lru"):
     own = arm(running, 0.41, running=True)
-    return {
-        "running": running,
-        "hit_ratio": 0.41,
-        "arms": [own, *arms],
-        "undecided": undecided,
-    }
+    return {"running": running, "hit_ratio": 0.41, "arms": [own, *arms], "undecided": undecided}
 
 
 def test_no_figure_is_reported_before_it_is_known() -> None:

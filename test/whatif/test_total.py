@@ -23,10 +23,7 @@ def stats(hit, sampled, wa):
             "counted": sampled,
             "counted_since_exchange": sampled,
             "needed": 200,
-            "uncounted": {
-                "shorter than a block": 2,
-                "without a sampled block": 0,
-            },
+            "uncounted": {"shorter than a block": 2, "without a sampled block": 0},
         },
         "spent_s": 0.5,
         "undecided": None if sampled else "too few requests: 0 of 200",

@@ -8,19 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from canopy_lab.plan.choice import (
-    ChosenConfiguration,
-    choose,
-    configuration_of,
-    extremes,
-)
+from canopy_lab.plan.choice import ChosenConfiguration, choose, configuration_of, extremes
 from canopy_lab.plan.evaluate import Evaluator
-from canopy_lab.plan.objective import (
-    PREDICTED_ROW,
-    Objectives,
-    Row,
-    Scale,
-)
+from canopy_lab.plan.objective import PREDICTED_ROW, Objectives, Row, Scale
 from canopy_lab.plan.prices import GIB, Prices
 from canopy_lab.plan.request import PlanRequest
 from canopy_lab.plan.sampled import Target, busiest, sampled_search

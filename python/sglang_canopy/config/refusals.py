@@ -13,10 +13,7 @@ from typing import Any
 from sglang_canopy.config.setups import DISK, FLAGS, POLICIES, SETUPS, Setup
 
 _WITHOUT = {feature: f"leave out {flag}" for feature, flag in FLAGS.items()}
-_WITHOUT |= {
-    POLICIES: "use --radix-eviction lru",
-    DISK: "leave out --hicache-storage-backend",
-}
+_WITHOUT |= {POLICIES: "use --radix-eviction lru", DISK: "leave out --hicache-storage-backend"}
 
 
 def unsupported(

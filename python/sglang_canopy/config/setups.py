@@ -189,9 +189,7 @@ SETUPS = (
         served=("device", "documents"),
     ),
     Setup(
-        name="`--enable-mixed-chunk`",
-        option="enable_mixed_chunk",
-        served=("device", "documents"),
+        name="`--enable-mixed-chunk`", option="enable_mixed_chunk", served=("device", "documents")
     ),
     Setup(
         name="`--enable-priority-scheduling`",

@@ -46,16 +46,7 @@ RESIDENCY_EDGES_S = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 REASONS = ("capacity", "ttl", "quota", "trim", "corrupt", "cleared")
 """Reasons for removing a page."""
 
-FAULTS = (
-    "full",
-    "read-only",
-    "io",
-    "corrupt",
-    "index",
-    "clock",
-    "locked",
-    "internal",
-)
+FAULTS = ("full", "read-only", "io", "corrupt", "index", "clock", "locked", "internal")
 """Kinds of faults. The pages concerned are recomputed."""
 
 _MAX_CATEGORIES = 512

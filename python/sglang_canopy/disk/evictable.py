@@ -30,11 +30,7 @@ class EvictablePages:
     """Leaf pages and quotas. Not thread-safe: the store's lock guards it."""
 
     def __init__(
-        self,
-        index: PageIndex,
-        policy: Policy,
-        page_bytes: int,
-        quotas: Mapping[str, int],
+        self, index: PageIndex, policy: Policy, page_bytes: int, quotas: Mapping[str, int]
     ) -> None:
         self.index = index
         self.policy = policy

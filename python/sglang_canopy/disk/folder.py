@@ -109,8 +109,7 @@ def claim(
     except OSError as error:
         held.release()
         raise Unavailable(
-            "locked",
-            f"another server has {path}; end it, or give each server a folder of its own",
+            "locked", f"another server has {path}; end it, or give each server a folder of its own"
         ) from error
     try:
         _make_file(path / NAMESPACE, namespace)

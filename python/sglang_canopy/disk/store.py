@@ -366,11 +366,7 @@ class DiskStore:
         return verify(self.state, pages=pages)
 
 
-def _check_sizes(
-    page_bytes: int,
-    capacity_bytes: int,
-    quotas: Mapping[str, int] | None,
-) -> None:
+def _check_sizes(page_bytes: int, capacity_bytes: int, quotas: Mapping[str, int] | None) -> None:
     if page_bytes < 1:
         raise CanopyError(f"disk store: page_bytes must be at least 1, got {page_bytes}")
     if capacity_bytes < page_bytes:

@@ -161,11 +161,7 @@ class PageWriter:
         return True
 
     def _enter_batch(
-        self,
-        batch: _Batch,
-        errors: Sequence[OSError | None],
-        checksums: Sequence[int],
-        now: float,
+        self, batch: _Batch, errors: Sequence[OSError | None], checksums: Sequence[int], now: float
     ) -> None:
         """Insert the pages whose data was written without an error into the index."""
         state = self._state

@@ -48,9 +48,7 @@ class Config:
         high=0.999,
     )
     next_prompt_tokens: float | None = declare_key(
-        None,
-        "Or: plan for this fixed number (the paper's fixed estimate of Q).",
-        low=0,
+        None, "Or: plan for this fixed number (the paper's fixed estimate of Q).", low=0
     )
     caching: str = declare_key(
         "forced",

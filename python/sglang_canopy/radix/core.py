@@ -59,12 +59,7 @@ class CanopyTreeCore(OffsetWalkCore):
         self.clock = RequestClock()
         self.protected = ProtectedPaths(self.clock, self.readmit, allocator.size, live.settings)
         self.disk: DiskTier = live.make_disk_tier(self)
-        self.departures = Departures(
-            live.settings.block_tokens,
-            params.page_size,
-            live,
-            self.disk,
-        )
+        self.departures = Departures(live.settings.block_tokens, params.page_size, live, self.disk)
         self.traffic = Traffic(live, self.clock, self.departures)
         self.groups = LiveGroups(live.tiers)
         self.conversations = Conversations(self)

@@ -185,11 +185,7 @@ class Counters:
         return name if name in self._rows or self._has_room() else OTHER
 
     def served(
-        self,
-        label: str,
-        prompt_tokens: int,
-        hits: tuple[int, int, int],
-        tenant: str | None = None,
+        self, label: str, prompt_tokens: int, hits: tuple[int, int, int], tenant: str | None = None
     ) -> None:
         """Count a finished request of ``tenant``; ``hits``: prompt tokens found in each tier."""
         row = self.row(label, tenant)

@@ -8,12 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_canopy.admission.gate import SessionGate
-from sglang_canopy.config.tiers import (
-    TREE_KEYS,
-    TierOptions,
-    TreeSettings,
-    split_config,
-)
+from sglang_canopy.config.tiers import TREE_KEYS, TierOptions, TreeSettings, split_config
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.floored import Floored
@@ -87,9 +82,7 @@ class LiveCache:
 
 
 def live_cache(
-    policy: str,
-    config: Mapping[str, Any] | None,
-    tiers: TierOptions | None = None,
+    policy: str, config: Mapping[str, Any] | None, tiers: TierOptions | None = None
 ) -> LiveCache:
     """Build the policies of both tiers. Raises ``CanopyError`` for an invalid configuration."""
     tiers = tiers or TierOptions()
@@ -120,10 +113,7 @@ def live_cache(
 
 
 def _host_policy(
-    device: Policy,
-    options: Mapping[str, Any],
-    name: str,
-    tiers: TierOptions,
+    device: Policy, options: Mapping[str, Any], name: str, tiers: TierOptions
 ) -> Policy:
     """Return the host tier's policy: the device policy's twin by default."""
     host = tiers.host

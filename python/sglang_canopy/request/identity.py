@@ -102,10 +102,7 @@ class Source:
 
 SOURCES = (
     Source("SGLang's clients", body=("session_id",)),
-    Source(
-        "Dynamo, clients of it",
-        headers=("x-dynamo-session-id", "x-dynamo-session-final"),
-    ),
+    Source("Dynamo, clients of it", headers=("x-dynamo-session-id", "x-dynamo-session-final")),
     Source(
         "Dynamo, clients of it",
         body=("nvext",),

@@ -206,11 +206,7 @@ class Categories:
         # Copy the parent's curves until the next fit. The time of the first request for a label
         # depends on when a tree admits a leaf, and must not change a rank.
         category = self._table[label] = Category(
-            label,
-            parent,
-            curve=parent.curve,
-            exponential=parent.exponential,
-            tenant=tenant,
+            label, parent, curve=parent.curve, exponential=parent.exponential, tenant=tenant
         )
         parent.children += 1
         if parent is self.root:

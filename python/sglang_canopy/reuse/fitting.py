@@ -102,11 +102,7 @@ def _fit_category(category: Category, min_samples: int, exponential: bool) -> No
     if not exponential:
         return
     fitted = fit_exponential(
-        continued,
-        samples,
-        category.all_gap_sum_s,
-        category.all_life_sum_s,
-        category.all_lives,
+        continued, samples, category.all_gap_sum_s, category.all_life_sum_s, category.all_lives
     )
     if fitted is not None:
         category.exponential = fitted

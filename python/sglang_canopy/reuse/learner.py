@@ -14,12 +14,7 @@ from typing import Any
 
 from sglang_canopy.records import ABORT, Request
 from sglang_canopy.reuse import saved_curves
-from sglang_canopy.reuse.categories import (
-    Categories,
-    features,
-    shared_features,
-    type_turn_features,
-)
+from sglang_canopy.reuse.categories import Categories, features, shared_features, type_turn_features
 from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.fitting import fit
 from sglang_canopy.reuse.hint_trust import HintRecords, sender_of

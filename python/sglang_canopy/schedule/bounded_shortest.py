@@ -86,11 +86,7 @@ class BoundedShortest:
         )
 
     def add(
-        self,
-        prefill: Prefill,
-        tenant: ClaimedTenant = None,
-        urgency: int = 0,
-        request: Any = None,
+        self, prefill: Prefill, tenant: ClaimedTenant = None, urgency: int = 0, request: Any = None
     ) -> Waiting:
         share, cost = self.shares.share_of(tenant), self.cost.seconds(prefill)
         waiting = Waiting(next(self._numbers), tenant, share, urgency, prefill, cost)

@@ -190,11 +190,7 @@ class CanopyStorage(HiCacheStorage):
         return [tensor if good else None for tensor, good in zip(target_locations, ok)]
 
     def set(
-        self,
-        key: str,
-        value: Any = None,
-        target_location: Any = None,
-        target_sizes: Any = None,
+        self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None
     ) -> bool:
         return self.batch_set([key], [value])
 

@@ -110,10 +110,7 @@ class PageTable:
         self._rewrites = _Bounded()
 
     def describe(
-        self,
-        keys: Sequence[str],
-        metas: Sequence[PageMeta],
-        parents: Sequence[str | None],
+        self, keys: Sequence[str], metas: Sequence[PageMeta], parents: Sequence[str | None]
     ) -> None:
         """Record metadata of pages about to be written. ``parents``: preceding keys, or ``None``."""
         with self._lock:

@@ -196,11 +196,7 @@ class Metrics:
             reported[name, labels] = total
 
     def _count_residency(
-        self,
-        bins: list[int],
-        token_seconds: float,
-        *labels: str,
-        reported: _Reported | None = None,
+        self, bins: list[int], token_seconds: float, *labels: str, reported: _Reported | None = None
     ) -> None:
         """Raise the residency histogram by the change of ``bins`` and their sum."""
         name = "residency_seconds"

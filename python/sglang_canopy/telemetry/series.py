@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from sglang_canopy.radix.counters import MAX_ADAPTERS
-from sglang_canopy.telemetry import (
-    limit_series,
-)
+from sglang_canopy.telemetry import limit_series
 from sglang_canopy.telemetry.metric import Metric, reported
 
 PREFIX = "canopy:"
@@ -13,10 +11,7 @@ RANK_LABEL = "dp_rank"
 
 CACHE = (
     Metric(
-        "requests_total",
-        "counter",
-        ("category",),
-        "finished requests; one with n > 1 counts once",
+        "requests_total", "counter", ("category",), "finished requests; one with n > 1 counts once"
     ),
     reported(
         "refused_requests_total",
@@ -26,12 +21,7 @@ CACHE = (
         "`given_up` (the client disconnected)",
     ),
     Metric("prompt_tokens_total", "counter", ("category",), "prompt tokens of these requests"),
-    Metric(
-        "hit_tokens_total",
-        "counter",
-        ("tier", "category"),
-        "prompt tokens found in the tier",
-    ),
+    Metric("hit_tokens_total", "counter", ("tier", "category"), "prompt tokens found in the tier"),
     Metric("miss_tokens_total", "counter", ("category",), "prompt tokens found in no tier"),
     reported(
         "missed_tokens_total",

@@ -11,16 +11,7 @@ from sglang_canopy import releases
 from sglang_canopy.admission.settings import AFTER_TOOL, SWIFT_S
 from sglang_canopy.policy.registry import options_of
 from sglang_canopy.private_file import SET_ASIDE
-from sglang_canopy.radix.counters import (
-    DEVICE,
-    DISK,
-    HOST,
-    REASONS,
-    REFUSALS,
-    TIERS,
-    Counters,
-    Row,
-)
+from sglang_canopy.radix.counters import DEVICE, DISK, HOST, REASONS, REFUSALS, TIERS, Counters, Row
 from sglang_canopy.reuse.survival import EDGES, age_bin
 from sglang_canopy.telemetry.holdings import Holdings
 from sglang_canopy.telemetry.limit_series import hint_rows, limits

@@ -139,10 +139,7 @@ STAMP_FIELDS: dict[str, Callable[[Any], Any]] = {
 FORCE_OUTPUT = "canopy_force_output"
 """Flat list of token ids to generate; needs ``--canopy-enable-forced-output``."""
 
-OF_OTHER_PARTS = (
-    *(FORCE_OUTPUT, "canopy_replay_clock"),
-    *document_names.FIELDS,
-)
+OF_OTHER_PARTS = (*(FORCE_OUTPUT, "canopy_replay_clock"), *document_names.FIELDS)
 """Keys that other parts of Canopy validate."""
 
 
@@ -169,10 +166,7 @@ def client_fields(custom_params: Any) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def make_stamp(
-    inferred: Mapping[str, Any],
-    fields: Mapping[str, Any],
-    time_s: float,
-    source: str = CLIENT,
+    inferred: Mapping[str, Any], fields: Mapping[str, Any], time_s: float, source: str = CLIENT
 ) -> dict[str, Any]:
     """Return the stamp, sent as ``custom_params["canopy"]``. The client's fields override inferred ones.
 

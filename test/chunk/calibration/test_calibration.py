@@ -7,12 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from canopy_chunks.calibration.saved import (
-    Calibration,
-    Calibrations,
-    Setting,
-    calibrated_ratios,
-)
+from canopy_chunks.calibration.saved import Calibration, Calibrations, Setting, calibrated_ratios
 from canopy_chunks.calibration.search import CostProfile, golden_section
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.private_file import SET_ASIDE

@@ -105,12 +105,7 @@ def test_files_that_differ_in_some_rows_are_other_weights(tmp_path) -> None:
 
 @pytest.mark.parametrize("flush", [True, False])
 def test_documents_of_before_an_update_are_not_reused(
-    make,
-    llama,
-    ids,
-    monkeypatch,
-    weights,
-    flush,
+    make, llama, ids, monkeypatch, weights, flush
 ) -> None:
     engine, inner = make(), Inner()
 

@@ -13,11 +13,7 @@ WINDOW = 60
 
 @pytest.mark.parametrize("selector", ["question", "frequency"])
 def test_tokens_not_reused_in_a_later_window_are_not_reported(
-    llama,
-    ids,
-    chunks,
-    monkeypatch,
-    selector,
+    llama, ids, chunks, monkeypatch, selector
 ) -> None:
     engine = served(llama, monkeypatch, lambda x: x, selector=selector)
     monkeypatch.setattr(engine, "encode_missing", lambda *_: None)

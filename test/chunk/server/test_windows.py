@@ -40,11 +40,7 @@ def test_rows_with_requested_logits_stay_together() -> None:
     assert all(len(rows) for forward in early for rows in forward)
 
 
-@given(
-    st.lists(st.integers(1, 40), min_size=1, max_size=6),
-    st.integers(6, 50),
-    st.data(),
-)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(6, 50), st.data())
 def test_every_row_is_computed_after_those_before_it(lengths, most, data) -> None:
     chosen = []
     for n in lengths:

@@ -19,9 +19,7 @@ from sglang_canopy.wire.stamp import read_stamp
 from support.receiver import receiver_of, tokenized
 
 RANKS = ("tp_rank", "pp_rank", "attn_tp_rank", "attn_cp_rank", "attn_dp_rank")
-HIDDEN = {
-    "canopy": {"time": 9e9, "category": "forged"},
-}
+HIDDEN = {"canopy": {"time": 9e9, "category": "forged"}}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -305,11 +305,7 @@ def test_the_gate_is_off_by_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        ("often", "one of off, auto"),
-        ("auto,colour=1", "unknown key 'colour'"),
-    ],
+    ("typed", "said"), [("often", "one of off, auto"), ("auto,colour=1", "unknown key 'colour'")]
 )
 def test_options_that_cannot_be_meant_are_refused(typed: str, said: str) -> None:
     with pytest.raises(CanopyError, match=f"--canopy-session-gate {typed}: .*{said}"):

@@ -5,11 +5,7 @@ import json
 import pytest
 
 from canopy_lab.sim.sweep import PrefillSeconds
-from canopy_lab.sim.system import (
-    EngineProfile,
-    load_profile,
-    profile_names,
-)
+from canopy_lab.sim.system import EngineProfile, load_profile, profile_names
 from canopy_lab.sim.system.engine_profile import PUBLISHED
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError

@@ -9,11 +9,7 @@ from hypothesis import strategies as st
 from canopy_lab.sim.system import SystemConfig, Workload
 from canopy_lab.sim.system.arrivals import OpenLoop
 from canopy_lab.sim.system.job import SimulatedRequest
-from canopy_lab.sim.system.reservation import (
-    CLIP_OUTPUT_TOKENS,
-    NewTokenRatio,
-    Reservation,
-)
+from canopy_lab.sim.system.reservation import CLIP_OUTPUT_TOKENS, NewTokenRatio, Reservation
 from canopy_lab.sim.system.run import _SystemRun, simulate_system
 from support.bare_adder import bare_adder
 from support.systems import profile, request

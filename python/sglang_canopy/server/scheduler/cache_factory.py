@@ -63,9 +63,7 @@ def install_core() -> None:
 
 
 def prepare(
-    params: CacheInitParams,
-    tiers: TierOptions | None = None,
-    floor: bool = False,
+    params: CacheInitParams, tiers: TierOptions | None = None, floor: bool = False
 ) -> CacheInitParams:
     """Point SGLang's construction parameters at Canopy's core and component, in place.
 

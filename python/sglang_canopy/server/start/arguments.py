@@ -10,12 +10,7 @@ from sglang_canopy import declared
 from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.config import auto
 from sglang_canopy.config.refusals import unsupported
-from sglang_canopy.config.server_options import (
-    ATTRIBUTE,
-    GATE_FLAG,
-    RequestOptions,
-    ServerOptions,
-)
+from sglang_canopy.config.server_options import ATTRIBUTE, GATE_FLAG, RequestOptions, ServerOptions
 from sglang_canopy.config.setups import GATE, POLICIES
 from sglang_canopy.config.whatif import MeterOptions, WhatifFlags, meter_options
 from sglang_canopy.declared import from_args

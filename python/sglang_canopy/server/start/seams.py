@@ -8,12 +8,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.request import prompt
 from sglang_canopy.server.http import early_checks, entry, routes, shutdown
-from sglang_canopy.server.scheduler import (
-    arrivals,
-    queue,
-    received,
-    session_gate,
-)
+from sglang_canopy.server.scheduler import arrivals, queue, received, session_gate
 from sglang_canopy.server.scheduler.shutdown import shutdown_requested
 from sglang_canopy.server.start import arguments, secrets
 from sglang_canopy.server.start.seam import Seam

@@ -203,8 +203,7 @@ class NewTokensAttnBackend(TorchNativeAttnBackend):
             return super()._run_sdpa_forward_decode(*args, **kwargs)
         query, output, k_cache = given.query, given.output, given.k_cache
         groups = self._planned(
-            given,
-            lambda: plan_decode(given.req_to_token, given.req_pool_indices, given.seq_lens),
+            given, lambda: plan_decode(given.req_to_token, given.req_pool_indices, given.seq_lens)
         )
         kv_heads = k_cache.shape[1]
         for group in groups:
