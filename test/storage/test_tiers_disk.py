@@ -7,6 +7,7 @@ import pytest
 
 from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.disk import segments
+from sglang_canopy.radix.counters import HOST
 from sglang_canopy.records import GATEWAY, RECORD_FIELDS
 from sglang_canopy.storage import disk_link, disk_retry
 from sglang_canopy.storage.page_table import PAGES, PageTable
@@ -73,6 +74,19 @@ def test_a_backed_up_page_has_its_nodes_record(start) -> None:
     assert {(m.category, m.conversation, m.turn, m.tenant, m.over) for m in metas} == {
         ("chat", "c", 3, "t", True)
     }
+
+
+def test_pages_that_are_read_count_under_their_own_category(start) -> None:
+    tree = start()
+    tree.serve(tokens(1, 8), 1.0, category="kept")
+    tree.evict(1000)
+    tree.settle()
+    tree.cache.evict_host(1000)
+    rows = tree.core.live.counters.row
+    before = rows("kept", None).tiers[HOST].entered
+    assert tree.fetch(tokens(1, 8)) == 8
+    assert rows("kept", None).tiers[HOST].entered == before + 8
+    assert rows("default", None).tiers[HOST].entered == 0
 
 
 def test_times_on_disk_are_seconds_since_1970(start) -> None:

@@ -15,7 +15,7 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 
 from sglang_canopy.policy.base import tokens_kept
 from sglang_canopy.radix.conversations import Conversations
-from sglang_canopy.radix.counters import CAPACITY, TRIM
+from sglang_canopy.radix.counters import CAPACITY, HOST, TRIM
 from sglang_canopy.radix.departures import Departures
 from sglang_canopy.radix.disk_tier import DiskTier
 from sglang_canopy.radix.evictable import EvictableLeaves
@@ -190,9 +190,18 @@ class CanopyTreeCore(OffsetWalkCore):
     # ---- the disk tier ----
 
     def insert_host(self, node_id: int, key: Any, *args: Any, **kwargs: Any) -> Any:
-        result = super().insert_host(node_id, key, *args, **kwargs)
+        read: list[tuple[UnifiedTreeNode, int]] = []
+        self.kv_events.uncounted = read
+        try:
+            result = super().insert_host(node_id, key, *args, **kwargs)
+        finally:
+            self.kv_events.uncounted = None
         hashes = kwargs["hash_value"] if "hash_value" in kwargs else args[1]
-        self.disk.pages_read(result.inserted_host_node, hashes)
+        self.disk.pages_read(result.inserted_host_node, hashes)  # the nodes get their categories
+        for node, tokens in read:
+            while tokens > 0:  # the metadata may have split the node
+                self.traffic.entered(HOST, node, node.canopy.length)
+                tokens, node = tokens - node.canopy.length, node.parent
         return result
 
     def _build_backup_kv_action(self, node: UnifiedTreeNode, write_back: bool = False) -> Any:

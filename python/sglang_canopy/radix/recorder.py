@@ -30,6 +30,9 @@ class Recorder(KVCacheEventRecorder):
     publishes: Callable[[Any], bool] | None = None
     """Whether the events of a node are published; ``None``: of every node."""
 
+    uncounted: list[tuple[UnifiedTreeNode, int]] | None = None
+    """Nodes that enter the host, and their tokens, to be counted with their metadata."""
+
     def __init__(self, core: Tree, recorder: KVCacheEventRecorder) -> None:
         self.__dict__.update(recorder.__dict__)
         self._core = core
@@ -48,7 +51,9 @@ class Recorder(KVCacheEventRecorder):
             leaf.on_host, leaf.host_since = True, core.clock.now
         if tier == DEVICE or left_the_device(node):
             core.changes += 1
-        if core.inserting is None:
+        if tier == HOST and self.uncounted is not None:
+            self.uncounted.append((node, leaf.length))
+        elif core.inserting is None:
             core.traffic.entered(tier, node, leaf.length)
         else:
             core.traffic.computed(leaf.length, core.inserting)
