@@ -195,6 +195,19 @@ def test_aborted_requests_release_their_places() -> None:
     )
 
 
+def test_a_paused_session_that_returns_waits_and_is_paused_no_more() -> None:
+    """Else a bound on paused sessions could forget it, and nothing would admit its request."""
+    gate = gate_of(100)
+    agent = Agent("a", 60)
+    assert turn(gate, agent, 0.0)
+    (session,) = gate.places.active.values()
+    gate.places.pause(session, 1.0)
+    arrive(gate, Agent("b", 90), 1.0)
+    ticket, _ = arrive(gate, agent, 2.0)
+    assert gate.holds(ticket)
+    assert gate.stats()["paused_sessions"] == 0
+
+
 def test_an_aged_session_takes_the_next_room_before_smaller_ones() -> None:
     gate = gate_of(100, age_s=30.0)
     for name in "ab":

@@ -123,7 +123,8 @@ def test_selectors_find_the_pods(by_kind) -> None:
 
 def test_images_are_of_the_pinned_releases() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    sglang = re.search(r'"sglang==([\d.]+)"', project)[1]
+    pins = (ROOT / "requirements" / "cuda.txt").read_text(encoding="utf-8")
+    sglang = re.search(r"^sglang==([\d.]+)$", pins, re.MULTILINE)[1]
     torch = re.search(r'"torch==([\d.]+)"', project)[1]
     cuda = (DEPLOY / "Dockerfile.cuda").read_text(encoding="utf-8")
     assert f"lmsysorg/sglang:v{sglang}\n" in cuda

@@ -29,4 +29,5 @@ def test_every_hooked_function_is_in_the_table() -> None:
     table = digests.read_table()
     for value in sglang_digests.named():
         file, name = sglang_digests.place_of(value) or ("", "")
-        assert name in table[file]["names"], (file, name)
+        if not sglang_digests.EXTENSION_POINTS.fullmatch(name):
+            assert name in table[file]["names"], (file, name)

@@ -275,6 +275,7 @@ class SessionGate:
         session.waits_since = self.now
         gated = self.settings.always or self.agents.is_one(session, request)
         if self.activation.active and gated:
+            self.places.paused.pop(session.number, None)
             self.waiting.add(session)
         else:
             self._enter(session)

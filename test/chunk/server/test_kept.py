@@ -194,7 +194,7 @@ def test_kv_from_before_a_stop_is_not_used_again(make, ids) -> None:
 
 
 def test_kv_on_a_storage_is_not_used_again_after_a_restart(make, ids, monkeypatch) -> None:
-    monkeypatch.setattr(engines.model_view, "first_ranks", lambda mine: mine)
+    monkeypatch.setattr(engines.model_view, "answer_of_first_rank", lambda mine: mine)
     monkeypatch.setattr(engines.model_view, "weight_files", lambda _: "the same files")
     engine = make()
     engine.runner.server_args = SimpleNamespace(hicache_storage_backend="canopy")

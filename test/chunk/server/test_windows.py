@@ -11,7 +11,6 @@ from hypothesis import strategies as st  # noqa: E402
 
 from canopy_chunks.fuse.choice import ChosenTokens  # noqa: E402
 from canopy_chunks.server import forward as forwards  # noqa: E402
-from canopy_chunks.server import model_view  # noqa: E402
 from canopy_chunks.server.batch import split_into_windows  # noqa: E402
 from canopy_chunks.server.request import ReusePlan  # noqa: E402
 from canopy_chunks.server.scheduler import check_insert  # noqa: E402
@@ -186,8 +185,7 @@ def test_planning_that_fails_on_one_rank_fails_on_all(served, monkeypatch) -> No
     engine, worker, req = served()
     planned(engine, monkeypatch)  # here it does not
     monkeypatch.setattr(engine.library, "model", SimpleNamespace(ranks=object()))
-    group = SimpleNamespace(all_gather_object=lambda mine: [mine, [0]])
-    monkeypatch.setattr(model_view, "_group", lambda: group)
+    monkeypatch.setattr(forwards, "on_any_rank", lambda mine, _most: sorted({*mine, 0}))
     worker.forward(window(req, 0, 98))
     assert [p for rows, _ in worker.ran for p in rows] == list(range(98))
     assert not req.canopy_chunks.fused
