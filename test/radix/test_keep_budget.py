@@ -15,6 +15,7 @@ from sglang_canopy.records import CLIENT, GATEWAY, Request
 from sglang_canopy.telemetry.status import Status
 from sglang_canopy.tenant import shown_tenant
 from support.live_tree import LiveTree, check, fake_req
+from support.parity import turns
 
 PAGE = 4
 
@@ -217,19 +218,13 @@ def test_a_node_from_storage_inherits_no_granted_keep() -> None:
 
 def workload(seed: int, requests: int) -> list[dict[str, Any]]:
     draw = random.Random(seed)
-    talks: dict[int, list[int]] = {}
-    made, now = [], 0.0
-    for _ in range(requests):
-        now += draw.choice([0.25, 1.0, 5.0])
-        who = draw.randrange(14)
-        if who not in talks or draw.random() < 0.08:
-            talks[who] = [1, 2, 3] if who % 3 == 0 else []
-        talks[who] = talks[who] + [draw.randrange(10, 10**6) for _ in range(draw.randrange(1, 5))]
+    made = []
+    for now, who, blocks in turns(draw, requests):
         keep = now + draw.choice([2.0, 20.0, 200.0]) if draw.random() < 0.5 else None
         made.append(
             {
                 "time": now,
-                "blocks": list(talks[who]),
+                "blocks": blocks,
                 "category": ("chat", "agent")[who % 2],
                 "conversation": f"c{who}",
                 "tenant": ("a", "b", None)[who % 3],

@@ -1,16 +1,19 @@
 """Workloads of the parity suites."""
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 PAGE = 4
 
 
-def workload(seed: int, requests: int) -> list[dict[str, Any]]:
-    """Conversations that grow by a few blocks a turn, a third below one system prompt."""
-    draw = random.Random(seed)
+def turns(draw: random.Random, requests: int) -> Iterator[tuple[float, int, list[int]]]:
+    """Yield time, conversation and blocks of turns.
+
+    Conversations grow by a few blocks a turn, a third of them below one system prompt.
+    """
     talks: dict[int, list[int]] = {}
-    made, now = [], 0.0
+    now = 0.0
     for _ in range(requests):
         now += draw.choice([0.25, 1.0, 5.0])
         who = draw.randrange(14)
@@ -18,13 +21,21 @@ def workload(seed: int, requests: int) -> list[dict[str, Any]]:
             talks[who] = [1, 2, 3] if who % 3 == 0 else []
         fresh = draw.randrange(1, 5)
         talks[who] = talks[who] + [draw.randrange(10, 10**6) for _ in range(fresh)]
+        yield now, who, list(talks[who])
+
+
+def workload(seed: int, requests: int) -> list[dict[str, Any]]:
+    """Turns of chats and agents; some end their conversation."""
+    draw = random.Random(seed)
+    made = []
+    for now, who, blocks in turns(draw, requests):
         kind = ("chat", "agent")[who % 2]
         made.append(
             {
                 "time": now,
-                "blocks": list(talks[who]),
+                "blocks": blocks,
                 "category": kind,
-                "turn": 1 + len(talks[who]) // 4,
+                "turn": 1 + len(blocks) // 4,
                 "conversation": f"c{who}",
                 "stop": "tool" if kind == "agent" and draw.random() < 0.8 else "end",
                 "over": draw.random() < 0.05,

@@ -47,6 +47,12 @@ def known(tree: DiskTree) -> list[Any]:
     ]
 
 
+def comparisons(tree: DiskTree) -> dict[str, int]:
+    """Return how many records of pages the ranks compared, and how many differed."""
+    counters = tree.core.live.counters
+    return {"compared": counters.records_compared, "disagreed": counters.records_disagreed}
+
+
 def reads(rank: int, folder: Path) -> Any:
     """Serve a prompt once; read it from disk three times, with a use after each read."""
     tree = tree_of(rank, folder)
@@ -58,13 +64,8 @@ def reads(rank: int, folder: Path) -> Any:
         tree.request(20.0 + turn)
         tokens = tree.fetch(PROMPT)
         seen.append([tokens, known(tree)])
-    counters = tree.core.live.counters
     tree.close()
-    return {
-        "seen": seen,
-        "compared": counters.records_compared,
-        "disagreed": counters.records_disagreed,
-    }
+    return {"seen": seen, **comparisons(tree)}
 
 
 def late_use(rank: int, folder: Path) -> Any:
@@ -78,13 +79,8 @@ def late_use(rank: int, folder: Path) -> Any:
     tree.request(20.0)
     tree.fetch(PROMPT)
     found = known(tree)
-    counters = tree.core.live.counters
     tree.close()
-    return {
-        "known": found,
-        "compared": counters.records_compared,
-        "disagreed": counters.records_disagreed,
-    }
+    return {"known": found, **comparisons(tree)}
 
 
 def refused(rank: int, folder: Path) -> Any:

@@ -38,7 +38,7 @@ class Recorder(KVCacheEventRecorder):
         self._core = core
 
     def record_store(self, node: UnifiedTreeNode, medium: Any = None, **more: Any) -> None:
-        if self.enabled and (self.publishes is None or self.publishes(node)):
+        if self._is_published(node):
             super().record_store(node, medium, **more)
         core, leaf = self._core, node.canopy
         tier = HOST if medium is StorageMedium.CPU else DEVICE
@@ -59,7 +59,7 @@ class Recorder(KVCacheEventRecorder):
             core.traffic.computed(leaf.length, core.inserting)
 
     def record_remove(self, node: UnifiedTreeNode, medium: Any = None) -> None:
-        if self.enabled and (self.publishes is None or self.publishes(node)):
+        if self._is_published(node):
             super().record_remove(node, medium)
         core, leaf = self._core, node.canopy
         core.changes += 1
@@ -73,3 +73,6 @@ class Recorder(KVCacheEventRecorder):
         if policy is not None and leaf.policy is policy:  # it may not have been ranked yet
             policy.evicted(leaf, leaf.length)
         core.traffic.left(tier, node, demoted)
+
+    def _is_published(self, node: UnifiedTreeNode) -> bool:
+        return self.enabled and (self.publishes is None or self.publishes(node))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from sglang_canopy.disk.store import DiskStore
 from sglang_canopy.radix.tree import Tree
-from sglang_canopy.ranks import least
+from sglang_canopy.ranks import least, true_on_all
 from sglang_canopy.tenant import is_documents_key
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Drain:
         while nodes:
             node = nodes.popleft()
             there = self.tree.contains(node) and (not node.evicted or node.backuped)
-            if not least(self.cache, [there])[0]:
+            if not true_on_all(self.cache, there):
                 continue  # evicted from some rank's host to make room
             wanted = len(node.hash_value)
             if allowed < wanted:
@@ -106,7 +106,7 @@ class Drain:
     def _absent(self, nodes: Sequence[UnifiedTreeNode]) -> list[UnifiedTreeNode]:
         """Return the nodes with pages that some rank's disk lacks, without KV of fused documents; no
         node if a rank has no disk."""
-        if not least(self.cache, [self.store.unavailable is None])[0]:
+        if not true_on_all(self.cache, self.store.unavailable is None):
             return []
         nodes = [n for n in nodes if n.hash_value and not is_documents_key(n.key.extra_key)]
         whole = [self.store.leading(n.hash_value) == len(n.hash_value) for n in nodes]
@@ -145,12 +145,12 @@ class Drain:
         if node.backuped:
             self._write_copy(node)
             return
-        while not least(self.cache, [node.backuped or cache.backup_node_for_write_back(node.id)])[
-            0
-        ]:
+        while not true_on_all(
+            self.cache, node.backuped or cache.backup_node_for_write_back(node.id)
+        ):
             if self._may_wait():
                 self._wait()
-            elif self._locked and least(self.cache, [self._time_left_s() > 0])[0]:
+            elif self._locked and true_on_all(self.cache, self._time_left_s() > 0):
                 self._write_copy(self.tree.node_by_id(next(reversed(self._locked))))
             else:
                 return
@@ -185,9 +185,7 @@ class Drain:
 
     def _may_wait(self) -> bool:
         """Return whether every rank writes and has time. Collective."""
-        return (
-            least(self.cache, [bool(self.cache.ongoing_backup) and self._time_left_s() > 0])[0] > 0
-        )
+        return true_on_all(self.cache, bool(self.cache.ongoing_backup) and self._time_left_s() > 0)
 
     def _wait(self) -> None:
         """Wait for writes, and release the host copies of completed writes."""
