@@ -71,6 +71,17 @@ def _group(item: pytest.Item) -> tuple[bool, str]:
     return False, mark.args[0]
 
 
+@pytest.fixture(autouse=True)
+def environment_of_canopy() -> Iterator[None]:
+    """Restore the variables that Canopy's start sets for child processes."""
+    before = {name: value for name, value in os.environ.items() if name.startswith("CANOPY_")}
+    yield
+    for name in [name for name in os.environ if name.startswith("CANOPY_")]:
+        if name not in before:
+            del os.environ[name]
+    os.environ.update(before)
+
+
 @pytest.fixture(scope="session")
 def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """The pair of ranks of the group `ranks`."""

@@ -8,6 +8,7 @@ from sglang.srt.entrypoints.anthropic.serving import AnthropicServing
 from sglang.srt.function_call.function_call_parser import FunctionCallParser
 from sglang.srt.parser.beam import BEAM_RESPONSE_TEMPLATE
 
+from sglang_canopy.config.server_options import ATTRIBUTE, ServerOptions
 from sglang_canopy.request.infer import infer_from_chat
 from sglang_canopy.server.http.entry import tool_parser
 from sglang_canopy.wire.stamp import FORCED_CALL
@@ -111,7 +112,12 @@ def test_the_http_process_sends_the_parser_if_a_request_may_call_tools(
 
 
 def test_an_agents_turns_on_v1_messages_show_its_tools_and_their_results() -> None:
-    chat = SimpleNamespace(supports_inline_system=True, tool_call_parser="hermes")
+    arguments = SimpleNamespace(radix_eviction_policy="wa")
+    setattr(arguments, ATTRIBUTE, ServerOptions())  # the hook of another test's plugin reads both
+    chat = SimpleNamespace(
+        supports_inline_system=True, tool_call_parser="hermes",
+        tokenizer_manager=SimpleNamespace(server_args=arguments),
+    )  # fmt: skip
     call = {"type": "tool_use", "id": "1", "name": "run", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "1", "content": "12 lines"}
     request = AnthropicMessagesRequest(
