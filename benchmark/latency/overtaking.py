@@ -119,7 +119,7 @@ class Bounded:
         server.took, server.ended = self._arranged.admit, self._ended
 
     def _ended(self, job: Job) -> None:
-        self._arranged.finished((id(job),))
+        self._arranged.forget(job)
         if self.adopts:
             self.answers.finished(job.reserved, job.answer)
             self.answers.adopt(self._server.step_s)

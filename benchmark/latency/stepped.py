@@ -108,7 +108,7 @@ class Engine:
             self.clock.skipped += IDLE_S
 
     def _broadcast_time(self, now: float) -> None:
-        from sglang_canopy.server.scheduler.session_gate import take_time
+        from sglang_canopy.server.scheduler.admission import take_time
 
         take_time(self._scheduler, [repr(now)])
 

@@ -63,6 +63,11 @@ def announces_requests(scheduler: Any) -> bool:
     return hasattr(scheduler, "_create_generation_req")
 
 
+def reports_aborts(scheduler: Any) -> bool:
+    """Return whether a scheduler reports each request that leaves its queue; 0.5.22 sends it inline."""
+    return hasattr(scheduler, "send_abort_output")
+
+
 def evict(call: Any, node: Any, tracker: Any, **lists: Any) -> None:
     """Call a private eviction of ``UnifiedTreeCore`` with the lists that it takes.
 

@@ -12,6 +12,7 @@ from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_canopy.radix.counters import MAX_ADAPTERS, OTHER, Counters
+from sglang_canopy.radix.live_request import State
 from sglang_canopy.server.scheduler import arrivals
 from sglang_canopy.telemetry.metrics import Metrics
 from sglang_canopy.telemetry.status import Status
@@ -74,7 +75,7 @@ def test_three_tiers_keep_adapters_and_forged_keys_apart(tmp_path) -> None:
         assert tree.fetch(TOKENS, made.extra_key) == 0
         assert tree.load_back(TOKENS, made.extra_key) == 0
         made.canopy.time = float(time)
-        made.canopy.done = True
+        made.canopy.state = State.DONE
         tree.insert(TOKENS, made.canopy, extra=made.extra_key)
     assert len(set(keys)) == len(who)
     assert tree.load_back(TOKENS, keys[-2]) == len(TOKENS)  # from the host

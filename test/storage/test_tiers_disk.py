@@ -8,6 +8,7 @@ import pytest
 from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.disk import segments
 from sglang_canopy.radix.counters import HOST
+from sglang_canopy.radix.live_request import State
 from sglang_canopy.records import GATEWAY, RECORD_FIELDS
 from sglang_canopy.storage import disk_link, disk_retry
 from sglang_canopy.storage.page_table import PAGES, PageTable
@@ -222,7 +223,7 @@ def test_a_learning_disk_policy_receives_requests(start) -> None:
     tree = start(policy="wa", disk={"policy": "wa"})
     request = tree.request(1.0, path=[1, 2, 3], block_tokens=4, prompt_tokens=8, category="chat")
     tree.core.requests.finish(request)
-    request.done = True
+    request.state = State.DONE
     tree.insert(tokens(1, 8), request)
     heard = PAGES.take_requests()
     if not heard:  # the settling tree passed them on already

@@ -5,6 +5,7 @@ from typing import Any
 from sglang.srt.disaggregation.kv_events import StorageMedium
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
+from sglang_canopy.radix.live_request import State
 from support.live_tree import LiveTree
 
 PAGE = 2
@@ -34,7 +35,7 @@ def serve(tree: LiveTree, tokens: list[int], time: float, salt: str | None, **as
     request = tree.made(time, prompt_tokens=len(tokens), tenant=salt, **asks)
     tree.core.requests.arrive(request)
     tree.core.requests.finish(request)
-    request.done = True
+    request.state = State.DONE
     tree.insert(tokens, request, salt)
 
 

@@ -11,6 +11,7 @@ from sglang.srt.mem_cache.utils import get_storage_hash_str
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_canopy.disk.store import DiskStore
+from sglang_canopy.radix.live_request import State
 from sglang_canopy.storage.page_table import PAGES
 from sglang_canopy.storage.settings import DYNAMIC_BACKEND
 from support.live_tree import LiveTree
@@ -97,7 +98,7 @@ class DiskTree(LiveTree):
         hit = self.match(tokens)
         request.cached_tokens = hit
         self.core.requests.finish(request)
-        request.done = True
+        request.state = State.DONE
         self.insert(tokens, request)
         return hit
 

@@ -21,7 +21,7 @@ from typing import Any
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.policy.floored import Floored
-from sglang_canopy.server.scheduler.session_gate import ServerGate
+from sglang_canopy.server.scheduler.admission import Admission
 from sglang_canopy.wire.messages import TIME
 from support.bound_ledger import BoundLedger
 from support.evictable_recount import recount_leaves, recount_protected
@@ -356,23 +356,23 @@ def internal_state(scheduler: Any, key: str) -> bool:
 def with_armed_gate(engine: InProcess) -> SessionGate | None:
     """Replace the server's gate, which waits for thrash, by one that holds every session that does not
     fit."""
-    live = engine.scheduler.tree_cache.tree_core.live
-    if live.gate is not None:
-        live.gate = SessionGate(GateSettings(always=True), KV_TOKENS)
-        engine.scheduler.canopy_session_gate = ServerGate(live.gate)
-    return live.gate
+    cache = engine.scheduler.tree_cache
+    if cache.admission.gate is not None:
+        gate = SessionGate(GateSettings(always=True), KV_TOKENS)
+        cache.admission = Admission(cache.admission.order, gate)
+    return cache.admission.gate
 
 
 def with_tight_budgets(engine: InProcess) -> BoundLedger | None:
     """Return accounts of overtaking if the order is ours. The budgets are small enough to matter for
     these prompts of at most 1,000 tokens."""
-    queue = engine.scheduler.tree_cache.canopy_queue
-    if not queue.orders:
-        return None
-    queue.order.own, queue.order.least_s = 2.0, 0.0
     cache = engine.scheduler.tree_cache
+    order = cache.admission.order
+    if not order.is_on:
+        return None
+    order.shortest.own, order.shortest.least_s = 2.0, 0.0
     return BoundLedger(
-        queue.order, lambda one: cache.has_ongoing_prefetch(one.request.cache_request_handle)
+        order.shortest, lambda one: cache.has_ongoing_prefetch(one.request.cache_request_handle)
     )
 
 
@@ -401,14 +401,12 @@ def what_is_held(engine: InProcess, seen: list[Any]) -> dict[str, Any]:
     gc.collect()
     cache = scheduler.tree_cache
     cache.sanity_check()
-    queue = cache.canopy_queue
-    gate = getattr(scheduler, "canopy_session_gate", None)
-    tickets = (gate._admissible, gate._held, gate._running, gate._ungated) if gate else ()
+    order, gate, waiting = cache.admission.order, cache.admission.gate, cache.admission._waiting
     return {
         "requests": sum(ref() is not None for ref in seen),
         "waiting": len(scheduler.waiting_queue),
-        "in_queue": len(queue._arranged) + len(queue.order),
-        "in_gate": sum(map(len, tickets)) + (len(gate.gate.waiting) if gate else 0),
+        "in_queue": len(order.arranged.known()) + len(order.shortest) + len(waiting),
+        "in_gate": len(gate.tickets) + len(gate.waiting) if gate else 0,
         "locked": cache.protected_size(),
         "slots": scheduler.req_to_token_pool.size - scheduler.req_to_token_pool.available_size(),
     }

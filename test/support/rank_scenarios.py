@@ -13,7 +13,8 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, QueueFlags
 from sglang_canopy.radix.saved_profile import from_first_rank
 from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES
-from sglang_canopy.server.scheduler.live_queue import LiveQueue
+from sglang_canopy.server.scheduler.admission import Admission
+from sglang_canopy.server.scheduler.live_order import LiveOrder
 from sglang_canopy.storage import disk_retry, drain
 from sglang_canopy.storage.page_table import PAGES
 from support.disk_tree import DiskTree
@@ -145,7 +146,8 @@ def queue_orders(rank: int, folder: Path) -> Any:
     draw, own = random.Random(1), random.Random(rank)
     tree = LiveTree(4096, "wa")
     tree.cache.tp_group, tree.cache.tp_world_size = torch.distributed.group.WORLD, RANKS
-    live = LiveQueue(tree.cache, QueueFlags(queue_order=BOUNDED_SHORTEST))
+    live = LiveOrder(tree.cache, QueueFlags(queue_order=BOUNDED_SHORTEST))
+    admission = Admission(live)
     orders: list[Any] = []
     waiting: list[Any] = []
     admitted: list[Any] = []
@@ -168,26 +170,26 @@ def queue_orders(rank: int, folder: Path) -> Any:
             )
             waiting.append(req)
         live.look_up = lambda req: None
-        shown = list(waiting)
-
-        def choose(shown: list[Any] = shown) -> tuple[Any, Any]:
-            live.arrange(shown, lambda req: 0)
-            live.exclude_over_budget(shown)
-            entered = SimpleNamespace(reqs=shown[:2]) if shown else None
-            return entered, SimpleNamespace(is_empty=lambda: False)
 
         scheduler = SimpleNamespace(
-            waiting_queue=shown, running_batch=None, last_batch=None, chunked_req=None
+            waiting_queue=waiting, running_batch=None, last_batch=None, chunked_req=None
         )
-        batch, _ = live.choose(scheduler, SimpleNamespace(reqs=admitted), choose)
+
+        def choose(scheduler: Any = scheduler) -> tuple[Any, Any]:
+            admission.arrange(queue := scheduler.waiting_queue, lambda req: 0, lambda: None)
+            orders.append([req.rid for req in queue])
+            scheduler.waiting_queue = queue[2:]
+            entered = SimpleNamespace(reqs=queue[:2]) if queue else None
+            return entered, SimpleNamespace(is_empty=lambda: False)
+
+        batch, _ = admission.choose(scheduler, SimpleNamespace(reqs=admitted), choose)
         admitted = [] if batch is None else batch.reqs
-        orders.append([req.rid for req in shown])
-        waiting = [req for req in shown if req not in admitted]
+        waiting = scheduler.waiting_queue
         decodes = step % 5 == 4
         mode = ForwardMode.DECODE if decodes else ForwardMode.EXTEND
         new = [len(req.origin_input_ids) for req in admitted] or [1]
         launched = time.monotonic() - own.uniform(0.1, 2.0)
-        live.times.done_at = launched
+        live.batch_ended_at = launched
         live.computed(
             SimpleNamespace(
                 reqs=admitted

@@ -26,7 +26,7 @@ from sglang.srt.utils import point_to_point_pyobj
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, QueueFlags
 from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES
 from sglang_canopy.server.scheduler.arrivals import internal_state_set
-from sglang_canopy.server.scheduler.live_queue import LiveQueue
+from sglang_canopy.server.scheduler.live_order import LiveOrder
 from sglang_canopy.server.start import plugin
 from sglang_canopy.wire.hints import hint_of, pack
 from sglang_canopy.wire.messages import HINTS
@@ -65,7 +65,7 @@ class Rank:
         cache.tp_world_size = torch.distributed.get_world_size(cache.tp_group)
         cache.attn_tp_group = parallel.attn_tp_group.cpu_group
         cache.attn_cp_group = parallel.attn_cp_group.cpu_group
-        self.queue = LiveQueue(cache, QueueFlags(queue_order=BOUNDED_SHORTEST))
+        self.order = LiveOrder(cache, QueueFlags(queue_order=BOUNDED_SHORTEST))
         self.receiver, self.socket = receiver_of(server_args, zmq.Context())
         self.found: dict[str, Any] = {**{name: [] for name in ("times", "hits")}, "hinted": 0}
 
@@ -93,7 +93,7 @@ class Rank:
         self.found["times"].append(request.time)
         self.found["hits"].append(hit)
         if not self.pipeline:  # refused there
-            self.queue.computed(
+            self.order.computed(
                 SimpleNamespace(
                     reqs=[req],
                     extend_lens=[len(tokens) - hit],
@@ -153,7 +153,7 @@ def run(layout: str, rank: int, folder: Path) -> dict[str, Any]:
             else:
                 one.control(got)
     counters = one.tree.core.live.counters
-    fits = one.queue.times.prefills // REFIT_BATCHES
+    fits = one.order.prefills // REFIT_BATCHES
     return {**one.found, "victims": counters.victims.sum, "fits": fits}
 
 

@@ -47,8 +47,8 @@ def ordered(start: Start) -> dict[str, Any]:
         **found,
         "policy": engine.scheduler.policy.policy.value,
         "kinds": [kinds[req] for req in order if req in kinds],
-        "fitted": list(cache.canopy_queue.cost.coefficients),
-        "batches": cache.canopy_queue.times.prefills,
+        "fitted": list(cache.admission.order.cost.coefficients),
+        "batches": cache.admission.order.prefills,
     }
 
 
@@ -142,7 +142,7 @@ def count_calls() -> None:
 
 def reads(start: Start) -> dict[str, Any]:
     """Count reads of tensors between arrival and answer by function: ``ours`` and ``sglangs``."""
-    from sglang_canopy.server.scheduler.session_gate import take_time
+    from sglang_canopy.server.scheduler.admission import take_time
 
     count_calls()
     engine = start()

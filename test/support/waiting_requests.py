@@ -11,8 +11,13 @@ from sglang.srt.managers.schedule_policy import SchedulePolicy
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, QueueFlags
-from sglang_canopy.server.scheduler import queue
-from sglang_canopy.server.scheduler.live_queue import LiveQueue
+from sglang_canopy.server.scheduler.admission import (
+    Admission,
+    prefill_chosen,
+    priorities_calculated,
+)
+from sglang_canopy.server.scheduler.arrivals import request_queued
+from sglang_canopy.server.scheduler.live_order import LiveOrder
 from support.live_tree import LiveTree
 
 PAGE = 4
@@ -37,16 +42,25 @@ def policy_of(tree: LiveTree, priorities: bool = False, low_first: bool = False)
 
 def arranged(tree: LiveTree, waiting: list[Req], policy: Any = None) -> list[Req]:
     waiting = list(waiting)
-    queue.priorities_calculated(
-        SchedulePolicy.calc_priority, policy or policy_of(tree), waiting, None, 0
-    )
+    priorities_calculated(SchedulePolicy.calc_priority, policy or policy_of(tree), waiting, None, 0)
     return waiting
 
 
 def tree_with_queue() -> LiveTree:
     tree = LiveTree(4096, "wa", page_size=PAGE)
-    tree.cache.canopy_queue = LiveQueue(tree.cache, QueueFlags(queue_order=BOUNDED_SHORTEST))
+    set_order(tree, BOUNDED_SHORTEST)
     return tree
+
+
+def set_order(tree: LiveTree, order: str) -> None:
+    tree.cache.admission = Admission(LiveOrder(tree.cache, QueueFlags(queue_order=order)))
+
+
+def queue_behind(tree: LiveTree, waiting: list[Req], *reqs: Req) -> None:
+    """Let ``reqs`` join the queue of a scheduler in which others wait."""
+    scheduler = scheduler_with(waiting, tree_cache=tree.cache, enable_lora=False)
+    for req in reqs:
+        request_queued(scheduler, req)
 
 
 def scheduler_with(waiting: list[Req], running: Sequence[Req] = (), **more: Any) -> Any:
@@ -67,7 +81,7 @@ def chosen(
     found: list[Req] = []
 
     def choose() -> tuple[Any, Any]:
-        queue.priorities_calculated(
+        priorities_calculated(
             SchedulePolicy.calc_priority, policy_of(tree), scheduler.waiting_queue, None, 0
         )
         found[:] = scheduler.waiting_queue[:admitted]
@@ -75,5 +89,5 @@ def chosen(
         entered = SimpleNamespace(reqs=list(found)) if found else None
         return entered, SimpleNamespace(is_empty=lambda: True)
 
-    queue.prefill_chosen(scheduler, scheduler.running_batch, choose)
+    prefill_chosen(lambda *_: choose(), scheduler, scheduler.running_batch)
     return scheduler, found

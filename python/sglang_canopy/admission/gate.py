@@ -11,7 +11,7 @@ calls return equal results on every rank.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from itertools import islice
 from typing import Any
 
@@ -77,6 +77,14 @@ class SessionGate:
     def refresh_due_s(self) -> float:
         """Time of the next update of the charges, if ``advance`` is called then."""
         return self._refreshed + _REFRESH_S
+
+    @property
+    def tickets(self) -> Collection[Hashable]:
+        """Tickets of the requests that wait or are answered."""
+        return self._by_ticket.keys()
+
+    def knows(self, ticket: Hashable) -> bool:
+        return ticket in self._by_ticket
 
     def holds(self, ticket: Hashable) -> bool:
         """Return whether this request's session may not start yet; ``False`` if unknown."""
@@ -275,7 +283,7 @@ class SessionGate:
         session.waits_since = self.now
         gated = self.settings.always or self.agents.is_one(session, request)
         if self.activation.active and gated:
-            self.places.paused.pop(session.number, None)
+            self.places.leave(session, self.now)
             self.waiting.add(session)
         else:
             self._enter(session)

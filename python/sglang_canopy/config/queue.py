@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from sglang_canopy import declared
-from sglang_canopy.declared import declare
+from sglang_canopy.config.refusals import unsupported
+from sglang_canopy.config.setups import QUEUE
+from sglang_canopy.declared import declare, from_args, option_of
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.schedule.bounded_shortest import MAX_WAIT_FACTOR
 
@@ -42,3 +46,32 @@ class QueueFlags:
         declared.check(self)
         if self.max_wait_factor != MAX_WAIT_FACTOR and self.queue_order != BOUNDED_SHORTEST:
             raise CanopyError(f"--canopy-max-wait-factor needs {FLAG} {BOUNDED_SHORTEST}")
+
+
+def checked(server_args: Any, args: Any, ours: bool, unless_given: Mapping[str, Any]) -> QueueFlags:
+    """Return the options, checked against the rest of the command line. Raises ``CanopyError``.
+
+    ``ours``: whether the device's policy is one of Canopy's. ``unless_given``: defaults of fields
+    that are not on the command line.
+    """
+    value = from_args(QueueFlags, args)
+    options = QueueFlags(**{**unless_given, **value})
+    if value and not ours:
+        flag = option_of(QueueFlags, next(iter(value))).flag
+        raise CanopyError(f"{flag} needs --radix-eviction with a Canopy policy, such as wa")
+    if options.queue_order == BOUNDED_SHORTEST:
+        if server_args.schedule_policy != "fcfs":
+            raise CanopyError(
+                f"{FLAG} {BOUNDED_SHORTEST} replaces --schedule-policy "
+                f"{server_args.schedule_policy}; drop one"
+            )
+        refuse_unsupported(options, server_args)
+    return options
+
+
+def refuse_unsupported(options: QueueFlags, *configured: Any) -> None:
+    """Raise ``CanopyError`` if this server cannot have the queue order of ``options``."""
+    if options.queue_order == BOUNDED_SHORTEST:
+        refusal = unsupported(QUEUE, *configured)
+        if refusal:
+            raise CanopyError(f"{FLAG} {BOUNDED_SHORTEST}: {refusal}")

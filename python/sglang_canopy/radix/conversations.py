@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.bounded import BoundedByTenant
+from sglang_canopy.radix.live_request import State
 from sglang_canopy.radix.tree import Tree
 from sglang_canopy.records import CLIENT, INFERRED, Leaf
 
@@ -59,7 +60,7 @@ class Conversations:
         end = self._end(request.tenant, request.conversation)
         if end is None:
             return
-        request.left = end.node
+        request.previous_end = end.node
         if request.over:  # clients may end a session with a short, unrelated prompt
             hint = {"tenant": request.tenant, "conversation": request.conversation}
             self.apply_hint({**hint, "time": request.time, "source": request.source, "over": True})
@@ -73,7 +74,7 @@ class Conversations:
         """Record that the path of ``request`` ends at ``node``."""
         if request.conversation is None:
             return
-        if request.done and request.left is not None:
+        if request.state is State.DONE and request.previous_end is not None:
             self._retire_branch(request, node)
         full = request.prompt_tokens // request.block_tokens
         path = request.path[:full]
@@ -145,8 +146,8 @@ class Conversations:
         Paths without a common node belong to different conversations of the same name; no node is
         marked then.
         """
-        tree, left = self.tree, request.left
-        request.left = None
+        tree, left = self.tree, request.previous_end
+        request.previous_end = None
         assert left is not None
         if not tree.contains(left):
             return

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.config.tiers import TREE_KEYS, TierOptions, TreeSettings, split_config
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
@@ -38,8 +37,6 @@ class LiveCache:
     counters: Counters = field(default_factory=Counters)
     profile: Profile | None = None
     """File of the policy's state; ``None`` except on the first rank."""
-    gate: SessionGate | None = None
-    """The session gate, with ``--canopy-session-gate``."""
     meter: Meter | None = None
     """Meter of other policies' hits, with ``--canopy-whatif``."""
     free_tokens: Callable[[], int] = int

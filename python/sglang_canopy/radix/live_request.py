@@ -6,6 +6,7 @@ request, and block hashes depend only on tokens and salts.
 
 from __future__ import annotations
 
+import enum
 import itertools
 import struct
 from array import array
@@ -55,12 +56,30 @@ class RequestClock:
         return self.now
 
 
+class State(enum.Enum):
+    """What has become of a request. A retracted one waits again, but stays admitted."""
+
+    RECEIVED = enum.auto()
+    WAITING = enum.auto()
+    """In SGLang's queue."""
+    HELD = enum.auto()
+    """In SGLang's queue, and its session may not start yet."""
+    ADMITTED = enum.auto()
+    """Chosen for a batch: policies learn only from admitted requests."""
+    DONE = enum.auto()
+    """Its answer has ended."""
+    REFUSED = enum.auto()
+    """It ended without admission."""
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class LiveRequest(Request):
     """A ``Request`` with a serial number, so that a node counts each request once."""
 
     number: int = field(default_factory=itertools.count().__next__)
-    done: bool = False
+    state: State = State.RECEIVED
+    is_health_probe: bool = False
+    """Whether SGLang's health check sent it, which nothing learns from."""
     hash: int = 0
     """Hash of the path so far, tenant included; the next block's hash is chained to it."""
     stop_hint: str | None = None
@@ -70,15 +89,10 @@ class LiveRequest(Request):
     """Seconds since 1970 when the requests' clock was 0."""
     ttl_s: float | None = None
     """TTL below the device that the request sets, in seconds."""
-    """Conversation of the same tenant that waits for this one."""
     linear: bool = False
     """Whether one conversation has this name: each request extends or abandons the previous one."""
-    left: UnifiedTreeNode | None = None
+    previous_end: UnifiedTreeNode | None = None
     """End of the conversation before this request."""
-    admitted: bool = False
-    """Whether it was chosen for a batch: policies learn only from admitted requests."""
-    refused: bool = False
-    """Whether it ended without admission."""
     group: tuple[float, int] | None = None
     """Equal for the parallel samples (n > 1) of one prompt and their warm-up; else ``None``."""
     samples: int = 0
@@ -140,7 +154,7 @@ def complete(request: LiveRequest, req: Req) -> None:
     A server that only prefills (``--disaggregation-mode prefill``) has neither output nor stop
     reason: the client's fields are used, and the next turn supplies the rest.
     """
-    request.done = True
+    request.state = State.DONE
     handed_over = _handed_to_decode(req)
     output = [] if handed_over else list(req.output_ids)
     request.output_tokens = len(output)

@@ -12,6 +12,7 @@ from sglang_canopy.radix.counters import INVALID
 from sglang_canopy.radix.live_request import (
     LiveRequest,
     RequestClock,
+    State,
     complete,
     is_refused,
     live_request,
@@ -24,6 +25,9 @@ from sglang_canopy.records import GATEWAY
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
+
+
+_NOT_ADMITTED = State.RECEIVED, State.WAITING, State.HELD
 
 
 class Requests:
@@ -45,8 +49,8 @@ class Requests:
         if request is None:
             request = live_request(req, self.tree.clock.now, self.live.settings.block_tokens)
             req.canopy = request
-            request.done = str(req.rid).startswith(HEALTH_CHECK_RID_PREFIX)
-            if not request.done:
+            request.is_health_probe = str(req.rid).startswith(HEALTH_CHECK_RID_PREFIX)
+            if not request.is_health_probe:
                 self.receive(request)
         return request
 
@@ -55,18 +59,15 @@ class Requests:
 
         SGLang computes one token of a refused request, to answer it. Further calls have no effect.
         """
-        known: LiveRequest | None = getattr(req, "canopy", None)
-        if known is not None and known.admitted:
-            return known
         request = self.of(req)
-        if not (request.admitted or request.refused or request.done):
+        if request.state in _NOT_ADMITTED and not request.is_health_probe:
             if is_refused(req):
                 self.refuse(request, INVALID)
             else:
                 self.learn(request)
                 if request.first is None:
                     self._classify_misses(request, req)
-        return None if request.refused else request
+        return None if request.state is State.REFUSED else request
 
     def _classify_misses(self, request: LiveRequest, req: Req) -> None:
         """Record the causes of the misses of ``req``, which is about to be computed."""
@@ -81,16 +82,16 @@ class Requests:
 
     def refuse(self, request: LiveRequest, reason: int) -> None:
         """Record that ``request`` ended for a reason of ``REFUSALS``; ignored after admission."""
-        if request.admitted or request.refused or request.done:
+        if request.state not in _NOT_ADMITTED or request.is_health_probe:
             return
-        request.refused = True
+        request.state = State.REFUSED
         if request.first is None:
             self.live.counters.refused[reason] += 1
 
     def ended(self, req: Req) -> None:
         """Report the end of ``req`` to the policies, once."""
         request = self.admit(req)
-        if request is None or request.done:
+        if request is None or request.state is State.DONE or request.is_health_probe:
             return
         complete(request, req)
         if not request.samples:  # the samples of a warm-up determine how the request ended
@@ -130,7 +131,7 @@ class Requests:
 
     def learn(self, request: LiveRequest) -> None:
         """Announce an admitted request to the policies. Call once for each, in order of admission."""
-        request.admitted = True
+        request.state = State.ADMITTED
         if request.first is not None:
             request.label, request.turn = request.first.label, request.first.turn
             return
@@ -183,7 +184,7 @@ class Requests:
             if request.misses is not None:
                 set_offsets(node)
                 tree.departures.written(request, node.canopy.offset + node.canopy.length)
-        done = request is not None and tree.disk.active and request.done
+        done = request is not None and tree.disk.active and request.state is State.DONE
         device, host = tree.evictable_device_leaves, tree.evictable_host_leaves
         while node is not tree.root_node:
             leaf = node.canopy

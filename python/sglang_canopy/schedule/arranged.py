@@ -10,7 +10,7 @@ Requests are identified by object, not by ``rid``: clients choose rids and may r
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterable, KeysView, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
@@ -64,27 +64,26 @@ class Arranged(Generic[T]):
     def __init__(self, order: BoundedShortest, requests: Requests[T]) -> None:
         self.order = order
         self._requests = requests
-        self._waiting: dict[int, Waiting] = {}
-        """Keyed by ``id`` of the scheduler's request, which ``Waiting.request`` keeps alive."""
-        self._admitted: dict[int, Waiting] = {}
-        """Admitted requests that may be retracted, by ``id``."""
+        self._waiting: dict[T, Waiting] = {}
+        self._admitted: dict[T, Waiting] = {}
+        """Admitted requests, which may be retracted."""
         self._in_order: list[Waiting] = []
         self._next_lookup = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    @property
-    def waiting(self) -> Mapping[int, Waiting]:
-        return self._waiting
+    def known(self) -> set[T]:
+        """Return the waiting requests, and the admitted ones that are not known to have ended."""
+        return {*self._waiting, *self._admitted}
 
     def arrange(self, queue: Sequence[T], chunked: T | None = None) -> list[T]:
         """Return ``queue`` in admission order. ``chunked``: the request that is being chunked."""
         waiting = self._waiting
-        new = [request for request in queue if id(request) not in waiting]
+        new = [request for request in queue if request not in waiting]
         if len(waiting) + len(new) > len(queue):
             self.drop_aborted(queue)
-        chunk = self._admitted.get(id(chunked))
+        chunk = None if chunked is None else self._admitted.get(chunked)
         self.order.chunked(chunk, 0.0 if chunk is None else self._remaining_s(chunk))
         for request in new:
             self._enqueue(request)
@@ -105,43 +104,35 @@ class Arranged(Generic[T]):
 
     def _enqueue(self, request: T) -> None:
         about, prefill = self._requests, self._requests.prefill(request, False)
-        waiting = self._admitted.pop(id(request), None)
+        waiting = self._admitted.pop(request, None)
         if waiting is not None:
             self.order.requeue(waiting, prefill)
         else:
             tenant, urgency = about.tenant(request), about.urgency(request)
             waiting = self.order.add(prefill, tenant, urgency, request)
-        self._waiting[id(request)] = waiting
+        self._waiting[request] = waiting
 
     def drop_aborted(self, queue: Iterable[T]) -> None:
         """Drop requests that are no longer in ``queue``; they were aborted."""
-        gone = self._waiting.keys() - {id(request) for request in queue}
-        for waiting in self._pop(gone):
+        for waiting in self._pop(self._waiting.keys() - set(queue)):
             self.order.remove(waiting)
 
     def admit(self, requests: Iterable[T]) -> list[T]:
         """Record admitted requests; return the subset that was waiting here."""
-        admitted = self._waiting.keys() & {id(request) for request in requests}
-        entered = self._pop(admitted)
+        entered = self._pop(self._waiting.keys() & set(requests))
         self.order.admit(entered)
-        self._admitted.update((id(waiting.request), waiting) for waiting in entered)
+        self._admitted.update((waiting.request, waiting) for waiting in entered)
         return [waiting.request for waiting in entered]
 
-    @property
-    def may_come_back(self) -> KeysView[int]:
-        """Ids of admitted requests that are not known to have finished."""
-        return self._admitted.keys()
-
-    def admitted(self, key: int) -> T:
-        """Return the admitted request with this ``id``."""
-        return self._admitted[key].request  # type: ignore[no-any-return]
-
-    def finished(self, gone: Iterable[int]) -> None:
-        """Forget admitted requests that have finished, by ``id``."""
-        for key in gone:
-            waiting = self._admitted.pop(key, None)
-            if waiting is not None and waiting is self.order.chunk:
-                self.order.chunked(None, 0.0)
+    def forget(self, request: T) -> bool:
+        """Drop a request that ended; return whether it was admitted."""
+        if request in self._waiting:
+            self.order.remove(*self._pop({request}))
+            return False
+        waiting = self._admitted.pop(request, None)
+        if waiting is not None and waiting is self.order.chunk:
+            self.order.chunked(None, 0.0)
+        return waiting is not None
 
     def over_budget(self) -> list[T]:
         """Return the requests at the head of the order that would overdraw a budget."""
@@ -182,17 +173,14 @@ class Arranged(Generic[T]):
         self._in_order = [*sharers, *self.order.order(gone=sharers)]
         return [one.request for one in sharers], self.over_budget()
 
-    def _pop(self, gone: Collection[int]) -> list[Waiting]:
+    def _pop(self, gone: Collection[T]) -> list[Waiting]:
         if not gone:
             return []
-        taken = [one for one in self._in_order if id(one.request) in gone]
-        self._in_order = [one for one in self._in_order if id(one.request) not in gone]
-        self._forget(taken)
+        taken = [waiting for waiting in self._in_order if waiting.request in gone]
+        self._in_order = [waiting for waiting in self._in_order if waiting.request not in gone]
+        for waiting in taken:
+            del self._waiting[waiting.request]
         return taken
-
-    def _forget(self, gone: Iterable[Waiting]) -> None:
-        for waiting in gone:
-            del self._waiting[id(waiting.request)]
 
     def _refresh(self) -> None:
         size = len(self._in_order)

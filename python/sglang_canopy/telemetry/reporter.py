@@ -84,8 +84,7 @@ class Reporter(Periodic):
     def report(self) -> dict[str, Any]:
         """Report now. Return the status."""
         if self.peer:
-            gate = self.status.cache.tree_core.live.gate
-            status = agreement(self.status.counters, gate)
+            status = agreement(self.status.counters, self.status.session_gate())
             status_file.write(self.status.rank, status, self.peer)
             return status
         now = time.monotonic()

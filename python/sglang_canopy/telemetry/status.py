@@ -101,7 +101,7 @@ class Status:
             "queue": self._queue(),
             "missed": self._missed(rows),
             "whatif": self._whatif(),
-            "agreement": agreement(self.counters, self.cache.tree_core.live.gate),
+            "agreement": agreement(self.counters, self.session_gate()),
             "files_set_aside": dict(SET_ASIDE),
         }
 
@@ -213,7 +213,7 @@ class Status:
 
         ``clock_ago_s``: age of the last time that the gate received, from a request or a tick.
         """
-        gate = self.cache.tree_core.live.gate
+        gate = self.session_gate()
         if gate is None:
             return None
         return {**gate.stats(), "clock_ago_s": round(max(0.0, now - gate.now), 3)}
@@ -223,11 +223,11 @@ class Status:
 
         ``recognised``: answers that were an agent's; without a gate, tools' results and swift turns.
         """
-        live = self.cache.tree_core.live
-        model = getattr(live.learner, "model", None) if live.gate is None else live.gate.model
+        gate, learner = self.session_gate(), self.cache.tree_core.live.learner
+        model = getattr(learner, "model", None) if gate is None else gate.model
         events = model.categories.root.all_events[:] if model is not None else []
-        if live.gate is not None:
-            recognised = live.gate.agents.recognised
+        if gate is not None:
+            recognised = gate.agents.recognised
         else:
             results = (row.requests for row in rows if row.category.endswith(AFTER_TOOL))
             recognised = sum(results) + round(sum(events[: age_bin(SWIFT_S)]))
@@ -260,11 +260,11 @@ class Status:
 
     def _queue(self) -> dict[str, Any] | None:
         """Return the queue's order and counts; ``None`` for a cache without a scheduler's queue."""
-        queue = self._live_queue()
-        return None if queue is None else queue.status()
+        admission = getattr(self.cache, "admission", None)
+        return None if admission is None else admission.order.status()
 
-    def _live_queue(self) -> Any:
-        return getattr(self.cache, "canopy_queue", None)
+    def session_gate(self) -> SessionGate | None:
+        return getattr(getattr(self.cache, "admission", None), "gate", None)
 
     def _disk(self) -> dict[str, Any] | None:
         """Return the status of Canopy's storage backend; ``None`` for any other backend."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 
 from canopy_chunks.server import admission
-from sglang_canopy.server.scheduler import queue
+from sglang_canopy.server.scheduler.admission import admission_selected
 from support.bare_adder import bare_adder
 
 
@@ -134,7 +134,7 @@ def hooked_adder(room: int, page: int):
 
         def _select_prefill_admission(self, req, **more):
             original = policy.PrefillAdder._select_prefill_admission
-            return queue.admission_selected(original, self, req, **more)
+            return admission_selected(original, self, req, **more)
 
     return Hooked, policy.AddReqResult
 

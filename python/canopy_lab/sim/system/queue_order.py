@@ -189,7 +189,7 @@ class BoundedShortestFirst:
 
     def over(self, job: SimulatedRequest) -> None:
         """Forget a finished job."""
-        self._arranged.finished((id(job),))
+        self._arranged.forget(job)
 
     def seconds(self, request: Prefill) -> float:
         """Return the cost of ``request``, in seconds."""

@@ -11,8 +11,8 @@ from typing import Any
 from sglang_canopy import releases
 from sglang_canopy.radix.counters import GIVEN_UP, INVALID, QUEUE
 from sglang_canopy.radix.live_request import is_refused
-from sglang_canopy.server.scheduler import observer, queue
-from sglang_canopy.server.scheduler.session_gate import gate_of, take_time
+from sglang_canopy.server.scheduler import observer
+from sglang_canopy.server.scheduler.admission import admission_of, take_time
 from sglang_canopy.tenant import is_documents_key, isolate_adapter_keys, unreserved_key
 from sglang_canopy.wire import messages
 from sglang_canopy.wire.hints import unpack
@@ -58,7 +58,9 @@ def request_queued(scheduler: Any, req: Any, *_: Any, **__: Any) -> None:
     late = [queued(scheduler, req) for queued in _on_queued]
     if any(late) or req.multimodal_inputs is not None:
         _receive(scheduler, req)
-    queue.request_queued(scheduler, req)
+    admission = admission_of(scheduler)
+    if admission is not None and (scheduler.waiting_queue or admission.order.is_on):
+        admission.order.look_up(req)
     if is_refused(req):  # SGLang queues an invalid request with its reason
         _refuse(scheduler, req, INVALID)
 
@@ -79,6 +81,8 @@ def request_aborted(_result: Any, scheduler: Any, abort: Any, req: Any, *_: Any,
     else:
         kind = GIVEN_UP if status is None else INVALID
     _refuse(scheduler, req, kind)
+    if (admission := admission_of(scheduler)) is not None:
+        admission.ended(req)
 
 
 def internal_state_set(original: Any, scheduler: Any, recv_req: Any) -> Any:
@@ -93,13 +97,13 @@ def internal_state_set(original: Any, scheduler: Any, recv_req: Any) -> Any:
 
 
 def _apply_hints(scheduler: Any, texts: list[str]) -> bool:
-    core, gate = _core(scheduler), gate_of(scheduler)
+    core, admission = _core(scheduler), admission_of(scheduler)
     if core is None:
         return False
     for hint in (hint for text in texts for hint in unpack(text)):
         core.conversations.apply_hint(hint)
-        if gate is not None and hint.get("over"):
-            gate.gate.hint_over(hint["tenant"], hint["conversation"])
+        if admission is not None and admission.gate is not None and hint.get("over"):
+            admission.gate.hint_over(hint["tenant"], hint["conversation"])
     return True
 
 
@@ -117,6 +121,12 @@ def _explain(scheduler: Any, texts: list[str]) -> bool:
         logger.warning("canopy: no answer could be written", exc_info=True)
         return False
     return True
+
+
+def shutdown_requested(scheduler: Any, recv_req: Any, *_: Any, **__: Any) -> None:
+    """Hook before ``Scheduler.handle_shutdown``. Every rank receives the same message."""
+    if recv_req.rid is not None and hasattr(scheduler.tree_cache, "drain_s"):
+        scheduler.tree_cache.drain_s = float(recv_req.rid)
 
 
 messages.register(messages.TIME, take_time)

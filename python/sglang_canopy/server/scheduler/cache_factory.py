@@ -19,6 +19,7 @@ from sglang_canopy import releases
 from sglang_canopy.admission.footprint import capacity_tokens
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.config import auto
+from sglang_canopy.config.queue import refuse_unsupported
 from sglang_canopy.config.refusals import unsupported
 from sglang_canopy.config.server_options import options_of
 from sglang_canopy.config.setups import DISK, POLICIES, QUEUE
@@ -32,9 +33,9 @@ from sglang_canopy.radix.offset_walk import OffsetWalkCore
 from sglang_canopy.radix.overrides import check_overrides
 from sglang_canopy.radix.recorder import Recorder
 from sglang_canopy.radix.saved_profile import Profile, from_first_rank
-from sglang_canopy.server.scheduler.live_queue import LiveQueue
+from sglang_canopy.server.scheduler.admission import Admission
+from sglang_canopy.server.scheduler.live_order import LiveOrder
 from sglang_canopy.server.scheduler.observer import keeps_floor, meter_of
-from sglang_canopy.server.scheduler.queue import refuse_unsupported
 from sglang_canopy.storage.disk_link import DiskLink
 from sglang_canopy.storage.settings import BACKEND as OUR_BACKEND
 from sglang_canopy.telemetry import reporter
@@ -115,14 +116,14 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     cache = create_unified_radix_cache(ctx, cache_class=CanopyRadixCache)
     keep_learnt(cache, _world())
     step = ctx.server_args.chunked_prefill_size or 0
-    cache.canopy_queue = LiveQueue(
+    order = LiveOrder(
         cache,
         options_of(ctx.server_args).queue,
         step if step > 0 else ctx.server_args.max_prefill_tokens,
         measures=unsupported(QUEUE, ctx.server_args, ctx) is None,
         places=cache.req_to_token_pool.size,
     )
-    live.gate = session_gate(ctx.server_args, cache)
+    cache.admission = Admission(order, session_gate(ctx.server_args, cache))
     live.meter = meter_of(ctx.server_args, cache, live.running, live.device_policy)
     options = options_of(ctx.server_args)
     line = None

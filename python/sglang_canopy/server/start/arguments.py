@@ -8,7 +8,7 @@ from typing import Any
 
 from sglang_canopy import declared
 from sglang_canopy.admission.settings import GateSettings
-from sglang_canopy.config import auto
+from sglang_canopy.config import auto, queue
 from sglang_canopy.config.refusals import unsupported
 from sglang_canopy.config.server_options import ATTRIBUTE, GATE_FLAG, RequestOptions, ServerOptions
 from sglang_canopy.config.setups import GATE, POLICIES
@@ -17,7 +17,6 @@ from sglang_canopy.declared import from_args
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.request import client_hints
-from sglang_canopy.server.scheduler import queue
 from sglang_canopy.server.start import flags
 from sglang_canopy.server.start.self_check import stop
 

@@ -8,8 +8,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.request import prompt
 from sglang_canopy.server.http import early_checks, entry, routes, shutdown
-from sglang_canopy.server.scheduler import arrivals, queue, received, session_gate
-from sglang_canopy.server.scheduler.shutdown import shutdown_requested
+from sglang_canopy.server.scheduler import admission, arrivals, received
 from sglang_canopy.server.start import arguments, secrets
 from sglang_canopy.server.start.seam import Seam
 from sglang_canopy.server.start.self_check import check_in_place, stop
@@ -122,7 +121,7 @@ SEAMS = (
     Seam(
         _SRT + "managers.schedule_policy.SchedulePolicy.calc_priority",
         "around",
-        queue.priorities_calculated,
+        admission.priorities_calculated,
         ("self", "waiting_queue", "running_batch", "processed_tokens"),
         "`--canopy-queue-order`: sort the queue; renew the protection of its prefixes",
         first=True,
@@ -130,14 +129,14 @@ SEAMS = (
     Seam(
         _SRT + "managers.schedule_policy.SchedulePolicy.shortest_prefill_chunk_limit",
         "around",
-        queue.chunk_limited,
+        admission.chunk_limited,
         ("self", "chunked_req", "waiting_queue", "budget", "page_size"),
         "`--canopy-queue-order`: shorter requests share the steps of a long prompt",
     ),
     Seam(
         _SRT + "managers.schedule_policy.PrefillAdder._select_prefill_admission",
         "around",
-        queue.admission_selected,
+        admission.admission_selected,
         (
             "self",
             "req",
@@ -152,7 +151,7 @@ SEAMS = (
     Seam(
         _SRT + "managers.scheduler.Scheduler.process_batch_result",
         "after",
-        queue.batch_computed,
+        admission.batch_computed,
         ("self", "batch", "result"),
         "record prefill costs for the queue's order, and ended requests for `--canopy-observe`",
         first=True,
@@ -160,14 +159,14 @@ SEAMS = (
     Seam(
         _SRT + "managers.scheduler.Scheduler._abort_on_queued_limit",
         "around",
-        session_gate.queue_limited,
+        admission.queue_limited,
         ("self", "recv_req"),
         "`--canopy-session-gate`: pass a request that SGLang does not refuse to the gate",
     ),
     Seam(
         _SRT + "managers.scheduler.Scheduler._get_new_batch_prefill_raw",
         "around",
-        session_gate.prefill_chosen,
+        admission.prefill_chosen,
         ("self", "prefill_delayer_single_pass", "running_batch"),
         "`--canopy-session-gate`: choose batches among the requests that the gate admits",
         first=True,
@@ -274,7 +273,7 @@ SEAMS = (
     Seam(
         _SRT + "managers.scheduler.Scheduler.handle_shutdown",
         "before",
-        shutdown_requested,
+        arrivals.shutdown_requested,
         ("self", "recv_req"),
         "`--canopy-drain-s`: the time left for the drain",
         "the drain has its whole time from the scheduler's end",

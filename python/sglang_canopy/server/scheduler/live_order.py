@@ -1,4 +1,4 @@
-"""One scheduler's waiting queue: the cost of requests, their order, and the protection of prefixes.
+"""The order of one scheduler's requests: their cost, who may overtake, and the protection of prefixes.
 
 All decisions are equal on all ranks: they depend on the order of arrival, the tree, and a cost
 model with the first rank's figures. Timings differ by rank; only the first rank's are used.
@@ -6,6 +6,7 @@ model with the first rank's figures. Timings differ by rank; only the first rank
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,7 @@ from sglang_canopy.records import GATEWAY
 from sglang_canopy.schedule.answer_cost import AnswerCost, ServerCost
 from sglang_canopy.schedule.arranged import Arranged
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
-from sglang_canopy.schedule.prefill_cost import STEP_TOKENS, Prefill, PrefillCost
-from sglang_canopy.server.scheduler.prefill_times import PrefillTimes
-from sglang_canopy.server.scheduler.running_requests import running_requests
+from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES, STEP_TOKENS, Prefill, PrefillCost
 from sglang_canopy.tenant import ClaimedTenant, Vouched
 
 if TYPE_CHECKING:
@@ -35,8 +34,9 @@ PROTECTED = 128
 """Requests at the head of the queue whose prefixes are protected (also SGLang's number)."""
 
 
-class LiveQueue:
-    """The waiting queue of a scheduler with ``cache``. All calls are on the scheduler's thread."""
+class LiveOrder:
+    """The order of the requests of a scheduler with ``cache``, as ``Arranged`` reads them. All calls are
+    on the scheduler's thread."""
 
     def __init__(
         self,
@@ -46,26 +46,24 @@ class LiveQueue:
         measures: bool = True,
         places: int = PLACES,
     ) -> None:
-        """``step_tokens``: maximum tokens of a prefill step. ``places``: of running requests.
-        ``measures``: whether the time of
-        every batch is that of its prefills, and all ranks compute equal batches."""
-        self.orders = options.queue_order == BOUNDED_SHORTEST
-        self.measures = measures or self.orders
+        """``step_tokens``: maximum tokens of a prefill step. ``measures``: whether the time of every batch
+        is that of its prefills, and all ranks compute equal batches. ``places``: of running requests."""
+        self.is_on = options.queue_order == BOUNDED_SHORTEST
+        self.measures = measures or self.is_on
         self.cost = PrefillCost(step_tokens)
         self.answers = AnswerCost(places, cache.token_to_kv_pool_allocator.size)
-        self.order = BoundedShortest(ServerCost(self.cost, self.answers), options.max_wait_factor)
+        self.shortest = BoundedShortest(
+            ServerCost(self.cost, self.answers), options.max_wait_factor
+        )
+        self.urgency: Callable[[Any], int] = lambda _req: 0
         self._cache = cache
         self._core = cache.tree_core
-        self.request_of = self._core.requests.of
-        self._requests = _Requests(self)
-        self._arranged = Arranged(self.order, self._requests)
-        self._choosing = False
-        self._excluded: list[Any] = []
-        """Requests excluded from the step being chosen, which would overdraw a budget."""
-        self._chunked: Any = None
-        """The chunked prefill in progress, while a batch is chosen."""
+        self.arranged = Arranged(self.shortest, self)
         self._passes = 0
-        self.times = PrefillTimes()
+        self.batch_ended_at = 0.0
+        """Time on the monotonic clock."""
+        self.prefills = 0
+        """Prefill batches so far; equal on all ranks."""
 
     def status(self) -> dict[str, Any]:
         """Return the state for operators. Safe on any thread.
@@ -75,9 +73,9 @@ class LiveQueue:
         """
         base, token, pair, loaded = self.cost.coefficients
         return {
-            "order": BOUNDED_SHORTEST if self.orders else SGLANG,
-            "waiting_requests": len(self._arranged) if self.orders else None,
-            "admitted": dict(self.order.admitted_by) if self.orders else None,
+            "order": BOUNDED_SHORTEST if self.is_on else SGLANG,
+            "waiting_requests": len(self.arranged) if self.is_on else None,
+            "admitted": dict(self.shortest.admitted_by) if self.is_on else None,
             "fitted_batches": self.cost.batches if self.measures else None,
             "seconds": {
                 "batch": base,
@@ -89,7 +87,7 @@ class LiveQueue:
             if self.measures
             else None,
             "step_tokens": self.cost.step_tokens if self.measures else None,
-            "answers_use": self.answers.used if self.orders else None,
+            "answers_use": self.answers.used if self.is_on else None,
         }
 
     # ---- the cost of a request ----
@@ -108,22 +106,22 @@ class LiveQueue:
     def _matched(self, req: Any) -> tuple[int, int, int]:
         return self._core.changes, len(req.output_ids), req.retraction_count
 
-    def queued(self, req: Any) -> None:
-        """Register ``req`` before it joins the queue."""
-        self.look_up(req)
-
     def computed(self, batch: Any) -> None:
-        """Record the time that ``batch`` took, and periodically agree on the cost model.
-
-        Collective every ``REFIT_BATCHES`` prefill batches.
-        """
-        measured = self.times.of(batch)
-        if self.times.decoded_s is not None:
-            self.answers.stepped(self.times.decoded_s)
-        if measured is None:
+        """Record the time of ``batch`` since the previous one, and periodically agree on the cost
+        model. Call it for every batch. Collective every ``REFIT_BATCHES`` prefill batches."""
+        # A batch may be launched while the previous one still runs.
+        now, since = time.monotonic(), max(self.batch_ended_at, batch.launch_ts or 0.0)
+        self.batch_ended_at = now
+        if batch.forward_mode.is_decode():
+            self.answers.stepped(now - since)
+        if not batch.forward_mode.is_extend() or not batch.extend_lens:
             return
-        self.cost.add(*measured)
-        if self.times.refit_due:
+        parts = zip(batch.reqs, batch.extend_lens, batch.prefix_lens, strict=False)
+        self.cost.add(
+            (Prefill(new, cached, _loaded(req, cached)) for req, new, cached in parts), now - since
+        )
+        self.prefills += 1
+        if self.prefills % REFIT_BATCHES == 0:
             self._agree()
 
     def _agree(self) -> None:
@@ -132,62 +130,14 @@ class LiveQueue:
         fitted, step_s = from_first(groups_of(self._cache), found)
         self.cost.adopt(fitted)
         self.answers.adopt(step_s)
-        self.order.reprice()
+        self.shortest.reprice()
 
     # ---- the order of requests ----
 
-    def time_s(self) -> float:
-        """Return the time of the latest arrival, which is equal on all ranks."""
-        return self._core.clock.now
+    def share_step(self, chunked: Any, step_tokens: int, page: int) -> tuple[list[Any], int] | None:
+        """Order first the requests that share the next step with ``chunked``; ``None`` without any.
 
-    def arrange(self, queue: list[Any], urgency: Callable[[Any], int]) -> None:
-        """Sort ``queue`` into the order of admission, in place."""
-        self._requests.urgency = urgency
-        queue[:] = self._arranged.arrange(queue, self._chunked)
-
-    def choose(self, scheduler: Any, running: Any, choose: Callable[[], Any]) -> Any:
-        """Choose a batch without requests that would overdraw an older one's budget.
-
-        ``running``: the batch that decodes.
-        """
-        self._forget(scheduler, running)
-        self._chunked = scheduler.chunked_req
-        self._choosing = True
-        try:
-            chosen = choose()
-        finally:
-            self._choosing = False
-            self._chunked = None
-            excluded, self._excluded = self._excluded, []
-            scheduler.waiting_queue.extend(excluded)
-        batch, _ = chosen
-        if batch is not None:
-            self._arranged.admit(batch.reqs)
-        return chosen
-
-    def _forget(self, scheduler: Any, running: Any) -> None:
-        """Drop requests that were aborted or have finished."""
-        arranged, waiting = self._arranged, scheduler.waiting_queue
-        if len(waiting) < len(arranged):
-            arranged.drop_aborted(waiting)
-        if scheduler.chunked_req is None:
-            self.order.chunked(None, 0.0)
-        here = {id(req) for req in running_requests(scheduler, running) if not req.finished()}
-        gone = arranged.may_come_back - here
-        if not all(arranged.admitted(key).finished() for key in gone):
-            gone -= {id(req) for req in scheduler.waiting_queue}  # retracted
-        if gone:
-            for req in (arranged.admitted(key) for key in arranged.may_come_back if key in gone):
-                self.answers.finished(_reserved(req, 0), len(req.output_ids))
-            arranged.finished(gone)
-
-    def chunk_limit(
-        self, chunked: Any, queue: list[Any], step_tokens: int, page: int
-    ) -> int | None:
-        """Return the tokens that ``chunked`` may take of the next step, or ``None`` for no limit.
-
-        Moves the requests that share the step to the head of ``queue``; without any there is no
-        limit.
+        Returns requests that would then overdraw a budget, and the tokens that ``chunked`` may take.
         """
         left, held = self._free_tokens(chunked), set[Any]()
 
@@ -203,12 +153,16 @@ class LiveQueue:
             return True
 
         tokens = len(chunked.full_untruncated_fill_ids) - chunked.prefix_len
-        sharing, later = self._arranged.sharing(tokens, step_tokens, page, fits)
+        sharing, later = self.arranged.sharing(tokens, step_tokens, page, fits)
         if not sharing:
             return None
-        self._exclude(queue, later)
         taken = sum(-(-_to_compute(req) // page) * page for req in sharing)
-        return max(page, (step_tokens - taken) // page * page)
+        return later, max(page, (step_tokens - taken) // page * page)
+
+    def ended(self, req: Any) -> None:
+        """Forget ``req``, which was answered or left."""
+        if self.arranged.forget(req):
+            self.answers.finished(_reserved(req, 0), len(req.output_ids))
 
     def _free_tokens(self, chunked: Any) -> int:
         """Return the free tokens of memory beyond the remaining need of ``chunked``."""
@@ -230,17 +184,6 @@ class LiveQueue:
             node = node.parent
         return nodes
 
-    def exclude_over_budget(self, queue: list[Any]) -> None:
-        """Remove from the sorted ``queue`` the requests that would overdraw a budget."""
-        if self._choosing and (later := self._arranged.over_budget()):
-            self._exclude(queue, later)
-
-    def _exclude(self, queue: list[Any], later: list[Any]) -> None:
-        """Set ``queue`` to the current order without ``later``."""
-        self._excluded = later
-        gone = {id(req) for req in later}
-        queue[:] = [req for req in self._arranged.arranged() if id(req) not in gone]
-
     # ---- protection ----
 
     def protect(self, queue: list[Any]) -> None:
@@ -253,24 +196,18 @@ class LiveQueue:
         paths = []
         for req in queue[:PROTECTED]:
             self.look_up(req)
-            paths.append((self._core.node_by_id(req.best_match_node), self.request_of(req)))
+            paths.append((self._core.node_by_id(req.best_match_node), self._core.requests.of(req)))
         self._core.protected.of_queue(paths)
 
-
-class _Requests:
-    """SGLang's ``Req`` as the queue sees it. Reads the match that ``look_up`` stored on it."""
-
-    def __init__(self, queue: LiveQueue) -> None:
-        self._queue = queue
-        self.urgency: Callable[[Any], int] = lambda _req: 0
+    # ---- requests as ``Arranged`` reads them, from the match that ``look_up`` stored ----
 
     def tenant(self, req: Any) -> ClaimedTenant:
-        request = self._queue.request_of(req)
+        request = self._core.requests.of(req)
         return Vouched(request.tenant) if request.source == GATEWAY else request.tenant
 
     def prefill(self, req: Any, look_up: bool) -> Prefill:
         if look_up:
-            self._queue.refresh(req)
+            self.refresh(req)
         tokens = len(req.origin_input_ids) + len(req.output_ids)
         cached = min(req.num_matched_prefix_tokens, tokens - 1)
         loaded = max(cached - req.prefix_len, 0)
@@ -281,10 +218,11 @@ class _Requests:
         return Prefill(tokens - req.prefix_len, req.prefix_len, reserved=_to_generate(req))
 
     def step_tokens(self) -> int:
-        return self._queue.cost.step_tokens
+        return self.cost.step_tokens
 
     def time_s(self) -> float:
-        return self._queue.time_s()
+        """Return the time of the latest arrival, which is equal on all ranks."""
+        return self._core.clock.now
 
 
 def _to_compute(req: Any) -> int:
@@ -299,3 +237,10 @@ def _to_generate(req: Any) -> int:
 
 def _reserved(req: Any, generated: int) -> int:
     return min(max(req.sampling_params.max_new_tokens - generated, 0), CLIP_MAX_NEW_TOKENS)
+
+
+def _loaded(req: Any, cached: int) -> int:
+    """Return the tokens of ``req`` that were loaded from the host for this batch."""
+    # Later chunks of a prompt begin beyond the matched prefix.
+    first = cached <= req.num_matched_prefix_tokens
+    return min(req.host_loaded_length, cached) if first else 0

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from sglang.srt.managers.schedule_batch import Req
 
-from sglang_canopy.config.queue import BOUNDED_SHORTEST, QueueFlags
+from sglang_canopy.config.queue import BOUNDED_SHORTEST, SGLANG, QueueFlags, checked
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES
-from sglang_canopy.server.scheduler import queue
-from sglang_canopy.server.scheduler.live_queue import PROTECTED, LiveQueue
+from sglang_canopy.server.scheduler.live_order import PROTECTED, LiveOrder
 from support.live_tree import FakeReq, LiveTree
 from support.ranks import Run
 from support.waiting_requests import (
@@ -21,7 +20,9 @@ from support.waiting_requests import (
     chosen,
     made,
     policy_of,
+    queue_behind,
     scheduler_with,
+    set_order,
     tokens,
     tree_with_queue,
 )
@@ -33,17 +34,17 @@ def tree() -> LiveTree:
 
 
 def test_by_default_the_order_is_sglangs(tree: LiveTree) -> None:
-    tree.cache.canopy_queue = LiveQueue(tree.cache, QueueFlags())
+    set_order(tree, SGLANG)
     waiting = [made(tree, tokens(n, n), 1.0 + n / 1e3) for n in (900, 20, 300)]
     assert arranged(tree, waiting) == waiting
 
 
 def test_the_status_has_the_order_and_the_waiting_requests(tree: LiveTree) -> None:
     arranged(tree, [made(tree, tokens(n, n), 1.0 + n / 1e3) for n in (900, 20, 300)])
-    shown = tree.cache.canopy_queue.status()
+    shown = tree.cache.admission.order.status()
     assert (shown["order"], shown["waiting_requests"]) == (BOUNDED_SHORTEST, 3)
     assert shown["admitted"] == {"shortest": 0, "budget": 0}
-    plain = LiveQueue(tree.cache, QueueFlags()).status()
+    plain = LiveOrder(tree.cache, QueueFlags()).status()
     assert plain["order"] == "sglang"
     assert plain["admitted"] is None
 
@@ -52,33 +53,32 @@ def test_cached_tokens_cost_less(tree: LiveTree) -> None:
     shared = tokens(800, seed=1)
     tree.serve(shared, 0.5)
     long, short = made(tree, tokens(400, 2), 1.0), made(tree, [*shared, *tokens(40, 3)], 1.0)
-    scheduler = SimpleNamespace(tree_cache=tree.cache, waiting_queue=[long])
-    for req in (long, short):
-        queue.request_queued(scheduler, req)
+    queue_behind(tree, [long], long, short)
     made(tree, [7], 2.0)  # time passes with the requests
     assert arranged(tree, [long, short]) == [short, long]
 
 
 def test_overtaken_requests_that_left_are_recorded(tree: LiveTree) -> None:
-    live = tree.cache.canopy_queue
+    live = tree.cache.admission.order
     waiting = [made(tree, tokens(100 + n, n), 1.0 + n / 100) for n in range(20)]
     made(tree, [7], 5.0)
     order = arranged(tree, waiting)
     aborted, admitted = order[3], order[0]
     left = [req for req in waiting if req not in (aborted, admitted)]
     scheduler = scheduler_with([*left, admitted])
-    live.choose(scheduler, None, lambda: (batch([admitted], [100], [0], 0.0), None))
+    entered = batch([admitted], [100], [0], 0.0)
+    tree.cache.admission.choose(scheduler, None, lambda: (entered, None))
     again = arranged(tree, left)
     assert set(again) == set(left)
-    assert len(live.order) == len(left) == len(live._arranged)
-    assert sum(live.order.shares._served_s.values()) == pytest.approx(
-        live.cost.seconds(live._requests.prefill(admitted, False))
+    assert len(live.shortest) == len(left) == len(live.arranged)
+    assert sum(live.shortest.shares._served_s.values()) == pytest.approx(
+        live.cost.seconds(live.prefill(admitted, False))
     )
     # One that was retracted is back, with its place.
     assert set(arranged(tree, [*left, admitted])) == {*left, admitted}
-    assert next(iter(live.order)).request in (admitted, waiting[0])
+    assert next(iter(live.shortest)).request in (admitted, waiting[0])
     assert arranged(tree, []) == []
-    assert len(live.order) == 0
+    assert len(live.shortest) == 0
 
 
 @pytest.mark.parametrize("low_first", [False, True])
@@ -112,14 +112,13 @@ def awaited(tree: LiveTree, ids: list[int]) -> bool:
 
 @pytest.mark.parametrize("order", ["sglang", BOUNDED_SHORTEST])
 def test_a_prefix_is_protected_from_arrival_on(tree: LiveTree, order: str) -> None:
-    tree.cache.canopy_queue = LiveQueue(tree.cache, QueueFlags(queue_order=order))
+    set_order(tree, order)
     prefix = tokens(400, seed=1)
     tree.serve(prefix, 0.1)
     for n in range(8):
         tree.serve(tokens(400, 10 + n), 0.2 + n / 10)
     head, tail = made(tree, tokens(50, 2), 2.0), made(tree, [*prefix, 5], 2.1)
-    scheduler = SimpleNamespace(tree_cache=tree.cache, waiting_queue=[head])
-    queue.request_queued(scheduler, tail)
+    queue_behind(tree, [head], tail)
     assert awaited(tree, prefix)
     tree.evict(2000)
     assert tree.match(prefix) == 400
@@ -127,14 +126,12 @@ def test_a_prefix_is_protected_from_arrival_on(tree: LiveTree, order: str) -> No
 
 def test_the_budget_serves_the_next_requests(tree: LiveTree) -> None:
     """Requests far behind arrived first and used the whole budget; the next pass gives it to the head."""
-    tree.cache.canopy_queue = LiveQueue(tree.cache, QueueFlags())
+    set_order(tree, SGLANG)
     prefixes = [tokens(400, seed) for seed in range(1, 10)]
     for n, prefix in enumerate(prefixes):
         tree.serve(prefix, 0.1 + n / 100)
     waiting = [made(tree, [*prefix, 5], 2.0 + n / 100) for n, prefix in enumerate(prefixes)]
-    scheduler = SimpleNamespace(tree_cache=tree.cache, waiting_queue=waiting[:1])
-    for req in reversed(waiting):
-        queue.request_queued(scheduler, req)
+    queue_behind(tree, waiting[:1], *reversed(waiting))
     assert awaited(tree, prefixes[-1])
     assert not awaited(tree, prefixes[0])
     arranged(tree, waiting)
@@ -150,7 +147,7 @@ def test_prefixes_without_waiting_requests_are_not_protected(tree: LiveTree) -> 
     prefix = tokens(400, seed=1)
     tree.serve(prefix, 0.1)
     gone, stays = made(tree, [*prefix, 5], 2.0), made(tree, tokens(30, 3), 2.0)
-    queue.request_queued(SimpleNamespace(tree_cache=tree.cache, waiting_queue=[stays]), gone)
+    queue_behind(tree, [stays], gone)
     assert awaited(tree, prefix)
     arranged(tree, [stays])
     assert list(tree.core.protected.waiting) == []
@@ -158,7 +155,7 @@ def test_prefixes_without_waiting_requests_are_not_protected(tree: LiveTree) -> 
 
 
 def test_lookups_of_a_pass_are_bounded(tree: LiveTree, monkeypatch: pytest.MonkeyPatch) -> None:
-    live = tree.cache.canopy_queue
+    live = tree.cache.admission.order
     waiting = [made(tree, tokens(30, n), 1.0 + n / 1e4) for n in range(1_000)]
     arranged(tree, waiting)
     seen: list[Req] = []
@@ -180,26 +177,26 @@ def branches(tree: LiveTree, count: int = 3) -> list[Req]:
 
 def test_a_request_that_leaves_the_queue_leaves_no_state(tree: LiveTree) -> None:
     """SGLang takes an aborted request out of its queue and marks nothing on it."""
-    live, waiting = tree.cache.canopy_queue, branches(tree, 2)
+    live, waiting = tree.cache.admission.order, branches(tree, 2)
     arranged(tree, waiting)
     gone = weakref.ref(waiting.pop(0))
     assert chosen(tree, waiting, 1)[1] == waiting
     gc.collect()
     assert gone() is None
-    assert live.order.shares._served_s.keys() == {None}
+    assert live.shortest.shares._served_s.keys() == {None}
     chosen(tree, [], 0)
-    assert (len(live._arranged), len(live.order)) == (0, 0)
+    assert (len(live.arranged), len(live.shortest)) == (0, 0)
 
 
 def test_sglangs_own_order_omits_no_request(tree: LiveTree) -> None:
-    tree.cache.canopy_queue = LiveQueue(tree.cache, QueueFlags())
+    set_order(tree, SGLANG)
     waiting = branches(tree)
     assert chosen(tree, waiting, 3)[1] == waiting
 
 
 def test_the_status_has_the_ranking(tree: LiveTree) -> None:
     """Seconds of a step, and the number of tokens that share it."""
-    live = LiveQueue(tree.cache, QueueFlags(queue_order=BOUNDED_SHORTEST), step_tokens=128)
+    live = LiveOrder(tree.cache, QueueFlags(queue_order=BOUNDED_SHORTEST), step_tokens=128)
     live.cost.adopt((0.09, 2e-3, 3e-7, 4e-8))
     shown = live.status()
     assert shown["step_tokens"] == 128
@@ -209,7 +206,7 @@ def test_the_status_has_the_ranking(tree: LiveTree) -> None:
 
 
 def test_the_cost_model_learns_from_batches(tree: LiveTree) -> None:
-    live, clock = tree.cache.canopy_queue, 100.0
+    live, clock = tree.cache.admission.order, 100.0
     for n in range(REFIT_BATCHES):
         new, cached = [50 + 37 * n % 400, 10], [n * 13 % 300, 0]
         reqs = [fake()] * 2
@@ -266,4 +263,4 @@ def test_two_ranks_adopt_the_first_ones_figures_and_decide_equally(
 def test_incompatible_options_are_refused(given, server, ours, message) -> None:
     server_args = SimpleNamespace(**{"schedule_policy": "fcfs", "pp_size": 1, **server})
     with pytest.raises(CanopyError, match=message):
-        queue.checked(server_args, SimpleNamespace(**given), ours, {})
+        checked(server_args, SimpleNamespace(**given), ours, {})

@@ -1,4 +1,4 @@
-"""The session gate in a scheduler and towards HTTP clients."""
+"""The owner of a scheduler's queue, with the session gate."""
 
 import argparse
 import random
@@ -14,18 +14,9 @@ from sglang_canopy.config.refusals import unsupported
 from sglang_canopy.config.server_options import RequestOptions, ServerOptions
 from sglang_canopy.config.setups import GATE
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.records import Request
-from sglang_canopy.server.scheduler.session_gate import ServerGate, gate_of, take_time
+from sglang_canopy.radix.live_request import LiveRequest, State
+from sglang_canopy.server.scheduler.admission import Admission, take_time
 from sglang_canopy.server.start import arguments
-
-
-class PolicyRequest(Request):
-    """A request with the scheduler's notes, as ``LiveRequest``."""
-
-    done = False
-    first: Any = None
-    samples = 0
-    session: Any = None
 
 
 class Req:
@@ -34,7 +25,7 @@ class Req:
     def __init__(self, rid: str, session: str, tokens: int, time: float) -> None:
         self.rid = rid
         self.to_finish = None
-        self.canopy = PolicyRequest(
+        self.canopy = LiveRequest(
             time=time,
             path=tuple(hash((session, i)) for i in range(tokens // 10)),
             block_tokens=10,
@@ -51,27 +42,27 @@ class Req:
         self.canopy.stop = "tool"
         self.canopy.cached_tokens = round(found * self.canopy.prompt_tokens)
         self._finished = True
-        self.canopy.done = done
+        self.canopy.state = State.DONE if done else State.REFUSED
 
 
 class Scheduler:
     """A scheduler's queue and batches; a batch takes all that it is shown."""
 
     def __init__(self, capacity: int = 100, always: bool = True) -> None:
-        gate = SessionGate(GateSettings(always=always), capacity)
-        self.tree_cache = SimpleNamespace(
-            tree_core=SimpleNamespace(live=SimpleNamespace(gate=gate))
-        )
+        self.gate = SessionGate(GateSettings(always=always), capacity)
+        order = SimpleNamespace(is_on=False, measures=False, arranged=())
+        self.admission = Admission(order, self.gate)  # type: ignore[arg-type]
+        self.tree_cache = SimpleNamespace(admission=self.admission)
         self.waiting_queue: list[Req] = []
         self.running_batch = SimpleNamespace(reqs=[])
         self.last_batch = None
         self.chunked_req = None
-        found = gate_of(self)
-        assert isinstance(found, ServerGate)
-        self.gate = found
+
+    def send_abort_output(self) -> None:
+        """Requests may leave without this call, which every release since 0.5.23 has."""
 
     def add(self, req: Req) -> None:
-        self.gate.request_arrived(self, req)
+        self.admission.joined(self, req)
         self.waiting_queue.append(req)
 
     def shown(self) -> list[str]:
@@ -79,19 +70,27 @@ class Scheduler:
         return self.step(take=0)
 
     def step(self, take: int = 1000) -> list[str]:
-        def choose() -> list[str]:
-            names = [req.rid for req in self.waiting_queue]
-            self.running_batch.reqs += self.waiting_queue[:take]
-            self.waiting_queue = self.waiting_queue[take:]
-            return names
+        names: list[str] = []
 
-        return self.gate.with_admitted(self, (self.running_batch,), choose)
+        def choose() -> tuple[Any, None]:
+            names.extend(req.rid for req in self.waiting_queue)
+            taken, self.waiting_queue = self.waiting_queue[:take], self.waiting_queue[take:]
+            self.running_batch.reqs += taken
+            return SimpleNamespace(reqs=taken), None
+
+        self.admission.choose(self, self.running_batch, choose)
+        return names
+
+    def choose_nothing(self, meanwhile: Any) -> None:
+        """``meanwhile`` acts while SGLang chooses from its queue."""
+        self.admission.choose(self, None, lambda: meanwhile() or (None, None))
 
     def end(self, rid: str) -> None:
-        for req in self.running_batch.reqs:
-            if req.rid == rid:
-                req.end()
-        self.running_batch.reqs = [r for r in self.running_batch.reqs if r.rid != rid]
+        ended = [req for req in self.running_batch.reqs if req.rid == rid]
+        for req in ended:
+            req.end()
+        self.running_batch.reqs = [r for r in self.running_batch.reqs if r not in ended]
+        self.admission.computed(SimpleNamespace(reqs=ended))
 
     @property
     def queue(self) -> list[str]:
@@ -111,7 +110,7 @@ def test_held_requests_are_not_shown_and_keep_their_places() -> None:
 def test_samples_of_an_admitted_request_are_not_held() -> None:
     """n = 4: SGLang answers a warm-up, then sends four copies while others wait for memory."""
     scheduler = Scheduler()
-    gate = scheduler.gate.gate
+    gate = scheduler.gate
     scheduler.add(Req("turn 1", "mine", 60, 0.0))
     scheduler.step()
     scheduler.end("turn 1")
@@ -156,7 +155,7 @@ def test_unarmed_the_scheduler_sees_its_own_queue() -> None:
         scheduler.add(Req(f"r{i}", f"s{i}", 90, float(i)))
     before = scheduler.waiting_queue
     seen: list[Any] = []
-    scheduler.gate.with_admitted(scheduler, (), lambda: seen.append(scheduler.waiting_queue))
+    scheduler.choose_nothing(lambda: seen.append(scheduler.waiting_queue))
     assert seen[0] is before
 
 
@@ -167,18 +166,17 @@ def test_a_session_that_is_paused_waits_in_sglangs_queue_until_the_rest_fits() -
         for i in range(3):
             scheduler.add(Req(f"r{i}{turn}", f"s{i}", 40, now))
         scheduler.step()
-        scheduler.gate.set_time(scheduler, now + 19.0)
+        take_time(scheduler, [repr(now + 19.0)])
         for i in (2, 1, 0):
             scheduler.end(f"r{i}{turn}")
-            scheduler.gate.report_ended(scheduler)
-        if scheduler.gate.gate.activation.active:
+        if scheduler.gate.activation.active:
             break
-    assert scheduler.gate.gate.stats()["pauses"] == 1
+    assert scheduler.gate.stats()["pauses"] == 1
     scheduler.add(Req("paused", "s2", 40, now + 20.0))
     scheduler.add(Req("under way", "s0", 40, now + 20.0))
     assert scheduler.shown() == ["under way"]
     assert scheduler.queue == ["paused", "under way"]
-    scheduler.gate.gate.hint_over(None, "s1")
+    scheduler.gate.hint_over(None, "s1")
     assert scheduler.shown() == ["under way", "paused"]
 
 
@@ -193,7 +191,7 @@ def test_requests_that_left_sglangs_queue_are_dropped() -> None:
     scheduler.running_batch.reqs[0].end(done=False)
     scheduler.running_batch.reqs = []
     assert scheduler.shown() == ["r2"]
-    assert scheduler.gate.gate.stats()["active_sessions"] == 1
+    assert scheduler.gate.stats()["active_sessions"] == 1
 
 
 def test_a_request_put_back_keeps_its_place_in_the_gate() -> None:
@@ -215,9 +213,9 @@ def test_a_name_that_is_used_again_is_another_request() -> None:
     scheduler.add(Req("job", "s1", 90, 1.0))
     assert scheduler.shown() == []
     scheduler.waiting_queue.pop()  # its client disconnects
-    scheduler.gate.report_ended(scheduler)
-    assert scheduler.gate.gate.stats()["active_sessions"] == 1
-    assert not scheduler.gate.gate.has_waiting_sessions
+    take_time(scheduler, ["1.0"])
+    assert scheduler.gate.stats()["active_sessions"] == 1
+    assert not scheduler.gate.has_waiting_sessions
 
 
 def test_arrivals_during_a_choice_displace_no_request() -> None:
@@ -227,7 +225,7 @@ def test_arrivals_during_a_choice_displace_no_request() -> None:
     scheduler.step()
     scheduler.add(Req("held", "s1", 90, 1.0))
     late = Req("late", "s2", 90, 2.0)
-    scheduler.gate.with_admitted(scheduler, (), lambda: scheduler.add(late))
+    scheduler.choose_nothing(lambda: scheduler.add(late))
     assert scheduler.queue == ["held", "late"]
     assert scheduler.shown() == []
 
@@ -284,9 +282,9 @@ def test_two_ranks_with_equal_inputs_decide_the_same(always: bool, monkeypatch) 
             elif kind == "time":
                 take_time(scheduler, [repr(time)])
     assert seen[0] == seen[1]
-    assert ranks[0].gate.gate.counts.agreement() == ranks[1].gate.gate.counts.agreement()
-    assert ranks[0].gate.gate.counts.agreement()["gate_admitted"] > 10
-    assert ranks[0].gate.gate.counts.agreement()["gate_pauses"] > 5 or always
+    assert ranks[0].gate.counts.agreement() == ranks[1].gate.counts.agreement()
+    assert ranks[0].gate.counts.agreement()["gate_admitted"] > 10
+    assert ranks[0].gate.counts.agreement()["gate_pauses"] > 5 or always
 
 
 # ---- options ----
@@ -329,21 +327,19 @@ def crowd(count: int, always: bool) -> Scheduler:
         scheduler.add(Req(f"r{number}", f"s{number}", 80, number / 1e3))
     first = scheduler.waiting_queue.pop(0)
     scheduler.running_batch.reqs.append(first)
-    scheduler.gate.report_ended(scheduler)
+    take_time(scheduler, ["0.0"])
     return scheduler
 
 
 @pytest.mark.parametrize("always", [False, True])
 def test_arrivals_and_steps_do_not_read_the_queue(always) -> None:
     scheduler = crowd(300, always)
-    begin = scheduler.gate.sweeps
+    begin = scheduler.admission.sweeps
     shown = []
     for number in range(20):
         scheduler.add(Req(f"late{number}", f"late{number}", 80, 1.0 + number / 1e3))
-        scheduler.gate.with_admitted(
-            scheduler, (None,), lambda: shown.append(len(scheduler.waiting_queue))
-        )
-    assert scheduler.gate.sweeps == begin
+        scheduler.choose_nothing(lambda: shown.append(len(scheduler.waiting_queue)))
+    assert scheduler.admission.sweeps == begin
     assert set(shown) == ({0} if always else set(range(301, 321)))
     assert len(scheduler.waiting_queue) == 320
 
@@ -351,14 +347,14 @@ def test_arrivals_and_steps_do_not_read_the_queue(always) -> None:
 @pytest.mark.parametrize("always", [False, True])
 def test_an_abort_in_the_queue_is_noticed_by_its_length(always) -> None:
     scheduler = crowd(30, always)
-    begin = scheduler.gate.sweeps
+    begin = scheduler.admission.sweeps
     aborted = scheduler.waiting_queue.pop(7)
     retry = Req("again", aborted.canopy.conversation, 90, 1.0)
     scheduler.add(retry)
-    assert scheduler.gate.sweeps == begin + 1
-    seniority = scheduler.gate.gate.seniority
-    assert seniority(id(aborted)) == -1
-    assert seniority(id(retry)) > max(map(seniority, map(id, scheduler.waiting_queue[:-1])))
+    assert scheduler.admission.sweeps == begin + 1
+    seniority = scheduler.gate.seniority
+    assert seniority(aborted) == -1
+    assert seniority(retry) > max(map(seniority, scheduler.waiting_queue[:-1]))
 
 
 def test_a_retracted_request_keeps_its_admission() -> None:
@@ -366,7 +362,7 @@ def test_a_retracted_request_keeps_its_admission() -> None:
     retracted = scheduler.running_batch.reqs.pop()
     scheduler.add(retracted)
     seen = []
-    scheduler.gate.with_admitted(scheduler, (None,), lambda: seen.extend(scheduler.waiting_queue))
+    scheduler.choose_nothing(lambda: seen.extend(scheduler.waiting_queue))
     assert seen == [retracted]
     assert scheduler.waiting_queue[-1] is retracted
 
@@ -374,7 +370,7 @@ def test_a_retracted_request_keeps_its_admission() -> None:
 def test_an_armed_arrival_tries_a_bounded_number_of_sessions(monkeypatch) -> None:
     scheduler = crowd(200, always=True)
     tried = []
-    places = scheduler.gate.gate.places
+    places = scheduler.gate.places
     fits = places.fits
     monkeypatch.setattr(places, "fits", lambda session: tried.append(session) or fits(session))
     scheduler.add(Req("late", "late", 80, 1.0))

@@ -1,0 +1,305 @@
+"""Owner of one scheduler's waiting queue: which requests SGLang may choose from, and in which order.
+
+The session gate holds requests, and the order (``live_order.py``) sorts the others. While a prefill
+batch is chosen, SGLang's queue has only the requests that may be admitted; then the others return to
+their places, so that aborts, time limits, the limit on queued requests and all counts work as before.
+All decisions follow from the requests, their stamps and the scheduler's own state, which are equal on
+all tensor-parallel ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from sglang_canopy import releases
+from sglang_canopy.admission.gate import SessionGate
+from sglang_canopy.radix.live_request import State
+from sglang_canopy.server.scheduler import observer
+from sglang_canopy.server.scheduler.live_order import LiveOrder
+
+
+class Admission:
+    """Order and gate of one scheduler. A request's ``State`` says whether it waits or is held.
+
+    A request is the ticket of its turn at the gate.
+    """
+
+    def __init__(self, order: LiveOrder, gate: SessionGate | None = None) -> None:
+        self.order, self.gate = order, gate
+        self._waiting: dict[Any, None] = {}
+        """Requests in SGLang's queue, in order of arrival; not tracked without a gate."""
+        self._candidates: list[Any] | None = None
+        """The whole queue, while SGLang chooses from a part of it."""
+        self._chunked: Any = None
+        """The chunked prefill in progress, while SGLang chooses."""
+        self.sweeps = 0
+        """Number of times that all known requests were looked for."""
+        if gate is not None:
+            gate.entered = _let_through
+
+    def joined(self, scheduler: Any, req: Any) -> None:
+        """Register ``req``, which SGLang appends to its queue next. A retracted one keeps its state."""
+        gate, request = self.gate, req.canopy
+        if self._candidates is not None:
+            self._candidates.append(req)
+        if gate is None:
+            return
+        self._end_departed(scheduler)
+        self._waiting[req] = None
+        if not _is_gated(req) or gate.knows(req):
+            return
+        gate.advance(gate.now)
+        if request.first is not None and request.first.session is not None:
+            gate.join(req, request, request.first.session)
+        else:
+            request.session = gate.arrive(req, request)
+        request.state = State.HELD if gate.holds(req) else State.WAITING
+
+    def ended(self, req: Any) -> None:
+        """Record that ``req`` was answered, or left. Further calls have no effect."""
+        self._waiting.pop(req, None)
+        if self.gate is not None:
+            if req.canopy.state is State.DONE:
+                self.gate.finish(req, req.canopy, warm_up=req.canopy.samples > 0)
+            else:
+                self.gate.leave(req)
+        if self.order.is_on:
+            self.order.ended(req)
+
+    def computed(self, batch: Any) -> None:
+        """Record the time of a computed batch, and its requests that have ended."""
+        if self.order.measures:
+            self.order.computed(batch)
+        if self.gate is not None or self.order.is_on:
+            for req in batch.reqs:
+                if req.finished():
+                    self.ended(req)
+
+    def set_time(self, scheduler: Any, time: float) -> None:
+        """Advance the gate to the time sent by the HTTP process."""
+        if self.gate is not None and math.isfinite(time):
+            self._end_departed(scheduler)
+            self.gate.advance(time)
+
+    def choose(self, scheduler: Any, running: Any, choose: Callable[[], Any]) -> Any:
+        """Let SGLang choose a batch among the requests that may be admitted.
+
+        ``running``: the batch that decodes.
+        """
+        gate, order = self.gate, self.order
+        if gate is None and not order.is_on:
+            return choose()
+        self._end_departed(scheduler, running)
+        holds = gate is not None and gate.has_waiting_sessions
+        if not holds and not order.is_on:
+            return self._admitted(choose())
+        self._candidates, self._chunked = scheduler.waiting_queue, scheduler.chunked_req
+        shown = self._by_seniority() if holds else [*scheduler.waiting_queue]
+        scheduler.waiting_queue = shown
+        try:
+            return self._admitted(choose())
+        finally:
+            candidates, self._candidates, self._chunked = self._candidates, None, None
+            if len(shown) < len(candidates):
+                offered, left = set(shown), set(scheduler.waiting_queue)
+                scheduler.waiting_queue = [
+                    req for req in candidates if req in left or req not in offered
+                ]
+
+    def arrange(
+        self, queue: list[Any], urgency: Callable[[Any], int], by_sglang: Callable[[], None]
+    ) -> None:
+        """Sort SGLang's ``queue``. While it chooses, leave out what would overdraw an older request's
+        budget, and held requests that have joined meanwhile."""
+        order, chooses = self.order, self._candidates is not None
+        if chooses and self.gate is not None and self.gate.has_waiting_sessions:
+            queue[:] = [req for req in queue if req.canopy.state is not State.HELD]
+        if order.is_on:
+            order.urgency = urgency
+            queue[:] = order.arranged.arrange(queue, self._chunked)
+        else:
+            by_sglang()
+        order.protect(queue)
+        if order.is_on and chooses:
+            self._show_without(order.arranged.over_budget(), queue)
+
+    def share_step(self, chunked: Any, queue: list[Any], step_tokens: int, page: int) -> int | None:
+        """Return the tokens that ``chunked`` may take of the next step; ``None`` for no limit.
+
+        Moves the requests that share the step to the head of ``queue``; without any there is no limit.
+        """
+        shared = self.order.share_step(chunked, step_tokens, page)
+        if shared is None:
+            return None
+        later, limit = shared
+        self._show_without(later, queue)
+        return limit
+
+    def _show_without(self, later: list[Any], queue: list[Any]) -> None:
+        """Set ``queue`` to the current order without ``later``."""
+        left_out = set(later)
+        queue[:] = [req for req in self.order.arranged.arranged() if req not in left_out]
+
+    def _by_seniority(self) -> list[Any]:
+        """Return the requests that are not held, those of the oldest session first."""
+        assert self.gate is not None
+        admissible = [req for req in self._waiting if req.canopy.state is not State.HELD]
+        return sorted(admissible, key=self.gate.seniority)
+
+    def _admitted(self, chosen: Any) -> Any:
+        """Record the requests of a chosen batch as admitted; return ``chosen``."""
+        batch, _ = chosen
+        if batch is not None:
+            for req in batch.reqs:
+                self._waiting.pop(req, None)
+            if self.order.is_on:
+                self.order.arranged.admit(batch.reqs)
+        return chosen
+
+    def _end_departed(self, scheduler: Any, *batches: Any) -> None:
+        """End requests that left SGLang's queue without a call, as all do before 0.5.23.
+
+        ``batches``: in progress, and not referenced by the scheduler yet.
+        """
+        queue, gate, arranged = scheduler.waiting_queue, self.gate, self.order.arranged
+        if self._candidates is not None:
+            return
+        if self.order.is_on and scheduler.chunked_req is None:
+            self.order.shortest.chunked(None, 0.0)
+        complete = len(queue) >= len(arranged) if gate is None else len(queue) == len(self._waiting)
+        if complete and releases.reports_aborts(scheduler):
+            return
+        self.sweeps += 1
+        here = {*queue, scheduler.chunked_req}
+        for batch in (scheduler.running_batch, scheduler.last_batch, *batches):
+            here.update(getattr(batch, "reqs", None) or ())
+        known = dict.fromkeys((*arranged.known(), *(() if gate is None else gate.tickets)))
+        for req in known:
+            if req.finished() or req not in here:
+                self.ended(req)
+        if gate is not None:
+            self._waiting = dict.fromkeys(queue)
+
+
+def _let_through(reqs: Iterable[Any]) -> None:
+    """Note that the sessions of these requests were admitted."""
+    for req in reqs:
+        if req.canopy.state is State.HELD:
+            req.canopy.state = State.WAITING
+
+
+def _is_gated(req: Any) -> bool:
+    """Return whether ``req`` is gated. Requests with an error and health probes are not."""
+    return not (req.finished() or req.to_finish is not None or req.canopy.is_health_probe)
+
+
+def admission_of(owner: Any) -> Admission | None:
+    """Return the admission of a scheduler, or of another owner of its cache; ``None`` for SGLang's
+    caches."""
+    return getattr(owner.tree_cache, "admission", None)
+
+
+def take_time(scheduler: Any, times: Iterable[str]) -> bool:
+    """Pass the times in messages to the gate; ignore a text that is not a number."""
+    if (admission := admission_of(scheduler)) is not None:
+        for time in times:
+            with contextlib.suppress(ValueError):
+                admission.set_time(scheduler, float(time))
+    return True
+
+
+# ---- hooks ----
+
+
+def queue_limited(original: Any, scheduler: Any, req: Any) -> bool:
+    """Hook around ``Scheduler._abort_on_queued_limit``: register a request that is not refused.
+
+    Returns whether SGLang refuses it.
+    """
+    if original(scheduler, req):
+        return True
+    if (admission := admission_of(scheduler)) is not None:
+        admission.joined(scheduler, req)
+    return False
+
+
+def prefill_chosen(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hook around ``Scheduler._get_new_batch_prefill_raw``."""
+    admission = admission_of(scheduler)
+    if admission is None:
+        return original(scheduler, *args, **kwargs)
+    running = kwargs.get("running_batch", args[-1] if args else None)
+    return admission.choose(scheduler, running, lambda: original(scheduler, *args, **kwargs))
+
+
+def priorities_calculated(
+    original: Any,
+    policy: Any,
+    waiting_queue: list[Any],
+    running_batch: Any = None,
+    processed_tokens: int = 0,
+) -> None:
+    """Hook around ``SchedulePolicy.calc_priority``, once per scheduling pass."""
+    admission = admission_of(policy)
+
+    def by_sglang() -> None:
+        original(policy, waiting_queue, running_batch, processed_tokens)
+
+    if admission is None:
+        by_sglang()
+    else:
+        admission.arrange(waiting_queue, _urgency(policy), by_sglang)
+
+
+def chunk_limited(
+    original: Any,
+    policy: Any,
+    chunked_req: Any,
+    waiting_queue: list[Any],
+    budget: int,
+    page_size: int,
+) -> int | None:
+    """Hook around ``SchedulePolicy.shortest_prefill_chunk_limit``, during a chunked prefill."""
+    admission = admission_of(policy)
+    if admission is None or not admission.order.is_on or budget < 2 * page_size:
+        return original(policy, chunked_req, waiting_queue, budget, page_size)
+    return admission.share_step(chunked_req, waiting_queue, budget, page_size)
+
+
+def admission_selected(
+    original: Any, adder: Any, req: Any, *args: Any, has_chunked_req: bool = False, **kwargs: Any
+) -> Any:
+    """Hook around ``PrefillAdder._select_prefill_admission``: refuse a second unfinished prompt.
+
+    SGLang tracks one unfinished prompt, the last of a batch. An earlier unfinished prompt would
+    count as complete, and be answered from a part of it. SGLang prevents this because the remaining
+    room is less than a page; sharing steps and reusing documents leave more.
+    """
+    found = original(adder, req, *args, has_chunked_req=has_chunked_req, **kwargs)
+    unfinished = has_chunked_req or adder.new_chunked_req is not None
+    if not unfinished or not getattr(found, "is_chunked", False):
+        return found
+    from sglang.srt.managers.schedule_policy import AddReqResult
+
+    return AddReqResult.OTHER
+
+
+def batch_computed(_result: Any, scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:
+    """Hook after ``Scheduler.process_batch_result``."""
+    admission = admission_of(scheduler)
+    if admission is not None:
+        admission.computed(batch)
+    observed = observer.observer_of(scheduler)
+    if observed is not None:
+        observed.computed(batch)
+
+
+def _urgency(policy: Any) -> Callable[[Any], int]:
+    """Return a function from a request to its priority; higher is more urgent."""
+    if not policy.enable_priority_scheduling:
+        return lambda _req: 0
+    sign = -policy.priority_sign
+    return lambda req: sign * (req.priority or 0)
