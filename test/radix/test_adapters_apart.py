@@ -74,9 +74,9 @@ def test_three_tiers_keep_adapters_and_forged_keys_apart(tmp_path) -> None:
         assert tree.match(TOKENS, extra=made.extra_key) == 0
         assert tree.fetch(TOKENS, made.extra_key) == 0
         assert tree.load_back(TOKENS, made.extra_key) == 0
-        made.canopy.time = float(time)
-        made.canopy.state = State.DONE
-        tree.insert(TOKENS, made.canopy, extra=made.extra_key)
+        made.canopy.request.time = float(time)
+        made.canopy.request.state = State.DONE
+        tree.insert(TOKENS, made.canopy.request, extra=made.extra_key)
     assert len(set(keys)) == len(who)
     assert tree.load_back(TOKENS, keys[-2]) == len(TOKENS)  # from the host
     tree.close()
@@ -89,10 +89,11 @@ def test_three_tiers_keep_adapters_and_forged_keys_apart(tmp_path) -> None:
 def test_policies_learn_adapters_apart() -> None:
     tree = LiveTree(64, "wa", {"block_tokens": 4})
     law, tax, base, forged = (
-        entered(tree, *who).canopy.path for who in (("law",), ("tax",), (None,), (None, LAW))
+        entered(tree, *who).canopy.request.path
+        for who in (("law",), ("tax",), (None,), (None, LAW))
     )
     assert len({law[0], tax[0], base[0], forged[0]}) == 4
-    assert entered(tree, "law").canopy.path == law
+    assert entered(tree, "law").canopy.request.path == law
 
 
 def test_a_server_without_adapters_leaves_keys_as_they_are() -> None:

@@ -18,7 +18,7 @@ IMAGE = 7
 
 def entered(tree: LiveTree, time: float, picture: int | None):
     """Return the policies' view of such a prompt."""
-    return entered_req(tree, time, picture).canopy
+    return entered_req(tree, time, picture).canopy.request
 
 
 def entered_req(tree: LiveTree, time: float, picture: int | None):
@@ -59,7 +59,7 @@ def test_the_kv_of_another_image_is_never_found() -> None:
     tree = LiveTree(32, "wa", {"block_tokens": 4}, host_tokens=96)
     cat = entered_req(tree, 0.0, 1)
     dog = entered_req(tree, 1.0, 2)
-    tree.insert(list(cat.origin_input_ids), cat.canopy)
+    tree.insert(list(cat.origin_input_ids), cat.canopy.request)
     assert tree.match(list(dog.origin_input_ids)) == 8
     assert tree.match(list(cat.origin_input_ids)) == 16
     tree.evict(16)

@@ -78,7 +78,7 @@ def test_after_a_failed_insert_no_request_is_being_inserted(
     req = fake_req([1, 2, 3, 4], [])
     with pytest.raises(KeyError):
         getattr(tree.cache, name)(req)
-    assert seen == [req.canopy]
+    assert seen == [req.canopy.request]
     assert tree.core.inserting is None
 
 

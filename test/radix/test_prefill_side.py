@@ -22,7 +22,7 @@ def prefilled(
     req.output_ids = array("q", said)
     req.finished_reason = reason
     tree.core.requests.ended(req)
-    tree.insert(tokens, req.canopy)
+    tree.insert(tokens, req.canopy.request)
     return req
 
 
@@ -33,17 +33,17 @@ def on_prefill(tree: LiveTree, tokens: list[int], time: float, **stamp) -> Req:
 
 def test_a_handed_over_request_did_not_stop_at_a_length() -> None:
     tree = LiveTree(64, "wa", {"block_tokens": 4})
-    request = on_prefill(tree, PROMPT, 1.0).canopy
+    request = on_prefill(tree, PROMPT, 1.0).canopy.request
     assert request.stop is None
     assert request.output_tokens == 0
     assert len(request.path) == len(PROMPT) // 4
-    alone = prefilled(tree, PROMPT, 2.0, FINISH_LENGTH(length=8), OUTPUT).canopy
+    alone = prefilled(tree, PROMPT, 2.0, FINISH_LENGTH(length=8), OUTPUT).canopy.request
     assert (alone.stop, alone.output_tokens) == ("length", 8)
 
 
 def test_the_clients_hint_of_the_end_counts() -> None:
     tree = LiveTree(64, "wa", {"block_tokens": 4})
-    assert on_prefill(tree, PROMPT, 1.0, stop="tool").canopy.stop == "tool"
+    assert on_prefill(tree, PROMPT, 1.0, stop="tool").canopy.request.stop == "tool"
 
 
 def test_the_next_turn_contains_the_output() -> None:

@@ -47,7 +47,7 @@ class Worker:
     def __init__(self, engine, monkeypatch) -> None:
         self.model_runner = engine.runner
         self.ran: list[tuple[list[int], bool]] = []
-        engine.runner.canopy_chunks = engine
+        engine.runner.canopy = engine
         engine.runner.token_to_kv_pool = None
         note = lambda worker, run, plan: self.ran.append((plan.positions.tolist(), False))  # noqa: E731
         monkeypatch.setattr(forwards, "_run_without_sampling", note)
@@ -130,7 +130,7 @@ def served(model, monkeypatch, put, **options) -> ChunkEngine:
     )
     engine = ChunkEngine(runner, Options(memory_mb=64, **options), Tokenizer())
     runner.keys, runner.values = keys, values
-    runner.canopy_chunks = engine
+    runner.canopy = engine
     return engine
 
 

@@ -310,14 +310,14 @@ class WithDocuments(Fuzz):
         if number % (steps // 3) == 0:
             self.drain()
             # Hits of the store, which new weights replace.
-            hits = self.runner.canopy_chunks.counted()["store"]["hits"]
+            hits = self.runner.canopy.counted()["store"]["hits"]
             self.counts.update({f"documents_from_{tier}": hits[tier] for tier in ("host", "disk")})
             self.update(1 - self.at)
             self.counts["updates"] += 1
 
     def live(self, steps: int, actions: dict[str, float]) -> dict[str, Any]:
         found = super().live(steps, actions)
-        counted = self.runner.canopy_chunks.counted()
+        counted = self.runner.canopy.counted()
         names = ("fused_requests", "kept_requests", "replanned_requests", "fallbacks")
         return found | {name: counted[name] for name in names}
 

@@ -190,7 +190,7 @@ def teaching(start: Start) -> dict[str, Any]:
         engine.step()
         samples += [engine.feed(ids, 4, at=at, stamp=stamp) for _ in range(2)]
         engine.serve(samples)
-        turns += [req.canopy.turn for req in samples]
+        turns += [req.canopy.request.turn for req in samples]
     after_samples = core.live.learner.model.samples
     refused, last = refusals(engine)
     rows = core.live.counters.rows()
@@ -199,7 +199,7 @@ def teaching(start: Start) -> dict[str, Any]:
         "turns": turns,
         "samples_learnt": after_samples,
         "refused_at_the_limit": refused is None,
-        "retried_turn": last.canopy.turn,
+        "retried_turn": last.canopy.request.turn,
         "returns": core.live.learner.model.samples,
         "requests": sum(row.requests for row in rows),
         "prompt_tokens": sum(row.prompt_tokens for row in rows),

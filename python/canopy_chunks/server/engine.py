@@ -45,8 +45,9 @@ from canopy_chunks.text.fields import parse_fields
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.storage.weights import WEIGHTS
 from sglang_canopy.tenant import namespace_of, tenant_of_req
+from sglang_canopy.wire.attached import attached
 from sglang_canopy.wire.document_names import BOUNDS
-from sglang_canopy.wire.stamp import own_params, read_time
+from sglang_canopy.wire.stamp import read_time
 from sglang_canopy.wire.tenant_rate import TenantRate
 
 READ = 5.0, 20
@@ -54,7 +55,7 @@ READ = 5.0, 20
 
 
 class ChunkEngine:
-    """Plans requests and places reused KV. One per scheduler, at ``model_runner.canopy_chunks``.
+    """Plans requests and places reused KV. One per scheduler, at ``model_runner.canopy``.
 
     window_tokens, prefill_tokens: SGLang's bounds of one forward; has_run: a batch ran after the
     latest idle work; ratios: calibrated recompute ratio by tier; matched: returns the tokens of a
@@ -141,7 +142,7 @@ class ChunkEngine:
     def new_request(self, req: Any) -> ChunkRequest | None:
         """Return the chunk state of a new request; ``None`` if it has no chunks."""
         self.follow_updates()
-        params = own_params(req)
+        params = attached(req).params
         self.time_s = max(self.time_s, read_time(params))
         if BOUNDS not in params:
             return None

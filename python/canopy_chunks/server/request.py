@@ -18,6 +18,7 @@ from canopy_chunks.store.store import ChunkStore
 from canopy_chunks.store.suffix import ChunkSuffix
 from canopy_chunks.text.fields import MAX_CHUNKS, ChunkFields
 from canopy_chunks.text.variants import LONG_TOKENS, Place
+from sglang_canopy.wire.attached import attached
 
 TOO_FEW_STORED, PLANNING_FAILED = "too few of its documents are stored", "planning failed"
 IN_PREFIX = "its cached prefix saves as much as its stored documents"
@@ -97,7 +98,7 @@ class ReusePlan:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class ChunkRequest:
-    """A request's chunk fields and state, at ``req.canopy_chunks``.
+    """A request's chunk fields and state, at ``req.canopy.documents``.
 
     keys: each chunk's addresses, the best for its place first. places: position of each chunk; its
     keys are those of ``Place.acceptable``. salt: part of the addresses; SGLang's namespace of the
@@ -167,7 +168,7 @@ class ChunkRequest:
 
 def chunk_request_of(req: Any) -> ChunkRequest | None:
     """Return the chunk state of SGLang's request, or ``None`` if it names no chunks."""
-    return req.canopy_chunks  # type: ignore[no-any-return]
+    return attached(req).documents  # type: ignore[no-any-return]
 
 
 def engine_of(scheduler: Any) -> Any:
@@ -178,7 +179,7 @@ def engine_of(scheduler: Any) -> Any:
 
 def engine_of_runner(runner: Any) -> Any:
     """Return the engine of SGLang's model runner, or ``None``."""
-    return getattr(runner, "canopy_chunks", None)
+    return getattr(runner, "canopy", None)
 
 
 def ineligible_reason(req: Any, request: ChunkRequest, options: Options) -> str | None:

@@ -13,6 +13,7 @@ from canopy_chunks.server import kept
 from canopy_chunks.server.deletion import delete_kv
 from canopy_chunks.server.model_view import answer_of_first_rank
 from canopy_chunks.server.request import PLANNING_FAILED, chunk_request_of, engine_of
+from sglang_canopy.wire.attached import attached
 from sglang_canopy.wire.document_names import BOUNDS
 
 logger = logging.getLogger(__name__)
@@ -25,18 +26,17 @@ would otherwise wait for the piece in progress."""
 def request_created(scheduler: Any, req: Any) -> bool:
     """Read a created request's documents. Returns whether it has any; its extra key is set when it
     is queued."""
-    engine = engine_of(scheduler)
-    req.canopy_chunks = None
+    engine, state = engine_of(scheduler), attached(req)
     if engine is None:
         return False
     try:
-        req.canopy_chunks = engine.new_request(req)
-        if req.canopy_chunks is not None:
-            engine.library.read_ahead(req.canopy_chunks)
+        state.documents = engine.new_request(req)
+        if state.documents is not None:
+            engine.library.read_ahead(state.documents)
     except Exception:
         logger.exception("canopy: a request's documents could not be read; it runs normally")
         engine.counts["fallbacks"] += 1
-    return req.canopy_chunks is not None
+    return state.documents is not None
 
 
 def request_queued(scheduler: Any, req: Any) -> bool:

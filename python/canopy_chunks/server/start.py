@@ -44,7 +44,7 @@ def build(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs:
     engine.prefill_tokens = scheduler.max_prefill_tokens
     engine.matched = functools.partial(kept.matched, scheduler.tree_cache)
     kept.announce_exact_only(scheduler.tree_cache)
-    runner.canopy_chunks = engine
+    runner.canopy = engine
     logger.info(
         "canopy: documents are reused: selector %s, ratios %s, encoding %s, model %s",
         options.selector,

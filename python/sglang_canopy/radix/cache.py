@@ -164,9 +164,9 @@ class CanopyFullComponent(FullComponent):
     def finalize_match_result_in_tree_core(
         self, result: Any, params: Any, value_chunks: Any, best_value_len: int
     ) -> Any:
-        request = getattr(params.req, "canopy", None)
-        if request is not None:
-            self.tree_core.protected.looked_up(result.best_match_node, request)
+        state = getattr(params.req, "canopy", None)
+        if state is not None and state.request is not None:
+            self.tree_core.protected.looked_up(result.best_match_node, state.request)
         return super().finalize_match_result_in_tree_core(
             result, params, value_chunks, best_value_len
         )

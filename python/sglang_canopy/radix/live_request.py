@@ -1,4 +1,4 @@
-"""The policies' records of SGLang's objects: ``req.canopy`` and ``node.canopy``.
+"""The policies' records of SGLang's objects: ``req.canopy.request`` and ``node.canopy``.
 
 A request's record is equal on every tensor-parallel rank: the arrival stamp travels with the
 request, and block hashes depend only on tokens and salts.
@@ -22,7 +22,8 @@ from sglang_canopy.radix.tool_calls import calls_tool
 from sglang_canopy.records import ABORT, Leaf, Request
 from sglang_canopy.tenant import namespace_of, tenant_of_req
 from sglang_canopy.ttl.table import RESIDUAL
-from sglang_canopy.wire.stamp import ADDED, own_params, read_stamp
+from sglang_canopy.wire.attached import attached
+from sglang_canopy.wire.stamp import ADDED, read_stamp
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -111,8 +112,7 @@ def live_request(req: Req, now: float, block_tokens: int) -> LiveRequest:
     ``now``: time of the previous request, in seconds, for a request without a stamp.
     ``block_tokens``: tokens per block of ``path``.
     """
-    params = own_params(req)
-    stamp = read_stamp(params)
+    stamp = read_stamp(attached(req).params)
     # Fields of other names here; the rest have the same names.
     take = stamp.pop
     take(ADDED, None)

@@ -21,6 +21,7 @@ from sglang_canopy.radix.live_request import (
 from sglang_canopy.radix.parallel_samples import ParallelSamples
 from sglang_canopy.radix.tree import Tree
 from sglang_canopy.records import GATEWAY
+from sglang_canopy.wire.attached import attached
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -45,10 +46,11 @@ class Requests:
         Policies receive it on admission: a request that is refused, or aborted while it waits, and
         then sent again, does not count as a return. Health probes are ignored.
         """
-        request: LiveRequest | None = getattr(req, "canopy", None)
+        state = attached(req)
+        request = state.request
         if request is None:
             request = live_request(req, self.tree.clock.now, self.live.settings.block_tokens)
-            req.canopy = request
+            state.request = request
             request.is_health_probe = str(req.rid).startswith(HEALTH_CHECK_RID_PREFIX)
             if not request.is_health_probe:
                 self.receive(request)
@@ -105,7 +107,7 @@ class Requests:
         label, tokens = request.label or request.category, request.prompt_tokens
         self.live.counters.served(label, tokens, hits, request.tenant)
         self.tree.departures.count_misses(request, sum(hits))
-        adapter = getattr(req, "canopy_adapter", None)
+        adapter = attached(req).lora_adapter
         if adapter is not None:
             self.live.counters.served_adapter(adapter, tokens, hits)
         if meter is not None:

@@ -8,7 +8,6 @@ the stamp directly.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import re
 import time
@@ -203,39 +202,3 @@ def read_time(custom_params: Mapping[str, Any]) -> float:
 def _short(value: Any) -> str:
     text = repr(value) if not isinstance(value, str) else repr(value[:60])
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-_REQUEST = "__req__"
-"""SGLang adds the request under this key, for custom logit processors."""
-
-
-def own_params(req: Any) -> Mapping[str, Any]:
-    """Return Canopy's keys of the ``custom_params`` of SGLang's ``req``.
-
-    The first call removes them from a copy of ``req.sampling_params``: a client's custom logit processor
-    may fail on keys that it does not define, and pipeline stages forward the original.
-    """
-    own: Mapping[str, Any] | None = getattr(req, "canopy_params", None)
-    if own is None:
-        own = req.canopy_params = _take(req)
-    return own
-
-
-def _take(req: Any) -> dict[str, Any]:
-    params = getattr(req, "sampling_params", None)
-    custom = getattr(params, "custom_params", None)
-    ours: dict[str, Any] = {}
-    if not isinstance(custom, dict):
-        return ours
-    rest: dict[str, Any] = {}
-    for key, value in custom.items():
-        part = ours if isinstance(key, str) and key.startswith(PREFIX) else rest
-        part[key] = value
-    if ours:
-        stamp = ours.get(STAMP_KEY)
-        is_added = isinstance(stamp, dict) and stamp.get(ADDED) is True
-        req.sampling_params = copy.copy(params)
-        req.sampling_params.custom_params = (
-            None if is_added and not rest.keys() - {_REQUEST} else rest
-        )
-    return ours

@@ -17,7 +17,7 @@ def make(llama, monkeypatch):
     monkeypatch.setattr(engines.model_view, "served_model", lambda *_: llama)
     backend = SimpleNamespace(canopy_plan=None)
     runner = SimpleNamespace(
-        attn_backend=backend, model_config=NO_FILES, server_args=NO_STORAGE, canopy_chunks=None
+        attn_backend=backend, model_config=NO_FILES, server_args=NO_STORAGE, canopy=None
     )
 
     def made(**options) -> ChunkEngine:

@@ -30,7 +30,7 @@ def test_a_fused_step_waits_for_nothing(llama, ids, chunks, monkeypatch, selecto
         there, batch, row = step_of(engine, ids, chunks, device.put)
         (rows,) = run(engine, batch, monkeypatch)
     assert engine.counts["fallbacks"] == 0
-    assert there.canopy_chunks.fused
+    assert there.canopy.documents.fused
     assert inside(rows).tolist() == want.tolist()
     reused = torch.ones(len(row), dtype=torch.bool)
     reused[want] = False
@@ -43,7 +43,7 @@ def test_a_fused_step_waits_for_nothing(llama, ids, chunks, monkeypatch, selecto
     (report,) = there.customized_info["canopy_chunks"]
     (known,) = req.customized_info["canopy_chunks"]
     with device:  # when the forward is done, before the answer is sent
-        there.canopy_chunks.finish_report()
+        there.canopy.documents.finish_report()
     assert report["reused"] == report["reused_host"] == known["reused_host"]
     assert report["recomputed"] == known["recomputed"]
 
@@ -122,7 +122,7 @@ def watched_steps(strict, engine: ChunkEngine, ids, chunks, put, monkeypatch):
         with strict():
             run(engine, batch, monkeypatch)
     assert engine.counts["fallbacks"] == 0
-    assert req.canopy_chunks.fused
+    assert req.canopy.documents.fused
     return req
 
 

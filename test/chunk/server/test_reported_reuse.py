@@ -30,7 +30,7 @@ def test_tokens_not_reused_in_a_later_window_are_not_reported(
     last.out_cache_loc = row[WINDOW:].clone()
     last.reqs, last.forward_mode, last.hicache_consumer_index = [req], first.forward_mode, -1
     Worker(engine, monkeypatch).forward(last)
-    req.canopy_chunks.finish_report()  # as before its KV is released
+    req.canopy.documents.finish_report()  # as before its KV is released
     (report,) = req.customized_info["canopy_chunks"]
     assert report["fused"]
     assert report["reused"] == report["reused_host"] == reused

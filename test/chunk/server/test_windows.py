@@ -124,7 +124,7 @@ def test_a_prompt_whose_planning_fails_is_computed_in_windows_and_stays_exact(
     assert [len(rows) for rows, _ in worker.ran] == [32, 32, 2, 32]
     assert [sampled for _, sampled in worker.ran] == [False, False, False, True]
     assert [p for rows, _ in worker.ran for p in rows] == list(range(98))
-    assert not req.canopy_chunks.fused  # all of it is exact
+    assert not req.canopy.documents.fused  # all of it is exact
     assert req.customized_info["canopy_chunks"] == [{"fused": False, "why": "planning failed"}]
     assert engine.counts["most_rows"] == 32
     assert engine.counts["split_batches"] == 1
@@ -136,8 +136,8 @@ def test_chunks_that_were_evicted_meanwhile_are_computed_in_windows(served) -> N
         engine.library.store.delete(key)
     worker.forward(window(req, 0, 98))
     assert max(len(rows) for rows, _ in worker.ran) == 32
-    assert req.canopy_chunks.reason == "too few of its documents are stored"
-    assert not req.canopy_chunks.fused
+    assert req.canopy.documents.reason == "too few of its documents are stored"
+    assert not req.canopy.documents.fused
 
 
 def test_without_chunked_prefill_a_single_prompt_runs_whole_as_ever(served, monkeypatch) -> None:
@@ -155,7 +155,7 @@ def test_a_failed_later_window_inserts_no_reused_kv_into_the_exact_tree(
     planned(engine, monkeypatch, failing=60)
     for prefix, end in ((0, 60), (60, 80), (80, 98)):
         worker.forward(window(req, prefix, end))
-    state = req.canopy_chunks
+    state = req.canopy.documents
     assert state.fused
     check_insert(state, req)
     req.extra_key = None  # as if the request were matched with exact ones
@@ -178,7 +178,7 @@ def test_a_batch_that_cannot_be_packed_is_exact_too(served, monkeypatch) -> None
     monkeypatch.setattr(forwards, "pack_rows", pack_rows)
     worker.forward(window(req, 0, 98))
     assert [len(rows) for rows, _ in worker.ran] == [32, 32, 2, 32]
-    assert not req.canopy_chunks.fused
+    assert not req.canopy.documents.fused
 
 
 def test_planning_that_fails_on_one_rank_fails_on_all(served, monkeypatch) -> None:
@@ -188,7 +188,7 @@ def test_planning_that_fails_on_one_rank_fails_on_all(served, monkeypatch) -> No
     monkeypatch.setattr(forwards, "on_any_rank", lambda mine, _most: sorted({*mine, 0}))
     worker.forward(window(req, 0, 98))
     assert [p for rows, _ in worker.ran for p in rows] == list(range(98))
-    assert not req.canopy_chunks.fused
+    assert not req.canopy.documents.fused
 
 
 def test_reused_chunks_are_marked_before_the_forward(served, monkeypatch) -> None:
@@ -197,8 +197,8 @@ def test_reused_chunks_are_marked_before_the_forward(served, monkeypatch) -> Non
     worker.forward(window(req, 0, 98))
     ((rows, _),) = worker.ran
     assert len(rows) == 98 - 80
-    assert req.canopy_chunks.fused
-    assert req.canopy_chunks.keeps(req)
+    assert req.canopy.documents.fused
+    assert req.canopy.documents.keeps(req)
 
 
 def test_a_chunk_that_cannot_be_encoded_costs_the_next_request_no_report(

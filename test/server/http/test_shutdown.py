@@ -14,7 +14,7 @@ from sglang_canopy.config.server_options import ATTRIBUTE, ServerOptions
 from sglang_canopy.config.tiers import TierFlags, TierOptions, tier_options
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.server.http import shutdown
-from sglang_canopy.server.scheduler.arrivals import shutdown_requested
+from sglang_canopy.server.scheduler.shutdown import shutdown_requested
 from support import forked
 
 

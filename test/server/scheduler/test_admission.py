@@ -17,6 +17,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.live_request import LiveRequest, State
 from sglang_canopy.server.scheduler.admission import Admission, take_time
 from sglang_canopy.server.start import arguments
+from sglang_canopy.wire.attached import Attached
 
 
 class Req:
@@ -25,13 +26,14 @@ class Req:
     def __init__(self, rid: str, session: str, tokens: int, time: float) -> None:
         self.rid = rid
         self.to_finish = None
-        self.canopy = LiveRequest(
+        request = LiveRequest(
             time=time,
             path=tuple(hash((session, i)) for i in range(tokens // 10)),
             block_tokens=10,
             prompt_tokens=tokens,
             conversation=session,
         )
+        self.canopy = Attached({}, request)
         self._finished = False
 
     def finished(self) -> bool:
@@ -39,10 +41,11 @@ class Req:
 
     def end(self, done: bool = True, found: float = 0.0) -> None:
         """Answered with a tool call, or not ``done``; ``found``: of the prompt, in the cache."""
-        self.canopy.stop = "tool"
-        self.canopy.cached_tokens = round(found * self.canopy.prompt_tokens)
+        request = self.canopy.request
+        request.stop = "tool"
+        request.cached_tokens = round(found * request.prompt_tokens)
+        request.state = State.DONE if done else State.REFUSED
         self._finished = True
-        self.canopy.state = State.DONE if done else State.REFUSED
 
 
 class Scheduler:
@@ -116,13 +119,13 @@ def test_samples_of_an_admitted_request_are_not_held() -> None:
     scheduler.end("turn 1")
     learnt = gate.model.samples
     scheduler.add(warm_up := Req("warm-up", "mine", 70, 1.0))
-    warm_up.canopy.samples = 4
+    warm_up.canopy.request.samples = 4
     scheduler.add(Req("other", "other", 60, 1.5))
     assert scheduler.step() == ["warm-up"]
     scheduler.end("warm-up")
     for number in range(4):
         one = Req(f"sample {number}", "mine", 70, 1.0)
-        one.canopy.first = warm_up.canopy
+        one.canopy.request.first = warm_up.canopy.request
         assert scheduler.add(one) is None
     assert scheduler.step() == [f"sample {number}" for number in range(4)]
     for number in range(4):
@@ -349,7 +352,7 @@ def test_an_abort_in_the_queue_is_noticed_by_its_length(always) -> None:
     scheduler = crowd(30, always)
     begin = scheduler.admission.sweeps
     aborted = scheduler.waiting_queue.pop(7)
-    retry = Req("again", aborted.canopy.conversation, 90, 1.0)
+    retry = Req("again", aborted.canopy.request.conversation, 90, 1.0)
     scheduler.add(retry)
     assert scheduler.admission.sweeps == begin + 1
     seniority = scheduler.gate.seniority

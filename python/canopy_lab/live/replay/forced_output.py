@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 from canopy_lab.live.replay import replay_clock
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.server.start.seam import Seam
-from sglang_canopy.wire.stamp import FORCE_OUTPUT, STAMP_KEY, own_params
+from sglang_canopy.wire.attached import attached
+from sglang_canopy.wire.stamp import FORCE_OUTPUT, STAMP_KEY
 
 KEY = FORCE_OUTPUT
 ATTRIBUTE = "_canopy_forced_output"
@@ -82,7 +83,7 @@ class _Requests(Mapping[str, Forced]):
 
     def __getitem__(self, rid: str) -> Forced:
         req = self._reqs[rid]
-        return Forced(len(req.origin_input_ids), own_params(req)[KEY])
+        return Forced(len(req.origin_input_ids), attached(req).params[KEY])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._reqs)
@@ -96,7 +97,7 @@ running = _Requests()
 
 def request_created(req: Any, scheduler: Any, *_: Any, **__: Any) -> None:
     """Hook after ``Scheduler._create_generation_req``: record a request with forced output."""
-    given = own_params(req)
+    given = attached(req).params
     if KEY in given and is_on(scheduler.server_args):
         with contextlib.suppress(CanopyError):  # the HTTP entry has refused an invalid list
             check(given, _ANY_TOKEN)

@@ -42,7 +42,7 @@ class Admission:
 
     def joined(self, scheduler: Any, req: Any) -> None:
         """Register ``req``, which SGLang appends to its queue next. A retracted one keeps its state."""
-        gate, request = self.gate, req.canopy
+        gate, request = self.gate, req.canopy.request
         if self._candidates is not None:
             self._candidates.append(req)
         if gate is None:
@@ -62,8 +62,9 @@ class Admission:
         """Record that ``req`` was answered, or left. Further calls have no effect."""
         self._waiting.pop(req, None)
         if self.gate is not None:
-            if req.canopy.state is State.DONE:
-                self.gate.finish(req, req.canopy, warm_up=req.canopy.samples > 0)
+            request = req.canopy.request
+            if request.state is State.DONE:
+                self.gate.finish(req, request, warm_up=request.samples > 0)
             else:
                 self.gate.leave(req)
         if self.order.is_on:
@@ -116,7 +117,7 @@ class Admission:
         budget, and held requests that have joined meanwhile."""
         order, chooses = self.order, self._candidates is not None
         if chooses and self.gate is not None and self.gate.has_waiting_sessions:
-            queue[:] = [req for req in queue if req.canopy.state is not State.HELD]
+            queue[:] = [req for req in queue if req.canopy.request.state is not State.HELD]
         if order.is_on:
             order.urgency = urgency
             queue[:] = order.arranged.arrange(queue, self._chunked)
@@ -146,7 +147,7 @@ class Admission:
     def _by_seniority(self) -> list[Any]:
         """Return the requests that are not held, those of the oldest session first."""
         assert self.gate is not None
-        admissible = [req for req in self._waiting if req.canopy.state is not State.HELD]
+        admissible = [req for req in self._waiting if req.canopy.request.state is not State.HELD]
         return sorted(admissible, key=self.gate.seniority)
 
     def _admitted(self, chosen: Any) -> Any:
@@ -187,13 +188,13 @@ class Admission:
 def _let_through(reqs: Iterable[Any]) -> None:
     """Note that the sessions of these requests were admitted."""
     for req in reqs:
-        if req.canopy.state is State.HELD:
-            req.canopy.state = State.WAITING
+        if req.canopy.request.state is State.HELD:
+            req.canopy.request.state = State.WAITING
 
 
 def _is_gated(req: Any) -> bool:
     """Return whether ``req`` is gated. Requests with an error and health probes are not."""
-    return not (req.finished() or req.to_finish is not None or req.canopy.is_health_probe)
+    return not (req.finished() or req.to_finish is not None or req.canopy.request.is_health_probe)
 
 
 def admission_of(owner: Any) -> Admission | None:

@@ -15,8 +15,8 @@ from sglang_canopy.server.scheduler import observer
 from sglang_canopy.server.scheduler.admission import admission_of, take_time
 from sglang_canopy.tenant import is_documents_key, isolate_adapter_keys, unreserved_key
 from sglang_canopy.wire import messages
+from sglang_canopy.wire.attached import attached
 from sglang_canopy.wire.hints import unpack
-from sglang_canopy.wire.stamp import own_params
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +36,12 @@ def attach(created: Callable[[Any, Any], bool], queued: Callable[[Any, Any], boo
 
 def request_created(req: Any, scheduler: Any, recv_req: Any, *_: Any, **__: Any) -> None:
     """Hook after ``Scheduler._create_generation_req``, on every server with the plugin."""
-    own_params(req)
+    state = attached(req)
     if req.extra_key and is_documents_key(req.extra_key):
         req.extra_key = unreserved_key(req.extra_key)
     if scheduler.enable_lora and _core(scheduler) is not None:
         isolate_adapter_keys(req)
-        req.canopy_adapter = getattr(recv_req, "lora_name", None)
+        state.lora_adapter = getattr(recv_req, "lora_name", None)
     late = [created(scheduler, req) for created in _on_created]
     # Images get their own tokens later; until then all images look alike. A late request gets its
     # extra key when it is queued.
@@ -51,8 +51,7 @@ def request_created(req: Any, scheduler: Any, recv_req: Any, *_: Any, **__: Any)
 
 def request_queued(scheduler: Any, req: Any, *_: Any, **__: Any) -> None:
     """Hook before ``Scheduler._add_request_to_queue``."""
-    if not releases.announces_requests(scheduler) and not hasattr(req, "canopy_announced"):
-        req.canopy_announced = True
+    if not releases.announces_requests(scheduler) and not hasattr(req, "canopy"):
         request_created(req, scheduler, None)
         _receive(scheduler, req)
     late = [queued(scheduler, req) for queued in _on_queued]
@@ -121,12 +120,6 @@ def _explain(scheduler: Any, texts: list[str]) -> bool:
         logger.warning("canopy: no answer could be written", exc_info=True)
         return False
     return True
-
-
-def shutdown_requested(scheduler: Any, recv_req: Any, *_: Any, **__: Any) -> None:
-    """Hook before ``Scheduler.handle_shutdown``. Every rank receives the same message."""
-    if recv_req.rid is not None and hasattr(scheduler.tree_cache, "drain_s"):
-        scheduler.tree_cache.drain_s = float(recv_req.rid)
 
 
 messages.register(messages.TIME, take_time)

@@ -94,16 +94,16 @@ class LiveOrder:
 
     def look_up(self, req: Any) -> None:
         """Match ``req`` against the cache, which also protects its prefix in the tree."""
-        req.canopy_matched = self._matched(req)
+        req.canopy.matched = self._version(req)
         match_kv_cache(req, self._cache)
 
     def refresh(self, req: Any) -> None:
         """Match ``req`` again if its match can have changed."""
         windows = len(self._core.components) > 1  # their release changes no node
-        if windows or getattr(req, "canopy_matched", None) != self._matched(req):
+        if windows or req.canopy.matched != self._version(req):
             self.look_up(req)
 
-    def _matched(self, req: Any) -> tuple[int, int, int]:
+    def _version(self, req: Any) -> tuple[int, int, int]:
         return self._core.changes, len(req.output_ids), req.retraction_count
 
     def computed(self, batch: Any) -> None:

@@ -18,13 +18,13 @@ from sglang_canopy.radix.live_request import complete, is_refused, live_request
 from sglang_canopy.radix.parallel_samples import ParallelSamples
 from sglang_canopy.whatif.meter import Memory, Meter, MeterSetup
 from sglang_canopy.whatif.total import added_up, in_words
+from sglang_canopy.wire.attached import attached
 
 logger = logging.getLogger(__name__)
 
 BLOCK_TOKENS = 64
 """Tokens per block of a path, as ``block_tokens`` by default."""
 _ATTRIBUTE = "canopy_observer"
-_SEEN = "canopy_observed"
 
 
 def meter_of(
@@ -122,8 +122,8 @@ class Observer:
 
 def _is_first_event(req: Any) -> bool:
     """Return whether ``req`` was not seen before, and mark it as seen."""
-    is_first = not hasattr(req, _SEEN)
-    setattr(req, _SEEN, True)
+    state = attached(req)
+    is_first, state.observed = not state.observed, True
     return is_first
 
 

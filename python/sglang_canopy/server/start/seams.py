@@ -9,6 +9,7 @@ from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.request import prompt
 from sglang_canopy.server.http import early_checks, entry, routes, shutdown
 from sglang_canopy.server.scheduler import admission, arrivals, received
+from sglang_canopy.server.scheduler.shutdown import shutdown_requested
 from sglang_canopy.server.start import arguments, secrets
 from sglang_canopy.server.start.seam import Seam
 from sglang_canopy.server.start.self_check import check_in_place, stop
@@ -273,7 +274,7 @@ SEAMS = (
     Seam(
         _SRT + "managers.scheduler.Scheduler.handle_shutdown",
         "before",
-        arrivals.shutdown_requested,
+        shutdown_requested,
         ("self", "recv_req"),
         "`--canopy-drain-s`: the time left for the drain",
         "the drain has its whole time from the scheduler's end",

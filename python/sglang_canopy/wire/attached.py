@@ -1,0 +1,65 @@
+"""Canopy's state on SGLang's ``Req``, at ``req.canopy``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sglang_canopy.wire.stamp import ADDED, PREFIX, STAMP_KEY
+
+if TYPE_CHECKING:
+    from sglang_canopy.radix.live_request import LiveRequest
+
+_REQUEST = "__req__"
+"""SGLang adds the request under this key, for custom logit processors."""
+
+
+@dataclass(slots=True, eq=False)
+class Attached:
+    """State of one request in a scheduler."""
+
+    params: Mapping[str, Any]
+    """Canopy's keys of its ``custom_params``."""
+    request: LiveRequest | None = None
+    """The policies' record, if a Canopy policy ranks the tree."""
+    lora_adapter: str | None = None
+    documents: Any = None
+    """State of its documents; ``None`` if it names none."""
+    matched: tuple[int, int, int] | None = None
+    """Version of tree and request at the latest match for the order."""
+    observed: bool = False
+    """Whether ``--canopy-observe`` has counted it."""
+
+
+def attached(req: Any) -> Attached:
+    """Return the state of SGLang's ``req``.
+
+    The first call removes Canopy's keys from a copy of ``req.sampling_params``: a client's custom logit
+    processor may fail on keys that it does not define, and pipeline stages forward the original.
+    """
+    state: Attached | None = getattr(req, "canopy", None)
+    if state is None:
+        state = req.canopy = Attached(_take(req))
+    return state
+
+
+def _take(req: Any) -> dict[str, Any]:
+    params = getattr(req, "sampling_params", None)
+    custom = getattr(params, "custom_params", None)
+    ours: dict[str, Any] = {}
+    if not isinstance(custom, dict):
+        return ours
+    rest: dict[str, Any] = {}
+    for key, value in custom.items():
+        part = ours if isinstance(key, str) and key.startswith(PREFIX) else rest
+        part[key] = value
+    if ours:
+        stamp = ours.get(STAMP_KEY)
+        is_added = isinstance(stamp, dict) and stamp.get(ADDED) is True
+        req.sampling_params = copy.copy(params)
+        req.sampling_params.custom_params = (
+            None if is_added and not rest.keys() - {_REQUEST} else rest
+        )
+    return ours
