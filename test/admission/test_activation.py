@@ -2,11 +2,10 @@
 
 import pytest
 
-from sglang_canopy.admission.activation import Activation, Thrash
+from sglang_canopy.admission.activation import Activation, GateSettings, Thrash
 from sglang_canopy.admission.agents import Agents
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.admission.session import Session
-from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.records import Request
 
 CAPACITY = 100

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 
+from sglang_canopy.admission.activation import GateSettings
 from sglang_canopy.admission.gate import SessionGate
-from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.records import CLIENT, GATEWAY, Request
 
 PLACES, TOKENS, WAITING = 20, 50, 3

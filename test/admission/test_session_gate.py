@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sglang_canopy.admission.activation import GateSettings
 from sglang_canopy.admission.gate import SessionGate
-from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.records import Request
 
 BLOCK = 10

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
+from sglang_canopy.admission.activation import GateSettings
 from sglang_canopy.admission.gate import SessionGate
-from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.radix import departures
 from sglang_canopy.radix.counters import INVALID
 from sglang_canopy.records import CLIENT, GATEWAY

@@ -18,8 +18,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from sglang_canopy.admission.activation import GateSettings
 from sglang_canopy.admission.gate import SessionGate
-from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.policy.floored import Floored
 from sglang_canopy.server.scheduler.admission import Admission
 from sglang_canopy.wire.messages import TIME

@@ -15,12 +15,11 @@ from collections.abc import Callable, Collection, Hashable
 from itertools import islice
 from typing import Any
 
-from sglang_canopy.admission.activation import Activation
+from sglang_canopy.admission.activation import Activation, GateSettings
 from sglang_canopy.admission.agents import Agents
 from sglang_canopy.admission.footprint import common_blocks
 from sglang_canopy.admission.places import GateCounts, Places, WaitingSessions
 from sglang_canopy.admission.session import Session, SessionIndex
-from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.records import ABORT, GATEWAY, Request
 from sglang_canopy.reuse.learner import ReuseModel
 from sglang_canopy.tenant import ChargedTenants

@@ -19,9 +19,9 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_canopy.admission.activation import GateSettings
 from sglang_canopy.admission.footprint import Footprints
 from sglang_canopy.admission.session import Session
-from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.reuse.learner import ReuseModel
 from sglang_canopy.tenant import Vouched
 

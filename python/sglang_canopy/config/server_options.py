@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_canopy.admission.settings import OFF, GateSettings
+from sglang_canopy.admission.activation import OFF, GateSettings
 from sglang_canopy.config.auto_part import Part
 from sglang_canopy.config.queue import QueueFlags
 from sglang_canopy.config.tiers import TierOptions

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from sglang_canopy import SGLANG_VERSION
-from sglang_canopy.admission.settings import OFF, GateSettings
+from sglang_canopy.admission.activation import OFF, GateSettings
 from sglang_canopy.config import setups
 from sglang_canopy.config.auto_part import Part
 from sglang_canopy.config.refusals import all_unsupported

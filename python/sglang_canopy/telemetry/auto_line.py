@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sglang_canopy.admission.settings import SWIFT_S
+from sglang_canopy.admission.agents import SWIFT_S
 from sglang_canopy.whatif.total import in_words as meter_in_words
 
 logger = logging.getLogger(__name__)

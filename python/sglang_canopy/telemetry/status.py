@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sglang_canopy import releases
-from sglang_canopy.admission.settings import AFTER_TOOL, SWIFT_S
+from sglang_canopy.admission.agents import AFTER_TOOL, SWIFT_S
 from sglang_canopy.policy.registry import options_of
 from sglang_canopy.private_file import SET_ASIDE
 from sglang_canopy.radix.counters import DEVICE, DISK, HOST, REASONS, REFUSALS, TIERS, Counters, Row

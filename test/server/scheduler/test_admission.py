@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sglang_canopy import declared
+from sglang_canopy.admission.activation import GateSettings
 from sglang_canopy.admission.gate import SessionGate
-from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.config.refusals import unsupported
 from sglang_canopy.config.server_options import RequestOptions, ServerOptions
 from sglang_canopy.config.setups import GATE

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sglang_canopy.admission import gate as admission
+from sglang_canopy.admission.activation import GateSettings
 from sglang_canopy.admission.footprint import capacity_tokens
-from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.records import Request
 
 

@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from sglang_canopy import declared
-from sglang_canopy.admission.settings import GateSettings
+from sglang_canopy.admission.activation import GateSettings
 from sglang_canopy.config import auto, queue
 from sglang_canopy.config.refusals import unsupported
 from sglang_canopy.config.server_options import ATTRIBUTE, GATE_FLAG, RequestOptions, ServerOptions
