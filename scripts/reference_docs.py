@@ -45,7 +45,7 @@ from sglang_canopy.server.start import flags, seams
 from sglang_canopy.storage.settings import StorageSettings
 from sglang_canopy.telemetry import series
 from sglang_canopy.ttl.table import Group, TTLTable
-from sglang_canopy.wire import document_names, stamp
+from sglang_canopy.wire import stamp
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "reference"
@@ -70,11 +70,11 @@ REQUEST_MEANINGS = {
 """Meaning of each field of a request. A new field needs a line here."""
 
 CHUNK_MEANINGS = {
-    document_names.BOUNDS: "Where the documents are in `input_ids`, or `off` to run normally.",
-    document_names.RATIO: "Share of the documents' tokens to compute again; 1 is plain serving.",
-    document_names.SELECTOR: "Which tokens to compute again.",
-    document_names.DOCUMENTS: "`parts`: every text part of a chat message but its last is a document.",
-    document_names.ORDER: "`any`: documents may be reordered, so that more of the prompt is cached.",
+    stamp.BOUNDS: "Where the documents are in `input_ids`, or `off` to run normally.",
+    stamp.RATIO: "Share of the documents' tokens to compute again; 1 is plain serving.",
+    stamp.SELECTOR: "Which tokens to compute again.",
+    stamp.DOCUMENTS: "`parts`: every text part of a chat message but its last is a document.",
+    stamp.ORDER: "`any`: documents may be reordered, so that more of the prompt is cached.",
 }
 """Meaning of each field about documents."""
 

@@ -18,7 +18,7 @@ from sglang_canopy.config.setups import POLICIES, SETUPS
 from sglang_canopy.doctor import machine
 from sglang_canopy.doctor.command_line import HIDDEN, arguments_of, masked
 from sglang_canopy.doctor.examine import Report
-from sglang_canopy.doctor.finding import FAULT, NOTE, REFUSED, UNTESTED, Finding
+from sglang_canopy.doctor.machine import FAULT, NOTE, REFUSED, UNTESTED, Finding
 from sglang_canopy.errors import CanopyError
 from support.doctored import reports_on
 

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from sglang_canopy.config.tiers import TierOptions
-from sglang_canopy.disk.counters import RESIDENCY_EDGES_S
+from sglang_canopy.disk.store_counters import RESIDENCY_EDGES_S
 from sglang_canopy.policy.base import Victim
 from sglang_canopy.radix.counters import (
     CAPACITY,

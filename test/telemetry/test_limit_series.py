@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sglang_canopy.disk.counters import FAULTS
+from sglang_canopy.disk.store_counters import FAULTS
 from sglang_canopy.records import GATEWAY
 from sglang_canopy.reuse.hint_trust import HintRecords
 from sglang_canopy.reuse.learner import ReuseModel

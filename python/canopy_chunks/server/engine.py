@@ -46,8 +46,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.storage.weights import WEIGHTS
 from sglang_canopy.tenant import namespace_of, tenant_of_req
 from sglang_canopy.wire.attached import attached
-from sglang_canopy.wire.document_names import BOUNDS
-from sglang_canopy.wire.stamp import read_time
+from sglang_canopy.wire.stamp import BOUNDS, read_time
 from sglang_canopy.wire.tenant_rate import TenantRate
 
 READ = 5.0, 20

@@ -14,7 +14,7 @@ from canopy_chunks.server.deletion import delete_kv
 from canopy_chunks.server.model_view import answer_of_first_rank
 from canopy_chunks.server.request import PLANNING_FAILED, chunk_request_of, engine_of
 from sglang_canopy.wire.attached import attached
-from sglang_canopy.wire.document_names import BOUNDS
+from sglang_canopy.wire.stamp import BOUNDS
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from canopy_chunks import SELECTORS, SPLIT_SELECTORS
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.wire.document_names import BOUNDS, DOCUMENTS, ORDER, RATIO, SELECTOR
+from sglang_canopy.wire.stamp import BOUNDS, DOCUMENTS, ORDER, RATIO, SELECTOR
 
 Bounds = tuple[tuple[int, int], ...]
 """Start and end of each document of a prompt, in order."""

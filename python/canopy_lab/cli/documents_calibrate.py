@@ -82,7 +82,7 @@ def run(args: Options) -> int:
 
 
 def _asker(server: Any) -> Any:
-    from sglang_canopy.wire.document_names import BOUNDS, RATIO
+    from sglang_canopy.wire.stamp import BOUNDS, RATIO
 
     def ask(ids: Any, bounds: Any, ratio: float | None) -> tuple[float, dict[str, Any]]:
         server.flush()  # kept KV of the same prompt would not be reuse of documents

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sglang_canopy.config.auto_part import Part
 from sglang_canopy.config.queue import BOUNDED_SHORTEST
 from sglang_canopy.config.queue import FLAG as QUEUE_FLAG
 from sglang_canopy.config.refusals import applying
+from sglang_canopy.config.server_options import Part
 from sglang_canopy.config.setups import QUEUE
 from sglang_canopy.config.whatif import FLAG as METER_FLAG
 from sglang_canopy.policy.registry import AUTO

@@ -6,11 +6,10 @@ process and rank. It contains no secrets, since SGLang logs its arguments and sh
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sglang_canopy.admission.activation import OFF, GateSettings
-from sglang_canopy.config.auto_part import Part
 from sglang_canopy.config.queue import QueueFlags
 from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.config.whatif import MeterOptions
@@ -20,6 +19,35 @@ from sglang_canopy.request import billing_line, client_hints, sent
 ATTRIBUTE = "_canopy_options"
 """Attribute of the options on ``ServerArgs``."""
 GATE_FLAG = "--canopy-session-gate"
+
+
+AUTO_PARTS = ("policy", "order", "write policy", "floor", "meter")
+"""Parts of ``auto``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """State of one part of ``auto`` on a server."""
+
+    name: str
+    """One of ``AUTO_PARTS``."""
+    active: bool
+    runs: str
+    """Setting in effect."""
+    why: str = ""
+    """Reason for an inactive part."""
+    change: str = ""
+    """Change that activates the part; empty if there is none."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as JSON data."""
+        return asdict(self)
+
+    def text(self) -> str:
+        """Return the state in one line."""
+        if self.active:
+            return f"{self.name} is on ({self.runs})"
+        return f"{self.name} is off: {self.why}" + (f"; {self.change}" if self.change else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_canopy.disk.counters import kind_of
+from sglang_canopy.disk.store_counters import kind_of
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.private_file import BAD, read_regular, replace_file, set_aside
 

@@ -6,9 +6,9 @@ import itertools
 import sqlite3
 from collections.abc import Iterable
 
-from sglang_canopy.disk.counters import damaged, kind_of
 from sglang_canopy.disk.journal import record
 from sglang_canopy.disk.state import StoreState
+from sglang_canopy.disk.store_counters import damaged, kind_of
 
 _ENDS_A_COMMIT = 256
 _USED_A_COMMIT = 64

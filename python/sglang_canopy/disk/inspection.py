@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from sglang_canopy.disk.counters import RESIDENCY_EDGES_S
 from sglang_canopy.disk.index import NO_ROW, PageIndex
 from sglang_canopy.disk.state import StoreState
+from sglang_canopy.disk.store_counters import RESIDENCY_EDGES_S
 
 
 def stats(state: StoreState) -> dict[str, Any]:

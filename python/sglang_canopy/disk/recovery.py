@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from sglang_canopy.disk.counters import damaged, kind_of
 from sglang_canopy.disk.eviction import Eviction
 from sglang_canopy.disk.folder import Claim, Unavailable, claim
 from sglang_canopy.disk.index_writer import IndexWriter
@@ -19,6 +18,7 @@ from sglang_canopy.disk.lifetimes import Lifetimes
 from sglang_canopy.disk.loading import load, restore_uses
 from sglang_canopy.disk.segments import SegmentFiles
 from sglang_canopy.disk.state import StoreState
+from sglang_canopy.disk.store_counters import damaged, kind_of
 from sglang_canopy.errors import CanopyError
 
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sglang_canopy.disk.content import Content
-from sglang_canopy.disk.counters import Faults, StoreCounters
-from sglang_canopy.disk.evictable import EvictablePages
+from sglang_canopy.disk.evictable_pages import EvictablePages
 from sglang_canopy.disk.index import PageIndex
 from sglang_canopy.disk.journal import Journal
 from sglang_canopy.disk.neighbours import Neighbours
 from sglang_canopy.disk.segments import SegmentFiles
+from sglang_canopy.disk.store_counters import Faults, StoreCounters
 from sglang_canopy.disk.units import UnitAllocator
 from sglang_canopy.ttl.table import TTLTable
 

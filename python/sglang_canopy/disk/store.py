@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_canopy.disk.content import Content, PageBuffers, raw_key
-from sglang_canopy.disk.counters import Faults, StoreCounters, kind_of
-from sglang_canopy.disk.evictable import EvictablePages
+from sglang_canopy.disk.evictable_pages import EvictablePages
 from sglang_canopy.disk.eviction import SWEEP_PAGES, Eviction
 from sglang_canopy.disk.folder import path_of
 from sglang_canopy.disk.index import PageIndex
@@ -33,6 +32,7 @@ from sglang_canopy.disk.neighbours import Neighbours
 from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.disk.recovery import Recovery
 from sglang_canopy.disk.state import StoreState
+from sglang_canopy.disk.store_counters import Faults, StoreCounters, kind_of
 from sglang_canopy.disk.units import UnitAllocator
 from sglang_canopy.disk.writer import PageWriter
 from sglang_canopy.errors import CanopyError

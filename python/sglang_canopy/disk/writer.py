@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sglang_canopy.disk.content import PageBuffers, raw_key
-from sglang_canopy.disk.counters import kind_of
 from sglang_canopy.disk.eviction import Eviction
 from sglang_canopy.disk.index import NO_ROW
 from sglang_canopy.disk.index_writer import IndexWriter
 from sglang_canopy.disk.lifetimes import Lifetimes, until_now
 from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.disk.state import StoreState
+from sglang_canopy.disk.store_counters import kind_of
 from sglang_canopy.disk.units import UnitAllocator
 
 GROWTH_RETRY_S = 30.0

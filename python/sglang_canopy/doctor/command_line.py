@@ -15,11 +15,11 @@ from typing import Any
 from sglang_canopy import SGLANG_VERSION
 from sglang_canopy.admission.activation import OFF, GateSettings
 from sglang_canopy.config import setups
-from sglang_canopy.config.auto_part import Part
 from sglang_canopy.config.refusals import all_unsupported
+from sglang_canopy.config.server_options import Part
 from sglang_canopy.declared import keyed
-from sglang_canopy.doctor.finding import AUTO as AUTO_PART
-from sglang_canopy.doctor.finding import REFUSED, TESTED, UNTESTED, Finding
+from sglang_canopy.doctor.machine import AUTO as AUTO_PART
+from sglang_canopy.doctor.machine import REFUSED, TESTED, UNTESTED, Finding
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import AUTO, live_names
 

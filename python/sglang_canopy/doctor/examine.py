@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sglang_canopy.config.auto_part import Part
-from sglang_canopy.config.server_options import options_of
+from sglang_canopy.config.server_options import Part, options_of
 from sglang_canopy.doctor import command_line, machine
-from sglang_canopy.doctor.finding import NOTE, STOPS, Finding
+from sglang_canopy.doctor.machine import NOTE, STOPS, Finding
 from sglang_canopy.errors import CanopyError
 
 

@@ -10,11 +10,28 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sglang_canopy import SGLANG_VERSION, __version__, releases
-from sglang_canopy.doctor.finding import FAULT, NOTE, Finding
+
+REFUSED, FAULT, UNTESTED, NOTE = "refused", "fault", "untested", "note"
+"""Kinds: the start stops; the machine lacks a requirement; not tested; for information."""
+TESTED, AUTO = "tested", "auto"
+"""Kinds: level of testing of the set-ups; state of the parts of ``--radix-eviction auto``."""
+
+STOPS = (REFUSED, FAULT)
+"""Kinds that set the exit status to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report."""
+
+    kind: str
+    text: str
+
 
 PACKAGES = (
     *("sglang", "sglang-kernel", "sgl-kernel", "torch", "triton", "flashinfer-python"),

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from sglang_canopy.reuse.category import Category
-from sglang_canopy.reuse.requested_names import RequestedNames
 
 ROOT = "*"
 OVERFLOW = "overflow"
@@ -93,6 +92,34 @@ def shared_features(uses: int, average_gap_s: float) -> tuple[str, ...]:
     """Return the features of a prefix that several conversations share."""
     gap = _SHARED_GAP_NAMES[bisect_right(_SHARED_GAP_EDGES_S, average_gap_s)]
     return SHARED, gap, _USE_NAMES[bisect_left(_USE_EDGES, uses)]
+
+
+class RequestedNames:
+    """Requests for category names that are not in the table, for at most ``most`` names: beyond that,
+    all counts are halved."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._requested: dict[str, tuple[int, float]] = {}
+        """Number of requests, and the time of the last request."""
+
+    def __len__(self) -> int:
+        return len(self._requested)
+
+    def ask(self, name: str, now: float) -> int:
+        """Count a request for ``name`` at ``now``. Return its requests, at most one per time."""
+        count, last = self._requested.get(name, (0, None))
+        if last is None or last < now:
+            count += 1
+        self._requested[name] = (count, now)
+        if len(self._requested) > self._most:
+            self._requested = {n: (c // 2, t) for n, (c, t) in self._requested.items() if c > 1}
+        return count
+
+    def forget(self, name: str) -> int:
+        """Drop ``name``, which is in the table now. Return its earlier requests."""
+        count, _ = self._requested.pop(name, (0, 0.0))
+        return max(0, count - 1)
 
 
 class Categories:

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_canopy.disk.counters import FAULTS
 from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.disk.store import DiskStore
+from sglang_canopy.disk.store_counters import FAULTS
 from sglang_canopy.storage import weights
 from sglang_canopy.storage.page_table import PageTable
 from sglang_canopy.storage.settings import StorageSettings

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sglang_canopy.records import CLIENT, GATEWAY
-from sglang_canopy.wire import document_names
 
 PREFIX = "canopy"
 """Prefix of all keys of Canopy."""
@@ -135,10 +134,20 @@ STAMP_FIELDS: dict[str, Callable[[Any], Any]] = {
 }
 """Fields of a stamp -> validation."""
 
+BOUNDS = "canopy_chunks"
+"""Flat list of token positions ``[start, end, start, end, ...]``, or ``"off"``. Also the key of document
+data in a response's ``meta_info`` and in a server's state."""
+RATIO = "canopy_recompute_ratio"
+SELECTOR = "canopy_selector"
+DOCUMENTS = "canopy_documents"
+"""``"parts"``: in chat messages with several text parts, each part except the last is a document."""
+ORDER = "canopy_order"
+DOCUMENT_FIELDS = (BOUNDS, RATIO, SELECTOR, DOCUMENTS, ORDER)
+
 FORCE_OUTPUT = "canopy_force_output"
 """Flat list of token ids to generate; needs ``--canopy-enable-forced-output``."""
 
-OF_OTHER_PARTS = (*(FORCE_OUTPUT, "canopy_replay_clock"), *document_names.FIELDS)
+OF_OTHER_PARTS = (*(FORCE_OUTPUT, "canopy_replay_clock"), *DOCUMENT_FIELDS)
 """Keys that other parts of Canopy validate."""
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from sglang_canopy.config import auto
 from sglang_canopy.config.auto import WRITE_POLICY
-from sglang_canopy.config.auto_part import NAMES, Part
+from sglang_canopy.config.server_options import AUTO_PARTS, Part
 from sglang_canopy.server.start import arguments, seams
 from sglang_canopy.telemetry.auto_line import EVERY_S, AutoLine, in_words
 from support import forked
@@ -77,7 +77,7 @@ def test_every_part_is_on_and_the_policy_is_one_that_ranks(read) -> None:
     assert (alone["gate"], alone["floor"]) == (None, "on")
     assert reasons(alone) == {"write policy": "there is no host tier"}
     assert reasons(read["host"]) == {}
-    assert list(alone["parts"]) == list(NAMES)
+    assert list(alone["parts"]) == list(AUTO_PARTS)
 
 
 def test_user_settings_are_kept(read) -> None:

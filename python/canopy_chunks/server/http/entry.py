@@ -16,7 +16,7 @@ from canopy_chunks.text.any_order import orders
 from canopy_chunks.text.documents import find_documents, separated
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.tenant import tenant_of
-from sglang_canopy.wire.document_names import BOUNDS, DOCUMENTS, ORDER
+from sglang_canopy.wire.stamp import BOUNDS, DOCUMENTS, ORDER
 
 _PREPARED = "canopy_chunks_prepared"
 """Set on a chat request whose fields and documents are handled."""
