@@ -73,9 +73,9 @@ class Arranged(Generic[T]):
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def known(self) -> set[T]:
+    def known(self) -> list[T]:
         """Return the waiting requests, and the admitted ones that are not known to have ended."""
-        return {*self._waiting, *self._admitted}
+        return [*self._waiting, *self._admitted]
 
     def arrange(self, queue: Sequence[T], chunked: T | None = None) -> list[T]:
         """Return ``queue`` in admission order. ``chunked``: the request that is being chunked."""

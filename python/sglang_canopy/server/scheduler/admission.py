@@ -33,6 +33,10 @@ class Admission:
         """Requests in SGLang's queue, in order of arrival; not tracked without a gate."""
         self._candidates: list[Any] | None = None
         """The whole queue, while SGLang chooses from a part of it."""
+        self._held: list[Any] = []
+        """Requests left out of that part because they are held."""
+        self._later: list[Any] = []
+        """Requests left out because they would overdraw an older request's budget."""
         self._chunked: Any = None
         """The chunked prefill in progress, while SGLang chooses."""
         self.sweeps = 0
@@ -97,18 +101,16 @@ class Admission:
         holds = gate is not None and gate.has_waiting_sessions
         if not holds and not order.is_on:
             return self._admitted(choose())
-        self._candidates, self._chunked = scheduler.waiting_queue, scheduler.chunked_req
-        shown = self._by_seniority() if holds else [*scheduler.waiting_queue]
-        scheduler.waiting_queue = shown
+        candidates = self._candidates = scheduler.waiting_queue
+        self._chunked = scheduler.chunked_req
+        scheduler.waiting_queue = self._by_seniority() if holds else [*candidates]
         try:
             return self._admitted(choose())
         finally:
-            candidates, self._candidates, self._chunked = self._candidates, None, None
-            if len(shown) < len(candidates):
-                offered, left = set(shown), set(scheduler.waiting_queue)
-                scheduler.waiting_queue = [
-                    req for req in candidates if req in left or req not in offered
-                ]
+            if self._held or self._later:
+                left = {*scheduler.waiting_queue, *self._held, *self._later}
+                scheduler.waiting_queue = [req for req in candidates if req in left]
+            self._candidates, self._chunked, self._held, self._later = None, None, [], []
 
     def arrange(
         self, queue: list[Any], urgency: Callable[[Any], int], by_sglang: Callable[[], None]
@@ -117,7 +119,9 @@ class Admission:
         budget, and held requests that have joined meanwhile."""
         order, chooses = self.order, self._candidates is not None
         if chooses and self.gate is not None and self.gate.has_waiting_sessions:
-            queue[:] = [req for req in queue if req.canopy.request.state is not State.HELD]
+            late = [req for req in queue if _is_held(req)]
+            self._held += late
+            queue[:] = [req for req in queue if req not in late] if late else queue
         if order.is_on:
             order.urgency = urgency
             queue[:] = order.arranged.arrange(queue, self._chunked)
@@ -141,14 +145,14 @@ class Admission:
 
     def _show_without(self, later: list[Any], queue: list[Any]) -> None:
         """Set ``queue`` to the current order without ``later``."""
-        left_out = set(later)
+        self._later, left_out = later, set(later)
         queue[:] = [req for req in self.order.arranged.arranged() if req not in left_out]
 
     def _by_seniority(self) -> list[Any]:
-        """Return the requests that are not held, those of the oldest session first."""
+        """Leave out held requests; return the others, those of the oldest session first."""
         assert self.gate is not None
-        admissible = [req for req in self._waiting if req.canopy.request.state is not State.HELD]
-        return sorted(admissible, key=self.gate.seniority)
+        self._held = [req for req in self._waiting if _is_held(req)]
+        return sorted((r for r in self._waiting if not _is_held(r)), key=self.gate.seniority)
 
     def _admitted(self, chosen: Any) -> Any:
         """Record the requests of a chosen batch as admitted; return ``chosen``."""
@@ -188,8 +192,12 @@ class Admission:
 def _let_through(reqs: Iterable[Any]) -> None:
     """Note that the sessions of these requests were admitted."""
     for req in reqs:
-        if req.canopy.request.state is State.HELD:
+        if _is_held(req):
             req.canopy.request.state = State.WAITING
+
+
+def _is_held(req: Any) -> bool:
+    return req.canopy.request.state is State.HELD
 
 
 def _is_gated(req: Any) -> bool:
