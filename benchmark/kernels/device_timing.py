@@ -81,6 +81,6 @@ def table(length: int, dim: int, device: str) -> torch.Tensor:
     return torch.cat([angle.cos(), angle.sin()], -1)
 
 
-def against_floor(name: str, seconds: float, floor: Cost, top: dict) -> dict:
+def compare_to_peak(name: str, seconds: float, minimum_cost: Cost, peak: dict) -> dict:
     """Return a measured time, also as a multiple of the roofline of its task's least work."""
-    return {f"{name}_s": seconds, f"{name}_times_floor": seconds / floor.seconds(top)}
+    return {f"{name}_s": seconds, f"{name}_times_floor": seconds / minimum_cost.seconds(peak)}

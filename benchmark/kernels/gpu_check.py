@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from device_timing import Bench, Cost, against_floor, ceilings, table
+from device_timing import Bench, Cost, compare_to_peak, ceilings, table
 
 sys.path.append(str(Path(__file__).parents[1] / "chunk"))
 from comparators.weights import random_model
@@ -106,7 +106,7 @@ def attention_times(b: Bench, top: dict, lengths: list[int], ratios: list[float]
 
         full = b.random(n, heads, dim)
         causal = floor(torch.arange(n))
-        dense = against_floor(
+        dense = compare_to_peak(
             "dense_sdpa",
             b.time(lambda: F.scaled_dot_product_attention(full.transpose(0, 1)[None], *keys, is_causal=True, enable_gqa=True), 3),
             causal,
@@ -117,14 +117,14 @@ def attention_times(b: Bench, top: dict, lengths: list[int], ratios: list[float]
 
             prefill = flashinfer.single_prefill_with_kv_cache
             seconds = b.time(lambda: prefill(full, k[:, 0], v[:, 0], causal=True), 3)
-            dense |= against_floor("dense_flashinfer", seconds, causal, top)
+            dense |= compare_to_peak("dense_flashinfer", seconds, causal, top)
         for ratio in ratios:
             host = torch.randperm(n)[: int(n * ratio)].sort()[0]
             rows = attention.Rows.one(host.to(b.device), slots)
             q = b.random(len(host), heads, dim)
             seconds = b.time(lambda: attention.sparse_prefill_triton(q, k, v, rows, scale))
             row = {"tokens": n, "ratio": ratio}
-            row |= against_floor("triton", seconds, floor(host), top)
+            row |= compare_to_peak("triton", seconds, floor(host), top)
             if len(host) * n <= 2e8:  # a dense mask of queries x keys
                 mask = torch.arange(n, device=b.device) <= rows.positions[:, None]
                 query = q.transpose(0, 1)[None]
@@ -166,7 +166,7 @@ def movers(b: Bench, top: dict, lengths: list[int]) -> list[dict]:
         for name, work in ways.items():
             one = least if name.startswith("energy") else floor
             found.append(
-                {"tokens": n, "kernel": name, **against_floor("kernel", b.time(work), one, top)}
+                {"tokens": n, "kernel": name, **compare_to_peak("kernel", b.time(work), one, top)}
             )
     return found
 

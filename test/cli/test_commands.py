@@ -1,4 +1,4 @@
-"""The commands of ``canopy``: few, each there, and none of them a riddle when mistyped."""
+"""Every command of ``canopy`` declares its options; a mistyped one gets a useful error."""
 
 import pytest
 

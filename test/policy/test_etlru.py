@@ -62,14 +62,14 @@ def test_trims_to_the_next_change_of_the_tail_term():
     # The last token has 1000 to spare, the bucket that holds 1000 begins at 724.1.
     victim = policy.victim(0.0)
     assert victim.leaf is leaf
-    assert 2000 - victim.keep == pytest.approx(1000 - 724.1, abs=1)
+    assert 2000 - victim.keep_tokens == pytest.approx(1000 - 724.1, abs=1)
 
 
 def test_repeated_trims_end_when_the_whole_leaf_matters():
     policy = trained({"threshold_tokens": 1000.0}, grows_to=100)
     leaf = leaf_of(policy, history=2000, length=2000)
     for _ in range(100):
-        keep = policy.victim(0.0).keep
+        keep = policy.victim(0.0).keep_tokens
         if keep == 0:
             break
         assert keep < leaf.length

@@ -62,8 +62,8 @@ def inside(x: Any) -> Any:
 
 
 class SeparateDevice(TorchDispatchMode):
-    """While entered, ``DEVICE`` works. ``copied`` counts bytes ``to device`` and ``to host``; ``later``
-    is given copies between them that go into tensors which are there already: at once, or later."""
+    """While entered, ``DEVICE`` works. ``copied`` counts bytes ``to device`` and ``to host``. ``later``
+    receives every copy into an existing tensor of the other side: the default runs it at once."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -194,7 +194,7 @@ def test_a_tail_evicted_by_the_policys_cut_is_a_trim(monkeypatch) -> None:
     policy = tree.core.live.device_policy
     whole = type(policy).victim
     monkeypatch.setattr(
-        type(policy), "victim", lambda self, now: Victim(whole(self, now).leaf, keep=50)
+        type(policy), "victim", lambda self, now: Victim(whole(self, now).leaf, keep_tokens=50)
     )
     tree.evict(10)
     assert row(tree).tiers[DEVICE].evicted[TRIM] == 10

@@ -17,7 +17,7 @@ from canopy_chunks.fuse.model import Model
 
 @dataclass
 class SideBySide:
-    """Stands in for one ``KVCache``: of a batch of rows, each ``caches[i]`` has ``len(at)``."""
+    """Looks like one ``KVCache``. Rows i*m to (i+1)*m of a batch, m = ``len(at)``, belong to ``caches[i]``."""
 
     caches: Sequence[KVCache]
     at: torch.Tensor

@@ -19,8 +19,8 @@ from canopy_chunks.fuse.rows import never, piece_tokens
 from canopy_chunks.fuse.selectors import make_selector
 from canopy_chunks.fuse.short_batches import ShortBatches
 from canopy_chunks.fuse.transfer import base_of, send
+from canopy_chunks.quality.checker import QualityChecker
 from canopy_chunks.quality.tenant_meter import STOPPED, QualityMeter, ratio_at
-from canopy_chunks.quality.watch import Watch
 from canopy_chunks.server import model_view
 from canopy_chunks.server.attention import fuses
 from canopy_chunks.server.library import Library, reusable_tokens, why_not
@@ -80,7 +80,7 @@ class ChunkEngine:
         )
         self._updates = WEIGHTS.id
         self.library = Library(model_view.served_model(runner, self._files), options)
-        self.watch = self._new_watch()
+        self.checker = self._new_checker()
         self.counts: Counter[str] = Counter()
         self.not_fused: Counter[str] = Counter()
         self.time_s = 0.0
@@ -95,8 +95,10 @@ class ChunkEngine:
         self.shown: dict[str, Any] | None = None
         """Counters of the last reading."""
 
-    def _new_watch(self) -> Watch:
-        return Watch(QualityMeter(), self.end_token, piece_tokens(self.library.model.device))
+    def _new_checker(self) -> QualityChecker:
+        return QualityChecker(
+            QualityMeter(), self.end_token, piece_tokens(self.library.model.device)
+        )
 
     @property
     def model(self) -> Any:
@@ -135,7 +137,7 @@ class ChunkEngine:
         if model.identity == self.model.identity:
             return False
         self.library = Library(model, self.options, self.library)
-        self.watch = self._new_watch()
+        self.checker = self._new_checker()
         return True
 
     def new_request(self, req: Any) -> ChunkRequest | None:
@@ -168,7 +170,7 @@ class ChunkEngine:
         """
         if not request.checked:
             request.checked = True
-            request.step = self.watch.step(request.tenant)
+            request.step = self.checker.step(request.tenant)
             request.reason = ineligible_reason(req, request, self.options)
             if request.reason is None and request.ratio != 1 and request.step == STOPPED:
                 request.reason = DIFFERED
@@ -326,7 +328,7 @@ class ChunkEngine:
         if not own and (request.fused or request.reason == DIFFERED):
             ratio = self.own_ratio(self.library.resolve(request))
             if ratio < 1:
-                self.watch.offer(req.origin_input_ids, request, ratio)
+                self.checker.offer(req.origin_input_ids, request, ratio)
 
     def work_before_batch(self, tokens: int) -> None:
         """Encode and check what prefills have earned, never between a prefill and its answer.
@@ -336,19 +338,19 @@ class ChunkEngine:
         self.has_run = True
         self.follow_updates()
         encoder = self.library.encoder
-        credit = self.library.encode_credit if encoder.busy else self.watch.credit
+        credit = self.library.encode_credit if encoder.busy else self.checker.budget_tokens
         if self.short_batches.spares(tokens, credit, encoder.piece_tokens):
             return
         if encoder.busy:
-            self.watch.interrupt(self.time_s)  # the encoder needs the check's memory
+            self.checker.interrupt(self.time_s)  # the encoder needs the check's memory
             self.library.spend_encoding(tokens)
         else:
-            self.watch.spend(self.library, self.time_s, tokens)
+            self.checker.run_within_budget(self.library, self.time_s, tokens)
 
     @property
     def has_idle_work(self) -> bool:
         """Return whether there is work for idle time."""
-        return self.library.encoder.busy or self.watch.busy
+        return self.library.encoder.busy or self.checker.busy
 
     def work_when_idle(self, come: Callable[[], bool] = never) -> None:
         """Do one piece of idle work. Encoding has priority over checks.
@@ -361,7 +363,7 @@ class ChunkEngine:
             if self.library.encoder.busy:
                 self.library.encode_piece()
             else:
-                self.watch.run_piece(self.library, self.time_s)
+                self.checker.run_piece(self.library, self.time_s)
         finally:
             self.library.stop.come = never
 
@@ -380,14 +382,14 @@ class ChunkEngine:
         return {
             **counted,
             "not_fused": dict(self.not_fused),
-            "quality": self.watch.stats(),
+            "quality": self.checker.stats(),
             "store": self.library.store.stats(),
         }
 
     def status(self) -> dict[str, Any]:
         """Return :meth:`counted`, with the quality by tenant."""
         counted = self.counted()
-        counted["quality"]["tenants"] = self.watch.of_tenants()
+        counted["quality"]["tenants"] = self.checker.of_tenants()
         return counted
 
     def stats(self) -> dict[str, Any]:

@@ -287,7 +287,7 @@ def _finish_prompts(engine: ChunkEngine, batch: Any, rows: int) -> None:
             _attempt(engine, engine.offer_check, req, request)
         request.plan = None
     _attempt(engine, engine.library.earn_encoding, rows)
-    engine.watch.earn(rows)
+    engine.checker.add_budget(rows)
 
 
 def _attempt(engine: ChunkEngine, encode: Callable[..., None], *about: Any) -> None:

@@ -70,7 +70,7 @@ def _name(engine: ChunkEngine, request: ChunkRequest) -> str:
         engine.options.min_tokens,
         request.selector,
         ratio,
-        engine.watch.epoch(request.tenant),
+        engine.checker.epoch(request.tenant),
         engine.start,
     ]
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=12).hexdigest()

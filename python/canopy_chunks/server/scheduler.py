@@ -112,7 +112,7 @@ def delete_documents(scheduler: Any, tenants: list[str]) -> bool | None:
     for name in tenants:
         done |= engine.library.delete(name or None)
         done |= delete_kv(scheduler.tree_cache, name or None)
-        engine.watch.forget(name or None)
+        engine.checker.forget(name or None)
     return done
 
 

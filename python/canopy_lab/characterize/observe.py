@@ -1,4 +1,4 @@
-"""The single pass over a trace that gathers the data of all answers.
+"""One pass over a trace that collects everything the report needs.
 
 Memory: O(distinct blocks), about 150 bytes each, and about 130 bytes per request. Times are the
 trace's seconds. A *hit* is a block in the leading run of blocks that some earlier request had, as
@@ -74,7 +74,7 @@ class _Column:
 
 @dataclass(slots=True)
 class Observation:
-    """Data of all answers. Arrays have one entry per request or per block."""
+    """What the pass collects. Arrays have one entry per request or per block."""
 
     block_tokens: int
     labels: list[str]
@@ -171,10 +171,10 @@ def categories(kind: np.ndarray, turn: np.ndarray) -> np.ndarray:
 
 def observe(trace: Iterable[TraceRequest]) -> Observation:
     """Read a trace once. Raises ``CanopyError`` for an empty trace or for mixed block sizes."""
-    reading = _Pass()
+    pass_ = _Pass()
     for request in trace:
-        reading.take(request)
-    return reading.done()
+        pass_.add(request)
+    return pass_.result()
 
 
 class _Numbering(dict[str, int]):
@@ -188,7 +188,7 @@ class _Pass:
     """State of the pass: columns per request and per distinct block, and sums."""
 
     def __init__(self) -> None:
-        self.kinds, self.users, self.talks = _Numbering(), _Numbering(), _Numbering()
+        self.kinds, self.users, self.conversations = _Numbering(), _Numbering(), _Numbering()
         self.requests = {
             name: _Column(dtype)
             for name, dtype in (
@@ -216,7 +216,7 @@ class _Pass:
         self.same_conversation = self.same_user = self.stranded = 0
         self.block_tokens = 0
 
-    def take(self, r: TraceRequest) -> None:
+    def add(self, r: TraceRequest) -> None:
         if not self.block_tokens:
             self.block_tokens = r.block_tokens
         elif r.block_tokens != self.block_tokens:
@@ -225,28 +225,37 @@ class _Pass:
                 f"{self.block_tokens}; characterize traces of one block size"
             )
         number = self.requests["time_s"].size
-        kind, talk, user = (
+        kind, conversation, user = (
             self.kinds.of(r.category),
-            self.talks.of(r.conversation),
+            self.conversations.of(r.conversation),
             self.users.of(r.user),
         )
-        if talk >= 0:
-            if talk in self.latest:
-                self.requests["next_request"].all[self.latest[talk]] = number
-            self.latest[talk] = number
+        if conversation >= 0:
+            if conversation in self.latest:
+                self.requests["next_request"].all[self.latest[conversation]] = number
+            self.latest[conversation] = number
         rows = [self.row.get(block, -1) for block in r.blocks]
         run = rows.index(-1) if -1 in rows else len(rows)
         if run:
-            self._reused(np.array(rows[:run], np.int64), number, talk, user)
+            self._reused(np.array(rows[:run], np.int64), number, conversation, user)
         if rows:
             self._used(r, self._placed(r, rows, run), number)
-        values = (
-            r.time_s, kind, r.turn, talk, user, r.input_tokens, r.output_tokens, len(rows), run, -1
-        )  # fmt: skip
-        for column, value in zip(self.requests.values(), values):
-            column.extend(1, value)
+        values = {
+            "time_s": r.time_s,
+            "kind": kind,
+            "turn": r.turn,
+            "conversation": conversation,
+            "user": user,
+            "input_tokens": r.input_tokens,
+            "output_tokens": r.output_tokens,
+            "blocks": len(rows),
+            "hits": run,
+            "next_request": -1,
+        }
+        for name, value in values.items():
+            self.requests[name].extend(1, value)
 
-    def _reused(self, rows: np.ndarray, number: int, talk: int, user: int) -> None:
+    def _reused(self, rows: np.ndarray, number: int, conversation: int, user: int) -> None:
         """Record the hits of request ``number`` on ``rows``, by the last requests that used them."""
         # Most blocks of one prompt were used last by the same request.
         before, blocks = np.unique(self.last_request.all[rows], return_counts=True)
@@ -254,8 +263,10 @@ class _Pass:
         self.reused_from.append(before)
         self.reused_blocks.append(blocks)
         self.reused_by.extend(len(before), number)
-        if talk >= 0:
-            self.same_conversation += int(blocks[columns["conversation"].all[before] == talk].sum())
+        if conversation >= 0:
+            self.same_conversation += int(
+                blocks[columns["conversation"].all[before] == conversation].sum()
+            )
         if user >= 0:
             self.same_user += int(blocks[columns["user"].all[before] == user].sum())
 
@@ -281,7 +292,7 @@ class _Pass:
         self.last_request.all[rows] = number
         self.uses.all[rows] += 1
 
-    def done(self) -> Observation:
+    def result(self) -> Observation:
         if not self.requests["time_s"].size:
             raise CanopyError("the trace has no requests; give a trace with requests")
         return Observation(

@@ -210,7 +210,7 @@ def remarks(command: PlanCommand, work: PlanInputs, about: Mapping[str, Any]) ->
 def write_outputs(
     command: PlanCommand, plan: CapacityPlan, work: PlanInputs, about: Mapping[str, Any]
 ) -> None:
-    """Write the files of ``--json``, ``--html``, ``--figures`` and ``--output``."""
+    """Write the files of ``--json-out``, ``--html``, ``--figures`` and ``--out``."""
     args = command.writing
     if args.json:
         text = json.dumps(to_json(plan, about), indent=1, allow_nan=False)

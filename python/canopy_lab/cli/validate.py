@@ -118,7 +118,7 @@ def _system(plan: Config, profile: EngineProfile, args: Options) -> SystemConfig
 
 
 def read_validation(path: str) -> str:
-    """Return the errors in a file written by ``--json``, as text. Raises ``CanopyError``."""
+    """Return the errors in a file written by ``--json-out``, as text. Raises ``CanopyError``."""
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
         if document["format"] != FORMAT:

@@ -37,7 +37,7 @@ class PlanInputs:
     prices: Prices
     policy_configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     hash: str = TRACE_HASH
-    """Origin of the trace's block ids (``tier.ttl.HASHES``)."""
+    """Origin of the trace's block ids (``ttl.table.HASHES``)."""
     _observed: dict[float, ObservedTraffic] = field(default_factory=dict)
     _tables: dict[tuple[float, float], TTLTable] = field(default_factory=dict)
     _served: dict[float, Workload] = field(default_factory=dict)
@@ -80,25 +80,25 @@ class PlanInputs:
         return self._served[load]
 
 
-def simulated(work: PlanInputs, task: SimulationTask) -> tuple[SystemResult, TTLTable | None]:
+def simulate_one(inputs: PlanInputs, task: SimulationTask) -> tuple[SystemResult, TTLTable | None]:
     """Run one simulation. Returns its result and its group TTLs."""
     c = task.configuration
-    table = work.table_of(c, task.load)
-    config = system_of(c, work.engine, work.prices, work.policy_configs, table)
-    served, profile = work.served(task.load), work.engine.profile
-    return simulate_system(served, config, profile, seed=task.seed), table
+    table = inputs.table_of(c, task.load)
+    config = system_of(c, inputs.engine, inputs.prices, inputs.policy_configs, table)
+    workload, profile = inputs.served(task.load), inputs.engine.profile
+    return simulate_system(workload, config, profile, seed=task.seed), table
 
 
-def run_task(work: PlanInputs, task: SimulationTask) -> dict[str, Any]:
+def run_task(inputs: PlanInputs, task: SimulationTask) -> dict[str, Any]:
     """Return the metrics of one simulation."""
-    result, table = simulated(work, task)
+    result, table = simulate_one(inputs, task)
     metrics = metrics_of(result)
     if table is not None:
         metrics["ttl_table"] = {
             "groups": len(table.groups),
             "categories": len(table.categories),
             "residual_ttl_s": None if math.isinf(table.residual_ttl_s) else table.residual_ttl_s,
-            "requests": work.observed(task.load),
+            "requests": inputs.observed(task.load),
         }
     return metrics
 

@@ -221,4 +221,4 @@ class EvictablePages:
         if choice is None:
             return None
         assert isinstance(choice.leaf, PageLeaf)
-        return choice.leaf.row, choice.keep
+        return choice.leaf.row, choice.keep_tokens

@@ -51,12 +51,12 @@ def tokens_kept(
 class Victim(NamedTuple):
     """The leaf to evict, and the number of its first tokens to keep.
 
-    ``keep`` is 0 for the whole leaf. The tree rounds it up to a page. If that leaves nothing to
+    ``keep_tokens`` is 0 for the whole leaf. The tree rounds it up to a page. If that leaves nothing to
     free, it evicts one page.
     """
 
     leaf: Leaf
-    keep: int = 0
+    keep_tokens: int = 0
 
 
 TAIL_TARGETS = ("ttft_ms", "ttft_percentile", "threshold_tokens")

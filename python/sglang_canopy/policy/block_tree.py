@@ -112,10 +112,10 @@ class RadixTree:
         node, hit = self.match(request.path)
         request.cached_tokens = min(hit * self.block_tokens, request.prompt_tokens)
         request.label = policy.finish(request)
-        self.keep(request, node, hit)
+        self.cache_path(request, node, hit)
         return hit
 
-    def keep(self, request: Request, node: Node, hit: int) -> None:
+    def cache_path(self, request: Request, node: Node, hit: int) -> None:
         """Cache the path of a finished request and mark it as used. ``match`` found ``hit`` blocks,
         down to ``node``."""
         self.lock(node)
@@ -188,7 +188,7 @@ class RadixTree:
             victim = self.policy.victim(self.now)
             if victim is None:
                 break
-            freed += self._cut(victim.leaf, victim.keep, need_blocks - freed)  # type: ignore[arg-type]
+            freed += self._cut(victim.leaf, victim.keep_tokens, need_blocks - freed)  # type: ignore[arg-type]
         return freed
 
     def remove(self, leaf: Node) -> None:

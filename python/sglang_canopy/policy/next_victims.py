@@ -33,8 +33,8 @@ def lowest_ranked(
             gone[leaf] = leaf.slot
             policy.drop(leaf)
             victims.append(victim)
-            tokens -= max(1, leaf.length - victim.keep)
-            above = None if victim.keep else exposed(leaf, gone)
+            tokens -= max(1, leaf.length - victim.keep_tokens)
+            above = None if victim.keep_tokens else exposed(leaf, gone)
             if above is not None:
                 lent.add(above)
                 policy.admit(above, now)

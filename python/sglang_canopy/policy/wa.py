@@ -206,7 +206,7 @@ class WorkloadAware(Policy):
             if last is not None and (least is None or rank < least[0][0]):
                 return Victim(last)
         if least is not None:
-            return Victim(least[1], self._keep(least[1]))
+            return Victim(least[1], self._keep_tokens(least[1]))
         soonest = self._kept.oldest()
         return Victim(soonest[-1]) if soonest is not None else None
 
@@ -268,7 +268,7 @@ class WorkloadAware(Policy):
         weight = self._weight(cell.category, cell.key[1])  # type: ignore[index]
         return weight * self._over_weight(cell.key[2:])  # type: ignore[index]
 
-    def _keep(self, leaf: Leaf) -> int:
+    def _keep_tokens(self, leaf: Leaf) -> int:
         """Return the number of the victim's leading tokens to keep."""
         return 0
 

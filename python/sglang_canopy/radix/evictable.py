@@ -128,7 +128,7 @@ class EvictableLeaves(set):
             if leaf is not None:
                 return leaf.node, 0
         victim = self.policy.victim(now)
-        return None if victim is None else (victim.leaf.node, victim.keep)  # type: ignore[attr-defined]
+        return None if victim is None else (victim.leaf.node, victim.keep_tokens)  # type: ignore[attr-defined]
 
     def lowest_ranked(self, tokens: int, leaves: int) -> list[tuple[UnifiedTreeNode, int]]:
         """Return the next victims, and the tokens that the policy keeps of each.

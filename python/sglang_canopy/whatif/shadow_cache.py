@@ -44,7 +44,7 @@ class ShadowCache:
         if request.time > tree.now:
             tree.now = request.time
         node, hit = tree.match(request.path)
-        tree.keep(request, node, hit)
+        tree.cache_path(request, node, hit)
         return hit
 
     def __len__(self) -> int:

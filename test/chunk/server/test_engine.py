@@ -158,7 +158,7 @@ def test_a_short_batch_in_nine_waits_for_work_that_a_long_prompt_has_earned(
     make, ids, work
 ) -> None:
     engine = make(learn_share=0.1, encode="prefix")
-    engine.watch.meter.every = 1
+    engine.checker.meter.every = 1
     pieces: list[int] = []
     learn(engine, request(*prompt(ids, (2,))))
     if work == "encoding":
@@ -170,8 +170,8 @@ def test_a_short_batch_in_nine_waits_for_work_that_a_long_prompt_has_earned(
         state = engine.new_request(served)
         state.fused = True
         engine.offer_check(served, state)
-        engine.watch.earn(64 * 1000)
-        engine.watch.run_piece = lambda *_: pieces.append(1)
+        engine.checker.add_budget(64 * 1000)
+        engine.checker.run_piece = lambda *_: pieces.append(1)
     waited = []
     for tokens in [40, *[0] * 20, 64, *[1] * 10]:
         pieces.clear()
@@ -182,14 +182,14 @@ def test_a_short_batch_in_nine_waits_for_work_that_a_long_prompt_has_earned(
 
 def test_a_long_prompt_waits_for_few_of_the_pieces_that_were_earned(make, ids) -> None:
     engine = make(learn_share=0.1, encode="prefix")
-    engine.watch.meter.every = 1
+    engine.checker.meter.every = 1
     learn(engine, request(*prompt(ids, (2,))))
     served = request(*prompt(ids, (2,)))
     state = engine.new_request(served)
     state.fused = True
     engine.offer_check(served, state)
     pieces = []
-    for did in (engine.library.encoder, engine.watch):
+    for did in (engine.library.encoder, engine.checker):
         name = "step" if did is engine.library.encoder else "run_piece"
         run = getattr(did, name)
         setattr(did, name, lambda *args, run=run: pieces.append(1) or run(*args))
@@ -202,7 +202,7 @@ def test_a_long_prompt_waits_for_few_of_the_pieces_that_were_earned(make, ids) -
     while engine.library.encoder.busy:
         engine.library.encode_piece()
     pieces.clear()
-    engine.watch.earn(6400)
+    engine.checker.add_budget(6400)
     for tokens, most in ((64, 1), (50 * 128, 1)):  # 128 earned tokens are two pieces
         engine.work_before_batch(tokens)
         assert len(pieces) == most

@@ -43,7 +43,7 @@ def key_of(engine, ids, params=None, **fields) -> str | None:
 
 
 def put_at(engine, step: int, tenant: str | None = None) -> None:
-    engine.watch.meter.tenants[tenant] = TenantQuality(step)
+    engine.checker.meter.tenants[tenant] = TenantQuality(step)
 
 
 def test_requests_share_kept_kv_under_equal_settings_alone(make, ids) -> None:
@@ -177,8 +177,8 @@ def differ_until_stopped(engine, tenant) -> None:
     one = SimpleNamespace(tenant=tenant, keys=())
     put_at(engine, STOPPED - 1, tenant)
     waiting = watches._Waiting((), one, STOPPED - 1, 0.15)
-    while engine.watch.meter.step(tenant) != STOPPED:
-        engine.watch._decide(engine.library, waiting, True)
+    while engine.checker.meter.step(tenant) != STOPPED:
+        engine.checker._decide(engine.library, waiting, True)
 
 
 def test_kv_from_before_a_stop_is_not_used_again(make, ids) -> None:
@@ -208,7 +208,7 @@ def test_kv_on_a_storage_is_not_used_again_after_a_restart(make, ids, monkeypatc
 def test_stops_of_many_tenants_are_bounded_and_none_is_forgotten(make, ids, monkeypatch) -> None:
     monkeypatch.setattr(watches, "MAX_TENANTS", 3)
     engine = make()
-    watch, before = engine.watch, {}
+    watch, before = engine.checker, {}
     for tenant in "abcde":
         before[tenant] = watch.epoch(tenant)
         differ_until_stopped(engine, tenant)
@@ -249,7 +249,7 @@ def test_a_prompts_own_windows_do_not_count_as_kept(make, ids) -> None:
 
 def test_a_turn_with_only_kept_kv_is_reported_and_checked(make, ids) -> None:
     engine = make()
-    engine.watch.meter.every = 1
+    engine.checker.meter.every = 1
     made = with_params(ids)
     learn(engine, with_params(ids))
     state = queued(engine, made)
@@ -262,7 +262,7 @@ def test_a_turn_with_only_kept_kv_is_reported_and_checked(make, ids) -> None:
     assert (report["fused"], report["kept"], report["reused"]) == (True, end - SYSTEM, 0)
     assert engine.counts["kept_requests"] == 1
     engine.offer_check(made, state)
-    assert len(engine.watch.waiting) == 1
+    assert len(engine.checker.waiting) == 1
 
 
 def test_a_client_may_not_name_such_a_namespace() -> None:

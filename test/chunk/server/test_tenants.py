@@ -36,7 +36,7 @@ def test_an_extra_key_a_salt_and_an_adapter_keep_kv_apart(make, ids) -> None:
 
 def test_a_deletion_reaches_every_version_the_queue_and_the_checks(make, ids, tmp_path) -> None:
     engine = make(disk_mb=64, directory=str(tmp_path))
-    engine.watch.meter.every = 1
+    engine.checker.meter.every = 1
     document = ids[SYSTEM : SYSTEM + LENGTH].tolist()
     for tenant in ("a", "b"):
         for system in (2, 3, 4):
@@ -55,7 +55,7 @@ def test_a_deletion_reaches_every_version_the_queue_and_the_checks(make, ids, tm
     for system in (2, 3, 4):
         assert tiers(engine, behind(system, document, "a")) == [None]
         assert tiers(engine, behind(system, document, "b")) == ["host"]
-    assert [one.request.tenant for one in engine.watch.waiting] == ["b"]
+    assert [one.request.tenant for one in engine.checker.waiting] == ["b"]
     job = engine.library.encoder._job
     waiting = {one.tenant for one in engine.library.encoder.queue.waiting}
     assert waiting | ({job.chunk.tenant} if job else set()) == {"b"}

@@ -199,7 +199,7 @@ class TieredTree(TierNodes):
             if victim is None:
                 break
             node: TierNode = victim.leaf  # type: ignore[assignment]
-            kept = self._kept(node, victim.keep, need - freed)
+            kept = self._kept(node, victim.keep_tokens, need - freed)
             gone = node.length - kept * size
             if self.write_back and not node.host:
                 if kept:
@@ -236,7 +236,7 @@ class TieredTree(TierNodes):
             if victim is None:
                 break
             node: TierNode = victim.leaf  # type: ignore[assignment]
-            kept = self._kept(node, victim.keep, need - freed)
+            kept = self._kept(node, victim.keep_tokens, need - freed)
             gone = node.length - kept * self.block_tokens
             freed += gone
             node.ranked = NOWHERE

@@ -103,6 +103,8 @@ class Admission:
             return self._admitted(choose())
         candidates = self._candidates = scheduler.waiting_queue
         self._chunked = scheduler.chunked_req
+        if gate is not None:
+            gate.advance(gate.now)
         scheduler.waiting_queue = self._by_seniority() if holds else [*candidates]
         try:
             return self._admitted(choose())

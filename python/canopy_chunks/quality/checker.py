@@ -30,7 +30,11 @@ SHOWN_TENANTS = 32
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A prompt to check at a step; ratio: the server's for it; pieces: number of pieces started."""
+    """A prompt waiting for a quality check.
+
+    step: the tenant's quality level; ratio: the recompute ratio it would be served with; pieces: pieces
+    of the check that were started.
+    """
 
     ids: Sequence[int]
     request: Any
@@ -39,7 +43,7 @@ class _Waiting:
     pieces: int = 0
 
 
-class Watch:
+class QualityChecker:
     """Checks of one scheduler process.
 
     end: the token that ends an answer, if known. piece_tokens: tokens in a piece of a check.
@@ -52,10 +56,10 @@ class Watch:
         self.meter, self.end, self.piece_tokens = meter, end, piece_tokens
         self.waiting: deque[_Waiting] = deque()
         self.dropped: Counter[str] = Counter()
-        self.credit = 0.0
+        self.budget_tokens = 0.0
         self._epochs: dict[str | None, int] = {}
         self._least_epoch = self._last_epoch = 0
-        self._steps: Generator[None, None, bool] | None = None
+        self._running_check: Generator[None, None, bool] | None = None
 
     @property
     def busy(self) -> bool:
@@ -63,7 +67,7 @@ class Watch:
         return bool(self.waiting)
 
     def step(self, tenant: str | None) -> int:
-        """Return a tenant's step in the quality meter."""
+        """Return a tenant's quality level."""
         return self.meter.step(tenant)
 
     def epoch(self, tenant: str | None) -> int:
@@ -72,7 +76,7 @@ class Watch:
         return self._epochs.get(tenant, self._least_epoch)
 
     def offer(self, ids: Sequence[int], request: Any, ratio: float) -> None:
-        """Offer a prompt for a check: fused at the server's ``ratio``, or eligible for it."""
+        """Queue a prompt for a check if the meter samples it. ``ratio``: the server's for it."""
         step = self.meter.take(request.tenant)
         if step is None:
             return
@@ -87,7 +91,7 @@ class Watch:
 
         A suspect's check is never dropped. Returns whether a check was dropped.
         """
-        current = self.waiting[0] if self._steps is not None else None
+        current = self.waiting[0] if self._running_check is not None else None
         others = [one for one in self.waiting if one is not current]
         least = min(others, key=lambda one: self.meter.rank(one.request.tenant))
         rank = self.meter.rank(least.request.tenant)
@@ -99,8 +103,8 @@ class Watch:
 
     def interrupt(self, now: float) -> None:
         """Stop the check in progress before a batch. It restarts later or is dropped."""
-        if self._steps is not None:
-            self._steps = None
+        if self._running_check is not None:
+            self._running_check = None
             one = self.waiting.popleft()
             if one.pieces < MAX_TIMES * pieces_of(len(one.ids), self.piece_tokens):
                 self.waiting.append(one)
@@ -111,11 +115,11 @@ class Watch:
     def forget(self, tenant: str | None) -> None:
         """Drop a tenant's prompts, as its documents are deleted."""
         if any(one.request.tenant == tenant for one in self.waiting):
-            self._steps = None
+            self._running_check = None
             self.waiting = deque(one for one in self.waiting if one.request.tenant != tenant)
 
-    def spend(self, library: Any, now: float, tokens: int) -> None:
-        """Run earned pieces before a batch of ``tokens``: one, or as many as its share allows.
+    def run_within_budget(self, library: Any, now: float, tokens: int) -> None:
+        """Run pieces before a batch of ``tokens``: one, or as many as its share allows.
 
         A check continues after the batch, in the encoder's share of the memory, unless the encoder
         needs it.
@@ -123,28 +127,31 @@ class Watch:
         self._drop_old(now)
         pieces = 0
         most = max(1, int(LOAD_SHARE * tokens) // self.piece_tokens)
-        while self.waiting and self.credit >= self.piece_tokens and pieces < most:
+        while self.waiting and self.budget_tokens >= self.piece_tokens and pieces < most:
             self.run_piece(library, now)
-            self.credit -= self.piece_tokens
+            self.budget_tokens -= self.piece_tokens
             pieces += 1
 
-    def earn(self, tokens: int) -> None:
-        """Earn checks, to be run later, of a share of a batch's computed ``tokens``."""
-        self.credit = self.credit + LOAD_SHARE * tokens if self.waiting else 0.0
+    def add_budget(self, tokens: int) -> None:
+        """Allow later checks to compute a share of a batch's computed ``tokens``."""
+        if self.waiting:
+            self.budget_tokens += LOAD_SHARE * tokens
+        else:
+            self.budget_tokens = 0.0
 
     def run_piece(self, library: Any, now: float) -> None:
         """Run one piece of the check in progress, or start the next check."""
-        if self._steps is None:
+        if self._running_check is None:
             self._drop_old(now)
         if not self.waiting:
             return
         one = self.waiting[0]
         try:
-            if self._steps is None:
-                self._steps = self._begin(library, one)
-            if self._steps is not None:
+            if self._running_check is None:
+                self._running_check = self._begin(library, one)
+            if self._running_check is not None:
                 one.pieces += 1
-                next(self._steps)
+                next(self._running_check)
                 return
         except StopIteration as done:
             self._decide(library, one, done.value)
@@ -155,7 +162,7 @@ class Watch:
                 "canopy: a prompt's answers could not be compared; the check is skipped"
             )
             self.dropped["failed"] += 1
-        self._steps = None
+        self._running_check = None
         self.waiting.popleft()
 
     def stats(self) -> dict[str, Any]:
@@ -170,7 +177,7 @@ class Watch:
 
     def _drop_old(self, now: float) -> None:
         """Drop prompts that have waited too long, except the prompt being checked."""
-        waiting = list(self.waiting)[int(self._steps is not None) :]
+        waiting = list(self.waiting)[int(self._running_check is not None) :]
         for one in [one for one in waiting if now - one.request.time_s > KEPT_S]:
             self.waiting.remove(one)
             self.dropped["too old"] += 1

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 from canopy_chunks.fuse import rows  # noqa: E402
 from canopy_chunks.quality.check import pieces_of  # noqa: E402
+from canopy_chunks.quality.checker import KEPT_S, LOAD_SHARE, MAX_TIMES, MAX_WAITING, QualityChecker  # noqa: E402
 from canopy_chunks.quality.tenant_meter import (  # noqa: E402
     MAX_TENANTS,
     RAISED,
@@ -17,7 +18,6 @@ from canopy_chunks.quality.tenant_meter import (  # noqa: E402
     STOPPED,
     QualityMeter,
 )
-from canopy_chunks.quality.watch import KEPT_S, LOAD_SHARE, MAX_TIMES, MAX_WAITING, Watch  # noqa: E402
 from canopy_chunks.server import engine as engines  # noqa: E402
 from canopy_chunks.server.engine import ChunkEngine  # noqa: E402
 from canopy_chunks.server.options import Options  # noqa: E402
@@ -35,7 +35,7 @@ def engine(llama, monkeypatch):
     monkeypatch.setattr(engines.model_view, "served_model", lambda *_: llama)
     runner = SimpleNamespace(attn_backend=SimpleNamespace(canopy_plan=None), server_args=NO_STORAGE)
     made = ChunkEngine(runner, Options(memory_mb=64, encode="prefix"))
-    made.watch.meter.every = 1
+    made.checker.meter.every = 1
     return made
 
 
@@ -88,12 +88,12 @@ def test_shuffled_kv_stops_reuse_until_kv_is_encoded_again(engine, ids, caplog) 
     for _ in range(7):
         serve(engine, req)
         idle(engine)
-    assert engine.watch.meter.step(None) == RAISED
+    assert engine.checker.meter.step(None) == RAISED
     assert engine.ratio_for(queued(engine, prompt(ids)), []) == 0.3
     for _ in range(14):
         state = serve(engine, req)
         idle(engine)
-    assert engine.watch.meter.step(None) == STOPPED
+    assert engine.checker.meter.step(None) == STOPPED
     assert "now stopped" in caplog.text
     state = serve(engine, req)
     assert (state.fused, state.reason) == (False, DIFFERED)
@@ -103,7 +103,7 @@ def test_shuffled_kv_stops_reuse_until_kv_is_encoded_again(engine, ids, caplog) 
     for _ in range(32):
         serve(engine, req)
         idle(engine)
-    assert engine.watch.meter.step(None) == SERVED
+    assert engine.checker.meter.step(None) == SERVED
     assert "now served" in caplog.text
 
 
@@ -128,7 +128,7 @@ def test_a_request_with_its_own_ratio_is_not_checked(engine, ids) -> None:
     learn(engine, prompt(ids))
     for own in ({"canopy_recompute_ratio": 0.5}, {"canopy_selector": "frequency"}):
         serve(engine, prompt(ids, params=own))
-    assert not engine.watch.busy
+    assert not engine.checker.busy
 
 
 def test_a_check_between_the_prompts_of_a_client_is_done_in_its_next_pause(engine, ids) -> None:
@@ -136,7 +136,7 @@ def test_a_check_between_the_prompts_of_a_client_is_done_in_its_next_pause(engin
     serve(engine, prompt(ids))
     for _ in range(20):
         engine.work_when_idle()
-        engine.watch.interrupt(engine.time_s)
+        engine.checker.interrupt(engine.time_s)
     idle(engine)
     assert quality(engine)["checked"] == 1
 
@@ -145,26 +145,26 @@ def test_a_check_that_is_given_up_again_and_again_is_forgotten(engine, ids) -> N
     learn(engine, prompt(ids))
     serve(engine, prompt(ids))
     pieces = 0
-    while engine.watch.busy:
+    while engine.checker.busy:
         for _ in range(10):
             engine.work_when_idle()
             pieces += 1
-        engine.watch.interrupt(engine.time_s)
-    whole = pieces_of(SYSTEM + LENGTH + TAIL, engine.watch.piece_tokens)
+        engine.checker.interrupt(engine.time_s)
+    whole = pieces_of(SYSTEM + LENGTH + TAIL, engine.checker.piece_tokens)
     assert MAX_TIMES * whole <= pieces < MAX_TIMES * whole + 10
     assert quality(engine)["dropped"] == {"interrupted": 1}
-    engine.watch.interrupt(engine.time_s)  # no check is running
+    engine.checker.interrupt(engine.time_s)  # no check is running
 
 
 def test_a_text_is_kept_no_longer_than_its_check(engine, ids) -> None:
     learn(engine, prompt(ids))
     serve(engine, prompt(ids))
     idle(engine)
-    assert not engine.watch.waiting
+    assert not engine.checker.waiting
     serve(engine, prompt(ids))
     engine.time_s = KEPT_S + 1
     engine.work_when_idle()
-    assert not engine.watch.waiting
+    assert not engine.checker.waiting
     assert quality(engine)["dropped"] == {"too old": 1}
     assert quality(engine)["checked"] == 1
 
@@ -172,21 +172,21 @@ def test_a_text_is_kept_no_longer_than_its_check(engine, ids) -> None:
 def test_a_server_that_is_never_idle_checks_within_its_budget(engine, ids) -> None:
     learn(engine, prompt(ids))
     rows = pieces = 0
-    step, run_piece = 500, engine.watch.run_piece
+    step, run_piece = 500, engine.checker.run_piece
 
     def counted(*args) -> None:
         nonlocal pieces
         pieces += 1
         run_piece(*args)
 
-    engine.watch.run_piece = counted
+    engine.checker.run_piece = counted
     while quality(engine)["checked"] < 3:
         engine.work_before_batch(step)
         serve(engine, prompt(ids))
-        engine.watch.earn(step)
+        engine.checker.add_budget(step)
         rows += step
         assert rows < 2_000_000
-    assert pieces * engine.watch.piece_tokens <= LOAD_SHARE * rows
+    assert pieces * engine.checker.piece_tokens <= LOAD_SHARE * rows
     assert not quality(engine)["dropped"].get("interrupted")
 
 
@@ -196,7 +196,7 @@ def test_an_evicted_document_is_no_difference(engine, ids, during) -> None:
     serve(engine, prompt(ids))
     if during:
         engine.work_when_idle()
-    for keys in engine.watch.waiting[0].request.keys:
+    for keys in engine.checker.waiting[0].request.keys:
         engine.library.store.delete(keys[0])
     idle(engine)
     assert quality(engine)["dropped"] == {"no longer stored": 1}
@@ -210,8 +210,8 @@ def test_a_busy_server_keeps_no_text_longer_either(engine, ids) -> None:
     later = prompt(ids)
     later.sampling_params.custom_params = {STAMP_KEY: {"time": KEPT_S + 1}}
     assert engine.new_request(later) is None, "nothing of it concerns documents"
-    engine.watch.interrupt(engine.time_s)
-    assert not engine.watch.waiting
+    engine.checker.interrupt(engine.time_s)
+    assert not engine.checker.waiting
     assert quality(engine)["dropped"] == {"too old": 1}
 
 
@@ -222,12 +222,12 @@ def test_few_prompts_wait_and_one_a_tenant(engine, ids) -> None:
             state = engine.new_request(req)
             state.fused = True
             engine.offer_check(req, state)
-    assert len(engine.watch.waiting) == MAX_WAITING
-    assert len({one.request.tenant for one in engine.watch.waiting}) == MAX_WAITING
+    assert len(engine.checker.waiting) == MAX_WAITING
+    assert len({one.request.tenant for one in engine.checker.waiting}) == MAX_WAITING
 
 
 def test_invented_tenants_do_not_hold_the_places_of_a_tenant_with_many_prompts() -> None:
-    watch = Watch(QualityMeter(100, 0.4), None, 64)
+    watch = QualityChecker(QualityMeter(100, 0.4), None, 64)
 
     def offer(tenant: str, prompts: int) -> None:
         for _ in range(prompts):
@@ -287,7 +287,7 @@ def test_a_check_that_fails_is_counted_and_the_next_one_runs(engine, ids, monkey
     learn(engine, prompt(ids))
     serve(engine, prompt(ids))
     with monkeypatch.context() as broken:
-        broken.setattr("canopy_chunks.quality.watch.answers_differ", None)
+        broken.setattr("canopy_chunks.quality.checker.answers_differ", None)
         idle(engine)
     serve(engine, prompt(ids))
     idle(engine)
@@ -296,7 +296,7 @@ def test_a_check_that_fails_is_counted_and_the_next_one_runs(engine, ids, monkey
 
 
 def test_a_restart_begins_with_a_new_meter_that_checks_more(engine) -> None:
-    fresh = Watch(QualityMeter(100, 0.4), None, 64)
+    fresh = QualityChecker(QualityMeter(100, 0.4), None, 64)
     taken = [fresh.meter.take(None) for _ in range(10)]
     assert taken == [None] * 9 + [SERVED]
 
@@ -340,7 +340,7 @@ def test_shuffled_kv_of_real_text_is_acted_on_and_clean_text_is_not(
         for count in range(1, most + 1):
             serve(engine, one(draw.sample(range(len(tokens)), 3)))
             idle(engine)
-            if engine.watch.meter.step(None) == step:
+            if engine.checker.meter.step(None) == step:
                 return count
         return most + 1
 
