@@ -57,7 +57,7 @@ class Worker:
 
     def forward(self, batch):
         def original(worker, run):
-            plan = worker.model_runner.attn_backend.canopy_plan
+            plan = worker.model_runner.attn_backend.canopy.plan
             rows = plan.positions if plan is not None else torch.arange(run.extend_num_tokens)
             self.ran.append((rows.tolist(), True))
 
@@ -122,7 +122,7 @@ def served(model, monkeypatch, put, **options) -> ChunkEngine:
     ]
     pool = SimpleNamespace(get_key_buffer=lambda i: keys[i], get_value_buffer=lambda i: values[i])
     runner = SimpleNamespace(
-        attn_backend=SimpleNamespace(canopy_plan=None),
+        attn_backend=SimpleNamespace(canopy=SimpleNamespace(plan=None)),
         model_config=NO_FILES,
         server_args=NO_STORAGE,
         token_to_kv_pool=pool,
@@ -165,7 +165,7 @@ def run(engine: ChunkEngine, batch, monkeypatch) -> list[torch.Tensor]:
     )
 
     def original(_, run):
-        plan = worker.model_runner.attn_backend.canopy_plan
+        plan = worker.model_runner.attn_backend.canopy.plan
         assert run.input_ids.shape == plan.positions.shape == run.out_cache_loc.shape
         q = torch.zeros(len(plan.positions), 4, 32, device=plan.positions.device)
         for k, v in zip(engine.runner.keys, engine.runner.values):

@@ -1,6 +1,6 @@
 """Attention for batches whose rows are not contiguous, on top of SGLang's own backends.
 
-A backend keeps its name and class. While a fused batch runs, ``canopy_plan`` is set and rows attend
+A backend keeps its name and class. While a fused batch runs, ``canopy.plan`` is set and rows attend
 by position: a query at position p attends to its own request's keys 0..p. All other batches run the
 stock code. On a CPU this is the project's blocked torch attention, on CUDA its Triton kernel
 (``canopy_kernel``), whatever the server's backend is.
@@ -50,9 +50,18 @@ class FusedAttention:
         return attention.blocked(q, k_pool, v_pool, self.rows, scale, self._planned)
 
 
+@dataclass(slots=True)
+class Fusing:
+    """State of an attention backend that fuses, at ``backend.canopy``."""
+
+    name: str
+    plan: FusedAttention | None = None
+    """Of the fused batch that runs."""
+
+
 def fuses(backend: Any) -> bool:
     """Return whether the backend was created under a name that :func:`register` replaced."""
-    return hasattr(backend, "canopy_plan")
+    return hasattr(backend, "canopy")
 
 
 def _forward_extend(
@@ -67,7 +76,7 @@ def _forward_extend(
     **kwargs: Any,
 ) -> torch.Tensor:
     """Attend ``q [m, heads * d]``; returns q's shape. The rows' K and V are written first."""
-    plan: FusedAttention | None = backend.canopy_plan
+    plan: FusedAttention | None = backend.canopy.plan
     if plan is None:
         return stock(q, k, v, layer, forward_batch, *args, **kwargs)
     from sglang.srt.mem_cache.memory_pool import KVWriteLoc
@@ -99,7 +108,7 @@ def register() -> None:
 
     for name in BACKENDS:
         create = ATTENTION_BACKENDS.get(name)
-        if create is not None and not hasattr(create, "canopy_fused"):
+        if create is not None and not hasattr(create, "canopy"):
             register_attention_backend(name)(_fusing(name, create))
 
 
@@ -107,9 +116,9 @@ def _fusing(name: str, create: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(create)
     def made(runner: Any) -> Any:
         backend = create(runner)
-        backend.canopy_plan, backend.canopy_name = None, name
+        backend.canopy = Fusing(name)
         backend.forward_extend = functools.partial(_forward_extend, backend, backend.forward_extend)
         return backend
 
-    made.canopy_fused = True  # type: ignore[attr-defined]
+    made.canopy = True  # type: ignore[attr-defined]
     return made

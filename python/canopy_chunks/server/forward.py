@@ -56,11 +56,11 @@ def forward(original: Any, worker: Any, batch: Any = None, *args: Any, **kwargs:
             _run_without_sampling(worker, run, plan)
         run, plan = runs[-1]
         backend = worker.model_runner.attn_backend
-        backend.canopy_plan = plan
+        backend.canopy.plan = plan
         try:
             result = original(worker, run, *args, **kwargs)
         finally:
-            backend.canopy_plan = None
+            backend.canopy.plan = None
             for (
                 transfer
             ) in plan.arrivals:  # also after a failed forward: its slots are not free before
@@ -76,7 +76,7 @@ def set_positions(
     """Hook after ``ForwardBatch.init_new``: give a fused batch's rows their true positions."""
     if engine_of_runner(runner) is None:
         return
-    plan = runner.attn_backend.canopy_plan
+    plan = runner.attn_backend.canopy.plan
     if plan is not None:
         assert forward_batch.positions.shape == plan.positions.shape
         forward_batch.positions = plan.positions.to(forward_batch.positions.dtype)
@@ -89,7 +89,7 @@ def _run_without_sampling(worker: Any, run: Any, plan: FusedAttention) -> None:
     runner = worker.model_runner
     run.return_logprob = False
     run.extend_input_logprob_token_ids = None
-    runner.attn_backend.canopy_plan = plan
+    runner.attn_backend.canopy.plan = plan
     try:
         made = ForwardBatch.init_new(
             run,
@@ -99,7 +99,7 @@ def _run_without_sampling(worker: Any, run: Any, plan: FusedAttention) -> None:
         )
         runner.forward(made)
     finally:
-        runner.attn_backend.canopy_plan = None
+        runner.attn_backend.canopy.plan = None
 
 
 def _packed_runs(engine: ChunkEngine, batch: Any) -> list[Run]:

@@ -86,7 +86,7 @@ def _calibrate_and_check(engine: ChunkEngine, tokenizer: Any, tp_size: int) -> N
     options, model, runner = engine.options, engine.model, engine.runner
     engine.setting = Setting(
         model.identity, _chip(model.device), str(model.dtype).removeprefix("torch."), tp_size,
-        runner.attn_backend.canopy_name,
+        runner.attn_backend.canopy.name,
     )  # fmt: skip
     engine.ratios = calibrated_ratios(options.calibration, engine.setting)
     method = Method(options.selector, options.encode)

@@ -15,7 +15,7 @@ from support.chunk_engine import LENGTH, NO_FILES, NO_STORAGE, SYSTEM, Tokenizer
 def make(llama, monkeypatch):
     """``make(encode=..., ...)``: an engine over the small model, without a server around it."""
     monkeypatch.setattr(engines.model_view, "served_model", lambda *_: llama)
-    backend = SimpleNamespace(canopy_plan=None)
+    backend = SimpleNamespace(canopy=SimpleNamespace(plan=None))
     runner = SimpleNamespace(
         attn_backend=backend, model_config=NO_FILES, server_args=NO_STORAGE, canopy=None
     )

@@ -43,7 +43,7 @@ def test_a_batch_without_a_plan_uses_stock_attention():
 
 def test_a_fused_batch_attends_by_position():
     backend, rows, layer, q, expected = backend_and_batch()
-    backend.canopy_plan = server_attention.FusedAttention(rows)
+    backend.canopy.plan = server_attention.FusedAttention(rows)
     for _ in range(2):  # the second layer reuses the plan
         got = backend.forward_extend(q, None, None, layer, None)
         assert torch.allclose(got, expected, atol=1e-5)

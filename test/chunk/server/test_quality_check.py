@@ -67,7 +67,9 @@ def started(llama, monkeypatch, tmp_path, calibrated: dict[str, float], **option
         lambda model, tokenizer, method, ratios, floor: seen.update(method=method, ratios=ratios),
     )
     given = Options(**options, **({"calibration": str(path)} if calibrated else {}))
-    runner = SimpleNamespace(attn_backend=SimpleNamespace(canopy_name="torch_native"))
+    runner = SimpleNamespace(
+        attn_backend=SimpleNamespace(canopy=SimpleNamespace(name="torch_native"))
+    )
     engine = SimpleNamespace(options=given, model=llama, runner=runner)
     start._calibrate_and_check(engine, None, 1)
     return seen

@@ -33,7 +33,9 @@ SYSTEM, LENGTH, TAIL = 40, 120, 8
 def engine(llama, monkeypatch):
     """Every prompt is checked. One document a prompt, behind its own system text: exact."""
     monkeypatch.setattr(engines.model_view, "served_model", lambda *_: llama)
-    runner = SimpleNamespace(attn_backend=SimpleNamespace(canopy_plan=None), server_args=NO_STORAGE)
+    runner = SimpleNamespace(
+        attn_backend=SimpleNamespace(canopy=SimpleNamespace(plan=None)), server_args=NO_STORAGE
+    )
     made = ChunkEngine(runner, Options(memory_mb=64, encode="prefix"))
     made.checker.meter.every = 1
     return made
@@ -316,7 +318,9 @@ def test_shuffled_kv_of_real_text_is_acted_on_and_clean_text_is_not(
         pytest.skip(f"{data} is not here")
     model, tokenizer = load(smollm2), AutoTokenizer.from_pretrained(smollm2)
     monkeypatch.setattr(engines.model_view, "served_model", lambda *_: model)
-    runner = SimpleNamespace(attn_backend=SimpleNamespace(canopy_plan=None), server_args=NO_STORAGE)
+    runner = SimpleNamespace(
+        attn_backend=SimpleNamespace(canopy=SimpleNamespace(plan=None)), server_args=NO_STORAGE
+    )
     engine = ChunkEngine(runner, Options(memory_mb=512))
     draw, found = random.Random(5), read(data, 8)
     tokens = [tokenizer.encode(e.documents[i])[:70] for e in found for i in range(2)]

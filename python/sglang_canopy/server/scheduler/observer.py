@@ -24,7 +24,6 @@ logger = logging.getLogger(__name__)
 
 BLOCK_TOKENS = 64
 """Tokens per block of a path, as ``block_tokens`` by default."""
-_ATTRIBUTE = "canopy_observer"
 
 
 def meter_of(
@@ -129,8 +128,8 @@ def _is_first_event(req: Any) -> bool:
 
 def observer_of(scheduler: Any) -> Observer | None:
     """Return the scheduler's observer; ``None`` without ``--canopy-observe``."""
-    observer: Observer | None = getattr(scheduler, _ATTRIBUTE, None)
-    if observer is None and not hasattr(scheduler, _ATTRIBUTE):
+    observer: Observer | None = getattr(scheduler, "canopy", None)
+    if observer is None and not hasattr(scheduler, "canopy"):
         args: Any = getattr(scheduler, "server_args", None)
         options = options_of(args).meter
         if options is not None and options.observe:
@@ -142,5 +141,5 @@ def observer_of(scheduler: Any) -> Observer | None:
             observer = Observer(meter)
             enabled = bool(getattr(args, "enable_metrics", False))
             reporter.start_watching(meter, observer.refused, enabled)
-        setattr(scheduler, _ATTRIBUTE, observer)
+        scheduler.canopy = observer
     return observer
