@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from device_timing import Bench, Cost, compare_to_peak, ceilings, table
+from device_timing import Bench, Cost, ceilings, compare_to_peak, table
 
 sys.path.append(str(Path(__file__).parents[1] / "chunk"))
 from comparators.weights import random_model

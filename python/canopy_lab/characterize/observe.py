@@ -18,7 +18,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.reuse.survival import EDGES
 
 PARTS = 4
-"""Age bins of the charts per bin of the policies (``reuse.bins``)."""
+"""Age bins of the charts per bin of the policies (``reuse.survival``)."""
 TOP_TURN = 10
 """Turns from here on share one category."""
 POSITIONS = 10

@@ -167,7 +167,7 @@ class SessionGate:
                 self._forget(session)
         if session.active:
             self.footprints.moved(session, self.now)
-        self._arm_and_pause()
+        self._activate_and_pause()
 
     def _learn(self, session: Session, request: Request) -> None:
         """Learn from one answer to a request, unless it was aborted."""
@@ -194,7 +194,7 @@ class SessionGate:
         else:  # paused before
             self.waiting.discard(session)
             self.places.pause(session, self.now)
-        self._arm_and_pause()
+        self._activate_and_pause()
 
     def hint_over(self, tenant: str | None, conversation: Hashable) -> None:
         """Apply a client's hint that a conversation is over."""
@@ -251,7 +251,7 @@ class SessionGate:
             for session in [*islice(self.waiting.sessions.values(), _ENTER_AT_ONCE)]:
                 self._enter(session)
 
-    def _arm_and_pause(self) -> None:
+    def _activate_and_pause(self) -> None:
         """Activate the gate and pause, if necessary, after the end of a request."""
         self._changed = True
         surplus = self.places.too_many()
