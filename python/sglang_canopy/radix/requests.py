@@ -47,7 +47,7 @@ class Requests:
         then sent again, does not count as a return. Health probes are ignored.
         """
         state = attached(req)
-        request = state.request
+        request: LiveRequest | None = state.request
         if request is None:
             request = live_request(req, self.tree.clock.now, self.live.settings.block_tokens)
             state.request = request

@@ -5,12 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sglang_canopy.wire.stamp import ADDED, PREFIX, STAMP_KEY
-
-if TYPE_CHECKING:
-    from sglang_canopy.radix.live_request import LiveRequest
 
 _REQUEST = "__req__"
 """SGLang adds the request under this key, for custom logit processors."""
@@ -22,8 +19,8 @@ class Attached:
 
     params: Mapping[str, Any]
     """Canopy's keys of its ``custom_params``."""
-    request: LiveRequest | None = None
-    """The policies' record, if a Canopy policy ranks the tree."""
+    request: Any = None
+    """The policies' record (``radix.live_request``), if a Canopy policy ranks the tree."""
     lora_adapter: str | None = None
     documents: Any = None
     """State of its documents; ``None`` if it names none."""

@@ -53,7 +53,8 @@ class Scheduler:
 
     def __init__(self, capacity: int = 100, always: bool = True) -> None:
         self.gate = SessionGate(GateSettings(always=always), capacity)
-        order = SimpleNamespace(is_on=False, measures=False, arranged=())
+        no_order = SimpleNamespace(known=list)
+        order = SimpleNamespace(is_on=False, measures=False, arranged=no_order)
         self.admission = Admission(order, self.gate)  # type: ignore[arg-type]
         self.tree_cache = SimpleNamespace(admission=self.admission)
         self.waiting_queue: list[Req] = []
@@ -239,9 +240,9 @@ def test_errors_and_health_checks_pass() -> None:
     broken = Req("r1", "s1", 100, 1.0)
     broken.to_finish = object()  # type: ignore[assignment]
     scheduler.add(broken)
-    from sglang.srt.managers.utils import HEALTH_CHECK_RID_PREFIX
-
-    scheduler.add(Req(f"{HEALTH_CHECK_RID_PREFIX}_1", "s2", 100, 2.0))
+    probe = Req("r2", "s2", 100, 2.0)
+    probe.canopy.request.is_health_probe = True
+    scheduler.add(probe)
     assert len(scheduler.shown()) == 3
 
 

@@ -12,13 +12,15 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang_canopy import releases
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.radix.live_request import State
 from sglang_canopy.server.scheduler import observer
-from sglang_canopy.server.scheduler.live_order import LiveOrder
+
+if TYPE_CHECKING:
+    from sglang_canopy.server.scheduler.live_order import LiveOrder
 
 
 class Admission:
