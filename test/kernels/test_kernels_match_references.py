@@ -5,12 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from canopy_kernel import (  # noqa: E402
-    attention,
-    lowpass,
-    pages,
-    rope_scatter,
-)
+from canopy_kernel import attention, lowpass, pages, rope_scatter  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BACKENDS = ("triton", "blocked") if DEVICE == "cpu" else ("triton",)

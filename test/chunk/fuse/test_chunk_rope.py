@@ -6,14 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from canopy_chunks.fuse.rope import (  # noqa: E402
-    Rope,
-    from_config,
-    rotate,
-    rotate_into,
-    undo_checked,
-    unrotate,
-)
+from canopy_chunks.fuse.rope import Rope, from_config, rotate, rotate_into, undo_checked, unrotate  # noqa: E402
 from canopy_kernel.rows import turned, turns  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 

@@ -9,11 +9,7 @@ torch = pytest.importorskip("torch")
 
 
 from canopy_chunks.server.engine import ChunkEngine  # noqa: E402
-from support.chunk_engine import (  # noqa: E402
-    know_head,
-    prompt,
-    request,
-)
+from support.chunk_engine import know_head, prompt, request  # noqa: E402
 from support.document_steps import kernels_on, moved, run, served, step_of  # noqa: E402
 from support.separate_device import DEVICE, HostSync, SeparateDevice, inside  # noqa: E402
 

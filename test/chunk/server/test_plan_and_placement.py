@@ -12,11 +12,7 @@ from canopy_chunks.fuse.encode import encode  # noqa: E402
 from canopy_chunks.fuse.fusion import fused_prefill  # noqa: E402
 from canopy_chunks.fuse.selectors import make_selector  # noqa: E402
 from canopy_chunks.server.model_view import check_layout, pool_views, row_cache  # noqa: E402
-from canopy_chunks.server.plan import (  # noqa: E402
-    PromptSlots,
-    choose_tokens,
-    replan,
-)
+from canopy_chunks.server.plan import PromptSlots, choose_tokens, replan  # noqa: E402
 from canopy_chunks.store.chunk import FusedPrompt, Placed  # noqa: E402
 from canopy_chunks.store.suffix import ChunkSuffix  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402

@@ -11,13 +11,7 @@ torch = pytest.importorskip("torch")
 from canopy_chunks.fuse import rows  # noqa: E402
 from canopy_chunks.quality.check import pieces_of  # noqa: E402
 from canopy_chunks.quality.checker import KEPT_S, LOAD_SHARE, MAX_TIMES, MAX_WAITING, QualityChecker  # noqa: E402
-from canopy_chunks.quality.tenant_meter import (  # noqa: E402
-    MAX_TENANTS,
-    RAISED,
-    SERVED,
-    STOPPED,
-    QualityMeter,
-)
+from canopy_chunks.quality.tenant_meter import MAX_TENANTS, RAISED, SERVED, STOPPED, QualityMeter  # noqa: E402
 from canopy_chunks.server import engine as engines  # noqa: E402
 from canopy_chunks.server.engine import ChunkEngine  # noqa: E402
 from canopy_chunks.server.options import Options  # noqa: E402
