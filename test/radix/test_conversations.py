@@ -109,17 +109,6 @@ def test_a_return_to_abandoned_branches_ends_trust() -> None:
     check(tree)
 
 
-def kept(tree: LiveTree) -> set[int]:
-    now = tree.core.clock.now
-    nodes = tree.core._node_arena.values()
-    return {
-        token
-        for node in nodes
-        if (node.canopy.keep_until or 0.0) > now
-        for token in node.key.raw_token_ids()
-    }
-
-
 @given(
     st.lists(
         st.tuples(

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
 from sglang_canopy.policy.registry import live_names
-from support.hybrid_tree import FULL, HYBRIDS, MAMBA, SWA, HybridTree
+from support.kit_tree import FULL, HYBRIDS, MAMBA, SWA, KitTree
 from support.policy_rules import PolicyRules
 
 runs = st.lists(st.integers(0, 2), min_size=1, max_size=5)
@@ -22,7 +22,7 @@ class Tree(PolicyRules):
         host_ratio=st.sampled_from([0.7, 2.0]),
     )
     def start(self, kind, policy, write, host_ratio) -> None:
-        self.tree = HybridTree(kind, policy, write, host_ratio)
+        self.tree = KitTree(kind, policy, write, host_ratio)
         self.time = 0.0
         self.locks: list = []
 

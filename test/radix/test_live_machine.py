@@ -36,18 +36,24 @@ class Tree(PolicyRules):
         host_tokens=st.sampled_from([0, 64]),
         page=st.sampled_from([1, 2]),
         whole=st.booleans(),
+        pairs=st.booleans(),
     )
-    def start(self, device, host, write, host_ttl, pages_on_disk, host_tokens, page, whole) -> None:
+    def start(
+        self, device, host, write, host_ttl, pages_on_disk, host_tokens, page, whole, pairs
+    ) -> None:
         self.folder = Path(tempfile.mkdtemp())
         table = None if host_ttl is None else TTLTable(residual_ttl_s=host_ttl)
         choice = None if host is None else PolicyChoice(host)
         self.page, self.disk = page, pages_on_disk * 4096
+        self.pairs = pairs and not self.disk
+        """Whether keys are of token pairs, as in EAGLE; 1 token more than pairs is in a path."""
         self.options = {
             "policy": device,
             "write_policy": write,
             "config": {"quantum_tokens": 1, "whole_nodes": whole},
             "page_size": page,
             "floor": True,
+            "pairs": self.pairs,
         }
         self.host = host_tokens or self.disk
         if self.host:
@@ -71,7 +77,8 @@ class Tree(PolicyRules):
         return tree
 
     def pages(self, tokens: list[int]) -> list[tuple[int, ...]]:
-        return [tuple(tokens[:end]) for end in range(self.page, len(tokens) + 1, self.page)]
+        ends = range(self.page, len(tokens) + 1 - self.pairs, self.page)
+        return [tuple(tokens[: end + self.pairs]) for end in ends]
 
     @rule(
         run=runs,
@@ -99,9 +106,12 @@ class Tree(PolicyRules):
             tree.load_back(tokens)
         hit = tree.serve(tokens, self.time, category=category, **fields)
         assert hit % self.page == 0
-        assert tree.kv(tokens) == tokens
-        for page in self.pages(tokens):
-            if len(page) <= hit:
+        pages = self.pages(tokens)
+        whole = len(pages) * self.page
+        assert tree.match(tokens) == whole
+        assert tree.kv(tokens) == tokens[:whole]
+        for page in pages:
+            if len(page) - self.pairs <= hit:
                 hits, created, _, _ = self.history[page]
             else:
                 hits, created = 0, self.time
@@ -118,7 +128,8 @@ class Tree(PolicyRules):
         hit = cache.match_prefix(self.tree.asked(tokens))
         if hit.device_prefix_len and len(self.locks) < 2:
             self.locks.append(cache.lock(hit.last_device_node))
-            self.locked[tuple(tokens[: hit.device_prefix_len])] = self.locks[-1]
+            held = hit.device_prefix_len + self.pairs
+            self.locked[tuple(tokens[:held])] = self.locks[-1]
             self.below = run[: hit.device_prefix_len // WIDTH]
 
     @rule(run=runs)
@@ -139,6 +150,12 @@ class Tree(PolicyRules):
     def evict(self, tokens) -> None:
         self.tree.evict(tokens)
         self.tree.settle()
+
+    @rule(tokens=st.integers(1, 12))
+    def evict_host(self, tokens) -> None:
+        if self.host:
+            self.tree.cache.evict_host(tokens)
+            self.tree.settle()
 
     @rule(run=runs)
     def read_from_disk(self, run) -> None:
@@ -170,7 +187,7 @@ class Tree(PolicyRules):
     @invariant()
     def locked_prefixes_stay(self) -> None:
         for tokens in getattr(self, "locked", {}):
-            assert self.tree.match(list(tokens)) == len(tokens)
+            assert self.tree.match(list(tokens)) == len(tokens) - self.pairs
 
     @invariant()
     def everything_adds_up(self) -> None:
@@ -219,9 +236,9 @@ def _tokens(run: list[int]) -> list[int]:
 
 
 def _path(core, node) -> list[int]:
-    parts = []
+    parts = [list(node.key.raw_token_ids())[len(node.key) :]]  # a last token of a path of pairs
     while node is not core.root_node:
-        parts.append(list(node.key.raw_token_ids()))
+        parts.append(list(node.key.raw_token_ids())[: len(node.key)])
         node = node.parent
     return [token for part in reversed(parts) for token in part]
 

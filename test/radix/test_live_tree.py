@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from sglang_canopy.policy.registry import live_names
 from support.live_tree import LiveTree, check, fake_req
 
 ONE_TOKEN = {"quantum_tokens": 1}
@@ -41,20 +40,6 @@ def test_one_cut_by_quantum_and_page(quantum, page, length, need, left) -> None:
     check(tree)
 
 
-def test_a_split_keeps_the_metadata_on_both_halves() -> None:
-    tree = LiveTree(64, config=ONE_TOKEN)
-    tree.serve([1, 2, 3, 4, 5, 6], time=5, category="chat", conversation="c", turn=3)
-    tree.serve([1, 2, 3, 9], time=8, category="api")
-    heads = [n.canopy for n in tree.core._node_arena.values() if n.parent is not None]
-    by_span = {(leaf.offset, leaf.length): leaf for leaf in heads}
-    assert sorted(by_span) == [(0, 3), (3, 1), (3, 3)]
-    assert by_span[0, 3].hits == 2
-    assert by_span[0, 3].category == "api"
-    assert (by_span[3, 3].category, by_span[3, 3].turn) == ("chat", 3)
-    assert by_span[3, 3].last_access == 5
-    assert by_span[0, 3].created == by_span[3, 3].created == 5
-
-
 def test_inserting_a_path_twice_counts_one_use() -> None:
     tree = LiveTree(64)
     request = tree.request(1.0)
@@ -65,9 +50,7 @@ def test_inserting_a_path_twice_counts_one_use() -> None:
 
 
 @pytest.mark.parametrize("name", ["checkpoint_into_tree", "advance_unpublished_req"])
-def test_after_a_failed_insert_no_request_is_being_inserted(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_failed_insert_no_request_is_being_inserted(name, monkeypatch):
     tree, seen = LiveTree(64), []
 
     def fails(cache: Any, req: Any, **_: Any) -> None:
@@ -135,13 +118,3 @@ def test_a_node_from_storage_takes_its_parents_attributes() -> None:
     assert (loaded.category, loaded.turn) == (node.canopy.category, 2)
     assert loaded in list(tree.core.live.host_policy.leaves())
     check(tree)
-
-
-@pytest.mark.parametrize("name", live_names())
-@pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
-def test_a_node_may_move_between_the_tiers_of_any_policy(name: str, write_policy: str) -> None:
-    tree = LiveTree(12, name, ONE_TOKEN, host_tokens=40, write_policy=write_policy)
-    for i in range(30):
-        tree.serve([i % 4] * 4 + [10 + i], time=float(i))
-        tree.load_back([(i + 2) % 4] * 4)
-        check(tree)

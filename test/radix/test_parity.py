@@ -127,9 +127,7 @@ def assert_alike(policy: str, config: dict[str, Any], page: int, **settings: Any
 
 @pytest.mark.parametrize("whole", [False, True], ids=["by need", "whole nodes"])
 @pytest.mark.parametrize(("policy", "config"), CASES, ids=[f"{n} {c or ''}" for n, c in CASES])
-def test_simulator_and_live_cache_hit_and_evict_the_same(
-    policy: str, config: dict[str, Any], whole: bool
-) -> None:
+def test_simulator_and_live_cache_hit_and_evict_the_same(policy, config, whole):
     assert_alike(policy, config, PAGE, quantum_tokens=1, whole_nodes=whole)
 
 
@@ -150,17 +148,13 @@ def test_a_floored_policy_ranks_as_itself_or_as_lru(policy: str) -> None:
 
 @pytest.mark.parametrize("page", [4, 16, 64])
 @pytest.mark.parametrize(("policy", "config"), CASES, ids=[f"{n} {c or ''}" for n, c in CASES])
-def test_they_are_equal_at_the_servers_quantum(
-    policy: str, config: dict[str, Any], page: int
-) -> None:
+def test_they_are_equal_at_the_servers_quantum(policy, config, page):
     assert_alike(policy, config, page, quantum_tokens=TreeSettings().quantum_tokens)
 
 
 @pytest.mark.parametrize(("policy", "config"), CASES, ids=[f"{n} {c or ''}" for n, c in CASES])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_order_in_which_leaves_are_admitted_decides_nothing(
-    policy: str, config: dict[str, Any], seed: int
-) -> None:
+def test_the_order_in_which_leaves_are_admitted_decides_nothing(policy, config, seed):
     steps = samples(workload(seed, 80))
     first, second = (
         served(policy, config, steps, PAGE, (seed, order), quantum_tokens=1) for order in (1, 2)

@@ -149,9 +149,9 @@ def _without_hits(split: Any) -> Any:
 
 
 LATER: dict[str, tuple[type, str, Change]] = {
-    # Found by test/telemetry/test_counters.py
+    # Found by test/radix/test_live_machine.py
     "a host copy leaves unrecorded": (CORE, "_release_full_host_duplicate", _unrecorded),
-    # Found by test/radix/test_tiers_state_machine.py
+    # Found by test/radix/test_live_machine.py
     "loaded KV is exchanged": (
         *(CORE, "commit_load_back"),
         lambda old: lambda self, node, slots, *rest: old(self, node, slots.flip(0), *rest),

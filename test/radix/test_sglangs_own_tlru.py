@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt.mem_cache.evict_policy import TLRUStrategy
 
-from sglang_canopy.policy.block_tree import Evicted, RadixTree
+from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Leaf, Request
 from support.live_tree import LiveTree
@@ -94,46 +94,3 @@ def test_hits_are_those_of_sglangs_own_tree(threshold: int, growth: int) -> None
             freed += ours_hit - lru.access(Request(time=float(time), **fields)) * PAGE
             ours.verify()
     assert (freed == 0) == (threshold <= growth)
-
-
-def branches(seed: int) -> list[list[int]]:
-    """Return prompts that each extend a random earlier prompt."""
-    draw = random.Random(seed)
-    made: list[list[int]] = [[]]
-    for _ in range(25):
-        made.append(made[draw.randrange(len(made))] + [draw.randrange(10**6) for _ in range(3)])
-    return made[1:]
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("threshold", "growth"), [(24, 8), (48, 12), (120, 0)])
-def test_branches_are_evicted_in_the_order_of_sglangs_own_tree(
-    threshold: int, growth: int, seed: int
-) -> None:
-    config = {"threshold": threshold, "next_prompt_estimate": growth}
-    theirs = LiveTree(1000, "tlru", config, page_size=PAGE, core="python")
-    options = {"threshold_tokens": threshold, "next_prompt_tokens": growth}
-    cuts: list[Evicted] = []
-    policy = make_policy("sglang-tlru", options)
-    ours = RadixTree(policy, 250, PAGE, whole_nodes=True, on_evict=cuts.append)
-    for time, blocks in enumerate(branches(seed)):
-        theirs.insert([block for block in blocks for _ in range(PAGE)])
-        ours.access(Request(time=float(time), **request_of(blocks)))
-    deleted: list[int] = []
-    core, delete = theirs.core, theirs.core._delete_unbacked_device_leaf
-
-    def noted(node: Any, *args: Any, **more: Any) -> Any:
-        path, above = [], node
-        while above is not core.root_node:
-            path = list(above.key.raw_token_ids()) + path
-            above = above.parent
-        first = (len(path) - len(node.key)) // PAGE
-        deleted.append(hash((*path[::PAGE][: first + 1],)))
-        return delete(node, *args, **more)
-
-    core._delete_unbacked_device_leaf = noted
-    for _ in range(25):
-        theirs.evict(1)
-        ours.evict(1)
-    assert len(deleted) == 25
-    assert deleted == [cut.blocks[0] for cut in cuts]

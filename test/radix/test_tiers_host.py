@@ -26,19 +26,6 @@ def leaf_at(tree: LiveTree, first: int):
 
 
 @BOTH
-def test_a_tail_evicted_by_need_hits_on_the_host(write_policy: str) -> None:
-    tree = LiveTree(16, config=ONE_TOKEN, host_tokens=64, write_policy=write_policy)
-    tree.serve(tokens(1, 10), time=1, category="chat")
-    tree.serve(tokens(2, 4), time=2)
-    tree.serve(tokens(3, 5), time=3)  # three tokens short
-    assert tree.match(tokens(1, 10)) == 7
-    assert tree.load_back(tokens(1, 10)) == 3
-    tail = leaf_at(tree, 1007)
-    assert (tail.offset, tail.length, tail.category, tail.hits) == (7, 3, "chat", 1)
-    check(tree)
-
-
-@BOTH
 def test_room_for_an_allocation_takes_no_more_than_it_lacks(write_policy: str) -> None:
     tree = LiveTree(16, config=ONE_TOKEN, host_tokens=64, write_policy=write_policy)
     tree.serve(tokens(1, 10), time=1)

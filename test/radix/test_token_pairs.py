@@ -1,7 +1,6 @@
 """Keys of token pairs, as in EAGLE and MTP, with a draft model's KV in addition to the target's."""
 
 import dataclasses
-import random
 
 import pytest
 import torch
@@ -35,31 +34,6 @@ def test_every_core_matches_as_sglangs(kit_tree, cfg) -> None:
         tree.cache.sanity_check()
     assert set(map(tuple, seen.values())) == {tuple(seen["sglang"])}
     assert seen["sglang"][0] < 4 * cfg.page_size, "n tokens are n - 1 pairs"
-
-
-@pytest.mark.parametrize("core", CORES[1:])
-@pytest.mark.parametrize(("page", "host"), [(1, 0), (4, 0), (1, 192), (4, 192)])
-def test_random_work_on_two_tiers_keeps_every_slot(page: int, host: int, core: str) -> None:
-    """Recount after every step; cached slots have the KV that was computed for them."""
-    tree = LiveTree(96, core, page_size=page, host_tokens=host, pairs=True)
-    rng, paths = random.Random(f"{page} {host} {core}"), [[]]
-    for step in range(60):
-        base = rng.choice(paths)
-        path = base[: rng.randrange(len(base) + 1)] + rng.sample(range(1000), rng.randint(2, 12))
-        path = path[:40]
-        paths = [*paths[-6:], path]
-        request = tree.request(float(step), prompt_tokens=len(path), category=rng.choice("ab"))
-        tree.load_back(path)
-        tree.core.requests.finish(request)
-        tree.insert(path, request)
-        whole = (len(path) - 1) // page * page
-        assert tree.match(path) == whole
-        assert tree.kv(path) == path[:whole]
-        if rng.random() < 0.2:
-            tree.evict(rng.randrange(1, 40))
-            tree.settle()
-        check(tree)
-    assert sum(sum(row.tiers[0].evicted) for row in tree.core.live.counters.rows()) > 96
 
 
 def test_a_drafts_kv_follows_the_targets_through_the_host() -> None:

@@ -104,9 +104,7 @@ def test_a_forced_call_is_one_in_any_format() -> None:
         (None, [{}], {"type": "function", "name": "run"}, {"tool_parser": FORCED_CALL}),
     ],
 )
-def test_the_http_process_sends_the_parser_if_a_request_may_call_tools(
-    parser: str | None, tools: list[object], choice: object, sent: dict[str, str]
-) -> None:
+def test_the_http_process_sends_the_parser_if_a_request_may_call_tools(parser, tools, choice, sent):
     request = SimpleNamespace(tools=tools, tool_choice=choice)
     assert tool_parser(SimpleNamespace(tool_call_parser=parser), request) == sent
 

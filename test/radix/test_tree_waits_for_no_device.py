@@ -107,11 +107,3 @@ def test_reads_of_device_slots_by_the_host_are_detected() -> None:
     tree.cache.cache_controller.io_backend = "direct"
     with device, pytest.raises(HostSync, match="copy between host and device"):
         tree.insert(list(range(64)))
-
-
-def test_a_tree_that_reads_its_slots_would_be_seen() -> None:
-    device = SeparateDevice()
-    tree = on_the_device("canopy-lru", 1, device)
-    assert isinstance(tree.allocator.free_pages, There)
-    with device, pytest.raises(HostSync):
-        int(tree.allocator.free_pages[0])

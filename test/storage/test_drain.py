@@ -60,9 +60,7 @@ def test_with_drain_s_0_nothing_is_written(tmp_path: Path) -> None:
     after.close()
 
 
-def test_the_highest_ranked_are_written_and_heads_before_tails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_highest_ranked_are_written_and_heads_before_tails(tmp_path, monkeypatch):
     tree = restarted(tmp_path)
     head = tokens(1, 4)
     tree.serve(tokens(3, 6), 1.0)  # the oldest
@@ -80,9 +78,7 @@ def test_the_highest_ranked_are_written_and_heads_before_tails(
 
 
 @KEPT
-def test_leaves_of_the_host_below_a_node_of_the_device_are_ranked_once(
-    tmp_path: Path, policy: str
-) -> None:
+def test_leaves_of_the_host_below_a_node_of_the_device_are_ranked_once(tmp_path, policy):
     """Their parent on the device is no victim of the host; ranking it twice never ended a drain."""
     tree = restarted(tmp_path, policy=policy)
     head = tokens(1, 4)
@@ -123,38 +119,6 @@ def test_a_drain_that_runs_out_of_time_has_whole_prefixes_of_the_highest_ranked(
     after.close()
 
 
-def test_a_slow_disk_is_measured_and_bounds_the_drain(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """100 pages at 20 ms each do not fit into half a second; the drain ends in time."""
-    monkeypatch.setattr(drain, "FIRST_BYTES", 1)
-    tree = restarted(
-        tmp_path,
-        tokens=256,
-        host_tokens=512,
-        tiers=TierOptions(drain_s=0.5),
-        disk={"sweep_s": 3600},
-    )
-    for name in range(25):
-        tree.serve(tokens(name, 8), 1.0 + name)
-    write = tree.store._writer.write
-
-    def slow(keys, *more):
-        time.sleep(0.02 * len(keys))
-        return write(keys, *more)
-
-    monkeypatch.setattr(tree.store._writer, "write", slow)
-    terminated(tree)
-    after = restarted(tmp_path)
-    found = [after.on_disk(tokens(name, 8)) for name in range(25)]
-    assert 0 < sum(found) < 200
-    missing = [name for name in range(25) if found[name] == 0]
-    assert max(missing) < min(
-        name for name in range(25) if found[name]
-    )  # the newest pages are on disk
-    after.close()
-
-
 def test_a_device_larger_than_the_host_is_drained_through_it(tmp_path: Path) -> None:
     tree = restarted(tmp_path, tokens=128, host_tokens=16)
     for name in range(4):
@@ -166,9 +130,7 @@ def test_a_device_larger_than_the_host_is_drained_through_it(tmp_path: Path) -> 
 
 
 @KEPT
-def test_a_full_host_is_written_before_it_makes_room_for_the_device(
-    tmp_path: Path, policy: str
-) -> None:
+def test_a_full_host_is_written_before_it_makes_room_for_the_device(tmp_path, policy):
     """Both tiers are full of pages that the disk lacks, as it was attached last."""
     tree = restarted(tmp_path / "first", policy=policy, host_tokens=32)
     for name in range(1, 9):
@@ -183,9 +145,7 @@ def test_a_full_host_is_written_before_it_makes_room_for_the_device(
     after.close()
 
 
-def test_pages_that_the_disk_has_of_a_longer_node_are_not_counted_as_lost(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_pages_that_the_disk_has_of_a_longer_node_are_not_counted_as_lost(tmp_path, caplog):
     tree = restarted(tmp_path)
     tree.serve(tokens(1, 8), 1.0)
     tree.evict(32)
@@ -219,21 +179,6 @@ def test_pages_already_on_disk_are_not_written_again(tmp_path: Path) -> None:
     written = tree.store.counters.written
     terminated(tree)
     assert tree.store.counters.written == written
-
-
-def test_a_full_disk_ends_the_drain_without_an_error(tmp_path: Path, monkeypatch) -> None:
-    tree = restarted(tmp_path)
-    tree.serve(tokens(1, 8), 1.0)
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "no space left")
-
-    monkeypatch.setattr(segments, "_write_all", full)
-    terminated(tree)
-    monkeypatch.undo()
-    after = restarted(tmp_path)
-    assert after.on_disk(tokens(1, 8)) == 0
-    after.close()
 
 
 def drain_slowly(folder: Path, writes: Any) -> None:
@@ -352,25 +297,8 @@ def test_a_shared_store_keeps_its_own_ways(tmp_path: Path) -> None:
     ours.close()
 
 
-def test_a_drain_that_fails_still_closes_the_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog
-) -> None:
-    tree = restarted(tmp_path)
-    tree.serve(tokens(1, 8), 1.0)
-
-    def broken(*_) -> None:
-        raise RuntimeError("a fault of ours")
-
-    monkeypatch.setattr(drain, "ranked", broken)
-    terminated(tree)
-    assert "the drain failed" in caplog.text
-    after = restarted(tmp_path)
-    assert after.store.unavailable is None
-    after.close()
-
-
-@pytest.mark.parametrize("fault", ["state", "close"])
-def test_a_fault_before_or_after_the_drain_still_frees_the_host(
+@pytest.mark.parametrize("fault", ["full disk", "ranking", "state", "close"])
+def test_a_fault_ends_the_drain_and_still_frees_the_host_and_closes_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     tree = restarted(tmp_path, policy="wa")
@@ -378,18 +306,22 @@ def test_a_fault_before_or_after_the_drain_still_frees_the_host(
     tree.serve(tokens(1, 8), 1.0)
 
     def broken(*_) -> None:
-        raise RuntimeError("a fault of ours")
+        raise OSError(errno.ENOSPC, "no space left") if fault == "full disk" else RuntimeError
 
-    if fault == "state":
-        monkeypatch.setattr(type(tree.core.live.device_policy), "state", broken)
-    else:
-        monkeypatch.setattr(type(tree.storage), "close", broken)
+    of, name = {
+        "full disk": (segments, "_write_all"),
+        "ranking": (drain, "ranked"),
+        "state": (type(tree.core.live.device_policy), "state"),
+        "close": (type(tree.storage), "close"),
+    }[fault]
+    monkeypatch.setattr(of, name, broken)
     freed: list[bool] = []
     monkeypatch.setattr(tree.cache.host_pool_group, "destroy", lambda: freed.append(True))
     terminated(tree)
     monkeypatch.undo()
     assert freed == [True]
-    if fault == "state":
+    if fault != "close":
         after = restarted(tmp_path, policy="wa")
-        assert after.on_disk(tokens(1, 8)) == 8
+        assert after.store.unavailable is None
+        assert after.on_disk(tokens(1, 8)) == (8 if fault == "state" else 0)
         after.close()

@@ -141,9 +141,7 @@ def test_the_device_kv_above_a_write_is_evictable(tree: HeldTree) -> None:
     tree.cache.sanity_check()
 
 
-def test_a_storage_that_never_responds_ends_the_wait_and_the_tier(
-    tree: HeldTree, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_storage_that_never_responds_ends_the_wait_and_the_tier(tree, monkeypatch):
     monkeypatch.setattr(storage_holds, "MAX_WAIT_S", 0.2)
     _begin_write_below_device(tree)
     host_free = tree.host.available_size()

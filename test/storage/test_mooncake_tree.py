@@ -15,7 +15,7 @@ from sglang.srt.runtime_context import get_parallel
 from sglang_canopy.storage import disk_retry, mooncake
 from sglang_canopy.storage.page_table import PAGES
 from sglang_canopy.ttl.table import TTLTable
-from support.disk_tree import _RANKS, DiskTree
+from support.disk_tree import RANKS, DiskTree
 from support.live_tree import LiveTree, check
 from support.mooncake_cluster import cluster, until, wheel
 
@@ -28,7 +28,7 @@ def tree(cluster) -> Iterator[Callable[..., DiskTree]]:
     """``tree(ttl_s)``: a real tree whose storage is the cluster, alone of its settings."""
     made: list[Any] = []
     stack = contextlib.ExitStack()
-    stack.enter_context(get_parallel().override(**dict.fromkeys(_RANKS, 0)))
+    stack.enter_context(get_parallel().override(**RANKS))
 
     def start(ttl_s: float) -> DiskTree:
         mooncake.install(TTLTable(residual_ttl_s=ttl_s))

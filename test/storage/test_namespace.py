@@ -74,9 +74,7 @@ def opened(model: Path, disk: Path) -> tuple[Any, CanopyStorage]:
     return pool, storage
 
 
-def test_the_same_model_downloaded_again_finds_its_pages_after_a_restart(
-    model: Path, tmp_path: Path
-) -> None:
+def test_the_same_model_downloaded_again_finds_its_pages_after_a_restart(model, tmp_path):
     pool, storage = opened(model, tmp_path / "disk")
     storage.batch_set_v1(keys("a", 2), token_indices(pool, [0, 1]))
     storage.close()
@@ -149,9 +147,7 @@ def test_a_folder_of_expert_weights_counts_by_content(model: Path, tmp_path: Pat
     [{"load_format": "rdma"}, {"load_format": "remote"}, {"weight_cache_mode": "daemon"}],
     ids=str,
 )
-def test_weights_from_elsewhere_find_no_pages_of_an_earlier_start(
-    model: Path, monkeypatch, arguments: dict
-) -> None:
+def test_weights_from_elsewhere_find_no_pages_of_an_earlier_start(model, monkeypatch, arguments):
     extra = {"path": str(model.parent / "disk"), "capacity_bytes": 1 << 20, "sweep_s": 3600}
     folders = []
     for _ in range(2):
@@ -273,40 +269,19 @@ def test_an_adapter_named_by_hub_id_counts_with_the_model(model, tmp_path, monke
         namespace(model, enable_lora=True, lora_paths=absent)
 
 
-def test_an_adapter_loaded_at_run_time_has_an_id_of_its_own_each_time() -> None:
-    """SGLang draws a new id at every load, so pages of an earlier load are not found."""
-    loads = [LoRARef(lora_name="law", lora_path="/adapters/law") for _ in range(2)]
-    assert loads[0].lora_id != loads[1].lora_id
-
-
-def test_every_replica_of_data_parallelism_has_pages_of_its_own(model: Path) -> None:
-    found = []
-    for rank in (None, 0, 1):
-        with get_parallel().override(dp_rank=rank):
-            found.append(namespace(model))
-    assert found[1] != found[2]
-    assert found[0] == found[1]
-
-
-def test_every_rank_of_mla_has_pages_of_its_own(model: Path) -> None:
-    pool = host_pool(2)
-    set_global_server_args_for_scheduler(ServerArgs(model_path=str(model), device="cpu"))
-    found = {
-        namespace_of(storage_config(None, is_mla_model=True, tp_size=2, tp_rank=rank), pool)
-        for rank in (0, 1)
-    }
-    assert len(found) == 2
-
-
 def test_page_size_heads_and_ranks_are_part_of_the_namespace(model: Path) -> None:
     pools = [host_pool(2), host_pool(2, page_tokens=64), host_pool(2, heads=4)]
+    pools.append(host_pool(2, "layer_first"))
     set_global_server_args_for_scheduler(ServerArgs(model_path=str(model), device="cpu"))
     found = {namespace_of(storage_config(None), pool) for pool in pools}
     found |= {
         namespace_of(storage_config(None, **rank), pools[0])
         for rank in ({"tp_size": 2}, {"tp_size": 2, "tp_rank": 1}, {"pp_size": 2})
     }
-    assert len(found) == 6
+    for replica in (0, 1):  # the first is what no replica is
+        with get_parallel().override(dp_rank=replica):
+            found.add(namespace_of(storage_config(None), pools[0]))
+    assert len(found) == 8
 
 
 def test_weights_that_changed_under_a_running_server_keep_its_namespace(model: Path) -> None:

@@ -79,33 +79,6 @@ def test_flat_pages_are_the_same_pages(tmp_path):
     storage.close()
 
 
-def test_the_trees_metadata_is_stored_and_restored(tmp_path):
-    pool = host_pool(8)
-    storage = opened(tmp_path, pool)
-    names = keys("a", 3)
-    now = storage.store.clock()
-    noted = [
-        PageMeta(i * 4, 4, category="api", turn=2, hits=3, created=now, last_access=now)
-        for i in range(3)
-    ]
-    PAGES.describe(names, noted, [None, *names[:2]])
-    storage.batch_set_v1(names[:2], token_indices(pool, [0, 1]))
-    # The second batch of the same node: the tree has given its parent.
-    storage.batch_set_v1(names[2:], token_indices(pool, [2]))
-    assert len(PAGES) == 0
-    storage.close()
-    again = opened(tmp_path, pool)
-    assert all(again.batch_get_v1(names, token_indices(pool, [4, 5, 6])))
-    back = PAGES.take_read(names)
-    assert [(m.offset, m.category, m.turn, m.hits) for m in back] == [
-        (0, "api", 2, 3),
-        (4, "api", 2, 3),
-        (8, "api", 2, 3),
-    ]
-    assert PAGES.take_read(names) == [None] * 3
-    again.close()
-
-
 def test_prefix_keys_of_another_tree_give_the_parents(tmp_path):
     pool = host_pool(8)
     storage = opened(tmp_path, pool)
@@ -122,23 +95,6 @@ def test_prefix_keys_of_another_tree_give_the_parents(tmp_path):
     assert not storage.exists(lost[1])
     assert storage.status()["refused_pages"] == {"no-prefix": 1}
     assert [m.offset for m in storage.store.meta(names)] == [0, 4, 8]
-    storage.close()
-
-
-def test_uses_above_keep_pages_on_disk(tmp_path):
-    pool = host_pool(8)
-    storage = opened(tmp_path, pool, capacity_bytes=2 * 768)
-    assert storage.store.content.page_bytes == 768
-    old, new = keys("a", 1), keys("b", 1)
-    storage.batch_set_v1(old, token_indices(pool, [0]))
-    storage.batch_set_v1(new, token_indices(pool, [1]))
-    later = storage.store.clock() + 5
-    storage.store.state.clock = lambda: later
-    PAGES.add_use(old, PageMeta(last_access=later, category="chat"))
-    storage.batch_set_v1(keys("c", 1), token_indices(pool, [2]))
-    assert storage.exists(old[0])
-    assert not storage.exists(new[0])
-    assert storage.store.meta(old)[0].category == "chat"
     storage.close()
 
 
@@ -180,29 +136,6 @@ def test_an_error_of_ours_never_reaches_sglang(tmp_path, caplog):
         assert storage.batch_set_v1(keys("a", 2), token_indices(pool, [0, 1])) == [True] * 2
     assert storage.store.counters.faults["internal"] == 9
     assert len([r for r in caplog.records if "logged once" in r.getMessage()]) <= 2
-
-
-def test_models_layouts_and_ranks_have_pages_of_their_own(tmp_path):
-    names = keys("a", 1)
-    stores = []
-    for layout, fields in [
-        ("page_first_direct", {}),
-        ("layer_first", {}),
-        ("page_first_direct", {"tp_size": 2}),
-        ("page_first_direct", {"tp_size": 2, "tp_rank": 1}),
-        ("page_first_direct", {"dp_rank": 1}),
-    ]:
-        pool = host_pool(4, layout)
-        extra = {"path": str(tmp_path), "capacity_bytes": 1 << 20}
-        storage = CanopyStorage(storage_config(extra, **fields))
-        storage.register_mem_pool_host(pool)
-        assert storage.store.unavailable is None
-        assert not storage.exists(names[0])
-        storage.batch_set_v1(names, token_indices(pool, [0]))
-        stores.append(storage)
-    for storage in stores:
-        assert storage.exists(names[0])
-        storage.close()
 
 
 def test_other_pools_than_plain_kv_are_refused(tmp_path):

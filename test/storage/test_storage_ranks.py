@@ -3,12 +3,11 @@
 from pathlib import Path
 
 import pytest
-import torch
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_canopy.storage.backend import CanopyStorage
 from sglang_canopy.storage.page_table import PAGES
-from support import mla_ranks
+from support.rank_scenarios import PROMPT
 from support.store_pool import host_pool, keys, storage_config, token_indices
 
 
@@ -52,18 +51,10 @@ def test_every_rank_of_mla_hits_the_same_tokens(tmp_path) -> None:
 
 @pytest.mark.long
 @pytest.mark.xdist_group("ranks")
-def test_two_processes_of_mla_agree_on_hits_and_a_restart_finds_them(
-    on_two_ranks, tmp_path
-) -> None:
-    """SGLang's controllers in two processes take the minimum of what their ranks find."""
-    results = []
-    for start in ("written_and_read", "read_again"):
-        (tmp_path / start).mkdir()
-        results += on_two_ranks(f"mla_ranks:{start}", tmp_path / start)
-    tokens = mla_ranks.PAGE * mla_ranks.PAGES
-    assert [result["tokens"] for result in results] == [tokens] * 4
-    assert {result["unavailable"] for result in results} == {None}
-    assert len({result["kv"] for result in results}) == 1
+def test_two_processes_of_mla_agree_on_hits_and_a_restart_finds_them(on_two_ranks, tmp_path):
+    """SGLang's ranks take the minimum of what they find."""
+    first, second = on_two_ranks("rank_scenarios:latent", tmp_path)
+    assert first == second == [[len(PROMPT), PROMPT, None]] * 2
 
 
 def test_replicas_of_data_parallelism_each_have_a_disk_tier(tmp_path) -> None:
@@ -79,31 +70,6 @@ def test_replicas_of_data_parallelism_each_have_a_disk_tier(tmp_path) -> None:
     assert [replica.batch_exists(names) for replica in replicas] == [2, 2, 2]
     for replica in replicas:
         replica.close()
-
-
-def test_a_folder_busy_at_the_start_is_used_when_free(tmp_path, caplog) -> None:
-    """A rolling update on a shared volume: the next server starts before the old one ends."""
-    caplog.set_level("INFO")
-    pool, names = host_pool(4), keys("a", 2)
-    pool.kv_buffer.copy_(torch.randn(pool.kv_buffer.shape).to(pool.kv_buffer.dtype))
-    first = storage_at(tmp_path, pool)
-    written(first, names)
-    second = storage_at(tmp_path, pool)
-    for _ in range(3):
-        second.maintain()
-        assert second.batch_exists(names) == 0
-    assert "another server" in second.status()["unavailable"]
-    assert "tried again every 5 s" in second.status()["unavailable"]
-    first.close()
-    second.maintain()
-    assert second.status()["unavailable"] is None
-    assert second.batch_exists(names) == 2
-    assert all(second.batch_get_v1(names, token_indices(pool, [2, 3])))
-    assert torch.equal(pool.get_data_page(8), pool.get_data_page(0))
-    said = [record.getMessage() for record in caplog.records]
-    assert len([line for line in said if "It is tried again" in line]) == 1
-    assert len([line for line in said if "available now" in line]) == 1
-    second.close()
 
 
 def test_the_sweeper_takes_a_free_folder_by_itself(tmp_path) -> None:

@@ -8,7 +8,6 @@ import pytest
 from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.disk import segments
 from sglang_canopy.radix.counters import HOST
-from sglang_canopy.radix.live_request import State
 from sglang_canopy.records import GATEWAY, RECORD_FIELDS
 from sglang_canopy.storage import disk_link, disk_retry
 from sglang_canopy.storage.page_table import PAGES, PageTable
@@ -99,9 +98,7 @@ def test_times_on_disk_are_seconds_since_1970(start) -> None:
 
 
 @BOTH
-def test_a_restart_serves_pages_on_disk_with_their_metadata(
-    start, at_once, write_policy: str
-) -> None:
+def test_a_restart_serves_pages_on_disk_with_their_metadata(start, at_once, write_policy):
     tree = start(write_policy=write_policy)
     tree.serve(tokens(1, 8), 1.0, category="chat", conversation="a", turn=2)
     tree.serve(tokens(1, 4) + tokens(2, 4), 3.0, category="api", conversation="b")
@@ -157,20 +154,6 @@ def test_kv_evicted_from_the_host_is_found_on_disk(start, write_policy: str) -> 
     check(tree)
 
 
-@BOTH
-def test_a_tail_cut_from_a_leaf_is_found_on_disk(start, write_policy: str) -> None:
-    tree = start(tokens=16, host_tokens=32, write_policy=write_policy)
-    tree.serve(tokens(1, 12), 1.0, category="long")
-    tree.evict(4)
-    tree.settle()
-    assert tree.match(tokens(1, 12)) == 8
-    for name in range(2, 10):
-        tree.serve(tokens(name, 8), float(name))
-    assert tree.load_back(tokens(1, 12)) == 0
-    assert tree.serve(tokens(1, 12), 19.0) == 12
-    assert tree.kv(tokens(1, 12)) == tokens(1, 12)
-
-
 def test_a_prefix_in_use_above_does_not_expire_on_disk(start, at_once) -> None:
     now = [0.0]
     tree = start(disk={"ttl": 10.0})
@@ -219,21 +202,6 @@ def test_nodes_are_stored_with_the_group_of_their_subtree(start) -> None:
     assert groups == [0, -1]
 
 
-def test_a_learning_disk_policy_receives_requests(start) -> None:
-    tree = start(policy="wa", disk={"policy": "wa"})
-    request = tree.request(1.0, path=[1, 2, 3], block_tokens=4, prompt_tokens=8, category="chat")
-    tree.core.requests.finish(request)
-    request.state = State.DONE
-    tree.insert(tokens(1, 8), request)
-    heard = PAGES.take_requests()
-    if not heard:  # the settling tree passed them on already
-        heard = []
-        assert tree.storage.store.policy.model.stats()  # type: ignore[attr-defined]
-    for event, copy in heard:
-        assert copy is not request
-        assert len(copy.path) == (2 if event == "arrive" else 3)
-
-
 def test_a_foreign_backend_receives_no_reports(start) -> None:
     tree = start()
     tree.storage.pages = PageTable()
@@ -242,29 +210,6 @@ def test_a_foreign_backend_receives_no_reports(start) -> None:
     assert not tree.core.disk.active
     assert len(PAGES) == 0
     assert not PAGES.take_uses()
-
-
-def test_a_flush_empties_memory_and_leaves_the_disk(start) -> None:
-    tree = start()
-    tree.serve(tokens(1, 8), 1.0)
-    tree.cache.reset()
-    tree.allocator.clear()
-    assert tree.match(tokens(1, 8)) == 0
-    assert tree.serve(tokens(1, 8), 2.0) == 8
-    assert tree.kv(tokens(1, 8)) == tokens(1, 8)
-
-
-def test_a_tenant_at_its_quota_evicts_its_own_pages(start) -> None:
-    page = 2 * 2 * 8 * 2  # two tokens, K and V, one head of eight numbers of two bytes
-    tree = start(disk={"quota_bytes": {"small": 4 * page}})
-    tree.serve(tokens(1, 8), 1.0, tenant="other")
-    for name in (2, 3):
-        tree.serve(tokens(name, 8), float(name), tenant="small")
-    tree.cache.reset()
-    tree.allocator.clear()
-    assert tree.store.content.page_bytes == page
-    assert [tree.on_disk(tokens(name, 8)) for name in (1, 2, 3)] == [8, 0, 8]
-    assert tree.store.stats()["evicted"]["quota"] == 4
 
 
 # ---- what the disk did not take, or lost ----
@@ -296,9 +241,7 @@ def test_pages_below_a_cleared_prefix_are_written_once_it_is_used(
     check(tree)
 
 
-def test_a_prefix_refused_by_a_full_disk_is_written_later(
-    start, rounds_at_once, monkeypatch
-) -> None:
+def test_a_prefix_refused_by_a_full_disk_is_written_later(start, rounds_at_once, monkeypatch):
     tree = start()
     system = tokens(1, 8)
     with monkeypatch.context() as full:
@@ -317,9 +260,7 @@ def test_a_prefix_refused_by_a_full_disk_is_written_later(
     check(tree)
 
 
-def test_a_prefix_without_a_host_copy_is_copied_down_and_written_again(
-    start, rounds_at_once
-) -> None:
+def test_a_prefix_without_a_host_copy_is_copied_down_and_written_again(start, rounds_at_once):
     tree = start(tokens=64)
     system = tokens(1, 8)
     tree.serve(system, 1.0)

@@ -11,9 +11,7 @@ from support.ranks import Run
 pytestmark = pytest.mark.xdist_group("ranks")
 
 
-def test_every_read_from_disk_restores_metadata_on_both_ranks(
-    on_two_ranks: Run, tmp_path: Path
-) -> None:
+def test_every_read_from_disk_restores_metadata_on_both_ranks(on_two_ranks, tmp_path):
     first, second = on_two_ranks("rank_scenarios:reads", tmp_path)
     assert first == second
     for tokens, known in first["seen"]:
@@ -22,9 +20,7 @@ def test_every_read_from_disk_restores_metadata_on_both_ranks(
     assert (first["compared"], first["disagreed"]) == (3, 0)
 
 
-def test_a_record_that_differs_is_the_first_ranks_and_is_counted(
-    on_two_ranks: Run, tmp_path: Path
-) -> None:
+def test_a_record_that_differs_is_the_first_ranks_and_is_counted(on_two_ranks, tmp_path):
     first, second = on_two_ranks("rank_scenarios:late_use", tmp_path)
     assert first == second
     assert [row[:5] for row in first["known"]] == [[0, 4, "agent", "d", 2], [4, 4, "chat", "c", 1]]
@@ -36,9 +32,7 @@ def test_ranks_rewrite_together_whichever_was_refused(on_two_ranks: Run, tmp_pat
     assert first == second == [0, 4]
 
 
-def test_ranks_on_two_machines_start_from_the_first_ones_profile(
-    on_two_ranks: Run, tmp_path: Path
-) -> None:
+def test_ranks_on_two_machines_start_from_the_first_ones_profile(on_two_ranks, tmp_path):
     for rank in range(2):
         (tmp_path / f"machine-{rank}").mkdir()
     learnt = LiveTree(4096, "wa")
@@ -70,17 +64,13 @@ def test_ranks_change_their_order_at_the_same_request(on_two_ranks: Run, tmp_pat
     assert first["victims"][-1][0] > 0
 
 
-def test_ranks_with_disks_of_different_speed_drain_the_same_pages(
-    on_two_ranks: Run, tmp_path: Path
-) -> None:
+def test_ranks_with_disks_of_different_speed_drain_the_same_pages(on_two_ranks, tmp_path):
     first, second = on_two_ranks("rank_scenarios:drains", tmp_path)
     assert first == second
     assert 0 < sum(first) < 200
 
 
-def test_a_rank_whose_host_lacks_room_does_not_block_the_others_drain(
-    on_two_ranks: Run, tmp_path: Path
-) -> None:
+def test_a_rank_whose_host_lacks_room_does_not_block_the_others_drain(on_two_ranks, tmp_path):
     first, second = on_two_ranks("rank_scenarios:drains_without_room", tmp_path)
     assert first[-1] == 8
     assert sum(second) > 0

@@ -223,9 +223,7 @@ def test_updates_leave_no_folders_and_no_pages_behind(server: Server) -> None:
     assert server.tree.store.counters.written == 20  # counted on through all of them
 
 
-def test_no_later_start_finds_pages_of_updated_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_later_start_finds_pages_of_updated_weights(tmp_path, monkeypatch):
     for _ in range(2):
         monkeypatch.setattr(weights, "WEIGHTS", Weights())
         server = Server(tmp_path / "disk")

@@ -32,8 +32,7 @@ def cached(tree: LiveTree, medium: str) -> Cached:
 
 
 def serve(tree: LiveTree, tokens: list[int], time: float, salt: str | None, **asks: Any) -> None:
-    request = tree.made(time, prompt_tokens=len(tokens), tenant=salt, **asks)
-    tree.core.requests.arrive(request)
+    request = tree.request(time, prompt_tokens=len(tokens), tenant=salt, **asks)
     tree.core.requests.finish(request)
     request.state = State.DONE
     tree.insert(tokens, request, salt)

@@ -11,31 +11,38 @@ from sglang.srt.mem_cache.utils import get_storage_hash_str
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_canopy.disk.store import DiskStore
-from sglang_canopy.radix.live_request import State
+from sglang_canopy.radix.live_request import LiveRequest, State
 from sglang_canopy.storage.page_table import PAGES
 from sglang_canopy.storage.settings import DYNAMIC_BACKEND
 from support.live_tree import LiveTree
 
-_RANKS = ("tp_rank", "pp_rank", "attn_tp_rank", "attn_cp_rank", "attn_dp_rank", "attn_dcp_rank")
+RANKS = dict.fromkeys(
+    ("tp_rank", "pp_rank", "attn_tp_rank", "attn_cp_rank", "attn_dp_rank", "attn_dcp_rank"), 0
+)
+
+
+def disk_settings(folder: Path | str, **more: Any) -> dict[str, Any]:
+    """Return the keys of ``--hicache-storage-backend-extra-config`` of our store in ``folder``."""
+    given = {"path": str(folder), "capacity_bytes": 10**7, "policy": "canopy-lru"}
+    return {**DYNAMIC_BACKEND, **given, "prefetch_threshold": 1, "sweep_s": 3600, **more}
 
 
 class DiskTree(LiveTree):
     """A live tree with a disk tier. After ``close``, a new one on the same folder is a restarted server.
 
-    Page 1 of a path is token 0 to ``page_size``. Every stamp has the same ``epoch``.
+    Page 1 of a path is token 0 to ``page_size``. Every stamp has the same ``epoch``. ``place``: the rank's.
     """
 
     def __init__(
-        self, folder: Path, tokens: int = 32, disk: dict[str, Any] | None = None, **options: Any
+        self,
+        folder: Path,
+        tokens: int = 32,
+        disk: dict[str, Any] | None = None,
+        place: dict[str, int] | None = None,
+        **options: Any,
     ) -> None:
         PAGES.clear()
-        extra = {
-            "path": str(folder),
-            "capacity_bytes": 10**7,
-            "policy": "canopy-lru",
-            **DYNAMIC_BACKEND,
-        }
-        extra |= {"prefetch_threshold": 1, "sweep_s": 3600, **(disk or {})}
+        extra = disk_settings(folder, **(disk or {}))
         options = {"page_size": 2, "host_tokens": 64, **options}
         self.epoch = 0.0
         self.passes_on = True
@@ -45,7 +52,7 @@ class DiskTree(LiveTree):
             "hicache_storage_backend_extra_config": json.dumps(extra),
             "hicache_storage_prefetch_policy": "wait_complete",
         }
-        with get_parallel().override(**dict.fromkeys(_RANKS, 0)):
+        with get_parallel().override(**RANKS | (place or {})):
             super().__init__(tokens, storage=storage, **options)
         self.storage = self.cache.cache_controller.storage_backend
 
@@ -61,12 +68,10 @@ class DiskTree(LiveTree):
 
     def attach(self, folder: Path, **extra: Any) -> str | None:
         """Attach the store to a tree in use. Return the error, if it fails."""
-        given = {"path": str(folder), "capacity_bytes": 10**7, "policy": "canopy-lru"}
-        given |= {"prefetch_threshold": 1, "sweep_s": 3600, **extra}
-        with get_parallel().override(**dict.fromkeys(_RANKS, 0)):
+        with get_parallel().override(**RANKS):
             ok, message = self.cache.attach_storage_backend(
                 storage_backend="dynamic",
-                storage_backend_extra_config_json=json.dumps({**DYNAMIC_BACKEND, **given}),
+                storage_backend_extra_config_json=json.dumps(disk_settings(folder, **extra)),
                 hicache_storage_prefetch_policy="wait_complete",
             )
         self.storage = self.cache.cache_controller.storage_backend
@@ -74,7 +79,7 @@ class DiskTree(LiveTree):
 
     def request(self, time: float = 0.0, **fields: Any):
         asks = {name: fields.pop(name) for name in ("ttl_s",) if name in fields}
-        request = self.made(time, **fields)
+        request = LiveRequest(time=time, **fields)
         request.epoch = self.epoch
         for name, value in asks.items():
             setattr(request, name, value)

@@ -1,7 +1,8 @@
-"""SGLang's own fixtures for its unified cache (``sglang.test.kits``), over Canopy's core.
+"""SGLang's own fixtures for its unified cache (``sglang.test.kits``), over Canopy's core: full attention,
+sliding windows, recurrent states or both, on small real pools of CPU tensors.
 
-The kit builds SGLang's cache, core and component; ``on_canopy`` puts ours in their place, so
-that a test can run on both. White-box access is the kit's inspector, mixed into our core.
+The kit builds SGLang's cache, core and component; ``on_canopy`` puts ours in their place, so that a test can
+run on both. White-box access is the kit's inspector, mixed into our core.
 """
 
 import dataclasses
@@ -14,7 +15,14 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
+from sglang.srt.mem_cache.base_prefix_cache import (
+    CacheRequestHandle,
+    EvictParams,
+    InsertParams,
+    TreeLock,
+)
+from sglang.srt.mem_cache.hicache_storage import PoolName
+from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.components.base import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.plugins.hook_registry import HookRegistry
@@ -27,75 +35,133 @@ from sglang.test.kits.unified_radix_cache.unified_tree_core_inspector import (
 
 from sglang_canopy.radix.cache import CanopyRadixCache
 from sglang_canopy.radix.core import CanopyTreeCore
+from sglang_canopy.radix.live_request import LiveRequest, extend_path
 from sglang_canopy.server.scheduler.cache_factory import install_core, prepare
-from sglang_canopy.storage.settings import DYNAMIC_BACKEND
-from support.disk_tree import _RANKS
+from support.disk_tree import RANKS, disk_settings
+from support.evictable_recount import recount_leaves, recount_protected
 
-FULL = ComponentType.FULL
+FULL, SWA, MAMBA = ComponentType.FULL, ComponentType.SWA, ComponentType.MAMBA
+HOST_POOLS = {FULL: PoolName.KV, SWA: PoolName.SWA, MAMBA: PoolName.MAMBA}
 FULL_CONFIGS = [c for c in config.CONFIGS if c.components == (FULL,)]
 CORES = ("sglang", "canopy-lru", "wa", "threshold-lru")
+
+
+def _small(*others: ComponentType, page: int = 1, window: int = 0) -> config.CacheConfig:
+    states = {"mamba_cache_size": 6, "enable_mamba_extra_buffer": page > 1}
+    more: dict[str, Any] = states if MAMBA in others else {}
+    if window:
+        more["sliding_window_size"] = window
+    return config.CacheConfig(
+        page_size=page, components=(FULL, *others), kv_size=48 if page == 1 else 96, num_layers=4,
+        full_attention_layer_ids=(3,), head_num=1, head_dim=8, **more,
+    )  # fmt: skip
+
+
+HYBRIDS = {
+    "mamba": _small(MAMBA),
+    "mamba-pages": _small(MAMBA, page=4),
+    "swa": _small(SWA, window=4),
+    "swa-pages": _small(SWA, page=4, window=6),
+    "both": _small(SWA, MAMBA, window=4),
+}
 
 
 class CanopyInspector(UnifiedTreeCoreInspector, CanopyTreeCore):
     """Canopy's core with the kit's white-box methods."""
 
 
-def _canopy_cache(params: Any, config: dict[str, Any] | None = None) -> CanopyRadixCache:
+def _canopy_cache(params: Any) -> CanopyRadixCache:
     install_core()
-    params.eviction_policy_config = config
+    params.eviction_policy_config = {}
     prepare(params, floor=True)
     params.tree_core_backend = None  # the kit has put the inspector where "python" is
     return CanopyRadixCache(params=params)
 
 
-def _cpu_server_args(**given: Any) -> ServerArgs:
+def _on_canopy(core: str) -> Any:
+    """While this is entered, the kit's ``build_fixture`` builds ours (or SGLang's own)."""
+    return mock.patch.multiple(
+        fixtures,
+        UnifiedRadixCache=UnifiedRadixCache if core == "sglang" else _canopy_cache,
+        UnifiedTreeCoreInspector=UnifiedTreeCoreInspector if core == "sglang" else CanopyInspector,
+    )
+
+
+def _cpu_server_args(more: dict[str, Any], **given: Any) -> ServerArgs:
     if "hicache_io_backend" in given:
         given |= {"hicache_io_backend": "direct", "hicache_mem_layout": "page_first_direct"}
-    return ServerArgs(**given)
+    return ServerArgs(**given | more)
 
 
 class KitTree:
-    """One of the kit's fixtures and its steps; ``core`` is ``sglang`` or a Canopy policy."""
+    """One of the kit's fixtures and its steps.
 
-    def __init__(self, cfg: config.CacheConfig, core: str, steps: type = object) -> None:
-        suite = steps if steps is not object else mixins.UnifiedRadixCacheFixtures
-        self.steps = type("Steps", (suite, unittest.TestCase), {"runTest": lambda self: None})()
-        self.steps.cfg = self.cfg = (
-            cfg if core == "sglang" else dataclasses.replace(cfg, eviction_policy=core)
-        )
-        self.cache, self.allocator, self.pool = fixtures.build_fixture(self.cfg)
+    ``core``: ``sglang``, or a Canopy policy's name. ``write``: the write policy of a host tier of
+    ``host_ratio`` times the device; ``None``: no such. ``changes``: other fields of ``cfg``.
+    """
 
-    def insert(self, tokens: list[int]) -> Any:
-        return self.steps._insert(self.cache, self.allocator, self.pool, tokens)
+    def __init__(
+        self,
+        cfg: config.CacheConfig | str,
+        core: str = "canopy-lru",
+        write: str | None = None,
+        host_ratio: float = 2.0,
+        steps: type = mixins.UnifiedRadixCacheFixtures,
+        **changes: Any,
+    ) -> None:
+        if core != "sglang":
+            changes["eviction_policy"] = core
+        cfg = dataclasses.replace(HYBRIDS[cfg] if isinstance(cfg, str) else cfg, **changes)
+        self.steps = type("Steps", (steps, unittest.TestCase), {"runTest": lambda self: None})()
+        self.steps.cfg = self.cfg = cfg
+        with _on_canopy(core):
+            self.cache, self.allocator, self.pool = fixtures.build_fixture(cfg)
+        self.core = self.cache.tree_core
+        self.has_swa, self.has_mamba = cfg.has_swa, cfg.has_mamba
+        self.write = write
+        if write is not None:
+            self.add_host_tier({"hicache_ratio": host_ratio}, write_policy=write)
+            self.cache.write_through_threshold = 1
 
-    def match(self, tokens: list[int]) -> Any:
-        return fixtures.match_prefix(self.cache, tokens)
+    def close(self) -> None:
+        self.steps.doCleanups()
 
-    def add_host_tier(self, **options: Any) -> None:
+    # ---- tiers ----
+
+    def add_host_tier(self, server: dict[str, Any], **options: Any) -> None:
         from canopy_cpu import install
 
         install()
         HookRegistry.apply_hooks()
-        self.steps._init_hicache(self.cache, **options)
+        made = functools.partial(_cpu_server_args, server)
+        with mock.patch.object(mixins, "ServerArgs", made):
+            self.steps._init_hicache(self.cache, **options)
 
     def add_host_buffer(self, folder: str, backend: str) -> None:
         """``--hicache-host-memory-mode buffer_only`` above SGLang's file storage, or our disk."""
         options = {"host_memory_mode": "buffer_only", "storage_backend": "file"}
         options |= {"storage_dir": folder, "prefetch_threshold": 1}
-        extra = {"path": folder, "capacity_bytes": 10**8, "policy": "canopy-lru", "sweep_s": 3600}
-        ours = {"hicache_storage_backend": "dynamic"}
-        ours["hicache_storage_backend_extra_config"] = json.dumps(
-            {**extra, **DYNAMIC_BACKEND, "prefetch_threshold": 1}
-        )
-        ranks = get_parallel().override(**dict.fromkeys(_RANKS, 0))
+        ranks = get_parallel().override(**RANKS)
         ranks.__enter__()
         self.steps.addCleanup(ranks.__exit__, None, None, None)
         if backend == "file":
-            self.add_host_tier(**options)
+            self.add_host_tier({}, **options)
         else:
-            with mock.patch.object(mixins, "ServerArgs", lambda **g: _cpu_server_args(**g | ours)):
-                self.add_host_tier(**options)
+            extra = json.dumps(disk_settings(folder))
+            self.add_host_tier(
+                {
+                    "hicache_storage_backend": "dynamic",
+                    "hicache_storage_backend_extra_config": extra,
+                },
+                **options,
+            )
             self.steps.addCleanup(self.cache.cache_controller.storage_backend.close)
+
+    def settle(self) -> None:
+        """Wait for copies between the tiers."""
+        if self.write is not None:
+            self.cache.writing_check(write_back=True)
+            self.cache.loading_check()
 
     def fetch(self, tokens: list[int]) -> int:
         """Read a path's pages from the storage. Return the tokens then on the device."""
@@ -109,55 +175,137 @@ class KitTree:
     def load_back(self, tokens: list[int]) -> int:
         """Load a path to the device, as on admission. Return the loaded tokens."""
         before = self.match(tokens)
-        if before.host_hit_length == 0 or self.allocator.available_size() < before.host_hit_length:
+        windows, states = before.swa_host_hit_length, before.mamba_host_hit_length
+        if not (before.host_hit_length or windows or states):
             return 0
-        self.steps._load_back_through_admission(self.cache, self.pool, tokens)
-        self.pool.clear()
+        slots = 4 if self.cfg.enable_mamba_extra_buffer else 2
+        if self.has_mamba and self.available(MAMBA) < slots:
+            return 0  # the request's own, and the node's
+        req = self.steps._load_back_through_admission(self.cache, self.pool, tokens)
         self.cache.ready_to_load_host_cache()
         for ack in list(self.cache.cache_controller.ack_load_queue):
             ack.finish_event.synchronize()
         self.cache.loading_check()
+        if self.has_mamba:
+            self.pool.free_mamba_cache(req)
+        self.pool.free(req)
         return self.match(tokens).device_prefix_len - before.device_prefix_len
 
+    # ---- the few steps that a scheduler takes ----
+
+    def insert(self, tokens: list[int]) -> Any:
+        return self.steps._insert(self.cache, self.allocator, self.pool, tokens)
+
+    def match(self, tokens: list[int]) -> Any:
+        return fixtures.match_prefix(self.cache, tokens)
+
+    def room(self) -> int:
+        """Tokens that can be had, cached ones counted."""
+        return min(
+            self.available(FULL) + self.core.full_evictable_size(),
+            self.available(SWA) + self.core.swa_evictable_size() if self.has_swa else 1 << 30,
+        )
+
+    def serve(self, tokens: list[int], time: float = 0.0, **fields: Any) -> int:
+        """Look up, make room, insert with a state at the end. Returns the tokens hit."""
+        own = isinstance(self.core, CanopyTreeCore)
+        request = LiveRequest(time=time, prompt_tokens=len(tokens), **fields) if own else None
+        if request is not None:
+            request.block_tokens = self.cfg.page_size
+            request.path = []
+            extend_path(request, tokens)
+            self.core.requests.arrive(request)
+        hit = self.match(tokens).device_prefix_len
+        if request is not None:
+            request.cached_tokens = hit
+            self.core.requests.finish(request)
+        need = len(tokens)
+        # SGLang evicts the missing tokens of each kind.
+        self.evict(
+            full=need - self.available(FULL),
+            swa=need - self.available(SWA) if self.has_swa else 0,
+            mamba=1 - self.available(MAMBA) if self.has_mamba else 0,
+        )
+        params = InsertParams(
+            key=RadixKey(array("q", tokens)), value=self.steps._alloc(self.allocator, need)
+        )
+        if self.has_mamba:
+            params.mamba_value = self.pool.mamba_allocator.alloc(1)
+            assert params.mamba_value is not None
+        self.core.inserting = request
+        result = self.cache.insert(params)
+        self.core.inserting = None
+        if self.has_mamba and result.mamba_exist:
+            self.pool.mamba_allocator.free(params.mamba_value)
+        self.settle()
+        return hit
+
+    def lock(self, tokens: list[int], without_state: bool = False) -> TreeLock | None:
+        node = self.match(tokens).last_device_node
+        if self.core.is_root(node):
+            return None
+        skipped = (MAMBA,) if without_state and self.has_mamba else ()
+        return self.cache.lock(node, skip_lock_components=skipped)
+
+    def evict(self, full: int = 0, swa: int = 0, mamba: int = 0) -> None:
+        full, swa, mamba = (max(need, 0) for need in (full, swa, mamba))
+        if full or swa or mamba:
+            self.cache.evict(EvictParams(num_tokens=full, swa_num_tokens=swa, mamba_num=mamba))
+        self.settle()
+
+    # ---- what there is ----
+
+    def available(self, kind: ComponentType) -> int:
+        return self.cache._component_available_size(kind)
+
+    def nodes(self) -> list[Any]:
+        return [n for n in self.core._node_arena.values() if n is not self.core.root_node]
+
+    def values(self, kind: ComponentType, of: Any = fixtures.node_device_value) -> list[int]:
+        """Every slot of ``kind`` that a node holds, on the device; or host memory, with ``node_host_value``."""
+        held = (of(self.cache, n.id, kind) for n in self.nodes())
+        slots = [slot for value in held if value is not None for slot in value.tolist()]
+        assert len(slots) == len(set(slots)), f"one slot of {kind} in two nodes"
+        return slots
+
     def recount(self, sanity_check: Any = None) -> None:
-        """Every slot of both pools is free or in exactly one node."""
-        core, allocator = self.cache.tree_core, self.allocator
-        nodes = [n for n in core.get_all_node_ids() if n != self.cache.root_node_handle()]
-        values = [fixtures.node_device_value(self.cache, n, FULL) for n in nodes]
-        slots = [slot for value in values if value is not None for slot in value.tolist()]
-        assert len(slots) == len(set(slots)), "one device slot in two nodes"
-        assert len(slots) + allocator.available_size() == allocator.size
-        controller = self.cache.cache_controller
-        if controller is not None:
-            values = [fixtures.node_host_value(self.cache, n, FULL) for n in nodes]
-            slots = [slot for value in values if value is not None for slot in value.tolist()]
-            assert len(slots) == len(set(slots)), "one host slot in two nodes"
-            host = controller.mem_pool_host
-            assert len(slots) + host.available_size() == host.size
+        """Check that every slot of every pool is free or in one node, and recount the leaf sets."""
+        sizes = {FULL: self.cfg.kv_size, SWA: self.cfg.kv_size, MAMBA: self.cfg.mamba_cache_size}
+        for kind in self.cfg.components:
+            assert len(self.values(kind)) + self.available(kind) == sizes[kind], kind
+            if self.cache.cache_controller is not None:
+                pool = self.cache.host_pool_group.get_pool(HOST_POOLS[kind])
+                held = self.values(kind, fixtures.node_host_value)
+                assert len(held) + pool.available_size() == pool.size, kind
+        core = self.core
+        self._recount_leaves(core.evictable_device_leaves, core._is_device_leaf)
+        self._recount_leaves(core.evictable_host_leaves, core._is_host_leaf)
+        if isinstance(core, CanopyTreeCore):
+            recount_protected(core)
+            for node in self.nodes():
+                leaf = node.canopy
+                assert leaf.node is node
+                if leaf.length:
+                    assert leaf.length == len(node.key)
+                    assert leaf.offset == node.parent.canopy.offset + node.parent.canopy.length
         (sanity_check or self.cache.sanity_check)()
+
+    def _recount_leaves(self, leaves: Any, is_leaf: Any) -> None:
+        truth = {node for node in self.nodes() if is_leaf(node)}
+        assert set(leaves) == truth
+        if isinstance(self.core, CanopyTreeCore):
+            recount_leaves(leaves, truth)
 
 
 @pytest.fixture
-def kit_tree(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """``kit_tree(cfg, core, steps)``: a ``KitTree``, cleaned up after the test."""
+def kit_tree() -> Iterator[Any]:
+    """``kit_tree(cfg, core, ...)``: a ``KitTree``, closed after the test."""
     made: list[KitTree] = []
-    with mock.patch.object(mixins, "ServerArgs", _cpu_server_args):
 
-        def build(cfg: config.CacheConfig, core: str, steps: type = object) -> KitTree:
-            with on_canopy(core):
-                made.append(KitTree(cfg, core, steps))
-            return made[-1]
+    def build(*given: Any, **options: Any) -> KitTree:
+        made.append(KitTree(*given, **options))
+        return made[-1]
 
-        yield build
-        for tree in made:
-            tree.steps.doCleanups()
-
-
-def on_canopy(core: str, settings: dict[str, Any] | None = None) -> Any:
-    """While this is entered, the kit's ``build_fixture`` builds ours (or SGLang's own)."""
-    ours = functools.partial(_canopy_cache, config=settings)
-    return mock.patch.multiple(
-        fixtures,
-        UnifiedRadixCache=UnifiedRadixCache if core == "sglang" else ours,
-        UnifiedTreeCoreInspector=UnifiedTreeCoreInspector if core == "sglang" else CanopyInspector,
-    )
+    yield build
+    for tree in made:
+        tree.close()

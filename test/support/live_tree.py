@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
+from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
 from sglang.srt.mem_cache.base_prefix_cache import (
     EvictParams,
     InitLoadBackParams,
@@ -15,7 +15,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     MatchPrefixParams,
 )
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
@@ -37,7 +37,8 @@ class LiveTree:
     """The tree, its allocator, and the few calls a scheduler makes.
 
     ``policy`` is a Canopy policy's name; with ``core`` ("python" or "rust") it is SGLang's. With
-    ``pairs`` keys are of token pairs, as under EAGLE: n tokens are n - 1 of them.
+    ``pairs`` keys are of token pairs, as under EAGLE: n tokens are n - 1 of them. ``latent``: KV as
+    in MLA. ``group``: the process group of the replica's ranks.
     """
 
     def __init__(
@@ -55,6 +56,8 @@ class LiveTree:
         pairs: bool = False,
         events: bool = False,
         floor: bool = False,
+        latent: bool = False,
+        group: Any = None,
     ) -> None:
         given: dict[str, Any] = {
             "model_path": "dummy",
@@ -67,26 +70,16 @@ class LiveTree:
         server_args = ServerArgs(**(given | (storage or {})))
         set_global_server_args_for_scheduler(server_args)
         pool = ReqToTokenPool(size=8, max_context_len=4096, device="cpu", enable_memory_saver=False)
-        kv = MHATokenToKVPool(
-            size=tokens,
-            page_size=page_size,
-            dtype=torch.float16,
-            head_num=1,
-            head_dim=8,
-            layer_num=1,
-            device="cpu",
-            enable_memory_saver=False,
-        )
-        if page_size == 1:
-            allocator = TokenToKVPoolAllocator(
-                tokens, dtype=torch.float16, device="cpu", kvcache=kv, need_sort=False
-            )
-        else:
-            from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
-
-            allocator = PagedTokenToKVPoolAllocator(
-                tokens, page_size, dtype=torch.float16, device="cpu", kvcache=kv, need_sort=False
-            )
+        on_cpu = {"dtype": torch.float16, "device": "cpu"}
+        kind, sizes = MHATokenToKVPool, {"head_num": 1, "head_dim": 8}
+        if latent:
+            kind, sizes = MLATokenToKVPool, {"kv_lora_rank": 8, "qk_rope_head_dim": 4}
+        kv = kind(
+            size=tokens, page_size=page_size, layer_num=1, enable_memory_saver=False, **sizes, **on_cpu
+        )  # fmt: skip
+        paged = (PagedTokenToKVPoolAllocator, tokens, page_size)
+        of_tokens, *given = paged if page_size > 1 else (TokenToKVPoolAllocator, tokens)
+        allocator = of_tokens(*given, kvcache=kv, need_sort=False, **on_cpu)
         params = CacheInitParams(
             disable=False,
             req_to_token_pool=pool,
@@ -97,6 +90,7 @@ class LiveTree:
             eviction_policy_config=config,
             enable_session_radix_cache=sessions,
             is_eagle=pairs,
+            tp_cache_group=group,
             enable_kv_cache_events=events,
         )
         self.pairs = pairs
@@ -121,12 +115,9 @@ class LiveTree:
 
     def request(self, time: float = 0.0, **fields: Any) -> LiveRequest:
         """A policy request as the scheduler's link would make it, announced to the tree."""
-        request = self.made(time, **fields)
+        request = LiveRequest(time=time, **fields)
         self.core.requests.arrive(request)
         return request
-
-    def made(self, time: float, **fields: Any) -> LiveRequest:
-        return LiveRequest(time=time, **fields)
 
     def insert(
         self,
@@ -168,16 +159,20 @@ class LiveTree:
 
     def compute(self, slots: torch.Tensor, tokens: list[int]) -> None:
         """Write KV as a forward pass does: here every token's KV is its id."""
-        pool = self.allocator.get_kvcache()
-        for buffer in (*pool.k_buffer, *pool.v_buffer):
+        for buffer in self.buffers():
             buffer[slots] = torch.tensor(tokens, dtype=buffer.dtype)[:, None, None]
 
     def kv(self, tokens: list[int]) -> list[int]:
         """The device's KV of the cached part of a path, as token ids."""
         hit = self.cache.match_prefix(MatchPrefixParams(key=self.key(tokens)))
-        core, pool = self.core, self.allocator.get_kvcache()
+        core = self.core
         slots = core.collect_full_device_indices(hit.last_device_node, core.root_node.id)
-        return pool.v_buffer[0][slots][:, -1, -1].int().tolist()
+        return self.buffers()[-1][slots][:, -1, -1].int().tolist()
+
+    def buffers(self) -> list[torch.Tensor]:
+        pool = self.allocator.get_kvcache()
+        latent = isinstance(pool, MLATokenToKVPool)
+        return pool.kv_buffer if latent else [*pool.k_buffer, *pool.v_buffer]
 
     def match(self, tokens: list[int], salt: str | None = None, extra: str | None = None) -> int:
         """Tokens of the longest cached prefix."""

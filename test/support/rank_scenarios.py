@@ -69,6 +69,25 @@ def reads(rank: int, folder: Path) -> Any:
     return {"seen": seen, **comparisons(tree)}
 
 
+def latent(rank: int, folder: Path) -> Any:
+    """Ranks of MLA on one disk write a path, read it, and read it again after a restart."""
+    place = dict.fromkeys(("tp_rank", "attn_tp_rank"), rank)
+    place |= dict.fromkeys(("tp_size", "attn_tp_size"), RANKS)
+    world, found = torch.distributed.group.WORLD, []
+    for start in range(2):
+        tree = DiskTree(folder / "disk", latent=True, group=world, place=place)
+        if start == 0:
+            tree.serve(PROMPT, 1.0)
+            forget(tree)
+        torch.distributed.barrier()
+        tokens = tree.fetch(PROMPT)
+        tree.load_back(PROMPT)
+        found.append([tokens, tree.kv(PROMPT), tree.storage.status()["unavailable"]])
+        torch.distributed.barrier()
+        tree.close()
+    return found
+
+
 def late_use(rank: int, folder: Path) -> Any:
     """Read pages while the second rank's store has not yet received the last use."""
     tree = tree_of(rank, folder)
