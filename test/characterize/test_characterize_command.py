@@ -88,9 +88,7 @@ def test_a_second_run_gives_the_same_report_and_prints_it_on_request(
     assert (tmp_path / "report.json").read_bytes() == (report_dir / "report.json").read_bytes()
 
 
-def test_a_trace_without_ids_gets_partial_answers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trace_without_ids_gets_partial_answers(tmp_path, capsys):
     """Mooncake lines that share nothing: no turns, no reuse, no failure."""
     trace = tmp_path / "bare.jsonl"
     lines = [
@@ -136,13 +134,7 @@ def test_the_conversation_trace_by_its_known_numbers(data_dir: Path, tmp_path: P
         (["{unfit}", "--format", "mooncake"], "line 1"),
     ],
 )
-def test_a_mistake_is_one_line(
-    flags: list[str],
-    said: str,
-    small_trace: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_mistake_is_one_line(flags, said, small_trace, tmp_path, capsys):
     unfit = tmp_path / "unfit.jsonl"
     rows = [{"input_length": 100, "hash_ids": [*range(9)]}, {"input_length": 4000, "hash_ids": [1]}]
     times = {"timestamp": 0, "output_length": 4}
@@ -164,9 +156,7 @@ def test_a_broken_line_may_be_skipped(small_trace: Path, tmp_path: Path) -> None
     assert main([*command, "--out", str(tmp_path / "b"), "--skip-bad", "1"]) == 0
 
 
-def test_a_folder_that_cannot_be_created_is_reported(
-    small_trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_that_cannot_be_created_is_reported(small_trace, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     out = str(tmp_path / "file" / "out")
     assert main(["characterize", str(small_trace), "--format", "bailian", "--out", out]) == 2

@@ -4,11 +4,11 @@ import math
 import random
 
 import pytest
-from test_questions import ask
 
 from canopy_lab.characterize.observe import observe
 from canopy_lab.trace.record import TraceRequest
 from support.laws import laws
+from support.tiny_traces import ask
 
 
 def reused(ages: list[float], never: int) -> list[TraceRequest]:

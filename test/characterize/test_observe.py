@@ -14,14 +14,6 @@ from sglang_canopy.reuse.survival import EDGES
 from support.tiny_traces import TWO_TALKS, ask
 
 
-def test_hits_are_the_leading_run_seen_before() -> None:
-    seen = observe(TWO_TALKS)
-    assert seen.hits.tolist() == [0, 1, 2, 0, 3]
-    assert seen.blocks.tolist() == [2, 2, 3, 1, 4]
-    assert seen.distinct_blocks == 6
-    assert sorted(seen.uses.tolist()) == [1, 1, 1, 2, 3, 4]
-
-
 def test_a_block_behind_a_miss_is_stranded_and_not_a_hit() -> None:
     seen = observe([ask(0, [1, 2, 3]), ask(5, [7, 2, 3])])
     assert seen.hits.tolist() == [0, 0]
@@ -46,12 +38,6 @@ def test_reuse_ages_are_counted_for_the_category_that_used_the_block_last() -> N
     assert by_category[file] == 1
     assert by_category[text + 1] == 3
     assert ages_s[[text, file, text + 1]].tolist() == [40.0, 20.0, 210.0]
-
-
-def test_hits_on_own_and_on_others_blocks_are_distinguished() -> None:
-    seen = observe(TWO_TALKS)
-    assert seen.same_conversation_hits == 4
-    assert seen.same_user_hits == 4
 
 
 def test_a_request_refers_to_its_continuation() -> None:

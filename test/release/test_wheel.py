@@ -12,12 +12,14 @@ from email import message_from_bytes
 from pathlib import Path
 
 import pytest
+import yaml
 
 from sglang_canopy import SGLANG_VERSION, __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-OTHER_PYTHONS = ("3.12", "3.13")
+WORKFLOW = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+OTHER_PYTHONS = WORKFLOW["jobs"]["laboratory"]["strategy"]["matrix"]["python"]
 LABORATORY = (
     "advise", "characterize", "cli", "latency", "plan", "policy", "report",
     "reuse", "sim", "trace", "ttl", "whatif",
@@ -70,9 +72,7 @@ def test_the_wheel_holds_every_file_and_nothing_else(built: tuple[Path, Path]) -
     assert wheel.name == f"sglang_canopy-{__version__}-py3-none-any.whl"
 
 
-def test_the_source_distribution_holds_the_packages_and_nothing_else(
-    built: tuple[Path, Path],
-) -> None:
+def test_the_source_distribution_holds_the_packages_and_nothing_else(built):
     with tarfile.open(built[1]) as archive:
         held = {m.name.partition("/")[2] for m in archive.getmembers() if m.isfile()}
     written = {name for name in held if ".egg-info/" in name} | {"PKG-INFO", "setup.cfg"}
@@ -88,9 +88,7 @@ def test_its_dependencies_include_neither_torch_nor_sglang(built: tuple[Path, Pa
     assert set(head.get_all("Provides-Extra")) >= {"cuda", "cpu", "test"}
 
 
-def test_a_wheel_made_from_the_source_distribution_is_the_same(
-    built: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_wheel_made_from_the_source_distribution_is_the_same(built, tmp_path):
     wheel, source = built
     shutil.unpack_archive(source, tmp_path)  # tarfile's filter is not in Debian's Python 3.11.2
     (tree,) = tmp_path.iterdir()
@@ -197,9 +195,7 @@ def test_a_cpu_server_from_nothing(built: tuple[Path, Path], version: str, tmp_p
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", ["wheel", "source distribution"])
-def test_the_laboratory_from_nothing(
-    built: tuple[Path, Path], clean: Path, tmp_path: Path, kind: str
-) -> None:
+def test_the_laboratory_from_nothing(built, clean, tmp_path, kind):
     pip(clean, "install", "--quiet", str(built[kind != "wheel"]))
     installed = pip(clean, "list", "--format", "freeze").lower()
     assert not [line for line in installed.splitlines() if line.startswith(("torch", "sglang=="))]
@@ -220,9 +216,7 @@ def test_the_laboratory_from_nothing(
 @pytest.mark.long
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("version", OTHER_PYTHONS)
-def test_the_laboratory_in_full_under_another_python(
-    built: tuple[Path, Path], tmp_path: Path, version: str
-) -> None:
+def test_the_laboratory_in_full_under_another_python(built, tmp_path, version):
     inside = environment(tmp_path / "venv", version)
     tools = ("pytest", "hypothesis", "pytest-timeout", "tokenizers", "xxhash")
     pip(inside, "install", "--quiet", str(built[0]), *tools)

@@ -8,13 +8,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from comparators import SELECTORS, make_selector  # noqa: E402
-from test_selectors import check_budget, flat_chunk, prompt  # noqa: E402
 
 from canopy_chunks.fuse import cache as caches  # noqa: E402
 from canopy_chunks.fuse.encode import encode  # noqa: E402
 from canopy_chunks.fuse.fusion import fused_prefill  # noqa: E402
 from canopy_chunks.fuse.selectors import Context  # noqa: E402
 from canopy_chunks.store.chunk import FusedPrompt, Placed  # noqa: E402
+from support.fused_prompts import check_budget, flat_chunk, prompt  # noqa: E402
 
 SPENDS_MORE = ("hkvd", "frequency-per-layer", "epic")
 """Comparators with their own rule, each tested below."""

@@ -12,18 +12,7 @@ from canopy_chunks.fuse.selectors import SELECTORS, Context, make_selector  # no
 from canopy_chunks.fuse.selectors.frequency import layer_scores  # noqa: E402
 from canopy_chunks.store.chunk import Chunk, FusedPrompt, Placed  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
-
-
-def flat_chunk(n=16, layers=1):
-    k = torch.ones(layers, n, 1, 2)
-    return Chunk(tuple(range(n)), k, torch.ones(layers, n, 1, 2))
-
-
-def prompt(model, ids, behind=True):
-    prefix = ids[:20].tolist() if behind else ()
-    return FusedPrompt(
-        ids, tuple(Placed(encode(model, ids[a : a + 60].tolist(), prefix), a) for a in (20, 80))
-    )
+from support.fused_prompts import check_budget, flat_chunk, prompt  # noqa: E402
 
 
 def test_low_frequency_energy_follows_the_slow_bump_and_not_the_spike():
@@ -44,17 +33,6 @@ def test_offline_scores_are_made_once_and_stored_with_the_chunk(llama, ids):
     first = selector.scores(chunk)
     assert selector.scores(chunk) is first is chunk.scores["frequency"]
     assert first.shape == (40,)
-
-
-def check_budget(llama, ids, selector, ratio):
-    """A selector chooses no more than its share, and of the chunks alone."""
-    p = prompt(llama, ids)
-    cache = caches.dense_cache(llama, len(p))
-    fused = fused_prefill(llama, p, cache, selector, ratio)
-    inside = p.in_chunk()[fused.rows]
-    assert inside.sum() <= int(ratio * p.reusable)
-    assert (~inside).sum() == len(p) - p.reusable
-    assert torch.equal(fused.rows, fused.rows.sort()[0])
 
 
 @pytest.mark.parametrize("name", SELECTORS)

@@ -2,19 +2,19 @@
 
 import gc
 import weakref
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.managers.schedule_policy import SchedulePolicy
 
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, SGLANG, QueueFlags, checked
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES
+from sglang_canopy.server.scheduler.admission import prefill_chosen, priorities_calculated
 from sglang_canopy.server.scheduler.live_order import PROTECTED, LiveOrder
 from support.live_tree import FakeReq, LiveTree
-from support.ranks import Run
 from support.waiting_requests import (
     arranged,
     chosen,
@@ -186,6 +186,29 @@ def test_a_request_that_leaves_the_queue_leaves_no_state(tree: LiveTree) -> None
     assert live.shortest.shares._served_s.keys() == {None}
     chosen(tree, [], 0)
     assert (len(live.arranged), len(live.shortest)) == (0, 0)
+    arranged(tree, branches(tree, 2))
+    scheduler = scheduler_with([], tree_cache=tree.cache)  # both are aborted, and no other arrives
+    prefill_chosen(lambda *_: (None, None), scheduler, scheduler.running_batch)
+    assert (len(live.arranged), len(live.shortest)) == (0, 0)
+
+
+def test_a_request_beyond_a_budget_is_shown_to_no_step_and_stays_in_the_queue(tree):
+    shortest = tree.cache.admission.order.shortest
+    shortest.own, shortest.least_s = 0.0, 0.0  # nothing may pass the prompt in chunks
+    chunked, young = made(tree, tokens(900, 1), 1.0), made(tree, tokens(20, 2), 2.0)
+    scheduler, _ = chosen(tree, [chunked], 1)
+    chunked.full_untruncated_fill_ids = chunked.origin_input_ids
+    scheduler.chunked_req, scheduler.waiting_queue = chunked, [young]
+    shown: list[Req] = []
+
+    def choose(*_: Any) -> tuple[Any, Any]:
+        waiting = scheduler.waiting_queue
+        priorities_calculated(SchedulePolicy.calc_priority, policy_of(tree), waiting, None, 0)
+        shown.extend(waiting)
+        return None, None
+
+    prefill_chosen(choose, scheduler, scheduler.running_batch)
+    assert (shown, scheduler.waiting_queue) == ([], [young])
 
 
 def test_sglangs_own_order_omits_no_request(tree: LiveTree) -> None:
@@ -230,9 +253,7 @@ def batch(
 
 
 @pytest.mark.xdist_group("ranks")
-def test_two_ranks_adopt_the_first_ones_figures_and_decide_equally(
-    on_two_ranks: Run, tmp_path: Path
-) -> None:
+def test_two_ranks_adopt_the_first_ones_figures_and_decide_equally(on_two_ranks, tmp_path):
     first, second = on_two_ranks("rank_scenarios:queue_orders", tmp_path)
     assert first["fitted"] != second["fitted"]  # each timed its own
     assert first["used"] == second["used"] == first["fitted"]

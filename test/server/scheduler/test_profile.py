@@ -69,9 +69,7 @@ def test_the_ttft_line_is_fed_by_first_tokens() -> None:
     assert entry.current.ttft_fit.stats()["requests"] == before + 1
 
 
-def test_client_waits_are_counted_from_the_requests_creation(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_client_waits_are_counted_from_the_requests_creation(monkeypatch):
     hour = TtftHour(lambda: 1e9)
     monkeypatch.setattr(entry.current, "ttft_hour", hour)
     state = SimpleNamespace(time_stats=SimpleNamespace(created_time=10.0))
@@ -96,9 +94,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("what", DAMAGED)
-def test_a_damaged_profile_is_set_aside_and_learning_restarts(
-    tmp_path: Path, what: str, caplog
-) -> None:
+def test_a_damaged_profile_is_set_aside_and_learning_restarts(tmp_path, what, caplog):
     path = tmp_path / "wa.json"
     path.write_bytes(DAMAGED[what])
     assert read_or_set_aside(str(path)) is None

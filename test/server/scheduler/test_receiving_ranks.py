@@ -13,9 +13,7 @@ from support.ranks import Run
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(560)]
 
 
-def test_dp_attention_replicas_are_separate_and_all_receive_hints(
-    on_two_ranks: Run, tmp_path: Path
-) -> None:
+def test_dp_attention_replicas_are_separate_and_all_receive_hints(on_two_ranks, tmp_path):
     """Each has its own requests, stamps, victims, TTLs and costs; none waits for the other's."""
     first, second = on_two_ranks("receiving_ranks:dp_attention", tmp_path)
     assert len(first["times"]) > 2 * len(second["times"]) > 20

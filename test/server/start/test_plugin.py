@@ -12,14 +12,16 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_canopy import SGLANG_VERSION
+from sglang_canopy.config.queue import BOUNDED_SHORTEST, QueueFlags
 from sglang_canopy.config.refusals import unsupported
+from sglang_canopy.config.server_options import ATTRIBUTE, ServerOptions
 from sglang_canopy.config.setups import FLAGS, GATE, HTTP_APPS, POLICIES, QUEUE, SETUPS
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.live import live_cache
 from sglang_canopy.server.start import arguments, self_check
 from sglang_canopy.server.start.seams import SEAMS
 from support import forked
-from support.live_tree import LiveTree, check
+from support.live_tree import LiveTree
 
 
 def supported(**changes: object) -> SimpleNamespace:
@@ -49,9 +51,7 @@ def test_a_hook_that_did_not_apply_stops_the_process() -> None:
         self_check.check_in_place((stray,))
 
 
-def test_another_version_of_sglang_is_named_in_the_log(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_version_of_sglang_is_named_in_the_log(monkeypatch, caplog):
     monkeypatch.setattr(self_check.importlib.metadata, "version", lambda _: "0.5.99")
     self_check.check_version()
     assert "0.5.99 is installed" in caplog.text
@@ -71,9 +71,7 @@ def test_another_version_of_sglang_is_named_in_the_log(
         ("disable_radix_cache", True),
     ],
 )
-def test_unsupported_features_are_refused_by_name_on_every_entry_point(
-    option: str, value: object
-) -> None:
+def test_unsupported_features_are_refused_by_name_on_every_entry_point(option, value):
     from sglang_canopy.server.scheduler.cache_factory import build
 
     refusal = unsupported(POLICIES, supported(**{option: value}), environment={})
@@ -84,17 +82,6 @@ def test_unsupported_features_are_refused_by_name_on_every_entry_point(
     with pytest.raises(CanopyError) as stop:  # sglang.Engine reads no command line
         build(ctx)  # type: ignore[arg-type]
     assert refusal in str(stop.value)
-
-
-def test_a_cache_that_sglang_turns_off_by_itself_stops_the_scheduler() -> None:
-    """It does for some models, after the command line was checked."""
-    from sglang_canopy.server.scheduler.cache_factory import build
-
-    params = SimpleNamespace(eviction_policy="wa")
-    given = supported(disable_radix_cache=False)
-    ctx = SimpleNamespace(server_args=given, params=params, disable_radix_cache=True)
-    with pytest.raises(CanopyError, match="turns the prefix cache off"):
-        build(ctx)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["SGLANG_RUST_SERVER", "SGLANG_HTTP_SERVER_APP_PATH"])
@@ -108,9 +95,7 @@ def test_an_entry_point_set_by_a_variable_is_refused_by_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("option", "value"), [("tokenizer_worker_num", 2), ("smg_grpc_mode", True), ("grpc_port", 1)]
 )
-def test_the_session_gate_is_refused_in_set_ups_that_policies_support(
-    option: str, value: object
-) -> None:
+def test_the_session_gate_is_refused_in_set_ups_that_policies_support(option, value):
     given = supported(**{option: value})
     assert unsupported(POLICIES, given, environment={}) is None
     refusal = unsupported(GATE, given, environment={})
@@ -137,15 +122,6 @@ def test_workers_import_our_application_unless_the_operator_names_one(
     assert refused == (then not in (None, *HTTP_APPS))
 
 
-def test_the_disk_tier_without_a_command_line_is_refused_with_the_remedy() -> None:
-    from sglang_canopy.server.scheduler.cache_factory import build
-
-    server_args = supported(hicache_storage_backend="canopy")
-    ctx = SimpleNamespace(is_hybrid_swa=False, is_hybrid_ssm=False, server_args=server_args)
-    with pytest.raises(CanopyError, match=r"launch_server"):
-        build(ctx)  # type: ignore[arg-type]
-
-
 def test_every_option_that_is_looked_at_exists_in_the_pinned_sglang() -> None:
     import msgspec
     from sglang.srt.environ import envs
@@ -163,54 +139,44 @@ def test_every_option_that_is_looked_at_exists_in_the_pinned_sglang() -> None:
         assert all(hasattr(envs, name) for name in variables)
 
 
-def test_the_queues_order_is_refused_with_pipeline_stages_on_every_entry_point() -> None:
-    from sglang_canopy.config.queue import BOUNDED_SHORTEST, QueueFlags
-    from sglang_canopy.config.server_options import ATTRIBUTE, ServerOptions
-    from sglang_canopy.server.scheduler.cache_factory import build
-
-    flags = QueueFlags(queue_order=BOUNDED_SHORTEST)
-    server_args = supported(
-        pp_size=2, hicache_storage_backend=None, **{ATTRIBUTE: ServerOptions(queue=flags)}
-    )
-    params = SimpleNamespace(eviction_policy="wa")
-    with pytest.raises(CanopyError, match="--canopy-queue-order bounded-shortest: --pp-size 2"):
-        build(SimpleNamespace(server_args=server_args, params=params))  # type: ignore[arg-type]
-
-
 def test_a_plain_set_up_is_supported() -> None:
     for feature in (POLICIES, GATE, QUEUE):
         assert unsupported(feature, supported(), environment={}) is None
 
 
+STORAGES = ("dynamic", "mooncake", "file")
+QUEUE_ORDER = {ATTRIBUTE: ServerOptions(queue=QueueFlags(queue_order=BOUNDED_SHORTEST))}
+
+
+def storage(name: str, **kinds: object) -> dict[str, object]:
+    of_model = {"is_hybrid_swa": False, "is_hybrid_ssm": False, **kinds}
+    return {"server_args": supported(hicache_storage_backend=name), **of_model}
+
+
 @pytest.mark.parametrize(
-    ("kind", "what"), [("is_hybrid_swa", "sliding windows"), ("is_hybrid_ssm", "Mamba")]
-)
-def test_storage_below_windows_and_states_is_refused_by_name(kind: str, what: str) -> None:
+    ("says", "context"),
+    [
+        # SGLang does for some models, after the command line was checked.
+        ("turns the prefix cache off", {"server_args": supported(disable_radix_cache=False), "disable_radix_cache": True}),
+        ("launch_server", storage("canopy")),
+        ("--canopy-queue-order bounded-shortest: --pp-size 2", {"server_args": supported(pp_size=2, hicache_storage_backend=None, **QUEUE_ORDER)}),
+        *(("sliding windows.*--hicache-storage-backend", storage(name, is_hybrid_swa=True)) for name in STORAGES),
+        *(("Mamba.*--hicache-storage-backend", storage(name, is_hybrid_ssm=True)) for name in STORAGES),
+        ("layers all have sliding windows", {"server_args": supported(), "is_hybrid_swa": True, "full_tokens_per_layer": 0}),
+    ],
+)  # fmt: skip
+def test_the_cache_is_refused_by_name_for_a_server_without_a_command_line(says, context):
     from sglang_canopy.server.scheduler.cache_factory import build
 
-    kinds = {"is_hybrid_swa": False, "is_hybrid_ssm": False, kind: True}
     params = SimpleNamespace(eviction_policy="wa")
-    for storage in ("dynamic", "mooncake", "file"):
-        context = {"server_args": supported(hicache_storage_backend=storage), "params": params}
-        with pytest.raises(CanopyError, match=f"{what}.*--hicache-storage-backend"):
-            build(SimpleNamespace(**kinds, **context))  # type: ignore[arg-type]
+    with pytest.raises(CanopyError, match=says):
+        build(SimpleNamespace(params=params, **context))  # type: ignore[arg-type]
 
 
 def test_the_decode_side_gets_a_pointer_to_the_prefill_side() -> None:
     why = unsupported(POLICIES, supported(disaggregation_mode="decode"), environment={})
     assert "--radix-eviction to the servers of that side" in why
     assert why.endswith("; use --radix-eviction lru")
-
-
-def test_a_model_of_sliding_windows_alone_is_refused() -> None:
-    from sglang_canopy.server.scheduler.cache_factory import build
-
-    params = SimpleNamespace(eviction_policy="wa")
-    ctx = SimpleNamespace(
-        is_hybrid_swa=True, full_tokens_per_layer=0, server_args=supported(), params=params
-    )
-    with pytest.raises(CanopyError, match="layers all have sliding windows"):
-        build(ctx)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -224,9 +190,7 @@ def test_a_model_of_sliding_windows_alone_is_refused() -> None:
         ([1], "JSON object"),
     ],
 )
-def test_a_bad_configuration_names_the_policy_the_key_and_the_allowed_values(
-    config: object, says: str
-) -> None:
+def test_a_bad_configuration_names_the_policy_the_key_and_the_allowed_values(config, says):
     with pytest.raises(CanopyError) as refusal:
         live_cache("wa", config)  # type: ignore[arg-type]
     assert says in str(refusal.value)
@@ -274,13 +238,6 @@ def test_sglangs_own_policies_work_unchanged_with_canopy(policy: str) -> None:
         tree.insert([i] * 6)
     assert tree.cache.evictable_size() <= 32
     assert type(tree.core).__name__ == "UnifiedTreeCore"
-
-
-def test_every_policy_survives_a_small_workload_with_a_host_tier() -> None:
-    tree = LiveTree(64, "wa", {"quantum_tokens": 4}, page_size=4, host_tokens=96)
-    for i in range(60):
-        tree.serve([i % 7] * 8 + [i] * (i % 5), time=float(i), category=f"c{i % 3}")
-        check(tree)
 
 
 @pytest.mark.long
