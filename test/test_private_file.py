@@ -44,9 +44,7 @@ def test_a_reader_returns_a_regular_file_and_does_not_wait_for_a_named_pipe(tmp_
             read_regular(path, 5)
 
 
-def test_named_pipes_instead_of_rebuildable_files_never_block_a_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_named_pipes_instead_of_rebuildable_files_never_block_a_start(tmp_path, monkeypatch):
     for name in ("learnt.json", "calibration.json", "loads-0.json"):
         os.mkfifo(tmp_path / name)
     with pytest.raises(CanopyError, match="not a regular file"):

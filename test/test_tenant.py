@@ -24,9 +24,7 @@ def test_names_are_readable() -> None:
 
 
 @given(texts, texts, texts, texts)
-def test_two_pairs_never_share_a_name_or_a_namespace(
-    key: str | None, salt: str | None, other_key: str | None, other_salt: str | None
-) -> None:
+def test_two_pairs_never_share_a_name_or_a_namespace(key, salt, other_key, other_salt):
     same = (key or "", salt or "") == (other_key or "", other_salt or "")
     assert (tenant_of(key, salt) == tenant_of(other_key, other_salt)) == same
     assert (namespace_of(key, salt) == namespace_of(other_key, other_salt)) == same

@@ -215,9 +215,7 @@ def test_a_paused_session_whose_request_is_aborted_keeps_its_age() -> None:
     assert (young.held, new.held) == (False, True)
 
 
-def test_a_gate_that_disarms_admits_a_slice_of_the_waiting_sessions_at_each_call(
-    monkeypatch,
-) -> None:
+def test_a_gate_that_disarms_admits_a_slice_of_the_waiting_sessions_at_each_call(monkeypatch):
     monkeypatch.setattr("sglang_canopy.admission.gate._ENTER_AT_ONCE", 3, raising=False)
     gate, _ = thrashing()
     waiting = [Client(gate, f"new{number}") for number in range(10)]

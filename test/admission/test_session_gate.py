@@ -179,22 +179,6 @@ def test_a_thinking_session_is_charged_before_any_session_has_returned() -> None
     assert gate.stats()["footprint_tokens"] == 0
 
 
-def test_aborted_requests_release_their_places() -> None:
-    gate = gate_of(100)
-    first, _ = arrive(gate, Agent("a", 90), 0.0)
-    second, _ = arrive(gate, Agent("b", 90), 0.0)
-    third, _ = arrive(gate, Agent("c", 90), 0.0)
-    gate.leave(second)  # while it waits
-    gate.leave(first)  # running, never answered
-    gate.advance(0.0)
-    assert not gate.holds(third)
-    gate.leave(third)
-    stats = gate.stats()
-    assert (stats["footprint_tokens"], stats["active_sessions"], stats["waiting_sessions"]) == (
-        *(0, 0, 0),
-    )
-
-
 def test_a_paused_session_that_returns_waits_and_is_paused_no_more() -> None:
     """Else a bound on paused sessions could forget it, and nothing would admit its request."""
     gate = gate_of(100)
@@ -430,9 +414,7 @@ def test_equal_calls_give_equal_answers(events: list, always: bool) -> None:
 
 
 @given(EVENTS, st.booleans())
-def test_no_session_is_held_longer_than_its_place_times_the_limit(
-    events: list, always: bool
-) -> None:
+def test_no_session_is_held_longer_than_its_place_times_the_limit(events, always):
     """Even if no request ever ends."""
     world = World(always)
     world.play(events)

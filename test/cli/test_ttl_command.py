@@ -63,9 +63,7 @@ def test_these_ids_are_the_live_trees() -> None:
     assert list(request.path) == server_ids(SYSTEM, "acme")
 
 
-def test_a_plan_from_a_servers_log_names_the_servers_own_subtrees(
-    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_plan_from_a_servers_log_names_the_servers_own_subtrees(log, tmp_path, capsys):
     out = tmp_path / "plan.yaml"
     args = ["plan", "ttl", str(log), "--format", "sglang", "--budget-gb", "0.08", "--out", str(out)]
     assert main(args) == 0
@@ -83,9 +81,7 @@ def test_a_plan_from_a_servers_log_names_the_servers_own_subtrees(
     assert "residual" in printed
 
 
-def test_a_plan_from_a_trace_is_not_for_a_server(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_plan_from_a_trace_is_not_for_a_server(tmp_path, capsys):
     rows = [
         {"timestamp": 5000 * i, "input_length": 1024, "output_length": 1, "hash_ids": ids}
         for i in range(300)
@@ -115,9 +111,7 @@ def test_a_plan_from_a_trace_is_not_for_a_server(
         (["--budget-gb", "1", "--out", "/no/such/plan.yaml"], "folder does not exist"),
     ],
 )
-def test_a_mistake_is_one_line_with_status_2(
-    log: Path, capsys: pytest.CaptureFixture, options: list[str], says: str
-) -> None:
+def test_a_mistake_is_one_line_with_status_2(log, capsys, options, says):
     assert main(["plan", "ttl", str(log), "--format", "sglang", *options]) == 2
     said = capsys.readouterr().err
     assert said.startswith("canopy plan ttl: ")

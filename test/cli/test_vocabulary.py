@@ -16,8 +16,6 @@ from sglang_canopy.storage.settings import StorageSettings
 
 EACH = pytest.mark.parametrize("name", COMMANDS)
 READ_A_FILE = ("advise", "characterize", "simulate", "simulate system", "plan", "plan ttl")
-GONE = ("--trace", "--log", "--output", "--workers", "--processes", "--conversation")
-"""Spellings of the input, the output and the server that break the convention."""
 SGLANGS = ("--page-size", "--chunked-prefill-size", "--max-running", "--prefetch-timeout-base")
 UNITS = {
     "SECONDS": ("-s",),
@@ -35,11 +33,6 @@ def actions(name: str) -> list[argparse.Action]:
 
 def named(name: str) -> dict[str, argparse.Action]:
     return {flag: one for one in actions(name) for flag in one.option_strings}
-
-
-@EACH
-def test_no_second_spelling_exists(name) -> None:
-    assert not set(GONE) & set(named(name))
 
 
 @pytest.mark.parametrize("name", READ_A_FILE)
@@ -91,23 +84,6 @@ def test_each_help_has_one_example_that_its_parser_accepts(name, capsys) -> None
 def test_a_wrong_limit_names_its_flag_once(tmp_path, capsys) -> None:
     assert main(["plan", str(tmp_path / "t.jsonl"), "--slo", "p99_ttft"]) == 2
     assert capsys.readouterr().err.count("--slo") == 1
-
-
-NAME_A_POLICY = {
-    "simulate": {"--policy", "--policy-config"},
-    "simulate system": {"--policy"},
-    "plan": {"--policy"},
-}
-"""Flags whose value names eviction policies, by command."""
-OTHER_POLICIES = {"--write-policy", "--prefetch-policy", "--schedule-policy"}
-
-
-@EACH
-def test_the_flags_that_name_an_eviction_policy_are_known(name) -> None:
-    found = {
-        flag for flag in named(name) if "polic" in flag or "evict" in flag or "against" in flag
-    }
-    assert found - OTHER_POLICIES == NAME_A_POLICY.get(name, set())
 
 
 def test_lru_is_sglangs_and_canopy_lru_is_canopys_in_every_simulation(tmp_path, capsys) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
 import pytest
 
 from sglang_canopy.disk.units import UnitAllocator
@@ -37,18 +36,6 @@ def test_a_cleared_store_is_empty_also_after_a_restart(tmp_path) -> None:
     again = store_at(tmp_path, pages=64)
     assert len(again) == 3
     assert all(get(again, chain("new", 3)))
-
-
-def test_clearing_many_roots_sorts_nothing_for_each(tmp_path, monkeypatch) -> None:
-    store = store_at(tmp_path, pages=256)
-    for i in range(200):
-        put(store, chain(i, 1))
-    sorts = []
-    argsort = np.argsort
-    monkeypatch.setattr(np, "argsort", lambda *a, **k: sorts.append(1) or argsort(*a, **k))
-    store.clear()
-    assert len(store) == 0
-    assert len(sorts) <= 1
 
 
 def test_a_running_reader_and_writer_see_an_empty_store(tmp_path) -> None:

@@ -263,22 +263,6 @@ def test_pages_from_the_future_are_as_old_as_the_restart(tmp_path):
     assert again.leading(chain("a", 2)) == 0
 
 
-def test_a_second_server_on_the_folder_does_without(tmp_path, caplog):
-    first = store_at(tmp_path)
-    put(first, chain("a", 2))
-    second = store_at(tmp_path)
-    assert "another server" in second.unavailable
-    assert second.leading(chain("a", 2)) == 0
-    assert put(second, chain("b", 2)) == [False, False]
-    assert get(second, chain("a", 2)) == [False, False]
-    assert second.counters.faults == {"locked": 1}
-    assert len(said(caplog)) == 1
-    assert get(first, chain("a", 2)) == [True, True]
-    second.close()
-    first.close()
-    assert store_at(tmp_path).leading(chain("a", 2)) == 2
-
-
 def test_data_without_a_record_is_swept_at_start(tmp_path):
     store = store_at(tmp_path)
     put(store, chain("a", 2))

@@ -14,42 +14,6 @@ from sglang_canopy.ttl.table import Group, TTLTable
 from support.disk_pages import PAGE, Clock, chain, content, get, metas, page_key, put, store_at
 
 
-def test_reads_back_written_pages(tmp_path):
-    store = store_at(tmp_path)
-    keys = chain("a", 4)
-    assert put(store, keys) == [True] * 4
-    assert store.leading(keys) == 4
-    assert store.leading([*keys, page_key("other")]) == 4
-    assert get(store, keys) == [True] * 4
-    store.verify(pages=True)
-
-
-def test_the_last_page_of_the_oldest_path_is_evicted_first(tmp_path):
-    store = store_at(tmp_path, pages=8)
-    first, second = chain("a", 4), chain("b", 4)
-    put(store, first)
-    store.clock.now += 1
-    put(store, second)
-    store.clock.now += 1
-    put(store, chain("c", 2))
-    assert store.leading(first) == 2
-    assert store.leading(second) == 4
-    assert store.counters.evicted == {"capacity": 2}
-
-
-def test_a_use_of_a_path_saves_all_of_it(tmp_path):
-    store = store_at(tmp_path, pages=8)
-    first, second = chain("a", 4), chain("b", 4)
-    put(store, first)
-    store.clock.now += 1
-    put(store, second)
-    store.clock.now += 1
-    store.touch(first, metas(1, store.clock())[0])
-    put(store, chain("c", 4))
-    assert store.leading(first) == 4
-    assert store.leading(second) == 0
-
-
 def test_a_page_without_its_prefix_is_not_written(tmp_path):
     store = store_at(tmp_path)
     keys = chain("a", 3)
@@ -95,19 +59,6 @@ def test_metadata_survives_a_restart(tmp_path):
     again.verify(pages=True)
 
 
-def test_a_read_counts_as_a_use(tmp_path):
-    store = store_at(tmp_path, pages=4)
-    old, new = chain("a", 2), chain("b", 2)
-    put(store, old)
-    store.clock.now += 1
-    put(store, new)
-    store.clock.now += 1
-    get(store, old)
-    put(store, chain("c", 2))
-    assert store.leading(old) == 2
-    assert store.leading(new) == 0
-
-
 def test_ttl_ends_a_page_that_is_not_used(tmp_path):
     store = store_at(tmp_path, ttl=TTLTable(residual_ttl_s=100.0))
     keys = chain("a", 3)
@@ -121,20 +72,6 @@ def test_ttl_ends_a_page_that_is_not_used(tmp_path):
     assert len(store) == 0
     assert store.counters.evicted == {"ttl": 3}
     assert sum(store.counters.residency_s) == 3
-
-
-def test_a_prefix_lives_as_long_as_its_subtree(tmp_path):
-    store = store_at(tmp_path, ttl=TTLTable(residual_ttl_s=100.0))
-    keys = chain("a", 3)
-    put(store, keys[:2])
-    store.clock.now += 60
-    put(store, keys[2:], parent=keys[1])
-    store.clock.now += 60
-    assert store.sweep() == 0
-    assert store.leading(keys) == 3
-    assert store.leading(keys[:2]) == 0
-    store.clock.now += 40
-    assert store.sweep() == 3
 
 
 def test_a_sweep_does_bounded_work_and_resumes(tmp_path):
@@ -160,14 +97,6 @@ def test_groups_have_their_own_ttl_and_keep_it_under_another_table(tmp_path):
     assert again.meta(short)[0].group == 1
 
 
-def test_a_page_may_ask_for_its_own_ttl(tmp_path):
-    store = store_at(tmp_path, ttl=TTLTable(residual_ttl_s=10.0))
-    keys = chain("a", 2)
-    put(store, keys, ttl_s=1000.0)
-    store.clock.now += 500
-    assert store.leading(keys) == 2
-
-
 @pytest.mark.parametrize("named", ["small", tenant_digest("small")])
 def test_a_tenant_over_its_quota_loses_its_own_pages(tmp_path, named):
     store = store_at(tmp_path, pages=16, quotas={named: 3 * PAGE, "*": 4 * PAGE})
@@ -181,15 +110,6 @@ def test_a_tenant_over_its_quota_loses_its_own_pages(tmp_path, named):
     assert store.counters.evicted == {"quota": 2}
     assert put(store, chain("c", 5), tenant="large") == [True] * 4 + [False]
     store.verify()
-
-
-def test_an_evicted_tip_exposes_the_page_above(tmp_path):
-    store = store_at(tmp_path, pages=4)
-    put(store, chain("a", 4))
-    store.clock.now += 1
-    put(store, chain("b", 4))
-    assert store.leading(chain("a", 4)) == 0
-    assert store.leading(chain("b", 4)) == 4
 
 
 @pytest.mark.parametrize("policy", ["wa", "canopy-tlru", "s3fifo", "gdfs", "etlru", "lfu"])

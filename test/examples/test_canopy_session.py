@@ -119,9 +119,7 @@ def test_a_server_that_rejects_hints_does_not_affect_the_agent(example, caplog) 
     assert "rejected a hint" in caplog.text
 
 
-def test_hints_carry_the_key_of_the_agents_own_requests_to_that_server(
-    example, monkeypatch
-) -> None:
+def test_hints_carry_the_key_of_the_agents_own_requests_to_that_server(example, monkeypatch):
     with chat_endpoint([]) as (url, sent), chat_endpoint([]) as (other, others):
         for base in (url, other):
             with example.Session(url, "s-1") as session:

@@ -10,7 +10,7 @@ from canopy_lab.group_ttl.paths import segments_of
 from canopy_lab.group_ttl.replay import fixed_ttls, simulate_ttl
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.table import Group, TTLTable
-from support.ttl_cases import BLOCK, Request, log_of, requests, slow_replay
+from support.ttl_cases import BLOCK, log_of, requests, slow_replay
 
 
 def one(ttl_s: float) -> list[tuple[float, TTLTable]]:
@@ -59,9 +59,7 @@ def tables(draw: st.DrawFn) -> TTLTable:
 
 
 @given(requests(), tables(), tables(), st.sampled_from([0.0, 1.0, 4.0]))
-def test_it_agrees_with_a_replay_block_by_block(
-    made: list[Request], first: TTLTable, second: TTLTable, switch_s: float
-) -> None:
+def test_it_agrees_with_a_replay_block_by_block(made, first, second, switch_s):
     schedule = [(0.0, first), (switch_s, second)]
     origin = made[0][0]
     made = [(t - origin, path, category) for t, path, category in made]
@@ -72,9 +70,7 @@ def test_it_agrees_with_a_replay_block_by_block(
 
 
 @given(requests(), st.lists(ttl_s, min_size=1, max_size=3), st.sampled_from([0.0, 2.0, 5.0]))
-def test_the_sweep_of_fixed_ttls_is_the_same_replay(
-    made: list[Request], ttls: list[float], since_s: float
-) -> None:
+def test_the_sweep_of_fixed_ttls_is_the_same_replay(made, ttls, since_s):
     log = log_of(made)
     for ttl, quick in zip(ttls, fixed_ttls(segments_of(log), ttls, since_s)):
         won = simulate_ttl(log, one(ttl), since_s)
@@ -89,9 +85,7 @@ def test_a_partial_last_block_counts_its_tokens() -> None:
 
 
 @given(requests(most=30), st.sampled_from([1.0, 4.0]))
-def test_paths_until_a_time_are_those_of_the_earlier_requests(
-    made: list[Request], s: float
-) -> None:
+def test_paths_until_a_time_are_those_of_the_earlier_requests(made, s):
     until_s = made[0][0] + s
     alone = log_of([one for one in made if one[0] <= until_s])
     ttls = [0.0, 1.0, 5.0, 100.0]

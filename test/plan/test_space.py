@@ -129,9 +129,7 @@ def test_a_wrong_space_is_refused(fields, message):
 @pytest.mark.parametrize("asked_gib", [0.0, 200.0])
 @pytest.mark.parametrize("instances", [(1,), (4,), (1, 2, 4)])
 @pytest.mark.parametrize("reusable_gib", [0.25, 0.1, 0.0])
-def test_host_memory_never_exceeds_the_traces_reusable_kv(
-    asked_gib, instances, reusable_gib
-) -> None:
+def test_host_memory_never_exceeds_the_traces_reusable_kv(asked_gib, instances, reusable_gib):
     request = PlanRequest(dram_gib=asked_gib, instances=instances, disks=())
     made = make_space(request, 0.25, load_prices("local-nvme"), reusable_gib=reusable_gib)
     totals = [c.instances * c.dram_gib for c in made.grid()]

@@ -136,17 +136,6 @@ def test_plans_for_the_growth_of_the_leafs_own_category():
     assert policy.next_tokens(short) == 10
 
 
-def test_a_requests_own_target_follows_the_ttft_model():
-    policy = make_policy("canopy-tlru")
-    leaf = Leaf(0, 100)
-    leaf.slo_ms, leaf.history = 50.0, 100
-    policy.admit(leaf, 0.0)
-    assert policy.victim(1.0) == (leaf, 0)  # no model yet
-    for s_per_token, kept in ((0.001, 50), (0.002, 75)):
-        policy.finish(Request(time=2.0, ttft_model=(s_per_token, 0.0)))
-        assert policy.victim(3.0) == (leaf, kept)
-
-
 def talk(policy, time, turns):
     """One conversation whose prompt grows by 10 tokens a turn."""
     for turn in range(turns):

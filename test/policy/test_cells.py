@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_canopy.policy.structures.cells import Cells
+from sglang_canopy.policy.structures.cells import Cells, EndQueue
 from sglang_canopy.records import Leaf
 from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.survival import BINS, age_bin
@@ -85,3 +85,14 @@ def test_weights_scale_a_cell():
     assert cells.least(0.0)[1] is light
     cells.reweigh(lambda cell: 1.0 if cell.key == "heavy" else 2.0)
     assert cells.least(0.0)[1] is heavy
+
+
+def test_removed_entries_do_not_pile_up():
+    queue = EndQueue()
+    stays = Leaf(0, 1)
+    queue.push(stays, 0.0)
+    for time in range(10_000):
+        queue.remove(queue.push(Leaf(0, 1), float(time)))
+    assert len(queue._low) < 100
+    assert len(queue._high) < 100
+    assert queue.oldest()[-1] is stays

@@ -6,7 +6,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
 from support.radix_cases import play
 
-LINEAR, ALL, HALF = {"cost": "linear"}, {"protected_share": 1.0}, {"protected_share": 0.5}
+LINEAR = {"cost": "linear"}
 SHORT, GHOSTS, NONE = {"threshold_tokens": 25}, {"ghost_share": 9.0}, {"ghost_share": 0.0}
 
 

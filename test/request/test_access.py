@@ -42,9 +42,7 @@ def admitted(http: Http, routes: tuple[tuple[str, str], ...], key: str | None) -
         ({"api_key": USER, "admin_api_key": ADMIN}, "a guess", False, False),
     ],
 )
-def test_users_read_and_only_the_administrator_changes_state(
-    serve: Serve, keys: dict[str, str], key: str | None, reads: bool, changes: bool
-) -> None:
+def test_users_read_and_only_the_administrator_changes_state(serve, keys, key, reads, changes):
     with serve(**keys) as http:
         assert admitted(http, READS, key) == {reads}
         assert admitted(http, CHANGES, key) == {changes}
@@ -52,9 +50,7 @@ def test_users_read_and_only_the_administrator_changes_state(
 
 @pytest.mark.parametrize(("method", "path"), CHANGES)
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://127.0.0.1"])
-def test_a_page_of_another_origin_changes_nothing(
-    serve: Serve, method: str, path: str, origin: str
-) -> None:
+def test_a_page_of_another_origin_changes_nothing(serve, method, path, origin):
     with serve(admin_api_key=ADMIN) as http:
         code, text = http(method, path, ADMIN, HINT, Origin=origin)
         assert code == 403
@@ -71,9 +67,7 @@ def test_a_page_of_the_server_may_change_it(serve: Serve) -> None:
 
 @pytest.mark.parametrize(("method", "path"), CHANGES)
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
-def test_a_body_that_browsers_send_without_permission_is_refused(
-    serve: Serve, method: str, path: str, kind: str
-) -> None:
+def test_a_body_that_browsers_send_without_permission_is_refused(serve, method, path, kind):
     with serve() as http:
         code, text = http(method, path, None, HINT, Content_Type=kind)
         assert code == 415
@@ -82,9 +76,7 @@ def test_a_body_that_browsers_send_without_permission_is_refused(
 
 
 @pytest.mark.parametrize("path", ["/canopy/hint"])
-def test_a_body_of_unknown_length_is_read_no_further_than_its_limit(
-    serve: Serve, path: str
-) -> None:
+def test_a_body_of_unknown_length_is_read_no_further_than_its_limit(serve, path):
     sent = 0
 
     def endless() -> Iterator[bytes]:
@@ -148,9 +140,7 @@ def test_the_status_shows_the_policy_that_runs_and_not_the_requested_one(
 
 @pytest.mark.parametrize("path", ["/canopy/explain?conversation=c"])
 @pytest.mark.parametrize("header", ["X-Canopy-Cache-Salt", "X-Canopy-Extra-Key"])
-def test_a_tenant_header_that_is_sent_twice_is_refused(
-    serve: Serve, path: str, header: str
-) -> None:
+def test_a_tenant_header_that_is_sent_twice_is_refused(serve, path, header):
     with serve() as http:
         connection = HTTPConnection("127.0.0.1", http.port, timeout=30)
         connection.putrequest("GET", path)
@@ -169,9 +159,7 @@ def test_a_tenant_that_the_query_names_twice_is_refused(serve: Serve) -> None:
         assert http.manager.sent == [{"canopy_chunk:a": 1}]
 
 
-def test_neither_status_nor_an_error_shows_a_secret(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_neither_status_nor_an_error_shows_a_secret(serve, monkeypatch):
     monkeypatch.setenv(SECRET_VARIABLE, SECRET)
     from sglang_canopy.server.http import entry
 
@@ -207,9 +195,7 @@ def served_by(http: Http, tree: Any) -> None:
     status_file.write(0, {"running": tree.core.live.running})
 
 
-def test_a_tenant_sees_only_its_own_conversations(
-    serve: Serve, tree: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tenant_sees_only_its_own_conversations(serve, tree, monkeypatch):
     from sglang_canopy.server.http import explain as explain_http
 
     monkeypatch.setattr(explain_http, "EVERY_S", 1e-9)
@@ -233,9 +219,7 @@ def test_a_tenant_sees_only_its_own_conversations(
         assert all("canopy_explain:" in key for sent in http.manager.sent for key in sent)
 
 
-def test_answers_to_users_are_limited_in_number(
-    serve: Serve, tree: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_to_users_are_limited_in_number(serve, tree, monkeypatch):
     from sglang_canopy.server.http import explain as explain_http
 
     monkeypatch.setattr(explain_http, "EVERY_S", 3600.0)

@@ -94,9 +94,7 @@ def test_a_request_that_is_refused_takes_no_hints_with_it(serve: Serve) -> None:
         }
 
 
-def test_with_hints_off_the_route_is_closed_to_all(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_hints_off_the_route_is_closed_to_all(serve, monkeypatch):
     monkeypatch.setenv(SECRET_VARIABLE, SECRET)
     with serve(admin_api_key=ADMIN, hints="off") as http:
         for given in ({"key": ADMIN}, {"key": ADMIN, **gateway(SECRET)}):

@@ -50,9 +50,7 @@ from support.stamped_req import stamped_req
         {STAMP_KEY: {"time": 0}},
     ],
 )
-def test_a_wrong_field_is_ignored_and_counted_with_one_short_sentence(
-    bad: dict, monkeypatch, caplog
-) -> None:
+def test_a_wrong_field_is_ignored_and_counted_with_one_short_sentence(bad, monkeypatch, caplog):
     monkeypatch.setattr(entry, "current", entry.Entry(RequestOptions()))
     for _ in range(2):
         obj = SimpleNamespace(sampling_params={"custom_params": {**bad, "canopy_slo_ms": 5}})

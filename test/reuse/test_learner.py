@@ -169,16 +169,6 @@ def test_a_return_that_never_happens_counts_as_wrong():
     assert (record.returns, record.returns_true) == (1, 0)
 
 
-def test_four_false_ends_of_one_tenant_leave_the_others_trusted():
-    model = ReuseModel()
-    for n in range(4):
-        serve(model, 2 * n, [10 * n], over=True, tenant="liar")
-        serve(model, 2 * n + 1, [10 * n, 10 * n + 1], tenant="liar")
-    assert not model.hints.over_trusted("liar")
-    assert model.hints.over_trusted("honest")
-    assert model.hints.over_trusted(None)
-
-
 def test_false_returns_of_new_tenants_reduce_newcomers_trust():
     model = ReuseModel()
     serve(model, 0, ["sure"], return_in_s=10.0, tenant="sure")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_canopy.schedule.bounded_shortest import SORTED_HEAD, BoundedShortest
-from sglang_canopy.schedule.cost_queue import TIGHT_HEAD, CostQueue, Waiting
+from sglang_canopy.schedule.cost_queue import TIGHT_HEAD, Waiting
 from sglang_canopy.schedule.fair_shares import OWN_SHARES, REMEMBERED, FairShares, first
 from sglang_canopy.schedule.prefill_cost import Prefill, PrefillCost
 from support.bound_ledger import BoundLedger
@@ -141,23 +141,6 @@ def test_only_the_requests_that_the_tokens_of_a_step_reach_are_checked() -> None
     order = [oldest, younger, passed]
     assert line.may_not_pass(order, 100) == []
     assert line.may_not_pass(order, 101) == [younger]
-
-
-def test_arrivals_rarely_reassign_the_places_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    rebuild = CostQueue._rebuild
-    monkeypatch.setattr(
-        CostQueue, "_rebuild", lambda line, new=None: made.append(rebuild(line, new)) or None
-    )
-    line = queue()
-    for _ in range(1_000):
-        line.add(Prefill(5))
-    assert 1 <= len(made) <= 10  # the capacity doubles
-    admitted = line.add(Prefill(7))
-    line.admit([admitted])
-    before = len(made)
-    line.requeue(admitted, Prefill(8))
-    assert len(made) == before
 
 
 def test_order_changes_nothing() -> None:
@@ -363,28 +346,6 @@ def test_behind_the_places_that_are_worked_out_everyone_is_in_order_of_arrival()
     for number in range(4 * TIGHT_HEAD):
         tight.add(Prefill(1 + number % 13))
     assert [one.number for one in tight.order()] == list(range(4 * TIGHT_HEAD))
-
-
-def test_two_ranks_with_different_timings_decide_equally() -> None:
-    """Each rank times its batches with its own clock; both adopt the fit of the first rank."""
-    draw, ranks = random.Random(11), [queue(), queue()]
-    for step in range(600):
-        for _ in range(draw.randint(0, 3)):
-            tokens, tenant = draw.randint(1, 4_000), draw.choice("ab")
-            for line in ranks:
-                line.add(Prefill(tokens, tokens // 2), tenant)
-        orders = [[w.number for w in line.order()] for line in ranks]
-        assert orders[0] == orders[1]
-        for line, skew in zip(ranks, (1.0, draw.uniform(0.2, 5.0)), strict=True):
-            admitted = line.order()[:2]
-            line.admit(admitted)
-            line.cost.add([w.prefill for w in admitted], skew * draw.uniform(0.01, 2.0))
-        if step % 32 == 31:
-            sent = ranks[0].cost.fitted()
-            for line in ranks:
-                line.cost.adopt(sent)
-                line.reprice()
-    assert ranks[0].cost.fitted() != ranks[1].cost.fitted()
 
 
 def test_a_separate_ledger_detects_exceeded_budgets() -> None:

@@ -3,8 +3,6 @@
 The oracle computes each request's work from what the simulated server did, and reads no budget.
 """
 
-import random
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -59,9 +57,7 @@ def test_a_long_prompt_is_overtaken_for_its_budget_where_one_place_serves_all() 
     assert 5.0 < now <= OWN * long.cost + MIN_S + 1.0
 
 
-def test_the_oldest_is_overtaken_by_the_clock_for_its_budget_if_answers_are_longer_than_predicted() -> (
-    None
-):
+def test_the_oldest_is_overtaken_by_the_clock_for_its_budget_if_answers_are_longer_than_predicted():
     queue = BoundedShortest(cost_of(places=8, step_s=0.0))
     long, now = queue.add(Prefill(900)), 0.0
     queue.set_time(now)
@@ -95,9 +91,7 @@ def test_tenants_share_the_seconds_of_places() -> None:
     predicted=st.booleans(),
     draw=st.randoms(use_true_random=False),
 )
-def test_no_request_is_overtaken_beyond_its_bound(
-    places: int, pool: int, longest_answer: int, predicted: bool, draw: random.Random
-) -> None:
+def test_no_request_is_overtaken_beyond_its_bound(places, pool, longest_answer, predicted, draw):
     """More clients than places, so the queue never empties. ``predicted``: whether the length of
     answers is known; if not, they are longer, and the bound of the clock alone holds."""
     server = overtaking.Server(overtaking.first_come, places, pool)

@@ -96,24 +96,6 @@ def test_unbundleable_requirements_are_refused_before_any_download(tmp_path):
     assert "is a bundle already" in bundle(tmp_path / "old", tmp_path).stderr
 
 
-def test_everything_missing_is_listed_at_once(tmp_path):
-    bare = tmp_path / "python"
-    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
-    bare.chmod(0o755)
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / ".installed").touch()
-    done = subprocess.run(
-        ["bash", FOLDER / "serve.sh"],
-        env={**os.environ, "PYTHON": str(bare), "SITE": str(tmp_path / "site")},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 2, done.stderr
-    assert "has no torch torchvision triton" in done.stderr
-    assert " scipy " in done.stderr
-
-
 def test_the_bundle_has_the_supported_sglang():
     from sglang_canopy import SGLANG_VERSION
 

@@ -2,19 +2,17 @@
 
 import random
 
-import numpy as np
 import pytest
 
-from canopy_lab.sim.driver import distinct_blocks, simulate
+from canopy_lab.sim.driver import simulate
 from canopy_lab.sim.hindsight import hindsight_class, hindsight_names, make_hindsight
 from canopy_lab.sim.hindsight.future import NEVER, Future, NextUseRun
 from canopy_lab.sim.requests import to_requests
-from canopy_lab.sim.stack import lru_uncached_tokens
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy, policy_names
 from support.brute_force import best
-from support.trace_samples import mooncake, random_trace, record
+from support.trace_samples import random_trace, record
 
 SEEDS = range(40)
 
@@ -136,22 +134,6 @@ def test_no_online_policy_beats_the_bounds(make):
                 online = simulate(trace, make_policy(name), capacity, threshold_tokens=10)
                 assert online.block_hits <= most, f"{name}, seed {seed}"
                 assert online.tel_tokens >= least, f"{name}, seed {seed}"
-
-
-def test_no_online_policy_beats_the_bounds_on_real_conversations():
-    trace = mooncake(limit=1500)
-    future = Future(trace)
-    capacity = distinct_blocks(trace) // 20
-    threshold = float(np.percentile(lru_uncached_tokens(trace, [capacity])[capacity], 90))
-    most = simulate(trace, make_hindsight("belady", future), capacity).block_hits
-    config = {"threshold_tokens": threshold}
-    bound = simulate(
-        trace, make_hindsight("tail-belady", future, config), capacity, threshold_tokens=threshold
-    )
-    for name in policy_names():
-        online = simulate(trace, make_policy(name), capacity, threshold_tokens=threshold)
-        assert online.block_hits <= most, name
-        assert online.tel_tokens >= bound.tel_tokens, name
 
 
 def test_with_threshold_zero_tail_belady_is_belady():

@@ -73,29 +73,6 @@ def test_a_cut_follows_its_options(lengths, capacity, options, cut):
     assert [c.blocks for c in cuts] == [cut]
 
 
-def test_overlapping_requests_keep_their_paths_until_they_end():
-    tree = RadixTree(make_policy("lru"), 4, 10)
-    first, second, third = to_requests([record(0, [1, 2]), record(1, [1, 3]), record(2, [4, 5])])
-    ends = []
-    for request in (first, second):
-        request.label = tree.policy.arrive(request)
-        found, hit = tree.match(request.path)
-        tree.lock(found)
-        leaf = tree.insert(request.path, found, hit)
-        tree.lock(leaf)
-        tree.unlock(found)
-        tree.verify()
-        ends.append((request, leaf))
-    assert tree.access(third) == 0  # room for 4 only: 1, 2 and 3 are in use
-    assert set(tree.root.children) == {1, 4}
-    for request, leaf in ends:
-        tree.stamp(request, leaf)
-        tree.unlock(leaf)
-    tree.verify()
-    assert tree.evict(2) == 2
-    assert runs(tree) == {(1,): (), (4,): ()}
-
-
 def test_the_token_hit_of_a_partial_last_block_is_exact():
     trace = [record(0, [1, 2], tail=4), record(1, [1, 2], tail=4)]
     result = simulate(trace, make_policy("lru"), 10)

@@ -1,7 +1,6 @@
 """Counts of the live tree: every token once, with the reason of its eviction."""
 
 import os
-import random
 import subprocess
 import sys
 import tempfile
@@ -35,19 +34,11 @@ from sglang_canopy.telemetry.window import POINT_S, Window
 from sglang_canopy.ttl.table import Group, TTLTable
 from sglang_canopy.wire import status_file
 from support.disk_tree import DiskTree
-from support.live_tree import LiveTree, check, fake_req
+from support.live_tree import LiveTree, fake_req
 
 
 def row(tree: LiveTree, category: str = "chat"):
     return tree.core.live.counters.row(category)
-
-
-def tokens_left(tree: LiveTree, tier: int) -> int:
-    return sum(sum(r.tiers[tier].evicted) for r in tree.core.live.counters.rows())
-
-
-def tokens_entered(tree: LiveTree, tier: int) -> int:
-    return sum(r.tiers[tier].entered for r in tree.core.live.counters.rows())
 
 
 # ---- the plain counters ----
@@ -157,35 +148,6 @@ def test_every_tier_has_the_same_residency_bins() -> None:
 
 
 # ---- in the live tree ----
-
-
-def test_tokens_entered_are_held_or_evicted() -> None:
-    draw = random.Random(5)
-    tree = LiveTree(600, "wa")
-    for i in range(60):
-        tree.serve([i % 7, *(draw.randrange(4) for _ in range(draw.randrange(20, 90)))], float(i))
-    check(tree)
-    held = tree.allocator.size - tree.allocator.available_size()
-    assert tokens_left(tree, DEVICE) > 0
-    assert tokens_entered(tree, DEVICE) - tokens_left(tree, DEVICE) == held
-
-
-@pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
-def test_with_a_host_tier_both_books_agree_and_demotions_stay_below(write_policy) -> None:
-    draw = random.Random(6)
-    tree = LiveTree(400, "canopy-lru", host_tokens=500, write_policy=write_policy)
-    for i in range(60):
-        tokens = [i % 5, *(draw.randrange(3) for _ in range(draw.randrange(20, 90)))]
-        tree.load_back(tokens)
-        tree.serve(tokens, float(i))
-    check(tree)
-    pool = tree.cache.cache_controller.mem_pool_host
-    assert tokens_left(tree, HOST) > 0
-    assert tokens_entered(tree, HOST) - tokens_left(tree, HOST) == pool.size - pool.available_size()
-    held = tree.allocator.size - tree.allocator.available_size()
-    assert tokens_entered(tree, DEVICE) - tokens_left(tree, DEVICE) == held
-    demoted = sum(r.tiers[DEVICE].demoted for r in tree.core.live.counters.rows())
-    assert 0 < demoted <= tokens_left(tree, DEVICE)
 
 
 def test_a_tail_evicted_by_the_policys_cut_is_a_trim(monkeypatch) -> None:

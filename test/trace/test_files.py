@@ -48,9 +48,7 @@ def test_a_broken_archive_is_one_sentence(tmp_path: Path, suffix: str, how: str)
 
 
 @pytest.mark.parametrize("format", ["openai", "sglang"])
-def test_a_last_line_that_is_still_being_written_is_left_out(
-    tmp_path: Path, format: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_last_line_that_is_still_being_written_is_left_out(tmp_path, format, caplog):
     end = {"obj": {"input_ids": [1] * 40}, "out": {"meta_info": {"completion_tokens": 1}}}
     stamp = {"timestamp": "2026-01-02T03:04:05", "event": "request.finished", "rid": "a"}
     line = rows(1)[0] if format == "openai" else json.dumps({**stamp, **end}).encode() + b"\n"

@@ -131,9 +131,7 @@ def traces(draw: st.DrawFn) -> list[TraceRequest]:
 
 @settings(max_examples=2 * settings.default.max_examples)
 @given(traces(), st.sampled_from([1, Fraction(1, 2), Fraction(1, 16), Fraction(1, 100)]))
-def test_lengths_are_exact_and_prefixes_shared_as_blocks_are(
-    trace: list[TraceRequest], scale: Fraction
-) -> None:
+def test_lengths_are_exact_and_prefixes_shared_as_blocks_are(trace, scale):
     made = Materialiser(trace, VOCABULARY, scale)
     prompts = [made.prompt(p) for p in made.planned]
     allowed = set(VOCABULARY.tolist())
@@ -162,9 +160,7 @@ def test_lengths_are_exact_and_prefixes_shared_as_blocks_are(
 
 @settings(max_examples=100)
 @given(st.integers(0, 2**63), st.integers(1, 600), st.integers(1, 600))
-def test_a_shorter_cut_of_a_block_is_a_prefix_of_a_longer_one(
-    block: int, first: int, second: int
-) -> None:
+def test_a_shorter_cut_of_a_block_is_a_prefix_of_a_longer_one(block, first, second):
     made = [Materialiser([request(n, (block,), 600)], VOCABULARY) for n in sorted((first, second))]
     short, long = (m.prompt(m.planned[0]) for m in made)
     assert long[: len(short)] == short

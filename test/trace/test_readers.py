@@ -85,9 +85,7 @@ def test_compressed_files_are_read_as_they_are(tmp_path: Path, suffix: str) -> N
     assert read(path, "mooncake") == read(write(tmp_path / "plain", MOONCAKE), "mooncake")
 
 
-def test_skip_bad_ignores_that_many_lines_and_logs_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_skip_bad_ignores_that_many_lines_and_logs_it(tmp_path, caplog):
     path = write(tmp_path / "t", MOONCAKE, "{", {**MOONCAKE, "timestamp": 2000}, "oops")
     assert [r.line for r in read(path, "mooncake", skip_bad=2)] == [1, 3]
     assert "ignored 2 broken lines" in caplog.text

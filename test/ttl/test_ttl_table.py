@@ -56,9 +56,7 @@ ttls = st.one_of(st.just(math.inf), st.floats(0, 1e9))
     ttls,
     st.dictionaries(st.text(min_size=1, max_size=20), ttls, max_size=4),
 )
-def test_json_and_pickle_restore_the_same_table(
-    groups: dict[int, float], residual: float, categories: dict[str, float]
-) -> None:
+def test_json_and_pickle_restore_the_same_table(groups, residual, categories):
     table = TTLTable(tuple(Group(r, t) for r, t in groups.items()), residual, categories=categories)
     text = json.dumps(table.to_json(), allow_nan=False)
     assert TTLTable.from_json(json.loads(text)) == table

@@ -33,15 +33,6 @@ def turns(seed, conversations=40, turns=6, gap_s=10.0):
     return requests
 
 
-def loop(conversations=30, rounds=20, blocks=4):
-    """All conversations in turn, again and again: below their size LRU hits nothing at all."""
-    paths = [tuple(range(1000 * who, 1000 * who + blocks)) for who in range(conversations)]
-    return [
-        (float(step), paths[step % conversations], step % conversations)
-        for step in range(conversations * rounds)
-    ]
-
-
 def request(time, path, who=None):
     return Request(
         time=time, path=path, block_tokens=BLOCK, prompt_tokens=len(path) * BLOCK, conversation=who
@@ -130,11 +121,3 @@ def test_common_prefixes_are_sampled_like_other_blocks():
     assert 40 <= shared <= 60
     # All shared blocks of the sample, from the second request on.
     assert last.hit_blocks["lru"] >= shared
-
-
-def test_caches_too_large_to_shadow_are_sampled_from_the_start():
-    caches = SampledCaches()
-    caches.add("lru", Arm(lambda: make_policy("lru"), 10**9))
-    for step in range(20):
-        served(caches, (float(step), (step,), step))
-    assert caches.one_in * MAX_BLOCKS * BLOCK >= 10**9

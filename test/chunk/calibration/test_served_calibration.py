@@ -1,9 +1,5 @@
 """Calibration through a server: the result if compute, transfer or neither dominates."""
 
-import http.server
-import json
-import threading
-
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -64,13 +60,6 @@ def test_with_overlap_the_best_ratio_balances_both_times(compute, transfer, othe
     assert found.profile.other_s >= 0.0
 
 
-def test_the_floor_is_best_only_if_transfer_is_faster_than_computing_it() -> None:
-    fast, _, _ = calibrated(ahead(1e-3, 1e-5, 0.5))
-    slow, _, _ = calibrated(ahead(1e-3, 1e-3, 0.5))
-    assert fast.ratio == pytest.approx(0.15, abs=0.021)
-    assert slow.ratio == pytest.approx(0.5, abs=0.021)
-
-
 @pytest.mark.parametrize(("compute", "transfer", "ratio"), [(1e-3, 1e-4, 0.15), (1e-4, 1e-3, 1.0)])
 def test_placed_first_it_can_only_be_an_end(compute, transfer, ratio) -> None:
     found, _, _ = calibrated(placed_first(compute, transfer, 0.3))
@@ -108,74 +97,3 @@ def test_a_prompt_that_is_not_fused_ends_it_with_the_reason() -> None:
     )
     with pytest.raises(CanopyError, match="planning failed"):
         calibrate_server(prompts, 0.15)
-
-
-class StandIn(http.server.BaseHTTPRequestHandler):
-    """A server with the answers of an SGLang server with chunk reuse."""
-
-    asked: list[dict]
-    setting: dict | None
-
-    def do_GET(self) -> None:
-        chunks = {"setting": self.setting, "waiting_chunks": 0}
-        self._answer({"model_path": "m", "internal_states": [{"canopy_chunks": chunks}]})
-
-    def do_POST(self) -> None:
-        if self.path.startswith("/flush_cache"):
-            self._answer({})
-            return
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append(body["sampling_params"]["custom_params"])
-        ratio = self.asked[-1].get("canopy_recompute_ratio")
-        report = {"fused": ratio is not None, "reused_host": 100, "reused_disk": 0}
-        self._answer({"meta_info": {"canopy_chunks": report}})
-
-    def _answer(self, body: dict) -> None:
-        raw = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(raw)))
-        self.end_headers()
-        self.wfile.write(raw)
-
-    def log_message(self, *_) -> None:
-        pass
-
-
-@pytest.fixture
-def stand_in():
-    kind = type("Kind", (StandIn,), {"asked": [], "setting": None})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield kind, f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-
-
-def test_the_command_saves_measured_ratios_under_the_servers_setting(
-    stand_in, tmp_path, capsys
-) -> None:
-    from canopy_lab.cli.main import main
-
-    kind, url = stand_in
-    out = tmp_path / "c.json"
-    small = ["--prompts", "1", "--chunks", "2", "--chunk-tokens", "20", "--repeats", "1"]
-    command = ["documents", "calibrate", "--url", url, "--out", str(out), *small]
-    assert main(command) != 0
-    assert "--canopy-chunks on" in capsys.readouterr().err
-    kind.setting = {
-        "model": "m",
-        "device": "H",
-        "dtype": "bfloat16",
-        "tp_size": 2,
-        "backend": "fa3",
-    }
-    assert main(command) == 0
-    (entry,) = json.loads(out.read_text()).values()
-    assert {**entry, **kind.setting} == entry
-    assert entry["tier"] == "memory"
-    assert 0.15 <= entry["ratio"] <= 1.0
-    assert all(len(one["canopy_chunks"]) in (2, 4) for one in kind.asked)
-    assert main([*command, "--floor", "2"]) != 0
-    assert "--floor must be from 0 to 1, got 2.0" in capsys.readouterr().err
-    command[command.index("--out") + 1] = str(tmp_path / "no" / "c.json")
-    assert main(command) != 0
-    assert "folder" in capsys.readouterr().err

@@ -19,18 +19,7 @@ from canopy_chunks.quality import tasks  # noqa: E402
 from canopy_chunks.quality.answers import holds, tokenise  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 
-FIELDS = [
-    "selector",
-    "encode",
-    "ratio",
-    "n",
-    "kl",
-    "kl_se",
-    "top1",
-    "retained",
-    "ttft_s",
-    "ttft_full_s",
-]
+FIELDS = "selector encode ratio n kl kl_se top1 retained ttft_s ttft_full_s"
 
 
 @pytest.fixture(scope="module")
@@ -41,24 +30,10 @@ def model_dir(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("model")
     build("llama").save_pretrained(folder)
-    words = [
-        "the",
-        "old",
-        "river",
-        "was",
-        "seen",
-        "in",
-        "Oslo",
-        "by",
-        "Alice",
-        "answer",
-        "question",
-        "what",
-        "is",
-        "secret",
-        "password",
-    ]
-    vocab = {w: i for i, w in enumerate(["<unk>", "</s>", *words])}
+    words = (
+        "<unk> </s> the old river was seen in Oslo by Alice answer question what is secret password"
+    )
+    vocab = {w: i for i, w in enumerate(words.split())}
     raw = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>", eos_token="</s>")
@@ -78,19 +53,13 @@ def musique(tmp_path):
 def test_rows_have_the_promised_fields(model_dir, musique, tmp_path, capsys):
     out = tmp_path / "rows.json"
     args = ["--model", model_dir, "--data", musique, "--limit", 2, "--json", out]
-    args += [
-        "--selector",
-        "question,random",
-        "--ratio",
-        "0,0.15,1",
-        "--encode",
-        "alone,prefix,standin,mixed",
-    ]
+    args += ["--selector", "question,random", "--ratio", "0,0.15,1"]
+    args += ["--encode", "alone,prefix,standin,mixed"]
     assert main([str(a) for a in args]) == 0
     rows = json.loads(out.read_text())["rows"]
     assert len(rows) == 24
     for row in rows:
-        assert set(FIELDS) <= set(row)
+        assert set(FIELDS.split()) <= set(row)
         assert row["n"] == 2
         assert row["ttft_s"] > 0
         if row["ratio"] == 1.0:
@@ -103,7 +72,7 @@ def test_rows_have_the_promised_fields(model_dir, musique, tmp_path, capsys):
     assert "kl_minus_encode" not in pairs["alone"]
     gained = pairs["standin"]["kl"] - pairs["alone"]["kl"]
     assert pairs["standin"]["kl_minus_encode"] == pytest.approx(gained)
-    assert capsys.readouterr().out.split()[: len(FIELDS)] == FIELDS
+    assert " ".join(capsys.readouterr().out.split()).startswith(FIELDS)
 
 
 def test_synthetic_tasks_need_no_data(model_dir, tmp_path):

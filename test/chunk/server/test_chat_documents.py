@@ -170,19 +170,6 @@ def test_what_a_template_leaves_out_is_no_document() -> None:
     assert chats.documents(parts(ONE, TWO, "why?"), PARTS) == [" two facts"]
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/completions"])
-def test_a_spelling_that_is_not_supported_is_refused(path) -> None:
-    body = {"documents": [ONE], "prompt": "why?"}
-
-    def send():
-        if "chat" in path:
-            return Chats().convert("why?", body=body)
-        return prepared(text="why?", path=path, body=body)
-
-    with pytest.raises(CanopyError, match="text parts"):
-        send()
-
-
 def test_parts_of_a_text_are_refused() -> None:
     with pytest.raises(CanopyError, match="of chat messages"):
         prepared(text="why?", custom=PARTS)

@@ -11,7 +11,7 @@ from canopy_chunks.fuse import background_encoder  # noqa: E402
 from canopy_chunks.fuse.cache import KVCache, dense_cache  # noqa: E402
 from canopy_chunks.fuse.encode import encode  # noqa: E402
 from canopy_chunks.fuse.fusion import fused_prefill  # noqa: E402
-from canopy_chunks.fuse.rows import MAX_STOPS, MIN_ROWS, piece_tokens, prefill  # noqa: E402
+from canopy_chunks.fuse.rows import MAX_STOPS, MIN_ROWS, prefill  # noqa: E402
 from canopy_chunks.fuse.selectors import make_selector  # noqa: E402
 from canopy_chunks.server import engine as engines  # noqa: E402
 from canopy_chunks.server import library, scheduler  # noqa: E402
@@ -52,9 +52,7 @@ def test_without_a_tokenizer_documents_are_encoded_behind_the_prefix(make, ids) 
     assert state.places == plain.places
 
 
-def test_only_a_first_document_is_stored_from_an_ordinary_prefill(
-    make, llama, ids, monkeypatch
-) -> None:
+def test_only_a_first_document_is_stored_from_an_ordinary_prefill(make, llama, ids, monkeypatch):
     engine = make(encode="mixed")
     stand_in = len(engine.stand_ins[0])
     out = ids[:SYSTEM].tolist() + [7] * stand_in + ids[SYSTEM : SYSTEM + LENGTH].tolist()
@@ -154,9 +152,7 @@ def test_long_prompts_do_not_save_up_encoding_that_short_prompts_then_wait_for(m
 
 
 @pytest.mark.parametrize("work", ["encoding", "check"])
-def test_a_short_batch_in_nine_waits_for_work_that_a_long_prompt_has_earned(
-    make, ids, work
-) -> None:
+def test_a_short_batch_in_nine_waits_for_work_that_a_long_prompt_has_earned(make, ids, work):
     engine = make(learn_share=0.1, encode="prefix")
     engine.checker.meter.every = 1
     pieces: list[int] = []
@@ -238,9 +234,7 @@ def test_idle_work_begins_after_a_pause(make, ids, monkeypatch) -> None:
     assert engine.library.encoder.encoded_tokens == 3 * 64
 
 
-def test_a_request_waits_for_a_layer_of_idle_work_and_the_piece_is_repeated(
-    make, monkeypatch
-) -> None:
+def test_a_request_waits_for_a_layer_of_idle_work_and_the_piece_is_repeated(make, monkeypatch):
     monkeypatch.setattr(scheduler, "answer_of_first_rank", lambda mine: mine)
     engine, waited = make(encode="prefix"), []
     encoder = engine.library.encoder
@@ -286,11 +280,6 @@ def test_a_monitor_that_asks_all_the_time_costs_less_than_half_of_idle_encoding(
         clock[0] = max(clock[0], began + done * layers)  # also of a run that asks no longer
         message[0] = max(message[0], clock[0] + 40)
     assert encoder.encoded_tokens > 0.6 * 4000 / layers
-
-
-def test_a_gpu_computes_more_tokens_in_a_piece() -> None:
-    sizes = [piece_tokens(torch.device(name)) for name in ("cpu", "cuda")]
-    assert sizes == [64, 256]
 
 
 def test_a_chunk_that_cannot_be_encoded_is_dropped_and_counted(make, ids, monkeypatch) -> None:

@@ -92,9 +92,7 @@ def test_fused_rows_over_the_pool_give_the_engines_logits(llama, runner, prompt)
 
 @pytest.mark.parametrize("prefix", [0, PREFIX, PREFIX + 20, PREFIX + CHUNK + 5])
 @pytest.mark.parametrize("selector", ["question", "frequency"])
-def test_a_cached_prefix_is_neither_computed_nor_written(
-    llama, runner, prompt, prefix, selector
-) -> None:
+def test_a_cached_prefix_is_neither_computed_nor_written(llama, runner, prompt, prefix, selector):
     row = row_of(len(prompt))
     exact_prefix(llama, runner, prompt, row, prefix)
     keys, values = pool_views(runner)

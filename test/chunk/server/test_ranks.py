@@ -16,9 +16,7 @@ on_ranks = pytest.mark.xdist_group("ranks")
 
 @pytest.mark.long
 @on_ranks
-def test_two_ranks_compare_the_same_answers_in_the_same_steps(
-    on_two_ranks, llama, tmp_path
-) -> None:
+def test_two_ranks_compare_the_same_answers_in_the_same_steps(on_two_ranks, llama, tmp_path):
     first, second = on_two_ranks("split_model:checked", tmp_path)
     assert first == second == [list(check(llama, ratio)) for ratio in (0.0, 1.0)]
     assert [differs for differs, _ in first] == [True, False]

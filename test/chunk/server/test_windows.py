@@ -20,18 +20,6 @@ from support.document_steps import Worker, batch_of  # noqa: E402
 from support.queued import queued  # noqa: E402
 
 
-def test_a_batch_within_a_window_is_one_forward() -> None:
-    (only,) = split_into_windows([torch.arange(3, 9), torch.tensor([40])], 7, [1, 1])
-    assert [rows.tolist() for rows in only] == [[3, 4, 5, 6, 7, 8], [40]]
-
-
-def test_rows_run_in_order_and_the_last_forward_has_every_requests_last_row() -> None:
-    first, second, last = split_into_windows([torch.arange(20, 30), torch.tensor([90])], 5, [1, 1])
-    assert [rows.tolist() for rows in first] == [[20, 21, 22, 23], [90]]
-    assert [rows.tolist() for rows in second] == [[24, 25], [90]]
-    assert [rows.tolist() for rows in last] == [[26, 27, 28, 29], [90]]
-
-
 def test_rows_with_requested_logits_stay_together() -> None:
     *early, last = split_into_windows([torch.arange(10), torch.arange(6)], 4, [1, 6])
     assert last[1].tolist() == list(range(6))
@@ -49,6 +37,7 @@ def test_every_row_is_computed_after_those_before_it(lengths, most, data) -> Non
     for one in found:
         assert sum(map(len, one)) <= most
         assert all(len(rows) for rows in one)
+    assert len(found) == 1 or sum(lengths) > most
     for i, rows in enumerate(chosen):
         done: list[int] = []
         for one in found:
@@ -115,9 +104,7 @@ def planned(engine, monkeypatch, failing: int = -1) -> None:
     monkeypatch.setattr(engine, "write_reused", write_reused)
 
 
-def test_a_prompt_whose_planning_fails_is_computed_in_windows_and_stays_exact(
-    served, monkeypatch
-) -> None:
+def test_a_prompt_whose_planning_fails_is_computed_in_windows_and_stays_exact(served, monkeypatch):
     engine, worker, req = served()
     planned(engine, monkeypatch, failing=0)
     worker.forward(window(req, 0, 98))
@@ -148,9 +135,7 @@ def test_without_chunked_prefill_a_single_prompt_runs_whole_as_ever(served, monk
     assert [len(rows) for rows, _ in worker.ran] == [98]
 
 
-def test_a_failed_later_window_inserts_no_reused_kv_into_the_exact_tree(
-    served, monkeypatch
-) -> None:
+def test_a_failed_later_window_inserts_no_reused_kv_into_the_exact_tree(served, monkeypatch):
     engine, worker, req = served()
     planned(engine, monkeypatch, failing=60)
     for prefix, end in ((0, 60), (60, 80), (80, 98)):
@@ -201,9 +186,7 @@ def test_reused_chunks_are_marked_before_the_forward(served, monkeypatch) -> Non
     assert req.canopy.documents.keeps(req)
 
 
-def test_a_chunk_that_cannot_be_encoded_costs_the_next_request_no_report(
-    served, monkeypatch
-) -> None:
+def test_a_chunk_that_cannot_be_encoded_costs_the_next_request_no_report(served, monkeypatch):
     engine, _, first = served()
     second = request(first.origin_input_ids, [0, 40], rid="s", customized_info=None)
     queued(engine, second)

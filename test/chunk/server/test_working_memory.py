@@ -95,9 +95,7 @@ def test_planning_takes_no_more_than_is_set_aside(llama, runner, placed, window)
         assert peak.most > TOKENS * llama.shape.kv_bytes_per_token * 4
 
 
-def test_a_document_that_is_encoded_while_a_prompt_is_planned_has_room_too(
-    llama, runner, placed
-) -> None:
+def test_a_document_that_is_encoded_while_a_prompt_is_planned_has_room_too(llama, runner, placed):
     ids, row = torch.ones(TOKENS, dtype=torch.long), torch.arange(1, TOKENS + 1)
     store = ChunkStore("m", 1 << 30)
     encoder = BackgroundEncoder(llama, store)

@@ -40,14 +40,6 @@ def where(store, chunk, salt=""):
     return store.where(store.key(chunk.ids, chunk.prefix, salt), len(chunk))
 
 
-def test_a_chunk_is_read_as_written():
-    store = ChunkStore("m", 10 * SIZE)
-    chunk = make(1)
-    key = store.put(chunk)
-    assert torch.equal(get(store, chunk).raw_k, chunk.raw_k)
-    assert store.key(chunk.ids) == key
-
-
 def test_model_prefix_salt_and_tokens_are_all_in_the_key():
     a, b = ChunkStore("a", 1), ChunkStore("b", 1)
     keys = {a.key((1, 2)), b.key((1, 2)), a.key((1, 2), (3,)), a.key((1, 2), (), "t"), a.key((1,))}

@@ -113,9 +113,7 @@ def test_agents_are_replayed_at_every_rate(endpoint: Endpoint, trace: Path, tmp_
         answered[request["conversation"]] = request["done_s"]
 
 
-def test_the_command_prints_both_tables(
-    endpoint: Endpoint, trace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_both_tables(endpoint, trace, capsys):
     status = main(
         ["--dataset-name", "agentic", "--dataset-path", str(trace), "--base-url", endpoint.url,
          "--model", "none", "--vocab-size", "1000", "--time-scale", "0.1", "--slo",

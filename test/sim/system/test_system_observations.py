@@ -62,17 +62,6 @@ def test_1_at_low_density_throughput_is_the_arrival_rate_for_any_storage():
     assert ttft[-1] < 0.5 * ttft[0]
 
 
-def test_1_beyond_a_moderate_size_more_storage_hardly_lowers_latency():
-    # Half of the requests are for three prompts, which fit into a small cache.
-    draw = random.Random(2)
-    few = [draw.randrange(3) if draw.random() < 0.5 else draw.randrange(3, 40) for _ in range(400)]
-    trace = [request(i * IDLE_S, tuple(range(w * 10 + 1, w * 10 + 11))) for i, w in enumerate(few)]
-    ttft = [run(trace, host=host(n)).mean_ttft_s for n in (0, 10, 20, 30, 40, 50, 60)]
-    gains = [a - b for a, b in pairwise(ttft)]
-    assert gains[0] > 0
-    assert max(gains[-2:]) < gains[0] / 20
-
-
 def disk_hits(every_s: float, policy: str) -> float:
     """Return the hits of a disk that has all prompts, with little DRAM."""
     disk = TierSpec(1e9, 4e6, 1e9)  # 23 ms to read a prompt, 100 ms to compute it
@@ -112,26 +101,6 @@ def test_5_a_larger_disk_is_faster_even_beyond_the_distinct_kv():
         expected = 90 * KV / (0.5 * size) + 90 * KV / 1e9 + 0.01
         assert result.ttft_s[10:].mean() == pytest.approx(expected, rel=0.02)
     assert len(hits) == 1
-
-
-def test_5_reads_and_writes_compete_for_one_channel():
-    again = rounds(4, 1)
-    fresh = [
-        request(10.0 + 0.12 * i, tuple(range(5000 + i * 10, 5010 + i * 10))) for i in range(20)
-    ]
-    back = [request(10.6 + 0.5 * i, again[i].blocks) for i in range(4)]
-    trace = sorted([*again, *fresh, *back], key=lambda r: r.time_s)
-    results = {
-        shared: run(
-            trace,
-            host=tier(4),
-            disk=TierSpec(1e9, 1e6, 1e6, shared_channel=shared),
-            prefetch_policy="wait_complete",
-        )
-        for shared in (False, True)
-    }
-    assert results[True].token_hit_ratio == results[False].token_hit_ratio
-    assert results[True].mean_ttft_s > results[False].mean_ttft_s
 
 
 def test_5_a_disk_too_small_for_drams_evictions_gains_nothing():
