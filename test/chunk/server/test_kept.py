@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from canopy_chunks.quality import watch as watches  # noqa: E402
+from canopy_chunks.quality import checker as checkers  # noqa: E402
 from canopy_chunks.quality.tenant_meter import RAISED, STOPPED, TenantQuality  # noqa: E402
 from canopy_chunks.server import engine as engines  # noqa: E402
 from canopy_chunks.server import kept, library, scheduler  # noqa: E402
@@ -176,7 +176,7 @@ def test_without_a_namespace_the_request_runs_normally(make, ids, monkeypatch) -
 def differ_until_stopped(engine, tenant) -> None:
     one = SimpleNamespace(tenant=tenant, keys=())
     put_at(engine, STOPPED - 1, tenant)
-    waiting = watches._Waiting((), one, STOPPED - 1, 0.15)
+    waiting = checkers._Waiting((), one, STOPPED - 1, 0.15)
     while engine.checker.meter.step(tenant) != STOPPED:
         engine.checker._decide(engine.library, waiting, True)
 
@@ -206,14 +206,14 @@ def test_kv_on_a_storage_is_not_used_again_after_a_restart(make, ids, monkeypatc
 
 
 def test_stops_of_many_tenants_are_bounded_and_none_is_forgotten(make, ids, monkeypatch) -> None:
-    monkeypatch.setattr(watches, "MAX_TENANTS", 3)
+    monkeypatch.setattr(checkers, "MAX_TENANTS", 3)
     engine = make()
-    watch, before = engine.checker, {}
+    checker, before = engine.checker, {}
     for tenant in "abcde":
-        before[tenant] = watch.epoch(tenant)
+        before[tenant] = checker.epoch(tenant)
         differ_until_stopped(engine, tenant)
-    assert all(watch.epoch(tenant) != old for tenant, old in before.items())
-    assert len(watch._epochs) == 3
+    assert all(checker.epoch(tenant) != old for tenant, old in before.items())
+    assert len(checker._epochs) == 3
 
 
 def test_a_document_behind_kept_kv_is_never_stored_as_exact(make, ids, monkeypatch) -> None:
