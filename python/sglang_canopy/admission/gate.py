@@ -47,6 +47,8 @@ class SessionGate:
         self.settings = settings
         self.now = 0.0
         self.model = ReuseModel(max_samples=20_000, max_blocks=250_000)
+        """Learns pauses, from an answer to the next arrival. The policies' models learn times between
+        admissions, which the gate lengthens."""
         self.places = Places(settings, capacity_tokens, self.model)
         self.footprints = self.places.footprints
         self.activation = Activation(capacity_tokens, settings.horizon_s, settings.always)
