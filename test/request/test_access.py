@@ -196,9 +196,9 @@ def served_by(http: Http, tree: Any) -> None:
 
 
 def test_a_tenant_sees_only_its_own_conversations(serve, tree, monkeypatch):
-    from sglang_canopy.server.http import explain as explain_http
+    from sglang_canopy.server.http import explaining
 
-    monkeypatch.setattr(explain_http, "EVERY_S", 1e-9)
+    monkeypatch.setattr(explaining, "EVERY_S", 1e-9)
     ask = ("GET", "/canopy/explain?conversation=c")
     with serve(api_key=USER, admin_api_key=ADMIN) as http:
         assert http(*ask, ADMIN)[0] == 409  # no scheduler has reported
@@ -220,9 +220,9 @@ def test_a_tenant_sees_only_its_own_conversations(serve, tree, monkeypatch):
 
 
 def test_answers_to_users_are_limited_in_number(serve, tree, monkeypatch):
-    from sglang_canopy.server.http import explain as explain_http
+    from sglang_canopy.server.http import explaining
 
-    monkeypatch.setattr(explain_http, "EVERY_S", 3600.0)
+    monkeypatch.setattr(explaining, "EVERY_S", 3600.0)
     ask = ("GET", "/canopy/explain?conversation=c")
     with serve(admin_api_key=ADMIN) as http:
         served_by(http, tree)

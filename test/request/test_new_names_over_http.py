@@ -18,7 +18,7 @@ from sglang_canopy.config.server_options import RequestOptions
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.access import Refused
 from sglang_canopy.server.http import entry
-from sglang_canopy.server.http.explain import Explaining
+from sglang_canopy.server.http.explaining import Explaining
 from sglang_canopy.wire.hints import Waiting
 from support.containers import entries
 

@@ -18,10 +18,10 @@ import pytest
 
 from canopy_lab.live.page.proxy import proxy
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.telemetry import page
+from sglang_canopy.telemetry import static_files
 from sglang_canopy.telemetry.window import MINUTE_S, POINTS, Window
 
-STATIC = Path(page.__file__).parent / "static"
+STATIC = Path(static_files.__file__).parent / "static"
 CATEGORY = "<img src=x onerror=alert(1)>"
 TIER = {
     "capacity_bytes": 4e6,
@@ -133,8 +133,8 @@ def canopy(key: str | None = None) -> ThreadingHTTPServer:
                 return self.answer(200, json.dumps(STATUS).encode(), "application/json")
             if name == "chunks":
                 return self.answer(200, json.dumps(CHUNKS).encode(), "application/json")
-            content, kind = page.file("index.html" if name == "ui" else name)
-            return self.answer(200, content, kind, page.HEADERS)
+            content, kind = static_files.file("index.html" if name == "ui" else name)
+            return self.answer(200, content, kind, static_files.HEADERS)
 
         def answer(self, code: int, body: bytes, kind: str, more: Any = ()) -> None:
             self.send_response(code)
@@ -172,14 +172,14 @@ def test_the_page_loads_nothing_from_elsewhere_and_builds_no_markup_from_text() 
         text = (STATIC / name).read_text()
         assert not re.search(r"https?://|//cdn|@import", text), name
         assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|eval\(", text), name
-    assert "default-src 'none'" in page.HEADERS["Content-Security-Policy"]
+    assert "default-src 'none'" in static_files.HEADERS["Content-Security-Policy"]
 
 
 def test_only_files_of_the_page_are_served() -> None:
-    for name in page.FILES:
-        assert page.file(name)[0]
+    for name in static_files.FILES:
+        assert static_files.file(name)[0]
     with pytest.raises(CanopyError, match="no file"):
-        page.file("../page.py")
+        static_files.file("../static_files.py")
 
 
 # ---- with a key ----

@@ -13,7 +13,7 @@ from typing import Any
 from canopy_chunks import options_of
 from canopy_chunks.plugin import series
 from canopy_chunks.server import admission, forward, scheduler, start
-from canopy_chunks.server.http import entry, routes
+from canopy_chunks.server.http import conversion, routes
 from canopy_chunks.server.request import engine_of
 from sglang_canopy.config import server_options
 from sglang_canopy.request import sent
@@ -38,19 +38,19 @@ def _prepare(manager: Any, obj: Any, request: Any = None, *_: Any, **__: Any) ->
         headers, body = sent.headers_of(request), sent.body_of(request)
         # The owner of a prompt's documents is the tenant named in any of these carriers.
         sent.set_tenant(obj, headers, body, carriers)
-        entry.prepare(manager, obj, on, sent.path_of(request), body)
+        conversion.prepare(manager, obj, on, sent.path_of(request), body)
 
 
 def _convert_chat(original: Any, serving: Any, request: Any, raw_request: Any = None) -> Any:
     on = options_of(serving.tokenizer_manager.server_args)
     if on is None:
         return original(serving, request, raw_request)
-    return entry.convert_chat(original, serving, request, on, raw_request)
+    return conversion.convert_chat(original, serving, request, on, raw_request)
 
 
 def _add_routes(server_args: Any, *_: Any, **__: Any) -> None:
     if options_of(server_args) is not None:
-        BODY_CHECKS["documents"] = functools.partial(entry.check_body, server_args.tp_size)
+        BODY_CHECKS["documents"] = functools.partial(conversion.check_body, server_args.tp_size)
         if series.STATUS not in status_file.ADDITIONS:
             status_file.ADDITIONS.append(series.STATUS)
         routes.add_routes()

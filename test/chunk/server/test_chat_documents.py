@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from canopy_chunks.server.http import entry
+from canopy_chunks.server.http import conversion
 from canopy_chunks.server.options import Options
 from canopy_chunks.text.fields import MAX_CHUNKS
 from canopy_chunks.text.order import Orders
@@ -76,7 +76,7 @@ class Chats:
         )
         want = self.render(None, request, None)[0].input_ids
         serving, raw = SimpleNamespace(tokenizer_manager=self.manager), SimpleNamespace(_json=body)
-        return entry.convert_chat(self.render, serving, request, self.options, raw)[0], want
+        return conversion.convert_chat(self.render, serving, request, self.options, raw)[0], want
 
     def documents(self, messages, custom=None) -> list[str]:
         """The words that are bounded; the prompt is the plain server's."""
@@ -183,22 +183,22 @@ def test_bounds_of_a_text_and_a_selector_of_one_rank_are_refused() -> None:
 
 
 def test_a_chats_fields_are_parsed_once(monkeypatch) -> None:
-    given, real = [], entry.fields.parse_fields
+    given, real = [], conversion.fields.parse_fields
     monkeypatch.setattr(
-        entry.fields, "parse_fields", lambda fields: given.append(fields) or real(fields)
+        conversion.fields, "parse_fields", lambda fields: given.append(fields) or real(fields)
     )
     chats = Chats(SEPARATED)
     made, _ = chats.convert(f"sys##{ONE}##{TWO}##why?")
     before = dict(made.sampling_params["custom_params"])
-    entry.prepare(chats.manager, made, SEPARATED)
+    conversion.prepare(chats.manager, made, SEPARATED)
     assert len(given) == 1
     assert made.sampling_params["custom_params"] == before
 
 
 @pytest.fixture
 def no_orders(monkeypatch) -> None:
-    monkeypatch.setattr(entry, "orders", Orders())
-    monkeypatch.setattr(entry.any_order, "orders", entry.orders)
+    monkeypatch.setattr(conversion, "orders", Orders())
+    monkeypatch.setattr(conversion.any_order, "orders", conversion.orders)
 
 
 def prepared(text=None, ids=None, custom=None, path="", body=None, manager=None, **fields):
@@ -207,7 +207,7 @@ def prepared(text=None, ids=None, custom=None, path="", body=None, manager=None,
         text=text, input_ids=ids, extra_key=None, cache_salt=None,
         sampling_params={"custom_params": custom} if custom else None, **fields,
     )  # fmt: skip
-    entry.prepare(manager, obj, SEPARATED, path, body)
+    conversion.prepare(manager, obj, SEPARATED, path, body)
     return obj
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from sglang_canopy.request import access
-from sglang_canopy.telemetry.page import FILES, HEADERS, file
+from sglang_canopy.telemetry.static_files import FILES, HEADERS, file
 
 PATH = "/canopy/ui"
 

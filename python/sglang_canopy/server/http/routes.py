@@ -17,7 +17,7 @@ from sglang_canopy.request import access, client_hints
 from sglang_canopy.request.sent import tenant_fields
 from sglang_canopy.server.http import entry, tokenizer_workers
 from sglang_canopy.server.http.access_log import hide_queries
-from sglang_canopy.server.http.explain import Explaining
+from sglang_canopy.server.http.explaining import Explaining
 from sglang_canopy.server.http.page import add_page
 from sglang_canopy.tenant import new_shown_key
 from sglang_canopy.whatif.next_step import next_step
