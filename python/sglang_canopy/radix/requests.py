@@ -53,7 +53,7 @@ class Requests:
             state.request = request
             request.is_health_probe = str(req.rid).startswith(HEALTH_CHECK_RID_PREFIX)
             if not request.is_health_probe:
-                self.receive(request)
+                self._receive(request)
         return request
 
     def admit(self, req: Req) -> LiveRequest | None:
@@ -66,7 +66,7 @@ class Requests:
             if is_refused(req):
                 self.refuse(request, INVALID)
             else:
-                self.learn(request)
+                self._learn(request)
                 if request.first is None:
                     self._classify_misses(request, req)
         return None if request.state is State.REFUSED else request
@@ -115,10 +115,10 @@ class Requests:
 
     def arrive(self, request: LiveRequest) -> None:
         """Receive and admit ``request`` at once, for a caller without a queue."""
-        self.receive(request)
-        self.learn(request)
+        self._receive(request)
+        self._learn(request)
 
-    def receive(self, request: LiveRequest) -> None:
+    def _receive(self, request: LiveRequest) -> None:
         """Register a request that entered the scheduler. Call once for each, in arrival order."""
         tree, live = self.tree, self.live
         if tree.evictable_device_leaves.pending or tree.evictable_host_leaves.pending:
@@ -131,7 +131,7 @@ class Requests:
             live.follow_floor(live.meter)
         tree.disk.request_arrived(request.epoch)
 
-    def learn(self, request: LiveRequest) -> None:
+    def _learn(self, request: LiveRequest) -> None:
         """Announce an admitted request to the policies. Call once for each, in order of admission."""
         request.state = State.ADMITTED
         if request.first is not None:
