@@ -101,7 +101,7 @@ class TailOptimizedLRU(Policy):
         return other
 
     def admit(self, leaf: Leaf, now: float) -> None:
-        keep = self._keep(leaf)
+        keep = self._keep_tokens(leaf)
         queue = self._free if keep < leaf.length else self._needed
         leaf.slot = (queue, queue.push(leaf, leaf.last_access), keep)
 
@@ -148,7 +148,7 @@ class TailOptimizedLRU(Policy):
             self.drop(leaf)
             self.admit(leaf, leaf.last_access)
 
-    def _keep(self, leaf: Leaf) -> int:
+    def _keep_tokens(self, leaf: Leaf) -> int:
         """Return the tokens of ``leaf`` that the next prompt needs; all without a target."""
         threshold = self.target.of(leaf)
         if threshold is None:
@@ -191,7 +191,7 @@ class TailOptimizedLRU(Policy):
     def _replan(self, now: float) -> None:
         for leaf in self._replanning.due(now):
             queue, entry, _ = leaf.slot
-            keep = self._keep(leaf)
+            keep = self._keep_tokens(leaf)
             if (queue is self._free) == (keep < leaf.length):
                 leaf.slot = (queue, entry, keep)
             else:

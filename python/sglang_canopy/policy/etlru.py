@@ -115,7 +115,7 @@ class ExpectedTailLRU(wa.WorkloadAware):
         floor: float = self.config.floor
         return floor + (1.0 - floor) * above
 
-    def _keep(self, leaf: Leaf) -> int:
+    def _keep_tokens(self, leaf: Leaf) -> int:
         slack = self._slack(leaf)
         if slack is None or not 0 < token_bin(slack) < TOKEN_BINS:
             return 0
