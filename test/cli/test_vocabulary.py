@@ -109,13 +109,8 @@ def test_lru_is_sglangs_and_canopy_lru_is_canopys_in_every_simulation(tmp_path, 
     for policy, whole in (("lru", True), ("canopy-lru", False)):
         words = [str(trace), "--profile", "llama-3.1-8b-h100", "--device-tokens", "20000"]
         parsed = parser_of("simulate system")[0].parse_args([*words, "--policy", policy])
-        machines, settings, traffic = (
-            declared.read(one, parsed)
-            for one in (simulate_system.Machines, simulate_system.Settings, simulate_system.Traffic)
-        )
-        system = simulate_system._system(
-            machines, settings, traffic, load_profile("llama-3.1-8b-h100")
-        )
+        given = (declared.read(one, parsed) for one in simulate_system.OPTIONS[:2])
+        system = simulate_system._system(*given, load_profile("llama-3.1-8b-h100"))
         assert system.whole_nodes is whole
     capsys.readouterr()
 

@@ -10,7 +10,7 @@ from canopy_lab.plan.choice import (
     parse_constraints,
     why_not,
 )
-from canopy_lab.plan.objective import METRICS
+from canopy_lab.plan.objective import METRICS, Evaluated
 from canopy_lab.plan.space import Configuration
 from sglang_canopy.errors import CanopyError
 
@@ -19,8 +19,7 @@ COST = METRICS["cost"]
 
 def row(dram, ttft, throughput, cost, p99=None, disk=None):
     c = Configuration(dram_gib=dram, disk=disk, disk_gib=100.0 if disk else 0.0)
-    return {
-        **c.to_json(),
+    metrics = {
         "mean_ttft_s": ttft,
         "p99_ttft_s": 4 * ttft if p99 is None else p99,
         "throughput_tokens_per_s": throughput,
@@ -28,6 +27,7 @@ def row(dram, ttft, throughput, cost, p99=None, disk=None):
         "cost_per_hour": cost,
         "token_hit_ratio": 0.5,
     }
+    return Evaluated(c, metrics)
 
 
 ROWS = [

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from synthetic.presets import get_preset
 from synthetic.trace import synthesise
 
-from canopy_lab.plan.choice import choose, configuration_of, parse_constraints
+from canopy_lab.plan.choice import choose, parse_constraints
 from canopy_lab.plan.confirm import confirm
 from canopy_lab.plan.evaluate import Evaluator
-from canopy_lab.plan.objective import METRICS
+from canopy_lab.plan.objective import METRICS, Evaluated
 from canopy_lab.plan.planner import footprint as footprint_of
 from canopy_lab.plan.planner import least_size, make_plan, make_space
 from canopy_lab.plan.prices import load_prices
@@ -117,7 +117,7 @@ def test_the_choice_is_that_of_simulating_everything(name):
         mine, theirs = (row[wanted.key] for row in (found.choice.row, best.row))
         assert mine == pytest.approx(theirs, rel=1e-3), (texts, minimise)
         assert found.choice.feasible == best.feasible
-        assert found.choice.row is real[configuration_of(found.choice.row)]  # not predicted
+        assert found.choice.row is real[found.choice.row.configuration]  # not predicted
 
 
 SOME = [Configuration(dram_gib=float(d)) for d in (0, *range(8, 200, 4))]
@@ -129,8 +129,8 @@ def test_a_prediction_that_is_off_steadily_loses_no_choice(factor, tilt, limit_a
 
     def row(c, off=1.0):
         seconds = 0.5 + 4 * math.exp(-c.dram_gib / 60)
-        return {**c.to_json(), "mean_ttft_s": seconds * off, "p99_ttft_s": 3 * seconds * off,
-                "cost": 1 + 0.01 * c.dram_gib}  # fmt: skip
+        return Evaluated(c, {"mean_ttft_s": seconds * off, "p99_ttft_s": 3 * seconds * off,
+                             "cost": 1 + 0.01 * c.dram_gib})  # fmt: skip
 
     def truth(c):
         return row(c, factor * math.exp(tilt * math.log2(1 + c.dram_gib)))
@@ -142,7 +142,7 @@ def test_a_prediction_that_is_off_steadily_loses_no_choice(factor, tilt, limit_a
         {c: row(c) for c in SOME}, lambda cs: [real[c] for c in cs], limits, METRICS["cost"]
     )
     best = choose(list(real.values()), limits, METRICS["cost"])
-    assert configuration_of(found.choice.row) == configuration_of(best.row)
+    assert found.choice.row.configuration == best.row.configuration
 
 
 # ---- in a plan ----
@@ -162,23 +162,23 @@ def small_plan(trace=None, **more):
 def test_no_row_of_a_plan_has_more_host_memory_than_can_be_reused(sample):
     plan = small_plan(sample_requests=sample, dram_gib=200.0, baseline_gib=200.0, instances=(1, 2))
     rows = [*plan.found.rows.values(), plan.choice.row]
-    totals = {row["instances"] * row["dram_gib"] for row in rows}
+    totals = {c.instances * c.dram_gib for c in (row.configuration for row in rows)}
     assert 0 < max(totals) <= plan.reusable_gib * (1 + 1e-9) < plan.footprint_gib
-    assert plan.baseline["dram_gib"] == 200.0
+    assert plan.baseline.configuration.dram_gib == 200.0
 
 
 def test_a_trace_that_repeats_nothing_needs_no_host_memory():
     plan = small_plan(CompactTrace(record(at, [at]) for at in range(5)))
-    assert {row["dram_gib"] for row in plan.found.rows.values()} == {0.0}
-    assert plan.reusable_gib == plan.baseline["dram_gib"] == 0.0
+    assert {row.configuration.dram_gib for row in plan.found.rows.values()} == {0.0}
+    assert plan.reusable_gib == plan.baseline.configuration.dram_gib == 0.0
 
 
 def test_a_plan_from_a_part_marks_rows_not_simulated_on_the_whole():
     plan = small_plan(sample_requests=8)
     assert plan.predicted > 0
-    assert not plan.choice.row.get("predicted")
+    assert not plan.choice.row.predicted
     assert plan.choice.row["requests"] == 24
-    guessed = [row for row in plan.found.rows.values() if row.get("predicted")]
+    guessed = [row for row in plan.found.rows.values() if row.predicted]
     assert {row["requests"] for row in guessed} == {8}
 
 
@@ -190,7 +190,7 @@ def test_a_short_trace_is_simulated_whole(sample):
 def test_policies_and_ttls_are_searched_on_a_part_too():
     plan = small_plan(sample_requests=8, policy="wa")
     assert plan.predicted > 0
-    assert {row["policy"] for row in plan.found.rows.values()} == {"wa"}
+    assert {row.configuration.policy for row in plan.found.rows.values()} == {"wa"}
 
 
 def test_the_busiest_part_is_consecutive_and_begins_at_zero():

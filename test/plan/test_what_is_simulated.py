@@ -133,11 +133,13 @@ def test_a_row_has_the_outcome_of_its_group_ttls():
         (row,) = evaluate([c])
     table = given.table_of(c)
     assert row["ttl_table"]["groups"] == len(table.groups)
-    one = {**row, "ttl_table": {**row["ttl_table"], "groups": 0, "categories": 0,
-                                "residual_ttl_s": 812.0}}  # fmt: skip
+
+    def with_table(**changed):
+        return replace(row, metrics={**row.metrics, "ttl_table": {**row["ttl_table"], **changed}})
+
+    one = with_table(groups=0, categories=0, residual_ttl_s=812.0)
     assert label_of(one).endswith("one TTL of 812 s, which no groups beat")
-    some = {**row, "ttl_table": {**row["ttl_table"], "groups": 3, "categories": 2,
-                                 "requests": 100}}  # fmt: skip
+    some = with_table(groups=3, categories=2, requests=100)
     assert "TTLs of 3 groups and 2 categories, learnt from the last 100 requests" in label_of(some)
 
 

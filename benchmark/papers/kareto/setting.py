@@ -22,6 +22,7 @@ from typing import Any
 from known import agents, trace_a, trace_b
 from roofline import Device, roofline_profile
 
+from canopy_lab.plan.objective import Evaluated
 from canopy_lab.plan.prices import DiskClass, Prices, load_prices
 from canopy_lab.plan.space import Configuration
 from canopy_lab.plan.system import Engine, row_of, system_of
@@ -125,20 +126,20 @@ def configuration(instances: int, dram_gib: float, disk_gib: float = 0.0) -> Con
     return Configuration(instances, dram, DISK, disk_gib, prefetch_policy="best_effort")
 
 
-def run(work: PlanInputs, c: Configuration) -> dict[str, Any]:
+def run(work: PlanInputs, c: Configuration) -> Evaluated:
     """Simulate a configuration; the row of its metrics and cost."""
     system = system_of(c, work.engine, work.prices, work.policy_configs)
     result = simulate_system(work.served(), system, work.engine.profile)
     return row_of(c, result.to_json(), work.prices)
 
 
-def short(row: dict[str, Any]) -> dict[str, Any]:
+def short(row: Evaluated) -> dict[str, Any]:
     """Return the fields of a row that the tables quote."""
-    tiers = row["token_hit_ratio_by_tier"]
+    tiers, c = row["token_hit_ratio_by_tier"], row.configuration
     return {
-        "instances": row["instances"],
-        "dram_gib": row["dram_gib"],
-        "disk_gib": row["disk_gib"],
+        "instances": c.instances,
+        "dram_gib": c.dram_gib,
+        "disk_gib": c.disk_gib,
         "hits": round(row["token_hit_ratio"], 4),
         "disk_hits": round(tiers.get("disk", 0.0), 4),
         "tokens_per_s": round(row["throughput_tokens_per_s"], 1),

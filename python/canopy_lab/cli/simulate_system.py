@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from canopy_lab.cli.shared import PROFILE_HELP, TraceOptions, format_of
 from canopy_lab.cli.system_loads import parse_loads, run_loads
@@ -23,17 +22,13 @@ from canopy_lab.sim.system import (
     simulate_system,
 )
 from canopy_lab.sim.system.arrivals import Arrivals, ClosedLoop, OpenLoop, TurnsWait
-from canopy_lab.sim.system.config import PREFETCH_POLICIES, ROUTINGS
-from canopy_lab.sim.system.engine_profile import Bandwidth, EngineProfile
-from canopy_lab.sim.system.gate import SESSION_GATES
+from canopy_lab.sim.system.engine_profile import EngineProfile
 from canopy_lab.sim.system.loads import LoadedSystem
-from canopy_lab.sim.system.queue_order import QUEUE_ORDERS
-from canopy_lab.sim.system.write_policy import WRITE_POLICIES
 from canopy_lab.trace.open import open_trace
 from sglang_canopy import declared
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.registry import CANOPYS_LRU, SGLANGS_LRU
+from sglang_canopy.policy.registry import SGLANGS_LRU
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +36,6 @@ class Machines:
     """Machines."""
 
     profile: str = declare(None, "--profile", PROFILE_HELP, metavar="NAME", required=True)
-    model: str | None = declare(
-        None, "--model", "stop if the profile is of another model", metavar="NAME"
-    )
-    device_tokens: int = declare(
-        None, "--device-tokens", "KV pool of one instance, in tokens", metavar="N", low=1,
-        required=True,
-    )  # fmt: skip
-    instances: int = declare(1, "--instances", "number of servers", metavar="N", low=1)
     host_gb: float = declare(
         0.0, "--host-gb", "host memory of one instance, in GB", metavar="G", low=0
     )
@@ -63,55 +50,12 @@ class Machines:
         None, "--disk-write-gb-per-s", "its write bandwidth", metavar="G",
         shown_default="as for reads",
     )  # fmt: skip
-    disk_per_instance: bool = declare(
-        False, "--disk-per-instance", "each instance has a disk of its own"
+    ttl_s: float | None = declare(
+        None, "--ttl-s", "TTL of everything on host and disk, in seconds", metavar="S"
     )
 
     def __post_init__(self) -> None:
         declared.check(self)
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Settings of the servers."""
-
-    policy: str = declare(
-        CANOPYS_LRU,
-        "--policy",
-        "eviction policy of every tier; lru is SGLang's own",
-        metavar="NAME",
-    )
-    ttl_s: float | None = declare(
-        None, "--ttl-s", "TTL of everything on host and disk, in seconds", metavar="S"
-    )
-    routing: str = declare(
-        ROUTINGS[0], "--routing", "how requests are spread over instances", choices=ROUTINGS
-    )
-    write_policy: str = declare(
-        "write_through", "--write-policy", "SGLang's --hicache-write-policy",
-        choices=tuple(WRITE_POLICIES),
-    )  # fmt: skip
-    prefetch_policy: str = declare(
-        PREFETCH_POLICIES[0], "--prefetch-policy", "SGLang's --hicache-storage-prefetch-policy",
-        choices=PREFETCH_POLICIES,
-    )  # fmt: skip
-    schedule_policy: str = declare(
-        "fcfs", "--schedule-policy", "SGLang's --schedule-policy", choices=tuple(QUEUE_ORDERS)
-    )
-    chunked_prefill_tokens: int = declare(
-        8192, "--chunked-prefill-tokens", "most tokens of one prefill step", metavar="N"
-    )
-    max_running: int = declare(
-        256, "--max-running", "requests that decode at the same time", metavar="N"
-    )
-    session_gate: str = declare(
-        "none", "--session-gate", "which sessions may join the queue", choices=tuple(SESSION_GATES)
-    )
-    waiting_prefixes: str = declare(
-        "by-place", "--waiting-prefixes",
-        "how cached prefixes of waiting requests are protected",
-        choices=("by-place", "awaited", "touched"),
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +65,6 @@ class Traffic(TraceOptions):
     requests: int | None = declare(
         None, "--requests", "only the first N of the trace", metavar="N", low=1
     )
-    max_new_tokens: int | None = declare(
-        None, "--max-new-tokens",
-        "output limit that clients set, in tokens", metavar="N",
-        shown_default="what each generates",
-    )  # fmt: skip
     turns_wait: bool = declare(
         False, "--turns-wait", "send a turn only after the answer to the one before it"
     )
@@ -186,13 +125,13 @@ class Question:
                 raise CanopyError(f"--{name} is for several loads; give --loads as well")
 
 
-OPTIONS = (Machines, Settings, Traffic, Question)
+OPTIONS = (Machines, SystemConfig, Traffic, Question)
 
 
-def run(machines: Machines, settings: Settings, traffic: Traffic, question: Question) -> None:
+def run(machines: Machines, system: SystemConfig, traffic: Traffic, question: Question) -> None:
     """Simulate, print the summary and write the requested files."""
-    profile = load_profile(machines.profile, machines.model)
-    config = _system(machines, settings, traffic, profile)
+    profile = load_profile(machines.profile, system.model)
+    config = _system(machines, system, profile)
     if question.loads is not None:
         _loads(traffic, question, config, profile)
         return
@@ -204,31 +143,30 @@ def run(machines: Machines, settings: Settings, traffic: Traffic, question: Ques
         question.json.write_text(json.dumps(result.to_json(), indent=1) + "\n")
 
 
-def _system(
-    machines: Machines, settings: Settings, traffic: Traffic, profile: EngineProfile
-) -> SystemConfig:
-    tier: dict[str, Any] = {"ttl": settings.ttl_s, "policy": settings.policy}
-    host = disk = None
-    if machines.host_gb:
-        host = profile.host_tier(machines.host_gb * 1e9, **tier, latency_s=0.0)
-    if machines.disk_gb:
-        given = (machines.disk_read_gb_per_s, machines.disk_write_gb_per_s)
-        disk = TierSpec(machines.disk_gb * 1e9, *_speed(*given, profile.disk), **tier)
-    of_settings = (
-        *("routing", "write_policy", "prefetch_policy", "schedule_policy", "session_gate"),
-        *("chunked_prefill_tokens", "max_running", "waiting_prefixes"),
-    )
-    return SystemConfig(
-        device_tokens=machines.device_tokens,
-        instances=machines.instances,
-        device_policy=settings.policy,
-        whole_nodes=settings.policy == SGLANGS_LRU,
-        host=host,
-        disk=disk,
-        disk_per_instance=machines.disk_per_instance,
-        max_new_tokens=traffic.max_new_tokens,
-        **{name: getattr(settings, name) for name in of_settings},
-    )
+def _system(machines: Machines, system: SystemConfig, profile: EngineProfile) -> SystemConfig:
+    """Return ``system`` with the tiers of ``machines``."""
+
+    def tier(name: str, gb: float, read: float | None, write: float | None) -> TierSpec | None:
+        if not gb:
+            return None
+        own = getattr(profile, name)
+        if read is None and own is None:
+            raise CanopyError(
+                f"profile {profile.name!r} has no bandwidth of its {name}: measure one with canopy "
+                "profile, or give --disk-read-gb-per-s"
+            )
+        reads = own.read_bytes_per_s if read is None else read * 1e9
+        writes = reads if read is not None else own.write_bytes_per_s
+        return TierSpec(
+            gb * 1e9, reads, writes if write is None else write * 1e9,
+            policy=system.device_policy, ttl=machines.ttl_s,
+        )  # fmt: skip
+
+    given = (machines.disk_read_gb_per_s, machines.disk_write_gb_per_s)
+    return replace(
+        system, whole_nodes=system.device_policy == SGLANGS_LRU,
+        host=tier("host", machines.host_gb, None, None), disk=tier("disk", machines.disk_gb, *given),
+    )  # fmt: skip
 
 
 def _workload(traffic: Traffic) -> Workload:
@@ -301,18 +239,4 @@ def summary(result: SystemResult, profile: str) -> str:
             f"{bytes_text(int(result.disk_written_bytes))} written",
             f"simulated    {result.events:,} events in {result.seconds:.1f} s",
         )
-    )
-
-
-def _speed(
-    read: float | None, write: float | None, of_profile: Bandwidth | None
-) -> tuple[float, float]:
-    """Return the bandwidth of reads and writes, in bytes/s."""
-    if read is not None:
-        return read * 1e9, (read if write is None else write) * 1e9
-    if of_profile is None:
-        raise CanopyError("the profile has no bandwidth for a disk; give --disk-read-gb-per-s")
-    return (
-        of_profile.read_bytes_per_s,
-        of_profile.write_bytes_per_s if write is None else write * 1e9,
     )

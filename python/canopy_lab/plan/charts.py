@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from canopy_lab.plan.choice import configuration_of
-from canopy_lab.plan.objective import Metric, Objectives, Row
+from canopy_lab.plan.objective import Evaluated, Metric, Objectives
 from canopy_lab.plan.planner import CapacityPlan
 from canopy_lab.plan.space import Configuration
 from canopy_lab.report.axes import (
@@ -67,7 +66,7 @@ def _scatter(axes: Axes, plan: CapacityPlan, x: Metric, y: Metric, currency: str
     axes.scatter(*_xy(rows, x, y), s=9, color=FAINT, edgecolor=GREY, linewidth=0.4, zorder=2)
     colours = _classes(plan)
     for name, colour in colours.items():
-        group = [row for row in plan.front if (row["disk"] or "no disk") == name]
+        group = [row for row in plan.front if (row.configuration.disk or "no disk") == name]
         axes.scatter(*_xy(group, x, y), s=22, color=colour, zorder=3)
     axes.scatter(*_xy([plan.baseline], x, y), s=55, marker="s", color=INK, zorder=4)
     axes.scatter(*_xy([plan.choice.row], x, y), s=130, marker="*", color=ORANGE, zorder=5)
@@ -85,19 +84,19 @@ def _dram(plan: CapacityPlan, currency: str) -> Figure:
     """
     del currency
     figure, axes = new_figure(columns=2, height=3.6)
-    lines: dict[str, dict[float, Row]] = {}
+    lines: dict[str, dict[float, Evaluated]] = {}
     first = plan.space.first_slices()[0]
     for row in plan.found.rows.values():
-        c = configuration_of(row)
+        c = row.configuration
         if (c.instances, c.ttl) == (first.instances, first.ttl):
             line = lines.setdefault(_disk(c), {})
             best = line.setdefault(c.dram_gib, row)
             line[c.dram_gib] = min(best, row, key=lambda r: float(r["mean_ttft_s"]))
-    chosen = _disk(configuration_of(plan.choice.row))
+    chosen = _disk(plan.choice.row.configuration)
     shown = sorted(lines.items(), key=lambda kv: (kv[0] != chosen, -len(kv[1]), kv[0]))[:6]
     for (name, line), colour in zip(shown, _COLOURS):
         rows = [line[size] for size in sorted(line)]
-        sizes = [max(row["dram_gib"], plan.space.dram_gib[1] / 2) for row in rows]
+        sizes = [max(row.configuration.dram_gib, plan.space.dram_gib[1] / 2) for row in rows]
         for panel, metric, factor in zip(axes.flat, ("mean_ttft_s", "token_hit_ratio"), (1, 100)):
             panel.plot(
                 sizes, [factor * row[metric] for row in rows],
@@ -119,7 +118,7 @@ def _disk(c: Configuration) -> str:
 
 def _classes(plan: CapacityPlan) -> dict[str, str]:
     names = ["no disk", *plan.space.disks]
-    present = {row["disk"] or "no disk" for row in plan.front}
+    present = {row.configuration.disk or "no disk" for row in plan.front}
     return {n: _COLOURS[i % len(_COLOURS)] for i, n in enumerate(names) if n in present}
 
 
@@ -135,14 +134,14 @@ def _legend(plan: CapacityPlan) -> list[Line2D]:
     ]
 
 
-def _value(row: Row, of: Metric) -> float:
+def _value(row: Evaluated, of: Metric) -> float:
     value = float(row[of.key])
     if of.unit == "tokens/s":
         return value / 1000
     return 100 * value if of.unit == "share" else value
 
 
-def _xy(rows: list[Row], x: Metric, y: Metric) -> tuple[np.ndarray, np.ndarray]:
+def _xy(rows: list[Evaluated], x: Metric, y: Metric) -> tuple[np.ndarray, np.ndarray]:
     return np.array([_value(r, x) for r in rows]), np.array([_value(r, y) for r in rows])
 
 

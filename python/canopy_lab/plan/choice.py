@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from canopy_lab.plan.objective import METRICS, PREDICTED_ROW, Metric, Row, metric
-from canopy_lab.plan.space import GROUP, Configuration
+from canopy_lab.plan.objective import METRICS, Evaluated, Metric, metric
+from canopy_lab.plan.space import GROUP
 from sglang_canopy.errors import CanopyError
 
 _FORM = re.compile(r"\s*([A-Za-z][\w-]*)\s*(<=|>=|<|>)\s*([-+0-9.eE]+)\s*([^\s\d]\S*)?\s*")
@@ -33,14 +33,14 @@ class Constraint:
     limit: float
     text: str
 
-    def value(self, row: Row) -> float:
+    def value(self, row: Evaluated | Mapping[str, float]) -> float:
         return float(row[self.metric.key])
 
-    def met(self, row: Row) -> bool:
+    def met(self, row: Evaluated | Mapping[str, float]) -> bool:
         value = self.value(row)
         return value <= self.limit if self.at_most else value >= self.limit
 
-    def miss(self, row: Row) -> float:
+    def miss(self, row: Evaluated | Mapping[str, float]) -> float:
         """Return the miss as a share of the limit; 0 if ``row`` meets it."""
         if self.met(row):
             return 0.0
@@ -51,7 +51,7 @@ class Constraint:
 class ChosenConfiguration:
     """The chosen row, and the binding constraints if no row is feasible."""
 
-    row: Row
+    row: Evaluated
     feasible: bool
     binding: tuple[Constraint, ...] = ()
     """Constraints that no row meets, alone or together with the others."""
@@ -97,7 +97,7 @@ def parse_constraints(texts: Sequence[str]) -> tuple[Constraint, ...]:
 
 
 def choose(
-    rows: Sequence[Row], constraints: Sequence[Constraint], minimise: Metric
+    rows: Sequence[Evaluated], constraints: Sequence[Constraint], minimise: Metric
 ) -> ChosenConfiguration:
     """Return the best row by ``minimise`` (the most of a maximised metric) that meets every
     constraint. Among rows within a thousandth of the best, take the cheapest, then the quickest.
@@ -116,7 +116,7 @@ def choose(
     return ChosenConfiguration(nearest, False, tuple(binding))
 
 
-def extremes(rows: Sequence[Row], baseline: Row) -> dict[str, Row]:
+def extremes(rows: Sequence[Evaluated], baseline: Evaluated) -> dict[str, Evaluated]:
     """Return the paper's three extreme points, and the cheapest row as good as the baseline.
 
     Among nearly equal rows the cheapest is taken. The fourth point has at most the baseline's mean
@@ -141,7 +141,7 @@ def extremes(rows: Sequence[Row], baseline: Row) -> dict[str, Row]:
     return found
 
 
-def against(row: Row, baseline: Row) -> dict[str, float]:
+def against(row: Evaluated, baseline: Evaluated) -> dict[str, float]:
     """Return the shares of the baseline's throughput gained, mean TTFT saved and cost saved."""
     return {
         "throughput_gain": row["throughput_tokens_per_s"] / baseline["throughput_tokens_per_s"] - 1,
@@ -150,7 +150,9 @@ def against(row: Row, baseline: Row) -> dict[str, float]:
     }
 
 
-def why_not(chosen: Row, other: Row, constraints: Sequence[Constraint], minimise: Metric) -> str:
+def why_not(
+    chosen: Evaluated, other: Evaluated, constraints: Sequence[Constraint], minimise: Metric
+) -> str:
     """Return one sentence with the reason against ``other``."""
     missed = [c for c in constraints if not c.met(other)]
     if missed:
@@ -188,11 +190,10 @@ def value_text(of: Metric, value: float) -> str:
     return f"{value:.4g}" + ("/h" if of.unit == "money/h" else "")
 
 
-def label_of(row: Row) -> str:
+def label_of(row: Evaluated) -> str:
     """Return a short label of a row's configuration, with a summary of its group TTLs."""
-    c = configuration_of(row)
-    table = row.get("ttl_table")
-    if row.get(PREDICTED_ROW):
+    c, table = row.configuration, row.metrics.get("ttl_table")
+    if row.predicted:
         return f"~ {c.label()}"
     if c.ttl != GROUP or table is None:
         return c.label()
@@ -208,29 +209,20 @@ def label_of(row: Row) -> str:
     return c.label().replace("group TTL", made, 1)
 
 
-def configuration_of(row: Row) -> Configuration:
-    """Return the decision variables of a row."""
-    return Configuration.from_json(row)
-
-
-def _best(rows: Sequence[Row], wanted: Metric) -> Row:
+def _best(rows: Sequence[Evaluated], wanted: Metric) -> Evaluated:
     """Return the best row by one metric. Near ties: the cheapest, then the quickest row."""
     sign = -1.0 if wanted.maximise else 1.0
     best = min(sign * row[wanted.key] for row in rows)
     close = [row for row in rows if sign * row[wanted.key] <= best + abs(best) * _SLIGHT]
-    return min(close, key=lambda row: (row["cost"], row["mean_ttft_s"], _label(row)))
+    return min(close, key=lambda row: (row["cost"], row["mean_ttft_s"], row.configuration.label()))
 
 
-def _order(row: Row, minimise: Metric) -> tuple[float, float, float, str]:
+def _order(row: Evaluated, minimise: Metric) -> tuple[float, float, float, str]:
     sign = -1.0 if minimise.maximise else 1.0
-    return sign * row[minimise.key], row["mean_ttft_s"], row["cost"], _label(row)
+    return sign * row[minimise.key], row["mean_ttft_s"], row["cost"], row.configuration.label()
 
 
-def _label(row: Row) -> str:
-    return configuration_of(row).label()
-
-
-def _relative(other: Row, chosen: Row, of: Metric) -> float:
+def _relative(other: Evaluated, chosen: Evaluated, of: Metric) -> float:
     """Return the loss of ``other`` against the chosen row, as a share of the chosen row's value."""
     sign = -1.0 if of.maximise else 1.0
     return sign * (other[of.key] - chosen[of.key]) / max(abs(chosen[of.key]), 1e-12)

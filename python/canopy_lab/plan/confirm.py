@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from canopy_lab.plan.choice import ChosenConfiguration, Constraint, choose
-from canopy_lab.plan.objective import Metric, Row
+from canopy_lab.plan.objective import Evaluated, Metric
 from canopy_lab.plan.space import KNOBS, Configuration
 
 BATCH = 2
@@ -40,7 +40,7 @@ _MIN_GIB = 2.0**-4
 _CHOICE, _INSTANCES = 0.5, 2.0
 """Distance between configurations with a different choice, or number of instances."""
 
-Evaluate = Callable[[Sequence[Configuration]], Sequence[Row]]
+Evaluate = Callable[[Sequence[Configuration]], Sequence[Evaluated]]
 Floats = NDArray[np.float64]
 
 
@@ -49,20 +49,20 @@ class Screened:
     """Result of ``confirm``."""
 
     choice: ChosenConfiguration
-    rows: dict[Configuration, Row]
+    rows: dict[Configuration, Evaluated]
     """Rows simulated on the whole trace, in order."""
-    predicted: dict[Configuration, Row] = field(default_factory=dict)
+    predicted: dict[Configuration, Evaluated] = field(default_factory=dict)
     """Predicted rows of all candidates."""
     slopes: dict[str, float] = field(default_factory=dict)
     """Slope by metric key."""
 
 
 def confirm(
-    predicted: Mapping[Configuration, Row],
+    predicted: Mapping[Configuration, Evaluated],
     evaluate: Evaluate,
     constraints: Sequence[Constraint],
     minimise: Metric,
-    rows: Mapping[Configuration, Row] | None = None,
+    rows: Mapping[Configuration, Evaluated] | None = None,
     progress: Callable[[int], None] | None = None,
     also: Sequence[Configuration] = (),
 ) -> Screened:
@@ -74,7 +74,9 @@ def confirm(
     # Rows without a prediction have been simulated, and may be chosen too.
     names = list(predicted)
     screened = Screened(
-        choice=ChosenConfiguration({}, False), rows=dict(rows or {}), predicted=dict(predicted)
+        choice=ChosenConfiguration(next(iter(predicted.values())), False),
+        rows=dict(rows or {}),
+        predicted=dict(predicted),
     )
     metrics = tuple(dict.fromkeys((minimise, *(c.metric for c in constraints))))
     margins = Margins(predicted, metrics)
@@ -115,7 +117,9 @@ class Bounds:
 class Margins:
     """Error margins of the predictions."""
 
-    def __init__(self, predicted: Mapping[Configuration, Row], metrics: Sequence[Metric]) -> None:
+    def __init__(
+        self, predicted: Mapping[Configuration, Evaluated], metrics: Sequence[Metric]
+    ) -> None:
         self._index = {c: i for i, c in enumerate(predicted)}
         self._metrics = metrics
         tiny = 1e-9
@@ -133,13 +137,13 @@ class Margins:
         names = ("disk", *(knob.name for knob in KNOBS))
         self._choices = [np.array([str(getattr(c, n)) for c in predicted]) for n in names]
         self._instances = np.array([c.instances for c in predicted])
-        spans = [row.get("makespan_s", 1.0) for row in predicted.values()]
+        spans = [row.metrics.get("makespan_s", 1.0) for row in predicted.values()]
         spread = max(spans) / max(min(spans), 1e-9) - 1
         self._of_span = min(max(spread, MIN_OF_SPAN), MAX_OF_SPAN)
         self.slopes: dict[str, float] = {m.key: self._least(m) for m in metrics}
 
     def __call__(
-        self, rows: Mapping[Configuration, Row], seen: Sequence[Configuration]
+        self, rows: Mapping[Configuration, Evaluated], seen: Sequence[Configuration]
     ) -> dict[str, Bounds]:
         at = np.array([self._index[c] for c in seen], np.int64)
         bounds = {}
@@ -202,7 +206,7 @@ def _possible(
     minimise: Metric,
 ) -> list[int]:
     """Return the candidates that could replace the current choice."""
-    if not screened.choice.row:
+    if not screened.rows:
         return list(left)
     row, able = screened.choice.row, []
     sign = -1.0 if minimise.maximise else 1.0

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
-from canopy_lab.plan.objective import Row
+from canopy_lab.plan.objective import Evaluated
 from canopy_lab.plan.space import GROUP, Configuration
 from canopy_lab.plan.system import least_cost, row_of, system_of
 from canopy_lab.plan.worker import PlanInputs, SimulationTask, run_task
@@ -41,11 +41,13 @@ class Evaluator:
     ) -> None:
         self._workers.__exit__(kind, error, trace)
 
-    def __call__(self, configurations: Sequence[Configuration], load: float = 1.0) -> list[Row]:
+    def __call__(
+        self, configurations: Sequence[Configuration], load: float = 1.0
+    ) -> list[Evaluated]:
         """Return one row per configuration, in order."""
         return self.at_loads([(c, load) for c in configurations])
 
-    def at_loads(self, wanted: Sequence[tuple[Configuration, float]]) -> list[Row]:
+    def at_loads(self, wanted: Sequence[tuple[Configuration, float]]) -> list[Evaluated]:
         """Return one row per (configuration, load), in order."""
         keys = [self._key(c, load) for c, load in wanted]
         missing = list(dict.fromkeys(k for k in keys if k not in self._rows))
@@ -64,14 +66,16 @@ class Evaluator:
         """Yield ``(index, run(work, item))`` in order of completion, from the worker processes."""
         return self._workers.map(run, items)
 
-    def certain_of(self, configuration: Configuration, rows: Sequence[Row]) -> Mapping[str, float]:
+    def certain_of(
+        self, configuration: Configuration, rows: Sequence[Evaluated]
+    ) -> Mapping[str, float]:
         """Return lower bounds that need no simulation."""
         return least_cost(configuration, rows, self.work.prices, self._kv_bytes)
 
     def is_sold(self, configuration: Configuration) -> bool:
         """Return whether the disk is sold in the size of ``configuration``."""
         try:
-            self.certain_of(configuration, [{"makespan_s": 0.0}])
+            least_cost(configuration, [], self.work.prices, self._kv_bytes)
         except CanopyError:
             return False
         return True

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from canopy_lab.plan.objective import Objectives, Row, Scale
+from canopy_lab.plan.objective import Evaluated, Objectives, Scale
 from canopy_lab.plan.sizes import between
 from canopy_lab.plan.space import SIZES, Configuration, Space, slice_of
 
-Rows = Mapping[Configuration, Row]
-Certain = Callable[[Configuration, Sequence[Row]], Mapping[str, float]]
+Rows = Mapping[Configuration, Evaluated]
+Certain = Callable[[Configuration, Sequence[Evaluated]], Mapping[str, float]]
 """Lower bounds by row key of an unevaluated configuration, from neighbours' rows."""
 
 
@@ -145,7 +145,10 @@ def _least(line: Line, space: Space) -> float:
 
 
 def _bound(
-    point: Configuration, ends: Sequence[Row], objectives: Objectives, certain_of: Certain | None
+    point: Configuration,
+    ends: Sequence[Evaluated],
+    objectives: Objectives,
+    certain_of: Certain | None,
 ) -> np.ndarray:
     """Return the best possible objectives of ``point``, from its neighbours and its price."""
     bound = objectives.matrix(ends).min(axis=0)

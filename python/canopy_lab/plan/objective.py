@@ -10,12 +10,26 @@ from typing import Any
 import moocore
 import numpy as np
 
+from canopy_lab.plan.space import Configuration
 from sglang_canopy.errors import CanopyError
 
-Row = Mapping[str, Any]
-"""One evaluated configuration: its decision variables and its metrics."""
-PREDICTED_ROW = "predicted"
-"""Key of a row that was not simulated."""
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """A configuration, with its metrics and its cost by key."""
+
+    configuration: Configuration
+    metrics: Mapping[str, Any]
+    predicted: bool = False
+    """True if it was not simulated on the whole trace."""
+
+    def __getitem__(self, key: str) -> Any:
+        return self.metrics[key]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return decision variables and metrics in one object."""
+        marked = {"predicted": True} if self.predicted else {}
+        return {**self.configuration.to_json(), **self.metrics, **marked}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +92,16 @@ class Objectives:
         """Make objectives from names. Raises ``CanopyError``."""
         return cls(tuple(metric(name) for name in names))
 
-    def vector(self, row: Row) -> np.ndarray:
+    def vector(self, row: Evaluated) -> np.ndarray:
         """Return one number per objective; less is better."""
         return np.array([-row[m.key] if m.maximise else row[m.key] for m in self.metrics])
 
-    def matrix(self, rows: Iterable[Row]) -> np.ndarray:
+    def matrix(self, rows: Iterable[Evaluated]) -> np.ndarray:
         """Return ``vector`` of each row."""
         found = [self.vector(row) for row in rows]
         return np.array(found) if found else np.empty((0, len(self.metrics)))
 
-    def front(self, rows: Sequence[Row]) -> list[int]:
+    def front(self, rows: Sequence[Evaluated]) -> list[int]:
         """Return the indices of the non-dominated rows. Among equal rows, the first."""
         if not rows:
             return []

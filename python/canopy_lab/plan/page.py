@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from canopy_lab.plan.charts import charts
-from canopy_lab.plan.choice import configuration_of, label_of
+from canopy_lab.plan.choice import label_of
 from canopy_lab.plan.planner import CapacityPlan
 from canopy_lab.plan.text import (
     EXTREMES_HEAD,
@@ -53,8 +53,8 @@ def page(plan: CapacityPlan, about: Mapping[str, Any], currency: str) -> Page:
 
 
 def _tables(plan: CapacityPlan) -> list[Section]:
-    chosen = configuration_of(plan.choice.row)
-    at = [configuration_of(row) for row in plan.front]
+    chosen = plan.choice.row.configuration
+    at = [row.configuration for row in plan.front]
     front = HtmlTable(
         HEAD, [[label_of(row), *cells(row)] for row in plan.front],
         marked=at.index(chosen) if chosen in at else None,

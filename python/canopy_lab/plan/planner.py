@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from canopy_lab.plan.choice import ChosenConfiguration, choose, configuration_of, extremes
+from canopy_lab.plan.choice import ChosenConfiguration, choose, extremes
 from canopy_lab.plan.evaluate import Evaluator
-from canopy_lab.plan.objective import PREDICTED_ROW, Objectives, Row, Scale
+from canopy_lab.plan.objective import Evaluated, Objectives, Scale
 from canopy_lab.plan.prices import GIB, Prices
 from canopy_lab.plan.request import PlanRequest
 from canopy_lab.plan.sampled import Target, busiest, sampled_search
@@ -36,13 +36,13 @@ class CapacityPlan:
     request: PlanRequest
     space: Space
     found: SearchResult
-    front: tuple[Row, ...]
+    front: tuple[Evaluated, ...]
     """Non-dominated rows, quickest first."""
-    baseline: Row
-    extremes: Mapping[str, Row]
+    baseline: Evaluated
+    extremes: Mapping[str, Evaluated]
     choice: ChosenConfiguration
     neighbours: tuple[Rejected, ...]
-    sensitivity: Mapping[float, Row]
+    sensitivity: Mapping[float, Evaluated]
     """The choice at other loads; 1.0 is the choice itself."""
     hypervolume: float
     """The front's volume, as a share of the box to the reference."""
@@ -58,7 +58,7 @@ class CapacityPlan:
     @property
     def predicted(self) -> int:
         """Number of rows that were not simulated."""
-        return sum(bool(row.get(PREDICTED_ROW)) for row in self.found.rows.values())
+        return sum(row.predicted for row in self.found.rows.values())
 
 
 def make_space(
@@ -179,7 +179,7 @@ class _Checked:
 
     choice: ChosenConfiguration
     neighbours: tuple[Rejected, ...] = ()
-    sensitivity: Mapping[float, Row] = field(default_factory=dict)
+    sensitivity: Mapping[float, Evaluated] = field(default_factory=dict)
 
 
 def _checked(
@@ -193,7 +193,7 @@ def _checked(
 
     Adds rows to ``result``.
     """
-    rows = [row for row in result.rows.values() if not row.get(PREDICTED_ROW)]
+    rows = [row for row in result.rows.values() if not row.predicted]
     choice = choose(rows, request.constraints, request.minimise)
     if request.checks == "off":
         return _Checked(choice, sensitivity={1.0: choice.row})
@@ -204,7 +204,7 @@ def _checked(
         result.rows, rows = seen, list(seen.values())
     near = rejected(choice, result.rows, request.constraints, request.minimise, space)
     report_progress("other loads", len(rows))
-    chosen = configuration_of(choice.row)
+    chosen = choice.row.configuration
     others = evaluate.at_loads([(chosen, load) for load in request.loads])
     loads = {1.0: choice.row, **dict(zip(request.loads, others))}
     return _Checked(choice, tuple(near), dict(sorted(loads.items())))
@@ -257,15 +257,15 @@ def to_json(plan: CapacityPlan, about: Mapping[str, Any]) -> dict[str, Any]:
         "predicted": plan.predicted,
         "out_of_budget": plan.found.out_of_budget,
         "simulated": plan.simulated,
-        "front": [dict(row) for row in plan.front],
-        "evaluated": [dict(row) for row in plan.found.rows.values()],
-        "baseline": dict(plan.baseline),
-        "extremes": {name: dict(row) for name, row in plan.extremes.items()},
-        "chosen": dict(plan.choice.row),
+        "front": [row.to_json() for row in plan.front],
+        "evaluated": [row.to_json() for row in plan.found.rows.values()],
+        "baseline": plan.baseline.to_json(),
+        "extremes": {name: row.to_json() for name, row in plan.extremes.items()},
+        "chosen": plan.choice.row.to_json(),
         "feasible": plan.choice.feasible,
         "binding": [c.text for c in plan.choice.binding],
-        "neighbours": [{**n.row, "why_not": n.why} for n in plan.neighbours],
-        "sensitivity": {f"{load:g}": dict(row) for load, row in plan.sensitivity.items()},
+        "neighbours": [{**n.row.to_json(), "why_not": n.why} for n in plan.neighbours],
+        "sensitivity": {f"{load:g}": row.to_json() for load, row in plan.sensitivity.items()},
         "hypervolume": plan.hypervolume,
         "hypervolume_reference": point(plan.scale.reference),
         "hypervolume_best": point(plan.scale.best),

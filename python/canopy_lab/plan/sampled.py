@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from canopy_lab.plan.choice import Constraint, configuration_of
+from canopy_lab.plan.choice import Constraint
 from canopy_lab.plan.confirm import Margins, Screened, confirm
 from canopy_lab.plan.evaluate import Evaluator
 from canopy_lab.plan.lines import beside
-from canopy_lab.plan.objective import METRICS, PREDICTED_ROW, Metric, Objectives, Row
+from canopy_lab.plan.objective import METRICS, Evaluated, Metric, Objectives
 from canopy_lab.plan.search import SearchOptions, SearchResult, search
 from canopy_lab.plan.space import Configuration, Space
 from canopy_lab.sim.compact import CompactTrace
@@ -62,7 +62,7 @@ def sampled_search(
     """Search on the requests of ``on_window``, and simulate candidates for the choice on all.
 
     ``also`` is always simulated on all. Result rows that were not simulated on all are marked
-    ``PREDICTED_ROW``, and corrected by the errors of simulated ones.
+    ``predicted``, and corrected by the errors of simulated ones.
     """
     rough = search(
         space, target.objectives, on_window, certain_of=on_window.certain_of, options=target.options,
@@ -71,7 +71,7 @@ def sampled_search(
     window = dict(rough.rows)
     found = _confirmed(window, {}, target, on_all, also, progress)
     for _ in range(ROUNDS):
-        chosen = configuration_of(found.choice.row)
+        chosen = found.choice.row.configuration
         near = [*beside(chosen, window, space), *space.alternatives(chosen)]
         new = [c for c in dict.fromkeys(near) if c not in window and on_window.is_sold(c)]
         if not new:
@@ -85,8 +85,8 @@ def sampled_search(
 
 
 def _confirmed(
-    window: dict[Configuration, Row],
-    rows: dict[Configuration, Row],
+    window: dict[Configuration, Evaluated],
+    rows: dict[Configuration, Evaluated],
     target: Target,
     on_all: Evaluator,
     also: Sequence[Configuration],
@@ -98,14 +98,14 @@ def _confirmed(
     )  # fmt: skip
 
 
-def _corrected(found: Screened) -> dict[Configuration, Row]:
+def _corrected(found: Screened) -> dict[Configuration, Evaluated]:
     """Return all rows. Window rows are corrected by the errors of nearby simulated rows."""
     metrics = list(METRICS.values())
     seen = [c for c in found.rows if c in found.predicted]
     bounds = Margins(found.predicted, metrics)(found.rows, seen)
-    rows: dict[Configuration, Row] = dict(found.rows)
+    rows: dict[Configuration, Evaluated] = dict(found.rows)
     for at, (c, row) in enumerate(found.predicted.items()):
         if c not in rows:
             better = {m.key: float(bounds[m.key].middle[at]) for m in metrics}
-            rows[c] = {**row, **better, PREDICTED_ROW: True}
+            rows[c] = Evaluated(c, {**row.metrics, **better}, predicted=True)
     return rows

@@ -24,11 +24,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from canopy_lab.plan.lines import Certain, Midpoint, lines_of, midpoints
-from canopy_lab.plan.objective import Objectives, Row, Scale
+from canopy_lab.plan.objective import Evaluated, Objectives, Scale
 from canopy_lab.plan.space import KNOBS, Configuration, Knob, Space, slice_of
 from sglang_canopy.errors import CanopyError
 
-Evaluate = Callable[[Sequence[Configuration]], Sequence[Row]]
+Evaluate = Callable[[Sequence[Configuration]], Sequence[Evaluated]]
 
 _BATCH = 8
 """Midpoints per round. Fixed: results must not depend on the processes."""
@@ -61,7 +61,7 @@ class SearchOptions:
 class SearchResult:
     """Evaluated configurations, in order, and the reason for the end."""
 
-    rows: dict[Configuration, Row] = field(default_factory=dict)
+    rows: dict[Configuration, Evaluated] = field(default_factory=dict)
     stages: dict[str, int] = field(default_factory=dict)
     """Evaluations by step of the algorithm."""
     left: float = 0.0

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from canopy_lab.plan.choice import configuration_of
-from canopy_lab.plan.objective import Row
+from canopy_lab.plan.objective import Evaluated
 from canopy_lab.plan.prices import GIB
 from canopy_lab.plan.space import GROUP, Configuration
 from canopy_lab.plan.worker import PlanInputs
@@ -21,14 +20,14 @@ _ABOVE_PEAK = 1.1
 
 
 def server_plan(
-    row: Row, work: PlanInputs, about: Mapping[str, Any], disk_path: str | None = None
+    row: Evaluated, work: PlanInputs, about: Mapping[str, Any], disk_path: str | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the configuration of one server, with all SGLang settings of its simulation, and notes.
 
     Group TTLs are written only if their roots are ids that a server makes, which needs the server's
     own log. Otherwise the table keeps its categories and its residual TTL, and a note says so.
     """
-    c = configuration_of(row)
+    c = row.configuration
     configs = work.policy_configs
     notes = {key: value for key, value in about.items() if isinstance(value, (str, int, float))}
     notes["instances"] = c.instances
@@ -82,7 +81,7 @@ def server_plan(
     return {name: value for name, value in config.items() if value not in (None, {})}, notes
 
 
-def _disk_bytes(c: Configuration, row: Row, work: PlanInputs) -> int:
+def _disk_bytes(c: Configuration, row: Evaluated, work: PlanInputs) -> int:
     """Return the bytes of one server: its disk, or its share of the common store."""
     assert c.disk is not None
     sold = work.prices.disk(c.disk)

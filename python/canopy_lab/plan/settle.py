@@ -13,12 +13,11 @@ from canopy_lab.plan.choice import (
     ChosenConfiguration,
     Constraint,
     choose,
-    configuration_of,
     why_not,
 )
 from canopy_lab.plan.evaluate import Evaluator
 from canopy_lab.plan.lines import beside, lines_through
-from canopy_lab.plan.objective import Metric, Row
+from canopy_lab.plan.objective import Evaluated, Metric
 from canopy_lab.plan.space import Configuration, Space
 
 ROUNDS = 24
@@ -29,22 +28,22 @@ ROUNDS = 24
 class Rejected:
     """A neighbour of the choice."""
 
-    row: Row
+    row: Evaluated
     why: str
 
 
 def settle(
     choice: ChosenConfiguration,
-    rows: Sequence[Row],
+    rows: Sequence[Evaluated],
     constraints: Sequence[Constraint],
     minimise: Metric,
     space: Space,
     evaluate: Evaluator,
-) -> tuple[ChosenConfiguration, dict[Configuration, Row]]:
+) -> tuple[ChosenConfiguration, dict[Configuration, Evaluated]]:
     """Move to a better neighbour while there is one. Returns the choice and all rows."""
-    seen: dict[Configuration, Row] = {configuration_of(row): row for row in rows}
+    seen: dict[Configuration, Evaluated] = {row.configuration: row for row in rows}
     for _ in range(ROUNDS):
-        chosen = configuration_of(choice.row)
+        chosen = choice.row.configuration
         near = [c for c in beside(chosen, seen, space) if _may_win(c, choice, minimise, evaluate)]
         others = [c for c in space.alternatives(chosen) if evaluate.is_sold(c)]
         new = [c for c in dict.fromkeys((*near, *others)) if c not in seen]
@@ -57,13 +56,13 @@ def settle(
 
 def rejected(
     choice: ChosenConfiguration,
-    seen: Mapping[Configuration, Row],
+    seen: Mapping[Configuration, Evaluated],
     constraints: Sequence[Constraint],
     minimise: Metric,
     space: Space,
 ) -> list[Rejected]:
     """Return the evaluated neighbours of the choice, with the reason against each."""
-    chosen = configuration_of(choice.row)
+    chosen = choice.row.configuration
     return [
         Rejected(row=seen[c], why=why_not(choice.row, seen[c], constraints, minimise))
         for c in _nearest(chosen, seen, space)
@@ -71,7 +70,7 @@ def rejected(
 
 
 def _nearest(
-    chosen: Configuration, seen: Mapping[Configuration, Row], space: Space
+    chosen: Configuration, seen: Mapping[Configuration, Evaluated], space: Space
 ) -> list[Configuration]:
     """Return the evaluated neighbours of the choice: the next sizes, and alternative choices."""
     found: dict[Configuration, None] = {}

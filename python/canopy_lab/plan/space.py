@@ -99,11 +99,6 @@ class Configuration:
         """Return the decision variables, as in the rows of a plan."""
         return asdict(self)
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Configuration:
-        """Make a configuration from a row; ignores fields that are not decision variables."""
-        return cls(**{name: data[name] for name in cls.__slots__ if name in data})
-
     def label(self) -> str:
         """Return a short readable label."""
         parts = [f"{self.instances} x " if self.instances > 1 else ""]

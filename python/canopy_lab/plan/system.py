@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from canopy_lab.plan.objective import Evaluated
 from canopy_lab.plan.prices import GIB, Prices
 from canopy_lab.plan.space import GROUP, KNOBS, Configuration
 from canopy_lab.sim.system.config import SystemConfig, TierSpec
@@ -45,11 +46,6 @@ class Engine:
     auto: bool = False
     """Whether the servers run ``--radix-eviction auto``, which also orders the queue."""
 
-    def order_of(self, c: Configuration) -> str:
-        """Return the order of the queue. ``auto`` keeps an explicit SGLang order."""
-        default = c.schedule_policy == SGLANG_DEFAULTS.schedule_policy
-        return BOUNDED_SHORTEST if self.auto and default else c.schedule_policy
-
     def settings_of(self, c: Configuration) -> ServerSettings:
         """Return all SGLang settings of a server with this configuration.
 
@@ -76,7 +72,6 @@ def system_of(
 ) -> SystemConfig:
     """Return the simulator's configuration. ``group_table`` is for ``ttl="group"``."""
     c, profile = configuration, engine.profile
-    settings = engine.settings_of(c).to_json()
     page_bytes = float(c.page_size * profile.kv_bytes_per_token)
     speed = profile.host
     host = disk = None
@@ -111,19 +106,33 @@ def system_of(
         disk=disk,
         # A store locks its folder: a disk of several instances must be sold as one store.
         disk_per_instance=c.disk is not None and not prices.disk(c.disk).shared,
-        schedule_conservativeness=settings["schedule_conservativeness"],
-        max_running=settings["max_running_requests"],
-        chunked_prefill_tokens=c.chunked_prefill_size,
-        max_prefill_tokens=settings["max_prefill_tokens"],
-        page_tokens=c.page_size,
-        write_policy=c.write_policy,
-        schedule_policy=engine.order_of(c),
-        prefetch_policy=c.prefetch_policy,
-        # SGLang fetches at least one page.
-        prefetch_threshold_tokens=max(settings["prefetch_threshold"], c.page_size),
-        prefetch_timeout_base_s=settings["prefetch_timeout_base"],
-        prefetch_timeout_per_ki_token_s=settings["prefetch_timeout_per_ki_token"],
+        **scheduling(engine.settings_of(c), engine.auto),
     )
+
+
+def scheduling(settings: ServerSettings, auto: bool) -> dict[str, Any]:
+    """Return the fields of ``SystemConfig`` that a server's settings give.
+
+    ``auto`` orders the queue, unless an order of SGLang's is given.
+    """
+    of = settings.to_json()
+    order = of["schedule_policy"]
+    if auto and order == SGLANG_DEFAULTS.schedule_policy:
+        order = BOUNDED_SHORTEST
+    return {
+        "schedule_conservativeness": of["schedule_conservativeness"],
+        "max_running": of["max_running_requests"],
+        "chunked_prefill_tokens": of["chunked_prefill_size"],
+        "max_prefill_tokens": of["max_prefill_tokens"],
+        "page_tokens": of["page_size"],
+        "write_policy": of["hicache_write_policy"],
+        "schedule_policy": order,
+        "prefetch_policy": of["hicache_storage_prefetch_policy"],
+        # SGLang fetches at least one page.
+        "prefetch_threshold_tokens": max(of["prefetch_threshold"], of["page_size"]),
+        "prefetch_timeout_base_s": of["prefetch_timeout_base"],
+        "prefetch_timeout_per_ki_token_s": of["prefetch_timeout_per_ki_token"],
+    }
 
 
 def _capacity_gib(c: Configuration, prices: Prices) -> float:
@@ -147,8 +156,8 @@ def row_of(
     metrics: Mapping[str, Any],
     prices: Prices,
     kv_bytes_per_token: float = math.inf,
-) -> dict[str, Any]:
-    """Return decision variables, metrics and cost (equations 1 and 2) of one configuration.
+) -> Evaluated:
+    """Return the metrics and the cost (equations 1 and 2) of one configuration.
 
     Operations are bought for pages of ``kv_bytes_per_token`` (infinite: operations are no limit).
     """
@@ -160,19 +169,23 @@ def row_of(
         cost += prices.disk(c.disk).transfers(
             metrics["disk_read_bytes"], metrics["disk_written_bytes"]
         )
-    return {**c.to_json(), **metrics, "cost_per_hour": cost / max(hours, 1e-12), "cost": cost}
+    priced = {"cost_per_hour": cost / max(hours, 1e-12), "cost": cost}
+    return Evaluated(c, {**metrics, **priced})
 
 
 def least_cost(
-    configuration: Configuration, rows: Any, prices: Prices, kv_bytes_per_token: float = math.inf
-) -> dict[str, float]:
+    configuration: Configuration, rows: Sequence[Evaluated], prices: Prices,
+    kv_bytes_per_token: float = math.inf,
+) -> dict[str, float]:  # fmt: skip
     """Return lower bounds of a configuration's cost without simulation.
 
     ``rows`` are its evaluated neighbours; its makespan is at least the shortest of theirs.
     """
     per_hour = _per_hour(configuration, prices, kv_bytes_per_token, 0.0)
-    makespan_s = min(row["makespan_s"] for row in rows)
-    return {"cost_per_hour": per_hour, "cost": per_hour * makespan_s / 3600}
+    return {
+        "cost_per_hour": per_hour,
+        "cost": per_hour * min((row["makespan_s"] for row in rows), default=0.0) / 3600,
+    }
 
 
 def _per_hour(c: Configuration, prices: Prices, kv_bytes: float, used_gib: float) -> float:

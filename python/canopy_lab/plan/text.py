@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from canopy_lab.plan.choice import against, configuration_of, label_of, value_text
-from canopy_lab.plan.objective import METRICS, Row
+from canopy_lab.plan.choice import against, label_of, value_text
+from canopy_lab.plan.objective import METRICS, Evaluated
 from canopy_lab.plan.planner import CapacityPlan
 from canopy_lab.plan.sizes import gib_text
 from canopy_lab.report.table import text_table
@@ -69,17 +69,17 @@ def overview(plan: CapacityPlan) -> list[str]:
     return lines
 
 
-def configurations_table(rows: Iterable[Row], mark: Row | None = None) -> str:
+def configurations_table(rows: Iterable[Evaluated], mark: Evaluated | None = None) -> str:
     """Return one line per configuration; the marked row has a star."""
     lines = []
     for row in rows:
-        c = configuration_of(row)
-        star = "* " if mark is not None and configuration_of(mark) == c else ""
+        c = row.configuration
+        star = "* " if mark is not None and mark.configuration == c else ""
         lines.append([star + label_of(row), *cells(row)])
     return text_table(HEAD, lines)
 
 
-def cells(row: Row) -> list[str]:
+def cells(row: Evaluated) -> list[str]:
     """Format the metrics of a row, for the columns after the first."""
     tiers = row["token_hit_ratio_by_tier"]
     return [
@@ -94,9 +94,9 @@ def cells(row: Row) -> list[str]:
     ]
 
 
-def gpu_hours_a_day(row: Row) -> str:
+def gpu_hours_a_day(row: Evaluated) -> str:
     """Format the prefill GPU hours that hits save per day at the trace's rate, all instances."""
-    saved_s, span_s = row.get("prefill_s_saved_by_tier"), row.get("makespan_s")
+    saved_s, span_s = map(row.metrics.get, ("prefill_s_saved_by_tier", "makespan_s"))
     return f"{24 * sum(saved_s.values()) / span_s:.3g}" if saved_s and span_s else "-"
 
 
@@ -179,7 +179,7 @@ def relaxed(plan: CapacityPlan) -> str:
     return " and ".join(parts)
 
 
-def main_metrics(row: Row) -> str:
+def main_metrics(row: Evaluated) -> str:
     """Return the main metrics of a row in one line."""
     return ", ".join(
         f"{name} {value_text(METRICS[name], row[METRICS[name].key])}" for name in _METRICS[:4]

@@ -19,7 +19,7 @@ import numpy as np
 
 from canopy_lab.plan.log_arrivals import AsAnswered
 from canopy_lab.plan.server_config import Config
-from canopy_lab.plan.system import HOST_BYTES_PER_S
+from canopy_lab.plan.system import HOST_BYTES_PER_S, scheduling
 from canopy_lab.sim.system.config import SystemConfig, TierSpec
 from canopy_lab.sim.system.engine_profile import Bandwidth, EngineProfile
 from canopy_lab.sim.system.run import simulate_system
@@ -27,7 +27,6 @@ from canopy_lab.sim.system.workload import Workload
 from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.served_log import ServedRequest
 from sglang_canopy.config import auto
-from sglang_canopy.config.queue import BOUNDED_SHORTEST
 from sglang_canopy.config.server_settings import SGLANG_DEFAULTS, ServerSettings
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import AUTO, policy_names
@@ -79,8 +78,8 @@ def system_of_plan(
     ``disk``: bandwidth; ``None`` takes the profile's. Raises ``CanopyError`` if the pool size or a
     bandwidth is unknown.
     """
-    settings = ServerSettings.from_flags(plan).over(SGLANG_DEFAULTS).to_json()
-    tokens = device_tokens or settings.get("max_total_tokens")
+    settings = ServerSettings.from_flags(plan).over(SGLANG_DEFAULTS)
+    tokens = device_tokens or settings.max_total_tokens
     if tokens is None:
         raise CanopyError(
             "the configuration has no size of the device's KV pool; give --device-tokens (the "
@@ -117,17 +116,7 @@ def system_of_plan(
         device_policy_config={n: v for n, v in config.items() if n not in _TREE},
         host=host,
         disk=stored if host is not None else None,
-        schedule_conservativeness=settings["schedule_conservativeness"],
-        max_running=settings["max_running_requests"],
-        chunked_prefill_tokens=settings["chunked_prefill_size"],
-        max_prefill_tokens=settings["max_prefill_tokens"],
-        page_tokens=settings["page_size"],
-        write_policy=settings["hicache_write_policy"],
-        schedule_policy=_order(plan, settings["schedule_policy"]),
-        prefetch_policy=settings["hicache_storage_prefetch_policy"],
-        prefetch_threshold_tokens=max(settings["prefetch_threshold"], settings["page_size"]),
-        prefetch_timeout_base_s=settings["prefetch_timeout_base"],
-        prefetch_timeout_per_ki_token_s=settings["prefetch_timeout_per_ki_token"],
+        **scheduling(settings, plan.get("radix-eviction") == AUTO),
         **tree,
     )
 
@@ -216,12 +205,6 @@ def scaled(profile: EngineProfile, factor: float) -> EngineProfile:
 def _ttfts(seconds: np.ndarray) -> dict[str, float]:
     quantiles = np.percentile(seconds, (50, 90, 99))
     return dict(zip(TTFTS, (float(seconds.mean()), *map(float, quantiles))))
-
-
-def _order(plan: Config, policy: str) -> str:
-    """Return the order of the queue. ``auto`` keeps an explicit SGLang order."""
-    default = policy == SGLANG_DEFAULTS.schedule_policy
-    return BOUNDED_SHORTEST if default and plan.get("radix-eviction") == AUTO else policy
 
 
 def _ranked(plan: Config, flag: str) -> tuple[str, dict[str, Any]]:

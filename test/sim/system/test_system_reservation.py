@@ -96,7 +96,7 @@ def test_admissions_equal_sglangs(running, waiting, ratio, fixed, page, room):
         workload := Workload([request(0.0, (1,))]),
         SystemConfig(
             device_tokens=device, page_tokens=page, max_running=64, fixed_outputs=fixed,
-            waiting_prefixes="ignored",
+            waiting_prefixes="awaited",
         ),
         profile(), 0, OpenLoop(workload),
     )  # fmt: skip

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from typing import Any
 
 from canopy_lab.sim.system.gate import SESSION_GATES, make_session_gate
 from canopy_lab.sim.system.queue_order import QUEUE_ORDERS, make_queue_order
-from canopy_lab.sim.system.tier_spec import TierSpec, check_number
+from canopy_lab.sim.system.tier_spec import TierSpec
 from canopy_lab.sim.system.waiting import WAITING_PREFIXES
 from canopy_lab.sim.system.write_policy import WRITE_POLICIES
+from sglang_canopy import declared
+from sglang_canopy.declared import declare, declare_key
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import QUANTUM_TOKENS
-from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.policy.registry import CANOPYS_LRU, make_policy
 
 ROUTINGS = ("round-robin", "least-loaded", "prefix-aware")
 PREFETCH_POLICIES = ("best_effort", "wait_complete", "timeout")
@@ -21,85 +23,85 @@ PREFETCH_POLICIES = ("best_effort", "wait_complete", "timeout")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemConfig:
-    """Identical instances with device and host memory each, the disk, routing and scheduling."""
+    """Servers."""
 
-    device_tokens: int
-    """KV pool of one instance, in tokens (SGLang's ``--max-total-tokens``)."""
-    instances: int = 1
-    routing: str = "round-robin"
-    device_policy: str = "lru"
+    device_tokens: int = declare(
+        MISSING, "--device-tokens", "KV pool of one instance, in tokens", metavar="N", low=1,
+        required=True, shown_default="",
+    )  # fmt: skip
+    instances: int = declare(1, "--instances", "number of servers", metavar="N", low=1)
+    model: str | None = declare(
+        None, "--model", "stop if the profile is of another model", metavar="NAME"
+    )
+    routing: str = declare(
+        ROUTINGS[0], "--routing", "how requests are spread over instances", choices=ROUTINGS
+    )
+    device_policy: str = declare(
+        CANOPYS_LRU,
+        "--policy",
+        "eviction policy of every tier; lru is SGLang's own",
+        metavar="NAME",
+    )
     device_policy_config: Mapping[str, Any] = field(default_factory=dict)
     host: TierSpec | None = None
     """Host tier of each instance."""
     disk: TierSpec | None = None
     """One for all instances, unless ``disk_per_instance``. Needs a host tier, as in SGLang."""
-    disk_per_instance: bool = False
-    max_running: int = 256
-    """Requests that decode concurrently (``--max-running-requests``)."""
-    chunked_prefill_tokens: int = 8192
-    """Tokens of one prefill step, over all its requests (``--chunked-prefill-size``)."""
-    max_prefill_tokens: int = 16384
-    """Tokens of one prefill step; a single long request may exceed it (``--max-prefill-tokens``)."""
-    page_tokens: int = 1
-    max_new_tokens: int | None = None
-    """``max_tokens`` of each request if larger than its output; SGLang reserves memory for it.
-    ``None``: equal to the output."""
+    disk_per_instance: bool = declare(
+        False, "--disk-per-instance", "each instance has a disk of its own"
+    )
+    max_running: int = declare(
+        256, "--max-running", "requests that decode at the same time", metavar="N", low=1
+    )
+    chunked_prefill_tokens: int = declare(
+        8192, "--chunked-prefill-tokens", "most tokens of one prefill step", metavar="N", low=1
+    )
+    max_prefill_tokens: int = declare_key(
+        16384, "tokens of a prefill step, which a single long request may exceed", low=1
+    )
+    page_tokens: int = declare_key(1, "SGLang's page size", low=1)
+    max_new_tokens: int | None = declare(
+        None, "--max-new-tokens", "output limit that clients set, in tokens; SGLang reserves memory for it",
+        metavar="N", low=1, shown_default="what each generates",
+    )  # fmt: skip
     fixed_outputs: bool = False
     """True if clients fix the output length (``ignore_eos``), as replays do. SGLang then reserves
     all of it instead of a share of ``new_token_ratio``."""
-    schedule_conservativeness: float = 1.0
-    """``--schedule-conservativeness``: larger values run fewer requests concurrently."""
-    write_policy: str = "write_through"
-    """Time of the copy to the host, a name in ``write_policy.py``: ``write_through`` at insertion,
-    ``write_through_selective`` at the second use, ``write_back`` at eviction, which delays the next
-    step. Host copies are then written to the disk.
-    """
-    schedule_policy: str = "fcfs"
-    """Queue order, a name in ``queue_order.py`` (``--schedule-policy``)."""
+    schedule_conservativeness: float = declare_key(
+        1.0, "larger values run fewer requests at the same time", low=1e-9
+    )
+    write_policy: str = declare(
+        "write_through", "--write-policy", "SGLang's --hicache-write-policy",
+        choices=tuple(WRITE_POLICIES),
+    )  # fmt: skip
+    schedule_policy: str = declare(
+        "fcfs", "--schedule-policy", "SGLang's --schedule-policy", choices=tuple(QUEUE_ORDERS)
+    )
     schedule_policy_config: Mapping[str, Any] = field(default_factory=dict)
-    session_gate: str = "none"
-    """Session gate, a name in ``gate.py``."""
+    session_gate: str = declare(
+        "none", "--session-gate", "which sessions may join the queue", choices=tuple(SESSION_GATES)
+    )
     session_gate_config: Mapping[str, Any] = field(default_factory=dict)
-    waiting_prefixes: str = "by-place"
-    """Protection of the cached prefixes of waiting requests, a name in ``waiting.py``:
-    ``by-place`` as in the live tree, ``awaited`` from the first lookup on,
-    ``touched`` as SGLang's ``lru``."""
-    prefetch_policy: str = "best_effort"
-    """Start of a request with a disk prefetch: at once with the pages read so far
-    (``best_effort``), after all pages (``wait_complete``), or after a time (``timeout``)."""
-    prefetch_threshold_tokens: int = 256
+    waiting_prefixes: str = declare(
+        "by-place", "--waiting-prefixes", "how cached prefixes of waiting requests are protected",
+        choices=tuple(WAITING_PREFIXES),
+    )  # fmt: skip
+    prefetch_policy: str = declare(
+        PREFETCH_POLICIES[0], "--prefetch-policy", "SGLang's --hicache-storage-prefetch-policy",
+        choices=PREFETCH_POLICIES,
+    )  # fmt: skip
+    prefetch_threshold_tokens: int = declare_key(256, "fewer are not read from the disk", low=0)
     prefetch_timeout_base_s: float = 1.0
     prefetch_timeout_per_ki_token_s: float = 0.25
-    load_back_threshold_tokens: int = 10
-    """Minimum tokens on the host for a load; fewer are recomputed."""
+    load_back_threshold_tokens: int = declare_key(
+        10, "minimum tokens on the host for a load; fewer are recomputed", low=0
+    )
     whole_nodes: bool = False
     """Evict whole nodes, as SGLang's policies do, instead of only the tokens needed."""
-    quantum_tokens: int = QUANTUM_TOKENS
-    """Minimum tokens per eviction by need, as on a server."""
-    model: str | None = None
-    """Name of the model; profiles of other models are refused."""
+    quantum_tokens: int = declare_key(QUANTUM_TOKENS, "minimum tokens per eviction by need", low=1)
 
     def __post_init__(self) -> None:
-        for name in (
-            "device_tokens",
-            "instances",
-            "max_running",
-            "chunked_prefill_tokens",
-            "max_prefill_tokens",
-            "page_tokens",
-            "quantum_tokens",
-        ):
-            check_number(name, getattr(self, name), above=0)
-        check_number("schedule_conservativeness", self.schedule_conservativeness, above=0)
-        if self.max_new_tokens is not None:
-            check_number("max_new_tokens", self.max_new_tokens, above=0)
-        for name in ("prefetch_threshold_tokens", "load_back_threshold_tokens"):
-            check_number(name, getattr(self, name), least=0)
-        _one_of("routing", self.routing, ROUTINGS)
-        _one_of("write_policy", self.write_policy, tuple(WRITE_POLICIES))
-        _one_of("schedule_policy", self.schedule_policy, tuple(QUEUE_ORDERS))
-        _one_of("session_gate", self.session_gate, tuple(SESSION_GATES))
-        _one_of("waiting_prefixes", self.waiting_prefixes, tuple(WAITING_PREFIXES))
+        declared.check(self)
         _arguments(
             f"schedule_policy {self.schedule_policy!r}",
             lambda: make_queue_order(self.schedule_policy, self.schedule_policy_config),
@@ -110,18 +112,12 @@ class SystemConfig:
                 self.session_gate, self.device_tokens, 0, self.session_gate_config
             ),
         )
-        _one_of("prefetch_policy", self.prefetch_policy, PREFETCH_POLICIES)
         if self.disk is not None and self.host is None:
             raise CanopyError(
                 "a disk tier needs a host tier: SGLang reads from storage into host memory; "
                 "give host as well"
             )
         make_policy(self.device_policy, self.device_policy_config)
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise CanopyError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
 
 def _arguments(name: str, make: Callable[[], object]) -> None:

@@ -17,7 +17,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from canopy_lab.sim.system.config import TierSpec
 from sglang_canopy.errors import CanopyError
 
 VERSION = 1
@@ -136,16 +135,6 @@ class EngineProfile:
             return low
         high = _line(contexts, self.decode_step_s[i + 1], context_tokens)
         return max(low + u * (high - low), 0.0)
-
-    def host_tier(self, capacity_bytes: float, **others: Any) -> TierSpec:
-        """Return a host tier of this size with the bandwidth of the profile. Raises ``CanopyError``."""
-        speed = self.host
-        if speed is None:
-            raise CanopyError(
-                f"profile {self.name!r} has no host bandwidth: measure one with canopy profile"
-            )
-        given = {"latency_s": speed.latency_s, **others}
-        return TierSpec(capacity_bytes, speed.read_bytes_per_s, speed.write_bytes_per_s, **given)
 
     def require_model(self, model: str) -> None:
         """Raise ``CanopyError`` if this profile is of another model."""

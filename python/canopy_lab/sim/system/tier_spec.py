@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.policy.registry import CANOPYS_LRU, make_policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class TierSpec:
     write_bytes_per_s: float
     shared_channel: bool = False
     """Reads and writes share one channel."""
-    policy: str = "lru"
+    policy: str = CANOPYS_LRU
     policy_config: Mapping[str, Any] = field(default_factory=dict)
     ttl: Any = None
     """Time to live since the last use: ``None`` (no expiry), seconds, or a ``TTLTable``."""

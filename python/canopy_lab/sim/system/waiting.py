@@ -9,8 +9,7 @@ and disk prefetches match more requests.
 
 ``touched`` is SGLang's ``lru``: each match and insertion makes a path the most recent, and before
 every 32nd step that may admit requests the paths of the first 128 waiting requests are touched, the
-head last (``SchedulePolicy._touch_waiting_prefixes``). Other SGLang policies touch at matches only
-(``matched``).
+head last (``SchedulePolicy._touch_waiting_prefixes``).
 
 To add a variant, implement the three methods and list the class in ``WAITING_PREFIXES``.
 """
@@ -30,7 +29,7 @@ REFRESH_AT_MOST = 128
 
 
 class WaitingPrefixes:
-    """``ignored``: no protection. Receives matches, steps and uses in the tree of one instance."""
+    """Receives matches, steps and uses in the tree of one instance."""
 
     def __init__(self, tree: TierNodes) -> None:
         self.tree = tree
@@ -51,16 +50,6 @@ class Protected(WaitingPrefixes):
 
     def looked_up(self, job: SimulatedRequest, node: TierNode) -> None:
         self.tree.protect(node, job.request.tenant)
-
-
-class TouchedWhenMatched(WaitingPrefixes):
-    """``matched``: SGLang with a policy other than ``lru``."""
-
-    def looked_up(self, job: SimulatedRequest, node: TierNode) -> None:
-        self.tree.touch(node)
-
-    def used(self, leaf: TierNode, request: Request) -> None:
-        self.tree.touch(leaf)
 
 
 class ProtectedByPlace(Protected):
@@ -97,12 +86,18 @@ class ProtectedByPlace(Protected):
         return tree.match(job.path, None, job.blocks_of(job.target, tree.block_tokens)).node
 
 
-class Touched(TouchedWhenMatched):
+class Touched(WaitingPrefixes):
     """``touched``: SGLang with ``lru``."""
 
     def __init__(self, tree: TierNodes) -> None:
         super().__init__(tree)
         self._steps = 0
+
+    def looked_up(self, job: SimulatedRequest, node: TierNode) -> None:
+        self.tree.touch(node)
+
+    def used(self, leaf: TierNode, request: Request) -> None:
+        self.tree.touch(leaf)
 
     def before_step(self, waiting: Sequence[SimulatedRequest], matched: bool) -> None:
         if matched or not waiting:
@@ -115,10 +110,8 @@ class Touched(TouchedWhenMatched):
 
 
 WAITING_PREFIXES: dict[str, Callable[[TierNodes], WaitingPrefixes]] = {
-    "awaited": Protected,
     "by-place": ProtectedByPlace,
+    "awaited": Protected,
     "touched": Touched,
-    "matched": TouchedWhenMatched,
-    "ignored": WaitingPrefixes,
 }
 """Variants by their name in ``SystemConfig.waiting_prefixes``."""
