@@ -89,7 +89,6 @@ class Measurer:
         )
 
     def tokens(self, count: int) -> list[int]:
-        """Return random token ids."""
         low, high = self.server.token_range
         return [self._draw.randrange(low, high) for _ in range(count)]
 

@@ -196,7 +196,6 @@ def _label(request: TraceRequest) -> dict[str, Any]:
 def closed_loop(
     jobs: Sequence[ReplayRequest], time_scale: float, think_cap_s: float
 ) -> SessionLinks:
-    """Return each job's predecessor and think time. Think times are scaled."""
     links = session_links([job.planned.request for job in jobs], think_cap_s)
     links.think_s[:] = [think * time_scale for think in links.think_s]
     return links

@@ -116,7 +116,6 @@ def load(path: str) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m canopy_lab.live.replay.report", description=__doc__
     )

@@ -1,26 +1,26 @@
-"""Run a replay in ``sglang.benchmark.serving``, with its flow and metrics but our requests.
+"""Run a replay with the command line of ``sglang.benchmark.serving``, and our requests.
 
 No code of the benchmark is copied. During one run, a few names of its module are replaced: the
-dataset loader, the order and times of requests, the function that sends a request, and the
-tokenizer if there is none.
+dataset loader, the loop that sends the requests, and the tokenizer if there is none.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import itertools
 import json
 import platform
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import numpy as np
+from tqdm import tqdm
 
 from canopy_lab.live.replay import client, options, outcome, replay_clock
 from canopy_lab.live.replay.schedule import ReplayRequest, Schedule
@@ -68,13 +68,11 @@ class Replay:
         self._rate = rate
         # Distinguishes the clocks of several replays on one server.
         self._number = time.time_ns() // 1000
-        self._duration_s = 0.0
         self._forced = False
         self._jobs: list[ReplayRequest] = []
         self._made: Materialiser | None = None
         self._left_out = 0
         self._session: aiohttp.ClientSession | None = None
-        self._schedule: Schedule | None = None
         self._server: Mapping[str, Any] = {}
 
     def __call__(self) -> dict[str, Any]:
@@ -84,33 +82,16 @@ class Replay:
         """
         args, upstream = self.args, self._upstream
         args.canopy_dataset = args.dataset_name
-        with (
-            tempfile.TemporaryDirectory() as scratch,
-            replaced(
-                upstream,
-                get_dataset=self._load,
-                get_request=self._arrivals,
-                benchmark=self._wrapped(upstream.benchmark),
-                check_chat_template=lambda _model: True,
-                get_tokenizer=self._tokenizer(upstream.get_tokenizer),
-                ASYNC_REQUEST_FUNCS={**upstream.ASYNC_REQUEST_FUNCS, args.backend: self._request},
-            ),
+        with replaced(
+            upstream,
+            get_dataset=self._load,
+            benchmark=self._serve,
+            check_chat_template=lambda _model: True,
+            get_tokenizer=self._tokenizer(upstream.get_tokenizer),
         ):
             given = vars(args) | {"dataset_name": f"canopy-{args.dataset_name}"}
-            inner = argparse.Namespace(**given)
-            inner.output_file = str(Path(scratch) / "upstream.jsonl")
-            # A warm-up request would leave the trace's first prompt in the cache.
-            inner.warmup_requests = 0
-            try:
-                upstreams = upstream.run_benchmark(inner)
-            except CanopyError:
-                raise
-            except (ValueError, IndexError):
-                # The benchmark's percentiles fail on a run without a successful request.
-                if not self._jobs or any(job.reply and job.reply.ok for job in self._jobs):
-                    raise
-                upstreams = {}
-        result = self._result(upstreams)
+            upstream.run_benchmark(argparse.Namespace(**given))
+        result = self._result()
         if args.output_file and self._rate is None:
             Path(args.output_file).write_text(json.dumps(result, indent=1) + "\n")
         if result["completed"] == 0:
@@ -121,7 +102,7 @@ class Replay:
     def _tokenizer(self, original: Any) -> Any:
         def get(name: str) -> Any:
             if self.args.vocab_size is not None:
-                return _NoTokenizer()
+                return None
             try:
                 return original(name)
             except Exception as error:
@@ -146,10 +127,7 @@ class Replay:
         stated = set(vocabulary.tolist())
         self._ends_with = next(token for token in itertools.count() if token not in stated)
         self._tokens_to_text = getattr(tokenizer, "decode", None)
-        row = self._upstream.DatasetRow
-        return [
-            row(job, job.planned.prompt_tokens, job.planned.output_tokens) for job in self._jobs
-        ]
+        return self._jobs
 
     def _ask_server(self, args: argparse.Namespace) -> Mapping[str, Any]:
         if not args.backend.startswith("sglang"):
@@ -172,24 +150,35 @@ class Replay:
         stated = [n for n in limits if isinstance(n, int) and n > 0]
         return min(stated) if stated else None
 
-    async def _arrivals(self, rows: list[Any], _rate: float, *_: Any) -> AsyncIterator[Any]:
-        assert self._schedule is not None
-        by_job = {id(row.prompt): row for row in rows}
-        async for job in self._schedule.arrivals():
-            yield by_job[id(job)]
-
-    def _wrapped(self, original: Any) -> Any:
-        async def benchmark(**given: Any) -> Any:
-            self._schedule = self._make_schedule()
-            timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
-            connector = aiohttp.TCPConnector(limit=0)
-            async with aiohttp.ClientSession(
-                timeout=timeout, connector=connector, read_bufsize=_LINE_BYTES
-            ) as self._session:
-                await self._probe(given)
-                return await original(**given)
-
-        return benchmark
+    async def _serve(
+        self,
+        *,
+        base_url: str,
+        api_url: str,
+        model_id: str,
+        extra_request_body: Mapping[str, Any],
+        flush_cache: bool,
+        flush_cache_timeout: float,
+        disable_tqdm: bool,
+        **_: Any,
+    ) -> dict[str, Any]:
+        """Send every job when it is due. Takes the arguments of the benchmark's own loop."""
+        self._url, self._model, self._extra = api_url, model_id, extra_request_body
+        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(
+            timeout=timeout, connector=connector, read_bufsize=_LINE_BYTES
+        ) as self._session:
+            await self._probe()
+            if flush_cache:
+                self._upstream.flush_server_cache(base_url, self.args.backend, flush_cache_timeout)
+            schedule = self._make_schedule()
+            with tqdm(total=len(self._jobs), disable=disable_tqdm) as bar:
+                sent = []
+                async for job in schedule.arrivals():
+                    sent.append(asyncio.create_task(self._request(job, schedule, bar)))
+                await asyncio.gather(*sent)
+        return {}
 
     def _make_schedule(self) -> Schedule:
         args, jobs, loop = self.args, self._jobs, None
@@ -203,13 +192,13 @@ class Replay:
             )
         return Schedule(jobs, offsets, args.max_concurrency, loop)
 
-    async def _probe(self, given: Mapping[str, Any]) -> None:
+    async def _probe(self) -> None:
         """Send one small request before the clock starts; detect whether outputs are forced."""
         prompt, wanted = self._vocabulary[:8].tolist(), self._vocabulary[-8:].tolist()
         custom = {FORCE_OUTPUT: wanted}
-        reply = await self._send(given["api_url"], given["model_id"], prompt, 8, custom, given)
+        reply = await self._send(prompt, 8, custom)
         if not reply.ok:
-            raise CanopyError(f"the endpoint {given['api_url']} does not answer: {reply.error}")
+            raise CanopyError(f"the endpoint {self._url} does not answer: {reply.error}")
         if self.dialect.native:
             self._forced = reply.output_ids == wanted
         elif self.dialect.custom_params and self._tokens_to_text:
@@ -228,11 +217,9 @@ class Replay:
                 "the turn before it, not what that generated."
             )
 
-    async def _request(self, request_func_input: Any, pbar: Any = None) -> Any:
+    async def _request(self, job: ReplayRequest, schedule: Schedule, bar: Any) -> None:
         assert self._made is not None
-        assert self._schedule is not None
         args = self.args
-        job: ReplayRequest = request_func_input.prompt
         custom = dict(job.labels)
         if args.trace_clock:
             custom[replay_clock.KEY] = [self._number, round(job.planned.request.time_s, 6)]
@@ -245,68 +232,38 @@ class Replay:
                 ends_with = self._ends_with
                 wanted[-1] = ends_with
                 max_tokens = max(args.max_new_tokens, max_tokens)
-        job.reply = await self._send(
-            request_func_input.api_url,
-            request_func_input.model,
-            self._made.prompt(job.planned),
-            max_tokens,
-            custom,
-            {"extra_request_body": request_func_input.extra_request_body},
-            ends_with,
-        )
+        prompt = self._made.prompt(job.planned)
+        job.reply = await self._send(prompt, max_tokens, custom, ends_with)
         if job.reply.ok and self._forced and self.dialect.native and job.reply.output_ids != wanted:
             job.reply.error = "the response is not the forced output"
-        self._schedule.answered(job)
-        if pbar is not None:
-            pbar.update(1)
-        return self._as_upstream(job)
+        schedule.answered(job)
+        bar.update(1)
 
     async def _send(
         self,
-        url: str,
-        model: str,
         prompt: list[int],
         output_tokens: int,
         custom: Mapping[str, Any],
-        given: Mapping[str, Any],
         ends_with: int | None = None,
     ) -> client.Reply:
         assert self._session is not None
         payload = client.body(
             self.dialect,
-            model,
+            self._model,
             prompt,
             output_tokens,
             custom,
-            given.get("extra_request_body") or {},
+            self._extra,
             stream=not self.args.disable_stream,
             ends_with=ends_with,
         )
         headers = self._upstream.get_request_headers()
-        return await client.send(self._session, url, self.dialect, payload, headers)
+        return await client.send(self._session, self._url, self.dialect, payload, headers)
 
-    def _as_upstream(self, job: ReplayRequest) -> Any:
-        reply: client.Reply = job.reply
-        made = self._upstream.RequestFuncOutput(
-            generated_text=reply.text,
-            success=reply.ok,
-            latency=reply.done_s - reply.sent_s,
-            ttft=(reply.first_s or reply.done_s) - reply.sent_s,
-            itl=reply.gaps_s,
-            prompt_len=reply.prompt_tokens or job.planned.prompt_tokens,
-            error=reply.error,
-            output_len=reply.output_tokens,
-            start_time=reply.sent_s,
-        )
-        made.cached_tokens = reply.cached_tokens or 0
-        made.cached_tokens_details = reply.by_tier or None
-        if reply.ok:
-            self._duration_s = max(self._duration_s, reply.done_s)
-        return made
-
-    def _result(self, upstreams: Mapping[str, Any]) -> dict[str, Any]:
+    def _result(self) -> dict[str, Any]:
         started = [job.due_s for job in self._jobs if job.reply is not None]
-        duration_s = max(self._duration_s - min(started, default=0.0), 1e-9)
+        done = [job.reply.done_s for job in self._jobs if job.reply is not None and job.reply.ok]
+        duration_s = max(max(done, default=0.0) - min(started, default=0.0), 1e-9)
         args = self.args
         made: dict[str, Any] = {
             "label": args.tag or self._server.get("radix_eviction_policy") or args.backend,
@@ -343,20 +300,10 @@ class Replay:
             **outcome.summarise(
                 self._jobs, duration_s, warm_up_share=args.warm_up_share, slo=args.slo
             ),
-            "upstream": {
-                k: v for k, v in upstreams.items() if k != "server_info" and not isinstance(v, list)
-            },
         }
         if args.output_details:
             made["details"] = [_detail(job) for job in self._jobs]
         return made
-
-
-class _NoTokenizer:
-    """Replaces the tokenizer if only ids are known; the benchmark counts text with it."""
-
-    def encode(self, text: str, **_: Any) -> list[str]:
-        return text.split()
 
 
 def _detail(job: ReplayRequest) -> dict[str, Any]:
