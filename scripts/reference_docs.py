@@ -57,8 +57,6 @@ REQUEST_MEANINGS = {
     "canopy_category": "The workload this request belongs to, such as `chat`, `agent` or `rag`.",
     "canopy_turn": "The turn of its conversation; 1 is the first.",
     "canopy_conversation": "An id that all turns of the conversation share.",
-    "canopy_parent": "The conversation that waits for this one, as an agent for its sub-agent: it is "
-    "kept on the device meanwhile, within the tenant's budget.",
     "canopy_stop": "Why the response will stop, if you know better than the server.",
     "canopy_over": "Nothing continues this conversation after this response.",
     "canopy_return_in_s": "When the conversation continues, counted from this request's arrival.",

@@ -160,8 +160,6 @@ def flat_line(request: TraceRequest) -> str:
         "think_time": request.think_s,
         "api_time": request.api_s,
         "model": request.model,
-        "input_types": request.input_types or None,
-        "output_types": request.output_types or None,
         "tool_tokens": request.tool_tokens or None,
         "system_tokens": request.system_tokens or None,
     }

@@ -139,14 +139,12 @@ def test_real_traces_read_whole(data_dir: Path) -> None:
 def test_agents_and_turns_of_an_agentic_archive_are_read(tmp_path: Path) -> None:
     document = {**conversation("c"), "tool_tokens": 100, "system_tokens": 28}
     first, child, *_ = document["requests"]  # type: ignore[misc]
-    first |= {"model": "big", "input_types": ["text"], "output_types": ["text", "tool_use"]}
-    first |= {"api_time": 1.5, "think_time": 0.0}
+    first |= {"model": "big", "api_time": 1.5, "think_time": 0.0}
     child |= {"tool_tokens": 50, "system_tokens": 10}
     requests = read(write(tmp_path / "c.json", document), "agentic")
     assert (requests[0].model, requests[0].api_s, requests[0].think_s) == ("big", 1.5, 0.0)
-    assert (requests[0].input_types, requests[0].output_types) == (("text",), ("text", "tool_use"))
     assert [(r.tool_tokens, r.system_tokens) for r in requests] == [(100, 28), (50, 10)] * 2
-    assert (requests[1].model, requests[1].api_s, requests[1].input_types) == (None, None, ())
+    assert (requests[1].model, requests[1].api_s) == (None, None)
     lines = [flat_line(r) for r in requests]
     assert [replace(r, line=0) for r in requests] == [
         replace(r, line=0) for r in read(write(tmp_path / "o.jsonl", *lines), "agentic")

@@ -47,7 +47,6 @@ def page(advice: Advice, name: str, breaks: Sequence[str] = ()) -> Page:
 
 
 def _steps(advice: Advice) -> list[tuple[str, str]]:
-    """Return the next steps, each as (purpose, command)."""
     first = first_start(advice)
     found = [("Start so, with your model:", _served(*first.flags))]
     gain, flag = advice.decision.gain, advice.decision.flag

@@ -133,7 +133,6 @@ def _too_long(advice: Advice) -> str:
 
 
 def about_repeats(advice: Advice) -> str:
-    """Return the share of repeated prompt tokens."""
     base = advice.rows[0].gain.hit_ratio
     text = f"{percent(advice.repeats)} of the prompt tokens repeat an earlier prompt: an endless cache would hit them."
     if advice.repeats:
@@ -158,7 +157,6 @@ def about_misses(advice: Advice) -> str:
 
 
 def about_placebo(advice: Advice) -> str:
-    """Return the gain with and without true labels."""
     wa = next(r.gain for r in advice.rows if r.gain.label == "wa")
     return (
         f"Placebo: with another request's labels (type, turn, stop, length, gaps) on each request, wa "
@@ -178,7 +176,6 @@ def about_hints(advice: Advice) -> str:
 
 
 def about_profile(advice: Advice) -> str:
-    """Return the definitions of TTFT and GPU-seconds."""
     return (
         f"Times are those of {advice.profile} ({advice.profile_source}). TTFT alone is the mean of each "
         "request by itself, the least that hits save (canopy simulate system has the queue). Prefill s is the change of the prefill seconds of all "
@@ -194,7 +191,6 @@ def _busy(share: float) -> str:
 
 
 def about_uncertainty(advice: Advice) -> str:
-    """Return the method of the intervals."""
     return (
         f"Intervals: {advice.clusters:,} {advice.cluster_kind} drawn with replacement a thousand times, "
         "with what the simulator gave for each request. They do not cover another week's traffic."
@@ -202,7 +198,6 @@ def about_uncertainty(advice: Advice) -> str:
 
 
 def about_tiers() -> str:
-    """Return the method of the tiers' estimates."""
     return (
         "A lower tier holds copies of the tiers above it, so its size decides. Hits from it are "
         "charged with their transfer; queues on the link are not simulated (canopy simulate system, "
@@ -211,7 +206,6 @@ def about_tiers() -> str:
 
 
 def summary(advice: Advice) -> str:
-    """Return the text for a terminal."""
     return "\n".join(_summary(advice))
 
 

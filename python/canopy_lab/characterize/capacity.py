@@ -33,7 +33,6 @@ class Capacity:
 
 
 def capacity(seen: Observation, lru: LRUCurve, block_bytes: int) -> Capacity:
-    """Compute capacities from the observation and LRU's curve over all capacities."""
     start, end = float(seen.time_s[0]), float(seen.time_s[-1])
     times = np.linspace(start, end, POINTS)
     reused = seen.uses > 1

@@ -42,7 +42,6 @@ class IdealHits:
 
 
 def ideal_hits(seen: Observation, windows: int = 24) -> IdealHits:
-    """Compute ideal hits, with the ratio over time in ``windows`` equal windows."""
     blocks, hits = seen.blocks, seen.hits
     hit_tokens = np.minimum(hits * seen.block_tokens, seen.input_tokens)
     first = seen.turn <= 1

@@ -29,7 +29,6 @@ class Locality:
 
 
 def locality(seen: Observation) -> Locality:
-    """Compute the grids from the observation."""
     first, later = seen.place_count
     both = grid(first + later)
     return Locality(

@@ -49,7 +49,6 @@ class _Column:
         self.size = 0
 
     def extend(self, count: int, value: float) -> None:
-        """Append ``value`` ``count`` times."""
         end = self._grow(count)
         self._data[end - count : end] = value
 
@@ -68,7 +67,6 @@ class _Column:
 
     @property
     def all(self) -> np.ndarray:
-        """Return a view of the filled part."""
         return self._data[: self.size]
 
 

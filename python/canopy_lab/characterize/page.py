@@ -42,7 +42,6 @@ def write_report(report: TraceReport, out: Path) -> None:
 
 
 def page(report: TraceReport, pictures: dict[str, bytes]) -> Page:
-    """Return the page, with a section for each question that the trace answers."""
     found, o, tables = findings(report), report.overview, _tables(report)
     blocks = (
         f"{count(o.block_accesses)} blocks of {o.block_tokens} tokens asked for, "

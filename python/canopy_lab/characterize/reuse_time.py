@@ -62,7 +62,6 @@ class ReuseTimes:
 
 
 def reuse_times(seen: Observation) -> ReuseTimes:
-    """Compute reuse times from the observation."""
     whole = tally(seen, -np.inf, np.inf)
     counts = whole.reuses.sum(1)
     rows = [

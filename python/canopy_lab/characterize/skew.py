@@ -41,7 +41,6 @@ class Skew:
 
 
 def skew(seen: Observation) -> Skew:
-    """Compute concentrations from the observation."""
     hits = int(seen.hits.sum())
     user = _per_owner(seen.user, seen.hits) if seen.has_users else None
     talk = _per_owner(seen.conversation, seen.hits) if seen.has_conversations else None

@@ -42,8 +42,6 @@ class Turns:
     pause_p90_s: float
     window_s: float
     window_start_s: tuple[float, ...]
-    unseen_s: float
-    """Requests this close to the end are excluded from ``next_turn``."""
     next_turn: tuple[NextTurn, ...]
     """Categories with the most requests, if they have enough in some window."""
     first_next: float
@@ -110,7 +108,6 @@ def turns(seen: Observation, windows: int = 12) -> Turns | None:
         pause_p90_s=float(p90),
         window_s=width,
         window_start_s=tuple(start + width * i for i in range(windows)),
-        unseen_s=unseen,
         next_turn=tuple(rows),
         first_next=float(follows[first].mean()) if first.any() else 0.0,
         later_next=float(follows[later].mean()) if later.any() else 0.0,

@@ -78,7 +78,6 @@ OPTIONS = (Options,)
 
 
 def run(args: Options) -> int:
-    """Read, simulate, write the page, print the summary."""
     from canopy_lab.advise.page import page
     from canopy_lab.advise.text import summary
 

@@ -41,7 +41,6 @@ OPTIONS = (Options,)
 
 
 def run(args: Options) -> int:
-    """Write the report. Returns the exit status."""
     from canopy_lab.characterize.page import write_report
 
     try:

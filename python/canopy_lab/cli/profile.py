@@ -63,7 +63,6 @@ OPTIONS = (Options,)
 
 
 def run(args: Options) -> int:
-    """Measure the server, write the profile, print a summary."""
     profile = measure(args)
     args.output.write_text(json.dumps(profile.to_json(), indent=1) + "\n", encoding="utf-8")
     print(f"{args.output}: {profile.name}")

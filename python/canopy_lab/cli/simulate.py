@@ -104,7 +104,6 @@ OPTIONS = (Options,)
 
 
 def run(options: Options) -> None:
-    """Simulate, print the table and write the requested files."""
     configs = dict(options.policy_config)
     plan = SweepPlan(
         arms=tuple(

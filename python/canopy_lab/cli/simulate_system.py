@@ -129,7 +129,6 @@ OPTIONS = (Machines, SystemConfig, Traffic, Question)
 
 
 def run(machines: Machines, system: SystemConfig, traffic: Traffic, question: Question) -> None:
-    """Simulate, print the summary and write the requested files."""
     profile = load_profile(machines.profile, system.model)
     config = _system(machines, system, profile)
     if question.loads is not None:

@@ -72,7 +72,6 @@ OPTIONS = (Options,)
 
 
 def run(args: Options) -> None:
-    """Compare, print and write."""
     plan, profile = read_config(args.plan), load_profile(args.profile)
     config = _system(plan, profile, args)
     source = _requests(args.log, plan, args.skip_bad)

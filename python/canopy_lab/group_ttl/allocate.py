@@ -48,10 +48,6 @@ class Allocation:
     """Total tokens hit."""
     mean_tokens: float
     """Total tokens on the disk."""
-    found_by: str
-    """Source of the solution: ``fixed``, ``lagrange``, ``roi`` or ``slsqp``."""
-    candidates: dict[str, float]
-    """Hits of the best solution from each source."""
 
     @property
     def ttl_s(self) -> Floats:
@@ -66,15 +62,13 @@ def allocate(curves: Curves, budget_tokens: float, *, seed: int = 0) -> Allocati
     check_budget(budget_tokens)
     if not len(curves):
         raise CanopyError("there is no group to allocate a TTL for")
-    best: dict[str, tuple[float, float, Ints]] = {}
-    for name, steps in _solutions(curves, budget_tokens, seed):
-        hits, mean = _value(curves, steps)
-        if mean <= budget_tokens * _SLACK and (name not in best or hits > best[name][0]):
-            best[name] = (hits, mean, steps)
+    found = (
+        Allocation(steps, *_value(curves, steps))
+        for steps in _solutions(curves, budget_tokens, seed)
+    )
+    within = (one for one in found if one.mean_tokens <= budget_tokens * _SLACK)
     # Break ties by bytes, then by simplicity: the first source is the simplest.
-    found_by = max(best, key=lambda name: (best[name][0], -best[name][1]))
-    hits, mean, steps = best[found_by]
-    return Allocation(steps, hits, mean, found_by, {n: b[0] for n, b in best.items()})
+    return max(within, key=lambda one: (one.hits, -one.mean_tokens))
 
 
 def fixed_step(curves: Curves, budget_tokens: float) -> int:
@@ -105,16 +99,17 @@ def check_budget(budget_tokens: float) -> None:
         )
 
 
-def _solutions(curves: Curves, budget: float, seed: int) -> Iterator[tuple[str, Ints]]:
+def _solutions(curves: Curves, budget: float, seed: int) -> Iterator[Ints]:
+    """Yield one TTL for all, then Lagrange's, by the most hits per byte-second, and local optima."""
     groups = len(curves)
-    yield "fixed", np.full(groups, fixed_step(curves, budget))
+    yield np.full(groups, fixed_step(curves, budget))
     lagrange = _fill(curves, _best_at(curves, price_of(curves, budget)), budget)
-    yield "lagrange", lagrange
+    yield lagrange
     roi = _scaled(curves, _roi(curves), budget)
-    yield "roi", _fill(curves, np.floor(roi).astype(np.int64), budget)
+    yield _fill(curves, np.floor(roi).astype(np.int64), budget)
     smooth = _Smooth(curves, budget)
     polished = _scaled(curves, smooth.improve(lagrange.astype(np.float64)), budget)
-    yield "slsqp", _fill(curves, np.floor(polished).astype(np.int64), budget)
+    yield _fill(curves, np.floor(polished).astype(np.int64), budget)
     draw = np.random.default_rng(seed)
     for start in range(math.isqrt(groups) + 1):
         steps = roi
@@ -122,7 +117,7 @@ def _solutions(curves: Curves, budget: float, seed: int) -> Iterator[tuple[str, 
             perturbed = roi + draw.normal(0.0, _PERTURBATION_STEPS, groups)
             steps = _scaled(curves, np.clip(perturbed, 0, len(GRID_S) - 1), budget)
         found = _scaled(curves, smooth.improve(steps), budget)
-        yield "slsqp", _fill(curves, np.floor(found).astype(np.int64), budget)
+        yield _fill(curves, np.floor(found).astype(np.int64), budget)
 
 
 def _value(curves: Curves, steps: Ints) -> tuple[float, float]:

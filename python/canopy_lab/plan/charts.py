@@ -44,7 +44,6 @@ _COLOURS = (BLUE, GREEN, PINK, SKY, "#E69F00", "#7a4fa3")
 
 
 def charts(plan: CapacityPlan, currency: str) -> Iterator[tuple[str, str, Figure]]:
-    """Yield (name, caption, figure)."""
     yield "front", "The front, two objectives at a time", _pairs(plan, currency)
     yield "dram", "What DRAM wins", _dram(plan, currency)
 

@@ -27,7 +27,6 @@ class Evaluator:
 
     @property
     def simulated(self) -> int:
-        """Number of simulations."""
         return len(self._rows)
 
     def __enter__(self) -> Evaluator:

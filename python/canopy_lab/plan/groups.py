@@ -28,7 +28,6 @@ class ObservedTraffic:
 
 
 def observe(trace: Iterable[TraceRequest], hash: str = TRACE_HASH) -> ObservedTraffic:
-    """Record a whole trace. ``hash``: origin of the block ids, the trace or a server."""
     log = paths_of(trace, lambda request: request.category)
     # A plan is used for about the duration of its trace.
     learning = Learning(refresh_s=max(log.end_s - log.start_s, SHORTEST_S))

@@ -97,7 +97,6 @@ class Objectives:
         return np.array([-row[m.key] if m.maximise else row[m.key] for m in self.metrics])
 
     def matrix(self, rows: Iterable[Evaluated]) -> np.ndarray:
-        """Return ``vector`` of each row."""
         found = [self.vector(row) for row in rows]
         return np.array(found) if found else np.empty((0, len(self.metrics)))
 

@@ -34,7 +34,6 @@ def write_figures(folder: Path | str, plan: CapacityPlan, currency: str) -> None
 
 
 def page(plan: CapacityPlan, about: Mapping[str, Any], currency: str) -> Page:
-    """Return the page, with its figures."""
     details = overview(plan)
     if about.get("example_prices"):
         sources = "; ".join(about["price_sources"])

@@ -57,7 +57,6 @@ class CapacityPlan:
 
     @property
     def predicted(self) -> int:
-        """Number of rows that were not simulated."""
         return sum(row.predicted for row in self.found.rows.values())
 
 

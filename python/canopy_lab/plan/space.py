@@ -100,7 +100,6 @@ class Configuration:
         return asdict(self)
 
     def label(self) -> str:
-        """Return a short readable label."""
         parts = [f"{self.instances} x " if self.instances > 1 else ""]
         parts[0] += f"{gib_text(self.dram_gib)} DRAM" if self.dram_gib else "no DRAM"
         if self.disk:
@@ -165,7 +164,6 @@ class Space:
         make_policy(self.policy, {})
 
     def values(self, knob: Knob) -> tuple[Any, ...]:
-        """Return the values to try of one choice."""
         return self.choices.get(knob.name, (knob.default,))
 
     def first_slices(self) -> list[Configuration]:
@@ -206,7 +204,6 @@ class Space:
             yield Configuration(policy=self.policy, **dict(zip(names, values)))
 
     def grid(self) -> list[Configuration]:
-        """Return every configuration once, in a fixed order."""
         found: dict[Configuration, None] = {}
         for where in self.slices():
             for dram, disk in product(self.dram_gib, self.disk_gib):
@@ -217,7 +214,6 @@ class Space:
         return list(found)
 
     def count(self) -> int:
-        """Return the number of configurations in ``grid``."""
 
         def values(tier: str | None) -> int:
             return math.prod(len(set(self.values(k))) for k in KNOBS if k.tier == tier)
@@ -268,5 +264,4 @@ class Space:
 
 
 def slice_of(of: Configuration) -> Configuration:
-    """Return ``of`` without its sizes."""
     return replace(of, dram_gib=0.0, disk_gib=0.0, disk_mib_s=0.0)

@@ -23,7 +23,6 @@ LOADS_HEAD = ("load", *HEAD[1:], "meets")
 
 
 def plan_text(plan: CapacityPlan, currency: str) -> str:
-    """Return the whole terminal output."""
     parts = [
         *overview(plan),
         "",
@@ -80,7 +79,6 @@ def configurations_table(rows: Iterable[Evaluated], mark: Evaluated | None = Non
 
 
 def cells(row: Evaluated) -> list[str]:
-    """Format the metrics of a row, for the columns after the first."""
     tiers = row["token_hit_ratio_by_tier"]
     return [
         value_text(METRICS["mean_ttft"], row["mean_ttft_s"]),
@@ -180,7 +178,6 @@ def relaxed(plan: CapacityPlan) -> str:
 
 
 def main_metrics(row: Evaluated) -> str:
-    """Return the main metrics of a row in one line."""
     return ", ".join(
         f"{name} {value_text(METRICS[name], row[METRICS[name].key])}" for name in _METRICS[:4]
     )

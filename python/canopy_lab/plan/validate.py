@@ -56,7 +56,6 @@ class Validation:
         return predicted - seen if name in HITS else predicted / max(seen, 1e-12) - 1
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON-able summary with the errors."""
         both = [n for n in METRICS if n in self.seen and n in self.predicted]
         return {
             "requests": self.requests,
@@ -226,7 +225,6 @@ def _table(plan: Config, flag: str) -> TTLTable | None:
 
 
 def _simulated(policy: str | None) -> str:
-    """Return the simulator's name of a server's policy."""
     if policy == AUTO:
         return auto.POLICY
     name = (policy or "lru").removeprefix("canopy-")

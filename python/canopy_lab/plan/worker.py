@@ -63,7 +63,6 @@ class PlanInputs:
         return self._tables[key]
 
     def table_of(self, c: Configuration, load: float = 1.0) -> TTLTable | None:
-        """Return the group TTLs of a configuration; ``None`` if it uses none."""
         if c.ttl != GROUP or c.disk is None:
             return None
         return self.group_table(c.disk_gib * self.prices.disks_of(c.disk, c.instances), load)
@@ -104,7 +103,6 @@ def run_task(inputs: PlanInputs, task: SimulationTask) -> dict[str, Any]:
 
 
 def at_load(trace: Iterable[TraceRequest], load: float) -> Iterable[TraceRequest]:
-    """Return the same requests ``load`` times as fast."""
     if load == 1.0:
         return trace
     return (replace(request, time_s=request.time_s / load) for request in trace)

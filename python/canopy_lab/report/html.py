@@ -79,7 +79,6 @@ class Page:
 
 
 def png_bytes(figure: Figure) -> bytes:
-    """Return ``figure`` as a PNG file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 
 def percent(value: float, digits: int = 0) -> str:
-    """Format a share from 0 to 1 as a percentage."""
     return f"{100.0 * value:.{digits}f} %"
 
 
@@ -24,7 +23,6 @@ def seconds(value: float) -> str:
 
 
 def size(value: float) -> str:
-    """Format bytes in binary units."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024.0:
             return f"{value:.0f} {unit}" if value >= 10 or unit == "B" else f"{value:.1f} {unit}"

@@ -79,8 +79,6 @@ class SimResult:
     """Requests with more uncached tokens than the threshold."""
     evictions: int
     evicted_blocks: int
-    resident_blocks: int
-    """Blocks in the cache at the end."""
     seconds: float
     """Wall time of the run, including reading the trace."""
 
@@ -180,13 +178,11 @@ def simulate(
         slo_violations=violations,
         evictions=tree.evictions,
         evicted_blocks=tree.evicted_blocks,
-        resident_blocks=tree.used_blocks,
         seconds=time.perf_counter() - started,
     )
 
 
 def distinct_blocks(trace: Iterable[TraceRequest]) -> int:
-    """Return the number of distinct blocks of a trace: the capacity that never evicts."""
     seen: set[int] = set()
     for record in trace:
         seen.update(record.blocks)

@@ -93,7 +93,6 @@ def load_model_shape(name: str) -> ModelShape:
 
 
 def _shape(config: Config) -> ModelShape:
-    """Return the dimensions of a config. Raises ``CanopyError``."""
     inner = next((config[name] for name in _INNER if isinstance(config.get(name), dict)), None)
     text: Config = inner if inner is not None else config
     layers, hidden, heads = (

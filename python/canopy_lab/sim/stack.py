@@ -222,7 +222,6 @@ class _Histogram:
         self._tokens += np.bincount(distances, weights=tokens, minlength=size).astype(np.int64)
 
     def cumulated(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return hits by capacity, from capacity 0."""
         zero = np.zeros(1, np.int64)
         return (
             np.concatenate((zero, np.cumsum(self._accesses))),

@@ -148,7 +148,6 @@ def capacity_blocks(capacity: float, distinct_blocks: int) -> int:
 
 
 def simulate_task(inputs: SweepInputs, task: SweepTask) -> dict[str, Any]:
-    """Run one simulation; return its row."""
     plan = inputs.plan
     given, capacity = plan.capacities[task.capacity], inputs.capacities[task.capacity]
     threshold = inputs.thresholds[task.capacity]

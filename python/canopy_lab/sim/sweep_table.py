@@ -31,7 +31,6 @@ def by_cell(rows: Sequence[Row]) -> dict[tuple[str, int], list[Row]]:
 
 
 def mean(rows: Sequence[Row], key: str) -> float:
-    """Return the mean of ``key`` over ``rows``."""
     return float(np.mean([row[key] for row in rows]))
 
 

@@ -9,7 +9,7 @@ The reader accepts three kinds of files and distinguishes them by content:
   are read in archive order, and each starts when the previous one ends;
   ``benchmark/traces/make_overlay.py`` makes them run side by side;
 - an overlay: JSON lines, one request each, with the fields of a request (``t``, ``in``, ``out``,
-  ``hash_ids``, ``stop``, ``think_time``, ``api_time``, ``model``, ``input_types``, ``output_types``)
+  ``hash_ids``, ``stop``, ``think_time``, ``api_time``, ``model``)
   plus ``block_size``, ``tool_tokens``, ``system_tokens``, ``conversation``, ``turn``, ``category`` and
   ``user`` (the archive's file, which parent and sub-agents share).
 
@@ -25,7 +25,6 @@ the blocks that they share.
 from __future__ import annotations
 
 import heapq
-import sys
 import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -87,7 +86,6 @@ def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
 
 
 def is_archive(path: Path) -> bool:
-    """Return whether ``path`` is named like a tar archive."""
     names = path.name.lower()
     return names.endswith((".tar", ".tgz", ".txz")) or any(
         names.endswith(".tar" + suffix) for suffix in lines.COMPRESSED
@@ -225,22 +223,12 @@ def _parse_request(entry: dict[str, Any], time_s: float, turn: int, agent: _Agen
         stop=STOPS.get(stop) if isinstance(stop, str) else None, user=agent.user,
         think_s=_seconds(entry, "think_time"), api_s=_seconds(entry, "api_time"),
         model=model if isinstance(model, str) and model else None,
-        input_types=_kinds(entry, "input_types"), output_types=_kinds(entry, "output_types"),
         tool_tokens=agent.tool_tokens, system_tokens=agent.system_tokens, line=agent.line,
     )  # fmt: skip
 
 
 def _seconds(entry: dict[str, Any], name: str) -> float | None:
     return lines.number(entry, name) if entry.get(name) is not None else None
-
-
-def _kinds(entry: dict[str, Any], name: str) -> tuple[str, ...]:
-    given = entry.get(name)
-    if given is None:
-        return ()
-    if not isinstance(given, list) or not all(isinstance(kind, str) for kind in given):
-        raise lines.BadLine(f"{name!r} must be a list of strings, got {given!r:.80}")
-    return tuple(map(sys.intern, given))
 
 
 def _parse_flat(record: dict[str, Any], line: int) -> TraceRequest:

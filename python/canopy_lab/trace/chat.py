@@ -55,7 +55,6 @@ class Chat(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Return the whole prompt."""
         return "".join(part.text for part in self.parts)
 
 

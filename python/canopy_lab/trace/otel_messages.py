@@ -149,7 +149,6 @@ def _flat(given: dict[str, Any] | list[Any], before: str = "") -> dict[str, Any]
 
 
 def _otlp(value: Any) -> Any:
-    """Return a value of OTLP JSON, which names its type."""
     if not isinstance(value, dict) or len(value) != 1:
         return value
     ((kind, inner),) = value.items()

@@ -54,7 +54,6 @@ class LoggedPrompt:
     """Values that separate prompts (model, adapter, tenant): different values share no KV."""
 
     def size(self) -> int:
-        """Number of tokens, from the bytes or the ids."""
         if self.token_ids is not None:
             return len(self.token_ids)
         return -(-len(self.text.encode("utf-8", "surrogatepass")) // BYTES_A_TOKEN)

@@ -28,10 +28,6 @@ class TraceRequest:
     api_s: float | None = None
     """Duration of the answer, in seconds, when the trace was recorded."""
     model: str | None = None
-    input_types: tuple[str, ...] = ()
-    """Kinds of content that this turn adds to the prompt: ``text``, ``tool_result``, ..."""
-    output_types: tuple[str, ...] = ()
-    """Kinds of content in the answer: ``text``, ``thinking``, ``tool_use``."""
     tool_tokens: int = 0
     """Tokens of the tool definitions at the prompt's start; 0 if the trace lacks them."""
     system_tokens: int = 0

@@ -35,11 +35,9 @@ class Understood:
 
     @property
     def entries(self) -> int:
-        """Number of requests and left-out entries together."""
         return self.requests + self.left_out.total()
 
     def count_model(self, name: str) -> None:
-        """Count one request of the model ``name``."""
         if name in self.models or len(self.models) < _MAX_NAMES:
             self.models[name] += 1
         else:
@@ -51,7 +49,6 @@ class Understood:
             self.unread_bytes[field_name] += size
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the counts and the sentences as plain data."""
         counts = {f.name: dict(getattr(self, f.name)) for f in fields(self) if f.name not in _PLAIN}
         del counts["remarks"]
         return {

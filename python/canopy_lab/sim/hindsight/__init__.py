@@ -25,7 +25,6 @@ def hindsight_names() -> tuple[str, ...]:
 
 
 def hindsight_class(name: str) -> type[HindsightPolicy]:
-    """Return the class of hindsight policy ``name``. Raises ``CanopyError`` for an unknown name."""
     if name not in _MODULES:
         raise CanopyError(
             f"unknown hindsight policy {name!r}; choose one of: {', '.join(hindsight_names())}"

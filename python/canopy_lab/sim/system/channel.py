@@ -19,7 +19,6 @@ class Link:
     def __init__(self, spec: TierSpec) -> None:
         self._spec = spec
         self._read_free_s = self._write_free_s = 0.0
-        self.read_bytes = self.written_bytes = 0.0
 
     def read(self, now: float, size: float) -> tuple[float, float]:
         """Queue a transfer to the device; return its begin and end, in seconds."""
@@ -29,7 +28,6 @@ class Link:
         self._read_free_s = end
         if spec.shared_channel:
             self._write_free_s = end
-        self.read_bytes += size
         return begin, end
 
     def read_s(self, size: float) -> float:
@@ -44,7 +42,6 @@ class Link:
         self._write_free_s = end
         if spec.shared_channel:
             self._read_free_s = end
-        self.written_bytes += size
         return begin, end
 
 
@@ -91,7 +88,6 @@ class DiskChannel:
 
     @property
     def writing(self) -> bool:
-        """True while a write is queued."""
         return bool(self._queues[1])
 
     @property

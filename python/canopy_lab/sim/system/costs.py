@@ -19,7 +19,6 @@ class Costs:
         self._pair_s = profile.pair_s()
 
     def prefill(self, requests: Sequence[tuple[int, int]]) -> float:
-        """Return the cost of a prefill step of (new tokens, context tokens) requests."""
         return self._profile.prefill_batch_s(requests, self._pair_s)
 
     def marginal(self, new_tokens: int, context_tokens: int, step_tokens: int) -> float:

@@ -53,12 +53,10 @@ class RunningBatch:
         return len(self.jobs)
 
     def reserved(self) -> float:
-        """Return the tokens reserved for the jobs' remaining output."""
         share = 1.0 if self._fixed_outputs else self.ratio.current
         return self._reservation.tokens(self._steps) * share
 
     def add(self, job: SimulatedRequest, left: int) -> None:
-        """Add a prefilled job with ``left`` tokens to generate."""
         heapq.heappush(self.jobs, (self._steps + left, next(self._numbers), job))
         self._reservation.add(job, self._steps + left + job.max_new - job.output, self._steps)
         self._context += job.target + 1

@@ -101,7 +101,6 @@ class Disk:
         self.channel.write(now, size, _Write(path, have, request, done))
 
     def sweep(self, now: float) -> None:
-        """Drop expired pages, tails first."""
         self.channel.advance(now)
         if self.expiry is None:
             return

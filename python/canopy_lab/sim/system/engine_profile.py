@@ -74,7 +74,6 @@ class EngineProfile:
         _check(self)
 
     def prefill_s(self, new_tokens: float, context_tokens: float = 0.0) -> float:
-        """Return the seconds of a prefill step of one request."""
         return self.linear_s(new_tokens) + self.attend_s(new_tokens, context_tokens)
 
     def prefill_batch_s(
@@ -177,7 +176,6 @@ class EngineProfile:
 
 
 def profile_names() -> tuple[str, ...]:
-    """Return the names of the profiles in the package."""
     folder = resources.files("canopy_lab.sim.system") / "profiles"
     return tuple(sorted(f.name.removesuffix(".json") for f in folder.iterdir() if _is_json(f.name)))
 

@@ -23,11 +23,9 @@ class Expiry:
         return None if ttl is None or ttl == math.inf else cls(ttl)
 
     def group(self, path: Sequence[int]) -> int:
-        """Return the group of the node at the end of ``path``."""
         return RESIDUAL if self._table is None else self._table.group_of(path)
 
     def over(self, leaf: Leaf, now: float) -> bool:
-        """Return True if ``leaf`` has expired."""
         if self._table is None:
             return now - leaf.last_access > self._ttl_s
         return now - leaf.last_access > self._table.ttl_s(leaf.group, leaf.category)

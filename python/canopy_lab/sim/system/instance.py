@@ -98,12 +98,10 @@ class Instance:
 
     @property
     def waiting(self) -> int:
-        """Queued and held requests."""
         return len(self.queue.jobs) + len(self.queue.at_door)
 
     @property
     def requests(self) -> int:
-        """Unfinished requests."""
         return self.waiting + len(self.decoding.jobs) + len(self.prefilling.batch)
 
     # ---- called by the event loop ----
@@ -140,7 +138,6 @@ class Instance:
             self._segment_planned()
 
     def idle(self) -> bool:
-        """Return True if no step is running."""
         return self.decoding.segment is None and not self.prefilling.batch
 
     def wake_at(self, now: float) -> float:

@@ -30,7 +30,6 @@ class LoadRun:
     system: SystemResult
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, without the arrays of the requests."""
         return {
             "rate": self.rate,
             "seed": self.seed,

@@ -35,7 +35,6 @@ class Meter:
         self.peak_queue = 0
 
     def read(self, now: float, instance: Instance) -> None:
-        """Sample ``instance`` and the disks."""
         held, tree = self._held[instance], instance.tree
         span = now - held.since
         self._device_area += held.device * span
@@ -70,7 +69,6 @@ class Meter:
         self._disk_area += self._disk_held * (now - self._disk_at)
 
     def means(self, span: float) -> dict[str, float]:
-        """Return mean bytes by tier."""
         kv = self._kv_bytes
         return {
             "device": self._device_area * kv / span,
@@ -79,7 +77,6 @@ class Meter:
         }
 
     def peaks(self) -> dict[str, float]:
-        """Return peak bytes by tier."""
         return {
             "device": float(self._most_device * self._kv_bytes),
             "host": float(self._most_host * self._kv_bytes),

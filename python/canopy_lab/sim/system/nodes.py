@@ -66,7 +66,6 @@ class Match(NamedTuple):
     """Cached prefix of a path: on the device, and on device and host together."""
 
     device: TierNode
-    device_blocks: int
     device_tokens: int
     node: TierNode
     blocks: int
@@ -123,7 +122,6 @@ class TierNodes:
 
     @property
     def free(self) -> int:
-        """Free device tokens."""
         return self.device_tokens - self.device_used - self.private
 
     def match(
@@ -135,7 +133,7 @@ class TierNodes:
         blocks matches if its last block does.
         """
         node = device = self.root if since is None else since
-        at = device_at = -(-(node.offset + node.length) // self.block_tokens)
+        at = -(-(node.offset + node.length) // self.block_tokens)
         if stop is None or stop > len(path):
             stop = len(path)
         expiry = self.expiry
@@ -154,12 +152,10 @@ class TierNodes:
                 end = at + shared
             node, at = child, end
             if child.device:
-                device, device_at = child, end
+                device = child
             if not whole:
                 break
-        return Match(
-            device, device_at, device.offset + device.length, node, at, node.offset + node.length
-        )
+        return Match(device, device.offset + device.length, node, at, node.offset + node.length)
 
     def lock(self, node: TierNode, held: TierNode | None = None) -> None:
         """Lock ``node`` and its ancestors until ``unlock``. Nests.
@@ -177,7 +173,6 @@ class TierNodes:
             node = node.parent
 
     def unlock(self, node: TierNode) -> None:
-        """Undo one ``lock``."""
         root = self.root
         while node is not root:
             node.locks -= 1
@@ -197,7 +192,6 @@ class TierNodes:
             self._unrank(node)
 
     def unpin(self, node: TierNode) -> None:
-        """Undo one ``pin``."""
         node.pins -= 1
         if self._outlived and not node.pins:
             self.host_used -= self._outlived.pop(node, 0)
@@ -249,7 +243,6 @@ class TierNodes:
             node = node.parent
 
     def nodes(self) -> Iterator[TierNode]:
-        """Iterate over all nodes except the root, parents first."""
         return below(self.root)
 
     def verify(self) -> None:

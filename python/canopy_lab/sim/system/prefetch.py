@@ -38,8 +38,6 @@ class Prefetcher:
         """Jobs whose prefetch starts at the next step."""
         self.occupied = 0
         """Tokens requested by running prefetches, on the disk or not."""
-        self.late_bytes = 0.0
-        """Bytes read too late: the request had started, or the tokens were computed meanwhile."""
 
     def wake_at(self, waiting: Iterable[SimulatedRequest], now: float) -> float:
         """Return the time at which an idle instance must check its prefetches again."""
@@ -123,6 +121,5 @@ class Prefetcher:
             came = tree.add_to_host(path, job.fetched_from, blocks, disk.like(path))
             job.disk_hit = came
             job.disk_start = blocks * tree.block_tokens - came
-            self.late_bytes += (fetch.payload * fetch.done_share - came) * self.kv_bytes
         tree.unpin(anchor)  # type: ignore[arg-type]  # set with the fetch
         return True

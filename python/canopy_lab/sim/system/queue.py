@@ -78,17 +78,14 @@ class Queue:
         return self._gate.wake_at(now) if self.at_door else math.inf
 
     def ended(self, job: SimulatedRequest, now: float) -> None:
-        """Report the end of a job that was queued."""
         if isinstance(self._order, BoundedShortestFirst):
             self._order.over(job)
         self._gate.ended(_turn(job), job.prompt + job.output, now)
 
     def back(self, job: SimulatedRequest) -> None:
-        """Requeue a retracted job at the end."""
         self.jobs.append(job)
 
     def admit(self, jobs: Sequence[SimulatedRequest]) -> None:
-        """Remove jobs admitted to prefill."""
         gone = frozenset(jobs)
         self.jobs = [job for job in self.jobs if job not in gone]
         if isinstance(self._order, BoundedShortestFirst):

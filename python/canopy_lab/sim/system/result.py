@@ -33,18 +33,14 @@ class SystemResult:
     mean_bytes_by_tier: Mapping[str, float]
     """Cached and running KV, averaged over the makespan, summed over instances."""
     peak_bytes_by_tier: Mapping[str, float]
-    host_read_bytes: float
     host_written_bytes: float
     disk_read_bytes: float
     disk_written_bytes: float
     prefill_s_saved_by_tier: Mapping[str, float]
     """Prefill seconds saved by each tier's tokens, each request priced alone. Higher tiers count
     first; transfer time is not deducted."""
-    prefetch_late_bytes: float
-    """Bytes read too late: the request had started, or the tokens were computed meanwhile."""
     mean_queue_s: float
     """From arrival to the first prefill step."""
-    mean_queue_length: float
     peak_queue_length: int
     busy_share: float
     """Share of the makespan spent computing, mean over instances."""

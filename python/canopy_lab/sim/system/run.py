@@ -234,7 +234,6 @@ class _SystemRun:
         ttft = np.frombuffer(self.ttft)
         e2e = np.frombuffer(self.e2e)
         p50, p90, p99 = (float(p) for p in np.percentile(ttft, (50, 90, 99)))
-        links = [i.host_link for i in self.instances if i.host_link is not None]
         return SystemResult(
             requests=len(ttft),
             mean_ttft_s=float(ttft.mean()),
@@ -250,16 +249,11 @@ class _SystemRun:
             token_hit_ratio_by_tier={t: n / self.prompt for t, n in self.hits.items()},
             mean_bytes_by_tier=self.meter.means(span),
             peak_bytes_by_tier=self.meter.peaks(),
-            host_read_bytes=sum(link.read_bytes for link in links),
             host_written_bytes=sum(i.tree.host_written for i in self.instances) * float(kv),
             disk_read_bytes=sum(disk.channel.read_bytes for disk in self.disks),
             disk_written_bytes=sum(disk.channel.written_bytes for disk in self.disks),
             prefill_s_saved_by_tier=self.saved,
-            prefetch_late_bytes=sum(
-                (i.prefetcher.late_bytes for i in self.instances if i.prefetcher is not None), 0.0
-            ),
             mean_queue_s=self.queued / len(ttft),
-            mean_queue_length=self.queued / span,
             peak_queue_length=self.meter.peak_queue,
             busy_share=sum(i.busy_s for i in self.instances) / span / len(self.instances),
             retracted=sum(i.decoding.retracted for i in self.instances),

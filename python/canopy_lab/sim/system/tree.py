@@ -229,7 +229,6 @@ class TieredTree(TierNodes):
         return freed
 
     def evict_host(self, need: int) -> int:
-        """Free at least ``need`` host tokens if there are victims; returns tokens freed."""
         freed, policy = 0, self.host_policy
         while freed < need and policy is not None:
             victim = policy.victim(self.now)

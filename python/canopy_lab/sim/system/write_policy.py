@@ -68,5 +68,4 @@ WRITE_POLICIES: Mapping[str, Callable[..., WritePolicy]] = {
 
 
 def make_write_policy(name: str) -> WritePolicy:
-    """Make a policy by name. Raises ``KeyError``."""
     return WRITE_POLICIES[name]()
