@@ -52,8 +52,6 @@ SMALL = 1 << 14
 MIN_ONE_IN = 8
 """Above it one block in this many, or in more. With blocks of 64 tokens, 1.5 million new prompt tokens
 a second then take .5 % of the thread; 0.7 million if every block is recorded."""
-MAX_PENDING = 1024
-"""Maximum evictions waiting to be recorded."""
 _NEW, _IN_FLIGHT, _PARTIAL = (NEVER_SEEN, NO_TIER), (IN_FLIGHT, NO_TIER), (PARTIAL_PAGE, NO_TIER)
 
 
@@ -74,7 +72,6 @@ class Departures:
         self.corrected_tokens = 0
         """Tokens whose cause at admission was wrong or unknown."""
         self._live, self._disk = live, disk
-        self._pending: list[tuple[Decision, Sequence[int], str | None]] = []
         self._blocks = BlockMap(MIN_BLOCKS)
         self._evicted_tokens = 0
         self._admitted_last = "default"
@@ -95,35 +92,26 @@ class Departures:
         """Record tokens that left a tier and are in no other tier of the tree.
 
         ``path``: block hashes of their path. ``page``: the name of their last page, if it was
-        written to the disk. The record is processed when the next request is admitted.
+        written to the disk.
         """
-        self._pending.append((decision, path, page))
-        if len(self._pending) > MAX_PENDING:
-            self._settle()
+        self._evicted_tokens += decision.tokens
+        tier = decision.tier
+        has_below = self._live.host_tokens if tier == DEVICE else self._disk.active
+        if page is not None:
+            self._depart(decision, path, LATE, DISK, page)
+        elif has_below:
+            self._depart(decision, path, NOT_WRITTEN, tier + 1, None)
+        else:
+            self._depart(decision, path, EVICTED, tier, None)
 
     def flushed(self, leaf: NodeLeaf, tokens: int, now: float, page: str | None) -> None:
         """Record that the tree is emptied while it holds ``leaf``; ``page`` as in ``left``."""
-        self._settle()
         decision = Decision(
             now, DEVICE, leaf.tenant, leaf.conversation, leaf.category, leaf.offset, tokens, 0, "",
             now - leaf.last_access, False,
         )  # fmt: skip
         cause, tier = (FLUSHED, DEVICE) if page is None else (LATE, DISK)
         self._depart(decision, leaf.path, cause, tier, page)
-
-    def _settle(self) -> None:
-        """Process the evictions since the last admitted request."""
-        below = (HOST if self._live.host_tokens else None, DISK if self._disk.active else None)
-        for decision, path, page in self._pending:
-            tier = decision.tier
-            self._evicted_tokens += decision.tokens
-            if page is not None:
-                self._depart(decision, path, LATE, DISK, page)
-            elif below[tier] is None:
-                self._depart(decision, path, EVICTED, tier, None)
-            else:
-                self._depart(decision, path, NOT_WRITTEN, tier + 1, None)
-        self._pending.clear()
 
     def _depart(
         self, decision: Decision, path: Sequence[int], cause: str, tier: int, page: str | None
@@ -150,8 +138,6 @@ class Departures:
         """
         if not self.one_in:
             self._fix_sample()
-        if self._pending:
-            self._settle()
         prompt = request.prompt_tokens
         misses = request.misses = Misses(cached)
         at = cached

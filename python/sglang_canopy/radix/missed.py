@@ -9,27 +9,15 @@ from typing import Any, NamedTuple
 
 from sglang_canopy.radix.counters import DEVICE, DISK, EDGES_S, HOST, TIERS
 
-(
-    NEVER_SEEN,
-    EVICTED,
-    NOT_WRITTEN,
-    LATE,
-    IN_FLIGHT,
-    OTHER_NAMESPACE,
-    FLUSHED,
-    PARTIAL_PAGE,
-    UNKNOWN,
-) = (
-    "never_seen",
-    "evicted",
-    "not_written",
-    "late",
-    "in_flight",
-    "other_namespace",
-    "flushed",
-    "partial_page",
-    "unknown",
-)
+NEVER_SEEN = "never_seen"
+EVICTED = "evicted"
+NOT_WRITTEN = "not_written"
+LATE = "late"
+IN_FLIGHT = "in_flight"
+OTHER_NAMESPACE = "other_namespace"
+FLUSHED = "flushed"
+PARTIAL_PAGE = "partial_page"
+UNKNOWN = "unknown"
 """Causes for which a prompt token was computed.
 
 ``never_seen``: no earlier request had it here. ``evicted``: it left ``tier``, the last that held
