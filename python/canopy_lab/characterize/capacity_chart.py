@@ -8,15 +8,18 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from canopy_lab.characterize.report import TraceReport
+from canopy_lab.characterize.capacity import Capacity
 from canopy_lab.report.axes import (
+    ALONG,
     BLUE,
     GREEN,
     GREY,
     INK,
+    WHOLE,
     clock_axis,
     name_axes,
     new_figure,
+    note,
     percent_axis,
     round_step,
     title,
@@ -24,27 +27,21 @@ from canopy_lab.report.axes import (
 from canopy_lab.report.units import percent, size
 
 
-def draw_capacity(report: TraceReport) -> Figure:
-    c = report.capacity
-    assert c is not None
+def draw_capacity(c: Capacity) -> Figure:
     figure, axes = new_figure(2, widths=(3, 2))
     axis, right = axes[0]
     blocks = np.array(c.lru_blocks)
     share = blocks / c.distinct_blocks
     axis.plot(share, c.lru_hit_ratio, color=BLUE, linewidth=1.8)
     axis.axhline(c.ideal_hit_ratio, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)))
-    axis.annotate(
-        f"ideal {percent(c.ideal_hit_ratio, 1)}", (0.01, c.ideal_hit_ratio), (2, 4),
-        xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=8, color=GREY,
-    )  # fmt: skip
+    ideal = f"ideal {percent(c.ideal_hit_ratio, 1)}"
+    note(axis, ideal, (0.01, c.ideal_hit_ratio), GREY, (2, 4), ALONG)
     need = dict(c.lru_for_share)[0.9]
     at = 0.9 * c.ideal_hit_ratio
     axis.plot([need / c.distinct_blocks], [at], "o", color=BLUE, markersize=4)
-    axis.annotate(
-        f"90 % of it with {size(need * c.block_bytes)},\n"
-        f"{percent(need / c.distinct_blocks, 1)} of the distinct blocks",
-        (0.98, 0.05), xycoords="axes fraction", fontsize=8, color=BLUE, ha="right",
-    )  # fmt: skip
+    most = f"90 % of it with {size(need * c.block_bytes)},\n"
+    most += f"{percent(need / c.distinct_blocks, 1)} of the distinct blocks"
+    note(axis, most, (0.98, 0.05), BLUE, frame=WHOLE, ha="right")
     axis.set_xscale("log")
     axis.set_xlim(1e-4 if need / c.distinct_blocks < 0.01 else 1e-3, 1)
     axis.set_ylim(0, max(1.12 * c.ideal_hit_ratio, 0.05))

@@ -11,8 +11,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from canopy_lab.characterize.capacity_chart import draw_capacity
+from canopy_lab.characterize.footprint import Footprint
+from canopy_lab.characterize.hits import IdealHits
+from canopy_lab.characterize.lifespan import Lifespan
+from canopy_lab.characterize.locality import Locality
 from canopy_lab.characterize.report import TraceReport
+from canopy_lab.characterize.reuse_time import ReuseTimes
+from canopy_lab.characterize.skew import Skew
+from canopy_lab.characterize.turns import Turns
 from canopy_lab.report.axes import (
+    ALONG,
     BLUE,
     FAINT,
     GREEN,
@@ -21,9 +29,11 @@ from canopy_lab.report.axes import (
     ORANGE,
     PINK,
     SKY,
+    WHOLE,
     clock_axis,
     name_axes,
     new_figure,
+    note,
     percent_axis,
     time_axis,
     title,
@@ -33,12 +43,16 @@ from canopy_lab.report.units import percent, seconds, size
 
 def charts(report: TraceReport) -> Iterator[tuple[str, Figure]]:
     """Yield (file name without suffix, figure) for every question that the trace answers."""
-    drawn: tuple[tuple[str, Any, Callable[[TraceReport], Figure]], ...] = (
+    drawn: tuple[tuple[str, Any, Callable[[Any], Figure]], ...] = (
         ("hits", report.hits, _hits),
         ("skew", report.skew, _skew),
         ("turns", report.turns, _turns),
-        ("next_turn", report.turns and report.turns.next_turn, _next_turn),
-        ("reuse", report.reuse and report.reuse.all.reuses, _reuse),
+        (
+            "next_turn",
+            report.turns if report.turns and report.turns.next_turn else None,
+            _next_turn,
+        ),
+        ("reuse", report.reuse if report.reuse and report.reuse.all.reuses else None, _reuse),
         ("locality", report.locality, _locality),
         ("lifespan", report.lifespan, _lifespan),
         ("footprint", report.footprint, _footprint),
@@ -46,12 +60,10 @@ def charts(report: TraceReport) -> Iterator[tuple[str, Figure]]:
     )
     for name, answer, draw in drawn:
         if answer:
-            yield name, draw(report)
+            yield name, draw(answer)
 
 
-def _hits(report: TraceReport) -> Figure:
-    h = report.hits
-    assert h is not None
+def _hits(h: IdealHits) -> Figure:
     bars = h.turns or h.kinds
     figure, axes = new_figure(2 if bars else 1, widths=(3, 2) if bars else None)
     left = axes[0, 0]
@@ -61,11 +73,8 @@ def _hits(report: TraceReport) -> Figure:
         color=BLUE, linewidth=1.8,
     )  # fmt: skip
     left.axhline(h.block_hit_ratio, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)))
-    left.annotate(
-        f"whole trace {percent(h.block_hit_ratio, 1)}", (1.0, h.block_hit_ratio), (-2, -30),
-        xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=8, color=GREY,
-        ha="right",
-    )  # fmt: skip
+    text = f"whole trace {percent(h.block_hit_ratio, 1)}"
+    note(left, text, (1.0, h.block_hit_ratio), GREY, (-2, -30), ALONG, ha="right")
     left.set_ylim(0, 1)
     percent_axis(left.yaxis)
     clock_axis(left, starts[0], starts[-1] + h.window_s)
@@ -83,11 +92,8 @@ def _hits(report: TraceReport) -> Figure:
             values = [getattr(r, attribute) for r in rows]
             right.barh(place + offset, values, 0.36, color=colour)
             for p, v in zip(place, values):
-                right.annotate(
-                    f"{percent(v)} {name}" if p == place[0] else percent(v),
-                    (v, p + offset), (4, 0), textcoords="offset points", va="center", fontsize=8,
-                    color=INK,
-                )  # fmt: skip
+                text = f"{percent(v)} {name}" if p == place[0] else percent(v)
+                note(right, text, (v, p + offset), INK, (4, 0), va="center")
         right.set_yticks(place, [r.name for r in rows])
         right.set_xlim(0, 1.35 if max(max(r.requests, r.hits) for r in rows) > 0.6 else 1)
         right.set_xticks([0, 0.5, 1.0])
@@ -98,9 +104,7 @@ def _hits(report: TraceReport) -> Figure:
     return figure
 
 
-def _skew(report: TraceReport) -> Figure:
-    s = report.skew
-    assert s is not None
+def _skew(s: Skew) -> Figure:
     figure, axes = new_figure()
     axis = axes[0, 0]
     ends = []
@@ -117,14 +121,8 @@ def _skew(report: TraceReport) -> Figure:
         axis.plot(top[shown], share[shown], color=colour, linewidth=1.8)
         ends.append((name, colour, float(np.interp(0.01, top, share)), curve))
     axis.axvline(0.1, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)))
-    axis.annotate(
-        f"10 % of the blocks:\n{percent(s.block_reuses.top_tenth)} of the reuses",
-        (0.1, s.block_reuses.top_tenth),
-        (8, -30),
-        textcoords="offset points",
-        fontsize=8,
-        color=BLUE,
-    )
+    text = f"10 % of the blocks:\n{percent(s.block_reuses.top_tenth)} of the reuses"
+    note(axis, text, (0.1, s.block_reuses.top_tenth), BLUE, (8, -30))
     axis.plot([0.1], [s.block_reuses.top_tenth], "o", color=BLUE, markersize=4)
     axis.set_xscale("log")
     axis.set_xlim(1e-4, 1)
@@ -133,10 +131,8 @@ def _skew(report: TraceReport) -> Figure:
     percent_axis(axis.yaxis)
     name_axes(axis, "busiest owners, share of all", "what they hold")
     for i, (name, colour, _, _) in enumerate(ends):
-        axis.annotate(
-            name, (0.012, 0.96 - 0.085 * i), xycoords="axes fraction", fontsize=8.5, color=colour,
-            va="top", fontweight="bold",
-        )  # fmt: skip
+        at = (0.012, 0.96 - 0.085 * i)
+        note(axis, name, at, colour, frame=WHOLE, fontsize=8.5, va="top", fontweight="bold")
     title(
         axis,
         f"The busiest tenth of the blocks has {percent(s.block_reuses.top_tenth)} of the reuses",
@@ -144,9 +140,7 @@ def _skew(report: TraceReport) -> Figure:
     return figure
 
 
-def _turns(report: TraceReport) -> Figure:
-    t = report.turns
-    assert t is not None
+def _turns(t: Turns) -> Figure:
     figure, axes = new_figure()
     axis = axes[0, 0]
     turn, beyond = np.array(t.turn), np.array(t.share_beyond)
@@ -162,11 +156,8 @@ def _turns(report: TraceReport) -> Figure:
     axis.yaxis.set_minor_locator(NullLocator())
     for q, at in ((0.5, t.p50), (0.9, t.p90), (0.99, t.p99)):
         axis.axhline(1 - q, color=FAINT, linewidth=0.8)
-        axis.annotate(
-            f"P{100 * q:.0f}: turn {at:.0f}", (1.0, 1 - q), (-2, 3),
-            xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=8, color=GREY,
-            ha="right",
-        )  # fmt: skip
+        text = f"P{100 * q:.0f}: turn {at:.0f}"
+        note(axis, text, (1.0, 1 - q), GREY, (-2, 3), ALONG, ha="right")
     name_axes(axis, "turn number", "requests with a higher turn number")
     title(
         axis,
@@ -176,9 +167,7 @@ def _turns(report: TraceReport) -> Figure:
     return figure
 
 
-def _next_turn(report: TraceReport) -> Figure:
-    t = report.turns
-    assert t is not None
+def _next_turn(t: Turns) -> Figure:
     rows = t.next_turn
     figure, axes = new_figure(height=1.3 + 0.26 * len(rows))
     axis = axes[0, 0]
@@ -193,11 +182,8 @@ def _next_turn(report: TraceReport) -> Figure:
     axis.set_facecolor("#F2F2F2")
     axis.set_yticks(range(len(rows)), [r.name for r in rows])
     for i, row in enumerate(rows):
-        axis.annotate(
-            f"{row.probability:.2f}   {row.requests:,} requests", (1.01, i),
-            xycoords=("axes fraction", "data"), fontsize=8, color=INK, va="center",
-            annotation_clip=False,
-        )  # fmt: skip
+        text = f"{row.probability:.2f}   {row.requests:,} requests"
+        note(axis, text, (1.01, i), INK, frame=ALONG, va="center", annotation_clip=False)
     clock_axis(axis, start, end)
     bar = figure.colorbar(image, ax=axis, location="bottom", shrink=0.4, aspect=30, pad=0.02)
     bar.set_label("probability that another turn follows (grey: under 20 requests)", fontsize=8)
@@ -210,9 +196,7 @@ def _next_turn(report: TraceReport) -> Figure:
     return figure
 
 
-def _reuse(report: TraceReport) -> Figure:
-    times = report.reuse
-    assert times is not None
+def _reuse(times: ReuseTimes) -> Figure:
     shown = [times.all, *times.categories[:5]]
     if len(times.categories) == 1:
         shown = [times.all]
@@ -249,18 +233,14 @@ def _reuse(report: TraceReport) -> Figure:
             for k, (name, colour) in enumerate(
                 (("observed", INK), ("survival fit", BLUE), ("exponential fit", ORANGE))
             ):
-                axis.annotate(
-                    name, (0.03, 0.96 - 0.1 * k), xycoords="axes fraction", fontsize=8,
-                    color=colour, va="top", fontweight="bold",
-                )  # fmt: skip
+                at = (0.03, 0.96 - 0.1 * k)
+                note(axis, name, at, colour, frame=WHOLE, va="top", fontweight="bold")
     for axis in list(axes.flat)[len(shown) :]:
         axis.set_visible(False)
     return figure
 
 
-def _locality(report: TraceReport) -> Figure:
-    p = report.locality
-    assert p is not None
+def _locality(p: Locality) -> Figure:
     panels = [("all requests", p.all)]
     if p.later_turns is not None:
         panels += [("first turns", p.first_turns), ("later turns", p.later_turns)]
@@ -280,10 +260,9 @@ def _locality(report: TraceReport) -> Figure:
         axis.set_xlabel("kept from here on (offset)", fontsize=8.5, color=INK)
         for stride, offset in ((0, 0), (4, 0), (9, 0), (4, 5)):
             value = values[stride, offset]
-            axis.annotate(
-                f"{100 * value:.0f}", (offset, stride), fontsize=7, va="center", ha="center",
-                color="white" if value < 0.6 * most else INK,
-            )  # fmt: skip
+            colour = "white" if value < 0.6 * most else INK
+            centred = {"va": "center", "ha": "center"}
+            note(axis, f"{100 * value:.0f}", (offset, stride), colour, fontsize=7, **centred)
         title(axis, name)
     axes[0, 0].set_ylabel("share of the prompt kept (stride)", fontsize=8.5, color=INK)
     for axis in list(axes.flat)[len(panels) :]:
@@ -295,9 +274,7 @@ def _locality(report: TraceReport) -> Figure:
     return figure
 
 
-def _lifespan(report: TraceReport) -> Figure:
-    f = report.lifespan
-    assert f is not None
+def _lifespan(f: Lifespan) -> Figure:
     figure, axes = new_figure(2, widths=(3, 2))
     axis, right = axes[0]
     age, dead = np.array(f.age_s), np.array(f.dead)
@@ -309,14 +286,10 @@ def _lifespan(report: TraceReport) -> Figure:
     for i, (q, at) in enumerate(((0.9, f.p90_s), (0.99, f.p99_s))):
         if at > axis.get_xlim()[0]:
             axis.plot([at], [q], "o", color=BLUE, markersize=4)
-        axis.annotate(
-            f"P{100 * q:.0f}: {seconds(at)}", (0.98, 0.13 - 0.09 * i), xycoords="axes fraction",
-            fontsize=8.5, color=BLUE, ha="right", fontweight="bold",
-        )  # fmt: skip
-    axis.annotate(
-        f"{percent(f.used_once)} used once", (axis.get_xlim()[0], f.used_once), (5, 5),
-        textcoords="offset points", fontsize=8, color=BLUE,
-    )  # fmt: skip
+        text, bold = f"P{100 * q:.0f}: {seconds(at)}", {"ha": "right", "fontweight": "bold"}
+        note(axis, text, (0.98, 0.13 - 0.09 * i), BLUE, frame=WHOLE, fontsize=8.5, **bold)
+    start = (axis.get_xlim()[0], f.used_once)
+    note(axis, f"{percent(f.used_once)} used once", start, BLUE, (5, 5))
     name_axes(axis, "from first to last use", "blocks with a life no longer")
     title(axis, f"Nine blocks of ten live at most {seconds(f.p90_s)}")
     rows = f.categories[:8]
@@ -324,10 +297,7 @@ def _lifespan(report: TraceReport) -> Figure:
     right.grid(False, axis="y")
     right.barh(place, [r.p90_s for r in rows], 0.62, color=SKY)
     for p, r in zip(place, rows):
-        right.annotate(
-            seconds(r.p90_s), (r.p90_s, p), (4, 0), textcoords="offset points", fontsize=8,
-            color=INK, va="center",
-        )  # fmt: skip
+        note(right, seconds(r.p90_s), (r.p90_s, p), INK, (4, 0), va="center")
     right.set_yticks(place, [r.name for r in rows])
     longest = max(max(r.p90_s for r in rows), 1e-3)
     right.set_xlim(0, 1.25 * longest)
@@ -338,9 +308,7 @@ def _lifespan(report: TraceReport) -> Figure:
     return figure
 
 
-def _footprint(report: TraceReport) -> Figure:
-    f = report.footprint
-    assert f is not None
+def _footprint(f: Footprint) -> Figure:
     figure, axes = new_figure()
     axis = axes[0, 0]
     weight = f.bytes_per_token
@@ -360,10 +328,8 @@ def _footprint(report: TraceReport) -> Figure:
     percent_axis(axis.yaxis)
     name_axes(axis, f"KV of one request with {f.model}", "requests with no more")
     for i, (row, colour) in enumerate(ends):
-        axis.annotate(
-            f"{row.name}: half below {size(row.p50_bytes)}, P99 {size(row.p99_bytes)}",
-            (0.985, 0.2 - 0.08 * i), xycoords="axes fraction", fontsize=8.5, color=colour,
-            fontweight="bold", va="bottom", ha="right",
-        )  # fmt: skip
+        text = f"{row.name}: half below {size(row.p50_bytes)}, P99 {size(row.p99_bytes)}"
+        style = {"fontweight": "bold", "va": "bottom", "ha": "right"}
+        note(axis, text, (0.985, 0.2 - 0.08 * i), colour, frame=WHOLE, fontsize=8.5, **style)
     title(axis, f"Half of the requests leave no more than {size(f.rows[0].p50_bytes)} of KV")
     return figure

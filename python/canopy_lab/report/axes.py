@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,15 +15,12 @@ from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 from canopy_lab.report.units import seconds
 
 # Okabe and Ito's palette: distinct for every type of colour vision, and in grey.
-BLUE, ORANGE, GREEN, PINK, SKY, GREY = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#56B4E9",
-    "#6B6B6B",
-)
+BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
+PINK, SKY, GREY = "#CC79A7", "#56B4E9", "#6B6B6B"
 INK, FAINT = "#222222", "#D9D9D9"
+WHOLE = "axes fraction"
+ALONG = (WHOLE, "data")
+"""Frames of a note: the axes, and the axes across with the data upwards."""
 _TIMES = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3600, 6 * 3600, 86400)
 
 
@@ -47,6 +45,15 @@ def clean(axes: Axes) -> None:
 
 def title(axes: Axes, text: str) -> None:
     axes.set_title(text, fontsize=9.5, color=INK, loc="left", fontweight="bold")
+
+
+def note(
+    axes: Axes, text: str, at: tuple[float, float], colour: str = GREY,
+    move: tuple[float, float] = (0, 0), frame: Any = "data", **style: Any,
+) -> None:  # fmt: skip
+    """Write ``text`` at a point of ``frame`` (matplotlib's ``xycoords``), moved by ``move`` points."""
+    style = {"fontsize": 8, **style}
+    axes.annotate(text, at, move, xycoords=frame, textcoords="offset points", color=colour, **style)
 
 
 def name_axes(axes: Axes, x: str, y: str) -> None:
