@@ -10,7 +10,7 @@ import pytest
 from canopy_lab.advise.advice import Below, advise
 from canopy_lab.advise.page import page
 from canopy_lab.advise.sample import Sample
-from canopy_lab.advise.text import duration, summary
+from canopy_lab.advise.text import summary
 from canopy_lab.sim.system.engine_profile import load_profile
 from support.tiny_traces import ask
 
@@ -60,10 +60,6 @@ def test_with_a_sample_the_baseline_evicts_by_need_and_the_page_has_the_cache_si
 def test_the_terminal_ends_with_the_recommendation(advice):
     assert summary(advice).splitlines()[-1] == advice.decision.sentence
     assert re.match(r"(Use|Keep) ", advice.decision.sentence)
-
-
-def test_durations_are_readable():
-    assert [duration(s) for s in (45, 3437, 97459, 10**6)] == ["45 s", "57.3 min", "27.1 h", "11.6 days"]  # fmt: skip
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to draw the page with")

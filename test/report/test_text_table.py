@@ -1,4 +1,5 @@
-from canopy_lab.report.table import bytes_text, short_number, text_table
+from canopy_lab.report.table import short_number, text_table
+from canopy_lab.report.units import seconds, size
 
 
 def test_numbers_are_flush_right_and_words_left():
@@ -34,4 +35,5 @@ def test_numbers_stay_short():
         "1M",
         "4.56M",
     ]
-    assert [bytes_text(x) for x in (0, 2048, 1.5 * 2**30)] == ["0 B", "2 KiB", "1.5 GiB"]
+    assert [size(x) for x in (0, 2048, 1.5 * 2**30)] == ["0 B", "2 KiB", "1.5 GiB"]
+    assert [seconds(s) for s in (0.085, 1.234, 45, 3437, 97459, 10**6)] == ["85 ms", "1.23 s", "45 s", "57.3 min", "27.1 h", "11.6 days"]  # fmt: skip

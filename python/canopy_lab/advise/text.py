@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from canopy_lab.advise.advice import LOST_POINTS
 from canopy_lab.advise.answers import Advice, Row, Tier
 from canopy_lab.advise.decide import Gain
-from canopy_lab.report.table import bytes_text, short_number, text_table
+from canopy_lab.report.table import short_number, text_table
+from canopy_lab.report.units import percent, seconds, size
 
 KINDS = {
     "baseline": "",
@@ -22,30 +23,12 @@ HEAD = ("policy", "tokens hit", "gain, points", "95 % interval", "prefill s", "T
 TIER_HEAD = ("memory", "holds", "LRU hits", "TTFT alone", "advised hits", "TTFT alone", "GPU h saved/day")  # fmt: skip
 
 
-def percent(share: float) -> str:
-    """Format a share: ``12.9 %``."""
-    return f"{100 * share:.1f} %"
-
-
-def seconds(value: float) -> str:
-    """Format a time: ``85 ms`` below a second, else ``1.23 s``."""
-    return f"{1000 * value:.0f} ms" if value < 1 else f"{value:.2f} s"
-
-
-def duration(value: float) -> str:
-    """``45 s``, ``12 min``, ``3.4 h``, ``2.1 days``."""
-    for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
-        if value < limit:
-            return f"{value / size:.3g} {unit}"
-    return f"{value / 86_400:.3g} days"
-
-
 def policy_cells(row: Row) -> list[str]:
     """Return a row of the table of policies, under ``HEAD``."""
     g, base = row.gain, row.kind == "baseline"
     return [
         g.label,
-        percent(g.hit_ratio),
+        percent(g.hit_ratio, 1),
         "" if base else f"{g.points:+.1f}",
         "" if base else _interval(g),
         "" if base else f"{100 * row.prefill_change:+.1f} %",
@@ -60,9 +43,9 @@ def tier_cells(tier: Tier) -> list[str]:
     return [
         tier.label,
         f"{short_number(tier.tokens)} tokens",
-        percent(tier.lru.hit_ratio),
+        percent(tier.lru.hit_ratio, 1),
         seconds(tier.lru_cost.ttft_mean_s),
-        percent(tier.advised.hit_ratio),
+        percent(tier.advised.hit_ratio, 1),
         seconds(tier.advised_cost.ttft_mean_s),
         _gpu_hours_a_day(tier.gpu_s_saved_per_hour),
     ]
@@ -79,7 +62,7 @@ def about_log(advice: Advice) -> list[str]:
     about = "about " if s["one_in"] > 1 else ""
     lines = [
         *(f"Note: {alarm}" for alarm in s["understood"]["alarms"]),
-        f"{s['requests_in_log']:,} requests in {duration(s['span_s'])} ({rate:.3g} a second), "
+        f"{s['requests_in_log']:,} requests in {seconds(s['span_s'])} ({rate:.3g} a second), "
         f"{s['tokens_in_log'] / max(s['requests_in_log'], 1):,.0f} prompt tokens each on average, "
         f"{about}{s['conversations']:,} conversations.",
         *s["understood"]["details"],
@@ -108,16 +91,18 @@ def about_log(advice: Advice) -> list[str]:
 
 
 def about_capacity(advice: Advice) -> str:
-    size = bytes_text(advice.capacity_tokens * advice.kv_bytes_per_token)
+    kv = size(advice.capacity_tokens * advice.kv_bytes_per_token)
     if advice.capacity_from != "curve":
         where = {
             "log": ", as the server's log says",
             "ranks": ", the sum of the DP ranks in the server's log: hits are those of a router that "
             "keeps each conversation on one rank",
         }.get(advice.capacity_from, "")
-        return f"Capacity: {advice.capacity_tokens:,.0f} tokens, {size} of KV{where}.{_too_long(advice)}"
+        return (
+            f"Capacity: {advice.capacity_tokens:,.0f} tokens, {kv} of KV{where}.{_too_long(advice)}"
+        )
     return (
-        f"Capacity: {advice.capacity_tokens:,.0f} tokens ({size}) are assumed: the largest at "
+        f"Capacity: {advice.capacity_tokens:,.0f} tokens ({kv}) are assumed: the largest at "
         f"which LRU has lost {LOST_POINTS:.0f} points. Yours is max_total_num_tokens in SGLang's log; give it as "
         "--capacity-tokens, summed over replicas if a router keeps conversations together."
     )
@@ -127,18 +112,18 @@ def _too_long(advice: Advice) -> str:
     if not advice.too_long:
         return ""
     return (
-        f" {percent(advice.too_long)} of the prompts are longer than that: no such server can take them, "
+        f" {percent(advice.too_long, 1)} of the prompts are longer than that: no such server can take them, "
         "so check --capacity-tokens."
     )
 
 
 def about_repeats(advice: Advice) -> str:
     base = advice.rows[0].gain.hit_ratio
-    text = f"{percent(advice.repeats)} of the prompt tokens repeat an earlier prompt: an endless cache would hit them."
+    text = f"{percent(advice.repeats, 1)} of the prompt tokens repeat an earlier prompt: an endless cache would hit them."
     if advice.repeats:
         text += (
             f" It would hold {short_number(advice.distinct_tokens)} tokens. SGLang's LRU hits "
-            f"{percent(base)} at your capacity, {percent(base / advice.repeats)} of what repeats."
+            f"{percent(base, 1)} at your capacity, {percent(base / advice.repeats, 1)} of what repeats."
         )
     return text
 
@@ -146,13 +131,13 @@ def about_repeats(advice: Advice) -> str:
 def about_misses(advice: Advice) -> str:
     """Return the causes of the baseline's misses and the idle times of evicted tokens."""
     found = advice.misses
-    text = f"Of the prompt tokens, SGLang's LRU misses {percent(found.never_seen)} that no earlier request had"
+    text = f"Of the prompt tokens, SGLang's LRU misses {percent(found.never_seen, 1)} that no earlier request had"
     if not found.evicted:
         return text + "; it evicts nothing that is used again."
     soon, later = (sum(found.evicted_after[: n + 1]) / found.evicted for n in (0, 1))
     return (
-        f"{text}, and {percent(found.evicted)} that it had evicted; {percent(soon)} of these were last used "
-        f"less than a minute before, {percent(later)} less than 5 minutes."
+        f"{text}, and {percent(found.evicted, 1)} that it had evicted; {percent(soon, 1)} of these were last used "
+        f"less than a minute before, {percent(later, 1)} less than 5 minutes."
     )
 
 
@@ -186,7 +171,7 @@ def about_profile(advice: Advice) -> str:
 def _busy(share: float) -> str:
     """Return the share of a GPU's time, or the number of GPUs."""
     if share <= 1:
-        return f"keeps one such GPU busy for {percent(share)} of the time"
+        return f"keeps one such GPU busy for {percent(share, 1)} of the time"
     return f"is the work of {share:.1f} such GPUs"
 
 

@@ -19,7 +19,8 @@ from canopy_lab.cli.values import above_zero, yaml_file
 from canopy_lab.group_ttl.learn import BOTH, CATEGORIES, GROUPS, Learning, Learnt, learn
 from canopy_lab.group_ttl.paths import Paths, paths_of
 from canopy_lab.plan.server_config import write_config
-from canopy_lab.report.table import bytes_text, text_table
+from canopy_lab.report.table import text_table
+from canopy_lab.report.units import size
 from canopy_lab.sim.model import PRESETS, load_model_shape
 from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
@@ -119,7 +120,7 @@ def _report(learnt: Learnt, log: Paths, bytes_per_token: int, shown: int | None)
             _seconds(row.ttl_s),
             str(row.requests),
             f"{row.hits / 1e6:.3f}",
-            bytes_text(row.mean_tokens * bytes_per_token),
+            size(row.mean_tokens * bytes_per_token),
         ]
         for row in (*roots[: len(roots) - left_out], *rest)
     ]
@@ -128,7 +129,7 @@ def _report(learnt: Learnt, log: Paths, bytes_per_token: int, shown: int | None)
     notes = [
         f"{left_out} more groups (--all shows them)" if left_out else "",
         f"{len(log)} requests in {log.end_s - log.start_s:.0f} s; expected: "
-        f"{learnt.hits / 1e6:.3f} M tokens hit, {bytes_text(tokens * bytes_per_token)} on the disk",
+        f"{learnt.hits / 1e6:.3f} M tokens hit, {size(tokens * bytes_per_token)} on the disk",
         _why(learnt),
     ]
     return "\n".join([table, "", *filter(None, notes)])

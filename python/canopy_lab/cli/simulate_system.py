@@ -12,7 +12,7 @@ from canopy_lab.cli.system_loads import parse_loads, run_loads
 from canopy_lab.cli.values import above_zero, out_file
 from canopy_lab.latency.report import WARM_UP_SHARE
 from canopy_lab.latency.slo import SLO, parse_slo
-from canopy_lab.report.table import bytes_text
+from canopy_lab.report.units import size
 from canopy_lab.sim.system import (
     SystemConfig,
     SystemResult,
@@ -220,7 +220,7 @@ def _arrivals(traffic: Traffic, workload: Workload) -> Arrivals:
 def summary(result: SystemResult, profile: str) -> str:
     """Return the printed summary."""
     hits = ", ".join(f"{t} {n:.1%}" for t, n in result.token_hit_ratio_by_tier.items())
-    held = ", ".join(f"{t} {bytes_text(int(n))}" for t, n in result.mean_bytes_by_tier.items())
+    held = ", ".join(f"{t} {size(n)}" for t, n in result.mean_bytes_by_tier.items())
     return "\n".join(
         (
             f"profile      {profile}",
@@ -234,8 +234,8 @@ def summary(result: SystemResult, profile: str) -> str:
             f"busy         {result.busy_share:.1%} of the time",
             f"token hits   {result.token_hit_ratio:.1%}: {hits}",
             f"held         {held} (mean)",
-            f"disk         {bytes_text(int(result.disk_read_bytes))} read, "
-            f"{bytes_text(int(result.disk_written_bytes))} written",
+            f"disk         {size(result.disk_read_bytes)} read, "
+            f"{size(result.disk_written_bytes)} written",
             f"simulated    {result.events:,} events in {result.seconds:.1f} s",
         )
     )

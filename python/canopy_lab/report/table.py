@@ -42,14 +42,5 @@ def short_number(value: float) -> str:
     return f"{value / 1e3:.3g}k"
 
 
-def bytes_text(count: float) -> str:
-    """Format a size: ``512 MiB``, ``1.5 GiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:.3g} {unit}" if count < 100 else f"{count:.0f} {unit}"
-        count /= 1024
-    raise AssertionError("unreachable")
-
-
 def _numeric(cell: str) -> bool:
     return not cell or cell[0].isdigit() or cell[0] in "+-."

@@ -8,26 +8,22 @@ def percent(value: float, digits: int = 0) -> str:
 
 
 def seconds(value: float) -> str:
-    """Format a time: ``85 ms``, ``12 min``."""
+    """Format a time: ``85 ms``, ``1.23 s``, ``12 min``, ``3.4 h``, ``2.1 days``."""
     if value < 0.0005:
         return "0 s"
-    if value < 1.0:
-        return f"{1000.0 * value:.0f} ms"
-    if value < 10.0:
-        return f"{value:.1f} s"
-    if value < 120.0:
-        return f"{value:.0f} s"
-    if value < 7200.0:
-        return f"{value / 60.0:.0f} min"
-    return f"{value / 3600.0:.1f} h"
+    for limit, unit, one in ((0.9995, "ms", 1e-3), (120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):  # fmt: skip
+        if value < limit:
+            return f"{value / one:.3g} {unit}"
+    return f"{value / 86_400:.3g} days"
 
 
 def size(value: float) -> str:
+    """Format bytes: ``512 MiB``, ``1.5 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024.0:
-            return f"{value:.0f} {unit}" if value >= 10 or unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024.0
-    return f"{value:.1f} TiB"
+        if value < 1024:
+            return f"{value:.3g} {unit}" if value < 100 else f"{value:.0f} {unit}"
+        value /= 1024
+    return f"{value:.3g} TiB"
 
 
 def count(value: float) -> str:
