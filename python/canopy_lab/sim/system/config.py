@@ -10,7 +10,6 @@ from canopy_lab.sim.system.gate import SESSION_GATES, make_session_gate
 from canopy_lab.sim.system.queue_order import QUEUE_ORDERS, make_queue_order
 from canopy_lab.sim.system.tier_spec import TierSpec
 from canopy_lab.sim.system.waiting import WAITING_PREFIXES
-from canopy_lab.sim.system.write_policy import WRITE_POLICIES
 from sglang_canopy import declared
 from sglang_canopy.declared import declare, declare_key
 from sglang_canopy.errors import CanopyError
@@ -18,6 +17,10 @@ from sglang_canopy.policy.base import QUANTUM_TOKENS
 from sglang_canopy.policy.registry import CANOPYS_LRU, make_policy
 
 ROUTINGS = ("round-robin", "least-loaded", "prefix-aware")
+USES_BEFORE_COPY = {"write_through": 1, "write_through_selective": 2, "write_back": 0}
+"""SGLang's ``--hicache-write-policy`` -> uses after which a node is copied to the host; 0: at its
+eviction. Only the latter blocks: the next step starts after the copies of the victims
+(SGLang 0.5.23, ``unified_radix_cache.py``, ``writing_check(write_back=True)``)."""
 PREFETCH_POLICIES = ("best_effort", "wait_complete", "timeout")
 
 
@@ -72,7 +75,7 @@ class SystemConfig:
     )
     write_policy: str = declare(
         "write_through", "--write-policy", "SGLang's --hicache-write-policy",
-        choices=tuple(WRITE_POLICIES),
+        choices=tuple(USES_BEFORE_COPY),
     )  # fmt: skip
     schedule_policy: str = declare(
         "fcfs", "--schedule-policy", "SGLang's --schedule-policy", choices=tuple(QUEUE_ORDERS)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from canopy_lab.sim.system.channel import Link
-from canopy_lab.sim.system.config import SystemConfig
+from canopy_lab.sim.system.config import USES_BEFORE_COPY, SystemConfig
 from canopy_lab.sim.system.costs import Costs
 from canopy_lab.sim.system.decode import RunningBatch
 from canopy_lab.sim.system.disk import Disk
@@ -25,7 +25,6 @@ from canopy_lab.sim.system.queue_order import make_queue_order
 from canopy_lab.sim.system.reservation import NewTokenRatio
 from canopy_lab.sim.system.tree import TieredTree
 from canopy_lab.sim.system.waiting import WAITING_PREFIXES
-from canopy_lab.sim.system.write_policy import make_write_policy
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
 
@@ -49,7 +48,7 @@ class Instance:
         self.waits_for_disk = config.prefetch_policy != "best_effort"
         """True if an otherwise admissible request waits for its prefetch."""
         host_tokens = int(host.capacity_bytes // kv_bytes) if host is not None else 0
-        write_policy = make_write_policy(config.write_policy)
+        uses = USES_BEFORE_COPY[config.write_policy]
         self.tree = TieredTree(
             device_policy,
             config.device_tokens,
@@ -57,7 +56,7 @@ class Instance:
             host_policy=host_policy,
             host_tokens=host_tokens,
             host_expiry=Expiry.of(host.ttl) if host is not None else None,
-            write_back=write_policy.at_eviction,
+            write_back=not uses,
             whole_nodes=config.whole_nodes,
             quantum_tokens=config.quantum_tokens,
         )
@@ -78,7 +77,7 @@ class Instance:
             Prefetcher(disk, self.tree, config, kv_bytes, prefixes) if disk is not None else None
         )
         self.placement = Placement(
-            self.tree, self.host_link, disk, kv_bytes, config.page_tokens, write_policy, prefixes
+            self.tree, self.host_link, disk, kv_bytes, config.page_tokens, uses, prefixes
         )
         self.decoding = RunningBatch(
             self.tree, costs, NewTokenRatio(config.schedule_conservativeness), config.fixed_outputs

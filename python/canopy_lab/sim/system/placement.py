@@ -16,7 +16,6 @@ from canopy_lab.sim.system.job import SimulatedRequest
 from canopy_lab.sim.system.nodes import TierNode
 from canopy_lab.sim.system.tree import TieredTree
 from canopy_lab.sim.system.waiting import WaitingPrefixes
-from canopy_lab.sim.system.write_policy import WritePolicy
 from sglang_canopy.records import Request
 
 
@@ -30,7 +29,7 @@ class Placement:
         disk: Disk | None,
         kv_bytes: float,
         page_tokens: int,
-        write_policy: WritePolicy,
+        uses_before_copy: int,
         waiting: WaitingPrefixes,
     ) -> None:
         self.tree = tree
@@ -38,7 +37,7 @@ class Placement:
         self.disk = disk
         self.kv_bytes = kv_bytes
         self.page_tokens = page_tokens
-        self.write_policy = write_policy
+        self.uses_before_copy = uses_before_copy
         self.waiting = waiting
         tree.pins_demoted = disk is not None
 
@@ -58,9 +57,7 @@ class Placement:
         self.waiting.used(leaf, job.request)
         copied = 0
         if self.host_link is not None:
-            node = self.write_policy.used(tree, leaf)
-            if node is not None:
-                copied = self._back_up(node, now)
+            copied = self._back_up(leaf, now)
         if self.disk is not None:
             whole = job.path[: tokens // tree.block_tokens]
             if job.on_disk < 0:
@@ -72,7 +69,12 @@ class Placement:
                 job.on_disk = max(job.on_disk, len(whole))
 
     def _back_up(self, node: TierNode, now: float) -> int:
+        """Copy ``node`` and its ancestors to the host if they were used often enough."""
         assert self.host_link is not None
+        while node is not self.tree.root and node.hits < self.uses_before_copy:
+            node = node.parent
+        if node is self.tree.root or not self.uses_before_copy:
+            return 0
         copied = self.tree.back_up(node)
         if copied:
             self.host_link.write(now, copied * self.kv_bytes)
