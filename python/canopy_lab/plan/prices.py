@@ -13,6 +13,7 @@ has the steps and cliffs of public price lists (``disk_class.py``).
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -152,45 +153,33 @@ def parse_prices(document: Any, where: str = "price list") -> Prices:
     )
 
 
+_OF_SIZE = ("smallest_gib", "largest_gib", "step_gib", "read_per_gib", "write_per_gib")
+_OF_BANDWIDTH = ("base_mib_s", "per_gib_mib_s", "per_iops_mib_s", "most_mib_s", "write_share", "io_kib")  # fmt: skip
+"""Numbers of a ``DiskClass``, which has their defaults."""
+
+
 def _disk(name: str, document: Any, where: str) -> DiskClass:
     fields = _Fields(document, f"{where}: disk class {name!r}")
+    switches = {"shared_channel": True, "shared": False}
     fields.allow(
-        "per_gib_month", "smallest_gib", "largest_gib", "step_gib", "bandwidth", "iops",
-        "throughput", "shared_channel", "billing", "read_per_gib", "write_per_gib", "shared", "note",
-    )  # fmt: skip
-    width = _Fields(fields.get("bandwidth", {}), f"{fields.where}: bandwidth")
-    width.allow(
-        "base_mib_s",
-        "per_gib_mib_s",
-        "per_iops_mib_s",
-        "most_mib_s",
-        "write_share",
-        "latency_ms",
-        "io_kib",
+        "per_gib_month", "bandwidth", "iops", "throughput", "billing", "note", *_OF_SIZE, *switches
     )
+    width = _Fields(fields.get("bandwidth", {}), f"{fields.where}: bandwidth")
+    width.allow("latency_ms", *_OF_BANDWIDTH)
     billing = fields.get("billing", "provisioned")
     if billing not in BILLING:
         raise CanopyError(f"{fields.where}: billing must be one of {', '.join(BILLING)}")
+    default = {f.name: f.default for f in dataclasses.fields(DiskClass)}
     disk = DiskClass(
         name=name,
         per_gib_month=fields.steps("per_gib_month"),
-        smallest_gib=fields.number("smallest_gib", 1.0),
-        largest_gib=fields.number("largest_gib", math.inf),
-        step_gib=fields.number("step_gib", 0.0),
-        base_mib_s=width.number("base_mib_s", 0.0),
-        per_gib_mib_s=width.number("per_gib_mib_s", 0.0),
-        per_iops_mib_s=width.number("per_iops_mib_s", 0.0),
-        most_mib_s=width.number("most_mib_s", math.inf),
-        write_share=width.number("write_share", 1.0),
         latency_s=width.number("latency_ms", 0.0) / 1000,
         iops=_provisioned(fields, "iops"),
-        io_kib=width.number("io_kib", math.inf),
         throughput=_provisioned(fields, "throughput"),
-        shared_channel=bool(fields.get("shared_channel", True)),
         billing=billing,
-        read_per_gib=fields.number("read_per_gib", 0.0),
-        write_per_gib=fields.number("write_per_gib", 0.0),
-        shared=bool(fields.get("shared", False)),
+        **{key: fields.number(key, default[key]) for key in _OF_SIZE},
+        **{key: width.number(key, default[key]) for key in _OF_BANDWIDTH},
+        **{key: bool(fields.get(key, usual)) for key, usual in switches.items()},
     )
     if disk.largest_gib < disk.smallest_gib:
         raise CanopyError(f"{fields.where}: largest_gib lies below smallest_gib")
