@@ -94,8 +94,8 @@ def test_a_budget_that_is_not_positive_is_refused(budget: float) -> None:
 
 
 def test_a_bad_setting_is_refused_by_name() -> None:
-    with pytest.raises(CanopyError, match="held_out"):
-        Learning(held_out=1.5)
+    with pytest.raises(CanopyError, match="refresh_s"):
+        Learning(refresh_s=-1.0)
     with pytest.raises(CanopyError, match="groups, categories or both"):
         Learning(kinds=("group",))
     with pytest.raises(CanopyError, match="from 0 to 4096"):

@@ -22,6 +22,12 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.table import SERVER_HASH, Group, TTLTable
 
 FIXED, GROUPS, CATEGORIES, BOTH = "fixed", "groups", "categories", "both"
+PRIOR_REQUESTS = 64.0
+"""Weight of the pooled curve in each group's curve, in requests."""
+HELD_OUT, MARGIN = 1 / 3, 0.001
+"""Share of the window, at its end, used for the comparison, and the required gain in hit ratio."""
+MIN_REQUESTS = 8
+"""Minimum number of repeated requests of a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,34 +37,19 @@ class Learning:
     groups: int = 64
     kinds: tuple[str, ...] = (GROUPS, CATEGORIES, BOTH)
     """Kinds of tables to compare with a single TTL."""
-    prior_requests: float = 64.0
-    """Weight of the pooled curve in each group's curve, in requests."""
     refresh_s: float = 600.0
     """Seconds for which a table applies."""
-    held_out: float = 1 / 3
-    """Share of the window, at its end, used for the comparison; 0 uses the first kind directly."""
-    margin: float = 0.001
-    """Required gain in hit ratio on that share."""
     like_ttl_s: float | None = None
     """If set, the budget is the mean disk content under this single TTL in each window."""
-    min_requests: int = 8
-    """Minimum number of repeated requests of a group."""
 
     def __post_init__(self) -> None:
         for kind in self.kinds:
             if kind not in (GROUPS, CATEGORIES, BOTH):
                 raise CanopyError(f"a table is of {GROUPS}, {CATEGORIES} or {BOTH}, got {kind!r}")
-        for name, low, high in (
-            ("prior_requests", 0, 1e6),
-            ("refresh_s", 1e-3, math.inf),
-            ("held_out", 0, 0.9),
-            ("margin", -1, 1),
-            ("min_requests", 1, 1e6),
-            ("like_ttl_s", 1e-3, math.inf),
-        ):
+        for name in ("refresh_s", "like_ttl_s"):
             value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise CanopyError(f"{name} must be from {low:g} to {high:g}, got {value}")
+            if value is not None and not 1e-3 <= value <= math.inf:
+                raise CanopyError(f"{name} must be 0.001 or more, got {value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +101,11 @@ def learn(
     if log.end_s <= log.start_s:
         ttl_s = math.inf if learning.like_ttl_s is None else learning.like_ttl_s
         return Learnt(TTLTable((), ttl_s, log.block_tokens, hash), FIXED, {})
-    tried = learning.held_out > 0
-    gains = _gains(log, budget_tokens, learning, hash) if tried else {}
-    kind, most = FIXED, learning.margin
-    for name in learning.kinds if gains or not tried else ():
-        if gains.get(name, math.inf) > most:
-            kind, most = name, gains.get(name, math.inf)
+    gains = _gains(log, budget_tokens, learning, hash)
+    kind, most = FIXED, MARGIN
+    for name, gain in gains.items():
+        if gain > most:
+            kind, most = name, gain
     return replace(_fit(log, budget_tokens, kind, learning, hash), gains=gains)
 
 
@@ -140,7 +130,7 @@ def at_equal_bytes(outcome: TTLOutcome, fixed: list[TTLOutcome]) -> float:
 def _gains(
     log: Paths, budget_tokens: float | None, learning: Learning, hash: str
 ) -> dict[str, float]:
-    cut_s = log.end_s - learning.held_out * (log.end_s - log.start_s)
+    cut_s = log.end_s - HELD_OUT * (log.end_s - log.start_s)
     before = log.until(cut_s)
     if not len(before) or before.end_s <= before.start_s or len(before) == len(log):
         return {}
@@ -161,9 +151,9 @@ def _fit(
     selection = GroupSelection(
         groups=learning.groups if kind in (GROUPS, BOTH) else 0,
         categories=kind in (CATEGORIES, BOTH),
-        prior_requests=learning.prior_requests,
+        prior_requests=PRIOR_REQUESTS,
         lag_s=learning.refresh_s,
-        min_reuses=learning.min_requests,
+        min_reuses=MIN_REQUESTS,
     )
     all_in_one = choose_groups(segments, 1.0, replace(selection, groups=0, categories=False))
     curves = all_in_one.curves
@@ -175,7 +165,7 @@ def _fit(
         budget = max(float(curves.mean_tokens[0, step]), 1e-9)
     if kind == FIXED:
         hits, mean = float(curves.hits[0, step]), float(curves.mean_tokens[0, step])
-        one = Allocation(np.array([step]), hits, mean, FIXED, {})
+        one = Allocation(np.array([step]), hits, mean)
         learnt = _learnt(all_in_one, one, kind, log.block_tokens, hash)
         if learning.like_ttl_s is None:
             return learnt
