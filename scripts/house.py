@@ -21,14 +21,7 @@ PACKAGES: dict[str, str] = {
 """Each reads alone: a server without documents never imports the other two."""
 
 OPEN = {
-    "bounded",
-    "declared",
-    "errors",
-    "private_file",
-    "ranks",
-    "records",
-    "releases",
-    "tenant",
+    *("bounded", "declared", "errors", "private_file", "ranks", "records", "releases", "tenant"),
     "__init__",
 }
 """Top-level files of ``sglang_canopy``: they import only each other, and every room may import them."""
@@ -102,19 +95,8 @@ ROOMS: dict[str, set[str]] = {
 exchange messages through ``wire`` and do not import each other."""
 
 LABORATORY = (
-    *(
-        "group_ttl",
-        "policy",
-        "reuse",
-        "ttl",
-        "disk",
-        "trace",
-        "sim",
-        "characterize",
-        "plan",
-        "report",
-    ),
-    *("advise", "admission", "config", "latency", "live/page", "live/profile"),
+    *("group_ttl", "policy", "reuse", "ttl", "disk", "trace", "sim", "characterize", "plan"),
+    *("report", "advise", "admission", "config", "latency", "live/page", "live/profile"),
     *("request", "schedule", "whatif", "wire"),
 )
 """Rooms that need neither torch nor sglang."""
@@ -122,15 +104,8 @@ LABORATORY = (
 SGLANG = {
     *("radix", "ranks", "storage", "telemetry"),
     *("server/start", "server/http", "server/scheduler"),
-    *(
-        "live/replay",
-        "bench_serving",
-        "canopy_chunks/plugin",
-        "canopy_chunks/server",
-        "request",
-        "doctor",
-        "wire",
-    ),
+    *("live/replay", "bench_serving", "canopy_chunks/plugin", "canopy_chunks/server"),
+    *("request", "doctor", "wire"),
 }
 """Rooms that may import sglang; ``request`` and ``wire`` inside functions only."""
 

@@ -28,32 +28,11 @@ QUESTIONS = 0.4
 WA_CONFIG = ("--radix-eviction-policy-config", '{"block_tokens": 16, "quantum_tokens": 16}')
 """Prompts of a few hundred tokens: by default reuse is learnt in blocks of 64."""
 READY_S, ANSWER_S = 300.0, 120.0
-WORDS = [
-    "river",
-    "stone",
-    "cloud",
-    "engine",
-    "paper",
-    "garden",
-    "window",
-    "market",
-    "letter",
-    "winter",
-    "signal",
-    "copper",
-    "bridge",
-    "candle",
-    "forest",
-    "number",
-    "travel",
-    "silver",
-    "island",
-    "planet",
-    "kitchen",
-    "summer",
-    "doctor",
-    "pocket",
-]
+_WORDS = (
+    "river stone cloud engine paper garden window market letter winter signal copper bridge "
+    "candle forest number travel silver island planet kitchen summer doctor pocket"
+)
+WORDS = _WORDS.split()
 
 Task = str
 

@@ -87,18 +87,8 @@ def _make(task: str, rng: random.Random, documents: list[str]) -> Example:
 def default_filler(words: int = 70) -> list[str]:
     """Return filler sentences about nothing that the tasks ask for."""
     rng, out = random.Random(1), []
-    things = [
-        "river",
-        "market",
-        "bridge",
-        "garden",
-        "station",
-        "harbour",
-        "museum",
-        "library",
-        "forest",
-        "castle",
-    ]
+    named = "river market bridge garden station harbour museum library forest castle"
+    things = named.split()
     acts = [
         "was built near",
         "lies beside",

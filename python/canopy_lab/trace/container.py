@@ -38,25 +38,9 @@ _SERVERS = (
     b" details: prompt",
 )
 _OWN = (
-    *(
-        "event",
-        "messages",
-        "prompt",
-        "prompt_token_ids",
-        "input_ids",
-        "contents",
-        "input",
-        "hash_ids",
-    ),
-    *(
-        "body",
-        "request",
-        "request_body",
-        "requestBody",
-        "proxy_server_request",
-        "kwargs",
-        "attributes",
-    ),
+    *("event", "messages", "prompt", "prompt_token_ids", "input_ids", "contents", "input"),
+    *("hash_ids", "body", "request", "request_body", "requestBody", "proxy_server_request"),
+    *("kwargs", "attributes"),
     *("standard_logging_object", "resourceSpans", "requests", "schema"),
 )
 """Fields of entries that are read as they are."""

@@ -117,7 +117,7 @@ def test_admissions_equal_sglangs(running, waiting, ratio, fixed, page, room):
 def job_of(number: int, prompt: int, output: int, beyond: int) -> SimulatedRequest:
     path = tuple(range(number * 1000, number * 1000 + prompt))
     made = SimpleNamespace(path=path, tenant=None, conversation=None)
-    job = SimulatedRequest(number, 0.0, (made, path, prompt, output, prompt + output - 1))
+    job = SimulatedRequest(number, 0.0, made, path, prompt, output, prompt + output - 1)
     job.max_new = output + beyond
     return job
 

@@ -33,19 +33,10 @@ from sglang_canopy.wire.stamp import FORCE_OUTPUT
 _TIMEOUT_S = 6 * 3600
 _LINE_BYTES = 64 << 20
 _SERVER_FACTS = (
-    "version",
-    "model_path",
-    "radix_eviction_policy",
-    "radix_eviction_policy_config",
-    "max_total_num_tokens",
-    "context_length",
-    "page_size",
-    "enable_hierarchical_cache",
-    "hicache_storage_backend",
-    "schedule_policy",
-    "chunked_prefill_size",
-    "max_running_requests",
-    "device",
+    *("version", "model_path", "radix_eviction_policy", "radix_eviction_policy_config"),
+    *("max_total_num_tokens", "context_length", "page_size", "enable_hierarchical_cache"),
+    *("hicache_storage_backend", "schedule_policy", "chunked_prefill_size"),
+    *("max_running_requests", "device"),
 )
 
 

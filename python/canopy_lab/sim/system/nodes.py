@@ -27,17 +27,8 @@ class TierNode(Leaf):
     """A run of blocks below ``parent`` and the tiers it is on."""
 
     __slots__ = (
-        "blocks",
-        "children",
-        "device",
-        "device_children",
-        "host",
-        "locks",
-        "parent",
-        "pins",
-        "ranked",
-        "ranker",
-        "served",
+        *("blocks", "children", "device", "device_children", "host", "locks", "parent", "pins"),
+        *("ranked", "ranker", "served"),
     )
 
     def __init__(self, parent: TierNode | None, blocks: tuple[int, ...], offset: int, length: int):

@@ -160,7 +160,7 @@ class _SystemRun:
         # Policies receive a request's arrival time in the simulation; no two are equal.
         self.clock = now if now > self.clock else math.nextafter(self.clock, math.inf)
         made[0].time = self.clock
-        job = SimulatedRequest(number, now, made)
+        job = SimulatedRequest(number, now, *made)
         instance = self.instances[self.router.choose(job.request.path)]
         version = instance.version
         instance.arrive(job, now)
