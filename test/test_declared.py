@@ -14,16 +14,13 @@ from sglang_canopy.errors import CanopyError
 
 
 @dataclass(frozen=True)
-class Sample:
+class Sample(declared.Checked):
     mode: str = declare("fast", "--sample-mode", "How.", choices=("fast", "slow"))
     size_mb: int = declare(8, "--sample-size-mb", "How much.", metavar="MIB", low=0, high=64)
     share: float | None = declare(None, "--sample-share", "What share of 100 %.", low=0, high=1)
     extra: Mapping | None = declare(None, "--sample-extra", "More.", parse=declared.json_object)
     loud: bool = declare(False, "--sample-loud", "Say more.")
     derived: int = 3
-
-    def __post_init__(self) -> None:
-        declared.check(self)
 
 
 def _read(*argv: str) -> Sample:
@@ -67,11 +64,8 @@ def test_a_switch_takes_no_value() -> None:
 
 def test_a_key_of_an_object_is_checked_by_its_name_and_has_no_flag() -> None:
     @dataclass(frozen=True)
-    class Keys:
+    class Keys(declared.Checked):
         block_tokens: int = declare_key(64, "Granularity.", low=1)
-
-        def __post_init__(self) -> None:
-            declared.check(self)
 
     with pytest.raises(CanopyError, match="key 'block_tokens' must be at least 1, got 0"):
         Keys(block_tokens=0)
@@ -97,14 +91,11 @@ def test_help_and_reference_have_the_default(capsys: pytest.CaptureFixture[str])
 
 
 @dataclass(frozen=True)
-class Disk:
+class Disk(declared.Checked):
     path: str = declare_key("", "Folder.")
     capacity_gb: float = declare_key(10.0, "Size.", low=0)
     sizes: tuple | None = declare_key(None, "Sizes.", parse=lambda text: tuple(text.split(":")))
     compress: bool = declare_key(False, "Whether pages are compressed.")
-
-    def __post_init__(self) -> None:
-        declared.check(self)
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,12 @@ row.
 A command or a server declares its flags as fields of a frozen dataclass::
 
     @dataclass(frozen=True, slots=True)
-    class Limits:
+    class Limits(declared.Checked):
         hit_rate: float = declare(0.5, "--hit-rate", "Least share of hits.", low=0, high=1)
         window: str = declare("day", "--window", "Period to report.", choices=("day", "week"))
         disk: DiskKeys = declare(
             DiskKeys(), "--disk", "The disk.", parse=keyed(DiskKeys, head="path")
         )
-
-        def __post_init__(self) -> None:
-            declared.check(self)
 
     declared.add_flags(parser.add_argument_group("limits"), Limits)
     limits = declared.read(Limits, parser.parse_args())
@@ -299,6 +296,15 @@ def check(options: Any) -> None:
         if value is not None and not option.allows(value):
             name = option.flag or f"key {field.name!r}"
             raise CanopyError(f"{name} must be {option.allowed}, got {value!r}")
+
+
+class Checked:
+    """A base of options that are checked when an object is made."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 def rows(cls: type, hidden: bool | None = None) -> list[Mapping[str, str]]:

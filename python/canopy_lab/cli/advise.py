@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-
-from tqdm import tqdm
 
 from canopy_lab.advise.advice import LOST_POINTS, Below, advise
 from canopy_lab.advise.answers import Advice
@@ -17,11 +14,10 @@ from canopy_lab.advise.breaks.memory import MAX_PROMPTS
 from canopy_lab.advise.breaks.read import read_breaks
 from canopy_lab.advise.first_start import first_start
 from canopy_lab.advise.sample import MAX_REQUESTS, Sample, read_sample
-from canopy_lab.cli.shared import PROFILE_HELP, LogOptions, format_of
-from canopy_lab.cli.values import above_zero, listed, out_file, positive, write
+from canopy_lab.cli.shared import PROFILE_HELP, Bar, TraceOptions
+from canopy_lab.cli.values import above_zero, listed, out_file, positive, write_json
 from canopy_lab.sim.system.engine_profile import EngineProfile, load_profile
 from canopy_lab.trace.sglang_log import pool_tokens
-from sglang_canopy import declared
 from sglang_canopy.declared import declare
 
 
@@ -34,7 +30,7 @@ def _sizes(text: str) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Options(LogOptions):
+class Options(TraceOptions):
     tokenizer: str | None = declare(
         None, "--tokenizer", "tokenizer.json or its folder, for logs of text and logs of token ids", metavar="PATH",
         shown_default="4 bytes count as a token",
@@ -70,9 +66,6 @@ class Options(LogOptions):
     )
     seed: int = declare(1, "--seed", "seed of placebo, hints and intervals", metavar="K")
 
-    def __post_init__(self) -> None:
-        declared.check(self)
-
 
 OPTIONS = (Options,)
 
@@ -86,16 +79,16 @@ def run(args: Options) -> int:
         *(Below(f"{g:g} GB of host memory", g) for g in args.host_gb),
         *(Below(f"and a disk of {g:g} GB", g, disk=True) for g in args.disk_gb),
     ]  # fmt: skip
-    format = format_of(args.log, args.format)
-    logged = pool_tokens(args.log) if format == "sglang" else None
+    format = args.known_format
+    logged = pool_tokens(args.trace) if format == "sglang" else None
     sample = _read(args, format)
     breaks = _breaks(args, format)
     told = sentences(breaks, show_values=args.show_values)
     advice = _advise(args, sample, profile, below, logged)
-    page(advice, Path(args.log).name, told).write(args.out)
+    page(advice, Path(args.trace).name, told).write(args.out)
     if args.json:
         found = as_json(breaks, show_values=args.show_values)
-        write(args.json, json.dumps({**advice.as_json(), "breaks": found}, indent=1) + "\n")
+        write_json(args.json, {**advice.as_json(), "breaks": found})
     first = first_start(advice)
     print(summary(advice))
     print("", *told, sep="\n")
@@ -106,9 +99,9 @@ def run(args: Options) -> int:
 
 
 def _read(args: Options, format: str) -> Sample:
-    with tqdm(desc=f"reading {Path(args.log).name} ({format})", unit="req", disable=None) as bar:
+    with Bar(desc=f"reading {Path(args.trace).name} ({format})", unit="req", disable=None) as bar:
         return read_sample(
-            args.log,
+            args.trace,
             format,
             tokenizer=args.tokenizer,
             most_requests=args.sample_requests,
@@ -118,8 +111,8 @@ def _read(args: Options, format: str) -> Sample:
 
 
 def _breaks(args: Options, format: str) -> Breaks:
-    log = Path(args.log)
-    with tqdm(desc="comparing prompts", unit="req", total=MAX_PROMPTS, disable=None) as bar:
+    log = Path(args.trace)
+    with Bar(desc="comparing prompts", unit="req", total=MAX_PROMPTS, disable=None) as bar:
         return read_breaks(
             log, format, tokenizer=args.tokenizer, skip_bad=args.skip_bad, progress=bar.update
         )
@@ -135,12 +128,7 @@ def _advise(
     capacity, origin = args.capacity_tokens, "given"
     if capacity is None and logged is not None:
         capacity, origin = logged[0], "log" if logged[1] == 1 else "ranks"
-    with tqdm(desc="simulating", unit="run", disable=None) as bar:
-
-        def resize(total: int) -> None:
-            bar.total = total
-            bar.refresh()
-
+    with Bar(desc="simulating", unit="run", disable=None) as bar:
         return advise(
             sample,
             profile,
@@ -149,6 +137,6 @@ def _advise(
             below=below,
             jobs=args.jobs,
             seed=args.seed,
-            resize=resize,
+            resize=bar.resize,
             progress=bar.update,
         )

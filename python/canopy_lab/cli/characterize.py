@@ -6,22 +6,15 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from tqdm import tqdm
-
 from canopy_lab.characterize.report import ReadProgress, characterize
 from canopy_lab.characterize.text import summary
-from canopy_lab.cli.shared import format_of, format_option, skip_bad_option
-from sglang_canopy import declared
+from canopy_lab.cli.shared import Bar, TraceOptions
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    trace: Path = declare(
-        None, "TRACE", "the trace, may be compressed (.gz, .xz, .zst)", parse=Path
-    )
-    format: str = format_option()
+class Options(TraceOptions):
     out: Path = declare(
         None, "--out", "folder for report.html, report.json and the PNGs", metavar="FOLDER",
         parse=Path, required=True,
@@ -31,10 +24,6 @@ class Options:
         "qwen2.5-7b", "--model-config",
         "preset or Hugging Face config.json whose KV bytes are counted", metavar="MODEL",
     )  # fmt: skip
-    skip_bad: int = skip_bad_option()
-
-    def __post_init__(self) -> None:
-        declared.check(self)
 
 
 OPTIONS = (Options,)
@@ -47,18 +36,14 @@ def run(args: Options) -> int:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CanopyError(f"cannot make the folder {str(args.out)!r}: {error}") from None
-    with tqdm(desc=f"characterize {args.trace.name}", unit="req", disable=None) as bar:
-
-        def resize(total: int) -> None:
-            bar.total = total
-            bar.refresh()
-
+    trace = Path(args.trace)
+    with Bar(desc=f"characterize {trace.name}", unit="req", disable=None) as bar:
         report = characterize(
-            args.trace,
-            format_of(args.trace, args.format),
+            trace,
+            args.known_format,
             model=args.model_config,
             skip_bad=args.skip_bad,
-            work=ReadProgress(bar.update, resize),
+            work=ReadProgress(bar.update, bar.resize),
         )
         if bar.total:
             bar.update(bar.total - bar.n)

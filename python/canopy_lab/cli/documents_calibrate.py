@@ -18,7 +18,7 @@ MAX_S = 600
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(declared.Checked):
     url: str = declare(
         None,
         "--url",
@@ -39,9 +39,6 @@ class Options:
         0.02, "--slack", "take a larger ratio if it costs at most this share more",
         metavar="SHARE", low=0,
     )  # fmt: skip
-
-    def __post_init__(self) -> None:
-        declared.check(self)
 
 
 OPTIONS = (Options,)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import datetime
-import json
 import math
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from itertools import compress
 from typing import Any
 
-from tqdm import tqdm
-
 from canopy_lab.cli.plan_command import PlanCommand, advised, check, check_gpu, for_profile
 from canopy_lab.cli.plan_options import Choosing, EngineOptions, Reading, Searching, Writing
+from canopy_lab.cli.shared import Bar
 from canopy_lab.cli.validate import read_validation
-from canopy_lab.cli.values import write
+from canopy_lab.cli.values import write_json
 from canopy_lab.plan.choice import label_of
 from canopy_lab.plan.page import page, write_figures
 from canopy_lab.plan.planner import CapacityPlan, make_plan, to_json
@@ -27,7 +25,6 @@ from canopy_lab.plan.worker import PlanInputs, at_load
 from canopy_lab.report.table import text_table
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system.reservation import CLIP_OUTPUT_TOKENS
-from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.sglang_log import logs_tokens, read_as_server
 from sglang_canopy.errors import CanopyError
@@ -93,14 +90,8 @@ def plan_of(
     command, why = advised(command, trace)
     how, validation = command.searching, command.writing.validation
     work = PlanInputs(trace, command.engine, command.prices, command.policy_configs, ids)
-    with tqdm(unit="run", desc="planning", disable=None) as bar:
-
-        def progress(stage: str, done: int, most: int) -> None:
-            bar.total = most
-            bar.set_description(stage, refresh=False)
-            bar.update(done - bar.n)
-
-        plan = make_plan(command.request, work, jobs=how.jobs, progress=progress)
+    with Bar(unit="run", desc="planning", disable=None) as bar:
+        plan = make_plan(command.request, work, jobs=how.jobs, progress=bar.show)
     about = {
         "trace": command.reading.trace,
         "format": command.format,
@@ -137,7 +128,7 @@ def read(command: PlanCommand) -> tuple[CompactTrace, str]:
             skip_bad=args.skip_bad,
         )
     else:
-        source = open_trace(args.trace, command.format, skip_bad=args.skip_bad)
+        source = args.read()
     if args.last_hours is not None:
         source = last_hours(source, args.last_hours)
     if args.requests:
@@ -213,8 +204,7 @@ def write_outputs(
     """Write the files of ``--json-out``, ``--html``, ``--figures`` and ``--out``."""
     args = command.writing
     if args.json:
-        text = json.dumps(to_json(plan, about), indent=1, allow_nan=False)
-        write(args.json, text + "\n")
+        write_json(args.json, to_json(plan, about), allow_nan=False)
     if args.html:
         page(plan, about, work.prices.currency).write(args.html)
     if args.figures:

@@ -10,7 +10,6 @@ from typing import Any
 from canopy_lab.advise.advice import advised_policy
 from canopy_lab.advise.sample import sample_of
 from canopy_lab.cli.plan_options import Choosing, EngineOptions, Reading, Searching, Writing
-from canopy_lab.cli.shared import format_of
 from canopy_lab.cli.validate import read_validation
 from canopy_lab.plan.prices import GIB, Prices, load_prices
 from canopy_lab.plan.request import PlanRequest
@@ -68,7 +67,7 @@ def check(
     ):
         engine.settings_of(Configuration(page_size=page, chunked_prefill_size=chunk))
     PlanInputs(CompactTrace(()), engine, prices)
-    form = format_of(reading.trace, reading.format)
+    form = reading.known_format
     return PlanCommand(
         form,
         reading,

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from canopy_lab.cli.shared import format_option, skip_bad_option
+from canopy_lab.cli.shared import TraceOptions
 from canopy_lab.cli.values import out_file, yaml_file
 from canopy_lab.plan.choice import Constraint, parse_constraints
 from canopy_lab.plan.objective import METRICS, Metric, metric
@@ -95,11 +95,9 @@ def _policy(text: str) -> PolicyOption:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(TraceOptions):
     """Input."""
 
-    trace: str = declare(None, "TRACE", "the trace: a file, or a server's own log")
-    format: str = format_option()
     requests: int = declare(
         0, "--requests", "read only the first N requests; 0: all", metavar="N", low=0
     )
@@ -109,14 +107,10 @@ class Reading:
     load: float = declare(
         1.0, "--load", "the same requests X times as fast", metavar="X", low=1e-3, high=1000
     )
-    skip_bad: int = skip_bad_option()
-
-    def __post_init__(self) -> None:
-        declared.check(self)
 
 
 @dataclass(frozen=True, slots=True)
-class Choosing:
+class Choosing(declared.Checked):
     """Limits and choices."""
 
     slo: tuple[Constraint, ...] = declare(
@@ -153,9 +147,6 @@ class Choosing:
         shown_default="1",
     )
 
-    def __post_init__(self) -> None:
-        declared.check(self)
-
 
 def _tried(name: str, values: tuple[Any, ...] | None, shown: str = "") -> Any:
     """Return the key of a knob: one value, or several to try, separated by slashes."""
@@ -187,7 +178,7 @@ def _passed(kind: str = "N") -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerKeys:
+class ServerKeys(declared.Checked):
     """Settings of the servers: the keys of ``--server``."""
 
     page_size: tuple[int, ...] = _tried("page_size", (1, 64))
@@ -217,12 +208,9 @@ class ServerKeys:
         64, "block_tokens of its disk store, for group TTLs from its log", metavar="N", low=1
     )
 
-    def __post_init__(self) -> None:
-        declared.check(self)
-
 
 @dataclass(frozen=True, slots=True)
-class EngineOptions:
+class EngineOptions(declared.Checked):
     """The simulated servers."""
 
     profile: str = declare(
@@ -241,12 +229,9 @@ class EngineOptions:
         parse=keyed(ServerKeys, head=""), shown_default="",
     )  # fmt: skip
 
-    def __post_init__(self) -> None:
-        declared.check(self)
-
 
 @dataclass(frozen=True, slots=True)
-class Searching:
+class Searching(declared.Checked):
     """Search."""
 
     search: SearchKeys = declare(
@@ -261,9 +246,6 @@ class Searching:
     jobs: int = declare(
         os.cpu_count() or 1, "--jobs", "processes", metavar="N", low=1, shown_default="one per core"
     )
-
-    def __post_init__(self) -> None:
-        declared.check(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from canopy_lab.cli.shared import format_of, format_option, skip_bad_option
+from canopy_lab.cli.shared import TraceOptions
 from canopy_lab.cli.values import above_zero, yaml_file
 from canopy_lab.group_ttl.learn import BOTH, CATEGORIES, GROUPS, Learning, Learnt, learn
 from canopy_lab.group_ttl.paths import Paths, paths_of
@@ -22,10 +22,8 @@ from canopy_lab.plan.server_config import write_config
 from canopy_lab.report.table import text_table
 from canopy_lab.report.units import size
 from canopy_lab.sim.model import PRESETS, load_model_shape
-from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.sglang_log import logs_tokens, read_as_server
-from sglang_canopy import declared
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH
@@ -34,11 +32,7 @@ _SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    trace: str = declare(
-        None, "TRACE", "trace file; a server's own log makes a plan for that server"
-    )
-    format: str = format_option()
+class Options(TraceOptions):
     budget_gb: float = declare(
         None, "--budget-gb", "average GB (1e9 bytes) on the disk", metavar="X", parse=above_zero,
         required=True,
@@ -61,14 +55,10 @@ class Options:
         64, "--block-tokens", "the server's block_tokens (format sglang)", metavar="N", low=1,
         high=65536,
     )  # fmt: skip
-    skip_bad: int = skip_bad_option()
     output: Path | None = declare(
         None, "--out", "the TTLs, for SGLang's --config", metavar="PLAN.yaml", parse=yaml_file
     )
     all: bool = declare(False, "--all", f"print every group, not the {_SHOWN} with most hits")
-
-    def __post_init__(self) -> None:
-        declared.check(self)
 
 
 OPTIONS = (Options,)
@@ -76,7 +66,7 @@ OPTIONS = (Options,)
 
 def run(args: Options) -> int:
     """Learn the TTLs, print the table and write the plan."""
-    args = dataclasses.replace(args, format=format_of(args.trace, args.format))
+    args = dataclasses.replace(args, format=args.known_format)
     kinds = (BOTH, GROUPS, CATEGORIES) if args.categories else (GROUPS,)
     learning = Learning(groups=args.groups, kinds=kinds, refresh_s=args.refresh_s)
     bytes_per_token = load_model_shape(args.model).kv_bytes_per_token()
@@ -106,7 +96,7 @@ def _records(args: Options) -> Iterator[TraceRequest]:
                 "cannot be computed; give a log of chat requests, or of input_ids"
             )
         return read_as_server(args.trace, block_tokens=args.block_tokens, skip_bad=args.skip_bad)
-    return open_trace(args.trace, args.format, skip_bad=args.skip_bad)
+    return args.read()
 
 
 def _report(learnt: Learnt, log: Paths, bytes_per_token: int, shown: int | None) -> str:

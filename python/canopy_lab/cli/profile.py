@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import datetime
-import json
 import platform
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from canopy_lab.cli.values import out_file
+from canopy_lab.cli.values import out_file, write_json
 from canopy_lab.live.profile.client import ProfiledServer
 from canopy_lab.live.profile.measure import Limits, Measurer
 from canopy_lab.live.profile.tiers import measure_tiers
@@ -21,7 +20,7 @@ from sglang_canopy.errors import CanopyError
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(declared.Checked):
     url: str = declare(
         None, "--url", "the server; it must serve no other requests meanwhile", metavar="URL",
         required=True,
@@ -55,16 +54,13 @@ class Options:
     )  # fmt: skip
     seed: int = declare(0, "--seed", "seed of the random prompts", metavar="K")
 
-    def __post_init__(self) -> None:
-        declared.check(self)
-
 
 OPTIONS = (Options,)
 
 
 def run(args: Options) -> int:
     profile = measure(args)
-    args.output.write_text(json.dumps(profile.to_json(), indent=1) + "\n", encoding="utf-8")
+    write_json(args.output, profile.to_json())
     print(f"{args.output}: {profile.name}")
     for new in profile.attention_new_tokens:
         print(f"  prefill of {new:>6g} tokens {profile.prefill_s(new) * 1000:10.1f} ms")

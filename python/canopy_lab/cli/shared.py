@@ -6,13 +6,17 @@ import atexit
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from tqdm import tqdm
 
 from canopy_lab.trace.guess import guess_format
 from canopy_lab.trace.lines import existing
-from canopy_lab.trace.open import format_names
+from canopy_lab.trace.open import format_names, open_trace
+from canopy_lab.trace.record import TraceRequest
+from sglang_canopy import declared
 from sglang_canopy.declared import declare
 
 AUTO = "auto"
@@ -33,40 +37,37 @@ def one_log(paths: list[str]) -> str:
     return str(folder)
 
 
-def format_option() -> Any:
-    """Return the field of ``--format``; ``format_of`` resolves its default."""
-    return declare(
+class Bar(tqdm):  # type: ignore[type-arg]
+    """A progress bar whose length may be known later."""
+
+    def resize(self, total: int) -> None:
+        self.total = total
+        self.refresh()
+
+    def show(self, stage: str, done: int, total: int) -> None:
+        self.total = total
+        self.set_description(stage, refresh=False)
+        self.update(done - self.n)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOptions(declared.Checked):
+    """Options of commands that read a trace or a log."""
+
+    trace: str = declare(None, "TRACE", LOG_HELP, join=one_log)
+    format: str = declare(
         AUTO, "--format", "format of the input; auto: what its first lines look like",
         choices=(AUTO, *format_names()),
     )  # fmt: skip
+    skip_bad: int = declare(0, "--skip-bad", "skip up to N broken lines", metavar="N", low=0)
 
+    @property
+    def known_format(self) -> str:
+        """``format``, or the format that fits the first lines if it is ``AUTO``."""
+        return guess_format(self.trace) if self.format == AUTO else self.format
 
-def skip_bad_option() -> Any:
-    """Return the declaration of ``--skip-bad``."""
-    return declare(0, "--skip-bad", "skip up to N broken lines", metavar="N", low=0)
-
-
-def format_of(path: Path | str, format: str) -> str:
-    """Return ``format``, or the format that fits the first lines of ``path`` if it is ``AUTO``."""
-    return guess_format(path) if format == AUTO else format
-
-
-@dataclass(frozen=True, slots=True)
-class LogOptions:
-    """Options of commands that read a log."""
-
-    log: str = declare(None, "LOG", LOG_HELP, join=one_log)
-    format: str = format_option()
-    skip_bad: int = skip_bad_option()
-
-
-@dataclass(frozen=True, slots=True)
-class TraceOptions:
-    """Options of commands that simulate a trace."""
-
-    trace: str = declare(None, "TRACE", LOG_HELP, join=one_log)
-    format: str = format_option()
-    skip_bad: int = skip_bad_option()
+    def read(self) -> Iterator[TraceRequest]:
+        return open_trace(self.trace, self.known_format, skip_bad=self.skip_bad)
 
 
 @dataclass(frozen=True, slots=True)

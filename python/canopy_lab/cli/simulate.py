@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping
@@ -10,15 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
-from canopy_lab.cli.shared import TraceOptions, format_of
-from canopy_lab.cli.values import listed, out_file
+from canopy_lab.cli.shared import Bar, TraceOptions
+from canopy_lab.cli.values import listed, out_file, write_json
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.requests import Hints
 from canopy_lab.sim.sweep import PolicyArm, SweepPlan, run_sweep
 from canopy_lab.sim.sweep_table import sweep_notes, sweep_table
-from canopy_lab.trace.open import open_trace
 from sglang_canopy import declared
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
@@ -117,18 +113,10 @@ def run(options: Options) -> None:
         threshold_tokens=options.tel_threshold_tokens,
         whole_nodes=options.whole_nodes,
     )
-    format = format_of(options.trace, options.format)
-    trace = CompactTrace(open_trace(options.trace, format, skip_bad=options.skip_bad))
-    with tqdm(unit="run", desc="simulating", disable=None) as bar:
-
-        def progress(done: int, tasks: int, what: str) -> None:
-            bar.total = tasks
-            bar.set_description(what or "simulating", refresh=False)
-            bar.update(done - bar.n)
-
-        rows = run_sweep(plan, trace, jobs=options.jobs, progress=progress)
+    trace = CompactTrace(options.read())
+    with Bar(unit="run", desc="simulating", disable=None) as bar:
+        rows = run_sweep(plan, trace, jobs=options.jobs, progress=bar.show)
     print("\n".join([sweep_table(rows), "", *sweep_notes(rows)]))
     if options.json:
-        where = {"trace": options.trace, "format": format}
-        text = json.dumps([{**where, **row} for row in rows], indent=1)
-        options.json.write_text(text + "\n")
+        where = {"trace": options.trace, "format": options.known_format}
+        write_json(options.json, [{**where, **row} for row in rows])

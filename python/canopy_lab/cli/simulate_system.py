@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from canopy_lab.cli.shared import PROFILE_HELP, TraceOptions, format_of
+from canopy_lab.cli.shared import PROFILE_HELP, TraceOptions
 from canopy_lab.cli.system_loads import parse_loads, run_loads
-from canopy_lab.cli.values import above_zero, out_file
+from canopy_lab.cli.values import above_zero, out_file, write_json
 from canopy_lab.latency.report import WARM_UP_SHARE
 from canopy_lab.latency.slo import SLO, parse_slo
 from canopy_lab.report.units import size
@@ -24,7 +23,6 @@ from canopy_lab.sim.system import (
 from canopy_lab.sim.system.arrivals import Arrivals, ClosedLoop, OpenLoop, TurnsWait
 from canopy_lab.sim.system.engine_profile import EngineProfile
 from canopy_lab.sim.system.loads import LoadedSystem
-from canopy_lab.trace.open import open_trace
 from sglang_canopy import declared
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
@@ -32,7 +30,7 @@ from sglang_canopy.policy.registry import SGLANGS_LRU
 
 
 @dataclass(frozen=True, slots=True)
-class Machines:
+class Machines(declared.Checked):
     """Machines."""
 
     profile: str = declare(None, "--profile", PROFILE_HELP, metavar="NAME", required=True)
@@ -53,9 +51,6 @@ class Machines:
     ttl_s: float | None = declare(
         None, "--ttl-s", "TTL of everything on host and disk, in seconds", metavar="S"
     )
-
-    def __post_init__(self) -> None:
-        declared.check(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +134,7 @@ def run(machines: Machines, system: SystemConfig, traffic: Traffic, question: Qu
     result = simulate_system(workload, config, profile, seed=traffic.seed, arrivals=arrivals)
     print(summary(result, f"{profile.name} ({profile.source})"))
     if question.json:
-        question.json.write_text(json.dumps(result.to_json(), indent=1) + "\n")
+        write_json(question.json, result.to_json())
 
 
 def _system(machines: Machines, system: SystemConfig, profile: EngineProfile) -> SystemConfig:
@@ -169,9 +164,7 @@ def _system(machines: Machines, system: SystemConfig, profile: EngineProfile) ->
 
 
 def _workload(traffic: Traffic) -> Workload:
-    format = format_of(traffic.trace, traffic.format)
-    trace = open_trace(traffic.trace, format, skip_bad=traffic.skip_bad)
-    requests = itertools.islice(trace, traffic.requests)
+    requests = itertools.islice(traffic.read(), traffic.requests)
     return Workload(requests, seed=traffic.seed)
 
 
@@ -201,7 +194,7 @@ def _loads(
     print(f"profile      {profile.name} ({profile.source})")
     print(made.text())
     if question.json:
-        question.json.write_text(json.dumps(made.to_json(), indent=1) + "\n")
+        write_json(question.json, made.to_json())
 
 
 def _arrivals(traffic: Traffic, workload: Workload) -> Arrivals:

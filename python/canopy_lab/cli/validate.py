@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from canopy_lab.cli.shared import skip_bad_option
-from canopy_lab.cli.values import above_zero, out_file, write
+from canopy_lab.cli.values import above_zero, out_file, write_json
 from canopy_lab.plan.prices import MIB
 from canopy_lab.plan.server_config import Config, read_config
 from canopy_lab.plan.slots import last_hours
@@ -30,7 +29,7 @@ FEW_REQUESTS = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(declared.Checked):
     log: str = declare(None, "LOG", f"the server's log, written with {HOW} {REPORT}")
     plan: str = declare(
         None,
@@ -54,7 +53,7 @@ class Options:
         None, "--disk-mib-per-s", "the disk's bandwidth, if not the profile's", metavar="X",
         parse=above_zero,
     )  # fmt: skip
-    skip_bad: int = skip_bad_option()
+    skip_bad: int = declare(0, "--skip-bad", "skip up to N broken lines", metavar="N", low=0)
     recalibrate: Path | None = declare(
         None, "--recalibrate", "write a profile whose mean TTFT is right", metavar="PROFILE",
         parse=out_file,
@@ -63,9 +62,6 @@ class Options:
         None, "--json-out", "write the errors, for canopy plan --validation", metavar="OUT",
         parse=out_file,
     )  # fmt: skip
-
-    def __post_init__(self) -> None:
-        declared.check(self)
 
 
 OPTIONS = (Options,)
@@ -88,10 +84,10 @@ def run(args: Options) -> None:
         factor, better, held_out = recalibrate(trace, served, config, profile)
         print(f"\nStep times x {factor:.3g}, found on the first half; on the second half then:")
         print(table(held_out))
-        write(args.recalibrate, json.dumps(better.to_json(), indent=1) + "\n")
+        write_json(args.recalibrate, better.to_json())
         document["recalibrated"] = {"factor": factor, **held_out.to_json()}
     if args.json:
-        write(args.json, json.dumps(document, indent=1, allow_nan=False) + "\n")
+        write_json(args.json, document, allow_nan=False)
 
 
 def _requests(log: str, plan: Config, skip_bad: int = 0) -> Iterator[TraceRequest]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from canopy_lab.plan.server_config import SUFFIXES
 from sglang_canopy.errors import CanopyError
@@ -28,6 +29,11 @@ def write(path: Path, text: str) -> None:
         replace_file(path, text)
     except OSError as error:
         raise CanopyError(f"cannot write {str(path)!r}: {error}") from None
+
+
+def write_json(path: Path, value: Any, **how: Any) -> None:
+    """Write ``value`` as ``write`` does. ``how``: arguments of ``json.dumps``."""
+    write(path, json.dumps(value, indent=1, **how) + "\n")
 
 
 def listed(parse: Callable[[str], Value], what: str) -> Callable[[str], tuple[Value, ...]]:

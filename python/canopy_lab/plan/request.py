@@ -44,7 +44,7 @@ def _objectives(text: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class SearchKeys:
+class SearchKeys(declared.Checked):
     """The search and its report: the keys of ``--search``."""
 
     dram_gib: float = declare_key(
@@ -85,9 +85,6 @@ class SearchKeys:
     checks: str = declare_key(
         "on", "evaluate neighbours of the choice, and other loads", choices=("on", "off")
     )
-
-    def __post_init__(self) -> None:
-        declared.check(self)
 
 
 @dataclass(frozen=True, slots=True)

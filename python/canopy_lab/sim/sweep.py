@@ -121,11 +121,11 @@ def run_sweep(
     trace: CompactTrace,
     *,
     jobs: int,
-    progress: Callable[[int, int, str], None] = lambda done, tasks, what: None,
+    progress: Callable[[str, int, int], None] = lambda what, done, tasks: None,
 ) -> list[dict[str, Any]]:
     """Return one row per simulation, ordered by seed, policy, placebo, capacity.
 
-    Calls ``progress(done, tasks, name)``. Raises ``CanopyError`` for an invalid option before the
+    Calls ``progress(name, done, tasks)``. Raises ``CanopyError`` for an invalid option before the
     first simulation.
     """
     for arm in plan.arms:
@@ -134,11 +134,11 @@ def run_sweep(
     # A run without random draws is equal for all seeds.
     tasks = list(dict.fromkeys(_once(plan, task) for task in wanted))
     done: dict[SweepTask, dict[str, Any]] = {}
-    progress(0, len(tasks), "")
+    progress("simulating", 0, len(tasks))
     with Workers(SweepInputs(plan, trace), jobs) as workers:
         for at, row in workers.map(simulate_task, tasks):
             done[tasks[at]] = row
-            progress(len(done), len(tasks), tasks[at].arm.label)
+            progress(tasks[at].arm.label, len(done), len(tasks))
     return [{**done[_once(plan, task)], "seed": task.seed} for task in wanted]
 
 

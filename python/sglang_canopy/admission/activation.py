@@ -25,7 +25,7 @@ OFF, AUTO = "off", "auto"
 
 
 @dataclass(frozen=True, slots=True)
-class GateSettings:
+class GateSettings(declared.Checked):
     """Keys of ``--canopy-session-gate``, and the gate's internal settings."""
 
     mode: str = declare_key(
@@ -47,9 +47,6 @@ class GateSettings:
     """Largest number of active sessions, without sessions that have a request."""
     max_paused: int = 1024
     """Largest number of paused sessions."""
-
-    def __post_init__(self) -> None:
-        declared.check(self)
 
 
 _PARTS = 64

@@ -24,7 +24,7 @@ OTHERS = "*"
 
 
 @dataclass(frozen=True, slots=True)
-class TreeSettings:
+class TreeSettings(declared.Checked):
     """Keys of ``--radix-eviction-policy-config`` that every Canopy policy accepts."""
 
     quantum_tokens: int = declare_key(
@@ -47,9 +47,6 @@ class TreeSettings:
     keep_total_share: float = declare_key(
         TOTAL_SHARE, "Share of the device's KV that all tenants together may keep.", low=0, high=1
     )
-
-    def __post_init__(self) -> None:
-        declared.check(self)
 
 
 TREE_KEYS = tuple(f.name for f in dataclasses.fields(TreeSettings))
@@ -166,7 +163,7 @@ class DiskOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class TierFlags:
+class TierFlags(declared.Checked):
     """Flags of the tiers below the device; ``None`` if not typed."""
 
     host_eviction: PolicyChoice | None = declare(
@@ -220,9 +217,6 @@ class TierFlags:
         shown_default=f"{DRAIN_S:g}",
         hidden=True,
     )
-
-    def __post_init__(self) -> None:
-        declared.check(self)
 
 
 def tier_options(flags: TierFlags, block_tokens: int = 64) -> TierOptions:

@@ -45,7 +45,7 @@ def _factors(text: str) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class MeterOptions:
+class MeterOptions(declared.Checked):
     """Keys of ``--canopy-whatif``."""
 
     policies: tuple[str, ...] = declare_key(
@@ -72,9 +72,6 @@ class MeterOptions:
     )
     observe: bool = False
     """Whether the meter observes SGLang's own cache."""
-
-    def __post_init__(self) -> None:
-        declared.check(self)
 
 
 @dataclass(frozen=True, slots=True)

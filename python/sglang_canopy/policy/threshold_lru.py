@@ -16,15 +16,12 @@ from sglang_canopy.records import Leaf
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class Config(declared.Checked):
     threshold_tokens: int = declare_key(
         1024,
         "Conversations whose longest prompt and output are below this are evicted first.",
         low=0,
     )
-
-    def __post_init__(self) -> None:
-        declared.check(self)
 
 
 class ThresholdLRU(RankedPolicy):

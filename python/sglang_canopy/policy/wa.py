@@ -43,7 +43,7 @@ _CATEGORIES = ("refined", "type-turn")
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class Config(declared.Checked):
     model: str = declare_key(
         "survival",
         "``survival``; ``exponential``, the ATC 2025 paper's own formula; or ``recency``, LRU that "
@@ -66,9 +66,6 @@ class Config:
         256, "Categories to learn; later ones share a coarser category.", low=4, high=4096
     )
     own_gaps: bool = declare_key(True, "Refine the category by the conversation's own past gaps.")
-
-    def __post_init__(self) -> None:
-        declared.check(self)
 
 
 class WorkloadAware(Policy):

@@ -18,16 +18,13 @@ from sglang_canopy.records import Leaf
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class Config(declared.Checked):
     threshold_tokens: float = declare_key(
         0.0, "Uncached tokens a request may have without excess.", low=0
     )
     next_prompt_tokens: float | None = declare_key(
         None, "What the next prompt adds to the history; by default the trace's own mean.", low=0
     )
-
-    def __post_init__(self) -> None:
-        declared.check(self)
 
 
 class EndAwareTLRU(HindsightPolicy):

@@ -18,13 +18,10 @@ from sglang_canopy.records import Leaf
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class Config(declared.Checked):
     threshold_tokens: float = declare_key(
         0.0, "Uncached tokens a request may have without excess; 0 makes this ``belady``.", low=0
     )
-
-    def __post_init__(self) -> None:
-        declared.check(self)
 
 
 class TailBelady(HindsightPolicy):

@@ -23,7 +23,7 @@ _MAX_TICKS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class Config(declared.Checked):
     cost: str = declare_key(
         "quadratic",
         "``quadratic`` counts attention over the prefix; ``linear`` is LFU with ageing.",
@@ -34,9 +34,6 @@ class Config:
         "Depth at which attention costs a token as much as all else (27,000: Llama 3.1 8B).",
         low=1,
     )
-
-    def __post_init__(self) -> None:
-        declared.check(self)
 
 
 class GDFS(Policy):

@@ -33,7 +33,7 @@ _64_BITS = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class Config(declared.Checked):
     small_share: float = declare_key(
         0.1, "Share of the evictable tokens above which the small queue evicts.", low=0, high=1
     )
@@ -46,9 +46,6 @@ class Config:
     ghost_share: float = declare_key(
         0.9, "Tokens the ghost queue remembers, as a share of the evictable tokens.", low=0
     )
-
-    def __post_init__(self) -> None:
-        declared.check(self)
 
 
 @dataclass(slots=True)

@@ -19,16 +19,13 @@ from sglang_canopy.records import Leaf
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class Config(declared.Checked):
     threshold_tokens: float = declare_key(
         0.0, "SGLang's ``threshold``: tokens that may be left to prefill.", low=0
     )
     next_prompt_tokens: float = declare_key(
         0.0, "SGLang's ``next_prompt_estimate``: what the next prompt adds to the history.", low=0
     )
-
-    def __post_init__(self) -> None:
-        declared.check(self)
 
 
 class SGLangTLRU(RankedPolicy):
