@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from canopy_lab.plan.disk_class import GIB
 from canopy_lab.plan.evaluate import Evaluator
-from canopy_lab.plan.prices import GIB, load_prices
+from canopy_lab.plan.prices import load_prices
 from canopy_lab.plan.space import Configuration
 from canopy_lab.plan.system import Engine, system_of
 from canopy_lab.plan.worker import PlanInputs, SimulationTask, run_task

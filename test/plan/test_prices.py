@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from canopy_lab.plan.prices import MIB, load_prices, parse_prices, price_list_names
+from canopy_lab.plan.disk_class import MIB
+from canopy_lab.plan.prices import load_prices, parse_prices, price_list_names
 from sglang_canopy.errors import CanopyError
 
 SMALL = {

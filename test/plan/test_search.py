@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from canopy_lab.plan.objective import Objectives, Scale
-from canopy_lab.plan.search import SearchOptions, search
+from canopy_lab.plan.search import PROBES, SearchOptions, search
 from canopy_lab.plan.sizes import sizes
 from canopy_lab.plan.space import Space
 
@@ -141,7 +141,7 @@ def test_useful_group_ttls_are_found_and_useless_ones_dropped_early():
     useless = share_of_grid(Cache(2000.0, group_gain=0.0))[2]
     # Tried on points of the front and two corners of each class, and left.
     tried = sum(c.ttl == "group" for c in useless.rows)
-    assert 0 < tried <= SearchOptions().probes + 2 * 2
+    assert 0 < tried <= PROBES + 2 * 2
     assert sum(c.ttl == "group" for c in helped.rows) > tried
 
 

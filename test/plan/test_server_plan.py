@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from canopy_lab.plan.disk_class import GIB
 from canopy_lab.plan.objective import Evaluated
-from canopy_lab.plan.prices import GIB, load_prices
+from canopy_lab.plan.prices import load_prices
 from canopy_lab.plan.server_config import read_config, write_config
 from canopy_lab.plan.server_plan import server_plan
 from canopy_lab.plan.space import Configuration

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from canopy_lab.group_ttl.paths import paths_of
 from canopy_lab.plan.choice import label_of
-from canopy_lab.plan.disk_class import DiskClass, Steps
+from canopy_lab.plan.disk_class import GIB, DiskClass, Steps
 from canopy_lab.plan.evaluate import Evaluator
-from canopy_lab.plan.groups import observe
-from canopy_lab.plan.prices import GIB, load_prices
+from canopy_lab.plan.prices import load_prices
 from canopy_lab.plan.space import Configuration
 from canopy_lab.plan.system import Engine, row_of, system_of
 from canopy_lab.plan.worker import PlanInputs
@@ -122,7 +122,7 @@ def test_a_categorys_ttl_expires_its_pages():
 
 def test_group_ttls_are_learnt_from_the_whole_trace():
     requests = [prompt(at, float(at), blocks=600) for at in range(2000)]  # 1.2 million blocks
-    assert len(observe(requests).log) == len(requests)
+    assert len(paths_of(requests)) == len(requests)
 
 
 def test_a_row_has_the_outcome_of_its_group_ttls():

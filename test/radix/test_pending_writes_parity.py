@@ -72,7 +72,6 @@ def test_pages_waiting_for_the_disk_stay_on_the_host(tmp_path: Path, seed: int) 
         page_tokens=PAGE,
         quantum_tokens=1,
         load_back_threshold_tokens=0,
-        waiting_prefixes="ignored",
     )
     ours = _SystemRun(w := Workload(trace), config, profile(), 0, OpenLoop(w))
     ours.serve()

@@ -13,7 +13,7 @@ from canopy_lab.group_ttl.histogram import GRID_S
 from canopy_lab.group_ttl.learn import Learning, at_equal_bytes, in_hindsight, learn
 from canopy_lab.group_ttl.paths import paths_of, segments_of
 from canopy_lab.group_ttl.replay import fixed_ttls, simulate_ttl
-from canopy_lab.plan.prices import GIB
+from canopy_lab.plan.disk_class import GIB
 from question import Context, Question
 from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
 

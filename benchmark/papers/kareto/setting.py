@@ -22,8 +22,9 @@ from typing import Any
 from known import agents, trace_a, trace_b
 from roofline import Device, roofline_profile
 
+from canopy_lab.plan.disk_class import DiskClass
 from canopy_lab.plan.objective import Evaluated
-from canopy_lab.plan.prices import DiskClass, Prices, load_prices
+from canopy_lab.plan.prices import Prices, load_prices
 from canopy_lab.plan.space import Configuration
 from canopy_lab.plan.system import Engine, row_of, system_of
 from canopy_lab.plan.worker import PlanInputs

@@ -11,7 +11,8 @@ from canopy_lab.advise.advice import advised_policy
 from canopy_lab.advise.sample import sample_of
 from canopy_lab.cli.plan_options import Choosing, EngineOptions, Reading, Searching, Writing
 from canopy_lab.cli.validate import read_validation
-from canopy_lab.plan.prices import GIB, Prices, load_prices
+from canopy_lab.plan.disk_class import GIB
+from canopy_lab.plan.prices import Prices, load_prices
 from canopy_lab.plan.request import PlanRequest
 from canopy_lab.plan.space import KNOBS, Configuration
 from canopy_lab.plan.system import Engine

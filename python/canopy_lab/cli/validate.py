@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from canopy_lab.cli.values import above_zero, out_file, write_json
-from canopy_lab.plan.prices import MIB
+from canopy_lab.plan.disk_class import MIB
 from canopy_lab.plan.server_config import Config, read_config
 from canopy_lab.plan.slots import last_hours
 from canopy_lab.plan.validate import HITS, METRICS, TTFTS, Validation, recalibrate, validate

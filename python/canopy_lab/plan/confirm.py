@@ -53,8 +53,6 @@ class Screened:
     """Rows simulated on the whole trace, in order."""
     predicted: dict[Configuration, Evaluated] = field(default_factory=dict)
     """Predicted rows of all candidates."""
-    slopes: dict[str, float] = field(default_factory=dict)
-    """Slope by metric key."""
 
 
 def confirm(
@@ -85,7 +83,6 @@ def confirm(
         if screened.rows:
             screened.choice = choose(list(screened.rows.values()), constraints, minimise)
         bounds = margins(screened.rows, seen)
-        screened.slopes = dict(margins.slopes)
         unsimulated = [i for i, c in enumerate(names) if c not in screened.rows]
         able = _possible(bounds, unsimulated, screened, constraints, minimise)
         wanted = [c for c in also if c not in screened.rows]
@@ -140,7 +137,6 @@ class Margins:
         spans = [row.metrics.get("makespan_s", 1.0) for row in predicted.values()]
         spread = max(spans) / max(min(spans), 1e-9) - 1
         self._of_span = min(max(spread, MIN_OF_SPAN), MAX_OF_SPAN)
-        self.slopes: dict[str, float] = {m.key: self._least(m) for m in metrics}
 
     def __call__(
         self, rows: Mapping[Configuration, Evaluated], seen: Sequence[Configuration]
@@ -157,7 +153,6 @@ class Margins:
             between = far[:, at]
             apart = np.abs(off[:, None] - off[None, :])
             slope = max(self._least(m), SAFETY * float((apart / between).max()))
-            self.slopes[m.key] = slope
             low = (off[:, None] - slope * far).max(axis=0)
             high = (off[:, None] + slope * far).min(axis=0)
             low, high = np.minimum(low, high), np.maximum(low, high)

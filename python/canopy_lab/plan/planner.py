@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from canopy_lab.plan.choice import ChosenConfiguration, choose, extremes
+from canopy_lab.plan.disk_class import GIB
 from canopy_lab.plan.evaluate import Evaluator
 from canopy_lab.plan.objective import Evaluated, Objectives, Scale
-from canopy_lab.plan.prices import GIB, Prices
+from canopy_lab.plan.prices import Prices
 from canopy_lab.plan.request import PlanRequest
 from canopy_lab.plan.sampled import Target, busiest, sampled_search
 from canopy_lab.plan.search import SearchOptions, SearchResult, search

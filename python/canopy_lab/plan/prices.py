@@ -22,29 +22,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from canopy_lab.plan.disk_class import (
-    BILLING,
-    GIB,
-    HOURS_PER_MONTH,
-    MIB,
-    DiskClass,
-    Provisioned,
-    Steps,
-)
+from canopy_lab.plan.disk_class import BILLING, DiskClass, Provisioned, Steps
 from sglang_canopy.errors import CanopyError
-
-__all__ = [
-    "GIB",
-    "HOURS_PER_MONTH",
-    "MIB",
-    "DiskClass",
-    "Prices",
-    "Provisioned",
-    "Steps",
-    "load_prices",
-    "parse_prices",
-    "price_list_names",
-]
 
 PRICE_LISTS = Path(__file__).parent / "price_lists"
 

@@ -3,7 +3,7 @@
 The paper has the first three of these four steps, without thresholds:
 
 1. *Coarse grid*: a few sizes of DRAM times a few sizes of disk, per class.
-2. *Expansion*: along DRAM while a step still gains ``marginal_gain`` in a performance objective;
+2. *Expansion*: along DRAM while a step still gains ``MARGINAL_GAIN`` in a performance objective;
    again at the end, on lines that midpoints have made.
 3. *Midpoints* (``lines.py``): between any two adjacent evaluated sizes of DRAM, disk or bandwidth.
    Midpoints that could add most to the front, and at which the objectives curve most, come first.
@@ -36,23 +36,24 @@ _BEFORE_CHOICES = 4.0
 """Remaining gain, in tolerances, at which choices are tried."""
 
 
+MARGINAL_GAIN = 0.01
+"""Minimum gain of a DRAM step, as a share of the range."""
+PROBES = 3
+"""Points of the front on which a choice is tried first."""
+
+
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
     """Stopping criteria. Shares are of the volume that the front dominates."""
 
     tolerance: float = 0.02
     """Remaining gain from further sizes at which the search ends."""
-    marginal_gain: float = 0.01
-    """Minimum gain of a DRAM step, as a share of the range."""
     evaluations: int = 400
     """Maximum number of evaluations. The result reports the remaining gain."""
-    probes: int = 3
-    """Points of the front on which a choice is tried first."""
 
     def __post_init__(self) -> None:
-        for name in ("tolerance", "marginal_gain"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise CanopyError(f"{name} must be between 0 and 1, got {getattr(self, name)!r}")
+        if not 0 <= self.tolerance <= 1:
+            raise CanopyError(f"tolerance must be between 0 and 1, got {self.tolerance!r}")
         if type(self.evaluations) is not int or self.evaluations < 1:
             raise CanopyError(f"evaluations must be 1 or more, got {self.evaluations!r}")
 
@@ -154,7 +155,7 @@ class _Search:
                     continue
                 done.add((line.base, last))
                 gain = scale(self._vector(before)) - scale(self._vector(after))
-                if gain.max() >= self.options.marginal_gain:
+                if gain.max() >= MARGINAL_GAIN:
                     points.append(beyond[0])
             added = self._add("expansion", points)
             count += added
@@ -188,7 +189,7 @@ class _Search:
                 helped = [
                     new
                     for new, old in tried.items()
-                    if new in self.found.rows and self._gain(old, new) > self.options.marginal_gain
+                    if new in self.found.rows and self._gain(old, new) > MARGINAL_GAIN
                 ]
                 if self._volume() - before <= self.options.tolerance and not helped:
                     continue
@@ -208,7 +209,7 @@ class _Search:
         The front may barely use a tier that a better choice would make worth its price.
         """
         front = [c for c in self._front() if knob.applies(c)]
-        at = np.linspace(0, len(front) - 1, min(self.options.probes, len(front)))
+        at = np.linspace(0, len(front) - 1, min(PROBES, len(front)))
         chosen = dict.fromkeys(front[round(i)] for i in at)
         for disk in self.space.disks if knob.tier == "disk" else ():
             have = [c for c in self.found.rows if c.disk == disk]

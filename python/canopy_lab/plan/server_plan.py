@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from canopy_lab.plan.disk_class import GIB
 from canopy_lab.plan.objective import Evaluated
-from canopy_lab.plan.prices import GIB
 from canopy_lab.plan.space import GROUP, Configuration
 from canopy_lab.plan.worker import PlanInputs
 from sglang_canopy.config.server_settings import ServerSettings

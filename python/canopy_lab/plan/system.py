@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from canopy_lab.plan.disk_class import GIB
 from canopy_lab.plan.objective import Evaluated
-from canopy_lab.plan.prices import GIB, Prices
+from canopy_lab.plan.prices import Prices
 from canopy_lab.plan.space import GROUP, KNOBS, Configuration
 from canopy_lab.sim.system.config import SystemConfig, TierSpec
 from canopy_lab.sim.system.engine_profile import EngineProfile

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from canopy_lab.plan.groups import ObservedTraffic, observe
-from canopy_lab.plan.prices import GIB, Prices
+from canopy_lab.group_ttl.learn import Learning, learn
+from canopy_lab.group_ttl.paths import Paths, paths_of
+from canopy_lab.plan.disk_class import GIB
+from canopy_lab.plan.prices import Prices
 from canopy_lab.plan.space import GROUP, Configuration
 from canopy_lab.plan.system import Engine, metrics_of, system_of
 from canopy_lab.sim.compact import CompactTrace
@@ -17,6 +19,9 @@ from canopy_lab.sim.system.run import simulate_system
 from canopy_lab.sim.system.workload import Workload
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
+
+SHORTEST_S = 60.0
+"""Minimum lifetime of a plan, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,7 @@ class PlanInputs:
     policy_configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     hash: str = TRACE_HASH
     """Origin of the trace's block ids (``ttl.table.HASHES``)."""
-    _observed: dict[float, ObservedTraffic] = field(default_factory=dict)
+    _observed: dict[float, Paths] = field(default_factory=dict)
     _tables: dict[tuple[float, float], TTLTable] = field(default_factory=dict)
     _served: dict[float, Workload] = field(default_factory=dict)
 
@@ -52,14 +57,16 @@ class PlanInputs:
         return PlanInputs(trace, self.engine, self.prices, self.policy_configs, self.hash)
 
     def group_table(self, disk_gib: float, load: float = 1.0) -> TTLTable:
-        """Return the group TTLs for ``disk_gib`` of disk, all instances together."""
+        """Return the TTLs (Kareto, Algorithm 2) for ``disk_gib`` of disk, all instances together."""
         key = (disk_gib, load)
         if key not in self._tables:
             if load not in self._observed:
-                self._observed[load] = observe(at_load(self.trace, load), self.hash)
-            self._tables[key] = self._observed[load].table(
-                disk_gib * GIB, self.engine.profile.kv_bytes_per_token
-            )
+                self._observed[load] = paths_of(at_load(self.trace, load), lambda r: r.category)
+            log = self._observed[load]
+            # A plan is used for about the duration of its trace.
+            learning = Learning(refresh_s=max(log.end_s - log.start_s, SHORTEST_S))
+            tokens = disk_gib * GIB / self.engine.profile.kv_bytes_per_token
+            self._tables[key] = learn(log, tokens, learning, self.hash).table
         return self._tables[key]
 
     def table_of(self, c: Configuration, load: float = 1.0) -> TTLTable | None:
@@ -69,8 +76,7 @@ class PlanInputs:
 
     def observed(self, load: float = 1.0) -> int:
         """Return the number of requests used to learn group TTLs."""
-        window = self._observed.get(load)
-        return len(self.trace) if window is None else len(window.log)
+        return len(self._observed.get(load, self.trace))
 
     def served(self, load: float = 1.0) -> Workload:
         """Return the workload at this load, prepared once for all its simulations."""

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from canopy_lab.sim.system import SystemConfig, Workload, run, simulate_system
-from canopy_lab.sim.system.arrivals import ClosedLoop, OpenLoop
+from canopy_lab.sim.system.arrivals import ClosedLoop, OpenLoop, TurnsWait
 from canopy_lab.sim.system.workload import spread_stamps
 from canopy_lab.trace.sessions import session_links
 from sglang_canopy.errors import CanopyError
@@ -32,7 +32,8 @@ def test_policies_receive_the_arrival_time_of_a_waiting_turn(monkeypatch):
     first = request(0.0, range(1, 11), output=101, conversation="a")  # answered at 1.1 s
     other = request(1.0, range(101, 111))
     second = request(0.5, range(1, 21), conversation="a", turn=2)
-    times = told(monkeypatch, [first, second, other], turns_wait=True)
+    trace = Workload([first, second, other])
+    times = told(monkeypatch, trace, arrivals=TurnsWait(trace))
     assert times == pytest.approx([0.0, 1.0, 1.2])  # the other's prefill is in between
     assert times == sorted(times)
 
@@ -44,10 +45,9 @@ def test_a_turn_that_waited_is_the_most_recent_for_lru():
     c = request(0.5, range(201, 211))
     d = request(5.0, range(301, 316))
     again = request(6.0, range(1, 11))
-    result = simulate_system(
-        [a, b, c, d, again], SystemConfig(device_tokens=330, quantum_tokens=1), profile(),
-        turns_wait=True,
-    )  # fmt: skip
+    trace = Workload([a, b, c, d, again])
+    config = SystemConfig(device_tokens=330, quantum_tokens=1)
+    result = simulate_system(trace, config, profile(), arrivals=TurnsWait(trace))
     assert result.cached_tokens[4] == 99
 
 

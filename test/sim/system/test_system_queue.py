@@ -197,10 +197,10 @@ def test_a_gate_keeps_sessions_at_the_door_and_their_wait_counts(monkeypatch):
 
         until = math.inf
 
-        def enter(self, turn, now):
-            return turn.number == 0 or now >= self.until
+        def enter(self, number, request, now):
+            return number == 0 or now >= self.until
 
-        def ended(self, turn, tokens, now):
+        def ended(self, number, request, now):
             self.until = now + 5.0
 
         def wake_at(self, now):
@@ -218,7 +218,7 @@ def test_a_gate_keeps_sessions_at_the_door_and_their_wait_counts(monkeypatch):
 
 def test_a_gate_that_never_opens_is_named(monkeypatch):
     class Shut(gates.OpenGate):
-        def enter(self, turn, now):
+        def enter(self, number, request, now):
             return False
 
         def wake_at(self, now):

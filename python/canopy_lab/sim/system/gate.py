@@ -1,6 +1,6 @@
 """Session gates of an instance: decide which turns may join its queue.
 
-To add a gate, implement ``SessionGate`` and list the class in ``SESSION_GATES``. ``SystemConfig``
+To add a gate, derive it from ``OpenGate`` and list the class in ``SESSION_GATES``. ``SystemConfig``
 takes its name as ``session_gate`` and its arguments, without the capacities, as
 ``session_gate_config``.
 """
@@ -8,9 +8,8 @@ takes its name as ``session_gate`` and its arguments, without the capacities, as
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from sglang_canopy.admission import gate as admission
 from sglang_canopy.admission.activation import GateSettings
@@ -18,34 +17,22 @@ from sglang_canopy.admission.footprint import capacity_tokens
 from sglang_canopy.records import Request
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One request at the gate."""
+class OpenGate:
+    """``none``: admits every turn to the queue of one instance. ``number``: index in the trace."""
 
-    number: int
-    """Index in the trace, from 0."""
-    session: Hashable | None
-    """Conversation; ``None`` if the trace has none."""
-    tenant: str | None
-    prompt_tokens: int
-    due_s: float
-    """Arrival time."""
-    request: Request
-    """The policies' request; ``output_tokens`` and ``stop`` are set at its end."""
+    def __init__(self, device_tokens: int, host_tokens: int) -> None:
+        pass
 
-
-class SessionGate(Protocol):
-    """Admits turns to the queue of one instance; one object per instance."""
-
-    def enter(self, turn: Turn, now: float) -> bool:
-        """Return True if ``turn`` may join the queue at ``now``.
+    def enter(self, number: int, request: Request, now: float) -> bool:
+        """Return True if the turn may join the queue at ``now``.
 
         Called on arrival. Refused turns are held, which counts in their TTFT, and offered again,
         oldest first, after each end of a turn and at ``wake_at``.
         """
+        return True
 
-    def ended(self, turn: Turn, tokens: int, now: float) -> None:
-        """Report the end of an admitted turn, whose path is ``tokens`` long."""
+    def ended(self, number: int, request: Request, now: float) -> None:
+        """Report the end of an admitted turn; ``output_tokens`` and ``stop`` are set."""
 
     def wake_at(self, now: float) -> float:
         """Return the time to offer held turns again without an end; infinity: never.
@@ -53,32 +40,15 @@ class SessionGate(Protocol):
         A gate that holds turns while none runs must return a time. Otherwise the run ends with a
         ``CanopyError``.
         """
+        return math.inf
 
     def seniority(self, number: int) -> int | None:
         """Return an admitted turn's rank, lowest first, which precedes the queue's order;
         ``None`` for no preference."""
-
-
-class OpenGate:
-    """``none``: admits every turn."""
-
-    def __init__(self, device_tokens: int, host_tokens: int) -> None:
-        pass
-
-    def enter(self, turn: Turn, now: float) -> bool:
-        return True
-
-    def ended(self, turn: Turn, tokens: int, now: float) -> None:
-        pass
-
-    def wake_at(self, now: float) -> float:
-        return math.inf
-
-    def seniority(self, number: int) -> int | None:
         return None
 
 
-class Footprint:
+class Footprint(OpenGate):
     """``footprint``: the server's own gate, as with ``--canopy-session-gate auto``.
 
     ``exclusive``: the host holds only tokens that the device does not (``write_back``). ``config``:
@@ -92,16 +62,16 @@ class Footprint:
         self.gate = admission.SessionGate(GateSettings(**config), capacity)
         self._arrived: set[int] = set()
 
-    def enter(self, turn: Turn, now: float) -> bool:
-        if turn.number not in self._arrived:
-            self._arrived.add(turn.number)
-            self.gate.arrive(turn.number, turn.request)
+    def enter(self, number: int, request: Request, now: float) -> bool:
+        if number not in self._arrived:
+            self._arrived.add(number)
+            self.gate.arrive(number, request)
         self.gate.advance(now)
-        return not self.gate.holds(turn.number)
+        return not self.gate.holds(number)
 
-    def ended(self, turn: Turn, tokens: int, now: float) -> None:
-        self._arrived.discard(turn.number)
-        self.gate.finish(turn.number, turn.request)
+    def ended(self, number: int, request: Request, now: float) -> None:
+        self._arrived.discard(number)
+        self.gate.finish(number, request)
         self.gate.advance(now)
 
     def wake_at(self, now: float) -> float:
@@ -111,12 +81,12 @@ class Footprint:
         return self.gate.seniority(number) if self.gate.has_waiting_sessions else None
 
 
-SESSION_GATES: dict[str, Callable[..., SessionGate]] = {"none": OpenGate, "footprint": Footprint}
+SESSION_GATES: dict[str, Callable[..., OpenGate]] = {"none": OpenGate, "footprint": Footprint}
 """Gates by their name in ``SystemConfig.session_gate``."""
 
 
 def make_session_gate(
     name: str, device_tokens: int, host_tokens: int, config: Mapping[str, Any]
-) -> SessionGate:
+) -> OpenGate:
     """Make a gate by name. Raises ``KeyError`` or ``TypeError``."""
     return SESSION_GATES[name](device_tokens, host_tokens, **config)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from canopy_lab.sim.system.channel import Link
 from canopy_lab.sim.system.costs import Costs
-from canopy_lab.sim.system.gate import SessionGate, Turn
+from canopy_lab.sim.system.gate import OpenGate
 from canopy_lab.sim.system.job import SimulatedRequest
 from canopy_lab.sim.system.queue_order import (
     BoundedShortestFirst,
@@ -29,7 +29,7 @@ class Queue:
         host_link: Link | None,
         page_tokens: int,
         order: QueueOrder,
-        gate: SessionGate,
+        gate: OpenGate,
         prefixes: WaitingPrefixes,
         step_tokens: int,
     ) -> None:
@@ -55,7 +55,7 @@ class Queue:
 
     def arrive(self, job: SimulatedRequest, now: float) -> bool:
         """Add an arriving job; return False if the gate holds it."""
-        if not self._gate.enter(_turn(job), now):
+        if not self._gate.enter(job.index, job.request, now):
             self.at_door.append(job)
             return False
         self._append(job, now)
@@ -65,7 +65,7 @@ class Queue:
         """Offer held jobs to the gate again; return the admitted jobs."""
         entered, still = [], []
         for job in self.at_door:
-            if self._gate.enter(_turn(job), now):
+            if self._gate.enter(job.index, job.request, now):
                 self._append(job, now)
                 entered.append(job)
             else:
@@ -80,7 +80,7 @@ class Queue:
     def ended(self, job: SimulatedRequest, now: float) -> None:
         if isinstance(self._order, BoundedShortestFirst):
             self._order.over(job)
-        self._gate.ended(_turn(job), job.prompt + job.output, now)
+        self._gate.ended(job.index, job.request, now)
 
     def back(self, job: SimulatedRequest) -> None:
         self.jobs.append(job)
@@ -152,8 +152,3 @@ class Queue:
         if self._host_link is None:
             return 0.0
         return self._host_link.read_s(tokens * self._costs.kv_bytes)
-
-
-def _turn(job: SimulatedRequest) -> Turn:
-    request = job.request
-    return Turn(job.index, request.conversation, request.tenant, job.prompt, job.arrival, request)

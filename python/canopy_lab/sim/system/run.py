@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from canopy_lab.sim.system.arrivals import Arrivals, OpenLoop, TurnsWait
+from canopy_lab.sim.system.arrivals import Arrivals, OpenLoop
 from canopy_lab.sim.system.config import SystemConfig
 from canopy_lab.sim.system.costs import Costs
 from canopy_lab.sim.system.disk import Disk
@@ -42,14 +42,12 @@ def simulate_system(
     profile: EngineProfile,
     *,
     seed: int = 0,
-    turns_wait: bool = False,
     arrivals: Arrivals | None = None,
 ) -> SystemResult:
     """Serve ``trace`` (or a ``Workload`` made of it) on ``config``, with the costs of ``profile``.
 
-    Deterministic; ``seed`` breaks ties of the routing. With ``turns_wait`` a turn arrives no earlier
-    than the answer to the previous turn, as in a replay; otherwise at its time in the trace.
-    ``arrivals`` overrides both (``arrivals.py``): closed-loop agents, or another load.
+    Deterministic; ``seed`` breaks ties of the routing. ``arrivals``: ``arrivals.py``; default: the
+    trace's times.
 
     Raises ``CanopyError`` for an empty or unsorted trace, a profile of another model, or a request
     that does not fit on the device.
@@ -59,7 +57,7 @@ def simulate_system(
         profile.require_model(config.model)
     workload = trace if isinstance(trace, Workload) else Workload(trace)
     if arrivals is None:
-        arrivals = TurnsWait(workload) if turns_wait else OpenLoop(workload)
+        arrivals = OpenLoop(workload)
     run = _SystemRun(workload, config, profile, seed, arrivals)
     with _rare_collections():
         run.serve()
