@@ -81,7 +81,7 @@ ROOMS: dict[str, set[str]] = {
     "advise": {"characterize", "config", "policy", "report", "sim", "trace"},
     "plan": {"config", "group_ttl", "policy", "report", "sim", "trace", "ttl"},
     "live": set(),
-    "live/replay": {"latency", "server/start", "trace", "wire"},
+    "live/replay": {"latency", "report", "server/start", "trace", "wire"},
     "live/profile": set(),
     "live/page": set(),
     "cli": {

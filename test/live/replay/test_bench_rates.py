@@ -121,6 +121,6 @@ def test_the_command_prints_both_tables(endpoint, trace, capsys):
     )  # fmt: skip
     printed = capsys.readouterr().out
     assert status == 0
-    assert "| **all**" in printed
+    assert "hit rate, " in printed
     assert "from when due" in printed
     assert "missed" in printed

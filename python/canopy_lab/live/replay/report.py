@@ -12,39 +12,39 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from canopy_lab.report.table import text_table
 from sglang_canopy.errors import CanopyError
 
 GROUPINGS = ("category", "turn", "stop")
 
 
 def results_table(results: Sequence[dict[str, Any]], by: Sequence[str] = ()) -> str:
-    """Return a Markdown table. ``by``: groupings; default: all that have several groups."""
+    """Return a table. ``by``: groupings; default: all that have several groups."""
     if not by:
         by = [g for g in GROUPINGS if any(len(r[f"by_{g}"]) > 1 for r in results)]
     head = ["requests", "prompt tokens"]
     head += [f"hit rate, {r['label']}" for r in results]
     head += [f"TTFT mean / P95 ms, {r['label']}" for r in results]
-    rows = [["", *head], ["---"] + ["---:"] * len(head)]
-    rows.append(["**all**", *_cells([r["overall"] for r in results])])
+    rows = [["all", *_cells([r["overall"] for r in results])]]
     for grouping in by:
         names = sorted({name for r in results for name in r[f"by_{grouping}"]})
         for name in names:
             found = [r[f"by_{grouping}"].get(name) for r in results]
             rows.append([f"{grouping} {name}", *_cells(found)])
-    return "\n".join([_aligned(rows), "", *(_footnote(r) for r in results)])
+    return "\n".join([text_table(["", *head], rows), "", *(_footnote(r) for r in results)])
 
 
 def latency_table(results: Sequence[dict[str, Any]]) -> str:
-    """Return a Markdown table of TTFT from due times, one row per run and rate.
+    """Return a table of TTFT from due times, one row per run and rate.
 
     Columns also give sessions, and the mean of the shortest and the longest tenth of the prompts.
     Empty for older results without ``latency``.
     """
-    rows = [
-        ["from when due", "TTFT mean s", "P50", "P95", "P99", "max", "shortest tenth", "longest tenth",
-         "sessions/h", "session P99 s", "SLO"]
-    ]  # fmt: skip
-    rows.append(["---"] + ["---:"] * (len(rows[0]) - 1))
+    head = (
+        "from when due", "TTFT mean s", "P50", "P95", "P99", "max", "shortest tenth", "longest tenth",
+        "sessions/h", "session P99 s", "SLO",
+    )  # fmt: skip
+    rows: list[list[str]] = []
     notes = []
     for result in results:
         for one in result.get("rates") or [result]:
@@ -64,17 +64,9 @@ def latency_table(results: Sequence[dict[str, Any]]) -> str:
             unit = "sessions/h" if result["options"]["closed_loop"] else "requests/s"
             notes.append(f"{result['label']}: goodput {result['goodput_rate']:g} {unit} with "
                          f"{result['slo']}")  # fmt: skip
-    if len(rows) == 2:
+    if not rows:
         return ""
-    return "\n".join([_aligned(rows), *(["", *notes] if notes else [])])
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |"
-        for row in rows
-    )
+    return "\n".join([text_table(head, rows), *(["", *notes] if notes else [])])
 
 
 def _cells(groups: Sequence[dict[str, Any] | None]) -> list[str]:
