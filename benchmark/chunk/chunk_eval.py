@@ -18,97 +18,59 @@ from canopy_lab.report.table import text_table
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.private_file import replace_file
 
+COUNTS = ("task_count", "limit", "chunks", "chunk_tokens", "answer_tokens")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument(
-        "--model", required=True, help="Hugging Face directory (Llama, Qwen2, Mistral)"
-    )
-    parser.add_argument("--data", help="questions: MuSiQue- or HotpotQA-style JSON, or JSON lines")
-    parser.add_argument(
-        "--tasks",
-        default="",
-        help="synthetic tasks as well, of single,split,coreference (the default without --data)",
-    )
-    parser.add_argument(
-        "--task-count", type=int, default=20, help="examples of each synthetic task"
-    )
-    parser.add_argument("--selector", default="question", help="names, comma-separated; or 'all'")
-    parser.add_argument(
-        "--ratio", default="0.15", help="shares recomputed, comma-separated; 0 = none"
-    )
-    parser.add_argument(
-        "--encode",
-        default="prefix",
-        help=f"what chunks are encoded behind: {', '.join(ENCODINGS)}, comma-separated",
-    )
-    parser.add_argument("--limit", type=int, help="only the first N questions")
-    parser.add_argument("--chunks", type=int, default=6, help="most documents per prompt")
-    parser.add_argument("--chunk-tokens", type=int, default=160, help="most tokens per document")
-    parser.add_argument(
-        "--dtype",
-        default="float32",
-        choices=("float32", "bfloat16", "float16"),
-        help="type of the weights and KV",
-    )
-    parser.add_argument("--device", default="cpu", help="torch device")
-    parser.add_argument("--seed", type=int, default=0, help="seed of tasks and the random selector")
-    parser.add_argument("--json", type=Path, help="write the rows here, after every example")
-    parser.add_argument(
-        "--answer-tokens", type=int, default=16, help="most tokens of an answer (F1, ROUGE-L, kept)"
-    )
-    parser.add_argument("--no-text", action="store_true", help="skip generation: KL and top-1 only")
-    parser.add_argument("--per-example", action="store_true", help="every example in the JSON too")
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="go on with the run whose --json this is; keeps every example in it",
-    )
-    parser.add_argument("--minutes", type=float, help="begin no example after so many minutes")
+    add = parser.add_argument
+    add("--model", required=True, help="Hugging Face directory (Llama, Qwen2, Mistral)")
+    add("--data", help="questions: MuSiQue- or HotpotQA-style JSON, or JSON lines")
+    kinds = "synthetic tasks as well, of single,split,coreference (the default without --data)"
+    add("--tasks", default="", help=kinds)
+    add("--task-count", type=int, default=20, help="examples of each synthetic task")
+    add("--selector", default="question", help="names, comma-separated; or 'all'")
+    add("--ratio", default="0.15", help="shares recomputed, comma-separated; 0 = none")
+    heads = f"what chunks are encoded behind: {', '.join(ENCODINGS)}, comma-separated"
+    add("--encode", default="prefix", help=heads)
+    add("--limit", type=int, help="only the first N questions")
+    add("--chunks", type=int, default=6, help="most documents per prompt")
+    add("--chunk-tokens", type=int, default=160, help="most tokens per document")
+    add("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
+    add("--device", default="cpu", help="torch device")
+    add("--seed", type=int, default=0, help="seed of tasks and the random selector")
+    add("--json", type=Path, help="write the rows here, after every example")
+    most = "most tokens of an answer (F1, ROUGE-L, kept)"
+    add("--answer-tokens", type=int, default=16, help=most)
+    add("--no-text", action="store_true", help="skip generation: KL and top-1 only")
+    add("--per-example", action="store_true", help="every example in the JSON too")
 
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate and print a table. The rows are the table's, with more columns."""
+    for name in COUNTS:
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            flag = name.replace("_", "-")
+            raise CanopyError(f"--{flag} {value}: give a whole number of at least 1")
+    if args.json and not args.json.resolve().parent.is_dir():
+        raise CanopyError(f"--json {args.json}: its folder does not exist; make it first")
     plan = EvaluationPlan(
-        model=args.model,
-        data=args.data,
         tasks=_names(args.tasks) or (() if args.data else ("single", "split", "coreference")),
-        task_count=_positive(args.task_count, "--task-count"),
         selectors=_names(args.selector),
         ratios=_ratios(args.ratio),
         encodings=_encodings(args.encode),
-        limit=None if args.limit is None else _positive(args.limit, "--limit"),
-        chunks=_positive(args.chunks, "--chunks"),
-        chunk_tokens=_positive(args.chunk_tokens, "--chunk-tokens"),
-        dtype=args.dtype,
-        device=args.device,
-        seed=args.seed,
         text=not args.no_text,
-        answer_tokens=_positive(args.answer_tokens, "--answer-tokens"),
+        **{n: getattr(args, n) for n in (*COUNTS, "model", "data", "dtype", "device", "seed")},
     )
-    if args.json and not args.json.resolve().parent.is_dir():
-        raise CanopyError(f"--json {args.json}: its folder does not exist; make it first")
-
-    if args.resume and not args.json:
-        raise CanopyError("--resume needs --json, the file of the run to resume")
-    if args.minutes is not None and args.minutes <= 0:
-        raise CanopyError(f"--minutes {args.minutes:g}: give a number above 0")
-    earlier = None
-    if args.resume and args.json.exists():
-        earlier = json.loads(args.json.read_text())
 
     def save(report: dict[str, Any]) -> None:
         """Save after every example, so that an interrupted run keeps its measurements."""
         if args.json:
-            kept = {
-                k: v
-                for k, v in report.items()
-                if args.per_example or args.resume or k != "examples"
-            }
+            kept = {k: v for k, v in report.items() if args.per_example or k != "examples"}
             replace_file(args.json, json.dumps(kept, indent=1) + "\n")
 
-    bound = {} if args.minutes is None else {"seconds": 60 * args.minutes}
-    report = evaluate(plan, sys.stderr.isatty(), save, earlier, **bound)
+    report = evaluate(plan, sys.stderr.isatty(), save)
     print_table(report["rows"])
     return 0
 
@@ -128,12 +90,6 @@ def _cell(value: Any) -> str:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(n.strip() for n in text.split(",") if n.strip())
-
-
-def _positive(value: int, flag: str) -> int:
-    if value < 1:
-        raise CanopyError(f"{flag} {value}: give a whole number of at least 1")
-    return value
 
 
 def _ratios(text: str) -> tuple[float, ...]:

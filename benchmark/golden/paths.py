@@ -10,8 +10,6 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 SOURCES = (ROOT / "python", ROOT / "sgl-kernel" / "python", ROOT / "sgl-kernel" / "cpu" / "src")
 """Folders that hold the project's packages."""
-ON_A_CPU = (ROOT / "python" / "sglang_canopy" / "cpu", ROOT / "sgl-kernel" / "cpu")
-"""Code that runs SGLang on a CPU. It is not part of the cache."""
 
 
 def use_checkout() -> None:

@@ -30,16 +30,10 @@ class Device:
     sources: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Efficiency:
-    """Assumed shares of the peak. They are written into the profile."""
-
-    compute: float = 0.55
-    attention: float = 0.4
-    memory: float = 0.75
-    host: float = 0.8
-    step_overhead_s: float = 0.003
-    """Scheduling, launching and sampling of one step."""
+EFFICIENCY = {"compute": 0.55, "attention": 0.4, "memory": 0.75, "host": 0.8}
+"""Assumed shares of the peak. They are written into the profile."""
+STEP_S = 0.003
+"""Scheduling, launching and sampling of one step."""
 
 
 def roofline_profile(
@@ -50,28 +44,28 @@ def roofline_profile(
     device: Device,
     date: str,
     *,
-    efficiency: Efficiency | None = None,
     sources: tuple[str, ...] = (),
 ) -> EngineProfile:
     """A profile of ``model`` on ``device`` from figures alone."""
-    e = efficiency or Efficiency()
+    compute_s, attention_s = (device.flops * EFFICIENCY[n] for n in ("compute", "attention"))
+    memory_s = device.bytes_per_s * EFFICIENCY["memory"]
     kv = shape.kv_bytes_per_token()
-    weights_s = weight_bytes / (device.bytes_per_s * e.memory)
+    weights_s = weight_bytes / memory_s
 
     def linear(tokens: float) -> float:
-        compute = shape.flops_per_token() * tokens / (device.flops * e.compute)
-        return max(compute, weights_s) + e.step_overhead_s
+        compute = shape.flops_per_token() * tokens / compute_s
+        return max(compute, weights_s) + STEP_S
 
     def attention(new: float, context: float) -> float:
         pairs = new * context + new * (new + 1) / 2
         flops = 4 * shape.layers * shape.heads * shape.head_dim * pairs
-        read_s = kv * (context + new) / (device.bytes_per_s * e.memory)
-        return max(flops / (device.flops * e.attention), read_s)
+        read_s = kv * (context + new) / memory_s
+        return max(flops / attention_s, read_s)
 
     def decode(batch: float, context: float) -> float:
-        return linear(batch) + kv * batch * context / (device.bytes_per_s * e.memory)
+        return linear(batch) + kv * batch * context / memory_s
 
-    host = device.host_bytes_per_s * e.host
+    host = device.host_bytes_per_s * EFFICIENCY["host"]
     return EngineProfile(
         name=name,
         model=model,
@@ -91,5 +85,5 @@ def roofline_profile(
         decode_step_s=tuple(tuple(decode(b, c) for c in _CONTEXT) for b in _BATCH),
         host=Bandwidth(host, host),
         disk=None,
-        notes={"efficiency": {n: getattr(e, n) for n in Efficiency.__slots__}},
+        notes={"efficiency": {**EFFICIENCY, "step_overhead_s": STEP_S}},
     )

@@ -20,6 +20,8 @@ from canopy_lab.characterize.reuse_time import reuse_times
 from canopy_lab.characterize.skew import skew
 from sglang_canopy.errors import CanopyError
 
+Measure = Callable[[Observation], float | None]
+
 
 @dataclass(frozen=True, slots=True)
 class PublishedTarget:
@@ -31,7 +33,7 @@ class PublishedTarget:
     low: float
     high: float
     source: str
-    measure: Callable[[Observation], float | None]
+    measure: Measure
     """``None`` if the trace lacks the data."""
 
 
@@ -64,20 +66,14 @@ def compare(name: str, seen: Observation) -> tuple[PublishedStatistic, ...]:
     )
 
 
-def _kind_share(kind: str) -> Callable[[Observation], float | None]:
+def _kind(kind: str, later: bool = False) -> Measure:
+    """Share of a kind in the requests, or of later turns in the kind."""
+
     def measure(seen: Observation) -> float | None:
         if kind not in seen.labels:
             return None
-        return float((seen.kind == seen.labels.index(kind)).mean())
-
-    return measure
-
-
-def _kind_later(kind: str) -> Callable[[Observation], float | None]:
-    def measure(seen: Observation) -> float | None:
-        if kind not in seen.labels:
-            return None
-        return float((seen.turn[seen.kind == seen.labels.index(kind)] > 1).mean())
+        mine = seen.kind == seen.labels.index(kind)
+        return float((seen.turn[mine] > 1).mean() if later else mine.mean())
 
     return measure
 
@@ -86,11 +82,11 @@ def _first_share(seen: Observation) -> float:
     return float((seen.turn == 1).mean())
 
 
-def _turn(q: float) -> Callable[[Observation], float]:
+def _turn(q: float) -> Measure:
     return lambda seen: float(np.quantile(seen.turn, q))
 
 
-def _tokens(later: bool, q: float | None) -> Callable[[Observation], float | None]:
+def _tokens(later: bool, q: float | None) -> Measure:
     """Prompt and output together: the mean, or a quantile."""
 
     def measure(seen: Observation) -> float | None:
@@ -102,14 +98,11 @@ def _tokens(later: bool, q: float | None) -> Callable[[Observation], float | Non
     return measure
 
 
-def _reuse_within(seconds: float) -> Callable[[Observation], float]:
-    def measure(seen: Observation) -> float:
-        return dict(reuse_times(seen).within)[seconds]
-
-    return measure
+def _reuse_within(seconds: float) -> Measure:
+    return lambda seen: dict(reuse_times(seen).within)[seconds]
 
 
-def _life(q: float) -> Callable[[Observation], float]:
+def _life(q: float) -> Measure:
     return lambda seen: float(np.quantile(seen.last_s - seen.first_s, q))
 
 
@@ -121,7 +114,7 @@ def _first_reusable(seen: Observation) -> float:
     return float((seen.hits[seen.turn == 1] > 0).mean())
 
 
-def _users(share: float, of: str) -> Callable[[Observation], float | None]:
+def _users(share: float, of: str) -> Measure:
     """Share of the users that hold ``share`` of the requests or hits."""
 
     def measure(seen: Observation) -> float | None:
@@ -134,38 +127,21 @@ def _users(share: float, of: str) -> Callable[[Observation], float | None]:
     return measure
 
 
-def _cross_user(seen: Observation) -> float | None:
-    return skew(seen).cross_user_hits
-
-
-def _ideal(seen: Observation) -> float:
-    return ideal_hits(seen).block_hit_ratio
-
-
-def _longest_turn(seen: Observation) -> float:
-    return float(seen.turn.max())
-
-
-def _input_p50(seen: Observation) -> float:
-    return float(np.median(seen.input_tokens))
-
-
-_TEXT = "text"
 TARGETS: dict[str, tuple[PublishedTarget, ...]] = {
     "trace-a": (
-        PublishedTarget("ideal block hit ratio", "62 %", 0.60, 0.64, "3.2, Figure 4, text", _ideal),
-        PublishedTarget("text, of requests", "78 %", 0.76, 0.80, "3.2, text", _kind_share("text")),
-        PublishedTarget("file, of requests", "4 %", 0.03, 0.05, "Figure 5, label", _kind_share("file")),
-        PublishedTarget("image, of requests", "3 %", 0.02, 0.04, "Figure 5, label", _kind_share("image")),
-        PublishedTarget("search, of requests", "15 %", 0.13, 0.17, "Figure 5, label", _kind_share("search")),
-        PublishedTarget("text, later turns", "47 %", 0.44, 0.50, "Figure 5, label", _kind_later("text")),
-        PublishedTarget("file, later turns", "51 %", 0.46, 0.56, "Figure 5, label", _kind_later("file")),
-        PublishedTarget("image, later turns", "10 %", 0.06, 0.14, "Figure 5, label", _kind_later("image")),
-        PublishedTarget("search, later turns", "49 %", 0.45, 0.53, "Figure 5, label", _kind_later("search")),
+        PublishedTarget("ideal block hit ratio", "62 %", 0.60, 0.64, "3.2, Figure 4, text", lambda seen: ideal_hits(seen).block_hit_ratio),
+        PublishedTarget("text, of requests", "78 %", 0.76, 0.80, "3.2, text", _kind("text")),
+        PublishedTarget("file, of requests", "4 %", 0.03, 0.05, "Figure 5, label", _kind("file")),
+        PublishedTarget("image, of requests", "3 %", 0.02, 0.04, "Figure 5, label", _kind("image")),
+        PublishedTarget("search, of requests", "15 %", 0.13, 0.17, "Figure 5, label", _kind("search")),
+        PublishedTarget("text, later turns", "47 %", 0.44, 0.50, "Figure 5, label", _kind("text", later=True)),
+        PublishedTarget("file, later turns", "51 %", 0.46, 0.56, "Figure 5, label", _kind("file", later=True)),
+        PublishedTarget("image, later turns", "10 %", 0.06, 0.14, "Figure 5, label", _kind("image", later=True)),
+        PublishedTarget("search, later turns", "49 %", 0.45, 0.53, "Figure 5, label", _kind("search", later=True)),
         PublishedTarget("first turns, of requests", "54 %", 0.52, 0.56, "3.3, text", _first_share),
         PublishedTarget("turn number, P50", "1", 1, 1, "3.3, text", _turn(0.5)),
         PublishedTarget("turn number, P90", "5", 5, 5, "3.3, text", _turn(0.9)),
-        PublishedTarget("longest conversation", "232 turns in a day", 30, 232, "3.3, text", _longest_turn),
+        PublishedTarget("longest conversation", "232 turns in a day", 30, 232, "3.3, text", _turn(1.0)),
         PublishedTarget("first turn, mean tokens", "973", 900, 1050, "3.5, text", _tokens(False, None)),
         PublishedTarget("later turn, mean tokens", "5,953", 5500, 6400, "3.5, text", _tokens(True, None)),
         PublishedTarget(
@@ -194,7 +170,7 @@ TARGETS: dict[str, tuple[PublishedTarget, ...]] = {
         ),
         PublishedTarget(
             "prompt tokens, P50", "1,046", 850, 1150,
-            "public two-hour sample, recomputed by third parties", _input_p50,
+            "public two-hour sample, recomputed by third parties", lambda seen: float(np.median(seen.input_tokens)),
         ),
         PublishedTarget(
             "users with 50 % of requests", "19 %", 0.15, 0.24, "3.2, text", _users(0.5, "requests")
@@ -203,14 +179,14 @@ TARGETS: dict[str, tuple[PublishedTarget, ...]] = {
             "users with 90 % of requests", "72 %", 0.60, 0.76, "3.2, text", _users(0.9, "requests")
         ),
         PublishedTarget("users with 90 % of hits", "19 %", 0.14, 0.24, "3.2, text", _users(0.9, "hits")),
-        PublishedTarget("hits across users", "rare", 0.0, 0.10, "3.2, Figure 6, text", _cross_user),
+        PublishedTarget("hits across users", "rare", 0.0, 0.10, "3.2, Figure 6, text", lambda seen: skew(seen).cross_user_hits),
     ),
     "trace-b": (
-        PublishedTarget("ideal block hit ratio", "54 %", 0.52, 0.56, "3.2, Figure 4, text", _ideal),
-        PublishedTarget("api, of requests", "100 %", 1.0, 1.0, "3.2, text", _kind_share("api")),
+        PublishedTarget("ideal block hit ratio", "54 %", 0.52, 0.56, "3.2, Figure 4, text", lambda seen: ideal_hits(seen).block_hit_ratio),
+        PublishedTarget("api, of requests", "100 %", 1.0, 1.0, "3.2, text", _kind("api")),
         PublishedTarget(
             "api, later turns", "0.08 %", 0.0003, 0.001, "Figure 5, label (text: under 0.1 %)",
-            _kind_later("api"),
+            _kind("api", later=True),
         ),
         PublishedTarget(
             "hits of first turns", "97 %", 0.94, 1.0, "3.2, text", _first_turns_hits
@@ -223,12 +199,12 @@ TARGETS: dict[str, tuple[PublishedTarget, ...]] = {
         PublishedTarget("block lifespan, P99", "97 s", 60, 140, "1, text", _life(0.99)),
         PublishedTarget(
             "prompt tokens, P50", "574", 500, 650,
-            "public two-hour sample, recomputed by third parties", _input_p50,
+            "public two-hour sample, recomputed by third parties", lambda seen: float(np.median(seen.input_tokens)),
         ),
         PublishedTarget(
             "users with 90 % of requests", "15 %", 0.10, 0.20, "3.2, text", _users(0.9, "requests")
         ),
         PublishedTarget("users with 90 % of hits", "4 %", 0.02, 0.13, "3.2, text", _users(0.9, "hits")),
-        PublishedTarget("hits across users", "rare", 0.0, 0.10, "3.2, Figure 6, text", _cross_user),
+        PublishedTarget("hits across users", "rare", 0.0, 0.10, "3.2, Figure 6, text", lambda seen: skew(seen).cross_user_hits),
     ),
 }  # fmt: skip

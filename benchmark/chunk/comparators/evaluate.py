@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import math
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -46,14 +43,10 @@ def evaluate(
     plan: EvaluationPlan,
     progress: bool = False,
     so_far: Callable[[dict[str, Any]], None] | None = None,
-    earlier: dict[str, Any] | None = None,
-    seconds: float = math.inf,
 ) -> dict[str, Any]:
     """Run a plan. Returns ``rows`` (one a selector, encoding and ratio), ``tasks`` (the same by
     task), ``examples`` (every measurement) and the plan. ``so_far`` gets the same after each
-    example, so that a long run can be stopped; earlier: such a report with its examples, which are
-    not measured again; seconds: time limit for starting an example. Raises CanopyError for an earlier
-    report of another plan.
+    example, so that a long run can be stopped.
 
     Row fields: selector, encode, ratio, n, kl (nats a token), kl_se, top1, retained (of the
     answers full recompute gets right, the share kept; None if it gets none), ttft_s, ttft_full_s,
@@ -73,35 +66,14 @@ def evaluate(
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(plan.model)
-    found = _measured_earlier(plan, earlier)
-    done, end = {one["number"] for one in found}, time.monotonic() + seconds
+    found: list[dict[str, Any]] = []
     encoders: dict[tuple[int, ...], Encoder] = {}  # the text before the documents is computed once
-    for number, example in enumerate(_with_progress(examples, progress)):
-        if number in done:
-            continue
-        if time.monotonic() > end:
-            break
+    for example in _with_progress(examples, progress):
         case = tokenise(tokenizer, example, plan.chunks, plan.chunk_tokens)
-        measured = _one(plan, names, model, tokenizer, case, encoders)
-        found += [{"number": number, **one} for one in measured]
+        found += _one(plan, names, model, tokenizer, case, encoders)
         if so_far is not None:
             so_far(_report(plan, names, found))
     return _report(plan, names, found)
-
-
-def _measured_earlier(plan: EvaluationPlan, earlier: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return the measurements of an earlier report of the same plan, ignoring ``limit``."""
-    if earlier is None:
-        return []
-    mine = json.loads(json.dumps(asdict(plan)))
-    theirs = earlier.get("plan") or {}
-    other = [name for name in mine if name != "limit" and mine[name] != theirs.get(name)]
-    if other or any("number" not in one for one in earlier.get("examples") or [{}]):
-        raise CanopyError(
-            f"the file to resume is of another evaluation ({', '.join(other) or 'no examples'}); "
-            "give another --json, or the same options"
-        )
-    return list(earlier["examples"])
 
 
 def _report(
@@ -139,17 +111,9 @@ def _one(
                 if shared is not None and ratio in (0.0, 1.0):
                     result = shared
                 else:
-                    result = measure(
-                        model,
-                        tokenizer,
-                        case,
-                        reference,
-                        chunks,
-                        name,
-                        ratio,
-                        plan.text and bool(case.answers),
-                        plan.answer_tokens,
-                    )
+                    text_too = plan.text and bool(case.answers)
+                    given = (model, tokenizer, case, reference, chunks, name, ratio, text_too)
+                    result = measure(*given, plan.answer_tokens)
                 shared = result
                 text = result["text"]
                 found.append(

@@ -12,7 +12,6 @@ from support.chunk_models import build  # noqa: E402, I001
 
 from chunk_eval import main  # noqa: E402
 from comparators import quality, questions  # noqa: E402
-from comparators import evaluate as evaluation  # noqa: E402
 from comparators.weights import load  # noqa: E402
 
 from canopy_chunks.quality import tasks  # noqa: E402
@@ -202,37 +201,3 @@ def test_scores_by_hand():
     assert quality.rouge_l("", ["red"]) == 0.0
     assert quality.mean_se([1.0, 3.0]) == (2.0, 1.0)
     assert quality.mean_se([5.0]) == (5.0, 0.0)
-
-
-def test_a_stopped_run_resumes(model_dir, musique, tmp_path, monkeypatch, capsys):
-    whole, out, measured = tmp_path / "whole.json", tmp_path / "rows.json", []
-    real = evaluation._one
-    monkeypatch.setattr(evaluation, "_one", lambda *a: measured.append(a) or real(*a))
-    args = ["--model", str(model_dir), "--data", str(musique), "--chunk-tokens", "20"]
-    args += ["--ratio", "0,0.2", "--no-text"]
-    assert main([*args, "--json", str(whole), "--per-example"]) == 0
-    measured.clear()
-    resumed = [*args, "--json", str(out), "--resume"]
-    assert main([*resumed, "--limit", "1"]) == 0
-    assert main(resumed) == 0
-    assert len(measured) == 3, "each question once"
-    assert main(resumed) == 0
-    assert len(measured) == 3
-    found, wanted = (json.loads(path.read_text())["rows"] for path in (out, whole))
-    for mine, theirs in zip(found, wanted, strict=True):
-        assert mine["kl"] == pytest.approx(theirs["kl"], abs=1e-6)
-        assert mine["n"] == theirs["n"] == 3
-    capsys.readouterr()
-    assert main([*resumed, "--seed", "7"]) != 0
-    assert "another evaluation (seed)" in capsys.readouterr().err
-    assert main([*args, "--resume"]) != 0
-    assert "--json" in capsys.readouterr().err
-
-
-def test_no_question_is_begun_after_the_time(model_dir, musique, tmp_path, monkeypatch):
-    clock = iter(range(0, 10_000, 40))  # seconds: each look at the clock is 40 later
-    monkeypatch.setattr(evaluation.time, "monotonic", lambda: float(next(clock)))
-    out = tmp_path / "rows.json"
-    args = ["--model", str(model_dir), "--data", str(musique), "--no-text"]
-    assert main([*args, "--json", str(out), "--resume", "--minutes", "1.5"]) == 0
-    assert json.loads(out.read_text())["rows"][0]["n"] == 2
