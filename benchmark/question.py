@@ -26,14 +26,14 @@ class Context:
         """Result file."""
         return result_path(self.group, self.key)
 
-    def figure(self, suffix: str = "") -> Path:
+    def figure(self) -> Path:
         """Return the path of a picture; its folder exists."""
         folder = ROOT / "docs" / "figures"
         if self.group in PAPERS:
             folder /= "papers"
         folder.mkdir(parents=True, exist_ok=True)
         joint = "-" if self.group in PAPERS else "_"
-        return folder / f"{self.group}{joint}{self.key}{suffix}.png"
+        return folder / f"{self.group}{joint}{self.key}.png"
 
 
 @dataclass(frozen=True)

@@ -30,14 +30,6 @@ class Bench:
         self.smoke = smoke
         self.device = "cpu" if smoke else "cuda"
 
-    @property
-    def capability(self) -> int:
-        """80, 90, ...; 0 without a CUDA device."""
-        if not torch.cuda.is_available():
-            return 0
-        major, minor = torch.cuda.get_device_capability()
-        return 10 * major + minor
-
     def time(self, work: Callable[[], object], repeats: int = 10) -> float:
         if self.smoke:
             begin = time.perf_counter()

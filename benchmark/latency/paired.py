@@ -53,15 +53,6 @@ def compared(base: Slices, other: Slices, seed: int) -> dict[str, tuple[float, f
     }
 
 
-def ratio(base: Sequence[float], other: Sequence[float], seed: int) -> tuple[float, float, float]:
-    """Change of a sum over slices and its 95 % interval, drawn as in ``compared``."""
-    draw, numbers = random.Random(seed), range(len(base))
-    picks = [list(numbers)] + [draw.choices(numbers, k=len(base)) for _ in range(DRAWS)]
-    found = [sum(other[i] for i in p) / sum(base[i] for i in p) - 1.0 for p in picks]
-    low, high = np.percentile(found[1:], [2.5, 97.5])
-    return found[0], float(low), float(high)
-
-
 class Result:
     """A JSON file that is saved after each load, and resumed.
 

@@ -38,11 +38,6 @@ def test_slices_have_about_as_many_prompt_tokens_each(prompts: list[int], count:
         assert all(abs(sum(p.prompt_tokens for p in one) - fair) <= longest for one in cut)
 
 
-def test_the_time_until_all_is_answered_is_a_ratio_of_sums() -> None:
-    change, low, high = paired.ratio([10.0, 30.0], [5.0, 27.0], seed=1)
-    assert (change, low, high) == pytest.approx((-0.2, -0.5, -0.1))
-
-
 def test_slices_of_an_aborted_load_are_saved(tmp_path: Path) -> None:
     path = tmp_path / "served.json"
     paired.Result(path, {"arms": 1}).note({"load": 0.95, "slices": 3})

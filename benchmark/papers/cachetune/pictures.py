@@ -82,44 +82,6 @@ def selectors(path: Path, rows: Rows, data: str) -> None:
     save(figure, path)
 
 
-def trade_off(path: Path, rows: Rows, data: str) -> None:
-    """Figures 7 and 9: KL against the cost of a prefill, and low frequencies by the ratio."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.8), gridspec_kw={"wspace": 0.3})
-    shown = [n for n in rows if n.endswith(", bos") and "=" not in n]
-    for i, name in enumerate(sorted(shown, key=lambda n: rows[n]["cpu_s"])):
-        row = rows[name]
-        left.errorbar(
-            row["cpu_s"],
-            row["kl"],
-            yerr=row["kl_se"],
-            fmt="o",
-            color=f"C{i}",
-            capsize=2,
-            lw=1,
-            label=label(name),
-        )
-    left.set(xlabel="prefill, CPU seconds", ylabel="KL, nats a token, behind BOS", ylim=(0, None))
-    left.legend(fontsize=7, loc="upper left", bbox_to_anchor=(0, -0.18), ncol=2)
-    for how, shade in (("bos", PAPER), ("alone", OTHER)):
-        points = {0.0: "no recompute", 0.05: "frequency r=0.05", 0.15: "frequency"}
-        points[0.25] = "frequency r=0.25"
-        chosen = [rows[f"{name}, {how}"] for name in points.values()]
-        right.errorbar(
-            list(points),
-            [row["kl"] for row in chosen],
-            yerr=[row["kl_se"] for row in chosen],
-            fmt="o-",
-            color=shade,
-            capsize=2,
-            label=TITLES[how],
-        )
-    right.set(xlabel="share recomputed by low frequencies", ylabel="KL, nats a token")
-    right.set_ylim(0, None)
-    right.legend(fontsize=7, loc="upper left", bbox_to_anchor=(0, -0.18), ncol=2)
-    figure.suptitle(data, fontsize=10)
-    save(figure, path)
-
-
 def spectrum(path: Path, spectra: dict[str, list[list[float]]]) -> None:
     """Figure 2."""
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), sharey=True)

@@ -21,7 +21,6 @@ def run(context: Context, data: str) -> dict[str, Any]:
     examples = questions(context.data, data, COUNT)
     rows = by_arm([compare(one, QUALITY) for one in examples])
     pictures.selectors(context.figure(), rows, data)
-    pictures.trade_off(context.figure("-ratio"), rows, data)
     settings = {"questions": len(examples), "documents": 6, "chunk_tokens": 160, "threads": 1}
     return {**settings, "data": data, "arms": rows}
 

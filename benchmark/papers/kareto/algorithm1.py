@@ -27,10 +27,6 @@ def adaptive_pareto_exploration(
     dram: tuple[float, float, float],
     second: tuple[float, float, float],
     dram_most: float,
-    expand: float = EXPAND,
-    refine: float = REFINE,
-    cost: float = COST,
-    least: Point = STEP_LEAST,
 ) -> dict[Point, Row]:
     """``dram`` and ``second``: from, to and step of the coarse grid. Returns every point evaluated.
 
@@ -53,19 +49,19 @@ def adaptive_pareto_exploration(
         below = (top - dram[2], columns[0])
         last = (top, columns[0])
         more = top + dram[2] <= dram_most and below in found
-        if more and found[below]["mean_ttft_s"] - found[last]["mean_ttft_s"] > expand * latency:
+        if more and found[below]["mean_ttft_s"] - found[last]["mean_ttft_s"] > EXPAND * latency:
             top += dram[2]
             wanted += [(top, t) for t in columns]
         for one, other in _neighbours(found):
             a, b = found[one], found[other]
             moved = (
-                abs(a["mean_ttft_s"] - b["mean_ttft_s"]) / latency > refine
-                or abs(a["throughput_tokens_per_s"] - b["throughput_tokens_per_s"]) / speed > refine
+                abs(a["mean_ttft_s"] - b["mean_ttft_s"]) / latency > REFINE
+                or abs(a["throughput_tokens_per_s"] - b["throughput_tokens_per_s"]) / speed > REFINE
             )
-            if not moved or abs(a["cost"] - b["cost"]) / price <= cost:
+            if not moved or abs(a["cost"] - b["cost"]) / price <= COST:
                 continue
             middle = ((one[0] + other[0]) / 2, (one[1] + other[1]) / 2)
-            if all(abs(x - y) in (0, *_wide(x, y, s)) for x, y, s in zip(one, other, least)):
+            if all(abs(x - y) in (0, *_wide(x, y, s)) for x, y, s in zip(one, other, STEP_LEAST)):
                 wanted.append(middle)
         wanted = [p for p in dict.fromkeys(wanted) if p not in found]
     return found

@@ -86,10 +86,6 @@ class ChunkStore:
         read.tenant = tenant
         return self._insert(key, read) or read
 
-    def look(self, key: str) -> Chunk | HostChunk | None:
-        """Return a chunk in memory, without counting it as a use."""
-        return self.chunks.get(key)
-
     def delete(self, key: str) -> bool:
         """Delete a chunk from memory. Returns whether it was there."""
         found = self.chunks.pop(key, None)

@@ -9,12 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from canopy_lab.plan.choice import (
-    ChosenConfiguration,
-    Constraint,
-    choose,
-    why_not,
-)
+from canopy_lab.plan.choice import ChosenConfiguration, Constraint, choose, why_not
 from canopy_lab.plan.evaluate import Evaluator
 from canopy_lab.plan.lines import beside, lines_through
 from canopy_lab.plan.objective import Evaluated, Metric

@@ -31,7 +31,7 @@ def test_pieces_give_the_same_chunk_as_encoding_at_once(llama, store, ids) -> No
     encoder.enqueue(ids[170:230].tolist(), prefix, "")
     run(encoder)
     for part in (document, ids[170:230].tolist()):
-        got = store.look(store.key(part, prefix))
+        got = store.chunks.get(store.key(part, prefix))
         want = encode(llama, part, prefix)
         torch.testing.assert_close(got.raw_k, want.raw_k, atol=2e-5, rtol=1e-4)
         torch.testing.assert_close(got.v, want.v, atol=2e-5, rtol=1e-4)

@@ -32,7 +32,7 @@ def test_documents_are_found_in_another_order(make, llama, ids) -> None:
     state = engine.new_request(turned)
     assert [place.to_encode(False) for place in state.places] == [((behind,),)] * 3
     want = encode(llama, turned.origin_input_ids[SYSTEM : SYSTEM + LENGTH], behind)
-    got = engine.library.store.look(state.keys[0][0])
+    got = engine.library.store.chunks.get(state.keys[0][0])
     torch.testing.assert_close(got.raw_k, want.raw_k, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(got.v, want.v, atol=2e-5, rtol=1e-4)
 
@@ -257,7 +257,7 @@ def test_a_request_waits_for_a_layer_of_idle_work_and_the_piece_is_repeated(make
     assert encoder.encoded_tokens > 2 * MIN_ROWS  # ranks do not stop inside a piece
     while encoder.busy:
         engine.work_when_idle()
-    found = engine.library.store.look(encoder.store.key(range(200), (), ""))
+    found = engine.library.store.chunks.get(encoder.store.key(range(200), (), ""))
     whole = encode(engine.model, range(200))
     for got, expected in ((found.raw_k, whole.raw_k), (found.v, whole.v)):
         assert torch.allclose(got, expected, atol=1e-5)

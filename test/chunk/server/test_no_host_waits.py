@@ -72,7 +72,7 @@ def test_encoding_waits_for_nothing(llama, ids, monkeypatch, selector) -> None:
         engine = served(moved(llama, device), monkeypatch, device.put, selector=selector)
         assert encoded(engine, device.put) == wanted
     for key, *_ in wanted:
-        mine, theirs = (e.library.store.look(key) for e in (engine, plain))
+        mine, theirs = (e.library.store.chunks.get(key) for e in (engine, plain))
         for a, b in ((mine.raw_k, theirs.raw_k), (mine.v, theirs.v)):
             torch.testing.assert_close(inside(a), b, atol=2e-5, rtol=1e-4)
         assert list(mine.scores) == list(theirs.scores)

@@ -102,10 +102,10 @@ def test_a_chunk_that_is_deleted_while_a_plan_holds_it_stays_whole() -> None:
     memory = HostMemory(SHAPE, torch.float32, 10 * TOKEN_BYTES)
     store = ChunkStore("m", 10 * TOKEN_BYTES, memory)
     key = store.put(chunk_of(1, 6))
-    held = store.look(key)
+    held = store.chunks.get(key)
     assert store.delete(key)
     other = store.put(chunk_of(2, 6))  # the tier has room, the memory not yet: a tensor of its own
-    assert (store.look(other).raw_k == 2).all()
+    assert (store.chunks.get(other).raw_k == 2).all()
     assert (held.raw_k == 1).all()
     assert (held.rows(1, torch.tensor([0, 5]))[1] == -1).all()
     del held
