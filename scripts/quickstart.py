@@ -9,15 +9,20 @@ are not repeated.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
+import socket
 import sys
+import time
+import urllib.request
+import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
 import environment
 from agents import Answer, Outcome, Traffic, outcome, read_texts, side_by_side
-from environment import ROOT, STATE, SetupError, say
+from environment import MININTERVAL_S, ROOT, STATE, SetupError, say
 
 NAME = "smollm2-135m-instruct"
 QUESTION = "What is the capital of France? Answer in one sentence."
@@ -85,8 +90,6 @@ def main() -> int:
 
 
 def check_port(port: int) -> None:
-    import socket
-
     if not 0 < port < 65536:
         raise SetupError(f"--port {port}: choose one from 1 to 65535")
     with socket.socket() as probe:
@@ -128,12 +131,12 @@ def compare(
             with serve(model, name, kind, name_of_server, args.port) as server:
                 ours = name_of_server == OURS
                 ask(server.url, name, show=ours)
-                post(f"{server.url}/flush_cache?timeout=20", {})  # all begin with an empty cache
+                flush = f"{server.url}/flush_cache?timeout=20"  # all begin with an empty cache
+                urllib.request.urlopen(flush, data=b"", timeout=120).close()
                 if ours:
                     open_page(f"{server.url}/canopy/ui", not args.no_open)
-                outcomes[name_of_server] = work(
-                    server.url, name, name_of_server, texts, args.seconds
-                )
+                given = (server.url, name, name_of_server, texts, args.seconds)
+                outcomes[name_of_server] = work(*given)
                 if not ours:
                     continue
                 print(f"\n{side_by_side(outcomes, args.seconds)}\n", flush=True)
@@ -161,11 +164,7 @@ def serve(model: Path, name: str, kind: str, which: str, port: int):  # type: ig
 
 
 def log_of(which: str) -> Path:
-    return STATE / "logs" / f"server-{file_name(which)}.log"
-
-
-def file_name(which: str) -> str:
-    return which.replace(" + ", "-")
+    return STATE / "logs" / f"server-{which.replace(' + ', '-')}.log"
 
 
 def ask(url: str, name: str, *, show: bool) -> None:
@@ -174,11 +173,9 @@ def ask(url: str, name: str, *, show: bool) -> None:
 
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
     try:
+        asked = [{"role": "user", "content": QUESTION}]
         answer = client.chat.completions.create(
-            model=name,
-            messages=[{"role": "user", "content": QUESTION}],
-            temperature=0,
-            max_tokens=32,
+            model=name, messages=asked, temperature=0, max_tokens=32
         )
     except openai.OpenAIError as error:
         raise SetupError(f"the model did not answer a chat: {error}") from error
@@ -188,8 +185,6 @@ def ask(url: str, name: str, *, show: bool) -> None:
 
 def open_page(url: str, wanted: bool) -> None:
     """Show the server's page while the agents work, if there is a screen."""
-    import webbrowser
-
     print(f"What its cache holds and does: {url}", flush=True)
     screen = sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
     if wanted and screen:
@@ -197,15 +192,9 @@ def open_page(url: str, wanted: bool) -> None:
 
 
 def work(url: str, name: str, which: str, texts: Sequence[str], seconds: float) -> Outcome:
-    """Run the agents with a bar. Write their answers to a file as well."""
-    import dataclasses
-    import json
-    import time
-
+    """Run the agents with a bar."""
     import openai
     from tqdm import tqdm
-
-    from environment import MININTERVAL_S
 
     began = time.monotonic()
     bar_format = "{desc}: |{bar}| {n:.0f}/{total:.0f} s{postfix}"
@@ -225,27 +214,11 @@ def work(url: str, name: str, which: str, texts: Sequence[str], seconds: float) 
             raise SetupError(
                 f"a request failed: {error}; the server's log is {log_of(which)}"
             ) from error
-    results = STATE / "quickstart" / f"{file_name(which)}.json"
-    results.parent.mkdir(parents=True, exist_ok=True)
-    results.write_text(json.dumps([dataclasses.asdict(a) for a in answers], indent=1), "utf-8")
     return outcome(answers)
-
-
-def post(url: str, body: dict) -> None:
-    import json
-    import urllib.request
-
-    request = urllib.request.Request(
-        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    urllib.request.urlopen(request, timeout=120).close()
 
 
 def what_auto_did(url: str) -> str:
     """Return the actions of `auto` and their reasons, from the server's status."""
-    import json
-    import urllib.request
-
     with urllib.request.urlopen(f"{url}/canopy/status", timeout=30) as response:
         return json.load(response)["auto"]
 
