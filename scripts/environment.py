@@ -74,7 +74,7 @@ def install(kind: str, *, tests: bool = False) -> None:
         check_disk(shutil.disk_usage(ROOT).free, DISK_GB[kind])
         pip(["-r", str(REQUIREMENTS / "cuda.txt")] if kind == "cuda" else [_torch_pin()], "torch")
         stamp("torch", _inputs_of_torch(kind))
-        _record_torch()
+        (STAMPS / "torch-build").write_text(torch_build() + "\n", encoding="utf-8")
     if kind == "cpu":
         _install_files("packages", ["cpu.txt", "pins.txt"], ["-r", "cpu.txt"])
         _install_files("sglang", ["cpu-nodeps.txt"], ["--no-deps", "-r", "cpu-nodeps.txt"])
@@ -250,10 +250,6 @@ def _inputs_of_torch(kind: str) -> bytes:
     if kind == "cpu":
         return f"cpu {_torch_pin()}".encode()
     return b"cuda " + (REQUIREMENTS / "cuda.txt").read_bytes()
-
-
-def _record_torch() -> None:
-    (STAMPS / "torch-build").write_text(torch_build() + "\n", encoding="utf-8")
 
 
 def _stamp_path(name: str) -> Path:

@@ -29,7 +29,9 @@ def main() -> int:
         kind = environment.device()
         environment.enter(kind)
         environment.install(kind, tests=True)
-        prepare_model()
+        from prepare import prepare_smollm2
+
+        prepare_smollm2()
     except SetupError as error:
         say(str(error))
         return 2
@@ -73,12 +75,6 @@ def check_and_test(flags: list[str]) -> int:
     # SWIG types warn when the interpreter ends.
     quiet = {"PYTHONWARNINGS": "ignore:builtin type swigvarlink:DeprecationWarning"}
     return subprocess.run(tests, cwd=ROOT, env=os.environ | quiet, check=False).returncode
-
-
-def prepare_model() -> None:
-    from prepare import prepare_smollm2
-
-    prepare_smollm2()
 
 
 if __name__ == "__main__":

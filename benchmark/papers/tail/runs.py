@@ -69,14 +69,13 @@ class Workbench:
         self.growth = round(self.future.mean_growth_tokens)
         """Q-hat: mean tokens that the next prompt adds."""
         self.profile = load_profile(PROFILE)
-        self._pairs = self.profile.pair_s()
 
     def ttft_ms(self, uncached: np.ndarray) -> np.ndarray:
         """Return the prefill times of single requests under the profile."""
         step = self.profile.prefill_batch_s
         return np.array(
             [
-                1e3 * step([(max(int(u), 1), int(p) - max(int(u), 1))], self._pairs)
+                1e3 * step([(max(int(u), 1), int(p) - max(int(u), 1))])
                 for u, p in zip(uncached, self.prompts, strict=True)
             ]
         )

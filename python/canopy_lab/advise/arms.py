@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +27,6 @@ class Arm:
     flag: str
     """Value for ``--radix-eviction``; empty if no server can run the arm."""
     policy: str
-    config: tuple[tuple[str, object], ...] = ()
     whole_nodes: bool = False
     hints: tuple[float, float] | None = None
     """Share of the clients that give hints, and share of true hints."""
@@ -64,10 +63,9 @@ def run_arms(
 ) -> dict[Run, Uncached]:
     """Simulate each of ``runs`` once. Raises ``CanopyError`` if a process was killed."""
     wanted = list(dict.fromkeys(runs))
-    work = _Work(requests, seed)
     jobs = max(1, min(jobs or os.cpu_count() or 1, len(wanted)))
     results: dict[Run, Uncached] = {}
-    with Workers(work, jobs) as workers:
+    with Workers((requests, seed), jobs) as workers:
         for at, uncached in workers.map(_simulate, wanted):
             results[wanted[at]] = uncached
             progress()
@@ -79,27 +77,18 @@ def hit_ratio(uncached: Uncached, tokens: NDArray[np.int64]) -> float:
     return 1.0 - float(uncached.sum()) / max(float(tokens.sum()), 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """Input of every simulation."""
-
-    requests: Sequence[TraceRequest]
-    seed: int
-
-
-def _simulate(work: _Work, run: Run) -> Uncached:
-    arm, capacity = run
-    options: Mapping[str, object] = dict(arm.config)
+def _simulate(work: tuple[Sequence[TraceRequest], int], run: Run) -> Uncached:
+    (requests, seed), (arm, capacity) = work, run
     if arm.hindsight:
-        policy = make_hindsight(arm.policy, Future(work.requests), {})
+        policy = make_hindsight(arm.policy, Future(requests), {})
     else:
-        policy = make_policy(arm.policy, options)
+        policy = make_policy(arm.policy)
     result = simulate(
-        work.requests,
+        requests,
         policy,
         capacity,
-        placebo_seed=work.seed if arm.placebo else None,
-        hints=None if arm.hints is None else Hints(*arm.hints, seed=work.seed),
+        placebo_seed=seed if arm.placebo else None,
+        hints=None if arm.hints is None else Hints(*arm.hints, seed=seed),
         whole_nodes=arm.whole_nodes,
     )
     return np.array(result.uncached_tokens, np.int64)

@@ -33,14 +33,13 @@ class Coster:
     def __init__(self, profile: EngineProfile, tokens: NDArray[np.int64], scale: float) -> None:
         self.profile, self.scale = profile, scale
         self._tokens = tokens * scale
-        self._pairs = profile.pair_s()
 
     def prefill_s(self, uncached: Uncached) -> NDArray[np.float64]:
         """Return the seconds to compute the uncached tokens of each prompt, at least one."""
         left = np.maximum(uncached * self.scale, 1.0)
         return np.array(
             [
-                self.profile.prefill_batch_s([(new, max(all_ - new, 0.0))], self._pairs)
+                self.profile.prefill_batch_s([(new, max(all_ - new, 0.0))])
                 for new, all_ in zip(left.tolist(), self._tokens.tolist())
             ]
         )

@@ -22,21 +22,15 @@ from sglang_canopy.policy.base import TAIL_TARGETS, Policy
 from sglang_canopy.policy.registry import make_policy, policy_class, policy_names, simulated_names
 
 
-class PrefillSeconds:
-    """Seconds of prefill of one trace under ``profile``."""
-
-    def __init__(self, profile: EngineProfile, trace: Sequence[TraceRequest]) -> None:
-        self._profile, self._trace = profile, trace
-        self._pairs = profile.pair_s()
-
-    def of(self, uncached_tokens: Sequence[int]) -> float:
-        """Return the prefill seconds of requests with these uncached tokens, at least one each."""
-        total = 0.0
-        for record, left in zip(self._trace, uncached_tokens, strict=True):
-            new = max(left, 1)
-            context = max(record.input_tokens - new, 0)
-            total += self._profile.prefill_batch_s([(new, context)], self._pairs)
-        return total
+def prefill_s(
+    profile: EngineProfile, trace: Sequence[TraceRequest], uncached_tokens: Sequence[int]
+) -> float:
+    """Return the prefill seconds of requests with these uncached tokens, at least one each."""
+    total = 0.0
+    for record, left in zip(trace, uncached_tokens, strict=True):
+        new = max(left, 1)
+        total += profile.prefill_batch_s([(new, max(record.input_tokens - new, 0))])
+    return total
 
 
 _TAIL_PERCENTILE = 90
@@ -108,7 +102,7 @@ class SweepInputs:
             tails = {c: np.percentile(left, _TAIL_PERCENTILE) for c, left in uncached.items()}
             self.thresholds = tuple(float(tails[c]) for c in self.capacities)
         self._future: Future | None = None
-        self.seconds = PrefillSeconds(load_profile(SECONDS_PROFILE), trace)
+        self.profile = load_profile(SECONDS_PROFILE)
 
     def future(self) -> Future:
         """Return the trace's future, computed once per process."""
@@ -179,7 +173,7 @@ def simulate_task(inputs: SweepInputs, task: SweepTask) -> dict[str, Any]:
         "block_tokens": inputs.trace[0].block_tokens,
         "tel_threshold_tokens": threshold,
         **{name: getattr(result, name) for name in kept},
-        "prefill_s": inputs.seconds.of(result.uncached_tokens),
+        "prefill_s": prefill_s(inputs.profile, inputs.trace, result.uncached_tokens),
         "prefill_profile": SECONDS_PROFILE,
     }
 

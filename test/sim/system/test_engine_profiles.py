@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from canopy_lab.sim.sweep import PrefillSeconds
+from canopy_lab.sim.sweep import prefill_s
 from canopy_lab.sim.system import EngineProfile, load_profile, profile_names
 from canopy_lab.sim.system.engine_profile import PUBLISHED
 from canopy_lab.trace.record import TraceRequest
@@ -79,5 +79,5 @@ def test_a_profile_of_another_model_or_none_at_all_is_refused(tmp_path):
 def test_seconds_of_a_trace_are_the_sum_of_its_requests_alone():
     profile = load_profile("llama-3.1-8b-h100")
     trace = [TraceRequest(0.0, 1000, 1, (1, 2), 512), TraceRequest(1.0, 900, 1, (1, 3), 512)]
-    found = PrefillSeconds(profile, trace).of([1000, 0])
+    found = prefill_s(profile, trace, [1000, 0])
     assert found == pytest.approx(profile.prefill_s(1000) + profile.prefill_s(1, 899))

@@ -16,16 +16,15 @@ class Costs:
         self._profile = profile
         self.kv_bytes = profile.kv_bytes_per_token
         self._decode: dict[int, tuple[list[float], list[float], list[float]]] = {}
-        self._pair_s = profile.pair_s()
 
     def prefill(self, requests: Sequence[tuple[int, int]]) -> float:
-        return self._profile.prefill_batch_s(requests, self._pair_s)
+        return self._profile.prefill_batch_s(requests)
 
     def marginal(self, new_tokens: int, context_tokens: int, step_tokens: int) -> float:
         """Return the marginal cost of ``new_tokens`` in full steps of ``step_tokens``."""
         share = new_tokens / step_tokens
         linear = share * self._profile.linear_s(step_tokens)
-        alone = self._profile.prefill_batch_s([(new_tokens, context_tokens)], self._pair_s)
+        alone = self._profile.prefill_batch_s([(new_tokens, context_tokens)])
         return linear + alone - self._profile.linear_s(new_tokens)
 
     def decode(self, batch: int, context: float, steps: int) -> float:

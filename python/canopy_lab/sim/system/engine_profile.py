@@ -12,6 +12,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -23,8 +24,6 @@ VERSION = 1
 MEASURED = "measured"
 PUBLISHED = "published figures, not measured"
 
-PairCosts = list[list[float]]
-
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
@@ -35,7 +34,7 @@ class Bandwidth:
     latency_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EngineProfile:
     """One model on one device. Times in seconds, lengths in tokens."""
 
@@ -76,43 +75,24 @@ class EngineProfile:
     def prefill_s(self, new_tokens: float, context_tokens: float = 0.0) -> float:
         return self.linear_s(new_tokens) + self.attend_s(new_tokens, context_tokens)
 
-    def prefill_batch_s(
-        self, requests: Iterable[tuple[float, float]], pair_s: PairCosts | None = None
-    ) -> float:
-        """Return the seconds of a prefill step of (new tokens, context tokens) requests.
-
-        ``pair_s``: a cached ``pair_s()``.
-        """
-        pair_s = self.pair_s() if pair_s is None else pair_s
+    def prefill_batch_s(self, requests: Iterable[tuple[float, float]]) -> float:
+        """Return the seconds of a prefill step of (new tokens, context tokens) requests."""
         total, attention = 0.0, -self.prefill_request_s
         for new, context in requests:
             total += new
-            attention += self._attend_s(new, context, pair_s) + self.prefill_request_s
+            attention += self.attend_s(new, context) + self.prefill_request_s
         return self.linear_s(total) + attention
 
     def linear_s(self, tokens: float) -> float:
         """Return the part of a prefill step that is linear in its tokens."""
         return _line(self.prefill_tokens, self.prefill_linear_s, tokens)
 
-    def attend_s(self, new_tokens: float, context_tokens: float) -> float:
-        """Return the seconds of attention of ``new_tokens`` after ``context_tokens``.
+    def attend_s(self, new: float, context: float) -> float:
+        """Return the seconds of attention of ``new`` tokens after ``context`` tokens.
 
         Interpolated as seconds per pair of query and key, which vary little, while the number of
         pairs grows with the square.
         """
-        return self._attend_s(new_tokens, context_tokens, self.pair_s())
-
-    def pair_s(self) -> PairCosts:
-        """Return the seconds per query-key pair at the measured points, ``[new][context]``."""
-        return [
-            [
-                seconds / _pairs(new, context)
-                for context, seconds in zip(self.attention_context_tokens, row, strict=True)
-            ]
-            for new, row in zip(self.attention_new_tokens, self.attention_s, strict=True)
-        ]
-
-    def _attend_s(self, new: float, context: float, pair_s: PairCosts) -> float:
         news, contexts = self.attention_new_tokens, self.attention_context_tokens
         i, u = _place(news, min(max(new, news[0]), news[-1]))
         j, v = _place(contexts, min(context, contexts[-1]))
@@ -122,8 +102,19 @@ class EngineProfile:
                 continue
             for column, share_j in ((j, 1 - v), (j + 1, v)):
                 if share_j:
-                    total += share_i * share_j * pair_s[row][column]
+                    total += share_i * share_j * self._pair_s[row][column]
         return total * _pairs(new, context)
+
+    @cached_property
+    def _pair_s(self) -> list[list[float]]:
+        """Seconds per query-key pair at the measured points, ``[new][context]``."""
+        return [
+            [
+                seconds / _pairs(new, context)
+                for context, seconds in zip(self.attention_context_tokens, row, strict=True)
+            ]
+            for new, row in zip(self.attention_new_tokens, self.attention_s, strict=True)
+        ]
 
     def decode_s(self, batch: float, context_tokens: float) -> float:
         """Return the seconds of a decode step of ``batch`` requests with this mean context."""
