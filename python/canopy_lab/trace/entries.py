@@ -76,36 +76,31 @@ def _items(path: Path, tolerance: lines.Tolerance, time_of: TimeOf) -> Iterator[
         return
     with lines.open_binary(path) as stream:
         begin = stream.read(64).lstrip()[:1]
-    if begin not in (b"[", b"{", b"") and csv_columns(path):
-        rows = _rows(path)
-        first = list(islice(rows, _ORDER_SAMPLE))
-        if _newest_first(_times(first, time_of)):
-            _remark_order(tolerance)
-            yield from reversed([*first, *rows])
-        else:
-            yield from chain(first, rows)
-        return
-    if begin != b"[":
+    found: Iterator[tuple[int, Any]]
+    if begin == b"[":
+        found = iter(_list(path))
+    elif begin not in (b"{", b"") and csv_columns(path):
+        found = _rows(path)
+    else:
         found = lines.read_lines(path)
-        head = list(islice(found, _ORDER_SAMPLE))
-        if not _newest_first(_times(head, time_of)):
-            yield from chain(head, found)
-            return
-        _remark_order(tolerance)
-        yield from read_lines_backwards(path)
+    head = list(islice(found, _ORDER_SAMPLE))
+    if not _newest_first(_times(head, time_of)):
+        yield from chain(head, found)
         return
+    tolerance.understood.remarks["The file is newest first and was read from its end."] = None
+    is_lines = isinstance(head[0][1], bytes)
+    yield from read_lines_backwards(path) if is_lines else reversed([*head, *found])
+
+
+def _list(path: Path) -> list[tuple[int, Any]]:
     with lines.open_binary(path) as stream:
         raw = stream.read(_LONGEST_LIST + 1)
     if len(raw) > _LONGEST_LIST:
         raise CanopyError(f"{str(path)!r} is one JSON list of more than 1 GiB; make lines of it: jq -c '.[]'")  # fmt: skip
     try:
-        items = list(enumerate(json.loads(raw), 1))
+        return list(enumerate(json.loads(raw), 1))
     except (ValueError, RecursionError) as error:
         raise CanopyError(f"{str(path)!r} is not a JSON list ({error})") from None
-    if _newest_first(_times(items[:_ORDER_SAMPLE], time_of)):
-        _remark_order(tolerance)
-        items.reverse()
-    yield from items
 
 
 def csv_columns(path: Path) -> list[str]:
@@ -142,10 +137,6 @@ def _cell(text: str) -> int | str:
     """Return a whole number written as such; ``007`` is a name."""
     number = text.isdecimal() and len(text) < 19 and (text == "0" or text[0] != "0")
     return int(text) if number else text
-
-
-def _remark_order(tolerance: lines.Tolerance) -> None:
-    tolerance.understood.remarks["The file is newest first and was read from its end."] = None
 
 
 def _times(items: Iterable[tuple[int, Any]], time_of: TimeOf) -> Iterator[float]:

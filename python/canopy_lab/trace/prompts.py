@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from canopy_lab.trace.chat import Part
 from canopy_lab.trace.infer import ConversationIndex
@@ -59,14 +59,9 @@ class LoggedPrompt:
         return -(-len(self.text.encode("utf-8", "surrogatepass")) // BYTES_A_TOKEN)
 
 
-class Cut(Protocol):
-    """Converts a prompt to chained block ids and its number of tokens."""
-
-    def __call__(self, prompt: LoggedPrompt) -> tuple[tuple[int, ...], int]: ...
-
-
 class Cutter:
-    """Cuts prompts into blocks of ``BLOCK_TOKENS`` tokens, by ``tokenizer`` or by bytes."""
+    """Converts prompts to ids of chained blocks of ``BLOCK_TOKENS`` and numbers of tokens, cut by
+    ``tokenizer`` or by bytes."""
 
     def __init__(self, tokenizer: str | Path | None = None) -> None:
         self._tokenizer = None if tokenizer is None else _load(Path(tokenizer))
@@ -130,7 +125,7 @@ def in_order(prompts: Iterable[TraceRequest], window: int = ORDER_WINDOW) -> Ite
         yield heapq.heappop(heap)[2]
 
 
-def record(prompt: LoggedPrompt, cut: Cut) -> TraceRequest:
+def record(prompt: LoggedPrompt, cut: Cutter) -> TraceRequest:
     """Convert a prompt to a trace record with the log's own time."""
     blocks, tokens = cut(prompt)
     return TraceRequest(
@@ -169,7 +164,7 @@ _FIELDS = tuple(TraceRequest.__slots__)
 
 
 def to_trace(
-    prompts: Iterable[LoggedPrompt], tolerance: Tolerance, cut: Cut
+    prompts: Iterable[LoggedPrompt], tolerance: Tolerance, cut: Cutter
 ) -> Iterator[TraceRequest]:
     """Yield trace records of ``prompts``, by time, starting at 0. A prompt out of order beyond the
     window is a broken line."""

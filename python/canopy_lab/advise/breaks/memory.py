@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Generic, TypeVar
 
 from canopy_lab.advise.breaks.texts import canonical, sentences
@@ -33,18 +34,6 @@ V = TypeVar("V")
 class Segment:
     """One part of a prompt; equal parts of all prompts are one object."""
 
-    __slots__ = (
-        "_canonical",
-        "_sentences",
-        "kind",
-        "last",
-        "number",
-        "role",
-        "size",
-        "text",
-        "uses",
-    )
-
     def __init__(self, part: Part, number: int) -> None:
         self.kind, self.role, self.text = part
         self.number, self.size = number, len(part.text)
@@ -52,24 +41,18 @@ class Segment:
         """Number of remembered prompts that contain it."""
         self.last = -1
         """Number of the latest prompt that contains it."""
-        self._sentences: tuple[str, ...] | None = None
-        self._canonical: str | None = None
 
     @property
     def is_media(self) -> bool:
         return self.kind in ("image", "media")
 
-    @property
+    @cached_property
     def sentences(self) -> tuple[str, ...]:
-        if self._sentences is None:
-            self._sentences = () if self.is_media else tuple(sentences(self.text))
-        return self._sentences
+        return () if self.is_media else tuple(sentences(self.text))
 
-    @property
+    @cached_property
     def canonical(self) -> str:
-        if self._canonical is None:
-            self._canonical = canonical(self.text)
-        return self._canonical
+        return canonical(self.text)
 
     @property
     def bytes(self) -> int:

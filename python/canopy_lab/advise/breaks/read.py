@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +10,6 @@ from canopy_lab.advise.breaks.finder import Breaks, Finder
 from canopy_lab.advise.breaks.memory import MAX_BYTES, MAX_PROMPTS
 from canopy_lab.trace.lines import Tolerance
 from canopy_lab.trace.open import open_texts
-from canopy_lab.trace.prompts import LoggedPrompt
 
 NO_TEXT = "the log holds ids of blocks, not prompts"
 NEEDS_TOKENIZER = "the log holds token ids; give --tokenizer PATH, the model's tokenizer.json"
@@ -31,7 +30,8 @@ def read_breaks(
     if prompts is None:
         return _nothing(NO_TEXT)
     finder, ids = Finder(most_prompts, most_bytes), 0
-    for number, prompt in enumerate(_counted(prompts, progress)):
+    for number, prompt in enumerate(prompts):
+        progress(1)
         if number >= most_prompts:
             return replace(finder.found(), is_whole=False)
         ids += prompt.token_ids is not None
@@ -39,14 +39,6 @@ def read_breaks(
     if not finder.requests and ids:
         return _nothing(NEEDS_TOKENIZER)
     return finder.found()
-
-
-def _counted(
-    prompts: Iterator[LoggedPrompt], progress: Callable[[int], object]
-) -> Iterator[LoggedPrompt]:
-    for prompt in prompts:
-        progress(1)
-        yield prompt
 
 
 def _nothing(why: str) -> Breaks:
