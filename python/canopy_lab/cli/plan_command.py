@@ -142,7 +142,7 @@ def advised(command: PlanCommand, trace: CompactTrace) -> tuple[PlanCommand, str
         sample = sample_of(trace, ADVICE_REQUESTS)
         arm, decision = advised_policy(sample, command.profile, pool, jobs=command.searching.jobs)
         flag = CANOPYS_LRU if arm.flag == SGLANGS_LRU else arm.flag
-        name, config = flag, dict(arm.config)
+        name, config = flag, None
         why = f"Policy: {flag}, as canopy advise finds. {decision.sentence}"
     if flag == AUTO:
         name, command = auto.POLICY, _as_auto(command)

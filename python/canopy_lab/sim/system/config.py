@@ -78,11 +78,11 @@ class SystemConfig:
         choices=tuple(USES_BEFORE_COPY),
     )  # fmt: skip
     schedule_policy: str = declare(
-        "fcfs", "--schedule-policy", "SGLang's --schedule-policy", choices=tuple(QUEUE_ORDERS)
+        "fcfs", "--schedule-policy", "SGLang's --schedule-policy", choices=QUEUE_ORDERS
     )
     schedule_policy_config: Mapping[str, Any] = field(default_factory=dict)
     session_gate: str = declare(
-        "none", "--session-gate", "which sessions may join the queue", choices=tuple(SESSION_GATES)
+        "none", "--session-gate", "which sessions may join the queue", choices=SESSION_GATES
     )
     session_gate_config: Mapping[str, Any] = field(default_factory=dict)
     waiting_prefixes: str = declare(
