@@ -132,7 +132,7 @@ def compare(
                 ours = name_of_server == OURS
                 ask(server.url, name, show=ours)
                 flush = f"{server.url}/flush_cache?timeout=20"  # all begin with an empty cache
-                urllib.request.urlopen(flush, data=b"", timeout=120).close()
+                urllib.request.urlopen(flush, data=b"{}", timeout=120).close()
                 if ours:
                     open_page(f"{server.url}/canopy/ui", not args.no_open)
                 given = (server.url, name, name_of_server, texts, args.seconds)
