@@ -173,9 +173,11 @@ def ask(url: str, name: str, *, show: bool) -> None:
 
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
     try:
-        asked = [{"role": "user", "content": QUESTION}]
         answer = client.chat.completions.create(
-            model=name, messages=asked, temperature=0, max_tokens=32
+            model=name,
+            messages=[{"role": "user", "content": QUESTION}],
+            temperature=0,
+            max_tokens=32,
         )
     except openai.OpenAIError as error:
         raise SetupError(f"the model did not answer a chat: {error}") from error

@@ -261,7 +261,7 @@ def _locality(p: Locality) -> Figure:
         for stride, offset in ((0, 0), (4, 0), (9, 0), (4, 5)):
             value = values[stride, offset]
             colour = "white" if value < 0.6 * most else INK
-            centred = {"va": "center", "ha": "center"}
+            centred: dict[str, Any] = {"va": "center", "ha": "center"}
             note(axis, f"{100 * value:.0f}", (offset, stride), colour, fontsize=7, **centred)
         title(axis, name)
     axes[0, 0].set_ylabel("share of the prompt kept (stride)", fontsize=8.5, color=INK)
@@ -286,7 +286,8 @@ def _lifespan(f: Lifespan) -> Figure:
     for i, (q, at) in enumerate(((0.9, f.p90_s), (0.99, f.p99_s))):
         if at > axis.get_xlim()[0]:
             axis.plot([at], [q], "o", color=BLUE, markersize=4)
-        text, bold = f"P{100 * q:.0f}: {seconds(at)}", {"ha": "right", "fontweight": "bold"}
+        text = f"P{100 * q:.0f}: {seconds(at)}"
+        bold: dict[str, Any] = {"ha": "right", "fontweight": "bold"}
         note(axis, text, (0.98, 0.13 - 0.09 * i), BLUE, frame=WHOLE, fontsize=8.5, **bold)
     start = (axis.get_xlim()[0], f.used_once)
     note(axis, f"{percent(f.used_once)} used once", start, BLUE, (5, 5))
@@ -329,7 +330,7 @@ def _footprint(f: Footprint) -> Figure:
     name_axes(axis, f"KV of one request with {f.model}", "requests with no more")
     for i, (row, colour) in enumerate(ends):
         text = f"{row.name}: half below {size(row.p50_bytes)}, P99 {size(row.p99_bytes)}"
-        style = {"fontweight": "bold", "va": "bottom", "ha": "right"}
+        style: dict[str, Any] = {"fontweight": "bold", "va": "bottom", "ha": "right"}
         note(axis, text, (0.985, 0.2 - 0.08 * i), colour, frame=WHOLE, fontsize=8.5, **style)
     title(axis, f"Half of the requests leave no more than {size(f.rows[0].p50_bytes)} of KV")
     return figure

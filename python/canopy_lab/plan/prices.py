@@ -148,7 +148,12 @@ def _disk(name: str, document: Any, where: str) -> DiskClass:
     billing = fields.get("billing", "provisioned")
     if billing not in BILLING:
         raise CanopyError(f"{fields.where}: billing must be one of {', '.join(BILLING)}")
-    default = {f.name: f.default for f in dataclasses.fields(DiskClass)}
+    default: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(DiskClass)}
+    others: dict[str, Any] = {
+        **{key: fields.number(key, default[key]) for key in _OF_SIZE},
+        **{key: width.number(key, default[key]) for key in _OF_BANDWIDTH},
+        **{key: bool(fields.get(key, usual)) for key, usual in switches.items()},
+    }
     disk = DiskClass(
         name=name,
         per_gib_month=fields.steps("per_gib_month"),
@@ -156,9 +161,7 @@ def _disk(name: str, document: Any, where: str) -> DiskClass:
         iops=_provisioned(fields, "iops"),
         throughput=_provisioned(fields, "throughput"),
         billing=billing,
-        **{key: fields.number(key, default[key]) for key in _OF_SIZE},
-        **{key: width.number(key, default[key]) for key in _OF_BANDWIDTH},
-        **{key: bool(fields.get(key, usual)) for key, usual in switches.items()},
+        **others,
     )
     if disk.largest_gib < disk.smallest_gib:
         raise CanopyError(f"{fields.where}: largest_gib lies below smallest_gib")
