@@ -72,7 +72,7 @@ SETUPS = {
         (*DOCUMENTS, "--hicache-ratio", "4", OVERLAP), TALK, 300, "llama", RETRACT
     ),
     "documents, disk": SetUp(
-        (*DOCUMENTS, "--hicache-ratio", "1.1", *DISK, OVERLAP), TALK, 600, "llama", RETRACT,
+        (*DOCUMENTS, "--hicache-ratio", "1.1", *DISK, OVERLAP), TALK, 1200, "llama", RETRACT,
         happens=("exact_from_disk", "kept_from_disk"),
     ),
 }  # fmt: skip
