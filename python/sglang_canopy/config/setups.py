@@ -180,8 +180,19 @@ SETUPS = (
         cache=("host",),
     ),
     Setup(name="pages of 16 tokens", option="page_size", applies=_is(16), served=_ALL),
-    Setup(name="pages of 64 tokens", option="page_size", applies=_is(64), served=("device",)),
-    Setup(name="the overlap schedule", option="overlap_schedule", served=("device", "documents")),
+    Setup(
+        name="pages of 64 tokens",
+        option="page_size",
+        applies=_is(64),
+        served=("device",),
+        cache=("host", "disk"),
+    ),
+    Setup(
+        name="the overlap schedule",
+        option="overlap_schedule",
+        served=("device", "documents"),
+        cache=("host", "disk"),
+    ),
     Setup(
         name="chunked prefill",
         option="chunked_prefill_size",
