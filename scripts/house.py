@@ -78,7 +78,7 @@ ROOMS: dict[str, set[str]] = {
     "group_ttl": {"reuse", "sim", "trace", "ttl"},
     "sim": {"admission", "latency", "policy", "report", "reuse", "schedule", "trace", "ttl"},
     "characterize": {"policy", "report", "reuse", "sim", "trace"},
-    "advise": {"characterize", "config", "policy", "report", "sim", "trace"},
+    "advise": {"admission", "characterize", "config", "policy", "report", "sim", "trace"},
     "plan": {"config", "group_ttl", "policy", "report", "sim", "trace", "ttl"},
     "live": set(),
     "live/replay": {"latency", "report", "server/start", "trace", "wire"},

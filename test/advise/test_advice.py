@@ -8,6 +8,7 @@ from canopy_lab.advise.arms import LRU, SGLANG_LRU
 from canopy_lab.advise.costs import Coster
 from canopy_lab.advise.misses import why_missed
 from canopy_lab.advise.sample import Sample, read_sample
+from canopy_lab.advise.text import about_agents
 from canopy_lab.sim.driver import simulate
 from canopy_lab.sim.system.engine_profile import load_profile
 from canopy_lab.trace.record import TraceRequest
@@ -109,6 +110,30 @@ def test_auto_is_advised_on_the_conversation_trace_and_on_its_sample(data_dir):
     assert part.sample["one_in"] > 1
     for one, other in zip(whole.rows, part.rows):
         assert abs(one.gain.hit_ratio - other.gain.hit_ratio) < 0.03
+
+
+def test_the_memory_that_holds_agents_sessions_is_stated_for_agents_alone() -> None:
+    """Six agents, of whose sessions two fit, beside a person who pauses for minutes."""
+    rows = [
+        ask(10.0 * turn + at, range(1000 * at, 1000 * at + 10 + turn), talk=f"a{at}", turn=turn + 1)
+        for turn in range(10)
+        for at in range(6)
+    ]
+    rows += [ask(50.0 * turn + 0.5, range(9000, 9001 + turn), talk="person") for turn in range(3)]
+    sample = sample_of(sorted(rows, key=lambda r: r.time_s))
+    found = advise(sample, PROFILE, capacity_tokens=2 * 19 * 10, jobs=1)
+    agents = found.agents
+    assert (agents.sessions, agents.tokens) == (6, 6 * 19 * 10)
+    hits = sum(10 + turn - 1 for turn in range(1, 10)) / sum(10 + turn for turn in range(10))
+    assert agents.hit_ratio_with == pytest.approx(hits)
+    assert agents.hit_ratio < hits / 2
+    (line,) = about_agents(found)
+    assert "up to 6 sessions at a time hold 1140 tokens" in line
+    assert f"hit {100 * hits:.1f} % of the agents' prompt tokens instead of" in line
+    (fits,) = about_agents(advise(sample, PROFILE, capacity_tokens=1e6, jobs=1))
+    assert fits.endswith("for which the device has room.")
+    people = [r for r in sample.requests if r.conversation == "person"]
+    assert about_agents(advise(sample_of(people), PROFILE, capacity_tokens=100, jobs=1)) == []
 
 
 def test_causes_of_the_baselines_misses_sum_to_them():

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from canopy_lab.advise.agents import AgentMemory, agents_turns, most_held
 from canopy_lab.advise.answers import Advice, Curve, Row, Tier
 from canopy_lab.advise.arms import (
     BOUND,
@@ -152,6 +153,9 @@ class _Adviser:
         first: list[Run] = [(arm, self.at) for arm in here]
         first += [(arm, c) for arm in compared for c in others]
         first += [(self.base, self._tier_blocks(b)) for b in self.below]
+        agents = agents_turns(self.sample.requests)
+        held = most_held([r for r, one in zip(self.sample.requests, agents) if one])
+        first.append((self.base, max(self.at, held[1])))
         if not repeats:
             # No policy ever hits: one run represents all.
             first = [(self.base, self.at)]
@@ -160,7 +164,7 @@ class _Adviser:
         if not repeats:
             nothing = self.results[self.base, self.at]
             every = [*here, *compared]
-            sizes = [self.at, *others, *(self._tier_blocks(b) for b in self.below)]
+            sizes = [self.at, *others, *(self._tier_blocks(b) for b in self.below), held[1]]
             self.results = {(arm, c): nothing for arm in every for c in sizes}
         decision = self._decide(float(repeats))
         advised = self._advised(decision)
@@ -184,6 +188,7 @@ class _Adviser:
             rows=tuple(self._row(arm, base, _kind(arm)) for arm in here),
             others={arm.label: self._curve_of(arm, others) for arm in compared},
             tiers=tuple(self._tiers(advised, base)),
+            agents=self._agents(agents, *held),
             prefill_busy=busy,
             clusters=int(self.clusters.max()) + 1,
             cluster_kind=self.cluster_kind,
@@ -256,6 +261,15 @@ class _Adviser:
         if best.disk:
             label = f"{hosts[-1]} {label}" if hosts else f"A{label.removeprefix('and a')}"
         return f" {label} would add {points:.1f} points."
+
+    def _agents(self, agents: NDArray[np.bool_], sessions: int, blocks: int) -> AgentMemory | None:
+        if not blocks:
+            return None
+        sizes = self.at, max(self.at, blocks)
+        hits = (
+            hit_ratio(self.results[self.base, size][agents], self.tokens[agents]) for size in sizes
+        )
+        return AgentMemory(sessions * self.sample.one_in, self.sample.tokens_of(blocks), *hits)
 
     def _row(self, arm: Arm, base: Cost, kind: str) -> Row:
         cost = self.coster.cost(self.results[arm, self.at])

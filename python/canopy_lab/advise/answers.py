@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from canopy_lab.advise.agents import AgentMemory
 from canopy_lab.advise.costs import Cost
 from canopy_lab.advise.decide import Decision, Gain
 from canopy_lab.advise.misses import Misses
@@ -70,6 +71,8 @@ class Advice:
     others: dict[str, Curve]
     """LRU as in SGLang, canopy-lru, wa and the bound at several capacities."""
     tiers: tuple[Tier, ...]
+    agents: AgentMemory | None
+    """``None`` without agents."""
     prefill_busy: float
     """Share of one GPU's time that prefill takes under the baseline."""
     clusters: int

@@ -22,7 +22,8 @@ def page(advice: Advice, name: str, breaks: Sequence[str] = ()) -> Page:
         tuple(png_bytes(draw(advice, t)) for t in (LIGHT, DARK) if advice.repeats)
         for draw in (capacity_chart, policies_chart)
     )
-    text = [words.about_repeats(advice), words.about_misses(advice), words.about_capacity(advice)]
+    text = [words.about_repeats(advice), words.about_misses(advice), *words.about_agents(advice)]
+    text.append(words.about_capacity(advice))
     hints = [words.about_placebo(advice), words.about_hints(advice)] if advice.repeats else []
     table = HtmlTable(
         words.HEAD, [words.policy_cells(row) for row in advice.rows],

@@ -141,6 +141,22 @@ def about_misses(advice: Advice) -> str:
     )
 
 
+def about_agents(advice: Advice) -> list[str]:
+    """Return a line about the memory that holds the agents' sessions; none without agents."""
+    found = advice.agents
+    if found is None:
+        return []
+    held = f"Agents: up to {found.sessions:,} sessions at a time hold {short_number(found.tokens)} tokens"
+    more = found.tokens - advice.capacity_tokens
+    if more <= 0:
+        return [f"{held}, for which the device has room."]
+    return [
+        f"{held}. {bytes_text(more * advice.kv_bytes_per_token)} of host memory would hold what the device cannot, "
+        f"and LRU would hit {percent(found.hit_ratio_with)} of the agents' prompt tokens instead of "
+        f"{percent(found.hit_ratio)}."
+    ]
+
+
 def about_placebo(advice: Advice) -> str:
     wa = next(r.gain for r in advice.rows if r.gain.label == "wa")
     return (
@@ -199,6 +215,7 @@ def _summary(advice: Advice) -> Iterator[str]:
     yield about_capacity(advice)
     yield about_repeats(advice)
     yield about_misses(advice)
+    yield from about_agents(advice)
     yield ""
     yield text_table(HEAD, [policy_cells(row) for row in advice.rows])
     yield ""

@@ -1,0 +1,74 @@
+"""Memory that holds agents' sessions: sessions x context, and what LRU hits with it, for agents alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from canopy_lab.trace.record import TraceRequest
+from sglang_canopy.admission.settings import AFTER_TOOL, SWIFT_S
+
+IDLE_S = 300.0
+"""Silence after which a session no longer needs its KV."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentMemory:
+    """The KV of the agents' sessions."""
+
+    sessions: int
+    """Most sessions at a time; in the log, estimated if it is sampled."""
+    tokens: float
+    """Most tokens that they hold, in the server's tokens."""
+    hit_ratio: float
+    """Share of the agents' prompt tokens that LRU hits on the device."""
+    hit_ratio_with: float
+    """The same with memory for ``tokens``."""
+
+
+def agents_turns(requests: Sequence[TraceRequest]) -> NDArray[np.bool_]:
+    """Return which requests are agents'.
+
+    A session is an agent's if most of its answers call a tool, or precede a tool's result or a turn
+    within ``SWIFT_S``. This is the session gate's rule.
+    """
+    sessions: dict[str, list[int]] = {}
+    for at, request in enumerate(requests):
+        if request.conversation is not None:
+            sessions.setdefault(request.conversation, []).append(at)
+    found = np.zeros(len(requests), bool)
+    for turns in sessions.values():
+        signs = [_is_agents(requests[a], requests[b]) for a, b in pairwise(turns)]
+        found[turns] = 2 * sum(signs) > len(signs)
+    return found
+
+
+def _is_agents(answered: TraceRequest, following: TraceRequest) -> bool:
+    pause_s = following.think_s
+    if pause_s is None:
+        pause_s = following.time_s - answered.time_s
+    return (
+        answered.stop == "tool"
+        or "tool_result" in following.input_types
+        or following.category.endswith(AFTER_TOOL)
+        or pause_s <= SWIFT_S
+    )
+
+
+def most_held(turns: Sequence[TraceRequest]) -> tuple[int, int]:
+    """Return the most sessions at a time, and the most blocks that they hold at a time."""
+    last: dict[str | None, TraceRequest] = {}
+    events = [(0.0, 0, 0)]
+    for turn in turns:
+        before = last.get(turn.conversation)
+        if before is not None:
+            events.append((min(turn.time_s, before.time_s + IDLE_S), -1, -len(before.blocks)))
+        events.append((turn.time_s, 1, len(turn.blocks)))
+        last[turn.conversation] = turn
+    events += [(t.time_s + SWIFT_S, -1, -len(t.blocks)) for t in last.values()]
+    held = np.cumsum(np.array([event[1:] for event in sorted(events)]), axis=0)
+    return int(held[:, 0].max()), int(held[:, 1].max())
