@@ -190,6 +190,25 @@ def shared_server(
     return start
 
 
+@pytest.fixture
+def plain(
+    shared_server: Callable[..., Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Client]:
+    """`client = plain(model, "--flag", ...)`: SGLang without Canopy, on the CPU's kernels alone."""
+    info = tmp_path / "plain_sglang-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plain-sglang\nVersion: 0\n")
+    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nplain = canopy_cpu:install\n")
+
+    def start(model: Path, *arguments: str, **options: Any) -> Client:
+        with monkeypatch.context() as patch:
+            patch.chdir(tmp_path)  # a server finds its plugins from its folder
+            environment = {"SGLANG_PLUGINS": "plain"}
+            return shared_server(model, *arguments, environment=environment, **options)
+
+    return start
+
+
 @pytest.fixture(scope="session")
 def request_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder into which `canopy_server` logs its requests."""
