@@ -9,12 +9,14 @@ from types import SimpleNamespace
 import pytest
 
 pytest.importorskip("torch")
+import jinja2
 
 from canopy_chunks.server.http import conversion
 from canopy_chunks.server.options import Options
 from canopy_chunks.text.fields import MAX_CHUNKS
 from canopy_chunks.text.order import Orders
 from sglang_canopy.errors import CanopyError
+from support.chat_templates import TEMPLATES
 from support.words import Words
 
 PARTS, ANY = {"canopy_documents": "parts"}, {"canopy_order": "any"}
@@ -54,13 +56,14 @@ def without_thoughts(message) -> str:
 class Chats:
     """A server's chats under a template."""
 
-    def __init__(self, options=None, template=plain, tp_size=1) -> None:
-        self.options, self.template = options or Options(), template
+    def __init__(self, options=None, template=plain, tp_size=1, chat=None) -> None:
+        self.options = options or Options()
+        self.chat = chat or (lambda messages: "".join(map(template, messages)))
         server = SimpleNamespace(tp_size=tp_size)
         self.manager = SimpleNamespace(tokenizer=Words(), server_args=server)
 
     def render(self, _serving, request, _raw):
-        text = "".join(map(self.template, request.messages))
+        text = self.chat(request.messages)
         custom = dict(request.custom_params) if request.custom_params else None
         return SimpleNamespace(
             text=None, input_ids=self.manager.tokenizer.encode(text), extra_key=None,
@@ -121,21 +124,19 @@ def test_a_document_ends_at_its_message_and_is_no_answer() -> None:
     assert Chats(SEPARATED).documents(chat) == [" one fact", " two facts"]
 
 
-TEMPLATES = {
-    "chatml": "<|im_start|>{0}\n{1}<|im_end|>\n",
-    "deepseek": "<\uff5c{0}\uff5c>{1}",
-    "gemma": "<start_of_turn>{0}\n{1}<end_of_turn>\n",
-    "glm": "<|{0}|>\n{1}",
-    "granite": "<|start_of_role|>{0}<|end_of_role|>{1}<|end_of_text|>\n",
-    "llama": "<|start_header_id|>{0}<|end_header_id|>\n\n{1}<|eot_id|>",
-    "mistral": "[INST] {1} [/INST]",
-    "phi": "<|{0}|>{1}<|end|>",
-}
+def rendered(family: str):
+    template = jinja2.Template(TEMPLATES[family])
+
+    def render(messages) -> str:
+        plain = [{"role": m.role, "content": join(m.content)} for m in messages]
+        return template.render(messages=plain, add_generation_prompt=True)
+
+    return render
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
 def test_the_prompt_is_the_plain_servers_under_the_templates_of_eight_families(family) -> None:
-    chats = Chats(template=lambda m: TEMPLATES[family].format(m.role, join(m.content).strip()))
+    chats = Chats(chat=rendered(family))
     chat = [
         message(parts(ONE, TWO, "why?")),
         message("so", "assistant"),
