@@ -59,6 +59,8 @@ STARTS = {
     ]
     for number, name in enumerate((AUTO, *live_names()))
 }
+BELOW_LRU = "a disk below SGLang's lru"
+STARTS[BELOW_LRU] = ["--radix-eviction", "lru", *TIERS]
 STARTS["observe"] = ["--radix-eviction", "lru", OBSERVE_FLAG, WHATIF, "auto"]
 STARTS["observe"] += ["--canopy-require-tenant", "on"]
 
@@ -70,12 +72,13 @@ def test_it_starts_serves_and_drains(server, small_model, tmp_path, name: str) -
     flags = [*STARTS[name], "--admin-api-key", "admin"]
     if TIERS[0] in flags:
         flags += ["--hicache-storage-backend-extra-config", disk]
-    with server(small_model, *flags, kv_tokens=4096) as client:
+    size = 5000 if name == BELOW_LRU else 300  # many pages, whose writes SGLang waits 10 s for
+    with server(small_model, *flags, kv_tokens=4096 if size == 300 else 16384) as client:
         for _ in range(2):  # an idle server generates a token for each
             for probe in ("/health", "/health_generate", "/ready"):
                 client.get(probe)
         with ThreadPoolExecutor(3) as pool:
-            asked = [pool.submit(ask, client, 200 + number) for number in range(3)]
+            asked = [pool.submit(ask, client, size, number) for number in range(3)]
             os.kill(client.server.process.pid, signal.SIGTERM)
             assert [one.result()["meta_info"]["completion_tokens"] for one in asked] == [200] * 3
         client.server.process.wait(timeout=120)
@@ -84,5 +87,5 @@ def test_it_starts_serves_and_drains(server, small_model, tmp_path, name: str) -
     assert "Force exiting" not in log
 
 
-def ask(client: Any, seed: int) -> dict[str, Any]:
-    return client.generate(token_ids(300, seed), 200, cache_salt="tenant")
+def ask(client: Any, size: int, seed: int) -> dict[str, Any]:
+    return client.generate(token_ids(size, seed), 200, cache_salt="tenant")
