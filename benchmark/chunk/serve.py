@@ -187,9 +187,12 @@ class Client:
             self.flush()
             for part in (order[at : at + 4] for at in range(0, len(order), 4)):
                 self.ask(lib.of(part, lib.questions[0]))
-            while (now := self.state())["waiting_chunks"] or now["waiting_tokens"]:
-                time.sleep(0.5)
+            self.wait_until_encoded()
         self.flush()
+
+    def wait_until_encoded(self) -> None:
+        while (now := self.state())["waiting_chunks"] or now["waiting_tokens"]:
+            time.sleep(0.5)
 
     def state(self) -> dict[str, Any]:
         with self.post("/server_info") as answer:
