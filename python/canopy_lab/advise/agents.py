@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from canopy_lab.trace.record import TraceRequest
-from sglang_canopy.admission.settings import AFTER_TOOL, SWIFT_S
+from sglang_canopy.admission.agents import AFTER_TOOL, SWIFT_S
 
 IDLE_S = 300.0
 """Silence after which a session no longer needs its KV."""

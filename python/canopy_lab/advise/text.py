@@ -151,7 +151,7 @@ def about_agents(advice: Advice) -> list[str]:
     if more <= 0:
         return [f"{held}, for which the device has room."]
     return [
-        f"{held}. {bytes_text(more * advice.kv_bytes_per_token)} of host memory would hold what the device cannot, "
+        f"{held}. {size(more * advice.kv_bytes_per_token)} of host memory would hold what the device cannot, "
         f"and LRU would hit {percent(found.hit_ratio_with)} of the agents' prompt tokens instead of "
         f"{percent(found.hit_ratio)}."
     ]
