@@ -51,12 +51,7 @@ def _is_agents(answered: TraceRequest, following: TraceRequest) -> bool:
     pause_s = following.think_s
     if pause_s is None:
         pause_s = following.time_s - answered.time_s
-    return (
-        answered.stop == "tool"
-        or "tool_result" in following.input_types
-        or following.category.endswith(AFTER_TOOL)
-        or pause_s <= SWIFT_S
-    )
+    return answered.stop == "tool" or following.category.endswith(AFTER_TOOL) or pause_s <= SWIFT_S
 
 
 def most_held(turns: Sequence[TraceRequest]) -> tuple[int, int]:
