@@ -20,6 +20,9 @@ class Words:
                 self.tokens.append(token)
         return [self.known[token] for token in found]
 
+    def __call__(self, texts: list[str], add_special_tokens: bool) -> dict[str, list[list[int]]]:
+        return {"input_ids": [self.encode(text, add_special_tokens) for text in texts]}
+
     def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
         return [self.tokens[one].replace(" ", "Ġ") for one in ids]
 
