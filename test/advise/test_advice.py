@@ -9,6 +9,7 @@ from canopy_lab.advise.costs import Coster
 from canopy_lab.advise.misses import why_missed
 from canopy_lab.advise.sample import Sample, read_sample
 from canopy_lab.advise.text import about_agents
+from canopy_lab.report.units import percent
 from canopy_lab.sim.driver import simulate
 from canopy_lab.sim.system.engine_profile import load_profile
 from canopy_lab.trace.record import TraceRequest
@@ -129,7 +130,7 @@ def test_the_memory_that_holds_agents_sessions_is_stated_for_agents_alone() -> N
     assert agents.hit_ratio < hits / 2
     (line,) = about_agents(found)
     assert "up to 6 sessions at a time hold 1140 tokens" in line
-    assert f"hit {100 * hits:.1f} % of the agents' prompt tokens instead of" in line
+    assert f"hit {percent(hits)} of the agents' prompt tokens instead of" in line
     (fits,) = about_agents(advise(sample, PROFILE, capacity_tokens=1e6, jobs=1))
     assert fits.endswith("for which the device has room.")
     people = [r for r in sample.requests if r.conversation == "person"]
