@@ -444,17 +444,15 @@ def churn(count: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    what = {"exact": exact, "speed": speed, "churn": churn}
-    parser.add_argument("call", choices=("kernels", "served", "facts", "model", "same", *what))
+    what: dict[str, Any] = {f.__name__: f for f in (facts, same, exact, speed, churn)}
+    parser.add_argument("call", choices=("kernels", "served", "model", *what))
     parser.add_argument("words", nargs="*")
     given = parser.parse_args()
     if given.call in what:
-        what[given.call](int(given.words[0]))
+        what[given.call](*map(int, given.words))
     elif given.call == "model":
         out, bundled = map(Path, given.words)
         result("model", gib=write_model(out, bundled) / 2**30)
-    elif given.call in ("facts", "same"):
-        {"facts": facts, "same": same}[given.call]()
     else:
         lease = Lease(given.call)
         {"kernels": kernels, "served": served}[given.call](lease)

@@ -144,7 +144,7 @@ def healthy(url: str, timeout_s: float = 5.0) -> bool:
         return False
 
 
-def free_port(host: str = "127.0.0.1") -> int:
+def free_port() -> int:
     """Return a free port below the system's range for clients.
 
     Any connection could take a port of that range before a server, which starts for a minute, binds
@@ -156,9 +156,9 @@ def free_port(host: str = "127.0.0.1") -> int:
     for _ in range(100):
         port = draw.randrange(max(1024, first_of_clients - 20_000), first_of_clients)
         with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((host, port))
+            probe.bind(("127.0.0.1", port))
             return port
-    raise CanopyError(f"no free port on {host}: 100 below {first_of_clients} were taken")
+    raise CanopyError(f"no free port: 100 below {first_of_clients} were taken")
 
 
 def _first_client_port() -> int:

