@@ -20,6 +20,7 @@ import pytest
 
 from launch_server import Server, cpu_arguments, free_port, serving
 from support import forked
+from support.chunk_client import ON
 
 READY_S = 600.0
 TEST_S = 1500  # some tests start two servers, and the machine may be busy
@@ -161,10 +162,7 @@ def running() -> Iterator[dict[tuple[Any, ...], tuple[Client, contextlib.ExitSta
 
 
 @pytest.fixture(scope="module")
-def shared_server(
-    running: dict[tuple[Any, ...], tuple[Client, contextlib.ExitStack]],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[..., Client]:
+def shared_server(running, tmp_path_factory):
     """`client = shared_server(model, "--flag", ...)`, flushed.
 
     The next module with the same arguments gets it too, unless another server started in between.
@@ -216,9 +214,7 @@ def request_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def canopy_server(
-    shared_server: Callable[..., Client], small_model: Path, request_log: Path
-) -> Client:
+def canopy_server(shared_server, small_model, request_log):
     """The server of the group `canopy`: one start for every test that its flags leave alone."""
     flags = ["--radix-eviction", "wa", "--canopy-enable-forced-output"]
     flags += ["--enable-custom-logit-processor", "--log-requests", "--log-requests-level", "3"]
@@ -227,9 +223,7 @@ def canopy_server(
 
 
 @pytest.fixture
-def metrics_server(
-    shared_server: Callable[..., Client], tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Client:
+def metrics_server(shared_server, tiny_model, tmp_path_factory):
     """The server of the group `metrics`: three tiers, all of them small, with TTLs on the disk."""
     folder = tmp_path_factory.getbasetemp() / "metrics-plan"
     folder.mkdir(exist_ok=True)
@@ -241,3 +235,11 @@ def metrics_server(
     flags += (f"{4096 * 1024 / 1e9}", "--canopy-ttl", json.dumps(ttl))
     flags += ("--hicache-storage-backend-extra-config", json.dumps(disk))
     return shared_server(tiny_model, *flags, "--served-model-name", "m", kv_tokens=2048)
+
+
+@pytest.fixture
+def documents_server(shared_server: Callable[..., Client], small_model: Path) -> Client:
+    """The server of the group `documents`."""
+    order = ("--canopy-session-gate", "auto", "--canopy-queue-order", "bounded-shortest")
+    flags = (*ON, "--radix-eviction", "wa", *order)
+    return shared_server(small_model, *flags, kv_tokens=8192)

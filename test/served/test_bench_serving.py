@@ -48,9 +48,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_turn_hits_the_previous_answer(
-    client: Any, tiny_model: Path, chat: Path, tmp_path: Path
-) -> None:
+def test_a_turn_hits_the_previous_answer(client, tiny_model, chat, tmp_path):
     out = tmp_path / "out.json"
     result = replay(
         "bailian", str(chat), client.url, "tiny", tokenizer=str(tiny_model), time_scale=0,
@@ -74,9 +72,7 @@ def test_a_turn_hits_the_previous_answer(
         assert 0 < result["overall"][spread]["p50"] <= result["overall"][spread]["p99"]
 
 
-def test_without_forced_outputs_a_turn_hits_the_prompt_before_it(
-    client: Any, tiny_model: Path, chat: Path
-) -> None:
+def test_without_forced_outputs_a_turn_hits_the_prompt_before_it(client, tiny_model, chat):
     result = replay(
         "bailian", str(chat), client.url, "tiny", tokenizer=str(tiny_model),
         backend="openai", time_scale=0, output_details=True,
@@ -89,9 +85,7 @@ def test_without_forced_outputs_a_turn_hits_the_prompt_before_it(
             assert before <= request["cached_tokens"] < before + 16
 
 
-def test_the_completions_endpoint_forces_and_reports_tiers_too(
-    client: Any, tiny_model: Path, chat: Path
-) -> None:
+def test_the_completions_endpoint_forces_and_reports_tiers_too(client, tiny_model, chat):
     result = replay(
         "bailian", str(chat), client.url, "tiny", tokenizer=str(tiny_model),
         backend="sglang-oai", time_scale=0, trace_clock=True, num_prompts=6,
@@ -112,9 +106,7 @@ def test_lengths_scale_and_blocks_stay_shared(client: Any, chat: Path) -> None:
     assert min(second) >= 25 + 4 - 1
 
 
-def test_a_servers_own_log_reads_back_as_the_trace_it_was_sent(
-    client: Any, chat: Path, request_log: Path
-) -> None:
+def test_a_servers_own_log_reads_back_as_the_trace_it_was_sent(client, chat, request_log):
     replay(
         "bailian", str(chat), client.url, "tiny", vocab_size=40_000,
         time_scale=0, max_concurrency=1,
@@ -134,9 +126,7 @@ def test_a_servers_own_log_reads_back_as_the_trace_it_was_sent(
             assert request.blocks[:full] == before.blocks[:full]
 
 
-def test_an_impossible_run_ends_with_one_line(
-    client: Any, chat: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_impossible_run_ends_with_one_line(client, chat, capsys):
     given = ["--dataset-path", str(chat), "--base-url", client.url, "--model", "tiny"]
     given += ["--vocab-size", "40000"]
     bad = chat.with_name("bad.jsonl")

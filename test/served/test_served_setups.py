@@ -109,13 +109,11 @@ TOGETHER = (
     *("--enable-priority-scheduling", "--disable-priority-preemption"),
     *("--default-priority-value", "0", "--canopy-queue-order", "bounded-shortest"),
 )
-CHUNKED = ("--chunked-prefill-size", "256", "--max-running-requests", "3")
 HYBRID = {"jobs": growing, "kv_tokens": 700, "least": 1}
 TWO = {"options": {"environment": CORES}}
 
 SETUPS = {
     "tensor parallel": SetUp(("--tp-size", "2"), **TWO),
-    "data parallel": SetUp(("--dp-size", "2"), least=1, **TWO),
     "pipeline": SetUp(("--pp-size", "2"), **TWO),
     "chunks, mixed batches, pages of 64, priorities, schemas, order, overlap": SetUp(
         TOGETHER,
@@ -127,11 +125,17 @@ SETUPS = {
         least=1,
         options={"overlap": True},
     ),
-    "windows": SetUp((), hybrid("windows"), **HYBRID),
     "windows, host": SetUp((), hybrid("windows"), **HYBRID, host=6),
-    "states": SetUp(SLOTS, hybrid("states"), **HYBRID),
     "states, host": SetUp(SLOTS, hybrid("states"), **HYBRID, host=6),
-    "latent attention, disk": SetUp((), mla, page=PAGE, host=3, disk=True, least=10 * HEAD),
+    "latent attention, disk, meter, floor": SetUp(
+        ("--chunked-prefill-size", "256", "--canopy-whatif", "auto,floor=on"),
+        mla,
+        page=PAGE,
+        host=3,
+        disk=True,
+        at_once=3,
+        least=4 * HEAD,
+    ),
     "adapters, disk": SetUp(
         ("--enable-lora", "--lora-backend", "torch_native"),
         jobs=under_adapters,
@@ -145,9 +149,6 @@ SETUPS = {
     ),
     "pictures": SetUp(("--skip-server-warmup",), write_vision_model, pictures, 2048, least=1),
     "observed": SetUp((), page=PAGE, policy=("--canopy-observe",), kv_tokens=1536, least=1),
-    "meter and floor under load": SetUp(
-        (*CHUNKED, "--canopy-whatif", "auto,floor=on"), page=PAGE, host=2, at_once=3
-    ),
 }
 
 
@@ -206,8 +207,8 @@ def test_answers_from_every_tier_equal_cold_answers(name, server, smollm2, tmp_p
         if setup.disk:
             check_disk(client, jobs, cold, setup.page)
         MORE.get(name, lambda *_: None)(client, answers)
-        if name in ("windows", "states"):
-            theirs = hybrid_models.load(name, model)
+        if name in ("windows, host", "states, host"):
+            theirs = hybrid_models.load(name.partition(",")[0], model)
             wanted = [hybrid_models.greedy(theirs, job["input_ids"], 8) for job in jobs[:9]]
             assert hybrid_models.agrees([one["output_ids"] for one in cold[:9]], wanted)
         # Before it is ready, SGLang may log failed connections to itself.
@@ -269,5 +270,5 @@ MORE = {
     "adapters, disk": adapters,
     "pictures": seen,
     "observed": observed,
-    "meter and floor under load": metered,
+    "latent attention, disk, meter, floor": metered,
 }

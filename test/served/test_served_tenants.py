@@ -53,6 +53,7 @@ def test_a_hint_reaches_every_replica_and_only_trusted_ones_count(server, tiny_m
         log = client.server.log_text()
         assert SECRET not in log
         assert "Traceback" not in log
+        answers_are_equal_on_both_replicas(client)
 
 
 def only_the_administrator_reads_that_another_tenant_had_the_prompt(client: Any) -> None:
@@ -69,6 +70,15 @@ def only_the_administrator_reads_that_another_tenant_had_the_prompt(client: Any)
     assert "other_namespace" not in json.dumps([seen, missed(Authorization="Bearer a guess")])
     assert "other_namespace" not in client.get("/metrics")
     assert 380 <= until(lambda: missed(**BEARER))["other_namespace"] <= 400
+
+
+def answers_are_equal_on_both_replicas(client: Any) -> None:
+    prompt, said = token_ids(300, 4), set()
+    for rank in (0, 1, 0, 1):
+        answer = client.generate(prompt, 8, routed_dp_rank=rank, cache_salt="both")
+        said.add(str(answer["output_ids"]))
+    assert answer["meta_info"]["cached_tokens"] == 299
+    assert len(said) == 1
 
 
 LONG = "The ants go marching one by one. " * 60

@@ -14,21 +14,15 @@ from support.prompts import token_ids
 pytestmark = pytest.mark.xdist_group("canopy")
 
 
-@pytest.mark.parametrize("which", ["small_model", pytest.param("smollm2", marks=pytest.mark.long)])
-def test_greedy_text_with_a_cache_is_transformers(shared_server, which, request) -> None:
+def test_greedy_text_with_a_cache_is_transformers(canopy_server, small_model) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    path = request.getfixturevalue(which)
-    tokenizer = AutoTokenizer.from_pretrained(str(path))
-    model = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(str(small_model))
+    model = AutoModelForCausalLM.from_pretrained(str(small_model), dtype=torch.float32)
     story = "Once upon a time there was a small lighthouse on a rock in the sea. " * 8
     prompts = [tokenizer(story + end)["input_ids"] for end in ("Its keeper", "At night", "One day")]
     prompts += [prompts[0] + tokenizer(" was old. He")["input_ids"], prompts[1]]
-    if which == "small_model":
-        client = request.getfixturevalue("canopy_server")
-    else:  # SGLang's own policy, on canopy_cpu's kernels
-        client = shared_server(path, "--radix-eviction-policy", "lru", kv_tokens=2048)
-    answers = [client.generate(p, 16) for p in prompts]
+    answers = [canopy_server.generate(p, 16) for p in prompts]
     assert [a["meta_info"]["cached_tokens"] > 100 for a in answers] == [False] + [True] * 4
     for prompt, answer in zip(prompts, answers):
         made = model.generate(

@@ -1,5 +1,9 @@
-"""Real servers with device, host and disk: restarts, prompts loaded whole, causes of misses, new weights."""
+"""Real servers with device, host and disk: restarts, prompts loaded whole, causes of misses, new weights.
 
+The last test's storage is a Mooncake master and store on loopback (docs/guide/mooncake.md); skipped without.
+"""
+
+import json
 import os
 import shutil
 import signal
@@ -10,12 +14,14 @@ from typing import Any
 import pytest
 import torch
 
+from support.mooncake_cluster import PAGE, SEGMENT_BYTES, cluster, wheel
 from support.prompts import token_ids
 from support.served import disk_flags, until
 
+__all__ = ["cluster", "wheel"]
 pytestmark = pytest.mark.long
 TIERS = ("--page-size", "16", "--enable-hierarchical-cache", "--hicache-ratio", "2")
-POOL, PAGE = 1280, 16
+POOL = 1280
 
 
 def cached(answer: dict[str, Any]) -> tuple[int, int, int]:
@@ -24,9 +30,7 @@ def cached(answer: dict[str, Any]) -> tuple[int, int, int]:
     return of.get("device", 0), of.get("host", 0), of.get("storage", 0)
 
 
-def test_a_server_that_received_sigterm_is_continued_by_the_next(
-    server, tiny_model, tmp_path
-) -> None:
+def test_a_server_that_received_sigterm_is_continued_by_the_next(server, tiny_model, tmp_path):
     """SIGTERM writes the KV that only memory holds. The next server reads it, whatever it evicts since,
     and each missed token has one cause."""
     flags = ("--radix-eviction", "wa", *TIERS, *disk_flags(tmp_path / "disk"))
@@ -145,3 +149,32 @@ def test_no_server_reads_kv_of_other_weights(server, models, tmp_path) -> None:
         # The tier restarts within seconds, and its pages are the new ones.
         said, stored = until(lambda: (found := answer())[1] and found)
         assert (said, stored) == (of_second, 304)
+
+
+def test_two_servers_at_once_share_pages_and_ttls_become_pins(
+    cluster, server, tiny_model, tmp_path
+) -> None:
+    """A server reads the pages of another; under pressure, pages with a TTL stay and others are evicted."""
+    ttl = {"residual_ttl_s": 0, "categories": {"system": 3600}}
+    flags = ("--radix-eviction", "wa", "--canopy-ttl", json.dumps(ttl), *cluster.flags())
+    keep, drop = [[(i * step) % 9000 + 100 for i in range(320)] for step in (37, 53)]
+    pages = 320 // PAGE
+    with (
+        server(tiny_model, *flags, kv_tokens=2048) as writer,
+        server(tiny_model, *flags, kv_tokens=2048) as reader,
+    ):
+        first = writer.generate(keep, 8, custom_params={"canopy_category": "system"})
+        writer.generate(drop, 8, custom_params={"canopy_category": "once"})
+        until(lambda: cluster.count("master_key_count") >= 2 * 2 * pages)  # K and V of both
+        assert cluster.count("master_soft_pin_key_count") == 2 * pages
+
+        second = reader.generate(keep, 8, custom_params={"canopy_category": "system"})
+        found = second["meta_info"]["cached_tokens_details"]
+        assert found["storage"] == 320 - PAGE  # a prompt's last page is computed
+        assert second["output_ids"] == first["output_ids"]
+
+        room = SEGMENT_BYTES // (64 << 10)
+        until(lambda: cluster.fill(room // 4) and cluster.count("master_evicted_key_count") > room)
+        reader.flush()
+        assert reader.cached(keep)["storage"] == 320 - PAGE
+        assert reader.cached(drop)["storage"] == 0

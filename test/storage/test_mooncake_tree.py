@@ -5,6 +5,7 @@ Each tree is a client of its own. Needs the wheel (docs/guide/mooncake.md); skip
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,12 +13,15 @@ from typing import Any
 import pytest
 from sglang.srt.runtime_context import get_parallel
 
+from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.storage import disk_retry, mooncake
+from sglang_canopy.storage.mooncake import MAX_PIN_S, pin_s
 from sglang_canopy.storage.page_table import PAGES
-from sglang_canopy.ttl.table import TTLTable
+from sglang_canopy.ttl.table import Group, TTLTable
 from support.disk_tree import RANKS, DiskTree
 from support.live_tree import LiveTree, check
-from support.mooncake_cluster import cluster, until, wheel
+from support.mooncake_cluster import cluster, wheel
+from support.served import until
 
 __all__ = ["cluster", "wheel"]
 TTL_S = 3.0
@@ -109,3 +113,32 @@ def test_renewing_writes_have_a_budget(tree, monkeypatch) -> None:
         for prompt in prompts:
             live.serve(prompt, time_s)
     assert upserted == live.keys(prompts[0])
+
+
+# ---- what becomes of a TTL ----
+
+
+@pytest.mark.parametrize(
+    ("meta", "pin"),
+    [
+        (None, 0.0),  # nothing is known of the page
+        (PageMeta(group=0), 600.0),  # its group's TTL
+        (PageMeta(group=-1), 0.0),  # the residual group's, which is 0
+        (PageMeta(group=-1, category="api|end|turn1"), 30.0),
+        (PageMeta(group=0, ttl_s=5.0), 5.0),  # the request's own
+        (PageMeta(group=1), MAX_PIN_S),  # without end: as long as Mooncake pins
+        (PageMeta(group=-1, keep_until=1090.0), 90.0),
+        (PageMeta(group=0, keep_until=1090.0), 600.0),
+        (PageMeta(group=-1, keep_until=900.0), 0.0),  # over
+    ],
+)
+def test_a_page_is_pinned_for_its_ttl(meta: PageMeta | None, pin: float) -> None:
+    groups = (Group(7, 600.0), Group(8, math.inf))
+    table = TTLTable(groups, residual_ttl_s=0.0, categories={"api": 30.0})
+    assert pin_s(meta, table, 1000.0) == pin
+
+
+def test_without_ttls_only_requested_pins_are_set() -> None:
+    assert pin_s(PageMeta(), None, 1000.0) == 0.0
+    assert pin_s(PageMeta(ttl_s=60.0), None, 1000.0) == 60.0
+    assert pin_s(PageMeta(keep_until=1010.0), None, 1000.0) == 10.0

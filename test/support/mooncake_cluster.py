@@ -5,9 +5,8 @@ import json
 import re
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,11 @@ from typing import Any
 import pytest
 
 from launch_server import free_port
+from support.served import until
 
 PAGE = 16
 LEASE_MS = 200
 SEGMENT_BYTES = 32 << 20
-PATIENCE_S = 60.0
 
 STORE = """
 import sys
@@ -97,14 +96,6 @@ def said(process: subprocess.Popen[str], start: str) -> str:
         if line.startswith(start):
             return line.strip()
     raise AssertionError(f"the store ended with {process.wait()}")
-
-
-def until(true: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := true()):
-        assert time.monotonic() < deadline, "nothing came"
-        time.sleep(0.1)
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
-"""Fused prompts in windows, in mixed batches, retracted, aborted, and with damaged files."""
+"""Fused prompts in little room: windows, mixed batches, retractions, aborts, and full tiers over a restart."""
 
 import contextlib
+import random
 import re
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,6 +9,7 @@ import pytest
 
 from support.chunk_client import DOCUMENT, ON, SYSTEM, ask, learn, on, prompt, report, state, tokens
 
+pytestmark = pytest.mark.long
 RETRACTING = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
 """SGLang's own test switch: at every seventh forward that decodes, one of several requests goes
 back to the queue."""
@@ -30,7 +32,6 @@ ORDERS = [(1, 0, 2, 3), (2, 1, 3, 0), (3, 2, 0, 1), (1, 3, 2, 0)]
 """No order begins as the first prompt did, whose exact KV may be evicted."""
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("ratio", [1.0, 0.15])
 def test_windows_pages_and_retraction(windows, ratio) -> None:
     learn(windows, [(0, 1, 2, 3)])
@@ -54,7 +55,6 @@ def test_windows_pages_and_retraction(windows, ratio) -> None:
     assert "Traceback" not in windows.server.log_text()
 
 
-@pytest.mark.long
 def test_a_prompt_that_no_pool_holds_is_refused_and_nothing_breaks(windows) -> None:
     ids, bounds = prompt((0, 1, 2, 3))
     said = {"max_new_tokens": 1, "custom_params": {"canopy_chunks": bounds}}
@@ -79,7 +79,6 @@ def mixing(shared_server, smollm2, chunk_dir):
     return shared_server(smollm2, *arguments, kv_tokens=4096, environment=RETRACTING, overlap=True)
 
 
-@pytest.mark.long
 def test_decode_rows_in_a_fused_batch_and_the_overlap_schedule(mixing) -> None:
     learn(mixing, [(0, 1, 2, 3)])
     jobs = [prompt(order, 80 + i) for i, order in enumerate(ORDERS)]
@@ -105,7 +104,6 @@ def test_decode_rows_in_a_fused_batch_and_the_overlap_schedule(mixing) -> None:
     assert "Traceback" not in mixing.server.log_text()
 
 
-@pytest.mark.long
 def test_reused_kv_is_kept_on_the_host_and_not_for_exact_requests(mixing) -> None:
     learn(mixing, [(0, 1, 2, 3)])
     ids, bounds = prompt((3, 2, 1, 0), 9)
@@ -124,7 +122,6 @@ def test_reused_kv_is_kept_on_the_host_and_not_for_exact_requests(mixing) -> Non
     assert clean["output_ids"] == mixing.generate(ids, 12)["output_ids"]
 
 
-@pytest.mark.long
 def test_aborted_requests_leave_nothing_behind(mixing) -> None:
     learn(mixing, [(0, 1, 2, 3)])
     jobs = [prompt(order, 200 + i) for i, order in enumerate(ORDERS * 3)]
@@ -148,3 +145,75 @@ def test_aborted_requests_leave_nothing_behind(mixing) -> None:
     assert whole["output_ids"] == ask(mixing, ids, "off", 8)["output_ids"]
     assert "leak" not in mixing.server.log_text()
     assert "Traceback" not in mixing.server.log_text()
+
+
+DOCUMENTS = 8
+TENANTS = ("a", "b")
+SIZES = {"memory_mb": 16, "disk_mb": 40, "encode": "prefix"}
+"""Three and nine of the sixteen documents, each exact behind the system text alone."""
+
+
+def alone(client, tenant: str, document: int, question: int) -> tuple[list[int], dict]:
+    """The ids of a prompt of one document, and the answer with reuse."""
+    ids, bounds = prompt((document,), question)
+    return ids, ask(client, ids, bounds, 8, extra_key=tenant)
+
+
+def tiers(client) -> dict[str, dict]:
+    found = state(client)["store"]["tiers"]
+    assert set(found) == {"host", "disk"}
+    for tier in found.values():
+        assert 0 < tier["used_bytes"] <= tier["capacity_bytes"]
+    return found
+
+
+def plain(client, ids: list[int]) -> list[int]:
+    return client.generate(ids, 8)["output_ids"]
+
+
+def test_tenants_keep_their_documents_in_full_tiers_and_over_a_restart(server, smollm2, tmp_path):
+    """The second start has another ratio. One document behind its own system text is exact with reuse."""
+    folder, draw = tmp_path / "chunks", random.Random(7)
+    keys = {**SIZES, "directory": str(folder)}
+    with server(smollm2, *on(**keys), kv_tokens=8192) as client:
+        for tenant in TENANTS:
+            learn(client, [(0, 1, 2, 3), (4, 5, 6, 7)], extra_key=tenant)
+
+        def one(turn: int) -> tuple[list[int], dict]:
+            tenant = TENANTS[turn % 2]
+            if turn % 4 < 2:
+                return alone(client, tenant, turn % DOCUMENTS, 100 + turn)
+            ids, bounds = prompt(orders[turn], 100 + turn)
+            return ids, ask(client, ids, bounds, 8, extra_key=tenant)
+
+        orders = [draw.sample(range(DOCUMENTS), 4) for _ in range(32)]
+        with ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(one, range(32)))
+        told = [report(answer) for _, answer in answers]
+        for tier in ("reused_host", "reused_disk"):
+            assert sum(one.get(tier, 0) for one in told) > 0, tier
+        assert {one["ratio"] for one in told if one["fused"]} == {0.15}
+        single = [answers[i] for i in range(32) if i % 4 < 2]
+        assert sum(report(answer)["fused"] for _, answer in single) > 4
+        for ids, answer in single:
+            assert answer["output_ids"] == plain(client, ids)
+        _, foreign = alone(client, "c", 0, 200)
+        assert not report(foreign)["fused"]
+        assert state(client)["fallbacks"] == 0
+        tiers(client)
+        assert "Traceback" not in client.server.log_text()
+
+    with server(smollm2, *on(**keys, ratio=0.3), kv_tokens=8192) as client:
+        _, foreign = alone(client, "c", 0, 300)
+        assert not report(foreign)["fused"]
+        before = state(client)
+        found = [alone(client, t, d, 310) for t in TENANTS for d in range(DOCUMENTS)]
+        fused = [answer for _, answer in found if report(answer)["fused"]]
+        assert fused
+        assert all(report(answer)["ratio"] == 0.3 for answer in fused)
+        assert sum(report(answer)["reused_disk"] for answer in fused) > 0
+        for ids, answer in found:
+            assert answer["output_ids"] == plain(client, ids)
+        assert state(client)["fallbacks"] == before["fallbacks"] == 0
+        tiers(client)
+        assert "Traceback" not in client.server.log_text()

@@ -1,10 +1,9 @@
-"""Reuse of documents in real servers: exact at ratio 1, kept for the next turn, separate from exact KV."""
+"""Reuse of documents in real servers: exact at ratio 1, on every route, apart by tenant."""
 
 import itertools
 import json
 import random
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,6 @@ from support.chunk_client import (
     DOCUMENT,
     ON,
     QUESTION,
-    SYSTEM,
     ask,
     learn,
     prompt,
@@ -28,19 +26,15 @@ from support.chunk_client import (
     wait_until_encoded,
 )
 from support.served import until
-from support.small_models import change_config
 
 pytestmark = pytest.mark.xdist_group("documents")
-ANSWER = 6
 FACTS = [f"The {a} of the {b} is {c}." for a, b, c in zip(["colour", "name", "size"] * 3,
          ["river", "lamp", "king", "town", "fox", "ship", "wall", "coat", "star"], range(9))]  # fmt: skip
 
 
 @pytest.fixture
-def client(shared_server, small_model):
-    order = ("--canopy-session-gate", "auto", "--canopy-queue-order", "bounded-shortest")
-    flags = (*ON, "--radix-eviction", "wa", *order)
-    return shared_server(small_model, *flags, kv_tokens=8192)
+def client(documents_server):
+    return documents_server
 
 
 def test_a_second_prompt_reuses_documents_in_another_order(client) -> None:
@@ -68,27 +62,6 @@ def test_full_recompute_is_plain_serving_token_for_token(client) -> None:
         plain = list(pool.map(lambda p: ask(client, p[0], "off", 8), prompts))
     assert all(report(f)["fused"] and report(f)["reused"] == 0 for f in fused)
     assert [f["output_ids"] for f in fused] == [p["output_ids"] for p in plain]
-
-
-@pytest.fixture
-def qwen3(tiny_model, tmp_path_factory):
-    """The tiny model as a Qwen3: queries and keys are normed before they are rotated."""
-    made = tmp_path_factory.mktemp("models") / "qwen3"
-    shutil.copytree(tiny_model, made)
-    kind = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
-    change_config(made, **kind, attention_bias=False)
-    return made
-
-
-@pytest.mark.long
-def test_a_model_with_a_norm_for_each_head_is_served_exactly(shared_server, qwen3) -> None:
-    client = shared_server(qwen3, *ON, kv_tokens=8192)
-    learn(client, [(0, 1, 2, 3)])
-    ids, bounds = prompt((2, 0, 3, 1), 1)
-    assert report(ask(client, ids, bounds))["reused"] > 0
-    whole = ask(client, ids, bounds, 8, canopy_recompute_ratio=1.0)
-    assert report(whole)["fused"]
-    assert whole["output_ids"] == ask(client, ids, "off", 8)["output_ids"]
 
 
 @pytest.mark.long
@@ -120,13 +93,6 @@ def test_planned_and_ordinary_requests_do_not_change_each_other(client) -> None:
     assert state(client)["encoded_chunks"] == encoded
 
 
-def test_tenants_share_nothing(client) -> None:
-    learn(client, [(0, 1, 2, 3)])
-    other = ask(client, *prompt((1, 0, 2, 3)), 1, extra_key="another tenant")
-    assert not report(other)["fused"]
-    assert report(other)["missing_chunks"] == 4
-
-
 def test_requests_that_cannot_be_fused_run_normally_and_are_counted(client) -> None:
     learn(client, [(0, 1, 2, 3)])
     ids, bounds = prompt((1, 3, 0, 2), 3)
@@ -146,19 +112,8 @@ def test_requests_that_cannot_be_fused_run_normally_and_are_counted(client) -> N
     assert report(client.post("/generate", output))["fused"]
 
 
-@pytest.mark.parametrize("selector", ["question", "frequency"])
-def test_every_selector_serves(client, selector) -> None:
-    learn(client, [(0, 1, 2, 3)])
-    fused = report(ask(client, *prompt((3, 0, 2, 1), 11), 2, canopy_selector=selector))
-    assert fused["fused"]
-    assert 0 < fused["recomputed"] <= int(0.15 * 4 * DOCUMENT)
-
-
-BAD = [[10, 50, 30, 80], [10, 10], [0, 10_000], "yes", [1, 2, 3], [-5, 7]]
-
-
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("bounds", BAD, ids=["overlap", "empty", "past", "word", "odd", "negative"])
+@pytest.mark.parametrize("bounds", [[10, 50, 30, 80], [0, 10_000], "yes"])
 def test_bad_bounds_get_400_and_the_server_continues(client, bounds, stream) -> None:
     params = {"max_new_tokens": 1, "custom_params": {"canopy_chunks": bounds}}
     body = {"sampling_params": params, "stream": stream}
@@ -169,23 +124,6 @@ def test_bad_bounds_get_400_and_the_server_continues(client, bounds, stream) -> 
     assert code == 400
     assert "canopy_chunks" in text
     assert client.generate(tokens(10, 2), 1)["output_ids"]
-
-
-def test_a_separator_marks_documents_in_a_completion(client) -> None:
-    documents = [f"{f} It was built by hand, long ago, near the old market." * 2 for f in FACTS[:4]]
-    body = {"model": "m", "max_tokens": 2, "temperature": 0}
-    text = " # # ".join(["You know things.", *documents, "What is it?"])
-    client.post("/v1/completions", {**body, "prompt": text})
-    while state(client)["waiting_chunks"]:
-        pass
-    before = state(client)
-    turned = " # # ".join(["You know things.", *reversed(documents), "What is it?"])
-    client.post("/v1/completions", {**body, "prompt": turned})
-    after = state(client)
-    assert after["fused_requests"] == before["fused_requests"] + 1
-    declined = {"canopy_chunks": "off"}
-    client.post("/v1/completions", {**body, "prompt": text, "custom_params": declined})
-    assert state(client)["fused_requests"] == after["fused_requests"]
 
 
 def parts_of(texts, question="What is the size of the king?") -> list[dict]:
@@ -240,86 +178,34 @@ def test_an_agent_keeps_its_exact_prefix_at_its_first_tool_results(client) -> No
         ]
 
 
-def test_very_many_documents_are_served_normally(client) -> None:
-    texts = [f"The lamp number {i} of the town" for i in range(300)]
-    told, _ = chat_report(client, parts_of(texts), **PARTS)
-    assert (told["fused"], told["why"]) == (False, "more than 256 documents")
-    bounds = [x for i in range(300) for x in (2 * i, 2 * i + 2)]
-    assert report(ask(client, tokens(700, 3), bounds, 1))["why"] == "more than 256 documents"
-
-
-def stuffed(texts) -> list[dict]:
-    """Return the messages of LangChain's chain."""
-    return [{"role": "user", "content": " # # ".join(["Answer.", *texts, "What is it?"])}]
-
-
-def tool_results(texts) -> list[dict]:
-    messages = [{"role": "user", "content": "What is it?"}]
-    for i, text in enumerate(texts):
-        call = {"id": f"{i}", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-        messages.append({"role": "tool", "tool_call_id": f"{i}", "content": text})
-    return messages
-
-
-@pytest.mark.parametrize("said", [stuffed, tool_results])
-def test_documents_of_client_libraries_are_reused(client, said) -> None:
-    texts = [f"{said.__name__}: {f} It was seen at the old mill by the sea." * 2 for f in FACTS[:3]]
-
-    assert chat_report(client, said(texts), **PARTS)[0]["missing_chunks"] == 3
-    wait_until_encoded(client)
-    told, _ = chat_report(client, said(texts[::-1]), **PARTS)
-    assert told["reused"] > told["recomputed"] > 0
-
-
-def chat(text: str) -> list[dict]:
-    return [{"role": "user", "content": text}]
-
-
-OF_ROUTES = {
-    "/generate": (
-        lambda text: {"text": text, "sampling_params": {"max_new_tokens": 1}},
-        lambda answer: answer["meta_info"]["prompt_tokens"],
-    ),
-    "/v1/completions": (
-        lambda text: {"prompt": text, "max_tokens": 1},
-        lambda answer: answer["usage"]["prompt_tokens"],
-    ),
-    "/v1/chat/completions": (
-        lambda text: {"messages": chat(text), "max_tokens": 1},
-        lambda answer: answer["usage"]["prompt_tokens"],
-    ),
-    "/v1/messages": (
-        lambda text: {"messages": chat(text), "max_tokens": 1},
-        lambda answer: answer["usage"]["input_tokens"],
-    ),
-    "/v1/responses": (
-        lambda text: {"input": text, "max_output_tokens": 2},
-        lambda answer: answer["usage"]["input_tokens"],
-    ),
-    "/api/chat": (
-        lambda text: {"messages": chat(text), "options": {"num_predict": 1}},
-        lambda answer: answer["prompt_eval_count"],
-    ),
-    "/api/generate": (
-        lambda text: {"prompt": text, "options": {"num_predict": 1}},
-        lambda answer: answer["prompt_eval_count"],
-    ),
+ONE, FEW = {"max_tokens": 1}, {"options": {"num_predict": 1}}
+OF_ROUTES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "/generate": ("text", {"sampling_params": {"max_new_tokens": 1}}, "prompt_tokens"),
+    "/v1/completions": ("prompt", ONE, "prompt_tokens"),
+    "/v1/chat/completions": ("messages", ONE, "prompt_tokens"),
+    "/v1/messages": ("messages", ONE, "input_tokens"),
+    "/v1/responses": ("input", {"max_output_tokens": 2}, "input_tokens"),
+    "/api/chat": ("messages", FEW, "prompt_eval_count"),
+    "/api/generate": ("prompt", FEW, "prompt_eval_count"),
 }
-"""Path -> the body of a text, and the number of tokens of an answer's prompt."""
+"""Path -> the field of a text, a body's limit, and the count of the prompt's tokens in an answer."""
+
+
+def body_of(client, path: str, text: str) -> dict[str, Any]:
+    (model,) = json.loads(client.get("/v1/models"))["data"]
+    name, limit, _ = OF_ROUTES[path]
+    said = [{"role": "user", "content": text}] if name == "messages" else text
+    return {"model": model["id"], name: said, **limit}
 
 
 @pytest.mark.parametrize("path", OF_ROUTES)
 def test_separated_documents_are_reused_on_every_route(client, path) -> None:
-    body, prompt_tokens = OF_ROUTES[path]
-    (model,) = json.loads(client.get("/v1/models"))["data"]
     texts = [f"{path}: {f} It was seen at the old mill by the sea." * 3 for f in FACTS[:3]]
 
     def send(texts) -> int:
         text = " # # ".join(["Read.", *texts, "What is it?"])
-        return prompt_tokens(
-            client.post(path, {"model": model["id"], "stream": False, **body(text)})
-        )
+        answer = client.post(path, {"stream": False, **body_of(client, path, text)})
+        return (answer.get("usage") or answer.get("meta_info") or answer)[OF_ROUTES[path][2]]
 
     count = send(texts)
     wait_until_encoded(client)
@@ -332,9 +218,8 @@ def test_separated_documents_are_reused_on_every_route(client, path) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
 def test_documents_in_a_field_that_no_route_reads_are_refused(client, path, stream) -> None:
-    (model,) = json.loads(client.get("/v1/models"))["data"]
-    said = {"model": model["id"], "stream": stream, "documents": FACTS[:2]}
-    code, text = client.send(path, {**said, **OF_ROUTES[path][0]("What is it?")})
+    said = {"stream": stream, "documents": FACTS[:2]}
+    code, text = client.send(path, said | body_of(client, path, "What is it?"))
     assert (code, "text parts" in text) == (400, True)
 
 
@@ -348,15 +233,6 @@ def test_deleting_a_tenants_documents_reaches_the_tree_and_the_store(client) -> 
     assert (report(again)["fused"], report(again)["missing_chunks"]) == (False, 4)
     assert again["meta_info"]["cached_tokens"] == 0
     assert report(ask(client, *prompt((3, 1, 2, 0), 1), 1, extra_key="b"))["fused"]
-
-
-def test_a_chunk_longer_than_the_context_is_refused(client) -> None:
-    said = {"max_new_tokens": 1, "custom_params": {"canopy_chunks": [0, 8999]}}
-    body = {"input_ids": tokens(9000, 1), "sampling_params": said}
-    code, text = client.send("/generate", body)
-    assert code == 400
-    assert "9000" in text
-    assert client.generate(tokens(10, 2), 1)["output_ids"]
 
 
 ORDERS = [(1, 0, 2, 3), (2, 1, 3, 0), (3, 2, 0, 1), (1, 3, 2, 0)]
@@ -386,124 +262,6 @@ def test_tensor_parallel_ranks_reuse_the_same_documents(server, tiny_model) -> N
         code, text = client.send("/generate", {"input_ids": ids, "sampling_params": said})
         assert code == 400
         assert "--tp-size 2" in text
-
-
-def cached(answer) -> int:
-    return answer["meta_info"]["cached_tokens"]
-
-
-def conversation(client, order, said, **params) -> list[dict]:
-    """Send three turns: two questions, then two documents as a tool's result and a third question.
-    ``said`` maps the bounds of a turn's documents to the request's field."""
-    ids, bounds = prompt(order[:2], order[0])
-    answers = [ask(client, ids, said(bounds), ANSWER, **params)]
-    ids = ids + answers[0]["output_ids"] + tokens(QUESTION, 600)
-    answers.append(ask(client, ids, said(bounds), ANSWER, **params))
-    ids = ids + answers[1]["output_ids"] + tokens(5, 601)
-    for document in order[2:]:
-        bounds = [*bounds, len(ids), len(ids) + DOCUMENT]
-        ids = ids + tokens(DOCUMENT, document)
-    ids = ids + tokens(QUESTION, 602)
-    answers.append(ask(client, ids, said(bounds), ANSWER, **params))
-    answers.append(ask(client, ids, said(bounds), ANSWER, **params))  # a retry
-    return answers
-
-
-def test_turns_retries_and_samples_continue_from_kept_kv(client) -> None:
-    learn(client, [(0, 1, 2, 3), (3, 2, 1, 0)])
-    client.flush()
-    first, second, third, retry = conversation(client, (2, 0, 3, 1), lambda bounds: bounds)
-    assert report(first)["fused"]
-    assert (report(first)["kept"], report(first)["reused"] > 0) == (0, True)
-    asked = SYSTEM + 2 * DOCUMENT + QUESTION
-    assert cached(second) == asked + ANSWER - 1  # without the last token of the answer
-    assert (report(second)["fused"], report(second)["reused"]) == (True, 0)
-    assert report(second)["kept"] == cached(second) - SYSTEM
-    assert report(second)["computed"] == QUESTION + 1
-    told = report(third)  # only the new documents are fused
-    assert told["kept"] == cached(third) - SYSTEM >= asked
-    assert told["reused"] + told["recomputed"] == 2 * DOCUMENT
-    assert report(retry)["computed"] == 1
-    before = state(client)
-    ids, bounds = prompt((1, 3, 0), 77)
-    sampling = {"max_new_tokens": 3, "temperature": 1.0, "ignore_eos": True, "n": 4}
-    sampling["custom_params"] = {"canopy_chunks": bounds}
-    samples = client.post("/generate", {"input_ids": ids, "sampling_params": sampling})
-    assert len(samples) == 4
-    assert all(report(one)["computed"] == 1 for one in samples)
-    after = state(client)
-    assert after["fused_requests"] == before["fused_requests"] + 1
-    assert after["kept_requests"] == before["kept_requests"] + 4
-
-
-def test_exact_and_approximate_requests_never_match_each_others_kv(client) -> None:
-    learn(client, [(0, 1, 2, 3), (3, 2, 1, 0)])
-    order = (3, 1, 2, 0)
-    client.flush()
-    clean = conversation(client, order, lambda _: "off")
-    client.flush()
-    poisoned = conversation(client, order, lambda bounds: bounds, canopy_recompute_ratio=0.0)
-    assert report(poisoned[1])["kept"] > DOCUMENT
-    assert [one["output_ids"] for one in poisoned] != [one["output_ids"] for one in clean]
-    exact = conversation(client, order, lambda _: "off")
-    assert [cached(one) for one in exact] == [cached(one) for one in clean]
-    assert [one["output_ids"] for one in exact] == [one["output_ids"] for one in clean]
-    ids, bounds = prompt(order[:2], order[0])
-    client.flush()
-    others = [{}, {"canopy_recompute_ratio": 0.3}, {"canopy_selector": "frequency"}]
-    for params in others:  # no KV of one setting is another's
-        assert cached(ask(client, ids, bounds, 1, **params)) == 0
-    assert all(cached(ask(client, ids, bounds, 1, **params)) for params in others)
-    assert cached(ask(client, ids, bounds, 1, extra_key="another tenant")) == 0
-
-
-def test_an_exact_prefix_that_saves_as_much_is_kept(client) -> None:
-    learn(client, [(0, 1, 2, 3), (3, 2, 1, 0)])
-    client.flush()
-    ids, bounds = prompt((1, 3), 9)
-    whole = ask(client, ids, "off", 4)
-    again = ask(client, ids, bounds, 4)
-    assert cached(again) == len(ids) - 1
-    assert again["output_ids"] == whole["output_ids"]
-    assert report(again)["why"] == "its cached prefix saves as much as its stored documents"
-
-
-def test_at_ratio_1_every_turn_is_plain_serving_and_shares_its_kv(client) -> None:
-    learn(client, [(0, 1, 2, 3), (3, 2, 1, 0)])
-    for order in ((1, 3, 0, 2), (2, 3, 1, 0)):
-        client.flush()
-        whole = conversation(client, order, lambda bounds: bounds, canopy_recompute_ratio=1.0)
-        plain = conversation(client, order, lambda _: "off")
-        assert [one["output_ids"] for one in whole] == [one["output_ids"] for one in plain]
-        assert report(whole[0])["fused"]
-        assert report(whole[0])["reused"] == 0
-        assert cached(plain[0]) == SYSTEM + 2 * DOCUMENT + QUESTION - 1
-        client.flush()
-        assert [one["output_ids"] for one in whole] == [
-            one["output_ids"] for one in conversation(client, order, lambda _: "off")
-        ]
-
-
-def test_documents_in_any_order_match_the_prefix_that_is_cached(client) -> None:
-    client.flush()
-    exact = {"canopy_recompute_ratio": 1.0}
-    first = ask(client, *prompt((2, 0, 3)), ANSWER, **exact, canopy_order="any")
-    again = ask(client, *prompt((3, 2, 0)), ANSWER, **exact, canopy_order="any")
-    assert cached(again) == SYSTEM + 3 * DOCUMENT + QUESTION - 1
-    assert again["output_ids"] == first["output_ids"]
-    assert cached(ask(client, *prompt((3, 2, 0)), 1, **exact)) == SYSTEM  # its own order
-    client.flush()
-    plain = ask(client, *prompt((2, 0, 3))[:1], "off", ANSWER)
-    assert plain["output_ids"] == first["output_ids"]
-
-
-def test_a_client_that_names_the_namespace_is_refused(client) -> None:
-    ids, _ = prompt((0,))
-    key = "\x00canopy-documents/" + "0" * 24
-    body = {"input_ids": ids, "extra_key": key, "sampling_params": {"max_new_tokens": 1}}
-    code, text = client.send("/generate", body)
-    assert code == 400
-    assert "reserves for the KV of reused documents" in text
 
 
 def test_a_ratio_is_found_through_the_server(client, tmp_path) -> None:
