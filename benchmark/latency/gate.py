@@ -122,7 +122,7 @@ def run(regime: Regime, gate: str) -> dict[str, Any]:
     }
     if gates:
         stats = gates[-1].gate.stats()
-        row |= {key: stats[key] for key in ("times_armed", "ineffective_arms", "pauses")}
+        row |= {key: stats[key] for key in ("times_activated", "ineffective_activations", "pauses")}
     return row
 
 

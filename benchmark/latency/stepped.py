@@ -11,8 +11,8 @@ no request. Requests enter the queue at their due times, prefills and decodes ar
 request's TTFT ends with the step of its first token. The scheduler receives the HTTP process's messages:
 a chat's category and turn, and the time once a second. Loads are shares of the arms' mean throughput
 when half of the warm-up arrives at once. All arms take turns, slice by slice.
-``waiting``: mean number of waiting requests over a slice's time. ``armed``: number of times that an
-arm's session gate armed.
+``waiting``: mean number of waiting requests over a slice's time. ``activated``: number of times that an
+arm's session gate became active.
 """
 
 from __future__ import annotations
@@ -70,12 +70,14 @@ class Engine:
 
     def serve(self, part: Sequence[Any], due: Sequence[float]) -> dict[str, Any]:
         """Every request of ``part``, prompt, tokens to generate and stamp, when it is due."""
+        from sglang_canopy.server.scheduler.admission import admission_of
+
         began, clock = self.clock(), self.clock
         todo = list(zip(due, part, strict=True))
         todo.reverse()
         open_: list[Any] = []
         rows: list[dict[str, Any]] = []
-        told, area = 0.0, 0.0
+        last_tick_s, area = 0.0, 0.0
         while todo or open_:
             now = clock() - began
             if not open_ and todo:
@@ -85,20 +87,22 @@ class Engine:
                 then, (ids, new, stamp) = todo.pop()
                 req = self._engine.feed(ids, new, at=began + then, stamp=stamp)
                 open_.append((then, len(ids), req, [None]))
-            if now - told >= TICK_S:
-                told = now
+            if now - last_tick_s >= TICK_S:
+                last_tick_s = now
                 self._broadcast_time(began + now)
             waiting = len(self._scheduler.waiting_queue)
             self._step()
             area += waiting * (clock() - began - now)
-            open_ = [one for one in open_ if not _noted(one, clock() - began, rows)]
+            open_ = [one for one in open_ if not record_if_done(one, clock() - began, rows)]
         seconds = clock() - began
+        admission = admission_of(self._scheduler)
+        core = getattr(self._scheduler.tree_cache, "tree_core", None)
         return {
             "rows": rows,
             "seconds": seconds,
             "waiting": area / seconds,
-            "gate": self._of_policies("gate"),
-            "whatif": self._of_policies("meter"),
+            "gate": None if admission is None else stats(admission.gate),
+            "whatif": None if admission is None else stats(core.live.meter),
         }
 
     def _step(self) -> None:
@@ -112,14 +116,13 @@ class Engine:
 
         take_time(self._scheduler, [repr(now)])
 
-    def _of_policies(self, part: str) -> Any:
-        """Return the counts of this arm's gate or meter, if it has one."""
-        live = getattr(getattr(self._scheduler.tree_cache, "tree_core", None), "live", None)
-        found = getattr(live, part, None)
-        return None if found is None else found.stats()
+
+def stats(part: Any) -> Any:
+    """Return the counts of a gate or a meter; ``None`` without one."""
+    return None if part is None else part.stats()
 
 
-def _noted(one: tuple[Any, ...], now: float, rows: list[dict[str, Any]]) -> bool:
+def record_if_done(one: tuple[Any, ...], now: float, rows: list[dict[str, Any]]) -> bool:
     """Whether it is answered; then it is in ``rows``."""
     then, tokens, req, first = one
     if first[0] is None and len(req.output_ids):
@@ -161,7 +164,7 @@ class Arm:
         self.slices: list[list[dict[str, Any]]] = []
         self.seconds: list[float] = []
         self.waiting: list[float] = []
-        self.armed: int | None = None
+        self.activated: int | None = None
         self.whatif: dict[str, Any] | None = None
 
     def start(self, args: argparse.Namespace, work: Callable[..., None] = work) -> None:
@@ -230,7 +233,7 @@ def run_load(
             arm.waiting.append(found["waiting"])
             arm.whatif = found["whatif"]
             if found["gate"] is not None:
-                arm.armed = found["gate"]["times_armed"]
+                arm.activated = found["gate"]["times_activated"]
         means = ", ".join(f"{a.name} {figures(a.slices[-1:])['mean']:.2f} s" for a in arms)
         print(f"{load:.0%}, slice {number + 1}: {means}", file=sys.stderr, flush=True)
         result.note(made_of(arms, parts[: number + 1], load, rate, can))
@@ -252,7 +255,7 @@ def made_of(
         "error": None,
         "seconds": {arm.name: sum(arm.seconds) for arm in arms},
         "waiting": {arm.name: round(sum(arm.waiting) / len(arm.waiting), 1) for arm in arms},
-        "armed": {arm.name: arm.armed for arm in arms if arm.armed is not None},
+        "activated": {arm.name: arm.activated for arm in arms if arm.activated is not None},
         "whatif": {arm.name: arm.whatif for arm in arms if arm.whatif},
         "figures": {arm.name: figures(arm.slices) for arm in arms},
         "changes": {arm.name: compared(base.slices, arm.slices, 1) for arm in arms[1:]},

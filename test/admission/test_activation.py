@@ -89,7 +89,7 @@ def others_come_and_go(gate: SessionGate, times: range) -> None:
 
 def test_thrashing_agents_are_held_and_the_youngest_is_paused() -> None:
     gate, (old, middle, young) = thrashing()
-    assert gate.stats()["armed"]
+    assert gate.stats()["active"]
     assert gate.stats()["paused_sessions"] == 1
     young.send(gate.now + 1.0)
     assert young.held
@@ -107,7 +107,7 @@ def test_equal_losses_of_chats_hold_no_session_back() -> None:
     gate, clients = thrashing(stop="end", pause=30.0)
     for client in clients * 5:
         client.turn(gate.now + 10.0, found=0.0)
-    assert gate.stats()["times_armed"] == 0
+    assert gate.stats()["times_activated"] == 0
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_equal_losses_of_chats_hold_no_session_back() -> None:
 )
 def test_agents_need_neither_a_parser_nor_labels(pause: float, category: str) -> None:
     gate, (_, _, young) = thrashing(stop="end", pause=pause, category=category)
-    assert gate.stats()["armed"]
+    assert gate.stats()["active"]
     young.send(gate.now + 1.0)
     assert young.held
 
@@ -199,7 +199,7 @@ def test_losses_of_sessions_that_fit_or_are_on_the_host_arm_nothing(names, found
     clients = [Client(gate, name) for name in names]
     for time, client in enumerate(clients * 5):
         client.turn(float(time), **found)
-    assert gate.stats()["times_armed"] == 0
+    assert gate.stats()["times_activated"] == 0
 
 
 def test_a_paused_session_whose_request_is_aborted_keeps_its_age() -> None:
@@ -226,7 +226,7 @@ def test_a_gate_that_disarms_admits_a_slice_of_the_waiting_sessions_at_each_call
     for step in range(5):
         gate.advance(gate.now + step)
         held.append([client.name for client in waiting if client.held])
-    assert not gate.stats()["armed"]
+    assert not gate.stats()["active"]
     names = [client.name for client in waiting]
     assert held == [names[3:], names[6:], names[9:], [], []]
     late = Client(gate, "late")
@@ -239,7 +239,7 @@ def test_after_a_while_without_waiting_all_sessions_pass() -> None:
     for client in clients:
         gate.hint_over(None, client.name)
     others_come_and_go(gate, range(200, 700, 130))
-    assert not gate.stats()["armed"]
+    assert not gate.stats()["active"]
 
 
 def ended(

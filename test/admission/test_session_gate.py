@@ -432,10 +432,10 @@ def test_no_session_is_held_longer_than_its_place_times_the_limit(events, always
 def test_no_session_is_held_until_it_arms(events: list) -> None:
     world = World(always=False)
     for event in events:
-        armed = world.gate.stats()["times_armed"]
+        armed = world.gate.stats()["times_activated"]
         world.step(*event)
         world.gate.advance(world.time)
-        if armed or world.gate.stats()["times_armed"]:
+        if armed or world.gate.stats()["times_activated"]:
             return
         assert not any(world.gate.holds(t) for t in world.open)
 

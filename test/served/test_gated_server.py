@@ -71,7 +71,7 @@ def fill(client: Any) -> str:
 
     with ThreadPoolExecutor(3) as pool:
         agents = [pool.submit(agent, number) for number in range(3)]
-        until(client, lambda gate: gate["armed"] and gate["pauses"])
+        until(client, lambda gate: gate["active"] and gate["pauses"])
         armed.set()
         while not all(one.done() for one in agents):
             for number in range(3):

@@ -28,7 +28,7 @@ _REFRESH_S, _REFRESH_AT_LEAST_S = 1.0, 30.0
 """Seconds between updates of the charges: while sessions wait, and otherwise."""
 _ENTER_AT_ONCE = 256
 """Maximum sessions admitted by one call after the gate became inactive: about five milliseconds."""
-_BEHIND = 0.7
+_MIN_SHARE_WAITING = 0.7
 """Share of sessions that wait for the server instead of thinking. Below it the device keeps up with
 its recomputation, and the measured rate is the clients'."""
 _TRIES = 64
@@ -212,9 +212,9 @@ class SessionGate:
         """Return counts since the start and current values, in tokens and seconds."""
         return {
             "mode": self.settings.mode,
-            "armed": self.activation.active,
-            "times_armed": self.activation.times_activated,
-            "ineffective_arms": self.activation.ineffective_activations,
+            "active": self.activation.active,
+            "times_activated": self.activation.times_activated,
+            "ineffective_activations": self.activation.ineffective_activations,
             "thrash_share": round(self.activation.thrash.share, 4),
             "waiting_sessions": len(self.waiting),
             "active_sessions": len(self.places.active),
@@ -262,7 +262,7 @@ class SessionGate:
             self.counts.forgotten += 1
         acts = self.activation.active or (
             self.activation.may_activate(self.now, self.places.fitting)
-            and self.places.share_waiting > _BEHIND
+            and self.places.share_waiting > _MIN_SHARE_WAITING
         )
         if not acts or not self.places.outgrown:
             return

@@ -81,8 +81,8 @@ def _gate(gate: Mapping[str, Any] | None) -> Iterator[str]:
         return
     lost = f"{100 * gate['thrash_share']:.0f} % of agents' prefill recomputes evicted KV"
     waiting, paused = gate["waiting_sessions"], gate["paused_sessions"]
-    held = f"; {waiting} sessions waiting, {paused} paused" if gate["armed"] else ""
-    yield f"gate {'on' if gate['armed'] else 'off'}: {lost}{held}"
+    held = f"; {waiting} sessions waiting, {paused} paused" if gate["active"] else ""
+    yield f"gate {'on' if gate['active'] else 'off'}: {lost}{held}"
 
 
 class AutoLine:

@@ -108,7 +108,7 @@ CACHE = (
         "agreement.records_disagreed",
         "disk reads whose metadata differed between tensor-parallel ranks; the first rank's counts",
     ),
-    reported("gate_armed", "session_gate.armed", "1 while the session gate is armed"),
+    reported("gate_active", "session_gate.active", "1 while the session gate is active"),
     reported(
         "gate_thrash_share",
         "session_gate.thrash_share",

@@ -161,7 +161,7 @@ QUEUE = {
     "waiting_requests": 7,
     "admitted": {"shortest": 30, "budget": 2},
 }
-GATE = {"armed": True, "thrash_share": 0.123, "waiting_sessions": 3, "paused_sessions": 2}
+GATE = {"active": True, "thrash_share": 0.123, "waiting_sessions": 3, "paused_sessions": 2}
 MISSED = {"tokens": {"evicted": {"device": 50}}, "hits_with_memory": {"x2": 30, "x4": 45}}
 TIERS = {"device": {"capacity_bytes": 8e9}}
 STATUS = {
