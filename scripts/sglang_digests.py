@@ -2,6 +2,7 @@
 
     python scripts/sglang_digests.py            # writes scripts/sglang_digests.json
     python scripts/sglang_digests.py --check    # exit status 1 and names if it is out of date
+    python scripts/sglang_digests.py --count    # how many there are, by part of Canopy
 
 The table has every method that a class of ours overrides, every function that we hook or
 import, and every private method that we call (found in our own source), apart from SGLang's documented
@@ -20,7 +21,7 @@ import json
 import pkgutil
 import re
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ import sglang_canopy
 from canopy_chunks.plugin import entry as chunk_plugin
 from canopy_chunks.plugin import hooks as documents
 from canopy_lab.live.replay import forced_output, server_plugin
+from canopy_lab.report.table import text_table
 from sglang_canopy.server.start import seams
 
 ROOT = Path(sglang.__path__[0])
@@ -45,6 +47,21 @@ EXTENSION_POINTS = re.compile(
 """Functions that SGLang offers to plugins: a change of their bodies is SGLang's business."""
 Place = tuple[str, str]
 """A file below the package ``sglang``, and a name in it."""
+Use = tuple[Any, str]
+"""A function of SGLang, and our module that builds on it."""
+PARTS = {
+    "sglang_canopy.radix": "tree and tiers",
+    "sglang_canopy.server.scheduler": "requests, queue, gate",
+    "sglang_canopy.storage": "disk, weights",
+    "sglang_canopy": "start, HTTP, status",
+    "sglang_canopy.doctor": "doctor",
+    "sglang_canopy.storage.mooncake": "Mooncake",
+    "canopy_chunks": "documents",
+    "canopy_lab": "replay",
+    "canopy_cpu": "CPU",
+}
+"""Parts of Canopy by their modules. A function counts for the first part that needs it."""
+OPTIONAL = ("doctor", "Mooncake", "documents", "replay", "CPU")
 
 
 def our_files() -> list[tuple[Path, str]]:
@@ -61,8 +78,7 @@ def our_modules() -> list[Any]:
     """Every module of ours that imports SGLang."""
     modules = []
     for path, name in our_files():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        if any(True for _ in _imports(tree)):
+        if any(True for _ in _imports(_tree(path))):
             modules.append(importlib.import_module(name))
     return modules
 
@@ -79,54 +95,68 @@ def classes_on_sglang() -> list[type]:
     ]
 
 
-def overridden() -> Iterator[Any]:
+def overridden() -> Iterator[Use]:
     """SGLang's own of each method that a class of ours overrides."""
     for ours in classes_on_sglang():
         for name in vars(ours):
             for base in ours.__mro__[1:]:
                 if _is_sglangs(base) and name in vars(base):
-                    yield vars(base)[name]
+                    yield vars(base)[name], ours.__module__
                     break
 
 
-def called_privately() -> Iterator[Any]:
+def called_privately() -> Iterator[Use]:
     """SGLang's private methods that our source names, of the classes that ours are based on."""
-    named = set()
-    for path, _ in our_files():  # also where SGLang's objects come as arguments
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        named |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     bases = {base for ours in classes_on_sglang() for base in ours.__mro__ if _is_sglangs(base)}
-    for base in sorted(bases, key=lambda base: base.__qualname__):
-        for name, value in vars(base).items():
-            if name in named and name.startswith("_") and not name.startswith("__"):
-                yield value
+    for path, module in our_files():  # also where SGLang's objects come as arguments
+        named = {node.attr for node in ast.walk(_tree(path)) if isinstance(node, ast.Attribute)}
+        for base in bases:
+            for name in vars(base).keys() & named:
+                if name.startswith("_") and not name.startswith("__"):
+                    yield vars(base)[name], module
 
 
-def imported() -> Iterator[Any]:
+def imported() -> Iterator[Use]:
     """SGLang's functions, and its dataclasses, that our source imports."""
     for module in our_modules():
-        tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
-        for source, name in _imports(tree):
+        for source, name in _imports(_tree(Path(module.__file__))):
             value = getattr(importlib.import_module(source), name, None)
             if inspect.isfunction(value) or dataclasses.is_dataclass(value):
-                yield value
+                yield value, module.__name__
 
 
-def named() -> Iterator[Any]:
+def named() -> Iterator[Use]:
     """What the tables of hooks name."""
     addons = (*chunk_plugin.ADDON.seams, *server_plugin.ADDON.seams)
     hooks = (*seams.SEAMS, *addons, *documents.SEAMS, *forced_output.SEAMS)
-    targets = [seam.target for seam in hooks]
-    for target in [*targets, *cpu.SEAMS]:
+    targets = [(seam.target, seam.hook.__module__) for seam in hooks]
+    for target, module in [*targets, *((target, cpu.__name__) for target in cpu.SEAMS)]:
         owner, name = target.rsplit(".", 1)
-        yield inspect.getattr_static(pkgutil.resolve_name(owner), name)
+        yield inspect.getattr_static(pkgutil.resolve_name(owner), name), module
 
 
-def places() -> set[Place]:
-    """Return the places of all functions of the table."""
-    values = itertools.chain(overridden(), called_privately(), imported(), named())
-    found = {place for value in values if (place := place_of(value)) is not None}
-    return {place for place in found if not EXTENSION_POINTS.fullmatch(place[1])}
+def users() -> dict[Place, set[str]]:
+    """Return the places of all functions of the table, and our modules that build on each."""
+    found = defaultdict(set)
+    for value, module in itertools.chain(overridden(), called_privately(), imported(), named()):
+        place = place_of(value)
+        if place is not None and not _is_offered(value, place[1]):
+            found[place].add(module)
+    return dict(found)
+
+
+def counts() -> str:
+    """Return the number of functions by part, as a table."""
+    order = [*PARTS.values()]
+    parts = Counter(min(map(_part, modules), key=order.index) for modules in users().values())
+    served = sum(count for part, count in parts.items() if part not in OPTIONAL)
+    rows = [(part, parts[part]) for part in order]
+    rows += [("a GPU server without the last five", served), ("all", parts.total())]
+    return text_table(("part", "functions"), [[part, str(count)] for part, count in rows])
+
+
+def _part(module: str) -> str:
+    return PARTS[max((one for one in PARTS if module.startswith(one)), key=len)]
 
 
 def place_of(value: Any) -> Place | None:
@@ -146,10 +176,10 @@ def place_of(value: Any) -> Place | None:
 def make_table() -> dict[str, Any]:
     """The table of the installed SGLang."""
     names = defaultdict(list)
-    for file, name in places():
+    for file, name in users():
         names[file].append(name)
     built_on = itertools.chain(overridden(), called_privately(), imported())
-    hooked = {place_of(value) for value in named()} - {place_of(value) for value in built_on}
+    hooked = {place_of(value) for value, _ in named()} - {place_of(value) for value, _ in built_on}
     return {
         file: {
             **digests.entry((ROOT / file).read_bytes(), names[file]),
@@ -159,13 +189,25 @@ def make_table() -> dict[str, Any]:
     }
 
 
-def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            node.body.clear()  # annotations build on nothing
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "sglang":
-            for alias in node.names:
-                yield node.module or "", alias.name
+def _is_offered(value: Any, name: str) -> bool:
+    """Whether SGLang offers a function to plugins, by name or in its docstring."""
+    stated = "extension point" in (inspect.getdoc(value) or "").lower()
+    return stated or EXTENSION_POINTS.fullmatch(name) is not None
+
+
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _imports(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield module and name of each import from SGLang, except for annotations, which build on nothing."""
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        return
+    if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "sglang":
+        for alias in node.names:
+            yield node.module or "", alias.name
+    for child in ast.iter_child_nodes(node):
+        yield from _imports(child)
 
 
 def _is_sglangs(base: type) -> bool:
@@ -175,10 +217,14 @@ def _is_sglangs(base: type) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
-    check = parser.parse_args().check
+    parser.add_argument("--count", action="store_true", help="only count, by part of Canopy")
+    arguments = parser.parse_args()
+    if arguments.count:
+        print(counts())
+        return 0
     table = make_table()
     text = json.dumps(table, indent=1) + "\n"
-    if not check:
+    if not arguments.check:
         digests.TABLE.write_text(text, encoding="utf-8")
         print(f"{digests.TABLE}: {sum(len(e['names']) for e in table.values())} functions")
         return 0

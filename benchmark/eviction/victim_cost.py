@@ -15,6 +15,9 @@ import statistics
 import time
 import warnings
 from array import array
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
@@ -25,6 +28,7 @@ from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixPara
 from sglang.srt.mem_cache.radix_cache import RadixKey  # noqa: E402
 
 from question import Context, Question  # noqa: E402
+from support.disk_tree import DiskTree  # noqa: E402
 from support.live_tree import LiveTree  # noqa: E402
 
 LEAF = 8
@@ -86,18 +90,30 @@ def run(_: Context) -> list[dict[str, Any]]:
 
 def checks(_: Context) -> dict[str, float]:
     """CPU milliseconds of the checks when a server starts: the first call, as there."""
+    from sglang.srt.runtime_context import get_server_args
+
     from sglang_canopy.radix.overrides import check_overrides
-    from sglang_canopy.server.scheduler.cache_factory import OURS, check_tree
+    from sglang_canopy.radix.tier_self_test import run_host
+    from sglang_canopy.server.scheduler.cache_factory import OURS, check_tree, new_cache
     from sglang_canopy.server.start.seams import SEAMS
     from sglang_canopy.server.start.self_check import check_signature
+    from sglang_canopy.storage.page_self_test import check_page
 
     for seam in SEAMS:  # imports what SGLang's server imports too
         seam.parameters_found()
-    LiveTree(64)
+    with TemporaryDirectory() as folder:
+        tree = DiskTree(Path(folder), tokens=256, page_size=64, host_tokens=256)
+    pool, arguments = tree.storage.mem_pool_host, get_server_args()
+
+    def milliseconds(check: Callable[[], Any]) -> float:
+        return round(micros(check, 1) / 1e3, 1)
+
     return {
-        "hooks": round(micros(lambda: [check_signature(seam) for seam in SEAMS], 1) / 1e3, 1),
-        "overrides": round(micros(lambda: check_overrides(*OURS), 1) / 1e3, 1),
-        "tree": round(micros(lambda: check_tree(64), 1) / 1e3, 1),
+        "hooks": milliseconds(lambda: [check_signature(seam) for seam in SEAMS]),
+        "overrides": milliseconds(lambda: check_overrides(*OURS)),
+        "tree": milliseconds(lambda: check_tree(64)),
+        "host": milliseconds(lambda: run_host(new_cache, 64, arguments, "cpu")),
+        "disk": milliseconds(lambda: check_page(pool)),
     }
 
 

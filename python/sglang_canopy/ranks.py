@@ -5,11 +5,11 @@ Collective: every rank calls these functions at the same place, on its scheduler
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
-from sglang.srt.utils import broadcast_pyobj
 
 T = TypeVar("T")
 
@@ -27,16 +27,27 @@ def groups_of(cache: Any) -> list[Any]:
 def from_first(groups: Sequence[Any], value: T) -> T:
     """Return the first rank's value, which is pickled, on all ranks of ``groups``."""
     for group in groups:
+        held = [value]
         first = torch.distributed.get_global_rank(group, 0)
-        (value,) = broadcast_pyobj([value], torch.distributed.get_rank(), group, src=first)
+        torch.distributed.broadcast_object_list(held, first, group)
+        (value,) = held
     return value
 
 
 def least(cache: Any, values: Sequence[int]) -> list[int]:
     """Return the least value of any rank at each position."""
+    return _reduced(values, cache._all_reduce)
+
+
+def least_in(group: Any, values: Sequence[int]) -> list[int]:
+    """As ``least``, over one group, for CPU tensors."""
+    return _reduced(values, functools.partial(torch.distributed.all_reduce, group=group))
+
+
+def _reduced(values: Sequence[int], reduce: Callable[..., Any]) -> list[int]:
     found = torch.tensor([int(value) for value in values], dtype=torch.int64)
     if len(values):
-        cache._all_reduce(found, torch.distributed.ReduceOp.MIN)
+        reduce(found, torch.distributed.ReduceOp.MIN)
     return [int(value) for value in found.tolist()]
 
 

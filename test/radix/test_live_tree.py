@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 
 from support.live_tree import LiveTree, check, fake_req
 
@@ -49,20 +49,19 @@ def test_inserting_a_path_twice_counts_one_use() -> None:
     assert leaf.hits == 1
 
 
-@pytest.mark.parametrize("name", ["checkpoint_into_tree", "advance_unpublished_req"])
-def test_after_a_failed_insert_no_request_is_being_inserted(name, monkeypatch):
+def test_after_a_failed_insert_no_request_is_being_inserted(monkeypatch):
     tree, seen = LiveTree(64), []
 
-    def fails(cache: Any, req: Any, **_: Any) -> None:
-        seen.append(cache.tree_core.inserting)
+    def fails(core: Any, *_: Any, **__: Any) -> None:
+        seen.append(core.inserting)
         raise KeyError
 
-    monkeypatch.setattr(UnifiedRadixCache, name, fails)
-    req = fake_req([1, 2, 3, 4], [])
+    monkeypatch.setattr(UnifiedTreeCore, "_add_new_node", fails)
+    request = tree.request(1.0)
     with pytest.raises(KeyError):
-        getattr(tree.cache, name)(req)
-    assert seen == [req.canopy.request]
-    assert tree.core.inserting is None
+        tree.insert([1, 2, 3, 4], request)
+    assert seen == [request]
+    assert (tree.core.to_insert, tree.core.inserting) == (None, None)
 
 
 @pytest.mark.parametrize("write_policy", ["write_through", "write_back"])

@@ -12,9 +12,10 @@ from support.live_tree import LiveTree, check
 
 DECIDE = ("admission", "policy", "radix", "reuse", "schedule", "ttl", "whatif")
 CLOCKS = {"time", "datetime", "random", "secrets", "uuid"}
-NOT_FOR_DECISIONS = {"whatif/meter.py", "radix/storage_holds.py", "radix/self_test.py"}
-"""The meter reports its own cost; the ranks agree on the end of a wait for the storage; the test at
-start draws from fixed seeds."""
+NOT_FOR_DECISIONS = {"whatif/meter.py", "radix/storage_holds.py"}
+NOT_FOR_DECISIONS |= {"radix/self_test.py", "radix/tier_self_test.py"}
+"""The meter reports its own cost; the ranks agree on the end of a wait for the storage; the tests at
+start draw from fixed seeds."""
 
 TOKENS = 24
 PATHS = [[p * 100 + i for i in range(8)] for p in range(6)]

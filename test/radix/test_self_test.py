@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,11 +19,13 @@ from sglang.srt.mem_cache.unified_cache.components.full import FullComponent
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.plugins.hook_registry import HookRegistry
+from sglang.srt.runtime_context import get_memory
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
+import canopy_cpu
 from sglang_canopy import releases
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.radix import self_test
+from sglang_canopy.radix import self_test, tier_self_test
 from sglang_canopy.radix.offset_walk import OffsetWalkCore
 from sglang_canopy.radix.overrides import check_overrides
 from sglang_canopy.radix.recorder import Recorder
@@ -31,6 +34,8 @@ from sglang_canopy.server.start.seam import _owner
 from sglang_canopy.server.start.seams import SEAMS
 from sglang_canopy.server.start.self_check import check_signature
 from sglang_canopy.storage.backend import CanopyStorage
+from sglang_canopy.storage.page_self_test import check_page
+from support.disk_tree import DiskTree
 
 CORE, CACHE, FULL = UnifiedTreeCore, UnifiedRadixCache, FullComponent
 Change = Callable[[Any], Any]
@@ -40,7 +45,7 @@ Change = Callable[[Any], Any]
 def _server(monkeypatch: pytest.MonkeyPatch) -> None:
     set_global_server_args_for_scheduler(ServerArgs(model_path="dummy"))
     monkeypatch.setattr(OffsetWalkCore, "by_offsets", True)
-    for name in ("OFF", "EXPECTED", "CALLED"):
+    for name in ("OFF", "EXPECTED"):
         monkeypatch.setattr(releases, name, type(getattr(releases, name))())
 
 
@@ -148,16 +153,12 @@ def _without_hits(split: Any) -> Any:
     return split
 
 
-LATER: dict[str, tuple[type, str, Change]] = {
-    # Found by test/radix/test_live_machine.py
+HOST: dict[str, tuple[type, str, Change]] = {
     "a host copy leaves unrecorded": (CORE, "_release_full_host_duplicate", _unrecorded),
-    # Found by test/radix/test_live_machine.py
     "loaded KV is exchanged": (
         *(CORE, "commit_load_back"),
         lambda old: lambda self, node, slots, *rest: old(self, node, slots.flip(0), *rest),
     ),
-    # Found by no test: Canopy does not read the hits that SGLang counts.
-    "a split forgets the hits": (CORE, "_split_node", _result(_without_hits)),
 }
 
 
@@ -219,10 +220,54 @@ def test_a_changed_walk_switches_canopys_off(name: str, monkeypatch: pytest.Monk
     assert not OffsetWalkCore.by_offsets
 
 
-@pytest.mark.parametrize("name", LATER)
-def test_what_the_start_does_not_find(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, attribute, change = LATER[name]
+def _host_tier(page_size: int, write_policy: str) -> ServerArgs:
+    """Arguments of a server with a host tier, of any size, for this process."""
+    arguments = ServerArgs(
+        model_path="dummy",
+        page_size=page_size,
+        hicache_size=1 << 20,
+        hicache_io_backend="direct",
+        hicache_mem_layout="layer_first",
+        hicache_write_policy=write_policy,
+    )
+    set_global_server_args_for_scheduler(arguments)
+    canopy_cpu.install()
+    HookRegistry.apply_hooks()
+    return arguments
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 64])
+@pytest.mark.parametrize("write_policy", ["write_through", "write_through_selective", "write_back"])
+def test_the_installed_sglangs_host_tier_passes(page_size: int, write_policy: str) -> None:
+    arguments = _host_tier(page_size, write_policy)
+    tier_self_test.run_host(new_cache, page_size, arguments, "cpu")
+    assert get_memory().hicache_size == 1 << 20
+
+
+@pytest.mark.parametrize("name", HOST)
+def test_a_changed_host_tier_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = _host_tier(4, "write_back")
+    owner, attribute, change = HOST[name]
     monkeypatch.setattr(owner, attribute, change(getattr(owner, attribute)))
+    with pytest.raises(CanopyError, match="host tier differs from the tested ones"):
+        tier_self_test.run_host(new_cache, 4, arguments, "cpu")
+
+
+def test_a_page_at_another_address_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = DiskTree(tmp_path, page_size=4).storage.mem_pool_host
+    check_page(pool)
+    assert pool.available_size() == pool.size
+    address = type(pool).get_page_buffer_meta
+    monkeypatch.setattr(type(pool), "get_page_buffer_meta", lambda self, at: address(self, at + 4))
+    with pytest.raises(CanopyError, match="was another when it was read"):
+        check_page(pool)
+
+
+def test_a_split_that_forgets_sglangs_hits_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Canopy does not read them."""
+    monkeypatch.setattr(CORE, "_split_node", _result(_without_hits)(CORE._split_node))
     check_tree(4)
     assert not releases.OFF
 
@@ -261,6 +306,6 @@ def test_hooks_that_sglang_does_not_call_are_named(monkeypatch: pytest.MonkeyPat
     first = [seam for seam in SEAMS if seam.first and hasattr(*_owner(seam.target))]
     for seam in first:
         seam.register()
-    releases.CALLED.update(seam.target for seam in first[1:])
+    releases.EXPECTED.difference_update(seam.target for seam in first[1:])
     releases.check_called()
     assert [*releases.OFF] == [first[0].target]

@@ -105,8 +105,7 @@ def test_a_forced_call_is_one_in_any_format() -> None:
     ],
 )
 def test_the_http_process_sends_the_parser_if_a_request_may_call_tools(parser, tools, choice, sent):
-    request = SimpleNamespace(tools=tools, tool_choice=choice)
-    assert tool_parser(SimpleNamespace(tool_call_parser=parser), request) == sent
+    assert tool_parser(parser, tools, choice) == sent
 
 
 def test_an_agents_turns_on_v1_messages_show_its_tools_and_their_results() -> None:
@@ -130,4 +129,4 @@ def test_an_agents_turns_on_v1_messages_show_its_tools_and_their_results() -> No
     )
     made = AnthropicServing(chat)._convert_to_chat_completion_request(request)
     assert infer_from_chat(made) == {"category": "chat-tools-after-tool", "turn": 2}
-    assert tool_parser(chat, made) == {"tool_parser": "hermes"}
+    assert tool_parser("hermes", made.tools, made.tool_choice) == {"tool_parser": "hermes"}

@@ -228,3 +228,31 @@ def test_answers_to_users_are_limited_in_number(serve, tree, monkeypatch):
         served_by(http, tree)
         assert [http(*ask)[0] for _ in range(3)] == [200, 429, 429]
         assert http(*ask, ADMIN)[0] == 200
+
+
+NESTED = b'{"server_args": {"canopy_hints:[]": 1}, "x": %s}' % (b"[" * 1015 + b"]" * 1015)
+"""A body that SGLang's parser reads and Python's does not."""
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"server_args": {"canopy_hints:[]": 1}}, 403),
+        ({"server_args": {"pp_max_micro_batch_size": 8}}, 404),  # passed on; no such route here
+        (b'{"server_args": {"\\u0063anopy_drain:": 1}}', 403),
+        (NESTED, 400),
+        ({"server_args": ["canopy_hints:[]"]}, 400),
+    ],
+)
+@pytest.mark.parametrize("worker", [False, True])
+def test_sglangs_route_sends_no_command_of_canopys(
+    serve: Serve, body: Any, code: int, worker: bool
+) -> None:
+    with serve(admin_api_key=ADMIN, worker=worker) as http:
+        assert http("POST", "/set_internal_state", ADMIN, body)[0] == code
+
+
+def test_keys_are_checked_before_a_body_is_read(serve: Serve) -> None:
+    with serve(api_key=USER) as http:
+        assert http("POST", "/generate", None, {"stream": True, "extra_key": 5})[0] == 401
+        assert http("POST", "/generate", USER, {"stream": True, "extra_key": 5})[0] == 400

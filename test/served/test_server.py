@@ -1,6 +1,7 @@
 """A real server with Canopy: text, batches, hints, bad input, measured times."""
 
 import http.client
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -10,8 +11,14 @@ from canopy_lab.cli.main import main
 from canopy_lab.sim.system import SystemConfig, load_profile, simulate_system
 from canopy_lab.trace.record import TraceRequest
 from support.prompts import token_ids
+from support.served import disk_flags, until
 
 pytestmark = pytest.mark.xdist_group("canopy")
+LACKED = {
+    f"sglang.srt.managers.scheduler.Scheduler.{name}"
+    for name in ("send_abort_output", "_create_generation_req")
+}
+"""Hooks that are off on SGLang 0.5.22."""
 
 
 def test_greedy_text_with_a_cache_is_transformers(canopy_server, small_model) -> None:
@@ -50,6 +57,33 @@ def test_a_mixed_batch_is_served_together(canopy_server) -> None:
     alone = [client.generate(p, 8)["output_ids"] for p in prompts]
     client.flush()
     assert [answer["output_ids"] for answer in client.generate(prompts, 8)] == alone
+
+
+def test_auto_with_a_host_and_a_disk_tier_generates_plain_sglangs_text(
+    server, small_model, tmp_path
+) -> None:
+    prompts = [token_ids(64, seed=1) + token_ids(336, seed=2 + n) for n in range(6)]
+
+    def texts(client: Any) -> list[list[int]]:
+        answers = [client.generate(prompt, 8) for prompt in prompts]
+        for answer in answers:
+            details = answer["meta_info"].get("cached_tokens_details") or {}
+            found.update({tier: details.get(tier, 0) for tier in ("host", "storage")})
+        return [answer["output_ids"] for answer in answers]
+
+    found: Counter[str] = Counter()
+    with server(small_model, kv_tokens=1280, environment={"SGLANG_PLUGINS": "none"}) as plain:
+        expected = texts(plain)
+    tiers = ("--page-size", "16", "--enable-hierarchical-cache", "--hicache-ratio", "2")
+    flags = ("--radix-eviction", "auto", *tiers, *disk_flags(tmp_path / "disk"))
+    with server(small_model, *flags, kv_tokens=1280) as client:
+        assert texts(client) == texts(client) == expected
+        assert found["host"] > 300
+        until(lambda: client.rank()["disk"]["pages"] >= 40)
+        client.flush()
+        assert texts(client) == expected
+        assert found["storage"] > 300
+        assert client.status()["off"].keys() <= LACKED
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -139,12 +139,9 @@ class LiveTree:
         self.compute(fresh, tokens[hit.device_prefix_len : len(key)])
         held = self.core.collect_full_device_indices(hit.last_device_node, self.core.root_node.id)
         params = InsertParams(key=key, value=torch.cat([held, fresh]), prev_prefix_len=len(held))
-        own = isinstance(self.core, CanopyTreeCore)  # or SGLang's, for comparison
-        if own:
-            self.core.inserting = request
+        if isinstance(self.core, CanopyTreeCore):  # or SGLang's, for comparison
+            self.core.to_insert = request
         result = self.cache.insert(params)
-        if own:
-            self.core.inserting = None
         self.cache.unlock(lock)
         self.settle()
         return result

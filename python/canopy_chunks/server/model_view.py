@@ -27,7 +27,7 @@ from canopy_chunks.store.device_copy import is_host, to_device
 from canopy_chunks.store.shape import Shape
 from canopy_kernel import attention, pages
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.ranks import from_first
+from sglang_canopy.ranks import from_first, least_in
 from sglang_canopy.storage.fingerprint import NotFound, local_files, whole
 from sglang_canopy.storage.weights import WEIGHTS
 
@@ -97,7 +97,7 @@ def served_model(runner: Any, files: str = "") -> Model:
         inner,
         shape,
         rope,  # type: ignore[arg-type]
-        common_digest(identity(inner, config, f"{files}\0{WEIGHTS.id}")),
+        answer_of_first_rank(identity(inner, config, f"{files}\0{WEIGHTS.id}")),
         tensor_ranks(config.vocab_size),
         runner.model_config.dtype,
     )
@@ -265,14 +265,6 @@ def tensor_ranks(vocab: int) -> TensorRanks | None:
     return TensorRanks(vocab) if _group().world_size > 1 else None
 
 
-def common_digest(digest: str) -> str:
-    """Return one digest of all ranks' digests, so that a chunk has the same address on each."""
-    group = _group()
-    if group.world_size == 1:
-        return digest
-    return hashlib.sha256("".join(group.all_gather_object(digest)).encode()).hexdigest()[:32]
-
-
 def answer_of_first_rank(mine: Answer) -> Answer:
     """Return the first rank's answer, on every rank."""
     group = _group()
@@ -281,9 +273,8 @@ def answer_of_first_rank(mine: Answer) -> Answer:
 
 def on_any_rank(mine: list[int], most: int) -> list[int]:
     """Return the numbers below ``most`` that any rank has, on every rank."""
-    absent = torch.tensor([number not in mine for number in range(most)], dtype=torch.int64)
-    torch.distributed.all_reduce(absent, torch.distributed.ReduceOp.MIN, group=_group().cpu_group)
-    return [number for number, none in enumerate(absent.tolist()) if not none]
+    absent = least_in(_group().cpu_group, [number not in mine for number in range(most)])
+    return [number for number, none in enumerate(absent) if not none]
 
 
 def _group() -> Any:

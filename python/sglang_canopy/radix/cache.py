@@ -68,22 +68,6 @@ class CanopyRadixCache(UnifiedRadixCache):
             return True
         return self.holds.possible and self.get_last_hash_value(node_id) is not None
 
-    def checkpoint_into_tree(self, req: Any, **options: Any) -> None:
-        core = self.tree_core
-        core.inserting = core.requests.admit(req)
-        try:
-            super().checkpoint_into_tree(req, **options)
-        finally:
-            core.inserting = None
-
-    def advance_unpublished_req(self, req: Any) -> None:
-        core = self.tree_core
-        core.inserting = core.requests.admit(req)
-        try:
-            super().advance_unpublished_req(req)
-        finally:
-            core.inserting = None
-
     def _evict_components(
         self,
         request_by_type: dict[ComponentType, int],
@@ -152,8 +136,10 @@ class CanopyFullComponent(FullComponent):
     def prepare_for_caching_req(
         self, req: Req, insert_params: InsertParams, token_ids_len: int, is_finished: bool
     ) -> int | None:
+        core = self.tree_core
+        core.to_insert = core.requests.admit(req)
         if is_finished:
-            self.tree_core.requests.ended(req)
+            core.requests.ended(req)
         return super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
 
     def commit_insert_component_data(

@@ -29,6 +29,7 @@ from sglang_canopy.radix.traffic import Traffic
 from sglang_canopy.radix.ttl_groups import LiveGroups
 
 if TYPE_CHECKING:
+    from sglang.srt.mem_cache.base_prefix_cache import InsertParams
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.unified_cache.components import ComponentType, TreeComponent
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
@@ -64,7 +65,9 @@ class CanopyTreeCore(OffsetWalkCore):
         self.groups = LiveGroups(live.tiers)
         self.conversations = Conversations(self)
         self.requests = Requests(self, self.conversations)
-        # The cache sets these two around SGLang's methods, which have no argument for them.
+        # SGLang's methods have no argument for these three.
+        self.to_insert: LiveRequest | None = None
+        """The request of the next insert."""
         self.inserting: LiveRequest | None = None
         """The request whose KV is being inserted."""
         self.shortfall: Callable[[], int] | None = None
@@ -98,6 +101,14 @@ class CanopyTreeCore(OffsetWalkCore):
         """Let the policies rank ``node`` again later, as its metadata is about to change."""
         self.evictable_device_leaves.readmit(node)
         self.evictable_host_leaves.readmit(node)
+
+    def begin_insert(self, params: InsertParams) -> Any:
+        self.inserting, self.to_insert = self.to_insert, None
+        return super().begin_insert(params)
+
+    def end_insert(self) -> list[Any]:
+        self.inserting = None
+        return super().end_insert()
 
     # ---- creation, split and removal of nodes ----
 

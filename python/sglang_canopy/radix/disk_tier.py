@@ -64,8 +64,14 @@ class DiskTier(Protocol):
     def tree_reset(self) -> None:
         """Handle a reset of the tree. Stored pages remain."""
 
+    def begin_drain(self, seconds: float) -> None:
+        """Start the time for the drain, in which requests may still end."""
+
     def drain(self, seconds: float) -> None:
-        """Write pages that only memory holds, within ``seconds``, and stop using host memory."""
+        """Write pages that only memory holds, and stop using host memory.
+
+        The time is ``seconds`` from ``begin_drain`` on, if it was called, else from now on.
+        """
 
 
 class NoDiskTier:
@@ -101,5 +107,7 @@ class NoDiskTier:
     def pages_read(self, node_id: int | None, hashes: Sequence[str]) -> None: ...
 
     def tree_reset(self) -> None: ...
+
+    def begin_drain(self, seconds: float) -> None: ...
 
     def drain(self, seconds: float) -> None: ...

@@ -32,6 +32,7 @@ TOKEN_BYTES = 8
 """Bytes of a token id in a key's array."""
 _AT_ONCE = 1 << 12
 """Tokens compared at once: enough to be fast, but few for keys that soon differ."""
+_VISITED = known(MatchResult, "last_visited_node_id")
 
 
 class CappedKey(RadixKey):
@@ -173,7 +174,7 @@ class OffsetWalkCore(UnifiedTreeCore):
             best if self.enable_hicache else on_device,
             best,
             full_kv_hit_length=matched,
-            **known(MatchResult, last_visited_node_id=None if node is root else node.id),
+            **dict.fromkeys(_VISITED, None if node is root else node.id),
         )
         result = self.components[0].finalize_match_result_in_tree_core(result, params, [], 0)
         return result._replace(

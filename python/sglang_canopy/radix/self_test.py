@@ -25,7 +25,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_canopy import releases
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.radix.counters import DEVICE
+from sglang_canopy.radix.counters import DEVICE, TIERS
 from sglang_canopy.radix.live import LiveCache
 
 PAGES = 96
@@ -39,9 +39,9 @@ MakeCache = Callable[[CacheInitParams], UnifiedRadixCache]
 def run(make: MakeCache, page_size: int) -> None:
     """Raise ``CanopyError`` with the failed step. ``make`` builds Canopy's cache for a policy."""
     try:
-        with _without_sglangs_log():
-            reference = _Tree(page_size, "lru", UnifiedRadixCache)
-            ours = _Tree(page_size, POLICY, make)
+        with without_sglangs_log():
+            reference = SmallTree(page_size, "lru", UnifiedRadixCache)
+            ours = SmallTree(page_size, POLICY, make)
         for step, (theirs, found) in enumerate(zip([*_walk(reference)], [*_walk(ours)]), 1):
             name, *expected = theirs
             for what, one, other in zip(("result", "sizes", "nodes"), expected, found[1:]):
@@ -49,16 +49,21 @@ def run(make: MakeCache, page_size: int) -> None:
                     raise AssertionError(f"{what} of step {step} ({name}): {other}, SGLang {one}")
         _evict(ours)
     except Exception as error:
-        reason = str(error) if isinstance(error, AssertionError) else repr(error)
-        raise CanopyError(
-            f"this SGLang's tree differs from the tested ones ({releases.RANGE}): {reason[:300]}; "
-            "Canopy decides which KV is freed, so it does not start. Install a tested SGLang "
-            "(docs/guide/serving.md), or use --radix-eviction lru"
-        ) from error
+        raise differs("tree", error) from error
+
+
+def differs(what: str, error: Exception) -> CanopyError:
+    """Return the reason not to start."""
+    reason = str(error) if isinstance(error, AssertionError) else repr(error)
+    return CanopyError(
+        f"this SGLang's {what} differs from the tested ones ({releases.RANGE}): {reason[:300]}; "
+        "Canopy decides which KV is freed, so it does not start. Install a tested SGLang "
+        "(docs/guide/serving.md), or use --radix-eviction lru"
+    )
 
 
 @contextlib.contextmanager
-def _without_sglangs_log() -> Iterator[None]:
+def without_sglangs_log() -> Iterator[None]:
     """Omit the lines of the small pools from the log, where they would look like the server's."""
     log = logging.getLogger("sglang.srt.mem_cache")
     level = log.level
@@ -69,41 +74,43 @@ def _without_sglangs_log() -> Iterator[None]:
         log.setLevel(level)
 
 
-class _Tree:
+class SmallTree:
     """A cache with small pools, and the calls of a scheduler that fill it."""
 
-    def __init__(self, page_size: int, policy: str, make: MakeCache) -> None:
+    def __init__(
+        self, page_size: int, policy: str, make: MakeCache, device: str = "cpu", width: int = 1
+    ) -> None:
+        """``device``: of the pool; ``width``: values of a token's key, and of its value."""
         size = PAGES * page_size
-        kv = MHATokenToKVPool(
+        self.kv = MHATokenToKVPool(
             size=size,
             page_size=page_size,
             dtype=torch.float16,
             head_num=1,
-            head_dim=1,
+            head_dim=width,
             layer_num=1,
-            device="cpu",
+            device=device,
             enable_memory_saver=False,
         )
-        shared = {"dtype": torch.float16, "device": "cpu", "kvcache": kv, "need_sort": False}
+        shared = {"dtype": torch.float16, "device": device, "kvcache": self.kv, "need_sort": False}
         self.allocator = (
             TokenToKVPoolAllocator(size, **shared)
             if page_size == 1
             else PagedTokenToKVPoolAllocator(size, page_size, **shared)
         )
         self.page_size = page_size
-        self.cache = make(
-            CacheInitParams(
-                disable=False,
-                req_to_token_pool=ReqToTokenPool(
-                    size=1, max_context_len=size, device="cpu", enable_memory_saver=False
-                ),
-                token_to_kv_pool_allocator=self.allocator,
-                page_size=page_size,
-                tree_components=(ComponentType.FULL,),
-                eviction_policy=policy,
-                tree_core_backend="python",
-            )
+        self.params = CacheInitParams(
+            disable=False,
+            req_to_token_pool=ReqToTokenPool(
+                size=1, max_context_len=size, device=device, enable_memory_saver=False
+            ),
+            token_to_kv_pool_allocator=self.allocator,
+            page_size=page_size,
+            tree_components=(ComponentType.FULL,),
+            eviction_policy=policy,
+            tree_core_backend="python",
         )
+        self.cache = make(self.params)
         self.core = self.cache.tree_core
         self.live: LiveCache | None = getattr(self.core, "live", None)
         self._names: dict[int, int] = {self.core.root_node.id: 0}
@@ -121,13 +128,24 @@ class _Tree:
         hit = self.match(path)
         lock = self.cache.lock(hit.last_device_node)
         fresh = self.allocator.alloc(len(key) - hit.device_prefix_len)
-        held = self.core.collect_full_device_indices(hit.last_device_node, self.core.root_node.id)
+        held = self.slots(hit)
+        self.compute(fresh, path[hit.device_prefix_len : len(key)])
         value = torch.cat([held, fresh]) if len(fresh) else held
         result = self.cache.insert(
             InsertParams(key=key, value=value, prev_prefix_len=hit.device_prefix_len)
         )
         self.cache.unlock(lock)
         return int(result.prefix_len)
+
+    def slots(self, found: Any) -> torch.Tensor:
+        """Return the slots on the device of a match."""
+        slots: torch.Tensor = self.core.collect_full_device_indices(
+            found.last_device_node, self.core.root_node.id
+        )
+        return slots
+
+    def compute(self, slots: torch.Tensor, tokens: list[int]) -> None:
+        """Write the tokens' KV; this cache has none that is read."""
 
     def nodes(self) -> list[tuple[Any, ...]]:
         """Return every node without its numbers of slots."""
@@ -161,28 +179,31 @@ class _Tree:
             differ = expected ^ {node.id for node in leaves}
             if differ:
                 raise AssertionError(f"{len(differ)} evictable leaves of the {tier} differ")
-        held = sum(
-            len(node.component_data[BASE_COMPONENT_TYPE].value)
-            for node in core._node_arena.values()
-            if node is not core.root_node
-            and node.component_data[BASE_COMPONENT_TYPE].value is not None
-        )
-        free = self.allocator.available_size()
-        if held + free != self.allocator.size:
+        self.count(DEVICE, "value", self.allocator)
+
+    def count(self, tier: int, values: str, pool: Any) -> None:
+        """Compare the slots of a tier's nodes with its pool, and with what SGLang recorded."""
+        nodes = [node for node in self.core._node_arena.values() if node is not self.core.root_node]
+        slots = [getattr(node.component_data[BASE_COMPONENT_TYPE], values) for node in nodes]
+        held = sum(len(one) for one in slots if one is not None)
+        free = pool.available_size()
+        if held + free != pool.size:
             raise AssertionError(
-                f"{held} slots in the tree and {free} free of {self.allocator.size}"
+                f"{held} slots of the {TIERS[tier]} in the tree and {free} free of {pool.size}"
             )
         if self.live is not None:
-            rows = [row.tiers[DEVICE] for row in self.live.counters.rows()]
+            rows = [row.tiers[tier] for row in self.live.counters.rows()]
             counted = sum(row.entered - sum(row.evicted) for row in rows)
             if counted != held:
-                raise AssertionError(f"SGLang recorded {counted} tokens of {held} in the tree")
+                raise AssertionError(
+                    f"SGLang recorded {counted} tokens of {held} on the {TIERS[tier]}"
+                )
 
     def _key(self, path: list[int]) -> RadixKey:
         return RadixKey(array("q", path), None).page_aligned(self.page_size)
 
 
-def _paths(draw: random.Random, page: int) -> list[list[int]]:
+def paths(draw: random.Random, page: int) -> list[list[int]]:
     """Return paths that share prefixes, some with a part of a page at their end."""
     shared = [draw.randrange(1, 9) for _ in range(4 * page)]
     return [
@@ -192,14 +213,14 @@ def _paths(draw: random.Random, page: int) -> list[list[int]]:
     ]
 
 
-def _walk(tree: _Tree) -> Iterator[tuple[Any, ...]]:
+def _walk(tree: SmallTree) -> Iterator[tuple[Any, ...]]:
     """Yield name, result, sizes and nodes of each step; the same steps for every tree."""
     draw = random.Random(1)
-    paths = _paths(draw, tree.page_size)
+    drawn = paths(draw, tree.page_size)
     locks: list[Any] = []
     for _ in range(STEPS):
         name = draw.choice(("insert", "insert", "match", "lock", "unlock"))
-        path = draw.choice(paths)
+        path = draw.choice(drawn)
         result: Any = None
         if name == "insert":
             result = tree.insert(path)
@@ -222,10 +243,10 @@ def _walk(tree: _Tree) -> Iterator[tuple[Any, ...]]:
     tree.check()
 
 
-def _evict(tree: _Tree) -> None:
+def _evict(tree: SmallTree) -> None:
     """Evict less than a leaf, some leaves and everything."""
     page = tree.page_size
-    for path in _paths(random.Random(2), page)[:8]:
+    for path in paths(random.Random(2), page)[:8]:
         tree.insert(path)
         tree.check()
     for pages in (1, 2, 5):

@@ -14,12 +14,12 @@ from sglang_canopy.wire.stamp import MAX_TURN
 
 
 def infer(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Infer category and turn on routes other than chat and text completions."""
+    """Infer category and turn on routes other than chat completions."""
     if path.endswith("/v1/responses"):
         return infer_from_response(body)
     if path.endswith("/api/chat"):
         return infer_from_chat(_ollama_chat(body))
-    return {"category": "generate"}
+    return {"category": "completion" if path.endswith("/v1/completions") else "generate"}
 
 
 def _ollama_chat(body: Mapping[str, Any]) -> Any:

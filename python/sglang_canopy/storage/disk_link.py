@@ -6,6 +6,7 @@ Runs on the scheduler thread. ``PAGES`` exchanges the data with the storage thre
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ class DiskLink:
         """Whether the storage backend accepts metadata; updated at every arrival."""
         self.retry = DiskRetry(tree, self.attachment)
         self.suspended = False
+        self._drain_ends: float | None = None
         self._backend: Any = None
         """Storage backend at the last arrival."""
         self._unreported: dict[UnifiedTreeNode, None] = {}
@@ -81,6 +83,13 @@ class DiskLink:
         store = getattr(self._ours(), "store", None)
         return store if isinstance(store, DiskStore) else None
 
+    def begin_drain(self, seconds: float) -> None:
+        self._drain_ends = time.monotonic() + seconds
+
+    def time_left_s(self, seconds: float) -> float:
+        """Return the seconds left of a drain of ``seconds``; negative if its time is over."""
+        return seconds if self._drain_ends is None else self._drain_ends - time.monotonic()
+
     def drain(self, seconds: float) -> None:
         """Write what only memory holds; then close the store, since the host's memory ends with the
         storage threads still running."""
@@ -90,8 +99,8 @@ class DiskLink:
             return
         self.active = True
         if seconds > 0 and cache.pp_size == 1 and cache.host_memory_mode != "buffer_only":
-            try:
-                done = Drain(self.tree, cache, store, seconds).run()
+            try:  # collective: a rank whose time is over takes part too
+                done = Drain(self.tree, cache, store, self.time_left_s(seconds)).run()
                 logger.info(
                     "Canopy disk tier: drained %d pages in %.1f s; %d pages are lost.",
                     done.pages,

@@ -30,7 +30,9 @@ EXPLAIN = Kind("canopy_explain:", "/canopy/explain")
 HINTS = Kind("canopy_hints:", "/canopy/hint")
 CHUNKS = Kind("canopy_chunk:", "/canopy/documents")
 """Tenants whose documents are deleted."""
-KINDS = (TIME, EXPLAIN, HINTS, CHUNKS)
+DRAIN = Kind("canopy_drain:", "SIGTERM")
+"""The server received SIGTERM: the time for the drain begins."""
+KINDS = (TIME, EXPLAIN, HINTS, CHUNKS, DRAIN)
 """All kinds, first match first."""
 
 Handler = Callable[[Any, list[str]], bool | None]
@@ -46,7 +48,7 @@ def register(kind: Kind, handler: Handler) -> None:
 
 async def send(manager: Any, kind: Kind, *texts: str) -> list[Any]:
     """Send ``texts`` to every scheduler through SGLang's tokenizer manager. Returns one answer per
-    replica. SGLang's own route calls ``manager.set_internal_state``, which refuses these keys."""
+    replica. A client's request to SGLang's own route with these keys is refused (``early_checks``)."""
     from sglang.srt.managers.io_struct import SetInternalStateReq
 
     request = SetInternalStateReq(server_args=dict.fromkeys(map(kind.key, texts), 1))

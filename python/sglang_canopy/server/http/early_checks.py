@@ -1,66 +1,103 @@
-"""Check tenants and documents before a response starts, on routes that would report errors too late.
+"""One ASGI step before SGLang's routes: refuse what they would report too late, or not at all.
 
 SGLang starts a stream with status 200 before the request reaches ``TokenizerManager``, and turns an
-error of its Ollama routes into status 500.
+error of its Ollama routes into status 500. Its route ``/set_internal_state`` would send a client's
+commands to the schedulers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.request.access import Refused
 from sglang_canopy.request.prompt import BODY_CHECKS
 from sglang_canopy.request.sent import body_of, dropped_params, path_of
 from sglang_canopy.server.http import entry
+from sglang_canopy.wire.messages import kind_of
+
+STATE, OLLAMA = "/set_internal_state", ("/api/chat", "/api/generate")
+LATE = ("/generate", "/v1/responses", *OLLAMA)
+"""Path suffixes of the routes that report errors too late, some in streams only."""
+_STREAMS = (b'"stream"', b'"background"')
 
 
-async def generate_begins(original: Callable[..., Any], obj: Any, request: Any) -> Any:
-    """Hook around ``http_server.serve_generate_request``, the route ``/generate``."""
-    if obj.stream:
-        from sglang.srt.entrypoints import http_server
+def add(app: Any) -> None:
+    """Add the step to an application, behind its checks of keys."""
+    from starlette.middleware import Middleware
 
-        try:
-            _check(request, obj.sampling_params)
-        except CanopyError as error:
-            return http_server._create_error_response(error)
-    return await original(obj, request)
+    app.user_middleware.append(Middleware(EarlyChecks))
 
 
-async def response_begins(
-    original: Callable[..., Any], self: Any, request: Any, raw_request: Any = None
-) -> Any:
-    """Hook around ``OpenAIServingResponses.create_responses``."""
-    if raw_request is not None:
-        try:
-            if request.stream or request.background:
-                _check(raw_request)
-        except CanopyError as error:
-            return self.create_error_response(str(error))
-        raw_request.state.canopy_tool_parser = entry.tool_parser(self, request)
-    return await original(self, request, raw_request)
+class EarlyChecks:
+    """ASGI middleware. It reads the body of the routes above, and passes it on."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["path"].endswith((STATE, *LATE)):
+            from starlette.requests import ClientDisconnect, Request
+            from starlette.responses import JSONResponse
+
+            request = Request(scope, receive)
+            try:
+                receive = _again(await request.body(), receive)
+                _check(request, await request.body())
+            except ClientDisconnect:
+                return
+            except CanopyError as error:
+                content = _content(path_of(request), str(error))
+                status = error.status if isinstance(error, Refused) else 400
+                await JSONResponse(content, status)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
-async def ollama_begins(
-    original: Callable[..., Any], self: Any, request: Any, raw_request: Any
-) -> Any:
-    """Hook around ``OllamaServing.handle_chat`` and ``handle_generate``."""
-    try:
-        _check(raw_request)
-    except CanopyError as error:
-        from starlette.responses import JSONResponse
+def _again(body: bytes, receive: Any) -> Any:
+    """Return a channel that receives ``body`` first."""
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
 
-        return JSONResponse({"error": str(error)}, status_code=400)
-    return await original(self, request, raw_request)
+    async def again() -> Any:
+        return messages.pop() if messages else await receive()
+
+    return again
 
 
-def _check(request: Any, sampling_params: Any = None) -> None:
-    """Raise ``CanopyError`` for a wrong tenant or wrong fields of documents. Modifies nothing."""
+def _content(path: str, message: str) -> dict[str, Any]:
+    """Return an error as SGLang's route writes it."""
+    if path.endswith(OLLAMA):
+        return {"error": message}
+    if path.endswith("/v1/responses"):
+        return {"object": "error", "message": message, "type": "BadRequestError", "code": 400}
+    return {"error": {"message": message}}
+
+
+def _check(request: Any, raw: bytes) -> None:
+    """Raise ``CanopyError`` for a wrong tenant, wrong fields of documents, or a command of Canopy's."""
+    path = path_of(request)
+    if path.endswith(STATE):
+        _check_state(body_of(request))
+        return
+    if not path.endswith(OLLAMA) and not any(field in raw for field in _STREAMS):
+        return  # not parsed twice
     body = body_of(request)
     tenant = {field: body.get(field) for field in ("extra_key", "cache_salt")}
-    asked = SimpleNamespace(sampling_params=sampling_params, **tenant)
+    params = body.get("sampling_params") if path.endswith("/generate") else None
+    asked = SimpleNamespace(sampling_params=params, **tenant)
     entry.tenant_checked(asked, request)
-    dropped_params(path_of(request), body)
+    dropped_params(path, body)
     for check in BODY_CHECKS.values():
         check(body, asked)
+
+
+def _check_state(body: Mapping[str, Any]) -> None:
+    """Accept Canopy's commands from its own routes only, which authorise the sender and use no HTTP."""
+    given = body.get("server_args")
+    if not isinstance(given, Mapping):  # a body that only SGLang's parser reads, too
+        raise CanopyError("server_args must be a JSON object")
+    for key in given:
+        if kind := kind_of(key):
+            raise Refused(403, f"server_args key {kind.prefix!r} is Canopy's own; use {kind.route}")

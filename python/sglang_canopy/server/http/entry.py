@@ -112,14 +112,8 @@ def chat_converted(
 ) -> None:
     """Hook after ``OpenAIServingChat._convert_to_internal_request``."""
     adapted, _processed = result
-    stamp(adapted, infer_from_chat(request) | tool_parser(self, request), raw_request)
-
-
-def completion_converted(
-    result: Any, _self: Any, _request: Any, raw_request: Any = None, *_: Any, **__: Any
-) -> None:
-    """Hook after ``OpenAIServingCompletion._convert_to_internal_request``."""
-    stamp(result[0], {"category": "completion"}, raw_request)
+    calls = tool_parser(self.tool_call_parser, request.tools, request.tool_choice)
+    stamp(adapted, infer_from_chat(request) | calls, raw_request)
 
 
 def messages_converted(serving: Any, request: Any, *_: Any, **__: Any) -> None:
@@ -137,8 +131,12 @@ def generation_begins(
     if hasattr(obj, "sampling_params"):  # missing in requests for embeddings
         check_sizes(obj)
         if not getattr(obj, "canopy_stamped", False):
-            parser = getattr(getattr(request, "state", None), "canopy_tool_parser", {})
-            stamp(obj, infer(path_of(request), body_of(request)) | parser, request)
+            path, body = path_of(request), body_of(request)
+            inferred = infer(path, body)
+            if path.endswith("/v1/responses"):
+                parser = self.config_value("tool_call_parser")
+                inferred |= tool_parser(parser, body.get("tools"), body.get("tool_choice"))
+            stamp(obj, inferred, request)
     options = options_of(self.server_args)
     if options.gate is not None:
         start_ticker(self)
@@ -269,12 +267,13 @@ def first_token(result: Any, state: Any, recv_obj: Any, i: int) -> None:
         current.ttft_fit.add(recv_obj.prompt_tokens[i] - recv_obj.cached_tokens[i], seconds)
 
 
-def tool_parser(serving: Any, request: Any) -> dict[str, str]:
-    """Return the stamp's field for a chat or a response that may call tools."""
-    choice = getattr(request, "tool_choice", None)
-    if not getattr(request, "tools", None) or choice == "none":
+def tool_parser(parser: str | None, tools: Any, choice: Any) -> dict[str, str]:
+    """Return the stamp's field for a chat or a response that may call tools.
+
+    ``parser``: the server's ``--tool-call-parser``.
+    """
+    if not tools or choice == "none":
         return {}
     if choice not in (None, "auto"):
         return {"tool_parser": FORCED_CALL}
-    parser = getattr(serving, "tool_call_parser", None)
     return {"tool_parser": parser} if parser else {}

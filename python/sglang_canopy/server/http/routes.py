@@ -15,7 +15,7 @@ from sglang_canopy import __version__, releases
 from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.request import access, client_hints
 from sglang_canopy.request.sent import tenant_fields
-from sglang_canopy.server.http import entry, tokenizer_workers
+from sglang_canopy.server.http import early_checks, entry, tokenizer_workers
 from sglang_canopy.server.http.access_log import hide_queries
 from sglang_canopy.server.http.explaining import Explaining
 from sglang_canopy.server.http.page import add_page
@@ -24,7 +24,7 @@ from sglang_canopy.whatif.next_step import next_step
 from sglang_canopy.whatif.total import added_up, in_words
 from sglang_canopy.wire import status_file
 from sglang_canopy.wire.hints import EVERY_S, TooManyHints, Waiting, deliver
-from sglang_canopy.wire.messages import EXPLAIN, HINTS, Kind, kind_of, send
+from sglang_canopy.wire.messages import EXPLAIN, HINTS, Kind, send
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +68,7 @@ def _add(server_args: Any) -> None:
     from sglang.srt.entrypoints.http_server import app
 
     hide_queries()
+    early_checks.add(app)
     entered = entry.set_up(server_args)
     started = time.monotonic()
 
@@ -136,23 +137,6 @@ async def _send(kind: Kind, text: str) -> list[Any]:
     manager = http_server._global_state.tokenizer_manager
     manager.auto_create_handle_loop()
     return await send(manager, kind, text)
-
-
-async def guard_internal_state(
-    original: Any, manager: Any, obj: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """Hook around ``TokenizerControlMixin.set_internal_state``, also a route of SGLang: reject Canopy's keys.
-
-    Canopy's own routes, which authorise the sender, do not call it.
-    """
-    for key in obj.server_args:
-        if kind := kind_of(key):
-            from fastapi import HTTPException
-
-            raise HTTPException(
-                403, f"server_args key {kind.prefix!r} is Canopy's own; use {kind.route}"
-            )
-    return await original(manager, obj, *args, **kwargs)
 
 
 async def _hint(request: Any) -> dict[str, Any]:

@@ -122,7 +122,16 @@ def _explain(scheduler: Any, texts: list[str]) -> bool:
     return True
 
 
+def _begin_drain(scheduler: Any, _texts: list[str]) -> bool:
+    core = _core(scheduler)
+    if core is None:
+        return False
+    core.disk.begin_drain(scheduler.tree_cache.drain_s)
+    return True
+
+
 messages.register(messages.TIME, take_time)
+messages.register(messages.DRAIN, _begin_drain)
 messages.register(messages.EXPLAIN, _explain)
 messages.register(messages.HINTS, _apply_hints)
 

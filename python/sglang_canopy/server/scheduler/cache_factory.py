@@ -25,7 +25,7 @@ from sglang_canopy.config.server_options import options_of
 from sglang_canopy.config.setups import DISK, POLICIES, QUEUE
 from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.radix import self_test
+from sglang_canopy.radix import self_test, tier_self_test
 from sglang_canopy.radix.cache import CanopyFullComponent, CanopyRadixCache
 from sglang_canopy.radix.core import BACKEND, CanopyTreeCore
 from sglang_canopy.radix.live import live_cache
@@ -37,6 +37,7 @@ from sglang_canopy.server.scheduler.admission import Admission
 from sglang_canopy.server.scheduler.live_order import LiveOrder
 from sglang_canopy.server.scheduler.observer import keeps_floor, meter_of
 from sglang_canopy.storage.disk_link import DiskLink
+from sglang_canopy.storage.page_self_test import check_page
 from sglang_canopy.storage.settings import BACKEND as OUR_BACKEND
 from sglang_canopy.telemetry import reporter
 from sglang_canopy.telemetry.auto_line import AutoLine
@@ -114,6 +115,7 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
 
         mooncake.install(live.tiers.ttl)
     cache = create_unified_radix_cache(ctx, cache_class=CanopyRadixCache)
+    check_tiers(cache, ctx.server_args)
     keep_learnt(cache, _world())
     step = ctx.server_args.chunked_prefill_size or 0
     order = LiveOrder(
@@ -146,6 +148,17 @@ def check_tree(page_size: int) -> None:
         OffsetWalkCore.by_offsets = False
         self_test.run(new_cache, page_size)
         releases.switch_off("walk by offsets", f"{error}; SGLang's own walk is used")
+
+
+def check_tiers(cache: CanopyRadixCache, server_args: Any) -> None:
+    """Test the host tier, and one page of the disk tier. Raises ``CanopyError``."""
+    if cache.cache_controller is None or cache.host_memory_mode == "buffer_only":
+        return
+    device = cache.token_to_kv_pool_allocator.device
+    tier_self_test.run_host(new_cache, cache.page_size, server_args, device)
+    disk = cache.tree_core.disk
+    if isinstance(disk, DiskLink) and disk.store is not None:
+        check_page(cache.cache_controller.storage_backend.mem_pool_host)
 
 
 def _unsupported_tiers(ctx: TreeCacheBuildContext) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,22 +38,35 @@ class Seam:
         hook = self.hook
         if self.first:
             releases.EXPECTED.add(self.target)
-            hook = _recorded(self.target, hook)
+            hook = self._expected()
         HookRegistry.register(self.target, hook, HookType(self.kind))
+
+    def _expected(self) -> Callable[..., Any]:
+        """Return the hook for its first call, after which SGLang calls ``hook`` itself."""
+
+        @functools.wraps(self.hook)
+        def first(*args: Any, **kwargs: Any) -> Any:
+            releases.EXPECTED.discard(self.target)
+            for cell in self._cells():
+                cell.cell_contents = self.hook
+            return self.hook(*args, **kwargs)
+
+        return first
 
     def is_in_place(self) -> bool:
         """Whether the hook is in SGLang's chain of wrappers of the target, unless it is off."""
-        if self.target in releases.OFF:
-            return True
+        return self.target in releases.OFF or any(self._cells())
+
+    def _cells(self) -> Iterator[Any]:
+        """Yield the variables of SGLang's wrappers of the target that hold the hook."""
         function = inspect.getattr_static(*_owner(self.target))
         function = getattr(function, "__func__", function)
         while function is not None:
-            cells = getattr(function, "__closure__", None) or ()
-            hooks = [cell.cell_contents for cell in cells]
-            if any(getattr(hook, "__wrapped__", hook) is self.hook for hook in hooks):
-                return True
+            for cell in getattr(function, "__closure__", None) or ():
+                held = cell.cell_contents
+                if getattr(held, "__wrapped__", held) is self.hook:
+                    yield cell
             function = getattr(function, "__wrapped__", None)
-        return False
 
     def parameters_found(self) -> tuple[str, ...]:
         """Return the parameters of SGLang's function. Raises ImportError or AttributeError."""
@@ -61,17 +74,6 @@ class Seam:
         function = getattr(owner, name)
         function = inspect.unwrap(getattr(function, "__func__", function))
         return tuple(inspect.signature(function).parameters)
-
-
-def _recorded(target: str, hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``hook``, which records that SGLang called it."""
-
-    @functools.wraps(hook)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        releases.CALLED.add(target)
-        return hook(*args, **kwargs)
-
-    return call
 
 
 def _owner(target: str) -> tuple[Any, str]:

@@ -7,9 +7,8 @@ from typing import Any
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.request import prompt
-from sglang_canopy.server.http import early_checks, entry, routes, shutdown
+from sglang_canopy.server.http import entry, routes, shutdown
 from sglang_canopy.server.scheduler import admission, arrivals, received
-from sglang_canopy.server.scheduler.shutdown import shutdown_requested
 from sglang_canopy.server.start import arguments, secrets
 from sglang_canopy.server.start.seam import Seam
 from sglang_canopy.server.start.self_check import check_in_place, stop
@@ -67,7 +66,7 @@ SEAMS = (
         "before",
         routes.add_routes,
         ("server_args",),
-        "add `/canopy/hint` and `/canopy/status`",
+        "add Canopy's routes, and a step that refuses wrong fields before a stream starts",
     ),
     Seam(
         _SRT + "mem_cache.registry.default_radix_cache_factory",
@@ -180,44 +179,11 @@ SEAMS = (
         "check a chat request's fields, infer missing ones, and stamp its arrival",
     ),
     Seam(
-        _SRT
-        + "entrypoints.openai.serving_completions.OpenAIServingCompletion"
-        + "._convert_to_internal_request",
-        "after",
-        entry.completion_converted,
-        ("self", "request", "raw_request"),
-        "check, infer and stamp, for completions",
-    ),
-    Seam(
         _SRT + "entrypoints.anthropic.serving.AnthropicServing._convert_to_chat_completion_request",
         "before",
         entry.messages_converted,
         ("self", "anthropic_request"),
         "leave Claude Code's billing line out of the prompt",
-    ),
-    Seam(
-        _SRT + "entrypoints.http_server.serve_generate_request",
-        "around",
-        early_checks.generate_begins,
-        ("obj", "request"),
-        "refuse a stream with wrong fields before it starts",
-    ),
-    Seam(
-        _SRT + "entrypoints.openai.serving_responses.OpenAIServingResponses.create_responses",
-        "around",
-        early_checks.response_begins,
-        ("self", "request", "raw_request"),
-        "refuse wrong fields on `/v1/responses`; find the parser of its tool calls",
-    ),
-    *(
-        Seam(
-            _SRT + f"entrypoints.ollama.serving.OllamaServing.{name}",
-            "around",
-            early_checks.ollama_begins,
-            ("self", "request", "raw_request"),
-            "refuse wrong fields on Ollama's routes",
-        )
-        for name in ("handle_chat", "handle_generate")
     ),
     Seam(
         _SRT + "managers.tokenizer_manager.TokenizerManager.generate_request",
@@ -249,35 +215,12 @@ SEAMS = (
         "pass the messages of Canopy's routes to every scheduler",
     ),
     Seam(
-        _SRT + "managers.tokenizer_control_mixin.TokenizerControlMixin.set_internal_state",
-        "around",
-        routes.guard_internal_state,
-        ("self", "obj"),
-        "accept hints and commands only from Canopy's own routes",
-    ),
-    Seam(
         _SRT + "managers.tokenizer_manager.SignalHandler.sigterm_handler",
         "before",
         shutdown.sigterm_received,
         ("self", "signum", "frame"),
         "`--canopy-drain-s`: begin the time for the drain",
-        "there is no drain",
-    ),
-    Seam(
-        _SRT + "managers.tokenizer_manager.TokenizerManager._dispatch_to_scheduler",
-        "before",
-        shutdown.message_dispatched,
-        ("self", "obj"),
-        "`--canopy-drain-s`: tell the schedulers how much of it is left",
-        "there is no drain",
-    ),
-    Seam(
-        _SRT + "managers.scheduler.Scheduler.handle_shutdown",
-        "before",
-        shutdown_requested,
-        ("self", "recv_req"),
-        "`--canopy-drain-s`: the time left for the drain",
-        "the drain has its whole time from the scheduler's end",
+        "SGLang ends a drain after 15 s",
     ),
     Seam(
         _SRT + "sampling.watermarking.core.redact_watermark_secrets",

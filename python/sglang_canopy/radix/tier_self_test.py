@@ -1,0 +1,114 @@
+"""Test the tiers below the device when a scheduler has built its cache: a small cache with a host pool
+evicts, copies and loads back, and a page of the server's host pool goes to a disk store and back."""
+
+from __future__ import annotations
+
+import atexit
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InitLoadBackParams
+from sglang.srt.runtime_context import get_memory
+
+from sglang_canopy import releases
+from sglang_canopy.radix.counters import HOST
+from sglang_canopy.radix.self_test import (
+    POLICY,
+    MakeCache,
+    SmallTree,
+    differs,
+    paths,
+    without_sglangs_log,
+)
+
+WIDTH = 64
+"""Values of a token's key: kernels copy whole vectors."""
+
+
+def run_host(make: MakeCache, page_size: int, server_args: Any, device: str) -> None:
+    """Raise ``CanopyError`` with the failed step of a host tier as this server's, but small."""
+    memory = {"hicache_size": 0, "hicache_ratio": 2.0, "hicache_storage_backend": None}
+    with without_sglangs_log(), get_memory().override(**memory):
+        tree = _HostTree(page_size, POLICY, make, device, WIDTH)
+        try:
+            tree.cache.init_hicache(server_args, tree.params)
+        except Exception as error:  # a layout that SGLang has for this server's model only
+            releases.switch_off("test of the host tier", f"SGLang builds no small one: {error!r}")
+            return
+        finally:
+            atexit.unregister(tree.cache.shutdown)
+    tree.cache.write_through_threshold, tree.cache.load_back_threshold = 1, 0
+    try:
+        _fill_and_read(tree)
+        tree.cache.release_host_resources()
+    except Exception as error:
+        raise differs("host tier", error) from error
+
+
+class _Request(SimpleNamespace):
+    """A request with the fields that a load reads; another field is ``None``."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+class _HostTree(SmallTree):
+    def compute(self, slots: torch.Tensor, tokens: list[int]) -> None:
+        for buffer in (*self.kv.k_buffer, *self.kv.v_buffer):
+            buffer[slots] = torch.tensor(tokens, dtype=buffer.dtype, device=buffer.device)[
+                :, None, None
+            ]
+
+    def settle(self) -> None:
+        """Let every copy finish, and check both tiers."""
+        self.cache.writing_check(write_back=True)
+        self.cache.loading_check()
+        self.check()
+        self.count(HOST, "host_value", self.cache.cache_controller.mem_pool_host)
+
+    def make_room(self, tokens: int) -> None:
+        missing = tokens - self.allocator.available_size()
+        if missing > 0:
+            self.cache.evict(EvictParams(num_tokens=missing))
+
+    def load_back(self, path: list[int]) -> int:
+        """Load a path's host copy. Return its tokens; their KV on the device is compared."""
+        found = self.match(path)
+        if not found.host_hit_length:
+            return 0
+        request = _Request(
+            rid="canopy-self-test",
+            last_node=found.last_device_node,
+            host_hit_length=found.host_hit_length,
+            swa_host_hit_length=0,
+            mamba_host_hit_length=0,
+            prefix_indices=[],
+            kv=_Request(),
+        )
+        self.cache.init_load_back(
+            InitLoadBackParams(found.best_match_node, found.host_hit_length, req=request)
+        )
+        self.cache.cache_controller.start_loading()
+        self.settle()
+        slots = self.slots(self.match(path))
+        for buffer in (*self.kv.k_buffer, *self.kv.v_buffer):
+            kv = buffer[slots][:, 0, :].cpu()
+            expected = torch.tensor(path[: len(slots)], dtype=kv.dtype)[:, None].expand_as(kv)
+            if not torch.equal(kv, expected):
+                raise AssertionError("KV that was loaded from the host is another's")
+        return int(found.host_hit_length)
+
+
+def _fill_and_read(tree: _HostTree) -> None:
+    """Insert more than the device holds, load what the host has, then insert more than both hold."""
+    known, loaded = paths(random.Random(3), tree.page_size), 0
+    fillers = [[1000 + 10 * i] * (6 * tree.page_size) for i in range(40)]
+    for path in (*known, *fillers[:16], *known[:4], *fillers[16:]):
+        tree.make_room(9 * tree.page_size)
+        loaded += tree.load_back(path)
+        tree.insert(path)
+        tree.settle()
+    if not loaded:
+        raise AssertionError("the host tier kept nothing that the device evicted")

@@ -1,0 +1,69 @@
+"""Write one page of the host pool to disk when a scheduler has built its cache, read it back and compare.
+
+The page is at the addresses that SGLang's pool returns for it, which is what the disk tier reads and writes.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sglang_canopy.disk.page import PageMeta
+from sglang_canopy.disk.store import DiskStore
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.storage.host_layout import HostLayout
+
+logger = logging.getLogger(__name__)
+
+POLICY = "canopy-lru"
+
+
+def check_page(pool: Any) -> None:
+    """Raise ``CanopyError`` if a page of an unused host ``pool`` is another after it was on a disk."""
+    slots = pool.alloc(pool.page_size)
+    try:
+        index = int(slots[0])
+        before = _pattern(pool.get_data_page(index))
+        pool.set_from_flat_data_page(index, before)
+        with tempfile.TemporaryDirectory() as folder:
+            done = _to_disk_and_back(pool, slots, Path(folder))
+        if done and not torch.equal(_bytes(pool.get_data_page(index)), _bytes(before)):
+            raise CanopyError(
+                "a page that this SGLang's host pool had written to disk was another when it was read; "
+                "install a tested SGLang (docs/guide/serving.md), or serve without a disk tier"
+            )
+    except (NotImplementedError, OSError):  # a pool without single pages, no temporary folder
+        done = False
+    finally:
+        pool.free(slots)
+    if not done:
+        logger.info("canopy: no page was written and read back at start")
+
+
+def _to_disk_and_back(pool: Any, slots: torch.Tensor, folder: Path) -> bool:
+    """Write a page and read it again after the pool lost it. Returns whether the disk did both."""
+    layout = HostLayout(pool)
+    size, views = layout.page_bytes, layout.views(slots, 1)
+    policy = make_policy(POLICY)
+    store = DiskStore(folder, page_bytes=size, capacity_bytes=4 * size, policy=policy)
+    try:
+        written = store.write(["page"], views, [PageMeta(0, pool.page_size)], [None])
+        pool.set_from_flat_data_page(int(slots[0]), pool.get_dummy_flat_data_page())
+        return all(written) and all(store.read(["page"], views))
+    finally:
+        store.close()
+
+
+def _pattern(page: torch.Tensor) -> torch.Tensor:
+    """Return a page of the same shape in which the bytes of two tokens differ."""
+    numbers = torch.arange(page.numel() * page.element_size()) % 113  # finite in every type
+    return numbers.to(torch.uint8).view(page.dtype).reshape(page.shape)
+
+
+def _bytes(page: torch.Tensor) -> torch.Tensor:
+    return page.contiguous().view(torch.uint8)
