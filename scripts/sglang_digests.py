@@ -42,7 +42,7 @@ from sglang_canopy.server.start import seams
 ROOT = Path(sglang.__path__[0])
 OURS = [Path(package.__path__[0]) for package in (sglang_canopy, canopy_lab, canopy_chunks, cpu)]
 EXTENSION_POINTS = re.compile(
-    r"HiCacheStorage(\..*|Config|ExtraInfo)?|register_\w+|registered_\w+|HookRegistry\..*"
+    r"HiCacheStorage(\..*|Config|ExtraInfo)?|register_\w+|registered_\w+|\w+Registry\.\w+"
 )
 """Functions that SGLang offers to plugins: a change of their bodies is SGLang's business."""
 Place = tuple[str, str]

@@ -87,7 +87,7 @@ _HOOKS: tuple[tuple[str, str, Callable[..., Any], tuple[str, ...]], ...] = (
         ("cls", "batch", "model_runner"),
     ),
     (
-        _SRT + "mem_cache.unified_radix_cache.UnifiedRadixCache.checkpoint_into_tree",
+        _SRT + "mem_cache.unified_cache.components.base.TreeComponent.prepare_for_caching_req",
         "before",
         scheduler.check_insert,
         ("self", "req"),

@@ -126,8 +126,8 @@ def complete_report(req: Any, *_: Any, **__: Any) -> None:
         request.finish_report()
 
 
-def check_insert(_cache: Any, req: Any, *_: Any, **__: Any) -> None:
-    """Hook before ``UnifiedRadixCache.checkpoint_into_tree``.
+def check_insert(_component: Any, req: Any, *_: Any, **__: Any) -> None:
+    """Hook before ``TreeComponent.prepare_for_caching_req``, which every insert calls.
 
     Raises RuntimeError if approximate KV would be inserted under a key that exact requests match.
     """

@@ -44,9 +44,6 @@ SEAMS: dict[str, tuple[str, ...]] = {
         *("enable_gqa", "causal", "is_cross_attn", "sliding_window_size"),
     ),
     f"{_HOST_POOL}.__init__": ("pin_memory",),
-    f"{_POOL_BASE}.host_memory_budget_bytes": ("requested_bytes",),
-    f"{_MHA_HOST}.MHATokenToKVPoolHost.load_to_device_per_layer": ("layer_id", "io_backend"),
-    f"{_MHA_HOST}.MHATokenToKVPoolHost.backup_from_device_all_layer": ("io_backend",),
     f"{_TORCH_NATIVE}.forward_extend": ("self", "q", "k", "v", "layer"),
     f"{_TORCH_NATIVE}.forward_decode": ("self", "q", "k", "v", "layer"),
     f"{_CONV}.causal_conv1d_fn": (
@@ -58,10 +55,6 @@ SEAMS: dict[str, tuple[str, ...]] = {
         *("conv_state_indices", "pad_slot_id"),
     ),
     f"{_MAMBA_HOST}.MambaPoolHost.__init__": ("pin_memory",),
-    f"{_MAMBA_HOST}.MambaPoolHost.load_to_device_per_layer": ("layer_id", "io_backend"),
-    f"{_MAMBA_HOST}.MambaPoolHost.backup_from_device_all_layer": ("io_backend",),
-    f"{_MLA_HOST}.MLATokenToKVPoolHost.load_to_device_per_layer": ("io_backend",),
-    f"{_MLA_HOST}.MLATokenToKVPoolHost.backup_from_device_all_layer": ("io_backend",),
     _MLA_FORMS: ("backend_name", "handler_func"),
     _LAYOUT: ("server_args",),
     _BACKENDS: ("server_args",),
@@ -131,7 +124,7 @@ def check_seam(path: str, parameters: tuple[str, ...]) -> None:
         raise CanopyError(f"{path} takes ({', '.join(names)}), not {parameters}: {_FIX}")
 
 
-_FIX = "Canopy's CPU support is written for sglang 0.5.23; install that version"
+_FIX = "Canopy's CPU support is tested with sglang 0.5.22 and 0.5.23; install one of them"
 
 
 def _resolve(path: str) -> Callable[..., Any] | None:
