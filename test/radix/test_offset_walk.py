@@ -8,12 +8,18 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
+from sglang.srt.mem_cache.base_prefix_cache import (
+    EvictParams,
+    InsertParams,
+    MatchPrefixParams,
+    MatchResult,
+)
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 from sglang.srt.mem_cache.unified_cache.tree_core_registry import register_tree_core_backend
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 
+from sglang_canopy import releases
 from sglang_canopy.radix import offset_walk
 from sglang_canopy.radix.offset_walk import CappedKey, KeyCursor, OffsetWalkCore
 from support.live_tree import LiveTree
@@ -96,8 +102,10 @@ class Played:
             field: self.seen(getattr(found, field))
             for field in ("last_device_node", "last_host_node", "best_match_node")
         }
-        last = found.last_visited_node_id
-        return found._replace(**nodes, last_visited_node_id=last and self.seen(last))
+        for field in releases.known(MatchResult, "last_visited_node_id"):
+            last = getattr(found, field)
+            nodes[field] = last and self.seen(last)
+        return found._replace(**nodes)
 
     def evict(self, tokens) -> None:
         self.cache.evict(EvictParams(num_tokens=tokens))
