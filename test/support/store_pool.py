@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
-from sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler import _mha_host_inputs
+from sglang.srt.mem_cache.hybrid_cache import hybrid_pool_assembler
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
@@ -38,7 +38,10 @@ def host_pool(
         device="cpu",
         enable_memory_saver=False,
     )
-    pool_class, info, options = _mha_host_inputs(kv)
+    if not hasattr(hybrid_pool_assembler, "_mha_host_inputs"):  # 0.5.22, which adds a page
+        pool_class = hybrid_pool_assembler.get_mha_host_pool_cls(kv)
+        return pool_class(kv, pages - 1, 0, page_tokens, layout)
+    pool_class, info, options = hybrid_pool_assembler._mha_host_inputs(kv)
     return pool_class(
         info, 1.0, 0, page_tokens, layout, host_token_capacity=pages * page_tokens, **options
     )
