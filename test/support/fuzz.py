@@ -52,14 +52,16 @@ class Fuzz:
         self.prompts = self.make_prompts(seed)
         self.alone = self.answers_alone(seed)
         """Answers by weights and prompt."""
-        tell = self.scheduler.send_abort_output
+        sender = self.scheduler.ipc_channels.send_to_tokenizer
+        send = sender.send_output
 
-        def told(output: Any, req: Any) -> Any:
+        def sent(output: Any, req: Any = None) -> Any:
             """SGLang tells a client that the queue's limit refuses it, or pushes it out."""
-            self.pushed_out.append(req)
-            return tell(output, req)
+            if type(output).__name__ == "AbortReq":
+                self.pushed_out.append(req)
+            return send(output, req)
 
-        self.scheduler.send_abort_output = told
+        sender.send_output = sent
 
     def make_prompts(self, seed: int) -> list[list[int]]:
         most = self.scheduler.model_config.vocab_size - 3

@@ -78,11 +78,19 @@ def test_between_arrival_and_answer_nothing_of_ours_reads_a_tensor(small_model) 
     assert found["answered"] == 26
     assert found["loads"] > 0
     for name in (
-        *("_create_generation_req", "_add_request_to_queue", "_get_new_batch_prefill_raw"),
+        *filter(is_in_sglang, ("_create_generation_req",)),
+        *("_add_request_to_queue", "_get_new_batch_prefill_raw"),
         *("calc_priority", "process_batch_result"),
         *("match_prefix", "begin_insert", "_evict_components"),
     ):
         assert found["calls"].get(name, 0) > 0, name
+
+
+def is_in_sglang(name: str) -> bool:
+    """Whether this SGLang's scheduler has a method: 0.5.22 lacks two that Canopy hooks."""
+    from sglang.srt.managers.scheduler import Scheduler
+
+    return hasattr(Scheduler, name)
 
 
 REFUSED = {"invalid": 1, "queue": 1, "given_up": 2}
@@ -91,6 +99,7 @@ REFUSED = {"invalid": 1, "queue": 1, "given_up": 2}
 def test_only_admitted_requests_are_learnt_and_counted_once(tiny_model) -> None:
     """Samples (n = 4) of three prompts, refusals and retries."""
     samples, talks = 4, 3
+    left = int(is_in_sglang("send_abort_output"))  # those that leave the queue are counted
     assert found_by("teaching", tiny_model, "--canopy-whatif", "auto", *SERVER) == {
         "turns": [1] * (samples * talks),
         "samples_learnt": 0,
@@ -100,7 +109,7 @@ def test_only_admitted_requests_are_learnt_and_counted_once(tiny_model) -> None:
         "requests": talks + 3,
         "prompt_tokens": 300 * talks + 2 * 100 + 300,
         "metered_tokens": 300 * talks + 2 * 100 + 300,
-        "refused": REFUSED,
+        "refused": {"invalid": 1, "queue": left, "given_up": 2 * left},
         "warm_ups": 0,
     }
 
