@@ -154,7 +154,7 @@ def _without_hits(split: Any) -> Any:
 
 
 LATER: dict[str, tuple[type, str, Change]] = {
-    # Found by test/telemetry/test_counters.py
+    # Found by test/radix/test_live_machine.py
     "a host copy leaves unrecorded": (CORE, "_release_full_host_duplicate", _unrecorded),
     # Found by no test: Canopy does not read the hits that SGLang counts.
     "a split forgets the hits": (CORE, "_split_node", _result(_without_hits)),
@@ -163,7 +163,7 @@ HOST: dict[str, tuple[type, str, Change]] = {
     "loaded KV is exchanged": (
         *(CORE, "commit_load_back"),
         lambda old: lambda self, node, slots, *rest: old(self, node, slots.flip(0), *rest),
-    ),
+    )
 }
 
 
