@@ -27,7 +27,7 @@ def storage_at(folder: Path, pool, extra: dict | None = None, **fields) -> Canop
 
 def written(storage: CanopyStorage, names: list[str]) -> None:
     """Write as SGLang's controller does: only on the writing rank."""
-    if storage.config.is_storage_writer:
+    if getattr(storage.config, "is_storage_writer", True):  # 0.5.22 has no writing rank
         places = token_indices(storage.layout.pool, list(range(len(names))))
         storage.batch_set_v1(names, places)
 

@@ -38,9 +38,10 @@ def host_pool(
         device="cpu",
         enable_memory_saver=False,
     )
-    if not hasattr(hybrid_pool_assembler, "_mha_host_inputs"):  # 0.5.22, which adds a page
+    if not hasattr(hybrid_pool_assembler, "_mha_host_inputs"):
+        # 0.5.22 adds a page, and has no pool with fewer pages than layers.
         pool_class = hybrid_pool_assembler.get_mha_host_pool_cls(kv)
-        return pool_class(kv, pages - 1, 0, page_tokens, layout)
+        return pool_class(kv, max(pages, layers) - 1, 0, page_tokens, layout)
     pool_class, info, options = hybrid_pool_assembler._mha_host_inputs(kv)
     return pool_class(
         info, 1.0, 0, page_tokens, layout, host_token_capacity=pages * page_tokens, **options
