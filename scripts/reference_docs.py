@@ -41,7 +41,7 @@ from sglang_canopy.config.whatif import MeterOptions
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy import registry
 from sglang_canopy.request import identity
-from sglang_canopy.server.start import flags, seams
+from sglang_canopy.server.start import flags, hooks
 from sglang_canopy.storage.settings import StorageSettings
 from sglang_canopy.telemetry import series
 from sglang_canopy.ttl.table import Group, TTLTable
@@ -335,9 +335,9 @@ def routes() -> str:
     sys.modules[stand_in.__name__] = stand_in
     with tempfile.TemporaryDirectory() as folder:
         tempfile.tempdir = folder
-        for seam in (*seams.SEAMS, *documents.SEAMS):
-            if seam.target.endswith("http_server.launch_server"):
-                seam.hook(server_args)
+        for hook in (*hooks.HOOKS, *documents.HOOKS):
+            if hook.target.endswith("http_server.launch_server"):
+                hook.function(server_args)
         tempfile.tempdir = None
     del sys.modules[stand_in.__name__]
     return table(

@@ -37,7 +37,7 @@ from canopy_chunks.plugin import entry as chunk_plugin
 from canopy_chunks.plugin import hooks as documents
 from canopy_lab.live.replay import forced_output, server_plugin
 from canopy_lab.report.table import text_table
-from sglang_canopy.server.start import seams
+from sglang_canopy.server.start import hooks
 
 ROOT = Path(sglang.__path__[0])
 OURS = [Path(package.__path__[0]) for package in (sglang_canopy, canopy_lab, canopy_chunks, cpu)]
@@ -127,10 +127,10 @@ def imported() -> Iterator[Use]:
 
 def named() -> Iterator[Use]:
     """What the tables of hooks name."""
-    addons = (*chunk_plugin.ADDON.seams, *server_plugin.ADDON.seams)
-    hooks = (*seams.SEAMS, *addons, *documents.SEAMS, *forced_output.SEAMS)
-    targets = [(seam.target, seam.hook.__module__) for seam in hooks]
-    for target, module in [*targets, *((target, cpu.__name__) for target in cpu.SEAMS)]:
+    addons = (*chunk_plugin.ADDON.hooks, *server_plugin.ADDON.hooks)
+    ours = (*hooks.HOOKS, *addons, *documents.HOOKS, *forced_output.HOOKS)
+    targets = [(hook.target, hook.function.__module__) for hook in ours]
+    for target, module in [*targets, *((target, cpu.__name__) for target in cpu.HOOKS)]:
         owner, name = target.rsplit(".", 1)
         yield inspect.getattr_static(pkgutil.resolve_name(owner), name), module
 

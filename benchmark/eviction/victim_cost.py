@@ -95,12 +95,12 @@ def checks(_: Context) -> dict[str, float]:
     from sglang_canopy.radix.overrides import check_overrides
     from sglang_canopy.radix.tier_self_test import run_host
     from sglang_canopy.server.scheduler.cache_factory import OURS, check_tree, new_cache
-    from sglang_canopy.server.start.seams import SEAMS
+    from sglang_canopy.server.start.hooks import HOOKS
     from sglang_canopy.server.start.self_check import check_signature
     from sglang_canopy.storage.page_self_test import check_page
 
-    for seam in SEAMS:  # imports what SGLang's server imports too
-        seam.parameters_found()
+    for hook in HOOKS:  # imports what SGLang's server imports too
+        hook.parameters_found()
     with TemporaryDirectory() as folder:
         tree = DiskTree(Path(folder), tokens=256, page_size=64, host_tokens=256)
     pool, arguments = tree.storage.mem_pool_host, get_server_args()
@@ -109,7 +109,7 @@ def checks(_: Context) -> dict[str, float]:
         return round(micros(check, 1) / 1e3, 1)
 
     return {
-        "hooks": milliseconds(lambda: [check_signature(seam) for seam in SEAMS]),
+        "hooks": milliseconds(lambda: [check_signature(hook) for hook in HOOKS]),
         "overrides": milliseconds(lambda: check_overrides(*OURS)),
         "tree": milliseconds(lambda: check_tree(64)),
         "host": milliseconds(lambda: run_host(new_cache, 64, arguments, "cpu")),

@@ -86,10 +86,10 @@ def run(name: str, seconds: int, folder: Path) -> dict[str, Any]:
         time.sleep(1.5)
         after = json.loads(clocks.read_text())
     spent = {
-        key: row["seconds"] - before["seams"].get(key, {"seconds": 0.0})["seconds"]
-        for key, row in after["seams"].items()
+        key: row["seconds"] - before["hooks"].get(key, {"seconds": 0.0})["seconds"]
+        for key, row in after["hooks"].items()
     }
-    timed = {"seams": {key: {"seconds": s} for key, s in spent.items()}, "thread_s": took}
+    timed = {"hooks": {key: {"seconds": s} for key, s in spent.items()}, "thread_s": took}
     return {
         "requests": len(answers),
         "seconds": round(took, 1),

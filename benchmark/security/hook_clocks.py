@@ -3,7 +3,7 @@
     python benchmark/security/hook_clocks.py FILE ARGUMENT...
 
 The arguments are those of ``sglang.launch_server``. Each second the scheduler writes to ``FILE`` one
-row per hook (``seams``) and the thread's CPU time (``thread_s``). SGLang functions called from a hook
+row per hook (``hooks``) and the thread's CPU time (``thread_s``). SGLang functions called from a hook
 do not count. Rows under ``TREE`` are whole calls of Canopy's tree, including the work of SGLang's
 tree. Background encoding of documents has a row under ``COMPUTED``.
 """
@@ -84,18 +84,18 @@ def _computation(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def report() -> dict[str, Any]:
-    seams = {name: dict(row) for name, row in list(rows.items())}
-    return {"thread_s": max((r["thread_s"] for r in seams.values()), default=0.0), "seams": seams}
+    hooks = {name: dict(row) for name, row in list(rows.items())}
+    return {"thread_s": max((r["thread_s"] for r in hooks.values()), default=0.0), "hooks": hooks}
 
 
 def wrap_hooks() -> None:
     """Time the hooks of each table that is made from here on."""
-    from sglang_canopy.server.start.seam import Seam
+    from sglang_canopy.server.start.hook import Hook
 
-    made = Seam.__init__
+    made = Hook.__init__
 
     def init(
-        self: Seam, target: str, kind: str, hook: Callable[..., Any], *more: Any, **named: Any
+        self: Hook, target: str, kind: str, hook: Callable[..., Any], *more: Any, **named: Any
     ) -> None:
         name = target.removeprefix("sglang.srt.")
         if name.endswith("default_radix_cache_factory"):
@@ -104,7 +104,7 @@ def wrap_hooks() -> None:
             hook = timed(name.removeprefix("managers."), hook, kind == "around")
         made(self, target, kind, hook, *more, **named)
 
-    Seam.__init__ = init  # type: ignore[assignment,method-assign]
+    Hook.__init__ = init  # type: ignore[assignment,method-assign]
 
 
 def _building(build: Callable[..., Any]) -> Callable[..., Any]:

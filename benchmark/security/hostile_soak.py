@@ -159,7 +159,7 @@ def share(scheduler: dict[str, Any], prefix: str = "") -> float:
     apart = (TREE, COMPUTED)
     mine = sum(
         row["seconds"]
-        for name, row in scheduler["seams"].items()
+        for name, row in scheduler["hooks"].items()
         if (name.startswith(prefix) if prefix else not name.startswith(apart))
     )
     return round(mine / scheduler["thread_s"], 4)
@@ -167,8 +167,8 @@ def share(scheduler: dict[str, Any], prefix: str = "") -> float:
 
 def longest(scheduler: dict[str, Any]) -> float:
     """Seconds of the longest call of a hook or of our tree."""
-    seams = scheduler["seams"].items()
-    times = [row["longest_s"] for name, row in seams if not name.startswith(COMPUTED)]
+    hooks = scheduler["hooks"].items()
+    times = [row["longest_s"] for name, row in hooks if not name.startswith(COMPUTED)]
     return round(max(times), 4)
 
 

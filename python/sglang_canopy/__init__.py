@@ -1,7 +1,7 @@
 """Canopy: a workload-aware, tiered radix cache for SGLang.
 
 Importing this package imports neither torch nor sglang: the policies, the traces and the simulator
-work without a server. ``server/start/seams.py`` lists the hooks into SGLang.
+work without a server. ``server/start/hooks.py`` lists the hooks into SGLang.
 """
 
 import importlib.abc

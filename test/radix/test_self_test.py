@@ -30,8 +30,8 @@ from sglang_canopy.radix.offset_walk import OffsetWalkCore
 from sglang_canopy.radix.overrides import check_overrides
 from sglang_canopy.radix.recorder import Recorder
 from sglang_canopy.server.scheduler.cache_factory import OURS, check_tree, new_cache
-from sglang_canopy.server.start.seam import _owner
-from sglang_canopy.server.start.seams import SEAMS
+from sglang_canopy.server.start.hook import _owner
+from sglang_canopy.server.start.hooks import HOOKS
 from sglang_canopy.server.start.self_check import check_signature
 from sglang_canopy.storage.backend import CanopyStorage
 from sglang_canopy.storage.page_self_test import check_page
@@ -198,7 +198,7 @@ PARAMETERS = {
     "a victim's last parameter is renamed": (FULL, "_evict_device_next_node", _with_last_renamed),
     "a removal states its reason": (KVCacheEventRecorder, "record_remove", _with_one_more),
 }
-HOOKS = {
+CHANGED_HOOKS = {
     "a request is queued under another name": (
         *(Scheduler, "_add_request_to_queue"),
         lambda _: lambda self, request: None,
@@ -288,32 +288,32 @@ def test_other_parameters_are_refused_by_name(name: str, monkeypatch: pytest.Mon
         check_overrides(*OURS)
 
 
-@pytest.mark.parametrize("name", HOOKS)
+@pytest.mark.parametrize("name", CHANGED_HOOKS)
 def test_a_hook_that_decides_is_refused_by_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, attribute, change = HOOKS[name]
-    (seam,) = [seam for seam in SEAMS if seam.target.endswith(f"{owner.__name__}.{attribute}")]
+    owner, attribute, change = CHANGED_HOOKS[name]
+    (hook,) = [hook for hook in HOOKS if hook.target.endswith(f"{owner.__name__}.{attribute}")]
     if change is None:
         monkeypatch.delattr(owner, attribute)
     else:
         monkeypatch.setattr(owner, attribute, change(None))
     with pytest.raises(SystemExit, match=attribute):
-        check_signature(seam)
+        check_signature(hook)
 
 
 def test_a_convenience_is_switched_off() -> None:
-    (seam,) = [seam for seam in SEAMS if seam.target.endswith("._get_scheduler_first_token_time")]
-    gone = dataclasses.replace(seam, target=f"{seam.target}_gone")
+    (hook,) = [hook for hook in HOOKS if hook.target.endswith("._get_scheduler_first_token_time")]
+    gone = dataclasses.replace(hook, target=f"{hook.target}_gone")
     check_signature(gone)
     gone.register()
     assert gone.is_in_place()
-    assert seam.without in releases.OFF[gone.target]
+    assert hook.without in releases.OFF[gone.target]
 
 
 def test_hooks_that_sglang_does_not_call_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HookRegistry, "register", lambda *_: None)
-    first = [seam for seam in SEAMS if seam.first and hasattr(*_owner(seam.target))]
-    for seam in first:
-        seam.register()
-    releases.EXPECTED.difference_update(seam.target for seam in first[1:])
+    first = [hook for hook in HOOKS if hook.first and hasattr(*_owner(hook.target))]
+    for hook in first:
+        hook.register()
+    releases.EXPECTED.difference_update(hook.target for hook in first[1:])
     releases.check_called()
     assert [*releases.OFF] == [first[0].target]

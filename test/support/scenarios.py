@@ -121,7 +121,7 @@ CALLS: Counter[str] = Counter()
 def count_calls() -> None:
     from sglang_canopy.radix.cache import CanopyRadixCache
     from sglang_canopy.radix.core import CanopyTreeCore
-    from sglang_canopy.server.start.seams import SEAMS
+    from sglang_canopy.server.start.hooks import HOOKS
 
     def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -130,8 +130,10 @@ def count_calls() -> None:
 
         return call
 
-    for seam in SEAMS:
-        object.__setattr__(seam, "hook", counting(seam.target.rpartition(".")[2], seam.hook))
+    for hook in HOOKS:
+        object.__setattr__(
+            hook, "function", counting(hook.target.rpartition(".")[2], hook.function)
+        )
     for of, name in (
         (CanopyTreeCore, "match_prefix"),
         (CanopyTreeCore, "begin_insert"),

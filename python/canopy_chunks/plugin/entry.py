@@ -11,7 +11,7 @@ from sglang_canopy.config.setups import DOCUMENTS, FLAGS
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.server.start.addon import Addon
-from sglang_canopy.server.start.seam import Seam
+from sglang_canopy.server.start.hook import Hook
 from sglang_canopy.server.start.self_check import stop
 
 FLAG = FLAGS[DOCUMENTS]
@@ -51,11 +51,11 @@ def keep_options(server_args: Any, args: Any) -> bool:
     return True
 
 
-def _hooks() -> tuple[Seam, ...]:
+def _hooks() -> tuple[Hook, ...]:
     from canopy_chunks.plugin import hooks
 
     hooks.attach()
-    return hooks.SEAMS
+    return hooks.HOOKS
 
 
 ADDON = Addon("documents", DocumentFlags, keep_options, _hooks)

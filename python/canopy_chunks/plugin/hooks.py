@@ -19,14 +19,14 @@ from sglang_canopy.config import server_options
 from sglang_canopy.request import sent
 from sglang_canopy.request.prompt import BODY_CHECKS
 from sglang_canopy.server.scheduler import arrivals
-from sglang_canopy.server.start.seam import Seam
+from sglang_canopy.server.start.hook import Hook
 from sglang_canopy.server.start.self_check import check_in_place
 from sglang_canopy.wire import status_file
 from sglang_canopy.wire.messages import CHUNKS, register
 
 
 def _build(original: Any, server: Any, server_args: Any, *args: Any, **kwargs: Any) -> None:
-    check_in_place(SEAMS)
+    check_in_place(HOOKS)
     start.build(original, server, server_args, *args, **kwargs)
     if (engine := engine_of(server)) is not None:
         series.start(engine.status, server_args.enable_metrics)
@@ -112,7 +112,7 @@ _HOOKS: tuple[tuple[str, str, Callable[..., Any], tuple[str, ...]], ...] = (
 )
 """``(target, kind of hook, hook, leading parameters)``."""
 
-SEAMS = tuple(Seam(*hook, purpose="reuse documents, with `--canopy-chunks`") for hook in _HOOKS)
+HOOKS = tuple(Hook(*hook, purpose="reuse documents, with `--canopy-chunks`") for hook in _HOOKS)
 
 
 def attach() -> None:

@@ -36,11 +36,11 @@ series = "canopy_chunks.plugin.series" in sys.modules
 callbacks = len(arrivals._on_created) + len(arrivals._on_queued)
 print(json.dumps({
     "modules": sorted(names),
-    "in_place": hooks and all(seam.is_in_place() for seam in hooks.SEAMS),
+    "in_place": hooks and all(hook.is_in_place() for hook in hooks.HOOKS),
     "handled": messages.receive(Scheduler(), [messages.CHUNKS.key("a")]) if hooks else None,
     "callbacks": callbacks,
-    "forced": [seam.is_in_place() for seam in server_plugin.SEAMS],
-    "flag": all(seam.is_in_place() for seam in plugin.ADDON.seams),
+    "forced": [hook.is_in_place() for hook in server_plugin.HOOKS],
+    "flag": all(hook.is_in_place() for hook in plugin.ADDON.hooks),
     "child": os.environ.get(plugin.ADDON.variable),
 }))
 """

@@ -75,8 +75,8 @@ def test_every_hook_names_a_function_that_takes_these_parameters() -> None:
     pytest.importorskip("sglang")
     from sglang_canopy.server.start import self_check
 
-    for seam in forced_output.SEAMS:
-        self_check.check_signature(seam)
+    for hook in forced_output.HOOKS:
+        self_check.check_signature(hook)
 
 
 def test_a_replays_clock_starts_at_the_servers_time_and_never_decreases() -> None:

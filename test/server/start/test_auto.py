@@ -10,7 +10,7 @@ import pytest
 from sglang_canopy.config import auto
 from sglang_canopy.config.auto import WRITE_POLICY
 from sglang_canopy.config.server_options import AUTO_PARTS, Part
-from sglang_canopy.server.start import arguments, seams
+from sglang_canopy.server.start import arguments, hooks
 from sglang_canopy.telemetry.auto_line import EVERY_S, AutoLine, in_words
 from support import forked
 
@@ -132,10 +132,10 @@ def test_sglangs_config_file_may_ask_for_it(tmp_path: Path) -> None:
 
 
 def test_without_a_command_line_it_is_refused_with_the_remedy(monkeypatch) -> None:
-    monkeypatch.setattr(seams, "check_in_place", lambda _: None)
+    monkeypatch.setattr(hooks, "check_in_place", lambda _: None)
     ctx = SimpleNamespace(params=SimpleNamespace(eviction_policy="auto"))
     with pytest.raises(SystemExit, match="give 'wa' here"):
-        seams._build_cache(None, ctx)
+        hooks._build_cache(None, ctx)
 
 
 # ---- log lines ----

@@ -17,8 +17,8 @@ def worker():
     app = getattr(importlib.import_module(module), name)
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
     from sglang_canopy.server.http import entry
-    from sglang_canopy.server.start import seams
-    stamped = [s for s in seams.SEAMS if s.target.endswith("TokenizerManager.generate_request")]
+    from sglang_canopy.server.start import hooks
+    stamped = [s for s in hooks.HOOKS if s.target.endswith("TokenizerManager.generate_request")]
     print("FOUND " + json.dumps({
         "routes": sorted({getattr(r, "path", "") for r in app.router.routes}),
         "stamps": all(s.is_in_place() for s in stamped) and bool(stamped),

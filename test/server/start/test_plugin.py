@@ -19,7 +19,7 @@ from sglang_canopy.config.setups import FLAGS, GATE, HTTP_APPS, POLICIES, QUEUE,
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.live import live_cache
 from sglang_canopy.server.start import arguments, self_check
-from sglang_canopy.server.start.seams import SEAMS
+from sglang_canopy.server.start.hooks import HOOKS
 from support import forked
 from support.live_tree import LiveTree
 
@@ -29,24 +29,24 @@ def supported(**changes: object) -> SimpleNamespace:
 
 
 def test_every_seam_exists_in_the_pinned_sglang() -> None:
-    for seam in SEAMS:
-        self_check.check_signature(seam)
+    for hook in HOOKS:
+        self_check.check_signature(hook)
 
 
 def test_a_missing_function_stops_the_process_with_its_name() -> None:
-    seam = dataclasses.replace(SEAMS[0], target="sglang.srt.server_args.ServerArgs.gone")
+    hook = dataclasses.replace(HOOKS[0], target="sglang.srt.server_args.ServerArgs.gone")
     with pytest.raises(SystemExit, match=r"ServerArgs\.gone"):
-        self_check.check_signature(seam)
+        self_check.check_signature(hook)
 
 
 def test_a_changed_signature_stops_the_process_with_both_signatures() -> None:
-    seam = dataclasses.replace(SEAMS[0], parameters=("parser", "extra"))
+    hook = dataclasses.replace(HOOKS[0], parameters=("parser", "extra"))
     with pytest.raises(SystemExit, match=r"expected \(parser, extra"):
-        self_check.check_signature(seam)
+        self_check.check_signature(hook)
 
 
 def test_a_hook_that_did_not_apply_stops_the_process() -> None:
-    stray = dataclasses.replace(SEAMS[0], hook=lambda *_: None)
+    stray = dataclasses.replace(HOOKS[0], function=lambda *_: None)
     with pytest.raises(SystemExit, match="did not apply"):
         self_check.check_in_place((stray,))
 

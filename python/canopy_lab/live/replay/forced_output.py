@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from canopy_lab.live.replay import replay_clock
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.server.start.seam import Seam
+from sglang_canopy.server.start.hook import Hook
 from sglang_canopy.wire.attached import attached
 from sglang_canopy.wire.stamp import FORCE_OUTPUT, STAMP_KEY
 
@@ -144,8 +144,8 @@ def sampled(next_token_ids: Any, _runner: Any, _logits: Any, batch: Any) -> Any:
 
 _SRT = "sglang.srt."
 
-SEAMS = tuple(
-    Seam(target, "after", hook, names, "force outputs, for replayed traces")
+HOOKS = tuple(
+    Hook(target, "after", hook, names, "force outputs, for replayed traces")
     for target, hook, names in (
         (
             _SRT + "managers.scheduler.Scheduler._create_generation_req",

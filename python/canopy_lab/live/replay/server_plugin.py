@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from canopy_lab.live.replay.forced_output import ATTRIBUTE, SEAMS
+from canopy_lab.live.replay.forced_output import ATTRIBUTE, HOOKS
 from sglang_canopy.declared import declare
 from sglang_canopy.server.start.addon import Addon
 from sglang_canopy.server.start.self_check import stop
@@ -36,5 +36,5 @@ def keep(server_args: Any, args: Any) -> bool:
     return on
 
 
-ADDON = Addon("replay", ReplayFlags, keep, lambda: SEAMS)
+ADDON = Addon("replay", ReplayFlags, keep, lambda: HOOKS)
 load, load_for_help = ADDON.load, ADDON.load_for_help

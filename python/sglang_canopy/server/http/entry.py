@@ -130,7 +130,7 @@ def generation_begins(
     """Hook around ``TokenizerManager.generate_request``, which every route calls."""
     if hasattr(obj, "sampling_params"):  # missing in requests for embeddings
         check_sizes(obj)
-        if not getattr(obj, "canopy_stamped", False):
+        if not hasattr(obj, "canopy"):
             path, body = path_of(request), body_of(request)
             inferred = infer(path, body)
             if path.endswith("/v1/responses"):
@@ -172,9 +172,9 @@ def stamp(obj: Any, inferred: dict[str, Any], request: Any = None) -> None:
     the headers do not authorise are dropped. The parameters are copied, because the caller may reuse
     them.
     """
-    if getattr(obj, "canopy_stamped", False):
+    if hasattr(obj, "canopy"):
         return
-    obj.canopy_stamped = True
+    obj.canopy = inferred
     params = obj.sampling_params = _copied(obj.sampling_params)
     tenant_checked(obj, request)
     body, headers = body_of(request), by_name(headers_of(request))

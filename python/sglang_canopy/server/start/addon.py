@@ -14,7 +14,7 @@ from typing import Any
 
 from sglang_canopy import declared
 from sglang_canopy.server.start import plugin
-from sglang_canopy.server.start.seam import Seam
+from sglang_canopy.server.start.hook import Hook
 from sglang_canopy.server.start.self_check import check_in_place, check_signature, stop
 
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs."
@@ -33,22 +33,22 @@ class Addon:
         name: str,
         flags: type,
         keep: Callable[[Any, Any], bool],
-        hooks: Callable[[], tuple[Seam, ...]],
+        hooks: Callable[[], tuple[Hook, ...]],
     ) -> None:
         self.name, self.flags, self._keep, self._hooks = name, flags, keep, hooks
         _, option = next(declared.declared(flags))
         self._flag = option.flag or ""
         self.variable = f"CANOPY_INSTALL_{name.upper()}"
         """Environment variable that is set for the children of a server with the feature."""
-        self.seams = (
-            Seam(
+        self.hooks = (
+            Hook(
                 _SERVER_ARGS + "add_cli_args",
                 "after",
                 self.add_flags,
                 ("parser",),
                 f"add `{self._flag}`",
             ),
-            Seam(
+            Hook(
                 _SERVER_ARGS + "from_cli_args",
                 "after",
                 self._parsed,
@@ -67,9 +67,9 @@ class Addon:
         self._loaded = True
         plugin.load()  # Canopy's own hooks come first, inside these
         try:
-            for seam in (*self.seams, *(self._hooks() if os.environ.get(self.variable) else ())):
-                check_signature(seam)
-                seam.register()
+            for hook in (*self.hooks, *(self._hooks() if os.environ.get(self.variable) else ())):
+                check_signature(hook)
+                hook.register()
         except Exception as error:
             stop(f"could not load canopy_{self.name} ({type(error).__name__}: {error})")
 
@@ -89,7 +89,7 @@ class Addon:
 
     def _parsed(self, server_args: Any, _cls: Any, args: Any, *_: Any, **__: Any) -> None:
         """Hook after ``ServerArgs.from_cli_args``."""
-        check_in_place(self.seams)
+        check_in_place(self.hooks)
         if not self._keep(server_args, args):
             os.environ.pop(self.variable, None)
             return
@@ -97,17 +97,17 @@ class Addon:
         _install(self._hooks(), f"canopy_{self.name}")
 
 
-def _install(seams: tuple[Seam, ...], name: str) -> None:
+def _install(hooks: tuple[Hook, ...], name: str) -> None:
     """Install hooks after SGLang has installed all others. Idempotent."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
 
-    if not all(seam.is_in_place() for seam in seams):
+    if not all(hook.is_in_place() for hook in hooks):
         source = HookSource(name, "sglang-canopy")
         targets = defaultdict(list)
-        for seam in seams:
-            check_signature(seam)
-            targets[seam.target].append((HookType(seam.kind), seam.hook, source))
-        for target, hooks in targets.items():
+        for hook in hooks:
+            check_signature(hook)
+            targets[hook.target].append((HookType(hook.kind), hook.function, source))
+        for target, functions in targets.items():
             # NOTE: ``apply_hooks`` skips functions that have hooks already.
-            HookRegistry._apply_target(target, hooks)
-    check_in_place(seams)
+            HookRegistry._apply_target(target, functions)
+    check_in_place(hooks)

@@ -34,10 +34,10 @@ def _make_app() -> Any:
     )
 
     from sglang_canopy.server.http import routes
-    from sglang_canopy.server.start.seams import SEAMS
+    from sglang_canopy.server.start.hooks import HOOKS
     from sglang_canopy.server.start.self_check import check_in_place, stop
 
-    check_in_place(SEAMS)
+    check_in_place(HOOKS)
     # Read the arguments as SGLang's workers do; the launching process wrote them.
     _, server_args, _ = read_from_shared_memory(f"multi_tokenizer_args_{get_main_process_id()}")
     try:

@@ -1,7 +1,7 @@
 """Entry points of the plugin.
 
 SGLang calls ``load`` in every serving process (entry point ``sglang.srt.plugins``). It registers the
-hooks in ``seams.SEAMS``; ``self_check`` later verifies that each is in place.
+hooks in ``hooks.HOOKS``; ``self_check`` later verifies that each is in place.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.server.start.arguments import add_flags
-from sglang_canopy.server.start.seams import SEAMS
+from sglang_canopy.server.start.hooks import HOOKS
 from sglang_canopy.server.start.self_check import check_signature, check_version, stop
 
 _loaded = False
@@ -28,11 +28,11 @@ def load() -> None:
     _loaded = True
     try:
         check_version()
-        for seam in SEAMS:
-            check_signature(seam)
+        for hook in HOOKS:
+            check_signature(hook)
         _register_policies()
-        for seam in SEAMS:
-            seam.register()
+        for hook in HOOKS:
+            hook.register()
         _support_cpu()
     except SystemExit:
         raise

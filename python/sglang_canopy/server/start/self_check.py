@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from sglang_canopy import releases
 from sglang_canopy.policy.registry import live_names
-from sglang_canopy.server.start.seam import Seam
+from sglang_canopy.server.start.hook import Hook
 
 logger = logging.getLogger(__name__)
 
@@ -37,37 +37,37 @@ def check_version() -> None:
         )
 
 
-def check_signature(seam: Seam) -> None:
+def check_signature(hook: Hook) -> None:
     """Check that SGLang has the function, with the parameters that the hook expects.
 
     If not, the hook is switched off if a server can do without it, and the process ends otherwise.
     """
-    reason = _difference(seam)
+    reason = _difference(hook)
     if reason is None:
         return
-    if seam.without:
-        releases.switch_off(seam.target, f"{reason}; {seam.without}")
+    if hook.without:
+        releases.switch_off(hook.target, f"{reason}; {hook.without}")
         return
     stop(f"{reason}; install a tested sglang ({releases.RANGE}), or uninstall sglang-canopy")
 
 
-def _difference(seam: Seam) -> str | None:
+def _difference(hook: Hook) -> str | None:
     try:
-        found = seam.parameters_found()
+        found = hook.parameters_found()
     except (ImportError, AttributeError) as error:
-        return f"this sglang has no {seam.target} ({error})"
-    if found[: len(seam.parameters)] == seam.parameters:
+        return f"this sglang has no {hook.target} ({error})"
+    if found[: len(hook.parameters)] == hook.parameters:
         return None
-    return f"{seam.target} takes ({', '.join(found)}), expected ({', '.join(seam.parameters)}, ...)"
+    return f"{hook.target} takes ({', '.join(found)}), expected ({', '.join(hook.parameters)}, ...)"
 
 
-def check_in_place(seams: Iterable[Seam]) -> None:
+def check_in_place(hooks: Iterable[Hook]) -> None:
     """Stop, naming the hook, unless every hook is in place."""
     from sglang.srt.arg_groups.choices import RADIX_EVICTION_POLICY_CHOICES
 
-    for seam in seams:
-        if not seam.is_in_place():
-            stop(f"the hook on {seam.target} did not apply (see the log above)")
+    for hook in hooks:
+        if not hook.is_in_place():
+            stop(f"the hook on {hook.target} did not apply (see the log above)")
     missing = set(live_names()) - set(RADIX_EVICTION_POLICY_CHOICES)
     if missing:
         stop(f"policies not registered with --radix-eviction-policy: {sorted(missing)}")

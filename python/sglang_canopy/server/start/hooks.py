@@ -10,7 +10,7 @@ from sglang_canopy.request import prompt
 from sglang_canopy.server.http import entry, routes, shutdown
 from sglang_canopy.server.scheduler import admission, arrivals, received
 from sglang_canopy.server.start import arguments, secrets
-from sglang_canopy.server.start.seam import Seam
+from sglang_canopy.server.start.hook import Hook
 from sglang_canopy.server.start.self_check import check_in_place, stop
 from sglang_canopy.storage import weights
 
@@ -18,12 +18,12 @@ _SRT = "sglang.srt."
 
 
 def _check_arguments(result: Any, _cls: Any, args: Any) -> None:
-    check_in_place(SEAMS)
+    check_in_place(HOOKS)
     arguments.check(result, args)
 
 
 def _build_cache(original: Any, ctx: Any) -> Any:
-    check_in_place(SEAMS)
+    check_in_place(HOOKS)
     if ctx.params.eviction_policy == AUTO:
         stop(
             "radix_eviction_policy 'auto' is read from a command line, and this server was started "
@@ -39,43 +39,43 @@ def _build_cache(original: Any, ctx: Any) -> Any:
         stop(str(error))
 
 
-SEAMS = (
-    Seam(
+HOOKS = (
+    Hook(
         _SRT + "server_args.ServerArgs.add_cli_args",
         "after",
         arguments.add_flags,
         ("parser",),
         "add Canopy's flags",
     ),
-    Seam(
+    Hook(
         _SRT + "server_args.prepare_server_args",
         "before",
         arguments.expand,
         ("argv",),
         "expand `--radix-eviction` and plan files",
     ),
-    Seam(
+    Hook(
         _SRT + "server_args.ServerArgs.from_cli_args",
         "after",
         _check_arguments,
         ("cls", "args"),
         "check the flags, and that every hook is in place",
     ),
-    Seam(
+    Hook(
         _SRT + "entrypoints.http_server.launch_server",
         "before",
         routes.add_routes,
         ("server_args",),
         "add Canopy's routes, and a step that refuses wrong fields before a stream starts",
     ),
-    Seam(
+    Hook(
         _SRT + "mem_cache.registry.default_radix_cache_factory",
         "around",
         _build_cache,
         ("ctx",),
         "build Canopy's cache for a Canopy policy; repeat the checks",
     ),
-    Seam(
+    Hook(
         _SRT
         + "managers.scheduler_components.request_receiver.SchedulerRequestReceiver._pull_raw_reqs",
         "after",
@@ -83,7 +83,7 @@ SEAMS = (
         ("self",),
         "stamp requests that bypassed the HTTP entry, on the rank that receives them",
     ),
-    Seam(
+    Hook(
         _SRT + "managers.scheduler.Scheduler._create_generation_req",
         "after",
         arrivals.request_created,
@@ -92,7 +92,7 @@ SEAMS = (
         "requests are registered when they are queued",
         first=True,
     ),
-    Seam(
+    Hook(
         _SRT + "managers.scheduler.Scheduler.send_abort_output",
         "after",
         arrivals.request_aborted,
@@ -100,7 +100,7 @@ SEAMS = (
         "count a request that ends before admission as refused",
         "requests that leave the queue are not counted",
     ),
-    Seam(
+    Hook(
         _SRT + "managers.schedule_batch.ScheduleBatch.prepare_for_extend",
         "before",
         arrivals.batch_formed,
@@ -108,7 +108,7 @@ SEAMS = (
         "announce admitted requests to the policies",
         first=True,
     ),
-    Seam(
+    Hook(
         _SRT + "managers.scheduler.Scheduler._add_request_to_queue",
         "before",
         arrivals.request_queued,
@@ -118,7 +118,7 @@ SEAMS = (
         "will wait",
         first=True,
     ),
-    Seam(
+    Hook(
         _SRT + "managers.schedule_policy.SchedulePolicy.calc_priority",
         "around",
         admission.priorities_calculated,
@@ -126,14 +126,14 @@ SEAMS = (
         "`--canopy-queue-order`: sort the queue; renew the protection of its prefixes",
         first=True,
     ),
-    Seam(
+    Hook(
         _SRT + "managers.schedule_policy.SchedulePolicy.shortest_prefill_chunk_limit",
         "around",
         admission.chunk_limited,
         ("self", "chunked_req", "waiting_queue", "budget", "page_size"),
         "`--canopy-queue-order`: shorter requests share the steps of a long prompt",
     ),
-    Seam(
+    Hook(
         _SRT + "managers.schedule_policy.PrefillAdder._select_prefill_admission",
         "around",
         admission.admission_selected,
@@ -148,7 +148,7 @@ SEAMS = (
         ),
         "allow one unfinished prompt per batch; admit only whole prompts beside it",
     ),
-    Seam(
+    Hook(
         _SRT + "managers.scheduler.Scheduler.process_batch_result",
         "after",
         admission.batch_computed,
@@ -156,14 +156,14 @@ SEAMS = (
         "record prefill costs for the queue's order, and ended requests for `--canopy-observe`",
         first=True,
     ),
-    Seam(
+    Hook(
         _SRT + "managers.scheduler.Scheduler._abort_on_queued_limit",
         "around",
         admission.queue_limited,
         ("self", "recv_req"),
         "`--canopy-session-gate`: pass a request that SGLang does not refuse to the gate",
     ),
-    Seam(
+    Hook(
         _SRT + "managers.scheduler.Scheduler._get_new_batch_prefill_raw",
         "around",
         admission.prefill_chosen,
@@ -171,35 +171,35 @@ SEAMS = (
         "`--canopy-session-gate`: choose batches among the requests that the gate admits",
         first=True,
     ),
-    Seam(
+    Hook(
         _SRT + "entrypoints.openai.serving_chat.OpenAIServingChat._convert_to_internal_request",
         "after",
         entry.chat_converted,
         ("self", "request", "raw_request"),
         "check a chat request's fields, infer missing ones, and stamp its arrival",
     ),
-    Seam(
+    Hook(
         _SRT + "entrypoints.anthropic.serving.AnthropicServing._convert_to_chat_completion_request",
         "before",
         entry.messages_converted,
         ("self", "anthropic_request"),
         "leave Claude Code's billing line out of the prompt",
     ),
-    Seam(
+    Hook(
         _SRT + "managers.tokenizer_manager.TokenizerManager.generate_request",
         "around",
         entry.generation_begins,
         ("self", "obj", "request"),
         "check, infer and stamp, for every other route",
     ),
-    Seam(
+    Hook(
         _SRT + "managers.tokenizer_manager.TokenizerManager._validate_one_request",
         "before",
         prompt.check_prompt,
         ("self", "obj", "input_ids"),
         "refuse prompts that end SGLang's scheduler",
     ),
-    Seam(
+    Hook(
         _SRT + "managers.tokenizer_manager.TokenizerManager._get_scheduler_first_token_time",
         "after",
         entry.first_token,
@@ -207,14 +207,14 @@ SEAMS = (
         "fit TTFT as a line over uncached tokens",
         "the status has no TTFT line, and policies use no measured prefill time",
     ),
-    Seam(
+    Hook(
         _SRT + "managers.scheduler.Scheduler.set_internal_state",
         "around",
         arrivals.internal_state_set,
         ("self", "recv_req"),
         "pass the messages of Canopy's routes to every scheduler",
     ),
-    Seam(
+    Hook(
         _SRT + "managers.tokenizer_manager.SignalHandler.sigterm_handler",
         "before",
         shutdown.sigterm_received,
@@ -222,7 +222,7 @@ SEAMS = (
         "`--canopy-drain-s`: begin the time for the drain",
         "SGLang ends a drain after 15 s",
     ),
-    Seam(
+    Hook(
         _SRT + "sampling.watermarking.core.redact_watermark_secrets",
         "after",
         secrets.shown,
@@ -231,7 +231,7 @@ SEAMS = (
         "SGLang shows them there",
     ),
     *(
-        Seam(*hook, purpose="key KV on disk by the weights that computed it")
+        Hook(*hook, purpose="key KV on disk by the weights that computed it")
         for hook in weights.HOOKS
     ),
 )

@@ -13,13 +13,13 @@ from sglang_canopy import releases
 
 
 @dataclass(frozen=True, slots=True)
-class Seam:
+class Hook:
     """A hook on one function of SGLang, and the parameters that the function must have."""
 
     target: str
     kind: str
     """``before``, ``after`` or ``around``."""
-    hook: Callable[..., Any]
+    function: Callable[..., Any]
     parameters: tuple[str, ...]
     """Leading parameters that the original must have."""
     purpose: str = ""
@@ -35,7 +35,7 @@ class Seam:
 
         if self.target in releases.OFF:
             return
-        hook = self.hook
+        hook = self.function
         if self.first:
             releases.EXPECTED.add(self.target)
             hook = self._expected()
@@ -44,12 +44,12 @@ class Seam:
     def _expected(self) -> Callable[..., Any]:
         """Return the hook for its first call, after which SGLang calls ``hook`` itself."""
 
-        @functools.wraps(self.hook)
+        @functools.wraps(self.function)
         def first(*args: Any, **kwargs: Any) -> Any:
             releases.EXPECTED.discard(self.target)
             for cell in self._cells():
-                cell.cell_contents = self.hook
-            return self.hook(*args, **kwargs)
+                cell.cell_contents = self.function
+            return self.function(*args, **kwargs)
 
         return first
 
@@ -64,7 +64,7 @@ class Seam:
         while function is not None:
             for cell in getattr(function, "__closure__", None) or ():
                 held = cell.cell_contents
-                if getattr(held, "__wrapped__", held) is self.hook:
+                if getattr(held, "__wrapped__", held) is self.function:
                     yield cell
             function = getattr(function, "__wrapped__", None)
 
