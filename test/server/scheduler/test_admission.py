@@ -51,19 +51,20 @@ class Req:
 class Scheduler:
     """A scheduler's queue and batches; a batch takes all that it is shown."""
 
-    def __init__(self, capacity: int = 100, always: bool = True) -> None:
+    def __init__(self, capacity: int = 100, always: bool = True, reports: bool = True) -> None:
         self.gate = SessionGate(GateSettings(always=always), capacity)
         no_order = SimpleNamespace(known=list)
-        order = SimpleNamespace(is_on=False, measures=False, arranged=no_order)
+        order = SimpleNamespace(
+            is_on=False, measures=False, arranged=no_order, protect=lambda _: None
+        )
         self.admission = Admission(order, self.gate)  # type: ignore[arg-type]
         self.tree_cache = SimpleNamespace(admission=self.admission)
         self.waiting_queue: list[Req] = []
         self.running_batch = SimpleNamespace(reqs=[])
         self.last_batch = None
         self.chunked_req = None
-
-    def send_abort_output(self) -> None:
-        """Requests may leave without this call, which every release since 0.5.23 has."""
+        if reports:  # as every release since 0.5.23; requests may still leave without this call
+            self.send_abort_output = lambda: None
 
     def add(self, req: Req) -> None:
         self.admission.joined(self, req)
@@ -369,6 +370,58 @@ def test_a_retracted_request_keeps_its_admission() -> None:
     scheduler.choose_nothing(lambda: seen.extend(scheduler.waiting_queue))
     assert seen == [retracted]
     assert scheduler.waiting_queue[-1] is retracted
+
+
+@pytest.mark.parametrize("reports", [True, False])
+def test_put_back_beside_a_chosen_request_both_keep_their_admission(reports: bool) -> None:
+    """Preemption: SGLang takes the urgent request from its queue, then puts the running one back."""
+    scheduler = Scheduler(always=False, reports=reports)
+    scheduler.add(running := Req("running", "s0", 40, 0.0))
+    scheduler.step()
+    running.canopy.request.state = State.ADMITTED
+    scheduler.add(urgent := Req("urgent", "s1", 40, 1.0))
+
+    def choose() -> tuple[Any, None]:
+        scheduler.waiting_queue, scheduler.running_batch.reqs = [], []
+        scheduler.add(running)
+        return SimpleNamespace(reqs=[urgent]), None
+
+    scheduler.admission.choose(scheduler, scheduler.running_batch, choose)
+    assert [*scheduler.gate.tickets] == [running, urgent]
+    assert running.canopy.request.state is State.ADMITTED
+
+
+@pytest.mark.parametrize("reports", [True, False])
+def test_retracted_together_all_keep_their_admission(reports: bool) -> None:
+    scheduler = Scheduler(always=False, reports=reports)
+    retracted = [Req(f"r{i}", f"s{i}", 40, float(i)) for i in range(3)]
+    for req in retracted:
+        scheduler.add(req)
+    scheduler.step()
+    scheduler.running_batch.reqs = []
+    for req in retracted:
+        req.canopy.request.state = State.ADMITTED
+        scheduler.add(req)
+    scheduler.shown()
+    assert [*scheduler.gate.tickets] == retracted
+    assert {req.canopy.request.state for req in retracted} == {State.ADMITTED}
+
+
+def test_a_request_that_is_held_while_sglang_chooses_is_not_chosen() -> None:
+    """A grammar becomes ready there, and until then no session waited."""
+    scheduler, shown = Scheduler(), []
+    scheduler.add(Req("running", "s0", 90, 0.0))
+    scheduler.step()
+
+    def choose() -> tuple[None, None]:
+        scheduler.add(Req("late", "s1", 90, 1.0))
+        scheduler.admission.arrange(scheduler.waiting_queue, lambda _: 0, lambda: None)
+        shown.extend(scheduler.waiting_queue)
+        return None, None
+
+    scheduler.admission.choose(scheduler, scheduler.running_batch, choose)
+    assert not shown
+    assert scheduler.queue == ["late"]
 
 
 def test_an_armed_arrival_tries_a_bounded_number_of_sessions(monkeypatch) -> None:

@@ -48,15 +48,19 @@ class Admission:
 
     def joined(self, scheduler: Any, req: Any) -> None:
         """Register ``req``, which SGLang appends to its queue next. A retracted one keeps its state."""
-        gate, request = self.gate, req.canopy.request
+        gate = self.gate
         if self._candidates is not None:
             self._candidates.append(req)
         if gate is None:
             return
-        self._end_departed(scheduler)
+        if _is_gated(req) and not gate.knows(req):
+            self._end_departed(scheduler)
+            self._arrive(gate, req)
         self._waiting[req] = None
-        if not _is_gated(req) or gate.knows(req):
-            return
+
+    def _arrive(self, gate: SessionGate, req: Any) -> None:
+        """Pass a new request to the gate."""
+        request = req.canopy.request
         gate.advance(gate.now)
         if request.first is not None and request.first.session is not None:
             gate.join(req, request, request.first.session)
@@ -101,7 +105,8 @@ class Admission:
             return choose()
         self._end_departed(scheduler, running)
         holds = gate is not None and gate.has_waiting_sessions
-        if not holds and not order.is_on:
+        may_hold = gate is not None and (holds or gate.activation.active)
+        if not may_hold and not order.is_on:
             return self._admitted(choose())
         candidates = self._candidates = scheduler.waiting_queue
         self._chunked = scheduler.chunked_req
@@ -179,7 +184,7 @@ class Admission:
         if self.order.is_on and scheduler.chunked_req is None:
             self.order.shortest.chunked(None, 0.0)
         complete = len(queue) >= len(arranged) if gate is None else len(queue) == len(self._waiting)
-        if complete and releases.reports_aborts(scheduler):
+        if complete and (not batches or releases.reports_aborts(scheduler)):
             return
         self.sweeps += 1
         here = {*queue, scheduler.chunked_req}
