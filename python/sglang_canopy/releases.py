@@ -57,11 +57,6 @@ def decode_context(config: Any) -> tuple[int, int]:
     return getattr(config, "dcp_rank", 0), getattr(config, "dcp_size", 1)
 
 
-def announces_requests(scheduler: Any) -> bool:
-    """Return whether the scheduler has a step that creates a request; 0.5.22 creates it inline."""
-    return hasattr(scheduler, "_create_generation_req")
-
-
 def reports_aborts(scheduler: Any) -> bool:
     """Return whether a scheduler reports each request that leaves its queue; 0.5.22 sends it inline."""
     return hasattr(scheduler, "send_abort_output")

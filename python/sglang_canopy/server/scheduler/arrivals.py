@@ -8,7 +8,6 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
-from sglang_canopy import releases
 from sglang_canopy.radix.counters import GIVEN_UP, INVALID, QUEUE
 from sglang_canopy.radix.live_request import is_refused
 from sglang_canopy.server.scheduler import observer
@@ -51,7 +50,8 @@ def request_created(req: Any, scheduler: Any, recv_req: Any, *_: Any, **__: Any)
 
 def request_queued(scheduler: Any, req: Any, *_: Any, **__: Any) -> None:
     """Hook before ``Scheduler._add_request_to_queue``."""
-    if not releases.announces_requests(scheduler) and not hasattr(req, "canopy"):
+    # SGLang announces no request for an embedding, and before 0.5.23 none at all.
+    if not hasattr(req, "canopy"):
         request_created(req, scheduler, None)
         _receive(scheduler, req)
     late = [queued(scheduler, req) for queued in _on_queued]
