@@ -115,8 +115,11 @@ class Scheduler:
         self.cached = {path for path in self.cached if block not in path}
 
     def give_up(self, place: int) -> None:
+        """A client disconnects; the order gets a call or misses the request."""
         if self.queue:
-            self.queue.pop(place % len(self.queue))
+            job = self.queue.pop(place % len(self.queue))
+            if place % 2:
+                self.arranged.forget(job)
 
 
 LENGTHS = (1, 1, 2, 3, 5, 9, 14)
@@ -188,6 +191,23 @@ def test_a_prompt_shares_the_step_if_it_fits_its_half_exactly(blocks) -> None:
     scheduler.queue.append(Job(tuple(range(100, 100 + blocks))))
     scheduler.step()
     assert len(scheduler.queue) == (0 if fits else 1)
+
+
+def test_many_aborts_at_once_do_not_search_the_queue_each() -> None:
+    hashed = 0
+
+    class Counted(Job):
+        def __hash__(self) -> int:
+            nonlocal hashed
+            hashed += 1
+            return id(self)
+
+    scheduler, jobs = Scheduler(), [Counted((number,)) for number in range(200)]
+    scheduler.arranged.arrange(jobs)
+    hashed = 0
+    for job in jobs:
+        scheduler.arranged.forget(job)
+    assert hashed < 10 * len(jobs)
 
 
 def test_requests_behind_the_head_are_looked_up_in_turn() -> None:

@@ -91,6 +91,8 @@ class Arranged(Generic[T]):
         if len(queue) < 2:
             self._in_order = list(waiting.values())
             return list(queue)
+        if len(self._in_order) + len(new) > len(waiting):  # some were forgotten
+            self._in_order = [one for one in self._in_order if waiting.get(one.request) is one]
         self._refresh()
         self._in_order = self.order.order()
         return self.arranged()
@@ -126,8 +128,12 @@ class Arranged(Generic[T]):
 
     def forget(self, request: T) -> bool:
         """Drop a request that ended; return whether it was admitted."""
-        if request in self._waiting:
-            self.order.remove(*self._pop({request}))
+        waiting = self._waiting.pop(request, None)
+        if waiting is not None:
+            self.order.remove(waiting)
+            # ``_in_order`` follows in the next pass: a search here is a pass for each of many aborts.
+            if not self._waiting:
+                self._in_order = []
             return False
         waiting = self._admitted.pop(request, None)
         if waiting is not None and waiting is self.order.chunk:
