@@ -39,19 +39,17 @@ def request_created(scheduler: Any, req: Any) -> bool:
     return state.documents is not None
 
 
-def request_queued(scheduler: Any, req: Any) -> bool:
-    """Set the extra key of a queued request with documents, initially and after each retraction.
-    Returns whether it has documents."""
+def request_queued(scheduler: Any, req: Any) -> None:
+    """Set the extra key of a queued request with documents, initially and after each retraction."""
     request, engine = chunk_request_of(req), engine_of(scheduler)
     if request is None or engine is None:
-        return False
+        return
     try:
         kept.enter(engine, req, request)
     except Exception:
         logger.exception("canopy: a request's namespace could not be named; it runs normally")
         engine.counts["fallbacks"] += 1
         request.checked, request.reason = True, PLANNING_FAILED
-    return True
 
 
 def work_when_idle(scheduler: Any, *_: Any, **__: Any) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.managers.schedule_policy import SchedulePolicy
+from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, SGLANG, QueueFlags, checked
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES
+from sglang_canopy.server.scheduler import arrivals
 from sglang_canopy.server.scheduler.admission import prefill_chosen, priorities_calculated
 from sglang_canopy.server.scheduler.live_order import PROTECTED, LiveOrder
 from support.live_tree import FakeReq, LiveTree
@@ -47,6 +49,16 @@ def test_the_status_has_the_order_and_the_waiting_requests(tree: LiveTree) -> No
     plain = LiveOrder(tree.cache, QueueFlags()).status()
     assert plain["order"] == "sglang"
     assert plain["admitted"] is None
+
+
+def test_what_sglang_does_not_announce_has_a_record_in_the_queue(tree, monkeypatch) -> None:
+    """Requests for embeddings, and before 0.5.23 all. Their documents have named the extra key."""
+    name_key = [lambda _, req: setattr(req, "extra_key", "docs")]
+    monkeypatch.setattr(arrivals, "_on_queued", name_key)
+    monkeypatch.setattr(arrivals, "_on_created", [])
+    announced = made(tree, tokens(200, 1), 1.0, extra_key="docs")
+    queue_behind(tree, [], req := Req("r", "", announced.origin_input_ids, SamplingParams()))
+    assert req.canopy.request.path == announced.canopy.request.path != []
 
 
 def test_cached_tokens_cost_less(tree: LiveTree) -> None:

@@ -20,13 +20,13 @@ from sglang_canopy.wire.hints import unpack
 logger = logging.getLogger(__name__)
 
 _on_created: list[Callable[[Any, Any], bool]] = []
-_on_queued: list[Callable[[Any, Any], bool]] = []
+_on_queued: list[Callable[[Any, Any], object]] = []
 
 
-def attach(created: Callable[[Any, Any], bool], queued: Callable[[Any, Any], bool]) -> None:
+def attach(created: Callable[[Any, Any], bool], queued: Callable[[Any, Any], object]) -> None:
     """Call another plugin's functions with the scheduler and each request.
 
-    Both return whether the request is late, that is, registered only when it is queued.
+    ``created`` returns whether the request is late, that is, registered only when it is queued.
     """
     if created not in _on_created:
         _on_created.append(created)
@@ -53,10 +53,9 @@ def request_queued(scheduler: Any, req: Any, *_: Any, **__: Any) -> None:
     # SGLang announces no request for an embedding, and before 0.5.23 none at all.
     if not hasattr(req, "canopy"):
         request_created(req, scheduler, None)
-        _receive(scheduler, req)
-    late = [queued(scheduler, req) for queued in _on_queued]
-    if any(late) or req.multimodal_inputs is not None:
-        _receive(scheduler, req)
+    for queued in _on_queued:
+        queued(scheduler, req)
+    _receive(scheduler, req)
     admission = admission_of(scheduler)
     if admission is not None and (scheduler.waiting_queue or admission.order.is_on):
         admission.order.look_up(req)
