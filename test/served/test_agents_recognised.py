@@ -1,15 +1,17 @@
-"""Agents that use the official ``openai`` client are recognised under four tool parsers.
+"""Agents that use the official ``openai`` client are recognised under four tool parsers; without one, the reason is stated.
 
 Weights are random: SGLang's own ``regex`` gives an answer the form that its tool parser reads.
 """
 
 import random
+import time
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from sglang_canopy.admission.agents import SWIFT_S
 from support.served import until
 
 TEMPLATE = Path(__file__).parents[2] / "benchmark" / "agents" / "hermes.jinja"
@@ -61,3 +63,16 @@ def test_an_agent_is_recognised_by_its_answer(server, small_model, parser: str) 
         messages += [called.model_dump(exclude_none=True), result]
         assert ask(client, messages, CALLS[parser], tools=[TOOL]).tool_calls
         until(lambda: recognised(client) == 2)
+
+
+@pytest.mark.long
+def test_without_a_parser_the_reason_is_stated(server, small_model) -> None:
+    with server(small_model, *FLAGS, kv_tokens=2048) as client:
+        prompts = [[user(trees(900, seed))] for seed in range(4)]
+        for messages in prompts:
+            ask(client, messages, "[a-z]{4}")
+        time.sleep(SWIFT_S)  # longer than an agent's pause
+        for messages in prompts:  # the KV of the first ones is evicted
+            ask(client, messages, "[a-z]{4}")
+        line = until(lambda: (said := client.rank()["auto"]) and "no agents" in said and said)
+        assert "no agents recognised: no --tool-call-parser, no turn has returned yet" in line
