@@ -2,6 +2,7 @@
 samples, refusals, the meter, and reads of tensors. Each returns what a test checks."""
 
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -224,6 +225,25 @@ def refusals(engine: InProcess) -> tuple[Any, Any]:
     last = engine.feed(prompt, 4, at=130.0, stamp={"conversation": "r"})
     engine.serve([last])
     return refused, last
+
+
+def embedded(start: Start) -> list[tuple[bool, int]]:
+    """Three requests for an embedding of one prompt: whether each is answered, and its cached tokens."""
+    from sglang.srt.managers.io_struct import TokenizedEmbeddingReqInput
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    engine = start()
+    (params := SamplingParams(max_new_tokens=0)).normalize(None)
+    fields = {"input_text": None, "mm_inputs": None, "token_type_ids": None}
+    ids, waiting = array("q", token_ids(300, 1)), engine.scheduler.waiting_queue
+    for number in range(3):
+        asked = TokenizedEmbeddingReqInput(
+            rid=f"e{number}", input_ids=ids, sampling_params=params, **fields
+        )
+        engine.scheduler.process_input_requests([asked])
+    reqs = [*waiting]
+    engine.serve(reqs)
+    return [(req.finished(), req.cached_tokens) for req in reqs]
 
 
 def observed(start: Start) -> dict[str, Any]:

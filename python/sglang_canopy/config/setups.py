@@ -224,6 +224,13 @@ SETUPS = (
         **_SPECULATIVE,
     ),
     Setup(
+        name="diffusion language models (`--dllm-algorithm`)",
+        option="dllm_algorithm",
+        gate="--dllm-algorithm {} stages requests outside the waiting queue",
+        queue="--dllm-algorithm {} stages requests outside the waiting queue",
+        documents="--dllm-algorithm {} is not verified",
+    ),
+    Setup(
         name="`--disaggregation-mode prefill`",
         option="disaggregation_mode",
         applies=_other("null", "decode"),

@@ -117,6 +117,14 @@ def test_only_admitted_requests_are_learnt_and_counted_once(tiny_model) -> None:
 
 
 @pytest.mark.long
+def test_requests_for_embeddings_are_answered_with_order_and_gate(small_model) -> None:
+    flags = ("--is-embedding", *SERVER[:4], *OURS, "--canopy-session-gate", "auto")
+    found = found_by("embedded", small_model, *flags, "--max-running-requests", "1")
+    assert [answered for answered, _ in found] == [True] * 3
+    assert [cached for _, cached in found] == [0, 288, 288]
+
+
+@pytest.mark.long
 def test_refusals_are_counted_while_sglangs_own_cache_is_observed(tiny_model) -> None:
     found = found_by("observed", tiny_model, "--canopy-observe", *SERVER, policy="")
     assert found == {"refused": refused(), "metered_tokens": 2 * 100 + 300}
