@@ -130,7 +130,7 @@ def named() -> Iterator[Use]:
     addons = (*chunk_plugin.ADDON.hooks, *server_plugin.ADDON.hooks)
     ours = (*hooks.HOOKS, *addons, *documents.HOOKS, *forced_output.HOOKS)
     targets = [(hook.target, hook.function.__module__) for hook in ours]
-    for target, module in [*targets, *((target, cpu.__name__) for target in cpu.HOOKS)]:
+    for target, module in [*targets, *((target, cpu.__name__) for target in cpu.SEAMS)]:
         owner, name = target.rsplit(".", 1)
         yield inspect.getattr_static(pkgutil.resolve_name(owner), name), module
 

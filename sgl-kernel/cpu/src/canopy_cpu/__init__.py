@@ -30,7 +30,7 @@ _BACKENDS = "sglang.srt.arg_groups.platform_hook.handle_cpu_backends"
 
 # Replaced and required functions, with their leading parameters. If a release moved one, the start
 # fails and names it.
-HOOKS: dict[str, tuple[str, ...]] = {
+SEAMS: dict[str, tuple[str, ...]] = {
     "sglang.srt.layers.attention.attention_registry.register_attention_backend": ("name",),
     f"{_TORCH_NATIVE}.init_forward_metadata": ("self", "forward_batch"),
     f"{_TORCH_NATIVE}._run_sdpa_forward_extend": (
@@ -86,9 +86,9 @@ def install() -> None:
     if _installed or not wanted():
         return
     _check_environment()
-    for hook, parameters in HOOKS.items():
-        if hook not in LATE:
-            check_hook(hook, parameters)
+    for seam, parameters in SEAMS.items():
+        if seam not in LATE:
+            check_seam(seam, parameters)
 
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -114,7 +114,7 @@ def install() -> None:
     _installed = True
 
 
-def check_hook(path: str, parameters: tuple[str, ...]) -> None:
+def check_seam(path: str, parameters: tuple[str, ...]) -> None:
     """Raise CanopyError unless `path` can be called with at least these parameters, in order."""
     found = _resolve(path)
     if found is None:
@@ -162,8 +162,8 @@ def _new_tokens_backend(runner: Any) -> Any:
     from canopy_cpu.attention import NewTokensAttnBackend
 
     if getattr(runner, "use_mla_backend", False):
-        for hook in LATE:
-            check_hook(hook, HOOKS[hook])
+        for seam in LATE:
+            check_seam(seam, SEAMS[seam])
         mla.absorb()
     return NewTokensAttnBackend(runner)
 
