@@ -8,7 +8,7 @@ import pytest
 
 from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.policy.registry import make_policy, policy_names
 from sglang_canopy.tenant import tenant_digest
 from sglang_canopy.ttl.table import Group, TTLTable
 from support.disk_pages import PAGE, Clock, chain, content, get, metas, page_key, put, store_at
@@ -112,7 +112,7 @@ def test_a_tenant_over_its_quota_loses_its_own_pages(tmp_path, named):
     store.verify()
 
 
-@pytest.mark.parametrize("policy", ["wa", "canopy-tlru", "s3fifo", "gdfs", "etlru", "lfu"])
+@pytest.mark.parametrize("policy", policy_names())
 def test_every_policy_runs_on_disk(tmp_path, policy):
     store = store_at(tmp_path, pages=16, policy=make_policy(policy), quotas={"*": 8 * PAGE})
     for i in range(12):

@@ -27,12 +27,13 @@ def table():
 
 
 def test_every_name_is_in_the_table_and_no_other():
-    assert set(table()) == {*registry.policy_names(), *hindsight.hindsight_names()}
+    names = {*registry.policy_names(), *hindsight.hindsight_names()}
+    assert set(table()) == names, "give each policy a row in docs/reference/policies.md"
 
 
 def test_live_names_are_the_registrys():
     live = {c[1].strip("`") for name, c in table().items() if c[1] != "simulator only"}
-    assert live == set(registry.live_names())
+    assert live == set(registry.live_names()), "give each a row in docs/reference/policies.md"
 
 
 @pytest.fixture

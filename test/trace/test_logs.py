@@ -102,7 +102,8 @@ def test_a_log_gives_the_outcome_beside_it(name: str) -> None:
 
 def test_every_format_has_a_log_of_the_same_traffic() -> None:
     found = {name: json.loads((FOLDER / f"{name}.json").read_text()) for name in TRAFFIC}
-    assert {one["format"] for one in found.values()} | {"agentic"} == set(format_names())
+    logged = {one["format"] for one in found.values()} | {"agentic"}
+    assert logged == set(format_names()), "add fixtures/logs/traffic-NAME.jsonl (CONTRIBUTING.md)"
     calls = found["traffic-own"]["requests"]
     sent = sum(row[1] for row in calls)
     for name, one in found.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from sglang_canopy import declared
 from sglang_canopy.admission.activation import OFF, GateSettings
 from sglang_canopy.config.queue import QueueFlags
 from sglang_canopy.config.tiers import TierOptions
@@ -51,7 +52,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestOptions:
+class RequestOptions(declared.Checked):
     """Flags for requests: allowed fields, tenants and conversations, and session admission."""
 
     client_hints: str = declare(

@@ -75,7 +75,7 @@ class MeterOptions(declared.Checked):
 
 
 @dataclass(frozen=True, slots=True)
-class WhatifFlags:
+class WhatifFlags(declared.Checked):
     """Flags of the meter, as typed."""
 
     whatif: MeterOptions | None = declare(

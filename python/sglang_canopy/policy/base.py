@@ -102,7 +102,8 @@ class Policy(abc.ABC):
     def admit(self, leaf: Leaf, now: float) -> None:
         """Rank ``leaf``, which became evictable. Never called twice without a ``drop`` between.
 
-        The order of admission decides nothing: ties are broken by ``Leaf.number``.
+        The order of admission decides nothing: ties are broken by ``Leaf.number``. On disk every number
+        is 0, so it is no key.
         """
 
     @abc.abstractmethod
