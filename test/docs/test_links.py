@@ -88,8 +88,3 @@ def test_source_files_that_pages_name_exist() -> None:
         for name in re.findall(r"`(?:\./)?([\w./-]+\.(?:py|sh|txt))`(?! of commit)", text):
             ends = {path for path in files | to_be_written if path.endswith(f"/{name}")}
             assert ends, f"{page}: {name}"
-
-
-def test_the_readme_has_at_most_450_words() -> None:
-    text = re.sub(r"<!--.*?-->", "", (ROOT / "README.md").read_text(encoding="utf-8"))
-    assert len(text.split()) <= 450
