@@ -11,7 +11,7 @@ def begin(tree: LiveTree, prompt: list[int], time: float, salt: str | None = Non
     tokens."""
     answer = [prompt[-1] + 500_000, prompt[-1] + 500_001]
     req = fake_req(prompt, answer, {"time": time, **stamp}, cache_salt=salt)
-    request = tree.core.requests.of(req)
+    request = tree.core.requests.register(req)
 
     def end():
         tree.core.requests.ended(req)

@@ -61,7 +61,7 @@ class Server:
         tenant = names.pop("tenant", None)
         vouched = names.get("source") == GATEWAY
         req = fake_req(tokens, [3, 4], {"time": time, **names}, cache_salt=tenant)
-        request = self.core.requests.of(req)
+        request = self.core.requests.register(req)
         self.gate.arrive(number, request)
         self.gate.advance(time)
         self.core.protected.looked_up(self.core.root_node, request)
@@ -71,7 +71,7 @@ class Server:
         self.tree.insert([*tokens, 3, 4], request, tenant)
         self.gate.finish(number, request)
         self.order.add(Prefill(len(tokens)), Vouched(tenant) if vouched else tenant)
-        self.order.admit(self.order.order(1))
+        self.order.admit(self.order.in_order(1))
         req.retraction_count = 0
         self.observer.refuse(req, INVALID)
 

@@ -138,7 +138,7 @@ def awaiting(
     tree: LiveTree, tokens: list[int], time: float, salt: str | None = None, **fields: str
 ) -> Any:
     req = fake_req(tokens, [], {"time": time}, cache_salt=salt)
-    request = tree.core.requests.of(req)
+    request = tree.core.requests.register(req)
     for name, value in fields.items():
         setattr(request, name, value)
     tree.cache.match_prefix(

@@ -87,7 +87,7 @@ def test_asking_whether_the_server_is_well_is_no_traffic() -> None:
     (learner,) = tree.core.live.learners
     for rid, requests in (("HEALTH_CHECK_1f", 0), ("1f", 1)):
         req = fake_req(list(range(200)), [1], rid=rid)
-        assert tree.core.requests.of(req) is tree.core.requests.of(req)
+        assert tree.core.requests.register(req) is tree.core.requests.register(req)
         tree.core.requests.ended(req)
         assert sum(row.requests for row in tree.core.live.counters.rows()) == requests
         assert bool(learner.model.stats()["block_hashes"]) == bool(requests)

@@ -18,7 +18,7 @@ def prefilled(
     custom = {"canopy": {"time": time, "category": "chat", **stamp}}
     params = SamplingParams(temperature=0, max_new_tokens=64, custom_params=custom)
     req = Req("r", "", array("q", tokens), params)
-    tree.core.requests.of(req)
+    tree.core.requests.register(req)
     req.output_ids = array("q", said)
     req.finished_reason = reason
     tree.core.requests.ended(req)

@@ -67,7 +67,7 @@ def test_parallel_samples_are_one_request_in_learning_and_counts() -> None:
         first = server.serve(warm_up)
         # Another client's request arrives before the samples.
         server.serve(chat(10.0 * talk + 0.5, 1000 + talk))
-        waiting = [server.requests.of(req) for req in samples]
+        waiting = [server.requests.register(req) for req in samples]
         served = [server.serve(req) for req in samples]
         assert waiting == served
         assert [one.turn for one in (first, *served)] == [1] * (N + 1)
@@ -126,7 +126,7 @@ def test_a_retry_is_no_turn_and_no_return(how: str) -> None:
     for talk in range(1, 31):
         for attempt in range(3):
             req = chat(100.0 * talk + 5.0 * attempt, talk)
-            request = server.requests.of(req)
+            request = server.requests.register(req)
             if how == "invalid":  # SGLang computes one token to answer it
                 req.origin_input_ids, req.to_finish = [0], aborted()
                 assert server.requests.admit(req) is None
@@ -167,7 +167,7 @@ def test_a_request_that_younger_ones_overtook_does_not_turn_the_time_back() -> N
     server = Server()
     late, early = chat(1.0, 1), chat(2.0, 2)
     for req in (late, early):
-        server.requests.of(req)
+        server.requests.register(req)
     assert server.serve(early).time == 2.0
     assert server.serve(late).time == 2.0
 

@@ -74,7 +74,7 @@ def stop(answer: str, parser: str | None, **more: object) -> str | None:
     stamp = {"time": 1.0} | ({} if parser is None else {"tool_parser": parser})
     given = {"tokenizer": Tokenizer(), **more}
     req = fake_req(list(range(100)), list(map(ord, answer)), stamp, **given)
-    request = tree.core.requests.of(req)
+    request = tree.core.requests.register(req)
     tree.core.requests.ended(req)
     return request.stop
 

@@ -98,7 +98,7 @@ def test_block_hashes_depend_on_the_salt_and_continue_over_the_output() -> None:
 
     def path(tokens: list[int], output: list[int], salt: str | None = None) -> list[int]:
         req = fake_req(tokens, output, {"time": 1.0}, cache_salt=salt)
-        request = tree.core.requests.of(req)
+        request = tree.core.requests.register(req)
         tree.core.requests.ended(req)
         return request.path
 
@@ -192,7 +192,7 @@ def test_a_waiting_requests_prefix_outlives_older_ones() -> None:
     for i in range(4):
         tree.serve([10 * i, 10 * i + 1], time=float(i))
     req = fake_req([0, 1, 2], [], {"time": 9.0})
-    tree.core.requests.of(req)
+    tree.core.requests.register(req)
     tree.cache.match_prefix(MatchPrefixParams(key=RadixKey(array("q", [0, 1, 2]), None), req=req))
     tree.evict(6)
     assert tree.match([0, 1]) == 2

@@ -78,12 +78,12 @@ class Scheduler:
         held, self.queue = self.queue[:hidden], self.queue[hidden:]
         self.queue = list(self.arranged.arrange(self.queue, self.chunk))
         left_out = {id(job) for job in self.arranged.over_budget()}
-        self.queue = self.arranged.arranged()
+        self.queue = self.arranged.current()
         room, entered = STEP, []
         if self.chunk is not None:
             rest = self.chunk.tokens - self.chunk.done
             sharing, later = self.arranged.sharing(rest, STEP, 1, lambda _job: True)
-            self.queue = self.arranged.arranged()
+            self.queue = self.arranged.current()
             left_out = {id(job) for job in later} if sharing else left_out
             limit = STEP - sum(self.prefill(job, True).uncached for job in sharing)
             assert limit > 0, "SGLang ends where nothing is left for the prompt under way"

@@ -25,7 +25,7 @@ def queue(factor: float = 2.0, own: float = 1.0, least_s: float = 0.0) -> Bounde
 
 def serve(line: BoundedShortest) -> Waiting:
     """Admit the first request."""
-    waiting = line.order()[0]
+    waiting = line.in_order()[0]
     line.admit([waiting])
     return waiting
 
@@ -48,27 +48,27 @@ def test_the_older_work_that_is_found_counts() -> None:
 def test_equal_requests_are_admitted_in_order_of_arrival() -> None:
     line = queue()
     made = [line.add(Prefill(10)) for _ in range(20)]
-    assert line.order() == made
+    assert line.in_order() == made
 
 
 def test_a_factor_of_one_and_no_budget_is_first_come_first_served() -> None:
     line, draw = queue(1.0, 0.0, 0.0), random.Random(3)
     made = [line.add(Prefill(draw.randint(1, 50))) for _ in range(60)]
-    assert line.order() == made
+    assert line.in_order() == made
 
 
 def test_an_infinite_factor_is_shortest_first() -> None:
     line, draw = queue(math.inf, math.inf), random.Random(3)
     made = [line.add(Prefill(draw.randint(1, 50))) for _ in range(60)]
-    assert line.order() == sorted(made, key=lambda one: (one.cost, one.number))
+    assert line.in_order() == sorted(made, key=lambda one: (one.cost, one.number))
 
 
 def test_requests_with_newly_cached_prefixes_move_up() -> None:
     line = queue(math.inf)
     first, second = line.add(Prefill(50)), line.add(Prefill(60))
-    assert line.order() == [first, second]
+    assert line.in_order() == [first, second]
     line.update(second, Prefill(5, 55))
-    assert line.order() == [second, first]
+    assert line.in_order() == [second, first]
 
 
 def test_a_retracted_request_keeps_its_place_and_remaining_budget() -> None:
@@ -79,7 +79,7 @@ def test_a_retracted_request_keeps_its_place_and_remaining_budget() -> None:
     younger = line.add(Prefill(40))
     line.requeue(first, Prefill(110))
     assert line.budget_left_s(first) == 30.0
-    assert line.order() == list(line) == [first, younger]
+    assert line.in_order() == list(line) == [first, younger]
     line.admit([first, younger])
     assert len(line) == 0
 
@@ -90,15 +90,15 @@ def test_no_request_passes_a_chunked_prefill_without_budget() -> None:
     shorts = [line.add(Prefill(60)) for _ in range(2)]
     line.admit([long])
     line.chunked(long, 80.0)
-    assert line.may_not_pass(line.order(), 1000) == shorts[1:]
-    assert line.may_go(line.order(), lambda _one: True) == shorts[:1]
+    assert line.may_not_pass(line.in_order(), 1000) == shorts[1:]
+    assert line.may_go(line.in_order(), lambda _one: True) == shorts[:1]
     line.admit(shorts[:1])
-    assert line.may_not_pass(line.order(), 1000) == shorts[1:]
+    assert line.may_not_pass(line.in_order(), 1000) == shorts[1:]
     assert line.budget_left_s(shorts[1]) == 220.0
     line.reprice()  # no state is lost in a rebuild
-    assert line.may_not_pass(line.order(), 1000) == shorts[1:]
+    assert line.may_not_pass(line.in_order(), 1000) == shorts[1:]
     line.chunked(None, 0.0)
-    assert line.may_not_pass(line.order(), 1000) == []
+    assert line.may_not_pass(line.in_order(), 1000) == []
 
 
 def test_the_rest_of_the_chunk_is_older_work() -> None:
@@ -116,14 +116,14 @@ def test_loading_counts() -> None:
     line = BoundedShortest(cost)
     loads = line.add(Prefill(10, 1_000, 1_000))
     resident = line.add(Prefill(10, 1_000))
-    assert line.order() == [resident, loads]
+    assert line.in_order() == [resident, loads]
 
 
 def test_a_higher_priority_is_always_admitted_first() -> None:
     line = queue()
     low = [line.add(Prefill(1), urgency=0) for _ in range(5)]
     high = [line.add(Prefill(500), urgency=3) for _ in range(5)]
-    order = line.order()
+    order = line.in_order()
     assert set(order[:5]) == set(high)
     assert set(order[5:]) == set(low)
 
@@ -147,8 +147,8 @@ def test_order_changes_nothing() -> None:
     line, draw = queue(), random.Random(1)
     for _ in range(300):
         line.add(Prefill(draw.randint(1, 500)), draw.choice("abc"), draw.randint(0, 2))
-    assert line.order() == line.order()
-    assert sorted(w.number for w in line.order()) == list(range(300))
+    assert line.in_order() == line.in_order()
+    assert sorted(w.number for w in line.in_order()) == list(range(300))
 
 
 @settings(max_examples=2 * settings.default.max_examples)
@@ -176,7 +176,7 @@ def test_no_request_is_passed_beyond_the_bound(factor, own, step, draw) -> None:
         if len(line) and draw.random() < 0.1:
             line.remove(draw.choice(list(line)))
         left = float(step)
-        order = line.order()
+        order = line.in_order()
         if chunk is not None:
             room = [left / 2]
 
@@ -240,7 +240,7 @@ def test_at_150_percent_the_mean_stays_far_below_first_come_first_served(seed: i
         requests.append((time, cost))
         time += draw.expovariate(1.0) * 77 / 1.5  # the mean cost, at 1.5 times the capacity
     fcfs = simulate(lambda line: next(iter(line)), requests)
-    ours = simulate(lambda line: line.order(1)[0], requests)
+    ours = simulate(lambda line: line.in_order(1)[0], requests)
     assert sum(ours) < 0.6 * sum(fcfs)
     assert max(ours) < 2.5 * max(fcfs)
 
@@ -332,20 +332,20 @@ def test_a_request_that_was_given_up_leaves_nothing() -> None:
     line.remove(gone)
     line.remove(gone)
     line.admit([gone])
-    assert (len(line), line.order(), line._queues) == (0, [], {})
+    assert (len(line), line.in_order(), line._queues) == (0, [], {})
 
 
 def test_behind_the_places_that_are_worked_out_everyone_is_in_order_of_arrival() -> None:
     for line in (queue(), queue(math.inf, math.inf)):
         for number in range(1_000):
             line.add(Prefill(1 + number % 13))
-        order = line.order()
+        order = line.in_order()
         assert len(order) == 1_000
         assert all(a.number < b.number for a, b in pairwise(order[SORTED_HEAD:]))
     tight = queue(1.0, 0.0, 0.0)
     for number in range(4 * TIGHT_HEAD):
         tight.add(Prefill(1 + number % 13))
-    assert [one.number for one in tight.order()] == list(range(4 * TIGHT_HEAD))
+    assert [one.number for one in tight.in_order()] == list(range(4 * TIGHT_HEAD))
 
 
 def test_a_separate_ledger_detects_exceeded_budgets() -> None:

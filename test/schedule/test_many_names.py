@@ -18,7 +18,7 @@ def share(parties: dict[ClaimedTenant, str]) -> dict[str, float]:
     for party in [*parties] * 4:
         order.add(Prefill(1000), party)
     for step in range(STEPS):
-        one = order.order(1)[0]
+        one = order.in_order(1)[0]
         order.admit([one])
         if step > WARM_UP:
             served[parties[one.tenant]] += one.cost
@@ -49,16 +49,16 @@ def test_a_vouched_tenant_that_was_not_served_yet_waits_for_no_queue_of_names() 
     for number in range(500):
         order.add(Prefill(1000), f"x{number % 60}")
     for _ in range(100):
-        order.admit(order.order(1))
+        order.admit(order.in_order(1))
     order.add(Prefill(1000), Vouched("new"))
-    assert Vouched("new") in [one.tenant for one in order.order(2)]
+    assert Vouched("new") in [one.tenant for one in order.in_order(2)]
 
 
 def test_more_vouched_tenants_than_turns_stay_bounded() -> None:
     order = BoundedShortest(PrefillCost(8192))
     for number in range(3 * REMEMBERED):
         order.add(Prefill(1000), Vouched(f"v{number}"))
-        order.admit(order.order(1))
+        order.admit(order.in_order(1))
     assert len(order.shares._own_shares) <= OWN_SHARES
     assert len(order.shares._served_s) <= REMEMBERED
 
@@ -75,10 +75,10 @@ def test_vouched_tenants_share_a_turn_if_none_is_free() -> None:
 def test_without_vouched_requests_names_have_their_own_turns_again() -> None:
     order = BoundedShortest(PrefillCost(8192))
     order.add(Prefill(1000), Vouched("gone"))
-    order.admit(order.order(1))
+    order.admit(order.in_order(1))
     for number in itertools.count():
         one = order.add(Prefill(100_000), f"t{number % 3}")
-        order.admit(order.order(1))
+        order.admit(order.in_order(1))
         if one.share == one.tenant:
             break
         assert number < 10_000

@@ -49,7 +49,7 @@ def test_a_long_prompt_is_overtaken_for_its_budget_where_one_place_serves_all() 
     queue = BoundedShortest(cost_of(places=1, step_s=1 / 60))
     long, now = queue.add(Prefill(900, reserved=60)), 0.0
     queue.add(Prefill(40, reserved=60))
-    while (first := queue.order()[0]) is not long:
+    while (first := queue.in_order()[0]) is not long:
         queue.admit([first])
         now += 1.0
         queue.add(Prefill(40, reserved=60))
@@ -62,7 +62,7 @@ def test_the_oldest_is_overtaken_by_the_clock_for_its_budget_if_answers_are_long
     long, now = queue.add(Prefill(900)), 0.0
     queue.set_time(now)
     queue.add(Prefill(40))
-    while (first := queue.order()[0]) is not long:
+    while (first := queue.in_order()[0]) is not long:
         queue.admit([first])
         now += 1.0
         queue.add(Prefill(40))
@@ -77,7 +77,7 @@ def test_tenants_share_the_seconds_of_places() -> None:
         for _ in range(300):
             queue.add(Prefill(10, reserved=answer), Vouched(name), request=name)
     for _ in range(220):
-        (first,) = queue.order()[:1]
+        (first,) = queue.in_order()[:1]
         queue.admit([first])
         served[first.request] += 1
     assert served == {"short": 200, "long": 20}

@@ -16,7 +16,7 @@ class Run:
         self.tree, self.tokens = tree, tokens
         self.req = fake_req(tokens, [], {"time": time, "category": category}, **more)
         self.salt, self.extra = self.req.cache_salt, self.req.extra_key
-        self.request = tree.core.requests.of(self.req)
+        self.request = tree.core.requests.register(self.req)
 
     def admit(self, late_host: int = 0) -> Run:
         """Look up all tokens except the last, as SGLang does, and admit the request."""

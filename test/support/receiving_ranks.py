@@ -85,7 +85,7 @@ class Rank:
         core, tokens = self.tree.core, list(one.input_ids)
         req = fake_req(tokens, [], rid=one.rid, num_matched_prefix_tokens=0, host_loaded_length=0)
         req.sampling_params = one.sampling_params
-        request = core.requests.of(req)
+        request = core.requests.register(req)
         hit = self.tree.match(tokens)
         req.cached_tokens = req.cached_tokens_device = hit
         core.requests.ended(req)

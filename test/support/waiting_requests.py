@@ -32,7 +32,7 @@ def made(tree: LiveTree, ids: list[int], at: float, **fields: Any) -> Req:
     """A request as the scheduler makes it, announced to the tree."""
     params = SamplingParams(max_new_tokens=4, custom_params={"canopy": {"time": at}})
     req = Req(f"r{at}-{len(ids)}-{ids[0]}", "", array("q", ids), params, **fields)
-    tree.core.requests.of(req)
+    tree.core.requests.register(req)
     return req
 
 

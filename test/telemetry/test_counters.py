@@ -219,7 +219,7 @@ def test_a_finished_request_is_counted_once_by_tier() -> None:
         cached_tokens_host=20,
         cached_tokens_storage=10,
     )
-    tree.core.requests.of(req)
+    tree.core.requests.register(req)
     tree.core.requests.ended(req)
     tree.core.requests.ended(req)
     counted = row(tree, "rag")

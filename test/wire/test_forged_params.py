@@ -42,7 +42,7 @@ def test_no_stamp_however_malformed_stops_the_tree(forgeries: list[object]) -> N
         tokens = [number] * 12
         req = fake_req(tokens, [1, 2])
         req.sampling_params = SimpleNamespace(custom_params=custom)
-        request = tree.core.requests.of(req)
+        request = tree.core.requests.register(req)
         # A valid stamp may be older than its predecessor; the clock never decreases.
         assert 0.0 <= request.time < 1e11
         assert tree.core.clock.now == max(before, request.time)
@@ -57,7 +57,7 @@ def test_requests_without_a_stamp_arrive_one_after_the_other() -> None:
     tree = LiveTree(64, "wa")
     times = []
     for i in range(5):
-        times.append(tree.core.requests.of(fake_req([i] * 8, [])).time)
+        times.append(tree.core.requests.register(fake_req([i] * 8, [])).time)
     assert times == sorted(set(times))
     assert tree.core.clock.now == times[-1]
 
@@ -65,7 +65,7 @@ def test_requests_without_a_stamp_arrive_one_after_the_other() -> None:
 def test_valid_fields_of_a_stamp_are_used() -> None:
     tree = LiveTree(64, "wa")
     stamp = {"time": 7.0, "category": "chat", "turn": math.nan, "keep_s": 5}
-    request = tree.core.requests.of(fake_req([1] * 8, [], stamp))
+    request = tree.core.requests.register(fake_req([1] * 8, [], stamp))
     assert (request.time, request.category, request.turn) == (7.0, "chat", 1)
     assert request.keep_until == 12.0
 

@@ -40,7 +40,7 @@ class Requests:
         self.samples = ParallelSamples()
         self._admitted = RequestClock()
 
-    def of(self, req: Req) -> LiveRequest:
+    def register(self, req: Req) -> LiveRequest:
         """Return the policies' record of ``req``; created on first use.
 
         Policies receive it on admission: a request that is refused, or aborted while it waits, and
@@ -61,7 +61,7 @@ class Requests:
 
         SGLang computes one token of a refused request, to answer it. Further calls have no effect.
         """
-        request = self.of(req)
+        request = self.register(req)
         if request.state in _NOT_ADMITTED and not request.is_health_probe:
             if is_refused(req):
                 self.refuse(request, INVALID)

@@ -59,10 +59,10 @@ class Requests(Protocol[T_in]):
 
 
 class Arranged(Generic[T]):
-    """The scheduler's waiting queue, sorted by ``order``."""
+    """The scheduler's waiting queue, sorted by ``shortest``."""
 
-    def __init__(self, order: BoundedShortest, requests: Requests[T]) -> None:
-        self.order = order
+    def __init__(self, shortest: BoundedShortest, requests: Requests[T]) -> None:
+        self.shortest = shortest
         self._requests = requests
         self._waiting: dict[T, Waiting] = {}
         self._admitted: dict[T, Waiting] = {}
@@ -84,45 +84,45 @@ class Arranged(Generic[T]):
         if len(waiting) + len(new) > len(queue):
             self.drop_aborted(queue)
         chunk = None if chunked is None else self._admitted.get(chunked)
-        self.order.chunked(chunk, 0.0 if chunk is None else self._remaining_s(chunk))
+        self.shortest.chunked(chunk, 0.0 if chunk is None else self._remaining_s(chunk))
         for request in new:
             self._enqueue(request)
-        self.order.set_time(self._requests.time_s())
+        self.shortest.set_time(self._requests.time_s())
         if len(queue) < 2:
             self._in_order = list(waiting.values())
             return list(queue)
         if len(self._in_order) + len(new) > len(waiting):  # some were forgotten
             self._in_order = [one for one in self._in_order if waiting.get(one.request) is one]
         self._refresh()
-        self._in_order = self.order.order()
-        return self.arranged()
+        self._in_order = self.shortest.in_order()
+        return self.current()
 
-    def arranged(self) -> list[T]:
+    def current(self) -> list[T]:
         """Return the current order, including changes made by ``sharing``."""
         return list(map(_request_of, self._in_order))
 
     def _remaining_s(self, chunk: Waiting) -> float:
-        return self.order.cost.seconds(self._requests.rest(chunk.request))
+        return self.shortest.cost.seconds(self._requests.rest(chunk.request))
 
     def _enqueue(self, request: T) -> None:
         about, prefill = self._requests, self._requests.prefill(request, False)
         waiting = self._admitted.pop(request, None)
         if waiting is not None:
-            self.order.requeue(waiting, prefill)
+            self.shortest.requeue(waiting, prefill)
         else:
             tenant, urgency = about.tenant(request), about.urgency(request)
-            waiting = self.order.add(prefill, tenant, urgency, request)
+            waiting = self.shortest.add(prefill, tenant, urgency, request)
         self._waiting[request] = waiting
 
     def drop_aborted(self, queue: Iterable[T]) -> None:
         """Drop requests that are no longer in ``queue``; they were aborted."""
         for waiting in self._pop(self._waiting.keys() - set(queue)):
-            self.order.remove(waiting)
+            self.shortest.remove(waiting)
 
     def admit(self, requests: Iterable[T]) -> list[T]:
         """Record admitted requests; return the subset that was waiting here."""
         entered = self._pop(self._waiting.keys() & set(requests))
-        self.order.admit(entered)
+        self.shortest.admit(entered)
         self._admitted.update((waiting.request, waiting) for waiting in entered)
         return [waiting.request for waiting in entered]
 
@@ -130,19 +130,19 @@ class Arranged(Generic[T]):
         """Drop a request that ended; return whether it was admitted."""
         waiting = self._waiting.pop(request, None)
         if waiting is not None:
-            self.order.remove(waiting)
+            self.shortest.remove(waiting)
             # ``_in_order`` follows in the next pass: a search here is a pass for each of many aborts.
             if not self._waiting:
                 self._in_order = []
             return False
         waiting = self._admitted.pop(request, None)
-        if waiting is not None and waiting is self.order.chunk:
-            self.order.chunked(None, 0.0)
+        if waiting is not None and waiting is self.shortest.chunk:
+            self.shortest.chunked(None, 0.0)
         return waiting is not None
 
     def over_budget(self) -> list[T]:
         """Return the requests at the head of the order that would overdraw a budget."""
-        over = self.order.may_not_pass(self._in_order, STEPS * self._requests.step_tokens())
+        over = self.shortest.may_not_pass(self._in_order, STEPS * self._requests.step_tokens())
         return list(map(_request_of, over))
 
     def sharing(
@@ -169,14 +169,14 @@ class Arranged(Generic[T]):
             room -= pages
             return True
 
-        chunk = self.order.chunk
+        chunk = self.shortest.chunk
         head = [
             one for one in self._in_order[:SHARERS] if chunk is None or one.urgency >= chunk.urgency
         ]
-        sharers = self.order.may_go(head, shares)
+        sharers = self.shortest.may_go(head, shares)
         if not sharers:
             return [], []
-        self._in_order = [*sharers, *self.order.order(gone=sharers)]
+        self._in_order = [*sharers, *self.shortest.in_order(gone=sharers)]
         return [one.request for one in sharers], self.over_budget()
 
     def _pop(self, gone: Collection[T]) -> list[Waiting]:
@@ -195,4 +195,4 @@ class Arranged(Generic[T]):
             self._next_lookup = max((self._next_lookup + 1) % size, HEAD_LOOKUPS)
             chosen.append(self._in_order[self._next_lookup])
         for waiting in chosen:
-            self.order.update(waiting, self._requests.prefill(waiting.request, True))
+            self.shortest.update(waiting, self._requests.prefill(waiting.request, True))

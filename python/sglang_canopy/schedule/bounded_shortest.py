@@ -211,7 +211,7 @@ class BoundedShortest:
         may = {one.number for one in self.may_go(head(), computes)}
         return [one for one in checked if one.number not in may]
 
-    def order(self, head: int = SORTED_HEAD, gone: Sequence[Waiting] = ()) -> list[Waiting]:
+    def in_order(self, head: int = SORTED_HEAD, gone: Sequence[Waiting] = ()) -> list[Waiting]:
         """Return the queue in admission order, assuming ``gone`` is admitted first.
 
         Only the first ``head`` requests are sorted; the rest of each priority is in order of arrival. Does

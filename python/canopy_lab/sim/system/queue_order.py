@@ -181,7 +181,7 @@ class BoundedShortestFirst:
             return waiting, None
         self.deferred = frozenset(later)
         held = sum(-(-self.prefill(job, True).uncached // page) * page for job in sharing)
-        return self._arranged.arranged(), max(page, (step_tokens - held) // page * page)
+        return self._arranged.current(), max(page, (step_tokens - held) // page * page)
 
     def admit(self, jobs: Sequence[SimulatedRequest]) -> None:
         """Remove admitted jobs."""

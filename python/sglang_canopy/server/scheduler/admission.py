@@ -155,7 +155,7 @@ class Admission:
     def _show_without(self, later: list[Any], queue: list[Any]) -> None:
         """Set ``queue`` to the current order without ``later``."""
         self._later, left_out = later, set(later)
-        queue[:] = [req for req in self.order.arranged.arranged() if req not in left_out]
+        queue[:] = [req for req in self.order.arranged.current() if req not in left_out]
 
     def _by_seniority(self) -> list[Any]:
         """Leave out held requests; return the others, those of the oldest session first."""

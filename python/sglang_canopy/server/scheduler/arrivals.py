@@ -138,13 +138,13 @@ messages.register(messages.HINTS, _apply_hints)
 def _receive(scheduler: Any, req: Any) -> None:
     core = _core(scheduler)
     if core is not None:
-        core.requests.of(req)
+        core.requests.register(req)
 
 
 def _refuse(scheduler: Any, req: Any, reason: int) -> None:
     core = _core(scheduler)
     if core is not None:
-        core.requests.refuse(core.requests.of(req), reason)
+        core.requests.refuse(core.requests.register(req), reason)
         return
     observed = observer.observer_of(scheduler)
     if observed is not None:

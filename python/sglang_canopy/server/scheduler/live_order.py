@@ -196,13 +196,15 @@ class LiveOrder:
         paths = []
         for req in queue[:PROTECTED]:
             self.look_up(req)
-            paths.append((self._core.node_by_id(req.best_match_node), self._core.requests.of(req)))
+            paths.append(
+                (self._core.node_by_id(req.best_match_node), self._core.requests.register(req))
+            )
         self._core.protected.of_queue(paths)
 
     # ---- requests as ``Arranged`` reads them, from the match that ``look_up`` stored ----
 
     def tenant(self, req: Any) -> ClaimedTenant:
-        request = self._core.requests.of(req)
+        request = self._core.requests.register(req)
         return Vouched(request.tenant) if request.source == GATEWAY else request.tenant
 
     def prefill(self, req: Any, look_up: bool) -> Prefill:
