@@ -232,7 +232,7 @@ class KitTree:
         if self.has_mamba:
             params.mamba_value = self.pool.mamba_allocator.alloc(1)
             assert params.mamba_value is not None
-        self.core.to_insert = request
+        params.canopy = request
         result = self.cache.insert(params)
         if self.has_mamba and result.mamba_exist:
             self.pool.mamba_allocator.free(params.mamba_value)

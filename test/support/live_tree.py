@@ -24,7 +24,6 @@ from sglang.srt.server_args import ServerArgs, set_global_server_args_for_schedu
 
 from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.radix.cache import CanopyRadixCache
-from sglang_canopy.radix.core import CanopyTreeCore
 from sglang_canopy.radix.live_request import LiveRequest
 from sglang_canopy.records import Request
 from sglang_canopy.server.scheduler.cache_factory import install_core, prepare
@@ -139,8 +138,7 @@ class LiveTree:
         self.compute(fresh, tokens[hit.device_prefix_len : len(key)])
         held = self.core.collect_full_device_indices(hit.last_device_node, self.core.root_node.id)
         params = InsertParams(key=key, value=torch.cat([held, fresh]), prev_prefix_len=len(held))
-        if isinstance(self.core, CanopyTreeCore):  # or SGLang's, for comparison
-            self.core.to_insert = request
+        params.canopy = request
         result = self.cache.insert(params)
         self.cache.unlock(lock)
         self.settle()

@@ -136,10 +136,10 @@ class CanopyFullComponent(FullComponent):
     def prepare_for_caching_req(
         self, req: Req, insert_params: InsertParams, token_ids_len: int, is_finished: bool
     ) -> int | None:
-        core = self.tree_core
-        core.to_insert = core.requests.admit(req)
+        requests = self.tree_core.requests
+        insert_params.canopy = requests.admit(req)  # type: ignore[attr-defined]
         if is_finished:
-            core.requests.ended(req)
+            requests.ended(req)
         return super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
 
     def commit_insert_component_data(

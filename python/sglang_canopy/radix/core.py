@@ -65,9 +65,7 @@ class CanopyTreeCore(OffsetWalkCore):
         self.groups = LiveGroups(live.tiers)
         self.conversations = Conversations(self)
         self.requests = Requests(self, self.conversations)
-        # SGLang's methods have no argument for these three.
-        self.to_insert: LiveRequest | None = None
-        """The request of the next insert."""
+        # SGLang's methods have no argument for these two.
         self.inserting: LiveRequest | None = None
         """The request whose KV is being inserted."""
         self.shortfall: Callable[[], int] | None = None
@@ -103,7 +101,7 @@ class CanopyTreeCore(OffsetWalkCore):
         self.evictable_host_leaves.readmit(node)
 
     def begin_insert(self, params: InsertParams) -> Any:
-        self.inserting, self.to_insert = self.to_insert, None
+        self.inserting = getattr(params, "canopy", None)
         return super().begin_insert(params)
 
     def end_insert(self) -> list[Any]:
