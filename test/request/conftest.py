@@ -25,10 +25,8 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
     from canopy_chunks.server import options
     from canopy_chunks.server.http import routes as chunk_routes
     from sglang_canopy.server.http import entry, routes
-    from sglang_canopy.wire import status_file
 
     monkeypatch.setattr(routes, "hints", Waiting())
-    monkeypatch.setenv(status_file.FOLDER_VARIABLE, "")  # add_routes sets another
 
     @contextlib.contextmanager
     def start(

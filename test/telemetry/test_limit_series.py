@@ -12,14 +12,12 @@ from sglang_canopy.reuse.learner import ReuseModel
 from sglang_canopy.reuse.shadow import Tip
 from sglang_canopy.telemetry.metrics import Metrics
 from sglang_canopy.telemetry.reporter import Reporter
-from sglang_canopy.wire import status_file
 from support.disk_tree import DiskTree
 from support.live_tree import LiveTree
 
 
 @pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> CollectorRegistry:
-    monkeypatch.delenv(status_file.FOLDER_VARIABLE, raising=False)  # a server of an earlier test
+def registry() -> CollectorRegistry:
     return CollectorRegistry()
 
 

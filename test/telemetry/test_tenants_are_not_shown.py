@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import os
 import subprocess
 import sys
 from array import array
@@ -33,7 +32,6 @@ def folder(tmp_path) -> Iterator[Path]:
     made = status_file.make_folder()
     yield Path(made.name)
     made.cleanup()
-    os.environ.pop(status_file.FOLDER_VARIABLE, None)
 
 
 def secrets_in(text: str) -> list[str]:

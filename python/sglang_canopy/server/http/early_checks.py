@@ -44,8 +44,9 @@ class EarlyChecks:
 
             request = Request(scope, receive)
             try:
-                receive = _again(await request.body(), receive)
-                _check(request, await request.body())
+                body = await request.body()
+                receive = _again(body, receive)
+                _check(request, body)
             except ClientDisconnect:
                 return
             except CanopyError as error:

@@ -128,9 +128,8 @@ class Admission:
         budget, and held requests that have joined meanwhile."""
         order, chooses = self.order, self._candidates is not None
         if chooses and self.gate is not None and self.gate.has_waiting_sessions:
-            late = [req for req in queue if _is_held(req)]
-            self._held += late
-            queue[:] = [req for req in queue if req not in late] if late else queue
+            self._held += [req for req in queue if _is_held(req)]
+            queue[:] = [req for req in queue if not _is_held(req)]
         if order.is_on:
             order.urgency = urgency
             queue[:] = order.arranged.arrange(queue, self._chunked)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,31 +42,28 @@ class Hook:
         HookRegistry.register(self.target, hook, HookType(self.kind))
 
     def _expected(self) -> Callable[..., Any]:
-        """Return the hook for its first call, after which SGLang calls ``hook`` itself."""
+        """Return the hook, which is expected until SGLang calls it."""
 
         @functools.wraps(self.function)
-        def first(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             releases.EXPECTED.discard(self.target)
-            for cell in self._cells():
-                cell.cell_contents = self.function
             return self.function(*args, **kwargs)
 
-        return first
+        return call
 
     def is_in_place(self) -> bool:
         """Whether the hook is in SGLang's chain of wrappers of the target, unless it is off."""
-        return self.target in releases.OFF or any(self._cells())
-
-    def _cells(self) -> Iterator[Any]:
-        """Yield the variables of SGLang's wrappers of the target that hold the hook."""
+        if self.target in releases.OFF:
+            return True
         function = inspect.getattr_static(*_owner(self.target))
         function = getattr(function, "__func__", function)
         while function is not None:
             for cell in getattr(function, "__closure__", None) or ():
                 held = cell.cell_contents
                 if getattr(held, "__wrapped__", held) is self.function:
-                    yield cell
+                    return True
             function = getattr(function, "__wrapped__", None)
+        return False
 
     def parameters_found(self) -> tuple[str, ...]:
         """Return the parameters of SGLang's function. Raises ImportError or AttributeError."""
