@@ -165,6 +165,22 @@ def test_a_tenants_answers_classify_its_new_sessions() -> None:
         assert agents.is_one(new, Request(0.0, tenant=tenant)) is expected
 
 
+@pytest.mark.parametrize(
+    ("pause_s", "stop"), [(5.0, "tool"), (5.0, "end"), (60.0, "tool"), (60.0, "end")]
+)
+def test_an_answer_is_recognised_once(pause_s: float, stop: str) -> None:
+    """By its tool call, or by the tool's result; also if the tool was slow."""
+    agents, gate = Agents(), SessionGate(GateSettings(), CAPACITY)
+    session = Session(0, None, None, 0.0, gate.model.categories.root)
+    for turn in range(3):
+        session.seen = 100.0 * turn
+        agents.answered(session, Request(0.0, stop=stop))
+        agents.silent(session, session.seen + pause_s)
+        result = Request(0.0, category="agent-after-tool")
+        assert agents.returned(session, result, session.seen + pause_s)
+        assert agents.recognised == turn + 1
+
+
 def test_a_person_who_replies_swiftly_once_is_no_agent_and_keeps_no_place() -> None:
     gate = SessionGate(GateSettings(), 100 * CAPACITY)
     people = [Client(gate, f"person {number}", stop="end") for number in range(10)]

@@ -58,7 +58,7 @@ class Agents:
 
     def answered(self, session: Session, request: Request) -> None:
         """Judge an answered ``request`` of ``session``, if it called a tool; else its return will."""
-        session.unjudged = _keys(request)
+        session.unjudged, session.silent = _keys(request), False
         if request.stop == TOOL:
             self._judge(session, _CERTAIN)
         session.is_agent = self.is_one(session, request)
@@ -67,7 +67,7 @@ class Agents:
         """Judge the last answer of ``session``, which ``request`` continues. Return whether it is an
         agent's."""
         after_tool = request.category.endswith(AFTER_TOOL)
-        if after_tool and not session.unjudged:  # silence has judged it
+        if after_tool and session.silent:  # the tool was slow
             session.unjudged = _keys(request)
         swift = 1 if now - session.seen <= SWIFT_S else -1
         self._judge(session, _CERTAIN if after_tool else swift)
@@ -75,7 +75,8 @@ class Agents:
 
     def silent(self, session: Session, now: float) -> None:
         """Judge the last answer of the thinking ``session`` once it is silent for too long."""
-        if now - session.seen > SWIFT_S:
+        if session.unjudged and now - session.seen > SWIFT_S:
+            session.silent = True
             self._judge(session, -1)
 
     def _judge(self, session: Session, step: int) -> None:

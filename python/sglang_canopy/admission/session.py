@@ -56,6 +56,8 @@ class Session:
     """Its latest answers that were an agent's, less those that were not; 0: none is judged."""
     unjudged: tuple[Hashable, ...] = ()
     """Keys of its last answer in the shares of agents, while it is not judged."""
+    silent: bool = False
+    """Whether its last answer was judged because nothing followed it for too long."""
     ends: tuple[int, ...] = ()
     """Hashes of the last blocks of its prompt and answer."""
     cached_before: int = 0

@@ -2,14 +2,17 @@
 
 import argparse
 import dataclasses
+import functools
 import importlib.metadata
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from sglang.srt.plugins.hook_registry import HookRegistry
 
 from sglang_canopy import SGLANG_VERSION
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, QueueFlags
@@ -19,6 +22,7 @@ from sglang_canopy.config.setups import FLAGS, GATE, HTTP_APPS, POLICIES, QUEUE,
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.live import live_cache
 from sglang_canopy.server.start import arguments, self_check
+from sglang_canopy.server.start.hook import Hook
 from sglang_canopy.server.start.hooks import HOOKS
 from support import forked
 from support.live_tree import LiveTree
@@ -49,6 +53,19 @@ def test_a_hook_that_did_not_apply_stops_the_process() -> None:
     stray = dataclasses.replace(HOOKS[0], function=lambda *_: None)
     with pytest.raises(SystemExit, match="did not apply"):
         self_check.check_in_place((stray,))
+
+
+def test_a_hook_that_is_a_wrapper_itself_is_in_place(monkeypatch) -> None:
+    """As benchmarks time hooks."""
+    monkeypatch.setattr(HookRegistry, "_hooks", defaultdict(list))
+    monkeypatch.setattr(HookRegistry, "_patched", set())
+    monkeypatch.setitem(sys.modules, "hooked", SimpleNamespace(work=lambda: 1))
+    wrapper = functools.wraps(supported)(lambda *_: None)
+    hook = Hook("hooked.work", "before", wrapper, ())
+    hook.register()
+    assert not hook.is_in_place()
+    HookRegistry.apply_hooks()
+    assert hook.is_in_place()
 
 
 def test_another_version_of_sglang_is_named_in_the_log(monkeypatch, caplog):

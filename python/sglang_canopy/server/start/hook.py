@@ -60,7 +60,7 @@ class Hook:
         while function is not None:
             for cell in getattr(function, "__closure__", None) or ():
                 held = cell.cell_contents
-                if getattr(held, "__wrapped__", held) is self.function:
+                if self.function in (held, getattr(held, "__wrapped__", None)):
                     return True
             function = getattr(function, "__wrapped__", None)
         return False
