@@ -222,3 +222,19 @@ def test_requests_behind_the_head_are_looked_up_in_turn() -> None:
         for _ in range(5):
             scheduler.arranged.arrange(jobs)
         assert looked_up == {id(job) for job in jobs}
+
+
+def test_a_request_that_waits_alone_is_not_looked_up_before_sglang_admits_it() -> None:
+    scheduler, calls = Scheduler(), list[bool]()
+    prefill = scheduler.prefill
+    scheduler.prefill = lambda job, again: calls.append(again) or prefill(job, again)  # type: ignore[method-assign,func-returns-value]
+    (first, second) = (Job((number, 1, 2)) for number in range(2))
+    assert scheduler.arranged.arrange([first]) == scheduler.arranged.current() == [first]
+    assert scheduler.arranged.known() == [first]
+    assert calls == []
+    scheduler.arranged.admit([first])
+    assert calls == [False]
+    for _ in range(2):  # there is no place: it needs a cost, and a budget
+        scheduler.arranged.arrange([second])
+    assert calls == [False, True]
+    assert [one.request for one in scheduler.order] == [second]

@@ -46,7 +46,8 @@ class Requests(Protocol[T_in]):
         """Return the priority; higher priorities always go first."""
 
     def prefill(self, request: T_in, look_up: bool) -> Prefill:
-        """Return the prefill still to do. ``look_up`` forces a fresh prefix match."""
+        """Return the prefill still to do. ``look_up`` forces a fresh prefix match; new requests that
+        do not wait alone have one."""
 
     def rest(self, request: T_in) -> Prefill:
         """Return the remaining prefill of the request that is being chunked."""
@@ -68,14 +69,18 @@ class Arranged(Generic[T]):
         self._admitted: dict[T, Waiting] = {}
         """Admitted requests, which may be retracted."""
         self._in_order: list[Waiting] = []
+        self._alone: T | None = None
+        """A new request that waits alone. SGLang matches it when it admits it: it is not looked up, and
+        has neither cost nor budget, unless it still waits in the next pass."""
         self._next_lookup = 0
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + (self._alone is not None)
 
     def known(self) -> list[T]:
         """Return the waiting requests, and the admitted ones that are not known to have ended."""
-        return [*self._waiting, *self._admitted]
+        alone = () if self._alone is None else (self._alone,)
+        return [*self._waiting, *alone, *self._admitted]
 
     def arrange(self, queue: Sequence[T], chunked: T | None = None) -> list[T]:
         """Return ``queue`` in admission order. ``chunked``: the request that is being chunked."""
@@ -85,8 +90,13 @@ class Arranged(Generic[T]):
             self.drop_aborted(queue)
         chunk = None if chunked is None else self._admitted.get(chunked)
         self.shortest.chunked(chunk, 0.0 if chunk is None else self._remaining_s(chunk))
+        before, self._alone = self._alone, None
+        known = {request for request in new if request is before or request in self._admitted}
+        if len(queue) == len(new) == 1 and chunked is None and not known:
+            self._alone, self._in_order = new[0], []
+            return new
         for request in new:
-            self._enqueue(request)
+            self._enqueue(request, request in known)
         self.shortest.set_time(self._requests.time_s())
         if len(queue) < 2:
             self._in_order = list(waiting.values())
@@ -99,13 +109,15 @@ class Arranged(Generic[T]):
 
     def current(self) -> list[T]:
         """Return the current order, including changes made by ``sharing``."""
+        if self._alone is not None:
+            return [self._alone]
         return list(map(_request_of, self._in_order))
 
     def _remaining_s(self, chunk: Waiting) -> float:
         return self.shortest.cost.seconds(self._requests.rest(chunk.request))
 
-    def _enqueue(self, request: T) -> None:
-        about, prefill = self._requests, self._requests.prefill(request, False)
+    def _enqueue(self, request: T, look_up: bool) -> None:
+        about, prefill = self._requests, self._requests.prefill(request, look_up)
         waiting = self._admitted.pop(request, None)
         if waiting is not None:
             self.shortest.requeue(waiting, prefill)
@@ -119,8 +131,11 @@ class Arranged(Generic[T]):
         for waiting in self._pop(self._waiting.keys() - set(queue)):
             self.shortest.remove(waiting)
 
-    def admit(self, requests: Iterable[T]) -> list[T]:
+    def admit(self, requests: Collection[T]) -> list[T]:
         """Record admitted requests; return the subset that was waiting here."""
+        if self._alone is not None and self._alone in requests:
+            self._enqueue(self._alone, False)
+            self._alone, self._in_order = None, list(self._waiting.values())
         entered = self._pop(self._waiting.keys() & set(requests))
         self.shortest.admit(entered)
         self._admitted.update((waiting.request, waiting) for waiting in entered)
@@ -128,6 +143,9 @@ class Arranged(Generic[T]):
 
     def forget(self, request: T) -> bool:
         """Drop a request that ended; return whether it was admitted."""
+        if request is self._alone:
+            self._alone = None
+            return False
         waiting = self._waiting.pop(request, None)
         if waiting is not None:
             self.shortest.remove(waiting)
