@@ -46,6 +46,7 @@ class Regime:
 CHEAP, DEAR = (128, 2), (256, 2)
 SHORT = Sizes(sessions=16, turns=6, system_tokens=400, result_tokens=200, pause_s=(0.2, 0.8))
 LONG = Sizes(sessions=16, turns=4, system_tokens=2500, result_tokens=600, pause_s=(0.2, 0.8))
+FIRST = Sizes(sessions=48, turns=8, system_tokens=1000, result_tokens=200, pause_s=(0.2, 1.0))
 SLOW_TOOLS = (2.0, 4.0)
 
 
@@ -61,9 +62,10 @@ REGIMES: Mapping[str, Regime] = {
     "equal-16": Regime(5_000, 4, DEAR, _more(SHORT, sessions=64, turns=4)),
     "cheap-16": Regime(5_000, 4, CHEAP, _more(SHORT, sessions=64, pause_s=SLOW_TOOLS)),
     "dear-16": Regime(16_000, 4, DEAR, _more(LONG, sessions=64)),
+    "first table": Regime(8_000, 4, CHEAP, FIRST),
 }
 """``dear``: with the sessions that fit, recomputation takes longer than pauses. ``4``, ``16``: times what
-fits. ``people``: as many people as agents."""
+fits. ``people``: as many people as agents. ``first table``: 48 agents, 380 prompts of 1,700 tokens."""
 
 Arguments = tuple[str, ...]
 LRU: Arguments = ("--radix-eviction", "lru")
