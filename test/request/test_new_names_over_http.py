@@ -13,7 +13,6 @@ import pytest
 
 from canopy_chunks.text.order import Orders
 from canopy_chunks.text.variants import Heads
-from canopy_lab.live.replay.replay_clock import ReplayClock
 from sglang_canopy.config.server_options import RequestOptions
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.access import Refused
@@ -39,7 +38,7 @@ class Process:
         monkeypatch.setattr(entry, "current", self.entry)
         self.hints = Waiting()
         self.explaining = Explaining(no_answer, None)
-        self.orders, self.heads, self.replayed = Orders(64), Heads(most=64), ReplayClock()
+        self.orders, self.heads = Orders(64), Heads(most=64)
 
     def serve(self, number: int) -> None:
         """Send a request of a new tenant on each route, a tenth of a second after the previous one."""
@@ -56,7 +55,6 @@ class Process:
             self.loop.run_until_complete(self.explaining(question))
         self.orders.order(number, ["one", "two"], tenant)
         self.heads.seen_before(tenant, (number, number + 1))
-        self.replayed.stamp(number, 1.0, self.now)
 
     def _generate(self, number: int, tenant: str) -> None:
         body = {"user": f"u{number}"}
@@ -78,9 +76,7 @@ class Process:
         return body
 
     def entries(self) -> dict[str, int]:
-        return entries(
-            self.entry, self.hints, self.explaining, self.orders, self.heads, self.replayed
-        )
+        return entries(self.entry, self.hints, self.explaining, self.orders, self.heads)
 
 
 def growth(process: Process, first: int, last: int) -> dict[str, tuple[int, int]]:
@@ -108,7 +104,7 @@ def test_no_container_of_the_http_process_grows_with_new_names(process) -> None:
     assert growth(process, 4_200, 4_500) == {}
     # The sweep covers all containers: each has an entry.
     filled = {place.partition(".")[0] for place, count in process.entries().items() if count}
-    assert {"BoundedByTenant", "Orders", "ReplayClock"} <= filled
+    assert {"BoundedByTenant", "Orders"} <= filled
 
 
 @pytest.mark.long

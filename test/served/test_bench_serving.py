@@ -88,7 +88,7 @@ def test_without_forced_outputs_a_turn_hits_the_prompt_before_it(client, tiny_mo
 def test_the_completions_endpoint_forces_and_reports_tiers_too(client, tiny_model, chat):
     result = replay(
         "bailian", str(chat), client.url, "tiny", tokenizer=str(tiny_model),
-        backend="sglang-oai", time_scale=0, trace_clock=True, num_prompts=6,
+        backend="sglang-oai", time_scale=0, num_prompts=6,
     )  # fmt: skip
     assert result["outputs_forced"]
     assert result["completed"] == 6
@@ -143,8 +143,11 @@ def test_an_impossible_run_ends_with_one_line(client, chat, capsys):
     assert "line 1: 'hash_ids' has 9 blocks of 512 tokens" in capsys.readouterr().err
     assert main([*given, "--dataset-name", "bailian", "--max-request-tokens", "20"]) == 2
     assert "gives no request of at most 20 tokens" in capsys.readouterr().err
-    assert main([*given, "--dataset-name", "bailian", "--backend", "openai", "--trace-clock"]) == 2
-    assert "--trace-clock needs an SGLang server" in capsys.readouterr().err
+    assert (
+        main([*given, "--dataset-name", "bailian", "--backend", "openai", "--max-new-tokens", "9"])
+        == 2
+    )
+    assert "--max-new-tokens needs an SGLang server" in capsys.readouterr().err
     with pytest.raises(CanopyError, match="cannot replay a trace"):
         replay("bailian", str(chat), client.url, "tiny", backend="sglang-oai-chat")
 

@@ -8,7 +8,7 @@ import pytest
 from sglang_canopy.wire.attached import attached
 from sglang_canopy.wire.stamp import ADDED, FIELDS, FORCE_OUTPUT, STAMP_KEY
 
-OWN = (*FIELDS, FORCE_OUTPUT, STAMP_KEY, "canopy_replay_clock", "canopy_chunks")
+OWN = (*FIELDS, FORCE_OUTPUT, STAMP_KEY, "canopy_chunks")
 
 
 def request_with(custom: Any) -> Any:

@@ -147,7 +147,7 @@ DOCUMENT_FIELDS = (BOUNDS, RATIO, SELECTOR, DOCUMENTS, ORDER)
 FORCE_OUTPUT = "canopy_force_output"
 """Flat list of token ids to generate; needs ``--canopy-enable-forced-output``."""
 
-OF_OTHER_PARTS = (*(FORCE_OUTPUT, "canopy_replay_clock"), *DOCUMENT_FIELDS)
+OF_OTHER_PARTS = (FORCE_OUTPUT, *DOCUMENT_FIELDS)
 """Keys that other parts of Canopy validate."""
 
 

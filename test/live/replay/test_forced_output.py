@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from canopy_lab.live.replay import forced_output, replay_clock
+from canopy_lab.live.replay import forced_output
 from canopy_lab.live.replay.forced_output import ATTRIBUTE, Forced, check, replacements
-from canopy_lab.live.replay.replay_clock import ReplayClock
 from sglang_canopy.errors import CanopyError
 
 TABLE = {"a": Forced(10, [100, 101, 102]), "b": Forced(4, [7])}
@@ -77,20 +76,3 @@ def test_every_hook_names_a_function_that_takes_these_parameters() -> None:
 
     for hook in forced_output.HOOKS:
         self_check.check_signature(hook)
-
-
-def test_a_replays_clock_starts_at_the_servers_time_and_never_decreases() -> None:
-    clock = ReplayClock()
-    assert clock.stamp(1, 10.0, now_s=500.0) == 500.0
-    assert clock.stamp(1, 70.0, now_s=501.0) == 560.0
-    assert clock.stamp(1, 69.0, now_s=502.0) == 559.0
-    # A second run begins after the last stamp of the first, not at the server's time.
-    assert clock.stamp(2, 0.0, now_s=510.0) == 560.0
-
-
-@pytest.mark.parametrize(
-    "bad", [3.0, [1], [1, -2], [-1, 2], ["1", 2], [1, 2, 3], [1, float("nan")]]
-)
-def test_a_malformed_replay_clock_is_refused(bad: Any) -> None:
-    with pytest.raises(CanopyError, match=r"\[run, seconds\]"):
-        replay_clock.check({replay_clock.KEY: bad})

@@ -17,11 +17,10 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from canopy_lab.live.replay import replay_clock
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.server.start.hook import Hook
 from sglang_canopy.wire.attached import attached
-from sglang_canopy.wire.stamp import FORCE_OUTPUT, STAMP_KEY
+from sglang_canopy.wire.stamp import FORCE_OUTPUT
 
 KEY = FORCE_OUTPUT
 ATTRIBUTE = "_canopy_forced_output"
@@ -105,23 +104,8 @@ def request_created(req: Any, scheduler: Any, *_: Any, **__: Any) -> None:
 
 
 def verified(_result: None, params: Any, vocab_size: int) -> None:
-    """Hook after ``SamplingParams.verify``: refuse an invalid forced output as the client's error.
-
-    Also replaces the server's clock by the trace's: the arrival has been stamped by then, and not
-    yet sent to the scheduler.
-    """
+    """Hook after ``SamplingParams.verify``: refuse an invalid forced output as the client's error."""
     check(params.custom_params, vocab_size)
-    replayed = replay_clock.check(params.custom_params)
-    if replayed is not None and _enabled_here():
-        stamp = params.custom_params.get(STAMP_KEY)
-        if stamp is not None:
-            stamp["time"] = replay_clock.clock.stamp(*replayed, now_s=stamp["time"])
-
-
-def _enabled_here() -> bool:
-    from sglang.srt.runtime_context import get_server_args
-
-    return is_on(get_server_args())
 
 
 def sampled(next_token_ids: Any, _runner: Any, _logits: Any, batch: Any) -> Any:

@@ -65,7 +65,6 @@ class ReplayOptions:
     scale_lengths: Fraction = declare(Fraction(1), "--scale-lengths", "Multiply lengths, for a small model: 1/16 or 0.0625. Blocks shrink and stay shared.", metavar="F", parse=_fraction, shown_default="1")
     max_request_tokens: int | None = declare(None, "--max-request-tokens", "Leave out requests whose prompt and output are longer (after scaling).", metavar="N", low=1, shown_default="the limit that the SGLang server reports")
     max_new_tokens: int | None = declare(None, "--max-new-tokens", "Ask for N tokens and end the answer with the trace's last token, instead of fixing its length (needs --canopy-enable-forced-output there): as in production, the server does not know the length of an answer.", metavar="N", low=1)
-    trace_clock: bool = declare(False, "--trace-clock", "Send the server the trace's time of each request, so that policies see the trace's pauses at any --time-scale (needs --canopy-enable-forced-output there).")
     shuffle_labels: bool = declare(False, "--shuffle-labels", "Send every request with the category, turn and stop reason of another one (--seed). Not a placebo of a policy: the server counts turns and lengths from the prompts.")
     hints: float = declare(0.0, "--hints", "Share of the requests that also hint when the conversation continues, or that it is over, by the replayed trace.", metavar="SHARE", low=0, high=1)
     no_labels: bool = declare(False, "--no-labels", "Send no category, turn, conversation or stop reason.")
@@ -136,8 +135,7 @@ def build_jobs(
     made = Materialiser(fitting, vocabulary, args.scale_lengths, seed=args.seed)
     hints = labels(made.planned, args.shuffle_labels, args.seed)
     if args.hints:
-        pace = 1.0 if args.trace_clock else args.time_scale
-        add_hints(made.planned, hints, args.hints, args.seed, pace)
+        add_hints(made.planned, hints, args.hints, args.seed, args.time_scale)
     if args.no_labels:
         hints = [{} for _ in hints]
     return [ReplayRequest(p, s) for p, s in zip(made.planned, hints, strict=True)], made, left_out

@@ -12,7 +12,6 @@ import itertools
 import json
 import platform
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +21,7 @@ import aiohttp
 import numpy as np
 from tqdm import tqdm
 
-from canopy_lab.live.replay import client, options, outcome, replay_clock
+from canopy_lab.live.replay import client, options, outcome
 from canopy_lab.live.replay.schedule import ReplayRequest, Schedule
 from canopy_lab.live.replay.upstream import replaced
 from canopy_lab.trace.materialise import Materialiser, middle_tokens, usable_tokens
@@ -57,8 +56,6 @@ class Replay:
         self.dialect = client.DIALECTS[args.backend]
         self._upstream = upstream
         self._rate = rate
-        # Distinguishes the clocks of several replays on one server.
-        self._number = time.time_ns() // 1000
         self._forced = False
         self._jobs: list[ReplayRequest] = []
         self._made: Materialiser | None = None
@@ -194,11 +191,9 @@ class Replay:
             self._forced = reply.output_ids == wanted
         elif self.dialect.custom_params and self._tokens_to_text:
             self._forced = reply.text.strip() == self._tokens_to_text(wanted).strip()
-        for option in ("trace_clock", "max_new_tokens"):
-            if self._forced or not getattr(self.args, option):
-                continue
+        if self.args.max_new_tokens and not self._forced:
             raise CanopyError(
-                f"--{option.replace('_', '-')} needs an SGLang server with sglang-canopy started with "
+                "--max-new-tokens needs an SGLang server with sglang-canopy started with "
                 "--canopy-enable-forced-output"
             )
         if not self._forced:
@@ -212,8 +207,6 @@ class Replay:
         assert self._made is not None
         args = self.args
         custom = dict(job.labels)
-        if args.trace_clock:
-            custom[replay_clock.KEY] = [self._number, round(job.planned.request.time_s, 6)]
         wanted: list[int] = []
         max_tokens, ends_with = job.planned.output_tokens, None
         if self._forced:
@@ -262,7 +255,6 @@ class Replay:
             "options": {
                 "num_prompts": args.num_prompts,
                 "time_scale": args.time_scale,
-                "trace_clock": args.trace_clock,
                 "max_new_tokens": args.max_new_tokens,
                 "request_rate": None if np.isinf(args.request_rate) else args.request_rate,
                 "scale_lengths": str(args.scale_lengths),

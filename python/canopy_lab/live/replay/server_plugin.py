@@ -1,4 +1,4 @@
-"""A server's part of a replay, as a plugin: it generates the trace's tokens, by the trace's clock.
+"""A server's part of a replay, as a plugin: it generates the trace's tokens.
 
 Without ``--canopy-enable-forced-output`` it only adds that flag.
 """
