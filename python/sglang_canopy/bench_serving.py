@@ -14,7 +14,7 @@ from typing import Any
 
 from canopy_lab.live.replay import client, options, report
 from canopy_lab.live.replay.rates import replay_all
-from canopy_lab.live.replay.upstream import replaced
+from canopy_lab.live.replay.run import replaced
 from sglang_canopy.errors import CanopyError
 
 

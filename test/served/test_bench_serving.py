@@ -52,7 +52,7 @@ def test_a_turn_hits_the_previous_answer(client, tiny_model, chat, tmp_path):
     out = tmp_path / "out.json"
     result = replay(
         "bailian", str(chat), client.url, "tiny", tokenizer=str(tiny_model), time_scale=0,
-        max_concurrency=2, max_new_tokens=500, output_file=str(out), output_details=True,
+        max_concurrency=2, output_file=str(out), output_details=True,
     )  # fmt: skip
     assert json.loads(out.read_text()) == result
     assert result["outputs_forced"]
@@ -143,11 +143,6 @@ def test_an_impossible_run_ends_with_one_line(client, chat, capsys):
     assert "line 1: 'hash_ids' has 9 blocks of 512 tokens" in capsys.readouterr().err
     assert main([*given, "--dataset-name", "bailian", "--max-request-tokens", "20"]) == 2
     assert "gives no request of at most 20 tokens" in capsys.readouterr().err
-    assert (
-        main([*given, "--dataset-name", "bailian", "--backend", "openai", "--max-new-tokens", "9"])
-        == 2
-    )
-    assert "--max-new-tokens needs an SGLang server" in capsys.readouterr().err
     with pytest.raises(CanopyError, match="cannot replay a trace"):
         replay("bailian", str(chat), client.url, "tiny", backend="sglang-oai-chat")
 

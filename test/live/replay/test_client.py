@@ -122,10 +122,6 @@ def test_bodies_pin_the_output_and_carry_labels_only_where_understood() -> None:
     three = body(DIALECTS["vllm"], "m", [1, 2], 7, labels, {})
     assert "custom_params" not in three
     assert (three["min_tokens"], three["ignore_eos"]) == (7, True)
-    ends = body(DIALECTS["sglang"], "m", [1, 2], 7, {}, {}, ends_with=3)["sampling_params"]
-    assert (ends["max_new_tokens"], ends["ignore_eos"], ends["stop_token_ids"]) == (7, False, [3])
-    ends = body(DIALECTS["sglang-oai"], "m", [1, 2], 7, {}, {}, ends_with=3)
-    assert (ends["max_tokens"], ends.get("ignore_eos"), ends["stop_token_ids"]) == (7, None, [3])
     plain = body(DIALECTS["openai"], "m", [1, 2], 7, labels, {})
     assert set(plain) == {
         "model",

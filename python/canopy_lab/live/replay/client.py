@@ -75,22 +75,15 @@ def body(
     custom_params: Mapping[str, Any],
     extra: Mapping[str, Any],
     stream: bool = True,
-    ends_with: int | None = None,
 ) -> dict[str, Any]:
-    """Return the JSON body of one request. ``extra`` overrides everything except the prompt.
-
-    The output has ``output_tokens`` tokens, or at most that many if the request ``ends_with`` a
-    token.
-    """
+    """Return the JSON body of one request. ``extra`` overrides everything except the prompt."""
     custom = dict(custom_params) if dialect.custom_params and custom_params else None
     if dialect.native:
         sampling: dict[str, Any] = {
             "temperature": 0,
             "max_new_tokens": output_tokens,
-            "ignore_eos": ends_with is None,
+            "ignore_eos": True,
         }
-        if ends_with is not None:
-            sampling["stop_token_ids"] = [ends_with]
         if custom:
             sampling["custom_params"] = custom
         extra = dict(extra)
@@ -104,9 +97,7 @@ def body(
     }
     if stream:
         fields["stream_options"] = {"include_usage": True}
-    if ends_with is not None:
-        fields["stop_token_ids"] = [ends_with]
-    elif dialect.pins_output:
+    if dialect.pins_output:
         fields["ignore_eos"] = True
         if not dialect.custom_params:
             fields["min_tokens"] = output_tokens

@@ -64,7 +64,6 @@ class ReplayOptions:
     time_scale: float = declare(1.0, "--time-scale", "Multiply the trace's arrival times: 0.1 is ten times as fast, 0 is as fast as the order of turns allows. --request-rate replaces the trace's times by random ones.", metavar="X", low=0)
     scale_lengths: Fraction = declare(Fraction(1), "--scale-lengths", "Multiply lengths, for a small model: 1/16 or 0.0625. Blocks shrink and stay shared.", metavar="F", parse=_fraction, shown_default="1")
     max_request_tokens: int | None = declare(None, "--max-request-tokens", "Leave out requests whose prompt and output are longer (after scaling).", metavar="N", low=1, shown_default="the limit that the SGLang server reports")
-    max_new_tokens: int | None = declare(None, "--max-new-tokens", "Ask for N tokens and end the answer with the trace's last token, instead of fixing its length (needs --canopy-enable-forced-output there): as in production, the server does not know the length of an answer.", metavar="N", low=1)
     shuffle_labels: bool = declare(False, "--shuffle-labels", "Send every request with the category, turn and stop reason of another one (--seed). Not a placebo of a policy: the server counts turns and lengths from the prompts.")
     hints: float = declare(0.0, "--hints", "Share of the requests that also hint when the conversation continues, or that it is over, by the replayed trace.", metavar="SHARE", low=0, high=1)
     no_labels: bool = declare(False, "--no-labels", "Send no category, turn, conversation or stop reason.")

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
+import contextlib
 import json
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from tqdm import tqdm
 
 from canopy_lab.live.replay import client, options, outcome
 from canopy_lab.live.replay.schedule import ReplayRequest, Schedule
-from canopy_lab.live.replay.upstream import replaced
 from canopy_lab.trace.materialise import Materialiser, middle_tokens, usable_tokens
 from sglang_canopy import SGLANG_VERSION, __version__
 from sglang_canopy.errors import CanopyError
@@ -112,8 +111,6 @@ class Replay:
         if self._left_out:
             print(f"Left out {self._left_out} requests of more than {most} tokens.")
         self._vocabulary = vocabulary
-        stated = set(vocabulary.tolist())
-        self._ends_with = next(token for token in itertools.count() if token not in stated)
         self._tokens_to_text = getattr(tokenizer, "decode", None)
         return self._jobs
 
@@ -191,11 +188,6 @@ class Replay:
             self._forced = reply.output_ids == wanted
         elif self.dialect.custom_params and self._tokens_to_text:
             self._forced = reply.text.strip() == self._tokens_to_text(wanted).strip()
-        if self.args.max_new_tokens and not self._forced:
-            raise CanopyError(
-                "--max-new-tokens needs an SGLang server with sglang-canopy started with "
-                "--canopy-enable-forced-output"
-            )
         if not self._forced:
             print(
                 "Outputs are not forced: the server does not obey custom_params."
@@ -205,30 +197,19 @@ class Replay:
 
     async def _request(self, job: ReplayRequest, schedule: Schedule, bar: Any) -> None:
         assert self._made is not None
-        args = self.args
         custom = dict(job.labels)
         wanted: list[int] = []
-        max_tokens, ends_with = job.planned.output_tokens, None
         if self._forced:
             custom[FORCE_OUTPUT] = wanted = self._made.output(job.planned)
-            if args.max_new_tokens is not None and wanted:
-                # The last token's KV is never computed, so the next turn hits the same tokens.
-                ends_with = self._ends_with
-                wanted[-1] = ends_with
-                max_tokens = max(args.max_new_tokens, max_tokens)
         prompt = self._made.prompt(job.planned)
-        job.reply = await self._send(prompt, max_tokens, custom, ends_with)
+        job.reply = await self._send(prompt, job.planned.output_tokens, custom)
         if job.reply.ok and self._forced and self.dialect.native and job.reply.output_ids != wanted:
             job.reply.error = "the response is not the forced output"
         schedule.answered(job)
         bar.update(1)
 
     async def _send(
-        self,
-        prompt: list[int],
-        output_tokens: int,
-        custom: Mapping[str, Any],
-        ends_with: int | None = None,
+        self, prompt: list[int], output_tokens: int, custom: Mapping[str, Any]
     ) -> client.Reply:
         assert self._session is not None
         payload = client.body(
@@ -239,7 +220,6 @@ class Replay:
             custom,
             self._extra,
             stream=not self.args.disable_stream,
-            ends_with=ends_with,
         )
         headers = self._upstream.get_request_headers()
         return await client.send(self._session, self._url, self.dialect, payload, headers)
@@ -255,7 +235,6 @@ class Replay:
             "options": {
                 "num_prompts": args.num_prompts,
                 "time_scale": args.time_scale,
-                "max_new_tokens": args.max_new_tokens,
                 "request_rate": None if np.isinf(args.request_rate) else args.request_rate,
                 "scale_lengths": str(args.scale_lengths),
                 "max_concurrency": args.max_concurrency,
@@ -287,6 +266,22 @@ class Replay:
         if args.output_details:
             made["details"] = [_detail(job) for job in self._jobs]
         return made
+
+
+@contextlib.contextmanager
+def replaced(module: Any, **names: Any) -> Iterator[None]:
+    """Set these names of ``module`` within the block.
+
+    Raises ``AttributeError`` for a name that the module lacks, before any replacement.
+    """
+    before = {name: getattr(module, name) for name in names}
+    try:
+        for name, value in names.items():
+            setattr(module, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(module, name, value)
 
 
 def _detail(job: ReplayRequest) -> dict[str, Any]:
