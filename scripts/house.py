@@ -83,10 +83,9 @@ ROOMS: dict[str, set[str]] = {
     "live": set(),
     "live/replay": {"latency", "report", "server/start", "trace", "wire"},
     "live/profile": set(),
-    "live/page": set(),
     "cli": {
         *("advise", "canopy_chunks/calibration", "characterize", "config", "doctor", "latency"),
-        *("live/page", "live/profile", "plan", "policy", "report", "request"),
+        *("live/profile", "plan", "policy", "report", "request"),
         *("group_ttl", "sim", "trace", "ttl", "wire"),
     },
     "bench_serving": {"live/replay"},
@@ -96,7 +95,7 @@ exchange messages through ``wire`` and do not import each other."""
 
 LABORATORY = (
     *("group_ttl", "policy", "reuse", "ttl", "disk", "trace", "sim", "characterize", "plan"),
-    *("report", "advise", "admission", "config", "latency", "live/page", "live/profile"),
+    *("report", "advise", "admission", "config", "latency", "live/profile"),
     *("request", "schedule", "whatif", "wire"),
 )
 """Rooms that need neither torch nor sglang."""

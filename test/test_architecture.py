@@ -121,7 +121,7 @@ def test_one_file_knows_what_differs_between_releases_of_sglang() -> None:
     }
     # The others show the version, or warn of an untested one.
     shown = {"doctor/command_line.py", "doctor/machine.py", "server/start/self_check.py"}
-    shown = {f"sglang_canopy/{one}" for one in shown} | {"canopy_lab/live/replay/run.py"}
+    shown = {f"sglang_canopy/{one}" for one in shown} | {"canopy_lab/live/replay/replay_run.py"}
     assert asking - shown == {"sglang_canopy/releases.py"}
 
 

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from canopy_lab.live.replay import client, options, report
+from canopy_lab.live.replay import endpoint, options, report
 from canopy_lab.live.replay.rates import replay_all
-from canopy_lab.live.replay.run import replaced
+from canopy_lab.live.replay.replay_run import replaced
 from sglang_canopy.errors import CanopyError
 
 
@@ -78,7 +78,7 @@ def run(argv: Sequence[str]) -> dict[str, Any] | None:
         },
         _BACKEND_API_PATHS={
             **upstream._BACKEND_API_PATHS,
-            "openai": client.DIALECTS["openai"].path,
+            "openai": endpoint.DIALECTS["openai"].path,
         },
     ):
         upstream.cli_main()

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from canopy_lab.advise.advice import Below, advise
+from canopy_lab.advise.advice_text import about_agents
 from canopy_lab.advise.arms import LRU, SGLANG_LRU
 from canopy_lab.advise.costs import Coster
 from canopy_lab.advise.misses import why_missed
 from canopy_lab.advise.sample import Sample, read_sample
-from canopy_lab.advise.text import about_agents
 from canopy_lab.report.units import percent
 from canopy_lab.sim.driver import simulate
 from canopy_lab.sim.system.engine_profile import load_profile

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from canopy_lab.advise.advice import Below, advise
-from canopy_lab.advise.page import page
+from canopy_lab.advise.advice_page import page
+from canopy_lab.advise.advice_text import summary
 from canopy_lab.advise.sample import Sample
-from canopy_lab.advise.text import summary
 from canopy_lab.sim.system.engine_profile import load_profile
 from support.tiny_traces import ask
 

@@ -3,9 +3,9 @@
 import pytest
 
 from canopy_lab.advise.advice import Below, advise
+from canopy_lab.advise.advice_text import about_capacity, about_log
 from canopy_lab.advise.answers import Advice
 from canopy_lab.advise.sample import Sample, sample_of
-from canopy_lab.advise.text import about_capacity, about_log
 from canopy_lab.sim.system.engine_profile import load_profile
 from support.tiny_traces import ask
 

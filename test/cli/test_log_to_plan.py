@@ -5,7 +5,7 @@ import json
 import pytest
 
 from canopy_lab.cli.main import main
-from canopy_lab.plan.server_config import read_config
+from canopy_lab.plan.server_plan import read_config
 from support.logs import SESSIONS, TURNS, WRITERS
 
 POOL = "6000"

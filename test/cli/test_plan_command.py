@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from canopy_lab.cli.main import main
-from canopy_lab.plan.server_config import read_config
+from canopy_lab.plan.server_plan import read_config
 
 ROW = {
     "instances",

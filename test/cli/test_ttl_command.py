@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from canopy_lab.cli.main import main
-from canopy_lab.plan.server_config import read_config
+from canopy_lab.plan.server_plan import read_config
 from sglang_canopy.config.tiers import TierFlags
 from sglang_canopy.declared import from_args
 from sglang_canopy.errors import CanopyError

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from canopy_lab.latency.report import LatencyReport, latency_report
+from canopy_lab.latency.latency_report import LatencyReport, latency_report
 from canopy_lab.latency.saturation import goodput, saturation
 from canopy_lab.latency.slo import parse_slo
 from sglang_canopy.errors import CanopyError

@@ -8,11 +8,10 @@ import pytest
 from canopy_lab.plan.disk_class import GIB
 from canopy_lab.plan.objective import Evaluated
 from canopy_lab.plan.prices import load_prices
-from canopy_lab.plan.server_config import read_config, write_config
-from canopy_lab.plan.server_plan import server_plan
+from canopy_lab.plan.server_plan import read_config, server_plan, write_config
 from canopy_lab.plan.space import Configuration
 from canopy_lab.plan.system import Engine, system_of
-from canopy_lab.plan.validate import system_of_plan
+from canopy_lab.plan.validation import system_of_plan
 from canopy_lab.plan.worker import PlanInputs
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system.engine_profile import load_profile

@@ -9,8 +9,8 @@ import pytest
 
 from canopy_lab.cli.main import main
 from canopy_lab.plan.prices import PRICE_LISTS
-from canopy_lab.plan.server_config import write_config
-from canopy_lab.plan.validate import recalibrate, scaled, system_of_plan, validate
+from canopy_lab.plan.server_plan import write_config
+from canopy_lab.plan.validation import recalibrate, scaled, system_of_plan, validate
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system import Workload, load_profile, simulate_system
 from canopy_lab.trace.served_log import read_served

@@ -7,7 +7,7 @@ import pytest
 
 from canopy_lab.cli.main import main
 from canopy_lab.live.profile.client import wait_until
-from canopy_lab.plan.server_config import read_config, write_config
+from canopy_lab.plan.server_plan import read_config, write_config
 from canopy_lab.sim.system import load_profile
 from canopy_lab.trace.served_log import read_served
 from support.gateways import post, running

@@ -7,8 +7,8 @@ import torch
 
 from canopy_chunks.fuse import rows as engine
 from canopy_chunks.fuse.cache import dense_cache
-from canopy_chunks.fuse.working_memory import working_memory
 from canopy_chunks.server import model_view
+from canopy_chunks.server.start import working_memory
 from support.scheduler import InProcess
 
 LENGTH, ROWS = 150, [3, 40, 41, 149]

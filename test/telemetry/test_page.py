@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from canopy_lab.live.page.proxy import proxy
+from canopy_lab.cli.page import proxy
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.telemetry import static_files
 from sglang_canopy.telemetry.window import MINUTE_S, POINTS, Window

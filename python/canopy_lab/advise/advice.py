@@ -31,7 +31,6 @@ from canopy_lab.advise.misses import why_missed
 from canopy_lab.advise.sample import Sample
 from canopy_lab.sim.stack import LRUCurve, lru_curve
 from canopy_lab.sim.system.engine_profile import EngineProfile
-from sglang_canopy.errors import CanopyError
 
 LOST_POINTS = 5.0
 """Loss of LRU, in points of the prompt tokens, that sets the default capacity.
@@ -70,10 +69,8 @@ def advise(
     """Simulate and decide. ``resize`` receives the largest number of simulations.
 
     ``capacity_from``: source of ``capacity_tokens``. Without a capacity, the LRU curve sets it
-    (``LOST_POINTS``). Raises ``CanopyError`` for a capacity that is not above 0.
+    (``LOST_POINTS``).
     """
-    if capacity_tokens is not None and not 0 < capacity_tokens < float("inf"):
-        raise CanopyError(f"the capacity must be tokens above 0, got {capacity_tokens}")
     curve = lru_curve(sample.requests)
     if capacity_tokens is None:
         capacity_tokens, capacity_from = lossy_capacity(sample, curve), "curve"

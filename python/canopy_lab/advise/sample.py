@@ -175,8 +175,6 @@ def read_sample(
 ) -> Sample:
     """Read ``path`` once, in bounded memory. Raises ``CanopyError`` for a log without requests."""
     path = check_log(path, format, tokenizer)
-    if most_requests < 1:
-        raise CanopyError(f"the sample must be of 1 request or more, got {most_requests}")
     sample, kept = Sample(), Thinned(most_requests, most_accesses)
     tolerance = lines.Tolerance(path, skip_bad)
     sample.understood = tolerance.understood

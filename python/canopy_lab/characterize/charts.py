@@ -15,9 +15,9 @@ from canopy_lab.characterize.footprint import Footprint
 from canopy_lab.characterize.hits import IdealHits
 from canopy_lab.characterize.lifespan import Lifespan
 from canopy_lab.characterize.locality import Locality
-from canopy_lab.characterize.report import TraceReport
 from canopy_lab.characterize.reuse_time import ReuseTimes
 from canopy_lab.characterize.skew import Skew
+from canopy_lab.characterize.trace_report import TraceReport
 from canopy_lab.characterize.turns import Turns
 from canopy_lab.report.axes import (
     ALONG,

@@ -12,7 +12,7 @@ from canopy_lab.advise.breaks.cures import as_json, sentences
 from canopy_lab.advise.breaks.finder import Breaks
 from canopy_lab.advise.breaks.memory import MAX_PROMPTS
 from canopy_lab.advise.breaks.read import read_breaks
-from canopy_lab.advise.first_start import first_start
+from canopy_lab.advise.decide import first_start
 from canopy_lab.advise.sample import MAX_REQUESTS, Sample, read_sample
 from canopy_lab.cli.shared import PROFILE_HELP, Bar, TraceOptions
 from canopy_lab.cli.values import above_zero, listed, out_file, positive, write_json
@@ -71,8 +71,8 @@ OPTIONS = (Options,)
 
 
 def run(args: Options) -> int:
-    from canopy_lab.advise.page import page
-    from canopy_lab.advise.text import summary
+    from canopy_lab.advise.advice_page import page
+    from canopy_lab.advise.advice_text import summary
 
     profile = load_profile(args.profile)
     below = [
@@ -89,7 +89,7 @@ def run(args: Options) -> int:
     if args.json:
         found = as_json(breaks, show_values=args.show_values)
         write_json(args.json, {**advice.as_json(), "breaks": found})
-    first = first_start(advice)
+    first = first_start(advice.decision)
     print(summary(advice))
     print("", *told, sep="\n")
     print(f"\nThe page: {args.out}")

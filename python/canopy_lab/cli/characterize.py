@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from canopy_lab.characterize.report import ReadProgress, characterize
-from canopy_lab.characterize.text import summary
+from canopy_lab.characterize.findings import summary
+from canopy_lab.characterize.trace_report import ReadProgress, characterize
 from canopy_lab.cli.shared import Bar, TraceOptions
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
@@ -30,7 +30,7 @@ OPTIONS = (Options,)
 
 
 def run(args: Options) -> int:
-    from canopy_lab.characterize.page import write_report
+    from canopy_lab.characterize.trace_page import write_report
 
     try:
         args.out.mkdir(parents=True, exist_ok=True)

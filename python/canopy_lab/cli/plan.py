@@ -15,16 +15,15 @@ from canopy_lab.cli.shared import Bar
 from canopy_lab.cli.validate import read_validation
 from canopy_lab.cli.values import write_json
 from canopy_lab.plan.choice import label_of
-from canopy_lab.plan.page import page, write_figures
+from canopy_lab.plan.plan_page import page, write_figures
 from canopy_lab.plan.planner import CapacityPlan, make_plan, to_json
-from canopy_lab.plan.server_config import write_config
-from canopy_lab.plan.server_plan import server_plan
-from canopy_lab.plan.slots import last_hours
+from canopy_lab.plan.server_plan import server_plan, write_config
 from canopy_lab.plan.text import HEAD, cells, next_step, plan_text
 from canopy_lab.plan.worker import PlanInputs, at_load
 from canopy_lab.report.table import text_table
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system.reservation import CLIP_OUTPUT_TOKENS
+from canopy_lab.trace.open import last_hours
 from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.sglang_log import logs_tokens, read_as_server
 from sglang_canopy.errors import CanopyError

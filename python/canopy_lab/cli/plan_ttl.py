@@ -18,7 +18,7 @@ from canopy_lab.cli.shared import TraceOptions
 from canopy_lab.cli.values import above_zero, yaml_file
 from canopy_lab.group_ttl.learn import BOTH, CATEGORIES, GROUPS, Learning, Learnt, learn
 from canopy_lab.group_ttl.paths import Paths, paths_of
-from canopy_lab.plan.server_config import write_config
+from canopy_lab.plan.server_plan import write_config
 from canopy_lab.report.table import text_table
 from canopy_lab.report.units import size
 from canopy_lab.sim.model import PRESETS, load_model_shape

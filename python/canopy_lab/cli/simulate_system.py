@@ -9,7 +9,7 @@ from pathlib import Path
 from canopy_lab.cli.shared import PROFILE_HELP, TraceOptions
 from canopy_lab.cli.system_loads import parse_loads, run_loads
 from canopy_lab.cli.values import above_zero, out_file, write_json
-from canopy_lab.latency.report import WARM_UP_SHARE
+from canopy_lab.latency.latency_report import WARM_UP_SHARE
 from canopy_lab.latency.slo import SLO, parse_slo
 from canopy_lab.report.units import size
 from canopy_lab.sim.system import (
@@ -49,7 +49,11 @@ class Machines(declared.Checked):
         shown_default="as for reads",
     )  # fmt: skip
     ttl_s: float | None = declare(
-        None, "--ttl-s", "TTL of everything on host and disk, in seconds", metavar="S"
+        None,
+        "--ttl-s",
+        "TTL of everything on host and disk, in seconds",
+        metavar="S",
+        parse=above_zero,
     )
 
 

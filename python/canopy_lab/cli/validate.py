@@ -9,14 +9,14 @@ from pathlib import Path
 
 from canopy_lab.cli.values import above_zero, out_file, write_json
 from canopy_lab.plan.disk_class import MIB
-from canopy_lab.plan.server_config import Config, read_config
-from canopy_lab.plan.slots import last_hours
-from canopy_lab.plan.validate import HITS, METRICS, TTFTS, Validation, recalibrate, validate
-from canopy_lab.plan.validate import system_of_plan as system
+from canopy_lab.plan.server_plan import Config, read_config
+from canopy_lab.plan.validation import HITS, METRICS, TTFTS, Validation, recalibrate, validate
+from canopy_lab.plan.validation import system_of_plan as system
 from canopy_lab.report.table import text_table
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system.config import SystemConfig
 from canopy_lab.sim.system.engine_profile import Bandwidth, EngineProfile, load_profile
+from canopy_lab.trace.open import last_hours
 from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.served_log import HOW, REPORT, read_served
 from canopy_lab.trace.sglang_log import last_flush, pool_tokens, read_as_server

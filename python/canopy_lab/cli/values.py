@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from canopy_lab.plan.server_config import SUFFIXES
+from canopy_lab.plan.server_plan import SUFFIXES
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.private_file import replace_file
 

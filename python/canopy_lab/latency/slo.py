@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from canopy_lab.latency.report import LatencyReport
+from canopy_lab.latency.latency_report import LatencyReport
 from sglang_canopy.errors import CanopyError
 
 STATISTICS = ("mean", "p50", "p95", "p99", "max")

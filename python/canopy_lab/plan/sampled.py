@@ -14,9 +14,9 @@ import numpy as np
 from canopy_lab.plan.choice import Constraint
 from canopy_lab.plan.confirm import Margins, Screened, confirm
 from canopy_lab.plan.evaluate import Evaluator
-from canopy_lab.plan.lines import beside
 from canopy_lab.plan.objective import METRICS, Evaluated, Metric, Objectives
 from canopy_lab.plan.search import SearchOptions, SearchResult, search
+from canopy_lab.plan.size_lines import beside
 from canopy_lab.plan.space import Configuration, Space
 from canopy_lab.sim.compact import CompactTrace
 

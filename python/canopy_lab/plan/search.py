@@ -5,7 +5,7 @@ The paper has the first three of these four steps, without thresholds:
 1. *Coarse grid*: a few sizes of DRAM times a few sizes of disk, per class.
 2. *Expansion*: along DRAM while a step still gains ``MARGINAL_GAIN`` in a performance objective;
    again at the end, on lines that midpoints have made.
-3. *Midpoints* (``lines.py``): between any two adjacent evaluated sizes of DRAM, disk or bandwidth.
+3. *Midpoints* (``size_lines.py``): between any two adjacent evaluated sizes of DRAM, disk or bandwidth.
    Midpoints that could add most to the front, and at which the objectives curve most, come first.
    Midpoints may be off the coarse grid, down to the resolution of sizes (``sizes.py``).
 4. *Remaining gain*: a midpoint is at best as good as the better of its two neighbours, at its own
@@ -23,10 +23,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from canopy_lab.plan.lines import Certain, Midpoint, lines_of, midpoints
 from canopy_lab.plan.objective import Evaluated, Objectives, Scale
+from canopy_lab.plan.size_lines import Certain, Midpoint, lines_of, midpoints
 from canopy_lab.plan.space import KNOBS, Configuration, Knob, Space, slice_of
-from sglang_canopy.errors import CanopyError
 
 Evaluate = Callable[[Sequence[Configuration]], Sequence[Evaluated]]
 
@@ -50,12 +49,6 @@ class SearchOptions:
     """Remaining gain from further sizes at which the search ends."""
     evaluations: int = 400
     """Maximum number of evaluations. The result reports the remaining gain."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.tolerance <= 1:
-            raise CanopyError(f"tolerance must be between 0 and 1, got {self.tolerance!r}")
-        if type(self.evaluations) is not int or self.evaluations < 1:
-            raise CanopyError(f"evaluations must be 1 or more, got {self.evaluations!r}")
 
 
 @dataclass(slots=True)

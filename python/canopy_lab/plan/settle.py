@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from canopy_lab.plan.choice import ChosenConfiguration, Constraint, choose, why_not
 from canopy_lab.plan.evaluate import Evaluator
-from canopy_lab.plan.lines import beside, lines_through
 from canopy_lab.plan.objective import Evaluated, Metric
+from canopy_lab.plan.size_lines import beside, lines_through
 from canopy_lab.plan.space import Configuration, Space
 
 ROUNDS = 24

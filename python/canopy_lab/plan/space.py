@@ -15,8 +15,7 @@ from sglang_canopy.config.server_settings import (
     SGLANG_DEFAULTS,
     WRITE_POLICIES,
 )
-from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.registry import CANOPYS_LRU, make_policy
+from sglang_canopy.policy.registry import CANOPYS_LRU
 
 GROUP: Final = "group"
 TTL = float | Literal["group"] | None
@@ -145,23 +144,6 @@ class Space:
     """Values to try by the name of a knob; a knob without values has its default."""
     host_most_gib: float = math.inf
     """Most DRAM of all instances together."""
-
-    def __post_init__(self) -> None:
-        for name in ("dram_gib", "disk_gib"):
-            values = getattr(self, name)
-            if list(values) != sorted(set(values)) or not values or values[0] != 0:
-                raise CanopyError(f"{name} must be ascending sizes that begin with 0")
-        given = {"instances": self.instances, **self.choices}
-        for name, values in given.items():
-            if not values:
-                raise CanopyError(f"{name} must have at least one value")
-        unknown = set(self.choices) - {knob.name for knob in KNOBS}
-        if unknown:
-            raise CanopyError(f"unknown choice {', '.join(sorted(unknown))}")
-        for count in self.instances:
-            if type(count) is not int or not 1 <= count <= 1024:
-                raise CanopyError(f"instances must be whole numbers from 1 to 1024, got {count!r}")
-        make_policy(self.policy, {})
 
     def values(self, knob: Knob) -> tuple[Any, ...]:
         return self.choices.get(knob.name, (knob.default,))

@@ -10,10 +10,6 @@ from canopy_lab.plan.planner import CapacityPlan
 from canopy_lab.plan.sizes import gib_text
 from canopy_lab.report.table import text_table
 
-PUBLISHED = (0.093, -0.583, -0.202)
-"""Kareto's maximum change of throughput, latency and cost against 1,024 GB of DRAM (arXiv
-2603.08739, section 5.2; on its own traces)."""
-
 _METRICS = ("mean_ttft", "p99_ttft", "throughput", "token_hit_ratio", "cost_per_hour", "cost")
 HEAD = (
     "configuration", "mean TTFT", "P99 TTFT", "tokens/s", "hits", "device/host/disk", "GPU h saved/day", "$/h", "cost",
@@ -106,8 +102,6 @@ def extremes(plan: CapacityPlan) -> list[list[str]]:
         gains = against(row, plan.baseline)
         change = (gains["throughput_gain"], -gains["mean_ttft_saved"], -gains["cost_saved"])
         rows.append([name, label_of(row), *cells(row), *map(_change, change)])
-    rows.append(["published, other traces", "at best", *[""] * (len(HEAD) - 1)])
-    rows[-1] += map(_change, PUBLISHED)
     return rows
 
 

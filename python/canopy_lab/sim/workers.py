@@ -27,8 +27,6 @@ class Workers(Generic[Work]):
     """
 
     def __init__(self, work: Work, jobs: int) -> None:
-        if jobs < 1:
-            raise CanopyError(f"--jobs must be 1 or more, got {jobs}")
         self._work, self._jobs = work, jobs
         self._pool: ProcessPoolExecutor | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None

@@ -32,19 +32,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from canopy_lab.trace import lines
-from canopy_lab.trace.record import TraceRequest
+from canopy_lab.trace.record import STOPS, TraceRequest
 from sglang_canopy.errors import CanopyError
-
-STOPS = {
-    "tool_use": "tool",
-    "end_turn": "end",
-    "stop_sequence": "end",
-    "max_tokens": "length",
-    "tool": "tool",
-    "end": "end",
-    "length": "length",
-}
-
 
 _RANGE = 1 << 40
 """Block ids of one source."""

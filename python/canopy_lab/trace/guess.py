@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from canopy_lab.trace import container, dynamo, fields, lines, openai_log
+from canopy_lab.trace import container, fields, lines, mooncake, openai_log
 from canopy_lab.trace.entries import csv_columns
 from canopy_lab.trace.sglang_prompt import is_event
 from sglang_canopy.errors import CanopyError
@@ -169,7 +169,7 @@ def _first_entry(text: bytes, path: Path) -> dict[str, Any] | None:
 
 
 def _json_format(entry: dict[str, Any]) -> str | None:
-    if dynamo.is_row(entry):
+    if mooncake.is_dynamos(entry):
         return "mooncake"
     if "hash_ids" in entry:
         if "chat_id" in entry:

@@ -3,10 +3,14 @@
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353]}
 
 ``hash_ids`` are prefix-chained and cover the prompt; a last partial block may have one or not. Blocks
-have 512 tokens in Mooncake's own traces; in Dynamo's (also its own capture, ``dynamo.py``) and AIPerf's their size is that of the model's
-KV blocks. The size is the field ``block_size``, else it is inferred from lengths and numbers of ids.
+have 512 tokens in Mooncake's own traces; in Dynamo's and AIPerf's their size is that of the model's KV
+blocks. The size is the field ``block_size``, else it is inferred from lengths and numbers of ids.
 Rows may have a ``session_id``; later rows of a session may have a ``delay`` after the previous answer
 instead of a time. Without a session, conversation and turn are inferred from the chain (``infer.py``).
+
+Dynamo's own capture (``dynamo.request.trace.v1``) is converted to such rows: each line is an event, and
+a request is its ``request_end``. Its hashes of blocks cover the prefix before them
+(``replay.input_sequence_hashes``). Times are milliseconds since 1970.
 """
 
 from __future__ import annotations
@@ -18,10 +22,47 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from canopy_lab.trace import dynamo, lines
+from canopy_lab.trace import lines
 from canopy_lab.trace.infer import ConversationIndex
 from canopy_lab.trace.prompts import changed, clients_name, in_order
 from canopy_lab.trace.record import TraceRequest
+
+_SCHEMA = "dynamo.request.trace."
+_ENDED = "captured_at_its_end"
+"""Key of rows whose order is that of the requests' ends."""
+_END = "request_end"
+
+
+def is_dynamos(record: dict[str, Any]) -> bool:
+    """Return whether a line is an event of Dynamo's own capture."""
+    return str(record.get("schema", "")).startswith(_SCHEMA)
+
+
+def _dynamos_row(record: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the request in Mooncake's form, or ``None`` for another event. Raises ``BadLine``."""
+    if record.get("event_type") != _END:
+        return None
+    request = _inner(record, "request")
+    replay = _inner(request, "replay")
+    if "input_sequence_hashes" not in replay:
+        raise lines.BadLine(
+            "its request has no 'replay' with 'input_sequence_hashes', so its prompt is not known"
+        )
+    return {
+        "timestamp": request.get("request_received_ms"),
+        "input_length": replay.get("input_length", request.get("input_tokens")),
+        "output_length": request.get("output_tokens", 0),
+        "hash_ids": replay["input_sequence_hashes"],
+        "block_size": replay.get("trace_block_size"),
+        _ENDED: True,
+        "session_id": _inner(record, "agent_context").get("session_id"),
+    }
+
+
+def _inner(of: dict[str, Any], name: str) -> dict[str, Any]:
+    value = of.get(name)
+    return value if isinstance(value, dict) else {}
+
 
 BLOCK_TOKENS = 512
 _SIZES = (BLOCK_TOKENS, 16, 32, 64, 128, 256, 1024, 2048, 4096, 8, 4, 2, 1)
@@ -84,11 +125,11 @@ def _head(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _row(record: dict[str, Any]) -> dict[str, Any] | None:
-    return dynamo.row_of(record) if dynamo.is_row(record) else record
+    return _dynamos_row(record) if is_dynamos(record) else record
 
 
 def _is_out_of_order(path: Path) -> bool:
-    return any("delay" in record or dynamo.ENDED in record for record in _head(path))
+    return any("delay" in record or _ENDED in record for record in _head(path))
 
 
 class _Reader:

@@ -1,9 +1,10 @@
-"""Open a trace of any format."""
+"""Open a trace of any format, or its last hours."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from canopy_lab.trace.lines import Tolerance, existing
@@ -22,6 +23,7 @@ _TEXT = {"openai": "openai_log", "vllm": "vllm_log", "otel": "otel_log"}
 TEXT_FORMATS = tuple(_TEXT)
 _PROMPTS = {**_TEXT, "sglang": "sglang_text"}
 """Formats whose prompts can be compared as text: these modules have ``prompts``."""
+MAX_HOURS = 24 * 7
 
 
 def format_names() -> tuple[str, ...]:
@@ -100,3 +102,22 @@ def read_trace(path: Path, format: str, tolerance: Tolerance) -> Iterator[TraceR
         tolerance.understood.requests += 1
         yield request
     tolerance.report()
+
+
+def last_hours(trace: Iterable[TraceRequest], hours: float) -> list[TraceRequest]:
+    """Return the requests of the trace's last ``hours``, with times relative to the first of them.
+
+    The end is the trace's last request instead of the current time, so that a plan depends on the
+    log alone. Raises ``CanopyError`` without requests. Memory: the requests of those hours.
+    """
+    if not 0 < hours <= MAX_HOURS:
+        raise CanopyError(f"--last-hours must be above 0 and at most {MAX_HOURS}, got {hours}")
+    keep: list[TraceRequest] = []
+    for request in trace:
+        keep.append(request)
+        if len(keep) % 4096 == 0:
+            keep = [r for r in keep if r.time_s >= request.time_s - hours * 3600]
+    if not keep:
+        raise CanopyError("the log holds no finished request yet; wait, or give another one")
+    keep = [r for r in keep if r.time_s >= keep[-1].time_s - hours * 3600]
+    return [replace(r, time_s=r.time_s - keep[0].time_s) for r in keep]

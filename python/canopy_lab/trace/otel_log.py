@@ -18,11 +18,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from canopy_lab.trace import calls, fields, lines, usage
+from canopy_lab.trace import calls, fields, lines
 from canopy_lab.trace.chat import chat
 from canopy_lab.trace.entries import entries
 from canopy_lab.trace.otel_messages import Attributes, messages_of
 from canopy_lab.trace.prompts import LoggedPrompt, clients_name
+from canopy_lab.trace.record import STOPS
 
 _TIMES = ("startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime", "timestamp")
 _OTHER_OPERATIONS = ("embeddings", "execute_tool", "invoke_agent", "create_agent", "retrieval")
@@ -138,7 +139,7 @@ def parse(span: Mapping[str, Any], line: int = 0) -> LoggedPrompt | str:
     prompt.logged_tokens = _count(attributes, _PROMPT_TOKENS)
     prompt.output_tokens = _count(attributes, _OUTPUT_TOKENS) or 0
     reason = fields.decoded(attributes.first(_REASONS))
-    prompt.stop = usage.STOPS.get(str(reason[0] if isinstance(reason, list) and reason else reason))
+    prompt.stop = STOPS.get(str(reason[0] if isinstance(reason, list) and reason else reason))
     return prompt
 
 

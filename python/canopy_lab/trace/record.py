@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+STOPS = {
+    **dict.fromkeys(("tool", "tool_calls", "function_call", "tool_use", "tool_call"), "tool"),
+    **dict.fromkeys(("end", "stop", "end_turn", "stop_sequence"), "end"),
+    **dict.fromkeys(("length", "max_tokens"), "length"),
+}
+"""Stop reasons of all logs -> ours."""
+
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:

@@ -23,7 +23,7 @@ from typing import Any
 from canopy_lab.trace import lines
 from canopy_lab.trace.infer import ConversationIndex
 from canopy_lab.trace.prompts import ORDER_WINDOW, changed, clients_name, with_conversation
-from canopy_lab.trace.record import TraceRequest
+from canopy_lab.trace.record import STOPS, TraceRequest
 from canopy_lab.trace.sglang_prompt import (
     HOW_TO_LOG,
     SERVER_BLOCK_TOKENS,
@@ -50,7 +50,6 @@ _STARTS = b"server_args=ServerArgs("
 _FLUSHED = b"Cache flushed successfully!"
 """``scheduler.py``, ``flush_cache``."""
 
-_STOPS = {"length": "length", "stop": "end", "tool_calls": "tool"}
 _LATEST = 16
 """Number of recent lines that a new line is compared with, to find copies."""
 _SET_BACK_S = 60.0
@@ -242,7 +241,7 @@ class _Reader:
             category=category,
             turn=turn if type(turn) is int and turn > 0 else 0,
             conversation=conversation,
-            stop=str(stop) if stop else _STOPS.get(str(reason)),
+            stop=str(stop) if stop else STOPS.get(str(reason)),
             line=line,
         )
 

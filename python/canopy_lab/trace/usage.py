@@ -12,18 +12,8 @@ from typing import Any
 
 from canopy_lab.trace.fields import Place, decoded, first
 from canopy_lab.trace.lines import WHOLE
+from canopy_lab.trace.record import STOPS
 
-STOPS = {
-    "tool_calls": "tool",
-    "function_call": "tool",
-    "tool_use": "tool",
-    "tool_call": "tool",
-    "stop": "end",
-    "end_turn": "end",
-    "stop_sequence": "end",
-    "length": "length",
-    "max_tokens": "length",
-}
 _USAGES = ("usage", "usageDetails", "usage_details", "usageMetadata")
 _WHOLE = ("prompt_tokens", "promptTokens", "promptTokenCount")
 _UNCACHED = ("input_tokens", "input")

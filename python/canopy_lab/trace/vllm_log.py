@@ -19,6 +19,7 @@ from pathlib import Path
 from canopy_lab.trace import lines
 from canopy_lab.trace.container import BROKEN
 from canopy_lab.trace.prompts import ORDER_WINDOW, LoggedPrompt
+from canopy_lab.trace.record import STOPS
 from sglang_canopy.errors import CanopyError
 
 HOW_TO_LOG = "--enable-log-requests, from vLLM 0.11.1 on also with VLLM_LOGGING_LEVEL=DEBUG"
@@ -34,7 +35,6 @@ _ANSWER = re.compile(
     r".*finish_reason: (?P<why>\w+)",
     re.S,
 )
-_STOPS = {"stop": "end", "length": "length", "tool_calls": "tool"}
 _LINE = re.compile(r"Received request \S+: |Request \S+ details: ")
 _UNREADABLE = "whose line is cut off or cannot be read"
 _CUT_SHARE = 0.2
@@ -58,7 +58,7 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
             done = waiting.pop(answer["id"], None)
             if done is not None:
                 done.output_tokens = answer["ids"].count(",") + 1 if "[" in answer["ids"] else 0
-                done.stop = _STOPS.get(answer["why"])
+                done.stop = STOPS.get(answer["why"])
                 yield done
             continue
         logged = _PROMPT.search(text)

@@ -9,7 +9,7 @@ pytest.importorskip("aiohttp")
 
 from canopy_lab.latency.slo import parse_slo
 from canopy_lab.live.replay import options, report
-from canopy_lab.live.replay.client import Reply
+from canopy_lab.live.replay.endpoint import Reply
 from canopy_lab.live.replay.outcome import summarise
 from canopy_lab.live.replay.rates import goodput_rate, shortened
 from canopy_lab.live.replay.schedule import ReplayRequest

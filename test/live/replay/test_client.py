@@ -11,8 +11,8 @@ aiohttp = pytest.importorskip("aiohttp")
 
 from aiohttp import web  # noqa: E402
 
-from canopy_lab.live.replay import client  # noqa: E402
-from canopy_lab.live.replay.client import DIALECTS, Reply, body  # noqa: E402
+from canopy_lab.live.replay import endpoint  # noqa: E402
+from canopy_lab.live.replay.endpoint import DIALECTS, Reply, body  # noqa: E402
 
 
 def answer_to(dialect: str, events: Sequence[Any], status: int = 200) -> Reply:
@@ -39,7 +39,7 @@ def answer_to(dialect: str, events: Sequence[Any], status: int = 200) -> Reply:
         try:
             async with aiohttp.ClientSession() as session:
                 url = f"http://127.0.0.1:{port}/x"
-                return await client.send(session, url, DIALECTS[dialect], {}, {})
+                return await endpoint.send(session, url, DIALECTS[dialect], {}, {})
         finally:
             await runner.cleanup()
 

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("aiohttp")
 
 from canopy_lab.live.replay import options, report
-from canopy_lab.live.replay.client import Reply
+from canopy_lab.live.replay.endpoint import Reply
 from canopy_lab.live.replay.outcome import summarise
 from canopy_lab.live.replay.schedule import ReplayRequest
 from canopy_lab.trace import TraceRequest

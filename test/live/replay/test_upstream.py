@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from canopy_lab.live.replay.run import replaced
+from canopy_lab.live.replay.replay_run import replaced
 
 
 def test_names_are_back_after_the_block_even_after_a_failure() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from canopy_lab.latency.report import WARM_UP_SHARE
+from canopy_lab.latency.latency_report import WARM_UP_SHARE
 from canopy_lab.latency.slo import SLO, parse_slo
 from canopy_lab.live.replay.schedule import ReplayRequest
 from canopy_lab.trace import TraceRequest, open_trace

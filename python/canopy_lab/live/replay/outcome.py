@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from canopy_lab.latency.report import WARM_UP_SHARE, LatencyReport, latency_report
+from canopy_lab.latency.latency_report import WARM_UP_SHARE, LatencyReport, latency_report
 from canopy_lab.latency.slo import SLO
-from canopy_lab.live.replay.client import TIERS
+from canopy_lab.live.replay.endpoint import TIERS
 from canopy_lab.live.replay.schedule import ReplayRequest
 from canopy_lab.trace.sessions import session_links
 
@@ -32,7 +32,7 @@ def summarise(
     is from sending to the first token. ``queued_ttft_ms`` is from the due time (trace time, and
     previous turn answered), so it includes the wait for a free connection under
     ``--max-concurrency``. ``latency`` counts from due times, without the warm-up:
-    ``latency/report.py``. ``meets_slo`` is ``None`` without an SLO, and false if a request failed.
+    ``latency/latency_report.py``. ``meets_slo`` is ``None`` without an SLO, and false if a request failed.
     """
     good = [job for job in jobs if job.reply is not None and job.reply.ok]
     bad = [job for job in jobs if job.reply is None or not job.reply.ok]

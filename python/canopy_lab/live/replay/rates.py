@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from canopy_lab.live.replay import options
-from canopy_lab.live.replay.run import Replay
+from canopy_lab.live.replay.replay_run import Replay
 
 
 def replay_all(upstream: Any, args: argparse.Namespace) -> dict[str, Any]:

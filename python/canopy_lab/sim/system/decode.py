@@ -10,9 +10,9 @@ import itertools
 import math
 from typing import NamedTuple
 
-from canopy_lab.sim.system.costs import Costs
 from canopy_lab.sim.system.job import SimulatedRequest
 from canopy_lab.sim.system.reservation import RETRACT_DECODE_STEPS, NewTokenRatio, Reservation
+from canopy_lab.sim.system.step_costs import Costs
 from canopy_lab.sim.system.tree import TieredTree
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from canopy_lab.sim.system.channel import DiskChannel, Transfer
 from canopy_lab.sim.system.config import TierSpec
-from canopy_lab.sim.system.expiry import Expiry
+from canopy_lab.sim.system.tier_spec import Expiry
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.block_tree import Node, RadixTree
 from sglang_canopy.records import Leaf, Request

@@ -11,10 +11,8 @@ import math
 
 from canopy_lab.sim.system.channel import Link
 from canopy_lab.sim.system.config import USES_BEFORE_COPY, SystemConfig
-from canopy_lab.sim.system.costs import Costs
 from canopy_lab.sim.system.decode import RunningBatch
 from canopy_lab.sim.system.disk import Disk
-from canopy_lab.sim.system.expiry import Expiry
 from canopy_lab.sim.system.gate import make_session_gate
 from canopy_lab.sim.system.job import SimulatedRequest
 from canopy_lab.sim.system.placement import Placement
@@ -23,6 +21,8 @@ from canopy_lab.sim.system.prefill import PrefillBatch
 from canopy_lab.sim.system.queue import Queue
 from canopy_lab.sim.system.queue_order import make_queue_order
 from canopy_lab.sim.system.reservation import NewTokenRatio
+from canopy_lab.sim.system.step_costs import Costs
+from canopy_lab.sim.system.tier_spec import Expiry
 from canopy_lab.sim.system.tree import TieredTree
 from canopy_lab.sim.system.waiting import WAITING_PREFIXES
 from sglang_canopy.errors import CanopyError

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from canopy_lab.latency.report import WARM_UP_SHARE, LatencyReport, latency_report
+from canopy_lab.latency.latency_report import WARM_UP_SHARE, LatencyReport, latency_report
 from canopy_lab.latency.saturation import SESSION_TOLERANCE, TOLERANCE, goodput, saturation
 from canopy_lab.latency.slo import SLO
 from canopy_lab.sim.system.arrivals import Arrivals, ClosedLoop, OpenLoop, TurnsWait

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from canopy_lab.sim.system.expiry import Expiry
+from canopy_lab.sim.system.tier_spec import Expiry
 from sglang_canopy.policy.awaited import Awaited
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.block_tree import below

@@ -6,12 +6,12 @@ import math
 from typing import NamedTuple
 
 from canopy_lab.sim.system.config import SystemConfig
-from canopy_lab.sim.system.costs import Costs
 from canopy_lab.sim.system.decode import RunningBatch
 from canopy_lab.sim.system.job import SimulatedRequest
 from canopy_lab.sim.system.prefetch import Prefetcher
 from canopy_lab.sim.system.queue import Queue
 from canopy_lab.sim.system.reservation import CLIP_OUTPUT_TOKENS, reserved_output
+from canopy_lab.sim.system.step_costs import Costs
 from canopy_lab.sim.system.tree import TieredTree
 from canopy_lab.sim.system.waiting import WaitingPrefixes
 from sglang_canopy.errors import CanopyError

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 from canopy_lab.sim.system.channel import Link
-from canopy_lab.sim.system.costs import Costs
 from canopy_lab.sim.system.gate import OpenGate
 from canopy_lab.sim.system.job import SimulatedRequest
 from canopy_lab.sim.system.queue_order import (
@@ -15,6 +14,7 @@ from canopy_lab.sim.system.queue_order import (
     QueueOrder,
     ShortestPrefillFirst,
 )
+from canopy_lab.sim.system.step_costs import Costs
 from canopy_lab.sim.system.tree import TieredTree
 from canopy_lab.sim.system.waiting import WaitingPrefixes
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from canopy_lab.sim.system.arrivals import Arrivals, OpenLoop
 from canopy_lab.sim.system.config import SystemConfig
-from canopy_lab.sim.system.costs import Costs
 from canopy_lab.sim.system.disk import Disk
 from canopy_lab.sim.system.engine_profile import EngineProfile
 from canopy_lab.sim.system.instance import Instance
@@ -23,6 +22,7 @@ from canopy_lab.sim.system.job import SimulatedRequest
 from canopy_lab.sim.system.meter import Meter
 from canopy_lab.sim.system.result import SystemResult
 from canopy_lab.sim.system.routing import Router
+from canopy_lab.sim.system.step_costs import Costs
 from canopy_lab.sim.system.workload import Workload
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.base import Policy

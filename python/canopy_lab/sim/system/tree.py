@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from canopy_lab.sim.system.expiry import Expiry
 from canopy_lab.sim.system.nodes import DEVICE, HOST, NOWHERE, TierNode, TierNodes
+from canopy_lab.sim.system.tier_spec import Expiry
 from sglang_canopy.policy.base import QUANTUM_TOKENS, Policy, tokens_kept
 from sglang_canopy.records import Leaf, Request
 

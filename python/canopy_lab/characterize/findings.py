@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from canopy_lab.characterize.report import TraceReport
+from canopy_lab.characterize.trace_report import TraceReport
 from canopy_lab.report.units import count, percent, seconds, size
 
 

@@ -21,7 +21,7 @@ import aiohttp
 import numpy as np
 from tqdm import tqdm
 
-from canopy_lab.live.replay import client, options, outcome
+from canopy_lab.live.replay import endpoint, options, outcome
 from canopy_lab.live.replay.schedule import ReplayRequest, Schedule
 from canopy_lab.trace.materialise import Materialiser, middle_tokens, usable_tokens
 from sglang_canopy import SGLANG_VERSION, __version__
@@ -46,13 +46,13 @@ class Replay:
 
     def __init__(self, upstream: Any, args: argparse.Namespace, rate: float | None = None) -> None:
         options.check(args)
-        if args.backend not in client.DIALECTS:
+        if args.backend not in endpoint.DIALECTS:
             raise CanopyError(
                 f"--backend {args.backend} cannot replay a trace: prompts are token ids, which "
-                f"only these take: {', '.join(client.DIALECTS)}"
+                f"only these take: {', '.join(endpoint.DIALECTS)}"
             )
         self.args = args
-        self.dialect = client.DIALECTS[args.backend]
+        self.dialect = endpoint.DIALECTS[args.backend]
         self._upstream = upstream
         self._rate = rate
         self._forced = False
@@ -210,9 +210,9 @@ class Replay:
 
     async def _send(
         self, prompt: list[int], output_tokens: int, custom: Mapping[str, Any]
-    ) -> client.Reply:
+    ) -> endpoint.Reply:
         assert self._session is not None
-        payload = client.body(
+        payload = endpoint.body(
             self.dialect,
             self._model,
             prompt,
@@ -222,7 +222,7 @@ class Replay:
             stream=not self.args.disable_stream,
         )
         headers = self._upstream.get_request_headers()
-        return await client.send(self._session, self._url, self.dialect, payload, headers)
+        return await endpoint.send(self._session, self._url, self.dialect, payload, headers)
 
     def _result(self) -> dict[str, Any]:
         started = [job.due_s for job in self._jobs if job.reply is not None]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from canopy_lab.plan.slots import last_hours
+from canopy_lab.trace.open import last_hours
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
 

@@ -10,6 +10,7 @@ half of the requests. The second half measures the error with that factor.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from canopy_lab.plan.log_arrivals import AsAnswered
-from canopy_lab.plan.server_config import Config
+from canopy_lab.plan.server_plan import Config
 from canopy_lab.plan.system import HOST_BYTES_PER_S, scheduling
 from canopy_lab.sim.system.config import SystemConfig, TierSpec
 from canopy_lab.sim.system.engine_profile import Bandwidth, EngineProfile
@@ -229,3 +229,38 @@ def _simulated(policy: str | None) -> str:
         return auto.POLICY
     name = (policy or "lru").removeprefix("canopy-")
     return name if name in policy_names() else policy or "lru"
+
+
+class AsAnswered:
+    """``Arrivals`` of a log's requests. ``served`` is keyed by the requests' ``line``."""
+
+    def __init__(self, workload: Workload, served: Mapping[int, ServedRequest]) -> None:
+        self._times = list(workload.times)
+        self._following: dict[int, list[int]] = {}
+        waits: set[int] = set()
+        under_way: list[tuple[float, int]] = []
+        answered: dict[int, int] = {}
+        """Block -> last answered request whose prompt has it."""
+        for index, record in enumerate(workload.trace):
+            now = self._times[index]
+            while under_way and under_way[0][0] <= now:
+                _, earlier = heapq.heappop(under_way)
+                answered.update(dict.fromkeys(workload.trace[earlier].blocks, earlier))
+            found = None
+            for block in record.blocks:
+                if block not in answered:
+                    break
+                found = answered[block]
+            if found is not None:
+                self._following.setdefault(found, []).append(index)
+                waits.add(index)
+            answer = served.get(record.line)
+            if answer is not None and answer.e2e_s is not None:
+                heapq.heappush(under_way, (now + answer.e2e_s, index))
+        self._first = [(t, i) for i, t in enumerate(self._times) if i not in waits]
+
+    def begin(self) -> Sequence[tuple[float, int]]:
+        return self._first
+
+    def answered(self, request: int, end_s: float) -> Sequence[tuple[float, int]]:
+        return [(max(self._times[i], end_s), i) for i in self._following.get(request, ())]

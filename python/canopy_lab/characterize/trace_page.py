@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from canopy_lab.characterize.charts import charts
-from canopy_lab.characterize.report import TraceReport
-from canopy_lab.characterize.text import findings
+from canopy_lab.characterize.findings import findings
+from canopy_lab.characterize.trace_report import TraceReport
 from canopy_lab.report.html import HtmlTable, Page, Section, png_bytes
 from canopy_lab.report.units import count, percent, seconds, size
 from sglang_canopy.errors import CanopyError

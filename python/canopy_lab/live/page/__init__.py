@@ -1,1 +1,0 @@
-"""``canopy page``: a running server's page in this machine's browser."""
