@@ -30,8 +30,7 @@ from canopy_chunks.fuse.cache import dense_cache
 from canopy_chunks.fuse.fusion import fused_prefill
 from canopy_chunks.fuse.selectors import make_selector
 from canopy_chunks.fuse.selectors.frequency import layer_scores
-from canopy_chunks.store.chunk import Chunk, FusedPrompt, Placed
-from canopy_chunks.store.shape import Shape
+from canopy_chunks.store.chunk import Chunk, FusedPrompt, Placed, Shape
 from canopy_kernel import attention, lowpass, pages, rope_scatter
 
 LLAMA_8B = Shape(32, 32, 8, 128, 4096, 128256, 1e-5)

@@ -16,7 +16,7 @@ from canopy_chunks.fuse.encode import encode
 from canopy_chunks.fuse.fusion import fused_prefill
 from canopy_chunks.fuse.rows import Stop
 from canopy_chunks.fuse.selectors import make_selector
-from canopy_chunks.quality.check import answers_differ
+from canopy_chunks.quality.checker import answers_differ
 from canopy_chunks.store.chunk import FusedPrompt, Placed
 
 RANKS, PREFIX, CHUNK, TAIL = 2, 12, 50, 9

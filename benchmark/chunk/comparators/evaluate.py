@@ -159,9 +159,7 @@ def _row(
         "retained": sum(m["right"] for m in known) / len(known) if known else None,
         "retained_n": len(known),
     }
-    for name in ("ttft_s", "ttft_full_s", "select_s", "place_s", "recompute_s"):
-        row[name] = mean_se([float(m[name]) for m in mine])[0]
-    for name in ("tokens", "rows"):
+    for name in ("ttft_s", "ttft_full_s", "tokens", "rows"):
         row[name] = mean_se([float(m[name]) for m in mine])[0]
     for name in ("f1", "f1_full", "rouge_l"):
         values = [m[name] for m in mine if m[name] is not None]

@@ -18,14 +18,7 @@ from canopy_chunks.fuse.fusion import fused_prefill
 from canopy_chunks.fuse.model import Model
 from canopy_chunks.fuse.selectors import Offline
 from canopy_chunks.quality import answers as quality
-from canopy_chunks.quality.answers import (
-    Case,
-    divergence,
-    forced_logprobs,
-    greedy,
-    normalise,
-    prompt_of_case,
-)
+from canopy_chunks.quality.answers import Case, greedy, normalise, prompt_of_case
 from canopy_chunks.store.chunk import Chunk
 from comparators import make_selector
 
@@ -107,7 +100,9 @@ def measure(
             choose.scores(chunk)
     n = len(prompt)
     cache = dense_cache(model, n + max(FORCED, answer_tokens))
+    start = time.perf_counter()
     fused = fused_prefill(model, prompt, cache.upto(n), choose, ratio)
+    seconds = time.perf_counter() - start
     rows = forced_logprobs(model, cache, fused.logits, reference.tokens, n)
     true = reference.logprobs
     kl = divergence(true, rows)
@@ -122,18 +117,35 @@ def measure(
         begun = reference.tokens if at is None else [*reference.tokens[:at], own]
         if at is not None or answer_tokens > FORCED:
             text = _continue(model, tokenizer, cache, n, begun, answer_tokens)
-    t = fused.timing
     return {
         "kl": kl,
         "top1": float(agree.mean()),
         "text": text,
         "margin": margin,
-        "ttft_s": t.total,
-        "select_s": t.select,
-        "place_s": t.place,
-        "recompute_s": t.recompute,
+        "ttft_s": seconds,
         "rows": fused.rows.numel(),
     }
+
+
+def forced_logprobs(
+    model: Model, cache: KVCache, first: torch.Tensor, tokens: Sequence[int], n: int
+) -> torch.Tensor:
+    """Return log-probabilities ``[len(tokens), vocab]`` of the answer ``tokens``, which follow
+    ``n`` tokens whose KV is in the cache.
+
+    ``first [vocab]``: the logits of the answer's first token.
+    """
+    forced = torch.tensor(tokens[:-1], dtype=torch.long, device=model.device)
+    if not forced.numel():
+        return first[None].log_softmax(-1)
+    rest = engine.prefill(model, forced, cache.upto(n + len(forced)), n)
+    return torch.cat([first[None], model.logits(rest)]).log_softmax(-1)
+
+
+def divergence(true: torch.Tensor, rows: torch.Tensor) -> float:
+    """Return the mean KL divergence (nats per token) of log-probabilities ``rows [m, vocab]`` from
+    ``true``."""
+    return max(float((true.exp() * (true - rows)).sum(-1).mean()), 0.0)
 
 
 def first_difference(rows: torch.Tensor, tokens: Sequence[int], end: int | None) -> int | None:

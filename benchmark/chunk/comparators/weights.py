@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from canopy_chunks.fuse.rope import Rope, from_config
-from canopy_chunks.store.shape import Shape
+from canopy_chunks.store.chunk import Shape
 from comparators.plain_model import Layer, PlainModel
 from sglang_canopy.errors import CanopyError
 

@@ -79,7 +79,7 @@ def compare(example: Example, arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
 
 def upto(cache: KVCache, tokens: int) -> KVCache:
     """Return a view of the first ``tokens`` positions of a cache."""
-    return KVCache(cache.k, cache.v, cache.slots[:tokens], cache.in_order, cache.backend)
+    return KVCache(cache.k, cache.v, cache.slots[:tokens], cache.in_order)
 
 
 def _closeness(

@@ -33,18 +33,6 @@ class CostProfile:
             )
         return min(r_max, max(r_min, self.transfer_s / (self.compute_s + self.transfer_s)))
 
-    def ttft(self, tokens: int, ratio: float) -> float:
-        """Return the seconds to the first token of a prompt with ``tokens`` in chunks (equations 9
-        and 10).
-
-        This is the maximum of recompute and transfer, which overlap, plus the costs that do not
-        depend on the ratio.
-        """
-        return (
-            max(ratio * tokens * self.compute_s, (1.0 - ratio) * tokens * self.transfer_s)
-            + self.other_s
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Search:

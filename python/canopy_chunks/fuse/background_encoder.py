@@ -12,18 +12,88 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from canopy_chunks.fuse.cache import KVCache, dense_cache
 from canopy_chunks.fuse.encode import STAND_IN, capture, stand_in
-from canopy_chunks.fuse.encode_queue import EncodeQueue, QueuedChunk
 from canopy_chunks.fuse.model import Model
 from canopy_chunks.fuse.rows import Stop, attempt, piece_tokens
 from canopy_chunks.store.chunk import Chunk
 from canopy_chunks.store.device_copy import to_device
 from canopy_chunks.store.store import ChunkStore
+from sglang_canopy.bounded import BoundedByTenant, Entry
+
+MAX_SPARED = 8
+"""Maximum short batches in a row that do not wait. A piece of work takes longer than a short batch;
+under load without a pause or a long prompt, one batch in nine waits."""
+
+
+@dataclass(slots=True)
+class ShortBatches:
+    """Decides by counts alone, so tensor-parallel ranks decide alike."""
+
+    in_a_row: int = 0
+
+    def spares(self, tokens: int, credit: float, piece_tokens: int) -> bool:
+        """Return whether a batch of ``tokens`` prompt tokens does not wait.
+
+        credit: tokens of earned work; less than a piece delays no batch.
+        """
+        if tokens >= piece_tokens or credit < piece_tokens:
+            self.in_a_row = 0
+        else:
+            self.in_a_row = (self.in_a_row + 1) % (MAX_SPARED + 1)
+        return self.in_a_row > 0
+
+
+MAX_WAITING_TOKENS = 1 << 20
+"""Bound of the queue. Chunks that leave a full queue wait until another prompt contains them."""
+MIN_TOKENS = 256
+"""Tokens that a shorter chunk counts as, so that the number of chunks is bounded too."""
+
+
+class QueuedChunk(NamedTuple):
+    """A chunk to encode: tokens, prefix to encode it after, address salt, tenant."""
+
+    ids: tuple[int, ...]
+    prefix: tuple[int, ...]
+    salt: str
+    tenant: str | None
+
+
+class EncodeQueue:
+    """Chunks by key. Every rank of a split model makes the same calls and gets the same results."""
+
+    def __init__(self) -> None:
+        self.waiting: BoundedByTenant[str, QueuedChunk] = BoundedByTenant(MAX_WAITING_TOKENS)
+        self.tokens = self.forgotten = 0
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    def add(self, key: str, chunk: QueuedChunk) -> None:
+        """Append a chunk to its tenant's queue; a queued chunk keeps its position."""
+        if self.waiting.get(chunk.tenant, key) is not None:
+            return
+        self.tokens += len(chunk.ids)
+        size = max(MIN_TOKENS, len(chunk.ids))
+        for gone in self.waiting.put(chunk.tenant, key, chunk, size):
+            self.tokens -= len(gone.value.ids)
+            self.forgotten += 1
+
+    def next(self) -> Entry[str, QueuedChunk] | None:
+        """Remove and return the oldest chunk of the tenant whose turn it is."""
+        entry = self.waiting.next()
+        self.tokens -= len(entry.value.ids) if entry is not None else 0
+        return entry
+
+    def remove(self, tenant: str | None) -> bool:
+        """Remove a tenant's queued chunks. Return whether there were any."""
+        found = self.waiting.forget(tenant)
+        self.tokens = sum(len(entry.value.ids) for entry in self.waiting)
+        return found
 
 
 def stand_in_tokens(tokenizer: Any) -> tuple[tuple[int, ...], ...]:

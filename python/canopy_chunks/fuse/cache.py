@@ -28,7 +28,6 @@ class KVCache:
     v: list[torch.Tensor]
     slots: torch.Tensor
     in_order: bool = False
-    backend: str = "auto"
     arrivals: list[Any] = field(default_factory=list)
     """Transfers into the cache. A layer's rows arrive before the layer is read or written."""
     _plans: list[tuple[torch.Tensor, list[attention.Block]]] = field(default_factory=list)
@@ -40,7 +39,7 @@ class KVCache:
 
     def upto(self, tokens: int) -> KVCache:
         """Return a view of the first ``tokens`` positions, sharing their KV."""
-        return KVCache(self.k, self.v, self.slots[:tokens], self.in_order, self.backend)
+        return KVCache(self.k, self.v, self.slots[:tokens], self.in_order)
 
     def read(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return K (rotated) and V ``[n, kv_heads, head_dim]`` at ``positions``."""
@@ -65,13 +64,13 @@ class KVCache:
         """Position-causal attention of sorted rows ``q [m, heads, d]`` over the whole row."""
         self.arrive(layer)
         k, v = self.k[layer], self.v[layer]
-        if self.in_order and self.backend in ("auto", "blocked") and is_host(q):
+        if self.in_order and is_host(q):
             n = len(self)
             k, v = k[:n, 0], v[:n, 0]
             if q.shape[0] == n:
                 return attention.causal(q, k, v, scale)
             return attention.attend(q, k, v, self._plan(positions), scale)
-        return attention.sparse_prefill(q, k, v, self._rows(positions), scale, self.backend)
+        return attention.sparse_prefill(q, k, v, self._rows(positions), scale)
 
     def arrive(self, layer: int) -> None:
         """Order later work on this layer after the arrival of its reused rows."""

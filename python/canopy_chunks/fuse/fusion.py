@@ -1,10 +1,9 @@
-"""Fused prefill: reuse the chunks' KV, recompute the chosen tokens, and time each step."""
+"""Fused prefill: reuse the chunks' KV and recompute the chosen tokens."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,25 +19,11 @@ HEAD_TOKENS = 32
 
 
 @dataclass(slots=True)
-class Timing:
-    """Seconds of one fused prefill. ``place`` reads, rotates and writes the reused KV."""
-
-    select: float = 0.0
-    place: float = 0.0
-    recompute: float = 0.0
-
-    @property
-    def total(self) -> float:
-        return self.select + self.place + self.recompute
-
-
-@dataclass(slots=True)
 class Fused:
-    """The last token's logits ``[vocab]``, the rows computed at layer 0, and the timing."""
+    """The last token's logits ``[vocab]``, and the rows computed at layer 0."""
 
     logits: torch.Tensor
     rows: torch.Tensor
-    timing: Timing = field(default_factory=Timing)
 
 
 def fused_prefill(
@@ -69,18 +54,14 @@ def fused_steps(
     A selector that narrows or replaces rows by layer runs them in one step. A step of rows that
     ``stop`` ends is repeated.
     """
-    timing, start = Timing(), time.perf_counter()
     inside = prompt.in_chunk()
     inside[len(prompt) - 1] = False
     ready = 0
     context = Context(model, prompt, cache, ratio)
     if selector.reads_cache and 0 < ratio < 1:
         place_chunks(model, prompt.placed, cache, inside)
-        timing.place = _lap(model, start)
         ready = yield from _run_head(model, prompt, cache, size, stop)
-        timing.recompute = _lap(model, start) - timing.place
         choice = selector.choose(replace(context, ready=ready))
-        timing.select = _lap(model, start) - timing.place - timing.recompute
     else:
         choice = (
             selector.choose(context)
@@ -89,12 +70,10 @@ def fused_steps(
                 inside.nonzero()[:, 0] if ratio >= 1 else torch.empty(0, dtype=torch.long)
             )
         )
-        timing.select = _lap(model, start)
         reused = inside.clone()
         if choice.narrow is None and choice.replaced is None:
             reused[choice.tokens.cpu()] = False
         place_chunks(model, prompt.placed, cache, reused)
-        timing.place = _lap(model, start) - timing.select
     needed = ~inside
     needed[choice.tokens.cpu()] = True
     every = needed.nonzero()[:, 0].to(model.device)
@@ -106,9 +85,7 @@ def fused_steps(
         hidden, _ = engine.run_rows(
             model, prompt.ids[rows], rows, cache, narrow=choice.narrow, replaced=choice.replaced
         )
-    out = model.logits(hidden[-1:])[0]
-    timing.recompute = _lap(model, start) - timing.select - timing.place
-    return Fused(out, every, timing)
+    return Fused(model.logits(hidden[-1:])[0], every)
 
 
 def _run_head(
@@ -139,9 +116,3 @@ def _compute(
     for some in rows.split(size):
         hidden = yield from engine.repeated(model, prompt.ids[some], some, cache, stop)
     return hidden
-
-
-def _lap(model: Model, start: float) -> float:
-    if model.device.type == "cuda":
-        torch.cuda.synchronize(model.device)
-    return time.perf_counter() - start

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from canopy_chunks.fuse.rope import Rope
-from canopy_chunks.store.shape import Shape
+from canopy_chunks.store.chunk import Shape
 
 
 class Ranks(Protocol):

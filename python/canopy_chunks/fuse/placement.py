@@ -13,10 +13,9 @@ from canopy_chunks.fuse.cache import KVCache
 from canopy_chunks.fuse.model import Model
 from canopy_chunks.fuse.rope import rotate_into
 from canopy_chunks.fuse.transfer import base_of, send
-from canopy_chunks.store.chunk import Chunk, Placed
+from canopy_chunks.store.chunk import Chunk, ChunkSuffix, Placed, base_and_skip
 from canopy_chunks.store.device_copy import is_host, to_device
 from canopy_chunks.store.host_memory import HostChunk
-from canopy_chunks.store.suffix import ChunkSuffix, base_and_skip
 from canopy_kernel import pages
 from canopy_kernel.rope_scatter import LayersScatter, one_layer
 from canopy_kernel.rows import turns

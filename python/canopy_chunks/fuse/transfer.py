@@ -18,10 +18,9 @@ import torch
 
 from canopy_chunks.fuse.cache import KVCache
 from canopy_chunks.fuse.model import Model
-from canopy_chunks.store.chunk import Placed
+from canopy_chunks.store.chunk import Placed, base_and_skip
 from canopy_chunks.store.device_copy import to_device
 from canopy_chunks.store.host_memory import HostChunk, HostMemory
-from canopy_chunks.store.suffix import base_and_skip
 from canopy_kernel.rope_scatter import LayersScatter
 
 LAUNCH_BYTES, MAX_LAUNCHES = 4 << 20, 8

@@ -144,27 +144,6 @@ def greedy_steps(
     return tokens
 
 
-def forced_logprobs(
-    model: Model, cache: KVCache, first: torch.Tensor, tokens: Sequence[int], n: int
-) -> torch.Tensor:
-    """Return log-probabilities ``[len(tokens), vocab]`` of the answer ``tokens``, which follow
-    ``n`` tokens whose KV is in the cache.
-
-    ``first [vocab]``: the logits of the answer's first token.
-    """
-    forced = torch.tensor(tokens[:-1], dtype=torch.long, device=model.device)
-    if not forced.numel():
-        return first[None].log_softmax(-1)
-    rest = engine.prefill(model, forced, cache.upto(n + len(forced)), n)
-    return torch.cat([first[None], model.logits(rest)]).log_softmax(-1)
-
-
-def divergence(true: torch.Tensor, rows: torch.Tensor) -> float:
-    """Return the mean KL divergence (nats per token) of log-probabilities ``rows [m, vocab]`` from
-    ``true``."""
-    return max(float((true.exp() * (true - rows)).sum(-1).mean()), 0.0)
-
-
 def normalise(text: str) -> str:
     """Convert to lower case without punctuation, articles and extra spaces, as SQuAD's scorer."""
     text = "".join(c for c in text.lower() if c not in set(string.punctuation))

@@ -1,7 +1,7 @@
 """Live quality: find tenants whose answers differ too often from full recompute, and limit their
 reuse.
 
-Some of a tenant's fused prompts are decoded both ways (:mod:`.check`). For each, Page's cumulative
+Some of a tenant's fused prompts are decoded both ways (:mod:`.checker`). For each, Page's cumulative
 sum (Biometrika 41, 1954) adds the difference (0 or 1) minus the allowed share: a fault accumulates,
 chance does not. At ``ALARM`` the tenant's ratio is raised; if that does not help, its reuse stops.
 The opposite sum, over checks at the previous step, undoes this. Each tenant has its own sums, so

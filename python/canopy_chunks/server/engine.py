@@ -11,13 +11,12 @@ from typing import Any
 import torch
 
 from canopy_chunks.calibration.saved import Setting
-from canopy_chunks.fuse.background_encoder import stand_in_tokens
+from canopy_chunks.fuse.background_encoder import ShortBatches, stand_in_tokens
 from canopy_chunks.fuse.cache import KVCache
 from canopy_chunks.fuse.choice import ChosenTokens
 from canopy_chunks.fuse.placement import place_chunks
 from canopy_chunks.fuse.rows import never, piece_tokens
 from canopy_chunks.fuse.selectors import make_selector
-from canopy_chunks.fuse.short_batches import ShortBatches
 from canopy_chunks.fuse.transfer import base_of, send
 from canopy_chunks.quality.checker import QualityChecker
 from canopy_chunks.quality.tenant_meter import STOPPED, QualityMeter, ratio_at

@@ -23,8 +23,8 @@ from canopy_chunks.fuse.cache import KVCache
 from canopy_chunks.fuse.model import Model
 from canopy_chunks.fuse.rope import from_config, prove_rotation, rotate, unrotate
 from canopy_chunks.server.served_model import ServedModel
+from canopy_chunks.store.chunk import Shape
 from canopy_chunks.store.device_copy import is_host, to_device
-from canopy_chunks.store.shape import Shape
 from canopy_kernel import attention, pages
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.ranks import from_first, least_in

@@ -20,8 +20,7 @@ from canopy_chunks.fuse.placement import copy_positions, place_chunks
 from canopy_chunks.fuse.selectors import Context, Offline, Selector
 from canopy_chunks.fuse.transfer import Transfer
 from canopy_chunks.server.model_view import row_cache
-from canopy_chunks.store.chunk import FusedPrompt, Placed
-from canopy_chunks.store.suffix import base_and_skip
+from canopy_chunks.store.chunk import FusedPrompt, Placed, base_and_skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,9 @@ import torch
 from canopy_chunks.fuse.choice import ChosenTokens
 from canopy_chunks.fuse.transfer import Transfer
 from canopy_chunks.server.options import LEARN_PREFIX_TOKENS, Options
-from canopy_chunks.store.chunk import Chunk, Placed
+from canopy_chunks.store.chunk import Chunk, ChunkSuffix, Placed
 from canopy_chunks.store.host_memory import HostChunk
 from canopy_chunks.store.store import ChunkStore
-from canopy_chunks.store.suffix import ChunkSuffix
 from canopy_chunks.text.fields import MAX_CHUNKS, ChunkFields
 from canopy_chunks.text.variants import LONG_TOKENS, Place
 from sglang_canopy.wire.attached import attached
@@ -98,44 +97,50 @@ class ReusePlan:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class ChunkRequest:
-    """A request's chunk fields and state, at ``req.canopy.documents``.
-
-    keys: each chunk's addresses, the best for its place first. places: position of each chunk; its
-    keys are those of ``Place.acceptable``. salt: part of the addresses; SGLang's namespace of the
-    request. given: documents in the prompt, with those that are too short. ratio: as the request
-    asks, or None. tenant: owner of the documents. deletions: deletions before the request was
-    created. checked: eligibility is decided, and ``reason`` (why it runs normally, or None) and
-    ``step`` (of its tenant in the quality meter) are set. too_long: it may extend kept KV, but not
-    reuse more. kept_key: extra key of its namespace for approximate KV, or None (:mod:`.kept`). kept:
-    tokens matched there from its first document on. fused: its slots have held approximate KV;
-    never reset. initial: the first plan's choice and prefix, so that a retraction does not change
-    the answer. prefix: tokens of the prompt that were matched in the tree. report: the content of the response. complete_report: adds fields that need the
-    choice on the host. reported: the prompt was completed once, and the report was sent.
-    """
+    """A request's chunk fields and state, at ``req.canopy.documents``."""
 
     bounds: tuple[tuple[int, int], ...]
+    """First and end token of each document of enough tokens, in order."""
     keys: tuple[tuple[str, ...], ...]
+    """Addresses of each chunk, by the prefixes of ``Place.acceptable``, the best first."""
     places: tuple[Place, ...]
     salt: str
+    """SGLang's namespace of the request, a part of the addresses."""
     selector: str
-    given: int
+    named: int
+    """Documents in the prompt, with those of too few tokens."""
     ratio: float | None = None
+    """Recompute ratio that the request asks for."""
     tenant: str | None = None
+    """Owner of the documents."""
     time_s: float = 0.0
     deletions: int = 0
+    """Deletions of documents before the request was created."""
     checked: bool = False
+    """Whether ``reason`` and ``step`` are decided."""
     too_long: bool = False
+    """Whether it may only extend kept KV."""
     reason: str | None = None
+    """Why it runs normally; ``None`` if it may reuse chunks."""
     step: int = 0
+    """Step of its tenant in the quality meter."""
     kept_key: str | None = None
+    """Extra key of its namespace for approximate KV (:mod:`.kept`)."""
     kept: int = 0
+    """Tokens matched in that namespace from its first document on."""
     fused: bool = False
+    """Whether its slots have held approximate KV; never reset."""
     plan: ReusePlan | None = None
     initial: tuple[ChosenTokens, int] | None = None
+    """Choice and prefix of the first plan: a retraction does not change the answer."""
     reported: bool = False
+    """Whether its prompt was complete once, and the report was sent."""
     report: dict[str, Any] = field(default_factory=dict)
+    """Content of the response's ``meta_info``."""
     complete_report: Callable[[], None] | None = None
+    """Adds the fields of the report that need the choice on the host."""
     prefix: int = 0
+    """Tokens of the prompt that were matched in the tree."""
     _computed_to: int = -1
 
     def keeps(self, req: Any) -> bool:
@@ -184,7 +189,7 @@ def engine_of_runner(runner: Any) -> Any:
 
 def ineligible_reason(req: Any, request: ChunkRequest, options: Options) -> str | None:
     """Return why a request runs normally whatever is stored; ``None`` if it may reuse chunks."""
-    if request.given > MAX_CHUNKS:
+    if request.named > MAX_CHUNKS:
         return TOO_MANY
     if not request.bounds:
         return NOT_FOUND
@@ -213,10 +218,10 @@ def chunk_request(
 
     stand_ins: tokens of a few stand-in documents, and of all; empty without stand-ins.
     """
-    given = len(requested.bounds or ())
+    named = len(requested.bounds or ())
     bounds = tuple(
         (a, min(b, len(ids)))
-        for a, b in (requested.bounds or () if given <= MAX_CHUNKS else ())
+        for a, b in (requested.bounds or () if named <= MAX_CHUNKS else ())
         if min(b, len(ids)) - a >= options.min_tokens
     )
     first = requested.bounds[0][0] if requested.bounds else 0
@@ -231,7 +236,7 @@ def chunk_request(
         places,
         salt,
         requested.selector or options.selector,
-        given,
+        named,
         requested.ratio,
     )
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from canopy_chunks.fuse.model import Attention, Model, Ranks
 from canopy_chunks.fuse.rope import Rope
-from canopy_chunks.store.shape import Shape
+from canopy_chunks.store.chunk import Shape
 
 
 @dataclass(frozen=True)

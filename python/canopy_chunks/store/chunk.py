@@ -5,10 +5,29 @@ from __future__ import annotations
 from collections import UserDict
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from canopy_chunks.store.device_copy import HostCopy
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a decoder."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    vocab: int
+    eps: float
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """K and V of one token over all layers, in elements (multiply by the dtype's size)."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
 
 
 class Scores(UserDict):  # type: ignore[type-arg]
@@ -118,3 +137,52 @@ class FusedPrompt:
         """Return the positions after the last chunk, the question; at least the last token."""
         end = max((p.end for p in self.placed if len(p.chunk)), default=0)
         return torch.arange(min(end, len(self) - 1), len(self))
+
+
+@dataclass(slots=True, frozen=True)
+class ChunkSuffix:
+    """The tokens of ``base`` from ``skip`` on, without a copy; has the interface of ``Chunk``.
+
+    For a prefix hit that ends inside a chunk.
+    """
+
+    base: Any
+    """A :class:`Chunk`, or one in host memory."""
+    skip: int
+
+    def __len__(self) -> int:
+        return len(self.base) - self.skip
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return self.base.ids[self.skip :]
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """The tokens before the suffix: the chunk's prefix and its skipped tokens."""
+        return self.base.prefix + self.base.ids[: self.skip]
+
+    @property
+    def scores(self) -> dict[str, torch.Tensor]:
+        return {name: s[..., self.skip :] for name, s in self.base.scores.items()}
+
+    @property
+    def raw_k(self) -> torch.Tensor:
+        return self.base.raw_k[:, self.skip :]
+
+    @property
+    def v(self) -> torch.Tensor:
+        return self.base.v[:, self.skip :]
+
+    @property
+    def nbytes(self) -> int:
+        return self.base.nbytes * len(self) // max(1, len(self.base))
+
+    def rows(self, layer: int, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return K before RoPE and V of these tokens of the suffix."""
+        return self.base.rows(layer, tokens + self.skip)
+
+
+def base_and_skip(chunk: Any) -> tuple[Any, int]:
+    """Return the stored chunk and the offset in it, for a chunk or the suffix of one."""
+    return (chunk.base, chunk.skip) if isinstance(chunk, ChunkSuffix) else (chunk, 0)

@@ -17,9 +17,8 @@ from typing import Any
 import torch
 
 from canopy_chunks import READ_AHEAD_BYTES
-from canopy_chunks.store.chunk import Chunk
+from canopy_chunks.store.chunk import Chunk, Shape
 from canopy_chunks.store.host_memory import HostChunk
-from canopy_chunks.store.shape import Shape
 from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.disk.store import DiskStore
 from sglang_canopy.policy.registry import make_policy

@@ -7,6 +7,8 @@ exact prefix tree.
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +16,6 @@ from typing import Any
 from canopy_chunks.store.chunk import Chunk
 from canopy_chunks.store.disk import ChunkDisk
 from canopy_chunks.store.host_memory import HostChunk, HostMemory
-from canopy_chunks.text.key import chunk_key, chunk_keys
 
 TIERS = ("host", "disk")
 
@@ -41,14 +42,28 @@ class ChunkStore:
         self.misses = self.dropped = 0
 
     def key(self, ids: Sequence[int], prefix: Sequence[int] = (), salt: str = "") -> str:
-        """Return the content address of these tokens after this prefix for this tenant."""
-        return chunk_key(ids, self.identity, prefix, salt)
+        """Return the content address of a chunk: a digest of its tokens, the model, the prefix and the
+        tenant's salt.
+
+        Two tenants with different salts share nothing, not even the knowledge that a chunk exists.
+        """
+        return self.keys(ids, (prefix,), salt)[0]
 
     def keys(
         self, ids: Sequence[int], prefixes: Sequence[Sequence[int]], salt: str = ""
     ) -> tuple[str, ...]:
         """Return :meth:`key` for each of several prefixes."""
-        return chunk_keys(ids, self.identity, prefixes, salt)
+        start = hashlib.sha256()
+        for part in (self.identity, salt):
+            raw = part.encode()
+            start.update(len(raw).to_bytes(8, "little") + raw)
+        tokens, addresses = _token_bytes(ids), []
+        for prefix in prefixes:
+            digest = start.copy()
+            digest.update(_token_bytes(prefix))
+            digest.update(tokens)
+            addresses.append(digest.hexdigest())
+        return tuple(addresses)
 
     def put(self, chunk: Chunk, salt: str = "") -> str:
         """Store a chunk; storing it again counts as a use."""
@@ -144,3 +159,8 @@ class ChunkStore:
         self.chunks[key] = held or chunk.on_host()
         self.used_bytes += chunk.nbytes
         return self.chunks[key]
+
+
+def _token_bytes(tokens: Sequence[int]) -> bytes:
+    """Return the number of tokens and each token, 8 bytes little-endian."""
+    return len(tokens).to_bytes(8, "little") + struct.pack(f"<{len(tokens)}q", *tokens)

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from canopy_chunks.quality.check import differ  # noqa: E402
+from canopy_chunks.quality.checker import differ  # noqa: E402
 from canopy_chunks.quality.tenant_meter import TIE_NATS  # noqa: E402
 
 

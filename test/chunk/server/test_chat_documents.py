@@ -199,7 +199,7 @@ def test_a_chats_fields_are_parsed_once(monkeypatch) -> None:
 @pytest.fixture
 def no_orders(monkeypatch) -> None:
     monkeypatch.setattr(conversion, "orders", Orders())
-    monkeypatch.setattr(conversion.any_order, "orders", conversion.orders)
+    monkeypatch.setattr("canopy_chunks.text.order.orders", conversion.orders)
 
 
 def prepared(text=None, ids=None, custom=None, path="", body=None, manager=None, **fields):

@@ -6,7 +6,7 @@ pytest.importorskip("sglang")
 
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 
-from canopy_chunks.server.deletion import delete_kv
+from canopy_chunks.server.scheduler import delete_kv
 from sglang_canopy.tenant import documents_key, tenants_of_key
 from support.live_tree import LiveTree
 

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from canopy_chunks.fuse import encode_queue  # noqa: E402
+from canopy_chunks.fuse import background_encoder  # noqa: E402
 from canopy_chunks.fuse.background_encoder import BackgroundEncoder  # noqa: E402
 from canopy_chunks.fuse.encode import encode  # noqa: E402
 from canopy_chunks.server.batch import logit_rows, pack_rows  # noqa: E402
@@ -58,7 +58,9 @@ def test_requesting_a_waiting_or_stored_chunk_again_has_no_effect(llama, store, 
 
 
 def test_the_queue_is_bounded_and_counts_dropped_chunks(llama, store, ids, monkeypatch) -> None:
-    monkeypatch.setattr(encode_queue, "MAX_WAITING_TOKENS", 2 * encode_queue.MIN_TOKENS - 1)
+    monkeypatch.setattr(
+        background_encoder, "MAX_WAITING_TOKENS", 2 * background_encoder.MIN_TOKENS - 1
+    )
     encoder = BackgroundEncoder(llama, store)
     encoder.enqueue(ids[:60].tolist(), (), "")
     encoder.enqueue(ids[60:120].tolist(), (), "")

@@ -13,8 +13,7 @@ from canopy_chunks.fuse.fusion import fused_prefill  # noqa: E402
 from canopy_chunks.fuse.selectors import make_selector  # noqa: E402
 from canopy_chunks.server.model_view import check_layout, pool_views, row_cache  # noqa: E402
 from canopy_chunks.server.plan import PromptSlots, choose_tokens, replan  # noqa: E402
-from canopy_chunks.store.chunk import FusedPrompt, Placed  # noqa: E402
-from canopy_chunks.store.suffix import ChunkSuffix  # noqa: E402
+from canopy_chunks.store.chunk import ChunkSuffix, FusedPrompt, Placed  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 
 PREFIX, CHUNK, TAIL = 12, 50, 9

@@ -9,8 +9,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from canopy_chunks.fuse import rows  # noqa: E402
-from canopy_chunks.quality.check import pieces_of  # noqa: E402
-from canopy_chunks.quality.checker import KEPT_S, LOAD_SHARE, MAX_TIMES, MAX_WAITING, QualityChecker  # noqa: E402
+from canopy_chunks.quality.checker import (  # noqa: E402
+    KEPT_S,
+    LOAD_SHARE,
+    MAX_TIMES,
+    MAX_WAITING,
+    QualityChecker,
+    pieces_of,
+)
 from canopy_chunks.quality.tenant_meter import RAISED, SERVED, STOPPED, QualityMeter  # noqa: E402
 from canopy_chunks.server import engine as engines  # noqa: E402
 from canopy_chunks.server.engine import ChunkEngine  # noqa: E402

@@ -11,9 +11,8 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from canopy_chunks.server.library import score_chunk  # noqa: E402
-from canopy_chunks.store.chunk import Chunk  # noqa: E402
+from canopy_chunks.store.chunk import Chunk, Shape  # noqa: E402
 from canopy_chunks.store.host_memory import HostMemory  # noqa: E402
-from canopy_chunks.store.shape import Shape  # noqa: E402
 from canopy_chunks.store.store import ChunkStore  # noqa: E402
 from canopy_kernel import rope_scatter  # noqa: E402
 from support.chunk_engine import LENGTH  # noqa: E402

@@ -14,11 +14,11 @@ from torch.utils._pytree import tree_leaves  # noqa: E402
 from canopy_chunks import ATTRIBUTE  # noqa: E402
 from canopy_chunks.fuse.background_encoder import BackgroundEncoder  # noqa: E402
 from canopy_chunks.fuse.selectors import make_selector, question  # noqa: E402
-from canopy_chunks.fuse.working_memory import working_memory  # noqa: E402
 from canopy_chunks.server import start  # noqa: E402
 from canopy_chunks.server.options import AUTOMATIC_PROMPT_TOKENS, Options  # noqa: E402
 from canopy_chunks.server.plan import PromptSlots, choose_tokens  # noqa: E402
 from canopy_chunks.server.request import ineligible_reason  # noqa: E402
+from canopy_chunks.server.start import working_memory  # noqa: E402
 from canopy_chunks.store.chunk import Chunk, Placed  # noqa: E402
 from canopy_chunks.store.store import ChunkStore  # noqa: E402
 from support import chunk_engine  # noqa: E402

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from canopy_chunks.store.chunk import Chunk  # noqa: E402
+from canopy_chunks.store.chunk import Chunk, Shape  # noqa: E402
 from canopy_chunks.store.disk import PAGE, ChunkDisk  # noqa: E402
-from canopy_chunks.store.shape import Shape  # noqa: E402
 from canopy_chunks.store.store import ChunkStore  # noqa: E402
 
 SHAPE = Shape(layers=2, heads=1, kv_heads=1, head_dim=8, hidden=8, vocab=9, eps=0.1)

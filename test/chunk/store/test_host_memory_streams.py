@@ -13,9 +13,8 @@ from canopy_chunks.fuse import transfer  # noqa: E402
 from canopy_chunks.fuse.cache import KVCache  # noqa: E402
 from canopy_chunks.fuse.rope import Rope  # noqa: E402
 from canopy_chunks.store import host_memory  # noqa: E402
-from canopy_chunks.store.chunk import Chunk, Placed  # noqa: E402
+from canopy_chunks.store.chunk import Chunk, Placed, Shape  # noqa: E402
 from canopy_chunks.store.host_memory import HostMemory  # noqa: E402
-from canopy_chunks.store.shape import Shape  # noqa: E402
 from canopy_kernel.rope_scatter import LayersScatter  # noqa: E402
 from support.late_streams import ORDERS, Stream, Streams  # noqa: E402
 from support.separate_device import SeparateDevice, inside  # noqa: E402

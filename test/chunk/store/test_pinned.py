@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from canopy_chunks.store.pinned import registered  # noqa: E402
+from canopy_chunks.store.host_memory import registered  # noqa: E402
 
 SIZE = (3, 1000, 2, 5)
 BYTES = 3 * 1000 * 2 * 5 * 2
@@ -71,6 +71,6 @@ def test_no_memory_is_not_registered():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_sees_it_as_pinned():
-    from canopy_chunks.store.pinned import pinned
+    from canopy_chunks.store.host_memory import pinned
 
     assert pinned(SIZE, torch.bfloat16).is_pinned()

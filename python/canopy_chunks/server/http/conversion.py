@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from canopy_chunks.server.options import Options
-from canopy_chunks.text import any_order, chat, fields
-from canopy_chunks.text.any_order import orders
+from canopy_chunks.text import chat, fields
 from canopy_chunks.text.documents import find_documents, separated
+from canopy_chunks.text.order import arranged, has_fixed_positions, has_other_input, orders
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.tenant import tenant_of
 from sglang_canopy.wire.stamp import BOUNDS, DOCUMENTS, ORDER
@@ -105,10 +105,10 @@ def _prepare_prompt(
     (text, ids), custom = prompt, params.get("custom_params")
     requested = fields.parse_fields(custom)
     _check_fields(requested, ids, manager.server_args.tp_size)
-    movable = requested.any_order and not any_order.has_fixed_positions(obj)
+    movable = requested.any_order and not has_fixed_positions(obj)
     if requested.bounds is not None:
         if movable:
-            ids, bounds = any_order.arranged(manager.tokenizer, list(ids), requested.bounds, tenant)
+            ids, bounds = arranged(manager.tokenizer, list(ids), requested.bounds, tenant)
             params["custom_params"] = {**(custom or {}), BOUNDS: bounds}
         return ids
     separator = options.separator
@@ -135,7 +135,7 @@ def convert_chat(
     requested = fields.parse_fields(custom)
     in_parts, separator = requested.documents_in_parts, options.separator
     _check_fields(requested, None, manager.server_args.tp_size, chat=True)
-    if requested.any_order and not requested.off and not any_order.has_fixed_positions(request):
+    if requested.any_order and not requested.off and not has_fixed_positions(request):
         request.messages = chat.in_best_order(
             request.messages, in_parts, separator, orders, _tenant(request)
         )
@@ -159,7 +159,7 @@ def _write_bounds(manager: Any, obj: Any, texts: Sequence[str]) -> None:
     ids, params = obj.input_ids, obj.sampling_params
     given = params.get("custom_params") or {}
     custom = {key: given[key] for key in given if key not in (DOCUMENTS, ORDER)}
-    if texts and isinstance(ids, list) and not any_order.has_other_input(obj):
+    if texts and isinstance(ids, list) and not has_other_input(obj):
         custom[BOUNDS] = find_documents(manager.tokenizer, texts, ids)
     if custom != given:
         params["custom_params"] = custom
