@@ -22,8 +22,8 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
     from sglang.srt.utils.auth import add_api_key_middleware
 
     from canopy_chunks import ATTRIBUTE as DOCUMENTS
+    from canopy_chunks.plugin import hooks as documents
     from canopy_chunks.server import options
-    from canopy_chunks.server.http import routes as chunk_routes
     from sglang_canopy.server.http import entry, routes
 
     monkeypatch.setattr(routes, "hints", Waiting())
@@ -53,7 +53,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
             routes.add_worker_routes(server_args)
         else:
             routes.add_routes(server_args)
-        chunk_routes.add_routes()
+        documents.add_routes()
         if (api_key or admin_api_key) and not worker:
             add_api_key_middleware(app, api_key=api_key, admin_api_key=admin_api_key)
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))

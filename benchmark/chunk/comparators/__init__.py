@@ -6,14 +6,12 @@ from canopy_chunks.fuse.selectors import SELECTORS as SERVED
 from canopy_chunks.fuse.selectors.base import Selector
 from comparators.deviation import Deviation, Oracle
 from comparators.offline import Epic, FirstTokens, HighFrequency, Random, ValueNorm
-from comparators.per_layer import FrequencyPerLayer
 from comparators.prophetkv import ProphetKV
 from sglang_canopy.errors import CanopyError
 
 CLASSES: tuple[type[Selector], ...] = (
     *SERVED.values(),
-    *(FrequencyPerLayer, HighFrequency, Random, ValueNorm, FirstTokens, Epic),
-    *(Deviation, ProphetKV, Oracle),
+    *(HighFrequency, Random, ValueNorm, FirstTokens, Epic, Deviation, ProphetKV, Oracle),
 )
 SELECTORS = {one.name: one for one in CLASSES}
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import torch
 
 from canopy_chunks.fuse.selectors.base import Context, Offline, SelectedTokens, join
-from canopy_chunks.fuse.selectors.frequency import Frequency
+from canopy_chunks.fuse.selectors.frequency import layer_scores
 from canopy_chunks.store.chunk import Chunk
 
 EPIC_TOKENS = 16
 """Tokens of a chunk that the baseline EPIC recomputes (CacheTune, section 5.1, item 5)."""
 
 
-class HighFrequency(Frequency):
+class HighFrequency(Offline):
     """The complement of ``frequency``: the paper's own control (Figure 10)."""
 
     name = "high-frequency"
-    high = True
+
+    def score(self, chunk: Chunk) -> torch.Tensor:
+        return layer_scores(chunk, high=True).mean(dim=0)
 
 
 class Random(Offline):

@@ -18,7 +18,7 @@ from canopy_chunks.fuse.fusion import fused_prefill
 from canopy_chunks.fuse.model import Model
 from canopy_chunks.fuse.selectors import Offline
 from canopy_chunks.quality import answers as quality
-from canopy_chunks.quality.answers import Case, greedy, normalise, prompt_of_case
+from canopy_chunks.quality.answers import Case, greedy_steps, normalise, prompt_of_case
 from canopy_chunks.store.chunk import Chunk
 from comparators import make_selector
 
@@ -163,7 +163,8 @@ def _continue(
     model: Model, tokenizer: Any, cache: KVCache, n: int, begun: Sequence[int], count: int
 ) -> str:
     """Greedy text of at most ``count`` tokens from what was ``begun``, behind n tokens of the cache."""
-    return _answer(tokenizer, greedy(model, cache, n, begun, count, tokenizer.eos_token_id))
+    steps = greedy_steps(model, cache, n, begun, count, tokenizer.eos_token_id)
+    return _answer(tokenizer, engine.finish(steps))
 
 
 def _answer(tokenizer: Any, tokens: Sequence[int]) -> str:

@@ -105,7 +105,7 @@ def from_transformers(
     embed = get("model.embed_tokens.weight")
     tied = getattr(config, "tie_word_embeddings", False) or "lm_head.weight" not in state
     rope = rope or from_config(config)
-    rope = Rope(rope.inv_freq.to(device), rope.scaling, rope.variant)
+    rope = Rope(rope.inv_freq.to(device), rope.scaling)
     head = embed if tied else get("lm_head.weight")
     norm = get("model.norm.weight")
     if left := sorted(set(state) - read - {"lm_head.weight"}):

@@ -13,7 +13,6 @@ import matplotlib.pyplot as plt
 Rows = dict[str, dict[str, Any]]
 LABELS = {
     "frequency": "low frequencies (paper)",
-    "frequency-per-layer": "low, a set a layer (eq. 7)",
     "high-frequency": "high frequencies",
     "hkvd": "CacheBlend",
     "epic": "EPIC, 16 tokens",

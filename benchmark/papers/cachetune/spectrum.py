@@ -89,6 +89,9 @@ def _chosen(chunk: Chunk) -> dict[str, float]:
     def best(score: torch.Tensor) -> set[int]:
         return set(top(score, count).tolist())
 
+    def low(alpha: float) -> set[int]:
+        return best(layer_scores(chunk, alpha=alpha).mean(dim=0))
+
     paper, high = best(Frequency().scores(chunk)), best(HighFrequency().scores(chunk))
     plain = 0.5 * (chunk.raw_k.flatten(2).norm(dim=2) + chunk.v.flatten(2).norm(dim=2))
     norm = best((plain / plain.sum(1, keepdim=True)).mean(0))
@@ -96,8 +99,7 @@ def _chosen(chunk: Chunk) -> dict[str, float]:
     head = set(range(HEAD))
     return {
         **{
-            f"same as alpha 0.5, alpha {alpha:g}": len(paper & best(Frequency(alpha).scores(chunk)))
-            / count
+            f"same as alpha 0.5, alpha {alpha:g}": len(paper & low(alpha)) / count
             for alpha in ALPHAS
         },
         "same as alpha 0.5, plain norms": len(paper & norm) / count,

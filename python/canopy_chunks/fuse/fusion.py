@@ -51,8 +51,8 @@ def fused_steps(
 ) -> Generator[None, None, Fused]:
     """Take the steps of :func:`fused_prefill`: the choice, then ``size`` rows each.
 
-    A selector that narrows or replaces rows by layer runs them in one step. A step of rows that
-    ``stop`` ends is repeated.
+    A selector that narrows its rows by layer runs them in one step. A step of rows that ``stop``
+    ends is repeated.
     """
     inside = prompt.in_chunk()
     inside[len(prompt) - 1] = False
@@ -71,20 +71,18 @@ def fused_steps(
             )
         )
         reused = inside.clone()
-        if choice.narrow is None and choice.replaced is None:
+        if choice.narrow is None:
             reused[choice.tokens.cpu()] = False
         place_chunks(model, prompt.placed, cache, reused)
     needed = ~inside
     needed[choice.tokens.cpu()] = True
     every = needed.nonzero()[:, 0].to(model.device)
     rows = every[ready:]
-    if choice.narrow is None and choice.replaced is None:
+    if choice.narrow is None:
         yield
         hidden = yield from _compute(model, prompt, rows, cache, size, stop)
     else:
-        hidden, _ = engine.run_rows(
-            model, prompt.ids[rows], rows, cache, narrow=choice.narrow, replaced=choice.replaced
-        )
+        hidden, _ = engine.run_rows(model, prompt.ids[rows], rows, cache, choice.narrow)
     return Fused(model.logits(hidden[-1:])[0], every)
 
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from canopy_chunks.fuse.rope import Rope
+from canopy_chunks.fuse.rope import Rotation
 from canopy_chunks.store.chunk import Shape
 
 
@@ -54,7 +54,7 @@ class Model(abc.ABC):
     """
 
     shape: Shape
-    rope: Rope
+    rope: Rotation
     identity: str
     ranks: Ranks | None
 

@@ -7,6 +7,7 @@ rotation (YaRN's attention factor) and a table rounded to bf16.
 
 from __future__ import annotations
 
+import abc
 import inspect
 from dataclasses import dataclass
 from typing import Any
@@ -27,21 +28,14 @@ REFUSED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """Half-split (NeoX) rotation of the whole head.
+class Rotation(abc.ABC):
+    """Half-split (NeoX) rotation of the whole head."""
 
-    inv_freq: ``[head_dim / 2]`` fp32, radians per token; scaling: factor on cos and sin.
-    """
+    __slots__ = ()
 
-    inv_freq: torch.Tensor
-    scaling: float = 1.0
-    variant: str = "default"
-
+    @abc.abstractmethod
     def table(self, positions: torch.Tensor) -> torch.Tensor:
         """``[n]`` positions -> ``[n, head_dim]`` fp32, cos in the first half and sin in the second."""
-        angle = positions.to(torch.float32)[:, None] * self.inv_freq
-        return torch.cat([angle.cos(), angle.sin()], dim=-1) * self.scaling
 
     def apply(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Rotate ``x [..., n, heads, head_dim]`` to ``positions [n]``, in fp32; returns
@@ -51,6 +45,21 @@ class Rope:
     def undo(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Invert :meth:`apply`; returns fp32 for any dtype of ``x``."""
         return unrotate(x, self.table(positions))
+
+
+@dataclass(frozen=True, slots=True)
+class Rope(Rotation):
+    """Rotation by frequencies.
+
+    inv_freq: ``[head_dim / 2]`` fp32, radians per token; scaling: factor on cos and sin.
+    """
+
+    inv_freq: torch.Tensor
+    scaling: float = 1.0
+
+    def table(self, positions: torch.Tensor) -> torch.Tensor:
+        angle = positions.to(torch.float32)[:, None] * self.inv_freq
+        return torch.cat([angle.cos(), angle.sin()], dim=-1) * self.scaling
 
 
 def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -85,7 +94,7 @@ def unrotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return torch.cat([(a * cos + b * sin) / norm, (b * cos - a * sin) / norm], dim=-1)
 
 
-def undo_checked(x: torch.Tensor, rope: Rope, positions: torch.Tensor) -> torch.Tensor:
+def undo_checked(x: torch.Tensor, rope: Rotation, positions: torch.Tensor) -> torch.Tensor:
     """Undo a rotation in fp32 and check it by applying it again.
 
     There is no check on a device, because it would wait for the device; ``prove_rotation`` checks
@@ -101,11 +110,13 @@ def undo_checked(x: torch.Tensor, rope: Rope, positions: torch.Tensor) -> torch.
     limit = 1e-5 * max(1.0, float(x.abs().max())) if x.numel() else 0.0
     error = float((rotated - x.float()).abs().max()) if x.numel() else 0.0
     if not error <= limit:
-        raise RuntimeError(f"undoing RoPE ({rope.variant}) is off by {error:.2e} > {limit:.2e}")
+        raise RuntimeError(f"undoing RoPE is off by {error:.2e} > {limit:.2e}")
     return raw
 
 
-def prove_rotation(rope: Any, head_dim: int, device: torch.device, positions: int = 64) -> None:
+def prove_rotation(
+    rope: Rotation, head_dim: int, device: torch.device, positions: int = 64
+) -> None:
     """Check once that a table can be undone exactly; waits for the device. Raises RuntimeError."""
     at = torch.arange(positions)
     x = torch.linspace(-1.0, 1.0, positions * head_dim).view(positions, 1, head_dim)
@@ -145,4 +156,4 @@ def from_config(config: Any) -> Rope:
     init = ROPE_INIT_FUNCTIONS[variant]
     args = {"device": "cpu"} if "device" in inspect.signature(init).parameters else {}
     inv_freq, scaling = init(config, **args)
-    return Rope(inv_freq.float(), float(scaling), variant)
+    return Rope(inv_freq.float(), float(scaling))

@@ -24,10 +24,6 @@ Called before K and V are written. For a dropped row the cache's KV stays, in th
 layer. A server's model keeps all its rows.
 """
 
-Replaced = Callable[[int, torch.Tensor], "torch.Tensor | None"]
-"""``(layer, positions [m])`` -> indices of the rows whose K and V replace the cached KV of this
-layer, or None for all. The other rows continue too."""
-
 Watch = Callable[[int, torch.Tensor, torch.Tensor], "torch.Tensor | None"]
 """``(layer, q [m, heads, d] rotated, positions [m])``, called after this layer's K and V are
 written.
@@ -59,8 +55,7 @@ class RowsAttention:
     """A :class:`~.model.Attention` that writes the rows' K and V into ``cache``, then attends by
     position.
 
-    At each layer only rows returned by ``replaced`` are written. The forward ends after ``last``,
-    the last watched layer.
+    The forward ends after ``last``, the last watched layer.
     """
 
     cache: KVCache
@@ -69,7 +64,6 @@ class RowsAttention:
     narrow: Narrow | None = None
     watch: Watch | None = None
     arrive: Callable[[int], None] | None = None
-    replaced: Replaced | None = None
     last: int | None = None
     kept: torch.Tensor | None = None
 
@@ -84,11 +78,7 @@ class RowsAttention:
             if keep is not None:
                 self.positions = self.positions[keep]
                 q, k, v = q[keep], k[keep], v[keep]
-        some = self.replaced(layer, self.positions) if self.replaced is not None else None
-        if some is None:
-            self.cache.write(layer, self.positions, k, v)
-        else:
-            self.cache.write(layer, self.positions[some], k[some], v[some])
+        self.cache.write(layer, self.positions, k, v)
         attended = self.watch(layer, q, self.positions) if self.watch is not None else None
         if layer == self.last:
             raise Enough
@@ -106,7 +96,6 @@ def run_rows(
     narrow: Narrow | None = None,
     watch: Watch | None = None,
     arrive: Callable[[int], None] | None = None,
-    replaced: Replaced | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run rows ``ids [m]`` at sorted ``positions [m]`` through all layers.
 
@@ -114,7 +103,7 @@ def run_rows(
     ``[m']`` (fewer than m if ``narrow`` dropped some).
     """
     scale = model.shape.head_dim**-0.5
-    rows = RowsAttention(cache, positions, scale, narrow, watch, arrive, replaced)
+    rows = RowsAttention(cache, positions, scale, narrow, watch, arrive)
     hidden = model.forward(ids, positions, rows)
     return hidden, rows.positions
 

@@ -12,17 +12,17 @@ from typing import Any
 
 from canopy_chunks import options_of
 from canopy_chunks.plugin import series
-from canopy_chunks.server import admission, forward, scheduler, start
-from canopy_chunks.server.http import conversion, routes
+from canopy_chunks.server import admission, conversion, forward, scheduler, start
 from canopy_chunks.server.request import engine_of
 from sglang_canopy.config import server_options
-from sglang_canopy.request import sent
+from sglang_canopy.request import access, sent
 from sglang_canopy.request.prompt import BODY_CHECKS
 from sglang_canopy.server.scheduler import arrivals
 from sglang_canopy.server.start.hook import Hook
 from sglang_canopy.server.start.self_check import check_in_place
+from sglang_canopy.tenant import tenant_of
 from sglang_canopy.wire import status_file
-from sglang_canopy.wire.messages import CHUNKS, register
+from sglang_canopy.wire.messages import CHUNKS, register, send
 
 
 def _build(original: Any, server: Any, server_args: Any, *args: Any, **kwargs: Any) -> None:
@@ -53,7 +53,29 @@ def _add_routes(server_args: Any, *_: Any, **__: Any) -> None:
         BODY_CHECKS["documents"] = functools.partial(conversion.check_body, server_args.tp_size)
         if series.STATUS not in status_file.ADDITIONS:
             status_file.ADDITIONS.append(series.STATUS)
-        routes.add_routes()
+        add_routes()
+
+
+def add_routes() -> None:
+    """Add ``DELETE /canopy/documents`` to SGLang's routes."""
+    from sglang.srt.entrypoints.http_server import app
+
+    access.add_change_route(app, "DELETE", "/canopy/documents", _delete)
+
+
+async def _delete(request: Any) -> dict[str, Any]:
+    """Delete all documents of the requesting tenant, and all KV of its prompts, in every scheduler.
+
+    As in SGLang's requests, ``extra_key`` and ``cache_salt`` name the tenant: in the query, or in
+    headers.
+    """
+    from sglang.srt.entrypoints.http_server import get_global_state
+
+    manager = get_global_state().tokenizer_manager
+    tenant = tenant_of(**sent.tenant_fields(request))
+    manager.auto_create_handle_loop()
+    answers = await send(manager, CHUNKS, tenant or "")
+    return {"deleted": any(bool(answer.updated) for answer in answers)}
 
 
 _SRT = "sglang.srt."

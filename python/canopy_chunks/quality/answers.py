@@ -109,13 +109,6 @@ def prompt_of_case(case: Case, chunks: Sequence[Chunk], device: torch.device) ->
     return FusedPrompt(torch.tensor(case.ids, device=device), tuple(placed))
 
 
-def greedy(
-    model: Model, cache: KVCache, n: int, begun: Sequence[int], count: int, end: int | None
-) -> list[int]:
-    """Run :func:`greedy_steps` to the end."""
-    return engine.finish(greedy_steps(model, cache, n, begun, count, end))
-
-
 @torch.no_grad()
 def greedy_steps(
     model: Model,

@@ -143,10 +143,6 @@ class QualityChecker:
         """Whether a check waits or is in progress."""
         return bool(self.waiting)
 
-    def step(self, tenant: str | None) -> int:
-        """Return a tenant's quality level."""
-        return self.meter.step(tenant)
-
     def epoch(self, tenant: str | None) -> int:
         """Return a number that changes when the tenant's reuse is stopped, so that KV kept before
         is not used again."""

@@ -21,7 +21,14 @@ from canopy_chunks.fuse.encode import Encoder
 from canopy_chunks.fuse.fusion import fused_prefill
 from canopy_chunks.fuse.model import Model
 from canopy_chunks.fuse.selectors import Offline, make_selector
-from canopy_chunks.quality.answers import Case, encode_case, greedy, holds, prompt_of_case, tokenise
+from canopy_chunks.quality.answers import (
+    Case,
+    encode_case,
+    greedy_steps,
+    holds,
+    prompt_of_case,
+    tokenise,
+)
 from canopy_chunks.quality.tasks import SYNTHETIC, default_filler, synthetic
 from sglang_canopy.errors import CanopyError
 
@@ -53,6 +60,11 @@ class Kept:
         """Share of answers kept; None if full recompute answered no question correctly."""
         return self.kept / self.right if self.right else None
 
+    def __str__(self) -> str:
+        if not self.right:
+            return "no answer is right even without reuse"
+        return f"{self.kept} of {self.right} right answers are kept"
+
 
 def check_quality(
     model: Model, tokenizer: Any, method: Method, ratios: Iterable[float], min_kept: float | None
@@ -66,13 +78,11 @@ def check_quality(
     if tokenizer is None:
         raise CanopyError("the quality check needs a tokenizer; drop --skip-tokenizer-init")
     found = measure_kept(model, tokenizer, method, sorted(set(ratios)))
-    for ratio, one in found.items():
-        logger.info(
-            "canopy: quality check at ratio %s: %d of %d right answers kept", ratio, *_figures(one)
-        )
-    missed = [r for r, one in found.items() if one.share is None or one.share < min_kept]
+    for ratio, count in found.items():
+        logger.info("canopy: quality check at ratio %s: %s", ratio, count)
+    missed = [r for r, count in found.items() if count.share is None or count.share < min_kept]
     if missed:
-        figures = "; ".join(f"ratio {r}: {_in_words(found[r])}" for r in missed)
+        figures = "; ".join(f"ratio {r}: {found[r]}" for r in missed)
         raise CanopyError(
             f"the quality check refuses to reuse documents: min_kept is {min_kept}, and at {figures}. "
             "Raise the ratio, use another model, or lower min_kept"
@@ -128,15 +138,6 @@ def fused_answer(
 
 def _decoded(model: Model, tokenizer: Any, cache: Any, n: int, first: torch.Tensor) -> str:
     end = tokenizer.eos_token_id
-    tokens = greedy(model, cache, n, [int(first.argmax())], ANSWER_TOKENS, end)
+    steps = greedy_steps(model, cache, n, [int(first.argmax())], ANSWER_TOKENS, end)
+    tokens = engine.finish(steps)
     return tokenizer.decode(tokens[: tokens.index(end)] if end in tokens else tokens)
-
-
-def _figures(one: Kept) -> tuple[int, int]:
-    return one.kept, one.right
-
-
-def _in_words(one: Kept) -> str:
-    if not one.right:
-        return "no answer is right even without reuse"
-    return f"{one.kept} of {one.right} right answers are kept"

@@ -27,21 +27,9 @@ class Example:
     lead: str = ""
 
 
-PEOPLE = [
-    "Alice",
-    "Robert",
-    "Maria",
-    "Thomas",
-    "Helen",
-    "Victor",
-    "Laura",
-    "Daniel",
-    "Julia",
-    "Peter",
-    "Nina",
-    "Oscar",
-]
-TRADES = ["teacher", "baker", "painter", "doctor", "farmer", "sailor", "lawyer", "singer"]
+_PEOPLE = "Alice Robert Maria Thomas Helen Victor Laura Daniel Julia Peter Nina Oscar"
+_TRADES = "teacher baker painter doctor farmer sailor lawyer singer"
+PEOPLE, TRADES = _PEOPLE.split(), _TRADES.split()
 
 
 def synthetic(

@@ -169,7 +169,7 @@ class ChunkEngine:
         """
         if not request.checked:
             request.checked = True
-            request.step = self.checker.step(request.tenant)
+            request.step = self.checker.meter.step(request.tenant)
             request.reason = ineligible_reason(req, request, self.options)
             if request.reason is None and request.ratio != 1 and request.step == STOPPED:
                 request.reason = DIFFERED

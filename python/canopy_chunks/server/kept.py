@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from canopy_chunks.server.request import ChunkRequest
@@ -76,28 +77,18 @@ def _name(engine: ChunkEngine, request: ChunkRequest) -> str:
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=12).hexdigest()
 
 
-class ExactEvents:
-    """SGLang's recorder of KV events, without events of approximate KV.
+def _exact_only(record: Callable[..., None]) -> Callable[..., None]:
+    """Return SGLang's recording function for exact KV alone.
 
-    A block's event has its tokens but not its extra key, so a router would mistake the block for
+    A block's event has its tokens but not its extra key, so a router would mistake approximate KV for
     exact KV.
     """
 
-    def __init__(self, recorder: Any) -> None:
-        self._recorder = recorder
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._recorder, name)
-
-    def record_store(self, node: Any, *args: Any, **kwargs: Any) -> None:
-        """Record as SGLang does, but ignore nodes of approximate KV."""
+    def record_exact(node: Any, *args: Any, **kwargs: Any) -> None:
         if not is_documents_key(node.key.extra_key):
-            self._recorder.record_store(node, *args, **kwargs)
+            record(node, *args, **kwargs)
 
-    def record_remove(self, node: Any, *args: Any, **kwargs: Any) -> None:
-        """Record as SGLang does, but ignore nodes of approximate KV."""
-        if not is_documents_key(node.key.extra_key):
-            self._recorder.record_remove(node, *args, **kwargs)
+    return record_exact
 
 
 def announce_exact_only(tree_cache: Any) -> None:
@@ -107,5 +98,7 @@ def announce_exact_only(tree_cache: Any) -> None:
         return
     if hasattr(core.kv_events, "publishes"):  # Canopy's own recorder still counts these nodes
         core.kv_events.publishes = lambda node: not is_documents_key(node.key.extra_key)
-    else:
-        core.kv_events = ExactEvents(core.kv_events)
+        return
+    for name in ("record_store", "record_remove"):
+        if (record := getattr(core.kv_events, name, None)) is not None:  # the Rust core has none
+            setattr(core.kv_events, name, _exact_only(record))

@@ -21,7 +21,7 @@ import torch
 
 from canopy_chunks.fuse.cache import KVCache
 from canopy_chunks.fuse.model import Model
-from canopy_chunks.fuse.rope import from_config, prove_rotation, rotate, unrotate
+from canopy_chunks.fuse.rope import Rotation, from_config, prove_rotation
 from canopy_chunks.server.served_model import ServedModel
 from canopy_chunks.store.chunk import Shape
 from canopy_chunks.store.device_copy import is_host, to_device
@@ -43,7 +43,7 @@ ARCHITECTURES = (
 
 
 @dataclass(frozen=True, slots=True)
-class ServerRope:
+class ServerRope(Rotation):
     """Rotation by SGLang's table, including its rounding (on a CPU it may be bf16)."""
 
     cos_sin: torch.Tensor
@@ -51,14 +51,6 @@ class ServerRope:
     def table(self, positions: torch.Tensor) -> torch.Tensor:
         """``[n]`` positions -> ``[n, head_dim]`` fp32, cos then sin."""
         return self.cos_sin[to_device(positions, self.cos_sin.device)].float()
-
-    def apply(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Rotate ``x [..., n, heads, head_dim]`` to ``positions [n]``."""
-        return rotate(x, self.table(positions))
-
-    def undo(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Invert :meth:`apply`, in fp32."""
-        return unrotate(x, self.table(positions))
 
 
 def served_model(runner: Any, files: str = "") -> Model:
@@ -96,7 +88,7 @@ def served_model(runner: Any, files: str = "") -> Model:
     return ServedModel(
         inner,
         shape,
-        rope,  # type: ignore[arg-type]
+        rope,
         answer_of_first_rank(identity(inner, config, f"{files}\0{WEIGHTS.id}")),
         tensor_ranks(config.vocab_size),
         runner.model_config.dtype,

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from canopy_chunks.fuse.model import Attention, Model, Ranks
-from canopy_chunks.fuse.rope import Rope
+from canopy_chunks.fuse.rope import Rotation
 from canopy_chunks.store.chunk import Shape
 
 
@@ -24,7 +24,7 @@ class ServedModel(Model):
 
     inner: Any
     shape: Shape
-    rope: Rope
+    rope: Rotation
     identity: str
     ranks: Ranks | None
     kind: torch.dtype

@@ -141,9 +141,9 @@ class FusedPrompt:
 
 @dataclass(slots=True, frozen=True)
 class ChunkSuffix:
-    """The tokens of ``base`` from ``skip`` on, without a copy; has the interface of ``Chunk``.
+    """The tokens of ``base`` from ``skip`` on, without a copy.
 
-    For a prefix hit that ends inside a chunk.
+    For a prefix hit that ends inside a chunk. Only its rows are read.
     """
 
     base: Any
@@ -165,18 +165,6 @@ class ChunkSuffix:
     @property
     def scores(self) -> dict[str, torch.Tensor]:
         return {name: s[..., self.skip :] for name, s in self.base.scores.items()}
-
-    @property
-    def raw_k(self) -> torch.Tensor:
-        return self.base.raw_k[:, self.skip :]
-
-    @property
-    def v(self) -> torch.Tensor:
-        return self.base.v[:, self.skip :]
-
-    @property
-    def nbytes(self) -> int:
-        return self.base.nbytes * len(self) // max(1, len(self.base))
 
     def rows(self, layer: int, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return K before RoPE and V of these tokens of the suffix."""

@@ -16,7 +16,7 @@ from canopy_chunks.fuse.selectors import Context  # noqa: E402
 from canopy_chunks.store.chunk import FusedPrompt, Placed  # noqa: E402
 from support.fused_prompts import check_budget, flat_chunk, prompt  # noqa: E402
 
-SPENDS_MORE = ("hkvd", "frequency-per-layer", "epic")
+SPENDS_MORE = ("hkvd", "epic")
 """Comparators with their own rule, each tested below."""
 
 
@@ -40,55 +40,6 @@ def test_epic_takes_the_first_16_tokens_of_each_chunk_at_any_ratio(llama, ids, r
     fused = fused_prefill(llama, p, caches.dense_cache(llama, len(p)), make_selector("epic"), ratio)
     chosen = fused.rows[p.in_chunk()[fused.rows]].tolist()
     assert chosen == [*range(20, 36), *range(80, 96), *range(180, 190)]
-
-
-def test_per_layer_sets_replace_only_the_tokens_of_equation_7(llama, ids):
-    from canopy_chunks.fuse.placement import place_chunks
-
-    p, ratio = prompt(llama, ids, behind=False), 0.2
-    reused = caches.dense_cache(llama, len(p))
-    place_chunks(llama, p.placed, reused, p.in_chunk())
-    fused_cache = caches.dense_cache(llama, len(p))
-    fused = fused_prefill(llama, p, fused_cache, make_selector("frequency-per-layer"), ratio)
-    inside, sets = p.in_chunk(), []
-    for layer in range(llama.shape.layers):
-        named = set()
-        for placed in p.placed:  # equations 2 to 7, with numpy's transform
-            energy = 0.0
-            for x in (placed.chunk.raw_k[layer], placed.chunk.v[layer]):
-                spectrum = numpy.fft.rfft(x.flatten(1).numpy(), axis=0)
-                spectrum[int(0.5 * spectrum.shape[0]) :] = 0
-                low = numpy.fft.irfft(spectrum, n=len(placed.chunk), axis=0)
-                energy = energy + 0.5 * numpy.linalg.norm(low, axis=1)
-            count = int(ratio * len(placed.chunk))
-            named |= {placed.start + int(i) for i in numpy.argsort(-energy)[:count]}
-        sets.append(named)
-        if layer:  # layer 0 does not depend on context: recomputed and reused are equal there
-            changed = (fused_cache.v[layer] - reused.v[layer]).flatten(1).abs().amax(1) > 0
-            assert set((changed & inside).nonzero()[:, 0].tolist()) == named, layer
-    assert len(set(map(frozenset, sets))) > 1
-    assert set(fused.rows[inside[fused.rows]].tolist()) == set().union(*sets)
-
-
-def test_equal_sets_of_all_layers_are_one_set_for_all(llama, ids, monkeypatch):
-    from comparators import per_layer
-
-    from canopy_chunks.fuse.selectors import frequency
-
-    one = frequency.layer_scores
-
-    def same(chunk, high=False, alpha=0.5):
-        return one(chunk, high, alpha).mean(0, keepdim=True).expand(llama.shape.layers, -1)
-
-    monkeypatch.setattr(frequency, "layer_scores", same)
-    monkeypatch.setattr(per_layer, "layer_scores", same)
-    found = []
-    for name in ("frequency", "frequency-per-layer"):
-        p = prompt(llama, ids, behind=False)
-        cache = caches.dense_cache(llama, len(p))
-        found.append(fused_prefill(llama, p, cache, make_selector(name), 0.15))
-    assert torch.equal(found[0].rows, found[1].rows)
-    assert torch.allclose(found[0].logits, found[1].logits, atol=1e-4)
 
 
 def test_prophetkv_selects_tokens_that_the_question_attends_to_in_all_layers(llama, ids):

@@ -41,11 +41,9 @@ def test_no_selector_exceeds_the_budget_or_leaves_the_chunks(llama, ids, name, r
     check_budget(llama, ids, make_selector(name), ratio)
 
 
-def test_a_cutoff_of_its_own_has_scores_of_its_own(llama, ids):
-    from canopy_chunks.fuse.selectors.frequency import Frequency
-
+def test_the_cutoff_of_frequency_is_half_of_the_spectrum(llama, ids):
     chunk = encode(llama, ids[:40].tolist())
-    scores = [Frequency(alpha).scores(chunk) for alpha in (0.3, 0.5, 0.7)]
+    scores = [layer_scores(chunk, alpha=alpha).mean(dim=0) for alpha in (0.3, 0.5, 0.7)]
     assert not torch.equal(scores[0], scores[1])
     assert not torch.equal(scores[1], scores[2])
     assert torch.equal(make_selector("frequency").scores(chunk), scores[1])

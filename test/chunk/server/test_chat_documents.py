@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 import jinja2
 
-from canopy_chunks.server.http import conversion
+from canopy_chunks.server import conversion
 from canopy_chunks.server.options import Options
 from canopy_chunks.text.fields import MAX_CHUNKS
 from canopy_chunks.text.order import Orders

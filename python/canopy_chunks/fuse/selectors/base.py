@@ -12,7 +12,7 @@ import torch
 
 from canopy_chunks.fuse.cache import KVCache
 from canopy_chunks.fuse.model import Model
-from canopy_chunks.fuse.rows import Narrow, Replaced
+from canopy_chunks.fuse.rows import Narrow
 from canopy_chunks.store.chunk import Chunk, FusedPrompt
 from canopy_chunks.store.device_copy import to_device
 
@@ -41,13 +41,11 @@ class SelectedTokens:
     """The tokens that a selector chose.
 
     tokens: positions to run at layer 0, sorted, on the host or the model's device; narrow: drops
-    rows at deeper layers, or None; replaced: the rows whose K and V replace the reused ones at each
-    layer, or None for all.
+    rows at deeper layers, or None.
     """
 
     tokens: torch.Tensor
     narrow: Narrow | None = None
-    replaced: Replaced | None = None
 
 
 class Selector(abc.ABC):
@@ -67,20 +65,15 @@ class Selector(abc.ABC):
 class Offline(Selector):
     """A selector whose scores depend only on the chunk: computed once and stored with it."""
 
-    @property
-    def stored_as(self) -> str:
-        """The key of its stored scores: the name, and all settings that the scores depend on."""
-        return self.name
-
     @abc.abstractmethod
     def score(self, chunk: Chunk) -> torch.Tensor:
         """Return ``[n]`` fp32 on the chunk's device; the highest are recomputed first."""
 
     def scores(self, chunk: Chunk) -> torch.Tensor:
         """Return the stored scores; compute them on first use."""
-        if self.stored_as not in chunk.scores:
-            chunk.scores[self.stored_as] = self.score(chunk)
-        return chunk.scores[self.stored_as]
+        if self.name not in chunk.scores:
+            chunk.scores[self.name] = self.score(chunk)
+        return chunk.scores[self.name]
 
     def choose(self, context: Context) -> SelectedTokens:
         """Choose the top ``floor(ratio * n)`` of each chunk (equation 7); ties go to the earlier

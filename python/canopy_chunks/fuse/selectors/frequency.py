@@ -19,20 +19,9 @@ def layer_scores(chunk: Chunk, high: bool = False, alpha: float = ALPHA) -> torc
 
 
 class Frequency(Offline):
-    """Low-frequency energy, averaged over layers: one set of tokens for all layers.
-
-    ``alpha`` is the share of the spectrum that counts as low.
-    """
+    """Low-frequency energy, averaged over layers: one set of tokens for all layers."""
 
     name = "frequency"
-    high = False
-
-    def __init__(self, alpha: float = ALPHA) -> None:
-        self.alpha = alpha
-
-    @property
-    def stored_as(self) -> str:
-        return self.name if self.alpha == ALPHA else f"{self.name} {self.alpha:g}"
 
     def score(self, chunk: Chunk) -> torch.Tensor:
-        return layer_scores(chunk, self.high, self.alpha).mean(dim=0)
+        return layer_scores(chunk).mean(dim=0)

@@ -1,1 +1,0 @@
-"""Documents in the HTTP process: finds, tokenises, bounds and registers them."""
