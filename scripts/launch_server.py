@@ -7,6 +7,7 @@ the caller gives the server's own arguments.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -142,6 +143,31 @@ def healthy(url: str, timeout_s: float = 5.0) -> bool:
             return answer.status == 200
     except (urllib.error.URLError, OSError):
         return False
+
+
+def post(url: str, body: Any = None, timeout_s: float = 600.0) -> Any:
+    """Send ``body`` as JSON. Returns the answer's JSON, or its text if it is none.
+
+    Raises urllib.error.HTTPError for a refusal.
+    """
+    head = {"Content-Type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(body or {}).encode(), head)
+    with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+        text = answer.read().decode()
+    return json.loads(text) if text.startswith(("{", "[")) else text
+
+
+def with_plugin(folder: Path, name: str, entry: str, modules: Path | None = None) -> dict[str, str]:
+    """Write a plugin of SGLang's into ``folder``. Returns the PYTHONPATH of servers that load it.
+
+    entry: ``MODULE:FUNCTION``; modules: the folder of the module, unless it is installed.
+    """
+    info = folder / f"{name}-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n")
+    (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{name} = {entry}\n")
+    paths = (folder, modules, os.environ.get("PYTHONPATH"))
+    return {"PYTHONPATH": os.pathsep.join(str(path) for path in paths if path)}
 
 
 def free_port() -> int:

@@ -35,15 +35,15 @@ import psutil
 from comparators.questions import read
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
-from launch_server import cpu_arguments, free_port, serving
+from launch_server import cpu_arguments, free_port, serving, with_plugin
 
 SYSTEM = "You answer questions from the documents that follow. Answer in a few words.\n\n"
-STOCK = {"SGLANG_PLUGINS": "none"}
-"""SGLang's switch for a server without plugins, Canopy included."""
 TURNS, MORE, ANSWER = 5, 2, 24
 """Turns of a conversation; documents that a tool returns before turns 2 and 4; tokens of an answer in
 the history, a fixed text, so that both sides have equal prompts."""
-RETRIES, SAMPLES, SAMPLE_TOKENS = 5, (4, 8), 8
+RETRIES, SAMPLES, SAMPLE_TOKENS, EXACT_TOKENS = 5, (4, 8), 8, 8
+ZIPF = 0.8
+"""Exponent of the documents' popularity."""
 CROWD, MIN_REQUESTS, BEHIND = 8, 8, 0.1
 """Prompts that the KV pool holds under load; minimum arrivals at each rate; time that the server may
 need for the rest of the queue, as a share of the window."""
@@ -69,19 +69,18 @@ class Library:
     system: list[int]
     documents: list[list[int]]
     questions: list[list[int]]
-    zipf: float
     draw: random.Random
     chunks: int
     """Documents a prompt."""
 
     def prompt(self, more: int = 0) -> Prompt:
         """Return a prompt of ``chunks + more`` different documents, shuffled, and a question."""
-        weights = [(i + 1) ** -self.zipf for i in range(len(self.documents))]
+        weights = [(i + 1) ** -ZIPF for i in range(len(self.documents))]
         picked: list[int] = []
         while len(picked) < self.chunks + more:
-            one = self.draw.choices(range(len(self.documents)), weights)[0]
-            if one not in picked:
-                picked.append(one)
+            (document,) = self.draw.choices(range(len(self.documents)), weights)
+            if document not in picked:
+                picked.append(document)
         self.draw.shuffle(picked)
         return self.of(picked, self.draw.choice(self.questions))
 
@@ -108,8 +107,7 @@ def library(tokenizer: Any, args: argparse.Namespace, tokens: int) -> Library:
     if len(documents[-1]) < each:
         raise SystemExit(f"too little text for {args.documents} documents of {each} tokens")
     questions = [encode(f"Question: {e.question}\nAnswer:") for e in examples]
-    draw = random.Random(args.seed)
-    return Library(encode(SYSTEM), documents, questions, args.zipf, draw, chunks)
+    return Library(encode(SYSTEM), documents, questions, random.Random(args.seed), chunks)
 
 
 @dataclass(slots=True)
@@ -153,11 +151,11 @@ class Client:
                 took = time.perf_counter() - begun
                 answer.read()
                 return Answer(took)
-            found = json.loads(answer.read())
-        took, meta = time.perf_counter() - begun, found["meta_info"]
+            result = json.loads(answer.read())
+        took, meta = time.perf_counter() - begun, result["meta_info"]
         report = (meta.get("canopy_chunks") or [{}])[0]
         return Answer(
-            took, meta["cached_tokens"], report, found["output_ids"], self.cpu_s() - before
+            took, meta["cached_tokens"], report, result["output_ids"], self.cpu_s() - before
         )
 
     def samples(self, prompt: Prompt, n: int) -> tuple[float, float]:
@@ -173,8 +171,8 @@ class Client:
 
     def cpu_s(self) -> float:
         process = psutil.Process(self.pid)
-        times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
-        return sum(one.user + one.system for one in times)
+        times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+        return sum(cpu.user + cpu.system for cpu in times)
 
     def flush(self) -> None:
         """Empty the exact cache; SGLang waits until the last answer has gone out."""
@@ -201,29 +199,32 @@ class Client:
     def pairs(self, lib: Library, repeats: int) -> list[tuple[Prompt, Answer, Answer]]:
         """Prompts with their answers by plain serving and by reuse; reuse runs first each time, since a
         plain run fills the exact tree."""
-        found = []
+        answered = []
         for _ in range(repeats):
             prompt = lib.prompt()
             fused = self.ask(prompt)
             assert fused.report.get("fused"), fused.report
-            found.append((prompt, self.ask(prompt.off()), fused))
-        return found
+            answered.append((prompt, self.ask(prompt.off()), fused))
+        return answered
 
 
 @contextlib.contextmanager
 def started(
-    args: argparse.Namespace, longest: int, crowd: int = 2, flag: bool = True, stock: bool = False
+    args: argparse.Namespace, longest: int, crowd: int = 2, flag: bool = True, plain: bool = False
 ) -> Iterator[Client]:
     """A server whose KV pool holds ``crowd`` prompts of ``longest`` tokens. ``flag``: with documents;
-    ``stock``: without any plugin."""
+    ``plain``: SGLang without Canopy, but with `canopy_cpu`, which it needs to serve on a CPU."""
     with tempfile.TemporaryDirectory() as folder:
-        given = [*cpu_arguments(args.model, kv_tokens=(longest + 512) * crowd, dtype="float32")]
-        given += ["--canopy-chunks", args.chunk_options] if flag else []
-        given += ["--chunked-prefill-size", "8192", "--context-length", "8192"]
-        given += ["--mem-fraction-static", "0.6"]
-        environment = {"OMP_NUM_THREADS": str(args.threads), **(STOCK if stock else {})}
+        arguments = cpu_arguments(args.model, kv_tokens=(longest + 512) * crowd, dtype="float32")
+        arguments += ["--canopy-chunks", args.chunk_options] if flag else []
+        arguments += ["--chunked-prefill-size", "8192", "--context-length", "8192"]
+        arguments += ["--mem-fraction-static", "0.6"]
+        environment = {"OMP_NUM_THREADS": str(args.threads)}
+        if plain:
+            environment |= with_plugin(Path(folder), "plain", "canopy_cpu:install")
+            environment["SGLANG_PLUGINS"] = "plain"
         log = Path(folder) / "server.log"
-        with serving(given, log=log, port=free_port(), environment=environment) as server:
+        with serving(arguments, log=log, port=free_port(), environment=environment) as server:
             yield Client(server.url, server.process.pid)
             print(f"errors in the server's log: {server.log_text().count('Traceback')}")
 
@@ -237,22 +238,22 @@ def ttft(tokenizer: Any, args: argparse.Namespace) -> Iterator[Row]:
         for tokens in args.lengths:
             lib = library(tokenizer, args, tokens)
             client.learn(lib)
-            found = client.pairs(lib, args.repeats)
-            last = found[-1][2].report
+            pairs = client.pairs(lib, args.repeats)
+            last = pairs[-1][2].report
             yield {
-                "tokens": len(found[-1][0].ids),
+                "tokens": len(pairs[-1][0].ids),
                 "chunks": lib.chunks,
-                "prefix_s": statistics.median(a.ttft_s for _, a, _ in found),
-                "reuse_s": statistics.median(b.ttft_s for _, _, b in found),
-                "speedup": statistics.median(a.ttft_s / b.ttft_s for _, a, b in found),
+                "prefix_s": statistics.median(a.ttft_s for _, a, _ in pairs),
+                "reuse_s": statistics.median(b.ttft_s for _, _, b in pairs),
+                "speedup": statistics.median(a.ttft_s / b.ttft_s for _, a, b in pairs),
                 **{key: last[key] for key in ("ratio", "recomputed", "computed")},
                 "reused_by_tier": {k: v for k, v in last.items() if k.startswith("reused_")},
                 "all": {
-                    "prefix_s": [a.ttft_s for _, a, _ in found],
-                    "reuse_s": [b.ttft_s for _, _, b in found],
-                    "prefix_cpu_s": [a.cpu_s for _, a, _ in found],
-                    "reuse_cpu_s": [b.cpu_s for _, _, b in found],
-                    "plan_ms": [b.report["plan_ms"] for _, _, b in found],
+                    "prefix_s": [a.ttft_s for _, a, _ in pairs],
+                    "reuse_s": [b.ttft_s for _, _, b in pairs],
+                    "prefix_cpu_s": [a.cpu_s for _, a, _ in pairs],
+                    "reuse_cpu_s": [b.cpu_s for _, _, b in pairs],
+                    "plan_ms": [b.report["plan_ms"] for _, _, b in pairs],
                 },
             }
 
@@ -292,15 +293,15 @@ def _conversation(client: Client, lib: Library, drawn: list[Prompt], plain: bool
         ids += lib.questions[-1][:1] * ANSWER
     _, *again = (client.ask(side(drawn[1])) for _ in range(RETRIES + 1))
     row: Row = {
-        "ttft_s": [one.ttft_s for one in answers],
-        "cpu_s": [one.cpu_s for one in answers],
-        "cached": [one.cached for one in answers],
+        "ttft_s": [a.ttft_s for a in answers],
+        "cpu_s": [a.cpu_s for a in answers],
+        "cached": [a.cached for a in answers],
         "prompt_tokens": len(ids) - ANSWER,
-        "computed": [one.report.get("computed") for one in answers],
-        "kept": [one.report.get("kept") for one in answers],
-        "retry_s": statistics.median(one.ttft_s for one in again),
-        "retry_cpu_s": statistics.median(one.cpu_s for one in again),
-        "retries_s": [one.ttft_s for one in again],
+        "computed": [a.report.get("computed") for a in answers],
+        "kept": [a.report.get("kept") for a in answers],
+        "retry_s": statistics.median(a.ttft_s for a in again),
+        "retry_cpu_s": statistics.median(a.cpu_s for a in again),
+        "retries_s": [a.ttft_s for a in again],
     }
     for n, prompt in zip(SAMPLES, drawn[2:]):
         row[f"n{n}_s"], row[f"n{n}_cpu_s"] = client.samples(side(prompt), n)
@@ -317,16 +318,15 @@ def load(tokenizer: Any, args: argparse.Namespace) -> Iterator[Row]:
     with started(args, args.tokens, CROWD) as client:
         lib = library(tokenizer, args, args.tokens)
         client.learn(lib)
-        found = client.pairs(lib, args.repeats)
+        pairs = client.pairs(lib, args.repeats)
         alone = {
-            "prefix": statistics.median(a.ttft_s for _, a, _ in found),
-            "reuse": statistics.median(b.ttft_s for _, _, b in found),
+            "prefix": statistics.median(a.ttft_s for _, a, _ in pairs),
+            "reuse": statistics.median(b.ttft_s for _, _, b in pairs),
         }
         target, best = args.target or 2 * alone["prefix"], {"prefix": 0.0, "reuse": 0.0}
-        yield {"tokens": len(found[-1][0].ids), "alone_s": alone, "target_s": target}
+        yield {"tokens": len(pairs[-1][0].ids), "alone_s": alone, "target_s": target}
         for side in ("prefix", "reuse"):
-            rates = args.reuse_rates if side == "reuse" and args.reuse_rates else args.rates
-            for rate in sorted(rates):
+            for rate in sorted(args.rates):
                 client.flush()
                 row = {"side": side, **_at_rate(client, tokenizer, args, rate, side == "prefix")}
                 yield row
@@ -346,26 +346,26 @@ def _at_rate(
     draw, times = random.Random(f"{args.seed} arrivals {rate}"), []
     threads: list[threading.Thread] = []
 
-    def one(prompt: Prompt) -> None:
+    def send(prompt: Prompt) -> None:
         times.append(client.ask(prompt, 2, stream=True).ttft_s)
 
     begun, at, last = time.perf_counter(), 0.0, 0.0
     while (at := at + draw.expovariate(rate)) < args.seconds or len(threads) < MIN_REQUESTS:
         last, prompt = at, lib.prompt()
         time.sleep(max(0.0, begun + at - time.perf_counter()))
-        threads.append(threading.Thread(target=one, args=(prompt.off() if plain else prompt,)))
+        threads.append(threading.Thread(target=send, args=(prompt.off() if plain else prompt,)))
         threads[-1].start()
     for thread in threads:
         thread.join()
     behind = time.perf_counter() - begun - last
     p90 = sorted(times)[min(len(times) - 1, int(0.9 * len(times)))]
-    found = {"rate": rate, "n": len(times), "p50_s": statistics.median(times), "p90_s": p90}
-    return {**found, "window_s": last, "behind_s": behind, "ttft_s": times}
+    row = {"rate": rate, "n": len(times), "p50_s": statistics.median(times), "p90_s": p90}
+    return {**row, "window_s": last, "behind_s": behind, "ttft_s": times}
 
 
 def exact(tokenizer: Any, args: argparse.Namespace) -> Iterator[Row]:
     """Greedy ids of the same prompts, four at a time: ratio 1.0 and "off" on one server, then on two more:
-    without the flag, and without any plugin."""
+    without the flag, and without Canopy."""
     lib = library(tokenizer, args, args.tokens)
     prompts = [lib.prompt() for _ in range(args.prompts)]
 
@@ -373,21 +373,21 @@ def exact(tokenizer: Any, args: argparse.Namespace) -> Iterator[Row]:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return list(pool.map(send, prompts))
 
-    def same(one: str, two: str) -> Row:
-        count = sum(a.ids == b.ids for a, b in zip(found[one], found[two]))
-        fused = sum(bool(a.report.get("fused")) for a in found[one])
-        return {"pair": [one, two], "same": count, "of": len(prompts), "fused": fused}
+    def same(name: str, other: str) -> Row:
+        count = sum(a.ids == b.ids for a, b in zip(answers[name], answers[other]))
+        fused = sum(bool(a.report.get("fused")) for a in answers[name])
+        return {"pair": [name, other], "same": count, "of": len(prompts), "fused": fused}
 
-    n, found = args.new_tokens, {}
+    n, answers = EXACT_TOKENS, {}
     with started(args, args.tokens, 2 * AT_ONCE) as client:
         client.learn(lib)
-        found["ratio 1"] = run(lambda p: client.ask(p, n, canopy_recompute_ratio=1.0))
+        answers["ratio 1"] = run(lambda p: client.ask(p, n, canopy_recompute_ratio=1.0))
         client.flush()
-        found["off"] = run(lambda p: client.ask(p.off(), n))
+        answers["off"] = run(lambda p: client.ask(p.off(), n))
     yield same("ratio 1", "off")
     for name in filter(None, args.others.split(",")):
         with started(args, args.tokens, 2 * AT_ONCE, False, name == "no Canopy") as other:
-            found[name] = run(lambda p: other.ask(Prompt(p.ids, []), n))
+            answers[name] = run(lambda p: other.ask(Prompt(p.ids, []), n))
         yield same("off", name)
 
 
@@ -395,7 +395,7 @@ COMMANDS = {"ttft": ttft, "turns": turns, "load": load, "exact": exact}
 
 
 def _numbers(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    return lambda text: [kind(one) for one in text.split(",")]
+    return lambda text: [kind(part) for part in text.split(",")]
 
 
 def main() -> None:
@@ -409,7 +409,6 @@ def main() -> None:
     add("--json", type=Path, required=True, help="written anew after every row")
     add("--documents", type=int, default=24, help="documents there are")
     add("--chunks", type=int, default=0, help="documents a prompt; 0: 6 at 2k to 16 at 7k tokens")
-    add("--zipf", type=float, default=0.8, help="exponent of the documents' popularity")
     add("--chunk-options", default="memory_mb=4096", help="value of --canopy-chunks")
     add("--threads", type=int, default=1)
     add("--seed", type=int, default=0)
@@ -417,12 +416,10 @@ def main() -> None:
     add("--tokens", type=int, default=2048, help="prompt tokens (load, exact)")
     add("--repeats", type=int, default=5, help="pairs of requests, of conversations (turns)")
     add("--rates", type=_numbers(float), default="0.1,0.2,0.4,0.8", help="requests a second (load)")
-    add("--reuse-rates", type=_numbers(float), help="other rates for the side with reuse (load)")
     add("--seconds", type=float, default=60, help="of arrivals a rate (load)")
     add("--target", type=float, help="TTFT target in s (load)")
     add("--prompts", type=int, default=100, help="prompts (exact)")
     add("--others", default="no flag,no Canopy", help="servers beside the first (exact)")
-    add("--new-tokens", type=int, default=8, help="tokens of an answer (exact)")
     args = parser.parse_args()
     from transformers import AutoTokenizer
 
@@ -430,8 +427,8 @@ def main() -> None:
     for row in COMMANDS[args.what](AutoTokenizer.from_pretrained(args.model), args):
         rows.append(row)
         print(json.dumps(row), flush=True)
-        found = {"settings": settings, "cpus": os.cpu_count(), "rows": rows}
-        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        result = {"settings": settings, "cpus": os.cpu_count(), "rows": rows}
+        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

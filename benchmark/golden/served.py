@@ -7,17 +7,15 @@ pool is too small for all: LRU and ``wa`` keep different parts.
 
 from __future__ import annotations
 
-import json
 import random
 import tempfile
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 from digest import digest
 from paths import model
 
-from launch_server import cpu_arguments, free_port, serving
+from launch_server import cpu_arguments, free_port, post, serving
 
 POLICIES = ("canopy-lru", "wa")
 KV_TOKENS = 1536
@@ -100,14 +98,8 @@ def words(draw: random.Random, least: int, most: int) -> str:
 
 def send(url: str, body: dict[str, Any]) -> tuple[int, int, str]:
     """Tokens of the prompt, tokens of it that were cached, and the answer."""
-    request = urllib.request.Request(
-        f"{url}/v1/chat/completions",
-        data=json.dumps(body).encode(),
-        headers={"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
-        found = json.loads(answer.read())
-    usage = found["usage"]
+    answer = post(f"{url}/v1/chat/completions", body, ANSWER_S)
+    usage = answer["usage"]
     details = usage.get("prompt_tokens_details") or {}
-    text = found["choices"][0]["message"]["content"]
+    text = answer["choices"][0]["message"]["content"]
     return usage["prompt_tokens"], details.get("cached_tokens", 0), text

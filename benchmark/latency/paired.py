@@ -11,16 +11,18 @@ from typing import Any
 
 import numpy as np
 
+from sglang_canopy.private_file import replace_file
+
 DRAWS = 4000
 PERCENTILES = (50, 95, 99)
 
 Slices = Sequence[Sequence[dict[str, Any]]]
-"""Each slice's requests, as ``served.row`` makes them."""
+"""Each slice's requests, as ``stepped.record_if_done`` makes them."""
 
 
 def figures(slices: Slices) -> dict[str, float]:
-    """Return figures of the answered requests of ``slices``, in seconds; ``hits`` is a share."""
-    rows = [r for part in slices for r in part if r["ok"]]
+    """Return figures of the requests of ``slices``, in seconds; ``hits`` is a share."""
+    rows = [r for part in slices for r in part]
     ttft = np.array([r["ttft_s"] for r in rows])
     prompts = np.array([r["prompt_tokens"] for r in rows])
     tenth = max(1, len(rows) // 10)
@@ -74,22 +76,7 @@ class Result:
         """Whether ``load`` was measured before."""
         return any(one["load"] == load for one in self.made["loads"])
 
-    @property
-    def _noted(self) -> Path:
-        return self.path.with_suffix(".ended.json")
-
     def add(self, load: Mapping[str, Any]) -> None:
         """One more, written at once; never half a file."""
         self.made["loads"].append(load)
-        _write(self.path, self.made)
-        self._noted.unlink(missing_ok=True)
-
-    def note(self, load: Mapping[str, Any]) -> None:
-        """Write the partial result of a load into its own file, NAME.ended.json."""
-        _write(self._noted, {"about": self.made["about"], "loads": [load]})
-
-
-def _write(path: Path, made: Mapping[str, Any]) -> None:
-    beside = path.with_suffix(".part")
-    beside.write_text(f"{json.dumps(made)}\n")
-    beside.replace(path)
+        replace_file(self.path, f"{json.dumps(self.made)}\n")

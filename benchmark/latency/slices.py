@@ -1,4 +1,4 @@
-"""Slices of a trace for served.py: when their requests are due, and whose turn it is."""
+"""Slices of a trace for stepped.py: when their requests are due, and whose turn it is."""
 
 from __future__ import annotations
 

@@ -40,6 +40,8 @@ TICK_S = 1.0
 """Seconds between two messages with the time."""
 IDLE_S = 0.01
 """Sleep of a scheduler without work, s."""
+WARM_REQUESTS, KV_TOKENS, COMMON = 60, 16_384, ("--chunked-prefill-size", "128")
+SCALE_LENGTHS = Fraction(1, 64)
 FILES = {"conversation": "conversation_first60", "synthetic": "synthetic_trace"}
 
 
@@ -59,13 +61,13 @@ class Clock:
 class Engine:
     """One arm's scheduler."""
 
-    def __init__(self, model: Path, arguments: list[str], kv_tokens: int) -> None:
+    def __init__(self, model: Path, arguments: list[str]) -> None:
         self.clock = Clock()
         time.monotonic = self.clock  # before SGLang takes them over
         time.perf_counter = self.clock
         from support.scheduler import InProcess
 
-        self._engine = InProcess(model, arguments, kv_tokens)
+        self._engine = InProcess(model, arguments, KV_TOKENS)
         self._scheduler = self._engine.scheduler
 
     def serve(self, part: Sequence[Any], due: Sequence[float]) -> dict[str, Any]:
@@ -131,8 +133,6 @@ def record_if_done(one: tuple[Any, ...], now: float, rows: list[dict[str, Any]])
         return False
     rows.append(
         {
-            "ok": True,
-            "error": None,
             "ttft_s": first[0],
             "done_s": now - then,
             "prompt_tokens": tokens,
@@ -142,12 +142,12 @@ def record_if_done(one: tuple[Any, ...], now: float, rows: list[dict[str, Any]])
     return True
 
 
-def work(pipe: Any, model: Path, arguments: list[str], kv_tokens: int) -> None:
+def work(pipe: Any, model: Path, arguments: list[str]) -> None:
     """A process of one arm."""
     import torch
 
     torch.set_num_threads(1)
-    engine = Engine(model, arguments, kv_tokens)
+    engine = Engine(model, arguments)
     pipe.send("ready")
     with torch.no_grad():
         while (asked := pipe.recv()) is not None:
@@ -170,7 +170,7 @@ class Arm:
     def start(self, args: argparse.Namespace, work: Callable[..., None] = work) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        given = (theirs, args.model, [*args.common, *self.arguments], args.kv_tokens)
+        given = (theirs, args.model, [*COMMON, *self.arguments])
         self.process = context.Process(target=work, args=given, daemon=True)
         self.process.start()
 
@@ -185,24 +185,22 @@ class Arm:
 
 def run(args: argparse.Namespace, arms: list[Arm], result: Result) -> None:
     """Every load, slice by slice."""
-    wanted = args.warm_requests + args.slices * args.slice_requests
+    wanted = WARM_REQUESTS + args.slices * args.slice_requests
     trace = open_trace(args.data / f"mooncake/{FILES[args.trace]}.jsonl", "mooncake")
     requests = list(itertools.islice(trace, args.skip, args.skip + wanted))
-    made = Materialiser(requests, middle_tokens(1 << 15), args.scale_lengths)
+    made = Materialiser(requests, middle_tokens(1 << 15), SCALE_LENGTHS)
     for load in args.loads:
         if not result.has(load):
-            one = run_load(args, arms, made, load, result)
+            one = run_load(args, arms, made, load)
             result.add(one)
             print(f"{one['load']:.0%} of saturation: {one['figures']}", flush=True)
             print(f"waiting on average: {one['waiting']}", flush=True)
-            if one["failed"]:
-                print(f"{one['failed']} requests failed, the first: {one['error']}", flush=True)
 
 
 def run_load(
-    args: argparse.Namespace, arms: list[Arm], made: Materialiser, load: float, result: Result
+    args: argparse.Namespace, arms: list[Arm], made: Materialiser, load: float
 ) -> dict[str, Any]:
-    """One load."""
+    """Return the result of one load."""
 
     def prompts(part: Sequence[Any]) -> list[Any]:
         return [
@@ -214,7 +212,7 @@ def run_load(
             for p in part
         ]
 
-    warm, rest = made.planned[: args.warm_requests], made.planned[args.warm_requests :]
+    warm, rest = made.planned[:WARM_REQUESTS], made.planned[WARM_REQUESTS:]
     half = len(warm) // 2
     can: dict[str, float] = {}
     for arm in arms:
@@ -236,14 +234,6 @@ def run_load(
                 arm.activated = found["gate"]["times_activated"]
         means = ", ".join(f"{a.name} {figures(a.slices[-1:])['mean']:.2f} s" for a in arms)
         print(f"{load:.0%}, slice {number + 1}: {means}", file=sys.stderr, flush=True)
-        result.note(made_of(arms, parts[: number + 1], load, rate, can))
-    return made_of(arms, parts, load, rate, can)
-
-
-def made_of(
-    arms: Sequence[Arm], parts: Sequence[Any], load: float, rate: float, can: dict[str, float]
-) -> dict[str, Any]:
-    """Return the result of the slices so far."""
     base = arms[0]
     return {
         "load": load,
@@ -251,8 +241,6 @@ def made_of(
         "saturation_tokens_a_second": can,
         "slices": len(parts),
         "requests": sum(map(len, parts)),
-        "failed": 0,
-        "error": None,
         "seconds": {arm.name: sum(arm.seconds) for arm in arms},
         "waiting": {arm.name: round(sum(arm.waiting) / len(arm.waiting), 1) for arm in arms},
         "activated": {arm.name: arm.activated for arm in arms if arm.activated is not None},
@@ -278,17 +266,13 @@ def main() -> int:
     add("--out", type=Path, required=True, help="result, JSON")
     add("--model", type=Path, required=True, help="model directory")
     add("--arm", type=Arm, action="append", required=True, dest="arms")
-    add("--common", type=shlex.split, default=["--chunked-prefill-size", "128"])
     add("--trace", choices=sorted(FILES), required=True)
     add("--loads", type=lambda t: [float(n) for n in t.split(",")], default="1.1")
     add("--slices", type=int, default=8)
     add("--slice-requests", type=int, default=250)
-    add("--warm-requests", type=int, default=60)
     add("--skip", type=int, default=0, help="requests of the trace to leave out")
-    add("--kv-tokens", type=int, default=16_384)
-    add("--scale-lengths", type=Fraction, default=Fraction(1, 64))
     args = parser.parse_args()
-    names = ("common", "trace", "slices", "slice_requests", "warm_requests", "skip", "kv_tokens")
+    names = ("trace", "slices", "slice_requests", "skip")
     about = {"arms": {arm.name: shlex.join(arm.arguments) for arm in args.arms}}
     about |= {name: getattr(args, name) for name in names} | {"model": args.model.name}
     random.seed(1)

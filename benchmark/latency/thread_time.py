@@ -14,21 +14,19 @@ import argparse
 import concurrent.futures
 import json
 import random
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "scripts"), str(ROOT / "benchmark" / "security")]
 
-from hook_clocks import TREE  # noqa: E402
-from hostile_soak import CLOCKED, longest, share  # noqa: E402
+from hook_clocks import TREE, clocked  # noqa: E402
+from hostile_soak import longest, share  # noqa: E402
 
-from launch_server import cpu_arguments, free_port, serving  # noqa: E402
+from launch_server import cpu_arguments, free_port, post, serving  # noqa: E402
 from support.small_models import change_config  # noqa: E402
 from tiny_model import write_tiny_model  # noqa: E402
 
@@ -47,10 +45,8 @@ ARMS = {
 def ask(url: str, prompt: list[int]) -> int:
     """Send a prompt; return its cached tokens."""
     sampling = {"temperature": 0, "max_new_tokens": 1, "ignore_eos": True}
-    body = json.dumps({"input_ids": prompt, "sampling_params": sampling}).encode()
-    request = urllib.request.Request(f"{url}/generate", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=600) as answer:
-        return int(json.loads(answer.read())["meta_info"]["cached_tokens"])
+    answer = post(f"{url}/generate", {"input_ids": prompt, "sampling_params": sampling})
+    return int(answer["meta_info"]["cached_tokens"])
 
 
 def run(name: str, seconds: int, folder: Path) -> dict[str, Any]:
@@ -59,17 +55,20 @@ def run(name: str, seconds: int, folder: Path) -> dict[str, Any]:
         [draw.randrange(1000, 40000) for _ in range(PAGE * draw.randint(*BLOCKS) + 1)]
         for _ in range(TALKS)
     ]
-    given = cpu_arguments(folder / "model", kv_tokens=2 * TALKS * PAGE * BLOCKS[1], dtype="float32")
-    given = [*given, "--load-format", "dummy", "--page-size", str(PAGE), *ARMS[name]]
-    given += ["--context-length", str(PAGE * BLOCKS[1] + 4096), "--chunked-prefill-size", "2048"]
+    tokens = 2 * TALKS * PAGE * BLOCKS[1]
+    arguments = cpu_arguments(folder / "model", kv_tokens=tokens, dtype="float32")
+    arguments += ["--load-format", "dummy", "--page-size", str(PAGE), *ARMS[name]]
+    arguments += [
+        "--context-length",
+        str(PAGE * BLOCKS[1] + 4096),
+        "--chunked-prefill-size",
+        "2048",
+    ]
     clocks, longer = folder / "clocks.json", {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
-
-    def start(command: list[str], **named: Any) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([command[0], str(CLOCKED), str(clocks), *command[3:]], **named)
-
     with serving(
-        given, log=folder / "server.log", port=free_port(), environment=longer, start=start
-    ) as server:
+        arguments, log=folder / "server.log", port=free_port(), environment=longer,
+        start=clocked(clocks),
+    ) as server:  # fmt: skip
         for talk in talks:
             ask(server.url, talk)
         time.sleep(1.5)  # the scheduler writes its clocks once a second
@@ -109,19 +108,18 @@ def run(name: str, seconds: int, folder: Path) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=int, default=60)
-    parser.add_argument("--json", type=Path, default=RESULTS)
     args = parser.parse_args()
-    found = {}
+    rows = {}
     with tempfile.TemporaryDirectory() as folder:
         write_tiny_model(Path(folder) / "model", MODEL)
-        one = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+        counts = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
         change_config(
-            Path(folder) / "model", **dict.fromkeys(one, 1), hidden_size=32, intermediate_size=64
+            Path(folder) / "model", **dict.fromkeys(counts, 1), hidden_size=32, intermediate_size=64
         )
         for name in ARMS:
-            found[name] = run(name, args.seconds, Path(folder))
-            print(name, json.dumps(found[name], indent=1), flush=True)
-    args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            rows[name] = run(name, args.seconds, Path(folder))
+            print(name, json.dumps(rows[name], indent=1), flush=True)
+    RESULTS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -128,6 +129,15 @@ def _building(build: Callable[..., Any]) -> Callable[..., Any]:
         return build(original, ctx)
 
     return call
+
+
+def clocked(clocks: Path) -> Callable[..., subprocess.Popen[bytes]]:
+    """Return a ``start`` for ``launch_server.serving`` that starts this file, with clocks in a file."""
+
+    def start(command: list[str], **named: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([command[0], __file__, str(clocks), *command[3:]], **named)
+
+    return start
 
 
 def _write(path: Path) -> None:

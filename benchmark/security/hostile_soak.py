@@ -36,7 +36,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -45,15 +44,15 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from hook_clocks import COMPUTED, TREE
+from hook_clocks import COMPUTED, TREE, clocked
 from tenants import Honest, Hostile
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 from launch_server import cpu_arguments, free_port, serving
 
 ROOT = Path(__file__).resolve().parents[2]
-CLOCKED = Path(__file__).with_name("hook_clocks.py")
 MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
+POLICY = "wa"
 POINT = 0.01
 SAMPLE_S = 2.0
 GROWTH = 0.03
@@ -102,28 +101,23 @@ class Memory:
             self.series_mb.append(round(total / 2**20, 1))
 
 
-def run(
-    name: str, arguments: argparse.Namespace, folder: Path, steps: int | None
-) -> dict[str, Any]:
+def run(name: str, options: argparse.Namespace, folder: Path, steps: int | None) -> dict[str, Any]:
     """One of the three runs, on a server of its own. ``steps``: ``None`` for ``--minutes``."""
-    honest = Honest(arguments.pool)
+    honest = Honest(options.pool)
     hostile = None if name == "alone" else Hostile(honest, lies=name == "hostile")
-    pool = arguments.pool // 2 if name == "alone" else arguments.pool
-    given = [*cpu_arguments(arguments.model or folder / "model", kv_tokens=pool, dtype="float32")]
-    given += [] if arguments.model else ["--load-format", "dummy"]
-    given += ["--radix-eviction", arguments.policy]
-    given += ["--enable-metrics", "--canopy-chunks", "memory_mb=32"]
+    pool = options.pool // 2 if name == "alone" else options.pool
+    model = options.model or folder / "model"
+    arguments = cpu_arguments(model, kv_tokens=pool, dtype="float32")
+    arguments += [] if options.model else ["--load-format", "dummy"]
+    arguments += ["--radix-eviction", POLICY, "--canopy-chunks", "memory_mb=32"]
     log = folder / f"{name}.log"
     clocks = folder / f"{name}.clocks.json"
-
-    def start(command: list[str], **named: Any) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([command[0], str(CLOCKED), str(clocks), *command[3:]], **named)
-
-    with serving(given, log=log, port=free_port(), describe=name, start=start) as server:
+    start = clocked(clocks)
+    with serving(arguments, log=log, port=free_port(), describe=name, start=start) as server:
         memory = Memory(server.process.pid)
         if hostile is not None and hostile.lies:
             hostile.start(server.url)
-        end = time.monotonic() + 60 * arguments.minutes
+        end = time.monotonic() + 60 * options.minutes
         step = 0
         while step < steps if steps is not None else time.monotonic() < end:
             honest.step(server.url, step)
@@ -197,28 +191,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10, help="of the hostile run")
     parser.add_argument("--pool", type=int, default=8192, help="tokens of the KV pool")
-    parser.add_argument("--policy", default="wa")
-    parser.add_argument("--tokenizer-from", type=Path, default=MODEL, help="a model directory")
     parser.add_argument("--model", type=Path, help="serve this one instead of a tiny one")
     parser.add_argument("--json", type=Path, metavar="OUT")
     parser.add_argument("--logs", type=Path, help="keep the servers' logs in this folder")
-    arguments = parser.parse_args()
+    options = parser.parse_args()
     from tiny_model import write_tiny_model
 
     with tempfile.TemporaryDirectory() as scratch:
-        folder = arguments.logs or Path(scratch)
-        write_tiny_model(folder / "model", arguments.tokenizer_from)
+        folder = options.logs or Path(scratch)
+        write_tiny_model(folder / "model", MODEL)
         runs: dict[str, dict[str, Any]] = {}
         steps = None
         for name in ("hostile", "truthful", "alone"):
-            runs[name] = run(name, arguments, folder, steps)
+            runs[name] = run(name, options, folder, steps)
             steps = runs[name]["steps"]
-            if arguments.json:  # a run takes minutes: keep the results of earlier runs
-                write(arguments.json, {"policy": arguments.policy, "runs": runs})
-    result = {"policy": arguments.policy, "verdict": verdict(runs), "runs": runs}
+            if options.json:  # a run takes minutes: keep the results of earlier runs
+                write(options.json, {"policy": POLICY, "runs": runs})
+    result = {"policy": POLICY, "verdict": verdict(runs), "runs": runs}
     print(json.dumps(result, indent=1))
-    if arguments.json:
-        write(arguments.json, result)
+    if options.json:
+        write(options.json, result)
     return 0 if all(result["verdict"].values()) else 1
 
 

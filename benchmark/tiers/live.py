@@ -22,7 +22,6 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,12 +30,15 @@ from typing import Any
 from tqdm import tqdm
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
-from launch_server import Server, cpu_arguments, free_port, serving
+from launch_server import Server, cpu_arguments, free_port, post, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
 PAGE = 16
 TIERS = ("device", "host", "storage")
+DEVICE_TOKENS, HOST_RATIO, DISK_GB = 1024, 1.5, 8.0
+KILLS, SAMPLE = 3, 20
+"""Kills under load, and prompts that are asked after each."""
 Prompt = dict[str, Any]
 
 
@@ -64,15 +66,6 @@ def prompts(count: int, seed: int, turns: int = 5) -> list[Prompt]:
     return mixed[:count]
 
 
-def post(url: str, path: str, body: Any = None, timeout_s: float = 300.0) -> Any:
-    request = urllib.request.Request(
-        url + path, json.dumps(body or {}).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-        text = answer.read().decode()
-    return json.loads(text) if text.startswith(("{", "[")) else text
-
-
 def ask(url: str, prompt: Prompt, tokens: int) -> tuple[list[int], Counter[str]]:
     """The answer's token ids, and the prompt's cached tokens by tier."""
     sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
@@ -80,7 +73,7 @@ def ask(url: str, prompt: Prompt, tokens: int) -> tuple[list[int], Counter[str]]
         "input_ids": prompt["tokens"],
         "sampling_params": {**sampling, "custom_params": prompt["said"]},
     }
-    answer = post(url, "/generate", body)
+    answer = post(f"{url}/generate", body)
     details = answer["meta_info"].get("cached_tokens_details") or {}
     return answer["output_ids"], Counter({tier: details.get(tier, 0) for tier in TIERS})
 
@@ -101,22 +94,29 @@ def ask_all(
 class Setup:
     """Arguments of the servers of a run."""
 
-    def __init__(self, arguments: argparse.Namespace, folder: Path, logs: Path) -> None:
-        model = arguments.model
-        self.base = cpu_arguments(model, kv_tokens=arguments.device_tokens, dtype="float32")
+    def __init__(
+        self,
+        folder: Path,
+        logs: Path,
+        model: Path = MODEL,
+        backend: str = "canopy",
+        policy: str = "wa",
+        write_policy: str = "write_through",
+    ) -> None:
+        self.base = cpu_arguments(model, kv_tokens=DEVICE_TOKENS, dtype="float32")
         self.base += ["--page-size", str(PAGE)]
         if not (model / "model.safetensors").exists():
             self.base += ["--load-format", "dummy"]
-        storage = {"prefetch_threshold": PAGE}
-        if arguments.backend == "canopy":
-            storage |= {"path": str(folder), "capacity_gb": arguments.disk_gb}
+        storage: dict[str, Any] = {"prefetch_threshold": PAGE}
+        if backend == "canopy":
+            storage |= {"path": str(folder), "capacity_gb": DISK_GB}
         self.tiers = [
-            *("--enable-hierarchical-cache", "--hicache-ratio", str(arguments.host_ratio)),
-            *("--hicache-storage-backend", arguments.backend),
+            *("--enable-hierarchical-cache", "--hicache-ratio", str(HOST_RATIO)),
+            *("--hicache-storage-backend", backend),
             *("--hicache-storage-prefetch-policy", "wait_complete"),
-            *("--hicache-write-policy", arguments.write_policy),
+            *("--hicache-write-policy", write_policy),
             *("--hicache-storage-backend-extra-config", json.dumps(storage)),
-            *("--radix-eviction", arguments.policy),
+            *("--radix-eviction", policy),
         ]
         self.environment = {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(folder)}
         self.logs = logs
@@ -142,7 +142,7 @@ def settle(url: str) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
-            post(url, "/flush_cache?timeout=20")
+            post(f"{url}/flush_cache?timeout=20")
             return
         time.sleep(0.2)
 
@@ -190,7 +190,7 @@ def kill_under_load(
 def run(arguments: argparse.Namespace, folder: Path, logs: Path) -> dict[str, Any]:
     asked = prompts(arguments.prompts, arguments.seed)
     tokens, draw = arguments.tokens, random.Random(arguments.seed)
-    setup = Setup(arguments, folder, logs)
+    setup = Setup(folder, logs, arguments.model, arguments.backend, arguments.policy)
     with setup.server("--disable-radix-cache") as server:
         truth, none = ask_all(server.url, asked, tokens, "no cache")
     assert not +none, none
@@ -210,8 +210,8 @@ def run(arguments: argparse.Namespace, folder: Path, logs: Path) -> dict[str, An
     with setup.server(*setup.tiers) as server:
         result["restart"] = served_again(server.url, asked, tokens, truth)
     result["kills"] = []
-    sample = draw.sample(range(len(asked)), min(arguments.sample, len(asked)))
-    for _ in range(arguments.kills):
+    sample = draw.sample(range(len(asked)), min(SAMPLE, len(asked)))
+    for _ in range(KILLS):
         after_s = draw.uniform(1.0, 5.0)
         with setup.server(*setup.tiers) as server:
             before = kill_under_load(server, asked, tokens, after_s, draw)
@@ -247,22 +247,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=8, help="tokens of each answer")
-    parser.add_argument("--kills", type=int, default=3)
-    parser.add_argument("--sample", type=int, default=20, help="prompts asked after each kill")
     parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--policy", default="wa")
     parser.add_argument("--backend", default="canopy", help="or file, SGLang's own")
-    parser.add_argument("--write-policy", default="write_through")
-    parser.add_argument("--device-tokens", type=int, default=1024)
-    parser.add_argument("--host-ratio", type=float, default=1.5)
-    parser.add_argument("--disk-gb", type=float, default=8.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--keep", type=Path, help="folder for logs (default: a temporary one)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "disk"
         folder.mkdir(mode=0o700)
-        result = run(arguments, folder, arguments.keep or Path(scratch))
+        result = run(arguments, folder, Path(scratch))
     print(json.dumps(result, indent=2))
     return 0 if good(result) else 1
 

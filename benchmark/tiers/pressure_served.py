@@ -27,10 +27,12 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parent))
 import live
+from launch_server import with_plugin
 
-HERE = Path(__file__).resolve().parent
 DELAY = "CANOPY_BENCHMARK_DISK_DELAY_S"
 PLUGIN = "slow_disk"
+TOKENS = 16
+"""Of each answer."""
 
 
 def install() -> None:
@@ -52,15 +54,9 @@ def install() -> None:
 
 
 def environment(folder: Path, slow_s: float) -> dict[str, str]:
-    info = folder / f"{PLUGIN}-0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PLUGIN}\nVersion: 0\n")
-    (info / "entry_points.txt").write_text(
-        f"[sglang.srt.plugins]\n{PLUGIN} = {Path(__file__).stem}:install\n"
-    )
-    paths = [str(folder), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    here = Path(__file__)
     return {
-        "PYTHONPATH": os.pathsep.join(paths),
+        **with_plugin(folder, PLUGIN, f"{here.stem}:install", here.parent),
         "SGLANG_PLUGINS": f"canopy,canopy_replay,{PLUGIN}",
         DELAY: str(slow_s),
     }
@@ -78,13 +74,13 @@ def play(
         while time.monotonic() < ends:
             index = draw.randrange(len(asked))
             try:
-                ids, found = live.ask(url, asked[index], options.tokens)
+                ids, by_tier = live.ask(url, asked[index], TOKENS)
             except OSError:
                 with lock:
                     counts["failed"] += 1
                 continue
             with lock:
-                hits.update(found)
+                hits.update(by_tier)
                 counts["answers"] += 1
                 counts["wrong"] += ids != truth[index]
 
@@ -101,20 +97,15 @@ def main() -> int:
     parser.add_argument("--slow-s", type=float, default=0.2)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--prompts", type=int, default=120)
-    parser.add_argument("--tokens", type=int, default=16, help="tokens of each answer")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    sizes = argparse.Namespace(
-        model=live.MODEL, device_tokens=1024, host_ratio=1.5, disk_gb=8.0, backend="canopy",
-        policy="auto", write_policy="write_back",
-    )  # fmt: skip
     asked = live.prompts(options.prompts, options.seed)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "disk"
         folder.mkdir(mode=0o700)
-        setup = live.Setup(sizes, folder, Path(scratch))
+        setup = live.Setup(folder, Path(scratch), policy="auto", write_policy="write_back")
         with setup.server("--disable-radix-cache") as server:
-            truth, _ = live.ask_all(server.url, asked, options.tokens, "no cache")
+            truth, _ = live.ask_all(server.url, asked, TOKENS, "no cache")
         setup.environment |= environment(Path(scratch), options.slow_s)
         with setup.server(*setup.tiers) as server:
             row = play(server.url, asked, truth, options)
