@@ -77,8 +77,7 @@ def test_a_load_is_a_share_of_the_tokens_a_second_and_not_of_the_requests() -> N
 
 def rows(*ttft: float, cached: int = 0) -> list[dict[str, Any]]:
     return [
-        {"ttft_s": t, "done_s": t + 1, "prompt_tokens": 10, "cached_tokens": cached}
-        for t in ttft
+        {"ttft_s": t, "done_s": t + 1, "prompt_tokens": 10, "cached_tokens": cached} for t in ttft
     ]
 
 

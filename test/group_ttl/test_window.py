@@ -93,15 +93,6 @@ def test_a_budget_that_is_not_positive_is_refused(budget: float) -> None:
         learn(log_of([(5.0, (1, 2), "a")]), budget)
 
 
-def test_a_bad_setting_is_refused_by_name() -> None:
-    with pytest.raises(CanopyError, match="refresh_s"):
-        Learning(refresh_s=-1.0)
-    with pytest.raises(CanopyError, match="groups, categories or both"):
-        Learning(kinds=("group",))
-    with pytest.raises(CanopyError, match="from 0 to 4096"):
-        GroupSelection(groups=-1)
-
-
 def test_equal_windows_give_equal_tables_in_any_thread() -> None:
     snapshots = [seen(1200.0), seen(1200.0)]
     learning = Learning(kinds=(GROUPS,))

@@ -35,10 +35,6 @@ class Options(declared.Checked):
     chunks: int = declare(6, "--chunks", "documents per prompt", metavar="N", low=1)
     chunk_tokens: int = declare(160, "--chunk-tokens", "tokens per document", metavar="N", low=1)
     repeats: int = declare(3, "--repeats", "requests per prompt and ratio", metavar="N", low=1)
-    slack: float = declare(
-        0.02, "--slack", "take a larger ratio if it costs at most this share more",
-        metavar="SHARE", low=0,
-    )  # fmt: skip
 
 
 OPTIONS = (Options,)
@@ -59,7 +55,7 @@ def run(args: Options) -> int:
     sizes = (args.prompts, args.chunks, args.chunk_tokens, args.repeats)
     prompts = ServedPrompts(_asker(server), _encoding_waiter(server), server.token_range, *sizes)
     prompts.learn()
-    found, search = calibrate_server(prompts, args.floor, slack=args.slack)
+    found, search = calibrate_server(prompts, args.floor)
     for ratio, seconds in sorted(search.probes):
         print(f"ratio {ratio:.3f}  first token {seconds:.3f} s")
     setting = Setting(**about)

@@ -68,7 +68,6 @@ def proxy(url: str, api_key: str | None, port: int = 0) -> ThreadingHTTPServer:
 @dataclass(frozen=True, slots=True)
 class Options(ServerOptions):
     port: int = declare(0, "--port", "of this machine", metavar="PORT", shown_default="a free one")
-    no_browser: bool = declare(False, "--no-browser", "only print the address")
 
 
 OPTIONS = (Options,)
@@ -84,8 +83,7 @@ def run(args: Options) -> int:
         raise CanopyError(f"--port {args.port}: {error}") from None
     address = f"http://127.0.0.1:{server.server_address[1]}/canopy/ui"
     print(f"{address}   (Ctrl-C ends it)", flush=True)
-    if not args.no_browser:
-        webbrowser.open(address)
+    webbrowser.open(address)
     with server:
         server.serve_forever()
     return 0

@@ -29,6 +29,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH
 
 _SHOWN = 20
+"""Groups that are printed: those with most hits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +38,12 @@ class Options(TraceOptions):
         None, "--budget-gb", "average GB (1e9 bytes) on the disk", metavar="X", parse=above_zero,
         required=True,
     )  # fmt: skip
-    groups: int = declare(
-        64, "--groups", "prefix subtrees that get a TTL of their own", metavar="K"
-    )
     categories: bool = declare(
         False, "--categories", "also a TTL by category, outside all subtrees"
     )
     model: str = declare(
         "llama-3.1-8b", "--model", f"whose KV bytes are counted: {', '.join(PRESETS)} or a config.json",
         metavar="NAME",
-    )  # fmt: skip
-    refresh_s: float = declare(
-        600.0, "--refresh-s",
-        "how long the plan will be in force", metavar="S",
     )  # fmt: skip
     block_tokens: int = declare(
         64, "--block-tokens", "the server's block_tokens (format sglang)", metavar="N", low=1,
@@ -58,7 +52,6 @@ class Options(TraceOptions):
     output: Path | None = declare(
         None, "--out", "the TTLs, for SGLang's --config", metavar="PLAN.yaml", parse=yaml_file
     )
-    all: bool = declare(False, "--all", f"print every group, not the {_SHOWN} with most hits")
 
 
 OPTIONS = (Options,)
@@ -68,14 +61,13 @@ def run(args: Options) -> int:
     """Learn the TTLs, print the table and write the plan."""
     args = dataclasses.replace(args, format=args.known_format)
     kinds = (BOTH, GROUPS, CATEGORIES) if args.categories else (GROUPS,)
-    learning = Learning(groups=args.groups, kinds=kinds, refresh_s=args.refresh_s)
     bytes_per_token = load_model_shape(args.model).kv_bytes_per_token()
     records = tqdm(_records(args), unit="request", desc="reading", disable=None)
     log = paths_of(records)
     hash = SERVER_HASH if args.format == "sglang" else TRACE_HASH
     budget_tokens = args.budget_gb * 1e9 / bytes_per_token
-    learnt = learn(log, budget_tokens, learning, hash)
-    print(_report(learnt, log, bytes_per_token, None if args.all else _SHOWN))
+    learnt = learn(log, budget_tokens, Learning(kinds=kinds), hash)
+    print(_report(learnt, log, bytes_per_token))
     if args.output:
         write_config(args.output, {"canopy-ttl": learnt.table.to_json()}, _made_by(args))
         print(f"wrote {args.output}", file=sys.stderr)
@@ -99,11 +91,11 @@ def _records(args: Options) -> Iterator[TraceRequest]:
     return args.read()
 
 
-def _report(learnt: Learnt, log: Paths, bytes_per_token: int, shown: int | None) -> str:
+def _report(learnt: Learnt, log: Paths, bytes_per_token: int) -> str:
     roots = [row for row in learnt.rows if row.root is not None]
     rest = [row for row in learnt.rows if row.root is None]
     roots.sort(key=lambda row: -row.hits)
-    left_out = 0 if shown is None else max(0, len(roots) - shown)
+    left_out = max(0, len(roots) - _SHOWN)
     lines = [
         [
             _name(row),
@@ -112,12 +104,12 @@ def _report(learnt: Learnt, log: Paths, bytes_per_token: int, shown: int | None)
             f"{row.hits / 1e6:.3f}",
             size(row.mean_tokens * bytes_per_token),
         ]
-        for row in (*roots[: len(roots) - left_out], *rest)
+        for row in (*roots[:_SHOWN], *rest)
     ]
     table = text_table(["group", "TTL", "requests", "hits, M tokens", "mean on disk"], lines)
     tokens = sum(row.mean_tokens for row in learnt.rows)
     notes = [
-        f"{left_out} more groups (--all shows them)" if left_out else "",
+        f"{left_out} more groups are in the plan" if left_out else "",
         f"{len(log)} requests in {log.end_s - log.start_s:.0f} s; expected: "
         f"{learnt.hits / 1e6:.3f} M tokens hit, {size(tokens * bytes_per_token)} on the disk",
         _why(learnt),
@@ -157,7 +149,6 @@ def _made_by(args: Options) -> dict[str, Any]:
         "trace_blake2b": digest.hexdigest(),
         "format": args.format,
         "budget_gb": args.budget_gb,
-        "groups": args.groups,
         "model": args.model,
         "date": datetime.date.today().isoformat(),
     }

@@ -79,9 +79,6 @@ class Options(TraceOptions):
         None, "--tel-threshold-tokens", "uncached tokens a request may have", metavar="N", low=0,
         shown_default="LRU's P90 at the same capacity",
     )  # fmt: skip
-    whole_nodes: bool = declare(
-        False, "--whole-nodes", "evict whole nodes as SGLang does, not only what is needed"
-    )
     json: Path | None = declare(
         None, "--json-out", "write the rows as a JSON list", metavar="OUT", parse=out_file
     )
@@ -111,7 +108,6 @@ def run(options: Options) -> None:
         placebo=options.placebo,
         hints=options.hints,
         threshold_tokens=options.tel_threshold_tokens,
-        whole_nodes=options.whole_nodes,
     )
     trace = CompactTrace(options.read())
     with Bar(unit="run", desc="simulating", disable=None) as bar:

@@ -9,7 +9,6 @@ from pathlib import Path
 from canopy_lab.cli.shared import PROFILE_HELP, TraceOptions
 from canopy_lab.cli.system_loads import parse_loads, run_loads
 from canopy_lab.cli.values import above_zero, out_file, write_json
-from canopy_lab.latency.latency_report import WARM_UP_SHARE
 from canopy_lab.latency.slo import SLO, parse_slo
 from canopy_lab.report.units import size
 from canopy_lab.sim.system import (
@@ -41,20 +40,9 @@ class Machines(declared.Checked):
         0.0, "--disk-gb", "size of the disk, one for all instances, in GB", metavar="G", low=0
     )
     disk_read_gb_per_s: float | None = declare(
-        None, "--disk-read-gb-per-s", "its read bandwidth", metavar="G",
+        None, "--disk-read-gb-per-s", "its bandwidth, also of writes", metavar="G",
         shown_default="the profile's",
     )  # fmt: skip
-    disk_write_gb_per_s: float | None = declare(
-        None, "--disk-write-gb-per-s", "its write bandwidth", metavar="G",
-        shown_default="as for reads",
-    )  # fmt: skip
-    ttl_s: float | None = declare(
-        None,
-        "--ttl-s",
-        "TTL of everything on host and disk, in seconds",
-        metavar="S",
-        parse=above_zero,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +97,6 @@ class Question:
         "with --loads: a target such as p99_ttft<2s; the highest load that meets it is found",
         metavar="TARGET", parse=parse_slo,
     )  # fmt: skip
-    warm_up_share: float = declare(
-        WARM_UP_SHARE, "--warm-up-share", "with --loads: share of first requests to leave out",
-        metavar="S",
-    )  # fmt: skip
     json: Path | None = declare(
         None, "--json-out", "write the result as JSON", metavar="OUT", parse=out_file
     )
@@ -144,27 +128,28 @@ def run(machines: Machines, system: SystemConfig, traffic: Traffic, question: Qu
 def _system(machines: Machines, system: SystemConfig, profile: EngineProfile) -> SystemConfig:
     """Return ``system`` with the tiers of ``machines``."""
 
-    def tier(name: str, gb: float, read: float | None, write: float | None) -> TierSpec | None:
+    def tier(name: str, gb: float, gb_per_s: float | None = None) -> TierSpec | None:
         if not gb:
             return None
-        own = getattr(profile, name)
-        if read is None and own is None:
+        measured = getattr(profile, name)
+        if gb_per_s is None and measured is None:
             raise CanopyError(
                 f"profile {profile.name!r} has no bandwidth of its {name}: measure one with canopy "
                 "profile, or give --disk-read-gb-per-s"
             )
-        reads = own.read_bytes_per_s if read is None else read * 1e9
-        writes = reads if read is not None else own.write_bytes_per_s
-        return TierSpec(
-            gb * 1e9, reads, writes if write is None else write * 1e9,
-            policy=system.device_policy, ttl=machines.ttl_s,
-        )  # fmt: skip
+        reads, writes = (
+            (measured.read_bytes_per_s, measured.write_bytes_per_s)
+            if gb_per_s is None
+            else (gb_per_s * 1e9, gb_per_s * 1e9)
+        )
+        return TierSpec(gb * 1e9, reads, writes, policy=system.device_policy)
 
-    given = (machines.disk_read_gb_per_s, machines.disk_write_gb_per_s)
     return replace(
-        system, whole_nodes=system.device_policy == SGLANGS_LRU,
-        host=tier("host", machines.host_gb, None, None), disk=tier("disk", machines.disk_gb, *given),
-    )  # fmt: skip
+        system,
+        whole_nodes=system.device_policy == SGLANGS_LRU,
+        host=tier("host", machines.host_gb),
+        disk=tier("disk", machines.disk_gb, machines.disk_read_gb_per_s),
+    )
 
 
 def _workload(traffic: Traffic) -> Workload:
@@ -185,7 +170,6 @@ def _loads(
         profile,
         loop="closed" if traffic.closed_loop else "turns-wait" if traffic.turns_wait else "open",
         think_cap_s=traffic.think_cap_s,
-        warm_up_share=question.warm_up_share,
     )
     made = run_loads(
         system,

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from canopy_lab.group_ttl.allocate import fixed_step, price_of
 from canopy_lab.group_ttl.histogram import Curves, Histograms, histograms
 from canopy_lab.group_ttl.paths import PathSegments
-from sglang_canopy.errors import CanopyError
-from sglang_canopy.ttl.table import MAX_GROUPS
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -42,12 +40,6 @@ class GroupSelection:
     lag_s: float = 0.0
     """Age at which a table can list a subtree; earlier uses count for the residual group."""
     min_reuses: int = MIN_REUSES
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.groups <= MAX_GROUPS:
-            raise CanopyError(
-                f"the number of groups must be from 0 to {MAX_GROUPS}, got {self.groups}"
-            )
 
 
 @dataclass(frozen=True, slots=True)

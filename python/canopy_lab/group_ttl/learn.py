@@ -18,7 +18,6 @@ from canopy_lab.group_ttl.groups import Groups, GroupSelection, choose_groups
 from canopy_lab.group_ttl.histogram import GRID_S
 from canopy_lab.group_ttl.paths import Paths, segments_of
 from canopy_lab.group_ttl.replay import TTLOutcome, fixed_ttls, simulate_ttl
-from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.table import SERVER_HASH, Group, TTLTable
 
 FIXED, GROUPS, CATEGORIES, BOTH = "fixed", "groups", "categories", "both"
@@ -26,30 +25,22 @@ PRIOR_REQUESTS = 64.0
 """Weight of the pooled curve in each group's curve, in requests."""
 HELD_OUT, MARGIN = 1 / 3, 0.001
 """Share of the window, at its end, used for the comparison, and the required gain in hit ratio."""
+MAX_LEARNT = 64
+"""Groups of a table at most."""
 MIN_REQUESTS = 8
 """Minimum number of repeated requests of a group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """Options of ``learn``. Raises ``CanopyError`` for a value out of range."""
+    """Options of ``learn``."""
 
-    groups: int = 64
     kinds: tuple[str, ...] = (GROUPS, CATEGORIES, BOTH)
     """Kinds of tables to compare with a single TTL."""
     refresh_s: float = 600.0
     """Seconds for which a table applies."""
     like_ttl_s: float | None = None
     """If set, the budget is the mean disk content under this single TTL in each window."""
-
-    def __post_init__(self) -> None:
-        for kind in self.kinds:
-            if kind not in (GROUPS, CATEGORIES, BOTH):
-                raise CanopyError(f"a table is of {GROUPS}, {CATEGORIES} or {BOTH}, got {kind!r}")
-        for name in ("refresh_s", "like_ttl_s"):
-            value = getattr(self, name)
-            if value is not None and not 1e-3 <= value <= math.inf:
-                raise CanopyError(f"{name} must be 0.001 or more, got {value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +140,7 @@ def _fit(
 ) -> Learnt:
     segments = segments_of(log)
     selection = GroupSelection(
-        groups=learning.groups if kind in (GROUPS, BOTH) else 0,
+        groups=MAX_LEARNT if kind in (GROUPS, BOTH) else 0,
         categories=kind in (CATEGORIES, BOTH),
         prior_requests=PRIOR_REQUESTS,
         lag_s=learning.refresh_s,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -67,10 +66,6 @@ class LatencyReport:
     lag: float
     """Growth if overlapping sessions slow each other down: seconds by which waiting delays the end
     of nine tenths of the sessions, per second of their starts."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return {**asdict(self), "deciles": [asdict(decile) for decile in self.deciles]}
 
 
 def latency_report(

@@ -72,7 +72,6 @@ class SweepPlan:
     hints: Hints | None = None
     threshold_tokens: float | None = None
     """Tail threshold; default: LRU's 90th percentile at the same capacity."""
-    whole_nodes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +153,7 @@ def simulate_task(inputs: SweepInputs, task: SweepTask) -> dict[str, Any]:
         threshold_tokens=threshold,
         placebo_seed=task.seed if task.placebo else None,
         hints=None if plan.hints is None else replace(plan.hints, seed=task.seed),
-        whole_nodes=plan.whole_nodes or task.arm.whole_nodes,
+        whole_nodes=task.arm.whole_nodes,
     )
     distinct = inputs.trace.distinct_blocks
     kept = (

@@ -67,7 +67,7 @@ def result(label: str, hits: int) -> dict[str, Any]:
 def test_results_are_shown_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for label, hits in (("lru", 10), ("wa", 30)):
         (tmp_path / label).write_text(json.dumps(result(label, hits)))
-    assert report.main([str(tmp_path / "lru"), str(tmp_path / "wa"), "--by", "category"]) == 0
+    assert report.main([str(tmp_path / "lru"), str(tmp_path / "wa")]) == 0
     rows = [re.split(r"  +", line.strip()) for line in capsys.readouterr().out.splitlines()]
     assert rows[0][2:4] == ["hit rate, lru", "hit rate, wa"]
     assert rows[2][:5] == ["all", "2", "200", "5.0%", "15.0%"]

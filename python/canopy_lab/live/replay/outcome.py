@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ def summarise(
             "input_tokens_per_s": sum(map(_prompt_tokens, good)) / duration_s,
             "output_tokens_per_s": output / duration_s,
         },
-        "latency": None if latency is None else latency.to_json(),
+        "latency": None if latency is None else asdict(latency),
         "slo": None if slo is None else slo.text,
         "meets_slo": met,
         "overall": group(good),

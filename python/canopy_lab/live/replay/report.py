@@ -1,6 +1,6 @@
 """Compare replays: hit rate and TTFT by category, one column per run.
 
-python -m canopy_lab.live.replay.report lru.json wa.json shuffled.json --by turn
+python -m canopy_lab.live.replay.report lru.json wa.json shuffled.json
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from sglang_canopy.errors import CanopyError
 GROUPINGS = ("category", "turn", "stop")
 
 
-def results_table(results: Sequence[dict[str, Any]], by: Sequence[str] = ()) -> str:
-    """Return a table. ``by``: groupings; default: all that have several groups."""
-    if not by:
-        by = [g for g in GROUPINGS if any(len(r[f"by_{g}"]) > 1 for r in results)]
+def results_table(results: Sequence[dict[str, Any]]) -> str:
+    """Return a table by category, turn and stop reason, where results have several of them."""
+    groupings = [g for g in GROUPINGS if any(len(r[f"by_{g}"]) > 1 for r in results)]
     head = ["requests", "prompt tokens"]
     head += [f"hit rate, {r['label']}" for r in results]
     head += [f"TTFT mean / P95 ms, {r['label']}" for r in results]
     rows = [["all", *_cells([r["overall"] for r in results])]]
-    for grouping in by:
+    for grouping in groupings:
         names = sorted({name for r in results for name in r[f"by_{grouping}"]})
         for name in names:
             found = [r[f"by_{grouping}"].get(name) for r in results]
@@ -112,11 +111,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m canopy_lab.live.replay.report", description=__doc__
     )
     parser.add_argument("results", nargs="+", metavar="RESULT.json")
-    parser.add_argument("--by", action="append", choices=GROUPINGS, help="default: all that differ")
     args = parser.parse_args(argv)
     try:
         results = [load(path) for path in args.results]
-        print(results_table(results, args.by or ()))
+        print(results_table(results))
         print()
         print(latency_table(results))
     except CanopyError as error:

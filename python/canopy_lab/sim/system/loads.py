@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from canopy_lab.latency.latency_report import WARM_UP_SHARE, LatencyReport, latency_report
+from canopy_lab.latency.latency_report import LatencyReport, latency_report
 from canopy_lab.latency.saturation import SESSION_TOLERANCE, TOLERANCE, goodput, saturation
 from canopy_lab.latency.slo import SLO
 from canopy_lab.sim.system.arrivals import Arrivals, ClosedLoop, OpenLoop, TurnsWait
@@ -33,7 +33,7 @@ class LoadRun:
         return {
             "rate": self.rate,
             "seed": self.seed,
-            "latency": self.latency.to_json(),
+            "latency": asdict(self.latency),
             "system": self.system.to_json(),
         }
 
@@ -54,7 +54,6 @@ class LoadedSystem:
         *,
         loop: str = "open",
         think_cap_s: float | None = 120.0,
-        warm_up_share: float = WARM_UP_SHARE,
         keep_stamps: bool = False,
     ) -> None:
         if loop not in LOOPS:
@@ -64,7 +63,6 @@ class LoadedSystem:
         self._workload = workload
         self._loop = loop
         self._think_cap_s = think_cap_s
-        self._warm_up_share = warm_up_share
         self._keep_stamps = keep_stamps
         self._sessions = session_links(workload.trace).first
         self._by_seed: dict[int, Workload] = {}
@@ -90,7 +88,6 @@ class LoadedSystem:
             result.due_s + result.e2e_s,
             result.prompt_tokens,
             self._sessions,
-            warm_up_share=self._warm_up_share,
         )
         return LoadRun(rate, seed, latency, result)
 
