@@ -118,7 +118,9 @@ def options(cls: type, without: Collection[str] = ()) -> str:
 
 def options_rows(cls: type, without: Collection[str] = ()) -> list[list[str]]:
     """Key and meaning of each."""
-    docs = attribute_docs(cls) | {f.name: _declared(option) for f, option in declared.declared(cls)}
+    docs = attribute_docs(cls) | {
+        f.name: _with_allowed(option.help, option.allowed) for f, option in declared.declared(cls)
+    }
     return [
         [f"`{f.name}`", _with_default(docs[f.name], _default(f))]
         for f in dataclasses.fields(cls)
@@ -128,11 +130,6 @@ def options_rows(cls: type, without: Collection[str] = ()) -> list[list[str]]:
 
 def _with_default(meaning: str, default: str) -> str:
     return f"{meaning} ({default})" if default else meaning
-
-
-def _declared(option: declared.Declared) -> str:
-    """Help and allowed values of a declared key."""
-    return _with_allowed(option.help, option.allowed)
 
 
 def _with_allowed(meaning: str, allowed: str) -> str:
@@ -248,7 +245,8 @@ def commands() -> str:
     for name in cli.COMMANDS:
         for group in _options(name):
             for field, option in declared.declared(group):
-                if keys := _keys_of(field.default):
+                if dataclasses.is_dataclass(field.default):  # KEY=VALUE,...
+                    keys = declared.rows(type(field.default))
                     parts.append(f"Keys of `canopy {name} {option.flag}`:\n\n{_alike(keys)}")
     return "\n".join(parts)
 
@@ -268,11 +266,6 @@ def _options(name: str) -> Iterable[type]:
         return ()
     groups: Iterable[type] = importlib.import_module(cli.module_of(name)).OPTIONS
     return groups
-
-
-def _keys_of(default: Any) -> list[Mapping[str, str]]:
-    """The keys of an option that is ``KEY=VALUE,...``; none for others."""
-    return declared.rows(type(default)) if dataclasses.is_dataclass(default) else []
 
 
 def _meaning(row: Mapping[str, str]) -> str:

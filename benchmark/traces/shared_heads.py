@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator
 
 from canopy_lab.trace.agentic import Conversation
-from canopy_lab.trace.record import TraceRequest
 
 
 class SharedHeads:
@@ -49,14 +48,9 @@ def _heads(conversation: Conversation) -> Iterator[tuple[tuple[str, int, int], t
     """Yield each agent's kind, and the full blocks that most of its prompts begin with."""
     found: dict[tuple[str | None, str, int, int], Counter[tuple[int, ...]]] = {}
     for request in conversation.requests:
-        blocks = _head_blocks(request)
+        blocks = (request.tool_tokens + request.system_tokens) // request.block_tokens
         if blocks and len(request.blocks) >= blocks and request.model is not None:
             kind = (request.conversation, request.model, request.tool_tokens, request.system_tokens)
             found.setdefault(kind, Counter())[request.blocks[:blocks]] += 1
     for kind, heads in found.items():
         yield kind[1:], heads.most_common(1)[0][0]
-
-
-def _head_blocks(request: TraceRequest) -> int:
-    """Full blocks of the tools and the system prompt."""
-    return (request.tool_tokens + request.system_tokens) // request.block_tokens

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from canopy_lab.advise.advice import LOST_POINTS
 from canopy_lab.advise.answers import Advice, Row, Tier
-from canopy_lab.advise.decide import Gain
 from canopy_lab.report.table import short_number, text_table
 from canopy_lab.report.units import percent, seconds, size
 
@@ -30,7 +29,7 @@ def policy_cells(row: Row) -> list[str]:
         g.label,
         percent(g.hit_ratio, 1),
         "" if base else f"{g.points:+.1f}",
-        "" if base else _interval(g),
+        "" if base else f"{g.low:+.1f} to {g.high:+.1f}",
         "" if base else f"{100 * row.prefill_change:+.1f} %",
         seconds(row.cost.ttft_mean_s),
         "" if base else _gpu_hours_a_day(row.gpu_s_saved_per_hour),
@@ -229,7 +228,3 @@ def _summary(advice: Advice) -> Iterator[str]:
     yield about_profile(advice)
     yield ""
     yield advice.decision.sentence
-
-
-def _interval(gain: Gain) -> str:
-    return f"{gain.low:+.1f} to {gain.high:+.1f}"

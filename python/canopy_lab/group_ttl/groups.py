@@ -168,7 +168,8 @@ def _by_gain(curves: Curves, above: Ints, groups: int, budget_tokens: float) -> 
     if not count:
         return []
     fixed = fixed_step(curves, budget_tokens)
-    price = price_of(_all_in_one(curves), budget_tokens)
+    hits, mean_tokens = (c.sum(axis=0, keepdims=True) for c in (curves.hits, curves.mean_tokens))
+    price = price_of(Curves(hits, mean_tokens), budget_tokens)
     worth = curves.hits - price * curves.mean_tokens
     whole = worth[:-1].copy()
     """Worth by TTL of each candidate's subtree, less the groups chosen inside it."""
@@ -203,9 +204,3 @@ def _by_gain(curves: Curves, above: Ints, groups: int, budget_tokens: float) -> 
                 break
             up = int(above[up])
     return sorted(chosen)
-
-
-def _all_in_one(curves: Curves) -> Curves:
-    return Curves(
-        curves.hits.sum(axis=0, keepdims=True), curves.mean_tokens.sum(axis=0, keepdims=True)
-    )

@@ -101,12 +101,10 @@ def extremes(plan: CapacityPlan) -> list[list[str]]:
     for name, row in plan.extremes.items():
         gains = against(row, plan.baseline)
         change = (gains["throughput_gain"], -gains["mean_ttft_saved"], -gains["cost_saved"])
-        rows.append([name, label_of(row), *cells(row), *map(_change, change)])
+        rows.append(
+            [name, label_of(row), *cells(row), *(f"{100 * share:+.1f} %" for share in change)]
+        )
     return rows
-
-
-def _change(share: float) -> str:
-    return f"{100 * share:+.1f} %"
 
 
 def choice_text(plan: CapacityPlan, currency: str) -> list[str]:

@@ -50,7 +50,7 @@ class CompactTrace(Sequence[TraceRequest]):
                 self.distinct_blocks += len(path) - at
             row = [getattr(record, name) for name in _NAMES]
             row[_BLOCKS] = len(path)
-            self._rows.append(tuple(_interned(value) for value in row))
+            self._rows.append(tuple(sys.intern(v) if isinstance(v, str) else v for v in row))
             self.run_of.append(run)
 
     def _stored(self, path: tuple[int, ...], first: Mapping[int, int]) -> tuple[int, int]:
@@ -101,7 +101,3 @@ class CompactTrace(Sequence[TraceRequest]):
         if len(parts) == 1:
             return parts[0]
         return tuple(chain.from_iterable(reversed(parts)))
-
-
-def _interned(value: Any) -> Any:
-    return sys.intern(value) if isinstance(value, str) else value

@@ -188,18 +188,14 @@ def _greater_before(values: NDArray[np.int64]) -> NDArray[np.int64]:
         count[where[zero]] += in_group[zero]
         zeros_before = np.arange(len(values)) - ones_before
         zeros_in_group = zeros_before - zeros_before[group]
-        size = _group_zeros(group, zero)
+        zeros = np.bincount(group, weights=zero, minlength=len(group)).astype(np.int64)
+        size = zeros[group]
         target = group + np.where(zero, zeros_in_group, size + in_group)
         moved, begins = np.empty_like(where), np.empty_like(group)
         moved[target] = where
         begins[target] = group + np.where(zero, 0, size)
         where, group = moved, begins
     return count
-
-
-def _group_zeros(group: NDArray[np.int64], zero: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the number of zeros in the run of each position."""
-    return np.bincount(group, weights=zero, minlength=len(group)).astype(np.int64)[group]
 
 
 class _Histogram:

@@ -82,7 +82,8 @@ def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
         tolerance.understood.remarks[f"Blocks have {reader.block_tokens} tokens."] = None
     rows = lines.each(path, tolerance, reader.parse)
     # Only delays, and captures at the end of requests, put rows out of order.
-    for row in in_order(rows) if _is_out_of_order(path) else rows:
+    unordered = any("delay" in record or _ENDED in record for record in _head(path))
+    for row in in_order(rows) if unordered else rows:
         try:
             clock.check(row.time_s)
         except lines.BadLine as error:
@@ -126,10 +127,6 @@ def _head(path: Path) -> Iterator[dict[str, Any]]:
 
 def _row(record: dict[str, Any]) -> dict[str, Any] | None:
     return _dynamos_row(record) if is_dynamos(record) else record
-
-
-def _is_out_of_order(path: Path) -> bool:
-    return any("delay" in record or _ENDED in record for record in _head(path))
 
 
 class _Reader:

@@ -100,15 +100,12 @@ def _with_contents(message: dict[str, Any]) -> dict[str, Any]:
     made = {**message, "content": decoded(message.get("content"))}
     if _is_messages(message.get("contents")):
         made["content"] = [
-            _content(_inner(part, "message_content")) for part in message["contents"]
+            {k: v for k, v in _inner(part, "message_content").items() if v is not None}
+            for part in message["contents"]
         ]
     if _is_messages(message.get("tool_calls")):
         made["tool_calls"] = [_inner(call, "tool_call") for call in message["tool_calls"]]
     return made
-
-
-def _content(part: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in part.items() if v is not None}
 
 
 def _inner(value: dict[str, Any], name: str) -> dict[str, Any]:

@@ -55,7 +55,8 @@ class GDFS(Policy):
         self._chosen: tuple[Leaf | None, float, float] = (None, 0.0, 0.0)
 
     def admit(self, leaf: Leaf, now: float) -> None:
-        self._heap.push(leaf, self._clock_at(leaf.last_access) + leaf.hits * self._worth(leaf))
+        clock = self._clocks[bisect_right(self._ticks, leaf.last_access) - 1]
+        self._heap.push(leaf, clock + leaf.hits * self._worth(leaf))
 
     def drop(self, leaf: Leaf) -> None:
         self._heap.discard(leaf)
@@ -94,9 +95,6 @@ class GDFS(Policy):
         if self.config.cost == "linear":
             return 1.0
         return 1.0 + (leaf.offset + leaf.length / 2) / self.config.attention_tokens
-
-    def _clock_at(self, time_s: float) -> float:
-        return self._clocks[bisect_right(self._ticks, time_s) - 1]
 
 
 POLICY = GDFS

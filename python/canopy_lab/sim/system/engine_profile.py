@@ -13,13 +13,13 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
-from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
 
+PROFILES = Path(__file__).parent / "profiles"
 VERSION = 1
 MEASURED = "measured"
 PUBLISHED = "published figures, not measured"
@@ -167,8 +167,7 @@ class EngineProfile:
 
 
 def profile_names() -> tuple[str, ...]:
-    folder = resources.files("canopy_lab.sim.system") / "profiles"
-    return tuple(sorted(f.name.removesuffix(".json") for f in folder.iterdir() if _is_json(f.name)))
+    return tuple(sorted(path.stem for path in PROFILES.glob("*.json")))
 
 
 def load_profile(name: str | Path, model: str | None = None) -> EngineProfile:
@@ -177,29 +176,20 @@ def load_profile(name: str | Path, model: str | None = None) -> EngineProfile:
     Raises ``CanopyError`` for an unknown name, an unreadable or invalid file, or another model.
     """
     text = str(name)
-    if text in profile_names():
-        folder = resources.files("canopy_lab.sim.system") / "profiles"
-        body = (folder / f"{text}.json").read_text(encoding="utf-8")
-    else:
-        try:
-            body = Path(text).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
-            raise CanopyError(
-                f"profile {text!r} is neither one of {', '.join(profile_names())} nor a readable "
-                "file; measure one with: canopy profile --url URL --out FILE"
-            ) from None
+    path = PROFILES / f"{text}.json" if text in profile_names() else Path(text)
     try:
-        data = json.loads(body)
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        raise CanopyError(
+            f"profile {text!r} is neither one of {', '.join(profile_names())} nor a readable "
+            "file; measure one with: canopy profile --url URL --out FILE"
+        ) from None
     except ValueError:
         raise CanopyError(f"profile {text!r} is not JSON; measure it again") from None
     profile = EngineProfile.from_json(data)
     if model is not None:
         profile.require_model(model)
     return profile
-
-
-def _is_json(name: str) -> bool:
-    return name.endswith(".json")
 
 
 def _pairs(new: float, context: float) -> float:
