@@ -79,14 +79,6 @@ def _shape(node: Any) -> Any:
         return repr(node)
     fields = {name: value for name, value in ast.iter_fields(node) if value not in (None, [])}
     fields.pop("kind", None)  # marks string literals with the prefix u
-    if isinstance(node, _DEFINITIONS) and _is_docstring(node.body[0]):
+    if isinstance(node, _DEFINITIONS) and ast.get_docstring(node, clean=False) is not None:
         fields["body"] = node.body[1:]
     return [type(node).__name__, *((name, _shape(value)) for name, value in fields.items())]
-
-
-def _is_docstring(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )

@@ -55,7 +55,6 @@ def parse() -> argparse.Namespace:
         help=f"agents' time on each server (default {RUN_S})",
     )
     add("--once", action="store_true", help="stop the server at the end")
-    add("--no-open", action="store_true", help="do not open the server's page in a browser")
     packages = "which packages to install; auto: cuda where nvidia-smi answers"
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help=packages)
     return parser.parse_args()
@@ -134,7 +133,7 @@ def compare(
                 flush = f"{server.url}/flush_cache?timeout=20"  # all begin with an empty cache
                 urllib.request.urlopen(flush, data=b"{}", timeout=120).close()
                 if ours:
-                    open_page(f"{server.url}/canopy/ui", not args.no_open)
+                    open_page(f"{server.url}/canopy/ui")
                 given = (server.url, name, name_of_server, texts, args.seconds)
                 outcomes[name_of_server] = work(*given)
                 if not ours:
@@ -185,11 +184,11 @@ def ask(url: str, name: str, *, show: bool) -> None:
         print(f"\n> {QUESTION}\n{(answer.choices[0].message.content or '').strip()}\n", flush=True)
 
 
-def open_page(url: str, wanted: bool) -> None:
+def open_page(url: str) -> None:
     """Show the server's page while the agents work, if there is a screen."""
     print(f"What its cache holds and does: {url}", flush=True)
     screen = sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
-    if wanted and screen:
+    if screen:
         webbrowser.open(url)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from launch_server import Server, cpu_arguments, free_port, serving
+from launch_server import Server, cpu_arguments, free_port, serving, with_plugin
 from support import forked
 from support.chunk_client import ON
 
@@ -193,10 +193,7 @@ def plain(
     shared_server: Callable[..., Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Client]:
     """`client = plain(model, "--flag", ...)`: SGLang without Canopy, on the CPU's kernels alone."""
-    info = tmp_path / "plain_sglang-0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plain-sglang\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nplain = canopy_cpu:install\n")
+    with_plugin(tmp_path, "plain", "canopy_cpu:install")
 
     def start(model: Path, *arguments: str, **options: Any) -> Client:
         with monkeypatch.context() as patch:
