@@ -74,7 +74,7 @@ def rows(task: Task) -> dict[str, Any]:
         )
     config = SystemConfig(device_tokens=TOKENS[workload], fixed_outputs=True, **settings)
     system = LoadedSystem(requests(workload), config, profile, loop=LOOPS[workload])
-    return {f"{workload}, {arm}": figures(system.at(RATES[workload]))}
+    return {f"{workload}, {arm}": figures(system.run_at(RATES[workload]))}
 
 
 @cache

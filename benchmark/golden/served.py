@@ -63,11 +63,11 @@ def replay() -> list[dict[str, Any]]:
     """Chat bodies, in order."""
     draw = random.Random(29)
     talks: dict[int, list[dict[str, str]]] = {}
-    made = []
+    bodies = []
     for _ in range(REQUESTS):
         if draw.random() < QUESTIONS:
             messages = [{"role": "user", "content": words(draw, 100, 160)}]
-            made.append(body(messages, canopy_category="rag"))
+            bodies.append(body(messages, canopy_category="rag"))
             continue
         who = draw.randrange(AGENTS)
         messages = talks.setdefault(who, [{"role": "system", "content": f"You are agent {who}."}])
@@ -78,11 +78,11 @@ def replay() -> list[dict[str, Any]]:
         if who % 2:
             says = {"canopy_category": "agent", "canopy_conversation": f"c{who}"}
             says |= {"canopy_turn": turn} | ({"canopy_over": True} if over else {})
-        made.append(body(messages, **says))
+        bodies.append(body(messages, **says))
         messages.append({"role": "assistant", "content": draw.choice(WORDS)})
         if over:
             del talks[who]
-    return made
+    return bodies
 
 
 def body(messages: list[dict[str, str]], **says: Any) -> dict[str, Any]:

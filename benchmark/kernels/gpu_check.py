@@ -39,16 +39,16 @@ TOLERANCE = {torch.float32: 2e-3, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 def correctness(b: Bench) -> list[dict]:
     """Each kernel against its reference over head sizes, dtypes, page sizes and layouts."""
-    found = []
+    rows = []
     shapes = [(64, 6, 2), (128, 8, 2), (256, 4, 4)]
     for dim, heads, kv_heads in shapes[: 1 if b.smoke else 3]:
         for dtype in TOLERANCE:
             for page in (1, 16, 64):
                 for layout in pages.LAYOUTS:
-                    found.append(_one_case(b, dim, heads, kv_heads, dtype, page, layout))
+                    rows.append(_one_case(b, dim, heads, kv_heads, dtype, page, layout))
                     if b.smoke:
-                        return found
-    return found
+                        return rows
+    return rows
 
 
 def _one_case(
@@ -93,7 +93,7 @@ def attention_times(b: Bench, top: dict, lengths: list[int], ratios: list[float]
     """Time the sparse prefill of an 8B-shaped layer, masked SDPA, and dense causal prefill by SDPA and
     FlashInfer."""
     heads, kv_heads, dim = 32, 8, 128
-    found, scale = [], dim**-0.5
+    results, scale = [], dim**-0.5
     for n in lengths:
         k, v = b.random(n, 1, kv_heads, dim), b.random(n, 1, kv_heads, dim)
         keys = [x[:, 0].transpose(0, 1)[None] for x in (k, v)]
@@ -133,13 +133,13 @@ def attention_times(b: Bench, top: dict, lengths: list[int], ratios: list[float]
                     )
                 )
                 del mask
-            found.append(row | dense)
-    return found
+            results.append(row | dense)
+    return results
 
 
 def movers(b: Bench, top: dict, lengths: list[int]) -> list[dict]:
     """rope_scatter and energy of one 8B-shaped layer against their bytes."""
-    found, (heads, dim) = [], (8, 128)
+    rows, (heads, dim) = [], (8, 128)
     for n in lengths:
         raw = [b.random(n, heads, dim) for _ in range(2)]
         pools = [b.random(n, 1, heads, dim) for _ in range(2)]
@@ -164,10 +164,10 @@ def movers(b: Bench, top: dict, lengths: list[int]) -> list[dict]:
         least = Cost(4.0 * x.numel(), 2.0 * x.nbytes)
         for name, work in ways.items():
             one = least if name.startswith("energy") else floor
-            found.append(
+            rows.append(
                 {"tokens": n, "kernel": name, **compare_to_peak("kernel", b.time(work), one, top)}
             )
-    return found
+    return rows
 
 
 def end_to_end(b: Bench, lengths: list[int], ratio: float) -> list[dict]:
@@ -175,7 +175,7 @@ def end_to_end(b: Bench, lengths: list[int], ratio: float) -> list[dict]:
     shape = Shape(2, 4, 2, 64, 128, 512, 1e-5) if b.smoke else LLAMA_8B
     dtype = torch.float32 if b.smoke else torch.bfloat16
     model = random_model(shape, 256 if b.smoke else 14336, 500000.0, dtype, b.device)
-    found = []
+    rows = []
     for n in lengths:
         ids = torch.randint(0, shape.vocab, (n,), device=b.device)
         chunk_tokens, placed, at = (40 if b.smoke else 500), [], 32
@@ -217,8 +217,8 @@ def end_to_end(b: Bench, lengths: list[int], ratio: float) -> list[dict]:
             row.update(
                 compared(row["full_s"], row[f"device_{name}_s"], row[f"host_{name}_s"], name)
             )
-        found.append(row)
-    return found
+        rows.append(row)
+    return rows
 
 
 def compared(full: float, device: float, host: float, name: str) -> dict:

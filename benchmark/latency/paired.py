@@ -27,14 +27,14 @@ def figures(slices: Slices) -> dict[str, float]:
     prompts = np.array([r["prompt_tokens"] for r in rows])
     tenth = max(1, len(rows) // 10)
     by_length = np.argsort(prompts, kind="stable")
-    found = {"mean": float(ttft.mean())}
-    found |= {f"p{p}": float(np.percentile(ttft, p)) for p in PERCENTILES}
-    found["max"] = float(ttft.max())
-    found["shortest decile"] = float(ttft[by_length[:tenth]].mean())
-    found["longest decile"] = float(ttft[by_length[-tenth:]].mean())
-    found["done, mean"] = statistics.fmean(r["done_s"] for r in rows)
-    found["hits"] = sum(r["cached_tokens"] for r in rows) / max(int(prompts.sum()), 1)
-    return found
+    values = {"mean": float(ttft.mean())}
+    values |= {f"p{p}": float(np.percentile(ttft, p)) for p in PERCENTILES}
+    values["max"] = float(ttft.max())
+    values["shortest decile"] = float(ttft[by_length[:tenth]].mean())
+    values["longest decile"] = float(ttft[by_length[-tenth:]].mean())
+    values["done, mean"] = statistics.fmean(r["done_s"] for r in rows)
+    values["hits"] = sum(r["cached_tokens"] for r in rows) / max(int(prompts.sum()), 1)
+    return values
 
 
 def compared(base: Slices, other: Slices, seed: int) -> dict[str, tuple[float, float, float]]:
@@ -42,16 +42,16 @@ def compared(base: Slices, other: Slices, seed: int) -> dict[str, tuple[float, f
     minus one; for hits, the difference."""
     draw = random.Random(seed)
     numbers = range(len(base))
-    found: dict[str, list[float]] = {}
+    changes: dict[str, list[float]] = {}
     picks = [list(numbers)] + [draw.choices(numbers, k=len(base)) for _ in range(DRAWS)]
     for pick in picks:
         one, two = figures([base[i] for i in pick]), figures([other[i] for i in pick])
         for name in one:
             change = two[name] - one[name] if name == "hits" else two[name] / one[name] - 1.0
-            found.setdefault(name, []).append(change)
+            changes.setdefault(name, []).append(change)
     return {
         name: (values[0], *map(float, np.percentile(values[1:], [2.5, 97.5])))
-        for name, values in found.items()
+        for name, values in changes.items()
     }
 
 

@@ -170,7 +170,7 @@ def run(context: Context, part: Part) -> dict[str, Any]:
 
     saturation = system(part.arms[0]).saturation(part.seed)
     runs = {
-        f"{arm.key}@{load:g}": figures(system(arm).at(load * saturation, part.seed))
+        f"{arm.key}@{load:g}": figures(system(arm).run_at(load * saturation, part.seed))
         for arm, load in itertools.product(part.arms, LOADS)
     }
     length = {"requests": REQUESTS, "sessions": SESSIONS}

@@ -124,9 +124,9 @@ def stats(part: Any) -> Any:
     return None if part is None else part.stats()
 
 
-def record_if_done(one: tuple[Any, ...], now: float, rows: list[dict[str, Any]]) -> bool:
+def record_if_done(waiting: tuple[Any, ...], now: float, rows: list[dict[str, Any]]) -> bool:
     """Whether it is answered; then it is in ``rows``."""
-    then, tokens, req, first = one
+    then, tokens, req, first = waiting
     if first[0] is None and len(req.output_ids):
         first[0] = now - then
     if not req.finished():
@@ -198,21 +198,21 @@ def run(args: argparse.Namespace, arms: list[Arm], result: Result) -> None:
 
 
 def run_load(
-    args: argparse.Namespace, arms: list[Arm], made: Materialiser, load: float
+    args: argparse.Namespace, arms: list[Arm], tokens: Materialiser, load: float
 ) -> dict[str, Any]:
     """Return the result of one load."""
 
     def prompts(part: Sequence[Any]) -> list[Any]:
         return [
             (
-                list(made.prompt(p)),
+                list(tokens.prompt(p)),
                 max(1, p.output_tokens),
                 {"category": "chat", "turn": p.request.turn},
             )
             for p in part
         ]
 
-    warm, rest = made.planned[:WARM_REQUESTS], made.planned[WARM_REQUESTS:]
+    warm, rest = tokens.planned[:WARM_REQUESTS], tokens.planned[WARM_REQUESTS:]
     half = len(warm) // 2
     can: dict[str, float] = {}
     for arm in arms:
@@ -225,13 +225,13 @@ def run_load(
     for number, part in enumerate(parts):
         asked, due = prompts(part), due_times(part, rate, seed=number)
         for arm in turn(arms, number):
-            found = arm.serve(asked, due)
-            arm.slices.append(found["rows"])
-            arm.seconds.append(found["seconds"])
-            arm.waiting.append(found["waiting"])
-            arm.whatif = found["whatif"]
-            if found["gate"] is not None:
-                arm.activated = found["gate"]["times_activated"]
+            result = arm.serve(asked, due)
+            arm.slices.append(result["rows"])
+            arm.seconds.append(result["seconds"])
+            arm.waiting.append(result["waiting"])
+            arm.whatif = result["whatif"]
+            if result["gate"] is not None:
+                arm.activated = result["gate"]["times_activated"]
         means = ", ".join(f"{a.name} {figures(a.slices[-1:])['mean']:.2f} s" for a in arms)
         print(f"{load:.0%}, slice {number + 1}: {means}", file=sys.stderr, flush=True)
     base = arms[0]

@@ -80,7 +80,7 @@ def run(name: str, seconds: int, folder: Path) -> dict[str, Any]:
                 talk = talks[number % TALKS]
                 talk.append(draw.randrange(1000, 40000))
                 answers.append((len(talk), pool.submit(ask, server.url, list(talk))))
-            found = sum(answer.result() for _, answer in answers)
+            cached = sum(answer.result() for _, answer in answers)
         took = time.monotonic() - begin
         time.sleep(1.5)
         after = json.loads(clocks.read_text())
@@ -93,7 +93,7 @@ def run(name: str, seconds: int, folder: Path) -> dict[str, Any]:
         "requests": len(answers),
         "seconds": round(took, 1),
         "rate": round(len(answers) / took, 2),
-        "cached": round(found / sum(length for length, _ in answers), 4),
+        "cached": round(cached / sum(length for length, _ in answers), 4),
         "thread": round((after["thread_s"] - before["thread_s"]) / took, 4),
         "hooks": share(timed),
         "tree": share(timed, TREE),

@@ -93,7 +93,7 @@ def wrap_hooks() -> None:
     """Time the hooks of each table that is made from here on."""
     from sglang_canopy.server.start.hook import Hook
 
-    made = Hook.__init__
+    original = Hook.__init__
 
     def init(
         self: Hook, target: str, kind: str, hook: Callable[..., Any], *more: Any, **named: Any
@@ -103,7 +103,7 @@ def wrap_hooks() -> None:
             hook = _building(hook)
         elif name.startswith(_SCHEDULERS) and not name.endswith("__init__"):
             hook = timed(name.removeprefix("managers."), hook, kind == "around")
-        made(self, target, kind, hook, *more, **named)
+        original(self, target, kind, hook, *more, **named)
 
     Hook.__init__ = init  # type: ignore[assignment,method-assign]
 

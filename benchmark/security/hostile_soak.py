@@ -168,21 +168,21 @@ def longest(scheduler: dict[str, Any]) -> float:
 
 def verdict(runs: dict[str, dict[str, Any]]) -> dict[str, bool]:
     """Return each claim, and whether it holds."""
-    hit = {name: found["hit_rate"] for name, found in runs.items()}
-    counted = all(found["steps"] > 2 * found["warm_up_steps"] for found in runs.values())
+    hit = {name: result["hit_rate"] for name, result in runs.items()}
+    counted = all(result["steps"] > 2 * result["warm_up_steps"] for result in runs.values())
     return {
         "enough steps to tell": counted,
         "within a point of alone": hit["hostile"] >= hit["alone"] - POINT,
         "nothing gained by lying": hit["hostile"] >= hit["truthful"] - POINT,
         "nothing readable, nothing refused wrongly": not any(
-            found["faults"] or found["honest_errors"] or not found["documents_unchanged"]
-            for found in runs.values()
+            result["faults"] or result["honest_errors"] or not result["documents_unchanged"]
+            for result in runs.values()
         ),
-        "no traceback": not any(found["tracebacks"] for found in runs.values()),
+        "no traceback": not any(result["tracebacks"] for result in runs.values()),
         "memory flat": runs["hostile"]["memory_flat"],
-        "no hook's call over 50 ms": all(found["longest_s"] <= CALL_S for found in runs.values()),
+        "no hook's call over 50 ms": all(result["longest_s"] <= CALL_S for result in runs.values()),
         "hooks within 2 % of the scheduler's thread": all(
-            found["hooks_share"] <= SHARE for found in runs.values()
+            result["hooks_share"] <= SHARE for result in runs.values()
         ),
     }
 

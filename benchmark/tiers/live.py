@@ -81,14 +81,14 @@ def ask(url: str, prompt: Prompt, tokens: int) -> tuple[list[int], Counter[str]]
 def ask_all(
     url: str, asked: Sequence[Prompt], tokens: int, what: str, at_once: int = 2
 ) -> tuple[list[list[int]], Counter[str]]:
-    found: Counter[str] = Counter()
+    hits: Counter[str] = Counter()
     with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
         answers = list(
             tqdm(pool.map(lambda p: ask(url, p, tokens), asked), desc=what, total=len(asked))
         )
     for _, by_tier in answers:
-        found += by_tier
-    return [ids for ids, _ in answers], found
+        hits += by_tier
+    return [ids for ids, _ in answers], hits
 
 
 class Setup:
@@ -167,14 +167,14 @@ def kill_under_load(
     server: Server, asked: Sequence[Prompt], tokens: int, after_s: float, draw: random.Random
 ) -> int:
     """Kill every process of ``server`` while it works. Returns its earlier answers."""
-    stop, given = threading.Event(), [0]
+    stop, answered = threading.Event(), [0]
 
     def load() -> None:
         mine = random.Random(draw.random())
         while not stop.is_set():
             with contextlib.suppress(OSError, ValueError):
                 ask(server.url, mine.choice(asked), tokens)
-                given[0] += 1
+                answered[0] += 1
 
     threads = [threading.Thread(target=load, daemon=True) for _ in range(3)]
     for thread in threads:
@@ -184,7 +184,7 @@ def kill_under_load(
     stop.set()
     for thread in threads:
         thread.join(30)
-    return given[0]
+    return answered[0]
 
 
 def run(arguments: argparse.Namespace, folder: Path, logs: Path) -> dict[str, Any]:
@@ -196,13 +196,13 @@ def run(arguments: argparse.Namespace, folder: Path, logs: Path) -> dict[str, An
     assert not +none, none
     result: dict[str, Any] = {"prompts": len(asked), "backend": arguments.backend}
     with setup.server(*setup.tiers) as server:
-        first, found = ask_all(server.url, asked, tokens, "three tiers")
+        first, hits = ask_all(server.url, asked, tokens, "three tiers")
         again = list(range(len(asked)))
         draw.shuffle(again)
         second, more = ask_all(server.url, [asked[i] for i in again], tokens, "and again")
         settle(server.url)
         log = server.log_text()
-    result["hits"] = {tier: (found + more)[tier] for tier in TIERS}
+    result["hits"] = {tier: (hits + more)[tier] for tier in TIERS}
     result["prompt_tokens"] = 2 * sum(len(p["tokens"]) for p in asked)
     result["wrong"] = sum(a != b for a, b in zip(first, truth))
     result["wrong"] += sum(second[k] != truth[i] for k, i in enumerate(again))
@@ -216,7 +216,7 @@ def run(arguments: argparse.Namespace, folder: Path, logs: Path) -> dict[str, An
         with setup.server(*setup.tiers) as server:
             before = kill_under_load(server, asked, tokens, after_s, draw)
         with setup.server(*setup.tiers) as server:
-            ids, found = ask_all(server.url, [asked[i] for i in sample], tokens, "after a kill")
+            ids, hits = ask_all(server.url, [asked[i] for i in sample], tokens, "after a kill")
         wrong = sum(a != truth[i] for a, i in zip(ids, sample))
         result["kills"].append(
             {
@@ -224,7 +224,7 @@ def run(arguments: argparse.Namespace, folder: Path, logs: Path) -> dict[str, An
                 "answers_before": before,
                 "asked": len(sample),
                 "wrong": wrong,
-                "from_storage": found["storage"],
+                "from_storage": hits["storage"],
             }
         )
     result["starts"] = setup.started

@@ -46,11 +46,11 @@ class SharedHeads:
 
 def _heads(conversation: Conversation) -> Iterator[tuple[tuple[str, int, int], tuple[int, ...]]]:
     """Yield each agent's kind, and the full blocks that most of its prompts begin with."""
-    found: dict[tuple[str | None, str, int, int], Counter[tuple[int, ...]]] = {}
+    heads_of: dict[tuple[str | None, str, int, int], Counter[tuple[int, ...]]] = {}
     for request in conversation.requests:
         blocks = (request.tool_tokens + request.system_tokens) // request.block_tokens
         if blocks and len(request.blocks) >= blocks and request.model is not None:
             kind = (request.conversation, request.model, request.tool_tokens, request.system_tokens)
-            found.setdefault(kind, Counter())[request.blocks[:blocks]] += 1
-    for kind, heads in found.items():
+            heads_of.setdefault(kind, Counter())[request.blocks[:blocks]] += 1
+    for kind, heads in heads_of.items():
         yield kind[1:], heads.most_common(1)[0][0]

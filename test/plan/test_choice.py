@@ -3,9 +3,9 @@
 import pytest
 
 from canopy_lab.plan.choice import (
-    against,
     choose,
     extremes,
+    gains_over,
     parse_constraint,
     parse_constraints,
     why_not,
@@ -111,7 +111,7 @@ def test_extremes_take_the_cheapest_of_nearly_equal_ones():
     assert found["least mean TTFT"] is ROWS[3]
     assert found["least cost"] is ROWS[0]
     assert found["cheapest as good as fixed"] is ROWS[1]
-    gains = against(ROWS[1], baseline)
+    gains = gains_over(ROWS[1], baseline)
     assert gains["throughput_gain"] == pytest.approx(1200 / 1150 - 1)
     assert gains["mean_ttft_saved"] == 0
     assert gains["cost_saved"] == pytest.approx(1 / 6)

@@ -66,29 +66,29 @@ def evaluate(
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(plan.model)
-    found: list[dict[str, Any]] = []
+    measured: list[dict[str, Any]] = []
     encoders: dict[tuple[int, ...], Encoder] = {}  # the text before the documents is computed once
     for example in _with_progress(examples, progress):
         case = tokenise(tokenizer, example, plan.chunks, plan.chunk_tokens)
-        found += _one(plan, names, model, tokenizer, case, encoders)
+        measured += _one(plan, names, model, tokenizer, case, encoders)
         if so_far is not None:
-            so_far(_report(plan, names, found))
-    return _report(plan, names, found)
+            so_far(_report(plan, names, measured))
+    return _report(plan, names, measured)
 
 
 def _report(
-    plan: EvaluationPlan, names: tuple[str, ...], found: list[dict[str, Any]]
+    plan: EvaluationPlan, names: tuple[str, ...], measured: list[dict[str, Any]]
 ) -> dict[str, Any]:
     variants = list(itertools.product(plan.encodings, plan.ratios, names))
     first = plan.encodings[0]
-    rows = [_row(found, one, first) for one in variants]
+    rows = [_row(measured, variant, first) for variant in variants]
     by_task = [
-        {"task": kind, **_row([m for m in found if m["task"] == kind], one, first)}
-        for kind in dict.fromkeys(m["task"] for m in found)
-        for one in variants
+        {"task": kind, **_row([m for m in measured if m["task"] == kind], variant, first)}
+        for kind in dict.fromkeys(m["task"] for m in measured)
+        for variant in variants
     ]
     settings = {**asdict(plan), "threads": torch.get_num_threads()}
-    return {"rows": rows, "tasks": by_task, "examples": found, "plan": settings}
+    return {"rows": rows, "tasks": by_task, "examples": measured, "plan": settings}
 
 
 def _one(
@@ -102,7 +102,7 @@ def _one(
     """Run every variant on one example. Selectors differ only at ratios above 0 and below 1."""
     reference: Reference = refer(model, tokenizer, case, plan.answer_tokens)
     right = holds(reference.text, case.answers)
-    found = []
+    measured = []
     for how in plan.encodings:
         chunks = encode_case(model, case, how, encoders)
         for ratio in plan.ratios:
@@ -116,7 +116,7 @@ def _one(
                     result = measure(*given, plan.answer_tokens)
                 shared = result
                 text = result["text"]
-                found.append(
+                measured.append(
                     {
                         "selector": name,
                         "encode": how,
@@ -132,18 +132,18 @@ def _one(
                         **result,
                     }
                 )
-    return found
+    return measured
 
 
 def _row(
-    found: list[dict[str, Any]], variant: tuple[str, float, str], first: str
+    measured: list[dict[str, Any]], variant: tuple[str, float, str], first: str
 ) -> dict[str, Any]:
     """Return a row of the table; ``first``: the encoding that others are compared with."""
     encode, ratio, selector = variant
 
     def of(name: str, how: str = encode) -> list[dict[str, Any]]:
         key = (name, how, ratio)
-        return [m for m in found if (m["selector"], m["encode"], m["ratio"]) == key]
+        return [m for m in measured if (m["selector"], m["encode"], m["ratio"]) == key]
 
     mine = of(selector)
     kl, kl_se = mean_se([m["kl"] for m in mine])

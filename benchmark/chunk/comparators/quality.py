@@ -48,15 +48,15 @@ def refer(model: Model, tokenizer: Any, case: Case, answer_tokens: int = FORCED)
     start = time.perf_counter()
     row = model.logits(engine.prefill(model, ids, cache.upto(ids.numel()))[-1:])
     ttft = time.perf_counter() - start
-    found, tokens = [row[0]], [int(row.argmax())]
+    logits, tokens = [row[0]], [int(row.argmax())]
     for step in range(FORCED - 1):
         at = ids.numel() + step
         last = torch.tensor(tokens[-1:], device=model.device)
         row = model.logits(engine.prefill(model, last, cache.upto(at + 1), at))
-        found.append(row[0])
+        logits.append(row[0])
         tokens.append(int(row.argmax()))
     text = _continue(model, tokenizer, cache, ids.numel(), tokens, answer_tokens)
-    return Reference(torch.stack(found).log_softmax(-1), tokens, text, ttft)
+    return Reference(torch.stack(logits).log_softmax(-1), tokens, text, ttft)
 
 
 def behind(case: Case, how: str, place: int = 0) -> tuple[int, ...]:
@@ -110,11 +110,11 @@ def measure(
     at = first_difference(rows, reference.tokens, tokenizer.eos_token_id)
     text, margin = None, None
     if at is not None:
-        own = int(rows[at].argmax())
-        margin = float(true[at, reference.tokens[at]] - true[at, own])
+        token = int(rows[at].argmax())
+        margin = float(true[at, reference.tokens[at]] - true[at, token])
     if generate:
         text = reference.text
-        begun = reference.tokens if at is None else [*reference.tokens[:at], own]
+        begun = reference.tokens if at is None else [*reference.tokens[:at], token]
         if at is not None or answer_tokens > FORCED:
             text = _continue(model, tokenizer, cache, n, begun, answer_tokens)
     return {

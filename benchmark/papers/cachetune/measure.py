@@ -90,12 +90,12 @@ def _closeness(
     rows: dict[str, dict[str, Any]],
 ) -> None:
     """KL and agreement along the first ``FORCED`` tokens of full recompute's (the first's) answer."""
-    found, tokens = [firsts[0]], [int(firsts[0].argmax())]
+    reference, tokens = [firsts[0]], [int(firsts[0].argmax())]
     for at in range(n, n + FORCED - 1):
         last = torch.tensor([tokens[-1:]])
-        found.append(side_by_side(model, caches[:1], torch.tensor([at]), last)[0, 0])
-        tokens.append(int(found[-1].argmax()))
-    true, forced = torch.stack(found).log_softmax(-1), torch.tensor(tokens)
+        reference.append(side_by_side(model, caches[:1], torch.tensor([at]), last)[0, 0])
+        tokens.append(int(reference[-1].argmax()))
+    true, forced = torch.stack(reference).log_softmax(-1), torch.tensor(tokens)
     at = torch.arange(n, n + FORCED - 1)
     ids = forced[:-1].expand(len(caches), -1)
     for part in range(0, len(caches), 8):  # all logits at once would take half a gigabyte

@@ -57,7 +57,7 @@ def _bands(chunk: Chunk) -> torch.Tensor:
     Energy is the squared magnitude of the one-sided spectrum along the tokens, over layers, heads
     and channels; the bins but the first count twice, since they stand for two.
     """
-    found = []
+    parts = []
     for x in (chunk.raw_k, chunk.v):
         power = torch.fft.rfft(x.flatten(2), dim=1).abs().square().sum(dim=(0, 2))
         power[1:] *= 2
@@ -65,8 +65,8 @@ def _bands(chunk: Chunk) -> torch.Tensor:
             part = power.clone()
             part[:first] = 0
             at = torch.arange(len(part)) * BANDS // len(part)
-            found.append(torch.zeros(BANDS).index_add(0, at, part) / part.sum())
-    return torch.stack([found[0], found[2], found[1], found[3]])
+            parts.append(torch.zeros(BANDS).index_add(0, at, part) / part.sum())
+    return torch.stack([parts[0], parts[2], parts[1], parts[3]])
 
 
 def _shares(both: torch.Tensor) -> dict[str, Any]:

@@ -126,8 +126,8 @@ def calibrated_ratios(path: str | None, setting: Setting) -> dict[str, float]:
     if path is None:
         return {}
     saved = Calibrations(path)
-    found = {tier: saved.get(setting, name) for tier, name in TIERS.items()}
-    ratios = {tier: one.ratio for tier, one in found.items() if one is not None}
+    calibrations = {tier: saved.get(setting, name) for tier, name in TIERS.items()}
+    ratios = {tier: one.ratio for tier, one in calibrations.items() if one is not None}
     if not ratios:
         raise CanopyError(
             f"calibration {path} {_contents(saved, setting)}, and this server runs {_shown(setting)} "

@@ -128,8 +128,8 @@ def calibrate_server(
     tolerance: float = 0.05,
 ) -> tuple[Calibration, Search]:
     """Run Algorithm 1 on a server that has the prompts' documents, then :func:`largest_within`."""
-    found = prompts.profile()
-    start = found.prior(r_min, r_max) if found.compute_s > 0 else r_min
+    profile = prompts.profile()
+    start = profile.prior(r_min, r_max) if profile.compute_s > 0 else r_min
     search = golden_section(prompts.ttft, start, r_min, r_max, tolerance)
     search = largest_within(prompts.ttft, search, slack, r_max, tolerance)
-    return Calibration(search.ratio, r_min, found), search
+    return Calibration(search.ratio, r_min, profile), search

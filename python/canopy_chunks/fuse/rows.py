@@ -141,19 +141,19 @@ def never() -> bool:
 
 @dataclass(slots=True)
 class Stop:
-    """Ends a run of background work before a layer, if a request has ``come``.
+    """Ends a run of background work before a layer, if ``request_came``.
 
     The run is repeated later. Each stop halves the rows of the next runs, so that runs fit between
     the messages of a monitor and their rows are kept.
     """
 
-    come: Callable[[], bool] = never
+    request_came: Callable[[], bool] = never
     in_a_row: int = 0
     halvings: int = 0
     calm: int = 0
 
     def __call__(self, layer: int) -> None:
-        if self.in_a_row < MAX_STOPS and self.come():
+        if self.in_a_row < MAX_STOPS and self.request_came():
             self.in_a_row += 1
             self.halvings += 1
             self.calm = 0

@@ -218,16 +218,16 @@ class QualityChecker:
             self._drop_old(now)
         if not self.waiting:
             return
-        one = self.waiting[0]
+        check = self.waiting[0]
         try:
             if self._running_check is None:
-                self._running_check = self._begin(library, one)
+                self._running_check = self._begin(library, check)
             if self._running_check is not None:
-                one.pieces += 1
+                check.pieces += 1
                 next(self._running_check)
                 return
         except StopIteration as done:
-            self._decide(library, one, done.value)
+            self._decide(library, check, done.value)
         except NoLongerStored:
             self.dropped["no longer stored"] += 1
         except Exception:
@@ -255,28 +255,28 @@ class QualityChecker:
             self.waiting.remove(one)
             self.dropped["too old"] += 1
 
-    def _begin(self, library: Any, one: _Waiting) -> Generator[None, None, bool] | None:
-        request = one.request
+    def _begin(self, library: Any, check: _Waiting) -> Generator[None, None, bool] | None:
+        request = check.request
 
         def placed() -> tuple[Any, ...]:
-            return library.placed_for_check(request, one.ids)  # type: ignore[no-any-return]
+            return library.placed_for_check(request, check.ids)  # type: ignore[no-any-return]
 
         if not placed():
             self.dropped["no longer stored"] += 1
             return None
-        ratio = raised(one.ratio) if one.step == RAISED else one.ratio
+        ratio = raised(check.ratio) if check.step == RAISED else check.ratio
         return answers_differ(
-            library.model, one.ids, placed, request.selector, ratio, self.end, library.stop
+            library.model, check.ids, placed, request.selector, ratio, self.end, library.stop
         )
 
-    def _decide(self, library: Any, one: _Waiting, differs: bool) -> None:
+    def _decide(self, library: Any, check: _Waiting, differs: bool) -> None:
         """Count a check. If reuse stops, delete a differing prompt's documents, so that they are
         encoded again.
 
         The stored KV may be at fault.
         """
-        tenant = one.request.tenant
-        step = self.meter.checked_one(tenant, one.step, differs)
+        tenant = check.request.tenant
+        step = self.meter.checked_one(tenant, check.step, differs)
         if step is not None:
             logger.warning(
                 "canopy: reuse of documents of tenant %s is now %s, as answers with it differ from "
@@ -286,7 +286,7 @@ class QualityChecker:
         if step is not None and self.meter.step(tenant) == STOPPED:
             self._begin_epoch(tenant)
         if differs and self.meter.step(tenant) == STOPPED:
-            library.forget(one.request)
+            library.forget(check.request)
 
     def _begin_epoch(self, tenant: str | None) -> None:
         self._last_epoch += 1

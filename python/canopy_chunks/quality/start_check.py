@@ -77,17 +77,17 @@ def check_quality(
         return {}
     if tokenizer is None:
         raise CanopyError("the quality check needs a tokenizer; drop --skip-tokenizer-init")
-    found = measure_kept(model, tokenizer, method, sorted(set(ratios)))
-    for ratio, count in found.items():
+    kept = measure_kept(model, tokenizer, method, sorted(set(ratios)))
+    for ratio, count in kept.items():
         logger.info("canopy: quality check at ratio %s: %s", ratio, count)
-    missed = [r for r, count in found.items() if count.share is None or count.share < min_kept]
+    missed = [r for r, count in kept.items() if count.share is None or count.share < min_kept]
     if missed:
-        figures = "; ".join(f"ratio {r}: {found[r]}" for r in missed)
+        figures = "; ".join(f"ratio {r}: {kept[r]}" for r in missed)
         raise CanopyError(
             f"the quality check refuses to reuse documents: min_kept is {min_kept}, and at {figures}. "
             "Raise the ratio, use another model, or lower min_kept"
         )
-    return found
+    return kept
 
 
 def measure_kept(

@@ -102,36 +102,36 @@ class QualityMeter:
 
     def take(self, tenant: str | None) -> int | None:
         """Count a prompt that could be fused. Returns the step to check it at, or ``None``."""
-        one = self.tenants.pop(tenant, None) or TenantQuality()
-        self.tenants[tenant] = one
+        quality = self.tenants.pop(tenant, None) or TenantQuality()
+        self.tenants[tenant] = quality
         self._forget_one()
-        one.since += 1
-        one.offered += 1
-        if one.since < max(1, self.every // IN_DOUBT if one.in_doubt else self.every):
+        quality.since += 1
+        quality.offered += 1
+        if quality.since < max(1, self.every // IN_DOUBT if quality.in_doubt else self.every):
             return None
-        one.since = 0
-        one.turn = not one.turn
-        if one.step == STOPPED or (one.step == RAISED and one.turn):
-            return one.step - 1
-        return one.step
+        quality.since = 0
+        quality.turn = not quality.turn
+        if quality.step == STOPPED or (quality.step == RAISED and quality.turn):
+            return quality.step - 1
+        return quality.step
 
     def checked_one(self, tenant: str | None, at: int, differs: bool) -> str | None:
         """Count a check's result. Returns the name of the tenant's new step, ``None`` if it is
         unchanged."""
         self.checked += 1
         self.differed += differs
-        one = self.tenants.get(tenant)
-        if one is None:
+        quality = self.tenants.get(tenant)
+        if quality is None:
             return None
-        one.checked += 1
-        one.differed += differs
-        if at == one.step:
-            one.above = max(0.0, one.above + differs - self.allowed)
-        elif at == one.step - 1:
-            one.below = max(0.0, one.below + max(self.allowed, MIN_GAIN) - differs)
-        if one.above >= ALARM:
-            return self._go(one, one.step + 1)
-        return self._go(one, one.step - 1) if one.below >= ALARM else None
+        quality.checked += 1
+        quality.differed += differs
+        if at == quality.step:
+            quality.above = max(0.0, quality.above + differs - self.allowed)
+        elif at == quality.step - 1:
+            quality.below = max(0.0, quality.below + max(self.allowed, MIN_GAIN) - differs)
+        if quality.above >= ALARM:
+            return self._enter_step(quality, quality.step + 1)
+        return self._enter_step(quality, quality.step - 1) if quality.below >= ALARM else None
 
     def stats(self) -> dict[str, Any]:
         """Return the totals. Safe on any thread."""
@@ -151,7 +151,7 @@ class QualityMeter:
             if one.checked
         }
 
-    def _go(self, one: TenantQuality, step: int) -> str:
+    def _enter_step(self, one: TenantQuality, step: int) -> str:
         one.step, one.above, one.below = step, 0.0, 0.0
         return STEPS[step]
 

@@ -73,15 +73,15 @@ def _prepare_batch(manager: Any, obj: Any, options: Options) -> None:
     count = len(texts if texts is not None else lists)
     params = obj.sampling_params
     many = params if isinstance(params, list) else [dict(params) for _ in range(count)]
-    if len(many) != count or not all(isinstance(one, dict) for one in many):
+    if len(many) != count or not all(isinstance(each, dict) for each in many):
         raise CanopyError(
             f"sampling_params must be one object, or a list of one for each of {count} prompts"
         )
     keys, salts = (_for_each(obj, name, count) for name in ("extra_key", "cache_salt"))
     prompts = list(zip(texts or [None] * count, lists or [None] * count))
     ids = [
-        _prepare_prompt(manager, options, obj, prompt, one, tenant_of(*pair))
-        for prompt, one, *pair in zip(prompts, many, keys, salts)
+        _prepare_prompt(manager, options, obj, prompt, each, tenant_of(*pair))
+        for prompt, each, *pair in zip(prompts, many, keys, salts)
     ]
     obj.sampling_params = many
     if any(new is not old for new, (_, old) in zip(ids, prompts)):
@@ -157,11 +157,11 @@ def _prepare_rendered(manager: Any, obj: Any, options: Options, body: Mapping[st
 def _write_bounds(manager: Any, obj: Any, texts: Sequence[str]) -> None:
     """Write the bounds of a rendered chat's documents into its request."""
     ids, params = obj.input_ids, obj.sampling_params
-    given = params.get("custom_params") or {}
-    custom = {key: given[key] for key in given if key not in (DOCUMENTS, ORDER)}
+    sent = params.get("custom_params") or {}
+    custom = {key: sent[key] for key in sent if key not in (DOCUMENTS, ORDER)}
     if texts and isinstance(ids, list) and not has_other_input(obj):
         custom[BOUNDS] = find_documents(manager.tokenizer, texts, ids)
-    if custom != given:
+    if custom != sent:
         params["custom_params"] = custom
 
 

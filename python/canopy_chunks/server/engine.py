@@ -351,20 +351,21 @@ class ChunkEngine:
         """Return whether there is work for idle time."""
         return self.library.encoder.busy or self.checker.busy
 
-    def work_when_idle(self, come: Callable[[], bool] = never) -> None:
+    def work_when_idle(self, request_came: Callable[[], bool] = never) -> None:
         """Do one piece of idle work. Encoding has priority over checks.
 
-        come: whether a request has come. The piece then ends before its next layer, to be repeated.
+        request_came: whether a request waits; the piece then ends before its next layer, to be
+        repeated.
         """
         self.follow_updates()
-        self.library.stop.come = come
+        self.library.stop.request_came = request_came
         try:
             if self.library.encoder.busy:
                 self.library.encode_piece()
             else:
                 self.checker.run_piece(self.library, self.time_s)
         finally:
-            self.library.stop.come = never
+            self.library.stop.request_came = never
 
     def encode_missing(self, req: Any, request: ChunkRequest, row: torch.Tensor) -> None:
         """Enqueue the chunks that the store lacks, after a prefill with slots ``row``."""

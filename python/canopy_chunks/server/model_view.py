@@ -176,11 +176,11 @@ class RowCache(KVCache):
         if not is_host(positions):
             KVCache.write(self, layer, positions, k, v)
             return
-        own = positions >= self.floor
-        if bool(own.all()):
+        writable = positions >= self.floor
+        if bool(writable.all()):
             KVCache.write(self, layer, positions, k, v)
-        elif bool(own.any()):
-            KVCache.write(self, layer, positions[own], k[own], v[own])
+        elif bool(writable.any()):
+            KVCache.write(self, layer, positions[writable], k[writable], v[writable])
 
     def attend(
         self, layer: int, q: torch.Tensor, positions: torch.Tensor, scale: float

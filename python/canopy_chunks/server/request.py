@@ -284,12 +284,12 @@ def fused_report(
 def fewest_stand_ins(request: ChunkRequest, chunks: Sequence[ResolvedChunk]) -> int:
     """Return the minimum number of stand-in tokens that a stored document of the prompt, except the
     first, was encoded after."""
-    found = [
+    counts = [
         place.stand_in_of(place.acceptable()[one.place])
         for place, one in zip(request.places, chunks)
         if one.tier is not None and not place.first
     ]
-    return min(found, default=0)
+    return min(counts, default=0)
 
 
 def reused_by_tier(chunks: Sequence[ResolvedChunk], plan: ReusePlan) -> dict[str, int]:

@@ -186,11 +186,11 @@ def _evict_all(cache: Any) -> bool:
 
 
 def _leaves_first(top: Any) -> Iterator[Any]:
-    found, at = [top], 0
-    while at < len(found):
-        found += found[at].children.values()
+    nodes, at = [top], 0
+    while at < len(nodes):
+        nodes += nodes[at].children.values()
         at += 1
-    yield from reversed(found)
+    yield from reversed(nodes)
 
 
 def _delete(cache: Any, node: Any) -> bool:

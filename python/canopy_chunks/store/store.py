@@ -88,11 +88,11 @@ class ChunkStore:
         self, key: str, ids: Sequence[int], prefix: Sequence[int], tenant: str | None = None
     ) -> Chunk | HostChunk | None:
         """Return a chunk of these tokens after this prefix, and count it as used; or ``None``."""
-        found: Chunk | HostChunk | None = self.chunks.get(key)
-        if found is not None:
+        chunk: Chunk | HostChunk | None = self.chunks.get(key)
+        if chunk is not None:
             self.chunks.move_to_end(key)
             self.hits["host"] += 1
-            return found
+            return chunk
         read = self.disk.read(key, ids, prefix) if self.disk is not None else None
         if read is None:
             self.misses += 1

@@ -104,20 +104,22 @@ class Orders:
         """Return the order of documents after a text with the hash ``behind``, and record it."""
         if len(documents) < 2:
             return list(range(len(documents)))
-        own = self.by_tenant.setdefault(tenant, _Own())
+        history = self.by_tenant.setdefault(tenant, _Own())
         names = [hash(one) for one in documents]
         left: dict[int, list[int]] = {}
         for i in reversed(range(len(names))):
             left.setdefault(names[i], []).append(i)
-        order = [left[name].pop() for name in self._longest(own, behind, documents, names)]
-        own.matches += bool(order)
-        rest = sorted(set(range(len(names))).difference(order), key=lambda i: -own.uses[names[i]])
+        order = [left[name].pop() for name in self._longest(history, behind, documents, names)]
+        history.matches += bool(order)
+        rest = sorted(
+            set(range(len(names))).difference(order), key=lambda i: -history.uses[names[i]]
+        )
         order += rest
-        self._note(own, (behind, tuple(names[i] for i in order)))
+        self._note(history, (behind, tuple(names[i] for i in order)))
         return order
 
     def _longest(
-        self, own: _Own, behind: int, documents: Sequence[Document], names: Sequence[int]
+        self, history: _Own, behind: int, documents: Sequence[Document], names: Sequence[int]
     ) -> Names:
         """Return the longest prefix, in tokens or characters, of an earlier order that has only documents of the
         prompt.
@@ -126,8 +128,8 @@ class Orders:
         """
         tokens, have = dict(zip(names, map(len, documents))), Counter(names)
         best: tuple[int, bool] = 0, False
-        found: Names = ()
-        for earlier, order in own.orders:
+        longest: Names = ()
+        for earlier, order in history.orders:
             if earlier != behind or order[0] not in have:
                 continue
             left, count = have.copy(), 0
@@ -136,19 +138,19 @@ class Orders:
                 count += 1
             score = sum(tokens[name] for name in order[:count]), count == len(order)
             if score >= best:
-                best, found = score, order[:count]
-        return found
+                best, longest = score, order[:count]
+        return longest
 
-    def _note(self, own: _Own, key: tuple[int, Names]) -> None:
-        if key in own.orders:
-            own.orders.move_to_end(key)
+    def _note(self, history: _Own, key: tuple[int, Names]) -> None:
+        if key in history.orders:
+            history.orders.move_to_end(key)
             return
-        own.orders[key] = None
-        own.uses.update(key[1])
-        own.size += size_of(key[1])
+        history.orders[key] = None
+        history.uses.update(key[1])
+        history.size += size_of(key[1])
         self.size += size_of(key[1])
-        while own.size > self.most_own or self.size > self.most:
-            largest = own if own.size > self.most_own else self._largest()
+        while history.size > self.most_own or self.size > self.most:
+            largest = history if history.size > self.most_own else self._largest()
             self.size -= largest.forget_oldest()
             if not largest.orders:
                 self.by_tenant = {name: one for name, one in self.by_tenant.items() if one.orders}
@@ -160,11 +162,11 @@ class Orders:
         client can invent a tenant with a single prompt.
         """
         tenants = self.by_tenant.values()
-        new = [one for one in tenants if not one.matches]
-        if sum(one.size for one in new) > self.most * NEW_SHARE:
-            return max(new, key=lambda one: one.size)
-        used = (one for one in tenants if one.matches)
-        return max(used, key=lambda one: one.size / one.matches)
+        new = [each for each in tenants if not each.matches]
+        if sum(each.size for each in new) > self.most * NEW_SHARE:
+            return max(new, key=lambda each: each.size)
+        used = (each for each in tenants if each.matches)
+        return max(used, key=lambda each: each.size / each.matches)
 
 
 def _lists(

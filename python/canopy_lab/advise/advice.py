@@ -284,18 +284,18 @@ class _Adviser:
         return self.sample.blocks_of(max(tokens, self.capacity_tokens))
 
     def _tiers(self, advised: Arm, base: Cost) -> list[Tier]:
-        made = [self._tier("device alone", self.at, advised, [], base)]
+        tiers = [self._tier("device alone", self.at, advised, [], base)]
         above: list[tuple[int, float]] = []
         host = self.profile.host.read_bytes_per_s if self.profile.host else DISK_BYTES_PER_S
         disk = self.profile.disk.read_bytes_per_s if self.profile.disk else DISK_BYTES_PER_S
-        for one in self.below:
-            blocks = self._tier_blocks(one)
+        for below in self.below:
+            blocks = self._tier_blocks(below)
             # A disk is read through the largest host tier; larger hosts replace smaller ones.
-            layers = [*above, (blocks, disk)] if one.disk else [(blocks, host)]
-            made.append(self._tier(one.label, blocks, advised, layers, base))
-            if not one.disk:
+            layers = [*above, (blocks, disk)] if below.disk else [(blocks, host)]
+            tiers.append(self._tier(below.label, blocks, advised, layers, base))
+            if not below.disk:
                 above = [(blocks, host)]
-        return made
+        return tiers
 
     def _tier(
         self, label: str, blocks: int, advised: Arm, layers: list[tuple[int, float]], base: Cost

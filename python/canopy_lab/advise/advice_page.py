@@ -161,14 +161,14 @@ def page(advice: Advice, name: str, breaks: Sequence[str] = ()) -> Page:
 
 def _steps(advice: Advice) -> list[tuple[str, str]]:
     first = first_start(advice.decision)
-    found = [("Start so, with your model:", _served(*first.flags))]
+    steps = [("Start so, with your model:", _served(*first.flags))]
     gain, flag = advice.decision.gain, advice.decision.flag
     if gain is None:
-        return [*found, ("Its page reports a possible gain:", "canopy page")]
-    found.append(("See the meter's figures for your traffic:", "canopy page"))
+        return [*steps, ("Its page reports a possible gain:", "canopy page")]
+    steps.append(("See the meter's figures for your traffic:", "canopy page"))
     if flag != "canopy-lru":
-        found.append(("If the meter agrees:", _served("--radix-eviction", flag)))
-    return [*found, ("The way back:", _served("--radix-eviction", "lru"))]
+        steps.append(("If the meter agrees:", _served("--radix-eviction", flag)))
+    return [*steps, ("The way back:", _served("--radix-eviction", "lru"))]
 
 
 def _served(*flags: str) -> str:

@@ -129,30 +129,30 @@ def about_repeats(advice: Advice) -> str:
 
 def about_misses(advice: Advice) -> str:
     """Return the causes of the baseline's misses and the idle times of evicted tokens."""
-    found = advice.misses
-    text = f"Of the prompt tokens, SGLang's LRU misses {percent(found.never_seen, 1)} that no earlier request had"
-    if not found.evicted:
+    misses = advice.misses
+    text = f"Of the prompt tokens, SGLang's LRU misses {percent(misses.never_seen, 1)} that no earlier request had"
+    if not misses.evicted:
         return text + "; it evicts nothing that is used again."
-    soon, later = (sum(found.evicted_after[: n + 1]) / found.evicted for n in (0, 1))
+    soon, later = (sum(misses.evicted_after[: n + 1]) / misses.evicted for n in (0, 1))
     return (
-        f"{text}, and {percent(found.evicted, 1)} that it had evicted; {percent(soon, 1)} of these were last used "
+        f"{text}, and {percent(misses.evicted, 1)} that it had evicted; {percent(soon, 1)} of these were last used "
         f"less than a minute before, {percent(later, 1)} less than 5 minutes."
     )
 
 
 def about_agents(advice: Advice) -> list[str]:
     """Return a line about the memory that holds the agents' sessions; none without agents."""
-    found = advice.agents
-    if found is None:
+    agents = advice.agents
+    if agents is None:
         return []
-    held = f"Agents: up to {found.sessions:,} sessions at a time hold {short_number(found.tokens)} tokens"
-    more = found.tokens - advice.capacity_tokens
+    held = f"Agents: up to {agents.sessions:,} sessions at a time hold {short_number(agents.tokens)} tokens"
+    more = agents.tokens - advice.capacity_tokens
     if more <= 0:
         return [f"{held}, for which the device has room."]
     return [
         f"{held}. {size(more * advice.kv_bytes_per_token)} of host memory would hold what the device cannot, "
-        f"and LRU would hit {percent(found.hit_ratio_with)} of the agents' prompt tokens instead of "
-        f"{percent(found.hit_ratio)}."
+        f"and LRU would hit {percent(agents.hit_ratio_with)} of the agents' prompt tokens instead of "
+        f"{percent(agents.hit_ratio)}."
     ]
 
 

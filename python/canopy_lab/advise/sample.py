@@ -200,15 +200,15 @@ def _nothing_in(path: Path, understood: Understood) -> str:
 
 def sample_of(trace: Iterable[TraceRequest], most_requests: int = MAX_REQUESTS) -> Sample:
     """Return a sample of ``trace``. Raises ``CanopyError`` for an empty trace."""
-    made, kept = Sample(), Thinned(most_requests, MAX_ACCESSES)
+    sample, kept = Sample(), Thinned(most_requests, MAX_ACCESSES)
     ids: dict[int, int] = {}  # a server's own ids are unsigned 64-bit numbers
     numbered = (
         changed(r, blocks=tuple([ids.setdefault(block, len(ids)) for block in r.blocks]))
         for r in trace
     )
-    _take(_from_blocks(numbered, made, lambda n: None), kept)
-    _finish(made, kept)
-    return made
+    _take(_from_blocks(numbered, sample, lambda n: None), kept)
+    _finish(sample, kept)
+    return sample
 
 
 def _take(rows: Iterable[TraceRequest], kept: Thinned) -> None:
@@ -232,14 +232,14 @@ def _key(name: str) -> int:
 
 
 def _from_blocks(
-    trace: Iterable[TraceRequest], made: Sample, progress: Progress
+    trace: Iterable[TraceRequest], sample: Sample, progress: Progress
 ) -> Iterator[TraceRequest]:
     first = None
     for row in trace:
         first = row.time_s if first is None else first
-        made.requests_in_log += 1
-        made.tokens_in_log += row.input_tokens
-        made.span_s = max(made.span_s, row.time_s - first)
+        sample.requests_in_log += 1
+        sample.tokens_in_log += row.input_tokens
+        sample.span_s = max(sample.span_s, row.time_s - first)
         progress(1)
         yield row
 
@@ -248,7 +248,7 @@ def _from_text(
     prompts: Iterable[LoggedPrompt],
     cutter: Cutter,
     kept: Thinned,
-    made: Sample,
+    sample: Sample,
     scale: TokenScale,
     tolerance: lines.Tolerance,
     progress: Progress,
@@ -259,23 +259,23 @@ def _from_text(
     def rows() -> Iterator[TraceRequest]:
         nonlocal first, last
         for prompt in prompts:
-            made.requests_in_log += 1
+            sample.requests_in_log += 1
             tolerance.understood.requests += 1
             first, last = min(first, prompt.time_s), max(last, prompt.time_s)
             progress(1)
             is_named = prompt.conversation is not None
             if is_named and not kept.selects(_key(str(prompt.conversation).split("/", 1)[0])):
-                made.tokens_in_log += prompt.size()
+                sample.tokens_in_log += prompt.size()
                 continue
             row = record(prompt, cutter)
-            made.tokens_in_log += row.input_tokens
+            sample.tokens_in_log += row.input_tokens
             scale.add(prompt, row.input_tokens)
             yield row
 
     index = ConversationIndex()
     for row in by_time(rows(), tolerance):
         yield with_conversation(row, index)
-    made.span_s = max(last - first, 0.0)
+    sample.span_s = max(last - first, 0.0)
 
 
 def _finish(sample: Sample, kept: Thinned) -> None:

@@ -42,7 +42,7 @@ def write_report(report: TraceReport, out: Path) -> None:
 
 
 def page(report: TraceReport, pictures: dict[str, bytes]) -> Page:
-    found, o, tables = findings(report), report.overview, _tables(report)
+    sentences, o, tables = findings(report), report.overview, _tables(report)
     blocks = (
         f"{count(o.block_accesses)} blocks of {o.block_tokens} tokens asked for, "
         f"{count(o.distinct_blocks)} of them distinct. Request types: {', '.join(o.kinds)}."
@@ -50,27 +50,27 @@ def page(report: TraceReport, pictures: dict[str, bytes]) -> Page:
     sections = [
         Section(
             question,
-            [found[key]],
+            [sentences[key]],
             tuple(p for n, p in pictures.items() if n == key),
             table=tables.get(key),
         )
         for key, question in _QUESTIONS.items()
-        if key in found
+        if key in sentences
     ]
     if report.absent:
         reasons = [f"{_ABSENT.get(n, n.capitalize())}: {why}." for n, why in report.absent.items()]
         sections.append(Section("What this trace cannot say", points=reasons))
     return Page(
-        f"Prefix reuse in {o.path}", sections, lead=[found["overview"]], notes=[blocks, *report.notes],
+        f"Prefix reuse in {o.path}", sections, lead=[sentences["overview"]], notes=[blocks, *report.notes],
         command="characterize",
         source=". The questions are those of Section 3 of arXiv 2506.02634; report.json beside this page has every number.",
     )  # fmt: skip
 
 
 def _tables(report: TraceReport) -> dict[str, HtmlTable]:
-    made: dict[str, HtmlTable] = {}
+    tables: dict[str, HtmlTable] = {}
     if report.hits and report.hits.kinds:
-        made["hits"] = HtmlTable(
+        tables["hits"] = HtmlTable(
             ("request type", "of the requests", "of the hits", "own hit ratio"),
             [
                 (k.name, percent(k.requests, 1), percent(k.hits, 1), percent(k.hit_ratio, 1))
@@ -78,7 +78,7 @@ def _tables(report: TraceReport) -> dict[str, HtmlTable]:
             ],
         )
     if report.reuse:
-        made["reuse"] = HtmlTable(
+        tables["reuse"] = HtmlTable(
             ("last user", "reuses", "P50", "P80", "P90", "ever reused", "exponential mean"),
             [
                 (
@@ -89,7 +89,7 @@ def _tables(report: TraceReport) -> dict[str, HtmlTable]:
             ],
         )  # fmt: skip
     if report.footprint:
-        made["footprint"] = HtmlTable(
+        tables["footprint"] = HtmlTable(
             ("requests", "number", "mean tokens", "P50", "P90", "P99", "mean KV", "P50", "P99"),
             [
                 (
@@ -102,11 +102,11 @@ def _tables(report: TraceReport) -> dict[str, HtmlTable]:
         )  # fmt: skip
     if report.capacity:
         c = report.capacity
-        made["capacity"] = HtmlTable(
+        tables["capacity"] = HtmlTable(
             ("of the ideal hits", "LRU needs", "blocks", "of the distinct blocks"),
             [
                 (percent(s), size(b * c.block_bytes), count(b), percent(b / c.distinct_blocks, 1))
                 for s, b in c.lru_for_share
             ],
         )
-    return made
+    return tables

@@ -55,15 +55,15 @@ def run(args: Options) -> int:
     sizes = (args.prompts, args.chunks, args.chunk_tokens, args.repeats)
     prompts = ServedPrompts(_asker(server), _encoding_waiter(server), server.token_range, *sizes)
     prompts.learn()
-    found, search = calibrate_server(prompts, args.floor)
+    calibration, search = calibrate_server(prompts, args.floor)
     for ratio, seconds in sorted(search.probes):
         print(f"ratio {ratio:.3f}  first token {seconds:.3f} s")
     setting = Setting(**about)
-    Calibrations(args.out).put(setting, prompts.tier, found)
-    cost = found.profile
+    Calibrations(args.out).put(setting, prompts.tier, calibration)
+    cost = calibration.profile
     level = f"{cost.prior(0, 1):.3f}" if cost.compute_s > 0 else "unknown: too noisy"
     print(
-        f"{prompts.tier}: ratio {found.ratio:.3f}, TTFT {search.ttft_s:.3f} s; computing a token "
+        f"{prompts.tier}: ratio {calibration.ratio:.3f}, TTFT {search.ttft_s:.3f} s; computing a token "
         f"{1e6 * cost.compute_s:.0f} us, bringing one {1e6 * cost.transfer_s:.0f} us, a prompt at any "
         f"ratio {1e3 * cost.other_s:.0f} ms (equation 11: {level})"
     )

@@ -50,10 +50,12 @@ def run(*options: Any) -> int:
     return 0 if plan.choice.feasible else 1
 
 
-def _compare(given: PlanCommand) -> int:
+def _compare(command_line: PlanCommand) -> int:
     """Plan for each profile of ``--compare``, print the choices, and write the best plan's files."""
-    commands = [for_profile(given, name, usd) for name, usd in given.searching.compare]
-    (trace, ids), rows = read(given), []
+    commands = [
+        for_profile(command_line, name, usd) for name, usd in command_line.searching.compare
+    ]
+    (trace, ids), rows = read(command_line), []
     fitting = trace
     for command in commands:
         fitting = _fitting(command, fitting)
@@ -62,22 +64,22 @@ def _compare(given: PlanCommand) -> int:
             f"{len(trace) - len(fitting)} of {len(trace)} requests need more than the smallest of these "
             "devices holds and are left out."
         )
-    made = [(command, *plan_of(command, fitting, ids)) for command in commands]
-    for command, found, _, _ in made:
-        right = "yes" if found.choice.feasible else "no"
-        row, profile = found.choice.row, command.profile
+    plans = [(command, *plan_of(command, fitting, ids)) for command in commands]
+    for command, plan, _, _ in plans:
+        right = "yes" if plan.choice.feasible else "no"
+        row, profile = plan.choice.row, command.profile
         rows.append([profile.name, profile.source, label_of(row), *cells(row), right])
     print(text_table(("profile", "its times", *HEAD, "meets"), rows))
-    able = [one for one in made if one[1].choice.feasible]
+    able = [one for one in plans if one[1].choice.feasible]
     if not able:
-        print(f"None meets the limits. Try next: {next_step(made[0][1])}.")
+        print(f"None meets the limits. Try next: {next_step(plans[0][1])}.")
         return 1
     wanted = able[0][1].request.minimise
     sign = -1 if wanted.maximise else 1
-    command, found, work, about = min(able, key=lambda m: sign * m[1].choice.row[wanted.key])
-    print(f"Best by {wanted.name}: {command.profile.name}, {label_of(found.choice.row)}")
+    command, plan, work, about = min(able, key=lambda m: sign * m[1].choice.row[wanted.key])
+    print(f"Best by {wanted.name}: {command.profile.name}, {label_of(plan.choice.row)}")
     print("\n".join(remarks(command, work, about)))
-    write_outputs(command, found, work, about)
+    write_outputs(command, plan, work, about)
     return 0
 
 

@@ -165,8 +165,8 @@ def _as_auto(command: PlanCommand) -> PlanCommand:
 def for_profile(command: PlanCommand, name: str, usd: float | None) -> PlanCommand:
     """Return the same command line for another engine profile, at ``usd`` per GPU-hour."""
     engine = replace(command.engine_options, profile=name)
-    found = check(command.reading, command.choosing, engine, command.searching, command.writing)
+    checked = check(command.reading, command.choosing, engine, command.searching, command.writing)
     if usd is None:
-        check_gpu(found)
-        return found
-    return replace(found, prices=replace(found.prices, gpu_per_hour=usd))
+        check_gpu(checked)
+        return checked
+    return replace(checked, prices=replace(checked.prices, gpu_per_hour=usd))

@@ -171,7 +171,7 @@ def _loads(
         loop="closed" if traffic.closed_loop else "turns-wait" if traffic.turns_wait else "open",
         think_cap_s=traffic.think_cap_s,
     )
-    made = run_loads(
+    loads = run_loads(
         system,
         question.loads,
         range(traffic.seed, traffic.seed + question.seeds),
@@ -180,9 +180,9 @@ def _loads(
         slo=question.slo,
     )
     print(f"profile      {profile.name} ({profile.source})")
-    print(made.text())
+    print(loads.text())
     if question.json:
-        write_json(question.json, made.to_json())
+        write_json(question.json, loads.to_json())
 
 
 def _arrivals(traffic: Traffic, workload: Workload) -> Arrivals:

@@ -138,7 +138,7 @@ def run_loads(
 ) -> Loads:
     """Run every load with every seed. ``saturation=None`` is measured with the first seed."""
     top = system.saturation(seeds[0]) if saturation is None else saturation
-    runs = {load: [system.at(load * top, seed) for seed in seeds] for load in loads}
+    runs = {load: [system.run_at(load * top, seed) for seed in seeds] for load in loads}
     found: tuple[float, ...] = ()
     if slo is not None:
         held = {

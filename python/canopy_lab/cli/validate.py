@@ -73,13 +73,13 @@ def run(args: Options) -> None:
     source = _requests(args.log, plan, args.skip_bad)
     trace = CompactTrace(last_hours(source, args.last_hours))
     served = read_served(args.log)
-    found = validate(trace, served, config, profile)
-    print(f"{found.requests} requests of the last {args.last_hours:g} h, {profile.name}:")
-    print(table(found))
-    if found.requests < FEW_REQUESTS:
+    validation = validate(trace, served, config, profile)
+    print(f"{validation.requests} requests of the last {args.last_hours:g} h, {profile.name}:")
+    print(table(validation))
+    if validation.requests < FEW_REQUESTS:
         print("These are few requests, and one alone may decide: validate more of the log.")
     document = {"format": FORMAT, "version": 1, "log": args.log, "profile": profile.name}
-    document |= found.to_json()
+    document |= validation.to_json()
     if args.recalibrate:
         factor, better, held_out = recalibrate(trace, served, config, profile)
         print(f"\nStep times x {factor:.3g}, found on the first half; on the second half then:")
@@ -140,17 +140,17 @@ def _label(name: str) -> tuple[str, str]:
     return "throughput", "tokens/s"
 
 
-def table(found: Validation) -> str:
+def table(validation: Validation) -> str:
     """Format prediction, measurement and error of each metric."""
     rows = []
     for name in METRICS:
-        if name not in found.seen or name not in found.predicted:
+        if name not in validation.seen or name not in validation.predicted:
             continue
         scale, unit, digits = (100, " %", 2) if name in HITS else (1, "", 4)
-        off = f"{100 * found.error(name):+.1f} {'points' if name in HITS else '%'}"
+        off = f"{100 * validation.error(name):+.1f} {'points' if name in HITS else '%'}"
         rows.append(
             [", ".join(filter(None, _label(name))),
-             *(f"{scale * of[name]:.{digits}f}{unit}" for of in (found.predicted, found.seen)), off]
+             *(f"{scale * of[name]:.{digits}f}{unit}" for of in (validation.predicted, validation.seen)), off]
         )  # fmt: skip
     return text_table(("", "predicted", "seen", "error"), rows)
 

@@ -87,14 +87,14 @@ def group_curves(
     if count:
         listed_from_s = _first_use_s(segments, roots) + selection.lag_s
         is_listed = (group >= 0) & (at >= listed_from_s[group])
-    own = np.where(group >= 0, group, count + category)
+    row = np.where(group >= 0, group, count + category)
     rest = count + category
     size = count + len(names)
-    everything = _histograms(segments, own, size)
+    everything = _histograms(segments, row, size)
     if selection.prior_requests is None:
         return Groups(roots, names, everything, everything.exact())
     # Uses before a subtree could be listed shape its group's curve, but count as residual volume.
-    volume = _histograms(segments, np.where(is_listed | (group < 0), own, rest), size)
+    volume = _histograms(segments, np.where(is_listed | (group < 0), row, rest), size)
     believed = everything.expected(selection.prior_requests)
     residual = volume.expected(selection.prior_requests)
     share = volume.weight / np.maximum(everything.weight, 1)
@@ -187,8 +187,8 @@ def _by_gain(curves: Curves, above: Ints, groups: int, budget_tokens: float) -> 
             break
         chosen.append(best)
         taken[best] = True
-        own = whole[best].copy()
-        ttl = int(np.argmax(own))
+        best_worth = whole[best].copy()
+        ttl = int(np.argmax(best_worth))
         for c in range(best + 1, count):
             # Candidates inside this group now compare with its TTL, unless a closer group encloses
             # them.
@@ -199,7 +199,7 @@ def _by_gain(curves: Curves, above: Ints, groups: int, budget_tokens: float) -> 
         step[best] = ttl
         up = int(above[best])
         while up >= 0:
-            whole[up] -= own
+            whole[up] -= best_worth
             if taken[up]:
                 break
             up = int(above[up])

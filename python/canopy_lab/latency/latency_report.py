@@ -150,9 +150,11 @@ def lag(begin_s: np.ndarray, end_s: np.ndarray, waited_s: np.ndarray) -> float:
 
 
 def _deciles(prompt: np.ndarray, ttft: np.ndarray) -> tuple[Decile, ...]:
-    made = []
+    deciles = []
     for part in np.array_split(np.argsort(prompt, kind="stable"), DECILES):
         if len(part):
             lengths = prompt[part]
-            made.append(Decile(int(lengths[0]), int(lengths[-1]), len(part), Spread.of(ttft[part])))
-    return tuple(made)
+            deciles.append(
+                Decile(int(lengths[0]), int(lengths[-1]), len(part), Spread.of(ttft[part]))
+            )
+    return tuple(deciles)

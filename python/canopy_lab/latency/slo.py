@@ -48,13 +48,13 @@ def parse_slo(text: str) -> SLO:
     """
     targets = []
     for term in text.split(","):
-        found = _TERM.fullmatch(term.strip().lower())
-        if found is None:
+        match = _TERM.fullmatch(term.strip().lower())
+        if match is None:
             raise CanopyError(
                 f"an SLO is written like p99_ttft<2s or p95_ttft<500ms,p99_session<10min; "
                 f"cannot read {term.strip()!r}"
             )
-        statistic, metric, number, unit = found.groups()
+        statistic, metric, number, unit = match.groups()
         for what, value, allowed in (
             ("statistic", statistic, STATISTICS),
             ("metric", metric, tuple(METRICS)),

@@ -141,7 +141,7 @@ def extremes(rows: Sequence[Evaluated], baseline: Evaluated) -> dict[str, Evalua
     return found
 
 
-def against(row: Evaluated, baseline: Evaluated) -> dict[str, float]:
+def gains_over(row: Evaluated, baseline: Evaluated) -> dict[str, float]:
     """Return the shares of the baseline's throughput gained, mean TTFT saved and cost saved."""
     return {
         "throughput_gain": row["throughput_tokens_per_s"] / baseline["throughput_tokens_per_s"] - 1,

@@ -212,17 +212,17 @@ def _tables(plan: CapacityPlan) -> list[Section]:
         marked=at.index(chosen) if chosen in at else None,
     )  # fmt: skip
     best = HtmlTable(EXTREMES_HEAD, extremes(plan), text=(1,))
-    found = [
+    sections = [
         Section("Pareto front: no other configuration is better in cost, TTFT and throughput together", table=front),
         Section("Best in each objective, against the fixed baseline", table=best),
     ]  # fmt: skip
     if plan.neighbours:
         lines = [[label_of(n.row), *cells(n.row), n.why] for n in plan.neighbours]
         table = HtmlTable((*HEAD, "why not"), lines, text=(len(HEAD),))
-        found.append(
+        sections.append(
             Section("Neighbouring configurations, and why they were not chosen", table=table)
         )
     if len(plan.sensitivity) > 1:
         table = HtmlTable(LOADS_HEAD, loads(plan))
-        found.append(Section("The choice at other loads", table=table))
-    return found
+        sections.append(Section("The choice at other loads", table=table))
+    return sections

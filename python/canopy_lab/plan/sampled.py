@@ -16,7 +16,7 @@ from canopy_lab.plan.confirm import Margins, Screened, confirm
 from canopy_lab.plan.evaluate import Evaluator
 from canopy_lab.plan.objective import METRICS, Evaluated, Metric, Objectives
 from canopy_lab.plan.search import SearchOptions, SearchResult, search
-from canopy_lab.plan.size_lines import beside
+from canopy_lab.plan.size_lines import neighbours_of
 from canopy_lab.plan.space import Configuration, Space
 from canopy_lab.sim.compact import CompactTrace
 
@@ -69,18 +69,18 @@ def sampled_search(
         progress=progress,
     )  # fmt: skip
     window = dict(rough.rows)
-    found = _confirmed(window, {}, target, on_all, also, progress)
+    confirmed = _confirmed(window, {}, target, on_all, also, progress)
     for _ in range(ROUNDS):
-        chosen = found.choice.row.configuration
-        near = [*beside(chosen, window, space), *space.alternatives(chosen)]
+        chosen = confirmed.choice.row.configuration
+        near = [*neighbours_of(chosen, window, space), *space.alternatives(chosen)]
         new = [c for c in dict.fromkeys(near) if c not in window and on_window.is_sold(c)]
         if not new:
             break
         window.update(zip(new, on_window(new)))
-        found = _confirmed(window, found.rows, target, on_all, (), progress)
+        confirmed = _confirmed(window, confirmed.rows, target, on_all, (), progress)
     result = SearchResult(budget=rough.budget, out_of_budget=rough.out_of_budget)
-    result.rows = _corrected(found)
-    result.stages = {"on a part": len(window), "on the whole": len(found.rows)}
+    result.rows = _corrected(confirmed)
+    result.stages = {"on a part": len(window), "on the whole": len(confirmed.rows)}
     return result
 
 
@@ -98,13 +98,13 @@ def _confirmed(
     )  # fmt: skip
 
 
-def _corrected(found: Screened) -> dict[Configuration, Evaluated]:
+def _corrected(confirmed: Screened) -> dict[Configuration, Evaluated]:
     """Return all rows. Window rows are corrected by the errors of nearby simulated rows."""
     metrics = list(METRICS.values())
-    seen = [c for c in found.rows if c in found.predicted]
-    bounds = Margins(found.predicted, metrics)(found.rows, seen)
-    rows: dict[Configuration, Evaluated] = dict(found.rows)
-    for at, (c, row) in enumerate(found.predicted.items()):
+    seen = [c for c in confirmed.rows if c in confirmed.predicted]
+    bounds = Margins(confirmed.predicted, metrics)(confirmed.rows, seen)
+    rows: dict[Configuration, Evaluated] = dict(confirmed.rows)
+    for at, (c, row) in enumerate(confirmed.predicted.items()):
         if c not in rows:
             better = {m.key: float(bounds[m.key].middle[at]) for m in metrics}
             rows[c] = Evaluated(c, {**row.metrics, **better}, predicted=True)

@@ -121,13 +121,13 @@ class _Search:
             # Include the largest DRAM, because caches have cliffs: nothing is gained until the
             # working set fits, and smaller steps do not show it.
             for at in sorted({0, min(1, half), half, len(drams) - 1}):
-                points.append(self.space.at(where, drams[at], 0.0))
+                points.append(self.space.sized(where, drams[at], 0.0))
             widths = self.space.widths(where.disk)
             for disk in sorted({(most + 1) // 2, most} - {0}):
                 for at in sorted({min(1, half), half}):
-                    points.append(self.space.at(where, drams[at], disks[disk], widths[-1]))
+                    points.append(self.space.sized(where, drams[at], disks[disk], widths[-1]))
             for mib_s in widths[:-1]:
-                points.append(self.space.at(where, drams[half], disks[most], mib_s))
+                points.append(self.space.sized(where, drams[half], disks[most], mib_s))
         self._add("coarse", points)
 
     def expand(self) -> int:
@@ -159,12 +159,12 @@ class _Search:
     def refine(self, tolerance: float) -> None:
         """Evaluate midpoints until the remaining gain is below ``tolerance`` (steps 3 and 4)."""
         while True:
-            found = self._midpoints()
-            self.found.left = self._left(found)
+            candidates = self._midpoints()
+            self.found.left = self._left(candidates)
             if self.found.left <= tolerance:
                 self.found.out_of_budget = False
                 return
-            chosen = sorted(found, key=lambda m: -m.priority)[:_BATCH]
+            chosen = sorted(candidates, key=lambda m: -m.priority)[:_BATCH]
             if not self._add("midpoints", [m.configuration for m in chosen]):
                 return
 
@@ -240,13 +240,13 @@ class _Search:
             lines, self.found.rows, self.objectives, self._scale(), self.space, self._certain_of
         )
 
-    def _left(self, found: Sequence[Midpoint]) -> float:
+    def _left(self, candidates: Sequence[Midpoint]) -> float:
         """Return the gain of all midpoints at their best, as a share of the volume."""
-        if not found:
+        if not candidates:
             return 0.0
         scale, points = self._scale(), self.objectives.matrix(self.found.rows.values())
         volume = scale.hypervolume(points)
-        most = scale.hypervolume(np.vstack([points, *(m.bound for m in found)]))
+        most = scale.hypervolume(np.vstack([points, *(m.bound for m in candidates)]))
         return (most - volume) / max(volume, 1e-12)
 
     def _vector(self, point: Configuration) -> np.ndarray:

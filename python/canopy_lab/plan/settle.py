@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from canopy_lab.plan.choice import ChosenConfiguration, Constraint, choose, why_not
 from canopy_lab.plan.evaluate import Evaluator
 from canopy_lab.plan.objective import Evaluated, Metric
-from canopy_lab.plan.size_lines import beside, lines_through
+from canopy_lab.plan.size_lines import lines_through, neighbours_of
 from canopy_lab.plan.space import Configuration, Space
 
 ROUNDS = 24
@@ -39,7 +39,9 @@ def settle(
     seen: dict[Configuration, Evaluated] = {row.configuration: row for row in rows}
     for _ in range(ROUNDS):
         chosen = choice.row.configuration
-        near = [c for c in beside(chosen, seen, space) if _may_win(c, choice, minimise, evaluate)]
+        near = [
+            c for c in neighbours_of(chosen, seen, space) if _may_win(c, choice, minimise, evaluate)
+        ]
         others = [c for c in space.alternatives(chosen) if evaluate.is_sold(c)]
         new = [c for c in dict.fromkeys((*near, *others)) if c not in seen]
         if not new:
@@ -68,13 +70,13 @@ def _nearest(
     chosen: Configuration, seen: Mapping[Configuration, Evaluated], space: Space
 ) -> list[Configuration]:
     """Return the evaluated neighbours of the choice: the next sizes, and alternative choices."""
-    found: dict[Configuration, None] = {}
+    nearest: dict[Configuration, None] = {}
     for line in lines_through(chosen, seen, space):
         names = [c for _, c in line.points]
         at = names.index(chosen)
-        found.update(dict.fromkeys(names[max(0, at - 1) : at + 2]))
-    found.update(dict.fromkeys(space.alternatives(chosen)))
-    return [c for c in found if c in seen and c != chosen]
+        nearest.update(dict.fromkeys(names[max(0, at - 1) : at + 2]))
+    nearest.update(dict.fromkeys(space.alternatives(chosen)))
+    return [c for c in nearest if c in seen and c != chosen]
 
 
 def _may_win(

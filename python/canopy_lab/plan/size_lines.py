@@ -43,7 +43,7 @@ def lines_of(
     rows: Collection[Configuration], space: Space, slices: Collection[Configuration]
 ) -> list[Line]:
     """Return the lines through ``rows`` with choices in ``slices``, by their first point."""
-    found: dict[tuple[str, Configuration], dict[float, Configuration]] = {}
+    lines: dict[tuple[str, Configuration], dict[float, Configuration]] = {}
     for c in rows:
         if slice_of(c) not in slices:
             continue
@@ -53,13 +53,13 @@ def lines_of(
             if axis == "disk_mib_s" and c.disk not in space.speeds:
                 continue
             base = _without(c, axis)
-            found.setdefault((axis, base), {})[getattr(c, axis)] = c
-    for (axis, base), points in found.items():
+            lines.setdefault((axis, base), {})[getattr(c, axis)] = c
+    for (axis, base), points in lines.items():
         if axis == "disk_gib":
             none = base.normal()
             if none in rows:
                 points[0.0] = none
-    return [Line(axis, base, tuple(sorted(p.items()))) for (axis, base), p in found.items()]
+    return [Line(axis, base, tuple(sorted(p.items()))) for (axis, base), p in lines.items()]
 
 
 def midpoints(
@@ -95,20 +95,20 @@ def lines_through(of: Configuration, rows: Rows, space: Space) -> list[Line]:
     return [line for line in lines if any(c == of for _, c in line.points)]
 
 
-def beside(of: Configuration, rows: Rows, space: Space) -> list[Configuration]:
+def neighbours_of(of: Configuration, rows: Rows, space: Space) -> list[Configuration]:
     """Return the midpoints between ``of`` and its next evaluated sizes, each once."""
-    found: dict[Configuration, None] = {}
+    neighbours: dict[Configuration, None] = {}
     for line in lines_through(of, rows, space):
         at = [c for _, c in line.points].index(of)
-        own = line.points[at][0]
+        amount = line.points[at][0]
         sizes = [line.points[i][0] for i in (at - 1, at + 1) if 0 <= i < len(line.points)]
-        if at == 0 and own > 0 and line.axis != "disk_mib_s":
+        if at == 0 and amount > 0 and line.axis != "disk_mib_s":
             sizes.append(0.0)
         for size in sizes:
-            middle = between(min(own, size), max(own, size), _least(line, space))
+            middle = between(min(amount, size), max(amount, size), _least(line, space))
             if middle is not None:
-                found[_with(line, middle)] = None
-    return list(found)
+                neighbours[_with(line, middle)] = None
+    return list(neighbours)
 
 
 def _same(c: Configuration, of: Configuration) -> bool:
@@ -125,19 +125,19 @@ def _gaps(
     A midpoint below the lowest point is included, for a choice that was tried only on large sizes:
     a smaller size is cheaper, and at best as good as the lowest point.
     """
-    found: list[tuple[float, tuple[Configuration, ...], float]] = []
+    gaps: list[tuple[float, tuple[Configuration, ...], float]] = []
     least = _least(line, space)
     bends = _curvature([scale(objectives.vector(rows[c])) for _, c in line.points])
     if line.points[0][0] > 0 and line.axis != "disk_mib_s":
         middle = between(0.0, line.points[0][0], least)
         if middle is not None:
-            found.append((middle, (line.points[0][1],), 0.0))
+            gaps.append((middle, (line.points[0][1],), 0.0))
     for at in range(len(line.points) - 1):
         (low, left), (high, right) = line.points[at], line.points[at + 1]
         middle = between(low, high, least)
         if middle is not None:
-            found.append((middle, (left, right), max(bends[at], bends[at + 1])))
-    return found
+            gaps.append((middle, (left, right), max(bends[at], bends[at + 1])))
+    return gaps
 
 
 def _least(line: Line, space: Space) -> float:

@@ -84,15 +84,15 @@ class Configuration:
 
     def normal(self) -> Configuration:
         """Normalise settings of absent tiers: equivalent configurations compare equal."""
-        found = self
-        if found.disk is None or found.disk_gib <= 0:
-            found = replace(
-                found, disk=None, disk_gib=0.0, disk_mib_s=0.0, ttl=None,
+        normal = self
+        if normal.disk is None or normal.disk_gib <= 0:
+            normal = replace(
+                normal, disk=None, disk_gib=0.0, disk_mib_s=0.0, ttl=None,
                 prefetch_policy=_DEFAULTS["hicache_storage_prefetch_policy"],
             )  # fmt: skip
-        if found.dram_gib <= 0:
-            found = replace(found, write_policy=_DEFAULTS["hicache_write_policy"])
-        return found
+        if normal.dram_gib <= 0:
+            normal = replace(normal, write_policy=_DEFAULTS["hicache_write_policy"])
+        return normal
 
     def to_json(self) -> dict[str, Any]:
         """Return the decision variables, as in the rows of a plan."""
@@ -107,7 +107,7 @@ class Configuration:
             if self.ttl is not None:
                 parts.append("group TTL" if self.ttl == GROUP else f"TTL {self.ttl:g} s")
         parts += [self.policy] if self.policy != CANOPYS_LRU else []
-        given = Configuration()
+        default = Configuration()
         parts += [
             f"{word} {getattr(self, name)}"
             for word, name in (
@@ -117,7 +117,7 @@ class Configuration:
                 ("queue", "schedule_policy"),
                 ("chunks of", "chunked_prefill_size"),
             )
-            if getattr(self, name) != getattr(given, name)
+            if getattr(self, name) != getattr(default, name)
         ]
         return ", ".join(parts)
 
@@ -157,7 +157,7 @@ class Space:
             replace(first, instances=n, disk=disk) for n, disk in product(self.instances, disks)
         ]
 
-    def at(
+    def sized(
         self, where: Configuration, dram_gib: float, disk_gib: float, mib_s: float = 0.0
     ) -> Configuration | None:
         """Return ``where`` with these sizes; ``None`` for a disk without DRAM, or if too large.
@@ -186,14 +186,14 @@ class Space:
             yield Configuration(policy=self.policy, **dict(zip(names, values)))
 
     def grid(self) -> list[Configuration]:
-        found: dict[Configuration, None] = {}
+        points: dict[Configuration, None] = {}
         for where in self.slices():
             for dram, disk in product(self.dram_gib, self.disk_gib):
                 for mib_s in self.widths(where.disk):
-                    configuration = self.at(where, dram, disk, mib_s)
+                    configuration = self.sized(where, dram, disk, mib_s)
                     if configuration is not None:
-                        found[configuration] = None
-        return list(found)
+                        points[configuration] = None
+        return list(points)
 
     def count(self) -> int:
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from canopy_lab.plan.choice import against, label_of, value_text
+from canopy_lab.plan.choice import gains_over, label_of, value_text
 from canopy_lab.plan.objective import METRICS, Evaluated
 from canopy_lab.plan.planner import CapacityPlan
 from canopy_lab.plan.sizes import gib_text
@@ -99,7 +99,7 @@ def extremes(plan: CapacityPlan) -> list[list[str]]:
     rows = [["fixed baseline", label_of(plan.baseline), *cells(plan.baseline)]]
     rows[0] += ["", "", ""]
     for name, row in plan.extremes.items():
-        gains = against(row, plan.baseline)
+        gains = gains_over(row, plan.baseline)
         change = (gains["throughput_gain"], -gains["mean_ttft_saved"], -gains["cost_saved"])
         rows.append(
             [name, label_of(row), *cells(row), *(f"{100 * share:+.1f} %" for share in change)]

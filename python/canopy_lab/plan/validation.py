@@ -246,13 +246,13 @@ class AsAnswered:
             while under_way and under_way[0][0] <= now:
                 _, earlier = heapq.heappop(under_way)
                 answered.update(dict.fromkeys(workload.trace[earlier].blocks, earlier))
-            found = None
+            known = None
             for block in record.blocks:
                 if block not in answered:
                     break
-                found = answered[block]
-            if found is not None:
-                self._following.setdefault(found, []).append(index)
+                known = answered[block]
+            if known is not None:
+                self._following.setdefault(known, []).append(index)
                 waits.add(index)
             answer = served.get(record.line)
             if answer is not None and answer.e2e_s is not None:

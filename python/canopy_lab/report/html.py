@@ -95,5 +95,9 @@ def _environment() -> Environment:
         loader=PackageLoader("canopy_lab.report"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {"units": units, "data": lambda png: base64.b64encode(png).decode()}
+    environment.filters |= {"units": units, "data": _in_base64}
     return environment
+
+
+def _in_base64(png: bytes) -> str:
+    return base64.b64encode(png).decode()

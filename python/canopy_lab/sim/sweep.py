@@ -142,7 +142,7 @@ def capacity_blocks(capacity: float, distinct_blocks: int) -> int:
 
 def simulate_task(inputs: SweepInputs, task: SweepTask) -> dict[str, Any]:
     plan = inputs.plan
-    given, capacity = plan.capacities[task.capacity], inputs.capacities[task.capacity]
+    asked, capacity = plan.capacities[task.capacity], inputs.capacities[task.capacity]
     threshold = inputs.thresholds[task.capacity]
     future = inputs.future() if task.arm.hindsight else None
     policy = _build(task.arm, future, threshold)
@@ -166,7 +166,7 @@ def simulate_task(inputs: SweepInputs, task: SweepTask) -> dict[str, Any]:
         "policy_config": asdict(policy.config),
         "placebo": task.placebo,
         "capacity_blocks": capacity,
-        "capacity_fraction": given if given < 1 else capacity / distinct,
+        "capacity_fraction": asked if asked < 1 else capacity / distinct,
         "seed": task.seed,
         "distinct_blocks": distinct,
         "block_tokens": inputs.trace[0].block_tokens,

@@ -175,7 +175,7 @@ def _runs(entries: Any, agent: _Agent, start_s: float) -> list[list[TraceRequest
     """Return the requests of one agent and, as separate lists, of its sub-agents."""
     if not isinstance(entries, list):
         raise lines.BadLine("'requests' must be a list")
-    own: list[TraceRequest] = []
+    main: list[TraceRequest] = []
     nested: list[list[TraceRequest]] = []
     for entry in entries:
         if not isinstance(entry, dict):
@@ -192,9 +192,9 @@ def _runs(entries: Any, agent: _Agent, start_s: float) -> list[list[TraceRequest
             )
             nested += _runs(entry["requests"], child, time_s)
             continue
-        own.append(_parse_request(entry, time_s, len(own) + 1, agent))
-    own.sort(key=lambda r: r.time_s)
-    return [own, *nested]
+        main.append(_parse_request(entry, time_s, len(main) + 1, agent))
+    main.sort(key=lambda r: r.time_s)
+    return [main, *nested]
 
 
 def _parse_request(entry: dict[str, Any], time_s: float, turn: int, agent: _Agent) -> TraceRequest:
@@ -282,8 +282,8 @@ class SharedIds:
         return number * _RANGE
 
 
-def _end_to_end(found: Iterable[Conversation]) -> Iterator[TraceRequest]:
+def _end_to_end(conversations: Iterable[Conversation]) -> Iterator[TraceRequest]:
     start_s, first_id, ids = 0.0, 0, SharedIds()
-    for conversation in found:
+    for conversation in conversations:
         yield from _placed(conversation, start_s, ids.first_id(conversation, first_id))
         start_s, first_id = _after(conversation, start_s, first_id)

@@ -127,18 +127,18 @@ def guess_format(path: Path | str) -> str:
 
 def _format_of_logs(files: list[Path]) -> str:
     """Return the format of a folder's logs. Raises ``CanopyError`` if they have several, or none."""
-    found: dict[str, Path] = {}
+    formats: dict[str, Path] = {}
     for file in files[:_LOOK_AT_FILES]:
         if file.stat().st_size:
-            found.setdefault(guess_format(file), file)
-    if len(found) > 1:
-        each = ", ".join(f"{file.name} of format {name}" for name, file in found.items())
+            formats.setdefault(guess_format(file), file)
+    if len(formats) > 1:
+        each = ", ".join(f"{file.name} of format {name}" for name, file in formats.items())
         raise CanopyError(f"folder {str(files[0].parent)!r} has logs of several formats: {each}")
-    if not found:
+    if not formats:
         raise CanopyError(
             f"the logs in {str(files[0].parent)!r} are empty; give a log that has requests"
         )
-    return next(iter(found))
+    return next(iter(formats))
 
 
 def _begins_json(text: bytes) -> bool:

@@ -94,11 +94,11 @@ def _check(format: str) -> None:
 def read_trace(path: Path, format: str, tolerance: Tolerance) -> Iterator[TraceRequest]:
     """Yield the requests in order of time, and count them in ``tolerance``."""
     if format in _TEXT:
-        found = to_trace(open_prompts(path, format, tolerance), tolerance, Cutter())
+        requests = to_trace(open_prompts(path, format, tolerance), tolerance, Cutter())
     else:
         reader = importlib.import_module(f"canopy_lab.trace.{_MODULES[format]}").read
-        found = reader(path, tolerance)
-    for request in found:
+        requests = reader(path, tolerance)
+    for request in requests:
         tolerance.understood.requests += 1
         yield request
     tolerance.report()

@@ -80,7 +80,7 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
 
 def _leave_out_cached(path: Path) -> set[str]:
     """Return the models whose prompt counts leave out cached tokens."""
-    found = set()
+    cached = set()
     for _, entry in islice(
         entries(path, lines.Tolerance(path, lines.WHOLE), _entry_time), _LOOK_AT
     ):
@@ -88,8 +88,8 @@ def _leave_out_cached(path: Path) -> set[str]:
             with contextlib.suppress(lines.BadLine):
                 attributes = Attributes(span)
                 if (_count(attributes, _PROMPT_TOKENS) or lines.WHOLE) < _cached(attributes):
-                    found.add(str(attributes.first(_MODELS) or ""))
-    return found
+                    cached.add(str(attributes.first(_MODELS) or ""))
+    return cached
 
 
 def _cached(attributes: Attributes) -> int:
@@ -120,14 +120,14 @@ def parse(span: Mapping[str, Any], line: int = 0) -> LoggedPrompt | str:
     vercel = str(attributes.first(("ai.operationId",)) or "")
     if not is_call or (vercel and ".do" not in vercel):
         return calls.NO_MODEL
-    found = messages_of(span, attributes)
-    if found is None and not (operation or attributes.first(_MODELS)):
+    parts = messages_of(span, attributes)
+    if parts is None and not (operation or attributes.first(_MODELS)):
         return calls.NO_MODEL
     if _failed(span, attributes):
         return calls.FAILED
-    if found is None:
+    if parts is None:
         return _NO_MESSAGES
-    messages, body = found
+    messages, body = parts
     prompt = LoggedPrompt(_time(span), line)
     made = chat(messages, [body])
     prompt.parts, prompt.text, prompt.category, prompt.turn = made.parts, made.text, made.category, made.turn  # fmt: skip
@@ -182,7 +182,7 @@ class _Nestings:
         """Return whether ``span``, its parent or its child had this prompt before."""
         context = span.get("context")
         where = [context, span] if isinstance(context, dict) else [span]
-        trace, own, parent = (
+        trace, span_id, parent = (
             str(fields.first(where, names) or "")
             for names in (
                 ("traceId", "trace_id"),
@@ -191,11 +191,11 @@ class _Nestings:
             )
         )
         digest = blake2b(prompt.text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        related = [(trace, own), (trace, f"child of {own}")] if own else []
+        related = [(trace, span_id), (trace, f"child of {span_id}")] if span_id else []
         related += [(trace, parent)] if parent else []
         if any(self._spans.get(one) == digest for one in related):
             return True
-        self._spans[trace, own] = digest
+        self._spans[trace, span_id] = digest
         if parent:
             self._spans[trace, f"child of {parent}"] = digest
         while len(self._spans) > _REMEMBERED:

@@ -47,16 +47,16 @@ def messages_of(
 
     Raises ``BadLine`` if an attribute was truncated.
     """
-    for given in (attributes, *_events(span)):
+    for source in (attributes, *_events(span)):
         for name in _INPUTS:
-            value = given.under(name)
+            value = source.under(name)
             if isinstance(value, str):
                 raise BadLine(
                     f"its {name} is truncated or not JSON; set OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT higher"
                 )
             if _is_messages(value):
-                tools = given.under("gen_ai.tool.definitions") or given.under("ai.prompt.tools")
-                return value, {"tools": tools, "system": given.under("gen_ai.system_instructions")}
+                tools = source.under("gen_ai.tool.definitions") or source.under("ai.prompt.tools")
+                return value, {"tools": tools, "system": source.under("gen_ai.system_instructions")}
     for messages, tools in (_openllmetry(attributes), _openinference(attributes)):
         if _is_messages(messages):
             return messages, {"tools": tools}
@@ -97,15 +97,15 @@ def _openinference(attributes: Attributes) -> tuple[Any, Any]:
 
 def _with_contents(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message with its contents and calls in OpenAI's places."""
-    made = {**message, "content": decoded(message.get("content"))}
+    whole = {**message, "content": decoded(message.get("content"))}
     if _is_messages(message.get("contents")):
-        made["content"] = [
+        whole["content"] = [
             {k: v for k, v in _inner(part, "message_content").items() if v is not None}
             for part in message["contents"]
         ]
     if _is_messages(message.get("tool_calls")):
-        made["tool_calls"] = [_inner(call, "tool_call") for call in message["tool_calls"]]
-    return made
+        whole["tool_calls"] = [_inner(call, "tool_call") for call in message["tool_calls"]]
+    return whole
 
 
 def _inner(value: dict[str, Any], name: str) -> dict[str, Any]:
@@ -126,23 +126,23 @@ def _event_list(span: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [e for e in found if isinstance(e, dict)] if isinstance(found, list) else []
 
 
-def _flat(given: dict[str, Any] | list[Any], before: str = "") -> dict[str, Any]:
+def _flat(nested: dict[str, Any] | list[Any], before: str = "") -> dict[str, Any]:
     """Return attributes by dotted names, from nested objects or from OTLP's keys and values."""
-    if isinstance(given, list):
+    if isinstance(nested, list):
         pairs = {
             str(one["key"]): _otlp(one.get("value"))
-            for one in given
+            for one in nested
             if isinstance(one, dict) and "key" in one
         }
         return _flat(pairs)
-    found: dict[str, Any] = {}
-    for key, value in given.items():
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
         name = f"{before}{key}"
         if isinstance(value, dict):
-            found |= _flat(value, f"{name}.")
+            flat |= _flat(value, f"{name}.")
         else:
-            found[name] = value
-    return found
+            flat[name] = value
+    return flat
 
 
 def _otlp(value: Any) -> Any:

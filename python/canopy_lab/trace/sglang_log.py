@@ -123,11 +123,11 @@ def last_flush(path: Path | str) -> int:
     """Return the line of the last server start or cache flush (``/flush_cache``, weights update); 0 if
     there is none. No request runs at that time, so later lines belong to later requests. Raises
     ``CanopyError``."""
-    found = 0
+    line_of_flush = 0
     for line, text in lines.read_lines(lines.existing(path)):
         if (_FLUSHED in text or _STARTS in text) and not is_event(text):
-            found = line
-    return found
+            line_of_flush = line
+    return line_of_flush
 
 
 def _read(path: Path, reader: _Reader) -> Iterator[TraceRequest]:
@@ -184,7 +184,7 @@ class _Reader:
         return flight
 
     def _end(self, rid: str, event: Mapping[str, Any], line: int) -> None:
-        given, meta = inner(event, "obj"), inner(event, "out", "meta_info")
+        obj, meta = inner(event, "obj"), inner(event, "out", "meta_info")
         ended_s = self._clock.seconds(event, line)
         self._lost.discard(rid)
         flight = self._running.get(rid)
@@ -197,8 +197,8 @@ class _Reader:
         flight.left_out = True  # until it is parsed successfully
         if was_refused(meta):
             self.tolerance.understood.left_out["refused, or aborted before their first token"] += 1
-        elif not is_warm_up(given):
-            flight.request = self._request(given, meta, line)
+        elif not is_warm_up(obj):
+            flight.request = self._request(obj, meta, line)
             flight.left_out = False
 
     def ready(self, most: int | None = None) -> Iterator[TraceRequest]:
@@ -221,14 +221,12 @@ class _Reader:
             self._last_s = max(self._last_s, flight.time_s)
             yield with_conversation(changed(flight.request, time_s=self._last_s), self._index)
 
-    def _request(
-        self, given: Mapping[str, Any], meta: Mapping[str, Any], line: int
-    ) -> TraceRequest:
+    def _request(self, obj: Mapping[str, Any], meta: Mapping[str, Any], line: int) -> TraceRequest:
         """Return the request without its time and its inferred fields. Raises ``BadLine``."""
-        blocks, tokens = self._cut(given)
-        self._note(given)
-        custom = inner(given, "sampling_params", "custom_params")
-        conversation, category = named(given)
+        blocks, tokens = self._cut(obj)
+        self._note(obj)
+        custom = inner(obj, "sampling_params", "custom_params")
+        conversation, category = named(obj)
         turn, stop = custom.get("canopy_turn"), custom.get("canopy_stop")
         reason = inner(meta, "finish_reason").get("type")
         return TraceRequest(
@@ -245,13 +243,13 @@ class _Reader:
             line=line,
         )
 
-    def _note(self, given: Mapping[str, Any]) -> None:
+    def _note(self, obj: Mapping[str, Any]) -> None:
         a_token = f"{self._cut.characters_a_token:.3g} characters a token"
-        if not token_ids(given):
+        if not token_ids(obj):
             self._noted[f"are logged as text, so their lengths are estimated ({a_token})"] += 1
-        if media(given):
+        if media(obj):
             self._noted["have images, video or sound, whose tokens are not counted"] += 1
-        if given.get("session_params"):
+        if obj.get("session_params"):
             self._noted["continue a session that is not in the log, so they look shorter"] += 1
 
     def report(self) -> None:
@@ -313,18 +311,18 @@ class _Clock:
         return now_s
 
 
-def named(given: Mapping[str, Any]) -> tuple[str | None, str]:
+def named(obj: Mapping[str, Any]) -> tuple[str | None, str]:
     """Return the conversation and the category of a logged request."""
-    custom = inner(given, "sampling_params", "custom_params")
-    name = custom.get("canopy_conversation") or given.get("session_id")
+    custom = inner(obj, "sampling_params", "custom_params")
+    name = custom.get("canopy_conversation") or obj.get("session_id")
     return clients_name(name) if name else None, str(custom.get("canopy_category") or "default")
 
 
-def is_warm_up(given: Mapping[str, Any]) -> bool:
+def is_warm_up(obj: Mapping[str, Any]) -> bool:
     """Return whether the server sent this request to itself at its start."""
-    text = given.get("text")
+    text = obj.get("text")
     texts = text if isinstance(text, list) else [text]
-    return bool(texts) and all(t == WARM_UP_TEXT for t in texts) and not token_ids(given)
+    return bool(texts) and all(t == WARM_UP_TEXT for t in texts) and not token_ids(obj)
 
 
 def was_refused(meta: Mapping[str, Any]) -> bool:

@@ -99,17 +99,17 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
         raise CanopyError(f"{str(path)!r} holds no prompt; start vLLM with {HOW_TO_LOG}")
 
 
-def _prompt(found: re.Match[str], clock: _Clock, line: int) -> LoggedPrompt:
-    prompt = LoggedPrompt(clock.seconds(found["when"]), line)
-    adapter = _ADAPTER.search(found["rest"])
+def _prompt(match: re.Match[str], clock: _Clock, line: int) -> LoggedPrompt:
+    prompt = LoggedPrompt(clock.seconds(match["when"]), line)
+    adapter = _ADAPTER.search(match["rest"])
     prompt.apart = (adapter[1],) if adapter else ()
-    ids = _IDS.search(found["rest"])
+    ids = _IDS.search(match["rest"])
     try:
         if ids is not None and ids[1] != "[]":
             prompt.token_ids = [int(i) for i in ids[1][1:-1].split(",")]
             return prompt
-        if found["prompt"] != "None":
-            prompt.text = ast.literal_eval(found["prompt"])
+        if match["prompt"] != "None":
+            prompt.text = ast.literal_eval(match["prompt"])
             return prompt
     except (ValueError, SyntaxError) as error:
         raise lines.BadLine(f"its prompt cannot be read ({error})") from None

@@ -1,5 +1,7 @@
 """Invariants for every model: fused prefill with exact KV, or with all rows, equals prefill."""
 
+import functools
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -98,15 +100,19 @@ def test_pages_and_layouts_do_not_matter(llama, ids, page, layout):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the model is on the CPU: interpreted only")
-def test_triton_and_torch_agree_through_a_whole_model(llama, ids):
+def test_triton_and_torch_agree_through_a_whole_model(llama, ids, monkeypatch):
+    from canopy_kernel import attention
+
     pytest.importorskip("triton")
+    attend = attention.sparse_prefill
     prompt = FusedPrompt(
         ids[:70], (Placed(encode(llama, ids[20:60].tolist(), ids[:20].tolist()), 20),)
     )
     results = []
     for backend in ("triton", "blocked", "reference"):
         cache = paged_cache(llama, len(prompt), 16)
-        cache.backend = backend
+        forced = functools.partial(attend, backend=backend)
+        monkeypatch.setattr(attention, "sparse_prefill", forced)
         results.append(fused_prefill(llama, prompt, cache, make_selector("first-k"), 0.1).logits)
     assert (results[0] - results[1]).abs().max() < LIMIT
     assert (results[0] - results[2]).abs().max() < LIMIT

@@ -60,8 +60,8 @@ def test_goodput_is_the_highest_rate_that_meets_the_target():
     slo = parse_slo("p99_ttft<0.5s")
     found = loaded.goodput(slo, [4.0, 9.0])
     assert 4.0 < found < 9.0
-    assert slo.met(loaded.at(found).latency)
-    assert not slo.met(loaded.at(found * 1.15).latency)
+    assert slo.met(loaded.run_at(found).latency)
+    assert not slo.met(loaded.run_at(found * 1.15).latency)
     assert loaded.goodput(slo, [20.0]) == 0.0
     assert loaded.goodput(parse_slo("mean_ttft<1h"), [4.0, 9.0]) == 9.0
 
@@ -73,7 +73,7 @@ def test_seconds_saved_are_those_that_a_prefill_without_the_hit_takes_longer():
 
 
 def test_the_time_at_the_door_and_before_it_is_part_of_ttft():
-    made = system(poisson(300, 5.0)).at(30.0)
+    made = system(poisson(300, 5.0)).run_at(30.0)
     assert made.latency.ttft_s.max > 5.0
     assert made.latency.ttft_s.max == pytest.approx(made.system.ttft_s[60:].max())
 

@@ -35,28 +35,30 @@ class Applications:
 
     def number(self, prompt: Prompt) -> int:
         """Return the number of the prompt's application."""
-        head = [one for one in prompt.segments if one.role in ("tools", "system")]
+        head = [segment for segment in prompt.segments if segment.role in ("tools", "system")]
         head = head or prompt.segments[:1]
-        key = tuple(one.number for one in head)
+        key = tuple(segment.number for segment in head)
         known = self._of_head.get(key)
         if known is not None:
             return known
-        texts = [s for one in head for s in one.sentences or (one.text[:200],)]
+        texts = [s for segment in head for s in segment.sentences or (segment.text[:200],)]
         votes: Counter[int] = Counter()
         for text in texts:
             if text in self._of_sentence:
                 votes[self._of_sentence[text]] += len(text)
-        found, shared = votes.most_common(1)[0] if votes else (len(self.names), 0)
+        nearest, shared = votes.most_common(1)[0] if votes else (len(self.names), 0)
         if shared < MIN_SHARED * sum(map(len, texts)):
-            found = len(self.names)
-            named = next((one.text for one in head if one.role != "tools"), head[0].text)
+            nearest = len(self.names)
+            named = next(
+                (segment.text for segment in head if segment.role != "tools"), head[0].text
+            )
             self.names.append(" ".join(named.removeprefix("<system>\n").split())[:_NAME_CHARACTERS])
         if len(self._of_sentence) < MAX_SENTENCES:
             for text in texts:
-                self._of_sentence.setdefault(text, found)
+                self._of_sentence.setdefault(text, nearest)
         if len(self._of_head) < MAX_HEADS:
-            self._of_head[key] = found
-        return found
+            self._of_head[key] = nearest
+        return nearest
 
 
 CHARACTERS_A_TOKEN = 4
@@ -135,20 +137,20 @@ class _Sum:
 
 
 def _together(sums: list[_Sum]) -> _Sum:
-    made = _Sum(examples=sums[0].examples)
-    for one in sums:
-        made.requests += one.requests
-        made.characters += one.characters
-        made.named += one.named
-        made.starts += one.starts
-        made.values |= one.values
+    joined = _Sum(examples=sums[0].examples)
+    for part in sums:
+        joined.requests += part.requests
+        joined.characters += part.characters
+        joined.named += part.named
+        joined.starts += part.starts
+        joined.values |= part.values
         for total, more in (
-            (made.of_conversation, one.of_conversation),
-            (made.of_user, one.of_user),
+            (joined.of_conversation, part.of_conversation),
+            (joined.of_user, part.of_user),
         ):
             for name, values in more.items():
                 total[name] |= values  # type: ignore[index]
-    return made
+    return joined
 
 
 class _Key(NamedTuple):
@@ -250,15 +252,15 @@ class Finder:
 
     def _folded(self) -> dict[_Key, _Sum]:
         """Return the sums, with an application's edits of its history under the costliest kind."""
-        found = dict(self._sums)
+        sums = dict(self._sums)
         edits: dict[int, list[_Key]] = defaultdict(list)
-        for key in found:
+        for key in sums:
             if key.place == kinds.HISTORY and key.kind in _EDITS:
                 edits[key.application].append(key)
         for keys in edits.values():
-            main = max(keys, key=lambda key: found[key].characters)
-            found[main] = _together([found[main], *(found.pop(key) for key in keys if key != main)])
-        return found
+            main = max(keys, key=lambda key: sums[key].characters)
+            sums[main] = _together([sums[main], *(sums.pop(key) for key in keys if key != main)])
+        return sums
 
     def _finding(self, key: _Key, total: _Sum) -> Finding:
         kind = key.kind

@@ -113,12 +113,12 @@ def sampled(next_token_ids: Any, _runner: Any, _logits: Any, batch: Any) -> Any:
     if not running:
         return None
     lengths = batch.seq_lens_cpu if batch.seq_lens_cpu is not None else batch.seq_lens
-    found = list(replacements(running, batch.rids, lengths.tolist()))
-    if not found:
+    replaced = list(replacements(running, batch.rids, lengths.tolist()))
+    if not replaced:
         return None
     import torch
 
-    rows, tokens = zip(*found, strict=True)
+    rows, tokens = zip(*replaced, strict=True)
     return next_token_ids.index_copy(
         0,
         torch.tensor(rows, device=next_token_ids.device),

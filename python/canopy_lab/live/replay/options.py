@@ -131,13 +131,13 @@ def build_jobs(
             + (f" of at most {most_tokens} tokens ({left_out} are longer)" if left_out else "")
             + "; see --scale-lengths and --max-request-tokens"
         )
-    made = Materialiser(fitting, vocabulary, args.scale_lengths, seed=args.seed)
-    hints = labels(made.planned, args.shuffle_labels, args.seed)
+    tokens = Materialiser(fitting, vocabulary, args.scale_lengths, seed=args.seed)
+    hints = labels(tokens.planned, args.shuffle_labels, args.seed)
     if args.hints:
-        add_hints(made.planned, hints, args.hints, args.seed, args.time_scale)
+        add_hints(tokens.planned, hints, args.hints, args.seed, args.time_scale)
     if args.no_labels:
         hints = [{} for _ in hints]
-    return [ReplayRequest(p, s) for p, s in zip(made.planned, hints, strict=True)], made, left_out
+    return [ReplayRequest(p, s) for p, s in zip(tokens.planned, hints, strict=True)], tokens, left_out
 
 
 def labels(planned: Sequence[Planned], shuffle: bool, seed: int) -> list[dict[str, Any]]:
@@ -167,14 +167,14 @@ def add_hints(
     """
     following = {p.previous: p for p in planned if p.previous is not None}
     draw = random.Random(seed)
-    for one, labelled in zip(planned, hints, strict=True):
-        if draw.random() >= share or one.request.conversation is None:
+    for job, labelled in zip(planned, hints, strict=True):
+        if draw.random() >= share or job.request.conversation is None:
             continue
-        after = following.get(one.ordinal)
+        after = following.get(job.ordinal)
         if after is None:
             labelled["canopy_over"] = True
         else:
-            gap_s = (after.request.time_s - one.request.time_s) * pace
+            gap_s = (after.request.time_s - job.request.time_s) * pace
             labelled["canopy_return_in_s"] = min(round(gap_s, 3), _LONGEST_RETURN_S)
 
 
@@ -200,11 +200,11 @@ def closed_loop(
 
 def session_offsets_s(links: SessionLinks, sessions_per_hour: float, seed: int) -> list[float]:
     """Return random start times of sessions at a rate; 0 for jobs that follow another."""
-    draw, now, made = random.Random(seed), 0.0, []
+    draw, now, offsets = random.Random(seed), 0.0, []
     for before in links.before:
         now += draw.expovariate(sessions_per_hour / 3600) if before < 0 else 0.0
-        made.append(now if before < 0 else 0.0)
-    return made
+        offsets.append(now if before < 0 else 0.0)
+    return offsets
 
 
 def offsets_s(

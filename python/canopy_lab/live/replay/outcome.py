@@ -90,7 +90,7 @@ def group(jobs: Iterable[ReplayRequest]) -> dict[str, Any]:
     cached = sum(job.reply.cached_tokens for job in reporting)
     tiers = {t: sum(job.reply.by_tier.get(t, 0) for job in reporting) for t in TIERS}
     queues = [j.reply.server_queue_s for j in jobs if j.reply.server_queue_s is not None]
-    made: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "requests": len(jobs),
         "prompt_tokens": prompt,
         "cached_tokens": cached if reporting else None,
@@ -108,8 +108,8 @@ def group(jobs: Iterable[ReplayRequest]) -> dict[str, Any]:
         ),
     }
     if queues:
-        made["server_queue_ms"] = _latencies(queues)
-    return made
+        figures["server_queue_ms"] = _latencies(queues)
+    return figures
 
 
 def _grouped(jobs: Iterable[ReplayRequest], key: Callable[[ReplayRequest], str]) -> dict[str, Any]:

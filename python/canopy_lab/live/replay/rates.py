@@ -26,12 +26,12 @@ def replay_all(upstream: Any, args: argparse.Namespace) -> dict[str, Any]:
         given = argparse.Namespace(**vars(args))
         given.flush_cache = args.flush_cache or args.backend.startswith(("sglang", "vllm"))
         results.append(Replay(upstream, given, rate)())
-    made = {**results[-1], "rates": [shortened(result) for result in results]}
+    summary = {**results[-1], "rates": [shortened(result) for result in results]}
     if args.slo is not None:
-        made["goodput_rate"] = goodput_rate(made["rates"])
+        summary["goodput_rate"] = goodput_rate(summary["rates"])
     if args.output_file:
-        Path(args.output_file).write_text(json.dumps(made, indent=1) + "\n")
-    return made
+        Path(args.output_file).write_text(json.dumps(summary, indent=1) + "\n")
+    return summary
 
 
 def shortened(result: Mapping[str, Any]) -> dict[str, Any]:

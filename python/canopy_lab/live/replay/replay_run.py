@@ -229,7 +229,7 @@ class Replay:
         done = [job.reply.done_s for job in self._jobs if job.reply is not None and job.reply.ok]
         duration_s = max(max(done, default=0.0) - min(started, default=0.0), 1e-9)
         args = self.args
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "label": args.tag or self._server.get("radix_eviction_policy") or args.backend,
             "dataset": {"name": args.canopy_dataset, "path": str(args.dataset_path)},
             "options": {
@@ -264,8 +264,8 @@ class Replay:
             ),
         }
         if args.output_details:
-            made["details"] = [_detail(job) for job in self._jobs]
-        return made
+            result["details"] = [_detail(job) for job in self._jobs]
+        return result
 
 
 @contextlib.contextmanager
@@ -285,7 +285,7 @@ def replaced(module: Any, **names: Any) -> Iterator[None]:
 
 
 def _detail(job: ReplayRequest) -> dict[str, Any]:
-    made: dict[str, Any] = {
+    detail: dict[str, Any] = {
         "line": job.planned.request.line,
         "category": job.planned.request.category,
         "turn": job.planned.request.turn,
@@ -297,5 +297,5 @@ def _detail(job: ReplayRequest) -> dict[str, Any]:
         reply = asdict(job.reply)
         for long in ("output_ids", "text", "gaps_s"):
             del reply[long]
-        made.update(reply)
-    return made
+        detail.update(reply)
+    return detail

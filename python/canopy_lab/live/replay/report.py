@@ -46,15 +46,15 @@ def latency_table(results: Sequence[dict[str, Any]]) -> str:
     rows: list[list[str]] = []
     notes = []
     for result in results:
-        for one in result.get("rates") or [result]:
-            latency = one.get("latency")
+        for run in result.get("rates") or [result]:
+            latency = run.get("latency")
             if latency is None:
                 continue
-            rate = "" if "rate" not in one else f", {one['rate']:g}"
+            rate = "" if "rate" not in run else f", {run['rate']:g}"
             ttft, deciles = latency["ttft_s"], latency["deciles"]
             numbers = [ttft[n] for n in ("mean", "p50", "p95", "p99", "max")]
             numbers += [deciles[i]["ttft_s"]["mean"] for i in (0, -1)]
-            met = {None: "-", True: "met", False: "missed"}[one["meets_slo"]]
+            met = {None: "-", True: "met", False: "missed"}[run["meets_slo"]]
             rows.append(
                 [result["label"] + rate, *(f"{n:.3f}" for n in numbers),
                  f"{latency['sessions_per_hour']:.1f}", f"{latency['session_s']['p99']:.1f}", met]

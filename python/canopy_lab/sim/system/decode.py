@@ -123,13 +123,13 @@ class RunningBatch:
     def _retract(self) -> SimulatedRequest:
         """Retract the job with the least output; free its memory and room for further steps."""
         entry = min(self.jobs, key=lambda entry: (self._made(entry), -entry[2].prompt))
-        job, made = entry[2], self._made(entry)
+        job, generated = entry[2], self._made(entry)
         self.jobs.remove(entry)
         heapq.heapify(self.jobs)
         self._reservation.remove(job)
-        self._context -= job.prompt + made
+        self._context -= job.prompt + generated
         self.retracted += 1
-        job.private += made - 1 - (job.target - job.prompt)
+        job.private += generated - 1 - (job.target - job.prompt)
         self._tree.private -= job.private
         job.private = 0
         if job.leaf is not None:
@@ -138,7 +138,7 @@ class RunningBatch:
         short = len(self.jobs) * RETRACT_DECODE_STEPS - self._tree.free
         if short > 0:
             self._tree.evict_device(short)
-        job.target = job.prompt + made
+        job.target = job.prompt + generated
         job.done = 0
         return job
 

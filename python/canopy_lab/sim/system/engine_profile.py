@@ -146,22 +146,22 @@ class EngineProfile:
                 f"an engine profile is a JSON object with version {VERSION}; make one with: "
                 "canopy profile --url URL --out FILE"
             )
-        given = {key: value for key, value in data.items() if key != "version"}
+        values = {key: value for key, value in data.items() if key != "version"}
         allowed = {f.name for f in fields(cls)}
-        if unknown := set(given) - allowed:
+        if unknown := set(values) - allowed:
             raise CanopyError(
                 f"engine profile: unknown field {min(unknown)!r}; allowed: {', '.join(sorted(allowed))}"
             )
         try:
             for key in ("host", "disk"):
-                if given.get(key) is not None:
-                    given[key] = Bandwidth(**given[key])
+                if values.get(key) is not None:
+                    values[key] = Bandwidth(**values[key])
             for key in ("attention_s", "decode_step_s"):
-                given[key] = tuple(tuple(row) for row in given[key])
-            for key, value in given.items():
+                values[key] = tuple(tuple(row) for row in values[key])
+            for key, value in values.items():
                 if isinstance(value, list):
-                    given[key] = tuple(value)
-            return cls(**given)
+                    values[key] = tuple(value)
+            return cls(**values)
         except (KeyError, TypeError) as error:
             raise CanopyError(f"engine profile: {error}; measure it again") from None
 

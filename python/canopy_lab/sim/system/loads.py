@@ -72,7 +72,7 @@ class LoadedSystem:
         if loop == "closed":
             self.trace_rate = len(set(self._sessions)) * 3600 / span
 
-    def at(self, rate: float, seed: int = 0) -> LoadRun:
+    def run_at(self, rate: float, seed: int = 0) -> LoadRun:
         """Run at ``rate``. ``seed`` draws request times and session starts, and breaks ties."""
         workload = self._of_seed(seed)
         result = simulate_system(
@@ -96,7 +96,7 @@ class LoadedSystem:
         loop, without a growing lag of session ends."""
 
         def grows(rate: float) -> float:
-            latency = self.at(rate, seed).latency
+            latency = self.run_at(rate, seed).latency
             return latency.lag if self._loop == "closed" else latency.growth
 
         tolerance = SESSION_TOLERANCE if self._loop == "closed" else TOLERANCE
@@ -116,7 +116,7 @@ class LoadedSystem:
 
         def met(rate: float) -> bool:
             held = None if held_before is None else held_before.get((rate, seed))
-            return slo.met(self.at(rate, seed).latency) if held is None else held
+            return slo.met(self.run_at(rate, seed).latency) if held is None else held
 
         return goodput(met, rates)
 
@@ -131,9 +131,9 @@ class LoadedSystem:
     def _of_seed(self, seed: int) -> Workload:
         if self._keep_stamps or not self._workload.stamped:
             return self._workload
-        made = self._by_seed.get(seed)
-        if made is None:
-            made = self._by_seed[seed] = Workload(
+        workload = self._by_seed.get(seed)
+        if workload is None:
+            workload = self._by_seed[seed] = Workload(
                 self._workload.trace, self._workload.outputs, seed=seed
             )
-        return made
+        return workload

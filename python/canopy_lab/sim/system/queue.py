@@ -139,11 +139,11 @@ class Queue:
     def cached(self, job: SimulatedRequest) -> Cached:
         self._was_asked = True
         tree, page = self._tree, self._page
-        found = tree.match(job.path_of_prompt(tree.block_tokens))
-        self._prefixes.looked_up(job, found.node)
+        match = tree.match(job.path_of_prompt(tree.block_tokens))
+        self._prefixes.looked_up(job, match.node)
         limit = (job.target - 1) // page * page
-        device = min(found.device_tokens // page * page, limit)
-        return Cached(device, min(found.tokens // page * page, limit) - device)
+        device = min(match.device_tokens // page * page, limit)
+        return Cached(device, min(match.tokens // page * page, limit) - device)
 
     def marginal_s(self, new_tokens: int, context_tokens: int) -> float:
         return self._costs.marginal(new_tokens, context_tokens, self.step_tokens)

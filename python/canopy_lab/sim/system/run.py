@@ -154,11 +154,11 @@ class _SystemRun:
             instance.check_empty()
 
     def _arrive(self, number: int, now: float) -> None:
-        made = self.workload.request(number)
+        arrived = self.workload.request(number)
         # Policies receive a request's arrival time in the simulation; no two are equal.
         self.clock = now if now > self.clock else math.nextafter(self.clock, math.inf)
-        made[0].time = self.clock
-        job = SimulatedRequest(number, now, *made)
+        arrived[0].time = self.clock
+        job = SimulatedRequest(number, now, *arrived)
         instance = self.instances[self.router.choose(job.request.path)]
         version = instance.version
         instance.arrive(job, now)

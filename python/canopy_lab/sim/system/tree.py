@@ -257,10 +257,10 @@ class TieredTree(TierNodes):
         if self.expiry is None or self.host_policy is None:
             return 0
         gone = 0
-        old = [leaf for leaf in self.host_policy.leaves() if self.expiry.over(leaf, self.now)]
+        old = [leaf for leaf in self.host_policy.leaves() if self.expiry.is_over(leaf, self.now)]
         for leaf in old:
             node: Any = leaf
-            while node.ranked == HOST and self.expiry.over(node, self.now):
+            while node.ranked == HOST and self.expiry.is_over(node, self.now):
                 gone += node.length
                 parent = node.parent
                 self._unrank(node)
