@@ -139,28 +139,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--model", type=Path, default=MODEL, help="folder with the tokenizer")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
     options = parser.parse_args()
     rows = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
     done = {(row["trace"], row["arm"]) for row in rows}
-    made = dict(traces(options.data))
+    by_name = dict(traces(options.data))
     for key, value in {**ENVIRONMENT, **environment(has_cuda())}.items():
         os.environ.setdefault(key, value)  # before the process that forks servers starts
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "tiny"
-        write_tiny_model(model, options.model)
-        for arm in options.arms:
-            for name, trace in made.items():
+        write_tiny_model(model, MODEL)
+        for arm in ARMS:
+            for name, trace in by_name.items():
                 if (name, arm) in done:
                     continue
                 distinct = PAGE * len({block for r in trace for block in r.blocks})
-                found = [
-                    {"trace": name, "arm": arm, "distinct_tokens": distinct, **row}
-                    for row in run(arm, trace, model, Path(scratch))
-                    if print(json.dumps(row), flush=True) is None
-                ]
-                rows += found
+                for row in run(arm, trace, model, Path(scratch)):
+                    print(json.dumps(row), flush=True)
+                    rows.append({"trace": name, "arm": arm, "distinct_tokens": distinct, **row})
                 options.out.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,7 +19,7 @@ from canopy_chunks.fuse.fusion import fused_prefill
 from canopy_chunks.fuse.model import Model
 from canopy_chunks.fuse.selectors import Offline
 from canopy_chunks.quality import answers as quality
-from canopy_chunks.quality.answers import Case, greedy_steps, normalise, prompt_of_case
+from canopy_chunks.quality.answers import Case, greedy_steps, normalise, prompt_of_case, text_of
 from canopy_chunks.store.chunk import Chunk
 from comparators import make_selector
 
@@ -164,14 +165,7 @@ def _continue(
 ) -> str:
     """Greedy text of at most ``count`` tokens from what was ``begun``, behind n tokens of the cache."""
     steps = greedy_steps(model, cache, n, begun, count, tokenizer.eos_token_id)
-    return _answer(tokenizer, engine.finish(steps))
-
-
-def _answer(tokenizer: Any, tokens: Sequence[int]) -> str:
-    """Text up to the model's first end-of-sequence token."""
-    end = tokenizer.eos_token_id
-    kept = list(tokens)
-    return tokenizer.decode(kept[: kept.index(end)] if end in kept else kept)
+    return text_of(tokenizer, engine.finish(steps))
 
 
 def f1(text: str, answers: Iterable[str]) -> float:
@@ -205,11 +199,7 @@ def rouge_l(text: str, answers: Iterable[str]) -> float:
 
 def mean_se(values: Sequence[float]) -> tuple[float, float]:
     """Mean and its standard error (0 for one value)."""
-    n = len(values)
-    if n == 0:
+    if not values:
         return math.nan, math.nan
-    mean = sum(values) / n
-    if n == 1:
-        return mean, 0.0
-    variance = sum((v - mean) ** 2 for v in values) / (n - 1)
-    return mean, math.sqrt(variance / n)
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return statistics.fmean(values), error

@@ -56,7 +56,7 @@ def compare(example: Example, arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
     n, room = len(case.ids), len(case.ids) + FORCED
     caches = [dense_cache(model, room)]
     start = time.process_time()
-    first = model.logits(engine.prefill(model, ids, upto(caches[0], n))[-1:])[0]
+    first = model.logits(engine.prefill(model, ids, caches[0].upto(n))[-1:])[0]
     rows: dict[str, dict[str, Any]] = {"full": {"cpu_s": time.process_time() - start, "run": 1.0}}
     firsts = [first]
     chunks: dict[str, list[Any]] = {}
@@ -70,16 +70,11 @@ def compare(example: Example, arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
                 selector.scores(chunk)
         caches.append(dense_cache(model, room))
         start = time.process_time()
-        fused = fused_prefill(model, prompt, upto(caches[-1], n), selector, arm.ratio)
+        fused = fused_prefill(model, prompt, caches[-1].upto(n), selector, arm.ratio)
         rows[arm.name] = {"cpu_s": time.process_time() - start, "run": fused.rows.numel() / n}
         firsts.append(fused.logits)
     _closeness(model, caches, n, firsts, rows)
     return rows
-
-
-def upto(cache: KVCache, tokens: int) -> KVCache:
-    """Return a view of the first ``tokens`` positions of a cache."""
-    return KVCache(cache.k, cache.v, cache.slots[:tokens], cache.in_order)
 
 
 def _closeness(

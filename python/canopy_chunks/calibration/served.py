@@ -16,14 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from canopy_chunks.calibration.saved import Calibration
+from canopy_chunks.calibration.saved import TIERS, Calibration
 from canopy_chunks.calibration.search import CostProfile, Search, golden_section, largest_within
 from sglang_canopy.errors import CanopyError
 
 SYSTEM, QUESTION = 16, 24
 """Number of tokens before the documents, and after them."""
-STORED_TIERS = {"reused_host": "memory", "reused_disk": "disk"}
-"""Tier name in an answer's report -> tier name in the calibration file."""
 
 Ask = Callable[[Sequence[int], Sequence[int], "float | None"], tuple[float, dict[str, Any]]]
 """``(prompt, bounds, ratio)`` -> seconds to the first token, and the answer's ``canopy_chunks``
@@ -93,7 +91,7 @@ class ServedPrompts:
     @property
     def tier(self) -> str:
         """The tier that supplied most of the reused KV. Raises CanopyError if no KV was reused."""
-        if not self.tiers:
+        if not self.tiers.total():
             raise CanopyError(
                 "the server reused nothing: its tiers are too small for the prompts, or still empty; enlarge them, or wait for the encoding"
             )
@@ -110,9 +108,8 @@ class ServedPrompts:
                 f"a prompt of the calibration was not fused: {report.get('why', report)}; give the "
                 "server memory for its documents, and send it no other requests meanwhile"
             )
-        for name, tier in STORED_TIERS.items():
-            if report.get(name):
-                self.tiers[tier] += report[name]
+        for name, tier in TIERS.items():
+            self.tiers[tier] += report.get(f"reused_{name}", 0)
         return seconds
 
     def _tokens(self, count: int) -> list[int]:

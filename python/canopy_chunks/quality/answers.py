@@ -137,6 +137,13 @@ def greedy_steps(
     return tokens
 
 
+def text_of(tokenizer: Any, tokens: Sequence[int]) -> str:
+    """Return the text of an answer's tokens before the model's end token."""
+    end = tokenizer.eos_token_id
+    kept = list(tokens)
+    return str(tokenizer.decode(kept[: kept.index(end)] if end in kept else kept))
+
+
 def normalise(text: str) -> str:
     """Convert to lower case without punctuation, articles and extra spaces, as SQuAD's scorer."""
     text = "".join(c for c in text.lower() if c not in set(string.punctuation))

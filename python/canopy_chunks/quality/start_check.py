@@ -27,6 +27,7 @@ from canopy_chunks.quality.answers import (
     greedy_steps,
     holds,
     prompt_of_case,
+    text_of,
     tokenise,
 )
 from canopy_chunks.quality.tasks import SYNTHETIC, default_filler, synthetic
@@ -137,7 +138,6 @@ def fused_answer(
 
 
 def _decoded(model: Model, tokenizer: Any, cache: Any, n: int, first: torch.Tensor) -> str:
-    end = tokenizer.eos_token_id
-    steps = greedy_steps(model, cache, n, [int(first.argmax())], ANSWER_TOKENS, end)
-    tokens = engine.finish(steps)
-    return tokenizer.decode(tokens[: tokens.index(end)] if end in tokens else tokens)
+    begun, end = [int(first.argmax())], tokenizer.eos_token_id
+    steps = greedy_steps(model, cache, n, begun, ANSWER_TOKENS, end)
+    return text_of(tokenizer, engine.finish(steps))
