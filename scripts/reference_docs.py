@@ -245,8 +245,9 @@ def commands() -> str:
     for name in cli.COMMANDS:
         for group in _options(name):
             for field, option in declared.declared(group):
-                if dataclasses.is_dataclass(field.default):  # KEY=VALUE,...
-                    keys = declared.rows(type(field.default))
+                default = field.default  # of an option that is KEY=VALUE,...
+                keys = declared.rows(type(default)) if dataclasses.is_dataclass(default) else []
+                if keys:
                     parts.append(f"Keys of `canopy {name} {option.flag}`:\n\n{_alike(keys)}")
     return "\n".join(parts)
 
