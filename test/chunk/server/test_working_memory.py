@@ -137,7 +137,7 @@ def request(count: int):
 
 def test_a_longer_prompt_runs_normally_and_the_answer_states_it() -> None:
     options = Options(prompt_tokens=100)
-    state = SimpleNamespace(bounds=((0, 50),), given=1, too_long=False)
+    state = SimpleNamespace(bounds=((0, 50),), named=1, too_long=False)
     assert ineligible_reason(request(100), state, options) is None
     assert ineligible_reason(request(101), state, options) == "more than 100 tokens"
     assert state.too_long
