@@ -65,10 +65,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="needle_essays.tar.xz")
     parser.add_argument("--tokens", type=int, default=4000, help="of a prompt's documents")
     parser.add_argument("--count", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("-o", "--output", type=Path, required=True)
     args = parser.parse_args()
-    draw, pool = random.Random(args.seed), documents(args.data)
+    draw, pool = random.Random(1), documents(args.data)
     lines = (json.dumps(example(draw, pool, args.tokens)) for _ in range(args.count))
     args.output.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 

@@ -9,8 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from digest import digest
-from paths import data
+from paths import data, digest
 
 from canopy_lab.cli.main import main
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from digest import digest
+from paths import digest
 from real_traces import TRACES, read
 
 from canopy_lab.sim.driver import SimResult, distinct_blocks, simulate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from digest import digest
+from paths import digest
 from real_traces import read
 
 from canopy_lab.sim.compact import CompactTrace

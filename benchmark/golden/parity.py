@@ -6,7 +6,7 @@ from typing import Any
 
 import test_parity
 import test_tiered_parity
-from digest import digest
+from paths import digest
 
 from canopy_lab.sim.system.tree import TieredTree
 

@@ -1,10 +1,13 @@
-"""Paths of the checkout, of the tests whose streams are reused, and of the real traces."""
+"""Paths of the checkout, of the tests whose streams are reused, and of the real traces; a digest."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -46,3 +49,9 @@ def model() -> Path:
     if not (folder / "config.json").exists():
         raise SystemExit("SmolLM2 is not prepared: run ./scripts/test.sh once")
     return folder
+
+
+def digest(values: Any) -> str:
+    """SHA-256 of plain values (numbers, strings, lists), 16 hexadecimal digits of it."""
+    text = json.dumps(values, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -24,16 +24,18 @@ import json
 import multiprocessing
 import sys
 import time
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from compare import differences
 from paths import HERE, use_checkout
 
 PARTS = ("hits", "parity", "capacity_plan", "loaded_systems", "served")
 ALONE = ("served",)
 """Parts whose tasks start servers: never two at a time."""
 ROWS = HERE / "rows.json"
+Rows = Mapping[str, Mapping[str, Any]]
+"""Row -> its figures."""
 
 
 def main() -> int:
@@ -94,6 +96,36 @@ def write(known: dict[str, Any]) -> None:
             )
             parts.append(f' "{part}": {{\n{rows}\n }}')
     ROWS.write_text("{\n" + ",\n".join(parts) + "\n}\n")
+
+
+def differences(before: Rows, now: Rows) -> list[str]:
+    """A line for each figure that differs in any digit, and for each row that only one side has."""
+    lines = []
+    for name in [*before, *(name for name in now if name not in before)]:
+        if name not in now:
+            lines.append(f"- {name}: gone")
+        elif name not in before:
+            lines.append(f"+ {name}: new")
+        else:
+            lines += _of_row(name, before[name], now[name])
+    return lines
+
+
+def _of_row(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for figure in [*before, *(f for f in now if f not in before)]:
+        was, is_now = before.get(figure, "nothing"), now.get(figure, "nothing")
+        if was != is_now:
+            lines.append(f"! {name}: {figure} was {was!r}, is {is_now!r}{_by(was, is_now)}")
+    return lines
+
+
+def _by(was: Any, is_now: Any) -> str:
+    """Return the difference of two numbers as text."""
+    numbers = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in (was, is_now))
+    if not numbers or not was:
+        return ""
+    return f" ({(is_now - was) / was:+.3%})"
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from digest import digest
-from paths import model
+from paths import digest, model
 
 from launch_server import cpu_arguments, free_port, post, serving
 

@@ -8,7 +8,7 @@ stretched to the load, a turn no earlier than the previous answer; a seed is ano
 the first, and other starts of the conversations of the second. `agentic` is 50 conversations of
 the agentic archive in a closed loop, chosen by the seed; sub-agents included. Its load is the rate of
 new sessions. `pauses` is the conversation trace with pauses ten times as long, `mix` half of its
-requests together with agents that begin in the same time (mixed.py). `unseen-conversation` and
+requests together with agents that begin in the same time. `unseen-conversation` and
 `unseen-synthetic` are windows of the first two that no constant was chosen on.
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,6 @@ from canopy_lab.sim.system import SystemConfig, TierSpec, Workload, load_profile
 from canopy_lab.sim.system.loads import LoadedSystem, LoadRun
 from canopy_lab.trace.record import TraceRequest
 from latency.arms import ARMS, UNSEEN, Arm
-from latency.mixed import merged, with_pauses
 from question import Context, Question
 
 REQUESTS = 2000
@@ -38,6 +37,8 @@ SESSIONS = 50
 SESSIONS_OF_MIX = 20
 PAUSES = 10.0
 """Factor of the gaps between turns in `pauses`."""
+BLOCK_TOKENS = 64
+"""Block size of a mix, which is that of the agents' traces."""
 LOADS = (0.6, 0.8, 0.95, 1.1)
 SEEDS = (0, 1, 2)
 UNSEEN_WINDOWS = {
@@ -135,6 +136,44 @@ def shuffled(requests: list[TraceRequest], seed: int) -> list[TraceRequest]:
         for r in requests
     ]
     return sorted(made, key=lambda r: r.time_s)
+
+
+def with_pauses(requests: Sequence[TraceRequest], times: float) -> list[TraceRequest]:
+    """The same conversations, begun when they were, with ``times`` as long between turns."""
+    starts: dict[str | None, float] = {}
+    moved = []
+    for request in requests:
+        start = starts.setdefault(request.conversation, request.time_s)
+        moved.append(replace(request, time_s=start + times * (request.time_s - start)))
+    return sorted(moved, key=lambda r: r.time_s)
+
+
+def merged(chat: Sequence[TraceRequest], agents: Iterable[TraceRequest]) -> list[TraceRequest]:
+    """Both, by time. Agents' sessions begin within the time of the chat; their gaps stay."""
+    working = list(agents)
+    starts: dict[str | None, float] = {}
+    for request in working:
+        starts.setdefault(request.user, request.time_s)
+    first, last = min(starts.values()), max(starts.values())
+    shrink = (chat[-1].time_s - chat[0].time_s) / max(last - first, 1e-9)
+    first_id = 1 + max(block for request in working for block in request.blocks)
+    moved = [
+        replace(r, time_s=r.time_s - starts[r.user] + shrink * (starts[r.user] - first))
+        for r in working
+    ]
+    talking = [
+        replace(_in_blocks(r, first_id), time_s=r.time_s - chat[0].time_s, user=r.conversation)
+        for r in chat
+    ]
+    return sorted([*talking, *moved], key=lambda r: r.time_s)
+
+
+def _in_blocks(request: TraceRequest, first_id: int) -> TraceRequest:
+    """Return the request in blocks of ``BLOCK_TOKENS``, with ids from ``first_id`` on."""
+    parts = request.block_tokens // BLOCK_TOKENS
+    blocks = [first_id + block * parts + part for block in request.blocks for part in range(parts)]
+    whole = -(-request.input_tokens // BLOCK_TOKENS)
+    return replace(request, blocks=tuple(blocks[:whole]), block_tokens=BLOCK_TOKENS)
 
 
 def config(arm: Arm, part: Part, kv_bytes: int) -> SystemConfig:

@@ -44,7 +44,7 @@ def test_behind_bos_is_behind_the_prompts_first_token():
 
 
 def test_arms_are_compared_on_the_same_questions():
-    from cachetune.summary import by_arm
+    from cachetune.quality import by_arm
 
     full = {"cpu_s": 4.0, "run": 1.0, "kl": 0.0, "top1": 1.0}
     found = by_arm(

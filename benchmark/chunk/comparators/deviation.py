@@ -50,7 +50,7 @@ class Oracle(Selector):
     def choose(self, context: Context) -> SelectedTokens:
         from canopy_chunks.fuse.cache import dense_cache
         from canopy_chunks.fuse.rows import prefill
-        from comparators.attended import over_chunks
+        from comparators.prophetkv import over_chunks
 
         model, prompt = context.model, context.prompt
         exact = dense_cache(model, len(prompt))

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from canopy_chunks.fuse.encode import Encoder
 from canopy_chunks.quality import tasks
@@ -68,7 +69,7 @@ def evaluate(
     tokenizer = AutoTokenizer.from_pretrained(plan.model)
     measured: list[dict[str, Any]] = []
     encoders: dict[tuple[int, ...], Encoder] = {}  # the text before the documents is computed once
-    for example in _with_progress(examples, progress):
+    for example in tqdm(examples, unit="example", disable=not progress):
         case = tokenise(tokenizer, example, plan.chunks, plan.chunk_tokens)
         measured += _one(plan, names, model, tokenizer, case, encoders)
         if so_far is not None:
@@ -172,11 +173,3 @@ def _row(
         pairs = [a["kl"] - b["kl"] for a, b in zip(mine, of(selector, first))]
         row["kl_minus_encode"], row["kl_minus_encode_se"] = mean_se(pairs)
     return row
-
-
-def _with_progress(examples: list[Any], progress: bool) -> Any:
-    if not progress:
-        return examples
-    from tqdm import tqdm
-
-    return tqdm(examples, unit="example")

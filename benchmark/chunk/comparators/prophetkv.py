@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 
 from canopy_chunks.fuse import rows as engine
-from canopy_chunks.fuse.selectors.base import Context, SelectedTokens, Selector
+from canopy_chunks.fuse.selectors.base import Context, SelectedTokens, Selector, best
+from canopy_chunks.store.chunk import FusedPrompt
 from canopy_chunks.store.device_copy import to_device
-from comparators.attended import over_chunks
 
 
 class ProphetKV(Selector):
@@ -53,3 +53,13 @@ def context_attention(context: Context) -> torch.Tensor:
 
     engine.probe_rows(model, ids, rows, cache, shape.layers - 1, watch)
     return model.whole(score)
+
+
+def over_chunks(prompt: FusedPrompt, score: torch.Tensor, count: int) -> torch.Tensor:
+    """The ``count`` best positions of all chunks together by ``score [prompt]``.
+
+    Not the prompt's last token, which is always computed.
+    """
+    inside = prompt.in_chunk()
+    inside[len(prompt) - 1] = False
+    return best(score, inside, count)
