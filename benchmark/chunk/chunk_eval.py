@@ -43,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     most = "most tokens of an answer (F1, ROUGE-L, kept)"
     add("--answer-tokens", type=int, default=16, help=most)
     add("--no-text", action="store_true", help="skip generation: KL and top-1 only")
-    add("--per-example", action="store_true", help="every example in the JSON too")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     def save(report: dict[str, Any]) -> None:
         """Save after every example, so that an interrupted run keeps its measurements."""
         if args.json:
-            kept = {k: v for k, v in report.items() if args.per_example or k != "examples"}
+            kept = {k: v for k, v in report.items() if k != "examples"}
             replace_file(args.json, json.dumps(kept, indent=1) + "\n")
 
     report = evaluate(plan, sys.stderr.isatty(), save)

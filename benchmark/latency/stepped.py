@@ -256,7 +256,7 @@ def run_load(
     }
 
 
-def main() -> int:
+def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -282,8 +282,7 @@ def main() -> int:
     run(args, args.arms, Result(args.out, about))
     for arm in args.arms:
         arm.process.kill()
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

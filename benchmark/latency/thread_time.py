@@ -105,7 +105,7 @@ def run(name: str, seconds: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=int, default=60)
     args = parser.parse_args()
@@ -120,8 +120,7 @@ def main() -> int:
             rows[name] = run(name, args.seconds, Path(folder))
             print(name, json.dumps(rows[name], indent=1), flush=True)
     RESULTS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -161,8 +161,6 @@ class Hostile:
         if told and told[0] and told[0].get("fused"):
             self.faults.append(f"step {step}: reused the honest tenant's document: {told[0]}")
 
-    # ---- attacks in parallel to the prompts ----
-
     def start(self, url: str) -> None:
         """Flood every route of Canopy's until ``stop``."""
         for work in (self._hints, self._documents, self._malformed, self._readings):
