@@ -13,6 +13,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from canopy_lab.advise import advice_text as words
 from canopy_lab.advise.answers import Advice, Row
 from canopy_lab.advise.decide import first_start
+from canopy_lab.report.axes import WHOLE, clean, name_axes, note
 from canopy_lab.report.html import HtmlTable, Page, Section, png_bytes
 from canopy_lab.report.table import short_number
 
@@ -50,22 +51,14 @@ def capacity_chart(advice: Advice, theme: Theme) -> Figure:
         axes.plot(curve.tokens, _percents(curve.hit_ratio), color=colour, ls=line, marker=marker, ms=4, lw=1.4, label=label)  # fmt: skip
     axes.axhline(100 * advice.repeats, color=theme.grey, ls="-.", lw=1, label="endless cache")
     axes.axvline(advice.capacity_tokens, color=theme.grey, lw=1)
-    axes.annotate(
-        "your capacity",
-        (advice.capacity_tokens, 1),
-        xycoords=("data", "axes fraction"),
-        xytext=(0, 3),
-        textcoords="offset points",
-        ha="center",
-        fontsize=7.5,
-        color=theme.ink,
-    )
+    at, frame = (advice.capacity_tokens, 1), ("data", WHOLE)
+    note(axes, "your capacity", at, theme.ink, (0, 3), frame, ha="center", fontsize=7.5)
     axes.set_xscale("log")
     axes.set_xlim(left=min(advice.others["wa"].tokens[0], advice.capacity_tokens) / 8)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: short_number(v)))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(bottom=0)
-    _label(axes, theme, "capacity, tokens of KV", "prompt tokens hit, %")
+    name_axes(axes, "capacity, tokens of KV", "prompt tokens hit, %", theme.ink)
     axes.legend(
         fontsize=7.5, labelcolor=theme.ink, loc="upper left", bbox_to_anchor=(0, 0.95),
         facecolor=theme.ground, edgecolor="none", framealpha=1,
@@ -87,7 +80,7 @@ def policies_chart(advice: Advice, theme: Theme) -> Figure:
     axes.grid(False, axis="y")
     if not points.any():
         axes.set_xlim(-1, 1)
-    _label(axes, theme, "gain over SGLang's LRU, points of the prompt tokens", "")
+    name_axes(axes, "gain over SGLang's LRU, points of the prompt tokens", "", theme.ink)
     return figure
 
 
@@ -106,17 +99,8 @@ def _figure(theme: Theme, height: float) -> tuple[Figure, Axes]:
     figure.set_layout_engine("constrained")
     axes = figure.subplots()
     axes.set_facecolor(theme.ground)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(theme.grey)
-    axes.tick_params(which="both", colors=theme.ink, labelsize=8)
-    axes.grid(True, color=theme.faint, linewidth=0.6)
-    axes.set_axisbelow(True)
+    clean(axes, theme.ink, theme.grey, theme.faint)
     return figure, axes
-
-
-def _label(axes: Axes, theme: Theme, x: str, y: str) -> None:
-    axes.set_xlabel(x, fontsize=8.5, color=theme.ink)
-    axes.set_ylabel(y, fontsize=8.5, color=theme.ink)
 
 
 def _percents(ratios: tuple[float, ...]) -> list[float]:

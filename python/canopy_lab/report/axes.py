@@ -35,11 +35,11 @@ def new_figure(
     return figure, axes
 
 
-def clean(axes: Axes) -> None:
+def clean(axes: Axes, ink: str = INK, grey: str = GREY, faint: str = FAINT) -> None:
     axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(GREY)
-    axes.tick_params(colors=INK, labelsize=8)
-    axes.grid(True, color=FAINT, linewidth=0.6)
+    axes.spines[["left", "bottom"]].set_color(grey)
+    axes.tick_params(which="both", colors=ink, labelsize=8)
+    axes.grid(True, color=faint, linewidth=0.6)
     axes.set_axisbelow(True)
 
 
@@ -56,9 +56,9 @@ def note(
     axes.annotate(text, at, move, xycoords=frame, textcoords="offset points", color=colour, **style)
 
 
-def name_axes(axes: Axes, x: str, y: str) -> None:
-    axes.set_xlabel(x, fontsize=8.5, color=INK)
-    axes.set_ylabel(y, fontsize=8.5, color=INK)
+def name_axes(axes: Axes, x: str, y: str, ink: str = INK) -> None:
+    axes.set_xlabel(x, fontsize=8.5, color=ink)
+    axes.set_ylabel(y, fontsize=8.5, color=ink)
 
 
 def percent_axis(axis: Axis) -> None:
