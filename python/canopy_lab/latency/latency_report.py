@@ -54,7 +54,7 @@ class LatencyReport:
     requests_per_s: float
     """Answers per second up to the last, including the warm-up."""
     ttft_s: Spread
-    deciles: tuple[Decile, ...]
+    deciles: list[Decile]
     """Shortest prompts first."""
     sessions: int
     sessions_per_hour: float
@@ -149,7 +149,7 @@ def lag(begin_s: np.ndarray, end_s: np.ndarray, waited_s: np.ndarray) -> float:
     return (ended - unhindered) / max(began - float(begin_s.min()), 1e-9)
 
 
-def _deciles(prompt: np.ndarray, ttft: np.ndarray) -> tuple[Decile, ...]:
+def _deciles(prompt: np.ndarray, ttft: np.ndarray) -> list[Decile]:
     deciles = []
     for part in np.array_split(np.argsort(prompt, kind="stable"), DECILES):
         if len(part):
@@ -157,4 +157,4 @@ def _deciles(prompt: np.ndarray, ttft: np.ndarray) -> tuple[Decile, ...]:
             deciles.append(
                 Decile(int(lengths[0]), int(lengths[-1]), len(part), Spread.of(ttft[part]))
             )
-    return tuple(deciles)
+    return deciles

@@ -23,9 +23,9 @@ def replay_all(upstream: Any, args: argparse.Namespace) -> dict[str, Any]:
     options.check(args)
     results = []
     for rate in args.rates:
-        given = argparse.Namespace(**vars(args))
-        given.flush_cache = args.flush_cache or args.backend.startswith(("sglang", "vllm"))
-        results.append(Replay(upstream, given, rate)())
+        at_rate = argparse.Namespace(**vars(args))
+        at_rate.flush_cache = args.flush_cache or args.backend.startswith(("sglang", "vllm"))
+        results.append(Replay(upstream, at_rate, rate)())
     summary = {**results[-1], "rates": [shortened(result) for result in results]}
     if args.slo is not None:
         summary["goodput_rate"] = goodput_rate(summary["rates"])
