@@ -108,6 +108,7 @@ def run(name: str, seconds: int, folder: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--json", type=Path, default=RESULTS)
     args = parser.parse_args()
     rows = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +120,7 @@ def main() -> None:
         for name in ARMS:
             rows[name] = run(name, args.seconds, Path(folder))
             print(name, json.dumps(rows[name], indent=1), flush=True)
-    RESULTS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
