@@ -129,7 +129,7 @@ def test_the_quick_start_runs_the_agents_on_each_server(monkeypatch, tmp_path, c
     monkeypatch.setattr(quickstart, "STATE", tmp_path)
     monkeypatch.setattr(agents, "THINK_S", (0.0, 0.1))
     monkeypatch.setattr(agents, "READ_S", 0.1)
-    monkeypatch.setattr(quickstart, "open_page", lambda url: None)
+    monkeypatch.setattr(quickstart.webbrowser, "open", lambda url: None)
     args = argparse.Namespace(port=1, seconds=1.5, once=True)
     assert quickstart.compare(tmp_path, "m", "cpu", args, TEXTS) == 0
     assert [which for which, _ in served] == ["lru", "lru + host", "auto + host"]
