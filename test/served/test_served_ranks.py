@@ -78,7 +78,6 @@ def test_both_ranks_evict_the_same_leaves_over_500_requests(client) -> None:
     missed = status["prompt_tokens"] - sum(t["hit_tokens"] for t in status["tiers"].values())
     assert sum(n for row in status["missed"]["tokens"].values() for n in row.values()) == missed
     assert status["missed"]["corrected_tokens"] == 0
-    assert "other_namespace" not in json.dumps(status)
     assert "Traceback" not in client.server.log_text()
 
 

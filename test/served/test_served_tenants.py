@@ -33,7 +33,7 @@ def test_a_hint_reaches_every_replica_and_only_trusted_ones_count(server, tiny_m
     flags += ("--admin-api-key", ADMIN, "--canopy-client-hints", "trusted")
     environment = {SECRET_VARIABLE: SECRET, "SGLANG_CPU_OMP_THREADS_BIND": "0|0"}
     with server(tiny_model, *flags, kv_tokens=2048, environment=environment) as client:
-        only_the_administrator_reads_that_another_tenant_had_the_prompt(client)
+        nobody_reads_that_another_tenant_had_the_prompt(client)
         assert client.send("/flush_cache?timeout=20", {}, **BEARER)[0] == 200
         filled = [fill(client, rank, 10 * rank) for rank in range(2)]
         hint = {"conversation": "ended", "over": True, "cache_salt": "a"}
@@ -56,7 +56,7 @@ def test_a_hint_reaches_every_replica_and_only_trusted_ones_count(server, tiny_m
         answers_are_equal_on_both_replicas(client)
 
 
-def only_the_administrator_reads_that_another_tenant_had_the_prompt(client: Any) -> None:
+def nobody_reads_that_another_tenant_had_the_prompt(client: Any) -> None:
     prompt = token_ids(400, 3)
     for tenant in ("first", "second"):
         client.generate(prompt, 2, cache_salt=tenant, routed_dp_rank=0)
@@ -65,11 +65,9 @@ def only_the_administrator_reads_that_another_tenant_had_the_prompt(client: Any)
         rank = json.loads(client.send("/canopy/status", **headers)[1])["ranks"][0]
         return rank["prompt_tokens"] >= 800 and rank["missed"]
 
-    seen = until(missed)
-    assert seen["tokens"]["never_seen"]["none"] >= 2 * 398
-    assert "other_namespace" not in json.dumps([seen, missed(Authorization="Bearer a guess")])
-    assert "other_namespace" not in client.get("/metrics")
-    assert 380 <= until(lambda: missed(**BEARER))["other_namespace"] <= 400
+    for headers in ({}, BEARER):
+        found = until(lambda sent=headers: missed(**sent))
+        assert found["tokens"]["never_seen"]["none"] >= 2 * 398
 
 
 def answers_are_equal_on_both_replicas(client: Any) -> None:

@@ -83,10 +83,6 @@ class TierRow:
     demoted: int = 0
     """The part of ``evicted`` that remains in the tier below."""
     residency: Residency = field(default_factory=Residency)
-    hit_ages: list[int] = field(default_factory=lambda: [0] * (len(EDGES_S) + 1))
-    """Tokens used again, by seconds since the last use, in bins of ``EDGES_S``. Device only."""
-    idle_ages: list[int] = field(default_factory=lambda: [0] * (len(EDGES_S) + 1))
-    """Evicted tokens, by seconds since their last use."""
 
 
 @dataclass(slots=True)
@@ -159,7 +155,6 @@ class Counters:
         """Compared reads whose records differed, apart from times of use."""
         self.refused = [0] * len(REFUSALS)
         """Requests that ended without admission, by reason. They appear in no other count."""
-        """Sums of squared prompt tokens, and of squared hits: attention grows with them."""
         self.victims = Victims()
         self.adapters: dict[str, AdapterRow] = {}
         self._rows: dict[str, Row] = {}
@@ -222,10 +217,8 @@ class Counters:
         seconds: float,
         demoted: bool = False,
         tenant: str | None = None,
-        idle_s: float = 0.0,
     ) -> None:
-        """Count ``tokens`` evicted from ``tier`` for ``reason`` after ``seconds`` in it,
-        unused for ``idle_s``.
+        """Count ``tokens`` evicted from ``tier`` for ``reason`` after ``seconds`` in it.
 
         ``demoted``: the tier below still has them.
         """
@@ -238,12 +231,6 @@ class Counters:
         seconds = seconds if seconds > 0.0 else 0.0
         stay.tokens[bisect_left(EDGES_S, seconds)] += tokens
         stay.token_seconds += seconds * tokens
-        row.idle_ages[bisect_left(EDGES_S, idle_s)] += tokens
-
-    def used_again(self, label: str, tokens: int, age_s: float, tenant: str | None) -> None:
-        """Record ``tokens`` found on the device, ``age_s`` after their previous use."""
-        ages = self.row(label, tenant).tiers[DEVICE].hit_ages
-        ages[bisect_left(EDGES_S, age_s)] += tokens
 
     def _new_label(self, label: str, tenant: str | None) -> Row:
         name = label.partition("|")[0]
@@ -295,6 +282,4 @@ def _add(into: Row, row: Row) -> None:
         total.evicted = [a + b for a, b in zip(total.evicted, tier.evicted)]
         stay = total.residency
         stay.tokens = [a + b for a, b in zip(stay.tokens, tier.residency.tokens)]
-        total.hit_ages = [a + b for a, b in zip(total.hit_ages, tier.hit_ages)]
-        total.idle_ages = [a + b for a, b in zip(total.idle_ages, tier.idle_ages)]
         stay.token_seconds += tier.residency.token_seconds

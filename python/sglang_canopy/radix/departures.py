@@ -9,11 +9,8 @@ a page.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-
-import xxhash
 
 from sglang_canopy.radix.counters import DEVICE, DISK, HOST
 from sglang_canopy.radix.missed import (
@@ -24,7 +21,6 @@ from sglang_canopy.radix.missed import (
     NEVER_SEEN,
     NO_TIER,
     NOT_WRITTEN,
-    OTHER_NAMESPACE,
     PARTIAL_PAGE,
     UNKNOWN,
     BlockMap,
@@ -74,12 +70,7 @@ class Departures:
         self._live, self._disk = live, disk
         self._blocks = BlockMap(MIN_BLOCKS)
         self._evicted_tokens = 0
-        self._admitted_last = "default"
         self._last: Key = _NEW
-        self._namespaces: set[Hashable] = set()
-        """The first two namespaces."""
-        self._plain = BlockMap(MIN_BLOCKS)
-        """Blocks hashed without a namespace, each with the visit that first computed it."""
 
     @property
     def _capacity(self) -> int:
@@ -95,46 +86,33 @@ class Departures:
         written to the disk.
         """
         self._evicted_tokens += decision.tokens
-        tier = decision.tier
-        has_below = self._live.host_tokens if tier == DEVICE else self._disk.active
+        cause, tier = EVICTED, decision.tier
         if page is not None:
-            self._depart(decision, path, LATE, DISK, page)
-        elif has_below:
-            self._depart(decision, path, NOT_WRITTEN, tier + 1, None)
-        else:
-            self._depart(decision, path, EVICTED, tier, None)
+            cause, tier = LATE, DISK
+        elif self._live.host_tokens if tier == DEVICE else self._disk.active:
+            cause, tier = NOT_WRITTEN, tier + 1
+        fact = Left(decision.time, cause, tier, self._evicted_tokens, page)
+        self._put(path, decision.offset, decision.tokens, fact)
 
     def flushed(self, leaf: NodeLeaf, tokens: int, now: float, page: str | None) -> None:
         """Record that the tree is emptied while it holds ``leaf``; ``page`` as in ``left``."""
-        decision = Decision(
-            now, DEVICE, leaf.tenant, leaf.conversation, leaf.category, leaf.offset, tokens, 0, "",
-            now - leaf.last_access, False,
-        )  # fmt: skip
         cause, tier = (FLUSHED, DEVICE) if page is None else (LATE, DISK)
-        self._depart(decision, leaf.path, cause, tier, page)
+        fact = Left(now, cause, tier, self._evicted_tokens, page)
+        self._put(leaf.path, leaf.offset, tokens, fact)
 
-    def _depart(
-        self, decision: Decision, path: Sequence[int], cause: str, tier: int, page: str | None
-    ) -> None:
+    def _put(self, path: Sequence[int], offset: int, tokens: int, fact: Left) -> None:
+        """Record ``fact`` for the blocks of ``tokens`` at ``offset`` of ``path``."""
         size = self.block_tokens
-        blocks = path[decision.offset // size : (decision.offset + decision.tokens) // size]
-        blocks = self._sampled(blocks)
+        blocks = self._sampled(path[offset // size : (offset + tokens) // size])
         if blocks:
-            last = self._admitted_last
-            fact = Left(decision, cause, tier, last, self._evicted_tokens, page)
             self._blocks.put(blocks, fact)
 
     # ---- admission, writes and end of requests ----
 
-    def classify_misses(
-        self, request: LiveRequest, cached: int, late_host: int = 0,
-        tokens: Sequence[int] = (), namespace: Hashable = None,
-    ) -> None:  # fmt: skip
+    def classify_misses(self, request: LiveRequest, cached: int, late_host: int = 0) -> None:
         """Record that ``request`` found ``cached`` of its prompt tokens and computes the rest.
 
-        ``late_host``: the following tokens that the host holds but does not load. ``tokens``: the
-        prompt, to recognise it in other namespaces; ``namespace``: its own. The check of namespaces
-        costs nothing on a server with one namespace, and is skipped while blocks are sampled.
+        ``late_host``: the following tokens that the host holds but does not load.
         """
         if not self.one_in:
             self._fix_sample()
@@ -147,11 +125,6 @@ class Departures:
             at += late_host
         if at < prompt:
             self._classify(request, misses, at)
-        if len(self._namespaces) < 2:
-            self._namespaces.add(namespace)
-        if len(self._namespaces) > 1 and self.one_in == 1 and _NEW in misses.sums:
-            self._elsewhere(request, misses, tokens)
-        self._admitted_last = request.label or request.category
 
     def _classify(self, request: LiveRequest, misses: Misses, at: int) -> None:
         """Add the causes of the prompt tokens from ``at`` on. Blocks that are not sampled share the next
@@ -210,24 +183,6 @@ class Departures:
             return _PARTIAL
         return UNKNOWN, NO_TIER
 
-    def _elsewhere(self, request: LiveRequest, misses: Misses, tokens: Sequence[int]) -> None:
-        """Charge new tokens that are cached in another namespace to ``OTHER_NAMESPACE``."""
-        key = _NEW
-        size, chain, seen = self.block_tokens, 0, 0
-        raw = memoryview(array("q", tokens)).cast("B")
-        blocks = []
-        for at in range(0, len(tokens) // size * size, size):
-            chain = xxhash.xxh3_64_intdigest(raw[8 * at : 8 * (at + size)], seed=chain)
-            blocks.append(chain)
-            if len(blocks) == seen + 1 and self._plain.get(chain) is not None:
-                seen += 1
-        self._plain.put(blocks[seen:], misses.visit)
-        new = misses.sums[key]
-        moved = min(new, max(0, seen * size - (request.prompt_tokens - new)))
-        if moved:
-            misses.sums[key] -= moved
-            misses.add((OTHER_NAMESPACE, NO_TIER), moved)
-
     def written(self, request: LiveRequest, tokens: int) -> None:
         """Record that the first ``tokens`` of the path of ``request`` are in the tree."""
         misses = request.misses
@@ -250,12 +205,11 @@ class Departures:
             self.missed.add_evicted(left, tokens, request.time, self._evicted_tokens, self._capacity)  # fmt: skip
 
     def stats(self) -> dict[str, Any]:
-        """Return all sums as plain data, for administrators."""
+        """Return all sums as plain data."""
         return {
             **self.missed.stats(),
             "one_block_in": self.one_in,
             "corrected_tokens": self.corrected_tokens,
-            "remembered_blocks": len(self._blocks),
         }
 
     # ---- bounds ----
@@ -272,4 +226,4 @@ class Departures:
             self.one_in = MIN_ONE_IN
         while blocks > MAX_BLOCKS * self.one_in:
             self.one_in *= 2
-        self._blocks.most = self._plain.most = max(blocks // self.one_in, MIN_BLOCKS)
+        self._blocks.most = max(blocks // self.one_in, MIN_BLOCKS)

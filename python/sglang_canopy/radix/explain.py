@@ -50,8 +50,7 @@ def explain(core: CanopyTreeCore, body: dict[str, Any]) -> list[dict[str, Any]]:
     else:
         tenants = core.conversations.tenants_of(conversation)[:MAX_TENANTS]
     order = _next_victims(core) if tenants else []
-    is_admin = body.get("admin") is True
-    return [_of_tenant(core, tenant, conversation, order, is_admin) for tenant in tenants]
+    return [_of_tenant(core, tenant, conversation, order) for tenant in tenants]
 
 
 def _next_victims(core: CanopyTreeCore) -> list[tuple[UnifiedTreeNode, int]]:
@@ -65,7 +64,6 @@ def _of_tenant(
     tenant: str | None,
     conversation: Hashable,
     order: list[tuple[UnifiedTreeNode, int]],
-    is_admin: bool,
 ) -> dict[str, Any]:
     now = core.clock.now
     end = core.conversations.deepest(tenant, conversation)
@@ -85,7 +83,7 @@ def _of_tenant(
         "policy": core.live.device_policy.name,
         "belief": {} if end is None else dict(core.live.device_policy.explain(end.canopy, now)),
         "next_to_go": None if end is None else _eviction_place(core, end, order),
-        "missed": core.departures.missed.of_tenant(tenant, is_admin=is_admin),
+        "missed": core.departures.missed.of_tenant(tenant),
         "evicted": [
             {
                 "evicted_ago_s": round(now - eviction.time, 3),

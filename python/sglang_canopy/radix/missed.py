@@ -14,7 +14,6 @@ EVICTED = "evicted"
 NOT_WRITTEN = "not_written"
 LATE = "late"
 IN_FLIGHT = "in_flight"
-OTHER_NAMESPACE = "other_namespace"
 FLUSHED = "flushed"
 PARTIAL_PAGE = "partial_page"
 UNKNOWN = "unknown"
@@ -23,10 +22,9 @@ UNKNOWN = "unknown"
 ``never_seen``: no earlier request had it here. ``evicted``: it left ``tier``, the last that held
 it. ``not_written``: it left the tier above before ``tier`` had a copy, or its request ended before
 it was cached. ``late``: ``tier`` held it and did not deliver it. ``in_flight``: a running request
-was computing it. ``other_namespace``: never seen, but cached for another tenant or adapter.
-``flushed``: the cache was emptied. ``partial_page``: only whole pages are cached, and the last
-token is always computed. ``unknown``: none of these, such as a lookup that could not end there
-(windows, states), or a dropped record.
+was computing it. ``flushed``: the cache was emptied. ``partial_page``: only whole pages are cached,
+and the last token is always computed. ``unknown``: none of these, such as a lookup that could not
+end there (windows, states), or a dropped record.
 """
 
 NO_TIER = "none"
@@ -35,8 +33,6 @@ WITH_MEMORY = (1.25, 1.5, 2.0, 4.0)
 """Relative cache sizes with an estimate of their hits."""
 MAX_TENANTS = 64
 """Maximum tenants with separate sums; the sums of the least recent are dropped."""
-MAX_PAIRS = 256
-"""Maximum counted pairs of categories (evicted, evicted for); further pairs count as ``other``."""
 
 Key = tuple[str, str]
 """Cause and tier."""
@@ -68,12 +64,11 @@ class Decision(NamedTuple):
 class Left(NamedTuple):
     """A run of tokens that left its last tier, or all tiers except the disk."""
 
-    decision: Decision
+    time: float
+    """Seconds on the requests' clock."""
     cause: str
     """``EVICTED``, ``NOT_WRITTEN``, ``FLUSHED``, or ``LATE`` if the disk has it."""
     tier: int
-    evicted_for: str
-    """Category of the most recently admitted request."""
     evicted_before: int
     """Total tokens evicted before it."""
     page: str | None = None
@@ -89,8 +84,6 @@ class Missed:
         """Evicted tokens by seconds from eviction to the request, in bins of ``EDGES_S``."""
         self.more = dict.fromkeys(WITH_MEMORY, 0)
         """Missed tokens that a cache of that size would still hold."""
-        self.pairs: Counter[tuple[str, str]] = Counter()
-        """Evicted tokens by (category, category of the evicting request)."""
         self._tenants: dict[str | None, Counter[Key]] = {}
 
     def add(self, sums: Sums, tenant: str | None) -> None:
@@ -108,45 +101,30 @@ class Missed:
 
     def add_evicted(self, left: Left, tokens: int, now: float, evicted: int, capacity: int) -> None:
         """Record ``tokens`` of ``left`` missed at ``now``. ``evicted``: tokens evicted so far."""
-        self.ago[bisect_left(EDGES_S, max(0.0, now - left.decision.time))] += tokens
+        self.ago[bisect_left(EDGES_S, max(0.0, now - left.time))] += tokens
         since = evicted - left.evicted_before
         for size in WITH_MEMORY:
             if since <= (size - 1) * capacity:
                 self.more[size] += tokens
-        pair = (left.decision.category.partition("|")[0], left.evicted_for.partition("|")[0])
-        if pair not in self.pairs and len(self.pairs) >= MAX_PAIRS:
-            pair = ("other", "other")
-        self.pairs[pair] += tokens
 
-    def of_tenant(self, tenant: str | None, *, is_admin: bool = False) -> dict[str, dict[str, int]]:
-        """Return a tenant's sums by cause and tier.
-
-        Only administrators see ``OTHER_NAMESPACE``, which reveals other tenants' prompts.
-        """
-        return nested(self._tenants.get(tenant, Counter()), other_namespace=is_admin)
+    def of_tenant(self, tenant: str | None) -> dict[str, dict[str, int]]:
+        """Return a tenant's sums by cause and tier."""
+        return nested(self._tenants.get(tenant, Counter()))
 
     def stats(self) -> dict[str, Any]:
-        """Return all sums as plain data. Only administrators may see ``OTHER_NAMESPACE``."""
+        """Return all sums as plain data."""
         return {
-            "tokens": nested(Counter(self.sums), other_namespace=False),
-            OTHER_NAMESPACE: self.sums[OTHER_NAMESPACE, NO_TIER],
+            "tokens": nested(Counter(self.sums)),
             "evicted_ago_s": {"edges": list(EDGES_S), "tokens": list(self.ago)},
             "hits_with_memory": {f"x{size:g}": n for size, n in self.more.items()},
-            "evicted_for": [
-                {"category": whose, "evicted_for": sake, "tokens": n}
-                for (whose, sake), n in Counter(self.pairs).most_common(8)
-            ],
         }
 
 
-def nested(sums: Counter[Key], *, other_namespace: bool) -> dict[str, dict[str, int]]:
-    """Return ``{cause: {tier: tokens}}``; ``other_namespace``: keep it, or count never seen."""
+def nested(sums: Counter[Key]) -> dict[str, dict[str, int]]:
+    """Return ``{cause: {tier: tokens}}``."""
     nested_sums: dict[str, dict[str, int]] = {}
     for (cause, tier), tokens in sorted(sums.items()):
-        if cause == OTHER_NAMESPACE and not other_namespace:
-            cause = NEVER_SEEN
-        row = nested_sums.setdefault(cause, {})
-        row[tier] = row.get(tier, 0) + tokens
+        nested_sums.setdefault(cause, {})[tier] = tokens
     return nested_sums
 
 

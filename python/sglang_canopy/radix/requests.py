@@ -78,8 +78,6 @@ class Requests:
             request,
             min(getattr(req, "prefix_len", 0), request.prompt_tokens),
             max(0, on_host - loaded),
-            req.origin_input_ids,
-            (req.extra_key, req.cache_salt),
         )
 
     def refuse(self, request: LiveRequest, reason: int) -> None:
@@ -213,10 +211,6 @@ class Requests:
         if leaf.request_number == request.number:
             leaf.refresh(request)
         else:
-            if leaf.hits and leaf.device_since < request.time:
-                self.live.counters.used_again(
-                    leaf.category, len(node.key), request.time - leaf.last_access, leaf.tenant
-                )
             leaf.stamp(request)
             leaf.request_number = request.number
         if leaf.ttl_s is not None or request.ttl_s is not None:

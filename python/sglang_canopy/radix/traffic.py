@@ -77,7 +77,6 @@ class Traffic:
         counters.victims.add(tier, leaf.offset, ids)
         since = leaf.device_since if tier == DEVICE else leaf.host_since
         policy = self.live.device_policy if tier == DEVICE else self.live.host_policy
-        idle_s = now - leaf.last_access
         # ``tuple.__new__`` takes two thirds of the time of ``Decision(...)``.
         decision = tuple.__new__(
             Decision,
@@ -91,14 +90,12 @@ class Traffic:
                 tokens,
                 reason,
                 policy.name,
-                idle_s,
+                now - leaf.last_access,
                 demoted,
             ),
         )
         self.decisions.append(decision)
-        counters.evicted(
-            tier, leaf.category, tokens, reason, now - since, demoted, leaf.tenant, idle_s
-        )
+        counters.evicted(tier, leaf.category, tokens, reason, now - since, demoted, leaf.tenant)
         if not demoted and leaf.path and (tier == DEVICE or left_the_device(node)):
             self.departures.left(decision, leaf.path, self.page_on_disk(node))
 

@@ -99,7 +99,7 @@ class Status:
             "session_gate": self._gate(now),
             "agents": self._agents(rows),
             "queue": self._queue(),
-            "missed": self._missed(rows),
+            "missed": self.cache.tree_core.departures.stats(),
             "whatif": self._whatif(),
             "agreement": agreement(self.counters, self.session_gate()),
             "files_set_aside": dict(SET_ASIDE),
@@ -237,26 +237,6 @@ class Status:
         """Return the what-if meter's results; ``None`` without a meter."""
         meter = self.cache.tree_core.live.meter
         return None if meter is None else meter.stats()
-
-    def _missed(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """Return the causes of missed prompt tokens, and ages of tokens at hits and at evictions.
-
-        ``tokens``: by cause and tier. Tokens that another namespace holds count as never seen; for
-        administrators they are also counted separately.
-        """
-        missed = self.cache.tree_core.departures.stats()
-        ages = [
-            {
-                "category": row.category,
-                "tier": name,
-                "hits": list(row.tiers[tier].hit_ages),
-                "evictions": list(row.tiers[tier].idle_ages),
-            }
-            for row in rows
-            for tier, name in ((DEVICE, TIERS[DEVICE]), (HOST, TIERS[HOST]))
-            if any(row.tiers[tier].idle_ages) or any(row.tiers[tier].hit_ages)
-        ]
-        return {**missed, "ages": ages}
 
     def _queue(self) -> dict[str, Any] | None:
         """Return the queue's order and counts; ``None`` for a cache without a scheduler's queue."""

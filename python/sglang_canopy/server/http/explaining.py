@@ -47,7 +47,6 @@ class Explaining:
             raise access.Refused(
                 409, "this server runs one of SGLang's own policies, which cannot be explained"
             )
-        body["admin"] = admin
         body["answer"] = answer = secrets.token_hex(8)
         await self._send(json.dumps(body))
         return {"tiers": list(TIERS), "replicas": status_file.take(answer)}
