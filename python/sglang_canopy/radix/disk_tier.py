@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
@@ -12,17 +12,22 @@ if TYPE_CHECKING:
     from sglang_canopy.radix.live_request import LiveRequest
 
 
-class DiskTier(Protocol):
-    """The tier that stores pages; all calls come from the scheduler's thread."""
+class DiskTier:
+    """The tier that stores pages; all calls come from the scheduler's thread. This class does nothing:
+    no tier below the host, or a tier that is not Canopy's.
+    """
 
-    active: bool
+    active = False
     """Whether the storage backend accepts metadata with its pages.
 
     If not, the tree core skips ``node_used``, ``request_finished`` and ``unwritten_ancestors``.
     """
 
-    suspended: bool
+    suspended = False
     """Whether the storage does not respond; no write is begun then. The same on all ranks."""
+
+    def __init__(self, tree: Any) -> None:
+        self.tree = tree
 
     def attach(self, cache: UnifiedRadixCache) -> None:
         """Attach the cache of the tree, which exists from now on."""
@@ -44,6 +49,7 @@ class DiskTier(Protocol):
 
     def unwritten_ancestors(self, node: UnifiedTreeNode) -> list[UnifiedTreeNode]:
         """Return the nodes above ``node`` to write before it, shallowest first."""
+        return []
 
     def finish_copies(self) -> None:
         """Finish the pending copies of ancestors, so that no ancestor is evicted before its copy."""
@@ -53,9 +59,11 @@ class DiskTier(Protocol):
 
         Return whether the host memory of unfinished writes may be used for other KV.
         """
+        return False
 
     def holds(self, page: str) -> bool:
         """Return whether this rank's disk has a page now."""
+        return False
 
     def pages_read(self, node_id: int | None, hashes: Sequence[str]) -> None:
         """Record that the pages ``hashes`` were read; ``node_id``: the deepest node that now holds
@@ -72,42 +80,3 @@ class DiskTier(Protocol):
 
         The time is ``seconds`` from ``begin_drain`` on, if it was called, else from now on.
         """
-
-
-class NoDiskTier:
-    """No tier below the host, or a tier that is not Canopy's."""
-
-    active = suspended = False
-
-    def __init__(self, _tree: Any = None) -> None: ...
-
-    def attach(self, cache: UnifiedRadixCache) -> None: ...
-
-    def request_arrived(self, epoch: float) -> None: ...
-
-    def request_finished(self, request: LiveRequest) -> None: ...
-
-    def node_used(self, node: UnifiedTreeNode) -> None: ...
-
-    def before_write(self, node: UnifiedTreeNode) -> None: ...
-
-    def before_staged_write(self, node: UnifiedTreeNode) -> None: ...
-
-    def unwritten_ancestors(self, node: UnifiedTreeNode) -> list[UnifiedTreeNode]:
-        return []
-
-    def finish_copies(self) -> None: ...
-
-    def suspend(self, reason: str) -> bool:
-        return False
-
-    def holds(self, page: str) -> bool:
-        return False
-
-    def pages_read(self, node_id: int | None, hashes: Sequence[str]) -> None: ...
-
-    def tree_reset(self) -> None: ...
-
-    def begin_drain(self, seconds: float) -> None: ...
-
-    def drain(self, seconds: float) -> None: ...

@@ -13,7 +13,7 @@ from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.floored import Floored
 from sglang_canopy.policy.registry import CANOPYS_LRU, make_policy, policy_class
 from sglang_canopy.radix.counters import Counters
-from sglang_canopy.radix.disk_tier import DiskTier, NoDiskTier
+from sglang_canopy.radix.disk_tier import DiskTier
 from sglang_canopy.radix.saved_profile import Profile
 from sglang_canopy.whatif.meter import Meter
 
@@ -43,7 +43,7 @@ class LiveCache:
     """Free tokens of the device now."""
     device_tokens: int = 0
     host_tokens: int = 0
-    make_disk_tier: Callable[[Any], DiskTier] = NoDiskTier
+    make_disk_tier: Callable[[Any], DiskTier] = DiskTier
     """Builds the tier below the host from the tree core."""
 
     def keep_floor(self) -> None:

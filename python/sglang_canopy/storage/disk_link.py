@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.disk.store import DiskStore
+from sglang_canopy.radix.disk_tier import DiskTier
 from sglang_canopy.radix.live_request import NodeLeaf, set_offsets
 from sglang_canopy.radix.tree import Tree
 from sglang_canopy.storage.agreement import first_ranks, runs_of
@@ -32,16 +33,15 @@ REPORT_INTERVAL_S = 1.0
 """Minimum seconds between two reports of one node's uses."""
 
 
-class DiskLink:
-    """``radix.disk_tier.DiskTier`` over ``PAGES``; inactive with other storage backends."""
+class DiskLink(DiskTier):
+    """The disk tier over ``PAGES``; inactive with other storage backends."""
+
+    tree: Tree
 
     def __init__(self, tree: Tree) -> None:
-        self.tree = tree
+        super().__init__(tree)
         self.attachment = Attachment()
-        self.active = False
-        """Whether the storage backend accepts metadata; updated at every arrival."""
         self.retry = DiskRetry(tree, self.attachment)
-        self.suspended = False
         self._drain_ends: float | None = None
         self._backend: Any = None
         """Storage backend at the last arrival."""
