@@ -257,10 +257,6 @@ def _checked(flag: str, choice: PolicyChoice) -> PolicyChoice:
         policy = make_policy(choice.name, choice.config)
     except CanopyError as error:
         raise CanopyError(f"{flag}: {error}") from None
-    if getattr(policy.config, "profile", None) is not None:
-        raise CanopyError(
-            f"{flag}: key 'profile' is for the device's policy, --radix-eviction-policy-config"
-        )
     if getattr(policy.config, "caching", None) == "optional":
         raise CanopyError(f"{flag}: key 'caching' must be 'forced' on a server")
     return choice

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -120,16 +119,4 @@ def _places(args: argparse.Namespace) -> list[Finding]:
         except CanopyError:
             return findings  # ``start`` has reported the error
         findings += machine.folder("disk tier", Path(settings.path), settings.capacity_bytes)
-    profile = _profile(args)
-    if profile is not None:
-        findings += machine.folder("profile", profile.parent)
     return findings
-
-
-def _profile(given: argparse.Namespace) -> Path | None:
-    config = given.radix_eviction_policy_config
-    try:
-        path = json.loads(config).get("profile") if isinstance(config, str) else None
-    except (ValueError, AttributeError):
-        return None
-    return Path(path) if isinstance(path, str) else None

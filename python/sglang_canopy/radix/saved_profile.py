@@ -22,11 +22,10 @@ EVERY_S = 30.0
 
 
 def read_or_set_aside(path: str) -> Any:
-    """Return the state in a file; ``None`` if it was never saved. A damaged file is set aside."""
+    """Return the state in a file; ``None`` if it cannot be read. A damaged file is set aside."""
     try:
         state = saved_curves.read(path)
-        if state is not None:
-            saved_curves.check(state)
+        saved_curves.check(state)
         return state
     except saved_curves.Damaged as error:
         set_aside(path, error)

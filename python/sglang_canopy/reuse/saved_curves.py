@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
@@ -13,8 +11,6 @@ from sglang_canopy.private_file import read_regular
 from sglang_canopy.reuse.categories import OVERFLOW, ROOT, Categories
 from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.survival import BINS, TOKEN_BINS
-
-logger = logging.getLogger(__name__)
 
 VERSION = 3
 MAX_BYTES = 64 << 20
@@ -24,10 +20,6 @@ _MAX_VALUE = 1e15
 
 class Damaged(CanopyError):
     """A file that is not a profile, or has another version."""
-
-
-class OtherLabels(CanopyError):
-    """A profile with other kinds of categories than the policy."""
 
 
 def save(categories: Categories, labels: str, share: float = 0.0) -> dict[str, Any]:
@@ -66,11 +58,11 @@ def load(state: Mapping[str, Any], categories: Categories, labels: str) -> float
     """Load the result of ``save``; return its number of samples. All of it is checked before use.
 
     Labels beyond the table's bound join their nearest category. Raises ``Damaged``, and
-    ``OtherLabels`` if the profile's categories are not of the kind ``labels``.
+    ``CanopyError`` if the profile's categories are not of the kind ``labels``.
     """
     check(state)
     if state["labels"] != labels:
-        raise OtherLabels(
+        raise CanopyError(
             f"the profile has the categories {state['labels'][:20]!r}, the policy has {labels!r}: "
             "give the policy another profile, or the categories that it was saved with"
         )
@@ -123,15 +115,11 @@ def _check(label: Any, counts: Any) -> None:
 
 
 def read(path: str) -> Any:
-    """Return the JSON of a profile file; ``None``, with a warning, if no run has saved it yet.
+    """Return the JSON of a profile file.
 
-    Raises ``Damaged`` for invalid JSON, and ``CanopyError`` if the file cannot be read or its
-    folder does not exist.
+    Raises ``Damaged`` for invalid JSON, and ``CanopyError`` if the file cannot be read.
     """
     expected = "a profile must be a JSON file saved by an earlier run"
-    if not Path(path).exists() and Path(path).absolute().parent.is_dir():
-        logger.warning("profile %s does not exist yet: starting without learnt state", path)
-        return None
     try:
         text = read_regular(path, MAX_BYTES)
     except OSError as error:
