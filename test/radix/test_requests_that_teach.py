@@ -76,7 +76,7 @@ def test_parallel_samples_are_one_request_in_learning_and_counts() -> None:
     assert server.model.samples == 0
     assert server.model.stats()["tips"] == 80
     assert server.counted() == (80, 80 * 18)
-    assert server.meter.sums["prompt_tokens"] == 80 * 18
+    assert server.meter.prompt_tokens == 80 * 18
     assert all(learner.model.samples == 0 for learner in learning(server.meter))
     used = [node.canopy.hits for node in server.core._node_arena.values() if node.canopy.length]
     assert set(used) == {1}
@@ -139,7 +139,7 @@ def test_a_retry_is_no_turn_and_no_return(how: str) -> None:
         assert last.turn == 1
     assert server.model.samples == 0
     assert server.counted() == (30, 30 * 18)
-    assert server.meter.sums["prompt_tokens"] == 30 * 18
+    assert server.meter.prompt_tokens == 30 * 18
     counts = {"invalid": INVALID, "queue": QUEUE, "given_up": GIVEN_UP}
     assert server.core.live.counters.refused[counts[how]] == 90
     assert sum(server.core.live.counters.refused) == 90

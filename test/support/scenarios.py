@@ -206,7 +206,7 @@ def teaching(start: Start) -> dict[str, Any]:
         "returns": core.live.learner.model.samples,
         "requests": sum(row.requests for row in rows),
         "prompt_tokens": sum(row.prompt_tokens for row in rows),
-        "metered_tokens": core.live.meter.sums["prompt_tokens"],
+        "metered_tokens": core.live.meter.prompt_tokens,
         "refused": dict(zip(REFUSALS, core.live.counters.refused)),
         "warm_ups": len(core.requests.samples),
     }
@@ -258,7 +258,7 @@ def observed(start: Start) -> dict[str, Any]:
     assert one is not None
     one.refuse(last, INVALID)
     refused = dict(zip(REFUSALS, one.refused, strict=True))
-    return {"refused": refused, "metered_tokens": one.meter.sums["prompt_tokens"]}
+    return {"refused": refused, "metered_tokens": one.meter.prompt_tokens}
 
 
 def metered(start: Start) -> dict[str, Any]:

@@ -73,9 +73,6 @@ def test_with_all_blocks_sampled_the_meter_equals_the_simulation(seed, blocks):
             # The meter receives a request at its end, a policy at its arrival: a fit may differ.
             near = 1e-5 if name == "lru" else 0.02
             assert ever(meter, arm, capacity) == pytest.approx(truth, abs=near)
-            if capacity == NOW:
-                found = meter.shadow_tokens[arm] / meter.sums["sampled_tokens"]
-                assert found == pytest.approx(truth, abs=near)
 
 
 def answers(seed, families=60, turns=1200):
@@ -130,14 +127,13 @@ def test_a_meter_without_a_floor_states_none(policy, floor):
     assert not meter.behind or floor
 
 
-def test_sums_are_those_of_the_requests():
-    meter, asked = Meter(MeterSetup((LRU,)), Memory(60 * BLOCK), LRU), 0
+def test_the_hit_ratio_is_that_of_the_requests():
+    meter, asked = Meter(MeterSetup((LRU,), memory_s=math.inf), Memory(60 * BLOCK), LRU), []
     for _, request in turns(3):
         meter.ended(request, BLOCK)
-        asked += request.prompt_tokens
-    requests = sum(1 for _ in turns(3))
-    assert meter.sums["prompt_tokens"] == meter.sums["sampled_tokens"] == asked
-    assert meter.sums["hit_tokens"] == requests * BLOCK
+        asked.append(request.prompt_tokens)
+    assert meter.prompt_tokens == sum(asked)
+    assert meter.stats()["hit_ratio"] == pytest.approx(len(asked) * BLOCK / sum(asked), abs=1e-5)
 
 
 def test_sampled_requests_are_timed_for_all(monkeypatch):

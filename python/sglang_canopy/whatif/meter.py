@@ -32,8 +32,6 @@ NOW = "now"
 """Label of the server's actual capacity."""
 LRU = "canopy-lru"
 SGLANGS_LRU = "lru"
-SUMS = ("prompt_tokens", "hit_tokens", "sampled_tokens")
-"""Prompt and hit tokens of all requests, and prompt tokens of sampled ones."""
 TIMED = 17
 """Time one request in this many: reading the thread clock can cost more than the work."""
 MIN_REQUESTS = 200
@@ -105,10 +103,8 @@ class Meter:
         self.memory = memory
         self.spent_s = 0.0
         """CPU seconds spent in the scheduler's thread, extrapolated from timed requests."""
-        self.sums = dict.fromkeys(SUMS, 0)
-        """Token counts since the start, across changes of policy."""
-        self.shadow_tokens: dict[str, int] = {}
-        """Sampled tokens hit by each policy's shadow cache of the server's capacity."""
+        self.prompt_tokens = 0
+        """Prompt tokens of all recorded requests, across changes of policy."""
         self.uncounted = dict.fromkeys(UNCOUNTED, 0)
         """Finished requests that do not count, by reason, since the start."""
         self._finished_requests = 0
@@ -174,8 +170,7 @@ class Meter:
         tokens = request.block_tokens
         missed = max(0, covered_tokens(request) - hit_tokens // tokens * tokens)
         account.serve(request.time, request.prompt_tokens, hit_tokens, missed)
-        self.sums["prompt_tokens"] += request.prompt_tokens
-        self.sums["hit_tokens"] += hit_tokens
+        self.prompt_tokens += request.prompt_tokens
         sample = self._observe(request)
         if sample is None:
             self.uncounted[UNSAMPLED if request.path else TOO_SHORT] += 1
@@ -189,15 +184,10 @@ class Meter:
         self._update_floor(sample)
 
     def _update_floor(self, sample: Sample) -> None:
-        """Update the floor and the shadow hits with one sampled request."""
-        saved, wanted = sample.saved_tokens, Question(self._requested, NOW)
-        self.sums["sampled_tokens"] += sample.prompt_tokens
-        shadow = self.shadow_tokens
-        for name, tokens in saved.items():
-            if isinstance(name, Question) and name.capacity == NOW:
-                shadow[name.policy] = shadow.get(name.policy, 0) + tokens
+        """Update the floor with one sampled request."""
         if self._floor is None:
             return
+        saved, wanted = sample.saved_tokens, Question(self._requested, NOW)
         if _LRU_NOW in saved and wanted in saved and not self.caches.is_too_small(wanted):
             other = wanted if self._floor.behind else _LRU_NOW
             doubt = 2.0 * self._account.sampling_error(other) if self.caches.one_in > 1 else 0.0
@@ -242,8 +232,6 @@ class Meter:
             },
             "spent_s": round(self.spent_s, 4),
             "undecided": self.undecided,
-            "sums": dict(self.sums),
-            "shadow_tokens": dict(self.shadow_tokens),
             "floor": None
             if self._floor is None
             else {

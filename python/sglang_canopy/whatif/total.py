@@ -49,11 +49,6 @@ def added_up(meters: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
             },
         },
         "spent_s": round(sum(m["spent_s"] for m in meters), 4),
-        "sums": {key: sum(m["sums"][key] for m in meters) for key in first["sums"]},
-        "shadow_tokens": {
-            name: sum(m["shadow_tokens"].get(name, 0) for m in meters)
-            for name in first["shadow_tokens"]
-        },
         "undecided": min((m["undecided"] for m in meters), key=lambda why: why is not None),
     }
 
