@@ -159,11 +159,11 @@ def test_tenants_at_their_quota_are_counted_as_pages_change(tmp_path) -> None:
     store = store_at(tmp_path, pages=8, quotas={"a": 2 * PAGE, "b": 100 * PAGE})
     put(store, chain(0, 1), tenant="a")
     put(store, chain(1, 1), tenant="b")
-    assert store.stats()["tenants_at_quota"] == 0
+    assert store.state.evictable.tenants_at_quota() == 0
     put(store, chain(2, 1), tenant="a")
-    assert store.stats()["tenants_at_quota"] == 1
+    assert store.state.evictable.tenants_at_quota() == 1
     store.clear()
-    assert store.stats()["tenants_at_quota"] == 0
+    assert store.state.evictable.tenants_at_quota() == 0
 
 
 def test_a_folder_that_could_not_be_made_is_made_later(tmp_path, monkeypatch) -> None:

@@ -67,7 +67,6 @@ def test_ttl_ends_a_page_that_is_not_used(tmp_path):
     assert store.leading(keys) == 3
     store.clock.now += 1
     assert store.leading(keys) == 0
-    assert store.counters.expired_lookups == 3
     assert store.sweep() == 3
     assert len(store) == 0
     assert store.counters.evicted == {"ttl": 3}
@@ -174,16 +173,6 @@ def test_impossible_sizes_are_a_users_mistake(tmp_path):
         store_at(tmp_path, capacity_bytes=10)
     with pytest.raises(CanopyError, match="quota"):
         store_at(tmp_path, quotas={"t": -1})
-
-
-def test_hits_and_misses_are_counted_by_category(tmp_path):
-    store = store_at(tmp_path)
-    put(store, chain("a", 2), category="chat")
-    put(store, chain("b", 1), category="api")
-    get(store, chain("a", 2))
-    assert store.counters.hits == {"chat": 2}
-    assert store.counters.misses == {"chat": 2, "api": 1}
-    assert store.stats()["pages"] == 3
 
 
 def test_a_crash_forgets_no_use_that_a_sweep_wrote_down(tmp_path):

@@ -1,4 +1,4 @@
-"""Inspection of the disk store for operators and tests: sizes, counters, and a recount."""
+"""Inspection of the disk store: its pages by label, and a recount."""
 
 from __future__ import annotations
 
@@ -7,24 +7,6 @@ from typing import Any
 
 from sglang_canopy.disk.index import NO_ROW, PageIndex
 from sglang_canopy.disk.state import StoreState
-from sglang_canopy.disk.store_counters import RESIDENCY_EDGES_S
-
-
-def stats(state: StoreState) -> dict[str, Any]:
-    """Return sizes, counters and the residency histogram; JSON-able."""
-    with state.lock:
-        index, evictable = state.index, state.evictable
-        return {
-            "unavailable": state.unavailable,
-            "pages": len(index),
-            "bytes": state.units.used * state.content.page_bytes,
-            "capacity_bytes": state.capacity_bytes,
-            "tips": len(evictable),
-            "tenants": len(evictable.tenant_bytes),
-            "tenants_at_quota": evictable.tenants_at_quota(),
-            "residency_edges_s": list(RESIDENCY_EDGES_S),
-            **state.counters.to_json(),
-        }
 
 
 def held_pages(state: StoreState) -> dict[str, dict[Any, int]]:

@@ -111,8 +111,7 @@ class Recovery:
         with state.lock:
             self._fresh = True
             if state.unavailable is None:
-                pages, stays_s = len(state.index), state.index.stays_s(state.clock())
-                state.counters.cleared(pages, state.content.page_bytes, stays_s)
+                state.counters.cleared(len(state.index), state.index.stays_s(state.clock()))
                 state.unavailable = CLEARED
                 self._forget_rows()
 

@@ -26,7 +26,7 @@ from sglang_canopy.disk.eviction import SWEEP_PAGES, Eviction
 from sglang_canopy.disk.folder import path_of
 from sglang_canopy.disk.index import PageIndex
 from sglang_canopy.disk.index_writer import IndexWriter
-from sglang_canopy.disk.inspection import held_pages, stats, verify
+from sglang_canopy.disk.inspection import held_pages, verify
 from sglang_canopy.disk.lifetimes import Lifetimes
 from sglang_canopy.disk.neighbours import Neighbours
 from sglang_canopy.disk.page import PageMeta
@@ -178,10 +178,6 @@ class DiskStore:
                 found += 1
                 if expires[row] > now:
                     alive = found
-            counters = state.counters
-            counters.lookups += len(raw)
-            counters.found += alive
-            counters.expired_lookups += found - alive
         return alive
 
     def meta(self, keys: Sequence[str]) -> list[PageMeta | None]:
@@ -254,7 +250,6 @@ class DiskStore:
             counters.read_bytes += state.content.page_bytes
             if index.keys[row] != page.key:
                 continue  # removed during the read; the data read is valid
-            counters.by_category(counters.hits, index.label("category", row))
             if now > index.last_access[row]:
                 index.last_access[row] = now
                 self._lifetimes.set_expiry(row)
@@ -348,10 +343,6 @@ class DiskStore:
             self.state.evictable.finish(request)
 
     # ---- inspection ----
-
-    def stats(self) -> dict[str, Any]:
-        """Return sizes, counters and the residency histogram; JSON-able."""
-        return stats(self.state)
 
     def held_pages(self) -> dict[str, dict[Any, int]]:
         """Return pages by ``categories``, ``tenants`` and ``groups`` (numbers in the TTL table)."""

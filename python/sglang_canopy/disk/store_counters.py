@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import logging
 import sqlite3
@@ -49,8 +48,6 @@ REASONS = ("capacity", "ttl", "quota", "trim", "corrupt", "cleared")
 FAULTS = ("full", "read-only", "io", "corrupt", "index", "clock", "locked", "internal")
 """Kinds of faults. The pages concerned are recomputed."""
 
-_MAX_CATEGORIES = 512
-
 
 @dataclass(slots=True)
 class StoreCounters:
@@ -65,19 +62,8 @@ class StoreCounters:
     """Pages not written, by reason: ``no-prefix``, ``capacity``, ``quota``, or a fault."""
     read: int = 0
     read_bytes: int = 0
-    lookups: int = 0
-    """Keys passed to ``leading``."""
-    found: int = 0
-    """Keys in the readable runs that ``leading`` returned."""
-    expired_lookups: int = 0
-    """Other keys whose pages were on disk past their TTL."""
     evicted: Counter[str] = field(default_factory=Counter)
     """Pages removed, by reason (``REASONS``)."""
-    evicted_bytes: Counter[str] = field(default_factory=Counter)
-    hits: Counter[str] = field(default_factory=Counter)
-    """Pages read, by category (the first 512 categories; then ``*``)."""
-    misses: Counter[str] = field(default_factory=Counter)
-    """Pages offered for writing that were not on disk, by category."""
     residency_s: list[int] = field(default_factory=lambda: [0] * (len(RESIDENCY_EDGES_S) + 1))
     """Removed pages by their time on disk (``RESIDENCY_EDGES_S``)."""
     page_seconds: float = 0.0
@@ -88,38 +74,19 @@ class StoreCounters:
     dropped_at_start: int = 0
     """Index rows without a prefix or without data."""
 
-    def left(self, reason: str, page_bytes: int, stay_s: float) -> None:
+    def left(self, reason: str, stay_s: float) -> None:
         """Count a page removed after ``stay_s`` seconds on disk."""
         self.evicted[reason] += 1
-        self.evicted_bytes[reason] += page_bytes
         self.page_seconds += max(0.0, stay_s)
         self.residency_s[bisect_left(RESIDENCY_EDGES_S, stay_s)] += 1
 
-    def cleared(self, pages: int, page_bytes: int, stays_s: Any) -> None:
+    def cleared(self, pages: int, stays_s: Any) -> None:
         """Count cleared pages. ``stays_s``: an array of their seconds on disk."""
         self.evicted["cleared"] += pages
-        self.evicted_bytes["cleared"] += page_bytes * pages
         self.page_seconds += float(np.maximum(stays_s, 0.0).sum())
         buckets = np.searchsorted(RESIDENCY_EDGES_S, stays_s)
         for i, count in enumerate(np.bincount(buckets, minlength=len(self.residency_s)).tolist()):
             self.residency_s[i] += count
-
-    @staticmethod
-    def by_category(counter: Counter[str], category: str) -> None:
-        """Count one page. Categories after the first 512 count as ``*``."""
-        if category not in counter and len(counter) >= _MAX_CATEGORIES:
-            category = "*"
-        counter[category] += 1
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            f.name: dict(value)
-            if isinstance(value := getattr(self, f.name), Counter)
-            else list(value)
-            if isinstance(value, list)
-            else value
-            for f in dataclasses.fields(self)
-        }
 
 
 class Faults:

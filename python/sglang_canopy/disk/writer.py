@@ -140,9 +140,7 @@ class PageWriter:
 
     def _place(self, page: _PageWrite, batch: _Batch, now: float) -> bool:
         """Allocate a unit for a page, evicting if needed. Returns false if the page is refused."""
-        state, counters = self._state, self._state.counters
-        meta = page.meta
-        counters.by_category(counters.misses, meta.category)
+        state, counters, meta = self._state, self._state.counters, page.meta
         if page.parent is not None and page.parent not in batch.keys:
             row = state.index.rows.get(page.parent)
             if row is None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -29,7 +28,7 @@ from sglang_canopy.disk.store import DiskStore
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.overrides import check_overrides
 from sglang_canopy.storage import weights
-from sglang_canopy.storage.current_store import CurrentStore, Views, status_of
+from sglang_canopy.storage.current_store import CurrentStore, Views
 from sglang_canopy.storage.host_layout import HostLayout, bytes_of
 from sglang_canopy.storage.namespace import namespace_of, weights_are_local
 from sglang_canopy.storage.page_table import PAGES, PageTable
@@ -48,8 +47,6 @@ class Sweeper:
     ) -> None:
         self.maintain, self.sweep = maintain, sweep
         self.interval_s, self.sweep_s = interval_s, sweep_s
-        self.cpu_s = 0.0
-        """CPU time used so far, in seconds."""
         self._stop = threading.Event()
         self.thread: threading.Thread | None = None
 
@@ -68,13 +65,11 @@ class Sweeper:
     def _run(self) -> None:
         passed = 0.0
         while not self._stop.wait(self.interval_s):
-            begin = time.thread_time()
             self.maintain()
             passed += self.interval_s
             if passed >= self.sweep_s:
                 passed = 0.0
                 self.sweep()
-            self.cpu_s += time.thread_time() - begin
 
 
 logger = logging.getLogger(__name__)
@@ -216,9 +211,7 @@ class CanopyStorage(HiCacheStorage):
 
     def status(self) -> dict[str, Any]:
         """Return the disk tier's part of ``/canopy/status``: pages and bytes since the start."""
-        status = status_of(self._opened())
-        status["sweeper_cpu_s"] = self.sweeper.cpu_s if self.sweeper is not None else 0.0
-        return status
+        return self._opened().status()
 
     def held_pages(self) -> dict[str, dict[Any, int]]:
         """Return pages on disk by ``categories``, ``tenants`` and ``groups`` of the TTL table."""

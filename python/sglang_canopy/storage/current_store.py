@@ -192,25 +192,25 @@ class CurrentStore:
             self.settings.policy,
         )
 
-
-def status_of(current: CurrentStore) -> dict[str, Any]:
-    """Return the disk tier's part of ``/canopy/status``: pages and bytes since the start."""
-    stats = current.store.stats()
-    return {
-        "unavailable": current.unavailable,
-        "capacity_bytes": stats["capacity_bytes"],
-        "used_bytes": stats["bytes"],
-        "pages": stats["pages"],
-        "policy": current.settings.policy,
-        "tenants_at_quota": stats["tenants_at_quota"],
-        "written_pages": stats["written"],
-        "written_bytes": stats["written_bytes"],
-        "read_pages": stats["read"],
-        "read_bytes": stats["read_bytes"],
-        "refused_pages": stats["refused"],
-        "evicted_pages": stats["evicted"],
-        "residency_pages": stats["residency_s"],
-        "residency_page_seconds": stats["page_seconds"],
-        "hit_pages": stats["hits"],
-        "faults": {kind: stats["faults"].get(kind, 0) for kind in FAULTS},
-    }
+    def status(self) -> dict[str, Any]:
+        """Return the disk tier's part of ``/canopy/status``: pages and bytes since the start."""
+        state = self.store.state
+        with state.lock:
+            counters = state.counters
+            return {
+                "unavailable": self.unavailable,
+                "capacity_bytes": state.capacity_bytes,
+                "used_bytes": state.units.used * self.page_bytes,
+                "pages": len(state.index),
+                "policy": self.settings.policy,
+                "tenants_at_quota": state.evictable.tenants_at_quota(),
+                "written_pages": counters.written,
+                "written_bytes": counters.written_bytes,
+                "read_pages": counters.read,
+                "read_bytes": counters.read_bytes,
+                "refused_pages": dict(counters.refused),
+                "evicted_pages": dict(counters.evicted),
+                "residency_pages": list(counters.residency_s),
+                "residency_page_seconds": counters.page_seconds,
+                "faults": {kind: counters.faults[kind] for kind in FAULTS},
+            }
