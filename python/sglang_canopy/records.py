@@ -9,6 +9,24 @@ from typing import Any
 CLIENT, GATEWAY, INFERRED = "client", "gateway", "inferred"
 """Sources of hints. ``INFERRED``: by the server, from how a conversation continues."""
 
+
+@dataclass(frozen=True, slots=True)
+class LateHint:
+    """A hint about a tenant's conversation that arrived without a request."""
+
+    tenant: str | None
+    conversation: Hashable
+    time: float
+    """Arrival, in seconds on the requests' clock."""
+    source: str = CLIENT
+    over: bool | None = None
+    """Whether it is over; ``None``: unchanged."""
+    return_in_s: float | None = None
+    """Seconds from ``time`` to its next request."""
+    keep_s: float | None = None
+    """Seconds from ``time`` for which its path should be kept."""
+
+
 ABORT = "abort"
 """Stop reason of an aborted answer, which says nothing about the client's return."""
 

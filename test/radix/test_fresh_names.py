@@ -15,7 +15,7 @@ from sglang_canopy.admission.activation import GateSettings
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.radix import departures
 from sglang_canopy.radix.counters import INVALID
-from sglang_canopy.records import CLIENT, GATEWAY
+from sglang_canopy.records import CLIENT, GATEWAY, LateHint
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
 from sglang_canopy.schedule.prefill_cost import Prefill
 from sglang_canopy.server.scheduler.observer import Observer
@@ -65,8 +65,8 @@ class Server:
         self.gate.arrive(number, request)
         self.gate.advance(time)
         self.core.protected.looked_up(self.core.root_node, request)
-        hint = {"tenant": tenant, "conversation": names.get("conversation"), "time": time}
-        self.core.conversations.apply_hint({**hint, "source": "client", "return_in_s": 5.0})
+        hint = LateHint(tenant, names.get("conversation"), time, return_in_s=5.0)
+        self.core.conversations.apply_hint(hint)
         self.core.requests.ended(req)
         self.tree.insert([*tokens, 3, 4], request, tenant)
         self.gate.finish(number, request)

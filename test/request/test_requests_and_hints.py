@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sglang_canopy.config.server_options import RequestOptions
 from sglang_canopy.radix.live_request import live_request
-from sglang_canopy.records import Leaf
+from sglang_canopy.records import LateHint, Leaf
 from sglang_canopy.server.http import entry
 from sglang_canopy.server.scheduler import arrivals
 from sglang_canopy.wire.hints import pack
@@ -122,9 +122,7 @@ def test_a_hint_reaches_a_conversation_that_is_cached_already() -> None:
     tree.serve([*system, 10, 11], time=1, conversation="a")
     tree.serve([*system, 20, 21], time=2, conversation="b")
     tree.serve([*system, 30, 31], time=3, conversation="c")
-    tree.core.conversations.apply_hint(
-        {"tenant": None, "conversation": "b", "time": 4.0, "over": True}
-    )
+    tree.core.conversations.apply_hint(LateHint(None, "b", 4.0, over=True))
     assert leaf_of(tree, [21]).over
     assert not leaf_of(tree, [4]).over  # the shared system prompt
     tree.evict(2)
@@ -136,12 +134,8 @@ def test_a_hint_reaches_a_conversation_that_is_cached_already() -> None:
 def test_a_hint_for_another_tenant_or_an_unknown_conversation_changes_nothing() -> None:
     tree = LiveTree(64, "wa")
     tree.serve([1, 2, 3], time=1, conversation="a")
-    tree.core.conversations.apply_hint(
-        {"tenant": "tenant", "conversation": "a", "time": 4.0, "over": True}
-    )
-    tree.core.conversations.apply_hint(
-        {"tenant": None, "conversation": "zz", "time": 4.0, "over": True}
-    )
+    tree.core.conversations.apply_hint(LateHint("tenant", "a", 4.0, over=True))
+    tree.core.conversations.apply_hint(LateHint(None, "zz", 4.0, over=True))
     assert not leaf_of(tree, [3]).over
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from canopy_lab.sim.driver import simulate
 from canopy_lab.sim.requests import Hints
 from sglang_canopy.policy.registry import make_policy
-from sglang_canopy.records import CLIENT, GATEWAY, Request
+from sglang_canopy.records import CLIENT, GATEWAY, LateHint, Request
 from sglang_canopy.reuse.categories import ROOT
 from sglang_canopy.reuse.hint_trust import MAX_TENANTS, HintRecords, return_slack_s, sender_of
 from sglang_canopy.reuse.learner import ReuseModel
@@ -243,8 +243,8 @@ def test_a_hint_without_a_request_is_checked_later():
         request = Request(time=at, path=path, prompt_tokens=len(path), conversation="c")
         model.arrive(request)
         model.finish(request)
-        model.hinted((None, "c"), GATEWAY, at + 10.0, False, 90.0)
-        model.hinted((None, "never seen"), GATEWAY, at + 10.0, True, None)
+        model.hinted(LateHint(None, "c", at + 10.0, GATEWAY, return_in_s=90.0))
+        model.hinted(LateHint(None, "never seen", at + 10.0, GATEWAY, over=True))
     record = model.hints.record(sender_of(None, GATEWAY))
     assert (record.returns, record.returns_true) == (1, 1)
 

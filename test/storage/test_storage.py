@@ -173,7 +173,7 @@ def test_settings_default_to_the_environment():
     assert StorageSettings.from_extra({"ttl": table.to_json()}, {}).ttl == table
 
 
-def test_the_page_table_forgets_the_oldest_and_counts_it():
+def test_the_page_table_forgets_the_oldest():
     pages = PageTable(max_pages=2, max_event_bytes=1400)
     metas = [PageMeta(offset=i) for i in range(3)]
     pages.describe(["a", "b", "c"], metas, [None, "a", "b"])
@@ -186,7 +186,6 @@ def test_the_page_table_forgets_the_oldest_and_counts_it():
         pages.add_request("arrive", Request(time=i))
     assert [k for k, _ in pages.take_uses()] == [("1",), ("2",)]
     assert [r.time for _, r in pages.take_requests()] == [1, 2]
-    assert pages.dropped.descriptions == pages.dropped.uses == pages.dropped.requests == 1
 
 
 def test_unclaimed_requests_with_long_prompts_stay_within_the_bound():
@@ -199,5 +198,4 @@ def test_unclaimed_requests_with_long_prompts_stay_within_the_bound():
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert held < 5 << 20
-    (_, last) = pages.take_requests()[-1]
-    assert (last.time, pages.dropped.requests) == (63.0, 61)
+    assert [request.time for _, request in pages.take_requests()] == [61.0, 62.0, 63.0]

@@ -21,6 +21,7 @@ from typing import Any
 from sglang_canopy.admission.activation import GateSettings
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.policy.floored import Floored
+from sglang_canopy.records import LateHint
 from sglang_canopy.server.scheduler.admission import Admission
 from sglang_canopy.wire.messages import TIME
 from support.bound_ledger import BoundLedger
@@ -234,10 +235,9 @@ def pause(one: Fuzz) -> None:
 
 
 def hint(one: Fuzz) -> None:
-    about = {"tenant": None, "conversation": one.draw.choice("xyz"), "source": "client"}
-    about |= {"time": one.core.clock.now}
-    about |= one.draw.choice([{"over": True}, {"return_in_s": 3.0}, {"keep_s": 10.0}])
-    one.core.conversations.apply_hint(about)
+    name = one.draw.choice("xyz")
+    said = one.draw.choice([{"over": True}, {"return_in_s": 3.0}, {"keep_s": 10.0}])
+    one.core.conversations.apply_hint(LateHint(None, name, one.core.clock.now, **said))
     one.counts["hints"] += 1
 
 

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from sglang_canopy.server.http.access_log import WithoutQuery
+from sglang_canopy.server.http.routes import WithoutQuery
 from sglang_canopy.telemetry.metrics import Metrics
 from sglang_canopy.telemetry.reporter import Reporter
 from sglang_canopy.tenant import SHOWN_KEY_VARIABLE, new_shown_key, shown_tenant, tenant_of

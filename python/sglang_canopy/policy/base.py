@@ -19,10 +19,10 @@ for every leaf that it removes, then ``evicted(leaf, tokens)``.
 from __future__ import annotations
 
 import abc
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
-from sglang_canopy.records import Leaf, Request
+from sglang_canopy.records import LateHint, Leaf, Request
 
 QUANTUM_TOKENS = 64
 """Default minimum of tokens that an eviction takes from a victim."""
@@ -85,15 +85,8 @@ class Policy(abc.ABC):
         """Learn from the finished request, whose output length and stop reason are known."""
         return request.label or request.category
 
-    def hinted(
-        self,
-        conversation: tuple[str | None, Hashable],
-        source: str,
-        now: float,
-        over: bool,
-        return_in_s: float | None,
-    ) -> None:
-        """Learn from a hint about a tenant's ``conversation`` that arrived without a request.
+    def hinted(self, hint: LateHint) -> None:
+        """Learn from a hint that arrived without a request.
 
         The policy later checks whether it was true. The tree writes the hint to the leaves.
         """

@@ -6,12 +6,12 @@ its learnt state never moves. ``whatif/floor.py`` decides which order ranks.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sglang_canopy.policy.base import Policy, Victim
 from sglang_canopy.policy.structures.lazy_heap import LazyHeap
-from sglang_canopy.records import Leaf, Request
+from sglang_canopy.records import LateHint, Leaf, Request
 
 
 class Floored(Policy):
@@ -78,15 +78,8 @@ class Floored(Policy):
     def finish(self, request: Request) -> str:
         return self.main.finish(request)
 
-    def hinted(
-        self,
-        conversation: tuple[str | None, Hashable],
-        source: str,
-        now: float,
-        over: bool,
-        return_in_s: float | None,
-    ) -> None:
-        self.main.hinted(conversation, source, now, over, return_in_s)
+    def hinted(self, hint: LateHint) -> None:
+        self.main.hinted(hint)
 
     def stats(self) -> Mapping[str, Any]:
         return self.main.stats()

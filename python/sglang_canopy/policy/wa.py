@@ -32,7 +32,7 @@ from sglang_canopy import declared
 from sglang_canopy.declared import declare_key
 from sglang_canopy.policy.base import Policy, Victim
 from sglang_canopy.policy.structures.cells import Cell, Cells, EndQueue, Entry, ReturnQueue
-from sglang_canopy.records import Leaf, Request
+from sglang_canopy.records import LateHint, Leaf, Request
 from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.hint_trust import return_slack_s, sender_of
 from sglang_canopy.reuse.learner import ReuseModel
@@ -92,16 +92,9 @@ class WorkloadAware(Policy):
     def finish(self, request: Request) -> str:
         return self.model.finish(request) if self.learns else super().finish(request)
 
-    def hinted(
-        self,
-        conversation: tuple[str | None, Hashable],
-        source: str,
-        now: float,
-        over: bool,
-        return_in_s: float | None,
-    ) -> None:
+    def hinted(self, hint: LateHint) -> None:
         if self.learns:
-            self.model.hinted(conversation, source, now, over, return_in_s)
+            self.model.hinted(hint)
 
     def twin(self) -> Policy:
         """Return a policy for another tier, which shares this policy's learnt state."""

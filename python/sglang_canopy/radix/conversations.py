@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_canopy.bounded import BoundedByTenant
 from sglang_canopy.radix.live_request import State
 from sglang_canopy.radix.tree import Tree
-from sglang_canopy.records import CLIENT, INFERRED, Leaf
+from sglang_canopy.records import INFERRED, LateHint, Leaf
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
@@ -62,13 +62,10 @@ class Conversations:
             return
         request.previous_end = end.node
         if request.over:  # clients may end a session with a short, unrelated prompt
-            hint = {"tenant": request.tenant, "conversation": request.conversation}
-            self.apply_hint({**hint, "time": request.time, "source": request.source, "over": True})
-            return
-        if end.left_by(request.path):  # type: ignore[arg-type]
+            self.apply_hint(_over(request, request.source))
+        elif end.left_by(request.path):  # type: ignore[arg-type]
             for policy in self.tree.live.learners:
-                conversation = request.tenant, request.conversation
-                policy.hinted(conversation, INFERRED, request.time, True, None)
+                policy.hinted(_over(request, INFERRED))
 
     def remember(self, request: LiveRequest, node: UnifiedTreeNode) -> None:
         """Record that the path of ``request`` ends at ``node``."""
@@ -101,38 +98,28 @@ class Conversations:
     def tenants_of(self, conversation: Any) -> list[Any]:
         return self._ends.tenants_of(conversation)
 
-    def apply_hint(self, hint: dict[str, Any]) -> None:
-        """Apply a client's hint to the cached nodes of a conversation.
+    def apply_hint(self, hint: LateHint) -> None:
+        """Apply a hint to the cached nodes of a conversation.
 
-        ``hint`` has ``tenant``, ``conversation``, ``time``, ``source``, and at least one of
-        ``over``, ``return_in_s``, ``keep_s``. Policies receive it even if nothing is cached, to
-        learn how reliable hints are.
+        Policies receive it even if nothing is cached, to learn how reliable hints are.
         """
         tree = self.tree
-        source = hint.get("source", CLIENT)
         for policy in tree.live.learners:
-            policy.hinted(
-                (hint["tenant"], hint["conversation"]),
-                source,
-                hint["time"],
-                hint.get("over", False),
-                hint.get("return_in_s"),
-            )
-        end = self._end(hint["tenant"], hint["conversation"])
+            policy.hinted(hint)
+        end = self._end(hint.tenant, hint.conversation)
         if end is None:
             return
         node = end.node
-        return_in_s, keep_s = hint.get("return_in_s"), hint.get("keep_s")
-        if keep_s is not None:
-            tree.protected.keep(node, hint["time"] + keep_s, node.canopy.tenant)
+        if hint.keep_s is not None:
+            tree.protected.keep(node, hint.time + hint.keep_s, node.canopy.tenant)
         while node is not tree.root_node:
             leaf = node.canopy
             tree.readmit(node)
-            if leaf.conversation == hint["conversation"]:
-                leaf.over = hint.get("over", leaf.over) and not leaf.shared
-                leaf.source = source
-                if return_in_s is not None:
-                    leaf.return_at = hint["time"] + return_in_s
+            if leaf.conversation == hint.conversation:
+                leaf.over = (leaf.over if hint.over is None else hint.over) and not leaf.shared
+                leaf.source = hint.source
+                if hint.return_in_s is not None:
+                    leaf.return_at = hint.time + hint.return_in_s
             node = node.parent
 
     def clear(self) -> None:
@@ -173,3 +160,7 @@ class Conversations:
     def _end(self, tenant: str | None, conversation: Hashable) -> End | None:
         end = self._ends.get(tenant, conversation)
         return end if end is not None and self.tree.contains(end.node) else None
+
+
+def _over(request: LiveRequest, source: str) -> LateHint:
+    return LateHint(request.tenant, request.conversation, request.time, source, over=True)

@@ -12,13 +12,14 @@ import math
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-from sglang_canopy.records import ABORT, Request
+from sglang_canopy.bounded import BoundedByTenant
+from sglang_canopy.records import ABORT, LateHint, Request
 from sglang_canopy.reuse import saved_curves
 from sglang_canopy.reuse.categories import Categories, features, shared_features, type_turn_features
 from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.fitting import fit
 from sglang_canopy.reuse.hint_trust import HintRecords, sender_of
-from sglang_canopy.reuse.shadow import LastTips, ShadowIndex, Tip, full_blocks
+from sglang_canopy.reuse.shadow import ShadowIndex, Tip, full_blocks
 from sglang_canopy.reuse.survival import BINS, age_bin, token_bin
 
 _OWN_GAP_STEP = 0.5
@@ -26,6 +27,8 @@ _OWN_GAP_STEP = 0.5
 _MIN_GAP_S = 0.1
 MAX_JUNCTIONS = 16
 """Junctions sampled on one path, per request."""
+MAX_CONVERSATIONS = 1024
+"""Conversations whose last tip is kept."""
 
 
 class ReuseModel:
@@ -62,7 +65,8 @@ class ReuseModel:
         self.categories = Categories(max_categories)
         self.shadow = ShadowIndex(window_s, max_samples, max_blocks)
         self.hints = HintRecords()
-        self._spoken_of = LastTips()
+        self._last_tips: BoundedByTenant[Hashable, Tip] = BoundedByTenant(MAX_CONVERSATIONS)
+        """Last tip of each named conversation, for hints between its requests."""
         self.version = 0
         """Incremented by every fit, which makes earlier ranks stale."""
         self.samples = 0
@@ -129,29 +133,22 @@ class ReuseModel:
                 self.shadow.open_tip(tip, request.path[full - 1])
         tip.sender = sender_of(request.tenant, request.source)
         if request.conversation is not None:
-            self._spoken_of.remember((request.tenant, request.conversation), tip)
+            self._last_tips.put(request.tenant, request.conversation, tip)
         self.hints.note_tip(tip, request.over)
         if not request.over and request.return_in_s is not None:
             self.hints.note_return(tip, request.return_in_s)
         return tip.category.label
 
-    def hinted(
-        self,
-        conversation: tuple[str | None, Hashable],
-        source: str,
-        now: float,
-        over: bool,
-        return_in_s: float | None,
-    ) -> None:
-        """Apply a hint that arrives at ``now`` without a request, for a tenant's conversation."""
-        tip = self._spoken_of.last(conversation)
+    def hinted(self, hint: LateHint) -> None:
+        """Apply a hint that arrived without a request."""
+        tip = self._last_tips.get(hint.tenant, hint.conversation)
         if tip is None or not tip.open:
             return
-        tip.sender = sender_of(conversation[0], source)
-        if over:
+        tip.sender = sender_of(hint.tenant, hint.source)
+        if hint.over:
             self.hints.note_tip(tip, True)
-        elif return_in_s is not None:
-            self.hints.note_return(tip, now - tip.born + return_in_s)
+        elif hint.return_in_s is not None:
+            self.hints.note_return(tip, hint.time - tip.born + hint.return_in_s)
 
     def gap_begins(self, request: Request, now: float) -> None:
         """Start the gap after ``request`` at ``now``, when it was answered, instead of at its
@@ -245,7 +242,7 @@ class ReuseModel:
         """
         if request.conversation is None:
             return
-        tip = self._spoken_of.last((request.tenant, request.conversation))
+        tip = self._last_tips.get(request.tenant, request.conversation)
         if tip is not None and tip.open:
             self.hints.continued(tip, request.time)
             tip.counted = tip.counted_over = None

@@ -14,7 +14,6 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from sglang_canopy.bounded import BoundedByTenant
 from sglang_canopy.records import Request
 from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.hint_trust import HintRecord
@@ -65,25 +64,6 @@ class Tip:
 
     def __post_init__(self) -> None:
         self.seen, self.first, self.sender = [self.born], self.born, self.tenant
-
-
-MAX_CONVERSATIONS = 1024
-"""Maximum conversations whose last tip is kept."""
-
-
-class LastTips:
-    """The last tip of each named conversation, for hints between its requests."""
-
-    def __init__(self) -> None:
-        self._tips: BoundedByTenant[Hashable, Tip] = BoundedByTenant(MAX_CONVERSATIONS)
-
-    def remember(self, conversation: tuple[str | None, Hashable], tip: Tip) -> None:
-        """Set ``tip`` as the end of a tenant's conversation."""
-        self._tips.put(*conversation, tip)
-
-    def last(self, conversation: tuple[str | None, Hashable]) -> Tip | None:
-        """Return the end of a tenant's conversation, or ``None`` if unknown."""
-        return self._tips.get(*conversation)
 
 
 @dataclass(slots=True, eq=False)

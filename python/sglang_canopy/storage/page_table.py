@@ -11,8 +11,8 @@ scheduler thread                                 storage threads
 ``take_refusal()``                  now and then    <-  ``add_refusal()``
 ``mark_rewrite(keys)``              before a write  ->  ``take_rewrites(keys)``
 
-All parts are bounded: the oldest entries are dropped and counted. A dropped entry makes metadata less
-accurate, but never yields a wrong page.
+All parts are bounded: the oldest entries are dropped. A dropped entry makes metadata less accurate, but
+never yields a wrong page.
 """
 
 from __future__ import annotations
@@ -36,16 +36,6 @@ _EVENT_BYTES, _BLOCK_BYTES, _KEY_BYTES = 512, 40, 128
 
 
 @dataclass(slots=True)
-class Dropped:
-    """Numbers of entries dropped before they were taken."""
-
-    descriptions: int = 0
-    reads: int = 0
-    uses: int = 0
-    requests: int = 0
-
-
-@dataclass(slots=True)
 class _Description:
     meta: PageMeta
     parent: str | None
@@ -57,14 +47,12 @@ class _Bounded:
 
     entries: OrderedDict[str, Any] = field(default_factory=OrderedDict)
 
-    def put(self, key: str, value: Any, limit: int) -> int:
-        """Insert or replace an entry. Returns the number of entries dropped (0 or 1)."""
+    def put(self, key: str, value: Any, limit: int) -> None:
+        """Insert or replace an entry."""
         self.entries[key] = value
         self.entries.move_to_end(key)
-        if len(self.entries) <= limit:
-            return 0
-        self.entries.popitem(last=False)
-        return 1
+        if len(self.entries) > limit:
+            self.entries.popitem(last=False)
 
 
 class _Events:
@@ -75,15 +63,12 @@ class _Events:
         self._bytes = 0
         self._entries: deque[tuple[int, Any]] = deque()
 
-    def put(self, size: int, entry: Any) -> int:
-        """Append an entry. Returns the number of entries dropped, including an oversized new one."""
+    def put(self, size: int, entry: Any) -> None:
+        """Append an entry, which is dropped too if it is larger than the limit."""
         self._entries.append((size, entry))
         self._bytes += size
-        dropped = 0
         while self._bytes > self._limit:
             self._bytes -= self._entries.popleft()[0]
-            dropped += 1
-        return dropped
 
     def take(self) -> list[Any]:
         taken = [entry for _, entry in self._entries]
@@ -100,7 +85,6 @@ class PageTable:
 
     def __init__(self, max_pages: int = MAX_PAGES, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self.max_pages = max_pages
-        self.dropped = Dropped()
         self._lock = threading.Lock()
         self._descriptions = _Bounded()
         self._reads = _Bounded()
@@ -115,9 +99,7 @@ class PageTable:
         """Record metadata of pages about to be written. ``parents``: preceding keys, or ``None``."""
         with self._lock:
             for key, meta, parent in zip(keys, metas, parents, strict=True):
-                self.dropped.descriptions += self._descriptions.put(
-                    key, _Description(meta, parent), self.max_pages
-                )
+                self._descriptions.put(key, _Description(meta, parent), self.max_pages)
 
     def description(self, key: str) -> PageMeta | None:
         """Return a page's metadata from ``describe``; ``None`` if it is missing or was dropped."""
@@ -163,7 +145,7 @@ class PageTable:
         """Record the metadata of pages read from storage."""
         with self._lock:
             for key, meta in zip(keys, metas, strict=True):
-                self.dropped.reads += self._reads.put(key, meta, self.max_pages)
+                self._reads.put(key, meta, self.max_pages)
 
     def take_read(self, keys: Sequence[str]) -> list[PageMeta | None]:
         """Return and forget the metadata read with these pages."""
@@ -178,7 +160,7 @@ class PageTable:
         """
         with self._lock:
             size = _EVENT_BYTES + _KEY_BYTES * len(keys)
-            self.dropped.uses += self._uses.put(size, (tuple(keys), meta))
+            self._uses.put(size, (tuple(keys), meta))
 
     def take_uses(self) -> list[tuple[tuple[str, ...], PageMeta]]:
         """Return all uses since the last call, oldest first."""
@@ -192,7 +174,7 @@ class PageTable:
         """
         with self._lock:
             size = _EVENT_BYTES + _BLOCK_BYTES * len(request.path)
-            self.dropped.requests += self._requests.put(size, (event, request))
+            self._requests.put(size, (event, request))
 
     def take_requests(self) -> list[tuple[str, Request]]:
         """Return all entries of ``add_request`` since the last call, oldest first."""
@@ -208,7 +190,6 @@ class PageTable:
             self._requests.clear()
             self._refused = False
             self._rewrites.entries.clear()
-            self.dropped = Dropped()
 
     def __len__(self) -> int:
         with self._lock:

@@ -12,8 +12,8 @@ import json, multiprocessing, sys
 
 def worker():
     import importlib
-    from sglang_canopy.server.http.tokenizer_workers import OURS
-    module, _, name = OURS.partition(":")
+    from sglang_canopy.config.setups import HTTP_APPS
+    module, _, name = HTTP_APPS[1].partition(":")
     app = getattr(importlib.import_module(module), name)
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
     from sglang_canopy.server.http import entry

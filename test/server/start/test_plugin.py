@@ -127,14 +127,14 @@ def test_the_session_gate_is_refused_in_set_ups_that_policies_support(option, va
 def test_workers_import_our_application_unless_the_operator_names_one(
     monkeypatch: pytest.MonkeyPatch, workers: int, given: str | None, then: str | None
 ) -> None:
-    from sglang_canopy.server.http import tokenizer_workers
+    from sglang_canopy.server.http import routes
 
-    monkeypatch.setenv(tokenizer_workers.VARIABLE, "")  # so that it is put back
-    monkeypatch.delenv(tokenizer_workers.VARIABLE)
+    monkeypatch.setenv(routes.APP_VARIABLE, "")  # so that it is put back
+    monkeypatch.delenv(routes.APP_VARIABLE)
     if given is not None:
-        monkeypatch.setenv(tokenizer_workers.VARIABLE, given)
-    tokenizer_workers.use_our_application(supported(tokenizer_worker_num=workers))
-    assert os.environ.get(tokenizer_workers.VARIABLE) == then
+        monkeypatch.setenv(routes.APP_VARIABLE, given)
+    routes.use_our_application(supported(tokenizer_worker_num=workers))
+    assert os.environ.get(routes.APP_VARIABLE) == then
     refused = unsupported(POLICIES, supported()) is not None
     assert refused == (then not in (None, *HTTP_APPS))
 

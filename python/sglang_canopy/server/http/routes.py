@@ -1,4 +1,4 @@
-"""``/canopy/hint`` and ``/canopy/status``, and messages to the schedulers."""
+"""All of Canopy's routes, their access log, and the messages that they send to the schedulers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from functools import partial
 from typing import Any
 
 from sglang_canopy import __version__, releases
+from sglang_canopy.config.setups import HTTP_APPS
 from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.request import access, client_hints
 from sglang_canopy.request.sent import tenant_fields
-from sglang_canopy.server.http import early_checks, entry, tokenizer_workers
-from sglang_canopy.server.http.access_log import hide_queries
+from sglang_canopy.server.http import early_checks, entry
 from sglang_canopy.server.http.explaining import Explaining
-from sglang_canopy.server.http.page import add_page
+from sglang_canopy.telemetry.static_files import FILES, HEADERS, file
 from sglang_canopy.tenant import new_shown_key
 from sglang_canopy.whatif.next_step import next_step
 from sglang_canopy.whatif.total import added_up, in_words
@@ -29,6 +29,10 @@ from sglang_canopy.wire.messages import EXPLAIN, HINTS, Kind, send
 logger = logging.getLogger(__name__)
 
 MAX_HINT_BYTES = 4096
+APP_VARIABLE = "SGLANG_HTTP_SERVER_APP_PATH"
+"""SGLang's variable with the HTTP application of several tokenizer workers."""
+_PATH = 2
+"""Index of the path and query in the arguments of uvicorn's access records."""
 
 hints = Waiting()
 """Hints of ``POST /canopy/hint`` waiting for transmission to the schedulers."""
@@ -44,8 +48,15 @@ def add_routes(server_args: Any, *_: Any, **__: Any) -> None:
     global _status_folder
     _status_folder = status_file.make_folder()
     new_shown_key()
-    tokenizer_workers.use_our_application(server_args)
+    use_our_application(server_args)
     _add(server_args)
+
+
+def use_our_application(server_args: Any) -> None:
+    """Let several tokenizer workers import ``http_worker``, unless the operator has set an application."""
+    workers, (theirs, ours) = getattr(server_args, "tokenizer_worker_num", None) or 1, HTTP_APPS
+    if workers > 1 and os.environ.get(APP_VARIABLE) in (None, "", theirs):
+        os.environ[APP_VARIABLE] = ours
 
 
 def add_worker_routes(server_args: Any) -> None:
@@ -67,7 +78,7 @@ def add_worker_routes(server_args: Any) -> None:
 def _add(server_args: Any) -> None:
     from sglang.srt.entrypoints.http_server import app
 
-    hide_queries()
+    _hide_queries()
     early_checks.add(app)
     entered = entry.set_up(server_args)
     started = time.monotonic()
@@ -106,10 +117,39 @@ def _add(server_args: Any) -> None:
         }
 
     access.add_change_route(app, "POST", "/canopy/hint", _hint, entered.hint_rule.from_gateway)
-    add_page(app, server_args.admin_api_key)
+    for path, name in {"ui": FILES[0], **{name: name for name in FILES[1:]}}.items():
+        handler = partial(_file, name)
+        access.add_read_route(app, "GET", f"/canopy/{path}", handler, server_args.admin_api_key)
     explaining = Explaining(partial(_send, EXPLAIN), server_args.admin_api_key)
     access.add_read_route(app, "GET", "/canopy/explain", explaining, server_args.admin_api_key)
     access.add_read_route(app, "GET", "/canopy/status", status, server_args.admin_api_key)
+
+
+class WithoutQuery(logging.Filter):
+    """Remove the queries of Canopy's routes, which contain tenants, from uvicorn's access log."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        arguments = record.args
+        if isinstance(arguments, tuple) and len(arguments) > _PATH:
+            path, _, query = str(arguments[_PATH]).partition("?")
+            if query and "/canopy/" in path:
+                record.args = (*arguments[:_PATH], path, *arguments[_PATH + 1 :])
+        return True
+
+
+def _hide_queries() -> None:
+    """Install the filter in this process. Uvicorn's logging set-up keeps it."""
+    log = logging.getLogger("uvicorn.access")
+    if not any(isinstance(one, WithoutQuery) for one in log.filters):
+        log.addFilter(WithoutQuery())
+
+
+async def _file(name: str, _request: Any) -> Any:
+    """``GET /canopy/ui`` and the page's files, protected by the same key as its data."""
+    from starlette.responses import Response
+
+    content, kind = file(name)
+    return Response(content, media_type=kind, headers=HEADERS)
 
 
 def _refused(ranks: Iterable[Mapping[str, Any]]) -> dict[str, int]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from sglang_canopy.radix.counters import GIVEN_UP, INVALID, QUEUE
 from sglang_canopy.radix.live_request import is_refused
+from sglang_canopy.records import LateHint
 from sglang_canopy.server.scheduler import observer
 from sglang_canopy.server.scheduler.admission import admission_of, take_time
 from sglang_canopy.tenant import is_documents_key, isolate_adapter_keys, unreserved_key
@@ -101,10 +102,10 @@ def _apply_hints(scheduler: Any, texts: list[str]) -> bool:
     core, admission = _core(scheduler), admission_of(scheduler)
     if core is None:
         return False
-    for hint in (hint for text in texts for hint in unpack(text)):
+    for hint in (LateHint(**fields) for text in texts for fields in unpack(text)):
         core.conversations.apply_hint(hint)
-        if admission is not None and admission.gate is not None and hint.get("over"):
-            admission.gate.hint_over(hint["tenant"], hint["conversation"])
+        if admission is not None and admission.gate is not None and hint.over:
+            admission.gate.hint_over(hint.tenant, hint.conversation)
     return True
 
 

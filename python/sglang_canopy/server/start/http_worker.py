@@ -1,7 +1,7 @@
 """The HTTP application of a server with several tokenizer workers (``--tokenizer-worker-num``).
 
 SGLang starts each worker as a uvicorn process that imports an application by name and loads no plugins.
-``tokenizer_workers`` sets the name of this module, which loads the plugins and adds Canopy's routes on
+``routes.use_our_application`` sets the name of this module, which loads the plugins and adds Canopy's routes on
 import.
 
 Each worker stamps its own requests. Stamps use the machine's monotonic clock, which all processes share.
