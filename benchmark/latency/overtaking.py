@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sglang_canopy.schedule.answer_cost import AnswerCost, ServerCost
 from sglang_canopy.schedule.arranged import Arranged
 from sglang_canopy.schedule.bounded_shortest import MIN_S, OWN, BoundedShortest
-from sglang_canopy.schedule.prefill_cost import Prefill, PrefillCost
+from sglang_canopy.schedule.cost import AnswerCost, Prefill, PrefillCost, ServerCost
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from result_file import write

@@ -17,12 +17,12 @@ from sglang_canopy.radix import departures
 from sglang_canopy.radix.counters import INVALID
 from sglang_canopy.records import CLIENT, GATEWAY, LateHint
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
-from sglang_canopy.schedule.prefill_cost import Prefill
+from sglang_canopy.schedule.cost import Prefill
 from sglang_canopy.server.scheduler.observer import Observer
 from sglang_canopy.tenant import Vouched
 from sglang_canopy.whatif import meter
 from sglang_canopy.whatif.meter import Memory, Meter, MeterSetup
-from sglang_canopy.whatif.origins import Origins
+from sglang_canopy.whatif.sampled_caches import Origins
 from support.containers import entries
 from support.live_tree import LiveTree, fake_req
 

@@ -7,7 +7,7 @@ import pytest
 
 from sglang_canopy.schedule.arranged import Arranged
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
-from sglang_canopy.schedule.prefill_cost import Prefill, PrefillCost
+from sglang_canopy.schedule.cost import Prefill, PrefillCost
 from support.bound_ledger import BoundLedger
 
 BLOCK = 4

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_canopy.schedule.bounded_shortest import SORTED_HEAD, BoundedShortest
+from sglang_canopy.schedule.cost import Prefill, PrefillCost
 from sglang_canopy.schedule.cost_queue import TIGHT_HEAD, Waiting
 from sglang_canopy.schedule.fair_shares import OWN_SHARES, REMEMBERED, FairShares, first
-from sglang_canopy.schedule.prefill_cost import Prefill, PrefillCost
 from support.bound_ledger import BoundLedger
 
 

@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
+from sglang_canopy.schedule.cost import Prefill, PrefillCost
 from sglang_canopy.schedule.fair_shares import OWN_SHARES, REMEMBERED, VOUCHED_REST, FairShares
-from sglang_canopy.schedule.prefill_cost import Prefill, PrefillCost
 from sglang_canopy.tenant import ClaimedTenant, Vouched
 
 STEPS, WARM_UP = 3000, 500

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latency import overtaking
-from sglang_canopy.schedule.answer_cost import MIN_ANSWERS, AnswerCost, ServerCost
 from sglang_canopy.schedule.bounded_shortest import MIN_S, OWN, BoundedShortest
-from sglang_canopy.schedule.prefill_cost import Prefill, PrefillCost
+from sglang_canopy.schedule.cost import MIN_ANSWERS, AnswerCost, Prefill, PrefillCost, ServerCost
 from sglang_canopy.tenant import Vouched
 
 ROUNDING = 1e-6

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_canopy.schedule.prefill_cost import PRIOR, Prefill, PrefillCost
+from sglang_canopy.schedule.cost import PRIOR, Prefill, PrefillCost
 
 ENGINE = (0.004, 3e-5, 2e-9, 4e-6)
 

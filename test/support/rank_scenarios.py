@@ -12,7 +12,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, QueueFlags
 from sglang_canopy.radix.saved_profile import from_first_rank
-from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES
+from sglang_canopy.schedule.cost import REFIT_BATCHES
 from sglang_canopy.server.scheduler.admission import Admission
 from sglang_canopy.server.scheduler.live_order import LiveOrder
 from sglang_canopy.storage import disk_retry, drain

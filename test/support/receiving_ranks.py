@@ -24,7 +24,7 @@ from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils import point_to_point_pyobj
 
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, QueueFlags
-from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES
+from sglang_canopy.schedule.cost import REFIT_BATCHES
 from sglang_canopy.server.scheduler.arrivals import internal_state_set
 from sglang_canopy.server.scheduler.live_order import LiveOrder
 from sglang_canopy.server.start import plugin

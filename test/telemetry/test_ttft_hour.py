@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_canopy.telemetry.ttft_hour import TtftHour
+from sglang_canopy.telemetry.window import TtftHour
 
 
 @given(st.lists(st.floats(0.001, 600.0), min_size=1, max_size=200))

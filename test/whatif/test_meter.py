@@ -13,8 +13,7 @@ from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request
 from sglang_canopy.whatif.floor import Floor
 from sglang_canopy.whatif.meter import LRU, NOW, TIMED, Memory, Meter, MeterSetup, Question
-from sglang_canopy.whatif.origins import Origins
-from sglang_canopy.whatif.sampled_caches import MIN_BLOCKS
+from sglang_canopy.whatif.sampled_caches import MIN_BLOCKS, Origins
 from sglang_canopy.whatif.total import added_up, in_words
 
 BLOCK = 16

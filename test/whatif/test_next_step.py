@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sglang_canopy.whatif.next_step import next_step
+from sglang_canopy.whatif.total import next_step
 
 
 def arm(policy: str, hits: float, error: float = 0.0, capacity: str = "now", running: bool = False):

@@ -14,9 +14,10 @@ from sglang_canopy.whatif.sampled_caches import (
     SAMPLED_BLOCKS,
     Arm,
     SampledCaches,
+    ShadowCache,
+    as_sampled,
     block_number,
 )
-from sglang_canopy.whatif.shadow_cache import ShadowCache, as_sampled
 
 BLOCK = 16
 

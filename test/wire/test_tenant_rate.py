@@ -1,6 +1,6 @@
 """Each tenant's budget per second."""
 
-from sglang_canopy.wire.tenant_rate import MAX_TENANTS, TenantRate
+from sglang_canopy.wire.hints import MAX_TENANTS, TenantRate
 
 
 def taken(rate: TenantRate, tenant: str | None, now: float, asked: int) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sglang_canopy.telemetry.metric import Metric, reported
 from sglang_canopy.telemetry.metrics import Metrics
 from sglang_canopy.telemetry.reporter import Periodic, place
+from sglang_canopy.telemetry.series import Metric, reported
 from sglang_canopy.wire import status_file
 
 STATUS = "documents"

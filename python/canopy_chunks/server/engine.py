@@ -45,8 +45,8 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.storage.weights import WEIGHTS
 from sglang_canopy.tenant import namespace_of, tenant_of_req
 from sglang_canopy.wire.attached import attached
+from sglang_canopy.wire.hints import TenantRate
 from sglang_canopy.wire.stamp import BOUNDS, read_time
-from sglang_canopy.wire.tenant_rate import TenantRate
 
 READ = 5.0, 20
 """Readings of counters, of all clients together: per second, and in one burst."""

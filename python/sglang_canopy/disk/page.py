@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -92,6 +93,8 @@ FIELDS = {f.name: _KIND_OF.get(str(f.type), Kind.LABEL) for f in dataclasses.fie
 """Fields of a page's record, in order -> kind."""
 LABELS = tuple(name for name, kind in FIELDS.items() if kind is Kind.LABEL)
 OPTIONAL = tuple(name for name, kind in FIELDS.items() if kind is Kind.OPTIONAL)
+path_fields = operator.attrgetter(*(name for name in FIELDS if name not in ("offset", "length")))
+"""Return the fields that all pages of a node share, in order."""
 _TIMES = ("created", "last_access", "keep_until", "return_at")
 _ALWAYS = ("category", "source")
 """Labels that are never ``None``."""

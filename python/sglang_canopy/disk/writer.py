@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -13,16 +11,13 @@ from sglang_canopy.disk.eviction import Eviction
 from sglang_canopy.disk.index import NO_ROW
 from sglang_canopy.disk.index_writer import IndexWriter
 from sglang_canopy.disk.lifetimes import Lifetimes, until_now
-from sglang_canopy.disk.page import PageMeta
+from sglang_canopy.disk.page import PageMeta, path_fields
 from sglang_canopy.disk.state import StoreState
 from sglang_canopy.disk.store_counters import kind_of
 from sglang_canopy.disk.units import UnitAllocator
 
 GROWTH_RETRY_S = 30.0
 """Seconds after a full disk before the files may grow again."""
-
-_path_metadata = operator.attrgetter(*(f.name for f in dataclasses.fields(PageMeta)[2:]))
-"""Return a page's metadata without its position (all fields after offset and length)."""
 
 
 @dataclass(slots=True)
@@ -118,7 +113,7 @@ class PageWriter:
         rows = self._state.index.rows
         present = [page for page in offered if page.key in rows]
         self._state.counters.present += len(present)
-        for _, group in itertools.groupby(present, lambda page: _path_metadata(page.meta)):
+        for _, group in itertools.groupby(present, lambda page: path_fields(page.meta)):
             same = list(group)
             path = list(dict.fromkeys(rows[page.key] for page in same))
             self._lifetimes.use(path, same[0].meta, now, count=False)

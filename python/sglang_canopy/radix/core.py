@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 
@@ -20,7 +21,6 @@ from sglang_canopy.radix.departures import Departures
 from sglang_canopy.radix.disk_tier import DiskTier
 from sglang_canopy.radix.evictable import EvictableLeaves
 from sglang_canopy.radix.live_request import LiveRequest, NodeLeaf, RequestClock
-from sglang_canopy.radix.match_end import can_end_after
 from sglang_canopy.radix.offset_walk import OffsetWalkCore
 from sglang_canopy.radix.protected import ProtectedPaths
 from sglang_canopy.radix.recorder import Recorder
@@ -31,7 +31,7 @@ from sglang_canopy.radix.ttl_groups import LiveGroups
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import InsertParams
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-    from sglang.srt.mem_cache.unified_cache.components import ComponentType, TreeComponent
+    from sglang.srt.mem_cache.unified_cache.components import TreeComponent
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
     from sglang_canopy.radix.live import LiveCache
@@ -152,7 +152,7 @@ class CanopyTreeCore(OffsetWalkCore):
 
         ``keep``: tokens that the policy keeps; ``need``: tokens to free. ``tokens_kept`` decides
         the number to evict, as in the simulators. A kept part that no request could use without the
-        rest (``match_end.py``) is evicted too.
+        rest (``can_end_after``) is evicted too.
         """
         leaf, settings = node.canopy, self.live.settings
         leaf.eviction_reason = TRIM if keep > 0 else CAPACITY
@@ -232,3 +232,42 @@ class CanopyTreeCore(OffsetWalkCore):
         if snapshot is not None:  # host memory in buffer_only mode: written directly to the storage
             self.disk.before_staged_write(self.node_by_id(node_id))
         return snapshot
+
+
+def can_end_after(core: UnifiedTreeCore, node: UnifiedTreeNode, tokens: int) -> bool:
+    """Return whether a lookup can end after ``tokens`` (1 or more) of ``node``.
+
+    A request continues from a node only if the node has the state at its end (Mamba, linear attention)
+    and a whole window of KV before it (sliding windows), on the device or on the host. Full KV beyond
+    the last such position cannot be used until a request has computed the missing state.
+    """
+    by_type = core.components_by_type
+    if ComponentType.MAMBA in by_type and (
+        tokens < len(node.key) or not _has(node, ComponentType.MAMBA)
+    ):
+        return False
+    swa = by_type.get(ComponentType.SWA)
+    return swa is None or _whole_window(core, swa, node, tokens)
+
+
+def _has(node: UnifiedTreeNode, kind: ComponentType) -> bool:
+    """Apply SGLang's rule for a lookup: a copy on the host is enough."""
+    data = node.component_data[kind]
+    return data.value is not None or data.host_value is not None
+
+
+def _whole_window(
+    core: UnifiedTreeCore, swa: TreeComponent, node: UnifiedTreeNode, tokens: int
+) -> bool:
+    if not swa.gates_prefix_match:
+        return True
+    lacking = swa.sliding_window_size
+    while node is not core.root_node:
+        if not _has(node, ComponentType.SWA):
+            return False
+        lacking -= tokens
+        if lacking <= 0:
+            return True
+        node = node.parent
+        tokens = len(node.key) if node.key is not None else 0
+    return True

@@ -15,8 +15,8 @@ from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
+from sglang_canopy.schedule.cost import Prefill
 from sglang_canopy.schedule.cost_queue import Waiting
-from sglang_canopy.schedule.prefill_cost import Prefill
 from sglang_canopy.tenant import ClaimedTenant
 
 HEAD_LOOKUPS = 8

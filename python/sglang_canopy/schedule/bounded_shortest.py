@@ -30,10 +30,10 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from sglang_canopy.schedule.cost import Cost, Prefill, PrefillCost
 from sglang_canopy.schedule.cost_queue import CostQueue, Waiting, number_of, simulate_admission
 from sglang_canopy.schedule.fair_shares import FairShares, Share, first
 from sglang_canopy.schedule.passing import Passing
-from sglang_canopy.schedule.prefill_cost import Cost, Prefill, PrefillCost
 from sglang_canopy.tenant import ClaimedTenant
 
 MAX_WAIT_FACTOR = 1.0

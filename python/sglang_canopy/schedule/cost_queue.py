@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_canopy.schedule.cost import Cost, Prefill
 from sglang_canopy.schedule.fair_shares import Share
 from sglang_canopy.schedule.passing import Passing
-from sglang_canopy.schedule.prefill_cost import Cost, Prefill
 from sglang_canopy.tenant import ClaimedTenant
 
 TIGHT_HEAD = 32

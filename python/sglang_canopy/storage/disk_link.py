@@ -15,10 +15,16 @@ from sglang_canopy.disk.store import DiskStore
 from sglang_canopy.radix.disk_tier import DiskTier
 from sglang_canopy.radix.live_request import NodeLeaf, set_offsets
 from sglang_canopy.radix.tree import Tree
-from sglang_canopy.storage.agreement import first_ranks, runs_of
 from sglang_canopy.storage.disk_retry import Attachment, DiskRetry
 from sglang_canopy.storage.drain import Drain
-from sglang_canopy.storage.page_metadata import frozen_copy, metadata_of, pages_of, restore
+from sglang_canopy.storage.page_metadata import (
+    first_ranks,
+    frozen_copy,
+    metadata_of,
+    pages_of,
+    restore,
+    runs_of,
+)
 from sglang_canopy.storage.page_table import PAGES
 
 if TYPE_CHECKING:

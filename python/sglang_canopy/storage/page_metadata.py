@@ -1,20 +1,31 @@
-"""Convert metadata between nodes and their pages on disk.
+"""Metadata of nodes and of their pages on disk, and the agreement of ranks on what they read.
 
 Times in the disk tier are Unix times, which stay valid after a restart; times in the tree are on the
 requests' clock. Requests carry the difference (``epoch``), so that all ranks compute the same.
+
+All ranks must rank nodes alike, but their stores differ slightly: each rank records reads on its own
+clock and receives reports of uses at its own times. All use the first rank's records.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import operator
+from collections.abc import Sequence
+from typing import Any
 
-from sglang_canopy.disk.page import PageMeta
+from sglang_canopy.disk.page import FIELDS, PageMeta, path_fields
 from sglang_canopy.radix.live_request import LiveRequest, NodeLeaf
+from sglang_canopy.ranks import from_first, groups_of, true_on_all
 from sglang_canopy.records import Request, copy_record
 
-node_fields = operator.attrgetter(*(f.name for f in dataclasses.fields(PageMeta)[2:]))
-"""Return the fields that all pages of a node share: all after ``offset`` and ``length``."""
+MAX_RUNS = 64
+"""Maximum nodes into which one run of different pages is split."""
+_CLOCK = list(FIELDS).index("last_access") - 2
+"""Position in ``path_fields`` of the one field that may differ: a rank's clock records it."""
+
+Metas = Sequence[PageMeta | None]
+Run = tuple[int, PageMeta | None]
+"""Number of consecutive pages with equal metadata, and the metadata."""
 
 
 def metadata_of(leaf: NodeLeaf, epoch: float) -> PageMeta:
@@ -26,7 +37,7 @@ def metadata_of(leaf: NodeLeaf, epoch: float) -> PageMeta:
 
 def pages_of(leaf: NodeLeaf, pages: int, page_tokens: int, epoch: float) -> list[PageMeta]:
     """Return the metadata of each page of a node."""
-    common = node_fields(metadata_of(leaf, epoch))
+    common = path_fields(metadata_of(leaf, epoch))
     return [
         PageMeta(leaf.offset + i * page_tokens, page_tokens, *common)  # fields in order
         for i in range(pages)
@@ -53,3 +64,37 @@ def frozen_copy(request: LiveRequest, blocks: int, epoch: float) -> Request:
         keep_until=None if request.keep_until is None else request.keep_until + epoch,
         label=None,
     )
+
+
+def runs_of(metas: Metas) -> list[Run]:
+    """Group ``metas`` into at most ``MAX_RUNS`` runs of equal records."""
+    runs: list[Run] = []
+    before: Any = ()
+    for meta in metas:
+        fields = None if meta is None else path_fields(meta)
+        if runs and (fields == before or len(runs) == MAX_RUNS):
+            runs[-1] = (runs[-1][0] + 1, runs[-1][1])
+        else:
+            runs.append((1, meta))
+            before = fields
+    return runs
+
+
+def first_ranks(metas: Metas, cache: Any) -> tuple[list[PageMeta | None], bool]:
+    """Return the first rank's records for the pages of ``metas``, and whether the ranks agreed.
+
+    Collective: every rank calls it for the same pages.
+    """
+    mine = runs_of(metas)
+    runs = from_first(groups_of(cache), mine)
+    agreed = true_on_all(cache, _without_clock(runs) == _without_clock(mine))
+    return [meta for pages, meta in runs for _ in range(pages)], agreed
+
+
+def _without_clock(runs: Sequence[Run]) -> list[tuple[Any, ...] | None]:
+    """Return each page's record without the time of its last use."""
+    found: list[tuple[Any, ...] | None] = []
+    for pages, meta in runs:
+        fields = None if meta is None else path_fields(meta)
+        found += [fields and (*fields[:_CLOCK], *fields[_CLOCK + 1 :])] * pages
+    return found

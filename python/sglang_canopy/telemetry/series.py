@@ -1,10 +1,75 @@
-"""All series that Canopy adds to ``/metrics``: name, kind, labels, meaning."""
+"""All series that Canopy adds to ``/metrics``, for Prometheus and for the documentation."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
 from sglang_canopy.radix.counters import MAX_ADAPTERS
-from sglang_canopy.telemetry import limit_series
-from sglang_canopy.telemetry.metric import Metric, reported
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A series, as documented in ``docs/reference/metrics.md`` and exported to Prometheus."""
+
+    name: str
+    """Name without the prefix ``canopy:``; a counter's ends in ``_total``."""
+    kind: str
+    """``counter``, ``gauge`` or ``histogram``.
+
+    The client's own histogram accepts one observation at a time, but Canopy counts millions of
+    tokens at once, so the ``_bucket``, ``_sum`` and ``_count`` of a histogram are gauges in the
+    client. PromQL's ``histogram_quantile`` and ``rate`` read them alike.
+    """
+    labels: tuple[str, ...]
+    """Labels in addition to ``RANK_LABEL`` and the operator's (``--extra-metric-labels``)."""
+    meaning: str
+    at: str = ""
+    """Path of its values in a status; empty if code computes them.
+
+    Keys joined by dots. ``{label}`` stands for every key, which becomes the label; ``rows[a,b]`` for
+    every row of a list, whose fields ``a`` and ``b`` become labels.
+    """
+
+    def values(self, status: Mapping[str, Any]) -> Iterator[tuple[float, tuple[str, ...]]]:
+        """Yield each value in ``status`` with its labels; none for a part that is missing or null."""
+        for value, labels in _walk(status, self.at.split(".") if self.at else (), {}):
+            yield float(value), tuple(labels[name] for name in self.labels)
+
+
+def reported(name: str, at: str, meaning: str) -> Metric:
+    """Return a series of values in a status, with the labels of its path ``at``."""
+    kind = "counter" if name.endswith("_total") else "gauge"
+    found = re.findall(r"[\[{]([\w,]+)[\]}]", at)
+    return Metric(name, kind, tuple(",".join(found).split(",")) if found else (), meaning, at)
+
+
+def _walk(status: Any, path: Any, labels: dict[str, str]) -> Iterator[tuple[float, dict[str, str]]]:
+    if status is None or (not path and isinstance(status, (Mapping, list))):
+        return
+    if not path:
+        yield status, labels
+        return
+    step, *rest = path
+    if step.startswith("{"):
+        for key, value in status.items():
+            yield from _walk(value, rest, {**labels, step[1:-1]: str(key)})
+        return
+    name, _, fields = step.rstrip("]").partition("[")
+    value = status.get(name)
+    if not fields:
+        yield from _walk(value, rest, labels)
+        return
+    for row in value or ():
+        named = {field: _label(row[field]) for field in fields.split(",")}
+        yield from _walk(row, rest, {**labels, **named})
+
+
+def _label(value: Any) -> str:
+    return ("no", "yes")[value] if isinstance(value, bool) else str(value)
+
 
 PREFIX = "canopy:"
 RANK_LABEL = "dp_rank"
@@ -97,7 +162,24 @@ CACHE = (
         "adapters[adapter].hit_tokens.{tier}",
         "the part of these found in the tier",
     ),
-    *limit_series.METRICS,
+    reported(
+        "tenants_at_limit",
+        "limits.{limit}.tenants",
+        "tenants that use 95 % of a limit: of their disk quota (`quota`), of kept paths (`keep`)",
+    ),
+    reported(
+        "limit_refusals_total",
+        "limits.{limit}.refused",
+        "pages refused by the disk (`quota`), and refused keeps, because a limit of one tenant or of "
+        "all tenants was reached",
+    ),
+    reported(
+        "hint_tenants",
+        "hints[said,source,heeded].tenants",
+        "tenants that hinted when a conversation continues (`return`) or that it is over (`over`), by "
+        "source, and whether such hints were right often enough to be applied (`yes`, `no`); of the 64 "
+        "tenants that hinted last",
+    ),
     reported(
         "queue_admitted_total",
         "queue.admitted.{by}",

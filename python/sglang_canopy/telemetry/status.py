@@ -14,7 +14,7 @@ from sglang_canopy.private_file import SET_ASIDE
 from sglang_canopy.radix.counters import DEVICE, DISK, HOST, REASONS, REFUSALS, TIERS, Counters, Row
 from sglang_canopy.reuse.survival import EDGES, age_bin
 from sglang_canopy.telemetry.holdings import Holdings
-from sglang_canopy.telemetry.limit_series import hint_rows, limits
+from sglang_canopy.telemetry.limits import hint_rows, limits
 from sglang_canopy.telemetry.window import MINUTE_S, POINT_S, Sums, Window
 from sglang_canopy.tenant import shown_tenant
 from sglang_canopy.ttl.table import RESIDUAL

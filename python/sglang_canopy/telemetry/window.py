@@ -1,15 +1,23 @@
-"""Differences of monotonic sums over time: the last minutes, and the last hour."""
+"""Sums and times to first token over the last minutes and the last hour."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from threading import Lock
 from typing import Any
 
 MINUTE_S = 60.0
 POINT_S = 5.0
 """Seconds per point of the last minutes."""
 POINTS = 60
+
+_STEP = 1.1
+"""Ratio of adjacent bins of times; the error is at most 5 %."""
+_MIN_S = 1e-4
+_CLASSES = 200
+_QUANTILES = {"p50_s": 0.5, "p99_s": 0.99}
 
 Sums = Mapping[str, Any]
 """Sums since the start, by name: numbers, or mappings of numbers."""
@@ -58,3 +66,51 @@ def _more(new: Any, old: Any) -> Any:
         return new - old
     old = old or {}
     return {key: _more(new[key], old.get(key, 0)) for key in new}
+
+
+class TtftHour:
+    """Counts of times, by minute. Bounded for any input."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Create empty counts. ``clock`` returns seconds since 1970."""
+        self._clock = clock
+        self._points: deque[dict[str, Any]] = deque(maxlen=POINTS)
+        self._counts: Counter[int] = Counter()
+        self._minute = -math.inf
+        self._lock = Lock()
+
+    def add(self, seconds: float) -> None:
+        """Add one request's time. Values that are negative or not finite are ignored."""
+        if not math.isfinite(seconds) or seconds < 0:
+            return
+        at = int(math.log(max(seconds, _MIN_S) / _MIN_S, _STEP))
+        with self._lock:
+            self._begin_minute()
+            self._counts[min(at, _CLASSES)] += 1
+
+    def points(self) -> list[dict[str, Any]]:
+        """Return the points, oldest first, without empty minutes. The last may be incomplete."""
+        with self._lock:
+            self._begin_minute()
+            oldest = self._minute - (POINTS - 1) * MINUTE_S
+            points = [*self._points, self._point()] if self._counts else list(self._points)
+        return [point for point in points if point["time_unix_s"] >= oldest]
+
+    def _begin_minute(self) -> None:
+        minute = self._clock() // MINUTE_S * MINUTE_S
+        if minute != self._minute:
+            if self._counts:
+                self._points.append(self._point())
+            self._minute, self._counts = minute, Counter()
+
+    def _point(self) -> dict[str, Any]:
+        number = self._counts.total()
+        point: dict[str, Any] = {"time_unix_s": self._minute, "requests": number}
+        for name, share in _QUANTILES.items():
+            rank, below = math.ceil(share * number), 0
+            for at in sorted(self._counts):
+                below += self._counts[at]
+                if below >= rank:
+                    point[name] = round(_MIN_S * _STEP ** (at + 0.5), 6)
+                    break
+        return point

@@ -18,15 +18,15 @@ from sglang_canopy.policy.registry import live_names, make_policy
 from sglang_canopy.records import Request
 from sglang_canopy.whatif.account import Account
 from sglang_canopy.whatif.floor import Floor
-from sglang_canopy.whatif.origins import Origins
 from sglang_canopy.whatif.sampled_caches import (
     MIN_BLOCKS,
     Arm,
+    Origins,
     Sample,
     SampledCaches,
+    as_sampled,
     covered_tokens,
 )
-from sglang_canopy.whatif.shadow_cache import as_sampled
 
 NOW = "now"
 """Label of the server's actual capacity."""

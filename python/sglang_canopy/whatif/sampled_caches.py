@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sglang_canopy.policy.base import Policy
+from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.records import Request
-from sglang_canopy.whatif.shadow_cache import ShadowCache
+from sglang_canopy.reuse.shadow import full_blocks
 
 SAMPLED_BLOCKS = 4096
 """Blocks of the smallest modelled cache up to which all blocks are sampled; of larger caches one in
@@ -158,3 +159,91 @@ class SampledCaches:
         while min(sizes) >= 2 * one_in * SAMPLED_BLOCKS or max(sizes) > one_in * MAX_BLOCKS:
             one_in *= 2
         return one_in
+
+
+class ShadowCache:
+    """Tree of block ids under ``policy``, fed with sampled blocks of live requests.
+
+    ``capacity_tokens``: size of the modelled cache. Each sampled block represents ``one_in`` blocks
+    and counts ``one_in * block_tokens`` tokens, so capacity, lengths and offsets match the modelled
+    cache (SHARDS, Waldspurger et al., FAST 2015, scales the capacity instead). The cache does not
+    learn: requests arrive with labels from the meter.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        capacity_tokens: int,
+        block_tokens: int,
+        one_in: int = 1,
+        whole_nodes: bool = False,
+    ) -> None:
+        block_tokens *= one_in
+        capacity = max(1, capacity_tokens // block_tokens)
+        self.tree = RadixTree(policy, capacity, block_tokens, whole_nodes=whole_nodes)
+
+    @property
+    def has_evicted(self) -> bool:
+        return self.tree.evictions > 0
+
+    @property
+    def capacity_blocks(self) -> int:
+        return self.tree.capacity_blocks
+
+    def access(self, request: Request) -> int:
+        """Serve a finished request with a sampled path; return the leading blocks that hit."""
+        tree = self.tree
+        if request.time > tree.now:
+            tree.now = request.time
+        node, hit = tree.match(request.path)
+        tree.cache_path(request, node, hit)
+        return hit
+
+    def __len__(self) -> int:
+        """Return the number of sampled blocks held."""
+        return self.tree.used_blocks
+
+
+def as_sampled(request: Request, conversation: Hashable) -> Request:
+    """Copy ``request`` for shadow caches, with its inferred conversation and without keep hints."""
+    return request.copy(path=tuple(request.path), conversation=conversation, keep_until=None)
+
+
+MAX_ORIGINS = 200_000
+"""Limit of remembered conversations; the least recently used are dropped."""
+
+
+class Origins:
+    """Conversation numbers by the last block of each conversation's latest prompt.
+
+    A path that contains this block continues the conversation. Conversation names from clients are
+    ignored because few clients send one.
+    """
+
+    def __init__(self, most: int = MAX_ORIGINS) -> None:
+        self._conversation_by_end: dict[int, int] = {}
+        self._limit = most
+
+    def of(self, path: Sequence[int], prompt_tokens: int, block_tokens: int) -> int:
+        """Return the number of the conversation that a request continues or begins.
+
+        ``path``: chained block hashes of the prompt, or of prompt and output.
+        """
+        full = full_blocks(path, prompt_tokens, block_tokens)
+        if not full:
+            return path[0] if path else 0
+        end = path[full - 1]
+        ends = self._conversation_by_end
+        origin = end
+        for depth in range(full - 1, -1, -1):
+            found = ends.pop(path[depth], None)
+            if found is not None:
+                origin = found
+                break
+        ends[end] = origin
+        if len(ends) > self._limit:
+            del ends[next(iter(ends))]
+        return origin
+
+    def __len__(self) -> int:
+        return len(self._conversation_by_end)

@@ -9,6 +9,7 @@ scheduler's thread, so later hints within ``EVERY_S`` are sent together.
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,6 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.records import CLIENT
 from sglang_canopy.tenant import tenant_of
 from sglang_canopy.wire.stamp import STAMP_FIELDS, client_fields
-from sglang_canopy.wire.tenant_rate import TenantRate
 
 MAX_WAITING = 1024
 MAX_WAITING_OF_TENANT = 128
@@ -169,3 +169,29 @@ def _tenant(value: Any) -> None:
 _NEEDED = {"tenant", "conversation", "time", "source"}
 _CHECKS = {name: STAMP_FIELDS[name] for name in ("conversation", "time", "source", *_HINTS)}
 _CHECKS["tenant"] = _tenant
+
+
+MAX_TENANTS = 4096
+"""Maximum tenants with a bucket. A forgotten tenant starts again with a full bucket."""
+
+
+class TenantRate:
+    """At most ``burst`` calls at once and ``per_s`` per second, for each tenant."""
+
+    def __init__(self, per_s: float, burst: int) -> None:
+        self.per_s, self.burst = per_s, burst
+        self._left: OrderedDict[str | None, tuple[float, float]] = OrderedDict()
+        """Tokens in each tenant's bucket, and the time (seconds) of that count."""
+
+    def take(self, tenant: str | None, now: float) -> bool:
+        """Take one token at ``now`` (seconds). Returns whether one was available."""
+        left, counted_s = self._left.pop(tenant, (float(self.burst), now))
+        left = min(self.burst, left + self.per_s * max(0.0, now - counted_s))
+        taken = left >= 1.0
+        self._left[tenant] = left - taken, max(now, counted_s)
+        if len(self._left) > MAX_TENANTS:
+            self._left.popitem(last=False)
+        return taken
+
+    def __len__(self) -> int:
+        return len(self._left)

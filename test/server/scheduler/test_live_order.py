@@ -12,7 +12,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, SGLANG, QueueFlags, checked
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES
+from sglang_canopy.schedule.cost import REFIT_BATCHES
 from sglang_canopy.server.scheduler import arrivals
 from sglang_canopy.server.scheduler.admission import prefill_chosen, priorities_calculated
 from sglang_canopy.server.scheduler.live_order import PROTECTED, LiveOrder

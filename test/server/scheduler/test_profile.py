@@ -10,7 +10,7 @@ import pytest
 from sglang_canopy.private_file import SET_ASIDE
 from sglang_canopy.radix.saved_profile import EVERY_S, Profile, read_or_set_aside
 from sglang_canopy.server.http import entry
-from sglang_canopy.telemetry.ttft_hour import TtftHour
+from sglang_canopy.telemetry.window import TtftHour
 from support.live_tree import LiveTree
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sglang_canopy.schedule.prefill_cost import PRIOR, REFIT_BATCHES
+from sglang_canopy.schedule.cost import PRIOR, REFIT_BATCHES
 from support.worker import worked
 
 PATIENCE_S = 900

@@ -13,7 +13,7 @@ from canopy_lab.sim.system.job import SimulatedRequest
 from sglang_canopy.schedule.arranged import Arranged
 from sglang_canopy.schedule.bounded_shortest import MAX_WAIT_FACTOR, OWN, BoundedShortest
 from sglang_canopy.schedule.bounded_shortest import MIN_S as MIN_BUDGET_S
-from sglang_canopy.schedule.prefill_cost import MIN_S, Prefill
+from sglang_canopy.schedule.cost import MIN_S, Prefill
 
 MATCHED_AT_MOST = 128
 """SGLang's ``lpm`` and ``hrrn`` do not sort longer queues (``WAITING_QUEUE_PREFIX_MATCH_MAX``)."""

@@ -34,7 +34,7 @@ from sglang_canopy.reuse.ttft import TtftFit
 from sglang_canopy.server.http.clock_ticker import start_ticker
 from sglang_canopy.telemetry.metrics import Metrics
 from sglang_canopy.telemetry.series import IGNORED
-from sglang_canopy.telemetry.ttft_hour import TtftHour
+from sglang_canopy.telemetry.window import TtftHour
 from sglang_canopy.wire.stamp import (
     ADDED,
     FIELDS,

@@ -14,8 +14,8 @@ from sglang_canopy.request import access
 from sglang_canopy.request.sent import tenant_fields
 from sglang_canopy.tenant import tenant_of
 from sglang_canopy.wire import status_file
+from sglang_canopy.wire.hints import TenantRate
 from sglang_canopy.wire.stamp import FIELDS
-from sglang_canopy.wire.tenant_rate import TenantRate
 
 EVERY_S = 0.5
 """Minimum seconds between answers to users: each reads the eviction order."""

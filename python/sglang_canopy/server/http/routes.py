@@ -20,8 +20,7 @@ from sglang_canopy.server.http import early_checks, entry
 from sglang_canopy.server.http.explaining import Explaining
 from sglang_canopy.telemetry.static_files import FILES, HEADERS, file
 from sglang_canopy.tenant import new_shown_key
-from sglang_canopy.whatif.next_step import next_step
-from sglang_canopy.whatif.total import added_up, in_words
+from sglang_canopy.whatif.total import added_up, in_words, next_step
 from sglang_canopy.wire import status_file
 from sglang_canopy.wire.hints import EVERY_S, TooManyHints, Waiting, deliver
 from sglang_canopy.wire.messages import EXPLAIN, HINTS, Kind, send

@@ -17,10 +17,16 @@ from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, SGLANG, QueueFlags
 from sglang_canopy.ranks import from_first, groups_of
 from sglang_canopy.records import GATEWAY
-from sglang_canopy.schedule.answer_cost import AnswerCost, ServerCost
 from sglang_canopy.schedule.arranged import Arranged
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
-from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES, STEP_TOKENS, Prefill, PrefillCost
+from sglang_canopy.schedule.cost import (
+    REFIT_BATCHES,
+    STEP_TOKENS,
+    AnswerCost,
+    Prefill,
+    PrefillCost,
+    ServerCost,
+)
 from sglang_canopy.tenant import ClaimedTenant, Vouched
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Series of tenants at a limit, and of hints no longer applied. No label names a tenant."""
+"""Tenants at a limit, and hints that are no longer applied. No row names a tenant."""
 
 from __future__ import annotations
 
@@ -7,29 +7,7 @@ from itertools import product
 from typing import Any
 
 from sglang_canopy.records import CLIENT, GATEWAY, INFERRED
-from sglang_canopy.telemetry.metric import reported
 from sglang_canopy.tenant import AT_LIMIT
-
-METRICS = (
-    reported(
-        "tenants_at_limit",
-        "limits.{limit}.tenants",
-        "tenants that use 95 % of a limit: of their disk quota (`quota`), of kept paths (`keep`)",
-    ),
-    reported(
-        "limit_refusals_total",
-        "limits.{limit}.refused",
-        "pages refused by the disk (`quota`), and refused keeps, because a limit of one tenant or of "
-        "all tenants was reached",
-    ),
-    reported(
-        "hint_tenants",
-        "hints[said,source,heeded].tenants",
-        "tenants that hinted when a conversation continues (`return`) or that it is over (`over`), by "
-        "source, and whether such hints were right often enough to be applied (`yes`, `no`); of the 64 "
-        "tenants that hinted last",
-    ),
-)
 
 
 def hint_rows(model: Any) -> list[dict[str, Any]]:
