@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_canopy.schedule.arranged import Arranged
-from sglang_canopy.schedule.bounded_shortest import MIN_S, OWN, BoundedShortest
+from sglang_canopy.schedule.bounded_shortest import COST_FACTOR, MIN_S, BoundedShortest
 from sglang_canopy.schedule.cost import AnswerCost, Prefill, PrefillCost, ServerCost
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -125,7 +125,7 @@ class Bounded:
 
     def budget_s(self, job: Job) -> float:
         """Return the overtaking budget of a job that finds no older one."""
-        return OWN * self.cost.seconds(self.prefill(job, False)) + MIN_S
+        return COST_FACTOR * self.cost.seconds(self.prefill(job, False)) + MIN_S
 
     def tenant(self, job: Job) -> None:
         return None

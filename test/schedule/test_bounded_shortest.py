@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from sglang_canopy.schedule.bounded_shortest import SORTED_HEAD, BoundedShortest
 from sglang_canopy.schedule.cost import Prefill, PrefillCost
 from sglang_canopy.schedule.cost_queue import TIGHT_HEAD, Waiting
-from sglang_canopy.schedule.fair_shares import OWN_SHARES, REMEMBERED, FairShares, first
+from sglang_canopy.schedule.fair_shares import REMEMBERED, SEPARATE_SHARES, FairShares, first
 from support.bound_ledger import BoundLedger
 
 
-def queue(factor: float = 2.0, own: float = 1.0, least_s: float = 0.0) -> BoundedShortest:
+def queue(factor: float = 2.0, cost_factor: float = 1.0, least_s: float = 0.0) -> BoundedShortest:
     """Return a queue in which a token costs a second."""
     cost = PrefillCost()
     cost.adopt((0.0, 1.0, 0.0, 0.0))
-    return BoundedShortest(cost, factor, own, least_s)
+    return BoundedShortest(cost, factor, cost_factor, least_s)
 
 
 def serve(line: BoundedShortest) -> Waiting:
@@ -40,7 +40,7 @@ def test_the_shortest_is_next_until_a_budget_is_used_up() -> None:
 
 
 def test_the_older_work_that_is_found_counts() -> None:
-    line = queue(factor=1.5, own=0.0, least_s=7.0)
+    line = queue(factor=1.5, cost_factor=0.0, least_s=7.0)
     first, second = line.add(Prefill(100)), line.add(Prefill(60))
     assert (line.budget_left_s(first), line.budget_left_s(second)) == (7.0, 57.0)
 
@@ -89,24 +89,24 @@ def test_no_request_passes_a_chunked_prefill_without_budget() -> None:
     long = line.add(Prefill(100))
     shorts = [line.add(Prefill(60)) for _ in range(2)]
     line.admit([long])
-    line.chunked(long, 80.0)
-    assert line.may_not_pass(line.in_order(), 1000) == shorts[1:]
-    assert line.may_go(line.in_order(), lambda _one: True) == shorts[:1]
+    line.set_chunked_prompt(long, 80.0)
+    assert line.over_budget(line.in_order(), 1000) == shorts[1:]
+    assert line.select(line.in_order(), lambda _one: True) == shorts[:1]
     line.admit(shorts[:1])
-    assert line.may_not_pass(line.in_order(), 1000) == shorts[1:]
+    assert line.over_budget(line.in_order(), 1000) == shorts[1:]
     assert line.budget_left_s(shorts[1]) == 220.0
     line.reprice()  # no state is lost in a rebuild
-    assert line.may_not_pass(line.in_order(), 1000) == shorts[1:]
-    line.chunked(None, 0.0)
-    assert line.may_not_pass(line.in_order(), 1000) == []
+    assert line.over_budget(line.in_order(), 1000) == shorts[1:]
+    line.set_chunked_prompt(None, 0.0)
+    assert line.over_budget(line.in_order(), 1000) == []
 
 
 def test_the_rest_of_the_chunk_is_older_work() -> None:
-    line = queue(factor=3.0, own=0.0)
+    line = queue(factor=3.0, cost_factor=0.0)
     long = line.add(Prefill(100))
     line.admit([long])
     line.add(Prefill(5))
-    line.chunked(long, 80.0)
+    line.set_chunked_prompt(long, 80.0)
     assert line.budget_left_s(line.add(Prefill(1))) == 2.0 * 85.0
 
 
@@ -139,8 +139,8 @@ def test_only_the_requests_that_the_tokens_of_a_step_reach_are_checked() -> None
     line = queue(1.0, 0.0, 0.0)
     oldest, passed, younger = (line.add(Prefill(tokens)) for tokens in (100, 40, 60))
     order = [oldest, younger, passed]
-    assert line.may_not_pass(order, 100) == []
-    assert line.may_not_pass(order, 101) == [younger]
+    assert line.over_budget(order, 100) == []
+    assert line.over_budget(order, 101) == [younger]
 
 
 def test_order_changes_nothing() -> None:
@@ -158,21 +158,21 @@ def test_order_changes_nothing() -> None:
     st.integers(1, 30),
     st.randoms(use_true_random=False),
 )
-def test_no_request_is_passed_beyond_the_bound(factor, own, step, draw) -> None:
+def test_no_request_is_passed_beyond_the_bound(factor, cost_factor, step, draw) -> None:
     """An engine with steps of ``step`` seconds, a prompt in chunks, and others that share its steps.
     Requests arrive at up to three times the capacity, and some clients disconnect."""
     least_s = 4.0
-    line = queue(factor, own, least_s)
+    line = queue(factor, cost_factor, least_s)
     done, rest = 0.0, 0.0  # seconds computed; of the chunk still to compute
     chunk: Waiting | None = None
     owed: dict[int, tuple[float, float]] = {}
     for _ in range(draw.randint(10, 120)):
-        line.chunked(chunk, rest)
+        line.set_chunked_prompt(chunk, rest)
         for _ in range(draw.randrange(4)):
             cost = draw.choice([1, 1, 2, 5, draw.randint(1, 80)])
             older = sum(one.cost for one in line) + rest
             made = line.add(Prefill(cost))
-            owed[made.number] = (done, factor * older + (1 + own) * cost + least_s)
+            owed[made.number] = (done, factor * older + (1 + cost_factor) * cost + least_s)
         if len(line) and draw.random() < 0.1:
             line.remove(draw.choice(list(line)))
         left = float(step)
@@ -186,7 +186,7 @@ def test_no_request_is_passed_beyond_the_bound(factor, own, step, draw) -> None:
                     return True
                 return False
 
-            sharing = line.may_go(order, fits)
+            sharing = line.select(order, fits)
             for one in sharing:
                 line.admit([one])
                 done += one.cost
@@ -312,8 +312,8 @@ def test_tenant_records_are_bounded() -> None:
         serve(line)
     shares = line.shares
     assert len(shares._served_s) <= REMEMBERED
-    assert len(shares._own_shares) <= OWN_SHARES + 1
-    assert len(shares._next_start) <= 2 * OWN_SHARES + 1
+    assert len(shares._separate_shares) <= SEPARATE_SHARES + 1
+    assert len(shares._next_start) <= 2 * SEPARATE_SHARES + 1
     assert line._queues == {}
 
 
@@ -322,7 +322,7 @@ def test_the_work_of_turns_that_had_enough_is_forgotten() -> None:
     for number in range(1_000):
         shares.charge(f"t{number}", f"t{number}", 1.0)
         shares.charge("slow", "slow", 2.0)
-        assert len(shares._next_start) <= 2 * OWN_SHARES + 1
+        assert len(shares._next_start) <= 2 * SEPARATE_SHARES + 1
     assert shares.starts(["t0"]) == {"t0": shares._virtual_time}
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
 from sglang_canopy.schedule.cost import Prefill, PrefillCost
-from sglang_canopy.schedule.fair_shares import OWN_SHARES, REMEMBERED, VOUCHED_REST, FairShares
+from sglang_canopy.schedule.fair_shares import REMEMBERED, SEPARATE_SHARES, VOUCHED_REST, FairShares
 from sglang_canopy.tenant import ClaimedTenant, Vouched
 
 STEPS, WARM_UP = 3000, 500
@@ -59,13 +59,13 @@ def test_more_vouched_tenants_than_turns_stay_bounded() -> None:
     for number in range(3 * REMEMBERED):
         order.add(Prefill(1000), Vouched(f"v{number}"))
         order.admit(order.in_order(1))
-    assert len(order.shares._own_shares) <= OWN_SHARES
+    assert len(order.shares._separate_shares) <= SEPARATE_SHARES
     assert len(order.shares._served_s) <= REMEMBERED
 
 
 def test_vouched_tenants_share_a_turn_if_none_is_free() -> None:
     shares, new = FairShares(), Vouched("new")
-    for number in range(OWN_SHARES - 1):
+    for number in range(SEPARATE_SHARES - 1):
         shares.charge(Vouched(f"v{number}"), Vouched(f"v{number}"), 1.0)
     assert shares.share_of(new) == new
     shares.charge(Vouched("last"), Vouched("last"), 1.0)

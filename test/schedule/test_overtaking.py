@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latency import overtaking
-from sglang_canopy.schedule.bounded_shortest import MIN_S, OWN, BoundedShortest
+from sglang_canopy.schedule.bounded_shortest import COST_FACTOR, MIN_S, BoundedShortest
 from sglang_canopy.schedule.cost import MIN_ANSWERS, AnswerCost, Prefill, PrefillCost, ServerCost
 from sglang_canopy.tenant import Vouched
 
@@ -23,7 +23,7 @@ def cost_of(places: int, step_s: float, pool: int = 1 << 20) -> ServerCost:
 
 
 def test_an_answer_takes_the_larger_of_its_shares_of_places_and_of_kv() -> None:
-    answers = AnswerCost(places=8, pool_tokens=1_000)
+    answers = AnswerCost(max_running=8, pool_tokens=1_000)
     assert answers.seconds(100, 50) == 0.0
     answers.adopt(0.02)
     assert answers.seconds(50, 50) == pytest.approx(50 * 0.02 / 8)
@@ -32,7 +32,7 @@ def test_an_answer_takes_the_larger_of_its_shares_of_places_and_of_kv() -> None:
 
 
 def test_an_answer_is_as_long_as_finished_ones_were() -> None:
-    answers = AnswerCost(places=1, pool_tokens=1 << 20)
+    answers = AnswerCost(max_running=1, pool_tokens=1 << 20)
     for _ in range(MIN_ANSWERS - 1):
         answers.finished(4_096, 1_024)
     answers.adopt(0.01)
@@ -53,7 +53,7 @@ def test_a_long_prompt_is_overtaken_for_its_budget_where_one_place_serves_all() 
         now += 1.0
         queue.add(Prefill(40, reserved=60))
         queue.set_time(now)
-    assert 5.0 < now <= OWN * long.cost + MIN_S + 1.0
+    assert 5.0 < now <= COST_FACTOR * long.cost + MIN_S + 1.0
 
 
 def test_the_oldest_is_overtaken_by_the_clock_for_its_budget_if_answers_are_longer_than_predicted():
@@ -66,7 +66,7 @@ def test_the_oldest_is_overtaken_by_the_clock_for_its_budget_if_answers_are_long
         now += 1.0
         queue.add(Prefill(40))
         queue.set_time(now)
-    assert 3.0 < now <= OWN * long.cost + MIN_S + 1.0
+    assert 3.0 < now <= COST_FACTOR * long.cost + MIN_S + 1.0
 
 
 def test_tenants_share_the_seconds_of_places() -> None:

@@ -38,27 +38,29 @@ class BoundLedger:
         self._accounts: dict[Any, _Account] = {}
         """Accounts of waiting requests and of the prompt in chunked prefill."""
         self._inside: dict[Any, _Account] = {}
-        self._chunk: Any = None
+        self._chunked_prompt: Any = None
         self._rest_s = 0.0
-        for name in ("add", "requeue", "admit", "remove", "chunked"):
+        for name in ("add", "requeue", "admit", "remove", "set_chunked_prompt"):
             setattr(order, name, functools.partial(getattr(self, "_" + name), getattr(order, name)))
 
     def close(self) -> None:
         """Forget the requests, which keep SGLang's alive."""
         self._accounts.clear()
         self._inside.clear()
-        self._chunk = None
+        self._chunked_prompt = None
 
     def _add(self, theirs: Any, *args: Any, **kwargs: Any) -> Any:
         before = list(self._accounts)
         made = theirs(*args, **kwargs)
         older_s = sum(
-            self._rest_s if one is self._chunk else one.cost
+            self._rest_s if one is self._chunked_prompt else one.cost
             for one in before
             if _line(one) == _line(made)
         )
         order = self.order
-        allowed_s = (order.max_wait_factor - 1.0) * older_s + order.own * made.cost + order.least_s
+        allowed_s = (
+            (order.max_wait_factor - 1.0) * older_s + order.cost_factor * made.cost + order.least_s
+        )
         self._accounts[made] = _Account(allowed_s)
         return made
 
@@ -86,12 +88,12 @@ class BoundLedger:
         self._accounts.pop(waiting, None)
         return theirs(waiting)
 
-    def _chunked(self, theirs: Any, waiting: Any, rest_s: float) -> None:
-        if self._chunk is not None and self._chunk is not waiting:
-            self._accounts.pop(self._chunk, None)
+    def _set_chunked_prompt(self, theirs: Any, waiting: Any, rest_s: float) -> None:
+        if self._chunked_prompt is not None and self._chunked_prompt is not waiting:
+            self._accounts.pop(self._chunked_prompt, None)
         if waiting is not None and waiting in self._inside:
             self._accounts[waiting] = self._inside[waiting]
-        self._chunk, self._rest_s = waiting, rest_s
+        self._chunked_prompt, self._rest_s = waiting, rest_s
         theirs(waiting, rest_s)
 
 

@@ -88,15 +88,16 @@ class Arranged(Generic[T]):
         new = [request for request in queue if request not in waiting]
         if len(waiting) + len(new) > len(queue):
             self.drop_aborted(queue)
-        chunk = None if chunked is None else self._admitted.get(chunked)
-        self.shortest.chunked(chunk, 0.0 if chunk is None else self._remaining_s(chunk))
-        before, self._alone = self._alone, None
-        known = {request for request in new if request is before or request in self._admitted}
-        if len(queue) == len(new) == 1 and chunked is None and not known:
+        prompt = None if chunked is None else self._admitted.get(chunked)
+        remaining_s = 0.0 if prompt is None else self._remaining_s(prompt)
+        self.shortest.set_chunked_prompt(prompt, remaining_s)
+        previous, self._alone = self._alone, None
+        tried = {request for request in new if request is previous or request in self._admitted}
+        if len(queue) == len(new) == 1 and chunked is None and not tried:
             self._alone, self._in_order = new[0], []
             return new
         for request in new:
-            self._enqueue(request, request in known)
+            self._enqueue(request, request in tried)
         self.shortest.set_time(self._requests.time_s())
         if len(queue) < 2:
             self._in_order = list(waiting.values())
@@ -113,8 +114,8 @@ class Arranged(Generic[T]):
             return [self._alone]
         return list(map(_request_of, self._in_order))
 
-    def _remaining_s(self, chunk: Waiting) -> float:
-        return self.shortest.cost.seconds(self._requests.rest(chunk.request))
+    def _remaining_s(self, prompt: Waiting) -> float:
+        return self.shortest.cost.seconds(self._requests.rest(prompt.request))
 
     def _enqueue(self, request: T, look_up: bool) -> None:
         about, prefill = self._requests, self._requests.prefill(request, look_up)
@@ -154,13 +155,13 @@ class Arranged(Generic[T]):
                 self._in_order = []
             return False
         waiting = self._admitted.pop(request, None)
-        if waiting is not None and waiting is self.shortest.chunk:
-            self.shortest.chunked(None, 0.0)
+        if waiting is not None and waiting is self.shortest.chunked_prompt:
+            self.shortest.set_chunked_prompt(None, 0.0)
         return waiting is not None
 
     def over_budget(self) -> list[T]:
         """Return the requests at the head of the order that would overdraw a budget."""
-        over = self.shortest.may_not_pass(self._in_order, STEPS * self._requests.step_tokens())
+        over = self.shortest.over_budget(self._in_order, STEPS * self._requests.step_tokens())
         return list(map(_request_of, over))
 
     def sharing(
@@ -187,21 +188,23 @@ class Arranged(Generic[T]):
             room -= pages
             return True
 
-        chunk = self.shortest.chunk
+        prompt = self.shortest.chunked_prompt
         head = [
-            one for one in self._in_order[:SHARERS] if chunk is None or one.urgency >= chunk.urgency
+            one
+            for one in self._in_order[:SHARERS]
+            if prompt is None or one.urgency >= prompt.urgency
         ]
-        sharers = self.shortest.may_go(head, shares)
+        sharers = self.shortest.select(head, shares)
         if not sharers:
             return [], []
-        self._in_order = [*sharers, *self.shortest.in_order(gone=sharers)]
+        self._in_order = [*sharers, *self.shortest.in_order(admitted=sharers)]
         return [one.request for one in sharers], self.over_budget()
 
-    def _pop(self, gone: Collection[T]) -> list[Waiting]:
-        if not gone:
+    def _pop(self, leaving: Collection[T]) -> list[Waiting]:
+        if not leaving:
             return []
-        taken = [waiting for waiting in self._in_order if waiting.request in gone]
-        self._in_order = [waiting for waiting in self._in_order if waiting.request not in gone]
+        taken = [waiting for waiting in self._in_order if waiting.request in leaving]
+        self._in_order = [waiting for waiting in self._in_order if waiting.request not in leaving]
         for waiting in taken:
             del self._waiting[waiting.request]
         return taken

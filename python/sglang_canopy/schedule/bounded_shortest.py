@@ -1,14 +1,14 @@
 """Bounded shortest-first order: admit the cheapest request that every overtaking budget allows.
 
 Cost is the predicted seconds of the server that a request takes: its prefill, with KV loading
-(``prefill_cost.py``), and its answer, as a share of the places or of the KV (``answer_cost.py``).
+(``cost.py``), and its answer, as a share of the running requests or of the KV.
 Shortest-first minimises the mean wait but starves long requests, so each request gets an overtaking
 budget on arrival:
 
     B = kappa w + lambda c + beta    seconds of younger work that may be admitted before it
 
 where w is the older work waiting at its arrival, c its own cost, kappa = ``max_wait_factor`` - 1,
-lambda = ``OWN`` and beta = ``MIN_S``. A request may not overdraw the budget of an older request;
+lambda = ``COST_FACTOR`` and beta = ``MIN_S``. A request may not overdraw the budget of an older request;
 the oldest may always go. A chunked prefill keeps its budget for requests that share its steps.
 
 Bound: regardless of later arrivals, at most (1 + kappa) w + (1 + lambda) c + beta seconds of its
@@ -38,7 +38,7 @@ from sglang_canopy.tenant import ClaimedTenant
 
 MAX_WAIT_FACTOR = 1.0
 """1 + kappa."""
-OWN = 10.0
+COST_FACTOR = 10.0
 """lambda: the budget grows by this multiple of the request's own cost."""
 MIN_S = 2.0
 """beta, in seconds."""
@@ -49,19 +49,19 @@ SORTED_HEAD = 128
 class BoundedShortest:
     """Queue in bounded shortest-first order.
 
-    ``max_wait_factor=inf`` is pure shortest-first; 1, with ``own`` and ``least_s`` 0, is FCFS.
+    ``max_wait_factor=inf`` is pure shortest-first; 1, with ``cost_factor`` and ``least_s`` 0, is FCFS.
     """
 
     def __init__(
         self,
         cost: Cost | None = None,
         max_wait_factor: float = MAX_WAIT_FACTOR,
-        own: float = OWN,
+        cost_factor: float = COST_FACTOR,
         least_s: float = MIN_S,
     ) -> None:
         self.cost: Cost = cost or PrefillCost()
         self.max_wait_factor = max_wait_factor
-        self.own = own
+        self.cost_factor = cost_factor
         self.least_s = least_s
         self.shares = FairShares()
         self._numbers = itertools.count()
@@ -69,9 +69,9 @@ class BoundedShortest:
         """Priority -> share -> queue. Empty queues are dropped, except the chunked prefill's."""
         self._by_arrival: dict[int, dict[int, Waiting]] = {}
         """Priority -> number -> queued request, in order of arrival."""
-        self.chunk: Waiting | None = None
+        self.chunked_prompt: Waiting | None = None
         """The chunked prefill in progress."""
-        self._chunk_remaining_s = 0.0
+        self._remaining_s = 0.0
         self.admitted_by = {"shortest": 0, "budget": 0}
         """Admissions by reason. "budget": a cheaper request was passed over because it would have
         overdrawn a budget or did not fit."""
@@ -101,10 +101,10 @@ class BoundedShortest:
         """Return the overtaking budget, in seconds, of a new request."""
         before_s = 0.0
         if queue is not None:
-            before_s = queue.work + (self._chunk_remaining_s if queue.chunk is not None else 0.0)
+            before_s = queue.work + (self._remaining_s if queue.chunked_prompt is not None else 0.0)
         # Avoid inf * 0: with no older work, kappa is irrelevant.
         for_others = (self.max_wait_factor - 1.0) * before_s if before_s else 0.0
-        return for_others + self.own * cost + self.least_s
+        return for_others + self.cost_factor * cost + self.least_s
 
     def requeue(self, waiting: Waiting, prefill: Prefill) -> None:
         """Requeue a retracted request at its old position, with the rest of its budget."""
@@ -150,23 +150,23 @@ class BoundedShortest:
             self._removed(waiting, queue)
             self.shares.charge(waiting.tenant, waiting.share, waiting.cost)
 
-    def chunked(self, waiting: Waiting | None, rest_s: float) -> None:
+    def set_chunked_prompt(self, waiting: Waiting | None, remaining_s: float) -> None:
         """Set the chunked prefill and its remaining cost, in seconds; ``None`` ends it."""
-        before, self.chunk = self.chunk, waiting
-        self._chunk_remaining_s = rest_s
+        before, self.chunked_prompt = self.chunked_prompt, waiting
+        self._remaining_s = remaining_s
         if waiting is not before:
             if before is not None:
                 queue = self._queue_of(before)
-                queue.set_chunk(None)
+                queue.set_chunked_prompt(None)
                 self._drop_if_empty(before, queue)
             if waiting is not None:
-                self._queue_of(waiting).set_chunk(waiting)
+                self._queue_of(waiting).set_chunked_prompt(waiting)
 
     def budget_left_s(self, waiting: Waiting) -> float:
         """Seconds of younger work that may still be admitted before ``waiting``."""
         return self._queue_of(waiting).passing.allowance(waiting.position)
 
-    def may_go(
+    def select(
         self, candidates: Iterable[Waiting], fits: Callable[[Waiting], bool]
     ) -> list[Waiting]:
         """Select candidates, in order, that ``fits`` accepts and that overdraw no budget.
@@ -180,12 +180,12 @@ class BoundedShortest:
             trial = trials.get(id(queue))
             if trial is None:
                 trial = trials[id(queue)] = queue.passing.copy()
-            if trial.may_go(waiting.position) and fits(waiting):
+            if trial.may_overtake(waiting.position) and fits(waiting):
                 simulate_admission(trial, waiting)
                 selected.append(waiting)
         return selected
 
-    def may_not_pass(self, order: Iterable[Waiting], tokens: int) -> list[Waiting]:
+    def over_budget(self, order: Iterable[Waiting], tokens: int) -> list[Waiting]:
         """Return requests that would overdraw a budget if admitted in this order.
 
         Budgets of requests outside ``order``, and of the chunked prefill, count. Only the head of
@@ -208,23 +208,23 @@ class BoundedShortest:
             tokens -= waiting.prefill.uncached
             return True
 
-        may = {one.number for one in self.may_go(head(), computes)}
+        may = {one.number for one in self.select(head(), computes)}
         return [one for one in checked if one.number not in may]
 
-    def in_order(self, head: int = SORTED_HEAD, gone: Sequence[Waiting] = ()) -> list[Waiting]:
-        """Return the queue in admission order, assuming ``gone`` is admitted first.
+    def in_order(self, head: int = SORTED_HEAD, admitted: Sequence[Waiting] = ()) -> list[Waiting]:
+        """Return the queue in admission order, assuming ``admitted`` is admitted first.
 
         Only the first ``head`` requests are sorted; the rest of each priority is in order of arrival. Does
         not change the queue: call ``admit`` to admit.
         """
         ordered: list[Waiting] = []
         starts: dict[Share, float] = {}
-        taken = {waiting.number for waiting in gone}
+        taken = {waiting.number for waiting in admitted}
         for urgency in sorted(self._queues, reverse=True):
             by_share = {t: queue for t, queue in self._queues[urgency].items() if queue.requests}
             if len(ordered) < head and by_share:
                 walks = {
-                    share: queue.walk([w for w in gone if w.number in queue.requests])
+                    share: queue.walk([w for w in admitted if w.number in queue.requests])
                     for share, queue in by_share.items()
                 }
                 heads = {
@@ -264,7 +264,7 @@ class BoundedShortest:
         self._drop_if_empty(waiting, queue)
 
     def _drop_if_empty(self, waiting: Waiting, queue: CostQueue) -> None:
-        if not queue.requests and queue.chunk is None:
+        if not queue.requests and queue.chunked_prompt is None:
             by_share = self._queues[waiting.urgency]
             del by_share[waiting.share]
             if not by_share:

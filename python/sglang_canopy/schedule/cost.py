@@ -141,9 +141,9 @@ MIN_ANSWERS = 8
 class AnswerCost:
     """Price of answers. Only ``adopt`` changes it; ranks that adopt equal values agree."""
 
-    def __init__(self, places: int, pool_tokens: int) -> None:
-        """``places``: most running requests. ``pool_tokens``: KV on the device."""
-        self.places = places
+    def __init__(self, max_running: int, pool_tokens: int) -> None:
+        """``max_running``: most running requests. ``pool_tokens``: KV on the device."""
+        self.max_running = max_running
         self.pool_tokens = pool_tokens
         self.step_s = 0.0
         """Seconds of a decode step; 0, which makes answers free, before the first is adopted."""
@@ -175,7 +175,7 @@ class AnswerCost:
     def seconds(self, prompt: int, reserved: int) -> float:
         """Return the cost of an answer to ``prompt`` tokens, for which ``reserved`` are reserved."""
         answer = self.used * reserved
-        share = max(1.0 / self.places, (prompt + answer) / self.pool_tokens)
+        share = max(1.0 / self.max_running, (prompt + answer) / self.pool_tokens)
         return answer * self.step_s * min(share, 1.0)
 
 

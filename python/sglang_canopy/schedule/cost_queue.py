@@ -51,7 +51,7 @@ class Waiting:
 class CostQueue:
     """Requests sorted by cost, with their overtaking budgets."""
 
-    __slots__ = ("arrival_by_position", "by_cost", "chunk", "passing", "requests", "work")
+    __slots__ = ("arrival_by_position", "by_cost", "chunked_prompt", "passing", "requests", "work")
 
     def __init__(self) -> None:
         self.requests: dict[int, Waiting] = {}
@@ -60,7 +60,7 @@ class CostQueue:
         self.passing = Passing()
         self.arrival_by_position: list[int] = []
         """Arrival numbers, the oldest first."""
-        self.chunk: Waiting | None = None
+        self.chunked_prompt: Waiting | None = None
         """The prompt now prefilled in chunks. Requests that share its steps may overtake it
         within its budget."""
         self.work = 0.0
@@ -128,24 +128,24 @@ class CostQueue:
         self.passing.pass_by(waiting.position, waiting.cost)
         self.remove(waiting)
 
-    def set_chunk(self, chunk: Waiting | None) -> None:
+    def set_chunked_prompt(self, prompt: Waiting | None) -> None:
         """Set the chunked prefill, whose budget stays enforced; ``None`` clears it."""
-        if self.chunk is not None:
-            self._suspend_budget(self.chunk)
-        self.chunk = chunk
-        if chunk is not None:
-            self._restore(chunk, math.inf)
+        if self.chunked_prompt is not None:
+            self._suspend_budget(self.chunked_prompt)
+        self.chunked_prompt = prompt
+        if prompt is not None:
+            self._restore(prompt, math.inf)
 
-    def walk(self, gone: Sequence[Waiting] = ()) -> Iterator[Waiting]:
-        """Yield requests in admission order, assuming ``gone`` is admitted first.
+    def walk(self, admitted: Sequence[Waiting] = ()) -> Iterator[Waiting]:
+        """Yield requests in admission order, assuming ``admitted`` is admitted first.
 
         Does not change the queue. The tail, beyond ``TIGHT_HEAD``, is in order of arrival.
         """
         spare, taken = (
-            self._allowances_after(gone).least_allowance(),
-            {waiting.number for waiting in gone},
+            self._allowances_after(admitted).least_allowance(),
+            {waiting.number for waiting in admitted},
         )
-        head = list(gone)
+        head = list(admitted)
         for cost, number, waiting in self.by_cost:
             if number in taken:
                 continue
@@ -165,17 +165,17 @@ class CostQueue:
                 if number in self.requests and number not in taken
             )
 
-    def _allowances_after(self, gone: Sequence[Waiting]) -> Passing:
-        if not gone:
+    def _allowances_after(self, admitted: Sequence[Waiting]) -> Passing:
+        if not admitted:
             return self.passing
         trial = self.passing.copy()
-        for waiting in gone:
+        for waiting in admitted:
             simulate_admission(trial, waiting)
         return trial
 
-    def _walk_within_budgets(self, gone: Iterable[Waiting]) -> Iterator[Waiting]:
-        """Yield the next requests after ``gone`` when budgets restrict the order."""
-        trial, chosen = self.passing, list(gone)
+    def _walk_within_budgets(self, admitted: Iterable[Waiting]) -> Iterator[Waiting]:
+        """Yield the next requests after ``admitted`` when budgets restrict the order."""
+        trial, chosen = self.passing, list(admitted)
         for _ in range(TIGHT_HEAD):
             if chosen and trial is self.passing:  # copy late: most callers take only the first
                 trial = self.passing.copy()
@@ -196,13 +196,13 @@ class CostQueue:
 
     def _rebuild(self, new: Waiting | None = None) -> None:
         """Reassign all positions, including one for ``new``."""
-        chunk = [] if self.chunk is None else [self.chunk]
-        members = sorted([*self.requests.values(), *chunk], key=number_of)
+        chunked = [] if self.chunked_prompt is None else [self.chunked_prompt]
+        members = sorted([*self.requests.values(), *chunked], key=number_of)
         budgets = [
             member.budget_left_s if member is new else self.passing.allowance(member.position)
             for member in members
         ]
-        costs = [math.inf if member is self.chunk else member.cost for member in members]
+        costs = [math.inf if member is self.chunked_prompt else member.cost for member in members]
         self.passing = Passing(costs, budgets)
         self.arrival_by_position = [member.number for member in members]
         for position, member in enumerate(members):

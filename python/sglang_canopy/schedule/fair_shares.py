@@ -13,7 +13,7 @@ from heapq import nlargest
 
 from sglang_canopy.tenant import ClaimedTenant, Vouched
 
-OWN_SHARES = 64
+SEPARATE_SHARES = 64
 """Maximum tenants with a separate share: those served most, with decay."""
 REMEMBERED = 256
 """Tenants whose served work is tracked."""
@@ -53,7 +53,7 @@ class FairShares:
         self._served_s: dict[ClaimedTenant, float] = {}
         """ClaimedTenant -> seconds of work, decayed."""
         self._since_fade = 0.0
-        self._own_shares: set[ClaimedTenant] = {PUBLIC}
+        self._separate_shares: set[ClaimedTenant] = {PUBLIC}
         self._vouched = False
         """Whether a vouched tenant was served recently."""
         self._next_start: dict[Share, float] = {}
@@ -62,11 +62,11 @@ class FairShares:
         """Virtual start time of the last request served."""
 
     def share_of(self, tenant: ClaimedTenant) -> Share:
-        if tenant in self._own_shares:
+        if tenant in self._separate_shares:
             return tenant
         if not isinstance(tenant, Vouched):
             return REST
-        if self._vouched and len(self._own_shares) >= OWN_SHARES:
+        if self._vouched and len(self._separate_shares) >= SEPARATE_SHARES:
             return VOUCHED_REST
         return tenant
 
@@ -82,7 +82,7 @@ class FairShares:
         self._virtual_time = max(self._virtual_time, start)
         self._next_start[share] = start + seconds
         # Shares at or below the floor start at the floor anyway.
-        if len(self._next_start) > 2 * OWN_SHARES:
+        if len(self._next_start) > 2 * SEPARATE_SHARES:
             self._next_start = {
                 t: work for t, work in self._next_start.items() if work > self._virtual_time
             }
@@ -97,19 +97,21 @@ class FairShares:
                 name: work / 2 for name, work in self._served_s.items() if work > _FORGOTTEN_S
             }
             self._vouched = any(isinstance(name, Vouched) for name in self._served_s)
-            self._own_shares = self._most_served()
+            self._separate_shares = self._most_served()
         if len(self._served_s) > REMEMBERED:  # several at once: each new name would cost a search
-            kept = nlargest(REMEMBERED - OWN_SHARES, self._served_s, key=self._importance)
+            kept = nlargest(REMEMBERED - SEPARATE_SHARES, self._served_s, key=self._importance)
             self._served_s = {name: self._served_s[name] for name in kept}
         if isinstance(tenant, Vouched):
             self._vouched = True
-        if tenant not in self._own_shares or (self._vouched and PUBLIC in self._own_shares):
-            self._own_shares = self._most_served()
+        if tenant not in self._separate_shares or (
+            self._vouched and PUBLIC in self._separate_shares
+        ):
+            self._separate_shares = self._most_served()
 
     def _most_served(self) -> set[ClaimedTenant]:
         """Return the tenants with a separate share."""
         served = [name for name in self._served_s if isinstance(name, Vouched) or not self._vouched]
-        most = set(nlargest(OWN_SHARES, served, key=self._importance))
+        most = set(nlargest(SEPARATE_SHARES, served, key=self._importance))
         return most if self._vouched else {*most, PUBLIC}
 
     def _importance(self, tenant: ClaimedTenant) -> tuple[bool, float, str]:

@@ -79,7 +79,7 @@ class Passing:
         position = int(eligible_costs.argmin())
         return position if eligible_costs.item(position) < math.inf else -1
 
-    def may_go(self, position: int) -> bool:
+    def may_overtake(self, position: int) -> bool:
         """Return whether all older members allow the cost of ``position``."""
         least = self._allowances[:position].min(initial=math.inf)
         return bool(least >= self._costs[position])

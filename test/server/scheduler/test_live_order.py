@@ -206,7 +206,7 @@ def test_a_request_that_leaves_the_queue_leaves_no_state(tree: LiveTree) -> None
 
 def test_a_request_beyond_a_budget_is_shown_to_no_step_and_stays_in_the_queue(tree):
     shortest = tree.cache.admission.order.shortest
-    shortest.own, shortest.least_s = 0.0, 0.0  # nothing may pass the prompt in chunks
+    shortest.cost_factor, shortest.least_s = 0.0, 0.0  # nothing may pass the prompt in chunks
     chunked, young = made(tree, tokens(900, 1), 1.0), made(tree, tokens(20, 2), 2.0)
     scheduler, _ = chosen(tree, [chunked], 1)
     chunked.full_untruncated_fill_ids = chunked.origin_input_ids

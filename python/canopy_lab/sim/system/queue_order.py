@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from canopy_lab.sim.system.job import SimulatedRequest
 from sglang_canopy.schedule.arranged import Arranged
-from sglang_canopy.schedule.bounded_shortest import MAX_WAIT_FACTOR, OWN, BoundedShortest
+from sglang_canopy.schedule.bounded_shortest import COST_FACTOR, MAX_WAIT_FACTOR, BoundedShortest
 from sglang_canopy.schedule.bounded_shortest import MIN_S as MIN_BUDGET_S
 from sglang_canopy.schedule.cost import MIN_S, Prefill
 
@@ -146,7 +146,7 @@ class BoundedShortestFirst:
     def __init__(
         self,
         max_wait_factor: float = MAX_WAIT_FACTOR,
-        own: float = OWN,
+        cost_factor: float = COST_FACTOR,
         least_s: float = MIN_BUDGET_S,
         share: bool = True,
     ) -> None:
@@ -154,7 +154,7 @@ class BoundedShortestFirst:
         self._shares = share
         self.deferred: frozenset[SimulatedRequest] = frozenset()
         """Jobs that would overdraw a budget in this step."""
-        order = BoundedShortest(self, max_wait_factor, own, least_s)
+        order = BoundedShortest(self, max_wait_factor, cost_factor, least_s)
         self._arranged = Arranged(order, self)
 
     def order(

@@ -181,7 +181,7 @@ class Admission:
         if self._candidates is not None:
             return
         if self.order.is_on and scheduler.chunked_req is None:
-            self.order.shortest.chunked(None, 0.0)
+            self.order.shortest.set_chunked_prompt(None, 0.0)
         complete = len(queue) >= len(arranged) if gate is None else len(queue) == len(self._waiting)
         if complete and (not batches or releases.reports_aborts(scheduler)):
             return

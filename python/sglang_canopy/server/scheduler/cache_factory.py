@@ -123,7 +123,7 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
         options_of(ctx.server_args).queue,
         step if step > 0 else ctx.server_args.max_prefill_tokens,
         measures=unsupported(QUEUE, ctx.server_args, ctx) is None,
-        places=cache.req_to_token_pool.size,
+        max_running=cache.req_to_token_pool.size,
     )
     cache.admission = Admission(order, session_gate(ctx.server_args, cache))
     live.meter = meter_of(ctx.server_args, cache, live.running, live.device_policy)

@@ -32,7 +32,7 @@ from sglang_canopy.tenant import ClaimedTenant, Vouched
 if TYPE_CHECKING:
     from sglang_canopy.radix.cache import CanopyRadixCache
 
-PLACES = 256
+MAX_RUNNING = 256
 """Running requests of a cache without a server."""
 PROTECT_PASSES = 32
 """Passes between two renewals of the protection (as for SGLang's LRU)."""
@@ -50,14 +50,14 @@ class LiveOrder:
         options: QueueFlags,
         step_tokens: int = STEP_TOKENS,
         measures: bool = True,
-        places: int = PLACES,
+        max_running: int = MAX_RUNNING,
     ) -> None:
         """``step_tokens``: maximum tokens of a prefill step. ``measures``: whether the time of every batch
-        is that of its prefills, and all ranks compute equal batches. ``places``: of running requests."""
+        is that of its prefills, and all ranks compute equal batches. ``max_running``: most running requests."""
         self.is_on = options.queue_order == BOUNDED_SHORTEST
         self.measures = measures or self.is_on
         self.cost = PrefillCost(step_tokens)
-        self.answers = AnswerCost(places, cache.token_to_kv_pool_allocator.size)
+        self.answers = AnswerCost(max_running, cache.token_to_kv_pool_allocator.size)
         self.shortest = BoundedShortest(
             ServerCost(self.cost, self.answers), options.max_wait_factor
         )
