@@ -39,16 +39,17 @@ def infer_from_chat(body: Any) -> dict[str, Any]:
     """
     messages = body.messages or []
     roles = [getattr(m, "role", None) for m in messages]
-    category = "chat"
-    if getattr(body, "tools", None):
-        category += "-tools"
-    if getattr(body, "response_format", None) is not None:
-        category += "-json"
-    if any(_has_image(m) for m in messages):
-        category += "-image"
-    if roles and roles[-1] in ("tool", "function"):
-        category += "-after-tool"
+    category = _chat_category(
+        tools=bool(getattr(body, "tools", None)),
+        json=getattr(body, "response_format", None) is not None,
+        image=any(map(_has_image, messages)),
+        after_tool=bool(roles) and roles[-1] in ("tool", "function"),
+    )
     return {"category": category, "turn": min(1 + roles.count("assistant"), MAX_TURN)}
+
+
+def _chat_category(**features: bool) -> str:
+    return "-".join(("chat", *(name.replace("_", "-") for name, has in features.items() if has)))
 
 
 def _has_image(message: Any) -> bool:
@@ -68,15 +69,12 @@ def infer_from_response(body: Mapping[str, Any]) -> dict[str, Any]:
     turns = sum(now and not before for before, now in zip([False, *answers], answers))
     text = body.get("text")
     form = text.get("format") if isinstance(text, Mapping) else None
-    category = "chat"
-    if body.get("tools"):
-        category += "-tools"
-    if isinstance(form, Mapping) and form.get("type") != "text":
-        category += "-json"
-    if any(map(_item_has_image, items)):
-        category += "-image"
-    if items and str(items[-1].get("type")).endswith("_output"):
-        category += "-after-tool"
+    category = _chat_category(
+        tools=bool(body.get("tools")),
+        json=isinstance(form, Mapping) and form.get("type") != "text",
+        image=any(map(_item_has_image, items)),
+        after_tool=bool(items) and str(items[-1].get("type")).endswith("_output"),
+    )
     return {"category": category, "turn": min(1 + turns, MAX_TURN)}
 
 

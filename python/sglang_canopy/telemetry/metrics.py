@@ -71,8 +71,8 @@ class Metrics:
         self._rows: dict[str, tuple[Row, _Reported]] = {}
         self._categories: set[str] = {OTHER}
         self._series: dict[tuple[str, tuple[str, ...]], Any] = {}
-        self._groups: set[tuple[str, str]] = set()
-        self._arms: set[tuple[str, str]] = set()
+        self._shown: dict[str, set[tuple[str, ...]]] = {}
+        """Labels of the rows that ``_set_rows`` set last, by metric."""
 
     def update(self, counters: Counters, status: Mapping[str, Any]) -> None:
         """Update every series from ``counters`` and ``Status.take``."""
@@ -84,7 +84,10 @@ class Metrics:
             for tier, tokens in row["held_tokens"].items():
                 if tier in status["tiers"]:
                     self.set("held_tokens", tokens, tier, row["category"])
-        self._update_groups(status["groups"])
+        groups = ((row["tier"], row["group"], row["ttl_s"]) for row in status["groups"])
+        self._set_rows(
+            "group_ttl_seconds", {(t, g): math.inf if s is None else s for t, g, s in groups}
+        )
         self._update_disk(status.get("disk"), status["page_tokens"])
 
     def show(self, status: Mapping[str, Any]) -> None:
@@ -132,16 +135,14 @@ class Metrics:
             self._categories.add(category)
         return category
 
-    def _update_groups(self, groups: Iterable[Mapping[str, Any]]) -> None:
-        gone = set(self._groups)
-        for group in groups:
-            labels, ttl_s = (group["tier"], group["group"]), group["ttl_s"]
-            self.set("group_ttl_seconds", math.inf if ttl_s is None else ttl_s, *labels)
-            self._groups.add(labels)
-            gone.discard(labels)
-        for labels in gone:  # a group of an earlier table: its series stays in this process's file
-            self.set("group_ttl_seconds", math.nan, *labels)
-            self._groups.discard(labels)
+    def _set_rows(self, name: str, rows: Mapping[tuple[str, ...], float]) -> None:
+        """Set a gauge for each of ``rows``, labels -> value; NaN for those that are no longer there,
+        whose series stay in this process's file."""
+        for labels in self._shown.get(name, set()) - rows.keys():
+            self.set(name, math.nan, *labels)
+        for labels, value in rows.items():
+            self.set(name, value, *labels)
+        self._shown[name] = {*rows}
 
     def _update_disk(self, disk: Mapping[str, Any] | None, page_tokens: int) -> None:
         if disk is None:
@@ -157,15 +158,8 @@ class Metrics:
         """Update the meter's series."""
         if meter is None:
             return
-        gone = set(self._arms)
-        for arm in meter["arms"]:
-            labels = (arm["policy"], arm["capacity"])
-            self.set("whatif_hit_ratio", arm["hit_ratio"], *labels)
-            self._arms.add(labels)
-            gone.discard(labels)
-        for labels in gone:
-            self.set("whatif_hit_ratio", math.nan, *labels)
-            self._arms.discard(labels)
+        arms = {(arm["policy"], arm["capacity"]): arm["hit_ratio"] for arm in meter["arms"]}
+        self._set_rows("whatif_hit_ratio", arms)
         self.set("whatif_decided", float(meter["undecided"] is None))
 
     def _series_of(self, name: str, labels: tuple[str, ...]) -> Any:

@@ -122,18 +122,12 @@ class Watcher(Periodic):
         return status
 
 
-def start_watching(meter: Meter, refused: Sequence[int], enable_metrics: bool) -> Watcher | None:
+def start_watching(meter: Meter, refused: Sequence[int], enable_metrics: bool) -> None:
     """Report on SGLang's own cache, on the first tensor-parallel rank only. ``refused``: current
     counts, in the order of ``REFUSALS``."""
-    from sglang.srt.runtime_context import get_observability
-
-    rank, peer = place()
-    if peer:
-        return None
-    metrics = Metrics(rank, get_observability().extra_metric_labels) if enable_metrics else None
-    watcher = Watcher(meter, refused, rank, metrics)
-    watcher.start()
-    return watcher
+    rank, peer = rank_and_peer()
+    if not peer:
+        Watcher(meter, refused, rank, _metrics(rank, enable_metrics)).start()
 
 
 def start(cache: CanopyRadixCache, enable_metrics: bool, auto: AutoLine | None = None) -> Reporter:
@@ -142,29 +136,30 @@ def start(cache: CanopyRadixCache, enable_metrics: bool, auto: AutoLine | None =
     The first tensor- and pipeline-parallel rank reports for all, including metrics. The other ranks
     report only the values that must be equal. Data-parallel replicas report separately.
     """
-    from sglang.srt.runtime_context import get_observability
-
-    rank, peer = place()
-    metrics = None
-    if enable_metrics and not peer:
-        metrics = Metrics(rank, get_observability().extra_metric_labels)
-    reporter = Reporter(cache, rank, metrics, peer, auto)
+    rank, peer = rank_and_peer()
+    reporter = Reporter(cache, rank, _metrics(rank, enable_metrics and not peer), peer, auto)
     reporter.start()
     return reporter
 
 
+def _metrics(rank: int, enabled: bool) -> Metrics | None:
+    from sglang.srt.runtime_context import get_observability
+
+    return Metrics(rank, get_observability().extra_metric_labels) if enabled else None
+
+
 def answer(name: str, what: Any) -> None:
     """Write an answer for the HTTP process, on the first tensor-parallel rank only."""
-    rank, peer = place()
+    rank, peer = rank_and_peer()
     if not peer:
         status_file.write(rank, what, kind=status_file.ANSWER + name)
 
 
-def place() -> tuple[int, str]:
-    """Return this process's data-parallel rank, and its place among peers (empty: first)."""
+def rank_and_peer() -> tuple[int, str]:
+    """Return this process's data-parallel rank, and its name among its peers (empty: the first)."""
     from sglang.srt.runtime_context import get_parallel
 
     parallel = get_parallel()
     rank = parallel.dp_rank if parallel.dp_rank is not None else parallel.attn_dp_rank
-    place = {"pp": parallel.pp_rank, "cp": parallel.attn_cp_rank, "tp": parallel.attn_tp_rank}
-    return rank, "-".join(f"{name}{number}" for name, number in place.items() if number)
+    ranks = {"pp": parallel.pp_rank, "cp": parallel.attn_cp_rank, "tp": parallel.attn_tp_rank}
+    return rank, "-".join(f"{name}{number}" for name, number in ranks.items() if number)
