@@ -7,7 +7,7 @@ times faster). The index file uses the same row numbers. Rows of removed pages a
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,10 +49,6 @@ class Labels:
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def capacity(self) -> int:
-        """Return an upper bound of the labels' numbers."""
-        return len(self._values)
-
     def take(self, value: Hashable) -> int:
         """Return the number of ``value``, and count one more row."""
         number = self._numbers.get(value)
@@ -89,9 +85,6 @@ class Labels:
 
     def uses(self) -> dict[Any, int]:
         return {value: self._uses[number] for value, number in self._numbers.items()}
-
-    def items(self) -> Iterator[tuple[int, Any]]:
-        return ((number, value) for value, number in self._numbers.items())
 
 
 class PageIndex:

@@ -6,11 +6,9 @@ import dataclasses
 import enum
 import math
 import operator
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_canopy.errors import CanopyError
 from sglang_canopy.records import LeafRecord, copy_record
 
 MAX_TEXT = 256
@@ -43,28 +41,6 @@ class PageMeta(LeafRecord):
             value = getattr(self, name)
             if value is not None:
                 setattr(self, name, value + seconds)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-able dict without the fields at their defaults."""
-        return {
-            f.name: value
-            for f in dataclasses.fields(self)
-            if (value := getattr(self, f.name)) != f.default
-        }
-
-    @classmethod
-    def from_json(cls, given: Any) -> PageMeta:
-        """Invert ``to_json``. Raises ``CanopyError`` naming an invalid field."""
-        if not isinstance(given, Mapping):
-            raise CanopyError(f"page metadata must be a JSON object, got {type(given).__name__}")
-        for name, value in given.items():
-            if name not in FIELDS:
-                raise CanopyError(
-                    f"page metadata has an unknown field {name!r}; known: {', '.join(FIELDS)}"
-                )
-            if not is_sound(name, value):
-                raise CanopyError(f"page metadata field {name!r} cannot be {value!r}")
-        return cls(**given)
 
 
 class Kind(enum.Enum):

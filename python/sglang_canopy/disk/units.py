@@ -75,12 +75,11 @@ class UnitAllocator:
                 self._freed_while_read.discard(unit)
                 self._free.append(unit)
 
-    def adopt(self, used: set[int]) -> int:
-        """Initialise from the used units of a loaded index. Returns the free units below ``top``."""
+    def adopt(self, used: set[int]) -> None:
+        """Initialise from the used units of a loaded index."""
         self.top = max(used) + 1 if used else 0
         self.used = len(used)
         self._free = [u for u in range(self.top - 1, -1, -1) if u not in used]
-        return len(self._free)
 
     def shrink(self) -> None:
         """Drop free units above the limit, after ``adopt`` with a reduced limit."""

@@ -70,8 +70,8 @@ class PrefillCost:
     """Non-negative least squares on relative errors over the latest batches.
 
     Relative errors weigh short and long batches alike and limit outliers (a compilation, a page
-    fault), whose rows are nearly zero. Only ``refit`` and ``adopt`` change ``coefficients``. If
-    ranks must agree, all adopt the coefficients of one rank.
+    fault), whose rows are nearly zero. Only ``adopt`` changes ``coefficients``: if ranks must agree, all
+    adopt those of one rank.
     """
 
     def __init__(self, step_tokens: int = STEP_TOKENS) -> None:
@@ -111,10 +111,6 @@ class PrefillCost:
         """Set the coefficients. ``None``, or a fit that makes prefill free, is ignored."""
         if coefficients is not None and sum(coefficients[:3]) > 0.0:
             self.coefficients = coefficients
-
-    def refit(self) -> None:
-        """Fit and adopt, for a single-rank engine."""
-        self.adopt(self.fitted())
 
     def seconds(self, request: Prefill) -> float:
         """Return the cost, with ``base`` in proportion to the tokens; at least ``MIN_S``.

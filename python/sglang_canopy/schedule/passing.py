@@ -45,9 +45,6 @@ class Passing:
         self._costs[position], self._allowances[position] = cost, allowed
         return position
 
-    def cost(self, position: int) -> float:
-        return self._costs.item(position)
-
     def set_cost(self, position: int, cost: float) -> None:
         self._costs[position] = cost
 
