@@ -62,23 +62,6 @@ def test_pages_are_read_bit_for_bit_into_other_slots(tmp_path, layout):
     storage.close()
 
 
-def test_flat_pages_are_the_same_pages(tmp_path):
-    """SGLang's older calls, page by page through a flat tensor."""
-    pool = host_pool(4)
-    storage = opened(tmp_path, pool)
-    pool.kv_buffer.copy_(torch.randn(pool.kv_buffer.shape).to(pool.kv_buffer.dtype))
-    names = keys("a", 2)
-    assert storage.batch_set(names, [pool.get_data_page(4), pool.get_data_page(8)])
-    into = [pool.get_dummy_flat_data_page() for _ in range(3)]
-    found = storage.batch_get([*names, "0" * 64], into)
-    assert torch.equal(found[0], pool.get_data_page(4))
-    assert torch.equal(found[1], pool.get_data_page(8))
-    assert found[2] is None
-    assert storage.exists(names[0])
-    assert not storage.exists("1" * 64)
-    storage.close()
-
-
 def test_prefix_keys_of_another_tree_give_the_parents(tmp_path):
     pool = host_pool(8)
     storage = opened(tmp_path, pool)

@@ -29,7 +29,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.overrides import check_overrides
 from sglang_canopy.storage import weights
 from sglang_canopy.storage.current_store import CurrentStore, Views
-from sglang_canopy.storage.host_layout import HostLayout, bytes_of
+from sglang_canopy.storage.host_layout import HostLayout
 from sglang_canopy.storage.namespace import namespace_of, weights_are_local
 from sglang_canopy.storage.page_table import PAGES, PageTable
 from sglang_canopy.storage.settings import StorageSettings
@@ -171,34 +171,12 @@ class CanopyStorage(HiCacheStorage):
         """Read pages into the host pool, up to the first missing page."""
         return self._read(keys, self.layout.views(host_indices, len(keys)))
 
-    def get(
-        self, key: str, target_location: Any = None, target_sizes: Any = None
-    ) -> torch.Tensor | None:
-        found = self.batch_get([key], [target_location])
-        return found[0]
+    def _by_page(self, *_: Any, **__: Any) -> Any:
+        """Stand for SGLang's deprecated calls, page by page, which it does not make to a backend with
+        ``interface_v1`` (``HiCacheController.attach_storage_backend``, cache_controller.py)."""
+        raise NotImplementedError("pages are passed by batch_get_v1 and batch_set_v1")
 
-    def batch_get(
-        self, keys: list[str], target_locations: Any = None, target_sizes: Any = None
-    ) -> list[torch.Tensor | None]:
-        """Read pages like ``batch_get_v1``, into flat tensors of one page each."""
-        ok = self._read(keys, [[bytes_of(tensor)] for tensor in target_locations])
-        return [tensor if good else None for tensor, good in zip(target_locations, ok)]
-
-    def set(
-        self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None
-    ) -> bool:
-        return self.batch_set([key], [value])
-
-    def batch_set(
-        self,
-        keys: list[str],
-        values: Any = None,
-        target_locations: Any = None,
-        target_sizes: Any = None,
-    ) -> bool:
-        """Write pages like ``batch_set_v1``, from flat tensors of one page each."""
-        self._write(keys, [[bytes_of(value.contiguous())] for value in values], None)
-        return True
+    get = batch_get = set = batch_set = _by_page
 
     def _write(self, keys: Sequence[str], views: Views, prefix_key: str | None) -> None:
         self._guarded(lambda: self._opened().deliver_reports(), None)

@@ -39,8 +39,3 @@ class HostLayout:
             for pointer, size in zip(pointers, sizes)
         ]
         return [flat[i : i + self._buffers] for i in range(0, len(flat), self._buffers)]
-
-
-def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Return the memory of a contiguous tensor."""
-    return memoryview(tensor.view(torch.uint8).numpy().reshape(-1)).cast("B")
