@@ -120,32 +120,24 @@ class SegmentFiles:
         *,
         create: bool,
     ) -> list[OSError | None]:
-        with self._in_use() as usable:
-            if usable:
-                return self._transfer_open(extents, move, create=create)
-        return [OSError(errno.EBADF, "the files are closed")] * len(extents)
-
-    def _transfer_open(
-        self,
-        extents: Sequence[Extent],
-        move: Callable[[int, list[memoryview], int], None],
-        *,
-        create: bool,
-    ) -> list[OSError | None]:
         outcome: list[OSError | None] = [None] * len(extents)
-        for first, last in self._runs([unit for unit, _ in extents]):
-            undone = first
-            try:
-                fd, position = self._place(extents[first][0], create=create)
-                # Transfer in small groups of whole pages, so that an error affects few pages.
-                step = max(1, _IOV_MAX // len(extents[first][1]))
-                for begin in range(first, last, step):
-                    end = min(begin + step, last)
-                    buffers = [view for _, views in extents[begin:end] for view in views]
-                    move(fd, buffers, position + (begin - first) * self.unit_bytes)
-                    undone = end
-            except OSError as error:
-                outcome[undone:last] = [error] * (last - undone)
+        with self._in_use() as usable:
+            if not usable:
+                return [OSError(errno.EBADF, "the files are closed")] * len(extents)
+            for first, last in self._runs([unit for unit, _ in extents]):
+                undone = first
+                try:
+                    segment, index = divmod(extents[first][0], self.per_segment)
+                    fd = self._open(segment, create=create)
+                    # Transfer in small groups of whole pages, so that an error affects few pages.
+                    step = max(1, _IOV_MAX // len(extents[first][1]))
+                    for begin in range(first, last, step):
+                        end = min(begin + step, last)
+                        buffers = [view for _, views in extents[begin:end] for view in views]
+                        move(fd, buffers, (index + begin - first) * self.unit_bytes)
+                        undone = end
+                except OSError as error:
+                    outcome[undone:last] = [error] * (last - undone)
         return outcome
 
     def _runs(self, units: Sequence[int]) -> list[tuple[int, int]]:
@@ -160,11 +152,6 @@ class SegmentFiles:
                     runs.append((first, i))
                 first = i
         return runs
-
-    def _place(self, unit: int, *, create: bool) -> tuple[int, int]:
-        segment, index = divmod(unit, self.per_segment)
-        fd = self._open(segment, create=create)
-        return fd, index * self.unit_bytes
 
     def _open(self, number: int, *, create: bool) -> int:
         fd = self._files.get(number)

@@ -14,7 +14,7 @@ A page gets the first TTL that is defined:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,32 +69,20 @@ class TTLTable:
     _index: dict[int, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.hash not in HASHES:
-            raise CanopyError(
-                f"TTL table: hash must be one of {', '.join(HASHES)}, got {self.hash!r}"
-            )
-        if type(self.block_tokens) is not int or not 1 <= self.block_tokens <= 65536:
-            raise CanopyError(
-                f"TTL table: block_tokens must be a whole number from 1 to 65536, "
-                f"got {self.block_tokens!r}"
-            )
-        if len(self.groups) > MAX_GROUPS:
-            raise CanopyError(f"TTL table: at most {MAX_GROUPS} groups, got {len(self.groups)}")
-        if len(self.categories) > MAX_CATEGORIES:
-            raise CanopyError(
-                f"TTL table: at most {MAX_CATEGORIES} categories, got {len(self.categories)}"
-            )
+        _check(self.hash in HASHES, "hash", self.hash, f"one of {', '.join(HASHES)}")
+        tokens = self.block_tokens
+        whole = type(tokens) is int and 1 <= tokens <= 65536
+        _check(whole, "block_tokens", tokens, "a whole number from 1 to 65536")
+        _check_number("groups", self.groups, MAX_GROUPS)
+        _check_number("categories", self.categories, MAX_CATEGORIES)
         _check_ttl("residual_ttl_s", self.residual_ttl_s)
         for name, ttl_s in self.categories.items():
             _check_name("category", name, empty=False)
             _check_ttl(f"category {name!r}", ttl_s)
         index: dict[int, int] = {}
         for i, group in enumerate(self.groups):
-            if type(group.root) is not int or not 0 <= group.root < 1 << 64:
-                raise CanopyError(
-                    f"TTL table: group {i}: root must be a whole number of 64 bits, "
-                    f"got {group.root!r}"
-                )
+            whole = type(group.root) is int and 0 <= group.root < 1 << 64
+            _check(whole, f"group {i}: root", group.root, "a whole number of 64 bits")
             _check_ttl(f"group {i}: ttl_s", group.ttl_s)
             _check_name(f"group {i}: name", group.name, empty=True)
             if group.root in index:
@@ -163,16 +151,11 @@ class TTLTable:
         """Parse a table. Raises ``CanopyError``."""
         _check_keys("TTL table", data, _KEYS)
         groups = data.get("groups", [])
-        if not isinstance(groups, list):
-            raise CanopyError(f"TTL table: groups must be a list, got {groups!r:.60}")
-        if len(groups) > MAX_GROUPS:
-            raise CanopyError(f"TTL table: at most {MAX_GROUPS} groups, got {len(groups)}")
+        _check(isinstance(groups, list), "groups", groups, "a list")
+        _check_number("groups", groups, MAX_GROUPS)
         categories = data.get("categories", {})
-        if not isinstance(categories, Mapping):
-            raise CanopyError(
-                'TTL table: categories must be an object like {"api": 3600}, '
-                f"got {categories!r:.60}"
-            )
+        is_object = isinstance(categories, Mapping)
+        _check(is_object, "categories", categories, 'an object like {"api": 3600}')
         return cls(
             groups=tuple(_group(i, g) for i, g in enumerate(groups)),
             residual_ttl_s=_ttl("residual_ttl_s", data.get("residual_ttl_s")),
@@ -217,21 +200,23 @@ def _ttl(what: str, value: Any) -> float:
     return float(value)
 
 
+def _check(ok: bool, what: str, value: Any, allowed: str) -> None:
+    if not ok:
+        raise CanopyError(f"TTL table: {what} must be {allowed}, got {value!r:.60}")
+
+
+def _check_number(what: str, entries: Sized, most: int) -> None:
+    _check(len(entries) <= most, f"number of {what}", len(entries), f"at most {most}")
+
+
 def _check_ttl(what: str, value: Any) -> None:
-    ok = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not ok or math.isnan(value) or value < 0:
-        raise CanopyError(
-            f"TTL table: {what} must be seconds, 0 or more (null in JSON: no expiry), "
-            f"got {value!r:.60}"
-        )
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
+    _check(ok, what, value, "seconds, 0 or more (null in JSON: no expiry)")
 
 
 def _check_name(what: str, value: Any, *, empty: bool) -> None:
-    if not isinstance(value, str) or len(value) > MAX_NAME or not (value or empty):
-        raise CanopyError(
-            f"TTL table: {what} must be a string of {'0' if empty else '1'} to {MAX_NAME} "
-            f"characters, got {value!r:.60}"
-        )
+    ok = isinstance(value, str) and len(value) <= MAX_NAME and bool(value or empty)
+    _check(ok, what, value, f"a string of {'0' if empty else '1'} to {MAX_NAME} characters")
 
 
 def _finite(ttl_s: float) -> float | None:

@@ -39,7 +39,6 @@ MAX_TTL_S = 30 * 24 * 3600.0
 MAX_SAMPLES = 1_000_000
 
 _NAME = re.compile(r"[\w.:/@+-]+", re.ASCII)
-_STOPS = ("tool", "end", "length")
 
 
 def _name(value: Any) -> str:
@@ -61,34 +60,30 @@ def conversation_name(value: Any) -> str:
     return "#" + hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
 
 
-def _turn(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_TURN:
-        raise ValueError(f"a whole number from 1 to {MAX_TURN}")
-    return value
+def _whole(low: int, high: int) -> Callable[[Any], int]:
+    """Return a validation of whole numbers, which raises ``ValueError``."""
+
+    def check(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ValueError(f"a whole number from {low} to {high}")
+        return value
+
+    return check
 
 
-def _samples(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 2 <= value <= MAX_SAMPLES:
-        raise ValueError(f"a whole number from 2 to {MAX_SAMPLES}")
-    return value
+def _one_of(*texts: str) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        if value not in texts:
+            raise ValueError(f"one of {', '.join(texts)}")
+        return str(value)
+
+    return check
 
 
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError("true or false")
     return value
-
-
-def _stop(value: Any) -> str:
-    if value not in _STOPS:
-        raise ValueError(f"one of {', '.join(_STOPS)}")
-    return value
-
-
-def _source(value: Any) -> str:
-    if value not in (CLIENT, GATEWAY):
-        raise ValueError(f"{CLIENT} or {GATEWAY}")
-    return str(value)
 
 
 def _number(low: float, high: float, what: str) -> Callable[[Any], float]:
@@ -107,9 +102,9 @@ def _number(low: float, high: float, what: str) -> Callable[[Any], float]:
 
 FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "canopy_category": ("category", _name),
-    "canopy_turn": ("turn", _turn),
+    "canopy_turn": ("turn", _whole(1, MAX_TURN)),
     "canopy_conversation": ("conversation", conversation_name),
-    "canopy_stop": ("stop", _stop),
+    "canopy_stop": ("stop", _one_of("tool", "end", "length")),
     "canopy_over": ("over", _flag),
     "canopy_return_in_s": ("return_in_s", _number(0, MAX_RETURN_S, "seconds")),
     "canopy_keep_s": ("keep_s", _number(0, MAX_KEEP_S, "seconds")),
@@ -122,9 +117,9 @@ _FAR_S = 1e10
 _TIME = _number(0.0, _FAR_S, "seconds")
 STAMP_FIELDS: dict[str, Callable[[Any], Any]] = {
     **dict(FIELDS.values()),
-    "source": _source,
+    "source": _one_of(CLIENT, GATEWAY),
     "linear": _flag,
-    "samples": _samples,
+    "samples": _whole(2, MAX_SAMPLES),
     "tool_parser": _name,
     ADDED: _flag,
     "time": _TIME,
