@@ -28,10 +28,10 @@ class _StaleEntryPoint(importlib.abc.MetaPathFinder):
         from importlib.metadata import entry_points
 
         for group in ("sglang.srt.plugins", "sglang.srt.platforms"):
-            for one in entry_points(group=group):
-                if f"{one.module}.".startswith(f"{fullname}."):
+            for entry_point in entry_points(group=group):
+                if f"{entry_point.module}.".startswith(f"{fullname}."):
                     raise SystemExit(
-                        f"sglang-canopy: the installed entry point names {one.module}, which this "
+                        f"sglang-canopy: the installed entry point names {entry_point.module}, which this "
                         "version does not have; install it again: pip install --no-deps -e ."
                     )
 

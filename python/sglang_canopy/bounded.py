@@ -57,8 +57,8 @@ class BoundedByTenant(Generic[Key, Value]):
 
     def get(self, tenant: Tenant, key: Key) -> Value | None:
         held = self._tenants.get(tenant)
-        found = None if held is None else held.entries.get(key)
-        return None if found is None else found[0]
+        entry = None if held is None else held.entries.get(key)
+        return None if entry is None else entry[0]
 
     def put(self, tenant: Tenant, key: Key, value: Value, size: int = 1) -> list[Entry[Key, Value]]:
         """Add an entry, or replace it, as its tenant's newest. Return the entries that left."""

@@ -155,12 +155,12 @@ def _argparse_options(field: dataclasses.Field[Any], option: Declared) -> dict[s
 
 def from_args(cls: type, args: Any) -> dict[str, Any]:
     """Return field name -> value for the typed flags. Raises ``CanopyError`` naming the flag."""
-    given = {}
+    values = {}
     for field, option in declared(cls):
         value = getattr(args, option.dest, None)
         if value is not None:
-            given[field.name] = _parsed(option, value)
-    return given
+            values[field.name] = _parsed(option, value)
+    return values
 
 
 def read(cls: type, args: Any) -> Any:
@@ -180,18 +180,18 @@ def _parsed(option: Declared, value: Any) -> Any:
 # ---- objects: keys and their types ----
 
 
-def make(cls: type, given: Any) -> Any:
+def make(cls: type, values: Any) -> Any:
     """Return an object of the dataclass ``cls`` from a JSON object.
 
     Checks keys by name and type, then by the errors of ``cls`` (``CanopyError`` or ``ValueError``)
     for a key. Raises ``CanopyError`` naming the key and the allowed keys.
     """
-    if not isinstance(given, Mapping):
-        raise CanopyError(f"the configuration must be a JSON object, got {given!r:.60}")
+    if not isinstance(values, Mapping):
+        raise CanopyError(f"the configuration must be a JSON object, got {values!r:.60}")
     hints = typing.get_type_hints(cls)
     allowed = {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
     listing = ", ".join(f"{k} ({_type_name(t)})" for k, t in allowed.items()) or "none"
-    for key, value in given.items():
+    for key, value in values.items():
         if key not in allowed:
             raise CanopyError(f"unknown key {key!r:.60}; allowed keys: {listing}")
         if not _fits(value, allowed[key]):
@@ -200,7 +200,7 @@ def make(cls: type, given: Any) -> Any:
                 f"allowed keys: {listing}"
             )
     try:
-        return cls(**given)
+        return cls(**values)
     except ValueError as error:
         raise CanopyError(f"{error}; allowed keys: {listing}") from None
 
@@ -211,21 +211,21 @@ def keyed(cls: type, head: str) -> Callable[[str], Any]:
     Words without ``=`` are the value of the key ``head``, joined with commas. Values of keys with a
     parser and of text keys are texts; other values are JSON.
     """
-    found = ((field, option.parse or _text_of(field)) for field, option in declared(cls))
-    parsers = {field.name: parse for field, parse in found if parse is not None}
+    typed = ((field, option.parse or _text_of(field)) for field, option in declared(cls))
+    parsers = {field.name: parse for field, parse in typed if parse is not None}
 
     def parse(text: str) -> Any:
         try:
             if text.lstrip().startswith("{"):
-                given = json_object(text)
+                values = json_object(text)
                 texts = {
-                    k: parsers[k](v) for k, v in given.items() if k in parsers and type(v) is str
+                    k: parsers[k](v) for k, v in values.items() if k in parsers and type(v) is str
                 }
-                return make(cls, given | texts)
-            heads, given = split_keys(text, parsers)
+                return make(cls, values | texts)
+            heads, values = split_keys(text, parsers)
             if heads:
-                given[head] = _value(parsers.get(head), ",".join(heads))
-            return make(cls, given)
+                values[head] = _value(parsers.get(head), ",".join(heads))
+            return make(cls, values)
         except CanopyError as error:
             raise CanopyError(f"{text:.80}: {error}") from None
 
@@ -237,13 +237,13 @@ def split_keys(
 ) -> tuple[list[str], dict[str, Any]]:
     """Return the words of ``WORD,KEY=VALUE,...`` without ``=``, and the values by key."""
     words = [word.strip() for word in text.split(",")]
-    given = {}
+    values = {}
     for word in words:
         if "=" in word:
             key, _, value = word.partition("=")
             key = key.strip().replace("-", "_")
-            given[key] = _value(parsers.get(key), value.strip())
-    return [word for word in words if "=" not in word], given
+            values[key] = _value(parsers.get(key), value.strip())
+    return [word for word in words if "=" not in word], values
 
 
 def _value(parse: Callable[[str], Any] | None, text: str) -> Any:

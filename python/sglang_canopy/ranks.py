@@ -45,10 +45,10 @@ def least_in(group: Any, values: Sequence[int]) -> list[int]:
 
 
 def _reduced(values: Sequence[int], reduce: Callable[..., Any]) -> list[int]:
-    found = torch.tensor([int(value) for value in values], dtype=torch.int64)
+    tensor = torch.tensor([int(value) for value in values], dtype=torch.int64)
     if len(values):
-        reduce(found, torch.distributed.ReduceOp.MIN)
-    return [int(value) for value in found.tolist()]
+        reduce(tensor, torch.distributed.ReduceOp.MIN)
+    return [int(value) for value in tensor.tolist()]
 
 
 def true_on_all(cache: Any, flag: bool) -> bool:

@@ -44,7 +44,7 @@ def known(kind: Any, *fields: str) -> tuple[str, ...]:
     return tuple(name for name in fields if name in kind._fields)
 
 
-def given(**arguments: Any) -> dict[str, Any]:
+def passed_on(**arguments: Any) -> dict[str, Any]:
     """Return the arguments that SGLang passed to an override, which passes them on.
 
     ``cache_actions`` and ``allocation_reclaim_satisfied`` are new in 0.5.23.

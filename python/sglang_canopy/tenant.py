@@ -91,9 +91,9 @@ def tenants_of_prompts(extra_key: Any, cache_salt: Any) -> set[str | None]:
     """Return the tenants of a request's prompts. Each field is one text for all prompts, or a list
     of one per prompt. Includes ``None`` if a prompt has no tenant; values other than texts count as
     absent."""
-    fields = [one if isinstance(one, list) else [one] for one in (extra_key, cache_salt)]
+    fields = [field if isinstance(field, list) else [field] for field in (extra_key, cache_salt)]
     prompts = max(1, *map(len, fields))
-    rows = (one * prompts if len(one) == 1 else one for one in fields)
+    rows = (field * prompts if len(field) == 1 else field for field in fields)
     names = itertools.zip_longest(*(([_text(name) for name in row]) for row in rows))
     return {tenant_of(*pair) for pair in names}
 
@@ -139,8 +139,8 @@ def documents_key(clients_key: str | None, name: str) -> str:
 def tenants_of_key(extra_key: str | None, cache_salt: str | None) -> set[str | None]:
     """Return the tenants whose KV may be under a node's keys: two if the extra key may end with an
     adapter's id, which is 32 hex digits."""
-    own = (extra_key or "").partition(DOCUMENTS_MARK)[0]
-    return {tenant_of(key, cache_salt) for key in (own, _ADAPTER.sub("", own))}
+    clients = (extra_key or "").partition(DOCUMENTS_MARK)[0]
+    return {tenant_of(key, cache_salt) for key in (clients, _ADAPTER.sub("", clients))}
 
 
 def is_documents_key(extra_key: str | None) -> bool:
@@ -176,8 +176,8 @@ def isolate_adapter_keys(req: Any) -> None:
     a slash, and the text after the last slash, separate the key from the id.
     """
     remember_clients_key(req)
-    own, lora_id = _clients_key(req), getattr(req, "lora_id", None)
-    req.extra_key = f"{own}/{lora_id or ''}" if own else lora_id
+    clients_key, lora_id = _clients_key(req), getattr(req, "lora_id", None)
+    req.extra_key = f"{clients_key}/{lora_id or ''}" if clients_key else lora_id
 
 
 def namespace_of(extra_key: str | None, cache_salt: str | None) -> bytes:

@@ -51,9 +51,9 @@ class Agents:
             return session.evidence > 0
         share = 0.0
         for nth, key in enumerate(keys):
-            count, found = self._shares.get(key, (0, 0.0))
+            count, of_key = self._shares.get(key, (0, 0.0))
             if count >= _OWN or not nth:
-                share = found
+                share = of_key
         return share > 0.5
 
     def answered(self, session: Session, request: Request) -> None:

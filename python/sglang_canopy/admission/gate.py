@@ -89,13 +89,13 @@ class SessionGate:
 
     def holds(self, ticket: Hashable) -> bool:
         """Return whether this request's session may not start yet; ``False`` if unknown."""
-        found = self._by_ticket.get(ticket)
-        return found is not None and not found[0].active
+        entry = self._by_ticket.get(ticket)
+        return entry is not None and not entry[0].active
 
     def seniority(self, ticket: Hashable) -> int:
         """Return the age rank of a request's session: lower is older, unknown is first."""
-        found = self._by_ticket.get(ticket)
-        return -1 if found is None else found[0].number
+        entry = self._by_ticket.get(ticket)
+        return -1 if entry is None else entry[0].number
 
     # ---- events ----
 
@@ -181,10 +181,10 @@ class SessionGate:
 
     def leave(self, ticket: Hashable) -> None:
         """Remove a request that was aborted or timed out, waiting or running."""
-        found = self._by_ticket.pop(ticket, None)
-        if found is None:
+        entry = self._by_ticket.pop(ticket, None)
+        if entry is None:
             return
-        session, _ = found
+        session, _ = entry
         session.tickets.discard(ticket)
         self._samples.discard(ticket)
         if session.under_way:  # another sample is running
@@ -238,10 +238,10 @@ class SessionGate:
 
     def _measure(self, session: Session, request: Request) -> None:
         """Count computed and recomputed tokens of the prompt."""
-        found = request.cached_tokens
-        if found is not None:
-            computed = request.prompt_tokens - found
-            lost = min(computed, max(0, session.cached_before - found))
+        cached = request.cached_tokens
+        if cached is not None:
+            computed = request.prompt_tokens - cached
+            lost = min(computed, max(0, session.cached_before - cached))
             self.activation.thrash.record_prompt(lost, computed)
         if session.is_agent:
             self.activation.turn_ended(request.prompt_tokens, self.places.outgrown)

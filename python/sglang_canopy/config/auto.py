@@ -107,5 +107,5 @@ def _no_order(server_args: Any, *context: Any) -> tuple[str, str] | None:
     refusals = list(applying(QUEUE, server_args, *context))
     if not refusals:
         return None
-    remedies = dict.fromkeys(one.remedy() for _, one in refusals if one.remedy())
+    remedies = dict.fromkeys(setup.remedy() for _, setup in refusals if setup.remedy())
     return refusals[0][0], ", and ".join(remedies)

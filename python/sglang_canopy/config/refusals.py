@@ -53,8 +53,8 @@ def _values(
     setup: Setup, configured: tuple[Any, ...], environment: Mapping[str, str]
 ) -> Iterator[Any]:
     """Yield the option's values in all configured objects, else its variable's value."""
-    given = [getattr(one, setup.option, None) for one in configured] if setup.option else []
-    values = [value for value in given if value is not None]
+    options = [getattr(source, setup.option, None) for source in configured] if setup.option else []
+    values = [value for value in options if value is not None]
     if not values and setup.variable:
         values = [environment.get(setup.variable) or None]
     yield from values or [None]

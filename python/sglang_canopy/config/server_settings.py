@@ -96,19 +96,19 @@ class ServerSettings:
 
     def to_json(self) -> dict[str, Any]:
         """Return the set values."""
-        found = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: value for name, value in found.items() if value is not None}
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
 
     def flags(self) -> dict[str, Any]:
         """Return SGLang's arguments by flag without its dashes, but the storage's own."""
-        found = self.to_json().items()
-        return {name.replace("_", "-"): value for name, value in found if name not in _EXTRA}
+        values = self.to_json().items()
+        return {name.replace("_", "-"): value for name, value in values if name not in _EXTRA}
 
     @classmethod
-    def from_flags(cls, given: Mapping[str, Any]) -> ServerSettings:
+    def from_flags(cls, flags: Mapping[str, Any]) -> ServerSettings:
         """Return the settings among flags and the storage's own. Raises ``CanopyError``."""
-        every = {**given, **given.get("hicache-storage-backend-extra-config", {})}
-        spelt = {name.replace("-", "_"): value for name, value in every.items()}
+        values = {**flags, **flags.get("hicache-storage-backend-extra-config", {})}
+        spelt = {name.replace("-", "_"): value for name, value in values.items()}
         return cls(**{f.name: spelt[f.name] for f in fields(cls) if f.name in spelt})
 
     def extra_config(self) -> dict[str, Any]:

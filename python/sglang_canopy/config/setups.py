@@ -68,8 +68,8 @@ class Setup:
 
     def reason(self, feature: str) -> str | None:
         """Return the reason to refuse ``feature``, or ``None``."""
-        found: str | None = getattr(self, feature)
-        return found
+        reason: str | None = getattr(self, feature)
+        return reason
 
     def level(self, part: str) -> str:
         """Return the level of ``part``."""

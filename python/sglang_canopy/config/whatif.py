@@ -33,7 +33,7 @@ def _policies(text: str) -> tuple[str, ...]:
 
 def _factors(text: str) -> tuple[float, ...]:
     try:
-        factors = tuple(dict.fromkeys(float(one) for one in text.split(":")))
+        factors = tuple(dict.fromkeys(float(number) for number in text.split(":")))
     except ValueError:
         factors = ()
     if not 1 <= len(factors) <= MAX_FACTORS or not all(1 / 64 <= f <= MAX_FACTOR for f in factors):

@@ -33,8 +33,8 @@ class Content:
 
     def views(self, page: PageBuffers) -> list[memoryview]:
         """Return the page as flat byte views. Raises ``ValueError`` unless they total ``page_bytes``."""
-        given = page if isinstance(page, (list, tuple)) else (page,)
-        views = [memoryview(buffer).cast("B") for buffer in given]
+        buffers = page if isinstance(page, (list, tuple)) else (page,)
+        views = [memoryview(buffer).cast("B") for buffer in buffers]
         size = sum(len(view) for view in views)
         if size != self.page_bytes:
             raise ValueError(f"a page has {size} bytes, this store's have {self.page_bytes}")

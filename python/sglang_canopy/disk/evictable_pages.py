@@ -163,10 +163,10 @@ class EvictablePages:
         ``tenant_digest``."""
         if tenant is None or not self.quotas:
             return None
-        found = self.quotas.get(tenant)
-        if found is None and self._by_digest:
-            found = self.quotas.get(tenant_digest(tenant))
-        return self.quotas.get(EVERY_TENANT) if found is None else found
+        limit = self.quotas.get(tenant)
+        if limit is None and self._by_digest:
+            limit = self.quotas.get(tenant_digest(tenant))
+        return self.quotas.get(EVERY_TENANT) if limit is None else limit
 
     def tenants_at_quota(self) -> int:
         """Return the number of tenants that hold 95 % of their quota or more."""

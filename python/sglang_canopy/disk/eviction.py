@@ -82,14 +82,14 @@ class Eviction:
         parents = index.array["parent"][: index.top]
         order = np.argsort(parents, kind="stable")
         sorted_parents = parents[order]
-        found, at = [row], 0
-        while at < len(found):
-            low, high = np.searchsorted(sorted_parents, [found[at], found[at] + 1])
-            found.extend(r for r in order[low:high].tolist() if index.keys[r] is not None)
+        rows, at = [row], 0
+        while at < len(rows):
+            low, high = np.searchsorted(sorted_parents, [rows[at], rows[at] + 1])
+            rows.extend(r for r in order[low:high].tolist() if index.keys[r] is not None)
             at += 1
-        for each in reversed(found):
+        for each in reversed(rows):
             self.remove(each, reason, now)
-        return len(found)
+        return len(rows)
 
     def _remove_expired(self, now: float, limit: int) -> int:
         state, index = self._state, self._state.index

@@ -50,16 +50,16 @@ class Claim:
 
     def open_pages(self, fresh: bool) -> None:
         """Open the latest folder of pages, or a ``fresh`` one, and remove the others."""
-        found = sorted(p for p in self.path.glob("pages-*-*") if p.name.split("-")[1].isdigit())
-        if fresh or not found:
-            number = int(found[-1].name.split("-")[1]) + 1 if found else 0
+        folders = sorted(p for p in self.path.glob("pages-*-*") if p.name.split("-")[1].isdigit())
+        if fresh or not folders:
+            number = int(folders[-1].name.split("-")[1]) + 1 if folders else 0
             # NOTE: names are never used again. SQLite removes files by path when it closes.
-            found.append(self.path / f"pages-{number:06d}-{secrets.token_hex(4)}")
-            found[-1].mkdir(mode=0o700)
-        *old, self.pages = found
+            folders.append(self.path / f"pages-{number:06d}-{secrets.token_hex(4)}")
+            folders[-1].mkdir(mode=0o700)
+        *others, self.pages = folders
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
         self.directory = os.open(self.pages, flags)
-        for path in old:
+        for path in others:
             shutil.rmtree(path, ignore_errors=True)
 
     def release(self) -> None:
@@ -157,9 +157,9 @@ def _check_ours(path: Path) -> None:
 def _make_file(path: Path, text: str) -> None:
     """Write ``text`` to ``path`` unless it is there. Other content is set aside first."""
     with contextlib.suppress(FileNotFoundError):
-        found = read_regular(path, len(text.encode()))
-        if found == text.encode():
+        content = read_regular(path, len(text.encode()))
+        if content == text.encode():
             return
-        if found:
+        if content:
             set_aside(path, "damaged, or of another version")
     replace_file(path, text, durable=True)

@@ -79,14 +79,14 @@ class Journal:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=NORMAL")
             connection.execute("PRAGMA trusted_schema=OFF")
-            found = connection.execute("PRAGMA user_version").fetchone()[0]
-            if found not in (0, VERSION):
-                raise sqlite3.DatabaseError(f"index version {found}, expected {VERSION}")
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            if version not in (0, VERSION):
+                raise sqlite3.DatabaseError(f"index version {version}, expected {VERSION}")
             connection.execute(_CREATE)
             columns = [c[1] for c in connection.execute("PRAGMA table_info(pages)")]
             if tuple(columns) != FIELDS:
                 raise sqlite3.DatabaseError(f"index has columns {columns}")
-            if found == 0:
+            if version == 0:
                 connection.execute(f"PRAGMA user_version={VERSION}")
         except BaseException:
             connection.close()

@@ -88,11 +88,11 @@ class Lifetimes:
     def set_expiry(self, row: int) -> None:
         """Set ``expires`` from the row's last use and TTL. The caller holds the lock."""
         state, index = self._state, self._state.index
-        own = index.ttl_s[row]
+        page_ttl_s = index.ttl_s[row]
         ttl_s = state.ttl.ttl_s(
             index.group[row],
             index.label("category", row) if state.ttl.categories else None,
-            None if math.isnan(own) else own,
+            None if math.isnan(page_ttl_s) else page_ttl_s,
         )
         index.expires[row] = index.last_access[row] + ttl_s
 

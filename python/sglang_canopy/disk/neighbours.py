@@ -73,7 +73,7 @@ class Neighbours:
 
     def idle(self) -> list[Idle]:
         """Return the namespaces without a server, least recently used first."""
-        found, ranks = [], 1
+        idle, ranks = [], 1
         for mark in self._mine.parent.glob(f"*/{NAMESPACE}"):
             path = mark.parent
             if path == self._mine:
@@ -88,22 +88,22 @@ class Neighbours:
             except OSError:
                 continue  # in use, or gone
             size, used = sum(s.st_size for s in status), max(s.st_mtime for s in status)
-            found.append(Idle(used, path, size, temporary))
+            idle.append(Idle(used, path, size, temporary))
         self._ranks = ranks
-        return sorted(found, key=lambda one: one.used)
+        return sorted(idle, key=lambda namespace: namespace.used)
 
     def opened(self) -> None:
         """Remove what ended servers left for nobody, and log the rest."""
-        for one in self.idle():
-            if one.temporary:
-                one.remove("no later server uses it")
+        for idle in self.idle():
+            if idle.temporary:
+                idle.remove("no later server uses it")
                 continue
             logger.info(
                 "%s holds %.3f GB of another model, layout or release (its file 'namespace' "
                 "identifies it). It counts against the capacity, and is removed when its room is "
                 "needed.",
-                one.path,
-                one.size / 1e9,
+                idle.path,
+                idle.size / 1e9,
             )
 
     def make_room(self, used_bytes: int) -> None:
@@ -116,16 +116,16 @@ class Neighbours:
             return
         others = self.idle()
         self._counted_at = now
-        self._bytes = sum(one.size for one in others)
-        for one in others:
+        self._bytes = sum(other.size for other in others)
+        for other in others:
             if self._fit(used_bytes):
                 return
-            if one.remove("its room is needed"):
-                self._bytes -= one.size
+            if other.remove("its room is needed"):
+                self._bytes -= other.size
 
     def _fit(self, used_bytes: int) -> bool:
         return self._bytes / self._ranks + used_bytes <= self._capacity_bytes
 
     def remove_oldest(self) -> bool:
         """Remove the oldest namespace, since the volume is full. Returns false if there is none."""
-        return any(one.remove("the volume is full") for one in self.idle())
+        return any(idle.remove("the volume is full") for idle in self.idle())

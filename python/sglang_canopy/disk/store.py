@@ -168,17 +168,17 @@ class DiskStore:
             return 0
         now = state.clock() if now is None else now
         raw = [raw_key(key) for key in keys]
-        found = alive = 0
+        present = unexpired = 0
         with state.lock:
             rows, expires = state.index.rows, state.index.expires
             for key in raw:
                 row = rows.get(key)
                 if row is None:
                     break
-                found += 1
+                present += 1
                 if expires[row] > now:
-                    alive = found
-        return alive
+                    unexpired = present
+        return unexpired
 
     def meta(self, keys: Sequence[str]) -> list[PageMeta | None]:
         """Return the metadata of each page, or ``None`` if it is not on disk."""

@@ -211,7 +211,7 @@ def tried(args: argparse.Namespace) -> list[Finding]:
         for level, parts in levels.items()
         if level in (setups.SERVED, setups.CACHE)
     ]
-    names = {level: [name for one, name in rows if one == level] for level, _ in rows}
+    names = {level: [name for tested_at, name in rows if tested_at == level] for level, _ in rows}
     return [Finding(TESTED, f"{level}: {', '.join(some)}") for level, some in names.items()]
 
 

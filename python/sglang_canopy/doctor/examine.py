@@ -44,7 +44,7 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON data."""
-        findings = [{"kind": one.kind, "text": one.text} for one in self.findings]
+        findings = [{"kind": finding.kind, "text": finding.text} for finding in self.findings]
         return {
             "status": self.status,
             "flags": self.command,
@@ -65,13 +65,13 @@ def examine(words: Sequence[str]) -> Report:
     report.findings += machine.tools()
     if not arguments:
         return report
-    if any(one.kind in STOPS for one in machine.packages()):
+    if any(finding.kind in STOPS for finding in machine.packages()):
         return report  # the parser of another SGLang version is not comparable
     args = command_line.parse(arguments)
     refused = command_line.refused(args)
     started = command_line.start(arguments)
     if isinstance(started, Finding):
-        if not any(_says(one, started) for one in refused):
+        if not any(_says(finding, started) for finding in refused):
             refused.insert(0, started)
     else:
         report.auto = options_of(started).auto or ()
@@ -98,9 +98,9 @@ def _slow(args: argparse.Namespace) -> list[Finding]:
     ]
 
 
-def _says(one: Finding, other: Finding) -> bool:
+def _says(finding: Finding, other: Finding) -> bool:
     """Return whether ``other``, the server's own message, contains the text of ``one``."""
-    return one.text.partition(": ")[2] in other.text
+    return finding.text.partition(": ")[2] in other.text
 
 
 def _places(args: argparse.Namespace) -> list[Finding]:

@@ -46,18 +46,18 @@ FREE_GB = 1.0
 
 def facts() -> dict[str, str]:
     """Return facts about the environment for a bug report."""
-    found = {
+    facts_by_name = {
         "canopy": __version__,
         "python": f"{platform.python_version()} ({sys.executable})",
         "system": platform.platform(),
         "cores": str(os.cpu_count()),
     }
-    found |= {name: version for name in PACKAGES if (version := _version(name)) is not None}
-    found["torch build"] = _torch_build()
-    found["compiler"] = _compiler(os.environ) or "none"
-    found["open files"] = str(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    found["locked memory"] = _limit(resource.RLIMIT_MEMLOCK)
-    return found
+    facts_by_name |= {name: version for name in PACKAGES if (version := _version(name)) is not None}
+    facts_by_name["torch build"] = _torch_build()
+    facts_by_name["compiler"] = _compiler(os.environ) or "none"
+    facts_by_name["open files"] = str(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    facts_by_name["locked memory"] = _limit(resource.RLIMIT_MEMLOCK)
+    return facts_by_name
 
 
 def _version(name: str) -> str | None:
@@ -91,7 +91,7 @@ def _limit(which: int) -> str:
 
 def packages(distributions: Iterable[Any] | None = None) -> list[Finding]:
     """Check that one SGLang of the right version is installed. ``distributions``: default installed."""
-    found = []
+    findings = []
     if distributions is None:
         distributions = importlib.metadata.distributions()
     places = {
@@ -101,28 +101,28 @@ def packages(distributions: Iterable[Any] | None = None) -> list[Finding]:
     }
     versions = ", ".join(f"{version} in {place}" for place, version in sorted(places))
     if not places:
-        found.append(
+        findings.append(
             Finding(FAULT, f"sglang is not installed; pip install sglang=={SGLANG_VERSION}")
         )
     elif len(places) > 1:
-        found.append(Finding(FAULT, f"two sglangs are installed: {versions}; uninstall one"))
+        findings.append(Finding(FAULT, f"two sglangs are installed: {versions}; uninstall one"))
     elif not {version for _, version in places} & {*releases.TESTED}:
         text = f"sglang {releases.RANGE} is tested, found {versions}; a server tests it at start"
-        found.append(Finding(NOTE, text))
-    return found
+        findings.append(Finding(NOTE, text))
+    return findings
 
 
 def tools(environment: Mapping[str, str] = os.environ) -> list[Finding]:
     """Check for a compiler, and the limit of open files."""
-    found = []
+    findings = []
     if _compiler(environment) is None:
-        found.append(
+        findings.append(
             Finding(FAULT, "no C compiler (gcc, clang, $CC): Triton and torch.compile need one")
         )
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if 0 <= files < FILES:
-        found.append(Finding(NOTE, f"only {files} files may be open; ulimit -n {FILES} or more"))
-    return found
+        findings.append(Finding(NOTE, f"only {files} files may be open; ulimit -n {FILES} or more"))
+    return findings
 
 
 def host_memory(requested_bytes: float) -> list[Finding]:
@@ -159,17 +159,17 @@ def folder(what: str, path: Path, needs_bytes: int = 0) -> list[Finding]:
     if not os.access(there, os.W_OK | os.X_OK):
         return [Finding(FAULT, f"{what} {path}: {there} cannot be written to")]
     free = shutil.disk_usage(there).free
-    found = []
+    findings = []
     if free < FREE_GB * GB:
-        found.append(Finding(FAULT, f"{what} {path}: only {free / GB:.1f} GB are free"))
+        findings.append(Finding(FAULT, f"{what} {path}: only {free / GB:.1f} GB are free"))
     elif free < needs_bytes:
         text = (
             f"{what} {path}: {needs_bytes / GB:.1f} GB are configured, {free / GB:.1f} GB are free"
         )
-        found.append(Finding(NOTE, text))
+        findings.append(Finding(NOTE, text))
     if there == path and path.stat().st_mode & 0o077:
-        found.append(Finding(NOTE, f"{what} {path}: other users may enter it; chmod 700"))
-    return found
+        findings.append(Finding(NOTE, f"{what} {path}: other users may enter it; chmod 700"))
+    return findings
 
 
 def port(host: str, number: int) -> list[Finding]:

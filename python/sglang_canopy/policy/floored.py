@@ -67,8 +67,8 @@ class Floored(Policy):
         return iter(self._lru)
 
     def explain(self, leaf: Leaf, now: float) -> Mapping[str, Any]:
-        found = self.main.explain(leaf, now)
-        return {**found, "ranked_by": "lru"} if self.by_lru else found
+        explained = self.main.explain(leaf, now)
+        return {**explained, "ranked_by": "lru"} if self.by_lru else explained
 
     # ---- the policy learns, whichever order ranks ----
 

@@ -73,8 +73,8 @@ def policy_class(name: str) -> type[Policy]:
         raise CanopyError(
             f"unknown eviction policy {name!r}; choose one of: {', '.join(policy_names())}"
         )
-    made: type[Policy] = importlib.import_module(_MODULES[base]).POLICY
-    return made
+    policy: type[Policy] = importlib.import_module(_MODULES[base]).POLICY
+    return policy
 
 
 def make_policy(name: str, config: Mapping[str, Any] | None = None) -> Policy:
@@ -82,8 +82,8 @@ def make_policy(name: str, config: Mapping[str, Any] | None = None) -> Policy:
 
     Raises ``CanopyError`` naming the policy, the invalid key and the allowed keys.
     """
-    made = policy_class(name)
-    return made(parse_config(name, made.Config, config or {}))
+    cls = policy_class(name)
+    return cls(parse_config(name, cls.Config, config or {}))
 
 
 def options_of(policy: Policy) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_canopy.radix import storage_holds
 from sglang_canopy.radix.counters import TTL
-from sglang_canopy.releases import given
+from sglang_canopy.releases import passed_on
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -88,7 +88,7 @@ class CanopyRadixCache(UnifiedRadixCache):
             for_allocation = _FULL in targets and targets[_FULL][0] is _FULL
             if for_allocation:
                 self.tree_core.shortfall = lambda: self._shortfall(targets)
-            more = given(allocation_reclaim_satisfied=allocation_reclaim_satisfied)
+            more = passed_on(allocation_reclaim_satisfied=allocation_reclaim_satisfied)
             retry = self.holds.possible and not more
             self.holds.begin()
             try:
@@ -200,7 +200,7 @@ class CanopyFullComponent(FullComponent):
         host_frees: Any,
         cache_actions: Any = None,
     ) -> None:
-        core, more = self.tree_core, given(cache_actions=cache_actions)
+        core, more = self.tree_core, passed_on(cache_actions=cache_actions)
         ct = self.component_type
         while tracker[ct] < num_tokens:
             choice = core.evictable_host_leaves.next_victim(core.clock.now)

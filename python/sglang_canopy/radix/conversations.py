@@ -133,25 +133,25 @@ class Conversations:
         Paths without a common node belong to different conversations of the same name; no node is
         marked then.
         """
-        tree, left = self.tree, request.previous_end
+        tree, abandoned = self.tree, request.previous_end
         request.previous_end = None
-        assert left is not None
-        if not tree.contains(left):
+        assert abandoned is not None
+        if not tree.contains(abandoned):
             return
         on_path = set()
         while node is not tree.root_node:
             on_path.add(node)
             node = node.parent
         branch = []
-        while left is not tree.root_node and left not in on_path:
-            branch.append(left)
-            left = left.parent
-        if left is tree.root_node:
+        while abandoned is not tree.root_node and abandoned not in on_path:
+            branch.append(abandoned)
+            abandoned = abandoned.parent
+        if abandoned is tree.root_node:
             return
         for node in branch:
             leaf: Leaf = node.canopy
-            own = leaf.conversation == request.conversation and leaf.tenant == request.tenant
-            if own and not leaf.shared and not leaf.over:
+            is_same = leaf.conversation == request.conversation and leaf.tenant == request.tenant
+            if is_same and not leaf.shared and not leaf.over:
                 tree.readmit(node)
                 leaf.over, leaf.source = True, INFERRED
 

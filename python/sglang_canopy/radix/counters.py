@@ -222,8 +222,8 @@ class Counters:
 
         ``demoted``: the tier below still has them.
         """
-        found = self._of_label.get(label) or self._new_label(label, tenant)
-        row = found.tiers[tier]
+        category_row = self._of_label.get(label) or self._new_label(label, tenant)
+        row = category_row.tiers[tier]
         row.evicted[reason] += tokens
         if demoted:
             row.demoted += tokens

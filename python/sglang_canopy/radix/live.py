@@ -69,8 +69,8 @@ class LiveCache:
         for policy in (device, host):
             policy.rank_by(lru=meter.behind)
         meter.runs(self.running)
-        found = "behind canopy-lru" if meter.behind else "ahead of canopy-lru again"
-        logger.info("canopy: %s ranks: %s is %s", self.running, self.policy, found)
+        standing = "behind canopy-lru" if meter.behind else "ahead of canopy-lru again"
+        logger.info("canopy: %s ranks: %s is %s", self.running, self.policy, standing)
 
     @property
     def learner(self) -> Policy:

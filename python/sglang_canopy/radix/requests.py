@@ -143,8 +143,8 @@ class Requests:
         # Nodes carry the labels of the first policy that learns.
         label = None
         for policy in self.live.learners:
-            given = policy.arrive(request)
-            label = given if label is None else label
+            refined = policy.arrive(request)
+            label = refined if label is None else label
         request.label = label
         if request.conversation is not None:
             self.conversations.admitted(request)

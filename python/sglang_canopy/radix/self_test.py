@@ -42,11 +42,13 @@ def run(make: MakeCache, page_size: int) -> None:
         with without_sglangs_log():
             reference = SmallTree(page_size, "lru", UnifiedRadixCache)
             ours = SmallTree(page_size, POLICY, make)
-        for step, (theirs, found) in enumerate(zip([*_walk(reference)], [*_walk(ours)]), 1):
+        for step, (theirs, tested) in enumerate(zip([*_walk(reference)], [*_walk(ours)]), 1):
             name, *expected = theirs
-            for what, one, other in zip(("result", "sizes", "nodes"), expected, found[1:]):
-                if one != other:
-                    raise AssertionError(f"{what} of step {step} ({name}): {other}, SGLang {one}")
+            for what, wanted, actual in zip(("result", "sizes", "nodes"), expected, tested[1:]):
+                if wanted != actual:
+                    raise AssertionError(
+                        f"{what} of step {step} ({name}): {actual}, SGLang {wanted}"
+                    )
         _evict(ours)
     except Exception as error:
         raise differs("tree", error) from error
@@ -137,10 +139,10 @@ class SmallTree:
         self.cache.unlock(lock)
         return int(result.prefix_len)
 
-    def slots(self, found: Any) -> torch.Tensor:
+    def slots(self, match: Any) -> torch.Tensor:
         """Return the slots on the device of a match."""
         slots: torch.Tensor = self.core.collect_full_device_indices(
-            found.last_device_node, self.core.root_node.id
+            match.last_device_node, self.core.root_node.id
         )
         return slots
 
@@ -149,12 +151,12 @@ class SmallTree:
 
     def nodes(self) -> list[tuple[Any, ...]]:
         """Return every node without its numbers of slots."""
-        found = []
+        rows = []
         for node in self.core._node_arena.values():
             if node is self.core.root_node:
                 continue
             data = node.component_data[BASE_COMPONENT_TYPE]
-            found.append(
+            rows.append(
                 (
                     self.name(node.id),
                     self.name(node.parent.id),
@@ -165,7 +167,7 @@ class SmallTree:
                     data.host_value is not None,
                 )
             )
-        return sorted(found)
+        return sorted(rows)
 
     def check(self) -> None:
         """Compare the evictable leaves with SGLang's rule, and count the slots."""
@@ -185,7 +187,7 @@ class SmallTree:
         """Compare the slots of a tier's nodes with its pool, and with what SGLang recorded."""
         nodes = [node for node in self.core._node_arena.values() if node is not self.core.root_node]
         slots = [getattr(node.component_data[BASE_COMPONENT_TYPE], values) for node in nodes]
-        held = sum(len(one) for one in slots if one is not None)
+        held = sum(len(some) for some in slots if some is not None)
         free = pool.available_size()
         if held + free != pool.size:
             raise AssertionError(
@@ -225,10 +227,10 @@ def _walk(tree: SmallTree) -> Iterator[tuple[Any, ...]]:
         if name == "insert":
             result = tree.insert(path)
         elif name == "match":
-            found = tree.match(path)._asdict()
+            match = tree.match(path)._asdict()
             result = {
                 field: tree.name(value) if field.endswith(("_node", "_node_id")) else value
-                for field, value in found.items()
+                for field, value in match.items()
                 if isinstance(value, (int, type(None)))
             }
         elif name == "lock" and len(locks) < 3:

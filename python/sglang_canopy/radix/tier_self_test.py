@@ -75,20 +75,20 @@ class _HostTree(SmallTree):
 
     def load_back(self, path: list[int]) -> int:
         """Load a path's host copy. Return its tokens; their KV on the device is compared."""
-        found = self.match(path)
-        if not found.host_hit_length:
+        match = self.match(path)
+        if not match.host_hit_length:
             return 0
         request = _Request(
             rid="canopy-self-test",
-            last_node=found.last_device_node,
-            host_hit_length=found.host_hit_length,
+            last_node=match.last_device_node,
+            host_hit_length=match.host_hit_length,
             swa_host_hit_length=0,
             mamba_host_hit_length=0,
             prefix_indices=[],
             kv=_Request(),
         )
         self.cache.init_load_back(
-            InitLoadBackParams(found.best_match_node, found.host_hit_length, req=request)
+            InitLoadBackParams(match.best_match_node, match.host_hit_length, req=request)
         )
         self.cache.cache_controller.start_loading()
         self.settle()
@@ -98,7 +98,7 @@ class _HostTree(SmallTree):
             expected = torch.tensor(path[: len(slots)], dtype=kv.dtype)[:, None].expand_as(kv)
             if not torch.equal(kv, expected):
                 raise AssertionError("KV that was loaded from the host is another's")
-        return int(found.host_hit_length)
+        return int(match.host_hit_length)
 
 
 def _fill_and_read(tree: _HostTree) -> None:

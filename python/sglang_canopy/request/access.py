@@ -40,11 +40,11 @@ class BodyTooLong(CanopyError):
     """A body longer than the route's limit; the rest is not read."""
 
 
-def same_secret(given: str, secret: str | None) -> bool:
+def same_secret(sent: str, secret: str | None) -> bool:
     """Compare in constant time. ``False`` without a secret."""
     if not secret:
         return False
-    return hmac.compare_digest(given.encode(errors="surrogateescape"), secret.encode())
+    return hmac.compare_digest(sent.encode(errors="surrogateescape"), secret.encode())
 
 
 def has_admin_key(headers: Headers, admin_api_key: str | None) -> bool:
@@ -99,11 +99,11 @@ def _check_json(headers: Headers) -> None:
     """Raise ``Refused`` unless the body is JSON, which browsers do not send across origins."""
     if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
         return
-    given = headers.get("content-type", "")
-    if given.partition(";")[0].strip().lower() != "application/json":
+    content_type = headers.get("content-type", "")
+    if content_type.partition(";")[0].strip().lower() != "application/json":
         raise Refused(
             415,
-            f"the body must have the type application/json, got {given[:200]!r}; set Content-Type",
+            f"the body must have the type application/json, got {content_type[:200]!r}; set Content-Type",
         )
 
 
@@ -162,8 +162,8 @@ def _answered(handler: Handler) -> Callable[[Any], Awaitable[Any]]:
     @functools.wraps(handler)
     async def answer(request: Any) -> Any:
         try:
-            found = await handler(request)
-            return found if isinstance(found, Response) else JSONResponse(found)
+            answered = await handler(request)
+            return answered if isinstance(answered, Response) else JSONResponse(answered)
         except ClientDisconnect:
             return Response(status_code=400)
         except ValueError as error:

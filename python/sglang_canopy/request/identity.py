@@ -58,12 +58,13 @@ def _claude_code(session: Any, agent: Any) -> Fields | None:
 _LINEAGE = re.compile(r"(.+?)[_-](?:t|turn)(\d{1,7})")
 
 
-def _request_id(*given: Any) -> Fields | None:
-    for one in given:
-        found = _LINEAGE.fullmatch(one) if isinstance(one, str) and len(one) < 1024 else None
-        if found:
-            fields = _named(found[1])
-            turn = min(max(int(found[2]), 1), MAX_TURN)
+def _request_id(*request_ids: Any) -> Fields | None:
+    for request_id in request_ids:
+        is_short = isinstance(request_id, str) and len(request_id) < 1024
+        match = _LINEAGE.fullmatch(request_id) if is_short else None
+        if match:
+            fields = _named(match[1])
+            turn = min(max(int(match[2]), 1), MAX_TURN)
             return None if fields is None else fields | {"turn": turn}
     return None
 
@@ -72,9 +73,9 @@ _USER_ID = re.compile(r"_session_([\w-]+)$", re.ASCII)
 
 
 def _user_id(metadata: Any) -> Fields | None:
-    given = metadata.get("user_id") if isinstance(metadata, Mapping) else None
-    found = _USER_ID.search(given[-MAX_NAME:]) if isinstance(given, str) else None
-    return _named(found[1]) if found else None
+    user_id = metadata.get("user_id") if isinstance(metadata, Mapping) else None
+    match = _USER_ID.search(user_id[-MAX_NAME:]) if isinstance(user_id, str) else None
+    return _named(match[1]) if match else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +143,8 @@ def identity(body: Body, headers: Headers) -> Fields:
     absent.
     """
     for source in SOURCES:
-        given = [*map(body.get, source.body), *map(headers.get, source.headers)]
-        named = None if given.count(None) == len(given) else source.read(*given)
+        values = [*map(body.get, source.body), *map(headers.get, source.headers)]
+        named = None if values.count(None) == len(values) else source.read(*values)
         if named is not None:
             return named
     return {}

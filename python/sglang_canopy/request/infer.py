@@ -23,9 +23,9 @@ def infer(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ollama_chat(body: Mapping[str, Any]) -> Any:
-    messages = body.get("messages")
-    given = messages if isinstance(messages, list) else []
-    roles = [SimpleNamespace(role=m.get("role")) for m in given if isinstance(m, Mapping)]
+    sent = body.get("messages")
+    messages = sent if isinstance(sent, list) else []
+    roles = [SimpleNamespace(role=m.get("role")) for m in messages if isinstance(m, Mapping)]
     return SimpleNamespace(messages=roles, tools=body.get("tools"))
 
 
@@ -64,7 +64,7 @@ def infer_from_response(body: Mapping[str, Any]) -> dict[str, Any]:
 
     Consecutive items of an answer (reasoning, calls, a message) count as one assistant turn.
     """
-    items = [one for one in _list(body.get("input")) if isinstance(one, Mapping)]
+    items = [item for item in _list(body.get("input")) if isinstance(item, Mapping)]
     answers = [_is_answer(item) for item in items]
     turns = sum(now and not before for before, now in zip([False, *answers], answers))
     text = body.get("text")

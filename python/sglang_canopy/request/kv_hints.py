@@ -21,10 +21,10 @@ def read(envelope: Any) -> tuple[bool, int]:
 
     ``envelope``: a mapping or SGLang's struct. A malformed one does nothing: SGLang rejects the request.
     """
-    given = _get(envelope, "actions")
-    actions = given[:MAX_ACTIONS] if isinstance(given, Sequence) else ()
+    actions = _get(envelope, "actions")
+    checked = actions[:MAX_ACTIONS] if isinstance(actions, Sequence) else ()
     known = _get(envelope, "protocol_version") in PROTOCOLS
-    released = [known and _is_release(action) for action in actions]
+    released = [known and _is_release(action) for action in checked]
     return any(released), released.count(False)
 
 

@@ -32,7 +32,7 @@ def check_sizes(obj: Any) -> None:
             f"sampling_params is a list of {len(params)} for {prompts} prompts; give one for each, "
             "or one object for all"
         )
-    for samples in (one.get("n") for one in many if isinstance(one, dict)):
+    for samples in (each.get("n") for each in many if isinstance(each, dict)):
         if isinstance(samples, int) and samples > 1 and samples * prompts > MAX_SAMPLES:
             raise CanopyError(
                 f"n={samples} for {prompts} prompts is more than {MAX_SAMPLES} answers; send several "

@@ -74,28 +74,28 @@ def dropped_params(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises ``CanopyError`` for keys that need another route.
     """
-    given = body.get("custom_params")
-    if not isinstance(given, Mapping) or not path.endswith(DROPPING):
+    params = body.get("custom_params")
+    if not isinstance(params, Mapping) or not path.endswith(DROPPING):
         return {}
-    found = {k: v for k, v in given.items() if isinstance(k, str) and k.startswith("canopy")}
+    ours = {k: v for k, v in params.items() if isinstance(k, str) and k.startswith("canopy")}
     for key in OF_OTHER_PARTS:
-        if key in found:
+        if key in ours:
             raise CanopyError(
                 f"custom_params key {key!r} is not supported on {path}; use /v1/chat/completions, "
                 "/v1/completions or /generate"
             )
-    return found
+    return ours
 
 
-def _value(given: Any, check: Callable[[Any], Any]) -> Any:
-    if not isinstance(given, str):
-        return given
+def _value(sent: Any, check: Callable[[Any], Any]) -> Any:
+    if not isinstance(sent, str):
+        return sent
     try:
-        check(given)
+        check(sent)
     except ValueError:
         with contextlib.suppress(ValueError, RecursionError):
-            return json.loads(given)
-    return given
+            return json.loads(sent)
+    return sent
 
 
 FLAG = "--canopy-require-tenant"
@@ -130,21 +130,21 @@ def tenant_fields(request: Any, body: Mapping[str, Any] | None = None) -> dict[s
 
     Raises ``CanopyError`` if a field is not a string, or has different values.
     """
-    found: dict[str, str | None] = {}
+    fields: dict[str, str | None] = {}
     for field, header in HEADERS.items():
         in_body = (body or {}).get(field)
         if not isinstance(in_body, str | None):
             raise CanopyError(f"{field} must be a string, as in the tenant's requests")
-        given = {*sent_values(request.query_params, field), *sent_values(request.headers, header)}
+        values = {*sent_values(request.query_params, field), *sent_values(request.headers, header)}
         if in_body:
-            given.add(in_body)
-        if len(given) > 1:
+            values.add(in_body)
+        if len(values) > 1:
             raise CanopyError(
                 f"{field} is given several times, and differently: in the body, the query and the "
                 f"header {header} it must be the same; give it once"
             )
-        found[field] = given.pop() if given else None
-    return found
+        fields[field] = values.pop() if values else None
+    return fields
 
 
 def set_tenant(
@@ -168,15 +168,15 @@ def set_tenant(
 
 def _write_tenant(obj: Any, metadata: Mapping[str, Any], body: Mapping[str, Any]) -> None:
     for field, key in METADATA.items():
-        own, in_body = getattr(obj, field, None), body.get(field)
-        of_prompts = own if isinstance(own, list) else [own]
+        of_request, in_body = getattr(obj, field, None), body.get(field)
+        of_prompts = of_request if isinstance(of_request, list) else [of_request]
         places = [metadata.get(key), None if isinstance(in_body, list) else in_body]
-        if any(not isinstance(one, str | None) for one in (*places, *of_prompts)):
+        if any(not isinstance(name, str | None) for name in (*places, *of_prompts)):
             raise CanopyError(f"{field} and metadata.{key} must be strings")
-        names = {one for one in places if one}
+        names = {name for name in places if name}
         if not names:
             continue
-        names.update(one for one in of_prompts if one)
+        names.update(name for name in of_prompts if name)
         if len(names) > 1:
             raise CanopyError(
                 f"{field} is given several times, and differently: in the body and its metadata "

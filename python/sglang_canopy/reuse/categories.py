@@ -173,10 +173,10 @@ class Categories:
         ``names``: features, coarse first. Without room, return the finest parent in the table, or
         the overflow if the first feature is not in the table.
         """
-        found = self._chains.get(names)
-        if found is not None:
-            _touch(found, now)
-            return found
+        known = self._chains.get(names)
+        if known is not None:
+            _touch(known, now)
+            return known
         category = self.root
         label = ""
         for name in names:

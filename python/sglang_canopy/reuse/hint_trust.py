@@ -242,10 +242,10 @@ class HintRecords:
                 self._first.add_over()
             tip.counted_over.note_over()
             self.record(tip.tenant)
-        own = self._records.get(tip.tenant)
-        if own is not None and tip.counted is None:
-            tip.counted = own
-            own.note_tip()
+        of_tenant = self._records.get(tip.tenant)
+        if of_tenant is not None and tip.counted is None:
+            tip.counted = of_tenant
+            of_tenant.note_tip()
 
     def note_return(self, tip: Hinted, in_s: float) -> None:
         """Record the hint that ``tip`` is continued ``in_s`` seconds after its birth."""

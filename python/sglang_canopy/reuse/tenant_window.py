@@ -110,8 +110,8 @@ class TenantWindow(Generic[Item]):
 
     def _holder(self, item: Item) -> _Party[Item]:
         """Return the party of ``item``, the oldest of the window."""
-        own = self._parties.get(item.tenant)
-        return own if own is not None and own.items[0] is item else self._parties[_OTHERS]
+        party = self._parties.get(item.tenant)
+        return party if party is not None and party.items[0] is item else self._parties[_OTHERS]
 
     def _drop_one(self) -> Item:
         """Drop the oldest item of the largest party."""

@@ -103,7 +103,7 @@ class Arranged(Generic[T]):
             self._in_order = list(waiting.values())
             return list(queue)
         if len(self._in_order) + len(new) > len(waiting):  # some were forgotten
-            self._in_order = [one for one in self._in_order if waiting.get(one.request) is one]
+            self._in_order = [each for each in self._in_order if waiting.get(each.request) is each]
         self._refresh()
         self._in_order = self.shortest.in_order()
         return self.current()
@@ -190,15 +190,15 @@ class Arranged(Generic[T]):
 
         prompt = self.shortest.chunked_prompt
         head = [
-            one
-            for one in self._in_order[:SHARERS]
-            if prompt is None or one.urgency >= prompt.urgency
+            waiting
+            for waiting in self._in_order[:SHARERS]
+            if prompt is None or waiting.urgency >= prompt.urgency
         ]
         sharers = self.shortest.select(head, shares)
         if not sharers:
             return [], []
         self._in_order = [*sharers, *self.shortest.in_order(admitted=sharers)]
-        return [one.request for one in sharers], self.over_budget()
+        return [waiting.request for waiting in sharers], self.over_budget()
 
     def _pop(self, leaving: Collection[T]) -> list[Waiting]:
         if not leaving:

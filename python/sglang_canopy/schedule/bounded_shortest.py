@@ -208,8 +208,8 @@ class BoundedShortest:
             tokens -= waiting.prefill.uncached
             return True
 
-        may = {one.number for one in self.select(head(), computes)}
-        return [one for one in checked if one.number not in may]
+        selected = {waiting.number for waiting in self.select(head(), computes)}
+        return [waiting for waiting in checked if waiting.number not in selected]
 
     def in_order(self, head: int = SORTED_HEAD, admitted: Sequence[Waiting] = ()) -> list[Waiting]:
         """Return the queue in admission order, assuming ``admitted`` is admitted first.

@@ -104,8 +104,8 @@ class PrefillCost:
         scale = np.linalg.norm(features, axis=0)
         scale[scale == 0.0] = 1.0
         solution, _ = nnls(features / scale, np.ones(len(rows)))
-        found = solution / scale
-        return float(found[0]), float(found[1]), float(found[2]), float(found[3])
+        base, token, pair, loaded = map(float, solution / scale)
+        return base, token, pair, loaded
 
     def adopt(self, coefficients: Coefficients | None) -> None:
         """Set the coefficients. ``None``, or a fit that makes prefill free, is ignored."""

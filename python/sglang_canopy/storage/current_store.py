@@ -119,8 +119,8 @@ class CurrentStore:
             return [False] * len(keys)
         metas = store.meta(keys)  # before the read, which changes the last access
         ok = store.read(keys, views)
-        found = [(k, m) for k, m in zip(keys[: sum(ok)], metas) if m is not None]
-        self.table.add_read([k for k, _ in found], [m for _, m in found])
+        described = [(k, m) for k, m in zip(keys[: sum(ok)], metas) if m is not None]
+        self.table.add_read([k for k, _ in described], [m for _, m in described])
         return ok
 
     def deliver_reports(self) -> None:

@@ -72,7 +72,7 @@ class Drain:
 
     def run(self) -> Drained:
         """Write until everything is on disk or the time is over. Collective."""
-        found = Drained()
+        drained = Drained()
         self.cache.writing_check(write_back=True)
         before = self.store.counters.written
         nodes = deque(self._absent(ranked(self.tree)))
@@ -98,10 +98,10 @@ class Drain:
             self._wait()
         for node_id in list(self._locked):
             self._unlock(node_id)
-        found.pages = self.store.counters.written - before
-        found.left = sum(len(pages) - self.store.leading(pages) for pages in absent)
-        found.seconds = self._monotonic() - self._began
-        return found
+        drained.pages = self.store.counters.written - before
+        drained.left = sum(len(pages) - self.store.leading(pages) for pages in absent)
+        drained.seconds = self._monotonic() - self._began
+        return drained
 
     def _absent(self, nodes: Sequence[UnifiedTreeNode]) -> list[UnifiedTreeNode]:
         """Return the nodes with pages that some rank's disk lacks, without KV of fused documents; no

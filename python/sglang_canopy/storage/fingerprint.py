@@ -36,10 +36,10 @@ def local_files(name: str, revision: str | None = None, *caches: str | None) -> 
 
     for cache in dict.fromkeys((*caches, None)):
         try:
-            found = huggingface_hub.snapshot_download(
+            snapshot = huggingface_hub.snapshot_download(
                 name, revision=revision, cache_dir=cache, local_files_only=True
             )
-            return Path(found)
+            return Path(snapshot)
         except Exception:  # the hub's errors have no common base; all mean "not found"
             continue
     raise NotFound("it is neither a path nor a hub snapshot on this machine")

@@ -123,18 +123,18 @@ class CanopyMooncakeStore(MooncakeStore):
         group_ids: list[str] | None = None,
         session_ids: list[str] | None = None,
     ) -> list[int]:
-        given = (key_strs, buffer_ptrs, buffer_sizes)
+        objects = (key_strs, buffer_ptrs, buffer_sizes)
         config = self._pinned() if self._pin_ms else None
         if config is None:
-            return super()._put_batch_zero_copy_impl(*given, group_ids, session_ids)
+            return super()._put_batch_zero_copy_impl(*objects, group_ids, session_ids)
         if group_ids is not None:
             config.group_ids = group_ids
         if session_ids is not None:
             config.session_ids = session_ids
         if self._uses_multi_buffer(buffer_ptrs):
-            results = self.store.batch_put_from_multi_buffers(*given, config)
+            results = self.store.batch_put_from_multi_buffers(*objects, config)
         else:
-            results = self.store.batch_put_from(*given, config)
+            results = self.store.batch_put_from(*objects, config)
         self._warn_if_refused(results)
         return results
 

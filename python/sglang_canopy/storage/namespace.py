@@ -153,7 +153,7 @@ def _adapters() -> str | None:
     except ValueError:
         return None
     by_name = inspect.unwrap(LoRARef.deterministic_id)
-    found = {}
+    digests = {}
     for adapter in named:
         if isinstance(adapter, str):  # not resolved by SGLang (tests)
             continue
@@ -161,10 +161,10 @@ def _adapters() -> str | None:
         if Path(path).exists() and identity == adapter_id(by_name, name, path):
             continue
         try:
-            found[identity] = whole(local_files(path))
+            digests[identity] = whole(local_files(path))
         except (NotFound, OSError) as error:
             raise CanopyError(
                 f"{_BACKEND}: cannot tell the pages of adapter {name!r} from another one's "
                 f"({error}); give --lora-paths a local folder, or run without the disk tier"
             ) from error
-    return _digest(found) if found else None
+    return _digest(digests) if digests else None

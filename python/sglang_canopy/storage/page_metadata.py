@@ -93,8 +93,8 @@ def first_ranks(metas: Metas, cache: Any) -> tuple[list[PageMeta | None], bool]:
 
 def _without_clock(runs: Sequence[Run]) -> list[tuple[Any, ...] | None]:
     """Return each page's record without the time of its last use."""
-    found: list[tuple[Any, ...] | None] = []
+    records: list[tuple[Any, ...] | None] = []
     for pages, meta in runs:
         fields = None if meta is None else path_fields(meta)
-        found += [fields and (*fields[:_CLOCK], *fields[_CLOCK + 1 :])] * pages
-    return found
+        records += [fields and (*fields[:_CLOCK], *fields[_CLOCK + 1 :])] * pages
+    return records

@@ -104,14 +104,14 @@ class PageTable:
     def description(self, key: str) -> PageMeta | None:
         """Return a page's metadata from ``describe``; ``None`` if it is missing or was dropped."""
         with self._lock:
-            found = self._descriptions.entries.get(key)
-            return None if found is None else found.meta
+            described = self._descriptions.entries.get(key)
+            return None if described is None else described.meta
 
     def parent(self, key: str, default: str | None = None) -> str | None:
         """Return the preceding page's key from ``describe`` (``None`` at a root), or ``default``."""
         with self._lock:
-            found = self._descriptions.entries.get(key)
-            return default if found is None else found.parent
+            described = self._descriptions.entries.get(key)
+            return default if described is None else described.parent
 
     def written(self, keys: Sequence[str]) -> None:
         """Drop the descriptions of pages that were stored."""

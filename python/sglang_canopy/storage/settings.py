@@ -88,11 +88,11 @@ class StorageSettings:
         cls, extra: Mapping[str, Any] | None, environment: Mapping[str, str] = os.environ
     ) -> StorageSettings:
         """Return the settings of a server's extra configuration and environment."""
-        given = {k: v for k, v in (extra or {}).items() if k not in _OF_SGLANG}
-        gigabytes = given.pop("capacity_gb", None)
-        if gigabytes is not None and "capacity_bytes" in given:
+        values = {k: v for k, v in (extra or {}).items() if k not in _OF_SGLANG}
+        gigabytes = values.pop("capacity_gb", None)
+        if gigabytes is not None and "capacity_bytes" in values:
             raise CanopyError(f"{FLAG}: give capacity_gb or capacity_bytes, not both")
-        if "capacity_bytes" not in given:
+        if "capacity_bytes" not in values:
             if gigabytes is None:
                 gigabytes = _of_environment(environment)
             ok = _is_number(gigabytes) and 0 < gigabytes < 1e9
@@ -101,11 +101,11 @@ class StorageSettings:
                     f"{FLAG}: key 'capacity_gb' must be a number of gigabytes above 0, "
                     f"got {gigabytes!r:.80}"
                 )
-            given["capacity_bytes"] = int(gigabytes * 1e9)
-        given["path"] = given.get("path") or environment.get(PATH_VARIABLE) or str(_home())
-        given["ttl"] = _table(given.get("ttl"))
+            values["capacity_bytes"] = int(gigabytes * 1e9)
+        values["path"] = values.get("path") or environment.get(PATH_VARIABLE) or str(_home())
+        values["ttl"] = _table(values.get("ttl"))
         try:
-            return declared.make(cls, given)  # type: ignore[no-any-return]
+            return declared.make(cls, values)  # type: ignore[no-any-return]
         except CanopyError as error:
             raise CanopyError(f"{FLAG}: {error}, capacity_gb (float)") from None
 
@@ -127,15 +127,15 @@ def _of_environment(environment: Mapping[str, str]) -> float:
         ) from None
 
 
-def _table(given: Any) -> TTLTable:
-    if given is None:
+def _table(ttl: Any) -> TTLTable:
+    if ttl is None:
         return TTLTable()
-    if isinstance(given, TTLTable):
-        return given
+    if isinstance(ttl, TTLTable):
+        return ttl
     try:
-        if _is_number(given):
-            return TTLTable(residual_ttl_s=float(given))
-        return TTLTable.from_json(given)
+        if _is_number(ttl):
+            return TTLTable(residual_ttl_s=float(ttl))
+        return TTLTable.from_json(ttl)
     except CanopyError as error:
         raise CanopyError(f"{FLAG}: key 'ttl': {error}") from None
 

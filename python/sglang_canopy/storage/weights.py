@@ -81,12 +81,12 @@ def adapter_id(original: Callable[[str, str], str], lora_name: str, lora_path: s
     because all machines must agree. An adapter named by a hub id keeps SGLang's id, because some
     machines may not have its files yet.
     """
-    found = original(lora_name, lora_path)
+    by_name = original(lora_name, lora_path)
     path = Path(lora_path).expanduser()
     try:
-        return uuid.uuid5(uuid.UUID(found), whole(path)).hex if path.exists() else found
+        return uuid.uuid5(uuid.UUID(by_name), whole(path)).hex if path.exists() else by_name
     except (OSError, ValueError):
-        return found  # SGLang reports the error
+        return by_name  # SGLang reports the error
 
 
 # ---- hooks ----

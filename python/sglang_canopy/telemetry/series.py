@@ -42,8 +42,8 @@ class Metric:
 def reported(name: str, at: str, meaning: str) -> Metric:
     """Return a series of values in a status, with the labels of its path ``at``."""
     kind = "counter" if name.endswith("_total") else "gauge"
-    found = re.findall(r"[\[{]([\w,]+)[\]}]", at)
-    return Metric(name, kind, tuple(",".join(found).split(",")) if found else (), meaning, at)
+    labels = re.findall(r"[\[{]([\w,]+)[\]}]", at)
+    return Metric(name, kind, tuple(",".join(labels).split(",")) if labels else (), meaning, at)
 
 
 def _walk(status: Any, path: Any, labels: dict[str, str]) -> Iterator[tuple[float, dict[str, str]]]:

@@ -150,12 +150,12 @@ class Status:
 
     def _sums(self, rows: Sequence[Row], prompts: int, hits: Sequence[int]) -> Sums:
         tiers = list(self._sizes(None))
-        gone = {
+        evicted = {
             reason: sum(row.tiers[DEVICE].evicted[i] for row in rows)
             for i, reason in enumerate(REASONS)
         }
-        found = {name: hits[TIERS.index(name)] for name in tiers}
-        return {"prompt_tokens": prompts, "hit_tokens": found, "evicted_tokens": gone}
+        hits_by_tier = {name: hits[TIERS.index(name)] for name in tiers}
+        return {"prompt_tokens": prompts, "hit_tokens": hits_by_tier, "evicted_tokens": evicted}
 
     def _tenants(self) -> list[dict[str, Any]]:
         """Return the tenants with most tokens on all tiers, by their shown names."""

@@ -53,7 +53,7 @@ class Window:
         """Return the difference over the last ``seconds``, or up to one point longer."""
         assert self._now is not None
         due = self._now[0] - seconds
-        before = [one for one in self._taken if one[0] <= due]
+        before = [point for point in self._taken if point[0] <= due]
         return _point(before[-1] if before else self._taken[0], self._now)
 
 

@@ -98,9 +98,9 @@ class TTLTable:
         get = self._index.get
         if self._index:
             for block in reversed(path):
-                found = get(block)
-                if found is not None:
-                    return found
+                group = get(block)
+                if group is not None:
+                    return group
         return RESIDUAL
 
     def groups_along(self, path: Sequence[int]) -> list[int]:
@@ -125,9 +125,9 @@ class TTLTable:
             return self.groups[group].ttl_s
         if category is not None and self.categories:
             while True:
-                found = self.categories.get(category)
-                if found is not None:
-                    return found
+                category_ttl_s = self.categories.get(category)
+                if category_ttl_s is not None:
+                    return category_ttl_s
                 category, refined, _ = category.rpartition("|")
                 if not refined:
                     break

@@ -100,7 +100,8 @@ class Account:
             return 0.0
         ratio = sum(groups) / (sum(self._groups[_MISSED]) or 1.0)
         residuals = [more - ratio * missed for more, missed in zip(groups, self._groups[_MISSED])]
-        variance = DESIGN_EFFECT * sum(one * one for one in residuals) * GROUPS / (GROUPS - 1)
+        squares = sum(residual * residual for residual in residuals)
+        variance = DESIGN_EFFECT * squares * GROUPS / (GROUPS - 1)
         return math.sqrt(variance * self._unsampled_share) * self._per_token()
 
     def _per_token(self) -> float:
@@ -137,4 +138,4 @@ class Account:
         for name in self._squared_leads:
             self._squared_leads[name] *= by * by
         for name, groups in self._groups.items():
-            self._groups[name] = [one * by for one in groups]
+            self._groups[name] = [group * by for group in groups]

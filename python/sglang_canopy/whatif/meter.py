@@ -148,8 +148,8 @@ class Meter:
         notes = [f"{count} {why} do not count" for why, count in self.uncounted.items() if count]
         if before:
             notes.insert(0, f"{before} counted before the order changed")
-        found = f"too few requests: {self._sampled_requests} of {MIN_REQUESTS}"
-        return f"{found} ({', '.join(notes)})" if notes else found
+        text = f"too few requests: {self._sampled_requests} of {MIN_REQUESTS}"
+        return f"{text} ({', '.join(notes)})" if notes else text
 
     def ended(self, request: Request, hit_tokens: int) -> None:
         """Record a finished request; ``hit_tokens``: prompt tokens hit on device or host."""
@@ -297,6 +297,6 @@ def _learn_label(learners: Iterable[Policy], request: Request, again: bool) -> s
             request.path = path[:prompt_blocks]
             request.label = learner.arrive(request)
             request.path = path
-        given = learner.finish(request)
-        label = given if label is None else label
+        refined = learner.finish(request)
+        label = refined if label is None else label
     return label or request.category

@@ -236,9 +236,9 @@ class Origins:
         ends = self._conversation_by_end
         origin = end
         for depth in range(full - 1, -1, -1):
-            found = ends.pop(path[depth], None)
-            if found is not None:
-                origin = found
+            continued = ends.pop(path[depth], None)
+            if continued is not None:
+                origin = continued
                 break
         ends[end] = origin
         if len(ends) > self._limit:

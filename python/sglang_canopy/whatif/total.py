@@ -94,10 +94,10 @@ def next_step(
         return f"Nothing to decide yet: {meter['undecided']}."
     best, points, error = _best(meter)
     if best is not None and points >= WORTH_POINTS and points > error:
-        found = f"{best} would save {points:.1f} ± {error:.1f} points more of your prompt tokens"
+        gain = f"{best} would save {points:.1f} ± {error:.1f} points more of your prompt tokens"
         if auto:
-            return f"Nothing to do: {found}, and auto lets it rank once that has lasted."
-        return f"{found} than {policy}: restart with --radix-eviction {best}"
+            return f"Nothing to do: {gain}, and auto lets it rank once that has lasted."
+        return f"{gain} than {policy}: restart with --radix-eviction {best}"
     return (
         f"Keep {'auto' if auto else policy}: no policy tried would save more.{_memory_gain(meter)}"
     )

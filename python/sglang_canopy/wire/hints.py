@@ -144,10 +144,10 @@ def unpack(text: str) -> list[Hint]:
     """Return the hints that ``pack`` put into ``text``, and ignore invalid content. Clients can send this
     message through an HTTP route of SGLang, and it must not terminate a scheduler."""
     try:
-        found = json.loads(text)
+        hints = json.loads(text)
     except (ValueError, RecursionError):
         return []
-    return [hint for hint in found if _is_hint(hint)] if isinstance(found, list) else []
+    return [hint for hint in hints if _is_hint(hint)] if isinstance(hints, list) else []
 
 
 def _is_hint(hint: Any) -> bool:

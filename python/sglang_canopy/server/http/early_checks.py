@@ -96,9 +96,9 @@ def _check(request: Any, raw: bytes) -> None:
 
 def _check_state(body: Mapping[str, Any]) -> None:
     """Accept Canopy's commands from its own routes only, which authorise the sender and use no HTTP."""
-    given = body.get("server_args")
-    if not isinstance(given, Mapping):  # a body that only SGLang's parser reads, too
+    commands = body.get("server_args")
+    if not isinstance(commands, Mapping):  # a body that only SGLang's parser reads, too
         raise CanopyError("server_args must be a JSON object")
-    for key in given:
+    for key in commands:
         if kind := kind_of(key):
             raise Refused(403, f"server_args key {kind.prefix!r} is Canopy's own; use {kind.route}")

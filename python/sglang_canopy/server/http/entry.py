@@ -145,14 +145,14 @@ def generation_begins(
 
 def _releases(obj: Any) -> list[dict[str, Any]]:
     """Return the fields that the ``kv_hints`` of a request, or of each in a batch, set."""
-    given = getattr(obj, "kv_hints", None)
-    found: list[dict[str, Any]] = []
-    for envelope in given if isinstance(given, list) else [given]:
+    envelopes = getattr(obj, "kv_hints", None)
+    fields: list[dict[str, Any]] = []
+    for envelope in envelopes if isinstance(envelopes, list) else [envelopes]:
         released, ignored = kv_hints.read(envelope)
         if ignored:
             current.ignore(KV_HINTS, "the known action is kv.release, version 1.0", ignored)
-        found.append({"over": True} if released else {})
-    return found or [{}]
+        fields.append({"over": True} if released else {})
+    return fields or [{}]
 
 
 def tenant_checked(obj: Any, request: Any) -> None:
@@ -184,13 +184,15 @@ def stamp(obj: Any, inferred: dict[str, Any], request: Any = None) -> None:
     if len(released) > 1 and isinstance(params, dict):  # each prompt has its own hints
         params = obj.sampling_params = [dict(params) for _ in released]
     if isinstance(params, list):
-        for number, one in enumerate(params):
-            if isinstance(one, dict):
+        for number, of_prompt in enumerate(params):
+            if isinstance(of_prompt, dict):
                 fields = released[min(number, len(released) - 1)]
-                _write_stamp(one, metadata, inferred, {}, headers, fields)
+                _write_stamp(of_prompt, metadata, inferred, {}, headers, fields)
     elif isinstance(params, dict):
-        own = {name: getattr(obj, name, None) for name in ("session_id", "rid")}
-        named = identity({**own, **body}, headers or {})  # ``own``: of calls without a body
+        of_object = {name: getattr(obj, name, None) for name in ("session_id", "rid")}
+        named = identity(
+            {**of_object, **body}, headers or {}
+        )  # calls without a body have the former
         _write_stamp(params, metadata, inferred, named, headers, released[0])
 
 
@@ -211,7 +213,7 @@ _HEALTH = ("/health", "/health_generate")
 
 def _copied(params: Any) -> Any:
     if isinstance(params, list):
-        return [dict(one) if isinstance(one, dict) else one for one in params]
+        return [dict(each) if isinstance(each, dict) else each for each in params]
     return dict(params) if isinstance(params, dict) else {} if params is None else params
 
 

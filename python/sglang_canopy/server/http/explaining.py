@@ -53,9 +53,9 @@ class Explaining:
 
 
 def _conversation(request: Any) -> str:
-    given = request.query_params.get("conversation")
+    name = request.query_params.get("conversation")
     try:
-        checked: str = FIELDS["canopy_conversation"][1](given)
+        conversation: str = FIELDS["canopy_conversation"][1](name)
     except ValueError as error:
         raise CanopyError(f"give ?conversation=ID: {error}") from None
-    return checked
+    return conversation

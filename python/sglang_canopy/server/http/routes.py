@@ -139,7 +139,7 @@ class WithoutQuery(logging.Filter):
 def _hide_queries() -> None:
     """Install the filter in this process. Uvicorn's logging set-up keeps it."""
     log = logging.getLogger("uvicorn.access")
-    if not any(isinstance(one, WithoutQuery) for one in log.filters):
+    if not any(isinstance(present, WithoutQuery) for present in log.filters):
         log.addFilter(WithoutQuery())
 
 

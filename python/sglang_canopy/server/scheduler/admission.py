@@ -295,10 +295,10 @@ def admission_selected(
     count as complete, and be answered from a part of it. SGLang prevents this because the remaining
     room is less than a page; sharing steps and reusing documents leave more.
     """
-    found = original(adder, req, *args, has_chunked_req=has_chunked_req, **kwargs)
+    selected = original(adder, req, *args, has_chunked_req=has_chunked_req, **kwargs)
     unfinished = has_chunked_req or adder.new_chunked_req is not None
-    if not unfinished or not getattr(found, "is_chunked", False):
-        return found
+    if not unfinished or not getattr(selected, "is_chunked", False):
+        return selected
     from sglang.srt.managers.schedule_policy import AddReqResult
 
     return AddReqResult.OTHER

@@ -132,8 +132,8 @@ class LiveOrder:
 
     def _agree(self) -> None:
         """Adopt the first rank's fit and decode step. Collective."""
-        found = (self.cost.fitted() or (0.0, 0.0, 0.0, 0.0), self.answers.measured_s())
-        fitted, step_s = from_first(groups_of(self._cache), found)
+        measured = (self.cost.fitted() or (0.0, 0.0, 0.0, 0.0), self.answers.measured_s())
+        fitted, step_s = from_first(groups_of(self._cache), measured)
         self.cost.adopt(fitted)
         self.answers.adopt(step_s)
         self.shortest.reprice()

@@ -84,9 +84,9 @@ def apply(server_args: Any, args: Any, ours: bool) -> TierOptions:
 
 
 def _check(
-    server_args: Any, given: Mapping[str, Any], tiers: TierOptions, ours: bool, storage: bool
+    server_args: Any, typed: Mapping[str, Any], tiers: TierOptions, ours: bool, storage: bool
 ) -> None:
-    for field in given:
+    for field in typed:
         flag = option_of(TierFlags, field).flag
         if field in _IN_MEMORY and not ours:
             raise CanopyError(f"{flag} needs --radix-eviction with a Canopy policy, such as wa")

@@ -19,8 +19,8 @@ def __getattr__(name: str) -> Any:
     """Create ``app`` on first access: SGLang's application with Canopy's routes."""
     if name != "app":
         raise AttributeError(name)
-    made = globals()["app"] = _make_app()
-    return made
+    application = globals()["app"] = _make_app()
+    return application
 
 
 def _make_app() -> Any:

@@ -53,12 +53,12 @@ def check_signature(hook: Hook) -> None:
 
 def _difference(hook: Hook) -> str | None:
     try:
-        found = hook.parameters_found()
+        parameters = hook.parameters_found()
     except (ImportError, AttributeError) as error:
         return f"this sglang has no {hook.target} ({error})"
-    if found[: len(hook.parameters)] == hook.parameters:
+    if parameters[: len(hook.parameters)] == hook.parameters:
         return None
-    return f"{hook.target} takes ({', '.join(found)}), expected ({', '.join(hook.parameters)}, ...)"
+    return f"{hook.target} takes ({', '.join(parameters)}), expected ({', '.join(hook.parameters)}, ...)"
 
 
 def check_in_place(hooks: Iterable[Hook]) -> None:
