@@ -159,10 +159,10 @@ def test_a_tenants_answers_classify_its_new_sessions() -> None:
         for stop, tenant in (("end", "people"), ("tool", "robots")):
             session = Session(number, tenant, None, 0.0, category)
             agents.answered(session, Request(0.0, stop=stop, tenant=tenant))
-            agents.silent(session, 30.0)
+            agents.judge_silence(session, 30.0)
     for tenant, expected in (("people", False), ("robots", True)):
         new = Session(99, tenant, None, 0.0, category)
-        assert agents.is_one(new, Request(0.0, tenant=tenant)) is expected
+        assert agents.recognise(new, Request(0.0, tenant=tenant)) is expected
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_category_records_are_bounded() -> None:
         agents.answered(session, Request(0.0, stop="tool", tenant=f"t{number}"))
     assert len(agents._shares) == 1024
     new = Session(9999, "other", None, 0.0, gate.model.categories.root)
-    assert agents.is_one(new, Request(0.0, tenant="other")), "what all tenants do is kept"
+    assert agents.recognise(new, Request(0.0, tenant="other")), "what all tenants do is kept"
 
 
 @pytest.mark.parametrize(("names", "found"), [("ab", {"found": 0.0}), ("abcd", {})])

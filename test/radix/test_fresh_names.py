@@ -64,7 +64,7 @@ class Server:
         request = self.core.requests.register(req)
         self.gate.arrive(number, request)
         self.gate.advance(time)
-        self.core.protected.looked_up(self.core.root_node, request)
+        self.core.protected.protect_match(self.core.root_node, request)
         hint = LateHint(tenant, names.get("conversation"), time, return_in_s=5.0)
         self.core.conversations.apply_hint(hint)
         self.core.requests.ended(req)

@@ -80,7 +80,7 @@ def test_waiting_requests_of_many_names_leave_a_vouched_tenant_its_share() -> No
         awaiting(tree, talk(n), 60.0, tenant=f"x{n}")
     for n in range(30, 50):
         awaiting(tree, talk(n), 60.0, tenant="honest", source=GATEWAY)
-    held = dict(tree.core.protected.waiting.budget.by_tenant)
+    held = dict(tree.core.protected.awaited.budget.by_tenant)
     assert held.pop("honest") == 240  # 250 in whole paths
     assert sum(held.values()) == 240
     check(tree)
@@ -178,11 +178,11 @@ def test_parts_of_an_awaited_path_stay_charged_however_it_is_split() -> None:
         tree.match([*talk(n, 235), 7])  # shares a prefix without the last tokens: splits the node
         check(tree)
     held = [n.canopy for n in tree.core._node_arena.values() if n.canopy.awaited_until is not None]
-    assert sum(leaf.length for leaf in held) == tree.core.protected.waiting.budget.tokens == 240
+    assert sum(leaf.length for leaf in held) == tree.core.protected.awaited.budget.tokens == 240
     tree.evict(900)  # evicts tails of protected paths
     check(tree)
-    tree.core.protected.of_queue([])  # the clients have disconnected
-    assert tree.core.protected.waiting.budget.tokens == 0
+    tree.core.protected.protect_queue([])  # the clients have disconnected
+    assert tree.core.protected.awaited.budget.tokens == 0
     assert not [n for n in tree.core._node_arena.values() if n.canopy.awaited_until is not None]
 
 
@@ -198,9 +198,9 @@ def test_of_a_path_on_two_tiers_each_part_is_charged_as_long_as_it_is_protected(
     )
     upper, lower = sorted((upper, lower), key=lambda leaf: leaf.offset)
     assert upper.awaited_until == lower.awaited_until == 70.0
-    assert tree.core.protected.waiting.budget.tokens == 60
-    tree.core.protected.gone(lower)
-    assert tree.core.protected.waiting.budget.tokens == 40
+    assert tree.core.protected.awaited.budget.tokens == 60
+    tree.core.protected.node_removed(lower)
+    assert tree.core.protected.awaited.budget.tokens == 40
 
 
 def test_a_node_from_storage_inherits_no_granted_keep() -> None:

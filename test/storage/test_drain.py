@@ -12,7 +12,7 @@ import pytest
 
 from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.disk import segments
-from sglang_canopy.server.scheduler.cache_factory import keep_learnt
+from sglang_canopy.server.scheduler.cache_factory import restore_learnt
 from sglang_canopy.storage import drain
 from sglang_canopy.storage.page_table import PAGES
 from sglang_canopy.tenant import documents_key
@@ -227,7 +227,7 @@ def learn(tree: DiskTree) -> None:
 
 def test_learnt_state_survives_a_restart_on_device_and_disk(tmp_path: Path) -> None:
     tree = restarted(tmp_path, policy="wa", disk={"policy": "wa"})
-    keep_learnt(tree.cache, None)
+    restore_learnt(tree.cache, None)
     assert not tree.core.live.device_policy.state()["categories"]
     learn(tree)
     learnt = tree.core.live.device_policy.state()["categories"]
@@ -235,7 +235,7 @@ def test_learnt_state_survives_a_restart_on_device_and_disk(tmp_path: Path) -> N
     terminated(tree)
     assert file.stat().st_mode & 0o777 == 0o600
     after = restarted(tmp_path, policy="wa", disk={"policy": "wa"})
-    keep_learnt(after.cache, None)
+    restore_learnt(after.cache, None)
     assert after.core.live.device_policy.state()["categories"].keys() == learnt.keys()
     assert after.store.policy.state()["categories"].keys() == learnt.keys()
     after.close()
@@ -246,7 +246,7 @@ def test_learnt_state_of_other_flags_or_another_version_is_ignored_with_a_senten
     tmp_path: Path, caplog, other: str
 ) -> None:
     tree = restarted(tmp_path, policy="wa")
-    keep_learnt(tree.cache, None)
+    restore_learnt(tree.cache, None)
     learn(tree)
     file = tree.store.path / "learnt.json"
     terminated(tree)
@@ -265,7 +265,7 @@ def test_learnt_state_of_other_flags_or_another_version_is_ignored_with_a_senten
         state["categories"][label if other == "huge" else "\ud800"] = counts
         file.write_text(json.dumps(state))
     after = restarted(tmp_path, policy="wa", config=config)
-    keep_learnt(after.cache, None)
+    restore_learnt(after.cache, None)
     assert not after.core.live.device_policy.state()["categories"]
     assert "not used" in caplog.text or "cannot be used" in caplog.text
     after.close()
@@ -289,7 +289,7 @@ def test_a_shared_store_keeps_its_own_ways(tmp_path: Path) -> None:
     ours = tree.storage
     shared = SimpleNamespace(pages=PAGES, store=object())
     tree.cache.cache_controller.storage_backend = shared
-    keep_learnt(tree.cache, None)
+    restore_learnt(tree.cache, None)
     tree.core.disk._backend = shared
     assert not tree.core.disk.holds("page")
     terminated(tree)
@@ -302,7 +302,7 @@ def test_a_fault_ends_the_drain_and_still_frees_the_host_and_closes_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     tree = restarted(tmp_path, policy="wa")
-    keep_learnt(tree.cache, None)
+    restore_learnt(tree.cache, None)
     tree.serve(tokens(1, 8), 1.0)
 
     def broken(*_) -> None:

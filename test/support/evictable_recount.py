@@ -25,4 +25,4 @@ def recount_protected(core: Any) -> None:
     protected.keeps.check(nodes)
     kept = [leaf for leaf in nodes if leaf.keep_until is not None and leaf.keep_until > now]
     assert sum(leaf.length for leaf in kept) <= protected.keeps.budget.tokens
-    protected.waiting.check(nodes)
+    protected.awaited.check(nodes)

@@ -419,6 +419,6 @@ def fuzzed(
 ) -> dict[str, Any]:
     from sglang_canopy.server.scheduler import cache_factory
 
-    cache_factory.keeps_floor = lambda _: True
+    cache_factory.has_floor = lambda _: True
     kind = WithDocuments if "turn_with_documents" in actions else Fuzz
     return kind(start(), seed).live(steps, actions)

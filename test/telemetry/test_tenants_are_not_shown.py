@@ -53,7 +53,7 @@ def busy_tree(folder: Path) -> DiskTree:
         waiting = tree.request(9.0, tenant=tenant)
         path = array("q", [100 * n + i for i in range(20)])
         hit = tree.cache.match_prefix(MatchPrefixParams(key=RadixKey(path, None)))
-        tree.core.protected.looked_up(tree.core.node_by_id(hit.last_device_node), waiting)
+        tree.core.protected.protect_match(tree.core.node_by_id(hit.last_device_node), waiting)
     return tree
 
 

@@ -12,7 +12,7 @@ from sglang_canopy.records import Request
 from sglang_canopy.whatif.sampled_caches import (
     MAX_BLOCKS,
     SAMPLED_BLOCKS,
-    Arm,
+    CacheSpec,
     SampledCaches,
     ShadowCache,
     as_sampled,
@@ -82,7 +82,7 @@ def served(caches, entry):
 def test_the_sample_is_fixed_by_the_size_of_the_caches(blocks, one_in):
     caches = SampledCaches()
     for number, size in enumerate(blocks):
-        caches.add(number, Arm(lambda: make_policy("lru"), size * BLOCK))
+        caches.add(number, CacheSpec(lambda: make_policy("lru"), size * BLOCK))
     for step in range(2_000):  # whatever the load
         served(caches, (step * 0.001, (step,), step))
         assert caches.one_in == one_in
@@ -103,7 +103,7 @@ def test_a_path_is_sampled_as_each_of_its_blocks_is(path, one_in, power):
 
 def test_the_shadow_caches_of_a_sample_hold_as_much_less():
     caches = SampledCaches(one_in=8)
-    caches.add("lru", Arm(lambda: make_policy("lru"), 64 * BLOCK))
+    caches.add("lru", CacheSpec(lambda: make_policy("lru"), 64 * BLOCK))
     for step in range(300):
         served(caches, (float(step), (step,), step))
     assert caches.blocks() == {"lru": 8}
@@ -112,7 +112,7 @@ def test_the_shadow_caches_of_a_sample_hold_as_much_less():
 def test_common_prefixes_are_sampled_like_other_blocks():
     """64 conversations, each of 4 blocks behind 400 shared ones, in room for 500."""
     caches = SampledCaches(one_in=8)
-    caches.add("lru", Arm(lambda: make_policy("lru"), 500 * BLOCK))
+    caches.add("lru", CacheSpec(lambda: make_policy("lru"), 500 * BLOCK))
     last = None
     for step in range(64):
         path = (*range(400), *(1000 * (step + 1) + i for i in range(4)))

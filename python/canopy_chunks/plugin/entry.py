@@ -31,7 +31,7 @@ class DocumentFlags:
     )
 
 
-def keep_options(server_args: Any, args: Any) -> bool:
+def parse_options(server_args: Any, args: Any) -> bool:
     """Check the flag's keys and store them with the arguments. Returns whether reuse is on."""
     setattr(server_args, ATTRIBUTE, None)
     if getattr(args, "canopy_chunks", None) in (None, OFF):
@@ -58,5 +58,5 @@ def _hooks() -> tuple[Hook, ...]:
     return hooks.HOOKS
 
 
-ADDON = Addon("documents", DocumentFlags, keep_options, _hooks)
+ADDON = Addon("documents", DocumentFlags, parse_options, _hooks)
 load, load_for_help = ADDON.load, ADDON.load_for_help

@@ -25,7 +25,7 @@ AFTER_TOOL = "-after-tool"
 """End of the inferred category of a prompt that ends in a tool's result (``request/sent.py``)."""
 _NEWEST = 0.05
 """Smallest weight of the newest session in a share."""
-_OWN = 8
+_ENOUGH_SESSIONS = 8
 """Sessions after which a narrower share replaces a wider one."""
 _MAX_SHARES = 1024
 _CERTAIN, _MOST = 2, 4
@@ -40,19 +40,21 @@ class Agents:
         self.recognised = 0
         """Answers that were an agent's."""
         self._shares: OrderedDict[Hashable, tuple[int, float]] = OrderedDict()
-        """Sessions (up to ``_OWN``) and share, by key; latest last."""
+        """Sessions (up to ``_ENOUGH_SESSIONS``) and share, by key; latest last."""
 
-    def is_one(self, session: Session, request: Request) -> bool:
+    def recognise(self, session: Session, request: Request) -> bool:
         """Return whether ``session`` is an agent's, or likely is before it is certain."""
-        return self._is_one(session, _keys(request)) or request.category.endswith(AFTER_TOOL)
+        return self._probably_agent(session, _keys(request)) or request.category.endswith(
+            AFTER_TOOL
+        )
 
-    def _is_one(self, session: Session, keys: tuple[Hashable, ...]) -> bool:
+    def _probably_agent(self, session: Session, keys: tuple[Hashable, ...]) -> bool:
         if not 0 <= session.evidence < _CERTAIN:
             return session.evidence > 0
         share = 0.0
         for nth, key in enumerate(keys):
             count, of_key = self._shares.get(key, (0, 0.0))
-            if count >= _OWN or not nth:
+            if count >= _ENOUGH_SESSIONS or not nth:
                 share = of_key
         return share > 0.5
 
@@ -61,7 +63,7 @@ class Agents:
         session.unjudged, session.silent = _keys(request), False
         if request.stop == TOOL:
             self._judge(session, _CERTAIN)
-        session.is_agent = self.is_one(session, request)
+        session.is_agent = self.recognise(session, request)
 
     def returned(self, session: Session, request: Request, now: float) -> bool:
         """Judge the last answer of ``session``, which ``request`` continues. Return whether it is an
@@ -73,7 +75,7 @@ class Agents:
         self._judge(session, _CERTAIN if after_tool else swift)
         return session.is_agent
 
-    def silent(self, session: Session, now: float) -> None:
+    def judge_silence(self, session: Session, now: float) -> None:
         """Judge the last answer of the thinking ``session`` once it is silent for too long."""
         if session.unjudged and now - session.seen > SWIFT_S:
             session.silent = True
@@ -87,11 +89,11 @@ class Agents:
         self.recognised += agent
         before = max(0, session.evidence) if certain else session.evidence
         session.evidence = max(-_MOST, min(_MOST, before + step)) or step
-        session.is_agent = self._is_one(session, keys)
+        session.is_agent = self._probably_agent(session, keys)
         for key in keys if first or certain else ():
             count, share = self._shares.pop(key, (0, 0.0))
             share += max(_NEWEST, 1.0 / (count + 1)) * (agent - share)
-            self._shares[key] = min(count + 1, _OWN), share
+            self._shares[key] = min(count + 1, _ENOUGH_SESSIONS), share
         while len(self._shares) > _MAX_SHARES:
             self._shares.popitem(last=False)
 

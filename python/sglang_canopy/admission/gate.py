@@ -282,7 +282,7 @@ class SessionGate:
         if session.number in self.waiting.sessions:
             return
         session.waits_since = self.now
-        gated = self.settings.always or self.agents.is_one(session, request)
+        gated = self.settings.always or self.agents.recognise(session, request)
         if self.activation.active and gated:
             self.places.leave(session, self.now)
             self.waiting.add(session)
@@ -300,7 +300,7 @@ class SessionGate:
     def _forget(self, session: Session) -> None:
         """Drop ``session``."""
         if not session.under_way:
-            self.agents.silent(session, self.now)
+            self.agents.judge_silence(session, self.now)
         self.index.hide(session)
         self.waiting.discard(session)
         self.places.leave(session, self.now)
@@ -320,7 +320,7 @@ class SessionGate:
         self._refreshed = self.now
         for session in (*self.places.active.values(), *self.places.paused.values()):
             if not session.under_way:
-                self.agents.silent(session, self.now)
+                self.agents.judge_silence(session, self.now)
         for session in self.places.refresh(self.now):
             self._forget(session)
             self.counts.forgotten += 1

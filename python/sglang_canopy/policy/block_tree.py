@@ -198,7 +198,7 @@ class RadixTree:
         assert not leaf.children, "not a leaf"
         assert not leaf.locks, "a request holds it"
         self.policy.drop(leaf)
-        self.keeps.gone(leaf)
+        self.keeps.release(leaf)
         self.used_blocks -= len(leaf.blocks)
         del parent.children[leaf.blocks[0]]
         leaf.parent = None

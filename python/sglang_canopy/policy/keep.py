@@ -174,7 +174,7 @@ class Keeps:
         else:
             del self._charges[leaf]
 
-    def gone(self, leaf: Leaf) -> None:
+    def release(self, leaf: Leaf) -> None:
         """Release the charge of ``leaf``, which is removed from the tree."""
         charge = self._charges.pop(leaf, None)
         if charge is not None:

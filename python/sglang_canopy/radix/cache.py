@@ -152,7 +152,7 @@ class CanopyFullComponent(FullComponent):
     ) -> Any:
         state = getattr(params.req, "canopy", None)
         if state is not None and state.request is not None:
-            self.tree_core.protected.looked_up(result.best_match_node, state.request)
+            self.tree_core.protected.protect_match(result.best_match_node, state.request)
         return super().finalize_match_result_in_tree_core(
             result, params, value_chunks, best_value_len
         )

@@ -79,7 +79,7 @@ class Conversations:
         self._ends.most = 2 * len(self.tree._node_arena) + _SPARE_ENDS
         self._ends.put(request.tenant, request.conversation, end)
 
-    def gone(self, node: UnifiedTreeNode) -> None:
+    def node_removed(self, node: UnifiedTreeNode) -> None:
         """Move conversations that end at ``node``, which is being removed, to its parent."""
         leaf = node.canopy
         end = self._ends.get(leaf.tenant, leaf.conversation)
@@ -111,7 +111,7 @@ class Conversations:
             return
         node = end.node
         if hint.keep_s is not None:
-            tree.protected.keep(node, hint.time + hint.keep_s, node.canopy.tenant)
+            tree.protected.keep_path(node, hint.time + hint.keep_s, node.canopy.tenant)
         while node is not tree.root_node:
             leaf = node.canopy
             tree.readmit(node)

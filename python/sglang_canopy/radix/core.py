@@ -125,7 +125,7 @@ class CanopyTreeCore(OffsetWalkCore):
         if tail_leaf.keep_until is not None:
             self.protected.keeps.split(tail_leaf, head_leaf)
         if tail_leaf.awaited_until is not None:
-            self.protected.waiting.split(tail_leaf, head_leaf)
+            self.protected.awaited.split(tail_leaf, head_leaf)
         for leaves in (self.evictable_device_leaves, self.evictable_host_leaves):
             if tail_leaf.policy is leaves.policy:
                 leaves.policy.split(tail_leaf, head_leaf)
@@ -135,10 +135,10 @@ class CanopyTreeCore(OffsetWalkCore):
         self.changes += 1
         leaf = node.canopy
         if leaf.conversation is not None:
-            self.conversations.gone(node)
+            self.conversations.node_removed(node)
         super()._unregister_node(node)
         if leaf.keep_until is not None or leaf.awaited_until is not None:
-            self.protected.gone(leaf)
+            self.protected.node_removed(leaf)
 
     def _usable(self, leaf: UnifiedTreeNode) -> bool:
         return can_end_after(self, leaf, len(leaf.key))

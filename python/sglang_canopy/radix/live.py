@@ -46,7 +46,7 @@ class LiveCache:
     make_disk_tier: Callable[[Any], DiskTier] = DiskTier
     """Builds the tier below the host from the tree core."""
 
-    def keep_floor(self) -> None:
+    def add_floor(self) -> None:
         """Let LRU rank while the policies are behind it (``whatif/floor.py``). A policy for the tail
         accepts fewer hits, and has no floor. Call it before the tree has a leaf."""
         if self.policy != CANOPYS_LRU and not policy_class(self.policy).takes_tail_target:

@@ -30,9 +30,9 @@ class ProtectedPaths:
     ) -> None:
         self._clock, self._readmit = clock, readmit
         self.keeps = Keeps(device_tokens, settings.keep_tenant_share, settings.keep_total_share)
-        self.waiting = Awaited(device_tokens)
+        self.awaited = Awaited(device_tokens)
 
-    def keep(self, node: UnifiedTreeNode, until: float, tenant: str | None) -> None:
+    def keep_path(self, node: UnifiedTreeNode, until: float, tenant: str | None) -> None:
         """Keep the path to ``node`` until ``until``, within the tenant's budget."""
         set_offsets(node)
         path = []
@@ -42,7 +42,7 @@ class ProtectedPaths:
             node = node.parent
         self.keeps.ask(reversed(path), until, tenant, self._clock.now)
 
-    def looked_up(self, node: UnifiedTreeNode, request: LiveRequest) -> None:
+    def protect_match(self, node: UnifiedTreeNode, request: LiveRequest) -> None:
         """Protect the path to ``node``, which a waiting request will use.
 
         SGLang repeatedly looks up a waiting request, which keeps its prefix recent under LRU. Here
@@ -51,36 +51,36 @@ class ProtectedPaths:
         """
         leaf, now = node.canopy, self._clock.now
         if request.source == GATEWAY:
-            self.waiting.budget.vouch(request.tenant)
+            self.awaited.budget.vouch(request.tenant)
         if node.parent is None or leaf.request_number == request.number:
             return
-        if leaf.last_access >= now or self.waiting.is_fresh(leaf, now):
+        if leaf.last_access >= now or self.awaited.is_fresh(leaf, now):
             return
         self._protect(node, request.tenant)
 
-    def of_queue(self, queue: Iterable[tuple[UnifiedTreeNode, LiveRequest]]) -> None:
+    def protect_queue(self, queue: Iterable[tuple[UnifiedTreeNode, LiveRequest]]) -> None:
         """Protect the paths of the waiting requests, from the head of the queue on.
 
         ``queue``: the deepest node of each path, and the request. Paths that left the queue lose
         their protection, so that the budget serves the next requests to be admitted. Beyond the
         budget a path is only touched, as under SGLang's LRU.
         """
-        for leaf in self.waiting:
+        for leaf in self.awaited:
             self._readmit(leaf.node)  # type: ignore[attr-defined]
-            self.waiting.served(leaf)
+            self.awaited.served(leaf)
         for node, request in queue:
             if node.parent is not None and node.canopy.awaited_until is None:
                 self._protect(node, request.tenant)
 
-    def gone(self, leaf: NodeLeaf) -> None:
+    def node_removed(self, leaf: NodeLeaf) -> None:
         """Handle the removal of ``leaf``'s node from the tree."""
-        self.keeps.gone(leaf)
-        self.waiting.served(leaf)
+        self.keeps.release(leaf)
+        self.awaited.served(leaf)
 
     def clear(self) -> None:
         """Remove all protection, as the tree is being emptied."""
         self.keeps.clear()
-        self.waiting.clear()
+        self.awaited.clear()
 
     def _protect(self, node: UnifiedTreeNode, tenant: str | None) -> None:
         """Protect the path to ``node``: the node, and the path's last node on the device."""
@@ -92,4 +92,4 @@ class ProtectedPaths:
             set_offsets(end)
             self._readmit(end)
             end.canopy.last_access = max(end.canopy.last_access, now)
-        self.waiting.protect(node.canopy, tenant, now, *(end.canopy for end in ends[1:]))
+        self.awaited.protect(node.canopy, tenant, now, *(end.canopy for end in ends[1:]))

@@ -180,7 +180,7 @@ class Requests:
             if request.source == GATEWAY:
                 tree.protected.keeps.budget.vouch(request.tenant)
             if request.keep_until is not None:
-                tree.protected.keep(node, request.keep_until, request.tenant)
+                tree.protected.keep_path(node, request.keep_until, request.tenant)
             if request.misses is not None:
                 set_offsets(node)
                 tree.departures.written(request, node.canopy.offset + node.canopy.length)
@@ -189,7 +189,7 @@ class Requests:
         while node is not tree.root_node:
             leaf = node.canopy
             if leaf.awaited_until is not None:
-                tree.protected.waiting.served(leaf)
+                tree.protected.awaited.served(leaf)
             if node in device:
                 device.readmit(node)
             elif node in host:

@@ -66,8 +66,8 @@ class TenantWindow(Generic[Item]):
 
     def __iter__(self) -> Iterator[Item]:
         """Iterate over all items, oldest first."""
-        gone = self._dropped
-        return (item for item in self._all if item not in gone) if gone else iter(self._all)
+        dropped = self._dropped
+        return (item for item in self._all if item not in dropped) if dropped else iter(self._all)
 
     def horizon(self, now: float) -> float:
         """Return the time before which no item of the window was born."""
@@ -85,23 +85,23 @@ class TenantWindow(Generic[Item]):
         self._held += size
         if held > self._second and party is not self._largest:
             self._second = held
-        window, gone, horizon = self._all, self._dropped, now - self.window_s
+        window, dropped, horizon = self._all, self._dropped, now - self.window_s
         window.append(item)
-        if not gone and self._held <= self.cap and window[0].born >= horizon:
+        if not dropped and self._held <= self.cap and window[0].born >= horizon:
             return ()
         left: list[Item] = []
-        while (old := window[0]).born < horizon or (gone and old in gone):
+        while (old := window[0]).born < horizon or (dropped and old in dropped):
             window.popleft()
-            if old in gone:
-                gone.discard(old)
+            if old in dropped:
+                dropped.discard(old)
             else:
                 self._remove_oldest(self._holder(old))
                 left.append(old)
         while self._held > self.cap:
             left.append(self._drop_one())
-        if gone and 2 * len(gone) > len(window):
+        if dropped and 2 * len(dropped) > len(window):
             self._all = deque(self)
-            gone.clear()
+            dropped.clear()
         return left
 
     def _party_of(self, tenant: str | None) -> _Party[Item]:

@@ -93,7 +93,7 @@ class Status:
             "keep": keep,
             "limits": limits(keep, disk),
             "hints": hint_rows(getattr(self.cache.tree_core.live.learner, "model", None)),
-            "awaited": _shown(self.cache.tree_core.protected.waiting.budget.stats(), "tenants"),
+            "awaited": _shown(self.cache.tree_core.protected.awaited.budget.stats(), "tenants"),
             "disk": disk,
             "storage_holds": self.cache.holds.stats(),
             "session_gate": self._gate(now),

@@ -20,7 +20,7 @@ from sglang_canopy.whatif.account import Account
 from sglang_canopy.whatif.floor import Floor
 from sglang_canopy.whatif.sampled_caches import (
     MIN_BLOCKS,
-    Arm,
+    CacheSpec,
     Origins,
     Sample,
     SampledCaches,
@@ -41,14 +41,14 @@ UNCOUNTED = (TOO_SHORT, UNSAMPLED)
 """Reasons why a finished request does not count."""
 
 
-class Question(NamedTuple):
+class ShadowArm(NamedTuple):
     """An arm: policy name and capacity label."""
 
     policy: str
     capacity: str
 
 
-_LRU_NOW = Question(LRU, NOW)
+_LRU_NOW = ShadowArm(LRU, NOW)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class Meter:
             return
         self._sampled_requests += 1
         served = len(caches.sampled(request.path[: hit_tokens // tokens]))
-        running = Question(self.running, NOW)
+        running = ShadowArm(self.running, NOW)
         account.sample(
             sample, sample.hit_blocks.get(running, served), served, tokens, caches.one_in
         )
@@ -187,13 +187,13 @@ class Meter:
         """Update the floor with one sampled request."""
         if self._floor is None:
             return
-        saved, wanted = sample.saved_tokens, Question(self._requested, NOW)
+        saved, wanted = sample.saved_tokens, ShadowArm(self._requested, NOW)
         if _LRU_NOW in saved and wanted in saved and not self.caches.is_too_small(wanted):
             other = wanted if self._floor.behind else _LRU_NOW
             doubt = 2.0 * self._account.sampling_error(other) if self.caches.one_in > 1 else 0.0
             self._floor.compare(saved[wanted], saved[_LRU_NOW], sample.prompt_tokens, doubt)
 
-    def _too_small(self) -> list[Question]:
+    def _too_small(self) -> list[ShadowArm]:
         """Return the arms with too few sampled blocks, which are excluded from decisions."""
         return [name for name in self._arms if self.caches.is_too_small(name)]
 
@@ -246,7 +246,7 @@ class Meter:
     def _add_arms(self) -> None:
         self._capacities = {self.memory.label(f): self.memory.total(f) for f in self.setup.factors}
         self._capacities = {NOW: self.memory.total(), **self._capacities}
-        self._arms: list[Question] = []
+        self._arms: list[ShadowArm] = []
         names = dict.fromkeys((self._requested, *self.setup.policies))
         for name in names:
             whole_nodes = name == SGLANGS_LRU
@@ -254,9 +254,9 @@ class Meter:
                 continue  # an SGLang policy without a Canopy equivalent
             learner = self._learner(name)
             for capacity, tokens in self._capacities.items():
-                question = Question(name, capacity)
-                self._arms.append(question)
-                self.caches.add(question, Arm(learner.twin, tokens, whole_nodes))
+                arm = ShadowArm(name, capacity)
+                self._arms.append(arm)
+                self.caches.add(arm, CacheSpec(learner.twin, tokens, whole_nodes))
 
     def _learner(self, name: str) -> Policy:
         learner = self._learners.get(name)

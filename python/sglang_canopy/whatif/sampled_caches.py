@@ -34,7 +34,7 @@ MULTIPLIER = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class CacheSpec:
     """A shadow cache: policy factory and capacity of the cache that it models."""
 
     make: Callable[[], Policy]
@@ -81,20 +81,20 @@ class SampledCaches:
         self.one_in = one_in or 1
         self.seen = 0
         """Requests with a sampled block."""
-        self._arms: dict[Hashable, Arm] = {}
+        self._specs: dict[Hashable, CacheSpec] = {}
         self._caches: dict[Hashable, ShadowCache] = {}
         self._fixed = one_in is not None
 
-    def add(self, name: Hashable, arm: Arm) -> None:
+    def add(self, name: Hashable, spec: CacheSpec) -> None:
         """Add an empty cache. Call it before the first request."""
-        self._arms[name] = arm
+        self._specs[name] = spec
 
     def pick(self, request: Request) -> Picked | None:
         """Return the sampled part of a finished request; ``None`` if no block is sampled.
 
         The path may include the output.
         """
-        if not self._arms or not request.path:
+        if not self._specs or not request.path:
             return None
         if not self._fixed:
             self.one_in, self._fixed = self._interval(request.block_tokens), True
@@ -115,7 +115,7 @@ class SampledCaches:
         copy.path = picked.blocks
         copy.block_tokens *= self.one_in
         represented_tokens = picked.prompt_tokens
-        hits = {name: self._cache(name, copy).access(copy) for name in self._arms}
+        hits = {name: self._cache(name, copy).access(copy) for name in self._specs}
         saved = {
             name: min(hit * copy.block_tokens, represented_tokens) for name, hit in hits.items()
         }
@@ -145,16 +145,16 @@ class SampledCaches:
     def _cache(self, name: Hashable, request: Request) -> ShadowCache:
         cache = self._caches.get(name)
         if cache is None:
-            arm = self._arms[name]
+            spec = self._specs[name]
             block_tokens = request.block_tokens // self.one_in
             cache = self._caches[name] = ShadowCache(
-                arm.make(), arm.tokens, block_tokens, self.one_in, arm.whole_nodes
+                spec.make(), spec.tokens, block_tokens, self.one_in, spec.whole_nodes
             )
         return cache
 
     def _interval(self, block_tokens: int) -> int:
         """Return the power of two that fixes the sample for caches of blocks of ``block_tokens``."""
-        sizes = [arm.tokens // block_tokens for arm in self._arms.values()]
+        sizes = [spec.tokens // block_tokens for spec in self._specs.values()]
         one_in = 1
         while min(sizes) >= 2 * one_in * SAMPLED_BLOCKS or max(sizes) > one_in * MAX_BLOCKS:
             one_in *= 2

@@ -79,7 +79,7 @@ def parsed(*argv: str) -> options.Options | None:
     plugin.ADDON.add_flags(None, parser)
     plugin.ADDON.add_flags(None, parser)  # twice is once
     server_args = argparse.Namespace(tp_size=1)
-    plugin.keep_options(server_args, parser.parse_args(argv))
+    plugin.parse_options(server_args, parser.parse_args(argv))
     return getattr(server_args, plugin.ATTRIBUTE)
 
 

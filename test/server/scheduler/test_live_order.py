@@ -118,7 +118,7 @@ def awaited(tree: LiveTree, ids: list[int]) -> bool:
     """Whether the deepest cached node of ``ids`` is protected for a waiting request."""
     return any(
         leaf.awaited_until is not None and leaf.node.key.raw_token_ids()[0] == ids[0]
-        for leaf in tree.core.protected.waiting
+        for leaf in tree.core.protected.awaited
     )
 
 
@@ -150,8 +150,8 @@ def test_the_budget_serves_the_next_requests(tree: LiveTree) -> None:
     assert awaited(tree, prefixes[0])
     assert not awaited(tree, prefixes[-1])
     assert (
-        tree.core.protected.waiting.budget.tokens
-        <= tree.core.protected.waiting.budget.tenant_tokens
+        tree.core.protected.awaited.budget.tokens
+        <= tree.core.protected.awaited.budget.tenant_tokens
     )
 
 
@@ -162,8 +162,8 @@ def test_prefixes_without_waiting_requests_are_not_protected(tree: LiveTree) -> 
     queue_behind(tree, [stays], gone)
     assert awaited(tree, prefix)
     arranged(tree, [stays])
-    assert list(tree.core.protected.waiting) == []
-    assert tree.core.protected.waiting.budget.tokens == 0
+    assert list(tree.core.protected.awaited) == []
+    assert tree.core.protected.awaited.budget.tokens == 0
 
 
 def test_lookups_of_a_pass_are_bounded(tree: LiveTree, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ from sglang_canopy.radix.recorder import Recorder
 from sglang_canopy.radix.saved_profile import Profile, from_first_rank
 from sglang_canopy.server.scheduler.admission import Admission
 from sglang_canopy.server.scheduler.live_order import LiveOrder
-from sglang_canopy.server.scheduler.observer import keeps_floor, meter_of
+from sglang_canopy.server.scheduler.observer import has_floor, meter_of
 from sglang_canopy.storage.disk_link import DiskLink
 from sglang_canopy.storage.page_self_test import check_page
 from sglang_canopy.storage.settings import BACKEND as OUR_BACKEND
@@ -73,7 +73,7 @@ def prepare(
     """
     params.canopy = live_cache(params.eviction_policy, params.eviction_policy_config, tiers)
     if floor:
-        params.canopy.keep_floor()
+        params.canopy.add_floor()
     params.canopy.make_disk_tier = DiskLink
     params.tree_core_backend = BACKEND
     params.component_registry_override = {
@@ -107,7 +107,7 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     check_overrides(*OURS)
     check_tree(ctx.params.page_size)
     install_core()
-    floor = keeps_floor(ctx.server_args)
+    floor = has_floor(ctx.server_args)
     prepare(ctx.params, options_of(ctx.server_args).tiers, floor)
     live = ctx.params.canopy
     if ctx.server_args.hicache_storage_backend == "mooncake":
@@ -116,7 +116,7 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
         mooncake.install(live.tiers.ttl)
     cache = create_unified_radix_cache(ctx, cache_class=CanopyRadixCache)
     check_tiers(cache, ctx.server_args)
-    keep_learnt(cache, _world())
+    restore_learnt(cache, _world())
     step = ctx.server_args.chunked_prefill_size or 0
     order = LiveOrder(
         cache,
@@ -187,7 +187,7 @@ def session_gate(server_args: Any, cache: CanopyRadixCache) -> SessionGate | Non
     return SessionGate(settings, capacity)
 
 
-def keep_learnt(cache: CanopyRadixCache, group: Any) -> None:
+def restore_learnt(cache: CanopyRadixCache, group: Any) -> None:
     """Restore the learnt state of the last server with this disk tier, and save it there from now
     on.
 

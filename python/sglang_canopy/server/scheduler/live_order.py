@@ -205,7 +205,7 @@ class LiveOrder:
             paths.append(
                 (self._core.node_by_id(req.best_match_node), self._core.requests.register(req))
             )
-        self._core.protected.of_queue(paths)
+        self._core.protected.protect_queue(paths)
 
     # ---- requests as ``Arranged`` reads them, from the match that ``look_up`` stored ----
 

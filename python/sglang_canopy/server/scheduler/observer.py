@@ -50,7 +50,7 @@ def meter_of(
     return Meter(setup, memory, running)
 
 
-def keeps_floor(server_args: Any) -> bool:
+def has_floor(server_args: Any) -> bool:
     """Return whether ``canopy-lru`` ranks while the policy is behind it."""
     options = options_of(server_args).meter
     return options is not None and options.floor == "on"
