@@ -136,7 +136,7 @@ class Bounded:
     def prefill(self, job: Job, look_up: bool) -> Prefill:
         return Prefill(job.prompt, reserved=job.reserved)
 
-    def rest(self, job: Job) -> Prefill:
+    def remaining(self, job: Job) -> Prefill:
         return self.prefill(job, False)
 
     def step_tokens(self) -> int:

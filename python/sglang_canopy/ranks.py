@@ -34,13 +34,13 @@ def from_first(groups: Sequence[Any], value: T) -> T:
     return value
 
 
-def least(cache: Any, values: Sequence[int]) -> list[int]:
+def least_of_ranks(cache: Any, values: Sequence[int]) -> list[int]:
     """Return the least value of any rank at each position."""
     return _reduced(values, cache._all_reduce)
 
 
-def least_in(group: Any, values: Sequence[int]) -> list[int]:
-    """As ``least``, over one group, for CPU tensors."""
+def least_of_group(group: Any, values: Sequence[int]) -> list[int]:
+    """As ``least_of_ranks``, over one group, for CPU tensors."""
     return _reduced(values, functools.partial(torch.distributed.all_reduce, group=group))
 
 
@@ -53,4 +53,4 @@ def _reduced(values: Sequence[int], reduce: Callable[..., Any]) -> list[int]:
 
 def true_on_all(cache: Any, flag: bool) -> bool:
     """Whether ``flag`` is true on all ranks."""
-    return least(cache, [flag]) == [1]
+    return least_of_ranks(cache, [flag]) == [1]

@@ -36,7 +36,7 @@ def check_called() -> None:
         switch_off(target, "SGLang did not call it for the first request; its hook has no effect")
 
 
-def known(kind: Any, *fields: str) -> tuple[str, ...]:
+def existing_fields(kind: Any, *fields: str) -> tuple[str, ...]:
     """Return those ``fields`` that the named tuple ``kind`` has.
 
     ``MatchResult.last_visited_node_id`` is new in 0.5.23.

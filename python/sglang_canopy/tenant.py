@@ -64,7 +64,7 @@ class ChargedTenants:
     def __init__(self) -> None:
         self._until = -math.inf
 
-    def of(self, tenant: str | None, vouched: bool, now: float) -> Hashable:
+    def charge(self, tenant: str | None, vouched: bool, now: float) -> Hashable:
         """Return the tenant to charge for a request at ``now``, in seconds on the requests' clock."""
         if vouched:
             self._until = now + VOUCHED_S

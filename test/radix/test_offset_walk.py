@@ -102,7 +102,7 @@ class Played:
             field: self.seen(getattr(found, field))
             for field in ("last_device_node", "last_host_node", "best_match_node")
         }
-        for field in releases.known(MatchResult, "last_visited_node_id"):
+        for field in releases.existing_fields(MatchResult, "last_visited_node_id"):
             last = getattr(found, field)
             nodes[field] = last and self.seen(last)
         return found._replace(**nodes)
@@ -197,7 +197,7 @@ def test_a_cursor_advances_as_far_as_sglangs_match(case, page, pairs, before) ->
     stored = RadixKey(array("q", have), None, is_bigram=pairs).page_aligned(page)
     node = type("Node", (), {"key": stored})()
     key = RadixKey(array("q", [5] * before + rest), None, is_bigram=pairs)
-    key = CappedKey.of(key).page_aligned(page)
+    key = CappedKey.sharing(key).page_aligned(page)
     if len(key) <= before or not len(stored):
         return
     with pytest.MonkeyPatch.context() as patch:

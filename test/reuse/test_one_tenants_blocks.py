@@ -4,7 +4,7 @@ import random
 
 from sglang_canopy.records import Request
 from sglang_canopy.reuse.learner import ReuseModel
-from sglang_canopy.reuse.tenant_window import MAX_PARTIES
+from sglang_canopy.reuse.tenant_window import MAX_TENANTS
 
 CAP = 1_000
 
@@ -41,11 +41,11 @@ def test_conversations_are_recognised_after_a_flood_of_another_tenants_blocks() 
 def test_names_beyond_a_number_have_the_room_of_one_tenant() -> None:
     model = ReuseModel(max_blocks=CAP)
     turns(model, 1.0, "honest", talks=2, turn=1)
-    flood(model, 2.0, 20 * CAP, names=10 * MAX_PARTIES)
+    flood(model, 2.0, 20 * CAP, names=10 * MAX_TENANTS)
     before = model.samples
     turns(model, 50.0, "honest", talks=2, turn=2)
     assert model.samples - before == 2
-    assert len(model.shadow._new_blocks._parties) <= MAX_PARTIES + 1
+    assert len(model.shadow._new_blocks._by_tenant) <= MAX_TENANTS + 1
 
 
 def test_a_tenant_alone_forgets_its_oldest_blocks() -> None:
@@ -65,11 +65,11 @@ def test_a_prompt_longer_than_the_bound_is_not_kept() -> None:
     turns(model, 1.0, "honest", talks=2, turn=1)
     ask(model, 2.0, list(range(2 * CAP)), "other")
     assert model.shadow.blocks == 8
-    assert list(model.shadow._new_blocks._parties) == ["honest"]
+    assert list(model.shadow._new_blocks._by_tenant) == ["honest"]
 
 
 def test_the_books_match_the_contents_after_any_sequence() -> None:
-    """Parties, the total and the index agree, and the largest party gives way."""
+    """Parties, the total and the index agree, and the largest items gives way."""
     draw, model = random.Random(4), ReuseModel(max_blocks=CAP, max_samples=300, window_s=20.0)
     now = 0.0
     for number in range(3_000):
@@ -78,12 +78,12 @@ def test_the_books_match_the_contents_after_any_sequence() -> None:
         start = 1000 * number if draw.random() < 0.8 else 1000 * draw.randrange(number + 1)
         ask(model, now, [start + at for at in range(draw.randint(1, 40))], tenant)
         window = model.shadow._new_blocks
-        held = {name: party.held for name, party in window._parties.items()}
+        held = {name: items.size for name, items in window._by_tenant.items()}
         assert all(held.values())
         assert sum(held.values()) == len(window) == model.shadow.blocks <= CAP
         for one in (window, model.shadow.samples):
             assert all(
-                party.held == sum(item.size for item in party.items)
-                for party in one._parties.values()
+                items.size == sum(item.size for item in items.items)
+                for items in one._by_tenant.values()
             )
             assert sum(item.size for item in one) == len(one) <= one.cap

@@ -4,7 +4,7 @@ from collections import Counter
 
 from sglang_canopy.records import Request
 from sglang_canopy.reuse.learner import MAX_JUNCTIONS, ReuseModel
-from sglang_canopy.reuse.tenant_window import MAX_PARTIES
+from sglang_canopy.reuse.tenant_window import MAX_TENANTS
 
 BLOCKS = 400
 
@@ -88,7 +88,7 @@ def test_tenants_beyond_a_number_are_one_for_the_room_that_they_get() -> None:
         now += 0.01
         ask(model, now, [10**7 + number], f"t{number}", "chat")
     assert held(model)["honest"] == 900
-    assert len(model.shadow.samples._parties) <= MAX_PARTIES + 1
+    assert len(model.shadow.samples._by_tenant) <= MAX_TENANTS + 1
 
 
 def test_samples_expire_with_the_window_for_any_tenant() -> None:
@@ -100,4 +100,4 @@ def test_samples_expire_with_the_window_for_any_tenant() -> None:
     assert held(model) == {"late": 1}
     model.fit(30.0)
     assert sum(model.categories.root.all_events) == 0
-    assert len(model.shadow.samples._parties) == 1
+    assert len(model.shadow.samples._by_tenant) == 1

@@ -56,7 +56,7 @@ class Scheduler:
         cached = self.found(job)
         return Prefill(job.tokens - cached, cached)
 
-    def rest(self, job: Job) -> Prefill:
+    def remaining(self, job: Job) -> Prefill:
         return Prefill(job.tokens - job.done, job.done)
 
     def time_s(self) -> float:

@@ -288,7 +288,7 @@ def test_a_sample_that_leaves_too_few_blocks_decides_nothing(monkeypatch):
     monkeypatch.setattr(Floor, "compare", lambda *given: compared.append(given))
     for request in hot_and_new(400, hot=40, new=60):
         meter.ended(request, 0)
-    assert meter.caches.seen > 300
+    assert meter.caches.served_requests > 300
     assert not compared
     assert meter.undecided.startswith("too small a sample")
     assert meter.stats()["too_small"] == ["threshold-lru now", "canopy-lru now"]
@@ -337,7 +337,7 @@ def test_two_ranks_with_equal_requests_give_equal_estimates(seed):
 def test_all_turns_of_a_conversation_have_one_origin():
     origins, named = Origins(), {}
     for who, request in turns(7):
-        origin = origins.of(request.path, request.prompt_tokens, BLOCK)
+        origin = origins.number_of(request.path, request.prompt_tokens, BLOCK)
         assert named.setdefault(who, origin) == origin
     assert len(set(named.values())) == len(named) == len(origins)
 
@@ -345,8 +345,8 @@ def test_all_turns_of_a_conversation_have_one_origin():
 def test_origins_are_bounded_and_those_used_last_stay():
     origins = Origins(most=10)
     for who in range(50):
-        origins.of((5, 1000 + who), 2 * BLOCK, BLOCK)
-        assert origins.of((5, 1000, 7 + who), 2 * BLOCK, BLOCK) == 1000
+        origins.number_of((5, 1000 + who), 2 * BLOCK, BLOCK)
+        assert origins.number_of((5, 1000, 7 + who), 2 * BLOCK, BLOCK) == 1000
     assert len(origins) == 10
 
 

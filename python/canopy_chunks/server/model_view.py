@@ -27,7 +27,7 @@ from canopy_chunks.store.chunk import Shape
 from canopy_chunks.store.device_copy import is_host, to_device
 from canopy_kernel import attention, pages
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.ranks import from_first, least_in
+from sglang_canopy.ranks import from_first, least_of_group
 from sglang_canopy.storage.fingerprint import NotFound, local_files, whole
 from sglang_canopy.storage.weights import WEIGHTS
 
@@ -265,7 +265,7 @@ def answer_of_first_rank(mine: Answer) -> Answer:
 
 def on_any_rank(mine: list[int], most: int) -> list[int]:
     """Return the numbers below ``most`` that any rank has, on every rank."""
-    absent = least_in(_group().cpu_group, [number not in mine for number in range(most)])
+    absent = least_of_group(_group().cpu_group, [number not in mine for number in range(most)])
     return [number for number, none in enumerate(absent) if not none]
 
 

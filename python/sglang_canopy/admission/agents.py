@@ -71,13 +71,13 @@ class Agents:
         after_tool = request.category.endswith(AFTER_TOOL)
         if after_tool and session.silent:  # the tool was slow
             session.unjudged = _keys(request)
-        swift = 1 if now - session.seen <= SWIFT_S else -1
+        swift = 1 if now - session.last_contact_s <= SWIFT_S else -1
         self._judge(session, _CERTAIN if after_tool else swift)
         return session.is_agent
 
     def judge_silence(self, session: Session, now: float) -> None:
         """Judge the last answer of the thinking ``session`` once it is silent for too long."""
-        if session.unjudged and now - session.seen > SWIFT_S:
+        if session.unjudged and now - session.last_contact_s > SWIFT_S:
             session.silent = True
             self._judge(session, -1)
 

@@ -110,7 +110,7 @@ class Footprints:
         """Return P(the session's next request arrives within the horizon); 1 during a request."""
         if session.under_way:
             return 1.0
-        silent = max(0.0, now - session.seen)
+        silent = max(0.0, now - session.last_contact_s)
         category = session.category.current
         curve = category.curve
         unseen = sum(category.all_waiting[age_bin(self.horizon_s) + 1 :]) < _ENOUGH

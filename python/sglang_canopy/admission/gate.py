@@ -115,12 +115,14 @@ class SessionGate:
             self._numbers += 1
             first = self.model.category_of_first_turn(request)
             tenant, number = request.tenant, self._numbers
-            charged_to = self.charged_tenants.of(tenant, request.source == GATEWAY, self.now)
+            charged_to = self.charged_tenants.charge(tenant, request.source == GATEWAY, self.now)
             session = Session(number, tenant, request.conversation, self.now, first, charged_to)
         elif self.agents.returned(session, request, self.now):
-            self.activation.returned(min(self.now - session.seen, self.settings.horizon_s))
+            self.activation.returned(
+                min(self.now - session.last_contact_s, self.settings.horizon_s)
+            )
         session.cached_before, session.unlearnt = self._cached_before(session, request), True
-        self.model.asked(request)  # while many wait, most returns have yet to be answered
+        self.model.request_waits(request)  # while many wait, most returns have yet to be answered
         self._add(ticket, session, request)
         if session.active:
             self.places.active.move_to_end(session.number)
@@ -144,7 +146,7 @@ class SessionGate:
 
     def _add(self, ticket: Hashable, session: Session, request: Request) -> None:
         session.tickets.add(ticket)
-        session.seen = self.now
+        session.last_contact_s = self.now
         self._by_ticket[ticket] = session, request
         self.index.describe(session, request, request.prompt_tokens)
 
@@ -155,7 +157,7 @@ class SessionGate:
             return
         session, _ = entry
         session.tickets.discard(ticket)
-        session.seen = self.now
+        session.last_contact_s = self.now
         if ticket in self._samples:
             self._samples.discard(ticket)
         else:

@@ -144,7 +144,7 @@ class Places:
         return next(idle, None)
 
     def _is_gone(self, session: Session, now: float) -> bool:
-        silent = now - session.seen > self.settings.horizon_s
+        silent = now - session.last_contact_s > self.settings.horizon_s
         return silent and self.footprints.return_probability(session, now) < _GONE
 
 

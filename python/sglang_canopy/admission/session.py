@@ -24,7 +24,7 @@ class Session:
     tenant: str | None
     conversation: Hashable | None
     """Its name at its first request."""
-    seen: float
+    last_contact_s: float
     """Time of the last arrival or answer."""
     category: Category
     charged_to: Hashable = None

@@ -84,7 +84,7 @@ class IndexWriter:
     def _commit_failed(self, error: sqlite3.Error | OSError, changed: set[int]) -> bool:
         """Queue the rows for the next commit, and rebuild the index file if it is damaged."""
         state = self._state
-        state.faults.note(kind_of(error), f"index: {error}")
+        state.faults.record(kind_of(error), f"index: {error}")
         with state.lock:
             self._changed |= changed
         if not (isinstance(error, sqlite3.Error) and damaged(error)):
@@ -98,7 +98,7 @@ class IndexWriter:
                 self._used.clear()
             state.journal.commit(put, ())
         except (sqlite3.Error, OSError) as second_error:
-            state.faults.note(kind_of(second_error), f"index: {second_error}")
+            state.faults.record(kind_of(second_error), f"index: {second_error}")
             with state.lock:
                 self._changed.update(state.index.rows.values())
             return False

@@ -70,7 +70,7 @@ def load(rows: Iterable[Row], state: StoreState, now: float) -> tuple[list[int],
         index.put(row_number, meta)
     index.loaded()
     if in_future:
-        state.faults.note("clock", f"{in_future} pages were used in the future", in_future)
+        state.faults.record("clock", f"{in_future} pages were used in the future", in_future)
     left_out += [at for at in records if at not in number]
     del number[NO_ROW]
     return list(number.values()), left_out, renumbers

@@ -128,7 +128,7 @@ class Recovery:
         try:
             if state.unavailable is None:
                 state.unavailable = reason
-                state.faults.note("io", reason)
+                state.faults.record("io", reason)
                 self._forget_rows()
         finally:
             state.lock.release()
@@ -164,7 +164,7 @@ class Recovery:
         with state.lock:
             if str(why) != state.unavailable:
                 state.unavailable = str(why)
-                state.faults.note(fault, why)
+                state.faults.record(fault, why)
             self._forget_rows()
         self._release_claim()
         return fault
@@ -193,7 +193,7 @@ class Recovery:
         except sqlite3.Error as error:
             if not damaged(error):
                 raise
-            state.faults.note("index", error)
+            state.faults.record("index", error)
             state.forget_pages()
             state.journal.start_over(error)
             renumbered = False
@@ -224,7 +224,7 @@ class Recovery:
         bad = len(left_out)
         state.counters.dropped_at_start += bad
         if bad:
-            state.faults.note("index", f"{bad} records were not usable", bad)
+            state.faults.record("index", f"{bad} records were not usable", bad)
         return renumbered
 
     # ---- reduced capacity ----

@@ -263,7 +263,7 @@ class DiskStore:
             return
         if state.index.checksum(page.row) != page.checksum:
             return
-        state.faults.note(
+        state.faults.record(
             "corrupt" if error is None else kind_of(error),
             error or f"page {key[:16]}... does not match its checksum",
         )

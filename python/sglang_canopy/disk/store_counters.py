@@ -74,7 +74,7 @@ class StoreCounters:
     dropped_at_start: int = 0
     """Index rows without a prefix or without data."""
 
-    def left(self, reason: str, stay_s: float) -> None:
+    def page_removed(self, reason: str, stay_s: float) -> None:
         """Count a page removed after ``stay_s`` seconds on disk."""
         self.evicted[reason] += 1
         self.page_seconds += max(0.0, stay_s)
@@ -96,7 +96,7 @@ class Faults:
         self._counters = counters
         self._where = where
 
-    def note(self, kind: str, what: object, times: int = 1) -> None:
+    def record(self, kind: str, what: object, times: int = 1) -> None:
         assert kind in FAULTS, kind
         if not self._counters.faults[kind]:
             logger.warning(

@@ -197,7 +197,7 @@ class PageWriter:
     def _write_failed(self, error: OSError, unit: int) -> None:
         state = self._state
         kind = kind_of(error)
-        state.faults.note(kind, error)
+        state.faults.record(kind, error)
         state.counters.refused[kind] += 1
         if kind == "full":
             state.units.disk_full(unit)

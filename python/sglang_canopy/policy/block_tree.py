@@ -179,7 +179,7 @@ class RadixTree:
             self.keeps.budget.vouch(request.tenant)
         if request.keep_until is not None:
             path = self._path_to(leaf)
-            self.keeps.ask(path, request.keep_until, request.tenant, self.now)
+            self.keeps.grant(path, request.keep_until, request.tenant, self.now)
 
     def evict(self, need_blocks: int) -> int:
         """Free at least ``need_blocks`` if the policy has victims; return the blocks freed."""
@@ -207,7 +207,7 @@ class RadixTree:
 
     def nodes(self) -> Iterator[Node]:
         """Iterate over all nodes except the root, parents first."""
-        return below(self.root)
+        return descendants(self.root)
 
     def verify(self) -> None:
         """Recount all fields. Raises ``AssertionError`` that names the difference."""
@@ -299,7 +299,7 @@ class RadixTree:
         return head
 
 
-def below(root: AnyNode) -> Iterator[AnyNode]:
+def descendants(root: AnyNode) -> Iterator[AnyNode]:
     """Iterate over all nodes below ``root``, parents first."""
     stack = list(root.children.values())
     while stack:

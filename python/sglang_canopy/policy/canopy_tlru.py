@@ -150,7 +150,7 @@ class TailOptimizedLRU(Policy):
 
     def _keep_tokens(self, leaf: Leaf) -> int:
         """Return the tokens of ``leaf`` that the next prompt needs; all without a target."""
-        threshold = self.target.of(leaf)
+        threshold = self.target.threshold_of(leaf)
         if threshold is None:
             return leaf.length
         budget = leaf.history + self.next_tokens(leaf.category) - threshold

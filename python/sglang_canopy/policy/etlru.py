@@ -99,7 +99,7 @@ class ExpectedTailLRU(wa.WorkloadAware):
 
     def _slack(self, leaf: Leaf) -> float | None:
         """Return xi - L + d: tokens that the next prompt may add before the last token matters."""
-        threshold = self.target.of(leaf)
+        threshold = self.target.threshold_of(leaf)
         if threshold is None:
             return None
         return threshold - leaf.history + leaf.offset + leaf.length

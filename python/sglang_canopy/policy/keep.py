@@ -118,7 +118,7 @@ class Keeps:
         self._ends: list[tuple[float, int, Leaf]] = []
         self._count = 0
 
-    def ask(self, path: Iterable[Leaf], until: float, tenant: str | None, now: float) -> None:
+    def grant(self, path: Iterable[Leaf], until: float, tenant: str | None, now: float) -> None:
         """Keep ``path`` (root first, no node admitted) until ``until``, within the budget.
 
         The first node over budget and its descendants remain unchanged.

@@ -37,7 +37,7 @@ class TailTarget:
         self._planned_line: tuple[float, float] | None = None
         self._own_targets = False
         """Whether any leaf has its own target, for which only the line matters."""
-        self._seen: deque[int] = deque()
+        self._observed: deque[int] = deque()
         self._ordered: list[int] = []
         self._now = tokens
         self.tokens = tokens
@@ -71,12 +71,12 @@ class TailTarget:
         return any(abs(b - a) > _MOVED * abs(a) for a, b in zip(old, new))
 
     def _add(self, uncached: int) -> None:
-        self._seen.append(uncached)
+        self._observed.append(uncached)
         insort(self._ordered, uncached)
-        if len(self._seen) > _OBSERVED:
-            del self._ordered[bisect_left(self._ordered, self._seen.popleft())]
+        if len(self._observed) > _OBSERVED:
+            del self._ordered[bisect_left(self._ordered, self._observed.popleft())]
 
-    def of(self, leaf: Leaf) -> float | None:
+    def threshold_of(self, leaf: Leaf) -> float | None:
         """Return the threshold in tokens for the conversation of ``leaf``."""
         if leaf.slo_ms is not None:
             if not self._own_targets:

@@ -1,7 +1,7 @@
 """Causes of missed prompt tokens, from the history of each block of earlier prompts.
 
 A bounded map holds the latest fact of each block: the request that computes it, or its eviction
-from the tiers. Evictions are reported by ``Traffic.left``. A request is looked up when it is
+from the tiers. Evictions are reported by ``Traffic.record_eviction``. A request is looked up when it is
 admitted, in the state in which SGLang matched it. Only stamps, paths and tree operations are used,
 so all tensor-parallel ranks agree, with one exception: each rank asks its own disk whether it holds
 a page.
@@ -79,7 +79,7 @@ class Departures:
 
     # ---- evicted nodes ----
 
-    def left(self, decision: Decision, path: Sequence[int], page: str | None) -> None:
+    def record_eviction(self, decision: Decision, path: Sequence[int], page: str | None) -> None:
         """Record tokens that left a tier and are in no other tier of the tree.
 
         ``path``: block hashes of their path. ``page``: the name of their last page, if it was

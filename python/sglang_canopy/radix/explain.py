@@ -96,7 +96,7 @@ def _of_tenant(
                 "idle_s": round(eviction.idle_s, 3),
                 "demoted": eviction.demoted,
             }
-            for eviction in core.traffic.decisions.of(tenant, conversation)
+            for eviction in core.traffic.decisions.about(tenant, conversation)
         ],
     }
 

@@ -22,7 +22,7 @@ from sglang.srt.mem_cache.unified_cache.components import (
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import InsertStepResult
 
-from sglang_canopy.releases import known
+from sglang_canopy.releases import existing_fields
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
@@ -32,7 +32,7 @@ TOKEN_BYTES = 8
 """Bytes of a token id in a key's array."""
 _AT_ONCE = 1 << 12
 """Tokens compared at once: enough to be fast, but few for keys that soon differ."""
-_VISITED = known(MatchResult, "last_visited_node_id")
+_VISITED = existing_fields(MatchResult, "last_visited_node_id")
 
 
 class CappedKey(RadixKey):
@@ -41,7 +41,7 @@ class CappedKey(RadixKey):
     __slots__ = ()
 
     @classmethod
-    def of(cls, key: RadixKey) -> CappedKey:
+    def sharing(cls, key: RadixKey) -> CappedKey:
         """Return the same key; its tokens are shared."""
         return cls(key.token_ids, key.extra_key, key.is_bigram, key.limit, key.cache_salt)
 
@@ -141,7 +141,7 @@ class OffsetWalkCore(UnifiedTreeCore):
         if not self._walks(key):
             return super().match_prefix(params)
         key, _ = key.maybe_to_bigram_view(self.is_eagle)
-        key = CappedKey.of(key).page_aligned(self.page_size)
+        key = CappedKey.sharing(key).page_aligned(self.page_size)
         if not len(key):
             return self._empty_match_result
         root = node = best = on_device = self.root_node
@@ -198,7 +198,7 @@ class OffsetWalkCore(UnifiedTreeCore):
             if length:
                 return self._insert_at_once(params, length)
         if self.page_size > 1:
-            params.key = CappedKey.of(key)
+            params.key = CappedKey.sharing(key)
         return super().begin_insert(params)
 
     def end_insert(self) -> list[Any]:

@@ -40,7 +40,7 @@ class ProtectedPaths:
             self._readmit(node)
             path.append(node.canopy)
             node = node.parent
-        self.keeps.ask(reversed(path), until, tenant, self._clock.now)
+        self.keeps.grant(reversed(path), until, tenant, self._clock.now)
 
     def protect_match(self, node: UnifiedTreeNode, request: LiveRequest) -> None:
         """Protect the path to ``node``, which a waiting request will use.

@@ -72,7 +72,7 @@ class Recorder(KVCacheEventRecorder):
             policy, tier, demoted = core.live.device_policy, DEVICE, node.backuped
         if policy is not None and leaf.policy is policy:  # it may not have been ranked yet
             policy.evicted(leaf, leaf.length)
-        core.traffic.left(tier, node, demoted)
+        core.traffic.record_eviction(tier, node, demoted)
 
     def _is_published(self, node: UnifiedTreeNode) -> bool:
         return self.enabled and (self.publishes is None or self.publishes(node))

@@ -30,13 +30,13 @@ class Decisions(deque[Decision]):
     def __init__(self) -> None:
         super().__init__(maxlen=MAX_DECISIONS)
 
-    def of(self, tenant: str | None, conversation: Hashable, most: int = 16) -> list[Decision]:
+    def about(self, tenant: str | None, conversation: Hashable, limit: int = 16) -> list[Decision]:
         """Return the latest decisions about a tenant's conversation, newest first."""
         matches = []
         for decision in reversed(self):
             if decision.conversation == conversation and decision.tenant == tenant:
                 matches.append(decision)
-                if len(matches) >= most:
+                if len(matches) >= limit:
                     break
         return matches
 
@@ -69,7 +69,7 @@ class Traffic:
         leaf = node.canopy
         self.live.counters.row(leaf.category, leaf.tenant).tiers[tier].entered += tokens
 
-    def left(self, tier: int, node: UnifiedTreeNode, demoted: bool = False) -> None:
+    def record_eviction(self, tier: int, node: UnifiedTreeNode, demoted: bool = False) -> None:
         """Count tokens of ``node`` removed from ``tier``; ``demoted``: the tier below has them."""
         leaf, now, counters, key = node.canopy, self.clock.now, self.live.counters, node.key
         tokens, reason = leaf.length or len(key), leaf.eviction_reason
@@ -97,7 +97,7 @@ class Traffic:
         self.decisions.append(decision)
         counters.evicted(tier, leaf.category, tokens, reason, now - since, demoted, leaf.tenant)
         if not demoted and leaf.path and (tier == DEVICE or left_the_device(node)):
-            self.departures.left(decision, leaf.path, self.page_on_disk(node))
+            self.departures.record_eviction(decision, leaf.path, self.page_on_disk(node))
 
     def page_on_disk(self, node: UnifiedTreeNode) -> str | None:
         """Return the name of the last page of ``node`` if it was written to the disk."""

@@ -106,7 +106,7 @@ class RequestedNames:
     def __len__(self) -> int:
         return len(self._requested)
 
-    def ask(self, name: str, now: float) -> int:
+    def count(self, name: str, now: float) -> int:
         """Count a request for ``name`` at ``now``. Return its requests, at most one per time."""
         count, last = self._requested.get(name, (0, None))
         if last is None or last < now:
@@ -274,7 +274,7 @@ class Categories:
         """Count a request for ``name``; return whether it displaced another tenant's name."""
         if now is None or self._names[tenant] >= max(1, self.cap // 32):
             return False
-        requests = self._requested.ask(name, now)
+        requests = self._requested.count(name, now)
         others = [
             category
             for category in self._table.values()

@@ -60,7 +60,7 @@ def _sum_lives(categories: Categories, shadow: ShadowIndex) -> None:
         if tip.void:
             continue
         # A tip that was not continued was last used at its birth: its lifespan is 0 s.
-        tip.category.life_sum_s += max(0.0, tip.seen[0] - tip.born) if not tip.open else 0.0
+        tip.category.life_sum_s += max(0.0, tip.last_use[0] - tip.born) if not tip.open else 0.0
         tip.category.lives += 1.0
 
 

@@ -161,7 +161,7 @@ class ReuseModel:
         if tip is not None and now > tip.born:
             tip.born = now
 
-    def asked(self, request: Request) -> None:
+    def request_waits(self, request: Request) -> None:
         """Learn the return that an arriving request is. Its own sample begins with ``answered``."""
         self.arrive(request)
         tip = self.shadow.pending(request)
@@ -169,7 +169,7 @@ class ReuseModel:
             tip.void = True
 
     def answered(self, request: Request, now: float) -> str:
-        """Learn the answer, at ``now``, to a request that was ``asked``. Return its label."""
+        """Learn the answer, at ``now``, to a request that waits (``request_waits``). Return its label."""
         tip = self.shadow.pending(request)
         if tip is not None:
             tip.void = False
@@ -214,8 +214,8 @@ class ReuseModel:
             tip.own_gap_s = before.own_gap_s
             if not before.void:
                 tip.own_gap_s = _moving_average(before.own_gap_s, request.time - before.born)
-            seen = tip.seen = before.seen
-            seen[0] = request.time
+            last_use = tip.last_use = before.last_use
+            last_use[0] = request.time
             tip.origin = before.origin
         elif request.path:
             tip.origin = request.path[max(0, full - 1)]
@@ -270,19 +270,19 @@ class ReuseModel:
             if old is None:  # dropped from the window while shallower junctions were sampled
                 continue
             self._close(old, now)
-            old.seen[0] = now
-            self._open_junction(request, block, old.turn + 1, old.first, old.seen)
+            old.last_use[0] = now
+            self._open_junction(request, block, old.turn + 1, old.first, old.last_use)
             departs = departs and block != end
         if departs and not many:
             self._open_junction(request, end, 2, shadow.born(end, now), [now])
 
     def _open_junction(
-        self, request: Request, block: int, uses: int, first: float, seen: list[float]
+        self, request: Request, block: int, uses: int, first: float, last_use: list[float]
     ) -> None:
         now = request.time
         category = self.shared_category(uses, (now - first) / (uses - 1))
         tip = Tip(now, category, request.tenant)
-        tip.turn, tip.first, tip.seen = uses, first, seen
+        tip.turn, tip.first, tip.last_use = uses, first, last_use
         self.shadow.open_junction(tip, block)
         self._add_sample(tip, now)
 

@@ -49,12 +49,12 @@ class Tip:
     gap_s: float = 0.0
     growth: int = -1
     """New tokens of the continuing prompt; -1 if not sampled."""
-    seen: list[float] = field(init=False)
+    last_use: list[float] = field(init=False)
     """Last use, shared by all tips of a conversation (or junction)."""
     first: float = field(init=False)
     """Junctions only: time at which the prefix was first seen."""
     sender: Hashable = field(init=False)
-    """Speaker of the hints (``hint_trust.sender``)."""
+    """Sender of the hints (``hint_trust.sender``)."""
     return_at: float | None = None
     hinted_s: float = 0.0
     """Hinted return, in seconds after ``born``."""
@@ -63,7 +63,7 @@ class Tip:
     counted_over: HintRecord | None = None
 
     def __post_init__(self) -> None:
-        self.seen, self.first, self.sender = [self.born], self.born, self.tenant
+        self.last_use, self.first, self.sender = [self.born], self.born, self.tenant
 
 
 @dataclass(slots=True, eq=False)

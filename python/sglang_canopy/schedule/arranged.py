@@ -49,7 +49,7 @@ class Requests(Protocol[T_in]):
         """Return the prefill still to do. ``look_up`` forces a fresh prefix match; new requests that
         do not wait alone have one."""
 
-    def rest(self, request: T_in) -> Prefill:
+    def remaining(self, request: T_in) -> Prefill:
         """Return the remaining prefill of the request that is being chunked."""
 
     def step_tokens(self) -> int:
@@ -77,7 +77,7 @@ class Arranged(Generic[T]):
     def __len__(self) -> int:
         return len(self._waiting) + (self._alone is not None)
 
-    def known(self) -> list[T]:
+    def requests(self) -> list[T]:
         """Return the waiting requests, and the admitted ones that are not known to have ended."""
         alone = () if self._alone is None else (self._alone,)
         return [*self._waiting, *alone, *self._admitted]
@@ -115,7 +115,7 @@ class Arranged(Generic[T]):
         return list(map(_request_of, self._in_order))
 
     def _remaining_s(self, prompt: Waiting) -> float:
-        return self.shortest.cost.seconds(self._requests.rest(prompt.request))
+        return self.shortest.cost.seconds(self._requests.remaining(prompt.request))
 
     def _enqueue(self, request: T, look_up: bool) -> None:
         about, prefill = self._requests, self._requests.prefill(request, look_up)

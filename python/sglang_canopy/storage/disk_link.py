@@ -106,12 +106,12 @@ class DiskLink(DiskTier):
         self.active = True
         if seconds > 0 and cache.pp_size == 1 and cache.host_memory_mode != "buffer_only":
             try:  # collective: a rank whose time is over takes part too
-                done = Drain(self.tree, cache, store, self.time_left_s(seconds)).run()
+                drained = Drain(self.tree, cache, store, self.time_left_s(seconds)).run()
                 logger.info(
                     "Canopy disk tier: drained %d pages in %.1f s; %d pages are lost.",
-                    done.pages,
-                    done.seconds,
-                    done.left,
+                    drained.pages,
+                    drained.seconds,
+                    drained.lost_pages,
                 )
             except Exception:  # the pages written so far are usable
                 logger.exception("Canopy disk tier: the drain failed")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from sglang_canopy.disk.store import DiskStore
 from sglang_canopy.radix.tree import Tree
-from sglang_canopy.ranks import least, true_on_all
+from sglang_canopy.ranks import least_of_ranks, true_on_all
 from sglang_canopy.tenant import is_documents_key
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _ALL = 1 << 60
 class Drained:
     pages: int = 0
     """Pages written by this rank."""
-    left: int = 0
+    lost_pages: int = 0
     """Pages that only memory holds: time ran out, or the disk tier refused them."""
     seconds: float = 0.0
 
@@ -99,7 +99,7 @@ class Drain:
         for node_id in list(self._locked):
             self._unlock(node_id)
         drained.pages = self.store.counters.written - before
-        drained.left = sum(len(pages) - self.store.leading(pages) for pages in absent)
+        drained.lost_pages = sum(len(pages) - self.store.leading(pages) for pages in absent)
         drained.seconds = self._monotonic() - self._began
         return drained
 
@@ -110,7 +110,7 @@ class Drain:
             return []
         nodes = [n for n in nodes if n.hash_value and not is_documents_key(n.key.extra_key)]
         whole = [self.store.leading(n.hash_value) == len(n.hash_value) for n in nodes]
-        return [node for node, held in zip(nodes, least(self.cache, whole)) if not held]
+        return [node for node, held in zip(nodes, least_of_ranks(self.cache, whole)) if not held]
 
     def _pages_in_time(self, wanted: int) -> int:
         """Return the number of pages, up to ``wanted``, that every rank can write in time.
@@ -120,7 +120,7 @@ class Drain:
         wanted = min(wanted, max(1, self._host_pages // 8))
         while True:
             self.cache.check_hicache_events()
-            pages = least(self.cache, [self._own_pages_in_time(wanted)])[0]
+            pages = least_of_ranks(self.cache, [self._own_pages_in_time(wanted)])[0]
             if pages != _WAIT:
                 return pages
             time.sleep(_WAIT_S)

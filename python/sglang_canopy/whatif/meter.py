@@ -144,7 +144,7 @@ class Meter:
 
     def _too_few(self) -> str:
         """Return the counted and the uncounted requests as text."""
-        before = self.caches.seen - self._sampled_requests
+        before = self.caches.served_requests - self._sampled_requests
         notes = [f"{count} {why} do not count" for why, count in self.uncounted.items() if count]
         if before:
             notes.insert(0, f"{before} counted before the order changed")
@@ -223,9 +223,9 @@ class Meter:
             "arms": self.rows(),
             "one_block_in": self.caches.one_in,
             "too_small": [" ".join(name) for name in self._too_small()],
-            "sampled_requests": self.caches.seen,
+            "sampled_requests": self.caches.served_requests,
             "requests": {
-                "counted": self.caches.seen,
+                "counted": self.caches.served_requests,
                 "counted_since_exchange": self._sampled_requests,
                 "needed": MIN_REQUESTS,
                 "uncounted": dict(self.uncounted),
@@ -274,7 +274,7 @@ class Meter:
         picked = caches.pick(request)
         if not request.path:
             return None
-        origin = self._origins.of(request.path, request.prompt_tokens, request.block_tokens)
+        origin = self._origins.number_of(request.path, request.prompt_tokens, request.block_tokens)
         copy = as_sampled(request, origin)
         copy.label = _learn_label(self._learners.values(), copy, again)
         return None if picked is None else caches.serve(copy, picked)

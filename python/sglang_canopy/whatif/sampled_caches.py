@@ -79,7 +79,7 @@ class SampledCaches:
 
     def __init__(self, one_in: int | None = None) -> None:
         self.one_in = one_in or 1
-        self.seen = 0
+        self.served_requests = 0
         """Requests with a sampled block."""
         self._specs: dict[Hashable, CacheSpec] = {}
         self._caches: dict[Hashable, ShadowCache] = {}
@@ -119,7 +119,7 @@ class SampledCaches:
         saved = {
             name: min(hit * copy.block_tokens, represented_tokens) for name, hit in hits.items()
         }
-        self.seen += 1
+        self.served_requests += 1
         return Sample(picked.blocks, represented_tokens, hits, saved)
 
     def is_too_small(self, name: Hashable) -> bool:
@@ -220,11 +220,11 @@ class Origins:
     ignored because few clients send one.
     """
 
-    def __init__(self, most: int = MAX_ORIGINS) -> None:
+    def __init__(self, limit: int = MAX_ORIGINS) -> None:
         self._conversation_by_end: dict[int, int] = {}
-        self._limit = most
+        self._limit = limit
 
-    def of(self, path: Sequence[int], prompt_tokens: int, block_tokens: int) -> int:
+    def number_of(self, path: Sequence[int], prompt_tokens: int, block_tokens: int) -> int:
         """Return the number of the conversation that a request continues or begins.
 
         ``path``: chained block hashes of the prompt, or of prompt and output.

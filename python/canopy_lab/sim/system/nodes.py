@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from canopy_lab.sim.system.tier_spec import Expiry
 from sglang_canopy.policy.awaited import Awaited
 from sglang_canopy.policy.base import Policy
-from sglang_canopy.policy.block_tree import below
+from sglang_canopy.policy.block_tree import descendants
 from sglang_canopy.records import Leaf
 
 _numbers = itertools.count()
@@ -234,7 +234,7 @@ class TierNodes:
             node = node.parent
 
     def nodes(self) -> Iterator[TierNode]:
-        return below(self.root)
+        return descendants(self.root)
 
     def verify(self) -> None:
         """Verify all counts. Raises ``AssertionError`` naming the first mismatch."""

@@ -209,7 +209,7 @@ class BoundedShortestFirst:
         cached = found.device + found.host
         return Prefill(job.target - cached, cached, found.host)
 
-    def rest(self, job: SimulatedRequest) -> Prefill:
+    def remaining(self, job: SimulatedRequest) -> Prefill:
         return Prefill(job.target - job.done, job.done)
 
     def step_tokens(self) -> int:

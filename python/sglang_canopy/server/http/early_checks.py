@@ -45,7 +45,7 @@ class EarlyChecks:
             request = Request(scope, receive)
             try:
                 body = await request.body()
-                receive = _again(body, receive)
+                receive = _replayed(body, receive)
                 _check(request, body)
             except ClientDisconnect:
                 return
@@ -57,14 +57,14 @@ class EarlyChecks:
         await self._app(scope, receive, send)
 
 
-def _again(body: bytes, receive: Any) -> Any:
+def _replayed(body: bytes, receive: Any) -> Any:
     """Return a channel that receives ``body`` first."""
     messages = [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def again() -> Any:
+    async def receive_first() -> Any:
         return messages.pop() if messages else await receive()
 
-    return again
+    return receive_first
 
 
 def _content(path: str, message: str) -> dict[str, Any]:

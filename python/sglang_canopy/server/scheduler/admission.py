@@ -189,7 +189,7 @@ class Admission:
         here = {*queue, scheduler.chunked_req}
         for batch in (scheduler.running_batch, scheduler.last_batch, *batches):
             here.update(getattr(batch, "reqs", None) or ())
-        known = dict.fromkeys((*arranged.known(), *(() if gate is None else gate.tickets)))
+        known = dict.fromkeys((*arranged.requests(), *(() if gate is None else gate.tickets)))
         for req in known:
             if req.finished() or req not in here:
                 self.ended(req)

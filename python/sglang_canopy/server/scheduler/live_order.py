@@ -221,7 +221,7 @@ class LiveOrder:
         loaded = max(cached - req.prefix_len, 0)
         return Prefill(tokens - cached, cached, loaded, _to_generate(req))
 
-    def rest(self, req: Any) -> Prefill:
+    def remaining(self, req: Any) -> Prefill:
         tokens = len(req.full_untruncated_fill_ids)
         return Prefill(tokens - req.prefix_len, req.prefix_len, reserved=_to_generate(req))
 
