@@ -69,7 +69,7 @@ def test_a_prompt_longer_than_the_bound_is_not_kept() -> None:
 
 
 def test_the_books_match_the_contents_after_any_sequence() -> None:
-    """Parties, the total and the index agree, and the largest items gives way."""
+    """Sizes by tenant, the total and the index agree, and the largest tenant gives way."""
     draw, model = random.Random(4), ReuseModel(max_blocks=CAP, max_samples=300, window_s=20.0)
     now = 0.0
     for number in range(3_000):
@@ -78,12 +78,12 @@ def test_the_books_match_the_contents_after_any_sequence() -> None:
         start = 1000 * number if draw.random() < 0.8 else 1000 * draw.randrange(number + 1)
         ask(model, now, [start + at for at in range(draw.randint(1, 40))], tenant)
         window = model.shadow._new_blocks
-        held = {name: items.size for name, items in window._by_tenant.items()}
+        held = {name: owner.size for name, owner in window._by_tenant.items()}
         assert all(held.values())
         assert sum(held.values()) == len(window) == model.shadow.blocks <= CAP
         for one in (window, model.shadow.samples):
             assert all(
-                items.size == sum(item.size for item in items.items)
-                for items in one._by_tenant.values()
+                owner.size == sum(item.size for item in owner.items)
+                for owner in one._by_tenant.values()
             )
             assert sum(item.size for item in one) == len(one) <= one.cap
