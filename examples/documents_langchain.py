@@ -1,7 +1,7 @@
 """LangChain: a chain that stuffs what was retrieved into a prompt, with the server's separator between.
 
     pip install langchain-openai langchain-classic
-    sglang serve MODEL --canopy-chunks '{"separator": "\\n###\\n"}'
+    sglang serve MODEL --canopy-documents '{"separator": "\\n###\\n"}'
     python examples/documents_langchain.py http://127.0.0.1:30000
 
 The text between two separators is a document, so the first and the last document need one each outside. With nothing retrieved it is an ordinary prompt. Approximate: docs/guide/documents.md.

@@ -1,6 +1,6 @@
 """RAG: the same documents in another order, and how much of their KV was reused.
 
-    sglang serve MODEL --canopy-chunks on
+    sglang serve MODEL --canopy-documents on
     python examples/rag_documents.py http://127.0.0.1:30000
 
 Approximate, and off by default: docs/guide/documents.md has its cost in quality.

@@ -171,7 +171,7 @@ def served(lease: Lease) -> None:
     lease.part("model", 90, sys.executable, __file__, "model", model, lease.bundle / "model", PYTHONPATH=path)  # fmt: skip
     base = ("--model-path", model, "--load-format", "auto", "--mem-fraction-static", "0.75")
     base += ("--cuda-graph-max-bs-decode", "16", "--page-size", "64")
-    documents = ("--chunked-prefill-size", "16384", "--context-length", "32768", "--canopy-chunks", "on,memory_mb=8192")  # fmt: skip
+    documents = ("--chunked-prefill-size", "16384", "--context-length", "32768", "--canopy-documents", "on,memory_mb=8192")  # fmt: skip
     graphs = ("--cuda-graph-backend-prefill", "breakable", "--cuda-graph-bs-prefill", "512", "1024", "2048")  # fmt: skip
     with lease.server("documents", 240, *base, *documents, *graphs, GRAPHS="full") as answers:
         if answers:

@@ -216,7 +216,7 @@ def started(
     ``plain``: SGLang without Canopy, but with `canopy_cpu`, which it needs to serve on a CPU."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = cpu_arguments(args.model, kv_tokens=(longest + 512) * crowd, dtype="float32")
-        arguments += ["--canopy-chunks", args.chunk_options] if flag else []
+        arguments += ["--canopy-documents", args.chunk_options] if flag else []
         arguments += ["--chunked-prefill-size", "8192", "--context-length", "8192"]
         arguments += ["--mem-fraction-static", "0.6"]
         environment = {"OMP_NUM_THREADS": str(args.threads)}
@@ -409,7 +409,7 @@ def main() -> None:
     add("--json", type=Path, required=True, help="written anew after every row")
     add("--documents", type=int, default=24, help="documents there are")
     add("--chunks", type=int, default=0, help="documents a prompt; 0: 6 at 2k to 16 at 7k tokens")
-    add("--chunk-options", default="memory_mb=4096", help="value of --canopy-chunks")
+    add("--chunk-options", default="memory_mb=4096", help="value of --canopy-documents")
     add("--threads", type=int, default=1)
     add("--seed", type=int, default=0)
     add("--lengths", type=_numbers(int), default="2048,4096,7168", help="tokens (ttft, turns)")

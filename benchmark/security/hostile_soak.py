@@ -109,7 +109,7 @@ def run(name: str, options: argparse.Namespace, folder: Path, steps: int | None)
     model = options.model or folder / "model"
     arguments = cpu_arguments(model, kv_tokens=pool, dtype="float32")
     arguments += [] if options.model else ["--load-format", "dummy"]
-    arguments += ["--radix-eviction", POLICY, "--canopy-chunks", "memory_mb=32"]
+    arguments += ["--radix-eviction", POLICY, "--canopy-documents", "memory_mb=32"]
     log = folder / f"{name}.log"
     clocks = folder / f"{name}.clocks.json"
     start = clocked(clocks)

@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import logging
 import math
 import types
 import typing
@@ -34,6 +35,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
+
+logger = logging.getLogger(__name__)
 
 _KEY = "canopy option"
 
@@ -57,6 +60,8 @@ class Declared:
     """
     shown_default: str | None = None
     """The default in words, if the value needs explanation."""
+    former: str | None = None
+    """Earlier name of the flag, which still works, with a warning."""
     hidden: bool = False
     """Accepted and documented, but not in ``--help``."""
     required: bool = False
@@ -141,6 +146,18 @@ def add_flags(group: argparse._ActionsContainer, cls: type) -> None:
                 help=help,
                 **_argparse_options(field, option),
             )
+            if option.former is not None:
+                group.add_argument(
+                    option.former, dest=option.dest, action=_Former, help=argparse.SUPPRESS
+                )
+
+
+class _Former(argparse.Action):
+    """Set a flag by its earlier name."""
+
+    def __call__(self, parser: Any, namespace: Any, value: Any, name: str | None = None) -> None:
+        logger.warning("%s is called --%s now", name, self.dest.replace("_", "-"))
+        setattr(namespace, self.dest, value)
 
 
 def _argparse_options(field: dataclasses.Field[Any], option: Declared) -> dict[str, Any]:

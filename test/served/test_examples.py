@@ -26,7 +26,7 @@ LOGGED = ("--log-requests", "--log-requests-level", "3", "--log-requests-format"
 
 @pytest.fixture
 def client(shared_server, tiny_model):
-    flags = ("--radix-eviction", "wa", "--canopy-chunks", "on", *LOGGED)
+    flags = ("--radix-eviction", "wa", "--canopy-documents", "on", *LOGGED)
     return shared_server(tiny_model, *flags, kv_tokens=KV_TOKENS)
 
 

@@ -11,7 +11,7 @@ SEPARATOR = " # # "
 
 def on(**keys) -> tuple[str, str]:
     """The flag of a server that reuses documents."""
-    return "--canopy-chunks", json.dumps({"separator": SEPARATOR, **keys})
+    return "--canopy-documents", json.dumps({"separator": SEPARATOR, **keys})
 
 
 ON = on()

@@ -12,7 +12,7 @@ from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request
 from sglang_canopy.whatif.floor import Floor
-from sglang_canopy.whatif.meter import LRU, NOW, TIMED, Memory, Meter, MeterSetup, Question
+from sglang_canopy.whatif.meter import LRU, NOW, TIMED, Memory, Meter, MeterSetup, ShadowArm
 from sglang_canopy.whatif.sampled_caches import MIN_BLOCKS, Origins
 from sglang_canopy.whatif.total import added_up, in_words
 
@@ -156,7 +156,7 @@ def test_the_floor_tolerates_two_standard_errors_of_the_sample(monkeypatch):
         before = len(doubts)
         meter.ended(request, 0)
         if len(doubts) > before:
-            stated.append(meter._account.sampling_error(Question(LRU, NOW)))
+            stated.append(meter._account.sampling_error(ShadowArm(LRU, NOW)))
     assert max(stated) > 0.0
     assert doubts == pytest.approx([2.0 * one for one in stated])
 
@@ -378,4 +378,4 @@ def test_figures_are_rounded_to_their_precision():
 
 
 def test_a_question_is_its_policy_and_capacity():
-    assert Question("wa", NOW) == ("wa", "now")
+    assert ShadowArm("wa", NOW) == ("wa", "now")

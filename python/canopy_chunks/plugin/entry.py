@@ -1,4 +1,4 @@
-"""Entry point of document reuse. Without ``--canopy-chunks`` it only adds that flag."""
+"""Entry point of document reuse. Without ``--canopy-documents`` it only adds that flag."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ OFF = "off"
 class DocumentFlags:
     """The flag for documents, with the keys of ``canopy_chunks.server.options.Options``."""
 
-    chunks: str = declare(
+    documents: str = declare(
         OFF,
         FLAG,
         "Reuse the KV of documents at any position of a prompt: 'on', KEY=VALUE,... or a JSON "
         "object. Approximate: docs/guide/documents.md.",
         metavar="on | KEY=VALUE,...",
+        former="--canopy-chunks",
     )
 
 
 def parse_options(server_args: Any, args: Any) -> bool:
     """Check the flag's keys and store them with the arguments. Returns whether reuse is on."""
     setattr(server_args, ATTRIBUTE, None)
-    if getattr(args, "canopy_chunks", None) in (None, OFF):
+    if getattr(args, "canopy_documents", None) in (None, OFF):
         return False
     from canopy_chunks.server import options
 
     try:
-        given = options.PARSE(args.canopy_chunks)
+        given = options.PARSE(args.canopy_documents)
         if given.reuse == OFF:
             return False
         if refusal := unsupported(DOCUMENTS, server_args):

@@ -1,4 +1,4 @@
-"""Hooks of document reuse, installed only on a server with ``--canopy-chunks``.
+"""Hooks of document reuse, installed only on a server with ``--canopy-documents``.
 
 The hooks of the scheduler and of the forward are functions of ``canopy_chunks.server``; those of the
 HTTP process are here.
@@ -134,7 +134,7 @@ _HOOKS: tuple[tuple[str, str, Callable[..., Any], tuple[str, ...]], ...] = (
 )
 """``(target, kind of hook, hook, leading parameters)``."""
 
-HOOKS = tuple(Hook(*hook, purpose="reuse documents, with `--canopy-chunks`") for hook in _HOOKS)
+HOOKS = tuple(Hook(*hook, purpose="reuse documents, with `--canopy-documents`") for hook in _HOOKS)
 
 
 def attach() -> None:

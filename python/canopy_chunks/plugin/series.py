@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sglang_canopy.telemetry.metrics import Metrics
-from sglang_canopy.telemetry.reporter import Periodic, place
+from sglang_canopy.telemetry.reporter import Periodic, rank_and_peer
 from sglang_canopy.telemetry.series import Metric, reported
 from sglang_canopy.wire import status_file
 
@@ -99,7 +99,7 @@ def start(counted: Callable[[], Mapping[str, Any]], enable_metrics: bool) -> Non
     """Report the counts of documents, on the first tensor-parallel rank only."""
     from sglang.srt.runtime_context import get_observability
 
-    rank, peer = place()
+    rank, peer = rank_and_peer()
     if not peer:
         labels = get_observability().extra_metric_labels
         metrics = Metrics(rank, labels, metrics=METRICS) if enable_metrics else None

@@ -63,12 +63,12 @@ def served_model(runner: Any, files: str = "") -> Model:
     if name not in ARCHITECTURES:
         raise CanopyError(
             f"chunk reuse supports {', '.join(ARCHITECTURES)}, not {name}; serve without "
-            "--canopy-chunks"
+            "--canopy-documents"
         )
     if kind := getattr(runner.model_config, "quantization", None):
         raise CanopyError(
             f"the weights are quantised ({kind}), which is not tested with chunk reuse; serve the "
-            "model unquantised, or without --canopy-chunks"
+            "model unquantised, or without --canopy-documents"
         )
     from_config(config)  # raises for a RoPE scaling that cannot be moved
     layers = inner.model.layers
@@ -76,7 +76,7 @@ def served_model(runner: Any, files: str = "") -> Model:
     rotary = attention.rotary_emb
     if not rotary.is_neox_style or rotary.rotary_dim != attention.head_dim:
         raise CanopyError(
-            "only half-split RoPE over the whole head can be moved; serve without --canopy-chunks"
+            "only half-split RoPE over the whole head can be moved; serve without --canopy-documents"
         )
     window = getattr(config, "sliding_window", None)
     if window and getattr(config, "use_sliding_window", True):
@@ -116,7 +116,7 @@ def check_head_norms(attention: Any, shape: Shape) -> None:
         if norm is not None and tuple(norm.weight.shape) != (shape.head_dim,):
             raise CanopyError(
                 "queries and keys are normalised over more than a head, which is not tested with "
-                "chunk reuse; serve without --canopy-chunks"
+                "chunk reuse; serve without --canopy-documents"
             )
 
 
@@ -217,7 +217,7 @@ def check_layout(runner: Any, shape: Shape) -> None:
         raise CanopyError(
             f"the KV pool {type(pool).__name__} has layout {layout!r}; chunk reuse writes plain NHD "
             "only (unset SGLANG_USE_HND_KVCACHE and SGLANG_AITER_KV_CACHE_LAYOUT, leave out "
-            "--enable-unified-memory), or serve without --canopy-chunks"
+            "--enable-unified-memory), or serve without --canopy-documents"
         )
     wanted = (shape.kv_heads, shape.head_dim)
     for buffers in pool_views(runner):
@@ -226,7 +226,7 @@ def check_layout(runner: Any, shape: Shape) -> None:
             raise CanopyError(
                 f"the KV pool {type(runner.token_to_kv_pool).__name__} has slots of {found}, not "
                 f"{wanted} (kv heads, head size): another layout than NHD, which chunk reuse cannot "
-                "write; serve without --canopy-chunks"
+                "write; serve without --canopy-documents"
             )
 
 

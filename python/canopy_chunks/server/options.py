@@ -1,4 +1,4 @@
-"""Server settings for document reuse: the keys of ``--canopy-chunks``, and their checks."""
+"""Server settings for document reuse: the keys of ``--canopy-documents``, and their checks."""
 
 from __future__ import annotations
 

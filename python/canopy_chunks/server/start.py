@@ -82,7 +82,7 @@ def build(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs:
         check_layout(runner, engine.model.shape)
         _calibrate_and_check(engine, scheduler.tokenizer, server_args.tp_size)
     except CanopyError as error:
-        raise SystemExit(f"sglang-canopy: --canopy-chunks on: {error}") from None
+        raise SystemExit(f"sglang-canopy: --canopy-documents on: {error}") from None
     engine.window_tokens = scheduler.chunked_prefill_size
     engine.prefill_tokens = scheduler.max_prefill_tokens
     engine.matched = functools.partial(kept.matched, scheduler.tree_cache)
@@ -113,7 +113,7 @@ def pool_budget(original: Any, configurator: Any, budget_bytes: int, **more: Any
     needed = working_memory(shape, configurator.model_dtype.itemsize, tokens, beside)
     if needed.total >= budget_bytes:
         raise SystemExit(
-            f"sglang-canopy: --canopy-chunks on needs {needed} beside the KV pool, and only "
+            f"sglang-canopy: --canopy-documents on needs {needed} beside the KV pool, and only "
             f"{budget_bytes >> 20:,} MiB are free for both: lower prompt_tokens or the "
             "tiers' sizes, or raise --mem-fraction-static"
         )

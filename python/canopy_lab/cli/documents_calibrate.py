@@ -22,7 +22,7 @@ class Options(declared.Checked):
     url: str = declare(
         None,
         "--url",
-        "a running server with --canopy-chunks on, idle",
+        "a running server with --canopy-documents on, idle",
         metavar="URL",
         required=True,
     )
@@ -50,7 +50,7 @@ def run(args: Options) -> int:
     about = server.state(STATE).get("setting")
     if about is None:
         raise CanopyError(
-            f"{server.url} does not reuse documents; start it with --canopy-chunks on"
+            f"{server.url} does not reuse documents; start it with --canopy-documents on"
         )
     sizes = (args.prompts, args.chunks, args.chunk_tokens, args.repeats)
     prompts = ServedPrompts(_asker(server), _encoding_waiter(server), server.token_range, *sizes)
@@ -69,7 +69,7 @@ def run(args: Options) -> int:
     )
     print(
         f"saved in {args.out} for {setting.dtype}, --tp-size {setting.tp_size}, {setting.backend}, "
-        f"{setting.device}; serve with --canopy-chunks calibration={args.out}"
+        f"{setting.device}; serve with --canopy-documents calibration={args.out}"
     )
     return 0
 

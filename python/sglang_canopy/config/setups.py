@@ -20,7 +20,7 @@ FLAGS = {
     GATE: "--canopy-session-gate",
     QUEUE: "--canopy-queue-order",
     DISK: "--hicache-storage-backend canopy",
-    DOCUMENTS: "--canopy-chunks",
+    DOCUMENTS: "--canopy-documents",
 }
 """Flag that enables a feature."""
 

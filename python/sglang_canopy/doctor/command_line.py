@@ -139,7 +139,7 @@ def requested_features(args: argparse.Namespace) -> list[str]:
         setups.POLICIES: args.radix_eviction_policy in (AUTO, *live_names()),
         setups.GATE: _gated(getattr(args, "canopy_session_gate", None)),
         setups.DISK: getattr(args, "hicache_storage_backend", None) == "canopy",
-        setups.DOCUMENTS: getattr(args, "canopy_chunks", None) not in (None, "off"),
+        setups.DOCUMENTS: getattr(args, "canopy_documents", None) not in (None, "off"),
     }
     return [feature for feature, wanted in requested.items() if wanted]
 

@@ -158,7 +158,9 @@ class Metrics:
         """Update the meter's series."""
         if meter is None:
             return
-        arms = {(arm["policy"], arm["capacity"]): arm["hit_ratio"] for arm in meter["arms"]}
+        arms: dict[tuple[str, ...], float] = {
+            (arm["policy"], arm["capacity"]): arm["hit_ratio"] for arm in meter["arms"]
+        }
         self._set_rows("whatif_hit_ratio", arms)
         self.set("whatif_decided", float(meter["undecided"] is None))
 

@@ -67,7 +67,7 @@ def test_no_file_of_the_server_names_the_package_of_documents() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [(), pytest.param(("--canopy-chunks", "off"), marks=pytest.mark.long)]
+    "arguments", [(), pytest.param(("--canopy-documents", "off"), marks=pytest.mark.long)]
 )
 def test_a_server_without_documents_has_only_their_flag(tiny_model: Path, arguments) -> None:
     found = facts(str(tiny_model), *arguments)
@@ -78,7 +78,7 @@ def test_a_server_without_documents_has_only_their_flag(tiny_model: Path, argume
 
 
 def test_the_launching_process_and_its_children_have_every_hook(tiny_model: Path) -> None:
-    flags = ("--canopy-chunks", "on", "--canopy-enable-forced-output")
+    flags = ("--canopy-documents", "on", "--canopy-enable-forced-output")
     found = facts(str(tiny_model), *flags)
     assert (found["in_place"], found["callbacks"], found["child"]) == (True, 2, "1")
     assert all(found["forced"])

@@ -85,8 +85,8 @@ def parsed(*argv: str) -> options.Options | None:
 
 def test_documents_are_off_by_default() -> None:
     assert parsed() is None
-    assert parsed("--canopy-chunks", "off") is None
-    assert parsed("--canopy-chunks", "off,ratio=0.3") is None
+    assert parsed("--canopy-documents", "off") is None
+    assert parsed("--canopy-documents", "off,ratio=0.3") is None
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,13 @@ def test_documents_are_off_by_default() -> None:
     ["on,ratio=0.3,memory_mb=64", "ratio=0.3,memory-mb=64", '{"ratio": 0.3, "memory_mb": 64}'],
 )
 def test_keys_are_given_as_words_or_as_json(given: str) -> None:
-    assert parsed("--canopy-chunks", given) == options.Options(ratio=0.3, memory_mb=64)
-    assert parsed("--canopy-chunks", "on") == options.Options()
+    assert parsed("--canopy-documents", given) == options.Options(ratio=0.3, memory_mb=64)
+    assert parsed("--canopy-documents", "on") == options.Options()
+
+
+def test_the_flags_earlier_name_works_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    assert parsed("--canopy-chunks", "ratio=0.3") == options.Options(ratio=0.3)
+    assert "--canopy-chunks is called --canopy-documents now" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -113,17 +118,17 @@ def test_keys_are_given_as_words_or_as_json(given: str) -> None:
     ],
 )
 def test_wrong_keys_stop_the_start(given: str, reason: str) -> None:
-    with pytest.raises(SystemExit, match=f"--canopy-chunks: .*{reason}"):
-        parsed("--canopy-chunks", given)
+    with pytest.raises(SystemExit, match=f"--canopy-documents: .*{reason}"):
+        parsed("--canopy-documents", given)
 
 
 def test_the_pages_flags_are_accepted() -> None:
     docs = Path(__file__).parents[3] / "docs"
     text = "".join((docs / part / "documents.md").read_text() for part in ("guide", "reference"))
-    shown = re.findall(r"--canopy-chunks ('[^']*'|[^\s`']+)", text)
+    shown = re.findall(r"--canopy-documents ('[^']*'|[^\s`']+)", text)
     assert len(shown) >= 3
     for value in shown:
-        assert parsed("--canopy-chunks", value.strip("'")), value
+        assert parsed("--canopy-documents", value.strip("'")), value
 
 
 def test_unsupported_servers_are_named() -> None:
@@ -141,7 +146,7 @@ def test_unsupported_servers_are_named() -> None:
         bad = argparse.Namespace(**{**vars(good), name: value})
         refusal = unsupported(DOCUMENTS, bad, environment={})
         assert refusal is not None, name
-        assert "leave out --canopy-chunks" in refusal
+        assert "leave out --canopy-documents" in refusal
 
 
 def test_whole_graphs_of_prefill_are_refused_in_both_spellings_and_others_are_not() -> None:

@@ -15,7 +15,7 @@ from sglang_canopy.errors import CanopyError  # noqa: E402
 from support.chunk_models import FAMILIES, build  # noqa: E402
 from support.worker import worked  # noqa: E402
 
-FLAGS = ("--canopy-chunks", "memory_mb=16,prompt_tokens=512")
+FLAGS = ("--canopy-documents", "memory_mb=16,prompt_tokens=512")
 
 
 def compared(function: str, folder: Path) -> dict[str, Any]:

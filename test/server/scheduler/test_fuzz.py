@@ -99,7 +99,7 @@ def run(setup: SetUp, model: Path, folder: Path, seed: int) -> dict[str, Any]:
         flags += ["--hicache-storage-backend-extra-config", json.dumps(extra)]
     if setup.model == "llama":
         store = {"memory_mb": 1, "disk_mb": 16, "directory": str(folder / "documents")}
-        flags += ["--canopy-chunks", json.dumps({**store, "learn_share": 1.0})]
+        flags += ["--canopy-documents", json.dumps({**store, "learn_share": 1.0})]
     given = {"seed": seed, "steps": setup.steps, "actions": setup.actions}
     environment = setup.environment
     return worked(
