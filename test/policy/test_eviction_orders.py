@@ -93,7 +93,7 @@ def test_evicts_in_order(policy, options, capacity, served, evicted):
         ("wa", {"max_categories": 3}, "max_categories"),
         ("wa", {"min_samples": 0}, "min_samples"),
         ("wa", {"model": "exponential", "reading": "hazard"}, "reading"),
-        ("wa", {"model": "magic"}, "survival, exponential, recency"),
+        ("wa", {"model": "magic"}, "survival, exponential"),
         ("wa", {"own_gaps": 3}, "own_gaps"),
         ("wa", {"window_s": 0.0}, "window_s"),
         ("wa", {"window_s": float("nan")}, "window_s"),

@@ -38,7 +38,7 @@ from sglang_canopy.reuse.hint_trust import return_slack_s, sender_of
 from sglang_canopy.reuse.learner import ReuseModel
 from sglang_canopy.reuse.survival import still_returns
 
-_MODELS = ("survival", "exponential", "recency")
+_MODELS = ("survival", "exponential")
 _CATEGORIES = ("refined", "type-turn")
 
 
@@ -46,8 +46,7 @@ _CATEGORIES = ("refined", "type-turn")
 class Config(declared.Checked):
     model: str = declare_key(
         "survival",
-        "``survival``; ``exponential``, the ATC 2025 paper's own formula; or ``recency``, LRU that "
-        "applies hints.",
+        "``survival``, or ``exponential`` for the ATC 2025 paper's own formula.",
         choices=_MODELS,
     )
     categories: str = declare_key(
@@ -79,7 +78,7 @@ class WorkloadAware(Policy):
         """``model``: learnt state to share; by default new."""
         super().__init__(config)
         self.model = _model(config) if model is None else model
-        self._cells = Cells(config.model)
+        self._cells = Cells(exponential=config.model == "exponential")
         self._over = EndQueue()
         self._returning: dict[Hashable, ReturnQueue] = {}
         """Queues by sender of the hints, since each sender has its own accuracy."""

@@ -145,19 +145,14 @@ class Cell(EndQueue):
 class Cells:
     """All cells, with the least ``(rank, last access, -offset, number)`` among their end leaves.
 
-    ``by`` selects the rank: ``survival`` (``Category.rank``), ``recency`` (all ranks equal), or
-    ``exponential`` (``Category.exponential`` at the exact age; equal ranks are ordered by ``(rank,
-    -offset)``, as in the ATC 2025 paper). ``exponential`` ranks every cell at every new time.
+    The rank is ``Category.rank`` or, with ``exponential``, ``Category.exponential`` at the exact age:
+    equal ranks are then ordered by ``(rank, -offset)``, as in the ATC 2025 paper, and every cell is
+    ranked at every new time.
     """
 
-    def __init__(self, by: str = "survival") -> None:
-        self._exact = by == "exponential"
-        self._by = by
-        self._at = {
-            "survival": self._at_survival,
-            "recency": self._at_recency,
-            "exponential": self._at_exponential,
-        }[by]
+    def __init__(self, exponential: bool = False) -> None:
+        self._exponential = exponential
+        self._order = self._exponential_order if exponential else self._survival_order
         """Function: an entry's order of eviction, and the time until which it holds."""
         self._cells: dict[Hashable, Cell] = {}
         self._changed: dict[Cell, None] = {}
@@ -225,13 +220,12 @@ class Cells:
             del self._cells[cell.key]
             cell.wakes = _NEVER
             return
-        at = self._at
-        order, until = at(cell, old, now)
+        order, until = self._order(cell, old, now)
         entry = old
         # The exact rank falls with age, so the oldest leaf is the least.
-        young = old if self._exact or cell.live == 1 else cell.youngest()
+        young = old if self._exponential or cell.live == 1 else cell.youngest()
         if young is not old and young is not None:
-            other, other_until = at(cell, young, now)
+            other, other_until = self._order(cell, young, now)
             if other_until < until:
                 until = other_until
             if other < order:
@@ -246,11 +240,7 @@ class Cells:
                 heapq.heapify(self._edges)
 
     @staticmethod
-    def _at_recency(cell: Cell, entry: Entry, now: float) -> tuple[tuple[float, ...], float]:
-        return (0.0, entry[0], entry[1], entry[2]), _NEVER
-
-    @staticmethod
-    def _at_exponential(cell: Cell, entry: Entry, now: float) -> tuple[tuple[float, ...], float]:
+    def _exponential_order(cell: Cell, entry: Entry, now: float) -> tuple[tuple[float, ...], float]:
         stamp, depth = entry[0], entry[1]
         fitted = cell.category.exponential
         rank = cell.weight * fitted.rank(now - stamp)
@@ -258,7 +248,7 @@ class Cells:
         return (rank, *ties, entry[2]), math.nextafter(now, _NEVER)
 
     @staticmethod
-    def _at_survival(cell: Cell, entry: Entry, now: float) -> tuple[tuple[float, ...], float]:
+    def _survival_order(cell: Cell, entry: Entry, now: float) -> tuple[tuple[float, ...], float]:
         stamp, depth = entry[0], entry[1]
         at = age_bin(now - stamp)
         until = stamp + EDGES[at + 1] if at + 1 < BINS else _NEVER
@@ -266,9 +256,7 @@ class Cells:
 
     def rank(self, category: Category, stamp: float, now: float) -> float:
         """Return the unweighted rank of a leaf of ``category`` last used at ``stamp``."""
-        if self._by == "recency":
-            return 0.0
-        if self._exact:
+        if self._exponential:
             return category.exponential.rank(now - stamp)
         return category.rank[age_bin(now - stamp)]
 
