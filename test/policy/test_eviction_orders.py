@@ -68,13 +68,7 @@ def test_evicts_in_order(policy, options, capacity, served, evicted):
     ("policy", "options", "names"),
     [
         ("canopy-tlru", {"caching": "never"}, "caching"),
-        ("canopy-tlru", {"growth_quantile": 1.0}, "growth_quantile"),
         ("canopy-tlru", {"next_prompt_tokens": -1.0}, "must be at least 0, got -1.0"),
-        (
-            "canopy-tlru",
-            {"next_prompt_tokens": 5.0, "growth_quantile": 0.5},
-            "only one of 'growth_quantile' and 'next_prompt_tokens'",
-        ),
         ("canopy-tlru", {"threshold_tokens": 5.0, "ttft_ms": 5.0}, "only one"),
         ("canopy-tlru", {"ttft_ms": -1.0}, "ttft_ms"),
         ("canopy-tlru", {"ttft_percentile": 100.0}, "ttft_percentile"),

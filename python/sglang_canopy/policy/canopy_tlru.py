@@ -24,10 +24,9 @@ from sglang_canopy.declared import declare_key
 from sglang_canopy.policy.base import Policy, Victim
 from sglang_canopy.policy.structures.cells import EndQueue
 from sglang_canopy.policy.structures.reranking import Reranking
-from sglang_canopy.policy.tail_target import TailTarget, only_one
+from sglang_canopy.policy.tail_target import TailTarget, check_target
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse.learner import ReuseModel, mean_growth
-from sglang_canopy.reuse.survival import TOKEN_EDGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +40,11 @@ class Config:
     threshold_tokens: float | None = declare_key(
         None, "Or: tokens that may be left to prefill (simulator).", low=0
     )
-    growth_quantile: float | None = declare_key(
-        None,
-        "Plan for this quantile of the next prompt's new tokens; null: for their mean.",
-        low=0,
-        high=0.999,
-    )
     next_prompt_tokens: float | None = declare_key(
-        None, "Or: plan for this fixed number (the paper's fixed estimate of Q).", low=0
+        None,
+        "Plan for this many new tokens of the next prompt (the paper's fixed estimate of Q); null: "
+        "for their mean by category.",
+        low=0,
     )
     caching: str = declare_key(
         "forced",
@@ -58,8 +54,7 @@ class Config:
 
     def __post_init__(self) -> None:
         declared.check(self)
-        only_one(self, "ttft_ms", "ttft_percentile", "threshold_tokens")
-        only_one(self, "growth_quantile", "next_prompt_tokens")
+        check_target(self)
 
 
 class TailOptimizedLRU(Policy):
@@ -172,16 +167,7 @@ class TailOptimizedLRU(Policy):
             return float(self.config.next_prompt_tokens)
         if not self.model.version:
             return self.model.early_growth()
-        category = self.model.categories.get(label)
-        quantile = self.config.growth_quantile
-        if quantile is None:
-            return mean_growth(category)
-        tokens = 0.0
-        for edge, above in zip(TOKEN_EDGES, category.grows):
-            if above < 1.0 - quantile:
-                break
-            tokens = edge
-        return tokens if category.all_growth else 0.0
+        return mean_growth(self.model.categories.get(label))
 
     def _versions(self) -> tuple[int, int]:
         # Prompt growth changes fast at first: replan after the fits 1, 2, 4, 8, and every 16th.

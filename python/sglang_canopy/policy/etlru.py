@@ -21,7 +21,7 @@ from sglang_canopy.declared import declare_key
 from sglang_canopy.policy import wa
 from sglang_canopy.policy.base import Policy, Victim
 from sglang_canopy.policy.structures.reranking import Reranking
-from sglang_canopy.policy.tail_target import TailTarget, only_one
+from sglang_canopy.policy.tail_target import TailTarget, check_target
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.learner import ReuseModel
@@ -47,7 +47,7 @@ class Config(wa.Config):
 
     def __post_init__(self) -> None:
         wa.Config.__post_init__(self)
-        only_one(self, "ttft_ms", "ttft_percentile", "threshold_tokens")
+        check_target(self)
 
 
 class ExpectedTailLRU(wa.WorkloadAware):

@@ -10,6 +10,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from typing import Any
 
+from sglang_canopy.policy.base import TAIL_TARGETS
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse.ttft import threshold_tokens
 
@@ -18,9 +19,9 @@ _MOVED = 0.1
 """Smallest relative change of the threshold that re-ranks leaves."""
 
 
-def only_one(config: Any, *keys: str) -> None:
-    """Raise ``ValueError`` naming two keys of a configuration that exclude each other."""
-    named = [repr(key) for key in keys if getattr(config, key) is not None]
+def check_target(config: Any) -> None:
+    """Raise ``ValueError`` naming two targets of a configuration, which exclude each other."""
+    named = [repr(key) for key in TAIL_TARGETS if getattr(config, key) is not None]
     if len(named) > 1:
         raise ValueError(f"give only one of {' and '.join(named)}")
 
