@@ -15,7 +15,7 @@ from sglang_canopy.config.queue import QueueFlags
 from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.config.whatif import MeterOptions
 from sglang_canopy.declared import declare, keyed
-from sglang_canopy.request import billing_line, client_hints, sent
+from sglang_canopy.request import client_hints, prompt, sent
 
 ATTRIBUTE = "_canopy_options"
 """Attribute of the options on ``ServerArgs``."""
@@ -83,7 +83,7 @@ class RequestOptions(declared.Checked):
     )
     strip_billing_line: str = declare(
         "on",
-        billing_line.FLAG,
+        prompt.BILLING_FLAG,
         "Leave out Claude Code's billing line, new in each request, at the start of the system text of "
         "/v1/messages: no prefix could be reused behind it.",
         choices=("on", "off"),

@@ -8,12 +8,11 @@ heap is rebuilt.
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 
-from sglang_canopy.policy.base import Policy
-from sglang_canopy.policy.next_victims import lowest_ranked
+from sglang_canopy.policy.base import Policy, Victim
 from sglang_canopy.policy.structures.lazy_heap import LazyHeap
 from sglang_canopy.radix.live_request import NodeLeaf, RequestClock, set_offsets
 from sglang_canopy.radix.ttl_groups import HostExpiry
@@ -140,7 +139,7 @@ class EvictableLeaves(set):
         self.admit_pending()
         unread = MAX_CHILDREN_READ
 
-        def exposed(leaf: Leaf, gone: Container[Leaf]) -> Leaf | None:
+        def exposed(leaf: Leaf, evicted: Container[Leaf]) -> Leaf | None:
             nonlocal unread
             below: UnifiedTreeNode = leaf.node  # type: ignore[attr-defined]
             if below.component_data[BASE_COMPONENT_TYPE].value is None:
@@ -157,11 +156,11 @@ class EvictableLeaves(set):
                 if unread < 0:
                     return None
                 on_device = child.component_data[BASE_COMPONENT_TYPE].value is not None
-                if on_device and child.canopy not in gone:
+                if on_device and child.canopy not in evicted:
                     return None
             return self._ready(node, self.clock.now)
 
-        victims = lowest_ranked(self.policy, self.clock.now, tokens, leaves, exposed)
+        victims = _lowest_ranked(self.policy, self.clock.now, tokens, leaves, exposed)
         return [(leaf.node, keep) for leaf, keep in victims]  # type: ignore[attr-defined]
 
     def _ready(self, node: UnifiedTreeNode, since: float) -> NodeLeaf:
@@ -189,3 +188,42 @@ def _inherit_from_parent(leaf: NodeLeaf, node: UnifiedTreeNode, now: float) -> N
         leaf.awaited_until, leaf.keep_until = protection  # granted to the parent alone
     leaf.hits = 1
     leaf.created = leaf.last_access = now
+
+
+def _lowest_ranked(
+    policy: Policy,
+    now: float,
+    tokens: int,
+    leaves: int,
+    exposed: Callable[[Leaf, Container[Leaf]], Leaf | None],
+) -> list[Victim]:
+    """Return the next victims, up to ``tokens`` tokens or ``leaves`` leaves, whichever is less.
+
+    Every leaf keeps its rank. ``exposed(leaf, evicted)`` returns the unadmitted leaf that becomes
+    evictable once all leaves in ``evicted`` are evicted, ``leaf`` last, or ``None``.
+    """
+    victims: list[Victim] = []
+    evicted: dict[Leaf, Any] = {}
+    lent: set[Leaf] = set()
+    try:
+        while tokens > 0 and len(victims) < leaves:
+            victim = policy.victim(now)
+            if victim is None:
+                break
+            leaf = victim.leaf
+            evicted[leaf] = leaf.slot
+            policy.drop(leaf)
+            victims.append(victim)
+            tokens -= max(1, leaf.length - victim.keep_tokens)
+            above = None if victim.keep_tokens else exposed(leaf, evicted)
+            if above is not None:
+                lent.add(above)
+                policy.admit(above, now)
+    finally:
+        for leaf in lent:
+            if leaf not in evicted:
+                policy.drop(leaf)
+        for leaf, slot in evicted.items():
+            if leaf not in lent:
+                policy.put_back(leaf, slot, now)
+    return victims

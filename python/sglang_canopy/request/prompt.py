@@ -1,4 +1,4 @@
-"""Validation of prompts and parameters that SGLang does not check, on every route.
+"""Prompts before SGLang reads them: checks that it lacks, on every route, and the billing line.
 
 SGLang 0.5.23 ends its scheduler, with all requests, at a prompt without tokens, a token that the
 model lacks, or more top log-probabilities than tokens. Its HTTP process stops at millions of samples,
@@ -7,6 +7,7 @@ and fails on a batch with fewer sampling parameters than prompts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +19,10 @@ MAX_SAMPLES = 65_536
 BODY_CHECKS: dict[str, Callable[[Mapping[str, Any], Any], None]] = {}
 """Checks of other plugins by name, before a response starts, of a body and its request's tenant and
 sampling parameters. Each raises ``CanopyError``."""
+
+
+BILLING_FLAG = "--canopy-strip-billing-line"
+_BILLING_LINE = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n?")
 
 
 def check_sizes(obj: Any) -> None:
@@ -70,3 +75,15 @@ def _prompts(obj: Any) -> int:
         return 1 if isinstance(obj.text, str) else len(obj.text)
     ids = obj.input_ids
     return 1 if not ids or isinstance(ids[0], int) else len(ids)
+
+
+def strip_billing_line(request: Any) -> None:
+    """Remove Claude Code's billing line from the system texts of SGLang's model of ``/v1/messages``.
+
+    It has a nonce in each request, so no later token could be found. The client does not send it with
+    ``CLAUDE_CODE_ATTRIBUTION_HEADER=0``.
+    """
+    if isinstance(request.system, str):
+        request.system = _BILLING_LINE.sub("", request.system)
+    for block in request.system if isinstance(request.system, list) else ():
+        block.text = _BILLING_LINE.sub("", block.text) if block.text else block.text

@@ -1,7 +1,7 @@
 """``--hicache-storage-backend canopy``: SGLang's storage interface around ``DiskStore``.
 
 HiCache's controller calls this on its own threads with page hashes and slots of the host pool. Pages
-move between pool and files without a copy (``host_layout``). The tree passes metadata of pages through
+move between pool and files without a copy (``HostLayout``). The tree passes metadata of pages through
 ``page_table.PAGES`` (``current_store``). With SGLang's own policies, metadata is limited to the times of
 writes and reads.
 
@@ -11,6 +11,7 @@ batch that "fails", so ``batch_set_v1`` returns true for refused pages too; ``st
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -29,10 +30,40 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.overrides import check_overrides
 from sglang_canopy.storage import weights
 from sglang_canopy.storage.current_store import CurrentStore, Views
-from sglang_canopy.storage.host_layout import HostLayout
 from sglang_canopy.storage.namespace import namespace_of, weights_are_local
 from sglang_canopy.storage.page_table import PAGES, PageTable
 from sglang_canopy.storage.settings import StorageSettings
+
+
+class HostLayout:
+    """Writable memory of a host pool's pages, for every layout whose pool returns addresses."""
+
+    def __init__(self, pool: Any) -> None:
+        self.pool = pool
+        self.page_tokens: int = pool.page_size
+        try:
+            _, sizes = pool.get_page_buffer_meta(torch.arange(pool.page_size))
+        except (AttributeError, NotImplementedError, ValueError) as error:
+            raise CanopyError(
+                f"--hicache-storage-backend canopy cannot use the host layout "
+                f"{getattr(pool, 'layout', '?')!r} of {type(pool).__name__} ({error}); try "
+                "--hicache-mem-layout page_first or page_first_direct"
+            ) from None
+        self.page_bytes = sum(sizes)
+        self._types = {size: ctypes.c_char * size for size in set(sizes)}
+        self._buffers = len(sizes)
+        """Buffers of one page: K and V, or one per layer."""
+
+    def views(self, host_indices: torch.Tensor, pages: int) -> list[list[memoryview]]:
+        """Return the buffers of each page as writable views of the pool's memory."""
+        pointers, sizes = self.pool.get_page_buffer_meta(host_indices)
+        assert len(pointers) == pages * self._buffers, (len(pointers), pages, self._buffers)
+        types = self._types
+        flat = [
+            memoryview(types[size].from_address(pointer)).cast("B")
+            for pointer, size in zip(pointers, sizes)
+        ]
+        return [flat[i : i + self._buffers] for i in range(0, len(flat), self._buffers)]
 
 
 class Sweeper:

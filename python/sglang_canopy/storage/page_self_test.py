@@ -16,7 +16,7 @@ from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.disk.store import DiskStore
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
-from sglang_canopy.storage.host_layout import HostLayout
+from sglang_canopy.storage.backend import HostLayout
 
 logger = logging.getLogger(__name__)
 

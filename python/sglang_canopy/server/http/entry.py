@@ -15,11 +15,10 @@ from typing import Any
 
 from sglang_canopy.config.server_options import RequestOptions, options_of
 from sglang_canopy.policy.registry import live_names
-from sglang_canopy.request import billing_line, kv_hints, sent
+from sglang_canopy.request import kv_hints, prompt, sent
 from sglang_canopy.request.client_hints import ClientHints, rule_of
 from sglang_canopy.request.identity import identity
 from sglang_canopy.request.infer import infer, infer_from_chat
-from sglang_canopy.request.prompt import check_sizes
 from sglang_canopy.request.sent import (
     RequireTenant,
     body_of,
@@ -121,7 +120,7 @@ def messages_converted(serving: Any, request: Any, *_: Any, **__: Any) -> None:
     server_args = serving.openai_serving_chat.tokenizer_manager.server_args
     is_on = options_of(server_args).requests.strip_billing_line == "on"
     if is_on and server_args.radix_eviction_policy in live_names():
-        billing_line.strip(request)
+        prompt.strip_billing_line(request)
 
 
 def generation_begins(
@@ -129,7 +128,7 @@ def generation_begins(
 ) -> Any:
     """Hook around ``TokenizerManager.generate_request``, which every route calls."""
     if hasattr(obj, "sampling_params"):  # missing in requests for embeddings
-        check_sizes(obj)
+        prompt.check_sizes(obj)
         if not hasattr(obj, "canopy"):
             path, body = path_of(request), body_of(request)
             inferred = infer(path, body)
