@@ -17,7 +17,7 @@ def test_a_split_leaf_keeps_every_field() -> None:
     for name in (*RECORD_FIELDS, "awaited_until"):
         setattr(old, name, UNLIKE.get(name, 5.0))
     new.inherit(old)
-    assert (new.offset, new.length, new.slot) == (0, 0, None)
+    assert (new.offset, new.length, new.rank_state) == (0, 0, None)
     for name in (*RECORD_FIELDS[2:], "awaited_until"):
         assert getattr(new, name) == getattr(old, name), name
 

@@ -117,14 +117,14 @@ class LeafRecord:
 class Leaf(LeafRecord):
     """A run of cached tokens that a policy can rank. Trees subclass it or hold one per node.
 
-    The tree writes every field except ``slot``, which belongs to the policy.
+    The tree writes every field except ``rank_state``, which belongs to the policy.
     """
 
     awaited_until: float | None = None
     """Time until which it is protected for a waiting request."""
     number: int = 0
     """Order of creation in its tree: the final tie-break of every eviction order."""
-    slot: Any = None
+    rank_state: Any = None
 
     def stamp(self, request: Request) -> None:
         """Record that ``request`` used this node (call while the node is not admitted)."""
@@ -162,7 +162,7 @@ class Leaf(LeafRecord):
         return keep if awaited is None else max(keep, awaited)
 
     def inherit(self, other: Leaf) -> None:
-        """Copy all fields except ``offset``, ``length``, ``number`` and ``slot``."""
+        """Copy all fields except ``offset``, ``length``, ``number`` and ``rank_state``."""
         copy_record(other, self)
         self.awaited_until = other.awaited_until
 

@@ -207,7 +207,7 @@ def test_wrong_hints_of_one_tenant_cost_no_other_tenant_its_trust():
     returns = leaf_of(policy, "k", 0.0, return_at=11.0, tenant="honest")
     lie = leaf_of(policy, "k", 1.0, return_at=11.0, tenant="liar")
     assert policy.victim(10.0).leaf is not returns
-    assert lie.slot[0] is not returns.slot[0]
+    assert lie.rank_state[0] is not returns.rank_state[0]
 
 
 def test_returns_rank_by_the_accuracy_of_their_tenants_hints():

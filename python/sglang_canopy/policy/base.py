@@ -111,8 +111,8 @@ class Policy(abc.ABC):
         return the same leaf.
         """
 
-    def put_back(self, leaf: Leaf, slot: Any, now: float) -> None:
-        """Undo a ``drop``: rank the unchanged ``leaf`` exactly as before. ``slot``: its ``slot``
+    def put_back(self, leaf: Leaf, rank_state: Any, now: float) -> None:
+        """Undo a ``drop``: rank the unchanged ``leaf`` exactly as before. ``rank_state``: its ``rank_state``
         before the drop."""
         self.admit(leaf, now)
 

@@ -98,19 +98,19 @@ class TailOptimizedLRU(Policy):
     def admit(self, leaf: Leaf, now: float) -> None:
         keep = self._keep_tokens(leaf)
         queue = self._free if keep < leaf.length else self._needed
-        leaf.slot = (queue, queue.push(leaf, leaf.last_access), keep)
+        leaf.rank_state = (queue, queue.push(leaf, leaf.last_access), keep)
 
     def drop(self, leaf: Leaf) -> None:
-        if leaf.slot is not None:
-            queue, entry, _ = leaf.slot
-            leaf.slot = None
+        if leaf.rank_state is not None:
+            queue, entry, _ = leaf.rank_state
+            leaf.rank_state = None
             queue.remove(entry)
             if self._replanning:
                 self._replanning.discard(leaf)
 
-    def put_back(self, leaf: Leaf, slot: Any, now: float) -> None:
-        queue, entry, keep = slot
-        leaf.slot = (queue, queue.push(leaf, entry[0]), keep)
+    def put_back(self, leaf: Leaf, rank_state: Any, now: float) -> None:
+        queue, entry, keep = rank_state
+        leaf.rank_state = (queue, queue.push(leaf, entry[0]), keep)
         if self._replanning:
             self._replanning.put_back(leaf)
 
@@ -125,7 +125,7 @@ class TailOptimizedLRU(Policy):
         entry = self._free.oldest()
         if entry is not None:
             leaf = entry[-1]
-            return Victim(leaf, leaf.slot[2])
+            return Victim(leaf, leaf.rank_state[2])
         entry = self._needed.oldest()
         if entry is None:
             return None
@@ -139,7 +139,7 @@ class TailOptimizedLRU(Policy):
         self._allowance -= tokens
 
     def split(self, leaf: Leaf, head: Leaf) -> None:
-        if leaf.slot is not None:
+        if leaf.rank_state is not None:
             self.drop(leaf)
             self.admit(leaf, leaf.last_access)
 
@@ -176,10 +176,10 @@ class TailOptimizedLRU(Policy):
 
     def _replan(self, now: float) -> None:
         for leaf in self._replanning.due(now):
-            queue, entry, _ = leaf.slot
+            queue, entry, _ = leaf.rank_state
             keep = self._keep_tokens(leaf)
             if (queue is self._free) == (keep < leaf.length):
-                leaf.slot = (queue, entry, keep)
+                leaf.rank_state = (queue, entry, keep)
             else:
                 self.drop(leaf)
                 self.admit(leaf, now)
@@ -188,7 +188,7 @@ class TailOptimizedLRU(Policy):
         return {
             **self.model.stats(),
             "threshold_tokens": self.target.tokens,
-            "ttft_model": self.target.line,
+            "ttft_model": self.target.ttft_model,
             "leaves_with_free_tokens": len(self._free),
         }
 

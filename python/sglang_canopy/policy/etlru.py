@@ -80,8 +80,8 @@ class ExpectedTailLRU(wa.WorkloadAware):
         if self._replanning:
             self._replanning.discard(leaf)
 
-    def put_back(self, leaf: Leaf, slot: Any, now: float) -> None:
-        super().put_back(leaf, slot, now)
+    def put_back(self, leaf: Leaf, rank_state: Any, now: float) -> None:
+        super().put_back(leaf, rank_state, now)
         if self._replanning:
             self._replanning.put_back(leaf)
 
@@ -126,7 +126,7 @@ class ExpectedTailLRU(wa.WorkloadAware):
         return {
             **super().stats(),
             "threshold_tokens": self.target.tokens,
-            "ttft_model": self.target.line,
+            "ttft_model": self.target.ttft_model,
         }
 
 

@@ -17,7 +17,7 @@ from sglang_canopy.records import LateHint, Leaf, Request
 class Floored(Policy):
     """``main``, or LRU after ``rank_by(lru=True)``. O(log n).
 
-    ``Leaf.slot`` is ``main``'s; the LRU order finds its entries by leaf.
+    ``Leaf.rank_state`` is ``main``'s; the LRU order finds its entries by leaf.
     """
 
     def __init__(self, main: Policy) -> None:
@@ -40,9 +40,9 @@ class Floored(Policy):
         self._lru.discard(leaf)
         self.main.drop(leaf)
 
-    def put_back(self, leaf: Leaf, slot: Any, now: float) -> None:
+    def put_back(self, leaf: Leaf, rank_state: Any, now: float) -> None:
         self._lru.push(leaf, leaf.last_access)
-        self.main.put_back(leaf, slot, now)
+        self.main.put_back(leaf, rank_state, now)
 
     def split(self, leaf: Leaf, head: Leaf) -> None:
         if self._lru.discard(leaf):

@@ -34,24 +34,24 @@ class TailTarget:
     ) -> None:
         self._ttft_ms = ttft_ms
         self._percentile = ttft_percentile
-        self._line: tuple[float, float] | None = None
-        self._planned_line: tuple[float, float] | None = None
+        self._ttft_model: tuple[float, float] | None = None
+        self._planned_ttft_model: tuple[float, float] | None = None
         self._own_targets = False
-        """Whether any leaf has its own target, for which only the line matters."""
+        """Whether any leaf has its own target, for which only the TTFT model matters."""
         self._observed: deque[int] = deque()
         self._ordered: list[int] = []
         self._now = tokens
         self.tokens = tokens
         """The policy's threshold; ``None`` while unknown."""
         self.version = 0
-        """Incremented if ``tokens``, or the line of leaves' own targets, moves by over a tenth."""
+        """Incremented if ``tokens``, or the TTFT model of leaves' own targets, moves by over a tenth."""
 
     def observe(self, request: Request) -> None:
         """Update the target from a finished request: its TTFT model, and its uncached tokens."""
         if request.ttft_model is not None:
-            self._line = request.ttft_model
-        if self._ttft_ms is not None and self._line is not None:
-            self._now = threshold_tokens(self._ttft_ms, self._line)
+            self._ttft_model = request.ttft_model
+        if self._ttft_ms is not None and self._ttft_model is not None:
+            self._now = threshold_tokens(self._ttft_ms, self._ttft_model)
         elif self._percentile is not None and request.cached_tokens is not None:
             # TTFT grows with uncached tokens: both have the same percentiles.
             self._add(max(0, request.prompt_tokens - request.cached_tokens))
@@ -61,12 +61,12 @@ class TailTarget:
         if now is not None and (before is None or abs(now - before) > _MOVED * max(before, 1.0)):
             self.tokens = now
             self.version += 1
-        elif self._own_targets and self._line_moved():
-            self._planned_line = self._line
+        elif self._own_targets and self._ttft_model_moved():
+            self._planned_ttft_model = self._ttft_model
             self.version += 1
 
-    def _line_moved(self) -> bool:
-        old, new = self._planned_line, self._line
+    def _ttft_model_moved(self) -> bool:
+        old, new = self._planned_ttft_model, self._ttft_model
         if old is None or new is None:
             return old is not new
         return any(abs(b - a) > _MOVED * abs(a) for a, b in zip(old, new))
@@ -81,12 +81,12 @@ class TailTarget:
         """Return the threshold in tokens for the conversation of ``leaf``."""
         if leaf.slo_ms is not None:
             if not self._own_targets:
-                self._own_targets, self._planned_line = True, self._line
-            if self._line is not None:
-                return threshold_tokens(leaf.slo_ms, self._line)
+                self._own_targets, self._planned_ttft_model = True, self._ttft_model
+            if self._ttft_model is not None:
+                return threshold_tokens(leaf.slo_ms, self._ttft_model)
         return self.tokens
 
     @property
-    def line(self) -> tuple[float, float] | None:
+    def ttft_model(self) -> tuple[float, float] | None:
         """Return the TTFT model in use: (alpha s/token, beta s)."""
-        return self._line
+        return self._ttft_model

@@ -104,11 +104,11 @@ class WorkloadAware(Policy):
     def admit(self, leaf: Leaf, now: float) -> None:
         until = leaf.protected_until()
         if until > now:
-            leaf.slot = (self._kept, self._kept.push(leaf, until))
+            leaf.rank_state = (self._kept, self._kept.push(leaf, until))
             return
         if leaf.over or leaf.return_at is not None:
             hinted = self._admit_hinted(leaf, now)
-            if leaf.slot is not None:
+            if leaf.rank_state is not None:
                 return
         else:
             hinted = ()
@@ -132,13 +132,13 @@ class WorkloadAware(Policy):
         """
         hints, sender = self.model.hints, sender_of(leaf.tenant, leaf.source)
         if leaf.over and hints.over_trusted(sender):
-            leaf.slot = (self._over, self._over.push(leaf, leaf.last_access))
+            leaf.rank_state = (self._over, self._over.push(leaf, leaf.last_access))
             return ()
         key = hints.key(sender)
         returns = leaf.return_at is not None and _overdue_at(leaf) > now
         if returns and hints.return_trusted(sender):
             queue = self._returning.setdefault(key, ReturnQueue(key))
-            leaf.slot = (queue, self._push_return(queue, leaf))
+            leaf.rank_state = (queue, self._push_return(queue, leaf))
             return ()
         # Hints without information share a cell: only its two end leaves are compared.
         return (key,) if leaf.over and hints.over_weight(key) < 1.0 else ()
@@ -162,24 +162,24 @@ class WorkloadAware(Policy):
         return self.model.shared_category(leaf.hits, gap_s)
 
     def drop(self, leaf: Leaf) -> None:
-        if leaf.slot is None:
+        if leaf.rank_state is None:
             return
-        queue, entry = leaf.slot
+        queue, entry = leaf.rank_state
         if isinstance(queue, Cell):
             self._cells.remove(leaf)
         else:
-            leaf.slot = None
+            leaf.rank_state = None
             queue.remove(entry)
 
-    def put_back(self, leaf: Leaf, slot: Any, now: float) -> None:
-        queue, entry = slot
+    def put_back(self, leaf: Leaf, rank_state: Any, now: float) -> None:
+        queue, entry = rank_state
         if isinstance(queue, Cell):
             self._cells.put_back(queue, leaf)
         elif isinstance(queue, ReturnQueue):
             queue = self._returning.setdefault(queue.key, queue)
-            leaf.slot = (queue, self._push_return(queue, leaf))
+            leaf.rank_state = (queue, self._push_return(queue, leaf))
         else:
-            leaf.slot = (queue, queue.push(leaf, entry[0]))
+            leaf.rank_state = (queue, queue.push(leaf, entry[0]))
 
     def victim(self, now: float) -> Victim | None:
         if self._kept.live or self._over.live or self._returning:
@@ -200,7 +200,7 @@ class WorkloadAware(Policy):
         return Victim(soonest[-1]) if soonest is not None else None
 
     def split(self, leaf: Leaf, head: Leaf) -> None:
-        if leaf.slot is not None:
+        if leaf.rank_state is not None:
             self.drop(leaf)
             self.admit(leaf, leaf.last_access)
 

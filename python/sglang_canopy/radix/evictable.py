@@ -170,7 +170,7 @@ class EvictableLeaves(set):
         if leaf.hits == 0:
             _inherit_from_parent(leaf, node, since)
         if leaf.policy is not self.policy:
-            leaf.policy, leaf.slot = self.policy, None
+            leaf.policy, leaf.rank_state = self.policy, None
         return leaf
 
     def empty(self) -> None:
@@ -211,7 +211,7 @@ def _lowest_ranked(
             if victim is None:
                 break
             leaf = victim.leaf
-            evicted[leaf] = leaf.slot
+            evicted[leaf] = leaf.rank_state
             policy.drop(leaf)
             victims.append(victim)
             tokens -= max(1, leaf.length - victim.keep_tokens)
@@ -223,7 +223,7 @@ def _lowest_ranked(
         for leaf in lent:
             if leaf not in evicted:
                 policy.drop(leaf)
-        for leaf, slot in evicted.items():
+        for leaf, rank_state in evicted.items():
             if leaf not in lent:
-                policy.put_back(leaf, slot, now)
+                policy.put_back(leaf, rank_state, now)
     return victims

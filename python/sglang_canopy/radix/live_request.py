@@ -229,7 +229,7 @@ class NodeLeaf(Leaf):
     eviction_reason: int = CAPACITY
     """Reason of this node's eviction (``counters.REASONS``)."""
     policy: Policy | None = None
-    """Policy of the tier that last ranked this node, to which ``slot`` belongs."""
+    """Policy of the tier that last ranked this node, to which ``rank_state`` belongs."""
     request_number: int = -1
     """Number of the last request counted in ``hits``."""
     ttl_s: float | None = None

@@ -50,7 +50,7 @@ class Config(declared.Checked):
 
 @dataclass(slots=True)
 class _Place:
-    """``Leaf.slot``: the place of a node in the queues, admitted or not."""
+    """``Leaf.rank_state``: the place of a node in the queues, admitted or not."""
 
     queue: LazyHeap
     since: float
@@ -105,14 +105,14 @@ class S3FIFO(Policy):
         return super().finish(request)
 
     def admit(self, leaf: Leaf, now: float) -> None:
-        if leaf.slot is None:
-            leaf.slot = self._enter(leaf)
-        self._push(leaf, leaf.slot)
+        if leaf.rank_state is None:
+            leaf.rank_state = self._enter(leaf)
+        self._push(leaf, leaf.rank_state)
 
     def drop(self, leaf: Leaf) -> None:
         length = self._lengths.pop(leaf, None)
         if length is not None:
-            queue = leaf.slot.queue
+            queue = leaf.rank_state.queue
             queue.discard(leaf)
             self._tokens[queue] -= length
 
@@ -128,17 +128,21 @@ class S3FIFO(Policy):
             )
             leaf = (self._small if from_small else self._main).least()
             assert leaf is not None, "token counts and queues disagree"
-            uses = leaf.slot.uses(leaf)
+            uses = leaf.rank_state.uses(leaf)
             if uses < (self.config.promote_uses if from_small else 1):
                 return Victim(leaf)
             left = 0 if from_small else uses - 1
             self.drop(leaf)
-            leaf.slot.queue, leaf.slot.since, leaf.slot.seen = self._main, now, leaf.hits - left
-            self._push(leaf, leaf.slot)
+            leaf.rank_state.queue, leaf.rank_state.since, leaf.rank_state.seen = (
+                self._main,
+                now,
+                leaf.hits - left,
+            )
+            self._push(leaf, leaf.rank_state)
         return None
 
     def evicted(self, leaf: Leaf, tokens: int) -> None:
-        place = leaf.slot
+        place = leaf.rank_state
         if place.queue is not self._small:
             return
         first = (leaf.offset + leaf.length - tokens) // place.block_tokens
@@ -147,12 +151,12 @@ class S3FIFO(Policy):
             self._remember(place.path[first], tokens)
 
     def split(self, leaf: Leaf, head: Leaf) -> None:
-        place = leaf.slot
+        place = leaf.rank_state
         if place is None:
             return
         blocks = head.offset // place.block_tokens
         blocks = leaf.offset // place.block_tokens - blocks
-        head.slot = _Place(
+        head.rank_state = _Place(
             place.queue, place.since, place.seen, place.path[:blocks], place.block_tokens
         )
         place.path = place.path[blocks:]

@@ -48,7 +48,7 @@ class TierNode(Leaf):
         self.ranked = NOWHERE
         """Tier whose policy currently ranks this node."""
         self.ranker = NOWHERE
-        """Last tier whose policy ranked this node, and to which ``slot`` belongs."""
+        """Last tier whose policy ranked this node, and to which ``rank_state`` belongs."""
         self.served = -1
         """Number of the last request counted in ``hits``."""
 
@@ -283,7 +283,7 @@ class TierNodes:
         if place:
             node.ranked = place
             if node.ranker != place:
-                node.ranker, node.slot = place, None
+                node.ranker, node.rank_state = place, None
             policy = self.device_policy if place == DEVICE else self.host_policy
             policy.admit(node, self.now)  # type: ignore[union-attr]
 

@@ -21,19 +21,19 @@ _SLACK = 32
 """Dead entries allowed, beyond one per live entry, before a compaction."""
 
 Entry = list[Any]
-"""``[stamp, -offset, number, sequence, leaf]``; ``leaf`` is ``None`` once removed."""
+"""``[time_s, -offset, number, sequence, leaf]``; ``leaf`` is ``None`` once removed."""
 
 
 class EndQueue:
-    """Leaves ordered by ``(stamp, -offset, number)``: older, then deeper, then created first.
+    """Leaves ordered by ``(time_s, -offset, number)``: older, then deeper, then created first.
 
     Both ends matter: after a tool call the chance of reuse first rises with age and then falls, so
     the least valuable leaf of a category is its oldest or its youngest, rarely one between. Leaves are
-    not added in the order of last access: a parent becomes a leaf with an old stamp when its last
+    not added in the order of last access: a parent becomes a leaf with an old time when its last
     child is evicted. Hence two heaps with lazy deletion: ``push`` is O(log n), ``remove`` O(1), and
     reading an end O(1), plus O(log n) amortised per dead entry.
 
-    The stamp is a time in seconds: the last access, or the hinted return. The order of ``push``
+    ``time_s`` is in seconds: the last access, or the hinted return. The order of ``push``
     does not matter; the sequence number only keeps the entries of one leaf comparable.
     """
 
@@ -49,13 +49,13 @@ class EndQueue:
     def __len__(self) -> int:
         return self.live
 
-    def push(self, leaf: Leaf, stamp: float) -> Entry:
+    def push(self, leaf: Leaf, time_s: float) -> Entry:
         """Add ``leaf``; return its entry for ``remove``."""
         self._sequence = sequence = self._sequence + 1
         depth, number = -leaf.offset, leaf.number
-        entry: Entry = [stamp, depth, number, sequence, leaf]
+        entry: Entry = [time_s, depth, number, sequence, leaf]
         heapq.heappush(self._low, entry)
-        heapq.heappush(self._high, (-stamp, depth, number, sequence, entry))
+        heapq.heappush(self._high, (-time_s, depth, number, sequence, entry))
         self.live += 1
         return entry
 
@@ -73,14 +73,14 @@ class EndQueue:
             heapq.heapify(self._high)
 
     def oldest(self) -> Entry | None:
-        """Return the entry with the least stamp, the deepest of equals; ``None`` if empty."""
+        """Return the entry with the least time, the deepest of equals; ``None`` if empty."""
         low = self._low
         while low and low[0][-1] is None:
             heapq.heappop(low)
         return low[0] if low else None
 
     def youngest(self) -> Entry | None:
-        """Return the entry with the greatest stamp, the deepest of equals; ``None`` if empty."""
+        """Return the entry with the greatest time, the deepest of equals; ``None`` if empty."""
         high = self._high
         while high and high[0][-1][-1] is None:
             heapq.heappop(high)
@@ -103,9 +103,9 @@ class ReturnQueue(EndQueue):
         self.key = key
         self._ends: list[tuple[float, int, Entry]] = []
 
-    def push_until(self, leaf: Leaf, stamp: float, until: float) -> Entry:
-        """Add a leaf that returns at ``stamp`` and is overdue from ``until`` on."""
-        entry = self.push(leaf, stamp)
+    def push_until(self, leaf: Leaf, time_s: float, until: float) -> Entry:
+        """Add a leaf that returns at ``time_s`` and is overdue from ``until`` on."""
+        entry = self.push(leaf, time_s)
         heapq.heappush(self._ends, (until, self._sequence, entry))
         if len(self._ends) > 2 * self.live + _SLACK:
             self._ends = [e for e in self._ends if e[2][-1] is not None]
@@ -168,19 +168,19 @@ class Cells:
         cell = self._cells.get(key)
         if cell is None:
             cell = self._cells[key] = Cell(key, *make())
-        leaf.slot = (cell, cell.push(leaf, leaf.last_access))
+        leaf.rank_state = (cell, cell.push(leaf, leaf.last_access))
         self._changed[cell] = None
 
     def put_back(self, cell: Cell, leaf: Leaf) -> None:
         """Add a removed leaf to the same cell again."""
         cell = self._cells.setdefault(cell.key, cell)
-        leaf.slot = (cell, cell.push(leaf, leaf.last_access))
+        leaf.rank_state = (cell, cell.push(leaf, leaf.last_access))
         self._changed[cell] = None
 
     def remove(self, leaf: Leaf) -> None:
         """Remove an admitted leaf."""
-        cell, entry = leaf.slot
-        leaf.slot = None
+        cell, entry = leaf.rank_state
+        leaf.rank_state = None
         cell.remove(entry)
         self._changed[cell] = None
 
@@ -192,7 +192,7 @@ class Cells:
             self._changed[cell] = None
 
     def least(self, now: float) -> tuple[tuple[float, ...], Leaf] | None:
-        """Return the least leaf of all cell ends at ``now``, with ``(rank, stamp, -offset,
+        """Return the least leaf of all cell ends at ``now``, with ``(rank, time_s, -offset,
         number)``."""
         while self._edges and self._edges[0][0] <= now:
             time, _, cell = heapq.heappop(self._edges)
@@ -241,24 +241,24 @@ class Cells:
 
     @staticmethod
     def _exponential_order(cell: Cell, entry: Entry, now: float) -> tuple[tuple[float, ...], float]:
-        stamp, depth = entry[0], entry[1]
+        time_s, depth = entry[0], entry[1]
         fitted = cell.category.exponential
-        rank = cell.weight * fitted.rank(now - stamp)
-        ties = (depth, stamp) if fitted.mean_gap_s > 0.0 else (stamp, depth)
+        rank = cell.weight * fitted.rank(now - time_s)
+        ties = (depth, time_s) if fitted.mean_gap_s > 0.0 else (time_s, depth)
         return (rank, *ties, entry[2]), math.nextafter(now, _NEVER)
 
     @staticmethod
     def _survival_order(cell: Cell, entry: Entry, now: float) -> tuple[tuple[float, ...], float]:
-        stamp, depth = entry[0], entry[1]
-        at = age_bin(now - stamp)
-        until = stamp + EDGES[at + 1] if at + 1 < BINS else _NEVER
-        return (cell.weight * cell.category.rank[at], stamp, depth, entry[2]), until
+        time_s, depth = entry[0], entry[1]
+        at = age_bin(now - time_s)
+        until = time_s + EDGES[at + 1] if at + 1 < BINS else _NEVER
+        return (cell.weight * cell.category.rank[at], time_s, depth, entry[2]), until
 
-    def rank(self, category: Category, stamp: float, now: float) -> float:
-        """Return the unweighted rank of a leaf of ``category`` last used at ``stamp``."""
+    def rank(self, category: Category, time_s: float, now: float) -> float:
+        """Return the unweighted rank of a leaf of ``category`` last used at ``time_s``."""
         if self._exponential:
-            return category.exponential.rank(now - stamp)
-        return category.rank[age_bin(now - stamp)]
+            return category.exponential.rank(now - time_s)
+        return category.rank[age_bin(now - time_s)]
 
     def cells(self) -> Iterator[Cell]:
         """Iterate over the cells with leaves, in order of creation."""

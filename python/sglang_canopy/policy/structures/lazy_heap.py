@@ -16,7 +16,7 @@ class LazyHeap:
     """Leaves by rank, least first.
 
     The order is (rank, older last access, deeper offset, earlier creation), all as of the push. A
-    discarded entry is emptied, and skipped once it reaches the top. ``Leaf.slot`` belongs to the
+    discarded entry is emptied, and skipped once it reaches the top. ``Leaf.rank_state`` belongs to the
     policy and is not used, since it outlives the leaf's entry.
     """
 
