@@ -18,7 +18,7 @@ class Entry(NamedTuple, Generic[Key, Value]):
     value: Value
 
 
-class _Held(Generic[Key, Value]):
+class _Share(Generic[Key, Value]):
     """One tenant's values with their sizes, oldest first."""
 
     __slots__ = ("entries", "size")
@@ -38,49 +38,49 @@ class BoundedByTenant(Generic[Key, Value]):
     def __init__(self, most: int, most_own: int | None = None) -> None:
         self.most, self.most_own = most, most_own
         self.size = 0
-        self._tenants: dict[Tenant, _Held[Key, Value]] = {}
+        self._tenants: dict[Tenant, _Share[Key, Value]] = {}
         """Tenants with entries, the one whose turn it is first."""
         self._by_size: dict[int, dict[Tenant, None]] = {}
         """Tenants by size; few sizes differ, since all sizes add up to at most ``most``."""
 
     def __len__(self) -> int:
         """Return the number of entries."""
-        return sum(len(held.entries) for held in self._tenants.values())
+        return sum(len(share.entries) for share in self._tenants.values())
 
     def __bool__(self) -> bool:
         return bool(self._tenants)
 
     def __iter__(self) -> Iterator[Entry[Key, Value]]:
-        for tenant, held in self._tenants.items():
-            for key, (value, _) in held.entries.items():
+        for tenant, share in self._tenants.items():
+            for key, (value, _) in share.entries.items():
                 yield Entry(tenant, key, value)
 
     def get(self, tenant: Tenant, key: Key) -> Value | None:
-        held = self._tenants.get(tenant)
-        entry = None if held is None else held.entries.get(key)
+        share = self._tenants.get(tenant)
+        entry = None if share is None else share.entries.get(key)
         return None if entry is None else entry[0]
 
     def put(self, tenant: Tenant, key: Key, value: Value, size: int = 1) -> list[Entry[Key, Value]]:
-        """Add an entry, or replace it, as its tenant's newest. Return the entries that left."""
+        """Add an entry, or replace it, as its tenant's newest. Return the entries that were dropped."""
         self.pop(tenant, key)
-        held = self._tenants.setdefault(tenant, _Held())
-        held.entries[key] = value, size
-        self._resize(tenant, held, size)
-        left: list[Entry[Key, Value]] = []
-        while self.most_own is not None and held.size > self.most_own:
-            left.append(self._drop_oldest(tenant))
+        share = self._tenants.setdefault(tenant, _Share())
+        share.entries[key] = value, size
+        self._resize(tenant, share, size)
+        dropped: list[Entry[Key, Value]] = []
+        while self.most_own is not None and share.size > self.most_own:
+            dropped.append(self._drop_oldest(tenant))
         while self.size > self.most:
-            left.append(self._drop_oldest(next(iter(self._by_size[max(self._by_size)]))))
-        return left
+            dropped.append(self._drop_oldest(next(iter(self._by_size[max(self._by_size)]))))
+        return dropped
 
     def pop(self, tenant: Tenant, key: Key) -> Value | None:
         """Remove and return a value; ``None`` without one."""
-        held = self._tenants.get(tenant)
-        if held is None or key not in held.entries:
+        share = self._tenants.get(tenant)
+        if share is None or key not in share.entries:
             return None
-        value, size = held.entries.pop(key)
-        self._resize(tenant, held, -size)
-        if not held.entries:
+        value, size = share.entries.pop(key)
+        self._resize(tenant, share, -size)
+        if not share.entries:
             del self._tenants[tenant]
         return value
 
@@ -95,19 +95,19 @@ class BoundedByTenant(Generic[Key, Value]):
         return entry
 
     def size_of(self, tenant: Tenant) -> int:
-        held = self._tenants.get(tenant)
-        return 0 if held is None else held.size
+        share = self._tenants.get(tenant)
+        return 0 if share is None else share.size
 
     def tenants_of(self, key: Key) -> list[Tenant]:
         """Return the tenants that have an entry of this key."""
-        return [tenant for tenant, held in self._tenants.items() if key in held.entries]
+        return [tenant for tenant, share in self._tenants.items() if key in share.entries]
 
     def forget(self, tenant: Tenant) -> bool:
         """Remove a tenant's entries. Return whether there were any."""
-        held = self._tenants.pop(tenant, None)
-        if held is not None:
-            self._resize(tenant, held, -held.size)
-        return held is not None
+        share = self._tenants.pop(tenant, None)
+        if share is not None:
+            self._resize(tenant, share, -share.size)
+        return share is not None
 
     def clear(self) -> None:
         self._tenants.clear()
@@ -121,13 +121,13 @@ class BoundedByTenant(Generic[Key, Value]):
         self.pop(tenant, key)
         return Entry(tenant, key, value)
 
-    def _resize(self, tenant: Tenant, held: _Held[Key, Value], change: int) -> None:
-        if held.size:
-            same = self._by_size[held.size]
-            del same[tenant]
-            if not same:
-                del self._by_size[held.size]
-        held.size += change
+    def _resize(self, tenant: Tenant, share: _Share[Key, Value], change: int) -> None:
+        if share.size:
+            tenants = self._by_size[share.size]
+            del tenants[tenant]
+            if not tenants:
+                del self._by_size[share.size]
+        share.size += change
         self.size += change
-        if held.size:
-            self._by_size.setdefault(held.size, {})[tenant] = None
+        if share.size:
+            self._by_size.setdefault(share.size, {})[tenant] = None

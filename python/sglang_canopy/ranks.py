@@ -27,10 +27,10 @@ def groups_of(cache: Any) -> list[Any]:
 def from_first(groups: Sequence[Any], value: T) -> T:
     """Return the first rank's value, which is pickled, on all ranks of ``groups``."""
     for group in groups:
-        held = [value]
+        box = [value]
         first = torch.distributed.get_global_rank(group, 0)
-        torch.distributed.broadcast_object_list(held, first, group)
-        (value,) = held
+        torch.distributed.broadcast_object_list(box, first, group)
+        (value,) = box
     return value
 
 

@@ -150,9 +150,9 @@ class Places:
 
 def youngest_of_largest_tenant(sessions: Iterable[Session]) -> Session:
     """Return the youngest session of the tenant with most sessions."""
-    held = [*sessions]
-    most = Counter(session.charged_to for session in held).most_common(1)[0][0]
-    return max((s for s in held if s.charged_to == most), key=lambda s: s.number)
+    candidates = [*sessions]
+    tenant = Counter(session.charged_to for session in candidates).most_common(1)[0][0]
+    return max((s for s in candidates if s.charged_to == tenant), key=lambda s: s.number)
 
 
 class WaitingSessions:

@@ -42,13 +42,13 @@ def typed(argv: Sequence[str], *flags: str) -> bool:
 
 def value(argv: Sequence[str], flag: str) -> str | None:
     """Return the last value typed after ``flag``, or ``None``."""
-    last = None
-    for at, word in enumerate(argv):
-        if word == flag and at + 1 < len(argv):
-            last = argv[at + 1]
+    value = None
+    for index, word in enumerate(argv):
+        if word == flag and index + 1 < len(argv):
+            value = argv[index + 1]
         elif word.startswith(f"{flag}="):
-            last = word[len(flag) + 1 :]
-    return last
+            value = word[len(flag) + 1 :]
+    return value
 
 
 def queue(server_args: Any) -> Mapping[str, Any]:

@@ -82,11 +82,11 @@ class Eviction:
         parents = index.array["parent"][: index.top]
         order = np.argsort(parents, kind="stable")
         sorted_parents = parents[order]
-        rows, at = [row], 0
-        while at < len(rows):
-            low, high = np.searchsorted(sorted_parents, [rows[at], rows[at] + 1])
+        rows, next_row = [row], 0
+        while next_row < len(rows):
+            low, high = np.searchsorted(sorted_parents, [rows[next_row], rows[next_row] + 1])
             rows.extend(r for r in order[low:high].tolist() if index.keys[r] is not None)
-            at += 1
+            next_row += 1
         for each in reversed(rows):
             self.remove(each, reason, now)
         return len(rows)

@@ -99,15 +99,15 @@ def claim(
         path.mkdir(mode=0o700, exist_ok=True)
         _check_ours(path)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        held = Claim(path, os.open(path / LOCK, flags, 0o600), temporary)
+        claimed = Claim(path, os.open(path / LOCK, flags, 0o600), temporary)
     except OSError as error:
         raise _unavailable(top, error) from error
     try:
-        fcntl.flock(held._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(held._lock).st_nlink == 0:
+        fcntl.flock(claimed._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(claimed._lock).st_nlink == 0:
             raise BlockingIOError(f"{path} was removed to make room")
     except OSError as error:
-        held.release()
+        claimed.release()
         raise Unavailable(
             "locked", f"another server has {path}; end it, or give each server a folder of its own"
         ) from error
@@ -115,11 +115,11 @@ def claim(
         _make_file(path / NAMESPACE, namespace)
         if temporary:
             (path / TEMPORARY).touch(mode=0o600)
-        held.open_pages(fresh)
+        claimed.open_pages(fresh)
     except OSError as error:
-        held.release()
+        claimed.release()
         raise _unavailable(path, error) from error
-    return held
+    return claimed
 
 
 def _unavailable(path: Path, error: OSError) -> Unavailable:

@@ -12,10 +12,10 @@ from sglang_canopy.disk.state import StoreState
 def held_pages(state: StoreState) -> dict[str, dict[Any, int]]:
     """Return the number of pages by category, by tenant and by group of the TTL table."""
     with state.lock:
-        return _held(state.index)
+        return _pages_by_label(state.index)
 
 
-def _held(index: PageIndex) -> dict[str, dict[Any, int]]:
+def _pages_by_label(index: PageIndex) -> dict[str, dict[Any, int]]:
     return {
         "categories": index.labels["category"].uses(),
         "tenants": index.labels["tenant"].uses(),
@@ -47,7 +47,7 @@ def _recount(state: StoreState) -> None:
     for row in index.rows.values():
         assert index.children[row] == children.get(row, 0), row
     rows = index.rows.values()
-    assert _held(index) == {
+    assert _pages_by_label(index) == {
         "categories": Counter(index.label("category", row) for row in rows),
         "tenants": Counter(index.label("tenant", row) for row in rows),
         "groups": Counter(index.group[row] for row in rows),

@@ -75,8 +75,10 @@ class Awaited:
         assert protected == self._charges.keys(), "a node is protected and not charged"
         charged = sum(tokens for _, _, tokens in self._charges.values())
         assert charged == self.budget.tokens, (charged, self.budget.tokens)
-        held = sum(leaf.length for leaf in protected)
-        assert held <= charged, f"{held} tokens are protected, {charged} are charged"
+        protected_tokens = sum(leaf.length for leaf in protected)
+        assert protected_tokens <= charged, (
+            f"{protected_tokens} tokens are protected, {charged} are charged"
+        )
 
     def __iter__(self) -> Iterator[Leaf]:
         """Iterate over a copy of the protected leaves."""

@@ -281,15 +281,15 @@ class RadixTree:
             policy.admit(parent, self.now)
         return gone
 
-    def _split(self, node: Node, at: int) -> Node:
+    def _split(self, node: Node, count: int) -> Node:
         """Move the first ``at`` blocks of ``node`` to a new parent, and return the parent."""
         parent, tokens = node.parent, self.block_tokens
         assert parent is not None, "the root was split"
-        assert 0 < at < len(node.blocks), f"split of {len(node.blocks)} blocks at {at}"
-        head = Node(parent, node.blocks[:at], node.offset, at * tokens)
+        assert 0 < count < len(node.blocks), f"split of {len(node.blocks)} blocks at {count}"
+        head = Node(parent, node.blocks[:count], node.offset, count * tokens)
         head.inherit(node)
         parent.children[head.blocks[0]] = head
-        node.blocks = node.blocks[at:]
+        node.blocks = node.blocks[count:]
         node.parent = head
         node.offset += head.length
         node.length -= head.length
@@ -317,24 +317,24 @@ def cached_run(
     ``split(node, n)`` moves the first ``n`` blocks of a partly matched node to a node of their own,
     and returns that node.
     """
-    node, at = root, 0
-    while at < len(path):
-        child = node.children.get(path[at])
+    node, run = root, 0
+    while run < len(path):
+        child = node.children.get(path[run])
         if child is None:
             break
-        end = at + len(child.blocks)
-        if path[at:end] != child.blocks:
-            shared = shared_run(child.blocks, path, at)
-            return split(child, shared), at + shared
-        node, at = child, end
-    return node, at
+        end = run + len(child.blocks)
+        if path[run:end] != child.blocks:
+            shared = shared_run(child.blocks, path, run)
+            return split(child, shared), run + shared
+        node, run = child, end
+    return node, run
 
 
-def shared_run(blocks: tuple[int, ...], path: Sequence[int], at: int) -> int:
+def shared_run(blocks: tuple[int, ...], path: Sequence[int], start: int) -> int:
     """Return the number of leading ``blocks`` that match ``path`` from ``at`` on."""
     shared = 0
-    for mine, theirs in zip(blocks, path[at : at + len(blocks)]):
-        if mine != theirs:
+    for block, other in zip(blocks, path[start : start + len(blocks)]):
+        if block != other:
             break
         shared += 1
     return shared

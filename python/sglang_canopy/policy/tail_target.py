@@ -55,8 +55,8 @@ class TailTarget:
         elif self._percentile is not None and request.cached_tokens is not None:
             # TTFT grows with uncached tokens: both have the same percentiles.
             self._add(max(0, request.prompt_tokens - request.cached_tokens))
-            at = int(self._percentile / 100.0 * (len(self._ordered) - 1))
-            self._now = float(self._ordered[at])
+            index = int(self._percentile / 100.0 * (len(self._ordered) - 1))
+            self._now = float(self._ordered[index])
         before, now = self.tokens, self._now
         if now is not None and (before is None or abs(now - before) > _MOVED * max(before, 1.0)):
             self.tokens = now

@@ -254,11 +254,11 @@ class Counters:
         rows = [row for row in self._rows.values() if row.category != OTHER]
         oldest = min(rows, key=_last_use)
         if oldest.used + IDLE_REQUESTS > self._served:
-            held = Counter(row.tenant for row in rows)
-            most, count = held.most_common(1)[0]
-            if count <= max(TENANT_ROWS, held[tenant] + 1):
+            rows_by_tenant = Counter(row.tenant for row in rows)
+            largest, count = rows_by_tenant.most_common(1)[0]
+            if count <= max(TENANT_ROWS, rows_by_tenant[tenant] + 1):
                 return False
-            oldest = min((row for row in rows if row.tenant == most), key=_last_use)
+            oldest = min((row for row in rows if row.tenant == largest), key=_last_use)
         if self._past is None:
             self._past = Row(PAST)
         _add(self._past, oldest)

@@ -118,44 +118,44 @@ class Departures:
             self._fix_sample()
         prompt = request.prompt_tokens
         misses = request.misses = Misses(cached)
-        at = cached
-        if late_host > 0 and at < prompt:
-            late_host = min(late_host, prompt - at)
+        begin = cached
+        if late_host > 0 and begin < prompt:
+            late_host = min(late_host, prompt - begin)
             misses.add((LATE, tier_name(HOST)), late_host)
-            at += late_host
-        if at < prompt:
-            self._classify(request, misses, at)
+            begin += late_host
+        if begin < prompt:
+            self._classify(request, misses, begin)
 
-    def _classify(self, request: LiveRequest, misses: Misses, at: int) -> None:
-        """Add the causes of the prompt tokens from ``at`` on. Blocks that are not sampled share the next
+    def _classify(self, request: LiveRequest, misses: Misses, position: int) -> None:
+        """Add the causes of the prompt tokens from ``position`` on. Blocks that are not sampled share the next
         one's cause, or the last one's."""
         size, path, prompt = self.block_tokens, request.path, request.prompt_tokens
         full = min(len(path), prompt // size)
-        first = min(at // size, full)
+        first = min(position // size, full)
         blocks = path[first:full]
         rest, key = self.one_in - 1, None  # a power of two less one; ids are hashes
-        (newer, older), known, begin = self._blocks.readers(), None, at
+        (newer, older), known, begin = self._blocks.readers(), None, position
         for end, block in enumerate(blocks, first + 1):
             if block & rest:
                 continue
             fact = newer(block) or older(block)
             if fact is not known or (type(fact) is Visit and key != _IN_FLIGHT):
-                if at > begin:
-                    misses.charge(key or _NEW, known, at - begin)
-                key, known, begin = self._cause(fact, end * size, prompt), fact, at
+                if position > begin:
+                    misses.charge(key or _NEW, known, position - begin)
+                key, known, begin = self._cause(fact, end * size, prompt), fact, position
             if fact is None:  # and so are the blocks behind it
                 key = _NEW
                 break
-            at = end * size
-        if at > begin:
-            misses.charge(key or _NEW, known, at - begin)
-        if at < full * size:
-            misses.add(self._last if key is None else key, full * size - at)
-            at = full * size
-        if at < prompt:
+            position = end * size
+        if position > begin:
+            misses.charge(key or _NEW, known, position - begin)
+        if position < full * size:
+            misses.add(self._last if key is None else key, full * size - position)
+            position = full * size
+        if position < prompt:
             # Tokens after the last whole block are as new as that block, or belong to no whole
             # page.
-            misses.add(key if key and key in (_NEW, _IN_FLIGHT) else _PARTIAL, prompt - at)
+            misses.add(key if key and key in (_NEW, _IN_FLIGHT) else _PARTIAL, prompt - position)
         self._last = key or self._last
         blocks = self._sampled(blocks)
         if blocks:

@@ -114,12 +114,12 @@ def _path(core: CanopyTreeCore, end: UnifiedTreeNode) -> list[dict[str, Any]]:
     now, offset, rows = core.clock.now, 0, []
     for node in reversed(_ancestors(core, end)):
         data, leaf = node.component_data[BASE_COMPONENT_TYPE], node.canopy
-        held = (data.value is not None, data.host_value is not None, leaf.on_disk)
+        is_on_tier = (data.value is not None, data.host_value is not None, leaf.on_disk)
         rows.append(
             {
                 "offset": offset,
                 "tokens": len(node.key),
-                "tiers": [tier for tier, has in zip(TIERS, held) if has],
+                "tiers": [tier for tier, has in zip(TIERS, is_on_tier) if has],
                 "category": leaf.category,
                 "last_use_ago_s": round(now - leaf.last_access, 3),
                 "uses": leaf.hits,

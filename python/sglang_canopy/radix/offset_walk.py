@@ -112,12 +112,12 @@ class KeyCursor:
     def _common(self, raw: array[int]) -> int:
         """Return the number of leading token ids that ``raw`` and the rest of the key share."""
         size = min(len(raw), self._last - self.offset)
-        for at in range(0, size, _AT_ONCE):
-            to = min(at + _AT_ONCE, size)
-            mine, other = self._ids[self.offset + at : self.offset + to], raw[at:to]
+        for start in range(0, size, _AT_ONCE):
+            stop = min(start + _AT_ONCE, size)
+            mine, other = self._ids[self.offset + start : self.offset + stop], raw[start:stop]
             if mine != other:
                 differ = np.frombuffer(mine, np.int64) != np.frombuffer(other, np.int64)
-                return at + int(differ.argmax())
+                return start + int(differ.argmax())
         return size
 
 

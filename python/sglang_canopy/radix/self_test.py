@@ -129,10 +129,10 @@ class SmallTree:
         key = self._key(path)
         hit = self.match(path)
         lock = self.cache.lock(hit.last_device_node)
-        fresh = self.allocator.alloc(len(key) - hit.device_prefix_len)
-        held = self.slots(hit)
-        self.compute(fresh, path[hit.device_prefix_len : len(key)])
-        value = torch.cat([held, fresh]) if len(fresh) else held
+        new_slots = self.allocator.alloc(len(key) - hit.device_prefix_len)
+        cached_slots = self.slots(hit)
+        self.compute(new_slots, path[hit.device_prefix_len : len(key)])
+        value = torch.cat([cached_slots, new_slots]) if len(new_slots) else cached_slots
         result = self.cache.insert(
             InsertParams(key=key, value=value, prev_prefix_len=hit.device_prefix_len)
         )
@@ -187,18 +187,18 @@ class SmallTree:
         """Compare the slots of a tier's nodes with its pool, and with what SGLang recorded."""
         nodes = [node for node in self.core._node_arena.values() if node is not self.core.root_node]
         slots = [getattr(node.component_data[BASE_COMPONENT_TYPE], values) for node in nodes]
-        held = sum(len(some) for some in slots if some is not None)
+        in_tree = sum(len(some) for some in slots if some is not None)
         free = pool.available_size()
-        if held + free != pool.size:
+        if in_tree + free != pool.size:
             raise AssertionError(
-                f"{held} slots of the {TIERS[tier]} in the tree and {free} free of {pool.size}"
+                f"{in_tree} slots of the {TIERS[tier]} in the tree and {free} free of {pool.size}"
             )
         if self.live is not None:
             rows = [row.tiers[tier] for row in self.live.counters.rows()]
             counted = sum(row.entered - sum(row.evicted) for row in rows)
-            if counted != held:
+            if counted != in_tree:
                 raise AssertionError(
-                    f"SGLang recorded {counted} tokens of {held} on the {TIERS[tier]}"
+                    f"SGLang recorded {counted} tokens of {in_tree} on the {TIERS[tier]}"
                 )
 
     def _key(self, path: list[int]) -> RadixKey:

@@ -133,14 +133,14 @@ def _add(
 
     endpoint = _answered(handler)
 
-    def at(level: AuthLevel) -> Callable[..., Any]:
+    def with_level(level: AuthLevel) -> Callable[..., Any]:
         @functools.wraps(endpoint)
-        async def same(request: Any) -> Any:
+        async def answer(request: Any) -> Any:
             return await endpoint(request)
 
-        return auth_level(level)(same)
+        return auth_level(level)(answer)
 
-    user, admin = at(AuthLevel.NORMAL), at(AuthLevel.ADMIN_OPTIONAL)
+    user, admin = with_level(AuthLevel.NORMAL), with_level(AuthLevel.ADMIN_OPTIONAL)
 
     class LevelledRoute(Route):
         """A route with a level per request, which SGLang reads from the endpoint."""

@@ -43,14 +43,14 @@ def fit(
 def _count_waiting(categories: Categories, shadow: ShadowIndex, now: float) -> None:
     for category in categories:
         category.waiting = [0.0] * BINS
-    at = BINS - 1
+    age = BINS - 1
     for tip in shadow:  # oldest first, so the age bin only decreases
-        while at > 0 and now - tip.born < EDGES[at]:
-            at -= 1
+        while age > 0 and now - tip.born < EDGES[age]:
+            age -= 1
         if tip.category.merged is not None:
             tip.category = tip.category.current
         if tip.open and not tip.void:
-            tip.category.waiting[at] += 1.0
+            tip.category.waiting[age] += 1.0
 
 
 def _sum_lives(categories: Categories, shadow: ShadowIndex) -> None:

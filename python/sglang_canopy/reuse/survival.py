@@ -92,10 +92,10 @@ def survival_curve(
 def still_returns(curve: Sequence[float], age_s: float) -> float:
     """Return the probability that a tip of this age is continued later, (S(a) - S(end)) / S(a); 0
     without a curve."""
-    at = min(age_bin(age_s), len(curve) - 1)
-    if at < 0 or curve[at] <= 0.0:
+    age = min(age_bin(age_s), len(curve) - 1)
+    if age < 0 or curve[age] <= 0.0:
         return 0.0
-    return (curve[at] - curve[-1]) / curve[at]
+    return (curve[age] - curve[-1]) / curve[age]
 
 
 def gittins_rank(curve: Sequence[float]) -> list[float]:
@@ -112,12 +112,12 @@ def gittins_rank(curve: Sequence[float]) -> list[float]:
     last, least = BINS - 1, curve[BINS - 1]
     while last and curve[last - 1] == least:
         last -= 1
-    held = 0.0
-    x = [held]
+    space = 0.0
+    x = [space]
     for width, high, low in zip(_WIDTHS[:last], curve, curve[1:]):
-        held += 0.5 * (high + low) * width
-        x.append(held)
-    hull: list[tuple[float, float]] = [(held, least)]
+        space += 0.5 * (high + low) * width
+        x.append(space)
+    hull: list[tuple[float, float]] = [(space, least)]
     # Calls are inlined: a fit ranks many categories, at the cost of a victim.
     for i in range(last - 1, -1, -1):
         start, alive = x[i], curve[i]

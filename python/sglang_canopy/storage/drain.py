@@ -110,7 +110,9 @@ class Drain:
             return []
         nodes = [n for n in nodes if n.hash_value and not is_documents_key(n.key.extra_key)]
         whole = [self.store.leading(n.hash_value) == len(n.hash_value) for n in nodes]
-        return [node for node, held in zip(nodes, least_of_ranks(self.cache, whole)) if not held]
+        return [
+            node for node, is_whole in zip(nodes, least_of_ranks(self.cache, whole)) if not is_whole
+        ]
 
     def _pages_in_time(self, wanted: int) -> int:
         """Return the number of pages, up to ``wanted``, that every rank can write in time.

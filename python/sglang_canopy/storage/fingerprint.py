@@ -69,8 +69,8 @@ def _sampled(path: Path, files: Iterable[Path]) -> str:
         digest.update(f"{name}\0{size}\0".encode())
         with file.open("rb", buffering=0) as handle:
             digest.update(handle.read(_HEAD_BYTES))
-            for at in (*range(_HEAD_BYTES, size, _STRIDE_BYTES), max(0, size - _SAMPLE_BYTES)):
-                handle.seek(at)
+            for offset in (*range(_HEAD_BYTES, size, _STRIDE_BYTES), max(0, size - _SAMPLE_BYTES)):
+                handle.seek(offset)
                 digest.update(handle.read(_SAMPLE_BYTES))
     return digest.hexdigest()
 

@@ -55,14 +55,16 @@ def _order(status: Mapping[str, Any], off: Mapping[str, str]) -> str:
 def _memory(status: Mapping[str, Any], evicted: int) -> str:
     """Advise host memory for the ``evicted`` tokens that prompts computed again."""
     tiers, sizes = status["tiers"], status["missed"]["hits_with_memory"].items()
-    held = sum(tiers[name]["capacity_bytes"] for name in ("device", "host") if name in tiers)
-    enough = [(size, hit) for size, hit in sizes if hit >= _MOST * evicted]
-    size, hit = enough[0] if enough else list(sizes)[-1]
-    more = (float(size.lstrip("x")) - 1.0) * held / 1e9
+    memory_bytes = sum(
+        tiers[name]["capacity_bytes"] for name in ("device", "host") if name in tiers
+    )
+    sufficient = [(size, hit) for size, hit in sizes if hit >= _MOST * evicted]
+    size, hit = sufficient[0] if sufficient else list(sizes)[-1]
+    more_gb = (float(size.lstrip("x")) - 1.0) * memory_bytes / 1e9
     flags = "" if "host" in tiers else " (--enable-hierarchical-cache --hicache-size)"
     return (
         f"{100 * evicted / status['prompt_tokens']:.0f} % of the prompt tokens recompute evicted KV:"
-        f" {more:.3g} GB more host memory{flags} would hit {100 * hit / evicted:.0f} % of them"
+        f" {more_gb:.3g} GB more host memory{flags} would hit {100 * hit / evicted:.0f} % of them"
     )
 
 
@@ -79,10 +81,10 @@ def _agents(agents: Mapping[str, Any], tool_parser: str | None) -> Iterator[str]
 def _gate(gate: Mapping[str, Any] | None) -> Iterator[str]:
     if gate is None:
         return
-    lost = f"{100 * gate['thrash_share']:.0f} % of agents' prefill recomputes evicted KV"
+    loss = f"{100 * gate['thrash_share']:.0f} % of agents' prefill recomputes evicted KV"
     waiting, paused = gate["waiting_sessions"], gate["paused_sessions"]
-    held = f"; {waiting} sessions waiting, {paused} paused" if gate["active"] else ""
-    yield f"gate {'on' if gate['active'] else 'off'}: {lost}{held}"
+    sessions = f"; {waiting} sessions waiting, {paused} paused" if gate["active"] else ""
+    yield f"gate {'on' if gate['active'] else 'off'}: {loss}{sessions}"
 
 
 class AutoLine:

@@ -43,10 +43,10 @@ class Holdings:
 
     def of_group(self, tier: int, group: int) -> dict[str, int]:
         """Return a group's tokens on each tier; on disk only for the disk's groups."""
-        held = self._by_tier(self._group.get((tier, group)))
+        tokens_by_tier = self._by_tier(self._group.get((tier, group)))
         if tier != DISK:
-            held.pop(TIERS[DISK], None)
-        return held
+            tokens_by_tier.pop(TIERS[DISK], None)
+        return tokens_by_tier
 
     def count(self, pause: Callable[[], None]) -> None:
         """Count the tokens of all nodes in slices, with ``pause`` between them; the disk store

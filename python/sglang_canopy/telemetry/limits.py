@@ -27,15 +27,12 @@ def hint_rows(model: Any) -> list[dict[str, Any]]:
 
 def limits(keep: Mapping[str, Any], disk: Mapping[str, Any] | None) -> dict[str, dict[str, int]]:
     """Return the tenants at each limit, and the refusals. The arguments are parts of a status."""
-    at_limits = {"keep": {"tenants": _at(keep["tenants"], "tokens", keep["tenant_limit_tokens"]),
-                      "refused": keep["refused"]}}  # fmt: skip
+    limit = keep["tenant_limit_tokens"]
+    at_limit = sum(row["tokens"] >= AT_LIMIT * limit > 0 for row in keep["tenants"])
+    at_limits = {"keep": {"tenants": at_limit, "refused": keep["refused"]}}
     if disk is not None:
         at_limits["quota"] = {
             "tenants": disk["tenants_at_quota"],
             "refused": disk["refused_pages"].get("quota", 0),
         }
     return at_limits
-
-
-def _at(rows: list[dict[str, Any]], what: str, limit: int) -> int:
-    return sum(row[what] >= AT_LIMIT * limit > 0 for row in rows)

@@ -26,7 +26,7 @@ class Metric:
     labels: tuple[str, ...]
     """Labels in addition to ``RANK_LABEL`` and the operator's (``--extra-metric-labels``)."""
     meaning: str
-    at: str = ""
+    path: str = ""
     """Path of its values in a status; empty if code computes them.
 
     Keys joined by dots. ``{label}`` stands for every key, which becomes the label; ``rows[a,b]`` for
@@ -35,15 +35,15 @@ class Metric:
 
     def values(self, status: Mapping[str, Any]) -> Iterator[tuple[float, tuple[str, ...]]]:
         """Yield each value in ``status`` with its labels; none for a part that is missing or null."""
-        for value, labels in _walk(status, self.at.split(".") if self.at else (), {}):
+        for value, labels in _walk(status, self.path.split(".") if self.path else (), {}):
             yield float(value), tuple(labels[name] for name in self.labels)
 
 
-def reported(name: str, at: str, meaning: str) -> Metric:
-    """Return a series of values in a status, with the labels of its path ``at``."""
+def reported(name: str, path: str, meaning: str) -> Metric:
+    """Return a series of values in a status, with the labels of its ``path``."""
     kind = "counter" if name.endswith("_total") else "gauge"
-    labels = re.findall(r"[\[{]([\w,]+)[\]}]", at)
-    return Metric(name, kind, tuple(",".join(labels).split(",")) if labels else (), meaning, at)
+    labels = re.findall(r"[\[{]([\w,]+)[\]}]", path)
+    return Metric(name, kind, tuple(",".join(labels).split(",")) if labels else (), meaning, path)
 
 
 def _walk(status: Any, path: Any, labels: dict[str, str]) -> Iterator[tuple[float, dict[str, str]]]:

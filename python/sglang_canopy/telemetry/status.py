@@ -159,8 +159,8 @@ class Status:
 
     def _tenants(self) -> list[dict[str, Any]]:
         """Return the tenants with most tokens on all tiers, by their shown names."""
-        held = self.holdings.largest_tenants()
-        return [{"tenant": shown_tenant(tenant), **tokens} for tenant, tokens in held]
+        largest = self.holdings.largest_tenants()
+        return [{"tenant": shown_tenant(tenant), **tokens} for tenant, tokens in largest]
 
     def _curves(self) -> dict[str, list[tuple[float, float]]]:
         """Return survival by age of the categories with most samples, if the policy learns."""
@@ -189,12 +189,12 @@ class Status:
             if table is None:
                 continue
             for i, group in enumerate(table.groups[:MAX_GROUPS]):
-                held = self.holdings.of_group(tier, i)
-                yield _group(tier, str(i), group.name, group.ttl_s, held)
+                held_tokens = self.holdings.of_group(tier, i)
+                yield _group(tier, str(i), group.name, group.ttl_s, held_tokens)
             for category, ttl_s in list(table.categories.items())[:MAX_GROUPS]:
                 yield _group(tier, f"category {category}", category, ttl_s)
-            held = self.holdings.of_group(tier, RESIDUAL)
-            yield _group(tier, "residual", "every other prefix", table.residual_ttl_s, held)
+            held_tokens = self.holdings.of_group(tier, RESIDUAL)
+            yield _group(tier, "residual", "every other prefix", table.residual_ttl_s, held_tokens)
 
     def _policies(self, disk: dict[str, Any] | None) -> dict[str, str]:
         """Return each tier's policy by its name in flags."""
@@ -299,15 +299,15 @@ def _shown(stats: dict[str, Any], rows: str) -> dict[str, Any]:
 
 
 def _group(
-    tier: int, group: str, name: str, ttl_s: float, held: Mapping[str, int] | None = None
+    tier: int, group: str, name: str, ttl_s: float, held_tokens: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
-    """Return a group's row. ``held``: tokens on each tier; ``None`` if not counted."""
+    """Return a group's row. ``held_tokens``: by tier; ``None`` if not counted."""
     return {
         "tier": TIERS[tier],
         "group": group,
         "name": name,
         "ttl_s": None if math.isinf(ttl_s) else ttl_s,
-        "held_tokens": held,
+        "held_tokens": held_tokens,
     }
 
 

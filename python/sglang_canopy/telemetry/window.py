@@ -83,10 +83,10 @@ class TtftHour:
         """Add one request's time. Values that are negative or not finite are ignored."""
         if not math.isfinite(seconds) or seconds < 0:
             return
-        at = int(math.log(max(seconds, _MIN_S) / _MIN_S, _STEP))
+        bin_number = int(math.log(max(seconds, _MIN_S) / _MIN_S, _STEP))
         with self._lock:
             self._begin_minute()
-            self._counts[min(at, _CLASSES)] += 1
+            self._counts[min(bin_number, _CLASSES)] += 1
 
     def points(self) -> list[dict[str, Any]]:
         """Return the points, oldest first, without empty minutes. The last may be incomplete."""
@@ -107,10 +107,10 @@ class TtftHour:
         number = self._counts.total()
         point: dict[str, Any] = {"time_unix_s": self._minute, "requests": number}
         for name, share in _QUANTILES.items():
-            rank, below = math.ceil(share * number), 0
-            for at in sorted(self._counts):
-                below += self._counts[at]
-                if below >= rank:
-                    point[name] = round(_MIN_S * _STEP ** (at + 0.5), 6)
+            rank, count = math.ceil(share * number), 0
+            for bin_number in sorted(self._counts):
+                count += self._counts[bin_number]
+                if count >= rank:
+                    point[name] = round(_MIN_S * _STEP ** (bin_number + 0.5), 6)
                     break
         return point

@@ -250,9 +250,9 @@ class Cells:
     @staticmethod
     def _survival_order(cell: Cell, entry: Entry, now: float) -> tuple[tuple[float, ...], float]:
         time_s, depth = entry[0], entry[1]
-        at = age_bin(now - time_s)
-        until = time_s + EDGES[at + 1] if at + 1 < BINS else _NEVER
-        return (cell.weight * cell.category.rank[at], time_s, depth, entry[2]), until
+        age = age_bin(now - time_s)
+        until = time_s + EDGES[age + 1] if age + 1 < BINS else _NEVER
+        return (cell.weight * cell.category.rank[age], time_s, depth, entry[2]), until
 
     def rank(self, category: Category, time_s: float, now: float) -> float:
         """Return the unweighted rank of a leaf of ``category`` last used at ``time_s``."""

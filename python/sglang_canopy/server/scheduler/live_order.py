@@ -145,17 +145,17 @@ class LiveOrder:
 
         Returns requests that would then overdraw a budget, and the tokens that ``chunked`` may take.
         """
-        left, held = self._free_tokens(chunked), set[Any]()
+        free_tokens, counted = self._free_tokens(chunked), set[Any]()
 
         def fits(req: Any) -> bool:
-            nonlocal left
-            unlocked = self._unlocked_nodes(req, held)
+            nonlocal free_tokens
+            unlocked = self._unlocked_nodes(req, counted)
             needed = _to_compute(req) + _to_generate(req) + page
             needed += sum(len(node.key) for node in unlocked)
-            if needed > left:
+            if needed > free_tokens:
                 return False
-            left -= needed
-            held.update(unlocked)
+            free_tokens -= needed
+            counted.update(unlocked)
             return True
 
         tokens = len(chunked.full_untruncated_fill_ids) - chunked.prefix_len
@@ -177,13 +177,13 @@ class LiveOrder:
         rest = len(chunked.full_untruncated_fill_ids) - chunked.prefix_len
         return int(free - rest - _to_generate(chunked))
 
-    def _unlocked_nodes(self, req: Any, held: set[Any]) -> list[Any]:
-        """Return the nodes of ``req``'s match that are neither locked nor in ``held``.
+    def _unlocked_nodes(self, req: Any, counted: set[Any]) -> list[Any]:
+        """Return the nodes of ``req``'s match that are neither locked nor in ``counted``.
 
         They can be evicted until the request is admitted, or are only on the host.
         """
         node, nodes = self._core.node_by_id(req.best_match_node), []
-        while node is not self._core.root_node and node not in held:
+        while node is not self._core.root_node and node not in counted:
             if node.component_data[BASE_COMPONENT_TYPE].lock_ref:
                 break
             nodes.append(node)

@@ -59,8 +59,8 @@ class Hook:
         function = getattr(function, "__func__", function)
         while function is not None:
             for cell in getattr(function, "__closure__", None) or ():
-                held = cell.cell_contents
-                if self.function in (held, getattr(held, "__wrapped__", None)):
+                wrapped = cell.cell_contents
+                if self.function in (wrapped, getattr(wrapped, "__wrapped__", None)):
                     return True
             function = getattr(function, "__wrapped__", None)
         return False
