@@ -99,10 +99,10 @@ class EvictablePages:
 
     def unlock_parent(self, row: int, now: float) -> None:
         """Undo one ``lock_parent``. Rows without a lock (removed since) are ignored."""
-        left = self._locked.get(row, 0) - 1
-        if left > 0:
-            self._locked[row] = left
-        elif left == 0:
+        locks = self._locked.get(row, 0) - 1
+        if locks > 0:
+            self._locked[row] = locks
+        elif locks == 0:
             del self._locked[row]
             self.refresh(row, now)
 
@@ -143,9 +143,9 @@ class EvictablePages:
         """Subtract a page that was removed, or charged but not written."""
         if tenant is None:
             return
-        left = self.tenant_bytes.get(tenant, 0) - self.page_bytes
-        if left > 0:
-            self.tenant_bytes[tenant] = left
+        remaining = self.tenant_bytes.get(tenant, 0) - self.page_bytes
+        if remaining > 0:
+            self.tenant_bytes[tenant] = remaining
         else:
             self.tenant_bytes.pop(tenant, None)
             self._twins.pop(tenant, None)

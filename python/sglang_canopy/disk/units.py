@@ -66,9 +66,9 @@ class UnitAllocator:
     def end_read(self, units: Iterable[int]) -> None:
         """Undo one ``begin_read``."""
         for unit in units:
-            left = self._readers[unit] - 1
-            if left:
-                self._readers[unit] = left
+            readers = self._readers[unit] - 1
+            if readers:
+                self._readers[unit] = readers
                 continue
             del self._readers[unit]
             if unit in self._freed_while_read:

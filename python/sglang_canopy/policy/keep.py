@@ -76,9 +76,9 @@ class TokenBudget:
         """Return ``tokens`` charged to ``tenant`` to the budget."""
         self.tokens -= tokens
         self._strangers -= tokens * (tenant not in self._known)
-        left = self.by_tenant[tenant] - tokens
-        if left:
-            self.by_tenant[tenant] = left
+        remaining = self.by_tenant[tenant] - tokens
+        if remaining:
+            self.by_tenant[tenant] = remaining
         else:
             del self.by_tenant[tenant]
 

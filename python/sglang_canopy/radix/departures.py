@@ -25,8 +25,8 @@ from sglang_canopy.radix.missed import (
     UNKNOWN,
     BlockMap,
     Decision,
+    Departure,
     Key,
-    Left,
     Missed,
     Misses,
     Visit,
@@ -91,16 +91,16 @@ class Departures:
             cause, tier = LATE, DISK
         elif self._live.host_tokens if tier == DEVICE else self._disk.active:
             cause, tier = NOT_WRITTEN, tier + 1
-        fact = Left(decision.time, cause, tier, self._evicted_tokens, page)
+        fact = Departure(decision.time, cause, tier, self._evicted_tokens, page)
         self._put(path, decision.offset, decision.tokens, fact)
 
     def flushed(self, leaf: NodeLeaf, tokens: int, now: float, page: str | None) -> None:
         """Record that the tree is emptied while it holds ``leaf``; ``page`` as in ``left``."""
         cause, tier = (FLUSHED, DEVICE) if page is None else (LATE, DISK)
-        fact = Left(now, cause, tier, self._evicted_tokens, page)
+        fact = Departure(now, cause, tier, self._evicted_tokens, page)
         self._put(leaf.path, leaf.offset, tokens, fact)
 
-    def _put(self, path: Sequence[int], offset: int, tokens: int, fact: Left) -> None:
+    def _put(self, path: Sequence[int], offset: int, tokens: int, fact: Departure) -> None:
         """Record ``fact`` for the blocks of ``tokens`` at ``offset`` of ``path``."""
         size = self.block_tokens
         blocks = self._sampled(path[offset // size : (offset + tokens) // size])
@@ -161,11 +161,11 @@ class Departures:
         if blocks:
             self._blocks.put(blocks, misses.visit)
 
-    def _cause(self, fact: Visit | Left | None, end: int, prompt: int) -> Key:
+    def _cause(self, fact: Visit | Departure | None, end: int, prompt: int) -> Key:
         """Return the cause of a missed block that ends after ``end`` tokens."""
         if fact is None:
             return _NEW
-        if type(fact) is Left:
+        if type(fact) is Departure:
             if fact.cause == LATE and not self._disk.holds(fact.page or ""):
                 return EVICTED, tier_name(DISK)
             if fact.cause == FLUSHED:
@@ -201,8 +201,8 @@ class Departures:
             self.corrected_tokens += abs(wrong)
             sums = fitted(sums, missed)
         self.missed.add(sums, request.tenant)
-        for left, tokens in misses.evicted:
-            self.missed.add_evicted(left, tokens, request.time, self._evicted_tokens, self._capacity)  # fmt: skip
+        for eviction, tokens in misses.evicted:
+            self.missed.add_evicted(eviction, tokens, request.time, self._evicted_tokens, self._capacity)  # fmt: skip
 
     def stats(self) -> dict[str, Any]:
         """Return all sums as plain data."""

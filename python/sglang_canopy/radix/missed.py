@@ -61,7 +61,7 @@ class Decision(NamedTuple):
     """Whether the tier below still has them."""
 
 
-class Left(NamedTuple):
+class Departure(NamedTuple):
     """A run of tokens that left its last tier, or all tiers except the disk."""
 
     time: float
@@ -99,10 +99,12 @@ class Missed:
             total[key] += tokens
             mine[key] += tokens
 
-    def add_evicted(self, left: Left, tokens: int, now: float, evicted: int, capacity: int) -> None:
+    def add_evicted(
+        self, departure: Departure, tokens: int, now: float, evicted: int, capacity: int
+    ) -> None:
         """Record ``tokens`` of ``left`` missed at ``now``. ``evicted``: tokens evicted so far."""
-        self.ago[bisect_left(EDGES_S, max(0.0, now - left.time))] += tokens
-        since = evicted - left.evicted_before
+        self.ago[bisect_left(EDGES_S, max(0.0, now - departure.time))] += tokens
+        since = evicted - departure.evicted_before
         for size in WITH_MEMORY:
             if since <= (size - 1) * capacity:
                 self.more[size] += tokens
@@ -152,22 +154,22 @@ class Misses:
         self.cached = cached
         """Number of tokens that the request found."""
         self.sums: Sums = {}
-        self.evicted: list[tuple[Left, int]] = []
+        self.evicted: list[tuple[Departure, int]] = []
         self.visit = Visit()
 
     def add(self, key: Key, tokens: int) -> None:
         self.sums[key] = self.sums.get(key, 0) + tokens
 
-    def charge(self, key: Key, fact: Visit | Left | None, tokens: int) -> None:
+    def charge(self, key: Key, fact: Visit | Departure | None, tokens: int) -> None:
         """Add tokens of a block with the fact ``fact``."""
         self.sums[key] = self.sums.get(key, 0) + tokens
-        if key[0] == EVICTED and type(fact) is Left:
+        if key[0] == EVICTED and type(fact) is Departure:
             if self.evicted and self.evicted[-1][0] is fact:
                 tokens += self.evicted.pop()[1]
             self.evicted.append((fact, tokens))
 
 
-Reader = Callable[[int], Visit | Left | None]
+Reader = Callable[[int], Visit | Departure | None]
 
 
 class BlockMap:
@@ -177,21 +179,21 @@ class BlockMap:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._new: dict[int, Visit | Left] = {}
-        self._old: dict[int, Visit | Left] = {}
-        self._dying: dict[int, Visit | Left] = {}
+        self._new: dict[int, Visit | Departure] = {}
+        self._old: dict[int, Visit | Departure] = {}
+        self._dying: dict[int, Visit | Departure] = {}
 
     def __len__(self) -> int:
         return len(self._new) + len(self._old)
 
-    def get(self, block: int) -> Visit | Left | None:
+    def get(self, block: int) -> Visit | Departure | None:
         return self._new.get(block) or self._old.get(block)
 
     def readers(self) -> tuple[Reader, Reader]:
         """Return ``get`` of each generation, for loops."""
         return self._new.get, self._old.get
 
-    def put(self, blocks: Sequence[int], fact: Visit | Left) -> None:
+    def put(self, blocks: Sequence[int], fact: Visit | Departure) -> None:
         """Set the fact of ``blocks``. A dropped generation is freed gradually, to avoid a pause."""
         self._new.update(dict.fromkeys(blocks, fact))
         if self._dying:

@@ -171,10 +171,10 @@ class ShadowIndex:
 
     def sample(self, tip: Tip, now: float) -> Sequence[Tip]:
         """Add a sample to the window. Return the samples that left it."""
-        left = self.samples.add(tip, now)
-        for old in left:
+        expelled = self.samples.add(tip, now)
+        for old in expelled:
             self.close(old)
-        return left
+        return expelled
 
     def pending(self, request: Request) -> Tip | None:
         """Return the open tip that this request created on arrival."""

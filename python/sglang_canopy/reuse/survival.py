@@ -121,12 +121,12 @@ def gittins_rank(curve: Sequence[float]) -> list[float]:
     # Calls are inlined: a fit ranks many categories, at the cost of a victim.
     for i in range(last - 1, -1, -1):
         start, alive = x[i], curve[i]
-        end, left = hull[-1]
+        end, survival_there = hull[-1]
         # At S = 0 no tip is left and no space is held: the slope is 0.
-        slope = (alive - left) / (end - start) if end > start else 0.0
+        slope = (alive - survival_there) / (end - start) if end > start else 0.0
         while len(hull) > 1:
-            end, left = hull[-2]
-            further = (alive - left) / (end - start) if end > start else 0.0
+            end, survival_there = hull[-2]
+            further = (alive - survival_there) / (end - start) if end > start else 0.0
             if further < slope:
                 break
             slope = further

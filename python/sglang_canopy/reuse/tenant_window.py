@@ -90,20 +90,20 @@ class TenantWindow(Generic[Item]):
         window.append(item)
         if not dropped and self._total <= self.cap and window[0].born >= horizon:
             return ()
-        left: list[Item] = []
-        while (old := window[0]).born < horizon or (dropped and old in dropped):
+        expelled: list[Item] = []
+        while (oldest := window[0]).born < horizon or (dropped and oldest in dropped):
             window.popleft()
-            if old in dropped:
-                dropped.discard(old)
+            if oldest in dropped:
+                dropped.discard(oldest)
             else:
-                self._remove_oldest(self._owner(old))
-                left.append(old)
+                self._remove_oldest(self._owner(oldest))
+                expelled.append(oldest)
         while self._total > self.cap:
-            left.append(self._drop_one())
+            expelled.append(self._drop_one())
         if dropped and 2 * len(dropped) > len(window):
             self._items = deque(self)
             dropped.clear()
-        return left
+        return expelled
 
     def _items_of(self, tenant: str | None) -> _TenantItems[Item]:
         name = tenant if len(self._by_tenant) < MAX_TENANTS else _OTHERS

@@ -180,18 +180,18 @@ class TenantRate:
 
     def __init__(self, per_s: float, burst: int) -> None:
         self.per_s, self.burst = per_s, burst
-        self._left: OrderedDict[str | None, tuple[float, float]] = OrderedDict()
+        self._tokens: OrderedDict[str | None, tuple[float, float]] = OrderedDict()
         """Tokens in each tenant's bucket, and the time (seconds) of that count."""
 
     def take(self, tenant: str | None, now: float) -> bool:
         """Take one token at ``now`` (seconds). Returns whether one was available."""
-        left, counted_s = self._left.pop(tenant, (float(self.burst), now))
-        left = min(self.burst, left + self.per_s * max(0.0, now - counted_s))
-        taken = left >= 1.0
-        self._left[tenant] = left - taken, max(now, counted_s)
-        if len(self._left) > MAX_TENANTS:
-            self._left.popitem(last=False)
+        tokens, counted_s = self._tokens.pop(tenant, (float(self.burst), now))
+        tokens = min(self.burst, tokens + self.per_s * max(0.0, now - counted_s))
+        taken = tokens >= 1.0
+        self._tokens[tenant] = tokens - taken, max(now, counted_s)
+        if len(self._tokens) > MAX_TENANTS:
+            self._tokens.popitem(last=False)
         return taken
 
     def __len__(self) -> int:
-        return len(self._left)
+        return len(self._tokens)

@@ -21,29 +21,29 @@ class Reranking:
     """
 
     def __init__(self) -> None:
-        self._left: dict[Leaf, None] = {}
+        self._pending: dict[Leaf, None] = {}
         self._last = -math.inf
 
     def __bool__(self) -> bool:
-        return bool(self._left)
+        return bool(self._pending)
 
     def begin(self, leaves: Iterable[Leaf]) -> None:
         """Start to rerank all of ``leaves``."""
-        self._left = dict.fromkeys(sorted(leaves, key=attrgetter("number"), reverse=True))
+        self._pending = dict.fromkeys(sorted(leaves, key=attrgetter("number"), reverse=True))
         self._last = -math.inf
 
     def due(self, now: float) -> list[Leaf]:
         """Return the leaves to rerank at ``now``, each once."""
-        left = self._left
+        pending = self._pending
         if now <= self._last:
             return []
         self._last = now
-        return [left.popitem()[0] for _ in range(min(SLICE_LEAVES, len(left)))]
+        return [pending.popitem()[0] for _ in range(min(SLICE_LEAVES, len(pending)))]
 
     def discard(self, leaf: Leaf) -> None:
         """Forget ``leaf``: it was dropped, and gets a new rank if it is admitted again."""
-        self._left.pop(leaf, None)
+        self._pending.pop(leaf, None)
 
     def put_back(self, leaf: Leaf) -> None:
         """Rerank ``leaf``: it may have been restored with a rank of the previous fit."""
-        self._left[leaf] = None
+        self._pending[leaf] = None

@@ -117,8 +117,8 @@ class Admission:
             return self._admitted(choose())
         finally:
             if self._held or self._later:
-                left = {*scheduler.waiting_queue, *self._held, *self._later}
-                scheduler.waiting_queue = [req for req in candidates if req in left]
+                waiting = {*scheduler.waiting_queue, *self._held, *self._later}
+                scheduler.waiting_queue = [req for req in candidates if req in waiting]
             self._candidates, self._chunked, self._held, self._later = None, None, [], []
 
     def arrange(
