@@ -343,7 +343,7 @@ def test_all_turns_of_a_conversation_have_one_origin():
 
 
 def test_origins_are_bounded_and_those_used_last_stay():
-    origins = Origins(most=10)
+    origins = Origins(limit=10)
     for who in range(50):
         origins.number_of((5, 1000 + who), 2 * BLOCK, BLOCK)
         assert origins.number_of((5, 1000, 7 + who), 2 * BLOCK, BLOCK) == 1000

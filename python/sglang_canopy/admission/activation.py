@@ -135,7 +135,7 @@ class Activation:
         """Ends of the latest turns of agents in busy seconds, and ``_tokens`` then."""
         self._needed = _TURNS[1]
         """Turns that a rate is measured over."""
-        self._before = 0.0
+        self._earlier_rate = 0.0
         """Prompt tokens per second before it became active."""
         self._expected_s = 0.0
         """Seconds of as many turns without the gate."""
@@ -192,7 +192,7 @@ class Activation:
         """Activate the gate: footprints exceed the memory."""
         self.active, self._settled = True, False
         self.times_activated += 1
-        rate, self._before = self._rates()
+        rate, self._earlier_rate = self._rates()
         self._expected_s = self._needed / rate
         self._ends.clear()
         self.thrash.clear()
@@ -227,8 +227,8 @@ class Activation:
         if turns < self._needed and self._trial_s < _PATIENCE * self._expected_s:
             return
         rate = self._tokens / max(self._trial_s, 1e-9)
-        error = math.hypot(rate, self._before) / math.sqrt(max(1, turns))
-        if rate - self._before > error:
+        error = math.hypot(rate, self._earlier_rate) / math.sqrt(max(1, turns))
+        if rate - self._earlier_rate > error:
             self._hold_offs = 1.0
             self._begin()
             return

@@ -82,12 +82,10 @@ class Footprints:
 
     def moved(self, session: Session, now: float) -> None:
         """Update the charges after a change of the session's path or tokens."""
-        before, after = session.blocks, session.path
-        same = common_blocks(before, after)
-        session.blocks = after
-        touched = self._use(after[same:], session.number) | self._free(
-            before[same:], session.number
-        )
+        old, new = session.blocks, session.path
+        shared = common_blocks(old, new)
+        session.blocks = new
+        touched = self._use(new[shared:], session.number) | self._free(old[shared:], session.number)
         self._update_all(touched - {session.number}, now)
         self.update(session, now)
 

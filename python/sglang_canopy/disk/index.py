@@ -68,10 +68,10 @@ class Labels:
         """Return the number of ``value``, or ``NO_LABEL`` if no row uses it."""
         return self._numbers.get(value, NO_LABEL)
 
-    def move(self, before: Any, number: int) -> None:
-        """Move one use per entry of ``before``, an array of labels' numbers, to ``number``."""
-        old, counts = np.unique(before, return_counts=True)
-        self._uses[number] += len(before)
+    def move(self, numbers: Any, number: int) -> None:
+        """Move one use per entry of ``numbers``, an array of labels' numbers, to ``number``."""
+        old, counts = np.unique(numbers, return_counts=True)
+        self._uses[number] += len(numbers)
         for each, count in zip(old.tolist(), counts.tolist()):
             self._uses[each] -= count - 1
             self.drop(each)

@@ -57,8 +57,10 @@ class TailTarget:
             self._add(max(0, request.prompt_tokens - request.cached_tokens))
             index = int(self._percentile / 100.0 * (len(self._ordered) - 1))
             self._now = float(self._ordered[index])
-        before, now = self.tokens, self._now
-        if now is not None and (before is None or abs(now - before) > _MOVED * max(before, 1.0)):
+        previous, now = self.tokens, self._now
+        if now is not None and (
+            previous is None or abs(now - previous) > _MOVED * max(previous, 1.0)
+        ):
             self.tokens = now
             self.version += 1
         elif self._own_targets and self._ttft_model_moved():

@@ -83,18 +83,18 @@ class ReuseModel:
         """
         shadow, path, now = self.shadow, request.path, request.time
         matched = shadow.matched_blocks(path)
-        before = shadow.pop_open_tip(path, matched)
-        if before is not None:
-            self._continue(before, request)
+        previous = shadow.pop_open_tip(path, matched)
+        if previous is not None:
+            self._continue(previous, request)
         else:
             self._check_hints_of_the_name(request)
         self.hints.count_overdue(now)
         if matched and not self.type_turn:
-            self._sample_junctions(request, matched, departs=before is None)
+            self._sample_junctions(request, matched, departs=previous is None)
         full = full_blocks(path, request.prompt_tokens, request.block_tokens)
-        tip = self._tip_of(request, before, matched, full)
+        tip = self._tip_of(request, previous, matched, full)
         shadow.learn(now, request.tenant, path[matched:])
-        if full > matched or (before is not None and full > 0):
+        if full > matched or (previous is not None and full > 0):
             # A prompt that ends inside another request's prefix has no tip of its own.
             shadow.open_tip(tip, path[full - 1])
             self._add_sample(tip, now)
@@ -196,27 +196,27 @@ class ReuseModel:
         fit(self.categories, self.shadow, now, self.min_samples, self.exponential, share)
         self.version += 1
 
-    def _tip_of(self, request: Request, before: Tip | None, matched: int, full: int) -> Tip:
+    def _tip_of(self, request: Request, previous: Tip | None, matched: int, full: int) -> Tip:
         """Return the tip at the end of ``request``'s path. ``full``: blocks that its prompt fills;
         ``matched``: blocks seen before."""
         tip = Tip(request.time, self.categories.root, request.tenant)
         tip.history = request.prompt_tokens
         tip.blocks = len(request.path)
         turn = request.turn if request.turn > 1 else 1
-        held_before = matched * request.block_tokens if before is None else before.history
+        held_before = matched * request.block_tokens if previous is None else previous.history
         added = request.prompt_tokens - held_before
         tip.added = added if added > 0 else 0
-        if before is not None:
+        if previous is not None:
             # The same prompt after an answer that was cut off is the same turn.
-            again = before.void and request.prompt_tokens <= before.history
-            seen_turns = before.turn + (not again)
+            again = previous.void and request.prompt_tokens <= previous.history
+            seen_turns = previous.turn + (not again)
             turn = turn if turn > seen_turns else seen_turns
-            tip.own_gap_s = before.own_gap_s
-            if not before.void:
-                tip.own_gap_s = _moving_average(before.own_gap_s, request.time - before.born)
-            last_use = tip.last_use = before.last_use
+            tip.own_gap_s = previous.own_gap_s
+            if not previous.void:
+                tip.own_gap_s = _moving_average(previous.own_gap_s, request.time - previous.born)
+            last_use = tip.last_use = previous.last_use
             last_use[0] = request.time
-            tip.origin = before.origin
+            tip.origin = previous.origin
         elif request.path:
             tip.origin = request.path[max(0, full - 1)]
         request.turn = tip.turn = turn

@@ -152,13 +152,13 @@ class BoundedShortest:
 
     def set_chunked_prompt(self, waiting: Waiting | None, remaining_s: float) -> None:
         """Set the chunked prefill and its remaining cost, in seconds; ``None`` ends it."""
-        before, self.chunked_prompt = self.chunked_prompt, waiting
+        previous, self.chunked_prompt = self.chunked_prompt, waiting
         self._remaining_s = remaining_s
-        if waiting is not before:
-            if before is not None:
-                queue = self._queue_of(before)
+        if waiting is not previous:
+            if previous is not None:
+                queue = self._queue_of(previous)
                 queue.set_chunked_prompt(None)
-                self._drop_if_empty(before, queue)
+                self._drop_if_empty(previous, queue)
             if waiting is not None:
                 self._queue_of(waiting).set_chunked_prompt(waiting)
 

@@ -157,28 +157,28 @@ class CurrentStore:
             offset = meta.offset + meta.length
         return described
 
-    def _new(self, before: DiskStore | None = None) -> DiskStore:
-        """Open a store for the current weights, with the policy, TTLs and counters of ``before``."""
+    def _new(self, previous: DiskStore | None = None) -> DiskStore:
+        """Open a store for the current weights, with the policy, TTLs and counters of ``previous``."""
         settings, updated = self.settings, weights.WEIGHTS.id
         return DiskStore(
             settings.path,
             page_bytes=self.page_bytes,
             capacity_bytes=settings.capacity_bytes,
-            policy=before.policy if before is not None else settings.make_policy(),
-            ttl=before.ttl if before is not None else settings.ttl,
+            policy=previous.policy if previous is not None else settings.make_policy(),
+            ttl=previous.ttl if previous is not None else settings.ttl,
             quotas=settings.quota_bytes,
             namespace=f"{self.namespace}|weights={updated}" if updated else self.namespace,
             temporary=bool(updated),
-            counters=before.counters if before is not None else None,
+            counters=previous.counters if previous is not None else None,
         )
 
     def _replace(self) -> None:
         """Discard the pages of the previous weights, and open a store for the current ones."""
         current = weights.WEIGHTS.id
         self.store.discard()
-        after = self._new(self.store)
+        replacement = self._new(self.store)
         logger.info("Canopy disk tier: the weights were updated, so it starts without pages.")
-        self.store = after
+        self.store = replacement
         self._weights = current  # last, because this releases the store for use
 
     def _log_opened(self) -> None:

@@ -69,14 +69,14 @@ def frozen_copy(request: LiveRequest, blocks: int, epoch: float) -> Request:
 def runs_of(metas: Metas) -> list[Run]:
     """Group ``metas`` into at most ``MAX_RUNS`` runs of equal records."""
     runs: list[Run] = []
-    before: Any = ()
+    previous: Any = ()
     for meta in metas:
         fields = None if meta is None else path_fields(meta)
-        if runs and (fields == before or len(runs) == MAX_RUNS):
+        if runs and (fields == previous or len(runs) == MAX_RUNS):
             runs[-1] = (runs[-1][0] + 1, runs[-1][1])
         else:
             runs.append((1, meta))
-            before = fields
+            previous = fields
     return runs
 
 

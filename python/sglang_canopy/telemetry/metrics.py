@@ -100,11 +100,11 @@ class Metrics:
 
     def _update_rows(self, counters: Counters, tiers: Iterable[str]) -> None:
         """Update the categories' rows. A category with a new row continues its existing series."""
-        before, self._rows = self._rows, {}
+        previous, self._rows = self._rows, {}
         for row in counters.rows():
             if row.category == PAST:
                 continue
-            old_row, reported = before.get(row.category, (None, {}))
+            old_row, reported = previous.get(row.category, (None, {}))
             if old_row is not row:
                 reported = {}
             self._rows[row.category] = (row, reported)
@@ -185,9 +185,9 @@ class Metrics:
         A series is exported from its first count on; series of ``FROM_ZERO`` at once.
         """
         reported = self._reported if reported is None else reported
-        before = reported.get((name, labels))
-        more = total - (before or 0)
-        if more > 0 or (before is None and name in FROM_ZERO):
+        previous = reported.get((name, labels))
+        more = total - (previous or 0)
+        if more > 0 or (previous is None and name in FROM_ZERO):
             self._series_of(name, labels).inc(more)
             reported[name, labels] = total
 
@@ -197,13 +197,13 @@ class Metrics:
         """Raise the residency histogram by the change of ``bins`` and their sum."""
         name = "residency_seconds"
         reported = self._reported if reported is None else reported
-        before, seconds_before = reported.get((name, labels), ([0] * len(bins), 0.0))
-        if bins == before:
+        previous, seconds_before = reported.get((name, labels), ([0] * len(bins), 0.0))
+        if bins == previous:
             return
-        more = accumulate(new - old for new, old in zip(bins, before))
+        more = accumulate(new - old for new, old in zip(bins, previous))
         for edge, tokens in zip(_LE, more):
             self._series_of(f"{name}_bucket", (*labels, edge)).inc(tokens)
-        self._series_of(f"{name}_count", labels).inc(sum(bins) - sum(before))
+        self._series_of(f"{name}_count", labels).inc(sum(bins) - sum(previous))
         self._series_of(f"{name}_sum", labels).inc(token_seconds - seconds_before)
         reported[name, labels] = (list(bins), token_seconds)
 

@@ -60,13 +60,13 @@ class Waiting:
                 f"this tenant sends more than {TENANT_PER_S:g} hints a second; send fewer, or "
                 "through a gateway that sends its secret"
             )
-        before = self._hints.get(tenant, name)
-        if before is None and self._hints.size_of(tenant) >= MAX_WAITING_OF_TENANT:
+        previous = self._hints.get(tenant, name)
+        if previous is None and self._hints.size_of(tenant) >= MAX_WAITING_OF_TENANT:
             raise TooManyHints(
                 f"{MAX_WAITING_OF_TENANT} hints of this tenant are already waiting, the maximum; try "
                 "again when they have been sent"
             )
-        self._hints.put(tenant, name, _with_keep(hint, before))
+        self._hints.put(tenant, name, _with_keep(hint, previous))
 
     def take(self) -> list[Hint]:
         """Remove and return up to ``MAX_SENT`` hints: tenants in turn, the oldest hint of each first."""
@@ -84,11 +84,11 @@ class Waiting:
         return self._hints.size
 
 
-def _with_keep(hint: Hint, before: Hint | None) -> Hint:
-    """Return ``hint`` with the keep of the older hint ``before``, if that one lasts longer."""
-    if before is None or "keep_s" not in before:
+def _with_keep(hint: Hint, previous: Hint | None) -> Hint:
+    """Return ``hint`` with the keep of the older hint ``previous``, if that one lasts longer."""
+    if previous is None or "keep_s" not in previous:
         return hint
-    left_s = before["time"] + before["keep_s"] - hint["time"]
+    left_s = previous["time"] + previous["keep_s"] - hint["time"]
     return {**hint, "keep_s": left_s} if left_s > hint.get("keep_s", 0.0) else hint
 
 
