@@ -180,7 +180,7 @@ def tree(monkeypatch: pytest.MonkeyPatch) -> Any:
     from sglang_canopy.telemetry import reporter
     from support.live_tree import LiveTree
 
-    monkeypatch.setattr(reporter, "place", lambda: (0, ""))  # there is no scheduler process
+    monkeypatch.setattr(reporter, "rank_and_peer", lambda: (0, ""))  # there is no scheduler process
     tree = LiveTree(64, "wa", {"quantum_tokens": 1})
     for tenant, first in (("x", 0), ("y", 100)):
         tree.serve(list(range(first, first + 8)), 1.0 + first, conversation="c", tenant=tenant)
