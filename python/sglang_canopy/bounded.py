@@ -29,19 +29,19 @@ class _Share(Generic[Key, Value]):
 
 
 class BoundedByTenant(Generic[Key, Value]):
-    """Values by tenant and key, of a total size of at most ``most``.
+    """Values by tenant and key, of a total size of at limit ``limit``.
 
     When full, the oldest entry of the largest tenant leaves, which may be the new one.
-    ``most_own``: likewise, the bound of one tenant.
+    ``limit_per_tenant``: likewise, the bound of one tenant.
     """
 
-    def __init__(self, most: int, most_own: int | None = None) -> None:
-        self.most, self.most_own = most, most_own
+    def __init__(self, limit: int, limit_per_tenant: int | None = None) -> None:
+        self.limit, self.limit_per_tenant = limit, limit_per_tenant
         self.size = 0
         self._tenants: dict[Tenant, _Share[Key, Value]] = {}
         """Tenants with entries, the one whose turn it is first."""
         self._by_size: dict[int, dict[Tenant, None]] = {}
-        """Tenants by size; few sizes differ, since all sizes add up to at most ``most``."""
+        """Tenants by size; few sizes differ, since all sizes add up to at limit ``limit``."""
 
     def __len__(self) -> int:
         """Return the number of entries."""
@@ -67,9 +67,9 @@ class BoundedByTenant(Generic[Key, Value]):
         share.entries[key] = value, size
         self._resize(tenant, share, size)
         dropped: list[Entry[Key, Value]] = []
-        while self.most_own is not None and share.size > self.most_own:
+        while self.limit_per_tenant is not None and share.size > self.limit_per_tenant:
             dropped.append(self._drop_oldest(tenant))
-        while self.size > self.most:
+        while self.size > self.limit:
             dropped.append(self._drop_oldest(next(iter(self._by_size[max(self._by_size)]))))
         return dropped
 

@@ -125,11 +125,11 @@ def test_decisions_are_bounded_and_the_newest_come_first():
     for number in range(MAX_DECISIONS + 10):
         ring.append(decision(time=float(number), tokens=number))
     assert len(ring) == MAX_DECISIONS
-    assert [one.tokens for one in ring.of(None, "a", most=2)] == [
+    assert [one.tokens for one in ring.about(None, "a", limit=2)] == [
         MAX_DECISIONS + 9,
         MAX_DECISIONS + 8,
     ]
-    assert ring.of("other tenant", "a") == []
+    assert ring.about("other tenant", "a") == []
 
 
 def test_the_rate_is_of_recent_evictions():

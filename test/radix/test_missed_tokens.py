@@ -212,7 +212,7 @@ def test_a_sample_is_fixed_by_the_size_of_the_cache(blocks, one_in):
     tree.core.live.device_tokens = 4
     serve(tree, list(range(100, 160)), 3.0)
     assert held.one_in == one_in
-    assert departures.MIN_BLOCKS <= held._blocks.most <= departures.MAX_BLOCKS
+    assert departures.MIN_BLOCKS <= held._blocks.limit <= departures.MAX_BLOCKS
     assert sum(causes(tree).values()) == misses(tree)
 
 

@@ -124,18 +124,20 @@ class Footprints:
             return self.mean_output
         category = session.category.current
         continues = 1.0 - category.curve[BINS - 1]
-        most = self.turns_ahead
+        turns_ahead = self.turns_ahead
         turns = (
-            most if continues >= 1.0 else continues * (1.0 - continues**most) / (1.0 - continues)
+            turns_ahead
+            if continues >= 1.0
+            else continues * (1.0 - continues**turns_ahead) / (1.0 - continues)
         )
         return self.mean_output + turns * (mean_growth(category) + self.mean_output)
 
     def _charge(self, session: Session, has: float, growth: float) -> None:
-        more = has + growth - session.charge
+        change = has + growth - session.charge
         self.growth += growth - session.growth
-        self.charged += more
+        self.charged += change
         self.charge_by_tenant[session.charged_to] = (
-            self.charge_by_tenant.get(session.charged_to, 0.0) + more
+            self.charge_by_tenant.get(session.charged_to, 0.0) + change
         )
         session.charge, session.growth = has + growth, growth
 
@@ -173,10 +175,10 @@ class Footprints:
 
 def common_blocks(first: Sequence[int], second: Sequence[int]) -> int:
     """Return the length of the common prefix of two paths of chained hashes, in blocks."""
-    most = min(len(first), len(second))
-    if first[:most] == second[:most]:  # most turns append
-        return most
-    return bisect_left(range(most), True, key=lambda i: first[i] != second[i])
+    length = min(len(first), len(second))
+    if first[:length] == second[:length]:  # most turns append
+        return length
+    return bisect_left(range(length), True, key=lambda i: first[i] != second[i])
 
 
 def survival(curve: Sequence[float], age_s: float) -> float:

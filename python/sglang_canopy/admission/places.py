@@ -139,8 +139,8 @@ class Places:
             return youngest_of_largest_tenant(self.paused.values())
         if len(self.active) <= self.settings.max_sessions:
             return None
-        most = self.count_by_tenant.most_common(1)[0][0]
-        idle = (s for s in self.active.values() if not s.under_way and s.charged_to == most)
+        largest = self.count_by_tenant.most_common(1)[0][0]
+        idle = (s for s in self.active.values() if not s.under_way and s.charged_to == largest)
         return next(idle, None)
 
     def _is_gone(self, session: Session, now: float) -> bool:

@@ -89,9 +89,9 @@ class ServerSettings:
     def over(self, others: ServerSettings) -> ServerSettings:
         """Return these settings, with values of ``others`` for unset fields."""
         names = [f.name for f in fields(self)]
-        mine = {n: getattr(self, n) for n in names}
+        values = {n: getattr(self, n) for n in names}
         return ServerSettings(
-            **{n: getattr(others, n) if v is None else v for n, v in mine.items()}
+            **{n: getattr(others, n) if v is None else v for n, v in values.items()}
         )
 
     def to_json(self) -> dict[str, Any]:

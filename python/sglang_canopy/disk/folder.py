@@ -126,13 +126,13 @@ def _unavailable(path: Path, error: OSError) -> Unavailable:
     return Unavailable(kind_of(error), f"{path}: {error.strerror}")
 
 
-def _make_top(top: Path, mine: str) -> None:
+def _make_top(top: Path, namespace_folder: str) -> None:
     """Create ``top``, or check that it is a store's folder. ``mine`` may exist in it."""
     if top.is_symlink() or (top.exists() and not top.is_dir()):
         raise CanopyError(f"disk store: {top} is not a folder; name a folder, or a new path")
     if not top.exists():
         top.mkdir(mode=0o700, parents=True)
-    names = set(os.listdir(top)) - {"lost+found", mine}
+    names = set(os.listdir(top)) - {"lost+found", namespace_folder}
     foreign = sorted(name for name in names if not name.startswith(f".{MARK}."))
     if foreign and not names & {MARK, MARK + BAD}:
         raise CanopyError(

@@ -62,8 +62,10 @@ def _locked(path: Path) -> Iterator[None]:
 class Neighbours:
     """The idle namespaces beside the store at ``mine``, which may hold ``capacity_bytes`` with it."""
 
-    def __init__(self, mine: Path, capacity_bytes: int, monotonic: Callable[[], float]) -> None:
-        self._mine = mine
+    def __init__(
+        self, own_folder: Path, capacity_bytes: int, monotonic: Callable[[], float]
+    ) -> None:
+        self._own_folder = own_folder
         self._ranks = 1
         """Ranks of this server with a store in this folder."""
         self._capacity_bytes = capacity_bytes
@@ -74,12 +76,12 @@ class Neighbours:
     def idle(self) -> list[Idle]:
         """Return the namespaces without a server, least recently used first."""
         idle, ranks = [], 1
-        for mark in self._mine.parent.glob(f"*/{NAMESPACE}"):
+        for mark in self._own_folder.parent.glob(f"*/{NAMESPACE}"):
             path = mark.parent
-            if path == self._mine:
+            if path == self._own_folder:
                 continue
             temporary = (path / TEMPORARY).exists()
-            if of_one_server(path, self._mine) and not temporary:
+            if of_one_server(path, self._own_folder) and not temporary:
                 ranks += 1
                 continue  # it may be starting
             try:

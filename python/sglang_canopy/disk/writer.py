@@ -93,20 +93,21 @@ class PageWriter:
             segments = state.segments
             self._retry_growth()
             self._use_present(offered, now)
-            here = [self._is_here_or_placed(page, batch, now) for page in offered]
+            on_disk = [self._is_here_or_placed(page, batch, now) for page in offered]
         errors = segments.write([(page.unit, page.views) for page in batch.placed])
         checksums = [content.checksum(page.key, page.views) for page in batch.placed]
         with state.lock:
             self._enter_batch(batch, errors, checksums, now)
-            here = [
-                was or page.key in state.index.rows for was, page in zip(here, offered, strict=True)
+            on_disk = [
+                was or page.key in state.index.rows
+                for was, page in zip(on_disk, offered, strict=True)
             ]
         committed = self._index_writer.flush()
         if state.counters.faults["full"] > full and state.neighbours.remove_oldest():
             with state.lock:
                 state.units.allow_growth()
             committed = self._index_writer.flush()
-        return here if committed else [False] * len(keys)
+        return on_disk if committed else [False] * len(keys)
 
     def _use_present(self, offered: Sequence[_PageWrite], now: float) -> None:
         """Record a use of the offered pages that are on disk already."""
@@ -114,9 +115,9 @@ class PageWriter:
         present = [page for page in offered if page.key in rows]
         self._state.counters.present += len(present)
         for _, group in itertools.groupby(present, lambda page: path_fields(page.meta)):
-            same = list(group)
-            path = list(dict.fromkeys(rows[page.key] for page in same))
-            self._lifetimes.use(path, same[0].meta, now, count=False)
+            pages = list(group)
+            path = list(dict.fromkeys(rows[page.key] for page in pages))
+            self._lifetimes.use(path, pages[0].meta, now, count=False)
 
     def _is_here_or_placed(self, page: _PageWrite, batch: _Batch, now: float) -> bool:
         """Return whether a page is on disk. Otherwise allocate a unit for it if permitted."""

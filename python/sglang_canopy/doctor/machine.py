@@ -73,8 +73,8 @@ def _torch_build() -> str:
     except Exception as error:  # broken builds raise exceptions of any type
         return f"cannot be imported ({type(error).__name__}: {error})"
     if torch.version.cuda:
-        there = "usable" if torch.cuda.is_available() else "no device"
-        return f"{torch.__version__}, CUDA {torch.version.cuda}, {there}"
+        state = "usable" if torch.cuda.is_available() else "no device"
+        return f"{torch.__version__}, CUDA {torch.version.cuda}, {state}"
     return f"{torch.__version__}, {'ROCm' if torch.version.hip else 'CPU'}"
 
 
@@ -153,12 +153,12 @@ def host_memory(requested_bytes: float) -> list[Finding]:
 
 def folder(what: str, path: Path, needs_bytes: int = 0) -> list[Finding]:
     """Check that ``path`` is writable and has enough free space, without creating it."""
-    there = next(each for each in (path, *path.absolute().parents) if each.exists())
-    if not there.is_dir():
-        return [Finding(FAULT, f"{what} {path}: {there} is not a folder")]
-    if not os.access(there, os.W_OK | os.X_OK):
-        return [Finding(FAULT, f"{what} {path}: {there} cannot be written to")]
-    free = shutil.disk_usage(there).free
+    existing = next(each for each in (path, *path.absolute().parents) if each.exists())
+    if not existing.is_dir():
+        return [Finding(FAULT, f"{what} {path}: {existing} is not a folder")]
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return [Finding(FAULT, f"{what} {path}: {existing} cannot be written to")]
+    free = shutil.disk_usage(existing).free
     findings = []
     if free < FREE_GB * GB:
         findings.append(Finding(FAULT, f"{what} {path}: only {free / GB:.1f} GB are free"))
@@ -167,7 +167,7 @@ def folder(what: str, path: Path, needs_bytes: int = 0) -> list[Finding]:
             f"{what} {path}: {needs_bytes / GB:.1f} GB are configured, {free / GB:.1f} GB are free"
         )
         findings.append(Finding(NOTE, text))
-    if there == path and path.stat().st_mode & 0o077:
+    if existing == path and path.stat().st_mode & 0o077:
         findings.append(Finding(NOTE, f"{what} {path}: other users may enter it; chmod 700"))
     return findings
 

@@ -44,8 +44,8 @@ def tokens_kept(
         spare = (length - (need if need > quantum else quantum)) // page * page
         if spare > kept:
             kept = spare
-    most = (length - 1) // page * page
-    return kept if kept < most else most
+    limit = (length - 1) // page * page
+    return kept if kept < limit else limit
 
 
 class Victim(NamedTuple):

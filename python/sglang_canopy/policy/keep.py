@@ -84,8 +84,8 @@ class TokenBudget:
 
     def check(self) -> None:
         """Recount the tokens of tenants that no gateway vouched for."""
-        known = sum(self.by_tenant.get(tenant, 0) for tenant in self._known)
-        assert self._strangers == self.tokens - known, (self._strangers, self.tokens, known)
+        vouched = sum(self.by_tenant.get(tenant, 0) for tenant in self._known)
+        assert self._strangers == self.tokens - vouched, (self._strangers, self.tokens, vouched)
 
     def stats(self, tenants: int = 64) -> dict[str, Any]:
         """Return use and limits in tokens, with the ``tenants`` largest users."""

@@ -88,13 +88,13 @@ class CanopyRadixCache(UnifiedRadixCache):
             for_allocation = _FULL in targets and targets[_FULL][0] is _FULL
             if for_allocation:
                 self.tree_core.shortfall = lambda: self._shortfall(targets)
-            more = passed_on(allocation_reclaim_satisfied=allocation_reclaim_satisfied)
-            retry = self.holds.possible and not more
+            passed = passed_on(allocation_reclaim_satisfied=allocation_reclaim_satisfied)
+            retry = self.holds.possible and not passed
             self.holds.begin()
             try:
                 while True:
                     super()._evict_components(
-                        request_by_type, tracker, available_size_targets, **more
+                        request_by_type, tracker, available_size_targets, **passed
                     )
                     short = request_by_type[_FULL] - tracker[_FULL]
                     if for_allocation:
@@ -200,7 +200,7 @@ class CanopyFullComponent(FullComponent):
         host_frees: Any,
         cache_actions: Any = None,
     ) -> None:
-        core, more = self.tree_core, passed_on(cache_actions=cache_actions)
+        core, passed = self.tree_core, passed_on(cache_actions=cache_actions)
         ct = self.component_type
         while tracker[ct] < num_tokens:
             choice = core.evictable_host_leaves.next_victim(core.clock.now)
@@ -210,4 +210,4 @@ class CanopyFullComponent(FullComponent):
             node = core.cut(*choice, num_tokens - tracker[ct], cache_actions)
             if expired:
                 node.canopy.eviction_reason = TTL
-            core._evict_host_leaf(node, tracker, device_frees, host_frees, **more)
+            core._evict_host_leaf(node, tracker, device_frees, host_frees, **passed)

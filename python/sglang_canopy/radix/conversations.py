@@ -76,7 +76,7 @@ class Conversations:
         full = request.prompt_tokens // request.block_tokens
         path = request.path[:full]
         end = End(node, path[0] if path else None, len(path), path[-1] if path else None)
-        self._ends.most = 2 * len(self.tree._node_arena) + _SPARE_ENDS
+        self._ends.limit = 2 * len(self.tree._node_arena) + _SPARE_ENDS
         self._ends.put(request.tenant, request.conversation, end)
 
     def node_removed(self, node: UnifiedTreeNode) -> None:

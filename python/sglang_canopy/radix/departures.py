@@ -134,21 +134,21 @@ class Departures:
         first = min(position // size, full)
         blocks = path[first:full]
         rest, key = self.one_in - 1, None  # a power of two less one; ids are hashes
-        (newer, older), known, begin = self._blocks.readers(), None, position
+        (newer, older), run_fact, begin = self._blocks.readers(), None, position
         for end, block in enumerate(blocks, first + 1):
             if block & rest:
                 continue
             fact = newer(block) or older(block)
-            if fact is not known or (type(fact) is Visit and key != _IN_FLIGHT):
+            if fact is not run_fact or (type(fact) is Visit and key != _IN_FLIGHT):
                 if position > begin:
-                    misses.charge(key or _NEW, known, position - begin)
-                key, known, begin = self._cause(fact, end * size, prompt), fact, position
+                    misses.charge(key or _NEW, run_fact, position - begin)
+                key, run_fact, begin = self._cause(fact, end * size, prompt), fact, position
             if fact is None:  # and so are the blocks behind it
                 key = _NEW
                 break
             position = end * size
         if position > begin:
-            misses.charge(key or _NEW, known, position - begin)
+            misses.charge(key or _NEW, run_fact, position - begin)
         if position < full * size:
             misses.add(self._last if key is None else key, full * size - position)
             position = full * size
@@ -226,4 +226,4 @@ class Departures:
             self.one_in = MIN_ONE_IN
         while blocks > MAX_BLOCKS * self.one_in:
             self.one_in *= 2
-        self._blocks.most = max(blocks // self.one_in, MIN_BLOCKS)
+        self._blocks.limit = max(blocks // self.one_in, MIN_BLOCKS)

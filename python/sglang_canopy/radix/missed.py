@@ -88,21 +88,21 @@ class Missed:
 
     def add(self, sums: Sums, tenant: str | None) -> None:
         """Add the misses of a finished request of ``tenant``."""
-        mine = self._tenants.pop(tenant, None)
-        if mine is None:
-            mine = Counter()
+        of_tenant = self._tenants.pop(tenant, None)
+        if of_tenant is None:
+            of_tenant = Counter()
             if len(self._tenants) >= MAX_TENANTS:
                 del self._tenants[next(iter(self._tenants))]
-        self._tenants[tenant] = mine
+        self._tenants[tenant] = of_tenant
         total = self.sums
         for key, tokens in sums.items():
             total[key] += tokens
-            mine[key] += tokens
+            of_tenant[key] += tokens
 
     def add_evicted(
         self, departure: Departure, tokens: int, now: float, evicted: int, capacity: int
     ) -> None:
-        """Record ``tokens`` of ``left`` missed at ``now``. ``evicted``: tokens evicted so far."""
+        """Record ``tokens`` of ``departure`` missed at ``now``. ``evicted``: tokens evicted so far."""
         self.ago[bisect_left(EDGES_S, max(0.0, now - departure.time))] += tokens
         since = evicted - departure.evicted_before
         for size in WITH_MEMORY:
@@ -177,8 +177,8 @@ class BlockMap:
 
     __slots__ = ("_dying", "_new", "_old", "most")
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
         self._new: dict[int, Visit | Departure] = {}
         self._old: dict[int, Visit | Departure] = {}
         self._dying: dict[int, Visit | Departure] = {}
@@ -200,7 +200,7 @@ class BlockMap:
             drop = self._dying.popitem
             for _ in range(min(2 * len(blocks), len(self._dying))):
                 drop()
-        if len(self._new) >= self.most // 2:
+        if len(self._new) >= self.limit // 2:
             self._dying, self._old, self._new = self._old, self._new, {}
 
 

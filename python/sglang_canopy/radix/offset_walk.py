@@ -114,9 +114,9 @@ class KeyCursor:
         size = min(len(raw), self._last - self.offset)
         for start in range(0, size, _AT_ONCE):
             stop = min(start + _AT_ONCE, size)
-            mine, other = self._ids[self.offset + start : self.offset + stop], raw[start:stop]
-            if mine != other:
-                differ = np.frombuffer(mine, np.int64) != np.frombuffer(other, np.int64)
+            ahead, other = self._ids[self.offset + start : self.offset + stop], raw[start:stop]
+            if ahead != other:
+                differ = np.frombuffer(ahead, np.int64) != np.frombuffer(other, np.int64)
                 return start + int(differ.argmax())
         return size
 

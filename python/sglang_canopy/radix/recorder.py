@@ -37,9 +37,9 @@ class Recorder(KVCacheEventRecorder):
         self.__dict__.update(recorder.__dict__)
         self._core = core
 
-    def record_store(self, node: UnifiedTreeNode, medium: Any = None, **more: Any) -> None:
+    def record_store(self, node: UnifiedTreeNode, medium: Any = None, **arguments: Any) -> None:
         if self._is_published(node):
-            super().record_store(node, medium, **more)
+            super().record_store(node, medium, **arguments)
         core, leaf = self._core, node.canopy
         tier = HOST if medium is StorageMedium.CPU else DEVICE
         set_offsets(node)

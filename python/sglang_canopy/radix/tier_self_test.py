@@ -103,9 +103,9 @@ class _HostTree(SmallTree):
 
 def _fill_and_read(tree: _HostTree) -> None:
     """Insert more than the device holds, load what the host has, then do so with a full host."""
-    known, loaded = paths(random.Random(3), tree.page_size)[:4], 0
+    reused, loaded = paths(random.Random(3), tree.page_size)[:4], 0
     fillers = [[1000 + 10 * i] * (24 * tree.page_size) for i in range(12)]
-    for path in (*known, *fillers[:4], *known, *fillers[4:], fillers[7]):
+    for path in (*reused, *fillers[:4], *reused, *fillers[4:], fillers[7]):
         tree.make_room(24 * tree.page_size)
         loaded += tree.load_back(path)
         tree.insert(path)

@@ -23,8 +23,8 @@ def read(envelope: Any) -> tuple[bool, int]:
     """
     actions = _get(envelope, "actions")
     checked = actions[:MAX_ACTIONS] if isinstance(actions, Sequence) else ()
-    known = _get(envelope, "protocol_version") in PROTOCOLS
-    released = [known and _is_release(action) for action in checked]
+    is_known = _get(envelope, "protocol_version") in PROTOCOLS
+    released = [is_known and _is_release(action) for action in checked]
     return any(released), released.count(False)
 
 

@@ -98,8 +98,8 @@ class RequestedNames:
     """Requests for category names that are not in the table, for at most ``most`` names: beyond that,
     all counts are halved."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._requested: dict[str, tuple[int, float]] = {}
         """Number of requests, and the time of the last request."""
 
@@ -112,7 +112,7 @@ class RequestedNames:
         if last is None or last < now:
             count += 1
         self._requested[name] = (count, now)
-        if len(self._requested) > self._most:
+        if len(self._requested) > self._limit:
             self._requested = {n: (c // 2, t) for n, (c, t) in self._requested.items() if c > 1}
         return count
 
@@ -173,10 +173,10 @@ class Categories:
         ``names``: features, coarse first. Without room, return the finest parent in the table, or
         the overflow if the first feature is not in the table.
         """
-        known = self._chains.get(names)
-        if known is not None:
-            _touch(known, now)
-            return known
+        category_of_chain = self._chains.get(names)
+        if category_of_chain is not None:
+            _touch(category_of_chain, now)
+            return category_of_chain
         category = self.root
         label = ""
         for name in names:

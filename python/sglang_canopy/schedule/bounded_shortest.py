@@ -231,16 +231,16 @@ class BoundedShortest:
                     share: request for share, walk in walks.items() if (request := next(walk, None))
                 }
                 starts = self.shares.starts(by_share) | starts
-                mine = {share: starts[share] for share in heads}
+                next_starts = {share: starts[share] for share in heads}
                 while heads and len(ordered) < head:
-                    share = first(mine)
+                    share = first(next_starts)
                     ordered.append(heads[share])
                     taken.add(heads[share].number)
-                    mine[share] += heads[share].cost
-                    starts[share] = mine[share]
+                    next_starts[share] += heads[share].cost
+                    starts[share] = next_starts[share]
                     following = next(walks[share], None)
                     if following is None:
-                        del heads[share], mine[share]
+                        del heads[share], next_starts[share]
                     else:
                         heads[share] = following
             behind = self._by_arrival.get(urgency, {}).copy()

@@ -111,8 +111,8 @@ class FairShares:
     def _most_served(self) -> set[ClaimedTenant]:
         """Return the tenants with a separate share."""
         served = [name for name in self._served_s if isinstance(name, Vouched) or not self._vouched]
-        most = set(nlargest(SEPARATE_SHARES, served, key=self._importance))
-        return most if self._vouched else {*most, PUBLIC}
+        largest = set(nlargest(SEPARATE_SHARES, served, key=self._importance))
+        return largest if self._vouched else {*largest, PUBLIC}
 
     def _importance(self, tenant: ClaimedTenant) -> tuple[bool, float, str]:
         vouched = isinstance(tenant, Vouched)

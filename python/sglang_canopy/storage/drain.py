@@ -81,8 +81,8 @@ class Drain:
         allowed = 0
         while nodes:
             node = nodes.popleft()
-            there = self.tree.contains(node) and (not node.evicted or node.backuped)
-            if not true_on_all(self.cache, there):
+            is_in_memory = self.tree.contains(node) and (not node.evicted or node.backuped)
+            if not true_on_all(self.cache, is_in_memory):
                 continue  # evicted from some rank's host to make room
             wanted = len(node.hash_value)
             if allowed < wanted:

@@ -128,8 +128,8 @@ def _effective(server: Any, path: Path) -> dict[str, Any]:
     from sglang.srt.configs.model_config import ModelConfig
 
     # If the snapshot has only weights, let SGLang locate the configuration.
-    here = str(path) if path.is_file() or (path / "config.json").exists() else None
-    config = ModelConfig.from_server_args(server, model_path=here).hf_config.to_dict()
+    local_path = str(path) if path.is_file() or (path / "config.json").exists() else None
+    config = ModelConfig.from_server_args(server, model_path=local_path).hf_config.to_dict()
     return {key: value for key, value in config.items() if key not in _NOT_OF_THE_MODEL}
 
 

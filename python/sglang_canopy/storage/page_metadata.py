@@ -85,9 +85,9 @@ def first_ranks(metas: Metas, cache: Any) -> tuple[list[PageMeta | None], bool]:
 
     Collective: every rank calls it for the same pages.
     """
-    mine = runs_of(metas)
-    runs = from_first(groups_of(cache), mine)
-    agreed = true_on_all(cache, _without_clock(runs) == _without_clock(mine))
+    own_runs = runs_of(metas)
+    runs = from_first(groups_of(cache), own_runs)
+    agreed = true_on_all(cache, _without_clock(runs) == _without_clock(own_runs))
     return [meta for pages, meta in runs for _ in range(pages)], agreed
 
 

@@ -186,9 +186,9 @@ class Metrics:
         """
         reported = self._reported if reported is None else reported
         previous = reported.get((name, labels))
-        more = total - (previous or 0)
-        if more > 0 or (previous is None and name in FROM_ZERO):
-            self._series_of(name, labels).inc(more)
+        increase = total - (previous or 0)
+        if increase > 0 or (previous is None and name in FROM_ZERO):
+            self._series_of(name, labels).inc(increase)
             reported[name, labels] = total
 
     def _count_residency(
@@ -200,8 +200,8 @@ class Metrics:
         previous, seconds_before = reported.get((name, labels), ([0] * len(bins), 0.0))
         if bins == previous:
             return
-        more = accumulate(new - old for new, old in zip(bins, previous))
-        for edge, tokens in zip(_LE, more):
+        increases = accumulate(new - old for new, old in zip(bins, previous))
+        for edge, tokens in zip(_LE, increases):
             self._series_of(f"{name}_bucket", (*labels, edge)).inc(tokens)
         self._series_of(f"{name}_count", labels).inc(sum(bins) - sum(previous))
         self._series_of(f"{name}_sum", labels).inc(token_seconds - seconds_before)

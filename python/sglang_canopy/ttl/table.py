@@ -205,8 +205,8 @@ def _check(ok: bool, what: str, value: Any, allowed: str) -> None:
         raise CanopyError(f"TTL table: {what} must be {allowed}, got {value!r:.60}")
 
 
-def _check_number(what: str, entries: Sized, most: int) -> None:
-    _check(len(entries) <= most, f"number of {what}", len(entries), f"at most {most}")
+def _check_number(what: str, entries: Sized, limit: int) -> None:
+    _check(len(entries) <= limit, f"number of {what}", len(entries), f"at most {limit}")
 
 
 def _check_ttl(what: str, value: Any) -> None:

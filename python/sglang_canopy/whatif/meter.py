@@ -163,7 +163,7 @@ class Meter:
 
     def sample_ended(self, request: Request) -> None:
         """Insert another sample of a recorded request (n > 1). It does not count as a request."""
-        self._observe(request, again=True)
+        self._observe(request, is_repeat=True)
 
     def _record(self, request: Request, hit_tokens: int) -> None:
         caches, account = self.caches, self._account
@@ -265,7 +265,7 @@ class Meter:
             self._learners[name] = learner
         return learner
 
-    def _observe(self, request: Request, again: bool = False) -> Sample | None:
+    def _observe(self, request: Request, is_repeat: bool = False) -> Sample | None:
         """Learn from a request and serve its sampled blocks in the shadow caches.
 
         ``again``: the policies have received the request before.
@@ -276,7 +276,7 @@ class Meter:
             return None
         origin = self._origins.number_of(request.path, request.prompt_tokens, request.block_tokens)
         copy = as_sampled(request, origin)
-        copy.label = _learn_label(self._learners.values(), copy, again)
+        copy.label = _learn_label(self._learners.values(), copy, is_repeat)
         return None if picked is None else caches.serve(copy, picked)
 
 
@@ -284,7 +284,7 @@ def _share(ratio: float) -> float:
     return min(1.0, max(0.0, ratio))
 
 
-def _learn_label(learners: Iterable[Policy], request: Request, again: bool) -> str:
+def _learn_label(learners: Iterable[Policy], request: Request, is_repeat: bool) -> str:
     """Let each policy learn from a finished request; return the first refined label."""
     label = None
     path = request.path
@@ -293,7 +293,7 @@ def _learn_label(learners: Iterable[Policy], request: Request, again: bool) -> s
         if type(learner).arrive is Policy.arrive:
             continue
         request.label = None
-        if not again:
+        if not is_repeat:
             request.path = path[:prompt_blocks]
             request.label = learner.arrive(request)
             request.path = path

@@ -28,12 +28,12 @@ def added_up(meters: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     arms = []
     for arm in first["arms"]:
         name = (arm["policy"], arm["capacity"])
-        same = [
+        same_arms = [
             next((a for a in m["arms"] if (a["policy"], a["capacity"]) == name), arm)
             for m in meters
         ]
-        shares = {key: mean([a[key] for a in same]) for key in _SHARES}
-        arms.append({**arm, **shares, "tokens": sum(a["tokens"] for a in same)})
+        shares = {key: mean([a[key] for a in same_arms]) for key in _SHARES}
+        arms.append({**arm, **shares, "tokens": sum(a["tokens"] for a in same_arms)})
     return {
         "running": first["running"],
         "hit_ratio": mean([m["hit_ratio"] for m in meters]),
@@ -105,10 +105,10 @@ def next_step(
 
 def _best(meter: Mapping[str, Any]) -> tuple[str | None, float, float]:
     """Return the best policy at this capacity: name, points gained, two standard errors."""
-    here = [a for a in meter["arms"] if a["capacity"] == "now" and not a["running"]]
-    if not here:
+    arms_now = [a for a in meter["arms"] if a["capacity"] == "now" and not a["running"]]
+    if not arms_now:
         return None, 0.0, 0.0
-    arm = max(here, key=lambda a: a["hit_ratio"])
+    arm = max(arms_now, key=lambda a: a["hit_ratio"])
     return arm["policy"], *_gain(meter, arm)
 
 
@@ -118,10 +118,10 @@ def _gain(meter: Mapping[str, Any], arm: Mapping[str, Any]) -> tuple[float, floa
 
 def _memory_gain(meter: Mapping[str, Any]) -> str:
     """Describe the gain of the best larger tier under the same policy, if worthwhile."""
-    same = [a for a in meter["arms"] if a["policy"] == meter["running"] and not a["running"]]
-    if not same:
+    same_arms = [a for a in meter["arms"] if a["policy"] == meter["running"] and not a["running"]]
+    if not same_arms:
         return ""
-    arm = max(same, key=lambda a: a["hit_ratio"])
+    arm = max(same_arms, key=lambda a: a["hit_ratio"])
     points, error = _gain(meter, arm)
     if points < WORTH_MEMORY_POINTS or points <= error:
         return ""

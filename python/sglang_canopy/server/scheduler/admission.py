@@ -186,12 +186,12 @@ class Admission:
         if complete and (not batches or releases.reports_aborts(scheduler)):
             return
         self.sweeps += 1
-        here = {*queue, scheduler.chunked_req}
+        present = {*queue, scheduler.chunked_req}
         for batch in (scheduler.running_batch, scheduler.last_batch, *batches):
-            here.update(getattr(batch, "reqs", None) or ())
-        known = dict.fromkeys((*arranged.requests(), *(() if gate is None else gate.tickets)))
-        for req in known:
-            if req.finished() or req not in here:
+            present.update(getattr(batch, "reqs", None) or ())
+        tracked = dict.fromkeys((*arranged.requests(), *(() if gate is None else gate.tickets)))
+        for req in tracked:
+            if req.finished() or req not in present:
                 self.ended(req)
         if gate is not None:
             self._waiting = dict.fromkeys(queue)
