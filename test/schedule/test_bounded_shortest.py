@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sglang_canopy.schedule.bounded_shortest import SORTED_HEAD, BoundedShortest
 from sglang_canopy.schedule.cost import Prefill, PrefillCost
 from sglang_canopy.schedule.cost_queue import TIGHT_HEAD, Waiting
-from sglang_canopy.schedule.fair_shares import REMEMBERED, SEPARATE_SHARES, FairShares, first
+from sglang_canopy.schedule.fair_shares import REMEMBERED, SEPARATE_SHARES, FairShares, next_share
 from support.bound_ledger import BoundLedger
 
 
@@ -132,7 +132,7 @@ def test_an_unserved_turn_is_first_regardless_of_service() -> None:
     shares = FairShares()
     shares.charge("served", "served", 0.25)
     assert shares.starts(["served", "new"]) == {"served": 0.25, "new": 0.0}
-    assert first(shares.starts(["served", "new"])) == "new"
+    assert next_share(shares.starts(["served", "new"])) == "new"
 
 
 def test_only_the_requests_that_the_tokens_of_a_step_reach_are_checked() -> None:

@@ -100,8 +100,10 @@ def _above(limit: int) -> Callable[[Any], bool]:
 def _whole_prefill_graph(config: Any) -> bool:
     """Return whether ``--cuda-graph-config``, as given (a dict) or as resolved by SGLang, has one
     full prefill graph."""
-    of = config.get if isinstance(config, Mapping) else lambda phase: getattr(config, phase, None)
-    prefill = of("prefill") or {}
+    phase_of = (
+        config.get if isinstance(config, Mapping) else lambda phase: getattr(config, phase, None)
+    )
+    prefill = phase_of("prefill") or {}
     if isinstance(prefill, Mapping):
         return prefill.get("backend") == "full"
     return getattr(prefill, "backend", None) == "full"

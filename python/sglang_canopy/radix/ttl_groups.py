@@ -30,8 +30,8 @@ class LiveGroups:
 
     def assign(self, leaf: NodeLeaf, request: Request) -> None:
         """Write the groups of ``request``'s path into a node on it."""
-        of, blocks, disk, host = self._last_path
-        if of is not request or blocks != len(request.path):
+        last_request, blocks, disk, host = self._last_path
+        if last_request is not request or blocks != len(request.path):
             disk = _along(self.disk, request)
             host = disk if self.host is self.disk else _along(self.host, request)
             self._last_path = (request, len(request.path), disk, host)

@@ -32,7 +32,7 @@ from typing import Any
 
 from sglang_canopy.schedule.cost import Cost, Prefill, PrefillCost
 from sglang_canopy.schedule.cost_queue import CostQueue, Waiting, number_of, simulate_admission
-from sglang_canopy.schedule.fair_shares import FairShares, Share, first
+from sglang_canopy.schedule.fair_shares import FairShares, Share, next_share
 from sglang_canopy.schedule.passing import Passing
 from sglang_canopy.tenant import ClaimedTenant
 
@@ -233,7 +233,7 @@ class BoundedShortest:
                 starts = self.shares.starts(by_share) | starts
                 next_starts = {share: starts[share] for share in heads}
                 while heads and len(ordered) < head:
-                    share = first(next_starts)
+                    share = next_share(next_starts)
                     ordered.append(heads[share])
                     taken.add(heads[share].number)
                     next_starts[share] += heads[share].cost

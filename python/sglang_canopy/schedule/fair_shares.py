@@ -120,6 +120,6 @@ class FairShares:
         return vouched, self._served_s[tenant], name or ""
 
 
-def first(starts: Mapping[Share, float]) -> Share:
+def next_share(starts: Mapping[Share, float]) -> Share:
     """Return the share to serve next."""
     return min(starts, key=starts.__getitem__)

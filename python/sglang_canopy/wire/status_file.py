@@ -80,8 +80,8 @@ def read_all(kind: str = RANKS) -> list[dict[str, Any]]:
             else:
                 status_by_rank[int(rank)] = status
     for number, status in status_by_rank.items():
-        others = sorted(peers.get(number, {}).items())
-        status["peers"] = [{"peer": name, **of} for name, of in others]
+        peer_statuses = sorted(peers.get(number, {}).items())
+        status["peers"] = [{"peer": name, **peer_status} for name, peer_status in peer_statuses]
     return [status_by_rank[number] for number in sorted(status_by_rank)]
 
 
