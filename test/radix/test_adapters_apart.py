@@ -112,7 +112,7 @@ def test_adapters_have_series_of_their_own() -> None:
         made.cached_tokens_device = hits
         tree.core.requests.ended(made)
     registry = CollectorRegistry()
-    status = {**Status(tree.cache, 0).take(0.0), "reporting_s": 0.0}
+    status = {**Status(tree.cache, 0).collect(0.0), "reporting_s": 0.0}
     Metrics(0, registry=registry).update(tree.core.live.counters, status)
 
     def value(name: str, adapter: str, **labels: str) -> float | None:

@@ -282,7 +282,7 @@ def test_the_status_shows_kept_tokens_by_tenant() -> None:
     tree.serve(talk(2), 1.0, keep_until=3600.0)
     for n in range(3, 10):
         tree.serve(talk(n), float(n), tenant="a", keep_until=3600.0)
-    keep = Status(tree.cache, 0).take(0.0)["keep"]
+    keep = Status(tree.cache, 0).collect(0.0)["keep"]
     tenants = [{"tenant": shown_tenant("a"), "tokens": 100}, {"tenant": None, "tokens": 20}]
     assert keep["tenants"] == tenants
     assert (keep["tenant_limit_tokens"], keep["total_limit_tokens"]) == (100, 250)

@@ -248,7 +248,7 @@ def test_the_status_counts_held_tokens_by_category() -> None:
     tree.serve([1, *range(50)], 1.0, category="chat")
     tree.serve([2, *range(60)], 2.0, category="agent")
     tree.core.groups.disk = TTLTable((Group(5, 30.0, "head"),))
-    taken = Status(tree.cache, 0).take(0.0)
+    taken = Status(tree.cache, 0).collect(0.0)
     held = {row["category"]: row["held_tokens"] for row in taken["categories"]}
     assert held == {"chat": {"device": 51, "host": 51}, "agent": {"device": 61, "host": 61}}
     device = taken["tiers"]["device"]
@@ -269,7 +269,7 @@ def test_pages_on_disk_are_counted_by_category_tenant_and_group(tmp_path) -> Non
     tree.settle()
     tree.core.groups.disk = TTLTable((Group(5, 30.0, "head"),))
     tree.core.groups.host = TTLTable((Group(5, 30.0, "head"),))
-    taken = Status(tree.cache, 0).take(0.0)
+    taken = Status(tree.cache, 0).collect(0.0)
     held = {row["category"]: row["held_tokens"] for row in taken["categories"]}
     assert held["chat"] == {"device": 50, "host": 50, "disk": 50}
     assert held["agent"] == {"device": 30, "host": 30, "disk": 30}

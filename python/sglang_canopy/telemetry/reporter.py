@@ -88,7 +88,7 @@ class Reporter(Periodic):
             status_file.write(self.status.rank, status, self.peer)
             return status
         now = time.monotonic()
-        status = self.status.take(now, lambda: time.sleep(_SLICE_PAUSE_S))
+        status = self.status.collect(now, lambda: time.sleep(_SLICE_PAUSE_S))
         if self.auto is not None:
             self.auto.add_to(status, now)
         status["reporting_s"] = self.spent_s

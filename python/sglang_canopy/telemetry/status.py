@@ -45,7 +45,7 @@ class Status:
         self._next_walk = -math.inf
         self._used_since: float | None = None
 
-    def take(self, now: float, pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    def collect(self, now: float, pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Return the whole status as JSON data. ``now``: seconds on a monotonic clock."""
         rows = self.counters.rows()
         hits = [sum(row.tiers[tier].hits for row in rows) for tier in range(len(TIERS))]

@@ -93,7 +93,7 @@ def _read(path: Path) -> Any:
     return json.loads(text)
 
 
-def take(name: str) -> list[Any]:
+def take_answers(name: str) -> list[Any]:
     """Return and remove the answers under ``name``, in order of rank."""
     folder = os.environ.get(FOLDER_VARIABLE)
     answers = []

@@ -49,7 +49,7 @@ class Explaining:
             )
         body["answer"] = answer = secrets.token_hex(8)
         await self._send(json.dumps(body))
-        return {"tiers": list(TIERS), "replicas": status_file.take(answer)}
+        return {"tiers": list(TIERS), "replicas": status_file.take_answers(answer)}
 
 
 def _conversation(request: Any) -> str:
