@@ -75,7 +75,7 @@ class Metrics:
         """Labels of the rows that ``_set_rows`` set last, by metric."""
 
     def update(self, counters: Counters, status: Mapping[str, Any]) -> None:
-        """Update every series from ``counters`` and ``Status.take``."""
+        """Update every series from ``counters`` and ``Status.collect``."""
         self._update_rows(counters, status["tiers"])
         self.show(status)
         for row in status["categories"]:
