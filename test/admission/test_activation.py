@@ -173,11 +173,11 @@ def test_an_answer_is_recognised_once(pause_s: float, stop: str) -> None:
     agents, gate = Agents(), SessionGate(GateSettings(), CAPACITY)
     session = Session(0, None, None, 0.0, gate.model.categories.root)
     for turn in range(3):
-        session.seen = 100.0 * turn
+        session.last_contact_s = 100.0 * turn
         agents.answered(session, Request(0.0, stop=stop))
-        agents.silent(session, session.seen + pause_s)
+        agents.judge_silence(session, session.last_contact_s + pause_s)
         result = Request(0.0, category="agent-after-tool")
-        assert agents.returned(session, result, session.seen + pause_s)
+        assert agents.returned(session, result, session.last_contact_s + pause_s)
         assert agents.recognised == turn + 1
 
 
