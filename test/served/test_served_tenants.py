@@ -109,7 +109,7 @@ def said_to_be(client: Any, conversation: str, salt: str) -> str | None:
     # Users get an explanation every half a second.
     text = until(lambda: (found := client.send(path, **tenant))[0] == 200 and found[1])
     (found,) = json.loads(text)["replicas"][0]
-    return found["belief"].get("said_to_be")
+    return found["belief"].get("hinted")
 
 
 def test_tenants_stay_apart_behind_gateways_and_hints_reach_both_workers(

@@ -55,20 +55,20 @@ def test_hints_that_are_not_acted_on_have_a_series(registry) -> None:
     reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
     hints = tree.core.live.device_policy.model.hints
     reporter.report()
-    asked = {"said": "over", "source": "client"}
-    assert value(registry, "hint_tenants", **asked, heeded="no") == 0
+    asked = {"hint": "over", "source": "client"}
+    assert value(registry, "hint_tenants", **asked, applied="no") == 0
     say_over(hints, "liar", 0, 40)
     reporter.report()
-    assert value(registry, "hint_tenants", **asked, heeded="no") == 1
+    assert value(registry, "hint_tenants", **asked, applied="no") == 1
     hints._records.clear()
     reporter.report()
-    assert value(registry, "hint_tenants", **asked, heeded="no") == 0
+    assert value(registry, "hint_tenants", **asked, applied="no") == 0
 
 
 def test_a_policy_that_learns_nothing_has_no_series_of_hints(registry) -> None:
     tree = LiveTree(200, "canopy-lru")
     Reporter(tree.cache, 0, Metrics(0, registry=registry)).report()
-    labels = {"said": "over", "source": "client", "heeded": "no"}
+    labels = {"hint": "over", "source": "client", "applied": "no"}
     assert value(registry, "hint_tenants", **labels) is None
 
 

@@ -84,7 +84,7 @@ class SessionGate:
         """Tickets of the requests that wait or are answered."""
         return self._by_ticket.keys()
 
-    def knows(self, ticket: Hashable) -> bool:
+    def has(self, ticket: Hashable) -> bool:
         return ticket in self._by_ticket
 
     def holds(self, ticket: Hashable) -> bool:

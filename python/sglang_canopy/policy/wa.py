@@ -270,8 +270,8 @@ class WorkloadAware(Policy):
             "idle_s": round(idle_s, 3),
             "still_returns": round(still_returns(category.curve, idle_s), 4),
             "rank": weight * self._cells.rank(category, leaf.last_access, now),
-            **({"said_to_be": "over"} if leaf.over else {}),
-            **({} if leaf.return_at is None else {"said_to_return_in_s": leaf.return_at - now}),
+            **({"hinted": "over"} if leaf.over else {}),
+            **({} if leaf.return_at is None else {"hinted_return_in_s": leaf.return_at - now}),
             **({"kept_for_s": kept_for_s} if kept_for_s > 0 else {}),
         }
 

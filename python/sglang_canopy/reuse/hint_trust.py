@@ -30,11 +30,11 @@ _PRIOR_RETURNS = 3.0
 """Weight of the newcomers' accuracy as a prior, in returns."""
 _PRIOR_TIPS = 20.0
 """Weight of the prior that "over" has no information, in tips."""
-_TELLS_LITTLE = 0.5
+_INFORMATIVE_WEIGHT = 0.5
 """Weights above this count as 1: measurements show no gain from such hints."""
 _AT_ONCE = 8
 """Number of a sender's first "over" hints for which newcomers' accuracy counts as well."""
-TELLS = 0.25
+TRUSTED_SKILL = 0.25
 """Return times with less skill than this are ignored."""
 _WRONG_AT_FIRST = 0.25
 """Share of wrong first "over" hints at which newcomers' are ignored."""
@@ -130,7 +130,7 @@ class HintRecord:
         continues = (tenant.tips_continued + 1.0) / (tenant.tips + 2.0)
         over = self.tips_over_continued + _PRIOR_TIPS * continues
         weight = over / (self.tips_over + _PRIOR_TIPS) / continues
-        return weight if weight < _TELLS_LITTLE else 1.0
+        return weight if weight < _INFORMATIVE_WEIGHT else 1.0
 
     def note_tip(self) -> None:
         """Count a finished request of the tenant."""
@@ -299,7 +299,7 @@ class HintRecords:
 
     def return_trusted(self, sender: Hashable) -> bool:
         """Return whether the return times that the sender hints are applied."""
-        return self.return_skill(sender) >= TELLS
+        return self.return_skill(sender) >= TRUSTED_SKILL
 
     def over_trusted(self, sender: Hashable) -> bool:
         """Return whether the sender's "over" hints are applied outright."""

@@ -20,8 +20,13 @@ def hint_rows(model: Any) -> list[dict[str, Any]]:
     counts = model.hints.applied_hints()
     rows = product(("over", "return"), (CLIENT, GATEWAY, INFERRED), (True, False))
     return [
-        {"said": hint, "source": source, "heeded": acts, "tenants": counts[hint, source, acts]}
-        for hint, source, acts in rows
+        {
+            "hint": hint,
+            "source": source,
+            "applied": applied,
+            "tenants": counts[hint, source, applied],
+        }
+        for hint, source, applied in rows
     ]
 
 

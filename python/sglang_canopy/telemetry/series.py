@@ -175,7 +175,7 @@ CACHE = (
     ),
     reported(
         "hint_tenants",
-        "hints[said,source,heeded].tenants",
+        "hints[hint,source,applied].tenants",
         "tenants that hinted when a conversation continues (`return`) or that it is over (`over`), by "
         "source, and whether such hints were right often enough to be applied (`yes`, `no`); of the 64 "
         "tenants that hinted last",

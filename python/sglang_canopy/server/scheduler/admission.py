@@ -53,7 +53,7 @@ class Admission:
             self._candidates.append(req)
         if gate is None:
             return
-        if _is_gated(req) and not gate.knows(req):
+        if _is_gated(req) and not gate.has(req):
             self._end_departed(scheduler)
             self._arrive(gate, req)
         self._waiting[req] = None
