@@ -74,7 +74,7 @@ def test_the_tenant_with_most_samples_makes_room_in_a_full_window() -> None:
         ask(model, now, [10**7 + number], "other", "chat")
     assert held(model) == {"honest": 900, "other": 1100}
     assert len(model.shadow) == 2000
-    assert len(model.shadow.samples._all) <= 2 * 2000
+    assert len(model.shadow.samples._items) <= 2 * 2000
     born = [tip.born for tip in model.shadow]
     assert born == sorted(born)
     model.fit(now)

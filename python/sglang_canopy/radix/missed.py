@@ -175,7 +175,7 @@ Reader = Callable[[int], Visit | Departure | None]
 class BlockMap:
     """Bounded map from block hash to latest fact, in two generations; a full one replaces the older."""
 
-    __slots__ = ("_dying", "_new", "_old", "most")
+    __slots__ = ("_dying", "_new", "_old", "limit")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
