@@ -188,13 +188,3 @@ def survival(curve: Sequence[float], age_s: float) -> float:
         return curve[BINS - 1]
     part = (age_s - EDGES[i]) / (EDGES[i + 1] - EDGES[i])
     return curve[i] + part * (curve[i + 1] - curve[i])
-
-
-def capacity_tokens(device_tokens: int, host_tokens: int, *, exclusive: bool) -> int:
-    """Return the number of distinct tokens that device and host can hold.
-
-    ``exclusive``: tokens are copied to the host when the device evicts them (``write_back``).
-    Otherwise they are copied when they are computed (``write_through``), and the host duplicates
-    the device.
-    """
-    return device_tokens + host_tokens if exclusive else max(device_tokens, host_tokens)

@@ -13,7 +13,6 @@ from typing import Any
 
 from sglang_canopy.admission import gate as admission
 from sglang_canopy.admission.activation import GateSettings
-from sglang_canopy.admission.footprint import capacity_tokens
 from sglang_canopy.records import Request
 
 
@@ -58,7 +57,8 @@ class Footprint(OpenGate):
     def __init__(
         self, device_tokens: int, host_tokens: int, exclusive: bool = False, **config: Any
     ) -> None:
-        capacity = capacity_tokens(device_tokens, host_tokens, exclusive=exclusive)
+        tiers = device_tokens, host_tokens
+        capacity = sum(tiers) if exclusive else max(tiers)  # without it the host has copies
         self.gate = admission.SessionGate(GateSettings(**config), capacity)
         self._arrived: set[int] = set()
 

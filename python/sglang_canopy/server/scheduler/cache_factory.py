@@ -16,7 +16,6 @@ from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_canopy import releases
-from sglang_canopy.admission.footprint import capacity_tokens
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.config import auto
 from sglang_canopy.config.queue import refuse_unsupported
@@ -35,7 +34,7 @@ from sglang_canopy.radix.recorder import Recorder
 from sglang_canopy.radix.saved_profile import Profile, from_first_rank
 from sglang_canopy.server.scheduler.admission import Admission
 from sglang_canopy.server.scheduler.live_order import LiveOrder
-from sglang_canopy.server.scheduler.observer import has_floor, meter_of
+from sglang_canopy.server.scheduler.observer import has_floor, memory_of, meter_of
 from sglang_canopy.storage.disk_link import DiskLink
 from sglang_canopy.storage.page_self_test import check_page
 from sglang_canopy.storage.settings import BACKEND as OUR_BACKEND
@@ -176,15 +175,9 @@ def _unsupported_tiers(ctx: TreeCacheBuildContext) -> str | None:
 def session_gate(server_args: Any, cache: CanopyRadixCache) -> SessionGate | None:
     """Return the gate for a scheduler with this cache, if its server has one."""
     settings = options_of(server_args).gate
-    if settings is None:
-        return None
-    controller = cache.cache_controller
-    capacity = capacity_tokens(
-        cache.token_to_kv_pool_allocator.size,
-        0 if controller is None else controller.mem_pool_host.size,
-        exclusive=server_args.hicache_write_policy == "write_back",
+    return (
+        None if settings is None else SessionGate(settings, memory_of(server_args, cache).total())
     )
-    return SessionGate(settings, capacity)
 
 
 def restore_learnt(cache: CanopyRadixCache, group: Any) -> None:

@@ -33,13 +33,6 @@ def meter_of(
     options = options_of(server_args).meter
     if options is None:
         return None
-    controller = getattr(cache, "cache_controller", None)
-    pool = getattr(controller, "mem_pool_host", None)
-    memory = Memory(
-        int(cache.token_to_kv_pool_allocator.size),
-        0 if pool is None else int(pool.size),
-        exclusive=server_args.hicache_write_policy == "write_back",
-    )
     setup = MeterSetup(
         options.policies,
         options.capacity,
@@ -47,7 +40,17 @@ def meter_of(
         {} if policy is None else {running: registry.options_of(policy)},
         isinstance(policy, Floored),
     )
-    return Meter(setup, memory, running)
+    return Meter(setup, memory_of(server_args, cache), running)
+
+
+def memory_of(server_args: Any, cache: Any) -> Memory:
+    """Return the memory tiers of a scheduler's cache."""
+    pool = getattr(getattr(cache, "cache_controller", None), "mem_pool_host", None)
+    return Memory(
+        int(cache.token_to_kv_pool_allocator.size),
+        0 if pool is None else int(pool.size),
+        exclusive=server_args.hicache_write_policy == "write_back",
+    )
 
 
 def has_floor(server_args: Any) -> bool:
