@@ -127,7 +127,7 @@ def _unavailable(path: Path, error: OSError) -> Unavailable:
 
 
 def _make_top(top: Path, namespace_folder: str) -> None:
-    """Create ``top``, or check that it is a store's folder. ``mine`` may exist in it."""
+    """Create ``top``, or check that it is a store's folder. ``namespace_folder`` may exist in it."""
     if top.is_symlink() or (top.exists() and not top.is_dir()):
         raise CanopyError(f"disk store: {top} is not a folder; name a folder, or a new path")
     if not top.exists():

@@ -59,11 +59,11 @@ class IndexWriter:
                 index = state.index
                 live = [row for row in changed if row >= 0 and index.key_at(row) is not None]
                 put = [record(index, row, state.ttl) for row in live]
-                gone = changed.difference(live)
+                removed = changed.difference(live)
             if not changed:
                 return True
             try:
-                state.journal.commit(put, gone)
+                state.journal.commit(put, removed)
             except (sqlite3.Error, OSError) as error:
                 return self._commit_failed(error, changed)
             return True

@@ -104,22 +104,22 @@ class Journal:
         connection = self._connection
         if connection is None:
             raise sqlite3.OperationalError("index is closed")
-        put, gone = list(put), [(row,) for row in delete]
+        put, removed = list(put), [(row,) for row in delete]
         with self.lock:
             try:
-                self._transaction(connection, put, gone)
+                self._transaction(connection, put, removed)
             except sqlite3.OperationalError:
                 # The disk may be full: a checkpoint makes room in the WAL.
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                self._transaction(connection, put, gone)
+                self._transaction(connection, put, removed)
 
     @staticmethod
     def _transaction(
-        connection: sqlite3.Connection, put: list[Row], gone: list[tuple[int]]
+        connection: sqlite3.Connection, put: list[Row], removed: list[tuple[int]]
     ) -> None:
         connection.execute("BEGIN IMMEDIATE")
         try:
-            connection.executemany("DELETE FROM pages WHERE id = ?", gone)
+            connection.executemany("DELETE FROM pages WHERE id = ?", removed)
             connection.executemany(_PUT, put)
             connection.execute("COMMIT")
         except BaseException:

@@ -60,7 +60,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 class Neighbours:
-    """The idle namespaces beside the store at ``mine``, which may hold ``capacity_bytes`` with it."""
+    """The idle namespaces beside the store at ``own_folder``, which may hold ``capacity_bytes`` with it."""
 
     def __init__(
         self, own_folder: Path, capacity_bytes: int, monotonic: Callable[[], float]

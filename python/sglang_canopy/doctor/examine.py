@@ -99,7 +99,7 @@ def _slow(args: argparse.Namespace) -> list[Finding]:
 
 
 def _says(finding: Finding, other: Finding) -> bool:
-    """Return whether ``other``, the server's own message, contains the text of ``one``."""
+    """Return whether ``other``, the server's own message, contains the text of ``finding``."""
     return finding.text.partition(": ")[2] in other.text
 
 

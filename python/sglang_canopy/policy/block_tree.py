@@ -257,32 +257,32 @@ class RadixTree:
             whole_nodes=self.whole_nodes,
         )
         keep = kept // tokens
-        gone = len(leaf.blocks) - keep
+        cut_blocks = len(leaf.blocks) - keep
         if self.on_evict is not None:
-            cut = Evicted(leaf.offset + keep * tokens, gone * tokens, leaf.blocks[keep:])
+            cut = Evicted(leaf.offset + keep * tokens, cut_blocks * tokens, leaf.blocks[keep:])
             self.on_evict(cut)
-        self.used_blocks -= gone
+        self.used_blocks -= cut_blocks
         self.evictions += 1
-        self.evicted_blocks += gone
+        self.evicted_blocks += cut_blocks
         policy.drop(leaf)
         # ``evicted`` receives the leaf with its length before the cut (see Policy.evicted).
-        policy.evicted(leaf, gone * tokens)
-        self.keeps.shrink(leaf, gone * tokens)
+        policy.evicted(leaf, cut_blocks * tokens)
+        self.keeps.shrink(leaf, cut_blocks * tokens)
         if keep:
             leaf.blocks = leaf.blocks[:keep]
             leaf.length = keep * tokens
             policy.admit(leaf, self.now)
-            return gone
+            return cut_blocks
         parent = leaf.parent
         assert parent is not None, "the root was evicted"
         del parent.children[leaf.blocks[0]]
         leaf.parent = None
         if not parent.children and not parent.locks and parent is not self.root:
             policy.admit(parent, self.now)
-        return gone
+        return cut_blocks
 
     def _split(self, node: Node, count: int) -> Node:
-        """Move the first ``at`` blocks of ``node`` to a new parent, and return the parent."""
+        """Move the first ``count`` blocks of ``node`` to a new parent, and return the parent."""
         parent, tokens = node.parent, self.block_tokens
         assert parent is not None, "the root was split"
         assert 0 < count < len(node.blocks), f"split of {len(node.blocks)} blocks at {count}"
@@ -331,7 +331,7 @@ def cached_run(
 
 
 def shared_run(blocks: tuple[int, ...], path: Sequence[int], start: int) -> int:
-    """Return the number of leading ``blocks`` that match ``path`` from ``at`` on."""
+    """Return the number of leading ``blocks`` that match ``path`` from ``start`` on."""
     shared = 0
     for block, other in zip(blocks, path[start : start + len(blocks)]):
         if block != other:

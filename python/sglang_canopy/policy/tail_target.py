@@ -36,7 +36,7 @@ class TailTarget:
         self._percentile = ttft_percentile
         self._ttft_model: tuple[float, float] | None = None
         self._planned_ttft_model: tuple[float, float] | None = None
-        self._own_targets = False
+        self._leaves_have_targets = False
         """Whether any leaf has its own target, for which only the TTFT model matters."""
         self._observed: deque[int] = deque()
         self._ordered: list[int] = []
@@ -63,7 +63,7 @@ class TailTarget:
         ):
             self.tokens = now
             self.version += 1
-        elif self._own_targets and self._ttft_model_moved():
+        elif self._leaves_have_targets and self._ttft_model_moved():
             self._planned_ttft_model = self._ttft_model
             self.version += 1
 
@@ -82,8 +82,8 @@ class TailTarget:
     def threshold_of(self, leaf: Leaf) -> float | None:
         """Return the threshold in tokens for the conversation of ``leaf``."""
         if leaf.slo_ms is not None:
-            if not self._own_targets:
-                self._own_targets, self._planned_ttft_model = True, self._ttft_model
+            if not self._leaves_have_targets:
+                self._leaves_have_targets, self._planned_ttft_model = True, self._ttft_model
             if self._ttft_model is not None:
                 return threshold_tokens(leaf.slo_ms, self._ttft_model)
         return self.tokens

@@ -95,7 +95,7 @@ class Departures:
         self._put(path, decision.offset, decision.tokens, fact)
 
     def flushed(self, leaf: NodeLeaf, tokens: int, now: float, page: str | None) -> None:
-        """Record that the tree is emptied while it holds ``leaf``; ``page`` as in ``left``."""
+        """Record that the tree is emptied while it holds ``leaf``; ``page`` as in ``record_eviction``."""
         cause, tier = (FLUSHED, DEVICE) if page is None else (LATE, DISK)
         fact = Departure(now, cause, tier, self._evicted_tokens, page)
         self._put(leaf.path, leaf.offset, tokens, fact)

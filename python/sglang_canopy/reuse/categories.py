@@ -95,7 +95,7 @@ def shared_features(uses: int, average_gap_s: float) -> tuple[str, ...]:
 
 
 class RequestedNames:
-    """Requests for category names that are not in the table, for at most ``most`` names: beyond that,
+    """Requests for category names that are not in the table, for at most ``limit`` names: beyond that,
     all counts are halved."""
 
     def __init__(self, limit: int) -> None:
