@@ -48,9 +48,9 @@ class Session:
         tenant: dict[str, str] | None = None,
     ) -> None:
         key, secret = map(os.environ.get, ("CANOPY_API_KEY", "CANOPY_GATEWAY_SECRET"))
-        given = {"authorization": key and f"Bearer {key}", "x-canopy-gateway-secret": secret}
-        given |= {name.lower(): value for name, value in (headers or {}).items()}
-        self.headers = {name: value for name, value in given.items() if value}
+        sent = {"authorization": key and f"Bearer {key}", "x-canopy-gateway-secret": secret}
+        sent |= {name.lower(): value for name, value in (headers or {}).items()}
+        self.headers = {name: value for name, value in sent.items() if value}
         self.url, self.tenant = url.rstrip("/").removesuffix("/v1"), tenant or {}
         self.name = name or f"session-{uuid.uuid4()}"
         self.tools: set[str] = set()
@@ -78,9 +78,13 @@ class Session:
         for tool in self.tools:
             pauses[tool].append(time.monotonic() - self.answered_at)
         self.tools = set()
-        own, theirs = httpx.URL(self.url), request.url
+        server, target = httpx.URL(self.url), request.url
         key = request.headers.get("authorization")
-        if key and (own.scheme, own.host, own.port) == (theirs.scheme, theirs.host, theirs.port):
+        if key and (server.scheme, server.host, server.port) == (
+            target.scheme,
+            target.host,
+            target.port,
+        ):
             self.headers.setdefault("authorization", key)
         body = json.loads(request.content)
         fields = {"canopy_conversation": self.name}

@@ -38,8 +38,8 @@ def main(url: str) -> dict[str, Any]:
     print(chain.invoke({"context": FOUND[::-1], "input": "Which of them is the highest?"}))
     print(chain.invoke({"context": [], "input": "Which of them is the oldest?"}))
     with urllib.request.urlopen(f"{url}/server_info", timeout=60) as answer:
-        found: dict[str, Any] = json.load(answer)["internal_states"][0]["canopy_chunks"]
-    return found
+        state: dict[str, Any] = json.load(answer)["internal_states"][0]["canopy_chunks"]
+    return state
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def _one_case(
         return pages.view(b.random(640 // page + 2, *inner, dim, dtype=dtype), layout)
 
     slots = torch.randperm(640)[:n].to(where)
-    rows = attention.Rows.one(torch.randperm(n)[:m].sort()[0].to(where), slots)
+    rows = attention.Rows.single(torch.randperm(n)[:m].sort()[0].to(where), slots)
     q, k, v = b.random(m, heads, dim, dtype=dtype), pool(), pool()
     errors = {}
 
@@ -119,7 +119,7 @@ def attention_times(b: Bench, top: dict, lengths: list[int], ratios: list[float]
             dense |= compare_to_peak("dense_flashinfer", seconds, causal, top)
         for ratio in ratios:
             host = torch.randperm(n)[: int(n * ratio)].sort()[0]
-            rows = attention.Rows.one(host.to(b.device), slots)
+            rows = attention.Rows.single(host.to(b.device), slots)
             q = b.random(len(host), heads, dim)
             seconds = b.time(lambda: attention.sparse_prefill_triton(q, k, v, rows, scale))
             row = {"tokens": n, "ratio": ratio}

@@ -76,7 +76,7 @@ def test_sparse_attention_over_a_paged_batch(case):
 def test_a_query_sees_by_position_and_not_by_row():
     k, v = torch.zeros(8, 1, 1, 64, device=DEVICE), torch.zeros(8, 1, 1, 64, device=DEVICE)
     v[:, 0, 0, 0] = torch.arange(8.0)
-    rows = attention.Rows.one(
+    rows = attention.Rows.single(
         torch.tensor([2, 5, 7], device=DEVICE), torch.arange(8, device=DEVICE)
     )
     q = torch.randn(3, 1, 64, device=DEVICE)
@@ -89,7 +89,7 @@ def test_many_queries_cross_block_borders():
     torch.manual_seed(3)
     n = 301
     k, v = (pool(n, 64, 1, torch.float32, 1, "NHD") for _ in range(2))
-    rows = attention.Rows.one(
+    rows = attention.Rows.single(
         torch.randperm(n)[:130].sort()[0].to(DEVICE), torch.randperm(n).to(DEVICE)
     )
     q = torch.randn(130, 2, 64, device=DEVICE)
@@ -100,7 +100,7 @@ def test_many_queries_cross_block_borders():
 
 def test_an_empty_batch_of_queries_is_nothing():
     k = torch.zeros(4, 1, 1, 64, device=DEVICE)
-    rows = attention.Rows.one(
+    rows = attention.Rows.single(
         torch.empty(0, dtype=torch.long, device=DEVICE), torch.arange(4, device=DEVICE)
     )
     for backend in (*BACKENDS, "reference"):
@@ -225,7 +225,7 @@ def test_energy_of_a_long_chunk_of_odd_width_is_the_reference(high):
 
 def test_every_position_in_order_is_causal_attention():
     q, k, v = torch.randn(70, 6, 64), *torch.randn(2, 70, 2, 64).unbind()
-    rows = attention.Rows.one(torch.arange(70), torch.arange(70))
+    rows = attention.Rows.single(torch.arange(70), torch.arange(70))
     expected = attention.reference(q, k[:, None], v[:, None], rows, 0.125)
     close(attention.causal(q, k, v, 0.125), expected, torch.float32)
 
@@ -238,6 +238,6 @@ def test_every_position_in_order_is_causal_attention():
 def test_blocks_of_queries_on_a_cpu_are_the_dense_reference(positions):
     q, k, v = torch.randn(len(positions), 6, 32), *torch.randn(2, 700, 2, 32).unbind()
     at = torch.tensor(positions)
-    rows = attention.Rows.one(at, torch.arange(700))
+    rows = attention.Rows.single(at, torch.arange(700))
     expected = attention.reference(q, k[:, None], v[:, None], rows, 0.2)
     close(attention.attend(q, k, v, attention.blocks(at), 0.2), expected, torch.float32)

@@ -83,7 +83,7 @@ class KVCache:
     def _rows(self, positions: torch.Tensor) -> attention.Rows:
         """Return the rows' index tensors. Their prefix sums are copied to a device only once."""
         return _cached_result(
-            self._batches, positions, lambda: attention.Rows.one(positions, self.slots)
+            self._batches, positions, lambda: attention.Rows.single(positions, self.slots)
         )
 
     def _plan(self, positions: torch.Tensor) -> list[attention.Block]:

@@ -65,12 +65,12 @@ class Block:
 def blocks(positions: torch.Tensor) -> list[Block]:
     """Return the blocks of sorted ``positions [m]``; equal for all layers."""
     at = positions.cpu()
-    found = []
+    blocks = []
     for first in range(0, len(at), BLOCK):
         some = at[first : first + BLOCK]
         keys = int(some[-1]) + 1
-        found.append(Block(first, first + len(some), keys, torch.arange(keys) <= some[:, None]))
-    return found
+        blocks.append(Block(first, first + len(some), keys, torch.arange(keys) <= some[:, None]))
+    return blocks
 
 
 def attend(
@@ -83,15 +83,15 @@ def attend(
     query = q.view(m, kv_heads, group, dim).permute(1, 2, 0, 3)
     key, value = (x.transpose(0, 1)[:, None].expand(-1, group, -1, -1) for x in (k, v))
     out = torch.empty_like(q)
-    for one in planned:
+    for block in planned:
         part = scaled_dot_product_attention(
-            query[:, :, one.first : one.last],
-            key[:, :, : one.keys],
-            value[:, :, : one.keys],
-            attn_mask=one.mask,
+            query[:, :, block.first : block.last],
+            key[:, :, : block.keys],
+            value[:, :, : block.keys],
+            attn_mask=block.mask,
             scale=scale,
         )
-        out[one.first : one.last] = part.permute(2, 0, 1, 3).reshape(-1, heads, dim)
+        out[block.first : block.last] = part.permute(2, 0, 1, 3).reshape(-1, heads, dim)
     return out
 
 
@@ -124,10 +124,10 @@ def blocked(
 ) -> torch.Tensor:
     """Run the CPU path, in blocks of queries."""
     out = torch.empty_like(q)
-    for qs, ks, found in plan(rows) if planned is None else planned:
+    for qs, ks, blocks in plan(rows) if planned is None else planned:
         slots = rows.slots[ks]
         k, v = (pages.read(pool, slots).to(q.dtype) for pool in (k_pool, v_pool))
-        out[qs] = attend(q[qs], k, v, found, scale)
+        out[qs] = attend(q[qs], k, v, blocks, scale)
     return out
 
 

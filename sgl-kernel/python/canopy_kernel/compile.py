@@ -63,13 +63,13 @@ def compiled(s: Specialisation, arch: int) -> Built:
         for i, a in enumerate(names)
         if signature[a].startswith("*") or a.endswith(("_row", "_page", "_token", "_head"))
     }
-    made = triton.compile(
+    binary = triton.compile(
         ASTSource(s.kernel, signature, s.constants, attributes),
         target=GPUTarget("cuda", arch, 32),
         options={"num_warps": s.warps, "num_stages": s.stages},
     )
-    registers, spills = _resources(made.asm["ptx"], arch)
-    return Built(s.name.split()[0], arch, s.name, registers, spills, made.metadata.shared)
+    registers, spills = _resources(binary.asm["ptx"], arch)
+    return Built(s.name.split()[0], arch, s.name, registers, spills, binary.metadata.shared)
 
 
 def _resources(ptx: str, arch: int) -> tuple[int, int]:
@@ -100,19 +100,19 @@ def main() -> int:
     parser.add_argument("--match", default="", help="only kernels whose name contains this")
     parser.add_argument("--arch", type=int, action="append", choices=ARCHES, help="only this chip")
     args = parser.parse_args()
-    found = []
+    built = []
     for arch, s in chosen(tuple(args.arch or ARCHES), args.match):
         b = compiled(s, arch)
-        found.append(b)
+        built.append(b)
         print(
             f"sm_{b.arch:<4}{b.config:<40} {b.registers:>4} registers  {b.spill_bytes:>5} B spilled"
             f"  {b.shared_bytes:>7} B shared{'' if b.fits else '  DOES NOT FIT'}",
             flush=True,
         )
-    bad = sum(not b.fits for b in found)
-    print(f"{len(found)} compiled, {bad} do not fit")
+    bad = sum(not b.fits for b in built)
+    print(f"{len(built)} compiled, {bad} do not fit")
     if args.json:
-        args.json.write_text(json.dumps([{**asdict(b), "fits": b.fits} for b in found], indent=1))
+        args.json.write_text(json.dumps([{**asdict(b), "fits": b.fits} for b in built], indent=1))
     return 1 if bad else 0
 
 

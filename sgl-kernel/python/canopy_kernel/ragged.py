@@ -30,10 +30,10 @@ class Rows:
     counts: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
     host_positions: torch.Tensor | None = None
-    _made: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    _cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
-    def one(positions: torch.Tensor, slots: torch.Tensor) -> Rows:
+    def single(positions: torch.Tensor, slots: torch.Tensor) -> Rows:
         """Return a batch of one request, without transfers between host and device."""
         m, n = positions.numel(), slots.numel()
         ends = torch.arange(2, dtype=torch.int32, device=positions.device)
@@ -43,22 +43,22 @@ class Rows:
         """Return the numbers of queries and keys of each request, on the host."""
         if self.counts:
             return self.counts, self.lengths
-        if "sizes" not in self._made:
-            self._made["sizes"] = tuple(
+        if "sizes" not in self._cache:
+            self._cache["sizes"] = tuple(
                 tuple(starts.diff().tolist()) for starts in (self.query_starts, self.key_starts)
             )
-        return self._made["sizes"]
+        return self._cache["sizes"]
 
     def requests(self) -> list[tuple[slice, slice]]:
         """Return the query and key slices of each request."""
-        found, q, k = [], 0, 0
+        slices, q, k = [], 0, 0
         for count, length in zip(*self.sizes()):
-            found.append((slice(q, q + count), slice(k, k + length)))
+            slices.append((slice(q, q + count), slice(k, k + length)))
             q, k = q + count, k + length
-        return found
+        return slices
 
     def once(self, key: Any, make: Any) -> Any:
         """Return ``make()``, computed once for all layers of a forward."""
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
+        if key not in self._cache:
+            self._cache[key] = make()
+        return self._cache[key]

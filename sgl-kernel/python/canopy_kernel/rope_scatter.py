@@ -141,10 +141,10 @@ class LayersScatter:
             self._pieces = self._addresses()
         k_pool, v_pool = self.k_pools[0], self.v_pools[0]
         heads, dim = self.keys[0].shape[2:]
-        own = len(self.counts)
+        pieces_per_layer = len(self.counts)
         _rope_scatter_kernel[grid](
             self.keys[0],
-            self._pieces[own * first : own * end],
+            self._pieces[pieces_per_layer * first : rows_per_layer * end],
             self.source,
             self.positions,
             self.slots,
@@ -181,15 +181,15 @@ class LayersScatter:
             for pool in pools:
                 if pool.stride() != pools[0].stride() or pool.data_ptr() % 16:
                     raise ValueError("pools of one launch have one shape and begin at 16 bytes")
-        found = []
+        entries = []
         for layer, pools in enumerate(zip(self.k_pools, self.v_pools)):
             at = [pool.data_ptr() for pool in pools]
             begin = 0
             for k, v, count in zip(self.keys, self.values, self.counts):
                 rows = [x.data_ptr() + layer * x.stride(0) * x.element_size() for x in (k, v)]
-                found.append([*rows, k.stride(1), v.stride(1), begin, begin + count, *at])
+                entries.append([*rows, k.stride(1), v.stride(1), begin, begin + count, *at])
                 begin += count
-        where = torch.tensor(found, dtype=torch.int64)
+        where = torch.tensor(entries, dtype=torch.int64)
         device = self.k_pools[0].device  # the rows may be in pinned host memory
         return where.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else where
 

@@ -26,8 +26,8 @@ def turns(table: torch.Tensor, heads: int) -> Turns:
     """
     cos, sin = table.float().chunk(2, dim=-1)
     both = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
-    one, other = (x[:, None].repeat(1, heads, 1) for x in both)
-    return one, other
+    cos_rows, sin_rows = (x[:, None].repeat(1, heads, 1) for x in both)
+    return cos_rows, sin_rows
 
 
 def turned(x: torch.Tensor, by: Turns, out: torch.Tensor | None = None) -> torch.Tensor:

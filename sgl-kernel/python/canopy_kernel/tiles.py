@@ -65,21 +65,21 @@ def plan(
     if isinstance(programs, int):
         programs = {block_m: programs, FEW: programs}
     return [
-        _launch(size, found, kv_heads, programs[size])
-        for size, found in ((block_m, large), (FEW, small))
-        if found
+        _launch(size, sized_tiles, kv_heads, programs[size])
+        for size, sized_tiles in ((block_m, large), (FEW, small))
+        if sized_tiles
     ]
 
 
 def _launch(
-    block_m: int, found: list[tuple[int, list[int]]], kv_heads: int, programs: int
+    block_m: int, sized_tiles: list[tuple[int, list[int]]], kv_heads: int, programs: int
 ) -> Launch:
-    found.sort(key=lambda t: -t[0])
-    share = max(MIN_KEYS, sum(keys for keys, _ in found) * kv_heads // max(1, programs))
+    sized_tiles.sort(key=lambda t: -t[0])
+    share = max(MIN_KEYS, sum(keys for keys, _ in sized_tiles) * kv_heads // max(1, programs))
     tiles: list[list[int]] = []
     merges: list[list[int]] = []
     place = 0
-    for keys, tile in found:
+    for keys, tile in sized_tiles:
         parts = min(MAX_PARTS, -(-keys // share))
         if parts == 1:
             tiles.append([*tile, 0, 1, 0, 0])

@@ -320,8 +320,8 @@ def chip(device: torch.device) -> tuple[int, int]:
     """Return a device's compute capability (80, 90, ..) and number of multiprocessors."""
     if device.type != "cuda":
         return 90, 16  # the interpreter
-    found = torch.cuda.get_device_properties(device)
-    return found.major * 10 + found.minor, found.multi_processor_count
+    properties = torch.cuda.get_device_properties(device)
+    return properties.major * 10 + properties.minor, properties.multi_processor_count
 
 
 def _to(device: torch.device, launches: list[tiles.Launch]) -> list[tiles.Launch]:

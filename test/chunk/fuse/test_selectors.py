@@ -86,7 +86,7 @@ def test_a_probe_weighs_keys_by_the_attention_it_computes(share):
     q, k, v = torch.randn(3, 4, 8), torch.randn(20, 2, 8), torch.randn(20, 2, 8)
     at, share = torch.tensor([4, 17, 19]), torch.tensor(share)
     out, mass = _weighed(q, k, v, at, 4, share, 0.3)
-    rows = attention.Rows.one(at, torch.arange(20))
+    rows = attention.Rows.single(at, torch.arange(20))
     assert torch.allclose(out, attention.reference(q, k[:, None], v[:, None], rows, 0.3), atol=1e-5)
     assert float(mass.sum()) == pytest.approx(4 * float(share.sum()), rel=1e-5)
     first = torch.softmax(torch.einsum("hd,nhd->hn", q[0], k[:5].repeat_interleave(2, 1)) * 0.3, -1)

@@ -29,7 +29,7 @@ def backend_and_batch():
 
     backend = server_attention._fusing("fa3", create)(SimpleNamespace())
     slots = torch.randperm(64)[:50]
-    rows = attention.Rows.one(torch.tensor([3, 4, 20, 49]), slots)
+    rows = attention.Rows.single(torch.tensor([3, 4, 20, 49]), slots)
     layer = SimpleNamespace(tp_q_head_num=4, qk_head_dim=16, layer_id=0, scaling=0.25)
     q = torch.randn(4, 64)
     expected = attention.reference(q.view(4, 4, 16), keys[:, None], values[:, None], rows, 0.25)

@@ -116,10 +116,10 @@ def install() -> None:
 
 def check_seam(path: str, parameters: tuple[str, ...]) -> None:
     """Raise CanopyError unless `path` can be called with at least these parameters, in order."""
-    found = _resolve(path)
-    if found is None:
+    function = _resolve(path)
+    if function is None:
         raise CanopyError(f"{path} is missing: {_FIX}")
-    names = [name for name in inspect.signature(found).parameters if name in parameters]
+    names = [name for name in inspect.signature(function).parameters if name in parameters]
     if names != list(parameters):
         raise CanopyError(f"{path} takes ({', '.join(names)}), not {parameters}: {_FIX}")
 
@@ -131,12 +131,12 @@ def _resolve(path: str) -> Callable[..., Any] | None:
     parts = path.split(".")
     for cut in range(len(parts) - 1, 0, -1):
         try:
-            found: Any = importlib.import_module(".".join(parts[:cut]))
+            function: Any = importlib.import_module(".".join(parts[:cut]))
         except ModuleNotFoundError:
             continue
         for name in parts[cut:]:
-            found = getattr(found, name, None)
-        return found
+            function = getattr(function, name, None)
+        return function
     return None
 
 

@@ -157,53 +157,53 @@ class NewTokensAttnBackend(TorchNativeAttnBackend):
             and self.token_to_kv_pool.layers_mapping[layer.layer_id][1]
         )
 
-    def _translated(self, given: SimpleNamespace) -> dict[str, Any]:
+    def _translated(self, call: SimpleNamespace) -> dict[str, Any]:
         """Return the arguments with rows of the pool of sliding windows, one line per request.
 
         Rows of tokens outside every window may have been reused; the mask hides them.
         """
         cached = self._window_rows
-        if cached is None or cached[0] is not given.req_pool_indices:
-            rows = given.req_to_token[given.req_pool_indices, : int(given.seq_lens.max())]
+        if cached is None or cached[0] is not call.req_pool_indices:
+            rows = call.req_to_token[call.req_pool_indices, : int(call.seq_lens.max())]
             rows = self.token_to_kv_pool.translate_loc_from_full_to_swa(rows.long())
-            cached = self._window_rows = given.req_pool_indices, rows.clamp_(min=0)
+            cached = self._window_rows = call.req_pool_indices, rows.clamp_(min=0)
         line = torch.arange(len(cached[1]), device=cached[1].device)
-        return {**vars(given), "req_to_token": cached[1], "req_pool_indices": line}
+        return {**vars(call), "req_to_token": cached[1], "req_pool_indices": line}
 
     def _run_sdpa_forward_extend(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Fill `output` [new tokens, heads, head size]; the arguments are upstream's."""
-        given = _arguments(_EXTEND, args, kwargs)
+        call = _arguments(_EXTEND, args, kwargs)
         if self._in_window_pool:
-            return super()._run_sdpa_forward_extend(**self._translated(given))
-        if not given.causal or _is_special(given):
+            return super()._run_sdpa_forward_extend(**self._translated(call))
+        if not call.causal or _is_special(call):
             return super()._run_sdpa_forward_extend(*args, **kwargs)
         plan = self._planned(
-            given,
+            call,
             lambda: plan_extend(
-                given.req_to_token, given.req_pool_indices, given.seq_lens, given.extend_seq_lens
+                call.req_to_token, call.req_pool_indices, call.seq_lens, call.extend_seq_lens
             ),
         )
         _attend(
             plan,
-            given.query,
-            given.output,
-            given.k_cache,
-            given.v_cache,
-            scale=given.scaling,
-            enable_gqa=given.enable_gqa,
+            call.query,
+            call.output,
+            call.k_cache,
+            call.v_cache,
+            scale=call.scaling,
+            enable_gqa=call.enable_gqa,
         )
-        return given.output  # type: ignore[no-any-return]
+        return call.output  # type: ignore[no-any-return]
 
     def _run_sdpa_forward_decode(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Fill `output` [requests, heads, head size]; the arguments are upstream's."""
-        given = _arguments(_DECODE, args, kwargs)
+        call = _arguments(_DECODE, args, kwargs)
         if self._in_window_pool:
-            return super()._run_sdpa_forward_decode(**self._translated(given))
-        if _is_special(given):
+            return super()._run_sdpa_forward_decode(**self._translated(call))
+        if _is_special(call):
             return super()._run_sdpa_forward_decode(*args, **kwargs)
-        query, output, k_cache = given.query, given.output, given.k_cache
+        query, output, k_cache = call.query, call.output, call.k_cache
         groups = self._planned(
-            given, lambda: plan_decode(given.req_to_token, given.req_pool_indices, given.seq_lens)
+            call, lambda: plan_decode(call.req_to_token, call.req_pool_indices, call.seq_lens)
         )
         kv_heads = k_cache.shape[1]
         for group in groups:
@@ -213,17 +213,17 @@ class NewTokensAttnBackend(TorchNativeAttnBackend):
             attended = scaled_dot_product_attention(
                 queries,
                 _gather(k_cache, group, count).to(query.dtype),
-                _gather(given.v_cache, group, count).to(query.dtype),
+                _gather(call.v_cache, group, count).to(query.dtype),
                 attn_mask=group.mask,
-                scale=given.scaling,
+                scale=call.scaling,
             )
             output[group.members] = attended.reshape(count, *output.shape[1:])
         return output
 
-    def _planned(self, given: Any, make: Callable[[], Any]) -> Any:
+    def _planned(self, call: Any, make: Callable[[], Any]) -> Any:
         """Return the result of ``make``, called once for all layers of the batch of ``given``."""
         key = self._plan_key
-        if key is None or key[0] is not given.req_pool_indices or key[1] is not given.seq_lens:
+        if key is None or key[0] is not call.req_pool_indices or key[1] is not call.seq_lens:
             return make()
         if self._plan is None:
             self._plan = make()
@@ -245,13 +245,11 @@ def _arguments(names: Sequence[str], args: Any, kwargs: Any) -> SimpleNamespace:
     return SimpleNamespace(**{**_OPTIONAL, **dict(zip(names, args)), **kwargs})
 
 
-def _is_special(given: SimpleNamespace) -> bool:
+def _is_special(call: SimpleNamespace) -> bool:
     """Return whether stock code must run: cross-attention, encoder lengths, sliding windows."""
-    window = given.sliding_window_size
+    window = call.sliding_window_size
     return (
-        given.encoder_lens is not None
-        or given.is_cross_attn
-        or (window is not None and window > -1)
+        call.encoder_lens is not None or call.is_cross_attn or (window is not None and window > -1)
     )
 
 

@@ -21,13 +21,13 @@ class _Unpinned(ModuleType):
     """torch with factories that ignore ``pin_memory``."""
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(torch, name)
+        original = getattr(torch, name)
         if name not in _FACTORIES:
-            return found
+            return original
 
         def unpinned(*args: Any, **kwargs: Any) -> Any:
             kwargs.pop("pin_memory", None)
-            return found(*args, **kwargs)
+            return original(*args, **kwargs)
 
         return unpinned
 

@@ -129,9 +129,9 @@ def _declare_operators() -> list[torch.library.Library]:
         ("fused_qk_gemma_rmsnorm_with_gate_cpu", 6, 3),
         ("fused_qkvzba_split_reshape_cat_contiguous_cpu", 6, 4),
     ):
-        given = ", ".join(f"Tensor a{number}" for number in range(arguments))
-        made = ", ".join(["Tensor"] * results)
-        library.define(f"{name}({given}) -> ({made})")
+        inputs = ", ".join(f"Tensor a{number}" for number in range(arguments))
+        outputs = ", ".join(["Tensor"] * results)
+        library.define(f"{name}({inputs}) -> ({outputs})")
         library.impl(name, _no_linear_attention, "CPU")
     return [library]
 
