@@ -78,6 +78,6 @@ def lowpass_energy(
         layers = zip(
             k.split(1), v.split(1)
         )  # one at a time: a reconstruction is as large as its input
-        keys = [reference(*(reconstruct(x, alpha, high) for x in pair)) for pair in layers]
-        return torch.cat(keys)
+        energies = [reference(*(reconstruct(x, alpha, high) for x in pair)) for pair in layers]
+        return torch.cat(energies)
     return energy_triton(reconstruct(k, alpha, high), reconstruct(v, alpha, high))
