@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sglang_canopy.radix.counters import GIVEN_UP, INVALID, QUEUE
-from sglang_canopy.radix.requests import MAX_GROUPS, TENANT_GROUPS, ParallelSamples
+from sglang_canopy.radix.parallel_samples import MAX_GROUPS, TENANT_GROUPS, ParallelSamples
 from sglang_canopy.reuse.learner import ReuseModel
 from sglang_canopy.whatif.meter import Memory, Meter, MeterSetup
 from support.live_tree import LiveTree, fake_req

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 
-from sglang_canopy.bounded import BoundedByTenant
 from sglang_canopy.radix.conversations import Conversations
 from sglang_canopy.radix.counters import INVALID
 from sglang_canopy.radix.live_request import (
@@ -19,6 +18,7 @@ from sglang_canopy.radix.live_request import (
     live_request,
     set_offsets,
 )
+from sglang_canopy.radix.parallel_samples import ParallelSamples
 from sglang_canopy.radix.tree import Tree
 from sglang_canopy.records import GATEWAY
 from sglang_canopy.wire.attached import attached
@@ -218,44 +218,3 @@ class Requests:
         if groups.disk is not None or groups.host is not None:
             set_offsets(node)
             groups.assign(leaf, request)
-
-
-MAX_GROUPS, TENANT_GROUPS = 1024, 128
-"""Warm-ups remembered, in all and per tenant. Samples of a forgotten warm-up count as requests."""
-
-
-class ParallelSamples:
-    """Recognises the parallel samples of one request (n > 1): warm-ups with outstanding samples.
-
-    SGLang sends such a request to the scheduler n + 1 times, with one stamp: first a warm-up that
-    computes the prompt, then, after its answer, n copies. They are learnt and counted as one request.
-    """
-
-    def __init__(self) -> None:
-        self._warm_ups: BoundedByTenant[tuple[float, int], LiveRequest] = BoundedByTenant(
-            MAX_GROUPS, TENANT_GROUPS
-        )
-        self._outstanding: dict[tuple[float, int], int] = {}
-        """Outstanding samples of each warm-up."""
-
-    def __len__(self) -> int:
-        return len(self._outstanding)
-
-    def received(self, request: LiveRequest) -> None:
-        """Remember a warm-up, or attach a sample to its warm-up. Call once per grouped request."""
-        if request.group is None:
-            return
-        first = self._warm_ups.get(request.tenant, request.group)
-        if first is not None:
-            announced, request.first, request.samples = request.samples, first, 0
-            # A sample counts as its warm-up: their nodes are used once, at one time.
-            request.number, request.time = first.number, first.time
-            # The warm-up of an equal prompt of the same batch announces samples of its own.
-            self._outstanding[request.group] += announced or -1
-            if not self._outstanding[request.group]:
-                self._warm_ups.pop(request.tenant, request.group)
-                del self._outstanding[request.group]
-        elif request.samples:
-            self._outstanding[request.group] = request.samples
-            for forgotten in self._warm_ups.put(request.tenant, request.group, request):
-                del self._outstanding[forgotten.key]

@@ -15,7 +15,7 @@ from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.floored import Floored
 from sglang_canopy.radix.counters import REFUSALS
 from sglang_canopy.radix.live_request import complete, is_refused, live_request
-from sglang_canopy.radix.requests import ParallelSamples
+from sglang_canopy.radix.parallel_samples import ParallelSamples
 from sglang_canopy.whatif.meter import Memory, Meter, MeterSetup
 from sglang_canopy.whatif.total import added_up, in_words
 from sglang_canopy.wire.attached import attached
