@@ -93,7 +93,7 @@ def test_a_tenant_at_its_quota_on_disk_is_counted_and_not_named(registry, tmp_pa
     probe = DiskTree(tmp_path / "probe")
     probe.serve([1, 2], 1.0)
     probe.settle()
-    size = next(iter(probe.store.stats()[k] for k in ("bytes",)))
+    size = probe.store.state.units.used * probe.store.content.page_bytes
     probe.close()
     tree = DiskTree(tmp_path / "disk", tokens=64, disk={"quota_bytes": {"a": pages * size}})
     reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
