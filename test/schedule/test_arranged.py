@@ -230,7 +230,7 @@ def test_a_request_that_waits_alone_is_not_looked_up_before_sglang_admits_it() -
     scheduler.prefill = lambda job, again: calls.append(again) or prefill(job, again)  # type: ignore[method-assign,func-returns-value]
     (first, second) = (Job((number, 1, 2)) for number in range(2))
     assert scheduler.arranged.arrange([first]) == scheduler.arranged.current() == [first]
-    assert scheduler.arranged.known() == [first]
+    assert scheduler.arranged.requests() == [first]
     assert calls == []
     scheduler.arranged.admit([first])
     assert calls == [False]

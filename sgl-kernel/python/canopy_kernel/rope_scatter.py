@@ -144,7 +144,7 @@ class LayersScatter:
         pieces_per_layer = len(self.counts)
         _rope_scatter_kernel[grid](
             self.keys[0],
-            self._pieces[pieces_per_layer * first : rows_per_layer * end],
+            self._pieces[pieces_per_layer * first : pieces_per_layer * end],
             self.source,
             self.positions,
             self.slots,
