@@ -53,7 +53,7 @@ class Scheduler:
 
     def __init__(self, capacity: int = 100, always: bool = True, reports: bool = True) -> None:
         self.gate = SessionGate(GateSettings(always=always), capacity)
-        no_order = SimpleNamespace(known=list)
+        no_order = SimpleNamespace(requests=list)
         order = SimpleNamespace(
             is_on=False, measures=False, arranged=no_order, protect=lambda _: None
         )
