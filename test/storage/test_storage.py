@@ -142,18 +142,14 @@ def test_errors_of_settings_have_the_reason():
         ({"sweep_s": 0}, "sweep_s"),
     ]:
         with pytest.raises(CanopyError, match=message):
-            StorageSettings.from_extra(given, {})
+            StorageSettings.from_extra(given)
 
 
-def test_settings_default_to_the_environment():
-    found = StorageSettings.from_extra(
-        {"prefetch_threshold": 1, **DYNAMIC_BACKEND},
-        {"CANOPY_DISK_PATH": "/disk", "CANOPY_DISK_CAPACITY_GB": "2.5"},
-    )
-    assert (found.path, found.capacity_bytes) == ("/disk", 2_500_000_000)
-    assert StorageSettings.from_extra({"ttl": 60}, {}).ttl.residual_ttl_s == 60.0
+def test_a_ttl_is_a_number_of_seconds_or_a_table():
+    settings = StorageSettings.from_extra({"prefetch_threshold": 1, **DYNAMIC_BACKEND, "ttl": 60})
+    assert (settings.ttl.residual_ttl_s, settings.capacity_bytes) == (60.0, 10**10)
     table = TTLTable(groups=(Group(7, 10.0),))
-    assert StorageSettings.from_extra({"ttl": table.to_json()}, {}).ttl == table
+    assert StorageSettings.from_extra({"ttl": table.to_json()}).ttl == table
 
 
 def test_the_page_table_forgets_the_oldest():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,8 +26,6 @@ DYNAMIC_BACKEND = {
 """SGLang's dynamic backend entry: module and class to load."""
 
 FLAG = "--hicache-storage-backend-extra-config"
-PATH_VARIABLE = "CANOPY_DISK_PATH"
-CAPACITY_VARIABLE = "CANOPY_DISK_CAPACITY_GB"
 DEFAULT_CAPACITY_GB = 10.0
 
 _OF_SGLANG = frozenset(
@@ -53,11 +50,9 @@ class StorageSettings:
     """Keys of the extra configuration. Raises ``CanopyError`` naming an invalid key."""
 
     path: str = ""
-    """Folder reserved for the store. Default: ``$CANOPY_DISK_PATH``, then
-    ``~/.cache/sglang-canopy/disk``."""
+    """Folder reserved for the store. Default: ``~/.cache/sglang-canopy/disk``."""
     capacity_bytes: int = 0
-    """Bytes on disk per rank; ``capacity_gb`` is the same limit in 10^9 bytes. Default:
-    ``$CANOPY_DISK_CAPACITY_GB``, then 10 GB."""
+    """Bytes on disk per rank; ``capacity_gb`` is the same limit in 10^9 bytes. Default: 10 GB."""
     policy: str = "canopy-lru"
     """Eviction policy: a Canopy name of ``--radix-eviction``."""
     policy_config: Mapping[str, Any] = field(default_factory=dict)
@@ -84,17 +79,14 @@ class StorageSettings:
         return make_policy(self.policy, self.policy_config)
 
     @classmethod
-    def from_extra(
-        cls, extra: Mapping[str, Any] | None, environment: Mapping[str, str] = os.environ
-    ) -> StorageSettings:
-        """Return the settings of a server's extra configuration and environment."""
+    def from_extra(cls, extra: Mapping[str, Any] | None) -> StorageSettings:
+        """Return the settings of a server's extra configuration."""
         values = {k: v for k, v in (extra or {}).items() if k not in _OF_SGLANG}
         gigabytes = values.pop("capacity_gb", None)
         if gigabytes is not None and "capacity_bytes" in values:
             raise CanopyError(f"{FLAG}: give capacity_gb or capacity_bytes, not both")
         if "capacity_bytes" not in values:
-            if gigabytes is None:
-                gigabytes = _of_environment(environment)
+            gigabytes = DEFAULT_CAPACITY_GB if gigabytes is None else gigabytes
             ok = _is_number(gigabytes) and 0 < gigabytes < 1e9
             if not ok:
                 raise CanopyError(
@@ -102,7 +94,9 @@ class StorageSettings:
                     f"got {gigabytes!r:.80}"
                 )
             values["capacity_bytes"] = int(gigabytes * 1e9)
-        values["path"] = values.get("path") or environment.get(PATH_VARIABLE) or str(_home())
+        values["path"] = values.get("path") or str(
+            Path.home() / ".cache" / "sglang-canopy" / "disk"
+        )
         values["ttl"] = _table(values.get("ttl"))
         try:
             return declared.make(cls, values)  # type: ignore[no-any-return]
@@ -111,20 +105,6 @@ class StorageSettings:
 
 
 _BYTES = "a whole number of bytes"
-
-
-def _home() -> Path:
-    return Path.home() / ".cache" / "sglang-canopy" / "disk"
-
-
-def _of_environment(environment: Mapping[str, str]) -> float:
-    text = environment.get(CAPACITY_VARIABLE)
-    try:
-        return DEFAULT_CAPACITY_GB if not text else float(text)
-    except ValueError:
-        raise CanopyError(
-            f"environment variable {CAPACITY_VARIABLE} must be a number of gigabytes, got {text!r}"
-        ) from None
 
 
 def _table(ttl: Any) -> TTLTable:
