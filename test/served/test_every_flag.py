@@ -29,7 +29,7 @@ VALUES = {
     "--canopy-drain-s": ("25", "0"),
     "--canopy-session-gate": ("auto", "off"),
     "--canopy-max-wait-factor": ("2",),
-    WHATIF: ("auto", "wa,canopy-lru,capacity=1:4", "auto,floor=off", "auto,one_in=4"),
+    WHATIF: ("auto", "wa,canopy-lru,capacity=1:4", "auto,floor=off"),
     DOCUMENTS: ("on", "off", "separator=###,ratio=0.3,encode=prefix,min_tokens=8"),
 }
 """Values of flags without choices."""

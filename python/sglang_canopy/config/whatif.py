@@ -57,13 +57,6 @@ class MeterOptions(declared.Checked):
         parse=_factors,
         shown_default="1:2",
     )
-    one_in: int | None = declare_key(
-        None,
-        "Sample one block in this many.",
-        low=1,
-        high=1 << 20,
-        shown_default="all of a small pool, fewer of a larger one",
-    )
     floor: str = declare_key(
         "on",
         "Use canopy-lru while the policy is measurably behind it. Not for policies that aim at the "

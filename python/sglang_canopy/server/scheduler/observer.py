@@ -36,9 +36,8 @@ def meter_of(
     setup = MeterSetup(
         options.policies,
         options.capacity,
-        options.one_in,
-        {} if policy is None else {running: registry.options_of(policy)},
-        isinstance(policy, Floored),
+        configs={} if policy is None else {running: registry.options_of(policy)},
+        floor=isinstance(policy, Floored),
     )
     return Meter(setup, memory_of(server_args, cache), running)
 
