@@ -28,7 +28,7 @@ LINES = {
     "sglangs own": BASE + "--radix-eviction lru --enable-lmcache --tp-size 4",
     "two refused": BASE + "--radix-eviction wa --enable-lmcache --use-ray",
     "untested": BASE + "--radix-eviction wa --tp-size 4 --enable-hierarchical-cache",
-    "bad option": BASE + "--radix-eviction wa --canopy-session-gate held=5",
+    "bad option": BASE + "--radix-eviction wa --canopy-whatif held=5",
     "bad policy's option": BASE
     + """--radix-eviction wa --radix-eviction-policy-config '{{"nonsense": 1}}'""",
     "no such plan": BASE + "--radix-eviction wa --config /no/such/plan.yaml",
@@ -106,10 +106,7 @@ def test_without_a_device_flag_cuda_is_assumed(reports) -> None:
 
 @pytest.mark.parametrize(
     ("line", "part"),
-    [
-        ("bad option", "--canopy-session-gate"),
-        ("bad policy's option", "--radix-eviction-policy-config"),
-    ],
+    [("bad option", "--canopy-whatif"), ("bad policy's option", "--radix-eviction-policy-config")],
 )
 def test_refusals_have_the_servers_own_message(reports, line, part) -> None:
     assert reports[line]["code"] == 1

@@ -18,21 +18,13 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from sglang_canopy import declared
-from sglang_canopy.declared import declare_key
-
 OFF, AUTO = "off", "auto"
 
 
 @dataclass(frozen=True, slots=True)
-class GateSettings(declared.Checked):
-    """Keys of ``--canopy-session-gate``, and the gate's internal settings."""
+class GateSettings:
+    """Constants of a session gate; measurements use others."""
 
-    mode: str = declare_key(
-        AUTO,
-        "Whether agents' sessions are held back while their KV does not fit.",
-        choices=(OFF, AUTO),
-    )
     always: bool = False
     """Always active, for every session: the baseline of measurements."""
     age_s: float = 60.0

@@ -213,7 +213,6 @@ class SessionGate:
     def stats(self) -> dict[str, Any]:
         """Return counts since the start and current values, in tokens and seconds."""
         return {
-            "mode": self.settings.mode,
             "active": self.activation.active,
             "times_activated": self.activation.times_activated,
             "ineffective_activations": self.activation.ineffective_activations,

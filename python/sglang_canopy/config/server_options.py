@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sglang_canopy import declared
-from sglang_canopy.admission.activation import OFF, GateSettings
+from sglang_canopy.admission.activation import AUTO, OFF, GateSettings
 from sglang_canopy.config.queue import QueueFlags
 from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.config.whatif import MeterOptions
-from sglang_canopy.declared import declare, keyed
+from sglang_canopy.declared import declare
 from sglang_canopy.request import client_hints, prompt, sent
 
 ATTRIBUTE = "_canopy_options"
@@ -89,14 +89,12 @@ class RequestOptions(declared.Checked):
         choices=("on", "off"),
         hidden=True,
     )
-    session_gate: GateSettings = declare(
-        GateSettings(mode=OFF),
+    session_gate: str = declare(
+        OFF,
         GATE_FLAG,
         "While agents evict each other's KV, let their sessions start and continue only as fast "
         "as their KV fits (auto).",
-        metavar="MODE[,KEY=VALUE...]",
-        parse=keyed(GateSettings, head="mode"),
-        shown_default=OFF,
+        choices=(OFF, AUTO),
         hidden=True,
     )
 
@@ -116,8 +114,7 @@ class ServerOptions:
     @property
     def gate(self) -> GateSettings | None:
         """Settings of the session gate; ``None`` without a gate."""
-        gate = self.requests.session_gate
-        return None if gate.mode == OFF else gate
+        return None if self.requests.session_gate == OFF else GateSettings()
 
 
 def options_of(server_args: Any) -> ServerOptions:

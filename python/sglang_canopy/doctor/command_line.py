@@ -13,11 +13,10 @@ from difflib import get_close_matches
 from typing import Any
 
 from sglang_canopy import SGLANG_VERSION
-from sglang_canopy.admission.activation import OFF, GateSettings
+from sglang_canopy.admission.activation import AUTO as AUTO_GATE
 from sglang_canopy.config import setups
 from sglang_canopy.config.refusals import all_unsupported
 from sglang_canopy.config.server_options import Part
-from sglang_canopy.declared import keyed
 from sglang_canopy.doctor.machine import AUTO as AUTO_PART
 from sglang_canopy.doctor.machine import REFUSED, TESTED, UNTESTED, Finding
 from sglang_canopy.errors import CanopyError
@@ -137,18 +136,11 @@ def requested_features(args: argparse.Namespace) -> list[str]:
     """Return the features of ``setups.FLAGS`` that a command line enables."""
     requested = {
         setups.POLICIES: args.radix_eviction_policy in (AUTO, *live_names()),
-        setups.GATE: _gated(getattr(args, "canopy_session_gate", None)),
+        setups.GATE: getattr(args, "canopy_session_gate", None) == AUTO_GATE,
         setups.DISK: getattr(args, "hicache_storage_backend", None) == "canopy",
         setups.DOCUMENTS: getattr(args, "canopy_documents", None) not in (None, "off"),
     }
     return [feature for feature, wanted in requested.items() if wanted]
-
-
-def _gated(typed: str | None) -> bool:
-    try:
-        return typed is not None and keyed(GateSettings, head="mode")(typed).mode != OFF
-    except CanopyError:
-        return False  # ``start`` reports the error
 
 
 def refused(args: argparse.Namespace) -> list[Finding]:

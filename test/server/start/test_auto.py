@@ -37,7 +37,7 @@ for name, argv in json.loads(sys.argv[1]).items():
     o = a._canopy_options
     read[name] = {
         "policy": a.radix_eviction_policy, "order": o.queue.queue_order,
-        "gate": o.gate and o.gate.mode, "factor": o.queue.max_wait_factor, "floor": o.meter and o.meter.floor,
+        "gate": o.requests.session_gate, "factor": o.queue.max_wait_factor, "floor": o.meter and o.meter.floor,
         "parts": {part.name: part.to_json() for part in o.auto} if o.auto is not None else None,
         "write": a.hicache_write_policy,
     }
@@ -74,7 +74,7 @@ def test_it_is_refused_without_a_prefix_cache(tiny_model: Path) -> None:
 def test_every_part_is_on_and_the_policy_is_one_that_ranks(read) -> None:
     alone = read["alone"]
     assert (alone["policy"], alone["order"]) == ("wa", "bounded-shortest")
-    assert (alone["gate"], alone["floor"]) == (None, "on")
+    assert (alone["gate"], alone["floor"]) == ("off", "on")
     assert reasons(alone) == {"write policy": "there is no host tier"}
     assert reasons(read["host"]) == {}
     assert list(alone["parts"]) == list(AUTO_PARTS)

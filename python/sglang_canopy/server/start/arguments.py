@@ -112,7 +112,7 @@ def _check_gate(server_args: Any, gate: GateSettings | None, ours: bool) -> None
         )
     refusal = unsupported(GATE, server_args)
     if refusal:
-        raise CanopyError(f"{GATE_FLAG} {gate.mode}: {refusal}")
+        raise CanopyError(f"{GATE_FLAG}: {refusal}")
 
 
 def _check_policy(server_args: Any) -> None:
