@@ -105,7 +105,7 @@ def test_a_host_tier_is_exclusive_unless_the_user_sets_the_write_policy(read) ->
     assert read["wa"] == {
         "policy": "wa",
         "order": "sglang",
-        "gate": None,
+        "gate": "off",
         "factor": read["alone"]["factor"],
         "floor": None,
         "parts": None,
