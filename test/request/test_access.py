@@ -156,7 +156,7 @@ def test_a_tenant_that_the_query_names_twice_is_refused(serve: Serve) -> None:
     with serve() as http:
         assert http("DELETE", "/canopy/documents?cache_salt=a&cache_salt=b")[0] == 400
         assert http("DELETE", "/canopy/documents?cache_salt=a&cache_salt=a")[0] == 200
-        assert http.manager.sent == [{"canopy_chunk:a": 1}]
+        assert http.manager.sent == [{"canopy_documents:a": 1}]
 
 
 def test_neither_status_nor_an_error_shows_a_secret(serve, monkeypatch):

@@ -6,7 +6,7 @@ from typing import Any
 
 from sglang_canopy.server.scheduler import arrivals
 from sglang_canopy.wire import messages
-from sglang_canopy.wire.messages import CHUNKS, HINTS, KINDS, TIME, kind_of
+from sglang_canopy.wire.messages import DOCUMENTS, HINTS, KINDS, TIME, kind_of
 
 
 def test_every_kind_has_its_own_prefix_and_a_handler() -> None:
@@ -16,7 +16,7 @@ def test_every_kind_has_its_own_prefix_and_a_handler() -> None:
     assert kind_of("pp_max_micro_batch_size") is None
     assert kind_of(7) is None
     own = [
-        kind for kind in KINDS if kind is not CHUNKS
+        kind for kind in KINDS if kind is not DOCUMENTS
     ]  # the documents' plugin has its own handler
     assert all(messages._handlers.get(kind) for kind in own)
 
@@ -38,7 +38,7 @@ def test_sent_texts_are_received_in_order(monkeypatch: Any) -> None:
 
 def test_a_server_without_documents_passes_their_commands_to_sglang() -> None:
     scheduler = SimpleNamespace(tree_cache=SimpleNamespace())
-    keys = {CHUNKS.key("pin:x:"): 1}
+    keys = {DOCUMENTS.key("pin:x:"): 1}
     asked = SimpleNamespace(server_args=keys)
     assert messages.receive(scheduler, keys) is None
     assert arrivals.internal_state_set(lambda _, asked: asked, scheduler, asked) is asked

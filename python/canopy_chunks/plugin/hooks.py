@@ -22,7 +22,7 @@ from sglang_canopy.server.start.hook import Hook
 from sglang_canopy.server.start.self_check import check_in_place
 from sglang_canopy.tenant import tenant_of
 from sglang_canopy.wire import status_file
-from sglang_canopy.wire.messages import CHUNKS, register, send
+from sglang_canopy.wire.messages import DOCUMENTS, register, send
 
 
 def _build(original: Any, server: Any, server_args: Any, *args: Any, **kwargs: Any) -> None:
@@ -74,7 +74,7 @@ async def _delete(request: Any) -> dict[str, Any]:
     manager = get_global_state().tokenizer_manager
     tenant = tenant_of(**sent.tenant_fields(request))
     manager.auto_create_handle_loop()
-    answers = await send(manager, CHUNKS, tenant or "")
+    answers = await send(manager, DOCUMENTS, tenant or "")
     return {"deleted": any(bool(answer.updated) for answer in answers)}
 
 
@@ -140,4 +140,4 @@ HOOKS = tuple(Hook(*hook, purpose="reuse documents, with `--canopy-documents`") 
 def attach() -> None:
     """Register the callbacks for new requests, and the handler of deletions."""
     arrivals.attach(scheduler.request_created, scheduler.request_queued)
-    register(CHUNKS, scheduler.delete_documents)
+    register(DOCUMENTS, scheduler.delete_documents)

@@ -28,11 +28,11 @@ TIME = Kind("canopy_time:", "/canopy/status")
 """Seconds on the requests' clock: sessions fade even without requests."""
 EXPLAIN = Kind("canopy_explain:", "/canopy/explain")
 HINTS = Kind("canopy_hints:", "/canopy/hint")
-CHUNKS = Kind("canopy_chunk:", "/canopy/documents")
+DOCUMENTS = Kind("canopy_documents:", "/canopy/documents")
 """Tenants whose documents are deleted."""
 DRAIN = Kind("canopy_drain:", "SIGTERM")
 """The server received SIGTERM: the time for the drain begins."""
-KINDS = (TIME, EXPLAIN, HINTS, CHUNKS, DRAIN)
+KINDS = (TIME, EXPLAIN, HINTS, DOCUMENTS, DRAIN)
 """All kinds, first match first."""
 
 Handler = Callable[[Any, list[str]], bool | None]

@@ -37,7 +37,7 @@ callbacks = len(arrivals._on_created) + len(arrivals._on_queued)
 print(json.dumps({
     "modules": sorted(names),
     "in_place": hooks and all(hook.is_in_place() for hook in hooks.HOOKS),
-    "handled": messages.receive(Scheduler(), [messages.CHUNKS.key("a")]) if hooks else None,
+    "handled": messages.receive(Scheduler(), [messages.DOCUMENTS.key("a")]) if hooks else None,
     "callbacks": callbacks,
     "forced": [hook.is_in_place() for hook in server_plugin.HOOKS],
     "flag": all(hook.is_in_place() for hook in plugin.ADDON.hooks),
