@@ -62,11 +62,11 @@ WORK: Mapping[str, Work] = {
     "all hits": Work(64, 8, 500, 8, "same"),
 }
 IDLE, START = "idle", "start"
-PRICES = ("scheduler_ms", "cpu_ms", "ttft_p50_ms", "ttft_p99_ms", "gap_p50_ms", "gap_p99_ms", "rate")  # fmt: skip
+COSTS = ("scheduler_ms", "cpu_ms", "ttft_p50_ms", "ttft_p99_ms", "gap_p50_ms", "gap_p99_ms", "rate")  # fmt: skip
 
 
 @dataclass(slots=True)
-class Turn:
+class Round:
     """One round of one server."""
 
     url: str
@@ -81,13 +81,13 @@ class Turn:
         chats = self.work.kind == "chat"
 
         async def client() -> None:
-            said: list[str] = []
+            texts: list[str] = []
             while left:
                 left.pop()
                 if chats:
-                    said = [*said, self.text(TURN_TOKENS if said else self.work.prompt_tokens)]
-                    said = said[-1:] if len(said) > CHAT_TURNS else said
-                    await self.ask(http, " ".join(said))
+                    texts = [*texts, self.text(TURN_TOKENS if texts else self.work.prompt_tokens)]
+                    texts = texts[-1:] if len(texts) > CHAT_TURNS else texts
+                    await self.ask(http, " ".join(texts))
                 else:
                     await self.ask(http, self.text(self.work.prompt_tokens))
 
@@ -109,21 +109,21 @@ class Turn:
         self.gaps_s += [after - before for before, after in itertools.pairwise(times)]
 
 
-async def measured(turn: Turn, processes: servers.Processes, http: Any) -> dict[str, float]:
-    """Play a round and return its prices, per request where they are sums."""
+async def measured(load: Round, processes: servers.Processes, http: Any) -> dict[str, float]:
+    """Play a round and return its costs, per request where they are sums."""
     before, began = processes.cpu_s(), time.perf_counter()
-    await turn.play(http)
+    await load.play(http)
     wall_s = time.perf_counter() - began
     await asyncio.sleep(0.1)  # the last answers are freed
     spent = {name: 1000 * (s - before[name]) for name, s in processes.cpu_s().items()}
-    requests = turn.work.requests
+    requests = load.work.requests
     return {
         "scheduler_ms": spent["scheduler"] / requests,
         "cpu_ms": sum(spent.values()) / requests,
-        "ttft_p50_ms": 1000 * statistics.median(turn.ttft_s),
-        "ttft_p99_ms": 1000 * quantile(turn.ttft_s, 0.99),
-        "gap_p50_ms": 1000 * statistics.median(turn.gaps_s),
-        "gap_p99_ms": 1000 * quantile(turn.gaps_s, 0.99),
+        "ttft_p50_ms": 1000 * statistics.median(load.ttft_s),
+        "ttft_p99_ms": 1000 * quantile(load.ttft_s, 0.99),
+        "gap_p50_ms": 1000 * statistics.median(load.gaps_s),
+        "gap_p99_ms": 1000 * quantile(load.gaps_s, 0.99),
         "rate": requests / wall_s,
     }
 
@@ -145,22 +145,22 @@ async def compare(
     words: Sequence[str], rounds: int,
 ) -> dict[str, Any]:  # fmt: skip
     """Return each arm's medians and ratios."""
-    found: dict[str, list[dict[str, float]]] = {arm: [] for arm in urls}
+    rows_of_arm: dict[str, list[dict[str, float]]] = {arm: [] for arm in urls}
     timeout = aiohttp.ClientTimeout(total=300)
     async with aiohttp.ClientSession(timeout=timeout) as http:
         for number in range(-1, rounds):  # the first one warms up
             for arm in urls if number % 2 else reversed(urls):
-                turn = Turn(urls[arm], work, words, random.Random(f"{arm} {number} {work}"))
-                prices = await measured(turn, processes[arm], http)
+                load = Round(urls[arm], work, words, random.Random(f"{arm} {number} {work}"))
+                costs = await measured(load, processes[arm], http)
                 if number >= 0:
-                    found[arm].append(prices)
+                    rows_of_arm[arm].append(costs)
     first = next(iter(urls))
     return {
         arm: {
-            "medians": {p: round(statistics.median(row[p] for row in rows), 3) for p in PRICES},
-            "ratios": {p: ratio([r[p] for r in rows], [r[p] for r in found[first]]) for p in PRICES},
+            "medians": {p: round(statistics.median(row[p] for row in rows), 3) for p in COSTS},
+            "ratios": {p: ratio([r[p] for r in rows], [r[p] for r in rows_of_arm[first]]) for p in COSTS},
         }
-        for arm, rows in found.items()
+        for arm, rows in rows_of_arm.items()
     }  # fmt: skip
 
 
@@ -179,28 +179,30 @@ def idle(processes: Mapping[str, servers.Processes]) -> dict[str, Any]:
 
 def starts(model: Path, folder: Path, rounds: int) -> dict[str, Any]:
     """Return the medians of seconds to ready and of CPU seconds till then, in turns."""
-    found: dict[str, list[tuple[float, float]]] = {arm: [] for arm in ("SGLang", "auto")}
+    starts_of_arm: dict[str, list[tuple[float, float]]] = {arm: [] for arm in ("SGLang", "auto")}
     for number in range(rounds):
-        for arm in found if number % 2 else reversed(found):
+        for arm in starts_of_arm if number % 2 else reversed(starts_of_arm):
             began = time.monotonic()
             with servers.start(
                 model, KV_TOKENS, ARMS[arm], folder / "start.log", begin=subprocess.Popen
             ) as server:
                 ready_s = time.monotonic() - began
-                found[arm].append((ready_s, sum(servers.Processes(server).cpu_s().values())))
+                starts_of_arm[arm].append(
+                    (ready_s, sum(servers.Processes(server).cpu_s().values()))
+                )
     return {
         arm: dict(zip(("ready_s", "cpu_s"), (round(statistics.median(v), 2) for v in zip(*rows))))
-        for arm, rows in found.items()
+        for arm, rows in starts_of_arm.items()
     }
 
 
 def table(result: Mapping[str, Any]) -> str:
     """Return the result in Markdown."""
     lines = ["# Cost of `auto` where it cannot help", "", "Made by `no_gain.py`; ratios to SGLang without Canopy, median [95 %].", ""]  # fmt: skip
-    lines += [f"| work | server | {' | '.join(PRICES)} |", f"|---|---|{'---:|' * len(PRICES)}"]
+    lines += [f"| work | server | {' | '.join(COSTS)} |", f"|---|---|{'---:|' * len(COSTS)}"]
     for work in filter(WORK.__contains__, result):
         for arm, row in list(result[work].items())[1:]:
-            cells = ("{:.2f} [{:.2f}, {:.2f}]".format(*row["ratios"][p]) for p in PRICES)
+            cells = ("{:.2f} [{:.2f}, {:.2f}]".format(*row["ratios"][p]) for p in COSTS)
             lines.append(f"| {work} | {arm} | {' | '.join(cells)} |")
     for name in (IDLE, START):
         for arm, row in result.get(name, {}).items():

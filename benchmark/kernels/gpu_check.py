@@ -163,9 +163,13 @@ def movers(b: Bench, top: dict, lengths: list[int]) -> list[dict]:
         ways["energy (4 layers)"] = lambda: lowpass.energy_triton(x, x)
         least = Cost(4.0 * x.numel(), 2.0 * x.nbytes)
         for name, work in ways.items():
-            one = least if name.startswith("energy") else floor
+            minimum = least if name.startswith("energy") else floor
             rows.append(
-                {"tokens": n, "kernel": name, **compare_to_peak("kernel", b.time(work), one, top)}
+                {
+                    "tokens": n,
+                    "kernel": name,
+                    **compare_to_peak("kernel", b.time(work), minimum, top),
+                }
             )
     return rows
 
@@ -274,7 +278,7 @@ def judge(report: dict) -> list[str]:
         for key in r
         if key.endswith("_host_over_device")
     ]  # fmt: skip
-    said = [
+    lines = [
         f"{'met' if got <= aim else 'MISSED'}: {what}{got:.2f}{unit} (aim {aim:g})"
         for group in (floors_met, hosts)
         for got, what, aim, unit in sorted(group, reverse=True)
@@ -282,11 +286,11 @@ def judge(report: dict) -> list[str]:
     for r in ends:
         for key in sorted(k for k in r if k.endswith("_speedup_device")):
             verdict = "met" if r[key] >= SPEEDUP else "MISSED"
-            said.append(
+            lines.append(
                 f"{verdict}: {key.split('_')[0]} at {r['tokens']} tokens: {r[key]:.2f} times sooner "
                 f"than this model's own eager prefill (aim {SPEEDUP:g})"
             )
-    return said
+    return lines
 
 
 def show(title: str, rows: list[dict]) -> None:
@@ -334,8 +338,8 @@ def main() -> int:
             report[name] = work()
         except Exception as error:
             report[name] = [{"failed": f"{type(error).__name__}: {error}"}]
-        found = report[name]
-        show(name, found if isinstance(found, list) else [found])
+        rows = report[name]
+        show(name, rows if isinstance(rows, list) else [rows])
         if args.json:
             args.json.write_text(json.dumps(report, indent=1))
 

@@ -214,14 +214,14 @@ def run_load(
 
     warm, rest = tokens.planned[:WARM_REQUESTS], tokens.planned[WARM_REQUESTS:]
     half = len(warm) // 2
-    can: dict[str, float] = {}
+    saturation_tokens_s: dict[str, float] = {}
     for arm in arms:
         arm.slices, arm.seconds, arm.waiting = [], [], []
         arm.serve(prompts(warm[:half]), [0.0] * half)
-        took = arm.serve(prompts(warm[half:]), [0.0] * (len(warm) - half))["seconds"]
-        can[arm.name] = sum(p.prompt_tokens for p in warm[half:]) / took
+        seconds = arm.serve(prompts(warm[half:]), [0.0] * (len(warm) - half))["seconds"]
+        saturation_tokens_s[arm.name] = sum(p.prompt_tokens for p in warm[half:]) / seconds
     parts = balanced(rest, args.slices)
-    rate = rate_of(parts, load, sum(can.values()) / len(can))
+    rate = rate_of(parts, load, sum(saturation_tokens_s.values()) / len(saturation_tokens_s))
     for number, part in enumerate(parts):
         asked, due = prompts(part), due_times(part, rate, seed=number)
         for arm in turn(arms, number):
@@ -238,7 +238,7 @@ def run_load(
     return {
         "load": load,
         "requests_a_second": rate,
-        "saturation_tokens_a_second": can,
+        "saturation_tokens_a_second": saturation_tokens_s,
         "slices": len(parts),
         "requests": sum(map(len, parts)),
         "seconds": {arm.name: sum(arm.seconds) for arm in arms},

@@ -58,7 +58,7 @@ class LiveTree:
         latent: bool = False,
         group: Any = None,
     ) -> None:
-        given: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "model_path": "dummy",
             "page_size": page_size,
             "hicache_io_backend": "direct",
@@ -66,7 +66,7 @@ class LiveTree:
             "hicache_write_policy": write_policy,
             "hicache_ratio": max(host_tokens / tokens, 1e-9),
         }
-        server_args = ServerArgs(**(given | (storage or {})))
+        server_args = ServerArgs(**(settings | (storage or {})))
         set_global_server_args_for_scheduler(server_args)
         pool = ReqToTokenPool(size=8, max_context_len=4096, device="cpu", enable_memory_saver=False)
         on_cpu = {"dtype": torch.float16, "device": "cpu"}
@@ -77,8 +77,8 @@ class LiveTree:
             size=tokens, page_size=page_size, layer_num=1, enable_memory_saver=False, **sizes, **on_cpu
         )  # fmt: skip
         paged = (PagedTokenToKVPoolAllocator, tokens, page_size)
-        of_tokens, *given = paged if page_size > 1 else (TokenToKVPoolAllocator, tokens)
-        allocator = of_tokens(*given, kvcache=kv, need_sort=False, **on_cpu)
+        allocator_class, *arguments = paged if page_size > 1 else (TokenToKVPoolAllocator, tokens)
+        allocator = allocator_class(*arguments, kvcache=kv, need_sort=False, **on_cpu)
         params = CacheInitParams(
             disable=False,
             req_to_token_pool=pool,
