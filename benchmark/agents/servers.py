@@ -20,7 +20,7 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "scripts"), str(ROOT / "test")]
 
-from launch_server import Server, free_port, serving  # noqa: E402
+from launch_server import Server, free_port, serving, with_plugin  # noqa: E402
 from support import forked  # noqa: E402
 from support.chip import environment  # noqa: E402
 from tiny_model import write_tiny_model  # noqa: E402
@@ -38,11 +38,8 @@ def prepare(folder: Path) -> None:
     """
     os.environ |= environment(cuda=False)
     os.environ |= {"SGLANG_CPU_OMP_THREADS_BIND": "0", "OMP_NUM_THREADS": "1"}
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *sys.path[-2:]])
-    info = folder / "plain_sglang-0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plain-sglang\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nplain = canopy_cpu:install\n")
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[-2:])
+    os.environ |= with_plugin(folder, PLAIN, "canopy_cpu:install")
 
 
 def model(folder: Path, hidden: int, layers: int) -> Path:
