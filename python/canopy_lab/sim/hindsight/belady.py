@@ -32,6 +32,3 @@ class Belady(HindsightPolicy):
     def judge(self, leaf: Leaf) -> tuple[Any, int]:
         run = self.future.last_run(leaf)
         return -run.next_use, run.start
-
-
-POLICY = Belady

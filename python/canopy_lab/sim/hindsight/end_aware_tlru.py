@@ -50,6 +50,3 @@ class EndAwareTLRU(HindsightPolicy):
         if safe_from < end:
             return (0, leaf.last_access), safe_from
         return (1, leaf.last_access), 0
-
-
-POLICY = EndAwareTLRU

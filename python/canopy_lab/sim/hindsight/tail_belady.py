@@ -3,7 +3,8 @@
 A request with a prompt of n blocks and a threshold of x has as excess its misses among the first
 n - x blocks; the last x may be missing at no cost. A block whose next use is among those last x, or
 that has no next use, is *safe* to evict: evicting it adds no excess, and that use caches it again.
-Safe blocks are evicted first, then the blocks needed furthest in the future.
+Safe blocks are evicted first, then the blocks needed furthest in the future. ``length-aware-tlru``
+evicts safe blocks first too.
 """
 
 from __future__ import annotations
@@ -39,11 +40,30 @@ class TailBelady(HindsightPolicy):
     # victim = safe blocks, else the blocks needed furthest in the future
     def judge(self, leaf: Leaf) -> tuple[Any, int]:
         run = self.future.last_run(leaf)
+        return self._safe_first(leaf, run, -run.next_use, run.start)
+
+    def _safe_first(
+        self, leaf: Leaf, run: NextUseRun, rank: float, otherwise: int
+    ) -> tuple[Any, int]:
+        """Rank the leaf by its safe blocks, or, without any, its blocks from ``otherwise`` on."""
         safe_from = safe_start(self.future, run, self.config.threshold_tokens)
         end = (leaf.offset + leaf.length) // self.future.block_tokens
-        if safe_from < end:
-            return (0, -run.next_use), safe_from
-        return (1, -run.next_use), run.start
+        return ((0, rank), safe_from) if safe_from < end else ((1, rank), otherwise)
+
+
+class LengthAwareTLRU(TailBelady):
+    """The gain of ``canopy-tlru`` if it knew exact lengths.
+
+    As defined here, the policy knows of each path the length of the next prompt through it, and so
+    whether there is a next prompt. It first evicts safe blocks. Otherwise it is LRU: it does not know
+    *when* the next prompt arrives.
+    """
+
+    name: ClassVar[str] = "length-aware-tlru"
+
+    # victim = safe blocks of the least recent leaf that has any, else the least recent leaf
+    def judge(self, leaf: Leaf) -> tuple[Any, int]:
+        return self._safe_first(leaf, self.future.last_run(leaf), leaf.last_access, 0)
 
 
 def safe_start(future: Future, run: NextUseRun, threshold_tokens: float) -> int:
@@ -51,6 +71,3 @@ def safe_start(future: Future, run: NextUseRun, threshold_tokens: float) -> int:
     if run.next_use == NEVER:
         return run.start
     return max(run.start, future.needed_blocks(run.next_use, threshold_tokens))
-
-
-POLICY = TailBelady
