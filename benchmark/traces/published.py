@@ -78,10 +78,6 @@ def _kind(kind: str, later: bool = False) -> Measure:
     return measure
 
 
-def _first_share(seen: Observation) -> float:
-    return float((seen.turn == 1).mean())
-
-
 def _turn(q: float) -> Measure:
     return lambda seen: float(np.quantile(seen.turn, q))
 
@@ -138,7 +134,7 @@ TARGETS: dict[str, tuple[PublishedTarget, ...]] = {
         PublishedTarget("file, later turns", "51 %", 0.46, 0.56, "Figure 5, label", _kind("file", later=True)),
         PublishedTarget("image, later turns", "10 %", 0.06, 0.14, "Figure 5, label", _kind("image", later=True)),
         PublishedTarget("search, later turns", "49 %", 0.45, 0.53, "Figure 5, label", _kind("search", later=True)),
-        PublishedTarget("first turns, of requests", "54 %", 0.52, 0.56, "3.3, text", _first_share),
+        PublishedTarget("first turns, of requests", "54 %", 0.52, 0.56, "3.3, text", lambda seen: float((seen.turn == 1).mean())),
         PublishedTarget("turn number, P50", "1", 1, 1, "3.3, text", _turn(0.5)),
         PublishedTarget("turn number, P90", "5", 5, 5, "3.3, text", _turn(0.9)),
         PublishedTarget("longest conversation", "232 turns in a day", 30, 232, "3.3, text", _turn(1.0)),

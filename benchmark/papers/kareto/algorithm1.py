@@ -61,15 +61,10 @@ def adaptive_pareto_exploration(
             if not moved or abs(a["cost"] - b["cost"]) / price <= COST:
                 continue
             middle = ((one[0] + other[0]) / 2, (one[1] + other[1]) / 2)
-            if all(abs(x - y) in (0, *_wide(x, y, s)) for x, y, s in zip(one, other, STEP_LEAST)):
+            if all(x == y or abs(x - y) / 2 >= s for x, y, s in zip(one, other, STEP_LEAST)):
                 wanted.append(middle)
         wanted = [p for p in dict.fromkeys(wanted) if p not in found]
     return found
-
-
-def _wide(x: float, y: float, least: float) -> tuple[float, ...]:
-    """The distance of ``x`` and ``y``, if half of it is not below ``least``."""
-    return (abs(x - y),) if abs(x - y) / 2 >= least else ()
 
 
 def _steps(low: float, high: float, step: float) -> list[float]:
