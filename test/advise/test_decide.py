@@ -1,7 +1,9 @@
-"""The recommendation, including the one to change nothing."""
+"""The recommendation, including the one to change nothing, and its bootstrap interval."""
 
+import numpy as np
 import pytest
 
+from canopy_lab.advise.bootstrap import bootstrap
 from canopy_lab.advise.decide import Gain, decide
 
 AT = {"capacity": "1,000 tokens"}
@@ -44,3 +46,23 @@ def test_an_uncertain_gain_is_not_recommended():
     said = decide(0.2, 0.6, 0.5, [gain("wa", 3, -0.1, 6)], **AT, more=" A disk would add 9.")
     assert said.flag == "lru"
     assert said.sentence.endswith("too little to act on. A disk would add 9.")
+
+
+def test_the_bootstrap_covers_nothing_gained_and_sees_something_gained() -> None:
+    rng = np.random.default_rng(1)
+    tokens = np.full(4000, 100)
+    cluster = np.arange(4000) // 10
+    noise = rng.choice((-20, 20), 4000)
+    point, low, high = bootstrap(noise, tokens, cluster, rng)
+    assert low < 0 < high
+    point, low, high = bootstrap(noise + 5, tokens, cluster, rng)
+    assert low < point < high
+    assert point == pytest.approx(5.0, abs=1.0)
+    assert low > 0
+
+
+def test_a_single_cluster_gives_a_degenerate_interval() -> None:
+    point, low, high = bootstrap(
+        np.array([5, 5]), np.array([10, 10]), np.array([0, 0]), np.random.default_rng(0)
+    )
+    assert point == low == high == 50.0

@@ -126,27 +126,6 @@ def test_the_conversation_trace_by_its_known_numbers(data_dir: Path, tmp_path: P
     assert report["notes"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["none.jsonl", "--format", "bailian"], "no trace at"),
-        (["{trace}", "--format", "bailian", "--model-config", "gpt-9"], "neither a preset"),
-        (["{unfit}", "--format", "mooncake"], "line 1"),
-    ],
-)
-def test_a_mistake_is_one_line(flags, said, small_trace, tmp_path, capsys):
-    unfit = tmp_path / "unfit.jsonl"
-    rows = [{"input_length": 100, "hash_ids": [*range(9)]}, {"input_length": 4000, "hash_ids": [1]}]
-    times = {"timestamp": 0, "output_length": 4}
-    unfit.write_text("".join(json.dumps({**times, **row}) + "\n" for row in rows))
-    flags = [f.format(trace=small_trace, unfit=unfit) for f in flags]
-    assert main(["characterize", *flags, "--out", str(tmp_path / "out")]) == 2
-    error = capsys.readouterr().err
-    line = [text for text in error.splitlines() if text.startswith("canopy characterize:")]
-    assert len(line) == 1
-    assert said in line[0]
-
-
 def test_a_broken_line_may_be_skipped(small_trace: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.jsonl"
     lines = small_trace.read_text().splitlines(keepends=True)

@@ -44,11 +44,6 @@ def test_a_request_refers_to_its_continuation() -> None:
     assert observe(TWO_TALKS).next_request.tolist() == [2, -1, 4, -1, -1]
 
 
-def test_lives_run_from_first_to_last_use() -> None:
-    seen = observe(TWO_TALKS)
-    assert sorted((seen.last_s - seen.first_s).tolist()) == [0.0, 0.0, 0.0, 70.0, 100.0, 100.0]
-
-
 def test_places_are_tenths_of_the_prompt() -> None:
     seen = observe([ask(0, list(range(10))), ask(1, list(range(5)))])
     # Five blocks at places 0, 2, 4, 6, 8, which were at 0, 1, 2, 3, 4 before.

@@ -4,6 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
+pytest.importorskip("sglang")
 
 from support.chunk_models import FAMILIES, build  # noqa: E402
 

@@ -4,12 +4,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
-from canopy_chunks.fuse import rows as engine  # noqa: E402
-from canopy_chunks.fuse.cache import dense_cache  # noqa: E402
+from canopy_chunks.fuse import rows as engine
+from canopy_chunks.fuse.cache import dense_cache
 
 
 @pytest.fixture(autouse=True)

@@ -95,29 +95,6 @@ def test_without_a_capacity_the_pool_at_which_lru_lost_five_points_is_assumed(tm
     assert here <= got["repeats"] - 0.05 + 1e-9
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["advise", "none.jsonl"], "no trace at 'none.jsonl'"),
-        (["advise", "LOG", "--capacity-tokens", "0"], "--capacity-tokens must be above 0"),
-        (["advise", "LOG", "--host-gb", "much"], "--host-gb must be sizes in GB"),
-        (["advise", "LOG", "--profile", "h300"], "profile 'h300' is neither"),
-        (["advise", "LOG", "--out", "/no/such/page.html"], "its folder does not exist"),
-        (["advise", "LOG", "--tokenizer", "/no/such"], "give a tokenizer.json"),
-        (["advise", "LOG", "--format", "mooncake", "--tokenizer", "t"], "--tokenizer is for logs"),
-        (["advise", "LOG", "--jobs", "0"], "--jobs must be at least 1"),
-        (["advise", "LOG", "--sample-requests", "0"], "--sample-requests must be at least 1"),
-    ],
-)
-def test_a_mistake_is_one_line(chats, tmp_path, monkeypatch, capsys, arguments, says):
-    monkeypatch.chdir(tmp_path)
-    given = [str(chats) if a == "LOG" else a for a in arguments]
-    assert main(given) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("canopy ")]
-    assert len(lines) == 1
-    assert says in lines[0]
-
-
 def test_advice_prints_a_start_that_can_be_tried_on(scanned_log, tmp_path, capsys):
     _, page = advise(tmp_path, scanned_log)
     said = capsys.readouterr().out

@@ -1,8 +1,18 @@
-"""Every command of ``canopy`` declares its options; a mistyped one gets a useful error."""
+"""Every command of ``canopy``: its options, its mistyped names, and the vocabulary all share."""
+
+import argparse
+import json
+import shlex
 
 import pytest
 
-from canopy_lab.cli.main import COMMANDS, main, parser_of
+from canopy_lab.cli import simulate_system
+from canopy_lab.cli.main import COMMANDS, EXAMPLES, TAKES_THE_REST, main, parser_of
+from canopy_lab.sim.system.engine_profile import load_profile
+from sglang_canopy import declared
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.registry import check_served
+from sglang_canopy.storage.settings import StorageSettings
 
 
 def test_the_number_of_commands_is_bounded():
@@ -27,3 +37,116 @@ def test_an_unknown_command_is_answered_with_the_known_ones(argv, says, capsys):
         main(argv)
     assert end.value.code == 2
     assert says in capsys.readouterr().err
+
+
+EACH = pytest.mark.parametrize("name", COMMANDS)
+READ_A_FILE = ("advise", "characterize", "simulate", "simulate system", "plan", "plan ttl")
+SGLANGS = ("--page-size", "--chunked-prefill-size", "--max-running", "--prefetch-timeout-base")
+UNITS = {
+    "SECONDS": ("-s",),
+    "S": ("-s",),
+    "G": ("-gb", "-gib", "-per-s"),
+    "G,G": ("-gb", "-gib"),
+    "H": ("-hours",),
+}
+"""Suffixes of flags by the display name of their value."""
+
+
+def actions(name: str) -> list[argparse.Action]:
+    return [one for one in parser_of(name)[0]._actions if one.dest != "help"]
+
+
+def named(name: str) -> dict[str, argparse.Action]:
+    return {flag: one for one in actions(name) for flag in one.option_strings}
+
+
+@pytest.mark.parametrize("name", READ_A_FILE)
+def test_the_input_is_the_first_positional_and_its_format_is_found(name) -> None:
+    positionals = [one for one in actions(name) if not one.option_strings]
+    assert [one.metavar for one in positionals] in (["TRACE"], ["LOG"])
+    given = named(name)["--format"]
+    assert not given.required
+    assert given.choices[0] == "auto"
+    assert "auto" in given.help
+
+
+@EACH
+def test_shared_flags_have_one_meaning(name) -> None:
+    flags = named(name)
+    for flag, metavars in {
+        "--url": ("URL",),
+        "--jobs": ("N",),
+        "--out": ("FILE", "FOLDER", "PLAN.yaml"),
+        "--json-out": ("FILE", "OUT"),
+        "--seed": ("K", "K,K"),
+    }.items():
+        if flag in flags:
+            assert flags[flag].metavar in metavars, (name, flag)
+    if "--json" in flags:
+        assert flags["--json"].nargs == 0, "it prints JSON; --json-out FILE writes it"
+
+
+@EACH
+def test_a_unit_is_part_of_the_name(name) -> None:
+    for flag, action in named(name).items():
+        suffixes = UNITS.get(str(action.metavar))
+        if suffixes and flag not in SGLANGS and "share" not in flag:
+            assert flag.endswith(suffixes), (name, flag, action.metavar)
+
+
+@EACH
+def test_each_help_has_one_example_that_its_parser_accepts(name, capsys) -> None:
+    with pytest.raises(SystemExit):
+        main([*name.split(), "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"example: canopy {name}" in shown
+    words = shlex.split(EXAMPLES[name])
+    assert " ".join(words).startswith(name)
+    rest = words[len(name.split()) :]
+    parser_of(name)[0].parse_args(["--", *rest] if name in TAKES_THE_REST else rest)
+
+
+def test_a_wrong_limit_names_its_flag_once(tmp_path, capsys) -> None:
+    assert main(["plan", str(tmp_path / "t.jsonl"), "--slo", "p99_ttft"]) == 2
+    assert capsys.readouterr().err.count("--slo") == 1
+
+
+def test_lru_is_sglangs_and_canopy_lru_is_canopys_in_every_simulation(tmp_path, capsys) -> None:
+    rows, ids = [], 0
+    for at in range(60):  # long nodes of which one block is needed
+        shared = [1000 + at % 7 * 10 + k for k in range(6)]
+        rows.append({"timestamp": at, "input_length": 9 * 512, "output_length": 1,
+                     "hash_ids": [*shared, *range(5000 + ids, 5003 + ids)]})  # fmt: skip
+        ids += 3
+    trace = tmp_path / "t.jsonl"
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def hits(policy, *more):
+        out = tmp_path / "rows.json"
+        words = [str(trace), "--policy", policy, "--capacity", "40", "--jobs", "1", *more]
+        assert main(["simulate", *words, "--json-out", str(out)]) == 0
+        return [(row["evictions"], row["evicted_blocks"]) for row in json.loads(out.read_text())]
+
+    sglangs, canopys = hits("lru,canopy-lru")
+    assert sglangs != canopys
+    assert hits("lru") == [sglangs]
+    assert hits("lru:again") == [sglangs]
+    for policy, whole in (("lru", True), ("canopy-lru", False)):
+        words = [str(trace), "--profile", "llama-3.1-8b-h100", "--device-tokens", "20000"]
+        parsed = parser_of("simulate system")[0].parse_args([*words, "--policy", policy])
+        given = (declared.read(one, parsed) for one in simulate_system.OPTIONS[:2])
+        system = simulate_system._system(*given, load_profile("llama-3.1-8b-h100"))
+        assert system.whole_nodes is whole
+    capsys.readouterr()
+
+
+def test_sglangs_lru_is_refused_by_plan(capsys) -> None:
+    assert main(["plan", "t.jsonl", "--policy", "lru"]) == 2
+    assert "canopy-lru" in capsys.readouterr().err
+
+
+def test_tiers_of_a_server_take_canopy_lru_only() -> None:
+    for check in (check_served, lambda name: StorageSettings(capacity_bytes=10**8, policy=name)):
+        check("canopy-lru")
+        with pytest.raises(CanopyError, match="canopy-lru"):
+            check("lru")

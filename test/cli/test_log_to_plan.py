@@ -1,12 +1,81 @@
 """Logs of other programs, all the way: advice, a plan, and a server's own check of it."""
 
+import datetime
 import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from canopy_lab.cli.main import main
 from canopy_lab.plan.server_plan import read_config
-from support.logs import SESSIONS, TURNS, WRITERS
+
+SESSIONS, TURNS = 16, 6
+START = datetime.datetime(2026, 3, 1, 9, 0, tzinfo=datetime.UTC)
+
+
+def _asked() -> Iterator[tuple[int, str | None, list[str]]]:
+    """Yield (second, session, messages so far). A single prompt has no session."""
+    for at in range(2 * SESSIONS * TURNS):
+        if at % 2:
+            yield at, None, [f"scan {at} of a long file " * 120]
+        else:
+            talk, turn = at // 2 % SESSIONS, at // 2 // SESSIONS
+            yield at, f"s{talk}", [f"session {talk} step {k} " * 40 for k in range(turn + 1)]
+
+
+def _messages(said: list[str]) -> list[dict[str, str]]:
+    return [{"role": ("user", "assistant")[k % 2], "content": text} for k, text in enumerate(said)]
+
+
+def agents(path: Path) -> Path:
+    """A gateway's own lines, with sessions."""
+    rows = (
+        {"time": START.timestamp() + at, "messages": _messages(said), "completion_tokens": 9}
+        | ({} if session is None else {"session_id": session})
+        for at, session, said in _asked()
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def litellm(path: Path) -> Path:
+    """LiteLLM's ``StandardLoggingPayload``."""
+    rows = (
+        {
+            "id": f"chatcmpl-{at}",
+            "call_type": "acompletion",
+            "status": "success",
+            "startTime": START.timestamp() + at,
+            "endTime": START.timestamp() + at + 0.4,
+            "model": "m",
+            "messages": _messages(said),
+            "response": {"choices": [{"finish_reason": "stop"}]},
+            "prompt_tokens": sum(map(len, said)) // 4,
+            "completion_tokens": 9,
+            "metadata": {} if session is None else {"requester_metadata": {"session_id": session}},
+        }
+        for at, session, said in _asked()
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def vllm(path: Path) -> Path:
+    """vLLM's ``--enable-log-requests``, which names no sessions."""
+    lines = []
+    for at, _, said in _asked():
+        when = (START + datetime.timedelta(seconds=at)).strftime("%m-%d %H:%M:%S")
+        lines.append(
+            f"INFO {when} [logger.py:41] Received request cmpl-{at}: prompt: {''.join(said)!r}, "
+            "params: SamplingParams(n=1, stop=[]), prompt_token_ids: None, lora_request: None.\n"
+        )
+    path.write_text("".join(lines))
+    return path
+
+
+WRITERS: dict[str, Callable[[Path], Path]] = {"agents": agents, "litellm": litellm, "vllm": vllm}
+
 
 POOL = "6000"
 """Tokens: less than the open sessions have."""

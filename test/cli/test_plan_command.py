@@ -150,77 +150,6 @@ def test_what_to_try_next_depends_on_the_limit_that_binds(plan, capsys, limits, 
     assert f"Try next: {advice}" in capsys.readouterr().out
 
 
-def test_the_trace_may_be_given_alone(trace, tmp_path, capsys):
-    arguments = ["plan", str(trace), *SMALL, *UNCHECKED]
-    assert main(arguments) == 0
-    assert "Chosen (least cost)" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--slo", "p99_tfft<2s"), "did you mean 'p99_ttft'?"),
-        (("--slo", "p99_ttft<2parsec"), "unit 'parsec' is not one of"),
-        (("--disks", "gp33"), "unknown disk class 'gp33'; aws-us-east-1 has: gp3, io2"),
-        (("--prices", "asw"), "no price list 'asw'"),
-        (("--profile", "h200"), "profile 'h200' is neither one of"),
-        (("--model", "qwen3-8b"), "is of model 'llama-3.1-8b', not of 'qwen3-8b'"),
-        (("--best", "costs"), "did you mean 'cost'?"),
-        (("--search", "objectives=cost"), "two or more different objectives"),
-        (("--policy", "wb"), "unknown policy 'wb'"),
-        (("--ttl", "soon"), "--ttl must be none, group or seconds above 0"),
-        (("--instances", "1,x"), "--instances must be whole numbers of 1 or more"),
-        (
-            ("--server", "prefetch_policy=eager"),
-            "--server prefetch_policy=eager: prefetch_policy must be of",
-        ),
-        (("--server", "page_size=48"), "must be a multiple of page_size 48"),
-        (
-            ("--server", "mem_fraction_static=2"),
-            "mem_fraction_static must be a number between 0 and 1",
-        ),
-        (("--validation", "/no/file"), "is not what canopy validate --json-out writes"),
-        (
-            ("--search", "evaluations=0"),
-            "--search evaluations=0: key 'evaluations' must be at least 1",
-        ),
-        (("--search", "levels=2"), "--search levels=2: unknown key 'levels'"),
-        (("--server", "page_sise=2"), "--server page_sise=2: unknown key 'page_sise'"),
-        (("--out", "plan.json"), "--out must end in .yaml"),
-        (("--json-out", "/no/such/folder/out.json"), "its folder does not exist"),
-        (("--last-hours", "0"), "at most 168"),
-        (("--jobs", "0"), "--jobs must be at least 1"),
-        (("--device-tokens", "600"), "device_tokens is 600"),
-    ],
-)
-def test_a_mistake_is_one_line_with_the_remedy(plan, capsys, arguments, message):
-    status, _ = plan(*arguments)
-    captured = capsys.readouterr()
-    assert status == 2
-    line = captured.err.strip().splitlines()[-1]
-    assert line.startswith("canopy plan: ")
-    assert message in line
-    assert "Traceback" not in captured.err
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "has no requests; give a trace with requests"),
-        (
-            '{"timestamp":5,"input_length":1,"output_length":1,"hash_ids":[1]}\n'
-            '{"timestamp":1,"input_length":1,"output_length":1,"hash_ids":[1]}\n',
-            "sort the trace by time",
-        ),
-    ],
-)
-def test_a_trace_that_cannot_be_planned_for(plan, trace, capsys, content, message):
-    trace.write_text(content)
-    status, _ = plan()
-    assert status == 2
-    assert message in capsys.readouterr().err
-
-
 def test_prompts_larger_than_the_device_are_skipped_and_counted(plan, trace, capsys):
     """A server of this size refuses them, so the plan is for the others."""
     long = {"timestamp": 10**6, "input_length": 29_950, "output_length": 9, "hash_ids": [*range(10**6, 10**6 + 59)]}  # fmt: skip
@@ -240,18 +169,6 @@ def test_a_trace_of_one_moment_is_planned_and_the_report_names_it(plan, trace, c
     trace.write_text("".join(json.dumps({**row, "timestamp": 5}) + "\n" for row in rows))
     assert plan(*UNCHECKED)[0] == 0
     assert "all have the same time" in capsys.readouterr().out
-
-
-def test_no_trace(trace, capsys):
-    with pytest.raises(SystemExit):
-        main(["plan"])
-    assert "TRACE" in capsys.readouterr().err
-    assert main(["plan", "/no/such/trace"]) == 2
-    assert "no trace at '/no/such/trace'" in capsys.readouterr().err
-    empty = trace.with_name("empty.jsonl")
-    empty.write_text("")
-    assert main(["plan", str(empty)]) == 2
-    assert "is empty; give a log that has requests" in capsys.readouterr().err
 
 
 QUICK = (

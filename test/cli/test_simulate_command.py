@@ -114,31 +114,3 @@ def test_broken_lines_are_passed_over_on_request(trace, capsys):
     assert "161" in capsys.readouterr().err
     status, rows = simulate(trace, "--policy", "lru", "--capacity", "0.1", "--skip-bad", "1")
     assert (status, rows[0]["requests"]) == (0, 160)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--policy", "lru2", "--capacity", "0.1"], "unknown policy 'lru2'"),
-        (["--policy", "lru,lru", "--capacity", "0.1"], "each once"),
-        (["--policy", "lru", "--capacity", "0"], "--capacity must be fractions"),
-        (["--policy", "lru", "--capacity", "1.5"], "--capacity must be fractions"),
-        (["--policy", "lru", "--capacity", "0.1,0.1"], "each once"),
-        (["--policy", "lru", "--capacity", "0.1", "--seed", "one"], "--seed"),
-        (["--policy", "wa", "--capacity", "0.1", "--policy-config", "wa"], "NAME=JSON"),
-        (["--policy", "wa", "--capacity", "0.1", "--policy-config", 'wa={"a":1}'], "key 'a'"),
-        (["--policy", "wa", "--capacity", "0.1", "--policy-config", "lru={}"], "does not name"),
-        (["--policy", "lru", "--capacity", "0.1", "--hints", "0.5"], "two numbers"),
-        (["--policy", "lru", "--capacity", "0.1", "--hints", "0.5,2"], "accuracy"),
-    ],
-)
-def test_a_mistake_is_one_line(trace, arguments, says, capsys):
-    assert simulate(trace, *arguments)[0] == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("canopy")]
-    assert len(lines) == 1
-    assert says in lines[0]
-
-
-def test_a_trace_that_does_not_exist_is_named(capsys):
-    assert main(["simulate", "none.jsonl", "--policy", "lru", "--capacity", "0.1"]) == 2
-    assert "none.jsonl" in capsys.readouterr().err

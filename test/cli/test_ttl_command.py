@@ -99,24 +99,6 @@ def test_a_plan_from_a_trace_is_not_for_a_server(tmp_path, capsys):
     assert "server's own request log" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["--budget-gb", "0"], "--budget-gb must be above 0"),
-        (["--budget-gb", "nan"], "--budget-gb must be above 0"),
-        (["--budget-gb", "1", "--block-tokens", "0"], "--block-tokens"),
-        (["--budget-gb", "1", "--model", "nope"], "nope"),
-        (["--budget-gb", "1", "--out", "/no/such/plan.yaml"], "folder does not exist"),
-    ],
-)
-def test_a_mistake_is_one_line_with_status_2(log, capsys, options, says):
-    assert main(["plan", "ttl", str(log), "--format", "sglang", *options]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("canopy plan ttl: ")
-    assert says in said
-    assert said.count("\n") == 1
-
-
 def test_a_log_of_texts_alone_makes_no_plan(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     path = tmp_path / "server.log"
     obj = {"input_ids": None, "text": "hello", "sampling_params": {}}

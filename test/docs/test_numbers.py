@@ -1,5 +1,6 @@
 """Every measured number of README and of a results page stands in a result file that the page names."""
 
+import json
 import re
 from pathlib import Path
 
@@ -68,3 +69,17 @@ def test_a_result_beside_a_link_stands_in_a_file_that_the_linked_page_names(page
         known = files(" ".join(pages))
         if page == README or (known and "research/" in line):
             assert unfounded(line, known) == [], line
+
+
+KINDS = {"served over HTTP", "at the scheduler", "simulated"}
+ROW = re.compile(r"^\|.*?\| \[([^]]+)\]\((benchmark/[^)]+\.json)\) \|", re.M)
+
+
+def test_the_kind_of_every_result_of_readme_is_that_of_its_file() -> None:
+    text = README.read_text(encoding="utf-8")
+    table = text[text.index("## Results") :].split("\n## ")[0]
+    rows = ROW.findall(text)
+    assert len(rows) == sum(line.startswith("| [") for line in table.splitlines()) >= 5
+    for kind, file in rows:
+        assert kind in KINDS
+        assert json.loads((ROOT / file).read_text(encoding="utf-8"))["kind"] == kind, file

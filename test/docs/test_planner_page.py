@@ -1,4 +1,4 @@
-"""The planner's pages name every metric, their commands parse, and their price file is one."""
+"""Pages of the planner and of the simulator: commands parse, metrics and keys are named, prices are a list."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from canopy_lab.cli import plan
+from canopy_lab.cli import plan, simulate
 from canopy_lab.cli.main import main, parser_of
 from canopy_lab.plan.objective import METRICS
 from canopy_lab.plan.prices import parse_prices, price_list_names
@@ -29,14 +29,37 @@ def test_the_example_prices_are_a_price_list():
     assert prices.disk("io2-16000").read_bytes_per_s(100) == 4000 * 2**20
 
 
-def test_the_commands_on_the_page_can_be_parsed():
-    commands = re.findall(r"^    (canopy plan .*?[^\\])$", PAGE, re.M | re.S)
-    assert len(commands) >= 3
-    for command in commands:
-        words = shlex.split(command.replace("\\\n", " "))[2:]
-        args = parser_of("plan")[0].parse_args(words)
-        for group in plan.OPTIONS[1:4]:
+COMMANDS = {
+    "planner": ("plan", r"canopy plan ", plan.OPTIONS[1:4]),
+    "simulate": ("simulate", r"canopy simulate (?!system)", [simulate.Options]),
+}
+
+
+@pytest.mark.parametrize("page", COMMANDS)
+def test_the_commands_on_the_page_can_be_parsed(page):
+    command, begin, groups = COMMANDS[page]
+    text = (DOCS / "guide" / f"{page}.md").read_text()
+    found = re.findall(rf"^    ({begin}.*?[^\\])$", text, re.M | re.S)
+    assert found
+    for line in found:
+        words = shlex.split(line.replace("\\\n", " "))[2:]
+        args = parser_of(command)[0].parse_args(words)
+        for group in groups:
             declared.read(group, args)
+
+
+def test_every_key_of_a_row_is_on_the_page(tmp_path):
+    trace = tmp_path / "t.jsonl"
+    line = {"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1, 2]}
+    trace.write_text(json.dumps(line) + "\n")
+    out = tmp_path / "rows.json"
+    command = ["simulate", str(trace), "--format", "mooncake", "--policy", "lru"]
+    assert main([*command, "--capacity", "1", "--json-out", str(out), "--jobs", "1"]) == 0
+    keys = set(json.loads(out.read_text())[0])
+    section = (DOCS / "reference" / "simulators.md").read_text().split("### Rows")[1].split("##")[0]
+    named = set(re.findall(r"`(\w+)`", section))
+    named |= {f"uncached_tokens{end}" for end in named if re.fullmatch(r"_p\d+", end)}
+    assert keys <= named
 
 
 @pytest.mark.long

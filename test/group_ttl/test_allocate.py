@@ -6,11 +6,26 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from scipy.optimize import linprog
 
 from canopy_lab.group_ttl.allocate import allocate, fixed_step, price_of
 from canopy_lab.group_ttl.histogram import GRID_S, Curves, Histograms, histograms
 from sglang_canopy.errors import CanopyError
-from support.linear_bound import linear_bound
+
+
+def linear_bound(curves: Curves, budget: float) -> float:
+    """Hits when each group may mix its TTLs: no allocation of ``budget`` tokens wins more."""
+    groups, steps = curves.hits.shape
+    mixed = linprog(
+        -curves.hits.ravel(),
+        A_ub=curves.mean_tokens.reshape(1, -1),
+        b_ub=[budget],
+        A_eq=np.kron(np.eye(groups), np.ones(steps)),
+        b_eq=np.ones(groups),
+        method="highs",
+    )
+    assert mixed.success, mixed.message
+    return float(-mixed.fun)
 
 
 def counted(groups: list[list[tuple[float | None, int]]], duration_s: float) -> Histograms:

@@ -28,12 +28,6 @@ def test_a_page_is_hit_until_its_ttl_is_over() -> None:
     assert simulate_ttl(log, one(0.0)).mean_tokens == 0.0
 
 
-def test_a_prefix_stays_as_long_as_its_continuations() -> None:
-    log = log_of([(0.0, (1, 2), "a"), (9.0, (1, 2), "a")])
-    table = TTLTable((Group(2, 9.0),), residual_ttl_s=1.0)
-    assert simulate_ttl(log, [(0.0, table)]).hits == 2 * BLOCK
-
-
 def test_requests_before_the_measured_time_only_fill_the_disk() -> None:
     log = log_of([(0.0, (1,), "a"), (4.0, (1,), "a"), (8.0, (1,), "a")])
     won = simulate_ttl(log, one(5.0), since_s=4.0)

@@ -87,12 +87,6 @@ def test_without_a_span_of_time_everything_is_kept_and_an_empty_trace_is_refused
         log_of([])
 
 
-@pytest.mark.parametrize("budget", [0.0, -1.0, math.nan])
-def test_a_budget_that_is_not_positive_is_refused(budget: float) -> None:
-    with pytest.raises(CanopyError, match="budget must be positive"):
-        learn(log_of([(5.0, (1, 2), "a")]), budget)
-
-
 def test_equal_windows_give_equal_tables_in_any_thread() -> None:
     snapshots = [seen(1200.0), seen(1200.0)]
     learning = Learning(kinds=(GROUPS,))

@@ -34,10 +34,6 @@ def test_the_grid_is_counted_without_being_made():
         assert s.count() == len(s.grid())
 
 
-def test_no_disk_without_dram():
-    assert all(c.dram_gib > 0 for c in space().grid() if c.disk)
-
-
 def test_options_of_an_absent_tier_make_no_difference():
     one = Configuration(dram_gib=1, disk="a", disk_gib=0, ttl=60.0)
     assert one.normal() == Configuration(dram_gib=1)

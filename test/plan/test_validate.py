@@ -13,6 +13,8 @@ from canopy_lab.plan.server_plan import write_config
 from canopy_lab.plan.validation import recalibrate, scaled, system_of_plan, validate
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system import Workload, load_profile, simulate_system
+from canopy_lab.trace.open import last_hours
+from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.served_log import read_served
 from canopy_lab.trace.sglang_log import last_flush, read_as_server
 from sglang_canopy.errors import CanopyError
@@ -217,3 +219,29 @@ def test_hits_are_right_under_a_slow_profile(tmp_path):
     found = validate(trace, seen, system_of_plan(PLAN, slow), slow)
     assert found.error("mean_ttft_s") > 1
     assert abs(found.error("token_hit_ratio")) < 0.001
+
+
+def log(*hours):
+    return [TraceRequest(h * 3600, 10, 1, (1,), 16, line=i) for i, h in enumerate(hours)]
+
+
+def test_the_last_hours_end_at_the_last_request():
+    chosen = last_hours(log(0, 5, 8.5, 9, 10), 2)
+    assert [r.line for r in chosen] == [2, 3, 4]
+    assert [r.time_s for r in chosen] == [0, 1800, 5400]
+
+
+def test_a_log_without_requests_is_refused_with_the_reason():
+    with pytest.raises(CanopyError, match="no finished request yet"):
+        last_hours([], 1)
+
+
+def test_only_a_slots_hours_are_kept():
+    long = log(*(i / 100 for i in range(30_000)))
+    assert len(last_hours(iter(long), 1)) == 101
+
+
+@pytest.mark.parametrize("hours", [0, -1, 200, float("nan")])
+def test_a_slots_hours_must_be_of_a_week(hours):
+    with pytest.raises(CanopyError, match="at most 168"):
+        last_hours(log(1), hours)

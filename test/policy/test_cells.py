@@ -65,17 +65,6 @@ def test_the_least_leaf_equals_a_full_scan_of_the_queue_ends(steps):
         assert (*found[0], found[1]) == min(ends, key=lambda end: end[:4])
 
 
-def test_a_candidate_changes_when_its_end_crosses_an_edge_of_the_age_bins():
-    rises = category("rises", [0, 9])
-    flat = category("flat", [5, 5])
-    cells = Cells()
-    first, second = Leaf(), Leaf()
-    cells.push("rises", first, lambda: (rises, 1.0))
-    cells.push("flat", second, lambda: (flat, 1.0))
-    assert cells.least(0.1)[1] is first
-    assert cells.least(0.3)[1] is second
-
-
 def test_weights_scale_a_cell():
     kind = category("k", [2])
     cells = Cells()

@@ -194,22 +194,6 @@ def test_a_state_saved_by_one_run_ranks_from_the_start_of_the_next():
     assert any(fitted.rank)
 
 
-def test_wrong_hints_of_one_tenant_cost_no_other_tenant_its_trust():
-    policy = policy_with({"k": [0.1]})
-    record = policy.model.hints.record("liar")
-    record.overs, record.overs_wrong = 20, 10
-    record.returns, record.returns_true = 20, 0
-    leaf_of(policy, "k", 0.0)
-    over = leaf_of(policy, "k", 9.0, over=True, tenant="honest")
-    leaf_of(policy, "k", 9.0, over=True, tenant="liar")
-    assert policy.victim(10.0).leaf is over
-    policy.drop(over)
-    returns = leaf_of(policy, "k", 0.0, return_at=11.0, tenant="honest")
-    lie = leaf_of(policy, "k", 1.0, return_at=11.0, tenant="liar")
-    assert policy.victim(10.0).leaf is not returns
-    assert lie.rank_state[0] is not returns.rank_state[0]
-
-
 def test_returns_rank_by_the_accuracy_of_their_tenants_hints():
     policy = policy_with({"k": [0.001]})
     sure = policy.model.hints.record("sure")

@@ -15,17 +15,19 @@ from sglang_canopy.records import CLIENT, GATEWAY, Request
 from sglang_canopy.telemetry.status import Status
 from sglang_canopy.tenant import shown_tenant
 from support.live_tree import LiveTree, check, fake_req
-from support.parity import turns
-
-PAGE = 4
+from support.parity import PAGE, chained, fields, tokens_of, turns
 
 
 def talk(who: int, tokens: int = 20) -> list[int]:
     return [1000 * who + i for i in range(tokens)]
 
 
-def test_a_tenant_that_keeps_everything_gets_only_its_share() -> None:
-    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
+@pytest.fixture
+def tree():
+    return LiveTree(1000, "wa", {"quantum_tokens": 1})
+
+
+def test_a_tenant_that_keeps_everything_gets_only_its_share(tree) -> None:
     for n in range(25):
         tree.serve(talk(n), float(n), tenant="hostile", keep_until=3600.0)
     for n in range(25, 50):
@@ -46,8 +48,7 @@ def test_wa_and_etlru_evict_kept_paths_last_and_other_policies_ignore_keeps(poli
     assert tree.match(talk(0)) == (20 if policy in ("wa", "etlru") else 0)
 
 
-def test_all_tenants_together_keep_the_total_and_no_more() -> None:
-    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
+def test_all_tenants_together_keep_the_total_and_no_more(tree) -> None:
     for n in range(40):
         tree.serve(talk(n), float(n), tenant=f"t{n}", keep_until=3600.0)
     tree.evict(560)
@@ -58,8 +59,7 @@ def test_all_tenants_together_keep_the_total_and_no_more() -> None:
     assert tree.core.protected.keeps.budget.tokens == 0
 
 
-def test_a_client_with_many_names_leaves_a_vouched_tenant_its_share() -> None:
-    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
+def test_a_client_with_many_names_leaves_a_vouched_tenant_its_share(tree) -> None:
     tree.serve(talk(0), 0.0, tenant="honest", source=GATEWAY)
     for n in range(1, 40):
         tree.serve(talk(n), float(n), tenant=f"x{n}", keep_until=3600.0)
@@ -71,8 +71,7 @@ def test_a_client_with_many_names_leaves_a_vouched_tenant_its_share() -> None:
     check(tree)
 
 
-def test_waiting_requests_of_many_names_leave_a_vouched_tenant_its_share() -> None:
-    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
+def test_waiting_requests_of_many_names_leave_a_vouched_tenant_its_share(tree) -> None:
     for n in range(50):
         tree.serve(talk(n), float(n))
     awaiting(tree, talk(0), 60.0, tenant="honest", source=GATEWAY)
@@ -107,8 +106,7 @@ def test_the_shares_are_settings_of_the_tree(key: str) -> None:
     assert tree.core.protected.keeps.budget.tokens == 20
 
 
-def test_a_kept_leaf_charges_the_path_above_it_once() -> None:
-    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
+def test_a_kept_leaf_charges_the_path_above_it_once(tree) -> None:
     system = list(range(50))
     for n in range(5):
         tree.serve(system + talk(n + 1, 10), float(n), tenant="a", keep_until=3600.0)
@@ -117,16 +115,14 @@ def test_a_kept_leaf_charges_the_path_above_it_once() -> None:
     assert tree.core.protected.keeps.budget.by_tenant == {"a": 100}
 
 
-def test_a_request_without_a_keep_leaves_charges_below_it() -> None:
-    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
+def test_a_request_without_a_keep_leaves_charges_below_it(tree) -> None:
     system = list(range(90))
     tree.serve([*system, 9001], 0.0, tenant="a", keep_until=3600.0)
     tree.serve([*system, 9002], 1.0, tenant="a")
     assert tree.core.protected.keeps.budget.by_tenant == {"a": 91}
 
 
-def test_an_expired_keep_is_uncharged() -> None:
-    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
+def test_an_expired_keep_is_uncharged(tree) -> None:
     for n in range(5):
         tree.serve(talk(n), 0.0, tenant="a", keep_until=10.0)
     assert tree.core.protected.keeps.budget.by_tenant == {"a": 100}
@@ -147,8 +143,7 @@ def awaiting(
     return req
 
 
-def test_the_protection_of_an_awaited_prefix_is_no_request_to_keep_it() -> None:
-    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
+def test_the_protection_of_an_awaited_prefix_is_no_request_to_keep_it(tree) -> None:
     tree.serve(talk(1), 0.0)
     awaiting(tree, talk(1), 1.0)
     nodes = [n.canopy for n in tree.core._node_arena.values() if n is not tree.core.root_node]
@@ -157,8 +152,7 @@ def test_the_protection_of_an_awaited_prefix_is_no_request_to_keep_it() -> None:
     assert tree.core.protected.keeps.budget.tokens == 0
 
 
-def test_waiting_requests_of_one_tenant_protect_their_share_and_no_more() -> None:
-    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
+def test_waiting_requests_of_one_tenant_protect_their_share_and_no_more(tree) -> None:
     for n in range(50):
         tree.serve(talk(n), float(n))
     for n in range(40):
@@ -203,8 +197,7 @@ def test_of_a_path_on_two_tiers_each_part_is_charged_as_long_as_it_is_protected(
     assert tree.core.protected.awaited.budget.tokens == 40
 
 
-def test_a_node_from_storage_inherits_no_granted_keep() -> None:
-    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
+def test_a_node_from_storage_inherits_no_granted_keep(tree) -> None:
     tree.serve(talk(1, 20), 0.0, keep_until=3600.0)
     tree.serve(talk(1, 40), 1.0)
     below = next(n for n in tree.core._node_arena.values() if n.canopy.offset == 20)
@@ -251,9 +244,7 @@ def test_simulator_and_live_cache_grant_and_evict_the_same() -> None:
         )
         sim = RadixTree(make_policy("wa"), 40, PAGE, keep_tenant_share=0.5, keep_total_share=0.6)
         for step in workload(seed, 120):
-            blocks = step["blocks"]
-            path = [hash((*blocks[: i + 1],)) for i in range(len(blocks))]
-            said = {k: v for k, v in step.items() if k not in ("time", "blocks")}
+            path, said = chained(step), fields(step)
             hit = sim.access(
                 Request(
                     time=step["time"],
@@ -263,8 +254,8 @@ def test_simulator_and_live_cache_grant_and_evict_the_same() -> None:
                     **said,
                 )
             )
-            tokens = [t for block in blocks for t in [block] * PAGE]
-            served = live.serve(tokens, step["time"], path=path, block_tokens=PAGE, **said)
+            about = {"path": path, "block_tokens": PAGE, **said}
+            served = live.serve(tokens_of(step, PAGE), step["time"], **about)
             assert served == hit * PAGE
             assert live.core.protected.keeps.budget.by_tenant == sim.keeps.budget.by_tenant
             sim.verify()

@@ -24,22 +24,6 @@ def test_evicts_the_needed_tokens_or_whole_nodes(config, left) -> None:
     check(tree)
 
 
-@pytest.mark.parametrize(
-    ("quantum", "page", "length", "need", "left"),
-    [
-        (1, 4, 32, 5, 24),  # ends at a page boundary
-        (16, 1, 40, 1, 24),  # the quantum bounds how often a leaf is cut
-        (8, 4, 40, 10, 28),  # three pages; two, and then a quantum for the rest, would be four
-    ],
-)
-def test_one_cut_by_quantum_and_page(quantum, page, length, need, left) -> None:
-    tree = LiveTree(64, config={"quantum_tokens": quantum}, page_size=page)
-    tree.serve(list(range(length)), time=1)
-    tree.evict(need)
-    assert tree.match(list(range(length))) == left
-    check(tree)
-
-
 def test_inserting_a_path_twice_counts_one_use() -> None:
     tree = LiveTree(64)
     request = tree.request(1.0)
@@ -62,23 +46,6 @@ def test_after_a_failed_insert_no_request_is_being_inserted(monkeypatch):
         tree.insert([1, 2, 3, 4], request)
     assert seen == [request]
     assert tree.core.inserting is None
-
-
-@pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
-def test_metadata_is_restored_with_a_node_from_the_host(write_policy: str) -> None:
-    tree = LiveTree(16, config=ONE_TOKEN, host_tokens=64, write_policy=write_policy)
-    tree.serve([1, 2, 3, 4, 5, 6, 7, 8], time=1, category="chat", conversation="c", turn=2)
-    for i in range(3):
-        tree.serve([100 + i] * 8, time=2.0 + i)
-    assert tree.match([1, 2, 3, 4, 5, 6, 7, 8]) == 0
-    assert tree.load_back([1, 2, 3, 4, 5, 6, 7, 8]) == 8
-    leaf = next(
-        n.canopy
-        for n in tree.core._node_arena.values()
-        if n.key and next(iter(n.key.raw_token_ids())) == 1
-    )
-    assert (leaf.category, leaf.conversation, leaf.turn) == ("chat", "c", 2)
-    check(tree)
 
 
 def test_asking_whether_the_server_is_well_is_no_traffic() -> None:

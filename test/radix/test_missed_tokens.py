@@ -34,16 +34,19 @@ def new(tree, before):
     return {key: n - before.get(key, 0) for key, n in causes(tree).items() if n != before.get(key)}
 
 
-def test_a_first_prompt_was_never_seen_and_its_repeat_misses_the_last_token():
-    tree = tree_of()
+@pytest.fixture
+def tree():
+    return tree_of()
+
+
+def test_a_first_prompt_was_never_seen_and_its_repeat_misses_the_last_token(tree):
     serve(tree, PROMPT, 1.0)
     assert causes(tree) == {("never_seen", "none"): 16}
     serve(tree, PROMPT, 2.0)
     assert causes(tree) == {("never_seen", "none"): 16, ("partial_page", "none"): 1}
 
 
-def test_an_evicted_prompt_has_a_time_and_a_cause():
-    tree = tree_of()
+def test_an_evicted_prompt_has_a_time_and_a_cause(tree):
     serve(tree, PROMPT, 1.0, category="chat")
     serve(tree, list(range(100, 160)), 3.0, category="batch")
     before = causes(tree)
@@ -55,34 +58,46 @@ def test_an_evicted_prompt_has_a_time_and_a_cause():
     assert found["hits_with_memory"]["x1.25"] == 12
 
 
-def test_a_prompt_that_another_request_computes_is_in_flight():
-    tree = tree_of()
+def test_a_prompt_that_another_request_computes_is_in_flight(tree):
     first, second = Run(tree, PROMPT, 1.0).admit(), Run(tree, PROMPT, 2.0).admit()
     first.end()
     second.end()
     assert causes(tree) == {("never_seen", "none"): 16, ("in_flight", "none"): 16}
 
 
-def test_a_request_that_ended_without_kv_wrote_nothing():
-    tree = tree_of()
+def flush(tree):
+    tree.cache.reset()
+    tree.allocator.clear()
+
+
+AFTER = {
+    "flushed": (0, 1, flush, 0, {("flushed", "none"): 16}),
+    "evicted without a copy": (128, 100, lambda tree: tree.evict(64), 0, {("not_written", "host"): 16}),
+    "on the host, and not loaded": (128, 1, lambda tree: tree.evict(64), 16, {("late", "host"): 16}),
+}  # fmt: skip
+"""Tokens of the host, uses before a copy, what happens, tokens that are loaded too late, the causes."""
+
+
+@pytest.mark.parametrize("case", AFTER)
+def test_a_prompt_is_missed_for_what_happened_to_it(case):
+    host_tokens, copies, happens, late_host, expected = AFTER[case]
+    tree = tree_of(host_tokens=host_tokens)
+    tree.cache.write_through_threshold = copies
+    serve(tree, PROMPT, 1.0)
+    happens(tree)
+    before = causes(tree)
+    Run(tree, PROMPT, 2.0).admit(late_host=late_host).end()
+    assert new(tree, before) == expected
+
+
+def test_a_request_that_ended_without_kv_wrote_nothing(tree):
     Run(tree, PROMPT, 1.0).admit().give_up()
     before = causes(tree)
     serve(tree, PROMPT, 2.0)
     assert new(tree, before)["not_written", "device"] >= 8
 
 
-def test_a_flush_is_a_cause_of_its_own():
-    tree = tree_of()
-    serve(tree, PROMPT, 1.0)
-    tree.cache.reset()
-    tree.allocator.clear()
-    before = causes(tree)
-    serve(tree, PROMPT, 2.0)
-    assert new(tree, before) == {("flushed", "none"): 16}
-
-
-def test_explain_shows_a_tenant_its_own_misses():
-    tree = tree_of()
+def test_explain_shows_a_tenant_its_own_misses(tree):
     serve(tree, PROMPT, 1.0, cache_salt="a")
     serve(tree, PROMPT, 2.0, cache_salt="b")
     (one,) = explain(tree.core, {"conversation": "x", "tenant": tenant_of(None, "a")})
@@ -90,25 +105,6 @@ def test_explain_shows_a_tenant_its_own_misses():
 
 
 # ---- tiers ----
-
-
-def test_tokens_evicted_without_a_copy_were_not_written():
-    tree = tree_of(host_tokens=128)
-    tree.cache.write_through_threshold = 100
-    serve(tree, PROMPT, 1.0)
-    tree.evict(64)
-    before = causes(tree)
-    serve(tree, PROMPT, 2.0)
-    assert new(tree, before) == {("not_written", "host"): 16}
-
-
-def test_tokens_on_the_host_that_are_not_loaded_are_late():
-    tree = tree_of(host_tokens=128)
-    serve(tree, PROMPT, 1.0)
-    tree.evict(64)
-    before = causes(tree)
-    Run(tree, PROMPT, 2.0).admit(late_host=16).end()
-    assert new(tree, before) == {("late", "host"): 16}
 
 
 def test_tokens_that_left_the_host_were_evicted_there():
@@ -204,8 +200,7 @@ def test_sampled_blocks_have_nearly_the_same_causes():
 @pytest.mark.parametrize(
     ("blocks", "one_in"), [(1 << 12, 1), (1 << 13, 8), (1 << 19, 8), (1 << 20, 16)]
 )
-def test_a_sample_is_fixed_by_the_size_of_the_cache(blocks, one_in):
-    tree = tree_of()
+def test_a_sample_is_fixed_by_the_size_of_the_cache(tree, blocks, one_in):
     held = tree.core.departures
     tree.core.live.device_tokens = 4 * blocks
     serve(tree, PROMPT, 1.0)
@@ -279,8 +274,7 @@ class Misses(RuleBasedStateMachine):
     def flush(self) -> None:
         if not self.running:
             self.tree.settle()
-            self.tree.cache.reset()
-            self.tree.allocator.clear()
+            flush(self.tree)
 
     @invariant()
     def causes_sum_to_the_misses(self) -> None:

@@ -1,11 +1,8 @@
 """A disk that never finishes writing: the simulator and SGLang's cache keep, and drop, the same."""
 
-from array import array
 from pathlib import Path
 
 import pytest
-from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
-from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
@@ -14,7 +11,7 @@ from canopy_lab.sim.system.arrivals import OpenLoop
 from canopy_lab.sim.system.run import _SystemRun
 from canopy_lab.trace.record import TraceRequest
 from support.disk_tree import DiskTree
-from support.parity import PAGE, fields, workload
+from support.parity import PAGE, chained, serve_from_tiers, workload
 from support.systems import KV, profile
 
 DEVICE, HOST = 60, 80
@@ -44,25 +41,15 @@ def test_pages_waiting_for_the_disk_stay_on_the_host(tmp_path: Path, seed: int) 
     )  # fmt: skip
     served, waiting = [], 0
     for step in steps:
-        tokens = [t for block in step["blocks"] for t in [block] * PAGE]
-        request = theirs.request(
-            step["time"], path=tokens[::PAGE], block_tokens=PAGE, prompt_tokens=len(tokens),
-            **fields(step),
-        )  # fmt: skip
-        key = RadixKey(array("q", tokens), None)
-        hit = theirs.cache.match_prefix(MatchPrefixParams(key=key))
-        served.append(min(hit.device_prefix_len + hit.host_hit_length, len(tokens) - PAGE))
-        request.cached_tokens = hit.device_prefix_len
-        theirs.core.requests.finish(request)
-        theirs.load_back(tokens)
-        theirs.insert(tokens, request)
+        hit = serve_from_tiers(theirs, step, PAGE)
+        whole = (len(step["blocks"]) - 1) * PAGE
+        served.append(min(hit.device_prefix_len + hit.host_hit_length, whole))
         waiting = max(waiting, theirs.pending())
     host_tokens = theirs.cache.cache_controller.mem_pool_host.size
 
     trace = []
     for step in steps:
-        blocks = step["blocks"]
-        path = tuple(hash((*blocks[: i + 1],)) for i in range(len(blocks)))
+        path = chained(step)
         trace.append(TraceRequest(step["time"], len(path) * PAGE, 1, path, PAGE))
     config = SystemConfig(
         device_tokens=DEVICE * PAGE,

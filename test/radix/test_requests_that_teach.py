@@ -60,8 +60,12 @@ def expanded(time: float, talk: int) -> tuple[Any, list[Any]]:
     return chat(time, talk, 0, N), [chat(time, talk, n=N) for _ in range(N)]
 
 
-def test_parallel_samples_are_one_request_in_learning_and_counts() -> None:
-    server = Server()
+@pytest.fixture
+def server():
+    return Server()
+
+
+def test_parallel_samples_are_one_request_in_learning_and_counts(server) -> None:
     for talk in range(1, 41):
         warm_up, samples = expanded(10.0 * talk, talk)
         first = server.serve(warm_up)
@@ -83,9 +87,8 @@ def test_parallel_samples_are_one_request_in_learning_and_counts() -> None:
     assert len(server.requests.samples) == 0
 
 
-def test_equal_prompts_of_one_batch_with_samples_are_one_request() -> None:
+def test_equal_prompts_of_one_batch_with_samples_are_one_request(server) -> None:
     """SGLang computes the warm-ups of all prompts of a batch before their samples, with one stamp."""
-    server = Server()
     warm_ups, samples = zip(*(expanded(1.0, 1) for _ in range(2)))
     for req in (*warm_ups, *samples[0], *samples[1]):
         server.serve(req)
@@ -98,8 +101,7 @@ def learning(meter: Meter) -> list[Any]:
     return [one for one in meter._learners.values() if hasattr(one, "model")]
 
 
-def test_a_samples_answer_is_in_the_meters_caches() -> None:
-    server = Server()
+def test_a_samples_answer_is_in_the_meters_caches(server) -> None:
     warm_up, samples = expanded(1.0, 1)
     server.serve(warm_up)
     before = set(server.meter.caches.blocks().values())
@@ -110,8 +112,7 @@ def test_a_samples_answer_is_in_the_meters_caches() -> None:
     assert (before, after) == ({4}, {4 + 2 * N})
 
 
-def test_the_same_prompt_in_another_request_is_no_sample() -> None:
-    server = Server()
+def test_the_same_prompt_in_another_request_is_no_sample(server) -> None:
     for time in (1.0, 2.0):
         warm_up, samples = expanded(time, 1)
         for req in (warm_up, *samples):
@@ -145,8 +146,7 @@ def test_a_retry_is_no_turn_and_no_return(how: str) -> None:
     assert sum(server.core.live.counters.refused) == 90
 
 
-def test_a_retry_of_a_truncated_answer_is_the_same_turn() -> None:
-    server = Server()
+def test_a_retry_of_a_truncated_answer_is_the_same_turn(server) -> None:
     for talk in range(1, 31):
         for attempt in range(3):
             req = chat(100.0 * talk + 5.0 * attempt, talk, 2, finished_reason=aborted())
@@ -163,8 +163,7 @@ def test_a_retry_of_a_truncated_answer_is_the_same_turn() -> None:
     assert sum(curve.waiting) == 0
 
 
-def test_a_request_that_younger_ones_overtook_does_not_turn_the_time_back() -> None:
-    server = Server()
+def test_a_request_that_younger_ones_overtook_does_not_turn_the_time_back(server) -> None:
     late, early = chat(1.0, 1), chat(2.0, 2)
     for req in (late, early):
         server.requests.register(req)

@@ -50,13 +50,11 @@ def asked_for(rule: ClientHints, monkeypatch: pytest.MonkeyPatch, **headers: str
     return PRIORITY_FIELDS & stamp.keys()
 
 
-def test_every_field_counts_by_default(monkeypatch) -> None:
-    assert asked_for(ClientHints(), monkeypatch) == PRIORITY_FIELDS
-
-
-def test_with_hints_off_they_are_ignored_and_the_request_is_served(monkeypatch) -> None:
-    rule = ClientHints("off", ADMIN, SECRET)
-    assert asked_for(rule, monkeypatch, authorization=f"Bearer {ADMIN}") == set()
+@pytest.mark.parametrize(("mode", "expected"), [("on", PRIORITY_FIELDS), ("off", set())])
+def test_hints_that_are_on_or_off_are_so_for_all(mode, expected, monkeypatch) -> None:
+    rule = ClientHints(mode, ADMIN, SECRET)
+    for headers in ({}, {"authorization": f"Bearer {ADMIN}"}):
+        assert asked_for(rule, monkeypatch, **headers) == expected
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,11 @@
 packages, and the result of our entry."""
 
 import asyncio
+import importlib
 import json
 import logging
+import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +14,13 @@ from typing import Any
 import pytest
 from starlette.requests import Request as HttpRequest
 
+from canopy_lab.sim.system import routing
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request import sent
 from sglang_canopy.request.sent import METADATA, RequireTenant, body_of, headers_of
 from sglang_canopy.server.http import entry
 from sglang_canopy.wire.stamp import STAMP_KEY
-from support.gateways import Worker, post, running
+from support.gateways import FOLDER, MODULES, Worker, post, running, skip_without
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "clients.md"
 
@@ -108,6 +112,19 @@ def test_the_page_lists_the_fields_that_pass_each_gateway(gateway, workers, tmp_
 def test_without_a_gateway_everything_arrives(workers) -> None:
     found = arrived(workers[0].url, workers)
     assert all(set(rows.values()) <= {YES} for rows in found.values())
+
+
+@pytest.mark.parametrize("gateway", sorted(MODULES))
+def test_the_simulators_router_has_the_constants_of_the_real_one(gateway, monkeypatch) -> None:
+    skip_without(gateway)
+    monkeypatch.setattr(sys, "path", [os.environ.get(FOLDER, ""), *sys.path])
+    real = importlib.import_module(f"{MODULES[gateway]}.router_args").RouterArgs
+    assert real.policy == "cache_aware"
+    assert real.cache_threshold == routing.MATCH_SHARE
+    assert real.balance_abs_threshold == routing.IMBALANCE_REQUESTS
+    assert real.balance_rel_threshold == routing.IMBALANCE_RATIO
+    characters_a_block = 16 * 4
+    assert real.max_tree_size == routing.BLOCKS_KEPT * characters_a_block
 
 
 # ---- what our entry makes of it ----

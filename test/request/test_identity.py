@@ -15,7 +15,7 @@ from sglang_canopy.request.identity import identity
 from sglang_canopy.request.sent import body_of
 from sglang_canopy.server.http import entry
 from sglang_canopy.wire.stamp import STAMP_KEY, make_stamp, read_stamp
-from support.stamped_req import stamped_req
+from support.live_tree import fake_req
 
 
 def http(body: Any, headers: dict[str, str] | None = None, read: bool = True) -> HttpRequest:
@@ -137,5 +137,5 @@ def test_every_stamp_survives_serialisation_to_the_scheduler(body, session, agen
     fields = identity(body, headers)
     stamp = make_stamp({}, fields, 5.0)
     assert read_stamp({STAMP_KEY: stamp}) == stamp
-    request = live_request(stamped_req(stamp), 0.0, 16)
+    request = live_request(fake_req([], [], stamp), 0.0, 16)
     assert (request.time, request.conversation) == (5.0, fields.get("conversation"))

@@ -23,7 +23,6 @@ from sglang_canopy.wire.stamp import (
     make_stamp,
 )
 from support.live_tree import LiveTree, check, fake_req
-from support.stamped_req import stamped_req
 
 
 @pytest.mark.parametrize(
@@ -73,7 +72,7 @@ def test_foreign_keys_and_other_types_are_skipped() -> None:
 @given(st.dictionaries(st.sampled_from(list(FIELDS)), st.none() | st.integers() | st.text()))
 def test_any_values_make_a_request(params: dict) -> None:
     said, _ = client_fields(params)
-    request = live_request(stamped_req(make_stamp({}, said, 5.0)), 0.0, 16)
+    request = live_request(fake_req([], [], make_stamp({}, said, 5.0)), 0.0, 16)
     assert request.time == 5.0
     assert 1 <= request.turn <= MAX_TURN
 
@@ -164,16 +163,6 @@ def test_a_server_with_another_cache_takes_hints_and_does_nothing() -> None:
     asked = SetInternalStateReq(server_args={HINTS.key(pack([])): 1})
     scheduler = SimpleNamespace(tree_cache=SimpleNamespace())
     assert not arrivals.internal_state_set(None, scheduler, asked).updated
-
-
-def test_the_number_of_categories_stays_bounded_under_made_up_names() -> None:
-    tree = LiveTree(256, "wa", {"max_categories": 8})
-    for i in range(300):
-        tree.serve([i, i + 1, i + 2], time=float(i), category=f"made-up-{i}")
-    labels = {leaf.category for leaf in tree.core.live.device_policy.leaves()}
-    assert len(tree.core.live.device_policy.stats()["queues"]) < 200
-    assert labels
-    check(tree)
 
 
 def test_a_waiting_requests_prefix_outlives_older_ones() -> None:

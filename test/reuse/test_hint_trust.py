@@ -31,8 +31,12 @@ def told(records, tenant, tips, accuracy, continues=0.4, seed=0):
             records.continued(tip, at + 1.0)
 
 
-def test_the_weight_is_how_much_rarer_a_return_is_after_the_hint():
-    records = HintRecords()
+@pytest.fixture
+def records():
+    return HintRecords()
+
+
+def test_the_weight_is_how_much_rarer_a_return_is_after_the_hint(records):
     told(records, "a", 3000, 0.75)
     # P(continues | over) = 0.4 x 0.25 / (0.4 x 0.25 + 0.6 x 0.75), by P(continues) = 0.4.
     assert records.over_weight("a") == pytest.approx(0.1 / 0.55 / 0.4, rel=0.1)
@@ -40,8 +44,7 @@ def test_the_weight_is_how_much_rarer_a_return_is_after_the_hint():
 
 
 @pytest.mark.parametrize("accuracy", [0.5, 0.25, 0.0])
-def test_uninformative_or_opposite_hints_have_no_weight(accuracy):
-    records = HintRecords()
+def test_uninformative_or_opposite_hints_have_no_weight(records, accuracy):
     told(records, "a", 2000, accuracy)
     assert records.over_weight("a") == 1.0
     assert records.over_weight("never heard of") == 1.0
@@ -57,16 +60,14 @@ def test_a_liar_costs_an_honest_tenant_nothing():
     assert beside.over_weight("liar") == 1.0
 
 
-def test_a_tenant_that_becomes_honest_is_trusted_again():
-    records = HintRecords()
+def test_a_tenant_that_becomes_honest_is_trusted_again(records):
     told(records, "a", 3000, 0.5)
     assert records.over_weight("a") == 1.0
     told(records, "a", 20_000, 0.8, seed=1)
     assert records.over_weight("a") < 0.6
 
 
-def test_tenants_that_give_no_hints_take_no_record_from_those_that_do():
-    records = HintRecords()
+def test_tenants_that_give_no_hints_take_no_record_from_those_that_do(records):
     told(records, "a", 500, 0.8)
     weight = records.over_weight("a")
     category = ReuseModel().categories.get(ROOT)
@@ -116,8 +117,7 @@ def first_end(records, tenant, goes_on):
         records.continued(tip, 1.0)
 
 
-def test_ends_that_newcomers_announce_are_acted_on_until_those_of_several_were_wrong():
-    records = HintRecords()
+def test_ends_that_newcomers_announce_are_acted_on_until_those_of_several_were_wrong(records):
     first_end(records, "a", goes_on=True)
     assert records.over_trusted("never seen")
     for name in ("b", "c", "d"):
@@ -129,15 +129,13 @@ def test_ends_that_newcomers_announce_are_acted_on_until_those_of_several_were_w
     assert records.over_trusted("never seen")
 
 
-def test_one_tenants_wrong_ends_cost_newcomers_nothing():
-    records = HintRecords()
+def test_one_tenants_wrong_ends_cost_newcomers_nothing(records):
     told(records, "liar", 500, 0.0)
     assert not records.over_trusted("liar")
     assert records.over_trusted("never seen")
 
 
-def test_an_honest_tenants_ends_are_trusted_again_among_lying_newcomers():
-    records = HintRecords()
+def test_an_honest_tenants_ends_are_trusted_again_among_lying_newcomers(records):
     for name in range(20):
         first_end(records, name, goes_on=True)
     told(records, "honest", 1000, 1.0)
@@ -195,14 +193,12 @@ def test_a_return_is_overdue_once_its_slack_has_passed():
 
 
 @pytest.mark.parametrize("accuracy", [0.0, 0.3, 0.6, 1.0])
-def test_the_skill_is_the_share_that_is_known(accuracy):
-    records = HintRecords()
+def test_the_skill_is_the_share_that_is_known(records, accuracy):
     returns(records, "t", 4000, accuracy)
     assert records.return_skill("t") == pytest.approx(accuracy, abs=0.05)
 
 
-def test_a_gateway_and_the_clients_of_a_tenant_are_trusted_apart():
-    records = HintRecords()
+def test_a_gateway_and_the_clients_of_a_tenant_are_trusted_apart(records):
     gateway = sender_of("t", GATEWAY)
     returns(records, sender_of("t", CLIENT), 500, 0.1)
     returns(records, gateway, 500, 0.9, seed=1)
@@ -211,17 +207,15 @@ def test_a_gateway_and_the_clients_of_a_tenant_are_trusted_apart():
     assert records.stats()["tenants"] == 1
 
 
-def test_returns_fade_and_a_reformed_gateway_is_trusted():
-    records = HintRecords()
+def test_returns_fade_and_a_reformed_gateway_is_trusted(records):
     returns(records, "t", 6000, 0.0)
     assert records.return_skill("t") < 0.1
     returns(records, "t", 16_000, 1.0, seed=1)
     assert records.return_skill("t") > 0.7
 
 
-def test_a_gateways_ends_are_compared_with_all_requests_of_its_tenant():
+def test_a_gateways_ends_are_compared_with_all_requests_of_its_tenant(records):
     """The gateway gives hints only for ended conversations; the clients give none."""
-    records = HintRecords()
     category = ReuseModel().categories.get(ROOT)
     gateway = sender_of("t", GATEWAY)
     for at in range(1000):

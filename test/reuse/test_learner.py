@@ -30,8 +30,12 @@ def events(model):
     return {c.label: sum(c.events) for c in model.categories if any(c.events)}
 
 
-def test_a_request_that_extends_a_path_is_a_sample_of_the_category_that_left_it():
-    model = ReuseModel()
+@pytest.fixture
+def model():
+    return ReuseModel()
+
+
+def test_a_request_that_extends_a_path_is_a_sample_of_the_category_that_left_it(model):
     serve(model, 0, [1, 2], category="chat")
     second = serve(model, 5, [1, 2, 3], category="chat")
     assert events(model) == {"chat|-|turn1|out<64": 1.0}
@@ -41,8 +45,7 @@ def test_a_request_that_extends_a_path_is_a_sample_of_the_category_that_left_it(
     assert second.label == "chat|-|turn2|out<64"
 
 
-def test_the_stop_reason_counts_once_it_is_known():
-    model = ReuseModel()
+def test_the_stop_reason_counts_once_it_is_known(model):
     serve(model, 0, [1, 2], category="agent", stop="tool", output_tokens=300)
     serve(model, 5, [1, 2, 3], category="agent", stop="tool", output_tokens=300)
     assert events(model) == {"agent|tool|out<512": 1.0}
@@ -62,8 +65,7 @@ def test_added_tokens_refine_the_category_if_enabled():
     assert after_a_tool.label == "default|tool|out<64"
 
 
-def test_after_a_tool_call_the_conversations_own_gaps_refine_the_category():
-    model = ReuseModel()
+def test_after_a_tool_call_the_conversations_own_gaps_refine_the_category(model):
     serve(model, 0, [1], stop="tool")
     assert serve(model, 5, [1, 2], stop="tool").label == "default|tool|out<64|gap<8s"
     # The geometric mean of 5 and 500 s.
@@ -73,8 +75,7 @@ def test_after_a_tool_call_the_conversations_own_gaps_refine_the_category():
     assert serve(without, 5, [1, 2], stop="tool").label == "default|tool|out<64"
 
 
-def test_a_path_is_followed_though_its_last_block_was_partial():
-    model = ReuseModel()
+def test_a_path_is_followed_though_its_last_block_was_partial(model):
     serve(model, 0, [1, 2, 30], tokens=40, block_tokens=16)  # 30 is half full
     serve(model, 5, [1, 2, 31, 4], tokens=60, block_tokens=16)
     assert sum(events(model).values()) == 1.0
@@ -91,8 +92,7 @@ def test_a_path_extended_over_the_output_is_followed_with_or_without_it():
         assert sum(events(model).values()) >= 1.0
 
 
-def test_one_request_continues_one_tip_once():
-    model = ReuseModel()
+def test_one_request_continues_one_tip_once(model):
     serve(model, 0, [1, 2])
     serve(model, 5, [1, 2, 3])
     serve(model, 6, [1, 2, 4])  # a second branch of the same tip: a shared prefix
@@ -103,8 +103,7 @@ def test_one_request_continues_one_tip_once():
     assert shared == ["shared prefix|every<16s|uses1-2"]
 
 
-def test_a_prompt_that_ends_inside_a_known_prefix_is_no_conversation():
-    model = ReuseModel()
+def test_a_prompt_that_ends_inside_a_known_prefix_is_no_conversation(model):
     serve(model, 0, [1, 2, 3, 4])
     before = len(model.shadow)
     assert serve(model, 1, [1, 2]).turn == 1
@@ -150,8 +149,7 @@ def test_samples_leave_with_the_window(output_tokens, growth):
     assert model.shadow.blocks == 1
 
 
-def test_hints_are_checked_against_later_requests():
-    model = ReuseModel()
+def test_hints_are_checked_against_later_requests(model):
     serve(model, 0, [1], return_in_s=20.0)
     serve(model, 22, [1, 2], return_in_s=20.0)  # true: within half of the given time
     serve(model, 92, [1, 2, 3], over=True)  # 70 s instead of 20
@@ -161,16 +159,14 @@ def test_hints_are_checked_against_later_requests():
     assert (record.overs, record.overs_wrong) == (1, 1)
 
 
-def test_a_return_that_never_happens_counts_as_wrong():
-    model = ReuseModel()
+def test_a_return_that_never_happens_counts_as_wrong(model):
     serve(model, 0, [1], return_in_s=10.0)
     serve(model, 100, [5])
     record = model.hints.record(None)
     assert (record.returns, record.returns_true) == (1, 0)
 
 
-def test_false_returns_of_new_tenants_reduce_newcomers_trust():
-    model = ReuseModel()
+def test_false_returns_of_new_tenants_reduce_newcomers_trust(model):
     serve(model, 0, ["sure"], return_in_s=10.0, tenant="sure")
     serve(model, 10, ["sure", "again"], tenant="sure")
     before = model.hints.return_probability(OTHERS)
@@ -179,16 +175,14 @@ def test_false_returns_of_new_tenants_reduce_newcomers_trust():
     assert before > 0.5 > model.hints.return_probability("never seen") > 0.0
 
 
-def test_one_tenant_alone_cannot_cost_the_unknown_their_trust():
-    model = ReuseModel()
+def test_one_tenant_alone_cannot_cost_the_unknown_their_trust(model):
     for n in range(100):
         serve(model, 20.0 + n, [f"x{n}"], return_in_s=1.0, tenant="liar")
     assert model.hints.return_probability("liar") < 0.1
     assert model.hints.return_probability("never seen") > 0.5
 
 
-def test_a_tenant_earns_its_trust_while_the_unknown_have_none():
-    model = ReuseModel()
+def test_a_tenant_earns_its_trust_while_the_unknown_have_none(model):
     for n in range(100):
         serve(model, n, [f"x{n}"], return_in_s=1.0, tenant=f"invented{n}")
     for n in range(4):
@@ -304,8 +298,7 @@ def honest(model, time, name="chat", stop="end", turn=1, tenant="honest"):
     return serve(model, time, path, category=name, stop=stop, turn=turn, tenant=tenant).label
 
 
-def test_a_flood_of_names_costs_its_sender_alone():
-    model = ReuseModel()
+def test_a_flood_of_names_costs_its_sender_alone(model):
     flood(model, "hostile", 1000)
     assert honest(model, 1001.0) == "chat|end|turn1|out<64"
     assert honest(model, 1002.0, "agent", "tool") == "agent|tool|out<64"
@@ -313,8 +306,7 @@ def test_a_flood_of_names_costs_its_sender_alone():
     assert honest(model, 1004.0) == "chat|end|turn1|out<64"
 
 
-def test_a_flood_does_not_take_the_labels_that_a_tenant_has():
-    model = ReuseModel()
+def test_a_flood_does_not_take_the_labels_that_a_tenant_has(model):
     before = [honest(model, float(n), f"kind{n}") for n in range(8)]
     for tenant in range(40):
         flood(model, f"hostile{tenant}", 50, 100.0 + 50 * tenant, f"h{tenant}")
@@ -322,8 +314,7 @@ def test_a_flood_does_not_take_the_labels_that_a_tenant_has():
     assert len(model.categories) <= 256
 
 
-def test_a_late_tenant_takes_a_name_that_it_uses_from_names_that_were_used_once():
-    model = ReuseModel()
+def test_a_late_tenant_takes_a_name_that_it_uses_from_names_that_were_used_once(model):
     for tenant in range(16):
         flood(model, f"hostile{tenant}", 50, 50.0 * tenant, f"h{tenant}")
     assert honest(model, 1000.0) == "overflow"
@@ -342,8 +333,7 @@ def test_the_names_that_wait_for_room_and_the_tenants_without_any_are_not_rememb
     assert len(categories._names) <= 16
 
 
-def test_shared_prefixes_have_room_of_their_own():
-    model = ReuseModel()
+def test_shared_prefixes_have_room_of_their_own(model):
     flood(model, "hostile", 1000)
     assert model.shared_category(9, 0.5).label == "shared prefix|every<1s|uses9-16"
 
@@ -358,8 +348,7 @@ def test_names_unused_for_a_window_are_forgotten():
     assert "new|end|turn1|out<64" in labels
 
 
-def test_a_label_that_is_forgotten_leaves_its_samples_to_the_coarser_one():
-    model = ReuseModel()
+def test_a_label_that_is_forgotten_leaves_its_samples_to_the_coarser_one(model):
     serve(model, 0, [1], category="old", stop="end")
     serve(model, 5, [1, 2], category="old", stop="end")
     before = sum(events(model).values())
@@ -393,8 +382,7 @@ def test_a_shared_prefix_lives_until_its_last_use():
     assert (shared.all_life_sum_s, shared.all_lives) == (30.0 + 20.0 + 10.0 + 0.0, 4.0)
 
 
-def test_hints_are_checked_in_a_conversation_that_rewrites_its_history():
-    model = ReuseModel()
+def test_hints_are_checked_in_a_conversation_that_rewrites_its_history(model):
     for n in range(6):
         at = 100 * n
         serve(model, at, [n, 10 + n, 20 + n], tenant="t", conversation=n, return_in_s=5.0)
@@ -405,8 +393,7 @@ def test_hints_are_checked_in_a_conversation_that_rewrites_its_history():
     assert not events(model)  # the old paths were not used again
 
 
-def test_an_end_that_a_rewritten_history_belies_counts_as_wrong():
-    model = ReuseModel()
+def test_an_end_that_a_rewritten_history_belies_counts_as_wrong(model):
     for n in range(6):
         serve(model, 100 * n, [n, 10 + n], tenant="t", conversation=n, over=True)
         serve(model, 100 * n + 5, [n, 30 + n], tenant="t", conversation=n)

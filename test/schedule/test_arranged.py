@@ -210,20 +210,6 @@ def test_many_aborts_at_once_do_not_search_the_queue_each() -> None:
     assert hashed < 10 * len(jobs)
 
 
-def test_requests_behind_the_head_are_looked_up_in_turn() -> None:
-    scheduler, looked_up = Scheduler(), set[int]()
-    jobs = [Job((10 * number, 1, 2)) for number in range(20)]
-    prefill = scheduler.prefill
-    scheduler.prefill = lambda job, again: (
-        (looked_up.add(id(job)) if again else None) or prefill(job, again)
-    )  # type: ignore[method-assign]
-    for _ in range(2):
-        looked_up.clear()
-        for _ in range(5):
-            scheduler.arranged.arrange(jobs)
-        assert looked_up == {id(job) for job in jobs}
-
-
 def test_a_request_that_waits_alone_is_not_looked_up_before_sglang_admits_it() -> None:
     scheduler, calls = Scheduler(), list[bool]()
     prefill = scheduler.prefill

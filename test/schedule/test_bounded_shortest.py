@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sglang_canopy.schedule.bounded_shortest import SORTED_HEAD, BoundedShortest
 from sglang_canopy.schedule.cost import Prefill, PrefillCost
 from sglang_canopy.schedule.cost_queue import TIGHT_HEAD, Waiting
-from sglang_canopy.schedule.fair_shares import REMEMBERED, SEPARATE_SHARES, FairShares, next_share
+from sglang_canopy.schedule.fair_shares import SEPARATE_SHARES, FairShares, next_share
 from support.bound_ledger import BoundLedger
 
 
@@ -30,8 +30,12 @@ def serve(line: BoundedShortest) -> Waiting:
     return waiting
 
 
-def test_the_shortest_is_next_until_a_budget_is_used_up() -> None:
-    line = queue()
+@pytest.fixture
+def line():
+    return queue()
+
+
+def test_the_shortest_is_next_until_a_budget_is_used_up(line) -> None:
     long = line.add(Prefill(100))  # finds nothing: a budget of 100
     shorts = [line.add(Prefill(40)) for _ in range(4)]
     assert [serve(line) for _ in range(3)] == [*shorts[:2], long]
@@ -45,8 +49,7 @@ def test_the_older_work_that_is_found_counts() -> None:
     assert (line.budget_left_s(first), line.budget_left_s(second)) == (7.0, 57.0)
 
 
-def test_equal_requests_are_admitted_in_order_of_arrival() -> None:
-    line = queue()
+def test_equal_requests_are_admitted_in_order_of_arrival(line) -> None:
     made = [line.add(Prefill(10)) for _ in range(20)]
     assert line.in_order() == made
 
@@ -71,8 +74,7 @@ def test_requests_with_newly_cached_prefixes_move_up() -> None:
     assert line.in_order() == [second, first]
 
 
-def test_a_retracted_request_keeps_its_place_and_remaining_budget() -> None:
-    line = queue()
+def test_a_retracted_request_keeps_its_place_and_remaining_budget(line) -> None:
     first = line.add(Prefill(100))
     line.admit([line.add(Prefill(70))])
     line.admit([first])
@@ -84,8 +86,7 @@ def test_a_retracted_request_keeps_its_place_and_remaining_budget() -> None:
     assert len(line) == 0
 
 
-def test_no_request_passes_a_chunked_prefill_without_budget() -> None:
-    line = queue()
+def test_no_request_passes_a_chunked_prefill_without_budget(line) -> None:
     long = line.add(Prefill(100))
     shorts = [line.add(Prefill(60)) for _ in range(2)]
     line.admit([long])
@@ -119,8 +120,7 @@ def test_loading_counts() -> None:
     assert line.in_order() == [resident, loads]
 
 
-def test_a_higher_priority_is_always_admitted_first() -> None:
-    line = queue()
+def test_a_higher_priority_is_always_admitted_first(line) -> None:
     low = [line.add(Prefill(1), urgency=0) for _ in range(5)]
     high = [line.add(Prefill(500), urgency=3) for _ in range(5)]
     order = line.in_order()
@@ -270,8 +270,7 @@ def test_tenants_with_work_get_equal_seconds(costs, draw) -> None:
     assert max(got.values()) - min(got.values()) <= 3 * max(costs)
 
 
-def test_a_tenant_that_was_idle_has_saved_nothing_up() -> None:
-    line = queue()
+def test_a_tenant_that_was_idle_has_saved_nothing_up(line) -> None:
     for name in ("busy", "idle"):
         line.add(Prefill(1), name)
         serve(line)
@@ -305,18 +304,6 @@ def test_a_flood_of_names_costs_its_sender_alone() -> None:
     assert got["known"] > 0.45 * sum(got.values())
 
 
-def test_tenant_records_are_bounded() -> None:
-    line = queue()
-    for number in range(5_000):
-        line.add(Prefill(1 + number % 7), f"t{number}")
-        serve(line)
-    shares = line.shares
-    assert len(shares._served_s) <= REMEMBERED
-    assert len(shares._separate_shares) <= SEPARATE_SHARES + 1
-    assert len(shares._next_start) <= 2 * SEPARATE_SHARES + 1
-    assert line._queues == {}
-
-
 def test_the_work_of_turns_that_had_enough_is_forgotten() -> None:
     shares = FairShares()
     for number in range(1_000):
@@ -326,8 +313,7 @@ def test_the_work_of_turns_that_had_enough_is_forgotten() -> None:
     assert shares.starts(["t0"]) == {"t0": shares._virtual_time}
 
 
-def test_a_request_that_was_given_up_leaves_nothing() -> None:
-    line = queue()
+def test_a_request_that_was_given_up_leaves_nothing(line) -> None:
     gone = line.add(Prefill(5), "a")
     line.remove(gone)
     line.remove(gone)

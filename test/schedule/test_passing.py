@@ -19,15 +19,6 @@ def shortest(costs: list[float], allowed: list[float]) -> int:
     return min(may, key=lambda place: (costs[place], place), default=-1)
 
 
-def test_no_member_passes_one_without_allowance() -> None:
-    passing = Passing([10.0, 3.0, 1.0], [2.0, 5.0, 5.0])
-    assert passing.shortest() == 2
-    passing.pass_by(2, 1.0)
-    passing.set_cost(2, math.inf)
-    assert passing.shortest() == 0  # 3 seconds are more than the 1 that is left to it
-    assert passing.allowance(0) == 1.0
-
-
 @settings(max_examples=2 * settings.default.max_examples)
 @given(st.integers(0, 70), st.randoms(use_true_random=False))
 def test_any_sequence_of_calls_equals_plain_lists(members: int, draw: random.Random) -> None:

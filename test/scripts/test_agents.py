@@ -3,11 +3,8 @@
 import argparse
 import contextlib
 import itertools
-import json
 import random
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +14,7 @@ import pytest
 import agents
 import quickstart
 from environment import ROOT, SetupError
+from support.chat_endpoint import chat_endpoint
 
 TEXTS = ["".join(f"{name}{n} " for n in range(5000)) for name in "abc"]
 
@@ -74,56 +72,17 @@ def test_the_table_has_the_result_for_either_winner(steps: int, said: str) -> No
     assert "60 %" in text
 
 
-@contextlib.contextmanager
-def endpoint() -> Iterator[SimpleNamespace]:
-    """Yield a chat API that answers with one word; `asked` has the bodies."""
-    asked: list[dict[str, Any]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.answer(b'{"auto": "wa hits 40.0 %"}', "application/json")
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            asked.append({"path": self.path, **body})
-            base = {"id": "1", "created": 0, "model": "m"}
-            message = {"role": "assistant", "content": "ls"}
-            usage = {"prompt_tokens": 10, "completion_tokens": 1, "total_tokens": 11, "prompt_tokens_details": {"cached_tokens": 4}}  # fmt: skip
-            choice = {"index": 0, "finish_reason": "stop"}
-            if body.get("stream"):
-                parts = [{"choices": [{**choice, "delta": message}]}, {"choices": [], "usage": usage}]  # fmt: skip
-                said = "".join(f"data: {json.dumps({**base, 'object': 'chat.completion.chunk', **part})}\n\n" for part in parts)  # fmt: skip
-                raw, kind = f"{said}data: [DONE]\n\n".encode(), "text/event-stream"
-            else:
-                whole = {**base, "object": "chat.completion", "choices": [{**choice, "message": message}]}  # fmt: skip
-                raw, kind = json.dumps(whole).encode(), "application/json"
-            self.answer(raw, kind)
-
-        def answer(self, raw: bytes, kind: str) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(raw)))
-            self.end_headers()
-            self.wfile.write(raw)
-
-        def log_message(self, *_: Any) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield SimpleNamespace(url=f"http://127.0.0.1:{server.server_port}", asked=asked)
-        server.shutdown()
-
-
 def test_the_quick_start_runs_the_agents_on_each_server(monkeypatch, tmp_path, capsys) -> None:
     """The script's own steps; real servers are in test/served/test_examples.py."""
     pytest.importorskip("openai")
-    served: list[tuple[str, list[dict[str, Any]]]] = []
+    served: list[tuple[str, list[tuple[str, dict[str, Any]]]]] = []
+    others = {"/canopy/status": {"auto": "wa hits 40.0 %"}, "/flush_cache": {}}
 
     @contextlib.contextmanager
     def serve(model: Path, name: str, kind: str, which: str, port: int) -> Iterator[Any]:
-        with endpoint() as server:
-            served.append((which, server.asked))
-            yield server
+        with chat_endpoint([], others) as (url, sent):
+            served.append((which, sent.requests))
+            yield SimpleNamespace(url=url)
 
     monkeypatch.setattr(quickstart, "serve", serve)
     monkeypatch.setattr(quickstart, "STATE", tmp_path)
@@ -134,10 +93,10 @@ def test_the_quick_start_runs_the_agents_on_each_server(monkeypatch, tmp_path, c
     assert quickstart.compare(tmp_path, "m", "cpu", args, TEXTS) == 0
     assert [which for which, _ in served] == ["lru", "lru + host", "auto + host"]
     for _, asked in served:
-        assert asked[0]["messages"][0]["content"] == quickstart.QUESTION
-        assert asked[1]["path"].startswith("/flush_cache")
+        assert asked[0][1]["messages"][0]["content"] == quickstart.QUESTION
+        assert asked[1][0].startswith("/flush_cache")
         # An agent's chat begins with its system prompt, a reader's with its question.
-        assert {body["messages"][0]["role"] for body in asked[2:]} == {"system", "user"}
+        assert {body["messages"][0]["role"] for _, body in asked[2:]} == {"system", "user"}
     printed = capsys.readouterr().out
     assert "auto + host against lru + host: " in printed
     assert "40 %" in printed  # four of ten prompt tokens

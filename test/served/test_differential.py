@@ -1,4 +1,5 @@
-"""600 kinds of requests to plain SGLang and to ``auto`` give equal answers.
+"""600 kinds of requests to plain SGLang and to ``auto`` give equal answers; chats with documents under templates
+of eight families too, while nothing is reused.
 
 ``fixtures/requests.jsonl`` has the requests: every generating route, streamed and not, with most
 fields and many mistakes; sessions, LoRA, weights, pauses, aborts and caches.
@@ -16,9 +17,13 @@ from typing import Any
 
 import pytest
 
+from support.chat_templates import TEMPLATES
+from support.chunk_client import ON
+
 REQUESTS = Path(__file__).parent.parent / "fixtures" / "requests.jsonl"
 FLAGS = ("--served-model-name", "m", "--page-size", "16", "--chunked-prefill-size", "256")
 FLAGS += ("--tool-call-parser", "qwen25", "--reasoning-parser", "qwen3")
+FLAGS += ("--trust-request-chat-template",)
 AUTO = ("--radix-eviction", "auto")
 VOLATILE = re.compile(
     r"(^|_)(id|created|created_at|completed_at|ts|time|tstamp|timestamp|latency|duration|throughput"
@@ -141,3 +146,43 @@ def test_plain_sglang_and_auto_answer_alike(shared_server, plain, small_model, w
     for name, pair in differences.items():
         print(name, *differing(*pair), sep="\n  ")
     assert differences.keys() == set()
+
+
+SIGHTS = ("river", "lamp", "king", "town", "fox")
+
+
+def parts(*texts: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def chat(client: Any, family: str, messages: list[Any], **custom: str) -> tuple[str, int, Any]:
+    """Return the answer, the prompt's tokens, and the report of reuse."""
+    template = {"chat_template": TEMPLATES[family]}
+    body = {"model": "m", "messages": messages, "temperature": 0, "max_tokens": 12}
+    body |= {"chat_template_kwargs": template, "custom_params": custom, "return_meta_info": True}
+    answer = client.post("/v1/chat/completions", body)
+    (choice,) = answer["choices"]
+    report = (choice["meta_info"].get("canopy_chunks") or [{}])[0]
+    return choice["message"]["content"], answer["usage"]["prompt_tokens"], report
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_text_is_sglangs_while_nothing_is_reused(shared_server, plain, small_model, family) -> None:
+    sglang = plain(small_model, *FLAGS)
+    client = shared_server(small_model, *FLAGS, *ON, *AUTO)
+    sights = [f"Under {family} the {one} was seen at the old mill, by the sea, in May of that year, at dawn." for one in SIGHTS]  # fmt: skip
+    system = {"role": "system", "content": "Read, and answer in a few words."}
+    messages: list[Any] = [system]
+    added = [
+        {"role": "user", "content": parts(*sights[:3], "What was seen?")},
+        {"role": "user", "content": "And who saw it?"},
+        {"role": "tool", "tool_call_id": "a", "content": parts(sights[3])},
+        {"role": "user", "content": parts(sights[4], "Which was first?")},
+    ]
+    for message in added:
+        messages.append(message)
+        text, tokens, _ = chat(sglang, family, messages)
+        *same, report = chat(client, family, messages, canopy_documents="parts")
+        assert (same, report["fused"]) == ([text, tokens], False), report
+        messages.append({"role": "assistant", "content": f"<think>Well.</think>{text}"})

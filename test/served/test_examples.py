@@ -60,7 +60,7 @@ def test_documents_in_another_order_are_reused(client) -> None:
 
 @pytest.mark.long
 def test_documents_of_langchain_are_reused(shared_server, tiny_model, monkeypatch) -> None:
-    """Runs if LangChain is installed; test_chunks.py sends the same bodies without it."""
+    """Runs if LangChain is installed; test_document_answers.py sends the same bodies without it."""
     pytest.importorskip("langchain_classic")
     client = shared_server(tiny_model, *on(separator="\n###\n"), kv_tokens=KV_TOKENS)
     module = load("documents_langchain")

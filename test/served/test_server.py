@@ -108,14 +108,6 @@ def test_prompts_that_cannot_be_computed_are_errors_and_the_server_continues(
     assert canopy_server.generate(token_ids(5, seed=1))["output_ids"]
 
 
-def test_unknown_categories_are_served_and_stay_bounded(canopy_server) -> None:
-    for i in range(80):
-        said = {"canopy_category": f"never-seen-{i}", "canopy_turn": i + 1}
-        canopy_server.generate(token_ids(20, seed=100 + i), custom_params=said)
-    assert len(canopy_server.requests_by_category()) < 80
-    assert "Scheduler hit an exception" not in canopy_server.server.log_text()
-
-
 def test_the_openai_client_can_send_hints(canopy_server) -> None:
     openai = pytest.importorskip("openai")
     api = openai.OpenAI(base_url=f"{canopy_server.url}/v1", api_key="none")
@@ -144,32 +136,35 @@ def test_a_hint_and_the_status_have_routes_of_their_own(canopy_server) -> None:
     assert slope is None or slope > 0
 
 
-def test_an_ended_conversation_is_evicted_first(canopy_server) -> None:
-    client = canopy_server
-    old, ended = token_ids(500, seed=31), token_ids(500, seed=32)
-    client.generate(old, custom_params={"canopy_conversation": "old"})
-    client.generate(ended, custom_params={"canopy_conversation": "ended"})
-    client.post("/canopy/hint", {"conversation": "ended", "over": True})
-    client.generate(token_ids(1400, seed=33))
-    assert client.cached(old)["total"] > 400
-    assert client.cached(ended)["total"] < 250
-
-
-def test_kv_released_by_sglangs_kv_hints_is_evicted_first(canopy_server) -> None:
-    client = canopy_server
-    old, released = token_ids(500, seed=41), token_ids(500, seed=42)
-    actions = [
+KV_HINTS = {
+    "protocol_version": "0.1",
+    "message_id": "m",
+    "actions": [
         {"action_id": kind, "action_type": kind, "action_version": "1.0", "payload": {}}
         for kind in ("kv.release", "kv.fetch")
-    ]
-    hints = {"protocol_version": "0.1", "message_id": "m", "actions": actions}
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("seed", "fields"),
+    [(31, {"custom_params": {"canopy_conversation": "over"}}), (41, {"kv_hints": KV_HINTS})],
+)
+def test_kv_that_is_over_by_a_hint_or_by_sglangs_kv_hints_is_evicted_first(
+    canopy_server, seed, fields
+) -> None:
+    client = canopy_server
+    old, over = token_ids(500, seed=seed), token_ids(500, seed=seed + 1)
     before = client.status()["ignored_fields"].get("kv_hints", 0)
-    client.generate(old)
-    client.generate(released, kv_hints=hints)
-    client.generate(token_ids(1400, seed=43))
+    client.generate(old, custom_params={"canopy_conversation": "old"})
+    client.generate(over, **fields)
+    if "kv_hints" not in fields:
+        client.post("/canopy/hint", {"conversation": "over", "over": True})
+    client.generate(token_ids(1400, seed=seed + 2))
     assert client.cached(old)["total"] > 400
-    assert client.cached(released)["total"] < 250
-    assert client.status()["ignored_fields"]["kv_hints"] == before + 1
+    assert client.cached(over)["total"] < 250
+    ignored = client.status()["ignored_fields"].get("kv_hints", 0)
+    assert ignored == before + ("kv_hints" in fields)  # ``kv.fetch``
 
 
 PROCESSOR = """

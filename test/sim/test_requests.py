@@ -1,12 +1,14 @@
-"""From trace records to the requests that policies see."""
+"""Requests of a trace: their times, hints and paths, and their compact records."""
 
+import pickle
 from collections import Counter
 
 import pytest
 
+from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.requests import Hints, continuations, to_requests
 from sglang_canopy.errors import CanopyError
-from support.trace_samples import random_trace, record
+from support.trace_samples import mooncake, random_trace, record
 
 
 def test_equal_times_become_distinct_and_keep_their_order():
@@ -75,3 +77,33 @@ def test_a_conversation_that_rewrites_its_history_continues():
     assert continuations(trace) == [4.0, None, None]
     requests = list(to_requests(trace, hints=Hints()))
     assert [(r.over, r.return_in_s) for r in requests] == [(False, 4.0), (True, None), (True, None)]
+
+
+def test_compact_records_survive_a_round_trip():
+    for seed in range(20):
+        trace = random_trace(seed)
+        compact = CompactTrace(iter(trace))
+        assert list(compact) == trace
+        assert compact[-1] == trace[-1]
+        assert compact[3:5] == trace[3:5]
+        assert list(reversed(compact)) == trace[::-1]
+        uses = Counter(b for r in trace for b in r.blocks)
+        assert compact.distinct_blocks == len(uses)
+        assert compact.repeated_blocks == sum(n > 1 for n in uses.values())
+
+
+def test_compact_records_survive_pickling():
+    trace = [record(0, [1, 2, 3], stop="tool", user="u"), record(1, [1, 2, 4]), record(2, [])]
+    assert list(pickle.loads(pickle.dumps(CompactTrace(trace)))) == trace
+
+
+def test_compact_records_store_each_block_once():
+    depth = 300
+    trace = [record(t, range(t)) for t in range(1, depth)]
+    stored = sum(len(run) for run in CompactTrace(trace).runs)
+    assert stored == depth - 1
+
+
+def test_real_conversations_survive_a_round_trip():
+    trace = mooncake(limit=2000)
+    assert list(CompactTrace(trace)) == trace

@@ -66,8 +66,12 @@ def said(leaf) -> dict:
     return {name: getattr(leaf, name) for name in RECORD_FIELDS if name not in OF_THE_TIME}
 
 
-def test_a_backed_up_page_has_its_nodes_record(start) -> None:
-    tree = start()
+@pytest.fixture
+def tree(start):
+    return start()
+
+
+def test_a_backed_up_page_has_its_nodes_record(tree) -> None:
     tree.serve(tokens(1, 8), 1.0, category="chat", conversation="c", turn=3, tenant="t", over=True)
     metas = tree.store.meta(tree.keys(tokens(1, 8)))
     assert [m.offset for m in metas] == [0, 2, 4, 6]
@@ -76,8 +80,7 @@ def test_a_backed_up_page_has_its_nodes_record(start) -> None:
     }
 
 
-def test_pages_that_are_read_count_under_their_own_category(start) -> None:
-    tree = start()
+def test_pages_that_are_read_count_under_their_own_category(tree) -> None:
     tree.serve(tokens(1, 8), 1.0, category="kept")
     tree.evict(1000)
     tree.settle()
@@ -128,8 +131,7 @@ def test_a_restart_serves_pages_on_disk_with_their_metadata(start, at_once, writ
     check(tree)
 
 
-def test_a_node_with_differing_pages_is_loaded_as_several(start, at_once) -> None:
-    tree = start()
+def test_a_node_with_differing_pages_is_loaded_as_several(tree, at_once) -> None:
     tree.serve(tokens(1, 4), 1.0, category="system")
     tree.serve(tokens(1, 8), 2.0, category="chat", conversation="c")
     tree.cache.reset()
@@ -138,19 +140,6 @@ def test_a_node_with_differing_pages_is_loaded_as_several(start, at_once) -> Non
     assert tree.fetch(tokens(1, 8)) == 8
     spans = [(leaf.offset, leaf.length, leaf.hits, leaf.category) for leaf in leaves(tree, 100)]
     assert spans == [(0, 4, 2, "chat"), (4, 4, 1, "chat")]
-    check(tree)
-
-
-@BOTH
-def test_kv_evicted_from_the_host_is_found_on_disk(start, write_policy: str) -> None:
-    tree = start(tokens=16, host_tokens=32, write_policy=write_policy)
-    for name in range(1, 10):
-        tree.serve(tokens(name, 8), float(name), category=f"c{name}")
-    assert tree.match(tokens(1, 8)) == 0
-    assert tree.load_back(tokens(1, 8)) == 0
-    assert tree.on_disk(tokens(1, 8)) == 8
-    assert tree.serve(tokens(1, 8), 19.0, category="c1") == 8
-    assert tree.kv(tokens(1, 8)) == tokens(1, 8)
     check(tree)
 
 
@@ -169,8 +158,7 @@ def test_a_prefix_in_use_above_does_not_expire_on_disk(start, at_once) -> None:
     assert tree.on_disk(tokens(2, 4)) == 0
 
 
-def test_a_node_in_use_all_the_time_is_reported_once_a_second(start) -> None:
-    tree = start()
+def test_a_node_in_use_all_the_time_is_reported_once_a_second(tree) -> None:
     tree.serve(tokens(1, 4), 0.0)
     tree.passes_on = False
     PAGES.take_uses()
@@ -184,8 +172,7 @@ def test_a_node_in_use_all_the_time_is_reported_once_a_second(start) -> None:
     assert meta.hits == 101
 
 
-def test_a_request_may_ask_for_a_ttl_on_disk(start, at_once) -> None:
-    tree = start()
+def test_a_request_may_ask_for_a_ttl_on_disk(tree, at_once) -> None:
     tree.store.state.clock = lambda: 1.0
     tree.serve(tokens(1, 4), 1.0, ttl_s=30.0)
     tree.serve(tokens(2, 4), 1.0)
@@ -202,8 +189,7 @@ def test_nodes_are_stored_with_the_group_of_their_subtree(start) -> None:
     assert groups == [0, -1]
 
 
-def test_a_foreign_backend_receives_no_reports(start) -> None:
-    tree = start()
+def test_a_foreign_backend_receives_no_reports(tree) -> None:
     tree.storage.pages = PageTable()
     tree.serve(tokens(1, 8), 1.0)
     tree.serve(tokens(1, 8), 9.0)
@@ -241,8 +227,7 @@ def test_pages_below_a_cleared_prefix_are_written_once_it_is_used(
     check(tree)
 
 
-def test_a_prefix_refused_by_a_full_disk_is_written_later(start, rounds_at_once, monkeypatch):
-    tree = start()
+def test_a_prefix_refused_by_a_full_disk_is_written_later(tree, rounds_at_once, monkeypatch):
     system = tokens(1, 8)
     with monkeypatch.context() as full:
         full.setattr(segments.os, "pwritev", disk_full)
@@ -289,8 +274,7 @@ def test_a_broken_disk_is_offered_few_pages_at_a_time(start, rounds_at_once, mon
     check(tree)
 
 
-def test_a_healthy_disk_is_offered_each_page_once(start, rounds_at_once) -> None:
-    tree = start()
+def test_a_healthy_disk_is_offered_each_page_once(tree, rounds_at_once) -> None:
     for time in range(1, 6):
         tree.serve(tokens(1, 8), float(time))
     assert tree.store.counters.written == 4

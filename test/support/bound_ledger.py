@@ -51,26 +51,26 @@ class BoundLedger:
 
     def _add(self, theirs: Any, *args: Any, **kwargs: Any) -> Any:
         before = list(self._accounts)
-        made = theirs(*args, **kwargs)
+        entry = theirs(*args, **kwargs)
         older_s = sum(
             self._rest_s if one is self._chunked_prompt else one.cost
             for one in before
-            if _line(one) == _line(made)
+            if _line(one) == _line(entry)
         )
         order = self.order
         allowed_s = (
-            (order.max_wait_factor - 1.0) * older_s + order.cost_factor * made.cost + order.least_s
+            (order.max_wait_factor - 1.0) * older_s + order.cost_factor * entry.cost + order.least_s
         )
-        self._accounts[made] = _Account(allowed_s)
-        return made
+        self._accounts[entry] = _Account(allowed_s)
+        return entry
 
     def _admit(self, theirs: Any, admitted: Iterable[Any]) -> None:
         admitted = list(admitted)
-        for one in admitted:
-            self._inside[one] = self._accounts.pop(one)
+        for entry in admitted:
+            self._inside[entry] = self._accounts.pop(entry)
             for waiting, account in self._accounts.items():
-                if waiting.number < one.number and _line(waiting) == _line(one):
-                    account.passed_s += one.cost
+                if waiting.number < entry.number and _line(waiting) == _line(entry):
+                    account.passed_s += entry.cost
                     over = account.passed_s > account.allowed_s + ROUNDING
                     if over and self.is_excluded(waiting):
                         self.excluded += 1

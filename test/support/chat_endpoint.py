@@ -7,7 +7,12 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-USAGE = {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10}
+USAGE = {
+    "prompt_tokens": 10,
+    "completion_tokens": 1,
+    "total_tokens": 11,
+    "prompt_tokens_details": {"cached_tokens": 4},
+}
 
 
 def says(text: str) -> dict[str, Any]:
@@ -17,11 +22,11 @@ def says(text: str) -> dict[str, Any]:
 
 def calls(*tools: str) -> dict[str, Any]:
     """The message of an answer that calls tools without arguments."""
-    made = [
+    tool_calls = [
         {"index": i, "id": f"call_{i}", "type": "function", "function": {"name": tool, "arguments": "{}"}}
         for i, tool in enumerate(tools)
     ]  # fmt: skip
-    return {"role": "assistant", "content": None, "tool_calls": made}
+    return {"role": "assistant", "content": None, "tool_calls": tool_calls}
 
 
 class Sent:
@@ -45,13 +50,25 @@ class Sent:
 
 
 @contextmanager
-def chat_endpoint(answers: list[dict[str, Any]]) -> Iterator[tuple[str, Sent]]:
-    """Yield (URL, received requests). Answers beyond the list are ``done``; routes other than OpenAI's
-    and hints are a 404."""
+def chat_endpoint(
+    answers: list[dict[str, Any]], others: dict[str, Any] | None = None
+) -> Iterator[tuple[str, Sent]]:
+    """Yield (URL, received requests). Answers beyond the list are ``done``. ``others``: answers of routes
+    other than OpenAI's and hints, which are a 404 otherwise."""
     sent, left = Sent(), list(answers)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.other()
+
+        def other(self) -> None:
+            path = self.path.partition("?")[0]
+            if others is None or path not in others:
+                self.send_error(404)
+            else:
+                self.reply("application/json", json.dumps(others[path]).encode())
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -61,7 +78,7 @@ def chat_endpoint(answers: list[dict[str, Any]]) -> Iterator[tuple[str, Sent]]:
                 self.reply("application/json", b"{}")
                 return
             if not self.path.startswith("/v1/"):
-                self.send_error(404)
+                self.other()
                 return
             message = left.pop(0) if left else says("done")
             stop = "tool_calls" if message.get("tool_calls") else "stop"
@@ -72,6 +89,8 @@ def chat_endpoint(answers: list[dict[str, Any]]) -> Iterator[tuple[str, Sent]]:
                     {**chunk, "choices": [{"index": 0, "delta": message, "finish_reason": None}]},
                     {**chunk, "choices": [{"index": 0, "delta": {}, "finish_reason": stop}]},
                 ]
+                if body.get("stream_options"):
+                    parts.append({**chunk, "choices": [], "usage": USAGE})
                 lines = [f"data: {json.dumps(part)}\n\n" for part in parts] + ["data: [DONE]\n\n"]
                 self.reply("text/event-stream", "".join(lines).encode())
                 return

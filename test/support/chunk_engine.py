@@ -1,14 +1,34 @@
 """An engine of document reuse over a small model, its requests, and their effects."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
+from canopy_chunks.server import scheduler
 from canopy_chunks.server.engine import ChunkEngine
+from sglang_canopy.wire.attached import attached
 
 SYSTEM, LENGTH, TAIL = 10, 40, 8
 NO_FILES = SimpleNamespace(model_path="no/such-model")
 NO_STORAGE = SimpleNamespace(hicache_storage_backend=None)
+
+
+def pool_runner(shape, keys, values, **more):
+    """What a model runner has of a pool with these buffers a layer: the pool, and layers that name theirs."""
+    pool = SimpleNamespace(get_key_buffer=lambda i: keys[i], get_value_buffer=lambda i: values[i])
+    attn = (SimpleNamespace(layer_id=i) for i in range(shape.layers))
+    layers = [SimpleNamespace(self_attn=SimpleNamespace(attn=layer)) for layer in attn]
+    inner = SimpleNamespace(model=SimpleNamespace(layers=layers))
+    return SimpleNamespace(token_to_kv_pool=pool, model=inner, **more)
+
+
+def bare_runner(**more):
+    """What an engine reads of a model runner without a pool."""
+    backend = SimpleNamespace(canopy=SimpleNamespace(plan=None))
+    return SimpleNamespace(
+        attn_backend=backend, model_config=NO_FILES, server_args=NO_STORAGE, canopy=None, **more
+    )
 
 
 class Tokenizer:
@@ -66,3 +86,16 @@ def tiers(engine: ChunkEngine, req) -> list[str | None]:
 def behind(system: int, document, salt: str | None = None):
     """A request of one document behind a system text of its own."""
     return request([system] * SYSTEM + document + [1], [SYSTEM, SYSTEM + LENGTH], salt)
+
+
+def queued(engine: ChunkEngine, req: Any) -> Any:
+    """The chunk state of ``req``, which is in the namespace of its KV."""
+    state = attached(req).documents = engine.new_request(req)
+    scheduler.request_queued(scheduler_of(engine), req)
+    return state
+
+
+def scheduler_of(engine: ChunkEngine) -> Any:
+    """A scheduler with nothing but its engine."""
+    runner = SimpleNamespace(canopy=engine)
+    return SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner))

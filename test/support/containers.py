@@ -11,7 +11,7 @@ def entries(*roots: Any) -> dict[str, int]:
     """Entries of every container reachable from ``roots`` through objects of Canopy's classes, by
     ``Class.attribute``; containers at the same place are summed, and ``[]`` stands for a container
     in a container."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     seen: set[int] = set()
     stack: list[tuple[str, Any]] = [(type(root).__name__, root) for root in roots]
     while stack:
@@ -21,7 +21,7 @@ def entries(*roots: Any) -> dict[str, int]:
         seen.add(id(value))
         if isinstance(value, _CONTAINERS):
             if not isinstance(value, tuple):
-                found[place] = found.get(place, 0) + len(value)
+                sizes[place] = sizes.get(place, 0) + len(value)
             inside: Iterable[Any] = (
                 (*value.keys(), *value.values()) if isinstance(value, dict) else value
             )
@@ -29,7 +29,7 @@ def entries(*roots: Any) -> dict[str, int]:
         if _is_ours(value):
             name = type(value).__name__
             stack += [(f"{name}.{key}", item) for key, item in _attributes(value)]
-    return found
+    return sizes
 
 
 def _is_followed(value: Any) -> bool:

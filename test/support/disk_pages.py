@@ -34,14 +34,14 @@ def content(key: str, size: int = PAGE) -> bytes:
 
 def store_at(folder: Path, pages: int = 8, **options: Any) -> DiskStore:
     """Return a store of ``pages`` pages of 512 bytes, by default with LRU and a settable clock."""
-    given = {
+    settings = {
         "page_bytes": PAGE,
         "capacity_bytes": pages * PAGE,
         "policy": make_policy("lru"),
         "now": Clock(),
         "namespace": "test",
     }
-    return DiskStore(folder, **{**given, **options})
+    return DiskStore(folder, **{**settings, **options})
 
 
 def chain(name: object, length: int) -> list[str]:

@@ -12,8 +12,7 @@ from canopy_chunks.server import forward as forwards
 from canopy_chunks.server.engine import ChunkEngine
 from canopy_chunks.server.options import Options
 from canopy_kernel import attention, rope_scatter
-from support.chunk_engine import NO_FILES, NO_STORAGE, Tokenizer, prompt, request
-from support.queued import queued
+from support.chunk_engine import Tokenizer, bare_runner, pool_runner, prompt, queued, request
 from support.separate_device import SeparateDevice, There, inside
 
 SLOTS = 400
@@ -39,6 +38,15 @@ def batch_of(windows: list[tuple[int, int]]) -> SimpleNamespace:
         req_pool_indices_cpu=torch.arange(len(windows)),
         table=table,
     )
+
+
+def extend(batch: SimpleNamespace, req) -> SimpleNamespace:
+    """The batch as one of this request's prefill."""
+    mode = SimpleNamespace(
+        is_decode=lambda: False, is_extend_without_speculative=lambda: True, is_mixed=lambda: False
+    )
+    batch.reqs, batch.forward_mode, batch.hicache_consumer_index = [req], mode, -1
+    return batch
 
 
 class Worker:
@@ -116,18 +124,7 @@ def served(model, monkeypatch, put, **options) -> ChunkEngine:
     size = (shape.layers, SLOTS, shape.kv_heads, shape.head_dim)
     keys, values = (torch.randn(size, generator=make) for _ in range(2))
     keys, values = [put(x.clone()) for x in keys], [put(x.clone()) for x in values]
-    layers = [
-        SimpleNamespace(self_attn=SimpleNamespace(attn=SimpleNamespace(layer_id=i)))
-        for i in range(shape.layers)
-    ]
-    pool = SimpleNamespace(get_key_buffer=lambda i: keys[i], get_value_buffer=lambda i: values[i])
-    runner = SimpleNamespace(
-        attn_backend=SimpleNamespace(canopy=SimpleNamespace(plan=None)),
-        model_config=NO_FILES,
-        server_args=NO_STORAGE,
-        token_to_kv_pool=pool,
-        model=SimpleNamespace(model=SimpleNamespace(layers=layers)),
-    )
+    runner = pool_runner(shape, keys, values, **vars(bare_runner()))
     engine = ChunkEngine(runner, Options(memory_mb=64, **options), Tokenizer())
     runner.keys, runner.values = keys, values
     runner.canopy = engine
@@ -148,12 +145,16 @@ def step_of(engine: ChunkEngine, ids, chunks, put, window: int | None = None):
     batch.out_cache_loc = put(table[0, : window or len(out)].clone())
     for name in ("seq_lens", "req_pool_indices", "input_ids"):
         setattr(batch, name, put(getattr(batch, name)))
-    mode = SimpleNamespace(
-        is_decode=lambda: False, is_extend_without_speculative=lambda: True, is_mixed=lambda: False
-    )
-    batch.reqs, batch.forward_mode, batch.hicache_consumer_index = [req], mode, -1
+    extend(batch, req)
     engine.runner.req_to_token_pool = SimpleNamespace(req_to_token=put(table.clone()))
     return req, batch, table[0]
+
+
+def same_kv(engine: ChunkEngine, other: ChunkEngine, slots) -> None:
+    """Check that two engines' pools have the same KV in these slots."""
+    mine, theirs = engine.runner, other.runner
+    for a, b in zip((*mine.keys, *mine.values), (*theirs.keys, *theirs.values)):
+        torch.testing.assert_close(inside(a)[slots], b[slots], atol=1e-5, rtol=1e-5)
 
 
 def run(engine: ChunkEngine, batch, monkeypatch) -> list[torch.Tensor]:

@@ -16,7 +16,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from sglang_canopy.admission.activation import GateSettings
 from sglang_canopy.admission.gate import SessionGate
@@ -35,6 +35,14 @@ MAX_WAITING, MAX_STEPS, CHECK_EVERY = 12, 2_000, 5
 EMBEDDING = "model.embed_tokens.weight"
 
 
+class Running(NamedTuple):
+    """A request of the run: the number of its prompt, how it uses documents, and SGLang's ``Req``."""
+
+    prompt: int
+    way: str
+    req: Any
+
+
 class Fuzz:
     """One run. Every choice comes from ``seed``; times are the machine's."""
 
@@ -44,14 +52,13 @@ class Fuzz:
         self.books = TierBooks(self.core)
         self.draw = random.Random(seed)
         self.counts: Counter[str] = Counter()
-        self.running: list[tuple[int, str, Any]] = []
-        """Number of the prompt, way, and SGLang's ``Req``."""
+        self.running: list[Running] = []
         self.seen: list[Any] = []
         self.pushed_out: list[Any] = []
-        self.at = 0
+        self.version = 0
         """Number of the weights."""
         self.prompts = self.make_prompts(seed)
-        self.alone = self.answers_alone(seed)
+        self.expected = self.expected_answers(seed)
         """Answers by weights and prompt."""
         sender = self.scheduler.ipc_channels.send_to_tokenizer
         send = sender.send_output
@@ -69,7 +76,7 @@ class Fuzz:
         prompts = continuing_prompts(PROMPTS, seed, most_shared=600)
         return [[3 + token % most for token in ids] for ids in prompts]
 
-    def answers_alone(self, seed: int) -> list[list[list[int]]]:
+    def expected_answers(self, seed: int) -> list[list[list[int]]]:
         mistaken = self.answers_from_wrong_kv()
         alone = [self.answer(ids) for ids in self.prompts]
         self.counts["other_from_wrong_kv"] = sum(a != b for a, b in zip(alone, mistaken))
@@ -101,7 +108,7 @@ class Fuzz:
             for name, share in actions.items():
                 if self.draw.random() < share:
                     ACTIONS[name](self)
-            self.turns(self.draw.randrange(4))
+            self.advance(self.draw.randrange(4))
             if number % CHECK_EVERY == 0:
                 check_books(self.core)
             self.after(number, steps)
@@ -119,34 +126,33 @@ class Fuzz:
     def after(self, number: int, steps: int) -> None:
         """Act after step ``number``."""
 
-    def turns(self, count: int, ahead_s: float = 0.0) -> None:
+    def advance(self, count: int, ahead_s: float = 0.0) -> None:
         for _ in range(count):
             self.engine.step()
         internal_state(self.scheduler, TIME.key(repr(time.monotonic() + ahead_s)))
-        for one in [one for one in self.running if one[2].finished()]:
-            self.running.remove(one)
-            if one[2].finished_reason.to_json()["type"] == "length":
-                self.judge(*one)
+        for request in [request for request in self.running if request.req.finished()]:
+            self.running.remove(request)
+            if request.req.finished_reason.to_json()["type"] == "length":
+                self.judge(*request)
 
-    def judge(self, which: int, way: str, req: Any) -> None:
+    def judge(self, prompt: int, way: str, req: Any) -> None:
         self.counts["answered"] += 1
         self.counts["retracted"] += req.retraction_count
-        differs = list(req.output_ids) != self.alone[self.at][which]
+        differs = list(req.output_ids) != self.expected[self.version][prompt]
         self.counts["approximate" if way == "fused" else "wrong"] += differs
         for tier, tokens in (("host", req.cached_tokens_host), ("disk", req.cached_tokens_storage)):
             kind = "kept" if way == "fused" else "exact"
             self.counts[f"{kind}_from_{tier}"] += tokens > 0
 
-    def feed(self, which: int, way: str = "exact", **more: Any) -> None:
+    def feed(self, prompt: int, way: str = "exact", **more: Any) -> None:
         self.counts["came"] += 1
-        req = self.engine.feed(self.prompts[which], ANSWER, **more)
+        req = self.engine.feed(self.prompts[prompt], ANSWER, **more)
         if req is not None:
             self.seen.append(weakref.ref(req))
-            self.running.append((which, way, req))
-        gone = [one for one in self.running if any(one[2] is out for out in self.pushed_out)]
-        for one in gone:
-            self.running.remove(one)
-        self.counts["refused"] += len(gone) + (req is None)
+            self.running.append(Running(prompt, way, req))
+        stays = [r for r in self.running if not any(r.req is out for out in self.pushed_out)]
+        self.counts["refused"] += len(self.running) - len(stays) + (req is None)
+        self.running = stays
         self.pushed_out.clear()
 
     def drain(self) -> None:
@@ -154,14 +160,14 @@ class Fuzz:
         for number in range(MAX_STEPS):
             if not self.running:
                 break
-            self.turns(1, ahead_s=float(number))
+            self.advance(1, ahead_s=float(number))
         self.counts["unserved"] = len(self.running)
         self.running.clear()
         self.pushed_out.clear()
         if self.engine.turns is not None:
             # SGLang keeps the last two overlapped batches: fill both with another request's.
             self.engine.serve([self.engine.feed([5] * 8, ANSWER)])
-        self.turns(3)
+        self.advance(3)
         self.engine.settle()
         check_books(self.core)
         self.books.check()
@@ -170,11 +176,11 @@ class Fuzz:
 # Actions of a step.
 
 
-def arrive(one: Fuzz) -> None:
+def arrive(fuzz: Fuzz) -> None:
     """Send one request or three samples of it, its stamp drawn: what clients state may be false."""
-    if len(one.running) >= MAX_WAITING:
+    if len(fuzz.running) >= MAX_WAITING:
         return
-    draw, stamp = one.draw, {}
+    draw, stamp = fuzz.draw, {}
     if draw.random() < 0.5:
         stamp |= {"conversation": draw.choice("xyz"), "linear": draw.random() < 0.5}
     for key, values in (
@@ -185,66 +191,66 @@ def arrive(one: Fuzz) -> None:
         if draw.random() < 0.2:
             stamp[key] = draw.choice(values)
     at = time.monotonic() + draw.choice([0.0, 0.0, 0.0, -100.0, 30.0])
-    which, samples = draw.randrange(PROMPTS), draw.choice([1, 1, 1, 3])
-    one.counts["samples"] += samples > 1
+    prompt, samples = draw.randrange(PROMPTS), draw.choice([1, 1, 1, 3])
+    fuzz.counts["samples"] += samples > 1
     more: dict[str, Any] = {"extra_key": draw.choice([None, "a", "b"])}
-    if one.scheduler.enable_priority_scheduling:
+    if fuzz.scheduler.enable_priority_scheduling:
         more["priority"] = draw.randrange(3)
     for _ in range(samples):
-        one.feed(which, at=at, stamp=dict(stamp), **more)
+        fuzz.feed(prompt, at=at, stamp=dict(stamp), **more)
 
 
-def leave(one: Fuzz) -> None:
+def leave(fuzz: Fuzz) -> None:
     """Abort a request; often its client retries, under the same name, which may be another prompt's then."""
-    if not one.running:
+    if not fuzz.running:
         return
-    draw = one.draw
-    which, way, req = one.running.pop(draw.randrange(len(one.running)))
+    draw = fuzz.draw
+    prompt, way, req = fuzz.running.pop(draw.randrange(len(fuzz.running)))
     if req.finished():
         return
-    one.engine.abort(req.rid)
-    one.counts["aborts"] += 1
+    fuzz.engine.abort(req.rid)
+    fuzz.counts["aborts"] += 1
     if way == "exact" and draw.random() < 0.7:
-        one.counts["retries"] += 1
-        again = draw.random() < 0.5 and req.rid not in {req.rid for _, _, req in one.running}
-        one.counts["repeated_names"] += again
-        other = draw.randrange(PROMPTS) if again and draw.random() < 0.5 else which
-        one.feed(other, extra_key=req.extra_key, **({"rid": req.rid} if again else {}))
+        fuzz.counts["retries"] += 1
+        again = draw.random() < 0.5 and req.rid not in {running.req.rid for running in fuzz.running}
+        fuzz.counts["repeated_names"] += again
+        other = draw.randrange(PROMPTS) if again and draw.random() < 0.5 else prompt
+        fuzz.feed(other, extra_key=req.extra_key, **({"rid": req.rid} if again else {}))
 
 
-def change_order(one: Fuzz) -> None:
+def change_order(fuzz: Fuzz) -> None:
     """Let the policies or LRU rank from now on, as the floor does."""
-    live, lru = one.core.live, one.draw.random() < 0.5
+    live, lru = fuzz.core.live, fuzz.draw.random() < 0.5
     for policy in (live.device_policy, live.host_policy):
         if isinstance(policy, Floored):
             policy.rank_by(lru)
-    one.counts["orders"] += 1
+    fuzz.counts["orders"] += 1
 
 
-def pause(one: Fuzz) -> None:
+def pause(fuzz: Fuzz) -> None:
     from sglang.srt.managers.io_struct import ContinueGenerationReqInput, PauseGenerationReqInput
 
-    mode = one.draw.choice(["retract", "in_place"])
-    one.scheduler.pause_generation(PauseGenerationReqInput(mode=mode))
-    one.counts["pauses"] += 1
-    if one.draw.random() < 0.5:
-        arrive(one)
-    if mode == "retract" and one.draw.random() < 0.5:
-        one.counts["flushes"] += bool(one.scheduler.flush_cache())
-    one.scheduler.continue_generation(ContinueGenerationReqInput())
+    mode = fuzz.draw.choice(["retract", "in_place"])
+    fuzz.scheduler.pause_generation(PauseGenerationReqInput(mode=mode))
+    fuzz.counts["pauses"] += 1
+    if fuzz.draw.random() < 0.5:
+        arrive(fuzz)
+    if mode == "retract" and fuzz.draw.random() < 0.5:
+        fuzz.counts["flushes"] += bool(fuzz.scheduler.flush_cache())
+    fuzz.scheduler.continue_generation(ContinueGenerationReqInput())
 
 
-def hint(one: Fuzz) -> None:
-    name = one.draw.choice("xyz")
-    said = one.draw.choice([{"over": True}, {"return_in_s": 3.0}, {"keep_s": 10.0}])
-    one.core.conversations.apply_hint(LateHint(None, name, one.core.clock.now, **said))
-    one.counts["hints"] += 1
+def hint(fuzz: Fuzz) -> None:
+    name = fuzz.draw.choice("xyz")
+    said = fuzz.draw.choice([{"over": True}, {"return_in_s": 3.0}, {"keep_s": 10.0}])
+    fuzz.core.conversations.apply_hint(LateHint(None, name, fuzz.core.clock.now, **said))
+    fuzz.counts["hints"] += 1
 
 
-def flush(one: Fuzz) -> None:
-    if not one.running:
-        one.turns(3)
-        one.counts["flushes"] += bool(one.scheduler.flush_cache())
+def flush(fuzz: Fuzz) -> None:
+    if not fuzz.running:
+        fuzz.advance(3)
+        fuzz.counts["flushes"] += bool(fuzz.scheduler.flush_cache())
 
 
 SYSTEM, DOCUMENT, QUESTION = 20, 48, 9
@@ -275,20 +281,20 @@ class WithDocuments(Fuzz):
     def text(self, draw: random.Random, count: int) -> list[int]:
         return [draw.randrange(3, self.scheduler.model_config.vocab_size) for _ in range(count)]
 
-    def answers_alone(self, seed: int) -> list[list[list[int]]]:
+    def expected_answers(self, seed: int) -> list[list[list[int]]]:
         import torch
 
         self.runner = self.scheduler.tp_worker.model_runner
         first = dict(self.runner.model.named_parameters())[EMBEDDING].detach().clone()
         other = first[torch.randperm(len(first), generator=torch.Generator().manual_seed(seed))]
-        self.weights, alone = [first, other], {}
-        for at in (1, 0):
-            self.update(at)
-            alone[at] = [self.answer(ids) for ids in self.prompts]
-        return [alone[0], alone[1]]
+        self.weights, expected = [first, other], {}
+        for version in (1, 0):
+            self.update(version)
+            expected[version] = [self.answer(ids) for ids in self.prompts]
+        return [expected[0], expected[1]]
 
-    def update(self, at: int) -> None:
-        """Load the embedding ``at`` as an update of the weights does, once nothing runs."""
+    def update(self, version: int) -> None:
+        """Load the embedding ``version`` as an update of the weights does, once nothing runs."""
         from sglang.srt.managers.io_struct import (
             BeginWeightUpdateReqInput,
             EndWeightUpdateReqInput,
@@ -298,7 +304,7 @@ class WithDocuments(Fuzz):
         self.engine.settle()
         updater = self.scheduler.weight_updater
         # SGLang's own serializer moves tensors through its pools, which are not there for a CPU.
-        tensors = [pickle.dumps([(EMBEDDING, self.weights[at])])]
+        tensors = [pickle.dumps([(EMBEDDING, self.weights[version])])]
         ask = UpdateWeightsFromTensorReqInput(serialized_named_tensors=tensors, flush_cache=True)
         for done in (
             updater.begin_weight_update(BeginWeightUpdateReqInput()),
@@ -306,7 +312,7 @@ class WithDocuments(Fuzz):
             updater.end_weight_update(EndWeightUpdateReqInput()),
         ):
             assert done.success, done
-        self.at = at
+        self.version = version
 
     def after(self, number: int, steps: int) -> None:
         if number % (steps // 3) == 0:
@@ -314,7 +320,7 @@ class WithDocuments(Fuzz):
             # Hits of the store, which new weights replace.
             hits = self.runner.canopy.counted()["store"]["hits"]
             self.counts.update({f"documents_from_{tier}": hits[tier] for tier in ("host", "disk")})
-            self.update(1 - self.at)
+            self.update(1 - self.version)
             self.counts["updates"] += 1
 
     def live(self, steps: int, actions: dict[str, float]) -> dict[str, Any]:
@@ -324,20 +330,20 @@ class WithDocuments(Fuzz):
         return found | {name: counted[name] for name in names}
 
 
-def turn_with_documents(one: WithDocuments) -> None:
+def turn_with_documents(fuzz: WithDocuments) -> None:
     """Send one request, or three samples of it."""
-    if len(one.running) >= MAX_WAITING:
+    if len(fuzz.running) >= MAX_WAITING:
         return
-    which, way = one.draw.randrange(len(one.prompts)), one.draw.choice(WAYS)
-    custom: dict[str, Any] = {} if way == "plain" else {"canopy_chunks": one.bounds[which]}
+    prompt, way = fuzz.draw.randrange(len(fuzz.prompts)), fuzz.draw.choice(WAYS)
+    custom: dict[str, Any] = {} if way == "plain" else {"canopy_chunks": fuzz.bounds[prompt]}
     if way == "off":
         custom = {"canopy_chunks": "off"}
     if way == "ratio 1":
         custom["canopy_recompute_ratio"] = 1.0
-    samples = one.draw.choice([1, 1, 1, 3])
-    one.counts["samples"] += samples > 1
+    samples = fuzz.draw.choice([1, 1, 1, 3])
+    fuzz.counts["samples"] += samples > 1
     for _ in range(samples):
-        one.feed(which, way, custom=dict(custom))
+        fuzz.feed(prompt, way, custom=dict(custom))
 
 
 ACTIONS: dict[str, Callable[[Any], None]] = {
@@ -374,7 +380,8 @@ def with_tight_budgets(engine: InProcess) -> BoundLedger | None:
         return None
     order.shortest.own, order.shortest.least_s = 2.0, 0.0
     return BoundLedger(
-        order.shortest, lambda one: cache.has_ongoing_prefetch(one.request.cache_request_handle)
+        order.shortest,
+        lambda waiting: cache.has_ongoing_prefetch(waiting.request.cache_request_handle),
     )
 
 

@@ -1,4 +1,4 @@
-"""Functions that read values of tensors: on a GPU each such read of device memory is a wait.
+"""Functions that read values of tensors or copy to a device: on a GPU each is a wait.
 
 Without a device all tensors look alike, so reads of host tensors count as well.
 """
@@ -63,6 +63,6 @@ class _Functions(TorchFunctionMode):
         self.reads = reads
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in UNDISPATCHED:
-            self.reads.add()
+        if func in UNDISPATCHED or (func is torch.tensor and (kwargs or {}).get("device")):
+            self.reads.add()  # such a tensor is built on the host, and its copy waited for
         return func(*args, **(kwargs or {}))

@@ -81,7 +81,7 @@ def greedy(model: Any, prompt: list[int], tokens: int) -> list[int]:
     """Return transformers' answer up to the first near tie of two tokens."""
     import torch
 
-    made = model.generate(
+    generated = model.generate(
         torch.tensor([prompt]),
         do_sample=False,
         min_new_tokens=tokens,
@@ -89,9 +89,9 @@ def greedy(model: Any, prompt: list[int], tokens: int) -> list[int]:
         return_dict_in_generate=True,
         output_logits=True,
     )
-    best = torch.cat(made.logits).topk(2).values
+    best = torch.cat(generated.logits).topk(2).values
     certain = ((best[:, 0] - best[:, 1]) > NEAR_TIE).tolist()
-    return made.sequences[0, len(prompt) :].tolist()[: (*certain, False).index(False)]
+    return generated.sequences[0, len(prompt) :].tolist()[: (*certain, False).index(False)]
 
 
 def agrees(answers: list[list[int]], expected: list[list[int]]) -> bool:

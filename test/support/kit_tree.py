@@ -299,12 +299,12 @@ class KitTree:
 @pytest.fixture
 def kit_tree() -> Iterator[Any]:
     """``kit_tree(cfg, core, ...)``: a ``KitTree``, closed after the test."""
-    made: list[KitTree] = []
+    trees: list[KitTree] = []
 
     def build(*given: Any, **options: Any) -> KitTree:
-        made.append(KitTree(*given, **options))
-        return made[-1]
+        trees.append(KitTree(*given, **options))
+        return trees[-1]
 
     yield build
-    for tree in made:
+    for tree in trees:
         tree.close()

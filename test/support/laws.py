@@ -54,12 +54,12 @@ def laws(seen: Observation) -> list[Laws]:
     train, test = tally(seen, -np.inf, middle_s), tally(seen, middle_s, np.inf)
     counts = whole.reuses.sum(1)
     coarser = train.of().curve
-    found = [_laws("all", whole.of(), train.of(), test.of(), train.of().curve)]
+    fitted = [_laws("all", whole.of(), train.of(), test.of(), train.of().curve)]
     for c in np.argsort(-counts, kind="stable")[:MAX_CATEGORIES]:
-        found.append(
+        fitted.append(
             _laws(seen.category_name(int(c)), whole.of(c), train.of(c), test.of(c), coarser)
         )
-    return [one for one in found if one is not None]
+    return [one for one in fitted if one is not None]
 
 
 def _laws(name: str, whole: Ages, train: Ages, test: Ages, coarser: list[float]) -> Laws | None:

@@ -1,4 +1,4 @@
-"""Workloads of the parity suites."""
+"""Workloads of the parity suites, and a step of them on a live tree."""
 
 import random
 from collections.abc import Iterator
@@ -27,10 +27,10 @@ def turns(draw: random.Random, requests: int) -> Iterator[tuple[float, int, list
 def workload(seed: int, requests: int) -> list[dict[str, Any]]:
     """Turns of chats and agents; some end their conversation."""
     draw = random.Random(seed)
-    made = []
+    steps = []
     for now, who, blocks in turns(draw, requests):
         kind = ("chat", "agent")[who % 2]
-        made.append(
+        steps.append(
             {
                 "time": now,
                 "blocks": blocks,
@@ -41,19 +41,42 @@ def workload(seed: int, requests: int) -> list[dict[str, Any]]:
                 "over": draw.random() < 0.05,
             }
         )
-    return made
+    return steps
 
 
 def fields(step: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in step.items() if k not in ("time", "blocks")}
 
 
+def chained(step: dict[str, Any]) -> tuple[int, ...]:
+    """The path of a step: the same block below another prefix is another block."""
+    blocks = step["blocks"]
+    return tuple(hash((*blocks[: i + 1],)) for i in range(len(blocks)))
+
+
+def tokens_of(step: dict[str, Any], page: int) -> list[int]:
+    return [token for block in step["blocks"] for token in [block] * page]
+
+
+def serve_from_tiers(tree: Any, step: dict[str, Any], page: int) -> Any:
+    """Serve a step on the device and the host; return what SGLang found."""
+    tokens = tokens_of(step, page)
+    about = {"path": chained(step), "block_tokens": page, "prompt_tokens": len(tokens)}
+    request = tree.request(step["time"], **about, **fields(step))
+    hit = tree.cache.match_prefix(tree.asked(tokens))
+    request.cached_tokens = hit.device_prefix_len
+    tree.core.requests.finish(request)
+    tree.load_back(tokens)
+    tree.insert(tokens, request)
+    return hit
+
+
 def samples(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same prompts, each followed by two others of the same time and length: leaves that tie."""
-    made = []
+    sampled = []
     for number, step in enumerate(steps):
-        made.append(step)
+        sampled.append(step)
         for sample in (1, 2):
             blocks = [*step["blocks"][:-1], 10**7 + 3 * number + sample]
-            made.append({**step, "blocks": blocks})
-    return made
+            sampled.append({**step, "blocks": blocks})
+    return sampled

@@ -13,9 +13,9 @@ def continuing_prompts(count: int, seed: int, most_shared: int) -> list[list[int
     """Return prompts from a few tokens to several chunks. A third share up to ``most_shared`` tokens
     with another prompt."""
     draw = random.Random(seed)
-    made: list[list[int]] = []
+    prompts: list[list[int]] = []
     for number in range(count):
-        head = made[draw.randrange(len(made))] if number % 3 == 2 else []
+        head = prompts[draw.randrange(len(prompts))] if number % 3 == 2 else []
         new = token_ids(draw.choice([10, 70, 200, 600]), seed + number)
-        made.append([*head[:most_shared], *new])
-    return made
+        prompts.append([*head[:most_shared], *new])
+    return prompts

@@ -19,6 +19,7 @@ from sglang_canopy.storage import disk_retry, drain
 from sglang_canopy.storage.page_table import PAGES
 from support.disk_tree import DiskTree
 from support.live_tree import LiveTree, fake_req
+from support.waiting_requests import batch_of
 
 RANKS = 2
 PROMPT = [100 + i for i in range(8)]
@@ -73,7 +74,7 @@ def latent(rank: int, folder: Path) -> Any:
     """Ranks of MLA on one disk write a path, read it, and read it again after a restart."""
     place = dict.fromkeys(("tp_rank", "attn_tp_rank"), rank)
     place |= dict.fromkeys(("tp_size", "attn_tp_size"), RANKS)
-    world, found = torch.distributed.group.WORLD, []
+    world, reads = torch.distributed.group.WORLD, []
     for start in range(2):
         tree = DiskTree(folder / "disk", latent=True, group=world, place=place)
         if start == 0:
@@ -82,10 +83,10 @@ def latent(rank: int, folder: Path) -> Any:
         torch.distributed.barrier()
         tokens = tree.fetch(PROMPT)
         tree.load_back(PROMPT)
-        found.append([tokens, tree.kv(PROMPT), tree.storage.status()["unavailable"]])
+        reads.append([tokens, tree.kv(PROMPT), tree.storage.status()["unavailable"]])
         torch.distributed.barrier()
         tree.close()
-    return found
+    return reads
 
 
 def late_use(rank: int, folder: Path) -> Any:
@@ -162,7 +163,7 @@ def learnt(rank: int, folder: Path) -> Any:
 
 def queue_orders(rank: int, folder: Path) -> Any:
     """Each rank times its batches with its own engine's speed, and orders one queue."""
-    draw, own = random.Random(1), random.Random(rank)
+    draw, speed = random.Random(1), random.Random(rank)
     tree = LiveTree(4096, "wa")
     tree.cache.tp_group, tree.cache.tp_world_size = torch.distributed.group.WORLD, RANKS
     live = LiveOrder(tree.cache, QueueFlags(queue_order=BOUNDED_SHORTEST))
@@ -208,18 +209,10 @@ def queue_orders(rank: int, folder: Path) -> Any:
         decodes = step % 5 == 4
         mode = ForwardMode.DECODE if decodes else ForwardMode.EXTEND
         new = [len(req.origin_input_ids) for req in admitted] or [1]
-        launched = time.monotonic() - own.uniform(0.1, 2.0)
+        launched = time.monotonic() - speed.uniform(0.1, 2.0)
         live.batch_ended_at = launched
-        live.computed(
-            SimpleNamespace(
-                reqs=admitted
-                or [fake_req([1], [], num_matched_prefix_tokens=0, host_loaded_length=0)],
-                extend_lens=new,
-                prefix_lens=[0] * len(new),
-                launch_ts=launched,
-                forward_mode=mode,
-            )
-        )
+        reqs = admitted or [fake_req([1], [], num_matched_prefix_tokens=0, host_loaded_length=0)]
+        live.computed(batch_of(reqs, new, [0] * len(new), launched, mode))
     return {"fitted": live.cost.fitted(), "used": live.cost.coefficients, "orders": orders}
 
 

@@ -45,15 +45,15 @@ def two_ranks(log: Path) -> Iterator[Run]:
             for rank in ranks:
                 assert rank.stdin is not None
                 print(json.dumps([scenario, str(folder)]), file=rank.stdin, flush=True)
-            found = []
+            results = []
             for number, rank in enumerate(ranks):
                 assert rank.stdout is not None
                 line = "\n"  # the test's time limit ends a blocked rank
                 while line and not line.startswith(("{", "failed")):  # others write here as well
                     line = rank.stdout.readline()
                 assert line.startswith("{"), (log / f"rank-{number}.log").read_text()[-3000:]
-                found.append(json.loads(line)["found"])
-            return found[0], found[1]
+                results.append(json.loads(line)["found"])
+            return results[0], results[1]
 
         yield run
 

@@ -17,7 +17,6 @@ from sglang.srt.distributed.parallel_state import (
 )
 from sglang.srt.layers.dp_attention import get_dp_tp_group
 from sglang.srt.managers.io_struct import SetInternalStateReq, TokenizedGenerateReqInput, sock_send
-from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.runtime_context import SpawnRanks, get_parallel, publish
 from sglang.srt.server_args import ServerArgs
@@ -32,6 +31,7 @@ from sglang_canopy.wire.hints import hint_of, pack
 from sglang_canopy.wire.messages import HINTS
 from support.live_tree import LiveTree, fake_req
 from support.receiver import receiver_of, tokenized
+from support.waiting_requests import batch_of
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "dp_attention": {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True},
@@ -69,8 +69,8 @@ class Rank:
         self.receiver, self.socket = receiver_of(server_args, zmq.Context())
         self.found: dict[str, Any] = {**{name: [] for name in ("times", "hits")}, "hinted": 0}
 
-    def send(self, one: Any) -> None:
-        sock_send(self.socket, one)
+    def send(self, message: Any) -> None:
+        sock_send(self.socket, message)
 
     def receive(self) -> list[Any]:
         """Take one turn of the scheduler's loop. A first stage forwards its requests, as in SGLang."""
@@ -80,11 +80,13 @@ class Rank:
             point_to_point_pyobj(got, 0, group, 0, 1)
         return got
 
-    def serve(self, one: TokenizedGenerateReqInput) -> None:
+    def serve(self, message: TokenizedGenerateReqInput) -> None:
         """Look up, compute, keep."""
-        core, tokens = self.tree.core, list(one.input_ids)
-        req = fake_req(tokens, [], rid=one.rid, num_matched_prefix_tokens=0, host_loaded_length=0)
-        req.sampling_params = one.sampling_params
+        core, tokens = self.tree.core, list(message.input_ids)
+        req = fake_req(
+            tokens, [], rid=message.rid, num_matched_prefix_tokens=0, host_loaded_length=0
+        )
+        req.sampling_params = message.sampling_params
         request = core.requests.register(req)
         hit = self.tree.match(tokens)
         req.cached_tokens = req.cached_tokens_device = hit
@@ -93,25 +95,17 @@ class Rank:
         self.found["times"].append(request.time)
         self.found["hits"].append(hit)
         if not self.pipeline:  # refused there
-            self.order.computed(
-                SimpleNamespace(
-                    reqs=[req],
-                    extend_lens=[len(tokens) - hit],
-                    prefix_lens=[hit],
-                    launch_ts=None,
-                    forward_mode=ForwardMode.EXTEND,
-                )
-            )
+            self.order.computed(batch_of([req], [len(tokens) - hit], [hit], None))
 
-    def control(self, one: SetInternalStateReq) -> None:
+    def control(self, message: SetInternalStateReq) -> None:
         scheduler = SimpleNamespace(tree_cache=self.tree.cache)
-        internal_state_set(lambda *_: None, scheduler, one)
+        internal_state_set(lambda *_: None, scheduler, message)
         self.found["hinted"] += 1
 
 
 def requests_of(stream: int, rounds: int, most: int) -> list[list[TokenizedGenerateReqInput]]:
     """Return each round's arrivals: up to ``most`` requests, which share prefixes."""
-    draw, made = random.Random(stream), []
+    draw, arrivals = random.Random(stream), []
     for number in range(rounds):
         came = []
         # The HTTP process stamps requests; for the last ones the receiver does, as for gRPC.
@@ -121,8 +115,8 @@ def requests_of(stream: int, rounds: int, most: int) -> list[list[TokenizedGener
                 stamp = {"canopy_turn": 2}
             tokens = [1000 * draw.randrange(5) + token for token in range(draw.randint(2, 30))]
             came.append(tokenized(stamp, tokens, f"{stream}-{number}-{place}"))
-        made.append(came)
-    return made
+        arrivals.append(came)
+    return arrivals
 
 
 def controls(number: int) -> list[SetInternalStateReq]:
@@ -137,24 +131,24 @@ def controls(number: int) -> list[SetInternalStateReq]:
 def run(layout: str, rank: int, folder: Path) -> dict[str, Any]:
     plugin.load()
     HookRegistry.apply_hooks()
-    one = Rank(layout, rank, folder)
+    member = Rank(layout, rank, folder)
     # Replicas get unequal loads: what only the ranks of one replica share must not wait for the other.
-    own = requests_of(rank, ROUNDS, most=1 if rank else 4)
+    arrivals = requests_of(rank, ROUNDS, most=1 if rank else 4)
     for number in range(ROUNDS):
         if rank == 0 or layout == "dp_attention":
-            for request in own[number]:
-                one.send(request)
+            for request in arrivals[number]:
+                member.send(request)
         if rank == 0:
             for message in controls(number):
-                one.send(message)
-        for got in one.receive():
+                member.send(message)
+        for got in member.receive():
             if isinstance(got, TokenizedGenerateReqInput):
-                one.serve(got)
+                member.serve(got)
             else:
-                one.control(got)
-    counters = one.tree.core.live.counters
-    fits = one.order.prefills // REFIT_BATCHES
-    return {**one.found, "victims": counters.victims.sum, "fits": fits}
+                member.control(got)
+    counters = member.tree.core.live.counters
+    fits = member.order.prefills // REFIT_BATCHES
+    return {**member.found, "victims": counters.victims.sum, "fits": fits}
 
 
 def dp_attention(rank: int, folder: Path) -> dict[str, Any]:

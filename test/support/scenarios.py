@@ -31,7 +31,7 @@ def equal_together(engine: InProcess, asked: list[list[int]]) -> dict[str, Any]:
 def ordered(start: Start) -> dict[str, Any]:
     """``kinds``: the order in which waiting short, long and urgent requests are answered."""
     engine = start()
-    found = equal_together(engine, continuing_prompts(18, 1, most_shared=600))
+    together = equal_together(engine, continuing_prompts(18, 1, most_shared=600))
     held = [engine.feed(token_ids(8, 900 + i), 12) for i in range(3)]
     for _ in range(4):
         engine.step()
@@ -45,7 +45,7 @@ def ordered(start: Start) -> dict[str, Any]:
     cache = engine.scheduler.tree_cache
     cache.sanity_check()
     return {
-        **found,
+        **together,
         "policy": engine.scheduler.policy.policy.value,
         "kinds": [kinds[req] for req in order if req in kinds],
         "fitted": list(cache.admission.order.cost.coefficients),
@@ -249,16 +249,16 @@ def embedded(start: Start) -> list[tuple[bool, int]]:
 def observed(start: Start) -> dict[str, Any]:
     """The counts of refusals and metered tokens with ``--canopy-observe``."""
     from sglang_canopy.radix.counters import INVALID, REFUSALS
-    from sglang_canopy.server.scheduler import observer
+    from sglang_canopy.server.scheduler.observer import observer_of
 
     engine = start()
     _, last = refusals(engine)
     del last.output_ids[:]  # only its end was seen: an answered request is not refused later
-    one = observer.observer_of(engine.scheduler)
-    assert one is not None
-    one.refuse(last, INVALID)
-    refused = dict(zip(REFUSALS, one.refused, strict=True))
-    return {"refused": refused, "metered_tokens": one.meter.prompt_tokens}
+    observer = observer_of(engine.scheduler)
+    assert observer is not None
+    observer.refuse(last, INVALID)
+    refused = dict(zip(REFUSALS, observer.refused, strict=True))
+    return {"refused": refused, "metered_tokens": observer.meter.prompt_tokens}
 
 
 def metered(start: Start) -> dict[str, Any]:
@@ -266,8 +266,8 @@ def metered(start: Start) -> dict[str, Any]:
     from sglang_canopy.server.scheduler.observer import observer_of
 
     engine = start()
-    found = equal_together(engine, continuing_prompts(48, 3, most_shared=600))
-    one, cache = observer_of(engine.scheduler), engine.scheduler.tree_cache
-    meter = cache.tree_core.live.meter if one is None else one.meter
+    together = equal_together(engine, continuing_prompts(48, 3, most_shared=600))
+    observing, cache = observer_of(engine.scheduler), engine.scheduler.tree_cache
+    meter = cache.tree_core.live.meter if observing is None else observing.meter
     cache.sanity_check()
-    return {**found, "meter": meter.stats()}
+    return {**together, "meter": meter.stats()}

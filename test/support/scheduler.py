@@ -29,14 +29,14 @@ class InProcess:
 
         from launch_server import cpu_arguments
 
-        given = cpu_arguments(model, kv_tokens=kv_tokens, dtype="float32")
+        flags = cpu_arguments(model, kv_tokens=kv_tokens, dtype="float32")
         if not (model / "model.safetensors").exists():
-            given += ["--load-format", "dummy"]
+            flags += ["--load-format", "dummy"]
         overlap = OVERLAP in arguments
         if overlap:
-            given.remove("--disable-overlap-schedule")
-        given += ["--skip-tokenizer-init", *(a for a in arguments if a != OVERLAP)]
-        server_args = prepare_server_args(given)
+            flags.remove("--disable-overlap-schedule")
+        flags += ["--skip-tokenizer-init", *(a for a in arguments if a != OVERLAP)]
+        server_args = prepare_server_args(flags)
         module.publish(
             server_args,
             role="scheduler",
@@ -99,12 +99,14 @@ class InProcess:
         if self.turns is not None:
             self.turns.turn()
             return
-        one = self.scheduler
-        plan = one.get_next_batch_to_run(running_batch=one.running_batch, last_batch=one.last_batch)
-        one.running_batch, batch = plan.running_batch, plan.batch_to_run
+        scheduler = self.scheduler
+        plan = scheduler.get_next_batch_to_run(
+            running_batch=scheduler.running_batch, last_batch=scheduler.last_batch
+        )
+        scheduler.running_batch, batch = plan.running_batch, plan.batch_to_run
         if batch:
-            one.process_batch_result(batch, one.run_batch(batch))
-        one.last_batch = batch
+            scheduler.process_batch_result(batch, scheduler.run_batch(batch))
+        scheduler.last_batch = batch
 
     def serve(self, reqs: list[Any]) -> list[Any]:
         """Step until all are answered; return them in the order of the answers."""

@@ -212,18 +212,18 @@ KINDS: dict[str, Kind] = {
 }  # fmt: skip
 
 
-def seeded(log: list[Row], name: str, rate: float, seed: int = 1) -> list[Row]:
+def seeded(log: list[Row], name: str, rate: float) -> list[Row]:
     """A copy of ``log`` with the break ``name`` in ``rate`` of one application's requests."""
     kind = KINDS[name]
-    rng = random.Random(1000 * seed + zlib.crc32(name.encode()) % 997)
+    rng = random.Random(1000 + zlib.crc32(name.encode()) % 997)
     app = rng.randrange(3) if kind.app is None else kind.app
-    found = []
+    rows = []
     for number, row in enumerate(log):
         row, bad = copy.deepcopy(row), rng.random() < rate
         if row["app"] == app and (bad or not kind.only_bad):
             kind.put(Seeded(row, bad, number, rng, rate == 1))
-        found.append(row)
-    return found
+        rows.append(row)
+    return rows
 
 
 def without_labels(row: Row, *, named: bool) -> Row:

@@ -38,12 +38,12 @@ class There(torch.Tensor):
 
     @staticmethod
     def __new__(cls, held: torch.Tensor) -> There:
-        made = torch.Tensor._make_wrapper_subclass(
+        tensor = torch.Tensor._make_wrapper_subclass(
             cls, held.size(), strides=held.stride(), storage_offset=held.storage_offset(),
             dtype=held.dtype, device=DEVICE,
         )  # fmt: skip
-        made.held = held
-        return made
+        tensor.held = held
+        return tensor
 
     def record_stream(self, stream: Any) -> None:
         """Do nothing: memory of this device is freed with its last reference."""
@@ -113,8 +113,8 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 
 def _run(mode: SeparateDevice | None, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    packet, found = func.overloadpacket, _tensors((args, kwargs))
-    there = [x for x in found if isinstance(x, There)]
+    packet, tensors = func.overloadpacket, _tensors((args, kwargs))
+    there = [x for x in tensors if isinstance(x, There)]
     if packet in (ATEN._to_copy, ATEN.copy_):
         return _copy(mode, func, args, kwargs)
     target = kwargs.get("device")
@@ -127,7 +127,7 @@ def _run(mode: SeparateDevice | None, func: Any, args: Any, kwargs: dict[str, An
                     raise HostSync("a mask as an index: its rows are counted on the host")
                 if not isinstance(index, There):
                     raise HostSync("an index on the host is copied, and the copy waited for")
-        for x in found:
+        for x in tensors:
             assert isinstance(x, There) or x.dim() == 0, f"{func}: tensors of two devices"
         if target is not None and not _there(target):
             raise HostSync(f"{func} onto {target}")

@@ -24,9 +24,9 @@ def until(true: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
     return found
 
 
-def disk_flags(folder: Path, prefetch_threshold: int = 16) -> tuple[str, ...]:
+def disk_flags(folder: Path) -> tuple[str, ...]:
     """Flags of a disk tier in ``folder``, whose pages a request waits for."""
-    extra = {"path": str(folder), "capacity_gb": 0.1, "prefetch_threshold": prefetch_threshold}
+    extra = {"path": str(folder), "capacity_gb": 0.1, "prefetch_threshold": 16}
     return (
         *("--hicache-storage-backend", "canopy"),
         *("--hicache-storage-prefetch-policy", "wait_complete"),

@@ -20,7 +20,6 @@ class Manager:
 
     def __init__(self) -> None:
         self.sent: list[dict[str, int]] = []
-        self.tokenizer = None
         self.scheduler: Any = None
         """Receiver of the messages, if any."""
         self.model_config = SimpleNamespace(vocab_size=1000, context_len=1000)
@@ -51,15 +50,15 @@ class Http:
         self, method: str, path: str, key: str | None = None, body: Any = None, **headers: str
     ) -> tuple[int, str]:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
-        given = {k.replace("_", "-"): v for k, v in headers.items()}
+        sent = {k.replace("_", "-"): v for k, v in headers.items()}
         if key is not None:
-            given["Authorization"] = f"Bearer {key}"
+            sent["Authorization"] = f"Bearer {key}"
         if body is not None and not isinstance(body, bytes) and not hasattr(body, "__next__"):
             body = json.dumps(body).encode()
         if body is not None:
-            given.setdefault("Content-Type", "application/json")
+            sent.setdefault("Content-Type", "application/json")
         try:
-            connection.request(method, path, body, given)
+            connection.request(method, path, body, sent)
             answer = connection.getresponse()
             return answer.status, answer.read().decode()
         finally:

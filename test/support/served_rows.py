@@ -67,12 +67,12 @@ def pool_sizes(start: Callable[[], InProcess]) -> dict[str, Any]:
     shape = model_view.served_shape(runner.model, runner.model_config.hf_config)
     needed = working_memory(shape, 4, 512, 100 << 20).total
     free = needed + 1000 * shape.kv_bytes_per_token * 4
-    found: dict[str, Any] = {"on": sizes.config_from_budget(free).max_total_num_tokens}
+    results: dict[str, Any] = {"on": sizes.config_from_budget(free).max_total_num_tokens}
     on, sizes.server_args._canopy_chunks = sizes.server_args._canopy_chunks, None
-    found["off"] = sizes.config_from_budget(free).max_total_num_tokens
+    results["off"] = sizes.config_from_budget(free).max_total_num_tokens
     sizes.server_args._canopy_chunks = on
     try:
         sizes.config_from_budget(64 << 20)
     except SystemExit as end:
-        found["end"] = str(end)
-    return found
+        results["end"] = str(end)
+    return results

@@ -69,15 +69,15 @@ DEEPSEEK_V2 = {
 
 def write_model(out: Path, tokenizer_from: Path, family: dict[str, Any], **more: Any) -> Path:
     """A model directory of ``family``, one of the above, with weights and a tokenizer."""
-    given = {**COMMON, **family, **more}
-    config = transformers.AutoConfig.for_model(**given)
+    fields = {**COMMON, **family, **more}
+    config = transformers.AutoConfig.for_model(**fields)
     torch.manual_seed(11)
     model = transformers.AutoModelForCausalLM.from_config(config, torch_dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             rescale(parameter)
     model.save_pretrained(out)
-    change_config(out, **given)
+    change_config(out, **fields)
     for name in TOKENIZER_FILES:
         shutil.copyfile(tokenizer_from / name, out / name)
     return out
@@ -99,7 +99,10 @@ def rescale(parameter: torch.Tensor) -> None:
         parameter.uniform_(-bound, bound)
 
 
-def write_adapter(out: Path, model: Path, seed: int, rank: int = 4) -> Path:
+ADAPTER_RANK = 4
+
+
+def write_adapter(out: Path, model: Path, seed: int) -> Path:
     """Write a LoRA adapter for a model of the family ``LLAMA``, large enough to change answers."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     width = config["hidden_size"]
@@ -113,7 +116,7 @@ def write_adapter(out: Path, model: Path, seed: int, rank: int = 4) -> Path:
     for layer in range(config["num_hidden_layers"]):
         for name, size in sizes.items():
             path = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            for part, shape in (("A", (rank, width)), ("B", (size, rank))):
+            for part, shape in (("A", (ADAPTER_RANK, width)), ("B", (size, ADAPTER_RANK))):
                 noise = torch.randn(shape, generator=generator) / math.sqrt(shape[-1])
                 weights[f"{path}.lora_{part}.weight"] = noise
     out.mkdir(parents=True)
@@ -124,8 +127,8 @@ def write_adapter(out: Path, model: Path, seed: int, rank: int = 4) -> Path:
                 "peft_type": "LORA",
                 "task_type": "CAUSAL_LM",
                 "base_model_name_or_path": str(model),
-                "r": rank,
-                "lora_alpha": 2 * rank,
+                "r": ADAPTER_RANK,
+                "lora_alpha": 2 * ADAPTER_RANK,
                 "target_modules": sorted(sizes),
                 "lora_dropout": 0.0,
                 "bias": "none",

@@ -12,17 +12,13 @@ from sglang.srt.server_args import ServerArgs, set_global_server_args_for_schedu
 
 import canopy_cpu as cpu
 
+LAYERS = 3
+
 
 def host_pool(
-    pages: int,
-    layout: str = "page_first_direct",
-    *,
-    page_tokens: int = 4,
-    layers: int = 3,
-    heads: int = 2,
-    head_dim: int = 8,
+    pages: int, layout: str = "page_first_direct", *, page_tokens: int = 4, heads: int = 2
 ) -> Any:
-    """A float16 pool of ``pages`` pages of 4 * tokens * layers * heads * head_dim bytes."""
+    """A float16 pool of ``pages`` pages of 3 layers and heads of 8 values: 96 * tokens * heads bytes."""
     set_global_server_args_for_scheduler(
         ServerArgs(model_path="dummy", page_size=page_tokens, hicache_mem_layout=layout)
     )
@@ -33,15 +29,15 @@ def host_pool(
         page_size=page_tokens,
         dtype=torch.float16,
         head_num=heads,
-        head_dim=head_dim,
-        layer_num=layers,
+        head_dim=8,
+        layer_num=LAYERS,
         device="cpu",
         enable_memory_saver=False,
     )
     if not hasattr(hybrid_pool_assembler, "_mha_host_inputs"):
         # 0.5.22 adds a page, and has no pool with fewer pages than layers.
         pool_class = hybrid_pool_assembler.get_mha_host_pool_cls(kv)
-        return pool_class(kv, max(pages, layers) - 1, 0, page_tokens, layout)
+        return pool_class(kv, max(pages, LAYERS) - 1, 0, page_tokens, layout)
     pool_class, info, options = hybrid_pool_assembler._mha_host_inputs(kv)
     return pool_class(
         info, 1.0, 0, page_tokens, layout, host_token_capacity=pages * page_tokens, **options
@@ -50,12 +46,12 @@ def host_pool(
 
 def storage_config(extra: dict[str, Any] | None, **fields: Any) -> HiCacheStorageConfig:
     """Return the configuration of a single rank."""
-    given: dict[str, Any] = {"model_name": "model", "extra_config": extra}
+    settings: dict[str, Any] = {"model_name": "model", "extra_config": extra}
     for group in ("tp", "pp", "attn_cp"):
-        given |= {f"{group}_rank": 0, f"{group}_size": 1}
+        settings |= {f"{group}_rank": 0, f"{group}_size": 1}
     for no in ("is_mla_model", "enable_storage_metrics", "is_page_first_layout"):
-        given[no] = False
-    return HiCacheStorageConfig(**{**given, **fields})
+        settings[no] = False
+    return HiCacheStorageConfig(**{**settings, **fields})
 
 
 def token_indices(pool: Any, pages: list[int]) -> torch.Tensor:

@@ -14,7 +14,7 @@ def profile(
     *, token_s: float = 0.001, decode_s: float = 0.01, layers: int = 10, **others: object
 ) -> EngineProfile:
     """``token_s`` a token of prefill, ``decode_s`` a decode step of any batch."""
-    given: dict = {
+    figures: dict = {
         "name": "by hand",
         "model": "toy",
         "device": "paper",
@@ -32,7 +32,7 @@ def profile(
         "decode_step_s": ((decode_s, decode_s), (decode_s, decode_s)),
         "host": Bandwidth(1e9, 1e9),
     }
-    return EngineProfile(**{**given, **others})
+    return EngineProfile(**{**figures, **others})
 
 
 def request(
@@ -46,8 +46,8 @@ def rounds(
     prompts: int, times: int, *, blocks: int = 10, every_s: float = 1.0, **others: object
 ) -> list[TraceRequest]:
     """Return ``prompts`` different prompts in sequence, repeated ``times`` times."""
-    made = []
+    requests = []
     for i, which in enumerate(itertools.chain.from_iterable([range(prompts)] * times)):
         path = range(which * blocks + 1, (which + 1) * blocks + 1)
-        made.append(request(i * every_s, tuple(path), **others))  # type: ignore[arg-type]
-    return made
+        requests.append(request(i * every_s, tuple(path), **others))  # type: ignore[arg-type]
+    return requests

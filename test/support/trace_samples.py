@@ -29,7 +29,7 @@ def flat(ids, block_tokens=1):
     return [record(t, (block,), block_tokens=block_tokens) for t, block in enumerate(ids)]
 
 
-def random_trace(seed, requests=60, *, branching=3, depth=6, block_tokens=10, gap=1.0):
+def random_trace(seed, requests=60, *, branching=3, depth=6, block_tokens=10):
     """Requests for random paths of a random tree of chained ids (0 < length <= depth)."""
     draw = random.Random(seed)
     ids: dict[tuple[int, ...], int] = {}
@@ -51,7 +51,7 @@ def random_trace(seed, requests=60, *, branching=3, depth=6, block_tokens=10, ga
                 conversation=f"c{choices[0]}",
             )
         )
-        time_s += draw.choice((0.0, gap, 5 * gap))
+        time_s += draw.choice((0.0, 1.0, 5.0))
     return trace
 
 

@@ -23,25 +23,25 @@ def log_of(requests: list[Request], block_tokens: int = BLOCK, short: int = 0) -
 def requests(draw: st.DrawFn, most: int = 14) -> list[Request]:
     """Requests whose block ids are chained: an id stands for its whole path."""
     ids: dict[tuple[int, ...], int] = {}
-    time_s, made = 0.0, []
+    time_s, drawn = 0.0, []
     for _ in range(draw(st.integers(1, most))):
         time_s += draw(st.sampled_from([0.0, 0.5, 1.0, 3.0, 10.0]))
         words = draw(st.lists(st.integers(0, 2), min_size=0, max_size=5))
         path = tuple(ids.setdefault(tuple(words[: i + 1]), len(ids) + 1) for i in range(len(words)))
-        made.append((time_s, path, draw(st.sampled_from(["chat", "api"]))))
-    return made
+        drawn.append((time_s, path, draw(st.sampled_from(["chat", "api"]))))
+    return drawn
 
 
 def slow_replay(
-    made: list[Request], schedule: list[tuple[float, TTLTable]]
+    served: list[Request], schedule: list[tuple[float, TTLTable]]
 ) -> tuple[int, int, float]:
     """(tokens, hits, mean tokens on the disk), block by block."""
     expiry: dict[int, float] = {}
     since: dict[int, float] = {}
     tokens = hits = 0
     token_s = 0.0
-    end = made[-1][0]
-    for time_s, path, category in made:
+    end = served[-1][0]
+    for time_s, path, category in served:
         table = [t for start, t in schedule if start <= time_s or t is schedule[0][1]][-1]
         groups = table.groups_along(path)
         tokens += BLOCK * len(path)

@@ -2,12 +2,12 @@
 
 import random
 from array import array
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.managers.schedule_policy import SchedulePolicy
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, QueueFlags
@@ -28,7 +28,7 @@ def tokens(count: int, seed: int) -> list[int]:
     return [draw.randrange(1, 2_000) for _ in range(count)]
 
 
-def made(tree: LiveTree, ids: list[int], at: float, **fields: Any) -> Req:
+def req_at(tree: LiveTree, ids: list[int], at: float, **fields: Any) -> Req:
     """A request as the scheduler makes it, announced to the tree."""
     params = SamplingParams(max_new_tokens=4, custom_params={"canopy": {"time": at}})
     req = Req(f"r{at}-{len(ids)}-{ids[0]}", "", array("q", ids), params, **fields)
@@ -63,31 +63,42 @@ def queue_behind(tree: LiveTree, waiting: list[Req], *reqs: Req) -> None:
         request_queued(scheduler, req)
 
 
-def scheduler_with(waiting: list[Req], running: Sequence[Req] = (), **more: Any) -> Any:
+def batch_of(
+    reqs: list[Any],
+    new: list[int],
+    cached: list[int],
+    launched: float | None,
+    mode: ForwardMode = ForwardMode.EXTEND,
+) -> Any:
+    """A batch of ``new`` computed and ``cached`` tokens by request, launched at that time (s)."""
+    return SimpleNamespace(
+        reqs=reqs, extend_lens=new, prefix_lens=cached, launch_ts=launched, forward_mode=mode
+    )
+
+
+def scheduler_with(waiting: list[Req], **more: Any) -> Any:
     return SimpleNamespace(
         waiting_queue=list(waiting),
-        running_batch=SimpleNamespace(reqs=list(running)),
+        running_batch=SimpleNamespace(reqs=[]),
         last_batch=None,
         chunked_req=None,
         **more,
     )
 
 
-def chosen(
-    tree: LiveTree, waiting: list[Req], admitted: int, running: Sequence[Req] = ()
-) -> tuple[Any, list[Req]]:
-    """Make a pass that admits the first ``admitted`` requests while ``running`` run; return them."""
-    scheduler = scheduler_with(waiting, running, tree_cache=tree.cache)
-    found: list[Req] = []
+def chosen(tree: LiveTree, waiting: list[Req], admitted: int) -> tuple[Any, list[Req]]:
+    """Make a pass that admits the first ``admitted`` requests; return the scheduler and them."""
+    scheduler = scheduler_with(waiting, tree_cache=tree.cache)
+    admitted_reqs: list[Req] = []
 
     def choose() -> tuple[Any, Any]:
         priorities_calculated(
             SchedulePolicy.calc_priority, policy_of(tree), scheduler.waiting_queue, None, 0
         )
-        found[:] = scheduler.waiting_queue[:admitted]
+        admitted_reqs[:] = scheduler.waiting_queue[:admitted]
         scheduler.waiting_queue = scheduler.waiting_queue[admitted:]
-        entered = SimpleNamespace(reqs=list(found)) if found else None
+        entered = SimpleNamespace(reqs=list(admitted_reqs)) if admitted_reqs else None
         return entered, SimpleNamespace(is_empty=lambda: True)
 
     prefill_chosen(lambda *_: choose(), scheduler, scheduler.running_batch)
-    return scheduler, found
+    return scheduler, admitted_reqs

@@ -13,12 +13,12 @@ class Words:
         self.tokens: list[str] = []
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        found = re.findall(r"<\w+>| ?\w+| ?[^\w\s<]+\n*|\s+|<", text)
-        for token in found:
+        tokens = re.findall(r"<\w+>| ?\w+| ?[^\w\s<]+\n*|\s+|<", text)
+        for token in tokens:
             if token not in self.known:
                 self.known[token] = len(self.tokens)
                 self.tokens.append(token)
-        return [self.known[token] for token in found]
+        return [self.known[token] for token in tokens]
 
     def __call__(self, texts: list[str], add_special_tokens: bool) -> dict[str, list[list[int]]]:
         return {"input_ids": [self.encode(text, add_special_tokens) for text in texts]}

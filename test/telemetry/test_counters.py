@@ -10,9 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.disk.store_counters import RESIDENCY_EDGES_S
-from sglang_canopy.policy.base import Victim
 from sglang_canopy.radix.counters import (
     CAPACITY,
     DEVICE,
@@ -21,9 +19,6 @@ from sglang_canopy.radix.counters import (
     IDLE_REQUESTS,
     MAX_CATEGORIES,
     OTHER,
-    REASONS,
-    TRIM,
-    TTL,
     Counters,
 )
 from sglang_canopy.telemetry.metrics import MAX_SERIES, Metrics
@@ -150,31 +145,6 @@ def test_every_tier_has_the_same_residency_bins() -> None:
 # ---- in the live tree ----
 
 
-def test_a_tail_evicted_by_the_policys_cut_is_a_trim(monkeypatch) -> None:
-    tree = LiveTree(100, "canopy-lru", {"quantum_tokens": 1})
-    tree.serve(list(range(80)), 1.0, category="chat")
-    policy = tree.core.live.device_policy
-    whole = type(policy).victim
-    monkeypatch.setattr(
-        type(policy), "victim", lambda self, now: Victim(whole(self, now).leaf, keep_tokens=50)
-    )
-    tree.evict(10)
-    assert row(tree).tiers[DEVICE].evicted[TRIM] == 10
-    monkeypatch.undo()
-    tree.evict(10)
-    assert row(tree).tiers[DEVICE].evicted[CAPACITY] == 10
-
-
-def test_residency_is_the_time_from_insertion_to_eviction() -> None:
-    tree = LiveTree(100, "canopy-lru", {"quantum_tokens": 1})
-    tree.serve(list(range(60)), 100.0, category="chat")
-    tree.request(130.0)
-    tree.evict(30)
-    stay = row(tree).tiers[DEVICE].residency
-    assert sum(stay.tokens) == 30
-    assert stay.token_seconds == pytest.approx(30 * 30.0)
-
-
 def test_a_host_copy_is_timed_from_its_backup_and_a_loaded_node_from_its_load() -> None:
     tree = LiveTree(64, "canopy-lru", {"quantum_tokens": 1}, host_tokens=128)
     tree.serve(list(range(40)), 10.0, category="chat")
@@ -190,22 +160,6 @@ def test_a_host_copy_is_timed_from_its_backup_and_a_loaded_node_from_its_load() 
     assert row(tree).tiers[DEVICE].demoted == 80
     tree.cache.evict_host(40)
     assert row(tree).tiers[HOST].residency.token_seconds == pytest.approx(40 * 45.0)
-
-
-def test_an_expired_host_copy_is_evicted_for_its_ttl() -> None:
-    tiers = TierOptions(host_ttl=TTLTable(residual_ttl_s=5.0))
-    tree = LiveTree(64, "canopy-lru", {"quantum_tokens": 1}, host_tokens=128, tiers=tiers)
-    tree.serve(list(range(40)), 10.0, category="chat")
-    tree.serve([99, *range(20)], 11.0, category="chat")
-    tree.request(12.0)
-    tree.evict(61)
-    tree.cache.evict_host(10)  # in time: room was needed
-    tree.request(20.0)
-    tree.cache.evict_host(10)
-    evicted = row(tree).tiers[HOST].evicted
-    assert evicted[CAPACITY] == 10
-    assert evicted[TTL] >= 10
-    assert evicted[TRIM] == 0
 
 
 def test_a_finished_request_is_counted_once_by_tier() -> None:
@@ -387,21 +341,6 @@ def test_another_process_reads_a_schedulers_counts(tmp_path) -> None:
     assert read["canopy:residency_seconds_count", None][0] == 15
     assert read["canopy:residency_seconds_sum", None][0] == pytest.approx(5 * (0.5 + 3.0 + 1e9))
     assert read["canopy:used_bytes", None][0] == 7
-
-
-def test_the_number_of_series_is_bounded(exported, registry) -> None:
-    counters = Counters()
-    for n in range(500):
-        counters.served(f"name-{n}", 10, (1, 1, 1))
-        for tier in range(3):
-            for reason in range(len(REASONS)):
-                counters.evicted(tier, f"name-{n}", 5, reason, 1.0, demoted=True)
-            counters.row(f"name-{n}").tiers[tier].entered += 5
-    tree = LiveTree(50, "canopy-lru")
-    reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
-    tree.core.live.counters._rows = counters._rows
-    reporter.report()
-    assert len(exported()) < 4000
 
 
 def test_a_removed_group_shows_no_old_ttl(exported, registry) -> None:

@@ -22,91 +22,22 @@ from sglang_canopy.telemetry import static_files
 from sglang_canopy.telemetry.window import MINUTE_S, POINTS, Window
 
 STATIC = Path(static_files.__file__).parent / "static"
-CATEGORY = "<img src=x onerror=alert(1)>"
-TIER = {
-    "capacity_bytes": 4e6,
-    "used_bytes": 3e6,
-    "hit_tokens_last_minute": 300,
-    "entered_tokens": 900,
-    "evicted_tokens": {"capacity": 70, "ttl": 5},
-}
-CHUNKS = {
-    "documents": [{"id": "a"}],
-    "server": {
-        "fused_requests": 12,
-        "reused_tokens": 4321,
-        "recomputed_tokens": 700,
-        "not_fused": {"lora": 3},
-        "fallbacks": 0,
-        "waiting_chunks": 2,
-        "quality": {"checked": 40, "differed": 3, "tenants_raised": 1, "tenants_stopped": 0},
-        "store": {"hits": 5, "tiers": {"memory": {"used_bytes": 9000}}},
-    },
-}
-ARM = {"tokens": 1000, "sampled_hit_ratio": 0.4, "standard_error": 0.004}
-RANK: dict[str, Any] = {
-    "kv_bytes_per_token": 1000.0,
-    "policies": {"device": "wa", "host": "wa"},
-    "prompt_tokens_last_minute": 1000,
-    "tiers": {"device": TIER, "host": TIER},
-    "hour": [
-        {
-            "time_unix_s": 1.8e9 + 60 * n,
-            "prompt_tokens": 1000,
-            "hit_tokens": {"device": 300 + 9 * n, "host": 100},
-            "evicted_tokens": {"capacity": 50 + n, "ttl": n % 7, "trim": 0, "quota": 0},
-        }
-        for n in range(60)
-    ],
-    "categories": [
-        {
-            "category": CATEGORY,
-            "requests": 7,
-            "prompt_tokens": 1000,
-            "miss_tokens": 600,
-            "held_tokens": {"device": 640, "host": 320, "disk": 98_765},
-        }
-    ],
-    "tenants": [{"tenant": None, "device": 640, "host": 320}],
-    "curves": {"chat": [(0.0, 1.0), (10.0, 0.6), (100.0, 0.3), (1000.0, 0.25)]},
-    "groups": [
-        {
-            "tier": "host",
-            "group": "0",
-            "name": "system prompt",
-            "ttl_s": 7200.0,
-            "held_tokens": {"device": 555, "host": 777},
-        }
-    ],
-}
-STATUS: dict[str, Any] = {
-    "version": "9.9",
-    "next_step": "Keep wa: no policy tried would save more.",
-    "policy": "wa",
-    "uptime_s": 600.0,
-    "ttft_model": {
-        "requests": 40,
-        "alpha_ms_per_1k_tokens": 123.4,
-        "beta_ms": 20.0,
-        "mean_residual_ms": None,
-    },
-    "ttft_hour": [
-        {"time_unix_s": 1.8e9 + 60 * n, "requests": 9, "p50_s": 0.2, "p99_s": 0.4 + n % 3}
-        for n in range(60)
-    ],
-    "ranks": [RANK],
-    "whatif": {
-        "running": "wa",
-        "hit_ratio": 0.47,
-        "arms": [
-            {**ARM, "policy": "wa", "capacity": "now", "hit_ratio": 0.47, "running": True},
-            {**ARM, "policy": "wa", "capacity": "host x2", "hit_ratio": 0.58, "running": False},
-            {**ARM, "policy": "canopy-lru", "capacity": "now", "hit_ratio": 0.41, "running": False},
-        ],
-        "one_block_in": 4,
-        "sampled_requests": 4200,
-    },
-}
+PAGE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "fixtures/page.json").read_text())
+"""Answers of ``/canopy/status`` and ``/canopy/chunks``, without their hours."""
+STATUS = PAGE["status"]
+STATUS["ttft_hour"] = [
+    {"time_unix_s": 1.8e9 + 60 * n, "requests": 9, "p50_s": 0.2, "p99_s": 0.4 + n % 3}
+    for n in range(60)
+]
+STATUS["ranks"][0]["hour"] = [
+    {
+        "time_unix_s": 1.8e9 + 60 * n,
+        "prompt_tokens": 1000,
+        "hit_tokens": {"device": 300 + 9 * n, "host": 100},
+        "evicted_tokens": {"capacity": 50 + n, "ttl": n % 7, "trim": 0, "quota": 0},
+    }
+    for n in range(60)
+]
 
 
 @contextlib.contextmanager
@@ -132,7 +63,7 @@ def canopy(key: str | None = None) -> ThreadingHTTPServer:
             if name == "status":
                 return self.answer(200, json.dumps(STATUS).encode(), "application/json")
             if name == "chunks":
-                return self.answer(200, json.dumps(CHUNKS).encode(), "application/json")
+                return self.answer(200, json.dumps(PAGE["chunks"]).encode(), "application/json")
             content, kind = static_files.file("index.html" if name == "ui" else name)
             return self.answer(200, content, kind, static_files.HEADERS)
 

@@ -375,7 +375,3 @@ def test_figures_are_rounded_to_their_precision():
         figures = [value for value in row.values() if isinstance(value, float)]
         assert len(figures) >= 4
         assert figures == [round(value, 5) for value in figures]
-
-
-def test_a_question_is_its_policy_and_capacity():
-    assert ShadowArm("wa", NOW) == ("wa", "now")

@@ -31,8 +31,12 @@ def over(conversation: str, salt: str | None = None) -> dict:
     return {"conversation": conversation, "over": True, "cache_salt": salt}
 
 
-def test_the_last_word_on_a_conversation_counts() -> None:
-    waiting = Waiting()
+@pytest.fixture
+def waiting():
+    return Waiting()
+
+
+def test_the_last_word_on_a_conversation_counts(waiting) -> None:
     waiting.add({"conversation": "a", "over": True}, 1.0)
     waiting.add({"conversation": "a", "return_in_s": 5}, 2.0)
     assert waiting.take() == [
@@ -42,8 +46,7 @@ def test_the_last_word_on_a_conversation_counts() -> None:
 
 
 @pytest.mark.parametrize("later", [{"return_in_s": 5.0}, {"over": True}, {"keep_s": 5.0}])
-def test_a_later_hint_does_not_shorten_a_keep_that_waits(later: dict) -> None:
-    waiting = Waiting()
+def test_a_later_hint_does_not_shorten_a_keep_that_waits(waiting, later: dict) -> None:
     waiting.add({"conversation": "a", "keep_s": 60}, 1.0)
     waiting.add({"conversation": "a", **later}, 2.0)
     (hint,) = waiting.take()
@@ -59,8 +62,7 @@ def test_a_later_hint_does_not_shorten_a_keep_that_waits(later: dict) -> None:
     assert waiting.take() == [hint]
 
 
-def test_a_hint_names_its_tenant_by_extra_key_and_salt_as_requests_do() -> None:
-    waiting = Waiting()
+def test_a_hint_names_its_tenant_by_extra_key_and_salt_as_requests_do(waiting) -> None:
     waiting.add({"conversation": "a", "over": True, "extra_key": "k", "cache_salt": "s"}, 1.0)
     assert [hint["tenant"] for hint in waiting.take()] == [tenant_of("k", "s")]
 
@@ -86,8 +88,7 @@ def test_an_empty_or_unknown_hint_is_refused(bad: object) -> None:
         Waiting().add(bad, 0.0)
 
 
-def test_a_tenant_that_floods_is_refused_and_others_are_not() -> None:
-    waiting = Waiting()
+def test_a_tenant_that_floods_is_refused_and_others_are_not(waiting) -> None:
     for i in range(MAX_WAITING_OF_TENANT):
         waiting.add(over(f"c{i}", "flood"), 0.0)
     with pytest.raises(TooManyHints, match="already waiting"):
@@ -97,8 +98,7 @@ def test_a_tenant_that_floods_is_refused_and_others_are_not() -> None:
     assert len(waiting) == MAX_WAITING_OF_TENANT + 1
 
 
-def test_hints_of_all_tenants_are_bounded_and_sent_in_turns() -> None:
-    waiting = Waiting()
+def test_hints_of_all_tenants_are_bounded_and_sent_in_turns(waiting) -> None:
     for tenant in range(MAX_WAITING // MAX_WAITING_OF_TENANT):
         for i in range(MAX_WAITING_OF_TENANT):
             waiting.add(over(f"c{i}", f"t{tenant}"), 0.0)
@@ -109,8 +109,7 @@ def test_hints_of_all_tenants_are_bounded_and_sent_in_turns() -> None:
     assert len({hint["tenant"] for hint in first}) == 1 + MAX_WAITING // MAX_WAITING_OF_TENANT
 
 
-def test_hints_that_could_not_be_sent_wait_again_behind_newer_words() -> None:
-    waiting = Waiting()
+def test_hints_that_could_not_be_sent_wait_again_behind_newer_words(waiting) -> None:
     for i in range(3):
         waiting.add(over(f"c{i}"), 1.0)
 
@@ -157,8 +156,7 @@ def test_hints_during_a_pause_are_one_message() -> None:
     assert sent == [1, 30, 30, 30, 30]
 
 
-def test_a_tenants_clients_are_refused_above_their_rate_and_a_gateway_is_not() -> None:
-    waiting = Waiting()
+def test_a_tenants_clients_are_refused_above_their_rate_and_a_gateway_is_not(waiting) -> None:
 
     def added(tenant: str, now: float, source: str = CLIENT) -> int:
         for i in range(TENANT_BURST + 100):
@@ -174,8 +172,7 @@ def test_a_tenants_clients_are_refused_above_their_rate_and_a_gateway_is_not() -
     assert added("flood", 0.5, GATEWAY) == TENANT_BURST + 100
 
 
-def test_the_message_carries_hints_unchanged() -> None:
-    waiting = Waiting()
+def test_the_message_carries_hints_unchanged(waiting) -> None:
     waiting.add({"conversation": "\u00e9", "keep_s": 3, "cache_salt": "\ud800"}, 1.5)
     hints = waiting.take()
     key = pack(hints)

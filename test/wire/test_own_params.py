@@ -1,12 +1,19 @@
-"""Canopy's keys of ``custom_params`` are removed before a custom logit processor reads the rest."""
+"""Canopy's own parameters of a request: removed before SGLang's use, and any forged value ignored."""
 
+import itertools
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from canopy_lab.live.replay import forced_output
+from canopy_lab.live.replay.forced_output import ATTRIBUTE as FORCED
 from sglang_canopy.wire.attached import attached
-from sglang_canopy.wire.stamp import ADDED, FIELDS, FORCE_OUTPUT, STAMP_KEY
+from sglang_canopy.wire.stamp import ADDED, FIELDS, FORCE_OUTPUT, STAMP_KEY, client_fields
+from support.live_tree import LiveTree, check, fake_req
 
 OWN = (*FIELDS, FORCE_OUTPUT, STAMP_KEY, "canopy_chunks")
 
@@ -47,3 +54,82 @@ def test_foreign_parameters_are_unchanged(custom: Any) -> None:
     req = request_with(custom)
     assert attached(req).params == {}
     assert req.sampling_params.custom_params is custom
+
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=20)
+    | st.sampled_from([10**400, -(10**400), math.nan, math.inf, "[" * 5000, "[{}]", "[[1]]"])
+)
+anything = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=6,
+)
+names = [field for field, _ in FIELDS.values()] + ["time", "epoch", "alpha", "beta", "tool_parser"]
+forged = st.dictionaries(st.sampled_from(names), anything)
+params = anything | st.fixed_dictionaries({STAMP_KEY: forged | anything})
+
+
+@settings(deadline=None, max_examples=2 * settings.default.max_examples)
+@given(st.lists(params, min_size=1, max_size=5))
+def test_no_stamp_however_malformed_stops_the_tree(forgeries: list[object]) -> None:
+    tree = LiveTree(64, "wa", {"quantum_tokens": 1})
+    times = itertools.count()
+    before = tree.core.clock.now
+    for custom in forgeries:
+        number = next(times)
+        tokens = [number] * 12
+        req = fake_req(tokens, [1, 2])
+        req.sampling_params = SimpleNamespace(custom_params=custom)
+        request = tree.core.requests.register(req)
+        # A valid stamp may be older than its predecessor; the clock never decreases.
+        assert 0.0 <= request.time < 1e11
+        assert tree.core.clock.now == max(before, request.time)
+        before = tree.core.clock.now
+        tree.core.requests.ended(req)
+        tree.insert(tokens, request)
+    tree.evict(30)
+    check(tree)
+
+
+def test_requests_without_a_stamp_arrive_one_after_the_other() -> None:
+    tree = LiveTree(64, "wa")
+    times = []
+    for i in range(5):
+        times.append(tree.core.requests.register(fake_req([i] * 8, [])).time)
+    assert times == sorted(set(times))
+    assert tree.core.clock.now == times[-1]
+
+
+def test_valid_fields_of_a_stamp_are_used() -> None:
+    tree = LiveTree(64, "wa")
+    stamp = {"time": 7.0, "category": "chat", "turn": math.nan, "keep_s": 5}
+    request = tree.core.requests.register(fake_req([1] * 8, [], stamp))
+    assert (request.time, request.category, request.turn) == (7.0, "chat", 1)
+    assert request.keep_until == 12.0
+
+
+@pytest.mark.parametrize("key", [k for k, (f, _) in FIELDS.items() if f.endswith(("_s", "_ms"))])
+def test_a_number_too_large_for_any_float_is_wrong_like_any_other(key: str) -> None:
+    fields, wrong = client_fields({key: 10**400})
+    assert (fields, wrong.keys()) == ({}, {key})
+
+
+class Req:
+    """An SGLang ``Req`` with the fields of forced outputs."""
+
+    rid = "r"
+    origin_input_ids = (1,)
+
+
+def test_a_forged_forced_output_is_ignored() -> None:
+    scheduler = SimpleNamespace(server_args=SimpleNamespace(**{FORCED: True}))
+    for value in (7, "text", {"a": 1}, [1.5], [[1]], [-1], None):
+        req = Req()
+        req.sampling_params = SimpleNamespace(custom_params={forced_output.KEY: value})
+        forced_output.request_created(req, scheduler)
+        assert req.rid not in forced_output.running

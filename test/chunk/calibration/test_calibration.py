@@ -71,33 +71,31 @@ def test_bounds_out_of_order_are_refused(bounds):
         golden_section(lambda r: r, 0.5, *bounds)
 
 
-def test_calibrations_are_kept_by_model_device_and_tier(tmp_path):
-    path = tmp_path / "ratio.json"
-    one = Calibration(0.2, 0.15, CostProfile(1e-4, 1e-5))
-    fast, slow = (
-        Setting("m", "cpu-2", "float32", 1, "triton"),
-        Setting("m", "cpu-4", "float32", 1, "triton"),
-    )
-    Calibrations(path).put(fast, "disk", one)
-    Calibrations(path).put(fast, "memory", Calibration(0.1, 0.1, CostProfile(1.0, 1.0)))
-    assert Calibrations(path).get(fast, "disk") == one
-    assert Calibrations(path).get(slow, "disk") is None
+SETTING = Setting("m", "cpu-2", "float32", 1, "triton")
+FOUND = Calibration(0.2, 0.15, CostProfile(1e-4, 1e-5))
 
 
-@pytest.mark.parametrize("change", [{"dtype": "bfloat16"}, {"tp_size": 2}, {"backend": "fa3"}])
-def test_a_calibration_of_another_dtype_or_split_is_another_one(tmp_path, change):
-    saved = Calibrations(tmp_path / "ratio.json")
-    made = Setting("m", "cpu-2", "float32", 1, "triton")
-    saved.put(made, "disk", Calibration(0.2, 0.15, CostProfile(1e-4, 1e-5)))
-    assert saved.get(dataclasses.replace(made, **change), "disk") is None
-    assert saved.settings("m", "cpu-2") == [made]
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "ratio.json"
 
 
-def test_a_calibration_is_used_by_the_stores_tiers(tmp_path):
-    path, made = tmp_path / "ratio.json", Setting("m", "cpu-2", "float32", 1, "triton")
-    assert calibrated_ratios(None, made) == {}
-    Calibrations(path).put(made, "memory", Calibration(0.2, 0.15, CostProfile(1e-4, 1e-5)))
-    assert calibrated_ratios(str(path), made) == {"host": 0.2}
+@pytest.mark.parametrize(
+    "change", [{"device": "cpu-4"}, {"dtype": "bfloat16"}, {"tp_size": 2}, {"backend": "fa3"}]
+)
+def test_calibrations_are_kept_by_model_device_dtype_split_and_tier(path, change):
+    Calibrations(path).put(SETTING, "disk", FOUND)
+    Calibrations(path).put(SETTING, "memory", Calibration(0.1, 0.1, CostProfile(1.0, 1.0)))
+    saved = Calibrations(path)
+    assert saved.get(SETTING, "disk") == FOUND
+    assert saved.get(dataclasses.replace(SETTING, **change), "disk") is None
+    assert saved.settings("m", "cpu-2") == [SETTING]
+
+
+def test_a_calibration_is_used_by_the_stores_tiers(path):
+    assert calibrated_ratios(None, SETTING) == {}
+    Calibrations(path).put(SETTING, "memory", FOUND)
+    assert calibrated_ratios(str(path), SETTING) == {"host": 0.2}
 
 
 @pytest.mark.parametrize(
@@ -109,20 +107,18 @@ def test_a_calibration_is_used_by_the_stores_tiers(tmp_path):
         ({"backend": "fa3"}, "--attention-backend triton.*--attention-backend fa3"),
     ],
 )
-def test_a_calibration_for_another_server_is_refused_by_name(tmp_path, change, message):
-    path, made = tmp_path / "ratio.json", Setting("m", "cpu-2", "float32", 1, "triton")
-    Calibrations(path).put(made, "disk", Calibration(0.2, 0.15, CostProfile(1e-4, 1e-5)))
+def test_a_calibration_for_another_server_is_refused_by_name(path, change, message):
+    Calibrations(path).put(SETTING, "disk", FOUND)
     with pytest.raises(CanopyError, match=message):
-        calibrated_ratios(str(path), dataclasses.replace(made, **change))
+        calibrated_ratios(str(path), dataclasses.replace(SETTING, **change))
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"a": 3}', '{"a": {"model": "m"}}'])
-def test_a_file_that_is_no_calibration_is_set_aside(tmp_path, content):
-    path = tmp_path / "ratio.json"
+def test_a_file_that_is_no_calibration_is_set_aside(path, content):
     path.write_text(content)
     with pytest.raises(CanopyError, match="has nothing for this model"):
-        calibrated_ratios(str(path), Setting("m", "cpu-2", "float32", 1, "triton"))
-    assert (tmp_path / "ratio.json.bad").read_text() == content
+        calibrated_ratios(str(path), SETTING)
+    assert path.with_name("ratio.json.bad").read_text() == content
 
 
 @pytest.mark.parametrize(
@@ -144,18 +140,17 @@ def test_a_file_that_is_no_calibration_is_set_aside(tmp_path, content):
         ("profile", {"compute_s": 1.0, "transfer_s": -1.0, "other_s": 0.0}),
     ],
 )
-def test_a_file_with_an_entry_that_cannot_be_is_set_aside(tmp_path, part, value):
-    path, made = tmp_path / "ratio.json", Setting("m", "cpu-2", "float32", 1, "triton")
+def test_a_file_with_an_entry_that_cannot_be_is_set_aside(path, part, value):
     saved = Calibrations(path)
-    saved.put(made, "memory", Calibration(0.2, 0.15, CostProfile(1e-4, 1e-5)))
+    saved.put(SETTING, "memory", FOUND)
     entries = json.loads(path.read_text())
-    entries[Calibrations.key(made, "memory")][part] = value
+    entries[Calibrations.key(SETTING, "memory")][part] = value
     path.write_text(json.dumps(entries))
     SET_ASIDE.clear()
-    assert saved.get(made, "memory") is None
+    assert saved.get(SETTING, "memory") is None
     assert not path.exists()
-    assert json.loads((tmp_path / "ratio.json.bad").read_text()).keys() == entries.keys()
+    assert json.loads(path.with_name("ratio.json.bad").read_text()).keys() == entries.keys()
     assert SET_ASIDE == {"ratio.json": 1}
     assert saved.settings("m", "cpu-2") == []
-    saved.put(made, "memory", Calibration(0.3, 0.15, CostProfile(1e-4, 1e-5)))
-    assert calibrated_ratios(str(path), made) == {"host": 0.3}
+    saved.put(SETTING, "memory", dataclasses.replace(FOUND, ratio=0.3))
+    assert calibrated_ratios(str(path), SETTING) == {"host": 0.3}

@@ -3,12 +3,11 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from canopy_chunks.fuse.rope import Rope, from_config, rotate, rotate_into, undo_checked, unrotate  # noqa: E402
-from canopy_kernel.rows import turned, turns  # noqa: E402
-from sglang_canopy.errors import CanopyError  # noqa: E402
+from canopy_chunks.fuse.rope import Rope, from_config, rotate, rotate_into, undo_checked, unrotate
+from canopy_kernel.rows import turned, turns
+from sglang_canopy.errors import CanopyError
 
 
 def rope(scaling=1.0):

@@ -3,19 +3,17 @@
 import functools
 
 import pytest
+import torch
+from comparators import SELECTORS, make_selector
+from comparators.weights import from_transformers
 
-torch = pytest.importorskip("torch")
-
-from comparators import SELECTORS, make_selector  # noqa: E402
-from comparators.weights import from_transformers  # noqa: E402
-
-from canopy_chunks.fuse import cache as caches  # noqa: E402
-from canopy_chunks.fuse.encode import Encoder, capture, encode  # noqa: E402
-from canopy_chunks.fuse.fusion import fused_prefill  # noqa: E402
-from canopy_chunks.fuse.rows import prefill, run_rows  # noqa: E402
-from canopy_chunks.store.chunk import FusedPrompt, Placed  # noqa: E402
-from sglang_canopy.errors import CanopyError  # noqa: E402
-from support.chunk_models import paged_cache  # noqa: E402
+from canopy_chunks.fuse import cache as caches
+from canopy_chunks.fuse.encode import Encoder, capture, encode
+from canopy_chunks.fuse.fusion import fused_prefill
+from canopy_chunks.fuse.rows import prefill, run_rows
+from canopy_chunks.store.chunk import FusedPrompt, Placed
+from sglang_canopy.errors import CanopyError
+from support.chunk_models import paged_cache
 
 LIMIT = 1e-4
 

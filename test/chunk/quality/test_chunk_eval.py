@@ -4,19 +4,15 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import torch
+from chunk_eval import main
+from comparators import quality, questions
+from comparators.weights import load
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from support.chunk_models import build  # noqa: E402, I001
-
-from chunk_eval import main  # noqa: E402
-from comparators import quality, questions  # noqa: E402
-from comparators.weights import load  # noqa: E402
-
-from canopy_chunks.quality import tasks  # noqa: E402
-from canopy_chunks.quality.answers import holds, tokenise  # noqa: E402
-from sglang_canopy.errors import CanopyError  # noqa: E402
+from canopy_chunks.quality import tasks
+from canopy_chunks.quality.answers import holds, tokenise
+from sglang_canopy.errors import CanopyError
+from support.chunk_models import build
 
 FIELDS = "selector encode ratio n kl kl_se top1 retained ttft_s ttft_full_s"
 
@@ -196,8 +192,5 @@ def test_f1_and_rouge_l_by_hand(text, answers, f1, rouge_l):
 def test_scores_by_hand():
     assert holds("It is the Red Tiger, yes.", ["red tiger"])
     assert not holds("reds tigers", ["red"])
-    assert quality.f1("red tiger here", ["a red tiger"]) == pytest.approx(0.8)
-    assert quality.rouge_l("tiger red", ["red tiger"]) == pytest.approx(0.5)
-    assert quality.rouge_l("", ["red"]) == 0.0
     assert quality.mean_se([1.0, 3.0]) == (2.0, 1.0)
     assert quality.mean_se([5.0]) == (5.0, 0.0)

@@ -1,14 +1,17 @@
-"""Decisions of the quality meter after faults and after chance, and their tenants."""
+"""Answers that differ, the meter's decisions after faults and after chance, and its tenants."""
 
 import random
 
 import pytest
+import torch
 
+from canopy_chunks.quality.checker import differ
 from canopy_chunks.quality.tenant_meter import (
     MAX_TENANTS,
     RAISED,
     SERVED,
     STOPPED,
+    TIE_NATS,
     QualityMeter,
     raised,
 )
@@ -112,3 +115,17 @@ def test_reuse_resumes_even_if_no_answer_may_differ() -> None:
     steps = serve(meter, TO_STOPPED, lambda at: True)
     assert steps[-1] == STOPPED
     assert serve(meter, 1500, lambda at: False)[-1] == SERVED
+
+
+@pytest.mark.parametrize(
+    ("other", "second", "differs"),
+    [
+        ([0, 1], [0, 0, 0], False),
+        ([0, 2], [0, 5, 5 - 0.9 * TIE_NATS], False),  # nearly as likely
+        ([0, 2], [0, 5, 5 - 1.1 * TIE_NATS], True),
+        ([1, 2], [0, 5, 0], False),  # only the first difference counts, and it is a tie
+    ],
+)
+def test_a_token_that_is_nearly_as_likely_is_no_other_answer(other, second, differs) -> None:
+    rows = [torch.tensor([5, 4.9, 0]), torch.tensor([float(x) for x in second])]
+    assert differ([0, 1], other, rows) == differs

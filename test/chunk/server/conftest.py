@@ -1,24 +1,19 @@
 """An engine of document reuse without a server."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from canopy_chunks.fuse.encode import encode
 from canopy_chunks.server import engine as engines
 from canopy_chunks.server.engine import ChunkEngine
 from canopy_chunks.server.options import Options
-from support.chunk_engine import LENGTH, NO_FILES, NO_STORAGE, SYSTEM, Tokenizer
+from support.chunk_engine import LENGTH, SYSTEM, Tokenizer, bare_runner
 
 
 @pytest.fixture
 def make(llama, monkeypatch):
     """``make(encode=..., ...)``: an engine over the small model, without a server around it."""
     monkeypatch.setattr(engines.model_view, "served_model", lambda *_: llama)
-    backend = SimpleNamespace(canopy=SimpleNamespace(plan=None))
-    runner = SimpleNamespace(
-        attn_backend=backend, model_config=NO_FILES, server_args=NO_STORAGE, canopy=None
-    )
+    runner = bare_runner()
 
     def made(**options) -> ChunkEngine:
         return ChunkEngine(runner, Options(memory_mb=64, **options), Tokenizer())

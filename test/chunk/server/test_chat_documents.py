@@ -6,10 +6,8 @@ import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-
-pytest.importorskip("torch")
 import jinja2
+import pytest
 
 from canopy_chunks.server import conversion
 from canopy_chunks.server.options import Options

@@ -1,15 +1,14 @@
 """Chunks are encoded a piece at a time, within bounds; a batch is packed without touching the original."""
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from canopy_chunks.fuse import background_encoder  # noqa: E402
-from canopy_chunks.fuse.background_encoder import BackgroundEncoder  # noqa: E402
-from canopy_chunks.fuse.encode import encode  # noqa: E402
-from canopy_chunks.server.batch import logit_rows, pack_rows  # noqa: E402
-from canopy_chunks.store.store import ChunkStore  # noqa: E402
-from support.document_steps import batch_of  # noqa: E402
+from canopy_chunks.fuse import background_encoder
+from canopy_chunks.fuse.background_encoder import BackgroundEncoder
+from canopy_chunks.fuse.encode import encode
+from canopy_chunks.server.batch import logit_rows, pack_rows
+from canopy_chunks.store.store import ChunkStore
+from support.document_steps import batch_of
 
 
 @pytest.fixture

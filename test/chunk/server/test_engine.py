@@ -4,23 +4,32 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from canopy_chunks.fuse import background_encoder  # noqa: E402
-from canopy_chunks.fuse.cache import KVCache, dense_cache  # noqa: E402
-from canopy_chunks.fuse.encode import encode  # noqa: E402
-from canopy_chunks.fuse.fusion import fused_prefill  # noqa: E402
-from canopy_chunks.fuse.rows import MAX_STOPS, MIN_ROWS, prefill  # noqa: E402
-from canopy_chunks.fuse.selectors import make_selector  # noqa: E402
-from canopy_chunks.server import engine as engines  # noqa: E402
-from canopy_chunks.server import library, scheduler  # noqa: E402
-from canopy_chunks.server import request as requests  # noqa: E402
-from canopy_chunks.server.engine import READ, ChunkEngine  # noqa: E402
-from canopy_chunks.server.options import LEARN_PREFIX_TOKENS, Options  # noqa: E402
-from canopy_chunks.store.chunk import FusedPrompt  # noqa: E402
-from support.chunk_engine import LENGTH, SYSTEM, know_head, learn, prompt, request, tiers  # noqa: E402
-from support.queued import queued, scheduler_of  # noqa: E402
+from canopy_chunks.fuse import background_encoder
+from canopy_chunks.fuse.cache import dense_cache
+from canopy_chunks.fuse.encode import encode
+from canopy_chunks.fuse.fusion import fused_prefill
+from canopy_chunks.fuse.rows import MAX_STOPS, MIN_ROWS, prefill
+from canopy_chunks.fuse.selectors import make_selector
+from canopy_chunks.server import engine as engines
+from canopy_chunks.server import library, scheduler
+from canopy_chunks.server import request as requests
+from canopy_chunks.server.engine import READ, ChunkEngine
+from canopy_chunks.server.options import LEARN_PREFIX_TOKENS, Options
+from canopy_chunks.store.chunk import FusedPrompt
+from canopy_chunks.text.variants import Heads
+from support.chunk_engine import (
+    LENGTH,
+    SYSTEM,
+    know_head,
+    learn,
+    prompt,
+    queued,
+    request,
+    scheduler_of,
+    tiers,
+)
 
 
 def test_documents_are_found_in_another_order(make, llama, ids) -> None:
@@ -71,6 +80,7 @@ def test_only_a_first_document_is_stored_from_an_ordinary_prefill(make, llama, i
     engine.encode_missing(req, state, torch.arange(len(out)))
     assert taken == [SYSTEM]
     assert len(engine.library.encoder.queue) == 1
+    assert tiers(engine, req) == ["host", None]
 
 
 @pytest.mark.parametrize("left", [[0], None])
@@ -84,20 +94,6 @@ def test_a_prompt_that_was_replaced_or_cut_is_not_read(make, ids, left) -> None:
     assert state.reason == "aborted or truncated"
     engine.encode_missing(req, state, torch.arange(1))
     assert not engine.library.encoder.busy
-
-
-def test_a_first_document_of_an_ordinary_prefill_is_stored_unchanged(make, llama, ids, monkeypatch):
-    engine = make()
-    req = request(*prompt(ids))
-    state = engine.new_request(req)
-    know_head(engine, state)
-    kept = encode(llama, ids[SYSTEM : SYSTEM + LENGTH].tolist(), ids[:SYSTEM].tolist())
-    monkeypatch.setattr(
-        engines.model_view, "row_cache", lambda *_: KVCache([], [], torch.arange(1))
-    )
-    monkeypatch.setattr(library, "capture", lambda *_: kept)
-    engine.encode_missing(req, state, torch.arange(len(req.origin_input_ids)))
-    assert tiers(engine, req) == ["host", None, None]
 
 
 def test_a_waiting_requests_documents_on_disk_are_read(make, ids, tmp_path) -> None:
@@ -337,6 +333,16 @@ def test_documents_are_found_behind_any_text(make, ids) -> None:
     assert held(engine, other) == [engine.stand_ins[0]] * 3
     learn(engine, other, head_returns=False)
     assert engine.library.encoder.stats()["encoded_chunks"] == 3  # nothing was missing
+
+
+def test_heads_are_bounded_and_of_each_tenants_own() -> None:
+    heads = Heads(most=4)
+    assert not heads.seen_before("mine", (1, 2))
+    assert not heads.seen_before("yours", (1, 2))
+    for i in range(100):
+        heads.seen_before("invented", (i,))
+    assert heads.seen_before("mine", (1, 2))
+    assert heads.seen_before("yours", (1, 2))
 
 
 def test_the_turns_of_a_conversation_do_not_make_its_head_return(make, ids) -> None:

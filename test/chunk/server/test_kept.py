@@ -3,18 +3,16 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from canopy_chunks.quality import checker as checkers  # noqa: E402
-from canopy_chunks.quality.tenant_meter import RAISED, STOPPED, TenantQuality  # noqa: E402
-from canopy_chunks.server import engine as engines  # noqa: E402
-from canopy_chunks.server import kept, library, scheduler  # noqa: E402
-from canopy_chunks.server.request import DIFFERED  # noqa: E402
-from sglang_canopy import tenant as tenants  # noqa: E402
-from sglang_canopy.errors import CanopyError  # noqa: E402
-from support.chunk_engine import SYSTEM, learn, prompt, request  # noqa: E402
-from support.queued import queued, scheduler_of  # noqa: E402
+from canopy_chunks.quality import checker as checkers
+from canopy_chunks.quality.tenant_meter import RAISED, STOPPED, TenantQuality
+from canopy_chunks.server import engine as engines
+from canopy_chunks.server import kept, library, scheduler
+from canopy_chunks.server.request import DIFFERED
+from sglang_canopy import tenant as tenants
+from sglang_canopy.errors import CanopyError
+from support.chunk_engine import SYSTEM, learn, prompt, queued, request, scheduler_of
 
 
 def with_params(ids, params=None, **fields):
@@ -46,8 +44,12 @@ def put_at(engine, step: int, tenant: str | None = None) -> None:
     engine.checker.meter.tenants[tenant] = TenantQuality(step)
 
 
-def test_requests_share_kept_kv_under_equal_settings_alone(make, ids) -> None:
-    engine = make()
+@pytest.fixture
+def engine(make):
+    return make()
+
+
+def test_requests_share_kept_kv_under_equal_settings_alone(engine, make, ids) -> None:
     usual = key_of(engine, ids)
     assert usual is not None
     assert tenants.is_documents_key(usual)
@@ -65,16 +67,14 @@ def test_requests_share_kept_kv_under_equal_settings_alone(make, ids) -> None:
     assert len(set(keys)) == len(keys)
 
 
-def test_other_weights_have_other_names(make, ids, monkeypatch) -> None:
-    engine = make()
+def test_other_weights_have_other_names(engine, ids, monkeypatch) -> None:
     before = key_of(engine, ids)
     other = SimpleNamespace(identity="other weights")
     monkeypatch.setattr(engine.library, "model", other)
     assert key_of(engine, ids) != before
 
 
-def test_a_tenant_keeps_its_name_and_its_own_kv(make, ids) -> None:
-    engine = make()
+def test_a_tenant_keeps_its_name_and_its_own_kv(engine, ids) -> None:
     one = with_params(ids, salt="secret")
     one.extra_key = "mine"
     engine.matched = lambda req, key: int(tenants.is_documents_key(key))
@@ -103,10 +103,9 @@ def test_a_request_that_runs_normally_keeps_its_clients_key(make, ids, fields) -
     [(0, 0, True), (101, 0, True), (103, 0, False), (138, 137, False), (120, 128, True)],
 )
 def test_a_request_changes_its_key_only_if_that_saves_more_than_its_exact_prefix(
-    make, ids, exact, kept, enters
+    engine, ids, exact, kept, enters
 ) -> None:
     """Three documents of 40 tokens save 102 at ratio 0.15."""
-    engine = make()
     engine.matched = lambda req, key: kept if tenants.is_documents_key(key) else exact
     assert (key_of(engine, ids) is not None) == enters
 
@@ -134,8 +133,7 @@ def test_very_many_documents_are_computed(make, ids) -> None:
     assert engine.report_prompt(many, state)["why"] == state.reason
 
 
-def test_ratio_1_is_exact_and_keeps_its_clients_key(make, ids) -> None:
-    engine = make()
+def test_ratio_1_is_exact_and_keeps_its_clients_key(engine, make, ids) -> None:
     for one in (engine, make(ratio=1.0)):
         params = {"canopy_recompute_ratio": 1} if one is engine else {}
         made = with_params(ids, params)
@@ -154,8 +152,7 @@ def test_a_step_to_ratio_1_holds_for_the_whole_request(make, ids) -> None:
     assert engine.ratio_for(state, []) == 1.0
 
 
-def test_a_retraction_changes_nothing(make, ids) -> None:
-    engine = make()
+def test_a_retraction_changes_nothing(engine, ids) -> None:
     made = with_params(ids)
     state = queued(engine, made)
     before = made.extra_key
@@ -164,8 +161,7 @@ def test_a_retraction_changes_nothing(make, ids) -> None:
     assert made.extra_key == before == state.kept_key
 
 
-def test_without_a_namespace_the_request_runs_normally(make, ids, monkeypatch) -> None:
-    engine = make()
+def test_without_a_namespace_the_request_runs_normally(engine, ids, monkeypatch) -> None:
     monkeypatch.setattr(kept, "_name", lambda *_: 1 / 0)
     made = with_params(ids)
     state = queued(engine, made)
@@ -181,8 +177,7 @@ def differ_until_stopped(engine, tenant) -> None:
         engine.checker._decide(engine.library, waiting, True)
 
 
-def test_kv_from_before_a_stop_is_not_used_again(make, ids) -> None:
-    engine = make()
+def test_kv_from_before_a_stop_is_not_used_again(engine, ids) -> None:
     mine, others = key_of(engine, ids), key_of(engine, ids, salt="other")
     differ_until_stopped(engine, None)
     stopped = with_params(ids)
@@ -238,8 +233,7 @@ def test_a_document_behind_kept_kv_is_never_stored_as_exact(make, ids, monkeypat
     assert not taken
 
 
-def test_a_prompts_own_windows_do_not_count_as_kept(make, ids) -> None:
-    engine = make()
+def test_a_prompts_own_windows_do_not_count_as_kept(engine, ids) -> None:
     made = with_params(ids)
     state = queued(engine, made)
     for first, end in ((0, 40), (40, 80), (80, 138)):
@@ -247,8 +241,7 @@ def test_a_prompts_own_windows_do_not_count_as_kept(make, ids) -> None:
     assert (state.kept, state.fused) == (0, False)
 
 
-def test_a_turn_with_only_kept_kv_is_reported_and_checked(make, ids) -> None:
-    engine = make()
+def test_a_turn_with_only_kept_kv_is_reported_and_checked(engine, ids) -> None:
     engine.checker.meter.every = 1
     made = with_params(ids)
     learn(engine, with_params(ids))
@@ -275,7 +268,6 @@ def test_a_client_may_not_name_such_a_namespace() -> None:
 
 
 def test_kv_events_are_of_exact_kv_alone() -> None:
-    pytest.importorskip("sglang")
     from sglang.srt.mem_cache.events import KVCacheEventRecorder
     from sglang.srt.mem_cache.radix_cache import RadixKey
 
@@ -296,7 +288,6 @@ def test_kv_events_are_of_exact_kv_alone() -> None:
 
 
 def test_canopys_tree_counts_approximate_kv_that_it_does_not_publish() -> None:
-    pytest.importorskip("sglang")
     from support.live_tree import LiveTree
 
     tree = LiveTree(64, events=True)

@@ -5,15 +5,13 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from canopy_chunks.server import engine as engines  # noqa: E402
-from canopy_chunks.server import model_view  # noqa: E402
-from canopy_chunks.server.scheduler import flushed  # noqa: E402
-from sglang_canopy.storage.weights import Weights  # noqa: E402
-from support.chunk_engine import learn, prompt, request, tiers  # noqa: E402
-from support.queued import scheduler_of  # noqa: E402
+from canopy_chunks.server import engine as engines
+from canopy_chunks.server import model_view
+from canopy_chunks.server.scheduler import flushed
+from sglang_canopy.storage.weights import Weights
+from support.chunk_engine import learn, prompt, request, scheduler_of, tiers
 
 
 @pytest.fixture

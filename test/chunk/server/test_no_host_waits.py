@@ -4,14 +4,12 @@ import contextlib
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-
-from canopy_chunks.server.engine import ChunkEngine  # noqa: E402
-from support.chunk_engine import know_head, prompt, request  # noqa: E402
-from support.document_steps import kernels_on, moved, run, served, step_of  # noqa: E402
-from support.separate_device import DEVICE, HostSync, SeparateDevice, inside  # noqa: E402
+from canopy_chunks.server.engine import ChunkEngine
+from support.chunk_engine import know_head, prompt, request
+from support.document_steps import kernels_on, moved, run, same_kv, served, step_of
+from support.separate_device import DEVICE, HostSync, SeparateDevice, inside
 
 
 @pytest.mark.parametrize("selector", ["question", "frequency"])
@@ -30,12 +28,7 @@ def test_a_fused_step_waits_for_nothing(llama, ids, chunks, monkeypatch, selecto
     assert inside(rows).tolist() == want.tolist()
     reused = torch.ones(len(row), dtype=torch.bool)
     reused[want] = False
-    for mine, theirs in zip(
-        (*engine.runner.keys, *engine.runner.values), (*plain.runner.keys, *plain.runner.values)
-    ):
-        torch.testing.assert_close(
-            inside(mine)[row[reused]], theirs[row[reused]], atol=1e-5, rtol=1e-5
-        )
+    same_kv(engine, plain, row[reused])
     (report,) = there.customized_info["canopy_chunks"]
     (known,) = req.customized_info["canopy_chunks"]
     with device:  # when the forward is done, before the answer is sent

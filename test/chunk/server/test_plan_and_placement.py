@@ -1,52 +1,37 @@
-"""Choices and placement over a server's pool equal those of the engine over its own cache."""
+"""Choices and placement over a server's pool equal those of the engine over its own cache; fused batches\nattend by position."""
 
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
+from canopy_chunks.fuse import rows as engine
+from canopy_chunks.fuse.cache import KVCache, dense_cache
+from canopy_chunks.fuse.fusion import fused_prefill
+from canopy_chunks.fuse.selectors import make_selector
+from canopy_chunks.server import attention as server_attention
+from canopy_chunks.server.model_view import check_layout, pool_views, row_cache
+from canopy_chunks.server.plan import PromptSlots, choose_tokens, replan
+from canopy_chunks.store.chunk import ChunkSuffix, Placed
+from canopy_kernel import attention
+from sglang_canopy.errors import CanopyError
+from support.chunk_engine import pool_runner
+from support.split_model import CHUNK, PREFIX, TAIL, prompt_of_three
 
-from canopy_chunks.fuse import rows as engine  # noqa: E402
-from canopy_chunks.fuse.cache import KVCache, dense_cache  # noqa: E402
-from canopy_chunks.fuse.encode import encode  # noqa: E402
-from canopy_chunks.fuse.fusion import fused_prefill  # noqa: E402
-from canopy_chunks.fuse.selectors import make_selector  # noqa: E402
-from canopy_chunks.server.model_view import check_layout, pool_views, row_cache  # noqa: E402
-from canopy_chunks.server.plan import PromptSlots, choose_tokens, replan  # noqa: E402
-from canopy_chunks.store.chunk import ChunkSuffix, FusedPrompt, Placed  # noqa: E402
-from sglang_canopy.errors import CanopyError  # noqa: E402
-
-PREFIX, CHUNK, TAIL = 12, 50, 9
 SLOTS = 400
 
 
 @pytest.fixture
 def runner(llama):
-    """A pool filled with garbage and layers that name their buffers, as a model runner has them."""
+    """A pool filled with garbage."""
     shape = llama.shape
     size = (shape.layers, SLOTS, shape.kv_heads, shape.head_dim)
-    keys, values = torch.randn(size), torch.randn(size)
-    layers = [
-        SimpleNamespace(self_attn=SimpleNamespace(attn=SimpleNamespace(layer_id=i)))
-        for i in range(shape.layers)
-    ]
-    pool = SimpleNamespace(get_key_buffer=lambda i: keys[i], get_value_buffer=lambda i: values[i])
-    return SimpleNamespace(
-        token_to_kv_pool=pool, model=SimpleNamespace(model=SimpleNamespace(layers=layers))
-    )
+    return pool_runner(shape, torch.randn(size), torch.randn(size))
 
 
 @pytest.fixture
-def prompt(llama, ids):
-    """A prefix, three chunks encoded behind it, placed in another order, and a question."""
-    prefix = ids[:PREFIX]
-    chunks = [
-        encode(llama, ids[a : a + CHUNK].tolist(), prefix.tolist())
-        for a in range(PREFIX, PREFIX + 3 * CHUNK, CHUNK)
-    ]
-    order = [chunks[i] for i in (2, 0, 1)]
-    whole = torch.cat([prefix, *(torch.tensor(c.ids) for c in order), ids[-TAIL:]])
-    return FusedPrompt(whole, tuple(Placed(c, PREFIX + i * CHUNK) for i, c in enumerate(order)))
+def prompt(llama):
+    return prompt_of_three(llama)
 
 
 def row_of(n: int) -> torch.Tensor:
@@ -173,3 +158,51 @@ def test_a_part_is_the_rest_of_its_chunk(llama, prompt) -> None:
     at = torch.tensor([0, 5])
     for mine, theirs in zip(part.rows(1, at), chunk.rows(1, at + 20)):
         assert torch.equal(mine, theirs)
+
+
+def backend_and_batch():
+    """A backend as ``register`` makes it, over a pool of single tokens, and a fused batch."""
+    torch.manual_seed(0)
+    keys, values = torch.randn(64, 2, 16), torch.randn(64, 2, 16)
+    pool = SimpleNamespace(
+        get_key_buffer=lambda _: keys,
+        get_value_buffer=lambda _: values,
+        set_kv_buffer=lambda *_: pytest.fail("this batch saves nothing"),
+    )
+
+    def create(runner):
+        def stock(*args, **kwargs):
+            return "stock"
+
+        return SimpleNamespace(forward_extend=stock, token_to_kv_pool=pool)
+
+    backend = server_attention._fusing("fa3", create)(SimpleNamespace())
+    slots = torch.randperm(64)[:50]
+    rows = attention.Rows.single(torch.tensor([3, 4, 20, 49]), slots)
+    layer = SimpleNamespace(tp_q_head_num=4, qk_head_dim=16, layer_id=0, scaling=0.25)
+    q = torch.randn(4, 64)
+    expected = attention.reference(q.view(4, 4, 16), keys[:, None], values[:, None], rows, 0.25)
+    return backend, rows, layer, q, expected.reshape(4, 64)
+
+
+def test_a_batch_without_a_plan_uses_stock_attention():
+    backend, _, layer, q, _ = backend_and_batch()
+    assert backend.forward_extend(q, None, None, layer, None) == "stock"
+
+
+def test_a_fused_batch_attends_by_position():
+    backend, rows, layer, q, expected = backend_and_batch()
+    backend.canopy.plan = server_attention.FusedAttention(rows)
+    for _ in range(2):  # the second layer reuses the plan
+        got = backend.forward_extend(q, None, None, layer, None)
+        assert torch.allclose(got, expected, atol=1e-5)
+
+
+def test_a_backend_that_cannot_fuse_is_refused_with_those_that_can():
+    from types import SimpleNamespace
+
+    from canopy_chunks.server.engine import ChunkEngine
+    from sglang_canopy.errors import CanopyError
+
+    with pytest.raises(CanopyError, match="torch_native on a CPU, or fa3, flashinfer or triton"):
+        ChunkEngine(SimpleNamespace(attn_backend=object()), None)

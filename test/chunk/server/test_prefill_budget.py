@@ -6,8 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("torch")
-
 from canopy_chunks.server import admission
 from sglang_canopy.server.scheduler.admission import admission_selected
 from support.bare_adder import bare_adder

@@ -3,17 +3,15 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from canopy_chunks.calibration.saved import Calibration, Calibrations, Setting  # noqa: E402
-from canopy_chunks.calibration.search import CostProfile  # noqa: E402
-from canopy_chunks.quality import start_check  # noqa: E402
-from canopy_chunks.quality.start_check import Kept, Method, check_quality  # noqa: E402
-from canopy_chunks.server import start  # noqa: E402
-from canopy_chunks.server.options import DEFAULT_RATIO, Options  # noqa: E402
-from sglang_canopy.errors import CanopyError  # noqa: E402
+from canopy_chunks.calibration.saved import Calibration, Calibrations, Setting
+from canopy_chunks.calibration.search import CostProfile
+from canopy_chunks.quality import start_check
+from canopy_chunks.quality.start_check import Kept, Method, check_quality
+from canopy_chunks.server import start
+from canopy_chunks.server.options import DEFAULT_RATIO, Options
+from sglang_canopy.errors import CanopyError
 
 METHOD = Method("question", "prefix")
 

@@ -5,11 +5,10 @@ from copy import copy
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from canopy_chunks.fuse import rows  # noqa: E402
-from canopy_chunks.quality.checker import (  # noqa: E402
+from canopy_chunks.fuse import rows
+from canopy_chunks.quality.checker import (
     KEPT_S,
     LOAD_SHARE,
     MAX_TIMES,
@@ -17,28 +16,23 @@ from canopy_chunks.quality.checker import (  # noqa: E402
     QualityChecker,
     pieces_of,
 )
-from canopy_chunks.quality.tenant_meter import RAISED, SERVED, STOPPED, QualityMeter  # noqa: E402
-from canopy_chunks.server import engine as engines  # noqa: E402
-from canopy_chunks.server.engine import ChunkEngine  # noqa: E402
-from canopy_chunks.server.options import Options  # noqa: E402
-from canopy_chunks.server.request import DIFFERED  # noqa: E402
-from sglang_canopy.wire.stamp import STAMP_KEY  # noqa: E402
-from support.chunk_engine import NO_STORAGE, request  # noqa: E402
-from support.queued import queued  # noqa: E402
+from canopy_chunks.quality.tenant_meter import RAISED, SERVED, STOPPED, QualityMeter
+from canopy_chunks.server import engine as engines
+from canopy_chunks.server.engine import ChunkEngine
+from canopy_chunks.server.options import Options
+from canopy_chunks.server.request import DIFFERED
+from sglang_canopy.wire.stamp import STAMP_KEY
+from support.chunk_engine import bare_runner, queued, request
 
 SYSTEM, LENGTH, TAIL = 40, 120, 8
 
 
 @pytest.fixture
-def engine(llama, monkeypatch):
+def engine(make):
     """Every prompt is checked. One document a prompt, behind its own system text: exact."""
-    monkeypatch.setattr(engines.model_view, "served_model", lambda *_: llama)
-    runner = SimpleNamespace(
-        attn_backend=SimpleNamespace(canopy=SimpleNamespace(plan=None)), server_args=NO_STORAGE
-    )
-    made = ChunkEngine(runner, Options(memory_mb=64, encode="prefix"))
-    made.checker.meter.every = 1
-    return made
+    engine = make(encode="prefix")
+    engine.checker.meter.every = 1
+    return engine
 
 
 def prompt(ids, params=None, salt=None, **_):
@@ -302,10 +296,7 @@ def test_shuffled_kv_of_real_text_is_acted_on_and_clean_text_is_not(smollm2, dat
         pytest.skip(f"{data} is not here")
     model, tokenizer = load(smollm2), AutoTokenizer.from_pretrained(smollm2)
     monkeypatch.setattr(engines.model_view, "served_model", lambda *_: model)
-    runner = SimpleNamespace(
-        attn_backend=SimpleNamespace(canopy=SimpleNamespace(plan=None)), server_args=NO_STORAGE
-    )
-    engine = ChunkEngine(runner, Options(memory_mb=512))
+    engine = ChunkEngine(bare_runner(), Options(memory_mb=512))
     draw, found = random.Random(5), read(data, 8)
     tokens = [tokenizer.encode(e.documents[i])[:70] for e in found for i in range(2)]
     system = tokenizer.encode("Answer from the documents that follow.\n\n")

@@ -3,13 +3,12 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from canopy_chunks.server.options import Options, check_server  # noqa: E402
-from canopy_chunks.text.fields import check_selector  # noqa: E402
-from sglang_canopy.errors import CanopyError  # noqa: E402
-from support.split_model import check, fuse  # noqa: E402
+from canopy_chunks.server.options import Options, check_server
+from canopy_chunks.text.fields import check_selector
+from sglang_canopy.errors import CanopyError
+from support.split_model import check, fuse
 
 on_ranks = pytest.mark.xdist_group("ranks")
 

@@ -2,11 +2,9 @@
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from sglang_canopy.errors import CanopyError  # noqa: E402
-from support.chunk_engine import LENGTH, SYSTEM  # noqa: E402
-from support.document_steps import Worker, batch_of, run, served, step_of  # noqa: E402
+from sglang_canopy.errors import CanopyError
+from support.chunk_engine import LENGTH, SYSTEM
+from support.document_steps import Worker, batch_of, extend, run, served, step_of
 
 WINDOW = 60
 
@@ -28,8 +26,7 @@ def test_tokens_not_reused_in_a_later_window_are_not_reported(
     monkeypatch.setattr(engine, "write_reused", damaged)
     last = batch_of([(WINDOW, total)])
     last.out_cache_loc = row[WINDOW:].clone()
-    last.reqs, last.forward_mode, last.hicache_consumer_index = [req], first.forward_mode, -1
-    Worker(engine, monkeypatch).forward(last)
+    Worker(engine, monkeypatch).forward(extend(last, req))
     req.canopy.documents.finish_report()  # as before its KV is released
     (report,) = req.customized_info["canopy_chunks"]
     assert report["fused"]

@@ -5,15 +5,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from canopy_chunks.server import model_view  # noqa: E402
-from canopy_chunks.server.served_model import RowsBackend  # noqa: E402
-from sglang_canopy.errors import CanopyError  # noqa: E402
-from support.chunk_models import FAMILIES, build  # noqa: E402
-from support.worker import worked  # noqa: E402
+from canopy_chunks.server import model_view
+from canopy_chunks.server.served_model import RowsBackend
+from sglang_canopy.errors import CanopyError
+from support.chunk_models import FAMILIES, build
+from support.worker import worked
 
 FLAGS = ("--canopy-documents", "memory_mb=16,prompt_tokens=512")
 
@@ -38,7 +37,6 @@ def test_sglangs_layers_equal_a_plain_model(family, tmp_path) -> None:
 @pytest.mark.long
 def test_a_model_with_unread_weights_runs(tmp_path) -> None:
     """Phi-3 has one matrix for queries, keys and values; only SGLang's layers split it."""
-    transformers = pytest.importorskip("transformers")
     torch.manual_seed(7)
     config = transformers.Phi3Config(
         vocab_size=300, hidden_size=128, intermediate_size=192, num_hidden_layers=4,

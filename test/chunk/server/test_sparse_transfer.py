@@ -4,20 +4,18 @@ import gc
 import threading
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
-
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-
-from canopy_chunks.server.library import score_chunk  # noqa: E402
-from canopy_chunks.store.chunk import Chunk, Shape  # noqa: E402
-from canopy_chunks.store.host_memory import HostMemory  # noqa: E402
-from canopy_chunks.store.store import ChunkStore  # noqa: E402
-from canopy_kernel import rope_scatter  # noqa: E402
-from support.chunk_engine import LENGTH  # noqa: E402
-from support.document_steps import kernels_on, moved, run, served, step_of  # noqa: E402
-from support.separate_device import SeparateDevice, inside  # noqa: E402
+from canopy_chunks.server.library import score_chunk
+from canopy_chunks.store.chunk import Chunk, Shape
+from canopy_chunks.store.host_memory import HostMemory
+from canopy_chunks.store.store import ChunkStore
+from canopy_kernel import rope_scatter
+from support.chunk_engine import LENGTH
+from support.document_steps import kernels_on, moved, run, same_kv, served, step_of
+from support.separate_device import SeparateDevice, inside
 
 SHAPE = Shape(layers=2, heads=4, kv_heads=2, head_dim=4, hidden=8, vocab=10, eps=1e-6)
 TOKEN_BYTES = 2 * 2 * 2 * 4 * 4
@@ -64,12 +62,7 @@ def test_bytes_copied_from_host_memory_are_counted(
     plain = served(llama, monkeypatch, lambda x: x, ratio=0.0)
     _, batch, _ = step_of(plain, ids, scored, lambda x: x)
     run(plain, batch, monkeypatch)  # the chunks' own KV, all of it
-    for mine, theirs in zip(
-        (*engine.runner.keys, *engine.runner.values), (*plain.runner.keys, *plain.runner.values)
-    ):
-        torch.testing.assert_close(
-            inside(mine)[row[reused]], theirs[row[reused]], atol=1e-5, rtol=1e-5
-        )
+    same_kv(engine, plain, row[reused])
 
 
 def chunk_of(number: int, tokens: int) -> Chunk:

@@ -3,21 +3,18 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
-
-from hypothesis import given  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-
-from canopy_chunks.fuse.choice import ChosenTokens  # noqa: E402
-from canopy_chunks.server import forward as forwards  # noqa: E402
-from canopy_chunks.server.batch import split_into_windows  # noqa: E402
-from canopy_chunks.server.request import ReusePlan  # noqa: E402
-from canopy_chunks.server.scheduler import check_insert  # noqa: E402
-from sglang_canopy.errors import CanopyError  # noqa: E402
-from support.chunk_engine import learn, prompt, request  # noqa: E402
-from support.document_steps import Worker, batch_of  # noqa: E402
-from support.queued import queued  # noqa: E402
+from canopy_chunks.fuse.choice import ChosenTokens
+from canopy_chunks.server import forward as forwards
+from canopy_chunks.server.batch import split_into_windows
+from canopy_chunks.server.request import ReusePlan
+from canopy_chunks.server.scheduler import check_insert
+from sglang_canopy.errors import CanopyError
+from support.chunk_engine import learn, prompt, queued, request
+from support.document_steps import Worker, batch_of, extend
 
 
 def test_rows_with_requested_logits_stay_together() -> None:
@@ -50,12 +47,7 @@ def test_every_row_is_computed_after_those_before_it(lengths, most, data) -> Non
 
 def window(req, prefix: int, end: int):
     """A batch of one request's window."""
-    mode = SimpleNamespace(
-        is_decode=lambda: False, is_extend_without_speculative=lambda: True, is_mixed=lambda: False
-    )
-    made = batch_of([(prefix, end)])
-    made.reqs, made.forward_mode, made.hicache_consumer_index = [req], mode, -1
-    return made
+    return extend(batch_of([(prefix, end)]), req)
 
 
 @pytest.fixture

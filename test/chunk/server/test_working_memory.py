@@ -5,23 +5,22 @@ import weakref
 from types import SimpleNamespace
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-torch = pytest.importorskip("torch")
-
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from torch.utils._pytree import tree_leaves  # noqa: E402
-
-from canopy_chunks import ATTRIBUTE  # noqa: E402
-from canopy_chunks.fuse.background_encoder import BackgroundEncoder  # noqa: E402
-from canopy_chunks.fuse.selectors import make_selector, question  # noqa: E402
-from canopy_chunks.server import start  # noqa: E402
-from canopy_chunks.server.options import AUTOMATIC_PROMPT_TOKENS, Options  # noqa: E402
-from canopy_chunks.server.plan import PromptSlots, choose_tokens  # noqa: E402
-from canopy_chunks.server.request import ineligible_reason  # noqa: E402
-from canopy_chunks.server.start import working_memory  # noqa: E402
-from canopy_chunks.store.chunk import Chunk, Placed  # noqa: E402
-from canopy_chunks.store.store import ChunkStore  # noqa: E402
-from support import chunk_engine  # noqa: E402
+from canopy_chunks import ATTRIBUTE
+from canopy_chunks.fuse.background_encoder import BackgroundEncoder
+from canopy_chunks.fuse.selectors import make_selector, question
+from canopy_chunks.server import start
+from canopy_chunks.server.options import AUTOMATIC_PROMPT_TOKENS, Options
+from canopy_chunks.server.plan import PromptSlots, choose_tokens
+from canopy_chunks.server.request import ineligible_reason
+from canopy_chunks.server.start import working_memory
+from canopy_chunks.store.chunk import Chunk, Placed
+from canopy_chunks.store.store import ChunkStore
+from support import chunk_engine
+from support.worker import worked
 
 TOKENS, WINDOW, CHUNK, TAIL = 6000, 1000, 500, 100
 
@@ -63,13 +62,7 @@ def runner(llama):
     """A pool of ``TOKENS`` slots, as a model runner has it."""
     shape = llama.shape
     pools = torch.zeros(2, shape.layers, TOKENS + 1, shape.kv_heads, shape.head_dim)
-    pool = SimpleNamespace(
-        get_key_buffer=lambda i: pools[0, i], get_value_buffer=lambda i: pools[1, i]
-    )
-    attn = (SimpleNamespace(layer_id=i) for i in range(shape.layers))
-    layers = [SimpleNamespace(self_attn=SimpleNamespace(attn=one)) for one in attn]
-    inner = SimpleNamespace(model=SimpleNamespace(layers=layers))
-    return SimpleNamespace(token_to_kv_pool=pool, model=inner)
+    return chunk_engine.pool_runner(shape, *pools)
 
 
 @pytest.fixture
@@ -181,3 +174,12 @@ def test_tiers_count_if_they_share_the_pools_memory(budget) -> None:
 def test_a_server_without_enough_memory_stops_and_reports_sizes(budget) -> None:
     with pytest.raises(SystemExit, match=r"800 for chunks.*only 700 MiB are free.*prompt_tokens"):
         budget(700 << 20, "cpu", memory_mb=800)
+
+
+@pytest.mark.long
+def test_sglangs_pool_is_smaller_by_the_reserved_memory(tiny_model) -> None:
+    flags = ("--canopy-documents", "memory_mb=100,prompt_tokens=512")
+    found = worked("served_rows:pool_sizes", tiny_model, *flags, patience_s=400)
+    assert found["on"] == 1000
+    assert found["off"] > 3000, "what was left out is more than that"
+    assert "only 64 MiB are free" in found["end"]

@@ -3,14 +3,13 @@
 import tempfile
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
-
-from canopy_chunks.store.chunk import Chunk, Shape  # noqa: E402
-from canopy_chunks.store.disk import PAGE, ChunkDisk  # noqa: E402
-from canopy_chunks.store.store import ChunkStore  # noqa: E402
+from canopy_chunks.store.chunk import Chunk, Shape
+from canopy_chunks.store.disk import PAGE, ChunkDisk
+from canopy_chunks.store.store import ChunkStore
 
 SHAPE = Shape(layers=2, heads=1, kv_heads=1, head_dim=8, hidden=8, vocab=9, eps=0.1)
 

@@ -1,23 +1,103 @@
 """Host memory next to a device that runs late: no reader reads too early."""
 
+from __future__ import annotations
+
+import contextlib
 import dataclasses
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from torch.utils._pytree import tree_map
 
-torch = pytest.importorskip("torch")
+from canopy_chunks.fuse import transfer
+from canopy_chunks.fuse.cache import KVCache
+from canopy_chunks.fuse.rope import Rope
+from canopy_chunks.store import host_memory
+from canopy_chunks.store.chunk import Chunk, Placed, Shape
+from canopy_chunks.store.host_memory import HostMemory
+from canopy_kernel.rope_scatter import LayersScatter
+from support.separate_device import SeparateDevice, inside
 
-from torch.utils._pytree import tree_map  # noqa: E402
+ORDERS = ("late", "early")
 
-from canopy_chunks.fuse import transfer  # noqa: E402
-from canopy_chunks.fuse.cache import KVCache  # noqa: E402
-from canopy_chunks.fuse.rope import Rope  # noqa: E402
-from canopy_chunks.store import host_memory  # noqa: E402
-from canopy_chunks.store.chunk import Chunk, Placed, Shape  # noqa: E402
-from canopy_chunks.store.host_memory import HostMemory  # noqa: E402
-from canopy_kernel.rope_scatter import LayersScatter  # noqa: E402
-from support.late_streams import ORDERS, Stream, Streams  # noqa: E402
-from support.separate_device import SeparateDevice, inside  # noqa: E402
+
+class Streams:
+    """Stands in for ``torch.cuda`` where streams are used: ``Stream, Event, stream, current_stream``."""
+
+    def __init__(self, order: str) -> None:
+        self.early = order == "early"
+        self.compute = self.current = Stream(self)
+
+    def Stream(self) -> Stream:
+        return Stream(self)
+
+    def Event(self) -> Event:
+        return Event(self)
+
+    def current_stream(self) -> Stream:
+        return self.current
+
+    @contextlib.contextmanager
+    def stream(self, one: Stream) -> Iterator[None]:
+        before, self.current = self.current, one
+        yield
+        self.current = before
+
+    def later(self, work: Callable[[], Any]) -> None:
+        """Queue ``work`` on the current stream."""
+        self.current.add(work)
+
+    def install(self, monkeypatch: Any) -> None:
+        import torch
+
+        for name in ("Stream", "Event", "stream", "current_stream"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+
+
+class Stream:
+    def __init__(self, of: Streams) -> None:
+        self.of, self.queue, self.done = of, [], 0
+
+    def add(self, work: Callable[[], Any]) -> None:
+        self.queue.append(work)
+        if self.of.early and self is not self.of.compute:
+            self.synchronize()
+
+    def wait_event(self, event: Event) -> None:
+        self.add(event.synchronize)
+
+    def wait_stream(self, other: Stream) -> None:
+        event = Event(self.of)
+        event.record(other)
+        self.wait_event(event)
+
+    def synchronize(self) -> None:
+        self.run(len(self.queue))
+
+    def run(self, end: int) -> None:
+        while self.done < end:
+            self.done += 1
+            self.queue[self.done - 1]()
+
+
+class Event:
+    """Not recorded it is over, as CUDA's."""
+
+    def __init__(self, of: Streams) -> None:
+        self.of, self.end = of, 0
+        self.on: Stream | None = None
+
+    def record(self, stream: Stream | None = None) -> None:
+        self.on = stream or self.of.current
+        self.end = len(self.on.queue)
+
+    def synchronize(self) -> None:
+        if self.on is not None:
+            self.on.run(self.end)
+
 
 LAYERS, TOKENS, HEADS, DIM = 3, 5, 2, 4
 SHAPE = Shape(LAYERS, 4, HEADS, DIM, 8, 10, 1e-6)

@@ -4,10 +4,9 @@ import gc
 import mmap
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from canopy_chunks.store.host_memory import registered  # noqa: E402
+from canopy_chunks.store.host_memory import registered
 
 SIZE = (3, 1000, 2, 5)
 BYTES = 3 * 1000 * 2 * 5 * 2

@@ -1,15 +1,11 @@
 """Costs measured on a server with known costs equal those."""
 
-import contextlib
-import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
 import pytest
 
 from canopy_lab.live.profile.client import ProfiledServer
 from canopy_lab.live.profile.measure import Limits, Measurer
 from sglang_canopy.errors import CanopyError
+from support.chat_endpoint import chat_endpoint
 
 ARRIVAL, STEP, TOKEN, PAIR, REQUEST, DECODE = 0.005, 0.01, 1e-4, 1e-7, 0.002, 0.001
 
@@ -79,25 +75,6 @@ def test_an_unreachable_address_is_reported_in_one_line():
         ProfiledServer("ftp://somewhere")
 
 
-@contextlib.contextmanager
-def answering(pages):
-    """A server that answers a GET with the JSON of its path."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            found = pages.get(self.path)
-            self.send_response(404 if found is None else 200)
-            self.end_headers()
-            self.wfile.write(json.dumps(found).encode())
-
-        def log_message(self, *_): ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-
-
 FP8 = {"model_path": "m", "kv_cache_dtype": "fp8_e4m3", "tp_size": 2}
 
 
@@ -113,5 +90,6 @@ FP8 = {"model_path": "m", "kv_cache_dtype": "fp8_e4m3", "tp_size": 2}
 def test_the_size_of_a_tokens_kv_is_that_of_the_servers_pools(memory, status, expected):
     """Under ``--kv-cache-dtype fp8_e4m3`` the model's config gave twice the size."""
     info = {**FP8, "internal_states": [{"memory_usage": memory}]}
-    with answering({"/server_info": info, "/canopy/status": status}) as url:
+    pages = {"/server_info": info, **({"/canopy/status": status} if status else {})}
+    with chat_endpoint([], pages) as (url, _):
         assert ProfiledServer(url).kv_bytes_per_token() == expected

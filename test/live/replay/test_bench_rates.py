@@ -1,10 +1,11 @@
 """``--rates``, ``--closed-loop`` and ``--slo`` through the whole command, against an endpoint whose
 answers take a known time. (``test/served/test_bench_serving.py`` has the real server.)"""
 
-import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,67 +14,56 @@ import pytest
 pytest.importorskip("sglang.benchmark.serving")
 pytest.importorskip("aiohttp")
 
-from aiohttp import web
-
 from sglang_canopy.bench_serving import main, replay
 
 ANSWER_S = 0.05
 
 
-class Endpoint:
+class Endpoint(ThreadingHTTPServer):
     """Answers ``/generate`` after a delay, and records the requests."""
 
     def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
         self.asked: list[str] = []
-        self.url = ""
+        self.url = f"http://127.0.0.1:{self.server_port}"
 
-    async def generate(self, request: Any) -> Any:
-        body = await request.json()
-        self.asked.append("generate")
-        await asyncio.sleep(ANSWER_S)
+
+class Handler(BaseHTTPRequestHandler):
+    server: Endpoint
+
+    def do_POST(self) -> None:
+        raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.path != "/generate":
+            self.server.asked.append("flush")
+            self.reply("text/plain", "ok")
+            return
+        body = json.loads(raw)
+        self.server.asked.append("generate")
+        time.sleep(ANSWER_S)
         count = body["sampling_params"]["max_new_tokens"]
         meta = {"completion_tokens": count, "prompt_tokens": len(body["input_ids"]),
                 "cached_tokens": 0, "finish_reason": {"type": "length"}}  # fmt: skip
         event = {"text": "x", "output_ids": list(range(count)), "meta_info": meta}
-        return web.Response(
-            text=f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n", content_type="text/event-stream"
-        )
+        self.reply("text/event-stream", f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n")
 
-    async def flush(self, _request: Any) -> Any:
-        self.asked.append("flush")
-        return web.Response(text="ok")
+    def do_GET(self) -> None:
+        self.reply("application/json", "{}")
 
-    async def other(self, _request: Any) -> Any:
-        return web.json_response({})
+    def reply(self, kind: str, text: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *args: Any) -> None: ...
 
 
 @pytest.fixture
 def endpoint() -> Iterator[Endpoint]:
-    made, loop, ready = Endpoint(), asyncio.new_event_loop(), threading.Event()
-
-    async def begin() -> None:
-        app = web.Application()
-        app.router.add_post("/generate", made.generate)
-        app.router.add_post("/flush_cache", made.flush)
-        app.router.add_get("/{tail:.*}", made.other)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
-        made.url = f"http://127.0.0.1:{port}"
-        ready.set()
-
-    def serve() -> None:
-        loop.run_until_complete(begin())
-        loop.run_forever()
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    assert ready.wait(60)
-    yield made
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(60)
+    with Endpoint() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
 
 
 @pytest.fixture

@@ -71,18 +71,6 @@ def send(
     return on_a_virtual_clock(main)
 
 
-def test_requests_are_sent_at_their_times() -> None:
-    seen = send([None, None, None], [0.0, 2.0, 5.0], [100.0, 100.0, 100.0])
-    assert [(i, due) for i, due, _ in seen] == [(0, 0.0), (1, 2.0), (2, 5.0)]
-    assert [round(at, 6) for _, _, at in seen] == [0.0, 2.0, 5.0]
-
-
-def test_a_turn_waits_for_the_answer_to_the_turn_before() -> None:
-    # The trace has turn 2 at 3 s, but turn 1 is answered at 10 s only.
-    seen = send([None, 0, None], [0.0, 3.0, 4.0], [10.0, 1.0, 1.0])
-    assert [(i, round(due, 6)) for i, due, _ in seen] == [(0, 0.0), (2, 4.0), (1, 10.0)]
-
-
 def test_in_a_closed_loop_a_turn_follows_the_answer_and_the_time_to_think() -> None:
     # 1 follows 0 in its conversation; 2, a sub-agent's first, follows 0 as well; 3 begins at 50 s.
     loop = SessionLinks([0, 0, 0, 3], [-1, 0, 0, -1], [0.0, 2.0, 5.0, 0.0])
@@ -94,11 +82,6 @@ def test_in_a_closed_loop_a_turn_follows_the_answer_and_the_time_to_think() -> N
 def test_a_turn_waits_at_the_client_from_when_it_is_due() -> None:
     seen = send([None, None], [0.0, 1.0], [10.0, 1.0], limit=1)
     assert [(round(due, 6), round(at, 6)) for _, due, at in seen] == [(0.0, 0.0), (1.0, 10.0)]
-
-
-def test_a_quick_answer_does_not_advance_the_next_turn() -> None:
-    seen = send([None, 0], [0.0, 7.0], [0.5, 0.5])
-    assert [(i, round(due, 6)) for i, due, _ in seen] == [(0, 0.0), (1, 7.0)]
 
 
 def test_a_replay_without_pauses_keeps_the_order_of_the_trace() -> None:

@@ -13,7 +13,6 @@ from sglang.srt.managers import tokenizer_manager
 
 from sglang_canopy.config.server_options import ATTRIBUTE, ServerOptions
 from sglang_canopy.config.tiers import TierFlags, TierOptions, tier_options
-from sglang_canopy.errors import CanopyError
 from sglang_canopy.server.http import shutdown
 from sglang_canopy.server.scheduler import arrivals
 from sglang_canopy.storage import disk_link
@@ -79,12 +78,6 @@ def test_without_a_disk_tier_or_time_a_scheduler_that_hangs_is_killed_as_early_a
 @pytest.mark.parametrize(("typed", "drain_s"), [(None, 25.0), (0.0, 0.0), (7.5, 7.5)])
 def test_the_flag_is_the_budget(typed, drain_s) -> None:
     assert tier_options(TierFlags(drain_s=typed)).drain_s == drain_s
-
-
-@pytest.mark.parametrize("typed", [-1.0, 1e9, float("nan")])
-def test_a_budget_out_of_range_is_refused(typed) -> None:
-    with pytest.raises(CanopyError, match="--canopy-drain-s must be"):
-        TierFlags(drain_s=typed)
 
 
 def test_sglang_finds_schedulers_of_a_forked_server_by_their_title() -> None:

@@ -1,22 +1,15 @@
 """The owner of a scheduler's queue, with the session gate."""
 
-import argparse
 import random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sglang_canopy import declared
 from sglang_canopy.admission.activation import GateSettings
 from sglang_canopy.admission.gate import SessionGate
-from sglang_canopy.config.refusals import unsupported
-from sglang_canopy.config.server_options import RequestOptions, ServerOptions
-from sglang_canopy.config.setups import GATE
-from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.live_request import LiveRequest, State
 from sglang_canopy.server.scheduler.admission import Admission, take_time
-from sglang_canopy.server.start import arguments
 from sglang_canopy.wire.attached import Attached
 
 
@@ -102,8 +95,12 @@ class Scheduler:
         return [req.rid for req in self.waiting_queue]
 
 
-def test_held_requests_are_not_shown_and_keep_their_places() -> None:
-    scheduler = Scheduler()
+@pytest.fixture
+def scheduler():
+    return Scheduler()
+
+
+def test_held_requests_are_not_shown_and_keep_their_places(scheduler) -> None:
     for i, tokens in enumerate((90, 90, 10, 90)):
         scheduler.add(Req(f"r{i}", f"s{i}", tokens, float(i)))
     assert scheduler.shown() == ["r0", "r2"]
@@ -112,9 +109,8 @@ def test_held_requests_are_not_shown_and_keep_their_places() -> None:
     assert scheduler.queue == ["r1", "r2", "r3"]
 
 
-def test_samples_of_an_admitted_request_are_not_held() -> None:
+def test_samples_of_an_admitted_request_are_not_held(scheduler) -> None:
     """n = 4: SGLang answers a warm-up, then sends four copies while others wait for memory."""
-    scheduler = Scheduler()
     gate = scheduler.gate
     scheduler.add(Req("turn 1", "mine", 60, 0.0))
     scheduler.step()
@@ -139,8 +135,7 @@ def test_samples_of_an_admitted_request_are_not_held() -> None:
     assert gate.stats()["delayed_sessions"] == 0
 
 
-def test_the_oldest_session_comes_first_while_others_wait() -> None:
-    scheduler = Scheduler()
+def test_the_oldest_session_comes_first_while_others_wait(scheduler) -> None:
     for i in range(3):
         scheduler.add(Req(f"r{i}", f"s{i}", 30, float(i)))
     assert len(scheduler.step()) == 3
@@ -185,8 +180,7 @@ def test_a_session_that_is_paused_waits_in_sglangs_queue_until_the_rest_fits() -
     assert scheduler.shown() == ["under way", "paused"]
 
 
-def test_requests_that_left_sglangs_queue_are_dropped() -> None:
-    scheduler = Scheduler()
+def test_requests_that_left_sglangs_queue_are_dropped(scheduler) -> None:
     scheduler.add(Req("r0", "s0", 90, 0.0))
     scheduler.step()
     scheduler.add(Req("r1", "s1", 90, 1.0))
@@ -199,20 +193,8 @@ def test_requests_that_left_sglangs_queue_are_dropped() -> None:
     assert scheduler.gate.stats()["active_sessions"] == 1
 
 
-def test_a_request_put_back_keeps_its_place_in_the_gate() -> None:
-    scheduler = Scheduler()
-    first = Req("r0", "s0", 90, 0.0)
-    scheduler.add(first)
-    scheduler.step()
-    scheduler.add(Req("r1", "s1", 90, 1.0))
-    scheduler.running_batch.reqs = []
-    scheduler.add(first)  # retracted
-    assert scheduler.shown() == ["r0"]
-
-
-def test_a_name_that_is_used_again_is_another_request() -> None:
+def test_a_name_that_is_used_again_is_another_request(scheduler) -> None:
     """Clients choose names: the first request of this name still runs when the second arrives."""
-    scheduler = Scheduler()
     scheduler.add(Req("job", "s0", 90, 0.0))
     scheduler.step()
     scheduler.add(Req("job", "s1", 90, 1.0))
@@ -223,9 +205,8 @@ def test_a_name_that_is_used_again_is_another_request() -> None:
     assert not scheduler.gate.has_waiting_sessions
 
 
-def test_arrivals_during_a_choice_displace_no_request() -> None:
+def test_arrivals_during_a_choice_displace_no_request(scheduler) -> None:
     """SGLang's grammars become ready there, with requests that join the queue."""
-    scheduler = Scheduler()
     scheduler.add(Req("r0", "s0", 90, 0.0))
     scheduler.step()
     scheduler.add(Req("held", "s1", 90, 1.0))
@@ -235,8 +216,7 @@ def test_arrivals_during_a_choice_displace_no_request() -> None:
     assert scheduler.shown() == []
 
 
-def test_errors_and_health_checks_pass() -> None:
-    scheduler = Scheduler()
+def test_errors_and_health_checks_pass(scheduler) -> None:
     scheduler.add(Req("r0", "s0", 100, 0.0))
     broken = Req("r1", "s1", 100, 1.0)
     broken.to_finish = object()  # type: ignore[assignment]
@@ -247,8 +227,7 @@ def test_errors_and_health_checks_pass() -> None:
     assert len(scheduler.shown()) == 3
 
 
-def test_sessions_fade_by_the_schedulers_time() -> None:
-    scheduler = Scheduler()
+def test_sessions_fade_by_the_schedulers_time(scheduler) -> None:
     scheduler.add(Req("r0", "s0", 90, 0.0))
     scheduler.step()
     scheduler.end("r0")
@@ -290,31 +269,6 @@ def test_two_ranks_with_equal_inputs_decide_the_same(always: bool, monkeypatch) 
     assert ranks[0].gate.counts.agreement() == ranks[1].gate.counts.agreement()
     assert ranks[0].gate.counts.agreement()["gate_admitted"] > 10
     assert ranks[0].gate.counts.agreement()["gate_pauses"] > 5 or always
-
-
-# ---- options ----
-
-
-def gate(*typed: str) -> GateSettings | None:
-    parser = argparse.ArgumentParser()
-    declared.add_flags(parser.add_argument_group(), RequestOptions)
-    return ServerOptions(declared.read(RequestOptions, parser.parse_args(typed))).gate
-
-
-def test_the_gate_is_off_by_default() -> None:
-    assert gate() is None
-    assert gate("--canopy-session-gate", "off") is None
-    assert gate("--canopy-session-gate", "auto") == GateSettings()
-
-
-def test_the_gate_needs_a_canopy_policy_and_a_supported_scheduler() -> None:
-    server_args = SimpleNamespace(pp_size=1)
-    with pytest.raises(CanopyError, match="canopy-lru"):
-        arguments._check_gate(server_args, GateSettings(), ours=False)
-    server_args.pp_size = 2
-    with pytest.raises(CanopyError, match="--pp-size 2"):
-        arguments._check_gate(server_args, GateSettings(), ours=True)
-    assert unsupported(GATE, SimpleNamespace(pp_size=1), environment={}) is None
 
 
 def crowd(count: int, always: bool) -> Scheduler:

@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +9,7 @@ from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.managers.schedule_policy import SchedulePolicy
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sglang_canopy.config.queue import BOUNDED_SHORTEST, SGLANG, QueueFlags, checked
-from sglang_canopy.errors import CanopyError
+from sglang_canopy.config.queue import BOUNDED_SHORTEST, SGLANG, QueueFlags
 from sglang_canopy.schedule.cost import REFIT_BATCHES
 from sglang_canopy.server.scheduler import arrivals
 from sglang_canopy.server.scheduler.admission import prefill_chosen, priorities_calculated
@@ -19,10 +17,11 @@ from sglang_canopy.server.scheduler.live_order import PROTECTED, LiveOrder
 from support.live_tree import FakeReq, LiveTree
 from support.waiting_requests import (
     arranged,
+    batch_of,
     chosen,
-    made,
     policy_of,
     queue_behind,
+    req_at,
     scheduler_with,
     set_order,
     tokens,
@@ -37,12 +36,12 @@ def tree() -> LiveTree:
 
 def test_by_default_the_order_is_sglangs(tree: LiveTree) -> None:
     set_order(tree, SGLANG)
-    waiting = [made(tree, tokens(n, n), 1.0 + n / 1e3) for n in (900, 20, 300)]
+    waiting = [req_at(tree, tokens(n, n), 1.0 + n / 1e3) for n in (900, 20, 300)]
     assert arranged(tree, waiting) == waiting
 
 
 def test_the_status_has_the_order_and_the_waiting_requests(tree: LiveTree) -> None:
-    arranged(tree, [made(tree, tokens(n, n), 1.0 + n / 1e3) for n in (900, 20, 300)])
+    arranged(tree, [req_at(tree, tokens(n, n), 1.0 + n / 1e3) for n in (900, 20, 300)])
     shown = tree.cache.admission.order.status()
     assert (shown["order"], shown["waiting_requests"]) == (BOUNDED_SHORTEST, 3)
     assert shown["admitted"] == {"shortest": 0, "budget": 0}
@@ -56,7 +55,7 @@ def test_what_sglang_does_not_announce_has_a_record_in_the_queue(tree, monkeypat
     name_key = [lambda _, req: setattr(req, "extra_key", "docs")]
     monkeypatch.setattr(arrivals, "_on_queued", name_key)
     monkeypatch.setattr(arrivals, "_on_created", [])
-    announced = made(tree, tokens(200, 1), 1.0, extra_key="docs")
+    announced = req_at(tree, tokens(200, 1), 1.0, extra_key="docs")
     queue_behind(tree, [], req := Req("r", "", announced.origin_input_ids, SamplingParams()))
     assert req.canopy.request.path == announced.canopy.request.path != []
 
@@ -64,21 +63,21 @@ def test_what_sglang_does_not_announce_has_a_record_in_the_queue(tree, monkeypat
 def test_cached_tokens_cost_less(tree: LiveTree) -> None:
     shared = tokens(800, seed=1)
     tree.serve(shared, 0.5)
-    long, short = made(tree, tokens(400, 2), 1.0), made(tree, [*shared, *tokens(40, 3)], 1.0)
+    long, short = req_at(tree, tokens(400, 2), 1.0), req_at(tree, [*shared, *tokens(40, 3)], 1.0)
     queue_behind(tree, [long], long, short)
-    made(tree, [7], 2.0)  # time passes with the requests
+    req_at(tree, [7], 2.0)  # time passes with the requests
     assert arranged(tree, [long, short]) == [short, long]
 
 
 def test_overtaken_requests_that_left_are_recorded(tree: LiveTree) -> None:
     live = tree.cache.admission.order
-    waiting = [made(tree, tokens(100 + n, n), 1.0 + n / 100) for n in range(20)]
-    made(tree, [7], 5.0)
+    waiting = [req_at(tree, tokens(100 + n, n), 1.0 + n / 100) for n in range(20)]
+    req_at(tree, [7], 5.0)
     order = arranged(tree, waiting)
     aborted, admitted = order[3], order[0]
     left = [req for req in waiting if req not in (aborted, admitted)]
     scheduler = scheduler_with([*left, admitted])
-    entered = batch([admitted], [100], [0], 0.0)
+    entered = batch_of([admitted], [100], [0], 0.0)
     tree.cache.admission.choose(scheduler, None, lambda: (entered, None))
     again = arranged(tree, left)
     assert set(again) == set(left)
@@ -96,19 +95,19 @@ def test_overtaken_requests_that_left_are_recorded(tree: LiveTree) -> None:
 @pytest.mark.parametrize("low_first", [False, True])
 def test_sglangs_priorities_are_respected(tree: LiveTree, low_first: bool) -> None:
     waiting = [
-        made(tree, tokens(400 if n % 2 else 20, n), 1.0 + n / 100, priority=n % 2)
+        req_at(tree, tokens(400 if n % 2 else 20, n), 1.0 + n / 100, priority=n % 2)
         for n in range(10)
     ]
-    made(tree, [7], 9.0)
+    req_at(tree, [7], 9.0)
     order = arranged(tree, waiting, policy_of(tree, priorities=True, low_first=low_first))
     found = [req.priority for req in order]
     assert found == sorted(found, reverse=not low_first)
 
 
 def test_tenants_alternate(tree: LiveTree) -> None:
-    waiting = [made(tree, tokens(10, n), 1.0 + n / 1e3) for n in range(30)]
-    waiting += [made(tree, tokens(200, 100 + n), 1.1 + n / 1e3, cache_salt="t") for n in range(3)]
-    made(tree, [7], 9.0)
+    waiting = [req_at(tree, tokens(10, n), 1.0 + n / 1e3) for n in range(30)]
+    waiting += [req_at(tree, tokens(200, 100 + n), 1.1 + n / 1e3, cache_salt="t") for n in range(3)]
+    req_at(tree, [7], 9.0)
     assert waiting.index(next(r for r in arranged(tree, waiting) if r.cache_salt)) == 30
     place = [req.cache_salt for req in arranged(tree, waiting)].index("t")
     assert place <= 1
@@ -129,7 +128,7 @@ def test_a_prefix_is_protected_from_arrival_on(tree: LiveTree, order: str) -> No
     tree.serve(prefix, 0.1)
     for n in range(8):
         tree.serve(tokens(400, 10 + n), 0.2 + n / 10)
-    head, tail = made(tree, tokens(50, 2), 2.0), made(tree, [*prefix, 5], 2.1)
+    head, tail = req_at(tree, tokens(50, 2), 2.0), req_at(tree, [*prefix, 5], 2.1)
     queue_behind(tree, [head], tail)
     assert awaited(tree, prefix)
     tree.evict(2000)
@@ -142,7 +141,7 @@ def test_the_budget_serves_the_next_requests(tree: LiveTree) -> None:
     prefixes = [tokens(400, seed) for seed in range(1, 10)]
     for n, prefix in enumerate(prefixes):
         tree.serve(prefix, 0.1 + n / 100)
-    waiting = [made(tree, [*prefix, 5], 2.0 + n / 100) for n, prefix in enumerate(prefixes)]
+    waiting = [req_at(tree, [*prefix, 5], 2.0 + n / 100) for n, prefix in enumerate(prefixes)]
     queue_behind(tree, waiting[:1], *reversed(waiting))
     assert awaited(tree, prefixes[-1])
     assert not awaited(tree, prefixes[0])
@@ -158,7 +157,7 @@ def test_the_budget_serves_the_next_requests(tree: LiveTree) -> None:
 def test_prefixes_without_waiting_requests_are_not_protected(tree: LiveTree) -> None:
     prefix = tokens(400, seed=1)
     tree.serve(prefix, 0.1)
-    gone, stays = made(tree, [*prefix, 5], 2.0), made(tree, tokens(30, 3), 2.0)
+    gone, stays = req_at(tree, [*prefix, 5], 2.0), req_at(tree, tokens(30, 3), 2.0)
     queue_behind(tree, [stays], gone)
     assert awaited(tree, prefix)
     arranged(tree, [stays])
@@ -168,7 +167,7 @@ def test_prefixes_without_waiting_requests_are_not_protected(tree: LiveTree) -> 
 
 def test_lookups_of_a_pass_are_bounded(tree: LiveTree, monkeypatch: pytest.MonkeyPatch) -> None:
     live = tree.cache.admission.order
-    waiting = [made(tree, tokens(30, n), 1.0 + n / 1e4) for n in range(1_000)]
+    waiting = [req_at(tree, tokens(30, n), 1.0 + n / 1e4) for n in range(1_000)]
     arranged(tree, waiting)
     seen: list[Req] = []
     monkeypatch.setattr(live, "look_up", seen.append)
@@ -184,7 +183,7 @@ def test_lookups_of_a_pass_are_bounded(tree: LiveTree, monkeypatch: pytest.Monke
 
 def branches(tree: LiveTree, count: int = 3) -> list[Req]:
     shared = tokens(400, 1)
-    return [made(tree, [*shared, *tokens(40, 2 + n)], 1.0 + n / 1e3) for n in range(count)]
+    return [req_at(tree, [*shared, *tokens(40, 2 + n)], 1.0 + n / 1e3) for n in range(count)]
 
 
 def test_a_request_that_leaves_the_queue_leaves_no_state(tree: LiveTree) -> None:
@@ -207,7 +206,7 @@ def test_a_request_that_leaves_the_queue_leaves_no_state(tree: LiveTree) -> None
 def test_a_request_beyond_a_budget_is_shown_to_no_step_and_stays_in_the_queue(tree):
     shortest = tree.cache.admission.order.shortest
     shortest.cost_factor, shortest.least_s = 0.0, 0.0  # nothing may pass the prompt in chunks
-    chunked, young = made(tree, tokens(900, 1), 1.0), made(tree, tokens(20, 2), 2.0)
+    chunked, young = req_at(tree, tokens(900, 1), 1.0), req_at(tree, tokens(20, 2), 2.0)
     scheduler, _ = chosen(tree, [chunked], 1)
     chunked.full_untruncated_fill_ids = chunked.origin_input_ids
     scheduler.chunked_req, scheduler.waiting_queue = chunked, [young]
@@ -245,7 +244,7 @@ def test_the_cost_model_learns_from_batches(tree: LiveTree) -> None:
     for n in range(REFIT_BATCHES):
         new, cached = [50 + 37 * n % 400, 10], [n * 13 % 300, 0]
         reqs = [fake()] * 2
-        live.computed(batch(reqs, new, cached, clock))
+        live.computed(batch_of(reqs, new, cached, clock))
     base, token, pair, load = live.cost.coefficients
     assert (base, token, pair) != (0.0, 1e-4, 0.0)
     assert load == 0.0
@@ -255,15 +254,6 @@ def fake() -> Any:
     return FakeReq(origin_input_ids=[1], host_loaded_length=0, num_matched_prefix_tokens=999)
 
 
-def batch(
-    reqs: list[Any], new: list[int], cached: list[int], launched: float, decodes: bool = False
-) -> Any:
-    mode = SimpleNamespace(is_extend=lambda: not decodes, is_decode=lambda: decodes)
-    return SimpleNamespace(
-        reqs=reqs, extend_lens=new, prefix_lens=cached, launch_ts=launched, forward_mode=mode
-    )
-
-
 @pytest.mark.xdist_group("ranks")
 def test_two_ranks_adopt_the_first_ones_figures_and_decide_equally(on_two_ranks, tmp_path):
     first, second = on_two_ranks("rank_scenarios:queue_orders", tmp_path)
@@ -271,29 +261,3 @@ def test_two_ranks_adopt_the_first_ones_figures_and_decide_equally(on_two_ranks,
     assert first["used"] == second["used"] == first["fitted"]
     assert first["orders"] == second["orders"]
     assert len(first["orders"]) > 10
-
-
-@pytest.mark.parametrize(
-    ("given", "server", "ours", "message"),
-    [
-        ({"canopy_queue_order": BOUNDED_SHORTEST}, {}, False, "needs --radix-eviction"),
-        (
-            {"canopy_queue_order": BOUNDED_SHORTEST},
-            {"schedule_policy": "lpm"},
-            True,
-            "lpm; drop one",
-        ),
-        ({"canopy_queue_order": BOUNDED_SHORTEST}, {"pp_size": 2}, True, "--pp-size"),
-        ({"canopy_max_wait_factor": 3.0}, {}, True, "needs --canopy-queue-order"),
-        (
-            {"canopy_max_wait_factor": 0.5, "canopy_queue_order": BOUNDED_SHORTEST},
-            {},
-            True,
-            "from 1 to",
-        ),
-    ],
-)
-def test_incompatible_options_are_refused(given, server, ours, message) -> None:
-    server_args = SimpleNamespace(**{"schedule_policy": "fcfs", "pp_size": 1, **server})
-    with pytest.raises(CanopyError, match=message):
-        checked(server_args, SimpleNamespace(**given), ours, {})

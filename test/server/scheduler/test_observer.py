@@ -7,29 +7,16 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_canopy.server.scheduler.observer import BLOCK_TOKENS, Observer
 from sglang_canopy.whatif.meter import MIN_REQUESTS, Memory, Meter, MeterSetup
+from support.live_tree import FakeReq, fake_req
 
 
-def ended(number: int) -> SimpleNamespace:
+def ended(number: int) -> FakeReq:
     """A request of SGLang's that has ended: each a prompt of its own of four blocks."""
     tokens = [1000 * number + i for i in range(4 * BLOCK_TOKENS)]
-    return SimpleNamespace(
-        finished=lambda: True,
-        origin_input_ids=tokens,
-        output_ids=[1],
-        sampling_params=SimpleNamespace(
-            custom_params={"canopy": {"time": float(number), "category": "chat"}}
-        ),
-        extra_key=None,
-        cache_salt=None,
-        cached_tokens=0,
-        cached_tokens_device=0,
-        cached_tokens_host=0,
-        finished_reason=SimpleNamespace(),
-        to_finish=None,
-    )
+    return fake_req(tokens, [1], {"time": float(number), "category": "chat"}, finished=lambda: True)
 
 
-def decoded(reqs: list[SimpleNamespace]) -> SimpleNamespace:
+def decoded(reqs: list[FakeReq]) -> SimpleNamespace:
     return SimpleNamespace(reqs=reqs, launch_ts=None, forward_mode=ForwardMode.DECODE)
 
 

@@ -61,16 +61,6 @@ def read(tiny_model: Path):
     return json.loads(done.stdout.rpartition("READ")[2])
 
 
-@pytest.mark.long
-def test_it_is_refused_without_a_prefix_cache(tiny_model: Path) -> None:
-    lines = {"no cache": ["--model-path", str(tiny_model), "--device", "cpu"]}
-    lines["no cache"] += ["--radix-eviction", "auto", "--disable-radix-cache"]
-    command = [sys.executable, "-c", _READ, json.dumps(lines)]
-    done = forked.run(command, timeout=300)
-    assert done.returncode != 0
-    assert "--radix-eviction wa: --disable-radix-cache" in done.stderr
-
-
 def test_every_part_is_on_and_the_policy_is_one_that_ranks(read) -> None:
     alone = read["alone"]
     assert (alone["policy"], alone["order"]) == ("wa", "bounded-shortest")

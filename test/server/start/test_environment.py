@@ -1,4 +1,4 @@
-"""A wrong environment variable is refused with the arguments, and never keeps the plugin from loading."""
+"""The plugin's environment: variables, secrets, and a stale entry point."""
 
 import os
 import re
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import sglang_canopy
+from sglang_canopy.server.start.secrets import REDACTED, shown
 from support import forked
 
 PACKAGE = Path(sglang_canopy.__file__).parent
@@ -57,3 +58,53 @@ def test_a_wrong_secret_is_refused_with_the_arguments(variables) -> None:
     done = forked.run(command, env={**os.environ, **variables}, timeout=240)
     assert done.returncode != 0
     assert next(iter(variables)) in done.stderr.splitlines()[-1]
+
+
+SECRET = "s3cr3t-9f3a"
+
+
+def test_keys_are_redacted_and_their_absence_stays_visible() -> None:
+    result = {
+        "api_key": SECRET,
+        "admin_api_key": None,
+        "ssl_keyfile_password": "pass-41",
+        "launch_command": f"launch --api-key={SECRET}",
+    }
+    assert shown(result) == {
+        "api_key": REDACTED,
+        "admin_api_key": None,
+        "ssl_keyfile_password": REDACTED,
+        "launch_command": f"launch --api-key={REDACTED}",
+    }
+    assert result["api_key"] == SECRET, "the server keeps it"
+    assert shown({"other": SECRET}) == {"other": SECRET}
+    assert shown([SECRET]) == [SECRET]
+
+
+LOAD = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from sglang.srt.plugins import load_plugins
+load_plugins()
+print("served")
+"""
+METADATA = "Metadata-Version: 2.1\nName: sglang-canopy\nVersion: 0.0.1\n"
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "sglang_canopy.server.plugin",
+        pytest.param("sglang_canopy.gone.plugin", marks=pytest.mark.long),
+    ],
+)
+def test_a_stale_entry_point_stops_the_process_with_the_remedy(tmp_path: Path, module) -> None:
+    info = tmp_path / "sglang_canopy-0.0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(METADATA)
+    (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\ncanopy = {module}:load\n")
+    done = forked.run([sys.executable, "-c", LOAD, str(tmp_path)], timeout=280)
+    assert "served" not in done.stdout
+    assert done.returncode != 0
+    assert f"names {module}, which this version does not have" in done.stderr
+    assert "pip install" in done.stderr

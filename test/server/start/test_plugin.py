@@ -20,7 +20,6 @@ from sglang_canopy.config.refusals import unsupported
 from sglang_canopy.config.server_options import ATTRIBUTE, ServerOptions
 from sglang_canopy.config.setups import FLAGS, GATE, HTTP_APPS, POLICIES, QUEUE, SETUPS
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.radix.live import live_cache
 from sglang_canopy.server.start import arguments, self_check
 from sglang_canopy.server.start.hook import Hook
 from sglang_canopy.server.start.hooks import HOOKS
@@ -74,50 +73,12 @@ def test_another_version_of_sglang_is_named_in_the_log(monkeypatch, caplog):
     assert "0.5.99 is installed" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("enable_session_radix_cache", True),
-        ("radix_cache_backend", "other"),
-        ("enable_lmcache", True),
-        ("enable_flexkv", True),
-        ("enable_unified_cache_external_linker", True),
-        ("enable_streaming_session", True),
-        ("disaggregation_mode", "decode"),
-        ("use_ray", True),
-        ("disable_radix_cache", True),
-    ],
-)
-def test_unsupported_features_are_refused_by_name_on_every_entry_point(option, value):
-    from sglang_canopy.server.scheduler.cache_factory import build
-
-    refusal = unsupported(POLICIES, supported(**{option: value}), environment={})
-    assert refusal is not None
-    assert "--radix-eviction lru" in refusal
-    params = SimpleNamespace(eviction_policy="wa")
-    ctx = SimpleNamespace(server_args=supported(**{option: value}), params=params)
-    with pytest.raises(CanopyError) as stop:  # sglang.Engine reads no command line
-        build(ctx)  # type: ignore[arg-type]
-    assert refusal in str(stop.value)
-
-
 @pytest.mark.parametrize("name", ["SGLANG_RUST_SERVER", "SGLANG_HTTP_SERVER_APP_PATH"])
 def test_an_entry_point_set_by_a_variable_is_refused_by_name(name: str) -> None:
     refusal = unsupported(POLICIES, supported(), environment={name: "1"})
     assert refusal is not None
     assert "--radix-eviction lru" in refusal
     assert unsupported(POLICIES, supported(), environment={"SGLANG_RUST_SERVER": "0"}) is None
-
-
-@pytest.mark.parametrize(
-    ("option", "value"), [("tokenizer_worker_num", 2), ("smg_grpc_mode", True), ("grpc_port", 1)]
-)
-def test_the_session_gate_is_refused_in_set_ups_that_policies_support(option, value):
-    given = supported(**{option: value})
-    assert unsupported(POLICIES, given, environment={}) is None
-    refusal = unsupported(GATE, given, environment={})
-    assert refusal is not None
-    assert "--canopy-session-gate" in refusal
 
 
 @pytest.mark.parametrize(
@@ -176,6 +137,7 @@ def storage(name: str, **kinds: object) -> dict[str, object]:
         # SGLang does for some models, after the command line was checked.
         ("turns the prefix cache off", {"server_args": supported(disable_radix_cache=False), "disable_radix_cache": True}),
         ("launch_server", storage("canopy")),
+        ("--enable-lmcache.*--radix-eviction lru", {"server_args": supported(enable_lmcache=True)}),
         ("--canopy-queue-order bounded-shortest: --pp-size 2", {"server_args": supported(pp_size=2, hicache_storage_backend=None, **QUEUE_ORDER)}),
         *(("sliding windows.*--hicache-storage-backend", storage(name, is_hybrid_swa=True)) for name in STORAGES),
         *(("Mamba.*--hicache-storage-backend", storage(name, is_hybrid_ssm=True)) for name in STORAGES),
@@ -188,34 +150,6 @@ def test_the_cache_is_refused_by_name_for_a_server_without_a_command_line(says, 
     params = SimpleNamespace(eviction_policy="wa")
     with pytest.raises(CanopyError, match=says):
         build(SimpleNamespace(params=params, **context))  # type: ignore[arg-type]
-
-
-def test_the_decode_side_gets_a_pointer_to_the_prefill_side() -> None:
-    why = unsupported(POLICIES, supported(disaggregation_mode="decode"), environment={})
-    assert "--radix-eviction to the servers of that side" in why
-    assert why.endswith("; use --radix-eviction lru")
-
-
-@pytest.mark.parametrize(
-    ("config", "says"),
-    [
-        ({"colour": 1}, "unknown key 'colour'"),
-        ({"min_samples": "x"}, "'min_samples' must be int"),
-        ({"quantum_tokens": 0}, "at least 1"),
-        ({"quantum_tokens": 1.5}, "'quantum_tokens' must be int"),
-        ({"model": "magic"}, "model"),
-        ([1], "JSON object"),
-    ],
-)
-def test_a_bad_configuration_names_the_policy_the_key_and_the_allowed_values(config, says):
-    with pytest.raises(CanopyError) as refusal:
-        live_cache("wa", config)  # type: ignore[arg-type]
-    assert says in str(refusal.value)
-
-
-def test_optional_caching_is_for_the_simulator_only() -> None:
-    with pytest.raises(CanopyError, match="canopy simulate"):
-        live_cache("canopy-tlru", {"caching": "optional"})
 
 
 def test_the_alias_counts_as_an_explicit_choice() -> None:

@@ -118,25 +118,6 @@ def test_the_command_prints_and_writes_every_load(trace_file, tmp_path, capsys):
     assert written["loads"][0]["meets_slo"] is True
 
 
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (["--loads", "0.6,x"], "--loads must be shares"),
-        (["--loads", "0"], "--loads must be shares"),
-        (["--loads", "0.5", "--slo", "fast"], "an SLO is written like"),
-        (["--slo", "p99_ttft<2s"], "give --loads as well"),
-        (["--saturation", "3"], "give --loads as well"),
-        (["--loads", "0.5", "--saturation", "-1"], "--saturation must be above 0"),
-        (["--loads", "0.5", "--seeds", "0"], "--seeds must be at least 1"),
-        (["--sessions-per-hour", "3"], "give --closed-loop as well"),
-        (["--requests", "0"], "--requests must be at least 1"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(trace_file, more, said, capsys):
-    assert main(arguments(trace_file, *more)) == 2
-    assert said in capsys.readouterr().err
-
-
 def test_a_loop_that_does_not_exist_is_refused():
     with pytest.raises(CanopyError, match="loop must be one of open"):
         system(poisson(5, 1.0), loop="half")

@@ -227,17 +227,3 @@ def test_a_gate_that_never_opens_is_named(monkeypatch):
     monkeypatch.setitem(gates.SESSION_GATES, "shut", Shut)
     with pytest.raises(CanopyError, match="'shut' never admitted 1 requests"):
         run([request(0.0, (1,))], session_gate="shut")
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"schedule_policy": "best"}, "must be one of fcfs, lpm, hrrn"),
-        ({"session_gate": "wide"}, "must be one of none, footprint"),
-        ({"waiting_prefixes": "kept"}, "must be one of by-place, awaited"),
-        ({"session_gate": "footprint", "session_gate_config": {"doors": 2}}, "does not take"),
-    ],
-)
-def test_a_choice_that_does_not_exist_is_refused(settings, said):
-    with pytest.raises(CanopyError, match=said):
-        SystemConfig(device_tokens=1000, **settings)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from canopy_lab.sim.system import SystemConfig, Workload, simulate_system
+from canopy_lab.sim.system import SystemConfig, TierSpec, Workload, simulate_system
 from canopy_lab.sim.system.arrivals import TurnsWait
 from canopy_lab.sim.system.routing import KnownPrefixes, Router
 from sglang_canopy.errors import CanopyError
@@ -25,30 +25,40 @@ def test_one_request_takes_its_prefill_and_a_step_for_each_further_token():
     assert result.throughput_tokens_per_s == pytest.approx(104 / 0.13)
 
 
-def test_a_cached_prefix_costs_nothing_and_the_last_token_is_always_computed():
-    result = run([request(0.0, range(1, 11)), request(1.0, range(1, 11))])
-    assert list(result.cached_tokens) == [0, 99]
-    assert list(result.ttft_s) == pytest.approx([0.1, 0.001])
+BY_HAND = {
+    "a cached prefix costs nothing, and the last token is always computed": (
+        [request(0.0, range(1, 11)), request(1.0, range(1, 11))],
+        {"cached_tokens": [0, 99], "ttft_s": [0.1, 0.001]},
+    ),
+    "a request that arrives during a prefill waits for its end": (
+        [request(0.0, range(1, 11)), request(0.04, range(101, 111))],
+        {"ttft_s": [0.1, 0.06 + 0.1], "mean_queue_s": 0.06 / 2},
+    ),
+    # The first decodes from 0.1 on, steps of 10 ms; the second arrives in the middle of a step.
+    "prefill comes first after the running decode step": (
+        [request(0.0, range(1, 11), output=11), request(0.135, range(101, 111))],
+        {"ttft_s": [0.1, 0.005 + 0.1], "e2e_s": [0.1 + 10 * 0.01 + 0.1, 0.105]},
+    ),
+    "requests that wait together are prefilled together": (
+        [request(at / 100, range(100 * at + 1, 100 * at + 11)) for at in range(3)],
+        {"e2e_s": [0.1, 0.1 - 0.01 + 0.2, 0.1 - 0.02 + 0.2]},
+    ),
+    "an output is found by the next turn, but for its last token, which has no KV": (
+        [
+            request(0.0, range(1, 11), output=21, conversation="a"),
+            request(10.0, range(1, 21), conversation="a", turn=2),
+        ],
+        {"cached_tokens": [0, 120]},
+    ),
+}
 
 
-def test_a_request_that_arrives_during_a_prefill_waits_for_its_end():
-    result = run([request(0.0, range(1, 11)), request(0.04, range(101, 111))])
-    assert list(result.ttft_s) == pytest.approx([0.1, 0.1 - 0.04 + 0.1])
-    assert result.mean_queue_s == pytest.approx(0.06 / 2)
-
-
-def test_prefill_comes_first_after_the_running_decode_step():
-    # The first request decodes from 0.1 on, steps of 10 ms; the second arrives in the middle of a step.
-    result = run([request(0.0, range(1, 11), output=11), request(0.135, range(101, 111))])
-    assert result.ttft_s[1] == pytest.approx(0.005 + 0.1)
-    assert result.e2e_s[0] == pytest.approx(0.1 + 10 * 0.01 + 0.1)
-
-
-def test_requests_that_wait_together_are_prefilled_together():
-    trace = [request(0.0, range(1, 11)), request(0.01, range(101, 111)),
-             request(0.02, range(201, 211))]  # fmt: skip
+@pytest.mark.parametrize("case", BY_HAND)
+def test_times_and_hits_by_hand(case):
+    trace, expected = BY_HAND[case]
     result = run(trace)
-    assert list(result.e2e_s) == pytest.approx([0.1, 0.1 - 0.01 + 0.2, 0.1 - 0.02 + 0.2])
+    for name, values in expected.items():
+        assert getattr(result, name) == pytest.approx(values), name
 
 
 def test_a_long_prompt_is_prefilled_in_chunks_and_a_decode_waits_for_all_of_them():
@@ -69,13 +79,6 @@ def test_a_request_waits_until_its_prompt_and_output_fit():
     trace = [request(0.0, range(1, 11), output=101), request(0.01, range(101, 111), output=101)]
     result = run(trace, device_tokens=250)
     assert result.ttft_s[1] == pytest.approx(0.1 + 1.0 - 0.01 + 0.1)
-
-
-def test_an_output_is_found_by_the_next_turn():
-    first = request(0.0, range(1, 11), output=21, conversation="a")
-    second = request(10.0, range(1, 21), conversation="a", turn=2)
-    # Prompt 100, output 21: the last token has no KV.
-    assert list(run([first, second]).cached_tokens) == [0, 120]
 
 
 def test_an_output_without_continuation_takes_room_until_eviction():
@@ -190,10 +193,21 @@ def test_a_mistake_gets_one_line_with_the_remedy(trace, config, said):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("routing", "random"), ("instances", 0), ("write_policy", "never"), ("device_policy", "best"),
-     ("prefetch_policy", "soon"), ("device_tokens", float("nan"))],
-)  # fmt: skip
-def test_a_setting_that_does_not_exist_is_refused(field, value):
-    with pytest.raises(CanopyError):
-        SystemConfig(**{"device_tokens": 1000, field: value})
+    ("settings", "said"),
+    [
+        ({"routing": "random"}, ""),
+        ({"instances": 0}, ""),
+        ({"write_policy": "never"}, ""),
+        ({"device_policy": "best"}, ""),
+        ({"prefetch_policy": "soon"}, ""),
+        ({"device_tokens": float("nan")}, ""),
+        ({"disk": TierSpec(100, 1e9, 1e9)}, "give host as well"),
+        ({"schedule_policy": "best"}, "must be one of fcfs, lpm, hrrn"),
+        ({"session_gate": "wide"}, "must be one of none, footprint"),
+        ({"waiting_prefixes": "kept"}, "must be one of by-place, awaited"),
+        ({"session_gate": "footprint", "session_gate_config": {"doors": 2}}, "does not take"),
+    ],
+)
+def test_a_setting_that_does_not_exist_is_refused(settings, said):
+    with pytest.raises(CanopyError, match=said):
+        SystemConfig(**{"device_tokens": 1000, **settings})

@@ -14,7 +14,6 @@ from canopy_lab.sim.system.channel import DiskChannel
 from canopy_lab.sim.system.run import _SystemRun
 from canopy_lab.sim.system.tree import TieredTree
 from canopy_lab.trace.record import TraceRequest
-from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.ttl.table import Group, TTLTable
 from support.systems import KV, profile, request, rounds
@@ -132,11 +131,6 @@ def test_a_prefetch_that_takes_too_long_is_stopped_by_the_timeout():
     stops = run(rounds(10, 2, every_s=10.0), prefetch_policy="timeout", **common)
     assert waits.ttft_s[-1] == pytest.approx(4.5 + 0.01, rel=0.01)
     assert stops.ttft_s[-1] == pytest.approx(0.5 + 90 / 1024 * 0.25 + 0.1, rel=0.02)
-
-
-def test_a_disk_without_host_memory_is_refused():
-    with pytest.raises(CanopyError, match="give host as well"):
-        SystemConfig(device_tokens=100, disk=tier(100))
 
 
 @settings(max_examples=settings.default.max_examples // 4)

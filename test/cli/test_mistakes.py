@@ -1,0 +1,51 @@
+"""A mistake on a command line is answered by one line with the remedy, and status 2."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from canopy_lab.cli.main import main
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+TABLE = yaml.safe_load((FIXTURES / "mistakes.yaml").read_text(encoding="utf-8"))
+MISTAKES = [(start, *row) for start, rows in TABLE.items() for row in rows.items()]
+
+
+def row(**fields: object) -> str:
+    return json.dumps({"timestamp": 5, "input_length": 1, "output_length": 1, "hash_ids": [1], **fields})  # fmt: skip
+
+
+@pytest.fixture
+def files(conversations, tmp_path) -> dict[str, Path]:
+    texts = {
+        "empty": "",
+        "backwards": f"{row()}\n{row(timestamp=1)}\n",
+        "unfit": f"{row(hash_ids=[*range(9)])}\n{row(input_length=4000)}\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    logs = {
+        "log": FIXTURES / "logs" / "traffic-own.jsonl",
+        "served": FIXTURES / "logs" / "traffic-sglang.jsonl",
+    }
+    written = {name: tmp_path / name for name in (*texts, "out")}
+    return {"trace": conversations(120, every_ms=400), **logs, **written}
+
+
+@pytest.mark.parametrize(("start", "options", "sentence"), MISTAKES)
+def test_a_mistake_is_one_line_with_the_remedy(
+    files, tmp_path, monkeypatch, capsys, start, options, sentence
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, path in files.items():
+        start, options = (text.replace(f"{{{name}}}", str(path)) for text in (start, options))
+    words = [*start.split(), *shlex.split(options)]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    (line,) = [line for line in said.splitlines() if line.startswith("canopy ")]
+    assert line.startswith(f"canopy {words[0]}")
+    assert sentence in line
+    assert "Traceback" not in said

@@ -1,0 +1,44 @@
+"""A mistake on a server's command line refuses the start with a sentence that names it."""
+
+import argparse
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from sglang.srt.arg_groups.choices import add_radix_eviction_policy_choices
+from sglang.srt.server_args import ServerArgs
+
+from canopy_chunks.plugin import entry
+from sglang_canopy.doctor.command_line import refused
+from sglang_canopy.policy.registry import AUTO, live_names
+from sglang_canopy.server.start import arguments
+
+TABLE = Path(__file__).parents[2] / "fixtures" / "refusals.yaml"
+ROWS = [
+    (f"{start} {options}", sentence)
+    for start, rows in yaml.safe_load(TABLE.read_text(encoding="utf-8")).items()
+    for options, _, sentence in (row.partition(" -> ") for row in rows.splitlines())
+]
+
+
+@pytest.fixture(scope="module")
+def parser() -> argparse.ArgumentParser:
+    add_radix_eviction_policy_choices([AUTO, *live_names()])  # as the plugin does
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    arguments.add_flags(None, parser)
+    entry.ADDON.add_flags(None, parser)
+    return parser
+
+
+@pytest.mark.parametrize(("line", "sentence"), ROWS)
+def test_a_mistake_refuses_the_start_with_the_remedy(parser, line: str, sentence: str) -> None:
+    args = parser.parse_args(["--model-path", "/none", "--device", "cpu", *shlex.split(line)])
+    found = [finding.text for finding in refused(args)]
+    try:
+        arguments.check(args, args)
+        entry.keep_options(args, args)
+    except SystemExit as stop:
+        found.append(str(stop))
+    assert any(sentence in text for text in found), found
