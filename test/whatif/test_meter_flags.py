@@ -30,5 +30,5 @@ def test_the_error_of_a_flag_names_its_requirement():
         meter("--canopy-whatif", "auto,floor=never", ours=True)
     assert meter(ours=True) is None
     assert meter("--canopy-observe", ours=False) == MeterOptions(observe=True)
-    several = meter("--canopy-whatif", "wa,canopy-tlru,capacity=1:4,one_in=8", ours=True)
-    assert several == MeterOptions(("wa", "canopy-tlru"), (1.0, 4.0), 8)
+    several = meter("--canopy-whatif", "wa,canopy-tlru,capacity=1:4", ours=True)
+    assert several == MeterOptions(("wa", "canopy-tlru"), (1.0, 4.0))
