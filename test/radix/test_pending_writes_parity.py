@@ -34,7 +34,7 @@ class NeverWritten(DiskTree):
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_pages_waiting_for_the_disk_stay_on_the_host(tmp_path: Path, seed: int) -> None:
-    steps = [s | {"time": i * 100.0} for i, s in enumerate(workload(seed, 60))]
+    steps = [s | {"time": i * 1.0} for i, s in enumerate(workload(seed, 60))]
     theirs = NeverWritten(
         tmp_path, DEVICE * PAGE, page_size=PAGE, host_tokens=HOST * PAGE, policy="canopy-lru",
         config={"quantum_tokens": 1, "block_tokens": PAGE},
@@ -54,7 +54,7 @@ def test_pages_waiting_for_the_disk_stay_on_the_host(tmp_path: Path, seed: int) 
     config = SystemConfig(
         device_tokens=DEVICE * PAGE,
         host=TierSpec(host_tokens * KV, 1e12, 1e12),
-        disk=TierSpec(1e12, 1e12, 1e-9),
+        disk=TierSpec(1e12, 1e12, 1.0),  # a byte a second: no page ends in this minute
         device_policy="canopy-lru",
         page_tokens=PAGE,
         quantum_tokens=1,
