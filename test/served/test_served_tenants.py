@@ -68,6 +68,8 @@ def nobody_reads_that_another_tenant_had_the_prompt(client: Any) -> None:
     for headers in ({}, BEARER):
         found = until(lambda sent=headers: missed(**sent))
         assert found["tokens"]["never_seen"]["none"] >= 2 * 398
+        shown = client.send("/canopy/status", **headers)[1] + client.send("/metrics", **headers)[1]
+        assert "namespace" not in str(shown)
 
 
 def answers_are_equal_on_both_replicas(client: Any) -> None:

@@ -96,8 +96,8 @@ class Arranged(Generic[T]):
         if len(queue) == len(new) == 1 and chunked is None and not tried:
             self._alone, self._in_order = new[0], []
             return new
-        for request in new:
-            self._enqueue(request, request in tried)
+        for request in sorted(new, key=lambda request: request is not previous):  # the older first
+            self._enqueue(request, request in tried or len(queue) == 1)
         self.shortest.set_time(self._requests.time_s())
         if len(queue) < 2:
             self._in_order = list(waiting.values())

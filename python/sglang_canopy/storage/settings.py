@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,8 @@ DYNAMIC_BACKEND = {
 
 FLAG = "--hicache-storage-backend-extra-config"
 DEFAULT_CAPACITY_GB = 10.0
+_REMOVED = {"CANOPY_DISK_PATH": "path", "CANOPY_DISK_CAPACITY_GB": "capacity_gb"}
+"""Variables of earlier releases. A server that ignored them would leave its store unused."""
 
 _OF_SGLANG = frozenset(
     {
@@ -81,6 +84,9 @@ class StorageSettings:
     @classmethod
     def from_extra(cls, extra: Mapping[str, Any] | None) -> StorageSettings:
         """Return the settings of a server's extra configuration."""
+        for variable, key in _REMOVED.items():
+            if variable in os.environ:
+                raise CanopyError(f"{variable} is no longer read: unset it, and give {key} in {FLAG}")
         values = {k: v for k, v in (extra or {}).items() if k not in _OF_SGLANG}
         gigabytes = values.pop("capacity_gb", None)
         if gigabytes is not None and "capacity_bytes" in values:

@@ -12,7 +12,11 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, SGLANG, QueueFlags
 from sglang_canopy.schedule.cost import REFIT_BATCHES
 from sglang_canopy.server.scheduler import arrivals
-from sglang_canopy.server.scheduler.admission import prefill_chosen, priorities_calculated
+from sglang_canopy.server.scheduler.admission import (
+    chunk_limited,
+    prefill_chosen,
+    priorities_calculated,
+)
 from sglang_canopy.server.scheduler.live_order import PROTECTED, LiveOrder
 from support.live_tree import FakeReq, LiveTree
 from support.waiting_requests import (
@@ -184,6 +188,46 @@ def test_lookups_of_a_pass_are_bounded(tree: LiveTree, monkeypatch: pytest.Monke
 def branches(tree: LiveTree, count: int = 3) -> list[Req]:
     shared = tokens(400, 1)
     return [req_at(tree, [*shared, *tokens(40, 2 + n)], 1.0 + n / 1e3) for n in range(count)]
+
+
+def test_a_cached_request_beside_a_chunked_prompt_shares_its_steps(tree: LiveTree) -> None:
+    """It joins an empty queue, and is matched: by SGLang's order it would wait for the whole prompt."""
+    shared = tokens(800, 1)
+    tree.serve(shared, 0.5)
+    chunked, young = made(tree, tokens(600, 2), 1.0), made(tree, [*shared, *tokens(8, 3)], 2.0)
+    scheduler, _ = chosen(tree, [chunked], 1)
+    chunked.full_untruncated_fill_ids = chunked.origin_input_ids
+    scheduler.enable_lora, scheduler.chunked_req, scheduler.waiting_queue = False, chunked, []
+    arrivals.request_queued(scheduler, young)
+    queue = scheduler.waiting_queue = [young]
+    limits = []
+
+    def choose(*_: Any) -> Any:
+        policy = policy_of(tree)
+        priorities_calculated(SchedulePolicy.calc_priority, policy, queue, None, 0)
+        limits.append(chunk_limited(lambda *_: None, policy, chunked, queue, 512, 4))
+        return None, None
+
+    prefill_chosen(choose, scheduler, scheduler.running_batch)
+    (waiting,) = tree.cache.admission.order.shortest
+    assert waiting.prefill.uncached <= 12
+    assert limits[0] is not None
+
+
+def test_one_that_waited_alone_stays_older_than_one_that_the_gate_puts_before_it(tree) -> None:
+    order = tree.cache.admission.order.arranged
+    first, second = made(tree, tokens(100, 1), 1.0), made(tree, tokens(100, 2), 2.0)
+    order.arrange([first])
+    order.arrange([second, first])
+    assert [waiting.request for waiting in order.shortest] == [first, second]
+
+
+def test_host_tokens_of_a_request_that_was_alone_are_charged(tree: LiveTree) -> None:
+    order, req = tree.cache.admission.order, made(tree, tokens(600, 2), 1.0)
+    req.prefix_len, req.num_matched_prefix_tokens = 0, 400
+    assert order.prefill(req, False).loaded == 400
+    req.prefix_len, req.host_loaded_length = 400, 400  # as SGLang admits it
+    assert order.prefill(req, False).loaded == 400
 
 
 def test_a_request_that_leaves_the_queue_leaves_no_state(tree: LiveTree) -> None:

@@ -219,6 +219,8 @@ class LiveOrder:
         tokens = len(req.origin_input_ids) + len(req.output_ids)
         cached = min(req.num_matched_prefix_tokens, tokens - 1)
         loaded = max(cached - req.prefix_len, 0)
+        if not look_up:  # SGLang has loaded and counted them, if it admits the request
+            loaded = max(loaded, min(req.host_loaded_length, cached))
         return Prefill(tokens - cached, cached, loaded, _to_generate(req))
 
     def remaining(self, req: Any) -> Prefill:
