@@ -194,7 +194,7 @@ def test_a_cached_request_beside_a_chunked_prompt_shares_its_steps(tree: LiveTre
     """It joins an empty queue, and is matched: by SGLang's order it would wait for the whole prompt."""
     shared = tokens(800, 1)
     tree.serve(shared, 0.5)
-    chunked, young = made(tree, tokens(600, 2), 1.0), made(tree, [*shared, *tokens(8, 3)], 2.0)
+    chunked, young = req_at(tree, tokens(600, 2), 1.0), req_at(tree, [*shared, *tokens(8, 3)], 2.0)
     scheduler, _ = chosen(tree, [chunked], 1)
     chunked.full_untruncated_fill_ids = chunked.origin_input_ids
     scheduler.enable_lora, scheduler.chunked_req, scheduler.waiting_queue = False, chunked, []
@@ -216,14 +216,14 @@ def test_a_cached_request_beside_a_chunked_prompt_shares_its_steps(tree: LiveTre
 
 def test_one_that_waited_alone_stays_older_than_one_that_the_gate_puts_before_it(tree) -> None:
     order = tree.cache.admission.order.arranged
-    first, second = made(tree, tokens(100, 1), 1.0), made(tree, tokens(100, 2), 2.0)
+    first, second = req_at(tree, tokens(100, 1), 1.0), req_at(tree, tokens(100, 2), 2.0)
     order.arrange([first])
     order.arrange([second, first])
     assert [waiting.request for waiting in order.shortest] == [first, second]
 
 
 def test_host_tokens_of_a_request_that_was_alone_are_charged(tree: LiveTree) -> None:
-    order, req = tree.cache.admission.order, made(tree, tokens(600, 2), 1.0)
+    order, req = tree.cache.admission.order, req_at(tree, tokens(600, 2), 1.0)
     req.prefix_len, req.num_matched_prefix_tokens = 0, 400
     assert order.prefill(req, False).loaded == 400
     req.prefix_len, req.host_loaded_length = 400, 400  # as SGLang admits it
