@@ -22,8 +22,15 @@ FLAGS = ("--radix-eviction", "auto", "--canopy-session-gate", "auto", "--served-
 FLAGS += ("--chat-template", str(TEMPLATE))
 PARAMETERS = {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": PARAMETERS}}
-CALL = r'<tool_call>\n\{"name": "look", "arguments": \{"at": "[a-z]{4}"\}\}\n</tool_call>'
-"""The form of an answer under ``--tool-call-parser hermes``; test_tool_calls.py has other parsers'."""
+CALL = r'\{"name": "look", "arguments": \{"at": "[a-z]{4}"\}\}'
+CALLS = {
+    "hermes": rf"<tool_call>\n{CALL}\n</tool_call>",
+    "qwen3_coder": r"<tool_call>\n<function=look>\n<parameter=at>\n[a-z]{4}\n</parameter>\n"
+    r"</function>\n</tool_call>",
+    "pythonic": r'\[look\(at="[a-z]{4}"\)\]',
+    "mistral": rf"\[TOOL_CALLS\] \[{CALL}\]",
+}
+"""An answer's form by ``--tool-call-parser``; test_tool_calls.py has the other parsers'."""
 
 
 def ask(client: Any, messages: list[Any], form: str, **fields: Any) -> Any:
@@ -47,15 +54,16 @@ def recognised(client: Any) -> int:
 
 
 @pytest.mark.long
-def test_an_agent_is_recognised_by_its_answer(server, small_model) -> None:
-    with server(small_model, *FLAGS, "--tool-call-parser", "hermes", kv_tokens=2048) as client:
+@pytest.mark.parametrize("parser", CALLS)
+def test_an_agent_is_recognised_by_its_answer(server, small_model, parser: str) -> None:
+    with server(small_model, *FLAGS, "--tool-call-parser", parser, kv_tokens=2048) as client:
         messages = [user(trees(200, 1))]
-        called = ask(client, messages, CALL, tools=[TOOL])
+        called = ask(client, messages, CALLS[parser], tools=[TOOL])
         assert [one.function.name for one in called.tool_calls] == ["look"]
         until(lambda: recognised(client) == 1)
         result = {"role": "tool", "tool_call_id": called.tool_calls[0].id, "content": "an oak"}
         messages += [called.model_dump(exclude_none=True), result]
-        assert ask(client, messages, CALL, tools=[TOOL]).tool_calls
+        assert ask(client, messages, CALLS[parser], tools=[TOOL]).tool_calls
         until(lambda: recognised(client) == 2)
 
 

@@ -86,7 +86,9 @@ class StorageSettings:
         """Return the settings of a server's extra configuration."""
         for variable, key in _REMOVED.items():
             if variable in os.environ:
-                raise CanopyError(f"{variable} is no longer read: unset it, and give {key} in {FLAG}")
+                raise CanopyError(
+                    f"{variable} is no longer read: unset it, and give {key} in {FLAG}"
+                )
         values = {k: v for k, v in (extra or {}).items() if k not in _OF_SGLANG}
         gigabytes = values.pop("capacity_gb", None)
         if gigabytes is not None and "capacity_bytes" in values:
