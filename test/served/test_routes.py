@@ -80,83 +80,6 @@ def until_counted(client: Any, category: str, before: int = 0) -> None:
     until(lambda: client.requests_by_category().get(category, 0) > before)
 
 
-@pytest.mark.parametrize("path", ROUTES)
-def test_category_turn_tools_and_hints_are_read(client: Any, path: str) -> None:
-    first, second, category = ROUTES[path]
-    name = "from" + path.replace("/", "-")
-    given = {"canopy_category": name, "canopy_turn": 2, "canopy_conversation": f"c{path}"}
-    code, text = client.send(path, sent(path, first, given))
-    assert code == 200, text
-    until_counted(client, name)
-    explained = json.loads(client.get(f"/canopy/explain?conversation=c{path}"))
-    assert explained["replicas"][0][0]["cached"], explained
-    before = client.requests_by_category().get(category, 0)
-    code, text = client.send(path, sent(path, second, None))
-    assert code == 200, text
-    until_counted(client, category, before)
-
-
-@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
-def test_four_answers_to_one_request_count_once(client: Any, path: str) -> None:
-    first, _, _ = ROUTES[path]
-    name = "four" + path.replace("/", "-")
-    for _ in range(2):
-        body = sent(path, first, {"canopy_category": name, "canopy_conversation": f"n{path}"})
-        if path == "/generate":
-            body["sampling_params"] |= {"n": 4, "temperature": 1}
-        else:
-            body |= {"n": 4, "temperature": 1}
-        code, text = client.send(path, body)
-        assert code == 200, text
-        answers = json.loads(text)
-        assert len(answers if path == "/generate" else answers["choices"]) == 4
-    assert client.send(path, sent(path, first, {"canopy_category": f"last-{name}"}))[0] == 200
-    until_counted(client, f"last-{name}")  # so all that ended before are in the status
-    assert client.requests_by_category()[name] == 2
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", ROUTES)
-def test_a_wrong_hint_is_ignored_and_a_wrong_tenant_refused_with_400(
-    client: Any, path: str, stream: bool
-) -> None:
-    body = ROUTES[path][0]
-    wrong = {"canopy_turn": 0, "canopy_nonsense": 1, "canopy": {"time": 0}}
-    assert client.send(path, sent(path, body, wrong, stream))[0] == 200
-    ignored = client.status()["ignored_fields"]
-    assert ignored.keys() >= {"canopy_turn", "other"}
-    code, text = client.send(path, sent(path, {**body, "extra_key": DOCUMENTS_MARK}, None, stream))
-    assert (code, "extra_key" in text) == (400, True), text
-
-
-USER, ADMIN = "user-s3cr3t-41c7", "admin-s3cr3t-90be"
-ACTS = ("start_", "stop_", "dump_", "flush_", "expert_distribution", "profile")
-"""Parts of routes that change a server; some stop a server without experts."""
-
-
-def test_no_route_and_no_line_of_the_log_shows_a_key(server: Any, tiny_model: Any) -> None:
-    flags = ("--radix-eviction", "wa", "--api-key", USER, "--admin-api-key", ADMIN)
-    flags += ("--log-requests",)
-    keys = [{}, *({"Authorization": f"Bearer {key}"} for key in (USER, ADMIN))]
-    with server(tiny_model, *flags, kv_tokens=2048) as client:
-        routes = json.loads(client.send("/openapi.json", **keys[1])[1])["paths"]
-        paths = [path for path, of in routes.items() if "get" in of and "{" not in path]
-        paths = [path for path in paths if not any(part in path for part in ACTS)]
-        assert "/server_info" in paths
-        assert "admin_api_key" in client.send("/server_info", **keys[1])[1]
-        paths += ["/metrics", "/canopy/status", "/canopy/ui", "/canopy/explain?conversation=c"]
-        shown = {
-            f"{path} with key {n}": client.send(path, **key)[1]
-            for path in paths
-            for n, key in enumerate(keys)
-        }
-        body = {"model": "m", "messages": CHAT, "max_tokens": 2}
-        assert client.send("/v1/chat/completions", body, **keys[1])[0] == 200
-        shown["the log"] = client.server.log_text()
-    found = [where for where, text in shown.items() if any(s in text for s in (USER, ADMIN))]
-    assert found == []
-
-
 PROMPT = 320
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -232,6 +155,7 @@ def test_metrics_agree_with_the_responses(client) -> None:
     known = {PREFIX + m.name for m in (*CACHE, *IGNORED)}
     shown = {re.sub(r"_(bucket|count|sum)$", "", name) for name, _ in samples}
     assert shown <= known, shown - known
+    # Before any other test of this file: their traffic would hide that the status is a second old.
     until(lambda: client.rank()["prompt_tokens"] >= sum(asked.values()) * PROMPT)
     status, samples = client.rank(), series(client.get("/metrics"))
     for tier, of in status["tiers"].items():
@@ -271,3 +195,80 @@ def test_no_salt_is_in_the_status_the_metrics_the_server_info_or_the_log(client)
     assert '"GET /canopy/status HTTP/1.1" 200' in shown
     for secret in (salt, key, urllib.parse.quote(salt, safe=""), query):
         assert secret not in shown
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_category_turn_tools_and_hints_are_read(client: Any, path: str) -> None:
+    first, second, category = ROUTES[path]
+    name = "from" + path.replace("/", "-")
+    given = {"canopy_category": name, "canopy_turn": 2, "canopy_conversation": f"c{path}"}
+    code, text = client.send(path, sent(path, first, given))
+    assert code == 200, text
+    until_counted(client, name)
+    explained = json.loads(client.get(f"/canopy/explain?conversation=c{path}"))
+    assert explained["replicas"][0][0]["cached"], explained
+    before = client.requests_by_category().get(category, 0)
+    code, text = client.send(path, sent(path, second, None))
+    assert code == 200, text
+    until_counted(client, category, before)
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
+def test_four_answers_to_one_request_count_once(client: Any, path: str) -> None:
+    first, _, _ = ROUTES[path]
+    name = "four" + path.replace("/", "-")
+    for _ in range(2):
+        body = sent(path, first, {"canopy_category": name, "canopy_conversation": f"n{path}"})
+        if path == "/generate":
+            body["sampling_params"] |= {"n": 4, "temperature": 1}
+        else:
+            body |= {"n": 4, "temperature": 1}
+        code, text = client.send(path, body)
+        assert code == 200, text
+        answers = json.loads(text)
+        assert len(answers if path == "/generate" else answers["choices"]) == 4
+    assert client.send(path, sent(path, first, {"canopy_category": f"last-{name}"}))[0] == 200
+    until_counted(client, f"last-{name}")  # so all that ended before are in the status
+    assert client.requests_by_category()[name] == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ROUTES)
+def test_a_wrong_hint_is_ignored_and_a_wrong_tenant_refused_with_400(
+    client: Any, path: str, stream: bool
+) -> None:
+    body = ROUTES[path][0]
+    wrong = {"canopy_turn": 0, "canopy_nonsense": 1, "canopy": {"time": 0}}
+    assert client.send(path, sent(path, body, wrong, stream))[0] == 200
+    ignored = client.status()["ignored_fields"]
+    assert ignored.keys() >= {"canopy_turn", "other"}
+    code, text = client.send(path, sent(path, {**body, "extra_key": DOCUMENTS_MARK}, None, stream))
+    assert (code, "extra_key" in text) == (400, True), text
+
+
+USER, ADMIN = "user-s3cr3t-41c7", "admin-s3cr3t-90be"
+ACTS = ("start_", "stop_", "dump_", "flush_", "expert_distribution", "profile")
+"""Parts of routes that change a server; some stop a server without experts."""
+
+
+def test_no_route_and_no_line_of_the_log_shows_a_key(server: Any, tiny_model: Any) -> None:
+    flags = ("--radix-eviction", "wa", "--api-key", USER, "--admin-api-key", ADMIN)
+    flags += ("--log-requests",)
+    keys = [{}, *({"Authorization": f"Bearer {key}"} for key in (USER, ADMIN))]
+    with server(tiny_model, *flags, kv_tokens=2048) as client:
+        routes = json.loads(client.send("/openapi.json", **keys[1])[1])["paths"]
+        paths = [path for path, of in routes.items() if "get" in of and "{" not in path]
+        paths = [path for path in paths if not any(part in path for part in ACTS)]
+        assert "/server_info" in paths
+        assert "admin_api_key" in client.send("/server_info", **keys[1])[1]
+        paths += ["/metrics", "/canopy/status", "/canopy/ui", "/canopy/explain?conversation=c"]
+        shown = {
+            f"{path} with key {n}": client.send(path, **key)[1]
+            for path in paths
+            for n, key in enumerate(keys)
+        }
+        body = {"model": "m", "messages": CHAT, "max_tokens": 2}
+        assert client.send("/v1/chat/completions", body, **keys[1])[0] == 200
+        shown["the log"] = client.server.log_text()
+    found = [where for where, text in shown.items() if any(s in text for s in (USER, ADMIN))]
+    assert found == []
