@@ -176,7 +176,12 @@ def test_warm_ups_are_remembered_up_to_a_number_for_each_tenant_and_in_all() -> 
 
     def come(tenant: str, number: int) -> Any:
         request = SimpleNamespace(
-            tenant=tenant, group=(float(number), 0), samples=2, first=None, number=number, time=0.0
+            tenant=tenant,
+            group=(float(number), 0),
+            pending_samples=2,
+            warm_up=None,
+            number=number,
+            time=0.0,
         )
         samples.received(request)
         return request
@@ -188,4 +193,4 @@ def test_warm_ups_are_remembered_up_to_a_number_for_each_tenant_and_in_all() -> 
     for number in range(5000):
         come(f"t{number}", 5000 + number)
     assert len(samples) == MAX_GROUPS
-    assert come("t4999", 9999).first is not None
+    assert come("t4999", 9999).warm_up is not None

@@ -156,7 +156,7 @@ def test_the_floor_tolerates_two_standard_errors_of_the_sample(monkeypatch):
         before = len(doubts)
         meter.ended(request, 0)
         if len(doubts) > before:
-            stated.append(meter._account.sampling_error(ShadowArm(LRU, NOW)))
+            stated.append(meter._estimator.sampling_error(ShadowArm(LRU, NOW)))
     assert max(stated) > 0.0
     assert doubts == pytest.approx([2.0 * one for one in stated])
 
@@ -212,11 +212,11 @@ def test_capacities_are_multiples_of_the_host_if_there_is_one():
 # ---- the running policy changes ----
 
 
-def test_another_running_policy_begins_its_own_account():
+def test_another_running_policy_restarts_the_estimates():
     meter = Meter(MeterSetup(), Memory(60 * BLOCK), LRU)
     serve("lru", 60, 5, meter)
     before = meter.caches.blocks()
-    meter.runs("wa")
+    meter.restart("wa")
     assert before == meter.caches.blocks()  # no shadow cache was lost
     assert meter.stats()["hit_ratio"] == 0.0
     assert meter.stats()["running"] == "wa"
@@ -242,7 +242,7 @@ def test_lru_ranks_while_the_policy_is_behind_it_and_no_longer():
     for request in hot_and_new(800):
         meter.ended(request, 0)
     assert meter.behind
-    meter.runs(LRU)
+    meter.restart(LRU)
     for request in hot_and_new(800, hot=8, new=2, every=4):
         request.time += 800.0
         meter.ended(request, 0)
@@ -257,8 +257,8 @@ def test_a_policy_with_other_options_is_compared_as_it_runs():
     running, lru = (ever(meter, name, NOW) for name in ("threshold-lru", LRU))
     assert (running, lru) == (0.0, pytest.approx(0.4, abs=0.01))
     before = meter.caches.blocks()
-    meter.runs(LRU)
-    meter.runs("threshold-lru")
+    meter.restart(LRU)
+    meter.restart("threshold-lru")
     assert before == meter.caches.blocks()  # no shadow cache was lost
 
 
@@ -288,7 +288,7 @@ def test_a_sample_that_leaves_too_few_blocks_decides_nothing(monkeypatch):
     monkeypatch.setattr(Floor, "compare", lambda *given: compared.append(given))
     for request in hot_and_new(400, hot=40, new=60):
         meter.ended(request, 0)
-    assert meter.caches.served_requests > 300
+    assert meter.caches.sampled_requests > 300
     assert not compared
     assert meter.undecided.startswith("too small a sample")
     assert meter.stats()["too_small"] == ["threshold-lru now", "canopy-lru now"]
@@ -359,7 +359,7 @@ def test_it_reports_the_requests_that_do_not_count_and_keeps_the_count_across_a_
         short = Request(time=1e4 + second, path=(), block_tokens=BLOCK, prompt_tokens=BLOCK - 1)
         meter.ended(short, 0)
     assert meter.undecided == "too few requests: 30 of 200 (7 shorter than a block do not count)"
-    meter.runs(LRU)
+    meter.restart(LRU)
     meter.ended(Request(time=2e4, path=(1, 2), block_tokens=BLOCK, prompt_tokens=32), 0)
     found = meter.stats()["requests"]
     assert (found["counted"], found["counted_since_exchange"], found["needed"]) == (31, 1, 200)

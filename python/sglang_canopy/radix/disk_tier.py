@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 
 class DiskTier:
-    """The tier that stores pages; all calls come from the scheduler's thread. This class does nothing:
-    no tier below the host, or a tier that is not Canopy's.
+    """Null implementation of the tier that stores pages: no tier below the host, or not Canopy's.
+
+    All calls come from the scheduler's thread.
     """
 
     active = False

@@ -68,7 +68,7 @@ class LiveCache:
             return
         for policy in (device, host):
             policy.rank_by(lru=meter.behind)
-        meter.runs(self.running)
+        meter.restart(self.running)
         standing = "behind canopy-lru" if meter.behind else "ahead of canopy-lru again"
         logger.info("canopy: %s ranks: %s is %s", self.running, self.policy, standing)
 

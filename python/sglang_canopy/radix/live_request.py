@@ -96,9 +96,9 @@ class LiveRequest(Request):
     """End of the conversation before this request."""
     group: tuple[float, int] | None = None
     """Equal for the parallel samples (n > 1) of one prompt and their warm-up; else ``None``."""
-    samples: int = 0
+    pending_samples: int = 0
     """Number of samples that follow this request, if it is their warm-up."""
-    first: LiveRequest | None = None
+    warm_up: LiveRequest | None = None
     """The warm-up, if this request is a sample of it."""
     session: Any = None
     """The session gate's session."""
@@ -139,7 +139,7 @@ def live_request(req: Req, now: float, block_tokens: int) -> LiveRequest:
         request.group = time, xxhash.xxh3_64_intdigest(rest, seed=request.hash)
         # TokenizerManager._handle_batch_request (tokenizer_manager.py) sends a prompt with n > 1
         # once, without output, and then n copies.
-        request.samples = 0 if req.sampling_params.max_new_tokens else samples
+        request.pending_samples = 0 if req.sampling_params.max_new_tokens else samples
     return request
 
 

@@ -31,17 +31,21 @@ class ParallelSamples:
         """Remember a warm-up, or attach a sample to its warm-up. Call once per grouped request."""
         if request.group is None:
             return
-        first = self._warm_ups.get(request.tenant, request.group)
-        if first is not None:
-            announced, request.first, request.samples = request.samples, first, 0
+        warm_up = self._warm_ups.get(request.tenant, request.group)
+        if warm_up is not None:
+            announced, request.warm_up, request.pending_samples = (
+                request.pending_samples,
+                warm_up,
+                0,
+            )
             # A sample counts as its warm-up: their nodes are used once, at one time.
-            request.number, request.time = first.number, first.time
+            request.number, request.time = warm_up.number, warm_up.time
             # The warm-up of an equal prompt of the same batch announces samples of its own.
             self._outstanding[request.group] += announced or -1
             if not self._outstanding[request.group]:
                 self._warm_ups.pop(request.tenant, request.group)
                 del self._outstanding[request.group]
-        elif request.samples:
-            self._outstanding[request.group] = request.samples
+        elif request.pending_samples:
+            self._outstanding[request.group] = request.pending_samples
             for forgotten in self._warm_ups.put(request.tenant, request.group, request):
                 del self._outstanding[forgotten.key]

@@ -67,7 +67,7 @@ class Requests:
                 self.refuse(request, INVALID)
             else:
                 self._learn(request)
-                if request.first is None:
+                if request.warm_up is None:
                     self._classify_misses(request, req)
         return None if request.state is State.REFUSED else request
 
@@ -85,7 +85,7 @@ class Requests:
         if request.state not in _NOT_ADMITTED or request.is_health_probe:
             return
         request.state = State.REFUSED
-        if request.first is None:
+        if request.warm_up is None:
             self.live.counters.refused[reason] += 1
 
     def ended(self, req: Req) -> None:
@@ -94,12 +94,12 @@ class Requests:
         if request is None or request.state is State.DONE or request.is_health_probe:
             return
         complete(request, req)
-        if not request.samples:  # the samples of a warm-up determine how the request ended
+        if not request.pending_samples:  # the samples of a warm-up determine how the request ended
             self.finish(request)
         meter = self.live.meter
-        if request.first is not None:
+        if request.warm_up is not None:
             if meter is not None:
-                meter.sample_ended(request)
+                meter.record_parallel_output(request)
             return
         hits = (req.cached_tokens_device, req.cached_tokens_host, req.cached_tokens_storage)
         label, tokens = request.label or request.category, request.prompt_tokens
@@ -132,8 +132,8 @@ class Requests:
     def _learn(self, request: LiveRequest) -> None:
         """Announce an admitted request to the policies. Call once for each, in order of admission."""
         request.state = State.ADMITTED
-        if request.first is not None:
-            request.label, request.turn = request.first.label, request.first.turn
+        if request.warm_up is not None:
+            request.label, request.turn = request.warm_up.label, request.warm_up.turn
             return
         tree = self.tree
         if tree.evictable_device_leaves.pending or tree.evictable_host_leaves.pending:

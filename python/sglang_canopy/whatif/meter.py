@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import live_names, make_policy
 from sglang_canopy.records import Request
-from sglang_canopy.whatif.account import Account
+from sglang_canopy.whatif.estimator import HitRatioEstimator
 from sglang_canopy.whatif.floor import Floor
 from sglang_canopy.whatif.sampled_caches import (
     MIN_BLOCKS,
@@ -109,19 +109,19 @@ class Meter:
         """Finished requests that do not count, by reason, since the start."""
         self._finished_requests = 0
         self._origins = Origins()
-        self._account = Account(setup.memory_s)
+        self._estimator = HitRatioEstimator(setup.memory_s)
         self._learners: dict[str, Policy] = {}
         self.caches = SampledCaches(setup.one_in)
         self.running = self._requested = running
         self._floor = Floor(memory.total()) if setup.floor else None
-        self._sampled_requests = 0
+        self._sampled_since_exchange = 0
         self._add_arms()
 
-    def runs(self, running: str) -> None:
-        """Begin the estimates again: ``running``, the policy or LRU, ranks from now on."""
-        self._account.begin()
+    def restart(self, running: str) -> None:
+        """Restart the estimates: ``running``, the policy or LRU, ranks from now on."""
+        self._estimator.reset()
         self.running = running
-        self._sampled_requests = 0
+        self._sampled_since_exchange = 0
 
     @property
     def behind(self) -> bool:
@@ -131,24 +131,24 @@ class Meter:
     @property
     def undecided(self) -> str | None:
         """Reason why the estimates are not usable yet, or ``None``."""
-        if any(name.capacity == NOW for name in self._too_small()):
+        if any(arm.capacity == NOW for arm in self._too_small()):
             return (
                 f"too small a sample: one block in {self.caches.one_in} leaves a shadow cache fewer "
                 f"than {MIN_BLOCKS}"
             )
-        if self._sampled_requests < MIN_REQUESTS:
+        if self._sampled_since_exchange < MIN_REQUESTS:
             return self._too_few()
-        if not any(self.caches.has_evicted(q) for q in self._arms if q.capacity == NOW):
+        if not any(self.caches.has_evicted(arm) for arm in self._arms if arm.capacity == NOW):
             return "the cache has not filled: nothing to win"
         return None
 
     def _too_few(self) -> str:
         """Return the counted and the uncounted requests as text."""
-        before = self.caches.served_requests - self._sampled_requests
+        before = self.caches.sampled_requests - self._sampled_since_exchange
         notes = [f"{count} {why} do not count" for why, count in self.uncounted.items() if count]
         if before:
             notes.insert(0, f"{before} counted before the order changed")
-        text = f"too few requests: {self._sampled_requests} of {MIN_REQUESTS}"
+        text = f"too few requests: {self._sampled_since_exchange} of {MIN_REQUESTS}"
         return f"{text} ({', '.join(notes)})" if notes else text
 
     def ended(self, request: Request, hit_tokens: int) -> None:
@@ -161,24 +161,24 @@ class Meter:
         self._record(request, hit_tokens)
         self.spent_s += TIMED * (time.thread_time() - begin)
 
-    def sample_ended(self, request: Request) -> None:
-        """Insert another sample of a recorded request (n > 1). It does not count as a request."""
+    def record_parallel_output(self, request: Request) -> None:
+        """Record another output (n > 1) of a recorded request; it does not count as a request."""
         self._observe(request, is_repeat=True)
 
     def _record(self, request: Request, hit_tokens: int) -> None:
-        caches, account = self.caches, self._account
+        caches, estimator = self.caches, self._estimator
         tokens = request.block_tokens
         missed = max(0, covered_tokens(request) - hit_tokens // tokens * tokens)
-        account.serve(request.time, request.prompt_tokens, hit_tokens, missed)
+        estimator.serve(request.time, request.prompt_tokens, hit_tokens, missed)
         self.prompt_tokens += request.prompt_tokens
         sample = self._observe(request)
         if sample is None:
             self.uncounted[UNSAMPLED if request.path else TOO_SHORT] += 1
             return
-        self._sampled_requests += 1
+        self._sampled_since_exchange += 1
         served = len(caches.sampled(request.path[: hit_tokens // tokens]))
         running = ShadowArm(self.running, NOW)
-        account.sample(
+        estimator.sample(
             sample, sample.hit_blocks.get(running, served), served, tokens, caches.one_in
         )
         self._update_floor(sample)
@@ -190,43 +190,43 @@ class Meter:
         saved, wanted = sample.saved_tokens, ShadowArm(self._requested, NOW)
         if _LRU_NOW in saved and wanted in saved and not self.caches.is_too_small(wanted):
             other = wanted if self._floor.behind else _LRU_NOW
-            doubt = 2.0 * self._account.sampling_error(other) if self.caches.one_in > 1 else 0.0
+            doubt = 2.0 * self._estimator.sampling_error(other) if self.caches.one_in > 1 else 0.0
             self._floor.compare(saved[wanted], saved[_LRU_NOW], sample.prompt_tokens, doubt)
 
     def _too_small(self) -> list[ShadowArm]:
         """Return the arms with too few sampled blocks, which are excluded from decisions."""
-        return [name for name in self._arms if self.caches.is_too_small(name)]
+        return [arm for arm in self._arms if self.caches.is_too_small(arm)]
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the hit ratio of each arm: measured for the running policy, else estimated."""
-        account, too_small = self._account, self._too_small()
+        estimator, too_small = self._estimator, self._too_small()
         return [
             {
-                "policy": name.policy,
-                "capacity": name.capacity,
-                "tokens": self._capacities[name.capacity],
-                "hit_ratio": round(_share(account.served_ratio() + account.lead(name)), 5),
-                "sampled_hit_ratio": round(account.sampled_ratio(name), 5),
-                "standard_error": round(account.error(name), 5),
-                "sampling_error": round(account.sampling_error(name), 5),
-                "running": name == (self.running, NOW),
+                "policy": arm.policy,
+                "capacity": arm.capacity,
+                "tokens": self._capacities[arm.capacity],
+                "hit_ratio": round(_share(estimator.served_ratio() + estimator.lead(arm)), 5),
+                "sampled_hit_ratio": round(estimator.sampled_ratio(arm), 5),
+                "standard_error": round(estimator.error(arm), 5),
+                "sampling_error": round(estimator.sampling_error(arm), 5),
+                "running": arm == (self.running, NOW),
             }
-            for name in self._arms
-            if name.capacity == NOW or name not in too_small
+            for arm in self._arms
+            if arm.capacity == NOW or arm not in too_small
         ]
 
     def stats(self) -> dict[str, Any]:
         """Return the complete state for operators."""
         return {
             "running": self.running,
-            "hit_ratio": round(self._account.served_ratio(), 5),
+            "hit_ratio": round(self._estimator.served_ratio(), 5),
             "arms": self.rows(),
             "one_block_in": self.caches.one_in,
-            "too_small": [" ".join(name) for name in self._too_small()],
-            "sampled_requests": self.caches.served_requests,
+            "too_small": [" ".join(arm) for arm in self._too_small()],
+            "sampled_requests": self.caches.sampled_requests,
             "requests": {
-                "counted": self.caches.served_requests,
-                "counted_since_exchange": self._sampled_requests,
+                "counted": self.caches.sampled_requests,
+                "counted_since_exchange": self._sampled_since_exchange,
                 "needed": MIN_REQUESTS,
                 "uncounted": dict(self.uncounted),
             },
@@ -268,7 +268,7 @@ class Meter:
     def _observe(self, request: Request, is_repeat: bool = False) -> Sample | None:
         """Learn from a request and serve its sampled blocks in the shadow caches.
 
-        ``again``: the policies have received the request before.
+        ``is_repeat``: the policies have learnt from the request before.
         """
         caches = self.caches
         picked = caches.pick(request)

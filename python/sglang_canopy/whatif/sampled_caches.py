@@ -79,7 +79,7 @@ class SampledCaches:
 
     def __init__(self, one_in: int | None = None) -> None:
         self.one_in = one_in or 1
-        self.served_requests = 0
+        self.sampled_requests = 0
         """Requests with a sampled block."""
         self._specs: dict[Hashable, CacheSpec] = {}
         self._caches: dict[Hashable, ShadowCache] = {}
@@ -119,7 +119,7 @@ class SampledCaches:
         saved = {
             name: min(hit * copy.block_tokens, represented_tokens) for name, hit in hits.items()
         }
-        self.served_requests += 1
+        self.sampled_requests += 1
         return Sample(picked.blocks, represented_tokens, hits, saved)
 
     def is_too_small(self, name: Hashable) -> bool:

@@ -24,7 +24,7 @@ class Attached:
     lora_adapter: str | None = None
     documents: Any = None
     """State of its documents; ``None`` if it names none."""
-    matched: tuple[int, int, int] | None = None
+    matched_version: tuple[int, int, int] | None = None
     """Version of tree and request at the latest match for the order."""
     observed: bool = False
     """Whether ``--canopy-observe`` has counted it."""

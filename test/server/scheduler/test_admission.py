@@ -117,13 +117,13 @@ def test_samples_of_an_admitted_request_are_not_held(scheduler) -> None:
     scheduler.end("turn 1")
     learnt = gate.model.samples
     scheduler.add(warm_up := Req("warm-up", "mine", 70, 1.0))
-    warm_up.canopy.request.samples = 4
+    warm_up.canopy.request.pending_samples = 4
     scheduler.add(Req("other", "other", 60, 1.5))
     assert scheduler.step() == ["warm-up"]
     scheduler.end("warm-up")
     for number in range(4):
         one = Req(f"sample {number}", "mine", 70, 1.0)
-        one.canopy.request.first = warm_up.canopy.request
+        one.canopy.request.warm_up = warm_up.canopy.request
         assert scheduler.add(one) is None
     assert scheduler.step() == [f"sample {number}" for number in range(4)]
     for number in range(4):

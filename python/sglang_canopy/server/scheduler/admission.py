@@ -62,8 +62,8 @@ class Admission:
         """Pass a new request to the gate."""
         request = req.canopy.request
         gate.advance(gate.now)
-        if request.first is not None and request.first.session is not None:
-            gate.join(req, request, request.first.session)
+        if request.warm_up is not None and request.warm_up.session is not None:
+            gate.join(req, request, request.warm_up.session)
         else:
             request.session = gate.arrive(req, request)
         request.state = State.HELD if gate.holds(req) else State.WAITING
@@ -74,7 +74,7 @@ class Admission:
         if self.gate is not None:
             request = req.canopy.request
             if request.state is State.DONE:
-                self.gate.finish(req, request, warm_up=request.samples > 0)
+                self.gate.finish(req, request, warm_up=request.pending_samples > 0)
             else:
                 self.gate.leave(req)
         if self.order.is_on:

@@ -100,13 +100,13 @@ class LiveOrder:
 
     def look_up(self, req: Any) -> None:
         """Match ``req`` against the cache, which also protects its prefix in the tree."""
-        req.canopy.matched = self._version(req)
+        req.canopy.matched_version = self._version(req)
         match_kv_cache(req, self._cache)
 
     def refresh(self, req: Any) -> None:
         """Match ``req`` again if its match can have changed."""
         windows = len(self._core.components) > 1  # their release changes no node
-        if windows or req.canopy.matched != self._version(req):
+        if windows or req.canopy.matched_version != self._version(req):
             self.look_up(req)
 
     def _version(self, req: Any) -> tuple[int, int, int]:

@@ -97,7 +97,7 @@ class Observer:
     def _count_refusal(self, req: Any, reason: int) -> None:
         request = live_request(req, self._now, BLOCK_TOKENS)
         self._samples.received(request)
-        if request.first is None:
+        if request.warm_up is None:
             self.refused[reason] += 1
 
     def _ended(self, req: Any) -> None:
@@ -107,8 +107,8 @@ class Observer:
         complete(request, req)
         self._now = max(self._now, request.time)
         self._samples.received(request)
-        if request.first is not None:
-            self.meter.sample_ended(request)
+        if request.warm_up is not None:
+            self.meter.record_parallel_output(request)
             return
         self.meter.ended(request, req.cached_tokens_device + req.cached_tokens_host)
         if not self._trusted and self.meter.undecided is None:

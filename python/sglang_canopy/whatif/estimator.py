@@ -25,15 +25,15 @@ _MAX_LOG_WEIGHT = 25.0
 """Rescale the sums when the logarithm of a weight exceeds this."""
 
 
-class Account:
+class HitRatioEstimator:
     """Sums of tokens in which a request's weight decays to 1/e within ``memory_s`` seconds."""
 
     def __init__(self, memory_s: float) -> None:
         self._memory_s = memory_s
         self._weight, self._log_weight, self._weight_time = 1.0, 0.0, 0.0
-        self.begin()
+        self.reset()
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Reset all sums."""
         self._prompts = self._hit = self._served_missed = 0.0
         self._sampled = self._missed = self._control = 0.0
