@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    """Return the rows as aligned text."""
+    """Print the rows as aligned text."""
     names = ("selector", "encode", "ratio", "n", "kl", "kl_se", "top1", "retained")
     names += ("ttft_s", "ttft_full_s")
     print(text_table(names, [[_cell(row[name]) for name in names] for row in rows]))

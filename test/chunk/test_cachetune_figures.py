@@ -35,12 +35,12 @@ def test_prompts_side_by_side_get_the_logits_of_each_alone(llama, ids):
 
 def test_behind_bos_is_behind_the_prompts_first_token():
     import cachetune  # noqa: F401 (it puts the comparators on the path)
-    from comparators.quality import behind
+    from comparators.quality import prefix_for
 
     from canopy_chunks.quality.answers import Case
 
     case = Case([7, 8, 9], [[1]], [2], ("x",), "t", [5])
-    assert [behind(case, how) for how in ("bos", "alone", "prefix")] == [(7,), (), (7, 8, 9)]
+    assert [prefix_for(case, how) for how in ("bos", "alone", "prefix")] == [(7,), (), (7, 8, 9)]
 
 
 def test_arms_are_compared_on_the_same_questions():

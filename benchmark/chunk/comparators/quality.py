@@ -60,22 +60,22 @@ def refer(model: Model, tokenizer: Any, case: Case, answer_tokens: int = FORCED)
     return Reference(torch.stack(logits).log_softmax(-1), tokens, text, ttft)
 
 
-def behind(case: Case, how: str, place: int = 0) -> tuple[int, ...]:
-    """Return the tokens after which a document of a case is encoded with encoding ``how``."""
-    if how == "alone":
+def prefix_for(case: Case, encoding: str, index: int = 0) -> tuple[int, ...]:
+    """Return the tokens after which a document of a case is encoded with ``encoding``."""
+    if encoding == "alone":
         return ()
-    if how == "bos":
+    if encoding == "bos":
         return tuple(case.prefix[:1])
-    if how == "standin":
+    if encoding == "standin":
         return (*case.prefix, *case.stand_in)
-    return quality.behind(case, how, place)
+    return quality.prefix_for(case, encoding, index)
 
 
 def encode_case(
-    model: Model, case: Case, how: str, encoders: dict[tuple[int, ...], Encoder] | None = None
+    model: Model, case: Case, encoding: str, encoders: dict[tuple[int, ...], Encoder] | None = None
 ) -> list[Chunk]:
     """``canopy_chunks.quality.answers.encode_case``, with this file's encodings too."""
-    return quality.encode_case(model, case, how, encoders, behind)
+    return quality.encode_case(model, case, encoding, encoders, prefix_for)
 
 
 def measure(

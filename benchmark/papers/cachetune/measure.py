@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from cachetune.arms import Arm
 from cachetune.decode import side_by_side
-from comparators.quality import behind
+from comparators.quality import prefix_for
 from comparators.weights import load
 
 from canopy_chunks.fuse import rows as engine
@@ -62,7 +62,7 @@ def compare(example: Example, arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
     chunks: dict[str, list[Any]] = {}
     for arm in arms:
         if arm.encode not in chunks:
-            encoder = Encoder(model, behind(case, arm.encode))
+            encoder = Encoder(model, prefix_for(case, arm.encode))
             chunks[arm.encode] = [encoder.encode(d) for d in case.documents]
         prompt, selector = prompt_of_case(case, chunks[arm.encode], model.device), arm.make()
         if isinstance(selector, Offline):

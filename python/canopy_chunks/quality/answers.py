@@ -73,30 +73,30 @@ def tokenise(tokenizer: Any, example: Example, chunks: int, chunk_tokens: int) -
     )
 
 
-def behind(case: Case, how: str, place: int = 0) -> tuple[int, ...]:
-    """Return the prefix for the document at ``place``; ``how`` is one of ``ENCODINGS``."""
-    where = Place(how, place == 0, tuple(case.prefix), (tuple(case.stand_in),), True)
+def prefix_for(case: Case, encoding: str, index: int = 0) -> tuple[int, ...]:
+    """Return the prefix for the document at ``index``; ``encoding`` is one of ``ENCODINGS``."""
+    where = Place(encoding, index == 0, tuple(case.prefix), (tuple(case.stand_in),), True)
     return where.acceptable()[0]
 
 
 def encode_case(
     model: Model,
     case: Case,
-    how: str,
+    encoding: str,
     encoders: dict[tuple[int, ...], Encoder] | None = None,
-    behind: Callable[[Case, str, int], tuple[int, ...]] = behind,
+    prefix_for: Callable[[Case, str, int], tuple[int, ...]] = prefix_for,
 ) -> list[Chunk]:
-    """Encode each document as a chunk that follows ``behind(case, how, place)``.
+    """Encode each document as a chunk that follows ``prefix_for(case, encoding, index)``.
 
     A prefix is computed once for all calls with the same ``encoders``.
     """
     encoder_of = {} if encoders is None else encoders
     chunks = []
-    for place, document in enumerate(case.documents):
-        before = behind(case, how, place)
-        if before not in encoder_of:
-            encoder_of[before] = Encoder(model, before)
-        chunks.append(encoder_of[before].encode(document))
+    for index, document in enumerate(case.documents):
+        prefix = prefix_for(case, encoding, index)
+        if prefix not in encoder_of:
+            encoder_of[prefix] = Encoder(model, prefix)
+        chunks.append(encoder_of[prefix].encode(document))
     return chunks
 
 

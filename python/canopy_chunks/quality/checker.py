@@ -1,4 +1,4 @@
-"""The quality meter in a server: the queue of prompts to check, and the check in progress.
+"""The quality check in a server: the queue of prompts to check, and the check in progress.
 
 A check runs in pieces while the server is idle, in the encoder's memory, which is then free. When a
 batch has to be computed, the check stops, releases its memory, and restarts later, until it has
@@ -22,12 +22,12 @@ from canopy_chunks.fuse.fusion import fused_steps
 from canopy_chunks.fuse.model import Model
 from canopy_chunks.fuse.selectors import make_selector
 from canopy_chunks.quality.answers import greedy_steps
-from canopy_chunks.quality.tenant_meter import (
+from canopy_chunks.quality.tenant_limits import (
     MAX_TENANTS,
     RAISED,
     STOPPED,
     TIE_NATS,
-    QualityMeter,
+    QualityLimits,
     raised,
 )
 from canopy_chunks.store.chunk import FusedPrompt, Placed
@@ -109,13 +109,13 @@ SHOWN_TENANTS = 32
 class _Waiting:
     """A prompt waiting for a quality check.
 
-    step: the tenant's quality level; ratio: the recompute ratio it would be served with; pieces: pieces
+    quality_level: the tenant's quality level; ratio: the recompute ratio it would be served with; pieces: pieces
     of the check that were started.
     """
 
     ids: Sequence[int]
     request: Any
-    step: int
+    quality_level: int
     ratio: float
     pieces: int = 0
 
@@ -129,8 +129,8 @@ class QualityChecker:
     fields of ``server.request.ChunkRequest``; the library is ``server.library.Library``.
     """
 
-    def __init__(self, meter: QualityMeter, end: int | None, piece_tokens: int) -> None:
-        self.meter, self.end, self.piece_tokens = meter, end, piece_tokens
+    def __init__(self, limits: QualityLimits, end: int | None, piece_tokens: int) -> None:
+        self.limits, self.end, self.piece_tokens = limits, end, piece_tokens
         self.waiting: deque[_Waiting] = deque()
         self.dropped: Counter[str] = Counter()
         self.budget_tokens = 0.0
@@ -149,15 +149,15 @@ class QualityChecker:
         return self._epochs.get(tenant, self._least_epoch)
 
     def offer(self, ids: Sequence[int], request: Any, ratio: float) -> None:
-        """Queue a prompt for a check if the meter samples it. ``ratio``: the server's for it."""
-        step = self.meter.take(request.tenant)
-        if step is None:
+        """Queue a prompt for a check if the tenant limits select it. ``ratio``: the server's for it."""
+        level = self.limits.take(request.tenant)
+        if level is None:
             return
         held = any(one.request.tenant == request.tenant for one in self.waiting)
         if held or (len(self.waiting) == MAX_WAITING and not self._displace(request.tenant)):
             self.dropped["too many wait"] += 1
         else:
-            self.waiting.append(_Waiting(tuple(ids), request, step, ratio))
+            self.waiting.append(_Waiting(tuple(ids), request, level, ratio))
 
     def _displace(self, tenant: str | None) -> bool:
         """Drop the waiting check of the lowest-ranked tenant, if ``tenant`` ranks higher.
@@ -166,9 +166,9 @@ class QualityChecker:
         """
         current = self.waiting[0] if self._running_check is not None else None
         others = [one for one in self.waiting if one is not current]
-        least = min(others, key=lambda one: self.meter.rank(one.request.tenant))
-        rank = self.meter.rank(least.request.tenant)
-        if rank[0] or rank >= self.meter.rank(tenant):
+        least = min(others, key=lambda one: self.limits.rank(one.request.tenant))
+        rank = self.limits.rank(least.request.tenant)
+        if rank[0] or rank >= self.limits.rank(tenant):
             return False
         self.waiting.remove(least)
         self.dropped["displaced"] += 1
@@ -241,11 +241,11 @@ class QualityChecker:
     def stats(self) -> dict[str, Any]:
         """Return the counts of checks. Safe on any thread."""
         waiting = {"waiting": len(self.waiting), "dropped": dict(self.dropped)}
-        return {**self.meter.stats(), **waiting}
+        return {**self.limits.stats(), **waiting}
 
     def of_tenants(self) -> dict[str, dict[str, Any]]:
         """Return the counts by tenant's public name, for readers of the status."""
-        shown = self.meter.of_tenants(SHOWN_TENANTS)
+        shown = self.limits.of_tenants(SHOWN_TENANTS)
         return {shown_tenant(name) or "": found for name, found in shown.items()}
 
     def _drop_old(self, now: float) -> None:
@@ -264,7 +264,7 @@ class QualityChecker:
         if not placed():
             self.dropped["no longer stored"] += 1
             return None
-        ratio = raised(check.ratio) if check.step == RAISED else check.ratio
+        ratio = raised(check.ratio) if check.quality_level == RAISED else check.ratio
         return answers_differ(
             library.model, check.ids, placed, request.selector, ratio, self.end, library.stop
         )
@@ -276,16 +276,16 @@ class QualityChecker:
         The stored KV may be at fault.
         """
         tenant = check.request.tenant
-        step = self.meter.checked_one(tenant, check.step, differs)
-        if step is not None:
+        level = self.limits.checked_one(tenant, check.quality_level, differs)
+        if level is not None:
             logger.warning(
                 "canopy: reuse of documents of tenant %s is now %s, as answers with it differ from "
                 "full recompute %s",
-                shown_tenant(tenant), step, "too often" if differs else "seldom again",
+                shown_tenant(tenant), level, "too often" if differs else "seldom again",
             )  # fmt: skip
-        if step is not None and self.meter.step(tenant) == STOPPED:
+        if level is not None and self.limits.quality_level(tenant) == STOPPED:
             self._begin_epoch(tenant)
-        if differs and self.meter.step(tenant) == STOPPED:
+        if differs and self.limits.quality_level(tenant) == STOPPED:
             library.forget(check.request)
 
     def _begin_epoch(self, tenant: str | None) -> None:

@@ -19,7 +19,7 @@ from canopy_chunks.fuse.rows import never, piece_tokens
 from canopy_chunks.fuse.selectors import make_selector
 from canopy_chunks.fuse.transfer import base_of, send
 from canopy_chunks.quality.checker import QualityChecker
-from canopy_chunks.quality.tenant_meter import STOPPED, QualityMeter, ratio_at
+from canopy_chunks.quality.tenant_limits import STOPPED, QualityLimits, ratio_at
 from canopy_chunks.server import model_view
 from canopy_chunks.server.attention import fuses
 from canopy_chunks.server.library import Library, reusable_tokens, why_not
@@ -56,7 +56,7 @@ class ChunkEngine:
     """Plans requests and places reused KV. One per scheduler, at ``model_runner.canopy``.
 
     window_tokens, prefill_tokens: SGLang's bounds of one forward; has_run: a batch ran after the
-    latest idle work; ratios: calibrated recompute ratio by tier; matched: returns the tokens of a
+    latest idle work; ratios: calibrated recompute ratio by tier; count_matched_tokens: returns the tokens of a
     request that SGLang's tree holds under an extra key. Raises CanopyError for a model or an attention
     backend that cannot fuse.
     """
@@ -72,7 +72,7 @@ class ChunkEngine:
         self.stand_ins = stand_in_tokens(tokenizer) if options.encode == "mixed" else ()
         # The digest of the weight files is needed only if KV outlives this process.
         self._files = model_view.weight_files(runner) if self._on_disk() else ""
-        # The meter's stopped tenants are forgotten with this process, so KV kept on a storage ends
+        # Stopped tenants are forgotten with this process, so KV kept on a storage ends
         # with it too.
         self.start = (
             model_view.answer_of_first_rank(secrets.token_hex(8)) if self._stores_kept() else ""
@@ -88,7 +88,7 @@ class ChunkEngine:
         self.window_tokens: int | None = None
         self.prefill_tokens: int | None = None
         self.ratios: dict[str, float] = {}
-        self.matched: Callable[[Any, str | None], int] = lambda req, key: 0
+        self.count_matched_tokens: Callable[[Any, str | None], int] = lambda req, key: 0
         self.setting: Setting | None = None
         self.readings = TenantRate(*READ)
         self.shown: dict[str, Any] | None = None
@@ -96,7 +96,7 @@ class ChunkEngine:
 
     def _new_checker(self) -> QualityChecker:
         return QualityChecker(
-            QualityMeter(), self.end_token, piece_tokens(self.library.model.device)
+            QualityLimits(), self.end_token, piece_tokens(self.library.model.device)
         )
 
     @property
@@ -169,9 +169,9 @@ class ChunkEngine:
         """
         if not request.checked:
             request.checked = True
-            request.step = self.checker.meter.step(request.tenant)
+            request.quality_level = self.checker.limits.quality_level(request.tenant)
             request.reason = ineligible_reason(req, request, self.options)
-            if request.reason is None and request.ratio != 1 and request.step == STOPPED:
+            if request.reason is None and request.ratio != 1 and request.quality_level == STOPPED:
                 request.reason = DIFFERED
         return request.reason is None
 
@@ -184,7 +184,7 @@ class ChunkEngine:
         """Return whether an eligible request recomputes its prompt whatever the store holds."""
         if request.ratio is not None:
             return request.ratio >= 1.0
-        return ratio_at(request.step, self.options.ratio or 0.0) >= 1.0
+        return ratio_at(request.quality_level, self.options.ratio or 0.0) >= 1.0
 
     def ratio_for(self, request: ChunkRequest, chunks: Sequence[ResolvedChunk]) -> float:
         """Return the recompute ratio: the request's, else the operator's, else the calibrated one.
@@ -194,9 +194,9 @@ class ChunkEngine:
         """
         if request.ratio is not None:
             return request.ratio
-        return ratio_at(request.step, self.own_ratio(chunks))
+        return ratio_at(request.quality_level, self.server_ratio(chunks))
 
-    def own_ratio(self, chunks: Sequence[ResolvedChunk]) -> float:
+    def server_ratio(self, chunks: Sequence[ResolvedChunk]) -> float:
         """Return the server's ratio for a prompt, regardless of the request's own ratio and its
         tenant."""
         tiers = {k.tier for k in chunks if k.tier is not None}
@@ -325,7 +325,7 @@ class ChunkEngine:
         """
         own = request.ratio is not None or request.selector != self.options.selector
         if not own and (request.fused or request.reason == DIFFERED):
-            ratio = self.own_ratio(self.library.resolve(request))
+            ratio = self.server_ratio(self.library.resolve(request))
             if ratio < 1:
                 self.checker.offer(req.origin_input_ids, request, ratio)
 

@@ -38,7 +38,10 @@ def enter(engine: ChunkEngine, req: Any, request: ChunkRequest) -> None:
     if not (eligible or request.too_long) or engine.is_exact(request):
         return
     key = documents_key(req.extra_key, _name(engine, request))
-    exact, kept = engine.matched(req, req.extra_key), engine.matched(req, key)
+    exact, kept = (
+        engine.count_matched_tokens(req, req.extra_key),
+        engine.count_matched_tokens(req, key),
+    )
     total = len(req.origin_input_ids)
     if kept + (engine.saved(request, kept, total) if eligible else 0) <= exact:
         return
@@ -46,7 +49,7 @@ def enter(engine: ChunkEngine, req: Any, request: ChunkRequest) -> None:
     request.kept_key = req.extra_key = key
 
 
-def matched(tree_cache: Any, req: Any, extra_key: str | None) -> int:
+def count_matched_tokens(tree_cache: Any, req: Any, extra_key: str | None) -> int:
     """Return the tokens of a request that the tree holds on device or host under an extra key."""
     from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
     from sglang.srt.mem_cache.radix_cache import RadixKey
@@ -62,7 +65,7 @@ def _name(engine: ChunkEngine, request: ChunkRequest) -> str:
     if request.ratio is not None:
         ratio: Any = request.ratio
     else:
-        ratio = [engine.options.ratio, sorted(engine.ratios.items()), request.step]
+        ratio = [engine.options.ratio, sorted(engine.ratios.items()), request.quality_level]
     parts = [
         VERSION,
         engine.model.identity,

@@ -117,13 +117,13 @@ class ChunkRequest:
     deletions: int = 0
     """Deletions of documents before the request was created."""
     checked: bool = False
-    """Whether ``reason`` and ``step`` are decided."""
+    """Whether ``reason`` and ``quality_level`` are decided."""
     too_long: bool = False
     """Whether it may only extend kept KV."""
     reason: str | None = None
     """Why it runs normally; ``None`` if it may reuse chunks."""
-    step: int = 0
-    """Step of its tenant in the quality meter."""
+    quality_level: int = 0
+    """Level of its tenant: ``SERVED``, ``RAISED`` or ``STOPPED``."""
     kept_key: str | None = None
     """Extra key of its namespace for approximate KV (:mod:`.kept`)."""
     kept: int = 0

@@ -57,7 +57,7 @@ class WorkingMemory:
 def working_memory(shape: Shape, itemsize: int, prompt_tokens: int, tiers: int) -> WorkingMemory:
     """Return the memory for a model of ``shape`` with ``itemsize`` bytes per element."""
     tokens = 2 * prompt_tokens + BEHIND_TOKENS
-    caches = tokens * shape.kv_bytes_per_token * itemsize
+    caches = tokens * shape.kv_elements_per_token * itemsize
     scores = 2 * 4 * shape.heads * MAX_QUERIES * prompt_tokens  # before and after the softmax, fp32
     seen = 4 * 4 * shape.kv_heads * shape.head_dim * prompt_tokens  # K and V, as read and in fp32
     return WorkingMemory(prompt_tokens, tiers, caches, scores + seen)
@@ -85,7 +85,7 @@ def build(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs:
         raise SystemExit(f"sglang-canopy: --canopy-documents on: {error}") from None
     engine.window_tokens = scheduler.chunked_prefill_size
     engine.prefill_tokens = scheduler.max_prefill_tokens
-    engine.matched = functools.partial(kept.matched, scheduler.tree_cache)
+    engine.count_matched_tokens = functools.partial(kept.count_matched_tokens, scheduler.tree_cache)
     kept.announce_exact_only(scheduler.tree_cache)
     runner.canopy = engine
     logger.info(

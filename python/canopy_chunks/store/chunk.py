@@ -25,7 +25,7 @@ class Shape:
     eps: float
 
     @property
-    def kv_bytes_per_token(self) -> int:
+    def kv_elements_per_token(self) -> int:
         """K and V of one token over all layers, in elements (multiply by the dtype's size)."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
@@ -65,7 +65,7 @@ class Chunk:
         return self.raw_k.nbytes + self.v.nbytes
 
     def on_host(self) -> Chunk:
-        """Return the chunk in host memory; itself if it is there."""
+        """Return a new chunk with the KV in host memory; KV that is there is not copied."""
         k, v = self.raw_k.to("cpu"), self.v.to("cpu")
         return Chunk(self.ids, k, v, self.prefix, self.scores, self.tenant)
 

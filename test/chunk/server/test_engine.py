@@ -150,7 +150,7 @@ def test_long_prompts_do_not_save_up_encoding_that_short_prompts_then_wait_for(m
 @pytest.mark.parametrize("work", ["encoding", "check"])
 def test_a_short_batch_in_nine_waits_for_work_that_a_long_prompt_has_earned(make, ids, work):
     engine = make(learn_share=0.1, encode="prefix")
-    engine.checker.meter.every = 1
+    engine.checker.limits.every = 1
     pieces: list[int] = []
     learn(engine, request(*prompt(ids, (2,))))
     if work == "encoding":
@@ -174,7 +174,7 @@ def test_a_short_batch_in_nine_waits_for_work_that_a_long_prompt_has_earned(make
 
 def test_a_long_prompt_waits_for_few_of_the_pieces_that_were_earned(make, ids) -> None:
     engine = make(learn_share=0.1, encode="prefix")
-    engine.checker.meter.every = 1
+    engine.checker.limits.every = 1
     learn(engine, request(*prompt(ids, (2,))))
     served = request(*prompt(ids, (2,)))
     state = engine.new_request(served)

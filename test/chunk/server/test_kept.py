@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from canopy_chunks.quality import checker as checkers
-from canopy_chunks.quality.tenant_meter import RAISED, STOPPED, TenantQuality
+from canopy_chunks.quality.tenant_limits import RAISED, STOPPED, TenantQuality
 from canopy_chunks.server import engine as engines
 from canopy_chunks.server import kept, library, scheduler
 from canopy_chunks.server.request import DIFFERED
@@ -40,8 +40,8 @@ def key_of(engine, ids, params=None, **fields) -> str | None:
     return made.extra_key
 
 
-def put_at(engine, step: int, tenant: str | None = None) -> None:
-    engine.checker.meter.tenants[tenant] = TenantQuality(step)
+def put_at(engine, level: int, tenant: str | None = None) -> None:
+    engine.checker.limits.tenants[tenant] = TenantQuality(level)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_other_weights_have_other_names(engine, ids, monkeypatch) -> None:
 def test_a_tenant_keeps_its_name_and_its_own_kv(engine, ids) -> None:
     one = with_params(ids, salt="secret")
     one.extra_key = "mine"
-    engine.matched = lambda req, key: int(tenants.is_documents_key(key))
+    engine.count_matched_tokens = lambda req, key: int(tenants.is_documents_key(key))
     before = tenants.tenant_of_req(one)
     state = queued(engine, one)
     assert one.extra_key.startswith("mine\x00")
@@ -106,14 +106,14 @@ def test_a_request_changes_its_key_only_if_that_saves_more_than_its_exact_prefix
     engine, ids, exact, kept, enters
 ) -> None:
     """Three documents of 40 tokens save 102 at ratio 0.15."""
-    engine.matched = lambda req, key: kept if tenants.is_documents_key(key) else exact
+    engine.count_matched_tokens = lambda req, key: kept if tenants.is_documents_key(key) else exact
     assert (key_of(engine, ids) is not None) == enters
 
 
 def test_a_prompt_that_is_too_long_extends_its_earlier_turns(make, ids) -> None:
     engine = make(prompt_tokens=100)
     for tokens, enters in ((0, False), (60, True)):
-        engine.matched = lambda req, key, n=tokens: n * tenants.is_documents_key(key)
+        engine.count_matched_tokens = lambda req, key, n=tokens: n * tenants.is_documents_key(key)
         made = with_params(ids)
         state = queued(engine, made)
         assert (made.extra_key is not None) == enters
@@ -173,7 +173,7 @@ def differ_until_stopped(engine, tenant) -> None:
     one = SimpleNamespace(tenant=tenant, keys=())
     put_at(engine, STOPPED - 1, tenant)
     waiting = checkers._Waiting((), one, STOPPED - 1, 0.15)
-    while engine.checker.meter.step(tenant) != STOPPED:
+    while engine.checker.limits.quality_level(tenant) != STOPPED:
         engine.checker._decide(engine.library, waiting, True)
 
 
@@ -242,7 +242,7 @@ def test_a_prompts_own_windows_do_not_count_as_kept(engine, ids) -> None:
 
 
 def test_a_turn_with_only_kept_kv_is_reported_and_checked(engine, ids) -> None:
-    engine.checker.meter.every = 1
+    engine.checker.limits.every = 1
     made = with_params(ids)
     learn(engine, with_params(ids))
     state = queued(engine, made)

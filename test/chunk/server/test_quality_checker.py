@@ -1,4 +1,4 @@
-"""The quality meter in a server: waiting prompts, their checks in idle time, and the consequences."""
+"""The quality check in a server: waiting prompts, their checks in idle time, and the consequences."""
 
 import random
 from copy import copy
@@ -16,7 +16,7 @@ from canopy_chunks.quality.checker import (
     QualityChecker,
     pieces_of,
 )
-from canopy_chunks.quality.tenant_meter import RAISED, SERVED, STOPPED, QualityMeter
+from canopy_chunks.quality.tenant_limits import RAISED, SERVED, STOPPED, QualityLimits
 from canopy_chunks.server import engine as engines
 from canopy_chunks.server.engine import ChunkEngine
 from canopy_chunks.server.options import Options
@@ -31,7 +31,7 @@ SYSTEM, LENGTH, TAIL = 40, 120, 8
 def engine(make):
     """Every prompt is checked. One document a prompt, behind its own system text: exact."""
     engine = make(encode="prefix")
-    engine.checker.meter.every = 1
+    engine.checker.limits.every = 1
     return engine
 
 
@@ -84,12 +84,12 @@ def test_shuffled_kv_stops_reuse_until_kv_is_encoded_again(engine, ids, caplog) 
     for _ in range(7):
         serve(engine, req)
         idle(engine)
-    assert engine.checker.meter.step(None) == RAISED
+    assert engine.checker.limits.quality_level(None) == RAISED
     assert engine.ratio_for(queued(engine, prompt(ids)), []) == 0.3
     for _ in range(14):
         state = serve(engine, req)
         idle(engine)
-    assert engine.checker.meter.step(None) == STOPPED
+    assert engine.checker.limits.quality_level(None) == STOPPED
     assert "now stopped" in caplog.text
     state = serve(engine, req)
     assert (state.fused, state.reason) == (False, DIFFERED)
@@ -99,7 +99,7 @@ def test_shuffled_kv_stops_reuse_until_kv_is_encoded_again(engine, ids, caplog) 
     for _ in range(32):
         serve(engine, req)
         idle(engine)
-    assert engine.checker.meter.step(None) == SERVED
+    assert engine.checker.limits.quality_level(None) == SERVED
     assert "now served" in caplog.text
 
 
@@ -223,7 +223,7 @@ def test_few_prompts_wait_and_one_a_tenant(engine, ids) -> None:
 
 
 def test_invented_tenants_do_not_hold_the_places_of_a_tenant_with_many_prompts() -> None:
-    watch = QualityChecker(QualityMeter(100, 0.4), None, 64)
+    watch = QualityChecker(QualityLimits(100, 0.4), None, 64)
 
     def offer(tenant: str, prompts: int) -> None:
         for _ in range(prompts):
@@ -237,7 +237,7 @@ def test_invented_tenants_do_not_hold_the_places_of_a_tenant_with_many_prompts()
     offer("honest", 30)
     assert waits("honest")
     offer("suspect", 9)
-    watch.meter.checked_one("suspect", SERVED, True)
+    watch.limits.checked_one("suspect", SERVED, True)
     offer("suspect", 1)
     assert waits("suspect")
     for salt in range(2 * MAX_WAITING):  # with many prompts each
@@ -278,8 +278,8 @@ def test_a_check_that_fails_is_counted_and_the_next_one_runs(engine, ids, monkey
 
 
 def test_a_restart_begins_with_a_new_meter_that_checks_more(engine) -> None:
-    fresh = QualityChecker(QualityMeter(100, 0.4), None, 64)
-    taken = [fresh.meter.take(None) for _ in range(10)]
+    fresh = QualityChecker(QualityLimits(100, 0.4), None, 64)
+    taken = [fresh.limits.take(None) for _ in range(10)]
     assert taken == [None] * 9 + [SERVED]
 
 
@@ -315,11 +315,11 @@ def test_shuffled_kv_of_real_text_is_acted_on_and_clean_text_is_not(smollm2, dat
     for i in range(len(tokens)):
         learn(engine, one([i]))
 
-    def until(step: int, most: int) -> int:
+    def until(level: int, most: int) -> int:
         for count in range(1, most + 1):
             serve(engine, one(draw.sample(range(len(tokens)), 3)))
             idle(engine)
-            if engine.checker.meter.step(None) == step:
+            if engine.checker.limits.quality_level(None) == level:
                 return count
         return most + 1
 

@@ -29,7 +29,7 @@ def scored(chunks):
 
 
 def token_bytes(model) -> int:
-    return model.shape.kv_bytes_per_token * model.dtype.itemsize
+    return model.shape.kv_elements_per_token * model.dtype.itemsize
 
 
 @pytest.mark.parametrize("ratio", [0.15, 0.4])

@@ -37,7 +37,7 @@ def test_an_extra_key_a_salt_and_an_adapter_keep_kv_apart(make, ids) -> None:
 
 def test_a_deletion_reaches_every_version_the_queue_and_the_checks(make, ids, tmp_path) -> None:
     engine = make(disk_mb=64, directory=str(tmp_path))
-    engine.checker.meter.every = 1
+    engine.checker.limits.every = 1
     document = ids[SYSTEM : SYSTEM + LENGTH].tolist()
     for tenant in ("a", "b"):
         for system in (2, 3, 4):

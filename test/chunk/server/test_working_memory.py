@@ -85,7 +85,7 @@ def test_planning_takes_no_more_than_is_set_aside(llama, runner, placed, window)
     assert peak.most > set_aside.total / 20, "nothing was measured"
     assert peak.most <= set_aside.total
     if window < TOKENS:  # a cache of the whole prompt, in addition to the pool
-        assert peak.most > TOKENS * llama.shape.kv_bytes_per_token * 4
+        assert peak.most > TOKENS * llama.shape.kv_elements_per_token * 4
 
 
 def test_a_document_that_is_encoded_while_a_prompt_is_planned_has_room_too(llama, runner, placed):

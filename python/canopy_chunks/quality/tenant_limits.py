@@ -4,7 +4,7 @@ reuse.
 Some of a tenant's fused prompts are decoded both ways (:mod:`.checker`). For each, Page's cumulative
 sum (Biometrika 41, 1954) adds the difference (0 or 1) minus the allowed share: a fault accumulates,
 chance does not. At ``ALARM`` the tenant's ratio is raised; if that does not help, its reuse stops.
-The opposite sum, over checks at the previous step, undoes this. Each tenant has its own sums, so
+The opposite sum, over checks at the previous level, undoes this. Each tenant has its own sums, so
 one tenant cannot stop another's reuse. No decision depends on a clock or a random number, so all
 ranks decide alike.
 """
@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from typing import Any
 
 SERVED, RAISED, STOPPED = range(3)
-STEPS = ("served", "raised", "stopped")
+LEVELS = ("served", "raised", "stopped")
 """Reuse of a tenant's prompts: at the server's ratio, at a higher ratio, or none."""
 EVERY = 100
 """Fused prompts of a tenant for one check: its answers are compared in idle time."""
 ALLOWED = 0.4
 """Share of a tenant's checked answers that may differ: greedy answers flip at near ties."""
 ALARM = 4.0 - 1e-9
-"""Sum at which a tenant's step changes, with a margin for rounding."""
+"""Sum at which a tenant's level changes, with a margin for rounding."""
 IN_DOUBT = 10
 """Factor on the checked share of a tenant that is new, differed recently, or is limited."""
 FIRST_CHECKS = 8
 """Checks after which a tenant is no longer new."""
 MIN_GAIN = 0.1
-"""Smallest credit of an equal answer towards returning to the previous step."""
+"""Smallest credit of an equal answer towards returning to the previous level."""
 MAX_TENANTS = 1024
 LOWEST_RAISED = 0.3
 TIE_NATS = 0.5
@@ -44,9 +44,9 @@ def raised(ratio: float) -> float:
     return min(1.0, max(2 * ratio, LOWEST_RAISED))
 
 
-def ratio_at(step: int, ratio: float) -> float:
-    """Return the ratio of a tenant at ``step`` for the server's ``ratio``."""
-    return raised(ratio) if step >= RAISED else ratio
+def ratio_at(level: int, ratio: float) -> float:
+    """Return the ratio of a tenant at ``level`` for the server's ``ratio``."""
+    return raised(ratio) if level >= RAISED else ratio
 
 
 @dataclass(slots=True)
@@ -54,11 +54,11 @@ class TenantQuality:
     """One tenant's checks.
 
     offered: number of its prompts. since: prompts since the last selected for a check. above,
-    below: cumulative sums of the excess of differences at its step, and of their deficit at the
-    previous step.
+    below: cumulative sums of the excess of differences at its level, and of their deficit at the
+    previous level.
     """
 
-    step: int = SERVED
+    level: int = SERVED
     offered: int = 0
     since: int = 0
     checked: int = 0
@@ -70,15 +70,15 @@ class TenantQuality:
     @property
     def suspect(self) -> bool:
         """Whether checks have found differences that still count."""
-        return self.step > SERVED or self.above > 0
+        return self.level > SERVED or self.above > 0
 
     @property
     def in_doubt(self) -> bool:
         return self.suspect or self.checked < FIRST_CHECKS
 
 
-class QualityMeter:
-    """Chooses the prompts to check, and sets each tenant's step.
+class QualityLimits:
+    """Chooses the prompts to check, and sets each tenant's level.
 
     every: fused prompts of a tenant for one check; allowed: share of checked answers that may differ.
     """
@@ -88,9 +88,9 @@ class QualityMeter:
         self.tenants: dict[str | None, TenantQuality] = {}
         self.checked = self.differed = 0
 
-    def step(self, tenant: str | None) -> int:
+    def quality_level(self, tenant: str | None) -> int:
         one = self.tenants.get(tenant)
-        return one.step if one is not None else SERVED
+        return one.level if one is not None else SERVED
 
     def rank(self, tenant: str | None) -> tuple[bool, int]:
         """Return a tenant's rank when places are scarce: suspects first, then by number of prompts.
@@ -101,7 +101,7 @@ class QualityMeter:
         return (one.suspect, one.offered) if one is not None else (False, 0)
 
     def take(self, tenant: str | None) -> int | None:
-        """Count a prompt that could be fused. Returns the step to check it at, or ``None``."""
+        """Count a prompt that could be fused. Returns the level to check it at, or ``None``."""
         quality = self.tenants.pop(tenant, None) or TenantQuality()
         self.tenants[tenant] = quality
         self._forget_one()
@@ -111,12 +111,12 @@ class QualityMeter:
             return None
         quality.since = 0
         quality.turn = not quality.turn
-        if quality.step == STOPPED or (quality.step == RAISED and quality.turn):
-            return quality.step - 1
-        return quality.step
+        if quality.level == STOPPED or (quality.level == RAISED and quality.turn):
+            return quality.level - 1
+        return quality.level
 
     def checked_one(self, tenant: str | None, at: int, differs: bool) -> str | None:
-        """Count a check's result. Returns the name of the tenant's new step, ``None`` if it is
+        """Count a check's result. Returns the name of the tenant's new level, ``None`` if it is
         unchanged."""
         self.checked += 1
         self.differed += differs
@@ -125,35 +125,35 @@ class QualityMeter:
             return None
         quality.checked += 1
         quality.differed += differs
-        if at == quality.step:
+        if at == quality.level:
             quality.above = max(0.0, quality.above + differs - self.allowed)
-        elif at == quality.step - 1:
+        elif at == quality.level - 1:
             quality.below = max(0.0, quality.below + max(self.allowed, MIN_GAIN) - differs)
         if quality.above >= ALARM:
-            return self._enter_step(quality, quality.step + 1)
-        return self._enter_step(quality, quality.step - 1) if quality.below >= ALARM else None
+            return self._enter_level(quality, quality.level + 1)
+        return self._enter_level(quality, quality.level - 1) if quality.below >= ALARM else None
 
     def stats(self) -> dict[str, Any]:
         """Return the totals. Safe on any thread."""
-        steps = [one.step for one in list(self.tenants.values())]
+        levels = [one.level for one in list(self.tenants.values())]
         return {
             "checked": self.checked,
             "differed": self.differed,
-            **{f"tenants_{STEPS[step]}": steps.count(step) for step in (RAISED, STOPPED)},
+            **{f"tenants_{LEVELS[level]}": levels.count(level) for level in (RAISED, STOPPED)},
         }
 
     def of_tenants(self, most: int) -> dict[str | None, dict[str, Any]]:
         """Return the ``most`` tenants furthest from ``SERVED``, then by number of checks."""
-        order = sorted(self.tenants.items(), key=lambda t: (-t[1].step, -t[1].checked))
+        order = sorted(self.tenants.items(), key=lambda t: (-t[1].level, -t[1].checked))
         return {
-            name: {"step": STEPS[one.step], "checked": one.checked, "differed": one.differed}
+            name: {"step": LEVELS[one.level], "checked": one.checked, "differed": one.differed}
             for name, one in order[:most]
             if one.checked
         }
 
-    def _enter_step(self, one: TenantQuality, step: int) -> str:
-        one.step, one.above, one.below = step, 0.0, 0.0
-        return STEPS[step]
+    def _enter_level(self, one: TenantQuality, level: int) -> str:
+        one.level, one.above, one.below = level, 0.0, 0.0
+        return LEVELS[level]
 
     def _forget_one(self) -> None:
         """Forget the tenant of lowest rank (of equals, the least recent), but never the newest."""
