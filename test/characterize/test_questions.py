@@ -24,7 +24,7 @@ from support.laws import laws
 from support.tiny_traces import TWO_TALKS, ask
 
 TINY_MODEL = ModelShape(
-    layers=1, hidden=8, heads=1, kv_heads=1, head_dim=4, intermediate=8, kv_bytes=2
+    layers=1, hidden=8, heads=1, kv_heads=1, head_dim=4, intermediate=8, bytes_per_element=2
 )
 """16 bytes of KV a token."""
 

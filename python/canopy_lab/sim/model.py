@@ -11,7 +11,7 @@ from typing import Any
 from sglang_canopy.errors import CanopyError
 
 Config = Mapping[str, Any]
-GIVEN = "kv_bytes_per_token"
+KV_BYTES_KEY = "kv_bytes_per_token"
 """Key of a config that gives the bytes over all layers."""
 _INNER = ("text_config", "llm_config", "language_config", "thinker_config")
 """Fields of composite configs that contain the language model."""
@@ -30,7 +30,7 @@ _DIFFERING = (
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Dimensions of a decoder-only transformer. ``kv_bytes``: bytes per cached element."""
+    """Dimensions of a decoder-only transformer. ``bytes_per_element``: of the cache."""
 
     layers: int
     hidden: int
@@ -39,14 +39,14 @@ class ModelShape:
     head_dim: int
     intermediate: int
     """Width of the feed-forward for one token (all active experts together)."""
-    kv_bytes: int = 2
-    kv_per_token: int = 0
+    bytes_per_element: int = 2
+    kv_bytes_override: int = 0
     """Bytes over all layers; 0: all layers store all KV heads."""
 
     def kv_bytes_per_token(self) -> int:
         """Return the bytes of KV that one token occupies over all layers."""
-        plain = 2 * self.layers * self.kv_heads * self.head_dim * self.kv_bytes
-        return self.kv_per_token or plain
+        plain = 2 * self.layers * self.kv_heads * self.head_dim * self.bytes_per_element
+        return self.kv_bytes_override or plain
 
     def flops_per_token(self) -> int:
         """Return the forward FLOPs of one token outside attention scores: 2 per weight used.
@@ -98,26 +98,26 @@ def _shape(config: Config) -> ModelShape:
     layers, hidden, heads = (
         _number(text, name) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")
     )
-    given = config.get(GIVEN)
+    given = config.get(KV_BYTES_KEY)
     if given is None:
         _check_layers(text)
     experts = text.get("num_experts_per_tok") or 0
     width = text.get("intermediate_size") or 4 * hidden
-    made = ModelShape(
+    shape = ModelShape(
         layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=text.get("num_key_value_heads") or heads,
         head_dim=text.get("head_dim") or hidden // heads,
         intermediate=experts * (text.get("moe_intermediate_size") or width) if experts else width,
-        kv_bytes=1 if _is_eight_bit(config) else 2,
+        bytes_per_element=1 if _is_eight_bit(config) else 2,
     )
     if given is not None:
-        return replace(made, kv_per_token=_number(config, GIVEN))
+        return replace(shape, kv_bytes_override=_number(config, KV_BYTES_KEY))
     if text.get("kv_lora_rank"):
         values = _number(text, "kv_lora_rank") + _number(text, "qk_rope_head_dim")
-        return replace(made, kv_per_token=layers * values * made.kv_bytes)
-    return made
+        return replace(shape, kv_bytes_override=layers * values * shape.bytes_per_element)
+    return shape
 
 
 def _check_layers(text: Config) -> None:
@@ -130,7 +130,7 @@ def _check_layers(text: Config) -> None:
     if differing:
         raise CanopyError(
             f"its layers store different KV ({', '.join(differing)}), which is not computed here; write a "
-            f"running server's figure (kv_bytes_per_token in /canopy/status) into it as {GIVEN!r}"
+            f"running server's figure (kv_bytes_per_token in /canopy/status) into it as {KV_BYTES_KEY!r}"
         )
 
 

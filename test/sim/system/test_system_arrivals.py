@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from canopy_lab.sim.system import SystemConfig, Workload, run, simulate_system
 from canopy_lab.sim.system.arrivals import ClosedLoop, OpenLoop, TurnsWait
 from canopy_lab.sim.system.workload import spread_stamps
-from canopy_lab.trace.sessions import session_links
+from canopy_lab.trace.sessions import turn_links
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
 from support.systems import profile, request
@@ -124,7 +124,7 @@ def test_sub_agents_follow_the_turn_of_their_parent():
     assert [index for _, index in loop.begin()] == [0]
     assert sorted(index for _, index in loop.answered(0, 100.0)) == [1, 3]
     assert {i: t for t, i in loop.answered(0, 100.0)}[1] == pytest.approx(104.0)
-    assert session_links(workload.trace).first == [0, 0, 0, 0]
+    assert turn_links(workload.trace).first == [0, 0, 0, 0]
 
 
 def test_sessions_begin_at_the_given_rate():

@@ -115,7 +115,7 @@ def test_prefix_aware_routing_hits_more_than_round_robin():
 
 def router_of(*requests: int) -> Router:
     """Return a router over instances with these numbers of requests."""
-    return Router("prefix-aware", [SimpleNamespace(requests=n) for n in requests], 0)  # type: ignore[arg-type]
+    return Router("prefix-aware", [SimpleNamespace(request_count=n) for n in requests], 0)  # type: ignore[arg-type]
 
 
 def test_prefix_aware_routing_follows_sent_prefixes_as_sglangs_router():
@@ -124,7 +124,7 @@ def test_prefix_aware_routing_follows_sent_prefixes_as_sglangs_router():
     router = router_of(0, 0)
     assert [router.choose(range(i * 10, i * 10 + 10)) for i in range(1, 5)] == [0] * 4
     loads = router._instances
-    loads[0].requests = 1
+    loads[0].request_count = 1
     assert router.choose(range(100, 110)) == 1
     assert router.choose([*range(10, 14), *range(200, 206)]) == 0
     assert router.choose([*range(20, 23), *range(300, 307)]) == 1
@@ -138,7 +138,7 @@ def test_prefix_aware_routing_spills_as_sglangs_router(here, there, chosen):
     # The 66th request for one prefix, none of them answered, was the first to go elsewhere there.
     router = router_of(0, 0)
     assert router.choose(range(10)) == 0
-    router._instances[0].requests, router._instances[1].requests = here, there
+    router._instances[0].request_count, router._instances[1].request_count = here, there
     assert router.choose(range(10)) == chosen
 
 

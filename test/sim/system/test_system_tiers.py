@@ -196,10 +196,10 @@ def test_every_token_is_accounted_for_after_every_step(
     assert (result.ttft_s > 0).all()
     assert (result.e2e_s >= result.ttft_s).all()
     for instance in made.instances:
-        assert not instance.waiting
+        assert not instance.waiting_count
         assert not instance.decoding.jobs
         assert instance.outstanding == instance.tree.private == 0
-        assert all(node.locks == node.pins == 0 for node in instance.tree.nodes())
+        assert all(node.locks == node.host_locks == 0 for node in instance.tree.nodes())
         on_host = sum(node.length for node in instance.tree.nodes() if node.host)
         assert on_host == instance.tree.host_used
 

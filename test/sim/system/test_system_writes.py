@@ -59,9 +59,9 @@ def test_all_that_was_held_is_free_when_the_disk_has_it(write_policy):
     )  # fmt: skip
     (instance,), (disk,) = made.instances, made.disks
     assert disk.channel.writing
-    assert any(node.pins for node in instance.tree.nodes())
+    assert any(node.host_locks for node in instance.tree.nodes())
     disk.channel.advance(1e9)
-    assert not any(node.pins for node in instance.tree.nodes())
+    assert not any(node.host_locks for node in instance.tree.nodes())
     instance.tree.verify()
     held = sum(node.length for node in instance.tree.nodes() if node.host)
     assert instance.tree.host_used == held

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from canopy_lab.sim.system.workload import Workload
-from canopy_lab.trace.sessions import session_links
+from canopy_lab.trace.sessions import turn_links
 from sglang_canopy.errors import CanopyError
 
 
@@ -70,7 +70,7 @@ class ClosedLoop:
             _positive("sessions_per_hour", sessions_per_hour)
         if think_cap_s is not None and not think_cap_s >= 0:
             raise CanopyError(f"think_cap_s must be 0 or more, got {think_cap_s!r}")
-        links = session_links(workload.trace, think_cap_s)
+        links = turn_links(workload.trace, think_cap_s)
         self._following: dict[int, list[tuple[float, int]]] = {}
         starts = []
         for index, earlier in enumerate(links.before):

@@ -96,12 +96,12 @@ class Instance:
         self.finished: list[tuple[SimulatedRequest, float]] = []
 
     @property
-    def waiting(self) -> int:
-        return len(self.queue.jobs) + len(self.queue.at_door)
+    def waiting_count(self) -> int:
+        return len(self.queue.jobs) + len(self.queue.held)
 
     @property
-    def requests(self) -> int:
-        return self.waiting + len(self.decoding.jobs) + len(self.prefilling.batch)
+    def request_count(self) -> int:
+        return self.waiting_count + len(self.decoding.jobs) + len(self.prefilling.batch)
 
     # ---- called by the event loop ----
 
@@ -113,7 +113,7 @@ class Instance:
             # At most the pool without the prompt.
             most = config.device_tokens - config.page_tokens - 1 - job.prompt
             job.max_new = max(job.output, min(config.max_new_tokens, most))
-        if not self.requests:
+        if not self.request_count:
             self.decoding.ratio.reset()
         request = job.request
         request.label = self.policies[0].arrive(request)
@@ -127,7 +127,7 @@ class Instance:
 
     def _entered(self, job: SimulatedRequest, now: float) -> None:
         if self.prefetcher is not None:
-            self.prefetcher.asking.append(job)
+            self.prefetcher.to_prefetch.append(job)
         if not self.prefilling.full:
             self.interrupt(now)
 
@@ -156,28 +156,28 @@ class Instance:
             self._end_prefill(now)
         elif self.decoding.segment is not None:
             self.decoding.claim()
-            if self._copies_wait(now):
+            if self._copy_demoted(now):
                 self.version += 1
                 return
             self._end_segment(now)
-        if self.queue.at_door and (len(self.finished) > ended or self.queue.gate_due(now) <= now):
+        if self.queue.held and (len(self.finished) > ended or self.queue.gate_due(now) <= now):
             for job in self.queue.ask_gate(now):
                 self._entered(job, now)
         self.version += 1
         self.end = math.inf
         prefetcher = self.prefetcher
-        if prefetcher is not None and prefetcher.asking and self.waits_for_disk:
-            prefetcher.ask(now)
+        if prefetcher is not None and prefetcher.to_prefetch and self.waits_for_disk:
+            prefetcher.start_prefetches(now)
         planned = self._plan_prefill(now)
-        if prefetcher is not None and prefetcher.asking:
+        if prefetcher is not None and prefetcher.to_prefetch:
             # Requests admitted at once start without a prefetch.
-            prefetcher.ask(now)
+            prefetcher.start_prefetches(now)
         if not planned and self.decoding.jobs:
             for job in self.decoding.plan(now):
                 self.queue.back(job)
                 self.prefilling.full = False
             self._segment_planned()
-        self._copies_wait(now)
+        self._copy_demoted(now)
 
     # ---- steps ----
 
@@ -193,7 +193,7 @@ class Instance:
         self.busy_s += duration
         return True
 
-    def _copies_wait(self, now: float) -> bool:
+    def _copy_demoted(self, now: float) -> bool:
         """Copy nodes evicted under ``write_back``. Returns whether the step must wait for the copy,
         which frees the memory."""
         if not self.tree.demoted:
@@ -254,7 +254,7 @@ class Instance:
 
     def check_empty(self) -> None:
         """Raise ``CanopyError`` if the gate still holds requests."""
-        left = len(self.queue.at_door)
+        left = len(self.queue.held)
         if left:
             raise CanopyError(
                 f"the session gate {self.config.session_gate!r} never admitted {left} requests; "

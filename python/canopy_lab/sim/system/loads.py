@@ -15,7 +15,7 @@ from canopy_lab.sim.system.engine_profile import EngineProfile
 from canopy_lab.sim.system.result import SystemResult
 from canopy_lab.sim.system.run import simulate_system
 from canopy_lab.sim.system.workload import Workload
-from canopy_lab.trace.sessions import session_links
+from canopy_lab.trace.sessions import turn_links
 from sglang_canopy.errors import CanopyError
 
 LOOPS = ("open", "turns-wait", "closed")
@@ -64,7 +64,7 @@ class LoadedSystem:
         self._loop = loop
         self._think_cap_s = think_cap_s
         self._keep_stamps = keep_stamps
-        self._sessions = session_links(workload.trace).first
+        self._sessions = turn_links(workload.trace).first
         self._by_seed: dict[int, Workload] = {}
         span = max(workload.times[-1] - workload.times[0], 1e-9)
         self.trace_rate = len(workload) / span

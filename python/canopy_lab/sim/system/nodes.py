@@ -27,8 +27,8 @@ class TierNode(Leaf):
     """A run of blocks below ``parent`` and the tiers it is on."""
 
     __slots__ = (
-        *("blocks", "children", "device", "device_children", "host", "locks", "parent", "pins"),
-        *("ranked", "ranker", "served"),
+        *("blocks", "children", "device", "device_children", "host", "host_locks", "locks"),
+        *("parent", "ranked", "ranker", "served"),
     )
 
     def __init__(self, parent: TierNode | None, blocks: tuple[int, ...], offset: int, length: int):
@@ -42,9 +42,9 @@ class TierNode(Leaf):
         self.device_children = 0
         self.locks = 0
         """Running requests whose path includes this node."""
-        self.pins = 0
-        """Prefetches that start at this node's end and writes of it to the disk. The host keeps a
-        pinned node (SGLang's ``host_lock_ref``)."""
+        self.host_locks = 0
+        """Prefetches that start at this node's end and writes of it to the disk. The host keeps
+        such a node (SGLang's ``host_lock_ref``)."""
         self.ranked = NOWHERE
         """Tier whose policy currently ranks this node."""
         self.ranker = NOWHERE
@@ -102,7 +102,7 @@ class TierNodes:
         self.device_used = 0
         self.host_used = 0
         self._outlived: dict[TierNode, int] = {}
-        """Host tokens of nodes removed while pinned, freed with the last pin."""
+        """Host tokens of nodes removed under a host lock, freed with the last lock."""
         self.private = 0
         """Device tokens of running requests outside the tree."""
         self.evictable = 0
@@ -116,14 +116,14 @@ class TierNodes:
         return self.device_tokens - self.device_used - self.private
 
     def match(
-        self, path: tuple[int, ...], since: TierNode | None = None, stop: int | None = None
+        self, path: tuple[int, ...], start: TierNode | None = None, stop: int | None = None
     ) -> Match:
         """Match the first ``stop`` blocks of ``path`` (default: all); split a partly matched node.
 
-        The search starts at ``since``, a device node on the path. Ids are chained, so a run of
+        The search begins at ``start``, a device node on the path. Ids are chained, so a run of
         blocks matches if its last block does.
         """
-        node = device = self.root if since is None else since
+        node = device = self.root if start is None else start
         at = -(-(node.offset + node.length) // self.block_tokens)
         if stop is None or stop > len(path):
             stop = len(path)
@@ -176,15 +176,15 @@ class TierNodes:
                     self._reconsider(node)
             node = node.parent
 
-    def pin(self, node: TierNode) -> None:
-        """Keep ``node`` on the host until ``unpin``, for a prefetch or disk write. Nests."""
-        node.pins += 1
+    def lock_host(self, node: TierNode) -> None:
+        """Keep ``node`` on the host until ``unlock_host``, for a prefetch or disk write. Nests."""
+        node.host_locks += 1
         if node.ranked == HOST:
             self._unrank(node)
 
-    def unpin(self, node: TierNode) -> None:
-        node.pins -= 1
-        if self._outlived and not node.pins:
+    def unlock_host(self, node: TierNode) -> None:
+        node.host_locks -= 1
+        if self._outlived and not node.host_locks:
             self.host_used -= self._outlived.pop(node, 0)
         if node is not self.root and node.parent.children.get(node.blocks[0]) is node:
             self._reconsider(node)
@@ -266,7 +266,7 @@ class TierNodes:
             return NOWHERE
         if node.device:
             return NOWHERE if node.device_children else DEVICE
-        return HOST if node.host and not node.children and not node.pins else NOWHERE
+        return HOST if node.host and not node.children and not node.host_locks else NOWHERE
 
     def _reconsider(self, node: TierNode) -> None:
         # ``_place``, inlined: this runs a dozen times per request.
@@ -275,7 +275,7 @@ class TierNodes:
         elif node.device:
             place = NOWHERE if node.device_children else DEVICE
         else:
-            place = HOST if node.host and not node.children and not node.pins else NOWHERE
+            place = HOST if node.host and not node.children and not node.host_locks else NOWHERE
         if place == node.ranked:
             return
         if node.ranked:
@@ -307,9 +307,9 @@ class TierNodes:
             stack.extend(gone.children.values())
 
     def _free_host(self, node: TierNode) -> None:
-        """Remove ``node`` from the host; its memory is freed with the last pin."""
+        """Remove ``node`` from the host; its memory is freed with the last host lock."""
         node.host = False
-        if node.pins:
+        if node.host_locks:
             self._outlived[node] = self._outlived.get(node, 0) + node.length
         else:
             self.host_used -= node.length
@@ -322,7 +322,7 @@ class TierNodes:
         stack = [node]
         while stack:
             lower = stack.pop()
-            if lower.locks or lower.pins or lower.device:
+            if lower.locks or lower.host_locks or lower.device:
                 return False
             stack.extend(lower.children.values())
         parent = node.parent

@@ -1,6 +1,6 @@
 """Store computed KV in an instance's tree, in host memory and on disk.
 
-A disk write pins its host copy until it ends, so queued writes never exceed the host. KV without room
+A disk write locks its host copy until it ends, so queued writes never exceed the host. KV without room
 on the host is neither copied nor written until its next use (SGLang's ``write_backup_storage``, which
 locks the node, and ``_execute_kv_backup``, which stops if ``evict_host`` frees too little).
 """
@@ -30,7 +30,7 @@ class Placement:
         kv_bytes: float,
         page_tokens: int,
         uses_before_copy: int,
-        waiting: WaitingPrefixes,
+        waiting_prefixes: WaitingPrefixes,
     ) -> None:
         self.tree = tree
         self.host_link = host_link
@@ -38,8 +38,8 @@ class Placement:
         self.kv_bytes = kv_bytes
         self.page_tokens = page_tokens
         self.uses_before_copy = uses_before_copy
-        self.waiting = waiting
-        tree.pins_demoted = disk is not None
+        self.waiting_prefixes = waiting_prefixes
+        tree.retains_demoted = disk is not None
 
     def insert(self, job: SimulatedRequest, tokens: int, now: float) -> None:
         """Insert the first ``tokens`` of a job into the tree, and copy them down if due."""
@@ -54,7 +54,7 @@ class Placement:
         tree.lock(leaf, job.leaf)
         job.leaf = leaf
         tree.stamp(leaf, job.request, job.index)
-        self.waiting.used(leaf, job.request)
+        self.waiting_prefixes.used(leaf, job.request)
         copied = 0
         if self.host_link is not None:
             copied = self._back_up(leaf, now)
@@ -64,8 +64,10 @@ class Placement:
                 prompt = job.path[: job.prompt // page * page // tree.block_tokens]
                 job.on_disk = self.disk.used(prompt, job.request, now)
             if leaf.host and (copied or len(whole) > job.on_disk):
-                tree.pin(leaf)
-                self.disk.write(whole, job.on_disk, job.request, now, partial(tree.unpin, leaf))
+                tree.lock_host(leaf)
+                self.disk.write(
+                    whole, job.on_disk, job.request, now, partial(tree.unlock_host, leaf)
+                )
                 job.on_disk = max(job.on_disk, len(whole))
 
     def _back_up(self, node: TierNode, now: float) -> int:
@@ -102,6 +104,6 @@ class Placement:
             )  # fmt: skip
             path = path[: (node.offset + node.length) // self.tree.block_tokens]
             have = self.disk.used(path, request, now)
-            self.disk.write(path, have, request, now, partial(self.tree.unpin, node))
+            self.disk.write(path, have, request, now, partial(self.tree.unlock_host, node))
         self.tree.demoted.clear()
         return done

@@ -26,15 +26,15 @@ class Prefetcher:
         tree: TieredTree,
         config: SystemConfig,
         kv_bytes: int,
-        waiting: WaitingPrefixes,
+        waiting_prefixes: WaitingPrefixes,
     ) -> None:
         self.disk = disk
         self.tree = tree
         self.config = config
         self.kv_bytes = kv_bytes
         self.occupied_most = PREFETCH_HOST_SHARE * tree.host_tokens
-        self.waiting = waiting
-        self.asking: list[SimulatedRequest] = []
+        self.waiting_prefixes = waiting_prefixes
+        self.to_prefetch: list[SimulatedRequest] = []
         """Jobs whose prefetch starts at the next step."""
         self.occupied = 0
         """Tokens requested by running prefetches, on the disk or not."""
@@ -47,7 +47,7 @@ class Prefetcher:
                 due = min(due, self.disk.channel.estimate(job.fetch, now), job.fetch_deadline)
         return max(due, now + 1e-6)
 
-    def ask(self, now: float) -> None:
+    def start_prefetches(self, now: float) -> None:
         """Start the prefetches of requests that arrived during the last step.
 
         SGLang queries storage at arrival and receives the answer in its next round. Under
@@ -56,17 +56,17 @@ class Prefetcher:
         disk, tree = self.disk, self.tree
         size = tree.block_tokens
         limit = self.occupied_most
-        asking, self.asking = self.asking, []
-        for at, job in enumerate(asking):
+        jobs, self.to_prefetch = self.to_prefetch, []
+        for at, job in enumerate(jobs):
             if self.occupied >= limit:
                 # As SGLang's limiter: requests that have not started retry in the next round.
-                self.asking = asking[at:]
+                self.to_prefetch = jobs[at:]
                 return
             if not math.isnan(job.start):
                 continue
             path = job.path[: (job.prompt - 1) // size]
             match = tree.match(path)
-            self.waiting.looked_up(job, match.node)
+            self.waiting_prefixes.looked_up(job, match.node)
             cached_tokens = match.tokens
             if match.node is not tree.root and not match.node.host:
                 continue
@@ -84,7 +84,7 @@ class Prefetcher:
             self.occupied += job.prefetched
             job.fetched_from = match.blocks
             job.anchor = match.node
-            tree.pin(match.node)
+            tree.lock_host(match.node)
             job.fetch = disk.channel.read(now, room * self.kv_bytes, room)
 
     def settle(self, job: SimulatedRequest, now: float) -> bool:
@@ -121,5 +121,5 @@ class Prefetcher:
             came = tree.add_to_host(path, job.fetched_from, blocks, disk.like(path))
             job.disk_hit = came
             job.disk_start = blocks * tree.block_tokens - came
-        tree.unpin(anchor)  # type: ignore[arg-type]  # set with the fetch
+        tree.unlock_host(anchor)  # type: ignore[arg-type]  # set with the fetch
         return True

@@ -43,7 +43,7 @@ class Queue:
         self._prefixes = prefixes
         self._was_asked = False
         self.jobs: list[SimulatedRequest] = []
-        self.at_door: list[SimulatedRequest] = []
+        self.held: list[SimulatedRequest] = []
         """Jobs held by the gate, oldest first."""
         self.now = 0.0
         self.processed_tokens = 0
@@ -56,7 +56,7 @@ class Queue:
     def arrive(self, job: SimulatedRequest, now: float) -> bool:
         """Add an arriving job; return False if the gate holds it."""
         if not self._gate.enter(job.index, job.request, now):
-            self.at_door.append(job)
+            self.held.append(job)
             return False
         self._append(job, now)
         return True
@@ -64,18 +64,18 @@ class Queue:
     def ask_gate(self, now: float) -> list[SimulatedRequest]:
         """Offer held jobs to the gate again; return the admitted jobs."""
         entered, still = [], []
-        for job in self.at_door:
+        for job in self.held:
             if self._gate.enter(job.index, job.request, now):
                 self._append(job, now)
                 entered.append(job)
             else:
                 still.append(job)
-        self.at_door = still
+        self.held = still
         return entered
 
     def gate_due(self, now: float) -> float:
         """Return the time of the next ``ask_gate``; infinity if no job is held."""
-        return self._gate.wake_at(now) if self.at_door else math.inf
+        return self._gate.wake_at(now) if self.held else math.inf
 
     def ended(self, job: SimulatedRequest, now: float) -> None:
         if isinstance(self._order, BoundedShortestFirst):

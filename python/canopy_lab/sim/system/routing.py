@@ -23,7 +23,7 @@ class Loaded(Protocol):
     """An instance's load, as seen by a router."""
 
     @property
-    def requests(self) -> int:
+    def request_count(self) -> int:
         """Waiting and running requests."""
 
     @property
@@ -100,7 +100,7 @@ class Router:
         return self._by_prefix(path)
 
     def _by_prefix(self, path: Sequence[int]) -> int:
-        requests = [i.requests for i in self._instances]
+        requests = [i.request_count for i in self._instances]
         most, fewest = max(requests), min(requests)
         chosen = requests.index(fewest)
         balanced = most - fewest <= IMBALANCE_REQUESTS or most <= fewest * IMBALANCE_RATIO

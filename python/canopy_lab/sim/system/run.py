@@ -19,10 +19,10 @@ from canopy_lab.sim.system.disk import Disk
 from canopy_lab.sim.system.engine_profile import EngineProfile
 from canopy_lab.sim.system.instance import Instance
 from canopy_lab.sim.system.job import SimulatedRequest
-from canopy_lab.sim.system.meter import Meter
 from canopy_lab.sim.system.result import SystemResult
 from canopy_lab.sim.system.routing import Router
 from canopy_lab.sim.system.step_costs import Costs
+from canopy_lab.sim.system.tier_usage import TierUsage
 from canopy_lab.sim.system.workload import Workload
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.base import Policy
@@ -121,7 +121,9 @@ class _SystemRun:
         self.fixed = arrivals.begin()
         self.first = self.last = self.fixed[0][0]
         self.clock = -math.inf
-        self.meter = Meter(self.instances, self.disks, profile.kv_bytes_per_token, self.last)
+        self.tier_usage = TierUsage(
+            self.instances, self.disks, profile.kv_bytes_per_token, self.last
+        )
 
     def serve(self) -> None:
         """Run from the first arrival to the last token."""
@@ -175,10 +177,10 @@ class _SystemRun:
                 for due, following in self.arrivals.answered(job.index, end):
                     self._push(due, _ARRIVAL, following)
             instance.finished.clear()
-        self.meter.read(now, instance)
+        self.tier_usage.read(now, instance)
         if instance.end < math.inf:
             self._push(instance.end, _STEP, (instance, instance.version))
-        elif instance.waiting:
+        elif instance.waiting_count:
             wake = instance.wake_at(now)
             if wake < math.inf:
                 self._push(wake, _STEP, (instance, instance.version))
@@ -226,7 +228,7 @@ class _SystemRun:
         """Return the totals as a ``SystemResult``."""
         begin, kv = self.first, self.profile.kv_bytes_per_token
         span = max(self.last - begin, 1e-9)
-        self.meter.close(self.last)
+        self.tier_usage.close(self.last)
         for disk in self.disks:
             disk.channel.advance(self.last)
         ttft = np.frombuffer(self.ttft)
@@ -245,14 +247,14 @@ class _SystemRun:
             makespan_s=span,
             token_hit_ratio=sum(self.hits.values()) / self.prompt,
             token_hit_ratio_by_tier={t: n / self.prompt for t, n in self.hits.items()},
-            mean_bytes_by_tier=self.meter.means(span),
-            peak_bytes_by_tier=self.meter.peaks(),
+            mean_bytes_by_tier=self.tier_usage.means(span),
+            peak_bytes_by_tier=self.tier_usage.peaks(),
             host_written_bytes=sum(i.tree.host_written for i in self.instances) * float(kv),
             disk_read_bytes=sum(disk.channel.read_bytes for disk in self.disks),
             disk_written_bytes=sum(disk.channel.written_bytes for disk in self.disks),
             prefill_s_saved_by_tier=self.saved,
             mean_queue_s=self.queued / len(ttft),
-            peak_queue_length=self.meter.peak_queue,
+            peak_queue_length=self.tier_usage.peak_queue,
             busy_share=sum(i.busy_s for i in self.instances) / span / len(self.instances),
             retracted=sum(i.decoding.retracted for i in self.instances),
             events=self.events,

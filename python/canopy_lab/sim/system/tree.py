@@ -42,8 +42,8 @@ class TieredTree(TierNodes):
         """Under ``write_back``: all nodes on both tiers, and some stale entries."""
         self.demoted: list[TierNode] = []
         """Nodes that ``write_back`` copied to the host; the caller clears the list."""
-        self.pins_demoted = False
-        """Pin demoted nodes until the caller unpins them."""
+        self.retains_demoted = False
+        """Lock the host copies of demoted nodes until the caller unlocks them."""
 
     def claim(self, tokens: int) -> None:
         """Allocate device tokens for a running request, evicting if needed."""
@@ -55,14 +55,14 @@ class TieredTree(TierNodes):
     # ---- insertion and loading ----
 
     def insert(
-        self, path: tuple[int, ...], blocks: int, tokens: int, since: TierNode | None = None
+        self, path: tuple[int, ...], blocks: int, tokens: int, start: TierNode | None = None
     ) -> tuple[TierNode, int]:
         """Insert the first ``blocks`` of ``path``, ``tokens`` long, from the private tokens.
 
-        ``since`` as in ``match``. Returns the last node, not locked, and the tokens added to the
+        ``start`` as in ``match``. Returns the last node, not locked, and the tokens added to the
         device. Host-only nodes on the path become device nodes too.
         """
-        match = self.match(path, since, blocks)
+        match = self.match(path, start, blocks)
         node, added = match.node, 0
         above = node
         while not above.device:
@@ -80,6 +80,7 @@ class TieredTree(TierNodes):
             self._reconsider(above)
             missing = min(match.blocks * self.block_tokens, tokens) - match.tokens
             if missing > 0:
+                # Making room may drop the host copy of this node.
                 if node.host and self._host_room(missing) and node.host:
                     self.host_used += missing
                 elif node.host:
@@ -143,15 +144,17 @@ class TieredTree(TierNodes):
         self.host_written += copied
         return copied
 
-    def add_to_host(self, path: tuple[int, ...], since: int, blocks: int, like: Leaf | None) -> int:
-        """Add blocks ``since`` to ``blocks`` of ``path``, read from storage, to the host.
+    def add_to_host(
+        self, path: tuple[int, ...], first_block: int, blocks: int, like: Leaf | None
+    ) -> int:
+        """Add blocks ``first_block`` to ``blocks`` of ``path``, read from storage, to the host.
 
         Returns the tokens added; the caller has claimed their room with ``claim_host``. Adds
         nothing if their prefix was evicted. A new node copies its attributes from ``like``.
         """
         match = self.match(path, None, blocks)
         node, size = match.node, self.block_tokens
-        if not since <= match.blocks < blocks or (node is not self.root and not node.host):
+        if not first_block <= match.blocks < blocks or (node is not self.root and not node.host):
             return 0
         if match.tokens < match.blocks * size:
             return 0  # a partial block is in the way
@@ -199,25 +202,29 @@ class TieredTree(TierNodes):
             if victim is None:
                 break
             node: TierNode = victim.leaf  # type: ignore[assignment]
-            kept = self._kept(node, victim.keep_tokens, need - freed)
-            gone = node.length - kept * size
+            kept_blocks = self._kept_blocks(node, victim.keep_tokens, need - freed)
+            freed_tokens = node.length - kept_blocks * size
             if self.write_back and not node.host:
-                if kept:
-                    self._split(node, kept)
-                    kept = 0
+                if kept_blocks:
+                    self._split(node, kept_blocks)
+                    kept_blocks = 0
                 self._copy_down(node)
-            freed += gone
-            self.device_used -= gone
-            self.evictable -= gone
+            freed += freed_tokens
+            self.device_used -= freed_tokens
+            self.evictable -= freed_tokens
             node.ranked = NOWHERE
             policy.drop(node)
-            policy.evicted(node, gone)
-            if kept and (self._hand_down(node, kept) if node.host else self._shorten(node, kept)):
+            policy.evicted(node, freed_tokens)
+            if kept_blocks and (
+                self._hand_down(node, kept_blocks)
+                if node.host
+                else self._shorten(node, kept_blocks)
+            ):
                 node.ranked = DEVICE
                 policy.admit(node, self.now)
                 continue
-            if kept:
-                self._split(node, kept)
+            if kept_blocks:
+                self._split(node, kept_blocks)
             parent = node.parent
             node.device = False
             parent.device_children -= 1
@@ -235,15 +242,15 @@ class TieredTree(TierNodes):
             if victim is None:
                 break
             node: TierNode = victim.leaf  # type: ignore[assignment]
-            kept = self._kept(node, victim.keep_tokens, need - freed)
-            gone = node.length - kept * self.block_tokens
-            freed += gone
+            kept_blocks = self._kept_blocks(node, victim.keep_tokens, need - freed)
+            freed_tokens = node.length - kept_blocks * self.block_tokens
+            freed += freed_tokens
             node.ranked = NOWHERE
             policy.drop(node)
-            policy.evicted(node, gone)
-            if kept:
-                self.host_used -= gone
-                self._shorten(node, kept)
+            policy.evicted(node, freed_tokens)
+            if kept_blocks:
+                self.host_used -= freed_tokens
+                self._shorten(node, kept_blocks)
                 node.ranked = HOST
                 policy.admit(node, self.now)
                 continue
@@ -256,18 +263,18 @@ class TieredTree(TierNodes):
         """Drop expired host-only nodes, tails first; return the tokens freed."""
         if self.expiry is None or self.host_policy is None:
             return 0
-        gone = 0
+        freed_tokens = 0
         old = [leaf for leaf in self.host_policy.leaves() if self.expiry.is_over(leaf, self.now)]
         for leaf in old:
             node: Any = leaf
             while node.ranked == HOST and self.expiry.is_over(node, self.now):
-                gone += node.length
+                freed_tokens += node.length
                 parent = node.parent
                 self._unrank(node)
                 self._delete(node)
                 self._reconsider(parent)
                 node = parent
-        return gone
+        return freed_tokens
 
     # ---- private ----
 
@@ -280,16 +287,16 @@ class TieredTree(TierNodes):
     def _give_up_copies(self, need: int) -> int:
         """Drop host copies of device nodes, in any order; return the tokens freed (SGLang's
         ``_reclaim_full_host_duplicates``)."""
-        freed, gone = 0, []
+        freed, reclaimed = 0, []
         for node in self.duplicates:
             if freed >= need:
                 break
-            both = node.host and node.device and not node.pins and node.parent is not None
-            gone.append(node)
+            both = node.host and node.device and not node.host_locks and node.parent is not None
+            reclaimed.append(node)
             if both:
                 self._free_host(node)
                 freed += node.length
-        for node in gone:
+        for node in reclaimed:
             del self.duplicates[node]
         return freed
 
@@ -306,10 +313,10 @@ class TieredTree(TierNodes):
             self.host_used += node.length
             self.host_written += node.length
             self.demoted.append(node)
-            if self.pins_demoted:
-                self.pin(node)
+            if self.retains_demoted:
+                self.lock_host(node)
 
-    def _kept(self, node: TierNode, keep: int, need: int) -> int:
+    def _kept_blocks(self, node: TierNode, keep: int, need: int) -> int:
         """Return the blocks of a victim that stay: kept by the policy, or not needed."""
         size = self.block_tokens
         kept = tokens_kept(
@@ -322,20 +329,20 @@ class TieredTree(TierNodes):
         )
         return kept // size
 
-    def _shorten(self, node: TierNode, kept: int) -> bool:
-        """Cut a leaf to its first ``kept`` blocks; return False if it has children."""
+    def _shorten(self, node: TierNode, kept_blocks: int) -> bool:
+        """Cut a leaf to its first ``kept_blocks`` blocks; return False if it has children."""
         if node.children:
             return False
-        node.blocks = node.blocks[:kept]
-        node.length = kept * self.block_tokens
+        node.blocks = node.blocks[:kept_blocks]
+        node.length = kept_blocks * self.block_tokens
         return True
 
-    def _hand_down(self, node: TierNode, kept: int) -> bool:
+    def _hand_down(self, node: TierNode, kept_blocks: int) -> bool:
         """Move the end of ``node`` to its only host child, if an earlier cut created that child.
 
         This avoids chains of small host nodes under eviction by need. Returns whether it succeeded.
         """
-        if len(node.children) != 1 or node.pins:
+        if len(node.children) != 1 or node.host_locks:
             return False
         (below,) = node.children.values()
         if (
@@ -348,12 +355,12 @@ class TieredTree(TierNodes):
             return False
         if below.ranked:
             self._unrank(below)
-        tokens = kept * self.block_tokens
+        tokens = kept_blocks * self.block_tokens
         del node.children[below.blocks[0]]
-        below.blocks = node.blocks[kept:] + below.blocks
+        below.blocks = node.blocks[kept_blocks:] + below.blocks
         below.offset -= node.length - tokens
         below.length += node.length - tokens
-        node.blocks = node.blocks[:kept]
+        node.blocks = node.blocks[:kept_blocks]
         node.length = tokens
         node.children[below.blocks[0]] = below
         self._reconsider(below)

@@ -18,7 +18,7 @@ class _Held:
         self.device = self.host = 0
 
 
-class Meter:
+class TierUsage:
     """Means and peaks of the tiers' contents, summed over instances."""
 
     def __init__(
@@ -48,8 +48,8 @@ class Meter:
             self._most_device = self._device
         if self._host > self._most_host:
             self._most_host = self._host
-        if instance.waiting > self.peak_queue:
-            self.peak_queue = instance.waiting
+        if instance.waiting_count > self.peak_queue:
+            self.peak_queue = instance.waiting_count
         if self._disks:
             self._disk_area += self._disk_held * (now - self._disk_at)
             self._disk_at = now
