@@ -6,7 +6,7 @@ import pytest
 from canopy_lab.advise.advice import Below, advise
 from canopy_lab.advise.advice_text import about_agents
 from canopy_lab.advise.arms import LRU, SGLANG_LRU
-from canopy_lab.advise.costs import Coster
+from canopy_lab.advise.costs import CostModel
 from canopy_lab.advise.misses import why_missed
 from canopy_lab.advise.sample import Sample, read_sample
 from canopy_lab.report.units import percent
@@ -94,11 +94,11 @@ def test_nothing_repeats_keep_lru():
 def test_costs_are_the_profiles():
     tokens = np.array([1000, 2000])
     first, second = PROFILE.prefill_s(400, 600), PROFILE.prefill_s(1, 1999)
-    coster = Coster(PROFILE, tokens, 1.0)
-    cost = coster.cost(np.array([400, 0]))
+    cost_model = CostModel(PROFILE, tokens, 1.0)
+    cost = cost_model.cost(np.array([400, 0]))
     assert cost.gpu_s_per_request == pytest.approx((first + second) / 2)
     assert cost.ttft_mean_s == pytest.approx((first + second) / 2 + PROFILE.arrival_s)
-    waits = coster.transfer_s(np.array([0, 1000]), 1e9)
+    waits = cost_model.transfer_s(np.array([0, 1000]), 1e9)
     assert waits.tolist() == [0, 1000 * PROFILE.kv_bytes_per_token / 1e9]
 
 

@@ -29,19 +29,19 @@ def disk(**fields):
 def test_cost_of_an_hour_is_gpus_dram_and_a_disk_of_each_instance():
     prices = parse_prices(changed(gpus_per_instance=2))
     # 3 x (2 x 2 + 50 x 0.01 + 1000 x 0.073 / 730)
-    assert prices.per_hour(instances=3, dram_gib=50, disk="ssd", disk_gib=1000) == pytest.approx(
-        13.8
-    )
-    assert prices.per_hour(instances=1, dram_gib=0) == pytest.approx(4.0)
+    assert prices.price_per_hour(
+        instances=3, dram_gib=50, disk="ssd", disk_gib=1000
+    ) == pytest.approx(13.8)
+    assert prices.price_per_hour(instances=1, dram_gib=0) == pytest.approx(4.0)
 
 
 def test_a_shared_store_is_paid_once():
     store = {**SMALL["disks"]["ssd"], "shared": True}
     prices = parse_prices(changed(disks={"ssd": SMALL["disks"]["ssd"], "store": store}))
     common = {"instances": 3, "dram_gib": 0, "disk_gib": 1000}
-    none = prices.per_hour(instances=3, dram_gib=0)
-    assert prices.per_hour(**common, disk="store") - none == pytest.approx(0.1)
-    assert prices.per_hour(**common, disk="ssd") - none == pytest.approx(0.3)
+    none = prices.price_per_hour(instances=3, dram_gib=0)
+    assert prices.price_per_hour(**common, disk="store") - none == pytest.approx(0.1)
+    assert prices.price_per_hour(**common, disk="ssd") - none == pytest.approx(0.3)
     assert (prices.disks_of("ssd", 3), prices.disks_of("store", 3)) == (3, 1)
 
 
@@ -56,7 +56,7 @@ def test_bandwidth_is_bought_between_a_least_and_a_most():
     assert d.read_bytes_per_s(10, 600.0) == 600 * MIB
     # 1,000 MiB/s need 4,000 IOPS (3,000 are free), and 875 MiB/s more than is included.
     month = 10 * 0.1 + 1000 * 0.005 + 875 * 0.04
-    assert d.per_hour(10, mib_s=1000.0) * 730 == pytest.approx(month)
+    assert d.price_per_hour(10, mib_s=1000.0) * 730 == pytest.approx(month)
     assert disk().speeds() is None
 
 
@@ -70,12 +70,14 @@ def test_small_pages_are_many_operations():
     assert d.iops_for(1000.0, 16 * 1024) == 16_000
     assert d.read_bytes_per_s(10, 1000.0, 16 * 1024) == 250 * MIB
     assert d.read_bytes_per_s(10, 1000.0, 1 << 20) == 1000 * MIB
-    assert d.per_hour(10, mib_s=1000.0, page_bytes=1 << 14) > d.per_hour(10, mib_s=1000.0)
+    assert d.price_per_hour(10, mib_s=1000.0, page_bytes=1 << 14) > d.price_per_hour(
+        10, mib_s=1000.0
+    )
 
 
 def test_storage_billed_by_use_pays_for_transfers():
     d = disk(billing="used", read_per_gib=0.03, write_per_gib=0.06)
-    assert d.transfers(2 * 2**30, 2**30) == pytest.approx(0.12)
+    assert d.transfer_price(2 * 2**30, 2**30) == pytest.approx(0.12)
 
 
 def test_iops_beyond_the_included_cost_each_step_at_its_price():
@@ -84,7 +86,7 @@ def test_iops_beyond_the_included_cost_each_step_at_its_price():
         iops={"amount": 70_000, "included": 2_000, "per_month": [[32e3, 0.5], [64e3, 0.2], [None, 0.1]]},
     )  # fmt: skip
     month = 30_000 * 0.5 + 32_000 * 0.2 + 6_000 * 0.1
-    assert d.per_hour(10) * 730 == pytest.approx(month)
+    assert d.price_per_hour(10) * 730 == pytest.approx(month)
 
 
 def test_bandwidth_grows_with_the_size_up_to_its_limit():
@@ -97,13 +99,13 @@ def test_bandwidth_grows_with_the_size_up_to_its_limit():
 def test_a_size_is_sold_in_steps_and_from_a_smallest_on():
     d = disk(smallest_gib=375, step_gib=375)
     assert [d.bought_gib(gib) for gib in (1, 375, 376, 1500)] == [375, 375, 750, 1500]
-    assert d.per_hour(1) == d.per_hour(375) < d.per_hour(376)
+    assert d.price_per_hour(1) == d.price_per_hour(375) < d.price_per_hour(376)
 
 
 def test_a_disk_billed_by_use_costs_its_held_bytes():
     d = disk(billing="used")
-    assert d.per_hour(1000, used_gib=40) * 730 == pytest.approx(4)
-    assert d.per_hour(1000) * 730 == pytest.approx(100)
+    assert d.price_per_hour(1000, used_gib=40) * 730 == pytest.approx(4)
+    assert d.price_per_hour(1000) * 730 == pytest.approx(100)
 
 
 def test_the_error_of_a_too_large_size_has_the_maximum():
@@ -120,7 +122,7 @@ def test_every_shipped_list_is_an_example_and_names_missing_sources_once(name):
     assert all(re.search(r", https?://\S+, 20\d\d[-\d]*$", source) for source in sourced)
     assert unsourced.startswith("check before use: ")
     for d in prices.disks.values():
-        assert d.per_hour(d.smallest_gib) > 0
+        assert d.price_per_hour(d.smallest_gib) > 0
         assert d.read_bytes_per_s(2000) >= d.read_bytes_per_s(d.smallest_gib) > 0
 
 
@@ -138,7 +140,7 @@ def test_io2_pays_for_its_throughput_in_iops():
     assert io2.speeds() == (256, 4000)
     assert io2.read_bytes_per_s(100, 4000.0) == 4000 * MIB
     month = 100 * 0.125 + 16_000 * 0.065  # operations of 256 KiB
-    assert io2.per_hour(100, mib_s=4000.0) * 730 == pytest.approx(month)
+    assert io2.price_per_hour(100, mib_s=4000.0) * 730 == pytest.approx(month)
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_instances_share_no_disk_unless_it_is_sold_as_one():
         alone, together = evaluate([c, replace(c, disk="s")])
     assert alone["token_hit_ratio_by_tier"]["disk"] == 0
     assert together["token_hit_ratio_by_tier"]["disk"] > 0.1
-    hour = own.per_hour(c.disk_gib)
+    hour = own.price_per_hour(c.disk_gib)
     assert alone["cost_per_hour"] - together["cost_per_hour"] == pytest.approx(hour)
 
 

@@ -25,7 +25,7 @@ from canopy_lab.advise.arms import (
     run_arms,
 )
 from canopy_lab.advise.bootstrap import bootstrap, clusters
-from canopy_lab.advise.costs import DISK_BYTES_PER_S, Cost, Coster
+from canopy_lab.advise.costs import DISK_BYTES_PER_S, Cost, CostModel
 from canopy_lab.advise.decide import Decision, Gain, decide
 from canopy_lab.advise.misses import why_missed
 from canopy_lab.advise.sample import Sample
@@ -136,7 +136,7 @@ class _Adviser:
         self.at = sample.blocks_of(self.capacity_tokens)
         # Node sizes are not scaled down with the cache, so evicting whole nodes would cost too much.
         self.base = SGLANG_LRU if sample.one_in == 1 else replace(SGLANG_LRU, whole_nodes=False)
-        self.coster = Coster(profile, self.tokens, sample.token_scale)
+        self.cost_model = CostModel(profile, self.tokens, sample.token_scale)
         self.results: dict[Run, Uncached] = {}
         self.gains: dict[Run, Gain] = {}
 
@@ -167,9 +167,9 @@ class _Adviser:
         advised = self._advised(decision)
         more = [(advised, self._tier_blocks(b)) for b in self.below]
         self._simulate([run for run in more if run not in self.results], jobs, progress)
-        computed = self.coster.prefill_s(self.results[self.base, self.at])
+        computed = self.cost_model.prefill_s(self.results[self.base, self.at])
         busy = float(computed.mean()) * self._per_second()
-        base = self.coster.cost(self.results[self.base, self.at])
+        base = self.cost_model.cost(self.results[self.base, self.at])
         about = self.sample.about()
         return Advice(
             decision=decision,
@@ -269,7 +269,7 @@ class _Adviser:
         return AgentMemory(sessions * self.sample.one_in, self.sample.tokens_of(blocks), *hits)
 
     def _row(self, arm: Arm, base: Cost, kind: str) -> Row:
-        cost = self.coster.cost(self.results[arm, self.at])
+        cost = self.cost_model.cost(self.results[arm, self.at])
         change = cost.gpu_s_per_request / base.gpu_s_per_request - 1.0
         return Row(self._gain(arm, self.at), cost, self._saved(base, cost), change, kind)
 
@@ -313,9 +313,9 @@ class _Adviser:
         before = self.results[arm, self.at]
         for size, bytes_per_s in layers:
             after = self.results[arm, size]
-            waits = waits + self.coster.transfer_s(before - after, bytes_per_s)
+            waits = waits + self.cost_model.transfer_s(before - after, bytes_per_s)
             before = after
-        cost = self.coster.cost(self.results[arm, blocks], waits)
+        cost = self.cost_model.cost(self.results[arm, blocks], waits)
         return self._gain(arm, blocks), cost
 
     def _lru_curve(self) -> Curve:

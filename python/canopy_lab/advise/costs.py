@@ -24,7 +24,7 @@ class Cost:
     """TTFT without a queue."""
 
 
-class Coster:
+class CostModel:
     """Computes the costs of arms on one sample.
 
     ``tokens``: prompt tokens of each request; each stands for ``scale`` tokens of the server.

@@ -122,7 +122,7 @@ def extremes(rows: Sequence[Evaluated], baseline: Evaluated) -> dict[str, Evalua
     Among nearly equal rows the cheapest is taken. The fourth point has at most the baseline's mean
     TTFT and at least its throughput; it is missing if no row has.
     """
-    found = {
+    points = {
         name: _best(rows, metric(key))
         for name, key in (
             ("most throughput", "throughput"),
@@ -137,8 +137,8 @@ def extremes(rows: Sequence[Evaluated], baseline: Evaluated) -> dict[str, Evalua
         and row["throughput_tokens_per_s"] >= baseline["throughput_tokens_per_s"] * (1 - _SLIGHT)
     ]
     if both:
-        found["cheapest as good as fixed"] = _best(both, metric("cost"))
-    return found
+        points["cheapest as good as fixed"] = _best(both, metric("cost"))
+    return points
 
 
 def gains_over(row: Evaluated, baseline: Evaluated) -> dict[str, float]:
@@ -199,14 +199,14 @@ def label_of(row: Evaluated) -> str:
         return c.label()
     kinds = [f"{table[name]} {name}" for name in ("groups", "categories") if table[name]]
     if kinds:
-        made = f"TTLs of {' and '.join(kinds)}"
+        ttl_text = f"TTLs of {' and '.join(kinds)}"
     else:
         seconds = table["residual_ttl_s"]
         one = "no expiry" if seconds is None else f"one TTL of {seconds:.4g} s"
-        made = f"{one}, which no groups beat"
+        ttl_text = f"{one}, which no groups beat"
     if table["requests"] < row["requests"]:
-        made += f", learnt from the last {table['requests']} requests"
-    return c.label().replace("group TTL", made, 1)
+        ttl_text += f", learnt from the last {table['requests']} requests"
+    return c.label().replace("group TTL", ttl_text, 1)
 
 
 def _best(rows: Sequence[Evaluated], wanted: Metric) -> Evaluated:

@@ -39,18 +39,20 @@ class Steps:
 class Provisioned:
     """IOPS or MiB/s bought separately from the size."""
 
-    amount: float
+    minimum: float
     """Minimum amount sold."""
     included: float
     """Amount included without charge."""
-    per_month: Steps
-    most: float = 0.0
-    """Maximum amount sold; 0 if ``amount`` is the only one."""
+    monthly_price: Steps
+    maximum: float = 0.0
+    """Maximum amount sold; 0 if ``minimum`` is the only one."""
 
-    def cost_per_month(self, amount: float = 0.0) -> float:
+    def price_per_month(self, amount: float = 0.0) -> float:
         """Return the price of ``amount``, or of the smallest amount if that is more."""
-        bought = max(amount, self.amount)
-        return self.per_month.total(bought) - self.per_month.total(min(self.included, bought))
+        bought = max(amount, self.minimum)
+        return self.monthly_price.total(bought) - self.monthly_price.total(
+            min(self.included, bought)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,25 +108,25 @@ class DiskClass:
 
     def speeds(self) -> tuple[float, float] | None:
         """Return the (minimum, maximum) bandwidth sold, in MiB/s; ``None`` if it is fixed."""
-        least = most = 0.0
+        minimum = maximum = 0.0
         if self.throughput is not None:
-            least, most = self.throughput.amount, self.throughput.most
+            minimum, maximum = self.throughput.minimum, self.throughput.maximum
         elif self.iops is not None and self.per_iops_mib_s:
-            least = self.per_iops_mib_s * self.iops.amount
-            most = min(self.per_iops_mib_s * self.iops.most, self.most_mib_s)
-        return (least, most) if most > least else None
+            minimum = self.per_iops_mib_s * self.iops.minimum
+            maximum = min(self.per_iops_mib_s * self.iops.maximum, self.most_mib_s)
+        return (minimum, maximum) if maximum > minimum else None
 
     def iops_for(self, mib_s: float, page_bytes: float = math.inf) -> float:
         """Return the operations per second that are bought with this bandwidth."""
         if self.iops is None:
             return 0.0
-        needed = self.iops.amount
+        needed = self.iops.minimum
         if mib_s:
             size_mib = min(page_bytes / MIB, self.io_kib / 1024)
             needed = max(needed, mib_s / size_mib if math.isfinite(size_mib) else 0.0)
             if self.per_iops_mib_s:
                 needed = max(needed, mib_s / self.per_iops_mib_s)
-        return min(needed, max(self.iops.most, self.iops.amount))
+        return min(needed, max(self.iops.maximum, self.iops.minimum))
 
     def read_bytes_per_s(
         self, gib: float, mib_s: float = 0.0, page_bytes: float = math.inf
@@ -132,17 +134,17 @@ class DiskClass:
         """Return the read bandwidth, bytes/s, of a disk bought for ``gib`` with ``mib_s``."""
         size = self.bought_gib(gib)
         iops = self.iops_for(mib_s, page_bytes)
-        width = self.base_mib_s + self.per_gib_mib_s * size
+        mib_s_read = self.base_mib_s + self.per_gib_mib_s * size
         if self.throughput is not None:
-            width = max(width, self.throughput.amount, mib_s)
+            mib_s_read = max(mib_s_read, self.throughput.minimum, mib_s)
             if self.per_iops_mib_s:
-                width = min(width, self.per_iops_mib_s * iops)
+                mib_s_read = min(mib_s_read, self.per_iops_mib_s * iops)
         elif self.iops is not None:
-            width += self.per_iops_mib_s * iops
+            mib_s_read += self.per_iops_mib_s * iops
         if self.iops is not None:
             size_mib = min(page_bytes / MIB, self.io_kib / 1024)
-            width = min(width, iops * size_mib)
-        return min(width, self.most_mib_s) * MIB
+            mib_s_read = min(mib_s_read, iops * size_mib)
+        return min(mib_s_read, self.most_mib_s) * MIB
 
     def write_bytes_per_s(
         self, gib: float, mib_s: float = 0.0, page_bytes: float = math.inf
@@ -150,7 +152,7 @@ class DiskClass:
         """Return the write bandwidth, bytes/s."""
         return self.read_bytes_per_s(gib, mib_s, page_bytes) * self.write_share
 
-    def per_hour(
+    def price_per_hour(
         self,
         gib: float,
         used_gib: float | None = None,
@@ -163,11 +165,11 @@ class DiskClass:
             size = used_gib
         month = self.per_gib_month.total(size)
         if self.iops is not None:
-            month += self.iops.cost_per_month(self.iops_for(mib_s, page_bytes))
+            month += self.iops.price_per_month(self.iops_for(mib_s, page_bytes))
         if self.throughput is not None:
-            month += self.throughput.cost_per_month(mib_s)
+            month += self.throughput.price_per_month(mib_s)
         return month / HOURS_PER_MONTH
 
-    def transfers(self, read_bytes: float, written_bytes: float) -> float:
+    def transfer_price(self, read_bytes: float, written_bytes: float) -> float:
         """Return the price of the bytes read and written."""
         return (read_bytes * self.read_per_gib + written_bytes * self.write_per_gib) / GIB

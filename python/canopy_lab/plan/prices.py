@@ -58,7 +58,7 @@ class Prices:
         """Return the number of disks for ``instances``: one each, or one if the class is shared."""
         return 1 if self.disk(disk).shared else instances
 
-    def per_hour(
+    def price_per_hour(
         self,
         *,
         instances: int,
@@ -76,7 +76,7 @@ class Prices:
         if disk and disk_gib > 0:
             count = self.disks_of(disk, instances)
             each = None if used_gib is None else used_gib / count
-            disks = count * self.disk(disk).per_hour(disk_gib, each, mib_s, page_bytes)
+            disks = count * self.disk(disk).price_per_hour(disk_gib, each, mib_s, page_bytes)
         return instances * instance + disks
 
 
@@ -178,11 +178,11 @@ def _provisioned(fields: _Fields, key: str) -> Provisioned | None:
         return None
     inner = _Fields(document, f"{fields.where}: {key}")
     inner.allow("amount", "most", "included", "per_month")
-    amount = inner.number("amount")
-    most = inner.number("most", amount)
-    if most < amount:
-        raise CanopyError(f"{inner.where}: most ({most:g}) lies below amount ({amount:g})")
-    return Provisioned(amount, inner.number("included", 0.0), inner.steps("per_month"), most)
+    minimum = inner.number("amount")
+    maximum = inner.number("most", minimum)
+    if maximum < minimum:
+        raise CanopyError(f"{inner.where}: most ({maximum:g}) lies below amount ({minimum:g})")
+    return Provisioned(minimum, inner.number("included", 0.0), inner.steps("per_month"), maximum)
 
 
 def _source(source: Any) -> str:

@@ -165,9 +165,9 @@ def row_of(
     c = configuration
     used = metrics["mean_bytes_by_tier"].get("disk", 0.0) / GIB
     hours = metrics["makespan_s"] / 3600
-    cost = _per_hour(c, prices, kv_bytes_per_token, used) * hours
+    cost = _price_per_hour(c, prices, kv_bytes_per_token, used) * hours
     if c.disk is not None:
-        cost += prices.disk(c.disk).transfers(
+        cost += prices.disk(c.disk).transfer_price(
             metrics["disk_read_bytes"], metrics["disk_written_bytes"]
         )
     priced = {"cost_per_hour": cost / max(hours, 1e-12), "cost": cost}
@@ -182,15 +182,15 @@ def least_cost(
 
     ``rows`` are its evaluated neighbours; its makespan is at least the shortest of theirs.
     """
-    per_hour = _per_hour(configuration, prices, kv_bytes_per_token, 0.0)
+    hourly_price = _price_per_hour(configuration, prices, kv_bytes_per_token, 0.0)
     return {
-        "cost_per_hour": per_hour,
-        "cost": per_hour * min((row["makespan_s"] for row in rows), default=0.0) / 3600,
+        "cost_per_hour": hourly_price,
+        "cost": hourly_price * min((row["makespan_s"] for row in rows), default=0.0) / 3600,
     }
 
 
-def _per_hour(c: Configuration, prices: Prices, kv_bytes: float, used_gib: float) -> float:
-    return prices.per_hour(
+def _price_per_hour(c: Configuration, prices: Prices, kv_bytes: float, used_gib: float) -> float:
+    return prices.price_per_hour(
         instances=c.instances,
         dram_gib=c.dram_gib,
         disk=c.disk,
