@@ -67,12 +67,12 @@ def overlay(
     """
     archive = lines.existing(archive)
     tolerance = lines.Tolerance(archive, skip_bad)
-    documents = sum(1 for _ in agentic.documents(archive))
-    if documents == 0:
+    files = sum(1 for _ in agentic.conversation_files(archive))
+    if files == 0:
         raise CanopyError(f"{str(archive)!r} holds no conversation (.json)")
-    starts = choose(documents, conversations, window_s, seed)
+    starts = choose(files, conversations, window_s, seed)
     wanted = {s.document for s in starts}
-    texts = {i: d for i, d in enumerate(agentic.documents(archive)) if i in wanted}
+    texts = {i: d for i, d in enumerate(agentic.conversation_files(archive)) if i in wanted}
     yield from _merged(starts, texts, tolerance, SharedHeads())
     tolerance.report()
 

@@ -166,7 +166,7 @@ def test_equal_ids_still_mean_equal_prefixes(data: st.DataObject) -> None:
 def test_sub_agents_of_one_real_conversation_have_the_counted_heads(data_dir: Path) -> None:
     """Agents of one file of the archive, whose ids can be compared."""
     pairs = equal = 0
-    for _, text in agentic.documents(data_dir / "agentic_coding/traces_500.tar.xz"):
+    for _, text in agentic.conversation_files(data_dir / "agentic_coding/traces_500.tar.xz"):
         if b'"subagent"' not in text:
             continue
         conversation = agentic.parse_conversation(json.loads(text), "c", 1)
@@ -279,8 +279,6 @@ def test_a_trace_keeps_its_promises(preset: str, seconds: float, seed: int) -> N
 
 
 PUBLISHED = {"trace-a": (86400.0, 0.5), "trace-b": (2400.0, None)}
-
-
 """Seconds, and requests a second: the paper's statistics of trace A are of a day."""
 
 

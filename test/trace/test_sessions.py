@@ -3,7 +3,7 @@
 import pytest
 
 from canopy_lab.trace.record import TraceRequest
-from canopy_lab.trace.sessions import session_links
+from canopy_lab.trace.sessions import turn_links
 
 
 @pytest.mark.parametrize(
@@ -14,10 +14,10 @@ def test_without_a_time_to_think_the_answers_own_time_is_no_part_of_the_gap(
 ) -> None:
     first = TraceRequest(0.0, 1, 1, (), 1, conversation="c", api_s=api_s)
     second = TraceRequest(10.0, 1, 1, (), 1, conversation="c", think_s=think_s)
-    assert session_links([first, second]).think_s == [0.0, expected_s]
+    assert turn_links([first, second]).think_s == [0.0, expected_s]
 
 
 def test_an_answer_that_ran_into_the_next_turn_leaves_no_time_to_think() -> None:
     first = TraceRequest(0.0, 1, 1, (), 1, conversation="c", api_s=20.0)
     second = TraceRequest(10.0, 1, 1, (), 1, conversation="c")
-    assert session_links([first, second]).think_s == [0.0, 0.0]
+    assert turn_links([first, second]).think_s == [0.0, 0.0]

@@ -86,14 +86,14 @@ def conversations(path: Path, tolerance: lines.Tolerance) -> Iterator[Conversati
 
     A broken file counts as one broken line of ``tolerance``.
     """
-    for ordinal, (name, text) in enumerate(documents(path), 1):
+    for ordinal, (name, text) in enumerate(conversation_files(path), 1):
         try:
             yield parse_conversation(lines.parse_object(text), name, ordinal)
         except lines.BadLine as error:
             tolerance.bad(ordinal, str(error), where=name)
 
 
-def documents(path: Path) -> Iterator[tuple[str, bytes]]:
+def conversation_files(path: Path) -> Iterator[tuple[str, bytes]]:
     """Yield name and text of every conversation file of an archive, a folder or one file."""
     if path.is_dir():
         files = sorted(path.glob("*.json"))

@@ -9,7 +9,7 @@ from canopy_lab.trace.record import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
-class SessionLinks:
+class TurnLinks:
     """Links of each request, indexed by its position in the trace."""
 
     first: list[int]
@@ -20,9 +20,7 @@ class SessionLinks:
     """Seconds from that answer; 0 for the first of a session."""
 
 
-def session_links(
-    requests: Sequence[TraceRequest], think_cap_s: float | None = None
-) -> SessionLinks:
+def turn_links(requests: Sequence[TraceRequest], think_cap_s: float | None = None) -> TurnLinks:
     """Link the turns of a trace in order of time.
 
     A turn follows the previous turn of its conversation. A sub-agent (conversation ``parent/child``)
@@ -31,7 +29,7 @@ def session_links(
     duration of the answer if known; at most ``think_cap_s``.
     """
     count = len(requests)
-    links = SessionLinks(list(range(count)), [-1] * count, [0.0] * count)
+    links = TurnLinks(list(range(count)), [-1] * count, [0.0] * count)
     last: dict[str, int] = {}
     times: list[float] = []
     answers: list[float] = []

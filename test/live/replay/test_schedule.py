@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from canopy_lab.live.replay.schedule import ReplayRequest, Schedule
 from canopy_lab.trace import TraceRequest
 from canopy_lab.trace.materialise import Planned
-from canopy_lab.trace.sessions import SessionLinks
+from canopy_lab.trace.sessions import TurnLinks
 
 
 class _Instant(selectors.DefaultSelector):
@@ -48,13 +48,13 @@ def send(
     offsets: list[float],
     takes_s: list[float],
     limit: int | None = None,
-    loop: SessionLinks | None = None,
+    closed_loop: TurnLinks | None = None,
 ) -> list[tuple[int, float, float]]:
     """``(ordinal, due, yielded)`` of a replay where request i is answered after ``takes_s[i]``."""
 
     async def main() -> list[tuple[int, float, float]]:
         made = jobs(previous)
-        schedule = Schedule(made, offsets, limit, loop)
+        schedule = Schedule(made, offsets, limit, closed_loop)
         clock = asyncio.get_running_loop().time
         seen, running = [], []
 
@@ -73,8 +73,13 @@ def send(
 
 def test_in_a_closed_loop_a_turn_follows_the_answer_and_the_time_to_think() -> None:
     # 1 follows 0 in its conversation; 2, a sub-agent's first, follows 0 as well; 3 begins at 50 s.
-    loop = SessionLinks([0, 0, 0, 3], [-1, 0, 0, -1], [0.0, 2.0, 5.0, 0.0])
-    seen = send([None, 0, None, None], [0.0, 99.0, 0.0, 50.0], [10.0, 1.0, 1.0, 1.0], loop=loop)
+    closed_loop = TurnLinks([0, 0, 0, 3], [-1, 0, 0, -1], [0.0, 2.0, 5.0, 0.0])
+    seen = send(
+        [None, 0, None, None],
+        [0.0, 99.0, 0.0, 50.0],
+        [10.0, 1.0, 1.0, 1.0],
+        closed_loop=closed_loop,
+    )
     due = {i: round(due, 6) for i, due, _ in seen}
     assert due == {0: 0.0, 1: 12.0, 2: 15.0, 3: 50.0}
 

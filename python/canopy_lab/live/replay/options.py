@@ -18,7 +18,7 @@ from canopy_lab.latency.slo import SLO, parse_slo
 from canopy_lab.live.replay.schedule import ReplayRequest
 from canopy_lab.trace import TraceRequest, open_trace
 from canopy_lab.trace.materialise import Materialiser, Planned
-from canopy_lab.trace.sessions import SessionLinks, session_links
+from canopy_lab.trace.sessions import TurnLinks, turn_links
 from sglang_canopy import declared
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
@@ -192,13 +192,13 @@ def _label(request: TraceRequest) -> dict[str, Any]:
 
 def closed_loop(
     jobs: Sequence[ReplayRequest], time_scale: float, think_cap_s: float
-) -> SessionLinks:
-    links = session_links([job.planned.request for job in jobs], think_cap_s)
+) -> TurnLinks:
+    links = turn_links([job.planned.request for job in jobs], think_cap_s)
     links.think_s[:] = [think * time_scale for think in links.think_s]
     return links
 
 
-def session_offsets_s(links: SessionLinks, sessions_per_hour: float, seed: int) -> list[float]:
+def session_offsets_s(links: TurnLinks, sessions_per_hour: float, seed: int) -> list[float]:
     """Return random start times of sessions at a rate; 0 for jobs that follow another."""
     draw, now, offsets = random.Random(seed), 0.0, []
     for before in links.before:

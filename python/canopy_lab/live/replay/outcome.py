@@ -13,7 +13,7 @@ from canopy_lab.latency.latency_report import WARM_UP_SHARE, LatencyReport, late
 from canopy_lab.latency.slo import SLO
 from canopy_lab.live.replay.endpoint import TIERS
 from canopy_lab.live.replay.schedule import ReplayRequest
-from canopy_lab.trace.sessions import session_links
+from canopy_lab.trace.sessions import turn_links
 
 PERCENTILES = (50, 90, 95, 99)
 LAST_TURN = 5
@@ -70,7 +70,7 @@ def _latency(
 ) -> LatencyReport | None:
     if not good:
         return None
-    first = session_links([job.planned.request for job in jobs]).first
+    first = turn_links([job.planned.request for job in jobs]).first
     session = {id(job): number for job, number in zip(jobs, first, strict=True)}
     return latency_report(
         [job.due_s for job in good],

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from canopy_lab.trace.materialise import Planned
-from canopy_lab.trace.sessions import SessionLinks
+from canopy_lab.trace.sessions import TurnLinks
 
 _TICK_S = 1e-6
 """A timer may fire this early; waiting for the rest would spin."""
@@ -42,7 +42,7 @@ class Schedule:
     outstanding jobs. A queue at the client would instead send jobs in the order in which they
     became due: a trace replayed faster than the server serves would lose its order.
 
-    ``loop`` makes it a closed loop: each job's predecessor and think time.
+    ``closed_loop`` makes it one: each job's predecessor and think time.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class Schedule:
         jobs: Sequence[ReplayRequest],
         offsets_s: Sequence[float],
         limit: int | None = None,
-        loop: SessionLinks | None = None,
+        closed_loop: TurnLinks | None = None,
     ) -> None:
         self._jobs = jobs
         self._offsets_s = offsets_s
         self._free = limit if limit else len(jobs)
-        self._loop = loop
+        self._closed_loop = closed_loop
         self._place = {job.planned.ordinal: i for i, job in enumerate(jobs)}
         self._after: dict[int, list[int]] = defaultdict(list)
         self._coming: list[tuple[float, int]] = []
@@ -68,8 +68,8 @@ class Schedule:
         self._start_s = asyncio.get_running_loop().time()
         for i, job in enumerate(self._jobs):
             before: int | None = self._place.get(job.planned.previous)  # type: ignore[arg-type]
-            if self._loop is not None:
-                before = self._loop.before[i] if self._loop.before[i] >= 0 else None
+            if self._closed_loop is not None:
+                before = self._closed_loop.before[i] if self._closed_loop.before[i] >= 0 else None
             if before is None:
                 heapq.heappush(self._coming, (self._start_s + self._offsets_s[i], i))
             else:
@@ -84,8 +84,8 @@ class Schedule:
         """Record that ``job`` was answered or failed, and release its successors."""
         now = asyncio.get_running_loop().time()
         for i in self._after.pop(self._place[job.planned.ordinal], ()):
-            if self._loop is not None:
-                due_s = now + self._loop.think_s[i]
+            if self._closed_loop is not None:
+                due_s = now + self._closed_loop.think_s[i]
             else:
                 due_s = max(now, self._start_s + self._offsets_s[i])
             heapq.heappush(self._coming, (due_s, i))
