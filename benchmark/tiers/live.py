@@ -52,12 +52,12 @@ def prompts(count: int, seed: int, turns: int = 5) -> list[Prompt]:
         talk = []
         for turn in range(1, turns + 1):
             tokens = tokens + [draw.randrange(100, 40_000) for _ in range(draw.randrange(30, 80))]
-            said = {
+            labels = {
                 "canopy_category": ("chat", "agent", "batch")[number % 3],
                 "canopy_turn": turn,
                 "canopy_conversation": f"c{number}",
             }
-            talk.append({"tokens": tokens, "said": said})
+            talk.append({"tokens": tokens, "labels": labels})
         talks.append(talk)
     mixed = []
     while any(talks):
@@ -71,7 +71,7 @@ def ask(url: str, prompt: Prompt, tokens: int) -> tuple[list[int], Counter[str]]
     sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
     body = {
         "input_ids": prompt["tokens"],
-        "sampling_params": {**sampling, "custom_params": prompt["said"]},
+        "sampling_params": {**sampling, "custom_params": prompt["labels"]},
     }
     answer = post(f"{url}/generate", body)
     details = answer["meta_info"].get("cached_tokens_details") or {}
@@ -152,7 +152,7 @@ def served_again(url: str, asked: Sequence[Prompt], tokens: int, truth: list[lis
     hits = possible = wrong = 0
     longest: dict[str, Prompt] = {}
     for prompt in asked:
-        longest[prompt["said"]["canopy_conversation"]] = prompt
+        longest[prompt["labels"]["canopy_conversation"]] = prompt
     by_prompt = {id(prompt): ids for prompt, ids in zip(asked, truth)}
     for prompt in tqdm(longest.values(), desc="after the restart"):
         settle(url)

@@ -91,7 +91,7 @@ def replay(url: str, asked: list[tuple[float, list[int]]], from_s: float) -> dic
     for at_s, tokens in asked:
         time.sleep(max(0.0, (at_s - from_s) / SPEED - (time.monotonic() - began)))
         sent = time.monotonic()
-        found += ask(url, {"tokens": tokens, "said": {}}, 1)[1]
+        found += ask(url, {"tokens": tokens, "labels": {}}, 1)[1]
         ttft_s.append(time.monotonic() - sent)
         total += len(tokens) - 1
     return {

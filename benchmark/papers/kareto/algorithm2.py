@@ -61,85 +61,89 @@ def _curves(segments: PathSegments, roots: np.ndarray) -> list[Curve]:
     group = segments.under([int(r) for r in roots])
     group = np.where(group < 0, len(roots), group)
     unique = np.bincount(group, weights=segments.tokens, minlength=len(roots) + 1)
-    of, gaps = group[segments.use_segment], segments.gaps_s
+    group_of_use, gaps = group[segments.use_segment], segments.gaps_s
     weight = segments.tokens[segments.use_segment].astype(np.float64)
     reused = np.isfinite(gaps)
-    made = []
+    curves = []
     for k in range(len(roots) + 1):
-        mine = reused & (of == k)
-        order = np.argsort(gaps[mine], kind="stable")
-        d, w = gaps[mine][order], weight[mine][order]
-        if not len(d):
-            made.append(Curve(np.array([0.0, 1.0]), np.zeros(2), np.array([0.0, unique[k]])))
+        in_group = reused & (group_of_use == k)
+        order = np.argsort(gaps[in_group], kind="stable")
+        intervals_s, tokens = gaps[in_group][order], weight[in_group][order]
+        if not len(intervals_s):
+            curves.append(Curve(np.array([0.0, 1.0]), np.zeros(2), np.array([0.0, unique[k]])))
             continue
-        at = np.unique(np.round(np.linspace(0, len(d) - 1, POINTS)).astype(int))
-        ttl = np.maximum.accumulate(np.append(0.0, d[at] + 1e-6 * np.arange(1, len(at) + 1)))
-        hits = np.append(0.0, np.cumsum(w)[at])
-        short = np.append(0.0, np.cumsum(w * d)[at])
-        made.append(Curve(ttl, hits, unique[k] * ttl + short + (w.sum() - hits) * ttl))
-    return made
+        quantiles = np.linspace(0, len(intervals_s) - 1, POINTS)
+        quantile_index = np.unique(np.round(quantiles).astype(int))
+        apart = 1e-6 * np.arange(1, len(quantile_index) + 1)
+        ttl = np.maximum.accumulate(np.append(0.0, intervals_s[quantile_index] + apart))
+        hits = np.append(0.0, np.cumsum(tokens)[quantile_index])
+        short = np.append(0.0, np.cumsum(tokens * intervals_s)[quantile_index])
+        curves.append(Curve(ttl, hits, unique[k] * ttl + short + (tokens.sum() - hits) * ttl))
+    return curves
 
 
 def _allocate(curves: list[Curve], budget: float, draw: np.random.Generator) -> np.ndarray:
-    roi = np.array([_best_roi(c) for c in curves])
-    spent = sum(_cost(c, t)[0] for c, t in zip(curves, roi))
-    start = roi * budget / max(spent, 1e-9)
+    best_ttls = np.array([_best_ttl(curve) for curve in curves])
+    spent = sum(_cost(curve, ttl)[0] for curve, ttl in zip(curves, best_ttls))
+    start = best_ttls * budget / max(spent, 1e-9)
     starts = [start]
     for _ in range(math.isqrt(len(curves) - 1) + 1):
         starts.append(np.maximum(start * np.exp(draw.normal(0, PERTURBATION, len(start))), 0))
-    scale = max(sum(c.hits[-1] for c in curves), 1.0)
-    best, most = np.zeros(len(curves)), -1.0
+    scale = max(sum(curve.hits[-1] for curve in curves), 1.0)
+    best, most_hits = np.zeros(len(curves)), -1.0
     for first in starts:
-        found = _slsqp(curves, first, budget, scale)
-        hits = sum(_hits(c, t)[0] for c, t in zip(curves, found))
-        if hits > most and sum(_cost(c, t)[0] for c, t in zip(curves, found)) <= budget * 1.001:
-            best, most = found, hits
+        ttls = _slsqp(curves, first, budget, scale)
+        hits = sum(_hits(curve, ttl)[0] for curve, ttl in zip(curves, ttls))
+        cost = sum(_cost(curve, ttl)[0] for curve, ttl in zip(curves, ttls))
+        if hits > most_hits and cost <= budget * 1.001:
+            best, most_hits = ttls, hits
     return best
 
 
-def _best_roi(c: Curve) -> float:
-    if len(c.ttl_s) < 2 or c.hits[-1] <= 0:
+def _best_ttl(curve: Curve) -> float:
+    """Return the TTL with the most hits per cost, in seconds; 0 if the group has no hits."""
+    if len(curve.ttl_s) < 2 or curve.hits[-1] <= 0:
         return 0.0
-    return float(c.ttl_s[1:][np.argmax(c.hits[1:] / np.maximum(c.cost[1:], 1e-9))])
+    return float(curve.ttl_s[1:][np.argmax(curve.hits[1:] / np.maximum(curve.cost[1:], 1e-9))])
 
 
 def _slsqp(curves: list[Curve], start: np.ndarray, budget: float, scale: float) -> np.ndarray:
-    def at(x: np.ndarray, value) -> tuple[float, np.ndarray]:
-        both = [value(c, t) for c, t in zip(curves, np.maximum(x, 0.0) * UNIT_S)]
-        return sum(v for v, _ in both), np.array([slope for _, slope in both]) * UNIT_S
+    def total_and_slopes(x: np.ndarray, value) -> tuple[float, np.ndarray]:
+        pairs = [value(curve, ttl) for curve, ttl in zip(curves, np.maximum(x, 0.0) * UNIT_S)]
+        return sum(v for v, _ in pairs), np.array([slope for _, slope in pairs]) * UNIT_S
 
-    done = minimize(
-        lambda x: -at(x, _hits)[0] / scale,
+    solution = minimize(
+        lambda x: -total_and_slopes(x, _hits)[0] / scale,
         np.clip(start, 1e-2, LONGEST_S) / UNIT_S,
-        jac=lambda x: -at(x, _hits)[1] / scale,
+        jac=lambda x: -total_and_slopes(x, _hits)[1] / scale,
         method="SLSQP",
         bounds=[(0.0, LONGEST_S / UNIT_S)] * len(curves),
         constraints=[
             {
                 "type": "ineq",
-                "fun": lambda x: 1 - at(x, _cost)[0] / budget,
-                "jac": lambda x: -at(x, _cost)[1] / budget,
+                "fun": lambda x: 1 - total_and_slopes(x, _cost)[0] / budget,
+                "jac": lambda x: -total_and_slopes(x, _cost)[1] / budget,
             }
         ],
         options={"maxiter": 60, "ftol": 1e-7},
     )
-    return np.maximum(np.nan_to_num(done.x), 0.0) * UNIT_S
+    return np.maximum(np.nan_to_num(solution.x), 0.0) * UNIT_S
 
 
-def _hits(c: Curve, ttl: float) -> tuple[float, float]:
-    return _line(c.ttl_s, c.hits, ttl, 0.0)
+def _hits(curve: Curve, ttl: float) -> tuple[float, float]:
+    return _line(curve.ttl_s, curve.hits, ttl, 0.0)
 
 
-def _cost(c: Curve, ttl: float) -> tuple[float, float]:
-    last = (c.cost[-1] - c.cost[-2]) / max(c.ttl_s[-1] - c.ttl_s[-2], 1e-9)
-    return _line(c.ttl_s, c.cost, ttl, max(last, 0.0))
+def _cost(curve: Curve, ttl: float) -> tuple[float, float]:
+    last = (curve.cost[-1] - curve.cost[-2]) / max(curve.ttl_s[-1] - curve.ttl_s[-2], 1e-9)
+    return _line(curve.ttl_s, curve.cost, ttl, max(last, 0.0))
 
 
-def _line(x: np.ndarray, y: np.ndarray, at: float, beyond: float) -> tuple[float, float]:
-    """Value and slope of the line through the points; ``beyond`` is the slope after the last."""
-    i = int(np.searchsorted(x, at, side="right"))
+def _line(x: np.ndarray, y: np.ndarray, x0: float, beyond: float) -> tuple[float, float]:
+    """Return value and slope at ``x0`` of the line through the points; ``beyond``: slope after them."""
+    i = int(np.searchsorted(x, x0, side="right"))
     if i >= len(x):
-        return float(y[-1] + (at - x[-1]) * beyond), beyond
+        return float(y[-1] + (x0 - x[-1]) * beyond), beyond
     i = max(i, 1)
     slope = (y[i] - y[i - 1]) / max(x[i] - x[i - 1], 1e-9)
-    return float(y[i - 1] + (at - x[i - 1]) * slope), float(slope)
+    return float(y[i - 1] + (x0 - x[i - 1]) * slope), float(slope)

@@ -12,7 +12,7 @@ from typing import Any
 from known import mooncake, trace_a
 from roofline import Device, roofline_profile
 from wa.picture import COLOURS, label, panels, save
-from wa.sizes import MODELS, Served
+from wa.sizes import MODELS, ServedModel
 from wa.split import one_part
 
 from canopy_lab.sim.driver import simulate
@@ -95,9 +95,9 @@ def _one(model: str, trace: list[TraceRequest]) -> dict[str, Any]:
     }
     return {
         "requests": len(trace),
-        "hbm_tokens": served.hbm_tokens,
+        "hbm_tokens": served.kv_capacity_tokens,
         "policies": rows,
-        "hits_by_pause": _by_pause(trace, served.hbm_tokens),
+        "hits_by_pause": _by_pause(trace, served.kv_capacity_tokens),
     }
 
 
@@ -135,7 +135,7 @@ def _pause(seconds: float) -> str:
 
 def _served(
     workload: Workload,
-    served: Served,
+    served: ServedModel,
     profile: EngineProfile,
     policy: str,
     options: dict[str, Any],
@@ -146,10 +146,10 @@ def _served(
         assert profile.host is not None
         speed = profile.host.read_bytes_per_s
         host = TierSpec(
-            ratio * served.hbm_bytes, speed, speed, policy=policy, policy_config=options
+            ratio * served.kv_capacity_bytes, speed, speed, policy=policy, policy_config=options
         )
     config = SystemConfig(
-        device_tokens=served.hbm_tokens,
+        device_tokens=served.kv_capacity_tokens,
         device_policy=policy,
         device_policy_config=options,
         host=host,

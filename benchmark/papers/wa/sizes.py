@@ -12,7 +12,7 @@ ACTIVATION_BYTES = 4e9
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedModel:
     """A model on the GPUs of one instance."""
 
     shape: ModelShape
@@ -20,18 +20,18 @@ class Served:
     gpus: int
 
     @property
-    def hbm_bytes(self) -> float:
+    def kv_capacity_bytes(self) -> float:
         """Left for KV."""
         return self.gpus * (GPU_BYTES - ACTIVATION_BYTES) - self.weight_bytes
 
     @property
-    def hbm_tokens(self) -> int:
-        return int(self.hbm_bytes / self.shape.kv_bytes_per_token())
+    def kv_capacity_tokens(self) -> int:
+        return int(self.kv_capacity_bytes / self.shape.kv_bytes_per_token())
 
 
 MODELS = {
-    "Qwen2-7B": Served(PRESETS["qwen2.5-7b"], 15.2e9, 1),
-    "Llama2-13B": Served(ModelShape(40, 5120, 40, 40, 128, 13824), 26.0e9, 1),
-    "Llama3-70B": Served(PRESETS["llama-3.1-70b"], 141e9, 4),
+    "Qwen2-7B": ServedModel(PRESETS["qwen2.5-7b"], 15.2e9, 1),
+    "Llama2-13B": ServedModel(ModelShape(40, 5120, 40, 40, 128, 13824), 26.0e9, 1),
+    "Llama3-70B": ServedModel(PRESETS["llama-3.1-70b"], 141e9, 4),
 }
 """GQA, MHA, GQA."""
