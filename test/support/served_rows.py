@@ -66,7 +66,7 @@ def pool_sizes(start: Callable[[], InProcess]) -> dict[str, Any]:
     sizes = runner.kv_cache_configurator
     shape = model_view.served_shape(runner.model, runner.model_config.hf_config)
     needed = working_memory(shape, 4, 512, 100 << 20).total
-    free = needed + 1000 * shape.kv_bytes_per_token * 4
+    free = needed + 1000 * shape.kv_elements_per_token * 4
     results: dict[str, Any] = {"on": sizes.config_from_budget(free).max_total_num_tokens}
     on, sizes.server_args._canopy_chunks = sizes.server_args._canopy_chunks, None
     results["off"] = sizes.config_from_budget(free).max_total_num_tokens

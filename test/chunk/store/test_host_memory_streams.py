@@ -101,7 +101,7 @@ class Event:
 
 LAYERS, TOKENS, HEADS, DIM = 3, 5, 2, 4
 SHAPE = Shape(LAYERS, 4, HEADS, DIM, 8, 10, 1e-6)
-CAPACITY = TOKENS * SHAPE.kv_bytes_per_token * 4
+CAPACITY = TOKENS * SHAPE.kv_elements_per_token * 4
 
 
 @pytest.fixture(params=ORDERS)
