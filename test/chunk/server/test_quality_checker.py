@@ -277,7 +277,7 @@ def test_a_check_that_fails_is_counted_and_the_next_one_runs(engine, ids, monkey
     assert quality(engine)["checked"] == 1
 
 
-def test_a_restart_begins_with_a_new_meter_that_checks_more(engine) -> None:
+def test_a_restart_begins_with_new_limits_that_check_more(engine) -> None:
     fresh = QualityChecker(QualityLimits(100, 0.4), None, 64)
     taken = [fresh.limits.take(None) for _ in range(10)]
     assert taken == [None] * 9 + [SERVED]
