@@ -83,3 +83,7 @@ def test_the_kind_of_every_result_of_readme_is_that_of_its_file() -> None:
     for kind, file in rows:
         assert kind in KINDS
         assert json.loads((ROOT / file).read_text(encoding="utf-8"))["kind"] == kind, file
+
+
+def test_readme_has_at_most_420_words() -> None:
+    assert len(README.read_text(encoding="utf-8").split()) <= 420
