@@ -58,8 +58,7 @@ def request_queued(scheduler: Any, req: Any, *_: Any, **__: Any) -> None:
         queued(scheduler, req)
     _receive(scheduler, req)
     admission = admission_of(scheduler)
-    queue = scheduler.waiting_queue
-    if admission is not None and queue:
+    if admission is not None and (queue := scheduler.waiting_queue):
         if len(queue) == 1 and admission.order.is_on:  # it is no longer alone
             admission.order.refresh(queue[0])
         admission.order.look_up(req)
