@@ -145,6 +145,15 @@ def test_errors_of_settings_have_the_reason():
             StorageSettings.from_extra(given)
 
 
+@pytest.mark.parametrize(
+    ("variable", "key"), [("CANOPY_DISK_PATH", "path"), ("CANOPY_DISK_CAPACITY_GB", "capacity_gb")]
+)
+def test_a_variable_of_earlier_releases_stops_the_start(monkeypatch, variable, key):
+    monkeypatch.setenv(variable, "5")
+    with pytest.raises(CanopyError, match=f"{variable} is no longer read: .* give {key} in"):
+        StorageSettings.from_extra({"path": "/kv", "capacity_gb": 1})
+
+
 def test_a_ttl_is_a_number_of_seconds_or_a_table():
     settings = StorageSettings.from_extra({"prefetch_threshold": 1, **DYNAMIC_BACKEND, "ttl": 60})
     assert (settings.ttl.residual_ttl_s, settings.capacity_bytes) == (60.0, 10**10)
