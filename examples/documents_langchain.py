@@ -38,7 +38,7 @@ def main(url: str) -> dict[str, Any]:
     print(chain.invoke({"context": FOUND[::-1], "input": "Which of them is the highest?"}))
     print(chain.invoke({"context": [], "input": "Which of them is the oldest?"}))
     with urllib.request.urlopen(f"{url}/server_info", timeout=60) as answer:
-        state: dict[str, Any] = json.load(answer)["internal_states"][0]["canopy_chunks"]
+        state: dict[str, Any] = json.load(answer)["internal_states"][0]["canopy_documents"]
     return state
 
 

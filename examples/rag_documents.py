@@ -27,7 +27,7 @@ def ask(client: OpenAI, model: str, documents: list[str], question: str) -> dict
     answer = client.chat.completions.create(
         model=model, messages=[{"role": "user", "content": parts}], max_tokens=16, extra_body=body
     )
-    return answer.model_dump()["choices"][0]["meta_info"]["canopy_chunks"][0]
+    return answer.model_dump()["choices"][0]["meta_info"]["canopy_documents"][0]
 
 
 def main(url: str) -> list[dict[str, Any]]:

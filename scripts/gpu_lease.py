@@ -160,7 +160,7 @@ def kernels(lease: Lease) -> None:
         "SGLANG_IS_FLASHINFER_AVAILABLE": "false",
     }
     pytest = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
-    lease.part("waits", 60, *pytest, "test/chunk/server/test_no_host_waits.py", **beside)
+    lease.part("waits", 60, *pytest, "test/documents/server/test_no_host_waits.py", **beside)
     lease.part("tests", 90, *pytest, "test/kernels/test_kernels_match_references.py", **beside)
 
 
@@ -306,7 +306,7 @@ def generate(ids: Sequence[int], count: int, fields: Any = None, top: int = 0) -
     answer = json.loads(post("/generate", body))
     seconds = time.perf_counter() - begin
     about = answer["meta_info"]
-    report = about.get("canopy_chunks") or {}
+    report = about.get("canopy_documents") or {}
     return Answer(
         seconds,
         answer["output_ids"],
@@ -330,7 +330,7 @@ def flush() -> None:
 
 DOCUMENT, SYSTEM, QUESTION = 500, 40, 40
 """Tokens of a document, of the system text and of a question."""
-OFF = {"canopy_chunks": "off"}
+OFF = {"canopy_document_bounds": "off"}
 
 
 @dataclass(slots=True)
@@ -352,7 +352,7 @@ class Library:
         for i in which:
             bounds += [len(ids), len(ids) + len(self.documents[i])]
             ids += self.documents[i]
-        return ids + draw(self.source, QUESTION), {"canopy_chunks": bounds}
+        return ids + draw(self.source, QUESTION), {"canopy_document_bounds": bounds}
 
     def some(self, count: int) -> tuple[list[int], dict[str, Any]]:
         return self.prompt(self.source.sample(range(len(self.documents)), count))

@@ -16,7 +16,7 @@ PYTHON = ROOT / "python"
 PACKAGES: dict[str, str] = {
     "sglang_canopy": "What runs inside a server, and the policies that the laboratory shares with it.",
     "canopy_lab": "Traces, simulators, advice, plans and the command line: neither torch nor sglang.",
-    "canopy_chunks": "Documents in any order: reuse of KV that is not a prefix.",
+    "canopy_documents": "Documents in any order: reuse of KV that is not a prefix.",
 }
 """Each reads alone: a server without documents never imports the other two."""
 
@@ -27,7 +27,7 @@ OPEN = {
 """Top-level files of ``sglang_canopy``: they import only each other, and every room may import them."""
 
 SPLIT = {"server", "live"}
-"""Folders of several rooms. So is all of ``canopy_chunks``."""
+"""Folders of several rooms. So is all of ``canopy_documents``."""
 
 ROOMS: dict[str, set[str]] = {
     "policy": {"reuse"},
@@ -57,19 +57,29 @@ ROOMS: dict[str, set[str]] = {
         *("server/http", "server/scheduler"),
     },
     "doctor": {"admission", "config", "policy", "server/start", "storage"},
-    "canopy_chunks": set(),
-    "canopy_chunks/text": {"canopy_chunks", "wire"},
-    "canopy_chunks/store": {"canopy_chunks", "canopy_chunks/text", "disk", "policy"},
-    "canopy_chunks/fuse": {"canopy_chunks/store", "canopy_chunks/text"},
-    "canopy_chunks/quality": {"canopy_chunks/fuse", "canopy_chunks/store", "canopy_chunks/text"},
-    "canopy_chunks/calibration": set(),
-    "canopy_chunks/plugin": {
-        *("canopy_chunks", "canopy_chunks/server", "config", "request", "server/scheduler"),
+    "canopy_documents": set(),
+    "canopy_documents/text": {"canopy_documents", "wire"},
+    "canopy_documents/store": {"canopy_documents", "canopy_documents/text", "disk", "policy"},
+    "canopy_documents/fuse": {"canopy_documents/store", "canopy_documents/text"},
+    "canopy_documents/quality": {
+        "canopy_documents/fuse",
+        "canopy_documents/store",
+        "canopy_documents/text",
+    },
+    "canopy_documents/calibration": set(),
+    "canopy_documents/plugin": {
+        *("canopy_documents", "canopy_documents/server", "config", "request", "server/scheduler"),
         *("server/start", "telemetry", "wire"),
     },
-    "canopy_chunks/server": {
-        *("canopy_chunks", "canopy_chunks/calibration", "canopy_chunks/fuse"),
-        *("canopy_chunks/quality", "canopy_chunks/store", "canopy_chunks/text", "disk", "storage"),
+    "canopy_documents/server": {
+        *("canopy_documents", "canopy_documents/calibration", "canopy_documents/fuse"),
+        *(
+            "canopy_documents/quality",
+            "canopy_documents/store",
+            "canopy_documents/text",
+            "disk",
+            "storage",
+        ),
         *("config", "request", "wire"),
     },
     "report": set(),
@@ -84,7 +94,7 @@ ROOMS: dict[str, set[str]] = {
     "live/replay": {"latency", "report", "server/start", "trace", "wire"},
     "live/profile": set(),
     "cli": {
-        *("advise", "canopy_chunks/calibration", "characterize", "config", "doctor", "latency"),
+        *("advise", "canopy_documents/calibration", "characterize", "config", "doctor", "latency"),
         *("live/profile", "plan", "policy", "report", "request"),
         *("group_ttl", "sim", "trace", "ttl", "wire"),
     },
@@ -103,7 +113,7 @@ LABORATORY = (
 SGLANG = {
     *("radix", "ranks", "storage", "telemetry"),
     *("server/start", "server/http", "server/scheduler"),
-    *("live/replay", "bench_serving", "canopy_chunks/plugin", "canopy_chunks/server"),
+    *("live/replay", "bench_serving", "canopy_documents/plugin", "canopy_documents/server"),
     *("request", "doctor", "wire"),
 }
 """Rooms that may import sglang; ``request`` and ``wire`` inside functions only."""
@@ -116,7 +126,7 @@ def files() -> Iterator[Path]:
 def room_of(path: Path) -> str:
     """The room that a file is in; the file's own name at the top of its package."""
     package, *parts = path.relative_to(PYTHON).parts
-    if package == "canopy_chunks":
+    if package == "canopy_documents":
         return package if len(parts) == 1 else f"{package}/{parts[0]}"
     if parts[0] in SPLIT and len(parts) > 2:
         return "/".join(parts[:2])
@@ -125,7 +135,7 @@ def room_of(path: Path) -> str:
 
 def folder_of(room: str) -> Path:
     """The folder of a room, or the file that it is."""
-    if room.startswith("canopy_chunks"):
+    if room.startswith("canopy_documents"):
         return PYTHON / room
     places = [PYTHON / package / room for package in PACKAGES]
     return next(

@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import house
-from canopy_chunks import ATTRIBUTE
-from canopy_chunks.plugin import hooks as documents
-from canopy_chunks.plugin import series as chunk_series
-from canopy_chunks.server import options as chunk_options
-from canopy_chunks.text import fields as chunk_fields
+from canopy_documents import ATTRIBUTE
+from canopy_documents.plugin import hooks as documents
+from canopy_documents.plugin import series as document_series
+from canopy_documents.server import options as document_options
+from canopy_documents.text import fields as document_fields
 from canopy_lab.cli import main as cli
 from canopy_lab.live.replay import server_plugin
 from canopy_lab.sim import hindsight
@@ -67,7 +67,7 @@ REQUEST_MEANINGS = {
 }
 """Meaning of each field of a request. A new field needs a line here."""
 
-CHUNK_MEANINGS = {
+DOCUMENT_MEANINGS = {
     stamp.BOUNDS: "Where the documents are in `input_ids`, or `off` to run normally.",
     stamp.RATIO: "Share of the documents' tokens to compute again; 1 is plain serving.",
     stamp.SELECTOR: "Which tokens to compute again.",
@@ -284,11 +284,11 @@ def request_fields() -> str:
     return table(["key", "value", "meaning"], rows)
 
 
-def chunk_request_fields() -> str:
+def document_request_fields() -> str:
     rows = []
-    for key, meaning in CHUNK_MEANINGS.items():
+    for key, meaning in DOCUMENT_MEANINGS.items():
         try:
-            chunk_fields.parse_fields({key: object()})
+            document_fields.parse_fields({key: object()})
         except CanopyError as error:
             allowed = re.search(r"must be (.*), got <object", str(error), re.S)[1]
             rows.append([f"`{key}`", allowed, meaning])
@@ -311,7 +311,7 @@ def _allowed(check: Callable[[Any], Any]) -> str:
 
 def metrics_table() -> str:
     rows = []
-    for m in (*series.CACHE, *series.IGNORED, *chunk_series.METRICS):
+    for m in (*series.CACHE, *series.IGNORED, *document_series.METRICS):
         labels = f"{{{','.join(m.labels)}}}" if m.labels else ""
         rows.append([f"`{series.PREFIX}{m.name}{labels}`", m.meaning])
     return entries(rows)
@@ -325,7 +325,7 @@ def routes() -> str:
     stand_in = types.ModuleType("sglang.srt.entrypoints.http_server")
     stand_in.app = app  # type: ignore[attr-defined]
     server_args = types.SimpleNamespace(admin_api_key=None, tp_size=1)
-    setattr(server_args, ATTRIBUTE, chunk_options.Options())
+    setattr(server_args, ATTRIBUTE, document_options.Options())
     sys.modules[stand_in.__name__] = stand_in
     with tempfile.TemporaryDirectory() as folder:
         tempfile.tempdir = folder
@@ -349,10 +349,10 @@ PARTS: dict[str, Callable[[], str]] = {
     "storage-keys": lambda: options(StorageSettings),
     "refused": refused,
     "setups": setups_table,
-    "chunk-keys": lambda: options(chunk_options.Options),
+    "document-keys": lambda: options(document_options.Options),
     "commands": commands,
     "request-fields": request_fields,
-    "chunk-request-fields": chunk_request_fields,
+    "document-request-fields": document_request_fields,
     "identity-sources": identity_sources,
     "metrics": metrics_table,
     "ttl-table": lambda: options(TTLTable),

@@ -28,19 +28,19 @@ from typing import Any
 
 import sglang
 
-import canopy_chunks
 import canopy_cpu as cpu
+import canopy_documents
 import canopy_lab
 import digests
 import sglang_canopy
-from canopy_chunks.plugin import entry as chunk_plugin
-from canopy_chunks.plugin import hooks as documents
+from canopy_documents.plugin import entry as document_plugin
+from canopy_documents.plugin import hooks as documents
 from canopy_lab.live.replay import forced_output, server_plugin
 from canopy_lab.report.table import text_table
 from sglang_canopy.server.start import hooks
 
 ROOT = Path(sglang.__path__[0])
-OURS = [Path(package.__path__[0]) for package in (sglang_canopy, canopy_lab, canopy_chunks, cpu)]
+OURS = [Path(package.__path__[0]) for package in (sglang_canopy, canopy_lab, canopy_documents, cpu)]
 EXTENSION_POINTS = re.compile(
     r"HiCacheStorage(\..*|Config|ExtraInfo)?|register_\w+|registered_\w+|\w+Registry\.\w+"
 )
@@ -56,7 +56,7 @@ PARTS = {
     "sglang_canopy": "start, HTTP, status",
     "sglang_canopy.doctor": "doctor",
     "sglang_canopy.storage.mooncake": "Mooncake",
-    "canopy_chunks": "documents",
+    "canopy_documents": "documents",
     "canopy_lab": "replay",
     "canopy_cpu": "CPU",
 }
@@ -127,7 +127,7 @@ def imported() -> Iterator[Use]:
 
 def named() -> Iterator[Use]:
     """What the tables of hooks name."""
-    addons = (*chunk_plugin.ADDON.hooks, *server_plugin.ADDON.hooks)
+    addons = (*document_plugin.ADDON.hooks, *server_plugin.ADDON.hooks)
     ours = (*hooks.HOOKS, *addons, *documents.HOOKS, *forced_output.HOOKS)
     targets = [(hook.target, hook.function.__module__) for hook in ours]
     for target, module in [*targets, *((target, cpu.__name__) for target in cpu.SEAMS)]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from canopy_chunks.calibration.saved import Calibrations
+from canopy_documents.calibration.saved import Calibrations
 from sglang_canopy.disk import folder
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.private_file import read_regular, replace_file

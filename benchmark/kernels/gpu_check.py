@@ -25,12 +25,12 @@ from device_timing import Bench, Cost, ceilings, compare_to_peak, table
 sys.path.append(str(Path(__file__).parents[1] / "chunk"))
 from comparators.weights import random_model
 
-from canopy_chunks.fuse import rows as engine
-from canopy_chunks.fuse.cache import dense_cache
-from canopy_chunks.fuse.fusion import fused_prefill
-from canopy_chunks.fuse.selectors import make_selector
-from canopy_chunks.fuse.selectors.frequency import layer_scores
-from canopy_chunks.store.chunk import Chunk, FusedPrompt, Placed, Shape
+from canopy_documents.fuse import rows as engine
+from canopy_documents.fuse.cache import dense_cache
+from canopy_documents.fuse.fusion import fused_prefill
+from canopy_documents.fuse.selectors import make_selector
+from canopy_documents.fuse.selectors.frequency import layer_scores
+from canopy_documents.store.chunk import Chunk, FusedPrompt, Placed, Shape
 from canopy_kernel import attention, lowpass, pages, rope_scatter
 
 LLAMA_8B = Shape(32, 32, 8, 128, 4096, 128256, 1e-5)

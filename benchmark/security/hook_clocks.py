@@ -112,7 +112,7 @@ def _building(build: Callable[..., Any]) -> Callable[..., Any]:
     """Time the tree and background work, and begin to write, in the process that builds the cache."""
 
     def call(original: Any, ctx: Any) -> Any:
-        from canopy_chunks.server.engine import ChunkEngine
+        from canopy_documents.server.engine import DocumentEngine
         from sglang_canopy.radix.cache import CanopyRadixCache
         from sglang_canopy.radix.core import CanopyTreeCore
 
@@ -123,8 +123,8 @@ def _building(build: Callable[..., Any]) -> Callable[..., Any]:
             (CanopyRadixCache, "_evict_components"),
         ):
             setattr(of, name, timed(TREE + name.strip("_"), getattr(of, name)))
-        idle = _computation("documents when idle", ChunkEngine.work_when_idle)
-        ChunkEngine.work_when_idle = idle  # type: ignore[method-assign]
+        idle = _computation("documents when idle", DocumentEngine.work_when_idle)
+        DocumentEngine.work_when_idle = idle  # type: ignore[method-assign]
         threading.Thread(target=_write, args=(Path(os.environ[VARIABLE]),), daemon=True).start()
         return build(original, ctx)
 

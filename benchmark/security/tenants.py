@@ -154,10 +154,10 @@ class Hostile:
             self.faults.append(f"step {step}: reused the honest tenant's KV: {answer['meta_info']}")
         document = self.honest.document(step % 3)
         asked = [*tokens(20, salt), *document, *tokens(10, salt)]
-        bounds = {"canopy_chunks": [20, 20 + len(document)]}
+        bounds = {"canopy_document_bounds": [20, 20 + len(document)]}
         status, answer = generate(url, asked, HOSTILE, bounds, cache_salt=salt)
         self._note("probes", status, answer)
-        told = answer["meta_info"].get("canopy_chunks") if status == 200 else None
+        told = answer["meta_info"].get("canopy_documents") if status == 200 else None
         if told and told[0] and told[0].get("fused"):
             self.faults.append(f"step {step}: reused the honest tenant's document: {told[0]}")
 
@@ -238,7 +238,7 @@ MALFORMED: tuple[tuple[str, str, Any], ...] = (
     ("POST", "/generate", _said(canopy_keep_s=1e400)),
     ("POST", "/generate", _said(canopy_keep_s=10**400)),
     ("POST", "/generate", _said(canopy_category="x" * 100_000)),
-    ("POST", "/generate", _said(canopy_chunks=[5, 1])),
+    ("POST", "/generate", _said(canopy_documents=[5, 1])),
     ("POST", "/generate", _said(canopy_turn="\ud800")),
 )
 """Each must be answered with a refusal."""

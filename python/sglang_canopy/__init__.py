@@ -23,7 +23,7 @@ class _StaleEntryPoint(importlib.abc.MetaPathFinder):
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
         """Raise ``SystemExit`` for a missing module of an entry point."""
-        if not fullname.startswith((f"{__name__}.", "canopy_chunks.")):
+        if not fullname.startswith((f"{__name__}.", "canopy_documents.")):
             return
         from importlib.metadata import entry_points
 

@@ -8,7 +8,7 @@ import promql_parser
 import pytest
 import yaml
 
-from canopy_chunks.plugin.series import METRICS
+from canopy_documents.plugin.series import METRICS
 from sglang_canopy.telemetry.series import CACHE, PREFIX, RANK_LABEL
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -28,7 +28,7 @@ LABORATORY = (
 TRACE = ROOT / "benchmark" / "quickstart" / "mixed_synthetic.jsonl"
 
 
-PACKAGES = ("python/sglang_canopy", "python/canopy_lab", "python/canopy_chunks", "sgl-kernel/python/canopy_kernel")  # fmt: skip
+PACKAGES = ("python/sglang_canopy", "python/canopy_lab", "python/canopy_documents", "sgl-kernel/python/canopy_kernel")  # fmt: skip
 BESIDE = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff")
 MAX_BYTES = 2_000_000
 """Largest size of the wheel and of the source distribution."""
@@ -199,7 +199,7 @@ def test_the_laboratory_from_nothing(built, clean, tmp_path, kind):
     pip(clean, "install", "--quiet", str(built[kind != "wheel"]))
     installed = pip(clean, "list", "--format", "freeze").lower()
     assert not [line for line in installed.splitlines() if line.startswith(("torch", "sglang=="))]
-    for alone in ("sglang_canopy.policy.registry", "canopy_lab.cli.main", "canopy_chunks.calibration.saved"):  # fmt: skip
+    for alone in ("sglang_canopy.policy.registry", "canopy_lab.cli.main", "canopy_documents.calibration.saved"):  # fmt: skip
         subprocess.run([clean, "-c", f"import {alone}"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""}, check=True)  # fmt: skip
     canopy = clean.parent / "canopy"
     for arguments in (

@@ -21,9 +21,9 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
     from sglang.srt.entrypoints import http_server
     from sglang.srt.utils.auth import add_api_key_middleware
 
-    from canopy_chunks import ATTRIBUTE as DOCUMENTS
-    from canopy_chunks.plugin import hooks as documents
-    from canopy_chunks.server import options
+    from canopy_documents import ATTRIBUTE as DOCUMENTS
+    from canopy_documents.plugin import hooks as documents
+    from canopy_documents.server import options
     from sglang_canopy.server.http import entry, routes
 
     monkeypatch.setattr(routes, "hints", Waiting())

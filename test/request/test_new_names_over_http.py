@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from canopy_chunks.text.order import Orders
-from canopy_chunks.text.variants import Heads
+from canopy_documents.text.order import Orders
+from canopy_documents.text.variants import Heads
 from sglang_canopy.config.server_options import RequestOptions
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.access import Refused

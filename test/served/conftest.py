@@ -20,7 +20,7 @@ import pytest
 
 from launch_server import Server, cpu_arguments, free_port, serving, with_plugin
 from support import forked
-from support.chunk_client import ON
+from support.document_client import ON
 
 READY_S = 600.0
 TEST_S = 1500  # some tests start two servers, and the machine may be busy

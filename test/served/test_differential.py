@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from support.chat_templates import TEMPLATES
-from support.chunk_client import ON
+from support.document_client import ON
 
 REQUESTS = Path(__file__).parent.parent / "fixtures" / "requests.jsonl"
 FLAGS = ("--served-model-name", "m", "--page-size", "16", "--chunked-prefill-size", "256")
@@ -162,7 +162,7 @@ def chat(client: Any, family: str, messages: list[Any], **custom: str) -> tuple[
     body |= {"chat_template_kwargs": template, "custom_params": custom, "return_meta_info": True}
     answer = client.post("/v1/chat/completions", body)
     (choice,) = answer["choices"]
-    report = (choice["meta_info"].get("canopy_chunks") or [{}])[0]
+    report = (choice["meta_info"].get("canopy_documents") or [{}])[0]
     return choice["message"]["content"], answer["usage"]["prompt_tokens"], report
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from canopy_lab.cli.main import main
-from support.chunk_client import (
+from support.document_client import (
     DOCUMENT,
     ON,
     QUESTION,
@@ -46,7 +46,7 @@ def test_a_second_prompt_reuses_documents_in_another_order(client) -> None:
     assert told["reused"] + told["recomputed"] == 4 * DOCUMENT
     assert told["recomputed"] == int(0.15 * 4 * DOCUMENT)
     assert told["reused_host"] == told["reused"]
-    assert told["missing_chunks"] == 0
+    assert told["missing_documents"] == 0
     assert answer["meta_info"]["cached_tokens"] == told["prefix"] == 0  # approximate KV is apart
     assert told["kept"] == 0
     assert state(client)["fused_requests"] == before + 1
@@ -96,7 +96,11 @@ def test_planned_and_ordinary_requests_do_not_change_each_other(client) -> None:
 def test_requests_that_cannot_be_fused_run_normally_and_are_counted(client) -> None:
     learn(client, [(0, 1, 2, 3)])
     ids, bounds = prompt((1, 3, 0, 2), 3)
-    said = {"temperature": 0, "max_new_tokens": 2, "custom_params": {"canopy_chunks": bounds}}
+    said = {
+        "temperature": 0,
+        "max_new_tokens": 2,
+        "custom_params": {"canopy_document_bounds": bounds},
+    }
     body = {
         "input_ids": ids,
         "sampling_params": said,
@@ -115,14 +119,14 @@ def test_requests_that_cannot_be_fused_run_normally_and_are_counted(client) -> N
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("bounds", [[10, 50, 30, 80], [0, 10_000], "yes"])
 def test_bad_bounds_get_400_and_the_server_continues(client, bounds, stream) -> None:
-    params = {"max_new_tokens": 1, "custom_params": {"canopy_chunks": bounds}}
+    params = {"max_new_tokens": 1, "custom_params": {"canopy_document_bounds": bounds}}
     body = {"sampling_params": params, "stream": stream}
     code, text = client.send("/generate", {"input_ids": tokens(200, 1), **body})
     assert code == 400
-    assert "canopy_chunks" in text
+    assert "canopy_documents" in text
     code, text = client.send("/generate", {"text": "Bounds count tokens.", **body})
     assert code == 400
-    assert "canopy_chunks" in text
+    assert "canopy_documents" in text
     assert client.generate(tokens(10, 2), 1)["output_ids"]
 
 
@@ -136,7 +140,7 @@ def chat_report(client, messages, **custom) -> tuple[dict, dict]:
     body = {"model": "m", "max_tokens": 1, "messages": messages, "return_meta_info": True}
     answer = client.post("/v1/chat/completions", {**body, "custom_params": custom})
     (choice,) = answer["choices"]
-    return choice["meta_info"]["canopy_chunks"][0], answer["usage"]
+    return choice["meta_info"]["canopy_documents"][0], answer["usage"]
 
 
 PARTS = {"canopy_documents": "parts"}
@@ -230,7 +234,7 @@ def test_deleting_a_tenants_documents_reaches_the_tree_and_the_store(client) -> 
     deleted = client.send("/canopy/documents?extra_key=a", method="DELETE")
     assert (deleted[0], json.loads(deleted[1])) == (200, {"deleted": True})
     again = ask(client, *prompt((2, 0, 3, 1), 1), 1, extra_key="a")
-    assert (report(again)["fused"], report(again)["missing_chunks"]) == (False, 4)
+    assert (report(again)["fused"], report(again)["missing_documents"]) == (False, 4)
     assert again["meta_info"]["cached_tokens"] == 0
     assert report(ask(client, *prompt((3, 1, 2, 0), 1), 1, extra_key="b"))["fused"]
 
@@ -258,7 +262,7 @@ def test_tensor_parallel_ranks_reuse_the_same_documents(server, tiny_model) -> N
             whole = ask(client, ids, bounds, 8, canopy_recompute_ratio=1.0)
             assert report(whole)["fused"]
             assert whole["output_ids"] == ask(client, ids, "off", 8)["output_ids"]
-        said = {"custom_params": {"canopy_chunks": bounds, "canopy_selector": "frequency"}}
+        said = {"custom_params": {"canopy_document_bounds": bounds, "canopy_selector": "frequency"}}
         code, text = client.send("/generate", {"input_ids": ids, "sampling_params": said})
         assert code == 400
         assert "--tp-size 2" in text

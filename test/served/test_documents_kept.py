@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.chunk_client import (
+from support.document_client import (
     DOCUMENT,
     QUESTION,
     SYSTEM,
@@ -62,7 +62,7 @@ def test_turns_retries_and_samples_continue_from_kept_kv(client) -> None:
     before = state(client)
     ids, bounds = prompt((1, 3, 0), 77)
     sampling = {"max_new_tokens": 3, "temperature": 1.0, "ignore_eos": True, "n": 4}
-    sampling["custom_params"] = {"canopy_chunks": bounds}
+    sampling["custom_params"] = {"canopy_document_bounds": bounds}
     samples = client.post("/generate", {"input_ids": ids, "sampling_params": sampling})
     assert len(samples) == 4
     assert all(report(one)["computed"] == 1 for one in samples)

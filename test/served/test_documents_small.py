@@ -7,7 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from support.chunk_client import DOCUMENT, ON, SYSTEM, ask, learn, on, prompt, report, state, tokens
+from support.document_client import (
+    DOCUMENT,
+    ON,
+    SYSTEM,
+    ask,
+    learn,
+    on,
+    prompt,
+    report,
+    state,
+    tokens,
+)
 
 pytestmark = pytest.mark.long
 RETRACTING = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
@@ -57,7 +68,7 @@ def test_windows_pages_and_retraction(windows, ratio) -> None:
 
 def test_a_prompt_that_no_pool_holds_is_refused_and_nothing_breaks(windows) -> None:
     ids, bounds = prompt((0, 1, 2, 3))
-    said = {"max_new_tokens": 1, "custom_params": {"canopy_chunks": bounds}}
+    said = {"max_new_tokens": 1, "custom_params": {"canopy_document_bounds": bounds}}
     body = {"input_ids": ids + tokens(1200, 3), "sampling_params": said}
     assert windows.send("/generate", body)[0] == 400
     assert state(windows)["fallbacks"] == 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from canopy_chunks.plugin.entry import FLAG as DOCUMENTS
+from canopy_documents.plugin.entry import FLAG as DOCUMENTS
 from sglang_canopy.config.queue import BOUNDED_SHORTEST
 from sglang_canopy.config.queue import FLAG as ORDER
 from sglang_canopy.config.whatif import FLAG as WHATIF

@@ -16,7 +16,7 @@ from canopy_lab.sim.system import load_profile
 from canopy_lab.trace.served_log import read_served
 from environment import ROOT
 from launch_server import Server, cpu_arguments, free_port, wait_until_ready
-from support.chunk_client import on, wait_until_encoded
+from support.document_client import on, wait_until_encoded
 from support.example_files import EXAMPLES, load
 
 KV_TOKENS = 4096

@@ -37,7 +37,7 @@ def _is_followed(value: Any) -> bool:
 
 
 def _is_ours(value: Any) -> bool:
-    return type(value).__module__.startswith(("sglang_canopy", "canopy_chunks", "canopy_lab"))
+    return type(value).__module__.startswith(("sglang_canopy", "canopy_documents", "canopy_lab"))
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:

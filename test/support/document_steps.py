@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import torch
 from torch.utils._pytree import tree_map
 
-from canopy_chunks.fuse.selectors import frequency
-from canopy_chunks.server import engine as engines
-from canopy_chunks.server import forward as forwards
-from canopy_chunks.server.engine import ChunkEngine
-from canopy_chunks.server.options import Options
+from canopy_documents.fuse.selectors import frequency
+from canopy_documents.server import engine as engines
+from canopy_documents.server import forward as forwards
+from canopy_documents.server.engine import DocumentEngine
+from canopy_documents.server.options import Options
 from canopy_kernel import attention, rope_scatter
-from support.chunk_engine import Tokenizer, bare_runner, pool_runner, prompt, queued, request
+from support.document_engine import Tokenizer, bare_runner, pool_runner, prompt, queued, request
 from support.separate_device import SeparateDevice, There, inside
 
 SLOTS = 400
@@ -117,7 +117,7 @@ def kernels_on(monkeypatch) -> None:
     monkeypatch.setattr(frequency, "lowpass_energy", energy)
 
 
-def served(model, monkeypatch, put, **options) -> ChunkEngine:
+def served(model, monkeypatch, put, **options) -> DocumentEngine:
     """An engine over a pool of garbage; ``put`` moves tensors to the model's device."""
     monkeypatch.setattr(engines.model_view, "served_model", lambda *_: model)
     shape, make = model.shape, torch.Generator().manual_seed(9)
@@ -125,13 +125,13 @@ def served(model, monkeypatch, put, **options) -> ChunkEngine:
     keys, values = (torch.randn(size, generator=make) for _ in range(2))
     keys, values = [put(x.clone()) for x in keys], [put(x.clone()) for x in values]
     runner = pool_runner(shape, keys, values, **vars(bare_runner()))
-    engine = ChunkEngine(runner, Options(memory_mb=64, **options), Tokenizer())
+    engine = DocumentEngine(runner, Options(memory_mb=64, **options), Tokenizer())
     runner.keys, runner.values = keys, values
     runner.canopy = engine
     return engine
 
 
-def step_of(engine: ChunkEngine, ids, chunks, put, window: int | None = None):
+def step_of(engine: DocumentEngine, ids, chunks, put, window: int | None = None):
     """Prepare a window of a prompt with known chunks; return the request, its rows and slots."""
     out, bounds = prompt(ids, (2, 0, 1))
     req = request(
@@ -150,14 +150,14 @@ def step_of(engine: ChunkEngine, ids, chunks, put, window: int | None = None):
     return req, batch, table[0]
 
 
-def same_kv(engine: ChunkEngine, other: ChunkEngine, slots) -> None:
+def same_kv(engine: DocumentEngine, other: DocumentEngine, slots) -> None:
     """Check that two engines' pools have the same KV in these slots."""
     mine, theirs = engine.runner, other.runner
     for a, b in zip((*mine.keys, *mine.values), (*theirs.keys, *theirs.values)):
         torch.testing.assert_close(inside(a)[slots], b[slots], atol=1e-5, rtol=1e-5)
 
 
-def run(engine: ChunkEngine, batch, monkeypatch) -> list[torch.Tensor]:
+def run(engine: DocumentEngine, batch, monkeypatch) -> list[torch.Tensor]:
     """Run the server's step without SGLang's forward; return the rows."""
     ran, worker = [], Worker(engine, monkeypatch)
     engine.runner.token_to_kv_pool = SimpleNamespace(

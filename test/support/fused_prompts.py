@@ -2,8 +2,8 @@
 
 import torch
 
-from canopy_chunks.fuse.encode import encode
-from canopy_chunks.store.chunk import Chunk, FusedPrompt, Placed
+from canopy_documents.fuse.encode import encode
+from canopy_documents.store.chunk import Chunk, FusedPrompt, Placed
 
 
 def flat_chunk(n=16):

@@ -335,9 +335,11 @@ def turn_with_documents(fuzz: WithDocuments) -> None:
     if len(fuzz.running) >= MAX_WAITING:
         return
     prompt, way = fuzz.draw.randrange(len(fuzz.prompts)), fuzz.draw.choice(WAYS)
-    custom: dict[str, Any] = {} if way == "plain" else {"canopy_chunks": fuzz.bounds[prompt]}
+    custom: dict[str, Any] = (
+        {} if way == "plain" else {"canopy_document_bounds": fuzz.bounds[prompt]}
+    )
     if way == "off":
-        custom = {"canopy_chunks": "off"}
+        custom = {"canopy_document_bounds": "off"}
     if way == "ratio 1":
         custom["canopy_recompute_ratio"] = 1.0
     samples = fuzz.draw.choice([1, 1, 1, 3])

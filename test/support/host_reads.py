@@ -16,7 +16,7 @@ from support.separate_device import INDEXED, WAITS, is_mask
 
 UNDISPATCHED = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu}
 """Reads that a CPU makes without dispatching an operation."""
-CANOPY, SGLANG = ("sglang_canopy", "canopy_chunks", "canopy_kernel"), "sglang"
+CANOPY, SGLANG = ("sglang_canopy", "canopy_documents", "canopy_kernel"), "sglang"
 
 
 class HostReads(TorchDispatchMode):

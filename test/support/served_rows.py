@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from canopy_chunks.fuse import rows as engine
-from canopy_chunks.fuse.cache import dense_cache
-from canopy_chunks.server import model_view
-from canopy_chunks.server.start import working_memory
+from canopy_documents.fuse import rows as engine
+from canopy_documents.fuse.cache import dense_cache
+from canopy_documents.server import model_view
+from canopy_documents.server.start import working_memory
 from support.scheduler import InProcess
 
 LENGTH, ROWS = 150, [3, 40, 41, 149]
@@ -20,10 +20,10 @@ def runner_of(start: Callable[[], InProcess]) -> Any:
 
 def with_plain_model(start: Callable[[], InProcess]) -> dict[str, Any]:
     """Return the largest differences to a plain model of the same weights, and the probed layers."""
-    from support import chunk_models  # isort: skip (it finds comparators)
+    from support import document_models  # isort: skip (it finds comparators)
     from comparators.weights import load
 
-    assert chunk_models
+    assert document_models
     runner = runner_of(start)
     models = model_view.served_model(runner), load(runner.model_config.model_path)
     ids, rows, watched = torch.randint(0, 300, (LENGTH,)), torch.tensor(ROWS), ([], [])
@@ -68,9 +68,9 @@ def pool_sizes(start: Callable[[], InProcess]) -> dict[str, Any]:
     needed = working_memory(shape, 4, 512, 100 << 20).total
     free = needed + 1000 * shape.kv_elements_per_token * 4
     results: dict[str, Any] = {"on": sizes.config_from_budget(free).max_total_num_tokens}
-    on, sizes.server_args._canopy_chunks = sizes.server_args._canopy_chunks, None
+    on, sizes.server_args._canopy_documents = sizes.server_args._canopy_documents, None
     results["off"] = sizes.config_from_budget(free).max_total_num_tokens
-    sizes.server_args._canopy_chunks = on
+    sizes.server_args._canopy_documents = on
     try:
         sizes.config_from_budget(64 << 20)
     except SystemExit as end:

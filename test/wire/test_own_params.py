@@ -15,7 +15,7 @@ from sglang_canopy.wire.attached import attached
 from sglang_canopy.wire.stamp import ADDED, FIELDS, FORCE_OUTPUT, STAMP_KEY, client_fields
 from support.live_tree import LiveTree, check, fake_req
 
-OWN = (*FIELDS, FORCE_OUTPUT, STAMP_KEY, "canopy_chunks")
+OWN = (*FIELDS, FORCE_OUTPUT, STAMP_KEY, "canopy_document_bounds")
 
 
 def request_with(custom: Any) -> Any:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from comparators import SELECTORS
 
-from canopy_chunks.fuse.selectors.base import Selector
+from canopy_documents.fuse.selectors.base import Selector
 
 RATIO = 0.15
 RATIOS = (0.05, 0.15, 0.25)

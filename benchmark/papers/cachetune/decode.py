@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from canopy_chunks.fuse import rows as engine
-from canopy_chunks.fuse.cache import KVCache
-from canopy_chunks.fuse.model import Model
+from canopy_documents.fuse import rows as engine
+from canopy_documents.fuse.cache import KVCache
+from canopy_documents.fuse.model import Model
 
 
 @dataclass

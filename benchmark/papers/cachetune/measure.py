@@ -13,14 +13,14 @@ from cachetune.decode import side_by_side
 from comparators.quality import prefix_for
 from comparators.weights import load
 
-from canopy_chunks.fuse import rows as engine
-from canopy_chunks.fuse.cache import KVCache, dense_cache
-from canopy_chunks.fuse.encode import Encoder
-from canopy_chunks.fuse.fusion import fused_prefill
-from canopy_chunks.fuse.model import Model
-from canopy_chunks.fuse.selectors import Offline
-from canopy_chunks.quality.answers import Case, prompt_of_case, tokenise
-from canopy_chunks.quality.tasks import Example
+from canopy_documents.fuse import rows as engine
+from canopy_documents.fuse.cache import KVCache, dense_cache
+from canopy_documents.fuse.encode import Encoder
+from canopy_documents.fuse.fusion import fused_prefill
+from canopy_documents.fuse.model import Model
+from canopy_documents.fuse.selectors import Offline
+from canopy_documents.quality.answers import Case, prompt_of_case, tokenise
+from canopy_documents.quality.tasks import Example
 from question import ROOT
 
 MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"

@@ -9,8 +9,8 @@ from typing import Any
 
 from comparators.questions import read
 
-from canopy_chunks.quality.answers import normalise
-from canopy_chunks.quality.tasks import Example
+from canopy_documents.quality.answers import normalise
+from canopy_documents.quality.tasks import Example
 
 DOCUMENTS = 6
 EVIDENCE = 3

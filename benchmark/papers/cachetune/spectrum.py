@@ -11,12 +11,12 @@ from cachetune.measure import case_of, loaded
 from cachetune.questions import questions
 from comparators.offline import HighFrequency
 
-from canopy_chunks.fuse.cache import dense_cache
-from canopy_chunks.fuse.encode import Encoder, capture
-from canopy_chunks.fuse.rows import prefill
-from canopy_chunks.fuse.selectors.base import top
-from canopy_chunks.fuse.selectors.frequency import Frequency, layer_scores
-from canopy_chunks.store.chunk import Chunk
+from canopy_documents.fuse.cache import dense_cache
+from canopy_documents.fuse.encode import Encoder, capture
+from canopy_documents.fuse.rows import prefill
+from canopy_documents.fuse.selectors.base import top
+from canopy_documents.fuse.selectors.frequency import Frequency, layer_scores
+from canopy_documents.store.chunk import Chunk
 from question import Context, Question
 
 COUNT = 3

@@ -10,9 +10,8 @@ from canopy_lab.cli.values import out_file
 from sglang_canopy import declared
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.wire.stamp import BOUNDS, DOCUMENTS, RATIO
 
-STATE = "canopy_chunks"
-"""Key of the documents' state in a server's state and answers."""
 MAX_S = 600
 """Maximum seconds for the server to encode the sample documents."""
 
@@ -42,12 +41,12 @@ OPTIONS = (Options,)
 
 def run(args: Options) -> int:
     """Time a server's first tokens at ratios from the given floor up, and save the best ratio."""
-    from canopy_chunks.calibration.saved import Calibrations, Setting
-    from canopy_chunks.calibration.served import ServedPrompts, calibrate_server
+    from canopy_documents.calibration.saved import Calibrations, Setting
+    from canopy_documents.calibration.served import ServedPrompts, calibrate_server
     from canopy_lab.live.profile.client import ProfiledServer
 
     server = ProfiledServer(args.url)
-    about = server.state(STATE).get("setting")
+    about = server.state(DOCUMENTS).get("setting")
     if about is None:
         raise CanopyError(
             f"{server.url} does not reuse documents; start it with --canopy-documents on"
@@ -75,13 +74,11 @@ def run(args: Options) -> int:
 
 
 def _asker(server: Any) -> Any:
-    from sglang_canopy.wire.stamp import BOUNDS, RATIO
-
     def ask(ids: Any, bounds: Any, ratio: float | None) -> tuple[float, dict[str, Any]]:
         server.flush()  # kept KV of the same prompt would not be reuse of documents
         params = {BOUNDS: list(bounds), **({} if ratio is None else {RATIO: ratio})}
         seconds, meta = server.first_token(list(ids), params)
-        report = meta.get(STATE) or {}
+        report = meta.get(DOCUMENTS) or {}
         return seconds, report[0] if isinstance(report, list) else report
 
     return ask
@@ -91,7 +88,7 @@ def _encoding_waiter(server: Any) -> Any:
     from canopy_lab.live.profile.client import wait_until
 
     def wait_encoded() -> None:
-        if not wait_until(lambda: not server.state(STATE).get("waiting_chunks"), MAX_S, 0.5):
+        if not wait_until(lambda: not server.state(DOCUMENTS).get("waiting_documents"), MAX_S, 0.5):
             raise CanopyError(
                 f"the server has not encoded the documents after {MAX_S // 60} minutes"
             )

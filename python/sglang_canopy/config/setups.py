@@ -13,7 +13,7 @@ POLICIES, GATE, QUEUE, DISK = "policies", "gate", "queue", "disk"
 """Features: Canopy's eviction policies, the session gate, the queue order, and the disk tier. All need
 one of the policies, and are refused with them."""
 DOCUMENTS = "documents"
-"""Feature of the plugin ``canopy_chunks``."""
+"""Feature of the plugin ``canopy_documents``."""
 
 FLAGS = {
     POLICIES: "--radix-eviction",

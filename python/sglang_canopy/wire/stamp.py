@@ -129,13 +129,14 @@ STAMP_FIELDS: dict[str, Callable[[Any], Any]] = {
 }
 """Fields of a stamp -> validation."""
 
-BOUNDS = "canopy_chunks"
-"""Flat list of token positions ``[start, end, start, end, ...]``, or ``"off"``. Also the key of document
-data in a response's ``meta_info`` and in a server's state."""
+BOUNDS = "canopy_document_bounds"
+"""Flat list of token positions ``[start, end, start, end, ...]``, or ``"off"``."""
 RATIO = "canopy_recompute_ratio"
 SELECTOR = "canopy_selector"
 DOCUMENTS = "canopy_documents"
-"""``"parts"``: in chat messages with several text parts, each part except the last is a document."""
+"""``"parts"``: in chat messages with several text parts, each part except the last is a document.
+Also the key of the report in an answer's ``meta_info``, a list with one object, and of the documents'
+state in ``/server_info``."""
 ORDER = "canopy_order"
 DOCUMENT_FIELDS = (BOUNDS, RATIO, SELECTOR, DOCUMENTS, ORDER)
 

@@ -16,7 +16,7 @@ import sglang_canopy
 
 PACKAGES = (
     Path(sglang_canopy.__file__).parent,
-    Path(sglang_canopy.__file__).parents[1] / "canopy_chunks",
+    Path(sglang_canopy.__file__).parents[1] / "canopy_documents",
 )
 OF_OTHERS = {
     "transformers' tokenizers and configurations": {

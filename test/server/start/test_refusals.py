@@ -9,7 +9,7 @@ import yaml
 from sglang.srt.arg_groups.choices import add_radix_eviction_policy_choices
 from sglang.srt.server_args import ServerArgs
 
-from canopy_chunks.plugin import entry
+from canopy_documents.plugin import entry
 from sglang_canopy.doctor.command_line import refused
 from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.server.start import arguments

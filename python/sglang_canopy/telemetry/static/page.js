@@ -239,7 +239,7 @@ async function chunks() {
   const held = Object.entries(now.store.tiers).map(([tier, t]) => bytes(t.used_bytes) + " in " + tier).join(", ");
   show("chunks", table(["prompts", ""], prompts.map(([name, n]) => [name, size(n)])),
     node("p", "Tokens of documents: " + size(now.reused_tokens) + " reused, " + size(now.recomputed_tokens) + " computed again."),
-    node("p", "Documents: " + size(found.documents.length) + " registered, " + size(now.waiting_chunks) + " waiting to be encoded; stored: " + (held || "nothing") + "."),
+    node("p", "Documents: " + size(found.documents.length) + " registered, " + size(now.waiting_documents) + " waiting to be encoded; stored: " + (held || "nothing") + "."),
     node("p", "Answers compared with full recompute: " + size(quality.checked) + ", of which " + size(quality.differed) + " differ. Tenants with a raised ratio: " +
       size(quality.tenants_raised) + ", with reuse stopped: " + size(quality.tenants_stopped) + "."),
     ...unusual.map(([name, t]) => node("p", "Tenant " + (name || "(none)") + ": " + t.step + ", " + size(t.differed) + " of " + size(t.checked) + " differ.")));

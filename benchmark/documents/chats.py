@@ -1,0 +1,150 @@
+"""Chats whose documents are text parts, beside the same chats without the field: time to the first token.
+
+    python benchmark/documents/chats.py --model DIR --data FILE --json OUT --repeats 6
+
+Each turn sends the whole chat, to one server; sides in turn. The texts of a chat are of this chat alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from comparators.questions import read
+from serve import Client, Row, started
+
+PAUSE_S = 1.0
+"""Pause after an answer, in which the server encodes."""
+PARTS = {"canopy_documents": "parts"}
+CHARACTERS = 600
+"""Length of a document: about 140 tokens."""
+LONGEST = 3584
+"""Tokens of the longest chat."""
+
+Message = dict[str, Any]
+
+
+def _user(*texts: str) -> Message:
+    return {"role": "user", "content": [{"type": "text", "text": text} for text in texts]}
+
+
+def _follow_up(texts: Iterator[str]) -> list[Message]:
+    again = [_user(f"And what of number {n}?") for n in range(4)]
+    return [_user(*itertools.islice(texts, 8), "What is it about?"), *again]
+
+
+def _agent(texts: Iterator[str]) -> list[Message]:
+    results = [{"role": "tool", "content": text} for text in itertools.islice(texts, 6)]
+    return [_user(f"{next(texts)}\nFind out more."), *results]
+
+
+def _many(texts: Iterator[str]) -> list[Message]:
+    facts = [f"Fact {n} is not known." for n in range(300)]
+    return [
+        _user(next(texts), *facts[1:], "Which is known?"),
+        *(_user(f"And number {n}?") for n in range(2)),
+    ]
+
+
+CHATS = {"follow-up": _follow_up, "agent": _agent, "300 parts": _many}
+"""Kind of chat -> the messages that a client adds turn by turn. The documents of ``follow-up`` are
+stored before; no others are."""
+
+
+def chats(args: argparse.Namespace) -> Iterator[Row]:
+    """Chats with documents as parts and without the field: seconds to the first token of each turn;
+    then a summary of each kind."""
+    found = dict.fromkeys(d[:CHARACTERS] for e in read(args.data) for d in e.documents)
+    texts = itertools.cycle(one for one in found if len(one) == CHARACTERS)
+    with started(args, LONGEST) as client:
+        for kind in args.kinds:
+            rows: dict[str, list[Row]] = {"parts": [], "plain": []}
+            for repeat in range(args.repeats):
+                added = CHATS[kind](texts)
+                if kind == "follow-up":
+                    *documents, question = (part["text"] for part in added[0]["content"])
+                    send(client, [_user(*documents[::-1], question)], PARTS)
+                for side in ("parts", "plain") if repeat % 2 == 0 else ("plain", "parts"):
+                    client.wait_until_encoded()
+                    client.flush()
+                    row = _chat(client, added, PARTS if side == "parts" else {})
+                    rows[side].append(row)
+                    yield {"kind": kind, "repeat": repeat, "side": side, **row}
+            yield {"kind": kind, **_summary(list(zip(rows["parts"], rows["plain"])))}
+
+
+def _summary(pairs: list[tuple[Row, Row]]) -> Row:
+    """Return the ratios of first and of later turns, and equal texts of turns that are not fused."""
+    ratios = [[a / b for a, b in zip(x["ttft_s"], y["ttft_s"])] for x, y in pairs]
+    later = sorted(one for turns in ratios for one in turns[1:])
+    texts = [
+        a == b
+        for x, y in pairs
+        for fused, a, b in zip(x["fused"], x["text"], y["text"])
+        if not fused
+    ]
+    return {
+        "first_ratio": round(statistics.median(turns[0] for turns in ratios), 3),
+        "later_ratio": round(statistics.median(later), 3),
+        "later_quartiles": [round(one, 3) for one in statistics.quantiles(later)[::2]],
+        "later_turns": len(later),
+        "first_plain_s": round(statistics.median(y["ttft_s"][0] for _, y in pairs), 2),
+        "later_plain_s": round(statistics.median(t for _, y in pairs for t in y["ttft_s"][1:]), 2),
+        "not_fused": len(texts),
+        "same_text": sum(texts),
+    }
+
+
+def _chat(client: Client, added: list[Message], custom: dict[str, str]) -> Row:
+    row: Row = {"ttft_s": [], "cached": [], "fused": [], "text": []}
+    messages: list[Message] = []
+    for message in added:
+        messages.append(message)
+        begun = time.perf_counter()
+        answer = send(client, messages, custom)
+        row["ttft_s"].append(time.perf_counter() - begun)
+        (choice,) = answer["choices"]
+        meta = choice["meta_info"]
+        row["cached"].append(meta["cached_tokens"])
+        row["fused"].append((meta.get("canopy_documents") or [{}])[0].get("fused", False))
+        row["text"].append(choice["message"]["content"])
+        messages.append({"role": "assistant", "content": "I see."})
+        time.sleep(PAUSE_S)
+    return row
+
+
+def send(client: Client, messages: list[Message], custom: dict[str, str]) -> Any:
+    """Return the answer of one token; greedy."""
+    body = {"model": "m", "messages": messages, "temperature": 0, "max_tokens": 1}
+    body |= {"custom_params": custom, "return_meta_info": True}
+    with client.post("/v1/chat/completions", body) as answer:
+        return json.loads(answer.read())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add = parser.add_argument
+    add("--model", type=Path, required=True)
+    add("--data", type=Path, required=True, help="a file of questions")
+    add("--json", type=Path, required=True, help="written anew after every row")
+    add("--kinds", nargs="+", choices=tuple(CHATS), default=tuple(CHATS))
+    add("--repeats", type=int, default=6)
+    add("--chunk-options", default="memory_mb=4096", help="value of --canopy-documents")
+    add("--threads", type=int, default=1)
+    args = parser.parse_args()
+    settings, rows = {k: str(v) for k, v in vars(args).items()}, []
+    for row in chats(args):
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        found = {"settings": settings, "rows": rows}
+        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

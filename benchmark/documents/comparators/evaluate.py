@@ -1,0 +1,175 @@
+"""Evaluate every variant on every example for ``quality.py``, and aggregate the rows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from canopy_documents.fuse.encode import Encoder
+from canopy_documents.quality import tasks
+from canopy_documents.quality.answers import Case, holds, tokenise
+from comparators import SELECTORS, make_selector, questions
+from comparators.quality import FORCED, Reference, encode_case, f1, mean_se, measure, refer, rouge_l
+from comparators.weights import load
+from sglang_canopy.errors import CanopyError
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationPlan:
+    """An evaluation; the fields are the command's options."""
+
+    model: str
+    data: str | None = None
+    tasks: tuple[str, ...] = ()
+    task_count: int = 20
+    selectors: tuple[str, ...] = ("question",)
+    ratios: tuple[float, ...] = (0.15,)
+    encodings: tuple[str, ...] = ("prefix",)
+    limit: int | None = None
+    chunks: int = 6
+    chunk_tokens: int = 160
+    dtype: str = "float32"
+    device: str = "cpu"
+    seed: int = 0
+    text: bool = True
+    answer_tokens: int = FORCED
+
+
+def evaluate(
+    plan: EvaluationPlan,
+    progress: bool = False,
+    so_far: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Run a plan. Returns ``rows`` (one a selector, encoding and ratio), ``tasks`` (the same by
+    task), ``examples`` (every measurement) and the plan. ``so_far`` gets the same after each
+    example, so that a long run can be stopped.
+
+    Row fields: selector, encode, ratio, n, kl (nats a token), kl_se, top1, retained (of the
+    answers full recompute gets right, the share kept; None if it gets none), ttft_s, ttft_full_s,
+    then the time split, F1 and ROUGE-L, and paired differences with standard errors:
+    ``kl_minus_random`` where ``random`` was measured too, and ``kl_minus_encode`` to the same
+    selector and ratio with the first encoding named.
+    """
+    names = tuple(SELECTORS) if plan.selectors == ("all",) else plan.selectors
+    for name in names:
+        make_selector(name)
+    examples = questions.read(plan.data, plan.limit) if plan.data else []
+    filler = questions.filler_from(examples) if examples else tasks.default_filler()
+    examples += tasks.synthetic(plan.tasks, plan.task_count, filler, plan.chunks, plan.seed)
+    if not examples:
+        raise CanopyError("nothing to evaluate: give --data, --tasks, or both")
+    model = load(plan.model, getattr(torch, plan.dtype), plan.device)
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(plan.model)
+    measured: list[dict[str, Any]] = []
+    encoders: dict[tuple[int, ...], Encoder] = {}  # the text before the documents is computed once
+    for example in tqdm(examples, unit="example", disable=not progress):
+        case = tokenise(tokenizer, example, plan.chunks, plan.chunk_tokens)
+        measured += _one(plan, names, model, tokenizer, case, encoders)
+        if so_far is not None:
+            so_far(_report(plan, names, measured))
+    return _report(plan, names, measured)
+
+
+def _report(
+    plan: EvaluationPlan, names: tuple[str, ...], measured: list[dict[str, Any]]
+) -> dict[str, Any]:
+    variants = list(itertools.product(plan.encodings, plan.ratios, names))
+    first = plan.encodings[0]
+    rows = [_row(measured, variant, first) for variant in variants]
+    by_task = [
+        {"task": kind, **_row([m for m in measured if m["task"] == kind], variant, first)}
+        for kind in dict.fromkeys(m["task"] for m in measured)
+        for variant in variants
+    ]
+    settings = {**asdict(plan), "threads": torch.get_num_threads()}
+    return {"rows": rows, "tasks": by_task, "examples": measured, "plan": settings}
+
+
+def _one(
+    plan: EvaluationPlan,
+    names: tuple[str, ...],
+    model: Any,
+    tokenizer: Any,
+    case: Case,
+    encoders: dict[tuple[int, ...], Encoder],
+) -> list[dict[str, Any]]:
+    """Run every variant on one example. Selectors differ only at ratios above 0 and below 1."""
+    reference: Reference = refer(model, tokenizer, case, plan.answer_tokens)
+    right = holds(reference.text, case.answers)
+    measured = []
+    for how in plan.encodings:
+        chunks = encode_case(model, case, how, encoders)
+        for ratio in plan.ratios:
+            shared: dict[str, Any] | None = None
+            for name in names:
+                if shared is not None and ratio in (0.0, 1.0):
+                    result = shared
+                else:
+                    text_too = plan.text and bool(case.answers)
+                    given = (model, tokenizer, case, reference, chunks, name, ratio, text_too)
+                    result = measure(*given, plan.answer_tokens)
+                shared = result
+                text = result["text"]
+                measured.append(
+                    {
+                        "selector": name,
+                        "encode": how,
+                        "ratio": ratio,
+                        "task": case.task,
+                        "tokens": len(case.ids),
+                        "full_right": right,
+                        "right": text is not None and holds(text, case.answers),
+                        "f1": f1(text, case.answers) if text is not None else None,
+                        "rouge_l": rouge_l(text, case.answers) if text is not None else None,
+                        "f1_full": f1(reference.text, case.answers),
+                        "ttft_full_s": reference.ttft_s,
+                        **result,
+                    }
+                )
+    return measured
+
+
+def _row(
+    measured: list[dict[str, Any]], variant: tuple[str, float, str], first: str
+) -> dict[str, Any]:
+    """Return a row of the table; ``first``: the encoding that others are compared with."""
+    encode, ratio, selector = variant
+
+    def of(name: str, how: str = encode) -> list[dict[str, Any]]:
+        key = (name, how, ratio)
+        return [m for m in measured if (m["selector"], m["encode"], m["ratio"]) == key]
+
+    mine = of(selector)
+    kl, kl_se = mean_se([m["kl"] for m in mine])
+    known = [m for m in mine if m["full_right"] and m["text"] is not None]
+    row: dict[str, Any] = {
+        "selector": selector,
+        "encode": encode,
+        "ratio": ratio,
+        "n": len(mine),
+        "kl": kl,
+        "kl_se": kl_se,
+        "top1": mean_se([m["top1"] for m in mine])[0],
+        "retained": sum(m["right"] for m in known) / len(known) if known else None,
+        "retained_n": len(known),
+    }
+    for name in ("ttft_s", "ttft_full_s", "tokens", "rows"):
+        row[name] = mean_se([float(m[name]) for m in mine])[0]
+    for name in ("f1", "f1_full", "rouge_l"):
+        values = [m[name] for m in mine if m[name] is not None]
+        row[name] = mean_se(values)[0] if values else None
+    other = of("random")
+    if other and selector != "random":
+        pairs = [a["kl"] - b["kl"] for a, b in zip(mine, other)]
+        row["kl_minus_random"], row["kl_minus_random_se"] = mean_se(pairs)
+    if encode != first:
+        pairs = [a["kl"] - b["kl"] for a, b in zip(mine, of(selector, first))]
+        row["kl_minus_encode"], row["kl_minus_encode_se"] = mean_se(pairs)
+    return row

@@ -1,0 +1,115 @@
+"""A plain decoder of the Llama family: its weights, and a forward in torch alone, for an engine without
+a server. Tests hold SGLang's own layers against it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from canopy_documents.fuse.model import Attention, Model, Ranks
+from canopy_documents.fuse.rope import Rope, rotate
+from canopy_documents.store.chunk import Shape
+from sglang_canopy.errors import CanopyError
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer. ``qkv [(heads + 2 kv_heads) head_dim, hidden]``, ``gate_up [2 inner, hidden]``.
+
+    head_norms: of queries and of keys, ``[head_dim]`` each, before they are rotated; keys move to new
+    positions with their norm, since a rotation leaves their length. mlp_biases: of ``gate_up`` and of ``down``.
+    """
+
+    norm_in: torch.Tensor
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    out: torch.Tensor
+    norm_mid: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    head_norms: tuple[torch.Tensor, torch.Tensor] | None = None
+    out_bias: torch.Tensor | None = None
+    mlp_biases: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+
+
+@dataclass(frozen=True)
+class PlainModel(Model):
+    """Weights, rotation and identity of a decoder. With ``ranks``, ``embed`` is of all of them; window:
+    the sliding window in tokens, or None."""
+
+    shape: Shape
+    layers: tuple[Layer, ...]
+    embed: torch.Tensor
+    norm: torch.Tensor
+    head: torch.Tensor
+    rope: Rope
+    identity: str
+    ranks: Ranks | None = None
+    window: int | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embed.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.embed.device
+
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, attention: Attention
+    ) -> torch.Tensor:
+        self._check_length(positions)
+        eps, table = self.shape.eps, self.rope.table(positions)
+        hidden = F.embedding(ids, self.embed)
+        for i, layer in enumerate(self.layers):
+            attended = attention(i, *self._project(layer, hidden, table))
+            if attention.kept is not None:
+                hidden, table = hidden[attention.kept], table[attention.kept]
+            hidden = plus(
+                hidden, self.whole(F.linear(attended.flatten(1), layer.out)), layer.out_bias
+            )
+            wide, narrow = layer.mlp_biases
+            gate, up = F.linear(norm(hidden, layer.norm_mid, eps), layer.gate_up, wide).chunk(2, -1)
+            hidden = plus(hidden, self.whole(F.linear(F.silu(gate) * up, layer.down)), narrow)
+        return norm(hidden, self.norm, eps)
+
+    @torch.no_grad()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        out = F.linear(hidden, self.head)
+        return (out if self.ranks is None else self.ranks.gather(out)).float()
+
+    def _check_length(self, positions: torch.Tensor) -> None:
+        """Refuse a prompt longer than the sliding window, which this forward does not implement."""
+        if self.window is not None and (tokens := int(positions[-1]) + 1) > self.window:
+            raise CanopyError(
+                f"a prompt of {tokens} tokens is longer than this model's sliding window of "
+                f"{self.window}; chunk reuse holds only inside it: shorten the prompt."
+            )
+
+    def _project(
+        self, layer: Layer, hidden: torch.Tensor, table: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Q, K (both rotated) and V of the rows."""
+        s = self.shape
+        joined = F.linear(norm(hidden, layer.norm_in, s.eps), layer.qkv, layer.qkv_bias)
+        joined = joined.view(-1, s.heads + 2 * s.kv_heads, s.head_dim)
+        q, k, v = joined.split([s.heads, s.kv_heads, s.kv_heads], dim=1)
+        if layer.head_norms is not None:
+            q, k = (norm(x, weight, s.eps) for x, weight in zip((q, k), layer.head_norms))
+            return rotate(q, table), rotate(k, table), v
+        turned = rotate(joined[:, : s.heads + s.kv_heads], table)
+        return turned[:, : s.heads], turned[:, s.heads :], v
+
+
+def plus(hidden: torch.Tensor, projected: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Add a projection to the residual stream; its bias is added once for all ranks."""
+    return hidden + (projected if bias is None else projected + bias)
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """RMS norm in fp32, as transformers does it."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * wide.to(x.dtype)

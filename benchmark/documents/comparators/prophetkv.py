@@ -1,0 +1,65 @@
+"""After ProphetKV (arXiv 2602.02579), from its abstract and public descriptions, not its code:
+tokens that the question attends to.
+
+First pass: the question runs through all layers over the reused KV; each layer's attention to the
+context is averaged over the question's tokens and the heads, and the layers' scores are fused into
+one by their mean. Second pass: the highest-scored share of the context is recomputed in all layers.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from canopy_documents.fuse import rows as engine
+from canopy_documents.fuse.selectors.base import Context, SelectedTokens, Selector, best
+from canopy_documents.store.chunk import FusedPrompt
+from canopy_documents.store.device_copy import to_device
+
+
+class ProphetKV(Selector):
+    """Spend the budget on the context tokens with the most attention from the question over all layers."""
+
+    name = "prophetkv"
+    reads_cache = True
+
+    def choose(self, context: Context) -> SelectedTokens:
+        scores = context_attention(context)
+        return SelectedTokens(over_chunks(context.prompt, scores, context.budget))
+
+
+def context_attention(context: Context) -> torch.Tensor:
+    """``[prompt]`` attention of the question to what precedes it: a softmax over these keys alone,
+    the mean over question tokens, heads and layers; 0 for the question itself."""
+    model, prompt, cache = context.model, context.prompt, context.cache
+    shape, tail = model.shape, prompt.tail()
+    end = int(tail[0])
+    score = torch.zeros(len(prompt), device=model.device)
+    if end == 0:
+        return score
+    outside = (~prompt.in_chunk()).nonzero()[:, 0]
+    outside = outside[outside >= context.ready]
+    rows = torch.cat([outside, tail]).unique()
+    asking = int((rows < end).sum())  # sorted: from here on the question
+    ids = to_device(prompt.ids[rows.to(prompt.ids.device)], model.device)
+    rows = to_device(rows, model.device)
+    before = torch.arange(end, device=model.device)
+    group, scale = shape.heads // shape.kv_heads, shape.head_dim**-0.5
+
+    def watch(layer: int, q: torch.Tensor, _: torch.Tensor) -> None:
+        keys, _ = cache.read(layer, before)
+        asked = (q[asking:].float() * scale).unflatten(1, (shape.kv_heads, group))
+        weight = torch.einsum("mhgd,nhd->mhgn", asked, keys.float()).softmax(dim=-1)
+        score[:end] += weight.mean(dim=(0, 1, 2)) / shape.layers
+
+    engine.probe_rows(model, ids, rows, cache, shape.layers - 1, watch)
+    return model.whole(score)
+
+
+def over_chunks(prompt: FusedPrompt, score: torch.Tensor, count: int) -> torch.Tensor:
+    """The ``count`` best positions of all chunks together by ``score [prompt]``.
+
+    Not the prompt's last token, which is always computed.
+    """
+    inside = prompt.in_chunk()
+    inside[len(prompt) - 1] = False
+    return best(score, inside, count)

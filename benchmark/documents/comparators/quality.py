@@ -1,0 +1,205 @@
+"""Compare fused prefill with full recompute: KL, agreement and answers kept, with standard errors."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from canopy_documents.fuse import rows as engine
+from canopy_documents.fuse.cache import KVCache, dense_cache
+from canopy_documents.fuse.encode import Encoder
+from canopy_documents.fuse.fusion import fused_prefill
+from canopy_documents.fuse.model import Model
+from canopy_documents.fuse.selectors import Offline
+from canopy_documents.quality import answers as quality
+from canopy_documents.quality.answers import Case, greedy_steps, normalise, prompt_of_case, text_of
+from canopy_documents.store.chunk import Chunk
+from comparators import make_selector
+
+ENCODINGS = ("prefix", "mixed", "standin", "bos", "alone")
+"""Heads that a chunk may be encoded behind: the prompt's prefix; that where it comes first and that with
+stand-ins elsewhere; the latter everywhere; the prompt's first token, the BOS of a model that has
+one, as CacheBlend's script does; nothing."""
+FORCED = 16
+"""Tokens of the full recompute's own continuation that each variant is forced along; also those of
+an answer by default."""
+
+
+@dataclass(slots=True)
+class Reference:
+    """Full recompute: log-probabilities ``[FORCED, vocab]``, its greedy tokens, its text, seconds."""
+
+    logprobs: torch.Tensor
+    tokens: list[int]
+    text: str
+    ttft_s: float
+
+
+def refer(model: Model, tokenizer: Any, case: Case, answer_tokens: int = FORCED) -> Reference:
+    """Return full recompute of the prompt, its greedy continuation, and its text of ``answer_tokens``."""
+    ids = torch.tensor(case.ids, device=model.device)
+    cache = dense_cache(model, ids.numel() + max(FORCED, answer_tokens))
+    start = time.perf_counter()
+    row = model.logits(engine.prefill(model, ids, cache.upto(ids.numel()))[-1:])
+    ttft = time.perf_counter() - start
+    logits, tokens = [row[0]], [int(row.argmax())]
+    for step in range(FORCED - 1):
+        at = ids.numel() + step
+        last = torch.tensor(tokens[-1:], device=model.device)
+        row = model.logits(engine.prefill(model, last, cache.upto(at + 1), at))
+        logits.append(row[0])
+        tokens.append(int(row.argmax()))
+    text = _continue(model, tokenizer, cache, ids.numel(), tokens, answer_tokens)
+    return Reference(torch.stack(logits).log_softmax(-1), tokens, text, ttft)
+
+
+def prefix_for(case: Case, encoding: str, index: int = 0) -> tuple[int, ...]:
+    """Return the tokens after which a document of a case is encoded with ``encoding``."""
+    if encoding == "alone":
+        return ()
+    if encoding == "bos":
+        return tuple(case.prefix[:1])
+    if encoding == "standin":
+        return (*case.prefix, *case.stand_in)
+    return quality.prefix_for(case, encoding, index)
+
+
+def encode_case(
+    model: Model, case: Case, encoding: str, encoders: dict[tuple[int, ...], Encoder] | None = None
+) -> list[Chunk]:
+    """``canopy_documents.quality.answers.encode_case``, with this file's encodings too."""
+    return quality.encode_case(model, case, encoding, encoders, prefix_for)
+
+
+def measure(
+    model: Model,
+    tokenizer: Any,
+    case: Case,
+    reference: Reference,
+    chunks: Sequence[Chunk],
+    selector: str,
+    ratio: float,
+    generate: bool,
+    answer_tokens: int = FORCED,
+) -> dict[str, Any]:
+    """One variant on one example: ``kl`` (nats a token), ``top1``, ``text``, ``margin``, seconds.
+
+    margin: by how many nats full recompute preferred its token at the first difference of the greedy
+    answers; None without a difference.
+    """
+    prompt = prompt_of_case(case, chunks, model.device)
+    choose = make_selector(selector)
+    if isinstance(choose, Offline):  # their scores are stored with the chunk: no time of a request
+        for chunk in chunks:
+            choose.scores(chunk)
+    n = len(prompt)
+    cache = dense_cache(model, n + max(FORCED, answer_tokens))
+    start = time.perf_counter()
+    fused = fused_prefill(model, prompt, cache.upto(n), choose, ratio)
+    seconds = time.perf_counter() - start
+    rows = forced_logprobs(model, cache, fused.logits, reference.tokens, n)
+    true = reference.logprobs
+    kl = divergence(true, rows)
+    agree = (rows.argmax(-1) == true.argmax(-1)).float()
+    at = first_difference(rows, reference.tokens, tokenizer.eos_token_id)
+    text, margin = None, None
+    if at is not None:
+        token = int(rows[at].argmax())
+        margin = float(true[at, reference.tokens[at]] - true[at, token])
+    if generate:
+        text = reference.text
+        begun = reference.tokens if at is None else [*reference.tokens[:at], token]
+        if at is not None or answer_tokens > FORCED:
+            text = _continue(model, tokenizer, cache, n, begun, answer_tokens)
+    return {
+        "kl": kl,
+        "top1": float(agree.mean()),
+        "text": text,
+        "margin": margin,
+        "ttft_s": seconds,
+        "rows": fused.rows.numel(),
+    }
+
+
+def forced_logprobs(
+    model: Model, cache: KVCache, first: torch.Tensor, tokens: Sequence[int], n: int
+) -> torch.Tensor:
+    """Return log-probabilities ``[len(tokens), vocab]`` of the answer ``tokens``, which follow
+    ``n`` tokens whose KV is in the cache.
+
+    ``first [vocab]``: the logits of the answer's first token.
+    """
+    forced = torch.tensor(tokens[:-1], dtype=torch.long, device=model.device)
+    if not forced.numel():
+        return first[None].log_softmax(-1)
+    rest = engine.prefill(model, forced, cache.upto(n + len(forced)), n)
+    return torch.cat([first[None], model.logits(rest)]).log_softmax(-1)
+
+
+def divergence(true: torch.Tensor, rows: torch.Tensor) -> float:
+    """Return the mean KL divergence (nats per token) of log-probabilities ``rows [m, vocab]`` from
+    ``true``."""
+    return max(float((true.exp() * (true - rows)).sum(-1).mean()), 0.0)
+
+
+def first_difference(rows: torch.Tensor, tokens: Sequence[int], end: int | None) -> int | None:
+    """Where the greedy tokens of ``rows [m, vocab]`` first differ from ``tokens``, along which they
+    were forced; None where they do not up to the ``end`` token."""
+    for place, (want, got) in enumerate(zip(tokens, rows.argmax(-1).tolist())):
+        if want != got:
+            return place
+        if want == end:
+            return None
+    return None
+
+
+def _continue(
+    model: Model, tokenizer: Any, cache: KVCache, n: int, begun: Sequence[int], count: int
+) -> str:
+    """Greedy text of at most ``count`` tokens from what was ``begun``, behind n tokens of the cache."""
+    steps = greedy_steps(model, cache, n, begun, count, tokenizer.eos_token_id)
+    return text_of(tokenizer, engine.finish(steps))
+
+
+def f1(text: str, answers: Iterable[str]) -> float:
+    """Best token F1 over the answers."""
+    got = normalise(text).split()
+    best = 0.0
+    for answer in answers:
+        want = normalise(answer).split()
+        same = sum((Counter(got) & Counter(want)).values())
+        if same:
+            best = max(best, 2 * same / (len(got) + len(want)))
+    return best
+
+
+def rouge_l(text: str, answers: Iterable[str]) -> float:
+    """Best ROUGE-L (F measure of the longest common subsequence of words) over the answers."""
+    got, best = normalise(text).split(), 0.0
+    for answer in answers:
+        want = normalise(answer).split()
+        row = [0] * (len(want) + 1)
+        for word in got:
+            diagonal = 0
+            for j, other in enumerate(want, 1):
+                above = row[j]
+                row[j] = diagonal + 1 if word == other else max(above, row[j - 1])
+                diagonal = above
+        if row[-1]:
+            best = max(best, 2 * row[-1] / (len(got) + len(want)))
+    return best
+
+
+def mean_se(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and its standard error (0 for one value)."""
+    if not values:
+        return math.nan, math.nan
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return statistics.fmean(values), error

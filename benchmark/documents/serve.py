@@ -1,0 +1,435 @@
+"""Documents in a real server: time to first token, conversations, request rate, exactness.
+
+    python benchmark/documents/serve.py ttft  --model DIR --data FILE --json OUT --lengths 2048,4096,7168
+    python benchmark/documents/serve.py turns --model DIR --data FILE --json OUT --lengths 1024,2048 --repeats 3
+    python benchmark/documents/serve.py load  --model DIR --data FILE --json OUT --tokens 2048 --rates 0.2,0.4,0.8
+    python benchmark/documents/serve.py exact --model DIR --data FILE --json OUT --tokens 400 --prompts 100
+
+FILE has questions with documents, as ``quality.py`` reads them; popularity follows Zipf's law, orders
+are shuffled, 4 to 20 documents a prompt. Both sides are requests to one server: a request either names
+its documents or has ``"off"``, which is SGLang's own prefix cache. The result is written after every row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+from comparators.questions import read
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+from launch_server import cpu_arguments, free_port, serving, with_plugin
+
+SYSTEM = "You answer questions from the documents that follow. Answer in a few words.\n\n"
+TURNS, MORE, ANSWER = 5, 2, 24
+"""Turns of a conversation; documents that a tool returns before turns 2 and 4; tokens of an answer in
+the history, a fixed text, so that both sides have equal prompts."""
+RETRIES, SAMPLES, SAMPLE_TOKENS, EXACT_TOKENS = 5, (4, 8), 8, 8
+ZIPF = 0.8
+"""Exponent of the documents' popularity."""
+CROWD, MIN_REQUESTS, BEHIND = 8, 8, 0.1
+"""Prompts that the KV pool holds under load; minimum arrivals at each rate; time that the server may
+need for the rest of the queue, as a share of the window."""
+AT_ONCE = 4
+
+
+@dataclass(slots=True)
+class Prompt:
+    """Token ids, the flat bounds of the documents in it (or ``"off"``), and which they are."""
+
+    ids: list[int]
+    bounds: list[int] | str
+    documents: tuple[int, ...] = ()
+
+    def off(self) -> Prompt:
+        return replace(self, bounds="off")
+
+
+@dataclass(slots=True)
+class Library:
+    """Documents as ids, popular ones first; prompts are drawn by Zipf's law without repetition."""
+
+    system: list[int]
+    documents: list[list[int]]
+    questions: list[list[int]]
+    draw: random.Random
+    chunks: int
+    """Documents a prompt."""
+
+    def prompt(self, more: int = 0) -> Prompt:
+        """Return a prompt of ``chunks + more`` different documents, shuffled, and a question."""
+        weights = [(i + 1) ** -ZIPF for i in range(len(self.documents))]
+        picked: list[int] = []
+        while len(picked) < self.chunks + more:
+            (document,) = self.draw.choices(range(len(self.documents)), weights)
+            if document not in picked:
+                picked.append(document)
+        self.draw.shuffle(picked)
+        return self.of(picked, self.draw.choice(self.questions))
+
+    def of(self, picked: Sequence[int], question: list[int]) -> Prompt:
+        ids, bounds = list(self.system), []
+        for i in picked:
+            bounds += [len(ids), len(ids) + len(self.documents[i])]
+            ids += self.documents[i]
+        return Prompt(ids + question, bounds, tuple(picked))
+
+
+def library(tokenizer: Any, args: argparse.Namespace, tokens: int) -> Library:
+    """Return documents for prompts of about ``tokens`` tokens: 6 at 2k, 16 at 7k by default."""
+    chunks = args.chunks or max(4, min(20, round(2 + tokens / 480)))
+    each = (tokens - 40) // chunks  # 40: system text and question
+    examples = read(args.data)
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    texts = dict.fromkeys(d for e in examples for d in e.documents if len(d) > 40)
+    stream = itertools.chain.from_iterable(encode(t.strip() + "\n\n") for t in texts)
+    documents = [list(itertools.islice(stream, each)) for _ in range(args.documents)]
+    if len(documents[-1]) < each:
+        raise SystemExit(f"too little text for {args.documents} documents of {each} tokens")
+    questions = [encode(f"Question: {e.question}\nAnswer:") for e in examples]
+    return Library(encode(SYSTEM), documents, questions, random.Random(args.seed), chunks)
+
+
+@dataclass(slots=True)
+class Answer:
+    """Result of a request: seconds (its TTFT if it has one token), the report of reuse, token ids."""
+
+    ttft_s: float
+    cached: int = 0
+    report: dict[str, Any] = field(default_factory=dict)
+    ids: list[int] = field(default_factory=list)
+    cpu_s: float = 0.0
+    """Processor seconds of the server."""
+
+
+@dataclass(slots=True)
+class Client:
+    """Requests to a server."""
+
+    url: str
+    pid: int
+
+    def post(self, path: str, body: Any = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        method = "GET" if path == "/server_info" else "POST"
+        request = urllib.request.Request(self.url + path, data, headers, method=method)
+        try:
+            return urllib.request.urlopen(request, timeout=3600)
+        except urllib.error.HTTPError as error:  # a busy server refuses to flush with 400, too
+            raise SystemExit(f"{path}: {error.code} {error.read()[:500]!r}") from error
+
+    def ask(self, prompt: Prompt, tokens: int = 1, stream: bool = False, **params: Any) -> Answer:
+        """Send a prompt; greedy."""
+        sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+        custom = {"canopy_document_bounds": prompt.bounds, **params}
+        body = {"input_ids": prompt.ids, "stream": stream}
+        before, begun = self.cpu_s(), time.perf_counter()
+        with self.post("/generate", {**body, "sampling_params": {**sampling, "custom_params": custom}}) as answer:  # fmt: skip
+            if stream:
+                next(line for line in answer if line.startswith(b"data:"))
+                took = time.perf_counter() - begun
+                answer.read()
+                return Answer(took)
+            result = json.loads(answer.read())
+        took, meta = time.perf_counter() - begun, result["meta_info"]
+        report = (meta.get("canopy_documents") or [{}])[0]
+        return Answer(
+            took, meta["cached_tokens"], report, result["output_ids"], self.cpu_s() - before
+        )
+
+    def samples(self, prompt: Prompt, n: int) -> tuple[float, float]:
+        """Return seconds and processor seconds until all ``n`` answers are complete."""
+        sampling = {"temperature": 0.7, "max_new_tokens": SAMPLE_TOKENS, "ignore_eos": True, "n": n}
+        sampling["custom_params"] = {"canopy_document_bounds": prompt.bounds}
+        before, begun = self.cpu_s(), time.perf_counter()
+        with self.post(
+            "/generate", {"input_ids": prompt.ids, "sampling_params": sampling}
+        ) as answer:
+            assert len(json.loads(answer.read())) == n
+        return time.perf_counter() - begun, self.cpu_s() - before
+
+    def cpu_s(self) -> float:
+        process = psutil.Process(self.pid)
+        times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+        return sum(cpu.user + cpu.system for cpu in times)
+
+    def flush(self) -> None:
+        """Empty the exact cache; SGLang waits until the last answer has gone out."""
+        self.post("/flush_cache?timeout=20").close()
+
+    def learn(self, lib: Library) -> None:
+        """Send every document twice, in both orders, and wait until all are encoded; behind the system
+        text too, which must recur."""
+        for order in (range(len(lib.documents)), range(len(lib.documents))[::-1]):
+            self.flush()
+            for part in (order[at : at + 4] for at in range(0, len(order), 4)):
+                self.ask(lib.of(part, lib.questions[0]))
+            self.wait_until_encoded()
+        self.flush()
+
+    def wait_until_encoded(self) -> None:
+        while (now := self.state())["waiting_documents"] or now["waiting_tokens"]:
+            time.sleep(0.5)
+
+    def state(self) -> dict[str, Any]:
+        with self.post("/server_info") as answer:
+            return dict(json.loads(answer.read())["internal_states"][0]["canopy_documents"])
+
+    def pairs(self, lib: Library, repeats: int) -> list[tuple[Prompt, Answer, Answer]]:
+        """Prompts with their answers by plain serving and by reuse; reuse runs first each time, since a
+        plain run fills the exact tree."""
+        answered = []
+        for _ in range(repeats):
+            prompt = lib.prompt()
+            fused = self.ask(prompt)
+            assert fused.report.get("fused"), fused.report
+            answered.append((prompt, self.ask(prompt.off()), fused))
+        return answered
+
+
+@contextlib.contextmanager
+def started(
+    args: argparse.Namespace, longest: int, crowd: int = 2, flag: bool = True, plain: bool = False
+) -> Iterator[Client]:
+    """A server whose KV pool holds ``crowd`` prompts of ``longest`` tokens. ``flag``: with documents;
+    ``plain``: SGLang without Canopy, but with `canopy_cpu`, which it needs to serve on a CPU."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = cpu_arguments(args.model, kv_tokens=(longest + 512) * crowd, dtype="float32")
+        arguments += ["--canopy-documents", args.document_options] if flag else []
+        arguments += ["--chunked-prefill-size", "8192", "--context-length", "8192"]
+        arguments += ["--mem-fraction-static", "0.6"]
+        environment = {"OMP_NUM_THREADS": str(args.threads)}
+        if plain:
+            environment |= with_plugin(Path(folder), "plain", "canopy_cpu:install")
+            environment["SGLANG_PLUGINS"] = "plain"
+        log = Path(folder) / "server.log"
+        with serving(arguments, log=log, port=free_port(), environment=environment) as server:
+            yield Client(server.url, server.process.pid)
+            print(f"errors in the server's log: {server.log_text().count('Traceback')}")
+
+
+Row = dict[str, Any]
+
+
+def ttft(tokenizer: Any, args: argparse.Namespace) -> Iterator[Row]:
+    """Medians of alternating requests, by prompt length."""
+    with started(args, max(args.lengths)) as client:
+        for tokens in args.lengths:
+            lib = library(tokenizer, args, tokens)
+            client.learn(lib)
+            pairs = client.pairs(lib, args.repeats)
+            last = pairs[-1][2].report
+            yield {
+                "tokens": len(pairs[-1][0].ids),
+                "chunks": lib.chunks,
+                "prefix_s": statistics.median(a.ttft_s for _, a, _ in pairs),
+                "reuse_s": statistics.median(b.ttft_s for _, _, b in pairs),
+                "speedup": statistics.median(a.ttft_s / b.ttft_s for _, a, b in pairs),
+                **{key: last[key] for key in ("ratio", "recomputed", "computed")},
+                "reused_by_tier": {k: v for k, v in last.items() if k.startswith("reused_")},
+                "all": {
+                    "prefix_s": [a.ttft_s for _, a, _ in pairs],
+                    "reuse_s": [b.ttft_s for _, _, b in pairs],
+                    "prefix_cpu_s": [a.cpu_s for _, a, _ in pairs],
+                    "reuse_cpu_s": [b.cpu_s for _, _, b in pairs],
+                    "plan_ms": [b.report["plan_ms"] for _, _, b in pairs],
+                },
+            }
+
+
+def turns(tokenizer: Any, args: argparse.Namespace) -> Iterator[Row]:
+    """Conversations with documents and with "off", by length of the first prompt: seconds to the first
+    token of each turn, of a retry, and of n samples."""
+    with started(args, 2 * max(args.lengths), crowd=3) as client:
+        for tokens in args.lengths:
+            lib = library(tokenizer, args, tokens)
+            client.learn(lib)
+            for repeat in range(args.repeats):
+                drawn = [lib.prompt(2 * MORE), *(lib.prompt() for _ in range(1 + len(SAMPLES)))]
+                sides = ("documents", "plain")
+                for side in sides if repeat % 2 == 0 else sides[::-1]:
+                    client.flush()
+                    row = {"tokens": tokens, "chunks": lib.chunks, "repeat": repeat, "side": side}
+                    yield row | _conversation(client, lib, drawn, side == "plain")
+
+
+def _conversation(client: Client, lib: Library, drawn: list[Prompt], plain: bool) -> Row:
+    """Five turns, a retry and samples. The first drawn prompt has the documents of all turns."""
+
+    def side(prompt: Prompt) -> Prompt:
+        return prompt.off() if plain else prompt
+
+    documents = [lib.documents[i] for i in drawn[0].documents]
+    ids, bounds, answers = list(lib.system), [], []
+    for turn in range(TURNS):
+        count = lib.chunks if turn == 0 else MORE if turn in (2, 4) else 0
+        for document in documents[:count]:
+            bounds += [len(ids), len(ids) + len(document)]
+            ids += document
+        documents = documents[count:]
+        ids += lib.questions[turn % len(lib.questions)]
+        answers.append(client.ask(side(Prompt(list(ids), list(bounds)))))
+        ids += lib.questions[-1][:1] * ANSWER
+    _, *again = (client.ask(side(drawn[1])) for _ in range(RETRIES + 1))
+    row: Row = {
+        "ttft_s": [a.ttft_s for a in answers],
+        "cpu_s": [a.cpu_s for a in answers],
+        "cached": [a.cached for a in answers],
+        "prompt_tokens": len(ids) - ANSWER,
+        "computed": [a.report.get("computed") for a in answers],
+        "kept": [a.report.get("kept") for a in answers],
+        "retry_s": statistics.median(a.ttft_s for a in again),
+        "retry_cpu_s": statistics.median(a.cpu_s for a in again),
+        "retries_s": [a.ttft_s for a in again],
+    }
+    for n, prompt in zip(SAMPLES, drawn[2:]):
+        row[f"n{n}_s"], row[f"n{n}_cpu_s"] = client.samples(side(prompt), n)
+    return row
+
+
+def load(tokenizer: Any, args: argparse.Namespace) -> Iterator[Row]:
+    """Poisson arrivals at each rate, without and with reuse; the rate sustained at the target.
+
+    Both sides get the same prompts at the same times; a side ends at the first rate whose 90th
+    percentile misses the target (twice the prefix cache's time alone, unless given), or that leaves
+    a queue behind: a slow overload would pass in a short window where the target is generous.
+    """
+    with started(args, args.tokens, CROWD) as client:
+        lib = library(tokenizer, args, args.tokens)
+        client.learn(lib)
+        pairs = client.pairs(lib, args.repeats)
+        alone = {
+            "prefix": statistics.median(a.ttft_s for _, a, _ in pairs),
+            "reuse": statistics.median(b.ttft_s for _, _, b in pairs),
+        }
+        target, best = args.target or 2 * alone["prefix"], {"prefix": 0.0, "reuse": 0.0}
+        yield {"tokens": len(pairs[-1][0].ids), "alone_s": alone, "target_s": target}
+        for side in ("prefix", "reuse"):
+            for rate in sorted(args.rates):
+                client.flush()
+                row = {"side": side, **_at_rate(client, tokenizer, args, rate, side == "prefix")}
+                yield row
+                late = row["behind_s"] - alone[side] > BEHIND * row["window_s"]
+                if row["p90_s"] > target or late:
+                    break
+                best[side] = rate
+        yield {"target_s": target, "sustained_per_s": best}
+
+
+def _at_rate(
+    client: Client, tokenizer: Any, args: argparse.Namespace, rate: float, plain: bool
+) -> Row:
+    """Return the TTFT of every request that arrived, after all were answered."""
+    lib = library(tokenizer, args, args.tokens)
+    lib.draw = random.Random(f"{args.seed} {rate}")
+    draw, times = random.Random(f"{args.seed} arrivals {rate}"), []
+    threads: list[threading.Thread] = []
+
+    def send(prompt: Prompt) -> None:
+        times.append(client.ask(prompt, 2, stream=True).ttft_s)
+
+    begun, at, last = time.perf_counter(), 0.0, 0.0
+    while (at := at + draw.expovariate(rate)) < args.seconds or len(threads) < MIN_REQUESTS:
+        last, prompt = at, lib.prompt()
+        time.sleep(max(0.0, begun + at - time.perf_counter()))
+        threads.append(threading.Thread(target=send, args=(prompt.off() if plain else prompt,)))
+        threads[-1].start()
+    for thread in threads:
+        thread.join()
+    behind = time.perf_counter() - begun - last
+    p90 = sorted(times)[min(len(times) - 1, int(0.9 * len(times)))]
+    row = {"rate": rate, "n": len(times), "p50_s": statistics.median(times), "p90_s": p90}
+    return {**row, "window_s": last, "behind_s": behind, "ttft_s": times}
+
+
+def exact(tokenizer: Any, args: argparse.Namespace) -> Iterator[Row]:
+    """Greedy ids of the same prompts, four at a time: ratio 1.0 and "off" on one server, then on two more:
+    without the flag, and without Canopy."""
+    lib = library(tokenizer, args, args.tokens)
+    prompts = [lib.prompt() for _ in range(args.prompts)]
+
+    def run(send: Callable[[Prompt], Answer]) -> list[Answer]:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            return list(pool.map(send, prompts))
+
+    def same(name: str, other: str) -> Row:
+        count = sum(a.ids == b.ids for a, b in zip(answers[name], answers[other]))
+        fused = sum(bool(a.report.get("fused")) for a in answers[name])
+        return {"pair": [name, other], "same": count, "of": len(prompts), "fused": fused}
+
+    n, answers = EXACT_TOKENS, {}
+    with started(args, args.tokens, 2 * AT_ONCE) as client:
+        client.learn(lib)
+        answers["ratio 1"] = run(lambda p: client.ask(p, n, canopy_recompute_ratio=1.0))
+        client.flush()
+        answers["off"] = run(lambda p: client.ask(p.off(), n))
+    yield same("ratio 1", "off")
+    for name in filter(None, args.others.split(",")):
+        with started(args, args.tokens, 2 * AT_ONCE, False, name == "no Canopy") as other:
+            answers[name] = run(lambda p: other.ask(Prompt(p.ids, []), n))
+        yield same("off", name)
+
+
+COMMANDS = {"ttft": ttft, "turns": turns, "load": load, "exact": exact}
+
+
+def _numbers(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    return lambda text: [kind(part) for part in text.split(",")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    add = parser.add_argument
+    add("what", choices=tuple(COMMANDS))
+    add("--model", type=Path, required=True)
+    add("--data", type=Path, required=True, help="a file of questions")
+    add("--json", type=Path, required=True, help="written anew after every row")
+    add("--documents", type=int, default=24, help="documents there are")
+    add("--chunks", type=int, default=0, help="documents a prompt; 0: 6 at 2k to 16 at 7k tokens")
+    add("--chunk-options", default="memory_mb=4096", help="value of --canopy-documents")
+    add("--threads", type=int, default=1)
+    add("--seed", type=int, default=0)
+    add("--lengths", type=_numbers(int), default="2048,4096,7168", help="tokens (ttft, turns)")
+    add("--tokens", type=int, default=2048, help="prompt tokens (load, exact)")
+    add("--repeats", type=int, default=5, help="pairs of requests, of conversations (turns)")
+    add("--rates", type=_numbers(float), default="0.1,0.2,0.4,0.8", help="requests a second (load)")
+    add("--seconds", type=float, default=60, help="of arrivals a rate (load)")
+    add("--target", type=float, help="TTFT target in s (load)")
+    add("--prompts", type=int, default=100, help="prompts (exact)")
+    add("--others", default="no flag,no Canopy", help="servers beside the first (exact)")
+    args = parser.parse_args()
+    from transformers import AutoTokenizer
+
+    settings, rows = {k: str(v) for k, v in vars(args).items()}, []
+    for row in COMMANDS[args.what](AutoTokenizer.from_pretrained(args.model), args):
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        result = {"settings": settings, "cpus": os.cpu_count(), "rows": rows}
+        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

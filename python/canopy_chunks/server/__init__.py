@@ -1,4 +1,0 @@
-"""Chunk reuse inside a running SGLang server: the part of the engine that imports SGLang.
-
-``canopy_chunks.plugin`` imports it only if document reuse is enabled.
-"""

@@ -1,0 +1,150 @@
+"""Calibrations in a file, by setting, and the ratios that a server reads from it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import sys
+from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+from canopy_documents.calibration.search import CostProfile
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.private_file import read_regular, replace_file, set_aside
+
+logger = logging.getLogger(__name__)
+
+MAX_BYTES = 16 << 20
+TIERS = {"host": "memory", "disk": "disk"}
+"""Tier of the store -> tier name in the calibration file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The setting of a calibration.
+
+    model: its identity; device: the chip; dtype: of weights and KV, in torch's spelling; tp_size:
+    tensor-parallel ranks; backend: the server's attention backend.
+    """
+
+    model: str
+    device: str
+    dtype: str
+    tp_size: int
+    backend: str
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The result for one setting and tier."""
+
+    ratio: float
+    r_min: float
+    profile: CostProfile
+
+
+class Calibrations:
+    """Calibrations in one JSON file, by setting and tier."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @staticmethod
+    def key(setting: Setting, tier: str) -> str:
+        """Return a short stable name for a setting and a tier."""
+        parts = [str(part) for part in (*astuple(setting), tier)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    def get(self, setting: Setting, tier: str) -> Calibration | None:
+        """Return the saved calibration, or None."""
+        found = self._read().get(self.key(setting, tier))
+        if found is None:
+            return None
+        return Calibration(found["ratio"], found["r_min"], CostProfile(**found["profile"]))
+
+    def settings(self, model: str, device: str) -> list[Setting]:
+        """Return the file's settings for a model on a chip."""
+        found = {
+            Setting(model, device, one["dtype"], one["tp_size"], one["backend"])
+            for one in self._read().values()
+            if (one["model"], one["device"]) == (model, device)
+        }
+        return sorted(found, key=str)
+
+    def put(self, setting: Setting, tier: str, calibration: Calibration) -> None:
+        """Save a calibration. The file is replaced atomically."""
+        everything = self._read()
+        everything[self.key(setting, tier)] = {
+            **asdict(setting),
+            "tier": tier,
+            **asdict(calibration),
+        }
+        replace_file(self.path, json.dumps(everything, indent=1, sort_keys=True) + "\n")
+
+    def _read(self) -> dict[str, dict]:
+        try:
+            found = json.loads(read_regular(self.path, MAX_BYTES))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            set_aside(self.path, error)
+            return {}
+        if not isinstance(found, dict) or not all(map(_is_calibration, found.values())):
+            set_aside(self.path, "it is no calibration file")
+            return {}
+        return found
+
+
+def _is_calibration(entry: Any) -> bool:
+    """Return whether ``entry`` has the form that ``put`` writes, with usable values."""
+    wanted = {*Setting.__slots__, "tier", *Calibration.__slots__}
+    if not isinstance(entry, dict) or set(entry) != wanted:
+        return False
+    names = ("model", "device", "dtype", "backend", "tier")
+    profile = entry["profile"]
+    return (
+        all(isinstance(entry[name], str) for name in names)
+        and type(entry["tp_size"]) is int
+        and all(_is_number(entry[name], most=1.0) for name in ("ratio", "r_min"))
+        and isinstance(profile, dict)
+        and set(profile) == set(CostProfile.__slots__)
+        and all(map(_is_number, profile.values()))
+    )
+
+
+def _is_number(value: Any, most: float = sys.float_info.max) -> bool:
+    return type(value) in (int, float) and 0.0 <= value <= most
+
+
+def calibrated_ratios(path: str | None, setting: Setting) -> dict[str, float]:
+    """Return the calibrated ratio of each tier of the store.
+
+    Raises CanopyError if the file has no ratio for this model, machine, dtype, split and backend.
+    """
+    if path is None:
+        return {}
+    saved = Calibrations(path)
+    calibrations = {tier: saved.get(setting, name) for tier, name in TIERS.items()}
+    ratios = {tier: one.ratio for tier, one in calibrations.items() if one is not None}
+    if not ratios:
+        raise CanopyError(
+            f"calibration {path} {_contents(saved, setting)}, and this server runs {_shown(setting)} "
+            f"on {setting.device}; start it without, run `canopy documents calibrate --url URL --out {path}`, "
+            "or give a ratio"
+        )
+    logger.info("canopy: calibrated ratios %s", ratios)
+    return ratios
+
+
+def _contents(saved: Calibrations, setting: Setting) -> str:
+    """Return a text that lists the file's settings for this model on this chip."""
+    found = saved.settings(setting.model, setting.device)
+    if not found:
+        return "has nothing for this model on this machine"
+    return f"has this model in {'; '.join(map(_shown, found))}"
+
+
+def _shown(setting: Setting) -> str:
+    return f"{setting.dtype} with --tp-size {setting.tp_size} and --attention-backend {setting.backend}"

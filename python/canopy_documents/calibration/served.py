@@ -1,0 +1,132 @@
+"""Calibration through a running server, with its own scheduler, kernels, tiers and overlap.
+
+CacheTune, Algorithm 1 with equations 9 to 13. Each probe is an ordinary request. The cost of a
+request without its documents (t_o) is fitted from prompts of two lengths, so that it does not count
+as transfer. Tokens are random, since times do not depend on them.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from canopy_documents.calibration.saved import TIERS, Calibration
+from canopy_documents.calibration.search import CostProfile, Search, golden_section, largest_within
+from sglang_canopy.errors import CanopyError
+
+SYSTEM, QUESTION = 16, 24
+"""Number of tokens before the documents, and after them."""
+
+Ask = Callable[[Sequence[int], Sequence[int], "float | None"], tuple[float, dict[str, Any]]]
+"""``(prompt, bounds, ratio)`` -> seconds to the first token, and the answer's ``canopy_documents``
+report. With ratio None the server chooses."""
+
+
+@dataclass
+class ServedPrompts:
+    """Prompts of ``chunks`` documents of ``chunk_tokens`` each; ``learn`` makes the server encode
+    them.
+
+    vocabulary: range of token ids to draw from; settled: waits until the server has encoded the
+    documents.
+    """
+
+    ask: Ask
+    wait_encoded: Callable[[], None]
+    vocabulary: tuple[int, int]
+    count: int = 6
+    chunks: int = 6
+    chunk_tokens: int = 160
+    repeats: int = 3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+        self._system = self._tokens(SYSTEM)
+        self._documents = [
+            [self._tokens(self.chunk_tokens) for _ in range(self.chunks)] for _ in range(self.count)
+        ]
+        self.tiers: Counter[str] = Counter()
+
+    def learn(self) -> None:
+        """Send every document once, in another order than later: an exact prefix is no reuse."""
+        for documents in self._documents:
+            self._send(documents[::-1], None, fused=False)
+        self.wait_encoded()
+
+    def ttft(self, ratio: float, share: float = 1.0) -> float:
+        """Return equation 12: the mean over prompts of the median time to the first token, in
+        seconds.
+
+        share: share of each prompt's documents to send.
+        """
+        some = max(1, round(share * self.chunks))
+        return statistics.fmean(
+            statistics.median(self._send(d[:some], ratio) for _ in range(self.repeats))
+            for d in self._documents
+        )
+
+    def profile(self) -> CostProfile:
+        """Fit t_c, t_i and t_o of equation 10, by least squares.
+
+        Uses whole and half prompts at ratios 0 (all transfer) and 1 (all computed).
+        """
+        half = max(1, round(self.chunks / 2))
+        rows, seconds = [], []
+        for chunks in sorted({half, self.chunks}):
+            tokens = chunks * self.chunk_tokens
+            for ratio in (0.0, 1.0):
+                rows.append((tokens * ratio, tokens * (1 - ratio), 1.0))
+                seconds.append(self.ttft(ratio, chunks / self.chunks))
+        found = np.linalg.lstsq(np.array(rows), np.array(seconds), rcond=None)[0]
+        compute, transfer, other = (max(0.0, float(x)) for x in found)
+        return CostProfile(compute, transfer, other)
+
+    @property
+    def tier(self) -> str:
+        """The tier that supplied most of the reused KV. Raises CanopyError if no KV was reused."""
+        if not self.tiers.total():
+            raise CanopyError(
+                "the server reused nothing: its tiers are too small for the prompts, or still empty; enlarge them, or wait for the encoding"
+            )
+        return self.tiers.most_common(1)[0][0]
+
+    def _send(self, documents: list[list[int]], ratio: float | None, fused: bool = True) -> float:
+        ids, bounds = list(self._system), []
+        for document in documents:
+            bounds += [len(ids), len(ids) + len(document)]
+            ids += document
+        seconds, report = self.ask(ids + self._tokens(QUESTION), bounds, ratio)
+        if fused and not report.get("fused"):
+            raise CanopyError(
+                f"a prompt of the calibration was not fused: {report.get('why', report)}; give the "
+                "server memory for its documents, and send it no other requests meanwhile"
+            )
+        for name, tier in TIERS.items():
+            self.tiers[tier] += report.get(f"reused_{name}", 0)
+        return seconds
+
+    def _tokens(self, count: int) -> list[int]:
+        low, high = self.vocabulary
+        return [self._random.randrange(low, high) for _ in range(count)]
+
+
+def calibrate_server(
+    prompts: ServedPrompts,
+    r_min: float,
+    r_max: float = 1.0,
+    slack: float = 0.02,
+    tolerance: float = 0.05,
+) -> tuple[Calibration, Search]:
+    """Run Algorithm 1 on a server that has the prompts' documents, then :func:`largest_within`."""
+    profile = prompts.profile()
+    start = profile.prior(r_min, r_max) if profile.compute_s > 0 else r_min
+    search = golden_section(prompts.ttft, start, r_min, r_max, tolerance)
+    search = largest_within(prompts.ttft, search, slack, r_max, tolerance)
+    return Calibration(search.ratio, r_min, profile), search

@@ -1,0 +1,223 @@
+"""Encodes chunks for their next use, in pieces, while the server is idle.
+
+In an ordinary prompt, a chunk's KV depends on the preceding documents and perhaps on private text,
+so it must not enter another user's prompt. The chunk is encoded again: after the tokens that
+precede the first chunk (the system prompt), or alone. That costs one prefill of the chunk, in
+pieces (:func:`~.rows.piece_tokens`): in idle time, and under load within a share of the requests'
+own tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from canopy_documents.fuse.cache import KVCache, dense_cache
+from canopy_documents.fuse.encode import STAND_IN, capture, stand_in
+from canopy_documents.fuse.model import Model
+from canopy_documents.fuse.rows import Stop, attempt, piece_tokens
+from canopy_documents.store.chunk import Chunk
+from canopy_documents.store.device_copy import to_device
+from canopy_documents.store.store import ChunkStore
+from sglang_canopy.bounded import BoundedByTenant, Entry
+
+MAX_SPARED = 8
+"""Maximum short batches in a row that do not wait. A piece of work takes longer than a short batch;
+under load without a pause or a long prompt, one batch in nine waits."""
+
+
+@dataclass(slots=True)
+class ShortBatches:
+    """Decides by counts alone, so tensor-parallel ranks decide alike."""
+
+    in_a_row: int = 0
+
+    def spares(self, tokens: int, credit: float, piece_tokens: int) -> bool:
+        """Return whether a batch of ``tokens`` prompt tokens does not wait.
+
+        credit: tokens of earned work; less than a piece delays no batch.
+        """
+        if tokens >= piece_tokens or credit < piece_tokens:
+            self.in_a_row = 0
+        else:
+            self.in_a_row = (self.in_a_row + 1) % (MAX_SPARED + 1)
+        return self.in_a_row > 0
+
+
+MAX_WAITING_TOKENS = 1 << 20
+"""Bound of the queue. Chunks that leave a full queue wait until another prompt contains them."""
+MIN_TOKENS = 256
+"""Tokens that a shorter chunk counts as, so that the number of chunks is bounded too."""
+
+
+class QueuedChunk(NamedTuple):
+    """A chunk to encode: tokens, prefix to encode it after, address salt, tenant."""
+
+    ids: tuple[int, ...]
+    prefix: tuple[int, ...]
+    salt: str
+    tenant: str | None
+
+
+class EncodeQueue:
+    """Chunks by key. Every rank of a split model makes the same calls and gets the same results."""
+
+    def __init__(self) -> None:
+        self.waiting: BoundedByTenant[str, QueuedChunk] = BoundedByTenant(MAX_WAITING_TOKENS)
+        self.tokens = self.forgotten = 0
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    def add(self, key: str, chunk: QueuedChunk) -> None:
+        """Append a chunk to its tenant's queue; a queued chunk keeps its position."""
+        if self.waiting.get(chunk.tenant, key) is not None:
+            return
+        self.tokens += len(chunk.ids)
+        size = max(MIN_TOKENS, len(chunk.ids))
+        for gone in self.waiting.put(chunk.tenant, key, chunk, size):
+            self.tokens -= len(gone.value.ids)
+            self.forgotten += 1
+
+    def next(self) -> Entry[str, QueuedChunk] | None:
+        """Remove and return the oldest chunk of the tenant whose turn it is."""
+        entry = self.waiting.next()
+        self.tokens -= len(entry.value.ids) if entry is not None else 0
+        return entry
+
+    def remove(self, tenant: str | None) -> bool:
+        """Remove a tenant's queued chunks. Return whether there were any."""
+        found = self.waiting.forget(tenant)
+        self.tokens = sum(len(entry.value.ids) for entry in self.waiting)
+        return found
+
+
+def stand_in_tokens(tokenizer: Any) -> tuple[tuple[int, ...], ...]:
+    """Return the tokens of the stand-in documents (encoding ``mixed``): of a few, and of all.
+
+    Stand-ins are text, so the result is empty without a tokenizer; ``mixed`` then equals
+    ``prefix``.
+    """
+    if tokenizer is None:
+        return ()
+    ids = functools.partial(tokenizer.encode, add_special_tokens=False)
+    return stand_in(ids), stand_in(ids, len(STAND_IN))
+
+
+@dataclass(slots=True)
+class _EncodeJob:
+    key: str
+    chunk: QueuedChunk
+    cache: KVCache
+    done: int
+
+
+class BackgroundEncoder:
+    """The queue of chunks to encode, and the chunk in progress.
+
+    ``score(chunk)`` is called before a chunk is stored.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        store: ChunkStore,
+        score: Callable[[Chunk], None] = lambda chunk: None,
+        stop: Stop | None = None,
+    ) -> None:
+        self.model, self.store, self.score = model, store, score
+        self.stop = stop or Stop()
+        self.queue, self.piece_tokens = EncodeQueue(), piece_tokens(model.device)
+        self.encoded_tokens = self.encoded_chunks = 0
+        self._job: _EncodeJob | None = None
+        self._prefix: tuple[tuple[int, ...], KVCache] | None = None
+
+    def enqueue(
+        self, ids: Sequence[int], prefix: Sequence[int], salt: str, tenant: str | None = None
+    ) -> None:
+        """Queue a chunk to be encoded, unless it is queued or stored already."""
+        key = self.store.key(ids, prefix, salt)
+        busy = self._job is not None and self._job.key == key
+        if busy or self.store.where(key, len(ids)) is not None:
+            return
+        self.queue.add(key, QueuedChunk(tuple(ids), tuple(prefix), salt, tenant))
+
+    def forget(self, tenant: str | None) -> bool:
+        """Remove a tenant's documents from the queue. Returns whether any was there."""
+        waited = self.queue.remove(tenant)
+        if self._job is not None and self._job.chunk.tenant == tenant:
+            self._job, waited = None, True
+        return waited
+
+    def abandon(self) -> None:
+        """Drop the chunk in progress."""
+        self._job = None
+
+    def store_chunk(self, chunk: Chunk, salt: str, tenant: str | None) -> None:
+        """Store a chunk that was encoded here or by an ordinary prefill."""
+        self.score(chunk)
+        chunk.tenant = tenant
+        self.store.put(chunk, salt)
+        self.encoded_chunks += 1
+
+    def stats(self) -> dict[str, int]:
+        """Return the numbers of chunks and tokens that are waiting, encoded, and dropped."""
+        return {
+            "waiting_documents": len(self.queue) + int(self.busy and not self.queue),
+            "waiting_tokens": self.queue.tokens,
+            "encoded_chunks": self.encoded_chunks,
+            "encoded_tokens": self.encoded_tokens,
+            "forgotten_chunks": self.queue.forgotten,
+        }
+
+    @property
+    def busy(self) -> bool:
+        """Whether chunks remain to be encoded."""
+        return self._job is not None or bool(self.queue)
+
+    def step(self) -> int:
+        """Encode one piece and return its tokens, 0 if the queue is empty or ``stop`` ended the
+        piece, which is then repeated."""
+        job = self._job or self._next()
+        if job is None:
+            return 0
+        self._job = job
+        whole = (*job.chunk.prefix, *job.chunk.ids)
+        piece = whole[job.done : job.done + self.stop.size(self.piece_tokens)]
+        ids = to_device(torch.tensor(piece, dtype=torch.long), self.model.device)
+        at = torch.arange(job.done, job.done + len(piece), device=self.model.device)
+        if attempt(self.model, ids, at, job.cache, self.stop) is None:
+            return 0
+        job.done += len(piece)
+        self.encoded_tokens += len(piece)
+        if job.done == len(whole):
+            self._job = None
+            self._finish(job)
+        return len(piece)
+
+    def _next(self) -> _EncodeJob | None:
+        found = self.queue.next()
+        if found is None:
+            return None
+        _, key, queued = found
+        cache = dense_cache(self.model, len(queued.prefix) + len(queued.ids))
+        done = 0
+        if self._prefix is not None and self._prefix[0] == queued.prefix:
+            done = len(queued.prefix)
+            for mine, computed in zip(cache.k + cache.v, self._prefix[1].k + self._prefix[1].v):
+                mine[:done] = computed
+        return _EncodeJob(key, queued, cache, done)
+
+    def _finish(self, job: _EncodeJob) -> None:
+        start = len(job.chunk.prefix)
+        chunk = capture(self.model, job.cache, job.chunk.ids, start, job.chunk.prefix)
+        self.store_chunk(chunk, job.chunk.salt, job.chunk.tenant)
+        if start and (self._prefix is None or self._prefix[0] != job.chunk.prefix):
+            prefix = dense_cache(self.model, start)
+            for mine, computed in zip(prefix.k + prefix.v, job.cache.k + job.cache.v):
+                mine.copy_(computed[:start])
+            self._prefix = (job.chunk.prefix, prefix)

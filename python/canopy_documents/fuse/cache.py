@@ -1,0 +1,115 @@
+"""The KV of one prompt during fusion: a paged pool per layer, and the prompt's slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from canopy_documents.fuse.model import Model
+from canopy_documents.store.device_copy import is_host
+from canopy_kernel import attention, pages
+
+Made = TypeVar("Made")
+
+
+@dataclass(slots=True)
+class KVCache:
+    """One request's row of a paged pool.
+
+    k, v: a view ``[pages, page_size, kv_heads, head_dim]`` per layer (keys rotated); slots: ``[n]``
+    pool slot of each position; in_order: slots are 0..n-1 of pages of one token, so that a CPU
+    reads keys in place.
+    """
+
+    k: list[torch.Tensor]
+    v: list[torch.Tensor]
+    slots: torch.Tensor
+    in_order: bool = False
+    arrivals: list[Any] = field(default_factory=list)
+    """Transfers into the cache. A layer's rows arrive before the layer is read or written."""
+    _plans: list[tuple[torch.Tensor, list[attention.Block]]] = field(default_factory=list)
+    _batches: list[tuple[torch.Tensor, attention.Rows]] = field(default_factory=list)
+    _places: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return self.slots.numel()
+
+    def upto(self, tokens: int) -> KVCache:
+        """Return a view of the first ``tokens`` positions, sharing their KV."""
+        return KVCache(self.k, self.v, self.slots[:tokens], self.in_order)
+
+    def read(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return K (rotated) and V ``[n, kv_heads, head_dim]`` at ``positions``."""
+        slots = self._slots_of(positions)
+        return self.read_keys(layer, positions), pages.read(self.v[layer], slots)
+
+    def read_keys(self, layer: int, positions: torch.Tensor) -> torch.Tensor:
+        """Return K (rotated) only, otherwise as :meth:`read`."""
+        self.arrive(layer)
+        return pages.read(self.k[layer], self._slots_of(positions))
+
+    def write(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Write K (rotated) and V rows at ``positions``."""
+        self.arrive(layer)
+        slots = self._slots_of(positions)
+        pages.write(self.k[layer], slots, k)
+        pages.write(self.v[layer], slots, v)
+
+    def attend(
+        self, layer: int, q: torch.Tensor, positions: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """Position-causal attention of sorted rows ``q [m, heads, d]`` over the whole row."""
+        self.arrive(layer)
+        k, v = self.k[layer], self.v[layer]
+        if self.in_order and is_host(q):
+            n = len(self)
+            k, v = k[:n, 0], v[:n, 0]
+            if q.shape[0] == n:
+                return attention.causal(q, k, v, scale)
+            return attention.attend(q, k, v, self._plan(positions), scale)
+        return attention.sparse_prefill(q, k, v, self._rows(positions), scale)
+
+    def arrive(self, layer: int) -> None:
+        """Order later work on this layer after the arrival of its reused rows."""
+        for transfer in self.arrivals:
+            transfer.arrive(layer)
+
+    def _slots_of(self, positions: torch.Tensor) -> torch.Tensor:
+        return _cached_result(self._places, positions, lambda: self.slots[positions])
+
+    def _rows(self, positions: torch.Tensor) -> attention.Rows:
+        """Return the rows' index tensors. Their prefix sums are copied to a device only once."""
+        return _cached_result(
+            self._batches, positions, lambda: attention.Rows.single(positions, self.slots)
+        )
+
+    def _plan(self, positions: torch.Tensor) -> list[attention.Block]:
+        return _cached_result(self._plans, positions, lambda: attention.blocks(positions))
+
+
+def _cached_result(
+    made_before: list[tuple[torch.Tensor, Made]], positions: torch.Tensor, make: Callable[[], Made]
+) -> Made:
+    """Return ``make()`` for these positions, called once for all layers.
+
+    The last two results are cached, since a probe has two sets of rows.
+    """
+    for one, found in made_before:
+        if one is positions:
+            return found
+    made = make()
+    made_before[:] = [*made_before[-1:], (positions, made)]
+    return made
+
+
+def dense_cache(model: Model, tokens: int) -> KVCache:
+    """Return a separate cache for ``tokens`` positions, for a CPU, a test or an evaluation."""
+    s = model.shape
+    size = (s.layers, tokens, 1, s.kv_heads, s.head_dim)
+    k = torch.zeros(size, dtype=model.dtype, device=model.device)
+    v = torch.zeros(size, dtype=model.dtype, device=model.device)
+    slots = torch.arange(tokens, device=model.device)
+    return KVCache(list(k), list(v), slots, in_order=True)

@@ -1,0 +1,167 @@
+"""Write reused KV to its new positions, with keys rotated to them.
+
+The engine, calibration and the server all use this code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from canopy_documents.fuse.cache import KVCache
+from canopy_documents.fuse.model import Model
+from canopy_documents.fuse.rope import rotate_into
+from canopy_documents.fuse.transfer import base_of, send
+from canopy_documents.store.chunk import Chunk, ChunkSuffix, Placed, base_and_skip
+from canopy_documents.store.device_copy import is_host, to_device
+from canopy_documents.store.host_memory import HostChunk
+from canopy_kernel import pages
+from canopy_kernel.rope_scatter import LayersScatter, one_layer
+from canopy_kernel.rows import turns
+
+Stored = Chunk | HostChunk | ChunkSuffix
+
+_Rows = tuple[Stored, torch.Tensor, torch.Tensor]
+"""A chunk, indices of some of its tokens, and their positions in the prompt."""
+
+
+def place_chunks(
+    model: Model, placed: Sequence[Placed], cache: KVCache, wanted: torch.Tensor
+) -> int:
+    """Write KV of the ``wanted [n]`` (bool) tokens of chunks into the cache, keys rotated.
+
+    On a CPU, a chunk is written whole into a contiguous cache: the unwanted rows will be computed and
+    overwritten, and one long write costs less than picking rows. On a device see
+    :func:`_place_on_device`. Returns the number of wanted tokens.
+    """
+    if not is_host(cache.slots):
+        return _place_on_device(model, placed, cache, wanted)
+    contiguous = cache.in_order
+    count, rows = 0, []
+    for p in placed:
+        inside = wanted[p.start : p.end].nonzero()[:, 0]
+        count += inside.numel()
+        if not inside.numel():
+            continue
+        if contiguous and isinstance(p.chunk, Chunk):
+            _write_whole(model, p, cache)
+        else:
+            rows.append((p.chunk, inside, inside + p.start))
+    if rows:
+        _write_rows(model, rows, cache)
+    return count
+
+
+def _write_whole(model: Model, placed: Placed, cache: KVCache) -> None:
+    at = slice(placed.start, placed.end)
+    table = model.rope.table(torch.arange(placed.start, placed.end))
+    turn = turns(table, model.shape.kv_heads)
+    for layer in range(model.shape.layers):
+        rotate_into(placed.chunk.raw_k[layer], turn, cache.k[layer][at, 0])
+        cache.v[layer][at, 0].copy_(placed.chunk.v[layer])
+
+
+def _write_rows(model: Model, rows: Sequence[_Rows], cache: KVCache) -> None:
+    """Write all chunks together, one layer at a time."""
+    positions = torch.cat([at for _, _, at in rows])
+    slots = cache.slots[positions]
+    turn = turns(model.rope.table(positions), model.shape.kv_heads)
+    rotated = None
+    for layer in range(model.shape.layers):
+        read = [chunk.rows(layer, inside) for chunk, inside, _ in rows]
+        k, v = torch.cat([k for k, _ in read]), torch.cat([v for _, v in read])
+        rotated = torch.empty_like(k) if rotated is None else rotated
+        rotate_into(k, turn, rotated)
+        pages.write(cache.k[layer], slots, rotated)
+        pages.write(cache.v[layer], slots, v)
+
+
+def _place_on_device(
+    model: Model, placed: Sequence[Placed], cache: KVCache, wanted: torch.Tensor
+) -> int:
+    """:func:`place_chunks` for a pool on a device, without reading from the device or waiting for
+    it.
+
+    A chunk on the device is written from its first wanted token to its last, because picking rows
+    there would need their indices; the rows in between will be computed and overwritten. Of other
+    chunks only the wanted rows are sent, from host memory through ``cache.arrivals``.
+    """
+    device, count = cache.slots.device, 0
+    here: list[_Part] = []
+    away: list[_Part] = []
+    for p in placed:
+        count += int(wanted[p.start : p.end].sum())
+    sent = send(model, placed, cache, to_device(wanted.nonzero()[:, 0], device))
+    if sent is not None:
+        cache.arrivals.append(sent)
+    for p in placed:
+        if base_of(p.chunk)[0] is not None:
+            continue
+        inside = wanted[p.start : p.end].nonzero()[:, 0]
+        if not inside.numel():
+            continue
+        if lies_on(p.chunk, device):
+            first, last = int(inside[0]), int(inside[-1]) + 1
+            slots = cache.slots[p.start + first : p.start + last]
+            here.append((p, torch.arange(first, last), slots))
+        else:
+            away.append((p, inside, cache.slots[to_device(inside + p.start, device)]))
+    if here:
+        _place_from_device(model, here, cache)
+    if away:
+        _place_from_host(model, away, cache)
+    return count
+
+
+_Part = tuple[Placed, torch.Tensor, torch.Tensor]
+"""A placed chunk, indices of some of its tokens (on the host), and their slots."""
+
+
+def _place_from_device(model: Model, parts: Sequence[_Part], cache: KVCache) -> None:
+    """Place all chunks and layers in one launch, reading each chunk's rows in place."""
+    keys, values = [], []
+    for p, inside, _ in parts:
+        base, skip = base_and_skip(p.chunk)
+        first, last = skip + int(inside[0]), skip + int(inside[-1]) + 1
+        keys.append(base.raw_k[:, first:last])
+        values.append(base.v[:, first:last])
+    LayersScatter(keys, values, *_locations(model, parts, cache), cache.k, cache.v).run()
+
+
+def _place_from_host(model: Model, parts: Sequence[_Part], cache: KVCache) -> None:
+    """Place one layer at a time."""
+    where = _locations(model, parts, cache)
+    for layer in range(model.shape.layers):
+        read = [p.chunk.rows(layer, inside) for p, inside, _ in parts]
+        keys, values = ([to_device(x, cache.slots.device) for x in some] for some in zip(*read))
+        one_layer(keys, values, *where, cache.k[layer], cache.v[layer]).run()
+
+
+def _locations(
+    model: Model, parts: Sequence[_Part], cache: KVCache
+) -> tuple[list[int], torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return (tokens per part, source rows, cos/sin table indices, pool slots, cos/sin table)."""
+    device = cache.slots.device
+    counts = [inside.numel() for _, inside, _ in parts]
+    at = torch.cat([inside + p.start for p, inside, _ in parts])
+    rows = torch.cat([torch.arange(n) for n in counts])
+    every = torch.arange(len(at), device=device)
+    slots = torch.cat([one for *_, one in parts])
+    return counts, to_device(rows, device), every, slots, model.rope.table(to_device(at, device))
+
+
+def lies_on(chunk: Stored, device: torch.device) -> bool:
+    """Whether a chunk's KV is in the memory of ``device``."""
+    base, _ = base_and_skip(chunk)
+    return isinstance(base, Chunk) and base.raw_k.device == device
+
+
+def copy_positions(source: KVCache, target: KVCache, count: int) -> None:
+    """Copy the KV of positions ``0..count`` from one cache to another."""
+    if not count:
+        return
+    positions = torch.arange(count, device=source.slots.device)
+    for layer in range(len(source.k)):
+        k, v = source.read(layer, positions)
+        KVCache.write(target, layer, positions, k, v)

@@ -1,0 +1,199 @@
+"""The forward pass of sparse rows at their true positions, over the KV in the cache.
+
+The KV of all other tokens is read from the cache. With all rows it is a plain prefill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from canopy_documents.fuse.cache import KVCache
+from canopy_documents.fuse.model import Enough, Model
+
+Result = TypeVar("Result")
+
+Narrow = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], "torch.Tensor | None"]
+"""``(layer, positions [m], k [m, kv_heads, d] rotated, v)`` -> sorted indices of the rows to keep
+from this layer on, or None for all.
+
+Called before K and V are written. For a dropped row the cache's KV stays, in this and every deeper
+layer. A server's model keeps all its rows.
+"""
+
+Watch = Callable[[int, torch.Tensor, torch.Tensor], "torch.Tensor | None"]
+"""``(layer, q [m, heads, d] rotated, positions [m])``, called after this layer's K and V are
+written.
+
+Returns the rows' attention ``[m, heads, d]`` if it has computed it, else None.
+"""
+
+
+def piece_tokens(device: torch.device) -> int:
+    """Return the number of tokens in a piece of background work, the longest wait of a batch.
+
+    A GPU computes 256 tokens in little more time than 64, since it reads the weights once for both:
+    on an H100 in bf16 the arithmetic takes longer than the reads from about 300 tokens on.
+    """
+    return 64 if device.type == "cpu" else 256
+
+
+def finish(steps: Generator[None, None, Result]) -> Result:
+    """Run ``steps`` to the end and return their result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+
+
+@dataclass(slots=True)
+class RowsAttention:
+    """A :class:`~.model.Attention` that writes the rows' K and V into ``cache``, then attends by
+    position.
+
+    The forward ends after ``last``, the last watched layer.
+    """
+
+    cache: KVCache
+    positions: torch.Tensor
+    scale: float
+    narrow: Narrow | None = None
+    watch: Watch | None = None
+    arrive: Callable[[int], None] | None = None
+    last: int | None = None
+    kept: torch.Tensor | None = None
+
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the attention of one layer's rows."""
+        if self.arrive is not None:  # this layer's reused KV is in place after the call
+            self.arrive(layer)
+        if self.narrow is not None:
+            self.kept = keep = self.narrow(layer, self.positions, k, v)
+            if keep is not None:
+                self.positions = self.positions[keep]
+                q, k, v = q[keep], k[keep], v[keep]
+        self.cache.write(layer, self.positions, k, v)
+        attended = self.watch(layer, q, self.positions) if self.watch is not None else None
+        if layer == self.last:
+            raise Enough
+        if attended is None:
+            attended = self.cache.attend(layer, q, self.positions, self.scale)
+        return attended
+
+
+@torch.no_grad()
+def run_rows(
+    model: Model,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    cache: KVCache,
+    narrow: Narrow | None = None,
+    watch: Watch | None = None,
+    arrive: Callable[[int], None] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run rows ``ids [m]`` at sorted ``positions [m]`` through all layers.
+
+    Returns the rows' hidden states ``[m', hidden]`` after the last norm, and their positions
+    ``[m']`` (fewer than m if ``narrow`` dropped some).
+    """
+    scale = model.shape.head_dim**-0.5
+    rows = RowsAttention(cache, positions, scale, narrow, watch, arrive)
+    hidden = model.forward(ids, positions, rows)
+    return hidden, rows.positions
+
+
+@torch.no_grad()
+def probe_rows(
+    model: Model,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    cache: KVCache,
+    last: int,
+    watch: Watch | None = None,
+) -> None:
+    """Run rows as :func:`run_rows`, but only up to the attention of layer ``last``."""
+    scale = model.shape.head_dim**-0.5
+    try:
+        model.forward(
+            ids, positions, RowsAttention(cache, positions, scale, watch=watch, last=last)
+        )
+    except Enough:
+        return
+
+
+MAX_STOPS = 4
+"""Maximum consecutive stops of background work: under any traffic some of it is done."""
+MIN_ROWS = 8
+CALM = 16
+"""Undisturbed runs after which a run has more rows again."""
+
+
+def never() -> bool:
+    """Return False: no request has come."""
+    return False
+
+
+@dataclass(slots=True)
+class Stop:
+    """Ends a run of background work before a layer, if ``request_came``.
+
+    The run is repeated later. Each stop halves the rows of the next runs, so that runs fit between
+    the messages of a monitor and their rows are kept.
+    """
+
+    request_came: Callable[[], bool] = never
+    in_a_row: int = 0
+    halvings: int = 0
+    calm: int = 0
+
+    def __call__(self, layer: int) -> None:
+        if self.in_a_row < MAX_STOPS and self.request_came():
+            self.in_a_row += 1
+            self.halvings += 1
+            self.calm = 0
+            raise Enough
+
+    def size(self, rows: int) -> int:
+        """Return the rows of the next run, of at most ``rows``."""
+        return min(rows, max(MIN_ROWS, rows >> self.halvings))
+
+    def done(self) -> None:
+        """Record a run that was not ended."""
+        self.in_a_row, self.calm = 0, self.calm + 1
+        if self.calm >= CALM:
+            self.halvings, self.calm = max(0, self.halvings - 1), 0
+
+
+def attempt(
+    model: Model, ids: torch.Tensor, positions: torch.Tensor, cache: KVCache, stop: Stop
+) -> torch.Tensor | None:
+    """Run rows as :func:`run_rows` and return their hidden states; None if ``stop`` ended the run,
+    which is then to be repeated."""
+    try:
+        hidden, _ = run_rows(model, ids, positions, cache, arrive=stop)
+    except Enough:
+        return None
+    stop.done()
+    return hidden
+
+
+def repeated(
+    model: Model, ids: torch.Tensor, positions: torch.Tensor, cache: KVCache, stop: Stop
+) -> Generator[None, None, torch.Tensor]:
+    """Return :func:`attempt` of a later step if ``stop`` ends the first; yields after each."""
+    while (hidden := attempt(model, ids, positions, cache, stop)) is None:
+        yield
+    yield
+    return hidden
+
+
+def prefill(model: Model, ids: torch.Tensor, cache: KVCache, start: int = 0) -> torch.Tensor:
+    """Plain prefill of ``ids [m]`` from position ``start``. Returns the last hidden states."""
+    positions = torch.arange(start, start + ids.numel(), device=ids.device)
+    return run_rows(model, ids, positions, cache)[0]

@@ -1,0 +1,20 @@
+"""Selectors by name, as in options and requests."""
+
+from __future__ import annotations
+
+from canopy_documents.fuse.selectors.base import Context, Offline, SelectedTokens, Selector
+from canopy_documents.fuse.selectors.frequency import Frequency
+from canopy_documents.fuse.selectors.question import Question
+from sglang_canopy.errors import CanopyError
+
+SELECTORS: dict[str, type[Selector]] = {one.name: one for one in (Question, Frequency)}
+
+
+def make_selector(name: str) -> Selector:
+    """Return the selector of that name. Raises CanopyError."""
+    if name not in SELECTORS:
+        raise CanopyError(f"selector {name!r} is not known; allowed are {', '.join(SELECTORS)}")
+    return SELECTORS[name]()
+
+
+__all__ = ["SELECTORS", "Context", "Offline", "SelectedTokens", "Selector", "make_selector"]

@@ -1,0 +1,239 @@
+"""Choose the tokens that get the most attention from the question, with extra weight on its last
+token, in the middle layers. Approximate.
+
+Similar to ProphetKV (arXiv 2602.02579), which uses the question's attention over all layers. The
+answer starts at the last token, whose attention in the upper-middle layers marks the source of the
+answer. On some prompts this is better than the whole question's attention, on others worse
+(docs/research/documents.md), so both are weighted equally.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from canopy_documents.fuse import rows as engine
+from canopy_documents.fuse.cache import KVCache
+from canopy_documents.fuse.selectors.base import Context, SelectedTokens, Selector, best
+from canopy_documents.store.chunk import FusedPrompt
+from canopy_documents.store.device_copy import is_host, to_device
+
+FIRST, LAST = 0.5, 0.7
+"""The probed layers, as shares of the depth. They are as good as 0.4 to 0.8
+(docs/research/documents.md), and cheaper."""
+MAX_QUERIES = 64
+"""Maximum number of probed question tokens, counted from the end."""
+STRIDE, MIN_SAMPLES = 8, 100
+"""Every ``STRIDE``-th chunk token is sampled before the counted layers, and at least ``MIN_SAMPLES``.
+
+A sample's weight is the number of tokens it represents. These layers hardly change the
+choice (docs/research/documents.md), but account for half of a probe's attention. On a device all
+tokens are read: another kernel costs the host more than these keys cost the device.
+"""
+PIECE_ROWS = 2048
+"""Tokens outside chunks that run at a time. This bounds their memory, like a prefill's window."""
+
+
+def probed_layers(layers: int) -> int:
+    """Return the number of layers, from the first, that the probe runs."""
+    return max(1, math.ceil(LAST * layers))
+
+
+def question_scores(
+    context: Context, most: int = MAX_QUERIES, last_weight: float = 0.0
+) -> torch.Tensor:
+    """Return ``[prompt]`` attention mass from the last ``most`` question tokens, over layers and
+    heads.
+
+    Runs only the rows outside chunks, through the first ``LAST`` of the layers, over reused KV;
+    before the counted layers the question reads a sample of that KV (:data:`STRIDE`). The result is
+    on the model's device, and the host does not wait for it. ``last_weight`` is the share of the
+    last token's attention in the sum; the other tokens share the rest. With 0 all tokens count
+    alike.
+    """
+    model, prompt, cache = context.model, context.prompt, context.cache
+    shape = model.shape
+    outside = (~prompt.in_chunk()).nonzero()[:, 0]
+    outside = outside[outside >= context.ready]
+    tail = prompt.tail()
+    probed = tail[-most:]
+    lowest, depth = int(FIRST * shape.layers), probed_layers(shape.layers)
+    score = torch.zeros(len(prompt), device=model.device)
+    rows = torch.cat([outside, tail]).unique()
+    before = int((rows < probed[0]).sum())  # sorted, so the question's rows are last
+    first, ids = int(rows[before]), to_device(prompt.ids[rows.to(prompt.ids.device)], model.device)
+    rows = to_device(rows, model.device)
+    while before > PIECE_ROWS:  # no row attends to a later row
+        engine.probe_rows(model, ids[:PIECE_ROWS], rows[:PIECE_ROWS], cache, depth - 1)
+        ids, rows, before = ids[PIECE_ROWS:], rows[PIECE_ROWS:], before - PIECE_ROWS
+    at = rows[before:]
+    share = torch.ones(at.numel(), device=model.device)
+    if last_weight and at.numel() > 1:
+        share.fill_((1 - last_weight) / (at.numel() - 1))
+        share[-1:].fill_(last_weight)  # assigning a number would wait for the device
+    layers, heads, group = range(lowest, depth), shape.heads, shape.heads // shape.kv_heads
+    probe = _Probe(cache, layers, rows, before, first, share, heads, group, score)
+    watch = probe.host(prompt) if is_host(rows) else probe.device()
+    engine.probe_rows(model, ids, rows, cache, depth - 1, watch)
+    return model.whole(score)
+
+
+@dataclass(slots=True)
+class _Probe:
+    """Adds the attention of the question's rows to ``score [prompt]`` at ``layers``.
+
+    rows: sorted; the question's rows start at index ``before``; ``share [m]`` weights them. first:
+    the question's first position; heads: query heads; group: query heads per KV head.
+    """
+
+    cache: KVCache
+    layers: range
+    rows: torch.Tensor
+    before: int
+    first: int
+    share: torch.Tensor
+    heads: int
+    group: int
+    score: torch.Tensor
+
+    def host(self, prompt: FusedPrompt) -> engine.Watch:
+        """Return a watch that computes each layer's weights once for scores and attention, and
+        samples the chunks below ``layers``."""
+        cache, before = self.cache, self.before
+        at, others = self.rows[before:], self.rows[:before]
+        every = torch.arange(len(prompt))
+        some, bias = _sampled(prompt, at, self.group)
+
+        def watch(layer: int, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | None:
+            scale = q.shape[-1] ** -0.5
+            if layer in self.layers:
+                if cache.in_order:
+                    k, v = (pool[layer][: len(prompt), 0] for pool in (cache.k, cache.v))
+                else:
+                    k, v = cache.read(layer, every)
+                attended, mass = _weighed(q[before:], k, v, at, self.first, self.share, scale)
+                self.score.add_(mass)
+            else:
+                attended = _biased(q[before:], *cache.read(layer, some), bias, scale)
+            if not others.numel():
+                return attended
+            out = torch.empty_like(q)
+            out[before:] = attended
+            if layer < self.layers.stop - 1:
+                out[:before] = cache.attend(layer, q[:before], others, scale)
+            return out
+
+        return watch
+
+    def device(self) -> engine.Watch:
+        """Return a watch with few operations: each costs the host more than the device.
+
+        All rows attend to all keys in one kernel; only the weights of ``layers`` are computed
+        separately.
+        """
+        at, every = (
+            self.rows[self.before :],
+            torch.arange(len(self.score), device=self.score.device),
+        )
+        hidden = torch.zeros(len(at), len(every), device=every.device)
+        hidden.masked_fill_(every > at[:, None], float("-inf"))
+        bias = hidden.repeat(self.group, 1)  # the heads of a group are adjacent
+        share = self.share.repeat(self.heads)
+
+        def watch(layer: int, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | None:
+            if layer not in self.layers:
+                return None
+            keys = self.cache.read_keys(layer, every).float().permute(1, 2, 0)
+            queries = q[self.before :].float().transpose(0, 1).reshape(len(keys), -1, q.shape[-1])
+            weight = torch.baddbmm(bias, queries, keys, alpha=q.shape[-1] ** -0.5).softmax(-1)
+            self.score.addmv_(weight.flatten(0, 1).T, share)
+            return None
+
+        return watch
+
+
+def _sampled(
+    prompt: FusedPrompt, at: torch.Tensor, group: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sample the keys that rows ``at [m]`` read below the probed layers.
+
+    Returns their positions ``[s]``, and the bias on their scores ``[m * group, s]``: the log of the
+    number of tokens that each represents, -inf if hidden.
+    """
+    chosen = prompt.in_chunk()
+    inside = chosen.nonzero()[:, 0]
+    stride = max(1, min(STRIDE, inside.numel() // MIN_SAMPLES))
+    every = torch.ones(len(prompt), dtype=torch.bool)
+    every[inside] = False
+    every[inside[::stride]] = True
+    some = to_device(every.nonzero()[:, 0], at.device)
+    weight = to_device(chosen[every] * math.log(stride), at.device)
+    bias = weight.masked_fill(some > at[:, None], float("-inf"))
+    return some, bias.repeat_interleave(group, 0)
+
+
+def _biased(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Return the attention of ``q [m, heads, d]`` over ``k, v [s, kv_heads, d]``, in q's dtype.
+
+    ``bias [m * group, s]`` is added to the scores of each KV head's group.
+    """
+    m, heads, dim = q.shape
+    kv_heads = k.shape[1]
+    rows = (q.float() * scale).view(m, kv_heads, -1, dim).transpose(0, 1).reshape(kv_heads, -1, dim)
+    weight = torch.softmax(torch.baddbmm(bias, rows, k.float().permute(1, 2, 0)), dim=-1)
+    out = torch.matmul(weight, v.float().transpose(0, 1)).view(kv_heads, m, -1, dim)
+    return out.transpose(0, 1).reshape(m, heads, dim).to(q.dtype)
+
+
+def _weighed(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    at: torch.Tensor,
+    first: int,
+    share: torch.Tensor,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute attention of ``q [m, heads, d]`` at sorted positions ``at``, from ``first`` on, over
+    ``k, v [n, kv_heads, d]``.
+
+    Returns it in q's dtype, and each key's attention mass ``[n]`` fp32, over heads, and over rows
+    weighted by ``share [m]``. The weights are computed once for both.
+    """
+    m, heads, dim = q.shape
+    n, kv_heads = k.shape[:2]
+    group = heads // kv_heads
+    rows = (q.float() * scale).view(m, kv_heads, group, dim).transpose(0, 1)
+    weight = torch.matmul(rows.reshape(kv_heads, -1, dim), k.float().permute(1, 2, 0))
+    hidden = torch.arange(first + 1, n, device=q.device) > at[:, None]
+    weight[:, :, first + 1 :].masked_fill_(hidden.repeat_interleave(group, 0), float("-inf"))
+    weight = torch.softmax(weight, dim=-1)
+    mass = torch.matmul(share.repeat_interleave(group), weight).sum(dim=0)
+    out = torch.matmul(weight, v.float().transpose(0, 1))
+    return out.view(kv_heads, m, group, dim).transpose(0, 1).reshape(m, heads, dim).to(
+        q.dtype
+    ), mass
+
+
+class Question(Selector):
+    """Spends the budget by attention: half the weight on the last token, half on the rest of the
+    question.
+
+    A first chunk that is already exact gets no budget.
+    """
+
+    name = "question"
+    reads_cache = True
+
+    def choose(self, context: Context) -> SelectedTokens:
+        prompt = context.prompt
+        score = question_scores(context, last_weight=0.5)
+        allowed = prompt.in_chunk()
+        allowed[len(prompt) - 1] = False
+        if prompt.first_is_exact:
+            allowed[prompt.placed[0].start : prompt.placed[0].end] = False
+        return SelectedTokens(best(score, allowed, context.budget))

@@ -1,0 +1,297 @@
+"""The quality check in a server: the queue of prompts to check, and the check in progress.
+
+A check runs in pieces while the server is idle, in the encoder's memory, which is then free. When a
+batch has to be computed, the check stops, releases its memory, and restarts later, until it has
+used the pieces of ``MAX_TIMES`` whole checks. A prompt's tokens are kept until its check ends, for
+at most ``KEPT_S``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from canopy_documents.fuse import rows as engine
+from canopy_documents.fuse.cache import dense_cache
+from canopy_documents.fuse.fusion import fused_steps
+from canopy_documents.fuse.model import Model
+from canopy_documents.fuse.selectors import make_selector
+from canopy_documents.quality.answers import greedy_steps
+from canopy_documents.quality.tenant_limits import (
+    MAX_TENANTS,
+    RAISED,
+    STOPPED,
+    TIE_NATS,
+    QualityLimits,
+    raised,
+)
+from canopy_documents.store.chunk import FusedPrompt, Placed
+from canopy_documents.store.device_copy import to_device
+from sglang_canopy.tenant import shown_tenant
+
+ANSWER_TOKENS = 16
+
+
+def pieces_of(n: int, piece: int) -> int:
+    """Return the maximum pieces of a check of ``n`` prompt tokens; ``piece``: tokens per piece."""
+    return 2 * -(-n // piece) + 3 + 2 * (ANSWER_TOKENS - 1)
+
+
+class NoLongerStored(Exception):
+    """A prompt's documents were removed from the store during its check."""
+
+
+@torch.no_grad()
+def answers_differ(
+    model: Model,
+    ids: Sequence[int],
+    find_placed: Callable[[], tuple[Placed, ...]],
+    selector: str,
+    ratio: float,
+    end: int | None,
+    stop: engine.Stop,
+) -> Generator[None, None, bool]:
+    """Return whether the first ``ANSWER_TOKENS`` greedy tokens, up to ``end``, differ beyond a near
+    tie.
+
+    Computes in a separate cache of one prompt. Yields between pieces, and may be abandoned there. A
+    piece of a prefill that ``stop`` ends is repeated. Ranks of a split model take the same steps.
+    Raises NoLongerStored if ``find_placed`` returns no documents by then.
+    """
+    n = len(ids)
+    tokens = to_device(torch.tensor(ids, dtype=torch.long), model.device)
+    cache = dense_cache(model, n + ANSWER_TOKENS)
+    size = engine.piece_tokens(model.device)
+    for first in range(0, n, size):
+        piece = tokens[first : first + size]
+        last = first + piece.numel()
+        at = torch.arange(first, last, device=model.device)
+        hidden = yield from engine.repeated(model, piece, at, cache.upto(last), stop)
+    rows = [model.logits(hidden[-1:])[0]]
+    begun = [int(rows[0].argmax())]
+    full = yield from greedy_steps(model, cache, n, begun, ANSWER_TOKENS, end, rows)
+    yield
+    placed = find_placed()  # as late as possible: batches may have run in between
+    if not placed:
+        raise NoLongerStored
+    prompt = FusedPrompt(tokens, placed)
+    choose = make_selector(selector)
+    fused = yield from fused_steps(model, prompt, cache.upto(n), choose, ratio, size, stop)
+    first_token = [int(fused.logits.argmax())]
+    reused = yield from greedy_steps(model, cache, n, first_token, ANSWER_TOKENS, end)
+    return differ(full, reused, rows)
+
+
+def differ(full: Sequence[int], reused: Sequence[int], rows: Sequence[torch.Tensor]) -> bool:
+    """Return whether two answers differ beyond a near tie; rows: the logits of ``full``."""
+    for want, got, row in zip(full, reused, rows):
+        if want != got:
+            return float(row[want] - row[got]) > TIE_NATS
+    return False
+
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 16
+MAX_TIMES = 4
+LOAD_SHARE = 0.02
+"""Share of computed prompt tokens that checks may compute under load."""
+KEPT_S = 600.0
+SHOWN_TENANTS = 32
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A prompt waiting for a quality check.
+
+    quality_level: the tenant's quality level; ratio: the recompute ratio it would be served with; pieces: pieces
+    of the check that were started.
+    """
+
+    ids: Sequence[int]
+    request: Any
+    quality_level: int
+    ratio: float
+    pieces: int = 0
+
+
+class QualityChecker:
+    """Checks of one scheduler process.
+
+    end: the token that ends an answer, if known. piece_tokens: tokens in a piece of a check.
+
+    Every rank of a split model offers the same prompts and takes the same steps. Requests have the
+    fields of ``server.request.DocumentRequest``; the library is ``server.library.Library``.
+    """
+
+    def __init__(self, limits: QualityLimits, end: int | None, piece_tokens: int) -> None:
+        self.limits, self.end, self.piece_tokens = limits, end, piece_tokens
+        self.waiting: deque[_Waiting] = deque()
+        self.dropped: Counter[str] = Counter()
+        self.budget_tokens = 0.0
+        self._epochs: dict[str | None, int] = {}
+        self._least_epoch = self._last_epoch = 0
+        self._running_check: Generator[None, None, bool] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a check waits or is in progress."""
+        return bool(self.waiting)
+
+    def epoch(self, tenant: str | None) -> int:
+        """Return a number that changes when the tenant's reuse is stopped, so that KV kept before
+        is not used again."""
+        return self._epochs.get(tenant, self._least_epoch)
+
+    def offer(self, ids: Sequence[int], request: Any, ratio: float) -> None:
+        """Queue a prompt for a check if the tenant limits select it. ``ratio``: the server's for it."""
+        level = self.limits.take(request.tenant)
+        if level is None:
+            return
+        held = any(one.request.tenant == request.tenant for one in self.waiting)
+        if held or (len(self.waiting) == MAX_WAITING and not self._displace(request.tenant)):
+            self.dropped["too many wait"] += 1
+        else:
+            self.waiting.append(_Waiting(tuple(ids), request, level, ratio))
+
+    def _displace(self, tenant: str | None) -> bool:
+        """Drop the waiting check of the lowest-ranked tenant, if ``tenant`` ranks higher.
+
+        A suspect's check is never dropped. Returns whether a check was dropped.
+        """
+        current = self.waiting[0] if self._running_check is not None else None
+        others = [one for one in self.waiting if one is not current]
+        least = min(others, key=lambda one: self.limits.rank(one.request.tenant))
+        rank = self.limits.rank(least.request.tenant)
+        if rank[0] or rank >= self.limits.rank(tenant):
+            return False
+        self.waiting.remove(least)
+        self.dropped["displaced"] += 1
+        return True
+
+    def interrupt(self, now: float) -> None:
+        """Stop the check in progress before a batch. It restarts later or is dropped."""
+        if self._running_check is not None:
+            self._running_check = None
+            one = self.waiting.popleft()
+            if one.pieces < MAX_TIMES * pieces_of(len(one.ids), self.piece_tokens):
+                self.waiting.append(one)
+            else:
+                self.dropped["interrupted"] += 1
+        self._drop_old(now)
+
+    def forget(self, tenant: str | None) -> None:
+        """Drop a tenant's prompts, as its documents are deleted."""
+        if any(one.request.tenant == tenant for one in self.waiting):
+            self._running_check = None
+            self.waiting = deque(one for one in self.waiting if one.request.tenant != tenant)
+
+    def run_within_budget(self, library: Any, now: float, tokens: int) -> None:
+        """Run pieces before a batch of ``tokens``: one, or as many as its share allows.
+
+        A check continues after the batch, in the encoder's share of the memory, unless the encoder
+        needs it.
+        """
+        self._drop_old(now)
+        pieces = 0
+        most = max(1, int(LOAD_SHARE * tokens) // self.piece_tokens)
+        while self.waiting and self.budget_tokens >= self.piece_tokens and pieces < most:
+            self.run_piece(library, now)
+            self.budget_tokens -= self.piece_tokens
+            pieces += 1
+
+    def add_budget(self, tokens: int) -> None:
+        """Allow later checks to compute a share of a batch's computed ``tokens``."""
+        if self.waiting:
+            self.budget_tokens += LOAD_SHARE * tokens
+        else:
+            self.budget_tokens = 0.0
+
+    def run_piece(self, library: Any, now: float) -> None:
+        """Run one piece of the check in progress, or start the next check."""
+        if self._running_check is None:
+            self._drop_old(now)
+        if not self.waiting:
+            return
+        check = self.waiting[0]
+        try:
+            if self._running_check is None:
+                self._running_check = self._begin(library, check)
+            if self._running_check is not None:
+                check.pieces += 1
+                next(self._running_check)
+                return
+        except StopIteration as done:
+            self._decide(library, check, done.value)
+        except NoLongerStored:
+            self.dropped["no longer stored"] += 1
+        except Exception:
+            logger.exception(
+                "canopy: a prompt's answers could not be compared; the check is skipped"
+            )
+            self.dropped["failed"] += 1
+        self._running_check = None
+        self.waiting.popleft()
+
+    def stats(self) -> dict[str, Any]:
+        """Return the counts of checks. Safe on any thread."""
+        waiting = {"waiting": len(self.waiting), "dropped": dict(self.dropped)}
+        return {**self.limits.stats(), **waiting}
+
+    def of_tenants(self) -> dict[str, dict[str, Any]]:
+        """Return the counts by tenant's public name, for readers of the status."""
+        shown = self.limits.of_tenants(SHOWN_TENANTS)
+        return {shown_tenant(name) or "": found for name, found in shown.items()}
+
+    def _drop_old(self, now: float) -> None:
+        """Drop prompts that have waited too long, except the prompt being checked."""
+        waiting = list(self.waiting)[int(self._running_check is not None) :]
+        for one in [one for one in waiting if now - one.request.time_s > KEPT_S]:
+            self.waiting.remove(one)
+            self.dropped["too old"] += 1
+
+    def _begin(self, library: Any, check: _Waiting) -> Generator[None, None, bool] | None:
+        request = check.request
+
+        def placed() -> tuple[Any, ...]:
+            return library.placed_for_check(request, check.ids)  # type: ignore[no-any-return]
+
+        if not placed():
+            self.dropped["no longer stored"] += 1
+            return None
+        ratio = raised(check.ratio) if check.quality_level == RAISED else check.ratio
+        return answers_differ(
+            library.model, check.ids, placed, request.selector, ratio, self.end, library.stop
+        )
+
+    def _decide(self, library: Any, check: _Waiting, differs: bool) -> None:
+        """Count a check. If reuse stops, delete a differing prompt's documents, so that they are
+        encoded again.
+
+        The stored KV may be at fault.
+        """
+        tenant = check.request.tenant
+        level = self.limits.checked_one(tenant, check.quality_level, differs)
+        if level is not None:
+            logger.warning(
+                "canopy: reuse of documents of tenant %s is now %s, as answers with it differ from "
+                "full recompute %s",
+                shown_tenant(tenant), level, "too often" if differs else "seldom again",
+            )  # fmt: skip
+        if level is not None and self.limits.quality_level(tenant) == STOPPED:
+            self._begin_epoch(tenant)
+        if differs and self.limits.quality_level(tenant) == STOPPED:
+            library.forget(check.request)
+
+    def _begin_epoch(self, tenant: str | None) -> None:
+        self._last_epoch += 1
+        self._epochs.pop(tenant, None)
+        self._epochs[tenant] = self._last_epoch
+        if len(self._epochs) > MAX_TENANTS:  # unlisted tenants get a new epoch too
+            del self._epochs[next(iter(self._epochs))]
+            self._least_epoch = self._last_epoch

@@ -1,0 +1,143 @@
+"""Quality check: tests reuse at start on questions with known answers, and refuses it below a floor.
+
+The questions ask for made-up facts in filler documents. The served model answers each question by
+greedy decoding: once after full recompute, and after a fused prefill with the server's selector and
+encoding at every ratio it may use. Distances between next-token probabilities are not measured,
+since an answer may be fluent, close, and wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from canopy_documents.fuse import rows as engine
+from canopy_documents.fuse.cache import dense_cache
+from canopy_documents.fuse.encode import Encoder
+from canopy_documents.fuse.fusion import fused_prefill
+from canopy_documents.fuse.model import Model
+from canopy_documents.fuse.selectors import Offline, make_selector
+from canopy_documents.quality.answers import (
+    Case,
+    encode_case,
+    greedy_steps,
+    holds,
+    prompt_of_case,
+    text_of,
+    tokenise,
+)
+from canopy_documents.quality.tasks import SYNTHETIC, default_filler, synthetic
+from sglang_canopy.errors import CanopyError
+
+logger = logging.getLogger(__name__)
+
+QUESTIONS = 12
+ANSWER_TOKENS = 16
+DOCUMENTS, DOCUMENT_TOKENS = 6, 160
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A server's method of reuse: the selector, and the encoding of documents."""
+
+    selector: str
+    encode: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Number of correct answers by full recompute (``right``), and of those that reuse also answers
+    correctly (``kept``)."""
+
+    right: int
+    kept: int
+
+    @property
+    def share(self) -> float | None:
+        """Share of answers kept; None if full recompute answered no question correctly."""
+        return self.kept / self.right if self.right else None
+
+    def __str__(self) -> str:
+        if not self.right:
+            return "no answer is right even without reuse"
+        return f"{self.kept} of {self.right} right answers are kept"
+
+
+def check_quality(
+    model: Model, tokenizer: Any, method: Method, ratios: Iterable[float], min_kept: float | None
+) -> dict[float, Kept]:
+    """Return the answers kept at every ratio; empty if there is no floor.
+
+    Raises CanopyError, with the figures, if a ratio keeps less than ``min_kept``.
+    """
+    if min_kept is None:
+        return {}
+    if tokenizer is None:
+        raise CanopyError("the quality check needs a tokenizer; drop --skip-tokenizer-init")
+    kept = measure_kept(model, tokenizer, method, sorted(set(ratios)))
+    for ratio, count in kept.items():
+        logger.info("canopy: quality check at ratio %s: %s", ratio, count)
+    missed = [r for r, count in kept.items() if count.share is None or count.share < min_kept]
+    if missed:
+        figures = "; ".join(f"ratio {r}: {kept[r]}" for r in missed)
+        raise CanopyError(
+            f"the quality check refuses to reuse documents: min_kept is {min_kept}, and at {figures}. "
+            "Raise the ratio, use another model, or lower min_kept"
+        )
+    return kept
+
+
+def measure_kept(
+    model: Model,
+    tokenizer: Any,
+    method: Method,
+    ratios: Iterable[float],
+    questions: int = QUESTIONS,
+) -> dict[float, Kept]:
+    """Return the answers kept, by ratio."""
+    ratios, each = list(ratios), -(-questions // len(SYNTHETIC))
+    counted = {ratio: [0, 0] for ratio in ratios}
+    encoders: dict[tuple[int, ...], Encoder] = {}
+    for example in synthetic(SYNTHETIC, each, default_filler())[:questions]:
+        case = tokenise(tokenizer, example, DOCUMENTS, DOCUMENT_TOKENS)
+        if not holds(full_answer(model, tokenizer, case), case.answers):
+            continue
+        chunks = encode_case(model, case, method.encode, encoders)
+        for ratio in ratios:
+            text = fused_answer(model, tokenizer, case, chunks, method, ratio)
+            counted[ratio][0] += 1
+            counted[ratio][1] += holds(text, case.answers)
+    return {ratio: Kept(*both) for ratio, both in counted.items()}
+
+
+def full_answer(model: Model, tokenizer: Any, case: Case) -> str:
+    """Return the greedy answer after a plain prefill."""
+    ids = torch.tensor(case.ids, device=model.device)
+    cache = dense_cache(model, ids.numel() + ANSWER_TOKENS)
+    hidden = engine.prefill(model, ids, cache.upto(ids.numel()))
+    first = model.logits(hidden[-1:])[0]
+    return _decoded(model, tokenizer, cache, ids.numel(), first)
+
+
+def fused_answer(
+    model: Model, tokenizer: Any, case: Case, chunks: list[Any], method: Method, ratio: float
+) -> str:
+    """Return the greedy answer after a fused prefill at a ratio."""
+    prompt, selector = prompt_of_case(case, chunks, model.device), make_selector(method.selector)
+    if isinstance(selector, Offline):
+        for chunk in chunks:
+            selector.scores(chunk)
+    n = len(prompt)
+    cache = dense_cache(model, n + ANSWER_TOKENS)
+    fused = fused_prefill(model, prompt, cache.upto(n), selector, ratio)
+    return _decoded(model, tokenizer, cache, n, fused.logits)
+
+
+def _decoded(model: Model, tokenizer: Any, cache: Any, n: int, first: torch.Tensor) -> str:
+    begun, end = [int(first.argmax())], tokenizer.eos_token_id
+    steps = greedy_steps(model, cache, n, begun, ANSWER_TOKENS, end)
+    return text_of(tokenizer, engine.finish(steps))

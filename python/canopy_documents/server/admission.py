@@ -1,0 +1,93 @@
+"""Admission of prompts with documents: SGLang's budgets are charged for computed tokens only."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from canopy_documents.server.engine import DocumentEngine
+from canopy_documents.server.library import reusable_tokens
+from canopy_documents.server.request import document_request_of, engine_of
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedReuse:
+    """Expected reuse of a prompt: ``spans`` of stored chunks, and their ``ratio`` to compute."""
+
+    spans: tuple[tuple[int, int], ...]
+    ratio: float
+
+    def saved(self, start: int, end: int) -> int:
+        """Return the number of tokens of ``start..end`` that are expected to be reused."""
+        return sum(
+            math.floor((1.0 - self.ratio) * max(0, min(b, end) - max(a, start)))
+            for a, b in self.spans
+        )
+
+    def credit(self, start: int, end: int, room: int | None) -> int:
+        """Return the tokens to add to a window's ``room``, so that computed tokens fill it."""
+        if room is None or end - start - self.saved(start, end) <= room:
+            return self.saved(start, end)
+        low, high = start, end  # find the last end whose computed tokens fit
+        while high - low > 1:
+            middle = (low + high) // 2
+            if middle - start - self.saved(start, middle) <= room:
+                low = middle
+            else:
+                high = middle
+        return self.saved(start, low)
+
+
+def expected_reuse(engine: DocumentEngine, req: Any) -> ExpectedReuse | None:
+    """Return the expected reuse of a waiting request's prompt; ``None`` without reuse."""
+    request = document_request_of(req)
+    if request is None or not engine.may_fuse(req, request):
+        return None
+    chunks = engine.library.resolve(request)
+    prefix = req.prefix_len + req.host_hit_length
+    if not reusable_tokens(chunks, prefix, len(req.full_untruncated_fill_ids)):
+        return None
+    spans = tuple((k.start, k.end) for k in chunks if k.tier is not None)
+    return ExpectedReuse(spans, engine.ratio_for(request, chunks))
+
+
+def adder_class(stock: Any, scheduler: Any, *_: Any, **__: Any) -> Any:
+    """Hook after ``Scheduler.get_prefill_adder_class``."""
+    engine = engine_of(scheduler)
+    return None if engine is None else _adder_class(stock, engine)
+
+
+@functools.lru_cache(4)
+def _adder_class(stock: type, engine: DocumentEngine) -> type:
+    """Return SGLang's ``PrefillAdder``, whose budgets are charged only for computed tokens.
+
+    A fused prompt fills only its recomputed share of a window. Admission uses an expectation. If it
+    is wrong (a chunk was evicted, a file is damaged), ``batch.split_into_windows`` splits the
+    forward, so that no forward exceeds a window. The KV pool is charged in full, since every slot
+    is needed.
+    """
+
+    class DocumentPrefillAdder(stock):  # type: ignore[misc,valid-type]
+        def add_one_req(self, req: Any, *args: Any, **kwargs: Any) -> Any:
+            found = expected_reuse(engine, req)
+            if found is None:
+                return super().add_one_req(req, *args, **kwargs)
+            before = len(self.can_run_list)
+            start = req.prefix_len + req.host_hit_length
+            end = len(req.full_untruncated_fill_ids)
+            given = found.credit(start, end, self.rem_chunk_tokens)
+            self._canopy_grant(given)
+            result = super().add_one_req(req, *args, **kwargs)
+            admitted = len(self.can_run_list) > before
+            saved = found.saved(req.prefix_len, req.extend_end) if admitted else 0
+            self._canopy_grant(min(saved, given) - given)
+            return result
+
+        def _canopy_grant(self, tokens: int) -> None:
+            self.rem_input_tokens += tokens
+            if self.rem_chunk_tokens is not None:
+                self.rem_chunk_tokens += tokens
+
+    return DocumentPrefillAdder

@@ -1,0 +1,124 @@
+"""Attention for batches whose rows are not contiguous, on top of SGLang's own backends.
+
+A backend keeps its name and class. While a fused batch runs, ``canopy.plan`` is set and rows attend
+by position: a query at position p attends to its own request's keys 0..p. All other batches run the
+stock code. On a CPU this is the project's blocked torch attention, on CUDA its Triton kernel
+(``canopy_kernel``), whatever the server's backend is.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from canopy_documents.store.device_copy import is_host
+from canopy_kernel import attention, pages
+
+BACKENDS = ("torch_native", "triton", "flashinfer", "fa3")
+
+
+@dataclass(frozen=True, slots=True)
+class FusedAttention:
+    """One fused batch: ``rows`` maps queries and keys to requests.
+
+    arrivals: transfers of reused KV (``transfer.Transfer``) that each layer waits for on its
+    stream.
+    """
+
+    rows: attention.Rows
+    arrivals: tuple[Any, ...] = ()
+    _planned: attention.Plan = field(default_factory=list)
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """Return ``[m]`` true positions of the batch's rows."""
+        return self.rows.positions
+
+    def attend(
+        self, q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """Attend ``q [m, heads, d]`` over a pool's pages; returns q's shape. On a CPU the blocks are
+        planned once."""
+        if not is_host(q):
+            return attention.sparse_prefill(q, k_pool, v_pool, self.rows, scale)
+        if not self._planned:
+            self._planned.extend(attention.plan(self.rows))
+        return attention.blocked(q, k_pool, v_pool, self.rows, scale, self._planned)
+
+
+@dataclass(slots=True)
+class Fusing:
+    """State of an attention backend that fuses, at ``backend.canopy``."""
+
+    name: str
+    plan: FusedAttention | None = None
+    """Of the fused batch that runs."""
+
+
+def fuses(backend: Any) -> bool:
+    """Return whether the backend was created under a name that :func:`register` replaced."""
+    return hasattr(backend, "canopy")
+
+
+def _forward_extend(
+    backend: Any,
+    stock: Callable[..., torch.Tensor],
+    q: torch.Tensor,
+    k: Any,
+    v: Any,
+    layer: Any,
+    forward_batch: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """Attend ``q [m, heads * d]``; returns q's shape. The rows' K and V are written first."""
+    plan: FusedAttention | None = backend.canopy.plan
+    if plan is None:
+        return stock(q, k, v, layer, forward_batch, *args, **kwargs)
+    from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+
+    for transfer in plan.arrivals:  # before rows are written: a transfer may include computed rows
+        transfer.arrive(layer.layer_id)
+    save = kwargs.get("save_kv_cache", args[0] if args else True)
+    pool = forward_batch_pool(backend, forward_batch)
+    if save and k is not None:
+        pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
+    query = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
+    keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
+    out = plan.attend(query, pages.flat(keys), pages.flat(values), layer.scaling)
+    return out.reshape(q.shape)
+
+
+def forward_batch_pool(backend: Any, forward_batch: Any) -> Any:
+    """Return the KV pool of a backend, or of its batch if the backend has none."""
+    pool = getattr(backend, "token_to_kv_pool", None)
+    return pool if pool is not None else forward_batch.token_to_kv_pool
+
+
+def register() -> None:
+    """Register position-wise attention under every known backend name. Idempotent."""
+    from sglang.srt.layers.attention.attention_registry import (
+        ATTENTION_BACKENDS,
+        register_attention_backend,
+    )
+
+    for name in BACKENDS:
+        create = ATTENTION_BACKENDS.get(name)
+        if create is not None and not hasattr(create, "canopy"):
+            register_attention_backend(name)(_fusing(name, create))
+
+
+def _fusing(name: str, create: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(create)
+    def made(runner: Any) -> Any:
+        backend = create(runner)
+        backend.canopy = Fusing(name)
+        backend.forward_extend = functools.partial(_forward_extend, backend, backend.forward_extend)
+        return backend
+
+    made.canopy = True  # type: ignore[attr-defined]
+    return made

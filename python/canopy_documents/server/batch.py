@@ -1,0 +1,125 @@
+"""Packed batches: copies of the scheduler's batches that run only the chosen rows of each request.
+
+Admission charges a fused prompt for the tokens it is expected to compute. If planning fails, or a
+chunk has been evicted meanwhile, the whole prompt is computed, in forwards of at most one window
+each: SGLang's window exists to prevent a single forward over a whole prompt.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from canopy_documents.server.attention import FusedAttention
+from canopy_documents.store.device_copy import is_host, to_device
+from canopy_kernel.attention import Rows
+
+
+def logit_rows(batch: Any) -> list[int]:
+    """Return the number of rows at each request's end that need logits: 1, or all rows with prompt
+    log-probabilities."""
+    if not getattr(batch, "return_logprob", False):
+        return [1] * len(batch.extend_lens)
+    starts = batch.extend_logprob_start_lens
+    return [max(1, n - start) for n, start in zip(batch.extend_lens, starts)]
+
+
+def pack_rows(
+    batch: Any,
+    req_to_token: torch.Tensor,
+    chosen: Sequence[torch.Tensor],
+    arrivals: Sequence[Any] = (),
+) -> tuple[Any, FusedAttention]:
+    """Return a copy of an extend batch with rows ``chosen[i]`` (sorted positions) of request i, and
+    its plan.
+
+    The scheduler keeps its own batch: every slot stays allocated as for a plain extend, and
+    ``seq_lens`` does not change. Rows may be on the host or already on the batch's device. Rows on
+    the device are never read; their number is known on the host. arrivals: transfers that attention
+    waits for. Raises AssertionError, before anything runs, if an invariant of the fused forward
+    would not hold (checked on the host only).
+    """
+    lengths = [int(n) for n in batch.seq_lens_cpu]
+    prefixes, device = list(batch.prefix_lens), batch.input_ids.device
+    keep, slots, offset = [], [], 0
+    for i, positions in enumerate(chosen):
+        n, prefix = lengths[i], prefixes[i]
+        assert len(positions), f"request {i} would run no row"
+        if is_host(positions):
+            assert int(positions[0]) >= prefix, "a row before the real prefix was chosen"
+            assert int(positions[-1]) < n, "a row past the window was chosen"
+            assert bool((positions[1:] > positions[:-1]).all()), "rows are not in position order"
+        assert n - prefix == batch.extend_lens[i], "the window is not prefix to length"
+        keep.append(to_device(positions - prefix + offset, device))
+        slots.append(req_to_token[int(batch.req_pool_indices_cpu[i]), :n])
+        offset += batch.extend_lens[i]
+    assert getattr(batch, "input_embeds", None) is None, "embeddings are not packed"
+    assert getattr(batch, "replace_embeds", None) is None, "embeddings are not packed"
+    counts = [len(c) for c in chosen]
+    kept = torch.cat(keep)
+    positions = torch.cat([to_device(rows, device) for rows in chosen])
+    packed = copy.copy(batch)
+    packed.input_ids = batch.input_ids[kept]
+    packed.out_cache_loc = batch.out_cache_loc[kept]
+    packed.prefill_input_ids_cpu = None
+    packed.extend_lens = counts
+    packed.extend_num_tokens = sum(counts)
+    packed.prefix_lens = [n - m for n, m in zip(lengths, counts)]
+    packed.extend_logprob_start_lens = [
+        max(0, count - (n - start))  # the requested logits belong to the same last rows
+        for count, n, start in zip(counts, batch.extend_lens, batch.extend_logprob_start_lens)
+    ]
+    for i, row in enumerate(slots):
+        if not is_host(row):
+            break
+        at = chosen[i]
+        begin = sum(counts[:i])
+        own = packed.out_cache_loc[begin : begin + counts[i]]
+        assert torch.equal(row[at].to(own.dtype), own), "slots of the rows are not the batch's"
+    starts, keys = (
+        to_device(torch.tensor([0, *each]).cumsum(0).to(torch.int32), device)
+        for each in (counts, lengths)
+    )
+    sizes = (tuple(counts), tuple(lengths))  # host numbers, so that no launch waits
+    host_positions = torch.cat(list(chosen)) if all(map(is_host, chosen)) else None
+    rows = Rows(
+        positions, starts, torch.cat(slots).long(), keys, max(counts), *sizes, host_positions
+    )
+    assert packed.seq_lens is batch.seq_lens
+    assert packed is not batch
+    return packed, FusedAttention(rows, arrivals=tuple(arrivals))
+
+
+def split_into_windows(
+    chosen: Sequence[torch.Tensor], max_rows: int, ends: Sequence[int]
+) -> list[list[torch.Tensor]]:
+    """Split ``chosen[i]`` (sorted positions of request i) into forwards of at most ``max_rows``
+    rows, in order.
+
+    Only the last forward is sampled. It holds the last ``ends[i]`` rows of every request, at least
+    1, even if that exceeds ``max_rows``. SGLang requires a row of every request of a batch, so a
+    request without rows in an earlier forward computes its first row there; this gives the same KV
+    in every forward.
+    """
+    surplus = sum(map(len, chosen)) - max_rows
+    if surplus <= 0:
+        return [list(chosen)]
+    room = max(1, max_rows - len(chosen) + 1)  # in addition to one row of each other request
+    early: list[list[torch.Tensor]] = []
+    last, free = [], 0
+    for i, rows in enumerate(chosen):
+        count = max(0, min(len(rows) - max(1, ends[i]), surplus))
+        surplus -= count
+        at = 0
+        while at < count:
+            if free == 0:
+                early.append([one[:1] for one in chosen])
+                free = room
+            step = min(count - at, free)
+            early[-1][i] = rows[at : at + step]
+            at, free = at + step, free - step
+        last.append(rows[count:])
+    return [*early, last]

@@ -1,0 +1,214 @@
+"""Documents in the HTTP process: check a request's fields and bound its documents.
+
+The prompt's tokens stay those that SGLang makes. A ``CanopyError`` raised here is a ``ValueError``,
+which SGLang answers with status 400; only wrong fields raise it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from canopy_documents.server.options import Options
+from canopy_documents.text import chat, fields
+from canopy_documents.text.documents import find_documents, separated
+from canopy_documents.text.order import arranged, has_fixed_positions, has_other_input, orders
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.tenant import tenant_of
+from sglang_canopy.wire.stamp import BOUNDS, DOCUMENTS, ORDER
+
+_PREPARED = "canopy_documents_prepared"
+"""Set on a chat request whose fields and documents are handled."""
+
+_RENDERED = ("/v1/responses", "/api/chat")
+"""Path suffixes of the routes whose chats SGLang renders without the hook :func:`convert_chat`."""
+
+_HOW = (
+    'send them as text parts of a chat message with custom_params {"canopy_documents": "parts"}, or '
+    "between separators"
+)
+
+
+def prepare(
+    manager: Any, obj: Any, options: Options, path: str = "", body: Mapping[str, Any] | None = None
+) -> None:
+    """Hook before ``TokenizerManager.generate_request``: check fields, find and bound documents.
+
+    ``path``, ``body``: of the HTTP request, if any.
+    """
+    if not hasattr(obj, "sampling_params") or getattr(obj, _PREPARED, False):
+        return
+    _check_spelling(body or {})
+    obj.sampling_params = {} if obj.sampling_params is None else obj.sampling_params
+    if path.endswith(_RENDERED):
+        _prepare_rendered(manager, obj, options, body or {})
+    elif isinstance(obj.text, list) or _is_batch(obj.input_ids):
+        _prepare_batch(manager, obj, options)
+    elif isinstance(obj.sampling_params, dict):
+        prompt = obj.text, obj.input_ids
+        ids = _prepare_prompt(manager, options, obj, prompt, obj.sampling_params, _tenant(obj))
+        if ids is not obj.input_ids:
+            obj.text, obj.input_ids = None, ids
+
+
+def check_body(tp_size: int, body: Mapping[str, Any], obj: Any) -> None:
+    """Check the fields of a body before its response starts.
+
+    ``obj``: its sampling parameters. Raises CanopyError.
+    """
+    _check_spelling(body)
+    ids: Any = body.get("input_ids")
+    prompts = ids if _is_batch(ids) else [ids]
+    params = obj.sampling_params
+    many = params if isinstance(params, list) else [params] * len(prompts)
+    for prompt, one in zip(itertools.cycle(prompts), many):
+        if isinstance(one, Mapping):
+            _check_fields(fields.parse_fields(one.get("custom_params")), prompt, tp_size)
+
+
+def _prepare_batch(manager: Any, obj: Any, options: Options) -> None:
+    """Prepare each prompt of a batch. If one prompt becomes ids, all do."""
+    texts, lists = obj.text, obj.input_ids
+    count = len(texts if texts is not None else lists)
+    params = obj.sampling_params
+    many = params if isinstance(params, list) else [dict(params) for _ in range(count)]
+    if len(many) != count or not all(isinstance(each, dict) for each in many):
+        raise CanopyError(
+            f"sampling_params must be one object, or a list of one for each of {count} prompts"
+        )
+    keys, salts = (_for_each(obj, name, count) for name in ("extra_key", "cache_salt"))
+    prompts = list(zip(texts or [None] * count, lists or [None] * count))
+    ids = [
+        _prepare_prompt(manager, options, obj, prompt, each, tenant_of(*pair))
+        for prompt, each, *pair in zip(prompts, many, keys, salts)
+    ]
+    obj.sampling_params = many
+    if any(new is not old for new, (_, old) in zip(ids, prompts)):
+        encode = manager.tokenizer.encode
+        obj.input_ids = [
+            encode(text) if new is None else new for new, (text, _) in zip(ids, prompts)
+        ]
+        obj.text = None
+
+
+def _prepare_prompt(
+    manager: Any,
+    options: Options,
+    obj: Any,
+    prompt: tuple[str | None, Any],
+    params: dict[str, Any],
+    tenant: str | None,
+) -> Any:
+    """Write a prompt's bounds into its sampling parameters. Returns its ids: as given, unless they
+    were reordered, or made from a text with documents."""
+    (text, ids), custom = prompt, params.get("custom_params")
+    requested = fields.parse_fields(custom)
+    _check_fields(requested, ids, manager.server_args.tp_size)
+    movable = requested.any_order and not has_fixed_positions(obj)
+    if requested.bounds is not None:
+        if movable:
+            ids, bounds = arranged(manager.tokenizer, list(ids), requested.bounds, tenant)
+            params["custom_params"] = {**(custom or {}), BOUNDS: bounds}
+        return ids
+    separator = options.separator
+    if requested.off or separator is None or manager.tokenizer is None:
+        return ids
+    if not isinstance(text, str) or text.count(separator) < 2:
+        return ids
+    if movable:
+        text = chat.text_in_best_order(text, separator, orders, tenant)
+    ids = manager.tokenizer.encode(text)
+    bounds = find_documents(manager.tokenizer, separated(text, separator), ids)
+    params["custom_params"] = {**(custom or {}), BOUNDS: bounds}
+    return ids
+
+
+def convert_chat(
+    original: Any, serving: Any, request: Any, options: Options, raw_request: Any = None
+) -> Any:
+    """Hook around ``OpenAIServingChat._convert_to_internal_request``: bound a chat's documents."""
+    manager, custom = serving.tokenizer_manager, request.custom_params
+    _check_spelling(getattr(raw_request, "_json", None) or {})
+    if request.input_ids is not None:  # SGLang renders no messages: ``prepare`` reads the bounds
+        return original(serving, request, raw_request)
+    requested = fields.parse_fields(custom)
+    in_parts, separator = requested.documents_in_parts, options.separator
+    _check_fields(requested, None, manager.server_args.tp_size, chat=True)
+    if requested.any_order and not requested.off and not has_fixed_positions(request):
+        request.messages = chat.in_best_order(
+            request.messages, in_parts, separator, orders, _tenant(request)
+        )
+    adapted, processed = original(serving, request, raw_request)
+    setattr(adapted, _PREPARED, True)
+    if not requested.off:
+        texts = chat.documents_of_chat(request.messages, in_parts, separator)
+        _write_bounds(manager, adapted, texts)
+    return adapted, processed
+
+
+def _prepare_rendered(manager: Any, obj: Any, options: Options, body: Mapping[str, Any]) -> None:
+    """Bound the documents of a chat that SGLang has rendered from an HTTP body."""
+    if isinstance(obj.sampling_params, dict):
+        messages = chat.messages_of_body(body)
+        _write_bounds(manager, obj, chat.documents_of_chat(messages, False, options.separator))
+
+
+def _write_bounds(manager: Any, obj: Any, texts: Sequence[str]) -> None:
+    """Write the bounds of a rendered chat's documents into its request."""
+    ids, params = obj.input_ids, obj.sampling_params
+    sent = params.get("custom_params") or {}
+    custom = {key: sent[key] for key in sent if key not in (DOCUMENTS, ORDER)}
+    if texts and isinstance(ids, list) and not has_other_input(obj):
+        custom[BOUNDS] = find_documents(manager.tokenizer, texts, ids)
+    if custom != sent:
+        params["custom_params"] = custom
+
+
+def _check_spelling(body: Mapping[str, Any]) -> None:
+    """Raise CanopyError for Cohere's ``documents``: SGLang would answer without them."""
+    if isinstance(body, Mapping) and body.get("documents"):
+        raise CanopyError(f"documents: this server reads no such field; {_HOW}")
+
+
+def _check_fields(
+    requested: fields.DocumentFields, ids: Any, tp_size: int, chat: bool = False
+) -> None:
+    """Raise CanopyError if a prompt's fields do not fit it, or the server."""
+    fields.check_selector(requested.selector, tp_size)
+    if requested.documents_in_parts and not chat:
+        raise CanopyError(f"custom_params key {DOCUMENTS!r} is of chat messages; {_HOW}")
+    if requested.bounds is None:
+        return
+    if ids is None:
+        raise CanopyError(
+            f"custom_params key {BOUNDS!r} counts tokens, so the prompt must be given as "
+            "input_ids; with text use a separator"
+        )
+    fields.check_inside(requested.bounds, len(ids))
+
+
+def _tenant(obj: Any) -> str | None:
+    """Return the tenant of a single prompt."""
+    return tenant_of(_one_string(obj.extra_key), _one_string(obj.cache_salt))
+
+
+def _one_string(value: Any) -> str | None:
+    """Return the tenant field of a single prompt. SGLang refuses other types than text later."""
+    return value if isinstance(value, str) else None
+
+
+def _for_each(obj: Any, name: str, count: int) -> list[str | None]:
+    """Return a tenant field per prompt of a batch. Raises CanopyError if the number differs."""
+    value = getattr(obj, name)
+    if not isinstance(value, list):
+        return [_one_string(value)] * count
+    if len(value) != count:
+        raise CanopyError(
+            f"{name} has {len(value)} entries for {count} prompts; give one string, or one per prompt"
+        )
+    return [_one_string(one) for one in value]
+
+
+def _is_batch(ids: Any) -> bool:
+    return isinstance(ids, list) and bool(ids) and isinstance(ids[0], list)

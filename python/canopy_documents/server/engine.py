@@ -1,0 +1,397 @@
+"""Reuse of documents in one scheduler: plan requests, and write the plans' KV into slots."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from canopy_documents.calibration.saved import Setting
+from canopy_documents.fuse.background_encoder import ShortBatches, stand_in_tokens
+from canopy_documents.fuse.cache import KVCache
+from canopy_documents.fuse.choice import ChosenTokens
+from canopy_documents.fuse.placement import place_chunks
+from canopy_documents.fuse.rows import never, piece_tokens
+from canopy_documents.fuse.selectors import make_selector
+from canopy_documents.fuse.transfer import base_of, send
+from canopy_documents.quality.checker import QualityChecker
+from canopy_documents.quality.tenant_limits import STOPPED, QualityLimits, ratio_at
+from canopy_documents.server import model_view
+from canopy_documents.server.attention import fuses
+from canopy_documents.server.library import Library, reusable_tokens, why_not
+from canopy_documents.server.options import DEFAULT_RATIO, Options
+from canopy_documents.server.plan import PromptSlots, choose_tokens, replan
+from canopy_documents.server.request import (
+    COUNTERS,
+    DIFFERED,
+    STILL_ENCODED,
+    DocumentRequest,
+    ResolvedChunk,
+    ReusePlan,
+    document_request,
+    fused_report,
+    ineligible_reason,
+    kept_report,
+    normal_report,
+    reused_by_tier,
+)
+from canopy_documents.store.chunk import Placed
+from canopy_documents.text.fields import parse_fields
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.storage.weights import WEIGHTS
+from sglang_canopy.tenant import namespace_of, tenant_of_req
+from sglang_canopy.wire.attached import attached
+from sglang_canopy.wire.hints import TenantRate
+from sglang_canopy.wire.stamp import BOUNDS, read_time
+
+READ = 5.0, 20
+"""Readings of counters, of all clients together: per second, and in one burst."""
+
+
+class DocumentEngine:
+    """Plans requests and places reused KV. One per scheduler, at ``model_runner.canopy``.
+
+    window_tokens, prefill_tokens: SGLang's bounds of one forward; has_run: a batch ran after the
+    latest idle work; ratios: calibrated recompute ratio by tier; count_matched_tokens: returns the tokens of a
+    request that SGLang's tree holds under an extra key. Raises CanopyError for a model or an attention
+    backend that cannot fuse.
+    """
+
+    def __init__(self, runner: Any, options: Options, tokenizer: Any = None) -> None:
+        if not fuses(runner.attn_backend):
+            raise CanopyError(
+                f"the attention backend {type(runner.attn_backend).__name__} cannot fuse; use "
+                "--attention-backend torch_native on a CPU, or fa3, flashinfer or triton on a GPU"
+            )
+        self.runner, self.options = runner, options
+        self.end_token = None if tokenizer is None else tokenizer.eos_token_id
+        self.stand_ins = stand_in_tokens(tokenizer) if options.encode == "mixed" else ()
+        # The digest of the weight files is needed only if KV outlives this process.
+        self._files = model_view.weight_files(runner) if self._on_disk() else ""
+        # Stopped tenants are forgotten with this process, so KV kept on a storage ends
+        # with it too.
+        self.start = (
+            model_view.answer_of_first_rank(secrets.token_hex(8)) if self._stores_kept() else ""
+        )
+        self._updates = WEIGHTS.id
+        self.library = Library(model_view.served_model(runner, self._files), options)
+        self.checker = self._new_checker()
+        self.counts: Counter[str] = Counter()
+        self.not_fused: Counter[str] = Counter()
+        self.time_s = 0.0
+        self.has_run = False
+        self.short_batches = ShortBatches()
+        self.window_tokens: int | None = None
+        self.prefill_tokens: int | None = None
+        self.ratios: dict[str, float] = {}
+        self.count_matched_tokens: Callable[[Any, str | None], int] = lambda req, key: 0
+        self.setting: Setting | None = None
+        self.readings = TenantRate(*READ)
+        self.shown: dict[str, Any] | None = None
+        """Counters of the last reading."""
+
+    def _new_checker(self) -> QualityChecker:
+        return QualityChecker(
+            QualityLimits(), self.end_token, piece_tokens(self.library.model.device)
+        )
+
+    @property
+    def model(self) -> Any:
+        return self.library.model
+
+    def max_rows(self, longest: int) -> int:
+        """Return the tokens that one forward may compute, as in SGLang's own admission.
+
+        longest: tokens of the batch's longest request, which runs whole without chunked prefill.
+        """
+        if self.window_tokens is not None:
+            return self.window_tokens
+        return max(longest, self.prefill_tokens or (1 << 62))
+
+    def _on_disk(self) -> bool:
+        """Whether KV of documents, encoded or kept, may outlive this process."""
+        return bool(self.options.disk_mb or self._stores_kept())
+
+    def _stores_kept(self) -> bool:
+        """Whether SGLang writes kept KV to a storage."""
+        return bool(self.runner.server_args.hicache_storage_backend)
+
+    def follow_updates(self) -> None:
+        """Start a new store if the weights were updated, whether or not the cache was flushed.
+
+        Call it before documents are looked up or encoded, at the same points on all ranks.
+        """
+        if self._updates != WEIGHTS.id:
+            self.weights_changed()
+
+    def weights_changed(self) -> bool:
+        """Replace the store if the model's identity has changed, since the KV depends on the
+        weights. Returns whether it has."""
+        self._updates = WEIGHTS.id
+        model = model_view.served_model(self.runner, self._files)
+        if model.identity == self.model.identity:
+            return False
+        self.library = Library(model, self.options, self.library)
+        self.checker = self._new_checker()
+        return True
+
+    def new_request(self, req: Any) -> DocumentRequest | None:
+        """Return the chunk state of a new request; ``None`` if it has no chunks."""
+        self.follow_updates()
+        params = attached(req).params
+        self.time_s = max(self.time_s, read_time(params))
+        if BOUNDS not in params:
+            return None
+        try:
+            requested = parse_fields(params)
+        except CanopyError:  # did not pass the HTTP entry, which refuses malformed fields
+            self.not_fused["malformed"] += 1
+            return None
+        if requested.off:
+            self.not_fused["off"] += 1
+            return None
+        request = document_request(
+            list(req.origin_input_ids), requested, self.options, self.stand_ins, self.library.store,
+            salt=namespace_of(req.extra_key, req.cache_salt).hex(),
+        )  # fmt: skip
+        request.tenant, request.time_s = tenant_of_req(req), self.time_s
+        request.deletions = self.library.deletions
+        return request
+
+    def eligible(self, req: Any, request: DocumentRequest) -> bool:
+        """Return whether a request may reuse documents. Decided on the first call.
+
+        It cannot be decided when the request is created: SGLang sets some of its fields later.
+        """
+        if not request.checked:
+            request.checked = True
+            request.quality_level = self.checker.limits.quality_level(request.tenant)
+            request.reason = ineligible_reason(req, request, self.options)
+            if request.reason is None and request.ratio != 1 and request.quality_level == STOPPED:
+                request.reason = DIFFERED
+        return request.reason is None
+
+    def may_fuse(self, req: Any, request: DocumentRequest) -> bool:
+        """Return whether a request may be fused now: it is eligible, and its KV is exact or in a
+        separate namespace."""
+        return self.eligible(req, request) and (request.keeps(req) or self.is_exact(request))
+
+    def is_exact(self, request: DocumentRequest) -> bool:
+        """Return whether an eligible request recomputes its prompt whatever the store holds."""
+        if request.ratio is not None:
+            return request.ratio >= 1.0
+        return ratio_at(request.quality_level, self.options.ratio or 0.0) >= 1.0
+
+    def ratio_for(self, request: DocumentRequest, chunks: Sequence[ResolvedChunk]) -> float:
+        """Return the recompute ratio: the request's, else the operator's, else the calibrated one.
+
+        The calibrated ratio is that of the slowest tier among the chunks. The last two are raised
+        if the tenant's checked answers differed too often.
+        """
+        if request.ratio is not None:
+            return request.ratio
+        return ratio_at(request.quality_level, self.server_ratio(chunks))
+
+    def server_ratio(self, chunks: Sequence[ResolvedChunk]) -> float:
+        """Return the server's ratio for a prompt, regardless of the request's own ratio and its
+        tenant."""
+        tiers = {k.tier for k in chunks if k.tier is not None}
+        rates = [self.ratios[t] for t in tiers if t in self.ratios]
+        given = self.options.ratio
+        return max(rates, default=DEFAULT_RATIO) if given is None else given
+
+    def plan(
+        self, req: Any, request: DocumentRequest, prefix: int, row: torch.Tensor
+    ) -> ReusePlan | None:
+        """Plan a request's prompt, at its first window. Returns ``None`` if it runs normally.
+
+        row: the slots allocated so far; prefix: tokens of KV in it from the tree.
+        """
+        started = time.perf_counter()
+        ids = torch.tensor(list(req.full_untruncated_fill_ids), dtype=torch.long)
+        chunks = self.library.resolve(request)
+        if reusable_tokens(chunks, prefix, len(ids)):
+            chunks = self.library.open(request, req.full_untruncated_fill_ids)
+        if not reusable_tokens(chunks, prefix, len(ids)):
+            if not request.kept:
+                request.reason = why_not(chunks, prefix)
+                request.report = normal_report(request, prefix, chunks, request.reason)
+            return None
+        placed = tuple(p for k in chunks if (p := k.placed_from(prefix)) is not None)
+        ratio = self.ratio_for(request, chunks)
+        plan = self._planned(request, PromptSlots(ids, row, prefix, placed), ratio)
+        if not request.reported:
+            seconds = time.perf_counter() - started
+            report = fused_report(request, chunks, plan, ratio, seconds)
+            self._count(report)
+            request.report = report
+            request.complete_report = lambda: report.update(reused_by_tier(chunks, plan))
+        return plan
+
+    def saved(self, request: DocumentRequest, prefix: int, total: int) -> float:
+        """Return the tokens of a prompt that its stored documents would save after a prefix."""
+        chunks = self.library.resolve(request)
+        usable = reusable_tokens(chunks, prefix, total)
+        return (1.0 - self.ratio_for(request, chunks)) * usable
+
+    def report_prompt(self, req: Any, request: DocumentRequest) -> dict[str, Any]:
+        """Return the report of a complete prompt, and count it."""
+        self.counts["kept_requests"] += int(request.kept > 0)
+        self.counts["kept_tokens"] += request.kept
+        chunks, prefix = self.library.resolve(request), request.prefix
+        if not request.report and request.kept:
+            ratio = self.ratio_for(request, chunks)
+            total = len(req.origin_input_ids)
+            request.report = kept_report(request, chunks, prefix, total, ratio)
+        elif not request.report:
+            why = request.reason or why_not(chunks, prefix)
+            request.report = normal_report(request, prefix, chunks, why)
+        if not request.report["fused"]:
+            self.not_fused[request.report["why"]] += 1
+        return request.report
+
+    def _planned(self, request: DocumentRequest, slots: PromptSlots, ratio: float) -> ReusePlan:
+        """Choose the tokens to recompute, and start to write the reused KV.
+
+        A retracted request keeps its earlier choice.
+        """
+        n, row, prefix = len(slots.ids), slots.row, slots.prefix
+        plan = ReusePlan(ChosenTokens(torch.zeros(n, dtype=torch.bool)), slots.placed, prefix)
+        in_place = False
+        if request.initial is None:
+            plan.chosen, in_place = choose_tokens(
+                self.model,
+                self.runner,
+                slots,
+                make_selector(request.selector),
+                ratio,
+                plan.arrivals,
+            )
+            request.initial = plan.chosen, prefix
+        else:
+            self.counts["replanned_requests"] += 1
+            chosen, before = request.initial
+            earlier = chosen.mask().clone()
+            earlier[:before] = True
+            plan.chosen = ChosenTokens(replan(earlier, prefix, slots.placed, n))
+        if not in_place:
+            self.write_reused(plan, row, prefix, min(n, row.numel()))
+        return plan
+
+    def _count(self, report: dict[str, Any]) -> None:
+        self.counts["fused_requests"] += 1
+        self.counts["reused_tokens"] += report["reused"]
+        self.counts["recomputed_tokens"] += report["recomputed"]
+
+    def correct_report(self, request: DocumentRequest, computed: int) -> None:
+        """Correct report and counters: ``computed`` tokens that were planned as reused are computed
+        instead."""
+        for name, change in (
+            ("reused", -computed),
+            ("recomputed", computed),
+            ("computed", computed),
+        ):
+            if name in request.report:
+                request.report[name] += change
+        self.counts["reused_tokens"] -= computed
+        self.counts["recomputed_tokens"] += computed
+
+    def write_reused(self, plan: ReusePlan, row: torch.Tensor, first: int, end: int) -> None:
+        """Write the reused KV of positions ``first..end`` of the plan into the row's slots."""
+        placed: Sequence[Placed] = plan.placed
+        keys, values = model_view.pool_views(self.runner)
+        cache = KVCache(keys, values, row, arrivals=plan.arrivals)
+        whole = (first, end) == (plan.prefix, plan.chosen.total)
+        if whole and not plan.chosen.is_on_host:
+            sent = send(self.model, placed, cache, plan.chosen.others(plan.prefix))
+            plan.arrivals += [sent] if sent is not None else []
+            placed = [p for p in placed if base_of(p.chunk)[0] is None]
+        if not placed:
+            return
+        wanted = ~plan.computed
+        wanted[:first] = False
+        wanted[end:] = False
+        place_chunks(self.model, placed, cache, wanted)
+
+    def offer_check(self, req: Any, request: DocumentRequest) -> None:
+        """Offer a complete prompt for the quality check, unless the request set its own ratio or
+        selector.
+
+        A turn that only extends kept KV counts like any other.
+        """
+        own = request.ratio is not None or request.selector != self.options.selector
+        if not own and (request.fused or request.reason == DIFFERED):
+            ratio = self.server_ratio(self.library.resolve(request))
+            if ratio < 1:
+                self.checker.offer(req.origin_input_ids, request, ratio)
+
+    def work_before_batch(self, tokens: int) -> None:
+        """Encode and check what prefills have earned, never between a prefill and its answer.
+
+        ``tokens``: prompt tokens of the batch, 0 if it decodes.
+        """
+        self.has_run = True
+        self.follow_updates()
+        encoder = self.library.encoder
+        credit = self.library.encode_credit if encoder.busy else self.checker.budget_tokens
+        if self.short_batches.spares(tokens, credit, encoder.piece_tokens):
+            return
+        if encoder.busy:
+            self.checker.interrupt(self.time_s)  # the encoder needs the check's memory
+            self.library.spend_encoding(tokens)
+        else:
+            self.checker.run_within_budget(self.library, self.time_s, tokens)
+
+    @property
+    def has_idle_work(self) -> bool:
+        """Return whether there is work for idle time."""
+        return self.library.encoder.busy or self.checker.busy
+
+    def work_when_idle(self, request_came: Callable[[], bool] = never) -> None:
+        """Do one piece of idle work. Encoding has priority over checks.
+
+        request_came: whether a request waits; the piece then ends before its next layer, to be
+        repeated.
+        """
+        self.follow_updates()
+        self.library.stop.request_came = request_came
+        try:
+            if self.library.encoder.busy:
+                self.library.encode_piece()
+            else:
+                self.checker.run_piece(self.library, self.time_s)
+        finally:
+            self.library.stop.request_came = never
+
+    def encode_missing(self, req: Any, request: DocumentRequest, row: torch.Tensor) -> None:
+        """Enqueue the chunks that the store lacks, after a prefill with slots ``row``."""
+        if request.reason is None or request.reason in STILL_ENCODED:
+            ids = req.origin_input_ids
+            self.library.encode_missing(
+                ids, request, lambda: model_view.row_cache(self.runner, row, len(ids))
+            )
+
+    def counted(self) -> dict[str, Any]:
+        """Return the counters since the start and the store's sizes. Safe on any thread."""
+        counted = {name: self.counts[name] for name in COUNTERS}
+        counted["fallbacks"] += self.library.failures
+        return {
+            **counted,
+            "not_fused": dict(self.not_fused),
+            "quality": self.checker.stats(),
+            "store": self.library.store.stats(),
+        }
+
+    def status(self) -> dict[str, Any]:
+        """Return :meth:`counted`, with the quality by tenant."""
+        counted = self.counted()
+        counted["quality"]["tenants"] = self.checker.of_tenants()
+        return counted
+
+    def stats(self) -> dict[str, Any]:
+        """Return all counters: tokens, bytes, requests. For the scheduler's thread only."""
+        return {**self.counted(), **self.library.encoder.stats(), "ratios": dict(self.ratios)}

@@ -1,0 +1,299 @@
+"""Hooks on the forward path: around the worker's forward, and after the forward batch is built."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from canopy_documents.server.attention import FusedAttention
+from canopy_documents.server.batch import logit_rows, pack_rows, split_into_windows
+from canopy_documents.server.engine import DocumentEngine
+from canopy_documents.server.model_view import on_any_rank
+from canopy_documents.server.request import (
+    PLANNING_FAILED,
+    DocumentRequest,
+    document_request_of,
+    engine_of_runner,
+)
+from sglang_canopy.wire.stamp import DOCUMENTS
+
+logger = logging.getLogger(__name__)
+
+Run = tuple[Any, FusedAttention]
+"""A packed batch and its plan."""
+
+
+def forward(original: Any, worker: Any, batch: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Hook around ``TpModelWorker.forward_batch_generation``.
+
+    Batches without planned requests run unchanged, unless they were admitted as fused batches and
+    hold more than one window. A failure while planning is logged and counted, and the request is
+    computed whole: no part of the unfinished plan stays in its slots.
+    """
+    engine = engine_of_runner(worker.model_runner)
+    if engine is None or batch is None:
+        return original(worker, batch, *args, **kwargs)
+    extends = batch.forward_mode.is_extend_without_speculative()
+    engine.work_before_batch(int(batch.extend_num_tokens) if extends else 0)
+    if not extends or not any(document_request_of(req) is not None for req in batch.reqs):
+        return original(worker, batch, *args, **kwargs)
+    # Planning reads the prefix, so wait here if the prefix is being loaded from the host.
+    worker.set_hicache_consumer(batch.hicache_consumer_index)
+    runs = _packed_runs(engine, batch)
+    if not runs:
+        rows = longest = int(batch.extend_num_tokens)
+        result = original(worker, batch, *args, **kwargs)
+    else:
+        counted = [run.extend_num_tokens for run, _ in runs]
+        rows, longest = sum(counted), max(counted)
+        engine.counts["split_batches"] += int(len(runs) > 1)
+        for run, plan in runs[:-1]:
+            _run_without_sampling(worker, run, plan)
+        run, plan = runs[-1]
+        backend = worker.model_runner.attn_backend
+        backend.canopy.plan = plan
+        try:
+            result = original(worker, run, *args, **kwargs)
+        finally:
+            backend.canopy.plan = None
+            for (
+                transfer
+            ) in plan.arrivals:  # also after a failed forward: its slots are not free before
+                transfer.finish()
+    engine.counts["most_rows"] = max(engine.counts["most_rows"], longest)
+    _finish_prompts(engine, batch, rows)
+    return result
+
+
+def set_positions(
+    forward_batch: Any, _cls: Any, _batch: Any, runner: Any, *_: Any, **__: Any
+) -> None:
+    """Hook after ``ForwardBatch.init_new``: give a fused batch's rows their true positions."""
+    if engine_of_runner(runner) is None:
+        return
+    plan = runner.attn_backend.canopy.plan
+    if plan is not None:
+        assert forward_batch.positions.shape == plan.positions.shape
+        forward_batch.positions = plan.positions.to(forward_batch.positions.dtype)
+
+
+def _run_without_sampling(worker: Any, run: Any, plan: FusedAttention) -> None:
+    """Run a forward that is not the batch's last: write its KV without sampling."""
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
+
+    runner = worker.model_runner
+    run.return_logprob = False
+    run.extend_input_logprob_token_ids = None
+    runner.attn_backend.canopy.plan = plan
+    try:
+        made = ForwardBatch.init_new(
+            run,
+            runner,
+            capture_hidden_mode=CaptureHiddenMode.NULL,
+            return_hidden_states_before_norm=False,
+        )
+        runner.forward(made)
+    finally:
+        runner.attn_backend.canopy.plan = None
+
+
+def _packed_runs(engine: DocumentEngine, batch: Any) -> list[Run]:
+    """Return the packed batches to run in turn; empty if SGLang's own forward runs the batch."""
+    chosen, planned = _choose_rows(engine, batch)
+    try:
+        plans = [document_request_of(batch.reqs[i]).plan for i in planned]  # type: ignore[union-attr]
+        arrivals = [one for plan in plans if plan is not None for one in plan.arrivals]
+        runs = _pack(engine, batch, chosen, bool(planned), arrivals)
+    except Exception:
+        logger.exception("canopy: a fused batch could not be made; it runs normally")
+        for i in planned:
+            _fall_back(engine, batch, i)
+        return _pack_whole(engine, batch)
+    for i in planned:
+        _mark_fused(batch.reqs[i])
+    if planned:
+        engine.counts["fused_batches"] += 1
+        engine.counts["mixed_batches"] += int(batch.forward_mode.is_mixed())
+    return runs
+
+
+def _pack(
+    engine: DocumentEngine,
+    batch: Any,
+    chosen: Sequence[torch.Tensor],
+    fused: bool,
+    arrivals: Sequence[Any] = (),
+) -> list[Run]:
+    longest = max(map(len, chosen))
+    windows = split_into_windows(chosen, engine.max_rows(longest), logit_rows(batch))
+    if not fused and len(windows) == 1:
+        return []
+    table = engine.runner.req_to_token_pool.req_to_token
+    return [pack_rows(batch, table, rows, arrivals) for rows in windows]
+
+
+def _pack_whole(engine: DocumentEngine, batch: Any) -> list[Run]:
+    """Pack every row of a batch whose plans were dropped."""
+    try:
+        return _pack(
+            engine, batch, [_window_positions(batch, i) for i in range(len(batch.reqs))], False
+        )
+    except Exception:
+        logger.exception("canopy: a batch could not be cut into windows; it runs as it is")
+        engine.counts["fallbacks"] += 1
+        return []
+
+
+def _window_positions(batch: Any, index: int) -> torch.Tensor:
+    """Return all positions of a request's window."""
+    return torch.arange(int(batch.prefix_lens[index]), int(batch.seq_lens_cpu[index]))
+
+
+def _slots(engine: DocumentEngine, batch: Any, index: int, count: int) -> torch.Tensor:
+    """Return the pool slots of a request's first ``count`` tokens."""
+    table = engine.runner.req_to_token_pool.req_to_token
+    return table[int(batch.req_pool_indices_cpu[index]), :count].long()
+
+
+def _choose_rows(engine: DocumentEngine, batch: Any) -> tuple[list[torch.Tensor], list[int]]:
+    """Return each request's positions to compute, and the requests that reuse chunks here."""
+    chosen: list[torch.Tensor] = []
+    planned, failed, tried = [], [], False
+    for i, req in enumerate(batch.reqs):
+        chosen.append(_window_positions(batch, i))
+        if (request := _of_prompt(batch, i)) is not None:
+            request.begin_window(req, int(batch.prefix_lens[i]), int(batch.seq_lens_cpu[i]))
+        request = _fusable(engine, batch, i)
+        if request is None:
+            continue
+        prefix, length = int(batch.prefix_lens[i]), int(batch.seq_lens_cpu[i])
+        tried = True
+        row = _slots(engine, batch, i, length)
+        try:
+            rows = _rows_of_window(engine, req, request, prefix, length, row)
+        except Exception:
+            logger.exception("canopy: planning failed; the request runs normally")
+            failed.append(i)
+            continue
+        if rows is not None:
+            chosen[i] = rows
+            planned.append(i)
+    if tried and engine.library.ranked:
+        failed = on_any_rank(failed, len(batch.reqs))
+    for i in failed:
+        _fall_back(engine, batch, i)
+        chosen[i] = _window_positions(batch, i)
+    return chosen, [i for i in planned if i not in failed]
+
+
+def _of_prompt(batch: Any, index: int) -> DocumentRequest | None:
+    """Return a request's chunk state if this batch has rows of its prompt.
+
+    A row at or past the prompt's end is a decode row of a mixed batch.
+    """
+    req = batch.reqs[index]
+    request = document_request_of(req)
+    if request is None or int(batch.prefix_lens[index]) >= len(req.origin_input_ids):
+        return None
+    return request
+
+
+def _fusable(engine: DocumentEngine, batch: Any, index: int) -> DocumentRequest | None:
+    """Return :func:`_of_prompt` if the rows may be fused, else ``None``."""
+    request = _of_prompt(batch, index)
+    if request is None or not engine.may_fuse(batch.reqs[index], request):
+        return None
+    return request
+
+
+def _rows_of_window(
+    engine: DocumentEngine,
+    req: Any,
+    request: DocumentRequest,
+    prefix: int,
+    length: int,
+    row: torch.Tensor,
+) -> torch.Tensor | None:
+    """Return the positions of this window to compute; ``None`` for all.
+
+    If the window holds the whole prompt, the chosen positions stay on their device. For a part of
+    the prompt the host must wait for their number.
+    """
+    if request.plan is not None and prefix < request.plan.prefix:
+        request.plan = None  # restarted after a retraction, with a shorter prefix
+    if request.plan is None:
+        request.plan = engine.plan(req, request, prefix, row)
+        if request.plan is None:
+            return None
+    else:
+        engine.write_reused(request.plan, row, prefix, length)
+    if prefix == request.plan.prefix and length == request.plan.chosen.total:
+        return request.plan.chosen.rows()
+    computed = request.plan.computed[prefix:length]
+    if not bool(computed.any()):  # a window must run at least one row, which is then exact
+        computed = computed.clone()
+        computed[-1] = True
+    return computed.nonzero()[:, 0] + prefix
+
+
+def _mark_fused(req: Any) -> None:
+    """Record, before the forward, whether the request's slots hold approximate KV."""
+    request = document_request_of(req)
+    assert request is not None
+    assert request.plan is not None
+    if not request.plan.computes_all:
+        request.fused = True
+
+
+def _fall_back(engine: DocumentEngine, batch: Any, index: int) -> None:
+    """Compute every further token of a request whose planning failed.
+
+    A request that never ran with reused KV is exact, and may enter the exact tree.
+    """
+    request = document_request_of(batch.reqs[index])
+    assert request is not None
+    if request.plan is not None and not request.reported:
+        engine.correct_report(request, request.plan.compute_from(int(batch.prefix_lens[index])))
+    memory = engine.library.store.memory
+    if memory is not None:  # a transfer in flight would overwrite computed KV
+        memory.finish()
+    engine.counts["fallbacks"] += 1
+    request.reason, request.plan = PLANNING_FAILED, None
+    if not request.fused:
+        request.report = {"fused": False, "why": request.reason}
+
+
+def _finish_prompts(engine: DocumentEngine, batch: Any, rows: int) -> None:
+    """For each complete prompt, report the reuse, drop the plan and enqueue missing chunks."""
+    for i, req in enumerate(batch.reqs):
+        request = document_request_of(req)
+        if request is None or int(batch.seq_lens_cpu[i]) < len(req.origin_input_ids):
+            continue
+        if request.fused and not request.keeps(req):
+            raise RuntimeError(f"reused KV of request {req.rid} would enter the exact tree")
+        if not request.reported:
+            request.reported = True
+            report = engine.report_prompt(req, request)
+            if request.plan is not None and request.plan.chosen.is_on_host:
+                request.finish_report()
+            req.customized_info = {**(req.customized_info or {}), DOCUMENTS: [report]}
+            row = _slots(engine, batch, i, len(req.origin_input_ids))
+            _attempt(engine, engine.encode_missing, req, request, row)
+            _attempt(engine, engine.offer_check, req, request)
+        request.plan = None
+    _attempt(engine, engine.library.earn_encoding, rows)
+    engine.checker.add_budget(rows)
+
+
+def _attempt(engine: DocumentEngine, encode: Callable[..., None], *about: Any) -> None:
+    """Run work for later requests. A failure is logged and counted; this batch is unaffected."""
+    try:
+        encode(*about)
+    except AssertionError:
+        raise
+    except Exception:
+        logger.exception("canopy: chunks could not be encoded for later; they are skipped")
+        engine.counts["fallbacks"] += 1

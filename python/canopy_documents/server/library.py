@@ -1,0 +1,233 @@
+"""The documents of one scheduler: their stored KV, and the queue of documents to encode."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from canopy_documents.fuse.background_encoder import BackgroundEncoder
+from canopy_documents.fuse.encode import capture
+from canopy_documents.fuse.model import Model
+from canopy_documents.fuse.rows import Stop
+from canopy_documents.fuse.selectors import Offline, make_selector
+from canopy_documents.server.options import Options
+from canopy_documents.server.request import (
+    IN_PREFIX,
+    TOO_FEW_STORED,
+    DocumentRequest,
+    ResolvedChunk,
+)
+from canopy_documents.store.chunk import Chunk, Placed
+from canopy_documents.store.disk import ChunkDisk
+from canopy_documents.store.host_memory import HostMemory
+from canopy_documents.store.store import ChunkStore
+from canopy_documents.text.variants import Heads
+from sglang_canopy.errors import CanopyError
+
+logger = logging.getLogger(__name__)
+
+MIN_STORED_SHARE = 0.2
+"""Smallest share of the uncached prompt that stored chunks must cover for fusion."""
+
+MAX_PIECES = 8
+"""Maximum pieces of encoding that long prompts can save up; each may delay a later short prompt."""
+
+MAX_DELETED = 1 << 12
+"""Tenants remembered whose documents were deleted, so that running requests store none again."""
+
+
+class Library:
+    """Finds and stores the chunks of requests, and enqueues missing chunks for encoding.
+
+    earlier: the library of previous weights, whose files are deleted.
+    """
+
+    def __init__(self, model: Model, options: Options, earlier: Library | None = None) -> None:
+        self.model, self.options = model, options
+        if earlier is not None:  # a store per training step would fill the disk
+            earlier.store.discard()
+        self.store: ChunkStore = make_store(model, options, must_have_disk=earlier is None)
+        score = functools.partial(score_chunk, options.selector)
+        self.stop: Stop = Stop() if earlier is None else earlier.stop
+        self.encoder = BackgroundEncoder(model, self.store, score, self.stop)
+        self.encode_credit = 0.0
+        self.failures = self.deletions = 0
+        self.heads: Heads = Heads() if earlier is None else earlier.heads
+        self._deleted: OrderedDict[str | None, int] = OrderedDict()
+        """Tenants whose documents were deleted, each with the number of deletions so far."""
+
+    @property
+    def ranked(self) -> bool:
+        """Return whether the model is split over ranks, which must decide alike."""
+        return self.model.ranks is not None
+
+    def resolve(self, request: DocumentRequest) -> list[ResolvedChunk]:
+        """Return the chunks of a request, each with its tier in the store."""
+        found = []
+        for (start, end), keys in zip(request.bounds, request.keys):
+            tier: str | None = None
+            place = next(
+                (i for i, k in enumerate(keys) if (tier := self.store.where(k, end - start))), 0
+            )
+            found.append(ResolvedChunk(start, end, keys[place], place, tier))
+        return found
+
+    def open(self, request: DocumentRequest, ids: Sequence[int]) -> list[ResolvedChunk]:
+        """Resolve the chunks of a prompt for use; a chunk that cannot be read has no tier."""
+        chunks = self.resolve(request)
+        for one, place in zip(chunks, request.places):
+            if one.tier is not None:
+                prefix = place.acceptable()[one.place]
+                one.chunk = self.store.get(
+                    one.key, ids[one.start : one.end], prefix, request.tenant
+                )
+                one.tier = one.tier if one.chunk is not None else None
+        return chunks
+
+    def placed_for_check(self, request: DocumentRequest, ids: Sequence[int]) -> tuple[Placed, ...]:
+        """Return the stored chunks of a prompt; empty if too few are stored."""
+        if not reusable_tokens(self.resolve(request), 0, len(ids)):
+            return ()
+        placed = (k.placed_from(0) for k in self.open(request, ids))
+        return tuple(p for p in placed if p is not None)
+
+    def forget(self, request: DocumentRequest) -> None:
+        """Delete the stored chunks of a request's documents, so that they are encoded again."""
+        for keys in request.keys:
+            for key in keys:
+                self.store.delete(key)
+
+    def read_ahead(self, request: DocumentRequest) -> None:
+        """Read a new request's chunks from disk while it waits."""
+        disk = self.store.disk
+        if disk is None:
+            return
+        chunks = self.resolve(request)
+        if reusable_tokens(chunks, 0, request.bounds[-1][1] if request.bounds else 0):
+            for one in chunks:
+                if one.tier == "disk":
+                    disk.read_ahead(one.key, one.end - one.start)
+
+    def encode_missing(
+        self, ids: Sequence[int], request: DocumentRequest, cache: Callable[[], Any]
+    ) -> None:
+        """Store or enqueue the chunks that the store lacks, after a prefill.
+
+        A first chunk that was computed plainly, after exactly the prefix it is to be encoded with,
+        is taken from the pool unchanged. cache: returns the request's KV in the pool. Turns and
+        retries that extend kept KV have the same head, and are no evidence that the head recurs.
+        """
+        if self._deleted.get(request.tenant, 0) > request.deletions:
+            return
+        returns = not request.kept and bool(request.places)
+        returns = returns and self.heads.seen_before(request.salt, request.places[0].head)
+        for (start, end), keys, place in zip(request.bounds, request.keys, request.places):
+            document = ids[start:end]
+            addresses = dict(zip(place.acceptable(), keys))
+            for good in place.to_encode(returns):
+                if any(self.store.where(addresses[p], end - start) is not None for p in good):
+                    continue
+                prefix = good[0]
+                if not request.fused and tuple(ids[:start]) == prefix:
+                    chunk = capture(self.model, cache(), document, start, prefix)
+                    self.encoder.store_chunk(chunk, request.salt, request.tenant)
+                else:
+                    self.encoder.enqueue(document, prefix, request.salt, request.tenant)
+
+    def earn_encoding(self, tokens: int) -> None:
+        """Credit a prefill of ``tokens``: a share of them may be encoded later, under load.
+
+        The credit is at most ``MAX_PIECES`` pieces, or this prefill's share if that is larger.
+        """
+        earned = self.options.learn_share * tokens
+        most = max(MAX_PIECES * self.encoder.piece_tokens, earned)
+        busy = self.encoder.busy
+        self.encode_credit = min(self.encode_credit + earned, most) if busy else 0.0
+
+    def spend_encoding(self, tokens: int) -> None:
+        """Encode earned pieces before a batch of ``tokens``: one, or as many as its share allows.
+
+        Runs before the next forward, never between a prefill and its answer, so that the first
+        request with a document does not wait for its encoding. A short prompt does not wait for the
+        pieces that a long prompt has earned.
+        """
+        piece, pieces = self.encoder.piece_tokens, 0
+        most = max(1, int(self.options.learn_share * tokens) // piece)
+        while self.encode_credit >= piece and pieces < most:
+            done = self.encode_piece()
+            self.encode_credit = self.encode_credit - done if done else 0.0
+            pieces += 1
+
+    def encode_piece(self) -> int:
+        """Encode one piece of the queue; returns its tokens. A failing chunk is dropped."""
+        try:
+            return self.encoder.step()
+        except Exception:
+            logger.exception("canopy: a chunk could not be encoded; it is dropped")
+            self.failures += 1
+            self.encoder.abandon()
+            return 0
+
+    def delete(self, tenant: str | None) -> bool:
+        """Delete all documents of a tenant. Returns whether any was stored or waited."""
+        waited = self.encoder.forget(tenant)
+        self.deletions += 1
+        self._deleted[tenant] = self.deletions
+        self._deleted.move_to_end(tenant)
+        if len(self._deleted) > MAX_DELETED:
+            self._deleted.popitem(last=False)
+        return self.store.delete_tenant(tenant) or waited
+
+
+def reusable_tokens(chunks: Sequence[ResolvedChunk], prefix: int, total: int) -> int:
+    """Return the tokens whose KV would be reused, before recomputation; 0 if too few."""
+    usable = stored_tokens(chunks, prefix)
+    return usable if usable and usable >= MIN_STORED_SHARE * (total - prefix) else 0
+
+
+def stored_tokens(chunks: Sequence[ResolvedChunk], prefix: int) -> int:
+    """Return the tokens of stored chunks after a prefix."""
+    return sum(max(0, k.end - max(k.start, prefix)) for k in chunks if k.tier is not None)
+
+
+def why_not(chunks: Sequence[ResolvedChunk], prefix: int) -> str:
+    """Return why a prompt's chunks are not reused after a prefix of the cache."""
+    after = sum(max(0, k.end - max(k.start, prefix)) for k in chunks)
+    return IN_PREFIX if stored_tokens(chunks, prefix) >= after else TOO_FEW_STORED
+
+
+def make_store(model: Model, options: Options, must_have_disk: bool = True) -> ChunkStore:
+    """Build the store of the server's options.
+
+    Raises CanopyError if its folder cannot be used; without ``must_have_disk`` the disk is then left
+    out.
+    """
+    disk = None
+    if options.disk_mb and options.directory is not None:
+        size = options.disk_mb << 20
+        try:
+            disk = ChunkDisk(options.directory, size, model.shape, model.dtype, model.identity)
+        except CanopyError as error:
+            if must_have_disk:
+                raise
+            logger.warning("canopy: documents are kept in memory only: %s", error)
+    capacity = options.memory_mb << 20
+    return ChunkStore(model.identity, capacity, _host_memory(model, options), disk)
+
+
+def score_chunk(selector: str, chunk: Chunk) -> None:
+    """Compute a chunk's scores before it is stored, if the server's selector uses stored scores."""
+    chooser = make_selector(selector)
+    if isinstance(chooser, Offline):
+        chooser.scores(chunk)
+
+
+def _host_memory(model: Model, options: Options) -> HostMemory | None:
+    """Return one allocation for the host tier if the model is on a device; pinned for CUDA."""
+    if model.device.type == "cpu" or not options.memory_mb:
+        return None
+    pin = model.device.type == "cuda"
+    return HostMemory(model.shape, model.dtype, options.memory_mb << 20, pin)

@@ -1,0 +1,154 @@
+"""The choice of tokens to compute: at the first plan, and after a retraction.
+
+Selectors that read the prompt need its chunks' KV in place. If this window holds the whole prompt,
+its slots are used, so that no KV is written twice. With chunked prefill the later slots do not
+exist yet, so a separate cache is filled for the choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from canopy_documents.fuse.cache import KVCache, dense_cache
+from canopy_documents.fuse.choice import ChosenTokens
+from canopy_documents.fuse.model import Model
+from canopy_documents.fuse.placement import copy_positions, place_chunks
+from canopy_documents.fuse.selectors import Context, Offline, Selector
+from canopy_documents.fuse.transfer import Transfer
+from canopy_documents.server.model_view import row_cache
+from canopy_documents.store.chunk import FusedPrompt, Placed, base_and_skip
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSlots:
+    """One prompt in the server's pool, up to its allocated slots.
+
+    ids: the whole prompt, on the host; row: pool slots by position; prefix: tokens whose exact KV
+    the row holds; placed: chunks after the prefix.
+    """
+
+    ids: torch.Tensor
+    row: torch.Tensor
+    prefix: int
+    placed: tuple[Placed, ...]
+
+    @property
+    def prompt(self) -> FusedPrompt:
+        return FusedPrompt(self.ids, self.placed)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every token has a slot."""
+        return self.row.numel() >= self.ids.numel()
+
+    def certain(self) -> torch.Tensor:
+        """Return ``[n]`` bool: the tokens always computed, outside chunks or last in the prompt."""
+        computed = ~self.prompt.in_chunk()
+        computed[: self.prefix] = False
+        computed[-1] = True
+        return computed
+
+    def cache(self, model: Model, runner: Any, arrivals: list[Transfer]) -> KVCache:
+        """Return the cache in which a selector reads the reused KV: the pool, or a copy if slots
+        are missing."""
+        n = self.ids.numel()
+        pool = row_cache(runner, self.row[:n], self.prefix)
+        if self.whole:
+            pool.arrivals = arrivals
+            return pool
+        separate = dense_cache(model, n)
+        copy_positions(pool, separate, self.prefix)
+        return separate
+
+
+@dataclass(frozen=True, slots=True)
+class ExactChunk:
+    """A cached prefix in the form of a chunk: exact at its position, with no KV to place."""
+
+    ids: tuple[int, ...]
+    prefix: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def choose_tokens(
+    model: Model,
+    runner: Any,
+    slots: PromptSlots,
+    selector: Selector,
+    ratio: float,
+    arrivals: list[Transfer],
+) -> tuple[ChosenTokens, bool]:
+    """Choose the tokens of the prompt to compute.
+
+    Returns the choice, and whether the chunks' KV is already in place or being transferred in
+    ``arrivals``.
+    """
+    computed = slots.certain()
+    if ratio <= 0.0:
+        return ChosenTokens(computed), False
+    if ratio >= 1.0:
+        computed[slots.prefix :] = True
+        return ChosenTokens(computed), False
+    if isinstance(selector, Offline):
+        computed[_choose_offline(model, slots, selector, ratio)] = True
+        computed[: slots.prefix] = False
+        return ChosenTokens(computed), False
+    prompt, cache = slots.prompt, slots.cache(model, runner, arrivals)
+    place_chunks(model, slots.placed, cache, prompt.in_chunk())
+    context = _context(model, prompt, cache, ratio, slots.prefix)
+    return ChosenTokens(computed, selector.choose(context).tokens), slots.whole
+
+
+def _choose_offline(
+    model: Model, slots: PromptSlots, selector: Offline, ratio: float
+) -> torch.Tensor:
+    for p in slots.placed:
+        selector.scores(base_and_skip(p.chunk)[0])
+    context = Context(model, slots.prompt, None, ratio)  # type: ignore[arg-type]
+    return selector.choose(context).tokens
+
+
+def _context(
+    model: Model, prompt: FusedPrompt, cache: KVCache, ratio: float, prefix: int
+) -> Context:
+    """Return a context that treats the cached prefix as an exact chunk, which is not run and has no
+    budget.
+
+    The ratio is lowered so that the budget in tokens is the same as without that chunk.
+    """
+    if not prefix:
+        return Context(model, prompt, cache, ratio)
+    placed = list(prompt.placed)
+    end = prefix
+    if placed and placed[0].start == prefix and prompt.first_is_exact:
+        end = placed.pop(0).end
+    ids = tuple(prompt.ids[:end].tolist())
+    whole = FusedPrompt(prompt.ids, (Placed(ExactChunk(ids), 0), *placed))  # type: ignore[arg-type]
+    same = ratio * prompt.reusable / max(1, whole.reusable) + 1e-9
+    return Context(model, whole, cache, same)
+
+
+def replan(
+    earlier: torch.Tensor, prefix: int, placed: Sequence[Placed], total: int
+) -> torch.Tensor:
+    """Return the tokens, ``[total]`` bool, to compute after a planned request was retracted.
+
+    earlier: the tokens computed before, True for the earlier prefix. Tokens added since then (its
+    own output) are computed, and so are tokens that are no longer in a chunk, so that the answer
+    continues consistently.
+    """
+    computed = torch.ones(total, dtype=torch.bool)
+    reused = ~earlier[:total]
+    inside = torch.zeros_like(reused)
+    for p in placed:
+        inside[p.start : p.end] = True
+    computed[: reused.numel()] = ~(reused & inside)
+    computed[:prefix] = False
+    computed[total - 1] = True
+    return computed

@@ -1,0 +1,150 @@
+"""Start of document reuse in a scheduler: memory beside the pool, the engine, quality and ratios."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from canopy_documents import options_of
+from canopy_documents.calibration.saved import Setting, calibrated_ratios
+from canopy_documents.fuse.selectors.question import MAX_QUERIES
+from canopy_documents.quality.start_check import Method, check_quality
+from canopy_documents.server import attention, kept
+from canopy_documents.server.engine import DocumentEngine
+from canopy_documents.server.model_view import check_layout, served_shape
+from canopy_documents.server.options import DEFAULT_RATIO, Options
+from canopy_documents.store.chunk import Shape
+from sglang_canopy.errors import CanopyError
+
+BEHIND_TOKENS = 3584
+"""Upper bound of the tokens before an encoded document (system text and stand-ins), and of that
+text's own stored KV."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkingMemory:
+    """Bytes to reserve, by use; ``prompt_tokens``: the longest prompt that reuses chunks.
+
+    tiers: chunks in the pool's own memory; caches: KV outside the pool, of one prompt that is
+    planned in several windows, and of one document being encoded; probe: scores, and the keys and
+    values that a probe reads.
+    """
+
+    prompt_tokens: int
+    tiers: int
+    caches: int
+    probe: int
+
+    @property
+    def total(self) -> int:
+        return self.tiers + self.caches + self.probe
+
+    def __str__(self) -> str:
+        parts = (self.total, self.tiers, self.caches, self.probe)
+        total, tiers, caches, probe = (part >> 20 for part in parts)
+        return (
+            f"{total:,} MiB ({tiers:,} for chunks, {caches:,} for caches beside the pool, "
+            f" {probe:,} for probes, at prompts of {self.prompt_tokens:,} tokens)"
+        )
+
+
+def working_memory(shape: Shape, itemsize: int, prompt_tokens: int, tiers: int) -> WorkingMemory:
+    """Return the memory for a model of ``shape`` with ``itemsize`` bytes per element."""
+    tokens = 2 * prompt_tokens + BEHIND_TOKENS
+    caches = tokens * shape.kv_elements_per_token * itemsize
+    scores = 2 * 4 * shape.heads * MAX_QUERIES * prompt_tokens  # before and after the softmax, fp32
+    seen = 4 * 4 * shape.kv_heads * shape.head_dim * prompt_tokens  # K and V, as read and in fp32
+    return WorkingMemory(prompt_tokens, tiers, caches, scores + seen)
+
+
+logger = logging.getLogger(__name__)
+
+
+def build(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs: Any) -> None:
+    """Hook around ``Scheduler.__init__``: register attention backends, then build the engine."""
+    options = options_of(server_args)
+    if options is None:
+        original(scheduler, server_args, *args, **kwargs)
+        return
+    attention.register()
+    original(scheduler, server_args, *args, **kwargs)
+    runner = scheduler.tp_worker.model_runner
+    longest = options.longest_prompt(runner.model_config.context_len)
+    options = dataclasses.replace(options, prompt_tokens=longest)
+    try:
+        engine = DocumentEngine(runner, options, scheduler.tokenizer)
+        check_layout(runner, engine.model.shape)
+        _calibrate_and_check(engine, scheduler.tokenizer, server_args.tp_size)
+    except CanopyError as error:
+        raise SystemExit(f"sglang-canopy: --canopy-documents on: {error}") from None
+    engine.window_tokens = scheduler.chunked_prefill_size
+    engine.prefill_tokens = scheduler.max_prefill_tokens
+    engine.count_matched_tokens = functools.partial(kept.count_matched_tokens, scheduler.tree_cache)
+    kept.announce_exact_only(scheduler.tree_cache)
+    runner.canopy = engine
+    logger.info(
+        "canopy: documents are reused: selector %s, ratios %s, encoding %s, model %s",
+        options.selector,
+        sorted(ratios_in_use(options, engine.ratios)),
+        "mixed" if engine.stand_ins else "prefix",
+        engine.model.identity[:12],
+    )
+
+
+def pool_budget(original: Any, configurator: Any, budget_bytes: int, **more: Any) -> Any:
+    """Hook around ``KVCacheConfigurator.config_from_budget``: leave memory for document reuse.
+
+    SGLang converts free bytes into pool sizes there, at the start and again after CUDA graphs are
+    captured. Ends the process if no memory would be left for the pool.
+    """
+    options = options_of(configurator.server_args)
+    if options is None:
+        return original(configurator, budget_bytes, **more)
+    config = configurator.model_config
+    shape = served_shape(configurator.model, config.hf_config)
+    tokens = options.longest_prompt(config.context_len)
+    beside = options.bytes_beside_pool(str(configurator.device))
+    needed = working_memory(shape, configurator.model_dtype.itemsize, tokens, beside)
+    if needed.total >= budget_bytes:
+        raise SystemExit(
+            f"sglang-canopy: --canopy-documents on needs {needed} beside the KV pool, and only "
+            f"{budget_bytes >> 20:,} MiB are free for both: lower prompt_tokens or the "
+            "tiers' sizes, or raise --mem-fraction-static"
+        )
+    logger.info("canopy: document reuse leaves %s out of the KV pool", needed)
+    return original(configurator, budget_bytes - needed.total, **more)
+
+
+def _calibrate_and_check(engine: DocumentEngine, tokenizer: Any, tp_size: int) -> None:
+    """Read the calibrated ratios, then run the quality check at every ratio in use.
+
+    Raises CanopyError.
+    """
+    options, model, runner = engine.options, engine.model, engine.runner
+    engine.setting = Setting(
+        model.identity, _chip(model.device), str(model.dtype).removeprefix("torch."), tp_size,
+        runner.attn_backend.canopy.name,
+    )  # fmt: skip
+    engine.ratios = calibrated_ratios(options.calibration, engine.setting)
+    method = Method(options.selector, options.encode)
+    check_quality(model, tokenizer, method, ratios_in_use(options, engine.ratios), options.min_kept)
+
+
+def ratios_in_use(options: Options, calibrated: Mapping[str, float]) -> set[float]:
+    """Return every ratio that a request without its own may have (``DocumentEngine.ratio_for``)."""
+    if options.ratio is not None:
+        return {options.ratio}
+    return {calibrated.get(tier, DEFAULT_RATIO) for tier in options.capacity_bytes()}
+
+
+def _chip(device: torch.device) -> str:
+    """Return the name that a calibration is saved under: the chip, on a CPU with its threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu-{torch.get_num_threads()}"

@@ -1,0 +1,127 @@
+"""The documents of a chat's messages, of SGLang's classes or of a JSON body.
+
+A document never continues past its message, and an assistant's text is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from canopy_documents.text.documents import separated
+from canopy_documents.text.order import Orders
+
+TOOLS = ("tool", "function")
+ROLES = ("system", "developer", "user", *TOOLS)
+"""Roles of messages with documents."""
+_TEXT = ("text", "input_text", "output_text")
+
+
+def documents_of_chat(messages: Iterable[Any], in_parts: bool, separator: str | None) -> list[str]:
+    """Return the texts of all documents, in order.
+
+    in_parts: every text part of a message but its last is a document, and so is a tool's result.
+    """
+    return [text for message in messages for text in _of_message(message, in_parts, separator)]
+
+
+def _of_message(message: Any, in_parts: bool, separator: str | None) -> list[str]:
+    role, texts = _role(message), _texts(_content(message))
+    if role not in ROLES:
+        return []
+    count = documents_in_parts(role, texts) if in_parts else 0
+    found = [text for text in texts[:count] if text.strip()]
+    return found + [one for text in texts[count:] for one in separated(text, separator)]
+
+
+def documents_in_parts(role: str, texts: Sequence[str]) -> int:
+    """Return how many of a message's leading texts are documents."""
+    return len(texts) if role in TOOLS else max(0, len(texts) - 1)
+
+
+def in_best_order(
+    messages: Sequence[Any],
+    in_parts: bool,
+    separator: str | None,
+    orders: Orders,
+    tenant: str | None,
+) -> list[Any]:
+    """Return the messages with the documents of each list in the best order (``canopy_order``).
+
+    A list is the documents of one message's parts, or those between one text's separators.
+    """
+    before, out = 0, []
+    for message in messages:
+        content = getattr(message, "content", None)
+        if _role(message) in ROLES and content:
+            content = _ordered(message.role, content, in_parts, separator, orders, tenant, before)
+            message = message.model_copy(update={"content": content})
+        before = hash((before, *_texts(content)))
+        out.append(message)
+    return out
+
+
+def _ordered(
+    role: str,
+    content: Any,
+    in_parts: bool,
+    separator: str | None,
+    orders: Orders,
+    tenant: str | None,
+    before: int,
+) -> Any:
+    if isinstance(content, str):
+        return text_in_best_order(content, separator, orders, tenant, before)
+    texts = _texts(content)
+    count = documents_in_parts(role, texts) if in_parts and len(texts) == len(content) else 0
+    order = orders.order(before, texts[:count], tenant)
+    return [*(content[i] for i in order), *content[count:]]
+
+
+def text_in_best_order(
+    text: str, separator: str | None, orders: Orders, tenant: str | None, before: int = 0
+) -> str:
+    """Return a text with the documents between its separators in the best order."""
+    documents = separated(text, separator)
+    if separator is None or len(documents) < 2:
+        return text
+    first, *_, last = text.split(separator)
+    order = orders.order(hash((before, first)), documents, tenant)
+    return separator.join([first, *(documents[i] for i in order), last])
+
+
+def messages_of_body(body: Mapping[str, Any]) -> list[Any]:
+    """Return the messages of a Responses or Ollama body that SGLang renders itself."""
+    found: list[Any] = [{"role": "system", "content": body.get("instructions")}]
+    given = body.get("input", body.get("messages"))
+    if isinstance(given, str):
+        return [*found, {"role": "user", "content": given}]
+    return found + [one for one in given or () if isinstance(one, Mapping)]
+
+
+def _role(message: Any) -> Any:
+    if isinstance(message, Mapping):
+        return message.get("role", "tool" if "output" in message else None)
+    return message.role
+
+
+def _content(message: Any) -> Any:
+    if isinstance(message, Mapping):
+        return message.get("content", message.get("output"))
+    return getattr(message, "content", None)
+
+
+def _texts(content: Any) -> list[str]:
+    """Return the texts of a message's content; empty if a part is no text."""
+    if isinstance(content, str):
+        return [content]
+    texts = [_text(part) for part in content or ()]
+    return [] if None in texts else texts  # type: ignore[return-value]
+
+
+def _text(part: Any) -> str | None:
+    if isinstance(part, Mapping):
+        kind, text = part.get("type"), part.get("text")
+    else:
+        kind, text = part.type, getattr(part, "text", None)
+    return text if kind in _TEXT and isinstance(text, str) else None

@@ -1,0 +1,156 @@
+"""The prior, the search with a warm start, and the saved values."""
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from canopy_documents.calibration.saved import Calibration, Calibrations, Setting, calibrated_ratios
+from canopy_documents.calibration.search import CostProfile, golden_section
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.private_file import SET_ASIDE
+
+
+def test_the_prior_balances_compute_and_transfer_and_is_clipped():
+    assert CostProfile(3.0, 1.0).prior(0.0, 1.0) == 0.25
+    assert CostProfile(3.0, 1.0).prior(0.4, 1.0) == 0.4
+    assert CostProfile(1.0, 9.0).prior(0.1, 0.5) == 0.5
+    with pytest.raises(CanopyError, match="measure it again"):
+        CostProfile(0.0, 1.0).prior(0.0, 1.0)
+
+
+def ttft(profile, ratio, tokens=1000):
+    """Equation 10: recompute and transfer overlap, the rest does not depend on the ratio."""
+    paths = ratio * tokens * profile.compute_s, (1 - ratio) * tokens * profile.transfer_s
+    return max(paths) + profile.other_s
+
+
+@given(st.floats(0.01, 10.0), st.floats(0.0, 10.0), st.floats(0.0, 10.0), st.floats(0.0, 1.0))
+def test_no_ratio_is_faster_than_the_prior_in_equation_10(compute, transfer, other, ratio):
+    profile = CostProfile(compute, transfer, other)
+    best = ttft(profile, profile.prior(0.0, 1.0))
+    assert best <= ttft(profile, ratio) * (1 + 1e-9)
+    assert best >= other
+
+
+@given(
+    st.floats(0.0, 1.0),
+    st.floats(0.0, 1.0),
+    st.floats(0.0, 0.45),
+    st.floats(0.55, 1.0),
+    st.floats(0.1, 5.0),
+)
+def test_any_warm_start_finds_the_minimum_of_a_valley(best, start, low, high, steep):
+    def valley(r):
+        return abs(r - best) * (steep if r < best else 1.0)
+
+    found = golden_section(valley, start, low, high, tolerance=0.01)
+    assert abs(found.ratio - min(high, max(low, best))) <= 0.011
+    assert all(low <= r <= high for r, _ in found.probes)
+    assert found.probes[0][0] == min(high, max(low, start))
+
+
+def test_a_probe_costs_one_measurement_a_step():
+    calls = []
+    golden_section(lambda r: calls.append(r) or (r - 0.3) ** 2, 0.2, 0.0, 1.0, tolerance=0.01)
+    assert len(calls) == len(set(calls))
+    assert len(calls) <= 14
+
+
+def test_rising_ttft_gives_the_floor_and_equal_bounds_one_probe():
+    rising = golden_section(lambda r: 1 + r, 0.5, 0.1, 1.0, tolerance=0.01)
+    assert rising.ratio < 0.12
+    assert golden_section(lambda r: r, 0.9, 0.3, 0.3).probes == ((0.3, 0.3),)
+
+
+@pytest.mark.parametrize("bounds", [(0.5, 0.1), (-0.1, 1.0), (0.0, 1.1)])
+def test_bounds_out_of_order_are_refused(bounds):
+    with pytest.raises(CanopyError, match="0 <= min <= max <= 1"):
+        golden_section(lambda r: r, 0.5, *bounds)
+
+
+SETTING = Setting("m", "cpu-2", "float32", 1, "triton")
+FOUND = Calibration(0.2, 0.15, CostProfile(1e-4, 1e-5))
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "ratio.json"
+
+
+@pytest.mark.parametrize(
+    "change", [{"device": "cpu-4"}, {"dtype": "bfloat16"}, {"tp_size": 2}, {"backend": "fa3"}]
+)
+def test_calibrations_are_kept_by_model_device_dtype_split_and_tier(path, change):
+    Calibrations(path).put(SETTING, "disk", FOUND)
+    Calibrations(path).put(SETTING, "memory", Calibration(0.1, 0.1, CostProfile(1.0, 1.0)))
+    saved = Calibrations(path)
+    assert saved.get(SETTING, "disk") == FOUND
+    assert saved.get(dataclasses.replace(SETTING, **change), "disk") is None
+    assert saved.settings("m", "cpu-2") == [SETTING]
+
+
+def test_a_calibration_is_used_by_the_stores_tiers(path):
+    assert calibrated_ratios(None, SETTING) == {}
+    Calibrations(path).put(SETTING, "memory", FOUND)
+    assert calibrated_ratios(str(path), SETTING) == {"host": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "n"}, "has nothing for this model on this machine"),
+        ({"dtype": "bfloat16"}, "has this model in float32 .* runs bfloat16"),
+        ({"tp_size": 2}, "--tp-size 1 .* --tp-size 2"),
+        ({"backend": "fa3"}, "--attention-backend triton.*--attention-backend fa3"),
+    ],
+)
+def test_a_calibration_for_another_server_is_refused_by_name(path, change, message):
+    Calibrations(path).put(SETTING, "disk", FOUND)
+    with pytest.raises(CanopyError, match=message):
+        calibrated_ratios(str(path), dataclasses.replace(SETTING, **change))
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"a": 3}', '{"a": {"model": "m"}}'])
+def test_a_file_that_is_no_calibration_is_set_aside(path, content):
+    path.write_text(content)
+    with pytest.raises(CanopyError, match="has nothing for this model"):
+        calibrated_ratios(str(path), SETTING)
+    assert path.with_name("ratio.json.bad").read_text() == content
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("ratio", "half"),
+        ("ratio", 1.5),
+        ("ratio", True),
+        ("r_min", None),
+        ("r_min", float("nan")),
+        ("tier", 3),
+        ("tp_size", "2"),
+        ("tp_size", True),
+        ("model", None),
+        ("profile", []),
+        ("profile", {"compute_s": 1.0}),
+        ("profile", {"compute_s": 1.0, "transfer_s": 1.0, "x": 1.0}),
+        ("profile", {"compute_s": "1", "transfer_s": 1.0}),
+        ("profile", {"compute_s": 1.0, "transfer_s": -1.0, "other_s": 0.0}),
+    ],
+)
+def test_a_file_with_an_entry_that_cannot_be_is_set_aside(path, part, value):
+    saved = Calibrations(path)
+    saved.put(SETTING, "memory", FOUND)
+    entries = json.loads(path.read_text())
+    entries[Calibrations.key(SETTING, "memory")][part] = value
+    path.write_text(json.dumps(entries))
+    SET_ASIDE.clear()
+    assert saved.get(SETTING, "memory") is None
+    assert not path.exists()
+    assert json.loads(path.with_name("ratio.json.bad").read_text()).keys() == entries.keys()
+    assert SET_ASIDE == {"ratio.json": 1}
+    assert saved.settings("m", "cpu-2") == []
+    saved.put(SETTING, "memory", dataclasses.replace(FOUND, ratio=0.3))
+    assert calibrated_ratios(str(path), SETTING) == {"host": 0.3}

@@ -1,0 +1,89 @@
+"""RoPE undone and applied again, and the variants that are refused by name."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from canopy_documents.fuse.rope import (
+    Rope,
+    from_config,
+    rotate,
+    rotate_into,
+    undo_checked,
+    unrotate,
+)
+from canopy_kernel.rows import turned, turns
+from sglang_canopy.errors import CanopyError
+
+
+def rope(scaling=1.0):
+    return Rope(10000.0 ** -(torch.arange(0, 64, 2) / 64), scaling)
+
+
+@pytest.mark.parametrize("scaling", [1.0, 1.37])
+def test_undoing_the_rotation_restores_the_raw_keys(scaling):
+    x = torch.randn(50, 2, 64)
+    at = torch.randint(0, 100_000, (50,))
+    turned = rope(scaling).apply(x, at)
+    assert (undo_checked(turned, rope(scaling), at) - x).abs().max() < 1e-5
+
+
+def test_a_moved_key_is_the_key_of_the_new_position():
+    x = torch.randn(9, 1, 64)
+    here, there = torch.arange(9) + 3, torch.arange(9) + 700
+    moved = rope().apply(rope().undo(rope().apply(x, here), here), there)
+    assert (moved - rope().apply(x, there)).abs().max() < 1e-5
+
+
+def test_a_table_rounded_to_bf16_is_undone_too():
+    x = torch.randn(40, 1, 64)
+    table = rope().table(torch.arange(40)).bfloat16()
+    assert (unrotate(rotate(x, table.float()), table) - x).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotating_into_a_cache_is_rotating(dtype):
+    x, table = torch.randn(30, 2, 64).to(dtype), rope(1.37).table(torch.arange(30) + 11)
+    pool = torch.zeros(50, 1, 2, 64, dtype=dtype)
+    rotate_into(x, turns(table, 2), pool[10:40, 0])
+    limit = 1e-6 if dtype == torch.float32 else 2e-2  # a last bit
+    assert (pool[10:40, 0].float() - rotate(x, table).float()).abs().max() <= limit
+    assert not pool[:10].any()
+    assert not pool[40:].any()
+
+
+def test_turns_are_the_rotation():
+    x, table = torch.randn(30, 3, 64), rope(1.37).table(torch.arange(30) + 5)
+    there = turned(x, turns(table, 3))
+    torch.testing.assert_close(there, rotate(x, table), atol=1e-6, rtol=1e-5)
+
+
+def test_the_wrong_rotation_is_noticed():
+    broken = Rope(rope().inv_freq, 0.0)
+    with pytest.raises(RuntimeError, match="undoing RoPE"):
+        undo_checked(torch.randn(4, 1, 64), broken, torch.arange(4))
+
+
+def config(**parameters):
+    return SimpleNamespace(
+        rope_parameters=parameters, head_dim=64, hidden_size=128, num_attention_heads=2
+    )
+
+
+@pytest.mark.parametrize("variant", ["dynamic", "longrope", "proportional", "something-new"])
+def test_a_variant_that_cannot_move_is_refused_by_name(variant):
+    with pytest.raises(CanopyError, match=f"'{variant}' is not supported.*supported are default"):
+        from_config(config(rope_type=variant, rope_theta=1e4))
+
+
+def test_partial_and_multimodal_rotations_are_refused():
+    with pytest.raises(CanopyError, match="three coordinates"):
+        from_config(config(rope_type="default", mrope_section=[1, 2, 3]))
+    with pytest.raises(CanopyError, match=r"only 0\.5 of each head"):
+        from_config(config(rope_type="default", partial_rotary_factor=0.5))
+
+
+def test_older_configs_name_theta_on_their_own():
+    old = SimpleNamespace(rope_theta=500.0, hidden_size=128, num_attention_heads=2)
+    assert from_config(old).inv_freq[1] == pytest.approx(500.0 ** -(2 / 64))

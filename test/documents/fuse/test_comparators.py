@@ -1,0 +1,122 @@
+"""Choices of CacheTune's baselines and controls (benchmark/documents/comparators)."""
+
+import itertools
+
+import numpy
+import pytest
+import torch
+from comparators import SELECTORS, make_selector
+
+from canopy_documents.fuse import cache as caches
+from canopy_documents.fuse.encode import encode
+from canopy_documents.fuse.fusion import fused_prefill
+from canopy_documents.fuse.selectors import Context
+from canopy_documents.store.chunk import FusedPrompt, Placed
+from support.fused_prompts import flat_chunk, prompt
+
+SPENDS_MORE = ("hkvd", "epic")
+"""Comparators with their own rule, each tested below."""
+
+
+@pytest.mark.parametrize("name", [n for n in SELECTORS if n not in SPENDS_MORE])
+@pytest.mark.parametrize("ratio", [0.01, 0.15, 0.6])
+def test_no_selector_exceeds_the_budget_or_leaves_the_chunks(llama, ids, name, ratio):
+    p = prompt(llama, ids)
+    cache = caches.dense_cache(llama, len(p))
+    fused = fused_prefill(llama, p, cache, make_selector(name), ratio)
+    inside = p.in_chunk()[fused.rows]
+    assert inside.sum() <= int(ratio * p.reusable)
+    assert (~inside).sum() == len(p) - p.reusable
+    assert torch.equal(fused.rows, fused.rows.sort()[0])
+
+
+def test_first_k_takes_the_head_of_every_chunk(llama, ids):
+    p = prompt(llama, ids)
+    context = Context(llama, p, caches.dense_cache(llama, len(p)), 0.05)
+    assert make_selector("first-k").choose(context).tokens.tolist() == [20, 21, 22, 80, 81, 82]
+
+
+@pytest.mark.parametrize("ratio", [0.01, 0.15, 0.6])
+def test_epic_takes_the_first_16_tokens_of_each_chunk_at_any_ratio(llama, ids, ratio):
+    short = Placed(encode(llama, ids[180:190].tolist()), 180)
+    p = prompt(llama, ids)
+    p = FusedPrompt(p.ids, (*p.placed, short))
+    fused = fused_prefill(llama, p, caches.dense_cache(llama, len(p)), make_selector("epic"), ratio)
+    chosen = fused.rows[p.in_chunk()[fused.rows]].tolist()
+    assert chosen == [*range(20, 36), *range(80, 96), *range(180, 190)]
+
+
+def test_prophetkv_selects_tokens_that_the_question_attends_to_in_all_layers(llama, ids):
+    """Against a plain softmax in float64 over the context's keys, head by head."""
+    from comparators.prophetkv import context_attention
+
+    from canopy_documents.fuse import rows as engine
+    from canopy_documents.fuse.placement import place_chunks
+
+    p = prompt(llama, ids)
+    cache = caches.dense_cache(llama, len(p))
+    place_chunks(llama, p.placed, cache, p.in_chunk())
+    found = context_attention(Context(llama, p, cache, 0.2))
+    end, rows = 140, (~p.in_chunk()).nonzero()[:, 0]
+    total, shape = numpy.zeros(len(p)), llama.shape
+
+    def watch(layer, q, positions):
+        keys = cache.read(layer, torch.arange(end))[0].double().numpy()
+        asked = q[positions >= end].double().numpy()
+        for head in range(shape.heads):
+            dots = asked[:, head] @ keys[:, head * shape.kv_heads // shape.heads].T
+            weight = numpy.exp(dots * shape.head_dim**-0.5)
+            weight /= weight.sum(1, keepdims=True)
+            total[:end] += weight.mean(0) / shape.heads / shape.layers
+
+    engine.run_rows(llama, p.ids[rows], rows, cache, watch=watch)
+    assert float(found.sum()) == pytest.approx(1.0, abs=1e-5)
+    assert numpy.allclose(found.numpy(), total, atol=1e-6)
+
+
+def test_hkvd_narrows_its_set_in_two_steps(llama, ids):
+    from canopy_documents.fuse import rows as engine
+    from canopy_documents.fuse.placement import place_chunks
+
+    p = prompt(llama, ids)
+    cache = caches.dense_cache(llama, len(p))
+    place_chunks(llama, p.placed, cache, p.in_chunk())
+    choice = make_selector("hkvd").choose(Context(llama, p, cache, 0.2))
+    inside = p.in_chunk()
+    needed = ~inside
+    needed[choice.tokens] = True
+    rows = needed.nonzero()[:, 0]
+    seen = []
+    engine.run_rows(
+        llama,
+        p.ids[rows],
+        rows,
+        cache,
+        choice.narrow,
+        lambda _, q, at: seen.append(set(at.tolist())),
+    )
+    assert all(b <= a for a, b in itertools.pairwise(seen))
+    counts = [len(s) - int((~inside).sum()) for s in seen]
+    assert counts == [120, 36, 24, 24]
+
+
+def test_the_same_chunk_gets_the_same_random_tokens_everywhere():
+    a, b = flat_chunk(), flat_chunk()
+    b.raw_k.zero_()
+    assert torch.equal(make_selector("random").scores(a), make_selector("random").scores(b))
+
+
+def test_the_oracle_finds_the_tokens_that_were_spoilt(llama, ids):
+    p = prompt(llama, ids)
+    from canopy_documents.fuse.encode import capture
+    from canopy_documents.fuse.rows import prefill
+
+    exact = caches.dense_cache(llama, len(p))
+    prefill(llama, p.ids, exact)
+    chunk = capture(llama, exact, ids[20:80].tolist(), 20)
+    chunk.v[:, 33] += 5
+    spoilt = FusedPrompt(ids, (Placed(chunk, 20),))
+    fused = fused_prefill(
+        llama, spoilt, caches.dense_cache(llama, len(p)), make_selector("oracle"), 0.02
+    )
+    assert 53 in fused.rows.tolist()

@@ -1,0 +1,185 @@
+"""Invariants for every model: fused prefill with exact KV, or with all rows, equals prefill."""
+
+import functools
+
+import pytest
+import torch
+from comparators import SELECTORS, make_selector
+from comparators.weights import from_transformers
+
+from canopy_documents.fuse import cache as caches
+from canopy_documents.fuse.encode import Encoder, capture, encode
+from canopy_documents.fuse.fusion import fused_prefill
+from canopy_documents.fuse.rows import prefill, run_rows
+from canopy_documents.store.chunk import FusedPrompt, Placed
+from sglang_canopy.errors import CanopyError
+from support.document_models import paged_cache
+
+LIMIT = 1e-4
+
+
+def garbage(cache):
+    for pool in (*cache.k, *cache.v):
+        pool.normal_(0, 3)
+    return cache
+
+
+def plain(model, ids):
+    cache = caches.dense_cache(model, ids.numel())
+    return model.logits(prefill(model, ids, cache)), cache
+
+
+def prompt_of(model, ids, how="prefix"):
+    """20 tokens of prefix, chunks of 60, 1, 0 and 90 tokens with a gap, and a question."""
+    prefix = ids[:20].tolist() if how == "prefix" else ()
+    spans = [(20, 80), (80, 81), (81, 81), (90, 180)]
+    chunks = [(encode(model, ids[a:b].tolist(), prefix), a) for a, b in spans]
+    return FusedPrompt(ids, tuple(Placed(c, a) for c, a in chunks))
+
+
+def exact_prompt(model, ids, cache):
+    """Chunks whose KV is the prompt's own."""
+    spans = [(20, 80), (80, 81), (90, 180)]
+    return FusedPrompt(
+        ids, tuple(Placed(capture(model, cache, ids[a:b].tolist(), a), a) for a, b in spans)
+    )
+
+
+def test_plain_prefill_is_transformers(hf_model, ids):
+    with torch.no_grad():
+        expected = hf_model(ids[None]).logits[0]
+    got, _ = plain(from_transformers(hf_model), ids)
+    assert (got - expected).abs().max() < LIMIT
+
+
+def test_recomputing_everything_over_garbage_is_plain_prefill(hf_model, ids):
+    model = from_transformers(hf_model)
+    expected, _ = plain(model, ids)
+    prompt = prompt_of(model, ids)
+    cache = garbage(caches.dense_cache(model, len(prompt)))
+    got = fused_prefill(model, prompt, cache, make_selector("random"), 1.0)
+    assert got.rows.numel() == len(prompt)
+    assert (got.logits - expected[-1]).abs().max() < LIMIT
+
+
+@pytest.mark.parametrize("count", [1, 40, 150])
+def test_any_rows_over_exact_kv_give_the_plain_rows(hf_model, ids, count):
+    model = from_transformers(hf_model)
+    expected, cache = plain(model, ids)
+    rows = torch.randperm(ids.numel(), generator=torch.Generator().manual_seed(count))[:count]
+    rows = rows.sort()[0]
+    hidden, positions = run_rows(model, ids[rows], rows, cache)
+    assert torch.equal(positions, rows)
+    assert (model.logits(hidden) - expected[rows]).abs().max() < LIMIT
+
+
+@pytest.mark.parametrize("name", list(SELECTORS))
+@pytest.mark.parametrize("ratio", [0.0, 0.15, 0.5, 1.0])
+def test_every_selector_over_exact_chunks_is_plain_prefill(llama, ids, name, ratio):
+    expected, cache = plain(llama, ids)
+    prompt = exact_prompt(llama, ids, cache)
+    fused = garbage(caches.dense_cache(llama, len(prompt)))
+    got = fused_prefill(llama, prompt, fused, make_selector(name), ratio)
+    assert (got.logits - expected[-1]).abs().max() < LIMIT
+    for layer in range(llama.shape.layers):
+        assert (fused.k[layer] - cache.k[layer]).abs().max() < LIMIT
+
+
+@pytest.mark.parametrize(("page", "layout"), [(1, "NHD"), (16, "NHD"), (16, "HND"), (64, "HND")])
+def test_pages_and_layouts_do_not_matter(llama, ids, page, layout):
+    prompt = prompt_of(llama, ids)
+    expected = fused_prefill(
+        llama, prompt, caches.dense_cache(llama, len(prompt)), make_selector("question"), 0.2
+    )
+    paged = garbage(paged_cache(llama, len(prompt), page, layout))
+    got = fused_prefill(llama, prompt, paged, make_selector("question"), 0.2)
+    assert torch.equal(got.rows, expected.rows)
+    assert (got.logits - expected.logits).abs().max() < LIMIT
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the model is on the CPU: interpreted only")
+def test_triton_and_torch_agree_through_a_whole_model(llama, ids, monkeypatch):
+    from canopy_kernel import attention
+
+    pytest.importorskip("triton")
+    attend = attention.sparse_prefill
+    prompt = FusedPrompt(
+        ids[:70], (Placed(encode(llama, ids[20:60].tolist(), ids[:20].tolist()), 20),)
+    )
+    results = []
+    for backend in ("triton", "blocked", "reference"):
+        cache = paged_cache(llama, len(prompt), 16)
+        forced = functools.partial(attend, backend=backend)
+        monkeypatch.setattr(attention, "sparse_prefill", forced)
+        results.append(fused_prefill(llama, prompt, cache, make_selector("first-k"), 0.1).logits)
+    assert (results[0] - results[1]).abs().max() < LIMIT
+    assert (results[0] - results[2]).abs().max() < LIMIT
+
+
+def test_a_chunk_behind_the_prompts_own_prefix_is_exact(llama, ids):
+    expected, _ = plain(llama, ids[:90])
+    chunk = encode(llama, ids[20:80].tolist(), ids[:20].tolist())
+    prompt = FusedPrompt(ids[:90], (Placed(chunk, 20),))
+    cache = caches.dense_cache(llama, 90)
+    got = fused_prefill(llama, prompt, cache, make_selector("random"), 0.0)
+    assert got.rows.numel() == 30
+    assert (got.logits - expected[-1]).abs().max() < LIMIT
+
+
+def test_one_encoder_makes_the_chunks_that_single_calls_make(llama, ids):
+    prefix = ids[:30].tolist()
+    encoder = Encoder(llama, prefix)
+    for part in (ids[50:90].tolist(), [], ids[90:93].tolist(), ids[50:90].tolist()):
+        tokens = torch.tensor([*prefix, *part])
+        cache = caches.dense_cache(llama, len(tokens))
+        prefill(llama, tokens, cache)
+        chunk = encoder.encode(part)
+        plain = capture(llama, cache, part, len(prefix), prefix)
+        assert chunk.ids == plain.ids
+        assert chunk.prefix == tuple(prefix)
+        if part:
+            assert (chunk.raw_k - plain.raw_k).abs().max() < 1e-4
+            assert (chunk.v - plain.v).abs().max() < 1e-4
+
+
+def test_in_bf16_fusion_is_within_the_rounding_of_plain_prefill(ids):
+    from support.document_models import build
+
+    expected, _ = plain(from_transformers(build("llama")), ids)
+    coarse = from_transformers(build("llama", torch.bfloat16))
+    rounded, cache = plain(coarse, ids)
+
+    def off(x, y):
+        return float((x - y).norm() / y.norm())
+
+    rounding = off(rounded[-1], expected[-1])
+    assert 0.001 < rounding < 0.1
+    prompt = prompt_of(coarse, ids)
+    everything = garbage(caches.dense_cache(coarse, len(prompt)))
+    got = fused_prefill(coarse, prompt, everything, make_selector("random"), 1.0)
+    assert off(got.logits, rounded[-1]) < 1e-5
+    prompt = exact_prompt(coarse, ids, cache)
+    moved = caches.dense_cache(coarse, len(prompt))
+    got = fused_prefill(coarse, prompt, moved, make_selector("random"), 0.15)
+    assert off(got.logits, rounded[-1]) < 2 * rounding
+
+
+def test_the_last_token_is_computed_even_inside_a_chunk(llama, ids):
+    chunk = encode(llama, ids[20:80].tolist(), ids[:20].tolist())
+    prompt = FusedPrompt(ids[:80], (Placed(chunk, 20),))
+    expected, _ = plain(llama, ids[:80])
+    for name in SELECTORS:
+        cache = caches.dense_cache(llama, 80)
+        got = fused_prefill(llama, prompt, cache, make_selector(name), 0.1)
+        assert (got.logits - expected[-1]).abs().max() < LIMIT, name
+
+
+def test_a_prompt_longer_than_a_sliding_window_is_refused(ids):
+    import dataclasses
+
+    from support.document_models import build
+
+    model = from_transformers(build("llama"))
+    short = dataclasses.replace(model, window=100)
+    with pytest.raises(CanopyError, match="sliding window of 100"):
+        plain(short, ids)

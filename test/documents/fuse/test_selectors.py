@@ -1,0 +1,137 @@
+"""Choices of each selector, on chunks small enough to check by hand."""
+
+import pytest
+import torch
+
+from canopy_documents.fuse import cache as caches
+from canopy_documents.fuse.encode import encode
+from canopy_documents.fuse.fusion import fused_prefill
+from canopy_documents.fuse.selectors import SELECTORS, Context, make_selector
+from canopy_documents.fuse.selectors.frequency import layer_scores
+from canopy_documents.store.chunk import Chunk, FusedPrompt, Placed
+from sglang_canopy.errors import CanopyError
+from support.fused_prompts import flat_chunk, prompt
+
+
+def test_low_frequency_energy_follows_the_slow_bump_and_not_the_spike():
+    chunk = flat_chunk(64)
+    slow = torch.exp(-((torch.arange(64.0) - 20) ** 2) / 50)
+    chunk.v[0, :, 0, 0] = chunk.raw_k[0, :, 0, 0] = 10 * slow
+    chunk.v[0, 50, 0, 0] = chunk.raw_k[0, 50, 0, 0] = 10.0
+    low = layer_scores(chunk)[0]
+    high = layer_scores(chunk, high=True)[0]
+    assert abs(int(low.argmax()) - 20) <= 1
+    assert abs(int(high.argmax()) - 50) <= 1
+    assert float(low.sum()) == pytest.approx(1.0)
+
+
+def test_offline_scores_are_made_once_and_stored_with_the_chunk(llama, ids):
+    chunk = encode(llama, ids[:40].tolist())
+    selector = make_selector("frequency")
+    first = selector.scores(chunk)
+    assert selector.scores(chunk) is first is chunk.scores["frequency"]
+    assert first.shape == (40,)
+
+
+def test_the_cutoff_of_frequency_is_half_of_the_spectrum(llama, ids):
+    chunk = encode(llama, ids[:40].tolist())
+    scores = [layer_scores(chunk, alpha=alpha).mean(dim=0) for alpha in (0.3, 0.5, 0.7)]
+    assert not torch.equal(scores[0], scores[1])
+    assert not torch.equal(scores[1], scores[2])
+    assert torch.equal(make_selector("frequency").scores(chunk), scores[1])
+
+
+def test_the_default_spends_nothing_on_a_chunk_that_is_exact(llama, ids):
+    def rows(p):
+        cache = caches.dense_cache(llama, len(p))
+        return fused_prefill(llama, p, cache, make_selector("question"), 0.15).rows
+
+    behind, alone = rows(prompt(llama, ids)), rows(prompt(llama, ids, behind=False))
+    assert not ((behind >= 20) & (behind < 80)).any()
+    assert ((behind >= 80) & (behind < 140)).sum() == 18
+    assert ((alone >= 20) & (alone < 80)).any()
+
+
+def test_text_before_the_first_chunk_is_not_probed_again(llama, ids):
+    from canopy_documents.fuse import rows as engine
+    from canopy_documents.fuse.placement import place_chunks
+    from canopy_documents.fuse.selectors.question import question_scores
+
+    p = prompt(llama, ids)
+    cache = caches.dense_cache(llama, len(p))
+    place_chunks(llama, p.placed, cache, p.in_chunk())
+    whole = question_scores(Context(llama, p, cache, 0.2))
+    engine.prefill(llama, p.ids[:20], cache)
+    ready = question_scores(Context(llama, p, cache, 0.2, ready=20))
+    assert torch.allclose(whole, ready, atol=1e-5)
+    for layer in range(llama.shape.layers):
+        cache.k[layer][:20] = 0  # the probe reads them and does not make them again
+    assert not torch.allclose(whole, question_scores(Context(llama, p, cache, 0.2, 20)), atol=1e-5)
+
+
+@pytest.mark.parametrize("share", [[1.0, 1.0, 1.0], [0.25, 0.25, 0.5]])
+def test_a_probe_weighs_keys_by_the_attention_it_computes(share):
+    from canopy_documents.fuse.selectors.question import _weighed
+    from canopy_kernel import attention
+
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 4, 8), torch.randn(20, 2, 8), torch.randn(20, 2, 8)
+    at, share = torch.tensor([4, 17, 19]), torch.tensor(share)
+    out, mass = _weighed(q, k, v, at, 4, share, 0.3)
+    rows = attention.Rows.single(at, torch.arange(20))
+    assert torch.allclose(out, attention.reference(q, k[:, None], v[:, None], rows, 0.3), atol=1e-5)
+    assert float(mass.sum()) == pytest.approx(4 * float(share.sum()), rel=1e-5)
+    first = torch.softmax(torch.einsum("hd,nhd->hn", q[0], k[:5].repeat_interleave(2, 1)) * 0.3, -1)
+    rest = _weighed(q[1:], k, v, at[1:], 17, share[1:], 0.3)[1]
+    assert torch.allclose(mass[:5], share[0] * first.sum(0) + rest[:5], atol=1e-5)
+
+
+def test_a_sampled_key_represents_similar_keys(llama, ids, monkeypatch):
+    """If eight neighbours have equal keys and values, reading one of them is enough."""
+    from canopy_documents.fuse.selectors import question
+
+    shape, n = llama.shape, 96
+    rows = torch.zeros(shape.layers, n, shape.kv_heads, shape.head_dim)
+    p = FusedPrompt(ids, (Placed(Chunk(tuple(ids[20 : 20 + n].tolist()), rows, rows), 20),))
+    like = torch.randn(2, shape.layers, n // 8, 1, shape.kv_heads, shape.head_dim)
+    found = []
+    for stride in (1, 8):
+        monkeypatch.setattr(question, "STRIDE", stride)
+        monkeypatch.setattr(question, "MIN_SAMPLES", 1)
+        cache = caches.dense_cache(llama, len(p))
+        for layer in range(shape.layers):
+            for pool, same in ((cache.k, like[0]), (cache.v, like[1])):
+                pool[layer][20 : 20 + n] = same[layer].repeat_interleave(8, 0)
+        found.append(question.question_scores(Context(llama, p, cache, 0.15), last_weight=0.5))
+        assert (
+            question._sampled(p, torch.tensor([len(p) - 1]), 1)[0].numel()
+            == len(p) - n + n // stride
+        )
+    assert torch.allclose(found[0], found[1], atol=1e-5)
+    assert float(found[0].sum()) > 1
+
+
+def test_a_long_head_computed_first_changes_nothing(llama, ids, monkeypatch):
+    from canopy_documents.fuse import fusion
+
+    p, found = prompt(llama, ids), []
+    for shortest in (1, 1000):
+        monkeypatch.setattr(fusion, "HEAD_TOKENS", shortest)
+        cache = caches.dense_cache(llama, len(p))
+        found.append(fused_prefill(llama, p, cache, make_selector("question"), 0.15))
+    assert torch.equal(found[0].rows, found[1].rows)
+    assert torch.allclose(found[0].logits, found[1].logits, atol=1e-4)
+
+
+def test_an_unknown_selector_is_named_with_those_allowed():
+    with pytest.raises(CanopyError, match="'magic' is not known; allowed are question, frequency"):
+        make_selector("magic")
+
+
+def test_a_prompt_without_chunks_is_plain(llama, ids):
+    p = FusedPrompt(ids, ())
+    for name in SELECTORS:
+        fused = fused_prefill(
+            llama, p, caches.dense_cache(llama, len(p)), make_selector(name), 0.15
+        )
+        assert fused.rows.numel() == len(p), name

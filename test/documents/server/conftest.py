@@ -1,0 +1,27 @@
+"""An engine of document reuse without a server."""
+
+import pytest
+
+from canopy_documents.fuse.encode import encode
+from canopy_documents.server import engine as engines
+from canopy_documents.server.engine import DocumentEngine
+from canopy_documents.server.options import Options
+from support.document_engine import LENGTH, SYSTEM, Tokenizer, bare_runner
+
+
+@pytest.fixture
+def make(llama, monkeypatch):
+    """``make(encode=..., ...)``: an engine over the small model, without a server around it."""
+    monkeypatch.setattr(engines.model_view, "served_model", lambda *_: llama)
+    runner = bare_runner()
+
+    def made(**options) -> DocumentEngine:
+        return DocumentEngine(runner, Options(memory_mb=64, **options), Tokenizer())
+
+    return made
+
+
+@pytest.fixture
+def chunks(llama, ids):
+    starts = range(SYSTEM, SYSTEM + 3 * LENGTH, LENGTH)
+    return [encode(llama, ids[a : a + LENGTH].tolist(), ids[:SYSTEM].tolist()) for a in starts]

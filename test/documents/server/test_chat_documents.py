@@ -1,0 +1,336 @@
+"""The documents of requests are bounded in SGLang's own tokens, which are never changed."""
+
+import json
+import re
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+
+import jinja2
+import pytest
+
+from canopy_documents.server import conversion
+from canopy_documents.server.options import Options
+from canopy_documents.text.fields import MAX_CHUNKS
+from canopy_documents.text.order import Orders
+from sglang_canopy.errors import CanopyError
+from support.chat_templates import TEMPLATES
+from support.words import Words
+
+PARTS, ANY = {"canopy_documents": "parts"}, {"canopy_order": "any"}
+SEPARATED = Options(separator="##")
+ONE, TWO, THREE = "the one fact here", "the two facts here", "the three facts here"
+
+
+class Message(SimpleNamespace):
+    def model_copy(self, update):
+        return Message(**{**vars(self), **update})
+
+
+def parts(*texts):
+    return [SimpleNamespace(type="text", text=text) for text in texts]
+
+
+def message(content, role="user"):
+    return Message(role=role, content=content)
+
+
+def join(content) -> str:
+    """SGLang's joining of a message's parts."""
+    if isinstance(content, str):
+        return content
+    return " ".join(p.text if p.type == "text" else "<image>" for p in content)
+
+
+def plain(message) -> str:
+    return f"<{message.role}>{join(message.content)}<end>"
+
+
+def without_thoughts(message) -> str:
+    """Qwen3's template shows an assistant's text from its last thought on."""
+    return f"<{message.role}>{join(message.content).split('</think>')[-1]}<end>"
+
+
+class Chats:
+    """A server's chats under a template."""
+
+    def __init__(self, options=None, template=plain, tp_size=1, chat=None) -> None:
+        self.options = options or Options()
+        self.chat = chat or (lambda messages: "".join(map(template, messages)))
+        server = SimpleNamespace(tp_size=tp_size)
+        self.manager = SimpleNamespace(tokenizer=Words(), server_args=server)
+
+    def render(self, _serving, request, _raw):
+        text = self.chat(request.messages)
+        custom = dict(request.custom_params) if request.custom_params else None
+        return SimpleNamespace(
+            text=None, input_ids=self.manager.tokenizer.encode(text), extra_key=None,
+            cache_salt=None, sampling_params={"custom_params": custom},
+        ), 0  # fmt: skip
+
+    def convert(self, messages, custom=None, body=None):
+        """The converted request, and the plain server's ids."""
+        if not isinstance(messages, list) or not isinstance(messages[0], Message):
+            messages = [message(messages)]
+        request = SimpleNamespace(
+            messages=messages, custom_params=custom, input_ids=None, extra_key=None, cache_salt=None
+        )
+        want = self.render(None, request, None)[0].input_ids
+        serving, raw = SimpleNamespace(tokenizer_manager=self.manager), SimpleNamespace(_json=body)
+        return conversion.convert_chat(self.render, serving, request, self.options, raw)[0], want
+
+    def documents(self, messages, custom=None) -> list[str]:
+        """The words that are bounded; the prompt is the plain server's."""
+        made, want = self.convert(messages, custom)
+        if "canopy_order" not in (custom or {}):
+            assert made.input_ids == want
+        return self.bounded(made)
+
+    def bounded(self, made) -> list[str]:
+        bounds = (made.sampling_params.get("custom_params") or {}).get("canopy_document_bounds", [])
+        bounds = [] if bounds == "off" else bounds
+        return [self.text(made.input_ids[a:b]) for a, b in zip(bounds[::2], bounds[1::2])]
+
+    def text(self, ids) -> str:
+        return self.manager.tokenizer.decode(ids)
+
+
+CASES = {
+    "all text parts but the last": (parts(ONE, TWO, "why?"), PARTS, [" one fact", " two facts"]),
+    "a blank part is none": (parts(ONE, " ", "why?"), PARTS, [" one fact"]),
+    "separators": (f"system##{ONE}##{TWO}##why?", None, [" one fact", " two facts"]),
+    "a tool's result": ([message(ONE, "tool")], PARTS, [" one fact"]),
+    "declined": (parts(ONE, "why?"), {**PARTS, "canopy_document_bounds": "off"}, []),
+    "parts without the field": (parts(ONE, "why?"), None, []),
+    "one text": ("why is it so?", PARTS, []),
+    "beside an image": ([SimpleNamespace(type="image_url"), *parts(ONE, "why?")], PARTS, []),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_documents_of_a_chat(case) -> None:
+    content, custom, want = CASES[case]
+    assert Chats(SEPARATED).documents(content, custom) == want
+
+
+def test_a_document_ends_at_its_message_and_is_no_answer() -> None:
+    chat = [
+        message(f"system##{ONE}##why is it?"),
+        message(f"it is##{THREE}##so", "assistant"),
+        message(f"and with##{TWO}##how is it?"),
+    ]
+    assert Chats(SEPARATED).documents(chat) == [" one fact", " two facts"]
+
+
+def rendered(family: str):
+    template = jinja2.Template(TEMPLATES[family])
+
+    def render(messages) -> str:
+        plain = [{"role": m.role, "content": join(m.content)} for m in messages]
+        return template.render(messages=plain, add_generation_prompt=True)
+
+    return render
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_the_prompt_is_the_plain_servers_under_the_templates_of_eight_families(family) -> None:
+    chats = Chats(chat=rendered(family))
+    chat = [
+        message(parts(ONE, TWO, "why?")),
+        message("so", "assistant"),
+        message(parts(THREE, "now?")),
+    ]
+    bounded = chats.documents(chat, PARTS)
+    assert [text.split()[-2:] for text in bounded] == [
+        ["one", "fact"],
+        ["two", "facts"],
+        ["three", "facts"],
+    ]
+    assert chats.documents(chat, {**PARTS, "canopy_document_bounds": "off"}) == []
+
+
+@pytest.mark.parametrize("custom", [PARTS, {**PARTS, "canopy_document_bounds": "off"}, None])
+def test_no_field_changes_the_prompt(custom) -> None:
+    """A template that drops a part of an answer, special words in a document, and very many."""
+    chat = [
+        message(parts(ONE, "ends in <end> a text", "why?")),
+        message("<think>hm, hm</think>It is a lamp.", "assistant"),
+        message(parts(*[f"{ONE} {i} of many" for i in range(MAX_CHUNKS + 44)], "sure?")),
+    ]
+    made, want = Chats(template=without_thoughts).convert(chat, custom)
+    assert made.input_ids == want
+    assert made.text is None
+    found = (made.sampling_params["custom_params"] or {}).get("canopy_document_bounds")
+    assert (
+        found == (custom or {}).get("canopy_document_bounds")
+        if custom != PARTS
+        else len(found) > 600
+    )
+
+
+def test_what_a_template_leaves_out_is_no_document() -> None:
+    chats = Chats(template=lambda m: f"<{m.role}>{join(m.content).replace(ONE, '')}<end>")
+    assert chats.documents(parts(ONE, TWO, "why?"), PARTS) == [" two facts"]
+
+
+def test_parts_of_a_text_are_refused() -> None:
+    with pytest.raises(CanopyError, match="of chat messages"):
+        prepared(text="why?", custom=PARTS)
+
+
+def test_bounds_of_a_text_and_a_selector_of_one_rank_are_refused() -> None:
+    with pytest.raises(CanopyError, match="input_ids"):
+        Chats().convert("why is it?", {"canopy_document_bounds": [0, 1]})
+    with pytest.raises(CanopyError, match="--tp-size 2"):
+        Chats(tp_size=2).convert("why?", {"canopy_selector": "frequency"})
+
+
+def test_a_chats_fields_are_parsed_once(monkeypatch) -> None:
+    given, real = [], conversion.fields.parse_fields
+    monkeypatch.setattr(
+        conversion.fields, "parse_fields", lambda fields: given.append(fields) or real(fields)
+    )
+    chats = Chats(SEPARATED)
+    made, _ = chats.convert(f"sys##{ONE}##{TWO}##why?")
+    before = dict(made.sampling_params["custom_params"])
+    conversion.prepare(chats.manager, made, SEPARATED)
+    assert len(given) == 1
+    assert made.sampling_params["custom_params"] == before
+
+
+@pytest.fixture
+def no_orders(monkeypatch) -> None:
+    monkeypatch.setattr(conversion, "orders", Orders())
+    monkeypatch.setattr("canopy_documents.text.order.orders", conversion.orders)
+
+
+def prepared(text=None, ids=None, custom=None, path="", body=None, manager=None, **fields):
+    manager = manager or Chats().manager
+    obj = SimpleNamespace(
+        text=text, input_ids=ids, extra_key=None, cache_salt=None,
+        sampling_params={"custom_params": custom} if custom else None, **fields,
+    )  # fmt: skip
+    conversion.prepare(manager, obj, SEPARATED, path, body)
+    return obj
+
+
+def test_documents_of_texts_alone_and_in_batches() -> None:
+    chats, text = Chats(SEPARATED), f"s##{ONE}##{TWO}##why?"
+    for given in (text, [text, "none of them"]):
+        made = prepared(given, manager=chats.manager)
+        assert made.text is None
+        many = made.sampling_params if isinstance(given, list) else [made.sampling_params]
+        ids = made.input_ids if isinstance(given, list) else [made.input_ids]
+        one = SimpleNamespace(input_ids=ids[0], sampling_params=many[0])
+        assert chats.bounded(one) == [" one fact", " two facts"]
+        assert [chats.text(i) for i in ids] == ([given] if isinstance(given, str) else given)
+    untouched = prepared("none of them", manager=chats.manager)
+    assert (untouched.text, untouched.input_ids) == ("none of them", None)
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/api/chat"])
+def test_documents_of_a_chat_that_is_rendered_already(path: str) -> None:
+    chats, text = Chats(SEPARATED), f"sys##{ONE}##{TWO}##why?"
+    answer = {"role": "assistant", "content": [{"type": "output_text", "text": f"a##{THREE}##b"}]}
+    items = [answer, {"role": "user", "content": [{"type": "input_text", "text": text}]}]
+    tool = {"type": "function_call_output", "output": f"x##{THREE}##y"}
+    for body, want in (
+        ({"input": text}, [" one fact", " two facts"]),
+        ({"input": items}, [" one fact", " two facts"]),
+        ({"messages": [answer, {"role": "user", "content": text}]}, [" one fact", " two facts"]),
+        (
+            {"input": [*items, tool], "instructions": "be brief"},
+            [" one fact", " two facts", " three facts"],
+        ),
+        ({"input": "why?"}, []),
+    ):
+        ids = chats.manager.tokenizer.encode(
+            f"<assistant>a##{THREE}##b<user>{text}<tool>x##{THREE}##y"
+        )
+        made = prepared(ids=ids, path=path, body=body, manager=chats.manager)
+        assert made.input_ids is ids
+        assert chats.bounded(made) == want
+
+
+def test_documents_in_any_order_take_the_order_of_an_earlier_prompt(no_orders) -> None:
+    chats = Chats()
+
+    def chat(*texts, **said):
+        return chats.documents(parts(*texts, "why?"), {**PARTS, **said})
+
+    chat(ONE, TWO, **ANY)
+    assert chat(THREE, TWO, ONE, **ANY) == [" one fact", " two facts", " three facts"]
+    assert chat(TWO, ONE) == [" two facts", " one fact"]
+    made, want = chats.convert(
+        parts(TWO, ONE, "why?"), {**PARTS, **ANY, "canopy_document_bounds": "off"}
+    )
+    assert made.input_ids == want
+
+
+def test_text_and_token_ids_have_their_documents_ordered_too(no_orders) -> None:
+    chats = Chats(SEPARATED)
+    encode = chats.manager.tokenizer.encode
+    first, turned = f"s##{ONE}##{TWO}##why?", f"s##{TWO}##{ONE}##why?"
+    for given in (first, turned, [turned, first]):
+        made = prepared(given, custom=ANY, manager=chats.manager)
+        ids = made.input_ids if isinstance(given, list) else [made.input_ids]
+        assert all(one == encode(first) for one in ids)
+    ids = [1, 2, 2, 9, 3, 3, 4]
+    for given, bounds in ((ids, [1, 3, 4, 6]), ([1, 3, 3, 9, 2, 2, 4], [1, 3, 4, 6])):
+        made = prepared(
+            ids=given, custom={"canopy_document_bounds": bounds, **ANY}, manager=chats.manager
+        )
+        assert (made.input_ids, made.sampling_params["custom_params"]["canopy_document_bounds"]) == (
+            ids, [1, 3, 4, 6],
+        )  # fmt: skip
+    odd = [*ids[:-1], [1]]  # SGLang refuses it
+    custom = {"canopy_document_bounds": [1, 3, 4, 6], **ANY}
+    assert prepared(ids=odd, custom=custom, manager=chats.manager).input_ids == odd
+
+
+def test_documents_in_any_order_never_change_turns(no_orders) -> None:
+    chats = Chats()
+
+    def chat(*texts):
+        turns = [(message(parts(one, "why?")), message("so", "assistant")) for one in texts]
+        made, _ = chats.convert([m for pair in turns for m in pair], {**PARTS, **ANY})
+        return chats.bounded(made)
+
+    chat(ONE, TWO)
+    assert chat(TWO, ONE) == [" two facts", " one fact"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logprob_start_len": 4},
+        {"logprob_start_len": [-1, 4]},
+        {"image_data": ["an image"]},
+        {"positional_embed_overrides": object()},
+        {"session_params": {"id": "1"}},
+    ],
+)
+def test_documents_stay_if_other_fields_belong_to_their_positions(no_orders, fields) -> None:
+    chats = Chats()
+
+    def text(given, **fields):
+        made = prepared(given, custom=ANY, manager=chats.manager, **fields)
+        return chats.text(made.input_ids)
+
+    first, turned = f"s##{ONE}##{TWO}##why?", f"s##{TWO}##{ONE}##why?"
+    assert text(first) == text(turned, logprob_start_len=-1) == first
+    assert text(turned, **fields) == turned
+
+
+DOCS = Path(__file__).parents[3] / "docs"
+PAGES = "".join((DOCS / part / "documents.md").read_text() for part in ("guide", "reference"))
+BLOCKS = [textwrap.dedent(b).strip() for b in re.findall(r"(?:^    .*\n)+", PAGES, re.M)]
+
+
+def test_the_pages_prompts_have_two_documents() -> None:
+    (body,) = [json.loads(b) for b in BLOCKS if b.startswith('{"model"')]
+    (shown,) = body["messages"]
+    content = [SimpleNamespace(**one) for one in shown["content"]]
+    assert len(Chats().documents(content, body["custom_params"])) == 2
+    (separated,) = [b for b in BLOCKS if b.startswith("You answer")]
+    assert len(Chats(Options(separator="\n###\n")).documents(separated)) == 2

@@ -1,0 +1,87 @@
+"""Documents are a plugin of their own: a server without them has none of their hooks and modules."""
+
+import ast
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+import sglang_canopy
+from support import forked
+
+PACKAGE = Path(sglang_canopy.__file__).parent
+DOOR = ["canopy_documents", "canopy_documents.plugin", "canopy_documents.plugin.entry"]
+START = """
+import json, os, sys
+from sglang.srt.plugins import load_plugins
+load_plugins()
+from sglang.srt.plugins.hook_registry import HookRegistry
+from sglang.srt.server_args import prepare_server_args
+from sglang_canopy.server.scheduler import arrivals
+from sglang_canopy.wire import messages, status_file
+
+class Scheduler:
+    pass
+
+if sys.argv[1:]:
+    prepare_server_args(["--model-path", sys.argv[1], "--radix-eviction", "wa", *sys.argv[2:]])
+from prometheus_client import REGISTRY
+from canopy_documents.plugin import entry as plugin
+from canopy_lab.live.replay import server_plugin
+hooks = sys.modules.get("canopy_documents.plugin.hooks")
+names = [name for name in sys.modules if name.startswith("canopy_documents")]
+series = "canopy_documents.plugin.series" in sys.modules
+callbacks = len(arrivals._on_created) + len(arrivals._on_queued)
+print(json.dumps({
+    "modules": sorted(names),
+    "in_place": hooks and all(hook.is_in_place() for hook in hooks.HOOKS),
+    "handled": messages.receive(Scheduler(), [messages.DOCUMENTS.key("a")]) if hooks else None,
+    "callbacks": callbacks,
+    "forced": [hook.is_in_place() for hook in server_plugin.HOOKS],
+    "flag": all(hook.is_in_place() for hook in plugin.ADDON.hooks),
+    "child": os.environ.get(plugin.ADDON.variable),
+}))
+"""
+
+
+def imported(path: Path) -> set[str]:
+    """The packages that a file imports, inside functions too."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    return {name.split(".")[0] for name in names}
+
+
+def facts(*arguments: str, **environment: str) -> dict:
+    command = [sys.executable, "-c", START, *arguments]
+    done = forked.run(command, env={**os.environ, **environment})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_no_file_of_the_server_names_the_package_of_documents() -> None:
+    naming = [path for path in PACKAGE.rglob("*.py") if "canopy_documents" in imported(path)]
+    assert naming == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), pytest.param(("--canopy-documents", "off"), marks=pytest.mark.long)]
+)
+def test_a_server_without_documents_has_only_their_flag(tiny_model: Path, arguments) -> None:
+    found = facts(str(tiny_model), *arguments)
+    assert found["modules"] == DOOR
+    assert (found["in_place"], found["callbacks"], found["child"]) == (None, 0, None)
+    assert found["flag"]
+    assert not any(found["forced"])
+
+
+def test_the_launching_process_and_its_children_have_every_hook(tiny_model: Path) -> None:
+    flags = ("--canopy-documents", "on", "--canopy-enable-forced-output")
+    found = facts(str(tiny_model), *flags)
+    assert (found["in_place"], found["callbacks"], found["child"]) == (True, 2, "1")
+    assert all(found["forced"])
+    child = facts(CANOPY_INSTALL_DOCUMENTS="1")
+    assert (child["in_place"], child["callbacks"]) == (True, 2)
+    assert not any(child["forced"])

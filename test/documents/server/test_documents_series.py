@@ -1,0 +1,46 @@
+"""Counts of documents are on ``/metrics``, next to the series of any cache."""
+
+from prometheus_client import CollectorRegistry
+
+from canopy_documents.plugin import series
+from sglang_canopy.telemetry.metrics import Metrics
+
+
+def test_counts_are_shown_by_reason_and_tier() -> None:
+    registry = CollectorRegistry()
+    Metrics(0, registry=registry)  # a cache's series, in the same process
+    counted = {
+        "fused_requests": 1,
+        "reused_tokens": 111,
+        "recomputed_tokens": 20,
+        "kept_requests": 3,
+        "kept_tokens": 500,
+        "fallbacks": 0,
+        "not_fused": {"lora": 2},
+        "quality": {
+            "checked": 8,
+            "differed": 2,
+            "tenants_raised": 1,
+            "tenants_stopped": 0,
+            "tenants": {"ab12": {"step": "raised", "checked": 4, "differed": 1}},
+        },
+        "store": {"tiers": {"memory": {"used_bytes": 4096}}},
+    }
+    shown = Metrics(0, registry=registry, metrics=series.METRICS)
+    reporter = series.Reporter(lambda: counted, shown)
+    reporter.report()
+    counted["reused_tokens"], counted["not_fused"] = 300, {"lora": 2, "multimodal": 1}
+    reporter.report()
+
+    def value(name, **labels):
+        return registry.get_sample_value(f"canopy:documents_{name}", {"dp_rank": "0", **labels})
+
+    assert value("fused_requests_total") == 1
+    assert value("reused_tokens_total") == 300
+    assert (value("kept_requests_total"), value("kept_tokens_total")) == (3, 500)
+    assert value("not_fused_total", reason="lora") == 2
+    assert value("not_fused_total", reason="multimodal") == 1
+    assert value("stored_bytes", tier="memory") == 4096
+    assert (value("checked_total"), value("differed_total")) == (8, 2)
+    assert (value("tenants", step="raised"), value("tenants", step="stopped")) == (1, 0)
+    assert value("tenant_differ_ratio", tenant="ab12") == 0.25

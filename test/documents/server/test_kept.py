@@ -1,0 +1,300 @@
+"""Approximate KV in the tree: which requests share it, and that exact ones never do."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from canopy_documents.quality import checker as checkers
+from canopy_documents.quality.tenant_limits import RAISED, STOPPED, TenantQuality
+from canopy_documents.server import engine as engines
+from canopy_documents.server import kept, library, scheduler
+from canopy_documents.server.request import DIFFERED
+from sglang_canopy import tenant as tenants
+from sglang_canopy.errors import CanopyError
+from support.document_engine import SYSTEM, learn, prompt, queued, request, scheduler_of
+
+
+def with_params(ids, params=None, **fields):
+    made = request(*prompt(ids), rid="r", **fields)
+    made.sampling_params.custom_params.update(params or {})
+    return made
+
+
+@pytest.fixture
+def make(make, ids):
+    """``make(...)``: an engine that has stored the documents of two tenants."""
+
+    def made(**options):
+        engine = make(**options)
+        for salt in (None, "other", "secret"):
+            learn(engine, with_params(ids, salt=salt))
+        return engine
+
+    return made
+
+
+def key_of(engine, ids, params=None, **fields) -> str | None:
+    made = with_params(ids, params, **fields)
+    queued(engine, made)
+    return made.extra_key
+
+
+def put_at(engine, level: int, tenant: str | None = None) -> None:
+    engine.checker.limits.tenants[tenant] = TenantQuality(level)
+
+
+@pytest.fixture
+def engine(make):
+    return make()
+
+
+def test_requests_share_kept_kv_under_equal_settings_alone(engine, make, ids) -> None:
+    usual = key_of(engine, ids)
+    assert usual is not None
+    assert tenants.is_documents_key(usual)
+    assert key_of(engine, ids) == usual
+    keys = [usual]
+    for params in ({"canopy_recompute_ratio": 0.3}, {"canopy_selector": "frequency"}):
+        keys.append(key_of(engine, ids, params))
+    keys.append(key_of(make(encode="prefix"), ids))
+    keys.append(key_of(make(ratio=0.2), ids))
+    calibrated = make()
+    calibrated.ratios = {"host": 0.4}
+    keys.append(key_of(calibrated, ids))
+    put_at(engine, RAISED)
+    keys.append(key_of(engine, ids))
+    assert len(set(keys)) == len(keys)
+
+
+def test_other_weights_have_other_names(engine, ids, monkeypatch) -> None:
+    before = key_of(engine, ids)
+    other = SimpleNamespace(identity="other weights")
+    monkeypatch.setattr(engine.library, "model", other)
+    assert key_of(engine, ids) != before
+
+
+def test_a_tenant_keeps_its_name_and_its_own_kv(engine, ids) -> None:
+    one = with_params(ids, salt="secret")
+    one.extra_key = "mine"
+    engine.count_matched_tokens = lambda req, key: int(tenants.is_documents_key(key))
+    before = tenants.tenant_of_req(one)
+    state = queued(engine, one)
+    assert one.extra_key.startswith("mine\x00")
+    assert tenants.tenant_of_req(one) == state.tenant == before
+    assert one.cache_salt == "secret"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"return_logprob": True, "logprob_start_len": 0},
+        {"lora_id": "a" * 32},
+        {"session": object()},
+        {"beam_group": object()},
+    ],
+)
+def test_a_request_that_runs_normally_keeps_its_clients_key(make, ids, fields) -> None:
+    assert key_of(make(), ids, **fields) is None
+
+
+@pytest.mark.parametrize(
+    ("exact", "kept", "enters"),
+    [(0, 0, True), (101, 0, True), (103, 0, False), (138, 137, False), (120, 128, True)],
+)
+def test_a_request_changes_its_key_only_if_that_saves_more_than_its_exact_prefix(
+    engine, ids, exact, kept, enters
+) -> None:
+    """Three documents of 40 tokens save 102 at ratio 0.15."""
+    engine.count_matched_tokens = lambda req, key: kept if tenants.is_documents_key(key) else exact
+    assert (key_of(engine, ids) is not None) == enters
+
+
+def test_a_prompt_that_is_too_long_extends_its_earlier_turns(make, ids) -> None:
+    engine = make(prompt_tokens=100)
+    for tokens, enters in ((0, False), (60, True)):
+        engine.count_matched_tokens = lambda req, key, n=tokens: n * tenants.is_documents_key(key)
+        made = with_params(ids)
+        state = queued(engine, made)
+        assert (made.extra_key is not None) == enters
+        assert not engine.may_fuse(made, state)
+        state.begin_window(made, tokens, len(made.origin_input_ids))
+        told = engine.report_prompt(made, state)
+        assert (told["fused"], told.get("why")) == (
+            (True, None) if enters else (False, "more than 100 tokens")
+        )
+
+
+def test_very_many_documents_are_computed(make, ids) -> None:
+    many = request([1] * 2000, [x for i in range(300) for x in (5 * i, 5 * i + 5)], rid="r")
+    engine = make(min_tokens=1)
+    state = queued(engine, many)
+    assert (state.keys, state.reason) == ((), "more than 256 documents")
+    assert engine.report_prompt(many, state)["why"] == state.reason
+
+
+def test_ratio_1_is_exact_and_keeps_its_clients_key(engine, make, ids) -> None:
+    for one in (engine, make(ratio=1.0)):
+        params = {"canopy_recompute_ratio": 1} if one is engine else {}
+        made = with_params(ids, params)
+        state = queued(one, made)
+        assert made.extra_key is None
+        assert one.may_fuse(made, state)
+
+
+def test_a_step_to_ratio_1_holds_for_the_whole_request(make, ids) -> None:
+    engine = make(ratio=0.6)
+    put_at(engine, RAISED)
+    made = with_params(ids)
+    state = queued(engine, made)
+    assert made.extra_key is None
+    put_at(engine, 0)  # while it waits
+    assert engine.ratio_for(state, []) == 1.0
+
+
+def test_a_retraction_changes_nothing(engine, ids) -> None:
+    made = with_params(ids)
+    state = queued(engine, made)
+    before = made.extra_key
+    put_at(engine, RAISED)
+    scheduler.request_queued(scheduler_of(engine), made)
+    assert made.extra_key == before == state.kept_key
+
+
+def test_without_a_namespace_the_request_runs_normally(engine, ids, monkeypatch) -> None:
+    monkeypatch.setattr(kept, "_name", lambda *_: 1 / 0)
+    made = with_params(ids)
+    state = queued(engine, made)
+    assert made.extra_key is None
+    assert not engine.may_fuse(made, state)
+
+
+def differ_until_stopped(engine, tenant) -> None:
+    one = SimpleNamespace(tenant=tenant, keys=())
+    put_at(engine, STOPPED - 1, tenant)
+    waiting = checkers._Waiting((), one, STOPPED - 1, 0.15)
+    while engine.checker.limits.quality_level(tenant) != STOPPED:
+        engine.checker._decide(engine.library, waiting, True)
+
+
+def test_kv_from_before_a_stop_is_not_used_again(engine, ids) -> None:
+    mine, others = key_of(engine, ids), key_of(engine, ids, salt="other")
+    differ_until_stopped(engine, None)
+    stopped = with_params(ids)
+    assert queued(engine, stopped).reason == DIFFERED
+    assert stopped.extra_key is None
+    put_at(engine, 0)
+    assert key_of(engine, ids) != mine
+    assert key_of(engine, ids, salt="other") == others
+
+
+def test_kv_on_a_storage_is_not_used_again_after_a_restart(make, ids, monkeypatch) -> None:
+    monkeypatch.setattr(engines.model_view, "answer_of_first_rank", lambda mine: mine)
+    monkeypatch.setattr(engines.model_view, "weight_files", lambda _: "the same files")
+    engine = make()
+    engine.runner.server_args = SimpleNamespace(hicache_storage_backend="canopy")
+    first, second = make(), make()
+    assert first.runner is engine.runner
+    keys = {key_of(one, ids) for one in (engine, first, second)}
+    assert len(keys) == 3
+    assert key_of(first, ids) in keys
+
+
+def test_stops_of_many_tenants_are_bounded_and_none_is_forgotten(make, ids, monkeypatch) -> None:
+    monkeypatch.setattr(checkers, "MAX_TENANTS", 3)
+    engine = make()
+    checker, before = engine.checker, {}
+    for tenant in "abcde":
+        before[tenant] = checker.epoch(tenant)
+        differ_until_stopped(engine, tenant)
+    assert all(checker.epoch(tenant) != old for tenant, old in before.items())
+    assert len(checker._epochs) == 3
+
+
+def test_a_document_behind_kept_kv_is_never_stored_as_exact(make, ids, monkeypatch) -> None:
+    engine = make(encode="prefix")
+    made = with_params(ids)
+    state = queued(engine, made)
+    for key in list(engine.library.store.chunks):
+        engine.library.store.delete(key)
+    state.begin_window(made, SYSTEM, len(made.origin_input_ids))
+    assert state.kept == 0  # the system text is exact in every namespace
+    taken = []
+    monkeypatch.setattr(engines.model_view, "row_cache", lambda *_: None)
+    monkeypatch.setattr(library, "capture", lambda *args: taken.append(args) or 1 / 0)
+    monkeypatch.setattr(engine.library.encoder, "enqueue", lambda *_: None)
+    row = torch.arange(len(made.origin_input_ids))
+    with pytest.raises(ZeroDivisionError):
+        engine.encode_missing(made, state, row)
+    state.begin_window(made, SYSTEM + 1, len(made.origin_input_ids))  # begun again
+    assert state.kept == 1
+    taken.clear()
+    engine.encode_missing(made, state, row)
+    assert not taken
+
+
+def test_a_prompts_own_windows_do_not_count_as_kept(engine, ids) -> None:
+    made = with_params(ids)
+    state = queued(engine, made)
+    for first, end in ((0, 40), (40, 80), (80, 138)):
+        state.begin_window(made, first, end)
+    assert (state.kept, state.fused) == (0, False)
+
+
+def test_a_turn_with_only_kept_kv_is_reported_and_checked(engine, ids) -> None:
+    engine.checker.limits.every = 1
+    made = with_params(ids)
+    learn(engine, with_params(ids))
+    state = queued(engine, made)
+    end = state.bounds[-1][1]
+    made.full_untruncated_fill_ids = made.origin_input_ids
+    state.begin_window(made, end, len(made.origin_input_ids))
+    assert engine.plan(made, state, end, torch.arange(len(made.origin_input_ids))) is None
+    assert state.reason is None
+    report = engine.report_prompt(made, state)
+    assert (report["fused"], report["kept"], report["reused"]) == (True, end - SYSTEM, 0)
+    assert engine.counts["kept_requests"] == 1
+    engine.offer_check(made, state)
+    assert len(engine.checker.waiting) == 1
+
+
+def test_a_client_may_not_name_such_a_namespace() -> None:
+    key = tenants.documents_key("mine", "0" * 24)
+    for given in (key, ["usual", key]):
+        with pytest.raises(CanopyError, match="reserves"):
+            tenants.check_extra_key(given)
+    tenants.check_extra_key(["usual", None, 3])
+    assert not tenants.is_documents_key(tenants.unreserved_key(key))
+
+
+def test_kv_events_are_of_exact_kv_alone() -> None:
+    from sglang.srt.mem_cache.events import KVCacheEventRecorder
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    def node(extra_key):
+        root = SimpleNamespace(parent=None, key=RadixKey([]), hash_value=[], event_hash_value=None)
+        return SimpleNamespace(
+            parent=root, key=RadixKey([1, 2], extra_key), hash_value=None, event_hash_value=None
+        )
+
+    core = SimpleNamespace(kv_events=KVCacheEventRecorder(enabled=True, page_size=1))
+    kept.announce_exact_only(SimpleNamespace(tree_core=core))
+    for key in (tenants.documents_key(None, "a"), tenants.documents_key("b", "a")):
+        core.kv_events.record_store(node(key))
+        core.kv_events.record_remove(node(key))
+    assert core.kv_events.take() == []
+    core.kv_events.record_store(node("b"))
+    assert len(core.kv_events.take()) == 1
+
+
+def test_canopys_tree_counts_approximate_kv_that_it_does_not_publish() -> None:
+    from support.live_tree import LiveTree
+
+    tree = LiveTree(64, events=True)
+    kept.announce_exact_only(tree.cache)
+    tree.cache.take_events()
+    tree.insert([1, 2, 3], extra=tenants.documents_key(None, "a"))
+    assert tree.cache.take_events() == []
+    assert sum(row.tiers[0].entered for row in tree.core.live.counters.rows()) == 3
+    tree.insert([1, 2, 3])
+    assert tree.cache.take_events()

@@ -1,0 +1,208 @@
+"""Choices and placement over a server's pool equal those of the engine over its own cache; fused batches\nattend by position."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from canopy_documents.fuse import rows as engine
+from canopy_documents.fuse.cache import KVCache, dense_cache
+from canopy_documents.fuse.fusion import fused_prefill
+from canopy_documents.fuse.selectors import make_selector
+from canopy_documents.server import attention as server_attention
+from canopy_documents.server.model_view import check_layout, pool_views, row_cache
+from canopy_documents.server.plan import PromptSlots, choose_tokens, replan
+from canopy_documents.store.chunk import ChunkSuffix, Placed
+from canopy_kernel import attention
+from sglang_canopy.errors import CanopyError
+from support.document_engine import pool_runner
+from support.split_model import CHUNK, PREFIX, TAIL, prompt_of_three
+
+SLOTS = 400
+
+
+@pytest.fixture
+def runner(llama):
+    """A pool filled with garbage."""
+    shape = llama.shape
+    size = (shape.layers, SLOTS, shape.kv_heads, shape.head_dim)
+    return pool_runner(shape, torch.randn(size), torch.randn(size))
+
+
+@pytest.fixture
+def prompt(llama):
+    return prompt_of_three(llama)
+
+
+def row_of(n: int) -> torch.Tensor:
+    return torch.randperm(SLOTS, generator=torch.Generator().manual_seed(3))[:n]
+
+
+def exact_prefix(llama, runner, prompt, row, count: int) -> None:
+    """Put the KV of ``count`` tokens into the row's slots, as a radix hit does."""
+    keys, values = pool_views(runner)
+    if count:
+        engine.prefill(llama, prompt.ids[:count], KVCache(keys, values, row[:count]))
+
+
+def chosen_of(llama, runner, prompt, row, selector="question", ratio=0.2, prefix=0, placed=None):
+    slots = PromptSlots(prompt.ids, row, prefix, prompt.placed if placed is None else placed)
+    return choose_tokens(llama, runner, slots, make_selector(selector), ratio, [])
+
+
+@pytest.mark.parametrize("selector", ["question", "frequency"])
+@pytest.mark.parametrize("window", [None, 70])
+def test_a_server_chooses_as_the_engine_does(llama, runner, prompt, selector, window) -> None:
+    row = row_of(len(prompt))
+    chosen, _ = chosen_of(llama, runner, prompt, row[:window], selector)
+    computed = chosen.mask()
+    cache = dense_cache(llama, len(prompt))
+    fused = fused_prefill(llama, prompt, cache, make_selector(selector), 0.2)
+    assert torch.equal(computed.nonzero()[:, 0], fused.rows)
+
+
+def test_fused_rows_over_the_pool_give_the_engines_logits(llama, runner, prompt) -> None:
+    row = row_of(len(prompt))
+    chosen, in_place = chosen_of(llama, runner, prompt, row)
+    assert in_place
+    rows = chosen.rows()
+    hidden, _ = engine.run_rows(llama, prompt.ids[rows], rows, row_cache(runner, row, 0))
+    mine = llama.logits(hidden[-1:])[0]
+    theirs = fused_prefill(
+        llama, prompt, dense_cache(llama, len(prompt)), make_selector("question"), 0.2
+    ).logits
+    torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("prefix", [0, PREFIX, PREFIX + 20, PREFIX + CHUNK + 5])
+@pytest.mark.parametrize("selector", ["question", "frequency"])
+def test_a_cached_prefix_is_neither_computed_nor_written(llama, runner, prompt, prefix, selector):
+    row = row_of(len(prompt))
+    exact_prefix(llama, runner, prompt, row, prefix)
+    keys, values = pool_views(runner)
+    before = [x[row[:prefix]].clone() for x in (*keys, *values)]
+    placed = tuple(
+        p if p.start >= prefix else Placed(ChunkSuffix(p.chunk, prefix - p.start), prefix)
+        for p in prompt.placed
+        if p.end > prefix
+    )
+    chosen, _ = chosen_of(llama, runner, prompt, row, selector, 0.2, prefix, placed)
+    computed = chosen.mask()
+    assert not computed[:prefix].any()
+    assert computed[-TAIL:].all()
+    for old, now in zip(before, (*keys, *values)):
+        assert torch.equal(old, now[row[:prefix]])
+    budget = int(0.2 * sum(len(p.chunk) for p in placed))
+    chosen = int((computed & prompt.in_chunk()).sum())
+    assert chosen <= budget
+    if selector == "question":
+        assert chosen >= budget - 1
+
+
+def test_at_ratio_one_all_tokens_are_computed_and_at_zero_only_those_outside_chunks(
+    llama, runner, prompt
+) -> None:
+    row = row_of(len(prompt))
+    every, _ = chosen_of(llama, runner, prompt, row, ratio=1.0)
+    assert every.mask().all()
+    none, _ = chosen_of(llama, runner, prompt, row, ratio=0.0)
+    assert torch.equal(none.mask(), ~prompt.in_chunk())
+
+
+def test_a_restarted_request_computes_the_same_tokens(prompt) -> None:
+    n = len(prompt)
+    chosen = torch.zeros(n, dtype=torch.bool)
+    chosen[:PREFIX] = True  # from the exact tree
+    chosen[[PREFIX + 3, PREFIX + CHUNK + 7]] = True
+    chosen[-TAIL:] = True
+    answer = 5  # tokens it had made when it was retracted
+    now = replan(chosen, PREFIX, prompt.placed, n + answer)
+    assert not now[:PREFIX].any()
+    assert torch.equal(now[PREFIX:n], chosen[PREFIX:])
+    assert now[n:].all()
+    evicted = replan(
+        chosen, 0, prompt.placed[1:], n + answer
+    )  # the prefix and a chunk were evicted
+    assert evicted[: PREFIX + CHUNK].all()
+    assert torch.equal(evicted[PREFIX + CHUNK : n], chosen[PREFIX + CHUNK :])
+
+
+def test_a_pool_of_another_layout_is_refused_by_name(llama, runner) -> None:
+    check_layout(runner, llama.shape)
+    real = runner.token_to_kv_pool
+
+    class HeadFirstPool:
+        get_key_buffer = staticmethod(lambda i: real.get_key_buffer(i).transpose(1, 2))
+        get_value_buffer = staticmethod(real.get_value_buffer)
+
+    runner.token_to_kv_pool = HeadFirstPool()
+    with pytest.raises(CanopyError, match="HeadFirstPool"):
+        check_layout(runner, llama.shape)
+
+
+@pytest.mark.parametrize("layout", ["hnd", "vectorized_5d", "page_major"])
+def test_a_similar_layout_is_refused_by_sglangs_name_of_it(llama, runner, layout) -> None:
+    runner.token_to_kv_pool.kv_cache_layout = "nhd"
+    check_layout(runner, llama.shape)
+    runner.token_to_kv_pool.kv_cache_layout = layout
+    with pytest.raises(CanopyError, match=f"layout '{layout}'.*plain NHD"):
+        check_layout(runner, llama.shape)
+
+
+def test_a_part_is_the_rest_of_its_chunk(llama, prompt) -> None:
+    chunk = prompt.placed[0].chunk
+    part = ChunkSuffix(chunk, 20)
+    assert len(part) == CHUNK - 20
+    assert part.ids == chunk.ids[20:]
+    assert part.prefix == chunk.prefix + chunk.ids[:20]
+    at = torch.tensor([0, 5])
+    for mine, theirs in zip(part.rows(1, at), chunk.rows(1, at + 20)):
+        assert torch.equal(mine, theirs)
+
+
+def backend_and_batch():
+    """A backend as ``register`` makes it, over a pool of single tokens, and a fused batch."""
+    torch.manual_seed(0)
+    keys, values = torch.randn(64, 2, 16), torch.randn(64, 2, 16)
+    pool = SimpleNamespace(
+        get_key_buffer=lambda _: keys,
+        get_value_buffer=lambda _: values,
+        set_kv_buffer=lambda *_: pytest.fail("this batch saves nothing"),
+    )
+
+    def create(runner):
+        def stock(*args, **kwargs):
+            return "stock"
+
+        return SimpleNamespace(forward_extend=stock, token_to_kv_pool=pool)
+
+    backend = server_attention._fusing("fa3", create)(SimpleNamespace())
+    slots = torch.randperm(64)[:50]
+    rows = attention.Rows.single(torch.tensor([3, 4, 20, 49]), slots)
+    layer = SimpleNamespace(tp_q_head_num=4, qk_head_dim=16, layer_id=0, scaling=0.25)
+    q = torch.randn(4, 64)
+    expected = attention.reference(q.view(4, 4, 16), keys[:, None], values[:, None], rows, 0.25)
+    return backend, rows, layer, q, expected.reshape(4, 64)
+
+
+def test_a_batch_without_a_plan_uses_stock_attention():
+    backend, _, layer, q, _ = backend_and_batch()
+    assert backend.forward_extend(q, None, None, layer, None) == "stock"
+
+
+def test_a_fused_batch_attends_by_position():
+    backend, rows, layer, q, expected = backend_and_batch()
+    backend.canopy.plan = server_attention.FusedAttention(rows)
+    for _ in range(2):  # the second layer reuses the plan
+        got = backend.forward_extend(q, None, None, layer, None)
+        assert torch.allclose(got, expected, atol=1e-5)
+
+
+def test_a_backend_that_cannot_fuse_is_refused_with_those_that_can():
+    from types import SimpleNamespace
+
+    from canopy_documents.server.engine import DocumentEngine
+    from sglang_canopy.errors import CanopyError
+
+    with pytest.raises(CanopyError, match="torch_native on a CPU, or fa3, flashinfer or triton"):
+        DocumentEngine(SimpleNamespace(attn_backend=object()), None)

@@ -1,0 +1,174 @@
+"""The prefill budget is charged with the computed rows."""
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from canopy_documents.server import admission
+from sglang_canopy.server.scheduler.admission import admission_selected
+from support.bare_adder import bare_adder
+
+
+class Stock:
+    """The part of SGLang's adder that the budget uses: one window of ``rem_chunk_tokens``."""
+
+    def __init__(self, room: int) -> None:
+        self.rem_input_tokens = self.rem_chunk_tokens = room
+        self.can_run_list: list = []
+
+    def add_one_req(self, req, full=False):
+        length = len(req.full_untruncated_fill_ids) - req.prefix_len
+        take = min(length, self.rem_chunk_tokens)
+        if full or take <= 0:
+            return "no"
+        req.extend_end = req.prefix_len + take
+        self.can_run_list.append(req)
+        self.rem_chunk_tokens -= take
+        self.rem_input_tokens -= take
+        return "yes"
+
+
+def request(length: int, prefix: int = 0):
+    return SimpleNamespace(
+        full_untruncated_fill_ids=[0] * length,
+        prefix_len=prefix,
+        host_hit_length=0,
+        extend_end=prefix,
+    )
+
+
+@pytest.fixture
+def make(monkeypatch):
+    """``make(room, spans)``: an adder whose prompts reuse a share of these spans, at ratio 0.2."""
+
+    def made(room: int | None, *spans: tuple[int, int]):
+        found = admission.ExpectedReuse(spans, 0.2)
+        monkeypatch.setattr(admission, "expected_reuse", lambda engine, req: found)
+        kind = admission._adder_class(Stock, object())
+        return kind(room)
+
+    return made
+
+
+def test_a_fused_prompt_fills_only_its_share_of_a_window(make) -> None:
+    adder = make(100, (10, 110))
+    assert adder.add_one_req(request(120)) == "yes"
+    assert adder.can_run_list[0].extend_end == 120
+    assert adder.rem_chunk_tokens == adder.rem_input_tokens == 60
+    assert adder.add_one_req(request(190, prefix=140)) == "yes"  # behind the span: nothing saved
+    assert adder.rem_chunk_tokens == 10
+
+
+def test_a_rejected_prompt_leaves_the_budget_as_it_was(make) -> None:
+    adder = make(100, (10, 110))
+    assert adder.add_one_req(request(120), True) == "no"
+    assert adder.rem_chunk_tokens == adder.rem_input_tokens == 100
+
+
+def test_a_long_prompt_is_cut_after_a_window_of_computed_tokens(make) -> None:
+    adder = make(100, (300, 600))
+    assert adder.add_one_req(request(700)) == "yes"
+    assert adder.can_run_list[0].extend_end == 100  # the known documents are behind the window
+    adder = make(100, (50, 550))
+    assert adder.add_one_req(request(700)) == "yes"
+    end = adder.can_run_list[0].extend_end
+    assert 290 <= end <= 304  # 50 tokens, and a fifth of 250
+    assert adder.rem_chunk_tokens >= 0
+
+
+def test_tokens_cut_by_another_limit_return_their_savings(make) -> None:
+    adder = make(100, (0, 400))
+    stock = Stock.add_one_req
+
+    def short(self, req, *_):  # the pool has room for 50 tokens
+        cut = request(50, 0)
+        stock(self, cut)
+        req.extend_end = 50
+        return "yes"
+
+    class Short(Stock):
+        add_one_req = short
+
+    kind = admission._adder_class(Short, object())
+    adder = kind(100)
+    adder.add_one_req(request(400))
+    assert adder.rem_chunk_tokens == 100 - 50 + 40
+
+
+def test_without_chunked_prefill_all_savings_count() -> None:
+    assert admission.ExpectedReuse(((0, 100),), 0.15).credit(0, 120, None) == 85
+    assert admission.ExpectedReuse(((0, 100),), 0.15).credit(40, 120, None) == 51
+
+
+class Request(SimpleNamespace):
+    """The fields of SGLang's request that its adder reads."""
+
+    def __init__(self, number: int, length: int) -> None:
+        super().__init__(
+            number=number, full_untruncated_fill_ids=[0] * length, prefix_len=0, extend_end=0,
+            output_ids=[], last_node=None, host_hit_length=0, swa_host_hit_length=0, auxiliary_swa_host_hit_length=0,
+            retracted_stain=False, lock=None,
+            sampling_params=SimpleNamespace(max_new_tokens=4, ignore_eos=False),
+        )  # fmt: skip
+
+    @property
+    def extend_len(self) -> int:
+        return self.extend_end - self.prefix_len
+
+    def needs_host_load_back(self) -> bool:
+        return False
+
+
+def hooked_adder(room: int, page: int):
+    """SGLang's own adder, as it is hooked in a server, over an empty pool."""
+    stock, policy = bare_adder(page)
+
+    class Hooked(stock):
+        def __init__(self) -> None:
+            super().__init__(1 << 20, room)
+            self.tree_cache.lock = lambda node: None
+
+        def _select_prefill_admission(self, req, **more):
+            original = policy.PrefillAdder._select_prefill_admission
+            return admission_selected(original, self, req, **more)
+
+    return Hooked, policy.AddReqResult
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    room=st.integers(16, 300),
+    page=st.sampled_from([1, 16, 64]),
+    prompts=st.lists(
+        st.tuples(st.integers(1, 600), st.integers(0, 300), st.integers(0, 300)),
+        min_size=2, max_size=8,
+    ),
+    ratio=st.sampled_from([0.0, 0.05, 0.15, 1.0]),
+    resumed=st.booleans(),
+)  # fmt: skip
+def test_one_prompt_of_a_batch_is_shortened_consistently_with_sglang(
+    room, page, prompts, ratio, resumed
+) -> None:
+    stock, result = hooked_adder(room, page)
+    kind = admission._adder_class(stock, object())
+    spans = [((min(a, n), min(a + m, n)),) for n, a, m in prompts]
+
+    def expected(engine, req):
+        return admission.ExpectedReuse(spans[req.number], ratio)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(admission, "expected_reuse", expected)
+        first_come = SimpleNamespace(schedule_policy="fcfs")
+        patch.setattr("sglang.srt.managers.schedule_policy.get_schedule", lambda: first_come)
+        adder = kind()
+        for number, (length, _, _) in enumerate(prompts):
+            if adder.budget_state() is result.OTHER:
+                break
+            req = Request(number, length)
+            verdict = adder.add_one_req(req, has_chunked_req=resumed, truncation_align_size=None)
+            if verdict is not result.CONTINUE:
+                break
+    cut = [r for r in adder.can_run_list if r.extend_end < len(r.full_untruncated_fill_ids)]
+    assert cut == ([] if resumed else [adder.new_chunked_req] if adder.new_chunked_req else [])

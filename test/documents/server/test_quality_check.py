@@ -1,0 +1,126 @@
+"""A server with a floor starts only where every ratio that it may serve keeps the right answers."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from canopy_documents.calibration.saved import Calibration, Calibrations, Setting
+from canopy_documents.calibration.search import CostProfile
+from canopy_documents.quality import start_check
+from canopy_documents.quality.start_check import Kept, Method, check_quality
+from canopy_documents.server import start
+from canopy_documents.server.options import DEFAULT_RATIO, Options
+from sglang_canopy.errors import CanopyError
+
+METHOD = Method("question", "prefix")
+
+
+@pytest.fixture
+def kept(monkeypatch):
+    """``kept[ratio] = Kept(...)`` sets the result of the questions. Evaluated ratios are recorded."""
+    found: dict[float, Kept] = {}
+
+    def measured(model, tokenizer, method, ratios):
+        return {ratio: found.get(ratio, Kept(10, 10)) for ratio in ratios}
+
+    monkeypatch.setattr(start_check, "measure_kept", measured)
+    return found
+
+
+def test_without_a_floor_nothing_is_measured(kept) -> None:
+    assert check_quality(None, None, METHOD, [0.15], None) == {}
+
+
+def test_one_ratio_below_the_floor_refuses_the_start_and_is_named(kept) -> None:
+    kept[0.06] = Kept(10, 7)
+    assert check_quality(None, object(), METHOD, [0.1, 0.2], 0.8)[0.1].share == 1.0
+    with pytest.raises(CanopyError, match=r"at ratio 0\.06: 7 of 10 right answers are kept"):
+        check_quality(None, object(), METHOD, [0.2, 0.06], 0.8)
+
+
+def test_a_model_that_answers_nothing_misses_every_floor(kept) -> None:
+    kept[0.15] = Kept(0, 0)
+    with pytest.raises(CanopyError, match="no answer is right even without reuse"):
+        check_quality(None, object(), METHOD, [0.15], 0.0)
+
+
+def test_a_gate_needs_a_tokenizer() -> None:
+    with pytest.raises(CanopyError, match="needs a tokenizer"):
+        check_quality(None, None, METHOD, [0.15], 0.5)
+
+
+def started(llama, monkeypatch, tmp_path, calibrated: dict[str, float], **options) -> dict:
+    """Return the arguments of a starting server's start_check."""
+    seen: dict = {}
+    setting = Setting(
+        llama.identity, f"cpu-{torch.get_num_threads()}", "float32", 1, "torch_native"
+    )
+    path = tmp_path / "c.json"
+    for tier, ratio in calibrated.items():
+        Calibrations(path).put(setting, tier, Calibration(ratio, 0.0, CostProfile(1.0, 1.0)))
+    monkeypatch.setattr(
+        start,
+        "check_quality",
+        lambda model, tokenizer, method, ratios, floor: seen.update(method=method, ratios=ratios),
+    )
+    given = Options(**options, **({"calibration": str(path)} if calibrated else {}))
+    runner = SimpleNamespace(
+        attn_backend=SimpleNamespace(canopy=SimpleNamespace(name="torch_native"))
+    )
+    engine = SimpleNamespace(options=given, model=llama, runner=runner)
+    start._calibrate_and_check(engine, None, 1)
+    return seen
+
+
+DISK = {"disk_mb": 8, "directory": "somewhere"}
+
+
+@pytest.mark.parametrize(
+    ("calibrated", "options", "ratios"),
+    [
+        ({}, {}, {DEFAULT_RATIO}),
+        ({}, {"ratio": 0.3}, {0.3}),
+        ({"memory": 0.06, "disk": 0.093}, DISK, {0.06, 0.093}),
+        ({"disk": 0.093}, DISK, {DEFAULT_RATIO, 0.093}),
+        ({"memory": 0.06, "disk": 0.093}, {**DISK, "ratio": 0.0}, {0.0}),
+    ],
+)
+def test_the_gate_is_given_every_ratio_that_may_be_served(
+    llama, monkeypatch, tmp_path, calibrated, options, ratios
+) -> None:
+    assert started(llama, monkeypatch, tmp_path, calibrated, **options)["ratios"] == ratios
+
+
+def test_the_gate_measures_the_method_that_is_served(llama, monkeypatch, tmp_path) -> None:
+    options = {"selector": "frequency", "encode": "mixed"}
+    assert started(llama, monkeypatch, tmp_path, {}, **options)["method"] == Method(
+        "frequency", "mixed"
+    )
+
+
+def test_answers_are_decoded_freely_and_all_are_kept_at_ratio_one(llama, monkeypatch) -> None:
+    """Answers are decoded freely, not forced; at ratio 1 all agree."""
+    monkeypatch.setattr(start_check, "DOCUMENT_TOKENS", 24)
+    monkeypatch.setattr(start_check, "holds", lambda text, answers: bool(text))
+    found = start_check.measure_kept(llama, Words(), Method("question", "mixed"), [0.2, 1.0], 2)
+    assert found[1.0] == Kept(2, 2)
+    monkeypatch.undo()
+    case = start_check.tokenise(
+        Words(), next(iter(start_check.synthetic(["single"], 1, ["a b c d e f g h"]))), 6, 24
+    )
+    chunks = start_check.encode_case(llama, case, "prefix")
+    exact = start_check.fused_answer(llama, Words(), case, chunks, METHOD, 1.0)
+    assert exact == start_check.full_answer(llama, Words(), case)
+
+
+class Words:
+    """A token a word, by its letters."""
+
+    eos_token_id = None
+
+    def __call__(self, text: str, add_special_tokens: bool = False) -> dict:
+        return {"input_ids": [sum(map(ord, word)) % 300 for word in text.split()] or [1]}
+
+    def decode(self, ids) -> str:
+        return " ".join(map(str, ids))

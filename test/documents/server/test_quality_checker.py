@@ -1,0 +1,333 @@
+"""The quality check in a server: waiting prompts, their checks in idle time, and the consequences."""
+
+import random
+from copy import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from canopy_documents.fuse import rows
+from canopy_documents.quality.checker import (
+    KEPT_S,
+    LOAD_SHARE,
+    MAX_TIMES,
+    MAX_WAITING,
+    QualityChecker,
+    pieces_of,
+)
+from canopy_documents.quality.tenant_limits import RAISED, SERVED, STOPPED, QualityLimits
+from canopy_documents.server import engine as engines
+from canopy_documents.server.engine import DocumentEngine
+from canopy_documents.server.options import Options
+from canopy_documents.server.request import DIFFERED
+from sglang_canopy.wire.stamp import STAMP_KEY
+from support.document_engine import bare_runner, queued, request
+
+SYSTEM, LENGTH, TAIL = 40, 120, 8
+
+
+@pytest.fixture
+def engine(make):
+    """Every prompt is checked. One document a prompt, behind its own system text: exact."""
+    engine = make(encode="prefix")
+    engine.checker.limits.every = 1
+    return engine
+
+
+def prompt(ids, params=None, salt=None, **_):
+    made = request(ids[: SYSTEM + LENGTH + TAIL].tolist(), [SYSTEM, SYSTEM + LENGTH], salt, rid="r")
+    made.sampling_params.custom_params.update(params or {})
+    return made
+
+
+def learn(engine: DocumentEngine, req) -> None:
+    state = engine.new_request(req)
+    state.fused = True  # so that nothing is taken from a pool
+    engine.encode_missing(req, state, torch.arange(len(req.origin_input_ids)))
+    while engine.library.encoder.busy:
+        engine.work_when_idle()
+
+
+def serve(engine: DocumentEngine, req, seconds: float = 0.0):
+    """Complete a fused prompt, or a prompt whose tenant's reuse is stopped."""
+    state = queued(engine, copy(req))
+    state.time_s = seconds
+    state.fused = state.kept_key is not None
+    engine.offer_check(req, state)
+    return state
+
+
+def idle(engine: DocumentEngine) -> None:
+    while engine.has_idle_work:
+        engine.work_when_idle()
+
+
+def shuffle(engine: DocumentEngine) -> None:
+    """The fault: the values of every stored document belong to other tokens."""
+    for chunk in engine.library.store.chunks.values():
+        chunk.v[:] = chunk.v.flip(1)
+
+
+def quality(engine: DocumentEngine):
+    return engine.status()["quality"]
+
+
+def test_shuffled_kv_stops_reuse_until_kv_is_encoded_again(engine, ids, caplog) -> None:
+    req = prompt(ids)
+    learn(engine, req)
+    for _ in range(4):
+        serve(engine, req)
+        idle(engine)
+    assert (quality(engine)["checked"], quality(engine)["differed"]) == (4, 0)
+    shuffle(engine)
+    for _ in range(7):
+        serve(engine, req)
+        idle(engine)
+    assert engine.checker.limits.quality_level(None) == RAISED
+    assert engine.ratio_for(queued(engine, prompt(ids)), []) == 0.3
+    for _ in range(14):
+        state = serve(engine, req)
+        idle(engine)
+    assert engine.checker.limits.quality_level(None) == STOPPED
+    assert "now stopped" in caplog.text
+    state = serve(engine, req)
+    assert (state.fused, state.reason) == (False, DIFFERED)
+    idle(engine)  # it differs: the stored chunks are deleted
+    assert engine.library.store.stats()["tiers"]["host"]["used_bytes"] == 0
+    learn(engine, req)
+    for _ in range(32):
+        serve(engine, req)
+        idle(engine)
+    assert engine.checker.limits.quality_level(None) == SERVED
+    assert "now served" in caplog.text
+
+
+def test_a_tenants_fault_affects_no_other_tenant(engine, ids) -> None:
+    mine, other = prompt(ids), prompt(ids, salt="other")
+    learn(engine, other)
+    shuffle(engine)
+    learn(engine, mine)
+    for _ in range(20):
+        serve(engine, mine)
+        serve(engine, other)
+        idle(engine)
+    assert not serve(engine, other).fused
+    assert serve(engine, mine).fused
+    shown = quality(engine)["tenants"]
+    assert sorted(one["differed"] for one in shown.values())[0] == 0
+    assert "other" not in shown
+    assert "tenants" not in engine.stats()["quality"]  # any client may read those
+
+
+def test_a_request_with_its_own_ratio_is_not_checked(engine, ids) -> None:
+    learn(engine, prompt(ids))
+    for own in ({"canopy_recompute_ratio": 0.5}, {"canopy_selector": "frequency"}):
+        serve(engine, prompt(ids, params=own))
+    assert not engine.checker.busy
+
+
+def test_a_check_between_the_prompts_of_a_client_is_done_in_its_next_pause(engine, ids) -> None:
+    learn(engine, prompt(ids))
+    serve(engine, prompt(ids))
+    for _ in range(20):
+        engine.work_when_idle()
+        engine.checker.interrupt(engine.time_s)
+    idle(engine)
+    assert quality(engine)["checked"] == 1
+
+
+def test_a_check_that_is_given_up_again_and_again_is_forgotten(engine, ids) -> None:
+    learn(engine, prompt(ids))
+    serve(engine, prompt(ids))
+    pieces = 0
+    while engine.checker.busy:
+        for _ in range(10):
+            engine.work_when_idle()
+            pieces += 1
+        engine.checker.interrupt(engine.time_s)
+    whole = pieces_of(SYSTEM + LENGTH + TAIL, engine.checker.piece_tokens)
+    assert MAX_TIMES * whole <= pieces < MAX_TIMES * whole + 10
+    assert quality(engine)["dropped"] == {"interrupted": 1}
+    engine.checker.interrupt(engine.time_s)  # no check is running
+
+
+def test_a_text_is_kept_no_longer_than_its_check(engine, ids) -> None:
+    learn(engine, prompt(ids))
+    serve(engine, prompt(ids))
+    idle(engine)
+    assert not engine.checker.waiting
+    serve(engine, prompt(ids))
+    engine.time_s = KEPT_S + 1
+    engine.work_when_idle()
+    assert not engine.checker.waiting
+    assert quality(engine)["dropped"] == {"too old": 1}
+    assert quality(engine)["checked"] == 1
+
+
+def test_a_server_that_is_never_idle_checks_within_its_budget(engine, ids) -> None:
+    learn(engine, prompt(ids))
+    rows = pieces = 0
+    step, run_piece = 500, engine.checker.run_piece
+
+    def counted(*args) -> None:
+        nonlocal pieces
+        pieces += 1
+        run_piece(*args)
+
+    engine.checker.run_piece = counted
+    while quality(engine)["checked"] < 3:
+        engine.work_before_batch(step)
+        serve(engine, prompt(ids))
+        engine.checker.add_budget(step)
+        rows += step
+        assert rows < 2_000_000
+    assert pieces * engine.checker.piece_tokens <= LOAD_SHARE * rows
+    assert not quality(engine)["dropped"].get("interrupted")
+
+
+@pytest.mark.parametrize("during", [False, True])
+def test_an_evicted_document_is_no_difference(engine, ids, during) -> None:
+    learn(engine, prompt(ids))
+    serve(engine, prompt(ids))
+    if during:
+        engine.work_when_idle()
+    for keys in engine.checker.waiting[0].request.keys:
+        engine.library.store.delete(keys[0])
+    idle(engine)
+    assert quality(engine)["dropped"] == {"no longer stored": 1}
+    assert quality(engine)["checked"] == 0
+
+
+def test_a_busy_server_keeps_no_text_longer_either(engine, ids) -> None:
+    """It has no idle time in which a check could find that its prompt is too old."""
+    learn(engine, prompt(ids))
+    serve(engine, prompt(ids))
+    later = prompt(ids)
+    later.sampling_params.custom_params = {STAMP_KEY: {"time": KEPT_S + 1}}
+    assert engine.new_request(later) is None, "nothing of it concerns documents"
+    engine.checker.interrupt(engine.time_s)
+    assert not engine.checker.waiting
+    assert quality(engine)["dropped"] == {"too old": 1}
+
+
+def test_few_prompts_wait_and_one_a_tenant(engine, ids) -> None:
+    for i in range(2 * MAX_WAITING):
+        for _ in range(3):
+            req = prompt(ids, salt=f"tenant {i}")
+            state = engine.new_request(req)
+            state.fused = True
+            engine.offer_check(req, state)
+    assert len(engine.checker.waiting) == MAX_WAITING
+    assert len({one.request.tenant for one in engine.checker.waiting}) == MAX_WAITING
+
+
+def test_invented_tenants_do_not_hold_the_places_of_a_tenant_with_many_prompts() -> None:
+    watch = QualityChecker(QualityLimits(100, 0.4), None, 64)
+
+    def offer(tenant: str, prompts: int) -> None:
+        for _ in range(prompts):
+            watch.offer([1, 2], SimpleNamespace(tenant=tenant, time_s=0.0), 0.15)
+
+    def waits(tenant: str) -> bool:
+        return any(one.request.tenant == tenant for one in watch.waiting)
+
+    for salt in range(MAX_WAITING):
+        offer(f"salt {salt}", 10)
+    offer("honest", 30)
+    assert waits("honest")
+    offer("suspect", 9)
+    watch.limits.checked_one("suspect", SERVED, True)
+    offer("suspect", 1)
+    assert waits("suspect")
+    for salt in range(2 * MAX_WAITING):  # with many prompts each
+        offer(f"more {salt}", 60)
+    assert waits("suspect")
+    assert len(watch.waiting) == MAX_WAITING
+
+
+def test_no_step_of_a_check_computes_more_than_a_piece(engine, ids, monkeypatch) -> None:
+    learn(engine, prompt(ids))
+    monkeypatch.setattr(rows, "piece_tokens", lambda device: 8)
+    serve(engine, prompt(ids))
+    computed, run = [], rows.run_rows
+
+    def counted(model, ids, *args, **kwargs):
+        computed.append(len(ids))
+        return run(model, ids, *args, **kwargs)
+
+    monkeypatch.setattr(rows, "run_rows", counted)
+    while quality(engine)["checked"] == 0:
+        before = sum(computed)
+        engine.work_when_idle()
+        assert sum(computed) - before <= 8
+    assert sum(computed) >= 2 * (SYSTEM + TAIL) + LENGTH
+    assert quality(engine)["differed"] == 0
+
+
+def test_a_check_that_fails_is_counted_and_the_next_one_runs(engine, ids, monkeypatch) -> None:
+    learn(engine, prompt(ids))
+    serve(engine, prompt(ids))
+    with monkeypatch.context() as broken:
+        broken.setattr("canopy_documents.quality.checker.answers_differ", None)
+        idle(engine)
+    serve(engine, prompt(ids))
+    idle(engine)
+    assert quality(engine)["dropped"] == {"failed": 1}
+    assert quality(engine)["checked"] == 1
+
+
+def test_a_restart_begins_with_new_limits_that_check_more(engine) -> None:
+    fresh = QualityChecker(QualityLimits(100, 0.4), None, 64)
+    taken = [fresh.limits.take(None) for _ in range(10)]
+    assert taken == [None] * 9 + [SERVED]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_shuffled_kv_of_real_text_is_acted_on_and_clean_text_is_not(smollm2, data_dir, monkeypatch):
+    """Three documents of HotpotQA a prompt, in any order; the server's own settings."""
+    from comparators.questions import read
+    from comparators.weights import load
+    from transformers import AutoTokenizer
+
+    data = data_dir / "rag" / "hotpotqa_100.json"
+    if not data.exists():
+        pytest.skip(f"{data} is not here")
+    model, tokenizer = load(smollm2), AutoTokenizer.from_pretrained(smollm2)
+    monkeypatch.setattr(engines.model_view, "served_model", lambda *_: model)
+    engine = DocumentEngine(bare_runner(), Options(memory_mb=512))
+    draw, found = random.Random(5), read(data, 8)
+    tokens = [tokenizer.encode(e.documents[i])[:70] for e in found for i in range(2)]
+    system = tokenizer.encode("Answer from the documents that follow.\n\n")
+
+    def one(numbers):
+        bounds, ids = [], list(system)
+        for i in numbers:
+            bounds += [len(ids), len(ids) + len(tokens[i])]
+            ids += tokens[i]
+        question = tokenizer.encode(f"\n\nQuestion: {draw.choice(found).question}\nAnswer:")
+        asked = torch.tensor([*ids, *question])
+        req = prompt(asked, params={"canopy_document_bounds": bounds})
+        req.origin_input_ids = asked.tolist()
+        return req
+
+    for i in range(len(tokens)):
+        learn(engine, one([i]))
+
+    def until(level: int, most: int) -> int:
+        for count in range(1, most + 1):
+            serve(engine, one(draw.sample(range(len(tokens)), 3)))
+            idle(engine)
+            if engine.checker.limits.quality_level(None) == level:
+                return count
+        return most + 1
+
+    assert until(RAISED, 20) == 21
+    print("clean:", quality(engine))
+    shuffle(engine)
+    raised = until(RAISED, 160)
+    stopped = raised + until(STOPPED, 300 - raised)
+    print("raised and stopped after", raised, stopped, quality(engine))
+    assert raised <= 160
+    assert stopped <= 300

@@ -1,0 +1,83 @@
+"""SGLang's own layers, run for rows of the engine's, against a plain model of the same weights."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from canopy_documents.server import model_view
+from canopy_documents.server.served_model import RowsBackend
+from sglang_canopy.errors import CanopyError
+from support.document_models import FAMILIES, build
+from support.worker import worked
+
+FLAGS = ("--canopy-documents", "memory_mb=16,prompt_tokens=512")
+
+
+def compared(function: str, folder: Path) -> dict[str, Any]:
+    return worked(f"served_rows:{function}", folder, *FLAGS, patience_s=400)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_sglangs_layers_equal_a_plain_model(family, tmp_path) -> None:
+    made = build(family)
+    for name, weights in made.named_parameters():
+        if ".mlp." in name and name.endswith("bias"):  # SGLang's Llama has none there
+            torch.nn.init.zeros_(weights)
+    made.save_pretrained(tmp_path)
+    found = compared("with_plain_model", tmp_path)
+    assert found["layers"] == [0, 1, 2], "the forward ends where the probe has seen enough"
+    assert max(found["off"].values()) < 1e-4, found["off"]
+
+
+@pytest.mark.long
+def test_a_model_with_unread_weights_runs(tmp_path) -> None:
+    """Phi-3 has one matrix for queries, keys and values; only SGLang's layers split it."""
+    torch.manual_seed(7)
+    config = transformers.Phi3Config(
+        vocab_size=300, hidden_size=128, intermediate_size=192, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=2048,
+        initializer_range=0.15, pad_token_id=0,
+    )  # fmt: skip
+    transformers.Phi3ForCausalLM(config).save_pretrained(tmp_path)
+    found = compared("with_transformers", tmp_path)
+    assert found["largest"] > 1
+    assert max(found["off"].values()) < 1e-4, found
+
+
+def test_a_layer_that_would_lose_rows_is_an_error() -> None:
+    class Narrowing:
+        kept = torch.tensor([0])
+
+        def __call__(self, layer, q, k, v):
+            return q[:1]
+
+    layer = SimpleNamespace(
+        tp_q_head_num=2, tp_k_head_num=1, tp_v_head_num=1, head_dim=4, layer_id=0
+    )
+    with pytest.raises(AssertionError, match="keep all their rows"):
+        RowsBackend(Narrowing()).forward(*(torch.zeros(3, n) for n in (8, 4, 4)), layer, None)
+
+
+def test_a_model_that_no_test_has_seen_is_refused_by_name() -> None:
+    class GemmaForCausalLM:
+        pass
+
+    runner = SimpleNamespace(
+        model=GemmaForCausalLM(), model_config=SimpleNamespace(hf_config=SimpleNamespace())
+    )
+    with pytest.raises(CanopyError, match="not GemmaForCausalLM"):
+        model_view.served_model(runner)
+    llama = type("LlamaForCausalLM", (), {})()
+    awq = SimpleNamespace(quantization="awq", hf_config=SimpleNamespace())
+    with pytest.raises(CanopyError, match=r"quantised \(awq\)"):  # the method in the checkpoint
+        model_view.served_model(SimpleNamespace(model=llama, model_config=awq))
+    shape = SimpleNamespace(head_dim=8)
+    norms = [SimpleNamespace(weight=torch.ones(n)) for n in (8, 16)]
+    model_view.check_head_norms(SimpleNamespace(q_norm=norms[0], k_norm=norms[0]), shape)
+    with pytest.raises(CanopyError, match="over more than a head"):
+        model_view.check_head_norms(SimpleNamespace(q_norm=norms[0], k_norm=norms[1]), shape)

@@ -1,0 +1,144 @@
+"""Documents of tenants: apart in an engine, and deleted completely, in SGLang's tree too. The Rust core:\ntest_document_answers.py."""
+
+import pytest
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+
+from canopy_documents.server.scheduler import delete_documents, delete_kv
+from sglang_canopy.tenant import documents_key, tenants_of_key
+from support.document_engine import (
+    LENGTH,
+    SYSTEM,
+    behind,
+    learn,
+    prompt,
+    request,
+    scheduler_of,
+    tiers,
+)
+from support.live_tree import LiveTree
+
+
+def test_tenants_share_nothing_on_disk_nor_after_a_restart(make, ids, tmp_path) -> None:
+    options = {"disk_mb": 64, "directory": str(tmp_path)}
+    first = make(**options)
+    learn(first, request(*prompt(ids), salt="a"))
+    first.library.store.disk.finish()
+    first.library.store.disk.store.close()
+    second = make(**options)
+    assert tiers(second, request(*prompt(ids), salt="a")) == ["disk"] * 3
+    assert tiers(second, request(*prompt(ids), salt="b")) == [None] * 3
+    assert tiers(second, request(*prompt(ids))) == [None] * 3
+
+
+def test_an_extra_key_a_salt_and_an_adapter_keep_kv_apart(make, ids) -> None:
+    engine = make()
+    fields = [{}, {"extra_key": "a"}, {"cache_salt": "a"}, {"extra_key": "a", "cache_salt": "a"}]
+    fields.append({"extra_key": "aadapter", "lora_id": "adapter"})
+    states = []
+    for one in fields:
+        req = request(*prompt(ids))
+        vars(req).update(one)
+        states.append(engine.new_request(req))
+    assert len({state.keys for state in states}) == len(fields)
+    assert [state.tenant for state in states] == [None, "a/", "a", "a/a", "a/"]
+
+
+def test_a_deletion_reaches_every_version_the_queue_and_the_checks(make, ids, tmp_path) -> None:
+    engine = make(disk_mb=64, directory=str(tmp_path))
+    engine.checker.limits.every = 1
+    document = ids[SYSTEM : SYSTEM + LENGTH].tolist()
+    for tenant in ("a", "b"):
+        for system in (2, 3, 4):
+            learn(engine, behind(system, document, tenant))
+        served = behind(2, document, tenant)
+        state = engine.new_request(served)
+        state.fused = True
+        engine.offer_check(served, state)
+    for tenant in ("a", "b"):
+        for length in (4, 5):
+            engine.library.encoder.enqueue(document * length, (), tenant, tenant)
+    engine.library.encoder.step()  # one of them is in progress
+    server = scheduler_of(engine)
+    server.tree_cache = None
+    assert delete_documents(server, ["a"])
+    for system in (2, 3, 4):
+        assert tiers(engine, behind(system, document, "a")) == [None]
+        assert tiers(engine, behind(system, document, "b")) == ["host"]
+    assert [one.request.tenant for one in engine.checker.waiting] == ["b"]
+    job = engine.library.encoder._job
+    waiting = {one.tenant for one in engine.library.encoder.queue.waiting}
+    assert waiting | ({job.chunk.tenant} if job else set()) == {"b"}
+    assert not delete_documents(server, ["a"])
+    assert not delete_documents(server, [""])
+
+
+def test_a_running_request_does_not_restore_a_deleted_document(make, ids) -> None:
+    engine, document = make(), ids[SYSTEM : SYSTEM + LENGTH].tolist()
+    under_way = behind(2, document)
+    state = engine.new_request(under_way)
+    engine.library.delete(None)
+    engine.library.delete("a")
+    state.fused = True
+    engine.encode_missing(under_way, state, torch.arange(len(under_way.origin_input_ids)))
+    assert not engine.library.encoder.busy
+    learn(engine, behind(2, document, "b"))
+    assert tiers(engine, behind(2, document, "b")) == ["host"], "another tenant's"
+    learn(engine, behind(2, document))
+    assert tiers(engine, behind(2, document)) == ["host"], "it was sent again since"
+
+
+FIRST, SECOND = list(range(40)), [*range(20), *range(100, 130)]
+
+
+def held(tree, tokens, extra, salt=None) -> int:
+    """Tokens of a path on device and host."""
+    found = tree.cache.match_prefix(MatchPrefixParams(key=tree.key(tokens, salt, extra)))
+    return found.device_prefix_len + found.host_hit_length
+
+
+@pytest.mark.parametrize("core", [None, "python"])
+@pytest.mark.parametrize("host_tokens", [0, 600])
+def test_a_tenants_kv_is_deleted(core, host_tokens) -> None:
+    tree = LiveTree(600, "lru" if core else "canopy-lru", core=core, host_tokens=host_tokens)
+    free = tree.allocator.available_size()
+    keys = ["a", documents_key("a", "0" * 24), "b", None]
+    for key in keys:
+        for tokens in (FIRST, SECOND):
+            tree.insert(tokens, extra=key)
+    tree.insert(FIRST, salt="s", extra="a")
+    assert delete_kv(tree.cache, "a/")
+    for key in keys[:2]:
+        assert held(tree, FIRST, key) == held(tree, SECOND, key) == 0
+    for key in keys[2:]:
+        assert (held(tree, FIRST, key), held(tree, SECOND, key)) == (40, 50)
+    assert held(tree, FIRST, "a", "s") == 40
+    assert not delete_kv(tree.cache, "a/")
+    for tenant in (None, "b/", "a/s"):
+        assert delete_kv(tree.cache, tenant)
+    assert tree.allocator.available_size() == free
+
+
+def test_kv_that_a_request_uses_stays_until_it_ends() -> None:
+    tree = LiveTree(600)
+    for tokens in (FIRST, SECOND):
+        tree.insert(tokens, extra="a")
+    hit = tree.cache.match_prefix(MatchPrefixParams(key=tree.key(FIRST, None, "a")))
+    lock = tree.cache.lock(hit.last_device_node)
+    assert delete_kv(tree.cache, "a/")
+    assert (held(tree, FIRST, "a"), held(tree, SECOND, "a")) == (40, 20)
+    tree.cache.unlock(lock)
+    assert delete_kv(tree.cache, "a/")
+    assert held(tree, FIRST, "a") == 0
+
+
+def test_an_adapters_kv_is_its_tenants() -> None:
+    adapter = "0123456789abcdef" * 2
+    for key, tenants in (
+        (None, {None}),
+        ("a", {"a/"}),
+        (f"a/{adapter}", {f"a%2F{adapter}/", "a/"}),
+        (adapter, {f"{adapter}/", None}),
+        (documents_key(f"a{adapter}", "x"), {f"a{adapter}/", "a/"}),
+    ):
+        assert tenants_of_key(key, None) == tenants

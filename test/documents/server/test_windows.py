@@ -1,0 +1,198 @@
+"""A prompt that is admitted as fused but computed whole runs in windows, and stays exact."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from canopy_documents.fuse.choice import ChosenTokens
+from canopy_documents.server import forward as forwards
+from canopy_documents.server.batch import split_into_windows
+from canopy_documents.server.request import ReusePlan
+from canopy_documents.server.scheduler import check_insert
+from sglang_canopy.errors import CanopyError
+from support.document_engine import learn, prompt, queued, request
+from support.document_steps import Worker, batch_of, extend
+
+
+def test_rows_with_requested_logits_stay_together() -> None:
+    *early, last = split_into_windows([torch.arange(10), torch.arange(6)], 4, [1, 6])
+    assert last[1].tolist() == list(range(6))
+    assert last[0].tolist() == [9]
+    assert all(len(rows) for forward in early for rows in forward)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(6, 50), st.data())
+def test_every_row_is_computed_after_those_before_it(lengths, most, data) -> None:
+    chosen = []
+    for n in lengths:
+        rows = data.draw(st.lists(st.integers(0, 99), min_size=n, max_size=n, unique=True))
+        chosen.append(torch.tensor(sorted(rows)))
+    found = split_into_windows(chosen, most, [1] * len(chosen))
+    for one in found:
+        assert sum(map(len, one)) <= most
+        assert all(len(rows) for rows in one)
+    assert len(found) == 1 or sum(lengths) > most
+    for i, rows in enumerate(chosen):
+        done: list[int] = []
+        for one in found:
+            new = [p for p in one[i].tolist() if p not in done]
+            assert not done or not new or new[0] > done[-1] or new == rows[:1].tolist()
+            done += new
+        assert sorted(done) == rows.tolist()
+        assert int(found[-1][i][-1]) == int(rows[-1])
+
+
+def window(req, prefix: int, end: int):
+    """A batch of one request's window."""
+    return extend(batch_of([(prefix, end)]), req)
+
+
+@pytest.fixture
+def served(make, ids, monkeypatch):
+    """``served()``: an engine with windows of 32 tokens, its worker, and a request whose chunks are stored."""
+
+    def started():
+        engine = make()
+        out, bounds = prompt(ids[:150], (0, 1))
+        learn(engine, request(out, bounds))
+        out = out[:98]
+        req = request(
+            out, bounds, rid="r", full_untruncated_fill_ids=out, customized_info=None,
+        )  # fmt: skip
+        queued(engine, req)
+        monkeypatch.setattr(engine, "encode_missing", lambda *_: None)
+        table = torch.arange(200).view(2, 100) + 7
+        engine.runner.req_to_token_pool = SimpleNamespace(req_to_token=table)
+        engine.window_tokens, engine.prefill_tokens = 32, 64
+        return engine, Worker(engine, monkeypatch), req
+
+    return started
+
+
+def planned(engine, monkeypatch, failing: int = -1) -> None:
+    """Plans that reuse all of the known chunks; the window that begins at ``failing`` cannot."""
+
+    def plan(req, request, prefix, row):
+        if prefix == failing:
+            raise CanopyError("damaged")
+        placed = tuple(
+            p
+            for k in engine.library.open(request, req.origin_input_ids)
+            if (p := k.placed_from(prefix))
+        )
+        computed = torch.ones(len(req.origin_input_ids), dtype=torch.bool)
+        for p in placed:
+            computed[p.start : p.end] = False
+        return ReusePlan(ChosenTokens(computed), placed, prefix)
+
+    def write_reused(plan, row, first, end):
+        if first == failing:
+            raise CanopyError("damaged")
+
+    monkeypatch.setattr(engine, "plan", plan)
+    monkeypatch.setattr(engine, "write_reused", write_reused)
+
+
+def test_a_prompt_whose_planning_fails_is_computed_in_windows_and_stays_exact(served, monkeypatch):
+    engine, worker, req = served()
+    planned(engine, monkeypatch, failing=0)
+    worker.forward(window(req, 0, 98))
+    assert [len(rows) for rows, _ in worker.ran] == [32, 32, 2, 32]
+    assert [sampled for _, sampled in worker.ran] == [False, False, False, True]
+    assert [p for rows, _ in worker.ran for p in rows] == list(range(98))
+    assert not req.canopy.documents.fused  # all of it is exact
+    assert req.customized_info["canopy_documents"] == [{"fused": False, "why": "planning failed"}]
+    assert engine.counts["most_rows"] == 32
+    assert engine.counts["split_batches"] == 1
+
+
+def test_chunks_that_were_evicted_meanwhile_are_computed_in_windows(served) -> None:
+    engine, worker, req = served()
+    for key in list(engine.library.store.chunks):
+        engine.library.store.delete(key)
+    worker.forward(window(req, 0, 98))
+    assert max(len(rows) for rows, _ in worker.ran) == 32
+    assert req.canopy.documents.reason == "too few of its documents are stored"
+    assert not req.canopy.documents.fused
+
+
+def test_without_chunked_prefill_a_single_prompt_runs_whole_as_ever(served, monkeypatch) -> None:
+    engine, worker, req = served()
+    engine.window_tokens = None
+    planned(engine, monkeypatch, failing=0)
+    worker.forward(window(req, 0, 98))
+    assert [len(rows) for rows, _ in worker.ran] == [98]
+
+
+def test_a_failed_later_window_inserts_no_reused_kv_into_the_exact_tree(served, monkeypatch):
+    engine, worker, req = served()
+    planned(engine, monkeypatch, failing=60)
+    for prefix, end in ((0, 60), (60, 80), (80, 98)):
+        worker.forward(window(req, prefix, end))
+    state = req.canopy.documents
+    assert state.fused
+    check_insert(state, req)
+    req.extra_key = None  # as if the request were matched with exact ones
+    with pytest.raises(RuntimeError, match="would enter the exact prefix tree"):
+        check_insert(state, req)
+    assert worker.ran[-2][0] == list(range(20))  # SGLang's own forward: every row of the window
+    assert engine.counts["fallbacks"] == 1
+
+
+def test_a_batch_that_cannot_be_packed_is_exact_too(served, monkeypatch) -> None:
+    engine, worker, req = served()
+    planned(engine, monkeypatch)
+    real, calls = forwards.pack_rows, []
+
+    def pack_rows(batch, table, chosen, arrivals=()):
+        calls.append(chosen)
+        assert len(calls) > 1, "the fused rows"
+        return real(batch, table, chosen)
+
+    monkeypatch.setattr(forwards, "pack_rows", pack_rows)
+    worker.forward(window(req, 0, 98))
+    assert [len(rows) for rows, _ in worker.ran] == [32, 32, 2, 32]
+    assert not req.canopy.documents.fused
+
+
+def test_planning_that_fails_on_one_rank_fails_on_all(served, monkeypatch) -> None:
+    engine, worker, req = served()
+    planned(engine, monkeypatch)  # here it does not
+    monkeypatch.setattr(engine.library, "model", SimpleNamespace(ranks=object()))
+    monkeypatch.setattr(forwards, "on_any_rank", lambda mine, _most: sorted({*mine, 0}))
+    worker.forward(window(req, 0, 98))
+    assert [p for rows, _ in worker.ran for p in rows] == list(range(98))
+    assert not req.canopy.documents.fused
+
+
+def test_reused_chunks_are_marked_before_the_forward(served, monkeypatch) -> None:
+    engine, worker, req = served()
+    planned(engine, monkeypatch)
+    worker.forward(window(req, 0, 98))
+    ((rows, _),) = worker.ran
+    assert len(rows) == 98 - 80
+    assert req.canopy.documents.fused
+    assert req.canopy.documents.keeps(req)
+
+
+def test_a_chunk_that_cannot_be_encoded_costs_the_next_request_no_report(served, monkeypatch):
+    engine, _, first = served()
+    second = request(first.origin_input_ids, [0, 40], rid="s", customized_info=None)
+    queued(engine, second)
+
+    def encode_missing(req, *_):
+        if req is first:
+            raise OSError("damaged")
+
+    monkeypatch.setattr(engine, "encode_missing", encode_missing)
+    batch = batch_of([(0, 98), (0, 98)])
+    batch.reqs = [first, second]
+    forwards._finish_prompts(engine, batch, 0)
+    assert [bool(req.customized_info["canopy_documents"]) for req in (first, second)] == [
+        True,
+        True,
+    ]
+    assert engine.counts["fallbacks"] == 1

@@ -1,0 +1,75 @@
+"""Memory registered with CUDA: its size, its lifetime, and its fallbacks."""
+
+import gc
+import mmap
+
+import pytest
+import torch
+
+from canopy_documents.store.host_memory import registered
+
+SIZE = (3, 1000, 2, 5)
+BYTES = 3 * 1000 * 2 * 5 * 2
+
+
+class Runtime:
+    """CUDA's calls, written down; ``code``: what registering returns."""
+
+    def __init__(self, code=0):
+        self.calls, self.code = [], code
+
+    def cudaHostRegister(self, address, nbytes, flags):
+        self.calls.append(("register", address, nbytes, flags))
+        return self.code
+
+    def cudaHostUnregister(self, address):
+        self.calls.append(("unregister", address))
+        return 0
+
+    def wait(self):
+        self.calls.append(("wait",))
+
+
+def test_the_requested_range_is_registered_from_a_page_boundary():
+    runtime = Runtime()
+    made = registered(SIZE, torch.bfloat16, runtime, runtime.wait)
+    assert (made.shape, made.dtype) == (SIZE, torch.bfloat16)
+    assert runtime.calls == [("register", made.data_ptr(), BYTES, 0)]
+    assert made.data_ptr() % mmap.PAGESIZE == 0
+    assert made.untyped_storage().nbytes() == BYTES
+    made.fill_(3)
+    assert float(made.float().sum()) == 3 * made.numel()
+
+
+def test_pinned_memory_is_released_after_a_wait_and_without_tensors():
+    runtime = Runtime()
+    made = registered(SIZE, torch.bfloat16, runtime, runtime.wait)
+    address, part = made.data_ptr(), made[1, :10]
+    del made
+    gc.collect()
+    assert len(runtime.calls) == 1
+    part.fill_(1)
+    del part
+    gc.collect()
+    assert runtime.calls[1:] == [("wait",), ("unregister", address)]
+
+
+def test_memory_that_cuda_refuses_is_never_unregistered():
+    runtime = Runtime(code=2)
+    with pytest.raises(RuntimeError, match="60,000 bytes failed with error 2"):
+        registered(SIZE, torch.bfloat16, runtime, runtime.wait)
+    gc.collect()
+    assert [name for name, *_ in runtime.calls] == ["register"]
+
+
+def test_no_memory_is_not_registered():
+    runtime = Runtime()
+    assert registered((2, 0), torch.bfloat16, runtime, runtime.wait).numel() == 0
+    assert runtime.calls == []
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_sees_it_as_pinned():
+    from canopy_documents.store.host_memory import pinned
+
+    assert pinned(SIZE, torch.bfloat16).is_pinned()

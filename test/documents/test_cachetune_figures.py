@@ -1,0 +1,64 @@
+"""The programs of CacheTune's figures (benchmark/papers/cachetune), on a small model."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("matplotlib")
+
+from canopy_documents.fuse import rows as engine
+from canopy_documents.fuse.cache import dense_cache
+
+
+@pytest.fixture(autouse=True)
+def papers(monkeypatch):
+    folder = str(Path(__file__).parents[2] / "benchmark" / "papers")
+    monkeypatch.setattr(sys, "path", [folder, *sys.path])
+
+
+def test_prompts_side_by_side_get_the_logits_of_each_alone(llama, ids):
+    from cachetune.decode import side_by_side
+
+    prompts, last = [ids[:50], ids[60:110], ids[120:170]], ids[200:203]
+    caches = []
+    for one in prompts:
+        caches.append(dense_cache(llama, 51))
+        engine.prefill(llama, one, caches[-1])
+    together = side_by_side(llama, caches, torch.tensor([50]), last[:, None])
+    for one, token, logits in zip(prompts, last, together):
+        cache = dense_cache(llama, 51)
+        alone = engine.prefill(llama, torch.cat([one, token[None]]), cache)
+        assert torch.allclose(logits[0], llama.logits(alone[-1:])[0], atol=1e-4)
+
+
+def test_behind_bos_is_behind_the_prompts_first_token():
+    import cachetune  # noqa: F401 (it puts the comparators on the path)
+    from comparators.quality import prefix_for
+
+    from canopy_documents.quality.answers import Case
+
+    case = Case([7, 8, 9], [[1]], [2], ("x",), "t", [5])
+    assert [prefix_for(case, how) for how in ("bos", "alone", "prefix")] == [(7,), (), (7, 8, 9)]
+
+
+def test_arms_are_compared_on_the_same_questions():
+    from cachetune.quality import by_arm
+
+    full = {"cpu_s": 4.0, "run": 1.0, "kl": 0.0, "top1": 1.0}
+    found = by_arm(
+        [{"full": full, "a": {"cpu_s": 1.0, "run": 0.2, "kl": k, "top1": 1.0}} for k in (0.1, 0.3)]
+    )
+    assert found["a"]["kl_by_question"] == [0.1, 0.3]
+    assert (found["a"]["kl"], found["a"]["kl_se"]) == (0.2, 0.1)
+    assert found["a"]["speedup"] == 4.0
+
+
+def test_questions_hold_their_answers(data_dir):
+    from cachetune.questions import questions
+
+    for example in questions(data_dir, "musique", 5):
+        text = " ".join(example.documents).lower()
+        assert any(answer.lower() in text for answer in example.answers)
+        assert len(example.documents) == 6

@@ -1,0 +1,62 @@
+"""Prompts of documents, and requests to a server that reuses their chunks."""
+
+import json
+import random
+import time
+
+from canopy_documents.server.engine import READ
+
+SEPARATOR = " # # "
+
+
+def on(**keys) -> tuple[str, str]:
+    """The flag of a server that reuses documents."""
+    return "--canopy-documents", json.dumps({"separator": SEPARATOR, **keys})
+
+
+ON = on()
+SYSTEM, DOCUMENT, QUESTION = 20, 90, 15
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(1000, 20_000) for _ in range(count)]
+
+
+def prompt(order, question: int = 0, system: int = 0) -> tuple[list[int], list[int]]:
+    """Ids and bounds of a prompt whose documents are these numbers."""
+    ids, bounds = tokens(SYSTEM, 900 + system), []
+    for i in order:
+        bounds += [len(ids), len(ids) + DOCUMENT]
+        ids = ids + tokens(DOCUMENT, i)
+    return ids + tokens(QUESTION, 500 + question), bounds
+
+
+def ask(client, ids, bounds, count: int = 6, **params):
+    extra = {"extra_key": params.pop("extra_key")} if "extra_key" in params else {}
+    said = {"canopy_document_bounds": bounds, **params}
+    return client.generate(ids, count, custom_params=said, **extra)
+
+
+def report(answer) -> dict:
+    return answer["meta_info"]["canopy_documents"][0]
+
+
+def state(client) -> dict:
+    return json.loads(client.get("/server_info"))["internal_states"][0]["canopy_documents"]
+
+
+def learn(client, orders, **params) -> None:
+    """Send prompts once and let the server encode their chunks (it does so when idle)."""
+    for order in orders:
+        ask(client, *prompt(order), 1, **params)
+    wait_until_encoded(client)
+
+
+def wait_until_encoded(client) -> None:
+    """Let the server encode all that waits."""
+    while True:
+        time.sleep(1.05 / READ[0])  # the server renews these counters at this rate
+        found = state(client)
+        if not found["waiting_documents"] and not found["waiting_tokens"]:
+            return

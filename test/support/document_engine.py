@@ -1,0 +1,101 @@
+"""An engine of document reuse over a small model, its requests, and their effects."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from canopy_documents.server import scheduler
+from canopy_documents.server.engine import DocumentEngine
+from sglang_canopy.wire.attached import attached
+
+SYSTEM, LENGTH, TAIL = 10, 40, 8
+NO_FILES = SimpleNamespace(model_path="no/such-model")
+NO_STORAGE = SimpleNamespace(hicache_storage_backend=None)
+
+
+def pool_runner(shape, keys, values, **more):
+    """What a model runner has of a pool with these buffers a layer: the pool, and layers that name theirs."""
+    pool = SimpleNamespace(get_key_buffer=lambda i: keys[i], get_value_buffer=lambda i: values[i])
+    attn = (SimpleNamespace(layer_id=i) for i in range(shape.layers))
+    layers = [SimpleNamespace(self_attn=SimpleNamespace(attn=layer)) for layer in attn]
+    inner = SimpleNamespace(model=SimpleNamespace(layers=layers))
+    return SimpleNamespace(token_to_kv_pool=pool, model=inner, **more)
+
+
+def bare_runner(**more):
+    """What an engine reads of a model runner without a pool."""
+    backend = SimpleNamespace(canopy=SimpleNamespace(plan=None))
+    return SimpleNamespace(
+        attn_backend=backend, model_config=NO_FILES, server_args=NO_STORAGE, canopy=None, **more
+    )
+
+
+class Tokenizer:
+    """One token a letter, within the small model's vocabulary."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [ord(c) % 300 for c in text][:30]
+
+    eos_token_id = None
+
+
+def request(ids, bounds, salt: str | None = None, **fields):
+    known = {
+        "return_logprob": False, "logprob_start_len": -1, "output_ids": [], "lora_id": None,
+        "input_embeds": None, "positional_embed_overrides": None, "multimodal_inputs": None,
+        "session": None, "return_hidden_states": False, "return_routed_experts": False,
+        "beam_group": None, "canopy_documents": None, **fields,
+    }  # fmt: skip
+    params = SimpleNamespace(custom_params={"canopy_document_bounds": bounds})
+    return SimpleNamespace(
+        origin_input_ids=list(ids), extra_key=None, cache_salt=salt, sampling_params=params, **known
+    )
+
+
+def prompt(ids, order=(0, 1, 2)):
+    """A request's ids and bounds: a system text, documents by number, a question."""
+    out, bounds = ids[:SYSTEM].tolist(), []
+    for i in order:
+        start = SYSTEM + i * LENGTH
+        bounds += [len(out), len(out) + LENGTH]
+        out += ids[start : start + LENGTH].tolist()
+    return out + ids[-TAIL:].tolist(), bounds
+
+
+def know_head(engine: DocumentEngine, state) -> None:
+    """Register the tokens before the first document as seen."""
+    engine.library.heads.seen_before(state.salt, state.places[0].head)
+
+
+def learn(engine: DocumentEngine, req, head_returns: bool = True) -> None:
+    """Act after a fused prefill: request and encode missing chunks."""
+    state = engine.new_request(req)
+    if head_returns:
+        know_head(engine, state)
+    state.fused = True  # so that nothing is taken from a pool
+    engine.encode_missing(req, state, torch.arange(len(req.origin_input_ids)))
+    while engine.library.encoder.busy:
+        engine.library.encoder.step()
+
+
+def tiers(engine: DocumentEngine, req) -> list[str | None]:
+    return [k.tier for k in engine.library.resolve(engine.new_request(req))]
+
+
+def behind(system: int, document, salt: str | None = None):
+    """A request of one document behind a system text of its own."""
+    return request([system] * SYSTEM + document + [1], [SYSTEM, SYSTEM + LENGTH], salt)
+
+
+def queued(engine: DocumentEngine, req: Any) -> Any:
+    """The chunk state of ``req``, which is in the namespace of its KV."""
+    state = attached(req).documents = engine.new_request(req)
+    scheduler.request_queued(scheduler_of(engine), req)
+    return state
+
+
+def scheduler_of(engine: DocumentEngine) -> Any:
+    """A scheduler with nothing but its engine."""
+    runner = SimpleNamespace(canopy=engine)
+    return SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner))
