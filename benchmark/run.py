@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-FOLDERS = [HERE, *(HERE / name for name in ("papers", "traces", "chunk"))]
+FOLDERS = [HERE, *(HERE / name for name in ("papers", "traces", "documents"))]
 FOLDERS += [HERE.parent / name for name in ("scripts", "test")]
 sys.path += [str(folder) for folder in FOLDERS]
 

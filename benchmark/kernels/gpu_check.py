@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from device_timing import Bench, Cost, ceilings, compare_to_peak, table
 
-sys.path.append(str(Path(__file__).parents[1] / "chunk"))
+sys.path.append(str(Path(__file__).parents[1] / "documents"))
 from comparators.weights import random_model
 
 from canopy_documents.fuse import rows as engine

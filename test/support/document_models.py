@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 import transformers
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmark" / "chunk"))
+sys.path.append(str(Path(__file__).parents[2] / "benchmark" / "documents"))
 
 from canopy_documents.fuse.cache import KVCache
 from canopy_documents.fuse.model import Model
