@@ -69,7 +69,7 @@ def test_bounds_match_a_prompts_documents() -> None:
     library = Library(2000)
     assert len(library.documents) == 6
     ids, fields = library.prompt((3, 0))
-    a, b, c, d = fields["canopy_documents"]
+    a, b, c, d = fields["canopy_document_bounds"]
     assert (ids[a:b], ids[c:d]) == (library.documents[3], library.documents[0])
     assert ids[:a] == library.system
     assert (b, len(ids)) == (c, d + gpu_lease.QUESTION)
