@@ -23,7 +23,7 @@ from sglang_canopy.telemetry.window import MINUTE_S, POINTS, Window
 
 STATIC = Path(static_files.__file__).parent / "static"
 PAGE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "fixtures/page.json").read_text())
-"""Answers of ``/canopy/status`` and ``/canopy/chunks``, without their hours."""
+"""An answer of ``/canopy/status``, without its hours."""
 STATUS = PAGE["status"]
 STATUS["ttft_hour"] = [
     {"time_unix_s": 1.8e9 + 60 * n, "requests": 9, "p50_s": 0.2, "p99_s": 0.4 + n % 3}
@@ -62,8 +62,6 @@ def canopy(key: str | None = None) -> ThreadingHTTPServer:
                 return self.answer(401, b'{"error": "Unauthorized"}', "application/json")
             if name == "status":
                 return self.answer(200, json.dumps(STATUS).encode(), "application/json")
-            if name == "chunks":
-                return self.answer(200, json.dumps(PAGE["chunks"]).encode(), "application/json")
             content, kind = static_files.file("index.html" if name == "ui" else name)
             return self.answer(200, content, kind, static_files.HEADERS)
 

@@ -218,6 +218,7 @@ async function refresh() {
       show("next", ...next.split(/(--[a-z-]+)/).map((part, i) => i % 2 ? node("span", part, "flag") : part));
     whatIf(status.whatif);
     firstTokens(status);
+    documents(status.documents);
     for (const id of ["hits", "tiers"]) only(id, ranks.length);
     if (ranks.length) { hits(ranks); tiers(ranks); held(ranks); curves(ranks[0]); }
     else for (const id of ["evictions", "categories", "tenants", "curves", "groups", "explained"]) only(id, false);
@@ -227,19 +228,15 @@ async function refresh() {
   }
 }
 
-async function chunks() {
-  let found;
-  try { found = await asked("chunks"); } catch { only("chunks", false); return; }
-  const now = found.server, of = Object.entries(now.not_fused).sort((a, b) => b[1] - a[1]);
-  const prompts = [["reused documents", now.fused_requests], ...of.slice(0, 5).map(([why, n]) => ["not reused: " + why, n])];
-  if (now.fallbacks) prompts.push(["failed, and computed as usual", now.fallbacks]);
-  if (!only("chunks", found.documents.length || sum(prompts.map((p) => p[1])))) return;
-  const quality = ((await asked("status").catch(() => ({}))).documents || now).quality, tenants = Object.entries(quality.tenants || {});
-  const unusual = tenants.filter(([, t]) => t.step !== "served");
+function documents(now) {
+  const of = Object.entries(now ? now.not_fused : {}).sort((a, b) => b[1] - a[1]);
+  const prompts = now ? [["reused documents", now.fused_requests], ...of.slice(0, 5).map(([why, n]) => ["not reused: " + why, n])] : [];
+  if (now && now.fallbacks) prompts.push(["failed, and computed as usual", now.fallbacks]);
+  if (!only("documents", sum(prompts.map((p) => p[1])))) return;
+  const quality = now.quality, unusual = Object.entries(quality.tenants || {}).filter(([, t]) => t.step !== "served");
   const held = Object.entries(now.store.tiers).map(([tier, t]) => bytes(t.used_bytes) + " in " + tier).join(", ");
-  show("chunks", table(["prompts", ""], prompts.map(([name, n]) => [name, size(n)])),
-    node("p", "Tokens of documents: " + size(now.reused_tokens) + " reused, " + size(now.recomputed_tokens) + " computed again."),
-    node("p", "Documents: " + size(found.documents.length) + " registered, " + size(now.waiting_documents) + " waiting to be encoded; stored: " + (held || "nothing") + "."),
+  show("documents", table(["prompts", ""], prompts.map(([name, n]) => [name, size(n)])),
+    node("p", "Tokens of documents: " + size(now.reused_tokens) + " reused, " + size(now.recomputed_tokens) + " computed again; stored: " + (held || "nothing") + "."),
     node("p", "Answers compared with full recompute: " + size(quality.checked) + ", of which " + size(quality.differed) + " differ. Tenants with a raised ratio: " +
       size(quality.tenants_raised) + ", with reuse stopped: " + size(quality.tenants_stopped) + "."),
     ...unusual.map(([name, t]) => node("p", "Tenant " + (name || "(none)") + ": " + t.step + ", " + size(t.differed) + " of " + size(t.checked) + " differ.")));
@@ -284,7 +281,5 @@ function fromAddress() {  // what is after the # stays in the browser
 addEventListener("hashchange", fromAddress);
 
 refresh();
-chunks();
 fromAddress();
 setInterval(refresh, EVERY_MS);
-setInterval(chunks, 10 * EVERY_MS);
