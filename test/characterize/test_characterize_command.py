@@ -98,8 +98,8 @@ def test_a_trace_without_ids_gets_partial_answers(tmp_path, capsys):
     trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
     out = tmp_path / "out"
     assert main(["characterize", str(trace), "--format", "mooncake", "--out", str(out)]) == 0
-    said = capsys.readouterr().out
-    assert "no block is ever used twice" in said
+    printed = capsys.readouterr().out
+    assert "no block is ever used twice" in printed
     report = json.loads((out / "report.json").read_text())
     assert report["turns"] is None
     assert report["hits"] is report["reuse"] is None

@@ -1,7 +1,7 @@
 """Time until blocks are used again (Section 3.4, Figures 12 to 15).
 
 Compares the observed times with the paper's exponential and with the Kaplan-Meier survival curve
-that ``wa`` ranks by. ``test/support/laws.py`` tests both on a trace's second half.
+that ``wa`` ranks by.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ReuseTimes:
 
 
 def reuse_times(seen: Observation) -> ReuseTimes:
-    whole = tally(seen, -np.inf, np.inf)
+    whole = _tally(seen)
     counts = whole.reuses.sum(1)
     rows = [
         _row(seen, seen.category_name(int(c)), whole.of(c))
@@ -78,7 +78,7 @@ def reuse_times(seen: Observation) -> ReuseTimes:
 
 @dataclass(frozen=True, slots=True)
 class Ages:
-    """One category in one stretch of time: reuses and waiting blocks, by fine age bin."""
+    """One category, or all: reuses and waiting blocks, by fine age bin."""
 
     reuses: np.ndarray
     waiting: np.ndarray
@@ -93,7 +93,9 @@ class Ages:
     @property
     def curve(self) -> list[float]:
         """Survival curve on the policies' bins."""
-        return survival_curve(policy_bins(self.reuses).tolist(), policy_bins(self.waiting).tolist())
+        return survival_curve(
+            _policy_bins(self.reuses).tolist(), _policy_bins(self.waiting).tolist()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,32 +112,20 @@ class _Tally:
         return Ages(self.reuses[category], self.waiting[category], float(self.sum_s[category]))
 
 
-def tally(seen: Observation, start_s: float, end_s: float) -> _Tally:
-    """Count uses from ``start_s`` on, and their reuses before ``end_s``."""
-    end_s = min(end_s, float(seen.time_s[-1]))
-    last = end_s >= float(seen.time_s[-1])
-    used, reused = seen.time_s[seen.reused_from], seen.time_s[seen.reused_by]
-    is_settled = (used >= start_s) & ((reused < end_s) | last)
-    # Used before the end and reused after it: still waiting at the end.
-    later = (used >= start_s) & (used < end_s) & ~is_settled
-    at_end = (seen.last_s >= start_s) & ((seen.last_s < end_s) | last)
+def _tally(seen: Observation) -> _Tally:
+    """Count reuses, and the blocks that wait at the trace's end."""
     cells, category = len(seen.labels) * TOP_TURN, seen.category
 
-    def count(who: np.ndarray, age_s: np.ndarray, blocks: np.ndarray | None) -> np.ndarray:
+    def count(requests: np.ndarray, age_s: np.ndarray, blocks: np.ndarray | None) -> np.ndarray:
         bins = np.searchsorted(FINE_EDGES, age_s, "right") - 1
-        key = category[who] * FINE_BINS + bins
+        key = category[requests] * FINE_BINS + bins
         return np.bincount(key, blocks, cells * FINE_BINS).reshape(cells, FINE_BINS)
 
-    age_s = seen.reuse_age_s
-    from_ = seen.reused_from
-    waiting = count(from_[later], end_s - used[later], seen.reused_blocks[later])
-    waiting = waiting + count(seen.last_request[at_end], end_s - seen.last_s[at_end], None)
+    age_s, blocks = seen.reuse_age_s, seen.reused_blocks
     return _Tally(
-        count(from_[is_settled], age_s[is_settled], seen.reused_blocks[is_settled]),
-        waiting,
-        np.bincount(
-            category[from_[is_settled]], age_s[is_settled] * seen.reused_blocks[is_settled], cells
-        ),
+        count(seen.reused_from, age_s, blocks),
+        count(seen.last_request, float(seen.time_s[-1]) - seen.last_s, None),
+        np.bincount(category[seen.reused_from], age_s * blocks, cells),
     )
 
 
@@ -172,7 +162,7 @@ def _kaplan_meier(events: np.ndarray, censored: np.ndarray) -> np.ndarray:
     return 1.0 - np.concatenate([[1.0], np.cumprod(1.0 - np.minimum(hazard, 1.0))[:-1]])
 
 
-def policy_bins(fine: np.ndarray) -> np.ndarray:
+def _policy_bins(fine: np.ndarray) -> np.ndarray:
     """Sum fine counts into the policies' age bins."""
     return np.bincount(_POLICY_BIN, fine, BINS)
 
