@@ -1,7 +1,6 @@
 """``examples/canopy_session.py`` with OpenAI's client."""
 
 import asyncio
-import logging
 from typing import Any
 
 import httpx
@@ -9,7 +8,7 @@ import pytest
 
 from sglang_canopy.wire.hints import hint_of
 from sglang_canopy.wire.stamp import client_fields
-from support.chat_endpoint import calls, chat_endpoint, says
+from support.chat_endpoint import calls, chat_endpoint
 from support.example_files import load
 
 openai = pytest.importorskip("openai")
@@ -67,23 +66,6 @@ def test_a_known_tool_is_announced(stream: bool, example) -> None:
     assert not session.tools.difference({"search"})
 
 
-def test_an_answer_without_tools_announces_nothing(example) -> None:
-    with chat_endpoint([calls("search"), says('{"function": {"name": "x"}}')]) as (url, sent):
-        with example.Session(url) as session:
-            ask(client(example, url))
-            ask(client(example, url))
-        session.sent.result()
-    assert [set(hint) for hint in sent.hints] == [{"conversation", "over"}]
-
-
-def test_an_inner_session_is_another_conversation(example) -> None:
-    with chat_endpoint([]) as (url, sent), example.Session(url, "main"):
-        with example.Session(url, "sub"):
-            ask(client(example, url))
-        ask(client(example, url))
-    assert sent.fields == [{"canopy_conversation": "sub"}, {"canopy_conversation": "main"}]
-
-
 def test_concurrent_tasks_have_their_own_sessions(example) -> None:
     async def task(url: str, name: str) -> None:
         http = httpx.AsyncClient(transport=example.AsyncHints(), timeout=None)
@@ -108,15 +90,6 @@ def test_concurrent_tasks_have_their_own_sessions(example) -> None:
     assert sorted(name for name, _ in names) == ["a", "a", "b", "b"]
     assert all(fields["canopy_conversation"] == name for name, fields in names)
     assert example.current.get() is None
-
-
-def test_a_server_that_rejects_hints_does_not_affect_the_agent(example, caplog) -> None:
-    with chat_endpoint([]) as (url, _):
-        pass  # the port is closed now
-    with caplog.at_level(logging.WARNING), example.Session(url) as session:
-        pass
-    session.sent.result()
-    assert "rejected a hint" in caplog.text
 
 
 def test_hints_carry_the_key_of_the_agents_own_requests_to_that_server(example, monkeypatch):

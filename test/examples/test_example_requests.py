@@ -1,6 +1,6 @@
 """Requests of the examples, parsed by the server's own code.
 
-The answers are made up; test/served/test_examples.py uses a real server.
+The answers are made up; test/served/test_plan.py uses a real server.
 """
 
 import pytest

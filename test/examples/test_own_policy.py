@@ -1,4 +1,4 @@
-"""The example of a custom policy. Examples that need a server: test/served/test_examples.py."""
+"""The example of a custom policy. Examples that need a server: test/served/test_plan.py."""
 
 import re
 import subprocess

@@ -121,8 +121,9 @@ def serve(model: Path, log: Path, *arguments: str, kv_tokens: int, **options: An
     if not (model / "model.safetensors").exists():
         given += ["--load-format", "dummy"]
     return serving(
-        given, log=log, port=port, deadline_s=ready_s, patience_s=0.0, start=forked.serve, **options
-    )
+        given, log=log, port=port, deadline_s=ready_s, patience_s=0.0,
+        **{"start": forked.serve, **options},
+    )  # fmt: skip
 
 
 def processes_of(server: Server) -> list[int]:

@@ -50,6 +50,8 @@ def test_a_second_prompt_reuses_documents_in_another_order(client) -> None:
     assert answer["meta_info"]["cached_tokens"] == told["prefix"] == 0  # approximate KV is apart
     assert told["kept"] == 0
     assert state(client)["fused_requests"] == before + 1
+    # The page shows them from here.
+    until(lambda: client.status()["documents"]["fused_requests"] == before + 1)
 
 
 def test_full_recompute_is_plain_serving_token_for_token(client) -> None:
@@ -96,14 +98,14 @@ def test_planned_and_ordinary_requests_do_not_change_each_other(client) -> None:
 def test_requests_that_cannot_be_fused_run_normally_and_are_counted(client) -> None:
     learn(client, [(0, 1, 2, 3)])
     ids, bounds = prompt((1, 3, 0, 2), 3)
-    said = {
+    sampling = {
         "temperature": 0,
         "max_new_tokens": 2,
         "custom_params": {"canopy_document_bounds": bounds},
     }
     body = {
         "input_ids": ids,
-        "sampling_params": said,
+        "sampling_params": sampling,
         "return_logprob": True,
         "logprob_start_len": 0,
     }
@@ -198,8 +200,8 @@ OF_ROUTES: dict[str, tuple[str, dict[str, Any], str]] = {
 def body_of(client, path: str, text: str) -> dict[str, Any]:
     (model,) = json.loads(client.get("/v1/models"))["data"]
     name, limit, _ = OF_ROUTES[path]
-    said = [{"role": "user", "content": text}] if name == "messages" else text
-    return {"model": model["id"], name: said, **limit}
+    content = [{"role": "user", "content": text}] if name == "messages" else text
+    return {"model": model["id"], name: content, **limit}
 
 
 @pytest.mark.parametrize("path", OF_ROUTES)
@@ -222,8 +224,8 @@ def test_separated_documents_are_reused_on_every_route(client, path) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
 def test_documents_in_a_field_that_no_route_reads_are_refused(client, path, stream) -> None:
-    said = {"stream": stream, "documents": FACTS[:2]}
-    code, text = client.send(path, said | body_of(client, path, "What is it?"))
+    fields = {"stream": stream, "documents": FACTS[:2]}
+    code, text = client.send(path, fields | body_of(client, path, "What is it?"))
     assert (code, "text parts" in text) == (400, True)
 
 
@@ -262,8 +264,10 @@ def test_tensor_parallel_ranks_reuse_the_same_documents(server, tiny_model) -> N
             whole = ask(client, ids, bounds, 8, canopy_recompute_ratio=1.0)
             assert report(whole)["fused"]
             assert whole["output_ids"] == ask(client, ids, "off", 8)["output_ids"]
-        said = {"custom_params": {"canopy_document_bounds": bounds, "canopy_selector": "frequency"}}
-        code, text = client.send("/generate", {"input_ids": ids, "sampling_params": said})
+        sampling = {
+            "custom_params": {"canopy_document_bounds": bounds, "canopy_selector": "frequency"}
+        }
+        code, text = client.send("/generate", {"input_ids": ids, "sampling_params": sampling})
         assert code == 400
         assert "--tp-size 2" in text
 

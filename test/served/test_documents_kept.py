@@ -1,13 +1,22 @@
-"""Turns that continue from the KV of reused documents: kept for the next turn, separate from exact KV."""
+"""Kept KV of documents: turns that continue from it, apart from exact KV; windows, mixed batches, retractions,
+aborts, and full tiers over a restart.
+"""
+
+import contextlib
+import random
+import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from support.document_client import (
     DOCUMENT,
+    ON,
     QUESTION,
     SYSTEM,
     ask,
     learn,
+    on,
     prompt,
     report,
     state,
@@ -27,20 +36,20 @@ def cached(answer) -> int:
     return answer["meta_info"]["cached_tokens"]
 
 
-def conversation(client, order, said, **params) -> list[dict]:
+def conversation(client, order, field_of, **params) -> list[dict]:
     """Send three turns: two questions, then two documents as a tool's result and a third question.
-    ``said`` maps the bounds of a turn's documents to the request's field."""
+    ``field_of`` maps the bounds of a turn's documents to the request's field."""
     ids, bounds = prompt(order[:2], order[0])
-    answers = [ask(client, ids, said(bounds), ANSWER, **params)]
+    answers = [ask(client, ids, field_of(bounds), ANSWER, **params)]
     ids = ids + answers[0]["output_ids"] + tokens(QUESTION, 600)
-    answers.append(ask(client, ids, said(bounds), ANSWER, **params))
+    answers.append(ask(client, ids, field_of(bounds), ANSWER, **params))
     ids = ids + answers[1]["output_ids"] + tokens(5, 601)
     for document in order[2:]:
         bounds = [*bounds, len(ids), len(ids) + DOCUMENT]
         ids = ids + tokens(DOCUMENT, document)
     ids = ids + tokens(QUESTION, 602)
-    answers.append(ask(client, ids, said(bounds), ANSWER, **params))
-    answers.append(ask(client, ids, said(bounds), ANSWER, **params))  # a retry
+    answers.append(ask(client, ids, field_of(bounds), ANSWER, **params))
+    answers.append(ask(client, ids, field_of(bounds), ANSWER, **params))  # a retry
     return answers
 
 
@@ -130,3 +139,218 @@ def test_documents_in_any_order_match_the_prefix_that_is_cached(client) -> None:
     client.flush()
     plain = ask(client, *prompt((2, 0, 3))[:1], "off", ANSWER)
     assert plain["output_ids"] == first["output_ids"]
+
+
+RETRACTING = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
+"""SGLang's own test switch: at every seventh forward that decodes, one of several requests goes
+back to the queue."""
+
+
+def retracted(client) -> int:
+    """Requests that SGLang sent back to the queue, by its log."""
+    found = re.findall(r"#retracted_reqs: (\d+)", client.server.log_text())
+    return sum(map(int, found))
+
+
+@pytest.fixture
+def windows(shared_server, smollm2):
+    """Windows of 128 tokens, pages of 16, a pool too short for four requests, retractions."""
+    arguments = ("--page-size", "16", "--chunked-prefill-size", "128")
+    return shared_server(smollm2, *ON, *arguments, kv_tokens=1456, environment=RETRACTING)
+
+
+ORDERS = [(1, 0, 2, 3), (2, 1, 3, 0), (3, 2, 0, 1), (1, 3, 2, 0)]
+"""No order begins as the first prompt did, whose exact KV may be evicted."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ratio", [1.0, 0.15])
+def test_windows_pages_and_retraction(windows, ratio) -> None:
+    learn(windows, [(0, 1, 2, 3)])
+    prompts = [prompt(order, 60 + i) for i, order in enumerate(ORDERS)]
+
+    def one(job):
+        return ask(windows, *job, 12, canopy_recompute_ratio=ratio)
+
+    alone = [one(job)["output_ids"] for job in prompts]
+    windows.flush()  # the KV of the prompts: they are fused again
+    gone = retracted(windows)
+    with ThreadPoolExecutor(4) as pool:  # more than fits at once
+        together = list(pool.map(one, prompts))
+    assert all(report(a)["fused"] for a in together)
+    assert [a["output_ids"] for a in together] == alone
+    assert retracted(windows) > gone
+    assert state(windows)["most_rows"] <= 128
+    if ratio == 1.0:
+        assert alone == [ask(windows, ids, "off", 12)["output_ids"] for ids, _ in prompts]
+    assert state(windows)["fallbacks"] == 0
+    assert "Traceback" not in windows.server.log_text()
+
+
+@pytest.mark.long
+def test_a_prompt_that_no_pool_holds_is_refused_and_nothing_breaks(windows) -> None:
+    ids, bounds = prompt((0, 1, 2, 3))
+    sampling = {"max_new_tokens": 1, "custom_params": {"canopy_document_bounds": bounds}}
+    body = {"input_ids": ids + tokens(1200, 3), "sampling_params": sampling}
+    assert windows.send("/generate", body)[0] == 400
+    assert state(windows)["fallbacks"] == 0
+    assert windows.generate(tokens(10, 2), 1)["output_ids"]
+
+
+@pytest.fixture(scope="module")
+def chunk_dir(tmp_path_factory):
+    return tmp_path_factory.mktemp("chunks")
+
+
+@pytest.fixture
+def mixing(shared_server, smollm2, chunk_dir):
+    """SGLang's default schedule, decode rows in prefill batches, a host tier of the exact cache,
+    chunks on disk alone, retractions."""
+    tier = ("--enable-hierarchical-cache", "--hicache-size", "1", "--page-size", "16")
+    disk = on(memory_mb=0, disk_mb=512, directory=str(chunk_dir))
+    arguments = ("--chunked-prefill-size", "128", "--enable-mixed-chunk", *tier, *disk)
+    return shared_server(smollm2, *arguments, kv_tokens=4096, environment=RETRACTING, overlap=True)
+
+
+@pytest.mark.long
+def test_decode_rows_in_a_fused_batch_and_the_overlap_schedule(mixing) -> None:
+    learn(mixing, [(0, 1, 2, 3)])
+    jobs = [prompt(order, 80 + i) for i, order in enumerate(ORDERS)]
+    plain = [tokens(100 + 30 * i, 800 + i) for i in range(3)]
+
+    def fused(job):
+        return ask(mixing, *job, 16, canopy_recompute_ratio=1.0)
+
+    def ordinary(ids, count=6):  # fewer: towards the end fused requests are alone, and retracted
+        return mixing.generate(ids, count)
+
+    before = state(mixing)
+    with ThreadPoolExecutor(7) as pool:
+        together = [pool.submit(fused, j) for j in jobs], [pool.submit(ordinary, p) for p in plain]
+        first, second = ([f.result() for f in futures] for futures in together)
+    found = state(mixing)
+    assert found["mixed_batches"] > before["mixed_batches"]
+    assert found["fallbacks"] == 0
+    assert all(report(f)["fused"] and report(f)["ratio"] == 1.0 for f in first)
+    mixing.flush()
+    assert [f["output_ids"] for f in first] == [ordinary(j[0], 16)["output_ids"] for j in jobs]
+    assert [s["output_ids"] for s in second] == [ordinary(p)["output_ids"] for p in plain]
+    assert "Traceback" not in mixing.server.log_text()
+
+
+@pytest.mark.long
+def test_reused_kv_is_kept_on_the_host_and_not_for_exact_requests(mixing) -> None:
+    learn(mixing, [(0, 1, 2, 3)])
+    ids, bounds = prompt((3, 2, 1, 0), 9)
+    for _ in range(3):  # a node that is hit again is copied to the host
+        poisoned = ask(mixing, ids, bounds, 4, canopy_recompute_ratio=0.0)
+        told = report(poisoned)
+        assert told["reused"] + told["kept"] >= 3 * DOCUMENT
+    for i in range(3):  # push everything off the device
+        mixing.generate(tokens(1500, 950 + i), 1)
+    again = ask(mixing, ids, bounds, 4, canopy_recompute_ratio=0.0)
+    assert again["meta_info"]["cached_tokens_details"]["host"] >= 3 * DOCUMENT
+    assert again["output_ids"] == poisoned["output_ids"]
+    clean = ask(mixing, ids, "off", 12)
+    assert clean["meta_info"]["cached_tokens"] <= SYSTEM
+    mixing.flush()
+    assert clean["output_ids"] == mixing.generate(ids, 12)["output_ids"]
+
+
+@pytest.mark.long
+def test_aborted_requests_leave_nothing_behind(mixing) -> None:
+    learn(mixing, [(0, 1, 2, 3)])
+    jobs = [prompt(order, 200 + i) for i, order in enumerate(ORDERS * 3)]
+
+    def doomed(job):
+        with contextlib.suppress(AssertionError):  # refused: the abort came first
+            return ask(mixing, *job, 400)["meta_info"]["finish_reason"]["type"]
+
+    before = state(mixing)
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        ends = [pool.submit(doomed, job) for job in jobs]
+        while state(mixing)["fused_requests"] == before["fused_requests"]:
+            pass  # until some of them run; others wait
+        while not all(end.done() for end in ends):
+            mixing.post("/abort_request", {"rid": "", "abort_all": True})
+    assert {end.result() for end in ends} <= {"abort", None}
+    found = state(mixing)
+    assert found["fallbacks"] == 0
+    ids, bounds = prompt((2, 0, 1, 3), 300)
+    whole = ask(mixing, ids, bounds, 8, canopy_recompute_ratio=1.0)
+    assert whole["output_ids"] == ask(mixing, ids, "off", 8)["output_ids"]
+    assert "leak" not in mixing.server.log_text()
+    assert "Traceback" not in mixing.server.log_text()
+
+
+DOCUMENTS = 8
+TENANTS = ("a", "b")
+SIZES = {"memory_mb": 16, "disk_mb": 40, "encode": "prefix"}
+"""Three and nine of the sixteen documents, each exact behind the system text alone."""
+
+
+def alone(client, tenant: str, document: int, question: int) -> tuple[list[int], dict]:
+    """The ids of a prompt of one document, and the answer with reuse."""
+    ids, bounds = prompt((document,), question)
+    return ids, ask(client, ids, bounds, 8, extra_key=tenant)
+
+
+def tiers(client) -> dict[str, dict]:
+    found = state(client)["store"]["tiers"]
+    assert set(found) == {"host", "disk"}
+    for tier in found.values():
+        assert 0 < tier["used_bytes"] <= tier["capacity_bytes"]
+    return found
+
+
+def plain(client, ids: list[int]) -> list[int]:
+    return client.generate(ids, 8)["output_ids"]
+
+
+@pytest.mark.long
+def test_tenants_keep_their_documents_in_full_tiers_and_over_a_restart(server, smollm2, tmp_path):
+    """The second start has another ratio. One document behind its own system text is exact with reuse."""
+    folder, draw = tmp_path / "chunks", random.Random(7)
+    keys = {**SIZES, "directory": str(folder)}
+    with server(smollm2, *on(**keys), kv_tokens=8192) as client:
+        for tenant in TENANTS:
+            learn(client, [(0, 1, 2, 3), (4, 5, 6, 7)], extra_key=tenant)
+
+        def one(turn: int) -> tuple[list[int], dict]:
+            tenant = TENANTS[turn % 2]
+            if turn % 4 < 2:
+                return alone(client, tenant, turn % DOCUMENTS, 100 + turn)
+            ids, bounds = prompt(orders[turn], 100 + turn)
+            return ids, ask(client, ids, bounds, 8, extra_key=tenant)
+
+        orders = [draw.sample(range(DOCUMENTS), 4) for _ in range(32)]
+        with ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(one, range(32)))
+        told = [report(answer) for _, answer in answers]
+        for tier in ("reused_host", "reused_disk"):
+            assert sum(one.get(tier, 0) for one in told) > 0, tier
+        assert {one["ratio"] for one in told if one["fused"]} == {0.15}
+        single = [answers[i] for i in range(32) if i % 4 < 2]
+        assert sum(report(answer)["fused"] for _, answer in single) > 4
+        for ids, answer in single:
+            assert answer["output_ids"] == plain(client, ids)
+        _, foreign = alone(client, "c", 0, 200)
+        assert not report(foreign)["fused"]
+        assert state(client)["fallbacks"] == 0
+        tiers(client)
+        assert "Traceback" not in client.server.log_text()
+
+    with server(smollm2, *on(**keys, ratio=0.3), kv_tokens=8192) as client:
+        _, foreign = alone(client, "c", 0, 300)
+        assert not report(foreign)["fused"]
+        before = state(client)
+        found = [alone(client, t, d, 310) for t in TENANTS for d in range(DOCUMENTS)]
+        fused = [answer for _, answer in found if report(answer)["fused"]]
+        assert fused
+        assert all(report(answer)["ratio"] == 0.3 for answer in fused)
+        assert sum(report(answer)["reused_disk"] for answer in fused) > 0
+        for ids, answer in found:
+            assert answer["output_ids"] == plain(client, ids)
+        assert state(client)["fallbacks"] == before["fallbacks"] == 0
+        tiers(client)
+        assert "Traceback" not in client.server.log_text()

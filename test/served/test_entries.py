@@ -1,7 +1,10 @@
-"""Other ways in: ``sglang.Engine``, ``sglang serve``, SGLang's gRPC port, several tokenizer workers."""
+"""Other ways in: ``sglang.Engine``, ``sglang serve``, SGLang's gRPC port, several tokenizer workers; and every
+documented flag and value on a server with warm-up and probes, stopped by SIGTERM.
+"""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,7 +14,15 @@ from typing import Any
 
 import pytest
 
-from launch_server import cpu_arguments, free_port, healthy
+from canopy_documents.plugin.entry import FLAG as DOCUMENTS
+from launch_server import free_port
+from sglang_canopy.config.queue import BOUNDED_SHORTEST
+from sglang_canopy.config.queue import FLAG as ORDER
+from sglang_canopy.config.whatif import FLAG as WHATIF
+from sglang_canopy.config.whatif import OBSERVE_FLAG
+from sglang_canopy.declared import declared
+from sglang_canopy.policy.registry import AUTO
+from sglang_canopy.server.start.flags import KINDS
 from support.prompts import token_ids
 from support.served import until
 from support.small_models import LLAMA, write_model
@@ -68,7 +79,7 @@ def test_an_engine_in_python_stamps_learns_and_answers_as_with_an_empty_cache(
     (line,) = [one for one in done.stdout.splitlines() if one.startswith("ANSWERS ")] or [""]
     assert line, done.stdout[-2000:] + done.stderr[-3000:]
     cold, warm = json.loads(line.removeprefix("ANSWERS "))
-    assert [said for said, _ in warm] == [said for said, _ in cold]
+    assert [ids for ids, _ in warm] == [ids for ids, _ in cold]
     assert {found for _, found in cold} == {0}
     assert all(found >= 300 for _, found in warm[3:6]), warm
     shown = json.loads((tmp_path / "rank-0.json").read_text())
@@ -76,26 +87,19 @@ def test_an_engine_in_python_stamps_learns_and_answers_as_with_an_empty_cache(
     assert sum(n for name, n in served.items() if name.startswith("agent")) == 18, served
 
 
-def test_sglang_serve_starts_it_too_and_its_help_shows_the_flag(tiny_model, tmp_path) -> None:
-    sglang = str(Path(sys.executable).with_name("sglang"))
-    command = [sglang, "serve", "--help"]  # prints before plugins load
+SGLANG = str(Path(sys.executable).with_name("sglang"))
+
+
+def sglang_serve(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start ``sglang serve`` in place of ``python -m sglang.launch_server``."""
+    return subprocess.Popen([SGLANG, "serve", *command[3:]], **options)
+
+
+def test_the_help_of_sglang_serve_shows_the_flags() -> None:
+    command = [SGLANG, "serve", "--help"]  # prints before plugins load
     shown = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert "--radix-eviction {" in shown.stdout
     assert "--canopy-ttl" in shown.stdout
-    port, said = free_port(), tmp_path / "serve.log"
-    arguments = [*cpu_arguments(tiny_model, kv_tokens=1024), "--load-format", "dummy"]
-    arguments += ["--radix-eviction-policy", "wa", "--host", "127.0.0.1", "--port", str(port)]
-    with said.open("wb") as log:
-        process = subprocess.Popen(
-            [sglang, "serve", *arguments], stdout=log, stderr=log, start_new_session=True
-        )
-    try:
-        until(lambda: healthy(f"http://127.0.0.1:{port}", 1.0) or process.poll(), 300)
-        assert process.poll() is None, said.read_text()[-2000:]
-        assert "CanopyTreeCore" in said.read_text()
-    finally:
-        os.killpg(process.pid, 9)
-        process.wait()
 
 
 CHAT = "/sglang.runtime.v1.SglangService/ChatComplete"
@@ -117,7 +121,9 @@ def chat(port: int, body: dict[str, Any]) -> bytes:
         return b"".join(call(b"\x0a" + length + bytes([size]) + raw, timeout=120))
 
 
-def test_chats_over_grpc_are_stamped_and_their_answers_unchanged(server, model) -> None:
+def test_chats_over_grpc_to_sglang_serve_are_stamped_and_their_answers_unchanged(
+    server, model
+) -> None:
     pytest.importorskip("grpc")
     body = {
         "model": "m",
@@ -127,8 +133,8 @@ def test_chats_over_grpc_are_stamped_and_their_answers_unchanged(server, model) 
         "custom_params": FIELDS,
     }
     port = free_port()
-    options = ("--grpc-port", str(port), "--radix-eviction", "wa")
-    with server(model, *options, kv_tokens=1024) as client:
+    options = ("--grpc-port", str(port), "--radix-eviction-policy", "wa")
+    with server(model, *options, kv_tokens=1024, start=sglang_serve) as client:
         cold = client.post("/v1/chat/completions", body)["choices"][0]["message"]["content"]
         client.flush()
         for _ in range(2):
@@ -186,3 +192,76 @@ def agents(client: Any) -> int:
     """Return the number of requests with fields."""
     rows = client.requests_by_category().items()
     return sum(requests for name, requests in rows if name.startswith("agent"))
+
+
+TTL = json.dumps({"residual_ttl_s": 3600, "categories": {"rag": 60}})
+VALUES = {
+    "--canopy-host-eviction": ("canopy-lru", "wa,min_samples=30"),
+    "--canopy-disk-eviction": ("wa", "canopy-lru"),
+    "--canopy-ttl": (TTL,),
+    "--canopy-host-ttl": (TTL,),
+    "--canopy-host-gb": ("0.02",),
+    "--canopy-disk": ("tenant_quota_gb=1",),
+    "--canopy-drain-s": ("25", "0"),
+    "--canopy-session-gate": ("auto", "off"),
+    "--canopy-max-wait-factor": ("2",),
+    WHATIF: ("auto", "wa,canopy-lru,capacity=1:4", "auto,floor=off"),
+    DOCUMENTS: ("on", "off", "separator=###,ratio=0.3,encode=prefix,min_tokens=8"),
+}
+"""Values of flags without choices."""
+TIERS = (
+    *("--enable-hierarchical-cache", "--hicache-storage-backend", "canopy"),
+    *("--page-size", "1"),
+)
+
+
+def flags(number: int, *kinds: type) -> list[str]:
+    """Return the flags of ``kinds``, each with its value of this number."""
+    found: dict[str, str | None] = {}
+    for kind in kinds:
+        for field, option in declared(kind):
+            values = option.choices or VALUES.get(option.flag, ())
+            assert values or "bool" in str(field.type), f"give values of {option.flag}"
+            assert len(values) <= len(POLICIES), option.flag
+            found[option.flag] = values[number % len(values)] if values else None
+    if found.get(ORDER) != BOUNDED_SHORTEST:
+        found.pop("--canopy-max-wait-factor", None)
+    return [word for pair in found.items() for word in pair if word is not None]
+
+
+POLICIES = (AUTO, "wa", "etlru")
+"""Each has one value of every other flag; the state machines use all policies."""
+STARTS = {
+    name: [
+        *("--radix-eviction", name, *TIERS, DOCUMENTS, VALUES[DOCUMENTS][number]),
+        *(f for f in flags(number, *KINDS) if f != OBSERVE_FLAG),
+    ]
+    for number, name in enumerate(POLICIES)
+}
+BELOW_LRU = "a disk below SGLang's lru"
+STARTS[BELOW_LRU] = ["--radix-eviction", "lru", *TIERS]
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_it_starts_serves_and_drains(server, small_model, tmp_path, name: str) -> None:
+    disk = json.dumps({"path": str(tmp_path / "disk"), "capacity_gb": 0.05})
+    flags = [*STARTS[name], "--admin-api-key", "admin"]
+    if TIERS[0] in flags:
+        flags += ["--hicache-storage-backend-extra-config", disk]
+    size = 5000 if name == BELOW_LRU else 300  # many pages, whose writes SGLang waits 10 s for
+    with server(small_model, *flags, kv_tokens=4096 if size == 300 else 16384) as client:
+        for _ in range(2):  # an idle server generates a token for each
+            for probe in ("/health", "/health_generate", "/ready"):
+                client.get(probe)
+        with ThreadPoolExecutor(3) as pool:
+            asked = [pool.submit(ask, client, size, number) for number in range(3)]
+            os.kill(client.server.process.pid, signal.SIGTERM)
+            assert [one.result()["meta_info"]["completion_tokens"] for one in asked] == [200] * 3
+        client.server.process.wait(timeout=120)
+        log = client.server.log_text()
+    assert "Traceback" not in log
+    assert "Force exiting" not in log
+
+
+def ask(client: Any, size: int, seed: int) -> dict[str, Any]:
+    return client.generate(token_ids(size, seed), 200, cache_salt="tenant")

@@ -1,21 +1,34 @@
-"""Servers started with the ``--config`` that ``canopy plan`` wrote for them, and with nothing else."""
+"""Servers started with the ``--config`` that ``canopy plan`` wrote for them, and the examples that need a server."""
 
 import json
+import os
 import random
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import agents
 from canopy_lab.cli.main import main
 from canopy_lab.live.profile.client import wait_until
 from canopy_lab.plan.server_plan import read_config, write_config
 from canopy_lab.sim.system import load_profile
 from canopy_lab.trace.served_log import read_served
+from environment import ROOT
+from launch_server import Server, cpu_arguments, free_port, wait_until_ready
+from support.document_client import on, wait_until_encoded
+from support.example_files import EXAMPLES, load
 from support.gateways import post, running
 from support.served import until
 
+pytestmark = pytest.mark.long
 EXTRA = "hicache-storage-backend-extra-config"
 PAGE = 64
 DEVICE_TOKENS = 2048
+KV_TOKENS = 4096
+LOGGED = ("--log-requests", "--log-requests-level", "3", "--log-requests-format", "json")
 KV_BYTES = 2 * 2 * 2 * 32 * 4  # k and v, layers, heads, size, float32
 
 
@@ -54,8 +67,7 @@ def plan(tmp_path_factory):
 
 @pytest.fixture
 def client(plan, shared_server, tiny_model):
-    flags = ["--log-requests", "--log-requests-level", "3", "--log-requests-format", "json"]
-    return shared_server(tiny_model, "--config", str(plan), *flags, kv_tokens=DEVICE_TOKENS)
+    return shared_server(tiny_model, "--config", str(plan), *LOGGED, kv_tokens=DEVICE_TOKENS)
 
 
 @pytest.fixture
@@ -85,7 +97,6 @@ def check_tiers(server, plan):
     assert [group["ttl_s"] for group in rank["groups"]] == [900]
 
 
-@pytest.mark.long
 def test_two_servers_start_as_planned_and_serve_side_by_side(client, second, plan):
     host_bytes, disk_bytes = sizes(plan)
     assert 2**20 <= host_bytes <= 2**22
@@ -100,20 +111,21 @@ def test_two_servers_start_as_planned_and_serve_side_by_side(client, second, pla
         check_tiers(server, plan)
 
 
-@pytest.mark.long
 def test_sglangs_settings_are_the_plans(client, plan):
-    said = {name.replace("-", "_"): value for name, value in read_config(plan).items()}
-    assert (said["page_size"], said["max_total_tokens"]) == (PAGE, DEVICE_TOKENS)
+    planned_settings = {name.replace("-", "_"): value for name, value in read_config(plan).items()}
+    assert (planned_settings["page_size"], planned_settings["max_total_tokens"]) == (
+        PAGE,
+        DEVICE_TOKENS,
+    )
     facts = json.loads(client.get("/server_info"))
     for name in (*("page_size", "chunked_prefill_size", "max_prefill_tokens", "schedule_policy"),
                  *("schedule_conservativeness", "hicache_write_policy", "max_running_requests"),
                  *("hicache_storage_prefetch_policy", "enable_hierarchical_cache")):  # fmt: skip
-        assert facts[name] == said[name], name
+        assert facts[name] == planned_settings[name], name
     extra = json.loads(facts["hicache_storage_backend_extra_config"])
     assert extra["prefetch_threshold"] == read_config(plan)[EXTRA]["prefetch_threshold"] == 128
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("gateway", ["sglang-router", "smg"])
 def test_two_servers_serve_behind_a_router(gateway, client, second, plan, tmp_path):
     assert "# routing: round-robin" in plan.read_text()
@@ -137,7 +149,6 @@ def test_two_servers_serve_behind_a_router(gateway, client, second, plan, tmp_pa
     assert 0 < sum(first for first, _ in found) < len(prompts), "one server had nothing to do"
 
 
-@pytest.mark.long
 def test_its_log_is_held_against_the_simulation(client, plan, tmp_path):
     draw = random.Random(1)
     starts = [7000 + 10 * k for k in range(6)]
@@ -159,7 +170,6 @@ def test_its_log_is_held_against_the_simulation(client, plan, tmp_path):
     assert abs(found["errors"]["token_hit_ratio"]) < 0.02
 
 
-@pytest.mark.long
 def test_a_servers_tiers_can_be_profiled(second, tmp_path):
     out = tmp_path / "profile.json"
     limits = ["--max-prompt-tokens", "64", "--max-context-tokens", "256", "--max-batch", "1"]
@@ -170,3 +180,85 @@ def test_a_servers_tiers_can_be_profiled(second, tmp_path):
         assert tier is not None
         assert 1e4 < tier.read_bytes_per_s < 1e12
         assert 1e4 < tier.write_bytes_per_s < 1e12
+
+
+@pytest.fixture
+def logging_server(shared_server, tiny_model):
+    flags = ("--radix-eviction", "wa", "--canopy-documents", "on", *LOGGED)
+    return shared_server(tiny_model, *flags, kv_tokens=KV_TOKENS)
+
+
+def test_an_agent_hints_and_two_tenants_stay_apart(logging_server) -> None:
+    answers = load("agent_loop").main(logging_server.url, "Which leaf goes first?")
+    assert len(answers) == 3
+    found = load("two_tenants").main(logging_server.url)
+    assert found["ann"][0] == found["bob"][0] == 0
+    assert found["ann"][1] == found["bob"][1] > 50
+
+
+def test_the_quick_starts_agents_work_and_find_their_conversations_cached(logging_server) -> None:
+    traffic = agents.Traffic(logging_server.url, "m", agents.read_texts([ROOT / "docs"]))
+    seen: list[int] = []
+    answers = traffic.run(20, lambda so_far: seen.append(len(so_far)))
+    found = agents.outcome(answers)
+    assert seen[-1] == len(answers) >= found.steps > agents.AGENTS
+    assert found.hit_ratio > 0.2  # the instructions alone are more of the first prompts
+    assert found.first_token_s > 0
+
+
+def test_documents_in_another_order_are_reused(logging_server) -> None:
+    first, second = load("rag_documents").main(logging_server.url)
+    assert not first["fused"]
+    assert second["fused"]
+    assert second["reused"] > second["recomputed"] > 0
+
+
+def test_documents_of_langchain_are_reused(shared_server, tiny_model, monkeypatch) -> None:
+    """Runs if LangChain is installed; test_document_answers.py sends the same bodies without it."""
+    pytest.importorskip("langchain_classic")
+    client = shared_server(tiny_model, *on(separator="\n###\n"), kv_tokens=KV_TOKENS)
+    module = load("documents_langchain")
+    waits = SimpleNamespace(sleep=lambda _seconds: wait_until_encoded(client))
+    monkeypatch.setattr(module, "time", waits)
+    first, second, none = module.main(client.url)
+    assert first["reused_tokens"] == 0
+    assert second["reused_tokens"] > second["recomputed_tokens"] > 0
+    assert not none or none["reused_tokens"] == 0
+
+
+def test_a_log_becomes_a_plan_and_a_server_that_follows_it(
+    logging_server, tiny_model, tmp_path
+) -> None:
+    for task in ("Which leaf goes first?", "Which one stays?", "Who asked for it?"):
+        load("agent_loop").main(logging_server.url, task)
+    log = logging_server.server.log
+    assert wait_until(lambda: len(read_served(log)) >= 9, 30)
+    engine = load_profile("smollm2-135m-cpu").to_json() | {"kv_bytes_per_token": KV_BYTES}
+    profile = tmp_path / "profile.json"
+    profile.write_text(json.dumps(engine))
+    plan = f"--compare {profile}=0.05 --device-tokens {KV_TOKENS} --policy wa --disks none"
+    plan += f" --search dram_gib={2**-8},dram_levels=1 --server page_size=16 --jobs 1"
+    port, tools = free_port(), Path(sys.executable).parent
+    command = [EXAMPLES / "log_to_server.sh", log, tiny_model, "--load-format", "dummy"]
+    command += [*cpu_arguments(tiny_model, kv_tokens=KV_TOKENS, dtype="float32")[2:]]
+    log_file = tmp_path / "server.log"
+    with log_file.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, "--port", str(port)],
+            cwd=tmp_path,
+            env={**os.environ, "PLAN": plan, "PATH": f"{tools}:{os.environ['PATH']}"},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    server = Server(f"http://127.0.0.1:{port}", log_file, process)
+    try:
+        wait_until_ready(server, 240)
+        facts = json.loads(type(logging_server)(server).get("/server_info"))
+    finally:
+        server.stop(0)
+    made = read_config(tmp_path / "plan.yaml")
+    assert made["radix-eviction"] == facts["radix_eviction_policy"] == "wa"
+    assert made["page-size"] == facts["page_size"] == 16
+    assert (tmp_path / "advice.html").exists()
+    assert (tmp_path / "plan.html").exists()

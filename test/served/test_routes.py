@@ -117,22 +117,22 @@ def test_metrics_agree_with_the_responses(client) -> None:
     """Hits by tier and category are the sums of what each response reported."""
     draw = random.Random(1)
     prompts = [[draw.randrange(1000, 9000) for _ in range(PROMPT)] for _ in range(20)]
-    said = {kind: dict.fromkeys(("device", "host", "storage"), 0) for kind in ("talk", "rag")}
+    hits = {kind: dict.fromkeys(("device", "host", "storage"), 0) for kind in ("talk", "rag")}
     asked = {"talk": 0, "rag": 0}
     for i in (0, 0, *range(1, 20), 0, 1, 18):
         kind = "rag" if i % 2 else "talk"
         found = client.generate(prompts[i], 2, custom_params={"canopy_category": kind})
         details = found["meta_info"].get("cached_tokens_details") or {}
-        for tier in said[kind]:
-            said[kind][tier] += details.get(tier, 0)
+        for tier in hits[kind]:
+            hits[kind][tier] += details.get(tier, 0)
         asked[kind] += 1
     tiers = {"device": "device", "host": "host", "storage": "disk"}
-    hit = {tier: sum(of[tier] for of in said.values()) for tier in tiers}
-    assert hit["device"] > 0, said
-    assert hit["host"] + hit["storage"] > 0, said
+    hit = {tier: sum(of[tier] for of in hits.values()) for tier in tiers}
+    assert hit["device"] > 0, hits
+    assert hit["host"] + hit["storage"] > 0, hits
 
     samples = reported(client, sum(asked.values()))
-    for kind, of in said.items():
+    for kind, of in hits.items():
         for tier, tokens in of.items():
             shown = total(samples, "hit_tokens_total", tier=tiers[tier], category=kind)
             assert shown == tokens, (kind, tier)

@@ -110,11 +110,9 @@ TOGETHER = (
     *("--default-priority-value", "0", "--canopy-queue-order", "bounded-shortest"),
 )
 HYBRID = {"jobs": growing, "kv_tokens": 700, "least": 1}
-TWO = {"options": {"environment": CORES}}
 
 SETUPS = {
-    "tensor parallel": SetUp(("--tp-size", "2"), **TWO),
-    "pipeline": SetUp(("--pp-size", "2"), **TWO),
+    "pipeline": SetUp(("--pp-size", "2"), options={"environment": CORES}),
     "chunks, mixed batches, pages of 64, priorities, schemas, order, overlap": SetUp(
         TOGETHER,
         lambda _, smollm2: smollm2,

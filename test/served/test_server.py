@@ -111,11 +111,11 @@ def test_prompts_that_cannot_be_computed_are_errors_and_the_server_continues(
 def test_the_openai_client_can_send_hints(canopy_server) -> None:
     openai = pytest.importorskip("openai")
     api = openai.OpenAI(base_url=f"{canopy_server.url}/v1", api_key="none")
-    said = {"canopy_category": "agent", "canopy_conversation": "c-17", "canopy_turn": 2}
-    said |= {"canopy_stop": "tool", "canopy_return_in_s": 12}
+    hints = {"canopy_category": "agent", "canopy_conversation": "c-17", "canopy_turn": 2}
+    hints |= {"canopy_stop": "tool", "canopy_return_in_s": 12}
     messages = [{"role": "user", "content": "Plan a walk. " * 30}]
     asked = {"model": "m", "messages": messages, "max_tokens": 4}
-    first = api.chat.completions.create(**asked, extra_body={"custom_params": said})
+    first = api.chat.completions.create(**asked, extra_body={"custom_params": hints})
     again = api.chat.completions.create(**asked)
     assert first.usage.prompt_tokens_details.cached_tokens < 32
     assert again.usage.prompt_tokens_details.cached_tokens > 50

@@ -39,7 +39,7 @@ def test_a_server_that_received_sigterm_is_continued_by_the_next(server, tiny_mo
     with server(
         tiny_model, *flags, "--hicache-write-policy", "write_back", kv_tokens=POOL
     ) as client:
-        said = [client.generate(prompt, 8)["output_ids"] for prompt in prompts]
+        first = [client.generate(prompt, 8)["output_ids"] for prompt in prompts]
         assert client.rank()["disk"]["pages"] == 0
         # Only the HTTP process: what Kubernetes and docker stop signal.
         os.kill(client.server.process.pid, signal.SIGTERM)
@@ -48,11 +48,11 @@ def test_a_server_that_received_sigterm_is_continued_by_the_next(server, tiny_mo
     assert "0 pages are lost" in log, log[-2000:]
     assert [f.stat().st_mode & 0o777 for f in (tmp_path / "disk").glob("*/learnt.json")] == [0o600]
     with server(tiny_model, *flags, kv_tokens=POOL) as client:
-        for prompt, before in zip(prompts, said):
+        for prompt, before in zip(prompts, first):
             answer = client.generate(prompt, 8)
             assert answer["output_ids"] == before
             assert sum(cached(answer)) == 256
-        again = client.generate([*prompts[0], *said[0], *prompts[1][-32:]], 1)
+        again = client.generate([*prompts[0], *first[0], *prompts[1][-32:]], 1)
         assert sum(cached(again)) >= 256
         sent = 3 * 264 + 304 + 6 * 900 + 2 * 1024
         evicted_prompt_is_loaded_whole(client)
@@ -66,13 +66,13 @@ def evicted_prompt_is_loaded_whole(client: Any) -> None:
     def written(pages: int) -> None:
         until(lambda: client.rank()["disk"]["pages"] >= before + pages)
 
-    said = client.generate(prompt, 8)["output_ids"]
+    first = client.generate(prompt, 8)["output_ids"]
     written(64)
     for number in range(6):
         client.generate(token_ids(900, 11 + number), 2)
         written(64 + 56 * (number + 1))
     again = client.generate(prompt, 8)
-    assert again["output_ids"] == said
+    assert again["output_ids"] == first
     assert cached(again) == (0, 0, 1008)
 
 
@@ -146,8 +146,7 @@ def test_no_server_reads_kv_of_other_weights(server, models, tmp_path) -> None:
         client.post("/update_weights_from_disk", {"model_path": str(second)})
         assert answer() == (of_second, 0)
         # The tier restarts within seconds, and its pages are the new ones.
-        said, stored = until(lambda: (found := answer())[1] and found)
-        assert (said, stored) == (of_second, 304)
+        assert until(lambda: (found := answer())[1] and found) == (of_second, 304)
 
 
 def test_two_servers_at_once_share_pages_and_ttls_become_pins(
