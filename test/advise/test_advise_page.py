@@ -51,10 +51,10 @@ def test_with_a_sample_the_baseline_evicts_by_need_and_the_page_has_the_cache_si
     """Nodes are not scaled down with the cache: whole ones would weigh too much."""
     rows = {row.gain.label: row.gain for row in advice.rows}
     assert rows["lru, as in SGLang"].hit_ratio == rows["canopy-lru"].hit_ratio
-    said = summary(advice)
-    assert "evicting as much as is needed" in said
+    text = summary(advice)
+    assert "evicting as much as is needed" in text
     assert advice.scaled_prompts < 50
-    assert f"holds only {advice.scaled_prompts:.0f} mean prompts" in said
+    assert f"holds only {advice.scaled_prompts:.0f} mean prompts" in text
 
 
 def test_the_terminal_ends_with_the_recommendation(advice):

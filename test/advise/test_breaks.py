@@ -69,9 +69,9 @@ def test_the_tokens_are_those_that_an_endless_cache_misses_more(clean_log, name)
     same = seeds.seeded(clean_log, name, 0.0)
     before, after = find(same), find(seeds.seeded(clean_log, name, 1.0))
     lost = (after.tokens - after.cached_tokens) - (before.tokens - before.cached_tokens)
-    said = sum(one.tokens for one in after.findings)
+    total = sum(one.tokens for one in after.findings)
     assert lost > 0
-    assert said == pytest.approx(lost, rel=0.1)
+    assert total == pytest.approx(lost, rel=0.1)
 
 
 def test_values_change_with_users_or_with_requests(clean_log, monkeypatch):

@@ -14,15 +14,15 @@ def gain(label: str, points: float, low: float, high: float) -> Gain:
 
 
 def test_the_best_certain_gain_is_recommended_with_its_interval():
-    said = decide(0.2, 0.6, 0.5, [gain("canopy-lru", 1, 0.6, 1.4), gain("wa", 4, 3, 5)], **AT)
-    assert said.flag == "wa"
-    assert "24.0 % of the prompt tokens instead of the 20.0 %" in said.sentence
-    assert "(95 % interval 3.0 to 5.0)" in said.sentence
+    decision = decide(0.2, 0.6, 0.5, [gain("canopy-lru", 1, 0.6, 1.4), gain("wa", 4, 3, 5)], **AT)
+    assert decision.flag == "wa"
+    assert "24.0 % of the prompt tokens instead of the 20.0 %" in decision.sentence
+    assert "(95 % interval 3.0 to 5.0)" in decision.sentence
 
 
 def test_the_simpler_policy_wins_if_the_best_is_barely_better():
-    said = decide(0.2, 0.6, 0.5, [gain("canopy-lru", 4, 3, 5), gain("wa", 4.3, 3, 5)], **AT)
-    assert said.flag == "canopy-lru"
+    decision = decide(0.2, 0.6, 0.5, [gain("canopy-lru", 4, 3, 5), gain("wa", 4.3, 3, 5)], **AT)
+    assert decision.flag == "canopy-lru"
 
 
 @pytest.mark.parametrize(
@@ -35,17 +35,17 @@ def test_the_simpler_policy_wins_if_the_best_is_barely_better():
     ],
 )
 def test_lru_is_kept_for_a_reason(baseline, repeats, bound, points, says):
-    said = decide(baseline, repeats, bound, [gain("wa", points, -0.5, 1)], **AT)
-    assert said.flag == "lru"
-    assert said.gain is None
-    assert said.sentence.startswith("Keep LRU: ")
-    assert says in said.sentence
+    decision = decide(baseline, repeats, bound, [gain("wa", points, -0.5, 1)], **AT)
+    assert decision.flag == "lru"
+    assert decision.gain is None
+    assert decision.sentence.startswith("Keep LRU: ")
+    assert says in decision.sentence
 
 
 def test_an_uncertain_gain_is_not_recommended():
-    said = decide(0.2, 0.6, 0.5, [gain("wa", 3, -0.1, 6)], **AT, more=" A disk would add 9.")
-    assert said.flag == "lru"
-    assert said.sentence.endswith("too little to act on. A disk would add 9.")
+    decision = decide(0.2, 0.6, 0.5, [gain("wa", 3, -0.1, 6)], **AT, more=" A disk would add 9.")
+    assert decision.flag == "lru"
+    assert decision.sentence.endswith("too little to act on. A disk would add 9.")
 
 
 def test_the_bootstrap_covers_nothing_gained_and_sees_something_gained() -> None:

@@ -56,8 +56,8 @@ def test_a_capacity_that_prompts_do_not_fit_is_doubted() -> None:
 def test_the_gain_of_memory_is_reported_for_the_smallest_tier() -> None:
     rows = [ask(float(i), range(i % 50 * 100, i % 50 * 100 + 64), block_tokens=64) for i in range(200)]  # fmt: skip
     below = (Below("40 GB of host memory", 40.0), Below("and a disk of 100 GB", 100.0, disk=True))
-    said = advised(sample_of(rows), 64 * 64.0, *below).decision.sentence
-    assert said.endswith(" 40 GB of host memory would add 75.0 points.")
+    sentence = advised(sample_of(rows), 64 * 64.0, *below).decision.sentence
+    assert sentence.endswith(" 40 GB of host memory would add 75.0 points.")
     small = (Below("0.1 GB of host memory", 0.1), Below("and a disk of 100 GB", 100.0, disk=True))
-    said = advised(sample_of(rows), 64 * 64.0, *small).decision.sentence
-    assert said.endswith(" 0.1 GB of host memory and a disk of 100 GB would add 75.0 points.")
+    sentence = advised(sample_of(rows), 64 * 64.0, *small).decision.sentence
+    assert sentence.endswith(" 0.1 GB of host memory and a disk of 100 GB would add 75.0 points.")

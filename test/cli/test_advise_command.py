@@ -32,12 +32,12 @@ def advise(tmp_path, log, *more):
 def test_a_log_becomes_a_page_a_summary_and_numbers(chats, tmp_path, capsys):
     numbers = tmp_path / "advice.json"
     status, out = advise(tmp_path, chats, "--json-out", str(numbers), "--host-gb", "8,16")
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert status == 0
-    assert "120 requests" in said
-    assert "16 GB of host memory" in said
+    assert "120 requests" in printed
+    assert "16 GB of host memory" in printed
     got = json.loads(numbers.read_text())
-    assert got["decision"]["sentence"] in said
+    assert got["decision"]["sentence"] in printed
     assert 0.3 < got["repeats"] < 1
     assert got["decision"]["sentence"].split()[0] in ("Use", "Keep")
     assert out.read_text().startswith("<!doctype html>")
@@ -85,11 +85,11 @@ def test_the_pools_of_dp_ranks_are_one_capacity_as_the_report_states(tmp_path, c
 
 def test_without_a_capacity_the_pool_at_which_lru_lost_five_points_is_assumed(tmp_path, capsys):
     got = plain_advice(tmp_path, served_log(tmp_path, None))
-    said = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr().out.splitlines()
     sentence = got["decision"]["sentence"]
     assert "assumed, the largest at which LRU has lost 5 points" in sentence
     assert "--capacity-tokens" in sentence
-    assert sentence in said
+    assert sentence in printed
     lru = dict(zip(got["lru"]["tokens"], got["lru"]["hit_ratio"]))
     here = max(hits for tokens, hits in lru.items() if tokens <= got["capacity_tokens"])
     assert here <= got["repeats"] - 0.05 + 1e-9
@@ -97,20 +97,20 @@ def test_without_a_capacity_the_pool_at_which_lru_lost_five_points_is_assumed(tm
 
 def test_advice_prints_a_start_that_can_be_tried_on(scanned_log, tmp_path, capsys):
     _, page = advise(tmp_path, scanned_log)
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     start = "--radix-eviction canopy-lru --canopy-whatif auto,floor=off"
-    assert f"Start: sglang serve MODEL {start}" in said
-    assert "Use auto (wa ranks)" in said
-    assert "restart with --radix-eviction auto" in said
+    assert f"Start: sglang serve MODEL {start}" in printed
+    assert "Use auto (wa ranks)" in printed
+    assert "restart with --radix-eviction auto" in printed
     text = page.read_text()
     assert text.index("Use auto") < text.index("--radix-eviction auto") < text.index("<h2>")
 
 
 def test_if_lru_is_advised_the_server_is_only_observed(tmp_path, capsys):
     advise(tmp_path, served_log(tmp_path, 400_000))
-    said = capsys.readouterr().out
-    assert "--canopy-observe\n" in said
-    assert "Keep LRU" in said
+    printed = capsys.readouterr().out
+    assert "--canopy-observe\n" in printed
+    assert "Keep LRU" in printed
 
 
 @pytest.fixture

@@ -15,15 +15,6 @@ from sglang_canopy.policy.registry import check_served
 from sglang_canopy.storage.settings import StorageSettings
 
 
-def test_the_number_of_commands_is_bounded():
-    assert len({name.split()[0] for name in COMMANDS}) <= 13
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_each_declares_its_options(name):
-    parser_of(name)
-
-
 @pytest.mark.parametrize(
     ("argv", "says"),
     [

@@ -24,16 +24,16 @@ def _asked() -> Iterator[tuple[int, str | None, list[str]]]:
             yield at, f"s{talk}", [f"session {talk} step {k} " * 40 for k in range(turn + 1)]
 
 
-def _messages(said: list[str]) -> list[dict[str, str]]:
-    return [{"role": ("user", "assistant")[k % 2], "content": text} for k, text in enumerate(said)]
+def _messages(texts: list[str]) -> list[dict[str, str]]:
+    return [{"role": ("user", "assistant")[k % 2], "content": text} for k, text in enumerate(texts)]
 
 
 def agents(path: Path) -> Path:
     """A gateway's own lines, with sessions."""
     rows = (
-        {"time": START.timestamp() + at, "messages": _messages(said), "completion_tokens": 9}
+        {"time": START.timestamp() + at, "messages": _messages(texts), "completion_tokens": 9}
         | ({} if session is None else {"session_id": session})
-        for at, session, said in _asked()
+        for at, session, texts in _asked()
     )
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -49,13 +49,13 @@ def litellm(path: Path) -> Path:
             "startTime": START.timestamp() + at,
             "endTime": START.timestamp() + at + 0.4,
             "model": "m",
-            "messages": _messages(said),
+            "messages": _messages(texts),
             "response": {"choices": [{"finish_reason": "stop"}]},
-            "prompt_tokens": sum(map(len, said)) // 4,
+            "prompt_tokens": sum(map(len, texts)) // 4,
             "completion_tokens": 9,
             "metadata": {} if session is None else {"requester_metadata": {"session_id": session}},
         }
-        for at, session, said in _asked()
+        for at, session, texts in _asked()
     )
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -64,10 +64,10 @@ def litellm(path: Path) -> Path:
 def vllm(path: Path) -> Path:
     """vLLM's ``--enable-log-requests``, which names no sessions."""
     lines = []
-    for at, _, said in _asked():
+    for at, _, texts in _asked():
         when = (START + datetime.timedelta(seconds=at)).strftime("%m-%d %H:%M:%S")
         lines.append(
-            f"INFO {when} [logger.py:41] Received request cmpl-{at}: prompt: {''.join(said)!r}, "
+            f"INFO {when} [logger.py:41] Received request cmpl-{at}: prompt: {''.join(texts)!r}, "
             "params: SamplingParams(n=1, stop=[]), prompt_token_ids: None, lora_request: None.\n"
         )
     path.write_text("".join(lines))

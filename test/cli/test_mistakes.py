@@ -44,8 +44,8 @@ def test_a_mistake_is_one_line_with_the_remedy(
         start, options = (text.replace(f"{{{name}}}", str(path)) for text in (start, options))
     words = [*start.split(), *shlex.split(options)]
     assert main(words) == 2
-    said = capsys.readouterr().err
-    (line,) = [line for line in said.splitlines() if line.startswith("canopy ")]
+    printed = capsys.readouterr().err
+    (line,) = [line for line in printed.splitlines() if line.startswith("canopy ")]
     assert line.startswith(f"canopy {words[0]}")
     assert sentence in line
-    assert "Traceback" not in said
+    assert "Traceback" not in printed

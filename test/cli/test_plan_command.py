@@ -54,11 +54,11 @@ def test_a_plan_is_printed_and_written_in_every_form(plan, tmp_path, capsys):
         "--disk-path", "/var/lib/kv",
     )  # fmt: skip
     assert status == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for words in ("Pareto front", "against the fixed baseline", "Chosen (least cost",
                   "Neighbouring configurations", "at other loads", "an example to replace",
                   f"--config {file}"):  # fmt: skip
-        assert words in said
+        assert words in printed
     assert {"evaluations", "front", "baseline", "hypervolume", "seconds"} <= set(report)
     assert all(set(row) >= ROW for row in [*report["front"], report["baseline"]])
     assert report["baseline"]["disk"] is None
@@ -115,39 +115,19 @@ def test_a_plan_and_its_file_use_the_policy_that_advise_finds(scanned, tmp_path,
     assert {row["policy"] for row in rows} == {"canopy-lru"}
 
 
-def test_unmet_limits_name_the_binding_one_and_the_nearest_point(plan, capsys):
-    status, report = plan("--slo", "p99_ttft<1us,cost<1000")
-    said = capsys.readouterr().out
+def test_unmet_limits_name_the_binding_one_and_the_nearest_point(plan, tmp_path, capsys):
+    file = tmp_path / "plan.yaml"
+    status, report = plan("--slo", "p99_ttft<1us,cost<1000", "--out", str(file))
+    printed = capsys.readouterr().out
     assert status == 1
-    assert "No configuration meets p99_ttft<1us and cost<1000" in said
-    assert "p99_ttft<1us: the best found is" in said
-    assert "The nearest feasible point" in said
-    assert "it is feasible with: p99_ttft<" in said
+    assert "No configuration meets p99_ttft<1us and cost<1000" in printed
+    assert "p99_ttft<1us: the best found is" in printed
+    assert "The nearest feasible point" in printed
+    assert "it is feasible with: p99_ttft<" in printed
     assert not report["feasible"]
     assert report["binding"] == ["p99_ttft<1us"]
-    assert "Try next: more instances (--instances 2)" in said
-
-
-def test_no_file_is_written_for_a_plan_that_misses_its_limits(trace, tmp_path, capsys):
-    file = tmp_path / "plan.yaml"
-    common = ["plan", str(trace), *SMALL, *UNCHECKED, "--out", str(file)]
-    assert main([*common, "--slo", "p99_ttft<1us"]) == 1
-    assert "plan.yaml is not written: no configuration meets" in capsys.readouterr().out
+    assert "Try next: more instances (--instances 2)" in printed
     assert not file.exists()
-
-
-@pytest.mark.parametrize(
-    ("limits", "advice"),
-    [
-        ("throughput>1000000000", "more instances (--instances 2)"),
-        ("cost<0.0000001", "a cheaper price list"),
-        ("token_hit_ratio>99.9%", "more memory"),
-    ],
-)
-def test_what_to_try_next_depends_on_the_limit_that_binds(plan, capsys, limits, advice):
-    status, _ = plan("--slo", limits)
-    assert status == 1
-    assert f"Try next: {advice}" in capsys.readouterr().out
 
 
 def test_prompts_larger_than_the_device_are_skipped_and_counted(plan, trace, capsys):
@@ -157,9 +137,9 @@ def test_prompts_larger_than_the_device_are_skipped_and_counted(plan, trace, cap
     status, report = plan(*UNCHECKED)
     assert status == 0
     assert (report["about"]["requests"], report["about"]["too_long"]) == (120, 1)
-    said = capsys.readouterr().out
-    assert "1 of 121 requests need more than the 30000 tokens of the device's KV pool" in said
-    assert "few requests" in said
+    printed = capsys.readouterr().out
+    assert "1 of 121 requests need more than the 30000 tokens of the device's KV pool" in printed
+    assert "few requests" in printed
 
 
 def test_a_trace_of_one_moment_is_planned_and_the_report_names_it(plan, trace, capsys):
@@ -183,11 +163,11 @@ def test_gpus_are_compared_at_their_prices(plan, capsys):
         "--compare", profiles, "--device-tokens", "30000", "--slo", "p99_ttft<600s", base=QUICK
     )
     assert status == 0
-    said = capsys.readouterr().out
-    assert "llama-3.1-8b-h20" in said
-    assert "published figures, not measured" in said
-    assert "Best by cost: llama-3.1-8b-h100" in said
-    assert "The error of these predictions on your traffic is unknown" in said
+    printed = capsys.readouterr().out
+    assert "llama-3.1-8b-h20" in printed
+    assert "published figures, not measured" in printed
+    assert "Best by cost: llama-3.1-8b-h100" in printed
+    assert "The error of these predictions on your traffic is unknown" in printed
     assert report["about"]["profile"] == "llama-3.1-8b-h100"
     assert plan("--compare", "llama-3.1-8b-h100=free", base=QUICK)[0] == 2
 
@@ -195,8 +175,8 @@ def test_gpus_are_compared_at_their_prices(plan, capsys):
 def test_a_price_of_another_gpu_is_not_used(plan, capsys):
     status, report = plan("--profile", "smollm2-135m-cpu", base=QUICK)
     assert (status, report) == (2, None)
-    said = capsys.readouterr().err
-    assert "the GPU-hour of H100, and profile smollm2-135m-cpu is of one core of a Xeon" in said
+    printed = capsys.readouterr().err
+    assert "the GPU-hour of H100, and profile smollm2-135m-cpu is of one core of a Xeon" in printed
     status, report = plan("--compare", "smollm2-135m-cpu=0.05", base=QUICK)
     assert status == 0
     assert report["chosen"]["cost_per_hour"] < 0.2
@@ -210,8 +190,8 @@ def test_gpus_are_compared_on_the_same_requests(plan, trace, capsys):
     status, report = plan("--compare", profiles, base=QUICK)
     assert status == 0
     assert report["about"]["requests"] == 120
-    said = capsys.readouterr().out
-    assert "1 of 121 requests need more than the smallest of these devices holds" in said
+    printed = capsys.readouterr().out
+    assert "1 of 121 requests need more than the smallest of these devices holds" in printed
 
 
 def test_twice_the_traffic_is_simulated(plan, capsys):

@@ -55,13 +55,13 @@ def test_defaults_that_sglang_works_out() -> None:
 def test_chunks_grow_with_the_memory_as_in_sglang(monkeypatch, gib) -> None:
     from sglang.srt.arg_groups import memory_hook
 
-    said = {}
+    shown = {}
 
     class Enough(Exception):
         pass
 
     def declare(_args, _who, **fields):
-        said.update(fields)
+        shown.update(fields)
         raise Enough
 
     graphs = SimpleNamespace(decode=SimpleNamespace(max_bs=1), prefill=SimpleNamespace(max_bs=1))
@@ -73,7 +73,7 @@ def test_chunks_grow_with_the_memory_as_in_sglang(monkeypatch, gib) -> None:
     monkeypatch.setattr(memory_hook, "declare_resolution", declare)
     with pytest.raises(Enough):
         memory_hook.handle_gpu_memory_settings(None)
-    assert said == {"chunked_prefill_size": chunk_of(gib)}
+    assert shown == {"chunked_prefill_size": chunk_of(gib)}
 
 
 def test_settings_survive_the_way_through_flags() -> None:

@@ -21,7 +21,7 @@ def segment_of(store) -> Path:
     return next(store.path.rglob("segment-*.kv"))
 
 
-def said(caplog) -> list[str]:
+def warnings(caplog) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
 
 
@@ -31,7 +31,7 @@ def test_a_full_disk_keeps_its_pages_and_reuses_slots(small_disk, caplog):
     stored = sum(map(sum, written))
     assert 0 < stored < 600
     assert store.counters.faults["full"] >= 1
-    assert len([m for m in said(caplog) if "full" in m]) == 1
+    assert len([m for m in warnings(caplog) if "full" in m]) == 1
     # Everything that was accepted and is still there is right.
     there = [i for i in range(60) if all(get(store, chain(i, store.leading(chain(i, 10)))))]
     assert len(there) == 60
@@ -107,7 +107,7 @@ def test_a_read_only_disk_at_start_means_no_disk_tier(small_disk, caplog):
     store.close()
     assert store.counters.faults == {"read-only": 1}
     assert store.counters.refused == {"unavailable": 2}
-    assert len(said(caplog)) == 1
+    assert len(warnings(caplog)) == 1
 
 
 def test_a_disk_that_turns_read_only_still_serves_its_pages(tmp_path, monkeypatch, caplog):
@@ -123,7 +123,7 @@ def test_a_disk_that_turns_read_only_still_serves_its_pages(tmp_path, monkeypatc
         assert put(store, chain(i, 2)) == [False, False]
     assert get(store, chain("a", 2)) == [True, True]
     assert store.counters.faults["read-only"] == 6
-    assert len(said(caplog)) == 1
+    assert len(warnings(caplog)) == 1
     assert store.verify(pages=True) == 0
 
 
@@ -138,7 +138,7 @@ def test_a_disk_that_cannot_be_read_loses_the_page_and_its_suffix(tmp_path, monk
     assert get(store, chain("a", 3)) == [False] * 3
     assert store.counters.faults == {"io": 1}
     assert len(store) == 0
-    assert len(said(caplog)) == 1
+    assert len(warnings(caplog)) == 1
 
 
 def test_a_corrupted_page_is_dropped_with_its_subtree(tmp_path, caplog):
@@ -159,7 +159,7 @@ def test_a_corrupted_page_is_dropped_with_its_subtree(tmp_path, caplog):
     assert get(store, chain("c", 2)) == [True, True]
     assert store.counters.faults == {"corrupt": 1}
     assert store.counters.evicted == {"corrupt": 4}
-    assert len(said(caplog)) == 1
+    assert len(warnings(caplog)) == 1
     store.close()
     assert store_at(tmp_path, pages=16).leading(trunk) == 1
 

@@ -9,7 +9,6 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -203,11 +202,7 @@ class DiskMachine(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
 
-class ThoroughDiskMachine(DiskMachine):
-    """The same with many more examples."""
-
-
 TestDiskMachine = DiskMachine.TestCase
-TestDiskMachine.settings = settings(max_examples=12, stateful_step_count=25)
-TestThoroughDiskMachine = pytest.mark.long(ThoroughDiskMachine.TestCase)
-TestThoroughDiskMachine.settings = settings(max_examples=150, stateful_step_count=30)
+TestDiskMachine.settings = settings(
+    max_examples=settings.default.max_examples // 2, stateful_step_count=25
+)

@@ -35,7 +35,7 @@ for name, words in json.loads(sys.argv[1]).items():
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = main(["doctor", "--json", *words])
-    found[name] = {"code": status, "said": err.getvalue(), **json.loads(out.getvalue() or "{}")}
+    found[name] = {"code": status, "stderr": err.getvalue(), **json.loads(out.getvalue() or "{}")}
 print("ANSWER" + json.dumps(found))
 """
 
@@ -98,11 +98,11 @@ def test_sglangs_own_policy_is_refused_nothing(reports) -> None:
 
 
 def test_all_refusals_are_reported_at_once_with_remedies(reports) -> None:
-    said = of_kind(reports["two refused"], REFUSED)
+    refusals = of_kind(reports["two refused"], REFUSED)
     assert reports["two refused"]["code"] == 1
-    assert [any(name in one for one in said) for name in ("lmcache", "--use-ray")] == [True] * 2
-    assert all("--radix-eviction lru" in one for one in said)
-    assert len(said) == 2, "the start's own sentence is one of them"
+    assert [any(name in one for one in refusals) for name in ("lmcache", "--use-ray")] == [True] * 2
+    assert all("--radix-eviction lru" in one for one in refusals)
+    assert len(refusals) == 2, "the start's own sentence is one of them"
 
 
 def test_untested_setups_are_named_but_start(reports) -> None:
@@ -111,8 +111,8 @@ def test_untested_setups_are_named_but_start(reports) -> None:
 
 
 def test_a_prefetch_that_waits_for_nothing_is_noted(reports) -> None:
-    (said,) = [t for t in of_kind(reports["disk"], NOTE) if "best_effort" in t]
-    assert "timeout" in said
+    (note,) = [t for t in of_kind(reports["disk"], NOTE) if "best_effort" in t]
+    assert "timeout" in note
     assert not [t for t in of_kind(reports["plain"], NOTE) if "best_effort" in t]
 
 
@@ -133,8 +133,8 @@ def test_without_a_device_flag_cuda_is_assumed(reports) -> None:
 )
 def test_a_command_line_that_cannot_be_read_is_a_mistake(reports, line, part) -> None:
     assert reports[line]["code"] == 2
-    assert part in reports[line]["said"]
-    assert "Traceback" not in reports[line]["said"]
+    assert part in reports[line]["stderr"]
+    assert "Traceback" not in reports[line]["stderr"]
 
 
 def test_a_used_port_and_a_missing_folder_are_faults(reports) -> None:
@@ -208,7 +208,7 @@ def distribution(version: str, place: str) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize(
-    ("installed", "kind", "said"),
+    ("installed", "kind", "text"),
     [
         ([], FAULT, "not installed"),
         ([("0.0.1", "/a")], NOTE, SGLANG_VERSION),
@@ -216,10 +216,10 @@ def distribution(version: str, place: str) -> SimpleNamespace:
         *(([(one, "/a"), (one, "/a")], None, "") for one in releases.TESTED),
     ],
 )
-def test_no_sglang_another_one_and_two_of_them(installed, kind, said) -> None:
+def test_no_sglang_another_one_and_two_of_them(installed, kind, text) -> None:
     found = machine.packages([distribution(*one) for one in installed])
     assert [one.kind for one in found] == ([kind] if kind else [])
-    assert all(said in one.text for one in found)
+    assert all(text in one.text for one in found)
 
 
 def test_a_machine_without_a_compiler(monkeypatch) -> None:

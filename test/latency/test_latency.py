@@ -117,7 +117,7 @@ def test_several_targets_must_all_be_met():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("p99_ttft", "written like p99_ttft<2s"),
         ("p98_ttft<2s", "statistic must be one of mean, p50"),
@@ -128,8 +128,8 @@ def test_several_targets_must_all_be_met():
         ("", "written like"),
     ],
 )
-def test_a_target_that_cannot_be_read_is_refused(text, said):
-    with pytest.raises(CanopyError, match=said):
+def test_a_target_that_cannot_be_read_is_refused(text, message):
+    with pytest.raises(CanopyError, match=message):
         parse_slo(text)
 
 

@@ -92,18 +92,21 @@ def test_every_setting_that_was_simulated_is_in_the_file():
     given = work()
     settings = ServerSettings(max_running_requests=32, mem_fraction_static=0.8)
     given.engine = replace(given.engine, settings=settings)
-    said = ServerSettings.from_flags(planned(c, given)[0])
-    assert said.over(SGLANG_DEFAULTS) == said, "nothing is left to a default"
+    settings = ServerSettings.from_flags(planned(c, given)[0])
+    assert settings.over(SGLANG_DEFAULTS) == settings, "nothing is left to a default"
     simulated = system_of(c, given.engine, given.prices, {})
-    assert (said.page_size, said.hicache_storage_prefetch_policy) == (64, "wait_complete")
-    assert said.hicache_write_policy == simulated.write_policy == "write_back"
-    assert said.max_running_requests == simulated.max_running == 32
-    assert said.max_total_tokens == simulated.device_tokens == 4096
-    assert said.chunked_prefill_size == simulated.chunked_prefill_tokens
-    assert said.max_prefill_tokens == simulated.max_prefill_tokens
-    assert said.prefetch_threshold == simulated.prefetch_threshold_tokens
-    assert said.mem_fraction_static == 0.8
-    assert (said.enable_hierarchical_cache, said.hicache_storage_backend) == (True, "canopy")
+    assert (settings.page_size, settings.hicache_storage_prefetch_policy) == (64, "wait_complete")
+    assert settings.hicache_write_policy == simulated.write_policy == "write_back"
+    assert settings.max_running_requests == simulated.max_running == 32
+    assert settings.max_total_tokens == simulated.device_tokens == 4096
+    assert settings.chunked_prefill_size == simulated.chunked_prefill_tokens
+    assert settings.max_prefill_tokens == simulated.max_prefill_tokens
+    assert settings.prefetch_threshold == simulated.prefetch_threshold_tokens
+    assert settings.mem_fraction_static == 0.8
+    assert (settings.enable_hierarchical_cache, settings.hicache_storage_backend) == (
+        True,
+        "canopy",
+    )
 
 
 def test_a_pool_that_was_assumed_is_not_set():

@@ -5,10 +5,10 @@ from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Leaf, Request
 
 
-def serve(tree, path, time, output=0, **said):
+def serve(tree, path, time, output=0, **fields):
     """Serve one request of one-token blocks; returns its uncached tokens."""
     request = Request(
-        time=time, path=tuple(path), prompt_tokens=len(path), output_tokens=output, **said
+        time=time, path=tuple(path), prompt_tokens=len(path), output_tokens=output, **fields
     )
     return len(path) - tree.access(request)
 

@@ -10,11 +10,11 @@ from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse.survival import BINS
 
 
-def leaf_of(policy, label, time, *, offset=0, hits=1, turn=1, now=None, **said):
+def leaf_of(policy, label, time, *, offset=0, hits=1, turn=1, now=None, **fields):
     leaf = Leaf(offset, 10)
     leaf.category, leaf.last_access, leaf.created = label, time, time
     leaf.hits, leaf.turn = hits, turn
-    for name, value in said.items():
+    for name, value in fields.items():
         setattr(leaf, name, value)
     policy.admit(leaf, time if now is None else now)
     return leaf
@@ -74,7 +74,7 @@ def test_by_default_a_conversations_own_gaps_refine_its_category():
 def test_the_expected_leaf_is_the_victim(ranks, leaves, now, turned):
     policy = policy_with(ranks)
     order = sorted(enumerate(leaves), reverse=turned)
-    made = {at: leaf_of(policy, label, time, **said) for at, (label, time, said) in order}
+    made = {at: leaf_of(policy, label, time, **fields) for at, (label, time, fields) in order}
     assert policy.victim(now) == (made[0], 0)
 
 

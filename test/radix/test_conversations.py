@@ -128,8 +128,8 @@ def test_any_claims_leave_the_tree_sound_and_touch_no_other_tenant(asked: list) 
             for node in tree.core._node_arena.values()
             if node.canopy.tenant != salt
         }
-        said = {"conversation": name, "linear": linear}
-        ask(tree, prompt, float(n), salt, **said)
+        claims = {"conversation": name, "linear": linear}
+        ask(tree, prompt, float(n), salt, **claims)
         for node in tree.core._node_arena.values():
             if id(node) in before and node.canopy.tenant != salt:
                 assert before[id(node)] == (node.canopy.over, node.canopy.keep_until)

@@ -37,13 +37,13 @@ def hit_rate(lie: Lie) -> float:
         now = 2 * step * STEP_S
         name, turn, mine = prompt(step)
         # The tree's keys have no tenants here: the two share no token.
-        said = {"category": "chat", "turn": turn, "conversation": name, "tenant": "honest"}
-        hit = tree.serve(mine, now, path=blocks(mine), block_tokens=16, **said)
+        fields = {"category": "chat", "turn": turn, "conversation": name, "tenant": "honest"}
+        hit = tree.serve(mine, now, path=blocks(mine), block_tokens=16, **fields)
         if step >= WARM:
             hits, tokens = hits + hit, tokens + len(mine)
         flood = [10**7 + 1000 * step + i for i in range(len(mine))]
-        said = {"category": "generate", "tenant": "neighbour", **lie(step, now + STEP_S)}
-        tree.serve(flood, now + STEP_S, path=blocks(flood), block_tokens=16, **said)
+        fields = {"category": "generate", "tenant": "neighbour", **lie(step, now + STEP_S)}
+        tree.serve(flood, now + STEP_S, path=blocks(flood), block_tokens=16, **fields)
     return hits / tokens
 
 

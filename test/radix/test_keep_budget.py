@@ -244,17 +244,17 @@ def test_simulator_and_live_cache_grant_and_evict_the_same() -> None:
         )
         sim = RadixTree(make_policy("wa"), 40, PAGE, keep_tenant_share=0.5, keep_total_share=0.6)
         for step in workload(seed, 120):
-            path, said = chained(step), fields(step)
+            path, labels = chained(step), fields(step)
             hit = sim.access(
                 Request(
                     time=step["time"],
                     path=path,
                     block_tokens=PAGE,
                     prompt_tokens=len(path) * PAGE,
-                    **said,
+                    **labels,
                 )
             )
-            about = {"path": path, "block_tokens": PAGE, **said}
+            about = {"path": path, "block_tokens": PAGE, **labels}
             served = live.serve(tokens_of(step, PAGE), step["time"], **about)
             assert served == hit * PAGE
             assert live.core.protected.keeps.budget.by_tenant == sim.keeps.budget.by_tenant

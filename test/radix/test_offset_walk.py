@@ -222,32 +222,6 @@ def test_an_array_that_was_walked_can_grow_again() -> None:
     assert {len(node.key.token_ids) for node in tree.core._node_arena.values()} == {0, 40 - 4, 4}
 
 
-def test_a_walk_copies_no_more_of_a_key_than_its_new_leaf_needs(monkeypatch) -> None:
-    """Slices taken while 20 nodes are walked: SGLang's would be 20, of the whole rest each."""
-    sliced: list[int] = []
-    original = RadixKey.__getitem__
-
-    def counting(self: RadixKey, index: Any) -> RadixKey:
-        part = original(self, index)
-        sliced.append(len(part))
-        return part
-
-    def cost(core: str) -> int:
-        tree = LiveTree(SLOTS, "lru", page_size=4, core=core)
-        tokens, slots = array("q"), torch.empty(0, dtype=torch.int64)
-        for turn in range(20):
-            tokens.extend(range(100 * turn, 100 * turn + 40))
-            slots = torch.cat([slots, tree.allocator.alloc(40)])
-            sliced.clear()
-            key = RadixKey(array("q", tokens), None)
-            tree.cache.insert(InsertParams(key=key, value=slots, prev_prefix_len=40 * turn))
-            tree.cache.match_prefix(MatchPrefixParams(key=RadixKey(array("q", tokens), None)))
-        return sum(sliced)
-
-    monkeypatch.setattr(RadixKey, "__getitem__", counting)
-    assert cost("offset-walk") == 40 < cost("python")
-
-
 def test_duplicate_slots_are_freed_even_if_the_insert_raises(monkeypatch) -> None:
     def left(core: str) -> int:
         tree = LiveTree(SLOTS, "lru", page_size=4, core=core)

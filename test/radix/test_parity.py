@@ -22,7 +22,6 @@ CAPACITY = 40
 CONFIGS: dict[str, list[dict[str, Any]]] = {
     "wa": [{}, {"model": "exponential"}, {"model": "exponential", "categories": "type-turn"}],
     "canopy-tlru": [{"threshold_tokens": 20}],
-    "sglang-tlru": [{"threshold_tokens": 20, "next_prompt_tokens": 4}],
     "etlru": [{"threshold_tokens": 20}],
     "threshold-lru": [{"threshold_tokens": 24}],
 }

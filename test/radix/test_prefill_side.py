@@ -12,14 +12,14 @@ OUTPUT = list(range(500, 508))
 
 
 def prefilled(
-    tree: LiveTree, tokens: list[int], time: float, reason: object, said: list[int], **stamp
+    tree: LiveTree, tokens: list[int], time: float, reason: object, output: list[int], **stamp
 ) -> Req:
     """A request from its arrival to its end, as the scheduler leaves it."""
     custom = {"canopy": {"time": time, "category": "chat", **stamp}}
     params = SamplingParams(temperature=0, max_new_tokens=64, custom_params=custom)
     req = Req("r", "", array("q", tokens), params)
     tree.core.requests.register(req)
-    req.output_ids = array("q", said)
+    req.output_ids = array("q", output)
     req.finished_reason = reason
     tree.core.requests.ended(req)
     tree.insert(tokens, req.canopy.request)

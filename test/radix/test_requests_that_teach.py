@@ -194,3 +194,13 @@ def test_warm_ups_are_remembered_up_to_a_number_for_each_tenant_and_in_all() -> 
         come(f"t{number}", 5000 + number)
     assert len(samples) == MAX_GROUPS
     assert come("t4999", 9999).warm_up is not None
+
+
+def test_a_health_probe_is_no_request(server) -> None:
+    """They arrive every few seconds."""
+    for rid, requests in (("HEALTH_CHECK_1f", 0), ("1f", 1)):
+        req = fake_req(list(range(200)), [1], rid=rid)
+        assert server.requests.register(req) is server.requests.register(req)
+        server.requests.ended(req)
+        assert server.counted()[0] == requests
+        assert bool(server.model.stats()["block_hashes"]) == bool(requests)

@@ -1,7 +1,7 @@
 """``sglang-tlru`` against SGLang's own tree under ``tlru``.
 
 Both receive the same prompts, and their hits and evictions must be equal. SGLang refreshes the rest
-of a node when it splits it, so no prompt here branches off inside one.
+of a node when it splits it, so no prompt of both branches off inside one.
 """
 
 import random
@@ -94,3 +94,14 @@ def test_hits_are_those_of_sglangs_own_tree(threshold: int, growth: int) -> None
             freed += ours_hit - lru.access(Request(time=float(time), **fields)) * PAGE
             ours.verify()
     assert (freed == 0) == (threshold <= growth)
+
+
+def test_a_split_may_put_the_rest_beyond_the_budget() -> None:
+    policy = make_policy("sglang-tlru", {"threshold_tokens": 5})
+    tree = RadixTree(policy, 13, 1)
+    # The oldest path is shorter than the threshold: all of it is free. The last request splits
+    # the second at 5: 10 - 5 tokens are needed, the rest is free.
+    for time, path in enumerate(((9, 8, 7), range(20, 30), range(20, 25))):
+        tree.access(Request(time=float(time), path=tuple(path), prompt_tokens=len(path)))
+    assert [policy.rank(leaf) for leaf in policy.leaves()] == [False, False]
+    tree.verify()

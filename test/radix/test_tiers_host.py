@@ -135,3 +135,17 @@ def test_each_node_is_in_the_group_of_the_deepest_root_on_its_path() -> None:
     groups = [leaf_at(tree, 1000 + count - 4).group for count in sizes]
     assert groups == [RESIDUAL, 0, 0, 1]
     assert leaf_at(tree, 1012).host_group == 1
+
+
+def test_a_node_from_storage_takes_its_parents_attributes() -> None:
+    tree = LiveTree(32, "wa", ONE_TOKEN, host_tokens=64)
+    tree.serve([1, 2, 3, 4], time=1, category="chat", conversation="c", turn=2)
+    node = next(n for n in tree.core._node_arena.values() if n.parent is not None)
+    slots = tree.cache.cache_controller.mem_pool_host.alloc(4)
+    tree.core.insert_host(node.id, tree.key([5, 6, 7, 8]), slots, ["hash"] * 4)
+    tree.request(9.0)  # the next arrival updates the policies
+    loaded = next(n.canopy for n in node.children.values())
+    assert (loaded.offset, loaded.length, loaded.hits) == (4, 4, 1)
+    assert (loaded.category, loaded.turn) == (node.canopy.category, 2)
+    assert loaded in list(tree.core.live.host_policy.leaves())
+    check(tree)

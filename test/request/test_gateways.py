@@ -102,9 +102,9 @@ def test_the_page_lists_the_fields_that_pass_each_gateway(gateway, workers, tmp_
     with running(gateway, [w.url for w in workers], tmp_path / "log") as url:
         found = arrived(url, workers)
         assert post(f"{url}/canopy/hint", {"conversation": "c", "over": True})[0] == 404
-    said = documented()
-    assert set(said) == {*FIELDS, *HEADERS}
-    for name, by_gateway in said.items():
+    table = documented()
+    assert set(table) == {*FIELDS, *HEADERS}
+    for name, by_gateway in table.items():
         for route, cell in by_gateway[gateway].items():
             assert cell == found[route].get(name, NO), (gateway, route, name)
 
@@ -192,8 +192,8 @@ def test_our_keys_pass_in_metadata_if_custom_params_are_dropped(monkeypatch) -> 
     obj = asked()
     entry.stamp(obj, {"category": "chat"}, http({"metadata": metadata}))
     stamp = obj.sampling_params["custom_params"][STAMP_KEY]
-    said = {"category": "agent", "turn": 3, "over": True}
-    assert said.items() <= stamp.items()
+    fields = {"category": "agent", "turn": 3, "over": True}
+    assert fields.items() <= stamp.items()
     own = asked(sampling_params={"custom_params": {"canopy_turn": 9}})
     entry.stamp(own, {}, http({"metadata": metadata}))
     assert own.sampling_params["custom_params"][STAMP_KEY]["turn"] == 9
@@ -222,11 +222,11 @@ def test_a_worker_warns_once_if_only_some_requests_name_a_tenant(rule, caplog) -
     rule("off")
     bare = http({}, X_Smg_Routing_Key="r")
     assert warnings(caplog, (asked(), bare), (asked(), bare)) == []
-    said = warnings(caplog, (asked(cache_salt="a"), bare), *[(asked(), bare)] * 3)
-    assert len(said) == 1
-    assert "though others do" in said[0]
-    assert "x-smg-routing-key" in said[0]
-    assert METADATA["cache_salt"] in said[0]
+    warned = warnings(caplog, (asked(cache_salt="a"), bare), *[(asked(), bare)] * 3)
+    assert len(warned) == 1
+    assert "though others do" in warned[0]
+    assert "x-smg-routing-key" in warned[0]
+    assert METADATA["cache_salt"] in warned[0]
     rule("warn")
     assert len(warnings(caplog, *[(asked(), http({}))] * 3)) == 1
 

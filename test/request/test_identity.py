@@ -40,7 +40,7 @@ def stamped(body: Any, headers: dict[str, str] | None = None, **obj: Any) -> dic
 
 
 @pytest.mark.parametrize(
-    ("body", "headers", "said"),
+    ("body", "headers", "fields"),
     [
         ({"session_id": "s"}, {}, {"conversation": "s"}),
         ({}, {"X-Dynamo-Session-ID": "d"}, {"conversation": "d"}),
@@ -88,9 +88,9 @@ def stamped(body: Any, headers: dict[str, str] | None = None, **obj: Any) -> dic
         ({}, {}, {}),
     ],
 )
-def test_each_source_and_the_first_of_several(body, headers, said) -> None:
+def test_each_source_and_the_first_of_several(body, headers, fields) -> None:
     found = identity(body, http(body, headers).headers)
-    assert found == (said | {"linear": True} if said else {})
+    assert found == (fields | {"linear": True} if fields else {})
 
 
 def test_the_entry_reads_fields_that_sglangs_models_drop() -> None:

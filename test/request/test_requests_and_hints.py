@@ -71,8 +71,8 @@ def test_foreign_keys_and_other_types_are_skipped() -> None:
 
 @given(st.dictionaries(st.sampled_from(list(FIELDS)), st.none() | st.integers() | st.text()))
 def test_any_values_make_a_request(params: dict) -> None:
-    said, _ = client_fields(params)
-    request = live_request(fake_req([], [], make_stamp({}, said, 5.0)), 0.0, 16)
+    fields, _ = client_fields(params)
+    request = live_request(fake_req([], [], make_stamp({}, fields, 5.0)), 0.0, 16)
     assert request.time == 5.0
     assert 1 <= request.turn <= MAX_TURN
 

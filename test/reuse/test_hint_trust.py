@@ -78,10 +78,10 @@ def test_tenants_that_give_no_hints_take_no_record_from_those_that_do(records):
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.booleans()), max_size=300))
-def test_weights_are_shares_for_any_input(said):
+def test_weights_are_shares_for_any_input(tips):
     records = HintRecords()
     category = ReuseModel().categories.get(ROOT)
-    for tenant, over, goes_on in said:
+    for tenant, over, goes_on in tips:
         tip = Tip(0.0, category, tenant)
         records.note_tip(tip, over)
         records.note_tip(tip, over)  # given twice, counted once
@@ -91,7 +91,7 @@ def test_weights_are_shares_for_any_input(said):
         assert 0.0 < records.over_weight(tenant) <= 1.0
         record = records.record(tenant)
         assert record.tips_over_continued <= min(record.tips_continued, record.tips_over)
-        assert max(record.tips_continued, record.tips_over) <= record.tips <= len(said)
+        assert max(record.tips_continued, record.tips_over) <= record.tips <= len(tips)
 
 
 @pytest.fixture(scope="module")

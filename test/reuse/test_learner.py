@@ -12,13 +12,13 @@ from sglang_canopy.reuse.learner import ReuseModel
 from sglang_canopy.reuse.survival import BINS, TOKEN_BINS, age_bin
 
 
-def serve(model, time, path, *, tokens=None, finish=True, block_tokens=1, **said):
+def serve(model, time, path, *, tokens=None, finish=True, block_tokens=1, **fields):
     request = Request(
         time=float(time),
         path=list(path),
         block_tokens=block_tokens,
         prompt_tokens=len(path) * block_tokens if tokens is None else tokens,
-        **said,
+        **fields,
     )
     request.label = model.arrive(request)
     if finish:

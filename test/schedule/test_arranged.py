@@ -193,23 +193,6 @@ def test_a_prompt_shares_the_step_if_it_fits_its_half_exactly(blocks) -> None:
     assert len(scheduler.queue) == (0 if fits else 1)
 
 
-def test_many_aborts_at_once_do_not_search_the_queue_each() -> None:
-    hashed = 0
-
-    class Counted(Job):
-        def __hash__(self) -> int:
-            nonlocal hashed
-            hashed += 1
-            return id(self)
-
-    scheduler, jobs = Scheduler(), [Counted((number,)) for number in range(200)]
-    scheduler.arranged.arrange(jobs)
-    hashed = 0
-    for job in jobs:
-        scheduler.arranged.forget(job)
-    assert hashed < 10 * len(jobs)
-
-
 def test_a_request_that_waits_alone_is_not_looked_up_before_sglang_admits_it() -> None:
     scheduler, calls = Scheduler(), list[bool]()
     prefill = scheduler.prefill

@@ -143,14 +143,6 @@ def test_only_the_requests_that_the_tokens_of_a_step_reach_are_checked() -> None
     assert line.over_budget(order, 101) == [younger]
 
 
-def test_order_changes_nothing() -> None:
-    line, draw = queue(), random.Random(1)
-    for _ in range(300):
-        line.add(Prefill(draw.randint(1, 500)), draw.choice("abc"), draw.randint(0, 2))
-    assert line.in_order() == line.in_order()
-    assert sorted(w.number for w in line.in_order()) == list(range(300))
-
-
 @settings(max_examples=2 * settings.default.max_examples)
 @given(
     st.sampled_from([1.0, 1.3, 2.0, 6.0]),

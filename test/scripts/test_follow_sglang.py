@@ -43,9 +43,9 @@ def told(capsys, *argv: str) -> tuple[int, str]:
 
 def test_an_equal_release_has_no_changes(wheel, capsys) -> None:
     same = wheel(lambda text: text + "\n# a comment\n")
-    status, said = told(capsys, "--wheel", str(same), "--list")
+    status, printed = told(capsys, "--wheel", str(same), "--list")
     assert status == 0
-    assert re.fullmatch(r"sglang 9\.9\.9, pinned \S+: none of \d+ functions moved\n", said)
+    assert re.fullmatch(r"sglang 9\.9\.9, pinned \S+: none of \d+ functions moved\n", printed)
 
 
 def test_a_file_depends_on_a_method_if_it_names_the_class() -> None:
@@ -58,18 +58,18 @@ def test_a_changed_function_is_named_in_one_line(wheel, capsys) -> None:
         assert "new_node.hit_count = child.hit_count" in text
         return text.replace("new_node.hit_count = child.hit_count", "new_node.hit_count = 0")
 
-    status, said = told(capsys, "--wheel", str(wheel(edit)))
+    status, printed = told(capsys, "--wheel", str(wheel(edit)))
     assert status == 1
-    assert said.count("\n") == 1
-    assert "UnifiedTreeCore._split_node" in said
-    assert "1 of" in said
+    assert printed.count("\n") == 1
+    assert "UnifiedTreeCore._split_node" in printed
+    assert "1 of" in printed
     assert "to read" in told(capsys, "--wheel", str(wheel(edit)), "--list")[1]
 
 
 def test_another_parameter_is_a_signature_and_a_hooks_body_is_nothing(wheel, capsys) -> None:
     longer = wheel(lambda text: text.replace("def reset(self)", "def reset(self, more=0)"))
-    said = told(capsys, "--wheel", str(longer), "--list")[1]
-    assert re.search(r"changed +signature +UnifiedTreeCore\.reset", said)
+    printed = told(capsys, "--wheel", str(longer), "--list")[1]
+    assert re.search(r"changed +signature +UnifiedTreeCore\.reset", printed)
     table = digests.read_table()
     file = next(file for file, entry in table.items() if entry["hooked"])
     assert "Scheduler._add_request_to_queue" in {
@@ -80,11 +80,11 @@ def test_another_parameter_is_a_signature_and_a_hooks_body_is_nothing(wheel, cap
 
 def test_renamed_functions_and_deleted_files_are_reported_missing(wheel, capsys) -> None:
     renamed = wheel(lambda text: text.replace("def _split_node(", "def _cut_node("))
-    status, said = told(capsys, "--wheel", str(renamed), "--list")
+    status, printed = told(capsys, "--wheel", str(renamed), "--list")
     assert status == 1
-    assert re.search(rf"gone +signature +UnifiedTreeCore._split_node +{CORE} +.*core.py", said)
-    status, said = told(capsys, "--wheel", str(wheel(without=CORE)), "--list")
-    gone = re.findall(rf"^ *gone +signature +\S+ +{CORE} ", said, re.M)
+    assert re.search(rf"gone +signature +UnifiedTreeCore._split_node +{CORE} +.*core.py", printed)
+    status, printed = told(capsys, "--wheel", str(wheel(without=CORE)), "--list")
+    gone = re.findall(rf"^ *gone +signature +\S+ +{CORE} ", printed, re.M)
     assert len(gone) == len(digests.read_table()[CORE]["names"])
 
 

@@ -66,17 +66,6 @@ class MooncakeTree(DiskTree):
         return self.storage.batch_exists(self.keys(tokens)) * self.page_size
 
 
-def test_a_tree_reads_pages_that_another_is_writing(tree) -> None:
-    writer, reader = tree(60.0), tree(60.0)
-    prompt = list(range(100, 116))
-    writer.serve(prompt, 1.0)
-    assert reader.fetch(prompt) == 16
-    reader.load_back(prompt)
-    assert reader.kv(prompt) == prompt
-    writer.serve(list(range(200, 216)), 2.0)
-    assert reader.fetch(list(range(200, 216))) == 16
-
-
 def test_a_page_in_use_outlives_its_pin_and_one_that_is_not_does_not(cluster, tree) -> None:
     """Queries renew no pin, only a short lease; writing again does."""
     live = tree(TTL_S)

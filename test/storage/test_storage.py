@@ -20,13 +20,6 @@ from support.store_pool import host_pool, keys, storage_config, token_indices
 LAYOUTS = ["layer_first", "page_first", "page_first_direct", "page_head"]
 
 
-@pytest.fixture(autouse=True)
-def fresh_pages():
-    PAGES.clear()
-    yield
-    PAGES.clear()
-
-
 def opened(folder: Path, pool, **extra) -> CanopyStorage:
     """The backend as SGLang's controller makes it; the sweeper's thread stays idle."""
     settings = {"path": str(folder), "capacity_bytes": 1 << 20, "sweep_s": 3600, **extra}

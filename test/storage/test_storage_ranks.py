@@ -6,16 +6,8 @@ import pytest
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_canopy.storage.backend import CanopyStorage
-from sglang_canopy.storage.page_table import PAGES
 from support.rank_scenarios import PROMPT
 from support.store_pool import host_pool, keys, storage_config, token_indices
-
-
-@pytest.fixture(autouse=True)
-def fresh_pages():
-    PAGES.clear()
-    yield
-    PAGES.clear()
 
 
 def storage_at(folder: Path, pool, extra: dict | None = None, **fields) -> CanopyStorage:

@@ -62,7 +62,7 @@ def leaves(tree: DiskTree, first: int) -> list:
 OF_THE_TIME = ("created", "last_access", "keep_until")
 
 
-def said(leaf) -> dict:
+def record(leaf) -> dict:
     return {name: getattr(leaf, name) for name in RECORD_FIELDS if name not in OF_THE_TIME}
 
 
@@ -110,7 +110,7 @@ def test_a_restart_serves_pages_on_disk_with_their_metadata(start, at_once, writ
     )
     tree.evict(1000)  # under write_back, that is when copies are made
     tree.settle()
-    before = {leaf.offset: said(leaf) for leaf in leaves(tree, 100)}
+    before = {leaf.offset: record(leaf) for leaf in leaves(tree, 100)}
     times = {leaf.offset: (leaf.created, leaf.last_access) for leaf in leaves(tree, 100)}
 
     tree = start(write_policy=write_policy)
@@ -118,7 +118,7 @@ def test_a_restart_serves_pages_on_disk_with_their_metadata(start, at_once, writ
     request = tree.request(120.0)
     assert tree.fetch(tokens(1, 8)) == 8
     after = leaves(tree, 100)
-    assert {leaf.offset: said(leaf) for leaf in after} == before
+    assert {leaf.offset: record(leaf) for leaf in after} == before
     for offset, (hits, shared, over) in {0: (3, True, False), 4: (2, False, True)}.items():
         expected = {"category": "chat", "conversation": "a", "turn": 3, "source": GATEWAY}
         expected |= {"hits": hits, "shared": shared, "over": over}

@@ -34,8 +34,8 @@ def prompt(order, question: int = 0, system: int = 0) -> tuple[list[int], list[i
 
 def ask(client, ids, bounds, count: int = 6, **params):
     extra = {"extra_key": params.pop("extra_key")} if "extra_key" in params else {}
-    said = {"canopy_document_bounds": bounds, **params}
-    return client.generate(ids, count, custom_params=said, **extra)
+    fields = {"canopy_document_bounds": bounds, **params}
+    return client.generate(ids, count, custom_params=fields, **extra)
 
 
 def report(answer) -> dict:

@@ -242,8 +242,8 @@ def pause(fuzz: Fuzz) -> None:
 
 def hint(fuzz: Fuzz) -> None:
     name = fuzz.draw.choice("xyz")
-    said = fuzz.draw.choice([{"over": True}, {"return_in_s": 3.0}, {"keep_s": 10.0}])
-    fuzz.core.conversations.apply_hint(LateHint(None, name, fuzz.core.clock.now, **said))
+    hint_fields = fuzz.draw.choice([{"over": True}, {"return_in_s": 3.0}, {"keep_s": 10.0}])
+    fuzz.core.conversations.apply_hint(LateHint(None, name, fuzz.core.clock.now, **hint_fields))
     fuzz.counts["hints"] += 1
 
 

@@ -68,7 +68,7 @@ class Cluster:
         """Store unpinned objects. Return the number that found room at once."""
         self.store.stdin.write(f"{objects}\n")
         self.store.stdin.flush()
-        return int(said(self.store, "stored ")[7:])
+        return int(line_with(self.store, "stored ")[7:])
 
     def extra(self) -> dict[str, Any]:
         """Return the configuration of a client of the cluster."""
@@ -90,7 +90,7 @@ class Cluster:
         )
 
 
-def said(process: subprocess.Popen[str], start: str) -> str:
+def line_with(process: subprocess.Popen[str], start: str) -> str:
     """The next line of the process that begins with `start`; the library logs between."""
     for line in process.stdout:
         if line.startswith(start):
@@ -130,7 +130,7 @@ def cluster(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
             stderr=log,
             text=True,
         )
-        assert said(store, "") == "ready"
+        assert line_with(store, "") == "ready"
         yield Cluster(f"127.0.0.1:{port}", url, store)
     finally:
         for process in (store, master):

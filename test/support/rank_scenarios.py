@@ -243,6 +243,6 @@ def floors(rank: int, folder: Path) -> Any:
         tree.insert(prompt, request)
         victims.append(tree.core.live.counters.victims.sum)
         running.append(live.running)
-    said = live.meter.stats()
-    del said["spent_s"], ballast
-    return {"hits": hits, "victims": victims, "meter": said, "running": running}
+    stats = live.meter.stats()
+    del stats["spent_s"], ballast
+    return {"hits": hits, "victims": victims, "meter": stats, "running": running}

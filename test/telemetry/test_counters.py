@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
-from prometheus_client.multiprocess import MultiProcessCollector
 
-from sglang_canopy.disk.store_counters import RESIDENCY_EDGES_S
 from sglang_canopy.radix.counters import (
     CAPACITY,
     DEVICE,
@@ -136,10 +134,6 @@ def test_residency_is_weighed_by_tokens() -> None:
     assert stay.tokens[0] == 15
     assert stay.tokens[-1] == 20
     assert stay.token_seconds == 10 * 0.5 + 20 * (EDGES_S[-1] + 1)
-
-
-def test_every_tier_has_the_same_residency_bins() -> None:
-    assert EDGES_S == RESIDENCY_EDGES_S
 
 
 # ---- in the live tree ----
@@ -298,49 +292,6 @@ def test_series_follow_the_counters_and_never_count_twice(exported, registry) ->
     reporter.report()
     assert exported()["canopy:requests_total", frozenset({rank, chat})] == 2
     assert exported()["canopy:hit_tokens_total", stay] == 70
-
-
-COUNT_IN_A_PROCESS = """
-from sglang_canopy.radix.counters import CAPACITY, DEVICE, Counters
-from sglang_canopy.telemetry.metrics import Metrics
-
-metrics, counters = Metrics(0, {"zone": "a"}), Counters()
-status = {
-    "tiers": {"device": {"capacity_bytes": 100, "used_bytes": 7}},
-    "categories": [], "groups": [], "disk": None, "nodes": 3, "page_tokens": 1,
-    "kv_bytes_per_token": 2.0, "agreement": {"records_disagreed": 0}, "reporting_s": 0.5,
-    "limits": {}, "hints": [], "refused_requests": {}, "missed": {"tokens": {}},
-}
-for seconds in (0.5, 3.0, 1e9):
-    counters.served("chat", 10, (4, 0, 0))
-    counters.evicted(DEVICE, "chat", 5, CAPACITY, seconds)
-    metrics.update(counters, status)
-    metrics.update(counters, status)
-"""
-
-
-def test_another_process_reads_a_schedulers_counts(tmp_path) -> None:
-    """As in SGLang, the process that answers ``/metrics`` reads the other's files, even after that
-    process has ended."""
-    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", COUNT_IN_A_PROCESS], env=environment, check=True)
-    registry = CollectorRegistry()
-    MultiProcessCollector(registry, str(tmp_path))
-    read = {
-        (s.name, s.labels.get("le")): (s.value, s.labels)
-        for metric in registry.collect()
-        for s in metric.samples
-    }
-    assert read["canopy:requests_total", None] == (
-        3,
-        {"dp_rank": "0", "zone": "a", "category": "chat"},
-    )
-    buckets = {le: value for (name, le), (value, _) in read.items() if le}
-    assert [buckets[le] for le in ("1.0", "4.0", "65536.0", "+Inf")] == [5, 10, 10, 15]
-    assert len(buckets) == len(EDGES_S) + 1
-    assert read["canopy:residency_seconds_count", None][0] == 15
-    assert read["canopy:residency_seconds_sum", None][0] == pytest.approx(5 * (0.5 + 3.0 + 1e9))
-    assert read["canopy:used_bytes", None][0] == 7
 
 
 def test_a_removed_group_shows_no_old_ttl(exported, registry) -> None:

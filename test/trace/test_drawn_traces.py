@@ -101,15 +101,6 @@ def test_nothing_is_drawn_twice_before_all_were_drawn_once() -> None:
     assert all(0 <= s.time_s <= 60 for s in starts)
 
 
-def test_what_no_overlay_can_be_made_of_is_refused(archive: Path, tmp_path: Path) -> None:
-    with pytest.raises(CanopyError, match="conversations must be 1 or more"):
-        list(overlay(archive, 0, 10, 1))
-    with tarfile.open(tmp_path / "e.tar", "w"):
-        pass
-    with pytest.raises(CanopyError, match="holds no conversation"):
-        list(overlay(tmp_path / "e.tar", 1, 10, 1))
-
-
 def shared(*documents: dict) -> list[list[list[int]]]:
     """The blocks of each document's requests after sharing, ids of a hundred for each document."""
     heads, made = SharedHeads(), []

@@ -47,19 +47,19 @@ def test_all_example_blocks_are_true():
 
 @pytest.mark.parametrize("one_in", [2, 8, 32])
 def test_a_sample_is_unbiased_with_the_stated_error(one_in):
-    off, said = [], []
+    off, stated = [], []
     for seed in range(20):
         estimator = HitRatioEstimator(math.inf)
         truth = fill(estimator, one_in, seed)
         off.append(estimator.lead("arm") - truth)
-        said.append(estimator.sampling_error("arm"))
+        stated.append(estimator.sampling_error("arm"))
     spread = math.sqrt(sum(one**2 for one in off) / 20)
     assert abs(sum(off) / 20) < spread
-    assert spread < math.sqrt(sum(one**2 for one in said) / 20) < 3 * spread
+    assert spread < math.sqrt(sum(one**2 for one in stated) / 20) < 3 * spread
 
 
 def test_a_prefix_hit_by_every_cache_changes_no_estimate():
-    said = []
+    stated = []
     for hot in range(2):
         estimator = HitRatioEstimator(math.inf)
         for _ in range(200):
@@ -68,8 +68,8 @@ def test_a_prefix_hit_by_every_cache_changes_no_estimate():
             had, asked = hot, len(blocks) * 2 * BLOCK
             sample = Sample(blocks, asked, {"arm": had + 2}, {"arm": (had + 2) * 2 * BLOCK})
             estimator.sample(sample, had, had, BLOCK, 2)
-        said.append(estimator.lead("arm"))
-    assert said[0] == pytest.approx(said[1]) == pytest.approx(0.1)
+        stated.append(estimator.lead("arm"))
+    assert stated[0] == pytest.approx(stated[1]) == pytest.approx(0.1)
 
 
 @given(st.integers(0, 1000), st.sampled_from([1, 4]))

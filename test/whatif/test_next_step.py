@@ -23,8 +23,10 @@ def meter(*arms: dict[str, Any], undecided: str | None = None, running: str = "c
 
 
 def test_no_figure_is_reported_before_it_is_known() -> None:
-    said = next_step(meter(arm("wa", 0.9), undecided="too few requests: 5 of 200"), "wa", ours=True)
-    assert said == "Nothing to decide yet: too few requests: 5 of 200."
+    advice = next_step(
+        meter(arm("wa", 0.9), undecided="too few requests: 5 of 200"), "wa", ours=True
+    )
+    assert advice == "Nothing to decide yet: too few requests: 5 of 200."
 
 
 @pytest.mark.parametrize(("ours", "flag"), [(True, "--canopy-whatif"), (False, "--canopy-observe")])
@@ -33,22 +35,22 @@ def test_a_server_that_measures_nothing_names_the_flag_that_does(ours, flag) -> 
 
 
 def test_a_sure_gain_names_the_flag_of_the_policy() -> None:
-    said = next_step(meter(arm("wa", 0.535, 0.015)), "canopy-lru", ours=True)
-    assert said == (
+    advice = next_step(meter(arm("wa", 0.535, 0.015)), "canopy-lru", ours=True)
+    assert advice == (
         "wa would save 12.5 ± 3.0 points more of your prompt tokens than canopy-lru: restart "
         "with --radix-eviction wa"
     )
 
 
 def test_sglangs_own_policy_is_left_by_a_restart() -> None:
-    said = next_step(meter(arm("wa", 0.535, 0.015), running="lru"), "lru", ours=False)
-    assert said.endswith("than lru: restart with --radix-eviction wa")
+    advice = next_step(meter(arm("wa", 0.535, 0.015), running="lru"), "lru", ours=False)
+    assert advice.endswith("than lru: restart with --radix-eviction wa")
 
 
 @pytest.mark.parametrize(("hits", "error"), [(0.414, 0.0), (0.46, 0.03), (0.3, 0.0)])
 def test_small_or_uncertain_gains_change_nothing(hits: float, error: float) -> None:
-    said = next_step(meter(arm("wa", hits, error)), "canopy-lru", ours=True)
-    assert said == "Keep canopy-lru: no policy tried would save more."
+    advice = next_step(meter(arm("wa", hits, error)), "canopy-lru", ours=True)
+    assert advice == "Keep canopy-lru: no policy tried would save more."
 
 
 def test_auto_needs_no_change() -> None:
@@ -59,5 +61,5 @@ def test_auto_needs_no_change() -> None:
 
 def test_more_memory_is_advised_if_no_policy_helps() -> None:
     larger = arm("canopy-lru", 0.52, 0.004, capacity="host x2")
-    said = next_step(meter(arm("wa", 0.41), larger), "canopy-lru", ours=True)
-    assert said.endswith("More memory would: host x2 saves 11.0 ± 0.8 points more.")
+    advice = next_step(meter(arm("wa", 0.41), larger), "canopy-lru", ours=True)
+    assert advice.endswith("More memory would: host x2 saves 11.0 ± 0.8 points more.")

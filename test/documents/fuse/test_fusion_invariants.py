@@ -116,16 +116,6 @@ def test_triton_and_torch_agree_through_a_whole_model(llama, ids, monkeypatch):
     assert (results[0] - results[2]).abs().max() < LIMIT
 
 
-def test_a_chunk_behind_the_prompts_own_prefix_is_exact(llama, ids):
-    expected, _ = plain(llama, ids[:90])
-    chunk = encode(llama, ids[20:80].tolist(), ids[:20].tolist())
-    prompt = FusedPrompt(ids[:90], (Placed(chunk, 20),))
-    cache = caches.dense_cache(llama, 90)
-    got = fused_prefill(llama, prompt, cache, make_selector("random"), 0.0)
-    assert got.rows.numel() == 30
-    assert (got.logits - expected[-1]).abs().max() < LIMIT
-
-
 def test_one_encoder_makes_the_chunks_that_single_calls_make(llama, ids):
     prefix = ids[:30].tolist()
     encoder = Encoder(llama, prefix)

@@ -95,9 +95,9 @@ def test_synthetic_tasks_need_no_data(model_dir, tmp_path):
 )
 def test_a_mistake_is_one_line(model_dir, capsys, flags, message):
     assert main(["--model", str(model_dir), *flags]) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.count("\n") == 1
 
 
 def test_other_models_are_refused(tmp_path, capsys):

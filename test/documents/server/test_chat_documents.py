@@ -185,19 +185,6 @@ def test_bounds_of_a_text_and_a_selector_of_one_rank_are_refused() -> None:
         Chats(tp_size=2).convert("why?", {"canopy_selector": "frequency"})
 
 
-def test_a_chats_fields_are_parsed_once(monkeypatch) -> None:
-    given, real = [], conversion.fields.parse_fields
-    monkeypatch.setattr(
-        conversion.fields, "parse_fields", lambda fields: given.append(fields) or real(fields)
-    )
-    chats = Chats(SEPARATED)
-    made, _ = chats.convert(f"sys##{ONE}##{TWO}##why?")
-    before = dict(made.sampling_params["custom_params"])
-    conversion.prepare(chats.manager, made, SEPARATED)
-    assert len(given) == 1
-    assert made.sampling_params["custom_params"] == before
-
-
 @pytest.fixture
 def no_orders(monkeypatch) -> None:
     monkeypatch.setattr(conversion, "orders", Orders())
@@ -255,8 +242,8 @@ def test_documents_of_a_chat_that_is_rendered_already(path: str) -> None:
 def test_documents_in_any_order_take_the_order_of_an_earlier_prompt(no_orders) -> None:
     chats = Chats()
 
-    def chat(*texts, **said):
-        return chats.documents(parts(*texts, "why?"), {**PARTS, **said})
+    def chat(*texts, **fields):
+        return chats.documents(parts(*texts, "why?"), {**PARTS, **fields})
 
     chat(ONE, TWO, **ANY)
     assert chat(THREE, TWO, ONE, **ANY) == [" one fact", " two facts", " three facts"]

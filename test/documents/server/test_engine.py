@@ -32,28 +32,6 @@ from support.document_engine import (
 )
 
 
-def test_documents_are_found_in_another_order(make, llama, ids) -> None:
-    engine = make(encode="prefix")
-    learn(engine, request(*prompt(ids)))
-    turned = request(*prompt(ids, (2, 0, 1)))
-    assert tiers(engine, turned) == ["host"] * 3
-    behind = tuple(ids[:SYSTEM].tolist())
-    state = engine.new_request(turned)
-    assert [place.to_encode(False) for place in state.places] == [((behind,),)] * 3
-    want = encode(llama, turned.origin_input_ids[SYSTEM : SYSTEM + LENGTH], behind)
-    got = engine.library.store.chunks.get(state.keys[0][0])
-    torch.testing.assert_close(got.raw_k, want.raw_k, atol=2e-5, rtol=1e-4)
-    torch.testing.assert_close(got.v, want.v, atol=2e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("how", ["prefix", "mixed"])
-def test_a_document_registered_by_itself_is_found_behind_any_system_text(make, ids, how) -> None:
-    engine = make(encode=how)
-    document = ids[SYSTEM : SYSTEM + LENGTH].tolist()
-    learn(engine, request(document + document[-1:], [0, LENGTH]))
-    assert tiers(engine, request(*prompt(ids, (0,)))) == ["host"]
-
-
 def test_without_a_tokenizer_documents_are_encoded_behind_the_prefix(make, ids) -> None:
     engine = DocumentEngine(make().runner, Options(memory_mb=64), None)
     state, plain = (e.new_request(request(*prompt(ids))) for e in (engine, make(encode="prefix")))
@@ -147,31 +125,6 @@ def test_long_prompts_do_not_save_up_encoding_that_short_prompts_then_wait_for(m
     assert 0 < delayed <= 8
 
 
-@pytest.mark.parametrize("work", ["encoding", "check"])
-def test_a_short_batch_in_nine_waits_for_work_that_a_long_prompt_has_earned(make, ids, work):
-    engine = make(learn_share=0.1, encode="prefix")
-    engine.checker.limits.every = 1
-    pieces: list[int] = []
-    learn(engine, request(*prompt(ids, (2,))))
-    if work == "encoding":
-        engine.library.encoder.enqueue(range(300), (), "", None)
-        engine.library.earn_encoding(64 * 1000)
-        engine.library.encoder.step = lambda: pieces.append(1) or 64
-    else:
-        served = request(*prompt(ids, (2,)))
-        state = engine.new_request(served)
-        state.fused = True
-        engine.offer_check(served, state)
-        engine.checker.add_budget(64 * 1000)
-        engine.checker.run_piece = lambda *_: pieces.append(1)
-    waited = []
-    for tokens in [40, *[0] * 20, 64, *[1] * 10]:
-        pieces.clear()
-        engine.work_before_batch(tokens)
-        waited.append(len(pieces))
-    assert waited == [0] * 8 + [1] + [0] * 8 + [1] + [0] * 3 + [1] + [0] * 8 + [1, 0]
-
-
 def test_a_long_prompt_waits_for_few_of_the_pieces_that_were_earned(make, ids) -> None:
     engine = make(learn_share=0.1, encode="prefix")
     engine.checker.limits.every = 1
@@ -257,25 +210,6 @@ def test_a_request_waits_for_a_layer_of_idle_work_and_the_piece_is_repeated(make
     whole = encode(engine.model, range(200))
     for got, expected in ((found.raw_k, whole.raw_k), (found.v, whole.v)):
         assert torch.allclose(got, expected, atol=1e-5)
-
-
-def test_a_monitor_that_asks_all_the_time_costs_less_than_half_of_idle_encoding(make) -> None:
-    """A message comes while 40 rows of a layer are computed; a whole piece takes several times that."""
-    engine = make(encode="prefix")
-    encoder, layers, clock, message = engine.library.encoder, engine.model.shape.layers, [0], [40]
-    encoder.enqueue([i % 300 for i in range(2000)], (), "", None)
-
-    def come() -> bool:
-        clock[0] += engine.library.stop.size(encoder.piece_tokens)
-        return clock[0] >= message[0]
-
-    while encoder.busy and clock[0] < 4000:
-        began, before = clock[0], encoder.encoded_tokens
-        engine.work_when_idle(come)
-        done = encoder.encoded_tokens - before
-        clock[0] = max(clock[0], began + done * layers)  # also of a run that asks no longer
-        message[0] = max(message[0], clock[0] + 40)
-    assert encoder.encoded_tokens > 0.6 * 4000 / layers
 
 
 def test_a_chunk_that_cannot_be_encoded_is_dropped_and_counted(make, ids, monkeypatch) -> None:

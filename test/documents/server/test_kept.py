@@ -267,34 +267,19 @@ def test_a_client_may_not_name_such_a_namespace() -> None:
     assert not tenants.is_documents_key(tenants.unreserved_key(key))
 
 
-def test_kv_events_are_of_exact_kv_alone() -> None:
-    from sglang.srt.mem_cache.events import KVCacheEventRecorder
-    from sglang.srt.mem_cache.radix_cache import RadixKey
-
-    def node(extra_key):
-        root = SimpleNamespace(parent=None, key=RadixKey([]), hash_value=[], event_hash_value=None)
-        return SimpleNamespace(
-            parent=root, key=RadixKey([1, 2], extra_key), hash_value=None, event_hash_value=None
-        )
-
-    core = SimpleNamespace(kv_events=KVCacheEventRecorder(enabled=True, page_size=1))
-    kept.announce_exact_only(SimpleNamespace(tree_core=core))
-    for key in (tenants.documents_key(None, "a"), tenants.documents_key("b", "a")):
-        core.kv_events.record_store(node(key))
-        core.kv_events.record_remove(node(key))
-    assert core.kv_events.take() == []
-    core.kv_events.record_store(node("b"))
-    assert len(core.kv_events.take()) == 1
-
-
-def test_canopys_tree_counts_approximate_kv_that_it_does_not_publish() -> None:
+@pytest.mark.parametrize("core", [None, "python"])
+def test_kv_events_are_of_exact_kv_alone(core) -> None:
+    """Canopy's tree counts the KV that it does not publish."""
     from support.live_tree import LiveTree
 
-    tree = LiveTree(64, events=True)
+    tree = LiveTree(64, "lru" if core else "canopy-lru", core=core, events=True)
     kept.announce_exact_only(tree.cache)
     tree.cache.take_events()
-    tree.insert([1, 2, 3], extra=tenants.documents_key(None, "a"))
+    for key in (tenants.documents_key(None, "a"), tenants.documents_key("b", "a")):
+        tree.insert([1, 2, 3], extra=key)
+    if core is None:
+        assert sum(row.tiers[0].entered for row in tree.core.live.counters.rows()) == 6
+    tree.evict(64)
     assert tree.cache.take_events() == []
-    assert sum(row.tiers[0].entered for row in tree.core.live.counters.rows()) == 3
-    tree.insert([1, 2, 3])
-    assert tree.cache.take_events()
+    tree.insert([1, 2, 3], extra="b")
+    assert len(tree.cache.take_events()) == 1

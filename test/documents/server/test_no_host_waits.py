@@ -1,6 +1,5 @@
 """A fused step never waits for the device, and its choices and placements equal those on a CPU."""
 
-import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -94,47 +93,6 @@ def test_the_device_of_these_tests_refuses_to_be_waited_for() -> None:
     assert device.copied == {"to device": 8}
 
 
-@contextlib.contextmanager
-def waits_are_errors():
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-def watched_steps(strict, engine: DocumentEngine, ids, chunks, put, monkeypatch):
-    """Run two steps and return the last request. The first compiles kernels, under ``strict`` only: its
-    set-up copies from pageable memory, which waits."""
-    for _ in range(2):
-        req, batch, _ = step_of(engine, ids, chunks, put)
-        with strict():
-            run(engine, batch, monkeypatch)
-    assert engine.counts["fallbacks"] == 0
-    assert req.canopy.documents.fused
-    return req
-
-
-def test_a_watched_step_warms_up_before_waits_are_errors(llama, ids, chunks, monkeypatch) -> None:
-    """The test below, with recorded copies in place of a device."""
-    device, under_way = SeparateDevice(), []
-    kernels_on(monkeypatch)
-
-    @contextlib.contextmanager
-    def strict():
-        under_way.append(True)
-        with device:
-            yield
-        under_way.clear()
-
-    def put(x):
-        assert not under_way, "a copy that waits, where waits are errors"
-        return device.put(x)
-
-    engine = served(moved(llama, device), monkeypatch, put)
-    watched_steps(strict, engine, ids, chunks, put, monkeypatch)
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_itself_sees_no_wait_in_a_fused_step(llama, ids, chunks, monkeypatch) -> None:
     def put(x):
@@ -142,4 +100,12 @@ def test_cuda_itself_sees_no_wait_in_a_fused_step(llama, ids, chunks, monkeypatc
 
     there = SimpleNamespace(put=put)
     engine = served(moved(llama, there), monkeypatch, put)
-    watched_steps(waits_are_errors, engine, ids, chunks, put, monkeypatch)
+    for mode in ("default", "error"):  # the first step compiles kernels, which waits
+        req, batch, _ = step_of(engine, ids, chunks, put)
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            run(engine, batch, monkeypatch)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert engine.counts["fallbacks"] == 0
+    assert req.canopy.documents.fused

@@ -277,12 +277,6 @@ def test_a_check_that_fails_is_counted_and_the_next_one_runs(engine, ids, monkey
     assert quality(engine)["checked"] == 1
 
 
-def test_a_restart_begins_with_new_limits_that_check_more(engine) -> None:
-    fresh = QualityChecker(QualityLimits(100, 0.4), None, 64)
-    taken = [fresh.limits.take(None) for _ in range(10)]
-    assert taken == [None] * 9 + [SERVED]
-
-
 @pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_shuffled_kv_of_real_text_is_acted_on_and_clean_text_is_not(smollm2, data_dir, monkeypatch):

@@ -8,10 +8,10 @@ import pytest
 pytest.importorskip("aiohttp")
 
 from canopy_lab.latency.slo import parse_slo
-from canopy_lab.live.replay import options, report
+from canopy_lab.live.replay import options
 from canopy_lab.live.replay.endpoint import Reply
 from canopy_lab.live.replay.outcome import summarise
-from canopy_lab.live.replay.rates import goodput_rate, shortened
+from canopy_lab.live.replay.rates import goodput_rate
 from canopy_lab.live.replay.schedule import ReplayRequest
 from canopy_lab.trace import TraceRequest
 from canopy_lab.trace.materialise import Planned
@@ -67,19 +67,6 @@ def test_goodput_is_the_highest_rate_below_which_all_meet_the_target() -> None:
     assert goodput_rate([{"rate": 1, "meets_slo": False}]) == 0.0
 
 
-def test_the_table_has_a_row_for_every_rate() -> None:
-    jobs = [job(i, float(i), float(i), i + 0.5, i + 1.0) for i in range(10)]
-    slo = parse_slo("p99_ttft<2s")
-    made = {"label": "wa", "options": {"rate": 1.0, "closed_loop": True},
-            **summarise(jobs, 10.0, slo=slo)}  # fmt: skip
-    whole = {**made, "rates": [shortened(made)], "goodput_rate": 1.0}
-    table = report.latency_table([whole])
-    assert "wa, 1 " in table
-    assert "met" in table
-    assert "wa: goodput 1 sessions/h with p99_ttft<2s" in table
-    assert report.latency_table([{"label": "old"}]) == ""
-
-
 def test_a_rate_stretches_the_traces_times() -> None:
     jobs = [job(i, 0.0, 0.0, 1.0, 2.0) for i in range(11)]
     assert options.offsets_s(jobs, 1.0, float("inf"), 0, mean_rate=2.2)[-1] == pytest.approx(5.0)
@@ -105,7 +92,7 @@ def arguments(**given: Any) -> argparse.Namespace:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"slo": "fast"}, "an SLO is written like"),
         ({"rates": "1,x"}, "--rates must be numbers above 0"),
@@ -114,7 +101,7 @@ def arguments(**given: Any) -> argparse.Namespace:
         ({"think_cap_s": -1.0}, "--think-cap-s must be"),
     ],
 )
-def test_options_that_cannot_be_are_refused(given: dict[str, Any], said: str) -> None:
+def test_options_that_cannot_be_are_refused(given: dict[str, Any], message: str) -> None:
     options.check(arguments())
-    with pytest.raises(CanopyError, match=said):
+    with pytest.raises(CanopyError, match=message):
         options.check(arguments(**given))

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("sglang.benchmark.serving")
 pytest.importorskip("aiohttp")
 
-from sglang_canopy.bench_serving import main, replay
+from sglang_canopy.bench_serving import replay
 
 ANSWER_S = 0.05
 
@@ -101,16 +101,3 @@ def test_agents_are_replayed_at_every_rate(endpoint: Endpoint, trace: Path, tmp_
         if before is not None:
             assert request["due_s"] >= before + 0.2 - 0.002  # times are rounded to 1 ms
         answered[request["conversation"]] = request["done_s"]
-
-
-def test_the_command_prints_both_tables(endpoint, trace, capsys):
-    status = main(
-        ["--dataset-name", "agentic", "--dataset-path", str(trace), "--base-url", endpoint.url,
-         "--model", "none", "--vocab-size", "1000", "--time-scale", "0.1", "--slo",
-         "p99_ttft<1ms", "--max-concurrency", "1"]
-    )  # fmt: skip
-    printed = capsys.readouterr().out
-    assert status == 0
-    assert "hit rate, " in printed
-    assert "from when due" in printed
-    assert "missed" in printed

@@ -86,12 +86,12 @@ def planned(n: int) -> list[Planned]:
 
 
 def test_labels_are_names_the_server_accepts() -> None:
-    said = options.labels(planned(2), shuffle=False, seed=0)
-    assert said[1] == {
+    labels = options.labels(planned(2), shuffle=False, seed=0)
+    assert labels[1] == {
         "canopy_category": "kind_1", "canopy_turn": 2, "canopy_conversation": "c1", "canopy_stop": "end",
     }  # fmt: skip
     request = pytest.importorskip("sglang_canopy.wire.stamp")
-    assert request.client_fields(said[1])[0]["category"] == "kind_1"
+    assert request.client_fields(labels[1])[0]["category"] == "kind_1"
 
 
 def test_a_shuffle_moves_labels_but_neither_makes_nor_loses_any() -> None:
@@ -99,8 +99,8 @@ def test_a_shuffle_moves_labels_but_neither_makes_nor_loses_any() -> None:
     shuffled = options.labels(planned(60), shuffle=True, seed=1)
     keys = ("canopy_category", "canopy_turn", "canopy_stop")
 
-    def triples(said: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-        return [tuple(s[k] for k in keys) for s in said]
+    def triples(labels: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+        return [tuple(s[k] for k in keys) for s in labels]
 
     assert sorted(triples(true)) == sorted(triples(shuffled))
     assert triples(true) != triples(shuffled)
@@ -113,10 +113,10 @@ def test_hints_match_the_replayed_requests() -> None:
     for p, time_s in zip(made, (10.0, 12.0, 50.0)):
         p.request = replace(p.request, time_s=time_s)
     made[2].previous = 0
-    said: list[dict[str, Any]] = [{}, {}, {}]
-    options.add_hints(made, said, share=1.0, seed=0, pace=0.5)
-    assert said == [{"canopy_return_in_s": 20.0}, {"canopy_over": True}, {"canopy_over": True}]
-    for one in said:
+    labels: list[dict[str, Any]] = [{}, {}, {}]
+    options.add_hints(made, labels, share=1.0, seed=0, pace=0.5)
+    assert labels == [{"canopy_return_in_s": 20.0}, {"canopy_over": True}, {"canopy_over": True}]
+    for one in labels:
         assert not pytest.importorskip("sglang_canopy.wire.stamp").client_fields(one)[1]
     some: list[dict[str, Any]] = [{} for _ in range(400)]
     options.add_hints(planned(400), some, share=0.25, seed=0, pace=1.0)

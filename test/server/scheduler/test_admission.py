@@ -368,13 +368,3 @@ def test_a_request_that_is_held_while_sglang_chooses_is_not_chosen() -> None:
     scheduler.admission.choose(scheduler, scheduler.running_batch, choose)
     assert not shown
     assert scheduler.queue == ["late"]
-
-
-def test_an_armed_arrival_tries_a_bounded_number_of_sessions(monkeypatch) -> None:
-    scheduler = crowd(200, always=True)
-    tried = []
-    places = scheduler.gate.places
-    fits = places.fits
-    monkeypatch.setattr(places, "fits", lambda session: tried.append(session) or fits(session))
-    scheduler.add(Req("late", "late", 80, 1.0))
-    assert 0 < len(tried) <= 2 * 64  # again after charges were updated

@@ -10,7 +10,6 @@ from sglang.srt.managers.schedule_policy import SchedulePolicy
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, SGLANG, QueueFlags
-from sglang_canopy.schedule.cost import REFIT_BATCHES
 from sglang_canopy.server.scheduler import arrivals
 from sglang_canopy.server.scheduler.admission import (
     chunk_limited,
@@ -18,7 +17,7 @@ from sglang_canopy.server.scheduler.admission import (
     priorities_calculated,
 )
 from sglang_canopy.server.scheduler.live_order import PROTECTED, LiveOrder
-from support.live_tree import FakeReq, LiveTree
+from support.live_tree import LiveTree
 from support.waiting_requests import (
     arranged,
     batch_of,
@@ -270,32 +269,6 @@ def test_sglangs_own_order_omits_no_request(tree: LiveTree) -> None:
     set_order(tree, SGLANG)
     waiting = branches(tree)
     assert chosen(tree, waiting, 3)[1] == waiting
-
-
-def test_the_status_has_the_ranking(tree: LiveTree) -> None:
-    """Seconds of a step, and the number of tokens that share it."""
-    live = LiveOrder(tree.cache, QueueFlags(queue_order=BOUNDED_SHORTEST), step_tokens=128)
-    live.cost.adopt((0.09, 2e-3, 3e-7, 4e-8))
-    shown = live.status()
-    assert shown["step_tokens"] == 128
-    assert shown["seconds"] == {
-        "batch": 0.09, "token": 2e-3, "token_pair": 3e-7, "loaded_token": 4e-8, "decode_step": 0.0
-    }  # fmt: skip
-
-
-def test_the_cost_model_learns_from_batches(tree: LiveTree) -> None:
-    live, clock = tree.cache.admission.order, 100.0
-    for n in range(REFIT_BATCHES):
-        new, cached = [50 + 37 * n % 400, 10], [n * 13 % 300, 0]
-        reqs = [fake()] * 2
-        live.computed(batch_of(reqs, new, cached, clock))
-    base, token, pair, load = live.cost.coefficients
-    assert (base, token, pair) != (0.0, 1e-4, 0.0)
-    assert load == 0.0
-
-
-def fake() -> Any:
-    return FakeReq(origin_input_ids=[1], host_loaded_length=0, num_matched_prefix_tokens=999)
 
 
 @pytest.mark.xdist_group("ranks")

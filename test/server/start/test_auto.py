@@ -166,18 +166,6 @@ STATUS = {
 }
 
 
-def test_the_line_has_the_policy_the_order_and_the_gate() -> None:
-    line = in_words(STATUS, ())
-    assert "canopy-lru hits 40.0 %, wa would hit 39.0 ± 0.8 %" in line
-    assert "instead of wa, which is behind it" in line
-    assert "bounded-shortest: 7 waiting, admitted 30 as shortest, 2 as budget" in line
-    assert "gate on: 12 % of agents' prefill recomputes evicted KV" in line
-    assert "3 sessions waiting, 2 paused" in line
-    assert "gate" not in in_words(STATUS | {"session_gate": None}, ())
-    off = [Part("order", False, "", "why").to_json()]
-    assert "SGLang's order of the queue (why)" in in_words(STATUS, off)
-
-
 def test_host_memory_is_advised_where_evicted_kv_is_recomputed() -> None:
     assert "host memory" not in in_words(STATUS, ()), "5 % of the prompts"
     line = in_words(STATUS | {"prompt_tokens": 100}, ())
@@ -203,11 +191,11 @@ def test_the_line_states_why_no_agents_are_recognised_while_kv_thrashes(gate) ->
 
 def test_the_log_has_it_once_a_minute_and_every_status_has_it(caplog) -> None:
     parts = [Part("order", False, "off", "why", "leave it out").to_json()]
-    said, caplog_at = AutoLine(parts), caplog.at_level("INFO")
+    auto_line, caplog_at = AutoLine(parts), caplog.at_level("INFO")
     with caplog_at:
         for second in range(2 * int(EVERY_S)):
             status = dict(STATUS)
-            said.add_to(status, 1000.0 + second)
+            auto_line.add_to(status, 1000.0 + second)
             assert status["auto"].startswith("canopy-lru hits")
             assert status["auto_parts"] == parts
     assert len([r for r in caplog.records if "canopy auto:" in r.message]) == 2

@@ -42,7 +42,7 @@ def test_attention_grows_with_pairs_of_tokens():
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"version": 7}, "version 1"),
         ({"surprise": 1}, "unknown field 'surprise'"),
@@ -55,11 +55,11 @@ def test_attention_grows_with_pairs_of_tokens():
         ({"host": {"read_bytes_per_s": 0.0, "write_bytes_per_s": 1.0}}, "host"),
     ],
 )
-def test_a_broken_profile_is_refused_by_name(change, said, tmp_path):
+def test_a_broken_profile_is_refused_by_name(change, message, tmp_path):
     data = {**profile().to_json(), **change}
     file = tmp_path / "profile.json"
     file.write_text(json.dumps(data))
-    with pytest.raises(CanopyError, match=said):
+    with pytest.raises(CanopyError, match=message):
         load_profile(file)
 
 

@@ -144,9 +144,9 @@ def test_a_longer_trace_is_the_same_at_a_lower_load():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [({"sessions_per_hour": 0.0}, "above 0"), ({"think_cap_s": -1.0}, "0 or more")],
 )
-def test_rates_and_caps_are_checked(options, said):
-    with pytest.raises(CanopyError, match=said):
+def test_rates_and_caps_are_checked(options, message):
+    with pytest.raises(CanopyError, match=message):
         ClosedLoop(Workload([request(0.0, (1,))]), **options)
