@@ -42,11 +42,11 @@ class Client:
         self, path: str, body: Any = None, method: str | None = None, **headers: str
     ) -> tuple[int, str]:
         """Return the status and the text of any answer. Headers are spelt with underscores."""
-        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        headers_sent = {name.replace("_", "-"): value for name, value in headers.items()}
         request = urllib.request.Request(
             self.url + path,
             data=None if body is None else json.dumps(body).encode(),
-            headers={"Content-Type": "application/json", **given},
+            headers={"Content-Type": "application/json", **headers_sent},
             method=method,
         )
         try:
@@ -70,8 +70,8 @@ class Client:
 
     def rank(self) -> dict[str, Any]:
         """Return the status of the server's only replica."""
-        (found,) = self.status()["ranks"]
-        return found
+        (status,) = self.status()["ranks"]
+        return status
 
     def requests_by_category(self) -> dict[str, int]:
         return {row["category"]: row["requests"] for row in self.rank()["categories"]}
@@ -115,25 +115,25 @@ def serve(model: Path, log: Path, *arguments: str, kv_tokens: int, **options: An
     port = free_port()
     dtype = options.pop("dtype", "float32")
     ready_s = options.pop("ready_s", READY_S)
-    given = [*cpu_arguments(model, kv_tokens=kv_tokens, dtype=dtype), *arguments]
+    flags = [*cpu_arguments(model, kv_tokens=kv_tokens, dtype=dtype), *arguments]
     if options.pop("overlap", False):  # SGLang's default schedule, which no other server here needs
-        given.remove("--disable-overlap-schedule")
+        flags.remove("--disable-overlap-schedule")
     if not (model / "model.safetensors").exists():
-        given += ["--load-format", "dummy"]
+        flags += ["--load-format", "dummy"]
     return serving(
-        given, log=log, port=port, deadline_s=ready_s, patience_s=0.0,
+        flags, log=log, port=port, deadline_s=ready_s, patience_s=0.0,
         **{"start": forked.serve, **options},
     )  # fmt: skip
 
 
 def processes_of(server: Server) -> list[int]:
     """The live processes of the server's group."""
-    found = []
+    pids = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ProcessLookupError):
             if os.getpgid(process.pid) == server.process.pid:
-                found.append(process.pid)
-    return found
+                pids.append(process.pid)
+    return pids
 
 
 @pytest.fixture
@@ -156,9 +156,9 @@ def server(tmp_path: Path) -> Serve:
 @pytest.fixture(scope="session")
 def running() -> Iterator[dict[tuple[Any, ...], tuple[Client, contextlib.ExitStack]]]:
     """The shared servers of this process by their arguments, with what stops them."""
-    kept: dict[tuple[Any, ...], tuple[Client, contextlib.ExitStack]] = {}
-    yield kept
-    for _, stack in kept.values():
+    servers: dict[tuple[Any, ...], tuple[Client, contextlib.ExitStack]] = {}
+    yield servers
+    for _, stack in servers.values():
         stack.close()
 
 

@@ -29,9 +29,9 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for turn in range(1, 4):
         for who in range(3):
             tokens = FIRST + TURN * (turn - 1)
-            own = [1000 * who + i for i in range(-(-tokens // 16))]
+            blocks = [1000 * who + i for i in range(-(-tokens // 16))]
             if tokens % 16:  # a partial block's id is its own
-                own[-1] = 1000 * who + 500 + turn
+                blocks[-1] = 1000 * who + 500 + turn
             lines.append(
                 {
                     "chat_id": 10 * turn + who,
@@ -41,7 +41,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     "output_length": ANSWER,
                     "type": ("text", "search", "file")[who],
                     "turn": turn,
-                    "hash_ids": own,
+                    "hash_ids": blocks,
                 }
             )
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -127,8 +127,8 @@ def test_a_servers_own_log_reads_back_as_the_trace_it_was_sent(client, chat, req
 
 
 def test_an_impossible_run_ends_with_one_line(client, chat, capsys):
-    given = ["--dataset-path", str(chat), "--base-url", client.url, "--model", "tiny"]
-    given += ["--vocab-size", "40000"]
+    common = ["--dataset-path", str(chat), "--base-url", client.url, "--model", "tiny"]
+    common += ["--vocab-size", "40000"]
     bad = chat.with_name("bad.jsonl")
     rows = [(0, 100, list(range(9))), (1, 4000, [1, 2])]  # no block size fits both
     row = {"output_length": 4}
@@ -138,10 +138,10 @@ def test_an_impossible_run_ends_with_one_line(client, chat, capsys):
             for t, n, ids in rows
         )
     )
-    wrong = ["--dataset-path", str(bad), *given[2:]]
+    wrong = ["--dataset-path", str(bad), *common[2:]]
     assert main([*wrong, "--dataset-name", "mooncake"]) == 2
     assert "line 1: 'hash_ids' has 9 blocks of 512 tokens" in capsys.readouterr().err
-    assert main([*given, "--dataset-name", "bailian", "--max-request-tokens", "20"]) == 2
+    assert main([*common, "--dataset-name", "bailian", "--max-request-tokens", "20"]) == 2
     assert "gives no request of at most 20 tokens" in capsys.readouterr().err
     with pytest.raises(CanopyError, match="cannot replay a trace"):
         replay("bailian", str(chat), client.url, "tiny", backend="sglang-oai-chat")
@@ -149,8 +149,8 @@ def test_an_impossible_run_ends_with_one_line(client, chat, capsys):
 
 def test_datasets_of_the_original_still_run(client: Any, tiny_model: Path, tmp_path: Path) -> None:
     out = tmp_path / "random.jsonl"
-    given = ["--dataset-name", "random-ids", "--tokenize-prompt", "--base-url", client.url]
-    given += ["--model", "tiny", "--tokenizer", str(tiny_model), "--num-prompts", "3"]
-    given += ["--random-input-len", "20", "--random-output-len", "4", "--output-file", str(out)]
-    assert main(given) == 0
+    arguments = ["--dataset-name", "random-ids", "--tokenize-prompt", "--base-url", client.url]
+    arguments += ["--model", "tiny", "--tokenizer", str(tiny_model), "--num-prompts", "3"]
+    arguments += ["--random-input-len", "20", "--random-output-len", "4", "--output-file", str(out)]
+    assert main(arguments) == 0
     assert json.loads(out.read_text())["completed"] == 3

@@ -41,14 +41,14 @@ def test_a_second_prompt_reuses_documents_in_another_order(client) -> None:
     learn(client, [(0, 1, 2, 3)])
     before = state(client)["fused_requests"]
     answer = ask(client, *prompt((2, 0, 3, 1), 1))
-    told = report(answer)
-    assert told["fused"]
-    assert told["reused"] + told["recomputed"] == 4 * DOCUMENT
-    assert told["recomputed"] == int(0.15 * 4 * DOCUMENT)
-    assert told["reused_host"] == told["reused"]
-    assert told["missing_documents"] == 0
-    assert answer["meta_info"]["cached_tokens"] == told["prefix"] == 0  # approximate KV is apart
-    assert told["kept"] == 0
+    reuse = report(answer)
+    assert reuse["fused"]
+    assert reuse["reused"] + reuse["recomputed"] == 4 * DOCUMENT
+    assert reuse["recomputed"] == int(0.15 * 4 * DOCUMENT)
+    assert reuse["reused_host"] == reuse["reused"]
+    assert reuse["missing_documents"] == 0
+    assert answer["meta_info"]["cached_tokens"] == reuse["prefix"] == 0  # approximate KV is apart
+    assert reuse["kept"] == 0
     assert state(client)["fused_requests"] == before + 1
     # The page shows them from here.
     until(lambda: client.status()["documents"]["fused_requests"] == before + 1)
@@ -85,9 +85,9 @@ def test_planned_and_ordinary_requests_do_not_change_each_other(client) -> None:
         client.flush()
         learn(client, [first])
         with ThreadPoolExecutor(at_once) as pool:
-            found = list(pool.map(one, [x for pair in zip(mixed, plain) for x in pair]))
-        plans = [{**report(a), "plan_ms": 0} for a in found[::2]]
-        return [a["output_ids"] for a in found], plans
+            answered = list(pool.map(one, [x for pair in zip(mixed, plain) for x in pair]))
+        plans = [{**report(a), "plan_ms": 0} for a in answered[::2]]
+        return [a["output_ids"] for a in answered], plans
 
     alone, plans = answers(1)
     assert all(plan["fused"] and plan["reused"] for plan in plans)
@@ -154,8 +154,8 @@ def test_text_parts_of_a_chat_are_documents_on_request(client) -> None:
     assert (first["fused"], first["why"]) == (False, "too few of its documents are stored")
     wait_until_encoded(client)
     turned = parts_of([texts[i] for i in (3, 1, 0, 2)])
-    told, same = chat_report(client, turned, **PARTS)
-    assert told["reused"] > told["recomputed"] > 0
+    reuse, same = chat_report(client, turned, **PARTS)
+    assert reuse["reused"] > reuse["recomputed"] > 0
     assert same["prompt_tokens"] == usage["prompt_tokens"]
     body = {"model": "m", "max_tokens": 1, "messages": turned}
     plain = client.post("/v1/chat/completions", body)["usage"]["prompt_tokens"]
@@ -217,8 +217,8 @@ def test_separated_documents_are_reused_on_every_route(client, path) -> None:
     wait_until_encoded(client)
     before = state(client)["fused_requests"]
     assert send(texts[::-1]) == count
-    found = state(client)
-    assert found["fused_requests"] == before + 1, (found["not_fused"], found["quality"])
+    counts = state(client)
+    assert counts["fused_requests"] == before + 1, (counts["not_fused"], counts["quality"])
 
 
 @pytest.mark.parametrize("stream", [False, True])

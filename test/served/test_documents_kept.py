@@ -64,9 +64,9 @@ def test_turns_retries_and_samples_continue_from_kept_kv(client) -> None:
     assert (report(second)["fused"], report(second)["reused"]) == (True, 0)
     assert report(second)["kept"] == cached(second) - SYSTEM
     assert report(second)["computed"] == QUESTION + 1
-    told = report(third)  # only the new documents are fused
-    assert told["kept"] == cached(third) - SYSTEM >= asked
-    assert told["reused"] + told["recomputed"] == 2 * DOCUMENT
+    reuse = report(third)  # only the new documents are fused
+    assert reuse["kept"] == cached(third) - SYSTEM >= asked
+    assert reuse["reused"] + reuse["recomputed"] == 2 * DOCUMENT
     assert report(retry)["computed"] == 1
     before = state(client)
     ids, bounds = prompt((1, 3, 0), 77)
@@ -148,8 +148,8 @@ back to the queue."""
 
 def retracted(client) -> int:
     """Requests that SGLang sent back to the queue, by its log."""
-    found = re.findall(r"#retracted_reqs: (\d+)", client.server.log_text())
-    return sum(map(int, found))
+    counts = re.findall(r"#retracted_reqs: (\d+)", client.server.log_text())
+    return sum(map(int, counts))
 
 
 @pytest.fixture
@@ -228,9 +228,9 @@ def test_decode_rows_in_a_fused_batch_and_the_overlap_schedule(mixing) -> None:
     with ThreadPoolExecutor(7) as pool:
         together = [pool.submit(fused, j) for j in jobs], [pool.submit(ordinary, p) for p in plain]
         first, second = ([f.result() for f in futures] for futures in together)
-    found = state(mixing)
-    assert found["mixed_batches"] > before["mixed_batches"]
-    assert found["fallbacks"] == 0
+    after = state(mixing)
+    assert after["mixed_batches"] > before["mixed_batches"]
+    assert after["fallbacks"] == 0
     assert all(report(f)["fused"] and report(f)["ratio"] == 1.0 for f in first)
     mixing.flush()
     assert [f["output_ids"] for f in first] == [ordinary(j[0], 16)["output_ids"] for j in jobs]
@@ -244,8 +244,8 @@ def test_reused_kv_is_kept_on_the_host_and_not_for_exact_requests(mixing) -> Non
     ids, bounds = prompt((3, 2, 1, 0), 9)
     for _ in range(3):  # a node that is hit again is copied to the host
         poisoned = ask(mixing, ids, bounds, 4, canopy_recompute_ratio=0.0)
-        told = report(poisoned)
-        assert told["reused"] + told["kept"] >= 3 * DOCUMENT
+        reuse = report(poisoned)
+        assert reuse["reused"] + reuse["kept"] >= 3 * DOCUMENT
     for i in range(3):  # push everything off the device
         mixing.generate(tokens(1500, 950 + i), 1)
     again = ask(mixing, ids, bounds, 4, canopy_recompute_ratio=0.0)
@@ -274,8 +274,8 @@ def test_aborted_requests_leave_nothing_behind(mixing) -> None:
         while not all(end.done() for end in ends):
             mixing.post("/abort_request", {"rid": "", "abort_all": True})
     assert {end.result() for end in ends} <= {"abort", None}
-    found = state(mixing)
-    assert found["fallbacks"] == 0
+    after = state(mixing)
+    assert after["fallbacks"] == 0
     ids, bounds = prompt((2, 0, 1, 3), 300)
     whole = ask(mixing, ids, bounds, 8, canopy_recompute_ratio=1.0)
     assert whole["output_ids"] == ask(mixing, ids, "off", 8)["output_ids"]
@@ -296,11 +296,11 @@ def alone(client, tenant: str, document: int, question: int) -> tuple[list[int],
 
 
 def tiers(client) -> dict[str, dict]:
-    found = state(client)["store"]["tiers"]
-    assert set(found) == {"host", "disk"}
-    for tier in found.values():
+    by_tier = state(client)["store"]["tiers"]
+    assert set(by_tier) == {"host", "disk"}
+    for tier in by_tier.values():
         assert 0 < tier["used_bytes"] <= tier["capacity_bytes"]
-    return found
+    return by_tier
 
 
 def plain(client, ids: list[int]) -> list[int]:
@@ -326,10 +326,10 @@ def test_tenants_keep_their_documents_in_full_tiers_and_over_a_restart(server, s
         orders = [draw.sample(range(DOCUMENTS), 4) for _ in range(32)]
         with ThreadPoolExecutor(4) as pool:
             answers = list(pool.map(one, range(32)))
-        told = [report(answer) for _, answer in answers]
+        reuse = [report(answer) for _, answer in answers]
         for tier in ("reused_host", "reused_disk"):
-            assert sum(one.get(tier, 0) for one in told) > 0, tier
-        assert {one["ratio"] for one in told if one["fused"]} == {0.15}
+            assert sum(one.get(tier, 0) for one in reuse) > 0, tier
+        assert {one["ratio"] for one in reuse if one["fused"]} == {0.15}
         single = [answers[i] for i in range(32) if i % 4 < 2]
         assert sum(report(answer)["fused"] for _, answer in single) > 4
         for ids, answer in single:

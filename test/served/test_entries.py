@@ -150,13 +150,13 @@ SLOW_MACHINE = {"SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "120"}
 def workers_of(client: Any) -> int:
     """Count the workers that answer. The kernel chooses the worker of a connection, and an idle worker
     may take all, so many requests are sent at once until both have answered."""
-    found: set[int] = set()
+    processes: set[int] = set()
     with ThreadPoolExecutor(32) as pool:
         for _ in range(20):
-            found |= set(pool.map(lambda _: client.status()["process"], range(64)))
-            if len(found) == 2:
+            processes |= set(pool.map(lambda _: client.status()["process"], range(64)))
+            if len(processes) == 2:
                 break
-    return len(found)
+    return len(processes)
 
 
 def test_two_workers_make_equal_stamps_and_accept_hints(server, model) -> None:
@@ -217,16 +217,16 @@ TIERS = (
 
 def flags(number: int, *kinds: type) -> list[str]:
     """Return the flags of ``kinds``, each with its value of this number."""
-    found: dict[str, str | None] = {}
+    chosen: dict[str, str | None] = {}
     for kind in kinds:
         for field, option in declared(kind):
             values = option.choices or VALUES.get(option.flag, ())
             assert values or "bool" in str(field.type), f"give values of {option.flag}"
             assert len(values) <= len(POLICIES), option.flag
-            found[option.flag] = values[number % len(values)] if values else None
-    if found.get(ORDER) != BOUNDED_SHORTEST:
-        found.pop("--canopy-max-wait-factor", None)
-    return [word for pair in found.items() for word in pair if word is not None]
+            chosen[option.flag] = values[number % len(values)] if values else None
+    if chosen.get(ORDER) != BOUNDED_SHORTEST:
+        chosen.pop("--canopy-max-wait-factor", None)
+    return [word for pair in chosen.items() for word in pair if word is not None]
 
 
 POLICIES = (AUTO, "wa", "etlru")

@@ -73,9 +73,9 @@ def client(plan, shared_server, tiny_model):
 @pytest.fixture
 def second(plan, shared_server, tiny_model, tmp_path_factory):
     """A second server on the machine. A store locks its folder, so it has its own folder."""
-    own = read_config(plan)
-    own[EXTRA]["path"] = str(plan.parent / "second-disk")
-    write_config(plan.parent / "second.yaml", own, {})
+    config = read_config(plan)
+    config[EXTRA]["path"] = str(plan.parent / "second-disk")
+    write_config(plan.parent / "second.yaml", config, {})
     flags = ["--config", str(plan.parent / "second.yaml")]
     return shared_server(tiny_model, *flags, kv_tokens=DEVICE_TOKENS)
 
@@ -142,11 +142,11 @@ def test_two_servers_serve_behind_a_router(gateway, client, second, plan, tmp_pa
             status, answer = post(f"{url}/generate", body)
             assert status == 200, answer
     # Each prompt is on the server that it was sent to, and on no other.
-    found = [
+    holds = [
         [server.cached(p)["total"] >= 5 * PAGE for server in (client, second)] for p in prompts
     ]
-    assert [sum(pair) for pair in found] == [1] * len(prompts)
-    assert 0 < sum(first for first, _ in found) < len(prompts), "one server had nothing to do"
+    assert [sum(pair) for pair in holds] == [1] * len(prompts)
+    assert 0 < sum(first for first, _ in holds) < len(prompts), "one server had nothing to do"
 
 
 def test_its_log_is_held_against_the_simulation(client, plan, tmp_path):
@@ -161,13 +161,13 @@ def test_its_log_is_held_against_the_simulation(client, plan, tmp_path):
     profile = str(plan.parent / "profile.json")
     command = ["validate", str(log), "--plan", str(plan), "--profile", profile]
     assert main([*command, "--disk-mib-per-s", "500", "--json-out", str(out)]) == 0
-    found = json.loads(out.read_text())
-    assert found["requests"] >= 36
-    assert found["seen"]["mean_ttft_s"] > 0
-    assert set(found["errors"]) >= {"throughput_tokens_per_s", "disk_hit_ratio", "p99_ttft_s"}
+    report = json.loads(out.read_text())
+    assert report["requests"] >= 36
+    assert report["seen"]["mean_ttft_s"] > 0
+    assert set(report["errors"]) >= {"throughput_tokens_per_s", "disk_hit_ratio", "p99_ttft_s"}
     # The profile is a larger model's: its times are far off, and the hits are right all the same.
-    print(found)
-    assert abs(found["errors"]["token_hit_ratio"]) < 0.02
+    print(report)
+    assert abs(report["errors"]["token_hit_ratio"]) < 0.02
 
 
 def test_a_servers_tiers_can_be_profiled(second, tmp_path):
@@ -191,19 +191,19 @@ def logging_server(shared_server, tiny_model):
 def test_an_agent_hints_and_two_tenants_stay_apart(logging_server) -> None:
     answers = load("agent_loop").main(logging_server.url, "Which leaf goes first?")
     assert len(answers) == 3
-    found = load("two_tenants").main(logging_server.url)
-    assert found["ann"][0] == found["bob"][0] == 0
-    assert found["ann"][1] == found["bob"][1] > 50
+    cached = load("two_tenants").main(logging_server.url)
+    assert cached["ann"][0] == cached["bob"][0] == 0
+    assert cached["ann"][1] == cached["bob"][1] > 50
 
 
 def test_the_quick_starts_agents_work_and_find_their_conversations_cached(logging_server) -> None:
     traffic = agents.Traffic(logging_server.url, "m", agents.read_texts([ROOT / "docs"]))
     seen: list[int] = []
     answers = traffic.run(20, lambda so_far: seen.append(len(so_far)))
-    found = agents.outcome(answers)
-    assert seen[-1] == len(answers) >= found.steps > agents.AGENTS
-    assert found.hit_ratio > 0.2  # the instructions alone are more of the first prompts
-    assert found.first_token_s > 0
+    outcome = agents.outcome(answers)
+    assert seen[-1] == len(answers) >= outcome.steps > agents.AGENTS
+    assert outcome.hit_ratio > 0.2  # the instructions alone are more of the first prompts
+    assert outcome.first_token_s > 0
 
 
 def test_documents_in_another_order_are_reused(logging_server) -> None:
@@ -257,8 +257,8 @@ def test_a_log_becomes_a_plan_and_a_server_that_follows_it(
         facts = json.loads(type(logging_server)(server).get("/server_info"))
     finally:
         server.stop(0)
-    made = read_config(tmp_path / "plan.yaml")
-    assert made["radix-eviction"] == facts["radix_eviction_policy"] == "wa"
-    assert made["page-size"] == facts["page_size"] == 16
+    config = read_config(tmp_path / "plan.yaml")
+    assert config["radix-eviction"] == facts["radix_eviction_policy"] == "wa"
+    assert config["page-size"] == facts["page_size"] == 16
     assert (tmp_path / "advice.html").exists()
     assert (tmp_path / "plan.html").exists()

@@ -87,13 +87,13 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 def series(text: str) -> Samples:
     """Every sample of Canopy's in Prometheus' text format."""
-    found = {}
+    samples = {}
     for line in text.splitlines():
         match = re.fullmatch(r"(canopy:\w+)(?:\{(.*)\})? (\S+)", line)
         if match:
             labels = frozenset(re.findall(r'(\w+)="([^"]*)"', match[2] or ""))
-            found[match[1], labels] = float(match[3])
-    return found
+            samples[match[1], labels] = float(match[3])
+    return samples
 
 
 def total(samples: Samples, name: str, **labels: str) -> float:
@@ -121,8 +121,8 @@ def test_metrics_agree_with_the_responses(client) -> None:
     asked = {"talk": 0, "rag": 0}
     for i in (0, 0, *range(1, 20), 0, 1, 18):
         kind = "rag" if i % 2 else "talk"
-        found = client.generate(prompts[i], 2, custom_params={"canopy_category": kind})
-        details = found["meta_info"].get("cached_tokens_details") or {}
+        answer = client.generate(prompts[i], 2, custom_params={"canopy_category": kind})
+        details = answer["meta_info"].get("cached_tokens_details") or {}
         for tier in hits[kind]:
             hits[kind][tier] += details.get(tier, 0)
         asked[kind] += 1
@@ -270,5 +270,5 @@ def test_no_route_and_no_line_of_the_log_shows_a_key(server: Any, tiny_model: An
         body = {"model": "m", "messages": CHAT, "max_tokens": 2}
         assert client.send("/v1/chat/completions", body, **keys[1])[0] == 200
         shown["the log"] = client.server.log_text()
-    found = [where for where, text in shown.items() if any(s in text for s in (USER, ADMIN))]
-    assert found == []
+    leaks = [where for where, text in shown.items() if any(s in text for s in (USER, ADMIN))]
+    assert leaks == []

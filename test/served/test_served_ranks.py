@@ -69,10 +69,12 @@ def test_both_ranks_evict_the_same_leaves_over_500_requests(client) -> None:
     hits = dict.fromkeys(("device", "host", "storage"), 0)
     sent = 0
     for tokens, fields in conversations(REQUESTS, seed=1):
-        found = client.generate(tokens, custom_params=fields)["meta_info"]["cached_tokens_details"]
+        details = client.generate(tokens, custom_params=fields)["meta_info"][
+            "cached_tokens_details"
+        ]
         sent += len(tokens)
         for tier in hits:
-            hits[tier] += (found or {}).get(tier, 0)
+            hits[tier] += (details or {}).get(tier, 0)
     assert min(hits.values()) > 0, hits
     until(lambda: sum(client.requests_by_category().values()) >= REQUESTS)
     status = agreed(client)
@@ -123,9 +125,9 @@ class Clients:
             if draw.random() < 0.5:
                 body["rid"] = f"job-{seed}-{draw.randrange(4)}-"
             patience_s = draw.choice([0.01, 0.1, 0.5, PATIENCE_S, PATIENCE_S])
-            found = self.answer(self.prompts[which], patience_s, body)
-            if found is not None:
-                what = "answered" if found == self.alone[which] else "wrong"
+            ids = self.answer(self.prompts[which], patience_s, body)
+            if ids is not None:
+                what = "answered" if ids == self.alone[which] else "wrong"
             elif patience_s < PATIENCE_S:
                 what = "hung up"
             else:
@@ -136,22 +138,22 @@ class Clients:
     def answer(self, ids: list[int], patience_s: float, body: dict[str, Any]) -> list[int] | None:
         """Return all tokens; ``None`` if the client has hung up, or after a refusal."""
         sampling = {"temperature": 0, "max_new_tokens": ANSWER, "ignore_eos": True}
-        given = {"input_ids": ids, "sampling_params": sampling, "stream": True, **body}
-        found: list[int] = []
+        request = {"input_ids": ids, "sampling_params": sampling, "stream": True, **body}
+        output_ids: list[int] = []
         host = self.client.url.removeprefix("http://")
         with (
             contextlib.closing(http.client.HTTPConnection(host, timeout=PATIENCE_S)) as connection,
             contextlib.suppress(OSError, http.client.HTTPException),
         ):
             headers = {"Content-Type": "application/json"}
-            connection.request("POST", "/generate", json.dumps(given), headers)
+            connection.request("POST", "/generate", json.dumps(request), headers)
             connection.sock.settimeout(patience_s)
             for line in connection.getresponse():
                 if line.startswith(b"data: {"):
-                    found = json.loads(line.removeprefix(b"data: ")).get("output_ids") or []
+                    output_ids = json.loads(line.removeprefix(b"data: ")).get("output_ids") or []
                 elif line.startswith(b"data: [DONE]"):
                     break
-        return found if len(found) == ANSWER else None
+        return output_ids if len(output_ids) == ANSWER else None
 
 
 def test_ranks_agree_and_others_are_answered_when_clients_disconnect(client) -> None:

@@ -68,21 +68,21 @@ def test_auto_with_a_host_and_a_disk_tier_generates_plain_sglangs_text(
         answers = [client.generate(prompt, 8) for prompt in prompts]
         for answer in answers:
             details = answer["meta_info"].get("cached_tokens_details") or {}
-            found.update({tier: details.get(tier, 0) for tier in ("host", "storage")})
+            cached.update({tier: details.get(tier, 0) for tier in ("host", "storage")})
         return [answer["output_ids"] for answer in answers]
 
-    found: Counter[str] = Counter()
+    cached: Counter[str] = Counter()
     with server(small_model, kv_tokens=1280, environment={"SGLANG_PLUGINS": "none"}) as plain:
         expected = texts(plain)
     tiers = ("--page-size", "16", "--enable-hierarchical-cache", "--hicache-ratio", "2")
     flags = ("--radix-eviction", "auto", *tiers, *disk_flags(tmp_path / "disk"))
     with server(small_model, *flags, kv_tokens=1280) as client:
         assert texts(client) == texts(client) == expected
-        assert found["host"] > 300
+        assert cached["host"] > 300
         until(lambda: client.rank()["disk"]["pages"] >= 40)
         client.flush()
         assert texts(client) == expected
-        assert found["storage"] > 300
+        assert cached["storage"] > 300
         assert client.status()["off"].keys() <= LACKED
 
 
@@ -190,10 +190,10 @@ def test_a_logit_processor_receives_its_clients_parameters_alone(canopy_server) 
     biases, stamp = {"777": 1000.0}, {"canopy_category": "chat", "canopy_turn": 2}
 
     def answered(params: dict[str, Any] | None, **sampling: Any) -> list[int]:
-        given = {"temperature": 0, "max_new_tokens": 2, "ignore_eos": True, **sampling}
+        sampling_params = {"temperature": 0, "max_new_tokens": 2, "ignore_eos": True, **sampling}
         if params is not None:
-            given["custom_params"] = params
-        answer = canopy_server.post("/generate", {**body, "sampling_params": given})
+            sampling_params["custom_params"] = params
+        answer = canopy_server.post("/generate", {**body, "sampling_params": sampling_params})
         return (answer[0] if isinstance(answer, list) else answer)["output_ids"]
 
     assert answered(biases) == answered({**biases, **stamp}) == [777] * 2

@@ -105,7 +105,7 @@ def models(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[P
     """Two models that differ in their weights alone."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    found = []
+    folders = []
     for seed in (1, 2):
         folder = tmp_path_factory.mktemp(f"weights-{seed}") / "model"
         shutil.copytree(tiny_model, folder)
@@ -114,8 +114,8 @@ def models(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[P
         config.initializer_range = 0.3  # so that an output depends on all tokens
         AutoModelForCausalLM.from_config(config).save_pretrained(folder)
         shutil.copyfile(tiny_model / "config.json", folder / "config.json")
-        found.append(folder)
-    return found
+        folders.append(folder)
+    return folders
 
 
 def test_no_server_reads_kv_of_other_weights(server, models, tmp_path) -> None:

@@ -23,8 +23,8 @@ RANKS = dict.fromkeys(
 
 def disk_settings(folder: Path | str, **more: Any) -> dict[str, Any]:
     """Return the keys of ``--hicache-storage-backend-extra-config`` of our store in ``folder``."""
-    given = {"path": str(folder), "capacity_bytes": 10**7, "policy": "canopy-lru"}
-    return {**DYNAMIC_BACKEND, **given, "prefetch_threshold": 1, "sweep_s": 3600, **more}
+    settings = {"path": str(folder), "capacity_bytes": 10**7, "policy": "canopy-lru"}
+    return {**DYNAMIC_BACKEND, **settings, "prefetch_threshold": 1, "sweep_s": 3600, **more}
 
 
 class DiskTree(LiveTree):

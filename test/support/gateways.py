@@ -144,8 +144,8 @@ _ANSWER = {
 
 def post(url: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, Any]:
     """Status and JSON answer; ``None`` for an answer that is no JSON."""
-    given = {"Content-Type": "application/json", **(headers or {})}
-    request = urllib.request.Request(url, json.dumps(body).encode(), given)
+    sent_headers = {"Content-Type": "application/json", **(headers or {})}
+    request = urllib.request.Request(url, json.dumps(body).encode(), sent_headers)
     try:
         with urllib.request.urlopen(request, timeout=120) as answer:
             status, raw = answer.status, answer.read()

@@ -158,21 +158,21 @@ def reads(start: Start) -> dict[str, Any]:
     answered = 0
     with HostReads() as watch:
         for turn in range(2):
-            came = [
+            requests = [
                 engine.feed(ids, ANSWER, priority=i % 2, rid=f"{turn}-{i}")
                 for i, ids in enumerate(asked)
             ]
             engine.step()
             engine.abort(f"{turn}-3")
-            del came[3]
+            del requests[3]
             for number in range(MAX_STEPS):
                 engine.step()
                 take_time(engine.scheduler, [repr(time.monotonic() + number)])
-                if all(req.finished() for req in came):
+                if all(req.finished() for req in requests):
                     break
-            answered += sum(req.finished() for req in came)
-    found = {"ours": watch.of(*CANOPY), "sglangs": watch.of(SGLANG), "calls": dict(CALLS)}
-    return {**found, "answered": answered, "loads": len(loads)}
+            answered += sum(req.finished() for req in requests)
+    counted = {"ours": watch.of(*CANOPY), "sglangs": watch.of(SGLANG), "calls": dict(CALLS)}
+    return {**counted, "answered": answered, "loads": len(loads)}
 
 
 SAMPLES, TALKS = 4, 3

@@ -18,10 +18,10 @@ CORES = {"SGLANG_CPU_OMP_THREADS_BIND": f"{_cores[0]}|{_cores[-1]}"}
 def until(true: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
     """Return the first true value of ``true``."""
     deadline = time.monotonic() + patience_s
-    while not (found := true()):
+    while not (value := true()):
         assert time.monotonic() < deadline, true
         time.sleep(0.1)
-    return found
+    return value
 
 
 def disk_flags(folder: Path) -> tuple[str, ...]:
