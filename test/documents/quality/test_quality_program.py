@@ -7,7 +7,7 @@ import pytest
 import torch
 from comparators import quality, questions
 from comparators.weights import load
-from evaluate import main
+from quality import main
 
 from canopy_documents.quality import tasks
 from canopy_documents.quality.answers import holds, tokenise
