@@ -136,9 +136,6 @@ class Bounded:
     def prefill(self, job: Job, look_up: bool) -> Prefill:
         return Prefill(job.prompt, reserved=job.reserved)
 
-    def remaining(self, job: Job) -> Prefill:
-        return self.prefill(job, False)
-
     def step_tokens(self) -> int:
         return STEP_TOKENS
 

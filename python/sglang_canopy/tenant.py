@@ -49,8 +49,8 @@ class Vouched(NamedTuple):
 ClaimedTenant = str | Vouched | None
 """A tenant as clients name it, or as a gateway vouches for it."""
 
-UNVOUCHED = ("unvouched",)
-"""Stands for all requests that no gateway vouches for; no tenant's name is a tuple."""
+UNVOUCHED = ("unvouched", None)
+"""Stands for all requests that no gateway vouches for; no tenant is a pair."""
 
 
 class ChargedTenants:

@@ -16,11 +16,11 @@ from sglang_canopy.schedule.fair_shares import SEPARATE_SHARES, FairShares, next
 from support.bound_ledger import BoundLedger
 
 
-def queue(factor: float = 2.0, cost_factor: float = 1.0, least_s: float = 0.0) -> BoundedShortest:
+def queue(cost_factor: float = 1.0, least_s: float = 0.0) -> BoundedShortest:
     """Return a queue in which a token costs a second."""
     cost = PrefillCost()
     cost.adopt((0.0, 1.0, 0.0, 0.0))
-    return BoundedShortest(cost, factor, cost_factor, least_s)
+    return BoundedShortest(cost, cost_factor, least_s)
 
 
 def serve(line: BoundedShortest) -> Waiting:
@@ -43,25 +43,19 @@ def test_the_shortest_is_next_until_a_budget_is_used_up(line) -> None:
     assert line.admitted_by == {"shortest": 4, "budget": 1}
 
 
-def test_the_older_work_that_is_found_counts() -> None:
-    line = queue(factor=1.5, cost_factor=0.0, least_s=7.0)
-    first, second = line.add(Prefill(100)), line.add(Prefill(60))
-    assert (line.budget_left_s(first), line.budget_left_s(second)) == (7.0, 57.0)
-
-
 def test_equal_requests_are_admitted_in_order_of_arrival(line) -> None:
     made = [line.add(Prefill(10)) for _ in range(20)]
     assert line.in_order() == made
 
 
-def test_a_factor_of_one_and_no_budget_is_first_come_first_served() -> None:
-    line, draw = queue(1.0, 0.0, 0.0), random.Random(3)
+def test_no_budget_is_first_come_first_served() -> None:
+    line, draw = queue(0.0), random.Random(3)
     made = [line.add(Prefill(draw.randint(1, 50))) for _ in range(60)]
     assert line.in_order() == made
 
 
 def test_an_infinite_factor_is_shortest_first() -> None:
-    line, draw = queue(math.inf, math.inf), random.Random(3)
+    line, draw = queue(math.inf), random.Random(3)
     made = [line.add(Prefill(draw.randint(1, 50))) for _ in range(60)]
     assert line.in_order() == sorted(made, key=lambda one: (one.cost, one.number))
 
@@ -90,25 +84,16 @@ def test_no_request_passes_a_chunked_prefill_without_budget(line) -> None:
     long = line.add(Prefill(100))
     shorts = [line.add(Prefill(60)) for _ in range(2)]
     line.admit([long])
-    line.set_chunked_prompt(long, 80.0)
+    line.set_chunked_prompt(long)
     assert line.over_budget(line.in_order(), 1000) == shorts[1:]
     assert line.select(line.in_order(), lambda _one: True) == shorts[:1]
     line.admit(shorts[:1])
     assert line.over_budget(line.in_order(), 1000) == shorts[1:]
-    assert line.budget_left_s(shorts[1]) == 220.0
+    assert line.budget_left_s(shorts[1]) == 60.0
     line.reprice()  # no state is lost in a rebuild
     assert line.over_budget(line.in_order(), 1000) == shorts[1:]
-    line.set_chunked_prompt(None, 0.0)
+    line.set_chunked_prompt(None)
     assert line.over_budget(line.in_order(), 1000) == []
-
-
-def test_the_rest_of_the_chunk_is_older_work() -> None:
-    line = queue(factor=3.0, cost_factor=0.0)
-    long = line.add(Prefill(100))
-    line.admit([long])
-    line.add(Prefill(5))
-    line.set_chunked_prompt(long, 80.0)
-    assert line.budget_left_s(line.add(Prefill(1))) == 2.0 * 85.0
 
 
 def test_loading_counts() -> None:
@@ -136,7 +121,7 @@ def test_an_unserved_turn_is_first_regardless_of_service() -> None:
 
 
 def test_only_the_requests_that_the_tokens_of_a_step_reach_are_checked() -> None:
-    line = queue(1.0, 0.0, 0.0)
+    line = queue(0.0)
     oldest, passed, younger = (line.add(Prefill(tokens)) for tokens in (100, 40, 60))
     order = [oldest, younger, passed]
     assert line.over_budget(order, 100) == []
@@ -144,27 +129,22 @@ def test_only_the_requests_that_the_tokens_of_a_step_reach_are_checked() -> None
 
 
 @settings(max_examples=2 * settings.default.max_examples)
-@given(
-    st.sampled_from([1.0, 1.3, 2.0, 6.0]),
-    st.sampled_from([0.0, 1.0, 10.0]),
-    st.integers(1, 30),
-    st.randoms(use_true_random=False),
-)
-def test_no_request_is_passed_beyond_the_bound(factor, cost_factor, step, draw) -> None:
+@given(st.sampled_from([0.0, 1.0, 10.0]), st.integers(1, 30), st.randoms(use_true_random=False))
+def test_no_request_is_passed_beyond_the_bound(cost_factor, step, draw) -> None:
     """An engine with steps of ``step`` seconds, a prompt in chunks, and others that share its steps.
     Requests arrive at up to three times the capacity, and some clients disconnect."""
     least_s = 4.0
-    line = queue(factor, cost_factor, least_s)
+    line = queue(cost_factor, least_s)
     done, rest = 0.0, 0.0  # seconds computed; of the chunk still to compute
     chunk: Waiting | None = None
     owed: dict[int, tuple[float, float]] = {}
     for _ in range(draw.randint(10, 120)):
-        line.set_chunked_prompt(chunk, rest)
+        line.set_chunked_prompt(chunk)
         for _ in range(draw.randrange(4)):
             cost = draw.choice([1, 1, 2, 5, draw.randint(1, 80)])
             older = sum(one.cost for one in line) + rest
             made = line.add(Prefill(cost))
-            owed[made.number] = (done, factor * older + (1 + cost_factor) * cost + least_s)
+            owed[made.number] = (done, older + (1 + cost_factor) * cost + least_s)
         if len(line) and draw.random() < 0.1:
             line.remove(draw.choice(list(line)))
         left = float(step)
@@ -314,23 +294,23 @@ def test_a_request_that_was_given_up_leaves_nothing(line) -> None:
 
 
 def test_behind_the_places_that_are_worked_out_everyone_is_in_order_of_arrival() -> None:
-    for line in (queue(), queue(math.inf, math.inf)):
+    for line in (queue(), queue(math.inf)):
         for number in range(1_000):
             line.add(Prefill(1 + number % 13))
         order = line.in_order()
         assert len(order) == 1_000
         assert all(a.number < b.number for a, b in pairwise(order[SORTED_HEAD:]))
-    tight = queue(1.0, 0.0, 0.0)
+    tight = queue(0.0)
     for number in range(4 * TIGHT_HEAD):
         tight.add(Prefill(1 + number % 13))
     assert [one.number for one in tight.in_order()] == list(range(4 * TIGHT_HEAD))
 
 
 def test_a_separate_ledger_detects_exceeded_budgets() -> None:
-    line = queue(2.0, 0.0, 4.0)
+    line = queue(0.4)
     ledger = BoundLedger(line)
     first, long, short = line.add(Prefill(10)), line.add(Prefill(50)), line.add(Prefill(14))
-    line.admit([short])  # `first` may be passed by 4, `long` by 10 + 4
+    line.admit([short])  # `first` may be passed by 4, `long` by 20
     assert (ledger.over, ledger.fullest) == (1, 14 / 4)
     line.admit([first, long])
     assert ledger.over == 1

@@ -16,8 +16,6 @@ import pytest
 
 from canopy_documents.plugin.entry import FLAG as DOCUMENTS
 from launch_server import free_port
-from sglang_canopy.config.queue import BOUNDED_SHORTEST
-from sglang_canopy.config.queue import FLAG as ORDER
 from sglang_canopy.config.whatif import FLAG as WHATIF
 from sglang_canopy.config.whatif import OBSERVE_FLAG
 from sglang_canopy.declared import declared
@@ -204,7 +202,6 @@ VALUES = {
     "--canopy-disk": ("tenant_quota_gb=1",),
     "--canopy-drain-s": ("25", "0"),
     "--canopy-session-gate": ("auto", "off"),
-    "--canopy-max-wait-factor": ("2",),
     WHATIF: ("auto", "wa,canopy-lru,capacity=1:4", "auto,floor=off"),
     DOCUMENTS: ("on", "off", "separator=###,ratio=0.3,encode=prefix,min_tokens=8"),
 }
@@ -224,8 +221,6 @@ def flags(number: int, *kinds: type) -> list[str]:
             assert values or "bool" in str(field.type), f"give values of {option.flag}"
             assert len(values) <= len(POLICIES), option.flag
             chosen[option.flag] = values[number % len(values)] if values else None
-    if chosen.get(ORDER) != BOUNDED_SHORTEST:
-        chosen.pop("--canopy-max-wait-factor", None)
     return [word for pair in chosen.items() for word in pair if word is not None]
 
 

@@ -15,7 +15,7 @@ ROUNDING = 1e-9
 @dataclass(slots=True)
 class _Account:
     allowed_s: float
-    """Allowed younger work: kappa * older work at arrival + lambda * own work + beta."""
+    """Allowed younger work: lambda * own work + beta."""
     passed_s: float = 0.0
 
 
@@ -39,7 +39,6 @@ class BoundLedger:
         """Accounts of waiting requests and of the prompt in chunked prefill."""
         self._inside: dict[Any, _Account] = {}
         self._chunked_prompt: Any = None
-        self._rest_s = 0.0
         for name in ("add", "requeue", "admit", "remove", "set_chunked_prompt"):
             setattr(order, name, functools.partial(getattr(self, "_" + name), getattr(order, name)))
 
@@ -50,18 +49,8 @@ class BoundLedger:
         self._chunked_prompt = None
 
     def _add(self, theirs: Any, *args: Any, **kwargs: Any) -> Any:
-        before = list(self._accounts)
         entry = theirs(*args, **kwargs)
-        older_s = sum(
-            self._rest_s if one is self._chunked_prompt else one.cost
-            for one in before
-            if _line(one) == _line(entry)
-        )
-        order = self.order
-        allowed_s = (
-            (order.max_wait_factor - 1.0) * older_s + order.cost_factor * entry.cost + order.least_s
-        )
-        self._accounts[entry] = _Account(allowed_s)
+        self._accounts[entry] = _Account(self.order.cost_factor * entry.cost + self.order.least_s)
         return entry
 
     def _admit(self, theirs: Any, admitted: Iterable[Any]) -> None:
@@ -88,13 +77,13 @@ class BoundLedger:
         self._accounts.pop(waiting, None)
         return theirs(waiting)
 
-    def _set_chunked_prompt(self, theirs: Any, waiting: Any, rest_s: float) -> None:
+    def _set_chunked_prompt(self, theirs: Any, waiting: Any) -> None:
         if self._chunked_prompt is not None and self._chunked_prompt is not waiting:
             self._accounts.pop(self._chunked_prompt, None)
         if waiting is not None and waiting in self._inside:
             self._accounts[waiting] = self._inside[waiting]
-        self._chunked_prompt, self._rest_s = waiting, rest_s
-        theirs(waiting, rest_s)
+        self._chunked_prompt = waiting
+        theirs(waiting)
 
 
 def _line(waiting: Any) -> tuple[Any, int]:

@@ -311,7 +311,7 @@ class SessionGate:
         if session is None:
             return False
         self.places.pause(session, self.now)
-        self.counts.pause(session, self.now)
+        self.counts.pauses += 1
         return True
 
     # ---- admission ----

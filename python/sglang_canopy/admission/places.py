@@ -11,8 +11,6 @@ gains no more than one admission per round. A tenant that a gateway vouches for 
 
 from __future__ import annotations
 
-import struct
-import zlib
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -35,8 +33,6 @@ _NEWCOMERS = ""
 """The share of names without an active session; no tenant's name is empty."""
 _FEW = 8
 """If fewer numbers than this move between tenants, they are moved one by one."""
-_EVENT = struct.Struct("<qdd")
-_PAUSED = -1.0
 
 
 class Places:
@@ -253,7 +249,6 @@ class GateCounts:
     """Active sessions that lost their place until the rest fits."""
     forgotten: int = 0
     """Sessions assumed over: silent too long, or beyond the bound."""
-    _digest: int = 0
 
     def admit(self, session: Session, now: float) -> None:
         """Count the admission of ``session``, new or paused."""
@@ -261,11 +256,6 @@ class GateCounts:
         self.admitted += 1
         self.delayed += waited_s > 0.0
         self.wait_sum_s += waited_s
-        self._note(session, now, waited_s)
-
-    def pause(self, session: Session, now: float) -> None:
-        self.pauses += 1
-        self._note(session, now, _PAUSED)
 
     def stats(self) -> dict[str, Any]:
         """Return the counts for the status."""
@@ -278,12 +268,9 @@ class GateCounts:
         }
 
     def agreement(self) -> dict[str, Any]:
-        """Return admissions, pauses, and a digest of both with their times; equal on all ranks."""
+        """Return admissions, their waits and pauses, which are equal on all ranks."""
         return {
             "gate_admitted": self.admitted,
+            "gate_wait_seconds": self.wait_sum_s,
             "gate_pauses": self.pauses,
-            "gate_digest": f"{self._digest:08x}",
         }
-
-    def _note(self, session: Session, now: float, what: float) -> None:
-        self._digest = zlib.crc32(_EVENT.pack(session.number, now, what), self._digest)

@@ -11,41 +11,25 @@ from sglang_canopy.config.refusals import unsupported
 from sglang_canopy.config.setups import QUEUE
 from sglang_canopy.declared import declare, from_args, option_of
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.schedule.bounded_shortest import MAX_WAIT_FACTOR
 
 SGLANG, BOUNDED_SHORTEST = "sglang", "bounded-shortest"
 FLAG = "--canopy-queue-order"
 
 
 @dataclass(frozen=True, slots=True)
-class QueueFlags:
+class QueueFlags(declared.Checked):
     """Flags for requests that wait to be scheduled."""
 
     queue_order: str = declare(
         SGLANG,
         FLAG,
         "Order of admission: by --schedule-policy, or the request that takes the fewest seconds first, "
-        "within the overtaking budget of older requests (--canopy-max-wait-factor). Tenants have equal shares.",
+        "within the overtaking budget of older requests: ten times their work and two seconds; for the "
+        "oldest request of a tenant, as long by the clock. Work is prefill, and decoding times the share "
+        "of the running requests or of the KV. Tenants have equal shares.",
         choices=(SGLANG, BOUNDED_SHORTEST),
         hidden=True,
     )
-    max_wait_factor: float = declare(
-        MAX_WAIT_FACTOR,
-        "--canopy-max-wait-factor",
-        "With bounded-shortest: younger requests overtake a request for at most ten times its own work "
-        "and two seconds, plus (FACTOR - 1) times the older work queued at its arrival; once it is its "
-        "tenant's oldest, for at most that long by the clock. Work is prefill, and decoding times the "
-        "share of the running requests or of the KV.",
-        metavar="FACTOR",
-        low=1.0,
-        high=1000.0,
-        hidden=True,
-    )
-
-    def __post_init__(self) -> None:
-        declared.check(self)
-        if self.max_wait_factor != MAX_WAIT_FACTOR and self.queue_order != BOUNDED_SHORTEST:
-            raise CanopyError(f"--canopy-max-wait-factor needs {FLAG} {BOUNDED_SHORTEST}")
 
 
 def checked(server_args: Any, args: Any, ours: bool, unless_given: Mapping[str, Any]) -> QueueFlags:

@@ -153,6 +153,7 @@ class CanopyFullComponent(FullComponent):
         state = getattr(params.req, "canopy", None)
         if state is not None and state.request is not None:
             self.tree_core.protected.protect_match(result.best_match_node, state.request)
+            state.matched_version = self.tree_core.match_version(params.req)
         return super().finalize_match_result_in_tree_core(
             result, params, value_chunks, best_value_len
         )

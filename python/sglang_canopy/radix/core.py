@@ -29,6 +29,7 @@ from sglang_canopy.radix.traffic import Traffic
 from sglang_canopy.radix.ttl_groups import LiveGroups
 
 if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.mem_cache.base_prefix_cache import InsertParams
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.unified_cache.components import TreeComponent
@@ -94,6 +95,10 @@ class CanopyTreeCore(OffsetWalkCore):
     def contains(self, node: UnifiedTreeNode) -> bool:
         """Return whether ``node`` is still in the tree."""
         return self._node_arena.get(node.id) is node
+
+    def match_version(self, req: Req) -> tuple[int, int, int]:
+        """Return a value that differs if a new match of ``req`` could find more or less full attention."""
+        return self.changes, len(req.output_ids), req.retraction_count
 
     def readmit(self, node: UnifiedTreeNode) -> None:
         """Let the policies rank ``node`` again later, as its metadata is about to change."""

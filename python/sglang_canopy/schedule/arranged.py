@@ -10,14 +10,13 @@ Requests are identified by object, not by ``rid``: clients choose rids and may r
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
 from sglang_canopy.schedule.cost import Prefill
 from sglang_canopy.schedule.cost_queue import Waiting
-from sglang_canopy.tenant import ClaimedTenant
 
 HEAD_LOOKUPS = 8
 """Requests at the head of the queue whose prefix match is refreshed in every pass."""
@@ -39,18 +38,15 @@ T_in = TypeVar("T_in", contravariant=True)
 class Requests(Protocol[T_in]):
     """Scheduler-specific view of a request, implemented by the server and the simulator."""
 
-    def tenant(self, request: T_in) -> ClaimedTenant:
-        """Return the tenant, ``None`` for the public one; as ``Vouched`` if a gateway named it."""
+    def tenant(self, request: T_in) -> Hashable:
+        """Return the tenant to charge for it (``tenant.ChargedTenants``)."""
 
     def urgency(self, request: T_in) -> int:
         """Return the priority; higher priorities always go first."""
 
     def prefill(self, request: T_in, look_up: bool) -> Prefill:
-        """Return the prefill still to do. ``look_up`` forces a fresh prefix match; new requests that
-        do not wait alone have one."""
-
-    def remaining(self, request: T_in) -> Prefill:
-        """Return the remaining prefill of the request that is being chunked."""
+        """Return the prefill still to do. ``look_up``: by the present tree; otherwise the latest prefix
+        match suffices. A request without one is matched."""
 
     def step_tokens(self) -> int:
         """Return the token limit of one step."""
@@ -88,16 +84,15 @@ class Arranged(Generic[T]):
         new = [request for request in queue if request not in waiting]
         if len(waiting) + len(new) > len(queue):
             self.drop_aborted(queue)
-        prompt = None if chunked is None else self._admitted.get(chunked)
-        remaining_s = 0.0 if prompt is None else self._remaining_s(prompt)
-        self.shortest.set_chunked_prompt(prompt, remaining_s)
+        self.shortest.set_chunked_prompt(None if chunked is None else self._admitted.get(chunked))
         previous, self._alone = self._alone, None
-        tried = {request for request in new if request is previous or request in self._admitted}
-        if len(queue) == len(new) == 1 and chunked is None and not tried:
-            self._alone, self._in_order = new[0], []
-            return new
+        if len(queue) == len(new) == 1 and chunked is None:
+            (only,) = new
+            if only is not previous and only not in self._admitted:
+                self._alone, self._in_order = only, []
+                return new
         for request in sorted(new, key=lambda request: request is not previous):  # the older first
-            self._enqueue(request, request in tried or len(queue) == 1)
+            self._enqueue(request)
         self.shortest.set_time(self._requests.time_s())
         if len(queue) < 2:
             self._in_order = list(waiting.values())
@@ -114,16 +109,13 @@ class Arranged(Generic[T]):
             return [self._alone]
         return list(map(_request_of, self._in_order))
 
-    def _remaining_s(self, prompt: Waiting) -> float:
-        return self.shortest.cost.seconds(self._requests.remaining(prompt.request))
-
-    def _enqueue(self, request: T, look_up: bool) -> None:
-        about, prefill = self._requests, self._requests.prefill(request, look_up)
-        waiting = self._admitted.pop(request, None)
+    def _enqueue(self, request: T) -> None:
+        requests, waiting = self._requests, self._admitted.pop(request, None)
+        prefill = requests.prefill(request, waiting is not None)  # retracted: its match is old
         if waiting is not None:
             self.shortest.requeue(waiting, prefill)
         else:
-            tenant, urgency = about.tenant(request), about.urgency(request)
+            tenant, urgency = requests.tenant(request), requests.urgency(request)
             waiting = self.shortest.add(prefill, tenant, urgency, request)
         self._waiting[request] = waiting
 
@@ -135,7 +127,7 @@ class Arranged(Generic[T]):
     def admit(self, requests: Collection[T]) -> list[T]:
         """Record admitted requests; return the subset that was waiting here."""
         if self._alone is not None and self._alone in requests:
-            self._enqueue(self._alone, False)
+            self._enqueue(self._alone)
             self._alone, self._in_order = None, list(self._waiting.values())
         entered = self._pop(self._waiting.keys() & set(requests))
         self.shortest.admit(entered)
@@ -156,7 +148,7 @@ class Arranged(Generic[T]):
             return False
         waiting = self._admitted.pop(request, None)
         if waiting is not None and waiting is self.shortest.chunked_prompt:
-            self.shortest.set_chunked_prompt(None, 0.0)
+            self.shortest.set_chunked_prompt(None)
         return waiting is not None
 
     def over_budget(self) -> list[T]:

@@ -5,17 +5,17 @@ Cost is the predicted seconds of the server that a request takes: its prefill, w
 Shortest-first minimises the mean wait but starves long requests, so each request gets an overtaking
 budget on arrival:
 
-    B = kappa w + lambda c + beta    seconds of younger work that may be admitted before it
+    B = lambda c + beta    seconds of younger work that may be admitted before it
 
-where w is the older work waiting at its arrival, c its own cost, kappa = ``max_wait_factor`` - 1,
-lambda = ``COST_FACTOR`` and beta = ``MIN_S``. A request may not overdraw the budget of an older request;
-the oldest may always go. A chunked prefill keeps its budget for requests that share its steps.
+where c is its own cost, lambda = ``COST_FACTOR`` and beta = ``MIN_S``. A request may not overdraw the
+budget of an older request; the oldest may always go. A chunked prefill keeps its budget for requests
+that share its steps.
 
-Bound: regardless of later arrivals, at most (1 + kappa) w + (1 + lambda) c + beta seconds of its
-share's work are admitted up to and including a request, because work admitted before it is either
-older (at most w) or charged to B; and a request that is the oldest of its share is overtaken for at
-most B seconds of the clock. The clock holds where the predictions do not: one place that frees again
-and again beside long answers serves one overtaker after the other.
+Bound: regardless of later arrivals, at most w + (1 + lambda) c + beta seconds of its share's work are
+admitted up to and including a request, where w is the older work waiting at its arrival, because work
+admitted before it is either older or charged to B; and a request that is the oldest of its share is
+overtaken for at most B seconds of the clock. The clock holds where the predictions do not: one place
+that frees again and again beside long answers serves one overtaker after the other.
 
 The bound excludes the rest of its last step, the running answers that must end to make room,
 recomputation after retractions, higher priorities, and work admitted while the request's KV is read
@@ -27,17 +27,14 @@ Budgets count within one share (a tenant's share, ``fair_shares.py``) and one pr
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 from sglang_canopy.schedule.cost import Cost, Prefill, PrefillCost
 from sglang_canopy.schedule.cost_queue import CostQueue, Waiting, number_of, simulate_admission
 from sglang_canopy.schedule.fair_shares import FairShares, Share, next_share
 from sglang_canopy.schedule.passing import Passing
-from sglang_canopy.tenant import ClaimedTenant
 
-MAX_WAIT_FACTOR = 1.0
-"""1 + kappa."""
 COST_FACTOR = 10.0
 """lambda: the budget grows by this multiple of the request's own cost."""
 MIN_S = 2.0
@@ -49,18 +46,13 @@ SORTED_HEAD = 128
 class BoundedShortest:
     """Queue in bounded shortest-first order.
 
-    ``max_wait_factor=inf`` is pure shortest-first; 1, with ``cost_factor`` and ``least_s`` 0, is FCFS.
+    ``cost_factor=inf`` is pure shortest-first; 0, with ``least_s`` 0, is FCFS.
     """
 
     def __init__(
-        self,
-        cost: Cost | None = None,
-        max_wait_factor: float = MAX_WAIT_FACTOR,
-        cost_factor: float = COST_FACTOR,
-        least_s: float = MIN_S,
+        self, cost: Cost | None = None, cost_factor: float = COST_FACTOR, least_s: float = MIN_S
     ) -> None:
         self.cost: Cost = cost or PrefillCost()
-        self.max_wait_factor = max_wait_factor
         self.cost_factor = cost_factor
         self.least_s = least_s
         self.shares = FairShares()
@@ -71,7 +63,6 @@ class BoundedShortest:
         """Priority -> number -> queued request, in order of arrival."""
         self.chunked_prompt: Waiting | None = None
         """The chunked prefill in progress."""
-        self._remaining_s = 0.0
         self.admitted_by = {"shortest": 0, "budget": 0}
         """Admissions by reason. "budget": a cheaper request was passed over because it would have
         overdrawn a budget or did not fit."""
@@ -86,25 +77,16 @@ class BoundedShortest:
         )
 
     def add(
-        self, prefill: Prefill, tenant: ClaimedTenant = None, urgency: int = 0, request: Any = None
+        self, prefill: Prefill, tenant: Hashable = None, urgency: int = 0, request: Any = None
     ) -> Waiting:
+        """Add a new request. ``tenant``: to charge it to (``tenant.ChargedTenants``)."""
         share, cost = self.shares.share_of(tenant), self.cost.seconds(prefill)
         waiting = Waiting(next(self._numbers), tenant, share, urgency, prefill, cost)
         waiting.request = request
-        queue = self._queue_of(waiting)
-        waiting.budget_left_s = waiting.budget_s = self._budget(queue, cost)
-        queue.add(waiting, youngest=True)
+        waiting.budget_left_s = waiting.budget_s = self.cost_factor * cost + self.least_s
+        self._queue_of(waiting).add(waiting, youngest=True)
         self._by_arrival.setdefault(urgency, {})[waiting.number] = waiting
         return waiting
-
-    def _budget(self, queue: CostQueue | None, cost: float) -> float:
-        """Return the overtaking budget, in seconds, of a new request."""
-        before_s = 0.0
-        if queue is not None:
-            before_s = queue.work + (self._remaining_s if queue.chunked_prompt is not None else 0.0)
-        # Avoid inf * 0: with no older work, kappa is irrelevant.
-        for_others = (self.max_wait_factor - 1.0) * before_s if before_s else 0.0
-        return for_others + self.cost_factor * cost + self.least_s
 
     def requeue(self, waiting: Waiting, prefill: Prefill) -> None:
         """Requeue a retracted request at its old position, with the rest of its budget."""
@@ -150,10 +132,9 @@ class BoundedShortest:
             self._removed(waiting, queue)
             self.shares.charge(waiting.tenant, waiting.share, waiting.cost)
 
-    def set_chunked_prompt(self, waiting: Waiting | None, remaining_s: float) -> None:
-        """Set the chunked prefill and its remaining cost, in seconds; ``None`` ends it."""
+    def set_chunked_prompt(self, waiting: Waiting | None) -> None:
+        """Set the chunked prefill; ``None`` ends it."""
         previous, self.chunked_prompt = self.chunked_prompt, waiting
-        self._remaining_s = remaining_s
         if waiting is not previous:
             if previous is not None:
                 queue = self._queue_of(previous)

@@ -78,7 +78,6 @@ class PrefillCost:
         self.step_tokens = step_tokens
         self.coefficients: Coefficients = PRIOR
         """Seconds per batch, token, token pair and loaded token."""
-        self.batches = 0
         self._rows: deque[tuple[float, float, float, float, float]] = deque(maxlen=BATCHES)
 
     def add(self, batch: Iterable[Prefill], seconds: float) -> None:
@@ -91,7 +90,6 @@ class PrefillCost:
             pairs += _pairs(part)
             loaded += part.loaded
         if uncached > 0:
-            self.batches += 1
             self._rows.append((1.0, uncached, pairs, loaded, seconds))
 
     def fitted(self) -> Coefficients | None:

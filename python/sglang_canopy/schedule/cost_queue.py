@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sglang_canopy.schedule.cost import Cost, Prefill
 from sglang_canopy.schedule.fair_shares import Share
 from sglang_canopy.schedule.passing import Passing
-from sglang_canopy.tenant import ClaimedTenant
 
 TIGHT_HEAD = 32
 """Requests sorted per call once budgets restrict the order."""
@@ -23,7 +22,8 @@ class Waiting:
 
     number: int
     """Order of arrival, unique."""
-    tenant: ClaimedTenant
+    tenant: Hashable
+    """The tenant that is charged."""
     share: Share
     """The share that it is charged to, fixed on arrival."""
     urgency: int

@@ -25,7 +25,7 @@ class Attached:
     documents: Any = None
     """State of its documents; ``None`` if it names none."""
     matched_version: tuple[int, int, int] | None = None
-    """Version of tree and request at the latest match for the order."""
+    """Version of tree and request at its latest match; ``None`` without one."""
     observed: bool = False
     """Whether ``--canopy-observe`` has counted it."""
 

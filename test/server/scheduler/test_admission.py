@@ -47,9 +47,7 @@ class Scheduler:
     def __init__(self, capacity: int = 100, always: bool = True, reports: bool = True) -> None:
         self.gate = SessionGate(GateSettings(always=always), capacity)
         no_order = SimpleNamespace(requests=list)
-        order = SimpleNamespace(
-            is_on=False, measures=False, arranged=no_order, protect=lambda _: None
-        )
+        order = SimpleNamespace(is_on=False, arranged=no_order, protect=lambda _: None)
         self.admission = Admission(order, self.gate)  # type: ignore[arg-type]
         self.tree_cache = SimpleNamespace(admission=self.admission)
         self.waiting_queue: list[Req] = []

@@ -19,6 +19,7 @@ from sglang_canopy.server.scheduler.admission import (
 from sglang_canopy.server.scheduler.live_order import PROTECTED, LiveOrder
 from support.live_tree import LiveTree
 from support.waiting_requests import (
+    PAGE,
     arranged,
     batch_of,
     chosen,
@@ -85,7 +86,7 @@ def test_overtaken_requests_that_left_are_recorded(tree: LiveTree) -> None:
     again = arranged(tree, left)
     assert set(again) == set(left)
     assert len(live.shortest) == len(left) == len(live.arranged)
-    assert sum(live.shortest.shares._served_s.values()) == pytest.approx(
+    assert live.shortest.shares._next_start[None] == pytest.approx(
         live.cost.seconds(live.prefill(admitted, False))
     )
     # One that was retracted is back, with its place.
@@ -169,19 +170,31 @@ def test_prefixes_without_waiting_requests_are_not_protected(tree: LiveTree) -> 
 
 
 def test_lookups_of_a_pass_are_bounded(tree: LiveTree, monkeypatch: pytest.MonkeyPatch) -> None:
-    live = tree.cache.admission.order
     waiting = [req_at(tree, tokens(30, n), 1.0 + n / 1e4) for n in range(1_000)]
     arranged(tree, waiting)
     seen: list[Req] = []
-    monkeypatch.setattr(live, "look_up", seen.append)
+    monkeypatch.setattr(live_order, "match_kv_cache", lambda req, _cache: seen.append(req))
     most, rounds = 0, set()
-    for _ in range(300):
+    for number in range(300):
         seen.clear()
+        tree.serve([3_000 + number] * PAGE, 2.0)  # every match is of an earlier tree
         waiting = arranged(tree, waiting)
         most = max(most, len(seen))
         rounds |= {req.rid for req in seen}
     assert most <= PROTECTED + 12
     assert len(rounds) > 900  # every request in turn
+
+
+def test_a_request_that_sglang_matched_is_not_matched_again(tree: LiveTree, monkeypatch) -> None:
+    order, req = tree.cache.admission.order, req_at(tree, tokens(40, 1), 1.0)
+    req.init_next_round_input(tree.cache)
+    seen: list[Req] = []
+    monkeypatch.setattr(live_order, "match_kv_cache", lambda req, _cache: seen.append(req))
+    order.look_up(req)
+    assert seen == []
+    tree.serve(tokens(20, 2), 2.0)
+    order.look_up(req)
+    assert seen == [req]
 
 
 def branches(tree: LiveTree, count: int = 3) -> list[Req]:
@@ -237,7 +250,7 @@ def test_a_request_that_leaves_the_queue_leaves_no_state(tree: LiveTree) -> None
     assert chosen(tree, waiting, 1)[1] == waiting
     gc.collect()
     assert gone() is None
-    assert live.shortest.shares._served_s.keys() == {None}
+    assert live.shortest.shares._separate.keys() == {None}
     chosen(tree, [], 0)
     assert (len(live.arranged), len(live.shortest)) == (0, 0)
     arranged(tree, branches(tree, 2))

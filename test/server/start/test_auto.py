@@ -20,7 +20,6 @@ LINES = {
     "order by hand": ("--schedule-policy", "lpm"),
     "gate": ("--canopy-session-gate", "auto"),
     "order off": ("--canopy-queue-order", "sglang"),
-    "wait": ("--canopy-max-wait-factor", "3"),
     "stages": ("--pp-size", "2"),
     "meter by hand": ("--canopy-whatif", "wa,floor=off"),
     "host": HOST,
@@ -37,7 +36,7 @@ for name, argv in json.loads(sys.argv[1]).items():
     o = a._canopy_options
     read[name] = {
         "policy": a.radix_eviction_policy, "order": o.queue.queue_order,
-        "gate": o.requests.session_gate, "factor": o.queue.max_wait_factor, "floor": o.meter and o.meter.floor,
+        "gate": o.requests.session_gate, "floor": o.meter and o.meter.floor,
         "parts": {part.name: part.to_json() for part in o.auto} if o.auto is not None else None,
         "write": a.hicache_write_policy,
     }
@@ -72,7 +71,6 @@ def test_every_part_is_on_and_the_policy_is_one_that_ranks(read) -> None:
 
 def test_user_settings_are_kept(read) -> None:
     assert read["order off"]["order"] == "sglang"
-    assert read["wait"]["factor"] == 3.0
     assert read["gate"]["gate"] == "auto"
     assert read["meter by hand"]["floor"] == "off"
     assert read["order by hand"]["order"] == "sglang"
@@ -96,7 +94,6 @@ def test_a_host_tier_is_exclusive_unless_the_user_sets_the_write_policy(read) ->
         "policy": "wa",
         "order": "sglang",
         "gate": "off",
-        "factor": read["alone"]["factor"],
         "floor": None,
         "parts": None,
         "write": "write_through",

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from canopy_lab.sim.system.job import SimulatedRequest
 from sglang_canopy.schedule.arranged import Arranged
-from sglang_canopy.schedule.bounded_shortest import COST_FACTOR, MAX_WAIT_FACTOR, BoundedShortest
+from sglang_canopy.schedule.bounded_shortest import COST_FACTOR, BoundedShortest
 from sglang_canopy.schedule.bounded_shortest import MIN_S as MIN_BUDGET_S
 from sglang_canopy.schedule.cost import MIN_S, Prefill
 
@@ -144,17 +144,13 @@ class BoundedShortestFirst:
     """
 
     def __init__(
-        self,
-        max_wait_factor: float = MAX_WAIT_FACTOR,
-        cost_factor: float = COST_FACTOR,
-        least_s: float = MIN_BUDGET_S,
-        share: bool = True,
+        self, cost_factor: float = COST_FACTOR, least_s: float = MIN_BUDGET_S, share: bool = True
     ) -> None:
         self._view: QueueView | None = None
         self._shares = share
         self.deferred: frozenset[SimulatedRequest] = frozenset()
         """Jobs that would overdraw a budget in this step."""
-        order = BoundedShortest(self, max_wait_factor, cost_factor, least_s)
+        order = BoundedShortest(self, cost_factor, least_s)
         self._arranged = Arranged(order, self)
 
     def order(
@@ -208,9 +204,6 @@ class BoundedShortestFirst:
         found = self._view.cached(job)
         cached = found.device + found.host
         return Prefill(job.target - cached, cached, found.host)
-
-    def remaining(self, job: SimulatedRequest) -> Prefill:
-        return Prefill(job.target - job.done, job.done)
 
     def step_tokens(self) -> int:
         assert self._view is not None

@@ -82,7 +82,7 @@ class Admission:
 
     def computed(self, batch: Any) -> None:
         """Record the time of a computed batch, and its requests that have ended."""
-        if self.order.measures:
+        if self.order.is_on:
             self.order.computed(batch)
         if self.gate is not None or self.order.is_on:
             for req in batch.reqs:
@@ -181,7 +181,7 @@ class Admission:
         if self._candidates is not None:
             return
         if self.order.is_on and scheduler.chunked_req is None:
-            self.order.shortest.set_chunked_prompt(None, 0.0)
+            self.order.shortest.set_chunked_prompt(None)
         complete = len(queue) >= len(arranged) if gate is None else len(queue) == len(self._waiting)
         if complete and (not batches or releases.reports_aborts(scheduler)):
             return

@@ -58,9 +58,9 @@ def request_queued(scheduler: Any, req: Any, *_: Any, **__: Any) -> None:
         queued(scheduler, req)
     _receive(scheduler, req)
     admission = admission_of(scheduler)
-    if admission is not None and (queue := scheduler.waiting_queue):
-        if len(queue) == 1 and admission.order.is_on:  # it is no longer alone
-            admission.order.refresh(queue[0])
+    if (
+        admission is not None and scheduler.waiting_queue
+    ):  # one that waits alone is matched by SGLang
         admission.order.look_up(req)
     if is_refused(req):  # SGLang queues an invalid request with its reason
         _refuse(scheduler, req, INVALID)

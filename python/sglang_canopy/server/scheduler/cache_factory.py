@@ -21,7 +21,7 @@ from sglang_canopy.config import auto
 from sglang_canopy.config.queue import refuse_unsupported
 from sglang_canopy.config.refusals import unsupported
 from sglang_canopy.config.server_options import options_of
-from sglang_canopy.config.setups import DISK, POLICIES, QUEUE
+from sglang_canopy.config.setups import DISK, POLICIES
 from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix import self_test, tier_self_test
@@ -121,7 +121,6 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
         cache,
         options_of(ctx.server_args).queue,
         step if step > 0 else ctx.server_args.max_prefill_tokens,
-        measures=unsupported(QUEUE, ctx.server_args, ctx) is None,
         max_running=cache.req_to_token_pool.size,
     )
     cache.admission = Admission(order, session_gate(ctx.server_args, cache))

@@ -7,7 +7,7 @@ model with the first rank's figures. Timings differ by rank; only the first rank
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
@@ -27,7 +27,8 @@ from sglang_canopy.schedule.cost import (
     PrefillCost,
     ServerCost,
 )
-from sglang_canopy.tenant import ClaimedTenant, Vouched
+from sglang_canopy.tenant import ChargedTenants
+from sglang_canopy.wire.attached import attached
 
 if TYPE_CHECKING:
     from sglang_canopy.radix.cache import CanopyRadixCache
@@ -49,18 +50,14 @@ class LiveOrder:
         cache: CanopyRadixCache,
         options: QueueFlags,
         step_tokens: int = STEP_TOKENS,
-        measures: bool = True,
         max_running: int = MAX_RUNNING,
     ) -> None:
-        """``step_tokens``: maximum tokens of a prefill step. ``measures``: whether the time of every batch
-        is that of its prefills, and all ranks compute equal batches. ``max_running``: most running requests."""
+        """``step_tokens``: maximum tokens of a prefill step. ``max_running``: most running requests."""
         self.is_on = options.queue_order == BOUNDED_SHORTEST
-        self.measures = measures or self.is_on
         self.cost = PrefillCost(step_tokens)
         self.answers = AnswerCost(max_running, cache.token_to_kv_pool_allocator.size)
-        self.shortest = BoundedShortest(
-            ServerCost(self.cost, self.answers), options.max_wait_factor
-        )
+        self.shortest = BoundedShortest(ServerCost(self.cost, self.answers))
+        self._charged_tenants = ChargedTenants()
         self.urgency: Callable[[Any], int] = lambda _req: 0
         self._cache = cache
         self._core = cache.tree_core
@@ -72,45 +69,21 @@ class LiveOrder:
         """Prefill batches so far; equal on all ranks."""
 
     def status(self) -> dict[str, Any]:
-        """Return the state for operators. Safe on any thread.
-
-        Fields of Canopy's order are ``None`` under SGLang's order, as are the fitted times if
-        prefills are not measured.
-        """
-        base, token, pair, loaded = self.cost.coefficients
+        """Return the state for operators. Safe on any thread. Counts are ``None`` under SGLang's order."""
         return {
             "order": BOUNDED_SHORTEST if self.is_on else SGLANG,
             "waiting_requests": len(self.arranged) if self.is_on else None,
             "admitted": dict(self.shortest.admitted_by) if self.is_on else None,
-            "fitted_batches": self.cost.batches if self.measures else None,
-            "seconds": {
-                "batch": base,
-                "token": token,
-                "token_pair": pair,
-                "loaded_token": loaded,
-                "decode_step": self.answers.step_s,
-            }
-            if self.measures
-            else None,
-            "step_tokens": self.cost.step_tokens if self.measures else None,
-            "answers_use": self.answers.used if self.is_on else None,
         }
 
     # ---- the cost of a request ----
 
     def look_up(self, req: Any) -> None:
-        """Match ``req`` against the cache, which also protects its prefix in the tree."""
-        req.canopy.matched_version = self._version(req)
-        match_kv_cache(req, self._cache)
-
-    def refresh(self, req: Any) -> None:
-        """Match ``req`` again if its match can have changed."""
+        """Match ``req`` against the cache, which also protects its prefix, unless its latest match is
+        of the same tree. SGLang's own matches count."""
         windows = len(self._core.components) > 1  # their release changes no node
-        if windows or req.canopy.matched_version != self._version(req):
-            self.look_up(req)
-
-    def _version(self, req: Any) -> tuple[int, int, int]:
-        return self._core.changes, len(req.output_ids), req.retraction_count
+        if windows or req.canopy.matched_version != self._core.match_version(req):
+            match_kv_cache(req, self._cache)
 
     def computed(self, batch: Any) -> None:
         """Record the time of ``batch`` since the previous one, and periodically agree on the cost
@@ -209,23 +182,19 @@ class LiveOrder:
 
     # ---- requests as ``Arranged`` reads them, from the match that ``look_up`` stored ----
 
-    def tenant(self, req: Any) -> ClaimedTenant:
-        request = self._core.requests.register(req)
-        return Vouched(request.tenant) if request.source == GATEWAY else request.tenant
+    def tenant(self, req: Any) -> Hashable:
+        request, now = self._core.requests.register(req), self._core.clock.now
+        return self._charged_tenants.charge(request.tenant, request.source == GATEWAY, now)
 
     def prefill(self, req: Any, look_up: bool) -> Prefill:
-        if look_up:
-            self.refresh(req)
+        if look_up or attached(req).matched_version is None:
+            self.look_up(req)
         tokens = len(req.origin_input_ids) + len(req.output_ids)
         cached = min(req.num_matched_prefix_tokens, tokens - 1)
         loaded = max(cached - req.prefix_len, 0)
         if not look_up:  # SGLang has loaded and counted them, if it admits the request
             loaded = max(loaded, min(req.host_loaded_length, cached))
         return Prefill(tokens - cached, cached, loaded, _to_generate(req))
-
-    def remaining(self, req: Any) -> Prefill:
-        tokens = len(req.full_untruncated_fill_ids)
-        return Prefill(tokens - req.prefix_len, req.prefix_len, reserved=_to_generate(req))
 
     def step_tokens(self) -> int:
         return self.cost.step_tokens
