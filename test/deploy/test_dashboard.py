@@ -37,10 +37,7 @@ def series() -> dict[str, set[str]]:
     """Names on ``/metrics`` and the labels of each."""
     found = {}
     for metric in (*CACHE, *METRICS):
-        names = [metric.name]
-        if metric.kind == "histogram":
-            names = [f"{metric.name}_{part}" for part in ("bucket", "sum", "count")]
-        found |= {PREFIX + name: {*metric.labels, *SCRAPED} for name in names}
+        found[PREFIX + metric.name] = {*metric.labels, *SCRAPED}
     return found
 
 

@@ -6,16 +6,12 @@ from uuid import uuid5
 
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
 from sglang.srt.lora.lora_registry import NAMESPACE_URL
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sglang_canopy.radix.counters import MAX_ADAPTERS, OTHER, Counters
 from sglang_canopy.radix.live_request import State
 from sglang_canopy.server.scheduler import arrivals
-from sglang_canopy.telemetry.metrics import Metrics
-from sglang_canopy.telemetry.status import Status
 from sglang_canopy.tenant import isolate_adapter_keys, tenant_of, tenant_of_req
 from support.disk_tree import DiskTree
 from support.live_tree import LiveTree
@@ -103,33 +99,3 @@ def test_a_server_without_adapters_leaves_keys_as_they_are() -> None:
     arrivals.request_created(made, scheduler, SimpleNamespace(mm_inputs=None, lora_name=None))
     assert made.extra_key == "a/"
     assert tenant_of_req(made) == tenant_of("a/", None)
-
-
-def test_adapters_have_series_of_their_own() -> None:
-    tree = LiveTree(64)
-    for adapter, hits in (("law", 0), ("law", 8), ("tax", 4), (None, 2)):
-        made = entered(tree, adapter)
-        made.cached_tokens_device = hits
-        tree.core.requests.ended(made)
-    registry = CollectorRegistry()
-    status = {**Status(tree.cache, 0).collect(0.0), "reporting_s": 0.0}
-    Metrics(0, registry=registry).update(tree.core.live.counters, status)
-
-    def value(name: str, adapter: str, **labels: str) -> float | None:
-        return registry.get_sample_value(
-            f"canopy:adapter_{name}_total", {"dp_rank": "0", "adapter": adapter, **labels}
-        )
-
-    assert value("requests", "law") == 2
-    assert value("prompt_tokens", "law") == 2 * len(TOKENS)
-    assert value("hit_tokens", "law", tier="device") == 8
-    assert value("hit_tokens", "tax", tier="device") == 4
-    assert [row["adapter"] for row in status["adapters"]] == ["law", "tax"]
-
-
-def test_counts_of_adapters_are_bounded() -> None:
-    counts = Counters()
-    for number in range(3 * MAX_ADAPTERS):
-        counts.served_adapter(f"adapter-{number}", 2, (1, 0, 0))
-    assert len(counts.adapters) == MAX_ADAPTERS + 1
-    assert counts.adapters[OTHER].requests == 2 * MAX_ADAPTERS

@@ -231,8 +231,6 @@ def check_disk(client: Any, jobs: list[Job], cold: list[Any], page: int) -> None
 
 def adapters(client: Any, answers: list[dict[str, Any]]) -> None:
     assert not any(map(cached, answers[:9])), "an adapter found another's KV"
-    until(lambda: {row["adapter"] for row in client.rank()["adapters"]} == {"law", "tax"})
-    until(lambda: 'canopy:adapter_requests_total{adapter="law"' in client.get("/metrics"))
 
 
 def seen(_: Any, answers: list[dict[str, Any]]) -> None:

@@ -68,7 +68,7 @@ class Eviction:
         state, index = self._state, self._state.index
         leaf = state.evictable.withdraw(row)
         state.evictable.page_removed(row, leaf, chosen=chosen)
-        state.counters.page_removed(reason, now - index.written[row])
+        state.counters.evicted[reason] += 1
         state.units.free((index.unit[row],))
         parent = index.remove(row)
         self._index_writer.mark_removed(row)

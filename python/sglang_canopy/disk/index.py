@@ -26,7 +26,6 @@ _OF_STORE = {
     "unit": "i8",
     "check_high": "u8",
     "check_low": "u8",
-    "written": "f8",
     "expires": "f8",
 }
 COLUMNS = _OF_STORE | {name: kind.column for name, kind in FIELDS.items()}
@@ -152,11 +151,6 @@ class PageIndex:
     def loaded(self) -> None:
         """Let the row numbers that were not loaded be used."""
         self._free = [row for row in range(self.top - 1, -1, -1) if self.keys[row] is None]
-
-    def stays_s(self, now: float) -> Any:
-        """Return an array of the pages' seconds on disk."""
-        used = self.array["category"][: self.top] != NO_LABEL
-        return now - self.array["written"][: self.top][used]
 
     def key_at(self, row: int) -> bytes | None:
         """Return the key of a row, or ``None`` if the row is free or does not exist."""

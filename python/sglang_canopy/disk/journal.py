@@ -22,9 +22,9 @@ from sglang_canopy.private_file import set_aside
 from sglang_canopy.ttl.table import TTLTable
 
 FILE = "index.sqlite"
-VERSION = 4
+VERSION = 5
 
-_OF_STORE = ("id", "key", "parent", "unit", "checksum", "written")
+_OF_STORE = ("id", "key", "parent", "unit", "checksum")
 """``id``: the row. ``parent``: the parent's row, or -1. ``unit``: the unit that stores the page."""
 FIELDS = (*_OF_STORE, *PAGE_FIELDS)
 """Columns of the index file. A page's group is stored as the id of the group's root, in bytes."""
@@ -48,7 +48,6 @@ def record(index: PageIndex, row: int, ttl: TTLTable) -> Row:
         index.parent[row],
         index.unit[row],
         index.checksum(row).to_bytes(16, "little"),
-        index.written[row],
         *values.values(),
     )
 

@@ -6,7 +6,6 @@ with one unit or key, the record nearer to its root is loaded, then the one with
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -30,7 +29,6 @@ class _Record(NamedTuple):
     parent: int
     unit: int
     checksum: int
-    written: float
     meta: PageMeta
 
 
@@ -62,11 +60,10 @@ def load(rows: Iterable[Row], state: StoreState, now: float) -> tuple[list[int],
         waiting.extend(below.get(at, ()))
         number[at] = row_number = len(number) - 1 if renumbers else at
         meta = record.meta
-        in_future += meta.last_access > now or record.written > now
+        in_future += meta.last_access > now
         meta.created, meta.last_access = min(meta.created, now), min(meta.last_access, now)
         index.insert(record.key, number[record.parent], record.unit, row_number)
         index.set_checksum(row_number, record.checksum)
-        index.written[row_number] = min(record.written, now)
         index.put(row_number, meta)
     index.loaded()
     if in_future:
@@ -78,15 +75,13 @@ def load(rows: Iterable[Row], state: StoreState, now: float) -> tuple[list[int],
 
 def _checked(row: Row, roots: dict[int, int]) -> _Record | None:
     """Return the record, or ``None`` if a value of it is impossible."""
-    at, key, parent, unit, checksum, written = row[:_OF_STORE]
+    at, key, parent, unit, checksum = row[:_OF_STORE]
     sound = (
         0 <= at <= MAX_ROW
         and type(key) is type(checksum) is bytes
         and (len(key), len(checksum)) == (32, 16)
         and type(parent) is type(unit) is int
         and 0 <= unit <= MAX_UNIT
-        and type(written) is float
-        and math.isfinite(written)
     )
     if not sound:
         return None
@@ -98,7 +93,7 @@ def _checked(row: Row, roots: dict[int, int]) -> _Record | None:
     if not all(map(is_sound, PAGE_FIELDS, values)):
         return None
     meta = PageMeta(*values)
-    return _Record(key, parent, unit, int.from_bytes(checksum, "little"), written, meta)
+    return _Record(key, parent, unit, int.from_bytes(checksum, "little"), meta)
 
 
 def restore_uses(index: PageIndex, rows: Sequence[int]) -> None:

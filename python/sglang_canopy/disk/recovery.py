@@ -111,7 +111,7 @@ class Recovery:
         with state.lock:
             self._fresh = True
             if state.unavailable is None:
-                state.counters.cleared(len(state.index), state.index.stays_s(state.clock()))
+                state.counters.evicted["cleared"] += len(state.index)
                 state.unavailable = CLEARED
                 self._forget_rows()
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import sqlite3
-from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
 
 logger = logging.getLogger("sglang_canopy.disk")
 
@@ -39,9 +35,6 @@ def kind_of(error: OSError | sqlite3.Error) -> str:
     return "index" if damaged(error) else "io"
 
 
-RESIDENCY_EDGES_S = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
-"""Upper edges of the residency histogram, in seconds; one more bucket holds the rest."""
-
 REASONS = ("capacity", "ttl", "quota", "trim", "corrupt", "cleared")
 """Reasons for removing a page."""
 
@@ -64,29 +57,11 @@ class StoreCounters:
     read_bytes: int = 0
     evicted: Counter[str] = field(default_factory=Counter)
     """Pages removed, by reason (``REASONS``)."""
-    residency_s: list[int] = field(default_factory=lambda: [0] * (len(RESIDENCY_EDGES_S) + 1))
-    """Removed pages by their time on disk (``RESIDENCY_EDGES_S``)."""
-    page_seconds: float = 0.0
-    """Sum of the removed pages' seconds on disk."""
     faults: Counter[str] = field(default_factory=Counter)
     orphans: int = 0
     """Units of data without an index row, cut off at start."""
     dropped_at_start: int = 0
     """Index rows without a prefix or without data."""
-
-    def page_removed(self, reason: str, stay_s: float) -> None:
-        """Count a page removed after ``stay_s`` seconds on disk."""
-        self.evicted[reason] += 1
-        self.page_seconds += max(0.0, stay_s)
-        self.residency_s[bisect_left(RESIDENCY_EDGES_S, stay_s)] += 1
-
-    def cleared(self, pages: int, stays_s: Any) -> None:
-        """Count cleared pages. ``stays_s``: an array of their seconds on disk."""
-        self.evicted["cleared"] += pages
-        self.page_seconds += float(np.maximum(stays_s, 0.0).sum())
-        buckets = np.searchsorted(RESIDENCY_EDGES_S, stays_s)
-        for i, count in enumerate(np.bincount(buckets, minlength=len(self.residency_s)).tolist()):
-            self.residency_s[i] += count
 
 
 class Faults:

@@ -187,7 +187,6 @@ class PageWriter:
             return NO_ROW
         row = index.insert(page.key, parent, page.unit)
         index.set_checksum(row, checksum)
-        index.written[row] = now
         index.put(row, until_now(page.meta, now))
         self._lifetimes.set_expiry(row)
         self._index_writer.mark_changed(row)

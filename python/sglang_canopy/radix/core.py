@@ -116,9 +116,9 @@ class CanopyTreeCore(OffsetWalkCore):
     # ---- creation, split and removal of nodes ----
 
     def _new_node(self, priority: int = 0) -> UnifiedTreeNode:
-        node, now = UnifiedTreeCore._new_node(self, priority), self.clock.now
+        node = UnifiedTreeCore._new_node(self, priority)
         self.changes += 1
-        node.canopy = NodeLeaf(number=node.id, node=node, device_since=now, host_since=now)
+        node.canopy = NodeLeaf(number=node.id, node=node)
         return node
 
     def _split_node(self, key: Any, child: UnifiedTreeNode, split_len: int) -> Any:

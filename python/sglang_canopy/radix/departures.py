@@ -91,13 +91,13 @@ class Departures:
             cause, tier = LATE, DISK
         elif self._live.host_tokens if tier == DEVICE else self._disk.active:
             cause, tier = NOT_WRITTEN, tier + 1
-        fact = Departure(decision.time, cause, tier, self._evicted_tokens, page)
+        fact = Departure(cause, tier, self._evicted_tokens, page)
         self._put(path, decision.offset, decision.tokens, fact)
 
-    def flushed(self, leaf: NodeLeaf, tokens: int, now: float, page: str | None) -> None:
+    def flushed(self, leaf: NodeLeaf, tokens: int, page: str | None) -> None:
         """Record that the tree is emptied while it holds ``leaf``; ``page`` as in ``record_eviction``."""
         cause, tier = (FLUSHED, DEVICE) if page is None else (LATE, DISK)
-        fact = Departure(now, cause, tier, self._evicted_tokens, page)
+        fact = Departure(cause, tier, self._evicted_tokens, page)
         self._put(leaf.path, leaf.offset, tokens, fact)
 
     def _put(self, path: Sequence[int], offset: int, tokens: int, fact: Departure) -> None:
@@ -202,7 +202,7 @@ class Departures:
             sums = fitted(sums, missed)
         self.missed.add(sums, request.tenant)
         for eviction, tokens in misses.evicted:
-            self.missed.add_evicted(eviction, tokens, request.time, self._evicted_tokens, self._capacity)  # fmt: skip
+            self.missed.add_evicted(eviction, tokens, self._evicted_tokens, self._capacity)
 
     def stats(self) -> dict[str, Any]:
         """Return all sums as plain data."""

@@ -221,9 +221,6 @@ class NodeLeaf(Leaf):
     """The policy's view of one SGLang tree node, at ``node.canopy``."""
 
     node: UnifiedTreeNode = field(kw_only=True)
-    device_since: float = 0.0
-    """Time on the requests' clock when the tokens entered the device; ``host_since``: the host."""
-    host_since: float = 0.0
     on_host: bool = False
     """Whether the host copy is counted."""
     eviction_reason: int = CAPACITY
@@ -260,7 +257,6 @@ class NodeLeaf(Leaf):
         """Initialise this new parent node, which holds the first ``tokens`` of ``tail``."""
         self.inherit(tail)
         self.request_number = tail.request_number
-        self.device_since, self.host_since = tail.device_since, tail.host_since
         self.on_host = tail.on_host
         self.policy, self.path = tail.policy, tail.path
         self.offset, self.length = tail.offset, tokens

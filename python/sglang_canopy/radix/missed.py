@@ -1,13 +1,12 @@
-"""Causes of missed prompt tokens: of one request, and sums by cause, by tenant and by age."""
+"""Causes of missed prompt tokens: of one request, and sums by cause and by tenant."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
-from sglang_canopy.radix.counters import DEVICE, DISK, EDGES_S, HOST, TIERS
+from sglang_canopy.radix.counters import DEVICE, DISK, HOST, TIERS
 
 NEVER_SEEN = "never_seen"
 EVICTED = "evicted"
@@ -64,8 +63,6 @@ class Decision(NamedTuple):
 class Departure(NamedTuple):
     """A run of tokens that left its last tier, or all tiers except the disk."""
 
-    time: float
-    """Seconds on the requests' clock."""
     cause: str
     """``EVICTED``, ``NOT_WRITTEN``, ``FLUSHED``, or ``LATE`` if the disk has it."""
     tier: int
@@ -80,8 +77,6 @@ class Missed:
 
     def __init__(self) -> None:
         self.sums: Counter[Key] = Counter()
-        self.ago = [0] * (len(EDGES_S) + 1)
-        """Evicted tokens by seconds from eviction to the request, in bins of ``EDGES_S``."""
         self.more = dict.fromkeys(WITH_MEMORY, 0)
         """Missed tokens that a cache of that size would still hold."""
         self._tenants: dict[str | None, Counter[Key]] = {}
@@ -99,11 +94,8 @@ class Missed:
             total[key] += tokens
             of_tenant[key] += tokens
 
-    def add_evicted(
-        self, departure: Departure, tokens: int, now: float, evicted: int, capacity: int
-    ) -> None:
-        """Record ``tokens`` of ``departure`` missed at ``now``. ``evicted``: tokens evicted so far."""
-        self.ago[bisect_left(EDGES_S, max(0.0, now - departure.time))] += tokens
+    def add_evicted(self, departure: Departure, tokens: int, evicted: int, capacity: int) -> None:
+        """Record ``tokens`` of ``departure`` that were missed. ``evicted``: tokens evicted so far."""
         since = evicted - departure.evicted_before
         for size in WITH_MEMORY:
             if since <= (size - 1) * capacity:
@@ -117,7 +109,6 @@ class Missed:
         """Return all sums as plain data."""
         return {
             "tokens": nested(Counter(self.sums)),
-            "evicted_ago_s": {"edges": list(EDGES_S), "tokens": list(self.ago)},
             "hits_with_memory": {f"x{size:g}": n for size, n in self.more.items()},
         }
 

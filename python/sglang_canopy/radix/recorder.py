@@ -43,12 +43,10 @@ class Recorder(KVCacheEventRecorder):
         core, leaf = self._core, node.canopy
         tier = HOST if medium is StorageMedium.CPU else DEVICE
         set_offsets(node)
-        if tier == DEVICE:
-            leaf.device_since = core.clock.now
-        elif leaf.on_host:
-            return
-        else:
-            leaf.on_host, leaf.host_since = True, core.clock.now
+        if tier == HOST:
+            if leaf.on_host:
+                return
+            leaf.on_host = True
         if tier == DEVICE or left_the_device(node):
             core.changes += 1
         if tier == HOST and self.uncounted is not None:

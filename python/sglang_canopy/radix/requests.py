@@ -105,9 +105,6 @@ class Requests:
         label, tokens = request.label or request.category, request.prompt_tokens
         self.live.counters.served(label, tokens, hits, request.tenant)
         self.tree.departures.count_misses(request, sum(hits))
-        adapter = attached(req).lora_adapter
-        if adapter is not None:
-            self.live.counters.served_adapter(adapter, tokens, hits)
         if meter is not None:
             meter.ended(request, req.cached_tokens_device + req.cached_tokens_host)
 

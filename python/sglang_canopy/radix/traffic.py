@@ -75,7 +75,6 @@ class Traffic:
         tokens, reason = leaf.length or len(key), leaf.eviction_reason
         ids = key.token_ids if key.limit is None else key.raw_token_ids()
         counters.victims.add(tier, leaf.offset, ids)
-        since = leaf.device_since if tier == DEVICE else leaf.host_since
         policy = self.live.device_policy if tier == DEVICE else self.live.host_policy
         # ``tuple.__new__`` takes two thirds of the time of ``Decision(...)``.
         decision = tuple.__new__(
@@ -95,7 +94,7 @@ class Traffic:
             ),
         )
         self.decisions.append(decision)
-        counters.evicted(tier, leaf.category, tokens, reason, now - since, demoted, leaf.tenant)
+        counters.evicted(tier, leaf.category, tokens, reason, demoted, leaf.tenant)
         if not demoted and leaf.path and (tier == DEVICE or left_the_device(node)):
             self.departures.record_eviction(decision, leaf.path, self.page_on_disk(node))
 
@@ -108,7 +107,7 @@ class Traffic:
         for node in nodes:
             if node.canopy.path:
                 page = self.page_on_disk(node)
-                self.departures.flushed(node.canopy, len(node.key), self.clock.now, page)
+                self.departures.flushed(node.canopy, len(node.key), page)
 
 
 def left_the_device(node: UnifiedTreeNode) -> bool:

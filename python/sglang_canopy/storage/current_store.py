@@ -210,7 +210,5 @@ class CurrentStore:
                 "read_bytes": counters.read_bytes,
                 "refused_pages": dict(counters.refused),
                 "evicted_pages": dict(counters.evicted),
-                "residency_pages": list(counters.residency_s),
-                "residency_page_seconds": counters.page_seconds,
                 "faults": {kind: counters.faults[kind] for kind in FAULTS},
             }

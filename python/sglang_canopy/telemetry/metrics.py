@@ -13,27 +13,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from sglang_canopy.radix.counters import (
-    EDGES_S,
-    MAX_CATEGORIES,
-    OTHER,
-    PAST,
-    REASONS,
-    TIERS,
-    Counters,
-    Row,
-)
+from sglang_canopy.radix.counters import REASONS, TIERS, Counters, Row
 from sglang_canopy.telemetry.series import CACHE, PREFIX, RANK_LABEL, Metric
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 
-MAX_SERIES = 4 * MAX_CATEGORIES
-"""Categories with their own series in a process; series cannot be removed."""
 FROM_ZERO = {
     "disk_faults_total",
     "gate_admitted_sessions_total",
@@ -41,11 +29,6 @@ FROM_ZERO = {
     "rank_disagreements_total",
 }
 """Counters of the alerts, exported from the start: Prometheus sees no increase in a first value."""
-_Reported = dict[tuple[str, tuple[str, ...]], Any]
-"""Value exported so far, by metric and labels."""
-
-_LE = (*(str(float(edge)) for edge in EDGES_S), "+Inf")
-"""Upper edges of the residency histogram's buckets, in Prometheus' format."""
 
 
 class Metrics:
@@ -67,20 +50,18 @@ class Metrics:
         self._metrics = tuple(metrics)
         for metric in self._metrics:
             self._families |= _families(metric, tuple(self._fixed), registry)
-        self._reported: _Reported = {}
-        self._rows: dict[str, tuple[Row, _Reported]] = {}
-        self._categories: set[str] = {OTHER}
+        self._reported: dict[tuple[str, tuple[str, ...]], float] = {}
+        """Value exported so far, by metric and labels."""
         self._series: dict[tuple[str, tuple[str, ...]], Any] = {}
         self._shown: dict[str, set[tuple[str, ...]]] = {}
         """Labels of the rows that ``_set_rows`` set last, by metric."""
 
     def update(self, counters: Counters, status: Mapping[str, Any]) -> None:
         """Update every series from ``counters`` and ``Status.collect``."""
-        self._update_rows(counters, status["tiers"])
+        for row in counters.rows():
+            self._update_row(row, status["tiers"])
         self.show(status)
         for row in status["categories"]:
-            if row["category"] not in self._categories:
-                continue
             for tier, tokens in row["held_tokens"].items():
                 if tier in status["tiers"]:
                     self.set("held_tokens", tokens, tier, row["category"])
@@ -98,42 +79,20 @@ class Metrics:
                 update(metric.name, value, *labels)
         self._update_whatif(status.get("whatif"))
 
-    def _update_rows(self, counters: Counters, tiers: Iterable[str]) -> None:
-        """Update the categories' rows. A category with a new row continues its existing series."""
-        previous, self._rows = self._rows, {}
-        for row in counters.rows():
-            if row.category == PAST:
-                continue
-            old_row, reported = previous.get(row.category, (None, {}))
-            if old_row is not row:
-                reported = {}
-            self._rows[row.category] = (row, reported)
-            self._update_row(row, reported, tiers)
-
-    def _update_row(self, row: Row, reported: _Reported, tiers: Iterable[str]) -> None:
-        category = self._category_label(row.category)
-        self.count("requests_total", row.requests, category, reported=reported)
-        self.count("prompt_tokens_total", row.prompt_tokens, category, reported=reported)
-        self.count("miss_tokens_total", row.misses, category, reported=reported)
+    def _update_row(self, row: Row, tiers: Iterable[str]) -> None:
+        category = row.category
+        self.count("requests_total", row.requests, category)
+        self.count("prompt_tokens_total", row.prompt_tokens, category)
+        self.count("miss_tokens_total", row.misses, category)
         for tier, counted in zip(TIERS, row.tiers):
             if tier not in tiers:
                 continue
             labels = (tier, category)
-            self.count("hit_tokens_total", counted.hits, *labels, reported=reported)
-            self.count("entered_tokens_total", counted.entered, *labels, reported=reported)
-            self.count("demoted_tokens_total", counted.demoted, *labels, reported=reported)
+            self.count("hit_tokens_total", counted.hits, *labels)
+            self.count("entered_tokens_total", counted.entered, *labels)
+            self.count("demoted_tokens_total", counted.demoted, *labels)
             for reason, tokens in zip(REASONS, counted.evicted):
-                self.count("evicted_tokens_total", tokens, *labels, reason, reported=reported)
-            stay = counted.residency
-            self._count_residency(stay.tokens, stay.token_seconds, *labels, reported=reported)
-
-    def _category_label(self, category: str) -> str:
-        """Return the label of a category's series: its own, or ``OTHER`` after ``MAX_SERIES``."""
-        if category not in self._categories:
-            if len(self._categories) > MAX_SERIES:
-                return OTHER
-            self._categories.add(category)
-        return category
+                self.count("evicted_tokens_total", tokens, *labels, reason)
 
     def _set_rows(self, name: str, rows: Mapping[tuple[str, ...], float]) -> None:
         """Set a gauge for each of ``rows``, labels -> value; NaN for those that are no longer there,
@@ -149,9 +108,6 @@ class Metrics:
             return
         for reason, pages in disk["evicted_pages"].items():
             self.count("evicted_tokens_total", pages * page_tokens, "disk", "all", reason)
-        tokens = [pages * page_tokens for pages in disk["residency_pages"]]
-        token_seconds = disk["residency_page_seconds"] * page_tokens
-        self._count_residency(tokens, token_seconds, "disk", "all")
         self.count("entered_tokens_total", disk["written_pages"] * page_tokens, "disk", "all")
 
     def _update_whatif(self, meter: Mapping[str, Any] | None) -> None:
@@ -177,35 +133,16 @@ class Metrics:
             self._series_of(name, labels).set(value)
             self._reported[name, labels] = value
 
-    def count(
-        self, name: str, total: float, *labels: str, reported: _Reported | None = None
-    ) -> None:
-        """Raise a counter by the difference of ``total`` and ``reported``.
+    def count(self, name: str, total: float, *labels: str) -> None:
+        """Raise a counter to ``total``.
 
         A series is exported from its first count on; series of ``FROM_ZERO`` at once.
         """
-        reported = self._reported if reported is None else reported
-        previous = reported.get((name, labels))
+        previous = self._reported.get((name, labels))
         increase = total - (previous or 0)
         if increase > 0 or (previous is None and name in FROM_ZERO):
             self._series_of(name, labels).inc(increase)
-            reported[name, labels] = total
-
-    def _count_residency(
-        self, bins: list[int], token_seconds: float, *labels: str, reported: _Reported | None = None
-    ) -> None:
-        """Raise the residency histogram by the change of ``bins`` and their sum."""
-        name = "residency_seconds"
-        reported = self._reported if reported is None else reported
-        previous, seconds_before = reported.get((name, labels), ([0] * len(bins), 0.0))
-        if bins == previous:
-            return
-        increases = accumulate(new - old for new, old in zip(bins, previous))
-        for edge, tokens in zip(_LE, increases):
-            self._series_of(f"{name}_bucket", (*labels, edge)).inc(tokens)
-        self._series_of(f"{name}_count", labels).inc(sum(bins) - sum(previous))
-        self._series_of(f"{name}_sum", labels).inc(token_seconds - seconds_before)
-        reported[name, labels] = (list(bins), token_seconds)
+            self._reported[name, labels] = total
 
 
 def _families(
@@ -219,19 +156,6 @@ def _families(
     name, labels = PREFIX + metric.name, (*fixed, *metric.labels)
     if metric.kind == "counter":
         return {metric.name: Counter(name, metric.meaning, labels, registry=registry)}
-    if metric.kind == "gauge":
-        # One process writes a series; a restarted rank replaces its predecessor.
-        gauge = Gauge(
-            name, metric.meaning, labels, multiprocess_mode="mostrecent", registry=registry
-        )
-        return {metric.name: gauge}
-    return {
-        f"{metric.name}_{part}": Gauge(
-            f"{name}_{part}",
-            metric.meaning,
-            (*labels, *part_labels),
-            multiprocess_mode="sum",
-            registry=registry,
-        )
-        for part, part_labels in (("bucket", ("le",)), ("count", ()), ("sum", ()))
-    }
+    # One process writes a series; a restarted rank replaces its predecessor.
+    gauge = Gauge(name, metric.meaning, labels, multiprocess_mode="mostrecent", registry=registry)
+    return {metric.name: gauge}

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_canopy.radix.counters import MAX_ADAPTERS
-
 
 @dataclass(frozen=True, slots=True)
 class Metric:
@@ -17,12 +15,7 @@ class Metric:
     name: str
     """Name without the prefix ``canopy:``; a counter's ends in ``_total``."""
     kind: str
-    """``counter``, ``gauge`` or ``histogram``.
-
-    The client's own histogram accepts one observation at a time, but Canopy counts millions of
-    tokens at once, so the ``_bucket``, ``_sum`` and ``_count`` of a histogram are gauges in the
-    client. PromQL's ``histogram_quantile`` and ``rate`` read them alike.
-    """
+    """``counter`` or ``gauge``."""
     labels: tuple[str, ...]
     """Labels in addition to ``RANK_LABEL`` and the operator's (``--extra-metric-labels``)."""
     meaning: str
@@ -113,12 +106,6 @@ CACHE = (
         ("tier", "category"),
         "evicted tokens of the device that the host still has",
     ),
-    Metric(
-        "residency_seconds",
-        "histogram",
-        ("tier", "category"),
-        "time in the tier before eviction; a token counts once",
-    ),
     reported("capacity_bytes", "tiers.{tier}.capacity_bytes", "capacity of the tier, on this rank"),
     reported("used_bytes", "tiers.{tier}.used_bytes", "bytes of the tier in use, on this rank"),
     Metric(
@@ -147,20 +134,6 @@ CACHE = (
         "files_set_aside_total",
         "files_set_aside.{file}",
         "files of learnt state that were damaged or of another version, kept as `.bad`",
-    ),
-    reported(
-        "adapter_requests_total",
-        "adapters[adapter].requests",
-        "finished requests, by LoRA adapter; the first "
-        f"{MAX_ADAPTERS} adapters used have series of their own",
-    ),
-    reported(
-        "adapter_prompt_tokens_total", "adapters[adapter].prompt_tokens", "prompt tokens of these"
-    ),
-    reported(
-        "adapter_hit_tokens_total",
-        "adapters[adapter].hit_tokens.{tier}",
-        "the part of these found in the tier",
     ),
     reported(
         "tenants_at_limit",

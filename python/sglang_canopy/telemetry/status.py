@@ -88,7 +88,6 @@ class Status:
             "curves": self._curves(),
             "tiers": self._tiers(rows, hits, last_minute["hit_tokens"], disk),
             "categories": [self._category(row) for row in rows],
-            "adapters": self._adapters(),
             "groups": list(self._groups()),
             "keep": keep,
             "limits": limits(keep, disk),
@@ -135,18 +134,6 @@ class Status:
                 "evicted_tokens": {k: n * page for k, n in disk["evicted_pages"].items()},
             }
         return tiers
-
-    def _adapters(self) -> list[dict[str, Any]]:
-        """Return LoRA adapters in the order of their first use."""
-        return [
-            {
-                "adapter": name,
-                "requests": row.requests,
-                "prompt_tokens": row.prompt_tokens,
-                "hit_tokens": dict(zip(TIERS, row.hits)),
-            }
-            for name, row in list(self.counters.adapters.items())
-        ]
 
     def _sums(self, rows: Sequence[Row], prompts: int, hits: Sequence[int]) -> Sums:
         tiers = list(self._sizes(None))

@@ -21,7 +21,6 @@ class Attached:
     """Canopy's keys of its ``custom_params``."""
     request: Any = None
     """The policies' record (``radix.live_request``), if a Canopy policy ranks the tree."""
-    lora_adapter: str | None = None
     documents: Any = None
     """State of its documents; ``None`` if it names none."""
     matched_version: tuple[int, int, int] | None = None

@@ -36,12 +36,11 @@ def attach(created: Callable[[Any, Any], bool], queued: Callable[[Any, Any], obj
 
 def request_created(req: Any, scheduler: Any, recv_req: Any, *_: Any, **__: Any) -> None:
     """Hook after ``Scheduler._create_generation_req``, on every server with the plugin."""
-    state = attached(req)
+    attached(req)
     if req.extra_key and is_documents_key(req.extra_key):
         req.extra_key = unreserved_key(req.extra_key)
     if scheduler.enable_lora and _core(scheduler) is not None:
         isolate_adapter_keys(req)
-        state.lora_adapter = getattr(recv_req, "lora_name", None)
     late = [created(scheduler, req) for created in _on_created]
     # Images get their own tokens later; until then all images look alike. A late request gets its
     # extra key when it is queued.
@@ -58,9 +57,8 @@ def request_queued(scheduler: Any, req: Any, *_: Any, **__: Any) -> None:
         queued(scheduler, req)
     _receive(scheduler, req)
     admission = admission_of(scheduler)
-    if (
-        admission is not None and scheduler.waiting_queue
-    ):  # one that waits alone is matched by SGLang
+    # SGLang matches a request that waits alone, as it admits it.
+    if admission is not None and scheduler.waiting_queue:
         admission.order.look_up(req)
     if is_refused(req):  # SGLang queues an invalid request with its reason
         _refuse(scheduler, req, INVALID)
