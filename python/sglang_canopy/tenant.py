@@ -189,6 +189,12 @@ def namespace_of(extra_key: str | None, cache_salt: str | None) -> bytes:
     return len(parts[0]).to_bytes(8, "little") + parts[0] + parts[1]
 
 
+def shown_charged(tenant: Hashable) -> str | None:
+    """Return the shown name of a result of ``ChargedTenants.charge``."""
+    name = tenant.tenant if isinstance(tenant, Vouched) else tenant
+    return shown_tenant(name) if isinstance(name, str | None) else UNVOUCHED[0]
+
+
 def new_shown_key() -> None:
     """Generate a random key of ``shown_tenant`` for this process and its children."""
     os.environ[SHOWN_KEY_VARIABLE] = secrets.token_hex(32)

@@ -9,11 +9,10 @@ from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_canopy.policy.block_tree import RadixTree
-from sglang_canopy.policy.keep import MAX_KNOWN, TokenBudget
 from sglang_canopy.policy.registry import live_names, make_policy
 from sglang_canopy.records import CLIENT, GATEWAY, Request
 from sglang_canopy.telemetry.status import Status
-from sglang_canopy.tenant import shown_tenant
+from sglang_canopy.tenant import UNVOUCHED, Vouched, shown_tenant
 from support.live_tree import LiveTree, check, fake_req
 from support.parity import PAGE, chained, fields, tokens_of, turns
 
@@ -65,9 +64,7 @@ def test_a_client_with_many_names_leaves_a_vouched_tenant_its_share(tree) -> Non
         tree.serve(talk(n), float(n), tenant=f"x{n}", keep_until=3600.0)
     for n in range(40, 50):
         tree.serve(talk(n), float(n), tenant="honest", source=GATEWAY, keep_until=3600.0)
-    held = dict(tree.core.protected.keeps.budget.by_tenant)
-    assert held.pop("honest") == 100
-    assert sum(held.values()) == 140  # 250 - 100 in whole nodes
+    assert tree.core.protected.keeps.budget.by_tenant == {Vouched("honest"): 100, UNVOUCHED: 100}
     check(tree)
 
 
@@ -79,23 +76,9 @@ def test_waiting_requests_of_many_names_leave_a_vouched_tenant_its_share(tree) -
         awaiting(tree, talk(n), 60.0, tenant=f"x{n}")
     for n in range(30, 50):
         awaiting(tree, talk(n), 60.0, tenant="honest", source=GATEWAY)
-    held = dict(tree.core.protected.awaited.budget.by_tenant)
-    assert held.pop("honest") == 240  # 250 in whole paths
-    assert sum(held.values()) == 240
+    held = tree.core.protected.awaited.budget.by_tenant
+    assert held == {Vouched("honest"): 240, UNVOUCHED: 240}  # 250 in whole paths
     check(tree)
-
-
-def test_the_public_tenant_and_inactive_tenants_are_unknown() -> None:
-    budget = TokenBudget(1000, 0.1, 0.25)
-    budget.vouch(None)
-    assert all(budget.take(f"x{n}", 50) for n in range(5))
-    for n in range(5):
-        budget.give_back(f"x{n}", 50)
-    for n in range(2 * MAX_KNOWN):
-        budget.vouch(f"v{n}")
-        budget.take(f"v{n}", 1)
-        budget.check()
-    assert len(budget._known) == MAX_KNOWN
 
 
 @pytest.mark.parametrize("key", ["keep_tenant_share", "keep_total_share"])

@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from sglang_canopy.radix import departures
-from sglang_canopy.radix.explain import explain
-from sglang_canopy.radix.missed import MAX_TENANTS, BlockMap, Missed, Visit, fitted
+from sglang_canopy.radix.missed import BlockMap, Visit, fitted
 from sglang_canopy.storage.page_table import PAGES
-from sglang_canopy.tenant import tenant_of
 from support.disk_tree import DiskTree
 from support.live_tree import LiveTree
 from support.missed_runs import Run, causes, misses
@@ -96,13 +94,6 @@ def test_a_request_that_ended_without_kv_wrote_nothing(tree):
     assert new(tree, before)["not_written", "device"] >= 8
 
 
-def test_explain_shows_a_tenant_its_own_misses(tree):
-    serve(tree, PROMPT, 1.0, cache_salt="a")
-    serve(tree, PROMPT, 2.0, cache_salt="b")
-    (one,) = explain(tree.core, {"conversation": "x", "tenant": tenant_of(None, "a")})
-    assert one["missed"] == {"never_seen": {"none": 16}}
-
-
 # ---- tiers ----
 
 
@@ -157,15 +148,6 @@ def test_the_map_of_blocks_is_bounded_and_keeps_the_latest():
     assert held.get(9_999) is not None
     assert held.get(9_950) is not None
     assert held.get(0) is None
-
-
-def test_sums_of_tenants_are_bounded():
-    missed = Missed()
-    for number in range(1000):
-        missed.add({("never_seen", "none"): 1}, f"t{number}")
-    assert len(missed._tenants) == MAX_TENANTS
-    assert missed.sums["never_seen", "none"] == 1000
-    assert missed.of_tenant("t0") == {}
 
 
 def many_requests(seed, one_in=1):

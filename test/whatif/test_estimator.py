@@ -129,12 +129,6 @@ def stats(hit, sampled, wa):
         "one_block_in": 4,
         "too_small": [],
         "sampled_requests": sampled,
-        "requests": {
-            "counted": sampled,
-            "counted_since_exchange": sampled,
-            "needed": 200,
-            "uncounted": {"shorter than a block": 2, "without a sampled block": 0},
-        },
         "spent_s": 0.5,
         "undecided": None if sampled else "too few requests: 0 of 200",
         "floor": {"policy": LRU, "behind": False, "falls": 0},

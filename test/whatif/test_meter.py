@@ -361,7 +361,4 @@ def test_it_reports_the_requests_that_do_not_count_and_keeps_the_count_across_a_
     assert meter.undecided == "too few requests: 30 of 200 (7 shorter than a block do not count)"
     meter.restart(LRU)
     meter.ended(Request(time=2e4, path=(1, 2), block_tokens=BLOCK, prompt_tokens=32), 0)
-    found = meter.stats()["requests"]
-    assert (found["counted"], found["counted_since_exchange"], found["needed"]) == (31, 1, 200)
-    assert found["uncounted"]["shorter than a block"] == 7
     assert "1 of 200 (30 counted before the order changed, 7 shorter" in meter.undecided

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 
 from sglang_canopy.policy.keep import TokenBudget
 from sglang_canopy.records import Leaf
@@ -24,16 +24,14 @@ class Awaited:
 
     def __init__(self, capacity_tokens: int) -> None:
         self.budget = TokenBudget(capacity_tokens, TENANT_SHARE, TOTAL_SHARE)
-        self._charges: dict[Leaf, tuple[float, str | None, int]] = {}
+        self._charges: dict[Leaf, tuple[float, Hashable, int]] = {}
         """End, tenant and tokens of each charge, by end, except heads of splits."""
 
     def is_fresh(self, leaf: Leaf, now: float) -> bool:
         """Return whether more than half of the protection period of ``leaf`` remains."""
         return leaf.awaited_until is not None and leaf.awaited_until > now + AWAITED_S / 2
 
-    def protect(
-        self, leaf: Leaf, tenant: str | None, now: float, above: Leaf | None = None
-    ) -> None:
+    def protect(self, leaf: Leaf, tenant: Hashable, now: float, above: Leaf | None = None) -> None:
         """Protect ``leaf`` for a waiting request, which was measured but not admitted.
 
         ``above``: the last leaf of the same path in the tier above, if ``leaf`` is not in that
@@ -63,7 +61,7 @@ class Awaited:
         self._charges[leaf] = (until, tenant, rest)
         self._charge(head, until, tenant, tokens - rest)
 
-    def _charge(self, leaf: Leaf, until: float, tenant: str | None, tokens: int) -> None:
+    def _charge(self, leaf: Leaf, until: float, tenant: Hashable, tokens: int) -> None:
         self._charges[leaf] = (until, tenant, tokens)
         leaf.awaited_until = until
 

@@ -19,6 +19,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy, tokens_kept
 from sglang_canopy.policy.keep import TENANT_SHARE, TOTAL_SHARE, Keeps
 from sglang_canopy.records import GATEWAY, Leaf, Request
+from sglang_canopy.tenant import ChargedTenants
 
 AnyNode = TypeVar("AnyNode", bound=Any)
 
@@ -97,6 +98,7 @@ class RadixTree:
         self.optional_caching = optional_caching
         self.on_evict = on_evict
         self.keeps = Keeps(capacity_blocks * block_tokens, keep_tenant_share, keep_total_share)
+        self._charged_tenants = ChargedTenants()
         self.root = Node(None, (), 0, 0)
         self.used_blocks = 0
         self.evictions = 0
@@ -175,11 +177,11 @@ class RadixTree:
         while node is not root:
             node.stamp(request)
             node = node.parent  # type: ignore[assignment]  # only the root has none
-        if request.source == GATEWAY:
-            self.keeps.budget.vouch(request.tenant)
+        charged_to = self._charged_tenants.charge(
+            request.tenant, request.source == GATEWAY, self.now
+        )
         if request.keep_until is not None:
-            path = self._path_to(leaf)
-            self.keeps.grant(path, request.keep_until, request.tenant, self.now)
+            self.keeps.grant(self._path_to(leaf), request.keep_until, charged_to, self.now)
 
     def evict(self, need_blocks: int) -> int:
         """Free at least ``need_blocks`` if the policy has victims; return the blocks freed."""

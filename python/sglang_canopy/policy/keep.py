@@ -8,11 +8,11 @@ shortened, so a node is charged at least as long as its descendants.
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 from sglang_canopy.records import Leaf
+from sglang_canopy.tenant import shown_charged
 
 TENANT_SHARE = 0.1
 """Default share of the tier that one tenant may keep."""
@@ -20,15 +20,10 @@ TOTAL_SHARE = 0.25
 """Default share of the tier that all tenants together may keep."""
 
 
-MAX_KNOWN = 256
-"""Maximum number of remembered tenants that a gateway vouched for, the most recent ones."""
-
-
 class TokenBudget:
     """Tokens in use, per tenant and in total, each within a limit.
 
-    A client can use any number of tenant names. Once a gateway has vouched for a tenant, the
-    tenants without a voucher must together leave one tenant's share free.
+    Tenants are those that ``tenant.ChargedTenants`` returns.
     """
 
     def __init__(self, capacity_tokens: int, tenant_share: float, total_share: float) -> None:
@@ -36,65 +31,36 @@ class TokenBudget:
         self.total_tokens = int(capacity_tokens * total_share)
         """Largest number of tokens for all tenants together."""
         self.tokens = 0
-        self.by_tenant: dict[str | None, int] = {}
+        self.by_tenant: dict[Hashable, int] = {}
         """Tokens in use, by tenant."""
-        self._known: OrderedDict[str, None] = OrderedDict()
-        """Tenants that a gateway vouched for, the most recent last."""
-        self._strangers = 0
-        """Tokens in use by other tenants."""
 
-    def vouch(self, tenant: str | None) -> None:
-        """Record that a gateway vouches for ``tenant``. The public tenant is excluded, since every
-        client can use it."""
-        if tenant is None:
-            return
-        if tenant not in self._known:
-            self._strangers -= self.by_tenant.get(tenant, 0)
-            if len(self._known) >= MAX_KNOWN:
-                forgotten, _ = self._known.popitem(last=False)
-                self._strangers += self.by_tenant.get(forgotten, 0)
-        self._known[tenant] = None
-        self._known.move_to_end(tenant)
-
-    def take(self, tenant: str | None, tokens: int) -> bool:
+    def take(self, tenant: Hashable, tokens: int) -> bool:
         """Charge ``tokens`` to ``tenant``. Return false, without a charge, above a limit."""
         used = self.by_tenant.get(tenant, 0)
         if used + tokens > self.tenant_tokens or self.tokens + tokens > self.total_tokens:
             return False
-        is_stranger = tenant not in self._known
-        if is_stranger and self._known:
-            room = self.total_tokens - self.tenant_tokens
-            if self._strangers + tokens > max(room, self.tenant_tokens):
-                return False
         if tokens:
             self.by_tenant[tenant] = used + tokens
             self.tokens += tokens
-            self._strangers += tokens * is_stranger
         return True
 
-    def give_back(self, tenant: str | None, tokens: int) -> None:
+    def give_back(self, tenant: Hashable, tokens: int) -> None:
         """Return ``tokens`` charged to ``tenant`` to the budget."""
         self.tokens -= tokens
-        self._strangers -= tokens * (tenant not in self._known)
         remaining = self.by_tenant[tenant] - tokens
         if remaining:
             self.by_tenant[tenant] = remaining
         else:
             del self.by_tenant[tenant]
 
-    def check(self) -> None:
-        """Recount the tokens of tenants that no gateway vouched for."""
-        vouched = sum(self.by_tenant.get(tenant, 0) for tenant in self._known)
-        assert self._strangers == self.tokens - vouched, (self._strangers, self.tokens, vouched)
-
     def stats(self, tenants: int = 64) -> dict[str, Any]:
         """Return use and limits in tokens, with the ``tenants`` largest users."""
-        rows = sorted(self.by_tenant.copy().items(), key=lambda row: (-row[1], row[0] or ""))
+        rows = sorted(self.by_tenant.copy().items(), key=lambda row: (-row[1], str(row[0])))
         return {
             "tokens": self.tokens,
             "total_limit_tokens": self.total_tokens,
             "tenant_limit_tokens": self.tenant_tokens,
-            "tenants": [{"tenant": t, "tokens": n} for t, n in rows[:tenants]],
+            "tenants": [{"tenant": shown_charged(t), "tokens": n} for t, n in rows[:tenants]],
         }
 
 
@@ -114,11 +80,11 @@ class Keeps:
         self.granted = 0
         self.refused = 0
         """Number of paths that were not kept in full."""
-        self._charges: dict[Leaf, tuple[str | None, int]] = {}
+        self._charges: dict[Leaf, tuple[Hashable, int]] = {}
         self._ends: list[tuple[float, int, Leaf]] = []
         self._count = 0
 
-    def grant(self, path: Iterable[Leaf], until: float, tenant: str | None, now: float) -> None:
+    def grant(self, path: Iterable[Leaf], until: float, tenant: Hashable, now: float) -> None:
         """Keep ``path`` (root first, no node admitted) until ``until``, within the budget.
 
         The first node over budget and its descendants remain unchanged.
@@ -190,14 +156,13 @@ class Keeps:
     def check(self, leaves: Iterable[Leaf]) -> None:
         """Recount against the tree's nodes. Raises ``AssertionError`` that names the difference."""
         alive = set(leaves)
-        by_tenant: dict[str | None, int] = {}
+        by_tenant: dict[Hashable, int] = {}
         for leaf, (tenant, tokens) in self._charges.items():
             assert leaf in alive, "a node that is gone is charged"
             assert tokens == leaf.length, f"{tokens} tokens charged for a node of {leaf.length}"
             by_tenant[tenant] = by_tenant.get(tenant, 0) + tokens
         assert by_tenant == self.budget.by_tenant, (by_tenant, self.budget.by_tenant)
         assert self.budget.tokens == sum(by_tenant.values())
-        self.budget.check()
 
     def stats(self) -> dict[str, Any]:
         """Return the budget, and the number of paths granted and refused since the start."""

@@ -111,7 +111,8 @@ class Conversations:
             return
         node = end.node
         if hint.keep_s is not None:
-            tree.protected.keep_path(node, hint.time + hint.keep_s, node.canopy.tenant)
+            charged_to = tree.protected.charge(hint.tenant, hint.source)
+            tree.protected.keep_path(node, hint.time + hint.keep_s, charged_to)
         while node is not tree.root_node:
             leaf = node.canopy
             tree.readmit(node)

@@ -200,7 +200,7 @@ class Departures:
         if wrong:
             self.corrected_tokens += abs(wrong)
             sums = fitted(sums, missed)
-        self.missed.add(sums, request.tenant)
+        self.missed.add(sums)
         for eviction, tokens in misses.evicted:
             self.missed.add_evicted(eviction, tokens, self._evicted_tokens, self._capacity)
 

@@ -83,7 +83,6 @@ def _of_tenant(
         "policy": core.live.device_policy.name,
         "belief": {} if end is None else dict(core.live.device_policy.explain(end.canopy, now)),
         "next_to_go": None if end is None else _eviction_place(core, end, order),
-        "missed": core.departures.missed.of_tenant(tenant),
         "evicted": [
             {
                 "evicted_ago_s": round(now - eviction.time, 3),

@@ -1,4 +1,4 @@
-"""Causes of missed prompt tokens: of one request, and sums by cause and by tenant."""
+"""Causes of missed prompt tokens: of one request, and sums by cause."""
 
 from __future__ import annotations
 
@@ -30,8 +30,6 @@ NO_TIER = "none"
 """Tier of causes without a tier."""
 WITH_MEMORY = (1.25, 1.5, 2.0, 4.0)
 """Relative cache sizes with an estimate of their hits."""
-MAX_TENANTS = 64
-"""Maximum tenants with separate sums; the sums of the least recent are dropped."""
 
 Key = tuple[str, str]
 """Cause and tier."""
@@ -79,20 +77,11 @@ class Missed:
         self.sums: Counter[Key] = Counter()
         self.more = dict.fromkeys(WITH_MEMORY, 0)
         """Missed tokens that a cache of that size would still hold."""
-        self._tenants: dict[str | None, Counter[Key]] = {}
 
-    def add(self, sums: Sums, tenant: str | None) -> None:
-        """Add the misses of a finished request of ``tenant``."""
-        of_tenant = self._tenants.pop(tenant, None)
-        if of_tenant is None:
-            of_tenant = Counter()
-            if len(self._tenants) >= MAX_TENANTS:
-                del self._tenants[next(iter(self._tenants))]
-        self._tenants[tenant] = of_tenant
-        total = self.sums
+    def add(self, sums: Sums) -> None:
+        """Add the misses of a finished request."""
         for key, tokens in sums.items():
-            total[key] += tokens
-            of_tenant[key] += tokens
+            self.sums[key] += tokens
 
     def add_evicted(self, departure: Departure, tokens: int, evicted: int, capacity: int) -> None:
         """Record ``tokens`` of ``departure`` that were missed. ``evicted``: tokens evicted so far."""
@@ -101,24 +90,15 @@ class Missed:
             if since <= (size - 1) * capacity:
                 self.more[size] += tokens
 
-    def of_tenant(self, tenant: str | None) -> dict[str, dict[str, int]]:
-        """Return a tenant's sums by cause and tier."""
-        return nested(self._tenants.get(tenant, Counter()))
-
     def stats(self) -> dict[str, Any]:
         """Return all sums as plain data."""
+        tokens: dict[str, dict[str, int]] = {}
+        for (cause, tier), count in sorted(self.sums.copy().items()):
+            tokens.setdefault(cause, {})[tier] = count
         return {
-            "tokens": nested(Counter(self.sums)),
+            "tokens": tokens,
             "hits_with_memory": {f"x{size:g}": n for size, n in self.more.items()},
         }
-
-
-def nested(sums: Counter[Key]) -> dict[str, dict[str, int]]:
-    """Return ``{cause: {tier: tokens}}``."""
-    nested_sums: dict[str, dict[str, int]] = {}
-    for (cause, tier), tokens in sorted(sums.items()):
-        nested_sums.setdefault(cause, {})[tier] = tokens
-    return nested_sums
 
 
 def tier_name(tier: int) -> str:

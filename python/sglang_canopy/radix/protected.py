@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING
 
 from sglang_canopy.config.tiers import TreeSettings
@@ -10,6 +10,7 @@ from sglang_canopy.policy.awaited import Awaited
 from sglang_canopy.policy.keep import Keeps
 from sglang_canopy.radix.live_request import LiveRequest, NodeLeaf, RequestClock, set_offsets
 from sglang_canopy.records import GATEWAY
+from sglang_canopy.tenant import ChargedTenants
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
@@ -29,11 +30,16 @@ class ProtectedPaths:
         settings: TreeSettings,
     ) -> None:
         self._clock, self._readmit = clock, readmit
+        self._charged_tenants = ChargedTenants()
         self.keeps = Keeps(device_tokens, settings.keep_tenant_share, settings.keep_total_share)
         self.awaited = Awaited(device_tokens)
 
-    def keep_path(self, node: UnifiedTreeNode, until: float, tenant: str | None) -> None:
-        """Keep the path to ``node`` until ``until``, within the tenant's budget."""
+    def charge(self, tenant: str | None, source: str) -> Hashable:
+        """Return the tenant to charge for a request or hint of ``source``."""
+        return self._charged_tenants.charge(tenant, source == GATEWAY, self._clock.now)
+
+    def keep_path(self, node: UnifiedTreeNode, until: float, tenant: Hashable) -> None:
+        """Keep the path to ``node`` until ``until``, within the budget of the charged ``tenant``."""
         set_offsets(node)
         path = []
         while node.parent is not None:
@@ -50,13 +56,12 @@ class ProtectedPaths:
         the time expires.
         """
         leaf, now = node.canopy, self._clock.now
-        if request.source == GATEWAY:
-            self.awaited.budget.vouch(request.tenant)
+        charged_to = self.charge(request.tenant, request.source)
         if node.parent is None or leaf.request_number == request.number:
             return
         if leaf.last_access >= now or self.awaited.is_fresh(leaf, now):
             return
-        self._protect(node, request.tenant)
+        self._protect(node, charged_to)
 
     def protect_queue(self, queue: Iterable[tuple[UnifiedTreeNode, LiveRequest]]) -> None:
         """Protect the paths of the waiting requests, from the head of the queue on.
@@ -70,7 +75,7 @@ class ProtectedPaths:
             self.awaited.served(leaf)
         for node, request in queue:
             if node.parent is not None and node.canopy.awaited_until is None:
-                self._protect(node, request.tenant)
+                self._protect(node, self.charge(request.tenant, request.source))
 
     def node_removed(self, leaf: NodeLeaf) -> None:
         """Handle the removal of ``leaf``'s node from the tree."""
@@ -82,7 +87,7 @@ class ProtectedPaths:
         self.keeps.clear()
         self.awaited.clear()
 
-    def _protect(self, node: UnifiedTreeNode, tenant: str | None) -> None:
+    def _protect(self, node: UnifiedTreeNode, tenant: Hashable) -> None:
         """Protect the path to ``node``: the node, and the path's last node on the device."""
         now, above = self._clock.now, node
         while above.parent is not None and above.evicted:

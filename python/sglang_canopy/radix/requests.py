@@ -20,7 +20,6 @@ from sglang_canopy.radix.live_request import (
 )
 from sglang_canopy.radix.parallel_samples import ParallelSamples
 from sglang_canopy.radix.tree import Tree
-from sglang_canopy.records import GATEWAY
 from sglang_canopy.wire.attached import attached
 
 if TYPE_CHECKING:
@@ -174,10 +173,9 @@ class Requests:
         tree = self.tree
         if request is not None:
             self.conversations.remember(request, node)
-            if request.source == GATEWAY:
-                tree.protected.keeps.budget.vouch(request.tenant)
+            charged_to = tree.protected.charge(request.tenant, request.source)
             if request.keep_until is not None:
-                tree.protected.keep_path(node, request.keep_until, request.tenant)
+                tree.protected.keep_path(node, request.keep_until, charged_to)
             if request.misses is not None:
                 set_offsets(node)
                 tree.departures.written(request, node.canopy.offset + node.canopy.length)

@@ -59,7 +59,7 @@ class Status:
             self._next_walk = now + max(POINT_S, 200 * self.holdings.spent_s)
         last_minute = self.minutes.last(MINUTE_S)
         disk = self._disk()
-        keep = _shown(self.cache.tree_core.protected.keeps.stats(), "tenants")
+        keep = self.cache.tree_core.protected.keeps.stats()
         if self._used_since is None and len(self.cache.tree_core._node_arena) > 1:
             self._used_since = now
         if self._used_since is not None and now >= self._used_since + POINT_S:
@@ -92,7 +92,7 @@ class Status:
             "keep": keep,
             "limits": limits(keep, disk),
             "hints": hint_rows(getattr(self.cache.tree_core.live.learner, "model", None)),
-            "awaited": _shown(self.cache.tree_core.protected.awaited.budget.stats(), "tenants"),
+            "awaited": self.cache.tree_core.protected.awaited.budget.stats(),
             "disk": disk,
             "storage_holds": self.cache.holds.stats(),
             "session_gate": self._gate(now),
@@ -277,12 +277,6 @@ def agreement(counters: Counters, gate: SessionGate | None = None) -> dict[str, 
         "records_disagreed": counters.records_disagreed,
         **({} if gate is None else gate.counts.agreement()),
     }
-
-
-def _shown(stats: dict[str, Any], rows: str) -> dict[str, Any]:
-    """Return ``stats`` with shown names for every ``tenant`` of its list ``rows``."""
-    tenants = [{**row, "tenant": shown_tenant(row["tenant"])} for row in stats[rows]]
-    return {**stats, rows: tenants}
 
 
 def _group(

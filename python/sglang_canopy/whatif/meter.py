@@ -224,12 +224,6 @@ class Meter:
             "one_block_in": self.caches.one_in,
             "too_small": [" ".join(arm) for arm in self._too_small()],
             "sampled_requests": self.caches.sampled_requests,
-            "requests": {
-                "counted": self.caches.sampled_requests,
-                "counted_since_exchange": self._sampled_since_exchange,
-                "needed": MIN_REQUESTS,
-                "uncounted": dict(self.uncounted),
-            },
             "spent_s": round(self.spent_s, 4),
             "undecided": self.undecided,
             "floor": None

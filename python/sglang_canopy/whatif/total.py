@@ -41,17 +41,6 @@ def added_up(meters: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         "one_block_in": max(m["one_block_in"] for m in meters),
         "too_small": sorted({name for m in meters for name in m["too_small"]}),
         "sampled_requests": whole,
-        "requests": {
-            **{
-                key: sum(m["requests"][key] for m in meters)
-                for key in ("counted", "counted_since_exchange")
-            },
-            "needed": first["requests"]["needed"],
-            "uncounted": {
-                why: sum(m["requests"]["uncounted"][why] for m in meters)
-                for why in first["requests"]["uncounted"]
-            },
-        },
         "spent_s": round(sum(m["spent_s"] for m in meters), 4),
         "undecided": min((m["undecided"] for m in meters), key=lambda why: why is not None),
     }
