@@ -319,7 +319,7 @@ class World:
 
     def play(self, events: list) -> None:
         for event in events:
-            before = self.gate.counts.admitted, self.gate._exceeded
+            before = self.gate.counts.admitted_sessions, self.gate._exceeded
             self.step(*event)
             self.gate.advance(self.time)
             self.log += [(t, self.gate.holds(t)) for t in self.open]
@@ -388,7 +388,7 @@ class World:
         if not gate.activation.active:
             assert not gate.waiting
         fitted = gate.settings.always and gate._exceeded == exceeded
-        if fitted and gate.counts.admitted > admitted and len(active) > 1:
+        if fitted and gate.counts.admitted_sessions > admitted and len(active) > 1:
             assert gate.footprints.tokens <= gate.places.capacity_tokens + 1e-6
 
 

@@ -1,31 +1,30 @@
 """The order of waiting sessions equals its definition under random arrivals and departures."""
 
 from collections import Counter
+from collections.abc import Hashable
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_canopy.admission.places import WaitingSessions
+from sglang_canopy.admission.places import _NEWCOMERS, WaitingSessions
 from sglang_canopy.admission.session import Session
 
 TENANTS = (None, "a", "b", "c")
 
 
-def by_definition(
-    waiting: list[Session], active: Counter[str | None], turns: dict[str | None, int]
-) -> list[int]:
-    """Tenants in turn, the oldest session of each first; tenants without active sessions are one."""
-    tenants: dict[str | None, list[Session]] = {}
-    for session in sorted(waiting, key=lambda one: one.number):
-        tenant = session.tenant if active[session.tenant] else ""
-        tenants.setdefault(tenant, []).append(session)
-    order = sorted(tenants, key=lambda p: (turns.get(p, 0), tenants[p][0].number))
-    rounds = max(map(len, tenants.values()), default=0)
+def by_definition(waiting: dict[int, Hashable], turns: dict[Hashable, int]) -> list[int]:
+    """Shares in turn, the oldest session of each first. ``waiting``: the share of each session: its
+    tenant if that had an active session as the wait began, else that of all newcomers."""
+    shares: dict[Hashable, list[int]] = {}
+    for number in sorted(waiting):
+        shares.setdefault(waiting[number], []).append(number)
+    order = sorted(shares, key=lambda share: (turns.get(share, 0), shares[share][0]))
+    rounds = max(map(len, shares.values()), default=0)
     return [
-        tenants[p][place].number
+        shares[share][place]
         for place in range(rounds)
-        for p in order
-        if place < len(tenants[p])
+        for share in order
+        if place < len(shares[share])
     ]
 
 
@@ -39,15 +38,18 @@ def test_any_sequence_of_calls_gives_the_defined_order(steps: int, draw) -> None
     ]
     draw.shuffle(sessions)
     waiting: list[Session] = []
+    shares: dict[int, Hashable] = {}
     for _ in range(steps):
         what = draw.randrange(4)
         if what < 2 and sessions:
             waiting.append(sessions.pop())
             waiting_sessions.add(waiting[-1])
+            tenant = waiting[-1].tenant
+            shares[waiting[-1].number] = tenant if active[tenant] else _NEWCOMERS
         elif what == 2 and waiting:
             admitted = waiting.pop(draw.randrange(len(waiting)))
-            waiting_sessions.discard(admitted)
-            waiting_sessions.served(admitted, active)
+            del shares[admitted.number]
+            waiting_sessions.admit(admitted, active)
             active[admitted.tenant] += 1
             if active[admitted.tenant] == 1:
                 waiting_sessions.set_active(admitted.tenant, True)
@@ -58,4 +60,4 @@ def test_any_sequence_of_calls_gives_the_defined_order(steps: int, draw) -> None
                 if not active[tenant]:
                     waiting_sessions.set_active(tenant, False)
         found = [session.number for session in waiting_sessions.in_order()]
-        assert found == by_definition(waiting, active, waiting_sessions._last_served)
+        assert found == by_definition(shares, waiting_sessions._last_served)

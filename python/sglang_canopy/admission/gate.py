@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Hashable
+from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
@@ -222,7 +223,7 @@ class SessionGate:
             "paused_sessions": len(self.places.paused),
             "footprint_tokens": round(self.footprints.tokens),
             "capacity_tokens": self.places.capacity_tokens,
-            **self.counts.stats(),
+            **asdict(self.counts),
         }
 
     # ---- activation ----
@@ -260,7 +261,7 @@ class SessionGate:
         surplus = self.places.too_many()
         if surplus is not None:
             self._forget(surplus)
-            self.counts.forgotten += 1
+            self.counts.forgotten_sessions += 1
         acts = self.activation.active or (
             self.activation.may_activate(self.now, self.places.fitting)
             and self.places.share_waiting > _MIN_SHARE_WAITING
@@ -291,9 +292,11 @@ class SessionGate:
             self._enter(session)
 
     def _enter(self, session: Session) -> None:
-        self.counts.admit(session, self.now)
-        self.waiting.discard(session)
-        self.waiting.served(session, self.places.count_by_tenant)
+        waited_s = self.now - session.waits_since
+        self.counts.admitted_sessions += 1
+        self.counts.delayed_sessions += waited_s > 0.0
+        self.counts.wait_seconds += waited_s
+        self.waiting.admit(session, self.places.count_by_tenant)
         self.places.enter(session, self.now)
         if session.tickets:
             self.entered(session.tickets)
@@ -324,7 +327,7 @@ class SessionGate:
                 self.agents.judge_silence(session, self.now)
         for session in self.places.refresh(self.now):
             self._forget(session)
-            self.counts.forgotten += 1
+            self.counts.forgotten_sessions += 1
 
     def _admit(self) -> None:
         """Admit the waiting sessions that fit, in turn."""

@@ -15,7 +15,7 @@ from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from itertools import zip_longest
 
 from sglang_canopy.admission.activation import GateSettings
 from sglang_canopy.admission.footprint import Footprints
@@ -29,10 +29,8 @@ it keeps its place, even with a small charge."""
 _RAW_CAPACITIES = 4
 """Maximum total size of whole thinking sessions, in capacities; beyond it, the longest silent ones
 are over."""
-_NEWCOMERS = ""
-"""The share of names without an active session; no tenant's name is empty."""
-_FEW = 8
-"""If fewer numbers than this move between tenants, they are moved one by one."""
+_NEWCOMERS = ("newcomers", None)
+"""The share of names without an active session; no tenant is a pair."""
 
 
 class Places:
@@ -152,14 +150,12 @@ def youngest_of_largest_tenant(sessions: Iterable[Session]) -> Session:
 
 
 class WaitingSessions:
-    """Waiting sessions, sorted by number within each tenant. A call iterates over tenants."""
+    """Waiting sessions, in turn of their shares. A session's share is fixed when its wait begins."""
 
     def __init__(self) -> None:
         self.sessions: dict[int, Session] = {}
         self._by_share: dict[Hashable, list[int]] = {}
         """Share -> sorted numbers of the sessions that share it; no list is empty."""
-        self._by_tenant: dict[Hashable, list[int]] = {}
-        """Sorted numbers of each tenant's sessions."""
         self._active: set[Hashable] = set()
         """Tenants with an active session."""
         self._last_served: dict[Hashable, int] = {}
@@ -172,56 +168,48 @@ class WaitingSessions:
         if session.number in self.sessions:
             return
         self.sessions[session.number] = session
-        insort(self._by_tenant.setdefault(session.charged_to, []), session.number)
-        insort(self._by_share.setdefault(self._share_of(session.charged_to), []), session.number)
+        session.share = self._share_of(session.charged_to)
+        insort(self._by_share.setdefault(session.share, []), session.number)
 
-    def discard(self, session: Session) -> None:
-        if self.sessions.pop(session.number, None) is not None:
-            _remove(self._by_tenant, session.charged_to, session.number)
-            _remove(self._by_share, self._share_of(session.charged_to), session.number)
+    def discard(self, session: Session) -> bool:
+        """Return whether ``session`` was waiting."""
+        if self.sessions.pop(session.number, None) is None:
+            return False
+        numbers = self._by_share[session.share]
+        del numbers[bisect_left(numbers, session.number)]
+        if not numbers:
+            del self._by_share[session.share]
+        return True
 
     def set_active(self, tenant: Hashable, active: bool) -> None:
         """Record that ``tenant`` got its first active session or lost its last one."""
-        before = self._share_of(tenant)
         (self._active.add if active else self._active.discard)(tenant)
-        after, numbers = self._share_of(tenant), self._by_tenant.get(tenant, ())
-        if before == after or not numbers:
-            return
-        if len(numbers) < _FEW:
-            for number in numbers:
-                _remove(self._by_share, before, number)
-                insort(self._by_share.setdefault(after, []), number)
-            return
-        moved = set(numbers)
-        rest = [number for number in self._by_share.pop(before) if number not in moved]
-        if rest:
-            self._by_share[before] = rest
-        self._by_share[after] = sorted([*self._by_share.get(after, ()), *numbers])
 
     def in_order(self) -> Iterator[Session]:
         """Yield waiting sessions in the order in which the gate tries them.
 
-        A tenant's second session follows the first sessions of all tenants, and so on. Do not change
-        the sessions during the iteration.
+        The second session of a share follows the first sessions of all shares, and so on. Do not
+        change the sessions during the iteration.
         """
         waiting = self._by_share
         order = sorted(
             waiting, key=lambda share: (self._last_served.get(share, 0), waiting[share][0])
         )
-        for nth in range(max(map(len, waiting.values()), default=0)):
-            for share in order:
-                if nth < len(waiting[share]):
-                    yield self.sessions[waiting[share][nth]]
+        for numbers in zip_longest(*(waiting[share] for share in order)):
+            yield from (self.sessions[number] for number in numbers if number is not None)
 
-    def served(self, session: Session, active: Counter[Hashable]) -> None:
-        """Move the tenant of an admitted session to the end. ``active``: admitted sessions by tenant,
-        without this one."""
+    def admit(self, session: Session, active: Counter[Hashable]) -> None:
+        """Remove ``session``, which is admitted, and move its share to the end.
+
+        ``active``: admitted sessions by tenant, without this one.
+        """
+        tenant = session.charged_to
+        share = session.share if self.discard(session) else self._share_of(tenant)
         self._served += 1
-        self._last_served[self._share_of(session.charged_to)] = self._served
         # An admitted newcomer gets its own share, and has used it.
-        self._last_served[session.charged_to] = self._served
+        self._last_served[share] = self._last_served[tenant] = self._served
         if len(self._last_served) > 2 * len(active) + 16:
-            recent = {*active, session.charged_to, _NEWCOMERS}
+            recent = {*active, tenant, _NEWCOMERS}
             self._last_served = {
                 name: served for name, served in self._last_served.items() if name in recent
             }
@@ -231,46 +219,16 @@ class WaitingSessions:
         return tenant if separate else _NEWCOMERS
 
 
-def _remove(lists: dict[Hashable, list[int]], name: Hashable, number: int) -> None:
-    numbers = lists[name]
-    del numbers[bisect_left(numbers, number)]
-    if not numbers:
-        del lists[name]
-
-
 @dataclass(slots=True)
 class GateCounts:
-    admitted: int = 0
-    """Sessions admitted, most of them at once."""
-    delayed: int = 0
+    """Counts since the start, as the status shows them."""
+
+    admitted_sessions: int = 0
+    """Most of them at once."""
+    delayed_sessions: int = 0
     """Admitted sessions that waited."""
-    wait_sum_s: float = 0.0
+    wait_seconds: float = 0.0
     pauses: int = 0
     """Active sessions that lost their place until the rest fits."""
-    forgotten: int = 0
+    forgotten_sessions: int = 0
     """Sessions assumed over: silent too long, or beyond the bound."""
-
-    def admit(self, session: Session, now: float) -> None:
-        """Count the admission of ``session``, new or paused."""
-        waited_s = now - session.waits_since
-        self.admitted += 1
-        self.delayed += waited_s > 0.0
-        self.wait_sum_s += waited_s
-
-    def stats(self) -> dict[str, Any]:
-        """Return the counts for the status."""
-        return {
-            "admitted_sessions": self.admitted,
-            "delayed_sessions": self.delayed,
-            "pauses": self.pauses,
-            "forgotten_sessions": self.forgotten,
-            "wait_seconds": round(self.wait_sum_s, 3),
-        }
-
-    def agreement(self) -> dict[str, Any]:
-        """Return admissions, their waits and pauses, which are equal on all ranks."""
-        return {
-            "gate_admitted": self.admitted,
-            "gate_wait_seconds": self.wait_sum_s,
-            "gate_pauses": self.pauses,
-        }

@@ -31,6 +31,8 @@ class Session:
     """Tenant that its turns and its memory are charged to (``tenant.ChargedTenants``)."""
     waits_since: float = 0.0
     """Time since which it waits for admission, if it does."""
+    share: Hashable = None
+    """Share of the tenants' turns in which it waits, or last waited."""
     tickets: set[Hashable] = field(default_factory=set)
     """Tickets of the request in progress; several for parallel samples (n > 1)."""
     unlearnt: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sglang_canopy import releases
@@ -270,12 +271,13 @@ def agreement(counters: Counters, gate: SessionGate | None = None) -> dict[str, 
     """Return values that must be equal on all tensor-parallel ranks after equally many evictions
     (and admitted sessions)."""
     count, digest = counters.victims.sum
+    gate_counts = {} if gate is None else asdict(gate.counts)
     return {
         "victims": count,
         "victims_digest": f"{digest:016x}",
         "records_compared": counters.records_compared,
         "records_disagreed": counters.records_disagreed,
-        **({} if gate is None else gate.counts.agreement()),
+        **{f"gate_{name}": value for name, value in gate_counts.items()},
     }
 
 
