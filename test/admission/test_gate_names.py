@@ -2,7 +2,6 @@
 
 import itertools
 from collections import Counter, deque
-from collections.abc import Iterable
 
 import pytest
 
@@ -23,9 +22,9 @@ def share(owners: dict[str, tuple[str, str]]) -> dict[str, float]:
     admitted: Counter[str] = Counter()
     waiting: Counter[str] = Counter()
 
-    def entered(tickets: Iterable[int]) -> None:
-        active.extend((ticket, requests[ticket]) for ticket in tickets)
-        waiting.subtract(requests[ticket].tenant for ticket in tickets)
+    def entered(ticket: int) -> None:
+        active.append((ticket, requests[ticket]))
+        waiting[requests[ticket].tenant] -= 1
 
     gate.entered = entered
 

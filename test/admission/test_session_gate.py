@@ -376,7 +376,7 @@ class World:
         } == pytest.approx(held)
         assert gate.footprints.shared_blocks == sum(n > 1 for n in uses.values())
         assert gate.places.count_by_tenant == Counter(s.tenant for s in active)
-        assert all(s.tickets <= self.open.keys() for s in active)
+        assert all(s.ticket in (None, *self.open) for s in active)
         assert set(gate._by_ticket) == set(self.open)
         paused = gate.places.paused
         assert not {s.number for s in active} & {*gate.waiting.sessions, *paused}

@@ -57,13 +57,11 @@ class SessionGate:
         self.waiting = WaitingSessions()
         self.charged_tenants = ChargedTenants()
         self.places.tenant_changed = self.waiting.set_active
-        self.entered: Callable[[set[Hashable]], None] = lambda _tickets: None
-        """Called with the tickets of each admitted session."""
+        self.entered: Callable[[Any], None] = lambda _ticket: None
+        """Called with the ticket of each admitted session that has a request."""
         self.index = SessionIndex()
         self.counts = GateCounts()
         self._by_ticket: dict[Hashable, tuple[Session, Request]] = {}
-        self._samples: set[Hashable] = set()
-        """Tickets added by ``join``."""
         self._numbers = 0
         self._exceeded = self._refreshed = -math.inf
         self._changed = False
@@ -122,9 +120,11 @@ class SessionGate:
             self.activation.returned(
                 min(self.now - session.last_contact_s, self.settings.horizon_s)
             )
-        session.cached_before, session.unlearnt = self._cached_before(session, request), True
+        session.cached_before = self._cached_before(session, request)
         self.model.request_waits(request)  # while many wait, most returns have yet to be answered
-        self._add(ticket, session, request)
+        session.ticket, session.last_contact_s = ticket, self.now
+        self._by_ticket[ticket] = session, request
+        self.index.describe(session, request, request.prompt_tokens)
         if session.active:
             self.places.active.move_to_end(session.number)
             self.footprints.moved(session, self.now)
@@ -134,63 +134,37 @@ class SessionGate:
         self._admit()
         return session
 
-    def join(self, ticket: Hashable, request: Request, session: Session) -> None:
-        """Add another sample (n > 1) of an admitted request of ``session``. It is not held."""
-        assert ticket not in self._by_ticket, f"request {ticket!r} is here already"
-        self._pass_time(request.time)
-        self._samples.add(ticket)
-        self._add(ticket, session, request)
-        if session.active:
-            self.footprints.moved(session, self.now)
-        else:  # paused or dropped between the warm-up and this sample
-            self._enter(session)
-
-    def _add(self, ticket: Hashable, session: Session, request: Request) -> None:
-        session.tickets.add(ticket)
-        session.last_contact_s = self.now
-        self._by_ticket[ticket] = session, request
-        self.index.describe(session, request, request.prompt_tokens)
-
-    def finish(self, ticket: Hashable, request: Request, warm_up: bool = False) -> None:
-        """Record an answered request. ``warm_up``: SGLang's warm-up for its parallel samples."""
-        entry = self._by_ticket.pop(ticket, None)
-        if entry is None:
+    def finish(self, ticket: Hashable, request: Request) -> None:
+        """Record an answered request."""
+        session = self._remove(ticket)
+        if session is None:
             return
-        session, _ = entry
-        session.tickets.discard(ticket)
         session.last_contact_s = self.now
-        if ticket in self._samples:
-            self._samples.discard(ticket)
-        else:
-            self._measure(session, request)
-        if not warm_up:
-            self._learn(session, request)
-            session.answered = True
-            self.footprints.answered(request.output_tokens)
-            self.index.describe(session, request, request.prompt_tokens + request.output_tokens)
-            if (session.over or request.over) and not session.under_way:
-                self._forget(session)
+        self._measure(session, request)
+        if request.stop != ABORT:
+            label = self.model.answered(request, self.now)
+            session.category = self.model.categories.get(label)
+            self.agents.answered(session, request)
+        session.answered = True
+        self.footprints.answered(request.output_tokens)
+        self.index.describe(session, request, request.prompt_tokens + request.output_tokens)
+        if session.over or request.over:
+            self._forget(session)
         if session.active:
             self.footprints.moved(session, self.now)
         self._activate_and_pause()
 
-    def _learn(self, session: Session, request: Request) -> None:
-        """Learn from one answer to a request, unless it was aborted."""
-        if session.unlearnt and request.stop != ABORT:
-            session.unlearnt = False
-            label = self.model.answered(request, self.now)
-            session.category = self.model.categories.get(label)
-            self.agents.answered(session, request)
+    def _remove(self, ticket: Hashable) -> Session | None:
+        """Remove a request. Return its session; ``None`` without such a request."""
+        session, _ = self._by_ticket.pop(ticket, (None, None))
+        if session is not None:
+            session.ticket = None
+        return session
 
     def leave(self, ticket: Hashable) -> None:
         """Remove a request that was aborted or timed out, waiting or running."""
-        entry = self._by_ticket.pop(ticket, None)
-        if entry is None:
-            return
-        session, _ = entry
-        session.tickets.discard(ticket)
-        self._samples.discard(ticket)
-        if session.under_way:  # another sample is running
+        session = self._remove(ticket)
+        if session is None:
             return
         if not session.answered or session.over:
             self._forget(session)
@@ -298,8 +272,8 @@ class SessionGate:
         self.counts.wait_seconds += waited_s
         self.waiting.admit(session, self.places.count_by_tenant)
         self.places.enter(session, self.now)
-        if session.tickets:
-            self.entered(session.tickets)
+        if session.under_way:
+            self.entered(session.ticket)
 
     def _forget(self, session: Session) -> None:
         """Drop ``session``."""

@@ -8,7 +8,7 @@ indexed at its newest end only, so that others with a common prefix are separate
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sglang_canopy.records import Request
 from sglang_canopy.reuse.category import Category
@@ -33,10 +33,8 @@ class Session:
     """Time since which it waits for admission, if it does."""
     share: Hashable = None
     """Share of the tenants' turns in which it waits, or last waited."""
-    tickets: set[Hashable] = field(default_factory=set)
-    """Tickets of the request in progress; several for parallel samples (n > 1)."""
-    unlearnt: bool = False
-    """Whether that request has yet to be learnt from."""
+    ticket: Hashable = None
+    """Name of the request in progress; ``None`` without one."""
     active: bool = False
     """Whether the session is admitted."""
     answered: bool = False
@@ -68,7 +66,7 @@ class Session:
     @property
     def under_way(self) -> bool:
         """Whether a request of the session is waiting or being answered."""
-        return bool(self.tickets)
+        return self.ticket is not None
 
     @property
     def key(self) -> tuple[str | None, Hashable | None]:

@@ -12,7 +12,7 @@ import struct
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import xxhash
 
@@ -100,8 +100,6 @@ class LiveRequest(Request):
     """Number of samples that follow this request, if it is their warm-up."""
     warm_up: LiveRequest | None = None
     """The warm-up, if this request is a sample of it."""
-    session: Any = None
-    """The session gate's session."""
     misses: Misses | None = None
     """Causes of its misses, from its admission to its end."""
 

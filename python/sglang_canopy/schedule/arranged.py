@@ -189,7 +189,8 @@ class Arranged(Generic[T]):
         sharers = self.shortest.select(head, shares)
         if not sharers:
             return [], []
-        self._in_order = [*sharers, *self.shortest.in_order(admitted=sharers)]
+        others = set(self._in_order).difference(sharers)
+        self._in_order = [*sharers, *(waiting for waiting in self._in_order if waiting in others)]
         return [waiting.request for waiting in sharers], self.over_budget()
 
     def _pop(self, leaving: Collection[T]) -> list[Waiting]:

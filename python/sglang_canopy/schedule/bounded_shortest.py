@@ -27,7 +27,7 @@ Budgets count within one share (a tenant's share, ``fair_shares.py``) and one pr
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
 from sglang_canopy.schedule.cost import Cost, Prefill, PrefillCost
@@ -192,22 +192,19 @@ class BoundedShortest:
         selected = {waiting.number for waiting in self.select(head(), computes)}
         return [waiting for waiting in checked if waiting.number not in selected]
 
-    def in_order(self, head: int = SORTED_HEAD, admitted: Sequence[Waiting] = ()) -> list[Waiting]:
-        """Return the queue in admission order, assuming ``admitted`` is admitted first.
+    def in_order(self, head: int = SORTED_HEAD) -> list[Waiting]:
+        """Return the queue in admission order.
 
         Only the first ``head`` requests are sorted; the rest of each priority is in order of arrival. Does
         not change the queue: call ``admit`` to admit.
         """
         ordered: list[Waiting] = []
         starts: dict[Share, float] = {}
-        taken = {waiting.number for waiting in admitted}
         for urgency in sorted(self._queues, reverse=True):
             by_share = {t: queue for t, queue in self._queues[urgency].items() if queue.requests}
+            first = len(ordered)
             if len(ordered) < head and by_share:
-                walks = {
-                    share: queue.walk([w for w in admitted if w.number in queue.requests])
-                    for share, queue in by_share.items()
-                }
+                walks = {share: queue.walk() for share, queue in by_share.items()}
                 heads = {
                     share: request for share, walk in walks.items() if (request := next(walk, None))
                 }
@@ -216,7 +213,6 @@ class BoundedShortest:
                 while heads and len(ordered) < head:
                     share = next_share(next_starts)
                     ordered.append(heads[share])
-                    taken.add(heads[share].number)
                     next_starts[share] += heads[share].cost
                     starts[share] = next_starts[share]
                     following = next(walks[share], None)
@@ -225,8 +221,8 @@ class BoundedShortest:
                     else:
                         heads[share] = following
             behind = self._by_arrival.get(urgency, {}).copy()
-            for number in taken:
-                behind.pop(number, None)
+            for waiting in ordered[first:]:
+                behind.pop(waiting.number, None)
             ordered += behind.values()
         return ordered
 

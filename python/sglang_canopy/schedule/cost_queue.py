@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,26 +136,20 @@ class CostQueue:
         if prompt is not None:
             self._restore(prompt, math.inf)
 
-    def walk(self, admitted: Sequence[Waiting] = ()) -> Iterator[Waiting]:
-        """Yield requests in admission order, assuming ``admitted`` is admitted first.
+    def walk(self) -> Iterator[Waiting]:
+        """Yield requests in admission order.
 
         Does not change the queue. The tail, beyond ``TIGHT_HEAD``, is in order of arrival.
         """
-        spare, taken = (
-            self._allowances_after(admitted).least_allowance(),
-            {waiting.number for waiting in admitted},
-        )
-        head = list(admitted)
-        for cost, number, waiting in self.by_cost:
-            if number in taken:
-                continue
+        spare, head = self.passing.least_allowance(), list[Waiting]()
+        for cost, _, waiting in self.by_cost:
             if cost > spare:
                 break
             spare -= cost
             head.append(waiting)
-            taken.add(number)
             yield waiting
-        if len(taken) < len(self.requests):
+        if len(head) < len(self.requests):
+            taken = {waiting.number for waiting in head}
             for waiting in self._walk_within_budgets(head):
                 taken.add(waiting.number)
                 yield waiting
@@ -164,14 +158,6 @@ class CostQueue:
                 for number in self.arrival_by_position
                 if number in self.requests and number not in taken
             )
-
-    def _allowances_after(self, admitted: Sequence[Waiting]) -> Passing:
-        if not admitted:
-            return self.passing
-        trial = self.passing.copy()
-        for waiting in admitted:
-            simulate_admission(trial, waiting)
-        return trial
 
     def _walk_within_budgets(self, admitted: Iterable[Waiting]) -> Iterator[Waiting]:
         """Yield the next requests after ``admitted`` when budgets restrict the order."""

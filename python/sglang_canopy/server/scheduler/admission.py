@@ -53,20 +53,13 @@ class Admission:
             self._candidates.append(req)
         if gate is None:
             return
+        request = req.canopy.request
         if _is_gated(req) and not gate.has(req):
             self._end_departed(scheduler)
-            self._arrive(gate, req)
+            gate.advance(gate.now)
+            gate.arrive(req, request)
+            request.state = State.HELD if gate.holds(req) else State.WAITING
         self._waiting[req] = None
-
-    def _arrive(self, gate: SessionGate, req: Any) -> None:
-        """Pass a new request to the gate."""
-        request = req.canopy.request
-        gate.advance(gate.now)
-        if request.warm_up is not None and request.warm_up.session is not None:
-            gate.join(req, request, request.warm_up.session)
-        else:
-            request.session = gate.arrive(req, request)
-        request.state = State.HELD if gate.holds(req) else State.WAITING
 
     def ended(self, req: Any) -> None:
         """Record that ``req`` was answered, or left. Further calls have no effect."""
@@ -74,7 +67,7 @@ class Admission:
         if self.gate is not None:
             request = req.canopy.request
             if request.state is State.DONE:
-                self.gate.finish(req, request, warm_up=request.pending_samples > 0)
+                self.gate.finish(req, request)
             else:
                 self.gate.leave(req)
         if self.order.is_on:
@@ -197,11 +190,10 @@ class Admission:
             self._waiting = dict.fromkeys(queue)
 
 
-def _let_through(reqs: Iterable[Any]) -> None:
-    """Note that the sessions of these requests were admitted."""
-    for req in reqs:
-        if _is_held(req):
-            req.canopy.request.state = State.WAITING
+def _let_through(req: Any) -> None:
+    """Record that the session of a request was admitted."""
+    if _is_held(req):
+        req.canopy.request.state = State.WAITING
 
 
 def _is_held(req: Any) -> bool:
@@ -209,8 +201,11 @@ def _is_held(req: Any) -> bool:
 
 
 def _is_gated(req: Any) -> bool:
-    """Return whether ``req`` is gated. Requests with an error and health probes are not."""
-    return not (req.finished() or req.to_finish is not None or req.canopy.request.is_health_probe)
+    """Return whether ``req`` is gated. Requests with an error, health probes, and parallel samples
+    (n > 1), whose warm-up was gated, are not."""
+    request = req.canopy.request
+    failed = req.finished() or req.to_finish is not None
+    return not (failed or request.is_health_probe or request.warm_up is not None)
 
 
 def admission_of(owner: Any) -> Admission | None:
