@@ -46,9 +46,6 @@ class Vouched(NamedTuple):
     tenant: str | None
 
 
-ClaimedTenant = str | Vouched | None
-"""A tenant as clients name it, or as a gateway vouches for it."""
-
 UNVOUCHED = ("unvouched", None)
 """Stands for all requests that no gateway vouches for; no tenant is a pair."""
 

@@ -78,7 +78,7 @@ def test_parallel_samples_are_one_request_in_learning_and_counts(server) -> None
         assert served[0].label == "chat|end|turn1|out<64|added<512"
     server.model.fit(500.0)
     assert server.model.samples == 0
-    assert server.model.stats()["tips"] == 80
+    assert len(server.model.shadow) == 80
     assert server.counted() == (80, 80 * 18)
     assert server.meter.prompt_tokens == 80 * 18
     assert all(learner.model.samples == 0 for learner in learning(server.meter))
@@ -203,4 +203,4 @@ def test_a_health_probe_is_no_request(server) -> None:
         assert server.requests.register(req) is server.requests.register(req)
         server.requests.ended(req)
         assert server.counted()[0] == requests
-        assert bool(server.model.stats()["block_hashes"]) == bool(requests)
+        assert bool(server.model.shadow.blocks) == bool(requests)

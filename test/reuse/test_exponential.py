@@ -145,4 +145,4 @@ def test_a_shared_prefix_belongs_to_its_last_user_in_the_papers_categories():
     made.category, made.last_access, made.created = "text|turn1", 9.0, 0.0
     made.hits, made.turn = 12, 1
     policy.admit(made, 9.0)
-    assert list(policy.stats()["queues"]) == ["('text|turn1', 0)"]
+    assert list(policy._cells._cells) == [("text|turn1", 0)]

@@ -151,10 +151,6 @@ class Policy(abc.ABC):
         """
         return {}
 
-    def stats(self) -> Mapping[str, Any]:
-        """Return learnt curves, queue sizes and fitted models, for operators."""
-        return {}
-
     def state(self) -> Mapping[str, Any]:
         """Return the learnt state as JSON data; ``{}`` for a policy that does not learn."""
         return {}

@@ -184,14 +184,6 @@ class TailOptimizedLRU(Policy):
                 self.drop(leaf)
                 self.admit(leaf, now)
 
-    def stats(self) -> Mapping[str, Any]:
-        return {
-            **self.model.stats(),
-            "threshold_tokens": self.target.tokens,
-            "ttft_model": self.target.ttft_model,
-            "leaves_with_free_tokens": len(self._free),
-        }
-
     def state(self) -> Mapping[str, Any]:
         return self.model.state()
 

@@ -13,7 +13,7 @@ victim is trimmed only to the end of its bucket.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -121,13 +121,6 @@ class ExpectedTailLRU(wa.WorkloadAware):
             return 0
         over = slack - TOKEN_EDGES[token_bin(slack)]
         return max(0, leaf.length - max(1, int(over) + 1))
-
-    def stats(self) -> Mapping[str, Any]:
-        return {
-            **super().stats(),
-            "threshold_tokens": self.target.tokens,
-            "ttft_model": self.target.ttft_model,
-        }
 
 
 POLICY = ExpectedTailLRU

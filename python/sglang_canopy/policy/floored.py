@@ -81,9 +81,6 @@ class Floored(Policy):
     def hinted(self, hint: LateHint) -> None:
         self.main.hinted(hint)
 
-    def stats(self) -> Mapping[str, Any]:
-        return self.main.stats()
-
     def state(self) -> Mapping[str, Any]:
         return self.main.state()
 

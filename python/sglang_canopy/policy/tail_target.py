@@ -87,8 +87,3 @@ class TailTarget:
             if self._ttft_model is not None:
                 return threshold_tokens(leaf.slo_ms, self._ttft_model)
         return self.tokens
-
-    @property
-    def ttft_model(self) -> tuple[float, float] | None:
-        """Return the TTFT model in use: (alpha s/token, beta s)."""
-        return self._ttft_model

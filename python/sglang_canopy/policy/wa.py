@@ -275,10 +275,6 @@ class WorkloadAware(Policy):
             **({"kept_for_s": kept_for_s} if kept_for_s > 0 else {}),
         }
 
-    def stats(self) -> Mapping[str, Any]:
-        queues = {f"{c.key}": len(c) for c in self._cells.cells()}
-        return {**self.model.stats(), "queues": queues}
-
     def state(self) -> Mapping[str, Any]:
         return self.model.state()
 

@@ -16,7 +16,7 @@ import heapq
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from sglang_canopy.records import CLIENT
 
@@ -326,16 +326,3 @@ class HintRecords:
             if record.returns:
                 counts["return", source, self.return_trusted(sender)] += 1
         return counts
-
-    def stats(self) -> dict[str, Any]:
-        """Return the sums over all records."""
-        records = list(self._records.values())
-        return {
-            "returns": sum(r.returns for r in records),
-            "returns_true": sum(r.returns_true for r in records),
-            "overs": sum(r.overs for r in records),
-            "overs_wrong": sum(r.overs_wrong for r in records),
-            "tenants": len(
-                {sender[0] if isinstance(sender, tuple) else sender for sender in self._records}
-            ),
-        }

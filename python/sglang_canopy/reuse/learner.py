@@ -20,7 +20,7 @@ from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.fitting import fit
 from sglang_canopy.reuse.hint_trust import HintRecords, sender_of
 from sglang_canopy.reuse.shadow import ShadowIndex, Tip, full_blocks
-from sglang_canopy.reuse.survival import BINS, age_bin, token_bin
+from sglang_canopy.reuse.survival import age_bin, token_bin
 
 _OWN_GAP_STEP = 0.5
 """Weight of the newest gap in a conversation's moving (geometric) average."""
@@ -343,26 +343,6 @@ class ReuseModel:
         """Load the counts of an earlier run; their weight falls as new samples arrive."""
         self._saved_samples = saved_curves.load(state, self.categories, self._labels())
         self.fit(0.0)
-
-    def stats(self) -> Mapping[str, Any]:
-        """Return sizes, hints, and each category's samples, return probability and growth."""
-        fitted = (c for c in self.categories if c.all_events)
-        return {
-            "samples": self.samples,
-            "tips": len(self.shadow),
-            "block_hashes": self.shadow.blocks,
-            "fits": self.version,
-            "hints": self.hints.stats(),
-            "categories": {
-                c.label: {
-                    "continued": round(sum(c.all_events), 1),
-                    "waiting": round(sum(c.all_waiting), 1),
-                    "return_probability": round(1.0 - c.curve[BINS - 1], 4),
-                    "mean_new_tokens": round(mean_growth(c), 1),
-                }
-                for c in fitted
-            },
-        }
 
 
 def mean_growth(category: Category) -> float:

@@ -79,11 +79,6 @@ class Status:
             "prompt_tokens": prompts,
             "refused_requests": dict(zip(REFUSALS, self.counters.refused)),
             "prompt_tokens_last_minute": last_minute["prompt_tokens"],
-            "history": [
-                (point["prompt_tokens"], sum(point["hit_tokens"].values()))
-                for point in self.minutes.points()
-            ],
-            "history_point_s": POINT_S,
             "hour": [*self.hour.points(), *self.hour.running()],
             "tenants": self._tenants(),
             "curves": self._curves(),

@@ -167,13 +167,6 @@ class S3FIFO(Policy):
     def leaves(self) -> Iterator[Leaf]:
         return iter(self._lengths)
 
-    def stats(self) -> dict[str, Any]:
-        return {
-            "small_tokens": self._tokens[self._small],
-            "main_tokens": self._tokens[self._main],
-            "ghost_tokens": self._ghost_tokens,
-        }
-
     def _enter(self, leaf: Leaf) -> _Place:
         """Return the place of a node seen for the first time, possibly long after its creation."""
         whole, block_tokens = self._paths.get(leaf.last_access, ((), 1))

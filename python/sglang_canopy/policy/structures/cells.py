@@ -260,10 +260,6 @@ class Cells:
             return category.exponential.rank(now - time_s)
         return category.rank[age_bin(now - time_s)]
 
-    def cells(self) -> Iterator[Cell]:
-        """Iterate over the cells with leaves, in order of creation."""
-        return (c for c in self._cells.values() if c.live)
-
     def __iter__(self) -> Iterator[Leaf]:
         for cell in self._cells.values():
             yield from cell
