@@ -34,7 +34,7 @@ BLOCK = 64
 AUTO = {
     "schedule_policy": "bounded-shortest",
     "device_policy": "wa",
-    "waiting_prefixes": "by-place",
+    "waiting_prefixes": "from-arrival",
 }
 
 

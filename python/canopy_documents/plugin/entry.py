@@ -40,15 +40,15 @@ def parse_options(server_args: Any, args: Any) -> bool:
     from canopy_documents.server import options
 
     try:
-        given = options.PARSE(args.canopy_documents)
-        if given.reuse == OFF:
+        document_options = options.parse(args.canopy_documents)
+        if document_options.reuse == OFF:
             return False
         if refusal := unsupported(DOCUMENTS, server_args):
             raise CanopyError(refusal)
-        options.check_server(server_args, given)
+        options.check_server(server_args, document_options)
     except CanopyError as error:
         stop(f"{FLAG}: {error}")
-    setattr(server_args, ATTRIBUTE, given)
+    setattr(server_args, ATTRIBUTE, document_options)
     return True
 
 

@@ -100,7 +100,7 @@ class Options:
         return {name: size << 20 for name, size in sizes.items() if size}
 
 
-PARSE = declared.keyed(Options, head="reuse")
+parse = declared.keyed(Options, head="reuse")
 """Parse ``on``, ``KEY=VALUE,...`` or a JSON object. Raises CanopyError."""
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from sglang_canopy.disk.content import Content
 from sglang_canopy.disk.evictable_pages import EvictablePages
+from sglang_canopy.disk.idle_namespaces import IdleNamespaces
 from sglang_canopy.disk.index import PageIndex
 from sglang_canopy.disk.journal import Journal
-from sglang_canopy.disk.neighbours import Neighbours
 from sglang_canopy.disk.segments import SegmentFiles
 from sglang_canopy.disk.store_counters import Faults, StoreCounters
 from sglang_canopy.disk.units import UnitAllocator
@@ -33,7 +33,7 @@ class StoreState:
     evictable: EvictablePages
     units: UnitAllocator
     ttl: TTLTable
-    neighbours: Neighbours
+    idle_namespaces: IdleNamespaces
     lock: threading.RLock = field(default_factory=threading.RLock)
     unavailable: str | None = "not open yet"
     """Reason why the store is unavailable; ``None`` while it works."""

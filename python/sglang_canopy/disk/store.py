@@ -24,13 +24,13 @@ from sglang_canopy.disk.content import Content, PageBuffers, raw_key
 from sglang_canopy.disk.evictable_pages import EvictablePages
 from sglang_canopy.disk.eviction import SWEEP_PAGES, Eviction
 from sglang_canopy.disk.folder import path_of
+from sglang_canopy.disk.idle_namespaces import IdleNamespaces
 from sglang_canopy.disk.index import PageIndex
 from sglang_canopy.disk.index_writer import IndexWriter
 from sglang_canopy.disk.inspection import held_pages, verify
+from sglang_canopy.disk.lifecycle import Lifecycle
 from sglang_canopy.disk.lifetimes import Lifetimes
-from sglang_canopy.disk.neighbours import Neighbours
 from sglang_canopy.disk.page import PageMeta
-from sglang_canopy.disk.recovery import Recovery
 from sglang_canopy.disk.state import StoreState
 from sglang_canopy.disk.store_counters import Faults, StoreCounters, kind_of
 from sglang_canopy.disk.units import UnitAllocator
@@ -96,13 +96,13 @@ class DiskStore:
             evictable=EvictablePages(index, policy, page_bytes, quotas or {}),
             units=UnitAllocator(capacity_bytes // page_bytes),
             ttl=ttl or TTLTable(),
-            neighbours=Neighbours(path_of(folder, namespace), capacity_bytes, monotonic),
+            idle_namespaces=IdleNamespaces(path_of(folder, namespace), capacity_bytes, monotonic),
         )
         self._index_writer = records = IndexWriter(state)
         self._lifetimes = lifetimes = Lifetimes(state, records)
         self._eviction = eviction = Eviction(state, records)
         self._writer = PageWriter(state, records, lifetimes, eviction, monotonic)
-        self._recovery = Recovery(
+        self._lifecycle = Lifecycle(
             state,
             records,
             lifetimes,
@@ -121,7 +121,7 @@ class DiskStore:
     @property
     def path(self) -> Path:
         """Folder of the namespace; set by the first successful ``open``."""
-        return self._recovery.path
+        return self._lifecycle.path
 
     @property
     def policy(self) -> Policy:
@@ -138,22 +138,22 @@ class DiskStore:
 
         Retry while it returns false: the cause may be temporary. Call it from one thread at a time.
         """
-        return self._recovery.open()
+        return self._lifecycle.open()
 
     def close(self) -> None:
         """Commit all changes and release the folder. Afterwards the store appears empty."""
-        self._recovery.close()
+        self._lifecycle.close()
 
     def suspend(self, reason: str) -> bool:
         """Stop using a folder that does not respond, without I/O; ``open`` tries it again.
 
         Return whether the store is unavailable now. Unfinished writes enter no page.
         """
-        return self._recovery.suspend(reason)
+        return self._lifecycle.suspend(reason)
 
     def discard(self) -> None:
         """Close, and remove every page from the disk."""
-        self._recovery.discard()
+        self._lifecycle.discard()
 
     # ---- pages ----
 
@@ -282,7 +282,7 @@ class DiskStore:
         room, or the disk failed (a page whose commit failed is still served while the process lives).
         A page already on disk is not written again and counts as used.
         """
-        self._recovery.open_cleared()
+        self._lifecycle.open_cleared()
         return self._writer.write(keys, pages, metas, parents)
 
     def touch(self, keys: Sequence[str], meta: PageMeta) -> int:
@@ -313,7 +313,7 @@ class DiskStore:
         The next ``write``, ``sweep`` or ``close`` begins a new folder of pages and removes the old one.
         After a crash before that, the pages are on disk again.
         """
-        self._recovery.clear()
+        self._lifecycle.clear()
 
     # ---- TTLs and uses ----
 
@@ -322,7 +322,7 @@ class DiskStore:
 
         Also commit uses. Call it about once a second.
         """
-        self._recovery.open_cleared()
+        self._lifecycle.open_cleared()
         return self._eviction.sweep(now, limit)
 
     def flush(self, *, everything: bool = False) -> bool:

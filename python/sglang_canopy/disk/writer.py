@@ -83,7 +83,7 @@ class PageWriter:
         for i in absent:
             offered[i].views = content.views(pages[i])
         if absent:
-            state.neighbours.make_room((state.units.used + len(absent)) * content.page_bytes)
+            state.idle_namespaces.make_room((state.units.used + len(absent)) * content.page_bytes)
         full, now = state.counters.faults["full"], state.clock()
         with state.lock:
             if state.unavailable:  # since the first check
@@ -103,7 +103,7 @@ class PageWriter:
                 for was, page in zip(on_disk, offered, strict=True)
             ]
         committed = self._index_writer.flush()
-        if state.counters.faults["full"] > full and state.neighbours.remove_oldest():
+        if state.counters.faults["full"] > full and state.idle_namespaces.remove_oldest():
             with state.lock:
                 state.units.allow_growth()
             committed = self._index_writer.flush()

@@ -130,7 +130,7 @@ def test_a_prefix_of_a_waiting_request_is_not_evicted_before_its_use():
         how: run(trace, device_tokens=400, waiting_prefixes=how, fixed_outputs=True).cached_tokens[
             3
         ]
-        for how in ("awaited", "touched", "by-place")
+        for how in ("awaited", "touched", "from-arrival")
     }
     assert set(hits.values()) == {100}
 
@@ -148,14 +148,14 @@ def test_by_place_protects_requests_behind_the_first():
     """The tail's prefix survives the head's evictions; if only the head is matched, it does not."""
     hits = {
         how: run(TWO_WAIT, device_tokens=400, waiting_prefixes=how).cached_tokens[4]
-        for how in ("awaited", "by-place")
+        for how in ("awaited", "from-arrival")
     }
-    assert hits["by-place"] == 100
+    assert hits["from-arrival"] == 100
     assert hits["awaited"] < 100
 
 
 def test_waiting_requests_default_to_the_servers_behaviour():
-    as_served = run(TWO_WAIT, device_tokens=400, waiting_prefixes="by-place")
+    as_served = run(TWO_WAIT, device_tokens=400, waiting_prefixes="from-arrival")
     assert (
         run(TWO_WAIT, device_tokens=400).cached_tokens.tolist() == as_served.cached_tokens.tolist()
     )

@@ -197,7 +197,7 @@ def test_a_mistake_gets_one_line_with_the_remedy(trace, config, message):
         ({"disk": TierSpec(100, 1e9, 1e9)}, "give host as well"),
         ({"schedule_policy": "best"}, "must be one of fcfs, lpm, hrrn"),
         ({"session_gate": "wide"}, "must be one of none, footprint"),
-        ({"waiting_prefixes": "kept"}, "must be one of by-place, awaited"),
+        ({"waiting_prefixes": "kept"}, "must be one of from-arrival, awaited"),
         ({"session_gate": "footprint", "session_gate_config": {"doors": 2}}, "does not take"),
     ],
 )

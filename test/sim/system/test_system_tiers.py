@@ -149,7 +149,7 @@ def test_a_prefetch_that_takes_too_long_is_stopped_by_the_timeout():
     running=st.sampled_from([3, 256]),
     waiting=st.booleans(),
     disk_writes=st.sampled_from([1e9, 1e5]),
-    prefixes=st.sampled_from(["by-place", "awaited"]),
+    prefixes=st.sampled_from(["from-arrival", "awaited"]),
     order=st.sampled_from(["fcfs", "bounded-shortest"]),
 )
 def test_every_token_is_accounted_for_after_every_step(

@@ -86,7 +86,7 @@ class SystemConfig:
     )
     session_gate_config: Mapping[str, Any] = field(default_factory=dict)
     waiting_prefixes: str = declare(
-        "by-place", "--waiting-prefixes", "how cached prefixes of waiting requests are protected",
+        "from-arrival", "--waiting-prefixes", "how cached prefixes of waiting requests are protected",
         choices=tuple(WAITING_PREFIXES),
     )  # fmt: skip
     prefetch_policy: str = declare(

@@ -1,6 +1,6 @@
 """Protect the cached prefixes of waiting requests from eviction.
 
-``by-place`` is the live tree: arrivals are matched, and the budget is spent from the head of the
+``from-arrival`` is the live tree: arrivals are matched, and the budget is spent from the head of the
 queue.
 
 ``awaited`` is the live tree without that (``radix/core.py``, ``protect_awaited``): a request that is matched but not admitted protects the deepest node of its path
@@ -46,14 +46,14 @@ class WaitingPrefixes:
 
 
 class Protected(WaitingPrefixes):
-    """``awaited``: the live tree without the protection by place."""
+    """``awaited``: the live tree without the protection from arrival on."""
 
     def looked_up(self, job: SimulatedRequest, node: TierNode) -> None:
         self.tree.protect(node, job.request.tenant)
 
 
-class ProtectedByPlace(Protected):
-    """``by-place``: the live tree.
+class ProtectedFromArrival(Protected):
+    """``from-arrival``: the live tree.
 
     Arrivals are matched; every 32nd step the budget is assigned again from the head of the queue.
     """
@@ -110,7 +110,7 @@ class Touched(WaitingPrefixes):
 
 
 WAITING_PREFIXES: dict[str, Callable[[TierNodes], WaitingPrefixes]] = {
-    "by-place": ProtectedByPlace,
+    "from-arrival": ProtectedFromArrival,
     "awaited": Protected,
     "touched": Touched,
 }

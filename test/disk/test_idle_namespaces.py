@@ -95,7 +95,7 @@ def test_what_a_killed_server_left_for_nobody_goes_at_the_next_start(tmp_path) -
     put(killed, "a", 1)
     put(running, "a", 1)
     killed.state.journal.close()
-    killed._recovery.claim.release()  # what the end of a process does
+    killed._lifecycle.claim.release()  # what the end of a process does
     lasting = left(tmp_path, "lasting", 1, 1.0)
     assert (lasting.exists(), running.path.exists(), killed.path.exists()) == (True, True, False)
     assert running.leading(chain("a", 1)) == 1

@@ -39,7 +39,7 @@ SUSPEND_WAIT_S = 1.0
 """Maximum seconds for the store's lock when it is suspended."""
 
 
-class Recovery:
+class Lifecycle:
     """Open, close and discard the store; by one thread at a time."""
 
     path: Path
@@ -73,7 +73,9 @@ class Recovery:
         with self._opening:  # writers and the sweeper open a cleared store
             while state.unavailable is not None:
                 fault = self._try_to_open()
-                if fault is not None and not (fault == "full" and state.neighbours.remove_oldest()):
+                if fault is not None and not (
+                    fault == "full" and state.idle_namespaces.remove_oldest()
+                ):
                     return False
         return True
 
@@ -102,7 +104,7 @@ class Recovery:
         except (OSError, sqlite3.Error) as error:
             return self._give_up(kind_of(error), error)
         self._index_writer.flush(everything=True)
-        state.neighbours.opened()
+        state.idle_namespaces.opened()
         return None
 
     def clear(self) -> None:

@@ -59,7 +59,7 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(lock)
 
 
-class Neighbours:
+class IdleNamespaces:
     """The idle namespaces beside the store at ``own_folder``, which may hold ``capacity_bytes`` with it."""
 
     def __init__(
