@@ -6,8 +6,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-CLIENT, GATEWAY, INFERRED = "client", "gateway", "inferred"
-"""Sources of hints. ``INFERRED``: by the server, from how a conversation continues."""
+CLIENT, GATEWAY = "client", "gateway"
+"""Sources of hints."""
 
 
 @dataclass(frozen=True, slots=True)

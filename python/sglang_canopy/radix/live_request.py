@@ -91,9 +91,7 @@ class LiveRequest(Request):
     ttl_s: float | None = None
     """TTL below the device that the request sets, in seconds."""
     linear: bool = False
-    """Whether one conversation has this name: each request extends or abandons the previous one."""
-    previous_end: UnifiedTreeNode | None = None
-    """End of the conversation before this request."""
+    """Whether one conversation has this name: it comes from a session's field or header."""
     group: tuple[float, int] | None = None
     """Equal for the parallel samples (n > 1) of one prompt and their warm-up; else ``None``."""
     pending_samples: int = 0

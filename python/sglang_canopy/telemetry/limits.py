@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
-from sglang_canopy.records import CLIENT, GATEWAY, INFERRED
+from sglang_canopy.records import CLIENT, GATEWAY
 from sglang_canopy.tenant import AT_LIMIT
 
 
@@ -18,7 +18,7 @@ def hint_rows(model: Any) -> list[dict[str, Any]]:
     if model is None:
         return []
     counts = model.hints.applied_hints()
-    rows = product(("over", "return"), (CLIENT, GATEWAY, INFERRED), (True, False))
+    rows = product(("over", "return"), (CLIENT, GATEWAY), (True, False))
     return [
         {
             "hint": hint,
