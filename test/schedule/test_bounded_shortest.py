@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_canopy.schedule.bounded_shortest import SORTED_HEAD, BoundedShortest
+from sglang_canopy.schedule.bounded_shortest import COST_FACTOR, MIN_S, SORTED_HEAD, BoundedShortest
 from sglang_canopy.schedule.cost import Prefill, PrefillCost
 from sglang_canopy.schedule.cost_queue import TIGHT_HEAD, Waiting
 from sglang_canopy.schedule.fair_shares import SEPARATE_SHARES, FairShares, next_share
@@ -188,7 +188,7 @@ def test_no_request_is_passed_beyond_the_bound(cost_factor, step, draw) -> None:
 
 def simulate(pick, requests: list[tuple[float, int]]) -> list[float]:
     """Waits of ``requests`` (time, cost), one at a time, in the order that ``pick`` gives."""
-    line, waits, now = queue(), [], 0.0
+    line, waits, now = queue(COST_FACTOR, MIN_S), [], 0.0
     pending = list(reversed(requests))
     while pending or len(line):
         while pending and pending[-1][0] <= now:

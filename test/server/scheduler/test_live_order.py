@@ -236,6 +236,7 @@ def test_one_that_waited_alone_stays_older_than_one_that_the_gate_puts_before_it
 
 def test_host_tokens_of_a_request_that_was_alone_are_charged(tree: LiveTree) -> None:
     order, req = tree.cache.admission.order, req_at(tree, tokens(600, 2), 1.0)
+    order.look_up(req)
     req.prefix_len, req.num_matched_prefix_tokens = 0, 400
     assert order.prefill(req, False).loaded == 400
     req.prefix_len, req.host_loaded_length = 400, 400  # as SGLang admits it
