@@ -1,4 +1,4 @@
-"""The drain at shutdown writes KV that only memory holds to disk, highest rank first."""
+"""The drain at shutdown writes KV that only memory holds to disk, prefixes first."""
 
 import errno
 import json
@@ -60,7 +60,7 @@ def test_with_drain_s_0_nothing_is_written(tmp_path: Path) -> None:
     after.close()
 
 
-def test_the_highest_ranked_are_written_and_heads_before_tails(tmp_path, monkeypatch):
+def test_prefixes_are_written_before_what_extends_them(tmp_path, monkeypatch):
     tree = restarted(tmp_path)
     head = tokens(1, 4)
     tree.serve(tokens(3, 6), 1.0)  # the oldest
@@ -71,15 +71,17 @@ def test_the_highest_ranked_are_written_and_heads_before_tails(tmp_path, monkeyp
     tree.storage.batch_set_v1 = lambda keys, *more: written.extend(keys) or original(keys, *more)
     tree.cache.cache_controller.page_set_func = tree.cache.cache_controller._page_set_zero_copy
     terminated(tree)
-    newest, older, oldest = (
-        tree.keys(path) for path in (head + tokens(4, 4), head + tokens(2, 4), tokens(3, 6))
+    alone, *branches = (
+        tree.keys(path) for path in (tokens(3, 6), head + tokens(2, 4), head + tokens(4, 4))
     )
-    assert written == [*newest, *older[2:], *oldest]
+    heads, tails = {*alone, *branches[0][:2]}, {*branches[0][2:], *branches[1][2:]}
+    assert {*written[: len(heads)]} == heads
+    assert {*written[len(heads) :]} == tails
 
 
 @KEPT
-def test_leaves_of_the_host_below_a_node_of_the_device_are_ranked_once(tmp_path, policy):
-    """Their parent on the device is no victim of the host; ranking it twice never ended a drain."""
+def test_leaves_of_the_host_below_a_node_of_the_device_are_written(tmp_path, policy):
+    """Their parent on the device is no victim of the host."""
     tree = restarted(tmp_path, policy=policy)
     head = tokens(1, 4)
     for name in (2, 3, 4):
@@ -90,8 +92,6 @@ def test_leaves_of_the_host_below_a_node_of_the_device_are_ranked_once(tmp_path,
     assert len(leaves) == 3
     shown = tree.core.evictable_host_leaves.lowest_ranked(100, 10)
     assert sorted(node.id for node, _ in shown) == sorted(node.id for node in leaves)
-    ranked = drain.ranked(tree.core)
-    assert len(ranked) == len(set(ranked)) == 5
     terminated(tree)
     after = restarted(tmp_path)
     assert after.on_disk(tokens(9, 28)) == 28
@@ -100,7 +100,7 @@ def test_leaves_of_the_host_below_a_node_of_the_device_are_ranked_once(tmp_path,
 
 
 @pytest.mark.parametrize("allowed", [1, 2, 3, 4, 5, 6])
-def test_a_drain_that_runs_out_of_time_has_whole_prefixes_of_the_highest_ranked(
+def test_a_drain_that_runs_out_of_time_has_whole_prefixes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: int
 ) -> None:
     """The time is over after ``allowed`` pages."""
@@ -114,8 +114,8 @@ def test_a_drain_that_runs_out_of_time_has_whole_prefixes_of_the_highest_ranked(
     monkeypatch.setattr(drain.Drain, "_own_pages_in_time", pages_in_time)
     terminated(tree)
     after = restarted(tmp_path)
-    assert after.on_disk(tokens(1, 8)) == 2 * min(allowed, 4)
-    assert after.on_disk(tokens(3, 6)) == 2 * max(0, allowed - 4)
+    assert after.on_disk(tokens(3, 6)) == 2 * min(allowed, 3)
+    assert after.on_disk(tokens(1, 8)) == 2 * max(0, allowed - 3)
     after.close()
 
 
@@ -297,7 +297,7 @@ def test_a_shared_store_keeps_its_own_ways(tmp_path: Path) -> None:
     ours.close()
 
 
-@pytest.mark.parametrize("fault", ["full disk", "ranking", "state", "close"])
+@pytest.mark.parametrize("fault", ["full disk", "order", "state", "close"])
 def test_a_fault_ends_the_drain_and_still_frees_the_host_and_closes_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
@@ -310,7 +310,7 @@ def test_a_fault_ends_the_drain_and_still_frees_the_host_and_closes_the_store(
 
     of, name = {
         "full disk": (segments, "_write_all"),
-        "ranking": (drain, "ranked"),
+        "order": (drain.Drain, "_absent"),
         "state": (type(tree.core.live.device_policy), "state"),
         "close": (type(tree.storage), "close"),
     }[fault]

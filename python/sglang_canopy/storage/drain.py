@@ -1,8 +1,8 @@
 """Write the KV that only memory holds to the disk tier, before the server ends.
 
-Runs on the scheduler thread after the last request. Nodes are written from the highest rank down, each
-below its prefix. All ranks write the same pages: before each node they agree on the bytes that the
-slowest of them can still write, at its measured speed.
+Runs on the scheduler thread after the last request. Each node is written after its prefix, by depth in
+the tree. All ranks write the same pages: before each node they agree on the bytes that the slowest of
+them can still write, at its measured speed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,7 +34,6 @@ SAFETY = 0.8
 """Share of the measured speed that is relied on."""
 _WAIT_S = 0.002
 _WAIT = -1
-_ALL = 1 << 60
 
 
 @dataclass(slots=True)
@@ -68,14 +67,14 @@ class Drain:
         """Number of pages passed on, by node."""
         self._passed_on = 0
         self._locked: dict[int, DecLockRefParams] = {}
-        """Locks of unwritten nodes that only the host holds, highest rank first."""
+        """Locks of unwritten nodes that only the host holds, by depth in the tree."""
 
     def run(self) -> Drained:
         """Write until everything is on disk or the time is over. Collective."""
         drained = Drained()
         self.cache.writing_check(write_back=True)
         before = self.store.counters.written
-        nodes = deque(self._absent(ranked(self.tree)))
+        nodes = deque(self._absent())
         absent = [node.hash_value for node in nodes]
         self._lock_host(nodes)
         allowed = 0
@@ -103,11 +102,14 @@ class Drain:
         drained.seconds = self._monotonic() - self._began
         return drained
 
-    def _absent(self, nodes: Sequence[UnifiedTreeNode]) -> list[UnifiedTreeNode]:
-        """Return the nodes with pages that some rank's disk lacks, without KV of fused documents; no
-        node if a rank has no disk."""
+    def _absent(self) -> list[UnifiedTreeNode]:
+        """Return the nodes with pages that some rank's disk lacks, by depth, without KV of fused
+        documents; no node if a rank has no disk."""
         if not true_on_all(self.cache, self.store.unavailable is None):
             return []
+        nodes = [self.tree.root_node]
+        for node in nodes:  # grows by the children
+            nodes += node.children.values()
         nodes = [n for n in nodes if n.hash_value and not is_documents_key(n.key.extra_key)]
         whole = [self.store.leading(n.hash_value) == len(n.hash_value) for n in nodes]
         return [
@@ -196,19 +198,3 @@ class Drain:
 
     def _time_left_s(self) -> float:
         return self._ends - self._monotonic()
-
-
-def ranked(tree: Tree) -> list[UnifiedTreeNode]:
-    """Return the nodes in memory by rank, highest first, each after its prefix.
-
-    This is the reversed order of eviction, the device's nodes before the host's.
-    """
-    order: dict[UnifiedTreeNode, None] = {}
-    for leaves in (tree.evictable_device_leaves, tree.evictable_host_leaves):
-        for node, _ in reversed(leaves.lowest_ranked(_ALL, _ALL)):
-            path = []
-            while node is not tree.root_node and node not in order:
-                path.append(node)
-                node = node.parent
-            order.update(dict.fromkeys(reversed(path)))
-    return list(order)

@@ -41,8 +41,6 @@ class Admission:
         """Requests left out because they would overdraw an older request's budget."""
         self._chunked: Any = None
         """The chunked prefill in progress, while SGLang chooses."""
-        self.sweeps = 0
-        """Number of times that all known requests were looked for."""
         if gate is not None:
             gate.entered = _let_through
 
@@ -178,7 +176,6 @@ class Admission:
         complete = len(queue) >= len(arranged) if gate is None else len(queue) == len(self._waiting)
         if complete and (not batches or releases.reports_aborts(scheduler)):
             return
-        self.sweeps += 1
         present = {*queue, scheduler.chunked_req}
         for batch in (scheduler.running_batch, scheduler.last_batch, *batches):
             present.update(getattr(batch, "reqs", None) or ())

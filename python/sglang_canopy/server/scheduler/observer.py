@@ -17,7 +17,6 @@ from sglang_canopy.radix.counters import REFUSALS
 from sglang_canopy.radix.live_request import complete, is_refused, live_request
 from sglang_canopy.radix.parallel_samples import ParallelSamples
 from sglang_canopy.whatif.meter import Memory, Meter, MeterSetup
-from sglang_canopy.whatif.total import added_up, in_words
 from sglang_canopy.wire.attached import attached
 
 logger = logging.getLogger(__name__)
@@ -67,7 +66,6 @@ class Observer:
         """Requests that ended without having been admitted, by reason."""
         self._now = 0.0
         self._failed = False
-        self._trusted = False
         self._samples = ParallelSamples()
         logger.info(
             "canopy: observing %s, without changing it; see 'canopy page' or /canopy/ui",
@@ -111,14 +109,6 @@ class Observer:
             self.meter.record_parallel_output(request)
             return
         self.meter.ended(request, req.cached_tokens_device + req.cached_tokens_host)
-        if not self._trusted and self.meter.undecided is None:
-            self._trusted = True
-            logger.info("canopy: first significant figures: %s", self._in_words())
-
-    def _in_words(self) -> str:
-        total = added_up([self.meter.stats()])
-        assert total is not None
-        return in_words(total)
 
 
 def _is_first_event(req: Any) -> bool:
