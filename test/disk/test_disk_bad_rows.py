@@ -17,6 +17,7 @@ from sglang_canopy.disk.journal import FIELDS, FILE
 from sglang_canopy.radix.saved_profile import read_or_set_aside
 from sglang_canopy.reuse.saved_curves import VERSION
 from support.disk_pages import chain, get, put, store_at
+from support.disk_recount import recount
 
 LOW, HIGH = -(1 << 63), (1 << 63) - 1
 _edges = [
@@ -80,13 +81,13 @@ def starts_and_works(written: Path, changes: list) -> None:
         put(store, chain("new", 3))
         assert all(get(store, chain("new", 3)))
         store.sweep()
-        store.verify()
+        recount(store)
         store.close()
         again = store_at(folder, pages=16)
         assert again.unavailable is None
         assert again.counters.dropped_at_start == 0
         assert all(get(again, chain("new", 3)))
-        again.verify()
+        recount(again)
         again.close()
 
 

@@ -15,6 +15,7 @@ import pytest
 from sglang_canopy.disk.journal import FILE
 from sglang_canopy.ttl.table import TTLTable
 from support.disk_pages import PAGE, Clock, chain, content, get, put, store_at
+from support.disk_recount import bad_pages
 
 
 def segment_of(store) -> Path:
@@ -41,7 +42,7 @@ def test_a_full_disk_keeps_its_pages_and_reuses_slots(small_disk, caplog):
     put(store, chain("late", 4))
     assert get(store, chain("late", 4)) == [True] * 4
     assert store.counters.evicted["capacity"] >= 1
-    assert store.verify(pages=True) == 0
+    assert bad_pages(store) == 0
 
 
 def test_a_limit_on_file_size_is_a_full_disk(tmp_path):
@@ -61,7 +62,7 @@ def test_a_limit_on_file_size_is_a_full_disk(tmp_path):
     assert len(again) > 0
     for i in range(60):
         get(again, chain(i, 10))
-    assert again.verify(pages=True) == 0
+    assert bad_pages(again) == 0
 
 
 _LIMITED = """
@@ -69,10 +70,11 @@ import json, sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 from support.disk_pages import store_at, put, chain
+from support.disk_recount import bad_pages
 store = store_at(Path(sys.argv[1]), pages=1000)
 stored = sum(sum(put(store, chain(i, 10))) for i in range(60))
 full = store.counters.faults["full"]
-print(json.dumps({"stored": stored, "full": full, "bad": store.verify(pages=True)}))
+print(json.dumps({"stored": stored, "full": full, "bad": bad_pages(store)}))
 """
 
 
@@ -93,7 +95,7 @@ def test_regained_disk_space_is_used(small_disk):
     for i in range(30):
         put(store, chain(("y", i), 10))
     assert len(store) > before
-    assert store.verify(pages=True) == 0
+    assert bad_pages(store) == 0
 
 
 def test_a_read_only_disk_at_start_means_no_disk_tier(small_disk, caplog):
@@ -124,7 +126,7 @@ def test_a_disk_that_turns_read_only_still_serves_its_pages(tmp_path, monkeypatc
     assert get(store, chain("a", 2)) == [True, True]
     assert store.counters.faults["read-only"] == 6
     assert len(warnings(caplog)) == 1
-    assert store.verify(pages=True) == 0
+    assert bad_pages(store) == 0
 
 
 def test_a_disk_that_cannot_be_read_loses_the_page_and_its_suffix(tmp_path, monkeypatch, caplog):
@@ -173,7 +175,7 @@ def test_a_truncated_segment_loses_only_the_cut_pages(tmp_path):
     assert again.leading(chain("a", 6)) == 4
     assert get(again, chain("a", 4)) == [True] * 4
     assert again.counters.dropped_at_start == 2
-    assert again.verify(pages=True) == 0
+    assert bad_pages(again) == 0
 
 
 @pytest.mark.parametrize("damage", ["garbage", "cut", "empty", "missing", "foreign"])
@@ -210,7 +212,7 @@ def test_a_broken_index_means_an_empty_store(tmp_path, damage, caplog):
         assert len(again) == 0
         assert again.counters.orphans == 300
     assert put(again, chain("new", 3)) == [True] * 3
-    assert again.verify(pages=True) == 0
+    assert bad_pages(again) == 0
 
 
 def test_an_index_that_breaks_in_use_is_rebuilt(tmp_path):
@@ -247,7 +249,7 @@ def test_a_wrong_index_serves_no_wrong_page(tmp_path):
     assert again.leading(chain("c", 3)) == 1
     assert again.counters.dropped_at_start >= 3
     assert again.counters.faults["corrupt"] == 1
-    again.verify(pages=True)
+    assert bad_pages(again) == 0
     again.close()
     assert store_at(tmp_path, pages=16).counters.dropped_at_start == 0
 

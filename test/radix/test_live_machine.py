@@ -14,6 +14,7 @@ from sglang_canopy.policy.registry import live_names
 from sglang_canopy.storage import disk_link
 from sglang_canopy.storage.page_table import PAGES
 from sglang_canopy.ttl.table import TTLTable
+from support.disk_recount import recount
 from support.disk_tree import DiskTree
 from support.live_tree import LiveTree, check
 from support.policy_rules import PolicyRules
@@ -195,7 +196,7 @@ class Tree(PolicyRules):
             check(self.tree)
             self.books.check()
             if self.disk:
-                self.tree.store.verify()
+                recount(self.tree.store)
 
     @invariant()
     def what_is_known_of_a_node_is_its_history(self) -> None:

@@ -14,6 +14,7 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from sglang_canopy.radix import storage_holds
 from sglang_canopy.storage.page_table import PAGES
+from support.disk_recount import recount
 from support.disk_tree import DiskTree
 from support.live_tree import LiveTree, check
 
@@ -175,7 +176,7 @@ def test_a_storage_that_never_responds_ends_the_wait_and_the_tier(tree, monkeypa
     tree.request(2000.0, prompt_tokens=1)
     assert not tree.core.disk.suspended
     assert tree.on_disk(tokens(1, 16)) == 8
-    tree.store.verify()
+    recount(tree.store)
     tree.leave_on_disk_only(tokens(3, 8))
     assert tree.serve(tokens(3, 8), 3000.0) == 8
     assert tree.kv(tokens(3, 8)) == tokens(3, 8)
@@ -283,7 +284,7 @@ def test_every_prompt_finds_room_while_the_storage_is_slow(tmp_path: Path, seed:
         assert tree.locks() == 0
         assert tree.cache.cache_controller.prefetch_tokens_occupied == 0
         check(tree)
-        tree.store.verify()
+        recount(tree.store)
     finally:
         tree.cache.shutdown()
         PAGES.clear()

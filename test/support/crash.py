@@ -13,6 +13,7 @@ from pathlib import Path
 from sglang_canopy.disk.content import raw_key
 from support.crash_writer import open_store
 from support.disk_pages import PAGE, content
+from support.disk_recount import recount
 
 HERE = Path(__file__).parent
 
@@ -118,7 +119,7 @@ def check(folder: Path, lines: list[str], counts: CrashCounts) -> None:
         kept = last[1 : 1 + int(last[0])]
         counts.acknowledged += len(kept)
         counts.survived += sum(key in good for key in kept)
-    store.verify()
+    recount(store)
     store.close()
 
 

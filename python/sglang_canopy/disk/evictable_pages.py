@@ -188,25 +188,6 @@ class EvictablePages:
         if request.tenant in self._twins:
             yield self._twins[request.tenant]
 
-    def check(self) -> None:
-        """Assert that the policies rank exactly the evictable pages, and recount quotas."""
-        index = self.index
-        expected = {
-            row
-            for row in index.rows.values()
-            if index.children[row] == 0 and row not in self._locked
-        }
-        assert set(self._leaves) == expected, (set(self._leaves) ^ expected, "evictable")
-        assert {id(leaf) for leaf in self.policy.leaves()} == {
-            id(leaf) for leaf in self._leaves.values()
-        }
-        tenants: dict[str, int] = {}
-        for row in index.rows.values():
-            tenant = index.label("tenant", row)
-            if tenant is not None:
-                tenants[tenant] = tenants.get(tenant, 0) + self.page_bytes
-        assert tenants == self.tenant_bytes, (tenants, self.tenant_bytes)
-
     def __len__(self) -> int:
         return len(self._leaves)
 

@@ -190,12 +190,17 @@ class PageIndex:
         for name, labels in self.labels.items():
             setattr(leaf, name, labels[getattr(self, name)[row]])
 
-    def pages_by_group(self) -> dict[int, int]:
-        """Return the number of pages in each group of the TTL table; -1 stands for no group."""
+    def held_pages(self) -> dict[str, dict[Any, int]]:
+        """Return the number of pages by category, by tenant and by group of the TTL table; group -1
+        stands for none."""
         array, top = self.array, self.top
         used = array["group"][:top][array["category"][:top] != NO_LABEL]
         counts = np.bincount(used + 1)
-        return {group - 1: count for group, count in enumerate(counts.tolist()) if count}
+        return {
+            "categories": self.labels["category"].uses(),
+            "tenants": self.labels["tenant"].uses(),
+            "groups": {group - 1: count for group, count in enumerate(counts.tolist()) if count},
+        }
 
     def _drop_labels(self, row: int) -> None:
         if self.category[row] == NO_LABEL:

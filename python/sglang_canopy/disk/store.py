@@ -27,7 +27,6 @@ from sglang_canopy.disk.folder import path_of
 from sglang_canopy.disk.idle_namespaces import IdleNamespaces
 from sglang_canopy.disk.index import PageIndex
 from sglang_canopy.disk.index_writer import IndexWriter
-from sglang_canopy.disk.inspection import held_pages, verify
 from sglang_canopy.disk.lifecycle import Lifecycle
 from sglang_canopy.disk.lifetimes import Lifetimes
 from sglang_canopy.disk.page import PageMeta
@@ -342,19 +341,10 @@ class DiskStore:
         with self.state.lock:
             self.state.evictable.finish(request)
 
-    # ---- inspection ----
-
     def held_pages(self) -> dict[str, dict[Any, int]]:
         """Return pages by ``categories``, ``tenants`` and ``groups`` (numbers in the TTL table)."""
-        return held_pages(self.state)
-
-    def verify(self, *, pages: bool = False) -> int:
-        """Recount the store; with ``pages``, also read and verify every page.
-
-        Returns the number of bad pages (0 without ``pages``). Raises ``AssertionError`` for
-        inconsistent state.
-        """
-        return verify(self.state, pages=pages)
+        with self.state.lock:
+            return self.state.index.held_pages()
 
 
 def _check_sizes(page_bytes: int, capacity_bytes: int, quotas: Mapping[str, int] | None) -> None:

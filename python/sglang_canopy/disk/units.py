@@ -89,7 +89,3 @@ class UnitAllocator:
     def retire(self) -> None:
         """Release a unit above the limit whose page was moved."""
         self.used -= 1
-
-    def unused_units(self) -> set[int]:
-        """Return all units without a page, for checks."""
-        return set(self._free) | self._freed_while_read | set(self._missing)
