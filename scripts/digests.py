@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ def read_table() -> dict[str, Any]:
     return json.loads(TABLE.read_text(encoding="utf-8"))
 
 
-def entry(source: bytes, names: list[str]) -> dict[str, Any]:
+def entry(source: bytes, names: Iterable[str]) -> dict[str, Any]:
     """Return the table's entry for one file. Raises ``KeyError`` for an undefined name."""
     tree = ast.parse(source)
     digests = {name: digest_of(tree, name) for name in sorted(names)}

@@ -58,9 +58,8 @@ def enter(kind: str) -> None:
         check_disk(shutil.disk_usage(ROOT).free, DISK_GB[kind])
         if (VENV / "pyvenv.cfg").exists() and not _is_311(python):
             raise SetupError(f"{VENV} is not a Python 3.11 environment; remove it and run again")
-        _with_dots("making .venv", [sys.executable, "-m", "venv", str(VENV)])
-        pins = str(REQUIREMENTS / "pins.txt")
-        _with_dots("fetching tqdm", [str(python), "-m", "pip", "install", "-q", "-c", pins, "tqdm"])
+        if reason := _with_dots("making .venv", [sys.executable, "-m", "venv", str(VENV)]):
+            raise SetupError(f"making .venv failed: {reason}; its output is in {PIP_LOG}")
         stamp("created", b"")
     # Packages are installed without bytecode, which the first import writes. With
     # PYTHONDONTWRITEBYTECODE every process of a server would compile SGLang at each start.
@@ -134,48 +133,30 @@ def check_disk(free_bytes: int, needed_gb: int) -> None:
 def pip(arguments: Sequence[str], label: str) -> None:
     """Run `pip install`, with one retry: pip reports an index that briefly fails as a package that
     does not exist."""
-    if _pip_once(arguments, label):
+    command = [sys.executable, "-m", "pip", "install", "--no-compile", "--progress-bar", "off"]
+    command += ["--disable-pip-version-check", *arguments]
+    if _with_dots(label, command, REQUIREMENTS):
         time.sleep(RETRY_AFTER_S)
-        reason = _pip_once(arguments, label)
-        if reason:
+        if reason := _with_dots(label, command, REQUIREMENTS):
             raise SetupError(f"pip could not install {label}: {reason}; its output is in {PIP_LOG}")
 
 
-def _pip_once(arguments: Sequence[str], label: str) -> str | None:
-    """Run pip with a bar for downloads and a bar for installation; its output is in PIP_LOG. Return
-    the reason of a failure."""
-    from tqdm import tqdm
-
-    command = [sys.executable, "-m", "pip", "install", "--no-compile", "--progress-bar", "off"]
-    command += ["--disable-pip-version-check", *arguments]
-    site = Path(str(importlib.metadata.distribution("tqdm").locate_file("")))
-    before, said = len(list(site.glob("*.dist-info"))), ""
-
-    def show() -> None:
-        nonlocal said
-        said = PIP_LOG.read_text(encoding="utf-8")[start:]
-        fetched = re.findall(r"^Collecting ([\w.-]+)", said, re.MULTILINE)
-        installing = re.search(r"^Installing collected packages: (.*)", said, re.MULTILINE)
-        done = len(fetched)
-        if installing:
-            bar.total = installing[1].count(",") + 1
-            bar.set_description(f"{label}: install", refresh=False)
-            done = min(len(list(site.glob("*.dist-info"))) - before, bar.total)
-        bar.set_postfix_str("" if installing or not fetched else fetched[-1], refresh=False)
-        bar.update(done - bar.n)
-
+def _with_dots(label: str, command: Sequence[str], folder: Path = ROOT) -> str | None:
+    """Run a command, and print a dot every second. Return the reason of a failure."""
     start = len(PIP_LOG.read_text(encoding="utf-8")) if PIP_LOG.exists() else 0
-    with tqdm(desc=f"{label}: fetch", leave=False, mininterval=MININTERVAL_S) as bar:
-        status = logged(command, show, REQUIREMENTS)
-        show()
-    errors = re.findall(r"^ERROR.*", said, re.MULTILINE) or [f"it ended with status {status}"]
-    return errors[0] if status else None
+    sys.stderr.write(f"canopy: {label} ")
+    status = logged(command, lambda: print(".", end="", file=sys.stderr, flush=True), folder)
+    sys.stderr.write("\n")
+    if not status:
+        return None
+    errors = re.findall(r"^ERROR.*", PIP_LOG.read_text(encoding="utf-8")[start:], re.MULTILINE)
+    return errors[0] if errors else f"it ended with status {status}"
 
 
 def logged(
     command: Sequence[str], show: Callable[[], object], folder: Path = ROOT, **settings: str
 ) -> int:
-    """Run a command, its output in PIP_LOG, and call ``show`` meanwhile; return its status."""
+    """Run a command, its output in PIP_LOG, and call ``show`` every second; return its status."""
     PIP_LOG.parent.mkdir(parents=True, exist_ok=True)
     with PIP_LOG.open("a", encoding="utf-8") as log:
         log.write(f"$ {' '.join(command)}\n")
@@ -186,7 +167,7 @@ def logged(
         try:
             while True:
                 try:
-                    return process.wait(timeout=0.2)
+                    return process.wait(timeout=1.0)
                 except subprocess.TimeoutExpired:
                     show()
         finally:
@@ -262,12 +243,3 @@ def _is_311(python: Path) -> bool:
         return subprocess.run([str(python), "-c", test], check=False).returncode == 0
     except OSError:
         return False
-
-
-def _with_dots(label: str, command: Sequence[str]) -> None:
-    """Run a command before tqdm is installed, and print dots."""
-    sys.stderr.write(f"canopy: {label} ")
-    status = logged(command, lambda: print(".", end="", file=sys.stderr, flush=True))
-    sys.stderr.write("\n")
-    if status:
-        raise SetupError(f"{label} failed; its output is in {PIP_LOG}")

@@ -158,7 +158,7 @@ def _standing_on(function: str) -> list[str]:
 
 @functools.cache
 def _our_sources() -> list[tuple[str, frozenset[str]]]:
-    """Our files as ``ROOM/FILE``, and the words in each."""
+    """Our files as ``FOLDER/FILE``, and the words in each."""
     files = [*(ROOT / "python").rglob("*.py"), *(ROOT / "sgl-kernel" / "cpu").rglob("*.py")]
     words = re.compile(r"\w+")
     return sorted(

@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import house
+import layout
 from canopy_documents import ATTRIBUTE
 from canopy_documents.plugin import hooks as documents
 from canopy_documents.plugin import series as document_series
@@ -257,7 +257,7 @@ def _alike(keys: Iterable[Mapping[str, str]]) -> str:
     names: dict[str, list[str]] = {}
     for key in keys:
         value = key["value"] or key["flag"].upper()
-        names.setdefault(_meaning(key), []).append(f"`{key['flag']}={value}`")
+        names.setdefault(_full_meaning(key), []).append(f"`{key['flag']}={value}`")
     return entries([", ".join(of), meaning] for meaning, of in names.items())
 
 
@@ -267,12 +267,6 @@ def _options(name: str) -> Iterable[type]:
         return ()
     groups: Iterable[type] = importlib.import_module(cli.module_of(name)).OPTIONS
     return groups
-
-
-def _meaning(row: Mapping[str, str]) -> str:
-    """Return the meaning of an option, its choices and its default."""
-    of = f": {row['allowed'][7:]}" if row["allowed"].startswith("one of ") else ""
-    return f"{row['help']}{of}" + (f" ({row['default']})" if row["default"] else "")
 
 
 def request_fields() -> str:
@@ -358,7 +352,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "ttl-table": lambda: options(TTLTable),
     "ttl-group": lambda: options(Group),
     "routes": routes,
-    "rooms": house.rooms_list,
+    "folders": layout.folders_list,
 }
 
 

@@ -2,7 +2,6 @@
 
     python scripts/sglang_digests.py            # writes scripts/sglang_digests.json
     python scripts/sglang_digests.py --check    # exit status 1 and names if it is out of date
-    python scripts/sglang_digests.py --count    # how many there are, by part of Canopy
 
 The table has every method that a class of ours overrides, every function that we hook or
 import, and every private method that we call (found in our own source), apart from SGLang's documented
@@ -16,12 +15,11 @@ import ast
 import dataclasses
 import importlib
 import inspect
-import itertools
 import json
 import pkgutil
 import re
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,7 +34,6 @@ import sglang_canopy
 from canopy_documents.plugin import entry as document_plugin
 from canopy_documents.plugin import hooks as documents
 from canopy_lab.live.replay import forced_output, server_plugin
-from canopy_lab.report.table import text_table
 from sglang_canopy.server.start import hooks
 
 ROOT = Path(sglang.__path__[0])
@@ -47,21 +44,6 @@ EXTENSION_POINTS = re.compile(
 """Functions that SGLang offers to plugins: a change of their bodies is SGLang's business."""
 Place = tuple[str, str]
 """A file below the package ``sglang``, and a name in it."""
-Use = tuple[Any, str]
-"""A function of SGLang, and our module that builds on it."""
-PARTS = {
-    "sglang_canopy.radix": "tree and tiers",
-    "sglang_canopy.server.scheduler": "requests, queue, gate",
-    "sglang_canopy.storage": "disk, weights",
-    "sglang_canopy": "start, HTTP, status",
-    "sglang_canopy.doctor": "doctor",
-    "sglang_canopy.storage.mooncake": "Mooncake",
-    "canopy_documents": "documents",
-    "canopy_lab": "replay",
-    "canopy_cpu": "CPU",
-}
-"""Parts of Canopy by their modules. A function counts for the first part that needs it."""
-OPTIONAL = ("doctor", "Mooncake", "documents", "replay", "CPU")
 
 
 def our_files() -> list[tuple[Path, str]]:
@@ -95,68 +77,43 @@ def classes_on_sglang() -> list[type]:
     ]
 
 
-def overridden() -> Iterator[Use]:
+def overridden() -> Iterator[Any]:
     """SGLang's own of each method that a class of ours overrides."""
     for ours in classes_on_sglang():
         for name in vars(ours):
             for base in ours.__mro__[1:]:
                 if _is_sglangs(base) and name in vars(base):
-                    yield vars(base)[name], ours.__module__
+                    yield vars(base)[name]
                     break
 
 
-def called_privately() -> Iterator[Use]:
+def called_privately() -> Iterator[Any]:
     """SGLang's private methods that our source names, of the classes that ours are based on."""
     bases = {base for ours in classes_on_sglang() for base in ours.__mro__ if _is_sglangs(base)}
-    for path, module in our_files():  # also where SGLang's objects come as arguments
+    for path, _ in our_files():  # also where SGLang's objects come as arguments
         named = {node.attr for node in ast.walk(_tree(path)) if isinstance(node, ast.Attribute)}
         for base in bases:
             for name in vars(base).keys() & named:
                 if name.startswith("_") and not name.startswith("__"):
-                    yield vars(base)[name], module
+                    yield vars(base)[name]
 
 
-def imported() -> Iterator[Use]:
+def imported() -> Iterator[Any]:
     """SGLang's functions, and its dataclasses, that our source imports."""
     for module in our_modules():
         for source, name in _imports(_tree(Path(module.__file__))):
             value = getattr(importlib.import_module(source), name, None)
             if inspect.isfunction(value) or dataclasses.is_dataclass(value):
-                yield value, module.__name__
+                yield value
 
 
-def named() -> Iterator[Use]:
+def named() -> Iterator[Any]:
     """What the tables of hooks name."""
     addons = (*document_plugin.ADDON.hooks, *server_plugin.ADDON.hooks)
     ours = (*hooks.HOOKS, *addons, *documents.HOOKS, *forced_output.HOOKS)
-    targets = [(hook.target, hook.function.__module__) for hook in ours]
-    for target, module in [*targets, *((target, cpu.__name__) for target in cpu.SEAMS)]:
+    for target in (*(hook.target for hook in ours), *cpu.SEAMS):
         owner, name = target.rsplit(".", 1)
-        yield inspect.getattr_static(pkgutil.resolve_name(owner), name), module
-
-
-def users() -> dict[Place, set[str]]:
-    """Return the places of all functions of the table, and our modules that build on each."""
-    found = defaultdict(set)
-    for value, module in itertools.chain(overridden(), called_privately(), imported(), named()):
-        place = place_of(value)
-        if place is not None and not _is_offered(value, place[1]):
-            found[place].add(module)
-    return dict(found)
-
-
-def counts() -> str:
-    """Return the number of functions by part, as a table."""
-    order = [*PARTS.values()]
-    parts = Counter(min(map(_part, modules), key=order.index) for modules in users().values())
-    served = sum(count for part, count in parts.items() if part not in OPTIONAL)
-    rows = [(part, parts[part]) for part in order]
-    rows += [("a GPU server without the last five", served), ("all", parts.total())]
-    return text_table(("part", "functions"), [[part, str(count)] for part, count in rows])
-
-
-def _part(module: str) -> str:
-    return PARTS[max((one for one in PARTS if module.startswith(one)), key=len)]
+        yield inspect.getattr_static(pkgutil.resolve_name(owner), name)
 
 
 def place_of(value: Any) -> Place | None:
@@ -175,11 +132,12 @@ def place_of(value: Any) -> Place | None:
 
 def make_table() -> dict[str, Any]:
     """The table of the installed SGLang."""
-    names = defaultdict(list)
-    for file, name in users():
-        names[file].append(name)
-    built_on = itertools.chain(overridden(), called_privately(), imported())
-    hooked = {place_of(value) for value, _ in named()} - {place_of(value) for value, _ in built_on}
+    built_on, names = [*overridden(), *called_privately(), *imported()], defaultdict(set)
+    for value in (*built_on, *named()):
+        place = place_of(value)
+        if place is not None and not _is_offered(value, place[1]):
+            names[place[0]].add(place[1])
+    hooked = {*map(place_of, named())}.difference(map(place_of, built_on))
     return {
         file: {
             **digests.entry((ROOT / file).read_bytes(), names[file]),
@@ -217,11 +175,7 @@ def _is_sglangs(base: type) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
-    parser.add_argument("--count", action="store_true", help="only count, by part of Canopy")
     arguments = parser.parse_args()
-    if arguments.count:
-        print(counts())
-        return 0
     table = make_table()
     text = json.dumps(table, indent=1) + "\n"
     if not arguments.check:

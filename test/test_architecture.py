@@ -1,4 +1,4 @@
-"""The package against `scripts/house.py`: directions, circles, lengths, purposes."""
+"""The package against `scripts/layout.py`: directions, circles, lengths, purposes."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from house import LABORATORY, OPEN, PACKAGES, PYTHON, ROOMS, SGLANG, files, room_of
+from layout import FOLDERS, LABORATORY, OPEN, PACKAGES, PYTHON, SGLANG, files, folder_of
 
 LONGEST = 400
 MODULES = {
@@ -44,29 +44,31 @@ def modules_in(path: Path) -> set[str]:
     return found
 
 
-def test_every_file_is_in_a_room_of_the_map() -> None:
-    rooms = {room_of(path) for path in files()}
-    assert rooms - OPEN == set(ROOMS)
+def test_every_file_is_in_a_folder_of_the_layout() -> None:
+    folders = {folder_of(path) for path in files()}
+    assert folders - OPEN == set(FOLDERS)
 
 
-@pytest.mark.parametrize("room", sorted(ROOMS))
-def test_a_room_imports_only_allowed_rooms(room: str) -> None:
+@pytest.mark.parametrize("folder", sorted(FOLDERS))
+def test_a_folder_imports_only_allowed_folders(folder: str) -> None:
     for path in files():
-        if room_of(path) != room:
+        if folder_of(path) != folder:
             continue
-        used = {room_of(MODULES[name]) for name in modules_in(path)} - OPEN - {room}
-        assert used <= ROOMS[room], f"{path.relative_to(PYTHON)} imports {used - ROOMS[room]}"
+        used = {folder_of(MODULES[name]) for name in modules_in(path)} - OPEN - {folder}
+        assert used <= FOLDERS[folder], (
+            f"{path.relative_to(PYTHON)} imports {used - FOLDERS[folder]}"
+        )
 
 
 def test_open_files_import_only_each_other() -> None:
     for path in files():
-        if room_of(path) in OPEN:
-            used = {room_of(MODULES[name]) for name in modules_in(path)}
+        if folder_of(path) in OPEN:
+            used = {folder_of(MODULES[name]) for name in modules_in(path)}
             assert used <= OPEN, f"{path.name} imports {used - OPEN}"
 
 
-def test_the_map_has_no_two_rooms_that_import_each_other() -> None:
-    assert circles(ROOMS) == []
+def test_no_two_folders_import_each_other() -> None:
+    assert circles(FOLDERS) == []
 
 
 def test_no_file_imports_itself_through_others() -> None:
@@ -89,10 +91,10 @@ def circles(graph: Mapping[str, set[str]]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("room", LABORATORY)
-def test_the_laboratory_imports_neither_torch_nor_sglang_at_the_top(room: str) -> None:
+@pytest.mark.parametrize("folder", LABORATORY)
+def test_the_laboratory_imports_neither_torch_nor_sglang_at_the_top(folder: str) -> None:
     for path in files():
-        if room_of(path) != room:
+        if folder_of(path) != folder:
             continue
         top = ast.parse(path.read_text(encoding="utf-8")).body
         names = {a.name for n in top if isinstance(n, ast.Import) for a in n.names}
@@ -103,7 +105,7 @@ def test_the_laboratory_imports_neither_torch_nor_sglang_at_the_top(room: str) -
 
 def test_only_the_server_facing_rooms_touch_sglang() -> None:
     touching = {
-        room_of(path)
+        folder_of(path)
         for path in files()
         if any(name == "sglang" or name.startswith("sglang.") for name in names_in(path))
     }

@@ -1,4 +1,4 @@
-"""Layout of the packages: the rooms, and the imports that each may have.
+"""Layout of the packages: the folders, and the imports that each may have.
 
 `test/test_architecture.py` checks the code against this file, and `scripts/reference_docs.py` writes
 the table of `docs/architecture.md` from it.
@@ -24,12 +24,12 @@ OPEN = {
     *("bounded", "declared", "errors", "private_file", "ranks", "records", "releases", "tenant"),
     "__init__",
 }
-"""Top-level files of ``sglang_canopy``: they import only each other, and every room may import them."""
+"""Top-level files of ``sglang_canopy``: they import only each other, and every folder may import them."""
 
 SPLIT = {"server", "live"}
-"""Folders of several rooms. So is all of ``canopy_documents``."""
+"""Folders that consist of several. So is all of ``canopy_documents``."""
 
-ROOMS: dict[str, set[str]] = {
+FOLDERS: dict[str, set[str]] = {
     "policy": {"reuse"},
     "reuse": set(),
     "ttl": set(),
@@ -100,7 +100,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "bench_serving": {"live/replay"},
 }
-"""Room -> the rooms it may import. No two rooms import each other. The HTTP process and the schedulers
+"""Folder -> the folders it may import. No two folders import each other. The HTTP process and the schedulers
 exchange messages through ``wire`` and do not import each other."""
 
 LABORATORY = (
@@ -108,7 +108,7 @@ LABORATORY = (
     *("report", "advise", "admission", "config", "latency", "live/profile"),
     *("request", "schedule", "whatif", "wire"),
 )
-"""Rooms that need neither torch nor sglang."""
+"""Folders that need neither torch nor sglang."""
 
 SGLANG = {
     *("radix", "ranks", "storage", "telemetry"),
@@ -116,15 +116,15 @@ SGLANG = {
     *("live/replay", "bench_serving", "canopy_documents/plugin", "canopy_documents/server"),
     *("request", "doctor", "wire"),
 }
-"""Rooms that may import sglang; ``request`` and ``wire`` inside functions only."""
+"""Folders that may import sglang; ``request`` and ``wire`` inside functions only."""
 
 
 def files() -> Iterator[Path]:
     return iter(sorted(path for name in PACKAGES for path in (PYTHON / name).rglob("*.py")))
 
 
-def room_of(path: Path) -> str:
-    """The room that a file is in; the file's own name at the top of its package."""
+def folder_of(path: Path) -> str:
+    """Return the folder that a file is in; the file's own name at the top of its package."""
     package, *parts = path.relative_to(PYTHON).parts
     if package == "canopy_documents":
         return package if len(parts) == 1 else f"{package}/{parts[0]}"
@@ -133,25 +133,25 @@ def room_of(path: Path) -> str:
     return parts[0].removesuffix(".py")
 
 
-def folder_of(room: str) -> Path:
-    """The folder of a room, or the file that it is."""
-    if room.startswith("canopy_documents"):
-        return PYTHON / room
-    places = [PYTHON / package / room for package in PACKAGES]
+def path_of(folder: str) -> Path:
+    """Return the path of a folder, or of the file that it is."""
+    if folder.startswith("canopy_documents"):
+        return PYTHON / folder
+    places = [PYTHON / package / folder for package in PACKAGES]
     return next(
-        (place for place in places if place.is_dir()), PYTHON / "sglang_canopy" / f"{room}.py"
+        (place for place in places if place.is_dir()), PYTHON / "sglang_canopy" / f"{folder}.py"
     )
 
 
-def purpose(room: str) -> str:
-    """The first sentence of the room's docstring."""
-    path = folder_of(room)
+def purpose(folder: str) -> str:
+    """The first sentence of the folder's docstring."""
+    path = path_of(folder)
     if path.is_dir():
         path /= "__init__.py"
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return " ".join(text.split("\n\n")[0].split())
 
 
-def rooms_list() -> str:
-    """The rooms as a Markdown list."""
-    return "".join(f"- `{room}`: {purpose(room)}\n" for room in ROOMS)
+def folders_list() -> str:
+    """The folders as a Markdown list."""
+    return "".join(f"- `{folder}`: {purpose(folder)}\n" for folder in FOLDERS)
