@@ -100,16 +100,16 @@ def _add_test_support() -> None:
 def check_torch(kind: str) -> None:
     """Stop if the installed torch is not the build that this script installed."""
     recorded = (STAMPS / "torch-build").read_text(encoding="utf-8").strip()
-    found = torch_build()
-    if found != recorded:
+    installed = torch_build()
+    if installed != recorded:
         raise SetupError(
-            f"torch was {recorded.split()[0]} when it was installed and is {found.split()[0]} "
+            f"torch was {recorded.split()[0]} when it was installed and is {installed.split()[0]} "
             "now: something replaced the pinned build; remove .venv and run again"
         )
     pinned = _torch_pin() if kind == "cpu" else _sglang_torch_pin()
-    if pinned.removeprefix("torch==") != found.split()[0].split("+")[0]:
+    if pinned.removeprefix("torch==") != installed.split()[0].split("+")[0]:
         raise SetupError(
-            f"torch is {found.split()[0]}, but the pinned one is {pinned}: pip took it from "
+            f"torch is {installed.split()[0]}, but the pinned one is {pinned}: pip took it from "
             "elsewhere; remove .venv, look at pip's configuration and run again"
         )
 
@@ -214,10 +214,10 @@ def _install_project(name: str, folder: Path, target: Sequence[str]) -> None:
 
 def _torch_pin() -> str:
     text = (REQUIREMENTS / "cpu.txt").read_text(encoding="utf-8")
-    found = re.search(r"^torch==\S+", text, re.MULTILINE)
-    if found is None:
+    pin = re.search(r"^torch==\S+", text, re.MULTILINE)
+    if pin is None:
         raise SetupError("requirements/cpu.txt pins no torch; restore it with git")
-    return found.group()
+    return pin.group()
 
 
 def _sglang_torch_pin() -> str:

@@ -57,8 +57,8 @@ class Moved:
         new = f"; arguments to review: {', '.join(self.arguments)}" if self.arguments else ""
         if not differ:
             return f"{head}none of {self.functions_known} functions moved{new}"
-        files = sorted({one.partition(":")[0] for one in differ})
-        names = [one.partition(": ")[2] for one in differ]
+        files = sorted({place.partition(":")[0] for place in differ})
+        names = [place.partition(": ")[2] for place in differ]
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         return (
             f"{head}{len(self.changed)} of {self.functions_known} functions changed and {len(self.gone)} are "
@@ -80,12 +80,12 @@ def moved(wheel: Path) -> Moved:
                 path = f"sglang/{file}"
                 tree = ast.parse(archive.read(path) if path in inside else "")
                 for function, digest in entry["names"].items():
-                    found = digests.digest_of(tree, function)
-                    if found is None:
+                    present = digests.digest_of(tree, function)
+                    if present is None:
                         result.gone.append(f"{file}: {function}")
-                    elif found != digest:
+                    elif present != digest:
                         result.changed.append(f"{file}: {function}")
-                        if found[: digests.SIGNATURE] != digest[: digests.SIGNATURE]:
+                        if present[: digests.SIGNATURE] != digest[: digests.SIGNATURE]:
                             result.meaning[function] = "signature"
                         elif function in entry["hooked"]:
                             result.meaning[function] = "nothing"  # SGLang still has it to be hooked
@@ -139,8 +139,8 @@ def table(result: Moved) -> str:
     """A row for each function that moved: how, where, and which of our files name it."""
     rows = []
     for how, each in (("gone", result.gone), ("changed", result.changed)):
-        for one in each:
-            file, _, function = one.partition(": ")
+        for place in each:
+            file, _, function = place.partition(": ")
             meaning = result.meaning.get(function, "to read") if how == "changed" else "signature"
             rows.append([how, meaning, function, file, ", ".join(_standing_on(function)) or "-"])
     new = "the server's arguments"

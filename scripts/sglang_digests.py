@@ -48,12 +48,12 @@ Place = tuple[str, str]
 
 def our_files() -> list[tuple[Path, str]]:
     """Every Python file of ours, and the module that it is."""
-    found = []
+    modules = []
     for folder in OURS:
         for path in sorted(folder.rglob("*.py")):
             name = ".".join(path.relative_to(folder.parent).with_suffix("").parts)
-            found.append((path, name.removesuffix(".__init__")))
-    return sorted(found)
+            modules.append((path, name.removesuffix(".__init__")))
+    return sorted(modules)
 
 
 def our_modules() -> list[Any]:

@@ -38,14 +38,14 @@ def tokens_kept(
     up to a page. ``need``: tokens still to be freed. Evicts the needed tokens, but at least
     ``quantum``; with ``whole_nodes``, all tokens except ``keep``. The last page is always evicted.
     """
-    kept = -(-keep // page) * page
+    kept_tokens = -(-keep // page) * page
     if not whole_nodes:
         # Round down to whole pages: rounding up would leave a remainder, and cut another node.
         spare = (length - (need if need > quantum else quantum)) // page * page
-        if spare > kept:
-            kept = spare
+        if spare > kept_tokens:
+            kept_tokens = spare
     limit = (length - 1) // page * page
-    return kept if kept < limit else limit
+    return kept_tokens if kept_tokens < limit else limit
 
 
 class Victim(NamedTuple):

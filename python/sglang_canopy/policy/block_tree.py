@@ -250,7 +250,7 @@ class RadixTree:
     def _cut(self, leaf: Node, keep_tokens: int, need: int) -> int:
         """Evict the end of ``leaf`` for a need of ``need`` blocks; return the blocks freed."""
         policy, tokens = self.policy, self.block_tokens
-        kept = tokens_kept(
+        kept_tokens = tokens_kept(
             leaf.length,
             keep_tokens,
             need * tokens,
@@ -258,7 +258,7 @@ class RadixTree:
             quantum=self.quantum_tokens,
             whole_nodes=self.whole_nodes,
         )
-        keep = kept // tokens
+        keep = kept_tokens // tokens
         cut_blocks = len(leaf.blocks) - keep
         if self.on_evict is not None:
             cut = Evicted(leaf.offset + keep * tokens, cut_blocks * tokens, leaf.blocks[keep:])

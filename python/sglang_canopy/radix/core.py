@@ -164,7 +164,7 @@ class CanopyTreeCore(OffsetWalkCore):
         length = leaf.length or len(node.key)
         if keep <= 0 and length <= need:
             return node  # the whole node is needed: ``tokens_kept`` is 0
-        kept = tokens_kept(
+        kept_tokens = tokens_kept(
             length,
             keep,
             need,
@@ -172,9 +172,11 @@ class CanopyTreeCore(OffsetWalkCore):
             quantum=settings.quantum_tokens,
             whole_nodes=settings.whole_nodes,
         )
-        if not kept or (len(self.components) > 1 and not can_end_after(self, node, kept)):
+        if not kept_tokens or (
+            len(self.components) > 1 and not can_end_after(self, node, kept_tokens)
+        ):
             return node
-        _, action = self._split_node(node.key, node, kept)
+        _, action = self._split_node(node.key, node, kept_tokens)
         if action is not None:
             assert actions is not None, action
             actions.append(action)

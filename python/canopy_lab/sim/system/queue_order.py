@@ -201,9 +201,9 @@ class BoundedShortestFirst:
 
     def prefill(self, job: SimulatedRequest, look_up: bool) -> Prefill:
         assert self._view is not None
-        found = self._view.cached(job)
-        cached = found.device + found.host
-        return Prefill(job.target - cached, cached, found.host)
+        hits = self._view.cached(job)
+        cached = hits.device + hits.host
+        return Prefill(job.target - cached, cached, hits.host)
 
     def step_tokens(self) -> int:
         assert self._view is not None
@@ -226,11 +226,11 @@ def matches(
     later: set[SimulatedRequest] = set()
     begun: set[Hashable] = set()
     for job in waiting:
-        found = view.cached(job)
-        matched[job] = found.device + found.host
+        hits = view.cached(job)
+        matched[job] = hits.device + hits.host
         # Block ids are chained: an equal id is an equal prefix.
         last = -(-IN_BATCH_TOKENS // max(job.request.block_tokens, 1)) - 1
-        if found.device <= IN_BATCH_TOKENS and last < len(job.path):
+        if hits.device <= IN_BATCH_TOKENS and last < len(job.path):
             if job.path[last] in begun:
                 later.add(job)
             else:
