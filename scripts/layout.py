@@ -73,14 +73,8 @@ FOLDERS: dict[str, set[str]] = {
     },
     "canopy_documents/server": {
         *("canopy_documents", "canopy_documents/calibration", "canopy_documents/fuse"),
-        *(
-            "canopy_documents/quality",
-            "canopy_documents/store",
-            "canopy_documents/text",
-            "disk",
-            "storage",
-        ),
-        *("config", "request", "wire"),
+        *("canopy_documents/quality", "canopy_documents/store", "canopy_documents/text"),
+        *("config", "disk", "request", "storage", "wire"),
     },
     "report": set(),
     "trace": set(),

@@ -138,6 +138,8 @@ def _with_allowed(meaning: str, allowed: str) -> str:
     named = [re.search(rf"(?<![\w-]){re.escape(one)}(?![\w-])", meaning) for one in choices]
     if choices and all(named):
         return meaning
+    if not meaning.endswith("."):  # a fragment
+        return f"{meaning}: {', '.join(choices)}" if choices else meaning
     return f"{meaning} {allowed[:1].upper()}{allowed[1:]}." if allowed else meaning
 
 
