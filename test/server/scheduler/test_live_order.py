@@ -10,7 +10,7 @@ from sglang.srt.managers.schedule_policy import SchedulePolicy
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, SGLANG, QueueFlags
-from sglang_canopy.server.scheduler import arrivals
+from sglang_canopy.server.scheduler import arrivals, live_order
 from sglang_canopy.server.scheduler.admission import (
     chunk_limited,
     prefill_chosen,
