@@ -49,13 +49,13 @@ class Conversations:
 
     def node_removed(self, node: UnifiedTreeNode) -> None:
         """Move conversations that end at ``node``, which is being removed, to its parent."""
-        leaf = node.canopy
+        leaf, parent = node.canopy, node.parent
         if self._ends.get(leaf.tenant, leaf.conversation) is not node:
             return
-        if node.parent is None or node.parent is self.tree.root_node:
+        if parent is None or parent is self.tree.root_node:
             self._ends.pop(leaf.tenant, leaf.conversation)
         else:
-            self._ends.put(leaf.tenant, leaf.conversation, node.parent)
+            self._ends.put(leaf.tenant, leaf.conversation, parent)
 
     def deepest(self, tenant: str | None, conversation: Any) -> UnifiedTreeNode | None:
         """Return the last node of a conversation; ``None`` if it is not cached."""
