@@ -33,7 +33,7 @@ import result_file  # noqa: E402
 from question import ROOT, Context, Question, data_folder, result_path  # noqa: E402
 
 MODULES = {
-    "wa": ("wa.predict", "wa.serving"),
+    "wa": ("wa.predict",),
     "tail": ("tail.tables",),
     "cachetune": ("cachetune.quality", "cachetune.spectrum"),
     "kareto": ("kareto.search", "kareto.group_ttl"),

@@ -20,7 +20,7 @@ from sglang_canopy.policy.registry import make_policy
 
 SEEDS = (1, 2, 3)
 CAPACITIES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-SIMPLE = ("lru", "fifo", "lfu", "s3fifo", "gdfs")
+SIMPLE = ("lru", "fifo", "lfu")
 TAIL_BLOCKS = {"conversation": 42, "agentic": 182}
 """The threshold of the tail runs, in blocks of 512 tokens."""
 
@@ -30,7 +30,6 @@ STYLES: dict[str, dict[str, Any]] = {
     "wa": {"color": "C3", "marker": "o"},
     "wa, random labels": {"color": "C3", "ls": ":", "marker": "x"},
     "lru": {"color": "C0", "marker": "o"},
-    "s3fifo": {"color": "C2", "ls": "-.", "marker": "."},
 }
 
 
@@ -87,10 +86,10 @@ def hit_rows(name: str, seed: int, trace: list[TraceRequest]) -> Iterator[dict[s
     distinct = distinct_blocks(trace)
     for policy, capacity in plan(name):
         if policy == "hindsight":
-            made = make_hindsight("belady", Future(trace))
+            policy_object = make_hindsight("belady", Future(trace))
         else:
-            made = VARIANTS[policy](seed)
-        result = simulate(trace, made, max(1, int(distinct * capacity)))
+            policy_object = VARIANTS[policy](seed)
+        result = simulate(trace, policy_object, max(1, int(distinct * capacity)))
         yield row(name, seed, policy, capacity, result, None)
 
 
@@ -126,8 +125,8 @@ def row(
 
 
 def mean(rows: list[dict[str, Any]], key: str, **where: Any) -> float | None:
-    found = [r[key] for r in rows if all(r[k] == v for k, v in where.items())]
-    return statistics.fmean(found) if found else None
+    values = [r[key] for r in rows if all(r[k] == v for k, v in where.items())]
+    return statistics.fmean(values) if values else None
 
 
 def draw(rows: list[dict[str, Any]], out: Path) -> None:
@@ -140,10 +139,10 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     for panel, name in zip(panels[0], names):
         for policy, style in STYLES.items():
             points = [
-                (100 * c, 100 * found)
+                (100 * c, 100 * ratio)
                 for c in CAPACITIES
                 if (
-                    found := mean(
+                    ratio := mean(
                         hits, "block_hit_ratio", trace=name, policy=policy, capacity_fraction=c
                     )
                 )

@@ -20,7 +20,7 @@ OPTIONS = (
     *("--slo", "p99_ttft<15s", "--search", "evaluations=60"),
     *("--jobs", "1"),
 )
-PARTS = ("front", "extremes", "neighbours", "sensitivity")
+PARTS = ("front", "extremes", "sensitivity")
 """Parts of the report that are stored as a digest."""
 
 TIERS = ("device_policy", "host_policy", "disk_policy")
@@ -36,9 +36,9 @@ def tasks() -> list[Task]:
 def rows(task: Task) -> dict[str, Any]:
     """Return a row for each configuration, and a row for the choice."""
     report = planned()
-    made = {"the plan, chosen": clean(report["chosen"])}
-    made["the plan, baseline"] = clean(report["baseline"])
-    made["the plan, all of it"] = {
+    rows_by_name = {"the plan, chosen": clean(report["chosen"])}
+    rows_by_name["the plan, baseline"] = clean(report["baseline"])
+    rows_by_name["the plan, all of it"] = {
         "evaluations": report["evaluations"],
         "stages": report["stages"],
         "grid_size": report["grid_size"],
@@ -49,8 +49,8 @@ def rows(task: Task) -> dict[str, Any]:
         **{part: digest(clean(report[part])) for part in PARTS},
     }
     for number, row in enumerate(report["evaluated"]):
-        made[f"the plan, tried {number:03d}"] = clean(row)
-    return made
+        rows_by_name[f"the plan, tried {number:03d}"] = clean(row)
+    return rows_by_name
 
 
 def planned() -> dict[str, Any]:
@@ -68,10 +68,10 @@ def planned() -> dict[str, Any]:
 def clean(value: Any) -> Any:
     """Return the value without wall times."""
     if isinstance(value, dict):
-        made: dict[str, Any] = {}
+        cleaned: dict[str, Any] = {}
         for key, of in value.items():
             # rows.json has a policy for each tier, all of them the same.
             keys = TIERS if key == "policy" else () if key == "seconds" else (key,)
-            made |= dict.fromkeys(keys, clean(of))
-        return made
+            cleaned |= dict.fromkeys(keys, clean(of))
+        return cleaned
     return [clean(v) for v in value] if isinstance(value, list) else value

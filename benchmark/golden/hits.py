@@ -24,8 +24,6 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "etlru": ("etlru", {}),
     "lfu": ("lfu", {}),
     "fifo": ("fifo", {}),
-    "s3fifo": ("s3fifo", {}),
-    "gdfs": ("gdfs", {}),
 }
 """Row -> a policy's name in the simulator and its options."""
 
@@ -44,18 +42,18 @@ def rows(task: Task) -> dict[str, Any]:
     blocks = max(1, round(size * distinct_blocks(trace)))
     threshold = simulate(trace, make_policy("lru"), blocks).uncached_tokens_p90
     future = Future(trace)
-    made = {}
+    by_policy = {}
     for row, (policy, config) in POLICIES.items():
         target = {"threshold_tokens": threshold} if policy_class(policy).takes_tail_target else {}
         built = make_policy(policy, config | target)
-        made[row] = figures(simulate(trace, built, blocks, threshold_tokens=threshold))
+        by_policy[row] = figures(simulate(trace, built, blocks, threshold_tokens=threshold))
     for policy in hindsight_names():
         target = (
             {"threshold_tokens": threshold} if hindsight_class(policy).takes_tail_target else {}
         )
         built = make_hindsight(policy, future, target)
-        made[policy] = figures(simulate(trace, built, blocks, threshold_tokens=threshold))
-    return {f"{name} at {size:.0%}, {row}": figures for row, figures in made.items()}
+        by_policy[policy] = figures(simulate(trace, built, blocks, threshold_tokens=threshold))
+    return {f"{name} at {size:.0%}, {row}": figures for row, figures in by_policy.items()}
 
 
 def figures(result: SimResult) -> dict[str, Any]:

@@ -26,7 +26,7 @@ DISK_BYTES_PER_S = 3e9
 ARMS: dict[str, dict[str, Any]] = {
     "fcfs": {},
     "fcfs, wa": {"device_policy": "wa"},
-    "fcfs, as SGLang": {"whole_nodes": True, "waiting_prefixes": "touched"},
+    "fcfs, as SGLang": {"whole_nodes": True, "touches_waiting": True},
     "hrrn": {"schedule_policy": "hrrn"},
     "hrrn, wa": {"schedule_policy": "hrrn", "device_policy": "wa"},
     "lpm": {"schedule_policy": "lpm"},

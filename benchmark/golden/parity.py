@@ -30,8 +30,6 @@ SIMULATED: dict[str, tuple[str, dict[str, Any]]] = {
     "sglang's tlru": ("sglang-tlru", {"threshold_tokens": 20, "next_prompt_tokens": 4}),
     "lfu": ("lfu", {}),
     "fifo": ("fifo", {}),
-    "s3fifo": ("s3fifo", {}),
-    "gdfs": ("gdfs", {}),
 }
 """Row -> a policy of the simulator alone."""
 CUTS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -65,7 +63,7 @@ def on_device(row: str) -> dict[str, Any]:
     runs = {"simulated": test_parity.simulated}
     if row in SERVED:
         runs["served"] = test_parity.served
-    made = {}
+    rows = {}
     for cut, (page, settings) in CUTS.items():
         for way, run in runs.items():
             hits: list[int] = []
@@ -75,18 +73,18 @@ def on_device(row: str) -> dict[str, Any]:
                 seen = run(policy, config, steps, page, **settings)
                 hits += seen[0]
                 victims += seen[1]
-            made[f"{row}, {cut}, {way}"] = {
+            rows[f"{row}, {cut}, {way}"] = {
                 "token_hits": sum(hits),
                 "victims": len(victims),
                 "evicted_tokens": sum(tokens for _, tokens, _ in victims),
                 "each": digest([hits, victims]),
             }
-    return made
+    return rows
 
 
 def on_two_tiers(policy: str) -> dict[str, Any]:
     """Return each request's hits on device and host, and the contents of both after it."""
-    made = {}
+    rows = {}
     name = policy.removeprefix("canopy-")
     for page, quantum in TIERED:
         states = {"simulated": [], "served": []}
@@ -98,9 +96,9 @@ def on_two_tiers(policy: str) -> dict[str, Any]:
             )
             states["served"] += theirs
         for way, seen in states.items():
-            made[f"{name} on device and host, pages of {page}, quantum {quantum}, {way}"] = {
+            rows[f"{name} on device and host, pages of {page}, quantum {quantum}, {way}"] = {
                 "device_hits": sum(state[0] for state in seen),
                 "host_hits": sum(state[1] for state in seen),
                 "each": digest(seen),
             }
-    return made
+    return rows

@@ -50,19 +50,19 @@ def main() -> int:
     if unknown:
         parser.error(f"no part {', '.join(sorted(unknown))}; choose from {', '.join(PARTS)}")
     use_checkout()
-    known = json.loads(ROWS.read_text()) if ROWS.exists() else {}
+    stored = json.loads(ROWS.read_text()) if ROWS.exists() else {}
     failed = False
     for part in args.parts or PARTS:
         began = time.perf_counter()
         rows = computed(part, 1 if part in ALONE else args.jobs)
         print(f"{part}: {len(rows)} rows in {time.perf_counter() - began:.0f} s", flush=True)
         if args.check:
-            lines = differences(known.get(part, {}), rows)
+            lines = differences(stored.get(part, {}), rows)
             print("\n".join(lines) or f"{part}: as in {ROWS.name}", flush=True)
             failed |= bool(lines)
         else:
-            known[part] = rows
-            write(known)
+            stored[part] = rows
+            write(stored)
     return int(failed)
 
 
@@ -72,8 +72,8 @@ def computed(part: str, jobs: int) -> dict[str, Any]:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
         tasks = pool.submit(tasks_of, part).result()
-        made = list(pool.map(rows_of, [part] * len(tasks), tasks))
-    return json.loads(json.dumps({name: row for rows in made for name, row in rows.items()}))
+        parts = list(pool.map(rows_of, [part] * len(tasks), tasks))
+    return json.loads(json.dumps({name: row for rows in parts for name, row in rows.items()}))
 
 
 def tasks_of(part: str) -> list[Any]:
@@ -86,13 +86,13 @@ def rows_of(part: str, task: Any) -> dict[str, Any]:
     return importlib.import_module(part).rows(task)
 
 
-def write(known: dict[str, Any]) -> None:
+def write(stored: dict[str, Any]) -> None:
     """One row a line."""
     parts = []
     for part in PARTS:
-        if part in known:
+        if part in stored:
             rows = ",\n".join(
-                f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in known[part].items()
+                f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in stored[part].items()
             )
             parts.append(f' "{part}": {{\n{rows}\n }}')
     ROWS.write_text("{\n" + ",\n".join(parts) + "\n}\n")

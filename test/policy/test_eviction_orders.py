@@ -6,8 +6,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
 from support.radix_cases import play
 
-LINEAR = {"cost": "linear"}
-SHORT, GHOSTS, NONE = {"threshold_tokens": 25}, {"ghost_share": 9.0}, {"ghost_share": 0.0}
+SHORT = {"threshold_tokens": 25}
 
 
 def paths(text):
@@ -31,25 +30,6 @@ def paths(text):
         ("lfu", {}, 2, "1 2 1 2 3", "1"),
         ("lfu", {}, 2, "1 1 2 3 4", "2 3"),
         ("lfu", {}, 5, "12 13 14 5 5 6 7 8", "2 3 4"),
-        # Used once before used twice; then by recency; 1 is demoted and stands behind 3; 1 again.
-        # Frequency decides; each eviction lifts the clock, so 4 has 1's value but 1 is older.
-        ("gdfs", LINEAR, 3, "1 1 2 3 4", "2"),
-        ("gdfs", LINEAR, 2, "1 1 1 2 3 4 5 6 7", "2 3 1 4 5"),
-        # A deep token has a higher value; 1 surfaces with the clock of its last use.
-        ("gdfs", {"attention_tokens": 10.0}, 3, "12 9 3", "9"),
-        ("gdfs", LINEAR, 3, "12 9 3", "2"),
-        ("gdfs", LINEAR, 4, "12 13 9 9 9 5 6 7 8", "2 3 1 5"),
-        # Two further uses move 1 to the main queue, and so does a return from the ghosts.
-        ("s3fifo", {}, 2, "1 1 2 3", "1"),
-        ("s3fifo", {}, 2, "1 1 1 2 3 4", "2 3"),
-        ("s3fifo", {"ghost_share": 2.0}, 2, "1 2 3 1 4 5", "1 2 3 4"),
-        ("s3fifo", NONE, 2, "1 2 3 1 4 5", "1 2 3 1"),
-        # 4 joins 2 in the main queue; 2 is the oldest there and is evicted unless it was used again.
-        ("s3fifo", {"small_share": 0.5}, 3, "1 1 1 2 2 2 3 4 4 4 5 6", "1 3 2"),
-        ("s3fifo", {"small_share": 0.5}, 3, "1 1 1 2 2 2 3 4 4 4 5 2 6", "1 3 4"),
-        # 123 is cut to 1; when it returns, 2 is a ghost, so 23 enters the main queue.
-        ("s3fifo", GHOSTS, 4, "123 7 8 9 123 A B", "3 2 7 8 9 A"),
-        ("s3fifo", NONE, 4, "123 7 8 9 123 A B", "3 2 7 8 9 3"),
         # Short conversations first; then LRU; 1 counts as the head of 123; the output counts.
         ("threshold-lru", SHORT, 5, "123 4 5 6", "4"),
         ("threshold-lru", SHORT, 6, "123 456 7", "3"),
@@ -76,10 +56,6 @@ def test_evicts_in_order(policy, options, capacity, served, evicted):
         ("etlru", {"ttft_ms": 0.0}, "ttft_ms"),
         ("etlru", {"ttft_ms": 5.0, "ttft_percentile": 5.0}, "only one"),
         ("etlru", {"window_s": -1.0}, "window_s"),
-        ("gdfs", {"attention_tokens": 0}, "attention_tokens"),
-        ("gdfs", {"cost": "cubic"}, "linear, quadratic"),
-        ("s3fifo", {"promote_uses": 4}, "promote_uses"),
-        ("s3fifo", {"small_share": -0.1}, "small_share"),
         ("sglang-tlru", {"next_prompt_tokens": -1}, "next_prompt_tokens' must be at least 0"),
         ("sglang-tlru", {"threshold_tokens": -1}, "threshold_tokens' must be at least 0, got -1"),
         ("threshold-lru", {"threshold_tokens": -1}, "threshold_tokens"),

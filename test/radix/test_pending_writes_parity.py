@@ -60,7 +60,7 @@ def test_pages_waiting_for_the_disk_stay_on_the_host(tmp_path: Path, seed: int) 
         quantum_tokens=1,
         load_back_threshold_tokens=0,
     )
-    ours = _SystemRun(w := Workload(trace), config, profile(), 0, OpenLoop(w))
+    ours = _SystemRun(w := Workload(trace), config, profile(), OpenLoop(w))
     ours.serve()
     pending = sum(t.size for t in ours.disks[0].channel._queues[1]) / KV
     assert waiting > host_tokens / 2

@@ -5,7 +5,6 @@ Equal seeds give equal traces, ids keep their meaning, and presets meet the publ
 
 import json
 import tarfile
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from published import compare
 from shared_heads import SharedHeads
 from synthetic.presets import PRESETS, get_preset
 from synthetic.trace import synthesise, write_trace
-from wa.split import one_part
 
 from canopy_lab.characterize.observe import Observation, observe
 from canopy_lab.trace import agentic, open_trace
@@ -287,19 +285,3 @@ def test_presets_meet_the_published_numbers(name: str) -> None:
         print(f"{row.name:36} published {row.published:32} got {row.got:.4g}")
     assert all(row.got is not None for row in rows)
     assert [row.name for row in rows if not row.met] == []
-
-
-@given(st.integers(1, 5), st.integers(0, 10**6), st.booleans())
-@settings(max_examples=15)
-def test_every_request_is_in_one_part_in_order_with_its_conversation(parts, seed, named):
-    trace = [d.request for d in synthesise(get_preset("small"), 60.0, seed)]
-    given = trace if named else [replace(r, conversation=None) for r in trace]
-    split = [list(one_part(given, parts, k)) for k in range(parts)]
-    assert sorted(r.line for part in split for r in part) == [r.line for r in trace]
-    talk = {r.line: r.conversation for r in trace}
-    homes: dict[str | None, set[int]] = {}
-    for k, part in enumerate(split):
-        assert [r.line for r in part] == sorted(r.line for r in part)
-        for r in part:
-            homes.setdefault(talk[r.line], set()).add(k)
-    assert all(len(where) == 1 for where in homes.values())

@@ -103,23 +103,23 @@ def _compare(
     counts = np.bincount(category[inside], first.blocks[inside])
     _, everybody, _ = _cdf(first, None, from_s, length)
     rows = []
-    for one in np.argsort(-counts, kind="stable")[:MAX_CATEGORIES]:
-        ages, here, blocks = _cdf(first, int(one), from_s, length)
-        name = first.category_name(int(one))
-        kind, turn = divmod(int(one), TOP_TURN)
+    for code in np.argsort(-counts, kind="stable")[:MAX_CATEGORIES]:
+        ages, here, blocks = _cdf(first, int(code), from_s, length)
+        name = first.category_name(int(code))
+        kind, turn = divmod(int(code), TOP_TURN)
         other = second.labels.index(first.labels[kind]) * TOP_TURN + turn
-        _, there, more = _cdf(second, other, to_s, length)
+        _, after, more = _cdf(second, other, to_s, length)
         if min(blocks, more) < MIN_BLOCKS:
             continue
         fitted = _exponential(ages, here)
         rows.append(
             {
                 "name": name, "blocks": blocks, "reused": float(here[-1]), "ages": ages,
-                "here": here, "there": there, "fitted": fitted,
+                "here": here, "there": after, "fitted": fitted,
                 "exponential_here": float(np.abs(fitted - here).max()),
-                "exponential_next": float(np.abs(fitted - there).max()),
-                "curve_next": float(np.abs(here - there).max()),
-                "everybody_next": float(np.abs(everybody - there).max()),
+                "exponential_next": float(np.abs(fitted - after).max()),
+                "curve_next": float(np.abs(here - after).max()),
+                "everybody_next": float(np.abs(everybody - after).max()),
             }
         )  # fmt: skip
     return rows

@@ -27,8 +27,6 @@ is Canopy's, in every command, flag and file."""
 _SIMULATED = {
     "lfu": "canopy_lab.sim.policies.lfu",
     "fifo": "canopy_lab.sim.policies.fifo",
-    "s3fifo": "canopy_lab.sim.policies.s3fifo",
-    "gdfs": "canopy_lab.sim.policies.gdfs",
     "sglang-tlru": "canopy_lab.sim.policies.sglang_tlru",
 }
 """Policies for comparison, in the simulator only."""
