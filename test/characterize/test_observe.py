@@ -44,14 +44,6 @@ def test_a_request_refers_to_its_continuation() -> None:
     assert observe(TWO_TALKS).next_request.tolist() == [2, -1, 4, -1, -1]
 
 
-def test_places_are_tenths_of_the_prompt() -> None:
-    seen = observe([ask(0, list(range(10))), ask(1, list(range(5)))])
-    # Five blocks at places 0, 2, 4, 6, 8, which were at 0, 1, 2, 3, 4 before.
-    first = seen.place_count[0]
-    assert first.sum() == 15
-    assert [int(first[p, 1 << b]) for p, b in zip((0, 2, 4, 6, 8), range(5))] == [1] * 5
-
-
 def test_a_trace_without_ids_has_none() -> None:
     seen = observe([ask(0, [1]), ask(1, [1])])
     assert not seen.has_turns
@@ -127,7 +119,6 @@ def test_the_pass_agrees_with_a_recount(trace: list[TraceRequest]) -> None:
     assert sorted(seen.first_s.tolist()) == pytest.approx(sorted(first_s.values()))
     assert sorted(seen.last_request.tolist()) == sorted(last.values())
     assert seen.stranded == 0
-    assert seen.place_count.sum() == sum(len(r.blocks) for r in trace)
 
 
 def test_memory_does_not_grow_with_repeated_requests() -> None:

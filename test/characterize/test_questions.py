@@ -8,24 +8,16 @@ import pytest
 from published import TARGETS, compare
 
 from canopy_lab.characterize.capacity import blocks_for, capacity, lru_points
-from canopy_lab.characterize.footprint import footprint
 from canopy_lab.characterize.hits import ideal_hits
-from canopy_lab.characterize.lifespan import lifespan
-from canopy_lab.characterize.locality import locality
 from canopy_lab.characterize.observe import FINE_BINS, observe
 from canopy_lab.characterize.reuse_time import reuse_times
 from canopy_lab.characterize.skew import concentration, skew
 from canopy_lab.characterize.turns import turns
-from canopy_lab.sim.model import PRESETS, ModelShape
+from canopy_lab.sim.model import PRESETS
 from canopy_lab.sim.stack import lru_curve
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
 from support.tiny_traces import TWO_TALKS, ask
-
-TINY_MODEL = ModelShape(
-    layers=1, hidden=8, heads=1, kv_heads=1, head_dim=4, intermediate=8, bytes_per_element=2
-)
-"""16 bytes of KV a token."""
 
 
 def test_ideal_hits_are_split_between_first_and_later_turns() -> None:
@@ -132,42 +124,6 @@ def test_no_reuse_at_all_is_an_answer_too() -> None:
     assert times.all.reused_by_end == 0.0
     assert len(times.categories) == 0
     assert FINE_BINS > len(times.all.age_s) > 0
-
-
-def test_a_shared_head_is_found_in_the_first_tenths_only() -> None:
-    trace = [ask(i, [1, 2, 3, 4, 5, *range(100 * i, 100 * i + 5)]) for i in range(1, 101)]
-    p = locality(observe(trace))
-    assert p.first_half == pytest.approx(0.495)
-    assert p.all[9][0] == pytest.approx(0.495)
-    assert p.last_half == 0.0
-    assert p.first_tenth == pytest.approx(0.099)
-    assert p.later_turns is None
-
-
-def test_growing_prompts_seldom_hit_in_their_newest_part() -> None:
-    grown = [ask(i, list(range(10 * i)), talk="a", turn=i) for i in range(1, 21)]
-    p = locality(observe(grown))
-    assert p.later_turns is not None
-    assert p.later_turns[4][0] > p.later_turns[4][5]
-
-
-def test_lifespans_by_hand() -> None:
-    f = lifespan(observe(TWO_TALKS))
-    assert f.used_once == pytest.approx(3 / 6)
-    assert f.longest_s == 100.0
-    assert f.dead[-1] == pytest.approx(1.0)
-    assert {c.name for c in f.categories} >= {"text-3"}
-
-
-def test_footprint_counts_prompt_and_output_in_the_models_bytes() -> None:
-    f = footprint(observe(TWO_TALKS), TINY_MODEL, "tiny")
-    assert f.bytes_per_token == 16
-    every, first, later = f.rows
-    # Prompts of 20, 20, 30, 10, 40 tokens and 10 of output each.
-    assert every.mean_tokens == pytest.approx(34.0)
-    assert every.mean_bytes == pytest.approx(34.0 * 16)
-    assert (first.requests, later.requests) == (3, 2)
-    assert later.mean_tokens == pytest.approx(45.0)
 
 
 def test_bytes_per_token_of_a_known_model() -> None:

@@ -19,7 +19,7 @@ class Capacity:
 
     distinct_blocks: int
     block_bytes: int
-    """Bytes of KV of one block, for the model of the footprint."""
+    """Bytes of KV of one block."""
     time_s: tuple[float, ...]
     live_blocks: tuple[int, ...]
     """Blocks with a later use: the minimum content of an ideal cache."""

@@ -11,10 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from canopy_lab.characterize.capacity_chart import draw_capacity
-from canopy_lab.characterize.footprint import Footprint
 from canopy_lab.characterize.hits import IdealHits
-from canopy_lab.characterize.lifespan import Lifespan
-from canopy_lab.characterize.locality import Locality
 from canopy_lab.characterize.reuse_time import ReuseTimes
 from canopy_lab.characterize.skew import Skew
 from canopy_lab.characterize.trace_report import TraceReport
@@ -38,11 +35,11 @@ from canopy_lab.report.axes import (
     time_axis,
     title,
 )
-from canopy_lab.report.units import percent, seconds, size
+from canopy_lab.report.units import percent, seconds
 
 
 def charts(report: TraceReport) -> Iterator[tuple[str, Figure]]:
-    """Yield (file name without suffix, figure) for every question that the trace answers."""
+    """Yield (question, figure) for every question that the trace answers."""
     drawn: tuple[tuple[str, Any, Callable[[Any], Figure]], ...] = (
         ("hits", report.hits, _hits),
         ("skew", report.skew, _skew),
@@ -53,9 +50,6 @@ def charts(report: TraceReport) -> Iterator[tuple[str, Figure]]:
             _next_turn,
         ),
         ("reuse", report.reuse if report.reuse and report.reuse.all.reuses else None, _reuse),
-        ("locality", report.locality, _locality),
-        ("lifespan", report.lifespan, _lifespan),
-        ("footprint", report.footprint, _footprint),
         ("capacity", report.capacity, draw_capacity),
     )
     for name, answer, draw in drawn:
@@ -237,100 +231,4 @@ def _reuse(times: ReuseTimes) -> Figure:
                 note(axis, name, at, colour, frame=WHOLE, va="top", fontweight="bold")
     for axis in list(axes.flat)[len(shown) :]:
         axis.set_visible(False)
-    return figure
-
-
-def _locality(p: Locality) -> Figure:
-    panels = [("all requests", p.all)]
-    if p.later_turns is not None:
-        panels += [("first turns", p.first_turns), ("later turns", p.later_turns)]
-    figure, axes = new_figure(max(len(panels), 2), height=2.7)
-    most = max(max(map(max, rows)) for _, rows in panels)
-    for axis, (name, rows) in zip(axes.flat, panels):
-        axis.grid(False)
-        values = np.array(rows)
-        past = np.add.outer(np.arange(1, 11), np.arange(10)) > 10
-        image = axis.imshow(
-            np.ma.masked_array(values, past), origin="lower", cmap="cividis", vmin=0,
-            vmax=max(most, 0.01), aspect="equal",
-        )  # fmt: skip
-        axis.set_facecolor("white")
-        axis.set_xticks([0, 2, 4, 6, 8], ["0 %", "20 %", "40 %", "60 %", "80 %"])
-        axis.set_yticks([1, 3, 5, 7, 9], ["20 %", "40 %", "60 %", "80 %", "100 %"])
-        axis.set_xlabel("kept from here on (offset)", fontsize=8.5, color=INK)
-        for stride, offset in ((0, 0), (4, 0), (9, 0), (4, 5)):
-            value = values[stride, offset]
-            colour = "white" if value < 0.6 * most else INK
-            centred: dict[str, Any] = {"va": "center", "ha": "center"}
-            note(axis, f"{100 * value:.0f}", (offset, stride), colour, fontsize=7, **centred)
-        title(axis, name)
-    axes[0, 0].set_ylabel("share of the prompt kept (stride)", fontsize=8.5, color=INK)
-    for axis in list(axes.flat)[len(panels) :]:
-        axis.set_visible(False)
-    bar = figure.colorbar(image, ax=list(axes.flat), shrink=0.75, aspect=25)
-    bar.set_label("blocks hit", fontsize=8)
-    percent_axis(bar.ax.yaxis)
-    bar.ax.tick_params(labelsize=8)
-    return figure
-
-
-def _lifespan(f: Lifespan) -> Figure:
-    figure, axes = new_figure(2, widths=(3, 2))
-    axis, right = axes[0]
-    age, dead = np.array(f.age_s), np.array(f.dead)
-    keep = age >= 0.001
-    axis.step(age[keep], dead[keep], where="post", color=BLUE, linewidth=1.8)
-    time_axis(axis, max(age[-1], 10.0), 0.1 if f.p90_s > 1.0 else 0.001)
-    axis.set_ylim(0, 1.02)
-    percent_axis(axis.yaxis)
-    for i, (q, at) in enumerate(((0.9, f.p90_s), (0.99, f.p99_s))):
-        if at > axis.get_xlim()[0]:
-            axis.plot([at], [q], "o", color=BLUE, markersize=4)
-        text = f"P{100 * q:.0f}: {seconds(at)}"
-        bold: dict[str, Any] = {"ha": "right", "fontweight": "bold"}
-        note(axis, text, (0.98, 0.13 - 0.09 * i), BLUE, frame=WHOLE, fontsize=8.5, **bold)
-    start = (axis.get_xlim()[0], f.used_once)
-    note(axis, f"{percent(f.used_once)} used once", start, BLUE, (5, 5))
-    name_axes(axis, "from first to last use", "blocks with a life no longer")
-    title(axis, f"Nine blocks of ten live at most {seconds(f.p90_s)}")
-    rows = f.categories[:8]
-    place = np.arange(len(rows))[::-1]
-    right.grid(False, axis="y")
-    right.barh(place, [r.p90_s for r in rows], 0.62, color=SKY)
-    for p, r in zip(place, rows):
-        note(right, seconds(r.p90_s), (r.p90_s, p), INK, (4, 0), va="center")
-    right.set_yticks(place, [r.name for r in rows])
-    longest = max(max(r.p90_s for r in rows), 1e-3)
-    right.set_xlim(0, 1.25 * longest)
-    right.xaxis.set_major_formatter(FuncFormatter(lambda v, _: seconds(v)))
-    right.set_xticks([0, longest / 2, longest])
-    right.set_xlabel("P90 lifespan, by the last user's category", fontsize=8.5, color=INK)
-    title(right, "Most blocks first")
-    return figure
-
-
-def _footprint(f: Footprint) -> Figure:
-    figure, axes = new_figure()
-    axis = axes[0, 0]
-    weight = f.bytes_per_token
-    ends = []
-    for row, below, colour in zip(f.rows, f.share_below, (INK, SKY, BLUE)):
-        axis.plot(np.array(f.tokens) * weight, below, color=colour, linewidth=1.8)
-        ends.append((row, colour))
-    axis.set_xscale("log")
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda v, _: size(v)))
-    low, high = f.tokens[0] * weight, f.tokens[-1] * weight
-    powers = [2.0**k for k in range(10, 50, 2) if low <= 2.0**k <= high]
-    if len(powers) >= 2:
-        axis.set_xticks(powers)
-    axis.xaxis.set_minor_locator(NullLocator())
-    axis.set_xlim(low, max(high, 1.01 * low))
-    axis.set_ylim(0, 1.02)
-    percent_axis(axis.yaxis)
-    name_axes(axis, f"KV of one request with {f.model}", "requests with no more")
-    for i, (row, colour) in enumerate(ends):
-        text = f"{row.name}: half below {size(row.p50_bytes)}, P99 {size(row.p99_bytes)}"
-        style: dict[str, Any] = {"fontweight": "bold", "va": "bottom", "ha": "right"}
-        note(axis, text, (0.985, 0.2 - 0.08 * i), colour, frame=WHOLE, fontsize=8.5, **style)
-    title(axis, f"Half of the requests leave no more than {size(f.rows[0].p50_bytes)} of KV")
     return figure

@@ -75,28 +75,6 @@ def findings(report: TraceReport) -> dict[str, str]:
             f"Of the reuses, half come within {seconds(a.p50_s)} of the last use, 80 % within "
             f"{seconds(a.p80_s)}, 90 % within {seconds(a.p90_s)}."
         )
-    if report.locality:
-        p = report.locality
-        answers["locality"] = (
-            f"Storing and looking up only the first half of every prompt would hit "
-            f"{percent(p.first_half, 1)} of the blocks, only the last half "
-            f"{percent(p.last_half, 1)}, only the first tenth {percent(p.first_tenth, 1)}."
-        )
-    if report.lifespan:
-        f = report.lifespan
-        answers["lifespan"] = (
-            f"{percent(f.used_once)} of the blocks are never used again. From first to last use, "
-            f"90 % of the blocks live at most {seconds(f.p90_s)}, 99 % at most "
-            f"{seconds(f.p99_s)}, the longest {seconds(f.longest_s)}."
-        )
-    if report.footprint:
-        every = report.footprint.rows[0]
-        answers["footprint"] = (
-            f"With {report.footprint.model} a token of KV takes "
-            f"{size(report.footprint.bytes_per_token)}, so a request leaves "
-            f"{size(every.p50_bytes)} behind (half of them less), {size(every.p99_bytes)} at the "
-            "99th percentile."
-        )
     if report.capacity:
         c = report.capacity
         need = dict(c.lru_for_share)

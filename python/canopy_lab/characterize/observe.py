@@ -21,8 +21,6 @@ PARTS = 4
 """Age bins of the charts per bin of the policies (``reuse.survival``)."""
 TOP_TURN = 10
 """Turns from here on share one category."""
-POSITIONS = 10
-"""Places of a block in its prompt, in tenths (Figure 16)."""
 
 
 def _fine_edges() -> np.ndarray:
@@ -104,8 +102,6 @@ class Observation:
     """The later request."""
     reused_blocks: np.ndarray
     # Aggregates.
-    place_count: np.ndarray
-    """Accesses by [later turn?, place (tenths), set of the block's earlier places]."""
     same_conversation_hits: int
     same_user_hits: int
     stranded: int
@@ -207,10 +203,9 @@ class _Pass:
         self.row: dict[int, int] = {}
         """Block id -> its row in the columns below."""
         self.first_s, self.last_request = _Column("d"), _Column("i4")
-        self.uses, self.places = _Column("i4"), _Column("u2")
+        self.uses = _Column("i4")
         self.reused_from, self.reused_by = _Column("i4"), _Column("i4")
         self.reused_blocks = _Column("i4")
-        self.place_count = np.zeros((2, POSITIONS << POSITIONS), np.int64)
         self.same_conversation = self.same_user = self.stranded = 0
         self.block_tokens = 0
 
@@ -237,7 +232,9 @@ class _Pass:
         if run:
             self._reused(np.array(rows[:run], np.int64), number, conversation, user)
         if rows:
-            self._used(r, self._placed(r, rows, run), number)
+            used = self._placed(r, rows, run)
+            self.last_request.all[used] = number
+            self.uses.all[used] += 1
         values = {
             "time_s": r.time_s,
             "kind": kind,
@@ -278,17 +275,9 @@ class _Pass:
                 rows[i] = self.row.setdefault(r.blocks[i], len(self.row))
         fresh = len(self.row) - rows_before
         self.first_s.extend(fresh, r.time_s)
-        for column in (self.last_request, self.uses, self.places):
+        for column in (self.last_request, self.uses):
             column.extend(fresh, 0)
         return np.array(rows, np.int64)
-
-    def _used(self, r: TraceRequest, rows: np.ndarray, number: int) -> None:
-        place = (np.arange(len(rows)) * POSITIONS) // len(rows)
-        key = (place << POSITIONS) + self.places.all[rows]
-        np.add.at(self.place_count[int(r.turn > 1)], key, 1)
-        self.places.all[rows] |= (1 << place).astype(np.uint16)
-        self.last_request.all[rows] = number
-        self.uses.all[rows] += 1
 
     def result(self) -> Observation:
         if not self.requests["time_s"].size:
@@ -303,7 +292,6 @@ class _Pass:
             reused_from=self.reused_from.all,
             reused_by=self.reused_by.all,
             reused_blocks=self.reused_blocks.all,
-            place_count=self.place_count.reshape(2, POSITIONS, 1 << POSITIONS),
             same_conversation_hits=self.same_conversation,
             same_user_hits=self.same_user,
             stranded=self.stranded,

@@ -1,4 +1,4 @@
-"""A characterisation as one self-contained HTML page, its figures and its JSON."""
+"""A characterisation as one self-contained HTML page, and as JSON."""
 
 from __future__ import annotations
 
@@ -18,42 +18,29 @@ _QUESTIONS = {
     "turns": "How long are conversations?",
     "next_turn": "Does another turn follow?",
     "reuse": "When are blocks used again?",
-    "locality": "Which part of a prompt is worth keeping?",
-    "lifespan": "How long is a block of use?",
-    "footprint": "How much KV does a request leave?",
     "capacity": "How much room does it take?",
 }
 _ABSENT = {"kinds": "Request types"}
 
 
 def write_report(report: TraceReport, out: Path) -> None:
-    """Write ``report.html``, ``report.json`` and one PNG per figure into the folder ``out``.
-
-    Raises ``CanopyError`` if a file cannot be written.
-    """
-    pictures = {name: png_bytes(figure) for name, figure in charts(report)}
+    """Write ``report.html`` and ``report.json`` into the folder ``out``. Raises ``CanopyError``."""
     try:
-        for name, data in pictures.items():
-            (out / f"{name}.png").write_bytes(data)
         (out / "report.json").write_text(json.dumps(report.as_json()) + "\n")
-        (out / "report.html").write_text(page(report, pictures).html(), encoding="utf-8")
+        (out / "report.html").write_text(page(report).html(), encoding="utf-8")
     except OSError as error:
         raise CanopyError(f"cannot write the report into {str(out)!r}: {error}") from None
 
 
-def page(report: TraceReport, pictures: dict[str, bytes]) -> Page:
+def page(report: TraceReport) -> Page:
+    pictures = {name: png_bytes(figure) for name, figure in charts(report)}
     sentences, o, tables = findings(report), report.overview, _tables(report)
     blocks = (
         f"{count(o.block_accesses)} blocks of {o.block_tokens} tokens asked for, "
         f"{count(o.distinct_blocks)} of them distinct. Request types: {', '.join(o.kinds)}."
     )
     sections = [
-        Section(
-            question,
-            [sentences[key]],
-            tuple(p for n, p in pictures.items() if n == key),
-            table=tables.get(key),
-        )
+        Section(question, [sentences[key]], pictures.get(key), table=tables.get(key))
         for key, question in _QUESTIONS.items()
         if key in sentences
     ]
@@ -86,18 +73,6 @@ def _tables(report: TraceReport) -> dict[str, HtmlTable]:
                     percent(r.reused_by_end), seconds(r.mean_s),
                 )
                 for r in (report.reuse.all, *report.reuse.categories)
-            ],
-        )  # fmt: skip
-    if report.footprint:
-        tables["footprint"] = HtmlTable(
-            ("requests", "number", "mean tokens", "P50", "P90", "P99", "mean KV", "P50", "P99"),
-            [
-                (
-                    r.name, count(r.requests), count(r.mean_tokens), count(r.p50_tokens),
-                    count(r.p90_tokens), count(r.p99_tokens), size(r.mean_bytes),
-                    size(r.p50_bytes), size(r.p99_bytes),
-                )
-                for r in report.footprint.rows
             ],
         )  # fmt: skip
     if report.capacity:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,7 @@ from typing import Any
 import numpy as np
 
 from canopy_lab.characterize.capacity import Capacity, capacity
-from canopy_lab.characterize.footprint import Footprint, footprint
 from canopy_lab.characterize.hits import IdealHits, ideal_hits
-from canopy_lab.characterize.lifespan import Lifespan, lifespan
-from canopy_lab.characterize.locality import Locality, locality
 from canopy_lab.characterize.observe import Observation, observe
 from canopy_lab.characterize.reuse_time import ReuseTimes, reuse_times
 from canopy_lab.characterize.skew import Skew, skew
@@ -56,9 +53,6 @@ class TraceReport:
     skew: Skew | None = None
     turns: Turns | None = None
     reuse: ReuseTimes | None = None
-    locality: Locality | None = None
-    lifespan: Lifespan | None = None
-    footprint: Footprint | None = None
     capacity: Capacity | None = None
     notes: list[str] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
@@ -69,30 +63,8 @@ class TraceReport:
         return {"canopy_version": __version__, **plain}
 
 
-Progress = Callable[[int], object]
-"""Called with units of work, each about one request read once."""
-
-
-class ReadProgress:
-    """Arithmetic of the single progress bar.
-
-    A pass has one unit per request; the first pass counts the requests.
-    """
-
-    def __init__(self, advance: Progress, resize: Callable[[int], object]) -> None:
-        self.advance, self.resize = advance, resize
-        self.requests = 0
-
-    def reading(self, trace: Iterator[TraceRequest]) -> Iterator[TraceRequest]:
-        """Yield the trace, and advance the bar every 500 requests."""
-        waiting = 0
-        for r in trace:
-            waiting += 1
-            if waiting == 500:
-                self.advance(waiting)
-                waiting = 0
-            yield r
-        self.advance(waiting)
+Reading = Callable[[Iterator[TraceRequest]], Iterable[TraceRequest]]
+"""Passes a trace's requests on, and may show the progress."""
 
 
 def characterize(
@@ -101,21 +73,18 @@ def characterize(
     *,
     model: str = "qwen2.5-7b",
     skip_bad: int = 0,
-    work: ReadProgress | None = None,
+    reading: Reading = iter,
 ) -> TraceReport:
     """Read a trace once or twice and compute every answer that it allows.
 
     ``model`` is a preset of ``sim.model`` or a Hugging Face ``config.json``. Raises ``CanopyError``
     for faults that a user can correct.
     """
-    work = work or ReadProgress(lambda n: None, lambda n: None)
     shape = load_model_shape(model)
-    seen = observe(work.reading(open_trace(path, format, skip_bad=skip_bad)))
+    seen = observe(reading(open_trace(path, format, skip_bad=skip_bad)))
     accesses = int(seen.blocks.sum())
     shared = bool(seen.hits.any())
-    work.resize(seen.requests * (1 + shared))
     report = TraceReport(_overview(path, format, seen, accesses))
-    report.footprint = footprint(seen, shape, model)
     report.turns = turns(seen)
     if report.turns is None:
         report.absent["turns"] = "the trace has no second turns and no ids that join requests"
@@ -136,9 +105,7 @@ def characterize(
     if len(seen.labels) == 1:
         report.absent["kinds"] = "all requests are of one type"
     report.reuse = reuse_times(seen)
-    report.locality = locality(seen)
-    report.lifespan = lifespan(seen)
-    lru = lru_curve(work.reading(open_trace(path, format, skip_bad=skip_bad)))
+    lru = lru_curve(reading(open_trace(path, format, skip_bad=skip_bad)))
     weight = shape.kv_bytes_per_token()
     report.capacity = capacity(seen, lru, seen.block_tokens * weight)
     return report

@@ -71,8 +71,8 @@ def turns(seen: Observation, windows: int = 12) -> Turns | None:
     which = np.minimum(((seen.time_s - start) / width).astype(int), windows - 1)
     names, counts = np.unique(category[settled], return_counts=True)
     rows = []
-    for one in names[np.argsort(-counts, kind="stable")][:MAX_CATEGORIES]:
-        mine = settled & (category == one)
+    for number in names[np.argsort(-counts, kind="stable")][:MAX_CATEGORIES]:
+        mine = settled & (category == number)
         ended = np.bincount(which[mine], minlength=windows)
         came = np.bincount(which[mine], follows[mine], windows)
         enough = ended >= MIN_REQUESTS
@@ -81,7 +81,7 @@ def turns(seen: Observation, windows: int = 12) -> Turns | None:
         by_window = np.divide(came, ended, out=np.full(windows, np.nan), where=enough)
         rows.append(
             NextTurn(
-                seen.category_name(int(one)),
+                seen.category_name(int(number)),
                 int(mine.sum()),
                 float(follows[mine].mean()),
                 tuple(by_window.tolist()),
