@@ -7,12 +7,10 @@ from canopy_lab.advise.advice import Below, advise
 from canopy_lab.advise.advice_text import about_agents
 from canopy_lab.advise.arms import LRU, SGLANG_LRU
 from canopy_lab.advise.costs import CostModel
-from canopy_lab.advise.misses import why_missed
 from canopy_lab.advise.sample import Sample, read_sample
 from canopy_lab.report.units import percent
 from canopy_lab.sim.driver import simulate
 from canopy_lab.sim.system.engine_profile import load_profile
-from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.registry import make_policy
 from support.tiny_traces import ask
 
@@ -135,18 +133,3 @@ def test_the_memory_that_holds_agents_sessions_is_stated_for_agents_alone() -> N
     assert fits.endswith("for which the device has room.")
     people = [r for r in sample.requests if r.conversation == "person"]
     assert about_agents(advise(sample_of(people), PROFILE, capacity_tokens=100, jobs=1)) == []
-
-
-def test_causes_of_the_baselines_misses_sum_to_them():
-    def request(time_s, blocks, tokens):
-        return TraceRequest(time_s, tokens, 1, blocks, 16)
-
-    requests = [
-        request(0.0, (1, 2), 32),
-        request(100.0, (1, 2, 3), 40),
-        request(101.0, (1, 2, 3), 40),
-    ]
-    found = why_missed(requests, np.array([32, 40, 8]))
-    assert found.never_seen == 40 / 112
-    assert found.evicted_after == (8 / 112, 32 / 112, 0, 0)
-    assert found.never_seen + found.evicted == pytest.approx(80 / 112)

@@ -40,7 +40,7 @@ def find(log, *, named=True, **limits):
     for number, row in enumerate(log):
         for prompt in parse(seeds.without_labels(row, named=named), number):
             made.add(prompt)
-    return made.found()
+    return made.breaks()
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -91,7 +91,7 @@ def test_memory_is_bounded_by_prompts_and_by_bytes(clean_log):
             by_bytes.add(prompt)
             assert len(by_prompts.memory._prompts) <= 20
             assert by_bytes.memory.text_bytes <= 200_000
-    assert by_prompts.found().findings[0].kind == "time"
+    assert by_prompts.breaks().findings[0].kind == "time"
     numbers = [one.number for one in by_prompts.memory._segments.values() if one.uses]
     assert len(numbers) == len(set(numbers)) == len(by_prompts.memory._segments)
 

@@ -27,7 +27,6 @@ from canopy_lab.advise.arms import (
 from canopy_lab.advise.bootstrap import bootstrap, clusters
 from canopy_lab.advise.costs import DISK_BYTES_PER_S, Cost, CostModel
 from canopy_lab.advise.decide import Decision, Gain, decide
-from canopy_lab.advise.misses import why_missed
 from canopy_lab.advise.sample import Sample
 from canopy_lab.sim.stack import LRUCurve, lru_curve
 from canopy_lab.sim.system.engine_profile import EngineProfile
@@ -170,10 +169,10 @@ class _Adviser:
         computed = self.cost_model.prefill_s(self.results[self.base, self.at])
         busy = float(computed.mean()) * self._per_second()
         base = self.cost_model.cost(self.results[self.base, self.at])
-        about = self.sample.about()
+        sample_counts = self.sample.to_json()
         return Advice(
             decision=decision,
-            sample=about,
+            sample=sample_counts,
             profile=self.profile.name,
             profile_source=self.profile.source,
             kv_bytes_per_token=self.profile.kv_bytes_per_token,
@@ -191,7 +190,6 @@ class _Adviser:
             cluster_kind=self.cluster_kind,
             scaled_prompts=self.at * self.sample.block_tokens / max(float(self.tokens.mean()), 1.0),
             placebo_points=self._gain(PLACEBO, self.at).points,
-            misses=why_missed(self.sample.requests, self.results[self.base, self.at]),
             too_long=float((self.tokens * self.sample.token_scale > self.capacity_tokens).mean()),
         )
 
@@ -334,8 +332,8 @@ class _Adviser:
 
 
 def _hits(curve: LRUCurve, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
-    found = curve.token_hits_at[np.minimum(sizes, len(curve.token_hits_at) - 1)]
-    return found / max(curve.tokens, 1)
+    tokens_hit = curve.token_hits_at[np.minimum(sizes, len(curve.token_hits_at) - 1)]
+    return tokens_hit / max(curve.tokens, 1)
 
 
 def _kind(arm: Arm) -> str:

@@ -1,9 +1,8 @@
-"""Advice as one self-contained HTML page with a light and a dark theme, and its figures."""
+"""Advice as one self-contained HTML page, and its figures."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,94 +12,83 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from canopy_lab.advise import advice_text as words
 from canopy_lab.advise.answers import Advice, Row
 from canopy_lab.advise.decide import first_start
-from canopy_lab.report.axes import WHOLE, clean, name_axes, note
+from canopy_lab.report.axes import (
+    BLUE,
+    FAINT,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    WHOLE,
+    name_axes,
+    new_figure,
+    note,
+)
 from canopy_lab.report.html import HtmlTable, Page, Section, png_bytes
 from canopy_lab.report.table import short_number
 
 
-@dataclass(frozen=True, slots=True)
-class Theme:
-    """Colours of one page. The lines are Okabe and Ito's, lighter on a dark ground."""
-
-    ground: str
-    ink: str
-    faint: str
-    lru: str
-    wa: str
-    bound: str
-    grey: str
-    hints: str
-
-
-LIGHT = Theme("#ffffff", "#222222", "#d9d9d9", "#0072b2", "#d55e00", "#222222", "#8a8a8a", "#009e73")  # fmt: skip
-DARK = Theme("#16191d", "#e4e6e8", "#3a4047", "#56b4e9", "#f0a057", "#e4e6e8", "#8d959c", "#4fc99f")  # fmt: skip
-
-
-def capacity_chart(advice: Advice, theme: Theme) -> Figure:
+def capacity_chart(advice: Advice) -> Figure:
     """Plot the token hit ratio against capacity: a curve for LRU, points for simulated policies."""
-    figure, axes = _figure(theme, 3.9)
+    figure, axes = _figure(3.9)
     lru = advice.lru
-    axes.plot(lru.tokens, _percents(lru.hit_ratio), color=theme.lru, lw=1.8, label="LRU at every capacity")  # fmt: skip
+    axes.plot(lru.tokens, _percents(lru.hit_ratio), color=BLUE, lw=1.8, label="LRU at every capacity")  # fmt: skip
     styles = {
-        "hindsight bound": (theme.bound, "--", "v"),
-        "wa": (theme.wa, "-", "o"),
-        "lru, as in SGLang": (theme.lru, ":", "s"),
+        "hindsight bound": (INK, "--", "v"),
+        "wa": (ORANGE, "-", "o"),
+        "lru, as in SGLang": (BLUE, ":", "s"),
     }
     for label, (colour, line, marker) in styles.items():
         curve = advice.others[label]
         axes.plot(curve.tokens, _percents(curve.hit_ratio), color=colour, ls=line, marker=marker, ms=4, lw=1.4, label=label)  # fmt: skip
-    axes.axhline(100 * advice.repeats, color=theme.grey, ls="-.", lw=1, label="endless cache")
-    axes.axvline(advice.capacity_tokens, color=theme.grey, lw=1)
+    axes.axhline(100 * advice.repeats, color=GREY, ls="-.", lw=1, label="endless cache")
+    axes.axvline(advice.capacity_tokens, color=GREY, lw=1)
     at, frame = (advice.capacity_tokens, 1), ("data", WHOLE)
-    note(axes, "your capacity", at, theme.ink, (0, 3), frame, ha="center", fontsize=7.5)
+    note(axes, "your capacity", at, INK, (0, 3), frame, ha="center", fontsize=7.5)
     axes.set_xscale("log")
     axes.set_xlim(left=min(advice.others["wa"].tokens[0], advice.capacity_tokens) / 8)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: short_number(v)))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(bottom=0)
-    name_axes(axes, "capacity, tokens of KV", "prompt tokens hit, %", theme.ink)
+    name_axes(axes, "capacity, tokens of KV", "prompt tokens hit, %")
     axes.legend(
-        fontsize=7.5, labelcolor=theme.ink, loc="upper left", bbox_to_anchor=(0, 0.95),
-        facecolor=theme.ground, edgecolor="none", framealpha=1,
+        fontsize=7.5, labelcolor=INK, loc="upper left", bbox_to_anchor=(0, 0.95),
+        facecolor="white", edgecolor="none", framealpha=1,
     )  # fmt: skip
     return figure
 
 
-def policies_chart(advice: Advice, theme: Theme) -> Figure:
+def policies_chart(advice: Advice) -> Figure:
     """Plot the gain of each arm over SGLang's LRU, with its interval."""
     rows = [row for row in advice.rows if row.kind != "baseline"][::-1]
-    figure, axes = _figure(theme, 0.9 + 0.28 * len(rows))
+    figure, axes = _figure(0.9 + 0.28 * len(rows))
     at = np.arange(len(rows))
     points = np.array([row.gain.points for row in rows])
     spread = np.array([[r.gain.points - r.gain.low, r.gain.high - r.gain.points] for r in rows])
-    axes.barh(at, points, height=0.62, color=[_colour(row, theme) for row in rows])
-    axes.errorbar(points, at, xerr=np.maximum(spread.T, 0), fmt="none", ecolor=theme.ink, lw=1)
-    axes.axvline(0, color=theme.ink, lw=0.8)
+    axes.barh(at, points, height=0.62, color=[_colour(row) for row in rows])
+    axes.errorbar(points, at, xerr=np.maximum(spread.T, 0), fmt="none", ecolor=INK, lw=1)
+    axes.axvline(0, color=INK, lw=0.8)
     axes.set_yticks(at, [row.gain.label for row in rows])
     axes.grid(False, axis="y")
     if not points.any():
         axes.set_xlim(-1, 1)
-    name_axes(axes, "gain over SGLang's LRU, points of the prompt tokens", "", theme.ink)
+    name_axes(axes, "gain over SGLang's LRU, points of the prompt tokens", "")
     return figure
 
 
-def _colour(row: Row, theme: Theme) -> str:
+def _colour(row: Row) -> str:
     if row.kind == "placebo":
-        return theme.faint
+        return FAINT
     if row.kind == "hints":
-        return theme.hints
+        return GREEN
     if row.kind == "bound":
-        return theme.grey
-    return theme.wa if row.gain.label.startswith("wa") else theme.lru
+        return GREY
+    return ORANGE if row.gain.label.startswith("wa") else BLUE
 
 
-def _figure(theme: Theme, height: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(8.6, height), dpi=130, facecolor=theme.ground)
-    figure.set_layout_engine("constrained")
-    axes = figure.subplots()
-    axes.set_facecolor(theme.ground)
-    clean(axes, theme.ink, theme.grey, theme.faint)
-    return figure, axes
+def _figure(height: float) -> tuple[Figure, Axes]:
+    figure, axes = new_figure(height=height)
+    return figure, axes[0, 0]
 
 
 def _percents(ratios: tuple[float, ...]) -> list[float]:
@@ -115,10 +103,10 @@ def page(advice: Advice, name: str, breaks: Sequence[str] = ()) -> Page:
     gain = advice.decision.gain
     marked = labels.index(gain.label) if gain and gain.label in labels else 0
     capacity, policies = (
-        tuple(png_bytes(draw(advice, t)) for t in (LIGHT, DARK) if advice.repeats)
+        png_bytes(draw(advice)) if advice.repeats else None
         for draw in (capacity_chart, policies_chart)
     )
-    text = [words.about_repeats(advice), words.about_misses(advice), *words.about_agents(advice)]
+    text = [words.about_repeats(advice), *words.about_agents(advice)]
     text.append(words.about_capacity(advice))
     hints = [words.about_placebo(advice), words.about_hints(advice)] if advice.repeats else []
     table = HtmlTable(

@@ -58,12 +58,12 @@ def about_log(advice: Advice) -> list[str]:
     """Return lines about the log and its reading, alarms first."""
     s = advice.sample
     rate = s["requests_in_log"] / max(s["span_s"], 1.0)
-    about = "about " if s["one_in"] > 1 else ""
+    roughly = "about " if s["one_in"] > 1 else ""
     lines = [
         *(f"Note: {alarm}" for alarm in s["understood"]["alarms"]),
         f"{s['requests_in_log']:,} requests in {seconds(s['span_s'])} ({rate:.3g} a second), "
         f"{s['tokens_in_log'] / max(s['requests_in_log'], 1):,.0f} prompt tokens each on average, "
-        f"{about}{s['conversations']:,} conversations.",
+        f"{roughly}{s['conversations']:,} conversations.",
         *s["understood"]["details"],
     ]
     if s["one_in"] > 1:
@@ -125,19 +125,6 @@ def about_repeats(advice: Advice) -> str:
             f"{percent(base, 1)} at your capacity, {percent(base / advice.repeats, 1)} of what repeats."
         )
     return text
-
-
-def about_misses(advice: Advice) -> str:
-    """Return the causes of the baseline's misses and the idle times of evicted tokens."""
-    misses = advice.misses
-    text = f"Of the prompt tokens, SGLang's LRU misses {percent(misses.never_seen, 1)} that no earlier request had"
-    if not misses.evicted:
-        return text + "; it evicts nothing that is used again."
-    soon, later = (sum(misses.evicted_after[: n + 1]) / misses.evicted for n in (0, 1))
-    return (
-        f"{text}, and {percent(misses.evicted, 1)} that it had evicted; {percent(soon, 1)} of these were last used "
-        f"less than a minute before, {percent(later, 1)} less than 5 minutes."
-    )
 
 
 def about_agents(advice: Advice) -> list[str]:
@@ -213,7 +200,6 @@ def _summary(advice: Advice) -> Iterator[str]:
     yield from about_log(advice)
     yield about_capacity(advice)
     yield about_repeats(advice)
-    yield about_misses(advice)
     yield from about_agents(advice)
     yield ""
     yield text_table(HEAD, [policy_cells(row) for row in advice.rows])

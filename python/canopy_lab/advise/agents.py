@@ -40,11 +40,11 @@ def agents_turns(requests: Sequence[TraceRequest]) -> NDArray[np.bool_]:
     for at, request in enumerate(requests):
         if request.conversation is not None:
             sessions.setdefault(request.conversation, []).append(at)
-    found = np.zeros(len(requests), bool)
+    is_agents = np.zeros(len(requests), bool)
     for turns in sessions.values():
         signs = [_is_agents(requests[a], requests[b]) for a, b in pairwise(turns)]
-        found[turns] = 2 * sum(signs) > len(signs)
-    return found
+        is_agents[turns] = 2 * sum(signs) > len(signs)
+    return is_agents
 
 
 def _is_agents(answered: TraceRequest, following: TraceRequest) -> bool:

@@ -8,7 +8,6 @@ from typing import Any
 from canopy_lab.advise.agents import AgentMemory
 from canopy_lab.advise.costs import Cost
 from canopy_lab.advise.decide import Decision, Gain
-from canopy_lab.advise.misses import Misses
 from sglang_canopy import __version__
 
 
@@ -83,8 +82,6 @@ class Advice:
     """Gain of ``wa`` over the baseline with labels of other requests."""
     too_long: float
     """Share of the prompts that are larger than the capacity."""
-    misses: Misses
-    """Causes of the baseline's misses at the capacity."""
 
     def as_json(self) -> dict[str, Any]:
         return {"canopy_version": __version__, **asdict(self)}

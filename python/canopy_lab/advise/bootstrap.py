@@ -19,13 +19,13 @@ def clusters(sample: Sample) -> tuple[np.ndarray, str]:
     most requests are in a few windows, runs of requests.
     """
     names: dict[str, int] = {}
-    found = [
+    conversations = [
         -1
         if r.conversation is None
         else names.setdefault(r.conversation.split("/", 1)[0], len(names))
         for r in sample.requests
     ]
-    numbers = np.array(found, np.int64)
+    numbers = np.array(conversations, np.int64)
     if len(names) >= MIN_CLUSTERS and numbers.min() >= 0:
         return numbers, "conversations"
     times = np.array([r.time_s for r in sample.requests])

@@ -73,7 +73,7 @@ class Sample:
     understood: Understood = field(default_factory=Understood)
     """Counts of the reader: lines read, ignored and changed."""
 
-    def about(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return all fields; the requests as their number."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return values | {"requests": len(self.requests), "understood": self.understood.as_dict()}
@@ -175,21 +175,21 @@ def read_sample(
 ) -> Sample:
     """Read ``path`` once, in bounded memory. Raises ``CanopyError`` for a log without requests."""
     path = check_log(path, format, tokenizer)
-    sample, kept = Sample(), Thinned(most_requests, most_accesses)
+    sample, thinned = Sample(), Thinned(most_requests, most_accesses)
     tolerance = lines.Tolerance(path, skip_bad)
     sample.understood = tolerance.understood
     if format in TEXT_FORMATS:
         cutter, scale = Cutter(tokenizer), TokenScale(tokenizer is not None)
         sample.method = cutter.method
         prompts = open_prompts(path, format, tolerance)
-        _take(_from_text(prompts, cutter, kept, sample, scale, tolerance, progress), kept)
-        sample.token_scale = scale.found(tolerance.understood)
+        _take(_from_text(prompts, cutter, thinned, sample, scale, tolerance, progress), thinned)
+        sample.token_scale = scale.value(tolerance.understood)
         tolerance.report()
     else:
-        _take(_from_blocks(read_trace(path, format, tolerance), sample, progress), kept)
+        _take(_from_blocks(read_trace(path, format, tolerance), sample, progress), thinned)
     if not sample.requests_in_log:
         raise CanopyError(_nothing_in(path, tolerance.understood))
-    _finish(sample, kept)
+    _finish(sample, thinned)
     return sample
 
 
@@ -200,22 +200,22 @@ def _nothing_in(path: Path, understood: Understood) -> str:
 
 def sample_of(trace: Iterable[TraceRequest], most_requests: int = MAX_REQUESTS) -> Sample:
     """Return a sample of ``trace``. Raises ``CanopyError`` for an empty trace."""
-    sample, kept = Sample(), Thinned(most_requests, MAX_ACCESSES)
+    sample, thinned = Sample(), Thinned(most_requests, MAX_ACCESSES)
     ids: dict[int, int] = {}  # a server's own ids are unsigned 64-bit numbers
     numbered = (
         changed(r, blocks=tuple([ids.setdefault(block, len(ids)) for block in r.blocks]))
         for r in trace
     )
-    _take(_from_blocks(numbered, sample, lambda n: None), kept)
-    _finish(sample, kept)
+    _take(_from_blocks(numbered, sample, lambda n: None), thinned)
+    _finish(sample, thinned)
     return sample
 
 
-def _take(rows: Iterable[TraceRequest], kept: Thinned) -> None:
+def _take(rows: Iterable[TraceRequest], thinned: Thinned) -> None:
     for row in rows:
         key = conversation_key(row)
-        if kept.selects(key):
-            kept.add(key, row)
+        if thinned.selects(key):
+            thinned.add(key, row)
 
 
 def conversation_key(request: TraceRequest) -> int:
@@ -247,7 +247,7 @@ def _from_blocks(
 def _from_text(
     prompts: Iterable[LoggedPrompt],
     cutter: Cutter,
-    kept: Thinned,
+    thinned: Thinned,
     sample: Sample,
     scale: TokenScale,
     tolerance: lines.Tolerance,
@@ -264,7 +264,7 @@ def _from_text(
             first, last = min(first, prompt.time_s), max(last, prompt.time_s)
             progress(1)
             is_named = prompt.conversation is not None
-            if is_named and not kept.selects(_key(str(prompt.conversation).split("/", 1)[0])):
+            if is_named and not thinned.selects(_key(str(prompt.conversation).split("/", 1)[0])):
                 sample.tokens_in_log += prompt.size()
                 continue
             row = record(prompt, cutter)
@@ -278,9 +278,9 @@ def _from_text(
     sample.span_s = max(last - first, 0.0)
 
 
-def _finish(sample: Sample, kept: Thinned) -> None:
+def _finish(sample: Sample, thinned: Thinned) -> None:
     """Shift times to start at 0, and count distinct and shared blocks."""
-    rows = kept.rows()
+    rows = thinned.rows()
     if not rows:
         raise CanopyError("no conversation of the log was kept; raise --sample-requests")
     start = rows[0].time_s
@@ -289,8 +289,8 @@ def _finish(sample: Sample, kept: Thinned) -> None:
         # Intern the ids: most repeat, and equal ints would be separate objects.
         blocks = tuple([interned.setdefault(block, block) for block in r.blocks])
         rows[at] = changed(r, time_s=r.time_s - start, blocks=blocks)
-    sample.requests, sample.merged, sample.one_in = rows, kept.merged, kept.one_in
-    sample.conversations = kept.conversations
+    sample.requests, sample.merged, sample.one_in = rows, thinned.merged, thinned.one_in
+    sample.conversations = thinned.conversations
     sample.block_tokens = rows[0].block_tokens
     owner: dict[int, str | int | None] = {}
     shared: set[int] = set()

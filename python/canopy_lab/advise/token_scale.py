@@ -42,7 +42,7 @@ class TokenScale:
         self._cut += tokens
         self._ratios[round(math.log2(prompt.logged_tokens / tokens) / _STEP)] += tokens
 
-    def found(self, understood: Understood) -> float:
+    def value(self, understood: Understood) -> float:
         """Return the scale; 1 if the log has no counts.
 
         Raises ``CanopyError`` if the counts cannot belong to the prompts. With a tokenizer, such

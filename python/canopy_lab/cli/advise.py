@@ -83,15 +83,15 @@ def run(args: Options) -> int:
     logged = pool_tokens(args.trace) if format == "sglang" else None
     sample = _read(args, format)
     breaks = _breaks(args, format)
-    told = sentences(breaks, show_values=args.show_values)
+    break_sentences = sentences(breaks, show_values=args.show_values)
     advice = _advise(args, sample, profile, below, logged)
-    page(advice, Path(args.trace).name, told).write(args.out)
+    page(advice, Path(args.trace).name, break_sentences).write(args.out)
     if args.json:
-        found = as_json(breaks, show_values=args.show_values)
-        write_json(args.json, {**advice.as_json(), "breaks": found})
+        findings = as_json(breaks, show_values=args.show_values)
+        write_json(args.json, {**advice.as_json(), "breaks": findings})
     first = first_start(advice.decision)
     print(summary(advice))
-    print("", *told, sep="\n")
+    print("", *break_sentences, sep="\n")
     print(f"\nThe page: {args.out}")
     print(f"Start: {shlex.join(['sglang', 'serve', 'MODEL', *first.flags])}")
     print(f"Then: {first.then}")
@@ -137,6 +137,6 @@ def _advise(
             below=below,
             jobs=args.jobs,
             seed=args.seed,
-            resize=bar.resize,
+            resize=bar.reset,
             progress=bar.update,
         )

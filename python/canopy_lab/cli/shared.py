@@ -40,10 +40,6 @@ def one_log(paths: list[str]) -> str:
 class Bar(tqdm):  # type: ignore[type-arg]
     """A progress bar whose length may be known later."""
 
-    def resize(self, total: int) -> None:
-        self.total = total
-        self.refresh()
-
     def show(self, stage: str, done: int, total: int) -> None:
         self.total = total
         self.set_description(stage, refresh=False)

@@ -30,17 +30,13 @@ def new_figure(
     figure = Figure(figsize=(8.6, height * rows), dpi=150)
     figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.08)
     axes = figure.subplots(rows, columns, squeeze=False, gridspec_kw={"width_ratios": widths})
-    for one in axes.flat:
-        clean(one)
+    for panel in axes.flat:
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.spines[["left", "bottom"]].set_color(GREY)
+        panel.tick_params(which="both", colors=INK, labelsize=8)
+        panel.grid(True, color=FAINT, linewidth=0.6)
+        panel.set_axisbelow(True)
     return figure, axes
-
-
-def clean(axes: Axes, ink: str = INK, grey: str = GREY, faint: str = FAINT) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(grey)
-    axes.tick_params(which="both", colors=ink, labelsize=8)
-    axes.grid(True, color=faint, linewidth=0.6)
-    axes.set_axisbelow(True)
 
 
 def title(axes: Axes, text: str) -> None:
@@ -56,9 +52,9 @@ def note(
     axes.annotate(text, at, move, xycoords=frame, textcoords="offset points", color=colour, **style)
 
 
-def name_axes(axes: Axes, x: str, y: str, ink: str = INK) -> None:
-    axes.set_xlabel(x, fontsize=8.5, color=ink)
-    axes.set_ylabel(y, fontsize=8.5, color=ink)
+def name_axes(axes: Axes, x: str, y: str) -> None:
+    axes.set_xlabel(x, fontsize=8.5, color=INK)
+    axes.set_ylabel(y, fontsize=8.5, color=INK)
 
 
 def percent_axis(axis: Axis) -> None:

@@ -40,8 +40,8 @@ class Section:
 
     heading: str
     text: Sequence[str] = ()
-    figure: tuple[bytes, ...] = ()
-    """A PNG file, or two: for a light screen and for a dark one."""
+    figure: bytes | None = None
+    """A PNG file."""
     table: HtmlTable | None = None
     points: Sequence[str] = ()
 

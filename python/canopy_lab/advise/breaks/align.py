@@ -81,23 +81,23 @@ def _tools(old: list[Segment], new: list[Segment]) -> Iterator[Run]:
     if not old and not new:
         return
     first_old, first_new = old[0].text if old else "", new[0].text if new else ""
-    numbers = Counter(one.number for one in old)
+    numbers = Counter(tool.number for tool in old)
     size = _size(new)
-    if numbers == Counter(one.number for one in new):
+    if numbers == Counter(tool.number for tool in new):
         yield Run(size, kinds.TOOL_ORDER, TOOLS, first_old, first_new, size)
-    elif Counter(one.canonical for one in old) == Counter(one.canonical for one in new):
+    elif Counter(tool.canonical for tool in old) == Counter(tool.canonical for tool in new):
         yield Run(size, kinds.KEY_ORDER, TOOLS, first_old, first_new, size)
-    elif [_tool_name(one) for one in old] == [_tool_name(one) for one in new]:
+    elif [_tool_name(tool) for tool in old] == [_tool_name(tool) for tool in new]:
         for a, b in zip(old, new, strict=True):
             yield from ((Run(b.size),) if a is b else _texts(a, b, TOOLS))
     else:
-        common = sum(one.size for one in new if one.number in numbers)
+        common = sum(tool.size for tool in new if tool.number in numbers)
         yield Run(size, kinds.TOOL_SET, TOOLS, first_old, first_new, common)
 
 
 def _tool_name(tool: Segment) -> str:
-    found = _NAME.search(tool.text)
-    return found[1] if found else tool.text[:40]
+    name = _NAME.search(tool.text)
+    return name[1] if name else tool.text[:40]
 
 
 def _messages(old: list[Segment], new: list[Segment], done: int = 0) -> Iterator[Run]:
@@ -112,14 +112,14 @@ def _messages(old: list[Segment], new: list[Segment], done: int = 0) -> Iterator
         yield Run(0, kinds.REMINDER, HISTORY, rest_old[0].text[:_SHOWN], "")
         yield from _messages([*new[:n], *rest_old[1:]], new, n)
         return
-    numbers_old = [one.number for one in rest_old]
-    numbers_new = [one.number for one in rest_new]
+    numbers_old = [segment.number for segment in rest_old]
+    numbers_new = [segment.number for segment in rest_new]
     codes = SequenceMatcher(None, numbers_old, numbers_new, autojunk=False).get_opcodes()
     gone = Counter(
-        one.number
+        segment.number
         for code, i, j, _, _ in codes
         if code in ("delete", "replace")
-        for one in rest_old[i:j]
+        for segment in rest_old[i:j]
     )
     last = len(rest_new)
     for code, i, j, k, end in codes:
@@ -128,7 +128,7 @@ def _messages(old: list[Segment], new: list[Segment], done: int = 0) -> Iterator
             continue
         place = _place(new, n + k)
         mine, theirs = rest_new[k:end], rest_old[i:j]
-        moved = sum(one.size for one in mine if gone.get(one.number))
+        moved = sum(segment.size for segment in mine if gone.get(segment.number))
         if moved >= MIN_RUN:
             shown = theirs[0].text if theirs else ""
             yield Run(_size(mine), kinds.ORDER, place, shown, mine[0].text, moved)
@@ -165,16 +165,16 @@ def _inserted_or_dropped(
     return Run(_size(mine), kind, place, _shown(theirs), _shown(mine))
 
 
-def _comes_again(one: Segment, rest: list[Segment]) -> bool:
+def _comes_again(segment: Segment, rest: list[Segment]) -> bool:
     """Return whether a message is among ``rest``, perhaps with a few other words such as a time."""
-    if any(other is one for other in rest):
+    if any(other is segment for other in rest):
         return True
-    mine = set(one.sentences)
+    mine = set(segment.sentences)
     return bool(mine) and any(
         2 * sum(len(text) for text in other.sentences if text in mine)
-        >= sum(map(len, one.sentences))
+        >= sum(map(len, segment.sentences))
         for other in rest[-3:]
-        if other.role == one.role
+        if other.role == segment.role
     )
 
 
@@ -185,10 +185,14 @@ def _shown(segments: list[Segment]) -> str:
 def _place(new: list[Segment], at: int) -> str:
     if at >= len(new):
         return HISTORY
-    if new[at].role == "system" and all(one.role in ("system", "tools") for one in new[:at]):
+    if new[at].role == "system" and all(
+        segment.role in ("system", "tools") for segment in new[:at]
+    ):
         return SYSTEM
-    first = next((n for n, one in enumerate(new) if one.role not in ("system", "tools")), -1)
-    in_first = first >= 0 and at >= first and all(one.role == new[first].role for one in new[first : at + 1])  # fmt: skip
+    first = next(
+        (n for n, segment in enumerate(new) if segment.role not in ("system", "tools")), -1
+    )
+    in_first = first >= 0 and at >= first and all(segment.role == new[first].role for segment in new[first : at + 1])  # fmt: skip
     return FIRST if in_first else HISTORY
 
 
@@ -264,7 +268,7 @@ def _reordered(old: str, new: str) -> int:
     if both < MIN_RUN or len(a) * len(b) > MAX_PAIRS:
         return 0
     blocks = SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks()
-    in_order = sum(len(text) for found in blocks for text in b[found.b : found.b + found.size])
+    in_order = sum(len(text) for equal in blocks for text in b[equal.b : equal.b + equal.size])
     return both if both - in_order >= max(MIN_RUN, _REORDERED * both) else 0
 
 

@@ -53,37 +53,39 @@ def _sentences(breaks: Breaks, show_values: bool) -> Iterator[str]:
     if not breaks.findings:
         yield f"No difference breaks the prefixes of {of}: equal text always follows equal text."
         return
-    lost = sum(one.tokens for one in breaks.findings)
+    lost = sum(finding.tokens for finding in breaks.findings)
     yield (
         f"Of {of}, {lost:,} tokens ({lost / max(breaks.tokens, 1):.0%}) are computed again although an "
         "earlier prompt has the same text, because something before it differs:"
     )
-    for one in breaks.findings[:_MAX_SHOWN]:
-        yield "- " + sentence(one, show_values=show_values)
+    for finding in breaks.findings[:_MAX_SHOWN]:
+        yield "- " + sentence(finding, show_values=show_values)
     if len(breaks.findings) > _MAX_SHOWN:
         yield f"- and {len(breaks.findings) - _MAX_SHOWN} more; --json has all of them."
 
 
-def sentence(one: Finding, *, show_values: bool = False) -> str:
+def sentence(finding: Finding, *, show_values: bool = False) -> str:
     """Return a finding as one sentence. Texts of the log are in it only with ``show_values``."""
-    what, cure = CURES[one.kind][0], cure_of(one)
-    place = "" if one.kind == kinds.MODELS else f" in {_PLACES[one.place]}"
-    name = f" {one.name!r}" if show_values else ""
+    what, cure = CURES[finding.kind][0], cure_of(finding)
+    place = "" if finding.kind == kinds.MODELS else f" in {_PLACES[finding.place]}"
+    name = f" {finding.name!r}" if show_values else ""
     text = (
-        f"application {one.application} ({one.category}){name}: {what}{place}, about {one.at_token:,} tokens "
-        f"in, new in each {one.per}: {one.requests:,} requests, {one.tokens:,} tokens ({one.share:.0%}); {cure}"
+        f"application {finding.application} ({finding.category}){name}: {what}{place}, about {finding.at_token:,} tokens "
+        f"in, new in each {finding.per}: {finding.requests:,} requests, {finding.tokens:,} tokens ({finding.share:.0%}); {cure}"
     )
-    if show_values and one.examples:
-        old, new = one.examples[0]
-        behind = f" behind {one.label!r}" if one.label else ""
+    if show_values and finding.examples:
+        old, new = finding.examples[0]
+        behind = f" behind {finding.label!r}" if finding.label else ""
         text += f" [{old!r} -> {new!r}{behind}]"
     return text
 
 
-def cure_of(one: Finding) -> str:
+def cure_of(finding: Finding) -> str:
     """Return the cure. A client's own switch comes first."""
-    in_billing_line = one.place == kinds.SYSTEM and _BILLING in one.name and "cch" in one.label
-    return _BILLING_CURE if in_billing_line else CURES[one.kind][1]
+    in_billing_line = (
+        finding.place == kinds.SYSTEM and _BILLING in finding.name and "cch" in finding.label
+    )
+    return _BILLING_CURE if in_billing_line else CURES[finding.kind][1]
 
 
 def as_json(breaks: Breaks, *, show_values: bool = False) -> dict[str, Any]:

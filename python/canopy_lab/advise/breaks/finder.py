@@ -161,7 +161,7 @@ class _Key(NamedTuple):
 
 
 class Finder:
-    """Call ``add`` for each prompt, then ``found``."""
+    """Call ``add`` for each prompt, then ``breaks``."""
 
     def __init__(self, most_prompts: int = MAX_PROMPTS, most_bytes: int = MAX_BYTES) -> None:
         self.memory = Memory(most_prompts, most_bytes)
@@ -235,7 +235,7 @@ class Finder:
         if len(total.examples) < _EXAMPLES and run.old != run.new:
             total.examples.append((run.old[:_SHOWN], run.new[:_SHOWN]))
 
-    def found(self) -> Breaks:
+    def breaks(self) -> Breaks:
         rows = [
             self._finding(key, one)
             for key, one in self._folded().items()

@@ -86,12 +86,12 @@ class Recent(Generic[K, V]):
         self._old: dict[K, V] = {}
 
     def get(self, key: K) -> V | None:
-        found = self._new.get(key)
-        if found is None:
-            found = self._old.get(key)
-            if found is not None:
-                self.put(key, found)
-        return found
+        value = self._new.get(key)
+        if value is None:
+            value = self._old.get(key)
+            if value is not None:
+                self.put(key, value)
+        return value
 
     def put(self, key: K, value: V) -> None:
         if len(self._new) >= self.most:
@@ -118,18 +118,18 @@ class Memory:
 
     def prompt(self, logged: LoggedPrompt, parts: tuple[Part, ...]) -> Prompt:
         """Return ``logged`` as segments, not remembered yet."""
-        found = [self._segment(part) for part in parts]
-        made = Prompt(self._read, found, logged.conversation, logged.user, logged.apart)
-        made.numbers = {one.number for one in found}
+        segments = [self._segment(part) for part in parts]
+        prompt = Prompt(self._read, segments, logged.conversation, logged.user, logged.apart)
+        prompt.numbers = {segment.number for segment in segments}
         self._read += 1
-        return made
+        return prompt
 
     def _segment(self, part: Part) -> Segment:
-        found = self._segments.get(part)
-        if found is None:
-            found = self._segments[part] = Segment(part, self._made)
+        segment = self._segments.get(part)
+        if segment is None:
+            segment = self._segments[part] = Segment(part, self._made)
             self._made += 1
-        return found
+        return segment
 
     def endless_hit(self, prompt: Prompt) -> tuple[int, int]:
         """Return the leading characters that an unbounded cache holds, and add the prompt to it.
@@ -185,14 +185,14 @@ class Memory:
         """Return the characters after ``hit``, by the latest prompt that contains them."""
         votes: Counter[int] = Counter()
         end = 0
-        for one in prompt.segments:
-            end += one.size
+        for segment in prompt.segments:
+            end += segment.size
             if end <= hit:
                 continue
-            if one.last >= 0:
-                votes[one.last] += one.size
+            if segment.last >= 0:
+                votes[segment.last] += segment.size
             else:
-                for sentence in one.sentences:
+                for sentence in segment.sentences:
                     other = self._of_sentence.get(sentence)
                     if other is not None:
                         votes[other.last] += len(sentence)
@@ -200,13 +200,13 @@ class Memory:
 
     def remember(self, prompt: Prompt) -> None:
         """Add ``prompt`` and forget the oldest prompts beyond the limits."""
-        for one in prompt.segments:
-            if one.uses == 0:
-                self.text_bytes += one.bytes
-                for sentence in one.sentences:
-                    self._of_sentence[sentence] = one
-            one.uses += 1
-            one.last = prompt.number
+        for segment in prompt.segments:
+            if segment.uses == 0:
+                self.text_bytes += segment.bytes
+                for sentence in segment.sentences:
+                    self._of_sentence[sentence] = segment
+            segment.uses += 1
+            segment.last = prompt.number
         self._prompts[prompt.number] = prompt
         if prompt.conversation is not None:
             self._of_conversation[prompt.conversation] = prompt.number
@@ -218,13 +218,13 @@ class Memory:
     def _forget(self, prompt: Prompt) -> None:
         if self._of_conversation.get(str(prompt.conversation)) == prompt.number:
             del self._of_conversation[str(prompt.conversation)]
-        for one in prompt.segments:
-            one.uses -= 1
-            if one.uses == 0:
-                self.text_bytes -= one.bytes
-                self._segments.pop(Part(one.kind, one.role, one.text), None)
-                for sentence in one.sentences:
-                    if self._of_sentence.get(sentence) is one:
+        for segment in prompt.segments:
+            segment.uses -= 1
+            if segment.uses == 0:
+                self.text_bytes -= segment.bytes
+                self._segments.pop(Part(segment.kind, segment.role, segment.text), None)
+                for sentence in segment.sentences:
+                    if self._of_sentence.get(sentence) is segment:
                         del self._of_sentence[sentence]
 
 
@@ -232,14 +232,14 @@ def _shared(prompt: Prompt, other: Prompt) -> int:
     """Return the characters of ``prompt`` that ``other`` contains, by segment and sentence."""
     shared = 0
     theirs: set[str] | None = None
-    for one in prompt.segments:
-        if one.number in other.numbers:
-            shared += one.size
-        elif one.last < 0 and not one.is_media:
+    for mine in prompt.segments:
+        if mine.number in other.numbers:
+            shared += mine.size
+        elif mine.last < 0 and not mine.is_media:
             if theirs is None:
                 theirs = set()
                 for segment in other.segments:
                     if segment.number not in prompt.numbers:
                         theirs.update(segment.sentences)
-            shared += sum(len(sentence) for sentence in one.sentences if sentence in theirs)
+            shared += sum(len(sentence) for sentence in mine.sentences if sentence in theirs)
     return shared

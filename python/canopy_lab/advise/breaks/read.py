@@ -33,12 +33,12 @@ def read_breaks(
     for number, prompt in enumerate(prompts):
         progress(1)
         if number >= most_prompts:
-            return replace(finder.found(), is_whole=False)
+            return replace(finder.breaks(), is_whole=False)
         ids += prompt.token_ids is not None
         finder.add(prompt)
     if not finder.requests and ids:
         return _nothing(NEEDS_TOKENIZER)
-    return finder.found()
+    return finder.breaks()
 
 
 def _nothing(why: str) -> Breaks:

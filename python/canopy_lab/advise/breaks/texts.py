@@ -52,14 +52,14 @@ def sentences(text: str) -> list[str]:
 
 def spans(text: str) -> list[tuple[int, int, str]]:
     """Return ``sentences`` with their places: (begin, end, text)."""
-    found, at = [], 0
+    triples, at = [], 0
     for end in _ENDS.finditer(text):
         if end.start() - at >= MIN_SENTENCE:
-            found.append((at, end.start(), text[at : end.start()]))
+            triples.append((at, end.start(), text[at : end.start()]))
         at = end.end()
     if len(text) - at >= MIN_SENTENCE:
-        found.append((at, len(text), text[at:]))
-    return found
+        triples.append((at, len(text), text[at:]))
+    return triples
 
 
 def equal_but_blanks(a: str, b: str) -> bool:
@@ -78,8 +78,8 @@ def equal_words(a: str, b: str) -> bool:
 
 def canonical(text: str) -> str:
     """Return a JSON text with sorted keys, nested JSON texts included; other texts unchanged."""
-    found = _parsed(text)
-    return text if found is None else json.dumps(_sorted(found), sort_keys=True)
+    value = _parsed(text)
+    return text if value is None else json.dumps(_sorted(value), sort_keys=True)
 
 
 def _sorted(value: Any) -> Any:
@@ -87,8 +87,8 @@ def _sorted(value: Any) -> Any:
         return {key: _sorted(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_sorted(inner) for inner in value]
-    found = _parsed(value) if isinstance(value, str) else None
-    return value if found is None else _sorted(found)
+    inner = _parsed(value) if isinstance(value, str) else None
+    return value if inner is None else _sorted(inner)
 
 
 def _parsed(text: str) -> Any:
@@ -98,7 +98,7 @@ def _parsed(text: str) -> Any:
     if body[:1] not in ("{", "["):
         return None
     try:
-        found = json.loads(body)
+        parsed = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    return found if at == 0 else [text[:at], found]
+    return parsed if at == 0 else [text[:at], parsed]
