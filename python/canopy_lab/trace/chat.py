@@ -62,11 +62,11 @@ def chat(messages: list[dict[str, Any]], among: list[Place]) -> Chat:
     """Return a chat's parts. ``among``: bodies that may hold its tools and its system prompt."""
     parts = _tools(decoded(first(among, TOOLS)))
     has_tools = bool(parts)
-    made = [_message(message) for message in messages]
-    parts += _system(first_full(among, SYSTEMS)[1], made)
-    roles = [role for role, _ in made]
+    rendered = [_message(message) for message in messages]
+    parts += _system(first_full(among, SYSTEMS)[1], rendered)
+    roles = [role for role, _ in rendered]
     turns = 1
-    for at, (role, inner) in enumerate(made):
+    for at, (role, inner) in enumerate(rendered):
         # In the Responses interface, items of one answer (text, then calls) are several entries.
         turns += role == "assistant" and roles[at - 1 : at] != ["assistant"]
         parts += inner
@@ -78,22 +78,22 @@ def chat(messages: list[dict[str, Any]], among: list[Place]) -> Chat:
     return Chat(tuple(parts), category, turns)
 
 
-def _tools(given: Any) -> list[Part]:
-    if not given:
+def _tools(logged: Any) -> list[Part]:
+    if not logged:
         return []
-    tools = given if isinstance(given, list) else [given]
+    tools = logged if isinstance(logged, list) else [logged]
     return [Part("tool", "tools", f"{_json(tool)}\n") for tool in tools]
 
 
-def _system(given: Any, made: list[tuple[str, list[Part]]]) -> list[Part]:
+def _system(logged: Any, rendered: list[tuple[str, list[Part]]]) -> list[Part]:
     """Return the parts of a system prompt that is a separate field instead of a message."""
-    if given is None:
+    if logged is None:
         return []
-    inner = given.get("parts", given.get("content")) if isinstance(given, dict) else given
-    found = _contents(given if inner is None else inner, "system")
-    parts = _headed("system", found)
+    inner = logged.get("parts", logged.get("content")) if isinstance(logged, dict) else logged
+    contents = _contents(logged if inner is None else inner, "system")
+    parts = _headed("system", contents)
     # Some gateways log it in both places.
-    return [] if made and made[0] == ("system", parts) else parts
+    return [] if rendered and rendered[0] == ("system", parts) else parts
 
 
 def _message(message: Mapping[str, Any]) -> tuple[str, list[Part]]:
@@ -123,10 +123,10 @@ def _item(item: Mapping[str, Any], kind: str) -> tuple[str, list[Part]]:
     if kind.endswith("_output") or kind in _RESULTS:
         return "tool", _headed("tool", [_result(item, "tool")])
     if kind == "reasoning":
-        found = _contents(item.get("summary") or item.get("content"), "assistant")
-        if not found:
-            found = [Part("text", "assistant", _json(item))]
-        return "assistant", _headed("assistant", found)
+        contents = _contents(item.get("summary") or item.get("content"), "assistant")
+        if not contents:
+            contents = [Part("text", "assistant", _json(item))]
+        return "assistant", _headed("assistant", contents)
     role = "assistant" if kind.endswith("_call") else kind
     return role, _headed(role, [Part("call", role, _json(item))])
 
@@ -141,15 +141,15 @@ def _headed(name: str, parts: list[Part]) -> list[Part]:
 
 
 def _contents(content: Any, role: str) -> list[Part]:
-    found = []
-    for one in content if isinstance(content, list) else [content]:
-        if isinstance(one, str):
-            found.append(Part("text", role, one))
-        elif isinstance(one, dict):
-            found.append(_content(one, role))
-        elif one is not None:
-            found.append(Part("text", role, _json(one)))
-    return found
+    parts = []
+    for block in content if isinstance(content, list) else [content]:
+        if isinstance(block, str):
+            parts.append(Part("text", role, block))
+        elif isinstance(block, dict):
+            parts.append(_content(block, role))
+        elif block is not None:
+            parts.append(Part("text", role, _json(block)))
+    return parts
 
 
 def _content(part: Mapping[str, Any], role: str) -> Part:

@@ -197,8 +197,8 @@ def _docker(line: bytes) -> Entry | None:
 
 
 def _cri(line: bytes) -> Entry | None:
-    found = _CRI.match(line)
-    if found is None:
+    match = _CRI.match(line)
+    if match is None:
         return None
-    ends = found[2] == b"F"
-    return found[1].decode(), found[3] if ends else found[3].rstrip(b"\r\n"), ends
+    ends = match[2] == b"F"
+    return match[1].decode(), match[3] if ends else match[3].rstrip(b"\r\n"), ends

@@ -76,20 +76,20 @@ def _items(path: Path, tolerance: lines.Tolerance, time_of: TimeOf) -> Iterator[
         return
     with lines.open_binary(path) as stream:
         begin = stream.read(64).lstrip()[:1]
-    found: Iterator[tuple[int, Any]]
+    items: Iterator[tuple[int, Any]]
     if begin == b"[":
-        found = iter(_list(path))
+        items = iter(_list(path))
     elif begin not in (b"{", b"") and csv_columns(path):
-        found = _rows(path)
+        items = _rows(path)
     else:
-        found = lines.read_lines(path)
-    head = list(islice(found, _ORDER_SAMPLE))
+        items = lines.read_lines(path)
+    head = list(islice(items, _ORDER_SAMPLE))
     if not _newest_first(_times(head, time_of)):
-        yield from chain(head, found)
+        yield from chain(head, items)
         return
     tolerance.understood.remarks["The file is newest first and was read from its end."] = None
     is_lines = isinstance(head[0][1], bytes)
-    yield from read_lines_backwards(path) if is_lines else reversed([*head, *found])
+    yield from read_lines_backwards(path) if is_lines else reversed([*head, *items])
 
 
 def _list(path: Path) -> list[tuple[int, Any]]:

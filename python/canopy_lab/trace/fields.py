@@ -33,14 +33,14 @@ def places(entry: Place) -> list[Place]:
 
 
 def _within(entry: Place, names: tuple[str, ...]) -> list[Place]:
-    found, at = [entry], 0
-    while at < len(found) and len(found) < _MAX_PLACES:
+    objects, at = [entry], 0
+    while at < len(objects) and len(objects) < _MAX_PLACES:
         for name in names:
-            inner = decoded(found[at].get(name))
+            inner = decoded(objects[at].get(name))
             if isinstance(inner, dict) and inner:
-                found.append(inner)
+                objects.append(inner)
         at += 1
-    return found
+    return objects
 
 
 def first(among: list[Place], names: tuple[str, ...]) -> Any:

@@ -186,8 +186,8 @@ class _ZstdFrames(io.RawIOBase):
 
 def files_of(folder: Path) -> list[Path]:
     """Return the logs in a folder, in order of their first times, else of their names."""
-    found = [p for p in folder.rglob("*") if p.is_file() and set(p.suffixes) & {".log", ".jsonl"}]
-    return sorted(found, key=lambda file: (_first_time(file), file.name))
+    logs = [p for p in folder.rglob("*") if p.is_file() and set(p.suffixes) & {".log", ".jsonl"}]
+    return sorted(logs, key=lambda file: (_first_time(file), file.name))
 
 
 def _first_time(file: Path) -> float:

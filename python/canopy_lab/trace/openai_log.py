@@ -67,14 +67,14 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
     seen, repeats = tolerance.understood, calls.Repeats()
     for line, entry in entries(path, tolerance, _entry_time):
         try:
-            found = parse(entry, line, seen)
+            logged = parse(entry, line, seen)
         except lines.BadLine as error:
             tolerance.bad(line, error)
             continue
-        if len(found) == 1 and repeats.is_repeat(entry, found[0]):
+        if len(logged) == 1 and repeats.is_repeat(entry, logged[0]):
             seen.left_out[calls.TWICE] += 1
             continue
-        yield from found
+        yield from logged
     if len(seen.models) > 1:
         lines.log.warning(
             "%s: it has calls of %d models (%s), which share no KV, but share one cache here; give a log of "
@@ -92,46 +92,46 @@ def parse(entry: Place, line: int = 0, seen: Understood | None = None) -> list[L
     if why is not None:
         seen.left_out[why] += 1
         return []
-    where, given = fields.first_full(fields.bodies(entry), INPUTS)
-    _check_whole(entry, among, given)
+    where, logged = fields.first_full(fields.bodies(entry), INPUTS)
+    _check_whole(entry, among, logged)
     time_s = _time(entry, among, seen)
     bodies = fields.bodies(entry)
-    if isinstance(given, dict):  # Langfuse: {"messages": [...], "tools": [...]}
-        bodies, among = [given, *bodies], [given, *among]
-        where, given = fields.first_full([given], INPUTS)
+    if isinstance(logged, dict):  # Langfuse: {"messages": [...], "tools": [...]}
+        bodies, among = [logged, *bodies], [logged, *among]
+        where, logged = fields.first_full([logged], INPUTS)
     elif where is not None and where is not entry:
         bodies = [where, *bodies]
-    several = isinstance(given, list) and bool(given) and set(map(type, given)) <= {str, list}
-    each = given if several else [given]
-    found = [
+    several = isinstance(logged, list) and bool(logged) and set(map(type, logged)) <= {str, list}
+    each = logged if several else [logged]
+    prompts = [
         _prompt(LoggedPrompt(time_s, line), one, entry, bodies, among, len(each)) for one in each
     ]
-    for prompt in found:
+    for prompt in prompts:
         check_not_redacted(
             [part.text for part in prompt.parts if part.kind == "text"] or [prompt.text]
         )
-    _account(found, entry, where, bodies, seen)
-    return found
+    _account(prompts, entry, where, bodies, seen)
+    return prompts
 
 
 def check_not_redacted(texts: list[str]) -> None:
     """Raise ``BadLine`` if each of a prompt's ``texts`` is a mark instead of what was sent."""
-    given = [text for text in (_HEAD.sub("", one) for one in texts) if text.strip()]
-    if given and all(_REDACTED.fullmatch(text.strip()) for text in given):
+    long_texts = [text for text in (_HEAD.sub("", one) for one in texts) if text.strip()]
+    if long_texts and all(_REDACTED.fullmatch(text.strip()) for text in long_texts):
         raise lines.BadLine(
-            f"its texts are redacted ({given[0].strip()[:40]!r}), so equal prompts cannot be told from others; "
+            f"its texts are redacted ({long_texts[0].strip()[:40]!r}), so equal prompts cannot be told from others; "
             "let the gateway log them (LiteLLM: turn_off_message_logging: false)"
         )
 
 
-def _check_whole(entry: Place, among: list[Place], given: Any) -> None:
+def _check_whole(entry: Place, among: list[Place], logged: Any) -> None:
     """Raise ``BadLine`` if the entry holds no prompt or only a part of it."""
     if fields.first(among, ("message_mode",)) == "delta":
         raise lines.BadLine(
             "its messages are only what a turn adds (message_mode: delta), and the answers between them "
             "are not in the file; give a log with whole prompts"
         )
-    if given is None and "custom_id" in entry and "response" in entry:
+    if logged is None and "custom_id" in entry and "response" in entry:
         raise lines.BadLine(
             "it is a line of a batch's output, which holds no prompt; give the batch's input file"
         )
@@ -159,10 +159,10 @@ def _entry_time(entry: Place) -> float:
 
 
 def _account(
-    found: list[LoggedPrompt], entry: Place, where: Place | None, bodies: list[Place], seen: Understood
+    prompts: list[LoggedPrompt], entry: Place, where: Place | None, bodies: list[Place], seen: Understood
 ) -> None:  # fmt: skip
     """Count models, roles, changed prompts and unread fields."""
-    for prompt in found:
+    for prompt in prompts:
         seen.count_model(prompt.apart[0])
         for part in prompt.parts:
             seen.role_bytes[part.role or "no role"] += len(part.text)
@@ -171,7 +171,7 @@ def _account(
         if _SHORTENED in prompt.text:
             seen.changed["have texts that the gateway shortened (litellm_truncated)"] += 1
     if fields.first(bodies, ("previous_response_id",)) is not None:
-        seen.changed["continue a stored response (previous_response_id), so earlier turns are missing"] += len(found)  # fmt: skip
+        seen.changed["continue a stored response (previous_response_id), so earlier turns are missing"] += len(prompts)  # fmt: skip
     for place in (where,) if where is not None else ():
         for name, value in place.items():
             if name in _READ or (place is entry and name in _ENTRYS_OWN):
@@ -190,14 +190,14 @@ def _size(value: Any) -> int:
 
 def _prompt(
     prompt: LoggedPrompt,
-    given: Any,
+    logged: Any,
     entry: Place,
     bodies: list[Place],
     among: list[Place],
     calls_of_entry: int,
 ) -> LoggedPrompt:
-    """Fill ``prompt`` and return it. ``given`` is one of the entry's ``calls_of_entry``."""
-    _fill_prompt(prompt, given, bodies)
+    """Fill ``prompt`` and return it. ``logged`` is one of the entry's ``calls_of_entry``."""
+    _fill_prompt(prompt, logged, bodies)
     named = fields.first(among, CONVERSATIONS)
     if isinstance(named, dict):  # Responses: {"conversation": {"id": "..."}}
         named = named.get("id", named)
@@ -212,9 +212,8 @@ def _prompt(
     turn = fields.first(among, ("canopy_turn",))
     prompt.category = str(category) if category else prompt.category
     prompt.turn = turn if type(turn) is int and turn > 0 else prompt.turn
-    logged, output = usage.token_counts(entry, among)
+    prompt.logged_tokens, output = usage.token_counts(entry, among)
     prompt.output_tokens = output or usage.count(among, ("output_length",)) or 0
-    prompt.logged_tokens = logged
     prompt.stop = usage.stop_of(entry, among)
     if calls_of_entry > 1:
         prompt.output_tokens, prompt.logged_tokens = prompt.output_tokens // calls_of_entry, None
@@ -226,24 +225,24 @@ def _claude_codes_session(among: list[Place]) -> str | None:
     for place in among:
         metadata = fields.decoded(place.get("metadata"))
         user = metadata.get("user_id") if isinstance(metadata, dict) else None
-        found = _SESSION.search(user) if isinstance(user, str) else None
-        if found is not None:
-            return found[1]
+        session = _SESSION.search(user) if isinstance(user, str) else None
+        if session is not None:
+            return session[1]
     return None
 
 
-def _fill_prompt(prompt: LoggedPrompt, given: Any, bodies: list[Place]) -> None:
-    if isinstance(given, list) and given and all(type(i) is int and 0 <= i < 1 << 63 for i in given):  # fmt: skip
-        prompt.token_ids = given
+def _fill_prompt(prompt: LoggedPrompt, logged: Any, bodies: list[Place]) -> None:
+    if isinstance(logged, list) and logged and all(type(i) is int and 0 <= i < 1 << 63 for i in logged):  # fmt: skip
+        prompt.token_ids = logged
         return
-    if isinstance(given, str):
+    if isinstance(logged, str):
         system = chat([], bodies)
         # In the Responses interface plain text is a message of the user.
-        given = [{"role": "user", "content": given}] if system.parts else given
-    if isinstance(given, str):
-        prompt.text = given
-    elif isinstance(given, list) and given and all(isinstance(part, dict) for part in given):
-        made = chat(given, bodies)
+        logged = [{"role": "user", "content": logged}] if system.parts else logged
+    if isinstance(logged, str):
+        prompt.text = logged
+    elif isinstance(logged, list) and logged and all(isinstance(part, dict) for part in logged):
+        made = chat(logged, bodies)
         prompt.parts, prompt.text = made.parts, made.text
         prompt.category, prompt.turn = made.category, made.turn
     else:

@@ -1,11 +1,11 @@
 """OpenTelemetry spans of model calls, as exported by collectors and tracing tools.
 
 One span per line (``attributes`` flat, nested, or in OTLP's list of keys and values), or OTLP JSON
-with ``resourceSpans``. Four conventions for a prompt are read: GenAI (``gen_ai.input.messages``,
-``gen_ai.system_instructions``, ``gen_ai.tool.definitions``), OpenLLMetry
-(``gen_ai.prompt.0.content``), OpenInference (``llm.input_messages.0.message.content``) and Vercel's
-AI SDK (``ai.prompt.messages``). Token counts of all four should include cached tokens; those of some
-instrumentations leave them out, which a count below the cached tokens beside it proves for its model.
+with ``resourceSpans``. Two conventions for a prompt are read: GenAI (``gen_ai.input.messages``,
+``gen_ai.system_instructions``, ``gen_ai.tool.definitions``) and OpenInference
+(``llm.input_messages.0.message.content``). Token counts of both should include cached tokens; those
+of some instrumentations leave them out, which a count below the cached tokens beside it proves for
+its model.
 """
 
 from __future__ import annotations
@@ -28,27 +28,18 @@ from canopy_lab.trace.record import STOPS
 _TIMES = ("startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime", "timestamp")
 _OTHER_OPERATIONS = ("embeddings", "execute_tool", "invoke_agent", "create_agent", "retrieval")
 _NO_MESSAGES = "without messages (turn on content capture: OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true)"
-_CONVERSATIONS = (
-    *("gen_ai.conversation.id", "session.id", "langfuse.session.id"),
-    *("traceloop.association.properties.session_id", "thread.id"),
-)
-_MODELS = ("gen_ai.request.model", "llm.model_name", "gen_ai.response.model", "ai.model.id")
+_CONVERSATIONS = ("gen_ai.conversation.id", "session.id", "langfuse.session.id", "thread.id")
+_MODELS = ("gen_ai.request.model", "llm.model_name", "gen_ai.response.model")
 _USERS = ("user.id", "enduser.id", "langfuse.user.id")
-_PROMPT_TOKENS = (
-    *("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"),
-    *("llm.token_count.prompt", "ai.usage.promptTokens"),
-)
+_PROMPT_TOKENS = ("gen_ai.usage.input_tokens", "llm.token_count.prompt")
 _CACHED_TOKENS = (
     ("gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_read_input_tokens", "llm.token_count.prompt_details.cache_read"),
     ("gen_ai.usage.cache_creation.input_tokens", "gen_ai.usage.cache_creation_input_tokens", "llm.token_count.prompt_details.cache_write"),
 )  # fmt: skip
 _LOOK_AT = 2_000
 """Entries that are read to find the models whose counts leave out cached tokens."""
-_OUTPUT_TOKENS = (
-    *("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
-    *("llm.token_count.completion", "ai.usage.completionTokens"),
-)
-_REASONS = ("gen_ai.response.finish_reasons", "llm.finish_reason", "ai.response.finishReason")
+_OUTPUT_TOKENS = ("gen_ai.usage.output_tokens", "llm.token_count.completion")
+_REASONS = ("gen_ai.response.finish_reasons", "llm.finish_reason")
 _REMEMBERED = 100_000
 """Maximum spans remembered until their children or parents appear."""
 
@@ -107,20 +98,18 @@ def spans(entry: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _objects(of: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    found = of.get(name)
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    values = of.get(name)
+    return [one for one in values if isinstance(one, dict)] if isinstance(values, list) else []
 
 
 def parse(span: Mapping[str, Any], line: int = 0) -> LoggedPrompt | str:
     """Return the prompt of a span, or the reason to omit it. Raises ``BadLine``."""
     attributes = Attributes(span)
     kind = str(attributes.first(("openinference.span.kind",)) or span.get("span_kind") or "LLM")
-    operation = str(attributes.first(("gen_ai.operation.name", "llm.request.type")) or "")
-    is_call = kind.upper() == "LLM" and operation not in (*_OTHER_OPERATIONS, "embedding")
-    vercel = str(attributes.first(("ai.operationId",)) or "")
-    if not is_call or (vercel and ".do" not in vercel):
+    operation = str(attributes.first(("gen_ai.operation.name",)) or "")
+    if kind.upper() != "LLM" or operation in _OTHER_OPERATIONS:
         return calls.NO_MODEL
-    parts = messages_of(span, attributes)
+    parts = messages_of(attributes)
     if parts is None and not (operation or attributes.first(_MODELS)):
         return calls.NO_MODEL
     if _failed(span, attributes):

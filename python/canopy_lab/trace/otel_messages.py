@@ -1,4 +1,4 @@
-"""Messages, tools and system prompt of an OpenTelemetry span, under any of their names."""
+"""Messages, tools and system prompt of an OpenTelemetry span."""
 
 from __future__ import annotations
 
@@ -8,13 +8,7 @@ from typing import Any
 from canopy_lab.trace.fields import decoded
 from canopy_lab.trace.lines import BadLine
 
-_INPUTS = ("gen_ai.input.messages", "ai.prompt.messages")
-_ROLES_OF_EVENTS = {
-    "gen_ai.system.message": "system",
-    "gen_ai.user.message": "user",
-    "gen_ai.assistant.message": "assistant",
-    "gen_ai.tool.message": "tool",
-}
+_MESSAGES = "gen_ai.input.messages"
 _MAX_INDEX = 100_000
 _MAX_DIGITS = 20
 """Characters of the longest number of 64 bits, its sign included."""
@@ -24,10 +18,9 @@ class Attributes:
     """A span's attributes, by their dotted names."""
 
     def __init__(self, span: Mapping[str, Any]) -> None:
-        given = decoded(span.get("attributes"))
-        flat = _flat(given) if isinstance(given, (dict, list)) else {}
-        self.flat: dict[str, Any] = flat
-        self.tree = nested(flat)
+        attributes = decoded(span.get("attributes"))
+        self.flat = _flat(attributes) if isinstance(attributes, (dict, list)) else {}
+        self.tree = nested(self.flat)
 
     def first(self, names: tuple[str, ...]) -> Any:
         return next((self.flat[n] for n in names if self.flat.get(n) not in (None, "")), None)
@@ -40,33 +33,22 @@ class Attributes:
         return decoded(at)
 
 
-def messages_of(
-    span: Mapping[str, Any], attributes: Attributes
-) -> tuple[list[dict[str, Any]], dict[str, Any]] | None:
+def messages_of(attributes: Attributes) -> tuple[list[dict[str, Any]], dict[str, Any]] | None:
     """Return messages, and a body with ``tools`` and ``system``; ``None`` without messages.
 
     Raises ``BadLine`` if an attribute was truncated.
     """
-    for source in (attributes, *_events(span)):
-        for name in _INPUTS:
-            value = source.under(name)
-            if isinstance(value, str):
-                raise BadLine(
-                    f"its {name} is truncated or not JSON; set OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT higher"
-                )
-            if _is_messages(value):
-                tools = source.under("gen_ai.tool.definitions") or source.under("ai.prompt.tools")
-                return value, {"tools": tools, "system": source.under("gen_ai.system_instructions")}
-    for messages, tools in (_openllmetry(attributes), _openinference(attributes)):
-        if _is_messages(messages):
-            return messages, {"tools": tools}
-    spoken = [
-        {"role": _ROLES_OF_EVENTS[name], **event.tree}
-        for name, event in zip(_event_names(span), _events(span))
-        if name in _ROLES_OF_EVENTS
-    ]
-    if spoken:
-        return spoken, {}
+    value = attributes.under(_MESSAGES)
+    if isinstance(value, str):
+        raise BadLine(
+            f"its {_MESSAGES} is truncated or not JSON; set OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT higher"
+        )
+    if _is_messages(value):
+        system = attributes.under("gen_ai.system_instructions")
+        return value, {"tools": attributes.under("gen_ai.tool.definitions"), "system": system}
+    messages, tools = _openinference(attributes)
+    if _is_messages(messages):
+        return messages, {"tools": tools}
     whole = attributes.under("input.value")
     if isinstance(whole, dict) and _is_messages(whole.get("messages")):
         return whole["messages"], whole
@@ -77,18 +59,11 @@ def _is_messages(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
 
 
-def _openllmetry(attributes: Attributes) -> tuple[Any, Any]:
-    messages = attributes.under("gen_ai.prompt")
-    if not _is_messages(messages):
-        return None, None
-    return [_with_contents(m) for m in messages], attributes.under("llm.request.functions")
-
-
 def _openinference(attributes: Attributes) -> tuple[Any, Any]:
-    found = attributes.under("llm.input_messages")
-    if not _is_messages(found):
+    logged = attributes.under("llm.input_messages")
+    if not _is_messages(logged):
         return None, None
-    messages = [_with_contents(_inner(one, "message")) for one in found]
+    messages = [_with_contents(_inner(one, "message")) for one in logged]
     tools = attributes.under("llm.tools")
     if _is_messages(tools):
         tools = [_inner(_inner(tool, "tool"), "json_schema") for tool in tools]
@@ -111,19 +86,6 @@ def _with_contents(message: dict[str, Any]) -> dict[str, Any]:
 def _inner(value: dict[str, Any], name: str) -> dict[str, Any]:
     inner = decoded(value.get(name))
     return inner if isinstance(inner, dict) else value
-
-
-def _event_names(span: Mapping[str, Any]) -> list[str]:
-    return [str(event.get("name")) for event in _event_list(span)]
-
-
-def _events(span: Mapping[str, Any]) -> list[Attributes]:
-    return [Attributes(event) for event in _event_list(span)]
-
-
-def _event_list(span: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    found = decoded(span.get("events"))
-    return [e for e in found if isinstance(e, dict)] if isinstance(found, list) else []
 
 
 def _flat(nested: dict[str, Any] | list[Any], before: str = "") -> dict[str, Any]:
@@ -189,7 +151,7 @@ def _listed(value: Any) -> Any:
         return [_listed(inner) for inner in value]
     if not isinstance(value, dict):
         return value
-    made = {key: _listed(inner) for key, inner in value.items()}
-    if made and all(key.isdecimal() and int(key) < _MAX_INDEX for key in made):
-        return [made[key] for key in sorted(made, key=int)]
-    return made
+    inner = {key: _listed(inner) for key, inner in value.items()}
+    if inner and all(key.isdecimal() and int(key) < _MAX_INDEX for key in inner):
+        return [inner[key] for key in sorted(inner, key=int)]
+    return inner

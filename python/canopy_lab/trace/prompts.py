@@ -81,10 +81,10 @@ class Cutter:
         return chained(raw, BLOCK_TOKENS * BYTES_A_TOKEN, salt), -(-len(raw) // BYTES_A_TOKEN)
 
 
-def clients_name(given: Any) -> str:
+def clients_name(name: Any) -> str:
     """Return a client's name of a conversation with its slashes replaced: in a trace, the text
     before a slash is an agent's parent."""
-    return str(given).replace("/", "|")
+    return str(name).replace("/", "|")
 
 
 def salt_of(*apart: Any) -> bytes:

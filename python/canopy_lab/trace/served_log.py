@@ -39,19 +39,19 @@ def read_served(path: Path | str) -> dict[int, ServedRequest]:
     Raises ``CanopyError`` if no request has the time of its first token.
     """
     source = lines.existing(path)
-    found: dict[int, ServedRequest] = {}
+    served: dict[int, ServedRequest] = {}
     for number, text in lines.read_lines(source):
         try:
             event = event_of(text, ("request.finished",))
         except lines.BadLine:
             continue
         if event is not None:
-            found[number] = _served(inner(event, "out", "meta_info"))
-    if not any(r.ttft_s is not None for r in found.values()):
+            served[number] = _served(inner(event, "out", "meta_info"))
+    if not any(r.ttft_s is not None for r in served.values()):
         raise CanopyError(
             f"{str(path)!r} has no times of first tokens; start the server with {HOW}"
         )
-    return found
+    return served
 
 
 def _served(meta: Mapping[str, Any]) -> ServedRequest:

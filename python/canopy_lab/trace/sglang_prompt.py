@@ -53,10 +53,10 @@ def is_event(text: bytes) -> bool:
 def event_of(text: bytes, kinds: tuple[str, ...]) -> dict[str, Any] | None:
     """Return the event of a line (``request.finished``, ...) if it is one of ``kinds``. Raises
     ``BadLine``."""
-    found = _EVENT.search(text)
-    if found is None and _PACKED.search(text):
+    kind = _EVENT.search(text)
+    if kind is None and _PACKED.search(text):
         raise _unknown_wrapping(lines.parse_object(text))
-    if found is None or found[1].decode() not in kinds:
+    if kind is None or kind[1].decode() not in kinds:
         return None
     text = text.replace(_PLAIN, b"")  # a coloured line
     event = lines.parse_object(text[max(text.find(b"{"), 0) :])
@@ -97,8 +97,8 @@ def characters_a_token(path: Path) -> float:
         text = given.get("text")
         if isinstance(text, str) and type(counted) is int and counted > 1 and not media(given):
             characters, tokens = characters + len(text), tokens + counted
-    found = characters / tokens if tokens else _CHARACTERS_A_TOKEN
-    return max(1, round(BLOCK_TOKENS * found)) / BLOCK_TOKENS
+    ratio = characters / tokens if tokens else _CHARACTERS_A_TOKEN
+    return max(1, round(BLOCK_TOKENS * ratio)) / BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,24 +112,24 @@ class PromptCutter:
     characters_a_token: float = _CHARACTERS_A_TOKEN
     as_server: bool = False
 
-    def __call__(self, given: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
+    def __call__(self, logged: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
         """Return the chained block ids, and the prompt's length in tokens. Raises ``BadLine``."""
-        if self.as_server and has_server_ids(given):
-            return _server_blocks(given, self.block_tokens)
-        blocks, tokens = self._blocks(given)
+        if self.as_server and has_server_ids(logged):
+            return _server_blocks(logged, self.block_tokens)
+        blocks, tokens = self._blocks(logged)
         return blocks[: tokens // self.block_tokens] if self.as_server else blocks, tokens
 
-    def _blocks(self, given: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
-        ids, seen = token_ids(given), media(given)
+    def _blocks(self, logged: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
+        ids, seen = token_ids(logged), media(logged)
         if ids:
             # The position of an image among the ids is unknown, so all ids count as following the
             # first image.
             raw, width = array("q", ids).tobytes(), self.block_tokens * array("q").itemsize
-            return chained(raw, width, _salt(given, seen[:1])), len(ids)
-        text = _marked(_text(given), seen)
+            return chained(raw, width, _salt(logged, seen[:1])), len(ids)
+        text = _marked(_text(logged), seen)
         width = round(self.block_tokens * self.characters_a_token) * 4
         tokens = -(-len(text) // self.characters_a_token)
-        return chained(text.encode("utf-32-le", "surrogatepass"), width, _salt(given)), int(tokens)
+        return chained(text.encode("utf-32-le", "surrogatepass"), width, _salt(logged)), int(tokens)
 
 
 def token_ids(given: Mapping[str, Any]) -> list[int]:
@@ -147,23 +147,23 @@ def token_ids(given: Mapping[str, Any]) -> list[int]:
     return ids
 
 
-def has_server_ids(given: Mapping[str, Any]) -> bool:
+def has_server_ids(logged: Mapping[str, Any]) -> bool:
     """Return whether the log has all inputs of a server's block ids. Raises ``BadLine``."""
-    salts = [given.get(name) for name in ("extra_key", "cache_salt")]
+    salts = [logged.get(name) for name in ("extra_key", "cache_salt")]
     plain = all(salt is None or isinstance(salt, str) for salt in salts)
-    return bool(token_ids(given)) and plain and not _adapter(given) and not media(given)
+    return bool(token_ids(logged)) and plain and not _adapter(logged) and not media(logged)
 
 
-def media(given: Mapping[str, Any]) -> list[str]:
+def media(logged: Mapping[str, Any]) -> list[str]:
     """Return a name of 16 characters for each image, video and sound of a request; equal names mean
     equal content."""
-    found: list[Any] = []
+    contents: list[Any] = []
     for field in _MEDIA:
-        value = given.get(field)
-        found += value if isinstance(value, list) else [value] if value else []
+        value = logged.get(field)
+        contents += value if isinstance(value, list) else [value] if value else []
     return [
         blake2b(json.dumps(one, sort_keys=True).encode(), digest_size=8).hexdigest()
-        for one in found
+        for one in contents
     ]
 
 
@@ -185,18 +185,18 @@ def _marked(text: str, names: list[str]) -> str:
     return "".join(left) + marked
 
 
-def _salt(given: Mapping[str, Any], seen: list[str] | None = None) -> bytes:
+def _salt(logged: Mapping[str, Any], seen: list[str] | None = None) -> bytes:
     """Return a salt that differs for prompts that share no KV; empty without tenant, adapter and
     image."""
-    salts = [given.get(name) or "" for name in ("extra_key", "cache_salt")]
-    return salt_of(_adapter(given) or "", *salts, *(seen or ()))
+    salts = [logged.get(name) or "" for name in ("extra_key", "cache_salt")]
+    return salt_of(_adapter(logged) or "", *salts, *(seen or ()))
 
 
 def _adapter(given: Mapping[str, Any]) -> Any:
     return given.get("lora_id") or given.get("lora_path")
 
 
-def _server_blocks(given: Mapping[str, Any], block_tokens: int) -> tuple[tuple[int, ...], int]:
+def _server_blocks(logged: Mapping[str, Any], block_tokens: int) -> tuple[tuple[int, ...], int]:
     """Return the server's block hashes (``radix/live_request.py``, ``live_request`` and ``_extend``)."""
     try:
         import xxhash
@@ -205,13 +205,13 @@ def _server_blocks(given: Mapping[str, Any], block_tokens: int) -> tuple[tuple[i
             "the ids of a server are made with xxhash, which is not installed; "
             "run: pip install xxhash"
         ) from None
-    ids = token_ids(given)
-    namespace = namespace_of(given.get("extra_key"), given.get("cache_salt"))
+    ids = token_ids(logged)
+    namespace = namespace_of(logged.get("extra_key"), logged.get("cache_salt"))
     data = memoryview(array("q", ids)).cast("B")
     width = array("q").itemsize * block_tokens
     chain = xxhash.xxh3_64_intdigest(namespace)
-    made = []
+    blocks = []
     for start in range(0, len(data) - width + 1, width):
         chain = xxhash.xxh3_64_intdigest(data[start : start + width], seed=chain)
-        made.append(chain)
-    return tuple(made), len(ids)
+        blocks.append(chain)
+    return tuple(blocks), len(ids)

@@ -34,10 +34,10 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
 
 
 def _prompt(event: Mapping[str, Any], line: int) -> LoggedPrompt | None:
-    given, meta = inner(event, "obj"), inner(event, "out", "meta_info")
-    if str(event.get("rid")).startswith(HEALTH_CHECK) or was_refused(meta) or is_warm_up(given):
+    logged, meta = inner(event, "obj"), inner(event, "out", "meta_info")
+    if str(event.get("rid")).startswith(HEALTH_CHECK) or was_refused(meta) or is_warm_up(logged):
         return None
-    ids, text = token_ids(given), given.get("text")
+    ids, text = token_ids(logged), logged.get("text")
     if not ids and not isinstance(text, str):
         return None
     prompt = LoggedPrompt(_seconds(event), line)
@@ -45,9 +45,9 @@ def _prompt(event: Mapping[str, Any], line: int) -> LoggedPrompt | None:
         prompt.token_ids = ids
     else:
         prompt.text = str(text)
-    prompt.conversation, prompt.category = named(given)
-    adapter = given.get("lora_id") or given.get("lora_path") or ""
-    salts = (given.get("extra_key") or "", given.get("cache_salt") or "")
+    prompt.conversation, prompt.category = named(logged)
+    adapter = logged.get("lora_id") or logged.get("lora_path") or ""
+    salts = (logged.get("extra_key") or "", logged.get("cache_salt") or "")
     prompt.apart = ("", str(adapter), *map(str, salts))
     return prompt
 

@@ -38,25 +38,25 @@ def split_template(text: str) -> tuple[Part, ...]:
     starts = list(_ROLE.finditer(text))
     if not starts:
         return (Part("text", "user", text),)
-    found = []
+    parts = []
     if starts[0].start():
-        found.append(Part("text", "system", text[: starts[0].start()]))
+        parts.append(Part("text", "system", text[: starts[0].start()]))
     for mark, following in zip(starts, [*starts[1:], None]):
         end = len(text) if following is None else following.start()
         name = (mark["a"] or mark["b"] or mark["c"] or mark["d"]).lower()
         role, body = _NAMES.get(name, name), text[mark.start() : end]
-        found += _with_tools(body) if role == "system" else [Part("text", role, body)]
-    return tuple(found)
+        parts += _with_tools(body) if role == "system" else [Part("text", role, body)]
+    return tuple(parts)
 
 
 def _with_tools(body: str) -> list[Part]:
     """Return a system prompt as parts, with its tools separate."""
-    found, at = [], 0
+    parts, at = [], 0
     for tool in _TOOL_LINE.finditer(body):
         if tool.start() > at:
-            found.append(Part("text", "system", body[at : tool.start()]))
-        found.append(Part("tool", "tools", tool[0]))
+            parts.append(Part("text", "system", body[at : tool.start()]))
+        parts.append(Part("tool", "tools", tool[0]))
         at = tool.end()
     if at < len(body):
-        found.append(Part("text", "system", body[at:]))
-    return found
+        parts.append(Part("text", "system", body[at:]))
+    return parts

@@ -83,18 +83,18 @@ class Understood:
     def details(self) -> list[str]:
         """Return sentences about models, roles and units, and about ignored entries if they are
         few."""
-        found = [*self.remarks]
+        sentences = [*self.remarks]
         if self.models:
             names = [name or "unnamed" for name, _ in self.models.most_common(_SHOWN)]
             more = ", ..." if len(self.models) > _SHOWN else ""
-            found.append(f"Models: {len(self.models)} ({', '.join(names)}{more}).")
+            sentences.append(f"Models: {len(self.models)} ({', '.join(names)}{more}).")
         total = self.role_bytes.total()
         if total:
             shares = (f"{role} {n / total:.0%}" for role, n in self.role_bytes.most_common())
-            found.append(f"Prompt text by role: {', '.join(shares)}.")
+            sentences.append(f"Prompt text by role: {', '.join(shares)}.")
         if self.left_out and self.left_out.total() <= NOTABLE * max(self.entries, 1):
-            found.append(f"Left out: {_counts(self.left_out)}.")
-        return found
+            sentences.append(f"Left out: {_counts(self.left_out)}.")
+        return sentences
 
 
 def _counts(counts: Counter[str]) -> str:

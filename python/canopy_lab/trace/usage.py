@@ -36,8 +36,8 @@ def token_counts(entry: Place, among: list[Place]) -> tuple[int | None, int]:
     answer = answer_of(entry)
     counts: list[Place] = []
     for place in (answer, *among):
-        found = (decoded(place.get(name)) for name in _USAGES)
-        counts += [usage for usage in found if isinstance(usage, dict)]
+        usages = (decoded(place.get(name)) for name in _USAGES)
+        counts += [usage for usage in usages if isinstance(usage, dict)]
     counts += [*among, answer]
     return prompt_tokens(counts), count(counts, _OUTPUT) or 0
 
