@@ -29,10 +29,6 @@ class Options(declared.Checked):
         None, "--out", "file for the profile, JSON", metavar="FILE", parse=out_file,
         required=True,
     )  # fmt: skip
-    name: str | None = declare(
-        None, "--name", "name of the profile", metavar="NAME",
-        shown_default="the model and the device",
-    )  # fmt: skip
     device: str | None = declare(
         None, "--device", "description of the server's hardware", metavar="WORDS"
     )
@@ -52,7 +48,6 @@ class Options(declared.Checked):
         None, "--kv-bytes-per-token", "bytes of one token's KV, on all ranks", metavar="N", low=1,
         shown_default="the server's pools over their tokens",
     )  # fmt: skip
-    seed: int = declare(0, "--seed", "seed of the random prompts", metavar="K")
 
 
 OPTIONS = (Options,)
@@ -91,7 +86,7 @@ def measure(args: Options) -> EngineProfile:
         if sys.stderr.isatty():
             print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
 
-    measurer = Measurer(server, limits, args.seed, show)
+    measurer = Measurer(server, limits, show)
     costs = measurer.surfaces()
     show("bandwidths")
     tiers = measure_tiers(measurer, kv_bytes)
@@ -101,7 +96,7 @@ def measure(args: Options) -> EngineProfile:
     on_cpu = str(facts.get("device")) == "cpu"
     device = args.device or (f"CPU {platform.machine()}" if on_cpu else str(facts.get("device")))
     return EngineProfile(
-        name=args.name or f"{model} on {device}",
+        name=f"{model} on {device}",
         model=model,
         device=device,
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
@@ -135,16 +130,16 @@ def measure(args: Options) -> EngineProfile:
 def _shape(args: Options, server: ProfiledServer) -> tuple[int, int]:
     """Return the KV bytes per token, as given, of the server's pools or of the model's config, and the
     number of layers."""
-    facts, given = server.facts, args.kv_bytes_per_token or server.kv_bytes_per_token()
+    facts, kv_bytes = server.facts, args.kv_bytes_per_token or server.kv_bytes_per_token()
     try:
         shape = load_model_shape(str(facts["model_path"]))
     except CanopyError:
-        if given is None:
+        if kv_bytes is None:
             raise CanopyError(
                 f"the model's config is not at {facts['model_path']!r} on this machine; give "
                 "--kv-bytes-per-token"
             ) from None
-        return given, 1
+        return kv_bytes, 1
     cache, dtype = str(facts.get("kv_cache_dtype") or "auto"), str(facts.get("dtype"))
     width = 0.5 if "fp8" in cache else 2 if cache == "auto" and "float32" in dtype else 1
-    return given or round(shape.kv_bytes_per_token() * width), shape.layers
+    return kv_bytes or round(shape.kv_bytes_per_token() * width), shape.layers

@@ -38,7 +38,7 @@ class KnownServer:
 
 def measured(server, **limits):
     given = {"prompt_tokens": 1024, "context_tokens": 4096, "batch": 4, "repeats": 1, **limits}
-    return Measurer(server, Limits(**given), 0, lambda _: None).surfaces()
+    return Measurer(server, Limits(**given), lambda _: None).surfaces()
 
 
 def test_known_costs_are_recovered():

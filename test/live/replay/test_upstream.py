@@ -42,7 +42,7 @@ def test_the_original_takes_our_datasets_and_options(capsys: pytest.CaptureFixtu
         "agentic",
         "sglang-log",
         "sharegpt",
-        "--shuffle-labels",
+        "--no-labels",
         "--gsp-num-groups",
         "openai",
     ):

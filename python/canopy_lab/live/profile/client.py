@@ -96,8 +96,8 @@ class ProfiledServer:
         text = self._ask("GET", "/metrics")
         if not isinstance(text, str):
             return None
-        found = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
-        return sum(float(value) for value in found) if found else None
+        values = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+        return sum(float(value) for value in values) if values else None
 
     def _ask(self, method: str, path: str, body: Any = None) -> Any:
         data = None if body is None else json.dumps(body).encode()

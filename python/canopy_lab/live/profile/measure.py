@@ -52,12 +52,10 @@ class Surfaces:
 class Measurer:
     """Measures one server. ``show`` is called with the name of the next measurement."""
 
-    def __init__(
-        self, server: ProfiledServer, limits: Limits, seed: int, show: Callable[[str], None]
-    ) -> None:
+    def __init__(self, server: ProfiledServer, limits: Limits, show: Callable[[str], None]) -> None:
         self.server = server
         self.limits = limits
-        self._draw = random.Random(seed)
+        self._draw = random.Random(0)
         self._show = show
 
     def surfaces(self) -> Surfaces:
@@ -149,15 +147,15 @@ class Measurer:
         arrival: float,
     ) -> float:
         """Return the seconds that each further request adds to a prefill step beyond its tokens."""
-        each = next((n for n in (64, 16, 1) if n in lengths and n * _TOGETHER in lengths), None)
-        if each is None:
+        tokens = next((n for n in (64, 16, 1) if n in lengths and n * _TOGETHER in lengths), None)
+        if tokens is None:
             return 0.0
         times = []
         for _ in range(self.limits.repeats):
-            prompts = [self.tokens(each) for _ in range(_TOGETHER)]
+            prompts = [self.tokens(tokens) for _ in range(_TOGETHER)]
             times.append(self.server.generate(prompts, 1)[0])
-        expected_s = arrival + linear[lengths.index(each * _TOGETHER)]
-        expected_s += _TOGETHER * attention[lengths.index(each)][0]
+        expected_s = arrival + linear[lengths.index(tokens * _TOGETHER)]
+        expected_s += _TOGETHER * attention[lengths.index(tokens)][0]
         return max(0.0, (statistics.median(times) - expected_s) / (_TOGETHER - 1))
 
 
@@ -170,14 +168,14 @@ def _split(
     cost the same.
     """
     steps = [_rising([max(seconds - arrival, 1e-6) for seconds in row]) for row in whole]
-    own = []
+    among_new = []
     for new, row in zip(lengths, steps, strict=True):
         pair = (row[-1] - row[0]) / (contexts[-1] * new) if len(contexts) > 1 else 0.0
-        own.append(min(pair * new * (new + 1) / 2, 0.9 * row[0]))
-    linear = _rising([row[0] - mine for row, mine in zip(steps, own, strict=True)])
+        among_new.append(min(pair * new * (new + 1) / 2, 0.9 * row[0]))
+    linear = _rising([row[0] - mine for row, mine in zip(steps, among_new, strict=True)])
     attention = [
         tuple(max(mine, 1e-9) + step - row[0] for step in row)
-        for row, mine in zip(steps, own, strict=True)
+        for row, mine in zip(steps, among_new, strict=True)
     ]
     return tuple(linear), tuple(attention)
 

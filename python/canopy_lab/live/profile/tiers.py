@@ -20,18 +20,18 @@ def measure_tiers(measurer: Measurer, kv_bytes: int) -> dict[str, dict[str, Any]
 
     A tier is omitted if the server lacks it or the expected hit did not happen.
     """
-    facts, found = measurer.server.facts, {}
+    facts, bandwidths = measurer.server.facts, {}
     if not facts.get("enable_hierarchical_cache"):
         return {}
     size = int(min(measurer.server.pool_tokens * _SHARE, _MAX_TOKENS))
     host = _host(measurer, size, kv_bytes)
     if host:
-        found["host"] = host
+        bandwidths["host"] = host
     if facts.get("hicache_storage_backend"):
         disk = _disk(measurer, size, kv_bytes)
         if disk:
-            found["disk"] = disk
-    return found
+            bandwidths["disk"] = disk
+    return bandwidths
 
 
 def _host(measurer: Measurer, size: int, kv_bytes: int) -> dict[str, Any] | None:

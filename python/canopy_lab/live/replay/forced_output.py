@@ -96,10 +96,10 @@ running = _Requests()
 
 def request_created(req: Any, scheduler: Any, *_: Any, **__: Any) -> None:
     """Hook after ``Scheduler._create_generation_req``: record a request with forced output."""
-    given = attached(req).params
-    if KEY in given and is_on(scheduler.server_args):
+    params = attached(req).params
+    if KEY in params and is_on(scheduler.server_args):
         with contextlib.suppress(CanopyError):  # the HTTP entry has refused an invalid list
-            check(given, _ANY_TOKEN)
+            check(params, _ANY_TOKEN)
             running.add(req)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from typing import Any
 
@@ -17,7 +17,7 @@ from canopy_lab.latency.latency_report import WARM_UP_SHARE
 from canopy_lab.latency.slo import SLO, parse_slo
 from canopy_lab.live.replay.schedule import ReplayRequest
 from canopy_lab.trace import TraceRequest, open_trace
-from canopy_lab.trace.materialise import Materialiser, Planned
+from canopy_lab.trace.materialise import Materialiser
 from canopy_lab.trace.sessions import TurnLinks, turn_links
 from sglang_canopy import declared
 from sglang_canopy.declared import declare
@@ -33,7 +33,6 @@ DATASETS = {
 
 _UNNAMED = re.compile(r"[^\w.:/@+-]", re.ASCII)
 _LONGEST_NAME = 128
-_LONGEST_RETURN_S = 7 * 24 * 3600.0
 
 
 def _fraction(text: str) -> Fraction:
@@ -57,15 +56,13 @@ def _rates(text: str) -> tuple[float, ...]:
 
 
 # fmt: off
-@dataclass(frozen=True, slots=True)
-class ReplayOptions:
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReplayOptions(declared.Checked):
     """Canopy's options for a replay."""
 
     time_scale: float = declare(1.0, "--time-scale", "Multiply the trace's arrival times: 0.1 is ten times as fast, 0 is as fast as the order of turns allows. --request-rate replaces the trace's times by random ones.", metavar="X", low=0)
     scale_lengths: Fraction = declare(Fraction(1), "--scale-lengths", "Multiply lengths, for a small model: 1/16 or 0.0625. Blocks shrink and stay shared.", metavar="F", parse=_fraction, shown_default="1")
     max_request_tokens: int | None = declare(None, "--max-request-tokens", "Leave out requests whose prompt and output are longer (after scaling).", metavar="N", low=1, shown_default="the limit that the SGLang server reports")
-    shuffle_labels: bool = declare(False, "--shuffle-labels", "Send every request with the category, turn and stop reason of another one (--seed). Not a placebo of a policy: the server counts turns and lengths from the prompts.")
-    hints: float = declare(0.0, "--hints", "Share of the requests that also hint when the conversation continues, or that it is over, by the replayed trace.", metavar="SHARE", low=0, high=1)
     no_labels: bool = declare(False, "--no-labels", "Send no category, turn, conversation or stop reason.")
     vocab_size: int | None = declare(None, "--vocab-size", "Take token ids below N; needs no tokenizer.", metavar="N", low=1)
     closed_loop: bool = declare(False, "--closed-loop", "Agents: send a turn after the answer to the one before it and the time to think, which the trace says or is the gap between the two, times --time-scale.")
@@ -75,11 +72,6 @@ class ReplayOptions:
     warm_up_share: float = declare(WARM_UP_SHARE, "--warm-up-share", "Leave this share of the requests, the first, out of the report of latencies from when they were due.", metavar="S", low=0, high=0.99)
     skip_bad: int = declare(0, "--skip-bad", "Skip up to N broken lines.", metavar="N", low=0)
     # fmt: on
-
-    def __post_init__(self) -> None:
-        declared.check(self)
-        if self.no_labels and (self.hints or self.shuffle_labels):
-            raise CanopyError("--no-labels sends no labels: drop --hints and --shuffle-labels")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def parse(args: argparse.Namespace) -> argparse.Namespace:
     """Return ``args`` with the values of ``ReplayOptions``. Raises ``CanopyError``."""
     options = declared.read(ReplayOptions, args)
-    values = {field.name: getattr(options, field.name) for field in fields(options)}
+    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
     return argparse.Namespace(**{**vars(args), **values})
 
 
@@ -132,62 +124,21 @@ def build_jobs(
             + "; see --scale-lengths and --max-request-tokens"
         )
     tokens = Materialiser(fitting, vocabulary, args.scale_lengths, seed=args.seed)
-    hints = labels(tokens.planned, args.shuffle_labels, args.seed)
-    if args.hints:
-        add_hints(tokens.planned, hints, args.hints, args.seed, args.time_scale)
-    if args.no_labels:
-        hints = [{} for _ in hints]
-    return [ReplayRequest(p, s) for p, s in zip(tokens.planned, hints, strict=True)], tokens, left_out
+    jobs = [ReplayRequest(p, {} if args.no_labels else labels(p.request)) for p in tokens.planned]
+    return jobs, tokens, left_out
 
 
-def labels(planned: Sequence[Planned], shuffle: bool, seed: int) -> list[dict[str, Any]]:
-    """Return each request's labels for ``custom_params``.
-
-    With ``shuffle``, category, turn and stop reason move together to another request: their
-    frequencies are kept and their meaning is lost. The conversation is kept.
-    """
-    requests = [p.request for p in planned]
-    if shuffle:
-        others = list(requests)
-        random.Random(seed).shuffle(others)
-        requests = [
-            replace(r, category=o.category, turn=o.turn, stop=o.stop)
-            for r, o in zip(requests, others, strict=True)
-        ]
-    return [_label(r) for r in requests]
-
-
-def add_hints(
-    planned: Sequence[Planned], hints: list[dict[str, Any]], share: float, seed: int, pace: float
-) -> None:
-    """Give ``share`` of the requests hints about the future of their conversation.
-
-    ``canopy_return_in_s`` is the time to the next request, times ``pace``. ``canopy_over`` marks
-    the last request.
-    """
-    following = {p.previous: p for p in planned if p.previous is not None}
-    draw = random.Random(seed)
-    for job, labelled in zip(planned, hints, strict=True):
-        if draw.random() >= share or job.request.conversation is None:
-            continue
-        after = following.get(job.ordinal)
-        if after is None:
-            labelled["canopy_over"] = True
-        else:
-            gap_s = (after.request.time_s - job.request.time_s) * pace
-            labelled["canopy_return_in_s"] = min(round(gap_s, 3), _LONGEST_RETURN_S)
-
-
-def _label(request: TraceRequest) -> dict[str, Any]:
-    hints: dict[str, Any] = {
+def labels(request: TraceRequest) -> dict[str, Any]:
+    """Return a request's labels for ``custom_params``."""
+    fields: dict[str, Any] = {
         "canopy_category": _UNNAMED.sub("_", request.category)[:_LONGEST_NAME] or "default",
         "canopy_turn": request.turn,
     }
     if request.conversation is not None:
-        hints["canopy_conversation"] = request.conversation[:_LONGEST_NAME]
+        fields["canopy_conversation"] = request.conversation[:_LONGEST_NAME]
     if request.stop is not None:
-        hints["canopy_stop"] = request.stop
-    return hints
+        fields["canopy_stop"] = request.stop
+    return fields
 
 
 def closed_loop(

@@ -139,7 +139,7 @@ def _latencies(seconds: Iterable[float]) -> dict[str, float] | None:
 def _spread(values: Sequence[float]) -> dict[str, float] | None:
     if not values:
         return None
-    made = {"mean": float(np.mean(values))}
+    spread = {"mean": float(np.mean(values))}
     for p in PERCENTILES:
-        made[f"p{p}"] = float(np.percentile(values, p))
-    return made
+        spread[f"p{p}"] = float(np.percentile(values, p))
+    return spread

@@ -36,10 +36,10 @@ def replay_all(upstream: Any, args: argparse.Namespace) -> dict[str, Any]:
 
 def shortened(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a rate's result that is kept."""
-    kept = ("completed", "errors", "duration_s", "throughput", "latency", "slo", "meets_slo")
+    keys = ("completed", "errors", "duration_s", "throughput", "latency", "slo", "meets_slo")
     return {
         "rate": result["options"]["rate"],
-        **{key: result[key] for key in kept},
+        **{key: result[key] for key in keys},
         "overall": result["overall"],
     }
 

@@ -242,8 +242,6 @@ class Replay:
                 "think_cap_s": args.think_cap_s if args.closed_loop else None,
                 "rate": self._rate,
                 "warm_up_share": args.warm_up_share,
-                "shuffle_labels": args.shuffle_labels,
-                "hints": args.hints,
                 "labels": not args.no_labels and self.dialect.custom_params,
                 "seed": args.seed,
                 "backend": args.backend,

@@ -1,6 +1,6 @@
 """Compare replays: hit rate and TTFT by category, one column per run.
 
-python -m canopy_lab.live.replay.report lru.json wa.json shuffled.json
+python -m canopy_lab.live.replay.report lru.json wa.json
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def results_table(results: Sequence[dict[str, Any]]) -> str:
     for grouping in groupings:
         names = sorted({name for r in results for name in r[f"by_{grouping}"]})
         for name in names:
-            found = [r[f"by_{grouping}"].get(name) for r in results]
-            rows.append([f"{grouping} {name}", *_cells(found)])
+            groups = [r[f"by_{grouping}"].get(name) for r in results]
+            rows.append([f"{grouping} {name}", *_cells(groups)])
     return "\n".join([text_table(["", *head], rows), "", *(_footnote(r) for r in results)])
 
 
@@ -91,7 +91,6 @@ def _footnote(result: dict[str, Any]) -> str:
         + (f"; hits from {', '.join(parts)}" if parts else "")
         + (f"; queued TTFT P50 {queued['p50']:.0f} P99 {queued['p99']:.0f} ms" if queued else "")
         + ("" if result["outputs_forced"] else "; outputs not forced")
-        + ("; shuffled labels" if result["options"].get("shuffle_labels") else "")
     )
 
 
