@@ -28,18 +28,18 @@ def test_cost_regret_sees_what_dominated_volume_does_not(search):
     """Cost falls by a tenth as TTFT grows tenfold: one good point has nearly all of the volume."""
     grid = [row(1.0 + 0.25 * i, 110.0 - 10 * i / 36) for i in range(37)]
     grid += [row(40.0, 200.0)]  # far behind on everything
-    judge = search.Judge.of(grid, grid)
-    whole, one = judge.of_rows(grid), judge.of_rows(grid[:1])
+    judge = search.Judge.from_rows(grid, grid)
+    whole, one = judge.measures(grid), judge.measures(grid[:1])
     assert (whole["of_grid"], whole["regret"], whole["unmet"]) == (1.0, 0.0, 0.0)
     assert one["of_grid"] > 0.85
     assert one["unmet"] == 0.0
     assert one["regret"] == pytest.approx(0.07, abs=0.03)
-    assert judge.of_rows(grid[36:37])["unmet"] > 0.5
+    assert judge.measures(grid[36:37])["unmet"] > 0.5
 
 
 def test_the_placebo_of_all_points_is_the_grid(search):
     grid = [row(1.0 + i, 10.0 - i) for i in range(8)]
-    judge = search.Judge.of(grid, grid)
+    judge = search.Judge.from_rows(grid, grid)
     all_of_them = search.placebo(judge, grid, len(grid))
     assert all_of_them["of_grid"] == [1.0, 1.0, 1.0]
     assert all_of_them["regret"] == [0.0, 0.0, 0.0]

@@ -49,7 +49,7 @@ def planned(folder):
     plan = folder / "plan.yaml"
     search = f"dram_gib={2**-8},dram_levels=1,disk_gib={2**-5},disk_levels=1"
     sizes = ("--search", search, "--disks", "gp3")
-    command = ["plan", str(trace), "--format", "mooncake", "--compare", f"{profile}=0.05", *sizes]
+    command = ["plan", str(trace), "--format", "mooncake", "--profile", f"{profile}=0.05", *sizes]
     command += ["--device-tokens", str(DEVICE_TOKENS), "--ttl", "900", "--policy", "wa"]
     command += ["--best", "mean_ttft", "--jobs", "1"]
     command += ["--instances", "2", "--routing", "round-robin"]
@@ -236,7 +236,7 @@ def test_a_log_becomes_a_plan_and_a_server_that_follows_it(
     engine = load_profile("smollm2-135m-cpu").to_json() | {"kv_bytes_per_token": KV_BYTES}
     profile = tmp_path / "profile.json"
     profile.write_text(json.dumps(engine))
-    plan = f"--compare {profile}=0.05 --device-tokens {KV_TOKENS} --policy wa --disks none"
+    plan = f"--profile {profile}=0.05 --device-tokens {KV_TOKENS} --policy wa --disks none"
     plan += f" --search dram_gib={2**-8},dram_levels=1 --server page_size=16 --jobs 1"
     port, tools = free_port(), Path(sys.executable).parent
     command = [EXAMPLES / "log_to_server.sh", log, tiny_model, "--load-format", "dummy"]

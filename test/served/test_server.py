@@ -209,7 +209,7 @@ def test_a_measured_profile_simulates(canopy_server, small_model, tmp_path, caps
     command = ["profile", "--url", canopy_server.url, "--out", str(out), *limits, "--repeats", "1"]
     assert main(command) == 0
     assert "prefill of" in capsys.readouterr().out
-    profile = load_profile(out, model=small_model.name)
+    profile = load_profile(out)
     assert profile.source == "measured"
     assert profile.kv_bytes_per_token == 2 * 2 * 2 * 32 * 4  # k and v, layers, heads, size, float32
     assert profile.layers == 1  # on a CPU no copy overlaps compute

@@ -9,21 +9,17 @@ from importlib.util import find_spec
 from itertools import compress
 from typing import Any
 
-from canopy_lab.cli.plan_command import PlanCommand, advised, check, check_gpu, for_profile
+from canopy_lab.cli.plan_command import PlanCommand, advised, check
 from canopy_lab.cli.plan_options import Choosing, EngineOptions, Reading, Searching, Writing
 from canopy_lab.cli.shared import Bar
-from canopy_lab.cli.validate import read_validation
 from canopy_lab.cli.values import write_json
-from canopy_lab.plan.choice import label_of
-from canopy_lab.plan.plan_page import page, write_figures
+from canopy_lab.plan.plan_page import page
 from canopy_lab.plan.planner import CapacityPlan, make_plan, to_json
 from canopy_lab.plan.server_plan import server_plan, write_config
-from canopy_lab.plan.text import HEAD, cells, next_step, plan_text
+from canopy_lab.plan.text import plan_text
 from canopy_lab.plan.worker import PlanInputs, at_load
-from canopy_lab.report.table import text_table
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system.reservation import CLIP_OUTPUT_TOKENS
-from canopy_lab.trace.open import last_hours
 from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.sglang_log import logs_tokens, read_as_server
 from sglang_canopy.errors import CanopyError
@@ -40,60 +36,23 @@ def run(*options: Any) -> int:
     Returns 1 if no configuration meets the limits.
     """
     command = check(*options)
-    if command.searching.compare:
-        return _compare(command)
-    check_gpu(command)
-    plan, work, about = plan_of(command, *read(command))
+    plan, work, origin = plan_of(command, *read(command))
     print(plan_text(plan, work.prices.currency))
-    print("\n".join(remarks(command, work, about)))
-    write_outputs(command, plan, work, about)
+    print("\n".join(remarks(command, work, origin)))
+    write_outputs(command, plan, work, origin)
     return 0 if plan.choice.feasible else 1
-
-
-def _compare(command_line: PlanCommand) -> int:
-    """Plan for each profile of ``--compare``, print the choices, and write the best plan's files."""
-    commands = [
-        for_profile(command_line, name, usd) for name, usd in command_line.searching.compare
-    ]
-    (trace, ids), rows = read(command_line), []
-    fitting = trace
-    for command in commands:
-        fitting = _fitting(command, fitting)
-    if len(fitting) < len(trace):
-        print(
-            f"{len(trace) - len(fitting)} of {len(trace)} requests need more than the smallest of these "
-            "devices holds and are left out."
-        )
-    plans = [(command, *plan_of(command, fitting, ids)) for command in commands]
-    for command, plan, _, _ in plans:
-        right = "yes" if plan.choice.feasible else "no"
-        row, profile = plan.choice.row, command.profile
-        rows.append([profile.name, profile.source, label_of(row), *cells(row), right])
-    print(text_table(("profile", "its times", *HEAD, "meets"), rows))
-    able = [one for one in plans if one[1].choice.feasible]
-    if not able:
-        print(f"None meets the limits. Try next: {next_step(plans[0][1])}.")
-        return 1
-    wanted = able[0][1].request.minimise
-    sign = -1 if wanted.maximise else 1
-    command, plan, work, about = min(able, key=lambda m: sign * m[1].choice.row[wanted.key])
-    print(f"Best by {wanted.name}: {command.profile.name}, {label_of(plan.choice.row)}")
-    print("\n".join(remarks(command, work, about)))
-    write_outputs(command, plan, work, about)
-    return 0
 
 
 def plan_of(
     command: PlanCommand, trace: CompactTrace, ids: str
 ) -> tuple[CapacityPlan, PlanInputs, dict[str, Any]]:
-    """Plan for the trace that ``read`` returned, or a part of it."""
+    """Plan for the trace that ``read`` returned."""
     total, trace = len(trace), _fitting(command, trace)
     command, why = advised(command, trace)
-    how, validation = command.searching, command.writing.validation
     work = PlanInputs(trace, command.engine, command.prices, command.policy_configs, ids)
     with Bar(unit="run", desc="planning", disable=None) as bar:
-        plan = make_plan(command.request, work, jobs=how.jobs, progress=bar.show)
-    about = {
+        plan = make_plan(command.request, work, jobs=command.searching.jobs, progress=bar.show)
+    origin = {
         "trace": command.reading.trace,
         "format": command.format,
         "requests": len(work.trace),
@@ -108,10 +67,8 @@ def plan_of(
         "routing": command.engine.routing,
         "policy": why,
         "date": datetime.date.today().isoformat(),
-        **({"last_hours": command.reading.last_hours} if command.reading.last_hours else {}),
-        **({"validation": read_validation(validation)} if validation else {}),
     }
-    return plan, work, about
+    return plan, work, origin
 
 
 def read(command: PlanCommand) -> tuple[CompactTrace, str]:
@@ -130,8 +87,6 @@ def read(command: PlanCommand) -> tuple[CompactTrace, str]:
         )
     else:
         source = args.read()
-    if args.last_hours is not None:
-        source = last_hours(source, args.last_hours)
     if args.requests:
         source = (r for at, r in zip(range(args.requests), source))
     trace = CompactTrace(at_load(source, args.load))
@@ -156,15 +111,15 @@ def _fitting(command: PlanCommand, trace: CompactTrace) -> CompactTrace:
     return trace if all(fits) else CompactTrace(compress(trace, fits))
 
 
-def remarks(command: PlanCommand, work: PlanInputs, about: Mapping[str, Any]) -> list[str]:
+def remarks(command: PlanCommand, work: PlanInputs, origin: Mapping[str, Any]) -> list[str]:
     """Return the reason for the policy, and caveats, to print with the plan."""
     lines = [
-        about["policy"],
+        origin["policy"],
         "",
         f"{len(work.trace)} requests on {command.profile.name} ({command.profile.source}); device pool "
         f"{command.engine.device_tokens} tokens; routing {command.engine.routing}.",
     ]
-    count, left_out = len(work.trace), about.get("too_long", 0)
+    count, left_out = len(work.trace), origin.get("too_long", 0)
     if left_out:
         lines.append(
             f"{left_out} of {count + left_out} requests need more than the "
@@ -185,13 +140,9 @@ def remarks(command: PlanCommand, work: PlanInputs, about: Mapping[str, Any]) ->
             "The device's KV pool was assumed, and the plan file does not set it: give "
             "--device-tokens (max_total_num_tokens in a server's log)."
         )
-    if command.writing.validation:
-        errors = read_validation(command.writing.validation)
-        lines.append(f"Predictions on your traffic were off by: {errors}.")
-    else:
-        lines.append(
-            "The error of these predictions on your traffic is unknown; canopy validate measures it."
-        )
+    lines.append(
+        "The error of these predictions on your traffic is unknown; canopy validate measures it."
+    )
     if work.prices.example:
         lines.append(
             f"Prices: {work.prices.name}, an example to replace by your own (docs/reference/price-list.md)."
@@ -202,14 +153,12 @@ def remarks(command: PlanCommand, work: PlanInputs, about: Mapping[str, Any]) ->
 def write_outputs(
     command: PlanCommand, plan: CapacityPlan, work: PlanInputs, about: Mapping[str, Any]
 ) -> None:
-    """Write the files of ``--json-out``, ``--html``, ``--figures`` and ``--out``."""
+    """Write the files of ``--json-out``, ``--html`` and ``--out``."""
     args = command.writing
     if args.json:
         write_json(args.json, to_json(plan, about), allow_nan=False)
     if args.html:
         page(plan, about, work.prices.currency).write(args.html)
-    if args.figures:
-        write_figures(args.figures, plan, work.prices.currency)
     if args.output:
         if not plan.choice.feasible:
             print(f"{args.output} is not written: no configuration meets the limits.")

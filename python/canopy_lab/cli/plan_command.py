@@ -10,7 +10,6 @@ from typing import Any
 from canopy_lab.advise.advice import advised_policy
 from canopy_lab.advise.sample import sample_of
 from canopy_lab.cli.plan_options import Choosing, EngineOptions, Reading, Searching, Writing
-from canopy_lab.cli.validate import read_validation
 from canopy_lab.plan.disk_class import GIB
 from canopy_lab.plan.prices import Prices, load_prices
 from canopy_lab.plan.request import PlanRequest
@@ -55,11 +54,11 @@ def check(
     writing: Writing,
 ) -> PlanCommand:
     """Check all options together. Raises ``CanopyError`` naming the first wrong option."""
-    if writing.validation:
-        read_validation(writing.validation)
-    profile = load_profile(engine_options.profile, engine_options.model)
+    profile = load_profile(engine_options.profile.name)
     request = _request(choosing, engine_options, searching)
-    prices = _prices(choosing.prices, profile, engine_options.server.gpus)
+    prices = _prices(
+        choosing.prices, profile, engine_options.profile.gpu_per_hour, engine_options.server.gpus
+    )
     for name in request.disks or ():
         prices.disk(name)
     engine = _engine(engine_options, profile)
@@ -98,35 +97,37 @@ def _request(chosen: Choosing, engine: EngineOptions, how: Searching) -> PlanReq
     )
 
 
-def _prices(name: str, profile: EngineProfile, gpus: int | None) -> Prices:
-    """Load the price list, with the profile's GPUs per instance. Raises ``CanopyError``."""
+def _prices(
+    name: str, profile: EngineProfile, gpu_per_hour: float | None, gpus: int | None
+) -> Prices:
+    """Load the price list, with the profile's GPUs per instance and the given price of a GPU-hour.
+
+    Raises ``CanopyError`` without that price if the list's GPU is another than the profile's.
+    """
     prices, noted = load_prices(name), profile.notes.get("gpus")
+    if gpu_per_hour is not None:
+        prices = replace(prices, gpu_per_hour=gpu_per_hour, gpu="")
+    if prices.gpu not in profile.device:
+        raise CanopyError(
+            f"price list {prices.name} has the GPU-hour of {prices.gpu}, and profile {profile.name} is of "
+            f"{profile.device}; give its price: --profile {profile.name}=USD, or a list of your own "
+            "(--prices)"
+        )
     if gpus is None and type(noted) is int:
         gpus = noted
     return prices if gpus is None else replace(prices, gpus_per_instance=gpus)
 
 
-def check_gpu(command: PlanCommand) -> None:
-    """Raise ``CanopyError`` if the price list's GPU is another than the profile's."""
-    prices, profile = command.prices, command.profile
-    if prices.gpu not in profile.device:
-        raise CanopyError(
-            f"price list {prices.name} has the GPU-hour of {prices.gpu}, and profile {profile.name} is of "
-            f"{profile.device}; give its price: --compare {command.engine_options.profile}=USD, or a "
-            "list of your own (--prices)"
-        )
-
-
-def _engine(given: EngineOptions, profile: EngineProfile) -> Engine:
-    tokens, noted = given.device_tokens, profile.notes.get("device_tokens")
+def _engine(options: EngineOptions, profile: EngineProfile) -> Engine:
+    tokens, noted = options.device_tokens, profile.notes.get("device_tokens")
     pool_known = tokens is not None or type(noted) is int
     if tokens is None:
         assumed = round(DEVICE_GIB * GIB / profile.kv_bytes_per_token)
         tokens = noted if type(noted) is int else assumed
     knobs = {knob.setting for knob in KNOBS}
     taken = [name for name in ServerSettings.__slots__ if name not in knobs]
-    settings = ServerSettings(**{name: getattr(given.server, name, None) for name in taken})
-    return Engine(profile, tokens, given.routing, settings, pool_known)
+    settings = ServerSettings(**{name: getattr(options.server, name, None) for name in taken})
+    return Engine(profile, tokens, options.routing, settings, pool_known)
 
 
 def advised(command: PlanCommand, trace: CompactTrace) -> tuple[PlanCommand, str]:
@@ -160,13 +161,3 @@ def _as_auto(command: PlanCommand) -> PlanCommand:
         choices = {**request.choices, "write_policy": (auto.WRITTEN,)}
         request = replace(request, choices=choices)
     return replace(command, request=request, engine=replace(command.engine, auto=True))
-
-
-def for_profile(command: PlanCommand, name: str, usd: float | None) -> PlanCommand:
-    """Return the same command line for another engine profile, at ``usd`` per GPU-hour."""
-    engine = replace(command.engine_options, profile=name)
-    checked = check(command.reading, command.choosing, engine, command.searching, command.writing)
-    if usd is None:
-        check_gpu(checked)
-        return checked
-    return replace(checked, prices=replace(checked.prices, gpu_per_hour=usd))

@@ -16,7 +16,6 @@ from canopy_lab.plan.objective import METRICS, Metric, metric
 from canopy_lab.plan.request import SearchKeys, names
 from canopy_lab.plan.space import GROUP, KNOBS, TTL
 from canopy_lab.sim.system.config import ROUTINGS
-from canopy_lab.sim.system.engine_profile import load_profile
 from sglang_canopy import declared
 from sglang_canopy.config.server_settings import SGLANG_DEFAULTS
 from sglang_canopy.declared import declare, declare_key, keyed
@@ -30,14 +29,14 @@ _GIVEN = SGLANG_DEFAULTS.to_json()
 
 
 def _integers(text: str, separator: str = ",") -> tuple[int, ...]:
-    found = names(text, separator)
-    if not all(name.isdecimal() and int(name) >= 1 for name in found):
+    numbers = names(text, separator)
+    if not all(name.isdecimal() and int(name) >= 1 for name in numbers):
         raise CanopyError(f"must be whole numbers of 1 or more, got {text!r}")
-    return tuple(map(int, found))
+    return tuple(map(int, numbers))
 
 
 def _ttls(text: str) -> tuple[TTL, ...]:
-    found: list[TTL] = []
+    ttls: list[TTL] = []
     for name in names(text):
         try:
             ttl: TTL = (
@@ -47,28 +46,34 @@ def _ttls(text: str) -> tuple[TTL, ...]:
             ttl = -1.0
         if isinstance(ttl, float) and not 0 < ttl < float("inf"):
             raise CanopyError(f"must be none, group or seconds above 0, got {name!r}")
-        found.append(ttl)
-    return tuple(found)
+        ttls.append(ttl)
+    return tuple(ttls)
 
 
 def _disks(text: str) -> tuple[str, ...]:
-    found = names(text)
-    return () if found == ("none",) else found
+    disks = names(text)
+    return () if disks == ("none",) else disks
 
 
-def _compared(text: str) -> tuple[tuple[str, float | None], ...]:
-    found = []
-    for part in names(text):
-        name, separator, price = part.partition("=")
-        try:
-            each = float(price) if separator else None
-        except ValueError:
-            each = -1.0
-        if each is not None and not 0 <= each < float("inf"):
-            raise CanopyError(f"must be PROFILE or PROFILE=USD (per GPU-hour), got {part!r}")
-        load_profile(name)
-        found.append((name, each))
-    return tuple(found)
+@dataclass(frozen=True, slots=True)
+class ProfileOption:
+    """Value of ``--profile``."""
+
+    name: str
+    gpu_per_hour: float | None = None
+
+
+def _profile(text: str) -> ProfileOption:
+    name, separator, price = text.rpartition("=")
+    if not separator:
+        return ProfileOption(text)
+    try:
+        gpu_per_hour = float(price)
+    except ValueError:
+        gpu_per_hour = -1.0
+    if not 0 <= gpu_per_hour < float("inf"):
+        raise CanopyError(f"must be PROFILE or PROFILE=USD (per GPU-hour), got {text!r}")
+    return ProfileOption(name, gpu_per_hour)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +105,6 @@ class Reading(TraceOptions):
 
     requests: int = declare(
         0, "--requests", "read only the first N requests; 0: all", metavar="N", low=0
-    )
-    last_hours: float | None = declare(
-        None, "--last-hours", "plan from the last H hours of the log", metavar="H"
     )
     load: float = declare(
         1.0, "--load", "the same requests X times as fast", metavar="X", low=1e-3, high=1000
@@ -156,10 +158,10 @@ def _tried(name: str, values: tuple[Any, ...] | None, shown: str = "") -> Any:
     def parse(text: str) -> tuple[Any, ...]:
         if not knob.values:
             return _integers(text, "/")
-        found = names(text, "/")
-        if not set(found) <= set(knob.values):
+        values_tried = names(text, "/")
+        if not set(values_tried) <= set(knob.values):
             raise CanopyError(f"{name} must be of {', '.join(knob.values)}, got {text!r}")
-        return found
+        return values_tried
 
     shown = shown or "/".join(map(str, values or ()))
     return declare_key(
@@ -213,12 +215,11 @@ class ServerKeys(declared.Checked):
 class EngineOptions(declared.Checked):
     """The simulated servers."""
 
-    profile: str = declare(
-        "llama-3.1-8b-h100", "--profile", "engine profile: a name or a file", metavar="NAME"
-    )
-    model: str | None = declare(
-        None, "--model", "the served model; stop if the profile is of another", metavar="NAME"
-    )
+    profile: ProfileOption = declare(
+        ProfileOption("llama-3.1-8b-h100"), "--profile",
+        "engine profile: a name or a file; with =USD, that price of a GPU-hour",
+        metavar="NAME[=USD]", parse=_profile, shown_default="llama-3.1-8b-h100",
+    )  # fmt: skip
     device_tokens: int | None = declare(
         None, "--device-tokens", "KV pool of one device, in tokens", metavar="N", low=1,
         shown_default="the profile's, or 40 GiB of KV",
@@ -237,11 +238,6 @@ class Searching(declared.Checked):
     search: SearchKeys = declare(
         SearchKeys(), "--search", "limits of the search and its report", metavar="KEY=VALUE,...",
         parse=keyed(SearchKeys, head=""), shown_default="",
-    )  # fmt: skip
-    compare: tuple[tuple[str, float | None], ...] = declare(
-        (), "--compare",
-        "plan for each of these engine profiles, at USD a GPU-hour, and say which is best",
-        metavar="PROFILE=USD,...", parse=_compared, shown_default="none",
     )  # fmt: skip
     jobs: int = declare(
         os.cpu_count() or 1, "--jobs", "processes", metavar="N", low=1, shown_default="one per core"
@@ -262,16 +258,9 @@ class Writing:
     html: Path | None = declare(
         None, "--html", "the report with figures", metavar="OUT", parse=out_file
     )
-    figures: str | None = declare(
-        None, "--figures", "the report's figures as PNG", metavar="FOLDER"
-    )
     json: Path | None = declare(
         None, "--json-out", "everything as JSON", metavar="OUT", parse=out_file
     )
     disk_path: str | None = declare(
         None, "--disk-path", "the disk store's folder, for the configuration", metavar="FOLDER"
     )
-    validation: str | None = declare(
-        None, "--validation", "errors that canopy validate found, to print",
-        metavar="FILE",
-    )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,6 @@ from canopy_lab.trace.served_log import HOW, REPORT, read_served
 from canopy_lab.trace.sglang_log import last_flush, pool_tokens, read_as_server
 from sglang_canopy import declared
 from sglang_canopy.declared import declare
-from sglang_canopy.errors import CanopyError
 
 FORMAT = "canopy-validation"
 FEW_REQUESTS = 30
@@ -59,7 +57,7 @@ class Options(declared.Checked):
         parse=out_file,
     )  # fmt: skip
     json: Path | None = declare(
-        None, "--json-out", "write the errors, for canopy plan --validation", metavar="OUT",
+        None, "--json-out", "write the errors as JSON", metavar="OUT",
         parse=out_file,
     )  # fmt: skip
 
@@ -110,25 +108,6 @@ def _system(plan: Config, profile: EngineProfile, args: Options) -> SystemConfig
         # Several DP ranks have separate caches.
         tokens = logged[0] if logged and logged[1] == 1 else None
     return system(plan, profile, device_tokens=tokens, disk=disk)
-
-
-def read_validation(path: str) -> str:
-    """Return the errors in a file written by ``--json-out``, as text. Raises ``CanopyError``."""
-    try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-        if document["format"] != FORMAT:
-            raise ValueError(document["format"])
-        errors = document["errors"]
-        parts = [
-            f"{_label(name)[0]} {100 * errors[name]:+.1f} {'points' if name in HITS else '%'}"
-            for name in ("mean_ttft_s", "p99_ttft_s", "throughput_tokens_per_s", "token_hit_ratio")
-            if name in errors
-        ]
-        return f"{', '.join(parts)} ({document['requests']} requests)"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CanopyError(
-            f"{path!r} is not what canopy validate --json-out writes ({error!r:.80})"
-        ) from None
 
 
 def _label(name: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Choose a point of the front: constraints, extremes, and the reasons against its neighbours."""
+"""Choose a point of the front: constraints and extremes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from canopy_lab.plan.objective import METRICS, Evaluated, Metric, metric
+from canopy_lab.plan.objective import Evaluated, Metric, metric
 from canopy_lab.plan.space import GROUP
 from sglang_canopy.errors import CanopyError
 
@@ -150,33 +150,6 @@ def gains_over(row: Evaluated, baseline: Evaluated) -> dict[str, float]:
     }
 
 
-def why_not(
-    chosen: Evaluated, other: Evaluated, constraints: Sequence[Constraint], minimise: Metric
-) -> str:
-    """Return one sentence with the reason against ``other``."""
-    missed = [c for c in constraints if not c.met(other)]
-    if missed:
-        limits = "; ".join(
-            f"{c.metric.name} is {value_text(c.metric, c.value(other))}" for c in missed
-        )
-        return f"misses {' and '.join(c.text for c in missed)} ({limits})"
-    worse = _relative(other, chosen, minimise)
-    gains = [
-        f"{_amount(-_relative(other, chosen, m))} {'more' if m.maximise else 'less'} {m.name}"
-        for m in (METRICS["mean_ttft"], METRICS["p99_ttft"], METRICS["throughput"], METRICS["cost"])
-        if m != minimise and _relative(other, chosen, m) < -_SLIGHT
-    ]
-    more = "less" if minimise.maximise else "more"
-    if worse > _SLIGHT:
-        cost = f"{_amount(worse)} {more} {minimise.name}"
-        return f"{cost}, for {' and '.join(gains)}" if gains else f"{cost}, and nothing better"
-    if worse < -_SLIGHT:
-        return f"{_amount(-worse)} better in {minimise.name}, but not evaluated in the search"
-    return f"the same {minimise.name}" + (
-        f", {' and '.join(gains)}" if gains else ", nothing better"
-    )
-
-
 def value_text(of: Metric, value: float) -> str:
     """Format a value with its unit: ``1.52 s``, ``85 ms``, ``12.3k tokens/s``, ``61.0 %``."""
     if of.unit == "s":
@@ -220,13 +193,3 @@ def _best(rows: Sequence[Evaluated], wanted: Metric) -> Evaluated:
 def _order(row: Evaluated, minimise: Metric) -> tuple[float, float, float, str]:
     sign = -1.0 if minimise.maximise else 1.0
     return sign * row[minimise.key], row["mean_ttft_s"], row["cost"], row.configuration.label()
-
-
-def _relative(other: Evaluated, chosen: Evaluated, of: Metric) -> float:
-    """Return the loss of ``other`` against the chosen row, as a share of the chosen row's value."""
-    sign = -1.0 if of.maximise else 1.0
-    return sign * (other[of.key] - chosen[of.key]) / max(abs(chosen[of.key]), 1e-12)
-
-
-def _amount(share: float) -> str:
-    return f"{100 * share:.3g} %"

@@ -19,8 +19,8 @@ from sglang_canopy.errors import CanopyError
 class Evaluator:
     """Evaluates configurations on one trace. A context manager; processes start when needed."""
 
-    def __init__(self, work: PlanInputs, *, jobs: int = 1, seed: int = 0) -> None:
-        self.work, self._seed = work, seed
+    def __init__(self, work: PlanInputs, *, jobs: int = 1) -> None:
+        self.work = work
         self._kv_bytes = work.engine.profile.kv_bytes_per_token
         self._workers = Workers(work, jobs)
         self._rows: dict[str, dict[str, Any]] = {}
@@ -51,7 +51,7 @@ class Evaluator:
         keys = [self._key(c, load) for c, load in wanted]
         missing = list(dict.fromkeys(k for k in keys if k not in self._rows))
         first = dict(reversed(list(zip(keys, wanted))))
-        tasks = [SimulationTask(*first[key], self._seed) for key in missing]
+        tasks = [SimulationTask(*first[key]) for key in missing]
         for at, metrics in self.map(run_task, tasks):
             self._rows[missing[at]] = metrics
         return [

@@ -97,8 +97,8 @@ class Objectives:
         return np.array([-row[m.key] if m.maximise else row[m.key] for m in self.metrics])
 
     def matrix(self, rows: Iterable[Evaluated]) -> np.ndarray:
-        found = [self.vector(row) for row in rows]
-        return np.array(found) if found else np.empty((0, len(self.metrics)))
+        vectors = [self.vector(row) for row in rows]
+        return np.array(vectors) if vectors else np.empty((0, len(self.metrics)))
 
     def front(self, rows: Sequence[Evaluated]) -> list[int]:
         """Return the indices of the non-dominated rows. Among equal rows, the first."""

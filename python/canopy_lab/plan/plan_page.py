@@ -1,8 +1,8 @@
-"""Figures of a plan: each pair of objectives, and the gain from DRAM."""
+"""A plan as an HTML page: its tables, and the front by pairs of objectives."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter
 
 from canopy_lab.plan.choice import label_of
 from canopy_lab.plan.objective import Evaluated, Metric, Objectives
 from canopy_lab.plan.planner import CapacityPlan
-from canopy_lab.plan.space import Configuration
 from canopy_lab.plan.text import (
     EXTREMES_HEAD,
     HEAD,
@@ -41,7 +39,6 @@ from canopy_lab.report.axes import (
     title,
 )
 from canopy_lab.report.html import HtmlTable, Page, Section, png_bytes
-from sglang_canopy.errors import CanopyError
 
 _NAMES = {
     "mean_ttft": "mean TTFT",
@@ -58,11 +55,6 @@ _NAMES = {
 _COLOURS = (BLUE, GREEN, PINK, SKY, "#E69F00", "#7a4fa3")
 
 
-def charts(plan: CapacityPlan, currency: str) -> Iterator[tuple[str, str, Figure]]:
-    yield "front", "The front, two objectives at a time", _pairs(plan, currency)
-    yield "dram", "What DRAM wins", _dram(plan, currency)
-
-
 def _pairs(plan: CapacityPlan, currency: str) -> Figure:
     metrics = Objectives.of(plan.request.objectives).metrics
     pairs = list(combinations(metrics, 2))[:3]
@@ -76,7 +68,7 @@ def _pairs(plan: CapacityPlan, currency: str) -> Figure:
 
 
 def _scatter(axes: Axes, plan: CapacityPlan, x: Metric, y: Metric, currency: str) -> None:
-    rows = list(plan.found.rows.values())
+    rows = list(plan.result.rows.values())
     axes.scatter(*_xy(rows, x, y), s=9, color=FAINT, edgecolor=GREY, linewidth=0.4, zorder=2)
     colours = _classes(plan)
     for name, colour in colours.items():
@@ -88,46 +80,6 @@ def _scatter(axes: Axes, plan: CapacityPlan, x: Metric, y: Metric, currency: str
     axes.locator_params(nbins=4)
     axes.ticklabel_format(useOffset=False)
     title(axes, f"{_better(y)} and {_better(x, across=True)} is better")
-
-
-def _dram(plan: CapacityPlan, currency: str) -> Figure:
-    """Plot mean TTFT and hits against DRAM.
-
-    One line is for the chosen disk, and one for each of the five other disks with the most DRAM
-    sizes. If several rows have one size, the row with the least mean TTFT is drawn.
-    """
-    del currency
-    figure, axes = new_figure(columns=2, height=3.6)
-    lines: dict[str, dict[float, Evaluated]] = {}
-    first = plan.space.first_slices()[0]
-    for row in plan.found.rows.values():
-        c = row.configuration
-        if (c.instances, c.ttl) == (first.instances, first.ttl):
-            line = lines.setdefault(_disk(c), {})
-            best = line.setdefault(c.dram_gib, row)
-            line[c.dram_gib] = min(best, row, key=lambda r: float(r["mean_ttft_s"]))
-    chosen = _disk(plan.choice.row.configuration)
-    shown = sorted(lines.items(), key=lambda kv: (kv[0] != chosen, -len(kv[1]), kv[0]))[:6]
-    for (name, line), colour in zip(shown, _COLOURS):
-        rows = [line[size] for size in sorted(line)]
-        sizes = [max(row.configuration.dram_gib, plan.space.dram_gib[1] / 2) for row in rows]
-        for panel, metric, factor in zip(axes.flat, ("mean_ttft_s", "token_hit_ratio"), (1, 100)):
-            panel.plot(
-                sizes, [factor * row[metric] for row in rows],
-                marker="o", ms=3.5, lw=1.3, color=colour, label=name,
-            )  # fmt: skip
-    for panel, y in zip(axes.flat, ("mean TTFT, s", "token hit ratio, %")):
-        panel.set_xscale("log", base=2)
-        panel.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-        name_axes(panel, "DRAM of an instance, GiB (leftmost: none)", y)
-        panel.set_ylim(0, 1.06 * panel.dataLim.y1)
-    title(axes.flat[0], "Where a larger DRAM stops paying")
-    axes.flat[1].legend(frameon=False, fontsize=7.5)
-    return figure
-
-
-def _disk(c: Configuration) -> str:
-    return f"{c.disk_gib:g} GiB {c.disk}" if c.disk else "no disk"
 
 
 def _classes(plan: CapacityPlan) -> dict[str, str]:
@@ -176,29 +128,18 @@ def _better(of: Metric, across: bool = False) -> str:
     return "Up" if of.maximise else "Down"
 
 
-def write_figures(folder: Path | str, plan: CapacityPlan, currency: str) -> None:
-    """Write the page's figures as PNG into an existing folder. Raises ``CanopyError``."""
-    for name, _, figure in charts(plan, currency):
-        path = Path(folder) / f"plan_{name}.png"
-        try:
-            figure.savefig(path, format="png")
-        except OSError as error:
-            raise CanopyError(f"cannot write {str(path)!r}: {error}") from None
-
-
-def page(plan: CapacityPlan, about: Mapping[str, Any], currency: str) -> Page:
+def page(plan: CapacityPlan, origin: Mapping[str, Any], currency: str) -> Page:
     details = overview(plan)
-    if about.get("example_prices"):
-        sources = "; ".join(about["price_sources"])
+    if origin.get("example_prices"):
+        sources = "; ".join(origin["price_sources"])
         details.append(
-            f"Prices: {about['prices']}, an example to replace by your own. Sources: {sources}."
+            f"Prices: {origin['prices']}, an example to replace by your own. Sources: {sources}."
         )
-    details.append("; ".join(f"{k}: {v}" for k, v in about.items() if k != "price_sources") + ".")
-    figures = [
-        Section(what, figure=(png_bytes(figure),)) for _, what, figure in charts(plan, currency)
-    ]
+    details.append("; ".join(f"{k}: {v}" for k, v in origin.items() if k != "price_sources") + ".")
+    pairs = png_bytes(_pairs(plan, currency))
+    front = Section("The front, two objectives at a time", figure=pairs)
     return Page(
-        f"A plan for {Path(about.get('trace', 'a trace')).name}", [*figures, *_tables(plan)],
+        f"A plan for {Path(origin.get('trace', 'a trace')).name}", [front, *_tables(plan)],
         box=choice_text(plan, currency), details=details, width="74rem", command="plan",
         source="; the method is after Kareto, arXiv 2603.08739.",
     )  # fmt: skip
@@ -216,12 +157,6 @@ def _tables(plan: CapacityPlan) -> list[Section]:
         Section("Pareto front: no other configuration is better in cost, TTFT and throughput together", table=front),
         Section("Best in each objective, against the fixed baseline", table=best),
     ]  # fmt: skip
-    if plan.neighbours:
-        lines = [[label_of(n.row), *cells(n.row), n.why] for n in plan.neighbours]
-        table = HtmlTable((*HEAD, "why not"), lines, text=(len(HEAD),))
-        sections.append(
-            Section("Neighbouring configurations, and why they were not chosen", table=table)
-        )
     if len(plan.sensitivity) > 1:
         table = HtmlTable(LOADS_HEAD, loads(plan))
         sections.append(Section("The choice at other loads", table=table))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from canopy_lab.plan.choice import ChosenConfiguration, choose, extremes
@@ -16,7 +16,7 @@ from canopy_lab.plan.prices import Prices
 from canopy_lab.plan.request import PlanRequest
 from canopy_lab.plan.sampled import Target, busiest, sampled_search
 from canopy_lab.plan.search import SearchOptions, SearchResult, search
-from canopy_lab.plan.settle import Rejected, rejected, settle
+from canopy_lab.plan.settle import settle
 from canopy_lab.plan.sizes import round_size, sizes
 from canopy_lab.plan.space import Configuration, Space
 from canopy_lab.plan.system import Engine
@@ -36,13 +36,12 @@ BASELINE_SHARE = 0.25
 class CapacityPlan:
     request: PlanRequest
     space: Space
-    found: SearchResult
+    result: SearchResult
     front: tuple[Evaluated, ...]
     """Non-dominated rows, quickest first."""
     baseline: Evaluated
     extremes: Mapping[str, Evaluated]
     choice: ChosenConfiguration
-    neighbours: tuple[Rejected, ...]
     sensitivity: Mapping[float, Evaluated]
     """The choice at other loads; 1.0 is the choice itself."""
     hypervolume: float
@@ -58,7 +57,7 @@ class CapacityPlan:
 
     @property
     def predicted(self) -> int:
-        return sum(row.predicted for row in self.found.rows.values())
+        return sum(row.predicted for row in self.result.rows.values())
 
 
 def make_space(
@@ -107,7 +106,7 @@ def baseline_of(request: PlanRequest, space: Space, footprint_gib: float) -> Con
     """
     instances = space.instances[0]
     power = math.ceil(math.log2(max(footprint_gib * BASELINE_SHARE, 2.0**-20)) - 1e-9)
-    total = request.baseline_gib or min(2.0**power, space.host_most_gib)
+    total = min(2.0**power, space.host_most_gib)
     first = space.first_slices()[0]
     return replace(first, dram_gib=total / instances, disk=None).normal()
 
@@ -145,9 +144,7 @@ def make_plan(
                 progress=report_progress,
             )  # fmt: skip
         baseline = result.rows.get(fixed) or evaluate([fixed])[0]
-        if not space.fits(fixed):  # compared with, not proposed
-            result.rows.pop(fixed, None)
-        checked = _checked(request, space, result, evaluate, report_progress)
+        choice, sensitivity = _checked(request, space, result, evaluate, report_progress)
     rows = list(result.rows.values())
     points = objectives.matrix(rows)
     scale = Scale.of(points)
@@ -156,13 +153,12 @@ def make_plan(
     return CapacityPlan(
         request=request,
         space=space,
-        found=result,
+        result=result,
         front=tuple(front),
         baseline=baseline,
         extremes=extremes([*rows, baseline], baseline),
-        choice=checked.choice,
-        neighbours=checked.neighbours,
-        sensitivity=checked.sensitivity,
+        choice=choice,
+        sensitivity=sensitivity,
         hypervolume=scale.hypervolume(points),
         scale=scale,
         footprint_gib=footprint_gib,
@@ -173,41 +169,31 @@ def make_plan(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Checked:
-    """The choice, and the fields of ``CapacityPlan`` that describe it."""
-
-    choice: ChosenConfiguration
-    neighbours: tuple[Rejected, ...] = ()
-    sensitivity: Mapping[float, Evaluated] = field(default_factory=dict)
-
-
 def _checked(
     request: PlanRequest,
     space: Space,
     result: SearchResult,
     evaluate: Evaluator,
     report_progress: Callable[[str, int], None],
-) -> _Checked:
+) -> tuple[ChosenConfiguration, dict[float, Evaluated]]:
     """Choose among rows simulated on the whole trace; evaluate the neighbours of the choice.
 
-    Adds rows to ``result``.
+    Adds rows to ``result``. Returns the choice, and its rows by load.
     """
     rows = [row for row in result.rows.values() if not row.predicted]
     choice = choose(rows, request.constraints, request.minimise)
     if request.checks == "off":
-        return _Checked(choice, sensitivity={1.0: choice.row})
+        return choice, {1.0: choice.row}
     report_progress("neighbours", len(rows))
     if len(rows) == len(result.rows):
         choice, seen = settle(choice, rows, request.constraints, request.minimise, space, evaluate)
         result.stages["neighbours"] = len(seen) - len(rows)
-        result.rows, rows = seen, list(seen.values())
-    near = rejected(choice, result.rows, request.constraints, request.minimise, space)
-    report_progress("other loads", len(rows))
+        result.rows = seen
+    report_progress("other loads", len(result.rows))
     chosen = choice.row.configuration
     others = evaluate.at_loads([(chosen, load) for load in request.loads])
     loads = {1.0: choice.row, **dict(zip(request.loads, others))}
-    return _Checked(choice, tuple(near), dict(sorted(loads.items())))
+    return choice, dict(sorted(loads.items()))
 
 
 def samples(request: PlanRequest, requests: int) -> bool:
@@ -235,8 +221,8 @@ def least_size(trace: CompactTrace, engine: Engine) -> float:
     return round_size(tokens * engine.profile.kv_bytes_per_token / GIB)
 
 
-def to_json(plan: CapacityPlan, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ``--json`` report. ``about``: origin of the plan."""
+def to_json(plan: CapacityPlan, origin: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ``--json`` report. ``origin``: origin of the plan."""
     objectives = Objectives.of(plan.request.objectives)
     names = [m.key for m in objectives.metrics]
     sign = [-1.0 if m.maximise else 1.0 for m in objectives.metrics]
@@ -247,24 +233,23 @@ def to_json(plan: CapacityPlan, about: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "format": "canopy-plan-report",
         "version": 1,
-        "about": dict(about),
+        "about": dict(origin),
         "objectives": list(plan.request.objectives),
         "constraints": [c.text for c in plan.request.constraints],
-        "evaluations": len(plan.found.rows),
+        "evaluations": len(plan.result.rows),
         "grid_size": plan.grid_size,
-        "stages": plan.found.stages,
-        "left_to_gain": plan.found.left if plan.predicted == 0 else None,
+        "stages": plan.result.stages,
+        "left_to_gain": plan.result.left if plan.predicted == 0 else None,
         "predicted": plan.predicted,
-        "out_of_budget": plan.found.out_of_budget,
+        "out_of_budget": plan.result.out_of_budget,
         "simulated": plan.simulated,
         "front": [row.to_json() for row in plan.front],
-        "evaluated": [row.to_json() for row in plan.found.rows.values()],
+        "evaluated": [row.to_json() for row in plan.result.rows.values()],
         "baseline": plan.baseline.to_json(),
         "extremes": {name: row.to_json() for name, row in plan.extremes.items()},
         "chosen": plan.choice.row.to_json(),
         "feasible": plan.choice.feasible,
         "binding": [c.text for c in plan.choice.binding],
-        "neighbours": [{**n.row.to_json(), "why_not": n.why} for n in plan.neighbours],
         "sensitivity": {f"{load:g}": row.to_json() for load, row in plan.sensitivity.items()},
         "hypervolume": plan.hypervolume,
         "hypervolume_reference": point(plan.scale.reference),

@@ -31,12 +31,12 @@ def names(text: str, separator: str = ",") -> tuple[str, ...]:
 
 def _loads(text: str) -> tuple[float, ...]:
     try:
-        given = [float(part) for part in names(text, "/")]
+        loads = [float(part) for part in names(text, "/")]
     except ValueError:
-        given = [-1.0]
-    if min(given) <= 0 or max(given) > 1000:
+        loads = [-1.0]
+    if min(loads) <= 0 or max(loads) > 1000:
         raise CanopyError(f"loads must be numbers above 0, such as 2/3; got {text!r}")
-    return tuple(dict.fromkeys((*LOADS, *given)))
+    return tuple(dict.fromkeys((*LOADS, *loads)))
 
 
 def _objectives(text: str) -> tuple[str, ...]:
@@ -61,10 +61,6 @@ class SearchKeys(declared.Checked):
     disk_levels: int = declare_key(
         DISK_LEVELS, "sizes of disk in the first grid", metavar="N", low=1, high=64
     )
-    baseline_gib: float = declare_key(
-        0.0, "DRAM of the fixed baseline", metavar="G", low=0,
-        shown_default="a quarter of the distinct KV",
-    )  # fmt: skip
     objectives: tuple[str, ...] = declare_key(
         DEFAULT_OBJECTIVES, "metrics of the front, two or more", metavar="A/B",
         parse=_objectives, shown_default="/".join(DEFAULT_OBJECTIVES),

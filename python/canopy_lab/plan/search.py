@@ -89,7 +89,7 @@ def search(
     # coarse grid's sizes, so expand them too.
     while run.expand():
         run.refine(options.tolerance)
-    return run.found
+    return run.result
 
 
 class _Search:
@@ -104,7 +104,7 @@ class _Search:
     ) -> None:
         self.space, self.objectives, self.options = space, objectives, options
         self._evaluate, self._certain_of, self._progress = evaluate, certain_of, progress
-        self.found = SearchResult(budget=options.evaluations)
+        self.result = SearchResult(budget=options.evaluations)
         self._first = space.first_slices()
         self._slices: set[Configuration] = set()
         self._expanded: set[tuple[Configuration, float]] = set()
@@ -136,9 +136,9 @@ class _Search:
         Returns the number of evaluations.
         """
         drams, done, count = self.space.dram_gib, self._expanded, 0
-        while not self.found.out_of_budget:
+        while not self.result.out_of_budget:
             scale, points = self._scale(), []
-            for line in lines_of(self.found.rows, self.space, self._slices):
+            for line in lines_of(self.result.rows, self.space, self._slices):
                 if line.axis != "dram_gib" or line.base.disk is None or len(line.points) < 2:
                     continue
                 (_, before), (last, after) = line.points[-2:]
@@ -160,9 +160,9 @@ class _Search:
         """Evaluate midpoints until the remaining gain is below ``tolerance`` (steps 3 and 4)."""
         while True:
             candidates = self._midpoints()
-            self.found.left = self._left(candidates)
-            if self.found.left <= tolerance:
-                self.found.out_of_budget = False
+            self.result.left = self._left(candidates)
+            if self.result.left <= tolerance:
+                self.result.out_of_budget = False
                 return
             chosen = sorted(candidates, key=lambda m: -m.priority)[:_BATCH]
             if not self._add("midpoints", [m.configuration for m in chosen]):
@@ -182,7 +182,7 @@ class _Search:
                 helped = [
                     new
                     for new, old in tried.items()
-                    if new in self.found.rows and self._gain(old, new) > MARGINAL_GAIN
+                    if new in self.result.rows and self._gain(old, new) > MARGINAL_GAIN
                 ]
                 if self._volume() - before <= self.options.tolerance and not helped:
                     continue
@@ -205,7 +205,7 @@ class _Search:
         at = np.linspace(0, len(front) - 1, min(PROBES, len(front)))
         chosen = dict.fromkeys(front[round(i)] for i in at)
         for disk in self.space.disks if knob.tier == "disk" else ():
-            have = [c for c in self.found.rows if c.disk == disk]
+            have = [c for c in self.result.rows if c.disk == disk]
             if have:
                 most = max(c.disk_gib for c in have)
                 drams = sorted(c.dram_gib for c in have if c.disk_gib == most)
@@ -221,45 +221,45 @@ class _Search:
 
     def _add(self, stage: str, points: Iterable[Configuration | None]) -> int:
         """Evaluate the new configurations in ``points`` within the budget; return their number."""
-        new = [p for p in dict.fromkeys(points) if p is not None and p not in self.found.rows]
-        room = self.found.budget - len(self.found.rows)
+        new = [p for p in dict.fromkeys(points) if p is not None and p not in self.result.rows]
+        room = self.result.budget - len(self.result.rows)
         if len(new) > room:
-            self.found.out_of_budget = True
+            self.result.out_of_budget = True
             new = new[:room]
         if not new:
             return 0
-        self.found.rows.update(zip(new, self._evaluate(new)))
-        self.found.stages[stage] = self.found.stages.get(stage, 0) + len(new)
+        self.result.rows.update(zip(new, self._evaluate(new)))
+        self.result.stages[stage] = self.result.stages.get(stage, 0) + len(new)
         if self._progress is not None:
-            self._progress(stage, len(self.found.rows))
+            self._progress(stage, len(self.result.rows))
         return len(new)
 
     def _midpoints(self) -> list[Midpoint]:
-        lines = lines_of(self.found.rows, self.space, self._slices)
+        lines = lines_of(self.result.rows, self.space, self._slices)
         return midpoints(
-            lines, self.found.rows, self.objectives, self._scale(), self.space, self._certain_of
+            lines, self.result.rows, self.objectives, self._scale(), self.space, self._certain_of
         )
 
     def _left(self, candidates: Sequence[Midpoint]) -> float:
         """Return the gain of all midpoints at their best, as a share of the volume."""
         if not candidates:
             return 0.0
-        scale, points = self._scale(), self.objectives.matrix(self.found.rows.values())
+        scale, points = self._scale(), self.objectives.matrix(self.result.rows.values())
         volume = scale.hypervolume(points)
         most = scale.hypervolume(np.vstack([points, *(m.bound for m in candidates)]))
         return (most - volume) / max(volume, 1e-12)
 
     def _vector(self, point: Configuration) -> np.ndarray:
-        return self.objectives.vector(self.found.rows[point])
+        return self.objectives.vector(self.result.rows[point])
 
     def _scale(self) -> Scale:
-        return Scale.of(self.objectives.matrix(self.found.rows.values()))
+        return Scale.of(self.objectives.matrix(self.result.rows.values()))
 
     def _front(self) -> list[Configuration]:
         """Return the non-dominated configurations, ordered by the first objective."""
-        points = list(self.found.rows)
-        front = self.objectives.front(list(self.found.rows.values()))
+        points = list(self.result.rows)
+        front = self.objectives.front(list(self.result.rows.values()))
         return sorted((points[i] for i in front), key=lambda p: tuple(self._vector(p)))
 
     def _volume(self) -> float:
-        return self._scale().hypervolume(self.objectives.matrix(self.found.rows.values()))
+        return self._scale().hypervolume(self.objectives.matrix(self.result.rows.values()))

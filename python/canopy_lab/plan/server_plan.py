@@ -31,12 +31,12 @@ Config = Mapping[str, Any]
 """Value by flag without its dashes: ``{"page-size": 64}``."""
 
 
-def write_config(path: Path, config: Config, about: Mapping[str, Any]) -> None:
-    """Write ``config`` atomically, readable by its owner only, below ``about`` as comments.
+def write_config(path: Path, config: Config, origin: Mapping[str, Any]) -> None:
+    """Write ``config`` atomically, readable by its owner only, below ``origin`` as comments.
 
     Raises ``CanopyError``.
     """
-    notes = [f"# {name}: {' '.join(str(value).split())}" for name, value in about.items()]
+    notes = [f"# {name}: {' '.join(str(value).split())}" for name, value in origin.items()]
     text = "\n".join([*notes, yaml.safe_dump(dict(config), sort_keys=False, width=100)])
     try:
         replace_file(path, text, durable=True)
@@ -60,7 +60,7 @@ _ABOVE_PEAK = 1.1
 
 
 def server_plan(
-    row: Evaluated, work: PlanInputs, about: Mapping[str, Any], disk_path: str | None = None
+    row: Evaluated, work: PlanInputs, origin: Mapping[str, Any], disk_path: str | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the configuration of one server, with all SGLang settings of its simulation, and notes.
 
@@ -69,7 +69,7 @@ def server_plan(
     """
     c = row.configuration
     configs = work.policy_configs
-    notes = {key: value for key, value in about.items() if isinstance(value, (str, int, float))}
+    notes = {key: value for key, value in origin.items() if isinstance(value, (str, int, float))}
     notes["instances"] = c.instances
     notes["routing"] = work.engine.routing
     if not work.engine.pool_known:

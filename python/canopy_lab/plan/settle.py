@@ -1,4 +1,4 @@
-"""The neighbourhood of a choice: ever closer sizes, every other choice, and the reasons.
+"""The neighbourhood of a choice: ever closer sizes, and every other choice.
 
 If one size meets a limit and the next smaller one misses it, the gap is halved down to the
 resolution of sizes: the plan names the smallest size that meets the limit.
@@ -6,25 +6,16 @@ resolution of sizes: the plan names the smallest size that meets the limit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from canopy_lab.plan.choice import ChosenConfiguration, Constraint, choose, why_not
+from canopy_lab.plan.choice import ChosenConfiguration, Constraint, choose
 from canopy_lab.plan.evaluate import Evaluator
 from canopy_lab.plan.objective import Evaluated, Metric
-from canopy_lab.plan.size_lines import lines_through, neighbours_of
+from canopy_lab.plan.size_lines import neighbours_of
 from canopy_lab.plan.space import Configuration, Space
 
 ROUNDS = 24
 """Maximum rounds. Each halves the gaps next to the choice."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejected:
-    """A neighbour of the choice."""
-
-    row: Evaluated
-    why: str
 
 
 def settle(
@@ -49,34 +40,6 @@ def settle(
         seen.update(zip(new, evaluate(new)))
         choice = choose(list(seen.values()), constraints, minimise)
     return choice, seen
-
-
-def rejected(
-    choice: ChosenConfiguration,
-    seen: Mapping[Configuration, Evaluated],
-    constraints: Sequence[Constraint],
-    minimise: Metric,
-    space: Space,
-) -> list[Rejected]:
-    """Return the evaluated neighbours of the choice, with the reason against each."""
-    chosen = choice.row.configuration
-    return [
-        Rejected(row=seen[c], why=why_not(choice.row, seen[c], constraints, minimise))
-        for c in _nearest(chosen, seen, space)
-    ]
-
-
-def _nearest(
-    chosen: Configuration, seen: Mapping[Configuration, Evaluated], space: Space
-) -> list[Configuration]:
-    """Return the evaluated neighbours of the choice: the next sizes, and alternative choices."""
-    nearest: dict[Configuration, None] = {}
-    for line in lines_through(chosen, seen, space):
-        names = [c for _, c in line.points]
-        at = names.index(chosen)
-        nearest.update(dict.fromkeys(names[max(0, at - 1) : at + 2]))
-    nearest.update(dict.fromkeys(space.alternatives(chosen)))
-    return [c for c in nearest if c in seen and c != chosen]
 
 
 def _may_win(

@@ -166,8 +166,10 @@ class Space:
         """
         if disk_gib and (not dram_gib or where.disk is None):
             return None
-        found = replace(where, dram_gib=dram_gib, disk_gib=disk_gib, disk_mib_s=mib_s).normal()
-        return found if self.fits(found) else None
+        configuration = replace(
+            where, dram_gib=dram_gib, disk_gib=disk_gib, disk_mib_s=mib_s
+        ).normal()
+        return configuration if self.fits(configuration) else None
 
     def fits(self, of: Configuration) -> bool:
         """Whether the host memory of all instances is within the largest."""

@@ -22,7 +22,7 @@ def plan_text(plan: CapacityPlan, currency: str) -> str:
     parts = [
         *overview(plan),
         "",
-        f"Pareto front ({len(plan.front)} of {len(plan.found.rows)} evaluated):",
+        f"Pareto front ({len(plan.front)} of {len(plan.result.rows)} evaluated):",
         configurations_table(plan.front, mark=plan.choice.row),
         "",
         f"Best in each objective, against the fixed baseline ({label_of(plan.baseline)}):",
@@ -30,9 +30,6 @@ def plan_text(plan: CapacityPlan, currency: str) -> str:
         "",
         *choice_text(plan, currency),
     ]
-    if plan.neighbours:
-        parts += ["", "Neighbouring configurations, and why they were not chosen:"]
-        parts += [f"  {label_of(n.row)}: {n.why}" for n in plan.neighbours]
     if len(plan.sensitivity) > 1:
         parts += ["", "The same configuration at other loads:", text_table(LOADS_HEAD, loads(plan))]
     return "\n".join(parts)
@@ -40,15 +37,15 @@ def plan_text(plan: CapacityPlan, currency: str) -> str:
 
 def overview(plan: CapacityPlan) -> list[str]:
     """Summarise the run in two or three lines."""
-    stages = ", ".join(f"{count} {name}" for name, count in plan.found.stages.items())
+    stages = ", ".join(f"{count} {name}" for name, count in plan.result.stages.items())
     lines = [
         f"Distinct KV of the trace: {gib_text(plan.footprint_gib)}, of which more than one request "
         f"uses {gib_text(plan.reusable_gib)}. "
-        f"{len(plan.found.rows)} configurations evaluated ({stages}). "
+        f"{len(plan.result.rows)} configurations evaluated ({stages}). "
         f"A grid in equal steps has {plan.grid_size}.",
         f"{plan.simulated} simulations, {plan.seconds:.1f} s. Hypervolume of the front: {plan.hypervolume:.4f} of 1.",
     ]
-    if plan.found.out_of_budget and not plan.predicted:
+    if plan.result.out_of_budget and not plan.predicted:
         lines.append("The search stopped at its limit of evaluations (--search evaluations=N).")
     if plan.predicted:
         lines.append(
@@ -58,7 +55,7 @@ def overview(plan: CapacityPlan) -> list[str]:
         )
     else:
         lines.append(
-            f"Sizes between those evaluated could add {100 * plan.found.left:.2g} % to that volume "
+            f"Sizes between those evaluated could add {100 * plan.result.left:.2g} % to that volume "
             "at most, if more room is never slower."
         )
     return lines
@@ -120,7 +117,7 @@ def choice_text(plan: CapacityPlan, currency: str) -> list[str]:
         ]
     lines = [f"No configuration meets {limits}. What binds:"]
     for constraint in plan.choice.binding:
-        rows = plan.found.rows.values()
+        rows = plan.result.rows.values()
         best = min(rows, key=lambda r: constraint.miss(r))
         value = value_text(constraint.metric, constraint.value(best))
         lines.append(

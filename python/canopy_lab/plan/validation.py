@@ -138,21 +138,23 @@ def validate(
     first, last = (round(share * len(trace)) for share in part)
     answers = [served.get(r.line) for r in trace]
     ttft = np.array([s.ttft_s if s and s.ttft_s is not None else math.nan for s in answers])
-    there = np.isfinite(ttft)
-    there[:first] = there[last:] = False
-    if there.sum() < 2:
+    counted = np.isfinite(ttft)
+    counted[:first] = counted[last:] = False
+    if counted.sum() < 2:
         raise CanopyError(
-            f"only {int(there.sum())} of {len(trace)} requests have the time of their first "
+            f"only {int(counted.sum())} of {len(trace)} requests have the time of their first "
             "token; give a log of more requests"
         )
     workload = Workload(trace, keep_stamps=True)
     result = simulate_system(workload, config, profile, arrivals=AsAnswered(workload, served))
     prompts = np.array([max(r.input_tokens, 1) for r in trace])
     cached = np.array([s.cached_tokens if s else 0 for s in answers])
-    seen = _ttfts(ttft[there])
-    predicted = _ttfts(result.ttft_s[there])
-    seen["token_hit_ratio"] = float(cached[there].sum() / prompts[there].sum())
-    predicted["token_hit_ratio"] = float(result.cached_tokens[there].sum() / prompts[there].sum())
+    seen = _ttfts(ttft[counted])
+    predicted = _ttfts(result.ttft_s[counted])
+    seen["token_hit_ratio"] = float(cached[counted].sum() / prompts[counted].sum())
+    predicted["token_hit_ratio"] = float(
+        result.cached_tokens[counted].sum() / prompts[counted].sum()
+    )
     tokens = sum(r.input_tokens + max(r.output_tokens, 1) for r in trace)
     ends = [r.time_s + s.e2e_s for r, s in zip(trace, answers) if s and s.e2e_s is not None]
     if ends:
@@ -162,7 +164,7 @@ def validate(
     for tier in TIERS if tiers else ():
         seen[f"{tier}_hit_ratio"] = sum(t[tier] for t in tiers) / int(prompts.sum())
         predicted[f"{tier}_hit_ratio"] = result.token_hit_ratio_by_tier[tier]
-    return Validation(int(there.sum()), seen, predicted)
+    return Validation(int(counted.sum()), seen, predicted)
 
 
 def recalibrate(
@@ -179,8 +181,8 @@ def recalibrate(
     low, high = 1 / _MAX_FACTOR, _MAX_FACTOR
     for _ in range(_ROUNDS):
         middle = math.sqrt(low * high)
-        found = validate(trace, served, config, scaled(profile, middle), part=(WARM_UP, half))
-        if found.error("mean_ttft_s") > 0:
+        validation = validate(trace, served, config, scaled(profile, middle), part=(WARM_UP, half))
+        if validation.error("mean_ttft_s") > 0:
             high = middle
         else:
             low = middle
@@ -208,10 +210,10 @@ def _ttfts(seconds: np.ndarray) -> dict[str, float]:
 
 def _ranked(plan: Config, flag: str) -> tuple[str, dict[str, Any]]:
     """Return a tier's policy and its options; the device's if none is given."""
-    given = plan.get(flag)
-    if given is None:
+    setting = plan.get(flag)
+    if setting is None:
         return _simulated(plan.get("radix-eviction")), {}
-    options = dict(given) if isinstance(given, Mapping) else {"policy": given}
+    options = dict(setting) if isinstance(setting, Mapping) else {"policy": setting}
     return _simulated(options.pop("policy")), options
 
 
@@ -246,13 +248,13 @@ class AsAnswered:
             while under_way and under_way[0][0] <= now:
                 _, earlier = heapq.heappop(under_way)
                 answered.update(dict.fromkeys(workload.trace[earlier].blocks, earlier))
-            known = None
+            before = None
             for block in record.blocks:
                 if block not in answered:
                     break
-                known = answered[block]
-            if known is not None:
-                self._following.setdefault(known, []).append(index)
+                before = answered[block]
+            if before is not None:
+                self._following.setdefault(before, []).append(index)
                 waits.add(index)
             answer = served.get(record.line)
             if answer is not None and answer.e2e_s is not None:

@@ -30,7 +30,6 @@ class SimulationTask:
 
     configuration: Configuration
     load: float = 1.0
-    seed: int = 0
 
 
 @dataclass(slots=True)
@@ -91,7 +90,7 @@ def simulate_one(inputs: PlanInputs, task: SimulationTask) -> tuple[SystemResult
     table = inputs.table_of(c, task.load)
     config = system_of(c, inputs.engine, inputs.prices, inputs.policy_configs, table)
     workload, profile = inputs.served(task.load), inputs.engine.profile
-    return simulate_system(workload, config, profile, seed=task.seed), table
+    return simulate_system(workload, config, profile), table
 
 
 def run_task(inputs: PlanInputs, task: SimulationTask) -> dict[str, Any]:
