@@ -54,7 +54,7 @@ class Arm:
         return "sglang" if not self.host else "sglang-host"
 
 
-SGLANG = {"whole_nodes": True, "waiting_prefixes": "touched"}
+SGLANG = {"whole_nodes": True, "touches_waiting": True}
 """SGLang's own ``lru``: whole nodes, recency by match, waiting prefixes refreshed."""
 ORDER = {"schedule_policy": "bounded-shortest"}
 WA = {"device_policy": "wa"}

@@ -31,11 +31,7 @@ from result_file import write
 
 OUT = Path(__file__).parent / "results" / "gate_regimes.json"
 BLOCK = 64
-AUTO = {
-    "schedule_policy": "bounded-shortest",
-    "device_policy": "wa",
-    "waiting_prefixes": "from-arrival",
-}
+AUTO = {"schedule_policy": "bounded-shortest", "device_policy": "wa"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +105,14 @@ def run(regime: Regime, gate: str) -> dict[str, Any]:
     device = int(regime.fit * regime.context)
     config = SystemConfig(device_tokens=device, session_gate=gate, **AUTO)  # type: ignore[arg-type]
     profile = load_profile("qwen2.5-7b-h100")
-    found = simulate_system(
-        workload, config, profile, arrivals=ClosedLoop(workload), seed=regime.seed
-    )
+    result = simulate_system(workload, config, profile, arrivals=ClosedLoop(workload))
     agent = np.array([request.user.startswith("agent") for request in requests])  # type: ignore[union-attr]
-    ends = found.due_s + found.e2e_s
+    ends = result.due_s + result.e2e_s
     row = {
         "agents_s": float(ends[agent].max()),
-        "hits": found.token_hit_ratio,
-        "agents_ttft_s": spread(found.ttft_s[agent]),
-        "people_ttft_s": spread(found.ttft_s[~agent]) if regime.people else None,
+        "hits": result.token_hit_ratio,
+        "agents_ttft_s": spread(result.ttft_s[agent]),
+        "people_ttft_s": spread(result.ttft_s[~agent]) if regime.people else None,
     }
     if gates:
         stats = gates[-1].gate.stats()

@@ -121,13 +121,12 @@ def test_lru_is_sglangs_and_canopy_lru_is_canopys_in_every_simulation(tmp_path, 
     sglangs, canopys = hits("lru,canopy-lru")
     assert sglangs != canopys
     assert hits("lru") == [sglangs]
-    assert hits("lru:again") == [sglangs]
     for policy, whole in (("lru", True), ("canopy-lru", False)):
         words = [str(trace), "--profile", "llama-3.1-8b-h100", "--device-tokens", "20000"]
         parsed = parser_of("simulate system")[0].parse_args([*words, "--policy", policy])
         given = (declared.read(one, parsed) for one in simulate_system.OPTIONS[:2])
         system = simulate_system._system(*given, load_profile("llama-3.1-8b-h100"))
-        assert system.whole_nodes is whole
+        assert system.whole_nodes is system.touches_waiting is whole
     capsys.readouterr()
 
 

@@ -71,40 +71,20 @@ def test_the_placebo_runs_for_policies_that_read_labels(trace):
     assert results(rows)[0]["block_hit_ratio"] == results(rows)[3]["block_hit_ratio"]
 
 
-def test_options_reach_the_policy_and_tags_distinguish_two(trace):
-    tagged = ("--policy", "s3fifo,s3fifo:once", "--policy-config", 's3fifo:once={"promote_uses":1}')
-    _, rows = simulate(trace, *tagged, "--capacity", "0.1")
-    assert [(r["policy"], r["policy_config"]["promote_uses"]) for r in rows] == [
-        ("s3fifo", 2),
-        ("s3fifo:once", 1),
-    ]
+def test_options_reach_the_policy(trace):
+    options = ("--policy", "wa", "--policy-config", 'wa={"min_samples":1}')
+    _, rows = simulate(trace, *options, "--capacity", "0.1")
+    assert [row["policy_config"]["min_samples"] for row in rows] == [1]
 
 
-def test_the_threshold_is_lrus_own_tail_unless_it_is_given(trace):
-    def threshold(*arguments):
-        _, rows = simulate(trace, "--policy", "lru", "--capacity", "0.1", *arguments)
-        return rows[0]["tel_threshold_tokens"], rows[0]["uncached_tokens_p90"]
-
-    default, p90 = threshold()
-    assert default == p90
-    assert threshold("--tel-threshold-tokens", "700")[0] == 700
-
-
-def test_tail_policies_aim_at_the_threshold_by_default(trace):
-    _, rows = simulate(
-        trace,
-        "--policy",
-        "etlru,etlru:own,canopy-tlru,tail-belady",
-        "--capacity",
-        "0.1",
-        "--tel-threshold-tokens",
-        "700",
-        "--policy-config",
-        'etlru:own={"threshold_tokens":50}',
-    )
-    aims = {r["policy"]: r["policy_config"]["threshold_tokens"] for r in rows}
-    assert aims == {"etlru": 700, "etlru:own": 50, "canopy-tlru": 700, "tail-belady": 700}
-    assert {r["tel_threshold_tokens"] for r in rows} == {700}
+def test_the_tail_is_measured_and_aimed_at_from_lrus_own(trace):
+    policies = "canopy-lru,etlru,canopy-tlru,tail-belady,threshold-lru"
+    own = 'threshold-lru={"threshold_tokens":50}'
+    _, rows = simulate(trace, "--policy", policies, "--policy-config", own, "--capacity", "0.1")
+    p90 = rows[0]["uncached_tokens_p90"]
+    assert {row["tel_threshold_tokens"] for row in rows} == {p90}
+    aims = [row["policy_config"]["threshold_tokens"] for row in rows[1:]]
+    assert aims == [p90, p90, p90, 50]
 
 
 def test_broken_lines_are_passed_over_on_request(trace, capsys):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from canopy_lab.latency.latency_report import LatencyReport, latency_report
-from canopy_lab.latency.saturation import goodput, saturation
+from canopy_lab.latency.saturation import saturation
 from canopy_lab.latency.slo import parse_slo
 from sglang_canopy.errors import CanopyError
 
@@ -82,18 +82,6 @@ def test_a_system_without_a_limit_is_named():
         saturation(lambda rate: 0.0, 1.0)
     with pytest.raises(CanopyError, match="the queue grows even at"):
         saturation(lambda rate: 1.0, 1.0)
-
-
-@given(limit=st.floats(0.05, 2.0), loads=st.lists(st.floats(0.1, 1.5), min_size=1, max_size=5))
-def test_goodput_is_the_highest_load_that_meets_the_target(limit, loads):
-    found = goodput(lambda load: load <= limit, loads)
-    assert found <= limit
-    if min(loads) > limit:
-        assert found == 0
-    elif max(loads) > limit:
-        assert found >= limit / 1.021
-    else:
-        assert found == max(loads)
 
 
 @given(

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from canopy_lab.sim.driver import simulate
-from canopy_lab.sim.stack import lru_curve, lru_uncached_tokens
+from canopy_lab.sim.stack import lru_curve
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
 from support.trace_samples import flat, mooncake, random_trace
@@ -24,8 +24,6 @@ def test_every_capacity_equals_the_simulation(seed, chunk):
             lru.block_hits,
             lru.token_hits,
         )
-        uncached = lru_uncached_tokens(trace, [capacity], chunk_accesses=chunk)
-        assert uncached[capacity].tolist() == lru.uncached_tokens.tolist()
 
 
 def test_every_capacity_equals_the_simulation_on_real_conversations():

@@ -52,10 +52,10 @@ def module_of(name: str) -> str:
 
 def _pass_through(argv: list[str]) -> list[str]:
     """Insert ``--`` before the first argument of ``argv`` that is not the command's own option."""
-    own = 0
-    while own < len(argv) and argv[own] in ("-h", "--help", "--json", "--"):
-        own += 1
-    return argv if "--" in argv[:own] else [*argv[:own], "--", *argv[own:]]
+    options = 0
+    while options < len(argv) and argv[options] in ("-h", "--help", "--json", "--"):
+        options += 1
+    return argv if "--" in argv[:options] else [*argv[:options], "--", *argv[options:]]
 
 
 def parser_of(name: str) -> tuple[argparse.ArgumentParser, Any]:

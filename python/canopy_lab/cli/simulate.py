@@ -51,7 +51,7 @@ _FRACTION = "fractions of the distinct blocks below 1 or whole numbers of blocks
 @dataclass(frozen=True, slots=True)
 class Options(TraceOptions):
     policy: tuple[str, ...] = declare(
-        (), "--policy", "policies to compare; lru is SGLang's own; NAME:TAG runs one twice with other options",
+        (), "--policy", "policies to compare; lru is SGLang's own",
         metavar="A,B", parse=listed(str, "names separated by commas"), required=True,
     )  # fmt: skip
     capacity: tuple[float, ...] = declare(
@@ -75,10 +75,6 @@ class Options(TraceOptions):
         None, "--hints",
         "clients that say whether and when a conversation continues, and how often they are right", metavar="SHARE,ACCURACY", parse=_hints,
     )  # fmt: skip
-    tel_threshold_tokens: float | None = declare(
-        None, "--tel-threshold-tokens", "uncached tokens a request may have", metavar="N", low=0,
-        shown_default="LRU's P90 at the same capacity",
-    )  # fmt: skip
     json: Path | None = declare(
         None, "--json-out", "write the rows as a JSON list", metavar="OUT", parse=out_file
     )
@@ -88,9 +84,9 @@ class Options(TraceOptions):
 
     def __post_init__(self) -> None:
         declared.check(self)
-        for label, _ in self.policy_config:
-            if label not in self.policy:
-                raise CanopyError(f"--policy-config is for {label!r}, which --policy does not name")
+        for name, _ in self.policy_config:
+            if name not in self.policy:
+                raise CanopyError(f"--policy-config is for {name!r}, which --policy does not name")
 
 
 OPTIONS = (Options,)
@@ -100,14 +96,12 @@ def run(options: Options) -> None:
     configs = dict(options.policy_config)
     plan = SweepPlan(
         arms=tuple(
-            PolicyArm(label, configs.get(label, {}), label.split(":", 1)[0] == SGLANGS_LRU)
-            for label in options.policy
+            PolicyArm(name, configs.get(name, {}), name == SGLANGS_LRU) for name in options.policy
         ),
         capacities=options.capacity,
         seeds=options.seed,
         placebo=options.placebo,
         hints=options.hints,
-        threshold_tokens=options.tel_threshold_tokens,
     )
     trace = CompactTrace(options.read())
     with Bar(unit="run", desc="simulating", disable=None) as bar:

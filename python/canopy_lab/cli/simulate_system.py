@@ -59,16 +59,10 @@ class Traffic(TraceOptions):
         False, "--closed-loop",
         "agents: send a turn after the answer to the one before it and the time to think",
     )  # fmt: skip
-    sessions_per_hour: float | None = declare(
-        None, "--sessions-per-hour", "closed loop: sessions that begin per hour",
-        metavar="N", shown_default="as in the trace",
-    )  # fmt: skip
     think_cap_s: float = declare(
         120.0, "--think-cap-s", "closed loop: longest time to think", metavar="S"
     )
-    seed: int = declare(
-        0, "--seed", "seed of routing's ties, spread stamps, sessions' starts", metavar="K"
-    )
+    seed: int = declare(0, "--seed", "seed of spread stamps and of sessions' starts", metavar="K")
 
     def __post_init__(self) -> None:
         declared.check(self)
@@ -94,7 +88,7 @@ class Question:
     )
     slo: SLO | None = declare(
         None, "--slo",
-        "with --loads: a target such as p99_ttft<2s; the highest load that meets it is found",
+        "with --loads: a target such as p99_ttft<2s; the highest load that meets it is printed",
         metavar="TARGET", parse=parse_slo,
     )  # fmt: skip
     json: Path | None = declare(
@@ -112,14 +106,14 @@ OPTIONS = (Machines, SystemConfig, Traffic, Question)
 
 
 def run(machines: Machines, system: SystemConfig, traffic: Traffic, question: Question) -> None:
-    profile = load_profile(machines.profile, system.model)
+    profile = load_profile(machines.profile)
     config = _system(machines, system, profile)
     if question.loads is not None:
         _loads(traffic, question, config, profile)
         return
     workload = _workload(traffic)
     arrivals = _arrivals(traffic, workload)
-    result = simulate_system(workload, config, profile, seed=traffic.seed, arrivals=arrivals)
+    result = simulate_system(workload, config, profile, arrivals=arrivals)
     print(summary(result, f"{profile.name} ({profile.source})"))
     if question.json:
         write_json(question.json, result.to_json())
@@ -147,6 +141,7 @@ def _system(machines: Machines, system: SystemConfig, profile: EngineProfile) ->
     return replace(
         system,
         whole_nodes=system.device_policy == SGLANGS_LRU,
+        touches_waiting=system.device_policy == SGLANGS_LRU,
         host=tier("host", machines.host_gb),
         disk=tier("disk", machines.disk_gb, machines.disk_read_gb_per_s),
     )
@@ -162,8 +157,6 @@ def _loads(
 ) -> None:
     """Run several loads instead of one."""
     assert question.loads is not None
-    if traffic.sessions_per_hour is not None:
-        raise CanopyError("--sessions-per-hour is for one run; leave out it or --loads")
     system = LoadedSystem(
         _workload(traffic),
         config,
@@ -187,14 +180,7 @@ def _loads(
 
 def _arrivals(traffic: Traffic, workload: Workload) -> Arrivals:
     if traffic.closed_loop:
-        return ClosedLoop(
-            workload,
-            sessions_per_hour=traffic.sessions_per_hour,
-            think_cap_s=traffic.think_cap_s,
-            seed=traffic.seed,
-        )
-    if traffic.sessions_per_hour is not None:
-        raise CanopyError("--sessions-per-hour is for agents; give --closed-loop as well")
+        return ClosedLoop(workload, think_cap_s=traffic.think_cap_s)
     return TurnsWait(workload) if traffic.turns_wait else OpenLoop(workload)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,12 +24,16 @@ class Loads:
     loads: dict[float, list[LoadRun]]
     """Share of the saturation -> one run per seed."""
     slo: SLO | None = None
-    goodput: tuple[float, ...] = ()
-    """Highest rate that met the SLO, per seed; 0 without one."""
+
+    @property
+    def goodput(self) -> float:
+        """Highest load up to which every run met the SLO; 0 if the lowest missed it."""
+        met = itertools.takewhile(lambda load: self._met(self.loads[load]), sorted(self.loads))
+        return max(met, default=0.0)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        made: dict[str, Any] = {
+        document: dict[str, Any] = {
             "saturation": {"rate": self.saturation, "unit": self.unit},
             "loads": [
                 {
@@ -41,12 +46,8 @@ class Loads:
             ],
         }
         if self.slo is not None:
-            made["slo"] = {
-                "text": self.slo.text,
-                "goodput_rate": list(self.goodput),
-                "goodput_load": [rate / self.saturation for rate in self.goodput],
-            }
-        return made
+            document["slo"] = {"text": self.slo.text, "goodput_load": self.goodput}
+        return document
 
     def text(self) -> str:
         """Return tables, each number the mean over the seeds."""
@@ -65,12 +66,10 @@ class Loads:
             ),
         ]  # fmt: skip
         if self.slo is not None:
-            rate = statistics.fmean(self.goodput)
-            highest = max(self.loads) * self.saturation
-            more = " or more" if rate >= highest else ""
+            rate = self.goodput * self.saturation
             parts.append(
-                f"goodput      {rate / self.saturation:.1%} of saturation{more} "
-                f"({rate:.4g} {self.unit}) with {self.slo.text}"
+                f"goodput      {self.goodput:.1%} of saturation ({rate:.4g} {self.unit}) "
+                f"with {self.slo.text}"
             )
         return "\n".join(parts)
 
@@ -139,12 +138,4 @@ def run_loads(
     """Run every load with every seed. ``saturation=None`` is measured with the first seed."""
     top = system.saturation(seeds[0]) if saturation is None else saturation
     runs = {load: [system.run_at(load * top, seed) for seed in seeds] for load in loads}
-    found: tuple[float, ...] = ()
-    if slo is not None:
-        held = {
-            (run.rate, run.seed): slo.met(run.latency) for each in runs.values() for run in each
-        }
-        found = tuple(
-            system.goodput(slo, [load * top for load in loads], seed, held) for seed in seeds
-        )
-    return Loads(top, unit, runs, slo, found)
+    return Loads(top, unit, runs, slo)

@@ -62,11 +62,11 @@ def allocate(curves: Curves, budget_tokens: float, *, seed: int = 0) -> Allocati
     check_budget(budget_tokens)
     if not len(curves):
         raise CanopyError("there is no group to allocate a TTL for")
-    found = (
+    solutions = (
         Allocation(steps, *_value(curves, steps))
         for steps in _solutions(curves, budget_tokens, seed)
     )
-    within = (one for one in found if one.mean_tokens <= budget_tokens * _SLACK)
+    within = (one for one in solutions if one.mean_tokens <= budget_tokens * _SLACK)
     # Break ties by bytes, then by simplicity: the first source is the simplest.
     return max(within, key=lambda one: (one.hits, -one.mean_tokens))
 
@@ -116,8 +116,8 @@ def _solutions(curves: Curves, budget: float, seed: int) -> Iterator[Ints]:
         if start:
             perturbed = roi + draw.normal(0.0, _PERTURBATION_STEPS, groups)
             steps = _scaled(curves, np.clip(perturbed, 0, len(GRID_S) - 1), budget)
-        found = _scaled(curves, smooth.improve(steps), budget)
-        yield _fill(curves, np.floor(found).astype(np.int64), budget)
+        improved = _scaled(curves, smooth.improve(steps), budget)
+        yield _fill(curves, np.floor(improved).astype(np.int64), budget)
 
 
 def _value(curves: Curves, steps: Ints) -> tuple[float, float]:
@@ -199,7 +199,7 @@ class _Smooth:
 
     def improve(self, steps: Floats) -> Floats:
         """Return a local optimum from ``steps``, always within the grid."""
-        found = minimize(
+        optimum = minimize(
             lambda x: -self._at(self.hits, x)[0],
             steps,
             jac=lambda x: -self._at(self.hits, x)[1],
@@ -214,7 +214,7 @@ class _Smooth:
             ],
             options={"maxiter": _SLSQP_STEPS, "ftol": 1e-7},
         )
-        return np.clip(np.nan_to_num(found.x), 0.0, self.top)
+        return np.clip(np.nan_to_num(optimum.x), 0.0, self.top)
 
     def _at(self, cubics: Floats, x: Floats) -> tuple[float, Floats]:
         """Return the sum over the groups, and its gradient."""

@@ -131,8 +131,8 @@ def histograms(
     size = groups * len(GRID_S)
 
     def count(which: NDArray[np.bool_], values: NDArray) -> Floats:
-        found = np.bincount(flat[which], weights=values[which], minlength=size)
-        return found.reshape(groups, len(GRID_S)).astype(np.float64)
+        sums = np.bincount(flat[which], weights=values[which], minlength=size)
+        return sums.reshape(groups, len(GRID_S)).astype(np.float64)
 
     token_s = tokens * lasted
     return Histograms(

@@ -105,9 +105,9 @@ def in_hindsight(
 ) -> Learnt:
     """Return the best table found for ``log`` itself: an upper bound, not a plan."""
     check_budget(budget_tokens)
-    found = choose_groups(segments_of(log), budget_tokens, GroupSelection(groups))
-    allocation = allocate(found.curves, budget_tokens)
-    return _learnt(found, allocation, "hindsight", log.block_tokens, hash)
+    chosen = choose_groups(segments_of(log), budget_tokens, GroupSelection(groups))
+    allocation = allocate(chosen.curves, budget_tokens)
+    return _learnt(chosen, allocation, "hindsight", log.block_tokens, hash)
 
 
 def at_equal_bytes(outcome: TTLOutcome, fixed: list[TTLOutcome]) -> float:
@@ -161,8 +161,8 @@ def _fit(
         if learning.like_ttl_s is None:
             return learnt
         return replace(learnt, table=replace(learnt.table, residual_ttl_s=learning.like_ttl_s))
-    found = choose_groups(segments, budget, selection)
-    return _learnt(found, allocate(found.curves, budget), kind, log.block_tokens, hash)
+    chosen = choose_groups(segments, budget, selection)
+    return _learnt(chosen, allocate(chosen.curves, budget), kind, log.block_tokens, hash)
 
 
 def _learnt(

@@ -144,10 +144,10 @@ class PathSegments:
         Roots must begin a segment (``segments_of(..., split_at=roots)``); others are ignored.
         """
         index = {root: i for i, root in enumerate(roots)}
-        found: list[int] = []
+        nearest: list[int] = []
         for block, parent in zip(self.first.tolist(), self.parent.tolist()):
-            found.append(index.get(block, found[parent] if parent >= 0 else -1))
-        return np.array(found, dtype=np.int64)
+            nearest.append(index.get(block, nearest[parent] if parent >= 0 else -1))
+        return np.array(nearest, dtype=np.int64)
 
     def subtree_sum(self, values: NDArray) -> NDArray:
         """Return (s,) sums of ``values`` over each segment's subtree, including itself."""

@@ -79,7 +79,7 @@ def _stay_s(segments: PathSegments, schedule: Schedule, in_force: NDArray[np.int
     """Return (u,) the largest TTL from each used page to the end of the request's path."""
     stay = np.zeros(len(segments.use_request))
     horizon = segments.end_s - segments.start_s + 1.0
-    own = np.stack(
+    ttl_s = np.stack(
         [
             np.minimum(_ttl_matrix(segments, table), horizon)
             for _, table in schedule
@@ -88,7 +88,7 @@ def _stay_s(segments: PathSegments, schedule: Schedule, in_force: NDArray[np.int
     largest = np.zeros(len(segments.times_s))
     category = segments.category
     for requests, at in segments.levels:
-        ttl = own[in_force[requests], category[requests], segments.use_segment[at]]
+        ttl = ttl_s[in_force[requests], category[requests], segments.use_segment[at]]
         largest[requests] = np.maximum(largest[requests], ttl)
         stay[at] = largest[requests]
     return stay

@@ -1,4 +1,4 @@
-"""The highest load that a system sustains, and the highest that meets a target.
+"""The highest load that a system sustains.
 
 A load is sustained while throughput equals the arrival rate and the queue does not grow. In a trace
 of finite length both conditions are equivalent: if requests arrive ``a`` times as fast as they are
@@ -9,7 +9,7 @@ finds the saturation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from sglang_canopy.errors import CanopyError
 
@@ -76,21 +76,3 @@ def bisect(
         else:
             high = middle
     return low
-
-
-def goodput(
-    met: Callable[[float], bool], loads: Iterable[float], resolution: float = RESOLUTION
-) -> float:
-    """Return the highest load that meets a target, searched between the loads that were run.
-
-    ``met`` runs a load and returns whether it meets the target. Bisection finds the limit between
-    the last of ``loads`` before the first miss and that miss. 0 if the lowest load misses. The
-    highest load if all meet the target: the limit is then at least that load.
-    """
-    best = 0.0
-    for load in sorted(loads):
-        if met(load):
-            best = load
-        else:
-            return bisect(met, best, load, resolution) if best else 0.0
-    return best

@@ -98,8 +98,8 @@ def _shape(config: Config) -> ModelShape:
     layers, hidden, heads = (
         _number(text, name) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")
     )
-    given = config.get(KV_BYTES_KEY)
-    if given is None:
+    kv_bytes = config.get(KV_BYTES_KEY)
+    if kv_bytes is None:
         _check_layers(text)
     experts = text.get("num_experts_per_tok") or 0
     width = text.get("intermediate_size") or 4 * hidden
@@ -112,7 +112,7 @@ def _shape(config: Config) -> ModelShape:
         intermediate=experts * (text.get("moe_intermediate_size") or width) if experts else width,
         bytes_per_element=1 if _is_eight_bit(config) else 2,
     )
-    if given is not None:
+    if kv_bytes is not None:
         return replace(shape, kv_bytes_override=_number(config, KV_BYTES_KEY))
     if text.get("kv_lora_rank"):
         values = _number(text, "kv_lora_rank") + _number(text, "qk_rope_head_dim")

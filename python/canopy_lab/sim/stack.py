@@ -66,25 +66,6 @@ def lru_curve(trace: Iterable[TraceRequest], *, chunk_accesses: int = _CHUNK) ->
     return LRUCurve(requests, blocks, tokens, stack.size, hits, token_hits)
 
 
-def lru_uncached_tokens(
-    trace: Iterable[TraceRequest], capacities: Iterable[int], *, chunk_accesses: int = _CHUNK
-) -> dict[int, NDArray[np.int64]]:
-    """Return each request's tokens to prefill under LRU, for each capacity in blocks."""
-    wanted = list(capacities)
-    parts: dict[int, list[NDArray[np.int64]]] = {c: [] for c in wanted}
-    stack = StackDistances()
-    for chunk in _chunks(trace, chunk_accesses):
-        distances = stack.distances(chunk.ids, chunk.lengths)
-        starts = np.concatenate(([0], np.cumsum(chunk.lengths)[:-1]))
-        nonempty = chunk.lengths > 0
-        for capacity in wanted:
-            missed = np.where(distances < capacity, 0, chunk.tokens)
-            left = np.zeros(len(chunk.lengths), dtype=np.int64)
-            left[nonempty] = np.add.reduceat(missed, starts[nonempty]) if missed.size else 0
-            parts[capacity].append(left)
-    return {c: np.concatenate(p) if p else np.zeros(0, np.int64) for c, p in parts.items()}
-
-
 @dataclass(frozen=True, slots=True)
 class _Chunk:
     ids: NDArray[np.int64]

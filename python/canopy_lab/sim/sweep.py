@@ -6,14 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.driver import simulate
 from canopy_lab.sim.hindsight import hindsight_class, hindsight_names, make_hindsight
 from canopy_lab.sim.hindsight.future import Future
 from canopy_lab.sim.requests import Hints
-from canopy_lab.sim.stack import lru_uncached_tokens
 from canopy_lab.sim.system.engine_profile import EngineProfile, load_profile
 from canopy_lab.sim.workers import Workers
 from canopy_lab.trace.record import TraceRequest
@@ -33,23 +30,18 @@ def prefill_s(
     return total
 
 
-_TAIL_PERCENTILE = 90
 SECONDS_PROFILE = "llama-3.1-8b-h100"
 """Profile of the prefill seconds; between policies only its ratio of attention to the rest matters."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyArm:
-    """A policy to run: ``NAME``, or ``NAME:TAG`` for the same policy with other options."""
+    """A policy to run."""
 
-    label: str
+    name: str
     config: Mapping[str, Any] = field(default_factory=dict, hash=False)
     whole_nodes: bool = False
     """Evict whole nodes, as SGLang's own policies do."""
-
-    @property
-    def name(self) -> str:
-        return self.label.split(":", 1)[0]
 
     @property
     def policy(self) -> type[Policy]:
@@ -70,8 +62,6 @@ class SweepPlan:
     placebo: bool = False
     """Also run policies that read labels with another request's labels."""
     hints: Hints | None = None
-    threshold_tokens: float | None = None
-    """Tail threshold; default: LRU's 90th percentile at the same capacity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +82,11 @@ class SweepInputs:
         self.plan, self.trace = plan, trace
         distinct = trace.distinct_blocks
         self.capacities = tuple(capacity_blocks(c, distinct) for c in plan.capacities)
-        self.thresholds: tuple[float, ...] = ()
-        """Threshold in tokens at each capacity."""
-        if plan.threshold_tokens is not None:
-            self.thresholds = (plan.threshold_tokens,) * len(self.capacities)
-        else:
-            uncached = lru_uncached_tokens(trace, set(self.capacities))
-            tails = {c: np.percentile(left, _TAIL_PERCENTILE) for c, left in uncached.items()}
-            self.thresholds = tuple(float(tails[c]) for c in self.capacities)
+        self.thresholds = tuple(
+            simulate(trace, make_policy("lru"), blocks).uncached_tokens_p90
+            for blocks in self.capacities
+        )
+        """Tail threshold at each capacity: LRU's P90 of the uncached tokens."""
         self._future: Future | None = None
         self.profile = load_profile(SECONDS_PROFILE)
 
@@ -131,7 +118,7 @@ def run_sweep(
     with Workers(SweepInputs(plan, trace), jobs) as workers:
         for at, row in workers.map(simulate_task, tasks):
             done[tasks[at]] = row
-            progress(tasks[at].arm.label, len(done), len(tasks))
+            progress(tasks[at].arm.name, len(done), len(tasks))
     return [{**done[_once(plan, task)], "seed": task.seed} for task in wanted]
 
 
@@ -156,13 +143,13 @@ def simulate_task(inputs: SweepInputs, task: SweepTask) -> dict[str, Any]:
         whole_nodes=task.arm.whole_nodes,
     )
     distinct = inputs.trace.distinct_blocks
-    kept = (
+    columns = (
         *("requests", "block_hit_ratio", "token_hit_ratio", "uncached_tokens_p50"),
         *("uncached_tokens_p90", "uncached_tokens_p95", "uncached_tokens_p99", "tel_tokens"),
         *("slo_violations", "evictions", "evicted_blocks", "seconds"),
     )
     return {
-        "policy": task.arm.label,
+        "policy": task.arm.name,
         "policy_config": asdict(policy.config),
         "placebo": task.placebo,
         "capacity_blocks": capacity,
@@ -171,7 +158,7 @@ def simulate_task(inputs: SweepInputs, task: SweepTask) -> dict[str, Any]:
         "distinct_blocks": distinct,
         "block_tokens": inputs.trace[0].block_tokens,
         "tel_threshold_tokens": threshold,
-        **{name: getattr(result, name) for name in kept},
+        **{name: getattr(result, name) for name in columns},
         "prefill_s": prefill_s(inputs.profile, inputs.trace, result.uncached_tokens),
         "prefill_profile": SECONDS_PROFILE,
     }

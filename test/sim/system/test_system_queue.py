@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from canopy_lab.sim.system import SystemConfig, TierSpec, simulate_system
 from canopy_lab.sim.system import gate as gates
 from canopy_lab.sim.system.queue_order import QUEUE_ORDERS, Cached, make_queue_order
+from canopy_lab.sim.system.waiting import ProtectedFromArrival
 from sglang_canopy.errors import CanopyError
 from support.systems import KV, profile, request
 
@@ -126,13 +127,9 @@ def test_a_prefix_of_a_waiting_request_is_not_evicted_before_its_use():
         request(2.0, range(201, 211), output=151),
         request(2.2, (*range(1, 11), *range(301, 306)), output=10),
     ]
-    hits = {
-        how: run(trace, device_tokens=400, waiting_prefixes=how, fixed_outputs=True).cached_tokens[
-            3
-        ]
-        for how in ("awaited", "touched", "from-arrival")
-    }
-    assert set(hits.values()) == {100}
+    for touches in (False, True):
+        result = run(trace, device_tokens=400, touches_waiting=touches, fixed_outputs=True)
+        assert result.cached_tokens[3] == 100
 
 
 TWO_WAIT = [
@@ -144,21 +141,11 @@ TWO_WAIT = [
 ]
 
 
-def test_by_place_protects_requests_behind_the_first():
+def test_requests_behind_the_first_are_protected_from_arrival(monkeypatch):
     """The tail's prefix survives the head's evictions; if only the head is matched, it does not."""
-    hits = {
-        how: run(TWO_WAIT, device_tokens=400, waiting_prefixes=how).cached_tokens[4]
-        for how in ("awaited", "from-arrival")
-    }
-    assert hits["from-arrival"] == 100
-    assert hits["awaited"] < 100
-
-
-def test_waiting_requests_default_to_the_servers_behaviour():
-    as_served = run(TWO_WAIT, device_tokens=400, waiting_prefixes="from-arrival")
-    assert (
-        run(TWO_WAIT, device_tokens=400).cached_tokens.tolist() == as_served.cached_tokens.tolist()
-    )
+    assert run(TWO_WAIT, device_tokens=400).cached_tokens[4] == 100
+    monkeypatch.setattr(ProtectedFromArrival, "before_step", lambda *_: None)
+    assert run(TWO_WAIT, device_tokens=400).cached_tokens[4] < 100
 
 
 def test_under_write_back_a_step_waits_for_copies_of_its_victims():

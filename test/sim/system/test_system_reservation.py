@@ -94,11 +94,8 @@ def test_admissions_equal_sglangs(running, waiting, ratio, fixed, page, room):
     theirs = admitted_by_sglang(running, waiting, ratio, fixed, page, device)
     run = _SystemRun(
         workload := Workload([request(0.0, (1,))]),
-        SystemConfig(
-            device_tokens=device, page_tokens=page, max_running=64, fixed_outputs=fixed,
-            waiting_prefixes="awaited",
-        ),
-        profile(), 0, OpenLoop(workload),
+        SystemConfig(device_tokens=device, page_tokens=page, max_running=64, fixed_outputs=fixed),
+        profile(), OpenLoop(workload),
     )  # fmt: skip
     (instance,) = run.instances
     for number, ((prompt, output, beyond), generated) in enumerate(running):
@@ -161,15 +158,6 @@ def test_a_batch_that_has_decoded_for_long_takes_more_in_than_one_that_has_just_
     assert run(trace, device_tokens=1200, fixed_outputs=True).ttft_s[1] > 3.0
 
 
-def test_excess_max_tokens_delay_other_requests():
-    trace = [request(0.01 * i, range(i * 10 + 1, i * 10 + 11), output=50) for i in range(4)]
-    quick = run(trace, device_tokens=1000)
-    slow = run(trace, device_tokens=1000, max_new_tokens=700)
-    assert slow.mean_ttft_s > 2 * quick.mean_ttft_s
-    # No request can get more than the device has.
-    assert run(trace, device_tokens=1000, max_new_tokens=10**6).requests == 4
-
-
 def test_excess_admissions_are_retracted_and_raise_the_ratio():
     # After 600 steps a tenth is expected of each, and each generates its maximum.
     long = request(0.0, range(1001, 1011), output=900)
@@ -198,7 +186,7 @@ def test_a_careful_setting_keeps_more():
 def test_the_ratio_restarts_when_the_queue_is_empty():
     run = _SystemRun(
         workload := Workload([request(t, (int(t) + 1,), output=100) for t in (0.0, 100.0)]),
-        SystemConfig(device_tokens=1000), profile(), 0, OpenLoop(workload),
+        SystemConfig(device_tokens=1000), profile(), OpenLoop(workload),
     )  # fmt: skip
     seen, (instance,) = [], run.instances
     plan = instance.prefilling.plan

@@ -14,7 +14,7 @@ def served(trace, pending=None, **config) -> _SystemRun:
     """A run; ``pending`` takes the bytes that wait for the disk after each step."""
     workload = Workload(trace)
     config = {"quantum_tokens": 1, "prefetch_threshold_tokens": 1, **config}
-    made = _SystemRun(workload, SystemConfig(**config), profile(), 0, OpenLoop(workload))
+    made = _SystemRun(workload, SystemConfig(**config), profile(), OpenLoop(workload))
     plain = made._step
 
     def step(instance, now):

@@ -9,14 +9,13 @@ from typing import Any
 from canopy_lab.sim.system.gate import SESSION_GATES, make_session_gate
 from canopy_lab.sim.system.queue_order import QUEUE_ORDERS, make_queue_order
 from canopy_lab.sim.system.tier_spec import TierSpec
-from canopy_lab.sim.system.waiting import WAITING_PREFIXES
 from sglang_canopy import declared
 from sglang_canopy.declared import declare, declare_key
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import QUANTUM_TOKENS
 from sglang_canopy.policy.registry import CANOPYS_LRU, make_policy
 
-ROUTINGS = ("round-robin", "least-loaded", "prefix-aware")
+ROUTINGS = ("round-robin", "prefix-aware")
 USES_BEFORE_COPY = {"write_through": 1, "write_through_selective": 2, "write_back": 0}
 """SGLang's ``--hicache-write-policy`` -> uses after which a node is copied to the host; 0: at its
 eviction. Only the latter blocks: the next step starts after the copies of the victims
@@ -33,9 +32,6 @@ class SystemConfig:
         required=True, shown_default="",
     )  # fmt: skip
     instances: int = declare(1, "--instances", "number of servers", metavar="N", low=1)
-    model: str | None = declare(
-        None, "--model", "stop if the profile is of another model", metavar="NAME"
-    )
     routing: str = declare(
         ROUTINGS[0], "--routing", "how requests are spread over instances", choices=ROUTINGS
     )
@@ -50,33 +46,24 @@ class SystemConfig:
     """Host tier of each instance."""
     disk: TierSpec | None = None
     """One for all instances, unless ``disk_per_instance``. Needs a host tier, as in SGLang."""
-    disk_per_instance: bool = declare(
-        False, "--disk-per-instance", "each instance has a disk of its own"
-    )
+    disk_per_instance: bool = False
     max_running: int = declare(
         256, "--max-running", "requests that decode at the same time", metavar="N", low=1
     )
-    chunked_prefill_tokens: int = declare(
-        8192, "--chunked-prefill-tokens", "most tokens of one prefill step", metavar="N", low=1
-    )
+    chunked_prefill_tokens: int = declare_key(8192, "most tokens of one prefill step", low=1)
     max_prefill_tokens: int = declare_key(
         16384, "tokens of a prefill step, which a single long request may exceed", low=1
     )
     page_tokens: int = declare_key(1, "SGLang's page size", low=1)
-    max_new_tokens: int | None = declare(
-        None, "--max-new-tokens", "output limit that clients set, in tokens; SGLang reserves memory for it",
-        metavar="N", low=1, shown_default="what each generates",
-    )  # fmt: skip
     fixed_outputs: bool = False
     """True if clients fix the output length (``ignore_eos``), as replays do. SGLang then reserves
     all of it instead of a share of ``new_token_ratio``."""
     schedule_conservativeness: float = declare_key(
         1.0, "larger values run fewer requests at the same time", low=1e-9
     )
-    write_policy: str = declare(
-        "write_through", "--write-policy", "SGLang's --hicache-write-policy",
-        choices=tuple(USES_BEFORE_COPY),
-    )  # fmt: skip
+    write_policy: str = declare_key(
+        "write_through", "SGLang's --hicache-write-policy", choices=tuple(USES_BEFORE_COPY)
+    )
     schedule_policy: str = declare(
         "fcfs", "--schedule-policy", "SGLang's --schedule-policy", choices=QUEUE_ORDERS
     )
@@ -85,14 +72,13 @@ class SystemConfig:
         "none", "--session-gate", "which sessions may join the queue", choices=SESSION_GATES
     )
     session_gate_config: Mapping[str, Any] = field(default_factory=dict)
-    waiting_prefixes: str = declare(
-        "from-arrival", "--waiting-prefixes", "how cached prefixes of waiting requests are protected",
-        choices=tuple(WAITING_PREFIXES),
-    )  # fmt: skip
-    prefetch_policy: str = declare(
-        PREFETCH_POLICIES[0], "--prefetch-policy", "SGLang's --hicache-storage-prefetch-policy",
+    touches_waiting: bool = False
+    """Protect prefixes of waiting requests as SGLang's ``lru`` does (``waiting.py``)."""
+    prefetch_policy: str = declare_key(
+        PREFETCH_POLICIES[0],
+        "SGLang's --hicache-storage-prefetch-policy",
         choices=PREFETCH_POLICIES,
-    )  # fmt: skip
+    )
     prefetch_threshold_tokens: int = declare_key(256, "fewer are not read from the disk", low=0)
     prefetch_timeout_base_s: float = 1.0
     prefetch_timeout_per_ki_token_s: float = 0.25

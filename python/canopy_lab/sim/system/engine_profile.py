@@ -126,14 +126,6 @@ class EngineProfile:
         high = _line(contexts, self.decode_step_s[i + 1], context_tokens)
         return max(low + u * (high - low), 0.0)
 
-    def require_model(self, model: str) -> None:
-        """Raise ``CanopyError`` if this profile is of another model."""
-        if model.lower() != self.model.lower():
-            raise CanopyError(
-                f"profile {self.name!r} is of model {self.model!r}, not of {model!r}; measure "
-                "yours with: canopy profile --url URL --out FILE"
-            )
-
     def to_json(self) -> dict[str, Any]:
         """Return JSON data, the input of ``from_json``."""
         return {"version": VERSION, **asdict(self)}
@@ -170,10 +162,10 @@ def profile_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in PROFILES.glob("*.json")))
 
 
-def load_profile(name: str | Path, model: str | None = None) -> EngineProfile:
-    """Load a profile of the package by name, or a file by path. ``model``: required model.
+def load_profile(name: str | Path) -> EngineProfile:
+    """Load a profile of the package by name, or a file by path.
 
-    Raises ``CanopyError`` for an unknown name, an unreadable or invalid file, or another model.
+    Raises ``CanopyError`` for an unknown name, or an unreadable or invalid file.
     """
     text = str(name)
     path = PROFILES / f"{text}.json" if text in profile_names() else Path(text)
@@ -186,10 +178,7 @@ def load_profile(name: str | Path, model: str | None = None) -> EngineProfile:
         ) from None
     except ValueError:
         raise CanopyError(f"profile {text!r} is not JSON; measure it again") from None
-    profile = EngineProfile.from_json(data)
-    if model is not None:
-        profile.require_model(model)
-    return profile
+    return EngineProfile.from_json(data)
 
 
 def _pairs(new: float, context: float) -> float:

@@ -24,7 +24,7 @@ from canopy_lab.sim.system.reservation import NewTokenRatio
 from canopy_lab.sim.system.step_costs import Costs
 from canopy_lab.sim.system.tier_spec import Expiry
 from canopy_lab.sim.system.tree import TieredTree
-from canopy_lab.sim.system.waiting import WAITING_PREFIXES
+from canopy_lab.sim.system.waiting import ProtectedFromArrival, Touched, WaitingPrefixes
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
 
@@ -60,7 +60,8 @@ class Instance:
             whole_nodes=config.whole_nodes,
             quantum_tokens=config.quantum_tokens,
         )
-        prefixes = WAITING_PREFIXES[config.waiting_prefixes](self.tree)
+        kind = Touched if config.touches_waiting else ProtectedFromArrival
+        prefixes: WaitingPrefixes = kind(self.tree)
         self.queue = Queue(
             self.tree,
             costs,
@@ -90,8 +91,6 @@ class Instance:
         """Number of plans, to ignore events of replaced plans."""
         self.end = math.inf
         """End of the current step; infinity while idle."""
-        self.outstanding = 0
-        """Prompt and output tokens of unfinished requests."""
         self.busy_s = 0.0
         self.finished: list[tuple[SimulatedRequest, float]] = []
 
@@ -108,11 +107,6 @@ class Instance:
     def arrive(self, job: SimulatedRequest, now: float) -> None:
         """Add a request; a running decode segment then ends with its current step."""
         self.tree.now = max(self.tree.now, now)
-        config = self.config
-        if config.max_new_tokens is not None:
-            # At most the pool without the prompt.
-            most = config.device_tokens - config.page_tokens - 1 - job.prompt
-            job.max_new = max(job.output, min(config.max_new_tokens, most))
         if not self.request_count:
             self.decoding.ratio.reset()
         request = job.request
@@ -121,7 +115,6 @@ class Instance:
             policy.arrive(request)
         if self.disk is not None:
             self.disk.policy.arrive(request)
-        self.outstanding += job.prompt + job.output
         if self.queue.arrive(job, now):
             self._entered(job, now)
 
@@ -246,7 +239,6 @@ class Instance:
         job.private = 0
         if job.leaf is not None:
             self.tree.unlock(job.leaf)
-        self.outstanding -= job.prompt + job.output
         self.queue.ended(job, now)
         self.finished.append((job, now))
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from canopy_lab.latency.latency_report import LatencyReport, latency_report
-from canopy_lab.latency.saturation import SESSION_TOLERANCE, TOLERANCE, goodput, saturation
-from canopy_lab.latency.slo import SLO
+from canopy_lab.latency.saturation import SESSION_TOLERANCE, TOLERANCE, saturation
 from canopy_lab.sim.system.arrivals import Arrivals, ClosedLoop, OpenLoop, TurnsWait
 from canopy_lab.sim.system.config import SystemConfig
 from canopy_lab.sim.system.engine_profile import EngineProfile
@@ -73,14 +71,10 @@ class LoadedSystem:
             self.trace_rate = len(set(self._sessions)) * 3600 / span
 
     def run_at(self, rate: float, seed: int = 0) -> LoadRun:
-        """Run at ``rate``. ``seed`` draws request times and session starts, and breaks ties."""
+        """Run at ``rate``. ``seed`` draws request times and session starts."""
         workload = self._of_seed(seed)
         result = simulate_system(
-            workload,
-            self.config,
-            self._profile,
-            seed=seed,
-            arrivals=self._arrivals(workload, rate, seed),
+            workload, self.config, self._profile, arrivals=self._arrivals(workload, rate, seed)
         )
         latency = latency_report(
             result.due_s,
@@ -101,24 +95,6 @@ class LoadedSystem:
 
         tolerance = SESSION_TOLERANCE if self._loop == "closed" else TOLERANCE
         return saturation(grows, self.trace_rate, tolerance=tolerance)
-
-    def goodput(
-        self,
-        slo: SLO,
-        rates: Sequence[float],
-        seed: int = 0,
-        held_before: Mapping[tuple[float, int], bool] | None = None,
-    ) -> float:
-        """Return the highest rate in the range of ``rates`` that meets ``slo``; 0 if none does.
-
-        ``held_before``: known results by (rate, seed).
-        """
-
-        def met(rate: float) -> bool:
-            held = None if held_before is None else held_before.get((rate, seed))
-            return slo.met(self.run_at(rate, seed).latency) if held is None else held
-
-        return goodput(met, rates)
 
     def _arrivals(self, workload: Workload, rate: float, seed: int) -> Arrivals:
         if self._loop == "closed":

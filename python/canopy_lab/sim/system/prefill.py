@@ -171,8 +171,8 @@ class PrefillBatch:
         return new, load
 
     def _to_compute(self, job: SimulatedRequest) -> int:
-        found = self._queue.cached(job)
-        return job.target - found.device - found.host
+        cached = self._queue.cached(job)
+        return job.target - cached.device - cached.host
 
     def _claim(self, job: SimulatedRequest, tokens: int) -> None:
         self._tree.claim(tokens)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -25,10 +24,6 @@ class Loaded(Protocol):
     @property
     def request_count(self) -> int:
         """Waiting and running requests."""
-
-    @property
-    def outstanding(self) -> int:
-        """Their prompt and output tokens."""
 
 
 class KnownPrefixes:
@@ -72,18 +67,16 @@ class KnownPrefixes:
 
 
 class Router:
-    """``round-robin``, ``least-loaded`` (fewest tokens outstanding) or ``prefix-aware``.
+    """``round-robin`` or ``prefix-aware``.
 
     Prefix-aware is SGLang's ``cache_aware``: the instance to which a long prefix was sent, or the
-    first instance with the fewest requests if there is none or the load is unbalanced. Ties of
-    ``least-loaded`` are drawn at random (``seed``).
+    first instance with the fewest requests if there is none or the load is unbalanced.
     """
 
-    def __init__(self, name: str, instances: Sequence[Loaded], seed: int) -> None:
+    def __init__(self, name: str, instances: Sequence[Loaded]) -> None:
         self._name = name
         self._instances = instances
         self._next = 0
-        self._draw = random.Random(seed)
         self._prefixes = KnownPrefixes()
 
     def choose(self, path: Sequence[int]) -> int:
@@ -95,8 +88,6 @@ class Router:
             chosen = self._next
             self._next = (chosen + 1) % count
             return chosen
-        if self._name == "least-loaded":
-            return self._least([i.outstanding for i in self._instances])
         return self._by_prefix(path)
 
     def _by_prefix(self, path: Sequence[int]) -> int:
@@ -110,8 +101,3 @@ class Router:
                 chosen = where
         self._prefixes.sent(path, chosen)
         return chosen
-
-    def _least(self, loads: Sequence[float]) -> int:
-        least = min(loads)
-        ties = [i for i, load in enumerate(loads) if load == least]
-        return ties[0] if len(ties) == 1 else self._draw.choice(ties)

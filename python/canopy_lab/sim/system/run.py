@@ -41,24 +41,20 @@ def simulate_system(
     config: SystemConfig,
     profile: EngineProfile,
     *,
-    seed: int = 0,
     arrivals: Arrivals | None = None,
 ) -> SystemResult:
     """Serve ``trace`` (or a ``Workload`` made of it) on ``config``, with the costs of ``profile``.
 
-    Deterministic; ``seed`` breaks ties of the routing. ``arrivals``: ``arrivals.py``; default: the
-    trace's times.
+    Deterministic. ``arrivals``: ``arrivals.py``; default: the trace's times.
 
-    Raises ``CanopyError`` for an empty or unsorted trace, a profile of another model, or a request
-    that does not fit on the device.
+    Raises ``CanopyError`` for an empty or unsorted trace, or a request that does not fit on the
+    device.
     """
     started = time.perf_counter()
-    if config.model is not None:
-        profile.require_model(config.model)
     workload = trace if isinstance(trace, Workload) else Workload(trace)
     if arrivals is None:
         arrivals = OpenLoop(workload)
-    run = _SystemRun(workload, config, profile, seed, arrivals)
+    run = _SystemRun(workload, config, profile, arrivals)
     with _rare_collections():
         run.serve()
     return run.result(time.perf_counter() - started)
@@ -79,12 +75,7 @@ class _SystemRun:
     """One simulation: instances, clock and sums."""
 
     def __init__(
-        self,
-        workload: Workload,
-        config: SystemConfig,
-        profile: EngineProfile,
-        seed: int,
-        arrivals: Arrivals,
+        self, workload: Workload, config: SystemConfig, profile: EngineProfile, arrivals: Arrivals
     ) -> None:
         self.workload = workload
         self.config = config
@@ -102,7 +93,7 @@ class _SystemRun:
             )
             for number in range(config.instances)
         ]
-        self.router = Router(config.routing, self.instances, seed)
+        self.router = Router(config.routing, self.instances)
         self.heap: list[tuple[float, int, int, Any]] = []
         self.sequence = 0
         self.events = 0

@@ -319,7 +319,7 @@ class TieredTree(TierNodes):
     def _kept_blocks(self, node: TierNode, keep: int, need: int) -> int:
         """Return the blocks of a victim that stay: kept by the policy, or not needed."""
         size = self.block_tokens
-        kept = tokens_kept(
+        tokens = tokens_kept(
             node.length,
             keep,
             need,
@@ -327,7 +327,7 @@ class TieredTree(TierNodes):
             quantum=self.quantum_tokens,
             whole_nodes=self.whole_nodes,
         )
-        return kept // size
+        return tokens // size
 
     def _shorten(self, node: TierNode, kept_blocks: int) -> bool:
         """Cut a leaf to its first ``kept_blocks`` blocks; return False if it has children."""

@@ -1,22 +1,17 @@
 """Protect the cached prefixes of waiting requests from eviction.
 
-``from-arrival`` is the live tree: arrivals are matched, and the budget is spent from the head of the
-queue.
+``ProtectedFromArrival`` is Canopy's live tree (``radix/core.py``, ``protect_awaited``): a request that is
+matched but not admitted protects the deepest node of its path for a minute, within a budget. Arrivals
+are matched, and the budget is spent from the head of the queue.
 
-``awaited`` is the live tree without that (``radix/core.py``, ``protect_awaited``): a request that is matched but not admitted protects the deepest node of its path
-for a minute, within a budget. Under FCFS only the head of the queue is matched; cache-aware orders
-and disk prefetches match more requests.
-
-``touched`` is SGLang's ``lru``: each match and insertion makes a path the most recent, and before
+``Touched`` is SGLang's ``lru``: each match and insertion makes a path the most recent, and before
 every 32nd step that may admit requests the paths of the first 128 waiting requests are touched, the
 head last (``SchedulePolicy._touch_waiting_prefixes``).
-
-To add a variant, implement the three methods and list the class in ``WAITING_PREFIXES``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from canopy_lab.sim.system.job import SimulatedRequest
 from canopy_lab.sim.system.nodes import TierNode, TierNodes
@@ -45,23 +40,16 @@ class WaitingPrefixes:
         """Record that ``request`` was stamped on the path to ``leaf``, which is locked."""
 
 
-class Protected(WaitingPrefixes):
-    """``awaited``: the live tree without the protection from arrival on."""
-
-    def looked_up(self, job: SimulatedRequest, node: TierNode) -> None:
-        self.tree.protect(node, job.request.tenant)
-
-
-class ProtectedFromArrival(Protected):
-    """``from-arrival``: the live tree.
-
-    Arrivals are matched; every 32nd step the budget is assigned again from the head of the queue.
-    """
+class ProtectedFromArrival(WaitingPrefixes):
+    """Matches arrivals; every 32nd step the budget is assigned again from the head of the queue."""
 
     def __init__(self, tree: TierNodes) -> None:
         super().__init__(tree)
         self._steps = 0
         self._matched: set[SimulatedRequest] = set()
+
+    def looked_up(self, job: SimulatedRequest, node: TierNode) -> None:
+        self.tree.protect(node, job.request.tenant)
 
     def before_step(self, waiting: Sequence[SimulatedRequest], matched: bool) -> None:
         if not waiting:
@@ -87,7 +75,7 @@ class ProtectedFromArrival(Protected):
 
 
 class Touched(WaitingPrefixes):
-    """``touched``: SGLang with ``lru``."""
+    """Touches matched paths, as SGLang with ``lru``."""
 
     def __init__(self, tree: TierNodes) -> None:
         super().__init__(tree)
@@ -107,11 +95,3 @@ class Touched(WaitingPrefixes):
         if refresh:
             for job in reversed(waiting[:REFRESH_AT_MOST]):
                 self.tree.touch(self.tree.match(job.path_of_prompt(self.tree.block_tokens)).node)
-
-
-WAITING_PREFIXES: dict[str, Callable[[TierNodes], WaitingPrefixes]] = {
-    "from-arrival": ProtectedFromArrival,
-    "awaited": Protected,
-    "touched": Touched,
-}
-"""Variants by their name in ``SystemConfig.waiting_prefixes``."""

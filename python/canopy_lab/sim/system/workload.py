@@ -41,12 +41,12 @@ def spread_stamps(times: Sequence[float], seed: int = 0) -> list[float]:
         return list(times)
     stamps = [times[group[0]] for group in groups]
     gaps = [later - earlier for earlier, later in pairwise(stamps)]
-    usual, draw, made = median(gaps), random.Random(seed), list(times)
+    usual, draw, spread = median(gaps), random.Random(seed), list(times)
     for group, gap in zip(groups, [*gaps, usual], strict=True):
         moments = sorted(draw.random() for _ in group)
         for index, moment in zip(group, moments, strict=True):
-            made[index] = times[index] + moment * min(gap, usual)
-    return made
+            spread[index] = times[index] + moment * min(gap, usual)
+    return spread
 
 
 class Workload:
@@ -74,10 +74,10 @@ class Workload:
         self.block_tokens = 0
         self.longest_tokens = 0
         noted = [record.time_s for record in trace]
-        given = noted if keep_stamps else spread_stamps(noted, seed)
-        self.stamped = given != noted
+        times = noted if keep_stamps else spread_stamps(noted, seed)
+        self.stamped = times != noted
         """True if rounded times were spread."""
-        for request in to_requests(trace, times=given):
+        for request in to_requests(trace, times=times):
             if not self.times:
                 self.block_tokens = request.block_tokens
             elif request.block_tokens != self.block_tokens:
