@@ -70,7 +70,6 @@ REQUEST_MEANINGS = {
 DOCUMENT_MEANINGS = {
     stamp.BOUNDS: "Where the documents are in `input_ids`, or `off` to run normally.",
     stamp.RATIO: "Share of the documents' tokens to compute again; 1 is plain serving.",
-    stamp.SELECTOR: "Which tokens to compute again.",
     stamp.DOCUMENTS: "`parts`: every text part of a chat message but its last is a document.",
     stamp.ORDER: "`any`: documents may be reordered, so that more of the prompt is cached.",
 }

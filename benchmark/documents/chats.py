@@ -60,8 +60,8 @@ stored before; no others are."""
 def chats(args: argparse.Namespace) -> Iterator[Row]:
     """Chats with documents as parts and without the field: seconds to the first token of each turn;
     then a summary of each kind."""
-    found = dict.fromkeys(d[:CHARACTERS] for e in read(args.data) for d in e.documents)
-    texts = itertools.cycle(one for one in found if len(one) == CHARACTERS)
+    documents = dict.fromkeys(d[:CHARACTERS] for e in read(args.data) for d in e.documents)
+    texts = itertools.cycle(one for one in documents if len(one) == CHARACTERS)
     with started(args, LONGEST) as client:
         for kind in args.kinds:
             rows: dict[str, list[Row]] = {"parts": [], "plain": []}
@@ -82,7 +82,7 @@ def chats(args: argparse.Namespace) -> Iterator[Row]:
 def _summary(pairs: list[tuple[Row, Row]]) -> Row:
     """Return the ratios of first and of later turns, and equal texts of turns that are not fused."""
     ratios = [[a / b for a, b in zip(x["ttft_s"], y["ttft_s"])] for x, y in pairs]
-    later = sorted(one for turns in ratios for one in turns[1:])
+    later = sorted(ratio for turns in ratios for ratio in turns[1:])
     texts = [
         a == b
         for x, y in pairs
@@ -92,7 +92,7 @@ def _summary(pairs: list[tuple[Row, Row]]) -> Row:
     return {
         "first_ratio": round(statistics.median(turns[0] for turns in ratios), 3),
         "later_ratio": round(statistics.median(later), 3),
-        "later_quartiles": [round(one, 3) for one in statistics.quantiles(later)[::2]],
+        "later_quartiles": [round(ratio, 3) for ratio in statistics.quantiles(later)[::2]],
         "later_turns": len(later),
         "first_plain_s": round(statistics.median(y["ttft_s"][0] for _, y in pairs), 2),
         "later_plain_s": round(statistics.median(t for _, y in pairs for t in y["ttft_s"][1:]), 2),
@@ -142,8 +142,8 @@ def main() -> None:
     for row in chats(args):
         rows.append(row)
         print(json.dumps(row), flush=True)
-        found = {"settings": settings, "rows": rows}
-        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        result = {"settings": settings, "rows": rows}
+        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -37,12 +37,12 @@ def paragraphs(archive: Path) -> Iterator[str]:
 
 def documents(archive: Path) -> list[list[str]]:
     """Paragraphs, together about ``WORDS`` words a document."""
-    found: list[list[str]] = [[]]
+    documents: list[list[str]] = [[]]
     for text in paragraphs(archive):
-        if sum(len(t.split()) for t in found[-1]) + len(text.split()) > WORDS and found[-1]:
-            found.append([])
-        found[-1].append(text)
-    return found
+        if sum(len(t.split()) for t in documents[-1]) + len(text.split()) > WORDS and documents[-1]:
+            documents.append([])
+        documents[-1].append(text)
+    return documents
 
 
 def example(draw: random.Random, pool: list[list[str]], tokens: int) -> dict[str, object]:

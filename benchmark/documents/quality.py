@@ -93,19 +93,19 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _ratios(text: str) -> tuple[float, ...]:
     try:
-        found = tuple(float(r) for r in text.split(","))
+        ratios = tuple(float(r) for r in text.split(","))
     except ValueError:
-        found = ()
-    if not found or not all(0 <= r <= 1 for r in found):
+        ratios = ()
+    if not ratios or not all(0 <= r <= 1 for r in ratios):
         raise CanopyError(f"--ratio {text}: give numbers from 0 to 1, comma-separated")
-    return found
+    return ratios
 
 
 def _encodings(text: str) -> tuple[str, ...]:
-    found = _names(text)
-    if not found or any(e not in ENCODINGS for e in found):
+    encodings = _names(text)
+    if not encodings or any(e not in ENCODINGS for e in encodings):
         raise CanopyError(f"--encode {text}: allowed are {', '.join(ENCODINGS)}, comma-separated")
-    return found
+    return encodings
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -82,9 +82,9 @@ class Library:
             if document not in picked:
                 picked.append(document)
         self.draw.shuffle(picked)
-        return self.of(picked, self.draw.choice(self.questions))
+        return self.prompt_of(picked, self.draw.choice(self.questions))
 
-    def of(self, picked: Sequence[int], question: list[int]) -> Prompt:
+    def prompt_of(self, picked: Sequence[int], question: list[int]) -> Prompt:
         ids, bounds = list(self.system), []
         for i in picked:
             bounds += [len(ids), len(ids) + len(self.documents[i])]
@@ -95,7 +95,7 @@ class Library:
 def library(tokenizer: Any, args: argparse.Namespace, tokens: int) -> Library:
     """Return documents for prompts of about ``tokens`` tokens: 6 at 2k, 16 at 7k by default."""
     chunks = args.chunks or max(4, min(20, round(2 + tokens / 480)))
-    each = (tokens - 40) // chunks  # 40: system text and question
+    document_tokens = (tokens - 40) // chunks  # 40: system text and question
     examples = read(args.data)
 
     def encode(text: str) -> list[int]:
@@ -103,9 +103,11 @@ def library(tokenizer: Any, args: argparse.Namespace, tokens: int) -> Library:
 
     texts = dict.fromkeys(d for e in examples for d in e.documents if len(d) > 40)
     stream = itertools.chain.from_iterable(encode(t.strip() + "\n\n") for t in texts)
-    documents = [list(itertools.islice(stream, each)) for _ in range(args.documents)]
-    if len(documents[-1]) < each:
-        raise SystemExit(f"too little text for {args.documents} documents of {each} tokens")
+    documents = [list(itertools.islice(stream, document_tokens)) for _ in range(args.documents)]
+    if len(documents[-1]) < document_tokens:
+        raise SystemExit(
+            f"too little text for {args.documents} documents of {document_tokens} tokens"
+        )
     questions = [encode(f"Question: {e.question}\nAnswer:") for e in examples]
     return Library(encode(SYSTEM), documents, questions, random.Random(args.seed), chunks)
 
@@ -184,7 +186,7 @@ class Client:
         for order in (range(len(lib.documents)), range(len(lib.documents))[::-1]):
             self.flush()
             for part in (order[at : at + 4] for at in range(0, len(order), 4)):
-                self.ask(lib.of(part, lib.questions[0]))
+                self.ask(lib.prompt_of(part, lib.questions[0]))
             self.wait_until_encoded()
         self.flush()
 

@@ -1,16 +1,9 @@
-"""Reuse of KV that is not a prefix (CacheTune): chunks, selectors, fusion, the recompute ratio.
+"""Reuse of KV that is not a prefix (CacheTune): documents, selectors, fusion, recompute ratio.
 
 All KV here is approximate unless the ratio is 1. Fused KV must never enter the exact tree.
 """
 
 from typing import Any
-
-ENCODINGS = ("prefix", "mixed")
-"""Encodings of a chunk.
-
-``prefix``: encoded after the prompt's head. ``mixed``: a first chunk after the head, later chunks
-after the head and stand-in documents. ``variants.py`` has the reasons.
-"""
 
 SELECTORS = ("question", "frequency")
 """Methods to choose the tokens to recompute: attention from the question, or low-frequency energy

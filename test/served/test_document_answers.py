@@ -1,5 +1,6 @@
 """Reuse of documents in real servers: exact at ratio 1, on every route, apart by tenant."""
 
+import functools
 import itertools
 import json
 import random
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from canopy_documents.calibration import served
 from canopy_lab.cli.main import main
 from support.document_client import (
     DOCUMENT,
@@ -264,18 +266,13 @@ def test_tensor_parallel_ranks_reuse_the_same_documents(server, tiny_model) -> N
             whole = ask(client, ids, bounds, 8, canopy_recompute_ratio=1.0)
             assert report(whole)["fused"]
             assert whole["output_ids"] == ask(client, ids, "off", 8)["output_ids"]
-        sampling = {
-            "custom_params": {"canopy_document_bounds": bounds, "canopy_selector": "frequency"}
-        }
-        code, text = client.send("/generate", {"input_ids": ids, "sampling_params": sampling})
-        assert code == 400
-        assert "--tp-size 2" in text
 
 
-def test_a_ratio_is_found_through_the_server(client, tmp_path) -> None:
+def test_a_ratio_is_found_through_the_server(client, tmp_path, monkeypatch) -> None:
     out = tmp_path / "calibration.json"
-    small = ["--prompts", "2", "--repeats", "1", "--chunks", "4", "--chunk-tokens", "64"]
-    assert main(["documents", "calibrate", "--url", client.url, "--out", str(out), *small]) == 0
+    small = {"count": 2, "repeats": 1, "documents": 4, "document_tokens": 64}
+    monkeypatch.setattr(served, "ServedPrompts", functools.partial(served.ServedPrompts, **small))
+    assert main(["documents", "calibrate", "--url", client.url, "--out", str(out)]) == 0
     (entry,) = json.loads(out.read_text()).values()
     assert 0.15 <= entry["ratio"] <= 1.0
     known = (entry["tier"], entry["backend"], entry["dtype"])

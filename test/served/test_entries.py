@@ -203,7 +203,7 @@ VALUES = {
     "--canopy-drain-s": ("25", "0"),
     "--canopy-session-gate": ("auto", "off"),
     WHATIF: ("auto", "wa,canopy-lru,capacity=1:4", "auto,floor=off"),
-    DOCUMENTS: ("on", "off", "separator=###,ratio=0.3,encode=prefix,min_tokens=8"),
+    DOCUMENTS: ("on", "off", "separator=###,ratio=0.3"),
 }
 """Values of flags without choices."""
 TIERS = (

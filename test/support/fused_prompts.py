@@ -1,9 +1,14 @@
-"""Prompts of two documents."""
+"""Prompts of two documents, and their chunks."""
 
 import torch
 
-from canopy_documents.fuse.encode import encode
+from canopy_documents.fuse.encode import Encoder
 from canopy_documents.store.chunk import Chunk, FusedPrompt, Placed
+
+
+def encode(model, ids, prefix=()):
+    """The chunk of ``ids``, encoded behind ``prefix``."""
+    return Encoder(model, prefix).encode(ids)
 
 
 def flat_chunk(n=16):

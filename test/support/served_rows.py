@@ -32,7 +32,7 @@ def with_plain_model(start: Callable[[], InProcess]) -> dict[str, Any]:
     for model, cache, seen in zip(models, caches, watched):
         note = lambda layer, q, _, seen=seen: seen.append((layer, q))  # noqa: E731
         engine.probe_rows(model, ids[rows], rows, cache, 2, note)
-    some = [engine.run_rows(m, ids[rows], rows, c)[0] for m, c in zip(models, caches)]
+    some = [engine.run_rows(m, ids[rows], rows, c) for m, c in zip(models, caches)]
     pairs = {
         "hidden": [hidden],
         "rows": [some],
@@ -54,7 +54,7 @@ def with_transformers(start: Callable[[], InProcess]) -> dict[str, Any]:
     cache = dense_cache(model, LENGTH)
     wanted = other(ids[None]).logits[0]
     every = model.logits(engine.prefill(model, ids, cache))
-    some = model.logits(engine.run_rows(model, ids[rows], rows, cache)[0])
+    some = model.logits(engine.run_rows(model, ids[rows], rows, cache))
     off = {"all": float((every - wanted).abs().max())}
     off["some"] = float((some - wanted[rows]).abs().max())
     return {"off": off, "largest": float(wanted.abs().max())}

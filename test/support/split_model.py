@@ -12,12 +12,12 @@ from support.document_models import build  # isort: skip (it finds comparators)
 from comparators.weights import from_transformers
 
 from canopy_documents.fuse.cache import dense_cache
-from canopy_documents.fuse.encode import encode
 from canopy_documents.fuse.fusion import fused_prefill
 from canopy_documents.fuse.rows import Stop
 from canopy_documents.fuse.selectors import make_selector
 from canopy_documents.quality.checker import answers_differ
 from canopy_documents.store.chunk import FusedPrompt, Placed
+from support.fused_prompts import encode
 
 RANKS, PREFIX, CHUNK, TAIL = 2, 12, 50, 9
 

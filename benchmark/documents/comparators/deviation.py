@@ -8,13 +8,44 @@ never dropped.
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import dataclass
+
 import torch
 
-from canopy_documents.fuse.selectors.base import Context, SelectedTokens, Selector, top
+from canopy_documents.fuse.model import Enough
+from canopy_documents.fuse.rows import RowsAttention
+from canopy_documents.fuse.selectors.base import Context, Selector, top
 from canopy_documents.store.device_copy import to_device
 
 WIDER = 1.5
 """Rows kept at layer 1, times the budget."""
+
+
+@dataclass
+class Filtering(RowsAttention):
+    """Drops rows of chunks before layers 1 and 2; the forward ends at layer 2.
+
+    in_chunk: ``[n]`` bool; sizes: rows left after layers 1 and 2; kept: indices of the rows left by
+    the last call, or None. A dropped row's KV stays as it is.
+    """
+
+    in_chunk: torch.Tensor | None = None
+    sizes: tuple[int, int] = (0, 0)
+    kept: torch.Tensor | None = None
+
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        self.kept = None
+        if layer in (1, 2):
+            assert self.in_chunk is not None
+            _, old = self.cache.read(layer, self.positions)
+            off = (v.float() - old.float()).flatten(1).pow(2).sum(dim=1)
+            off.masked_fill_(~self.in_chunk[self.positions], float("inf"))
+            self.kept = keep = top(off, self.sizes[layer - 1])
+            self.positions, q, k, v = self.positions[keep], q[keep], k[keep], v[keep]
+        return RowsAttention.__call__(self, layer, q, k, v)
 
 
 class Deviation(Selector):
@@ -23,22 +54,23 @@ class Deviation(Selector):
     name = "hkvd"
     reads_cache = True
 
-    def choose(self, context: Context) -> SelectedTokens:
-        inside = context.prompt.in_chunk()
+    def choose(self, context: Context) -> torch.Tensor:
+        prompt, model, budget = context.prompt, context.model, context.budget
+        inside = prompt.in_chunk()
         inside[len(inside) - 1] = False
-        cache, budget = context.cache, context.budget
-        chunk_row = to_device(inside, context.model.device)
         others = int((~inside).sum()) - context.ready  # rows that are always kept
-
-        def narrow(layer, positions, k, v):  # type: ignore[no-untyped-def]
-            if layer not in (1, 2):
-                return None
-            _, old = cache.read(layer, positions)
-            off = (v.float() - old.float()).flatten(1).pow(2).sum(dim=1)
-            off.masked_fill_(~chunk_row[positions], float("inf"))
-            return top(off, others + (int(WIDER * budget) if layer == 1 else budget))
-
-        return SelectedTokens(inside.nonzero()[:, 0], narrow)
+        rows = torch.arange(context.ready, len(prompt), device=model.device)
+        filtering = Filtering(
+            context.cache,
+            rows,
+            model.shape.head_dim**-0.5,
+            last=min(2, model.shape.layers - 1),
+            in_chunk=to_device(inside, model.device),
+            sizes=(others + int(WIDER * budget), others + budget),
+        )
+        with contextlib.suppress(Enough):
+            model.forward(prompt.ids[rows], rows, filtering)
+        return filtering.positions[to_device(inside, model.device)[filtering.positions]]
 
 
 class Oracle(Selector):
@@ -47,7 +79,7 @@ class Oracle(Selector):
     name = "oracle"
     reads_cache = True
 
-    def choose(self, context: Context) -> SelectedTokens:
+    def choose(self, context: Context) -> torch.Tensor:
         from canopy_documents.fuse.cache import dense_cache
         from canopy_documents.fuse.rows import prefill
         from comparators.prophetkv import over_chunks
@@ -61,4 +93,4 @@ class Oracle(Selector):
             for old, new in zip(context.cache.read(layer, every), exact.read(layer, every)):
                 off = (old.float() - new.float()).flatten(1).norm(dim=1)
                 score += (off / new.float().flatten(1).norm(dim=1).mean()).cpu()
-        return SelectedTokens(over_chunks(prompt, score, context.budget))
+        return over_chunks(prompt, score, context.budget)

@@ -3,15 +3,48 @@ a server. Tests hold SGLang's own layers against it."""
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from canopy_documents.fuse.model import Attention, Model, Ranks
-from canopy_documents.fuse.rope import Rope, rotate
+from canopy_documents.fuse.rope import Rotation, movable_variant, rotate
 from canopy_documents.store.chunk import Shape
 from sglang_canopy.errors import CanopyError
+
+
+@dataclass(frozen=True, slots=True)
+class Rope(Rotation):
+    """Rotation by frequencies.
+
+    inv_freq: ``[head_dim / 2]`` fp32, radians per token; scaling: factor on cos and sin.
+    """
+
+    inv_freq: torch.Tensor
+    scaling: float = 1.0
+
+    def table(self, positions: torch.Tensor) -> torch.Tensor:
+        angle = positions.to(torch.float32)[:, None] * self.inv_freq
+        return torch.cat([angle.cos(), angle.sin()], dim=-1) * self.scaling
+
+
+def from_config(config: Any) -> Rope:
+    """Return the rotation of a Hugging Face config. Raises CanopyError if it cannot be moved."""
+    variant, params = movable_variant(config)
+    if variant == "default":
+        theta: Any = params.get("rope_theta") or getattr(config, "rope_theta", 10000.0)
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        steps = torch.arange(0, dim, 2, dtype=torch.float32) / dim
+        return Rope(1.0 / float(theta) ** steps)
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    init = ROPE_INIT_FUNCTIONS[variant]
+    args = {"device": "cpu"} if "device" in inspect.signature(init).parameters else {}
+    inv_freq, scaling = init(config, **args)
+    return Rope(inv_freq.float(), float(scaling))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +98,8 @@ class PlainModel(Model):
         hidden = F.embedding(ids, self.embed)
         for i, layer in enumerate(self.layers):
             attended = attention(i, *self._project(layer, hidden, table))
-            if attention.kept is not None:
-                hidden, table = hidden[attention.kept], table[attention.kept]
+            if (kept := getattr(attention, "kept", None)) is not None:
+                hidden, table = hidden[kept], table[kept]
             hidden = plus(
                 hidden, self.whole(F.linear(attended.flatten(1), layer.out)), layer.out_bias
             )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from canopy_documents.fuse import rows as engine
-from canopy_documents.fuse.selectors.base import Context, SelectedTokens, Selector, best
+from canopy_documents.fuse.selectors.base import Context, Selector, best
 from canopy_documents.store.chunk import FusedPrompt
 from canopy_documents.store.device_copy import to_device
 
@@ -22,9 +22,9 @@ class ProphetKV(Selector):
     name = "prophetkv"
     reads_cache = True
 
-    def choose(self, context: Context) -> SelectedTokens:
+    def choose(self, context: Context) -> torch.Tensor:
         scores = context_attention(context)
-        return SelectedTokens(over_chunks(context.prompt, scores, context.budget))
+        return over_chunks(context.prompt, scores, context.budget)
 
 
 def context_attention(context: Context) -> torch.Tensor:

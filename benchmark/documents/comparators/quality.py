@@ -66,16 +66,18 @@ def prefix_for(case: Case, encoding: str, index: int = 0) -> tuple[int, ...]:
         return ()
     if encoding == "bos":
         return tuple(case.prefix[:1])
+    if encoding == "prefix":
+        return tuple(case.prefix)
     if encoding == "standin":
         return (*case.prefix, *case.stand_in)
-    return quality.prefix_for(case, encoding, index)
+    return quality.prefix_for(case, index)
 
 
 def encode_case(
     model: Model, case: Case, encoding: str, encoders: dict[tuple[int, ...], Encoder] | None = None
 ) -> list[Chunk]:
     """``canopy_documents.quality.answers.encode_case``, with this file's encodings too."""
-    return quality.encode_case(model, case, encoding, encoders, prefix_for)
+    return quality.encode_case(model, case, encoders, lambda case, i: prefix_for(case, encoding, i))
 
 
 def measure(

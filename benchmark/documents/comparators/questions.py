@@ -31,10 +31,10 @@ def read(path: str | Path, limit: int | None = None) -> list[Example]:
             items = [json.loads(line) for line in text.splitlines() if line.strip()]
     except json.JSONDecodeError as error:
         raise CanopyError(f"--data {path} is not JSON: {error}") from None
-    found = [_example(item, i, path) for i, item in enumerate(items[:limit])]
-    if not found:
+    examples = [_example(item, i, path) for i, item in enumerate(items[:limit])]
+    if not examples:
         raise CanopyError(f"--data {path} holds no question")
-    return found
+    return examples
 
 
 def _example(item: Any, index: int, path: Path) -> Example:
@@ -53,11 +53,11 @@ def _example(item: Any, index: int, path: Path) -> Example:
     )
 
 
-def _answers(given: Any) -> tuple[str, ...]:
+def _answers(answers: Any) -> tuple[str, ...]:
     """Return all right answers: a text, a list of texts, or WikiMQA's list of lists."""
-    if isinstance(given, list):
-        return tuple(one for item in given for one in _answers(item))
-    return () if given is None else (str(given),)
+    if isinstance(answers, list):
+        return tuple(one for item in answers for one in _answers(item))
+    return () if answers is None else (str(answers),)
 
 
 def filler_from(examples: Sequence[Example], words: int = 70) -> list[str]:

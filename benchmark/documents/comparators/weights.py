@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from canopy_documents.fuse.rope import Rope, from_config
 from canopy_documents.store.chunk import Shape
-from comparators.plain_model import Layer, PlainModel
+from comparators.plain_model import Layer, PlainModel, Rope, from_config
 from sglang_canopy.errors import CanopyError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")

@@ -39,5 +39,5 @@ def side_by_side(
 ) -> torch.Tensor:
     """Run ``ids [caches, m]`` at positions ``at [m]``; logits ``[caches, m, vocab]``."""
     step = SideBySide(caches, at)
-    hidden, _ = engine.run_rows(model, ids.flatten(), at.repeat(len(caches)), step)  # type: ignore[arg-type]
+    hidden = engine.run_rows(model, ids.flatten(), at.repeat(len(caches)), step)  # type: ignore[arg-type]
     return model.logits(hidden).unflatten(0, ids.shape)

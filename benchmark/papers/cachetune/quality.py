@@ -30,7 +30,7 @@ def run(context: Context, data: str) -> dict[str, Any]:
 def by_arm(questions: Sequence[Rows]) -> Rows:
     """Every arm over the ``questions``: ``kl`` with its standard error and by question; means of the rest; ``speedup``, CPU seconds of full recompute
     over the arm's."""
-    found: Rows = {}
+    by_name: Rows = {}
     full = sum(question["full"]["cpu_s"] for question in questions)
     for name in questions[0]:
         rows = [question[name] for question in questions]
@@ -41,8 +41,8 @@ def by_arm(questions: Sequence[Rows]) -> Rows:
         for field in ("top1", "run", "cpu_s"):
             row[field] = round(mean_se([r[field] for r in rows])[0], 4)
         row["speedup"] = round(full / sum(r["cpu_s"] for r in rows), 2)
-        found[name] = row
-    return found
+        by_name[name] = row
+    return by_name
 
 
 QUESTIONS = tuple(

@@ -27,8 +27,8 @@ def questions(data: Path, name: str, count: int) -> list[Example]:
     path = data / "rag" / f"{name}_100.json"
     pick = {"musique": _musique, "hotpotqa": _hotpotqa}[name]
     items = json.loads(path.read_text(encoding="utf-8"))
-    found = [pick(item, example) for item, example in zip(items, read(path))]
-    return [example for example in found if example is not None][:count]
+    examples = [pick(item, example) for item, example in zip(items, read(path))]
+    return [example for example in examples if example is not None][:count]
 
 
 def _musique(_: dict[str, Any], example: Example) -> Example | None:

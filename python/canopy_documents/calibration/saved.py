@@ -59,19 +59,10 @@ class Calibrations:
 
     def get(self, setting: Setting, tier: str) -> Calibration | None:
         """Return the saved calibration, or None."""
-        found = self._read().get(self.key(setting, tier))
-        if found is None:
+        entry = self._read().get(self.key(setting, tier))
+        if entry is None:
             return None
-        return Calibration(found["ratio"], found["r_min"], CostProfile(**found["profile"]))
-
-    def settings(self, model: str, device: str) -> list[Setting]:
-        """Return the file's settings for a model on a chip."""
-        found = {
-            Setting(model, device, one["dtype"], one["tp_size"], one["backend"])
-            for one in self._read().values()
-            if (one["model"], one["device"]) == (model, device)
-        }
-        return sorted(found, key=str)
+        return Calibration(entry["ratio"], entry["r_min"], CostProfile(**entry["profile"]))
 
     def put(self, setting: Setting, tier: str, calibration: Calibration) -> None:
         """Save a calibration. The file is replaced atomically."""
@@ -85,16 +76,16 @@ class Calibrations:
 
     def _read(self) -> dict[str, dict]:
         try:
-            found = json.loads(read_regular(self.path, MAX_BYTES))
+            entries = json.loads(read_regular(self.path, MAX_BYTES))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
             set_aside(self.path, error)
             return {}
-        if not isinstance(found, dict) or not all(map(_is_calibration, found.values())):
+        if not isinstance(entries, dict) or not all(map(_is_calibration, entries.values())):
             set_aside(self.path, "it is no calibration file")
             return {}
-        return found
+        return entries
 
 
 def _is_calibration(entry: Any) -> bool:
@@ -125,26 +116,14 @@ def calibrated_ratios(path: str | None, setting: Setting) -> dict[str, float]:
     """
     if path is None:
         return {}
-    saved = Calibrations(path)
-    calibrations = {tier: saved.get(setting, name) for tier, name in TIERS.items()}
-    ratios = {tier: one.ratio for tier, one in calibrations.items() if one is not None}
+    file = Calibrations(path)
+    calibrations = {tier: file.get(setting, name) for tier, name in TIERS.items()}
+    ratios = {tier: saved.ratio for tier, saved in calibrations.items() if saved is not None}
     if not ratios:
         raise CanopyError(
-            f"calibration {path} {_contents(saved, setting)}, and this server runs {_shown(setting)} "
-            f"on {setting.device}; start it without, run `canopy documents calibrate --url URL --out {path}`, "
-            "or give a ratio"
+            f"calibration {path} has nothing for this model with {setting.dtype}, --tp-size "
+            f"{setting.tp_size} and --attention-backend {setting.backend} on {setting.device}; start "
+            f"without it, run `canopy documents calibrate --url URL --out {path}`, or give a ratio"
         )
     logger.info("canopy: calibrated ratios %s", ratios)
     return ratios
-
-
-def _contents(saved: Calibrations, setting: Setting) -> str:
-    """Return a text that lists the file's settings for this model on this chip."""
-    found = saved.settings(setting.model, setting.device)
-    if not found:
-        return "has nothing for this model on this machine"
-    return f"has this model in {'; '.join(map(_shown, found))}"
-
-
-def _shown(setting: Setting) -> str:
-    return f"{setting.dtype} with --tp-size {setting.tp_size} and --attention-backend {setting.backend}"

@@ -101,35 +101,3 @@ def golden_section(
 
 def _near(probes: Mapping[float, float], ratio: float) -> float:
     return next((r for r in probes if abs(r - ratio) < 1e-9), ratio)
-
-
-def largest_within(
-    ttft: Callable[[float], float],
-    search: Search,
-    slack: float,
-    r_max: float,
-    tolerance: float = 0.05,
-) -> Search:
-    """Find the largest ratio whose TTFT is within ``slack`` (a share) of the best TTFT found.
-
-    If fixed costs dominate, or transfer and compute take equally long, more recompute costs almost
-    nothing and brings the result closer to full recompute. ``ttft`` must not decrease beyond the
-    best ratio.
-    """
-    limit, probes = (1 + slack) * search.ttft_s, dict(search.probes)
-
-    def within(ratio: float) -> bool:
-        if ratio not in probes:
-            probes[ratio] = ttft(ratio)
-        return probes[ratio] <= limit
-
-    low, high = search.ratio, r_max
-    if high - low > tolerance and within(high):
-        low = high
-    while high - low > tolerance:
-        middle = (low + high) / 2
-        if within(middle):
-            low = middle
-        else:
-            high = middle
-    return Search(low, probes[low], tuple(probes.items()))

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from canopy_documents.calibration.saved import TIERS, Calibration
-from canopy_documents.calibration.search import CostProfile, Search, golden_section, largest_within
+from canopy_documents.calibration.search import CostProfile, Search, golden_section
 from sglang_canopy.errors import CanopyError
 
 SYSTEM, QUESTION = 16, 24
@@ -30,7 +30,7 @@ report. With ratio None the server chooses."""
 
 @dataclass
 class ServedPrompts:
-    """Prompts of ``chunks`` documents of ``chunk_tokens`` each; ``learn`` makes the server encode
+    """Prompts of ``documents`` documents of ``document_tokens`` each; ``learn`` makes the server encode
     them.
 
     vocabulary: range of token ids to draw from; settled: waits until the server has encoded the
@@ -41,8 +41,8 @@ class ServedPrompts:
     wait_encoded: Callable[[], None]
     vocabulary: tuple[int, int]
     count: int = 6
-    chunks: int = 6
-    chunk_tokens: int = 160
+    documents: int = 6
+    document_tokens: int = 160
     repeats: int = 3
     seed: int = 0
 
@@ -50,7 +50,8 @@ class ServedPrompts:
         self._random = random.Random(self.seed)
         self._system = self._tokens(SYSTEM)
         self._documents = [
-            [self._tokens(self.chunk_tokens) for _ in range(self.chunks)] for _ in range(self.count)
+            [self._tokens(self.document_tokens) for _ in range(self.documents)]
+            for _ in range(self.count)
         ]
         self.tiers: Counter[str] = Counter()
 
@@ -66,7 +67,7 @@ class ServedPrompts:
 
         share: share of each prompt's documents to send.
         """
-        some = max(1, round(share * self.chunks))
+        some = max(1, round(share * self.documents))
         return statistics.fmean(
             statistics.median(self._send(d[:some], ratio) for _ in range(self.repeats))
             for d in self._documents
@@ -77,15 +78,15 @@ class ServedPrompts:
 
         Uses whole and half prompts at ratios 0 (all transfer) and 1 (all computed).
         """
-        half = max(1, round(self.chunks / 2))
+        half = max(1, round(self.documents / 2))
         rows, seconds = [], []
-        for chunks in sorted({half, self.chunks}):
-            tokens = chunks * self.chunk_tokens
+        for count in sorted({half, self.documents}):
+            tokens = count * self.document_tokens
             for ratio in (0.0, 1.0):
                 rows.append((tokens * ratio, tokens * (1 - ratio), 1.0))
-                seconds.append(self.ttft(ratio, chunks / self.chunks))
-        found = np.linalg.lstsq(np.array(rows), np.array(seconds), rcond=None)[0]
-        compute, transfer, other = (max(0.0, float(x)) for x in found)
+                seconds.append(self.ttft(ratio, count / self.documents))
+        fitted = np.linalg.lstsq(np.array(rows), np.array(seconds), rcond=None)[0]
+        compute, transfer, other = (max(0.0, float(x)) for x in fitted)
         return CostProfile(compute, transfer, other)
 
     @property
@@ -118,15 +119,10 @@ class ServedPrompts:
 
 
 def calibrate_server(
-    prompts: ServedPrompts,
-    r_min: float,
-    r_max: float = 1.0,
-    slack: float = 0.02,
-    tolerance: float = 0.05,
+    prompts: ServedPrompts, r_min: float, r_max: float = 1.0, tolerance: float = 0.05
 ) -> tuple[Calibration, Search]:
-    """Run Algorithm 1 on a server that has the prompts' documents, then :func:`largest_within`."""
+    """Run Algorithm 1 on a server that has the prompts' documents."""
     profile = prompts.profile()
     start = profile.prior(r_min, r_max) if profile.compute_s > 0 else r_min
     search = golden_section(prompts.ttft, start, r_min, r_max, tolerance)
-    search = largest_within(prompts.ttft, search, slack, r_max, tolerance)
     return Calibration(search.ratio, r_min, profile), search

@@ -23,7 +23,7 @@ from canopy_documents.fuse.rows import Stop, attempt, piece_tokens
 from canopy_documents.store.chunk import Chunk
 from canopy_documents.store.device_copy import to_device
 from canopy_documents.store.store import ChunkStore
-from sglang_canopy.bounded import BoundedByTenant, Entry
+from sglang_canopy.bounded import BoundedByTenant
 
 MAX_SPARED = 8
 """Maximum short batches in a row that do not wait. A piece of work takes longer than a short batch;
@@ -68,32 +68,21 @@ class EncodeQueue:
 
     def __init__(self) -> None:
         self.waiting: BoundedByTenant[str, QueuedChunk] = BoundedByTenant(MAX_WAITING_TOKENS)
-        self.tokens = self.forgotten = 0
+        self.forgotten = 0
 
     def __len__(self) -> int:
         return len(self.waiting)
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of all queued chunks."""
+        return sum(len(entry.value.ids) for entry in self.waiting)
+
     def add(self, key: str, chunk: QueuedChunk) -> None:
         """Append a chunk to its tenant's queue; a queued chunk keeps its position."""
-        if self.waiting.get(chunk.tenant, key) is not None:
-            return
-        self.tokens += len(chunk.ids)
-        size = max(MIN_TOKENS, len(chunk.ids))
-        for gone in self.waiting.put(chunk.tenant, key, chunk, size):
-            self.tokens -= len(gone.value.ids)
-            self.forgotten += 1
-
-    def next(self) -> Entry[str, QueuedChunk] | None:
-        """Remove and return the oldest chunk of the tenant whose turn it is."""
-        entry = self.waiting.next()
-        self.tokens -= len(entry.value.ids) if entry is not None else 0
-        return entry
-
-    def remove(self, tenant: str | None) -> bool:
-        """Remove a tenant's queued chunks. Return whether there were any."""
-        found = self.waiting.forget(tenant)
-        self.tokens = sum(len(entry.value.ids) for entry in self.waiting)
-        return found
+        if self.waiting.get(chunk.tenant, key) is None:
+            size = max(MIN_TOKENS, len(chunk.ids))
+            self.forgotten += len(self.waiting.put(chunk.tenant, key, chunk, size))
 
 
 def stand_in_tokens(tokenizer: Any) -> tuple[tuple[int, ...], ...]:
@@ -148,7 +137,7 @@ class BackgroundEncoder:
 
     def forget(self, tenant: str | None) -> bool:
         """Remove a tenant's documents from the queue. Returns whether any was there."""
-        waited = self.queue.remove(tenant)
+        waited = self.queue.waiting.forget(tenant)
         if self._job is not None and self._job.chunk.tenant == tenant:
             self._job, waited = None, True
         return waited
@@ -200,10 +189,10 @@ class BackgroundEncoder:
         return len(piece)
 
     def _next(self) -> _EncodeJob | None:
-        found = self.queue.next()
-        if found is None:
+        entry = self.queue.waiting.next()
+        if entry is None:
             return None
-        _, key, queued = found
+        _, key, queued = entry
         cache = dense_cache(self.model, len(queued.prefix) + len(queued.ids))
         done = 0
         if self._prefix is not None and self._prefix[0] == queued.prefix:

@@ -12,7 +12,7 @@ from canopy_documents.fuse.model import Model
 from canopy_documents.store.device_copy import is_host
 from canopy_kernel import attention, pages
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
@@ -91,18 +91,18 @@ class KVCache:
 
 
 def _cached_result(
-    made_before: list[tuple[torch.Tensor, Made]], positions: torch.Tensor, make: Callable[[], Made]
-) -> Made:
+    results: list[tuple[torch.Tensor, Result]], positions: torch.Tensor, make: Callable[[], Result]
+) -> Result:
     """Return ``make()`` for these positions, called once for all layers.
 
-    The last two results are cached, since a probe has two sets of rows.
+    ``results``: the last two by their positions, since a probe has two sets of rows.
     """
-    for one, found in made_before:
-        if one is positions:
-            return found
-    made = make()
-    made_before[:] = [*made_before[-1:], (positions, made)]
-    return made
+    for of_positions, result in results:
+        if of_positions is positions:
+            return result
+    result = make()
+    results[:] = [*results[-1:], (positions, result)]
+    return result
 
 
 def dense_cache(model: Model, tokens: int) -> KVCache:

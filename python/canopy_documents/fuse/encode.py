@@ -94,12 +94,6 @@ class Encoder:
         return torch.tensor(ids, dtype=torch.long, device=self.model.device)
 
 
-def encode(model: Model, ids: Sequence[int], prefix: Sequence[int] = ()) -> Chunk:
-    """Prefill ``prefix + ids`` and return the KV of ``ids``. For many chunks use an
-    :class:`Encoder`."""
-    return Encoder(model, prefix).encode(ids)
-
-
 def capture(
     model: Model, cache: KVCache, ids: Sequence[int], start: int, prefix: Sequence[int] = ()
 ) -> Chunk:

@@ -11,7 +11,7 @@ from canopy_documents.fuse import rows as engine
 from canopy_documents.fuse.cache import KVCache
 from canopy_documents.fuse.model import Model
 from canopy_documents.fuse.placement import place_chunks
-from canopy_documents.fuse.selectors.base import Context, SelectedTokens, Selector
+from canopy_documents.fuse.selectors.base import Context, Selector
 from canopy_documents.store.chunk import FusedPrompt
 
 HEAD_TOKENS = 32
@@ -51,8 +51,7 @@ def fused_steps(
 ) -> Generator[None, None, Fused]:
     """Take the steps of :func:`fused_prefill`: the choice, then ``size`` rows each.
 
-    A selector that narrows its rows by layer runs them in one step. A step of rows that ``stop``
-    ends is repeated.
+    A step of rows that ``stop`` ends is repeated.
     """
     inside = prompt.in_chunk()
     inside[len(prompt) - 1] = False
@@ -61,28 +60,19 @@ def fused_steps(
     if selector.reads_cache and 0 < ratio < 1:
         place_chunks(model, prompt.placed, cache, inside)
         ready = yield from _run_head(model, prompt, cache, size, stop)
-        choice = selector.choose(replace(context, ready=ready))
+        tokens = selector.choose(replace(context, ready=ready)).cpu()
     else:
-        choice = (
-            selector.choose(context)
-            if 0 < ratio < 1
-            else SelectedTokens(
-                inside.nonzero()[:, 0] if ratio >= 1 else torch.empty(0, dtype=torch.long)
-            )
-        )
+        tokens = torch.empty(0, dtype=torch.long)
+        if ratio > 0:
+            tokens = selector.choose(context).cpu() if ratio < 1 else inside.nonzero()[:, 0]
         reused = inside.clone()
-        if choice.narrow is None:
-            reused[choice.tokens.cpu()] = False
+        reused[tokens] = False
         place_chunks(model, prompt.placed, cache, reused)
     needed = ~inside
-    needed[choice.tokens.cpu()] = True
+    needed[tokens] = True
     every = needed.nonzero()[:, 0].to(model.device)
-    rows = every[ready:]
-    if choice.narrow is None:
-        yield
-        hidden = yield from _compute(model, prompt, rows, cache, size, stop)
-    else:
-        hidden, _ = engine.run_rows(model, prompt.ids[rows], rows, cache, choice.narrow)
+    yield
+    hidden = yield from _compute(model, prompt, every[ready:], cache, size, stop)
     return Fused(model.logits(hidden[-1:])[0], every)
 
 

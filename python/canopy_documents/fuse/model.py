@@ -31,17 +31,12 @@ class Enough(Exception):
 
 
 class Attention(Protocol):
-    """Handles the queries, keys and values of a layer's rows in a forward.
-
-    kept: indices of the remaining rows, if the last call dropped some; else None.
-    """
-
-    kept: torch.Tensor | None
+    """Handles the queries, keys and values of a layer's rows in a forward."""
 
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
-        """Return the attention of the remaining rows, ``[kept, heads, d]``.
+        """Return the attention of the rows, ``[m, heads, d]``.
 
         ``q [m, heads, d]``, ``k, v [m, kv_heads, d]``; q and k are rotated.
         """
@@ -75,7 +70,7 @@ class Model(abc.ABC):
         """Run rows ``ids [m]`` at ``positions [m]`` through all layers; each layer calls
         ``attention``.
 
-        Returns hidden states ``[remaining rows, hidden]`` after the last norm.
+        Returns hidden states ``[m, hidden]`` after the last norm.
         """
 
     @abc.abstractmethod

@@ -13,11 +13,11 @@ from canopy_documents.fuse.cache import KVCache
 from canopy_documents.fuse.model import Model
 from canopy_documents.fuse.rope import rotate_into
 from canopy_documents.fuse.transfer import base_of, send
-from canopy_documents.store.chunk import Chunk, ChunkSuffix, Placed, base_and_skip
+from canopy_documents.store.chunk import Chunk, ChunkSuffix, Placed
 from canopy_documents.store.device_copy import is_host, to_device
 from canopy_documents.store.host_memory import HostChunk
 from canopy_kernel import pages
-from canopy_kernel.rope_scatter import LayersScatter, one_layer
+from canopy_kernel.rope_scatter import one_layer
 from canopy_kernel.rows import turns
 
 Stored = Chunk | HostChunk | ChunkSuffix
@@ -28,20 +28,20 @@ _Rows = tuple[Stored, torch.Tensor, torch.Tensor]
 
 def place_chunks(
     model: Model, placed: Sequence[Placed], cache: KVCache, wanted: torch.Tensor
-) -> int:
+) -> None:
     """Write KV of the ``wanted [n]`` (bool) tokens of chunks into the cache, keys rotated.
 
     On a CPU, a chunk is written whole into a contiguous cache: the unwanted rows will be computed and
     overwritten, and one long write costs less than picking rows. On a device see
-    :func:`_place_on_device`. Returns the number of wanted tokens.
+    :func:`_place_on_device`.
     """
     if not is_host(cache.slots):
-        return _place_on_device(model, placed, cache, wanted)
+        _place_on_device(model, placed, cache, wanted)
+        return
     contiguous = cache.in_order
-    count, rows = 0, []
+    rows = []
     for p in placed:
         inside = wanted[p.start : p.end].nonzero()[:, 0]
-        count += inside.numel()
         if not inside.numel():
             continue
         if contiguous and isinstance(p.chunk, Chunk):
@@ -50,7 +50,6 @@ def place_chunks(
             rows.append((p.chunk, inside, inside + p.start))
     if rows:
         _write_rows(model, rows, cache)
-    return count
 
 
 def _write_whole(model: Model, placed: Placed, cache: KVCache) -> None:
@@ -79,57 +78,30 @@ def _write_rows(model: Model, rows: Sequence[_Rows], cache: KVCache) -> None:
 
 def _place_on_device(
     model: Model, placed: Sequence[Placed], cache: KVCache, wanted: torch.Tensor
-) -> int:
-    """:func:`place_chunks` for a pool on a device, without reading from the device or waiting for
-    it.
+) -> None:
+    """:func:`place_chunks` for a pool on a device.
 
-    A chunk on the device is written from its first wanted token to its last, because picking rows
-    there would need their indices; the rows in between will be computed and overwritten. Of other
-    chunks only the wanted rows are sent, from host memory through ``cache.arrivals``.
+    Chunks in :class:`HostMemory` are sent through ``cache.arrivals``, without waiting for the
+    device; of others the wanted rows are copied layer by layer.
     """
-    device, count = cache.slots.device, 0
-    here: list[_Part] = []
-    away: list[_Part] = []
-    for p in placed:
-        count += int(wanted[p.start : p.end].sum())
+    device = cache.slots.device
     sent = send(model, placed, cache, to_device(wanted.nonzero()[:, 0], device))
     if sent is not None:
         cache.arrivals.append(sent)
+    parts: list[_Part] = []
     for p in placed:
-        if base_of(p.chunk)[0] is not None:
-            continue
         inside = wanted[p.start : p.end].nonzero()[:, 0]
-        if not inside.numel():
-            continue
-        if lies_on(p.chunk, device):
-            first, last = int(inside[0]), int(inside[-1]) + 1
-            slots = cache.slots[p.start + first : p.start + last]
-            here.append((p, torch.arange(first, last), slots))
-        else:
-            away.append((p, inside, cache.slots[to_device(inside + p.start, device)]))
-    if here:
-        _place_from_device(model, here, cache)
-    if away:
-        _place_from_host(model, away, cache)
-    return count
+        if inside.numel() and base_of(p.chunk)[0] is None:
+            parts.append((p, inside, cache.slots[to_device(inside + p.start, device)]))
+    if parts:
+        _place_by_layer(model, parts, cache)
 
 
 _Part = tuple[Placed, torch.Tensor, torch.Tensor]
 """A placed chunk, indices of some of its tokens (on the host), and their slots."""
 
 
-def _place_from_device(model: Model, parts: Sequence[_Part], cache: KVCache) -> None:
-    """Place all chunks and layers in one launch, reading each chunk's rows in place."""
-    keys, values = [], []
-    for p, inside, _ in parts:
-        base, skip = base_and_skip(p.chunk)
-        first, last = skip + int(inside[0]), skip + int(inside[-1]) + 1
-        keys.append(base.raw_k[:, first:last])
-        values.append(base.v[:, first:last])
-    LayersScatter(keys, values, *_locations(model, parts, cache), cache.k, cache.v).run()
-
-
-def _place_from_host(model: Model, parts: Sequence[_Part], cache: KVCache) -> None:
+def _place_by_layer(model: Model, parts: Sequence[_Part], cache: KVCache) -> None:
     """Place one layer at a time."""
     where = _locations(model, parts, cache)
     for layer in range(model.shape.layers):
@@ -149,12 +121,6 @@ def _locations(
     every = torch.arange(len(at), device=device)
     slots = torch.cat([one for *_, one in parts])
     return counts, to_device(rows, device), every, slots, model.rope.table(to_device(at, device))
-
-
-def lies_on(chunk: Stored, device: torch.device) -> bool:
-    """Whether a chunk's KV is in the memory of ``device``."""
-    base, _ = base_and_skip(chunk)
-    return isinstance(base, Chunk) and base.raw_k.device == device
 
 
 def copy_positions(source: KVCache, target: KVCache, count: int) -> None:

@@ -8,8 +8,6 @@ rotation (YaRN's attention factor) and a table rounded to bf16.
 from __future__ import annotations
 
 import abc
-import inspect
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -45,21 +43,6 @@ class Rotation(abc.ABC):
     def undo(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Invert :meth:`apply`; returns fp32 for any dtype of ``x``."""
         return unrotate(x, self.table(positions))
-
-
-@dataclass(frozen=True, slots=True)
-class Rope(Rotation):
-    """Rotation by frequencies.
-
-    inv_freq: ``[head_dim / 2]`` fp32, radians per token; scaling: factor on cos and sin.
-    """
-
-    inv_freq: torch.Tensor
-    scaling: float = 1.0
-
-    def table(self, positions: torch.Tensor) -> torch.Tensor:
-        angle = positions.to(torch.float32)[:, None] * self.inv_freq
-        return torch.cat([angle.cos(), angle.sin()], dim=-1) * self.scaling
 
 
 def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -126,8 +109,8 @@ def prove_rotation(
         raise RuntimeError(f"undoing RoPE is off by {error:.2e} of values up to 1")
 
 
-def from_config(config: Any) -> Rope:
-    """Return the rotation of a Hugging Face config.
+def movable_variant(config: Any) -> tuple[str, dict[str, Any]]:
+    """Return the RoPE variant of a Hugging Face config, and its parameters.
 
     Raises CanopyError, naming the variant, if it cannot be moved.
     """
@@ -143,17 +126,7 @@ def from_config(config: Any) -> Rope:
         if (partial or 1.0) != 1.0:
             reason = f"only {partial} of each head is rotated"
         raise CanopyError(
-            f"RoPE variant {variant!r} is not supported for chunk reuse: {reason}; "
-            f"supported are {', '.join(SUPPORTED)}. Serve this model with chunk reuse off."
+            f"RoPE variant {variant!r} is not supported for reuse of documents: {reason}; "
+            f"supported are {', '.join(SUPPORTED)}. Serve this model without --canopy-documents."
         )
-    if variant == "default":
-        theta: Any = params.get("rope_theta") or getattr(config, "rope_theta", 10000.0)
-        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        steps = torch.arange(0, dim, 2, dtype=torch.float32) / dim
-        return Rope(1.0 / float(theta) ** steps)
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    init = ROPE_INIT_FUNCTIONS[variant]
-    args = {"device": "cpu"} if "device" in inspect.signature(init).parameters else {}
-    inv_freq, scaling = init(config, **args)
-    return Rope(inv_freq.float(), float(scaling))
+    return variant, params

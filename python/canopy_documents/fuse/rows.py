@@ -16,14 +16,6 @@ from canopy_documents.fuse.model import Enough, Model
 
 Result = TypeVar("Result")
 
-Narrow = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], "torch.Tensor | None"]
-"""``(layer, positions [m], k [m, kv_heads, d] rotated, v)`` -> sorted indices of the rows to keep
-from this layer on, or None for all.
-
-Called before K and V are written. For a dropped row the cache's KV stays, in this and every deeper
-layer. A server's model keeps all its rows.
-"""
-
 Watch = Callable[[int, torch.Tensor, torch.Tensor], "torch.Tensor | None"]
 """``(layer, q [m, heads, d] rotated, positions [m])``, called after this layer's K and V are
 written.
@@ -61,11 +53,9 @@ class RowsAttention:
     cache: KVCache
     positions: torch.Tensor
     scale: float
-    narrow: Narrow | None = None
     watch: Watch | None = None
     arrive: Callable[[int], None] | None = None
     last: int | None = None
-    kept: torch.Tensor | None = None
 
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
@@ -73,11 +63,6 @@ class RowsAttention:
         """Return the attention of one layer's rows."""
         if self.arrive is not None:  # this layer's reused KV is in place after the call
             self.arrive(layer)
-        if self.narrow is not None:
-            self.kept = keep = self.narrow(layer, self.positions, k, v)
-            if keep is not None:
-                self.positions = self.positions[keep]
-                q, k, v = q[keep], k[keep], v[keep]
         self.cache.write(layer, self.positions, k, v)
         attended = self.watch(layer, q, self.positions) if self.watch is not None else None
         if layer == self.last:
@@ -93,19 +78,15 @@ def run_rows(
     ids: torch.Tensor,
     positions: torch.Tensor,
     cache: KVCache,
-    narrow: Narrow | None = None,
     watch: Watch | None = None,
     arrive: Callable[[int], None] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor:
     """Run rows ``ids [m]`` at sorted ``positions [m]`` through all layers.
 
-    Returns the rows' hidden states ``[m', hidden]`` after the last norm, and their positions
-    ``[m']`` (fewer than m if ``narrow`` dropped some).
+    Returns the rows' hidden states ``[m, hidden]`` after the last norm.
     """
     scale = model.shape.head_dim**-0.5
-    rows = RowsAttention(cache, positions, scale, narrow, watch, arrive)
-    hidden = model.forward(ids, positions, rows)
-    return hidden, rows.positions
+    return model.forward(ids, positions, RowsAttention(cache, positions, scale, watch, arrive))
 
 
 @torch.no_grad()
@@ -176,7 +157,7 @@ def attempt(
     """Run rows as :func:`run_rows` and return their hidden states; None if ``stop`` ended the run,
     which is then to be repeated."""
     try:
-        hidden, _ = run_rows(model, ids, positions, cache, arrive=stop)
+        hidden = run_rows(model, ids, positions, cache, arrive=stop)
     except Enough:
         return None
     stop.done()
@@ -196,4 +177,4 @@ def repeated(
 def prefill(model: Model, ids: torch.Tensor, cache: KVCache, start: int = 0) -> torch.Tensor:
     """Plain prefill of ``ids [m]`` from position ``start``. Returns the last hidden states."""
     positions = torch.arange(start, start + ids.numel(), device=ids.device)
-    return run_rows(model, ids, positions, cache)[0]
+    return run_rows(model, ids, positions, cache)

@@ -6,7 +6,6 @@ HTTP process are here.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +28,7 @@ def _build(original: Any, server: Any, server_args: Any, *args: Any, **kwargs: A
     check_in_place(HOOKS)
     start.build(original, server, server_args, *args, **kwargs)
     if (engine := engine_of(server)) is not None:
-        series.start(engine.status, server_args.enable_metrics)
+        series.start(engine.counted, server_args.enable_metrics)
 
 
 def _prepare(manager: Any, obj: Any, request: Any = None, *_: Any, **__: Any) -> None:
@@ -50,7 +49,7 @@ def _convert_chat(original: Any, serving: Any, request: Any, raw_request: Any = 
 
 def _add_routes(server_args: Any, *_: Any, **__: Any) -> None:
     if options_of(server_args) is not None:
-        BODY_CHECKS["documents"] = functools.partial(conversion.check_body, server_args.tp_size)
+        BODY_CHECKS["documents"] = conversion.check_body
         if series.STATUS not in status_file.ADDITIONS:
             status_file.ADDITIONS.append(series.STATUS)
         add_routes()

@@ -53,12 +53,6 @@ METRICS = (
         ("step",),
         "tenants whose ratio is raised, or whose reuse is stopped, because too many answers differed",
     ),
-    Metric(
-        "documents_tenant_differ_ratio",
-        "gauge",
-        ("tenant",),
-        "share of a tenant's compared answers that differed (32 tenants at most)",
-    ),
     reported(
         "documents_stored_bytes", "store.tiers.{tier}.used_bytes", "KV of documents in the store"
     ),
@@ -68,11 +62,8 @@ METRICS = (
 def update(metrics: Metrics, documents: Mapping[str, Any]) -> None:
     """Update every series from the counts in ``documents``, as in ``/server_info``."""
     metrics.show(documents)
-    quality = documents["quality"]
     for step in ("raised", "stopped"):
-        metrics.set("documents_tenants", quality[f"tenants_{step}"], step)
-    for tenant, one in quality["tenants"].items():
-        metrics.set("documents_tenant_differ_ratio", one["differed"] / one["checked"], tenant)
+        metrics.set("documents_tenants", documents["quality"][f"tenants_{step}"], step)
 
 
 class Reporter(Periodic):

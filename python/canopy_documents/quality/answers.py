@@ -23,7 +23,7 @@ from canopy_documents.text.variants import Place
 class Case:
     """One example as tokens: a system prefix, the tokens of each document, and the question.
 
-    stand_in: documents that are not in the prompt, for encoding chunks after them.
+    stand_in: tokens of documents that are not in the prompt, to encode documents after.
     """
 
     prefix: list[int]
@@ -38,10 +38,10 @@ class Case:
         return [*self.prefix, *(t for d in self.documents for t in d), *self.question]
 
 
-def tokenise(tokenizer: Any, example: Example, chunks: int, chunk_tokens: int) -> Case:
+def tokenise(tokenizer: Any, example: Example, count: int, document_tokens: int) -> Case:
     """Tokenise an example in pieces, so that a document always has the same ids.
 
-    Documents are cut to ``chunk_tokens``, including the empty line between them: it marks a
+    ``count`` documents are cut to ``document_tokens``, including the empty line between them: it marks a
     document's end, and without it the error of reuse nearly doubles (docs/research/documents.md).
     Without a chat template the prompt is plain text.
     """
@@ -65,35 +65,33 @@ def tokenise(tokenizer: Any, example: Example, chunks: int, chunk_tokens: int) -
     else:
         before, after = f"{SYSTEM}\n\n", "\nAnswer:"
     gap = ids("\n\n")
-    room = max(0, chunk_tokens - len(gap))
-    documents = [ids(d)[:room] + gap for d in example.documents[:chunks]]
+    room = max(0, document_tokens - len(gap))
+    documents = [ids(d)[:room] + gap for d in example.documents[:count]]
     question = ids(f"Question: {example.question}{after}{example.lead}")
     return Case(
         ids(before), documents, question, example.answers, example.task, list(stand_in(ids))
     )
 
 
-def prefix_for(case: Case, encoding: str, index: int = 0) -> tuple[int, ...]:
-    """Return the prefix for the document at ``index``; ``encoding`` is one of ``ENCODINGS``."""
-    where = Place(encoding, index == 0, tuple(case.prefix), (tuple(case.stand_in),), True)
-    return where.acceptable()[0]
+def prefix_for(case: Case, index: int) -> tuple[int, ...]:
+    """Return the tokens that the document at ``index`` is encoded after."""
+    return Place(index == 0, tuple(case.prefix), (tuple(case.stand_in),), True).acceptable()[0]
 
 
 def encode_case(
     model: Model,
     case: Case,
-    encoding: str,
     encoders: dict[tuple[int, ...], Encoder] | None = None,
-    prefix_for: Callable[[Case, str, int], tuple[int, ...]] = prefix_for,
+    prefix_for: Callable[[Case, int], tuple[int, ...]] = prefix_for,
 ) -> list[Chunk]:
-    """Encode each document as a chunk that follows ``prefix_for(case, encoding, index)``.
+    """Encode each document after ``prefix_for(case, index)``.
 
     A prefix is computed once for all calls with the same ``encoders``.
     """
     encoder_of = {} if encoders is None else encoders
     chunks = []
     for index, document in enumerate(case.documents):
-        prefix = prefix_for(case, encoding, index)
+        prefix = prefix_for(case, index)
         if prefix not in encoder_of:
             encoder_of[prefix] = Encoder(model, prefix)
         chunks.append(encoder_of[prefix].encode(document))
@@ -101,7 +99,7 @@ def encode_case(
 
 
 def prompt_of_case(case: Case, chunks: Sequence[Chunk], device: torch.device) -> FusedPrompt:
-    """Return the prompt of a case with its chunks in the documents' places."""
+    """Return the prompt of a case with ``chunks``, the KV of its documents."""
     at, placed = len(case.prefix), []
     for chunk in chunks:
         placed.append(Placed(chunk, at))

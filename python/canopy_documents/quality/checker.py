@@ -102,7 +102,6 @@ MAX_TIMES = 4
 LOAD_SHARE = 0.02
 """Share of computed prompt tokens that checks may compute under load."""
 KEPT_S = 600.0
-SHOWN_TENANTS = 32
 
 
 @dataclass(slots=True, eq=False)
@@ -178,9 +177,9 @@ class QualityChecker:
         """Stop the check in progress before a batch. It restarts later or is dropped."""
         if self._running_check is not None:
             self._running_check = None
-            one = self.waiting.popleft()
-            if one.pieces < MAX_TIMES * pieces_of(len(one.ids), self.piece_tokens):
-                self.waiting.append(one)
+            check = self.waiting.popleft()
+            if check.pieces < MAX_TIMES * pieces_of(len(check.ids), self.piece_tokens):
+                self.waiting.append(check)
             else:
                 self.dropped["interrupted"] += 1
         self._drop_old(now)
@@ -243,11 +242,6 @@ class QualityChecker:
         waiting = {"waiting": len(self.waiting), "dropped": dict(self.dropped)}
         return {**self.limits.stats(), **waiting}
 
-    def of_tenants(self) -> dict[str, dict[str, Any]]:
-        """Return the counts by tenant's public name, for readers of the status."""
-        shown = self.limits.of_tenants(SHOWN_TENANTS)
-        return {shown_tenant(name) or "": found for name, found in shown.items()}
-
     def _drop_old(self, now: float) -> None:
         """Drop prompts that have waited too long, except the prompt being checked."""
         waiting = list(self.waiting)[int(self._running_check is not None) :]
@@ -266,7 +260,13 @@ class QualityChecker:
             return None
         ratio = raised(check.ratio) if check.quality_level == RAISED else check.ratio
         return answers_differ(
-            library.model, check.ids, placed, request.selector, ratio, self.end, library.stop
+            library.model,
+            check.ids,
+            placed,
+            library.options.selector,
+            ratio,
+            self.end,
+            library.stop,
         )
 
     def _decide(self, library: Any, check: _Waiting, differs: bool) -> None:

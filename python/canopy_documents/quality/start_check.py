@@ -1,8 +1,8 @@
 """Quality check: tests reuse at start on questions with known answers, and refuses it below a floor.
 
 The questions ask for made-up facts in filler documents. The served model answers each question by
-greedy decoding: once after full recompute, and after a fused prefill with the server's selector and
-encoding at every ratio it may use. Distances between next-token probabilities are not measured,
+greedy decoding: once after full recompute, and after a fused prefill with the server's selector
+at every ratio it may use. Distances between next-token probabilities are not measured,
 since an answer may be fluent, close, and wrong.
 """
 
@@ -41,14 +41,6 @@ DOCUMENTS, DOCUMENT_TOKENS = 6, 160
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
-    """A server's method of reuse: the selector, and the encoding of documents."""
-
-    selector: str
-    encode: str
-
-
-@dataclass(frozen=True, slots=True)
 class Kept:
     """Number of correct answers by full recompute (``right``), and of those that reuse also answers
     correctly (``kept``)."""
@@ -68,7 +60,7 @@ class Kept:
 
 
 def check_quality(
-    model: Model, tokenizer: Any, method: Method, ratios: Iterable[float], min_kept: float | None
+    model: Model, tokenizer: Any, selector: str, ratios: Iterable[float], min_kept: float | None
 ) -> dict[float, Kept]:
     """Return the answers kept at every ratio; empty if there is no floor.
 
@@ -78,7 +70,7 @@ def check_quality(
         return {}
     if tokenizer is None:
         raise CanopyError("the quality check needs a tokenizer; drop --skip-tokenizer-init")
-    kept = measure_kept(model, tokenizer, method, sorted(set(ratios)))
+    kept = measure_kept(model, tokenizer, selector, sorted(set(ratios)))
     for ratio, count in kept.items():
         logger.info("canopy: quality check at ratio %s: %s", ratio, count)
     missed = [r for r, count in kept.items() if count.share is None or count.share < min_kept]
@@ -92,23 +84,19 @@ def check_quality(
 
 
 def measure_kept(
-    model: Model,
-    tokenizer: Any,
-    method: Method,
-    ratios: Iterable[float],
-    questions: int = QUESTIONS,
+    model: Model, tokenizer: Any, selector: str, ratios: Iterable[float], questions: int = QUESTIONS
 ) -> dict[float, Kept]:
     """Return the answers kept, by ratio."""
-    ratios, each = list(ratios), -(-questions // len(SYNTHETIC))
+    ratios, per_task = list(ratios), -(-questions // len(SYNTHETIC))
     counted = {ratio: [0, 0] for ratio in ratios}
     encoders: dict[tuple[int, ...], Encoder] = {}
-    for example in synthetic(SYNTHETIC, each, default_filler())[:questions]:
+    for example in synthetic(SYNTHETIC, per_task, default_filler())[:questions]:
         case = tokenise(tokenizer, example, DOCUMENTS, DOCUMENT_TOKENS)
         if not holds(full_answer(model, tokenizer, case), case.answers):
             continue
-        chunks = encode_case(model, case, method.encode, encoders)
+        chunks = encode_case(model, case, encoders)
         for ratio in ratios:
-            text = fused_answer(model, tokenizer, case, chunks, method, ratio)
+            text = fused_answer(model, tokenizer, case, chunks, selector, ratio)
             counted[ratio][0] += 1
             counted[ratio][1] += holds(text, case.answers)
     return {ratio: Kept(*both) for ratio, both in counted.items()}
@@ -124,16 +112,16 @@ def full_answer(model: Model, tokenizer: Any, case: Case) -> str:
 
 
 def fused_answer(
-    model: Model, tokenizer: Any, case: Case, chunks: list[Any], method: Method, ratio: float
+    model: Model, tokenizer: Any, case: Case, chunks: list[Any], selector: str, ratio: float
 ) -> str:
     """Return the greedy answer after a fused prefill at a ratio."""
-    prompt, selector = prompt_of_case(case, chunks, model.device), make_selector(method.selector)
-    if isinstance(selector, Offline):
+    prompt, choose = prompt_of_case(case, chunks, model.device), make_selector(selector)
+    if isinstance(choose, Offline):
         for chunk in chunks:
-            selector.scores(chunk)
+            choose.scores(chunk)
     n = len(prompt)
     cache = dense_cache(model, n + ANSWER_TOKENS)
-    fused = fused_prefill(model, prompt, cache.upto(n), selector, ratio)
+    fused = fused_prefill(model, prompt, cache.upto(n), choose, ratio)
     return _decoded(model, tokenizer, cache, n, fused.logits)
 
 

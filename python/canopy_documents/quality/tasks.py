@@ -16,7 +16,7 @@ SYSTEM = "Answer the question from the documents. Answer with a few words."
 class Example:
     """One question over documents.
 
-    documents: one text per chunk; answers: accepted answers; task: its name; lead: start of the
+    documents: their texts; answers: accepted answers; task: its name; lead: start of the
     reply, given to the model (so that a small model answers at all).
     """
 
@@ -33,9 +33,9 @@ PEOPLE, TRADES = _PEOPLE.split(), _TRADES.split()
 
 
 def synthetic(
-    tasks: Sequence[str], count: int, filler: Sequence[str], chunks: int = 6, seed: int = 0
+    tasks: Sequence[str], count: int, filler: Sequence[str], documents: int = 6, seed: int = 0
 ) -> list[Example]:
-    """Generate ``count`` examples of each task over ``chunks`` filler texts.
+    """Generate ``count`` examples of each task over ``documents`` filler texts.
 
     single: a fact in one sentence of one document. split: the fact's subject ends one document and
     its value begins the next. coreference: one document names a person, the next says "this
@@ -49,7 +49,7 @@ def synthetic(
             raise CanopyError(f"task {task!r} is not known; allowed are {', '.join(SYNTHETIC)}")
     for _ in range(count):  # tasks alternate, so that an interrupted run has equal numbers of each
         for task in tasks:
-            out.append(_make(task, rng, [rng.choice(filler) for _ in range(chunks)]))
+            out.append(_make(task, rng, [rng.choice(filler) for _ in range(documents)]))
     return out
 
 

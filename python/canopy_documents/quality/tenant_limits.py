@@ -142,15 +142,6 @@ class QualityLimits:
             **{f"tenants_{LEVELS[level]}": levels.count(level) for level in (RAISED, STOPPED)},
         }
 
-    def of_tenants(self, most: int) -> dict[str | None, dict[str, Any]]:
-        """Return the ``most`` tenants furthest from ``SERVED``, then by number of checks."""
-        order = sorted(self.tenants.items(), key=lambda t: (-t[1].level, -t[1].checked))
-        return {
-            name: {"step": LEVELS[one.level], "checked": one.checked, "differed": one.differed}
-            for name, one in order[:most]
-            if one.checked
-        }
-
     def _enter_level(self, one: TenantQuality, level: int) -> str:
         one.level, one.above, one.below = level, 0.0, 0.0
         return LEVELS[level]

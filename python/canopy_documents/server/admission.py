@@ -14,7 +14,7 @@ from canopy_documents.server.request import document_request_of, engine_of
 
 @dataclass(frozen=True, slots=True)
 class ExpectedReuse:
-    """Expected reuse of a prompt: ``spans`` of stored chunks, and their ``ratio`` to compute."""
+    """Expected reuse of a prompt: ``spans`` of stored documents, and their ``ratio`` to compute."""
 
     spans: tuple[tuple[int, int], ...]
     ratio: float
@@ -45,12 +45,12 @@ def expected_reuse(engine: DocumentEngine, req: Any) -> ExpectedReuse | None:
     request = document_request_of(req)
     if request is None or not engine.may_fuse(req, request):
         return None
-    chunks = engine.library.resolve(request)
+    documents = engine.library.resolve(request)
     prefix = req.prefix_len + req.host_hit_length
-    if not reusable_tokens(chunks, prefix, len(req.full_untruncated_fill_ids)):
+    if not reusable_tokens(documents, prefix, len(req.full_untruncated_fill_ids)):
         return None
-    spans = tuple((k.start, k.end) for k in chunks if k.tier is not None)
-    return ExpectedReuse(spans, engine.ratio_for(request, chunks))
+    spans = tuple((k.start, k.end) for k in documents if k.tier is not None)
+    return ExpectedReuse(spans, engine.ratio_for(request, documents))
 
 
 def adder_class(stock: Any, scheduler: Any, *_: Any, **__: Any) -> Any:
@@ -64,25 +64,25 @@ def _adder_class(stock: type, engine: DocumentEngine) -> type:
     """Return SGLang's ``PrefillAdder``, whose budgets are charged only for computed tokens.
 
     A fused prompt fills only its recomputed share of a window. Admission uses an expectation. If it
-    is wrong (a chunk was evicted, a file is damaged), ``batch.split_into_windows`` splits the
+    is wrong (a document was evicted, a file is damaged), ``batch.split_into_windows`` splits the
     forward, so that no forward exceeds a window. The KV pool is charged in full, since every slot
     is needed.
     """
 
     class DocumentPrefillAdder(stock):  # type: ignore[misc,valid-type]
         def add_one_req(self, req: Any, *args: Any, **kwargs: Any) -> Any:
-            found = expected_reuse(engine, req)
-            if found is None:
+            reuse = expected_reuse(engine, req)
+            if reuse is None:
                 return super().add_one_req(req, *args, **kwargs)
             before = len(self.can_run_list)
             start = req.prefix_len + req.host_hit_length
             end = len(req.full_untruncated_fill_ids)
-            given = found.credit(start, end, self.rem_chunk_tokens)
-            self._canopy_grant(given)
+            credit = reuse.credit(start, end, self.rem_chunk_tokens)
+            self._canopy_grant(credit)
             result = super().add_one_req(req, *args, **kwargs)
             admitted = len(self.can_run_list) > before
-            saved = found.saved(req.prefix_len, req.extend_end) if admitted else 0
-            self._canopy_grant(min(saved, given) - given)
+            saved = reuse.saved(req.prefix_len, req.extend_end) if admitted else 0
+            self._canopy_grant(min(saved, credit) - credit)
             return result
 
         def _canopy_grant(self, tokens: int) -> None:

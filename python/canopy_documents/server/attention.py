@@ -114,11 +114,11 @@ def register() -> None:
 
 def _fusing(name: str, create: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(create)
-    def made(runner: Any) -> Any:
+    def create_fusing(runner: Any) -> Any:
         backend = create(runner)
         backend.canopy = Fusing(name)
         backend.forward_extend = functools.partial(_forward_extend, backend, backend.forward_extend)
         return backend
 
-    made.canopy = True  # type: ignore[attr-defined]
-    return made
+    create_fusing.canopy = True  # type: ignore[attr-defined]
+    return create_fusing

@@ -1,7 +1,7 @@
 """Packed batches: copies of the scheduler's batches that run only the chosen rows of each request.
 
 Admission charges a fused prompt for the tokens it is expected to compute. If planning fails, or a
-chunk has been evicted meanwhile, the whole prompt is computed, in forwards of at most one window
+document has been evicted meanwhile, the whole prompt is computed, in forwards of at most one window
 each: SGLang's window exists to prevent a single forward over a whole prompt.
 """
 
@@ -59,11 +59,11 @@ def pack_rows(
     assert getattr(batch, "input_embeds", None) is None, "embeddings are not packed"
     assert getattr(batch, "replace_embeds", None) is None, "embeddings are not packed"
     counts = [len(c) for c in chosen]
-    kept = torch.cat(keep)
+    rows_kept = torch.cat(keep)
     positions = torch.cat([to_device(rows, device) for rows in chosen])
     packed = copy.copy(batch)
-    packed.input_ids = batch.input_ids[kept]
-    packed.out_cache_loc = batch.out_cache_loc[kept]
+    packed.input_ids = batch.input_ids[rows_kept]
+    packed.out_cache_loc = batch.out_cache_loc[rows_kept]
     packed.prefill_input_ids_cpu = None
     packed.extend_lens = counts
     packed.extend_num_tokens = sum(counts)

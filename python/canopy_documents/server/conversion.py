@@ -52,7 +52,7 @@ def prepare(
             obj.text, obj.input_ids = None, ids
 
 
-def check_body(tp_size: int, body: Mapping[str, Any], obj: Any) -> None:
+def check_body(body: Mapping[str, Any], obj: Any) -> None:
     """Check the fields of a body before its response starts.
 
     ``obj``: its sampling parameters. Raises CanopyError.
@@ -64,7 +64,7 @@ def check_body(tp_size: int, body: Mapping[str, Any], obj: Any) -> None:
     many = params if isinstance(params, list) else [params] * len(prompts)
     for prompt, one in zip(itertools.cycle(prompts), many):
         if isinstance(one, Mapping):
-            _check_fields(fields.parse_fields(one.get("custom_params")), prompt, tp_size)
+            _check_fields(fields.parse_fields(one.get("custom_params")), prompt)
 
 
 def _prepare_batch(manager: Any, obj: Any, options: Options) -> None:
@@ -73,15 +73,15 @@ def _prepare_batch(manager: Any, obj: Any, options: Options) -> None:
     count = len(texts if texts is not None else lists)
     params = obj.sampling_params
     many = params if isinstance(params, list) else [dict(params) for _ in range(count)]
-    if len(many) != count or not all(isinstance(each, dict) for each in many):
+    if len(many) != count or not all(isinstance(sampling, dict) for sampling in many):
         raise CanopyError(
             f"sampling_params must be one object, or a list of one for each of {count} prompts"
         )
     keys, salts = (_for_each(obj, name, count) for name in ("extra_key", "cache_salt"))
     prompts = list(zip(texts or [None] * count, lists or [None] * count))
     ids = [
-        _prepare_prompt(manager, options, obj, prompt, each, tenant_of(*pair))
-        for prompt, each, *pair in zip(prompts, many, keys, salts)
+        _prepare_prompt(manager, options, obj, prompt, sampling, tenant_of(*pair))
+        for prompt, sampling, *pair in zip(prompts, many, keys, salts)
     ]
     obj.sampling_params = many
     if any(new is not old for new, (_, old) in zip(ids, prompts)):
@@ -104,7 +104,7 @@ def _prepare_prompt(
     were reordered, or made from a text with documents."""
     (text, ids), custom = prompt, params.get("custom_params")
     requested = fields.parse_fields(custom)
-    _check_fields(requested, ids, manager.server_args.tp_size)
+    _check_fields(requested, ids)
     movable = requested.any_order and not has_fixed_positions(obj)
     if requested.bounds is not None:
         if movable:
@@ -134,7 +134,7 @@ def convert_chat(
         return original(serving, request, raw_request)
     requested = fields.parse_fields(custom)
     in_parts, separator = requested.documents_in_parts, options.separator
-    _check_fields(requested, None, manager.server_args.tp_size, chat=True)
+    _check_fields(requested, None, chat=True)
     if requested.any_order and not requested.off and not has_fixed_positions(request):
         request.messages = chat.in_best_order(
             request.messages, in_parts, separator, orders, _tenant(request)
@@ -171,11 +171,8 @@ def _check_spelling(body: Mapping[str, Any]) -> None:
         raise CanopyError(f"documents: this server reads no such field; {_HOW}")
 
 
-def _check_fields(
-    requested: fields.DocumentFields, ids: Any, tp_size: int, chat: bool = False
-) -> None:
-    """Raise CanopyError if a prompt's fields do not fit it, or the server."""
-    fields.check_selector(requested.selector, tp_size)
+def _check_fields(requested: fields.DocumentFields, ids: Any, chat: bool = False) -> None:
+    """Raise CanopyError if a prompt's fields do not fit it."""
     if requested.documents_in_parts and not chat:
         raise CanopyError(f"custom_params key {DOCUMENTS!r} is of chat messages; {_HOW}")
     if requested.bounds is None:

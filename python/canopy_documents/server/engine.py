@@ -30,7 +30,7 @@ from canopy_documents.server.request import (
     DIFFERED,
     STILL_ENCODED,
     DocumentRequest,
-    ResolvedChunk,
+    ResolvedDocument,
     ReusePlan,
     document_request,
     fused_report,
@@ -69,7 +69,7 @@ class DocumentEngine:
             )
         self.runner, self.options = runner, options
         self.end_token = None if tokenizer is None else tokenizer.eos_token_id
-        self.stand_ins = stand_in_tokens(tokenizer) if options.encode == "mixed" else ()
+        self.stand_ins = stand_in_tokens(tokenizer)
         # The digest of the weight files is needed only if KV outlives this process.
         self._files = model_view.weight_files(runner) if self._on_disk() else ""
         # Stopped tenants are forgotten with this process, so KV kept on a storage ends
@@ -140,7 +140,7 @@ class DocumentEngine:
         return True
 
     def new_request(self, req: Any) -> DocumentRequest | None:
-        """Return the chunk state of a new request; ``None`` if it has no chunks."""
+        """Return the document state of a new request; ``None`` if it has no documents."""
         self.follow_updates()
         params = attached(req).params
         self.time_s = max(self.time_s, read_time(params))
@@ -186,20 +186,20 @@ class DocumentEngine:
             return request.ratio >= 1.0
         return ratio_at(request.quality_level, self.options.ratio or 0.0) >= 1.0
 
-    def ratio_for(self, request: DocumentRequest, chunks: Sequence[ResolvedChunk]) -> float:
+    def ratio_for(self, request: DocumentRequest, documents: Sequence[ResolvedDocument]) -> float:
         """Return the recompute ratio: the request's, else the operator's, else the calibrated one.
 
-        The calibrated ratio is that of the slowest tier among the chunks. The last two are raised
+        The calibrated ratio is that of the slowest tier among the documents. The last two are raised
         if the tenant's checked answers differed too often.
         """
         if request.ratio is not None:
             return request.ratio
-        return ratio_at(request.quality_level, self.server_ratio(chunks))
+        return ratio_at(request.quality_level, self.server_ratio(documents))
 
-    def server_ratio(self, chunks: Sequence[ResolvedChunk]) -> float:
+    def server_ratio(self, documents: Sequence[ResolvedDocument]) -> float:
         """Return the server's ratio for a prompt, regardless of the request's own ratio and its
         tenant."""
-        tiers = {k.tier for k in chunks if k.tier is not None}
+        tiers = {k.tier for k in documents if k.tier is not None}
         rates = [self.ratios[t] for t in tiers if t in self.ratios]
         given = self.options.ratio
         return max(rates, default=DEFAULT_RATIO) if given is None else given
@@ -213,43 +213,43 @@ class DocumentEngine:
         """
         started = time.perf_counter()
         ids = torch.tensor(list(req.full_untruncated_fill_ids), dtype=torch.long)
-        chunks = self.library.resolve(request)
-        if reusable_tokens(chunks, prefix, len(ids)):
-            chunks = self.library.open(request, req.full_untruncated_fill_ids)
-        if not reusable_tokens(chunks, prefix, len(ids)):
+        documents = self.library.resolve(request)
+        if reusable_tokens(documents, prefix, len(ids)):
+            documents = self.library.open(request, req.full_untruncated_fill_ids)
+        if not reusable_tokens(documents, prefix, len(ids)):
             if not request.kept:
-                request.reason = why_not(chunks, prefix)
-                request.report = normal_report(request, prefix, chunks, request.reason)
+                request.reason = why_not(documents, prefix)
+                request.report = normal_report(request, prefix, documents, request.reason)
             return None
-        placed = tuple(p for k in chunks if (p := k.placed_from(prefix)) is not None)
-        ratio = self.ratio_for(request, chunks)
+        placed = tuple(p for k in documents if (p := k.placed_from(prefix)) is not None)
+        ratio = self.ratio_for(request, documents)
         plan = self._planned(request, PromptSlots(ids, row, prefix, placed), ratio)
         if not request.reported:
             seconds = time.perf_counter() - started
-            report = fused_report(request, chunks, plan, ratio, seconds)
+            report = fused_report(request, documents, plan, ratio, seconds)
             self._count(report)
             request.report = report
-            request.complete_report = lambda: report.update(reused_by_tier(chunks, plan))
+            request.complete_report = lambda: report.update(reused_by_tier(documents, plan))
         return plan
 
     def saved(self, request: DocumentRequest, prefix: int, total: int) -> float:
         """Return the tokens of a prompt that its stored documents would save after a prefix."""
-        chunks = self.library.resolve(request)
-        usable = reusable_tokens(chunks, prefix, total)
-        return (1.0 - self.ratio_for(request, chunks)) * usable
+        documents = self.library.resolve(request)
+        usable = reusable_tokens(documents, prefix, total)
+        return (1.0 - self.ratio_for(request, documents)) * usable
 
     def report_prompt(self, req: Any, request: DocumentRequest) -> dict[str, Any]:
         """Return the report of a complete prompt, and count it."""
         self.counts["kept_requests"] += int(request.kept > 0)
         self.counts["kept_tokens"] += request.kept
-        chunks, prefix = self.library.resolve(request), request.prefix
+        documents, prefix = self.library.resolve(request), request.prefix
         if not request.report and request.kept:
-            ratio = self.ratio_for(request, chunks)
+            ratio = self.ratio_for(request, documents)
             total = len(req.origin_input_ids)
-            request.report = kept_report(request, chunks, prefix, total, ratio)
+            request.report = kept_report(request, documents, prefix, total, ratio)
         elif not request.report:
-            why = request.reason or why_not(chunks, prefix)
-            request.report = normal_report(request, prefix, chunks, why)
+            why = request.reason or why_not(documents, prefix)
+            request.report = normal_report(request, prefix, documents, why)
         if not request.report["fused"]:
             self.not_fused[request.report["why"]] += 1
         return request.report
@@ -267,7 +267,7 @@ class DocumentEngine:
                 self.model,
                 self.runner,
                 slots,
-                make_selector(request.selector),
+                make_selector(self.options.selector),
                 ratio,
                 plan.arrivals,
             )
@@ -318,13 +318,11 @@ class DocumentEngine:
         place_chunks(self.model, placed, cache, wanted)
 
     def offer_check(self, req: Any, request: DocumentRequest) -> None:
-        """Offer a complete prompt for the quality check, unless the request set its own ratio or
-        selector.
+        """Offer a complete prompt for the quality check, unless the request set its own ratio.
 
         A turn that only extends kept KV counts like any other.
         """
-        own = request.ratio is not None or request.selector != self.options.selector
-        if not own and (request.fused or request.reason == DIFFERED):
+        if request.ratio is None and (request.fused or request.reason == DIFFERED):
             ratio = self.server_ratio(self.library.resolve(request))
             if ratio < 1:
                 self.checker.offer(req.origin_input_ids, request, ratio)
@@ -368,7 +366,7 @@ class DocumentEngine:
             self.library.stop.request_came = never
 
     def encode_missing(self, req: Any, request: DocumentRequest, row: torch.Tensor) -> None:
-        """Enqueue the chunks that the store lacks, after a prefill with slots ``row``."""
+        """Enqueue the documents that the store lacks, after a prefill with slots ``row``."""
         if request.reason is None or request.reason in STILL_ENCODED:
             ids = req.origin_input_ids
             self.library.encode_missing(
@@ -385,12 +383,6 @@ class DocumentEngine:
             "quality": self.checker.stats(),
             "store": self.library.store.stats(),
         }
-
-    def status(self) -> dict[str, Any]:
-        """Return :meth:`counted`, with the quality by tenant."""
-        counted = self.counted()
-        counted["quality"]["tenants"] = self.checker.of_tenants()
-        return counted
 
     def stats(self) -> dict[str, Any]:
         """Return all counters: tokens, bytes, requests. For the scheduler's thread only."""

@@ -89,13 +89,13 @@ def _run_without_sampling(worker: Any, run: Any, plan: FusedAttention) -> None:
     run.extend_input_logprob_token_ids = None
     runner.attn_backend.canopy.plan = plan
     try:
-        made = ForwardBatch.init_new(
+        forward_batch = ForwardBatch.init_new(
             run,
             runner,
             capture_hidden_mode=CaptureHiddenMode.NULL,
             return_hidden_states_before_norm=False,
         )
-        runner.forward(made)
+        runner.forward(forward_batch)
     finally:
         runner.attn_backend.canopy.plan = None
 
@@ -159,7 +159,7 @@ def _slots(engine: DocumentEngine, batch: Any, index: int, count: int) -> torch.
 
 
 def _choose_rows(engine: DocumentEngine, batch: Any) -> tuple[list[torch.Tensor], list[int]]:
-    """Return each request's positions to compute, and the requests that reuse chunks here."""
+    """Return each request's positions to compute, and the requests that reuse documents here."""
     chosen: list[torch.Tensor] = []
     planned, failed, tried = [], [], False
     for i, req in enumerate(batch.reqs):
@@ -181,7 +181,7 @@ def _choose_rows(engine: DocumentEngine, batch: Any) -> tuple[list[torch.Tensor]
         if rows is not None:
             chosen[i] = rows
             planned.append(i)
-    if tried and engine.library.ranked:
+    if tried and engine.model.ranks is not None:
         failed = on_any_rank(failed, len(batch.reqs))
     for i in failed:
         _fall_back(engine, batch, i)
@@ -190,7 +190,7 @@ def _choose_rows(engine: DocumentEngine, batch: Any) -> tuple[list[torch.Tensor]
 
 
 def _of_prompt(batch: Any, index: int) -> DocumentRequest | None:
-    """Return a request's chunk state if this batch has rows of its prompt.
+    """Return a request's document state if this batch has rows of its prompt.
 
     A row at or past the prompt's end is a decode row of a mixed batch.
     """
@@ -267,7 +267,7 @@ def _fall_back(engine: DocumentEngine, batch: Any, index: int) -> None:
 
 
 def _finish_prompts(engine: DocumentEngine, batch: Any, rows: int) -> None:
-    """For each complete prompt, report the reuse, drop the plan and enqueue missing chunks."""
+    """For each complete prompt, report the reuse, drop the plan and enqueue missing documents."""
     for i, req in enumerate(batch.reqs):
         request = document_request_of(req)
         if request is None or int(batch.seq_lens_cpu[i]) < len(req.origin_input_ids):
@@ -288,12 +288,12 @@ def _finish_prompts(engine: DocumentEngine, batch: Any, rows: int) -> None:
     engine.checker.add_budget(rows)
 
 
-def _attempt(engine: DocumentEngine, encode: Callable[..., None], *about: Any) -> None:
+def _attempt(engine: DocumentEngine, encode: Callable[..., None], *args: Any) -> None:
     """Run work for later requests. A failure is logged and counted; this batch is unaffected."""
     try:
-        encode(*about)
+        encode(*args)
     except AssertionError:
         raise
     except Exception:
-        logger.exception("canopy: chunks could not be encoded for later; they are skipped")
+        logger.exception("canopy: documents could not be encoded for later; they are skipped")
         engine.counts["fallbacks"] += 1

@@ -56,8 +56,8 @@ def count_matched_tokens(tree_cache: Any, req: Any, extra_key: str | None) -> in
 
     ids = req.origin_input_ids + req.output_ids
     key = RadixKey(ids, extra_key, cache_salt=req.cache_salt)
-    found = tree_cache.match_prefix(MatchPrefixParams(key=key))
-    return int(found.device_prefix_len + found.host_hit_length)
+    match = tree_cache.match_prefix(MatchPrefixParams(key=key))
+    return int(match.device_prefix_len + match.host_hit_length)
 
 
 def _name(engine: DocumentEngine, request: DocumentRequest) -> str:
@@ -69,10 +69,8 @@ def _name(engine: DocumentEngine, request: DocumentRequest) -> str:
     parts = [
         VERSION,
         engine.model.identity,
-        engine.options.encode,
         engine.stand_ins,
-        engine.options.min_tokens,
-        request.selector,
+        engine.options.selector,
         ratio,
         engine.checker.epoch(request.tenant),
         engine.start,

@@ -18,7 +18,7 @@ from canopy_documents.server.request import (
     IN_PREFIX,
     TOO_FEW_STORED,
     DocumentRequest,
-    ResolvedChunk,
+    ResolvedDocument,
 )
 from canopy_documents.store.chunk import Chunk, Placed
 from canopy_documents.store.disk import ChunkDisk
@@ -30,7 +30,7 @@ from sglang_canopy.errors import CanopyError
 logger = logging.getLogger(__name__)
 
 MIN_STORED_SHARE = 0.2
-"""Smallest share of the uncached prompt that stored chunks must cover for fusion."""
+"""Smallest share of the uncached prompt that stored documents must cover for fusion."""
 
 MAX_PIECES = 8
 """Maximum pieces of encoding that long prompts can save up; each may delay a later short prompt."""
@@ -40,7 +40,7 @@ MAX_DELETED = 1 << 12
 
 
 class Library:
-    """Finds and stores the chunks of requests, and enqueues missing chunks for encoding.
+    """Finds and stores the documents of requests, and enqueues missing documents for encoding.
 
     earlier: the library of previous weights, whose files are deleted.
     """
@@ -59,64 +59,59 @@ class Library:
         self._deleted: OrderedDict[str | None, int] = OrderedDict()
         """Tenants whose documents were deleted, each with the number of deletions so far."""
 
-    @property
-    def ranked(self) -> bool:
-        """Return whether the model is split over ranks, which must decide alike."""
-        return self.model.ranks is not None
-
-    def resolve(self, request: DocumentRequest) -> list[ResolvedChunk]:
-        """Return the chunks of a request, each with its tier in the store."""
-        found = []
+    def resolve(self, request: DocumentRequest) -> list[ResolvedDocument]:
+        """Return the documents of a request, each with its tier in the store."""
+        documents = []
         for (start, end), keys in zip(request.bounds, request.keys):
             tier: str | None = None
             place = next(
                 (i for i, k in enumerate(keys) if (tier := self.store.where(k, end - start))), 0
             )
-            found.append(ResolvedChunk(start, end, keys[place], place, tier))
-        return found
+            documents.append(ResolvedDocument(start, end, keys[place], place, tier))
+        return documents
 
-    def open(self, request: DocumentRequest, ids: Sequence[int]) -> list[ResolvedChunk]:
-        """Resolve the chunks of a prompt for use; a chunk that cannot be read has no tier."""
-        chunks = self.resolve(request)
-        for one, place in zip(chunks, request.places):
-            if one.tier is not None:
-                prefix = place.acceptable()[one.place]
-                one.chunk = self.store.get(
-                    one.key, ids[one.start : one.end], prefix, request.tenant
+    def open(self, request: DocumentRequest, ids: Sequence[int]) -> list[ResolvedDocument]:
+        """Resolve the documents of a prompt for use; a document that cannot be read has no tier."""
+        documents = self.resolve(request)
+        for resolved, place in zip(documents, request.places):
+            if resolved.tier is not None:
+                prefix = place.acceptable()[resolved.place]
+                resolved.chunk = self.store.get(
+                    resolved.key, ids[resolved.start : resolved.end], prefix, request.tenant
                 )
-                one.tier = one.tier if one.chunk is not None else None
-        return chunks
+                resolved.tier = resolved.tier if resolved.chunk is not None else None
+        return documents
 
     def placed_for_check(self, request: DocumentRequest, ids: Sequence[int]) -> tuple[Placed, ...]:
-        """Return the stored chunks of a prompt; empty if too few are stored."""
+        """Return the stored documents of a prompt; empty if too few are stored."""
         if not reusable_tokens(self.resolve(request), 0, len(ids)):
             return ()
         placed = (k.placed_from(0) for k in self.open(request, ids))
         return tuple(p for p in placed if p is not None)
 
     def forget(self, request: DocumentRequest) -> None:
-        """Delete the stored chunks of a request's documents, so that they are encoded again."""
+        """Delete a request's stored documents, so that they are encoded again."""
         for keys in request.keys:
             for key in keys:
                 self.store.delete(key)
 
     def read_ahead(self, request: DocumentRequest) -> None:
-        """Read a new request's chunks from disk while it waits."""
+        """Read a new request's documents from disk while it waits."""
         disk = self.store.disk
         if disk is None:
             return
-        chunks = self.resolve(request)
-        if reusable_tokens(chunks, 0, request.bounds[-1][1] if request.bounds else 0):
-            for one in chunks:
-                if one.tier == "disk":
-                    disk.read_ahead(one.key, one.end - one.start)
+        documents = self.resolve(request)
+        if reusable_tokens(documents, 0, request.bounds[-1][1] if request.bounds else 0):
+            for document in documents:
+                if document.tier == "disk":
+                    disk.read_ahead(document.key, document.end - document.start)
 
     def encode_missing(
         self, ids: Sequence[int], request: DocumentRequest, cache: Callable[[], Any]
     ) -> None:
-        """Store or enqueue the chunks that the store lacks, after a prefill.
+        """Store or enqueue the documents that the store lacks, after a prefill.
 
-        A first chunk that was computed plainly, after exactly the prefix it is to be encoded with,
+        A first document that was computed plainly, after exactly the prefix it is to be encoded with,
         is taken from the pool unchanged. cache: returns the request's KV in the pool. Turns and
         retries that extend kept KV have the same head, and are no evidence that the head recurs.
         """
@@ -162,11 +157,11 @@ class Library:
             pieces += 1
 
     def encode_piece(self) -> int:
-        """Encode one piece of the queue; returns its tokens. A failing chunk is dropped."""
+        """Encode one piece of the queue; returns its tokens. A failing document is dropped."""
         try:
             return self.encoder.step()
         except Exception:
-            logger.exception("canopy: a chunk could not be encoded; it is dropped")
+            logger.exception("canopy: a document could not be encoded; it is dropped")
             self.failures += 1
             self.encoder.abandon()
             return 0
@@ -182,21 +177,21 @@ class Library:
         return self.store.delete_tenant(tenant) or waited
 
 
-def reusable_tokens(chunks: Sequence[ResolvedChunk], prefix: int, total: int) -> int:
+def reusable_tokens(documents: Sequence[ResolvedDocument], prefix: int, total: int) -> int:
     """Return the tokens whose KV would be reused, before recomputation; 0 if too few."""
-    usable = stored_tokens(chunks, prefix)
+    usable = stored_tokens(documents, prefix)
     return usable if usable and usable >= MIN_STORED_SHARE * (total - prefix) else 0
 
 
-def stored_tokens(chunks: Sequence[ResolvedChunk], prefix: int) -> int:
-    """Return the tokens of stored chunks after a prefix."""
-    return sum(max(0, k.end - max(k.start, prefix)) for k in chunks if k.tier is not None)
+def stored_tokens(documents: Sequence[ResolvedDocument], prefix: int) -> int:
+    """Return the tokens of stored documents after a prefix."""
+    return sum(max(0, k.end - max(k.start, prefix)) for k in documents if k.tier is not None)
 
 
-def why_not(chunks: Sequence[ResolvedChunk], prefix: int) -> str:
-    """Return why a prompt's chunks are not reused after a prefix of the cache."""
-    after = sum(max(0, k.end - max(k.start, prefix)) for k in chunks)
-    return IN_PREFIX if stored_tokens(chunks, prefix) >= after else TOO_FEW_STORED
+def why_not(documents: Sequence[ResolvedDocument], prefix: int) -> str:
+    """Return why a prompt's documents are not reused after a prefix of the cache."""
+    after = sum(max(0, k.end - max(k.start, prefix)) for k in documents)
+    return IN_PREFIX if stored_tokens(documents, prefix) >= after else TOO_FEW_STORED
 
 
 def make_store(model: Model, options: Options, must_have_disk: bool = True) -> ChunkStore:
@@ -219,7 +214,7 @@ def make_store(model: Model, options: Options, must_have_disk: bool = True) -> C
 
 
 def score_chunk(selector: str, chunk: Chunk) -> None:
-    """Compute a chunk's scores before it is stored, if the server's selector uses stored scores."""
+    """Compute a document's scores before it is stored, if the server's selector uses stored scores."""
     chooser = make_selector(selector)
     if isinstance(chooser, Offline):
         chooser.scores(chunk)

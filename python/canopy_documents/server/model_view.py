@@ -1,10 +1,10 @@
-"""Views of SGLang's model and KV pool as the chunk engine's ``Model`` and ``KVCache``, without
+"""Views of SGLang's model and KV pool as the document engine's ``Model`` and ``KVCache``, without
 copies.
 
-Steps outside SGLang's own forward (choosing tokens, encoding a chunk for later) run through the
+Steps outside SGLang's own forward (choosing tokens, encoding a document for later) run through the
 same layers, see :mod:`.served_model`.
 
-With tensor parallelism each rank keeps its own heads' KV of a chunk, and all ranks choose alike. A
+With tensor parallelism each rank keeps its own heads' KV of a document, and all ranks choose alike. A
 rank's store, encoder and plans depend only on the requests, which SGLang gives to every rank in the
 same order, so the ranks need no messages to stay in step. There are two exceptions: the selector's
 scores (a sum over all heads), and the end of encoding in idle time, which only the first rank can
@@ -21,7 +21,7 @@ import torch
 
 from canopy_documents.fuse.cache import KVCache
 from canopy_documents.fuse.model import Model
-from canopy_documents.fuse.rope import Rotation, from_config, prove_rotation
+from canopy_documents.fuse.rope import Rotation, movable_variant, prove_rotation
 from canopy_documents.server.served_model import ServedModel
 from canopy_documents.store.chunk import Shape
 from canopy_documents.store.device_copy import is_host, to_device
@@ -62,15 +62,15 @@ def served_model(runner: Any, files: str = "") -> Model:
     name = type(inner).__name__
     if name not in ARCHITECTURES:
         raise CanopyError(
-            f"chunk reuse supports {', '.join(ARCHITECTURES)}, not {name}; serve without "
+            f"document reuse supports {', '.join(ARCHITECTURES)}, not {name}; serve without "
             "--canopy-documents"
         )
     if kind := getattr(runner.model_config, "quantization", None):
         raise CanopyError(
-            f"the weights are quantised ({kind}), which is not tested with chunk reuse; serve the "
+            f"the weights are quantised ({kind}), which is not tested with document reuse; serve the "
             "model unquantised, or without --canopy-documents"
         )
-    from_config(config)  # raises for a RoPE scaling that cannot be moved
+    movable_variant(config)  # raises for a RoPE scaling that cannot be moved
     layers = inner.model.layers
     attention = layers[0].self_attn
     rotary = attention.rotary_emb
@@ -80,7 +80,7 @@ def served_model(runner: Any, files: str = "") -> Model:
         )
     window = getattr(config, "sliding_window", None)
     if window and getattr(config, "use_sliding_window", True):
-        raise CanopyError("sliding-window models cannot reuse chunks; serve without it")
+        raise CanopyError("sliding-window models cannot reuse documents; serve without it")
     shape = served_shape(inner, config)
     check_head_norms(attention, shape)
     rope = ServerRope(rotary.cos_sin_cache)
@@ -116,7 +116,7 @@ def check_head_norms(attention: Any, shape: Shape) -> None:
         if norm is not None and tuple(norm.weight.shape) != (shape.head_dim,):
             raise CanopyError(
                 "queries and keys are normalised over more than a head, which is not tested with "
-                "chunk reuse; serve without --canopy-documents"
+                "document reuse; serve without --canopy-documents"
             )
 
 
@@ -215,17 +215,17 @@ def check_layout(runner: Any, shape: Shape) -> None:
     layout = getattr(pool, "kv_cache_layout", "nhd")
     if layout != "nhd":
         raise CanopyError(
-            f"the KV pool {type(pool).__name__} has layout {layout!r}; chunk reuse writes plain NHD "
+            f"the KV pool {type(pool).__name__} has layout {layout!r}; document reuse writes plain NHD "
             "only (unset SGLANG_USE_HND_KVCACHE and SGLANG_AITER_KV_CACHE_LAYOUT, leave out "
             "--enable-unified-memory), or serve without --canopy-documents"
         )
     wanted = (shape.kv_heads, shape.head_dim)
     for buffers in pool_views(runner):
-        found = tuple(buffers[0].shape[2:])
-        if found != wanted:
+        size = tuple(buffers[0].shape[2:])
+        if size != wanted:
             raise CanopyError(
-                f"the KV pool {type(runner.token_to_kv_pool).__name__} has slots of {found}, not "
-                f"{wanted} (kv heads, head size): another layout than NHD, which chunk reuse cannot "
+                f"the KV pool {type(runner.token_to_kv_pool).__name__} has slots of {size}, not "
+                f"{wanted} (kv heads, head size): another layout than NHD, which document reuse cannot "
                 "write; serve without --canopy-documents"
             )
 

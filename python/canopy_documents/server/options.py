@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from canopy_documents import ENCODINGS, READ_AHEAD_BYTES, SELECTORS, SPLIT_SELECTORS
+from canopy_documents import READ_AHEAD_BYTES, SELECTORS, SPLIT_SELECTORS
 from sglang_canopy import declared
 from sglang_canopy.declared import declare_key
 from sglang_canopy.errors import CanopyError
@@ -15,7 +15,9 @@ DEFAULT_RATIO = 0.15
 AUTOMATIC_PROMPT_TOKENS = 16384
 """Default for the longest prompt that memory is reserved for."""
 LEARN_PREFIX_TOKENS = 1024
-"""Longest head encoded with chunks; a longer head would be encoded again with each chunk."""
+"""Longest head encoded with documents; a longer head would be encoded again with each document."""
+MIN_TOKENS = 16
+"""Shorter documents are not reused."""
 
 
 def _mebibytes(default: int, help: str) -> Any:
@@ -41,12 +43,6 @@ class Options:
     selector: str = declare_key(
         "question", "How the recomputed tokens are chosen.", choices=SELECTORS
     )
-    encode: str = declare_key(
-        "mixed",
-        "What a document is encoded behind: the system text (prefix), or, unless it comes first, "
-        "the system text and stand-in documents (mixed; prefix on a server without a tokenizer).",
-        choices=ENCODINGS,
-    )
     memory_mb: int = _mebibytes(1024, "Host memory for documents.")
     disk_mb: int = _mebibytes(0, "Disk space for documents; needs directory.")
     directory: str | None = declare_key(None, "Folder of the documents on disk.", metavar="DIR")
@@ -60,9 +56,6 @@ class Options:
     )
     learn_share: float = _share(
         0.05, "Under load, tokens encoded for later reuse, as a share of computed prompt tokens."
-    )
-    min_tokens: int = declare_key(
-        16, "Shorter documents are not reused.", metavar="N", low=1, high=1 << 20
     )
     min_kept: float | None = _share(
         None, "Quality check: refuse to start if a smaller share of correct answers stays correct."
@@ -84,18 +77,18 @@ class Options:
             raise CanopyError("disk_mb needs 'directory': give a folder for the files")
 
     def longest_prompt(self, context: int) -> int:
-        """Return the longest prompt, in tokens, that may reuse chunks; ``context``: the model's."""
+        """Return the longest prompt, in tokens, that may reuse documents; ``context``: the model's."""
         given = AUTOMATIC_PROMPT_TOKENS if self.prompt_tokens is None else self.prompt_tokens
         return min(context, given)
 
     def bytes_beside_pool(self, device: str) -> int:
-        """Return the bytes of chunks in the memory of SGLang's pool: ``cpu`` or a device."""
+        """Return the bytes of documents in the memory of SGLang's pool: ``cpu`` or a device."""
         if device != "cpu":
             return 0
         return (self.memory_mb << 20) + (READ_AHEAD_BYTES if self.disk_mb else 0)
 
     def capacity_bytes(self) -> dict[str, int]:
-        """Return the capacity of each tier of the chunk store, in bytes, by name."""
+        """Return the capacity of each tier of the document store, in bytes, by name."""
         sizes = {"host": self.memory_mb, "disk": self.disk_mb}
         return {name: size << 20 for name, size in sizes.items() if size}
 

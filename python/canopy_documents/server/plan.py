@@ -1,6 +1,6 @@
 """The choice of tokens to compute: at the first plan, and after a retraction.
 
-Selectors that read the prompt need its chunks' KV in place. If this window holds the whole prompt,
+Selectors that read the prompt need its documents' KV in place. If this window holds the whole prompt,
 its slots are used, so that no KV is written twice. With chunked prefill the later slots do not
 exist yet, so a separate cache is filled for the choice.
 """
@@ -28,7 +28,7 @@ class PromptSlots:
     """One prompt in the server's pool, up to its allocated slots.
 
     ids: the whole prompt, on the host; row: pool slots by position; prefix: tokens whose exact KV
-    the row holds; placed: chunks after the prefix.
+    the row holds; placed: documents after the prefix.
     """
 
     ids: torch.Tensor
@@ -46,7 +46,7 @@ class PromptSlots:
         return self.row.numel() >= self.ids.numel()
 
     def certain(self) -> torch.Tensor:
-        """Return ``[n]`` bool: the tokens always computed, outside chunks or last in the prompt."""
+        """Return ``[n]`` bool: the tokens always computed, outside documents or last in the prompt."""
         computed = ~self.prompt.in_chunk()
         computed[: self.prefix] = False
         computed[-1] = True
@@ -67,7 +67,7 @@ class PromptSlots:
 
 @dataclass(frozen=True, slots=True)
 class ExactChunk:
-    """A cached prefix in the form of a chunk: exact at its position, with no KV to place."""
+    """A cached prefix in the form of a document: exact at its position, with no KV to place."""
 
     ids: tuple[int, ...]
     prefix: tuple[int, ...] = ()
@@ -86,7 +86,7 @@ def choose_tokens(
 ) -> tuple[ChosenTokens, bool]:
     """Choose the tokens of the prompt to compute.
 
-    Returns the choice, and whether the chunks' KV is already in place or being transferred in
+    Returns the choice, and whether the documents' KV is already in place or being transferred in
     ``arrivals``.
     """
     computed = slots.certain()
@@ -102,7 +102,7 @@ def choose_tokens(
     prompt, cache = slots.prompt, slots.cache(model, runner, arrivals)
     place_chunks(model, slots.placed, cache, prompt.in_chunk())
     context = _context(model, prompt, cache, ratio, slots.prefix)
-    return ChosenTokens(computed, selector.choose(context).tokens), slots.whole
+    return ChosenTokens(computed, selector.choose(context)), slots.whole
 
 
 def _choose_offline(
@@ -111,16 +111,16 @@ def _choose_offline(
     for p in slots.placed:
         selector.scores(base_and_skip(p.chunk)[0])
     context = Context(model, slots.prompt, None, ratio)  # type: ignore[arg-type]
-    return selector.choose(context).tokens
+    return selector.choose(context)
 
 
 def _context(
     model: Model, prompt: FusedPrompt, cache: KVCache, ratio: float, prefix: int
 ) -> Context:
-    """Return a context that treats the cached prefix as an exact chunk, which is not run and has no
+    """Return a context that treats the cached prefix as an exact document, which is not run and has no
     budget.
 
-    The ratio is lowered so that the budget in tokens is the same as without that chunk.
+    The ratio is lowered so that the budget in tokens is the same as without that document.
     """
     if not prefix:
         return Context(model, prompt, cache, ratio)
@@ -140,7 +140,7 @@ def replan(
     """Return the tokens, ``[total]`` bool, to compute after a planned request was retracted.
 
     earlier: the tokens computed before, True for the earlier prefix. Tokens added since then (its
-    own output) are computed, and so are tokens that are no longer in a chunk, so that the answer
+    own output) are computed, and so are tokens that are no longer in a document, so that the answer
     continues consistently.
     """
     computed = torch.ones(total, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""The chunk state of a request, its eligibility, and its report in ``meta_info``."""
+"""The document state of a request, its eligibility, and its report in ``meta_info``."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 from canopy_documents.fuse.choice import ChosenTokens
 from canopy_documents.fuse.transfer import Transfer
-from canopy_documents.server.options import LEARN_PREFIX_TOKENS, Options
+from canopy_documents.server.options import LEARN_PREFIX_TOKENS, MIN_TOKENS, Options
 from canopy_documents.store.chunk import Chunk, ChunkSuffix, Placed
 from canopy_documents.store.host_memory import HostChunk
 from canopy_documents.store.store import ChunkStore
-from canopy_documents.text.fields import MAX_CHUNKS, DocumentFields
+from canopy_documents.text.fields import MAX_DOCUMENTS, DocumentFields
 from canopy_documents.text.variants import LONG_TOKENS, Place
 from sglang_canopy.wire.attached import attached
 
@@ -23,7 +23,7 @@ TOO_FEW_STORED, PLANNING_FAILED = "too few of its documents are stored", "planni
 IN_PREFIX = "its cached prefix saves as much as its stored documents"
 DIFFERED = "its tenant's answers differed too often from full recompute"
 NOT_FOUND = "no document of enough tokens is in its prompt"
-TOO_MANY = f"more than {MAX_CHUNKS} documents"
+TOO_MANY = f"more than {MAX_DOCUMENTS} documents"
 STILL_ENCODED = (TOO_FEW_STORED, IN_PREFIX, PLANNING_FAILED, DIFFERED)
 """Reasons for a normal run after which the request's documents are encoded nevertheless."""
 
@@ -40,8 +40,8 @@ _INELIGIBLE_FIELDS = (
 
 
 @dataclass(slots=True)
-class ResolvedChunk:
-    """A chunk of a prompt: its position and address, and its KV if the store has it.
+class ResolvedDocument:
+    """A document of a prompt: its position and address, and its KV if the store has it.
 
     place: number of the prefix that it was encoded after, of ``Place.acceptable``.
     """
@@ -64,9 +64,9 @@ class ResolvedChunk:
 
 @dataclass(slots=True)
 class ReusePlan:
-    """The computed tokens of one prompt, and the chunks that supply KV for the others.
+    """The computed tokens of one prompt, and the documents that supply KV for the others.
 
-    chosen: the computed tokens; placed: chunks with KV, after the exact prefix; prefix: tokens from
+    chosen: the computed tokens; placed: documents with KV, after the exact prefix; prefix: tokens from
     the exact tree; arrivals: KV transfers to the device in progress.
     """
 
@@ -97,16 +97,15 @@ class ReusePlan:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class DocumentRequest:
-    """A request's chunk fields and state, at ``req.canopy.documents``."""
+    """A request's document fields and state, at ``req.canopy.documents``."""
 
     bounds: tuple[tuple[int, int], ...]
     """First and end token of each document of enough tokens, in order."""
     keys: tuple[tuple[str, ...], ...]
-    """Addresses of each chunk, by the prefixes of ``Place.acceptable``, the best first."""
+    """Addresses of each document, by the prefixes of ``Place.acceptable``, the best first."""
     places: tuple[Place, ...]
     salt: str
     """SGLang's namespace of the request, a part of the addresses."""
-    selector: str
     named: int
     """Documents in the prompt, with those of too few tokens."""
     ratio: float | None = None
@@ -121,7 +120,7 @@ class DocumentRequest:
     too_long: bool = False
     """Whether it may only extend kept KV."""
     reason: str | None = None
-    """Why it runs normally; ``None`` if it may reuse chunks."""
+    """Why it runs normally; ``None`` if it may reuse documents."""
     quality_level: int = 0
     """Level of its tenant: ``SERVED``, ``RAISED`` or ``STOPPED``."""
     kept_key: str | None = None
@@ -172,7 +171,7 @@ class DocumentRequest:
 
 
 def document_request_of(req: Any) -> DocumentRequest | None:
-    """Return the chunk state of SGLang's request, or ``None`` if it names no chunks."""
+    """Return the document state of SGLang's request, or ``None`` if it names no documents."""
     return attached(req).documents  # type: ignore[no-any-return]
 
 
@@ -188,8 +187,8 @@ def engine_of_runner(runner: Any) -> Any:
 
 
 def ineligible_reason(req: Any, request: DocumentRequest, options: Options) -> str | None:
-    """Return why a request runs normally whatever is stored; ``None`` if it may reuse chunks."""
-    if request.named > MAX_CHUNKS:
+    """Return why a request runs normally whatever is stored; ``None`` if it may reuse documents."""
+    if request.named > MAX_DOCUMENTS:
         return TOO_MANY
     if not request.bounds:
         return NOT_FOUND
@@ -214,28 +213,27 @@ def document_request(
     store: ChunkStore,
     salt: str,
 ) -> DocumentRequest:
-    """Return the chunk state of a new request of tokens ``ids`` with the fields ``requested``.
+    """Return the document state of a new request of tokens ``ids`` with the fields ``requested``.
 
     stand_ins: tokens of a few stand-in documents, and of all; empty without stand-ins.
     """
     named = len(requested.bounds or ())
     bounds = tuple(
         (a, min(b, len(ids)))
-        for a, b in (requested.bounds or () if named <= MAX_CHUNKS else ())
-        if min(b, len(ids)) - a >= options.min_tokens
+        for a, b in (requested.bounds or () if named <= MAX_DOCUMENTS else ())
+        if min(b, len(ids)) - a >= MIN_TOKENS
     )
     first = requested.bounds[0][0] if requested.bounds else 0
     whole = first <= LEARN_PREFIX_TOKENS
     head = tuple(ids[:first]) if whole else ()
-    encoding, long = options.encode if stand_ins else "prefix", len(ids) >= LONG_TOKENS
-    places = tuple(Place(encoding, a == first, head, stand_ins, whole, long) for a, _ in bounds)
+    long = len(ids) >= LONG_TOKENS
+    places = tuple(Place(a == first, head, stand_ins, whole, long) for a, _ in bounds)
     behind = [place.acceptable() for place in places]
     return DocumentRequest(
         bounds,
-        tuple(store.keys(ids[a:b], found, salt) for (a, b), found in zip(bounds, behind)),
+        tuple(store.keys(ids[a:b], prefixes, salt) for (a, b), prefixes in zip(bounds, behind)),
         places,
         salt,
-        requested.selector or options.selector,
         named,
         requested.ratio,
     )
@@ -248,7 +246,7 @@ COUNTERS = (
 """Names of ``DocumentEngine``'s counters.
 
 split_batches: batches larger than a window, computed in several forwards; most_rows: most tokens
-computed by one forward with chunk requests; mixed_batches: fused batches with decode rows;
+computed by one forward with document requests; mixed_batches: fused batches with decode rows;
 replanned_requests: restarted after a retraction; fallbacks: caught failures after which a request
 or batch ran normally; kept_requests, kept_tokens: requests that matched approximate KV of an
 earlier prompt, and the tokens matched.
@@ -257,7 +255,7 @@ earlier prompt, and the tokens matched.
 
 def fused_report(
     request: DocumentRequest,
-    chunks: Sequence[ResolvedChunk],
+    documents: Sequence[ResolvedDocument],
     plan: ReusePlan,
     ratio: float,
     seconds: float,
@@ -274,36 +272,28 @@ def fused_report(
         "reused": int(inside.sum()) - recomputed,
         "recomputed": recomputed,
         "computed": plan.chosen.count,
-        **_chunk_counts(request, chunks),
+        **_document_counts(request, documents),
         "ratio": round(ratio, 4),
-        "stand_in_tokens": fewest_stand_ins(request, chunks),
         "plan_ms": round(1000 * seconds, 3),
     }
 
 
-def fewest_stand_ins(request: DocumentRequest, chunks: Sequence[ResolvedChunk]) -> int:
-    """Return the minimum number of stand-in tokens that a stored document of the prompt, except the
-    first, was encoded after."""
-    counts = [
-        place.stand_in_of(place.acceptable()[one.place])
-        for place, one in zip(request.places, chunks)
-        if one.tier is not None and not place.first
-    ]
-    return min(counts, default=0)
-
-
-def reused_by_tier(chunks: Sequence[ResolvedChunk], plan: ReusePlan) -> dict[str, int]:
+def reused_by_tier(documents: Sequence[ResolvedDocument], plan: ReusePlan) -> dict[str, int]:
     """Return the reused tokens by source tier; needs the choice on the host."""
     tiers: Counter[str] = Counter()
-    for one in chunks:
-        if one.tier is not None and one.end > plan.prefix:
-            first = max(one.start, plan.prefix)
-            tiers[one.tier] += int((~plan.computed[first : one.end]).sum())
+    for document in documents:
+        if document.tier is not None and document.end > plan.prefix:
+            first = max(document.start, plan.prefix)
+            tiers[document.tier] += int((~plan.computed[first : document.end]).sum())
     return {f"reused_{name}": count for name, count in sorted(tiers.items())}
 
 
 def kept_report(
-    request: DocumentRequest, chunks: Sequence[ResolvedChunk], prefix: int, total: int, ratio: float
+    request: DocumentRequest,
+    documents: Sequence[ResolvedDocument],
+    prefix: int,
+    total: int,
+    ratio: float,
 ) -> dict[str, Any]:
     """Return the report of a request that extends an earlier prompt's KV and reuses no other KV."""
     return {
@@ -313,20 +303,22 @@ def kept_report(
         "reused": 0,
         "recomputed": 0,
         "computed": total - prefix,
-        **_chunk_counts(request, chunks),
+        **_document_counts(request, documents),
         "ratio": round(ratio, 4),
     }
 
 
 def normal_report(
-    request: DocumentRequest, prefix: int, chunks: Sequence[ResolvedChunk], why: str
+    request: DocumentRequest, prefix: int, documents: Sequence[ResolvedDocument], why: str
 ) -> dict[str, Any]:
     """Return the report of a request whose documents are not reused."""
-    return {"fused": False, "why": why, "prefix": prefix, **_chunk_counts(request, chunks)}
+    return {"fused": False, "why": why, "prefix": prefix, **_document_counts(request, documents)}
 
 
-def _chunk_counts(request: DocumentRequest, chunks: Sequence[ResolvedChunk]) -> dict[str, int]:
+def _document_counts(
+    request: DocumentRequest, documents: Sequence[ResolvedDocument]
+) -> dict[str, int]:
     return {
         "documents": len(request.bounds),
-        "missing_documents": sum(one.tier is None for one in chunks),
+        "missing_documents": sum(document.tier is None for document in documents),
     }

@@ -79,7 +79,7 @@ def work_when_idle(scheduler: Any, *_: Any, **__: Any) -> None:
         if answer_of_first_rank(something_comes(wait_ms)):
             return
         # Ranks would not stop at the same layer.
-        come = never if engine.library.ranked else functools.partial(something_comes, 0)
+        come = never if engine.model.ranks is not None else functools.partial(something_comes, 0)
         engine.work_when_idle(come)
 
 

@@ -1,4 +1,4 @@
-"""SGLang's model as the chunk engine's ``Model``: any rows at their positions, over any KV.
+"""SGLang's model as the document engine's ``Model``: any rows at their positions, over any KV.
 
 Runs the server's loaded model, with its weights and kernels. Our own attention backend (SGLang's
 forward context names a backend for each forward) passes each layer's queries, keys and values to
@@ -42,7 +42,7 @@ class ServedModel(Model):
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, attention: Attention
     ) -> torch.Tensor:
-        """As :meth:`Model.forward`. All rows pass through all layers; none may be dropped."""
+        """As :meth:`Model.forward`."""
         from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
         from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 
@@ -89,5 +89,4 @@ class RowsBackend:
         heads = (layer.tp_q_head_num, layer.tp_k_head_num, layer.tp_v_head_num)
         q, k, v = (x.view(-1, n, layer.head_dim) for x, n in zip((q, k, v), heads))
         out = self.attention(layer.layer_id, q, k, v)
-        assert self.attention.kept is None, "SGLang's layers keep all their rows"
         return out.reshape(out.shape[0], -1)

@@ -14,7 +14,7 @@ import torch
 from canopy_documents import options_of
 from canopy_documents.calibration.saved import Setting, calibrated_ratios
 from canopy_documents.fuse.selectors.question import MAX_QUERIES
-from canopy_documents.quality.start_check import Method, check_quality
+from canopy_documents.quality.start_check import check_quality
 from canopy_documents.server import attention, kept
 from canopy_documents.server.engine import DocumentEngine
 from canopy_documents.server.model_view import check_layout, served_shape
@@ -29,9 +29,9 @@ text's own stored KV."""
 
 @dataclass(frozen=True, slots=True)
 class WorkingMemory:
-    """Bytes to reserve, by use; ``prompt_tokens``: the longest prompt that reuses chunks.
+    """Bytes to reserve, by use; ``prompt_tokens``: the longest prompt that reuses documents.
 
-    tiers: chunks in the pool's own memory; caches: KV outside the pool, of one prompt that is
+    tiers: documents in the pool's own memory; caches: KV outside the pool, of one prompt that is
     planned in several windows, and of one document being encoded; probe: scores, and the keys and
     values that a probe reads.
     """
@@ -49,7 +49,7 @@ class WorkingMemory:
         parts = (self.total, self.tiers, self.caches, self.probe)
         total, tiers, caches, probe = (part >> 20 for part in parts)
         return (
-            f"{total:,} MiB ({tiers:,} for chunks, {caches:,} for caches beside the pool, "
+            f"{total:,} MiB ({tiers:,} for documents, {caches:,} for caches beside the pool, "
             f" {probe:,} for probes, at prompts of {self.prompt_tokens:,} tokens)"
         )
 
@@ -89,10 +89,10 @@ def build(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs:
     kept.announce_exact_only(scheduler.tree_cache)
     runner.canopy = engine
     logger.info(
-        "canopy: documents are reused: selector %s, ratios %s, encoding %s, model %s",
+        "canopy: documents are reused: selector %s, ratios %s, %s stand-in tokens, model %s",
         options.selector,
         sorted(ratios_in_use(options, engine.ratios)),
-        "mixed" if engine.stand_ins else "prefix",
+        len(engine.stand_ins[-1]) if engine.stand_ins else "no",
         engine.model.identity[:12],
     )
 
@@ -132,8 +132,8 @@ def _calibrate_and_check(engine: DocumentEngine, tokenizer: Any, tp_size: int) -
         runner.attn_backend.canopy.name,
     )  # fmt: skip
     engine.ratios = calibrated_ratios(options.calibration, engine.setting)
-    method = Method(options.selector, options.encode)
-    check_quality(model, tokenizer, method, ratios_in_use(options, engine.ratios), options.min_kept)
+    ratios = ratios_in_use(options, engine.ratios)
+    check_quality(model, tokenizer, options.selector, ratios, options.min_kept)
 
 
 def ratios_in_use(options: Options, calibrated: Mapping[str, float]) -> set[float]:

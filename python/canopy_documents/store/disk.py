@@ -85,8 +85,8 @@ class ChunkDisk:
     def read(self, key: str, ids: Sequence[int], prefix: Sequence[int]) -> Chunk | None:
         """Return a chunk in host memory; ``None`` if it is not on disk, or damaged."""
         ahead = self._reads.pop(key, None)
-        found = self._read(key, len(ids)) if ahead is None or ahead.cancel() else ahead.result()
-        return None if found is None else Chunk(tuple(ids), *found, tuple(prefix))
+        rows = self._read(key, len(ids)) if ahead is None or ahead.cancel() else ahead.result()
+        return None if rows is None else Chunk(tuple(ids), *rows, tuple(prefix))
 
     def drop_reads(self) -> None:
         """Drop what was read ahead."""

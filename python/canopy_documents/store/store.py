@@ -103,10 +103,10 @@ class ChunkStore:
 
     def delete(self, key: str) -> bool:
         """Delete a chunk from memory. Returns whether it was there."""
-        found = self.chunks.pop(key, None)
-        if found is not None:
-            self.used_bytes -= found.nbytes
-        return found is not None
+        chunk = self.chunks.pop(key, None)
+        if chunk is not None:
+            self.used_bytes -= chunk.nbytes
+        return chunk is not None
 
     def delete_tenant(self, tenant: str | None) -> bool:
         """Delete all chunks of a tenant. Returns whether it had any."""

@@ -1,1 +1,1 @@
-"""Find the documents in a prompt and compute the keys of their chunks."""
+"""Find the documents in a prompt, order them, and parse their fields."""

@@ -30,8 +30,8 @@ def _of_message(message: Any, in_parts: bool, separator: str | None) -> list[str
     if role not in ROLES:
         return []
     count = documents_in_parts(role, texts) if in_parts else 0
-    found = [text for text in texts[:count] if text.strip()]
-    return found + [one for text in texts[count:] for one in separated(text, separator)]
+    documents = [text for text in texts[:count] if text.strip()]
+    return documents + [one for text in texts[count:] for one in separated(text, separator)]
 
 
 def documents_in_parts(role: str, texts: Sequence[str]) -> int:
@@ -92,11 +92,11 @@ def text_in_best_order(
 
 def messages_of_body(body: Mapping[str, Any]) -> list[Any]:
     """Return the messages of a Responses or Ollama body that SGLang renders itself."""
-    found: list[Any] = [{"role": "system", "content": body.get("instructions")}]
-    given = body.get("input", body.get("messages"))
-    if isinstance(given, str):
-        return [*found, {"role": "user", "content": given}]
-    return found + [one for one in given or () if isinstance(one, Mapping)]
+    messages: list[Any] = [{"role": "system", "content": body.get("instructions")}]
+    sent = body.get("input", body.get("messages"))
+    if isinstance(sent, str):
+        return [*messages, {"role": "user", "content": sent}]
+    return messages + [one for one in sent or () if isinstance(one, Mapping)]
 
 
 def _role(message: Any) -> Any:

@@ -29,8 +29,8 @@ def separated(text: str, separator: str | None) -> list[str]:
 
 def inner(tokenizer: Any, text: str) -> list[int]:
     """Return the tokens of a document that are the same in every prompt; may be empty."""
-    (found,) = _inner_of_all(tokenizer, [text])
-    return found
+    (ids,) = _inner_of_all(tokenizer, [text])
+    return ids
 
 
 def _inner_of_all(tokenizer: Any, texts: Iterable[str]) -> Iterator[list[int]]:

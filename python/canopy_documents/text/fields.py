@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from canopy_documents import SELECTORS, SPLIT_SELECTORS
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.wire.stamp import BOUNDS, DOCUMENTS, ORDER, RATIO, SELECTOR
+from sglang_canopy.wire.stamp import BOUNDS, DOCUMENTS, ORDER, RATIO
 
 Bounds = tuple[tuple[int, int], ...]
 """Start and end of each document of a prompt, in order."""
-MAX_CHUNKS = 256
+MAX_DOCUMENTS = 256
 """Documents of a prompt above which it is computed in full."""
 
 
@@ -30,7 +29,6 @@ class DocumentFields:
     bounds: Bounds | None = None
     off: bool = False
     ratio: float | None = None
-    selector: str | None = None
     documents_in_parts: bool = False
     any_order: bool = False
 
@@ -39,27 +37,31 @@ def parse_fields(custom_params: Any) -> DocumentFields:
     """Return the document fields of ``custom_params``. Raises CanopyError naming the key."""
     if not isinstance(custom_params, Mapping):
         return DocumentFields()
-    given = custom_params.get(BOUNDS)
-    off = given == "off"
+    bounds = custom_params.get(BOUNDS)
+    off = bounds == "off"
     return DocumentFields(
-        bounds=None if given is None or off else check_bounds(given),
+        bounds=None if bounds is None or off else check_bounds(bounds),
         off=off,
         ratio=_ratio(custom_params.get(RATIO)),
-        selector=_selector(custom_params.get(SELECTOR)),
-        documents_in_parts=_parts(custom_params.get(DOCUMENTS)),
-        any_order=_any_order(custom_params.get(ORDER)),
+        documents_in_parts=_is_word(
+            custom_params,
+            DOCUMENTS,
+            "parts",
+            "every text part of a message but its last is a document",
+        ),
+        any_order=_is_word(custom_params, ORDER, "any", "the documents may come in any order"),
     )
 
 
-def check_bounds(given: Any) -> Bounds:
+def check_bounds(bounds: Any) -> Bounds:
     """Return pairs ``(start, end)`` of a flat list, sorted and disjoint. Raises CanopyError."""
-    if not isinstance(given, Sequence) or isinstance(given, str):
-        _refuse(BOUNDS, 'a flat list of token positions [start, end, ...], or "off"', given)
-    if any(isinstance(x, bool) or not isinstance(x, int) for x in given):
-        _refuse(BOUNDS, "a list of whole numbers", given)
-    if len(given) % 2:
-        _refuse(BOUNDS, f"pairs of start and end, got {len(given)} numbers", given)
-    pairs = tuple(zip(given[::2], given[1::2]))
+    if not isinstance(bounds, Sequence) or isinstance(bounds, str):
+        _refuse(BOUNDS, 'a flat list of token positions [start, end, ...], or "off"', bounds)
+    if any(isinstance(x, bool) or not isinstance(x, int) for x in bounds):
+        _refuse(BOUNDS, "a list of whole numbers", bounds)
+    if len(bounds) % 2:
+        _refuse(BOUNDS, f"pairs of start and end, got {len(bounds)} numbers", bounds)
+    pairs = tuple(zip(bounds[::2], bounds[1::2]))
     before = 0
     for start, end in pairs:
         if start < 0 or end < 0:
@@ -88,12 +90,6 @@ def check_inside(bounds: Sequence[tuple[int, int]], tokens: int) -> None:
         )
 
 
-def check_selector(selector: str | None, tp_size: int) -> None:
-    """Raise CanopyError for a selector on which ranks of a split model would not agree."""
-    if selector is not None and tp_size > 1 and selector not in SPLIT_SELECTORS:
-        _refuse(SELECTOR, f"one of {', '.join(SPLIT_SELECTORS)} with --tp-size {tp_size}", selector)
-
-
 def _ratio(value: Any) -> float | None:
     if value is None:
         return None
@@ -103,24 +99,12 @@ def _ratio(value: Any) -> float | None:
     return float(value)
 
 
-def _selector(value: Any) -> str | None:
-    if value is not None and value not in SELECTORS:
-        _refuse(SELECTOR, f"one of {', '.join(SELECTORS)}", value)
-    return value
-
-
-def _parts(value: Any) -> bool:
-    if value not in (None, "parts"):
-        _refuse(
-            DOCUMENTS, '"parts": every text part of a message but its last is a document', value
-        )
-    return value == "parts"
-
-
-def _any_order(value: Any) -> bool:
-    if value not in (None, "any"):
-        _refuse(ORDER, '"any": the documents may come in any order', value)
-    return value == "any"
+def _is_word(custom_params: Mapping[str, Any], key: str, word: str, meaning: str) -> bool:
+    """Return whether a key with a single allowed value is given."""
+    value = custom_params.get(key)
+    if value not in (None, word):
+        _refuse(key, f'"{word}": {meaning}', value)
+    return value == word
 
 
 def _refuse(key: str, allowed: str, value: Any) -> None:

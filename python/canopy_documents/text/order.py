@@ -22,7 +22,7 @@ from canopy_documents.text.fields import Bounds
 
 MAX_ORDERS = 1 << 12
 """Maximum number of orders remembered, over all tenants."""
-MAX_OWN = 1 << 9
+MAX_TENANT_ORDERS = 1 << 9
 """Maximum number of one tenant's orders; each of its prompts is compared with all of them."""
 NEW_SHARE = 0.25
 """Share of the memory for tenants whose prompts have not yet continued an earlier order."""
@@ -38,7 +38,7 @@ Document = tuple[int, ...] | str
 
 
 @dataclass(slots=True)
-class _Own:
+class _TenantOrders:
     """One tenant's orders, by the hash of the preceding text, least recently used first."""
 
     orders: OrderedDict[tuple[int, Names], None] = field(default_factory=OrderedDict)
@@ -50,7 +50,7 @@ class _Own:
         """Forget the oldest order. Returns its size."""
         (_, names), _ = self.orders.popitem(last=False)
         self.uses.subtract(names)
-        if len(self.uses) > 2 * MAX_OWN * NAMES:
+        if len(self.uses) > 2 * MAX_TENANT_ORDERS * NAMES:
             self.uses = +self.uses
         self.size -= size_of(names)
         return size_of(names)
@@ -65,9 +65,9 @@ class Orders:
     """Earlier orders of documents, by tenant. If they exceed ``most`` orders of ``NAMES``
     documents, one tenant drops its oldest (:meth:`_largest`)."""
 
-    def __init__(self, most: int = MAX_ORDERS, most_own: int = MAX_OWN) -> None:
+    def __init__(self, most: int = MAX_ORDERS, most_own: int = MAX_TENANT_ORDERS) -> None:
         self.most, self.most_own = most * NAMES, most_own * NAMES
-        self.by_tenant: dict[str | None, _Own] = {}
+        self.by_tenant: dict[str | None, _TenantOrders] = {}
         self.size = 0
 
     def arrange(
@@ -104,7 +104,7 @@ class Orders:
         """Return the order of documents after a text with the hash ``behind``, and record it."""
         if len(documents) < 2:
             return list(range(len(documents)))
-        history = self.by_tenant.setdefault(tenant, _Own())
+        history = self.by_tenant.setdefault(tenant, _TenantOrders())
         names = [hash(one) for one in documents]
         left: dict[int, list[int]] = {}
         for i in reversed(range(len(names))):
@@ -119,7 +119,11 @@ class Orders:
         return order
 
     def _longest(
-        self, history: _Own, behind: int, documents: Sequence[Document], names: Sequence[int]
+        self,
+        history: _TenantOrders,
+        behind: int,
+        documents: Sequence[Document],
+        names: Sequence[int],
     ) -> Names:
         """Return the longest prefix, in tokens or characters, of an earlier order that has only documents of the
         prompt.
@@ -141,7 +145,7 @@ class Orders:
                 best, longest = score, order[:count]
         return longest
 
-    def _note(self, history: _Own, key: tuple[int, Names]) -> None:
+    def _note(self, history: _TenantOrders, key: tuple[int, Names]) -> None:
         if key in history.orders:
             history.orders.move_to_end(key)
             return
@@ -155,18 +159,18 @@ class Orders:
             if not largest.orders:
                 self.by_tenant = {name: one for name, one in self.by_tenant.items() if one.orders}
 
-    def _largest(self) -> _Own:
+    def _largest(self) -> _TenantOrders:
         """Return the tenant that drops an order when the memory is full.
 
         It has the most orders per match. Tenants without a match share ``NEW_SHARE``, since a
         client can invent a tenant with a single prompt.
         """
         tenants = self.by_tenant.values()
-        new = [each for each in tenants if not each.matches]
-        if sum(each.size for each in new) > self.most * NEW_SHARE:
-            return max(new, key=lambda each: each.size)
-        used = (each for each in tenants if each.matches)
-        return max(used, key=lambda each: each.size / each.matches)
+        new = [history for history in tenants if not history.matches]
+        if sum(history.size for history in new) > self.most * NEW_SHARE:
+            return max(new, key=lambda history: history.size)
+        used = (history for history in tenants if history.matches)
+        return max(used, key=lambda history: history.size / history.matches)
 
 
 def _lists(

@@ -2,7 +2,7 @@
 
 A first document attends only to the tokens before it (the head), so its KV after the head is exact.
 Every other document has predecessors; without a substitute for them, it would be encoded like a
-first document. So ``mixed`` encodes a first document after the head, and others after head and
+first document. So a first document is encoded after the head, and others after head and
 stand-ins. Many heads never recur: a question before a tool's results, a system text with the time
 in it. Until a head has recurred, documents are encoded after the stand-ins alone, and are used with
 any head. For many documents in a long prompt, more stand-ins give KV nearer to full recompute; a
@@ -27,13 +27,12 @@ LONG_TOKENS = 3072
 class Place:
     """A document's place in a prompt.
 
-    encoding: one of ``ENCODINGS``, ``prefix`` without stand-ins; first: whether no other document
-    precedes it; head: the tokens before the prompt's first document that are encoded with it;
-    stand_ins: of a few documents, and of all, or empty; head_is_all: whether the head is all tokens
-    before the document; long: whether the prompt has at least ``LONG_TOKENS``.
+    first: whether no other document precedes it; head: the tokens before the prompt's first document
+    that are encoded with it; stand_ins: of a few documents, and of all, or empty; head_is_all:
+    whether the head is all tokens before the document; long: whether the prompt has at least
+    ``LONG_TOKENS``.
     """
 
-    encoding: str
     first: bool
     head: Tokens
     stand_ins: tuple[Tokens, ...]
@@ -42,8 +41,6 @@ class Place:
 
     def acceptable(self) -> tuple[Tokens, ...]:
         """Return the prefixes with which the document's KV may be used here, best first."""
-        if self.encoding == "prefix":
-            return tuple(dict.fromkeys((self.head, ())))
         behind = [p for s in self._by_length() for p in (self.head + s, s)]
         exact = (self.head,) if self.first and self.head_is_all else ()
         return tuple(dict.fromkeys((*exact, *behind, self.head, ())))
@@ -55,20 +52,16 @@ class Place:
         head_returns: the head has occurred before. A document without a head, such as a newly
         registered one, is encoded for all other places too.
         """
-        if self.encoding == "prefix":
+        if not self.stand_ins:
             return ((self.head,),)
         exact = self.first and self.head_is_all
-        found = self._by_length()
-        good = found[:1] if self.long else found
+        stand_ins = self._by_length()
+        good = stand_ins[:1] if self.long else stand_ins
         if not self.head:
             return (((),), good) if exact else (good,)
         if not head_returns:
             return (good,)
         return ((self.head,),) if exact else (tuple(self.head + s for s in good),)
-
-    def stand_in_of(self, prefix: Tokens) -> int:
-        """Return the number of stand-in tokens in one of :meth:`acceptable`."""
-        return next((len(s) for s in self.stand_ins if prefix in (s, self.head + s)), 0)
 
     def _by_length(self) -> tuple[Tokens, ...]:
         """Return the stand-ins, the best for the prompt's length first."""

@@ -30,10 +30,6 @@ class Options(declared.Checked):
         parse=out_file, required=True,
     )  # fmt: skip
     floor: float = declare(0.15, "--floor", "smallest ratio allowed", metavar="R", low=0, high=1)
-    prompts: int = declare(6, "--prompts", "prompts, of random tokens", metavar="N", low=1)
-    chunks: int = declare(6, "--chunks", "documents per prompt", metavar="N", low=1)
-    chunk_tokens: int = declare(160, "--chunk-tokens", "tokens per document", metavar="N", low=1)
-    repeats: int = declare(3, "--repeats", "requests per prompt and ratio", metavar="N", low=1)
 
 
 OPTIONS = (Options,)
@@ -46,18 +42,17 @@ def run(args: Options) -> int:
     from canopy_lab.live.profile.client import ProfiledServer
 
     server = ProfiledServer(args.url)
-    about = server.state(DOCUMENTS).get("setting")
-    if about is None:
+    served_setting = server.state(DOCUMENTS).get("setting")
+    if served_setting is None:
         raise CanopyError(
             f"{server.url} does not reuse documents; start it with --canopy-documents on"
         )
-    sizes = (args.prompts, args.chunks, args.chunk_tokens, args.repeats)
-    prompts = ServedPrompts(_asker(server), _encoding_waiter(server), server.token_range, *sizes)
+    prompts = ServedPrompts(_asker(server), _encoding_waiter(server), server.token_range)
     prompts.learn()
     calibration, search = calibrate_server(prompts, args.floor)
     for ratio, seconds in sorted(search.probes):
         print(f"ratio {ratio:.3f}  first token {seconds:.3f} s")
-    setting = Setting(**about)
+    setting = Setting(**served_setting)
     Calibrations(args.out).put(setting, prompts.tier, calibration)
     cost = calibration.profile
     level = f"{cost.prior(0, 1):.3f}" if cost.compute_s > 0 else "unknown: too noisy"

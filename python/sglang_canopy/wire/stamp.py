@@ -132,13 +132,12 @@ STAMP_FIELDS: dict[str, Callable[[Any], Any]] = {
 BOUNDS = "canopy_document_bounds"
 """Flat list of token positions ``[start, end, start, end, ...]``, or ``"off"``."""
 RATIO = "canopy_recompute_ratio"
-SELECTOR = "canopy_selector"
 DOCUMENTS = "canopy_documents"
 """``"parts"``: in chat messages with several text parts, each part except the last is a document.
 Also the key of the report in an answer's ``meta_info``, a list with one object, and of the documents'
 state in ``/server_info``."""
 ORDER = "canopy_order"
-DOCUMENT_FIELDS = (BOUNDS, RATIO, SELECTOR, DOCUMENTS, ORDER)
+DOCUMENT_FIELDS = (BOUNDS, RATIO, DOCUMENTS, ORDER)
 
 FORCE_OUTPUT = "canopy_force_output"
 """Flat list of token ids to generate; needs ``--canopy-enable-forced-output``."""

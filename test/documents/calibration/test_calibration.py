@@ -89,7 +89,6 @@ def test_calibrations_are_kept_by_model_device_dtype_split_and_tier(path, change
     saved = Calibrations(path)
     assert saved.get(SETTING, "disk") == FOUND
     assert saved.get(dataclasses.replace(SETTING, **change), "disk") is None
-    assert saved.settings("m", "cpu-2") == [SETTING]
 
 
 def test_a_calibration_is_used_by_the_stores_tiers(path):
@@ -99,18 +98,14 @@ def test_a_calibration_is_used_by_the_stores_tiers(path):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"model": "n"}, "has nothing for this model on this machine"),
-        ({"dtype": "bfloat16"}, "has this model in float32 .* runs bfloat16"),
-        ({"tp_size": 2}, "--tp-size 1 .* --tp-size 2"),
-        ({"backend": "fa3"}, "--attention-backend triton.*--attention-backend fa3"),
-    ],
+    "change", [{"model": "n"}, {"dtype": "bfloat16"}, {"tp_size": 2}, {"backend": "fa3"}]
 )
-def test_a_calibration_for_another_server_is_refused_by_name(path, change, message):
+def test_a_calibration_for_another_server_is_refused(path, change):
     Calibrations(path).put(SETTING, "disk", FOUND)
-    with pytest.raises(CanopyError, match=message):
-        calibrated_ratios(str(path), dataclasses.replace(SETTING, **change))
+    other = dataclasses.replace(SETTING, **change)
+    shown = f"{other.dtype}, --tp-size {other.tp_size} and --attention-backend {other.backend}"
+    with pytest.raises(CanopyError, match=f"has nothing for this model with {shown} on cpu-2"):
+        calibrated_ratios(str(path), other)
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"a": 3}', '{"a": {"model": "m"}}'])
@@ -151,6 +146,5 @@ def test_a_file_with_an_entry_that_cannot_be_is_set_aside(path, part, value):
     assert not path.exists()
     assert json.loads(path.with_name("ratio.json.bad").read_text()).keys() == entries.keys()
     assert SET_ASIDE == {"ratio.json": 1}
-    assert saved.settings("m", "cpu-2") == []
     saved.put(SETTING, "memory", dataclasses.replace(FOUND, ratio=0.3))
     assert calibrated_ratios(str(path), SETTING) == {"host": 0.3}

@@ -5,16 +5,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from canopy_documents.fuse.rope import (
-    Rope,
-    from_config,
-    rotate,
-    rotate_into,
-    undo_checked,
-    unrotate,
-)
+from canopy_documents.fuse.rope import rotate, rotate_into, undo_checked, unrotate
 from canopy_kernel.rows import turned, turns
 from sglang_canopy.errors import CanopyError
+
+from support import document_models  # noqa: F401  # isort: skip (it finds comparators)
+from comparators.plain_model import Rope, from_config
 
 
 def rope(scaling=1.0):

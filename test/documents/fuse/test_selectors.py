@@ -4,13 +4,12 @@ import pytest
 import torch
 
 from canopy_documents.fuse import cache as caches
-from canopy_documents.fuse.encode import encode
 from canopy_documents.fuse.fusion import fused_prefill
 from canopy_documents.fuse.selectors import SELECTORS, Context, make_selector
 from canopy_documents.fuse.selectors.frequency import layer_scores
 from canopy_documents.store.chunk import Chunk, FusedPrompt, Placed
 from sglang_canopy.errors import CanopyError
-from support.fused_prompts import flat_chunk, prompt
+from support.fused_prompts import encode, flat_chunk, prompt
 
 
 def test_low_frequency_energy_follows_the_slow_bump_and_not_the_spike():

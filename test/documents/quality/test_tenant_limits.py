@@ -101,15 +101,6 @@ def test_a_raised_ratio_is_twice_the_servers_or_three_tenths(ratio, up) -> None:
     assert raised(ratio) == up
 
 
-def test_the_tenants_furthest_from_being_served_as_usual_are_shown_first() -> None:
-    limits = served_well()
-    serve(limits, TO_STOPPED, lambda at: True, "faulty")
-    shown = limits.of_tenants(1)
-    assert list(shown) == ["faulty"]
-    assert shown["faulty"]["step"] == "stopped"
-    assert limits.stats()["tenants_stopped"] == 1
-
-
 def test_reuse_resumes_even_if_no_answer_may_differ() -> None:
     limits = QualityLimits(EVERY, 0.0)
     levels = serve(limits, TO_STOPPED, lambda at: True)

@@ -2,23 +2,24 @@
 
 import pytest
 
-from canopy_documents.fuse.encode import encode
 from canopy_documents.server import engine as engines
 from canopy_documents.server.engine import DocumentEngine
 from canopy_documents.server.options import Options
 from support.document_engine import LENGTH, SYSTEM, Tokenizer, bare_runner
+from support.fused_prompts import encode
 
 
 @pytest.fixture
 def make(llama, monkeypatch):
-    """``make(encode=..., ...)``: an engine over the small model, without a server around it."""
+    """``make(ratio=..., ...)``: an engine over the small model, without a server around it."""
     monkeypatch.setattr(engines.model_view, "served_model", lambda *_: llama)
     runner = bare_runner()
 
-    def made(**options) -> DocumentEngine:
-        return DocumentEngine(runner, Options(memory_mb=64, **options), Tokenizer())
+    def build(stand_ins=True, **options) -> DocumentEngine:
+        tokenizer = Tokenizer() if stand_ins else None
+        return DocumentEngine(runner, Options(memory_mb=64, **options), tokenizer)
 
-    return made
+    return build
 
 
 @pytest.fixture

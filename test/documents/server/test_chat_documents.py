@@ -11,7 +11,7 @@ import pytest
 
 from canopy_documents.server import conversion
 from canopy_documents.server.options import Options
-from canopy_documents.text.fields import MAX_CHUNKS
+from canopy_documents.text.fields import MAX_DOCUMENTS
 from canopy_documents.text.order import Orders
 from sglang_canopy.errors import CanopyError
 from support.chat_templates import TEMPLATES
@@ -155,7 +155,7 @@ def test_no_field_changes_the_prompt(custom) -> None:
     chat = [
         message(parts(ONE, "ends in <end> a text", "why?")),
         message("<think>hm, hm</think>It is a lamp.", "assistant"),
-        message(parts(*[f"{ONE} {i} of many" for i in range(MAX_CHUNKS + 44)], "sure?")),
+        message(parts(*[f"{ONE} {i} of many" for i in range(MAX_DOCUMENTS + 44)], "sure?")),
     ]
     made, want = Chats(template=without_thoughts).convert(chat, custom)
     assert made.input_ids == want
@@ -178,11 +178,9 @@ def test_parts_of_a_text_are_refused() -> None:
         prepared(text="why?", custom=PARTS)
 
 
-def test_bounds_of_a_text_and_a_selector_of_one_rank_are_refused() -> None:
+def test_bounds_of_a_text_are_refused() -> None:
     with pytest.raises(CanopyError, match="input_ids"):
         Chats().convert("why is it?", {"canopy_document_bounds": [0, 1]})
-    with pytest.raises(CanopyError, match="--tp-size 2"):
-        Chats(tp_size=2).convert("why?", {"canopy_selector": "frequency"})
 
 
 @pytest.fixture

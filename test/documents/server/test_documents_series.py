@@ -17,13 +17,7 @@ def test_counts_are_shown_by_reason_and_tier() -> None:
         "kept_tokens": 500,
         "fallbacks": 0,
         "not_fused": {"lora": 2},
-        "quality": {
-            "checked": 8,
-            "differed": 2,
-            "tenants_raised": 1,
-            "tenants_stopped": 0,
-            "tenants": {"ab12": {"step": "raised", "checked": 4, "differed": 1}},
-        },
+        "quality": {"checked": 8, "differed": 2, "tenants_raised": 1, "tenants_stopped": 0},
         "store": {"tiers": {"memory": {"used_bytes": 4096}}},
     }
     shown = Metrics(0, registry=registry, metrics=series.METRICS)
@@ -43,4 +37,3 @@ def test_counts_are_shown_by_reason_and_tier() -> None:
     assert value("stored_bytes", tier="memory") == 4096
     assert (value("checked_total"), value("differed_total")) == (8, 2)
     assert (value("tenants", step="raised"), value("tenants", step="stopped")) == (1, 0)
-    assert value("tenant_differ_ratio", tenant="ab12") == 0.25

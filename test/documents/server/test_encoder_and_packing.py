@@ -5,10 +5,10 @@ import torch
 
 from canopy_documents.fuse import background_encoder
 from canopy_documents.fuse.background_encoder import BackgroundEncoder
-from canopy_documents.fuse.encode import encode
 from canopy_documents.server.batch import logit_rows, pack_rows
 from canopy_documents.store.store import ChunkStore
 from support.document_steps import batch_of
+from support.fused_prompts import encode
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import torch
 
 from canopy_documents.fuse import background_encoder
 from canopy_documents.fuse.cache import dense_cache
-from canopy_documents.fuse.encode import encode
 from canopy_documents.fuse.fusion import fused_prefill
 from canopy_documents.fuse.rows import MAX_STOPS, MIN_ROWS, prefill
 from canopy_documents.fuse.selectors import make_selector
@@ -16,7 +15,7 @@ from canopy_documents.server import engine as engines
 from canopy_documents.server import library, scheduler
 from canopy_documents.server import request as requests
 from canopy_documents.server.engine import READ, DocumentEngine
-from canopy_documents.server.options import LEARN_PREFIX_TOKENS, Options
+from canopy_documents.server.options import LEARN_PREFIX_TOKENS
 from canopy_documents.store.chunk import FusedPrompt
 from canopy_documents.text.variants import Heads
 from support.document_engine import (
@@ -30,17 +29,11 @@ from support.document_engine import (
     scheduler_of,
     tiers,
 )
-
-
-def test_without_a_tokenizer_documents_are_encoded_behind_the_prefix(make, ids) -> None:
-    engine = DocumentEngine(make().runner, Options(memory_mb=64), None)
-    state, plain = (e.new_request(request(*prompt(ids))) for e in (engine, make(encode="prefix")))
-    assert state.keys == plain.keys
-    assert state.places == plain.places
+from support.fused_prompts import encode
 
 
 def test_only_a_first_document_is_stored_from_an_ordinary_prefill(make, llama, ids, monkeypatch):
-    engine = make(encode="mixed")
+    engine = make()
     stand_in = len(engine.stand_ins[0])
     out = ids[:SYSTEM].tolist() + [7] * stand_in + ids[SYSTEM : SYSTEM + LENGTH].tolist()
     at = SYSTEM + stand_in  # as far in as the prefix that it is encoded behind is long
@@ -92,7 +85,7 @@ def test_a_waiting_requests_documents_on_disk_are_read(make, ids, tmp_path) -> N
 
 
 def test_a_prefill_pays_for_its_share_and_a_later_forward_does_the_work(make, ids) -> None:
-    engine = make(learn_share=0.1, encode="prefix")
+    engine = make(learn_share=0.1, stand_ins=False)
     req = request(*prompt(ids))
     state = engine.new_request(req)
     state.fused = True
@@ -111,7 +104,7 @@ def test_a_prefill_pays_for_its_share_and_a_later_forward_does_the_work(make, id
 
 
 def test_long_prompts_do_not_save_up_encoding_that_short_prompts_then_wait_for(make) -> None:
-    engine, delayed = make(learn_share=0.5, encode="prefix"), 0
+    engine, delayed = make(learn_share=0.5, stand_ins=False), 0
     for number in range(30):
         engine.library.encoder.enqueue(range(300), (), f"{number}", None)
         engine.library.earn_encoding(1024)
@@ -126,7 +119,7 @@ def test_long_prompts_do_not_save_up_encoding_that_short_prompts_then_wait_for(m
 
 
 def test_a_long_prompt_waits_for_few_of_the_pieces_that_were_earned(make, ids) -> None:
-    engine = make(learn_share=0.1, encode="prefix")
+    engine = make(learn_share=0.1, stand_ins=False)
     engine.checker.limits.every = 1
     learn(engine, request(*prompt(ids, (2,))))
     served = request(*prompt(ids, (2,)))
@@ -185,7 +178,7 @@ def test_idle_work_begins_after_a_pause(make, ids, monkeypatch) -> None:
 
 def test_a_request_waits_for_a_layer_of_idle_work_and_the_piece_is_repeated(make, monkeypatch):
     monkeypatch.setattr(scheduler, "answer_of_first_rank", lambda mine: mine)
-    engine, waited = make(encode="prefix"), []
+    engine, waited = make(stand_ins=False), []
     encoder = engine.library.encoder
     encoder.enqueue(range(200), (), "", None)
     socket = SimpleNamespace(poll=lambda wait_ms: waited.append(wait_ms) or len(waited) > 2)
@@ -200,14 +193,14 @@ def test_a_request_waits_for_a_layer_of_idle_work_and_the_piece_is_repeated(make
         engine.work_when_idle(lambda: True)
         done.append(encoder.encoded_tokens)
     assert done == [0] * (MAX_STOPS - 1) + [MIN_ROWS] * 3
-    monkeypatch.setattr(library.Library, "ranked", True)
+    monkeypatch.setattr(engine.library, "model", SimpleNamespace(ranks="two"))
     waited.clear()
     scheduler.work_when_idle(server)
     assert encoder.encoded_tokens > 2 * MIN_ROWS  # ranks do not stop inside a piece
     while encoder.busy:
         engine.work_when_idle()
     found = engine.library.store.chunks.get(encoder.store.key(range(200), (), ""))
-    whole = encode(engine.model, range(200))
+    whole = encode(encoder.model, range(200))
     for got, expected in ((found.raw_k, whole.raw_k), (found.v, whole.v)):
         assert torch.allclose(got, expected, atol=1e-5)
 
@@ -243,7 +236,7 @@ def held(engine: DocumentEngine, req) -> list[tuple[int, ...] | None]:
 
 
 def test_the_position_in_the_prompt_decides_a_documents_head(make, ids) -> None:
-    engine = make(encode="mixed")
+    engine = make()
     head = tuple(ids[:SYSTEM].tolist())
     later = head + engine.stand_ins[0]
     learn(engine, request(*prompt(ids)))
@@ -258,7 +251,7 @@ def test_the_position_in_the_prompt_decides_a_documents_head(make, ids) -> None:
 
 def test_documents_are_found_behind_any_text(make, ids) -> None:
     """A question before a tool's results, or a system text with the time in it."""
-    engine = make(encode="mixed")
+    engine = make()
     learn(engine, request(*prompt(ids)), head_returns=False)
     assert engine.library.encoder.stats()["encoded_chunks"] == 3
     assert held(engine, request(*prompt(ids))) == [engine.stand_ins[0]] * 3
@@ -280,7 +273,7 @@ def test_heads_are_bounded_and_of_each_tenants_own() -> None:
 
 
 def test_the_turns_of_a_conversation_do_not_make_its_head_return(make, ids) -> None:
-    engine = make(encode="mixed")
+    engine = make()
     for kept in (0, 5, 5):
         req = request(*prompt(ids))
         state = engine.new_request(req)
@@ -292,7 +285,7 @@ def test_the_turns_of_a_conversation_do_not_make_its_head_return(make, ids) -> N
 
 
 def test_a_document_that_nothing_precedes_is_encoded_for_every_place(make, ids) -> None:
-    engine = make(encode="mixed")
+    engine = make()
     document = ids[SYSTEM : SYSTEM + LENGTH].tolist()
     learn(engine, request(document + document[-1:], [0, LENGTH]))
     assert held(engine, request(document + document[-1:], [0, LENGTH])) == [()]
@@ -300,7 +293,7 @@ def test_a_document_that_nothing_precedes_is_encoded_for_every_place(make, ids) 
 
 
 def test_no_document_is_exact_behind_a_text_that_is_too_long_to_encode(make, ids) -> None:
-    engine = make(encode="mixed")
+    engine = make()
     text = [3] * (LEARN_PREFIX_TOKENS + 1)
     document = ids[SYSTEM : SYSTEM + LENGTH].tolist()
     learn(engine, request([*text, *document, 1], [len(text), len(text) + LENGTH]))
@@ -309,11 +302,11 @@ def test_no_document_is_exact_behind_a_text_that_is_too_long_to_encode(make, ids
     ]
 
 
-@pytest.mark.parametrize("how", ["prefix", "mixed"])
+@pytest.mark.parametrize("stand_ins", [False, True])
 @pytest.mark.parametrize("ratio", [0.0, 0.3])
-def test_one_document_behind_the_system_text_is_plain_serving(make, llama, ids, how, ratio):
+def test_one_document_behind_the_system_text_is_plain_serving(make, llama, ids, stand_ins, ratio):
     """No row is recomputed, and the logits equal a plain prefill."""
-    engine = make(encode=how)
+    engine = make(stand_ins=stand_ins)
     req = request(*prompt(ids, (1,)))
     learn(engine, req)
     found = engine.library.open(engine.new_request(req), req.origin_input_ids)
@@ -330,7 +323,7 @@ def test_one_document_behind_the_system_text_is_plain_serving(make, llama, ids, 
 def test_a_long_prompt_uses_a_short_ones_encoding_and_requests_more_stand_ins(
     make, ids, monkeypatch
 ) -> None:
-    engine = make(encode="mixed")
+    engine = make()
     few, every = engine.stand_ins
     assert every[: len(few)] == few
     learn(engine, request(*prompt(ids)), head_returns=False)
@@ -340,12 +333,8 @@ def test_a_long_prompt_uses_a_short_ones_encoding_and_requests_more_stand_ins(
     assert held(engine, long) == [few] * 3  # at once
     learn(engine, long, head_returns=False)
     assert held(engine, long) == [every] * 3
-    state = engine.new_request(long)
-    chunks = engine.library.resolve(state)
-    assert requests.fewest_stand_ins(state, chunks) == len(every)
     monkeypatch.undo()
     short = request([8, *out[1:]], bounds)
-    state = engine.new_request(short)
     for key, chunk in list(engine.library.store.chunks.items()):
         if chunk.prefix == few:
             engine.library.store.delete(key)

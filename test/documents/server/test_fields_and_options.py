@@ -45,8 +45,6 @@ def test_bounds_are_read_as_pairs() -> None:
         ("recompute_ratio", 1.5, ""),
         ("recompute_ratio", float("nan"), ""),
         ("recompute_ratio", True, ""),
-        ("selector", "random", ""),
-        ("selector", 3, ""),
         ("documents", "all", ""),
         ("order", "given", ""),
         ("order", ["any"], ""),

@@ -55,9 +55,9 @@ def test_requests_share_kept_kv_under_equal_settings_alone(engine, make, ids) ->
     assert tenants.is_documents_key(usual)
     assert key_of(engine, ids) == usual
     keys = [usual]
-    for params in ({"canopy_recompute_ratio": 0.3}, {"canopy_selector": "frequency"}):
-        keys.append(key_of(engine, ids, params))
-    keys.append(key_of(make(encode="prefix"), ids))
+    keys.append(key_of(engine, ids, {"canopy_recompute_ratio": 0.3}))
+    keys.append(key_of(make(selector="frequency"), ids))
+    keys.append(key_of(make(stand_ins=False), ids))
     keys.append(key_of(make(ratio=0.2), ids))
     calibrated = make()
     calibrated.ratios = {"host": 0.4}
@@ -127,7 +127,7 @@ def test_a_prompt_that_is_too_long_extends_its_earlier_turns(make, ids) -> None:
 
 def test_very_many_documents_are_computed(make, ids) -> None:
     many = request([1] * 2000, [x for i in range(300) for x in (5 * i, 5 * i + 5)], rid="r")
-    engine = make(min_tokens=1)
+    engine = make()
     state = queued(engine, many)
     assert (state.keys, state.reason) == ((), "more than 256 documents")
     assert engine.report_prompt(many, state)["why"] == state.reason
@@ -212,7 +212,7 @@ def test_stops_of_many_tenants_are_bounded_and_none_is_forgotten(make, ids, monk
 
 
 def test_a_document_behind_kept_kv_is_never_stored_as_exact(make, ids, monkeypatch) -> None:
-    engine = make(encode="prefix")
+    engine = make(stand_ins=False)
     made = with_params(ids)
     state = queued(engine, made)
     for key in list(engine.library.store.chunks):

@@ -66,7 +66,7 @@ def test_fused_rows_over_the_pool_give_the_engines_logits(llama, runner, prompt)
     chosen, in_place = chosen_of(llama, runner, prompt, row)
     assert in_place
     rows = chosen.rows()
-    hidden, _ = engine.run_rows(llama, prompt.ids[rows], rows, row_cache(runner, row, 0))
+    hidden = engine.run_rows(llama, prompt.ids[rows], rows, row_cache(runner, row, 0))
     mine = llama.logits(hidden[-1:])[0]
     theirs = fused_prefill(
         llama, prompt, dense_cache(llama, len(prompt)), make_selector("question"), 0.2

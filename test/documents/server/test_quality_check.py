@@ -8,12 +8,12 @@ import torch
 from canopy_documents.calibration.saved import Calibration, Calibrations, Setting
 from canopy_documents.calibration.search import CostProfile
 from canopy_documents.quality import start_check
-from canopy_documents.quality.start_check import Kept, Method, check_quality
+from canopy_documents.quality.start_check import Kept, check_quality
 from canopy_documents.server import start
 from canopy_documents.server.options import DEFAULT_RATIO, Options
 from sglang_canopy.errors import CanopyError
 
-METHOD = Method("question", "prefix")
+SELECTOR = "question"
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def kept(monkeypatch):
     """``kept[ratio] = Kept(...)`` sets the result of the questions. Evaluated ratios are recorded."""
     found: dict[float, Kept] = {}
 
-    def measured(model, tokenizer, method, ratios):
+    def measured(model, tokenizer, selector, ratios):
         return {ratio: found.get(ratio, Kept(10, 10)) for ratio in ratios}
 
     monkeypatch.setattr(start_check, "measure_kept", measured)
@@ -29,25 +29,25 @@ def kept(monkeypatch):
 
 
 def test_without_a_floor_nothing_is_measured(kept) -> None:
-    assert check_quality(None, None, METHOD, [0.15], None) == {}
+    assert check_quality(None, None, SELECTOR, [0.15], None) == {}
 
 
 def test_one_ratio_below_the_floor_refuses_the_start_and_is_named(kept) -> None:
     kept[0.06] = Kept(10, 7)
-    assert check_quality(None, object(), METHOD, [0.1, 0.2], 0.8)[0.1].share == 1.0
+    assert check_quality(None, object(), SELECTOR, [0.1, 0.2], 0.8)[0.1].share == 1.0
     with pytest.raises(CanopyError, match=r"at ratio 0\.06: 7 of 10 right answers are kept"):
-        check_quality(None, object(), METHOD, [0.2, 0.06], 0.8)
+        check_quality(None, object(), SELECTOR, [0.2, 0.06], 0.8)
 
 
 def test_a_model_that_answers_nothing_misses_every_floor(kept) -> None:
     kept[0.15] = Kept(0, 0)
     with pytest.raises(CanopyError, match="no answer is right even without reuse"):
-        check_quality(None, object(), METHOD, [0.15], 0.0)
+        check_quality(None, object(), SELECTOR, [0.15], 0.0)
 
 
 def test_a_gate_needs_a_tokenizer() -> None:
     with pytest.raises(CanopyError, match="needs a tokenizer"):
-        check_quality(None, None, METHOD, [0.15], 0.5)
+        check_quality(None, None, SELECTOR, [0.15], 0.5)
 
 
 def started(llama, monkeypatch, tmp_path, calibrated: dict[str, float], **options) -> dict:
@@ -62,7 +62,9 @@ def started(llama, monkeypatch, tmp_path, calibrated: dict[str, float], **option
     monkeypatch.setattr(
         start,
         "check_quality",
-        lambda model, tokenizer, method, ratios, floor: seen.update(method=method, ratios=ratios),
+        lambda model, tokenizer, selector, ratios, floor: seen.update(
+            selector=selector, ratios=ratios
+        ),
     )
     given = Options(**options, **({"calibration": str(path)} if calibrated else {}))
     runner = SimpleNamespace(
@@ -92,25 +94,23 @@ def test_the_gate_is_given_every_ratio_that_may_be_served(
     assert started(llama, monkeypatch, tmp_path, calibrated, **options)["ratios"] == ratios
 
 
-def test_the_gate_measures_the_method_that_is_served(llama, monkeypatch, tmp_path) -> None:
-    options = {"selector": "frequency", "encode": "mixed"}
-    assert started(llama, monkeypatch, tmp_path, {}, **options)["method"] == Method(
-        "frequency", "mixed"
-    )
+def test_the_gate_measures_the_selector_that_is_served(llama, monkeypatch, tmp_path) -> None:
+    seen = started(llama, monkeypatch, tmp_path, {}, selector="frequency")
+    assert seen["selector"] == "frequency"
 
 
 def test_answers_are_decoded_freely_and_all_are_kept_at_ratio_one(llama, monkeypatch) -> None:
     """Answers are decoded freely, not forced; at ratio 1 all agree."""
     monkeypatch.setattr(start_check, "DOCUMENT_TOKENS", 24)
     monkeypatch.setattr(start_check, "holds", lambda text, answers: bool(text))
-    found = start_check.measure_kept(llama, Words(), Method("question", "mixed"), [0.2, 1.0], 2)
+    found = start_check.measure_kept(llama, Words(), SELECTOR, [0.2, 1.0], 2)
     assert found[1.0] == Kept(2, 2)
     monkeypatch.undo()
     case = start_check.tokenise(
         Words(), next(iter(start_check.synthetic(["single"], 1, ["a b c d e f g h"]))), 6, 24
     )
-    chunks = start_check.encode_case(llama, case, "prefix")
-    exact = start_check.fused_answer(llama, Words(), case, chunks, METHOD, 1.0)
+    chunks = start_check.encode_case(llama, case)
+    exact = start_check.fused_answer(llama, Words(), case, chunks, SELECTOR, 1.0)
     assert exact == start_check.full_answer(llama, Words(), case)
 
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from canopy_documents.server.options import Options, check_server
-from canopy_documents.text.fields import check_selector
 from sglang_canopy.errors import CanopyError
 from support.split_model import check, fuse
 
@@ -38,7 +37,3 @@ def test_tensor_parallelism_is_served_and_its_limits_are_named() -> None:
     check_server(SimpleNamespace(tp_size=1), Options(selector="frequency"))
     with pytest.raises(CanopyError, match="'frequency' looks at one rank's own heads"):
         check_server(two, Options(selector="frequency"))
-    check_selector("frequency", 1)
-    check_selector("question", 2)
-    with pytest.raises(CanopyError, match="--tp-size 2"):
-        check_selector("frequency", 2)

@@ -9,7 +9,6 @@ import torch
 import transformers
 
 from canopy_documents.server import model_view
-from canopy_documents.server.served_model import RowsBackend
 from sglang_canopy.errors import CanopyError
 from support.document_models import FAMILIES, build
 from support.worker import worked
@@ -47,20 +46,6 @@ def test_a_model_with_unread_weights_runs(tmp_path) -> None:
     found = compared("with_transformers", tmp_path)
     assert found["largest"] > 1
     assert max(found["off"].values()) < 1e-4, found
-
-
-def test_a_layer_that_would_lose_rows_is_an_error() -> None:
-    class Narrowing:
-        kept = torch.tensor([0])
-
-        def __call__(self, layer, q, k, v):
-            return q[:1]
-
-    layer = SimpleNamespace(
-        tp_q_head_num=2, tp_k_head_num=1, tp_v_head_num=1, head_dim=4, layer_id=0
-    )
-    with pytest.raises(AssertionError, match="keep all their rows"):
-        RowsBackend(Narrowing()).forward(*(torch.zeros(3, n) for n in (8, 4, 4)), layer, None)
 
 
 def test_a_model_that_no_test_has_seen_is_refused_by_name() -> None:

@@ -172,7 +172,9 @@ def test_tiers_count_if_they_share_the_pools_memory(budget) -> None:
 
 
 def test_a_server_without_enough_memory_stops_and_reports_sizes(budget) -> None:
-    with pytest.raises(SystemExit, match=r"800 for chunks.*only 700 MiB are free.*prompt_tokens"):
+    with pytest.raises(
+        SystemExit, match=r"800 for documents.*only 700 MiB are free.*prompt_tokens"
+    ):
         budget(700 << 20, "cpu", memory_mb=800)
 
 

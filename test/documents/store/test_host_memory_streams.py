@@ -14,11 +14,14 @@ from torch.utils._pytree import tree_map
 
 from canopy_documents.fuse import transfer
 from canopy_documents.fuse.cache import KVCache
-from canopy_documents.fuse.rope import Rope
 from canopy_documents.store import host_memory
 from canopy_documents.store.chunk import Chunk, Placed, Shape
 from canopy_documents.store.host_memory import HostMemory
 from canopy_kernel.rope_scatter import LayersScatter
+
+from support import document_models  # noqa: F401  # isort: skip (it finds comparators)
+from comparators.plain_model import Rope
+
 from support.separate_device import SeparateDevice, inside
 
 ORDERS = ("late", "early")

@@ -9,7 +9,7 @@ from canopy_lab.sim.system import SystemConfig, TierSpec, Workload, simulate_sys
 from canopy_lab.sim.system.arrivals import TurnsWait
 from canopy_lab.sim.system.routing import KnownPrefixes, Router
 from sglang_canopy.errors import CanopyError
-from support.systems import profile, request, rounds
+from support.systems import profile, request
 
 
 def run(trace, *, costs=None, **config):

@@ -12,7 +12,6 @@ import torch
 
 from canopy_documents.fuse.cache import KVCache
 from canopy_documents.fuse.model import Model
-from canopy_documents.fuse.rows import Narrow
 from canopy_documents.store.chunk import Chunk, FusedPrompt
 from canopy_documents.store.device_copy import to_device
 
@@ -36,18 +35,6 @@ class Context:
         return math.floor(self.ratio * self.prompt.reusable)
 
 
-@dataclass(frozen=True, slots=True)
-class SelectedTokens:
-    """The tokens that a selector chose.
-
-    tokens: positions to run at layer 0, sorted, on the host or the model's device; narrow: drops
-    rows at deeper layers, or None.
-    """
-
-    tokens: torch.Tensor
-    narrow: Narrow | None = None
-
-
 class Selector(abc.ABC):
     """A method to choose tokens.
 
@@ -58,8 +45,8 @@ class Selector(abc.ABC):
     reads_cache: ClassVar[bool] = False
 
     @abc.abstractmethod
-    def choose(self, context: Context) -> SelectedTokens:
-        """Return the tokens to recompute; at most ``context.budget`` unless it narrows later."""
+    def choose(self, context: Context) -> torch.Tensor:
+        """Return the sorted positions to recompute, on the host or the model's device."""
 
 
 class Offline(Selector):
@@ -75,14 +62,14 @@ class Offline(Selector):
             chunk.scores[self.name] = self.score(chunk)
         return chunk.scores[self.name]
 
-    def choose(self, context: Context) -> SelectedTokens:
+    def choose(self, context: Context) -> torch.Tensor:
         """Choose the top ``floor(ratio * n)`` of each chunk (equation 7); ties go to the earlier
         token."""
         parts = [
             top(self.scores(p.chunk), math.floor(context.ratio * len(p.chunk))) + p.start
             for p in context.prompt.placed
         ]
-        return SelectedTokens(join(parts))
+        return join(parts)
 
 
 def top(score: torch.Tensor, count: int) -> torch.Tensor:

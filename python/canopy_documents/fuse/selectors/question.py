@@ -16,7 +16,7 @@ import torch
 
 from canopy_documents.fuse import rows as engine
 from canopy_documents.fuse.cache import KVCache
-from canopy_documents.fuse.selectors.base import Context, SelectedTokens, Selector, best
+from canopy_documents.fuse.selectors.base import Context, Selector, best
 from canopy_documents.store.chunk import FusedPrompt
 from canopy_documents.store.device_copy import is_host, to_device
 
@@ -229,11 +229,11 @@ class Question(Selector):
     name = "question"
     reads_cache = True
 
-    def choose(self, context: Context) -> SelectedTokens:
+    def choose(self, context: Context) -> torch.Tensor:
         prompt = context.prompt
         score = question_scores(context, last_weight=0.5)
         allowed = prompt.in_chunk()
         allowed[len(prompt) - 1] = False
         if prompt.first_is_exact:
             allowed[prompt.placed[0].start : prompt.placed[0].end] = False
-        return SelectedTokens(best(score, allowed, context.budget))
+        return best(score, allowed, context.budget)
