@@ -20,10 +20,10 @@ def tables(result: Any) -> str:
     values = dict(_flat(result))
     lists = {k: v for k, v in values.items() if isinstance(v, list)}
     alone = [{"key": k, "value": v} for k, v in values.items() if k not in lists]
-    found = [_table(alone)] if alone else []
+    tables = [_table(alone)] if alone else []
     for key, rows in lists.items():
-        found.append((f"{key}\n\n" if key else "") + _table([dict(_flat(row)) for row in rows]))
-    return "\n\n".join(found)
+        tables.append((f"{key}\n\n" if key else "") + _table([dict(_flat(row)) for row in rows]))
+    return "\n\n".join(tables)
 
 
 def _table(rows: list[dict[str, Any]]) -> str:

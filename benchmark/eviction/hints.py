@@ -63,8 +63,8 @@ def runs(name: str, seeds: tuple[int, ...], trace: list[TraceRequest]) -> Iterat
 
 def mean(rows: list[dict[str, Any]], **where: Any) -> float:
     """Mean hit ratio in % of the rows that agree with ``where``."""
-    found = [r for r in rows if all(r.get(k) == v for k, v in where.items())]
-    return 100 * statistics.fmean(r["block_hit_ratio"] for r in found)
+    matching = [r for r in rows if all(r.get(k) == v for k, v in where.items())]
+    return 100 * statistics.fmean(r["block_hit_ratio"] for r in matching)
 
 
 def _hits(rows: list[dict[str, Any]], name: str, share: float, accuracy: float) -> float:

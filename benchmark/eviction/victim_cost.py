@@ -83,8 +83,8 @@ def run(_: Context) -> list[dict[str, Any]]:
                 rows.setdefault((name, leaves), []).append(measure(name, leaves, singles))
     return [
         {"core": name, "leaves": leaves}
-        | {k: round(statistics.median(r[k] for r in found), 1) for k in found[0]}
-        for (name, leaves), found in sorted(rows.items(), key=lambda kv: (kv[0][1], kv[0][0]))
+        | {k: round(statistics.median(r[k] for r in runs), 1) for k in runs[0]}
+        for (name, leaves), runs in sorted(rows.items(), key=lambda kv: (kv[0][1], kv[0][0]))
     ]
 
 

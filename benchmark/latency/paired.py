@@ -63,20 +63,20 @@ class Result:
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
         self.path = path
-        self.made: dict[str, Any] = {"about": json.loads(json.dumps(about)), "loads": []}
+        self.result: dict[str, Any] = {"about": json.loads(json.dumps(about)), "loads": []}
         if path.exists():
-            known = json.loads(path.read_text())
-            if known["about"] != self.made["about"]:
+            earlier = json.loads(path.read_text())
+            if earlier["about"] != self.result["about"]:
                 raise SystemExit(
                     f"{path} is of other arguments; give another --out or --name, or remove it"
                 )
-            self.made = known
+            self.result = earlier
 
     def has(self, load: float) -> bool:
         """Whether ``load`` was measured before."""
-        return any(one["load"] == load for one in self.made["loads"])
+        return any(one["load"] == load for one in self.result["loads"])
 
     def add(self, load: Mapping[str, Any]) -> None:
         """One more, written at once; never half a file."""
-        self.made["loads"].append(load)
-        replace_file(self.path, f"{json.dumps(self.made)}\n")
+        self.result["loads"].append(load)
+        replace_file(self.path, f"{json.dumps(self.result)}\n")

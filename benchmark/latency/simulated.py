@@ -92,21 +92,21 @@ def trace(workload: str, seed: int, data: Path, longest: int | None = None) -> l
     if workload == "agentic":
         return list(itertools.islice(agents(SESSIONS, seed, data, longest), REQUESTS))
     if workload == "synthetic":
-        made = mooncake(data, "synthetic", REQUESTS)
-        return made if seed == 0 else shuffled(made, seed)
+        requests = mooncake(data, "synthetic", REQUESTS)
+        return requests if seed == 0 else shuffled(requests, seed)
     if workload in UNSEEN:
         name, first = UNSEEN_WINDOWS[workload]
         return mooncake(data, name, REQUESTS, first)
     if workload == "mix":
         chat = conversation(seed, REQUESTS // 2, data)
         return merged(chat, agents(SESSIONS_OF_MIX, seed, data, longest))[:REQUESTS]
-    made = conversation(seed, REQUESTS, data)
-    return with_pauses(made, PAUSES) if workload == "pauses" else made
+    requests = conversation(seed, REQUESTS, data)
+    return with_pauses(requests, PAUSES) if workload == "pauses" else requests
 
 
 def agents(sessions: int, seed: int, data: Path, longest: int | None) -> Iterator[TraceRequest]:
-    made = overlaid(data, sessions, 3600.0, seed)
-    return iter(made) if longest is None else up_to(made, longest)
+    requests = overlaid(data, sessions, 3600.0, seed)
+    return iter(requests) if longest is None else up_to(requests, longest)
 
 
 def conversation(seed: int, requests: int, data: Path) -> list[TraceRequest]:
@@ -131,11 +131,11 @@ def shuffled(requests: list[TraceRequest], seed: int) -> list[TraceRequest]:
     others = list(starts.values())
     random.Random(seed).shuffle(others)
     moved = dict(zip(starts, others, strict=True))
-    made = [
+    exchanged = [
         replace(r, time_s=r.time_s - starts[r.conversation] + moved[r.conversation])
         for r in requests
     ]
-    return sorted(made, key=lambda r: r.time_s)
+    return sorted(exchanged, key=lambda r: r.time_s)
 
 
 def with_pauses(requests: Sequence[TraceRequest], times: float) -> list[TraceRequest]:
@@ -216,10 +216,10 @@ def run(context: Context, part: Part) -> dict[str, Any]:
     return {"length": length, "saturation": saturation, "runs": runs}
 
 
-def figures(made: LoadRun) -> dict[str, float]:
+def figures(run: LoadRun) -> dict[str, float]:
     """Return the stored figures of a run, four digits each."""
-    latency, system = made.latency, made.system
-    kept = {
+    latency, system = run.latency, run.system
+    values = {
         "mean": latency.ttft_s.mean,
         "p50": latency.ttft_s.p50,
         "p95": latency.ttft_s.p95,
@@ -233,7 +233,7 @@ def figures(made: LoadRun) -> dict[str, float]:
         "hits": system.token_hit_ratio,
         **{f"saved_{tier}": s for tier, s in system.prefill_s_saved_by_tier.items()},
     }
-    return {key: float(f"{value:.4g}") for key, value in kept.items()}
+    return {key: float(f"{value:.4g}") for key, value in values.items()}
 
 
 QUESTIONS = tuple(

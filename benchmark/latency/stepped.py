@@ -179,8 +179,8 @@ class Arm:
 
     def serve(self, part: Any, due: Sequence[float]) -> dict[str, Any]:
         self._pipe.send((part, due))
-        found: dict[str, Any] = self._pipe.recv()
-        return found
+        answer: dict[str, Any] = self._pipe.recv()
+        return answer
 
 
 def run(args: argparse.Namespace, arms: list[Arm], result: Result) -> None:
@@ -188,13 +188,13 @@ def run(args: argparse.Namespace, arms: list[Arm], result: Result) -> None:
     wanted = WARM_REQUESTS + args.slices * args.slice_requests
     trace = open_trace(args.data / f"mooncake/{FILES[args.trace]}.jsonl", "mooncake")
     requests = list(itertools.islice(trace, args.skip, args.skip + wanted))
-    made = Materialiser(requests, middle_tokens(1 << 15), SCALE_LENGTHS)
+    materialiser = Materialiser(requests, middle_tokens(1 << 15), SCALE_LENGTHS)
     for load in args.loads:
         if not result.has(load):
-            one = run_load(args, arms, made, load)
-            result.add(one)
-            print(f"{one['load']:.0%} of saturation: {one['figures']}", flush=True)
-            print(f"waiting on average: {one['waiting']}", flush=True)
+            load_run = run_load(args, arms, materialiser, load)
+            result.add(load_run)
+            print(f"{load_run['load']:.0%} of saturation: {load_run['figures']}", flush=True)
+            print(f"waiting on average: {load_run['waiting']}", flush=True)
 
 
 def run_load(
@@ -273,13 +273,13 @@ def main() -> None:
     add("--skip", type=int, default=0, help="requests of the trace to leave out")
     args = parser.parse_args()
     names = ("trace", "slices", "slice_requests", "skip")
-    about = {"arms": {arm.name: shlex.join(arm.arguments) for arm in args.arms}}
-    about |= {name: getattr(args, name) for name in names} | {"model": args.model.name}
+    setup = {"arms": {arm.name: shlex.join(arm.arguments) for arm in args.arms}}
+    setup |= {name: getattr(args, name) for name in names} | {"model": args.model.name}
     random.seed(1)
     for arm in args.arms:
         arm.start(args)
         arm.ready()
-    run(args, args.arms, Result(args.out, about))
+    run(args, args.arms, Result(args.out, setup))
     for arm in args.arms:
         arm.process.kill()
 

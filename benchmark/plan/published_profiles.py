@@ -42,13 +42,13 @@ def main(folder: Path) -> None:
     for model, (parameters, source) in MODELS.items():
         for short, device in DEVICES.items():
             name = f"{model}-{short}"
-            made = roofline_profile(
+            profile = roofline_profile(
                 name, model, PRESETS[model], parameters * 2, device, DATE, sources=(source,)
             )
             file = folder / f"{name}.json"
-            file.write_text(json.dumps(made.to_json(), indent=1) + "\n", encoding="utf-8")
-            print(f"{file}: prefill of 1,024 tokens {made.prefill_s(1024) * 1000:.0f} ms, "
-                  f"decode step of 32 x 2,048 {made.decode_s(32, 2048) * 1000:.1f} ms")  # fmt: skip
+            file.write_text(json.dumps(profile.to_json(), indent=1) + "\n", encoding="utf-8")
+            print(f"{file}: prefill of 1,024 tokens {profile.prefill_s(1024) * 1000:.0f} ms, "
+                  f"decode step of 32 x 2,048 {profile.decode_s(32, 2048) * 1000:.1f} ms")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -54,11 +54,11 @@ def timed(name: str, hook: Callable[..., Any], around: bool = False) -> Callable
         if around:
             original = args[0]
 
-            def counted(*given: Any, **named: Any) -> Any:
+            def counted(*args: Any, **named: Any) -> Any:
                 nonlocal theirs
                 began = time.thread_time()
                 try:
-                    return original(*given, **named)
+                    return original(*args, **named)
                 finally:
                     theirs += time.thread_time() - began
 

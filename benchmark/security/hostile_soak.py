@@ -217,8 +217,8 @@ def main() -> int:
 def write(path: Path, result: dict[str, Any]) -> None:
     """Write what a page may show; all of it is printed."""
     runs = {
-        name: {key: found[key] for key in found if key not in ("rss_mb", "scheduler")}
-        for name, found in result["runs"].items()
+        name: {key: run[key] for key in run if key not in ("rss_mb", "scheduler")}
+        for name, run in result["runs"].items()
     }
     result = {**result, "runs": runs}
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

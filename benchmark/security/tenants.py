@@ -132,7 +132,7 @@ class Hostile:
         self._note("prompts", status, answer)
 
     def _lie(self, step: int, conversation: str) -> dict[str, Any]:
-        said: dict[str, Any] = {
+        hints: dict[str, Any] = {
             "canopy_category": f"invented-{step}",
             "canopy_turn": 1 + step % 1000,
             "canopy_conversation": conversation,
@@ -142,7 +142,7 @@ class Hostile:
             "canopy_slo_ms": 1,
         }
         return (
-            {**said, "canopy_over": True} if step % 10 == 4 else {**said, "canopy_return_in_s": 1}
+            {**hints, "canopy_over": True} if step % 10 == 4 else {**hints, "canopy_return_in_s": 1}
         )
 
     def _pry(self, url: str, step: int, theirs: list[int]) -> None:

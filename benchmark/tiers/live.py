@@ -156,9 +156,9 @@ def served_again(url: str, asked: Sequence[Prompt], tokens: int, truth: list[lis
     by_prompt = {id(prompt): ids for prompt, ids in zip(asked, truth)}
     for prompt in tqdm(longest.values(), desc="after the restart"):
         settle(url)
-        ids, found = ask(url, prompt, tokens)
+        ids, hit_tokens = ask(url, prompt, tokens)
         wrong += ids != by_prompt[id(prompt)]
-        hits += found["storage"]
+        hits += hit_tokens["storage"]
         possible += (len(prompt["tokens"]) - 1) // PAGE * PAGE
     return {"asked": len(longest), "tokens": possible, "from_storage": hits, "wrong": wrong}
 

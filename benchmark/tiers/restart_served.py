@@ -86,16 +86,16 @@ def arguments(arm: str, model: Path, folder: Path) -> list[str]:
 
 def replay(url: str, asked: list[tuple[float, list[int]]], from_s: float) -> dict[str, Any]:
     """Send the requests in order, none before it is due. Returns prompt tokens, those hit, and TTFT."""
-    began, total, found = time.monotonic(), 0, Counter[str]()
+    began, total, hit_tokens = time.monotonic(), 0, Counter[str]()
     ttft_s = []
     for at_s, tokens in asked:
         time.sleep(max(0.0, (at_s - from_s) / SPEED - (time.monotonic() - began)))
         sent = time.monotonic()
-        found += ask(url, {"tokens": tokens, "labels": {}}, 1)[1]
+        hit_tokens += ask(url, {"tokens": tokens, "labels": {}}, 1)[1]
         ttft_s.append(time.monotonic() - sent)
         total += len(tokens) - 1
     return {
-        "requests": len(asked), "tokens": total, **{tier: found[tier] for tier in TIERS},
+        "requests": len(asked), "tokens": total, **{tier: hit_tokens[tier] for tier in TIERS},
         "seconds": round(time.monotonic() - began, 1),
         "ttft_s": {"mean": round(statistics.fmean(ttft_s), 3), "p50": round(statistics.median(ttft_s), 3)},
     }  # fmt: skip

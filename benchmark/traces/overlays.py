@@ -156,13 +156,13 @@ def flat_line(request: TraceRequest) -> str:
         record["conversation"] = request.conversation
     if request.user is not None:
         record["user"] = request.user
-    said: dict[str, Any] = {
+    optional: dict[str, Any] = {
         "think_time": request.think_s,
         "api_time": request.api_s,
         "model": request.model,
         "tool_tokens": request.tool_tokens or None,
         "system_tokens": request.system_tokens or None,
     }
-    record.update((name, value) for name, value in said.items() if value is not None)
+    record.update((name, value) for name, value in optional.items() if value is not None)
     record["hash_ids"] = request.blocks
     return json.dumps(record, separators=(",", ":"))

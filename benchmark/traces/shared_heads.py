@@ -35,13 +35,13 @@ class SharedHeads:
                 key: tuple[str | int, ...] = (model, tools, place)
                 if (place + 1) * conversation.requests[0].block_tokens > tools:
                     key = (model, tools, system, place)
-                known = self._known.get(key, ids[block])
-                if moved.get(block) != known and (block in moved or known in taken):
+                shared = self._known.get(key, ids[block])
+                if moved.get(block) != shared and (block in moved or shared in taken):
                     break
-                moved[block] = self._known[key] = known
-                taken.add(known)
-        for block, known in moved.items():
-            ids[block] = known
+                moved[block] = self._known[key] = shared
+                taken.add(shared)
+        for block, shared in moved.items():
+            ids[block] = shared
 
 
 def _heads(conversation: Conversation) -> Iterator[tuple[tuple[str, int, int], tuple[int, ...]]]:

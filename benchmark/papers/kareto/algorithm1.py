@@ -34,54 +34,54 @@ def adaptive_pareto_exploration(
     the second is least; 14 to 18 add the midpoint of two neighbours that differ in latency or
     throughput and in cost.
     """
-    found: dict[Point, Row] = {}
+    rows: dict[Point, Row] = {}
     columns = _steps(*second)
     wanted = [(d, t) for d in _steps(*dram) for t in columns]
     top = dram[1]
     while wanted:
         for point in wanted:
-            if point not in found:
-                found[point] = evaluate(point)
+            if point not in rows:
+                rows[point] = evaluate(point)
         wanted = []
         latency, speed, price = (
-            _range(found, key) for key in ("mean_ttft_s", "throughput_tokens_per_s", "cost")
+            _range(rows, key) for key in ("mean_ttft_s", "throughput_tokens_per_s", "cost")
         )
         below = (top - dram[2], columns[0])
         last = (top, columns[0])
-        more = top + dram[2] <= dram_most and below in found
-        if more and found[below]["mean_ttft_s"] - found[last]["mean_ttft_s"] > EXPAND * latency:
+        more = top + dram[2] <= dram_most and below in rows
+        if more and rows[below]["mean_ttft_s"] - rows[last]["mean_ttft_s"] > EXPAND * latency:
             top += dram[2]
             wanted += [(top, t) for t in columns]
-        for one, other in _neighbours(found):
-            a, b = found[one], found[other]
+        for point, other in _neighbours(rows):
+            a, b = rows[point], rows[other]
             moved = (
                 abs(a["mean_ttft_s"] - b["mean_ttft_s"]) / latency > REFINE
                 or abs(a["throughput_tokens_per_s"] - b["throughput_tokens_per_s"]) / speed > REFINE
             )
             if not moved or abs(a["cost"] - b["cost"]) / price <= COST:
                 continue
-            middle = ((one[0] + other[0]) / 2, (one[1] + other[1]) / 2)
-            if all(x == y or abs(x - y) / 2 >= s for x, y, s in zip(one, other, STEP_LEAST)):
+            middle = ((point[0] + other[0]) / 2, (point[1] + other[1]) / 2)
+            if all(x == y or abs(x - y) / 2 >= s for x, y, s in zip(point, other, STEP_LEAST)):
                 wanted.append(middle)
-        wanted = [p for p in dict.fromkeys(wanted) if p not in found]
-    return found
+        wanted = [p for p in dict.fromkeys(wanted) if p not in rows]
+    return rows
 
 
 def _steps(low: float, high: float, step: float) -> list[float]:
     return [low + i * step for i in range(round((high - low) / step) + 1)]
 
 
-def _range(found: dict[Point, Row], key: str) -> float:
-    values = [row[key] for row in found.values()]
+def _range(rows: dict[Point, Row], key: str) -> float:
+    values = [row[key] for row in rows.values()]
     return max(max(values) - min(values), 1e-12)
 
 
-def _neighbours(found: dict[Point, Row]) -> list[tuple[Point, Point]]:
+def _neighbours(rows: dict[Point, Row]) -> list[tuple[Point, Point]]:
     """Evaluated points next to each other on a line of equal DRAM or equal disk."""
     pairs = []
     for axis in (0, 1):
         lines: dict[float, list[Point]] = {}
-        for point in found:
+        for point in rows:
             lines.setdefault(point[1 - axis], []).append(point)
         for line in lines.values():
             line.sort()

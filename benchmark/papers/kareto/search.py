@@ -35,27 +35,29 @@ class Points:
     def __init__(self, name: str, instances: int, context: Context) -> None:
         self.work = inputs(name, context.data)
         self.instances = instances
-        self.known: dict[Configuration, dict[str, Any]] = {}
+        self.evaluated: dict[Configuration, dict[str, Any]] = {}
 
-    def at(self, dram_gib: float, disk_gib: float) -> dict[str, Any]:
-        return self.of(configuration(self.instances, dram_gib, disk_gib))
+    def evaluate_sizes(self, dram_gib: float, disk_gib: float) -> dict[str, Any]:
+        return self.evaluate(configuration(self.instances, dram_gib, disk_gib))
 
-    def of(self, c: Configuration) -> dict[str, Any]:
-        if c not in self.known:
-            self.known[c] = run(self.work, c)
-        return self.known[c]
+    def evaluate(self, c: Configuration) -> dict[str, Any]:
+        if c not in self.evaluated:
+            self.evaluated[c] = run(self.work, c)
+        return self.evaluated[c]
 
     def grid(self, steps: tuple[float, float]) -> list[dict[str, Any]]:
         return [
-            self.at(float(d), float(s))
+            self.evaluate_sizes(float(d), float(s))
             for d in np.arange(0, MAX_GIB[0] + 1, steps[0])
             for s in np.arange(0, MAX_GIB[1] + 1, steps[1])
         ]
 
     def paper(self) -> list[dict[str, Any]]:
         """Algorithm 1 over the disk's size."""
-        found = adaptive_pareto_exploration(lambda p: self.at(*p), *PAPER_START, MAX_GIB[0])
-        return list(found.values())
+        evaluated = adaptive_pareto_exploration(
+            lambda p: self.evaluate_sizes(*p), *PAPER_START, MAX_GIB[0]
+        )
+        return list(evaluated.values())
 
     def ours(self) -> list[dict[str, Any]]:
         """``plan/search.py`` as ``canopy plan`` would search up to these sizes."""
@@ -68,19 +70,19 @@ class Points:
             choices={"prefetch_policy": ("best_effort",)},
         )
         space = make_space(request, MAX_GIB[0], prices)
-        found = search(
+        result = search(
             space,
             OBJECTIVES,
-            lambda batch: [self.of(c) for c in batch],
+            lambda batch: [self.evaluate(c) for c in batch],
             certain_of=lambda c, rows: least_cost(c, rows, prices),
         )
-        return list(found.rows.values())
+        return list(result.rows.values())
 
 
 def figure_13(context: Context) -> Any:
     """Evaluations, dominated volume and cost regret: a fine grid, the paper's search, ours, and as
     many random points of the grid as each search took."""
-    found: dict[str, Any] = {}
+    cases: dict[str, Any] = {}
     for name in ("A", "C"):
         points = Points(name, 1, context)
         ways = {
@@ -88,18 +90,18 @@ def figure_13(context: Context) -> Any:
             "canopy plan": points.ours(),
             "grid": points.grid(FINE),
         }
-        judge = Judge.of([row for rows in ways.values() for row in rows], ways["grid"])
+        judge = Judge.from_rows([row for rows in ways.values() for row in rows], ways["grid"])
         few = dict.fromkeys(len({id(row) for row in ways[way]}) for way in SEARCHES)
-        found[f"{name}, 1"] = {
+        cases[f"{name}, 1"] = {
             "grid_step_gib": FINE,
             "slos_s": [round(slo, 3) for slo in judge.slos],
-            **{way: judge.of_rows(rows) for way, rows in ways.items()},
+            **{way: judge.measures(rows) for way, rows in ways.items()},
             "random points": {
                 str(count): placebo(judge, ways["grid"], count) for count in (*few, 5)
             },
         }
-    _draw_13(found, context)
-    return found
+    _draw_13(cases, context)
+    return cases
 
 
 @dataclass(frozen=True)
@@ -114,14 +116,14 @@ class Judge:
     """Least known cost that meets each SLO."""
 
     @classmethod
-    def of(cls, known: list[dict[str, Any]], grid: list[dict[str, Any]]) -> Judge:
-        scale = Scale.of(OBJECTIVES.matrix(known))
-        ttft = [row["mean_ttft_s"] for row in known]
+    def from_rows(cls, rows: list[dict[str, Any]], grid: list[dict[str, Any]]) -> Judge:
+        scale = Scale.of(OBJECTIVES.matrix(rows))
+        ttft = [row["mean_ttft_s"] for row in rows]
         slos = tuple(float(t) for t in np.geomspace(min(ttft) * 1.001, max(ttft), SLOS))
-        least = tuple(x for x in _cheapest(known, slos) if x is not None)
+        least = tuple(x for x in _cheapest(rows, slos) if x is not None)
         return cls(scale, scale.hypervolume(OBJECTIVES.matrix(grid)), slos, least)
 
-    def of_rows(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    def measures(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """``of_grid``: the share of the grid's dominated volume; ``regret``: how much more than the
         least cost it takes to meet an SLO, the mean of those that some point meets; ``unmet``: the
         share of the SLOs that none does."""
@@ -141,45 +143,45 @@ def placebo(judge: Judge, grid: list[dict[str, Any]], count: int) -> dict[str, A
     """``DRAWS`` sets of ``count`` points of the grid: the mean of each measure, and 90 % of them."""
     draw = np.random.default_rng(0)
     sets = [
-        judge.of_rows([grid[i] for i in draw.choice(len(grid), count, replace=False)])
+        judge.measures([grid[i] for i in draw.choice(len(grid), count, replace=False)])
         for _ in range(DRAWS)
     ]
-    found: dict[str, Any] = {"draws": DRAWS}
+    summary: dict[str, Any] = {"draws": DRAWS}
     for key in ("of_grid", "regret", "unmet"):
         values = [one[key] for one in sets if one[key] is not None]
         low, high = np.quantile(values, [0.05, 0.95])
-        found[key] = [round(float(x), 5) for x in (np.mean(values), low, high)]
-    return found
+        summary[key] = [round(float(x), 5) for x in (np.mean(values), low, high)]
+    return summary
 
 
 def _cheapest(rows: list[dict[str, Any]], slos: tuple[float, ...]) -> list[float | None]:
     """Return the least cost that meets each SLO; None if no row meets it."""
-    found = []
+    least = []
     for slo in slos:
         costs = [row["cost"] for row in rows if row["mean_ttft_s"] <= slo]
-        found.append(min(costs) if costs else None)
-    return found
+        least.append(min(costs) if costs else None)
+    return least
 
 
 def figure_12(context: Context) -> Any:
     """Compare the extremes of the paper's search with fixed DRAM: three traces, one and four instances."""
-    found: dict[str, Any] = {}
+    cases: dict[str, Any] = {}
     for name in TRACES:
         for instances in INSTANCES:
             points = Points(name, instances, context)
             rows = points.paper()
-            found[f"{name}, {instances}"] = {
+            cases[f"{name}, {instances}"] = {
                 "evaluations": len(rows),
                 "extremes": _extremes(points, rows),
             }
-    _draw_12(found, context)
-    return found
+    _draw_12(cases, context)
+    return cases
 
 
-def _extremes(points: Points, found: list[dict[str, Any]]) -> dict[str, Any]:
+def _extremes(points: Points, rows_of_search: list[dict[str, Any]]) -> dict[str, Any]:
     """Return Figure 12: the extremes of the paper's search, and 1,024 GB of DRAM per instance."""
-    fixed = points.at(FIXED_GIB, 0.0)
-    rows = [*found, fixed]
+    fixed = points.evaluate_sizes(FIXED_GIB, 0.0)
+    rows = [*rows_of_search, fixed]
     chosen = {
         "most throughput": max(rows, key=lambda r: (r["throughput_tokens_per_s"], -r["cost"])),
         "least mean TTFT": min(rows, key=lambda r: (r["mean_ttft_s"], r["cost"])),
@@ -208,9 +210,9 @@ def _against(row: dict[str, Any], fixed: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def _draw_13(found: dict[str, Any], context: Context) -> None:
+def _draw_13(cases: dict[str, Any], context: Context) -> None:
     figure, panels = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
-    for panel, (name, case) in zip(panels, found.items()):
+    for panel, (name, case) in zip(panels, cases.items()):
         for i, way in enumerate(("grid", *SEARCHES)):
             panel.plot(case[way]["evaluations"], 100 * case[way]["regret"], "o", color=f"C{i}", label=way)  # fmt: skip
         drawn = sorted((int(n), row["regret"]) for n, row in case["random points"].items())
@@ -233,19 +235,19 @@ def _draw_13(found: dict[str, Any], context: Context) -> None:
     plt.close(figure)
 
 
-def _draw_12(found: dict[str, Any], context: Context) -> None:
+def _draw_12(cases: dict[str, Any], context: Context) -> None:
     figure, panels = plt.subplots(1, 3, figsize=(11.5, 3.6), layout="constrained")
     names = ("most throughput", "least mean TTFT", "least cost")
     keys = ("throughput_tokens_per_s", "mean_ttft_s", "cost")
     labels = ("throughput", "mean TTFT", "cost")
-    x = np.arange(len(found))
+    x = np.arange(len(cases))
     for panel, name in zip(panels, names):
         for i, (key, label) in enumerate(zip(keys, labels)):
-            change = [100 * f["extremes"][name]["against_fixed"][key] for f in found.values()]
+            change = [100 * f["extremes"][name]["against_fixed"][key] for f in cases.values()]
             panel.bar(x + 0.27 * (i - 1), np.clip(change, -100, 150), 0.26, label=label)
         panel.axhline(0, color="k", lw=0.8)
         panel.set_title(name, fontsize=10)
-        panel.set_xticks(x, list(found), fontsize=8)
+        panel.set_xticks(x, list(cases), fontsize=8)
         panel.set_xlabel("trace, instances")
         panel.grid(alpha=0.25, axis="y")
     panels[0].set_ylabel("% against 1,024 GiB of DRAM\n(cut off at +150)")

@@ -69,10 +69,10 @@ def prices() -> Prices:
     (section 3.3): here up to 16 volumes of 460 GiB in parallel.
     """
     listed = load_prices("alibaba-essd")
-    one = listed.disk("essd-pl1")
+    pl1 = listed.disk("essd-pl1")
     volumes = DiskClass(
         name=DISK,
-        per_gib_month=one.per_gib_month,
+        per_gib_month=pl1.per_gib_month,
         smallest_gib=1.0,
         base_mib_s=0.0,
         per_gib_mib_s=350 / 460,

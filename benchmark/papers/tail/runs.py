@@ -152,7 +152,7 @@ def relative(
 ) -> list[dict[str, Any]]:
     """Return the improvement of ``arm`` over ``base`` in percent, cell by cell, as in the paper's tables."""
     cells = {(r["capacity"], r["threshold"], r["arm"]): r for r in rows}
-    made = []
+    improvements = []
     for capacity, threshold, label in cells:
         if label != arm:
             continue
@@ -163,5 +163,5 @@ def relative(
             else math.nan
             for key in keys
         }
-        made.append({"capacity": capacity, "threshold": threshold, **gains})
-    return made
+        improvements.append({"capacity": capacity, "threshold": threshold, **gains})
+    return improvements

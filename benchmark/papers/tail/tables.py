@@ -18,12 +18,12 @@ COLUMNS = ("p50_ms", "p90_ms", "p95_ms", "p99_ms", "tel_ktokens", "over_slo")
 
 def tables_1_3(context: Context) -> Any:
     """Three tables: against LRU, against Threshold-LRU, and requests over the SLO."""
-    made = conversation(context.data)
-    rows = sweep(made, CAPACITIES, XI, SLO, ONLINE)
+    setting = conversation(context.data)
+    rows = sweep(setting, CAPACITIES, XI, SLO, ONLINE)
     literal, base = "canopy-tlru, fixed Q", f"threshold-lru {SHORT}"
     return {
-        "requests": len(made.trace),
-        "growth_tokens": made.growth,
+        "requests": len(setting.trace),
+        "growth_tokens": setting.growth,
         "slo_tokens": SLO,
         "t_lru_over_lru_pct": relative(rows, literal, "lru", COLUMNS),
         "t_lru_over_threshold_lru_pct": relative(rows, literal, base, COLUMNS),

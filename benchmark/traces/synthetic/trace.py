@@ -106,10 +106,10 @@ def write_trace(path: Path, preset: Preset, seconds: float, seed: int) -> dict[s
     requests = tokens = 0
     drawn = synthesise(preset, seconds, seed)
     with open_for_writing(path) as out:
-        for one in drawn:
-            out.write(to_bailian(one) + "\n")
+        for request in drawn:
+            out.write(to_bailian(request) + "\n")
             requests += 1
-            tokens += one.request.input_tokens
+            tokens += request.request.input_tokens
     meta = {
         "synthetic": True,
         "note": "Made by benchmark/traces/make_synthetic.py. No request in it was ever sent by anybody.",
