@@ -10,7 +10,7 @@ import numpy as np
 from kareto.algorithm1 import adaptive_pareto_exploration
 from kareto.setting import DISK, FIXED_GIB, INSTANCES, TRACES, configuration, inputs, run, short
 
-from canopy_lab.plan.objective import Objectives, Scale
+from canopy_lab.plan.objective import OBJECTIVES, Scale
 from canopy_lab.plan.planner import make_space
 from canopy_lab.plan.request import PlanRequest
 from canopy_lab.plan.search import search
@@ -26,7 +26,6 @@ MAX_GIB = (4096.0, 3600.0)
 SEARCHES = ("Algorithm 1", "canopy plan")
 DRAWS = 200
 SLOS = 100
-OBJECTIVES = Objectives.of(("mean_ttft", "throughput", "cost"))
 
 
 class Points:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from canopy_lab.plan.choice import label_of
-from canopy_lab.plan.objective import Evaluated, Metric, Objectives
+from canopy_lab.plan.objective import OBJECTIVES, Evaluated, Metric
 from canopy_lab.plan.planner import CapacityPlan
 from canopy_lab.plan.text import (
     EXTREMES_HEAD,
@@ -40,24 +40,16 @@ from canopy_lab.report.axes import (
 )
 from canopy_lab.report.html import HtmlTable, Page, Section, png_bytes
 
-_NAMES = {
-    "mean_ttft": "mean TTFT",
-    "p50_ttft": "median TTFT",
-    "p90_ttft": "P90 TTFT",
-    "p99_ttft": "P99 TTFT",
-    "mean_tpot": "mean time a token",
-    "mean_e2e": "mean time a request",
-    "throughput": "throughput",
-    "token_hit_ratio": "token hit ratio",
-    "cost": "cost of the trace",
-    "cost_per_hour": "cost an hour",
+_AXES = {
+    "mean_ttft": "mean TTFT, s",
+    "throughput": "throughput, thousand tokens/s",
+    "cost": "cost of the trace, {currency}",
 }
 _COLOURS = (BLUE, GREEN, PINK, SKY, "#E69F00", "#7a4fa3")
 
 
 def _pairs(plan: CapacityPlan, currency: str) -> Figure:
-    metrics = Objectives.of(plan.request.objectives).metrics
-    pairs = list(combinations(metrics, 2))[:3]
+    pairs = list(combinations(OBJECTIVES.metrics, 2))
     figure, axes = new_figure(columns=len(pairs), height=3.9)
     for panel, (x, y) in zip(axes.flat, pairs):
         _scatter(panel, plan, x, y, currency)
@@ -76,7 +68,7 @@ def _scatter(axes: Axes, plan: CapacityPlan, x: Metric, y: Metric, currency: str
         axes.scatter(*_xy(group, x, y), s=22, color=colour, zorder=3)
     axes.scatter(*_xy([plan.baseline], x, y), s=55, marker="s", color=INK, zorder=4)
     axes.scatter(*_xy([plan.choice.row], x, y), s=130, marker="*", color=ORANGE, zorder=5)
-    name_axes(axes, _axis(x, currency), _axis(y, currency))
+    name_axes(axes, *(_AXES[of.name].format(currency=currency) for of in (x, y)))
     axes.locator_params(nbins=4)
     axes.ticklabel_format(useOffset=False)
     title(axes, f"{_better(y)} and {_better(x, across=True)} is better")
@@ -102,24 +94,11 @@ def _legend(plan: CapacityPlan) -> list[Line2D]:
 
 def _value(row: Evaluated, of: Metric) -> float:
     value = float(row[of.key])
-    if of.unit == "tokens/s":
-        return value / 1000
-    return 100 * value if of.unit == "share" else value
+    return value / 1000 if of.unit == "tokens/s" else value
 
 
 def _xy(rows: list[Evaluated], x: Metric, y: Metric) -> tuple[np.ndarray, np.ndarray]:
     return np.array([_value(r, x) for r in rows]), np.array([_value(r, y) for r in rows])
-
-
-def _axis(of: Metric, currency: str) -> str:
-    units = {
-        "s": "s",
-        "tokens/s": "thousand tokens/s",
-        "money": currency,
-        "money/h": f"{currency}/h",
-        "share": "%",
-    }
-    return f"{_NAMES[of.name]}, {units[of.unit]}"
 
 
 def _better(of: Metric, across: bool = False) -> str:

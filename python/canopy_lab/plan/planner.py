@@ -11,7 +11,7 @@ from typing import Any
 from canopy_lab.plan.choice import ChosenConfiguration, choose, extremes
 from canopy_lab.plan.disk_class import GIB
 from canopy_lab.plan.evaluate import Evaluator
-from canopy_lab.plan.objective import Evaluated, Objectives, Scale
+from canopy_lab.plan.objective import OBJECTIVES, Evaluated, Scale
 from canopy_lab.plan.prices import Prices
 from canopy_lab.plan.request import PlanRequest
 from canopy_lab.plan.sampled import Target, busiest, sampled_search
@@ -120,7 +120,6 @@ def make_plan(
 ) -> CapacityPlan:
     """Make a plan. Calls ``progress(stage, done, at most)``. Raises ``CanopyError``."""
     started = time.perf_counter()
-    objectives = Objectives.of(request.objectives)
     options = SearchOptions(evaluations=request.evaluations)
     footprint_gib = footprint(inputs.trace, inputs.engine)
     least_gib = least_size(inputs.trace, inputs.engine)
@@ -135,21 +134,21 @@ def make_plan(
         fixed = baseline_of(request, space, footprint_gib)
         if samples(request, len(inputs.trace)):
             part = inputs.with_trace(busiest(inputs.trace, request.sample_requests))
-            target = Target(objectives, request.constraints, request.minimise, options)
+            target = Target(OBJECTIVES, request.constraints, request.minimise, options)
             with Evaluator(part, jobs=jobs) as on_part:
                 result = sampled_search(space, target, on_part, evaluate, [fixed], report_progress)
         else:
             result = search(
-                space, objectives, evaluate, certain_of=evaluate.certain_of, options=options,
+                space, OBJECTIVES, evaluate, certain_of=evaluate.certain_of, options=options,
                 progress=report_progress,
             )  # fmt: skip
         baseline = result.rows.get(fixed) or evaluate([fixed])[0]
         choice, sensitivity = _checked(request, space, result, evaluate, report_progress)
     rows = list(result.rows.values())
-    points = objectives.matrix(rows)
+    points = OBJECTIVES.matrix(rows)
     scale = Scale.of(points)
-    front = [rows[i] for i in objectives.front(rows)]
-    front.sort(key=lambda row: tuple(objectives.vector(row)))
+    front = [rows[i] for i in OBJECTIVES.front(rows)]
+    front.sort(key=lambda row: tuple(OBJECTIVES.vector(row)))
     return CapacityPlan(
         request=request,
         space=space,
@@ -223,9 +222,8 @@ def least_size(trace: CompactTrace, engine: Engine) -> float:
 
 def to_json(plan: CapacityPlan, origin: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ``--json`` report. ``origin``: origin of the plan."""
-    objectives = Objectives.of(plan.request.objectives)
-    names = [m.key for m in objectives.metrics]
-    sign = [-1.0 if m.maximise else 1.0 for m in objectives.metrics]
+    names = [m.key for m in OBJECTIVES.metrics]
+    sign = [-1.0 if m.maximise else 1.0 for m in OBJECTIVES.metrics]
 
     def point(values: Iterable[float]) -> dict[str, float]:
         return {n: s * float(v) for n, s, v in zip(names, sign, values)}
@@ -234,7 +232,7 @@ def to_json(plan: CapacityPlan, origin: Mapping[str, Any]) -> dict[str, Any]:
         "format": "canopy-plan-report",
         "version": 1,
         "about": dict(origin),
-        "objectives": list(plan.request.objectives),
+        "objectives": [m.name for m in OBJECTIVES.metrics],
         "constraints": [c.text for c in plan.request.constraints],
         "evaluations": len(plan.result.rows),
         "grid_size": plan.grid_size,

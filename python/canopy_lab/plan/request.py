@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from canopy_lab.plan.choice import Constraint
-from canopy_lab.plan.objective import DEFAULT_OBJECTIVES, METRICS, Metric, metric
+from canopy_lab.plan.objective import METRICS, Metric
 from canopy_lab.plan.search import SearchOptions
 from canopy_lab.plan.space import GROUP
 from sglang_canopy import declared
@@ -39,10 +39,6 @@ def _loads(text: str) -> tuple[float, ...]:
     return tuple(dict.fromkeys((*LOADS, *loads)))
 
 
-def _objectives(text: str) -> tuple[str, ...]:
-    return tuple(metric(name).name for name in names(text, "/"))
-
-
 @dataclass(frozen=True, slots=True)
 class SearchKeys(declared.Checked):
     """The search and its report: the keys of ``--search``."""
@@ -61,10 +57,6 @@ class SearchKeys(declared.Checked):
     disk_levels: int = declare_key(
         DISK_LEVELS, "sizes of disk in the first grid", metavar="N", low=1, high=64
     )
-    objectives: tuple[str, ...] = declare_key(
-        DEFAULT_OBJECTIVES, "metrics of the front, two or more", metavar="A/B",
-        parse=_objectives, shown_default="/".join(DEFAULT_OBJECTIVES),
-    )  # fmt: skip
     sample_requests: int = declare_key(
         SAMPLE_REQUESTS,
         "search a trace twice as long on its N busiest; 0: on all",
