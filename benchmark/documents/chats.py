@@ -135,7 +135,7 @@ def main() -> None:
     add("--json", type=Path, required=True, help="written anew after every row")
     add("--kinds", nargs="+", choices=tuple(CHATS), default=tuple(CHATS))
     add("--repeats", type=int, default=6)
-    add("--chunk-options", default="memory_mb=4096", help="value of --canopy-documents")
+    add("--document-options", default="memory_mb=4096", help="value of --canopy-documents")
     add("--threads", type=int, default=1)
     args = parser.parse_args()
     settings, rows = {k: str(v) for k, v in vars(args).items()}, []

@@ -411,7 +411,7 @@ def main() -> None:
     add("--json", type=Path, required=True, help="written anew after every row")
     add("--documents", type=int, default=24, help="documents there are")
     add("--chunks", type=int, default=0, help="documents a prompt; 0: 6 at 2k to 16 at 7k tokens")
-    add("--chunk-options", default="memory_mb=4096", help="value of --canopy-documents")
+    add("--document-options", default="memory_mb=4096", help="value of --canopy-documents")
     add("--threads", type=int, default=1)
     add("--seed", type=int, default=0)
     add("--lengths", type=_numbers(int), default="2048,4096,7168", help="tokens (ttft, turns)")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
-from known import agents, mooncake
+from shared_traces import agents, mooncake
 
 from canopy_lab.sim.driver import distinct_blocks, simulate
 from canopy_lab.sim.hindsight import make_hindsight

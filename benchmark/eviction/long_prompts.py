@@ -73,7 +73,7 @@ class Arm:
             )
             finishing = time.thread_time()
             if self.ours:
-                core.requests.ended(req)
+                core.requests.report_end(req)
             finished = time.thread_time()
             if self.ours:
                 core.inserting = request

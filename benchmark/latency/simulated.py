@@ -22,8 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from known import agents as overlaid
-from known import mooncake
+from shared_traces import agents as overlay_agents
+from shared_traces import mooncake
 
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system import SystemConfig, TierSpec, Workload, load_profile
@@ -35,7 +35,7 @@ from question import Context, Question
 REQUESTS = 2000
 SESSIONS = 50
 SESSIONS_OF_MIX = 20
-PAUSES = 10.0
+PAUSE_FACTOR = 10.0
 """Factor of the gaps between turns in `pauses`."""
 BLOCK_TOKENS = 64
 """Block size of a mix, which is that of the agents' traces."""
@@ -51,7 +51,7 @@ DEVICE_TOKENS = {"qwen2.5-7b-h100": 1_000_000, "llama-3.1-8b-h100": 400_000}
 """Profile -> tokens that about 55 GB of KV hold."""
 
 
-LONGEST = {"llama-3.1-8b-h100": 131_072}
+MAX_REQUEST_TOKENS = {"llama-3.1-8b-h100": 131_072}
 """Profile -> tokens of the longest agentic request: the model's context, where the device does
 not hold the trace's longest."""
 
@@ -75,7 +75,7 @@ class Part:
 
 
 def parts() -> list[Part]:
-    """Yield all runs, every workload before the next seed."""
+    """Return all runs, every workload before the next seed."""
     hosts = sorted({arm.host for arm in ARMS})
     return [
         Part(workload, profile, seed, host)
@@ -101,11 +101,11 @@ def trace(workload: str, seed: int, data: Path, longest: int | None = None) -> l
         chat = conversation(seed, REQUESTS // 2, data)
         return merged(chat, agents(SESSIONS_OF_MIX, seed, data, longest))[:REQUESTS]
     requests = conversation(seed, REQUESTS, data)
-    return with_pauses(requests, PAUSES) if workload == "pauses" else requests
+    return with_pauses(requests, PAUSE_FACTOR) if workload == "pauses" else requests
 
 
 def agents(sessions: int, seed: int, data: Path, longest: int | None) -> Iterator[TraceRequest]:
-    requests = overlaid(data, sessions, 3600.0, seed)
+    requests = overlay_agents(data, sessions, 3600.0, seed)
     return iter(requests) if longest is None else up_to(requests, longest)
 
 
@@ -198,14 +198,14 @@ def config(arm: Arm, part: Part, kv_bytes: int) -> SystemConfig:
 
 def run(context: Context, part: Part) -> dict[str, Any]:
     """Return the saturation, and the figures of every arm at every load."""
-    requests = trace(part.workload, part.seed, context.data, LONGEST.get(part.profile))
+    requests = trace(part.workload, part.seed, context.data, MAX_REQUEST_TOKENS.get(part.profile))
     workload = Workload(CompactTrace(requests), seed=part.seed)
     profile = load_profile(part.profile)
     loop = "closed" if part.workload == "agentic" else "turns-wait"
 
     def system(arm: Arm) -> LoadedSystem:
-        made = config(arm, part, profile.kv_bytes_per_token)
-        return LoadedSystem(workload, made, profile, loop=loop, keep_stamps=True)
+        configuration = config(arm, part, profile.kv_bytes_per_token)
+        return LoadedSystem(workload, configuration, profile, loop=loop, keep_stamps=True)
 
     saturation = system(part.arms[0]).saturation(part.seed)
     runs = {

@@ -67,7 +67,7 @@ class Request:
     cached_tokens: int | None = None
     """Prompt tokens matched in the cache; known at ``finish``."""
     label: str | None = None
-    """Last result of ``arrive``/``finish``; set by the tree for ``Leaf.stamp``."""
+    """Last result of ``arrive``/``finish``; set by the tree for ``Leaf.mark_used``."""
 
     def copy(self, **changes: Any) -> Request:
         """Return a plain ``Request`` copy with ``changes``."""
@@ -126,7 +126,7 @@ class Leaf(LeafRecord):
     """Order of creation in its tree: the final tie-break of every eviction order."""
     rank_state: Any = None
 
-    def stamp(self, request: Request) -> None:
+    def mark_used(self, request: Request) -> None:
         """Record that ``request`` used this node (call while the node is not admitted)."""
         if self.hits == 0:
             self.created = request.time

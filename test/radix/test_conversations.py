@@ -14,7 +14,7 @@ def begin(tree: LiveTree, prompt: list[int], time: float, salt: str | None = Non
     request = tree.core.requests.register(req)
 
     def end():
-        tree.core.requests.ended(req)
+        tree.core.requests.report_end(req)
         tree.insert([*prompt, *answer], request, salt)
         return request
 

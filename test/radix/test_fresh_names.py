@@ -67,7 +67,7 @@ class Server:
         self.core.protected.protect_match(self.core.root_node, request)
         hint = LateHint(tenant, names.get("conversation"), time, return_in_s=5.0)
         self.core.conversations.apply_hint(hint)
-        self.core.requests.ended(req)
+        self.core.requests.report_end(req)
         self.tree.insert([*tokens, 3, 4], request, tenant)
         self.gate.finish(number, request)
         self.order.add(Prefill(len(tokens)), Vouched(tenant) if vouched else tenant)

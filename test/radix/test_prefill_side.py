@@ -21,7 +21,7 @@ def prefilled(
     tree.core.requests.register(req)
     req.output_ids = array("q", output)
     req.finished_reason = reason
-    tree.core.requests.ended(req)
+    tree.core.requests.report_end(req)
     tree.insert(tokens, req.canopy.request)
     return req
 

@@ -36,7 +36,7 @@ class Server:
     def serve(self, req: Any) -> Any:
         """Admit, compute and answer."""
         request = self.requests.admit(req)
-        self.requests.ended(req)
+        self.requests.report_end(req)
         tokens = [*req.origin_input_ids, *req.output_ids]
         self.tree.insert(tokens, request)
         return request
@@ -132,7 +132,7 @@ def test_a_retry_is_no_turn_and_no_return(how: str) -> None:
                 req.origin_input_ids, req.to_finish = [0], aborted()
                 assert server.requests.admit(req) is None
                 req.finished_reason = req.to_finish
-                server.requests.ended(req)
+                server.requests.report_end(req)
                 server.tree.insert([0], None)
             else:
                 server.requests.refuse(request, QUEUE if how == "queue" else GIVEN_UP)
@@ -201,6 +201,6 @@ def test_a_health_probe_is_no_request(server) -> None:
     for rid, requests in (("HEALTH_CHECK_1f", 0), ("1f", 1)):
         req = fake_req(list(range(200)), [1], rid=rid)
         assert server.requests.register(req) is server.requests.register(req)
-        server.requests.ended(req)
+        server.requests.report_end(req)
         assert server.counted()[0] == requests
         assert bool(server.model.shadow.blocks) == bool(requests)

@@ -68,7 +68,7 @@ def simulated(
         tree.claim(tokens - found.tokens)
         leaf, _ = tree.insert(path, len(path), tokens, found.node)
         tree.lock(leaf, found.node)
-        tree.stamp(leaf, request, number)
+        tree.mark_used(leaf, request, number)
         tree.back_up(leaf)
         tree.unlock(leaf)
         tree.verify()

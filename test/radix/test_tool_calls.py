@@ -75,7 +75,7 @@ def stop(answer: str, parser: str | None, **more: object) -> str | None:
     given = {"tokenizer": Tokenizer(), **more}
     req = fake_req(list(range(100)), list(map(ord, answer)), stamp, **given)
     request = tree.core.requests.register(req)
-    tree.core.requests.ended(req)
+    tree.core.requests.report_end(req)
     return request.stop
 
 

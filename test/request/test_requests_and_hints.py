@@ -98,7 +98,7 @@ def test_block_hashes_depend_on_the_salt_and_continue_over_the_output() -> None:
     def path(tokens: list[int], output: list[int], salt: str | None = None) -> list[int]:
         req = fake_req(tokens, output, {"time": 1.0}, cache_salt=salt)
         request = tree.core.requests.register(req)
-        tree.core.requests.ended(req)
+        tree.core.requests.report_end(req)
         return request.path
 
     whole = path(list(range(12)), [])

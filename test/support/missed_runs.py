@@ -30,13 +30,13 @@ class Run:
         """Insert the KV of the prompt and then of ``output`` generated tokens."""
         self.tree.insert(self.tokens, self.request, self.salt, self.extra)
         self.req.output_ids = [-1 - i for i in range(output)]
-        self.tree.core.requests.ended(self.req)
+        self.tree.core.requests.report_end(self.req)
         self.tree.insert(self.tokens + self.req.output_ids, self.request, self.salt, self.extra)
         return self
 
     def give_up(self) -> None:
         """End the request without inserting its KV."""
-        self.tree.core.requests.ended(self.req)
+        self.tree.core.requests.report_end(self.req)
 
 
 def misses(tree: LiveTree) -> int:

@@ -90,7 +90,7 @@ class Rank:
         request = core.requests.register(req)
         hit = self.tree.match(tokens)
         req.cached_tokens = req.cached_tokens_device = hit
-        core.requests.ended(req)
+        core.requests.report_end(req)
         self.tree.insert(tokens, request)
         self.found["times"].append(request.time)
         self.found["hits"].append(hit)

@@ -79,8 +79,8 @@ def test_a_finished_request_is_counted_once_by_tier() -> None:
         cached_tokens_storage=10,
     )
     tree.core.requests.register(req)
-    tree.core.requests.ended(req)
-    tree.core.requests.ended(req)
+    tree.core.requests.report_end(req)
+    tree.core.requests.report_end(req)
     counted = row(tree, "rag")
     assert (counted.requests, counted.prompt_tokens, counted.misses) == (1, 100, 30)
     assert [tier.hits for tier in counted.tiers] == [40, 20, 10]

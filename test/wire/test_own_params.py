@@ -90,7 +90,7 @@ def test_no_stamp_however_malformed_stops_the_tree(forgeries: list[object]) -> N
         assert 0.0 <= request.time < 1e11
         assert tree.core.clock.now == max(before, request.time)
         before = tree.core.clock.now
-        tree.core.requests.ended(req)
+        tree.core.requests.report_end(req)
         tree.insert(tokens, request)
     tree.evict(30)
     check(tree)

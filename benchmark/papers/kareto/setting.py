@@ -19,8 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from known import agents, trace_a, trace_b
 from roofline import Device, roofline_profile
+from shared_traces import agents, trace_a, trace_b
 
 from canopy_lab.plan.disk_class import DiskClass
 from canopy_lab.plan.objective import Evaluated

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from known import mooncake
+from shared_traces import mooncake
 
 from canopy_lab.sim.driver import SimResult, distinct_blocks, simulate
 from canopy_lab.sim.hindsight import hindsight_names, make_hindsight

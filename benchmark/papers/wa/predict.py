@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from known import mooncake, trace_a, trace_b
+from shared_traces import mooncake, trace_a, trace_b
 from wa.picture import COLOURS, label, panels, save
 
 from canopy_lab.characterize.observe import TOP_TURN, Observation, observe

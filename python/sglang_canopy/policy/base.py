@@ -10,7 +10,7 @@ Order of calls, for every request, in every tree:
     1. label = policy.arrive(request)     once, before the prompt is matched
     2. policy.drop(leaf) / admit          as nodes are locked, extended, freed
     3. label = policy.finish(request)     once, with its output and stop reason
-    4. the tree stamps every node on the request's path (``Leaf.stamp``), then admits leaves
+    4. the tree marks every node on the request's path (``Leaf.mark_used``), then admits leaves
 
 and, whenever room is needed, ``victim(now)`` until enough is free. The tree calls ``drop(leaf)``
 for every leaf that it removes, then ``evicted(leaf, tokens)``.

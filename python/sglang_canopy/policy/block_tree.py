@@ -5,8 +5,8 @@ The tree stores block ids instead of tokens, and drives the policy exactly as th
 room needed, and a node is removed once it is empty.
 
 The simulator of whole systems has its own tree with a host tier (canopy_lab's
-``sim/system/tree.py``). Without a host it has the same hits, but takes 47 % longer per request
-under LRU, a cost that shadow caches in a server would pay.
+``sim/system/tree.py``). Without a host it has the same hits, but takes longer per request, a cost
+that shadow caches in a server would pay.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class RadixTree:
 
     ``access`` serves a request at one moment. A simulator with overlapping requests runs the steps
     itself: ``match``, ``lock`` the matched node, ``insert``, ``lock`` the leaf and ``unlock`` the
-    matched node; at the end of the request, ``stamp`` and ``unlock`` the leaf.
+    matched node; at the end of the request, ``mark_used`` and ``unlock`` the leaf.
 
     ``quantum_tokens``: minimum of one cut (servers: 64). ``whole_nodes``: evict all of a victim
-    except its ``keep``, as SGLang's own eviction does (``tokens_kept``). ``on_evict`` is called
+    except its ``keep_tokens``, as SGLang's own eviction does (``tokens_kept``). ``on_evict`` is called
     for every cut. ``optional_caching``: a request need not be cached. ``access`` then makes room
     afterwards, by the policy's choice among all leaves, including the request's own (arXiv
     2510.15152, Section 3 and Algorithm 1). A server cannot do that, since its KV is in memory
@@ -122,7 +122,7 @@ class RadixTree:
         down to ``node``."""
         self.lock(node)
         leaf = self.insert(request.path, node, hit)
-        self.stamp(request, leaf)
+        self.mark_used(request, leaf)
         # ``insert`` left ``node`` with a child, or returned it as ``leaf``.
         node.locks -= 1
         if leaf is not self.root and not leaf.children and not leaf.locks:
@@ -154,7 +154,7 @@ class RadixTree:
     def insert(self, path: Sequence[int], node: Node, hit: int) -> Node:
         """Add the rest of ``path`` below ``node`` (locked), evicting for it.
 
-        Returns the path's last node, not yet stamped or admitted. If the path does not fit, only
+        Returns the path's last node, not yet marked used or admitted. If the path does not fit, only
         its head is cached.
         """
         missing = len(path) - hit
@@ -171,11 +171,11 @@ class RadixTree:
         self.used_blocks += missing
         return leaf
 
-    def stamp(self, request: Request, leaf: Node) -> None:
+    def mark_used(self, request: Request, leaf: Node) -> None:
         """Mark every node from ``leaf`` up to the root as used by ``request``."""
         node, root = leaf, self.root
         while node is not root:
-            node.stamp(request)
+            node.mark_used(request)
             node = node.parent  # type: ignore[assignment]  # only the root has none
         charged_to = self._charged_tenants.charge(
             request.tenant, request.source == GATEWAY, self.now
@@ -227,7 +227,7 @@ class RadixTree:
                 f"{parent.last_access}"
             )
             if node.hits == 0:  # its request is in flight
-                assert node.locks or node.children, f"{node.blocks[:4]} was never stamped"
+                assert node.locks or node.children, f"{node.blocks[:4]} was never marked used"
             used += len(node.blocks)
             if not node.children and not node.locks:
                 evictable.add(id(node))

@@ -1,6 +1,6 @@
 """``lru``: least recently used, SGLang's default and the baseline of every figure.
 
-If requests stamp their whole path, this is LRU over blocks, the blocks of one request ordered
+If requests mark their whole path as used, this is LRU over blocks, the blocks of one request ordered
 deepest first, so ``sim/stack.py`` computes every capacity in one pass.
 """
 

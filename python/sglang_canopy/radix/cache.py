@@ -139,13 +139,13 @@ class CanopyFullComponent(FullComponent):
         requests = self.tree_core.requests
         insert_params.canopy = requests.admit(req)  # type: ignore[attr-defined]
         if is_finished:
-            requests.ended(req)
+            requests.report_end(req)
         return super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
 
     def commit_insert_component_data(
         self, node: UnifiedTreeNode, is_new_leaf: bool, params: Any, result: Any, cache_actions: Any
     ) -> None:
-        self.tree_core.requests.used(node, self.tree_core.inserting)
+        self.tree_core.requests.mark_path_used(node, self.tree_core.inserting)
 
     def finalize_match_result_in_tree_core(
         self, result: Any, params: Any, value_chunks: Any, best_value_len: int

@@ -52,7 +52,7 @@ class ProtectedPaths:
         """Protect the path to ``node``, which a waiting request will use.
 
         SGLang repeatedly looks up a waiting request, which keeps its prefix recent under LRU. Here
-        the deepest node is kept for a bounded time, until the request's own insert stamps it, or
+        the deepest node is kept for a bounded time, until the request's own insert marks it, or
         the time expires.
         """
         leaf, now = node.canopy, self._clock.now

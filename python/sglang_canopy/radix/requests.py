@@ -1,5 +1,5 @@
-"""The requests of a tree: receives them, announces them to the policies on admission, and stamps
-their nodes."""
+"""The requests of a tree: receives them, announces them to the policies on admission, and marks
+their nodes as used."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Requests:
         if request.warm_up is None:
             self.live.counters.refused[reason] += 1
 
-    def ended(self, req: Req) -> None:
+    def report_end(self, req: Req) -> None:
         """Report the end of ``req`` to the policies, once."""
         request = self.admit(req)
         if request is None or request.state is State.DONE or request.is_health_probe:
@@ -164,11 +164,11 @@ class Requests:
 
     # ---- the nodes of a request ----
 
-    def used(self, node: UnifiedTreeNode, request: LiveRequest | None) -> None:
-        """Stamp every node from the root to ``node`` as used by ``request``.
+    def mark_path_used(self, node: UnifiedTreeNode, request: LiveRequest | None) -> None:
+        """Mark every node from the root to ``node`` as used by ``request``.
 
         A node counts a request once, however often its path is inserted. Without a request (direct
-        calls of ``insert``) nodes are stamped with the clock alone.
+        calls of ``insert``) nodes are marked with the clock alone.
         """
         tree = self.tree
         if request is not None:
@@ -192,7 +192,7 @@ class Requests:
             if request is None:
                 leaf.touch(tree.clock.now)
             else:
-                self._stamp(node, request)
+                self._mark_used(node, request)
                 if done:
                     tree.disk.node_used(node)
             node = node.parent
@@ -200,13 +200,13 @@ class Requests:
             assert request is not None
             tree.disk.request_finished(request)
 
-    def _stamp(self, node: UnifiedTreeNode, request: LiveRequest) -> None:
+    def _mark_used(self, node: UnifiedTreeNode, request: LiveRequest) -> None:
         leaf, groups = node.canopy, self.tree.groups
         leaf.path = request.path
         if leaf.request_number == request.number:
             leaf.refresh(request)
         else:
-            leaf.stamp(request)
+            leaf.mark_used(request)
             leaf.request_number = request.number
         if leaf.ttl_s is not None or request.ttl_s is not None:
             leaf.set_retention(request)

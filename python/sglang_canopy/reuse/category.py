@@ -77,7 +77,7 @@ class Category:
         setattr(self, name, curve)
         return curve
 
-    def fitted(self, curve: list[float] | None) -> None:
+    def set_curve(self, curve: list[float] | None) -> None:
         """Use the curve of a new fit; ``None``: too few samples, use the parent's curves."""
         if curve is not None:
             self.curve, self._growth = curve, self.all_growth

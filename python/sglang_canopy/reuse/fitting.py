@@ -87,11 +87,11 @@ def _fit_category(category: Category, min_samples: int, exponential: bool) -> No
     continued = sum(category.all_events)
     samples = continued + sum(category.all_waiting)
     if samples < min_samples:
-        category.fitted(None)
+        category.set_curve(None)
         if parent is not None:
             category.exponential = parent.exponential
         return
-    category.fitted(
+    category.set_curve(
         survival_curve(
             category.all_events,
             category.all_waiting,

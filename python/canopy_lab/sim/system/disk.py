@@ -70,7 +70,7 @@ class Disk:
         ranked = not node.children and not node.locks and node is not self.tree.root
         if ranked:
             self.policy.drop(node)
-        self.tree.stamp(request, node)
+        self.tree.mark_used(request, node)
         if ranked:
             self.policy.admit(node, self.tree.now)
         coming = self._coming
@@ -156,10 +156,10 @@ class Disk:
         if leaf is node:
             tree.unlock(node)
             return
-        leaf.stamp(write.request)
+        leaf.mark_used(write.request)
         if self.expiry is not None:
             leaf.group = self.expiry.group(path)
-        # Ancestors stored after this request used them lack its stamp.
+        # Ancestors stored after this request used them are not marked by it.
         above = leaf.parent
         while above is not tree.root and above is not None:
             if above.last_access >= leaf.last_access:

@@ -53,7 +53,7 @@ class Placement:
         job.private -= added
         tree.lock(leaf, job.leaf)
         job.leaf = leaf
-        tree.stamp(leaf, job.request, job.index)
+        tree.mark_used(leaf, job.request, job.index)
         self.waiting_prefixes.used(leaf, job.request)
         copied = 0
         if self.host_link is not None:

@@ -179,7 +179,7 @@ class TieredTree(TierNodes):
         self._host_room(tokens)
         return max(0, min(tokens, self.host_tokens - self.host_used))
 
-    def stamp(self, node: TierNode, request: Request, number: int) -> None:
+    def mark_used(self, node: TierNode, request: Request, number: int) -> None:
         """Mark all nodes from ``node`` (locked) to the root as used by request ``number``."""
         while node is not self.root:
             if node.awaited_until is not None:
@@ -187,7 +187,7 @@ class TieredTree(TierNodes):
             if node.served == number:
                 node.refresh(request)
             else:
-                node.stamp(request)
+                node.mark_used(request)
                 node.served = number
             node = node.parent
 

@@ -37,7 +37,7 @@ class WaitingPrefixes:
         the queue."""
 
     def used(self, leaf: TierNode, request: Request) -> None:
-        """Record that ``request`` was stamped on the path to ``leaf``, which is locked."""
+        """Record that ``request`` marked the path to ``leaf``, which is locked."""
 
 
 class ProtectedFromArrival(WaitingPrefixes):

@@ -24,8 +24,8 @@ MOONCAKE = {"conversation": "conversation_first60.jsonl", "synthetic": "syntheti
 def mooncake(data: Path, name: str, count: int | None = None, first: int = 0) -> list[TraceRequest]:
     """Mooncake's ``conversation`` or ``synthetic``: real, no types, no users, conversations inferred
     from blocks; ``count`` requests from the ``first`` on, all by default."""
-    made = open_trace(data / "mooncake" / MOONCAKE[name], "mooncake")
-    return list(islice(made, first, None if count is None else first + count))
+    requests = open_trace(data / "mooncake" / MOONCAKE[name], "mooncake")
+    return list(islice(requests, first, None if count is None else first + count))
 
 
 def agents(
