@@ -158,7 +158,7 @@ def test_a_tenants_answers_classify_its_new_sessions() -> None:
     for number in range(8):
         for stop, tenant in (("end", "people"), ("tool", "robots")):
             session = Session(number, tenant, None, 0.0, category)
-            agents.answered(session, Request(0.0, stop=stop, tenant=tenant))
+            agents.judge_answer(session, Request(0.0, stop=stop, tenant=tenant))
             agents.judge_silence(session, 30.0)
     for tenant, expected in (("people", False), ("robots", True)):
         new = Session(99, tenant, None, 0.0, category)
@@ -174,10 +174,10 @@ def test_an_answer_is_recognised_once(pause_s: float, stop: str) -> None:
     session = Session(0, None, None, 0.0, gate.model.categories.root)
     for turn in range(3):
         session.last_contact_s = 100.0 * turn
-        agents.answered(session, Request(0.0, stop=stop))
+        agents.judge_answer(session, Request(0.0, stop=stop))
         agents.judge_silence(session, session.last_contact_s + pause_s)
         result = Request(0.0, category="agent-after-tool")
-        assert agents.returned(session, result, session.last_contact_s + pause_s)
+        assert agents.judge_return(session, result, session.last_contact_s + pause_s)
         assert agents.recognised == turn + 1
 
 
@@ -195,14 +195,14 @@ def test_a_person_who_replies_swiftly_once_is_no_agent_and_keeps_no_place() -> N
     gate._refresh()
     assert 0 < gate.stats()["footprint_tokens"] <= 40, "of the new one, not yet known as a person"
     new.turn(135.0)
-    assert gate.index.of_conversation(None, new.name).is_agent  # type: ignore[union-attr]
+    assert gate.session_index.of_conversation(None, new.name).is_agent  # type: ignore[union-attr]
 
 
 def test_category_records_are_bounded() -> None:
     agents, gate = Agents(), SessionGate(GateSettings(), CAPACITY)
     for number in range(3000):
         session = Session(number, f"t{number}", None, 0.0, gate.model.categories.root)
-        agents.answered(session, Request(0.0, stop="tool", tenant=f"t{number}"))
+        agents.judge_answer(session, Request(0.0, stop="tool", tenant=f"t{number}"))
     assert len(agents._shares) == 1024
     new = Session(9999, "other", None, 0.0, gate.model.categories.root)
     assert agents.recognise(new, Request(0.0, tenant="other")), "what all tenants do is kept"
@@ -259,17 +259,17 @@ def test_after_a_while_without_waiting_all_sessions_pass() -> None:
 
 
 def ended(
-    activation: Activation, after_s: float, waiting: bool = False, outgrown: bool = True
+    activation: Activation, after_s: float, waiting: bool = False, exceeds_capacity: bool = True
 ) -> None:
     activation.advance(activation._now + after_s, waiting, busy=True)
-    activation.turn_ended(100, outgrown)
+    activation.turn_ended(100, exceeds_capacity)
 
 
 def activation_of(rate: float, pause: float, share: float = 0.9) -> Activation:
     """Agents' turns end at ``rate`` without a gate; ``share`` of the computed tokens were lost."""
     activation = Activation(CAPACITY, quiet_s=120.0)
     for _ in range(40):
-        activation.returned(pause)
+        activation.record_pause(pause)
         activation.thrash.record_prompt(round(share * CAPACITY), CAPACITY)
         ended(activation, 1.0 / rate)
     return activation
@@ -308,7 +308,7 @@ def trial(activation: Activation, rate: float, turns: int) -> float:
     for _ in range(turns):
         if not activation.active:
             break
-        ended(activation, 1.0 / rate, waiting=True, outgrown=False)
+        ended(activation, 1.0 / rate, waiting=True, exceeds_capacity=False)
     return activation._now - began
 
 
@@ -345,11 +345,11 @@ def test_time_in_which_no_session_waits_is_no_part_of_the_trial() -> None:
     activation = activation_of(0.1, 1.0)
     assert activation.may_activate(500.0, 8.0)
     activation.activate()
-    ended(activation, 1.0, waiting=True, outgrown=False)
+    ended(activation, 1.0, waiting=True, exceeds_capacity=False)
     for _ in range(100):
         activation.advance(activation._now, waiting=False, busy=True)
         activation.advance(activation._now + 50.0, waiting=True, busy=True)
-        ended(activation, 5.0, waiting=True, outgrown=False)
+        ended(activation, 5.0, waiting=True, exceeds_capacity=False)
     assert activation.active
     assert activation.ineffective_activations == 0
 

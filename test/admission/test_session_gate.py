@@ -291,7 +291,7 @@ def test_session_records_are_bounded() -> None:
     stats = gate.stats()
     assert stats["active_sessions"] == 50
     assert stats["forgotten_sessions"] == 251
-    assert gate.index.of_conversation("honest", "mine") is not None
+    assert gate.session_index.of_conversation("honest", "mine") is not None
 
 
 EVENTS = st.lists(
@@ -319,7 +319,7 @@ class World:
 
     def play(self, events: list) -> None:
         for event in events:
-            before = self.gate.counts.admitted_sessions, self.gate._exceeded
+            before = self.gate.counts.admitted_sessions, self.gate._last_overrun_s
             self.step(*event)
             self.gate.advance(self.time)
             self.log += [(t, self.gate.holds(t)) for t in self.open]
@@ -384,10 +384,10 @@ class World:
         assert all(not s.under_way and s.answered and not s.blocks for s in paused.values())
         known = {*gate.waiting.sessions.values(), *active, *paused.values()}
         assert {s for s, _ in gate._by_ticket.values()} <= known
-        assert {*gate.index._by_conversation.values()} <= known
+        assert {*gate.session_index._by_conversation.values()} <= known
         if not gate.activation.active:
             assert not gate.waiting
-        fitted = gate.settings.always and gate._exceeded == exceeded
+        fitted = gate.settings.always and gate._last_overrun_s == exceeded
         if fitted and gate.counts.admitted_sessions > admitted and len(active) > 1:
             assert gate.footprints.tokens <= gate.places.capacity_tokens + 1e-6
 

@@ -148,37 +148,37 @@ class Activation:
         seconds = self._ends[-1][0] - self._ends[first][0]
         return self._needed / seconds, (self._ends[-1][1] - self._ends[first][1]) / seconds
 
-    def gain(self, fitting: float) -> float:
+    def gain(self, session_capacity: float) -> float:
         """Return the rate that the gate can reach over the measured one; 0 while it is unknown.
-        ``fitting``: number of sessions that fit."""
+        ``session_capacity``: number of sessions that fit."""
         rate, _ = self._rates()
         if not rate:
             return 0.0
         work_s = (1.0 - self.thrash.share) / rate
-        return min(fitting / (self.mean_pause_s + work_s), 1.0 / max(work_s, 1e-9)) / rate
+        return min(session_capacity / (self.mean_pause_s + work_s), 1.0 / max(work_s, 1e-9)) / rate
 
-    def returned(self, pause_s: float) -> None:
+    def record_pause(self, pause_s: float) -> None:
         """Record the pause of an agent before its next turn."""
         self._pauses += 1
         self.mean_pause_s += max(_NEWEST, 1.0 / self._pauses) * (pause_s - self.mean_pause_s)
 
-    def turn_ended(self, tokens: int, outgrown: bool) -> None:
-        """Record the end of an agent's turn now. ``tokens``: of its prompt; ``outgrown``: whether the
-        sessions exceed the memory."""
-        if self.active and not self._settled and not outgrown:
+    def turn_ended(self, tokens: int, exceeds_capacity: bool) -> None:
+        """Record the end of an agent's turn now. ``tokens``: of its prompt; ``exceeds_capacity``:
+        whether the sessions exceed the memory."""
+        if self.active and not self._settled and not exceeds_capacity:
             self._settled = True
             self._begin()
         if not self.active or (self._settled and self._waiting):
             self._tokens += tokens
             self._ends.append((self._busy_s, self._tokens))
 
-    def may_activate(self, now: float, fitting: float) -> bool:
+    def may_activate(self, now: float, session_capacity: float) -> bool:
         """Return whether footprints beyond the memory would activate the gate."""
         if self.active or now < self._not_before:
             return False
-        self._needed = round(min(_TURNS[2], max(_TURNS[1], _TURNS[0] * fitting)))
+        self._needed = round(min(_TURNS[2], max(_TURNS[1], _TURNS[0] * session_capacity)))
         lost = self.thrash.lost >= FIRST_LOSSES * self.thrash.capacity_tokens
-        return lost and self.gain(fitting) >= _GAIN
+        return lost and self.gain(session_capacity) >= _GAIN
 
     def activate(self) -> None:
         """Activate the gate: footprints exceed the memory."""

@@ -58,14 +58,14 @@ class Agents:
                 share = of_key
         return share > 0.5
 
-    def answered(self, session: Session, request: Request) -> None:
+    def judge_answer(self, session: Session, request: Request) -> None:
         """Judge an answered ``request`` of ``session``, if it called a tool; else its return will."""
         session.unjudged, session.silent = _keys(request), False
         if request.stop == TOOL:
             self._judge(session, _CERTAIN)
         session.is_agent = self.recognise(session, request)
 
-    def returned(self, session: Session, request: Request, now: float) -> bool:
+    def judge_return(self, session: Session, request: Request, now: float) -> bool:
         """Judge the last answer of ``session``, which ``request`` continues. Return whether it is an
         agent's."""
         after_tool = request.category.endswith(AFTER_TOOL)

@@ -68,7 +68,7 @@ class Footprints:
     def enter(self, session: Session, now: float) -> None:
         """Charge ``session``, which becomes active."""
         self._sessions[session.number] = session
-        self.moved(session, now)
+        self.update_path(session, now)
 
     def leave(self, session: Session, now: float) -> None:
         """Remove the charges of ``session``."""
@@ -80,7 +80,7 @@ class Footprints:
         del self._sessions[session.number]
         self._update_all(self._free(blocks, session.number), now)
 
-    def moved(self, session: Session, now: float) -> None:
+    def update_path(self, session: Session, now: float) -> None:
         """Update the charges after a change of the session's path or tokens."""
         old, new = session.blocks, session.path
         shared = common_blocks(old, new)
@@ -100,7 +100,7 @@ class Footprints:
         else:
             self._charge(session, unshared * returns, self._growth(session) * returns)
 
-    def answered(self, output_tokens: int) -> None:
+    def learn_output_length(self, output_tokens: int) -> None:
         """Learn the output length of an answer, in tokens."""
         self.mean_output += _NEWEST * (output_tokens - self.mean_output)
 

@@ -11,7 +11,7 @@ calls return equal results on every rank.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import asdict
 from itertools import islice
 from typing import Any
@@ -59,11 +59,11 @@ class SessionGate:
         self.places.tenant_changed = self.waiting.set_active
         self.entered: Callable[[Any], None] = lambda _ticket: None
         """Called with the ticket of each admitted session that has a request."""
-        self.index = SessionIndex()
+        self.session_index = SessionIndex()
         self.counts = GateCounts()
         self._by_ticket: dict[Hashable, tuple[Session, Request]] = {}
         self._numbers = 0
-        self._exceeded = self._refreshed = -math.inf
+        self._last_overrun_s = self._last_refresh_s = -math.inf
         self._changed = False
 
     # ---- queries ----
@@ -76,7 +76,7 @@ class SessionGate:
     @property
     def refresh_due_s(self) -> float:
         """Time of the next update of the charges, if ``advance`` is called then."""
-        return self._refreshed + _REFRESH_S
+        return self._last_refresh_s + _REFRESH_S
 
     @property
     def tickets(self) -> Collection[Hashable]:
@@ -109,25 +109,25 @@ class SessionGate:
         assert ticket not in self._by_ticket, f"request {ticket!r} is here already"
         self._pass_time(request.time)
         self.footprints.block_tokens = request.block_tokens
-        session = self.index.find(request)
+        session = self.session_index.find(request)
         if session is None:
             self._numbers += 1
             first = self.model.category_of_first_turn(request)
             tenant, number = request.tenant, self._numbers
             charged_to = self.charged_tenants.charge(tenant, request.source == GATEWAY, self.now)
             session = Session(number, tenant, request.conversation, self.now, first, charged_to)
-        elif self.agents.returned(session, request, self.now):
-            self.activation.returned(
+        elif self.agents.judge_return(session, request, self.now):
+            self.activation.record_pause(
                 min(self.now - session.last_contact_s, self.settings.horizon_s)
             )
         session.cached_before = self._cached_before(session, request)
         self.model.request_waits(request)  # while many wait, most returns have yet to be answered
         session.ticket, session.last_contact_s = ticket, self.now
         self._by_ticket[ticket] = session, request
-        self.index.describe(session, request, request.prompt_tokens)
+        self.session_index.index(session, request, request.prompt_tokens)
         if session.active:
             self.places.active.move_to_end(session.number)
-            self.footprints.moved(session, self.now)
+            self.footprints.update_path(session, self.now)
         else:
             self._queue_or_admit(session, request)
         self._changed = True
@@ -144,14 +144,14 @@ class SessionGate:
         if request.stop != ABORT:
             label = self.model.answered(request, self.now)
             session.category = self.model.categories.get(label)
-            self.agents.answered(session, request)
+            self.agents.judge_answer(session, request)
         session.answered = True
-        self.footprints.answered(request.output_tokens)
-        self.index.describe(session, request, request.prompt_tokens + request.output_tokens)
+        self.footprints.learn_output_length(request.output_tokens)
+        self.session_index.index(session, request, request.prompt_tokens + request.output_tokens)
         if session.over or request.over:
             self._forget(session)
         if session.active:
-            self.footprints.moved(session, self.now)
+            self.footprints.update_path(session, self.now)
         self._activate_and_pause()
 
     def _remove(self, ticket: Hashable) -> Session | None:
@@ -169,7 +169,7 @@ class SessionGate:
         if not session.answered or session.over:
             self._forget(session)
         elif session.active:
-            self.footprints.moved(session, self.now)
+            self.footprints.update_path(session, self.now)
         else:  # paused before
             self.waiting.discard(session)
             self.places.pause(session, self.now)
@@ -177,7 +177,7 @@ class SessionGate:
 
     def hint_over(self, tenant: str | None, conversation: Hashable) -> None:
         """Apply a client's hint that a conversation is over."""
-        session = self.index.of_conversation(tenant, conversation)
+        session = self.session_index.of_conversation(tenant, conversation)
         if session is None:
             return
         session.over = True
@@ -220,7 +220,7 @@ class SessionGate:
             lost = min(computed, max(0, session.cached_before - cached))
             self.activation.thrash.record_prompt(lost, computed)
         if session.is_agent:
-            self.activation.turn_ended(request.prompt_tokens, self.places.outgrown)
+            self.activation.turn_ended(request.prompt_tokens, self.places.exceeds_capacity)
 
     def _pass_time(self, now: float) -> None:
         self.now = max(self.now, now)
@@ -232,23 +232,23 @@ class SessionGate:
     def _activate_and_pause(self) -> None:
         """Activate the gate and pause, if necessary, after the end of a request."""
         self._changed = True
-        surplus = self.places.too_many()
+        surplus = self.places.surplus_session()
         if surplus is not None:
             self._forget(surplus)
             self.counts.forgotten_sessions += 1
-        acts = self.activation.active or (
-            self.activation.may_activate(self.now, self.places.fitting)
+        is_or_may_be_active = self.activation.active or (
+            self.activation.may_activate(self.now, self.places.session_capacity)
             and self.places.share_waiting > _MIN_SHARE_WAITING
         )
-        if not acts or not self.places.outgrown:
+        if not is_or_may_be_active or not self.places.exceeds_capacity:
             return
         if self.now >= self.refresh_due_s:
             self._refresh()
-        if not self.places.outgrown:
+        if not self.places.exceeds_capacity:
             return
         if not self.activation.active:
             self.activation.activate()
-        while self.places.outgrown and self._pause_one(self.places.active.values()):
+        while self.places.exceeds_capacity and self._pause_one(self.places.active.values()):
             pass
 
     # ---- sessions ----
@@ -257,7 +257,7 @@ class SessionGate:
         """Queue a session that is not active, or admit it."""
         if session.number in self.waiting.sessions:
             return
-        session.waits_since = self.now
+        session.waiting_since_s = self.now
         gated = self.settings.always or self.agents.recognise(session, request)
         if self.activation.active and gated:
             self.places.leave(session, self.now)
@@ -266,7 +266,7 @@ class SessionGate:
             self._enter(session)
 
     def _enter(self, session: Session) -> None:
-        waited_s = self.now - session.waits_since
+        waited_s = self.now - session.waiting_since_s
         self.counts.admitted_sessions += 1
         self.counts.delayed_sessions += waited_s > 0.0
         self.counts.wait_seconds += waited_s
@@ -279,12 +279,12 @@ class SessionGate:
         """Drop ``session``."""
         if not session.under_way:
             self.agents.judge_silence(session, self.now)
-        self.index.hide(session)
+        self.session_index.remove(session)
         self.waiting.discard(session)
         self.places.leave(session, self.now)
 
-    def _pause_one(self, wanted: Any) -> bool:
-        session = self.places.choose_to_pause(wanted)
+    def _pause_one(self, candidates: Iterable[Session]) -> bool:
+        session = self.places.choose_to_pause(candidates)
         if session is None:
             return False
         self.places.pause(session, self.now)
@@ -295,7 +295,7 @@ class SessionGate:
 
     def _refresh(self) -> None:
         """Update all charges, and drop sessions unlikely to return."""
-        self._refreshed = self.now
+        self._last_refresh_s = self.now
         for session in (*self.places.active.values(), *self.places.paused.values()):
             if not session.under_way:
                 self.agents.judge_silence(session, self.now)
@@ -306,7 +306,7 @@ class SessionGate:
     def _admit(self) -> None:
         """Admit the waiting sessions that fit, in turn."""
         self._changed = False
-        if self.now >= self._refreshed + _REFRESH_AT_LEAST_S:
+        if self.now >= self._last_refresh_s + _REFRESH_AT_LEAST_S:
             self._refresh()
         self._admit_all()
         if self.waiting and self.now >= self.refresh_due_s:
@@ -320,11 +320,11 @@ class SessionGate:
     def _admit_next(self) -> bool:
         """Admit the next waiting session that fits; return whether there was one."""
         for session in islice(self.waiting.in_order(), _TRIES):
-            aged = self.now - session.waits_since >= self.settings.age_s
+            aged = self.now - session.waiting_since_s >= self.settings.age_s
             if (
                 self.places.fits(session)
                 or (aged and self._make_room(session))
-                or self._may_exceed(session)
+                or self._take_overrun(session)
             ):
                 self._enter(session)
                 return True
@@ -332,13 +332,16 @@ class SessionGate:
                 return False  # reserve the next free room for it
         return False
 
-    def _may_exceed(self, session: Session) -> bool:
-        """Return whether ``session`` has waited long enough to start without room; only one at a
-        time."""
+    def _take_overrun(self, session: Session) -> bool:
+        """Return whether ``session`` has waited ``over_age_s``; if so, count this start, so that no
+        other follows within ``over_age_s``."""
         patience = self.settings.over_age_s
-        if self.now - session.waits_since < patience or self.now < self._exceeded + patience:
+        if (
+            self.now - session.waiting_since_s < patience
+            or self.now < self._last_overrun_s + patience
+        ):
             return False
-        self._exceeded = self.now
+        self._last_overrun_s = self.now
         return True
 
     def _make_room(self, session: Session) -> bool:

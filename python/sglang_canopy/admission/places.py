@@ -51,12 +51,12 @@ class Places:
         """Paused sessions by number, the most recent pause last."""
 
     @property
-    def outgrown(self) -> bool:
+    def exceeds_capacity(self) -> bool:
         """Whether the active sessions exceed the memory, and fewer sessions would fit."""
         return self.footprints.held_tokens > self.capacity_tokens and len(self.active) > 1
 
     @property
-    def fitting(self) -> float:
+    def session_capacity(self) -> float:
         """Number of sessions like the active ones that would fit, with their next turns."""
         return self.capacity_tokens * len(self.active) / max(1.0, self.footprints.tokens)
 
@@ -127,7 +127,7 @@ class Places:
             if self._is_gone(session, now):
                 yield session
 
-    def too_many(self) -> Session | None:
+    def surplus_session(self) -> Session | None:
         """Return a session to drop if a bound is exceeded."""
         if len(self.paused) > self.settings.max_paused:
             return youngest_of_largest_tenant(self.paused.values())

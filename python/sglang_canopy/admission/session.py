@@ -29,7 +29,7 @@ class Session:
     category: Category
     charged_to: Hashable = None
     """Tenant that its turns and its memory are charged to (``tenant.ChargedTenants``)."""
-    waits_since: float = 0.0
+    waiting_since_s: float = 0.0
     """Time since which it waits for admission, if it does."""
     share: Hashable = None
     """Share of the tenants' turns in which it waits, or last waited."""
@@ -40,6 +40,7 @@ class Session:
     answered: bool = False
     """Whether any request of the session was answered."""
     over: bool = False
+    """Whether a client said that the conversation is over."""
     tokens: int = 0
     """Tokens of its last request: the prompt, then also the output."""
     path: Sequence[int] = ()
@@ -53,7 +54,7 @@ class Session:
     is_agent: bool = False
     """Whether it is, or likely is, an agent's (``agents.py``)."""
     evidence: int = 0
-    """Its latest answers that were an agent's, less those that were not; 0: none is judged."""
+    """Positive: the latest answers were an agent's; negative: they were not; 0: no answer was judged."""
     unjudged: tuple[Hashable, ...] = ()
     """Keys of its last answer in the shares of agents, while it is not judged."""
     silent: bool = False
@@ -98,11 +99,11 @@ class SessionIndex:
         session = self._by_conversation.get(key)
         return session if session is not None and not session.under_way else None
 
-    def describe(self, session: Session, request: Request, tokens: int) -> None:
+    def index(self, session: Session, request: Request, tokens: int) -> None:
         """Set the path and tokens of ``session``, and index it for its next request."""
         session.tokens = tokens
         session.path = tuple(request.path)
-        self.hide(session)
+        self.remove(session)
         if request.conversation is not None:
             # A chain of stored responses is named from its second turn on.
             session.conversation = request.conversation
@@ -117,7 +118,7 @@ class SessionIndex:
         if session.conversation is not None:
             self._by_conversation[session.key] = session
 
-    def hide(self, session: Session) -> None:
+    def remove(self, session: Session) -> None:
         """Remove ``session`` from the index."""
         for end in session.ends:
             if self._by_end.get(end) is session:
