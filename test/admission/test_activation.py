@@ -12,7 +12,7 @@ CAPACITY = 100
 
 
 class Client:
-    """One session of ``tokens`` tokens, whose turns find the share ``found`` of their prompts."""
+    """One session of ``tokens`` tokens, whose turns hit ``cached_share`` of their prompts."""
 
     def __init__(
         self, gate: SessionGate, name: str, tokens: int = 40, stop: str = "tool", **named: str
@@ -43,16 +43,16 @@ class Client:
         )
         self.gate.arrive(self.ticket, self.request)
 
-    def end(self, found: float = 1.0) -> None:
+    def end(self, cached_share: float = 1.0) -> None:
         assert self.request is not None
         self.request.stop = self.stop
-        self.request.cached_tokens = round(found * self.request.prompt_tokens)
+        self.request.cached_tokens = round(cached_share * self.request.prompt_tokens)
         self.gate.finish(self.ticket, self.request)
 
-    def turn(self, time: float, found: float = 1.0) -> None:
+    def turn(self, time: float, cached_share: float = 1.0) -> None:
         self.send(time)
         assert not self.held
-        self.end(found)
+        self.end(cached_share)
 
 
 def thrashing(
@@ -73,7 +73,7 @@ def thrash(
             client.send(gate.now + pause if client is clients[0] else gate.now)
         gate.advance(gate.now + 20.0 * pause)
         for client in reversed(clients):
-            client.end(found=0.0)
+            client.end(cached_share=0.0)
         if gate.activation.active:
             break
     return clients
@@ -83,7 +83,7 @@ def others_come_and_go(gate: SessionGate, times: range) -> None:
     """Agents of one turn, which compute new prompts."""
     for time in times:
         other = Client(gate, f"other {time}")
-        other.turn(float(time), found=0.0)
+        other.turn(float(time), cached_share=0.0)
         gate.hint_over(None, other.name)
 
 
@@ -106,7 +106,7 @@ def test_thrashing_agents_are_held_and_the_youngest_is_paused() -> None:
 def test_equal_losses_of_chats_hold_no_session_back() -> None:
     gate, clients = thrashing(stop="end", pause=30.0)
     for client in clients * 5:
-        client.turn(gate.now + 10.0, found=0.0)
+        client.turn(gate.now + 10.0, cached_share=0.0)
     assert gate.stats()["times_activated"] == 0
 
 
@@ -126,7 +126,7 @@ def test_a_paused_sessions_return_is_no_loss() -> None:
     gate.hint_over(None, old.name)
     gate.advance(gate.now + 1.0)
     lost = gate.activation.thrash.lost
-    young.turn(gate.now, found=0.0)
+    young.turn(gate.now, cached_share=0.0)
     assert gate.activation.thrash.lost == lost
 
 
@@ -208,13 +208,13 @@ def test_category_records_are_bounded() -> None:
     assert agents.recognise(new, Request(0.0, tenant="other")), "what all tenants do is kept"
 
 
-@pytest.mark.parametrize(("names", "found"), [("ab", {"found": 0.0}), ("abcd", {})])
-def test_losses_of_sessions_that_fit_or_are_on_the_host_arm_nothing(names, found) -> None:
+@pytest.mark.parametrize(("names", "options"), [("ab", {"cached_share": 0.0}), ("abcd", {})])
+def test_losses_of_sessions_that_fit_or_are_on_the_host_arm_nothing(names, options) -> None:
     """A cache that was flushed is no thrash: fewer sessions would not help."""
     gate = SessionGate(GateSettings(), CAPACITY)
     clients = [Client(gate, name) for name in names]
     for time, client in enumerate(clients * 5):
-        client.turn(float(time), **found)
+        client.turn(float(time), **options)
     assert gate.stats()["times_activated"] == 0
 
 
@@ -360,7 +360,7 @@ def test_paused_and_remembered_sessions_are_bounded_by_tenant() -> None:
         client = Client(gate, f"x{number}", tenant="flood")
         client.send(gate.now + 1.0)
         if not client.held:
-            client.end(found=0.0)
+            client.end(cached_share=0.0)
     assert gate.stats()["paused_sessions"] <= 4
 
 

@@ -367,10 +367,10 @@ class World:
         assert gate.footprints.charged == pytest.approx(charged, abs=1e-6)
         uses = Counter(block for s in active for block in s.blocks)
         assert uses == Counter({block: n for block, (n, _) in gate.footprints._uses.items()})
-        own = Counter[str | None]()
+        charge_by_tenant = Counter[str | None]()
         for session in active:
-            own[session.tenant] += session.charge  # type: ignore[assignment]
-        held = {t: tokens for t, tokens in own.items() if tokens > 1e-6}
+            charge_by_tenant[session.tenant] += session.charge  # type: ignore[assignment]
+        held = {t: tokens for t, tokens in charge_by_tenant.items() if tokens > 1e-6}
         assert {
             t: n for t, n in gate.footprints.charge_by_tenant.items() if n > 1e-6
         } == pytest.approx(held)

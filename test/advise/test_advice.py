@@ -75,10 +75,10 @@ def test_more_memory_never_hits_less_under_lru(advice):
 
 def test_the_same_call_gives_the_same_advice(mixed):
     few, below = sample_of(mixed.requests[:300]), [Below("host", 8.0), Below("disk", 100.0, True)]
-    one, two = (
+    with_one_job, with_two_jobs = (
         advise(few, PROFILE, capacity_tokens=100 * 64, below=below, jobs=jobs) for jobs in (1, 2)
     )
-    assert one.as_json() == two.as_json()
+    assert with_one_job.as_json() == with_two_jobs.as_json()
 
 
 def test_nothing_repeats_keep_lru():
@@ -120,13 +120,13 @@ def test_the_memory_that_holds_agents_sessions_is_stated_for_agents_alone() -> N
     ]
     rows += [ask(50.0 * turn + 0.5, range(9000, 9001 + turn), talk="person") for turn in range(3)]
     sample = sample_of(sorted(rows, key=lambda r: r.time_s))
-    found = advise(sample, PROFILE, capacity_tokens=2 * 19 * 10, jobs=1)
-    agents = found.agents
+    advice = advise(sample, PROFILE, capacity_tokens=2 * 19 * 10, jobs=1)
+    agents = advice.agents
     assert (agents.sessions, agents.tokens) == (6, 6 * 19 * 10)
     hits = sum(10 + turn - 1 for turn in range(1, 10)) / sum(10 + turn for turn in range(10))
     assert agents.hit_ratio_with == pytest.approx(hits)
     assert agents.hit_ratio < hits / 2
-    (line,) = about_agents(found)
+    (line,) = about_agents(advice)
     assert "up to 6 sessions at a time hold 1140 tokens" in line
     assert f"hit {percent(hits)} of the agents' prompt tokens instead of" in line
     (fits,) = about_agents(advise(sample, PROFILE, capacity_tokens=1e6, jobs=1))

@@ -36,21 +36,21 @@ def clean_log():
 
 
 def find(log, *, named=True, **limits):
-    made = Finder(**limits)
+    finder = Finder(**limits)
     for number, row in enumerate(log):
         for prompt in parse(seeds.without_labels(row, named=named), number):
-            made.add(prompt)
-    return made.breaks()
+            finder.add(prompt)
+    return finder.breaks()
 
 
 @pytest.mark.parametrize("named", [True, False])
 def test_a_log_that_only_grows_has_no_findings(clean_log, named):
-    found = find(clean_log, named=named)
-    assert found.requests == len(clean_log)
-    assert found.applications == 3
-    assert not found.findings
-    assert sentences(found) == [
-        f"No difference breaks the prefixes of {found.requests} requests: equal text always follows equal text."
+    report = find(clean_log, named=named)
+    assert report.requests == len(clean_log)
+    assert report.applications == 3
+    assert not report.findings
+    assert sentences(report) == [
+        f"No difference breaks the prefixes of {report.requests} requests: equal text always follows equal text."
     ]
 
 
@@ -58,10 +58,10 @@ def test_a_log_that_only_grows_has_no_findings(clean_log, named):
 def test_a_seeded_break_is_placed_and_named(clean_log, name):
     kind = seeds.KINDS[name]
     rate = 1.0 if name == "moving reminder" else 0.5
-    found = find(seeds.seeded(clean_log, name, rate))
-    right = [one for one in found.findings if one.place == kind.place and one.kind in kind.names]
-    assert right, [(one.place, one.kind, one.tokens) for one in found.findings]
-    assert found.findings[0] in right
+    report = find(seeds.seeded(clean_log, name, rate))
+    right = [one for one in report.findings if one.place == kind.place and one.kind in kind.names]
+    assert right, [(one.place, one.kind, one.tokens) for one in report.findings]
+    assert report.findings[0] in right
 
 
 @pytest.mark.parametrize("name", ["time", "tool order", "picture"])
@@ -153,10 +153,10 @@ def server_log(tmp_path, *, ids=False):
     for at in range(40):
         system = f"You help.\nCurrent time: 2026-01-02 03:{at:02d}:00.\n{rules}"
         text = CHATML.format(system=system, user=prose(1, 20, 100 + at)[0])
-        given = {"input_ids": list(text.encode()), "text": None} if ids else {"text": text}
+        prompt = {"input_ids": list(text.encode()), "text": None} if ids else {"text": text}
         out = {"meta_info": {"completion_tokens": 4, "finish_reason": {"type": "stop"}}}
         stamp = f"2026-01-02T03:{at:02d}:00"
-        for kind, more in (("received", {"obj": {}}), ("finished", {"obj": given, "out": out})):
+        for kind, more in (("received", {"obj": {}}), ("finished", {"obj": prompt, "out": out})):
             lines.append(json.dumps({"timestamp": stamp, "event": f"request.{kind}", "rid": str(at), **more}))  # fmt: skip
     path = tmp_path / "server.log"
     path.write_text("\n".join(lines) + "\n")
@@ -230,11 +230,11 @@ def test_advice_names_the_break_and_hides_its_values(tmp_path, capsys):
 
 
 def test_json_without_values_has_no_text_of_the_log(clean_log):
-    found = find(seeds.seeded(clean_log, "counter", 1.0))
-    data = as_json(found)
+    report = find(seeds.seeded(clean_log, "counter", 1.0))
+    data = as_json(report)
     assert data["findings"]
     assert not {"label", "name", "examples"} & set(data["findings"][0])
-    assert {"label", "name", "examples"} <= set(as_json(found, show_values=True)["findings"][0])
+    assert {"label", "name", "examples"} <= set(as_json(report, show_values=True)["findings"][0])
 
 
 @pytest.mark.parametrize(

@@ -55,10 +55,10 @@ def named(name: str) -> dict[str, argparse.Action]:
 def test_the_input_is_the_first_positional_and_its_format_is_found(name) -> None:
     positionals = [one for one in actions(name) if not one.option_strings]
     assert [one.metavar for one in positionals] in (["TRACE"], ["LOG"])
-    given = named(name)["--format"]
-    assert not given.required
-    assert given.choices[0] == "auto"
-    assert "auto" in given.help
+    format_option = named(name)["--format"]
+    assert not format_option.required
+    assert format_option.choices[0] == "auto"
+    assert "auto" in format_option.help
 
 
 @EACH

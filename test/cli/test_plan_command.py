@@ -181,9 +181,9 @@ def test_twice_the_traffic_is_simulated(plan, capsys):
 
 
 def test_two_gpus_an_instance_are_paid_for(plan):
-    one, two = (
+    with_one_gpu, with_two_gpus = (
         plan("--server", f"page_size=1,gpus={n}", "--device-tokens", "30000", base=QUICK)[1]
         for n in "12"
     )
-    gpu = two["baseline"]["cost_per_hour"] - one["baseline"]["cost_per_hour"]
+    gpu = with_two_gpus["baseline"]["cost_per_hour"] - with_one_gpu["baseline"]["cost_per_hour"]
     assert gpu == pytest.approx(3.9)

@@ -23,12 +23,12 @@ def test_defaults_are_those_of_sglangs_server_args() -> None:
     from sglang.srt.server_args import ServerArgs
 
     theirs = {f.name: f.default for f in record_fields(ServerArgs)}
-    known = SGLANG_DEFAULTS.to_json()
-    for name, value in known.items():
+    ours = SGLANG_DEFAULTS.to_json()
+    for name, value in ours.items():
         if theirs.get(name) is not None:
             assert theirs[name] == value, name
     # The tests below check settings that SGLang computes or stores elsewhere.
-    left = {name for name in known if theirs.get(name) is None}
+    left = {name for name in ours if theirs.get(name) is None}
     assert left == {
         "page_size", "chunked_prefill_size", "max_running_requests",
         "prefetch_threshold", "prefetch_timeout_base", "prefetch_timeout_per_ki_token",

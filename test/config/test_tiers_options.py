@@ -18,7 +18,7 @@ from sglang_canopy.ttl.table import Group, TTLTable
 
 def arguments(**changes):
     """Return the fields of ``ServerArgs`` that are read."""
-    given = {
+    defaults = {
         "radix_eviction_policy": "wa",
         "radix_eviction_policy_config": None,
         "enable_hierarchical_cache": True,
@@ -27,16 +27,16 @@ def arguments(**changes):
         "hicache_size": 0,
         "hicache_ratio": None,
     }
-    return SimpleNamespace(**{**given, **changes})
+    return SimpleNamespace(**{**defaults, **changes})
 
 
 def typed(**flags):
     return SimpleNamespace(**flags)
 
 
-def tier_options(given: dict, **more) -> TierOptions:
+def tier_options(flags: dict, **more) -> TierOptions:
     """Return the options for these parsed flags."""
-    return of_tiers.tier_options(TierFlags(**from_args(TierFlags, typed(**given))), **more)
+    return of_tiers.tier_options(TierFlags(**from_args(TierFlags, typed(**flags))), **more)
 
 
 def test_without_options_the_host_has_the_twin_and_the_disk_the_same_policy() -> None:
@@ -92,27 +92,27 @@ def test_a_quota_is_for_every_tenant_or_for_named_ones() -> None:
 def test_ttls_and_the_host_pools_size_reach_their_tiers() -> None:
     table = TTLTable((Group(0x1F, 60.0, "system prompt"),), residual_ttl_s=30.0)
     server = arguments()
-    given = typed(
+    flags = typed(
         canopy_ttl=json.dumps(table.to_json()),
         canopy_host_ttl='{"residual_ttl_s": 10}',
         canopy_host_gb=1.5,
     )
-    tiers = options.apply(server, given, ours=True)
+    tiers = options.apply(server, flags, ours=True)
     extra = json.loads(server.hicache_storage_backend_extra_config)
     assert TTLTable.from_json(extra["ttl"]) == table
     assert server.hicache_size == 1.5
     assert tiers.host_ttl == TTLTable(residual_ttl_s=10.0)
     server = arguments(hicache_size=3)
-    options.apply(server, given, ours=True)
+    options.apply(server, flags, ours=True)
     assert server.hicache_size == 3
 
 
 def test_groups_of_other_blocks_than_the_servers_are_refused() -> None:
     table = TTLTable((Group(1, 60.0),), block_tokens=16)
-    given = {"canopy_ttl": json.dumps(table.to_json())}
+    flags = {"canopy_ttl": json.dumps(table.to_json())}
     with pytest.raises(CanopyError, match="blocks of 16 tokens, this server's have 64"):
-        tier_options(given)
-    assert tier_options(given, block_tokens=16).ttl == table
+        tier_options(flags)
+    assert tier_options(flags, block_tokens=16).ttl == table
 
 
 def test_the_backend_is_one_of_the_choices() -> None:

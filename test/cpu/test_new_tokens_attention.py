@@ -136,9 +136,9 @@ def test_a_sliding_window_decodes_like_stock():
 
 
 def test_layers_of_one_forward_share_a_plan_and_the_next_forward_makes_its_own(monkeypatch):
-    made = []
+    plans = []
     original = attention.plan_decode
-    monkeypatch.setattr(attention, "plan_decode", lambda *a: made.append(1) or original(*a))
+    monkeypatch.setattr(attention, "plan_decode", lambda *a: plans.append(1) or original(*a))
     backend = NewTokensAttnBackend(runner())
     batch = make_batch([30, 60], [1, 1], 4, 2)
     forward = SimpleNamespace(
@@ -148,7 +148,7 @@ def test_layers_of_one_forward_share_a_plan_and_the_next_forward_makes_its_own(m
         backend.init_forward_metadata(forward)
         for _layer in range(3):
             backend._run_sdpa_forward_decode(**batch)
-    assert len(made) == 2
+    assert len(plans) == 2
 
     # Same tensors, one token further: a stale plan would miss the token.
     batch["seq_lens"] += 1

@@ -18,7 +18,7 @@ SLIDING, FULL = 0, 1
 """Layers."""
 
 
-class Served:
+class SlidingWindowPools:
     """SGLang's two pools and its allocator, and requests whose KV is in them."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class Served:
 
 @pytest.mark.parametrize("layer", [SLIDING, FULL])
 def test_layers_of_both_pools_read_their_own_slots(layer) -> None:
-    served = Served()
+    served = SlidingWindowPools()
     lengths: dict[int, int] = {}
     for new, decode in (({2: 11, 5: 3}, False), ({2: 4, 5: 9}, False), ({2: 1, 5: 1}, True)):
         slots = {}
@@ -125,7 +125,7 @@ def test_layers_of_both_pools_read_their_own_slots(layer) -> None:
 
 
 def test_slots_outside_the_window_may_be_freed() -> None:
-    served = Served()
+    served = SlidingWindowPools()
     slots = served.allocator.alloc(20)
     served.rows[3, :20] = slots.int()
     served.step(SLIDING, {3: 20}, {3: slots}, False)
@@ -151,7 +151,7 @@ def test_a_convolution_in_pieces_is_the_one_of_the_whole(cuts, width, biased, ac
     states = torch.full((8, dim, width - 1), float("nan"))
     slots = torch.tensor([6, 0, 3])
     seen = [torch.zeros(dim, 0) for _ in range(requests)]
-    made = [torch.zeros(dim, 0) for _ in range(requests)]
+    outputs = [torch.zeros(dim, 0) for _ in range(requests)]
     for counts in cuts:
         new = [torch.randn(dim, count, generator=draw) for count in counts]
         starts = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()])
@@ -167,7 +167,7 @@ def test_a_convolution_in_pieces_is_the_one_of_the_whole(cuts, width, biased, ac
         )
         for number, part in enumerate(out.split(counts, 1)):
             seen[number] = torch.cat([seen[number], new[number]], 1)
-            made[number] = torch.cat([made[number], part], 1)
+            outputs[number] = torch.cat([outputs[number], part], 1)
     begun = torch.tensor([s.shape[1] > 0 for s in seen])
     for _ in range(3):
         new_tokens = torch.randn(requests, dim, generator=draw)
@@ -178,8 +178,8 @@ def test_a_convolution_in_pieces_is_the_one_of_the_whole(cuts, width, biased, ac
         for number in range(requests):
             if begun[number]:
                 seen[number] = torch.cat([seen[number], new_tokens[number][:, None]], 1)
-                made[number] = torch.cat([made[number], out[number][:, None]], 1)
-    for whole, pieces in zip(seen, made):
+                outputs[number] = torch.cat([outputs[number], out[number][:, None]], 1)
+    for whole, pieces in zip(seen, outputs):
         padded = torch.nn.functional.pad(whole, (width - 1, 0))
         for at in range(whole.shape[1]):
             value = (padded[:, at : at + width] * weight).sum(1)

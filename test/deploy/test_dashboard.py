@@ -35,10 +35,10 @@ PANELS = {
 
 def series() -> dict[str, set[str]]:
     """Names on ``/metrics`` and the labels of each."""
-    found = {}
+    labels_of = {}
     for metric in (*CACHE, *METRICS):
-        found[PREFIX + metric.name] = {*metric.labels, *SCRAPED}
-    return found
+        labels_of[PREFIX + metric.name] = {*metric.labels, *SCRAPED}
+    return labels_of
 
 
 def sglangs() -> str:
@@ -71,12 +71,12 @@ def test_a_query_reads_existing_series(title) -> None:
 
 
 def test_every_series_of_faults_has_an_alert() -> None:
-    told = " ".join(ALERTS.values())
+    expressions = " ".join(ALERTS.values())
     for name in (
         *("disk_faults_total", "rank_disagreements_total", "hit_tokens_total"),
         *("hint_tenants", "tenants_at_limit"),
     ):
-        assert PREFIX + name in told
+        assert PREFIX + name in expressions
 
 
 def test_panels_do_not_overlap_and_legends_name_labels() -> None:

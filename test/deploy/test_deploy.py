@@ -17,10 +17,10 @@ def documents(name: str) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def by_kind() -> dict[str, list[dict]]:
-    found: dict[str, list[dict]] = {}
+    objects: dict[str, list[dict]] = {}
     for one in documents("server.yaml") + documents("monitoring.yaml"):
-        found.setdefault(one["kind"], []).append(one)
-    return found
+        objects.setdefault(one["kind"], []).append(one)
+    return objects
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +43,10 @@ def test_the_server_accepts_every_flag(server, smollm2, tmp_path) -> None:
         name, _, value = word.partition("=")
         value = value.replace("/var/cache/canopy", str(tmp_path))
         words.append(f"{name}={here.get(name, value)}" if value else name)
-    given = command_line.parse(words)
-    assert given.radix_eviction_policy == "wa"
-    assert given.hicache_storage_backend == "canopy"
-    assert not command_line.refused(given)
+    args = command_line.parse(words)
+    assert args.radix_eviction_policy == "wa"
+    assert args.hicache_storage_backend == "canopy"
+    assert not command_line.refused(args)
 
 
 def test_every_key_comes_from_a_secret_and_is_never_written_down(server) -> None:

@@ -10,10 +10,10 @@ def small_disk(tmp_path):
     """A file system of 256 KiB, if the machine allows it."""
     place = tmp_path / "small"
     place.mkdir()
-    made = subprocess.run(
+    mount = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)], capture_output=True
     )
-    if made.returncode:
+    if mount.returncode:
         pytest.skip("needs the right to mount a tmpfs")
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)

@@ -53,10 +53,10 @@ def test_a_limit_on_file_size_is_a_full_disk(tmp_path):
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (128 << 10, 128 << 10)),
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert 0 < found["stored"] < 600
-    assert found["full"] >= 1
-    assert found["bad"] == 0
+    counts = json.loads(done.stdout)
+    assert 0 < counts["stored"] < 600
+    assert counts["full"] >= 1
+    assert counts["bad"] == 0
     # Acknowledged pages are read without the limit, or were evicted; no page is wrong.
     again = store_at(tmp_path / "store", pages=1000)
     assert len(again) > 0

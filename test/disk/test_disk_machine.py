@@ -34,7 +34,7 @@ class Page:
     tenant: str | None
 
 
-class Slow:
+class ReferenceStore:
     """The store as a dict."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Slow:
         return True
 
     def write(self, path: tuple, now: float, ttl_s: float, tenant: str | None) -> list[bool]:
-        ok, coming, held, looked = [], [], set(), False
+        ok, coming, held, expired_once = [], [], set(), False
         for depth in range(1, len(path) + 1):
             part, parent = path[:depth], path[: depth - 1] or None
             page = self.pages.get(part)
@@ -82,9 +82,9 @@ class Slow:
             while fits and tenant is not None and mine + 1 > QUOTA_PAGES:
                 fits = self.evict(held, now, tenant)
                 mine -= 1
-            if fits and len(self.pages) + len(coming) >= PAGES and not looked:
+            if fits and len(self.pages) + len(coming) >= PAGES and not expired_once:
                 self.expire(now, held)
-                looked = True
+                expired_once = True
             while fits and len(self.pages) + len(coming) >= PAGES:
                 fits = self.evict(held, now)
             if fits:
@@ -94,14 +94,14 @@ class Slow:
             self.pages[part] = Page(part[:-1] or None, now, ttl_s, tenant)
         return ok
 
-    def run(self, path: tuple) -> list[tuple]:
-        """The leading part of ``path`` that is there."""
-        found = []
+    def leading_pages(self, path: tuple) -> list[tuple]:
+        """Return the leading pages of ``path`` that are stored."""
+        prefix = []
         for depth in range(1, len(path) + 1):
             if path[:depth] not in self.pages:
                 break
-            found.append(path[:depth])
-        return found
+            prefix.append(path[:depth])
+        return prefix
 
 
 def keys_of(path: tuple) -> list[str]:
@@ -113,7 +113,7 @@ class DiskMachine(RuleBasedStateMachine):
     def begin(self) -> None:
         self.folder = Path(tempfile.mkdtemp())
         self.clock = Clock()
-        self.slow = Slow()
+        self.reference = ReferenceStore()
         self.open()
 
     def open(self) -> None:
@@ -129,47 +129,47 @@ class DiskMachine(RuleBasedStateMachine):
         self.clock.now += 1.5
         return self.clock.now
 
-    @rule(path=PATHS, own=st.sampled_from([None, 5.0, 500.0]))
-    def write(self, path, own):
+    @rule(path=PATHS, ttl_s=st.sampled_from([None, 5.0, 500.0]))
+    def write(self, path, ttl_s):
         now, tenant = self.step(), "t" if path[0] else None
         keys = keys_of(path)
         meta = [
-            PageMeta(i * TOKENS, TOKENS, tenant=tenant, last_access=now, hits=1, ttl_s=own)
+            PageMeta(i * TOKENS, TOKENS, tenant=tenant, last_access=now, hits=1, ttl_s=ttl_s)
             for i in range(len(keys))
         ]
         ok = self.store.write(keys, [content(k) for k in keys], meta, [None, *keys[:-1]])
-        expected = self.slow.write(path, now, TTL_S if own is None else own, tenant)
+        expected = self.reference.write(path, now, TTL_S if ttl_s is None else ttl_s, tenant)
         assert ok == expected
 
     @rule(path=PATHS)
     def read(self, path):
         now = self.step()
-        run = self.slow.run(path)
+        run = self.reference.leading_pages(path)
         assert get(self.store, keys_of(path)) == [i < len(run) for i in range(len(path))]
         for part in run:
-            self.slow.pages[part].last = now
+            self.reference.pages[part].last = now
 
     @rule(path=PATHS)
     def look(self, path):
         now = self.step()
-        run = self.slow.run(path)
-        alive = [i for i, part in enumerate(run, 1) if self.slow.expires(part) > now]
+        run = self.reference.leading_pages(path)
+        alive = [i for i, part in enumerate(run, 1) if self.reference.expires(part) > now]
         assert self.store.leading(keys_of(path)) == max(alive, default=0)
 
     @rule(path=PATHS)
     def touch(self, path):
         now = self.step()
-        run = self.slow.run(path)
+        run = self.reference.leading_pages(path)
         meta = PageMeta(last_access=now)
         assert self.store.touch(keys_of(path), meta) == len(run)
         for part in run:
-            page = self.slow.pages[part]
+            page = self.reference.pages[part]
             page.last, page.ttl_s = now, TTL_S
 
     @rule()
     def sweep(self):
         now = self.step()
-        assert self.store.sweep() == self.slow.expire(now, set())
+        assert self.store.sweep() == self.reference.expire(now, set())
 
     @rule(seconds=st.sampled_from([10.0, 100.0]))
     def wait(self, seconds):
@@ -179,7 +179,7 @@ class DiskMachine(RuleBasedStateMachine):
     def clear(self):
         self.step()
         self.store.clear()
-        self.slow.pages.clear()
+        self.reference.pages.clear()
 
     @rule()
     def reopen(self):
@@ -187,13 +187,13 @@ class DiskMachine(RuleBasedStateMachine):
         self.open()
 
     @invariant()
-    def the_same_pages_are_there_and_right(self):
+    def the_same_pages_are_stored_unchanged(self):
         if not hasattr(self, "store"):
             return
-        there = set(self.store.state.index.rows)
-        assert there == {raw_key(page_key(path)) for path in self.slow.pages}
-        for path, page in self.slow.pages.items():
-            assert page.parent is None or page.parent in self.slow.pages
+        stored_keys = set(self.store.state.index.rows)
+        assert stored_keys == {raw_key(page_key(path)) for path in self.reference.pages}
+        for path, page in self.reference.pages.items():
+            assert page.parent is None or page.parent in self.reference.pages
             assert self.store.meta([page_key(path)])[0].last_access == page.last
         assert bad_pages(self.store) == 0
 

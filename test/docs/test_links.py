@@ -36,10 +36,10 @@ def test_links_lead_somewhere(page: str) -> None:
         if link.startswith(("http://", "https://", "mailto:")):
             continue
         target, _, anchor = link.partition("#")
-        there = (path.parent / target).resolve() if target else path
-        assert there.exists(), f"{page}: {link}"
+        linked = (path.parent / target).resolve() if target else path
+        assert linked.exists(), f"{page}: {link}"
         if anchor:
-            assert anchor in anchors(there), f"{page}: {link}"
+            assert anchor in anchors(linked), f"{page}: {link}"
 
 
 def test_pages_of_the_site_link_within_it() -> None:
@@ -54,10 +54,10 @@ def test_pages_of_the_site_link_within_it() -> None:
 
 
 def test_pages_that_the_code_names_exist() -> None:
-    made = {"docs/figures/chunk_load.png"}  # written by the command that names it
+    generated = {"docs/figures/chunk_load.png"}  # written by the command that names it
     for name in listed("*.py", "*.toml", "*.txt", "*.sh", "*.md", "*.json"):
         text = (ROOT / name).read_text(encoding="utf-8")
-        for page in set(NAMED_IN_CODE.findall(text)) - made:
+        for page in set(NAMED_IN_CODE.findall(text)) - generated:
             assert f"/{page}" in text or (ROOT / page).exists(), f"{name}: {page}"
 
 

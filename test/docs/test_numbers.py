@@ -33,21 +33,21 @@ def numbers(text: str) -> list[float]:
     ]
 
 
-def unfounded(text: str, known: set[Path]) -> list[str]:
-    """Return the measured numbers that no file of ``known`` has, exactly or before rounding.
+def unfounded(text: str, files: set[Path]) -> list[str]:
+    """Return the measured numbers that no file of ``files`` has, exactly or before rounding.
 
     The numbers of a table's row stand together in one line of a file.
     """
-    lines = [line for path in known for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = [line for path in files for line in path.read_text(encoding="utf-8").splitlines()]
     single = [numbers(line) for line in lines]
     whole = [[one for line in single for one in line]]
-    found = []
+    unfounded_numbers = []
     for line in NOT_MEASURED.sub("", text).splitlines():
         places = single if line.startswith("|") else whole
         measured = [one.replace(",", "") for one in MEASURED.findall(line)]
         missing = ([one for one in measured if not stands(one, place)] for place in places)
-        found += min(missing, key=len, default=measured) if measured else []
-    return found
+        unfounded_numbers += min(missing, key=len, default=measured) if measured else []
+    return unfounded_numbers
 
 
 def stands(number: str, values: list[float]) -> bool:

@@ -31,10 +31,10 @@ def test_every_page_is_built(site: Path) -> None:
 
 def test_search_finds_a_request_field(site: Path) -> None:
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
-    found = {
+    pages = {
         doc["location"].partition("#")[0] for doc in index["docs"] if "canopy_keep_s" in doc["text"]
     }
-    assert "reference/request-fields.html" in found
+    assert "reference/request-fields.html" in pages
 
 
 def test_pages_load_nothing_from_elsewhere(site: Path) -> None:

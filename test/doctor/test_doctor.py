@@ -88,7 +88,7 @@ def of_kind(report: dict, kind: str) -> list[str]:
     return [one["text"] for one in report["findings"] if one["kind"] == kind]
 
 
-def test_a_plain_server_gets_no_report(reports) -> None:
+def test_a_plain_server_has_nothing_refused_or_untested(reports) -> None:
     assert reports["plain"]["code"] == 0
     assert not of_kind(reports["plain"], REFUSED) + of_kind(reports["plain"], UNTESTED)
 
@@ -160,10 +160,10 @@ def test_the_environment_is_in_every_report(reports) -> None:
 
 def test_every_refusal_that_applies_is_listed_and_the_first_is_the_servers() -> None:
     every = [one for one in SETUPS if one.policies and one.option and one.applies(True)]
-    given = SimpleNamespace(**{one.option: True for one in every})
-    found = list(all_unsupported(POLICIES, given, environment={}))
+    args = SimpleNamespace(**{one.option: True for one in every})
+    found = list(all_unsupported(POLICIES, args, environment={}))
     assert len(found) == len(every)
-    assert found[0] == unsupported(POLICIES, given, environment={})
+    assert found[0] == unsupported(POLICIES, args, environment={})
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,8 @@ def test_a_reason_names_the_value_and_the_ways_out() -> None:
 
 
 def test_the_doctor_lists_refusals_of_every_feature_and_what_is_untested() -> None:
-    given = SimpleNamespace(
+    args = SimpleNamespace(
         radix_eviction_policy="wa", canopy_documents="on", device="cuda", pp_size=2, tp_size=1
     )
-    assert [one.text.partition(":")[0] for one in refused(given)] == ["--canopy-documents"]
-    assert [one.text for one in untried(given)] == ["CUDA: device, documents"]
+    assert [one.text.partition(":")[0] for one in refused(args)] == ["--canopy-documents"]
+    assert [one.text for one in untried(args)] == ["CUDA: device, documents"]
