@@ -36,6 +36,16 @@ STEP_S = 0.003
 """Scheduling, launching and sampling of one step."""
 
 
+def flops_per_token(shape: ModelShape) -> int:
+    """Return the forward FLOPs of one token outside attention scores: 2 per weight used.
+
+    Projections (q, k, v, o) and a gated feed-forward. Embeddings and the head are excluded, since a
+    prefill computes logits for one position only.
+    """
+    attention = shape.hidden * shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads)
+    return 2 * shape.layers * (attention + 3 * shape.hidden * shape.intermediate)
+
+
 def roofline_profile(
     name: str,
     model: str,
@@ -53,7 +63,7 @@ def roofline_profile(
     weights_s = weight_bytes / memory_s
 
     def linear(tokens: float) -> float:
-        compute = shape.flops_per_token() * tokens / compute_s
+        compute = flops_per_token(shape) * tokens / compute_s
         return max(compute, weights_s) + STEP_S
 
     def attention(new: float, context: float) -> float:

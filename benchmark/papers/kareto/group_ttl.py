@@ -10,8 +10,10 @@ import numpy as np
 from kareto.algorithm2 import group_ttls
 from kareto.setting import NAMES, TRACES, long_trace, profile
 
+from canopy_lab.group_ttl.allocate import allocate
+from canopy_lab.group_ttl.groups import GroupSelection, choose_groups
 from canopy_lab.group_ttl.histogram import GRID_S
-from canopy_lab.group_ttl.learn import Learning, at_equal_bytes, in_hindsight, learn
+from canopy_lab.group_ttl.learn import Learning, at_equal_bytes, learn, learnt_table
 from canopy_lab.group_ttl.paths import Paths, paths_of, segments_of
 from canopy_lab.group_ttl.replay import TTLOutcome, fixed_ttls, simulate_ttl
 from canopy_lab.plan.disk_class import GIB
@@ -63,10 +65,12 @@ def _rows(name: str, context: Context) -> list[dict[str, Any]]:
 
 def _in_hindsight(log: Paths, tokens: float) -> dict[str, TTLTable]:
     """Return the tables by method for an average of ``tokens``, from the whole log."""
+    groups = choose_groups(segments_of(log), tokens, GroupSelection(64))
+    best = allocate(groups.curves, tokens)
     # The paper charges every block a whole TTL after its last use, the trace's end or not.
     return {
         "Algorithm 2": group_ttls(log, tokens * (log.end_s - log.start_s)),
-        "canopy": in_hindsight(log, tokens, hash=TRACE_HASH).table,
+        "canopy": learnt_table(groups, best, "hindsight", log.block_tokens, TRACE_HASH).table,
     }
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from tqdm import tqdm
 
 from canopy_lab.cli.shared import TraceOptions
 from canopy_lab.cli.values import above_zero, yaml_file
-from canopy_lab.group_ttl.learn import BOTH, CATEGORIES, GROUPS, Learning, Learnt, learn
+from canopy_lab.group_ttl.learn import GROUPS, Learning, Learnt, learn
 from canopy_lab.group_ttl.paths import Paths, paths_of
 from canopy_lab.plan.server_plan import write_config
 from canopy_lab.report.table import text_table
@@ -26,7 +24,6 @@ from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.sglang_log import logs_tokens, read_as_server
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH
 
 _SHOWN = 20
 """Groups that are printed: those with most hits."""
@@ -38,15 +35,12 @@ class Options(TraceOptions):
         None, "--budget-gb", "average GB (1e9 bytes) on the disk", metavar="X", parse=above_zero,
         required=True,
     )  # fmt: skip
-    categories: bool = declare(
-        False, "--categories", "also a TTL by category, outside all subtrees"
-    )
     model: str = declare(
         "llama-3.1-8b", "--model", f"whose KV bytes are counted: {', '.join(PRESETS)} or a config.json",
         metavar="NAME",
     )  # fmt: skip
     block_tokens: int = declare(
-        64, "--block-tokens", "the server's block_tokens (format sglang)", metavar="N", low=1,
+        64, "--block-tokens", "the server's block_tokens", metavar="N", low=1,
         high=65536,
     )  # fmt: skip
     output: Path | None = declare(
@@ -59,36 +53,29 @@ OPTIONS = (Options,)
 
 def run(args: Options) -> int:
     """Learn the TTLs, print the table and write the plan."""
-    args = dataclasses.replace(args, format=args.known_format)
-    kinds = (BOTH, GROUPS, CATEGORIES) if args.categories else (GROUPS,)
     bytes_per_token = load_model_shape(args.model).kv_bytes_per_token()
     records = tqdm(_records(args), unit="request", desc="reading", disable=None)
     log = paths_of(records)
-    hash = SERVER_HASH if args.format == "sglang" else TRACE_HASH
-    budget_tokens = args.budget_gb * 1e9 / bytes_per_token
-    learnt = learn(log, budget_tokens, Learning(kinds=kinds), hash)
+    learnt = learn(log, args.budget_gb * 1e9 / bytes_per_token, Learning(kinds=(GROUPS,)))
     print(_report(learnt, log, bytes_per_token))
     if args.output:
         write_config(args.output, {"canopy-ttl": learnt.table.to_json()}, _made_by(args))
         print(f"wrote {args.output}", file=sys.stderr)
-        if hash == TRACE_HASH and learnt.table.groups:
-            print(
-                "its roots are block ids of this trace: for simulations. A server needs a plan "
-                "made from its own request log (--format sglang), or categories alone",
-                file=sys.stderr,
-            )
     return 0
 
 
 def _records(args: Options) -> Iterator[TraceRequest]:
-    if args.format == "sglang":
-        if not logs_tokens(args.trace):
-            raise CanopyError(
-                f"{args.trace!r} has prompts as text, without token ids, so a server's block ids "
-                "cannot be computed; give a log of chat requests, or of input_ids"
-            )
-        return read_as_server(args.trace, block_tokens=args.block_tokens, skip_bad=args.skip_bad)
-    return args.read()
+    if args.known_format != "sglang":
+        raise CanopyError(
+            f"{args.trace!r} has no block ids of a server; give the server's own request log "
+            "(--format sglang)"
+        )
+    if not logs_tokens(args.trace):
+        raise CanopyError(
+            f"{args.trace!r} has prompts as text, without token ids, so a server's block ids "
+            "cannot be computed; give a log of chat requests, or of input_ids"
+        )
+    return read_as_server(args.trace, block_tokens=args.block_tokens, skip_bad=args.skip_bad)
 
 
 def _report(learnt: Learnt, log: Paths, bytes_per_token: int) -> str:
@@ -128,9 +115,7 @@ def _why(learnt: Learnt) -> str:
 
 
 def _name(row: Any) -> str:
-    if row.root is not None:
-        return f"{row.root:#x}"
-    return "residual" if row.category in (None, "other") else row.category
+    return "residual" if row.root is None else f"{row.root:#x}"
 
 
 def _seconds(ttl_s: float) -> str:
@@ -138,16 +123,9 @@ def _seconds(ttl_s: float) -> str:
 
 
 def _made_by(args: Options) -> dict[str, Any]:
-    digest = blake2b(digest_size=16)
-    if Path(args.trace).is_file():
-        with open(args.trace, "rb") as file:
-            while chunk := file.read(1 << 20):
-                digest.update(chunk)
     return {
         "command": "canopy plan ttl",
         "trace": Path(args.trace).name,
-        "trace_blake2b": digest.hexdigest(),
-        "format": args.format,
         "budget_gb": args.budget_gb,
         "model": args.model,
         "date": datetime.date.today().isoformat(),

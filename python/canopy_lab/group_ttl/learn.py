@@ -100,16 +100,6 @@ def learn(
     return replace(_fit(log, budget_tokens, kind, learning, hash), gains=gains)
 
 
-def in_hindsight(
-    log: Paths, budget_tokens: float, groups: int = 64, hash: str = SERVER_HASH
-) -> Learnt:
-    """Return the best table found for ``log`` itself: an upper bound, not a plan."""
-    check_budget(budget_tokens)
-    chosen = choose_groups(segments_of(log), budget_tokens, GroupSelection(groups))
-    allocation = allocate(chosen.curves, budget_tokens)
-    return _learnt(chosen, allocation, "hindsight", log.block_tokens, hash)
-
-
 def at_equal_bytes(outcome: TTLOutcome, fixed: list[TTLOutcome]) -> float:
     """Return the interpolated hit ratio of a single TTL that uses as many bytes as ``outcome``."""
     order = sorted(fixed, key=lambda f: f.mean_tokens)
@@ -157,17 +147,18 @@ def _fit(
     if kind == FIXED:
         hits, mean = float(curves.hits[0, step]), float(curves.mean_tokens[0, step])
         one = Allocation(np.array([step]), hits, mean)
-        learnt = _learnt(all_in_one, one, kind, log.block_tokens, hash)
+        learnt = learnt_table(all_in_one, one, kind, log.block_tokens, hash)
         if learning.like_ttl_s is None:
             return learnt
         return replace(learnt, table=replace(learnt.table, residual_ttl_s=learning.like_ttl_s))
     chosen = choose_groups(segments, budget, selection)
-    return _learnt(chosen, allocate(chosen.curves, budget), kind, log.block_tokens, hash)
+    return learnt_table(chosen, allocate(chosen.curves, budget), kind, log.block_tokens, hash)
 
 
-def _learnt(
+def learnt_table(
     groups: Groups, allocation: Allocation, kind: str, block_tokens: int, hash: str
 ) -> Learnt:
+    """Return the table of an allocation, without gains."""
     count = len(groups.roots)
     ttls = allocation.ttl_s.tolist()
     several = len(groups.categories) > 1

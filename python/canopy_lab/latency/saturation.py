@@ -23,13 +23,9 @@ _BRACKET_STEPS = 12
 
 
 def saturation(
-    growth_at: Callable[[float], float],
-    guess: float,
-    *,
-    tolerance: float = TOLERANCE,
-    resolution: float = RESOLUTION,
+    growth_at: Callable[[float], float], guess: float, *, tolerance: float = TOLERANCE
 ) -> float:
-    """Return the highest rate at which the wait does not grow, within ``resolution`` from below.
+    """Return the highest rate at which the wait does not grow, within ``RESOLUTION`` from below.
 
     ``growth_at`` runs the system at a rate and returns the growth of the wait in seconds per
     second. ``guess`` is any initial rate above 0. Raises ``CanopyError`` if doubling or halving it
@@ -62,16 +58,9 @@ def saturation(
                 f"the queue grows even at {low:g} times the trace's rate; give the system more "
                 "memory or a faster profile"
             )
-    return bisect(followed, low, high, resolution)
-
-
-def bisect(
-    good: Callable[[float], bool], low: float, high: float, resolution: float = RESOLUTION
-) -> float:
-    """Return the largest good value found between ``low`` (good) and ``high`` (not good)."""
-    while high / low > 1 + resolution:
+    while high / low > 1 + RESOLUTION:
         middle = (low * high) ** 0.5
-        if good(middle):
+        if followed(middle):
             low = middle
         else:
             high = middle

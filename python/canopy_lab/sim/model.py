@@ -48,15 +48,6 @@ class ModelShape:
         plain = 2 * self.layers * self.kv_heads * self.head_dim * self.bytes_per_element
         return self.kv_bytes_override or plain
 
-    def flops_per_token(self) -> int:
-        """Return the forward FLOPs of one token outside attention scores: 2 per weight used.
-
-        Projections (q, k, v, o) and a gated feed-forward. Embeddings and the head are excluded,
-        since a prefill computes logits for one position only.
-        """
-        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return 2 * self.layers * (attention + 3 * self.hidden * self.intermediate)
-
 
 PRESETS = {
     "qwen3-0.6b": ModelShape(28, 1024, 16, 8, 128, 3072),

@@ -37,7 +37,7 @@ def latency_table(results: Sequence[dict[str, Any]]) -> str:
     """Return a table of TTFT from due times, one row per run and rate.
 
     Columns also give sessions, and the mean of the shortest and the longest tenth of the prompts.
-    Empty for older results without ``latency``.
+    Empty if no request succeeded.
     """
     head = (
         "from when due", "TTFT mean s", "P50", "P95", "P99", "max", "shortest tenth", "longest tenth",
