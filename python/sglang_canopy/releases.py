@@ -15,24 +15,24 @@ TESTED = ("0.5.22", "0.5.23")
 
 RANGE = f"{TESTED[0]} to {TESTED[-1]}"
 
-OFF: dict[str, str] = {}
+SWITCHED_OFF: dict[str, str] = {}
 """What this process does without, and the reason."""
-EXPECTED: set[str] = set()
-"""Functions of SGLang whose hooks the first request passes, until SGLang calls them."""
+UNCALLED_HOOKS: set[str] = set()
+"""Hooked functions that SGLang must call for its first request, less those it has called."""
 
 logger = logging.getLogger(__name__)
 
 
 def switch_off(what: str, reason: str) -> None:
     """Record and log, once, that this process does without ``what``."""
-    if what not in OFF:
-        OFF[what] = reason
+    if what not in SWITCHED_OFF:
+        SWITCHED_OFF[what] = reason
         logger.warning("canopy: %s: %s", what, reason)
 
 
 def check_called() -> None:
     """Record the hooks that SGLang did not call for its first request, which it sends itself."""
-    for target in EXPECTED:
+    for target in UNCALLED_HOOKS:
         switch_off(target, "SGLang did not call it for the first request; its hook has no effect")
 
 
@@ -44,11 +44,8 @@ def existing_fields(kind: Any, *fields: str) -> tuple[str, ...]:
     return tuple(name for name in fields if name in kind._fields)
 
 
-def passed_on(**arguments: Any) -> dict[str, Any]:
-    """Return the arguments that SGLang passed to an override, which passes them on.
-
-    ``cache_actions`` and ``allocation_reclaim_satisfied`` are new in 0.5.23.
-    """
+def without_none(**arguments: Any) -> dict[str, Any]:
+    """Return the arguments that are not None: SGLang passes them only since 0.5.23."""
     return {name: value for name, value in arguments.items() if value is not None}
 
 
@@ -58,11 +55,14 @@ def decode_context(config: Any) -> tuple[int, int]:
 
 
 def reports_aborts(scheduler: Any) -> bool:
-    """Return whether a scheduler reports each request that leaves its queue; 0.5.22 sends it inline."""
+    """Return whether a scheduler reports each request that leaves its queue.
+
+    0.5.22 sends the abort itself, without that method.
+    """
     return hasattr(scheduler, "send_abort_output")
 
 
-def evict(call: Any, node: Any, tracker: Any, **lists: Any) -> None:
+def call_eviction(call: Any, node: Any, tracker: Any, **lists: Any) -> None:
     """Call a private eviction of ``UnifiedTreeCore`` with the lists that it takes.
 
     ``cache_actions`` is new in 0.5.23.

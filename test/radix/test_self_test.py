@@ -44,7 +44,7 @@ Change = Callable[[Any], Any]
 def _server(monkeypatch: pytest.MonkeyPatch) -> None:
     set_global_server_args_for_scheduler(ServerArgs(model_path="dummy"))
     monkeypatch.setattr(OffsetWalkCore, "by_offsets", True)
-    for name in ("OFF", "EXPECTED"):
+    for name in ("SWITCHED_OFF", "UNCALLED_HOOKS"):
         monkeypatch.setattr(releases, name, type(getattr(releases, name))())
 
 
@@ -199,8 +199,8 @@ def test_a_changed_walk_switches_canopys_off(name: str, monkeypatch: pytest.Monk
     owner, attribute, change = WALK[name]
     monkeypatch.setattr(owner, attribute, change(getattr(owner, attribute)))
     check_tree(4)
-    assert [*releases.OFF] == ["walk by offsets"]
-    assert "step" in releases.OFF["walk by offsets"]
+    assert [*releases.SWITCHED_OFF] == ["walk by offsets"]
+    assert "step" in releases.SWITCHED_OFF["walk by offsets"]
     assert not OffsetWalkCore.by_offsets
 
 
@@ -245,7 +245,7 @@ def test_a_page_at_another_address_is_refused(
     assert pool.available_size() == pool.size
     address = type(pool).get_page_buffer_meta
     monkeypatch.setattr(type(pool), "get_page_buffer_meta", lambda self, at: address(self, at + 4))
-    with pytest.raises(CanopyError, match="was another when it was read"):
+    with pytest.raises(CanopyError, match="differs from the page written"):
         check_page(pool)
 
 
@@ -275,7 +275,7 @@ def test_a_convenience_is_switched_off() -> None:
     check_signature(gone)
     gone.register()
     assert gone.is_in_place()
-    assert hook.without in releases.OFF[gone.target]
+    assert hook.without in releases.SWITCHED_OFF[gone.target]
 
 
 def test_hooks_that_sglang_does_not_call_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,6 +283,6 @@ def test_hooks_that_sglang_does_not_call_are_named(monkeypatch: pytest.MonkeyPat
     first = [hook for hook in HOOKS if hook.first and hasattr(*_owner(hook.target))]
     for hook in first:
         hook.register()
-    releases.EXPECTED.difference_update(hook.target for hook in first[1:])
+    releases.UNCALLED_HOOKS.difference_update(hook.target for hook in first[1:])
     releases.check_called()
-    assert [*releases.OFF] == [first[0].target]
+    assert [*releases.SWITCHED_OFF] == [first[0].target]

@@ -205,7 +205,7 @@ def _delete(cache: Any, node: Any) -> bool:
     actions: list[Any] = []
     delete = core._evict_host_leaf if node.evicted else core._delete_unbacked_device_leaf
     try:
-        releases.evict(
+        releases.call_eviction(
             delete, node, tracker, device_frees=device, host_frees=host, cache_actions=actions
         )
     finally:

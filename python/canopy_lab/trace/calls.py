@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from hashlib import blake2b
 
-from canopy_lab.trace.fields import Place, first
+from canopy_lab.trace.fields import JsonObject, first
 from canopy_lab.trace.prompts import LoggedPrompt
 
 FAILED = "failed calls"
@@ -31,7 +31,7 @@ _SAME_CALL_S = 60.0
 """Records of one call begin within this time; a later record with its name is a retry."""
 
 
-def not_served(entry: Place, among: list[Place]) -> str | None:
+def skip_reason(entry: JsonObject, among: list[JsonObject]) -> str | None:
     """Return why an entry is not a call computed by a model server, or ``None``."""
     kind, observed = str(entry.get("type")).upper(), "trace_id" in entry or "traceId" in entry
     if kind in _NO_CALLS or (observed and kind in _OTHER_OBSERVATIONS):
@@ -48,7 +48,7 @@ def not_served(entry: Place, among: list[Place]) -> str | None:
     return None
 
 
-def _failed(entry: Place, among: list[Place]) -> bool:
+def _failed(entry: JsonObject, among: list[JsonObject]) -> bool:
     if str(first(among, ("status",))).lower() in ("failure", "error", "failed"):
         return True
     if entry.get("level") == "ERROR":
@@ -59,7 +59,7 @@ def _failed(entry: Place, among: list[Place]) -> bool:
     return type(code) is int and code >= 400 and code != _CLIENT_LEFT
 
 
-def _answers(entry: Place) -> list[Place]:
+def _answers(entry: JsonObject) -> list[JsonObject]:
     answer = entry.get("response")
     return [answer] if isinstance(answer, dict) else []
 
@@ -74,7 +74,7 @@ class Repeats:
     def __init__(self) -> None:
         self._seen: OrderedDict[str, tuple[bytes, float] | None] = OrderedDict()
 
-    def is_repeat(self, entry: Place, prompt: LoggedPrompt) -> bool:
+    def is_repeat(self, entry: JsonObject, prompt: LoggedPrompt) -> bool:
         """Return whether an earlier entry was of the same call."""
         name = next((entry[n] for n in CALL_IDS if isinstance(entry.get(n), str) and entry[n]), "")
         if not name:

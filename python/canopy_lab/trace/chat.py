@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from canopy_lab.trace.fields import Place, decoded, first, first_full
+from canopy_lab.trace.fields import JsonObject, decoded, first, first_full
 
 TOOLS = ("tools", "functions")
 SYSTEMS = ("system", "instructions", "systemInstruction", "system_instruction")
@@ -58,7 +58,7 @@ class Chat(NamedTuple):
         return "".join(part.text for part in self.parts)
 
 
-def chat(messages: list[dict[str, Any]], among: list[Place]) -> Chat:
+def chat(messages: list[dict[str, Any]], among: list[JsonObject]) -> Chat:
     """Return a chat's parts. ``among``: bodies that may hold its tools and its system prompt."""
     parts = _tools(decoded(first(among, TOOLS)))
     has_tools = bool(parts)

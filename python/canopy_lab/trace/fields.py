@@ -19,20 +19,20 @@ _BESIDE = ("metadata", "custom_params", "extra_body", "request_properties", "pro
 """Fields whose objects describe a request but hold no part of its prompt."""
 _MAX_PLACES = 16
 
-Place = Mapping[str, Any]
+JsonObject = Mapping[str, Any]
 
 
-def bodies(entry: Place) -> list[Place]:
+def bodies(entry: JsonObject) -> list[JsonObject]:
     """Return the entry and the objects in it that may hold a prompt, outermost first."""
     return _within(entry, BODIES)
 
 
-def places(entry: Place) -> list[Place]:
+def objects_in(entry: JsonObject) -> list[JsonObject]:
     """Return the entry and the objects in it that may describe a request, outermost first."""
     return _within(entry, (*BODIES, *_BESIDE))
 
 
-def _within(entry: Place, names: tuple[str, ...]) -> list[Place]:
+def _within(entry: JsonObject, names: tuple[str, ...]) -> list[JsonObject]:
     objects, at = [entry], 0
     while at < len(objects) and len(objects) < _MAX_PLACES:
         for name in names:
@@ -43,23 +43,23 @@ def _within(entry: Place, names: tuple[str, ...]) -> list[Place]:
     return objects
 
 
-def first(among: list[Place], names: tuple[str, ...]) -> Any:
-    """Return the first field of ``names`` that is set, in the outermost place that has one."""
-    for place in among:
+def first(among: list[JsonObject], names: tuple[str, ...]) -> Any:
+    """Return the first field of ``names`` that is set, in the outermost object that has one."""
+    for obj in among:
         for name in names:
-            value = place.get(name)
+            value = obj.get(name)
             if value is not None and value != "":
                 return value
     return None
 
 
-def first_full(among: list[Place], names: tuple[str, ...]) -> tuple[Place | None, Any]:
-    """Return the first field that is not an empty object or list, decoded, and its place."""
-    for place in among:
+def first_full(among: list[JsonObject], names: tuple[str, ...]) -> tuple[JsonObject | None, Any]:
+    """Return the first field that is not an empty object or list, decoded, and its object."""
+    for obj in among:
         for name in names:
-            value = decoded(place.get(name))
+            value = decoded(obj.get(name))
             if value is not None and value not in ("", {}, []):
-                return place, value
+                return obj, value
     return None, None
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from canopy_lab.trace import calls, fields, lines, usage
 from canopy_lab.trace.chat import SYSTEMS, TOOLS, chat
 from canopy_lab.trace.entries import entries
-from canopy_lab.trace.fields import Place
+from canopy_lab.trace.fields import JsonObject
 from canopy_lab.trace.prompts import LoggedPrompt, clients_name
 from canopy_lab.trace.understood import Understood
 
@@ -82,13 +82,13 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
         )  # fmt: skip
 
 
-def parse(entry: Place, line: int = 0, seen: Understood | None = None) -> list[LoggedPrompt]:
+def parse(entry: JsonObject, line: int = 0, seen: Understood | None = None) -> list[LoggedPrompt]:
     """Return the prompts of one entry; an empty list for a call that no server computed.
 
     Raises ``BadLine``."""
     seen = Understood() if seen is None else seen
-    among = fields.places(entry)
-    why = calls.not_served(entry, among)
+    among = fields.objects_in(entry)
+    why = calls.skip_reason(entry, among)
     if why is not None:
         seen.left_out[why] += 1
         return []
@@ -124,7 +124,7 @@ def check_not_redacted(texts: list[str]) -> None:
         )
 
 
-def _check_whole(entry: Place, among: list[Place], logged: Any) -> None:
+def _check_whole(entry: JsonObject, among: list[JsonObject], logged: Any) -> None:
     """Raise ``BadLine`` if the entry holds no prompt or only a part of it."""
     if fields.first(among, ("message_mode",)) == "delta":
         raise lines.BadLine(
@@ -137,7 +137,7 @@ def _check_whole(entry: Place, among: list[Place], logged: Any) -> None:
         )
 
 
-def _time(entry: Place, among: list[Place], seen: Understood) -> float:
+def _time(entry: JsonObject, among: list[JsonObject], seen: Understood) -> float:
     """Return the seconds since 1970, or since the start of the file. Raises ``BadLine``."""
     when = fields.first(among, TIMES)
     if when is None and "custom_id" in entry and "body" in entry:
@@ -153,13 +153,13 @@ def _time(entry: Place, among: list[Place], seen: Understood) -> float:
     return fields.seconds(when)
 
 
-def _entry_time(entry: Place) -> float:
+def _entry_time(entry: JsonObject) -> float:
     """Return the time of an entry, which determines the order of a file. Raises ``BadLine``."""
-    return fields.seconds(fields.first(fields.places(entry), TIMES))
+    return fields.seconds(fields.first(fields.objects_in(entry), TIMES))
 
 
 def _account(
-    prompts: list[LoggedPrompt], entry: Place, where: Place | None, bodies: list[Place], seen: Understood
+    prompts: list[LoggedPrompt], entry: JsonObject, where: JsonObject | None, bodies: list[JsonObject], seen: Understood
 ) -> None:  # fmt: skip
     """Count models, roles, changed prompts and unread fields."""
     for prompt in prompts:
@@ -191,9 +191,9 @@ def _size(value: Any) -> int:
 def _prompt(
     prompt: LoggedPrompt,
     logged: Any,
-    entry: Place,
-    bodies: list[Place],
-    among: list[Place],
+    entry: JsonObject,
+    bodies: list[JsonObject],
+    among: list[JsonObject],
     calls_of_entry: int,
 ) -> LoggedPrompt:
     """Fill ``prompt`` and return it. ``logged`` is one of the entry's ``calls_of_entry``."""
@@ -220,7 +220,7 @@ def _prompt(
     return prompt
 
 
-def _claude_codes_session(among: list[Place]) -> str | None:
+def _claude_codes_session(among: list[JsonObject]) -> str | None:
     """Return the session at the end of ``metadata.user_id``, as a server reads it."""
     for place in among:
         metadata = fields.decoded(place.get("metadata"))
@@ -231,7 +231,7 @@ def _claude_codes_session(among: list[Place]) -> str | None:
     return None
 
 
-def _fill_prompt(prompt: LoggedPrompt, logged: Any, bodies: list[Place]) -> None:
+def _fill_prompt(prompt: LoggedPrompt, logged: Any, bodies: list[JsonObject]) -> None:
     if isinstance(logged, list) and logged and all(type(i) is int and 0 <= i < 1 << 63 for i in logged):  # fmt: skip
         prompt.token_ids = logged
         return

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from canopy_lab.trace.fields import Place, decoded, first
+from canopy_lab.trace.fields import JsonObject, decoded, first
 from canopy_lab.trace.lines import WHOLE
 from canopy_lab.trace.record import STOPS
 
@@ -21,7 +21,7 @@ _CACHED = ("cache_read_input_tokens", "cache_creation_input_tokens")
 _OUTPUT = ("completion_tokens", "output_tokens", "output", "completionTokens", "candidatesTokenCount")  # fmt: skip
 
 
-def answer_of(entry: Place) -> Mapping[str, Any]:
+def answer_of(entry: JsonObject) -> Mapping[str, Any]:
     for name in ("response", "response_body", "responseBody"):
         answer = decoded(entry.get(name))
         if isinstance(answer, dict):
@@ -30,11 +30,11 @@ def answer_of(entry: Place) -> Mapping[str, Any]:
     return {}
 
 
-def token_counts(entry: Place, among: list[Place]) -> tuple[int | None, int]:
+def token_counts(entry: JsonObject, among: list[JsonObject]) -> tuple[int | None, int]:
     """Return the prompt tokens, including cached ones, and the output tokens; ``None`` and 0 if not
     logged."""
     answer = answer_of(entry)
-    counts: list[Place] = []
+    counts: list[JsonObject] = []
     for place in (answer, *among):
         usages = (decoded(place.get(name)) for name in _USAGES)
         counts += [usage for usage in usages if isinstance(usage, dict)]
@@ -42,7 +42,7 @@ def token_counts(entry: Place, among: list[Place]) -> tuple[int | None, int]:
     return prompt_tokens(counts), count(counts, _OUTPUT) or 0
 
 
-def prompt_tokens(counts: Iterable[Place]) -> int | None:
+def prompt_tokens(counts: Iterable[JsonObject]) -> int | None:
     """Return the prompt tokens, including cached ones, of the first place that counts them."""
     for place in counts:
         whole = count([place], _WHOLE)
@@ -55,7 +55,7 @@ def prompt_tokens(counts: Iterable[Place]) -> int | None:
     return None
 
 
-def _cached_beside(place: Place) -> dict[str, int]:
+def _cached_beside(place: JsonObject) -> dict[str, int]:
     """Return the counts of cached tokens and other inputs that ``input_tokens`` excludes."""
     return {
         name: value
@@ -66,7 +66,7 @@ def _cached_beside(place: Place) -> dict[str, int]:
     }
 
 
-def count(counts: Iterable[Place], names: tuple[str, ...]) -> int | None:
+def count(counts: Iterable[JsonObject], names: tuple[str, ...]) -> int | None:
     """Return the first whole number above 0 among ``names``."""
     for place in counts:
         for name in names:
@@ -76,7 +76,7 @@ def count(counts: Iterable[Place], names: tuple[str, ...]) -> int | None:
     return None
 
 
-def stop_of(entry: Place, among: list[Place]) -> str | None:
+def stop_of(entry: JsonObject, among: list[JsonObject]) -> str | None:
     """Return ``tool``, ``end`` or ``length``, or ``None`` if it is not logged."""
     answer = answer_of(entry)
     reason = answer.get("stop_reason")

@@ -15,7 +15,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_canopy.radix import storage_holds
 from sglang_canopy.radix.counters import TTL
-from sglang_canopy.releases import passed_on
+from sglang_canopy.releases import without_none
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -88,13 +88,15 @@ class CanopyRadixCache(UnifiedRadixCache):
             for_allocation = _FULL in targets and targets[_FULL][0] is _FULL
             if for_allocation:
                 self.tree_core.shortfall = lambda: self._shortfall(targets)
-            passed = passed_on(allocation_reclaim_satisfied=allocation_reclaim_satisfied)
-            retry = self.holds.possible and not passed
+            optional_arguments = without_none(
+                allocation_reclaim_satisfied=allocation_reclaim_satisfied
+            )
+            retry = self.holds.possible and not optional_arguments
             self.holds.begin()
             try:
                 while True:
                     super()._evict_components(
-                        request_by_type, tracker, available_size_targets, **passed
+                        request_by_type, tracker, available_size_targets, **optional_arguments
                     )
                     short = request_by_type[_FULL] - tracker[_FULL]
                     if for_allocation:
@@ -201,7 +203,7 @@ class CanopyFullComponent(FullComponent):
         host_frees: Any,
         cache_actions: Any = None,
     ) -> None:
-        core, passed = self.tree_core, passed_on(cache_actions=cache_actions)
+        core, optional_arguments = self.tree_core, without_none(cache_actions=cache_actions)
         ct = self.component_type
         while tracker[ct] < num_tokens:
             choice = core.evictable_host_leaves.next_victim(core.clock.now)
@@ -211,4 +213,4 @@ class CanopyFullComponent(FullComponent):
             node = core.cut(*choice, num_tokens - tracker[ct], cache_actions)
             if expired:
                 node.canopy.eviction_reason = TTL
-            core._evict_host_leaf(node, tracker, device_frees, host_frees, **passed)
+            core._evict_host_leaf(node, tracker, device_frees, host_frees, **optional_arguments)

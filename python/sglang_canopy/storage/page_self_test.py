@@ -24,7 +24,7 @@ POLICY = "canopy-lru"
 
 
 def check_page(pool: Any) -> None:
-    """Raise ``CanopyError`` if a page of an unused host ``pool`` is another after it was on a disk."""
+    """Raise ``CanopyError`` if a page of the unused host ``pool`` read back from disk differs from the page written."""
     slots = pool.alloc(pool.page_size)
     try:
         index = int(slots[0])
@@ -34,7 +34,7 @@ def check_page(pool: Any) -> None:
             done = _to_disk_and_back(pool, slots, Path(folder))
         if done and not torch.equal(_bytes(pool.get_data_page(index)), _bytes(before)):
             raise CanopyError(
-                "a page that this SGLang's host pool had written to disk was another when it was read; "
+                "a page of this SGLang's host pool read back from disk differs from the page written; "
                 "install a tested SGLang (docs/guide/serving.md), or serve without a disk tier"
             )
     except (NotImplementedError, OSError):  # a pool without single pages, no temporary folder

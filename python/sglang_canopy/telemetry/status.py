@@ -67,7 +67,7 @@ class Status:
             releases.check_called()
         return {
             "rank": self.rank,
-            "off": dict(releases.OFF),
+            "off": dict(releases.SWITCHED_OFF),
             "time_unix_s": time.time(),
             "uptime_s": time.time() - self.started,
             "policies": self._policies(disk),

@@ -91,7 +91,7 @@ def _add(server_args: Any) -> None:
         auto = ranks[0].get("auto") if ranks else None
         return {
             "version": __version__,
-            "off": releases.OFF | (ranks[0].get("off", {}) if ranks else {}),
+            "off": releases.SWITCHED_OFF | (ranks[0].get("off", {}) if ranks else {}),
             "next_step": next_step(
                 whatif, policy, ours=policy in live_names(), auto=auto is not None
             ),

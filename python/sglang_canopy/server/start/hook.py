@@ -33,11 +33,11 @@ class Hook:
         """Register the hook, which SGLang installs when it next applies hooks."""
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-        if self.target in releases.OFF:
+        if self.target in releases.SWITCHED_OFF:
             return
         hook = self.function
         if self.first:
-            releases.EXPECTED.add(self.target)
+            releases.UNCALLED_HOOKS.add(self.target)
             hook = self._expected()
         HookRegistry.register(self.target, hook, HookType(self.kind))
 
@@ -46,14 +46,14 @@ class Hook:
 
         @functools.wraps(self.function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            releases.EXPECTED.discard(self.target)
+            releases.UNCALLED_HOOKS.discard(self.target)
             return self.function(*args, **kwargs)
 
         return call
 
     def is_in_place(self) -> bool:
         """Whether the hook is in SGLang's chain of wrappers of the target, unless it is off."""
-        if self.target in releases.OFF:
+        if self.target in releases.SWITCHED_OFF:
             return True
         function = inspect.getattr_static(*_owner(self.target))
         function = getattr(function, "__func__", function)
