@@ -6,8 +6,8 @@
     python benchmark/run.py --all --missing            # those without a result file
 
 Every question runs in a process of its own, two at a time, and writes its KEY.json and KEY.md
-(``question.py``). A run that was stopped goes on with ``--missing`` after ``git rm`` of what it should
-make again.
+(``question.py``). To resume a stopped run, delete the result files to remake and pass
+``--missing``.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from comparators.questions import read
-from serve import Client, Row, started
+from comparators.questions import read_examples
+from serve import Client, Row, server_of
 
 PAUSE_S = 1.0
 """Pause after an answer, in which the server encodes."""
@@ -60,9 +60,9 @@ stored before; no others are."""
 def chats(args: argparse.Namespace) -> Iterator[Row]:
     """Chats with documents as parts and without the field: seconds to the first token of each turn;
     then a summary of each kind."""
-    documents = dict.fromkeys(d[:CHARACTERS] for e in read(args.data) for d in e.documents)
+    documents = dict.fromkeys(d[:CHARACTERS] for e in read_examples(args.data) for d in e.documents)
     texts = itertools.cycle(one for one in documents if len(one) == CHARACTERS)
-    with started(args, LONGEST) as client:
+    with server_of(args, LONGEST) as client:
         for kind in args.kinds:
             rows: dict[str, list[Row]] = {"parts": [], "plain": []}
             for repeat in range(args.repeats):

@@ -6,8 +6,9 @@
     python benchmark/documents/serve.py exact --model DIR --data FILE --json OUT --tokens 400 --prompts 100
 
 FILE has questions with documents, as ``quality.py`` reads them; popularity follows Zipf's law, orders
-are shuffled, 4 to 20 documents a prompt. Both sides are requests to one server: a request either names
-its documents or has ``"off"``, which is SGLang's own prefix cache. The result is written after every row.
+are shuffled, 4 to 20 documents a prompt. A request either names its documents or has ``"off"``, which
+is SGLang's own prefix cache. All but `exact` send both sides to one server. The result is written after
+every row.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from comparators.questions import read
+from comparators.questions import read_examples
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 from launch_server import cpu_arguments, free_port, serving, with_plugin
 
 SYSTEM = "You answer questions from the documents that follow. Answer in a few words.\n\n"
-TURNS, MORE, ANSWER = 5, 2, 24
-"""Turns of a conversation; documents that a tool returns before turns 2 and 4; tokens of an answer in
-the history, a fixed text, so that both sides have equal prompts."""
+TURNS, TOOL_DOCUMENTS, ANSWER_TOKENS = 5, 2, 24
+"""Turns of a conversation; documents that a tool returns before the third and the fifth turn; tokens of
+an answer in the history, a fixed text, so that both sides have equal prompts."""
 RETRIES, SAMPLES, SAMPLE_TOKENS, EXACT_TOKENS = 5, (4, 8), 8, 8
 ZIPF = 0.8
 """Exponent of the documents' popularity."""
-CROWD, MIN_REQUESTS, BEHIND = 8, 8, 0.1
+POOL_PROMPTS, MIN_REQUESTS, MAX_DRAIN_SHARE = 8, 8, 0.1
 """Prompts that the KV pool holds under load; minimum arrivals at each rate; time that the server may
 need for the rest of the queue, as a share of the window."""
-AT_ONCE = 4
+CONCURRENT_PROMPTS = 4
 
 
 @dataclass(slots=True)
@@ -96,7 +97,7 @@ def library(tokenizer: Any, args: argparse.Namespace, tokens: int) -> Library:
     """Return documents for prompts of about ``tokens`` tokens: 6 at 2k, 16 at 7k by default."""
     chunks = args.chunks or max(4, min(20, round(2 + tokens / 480)))
     document_tokens = (tokens - 40) // chunks  # 40: system text and question
-    examples = read(args.data)
+    examples = read_examples(args.data)
 
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False))
@@ -114,9 +115,10 @@ def library(tokenizer: Any, args: argparse.Namespace, tokens: int) -> Library:
 
 @dataclass(slots=True)
 class Answer:
-    """Result of a request: seconds (its TTFT if it has one token), the report of reuse, token ids."""
+    """Result of a request: the report of reuse, and token ids."""
 
-    ttft_s: float
+    seconds: float
+    """Seconds from sending to the first streamed token, or to the whole answer."""
     cached: int = 0
     report: dict[str, Any] = field(default_factory=dict)
     ids: list[int] = field(default_factory=list)
@@ -180,9 +182,9 @@ class Client:
         """Empty the exact cache; SGLang waits until the last answer has gone out."""
         self.post("/flush_cache?timeout=20").close()
 
-    def learn(self, lib: Library) -> None:
-        """Send every document twice, in both orders, and wait until all are encoded; behind the system
-        text too, which must recur."""
+    def encode_documents(self, lib: Library) -> None:
+        """Send every document twice, the second time in reverse order, and wait until all are encoded:
+        a document is encoded behind the system text only after that text has recurred."""
         for order in (range(len(lib.documents)), range(len(lib.documents))[::-1]):
             self.flush()
             for part in (order[at : at + 4] for at in range(0, len(order), 4)):
@@ -211,14 +213,23 @@ class Client:
 
 
 @contextlib.contextmanager
-def started(
-    args: argparse.Namespace, longest: int, crowd: int = 2, flag: bool = True, plain: bool = False
+def server_of(
+    args: argparse.Namespace,
+    longest: int,
+    pool_prompts: int = 2,
+    documents: bool = True,
+    plain: bool = False,
 ) -> Iterator[Client]:
-    """A server whose KV pool holds ``crowd`` prompts of ``longest`` tokens. ``flag``: with documents;
-    ``plain``: SGLang without Canopy, but with `canopy_cpu`, which it needs to serve on a CPU."""
+    """A server whose KV pool holds ``pool_prompts`` prompts of ``longest`` tokens.
+
+    ``documents``: with ``--canopy-documents``; ``plain``: SGLang without Canopy, but with `canopy_cpu`,
+    which it needs to serve on a CPU.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        arguments = cpu_arguments(args.model, kv_tokens=(longest + 512) * crowd, dtype="float32")
-        arguments += ["--canopy-documents", args.document_options] if flag else []
+        arguments = cpu_arguments(
+            args.model, kv_tokens=(longest + 512) * pool_prompts, dtype="float32"
+        )
+        arguments += ["--canopy-documents", args.document_options] if documents else []
         arguments += ["--chunked-prefill-size", "8192", "--context-length", "8192"]
         arguments += ["--mem-fraction-static", "0.6"]
         environment = {"OMP_NUM_THREADS": str(args.threads)}
@@ -236,23 +247,23 @@ Row = dict[str, Any]
 
 def ttft(tokenizer: Any, args: argparse.Namespace) -> Iterator[Row]:
     """Medians of alternating requests, by prompt length."""
-    with started(args, max(args.lengths)) as client:
+    with server_of(args, max(args.lengths)) as client:
         for tokens in args.lengths:
             lib = library(tokenizer, args, tokens)
-            client.learn(lib)
+            client.encode_documents(lib)
             pairs = client.pairs(lib, args.repeats)
             last = pairs[-1][2].report
             yield {
                 "tokens": len(pairs[-1][0].ids),
                 "chunks": lib.chunks,
-                "prefix_s": statistics.median(a.ttft_s for _, a, _ in pairs),
-                "reuse_s": statistics.median(b.ttft_s for _, _, b in pairs),
-                "speedup": statistics.median(a.ttft_s / b.ttft_s for _, a, b in pairs),
+                "prefix_s": statistics.median(a.seconds for _, a, _ in pairs),
+                "reuse_s": statistics.median(b.seconds for _, _, b in pairs),
+                "speedup": statistics.median(a.seconds / b.seconds for _, a, b in pairs),
                 **{key: last[key] for key in ("ratio", "recomputed", "computed")},
                 "reused_by_tier": {k: v for k, v in last.items() if k.startswith("reused_")},
                 "all": {
-                    "prefix_s": [a.ttft_s for _, a, _ in pairs],
-                    "reuse_s": [b.ttft_s for _, _, b in pairs],
+                    "prefix_s": [a.seconds for _, a, _ in pairs],
+                    "reuse_s": [b.seconds for _, _, b in pairs],
                     "prefix_cpu_s": [a.cpu_s for _, a, _ in pairs],
                     "reuse_cpu_s": [b.cpu_s for _, _, b in pairs],
                     "plan_ms": [b.report["plan_ms"] for _, _, b in pairs],
@@ -263,12 +274,15 @@ def ttft(tokenizer: Any, args: argparse.Namespace) -> Iterator[Row]:
 def turns(tokenizer: Any, args: argparse.Namespace) -> Iterator[Row]:
     """Conversations with documents and with "off", by length of the first prompt: seconds to the first
     token of each turn, of a retry, and of n samples."""
-    with started(args, 2 * max(args.lengths), crowd=3) as client:
+    with server_of(args, 2 * max(args.lengths), pool_prompts=3) as client:
         for tokens in args.lengths:
             lib = library(tokenizer, args, tokens)
-            client.learn(lib)
+            client.encode_documents(lib)
             for repeat in range(args.repeats):
-                drawn = [lib.prompt(2 * MORE), *(lib.prompt() for _ in range(1 + len(SAMPLES)))]
+                drawn = [
+                    lib.prompt(2 * TOOL_DOCUMENTS),
+                    *(lib.prompt() for _ in range(1 + len(SAMPLES))),
+                ]
                 sides = ("documents", "plain")
                 for side in sides if repeat % 2 == 0 else sides[::-1]:
                     client.flush()
@@ -285,25 +299,25 @@ def _conversation(client: Client, lib: Library, drawn: list[Prompt], plain: bool
     documents = [lib.documents[i] for i in drawn[0].documents]
     ids, bounds, answers = list(lib.system), [], []
     for turn in range(TURNS):
-        count = lib.chunks if turn == 0 else MORE if turn in (2, 4) else 0
+        count = lib.chunks if turn == 0 else TOOL_DOCUMENTS if turn in (2, 4) else 0
         for document in documents[:count]:
             bounds += [len(ids), len(ids) + len(document)]
             ids += document
         documents = documents[count:]
         ids += lib.questions[turn % len(lib.questions)]
         answers.append(client.ask(side(Prompt(list(ids), list(bounds)))))
-        ids += lib.questions[-1][:1] * ANSWER
+        ids += lib.questions[-1][:1] * ANSWER_TOKENS
     _, *again = (client.ask(side(drawn[1])) for _ in range(RETRIES + 1))
     row: Row = {
-        "ttft_s": [a.ttft_s for a in answers],
+        "ttft_s": [a.seconds for a in answers],
         "cpu_s": [a.cpu_s for a in answers],
         "cached": [a.cached for a in answers],
-        "prompt_tokens": len(ids) - ANSWER,
+        "prompt_tokens": len(ids) - ANSWER_TOKENS,
         "computed": [a.report.get("computed") for a in answers],
         "kept": [a.report.get("kept") for a in answers],
-        "retry_s": statistics.median(a.ttft_s for a in again),
+        "retry_s": statistics.median(a.seconds for a in again),
         "retry_cpu_s": statistics.median(a.cpu_s for a in again),
-        "retries_s": [a.ttft_s for a in again],
+        "retries_s": [a.seconds for a in again],
     }
     for n, prompt in zip(SAMPLES, drawn[2:]):
         row[f"n{n}_s"], row[f"n{n}_cpu_s"] = client.samples(side(prompt), n)
@@ -317,13 +331,13 @@ def load(tokenizer: Any, args: argparse.Namespace) -> Iterator[Row]:
     percentile misses the target (twice the prefix cache's time alone, unless given), or that leaves
     a queue behind: a slow overload would pass in a short window where the target is generous.
     """
-    with started(args, args.tokens, CROWD) as client:
+    with server_of(args, args.tokens, POOL_PROMPTS) as client:
         lib = library(tokenizer, args, args.tokens)
-        client.learn(lib)
+        client.encode_documents(lib)
         pairs = client.pairs(lib, args.repeats)
         alone = {
-            "prefix": statistics.median(a.ttft_s for _, a, _ in pairs),
-            "reuse": statistics.median(b.ttft_s for _, _, b in pairs),
+            "prefix": statistics.median(a.seconds for _, a, _ in pairs),
+            "reuse": statistics.median(b.seconds for _, _, b in pairs),
         }
         target, best = args.target or 2 * alone["prefix"], {"prefix": 0.0, "reuse": 0.0}
         yield {"tokens": len(pairs[-1][0].ids), "alone_s": alone, "target_s": target}
@@ -332,7 +346,7 @@ def load(tokenizer: Any, args: argparse.Namespace) -> Iterator[Row]:
                 client.flush()
                 row = {"side": side, **_at_rate(client, tokenizer, args, rate, side == "prefix")}
                 yield row
-                late = row["behind_s"] - alone[side] > BEHIND * row["window_s"]
+                late = row["behind_s"] - alone[side] > MAX_DRAIN_SHARE * row["window_s"]
                 if row["p90_s"] > target or late:
                     break
                 best[side] = rate
@@ -342,14 +356,15 @@ def load(tokenizer: Any, args: argparse.Namespace) -> Iterator[Row]:
 def _at_rate(
     client: Client, tokenizer: Any, args: argparse.Namespace, rate: float, plain: bool
 ) -> Row:
-    """Return the TTFT of every request that arrived, after all were answered."""
+    """Return a row of one rate: percentiles and every TTFT in s, and the seconds from the last arrival to
+    the last answer."""
     lib = library(tokenizer, args, args.tokens)
     lib.draw = random.Random(f"{args.seed} {rate}")
     draw, times = random.Random(f"{args.seed} arrivals {rate}"), []
     threads: list[threading.Thread] = []
 
     def send(prompt: Prompt) -> None:
-        times.append(client.ask(prompt, 2, stream=True).ttft_s)
+        times.append(client.ask(prompt, 2, stream=True).seconds)
 
     begun, at, last = time.perf_counter(), 0.0, 0.0
     while (at := at + draw.expovariate(rate)) < args.seconds or len(threads) < MIN_REQUESTS:
@@ -372,7 +387,7 @@ def exact(tokenizer: Any, args: argparse.Namespace) -> Iterator[Row]:
     prompts = [lib.prompt() for _ in range(args.prompts)]
 
     def run(send: Callable[[Prompt], Answer]) -> list[Answer]:
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with ThreadPoolExecutor(CONCURRENT_PROMPTS) as pool:
             return list(pool.map(send, prompts))
 
     def same(name: str, other: str) -> Row:
@@ -381,14 +396,16 @@ def exact(tokenizer: Any, args: argparse.Namespace) -> Iterator[Row]:
         return {"pair": [name, other], "same": count, "of": len(prompts), "fused": fused}
 
     n, answers = EXACT_TOKENS, {}
-    with started(args, args.tokens, 2 * AT_ONCE) as client:
-        client.learn(lib)
+    with server_of(args, args.tokens, 2 * CONCURRENT_PROMPTS) as client:
+        client.encode_documents(lib)
         answers["ratio 1"] = run(lambda p: client.ask(p, n, canopy_recompute_ratio=1.0))
         client.flush()
         answers["off"] = run(lambda p: client.ask(p.off(), n))
     yield same("ratio 1", "off")
     for name in filter(None, args.others.split(",")):
-        with started(args, args.tokens, 2 * AT_ONCE, False, name == "no Canopy") as other:
+        with server_of(
+            args, args.tokens, 2 * CONCURRENT_PROMPTS, False, name == "no Canopy"
+        ) as other:
             answers[name] = run(lambda p: other.ask(Prompt(p.ids, []), n))
         yield same("off", name)
 

@@ -29,12 +29,12 @@ Task = str
 
 
 def tasks() -> list[Task]:
-    """One."""
+    """Return the only task."""
     return ["plan"]
 
 
 def rows(task: Task) -> dict[str, Any]:
-    """Return a row for each configuration, and a row for the choice."""
+    """Return a row for each configuration, the choice, the baseline and the whole report."""
     report = planned()
     rows_by_name = {"the plan, chosen": clean(report["chosen"])}
     rows_by_name["the plan, baseline"] = clean(report["baseline"])
@@ -66,7 +66,7 @@ def planned() -> dict[str, Any]:
 
 
 def clean(value: Any) -> Any:
-    """Return the value without wall times."""
+    """Return the value without `seconds`, and with each `policy` written once per tier."""
     if isinstance(value, dict):
         cleaned: dict[str, Any] = {}
         for key, of in value.items():

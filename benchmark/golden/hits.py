@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paths import digest
-from real_traces import TRACES, read
+from real_traces import TRACES, first_requests
 
 from canopy_lab.sim.driver import SimResult, distinct_blocks, simulate
 from canopy_lab.sim.hindsight import hindsight_class, hindsight_names, make_hindsight
@@ -38,7 +38,7 @@ def tasks() -> list[Task]:
 def rows(task: Task) -> dict[str, Any]:
     """One row a policy. The tail is that beyond LRU's own 90th percentile."""
     name, size = task
-    trace = read(name)
+    trace = first_requests(name)
     blocks = max(1, round(size * distinct_blocks(trace)))
     threshold = simulate(trace, make_policy("lru"), blocks).uncached_tokens_p90
     future = Future(trace)

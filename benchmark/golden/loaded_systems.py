@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from paths import digest
-from real_traces import read
+from real_traces import first_requests
 
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system import SystemConfig, TierSpec, Workload, load_profile
@@ -80,7 +80,7 @@ def rows(task: Task) -> dict[str, Any]:
 @cache
 def requests(workload: str) -> Workload:
     """Its requests, as the simulator takes them."""
-    return Workload(CompactTrace(read(workload, REQUESTS[workload])), seed=0)
+    return Workload(CompactTrace(first_requests(workload, REQUESTS[workload])), seed=0)
 
 
 def figures(run: LoadRun) -> dict[str, Any]:

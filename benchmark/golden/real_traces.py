@@ -17,11 +17,10 @@ SESSIONS, WINDOW_S = 40, 3600.0
 
 
 @cache
-def read(name: str, requests: int = REQUESTS) -> list[TraceRequest]:
+def first_requests(name: str, requests: int = REQUESTS) -> list[TraceRequest]:
     """The first ``requests`` of ``conversation``, ``synthetic`` or ``agentic``."""
     if name == "agentic":
         archive = data() / "agentic_coding" / "traces_500.tar.xz"
-        made = overlay(archive, SESSIONS, WINDOW_S, 0)
-        return list(islice(made, requests))
+        return list(islice(overlay(archive, SESSIONS, WINDOW_S, 0), requests))
     files = {"conversation": "conversation_first60.jsonl", "synthetic": "synthetic_trace.jsonl"}
     return list(islice(open_trace(data() / "mooncake" / files[name], "mooncake"), requests))

@@ -35,7 +35,7 @@ Task = str
 
 
 def tasks() -> list[Task]:
-    """A server each, one after the other."""
+    """Return the tasks: one server per policy."""
     return list(POLICIES)
 
 
@@ -43,9 +43,9 @@ def rows(task: Task) -> dict[str, Any]:
     """Return each request's cached tokens, and a digest of the texts."""
     with tempfile.TemporaryDirectory() as folder:
         port, log = free_port(), Path(folder) / "server.log"
-        given = cpu_arguments(model(), kv_tokens=KV_TOKENS, dtype="float32")
-        given += ["--radix-eviction", task, *WA_CONFIG]
-        with serving(given, log=log, port=port, deadline_s=READY_S, patience_s=0.0) as server:
+        arguments = cpu_arguments(model(), kv_tokens=KV_TOKENS, dtype="float32")
+        arguments += ["--radix-eviction", task, *WA_CONFIG]
+        with serving(arguments, log=log, port=port, deadline_s=READY_S, patience_s=0.0) as server:
             answers = [send(server.url, body) for body in replay()]
     return {
         f"served, {task}": {
@@ -61,33 +61,39 @@ def rows(task: Task) -> dict[str, Any]:
 def replay() -> list[dict[str, Any]]:
     """Chat bodies, in order."""
     draw = random.Random(29)
-    talks: dict[int, list[dict[str, str]]] = {}
+    conversations: dict[int, list[dict[str, str]]] = {}
     bodies = []
     for _ in range(REQUESTS):
         if draw.random() < QUESTIONS:
             messages = [{"role": "user", "content": words(draw, 100, 160)}]
             bodies.append(body(messages, canopy_category="rag"))
             continue
-        who = draw.randrange(AGENTS)
-        messages = talks.setdefault(who, [{"role": "system", "content": f"You are agent {who}."}])
+        agent = draw.randrange(AGENTS)
+        system = {"role": "system", "content": f"You are agent {agent}."}
+        messages = conversations.setdefault(agent, [system])
         messages.append({"role": "user", "content": words(draw, 15, 50)})
         turn = len(messages) // 2
         over = turn == TURNS
-        says: dict[str, Any] = {}  # the others' turn and category are inferred
-        if who % 2:
-            says = {"canopy_category": "agent", "canopy_conversation": f"c{who}"}
-            says |= {"canopy_turn": turn} | ({"canopy_over": True} if over else {})
-        bodies.append(body(messages, **says))
+        hints: dict[str, Any] = {}  # the others' turn and category are inferred
+        if agent % 2:
+            hints = {"canopy_category": "agent", "canopy_conversation": f"c{agent}"}
+            hints |= {"canopy_turn": turn} | ({"canopy_over": True} if over else {})
+        bodies.append(body(messages, **hints))
         messages.append({"role": "assistant", "content": draw.choice(WORDS)})
         if over:
-            del talks[who]
+            del conversations[agent]
     return bodies
 
 
-def body(messages: list[dict[str, str]], **says: Any) -> dict[str, Any]:
+def body(messages: list[dict[str, str]], **hints: Any) -> dict[str, Any]:
     """Return the body of a request."""
-    made = {"model": "m", "messages": list(messages), "max_tokens": ANSWER_TOKENS, "temperature": 0}
-    return made | ({"custom_params": says} if says else {})
+    fields = {
+        "model": "m",
+        "messages": list(messages),
+        "max_tokens": ANSWER_TOKENS,
+        "temperature": 0,
+    }
+    return fields | ({"custom_params": hints} if hints else {})
 
 
 def words(draw: random.Random, least: int, most: int) -> str:

@@ -1,4 +1,4 @@
-"""Timing on a device, its measured ceilings, and times against the floors that these set."""
+"""Timing on a device, its measured peaks, and times against the floors that these set."""
 
 # ruff: noqa: F821 - every closure here runs before its variables are deleted
 from __future__ import annotations
@@ -18,9 +18,9 @@ class Cost:
     flops: float
     bytes: float
 
-    def seconds(self, top: dict) -> float:
+    def seconds(self, peak: dict) -> float:
         """Return the roofline time under measured ``flop_per_second`` and ``bytes_per_second``."""
-        return max(self.flops / top["flop_per_second"], self.bytes / top["bytes_per_second"])
+        return max(self.flops / peak["flop_per_second"], self.bytes / peak["bytes_per_second"])
 
 
 class Bench:
@@ -51,7 +51,7 @@ class Bench:
         return torch.randn(*size, device=self.device, dtype=torch.float32).to(dtype)
 
 
-def ceilings(b: Bench) -> dict:
+def measure_peaks(b: Bench) -> dict:
     """Bytes/s of a large copy (read plus write) and FLOP/s of a large bf16 product."""
     n = 1 << (16 if b.smoke else 29)
     x = b.random(n)

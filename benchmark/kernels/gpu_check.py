@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from device_timing import Bench, Cost, ceilings, compare_to_peak, table
+from device_timing import Bench, Cost, compare_to_peak, measure_peaks, table
 
 sys.path.append(str(Path(__file__).parents[1] / "documents"))
 from comparators.weights import random_model
@@ -89,7 +89,7 @@ def _one_case(
     }
 
 
-def attention_times(b: Bench, top: dict, lengths: list[int], ratios: list[float]) -> list[dict]:
+def attention_times(b: Bench, peak: dict, lengths: list[int], ratios: list[float]) -> list[dict]:
     """Time the sparse prefill of an 8B-shaped layer, masked SDPA, and dense causal prefill by SDPA and
     FlashInfer."""
     heads, kv_heads, dim = 32, 8, 128
@@ -99,31 +99,31 @@ def attention_times(b: Bench, top: dict, lengths: list[int], ratios: list[float]
         keys = [x[:, 0].transpose(0, 1)[None] for x in (k, v)]
         slots = torch.arange(n, device=b.device)
 
-        def floor(positions: torch.Tensor) -> Cost:
+        def minimum_cost(positions: torch.Tensor) -> Cost:
             moved = 4.0 * dim * (len(positions) * heads + n * kv_heads)  # two bytes a number
             return Cost(4.0 * heads * dim * float((positions + 1).sum()), moved)
 
         full = b.random(n, heads, dim)
-        causal = floor(torch.arange(n))
+        causal = minimum_cost(torch.arange(n))
         dense = compare_to_peak(
             "dense_sdpa",
             b.time(lambda: F.scaled_dot_product_attention(full.transpose(0, 1)[None], *keys, is_causal=True, enable_gqa=True), 3),
             causal,
-            top,
+            peak,
         )  # fmt: skip
         if importlib.util.find_spec("flashinfer") and not b.smoke:
             import flashinfer
 
             prefill = flashinfer.single_prefill_with_kv_cache
             seconds = b.time(lambda: prefill(full, k[:, 0], v[:, 0], causal=True), 3)
-            dense |= compare_to_peak("dense_flashinfer", seconds, causal, top)
+            dense |= compare_to_peak("dense_flashinfer", seconds, causal, peak)
         for ratio in ratios:
             host = torch.randperm(n)[: int(n * ratio)].sort()[0]
             rows = attention.Rows.single(host.to(b.device), slots)
             q = b.random(len(host), heads, dim)
             seconds = b.time(lambda: attention.sparse_prefill_triton(q, k, v, rows, scale))
             row = {"tokens": n, "ratio": ratio}
-            row |= compare_to_peak("triton", seconds, floor(host), top)
+            row |= compare_to_peak("triton", seconds, minimum_cost(host), peak)
             if len(host) * n <= 2e8:  # a dense mask of queries x keys
                 mask = torch.arange(n, device=b.device) <= rows.positions[:, None]
                 query = q.transpose(0, 1)[None]
@@ -137,7 +137,7 @@ def attention_times(b: Bench, top: dict, lengths: list[int], ratios: list[float]
     return results
 
 
-def movers(b: Bench, top: dict, lengths: list[int]) -> list[dict]:
+def movers(b: Bench, peak: dict, lengths: list[int]) -> list[dict]:
     """rope_scatter and energy of one 8B-shaped layer against their bytes."""
     rows, (heads, dim) = [], (8, 128)
     for n in lengths:
@@ -150,7 +150,7 @@ def movers(b: Bench, top: dict, lengths: list[int]) -> list[dict]:
         keys, values = ([x[c] for c in cut] for x in raw)
         inside = torch.cat([torch.arange(len(k), device=b.device) for k in keys])
         # K and V read and written once; angles, positions, slots and row numbers read once a token.
-        floor = Cost(3.0 * heads * dim * n, n * (4.0 * heads * dim * 2 + dim * 4 + 3 * 8))
+        minimum_cost = Cost(3.0 * heads * dim * n, n * (4.0 * heads * dim * 2 + dim * 4 + 3 * 8))
         ways = {
             "rope_scatter": lambda: rope_scatter.one_layer(
                 keys, values, [len(k) for k in keys], inside, at, slots, cos_sin, *pools
@@ -163,12 +163,12 @@ def movers(b: Bench, top: dict, lengths: list[int]) -> list[dict]:
         ways["energy (4 layers)"] = lambda: lowpass.energy_triton(x, x)
         least = Cost(4.0 * x.numel(), 2.0 * x.nbytes)
         for name, work in ways.items():
-            minimum = least if name.startswith("energy") else floor
+            minimum = least if name.startswith("energy") else minimum_cost
             rows.append(
                 {
                     "tokens": n,
                     "kernel": name,
-                    **compare_to_peak("kernel", b.time(work), minimum, top),
+                    **compare_to_peak("kernel", b.time(work), minimum, peak),
                 }
             )
     return rows
@@ -218,14 +218,12 @@ def end_to_end(b: Bench, lengths: list[int], ratio: float) -> list[dict]:
             row[f"device_{name}_s"] = wall(lambda: fused_prefill(model, here, cache, choose, ratio))
             row[f"host_{name}_s"] = wall(lambda: fused_prefill(model, away, cache, choose, ratio))
         for name in ("frequency", "question"):
-            row.update(
-                compared(row["full_s"], row[f"device_{name}_s"], row[f"host_{name}_s"], name)
-            )
+            row.update(compare(row["full_s"], row[f"device_{name}_s"], row[f"host_{name}_s"], name))
         rows.append(row)
     return rows
 
 
-def compared(full: float, device: float, host: float, name: str) -> dict:
+def compare(full: float, device: float, host: float, name: str) -> dict:
     """Return the speedups over full prefill, with chunks on the device and on the host, and their ratio."""
     return {
         f"{name}_speedup_device": full / device,
@@ -343,8 +341,8 @@ def main() -> int:
         if args.json:
             args.json.write_text(json.dumps(report, indent=1))
 
-    section("ceilings", lambda: ceilings(b))
-    top = (
+    section("ceilings", lambda: measure_peaks(b))
+    peak = (
         report["ceilings"]
         if isinstance(report["ceilings"], dict)
         else {"bytes_per_second": 1e12, "flop_per_second": 1e14}
@@ -352,8 +350,8 @@ def main() -> int:
     section("correctness", lambda: correctness(b))
     lengths = [128] if args.smoke else [4096, 16384] if args.quick else [4096, 16384, 65536]
     ratios = [0.15] if args.smoke else [0.05, 0.15, 0.5]
-    section("attention", lambda: attention_times(b, top, lengths, ratios))
-    section("movers", lambda: movers(b, top, lengths))
+    section("attention", lambda: attention_times(b, peak, lengths, ratios))
+    section("movers", lambda: movers(b, peak, lengths))
     section("index", lambda: index_time(b))
     e2e = [150] if args.smoke else [8192] if args.quick else [8192, 32768]
     section("end_to_end", lambda: end_to_end(b, e2e, 0.15))

@@ -37,7 +37,7 @@ def figures(slices: Slices) -> dict[str, float]:
     return values
 
 
-def compared(base: Slices, other: Slices, seed: int) -> dict[str, tuple[float, float, float]]:
+def compare(base: Slices, other: Slices, seed: int) -> dict[str, tuple[float, float, float]]:
     """Change of each figure and its 95 % interval, over slices drawn with replacement. Ratios
     minus one; for hits, the difference."""
     draw = random.Random(seed)

@@ -30,7 +30,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from paired import Result, compared, figures
+from paired import Result, compare, figures
 from slices import balanced, due_times, rate_of, turn
 
 from canopy_lab.trace import open_trace
@@ -246,7 +246,7 @@ def run_load(
         "activated": {arm.name: arm.activated for arm in arms if arm.activated is not None},
         "whatif": {arm.name: arm.whatif for arm in arms if arm.whatif},
         "figures": {arm.name: figures(arm.slices) for arm in arms},
-        "changes": {arm.name: compared(base.slices, arm.slices, 1) for arm in arms[1:]},
+        "changes": {arm.name: compare(base.slices, arm.slices, 1) for arm in arms[1:]},
         "rows": {
             arm.name: [
                 [[round(r["ttft_s"], 4), r["prompt_tokens"]] for r in part] for part in arm.slices

@@ -2,10 +2,10 @@
 
     PYTHONPATH=test python benchmark/latency/thread_time.py --seconds 60
 
-A model of one layer and one head serves ``TALKS`` conversations whose KV is on the device: a prompt adds one
-token to the prompt before it, because no CPU computes a million tokens a second. So the shares include hashing,
-matching, learning, meter and admission at that length, and no eviction. Open loop. Writes
-results/long_prompts.json. Goals: 2 % of the thread's time, 50 ms a call.
+A model of one layer and one head serves conversations whose KV is on the device: a prompt repeats the
+previous one and adds one token, so the device computes almost nothing; the shares are therefore of hashing,
+matching, learning, meter and admission, without eviction. Open loop. Writes results/long_prompts.json. Goals:
+2 % of the thread's time, 50 ms a call.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tiny_model import write_tiny_model  # noqa: E402
 
 MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
 RESULTS = Path(__file__).parent / "results" / "long_prompts.json"
-PAGE, TALKS, RATE, BLOCKS = 64, 8, 20, (500, 1000)
+PAGE, CONVERSATIONS, RATE, BLOCKS = 64, 8, 20, (500, 1000)
 ARMS = {
     "wa": ("--radix-eviction", "wa"),
     "wa, order and gate": (
@@ -51,11 +51,11 @@ def ask(url: str, prompt: list[int]) -> int:
 
 def run(name: str, seconds: int, folder: Path) -> dict[str, Any]:
     draw = random.Random(1)
-    talks = [
+    conversations = [
         [draw.randrange(1000, 40000) for _ in range(PAGE * draw.randint(*BLOCKS) + 1)]
-        for _ in range(TALKS)
+        for _ in range(CONVERSATIONS)
     ]
-    tokens = 2 * TALKS * PAGE * BLOCKS[1]
+    tokens = 2 * CONVERSATIONS * PAGE * BLOCKS[1]
     arguments = cpu_arguments(folder / "model", kv_tokens=tokens, dtype="float32")
     arguments += ["--load-format", "dummy", "--page-size", str(PAGE), *ARMS[name]]
     arguments += [
@@ -69,17 +69,18 @@ def run(name: str, seconds: int, folder: Path) -> dict[str, Any]:
         arguments, log=folder / "server.log", port=free_port(), environment=longer,
         start=clocked(clocks),
     ) as server:  # fmt: skip
-        for talk in talks:
-            ask(server.url, talk)
+        for conversation in conversations:
+            ask(server.url, conversation)
         time.sleep(1.5)  # the scheduler writes its clocks once a second
         before, begin = json.loads(clocks.read_text()), time.monotonic()
-        with concurrent.futures.ThreadPoolExecutor(TALKS) as pool:
+        with concurrent.futures.ThreadPoolExecutor(CONVERSATIONS) as pool:
             answers = []
             for number in range(RATE * seconds):
                 time.sleep(max(0.0, begin + number / RATE - time.monotonic()))
-                talk = talks[number % TALKS]
-                talk.append(draw.randrange(1000, 40000))
-                answers.append((len(talk), pool.submit(ask, server.url, list(talk))))
+                conversation = conversations[number % CONVERSATIONS]
+                conversation.append(draw.randrange(1000, 40000))
+                answer = pool.submit(ask, server.url, list(conversation))
+                answers.append((len(conversation), answer))
             cached = sum(answer.result() for _, answer in answers)
         took = time.monotonic() - begin
         time.sleep(1.5)

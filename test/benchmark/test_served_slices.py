@@ -84,7 +84,7 @@ def rows(*ttft: float, cached: int = 0) -> list[dict[str, Any]]:
 def test_equal_arms_show_no_difference() -> None:
     draw = random.Random(1)
     base = [rows(*(draw.random() for _ in range(5))) for _ in range(6)]
-    for value, low, high in paired.compared(base, base, seed=1).values():
+    for value, low, high in paired.compare(base, base, seed=1).values():
         assert value == low == high == 0.0
 
 
@@ -92,7 +92,7 @@ def test_the_interval_is_paired() -> None:
     """Slices differ a hundredfold, the arms by exactly a tenth: the interval has no width."""
     base = [rows(s, 2 * s) for s in (0.1, 1.0, 10.0)]
     other = [rows(0.9 * s, 1.8 * s) for s in (0.1, 1.0, 10.0)]
-    value, low, high = paired.compared(base, other, seed=1)["mean"]
+    value, low, high = paired.compare(base, other, seed=1)["mean"]
     assert (value, low, high) == pytest.approx((-0.1, -0.1, -0.1))
 
 
@@ -101,7 +101,7 @@ def test_the_interval_is_that_of_a_mean_of_slices() -> None:
     draw = random.Random(5)
     base = [rows(1.0) for _ in range(40)]
     changes = [draw.gauss(0.0, 0.2) for _ in range(40)]
-    value, low, high = paired.compared(base, [rows(1.0 + c) for c in changes], seed=2)["mean"]
+    value, low, high = paired.compare(base, [rows(1.0 + c) for c in changes], seed=2)["mean"]
     error = statistics.stdev(changes) / 40**0.5
     assert value == pytest.approx(statistics.fmean(changes))
     assert (high - low) / 2 == pytest.approx(1.96 * error, rel=0.12)
@@ -110,7 +110,7 @@ def test_the_interval_is_that_of_a_mean_of_slices() -> None:
 def test_hits_differ_in_points() -> None:
     base = [rows(1.0, cached=2), rows(1.0, cached=2)]
     other = [rows(1.0, cached=5), rows(1.0, cached=5)]
-    found = paired.compared(base, other, seed=1)
+    found = paired.compare(base, other, seed=1)
     assert found["hits"] == pytest.approx((0.3, 0.3, 0.3))
     assert found["max"][0] == 0.0
 

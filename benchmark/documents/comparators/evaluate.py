@@ -14,7 +14,16 @@ from canopy_documents.fuse.encode import Encoder
 from canopy_documents.quality import tasks
 from canopy_documents.quality.answers import Case, holds, tokenise
 from comparators import SELECTORS, make_selector, questions
-from comparators.quality import FORCED, Reference, encode_case, f1, mean_se, measure, refer, rouge_l
+from comparators.quality import (
+    FORCED,
+    Reference,
+    encode_case,
+    f1,
+    mean_se,
+    measure,
+    reference_of,
+    rouge_l,
+)
 from comparators.weights import load
 from sglang_canopy.errors import CanopyError
 
@@ -43,10 +52,10 @@ class EvaluationPlan:
 def evaluate(
     plan: EvaluationPlan,
     progress: bool = False,
-    so_far: Callable[[dict[str, Any]], None] | None = None,
+    on_example: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Run a plan. Returns ``rows`` (one a selector, encoding and ratio), ``tasks`` (the same by
-    task), ``examples`` (every measurement) and the plan. ``so_far`` gets the same after each
+    task), ``examples`` (every measurement) and the plan. ``on_example`` gets the same after each
     example, so that a long run can be stopped.
 
     Row fields: selector, encode, ratio, n, kl (nats a token), kl_se, top1, retained (of the
@@ -58,7 +67,7 @@ def evaluate(
     names = tuple(SELECTORS) if plan.selectors == ("all",) else plan.selectors
     for name in names:
         make_selector(name)
-    examples = questions.read(plan.data, plan.limit) if plan.data else []
+    examples = questions.read_examples(plan.data, plan.limit) if plan.data else []
     filler = questions.filler_from(examples) if examples else tasks.default_filler()
     examples += tasks.synthetic(plan.tasks, plan.task_count, filler, plan.chunks, plan.seed)
     if not examples:
@@ -71,9 +80,9 @@ def evaluate(
     encoders: dict[tuple[int, ...], Encoder] = {}  # the text before the documents is computed once
     for example in tqdm(examples, unit="example", disable=not progress):
         case = tokenise(tokenizer, example, plan.chunks, plan.chunk_tokens)
-        measured += _one(plan, names, model, tokenizer, case, encoders)
-        if so_far is not None:
-            so_far(_report(plan, names, measured))
+        measured += _measure_example(plan, names, model, tokenizer, case, encoders)
+        if on_example is not None:
+            on_example(_report(plan, names, measured))
     return _report(plan, names, measured)
 
 
@@ -92,7 +101,7 @@ def _report(
     return {"rows": rows, "tasks": by_task, "examples": measured, "plan": settings}
 
 
-def _one(
+def _measure_example(
     plan: EvaluationPlan,
     names: tuple[str, ...],
     model: Any,
@@ -101,7 +110,7 @@ def _one(
     encoders: dict[tuple[int, ...], Encoder],
 ) -> list[dict[str, Any]]:
     """Run every variant on one example. Selectors differ only at ratios above 0 and below 1."""
-    reference: Reference = refer(model, tokenizer, case, plan.answer_tokens)
+    reference: Reference = reference_of(model, tokenizer, case, plan.answer_tokens)
     right = holds(reference.text, case.answers)
     measured = []
     for how in plan.encodings:
@@ -113,8 +122,8 @@ def _one(
                     result = shared
                 else:
                     text_too = plan.text and bool(case.answers)
-                    given = (model, tokenizer, case, reference, chunks, name, ratio, text_too)
-                    result = measure(*given, plan.answer_tokens)
+                    arguments = (model, tokenizer, case, reference, chunks, name, ratio, text_too)
+                    result = measure(*arguments, plan.answer_tokens)
                 shared = result
                 text = result["text"]
                 measured.append(

@@ -42,7 +42,9 @@ class Reference:
     ttft_s: float
 
 
-def refer(model: Model, tokenizer: Any, case: Case, answer_tokens: int = FORCED) -> Reference:
+def reference_of(
+    model: Model, tokenizer: Any, case: Case, answer_tokens: int = FORCED
+) -> Reference:
     """Return full recompute of the prompt, its greedy continuation, and its text of ``answer_tokens``."""
     ids = torch.tensor(case.ids, device=model.device)
     cache = dense_cache(model, ids.numel() + max(FORCED, answer_tokens))

@@ -11,7 +11,7 @@ from canopy_documents.quality.tasks import Example
 from sglang_canopy.errors import CanopyError
 
 
-def read(path: str | Path, limit: int | None = None) -> list[Example]:
+def read_examples(path: str | Path, limit: int | None = None) -> list[Example]:
     """Examples of a file: a JSON list or JSON lines.
 
     MuSiQue-style (``ctxs``, ``question``, ``answers``), HotpotQA-style (``context``,

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from comparators.questions import read
+from comparators.questions import read_examples
 
 from canopy_documents.quality.answers import normalise
 from canopy_documents.quality.tasks import Example
@@ -27,7 +27,7 @@ def questions(data: Path, name: str, count: int) -> list[Example]:
     path = data / "rag" / f"{name}_100.json"
     pick = {"musique": _musique, "hotpotqa": _hotpotqa}[name]
     items = json.loads(path.read_text(encoding="utf-8"))
-    examples = [pick(item, example) for item, example in zip(items, read(path))]
+    examples = [pick(item, example) for item, example in zip(items, read_examples(path))]
     return [example for example in examples if example is not None][:count]
 
 

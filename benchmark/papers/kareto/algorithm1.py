@@ -3,7 +3,7 @@
 Section 4.2. The second variable is a TTL in the listing and the disk's size in the evaluation
 (section 5.3.1); here it is either. The thresholds have no values in the text; ours are
 shares of the range of what has been evaluated. The listing has no least distance between two
-points, without which a cliff is halved for ever: ``STEP_LEAST`` is ours.
+points, without which a cliff is halved for ever: ``MIN_STEP`` is ours.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ Point = tuple[float, float]
 """DRAM in GiB, and the disk's GiB or the TTL on it in seconds."""
 Row = dict[str, Any]
 
+THROUGHPUT = "throughput_tokens_per_s"
 EXPAND = 0.02
 REFINE = 0.05
 COST = 0.005
-STEP_LEAST: Point = (128.0, 150.0)
+MIN_STEP: Point = (128.0, 150.0)
 
 
 def adaptive_pareto_exploration(
     evaluate: Callable[[Point], Row],
     dram: tuple[float, float, float],
     second: tuple[float, float, float],
-    dram_most: float,
+    max_dram: float,
 ) -> dict[Point, Row]:
     """``dram`` and ``second``: from, to and step of the coarse grid. Returns every point evaluated.
 
@@ -43,25 +44,25 @@ def adaptive_pareto_exploration(
             if point not in rows:
                 rows[point] = evaluate(point)
         wanted = []
-        latency, speed, price = (
-            _range(rows, key) for key in ("mean_ttft_s", "throughput_tokens_per_s", "cost")
+        latency_range, throughput_range, price_range = (
+            _range(rows, key) for key in ("mean_ttft_s", THROUGHPUT, "cost")
         )
         below = (top - dram[2], columns[0])
         last = (top, columns[0])
-        more = top + dram[2] <= dram_most and below in rows
-        if more and rows[below]["mean_ttft_s"] - rows[last]["mean_ttft_s"] > EXPAND * latency:
+        more = top + dram[2] <= max_dram and below in rows
+        if more and rows[below]["mean_ttft_s"] - rows[last]["mean_ttft_s"] > EXPAND * latency_range:
             top += dram[2]
             wanted += [(top, t) for t in columns]
         for point, other in _neighbours(rows):
             a, b = rows[point], rows[other]
-            moved = (
-                abs(a["mean_ttft_s"] - b["mean_ttft_s"]) / latency > REFINE
-                or abs(a["throughput_tokens_per_s"] - b["throughput_tokens_per_s"]) / speed > REFINE
+            differences = (
+                abs(a["mean_ttft_s"] - b["mean_ttft_s"]) / latency_range,
+                abs(a[THROUGHPUT] - b[THROUGHPUT]) / throughput_range,
             )
-            if not moved or abs(a["cost"] - b["cost"]) / price <= COST:
+            if max(differences) <= REFINE or abs(a["cost"] - b["cost"]) / price_range <= COST:
                 continue
             middle = ((point[0] + other[0]) / 2, (point[1] + other[1]) / 2)
-            if all(x == y or abs(x - y) / 2 >= s for x, y, s in zip(point, other, STEP_LEAST)):
+            if all(x == y or abs(x - y) / 2 >= s for x, y, s in zip(point, other, MIN_STEP)):
                 wanted.append(middle)
         wanted = [p for p in dict.fromkeys(wanted) if p not in rows]
     return rows

@@ -23,7 +23,7 @@ from canopy_lab.group_ttl.paths import Paths, PathSegments, segments_of
 from sglang_canopy.ttl.table import TRACE_HASH, Group, TTLTable
 
 POINTS = 256
-"""Of each curve, at quantiles of its intervals."""
+"""Points of a curve, at quantiles of its intervals."""
 PERTURBATION = 0.3
 """Standard deviation of a perturbed start's logarithm; the text gives none."""
 UNIT_S, LONGEST_S = 60.0, 1e5

@@ -155,8 +155,8 @@ def test_an_answer_may_be_longer_than_the_measured_tokens(model_dir, musique):
     model, tokenizer = load(model_dir), AutoTokenizer.from_pretrained(model_dir)
     case = tokenise(tokenizer, questions.read(musique, 1)[0], 3, 24)
     tokenizer = SimpleNamespace(eos_token_id=None, decode=lambda ids: " ".join(map(str, ids)))
-    short = quality.refer(model, tokenizer, case)
-    reference = quality.refer(model, tokenizer, case, answer_tokens=40)
+    short = quality.reference_of(model, tokenizer, case)
+    reference = quality.reference_of(model, tokenizer, case, answer_tokens=40)
     assert torch.allclose(reference.logprobs, short.logprobs, atol=1e-5)
     assert reference.tokens == short.tokens
     assert len(reference.text.split()) == 40

@@ -277,7 +277,7 @@ def test_a_check_that_fails_is_counted_and_the_next_one_runs(engine, ids, monkey
 @pytest.mark.timeout(1500)
 def test_shuffled_kv_of_real_text_is_acted_on_and_clean_text_is_not(smollm2, data_dir, monkeypatch):
     """Three documents of HotpotQA a prompt, in any order; the server's own settings."""
-    from comparators.questions import read
+    from comparators.questions import read_examples
     from comparators.weights import load
     from transformers import AutoTokenizer
 
@@ -287,7 +287,7 @@ def test_shuffled_kv_of_real_text_is_acted_on_and_clean_text_is_not(smollm2, dat
     model, tokenizer = load(smollm2), AutoTokenizer.from_pretrained(smollm2)
     monkeypatch.setattr(engines.model_view, "served_model", lambda *_: model)
     engine = DocumentEngine(bare_runner(), Options(memory_mb=512))
-    draw, found = random.Random(5), read(data, 8)
+    draw, found = random.Random(5), read_examples(data, 8)
     tokens = [tokenizer.encode(e.documents[i])[:70] for e in found for i in range(2)]
     system = tokenizer.encode("Answer from the documents that follow.\n\n")
 
