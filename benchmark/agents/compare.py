@@ -125,14 +125,18 @@ def summary(run: Run, wall_s: float) -> dict[str, Any]:
     """Return what a user and an operator of a run notice."""
     agents = [row for row in run.rows if row["who"] == "agent"]
     sessions = sum(row["turn"] == run.sizes.turns - 1 for row in agents)
+    people = [row for row in run.rows if row["who"] == "person"]
+    all_s = max(wall_s, *(row["end_s"] for row in run.rows))
     prompt, cached = (sum(row[key] for row in run.rows) for key in ("prompt_tokens", "cached_tokens"))  # fmt: skip
     return {
         "wall_s": round(wall_s, 1),
         "sessions_per_hour": round(3600 * sessions / wall_s),
         "turns_per_s": round(len(agents) / wall_s, 2),
+        "all_turns_per_s": round(len(run.rows) / all_s, 2),
+        "people_turns": len(people),
         "first_ttft_s": spread([row["ttft_s"] for row in agents if row["turn"] == 0]),
         "later_ttft_s": spread([row["ttft_s"] for row in agents if row["turn"]]),
-        "people_ttft_s": spread([row["ttft_s"] for row in run.rows if row["who"] == "person"]),
+        "people_ttft_s": spread([row["ttft_s"] for row in people]),
         "prompt_tokens": prompt,
         "hit_percent": round(100 * cached / prompt, 1),
         "turns": len(agents),
@@ -156,7 +160,7 @@ def _rounded(values: Mapping[str, float]) -> dict[str, float]:
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the rows' medians in Markdown: all arms in a line, then a table for each regime."""
     regimes = list(dict.fromkeys(row["regime"] for row in rows))
-    shown = ("wall_s",), ("turns_per_s",), ("later_ttft_s", "mean"), ("cpu_s", "scheduler")
+    shown = ("wall_s",), ("all_turns_per_s",), ("later_ttft_s", "mean"), ("cpu_s", "scheduler")
     lines = ["# Agents over HTTP", "", "Made by `compare.py`; medians of the runs.", ""]
     arms = [arm for arm in ARMS if any(row["arm"] == arm for row in rows)]
     lines += [f"| | {' | '.join(arms)} |", "|---|" + "---:|" * len(arms)]
@@ -168,9 +172,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         mine = [row for row in rows if row["regime"] == regime]
         sizes = ", ".join(f"{key}: {value}" for key, value in mine[0]["sizes"].items())
         lines += ["", f"## {regime}", "", sizes, ""]
-        lines += ["| arm | runs | all answered after, s | sessions/h | turns/s | first turns' TTFT, mean, s | P99 | later turns' | P99 | people's | P99 | scheduler's CPU, s | tokens hit, % |"]  # fmt: skip
-        lines += ["|---|" + "---:|" * 12]
-        paths = [(name,) for name in ("wall_s", "sessions_per_hour", "turns_per_s")]
+        lines += ["| arm | runs | all answered after, s | sessions/h | turns/s | with people's | first turns' TTFT, mean, s | P99 | later turns' | P99 | people's | P99 | scheduler's CPU, s | tokens hit, % |"]  # fmt: skip
+        lines += ["|---|" + "---:|" * 13]
+        paths = [(name,) for name in ("wall_s", "sessions_per_hour", "turns_per_s", "all_turns_per_s")]
         paths += [(f"{who}_ttft_s", x) for who in ("first", "later", "people") for x in ("mean", "p99")]  # fmt: skip
         paths += [("cpu_s", "scheduler"), ("hit_percent",)]
         for arm in dict.fromkeys(row["arm"] for row in mine):
@@ -181,11 +185,11 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def median(runs: Sequence[Any], *path: str) -> str:
-    """Return the median of a value in each run, ``-`` if there is none."""
+    """Return the median of a value in each run that has it, ``-`` if none has."""
     values = []
     for value in runs:
         for key in path:
-            value = None if value is None else value[key]
+            value = None if value is None else value.get(key)
         values += [] if value is None else [value]
     return f"{statistics.median(values):g}" if values else "-"
 
