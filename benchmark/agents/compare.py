@@ -174,7 +174,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         lines += ["", f"## {regime}", "", sizes, ""]
         lines += ["| arm | runs | all answered after, s | sessions/h | turns/s | with people's | first turns' TTFT, mean, s | P99 | later turns' | P99 | people's | P99 | scheduler's CPU, s | tokens hit, % |"]  # fmt: skip
         lines += ["|---|" + "---:|" * 13]
-        paths = [(name,) for name in ("wall_s", "sessions_per_hour", "turns_per_s", "all_turns_per_s")]
+        paths = [
+            (name,) for name in ("wall_s", "sessions_per_hour", "turns_per_s", "all_turns_per_s")
+        ]
         paths += [(f"{who}_ttft_s", x) for who in ("first", "later", "people") for x in ("mean", "p99")]  # fmt: skip
         paths += [("cpu_s", "scheduler"), ("hit_percent",)]
         for arm in dict.fromkeys(row["arm"] for row in mine):
