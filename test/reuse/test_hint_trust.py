@@ -18,13 +18,13 @@ from support.tiny_traces import ask
 from support.trace_samples import mooncake
 
 
-def told(records, tenant, tips, accuracy, continues=0.4, seed=0):
+def told(records, tenant, tips, accuracy, seed=0):
     """``tips`` finished requests of ``tenant``, whose hints are right with that probability."""
     draw = random.Random(seed)
     category = ReuseModel().categories.get(ROOT)
     for at in range(tips):
         tip = Tip(float(at), category, tenant)
-        goes_on = draw.random() < continues
+        goes_on = draw.random() < 0.4
         right = draw.random() < accuracy
         records.note_tip(tip, over=goes_on != right)
         if goes_on:

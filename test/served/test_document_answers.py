@@ -127,10 +127,10 @@ def test_bad_bounds_get_400_and_the_server_continues(client, bounds, stream) -> 
     body = {"sampling_params": params, "stream": stream}
     code, text = client.send("/generate", {"input_ids": tokens(200, 1), **body})
     assert code == 400
-    assert "canopy_documents" in text
+    assert "canopy_document_bounds" in text
     code, text = client.send("/generate", {"text": "Bounds count tokens.", **body})
     assert code == 400
-    assert "canopy_documents" in text
+    assert "canopy_document_bounds" in text
     assert client.generate(tokens(10, 2), 1)["output_ids"]
 
 

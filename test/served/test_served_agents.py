@@ -80,6 +80,8 @@ def test_without_a_parser_the_reason_is_stated(server, small_model) -> None:
 
 GATED = ("--radix-eviction", "canopy-lru", "--canopy-session-gate", "auto", "--enable-metrics")
 PROMPT = 900
+THRASHING, SMALL = 8, 400
+"""Agents, each with a prompt of so many tokens: some five fit, so that waiting saves enough."""
 AGENT = {"canopy_category": "agent", "canopy_stop": "tool"}
 
 
@@ -101,7 +103,7 @@ def waits(client: Any, sessions: int) -> None:
 
 
 def fill(client: Any) -> str:
-    """Three agents evict each other until the gate arms, and leave; then two take all memory. Returns the
+    """Agents evict each other until the gate arms, and leave; then two take all memory. Returns the
     answer of session ``c`` alone, taken before."""
     alone = turn(client, "alone", token_ids(PROMPT, 2))["text"]
     end(client, "alone")
@@ -110,16 +112,18 @@ def fill(client: Any) -> str:
 
     def agent(number: int) -> None:
         while not armed.is_set():
-            turn(client, f"thrashing {number}", token_ids(PROMPT, 10 + number))
+            turn(client, f"thrashing {number}", token_ids(SMALL, 10 + number))
 
-    with ThreadPoolExecutor(3) as pool:
-        agents = [pool.submit(agent, number) for number in range(3)]
-        until(lambda: (status := gate(client))["active"] and status["pauses"], 2 * PATIENCE_S)
-        armed.set()
-        while not all(running.done() for running in agents):
-            for number in range(3):
-                end(client, f"thrashing {number}")
-            time.sleep(0.1)
+    with ThreadPoolExecutor(THRASHING) as pool:
+        agents = [pool.submit(agent, number) for number in range(THRASHING)]
+        try:
+            until(lambda: (status := gate(client))["active"] and status["pauses"], 2 * PATIENCE_S)
+        finally:
+            armed.set()
+            while not all(running.done() for running in agents):
+                for number in range(THRASHING):
+                    end(client, f"thrashing {number}")
+                time.sleep(0.1)
         for running in agents:
             running.result()
     for seed, name in enumerate("ab"):
@@ -131,6 +135,7 @@ def fill(client: Any) -> str:
 def test_a_new_session_waits_for_room_and_its_answer_is_unchanged(server, smollm2) -> None:
     with server(smollm2, *GATED, kv_tokens=2048) as client, ThreadPoolExecutor(1) as pool:
         alone = fill(client)
+        delayed = gate(client)["delayed_sessions"]
         third = pool.submit(turn, client, "c", token_ids(PROMPT, 2))
         waits(client, 1)
         longer = token_ids(PROMPT, 0) + token_ids(9, 20)
@@ -141,7 +146,7 @@ def test_a_new_session_waits_for_room_and_its_answer_is_unchanged(server, smollm
         client.get("/health")
         end(client, "b")
         assert third.result()["text"] == alone
-        until(lambda: gate(client)["delayed_sessions"] == 1)
+        until(lambda: gate(client)["delayed_sessions"] == delayed + 1)
         waits(client, 0)
         assert "canopy:gate_delayed_sessions_total" in client.get("/metrics")
         # Requests aborted while they wait leave no state behind.

@@ -95,10 +95,10 @@ def greedy(model: Any, prompt: list[int], tokens: int) -> list[int]:
 
 
 def agrees(answers: list[list[int]], expected: list[list[int]]) -> bool:
-    """Whether every answer begins as transformers', and few of those are cut short."""
-    whole = sum(len(sure) == len(answer) for answer, sure in zip(answers, expected))
+    """Whether every answer begins as transformers', and few of those tokens are left out."""
+    compared, tokens = (sum(map(len, lists)) for lists in (expected, answers))
     same = all(answer[: len(sure)] == sure for answer, sure in zip(answers, expected))
-    return same and whole >= 0.8 * len(answers)
+    return same and compared >= 0.8 * tokens
 
 
 TURNS = 3

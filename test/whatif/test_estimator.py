@@ -15,14 +15,14 @@ from sglang_canopy.whatif.total import added_up, in_words
 BLOCK = 16
 
 
-def fill(estimator, one_in, seed, requests=400, memory_between_s=0.0):
+def fill(estimator, one_in, seed, requests=400):
     """Requests of 20 blocks: the server and the control have the first 5, an arm 5 to 20."""
     draw, sampler, more = random.Random(seed), SampledCaches(one_in), 0
-    for number in range(requests):
+    for _ in range(requests):
         path = [draw.randrange(1 << 62) for _ in range(20)]
         reach = draw.choice((5, 10, 20))
         more += reach - 5
-        estimator.serve(number * memory_between_s, 20 * BLOCK, 5 * BLOCK, 15 * BLOCK)
+        estimator.serve(0.0, 20 * BLOCK, 5 * BLOCK, 15 * BLOCK)
         blocks = sampler.sampled(path)
         if blocks:
             had = len(sampler.sampled(path[:5]))

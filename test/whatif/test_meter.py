@@ -19,7 +19,7 @@ from sglang_canopy.whatif.total import added_up, in_words
 BLOCK = 16
 
 
-def turns(seed, conversations=40, turns=8, gap_s=10.0):
+def turns(seed, conversations=40, turns=8):
     """Requests of interleaved conversations that share a head; each turn is longer."""
     draw = random.Random(seed)
     paths = {}
@@ -30,7 +30,7 @@ def turns(seed, conversations=40, turns=8, gap_s=10.0):
         yield (
             who,
             Request(
-                time=gap_s * step,
+                time=10.0 * step,
                 path=tuple(path),
                 block_tokens=BLOCK,
                 prompt_tokens=len(path) * BLOCK,
@@ -74,11 +74,11 @@ def test_with_all_blocks_sampled_the_meter_equals_the_simulation(seed, blocks):
             assert ever(meter, arm, capacity) == pytest.approx(truth, abs=near)
 
 
-def answers(seed, families=60, turns=1200):
+def answers(seed):
     """Documents that two or three conversations use, one after the other."""
     draw = random.Random(seed)
-    for step in range(turns):
-        who = draw.randrange(families)
+    for step in range(1200):
+        who = draw.randrange(60)
         path = [10_000 * (who + 1) + i for i in range(20)]
         path += [10**8 + 100 * step + i for i in range(2)]
         yield Request(

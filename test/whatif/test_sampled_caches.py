@@ -22,15 +22,15 @@ from sglang_canopy.whatif.sampled_caches import (
 BLOCK = 16
 
 
-def turns(seed, conversations=40, turns=6, gap_s=10.0):
+def turns(seed):
     """Requests of interleaved conversations, each turn a block or two longer than the last."""
     draw = random.Random(seed)
     requests, paths = [], {}
-    for step in range(conversations * turns):
-        who = draw.randrange(conversations)
+    for step in range(240):
+        who = draw.randrange(40)
         path = paths.setdefault(who, [10_000 * who])
         path.extend(10_000 * who + len(path) + i for i in range(draw.randint(1, 2)))
-        requests.append((gap_s * step, tuple(path), who))
+        requests.append((10.0 * step, tuple(path), who))
     return requests
 
 

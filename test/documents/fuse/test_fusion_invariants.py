@@ -30,9 +30,9 @@ def plain(model, ids):
     return model.logits(prefill(model, ids, cache)), cache
 
 
-def prompt_of(model, ids, how="prefix"):
+def prompt_of(model, ids):
     """20 tokens of prefix, chunks of 60, 1, 0 and 90 tokens with a gap, and a question."""
-    prefix = ids[:20].tolist() if how == "prefix" else ()
+    prefix = ids[:20].tolist()
     spans = [(20, 80), (80, 81), (81, 81), (90, 180)]
     chunks = [(encode(model, ids[a:b].tolist(), prefix), a) for a, b in spans]
     return FusedPrompt(ids, tuple(Placed(c, a) for c, a in chunks))
