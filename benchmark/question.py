@@ -63,6 +63,6 @@ def result_path(group: str, key: str) -> Path:
     return own / f"{key}.json"
 
 
-def data_folder(given: Path | None = None) -> Path:
-    """Return the given folder, else ``$CANOPY_DATA``, else ``../shared/data`` beside the project."""
-    return given or Path(os.environ.get("CANOPY_DATA", ROOT.parent / "shared" / "data"))
+def data_folder(folder: Path | None = None) -> Path:
+    """Return ``folder`` if it is set, else ``$CANOPY_DATA``, else ``../shared/data`` beside the project."""
+    return folder or Path(os.environ.get("CANOPY_DATA", ROOT.parent / "shared" / "data"))

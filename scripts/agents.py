@@ -219,12 +219,12 @@ def side_by_side(outcomes: dict[str, Outcome], seconds: float) -> str:
     lines = [" " * wide + "".join(f"{name:>13}" for name in outcomes)]
     lines += [f"{label:{wide}}" + "".join(f"{f(o):>13}" for o in outcomes.values()) for label, f in rows]  # fmt: skip
     lines.append("")
-    for (one, before), (other, after) in itertools.pairwise(outcomes.items()):
+    for (earlier, before), (later, after) in itertools.pairwise(outcomes.items()):
         if before.steps and after.steps:
             change = 100 * (after.steps / before.steps - 1)
             points = 100 * (after.hit_ratio - before.hit_ratio)
             lines.append(
-                f"{other} against {one}: {abs(points):.0f} points "
+                f"{later} against {earlier}: {abs(points):.0f} points "
                 f"{'more' if points >= 0 else 'less'} of the prompts found in the cache, "
                 f"{abs(change):.0f} % {'more' if change >= 0 else 'less'} steps done."
             )

@@ -206,7 +206,7 @@ def facts() -> None:
     y = torch.empty_like(x)
     a = torch.randn(8192, 8192, device="cuda").bfloat16()
     host = torch.empty(1 << 28, dtype=torch.uint8, pin_memory=True)
-    there = torch.empty_like(host, device="cuda")
+    device_copy = torch.empty_like(host, device="cuda")
     small = torch.zeros(8, device="cuda")
     result(
         "facts",
@@ -216,7 +216,7 @@ def facts() -> None:
         nvcc=shutil.which("nvcc"),
         copy_gb_s=round(2 * x.nbytes / seconds(lambda: y.copy_(x)) / 1e9),
         product_tflop_s=round(2 * 8192**3 / seconds(lambda: a @ a) / 1e12),
-        pinned_gb_s=round(host.nbytes / seconds(lambda: there.copy_(host)) / 1e9, 1),
+        pinned_gb_s=round(host.nbytes / seconds(lambda: device_copy.copy_(host)) / 1e9, 1),
         operation_us=round(seconds(lambda: small.add_(1), 2000) * 1e6, 2),
     )
 
@@ -447,16 +447,16 @@ def main() -> None:
     what: dict[str, Any] = {f.__name__: f for f in (facts, same, exact, speed, churn)}
     parser.add_argument("call", choices=("kernels", "served", "model", *what))
     parser.add_argument("words", nargs="*")
-    given = parser.parse_args()
-    if given.call in what:
-        what[given.call](*map(int, given.words))
-    elif given.call == "model":
-        out, bundled = map(Path, given.words)
+    args = parser.parse_args()
+    if args.call in what:
+        what[args.call](*map(int, args.words))
+    elif args.call == "model":
+        out, bundled = map(Path, args.words)
         result("model", gib=write_model(out, bundled) / 2**30)
     else:
-        lease = Lease(given.call)
-        {"kernels": kernels, "served": served}[given.call](lease)
-        lease.say(f"{given.call} is over")
+        lease = Lease(args.call)
+        {"kernels": kernels, "served": served}[args.call](lease)
+        lease.say(f"{args.call} is over")
 
 
 if __name__ == "__main__":

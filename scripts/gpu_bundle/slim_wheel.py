@@ -18,10 +18,10 @@ misreads the types of torch 2.11; the Python core replaces it."""
 def slim(wheel: Path, folder: Path) -> Path:
     """``wheel`` without :data:`DROPPED`, under the same name in ``folder``, its list of files made anew."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = folder / wheel.name
+    slim_path = folder / wheel.name
     with (
         zipfile.ZipFile(wheel) as old,
-        zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, True, 9) as new,
+        zipfile.ZipFile(slim_path, "w", zipfile.ZIP_DEFLATED, True, 9) as new,
     ):
         record = ""
         for item in old.infolist():
@@ -33,7 +33,7 @@ def slim(wheel: Path, folder: Path) -> Path:
             raise SystemExit(f"{wheel} has no list of its files (.dist-info/RECORD): not a wheel")
         names = [f'"{n}"' if "," in n else n for n in [*new.namelist(), record]]
         new.writestr(record, "".join(f"{name},,\n" for name in names))
-    return made
+    return slim_path
 
 
 if __name__ == "__main__":

@@ -217,26 +217,26 @@ def distribution(version: str, place: str) -> SimpleNamespace:
     ],
 )
 def test_no_sglang_another_one_and_two_of_them(installed, kind, text) -> None:
-    found = machine.packages([distribution(*one) for one in installed])
+    found = machine.check_packages([distribution(*one) for one in installed])
     assert [one.kind for one in found] == ([kind] if kind else [])
     assert all(text in one.text for one in found)
 
 
 def test_a_machine_without_a_compiler(monkeypatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    found = machine.tools({})
+    found = machine.check_tools({})
     assert FAULT in [one.kind for one in found]
     assert "gcc" in found[0].text
 
 
 def test_folders(tmp_path) -> None:
     tmp_path.chmod(0o700)
-    assert machine.folder("it", tmp_path / "not" / "there" / "yet") == []
-    assert machine.folder("it", tmp_path) == []
-    (note,) = machine.folder("it", tmp_path, 10**18)
+    assert machine.check_folder("it", tmp_path / "not" / "there" / "yet") == []
+    assert machine.check_folder("it", tmp_path) == []
+    (note,) = machine.check_folder("it", tmp_path, 10**18)
     assert note.kind == NOTE
     tmp_path.chmod(0o755)
-    (note,) = machine.folder("it", tmp_path)
+    (note,) = machine.check_folder("it", tmp_path)
     assert "chmod 700" in note.text
 
 
@@ -247,25 +247,25 @@ def test_a_host_tier_that_memory_has_no_room_for(monkeypatch) -> None:
     available = 24 * 2**30
     monkeypatch.setattr(base, "HICACHE_HOST_MEMORY_RESERVE_BYTES", 10 * 2**30)
     monkeypatch.setattr(host_memory, "available_host_memory_bytes", lambda **_: available)
-    assert machine.host_memory(0) == machine.host_memory(13e9) == []
-    (fault,) = machine.host_memory(16e9)
+    assert machine.check_host_memory(0) == machine.check_host_memory(13e9) == []
+    (fault,) = machine.check_host_memory(16e9)
     assert fault.kind == FAULT
     assert "16.0 GB" in fault.text
     available = 9 * 2**30
-    (fault,) = machine.host_memory(0)
+    (fault,) = machine.check_host_memory(0)
     assert "none is left" in fault.text
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_may_not_be_written_to(tmp_path) -> None:
     tmp_path.chmod(0o500)
-    (fault,) = machine.folder("it", tmp_path / "disk")
+    (fault,) = machine.check_folder("it", tmp_path / "disk")
     assert fault.kind == FAULT
 
 
 @pytest.mark.parametrize("number", [-1, 70_000])
 def test_a_port_that_is_none(number) -> None:
-    (fault,) = machine.port("127.0.0.1", number)
+    (fault,) = machine.check_port("127.0.0.1", number)
     assert str(number) in fault.text
 
 

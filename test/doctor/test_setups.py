@@ -6,7 +6,7 @@ import pytest
 
 from sglang_canopy.config.refusals import unsupported
 from sglang_canopy.config.setups import FLAGS, PARTS, REFUSED, SETUPS, Setup
-from sglang_canopy.doctor.command_line import refused, untried
+from sglang_canopy.doctor.command_line import refused, untested
 
 IDS = [setup.name for setup in SETUPS]
 
@@ -38,4 +38,4 @@ def test_the_doctor_lists_refusals_of_every_feature_and_what_is_untested() -> No
         radix_eviction_policy="wa", canopy_documents="on", device="cuda", pp_size=2, tp_size=1
     )
     assert [one.text.partition(":")[0] for one in refused(args)] == ["--canopy-documents"]
-    assert [one.text for one in untried(args)] == ["CUDA: device, documents"]
+    assert [one.text for one in untested(args)] == ["CUDA: device, documents"]

@@ -51,8 +51,8 @@ def from_config(config: Any) -> Rope:
 class Layer:
     """One decoder layer. ``qkv [(heads + 2 kv_heads) head_dim, hidden]``, ``gate_up [2 inner, hidden]``.
 
-    head_norms: of queries and of keys, ``[head_dim]`` each, before they are rotated; keys move to new
-    positions with their norm, since a rotation leaves their length. mlp_biases: of ``gate_up`` and of ``down``.
+    head_norms: of queries and of keys, ``[head_dim]`` each. Keys are normalised before RoPE, so a
+    chunk's keys can be rotated to a new position. mlp_biases: of ``gate_up`` and of ``down``.
     """
 
     norm_in: torch.Tensor
@@ -69,8 +69,8 @@ class Layer:
 
 @dataclass(frozen=True)
 class PlainModel(Model):
-    """Weights, rotation and identity of a decoder. With ``ranks``, ``embed`` is of all of them; window:
-    the sliding window in tokens, or None."""
+    """Weights, rotation and identity of a decoder. With ``ranks``, ``embed`` has the rows of all ranks;
+    window: the sliding window in tokens, or None."""
 
     shape: Shape
     layers: tuple[Layer, ...]
@@ -103,9 +103,10 @@ class PlainModel(Model):
             hidden = plus(
                 hidden, self.whole(F.linear(attended.flatten(1), layer.out)), layer.out_bias
             )
-            wide, narrow = layer.mlp_biases
-            gate, up = F.linear(norm(hidden, layer.norm_mid, eps), layer.gate_up, wide).chunk(2, -1)
-            hidden = plus(hidden, self.whole(F.linear(F.silu(gate) * up, layer.down)), narrow)
+            gate_up_bias, down_bias = layer.mlp_biases
+            normed = norm(hidden, layer.norm_mid, eps)
+            gate, up = F.linear(normed, layer.gate_up, gate_up_bias).chunk(2, -1)
+            hidden = plus(hidden, self.whole(F.linear(F.silu(gate) * up, layer.down)), down_bias)
         return norm(hidden, self.norm, eps)
 
     @torch.no_grad()
@@ -132,8 +133,8 @@ class PlainModel(Model):
         if layer.head_norms is not None:
             q, k = (norm(x, weight, s.eps) for x, weight in zip((q, k), layer.head_norms))
             return rotate(q, table), rotate(k, table), v
-        turned = rotate(joined[:, : s.heads + s.kv_heads], table)
-        return turned[:, : s.heads], turned[:, s.heads :], v
+        rotated = rotate(joined[:, : s.heads + s.kv_heads], table)
+        return rotated[:, : s.heads], rotated[:, s.heads :], v
 
 
 def plus(hidden: torch.Tensor, projected: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

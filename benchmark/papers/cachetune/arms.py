@@ -53,5 +53,5 @@ QUALITY = (
     *(Arm("frequency", r, how) for how in ENCODINGS for r in RATIOS if r != RATIO),
     Arm("question", encode="prefix"),
 )
-"""Figures 7, 9 and 10 behind BOS and behind nothing; behind the system text, where this project
-starts."""
+"""Figures 7, 9 and 10 behind BOS and behind nothing; an arm encoded behind the system text, this
+project's default."""

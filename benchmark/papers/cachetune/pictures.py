@@ -51,7 +51,7 @@ TITLES = {
 
 
 def selectors(path: Path, rows: Rows, data: str) -> None:
-    """KL of every arm at r = 0.15 with standard errors, by encoding."""
+    """KL of no recompute and of every arm at r = 0.15, with standard errors, by encoding."""
     sides = {
         how: sorted(
             (n for n in rows if n.endswith(f", {how}") and " r=" not in n),

@@ -1,4 +1,4 @@
-"""Figures 7, 9 and 10: every selector on real questions, behind BOS and behind nothing."""
+"""Every selector of Figures 7, 9 and 10 on real questions, behind BOS and behind nothing."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def run(context: Context, data: str) -> dict[str, Any]:
 
 
 def by_arm(questions: Sequence[Rows]) -> Rows:
-    """Every arm over the ``questions``: ``kl`` with its standard error and by question; means of the rest; ``speedup``, CPU seconds of full recompute
-    over the arm's."""
+    """Return a row per arm: the mean KL with its standard error and its values; means of top1, run and CPU
+    seconds; and the speed-up, full recompute's CPU seconds over the arm's."""
     by_name: Rows = {}
     full = sum(question["full"]["cpu_s"] for question in questions)
     for name in questions[0]:

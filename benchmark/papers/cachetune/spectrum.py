@@ -22,7 +22,7 @@ from question import Context, Question
 COUNT = 3
 BANDS = 20
 """Bands of equal width; the lowest four are the paper's lowest 20 %."""
-HEAD = 16
+FIRST_TOKENS = 16
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7)
 
 
@@ -38,12 +38,12 @@ def run(context: Context) -> dict[str, Any]:
             prefill(model, torch.tensor(case.ids), cache)
             bands.append(_bands(capture(model, cache, case.ids, 0)))
             encoder = Encoder(model)
-            overlaps += [_chosen(encoder.encode(d)) for d in case.documents[:3]]
+            overlaps += [_selection_overlap(encoder.encode(d)) for d in case.documents[:3]]
         spectra[data] = torch.stack(bands).mean(0)
-    pictures.spectrum(context.figure(), {data: both.tolist() for data, both in spectra.items()})
+    pictures.spectrum(context.figure(), {data: shares.tolist() for data, shares in spectra.items()})
     return {
         "questions": COUNT,
-        "energy": {data: _shares(both) for data, both in spectra.items()},
+        "energy": {data: _shares(shares) for data, shares in spectra.items()},
         "chunks": len(overlaps),
         "chosen": {
             key: round(sum(o[key] for o in overlaps) / len(overlaps), 4) for key in overlaps[0]
@@ -69,7 +69,7 @@ def _bands(chunk: Chunk) -> torch.Tensor:
     return torch.stack([parts[0], parts[2], parts[1], parts[3]])
 
 
-def _shares(both: torch.Tensor) -> dict[str, Any]:
+def _shares(shares: torch.Tensor) -> dict[str, Any]:
     names = ("K", "V", "K without its mean", "V without its mean")
     low = BANDS // 5
     return {
@@ -78,12 +78,13 @@ def _shares(both: torch.Tensor) -> dict[str, Any]:
             "falls_with_every_band": bool((row[1:] <= row[:-1]).all()),
             "bands": [round(float(x), 4) for x in row],
         }
-        for name, row in zip(names, both)
+        for name, row in zip(names, shares)
     }
 
 
-def _chosen(chunk: Chunk) -> dict[str, float]:
-    """Return the shares of the chosen tokens (r = 0.15) that are equal, and that are in the chunk's head."""
+def _selection_overlap(chunk: Chunk) -> dict[str, float]:
+    """Return, of the tokens chosen at r = 0.15, the share equal between variants of the score, and the
+    share among the chunk's first 16."""
     count = int(RATIO * len(chunk))
 
     def best(score: torch.Tensor) -> set[int]:
@@ -96,7 +97,7 @@ def _chosen(chunk: Chunk) -> dict[str, float]:
     plain = 0.5 * (chunk.raw_k.flatten(2).norm(dim=2) + chunk.v.flatten(2).norm(dim=2))
     norm = best((plain / plain.sum(1, keepdim=True)).mean(0))
     by_layer = [best(score) for score in layer_scores(chunk)]
-    head = set(range(HEAD))
+    head = set(range(FIRST_TOKENS))
     return {
         **{
             f"same as alpha 0.5, alpha {alpha:g}": len(paper & low(alpha)) / count
@@ -112,7 +113,7 @@ def _chosen(chunk: Chunk) -> dict[str, float]:
         "union of all layers' own, of the chunk": len(set().union(*by_layer)) / len(chunk),
         "among the first 16, low frequencies": len(paper & head) / count,
         "among the first 16, high frequencies": len(high & head) / count,
-        "among the first 16, by chance": HEAD / len(chunk),
+        "among the first 16, by chance": FIRST_TOKENS / len(chunk),
         "first token chosen, low frequencies": float(0 in paper),
         "first token chosen, high frequencies": float(0 in high),
     }

@@ -135,15 +135,15 @@ class QualityLimits:
 
     def stats(self) -> dict[str, Any]:
         """Return the totals. Safe on any thread."""
-        levels = [one.level for one in list(self.tenants.values())]
+        levels = [tenant.level for tenant in list(self.tenants.values())]
         return {
             "checked": self.checked,
             "differed": self.differed,
             **{f"tenants_{LEVELS[level]}": levels.count(level) for level in (RAISED, STOPPED)},
         }
 
-    def _enter_level(self, one: TenantQuality, level: int) -> str:
-        one.level, one.above, one.below = level, 0.0, 0.0
+    def _enter_level(self, tenant: TenantQuality, level: int) -> str:
+        tenant.level, tenant.above, tenant.below = level, 0.0, 0.0
         return LEVELS[level]
 
     def _forget_one(self) -> None:

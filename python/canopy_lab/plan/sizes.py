@@ -44,9 +44,9 @@ def between(low: float, high: float, least: float = 0.0) -> float | None:
     return middle if low < middle < high and middle >= least else None
 
 
-def finer(given: tuple[float, ...], steps: int) -> tuple[float, ...]:
-    """Return ``given``, and equal steps from 0 to its largest."""
-    return tuple(sorted({*given, *(given[-1] * k / steps for k in range(steps + 1))}))
+def finer(values: tuple[float, ...], steps: int) -> tuple[float, ...]:
+    """Return ``values``, and equal steps from 0 to its largest."""
+    return tuple(sorted({*values, *(values[-1] * k / steps for k in range(steps + 1))}))
 
 
 def gib_text(gib: float) -> str:

@@ -93,9 +93,9 @@ def characters_a_token(path: Path) -> float:
             event = event_of(line, ("request.finished",)) or {}
         except lines.BadLine:
             continue
-        given, counted = inner(event, "obj"), inner(event, "out", "meta_info").get("prompt_tokens")
-        text = given.get("text")
-        if isinstance(text, str) and type(counted) is int and counted > 1 and not media(given):
+        logged, counted = inner(event, "obj"), inner(event, "out", "meta_info").get("prompt_tokens")
+        text = logged.get("text")
+        if isinstance(text, str) and type(counted) is int and counted > 1 and not media(logged):
             characters, tokens = characters + len(text), tokens + counted
     ratio = characters / tokens if tokens else _CHARACTERS_A_TOKEN
     return max(1, round(BLOCK_TOKENS * ratio)) / BLOCK_TOKENS
@@ -132,9 +132,9 @@ class PromptCutter:
         return chained(text.encode("utf-32-le", "surrogatepass"), width, _salt(logged)), int(tokens)
 
 
-def token_ids(given: Mapping[str, Any]) -> list[int]:
+def token_ids(logged: Mapping[str, Any]) -> list[int]:
     """Return the token ids of a logged prompt; empty if it is logged as text. Raises ``BadLine``."""
-    ids = given.get("input_ids")
+    ids = logged.get("input_ids")
     if not isinstance(ids, list):
         return []
     if not set(map(type, ids)) <= {int} or (
@@ -167,8 +167,8 @@ def media(logged: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _text(given: Mapping[str, Any]) -> str:
-    text = given.get("text")
+def _text(logged: Mapping[str, Any]) -> str:
+    text = logged.get("text")
     if not isinstance(text, str) or not text:
         raise lines.BadLine(f"the prompt was not logged; start the server with {HOW_TO_LOG}")
     if len(text) == 2 * _CUT + 3 and text[_CUT:-_CUT] == "...":
@@ -192,8 +192,8 @@ def _salt(logged: Mapping[str, Any], seen: list[str] | None = None) -> bytes:
     return salt_of(_adapter(logged) or "", *salts, *(seen or ()))
 
 
-def _adapter(given: Mapping[str, Any]) -> Any:
-    return given.get("lora_id") or given.get("lora_path")
+def _adapter(logged: Mapping[str, Any]) -> Any:
+    return logged.get("lora_id") or logged.get("lora_path")
 
 
 def _server_blocks(logged: Mapping[str, Any], block_tokens: int) -> tuple[tuple[int, ...], int]:

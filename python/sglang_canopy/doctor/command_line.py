@@ -121,12 +121,12 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def _unknown(words: Sequence[str], known: Sequence[str]) -> str:
+def _unknown(words: Sequence[str], options: Sequence[str]) -> str:
     """Return the error for words that SGLang's parser does not know, with the nearest flags."""
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
     if not flags:
         return f"SGLang does not know {' '.join(words)[:200]}"
-    near = {flag: get_close_matches(flag, known, n=1, cutoff=0.75) for flag in flags}
+    near = {flag: get_close_matches(flag, options, n=1, cutoff=0.75) for flag in flags}
     return f"SGLang {SGLANG_VERSION} does not know " + ", ".join(
         f"{flag} (did you mean {close[0]}?)" if close else flag for flag, close in near.items()
     )
@@ -195,7 +195,7 @@ def auto_findings(parts: Sequence[Part]) -> list[Finding]:
     return [Finding(AUTO_PART, on), *off] if parts else []
 
 
-def tried(args: argparse.Namespace) -> list[Finding]:
+def tested(args: argparse.Namespace) -> list[Finding]:
     """Return the set-ups that are tested, by the level of the tests and by part."""
     rows = [
         (level, f"{setup.name} ({', '.join(parts)})")
@@ -207,7 +207,7 @@ def tried(args: argparse.Namespace) -> list[Finding]:
     return [Finding(TESTED, f"{level}: {', '.join(some)}") for level, some in names.items()]
 
 
-def untried(args: argparse.Namespace) -> list[Finding]:
+def untested(args: argparse.Namespace) -> list[Finding]:
     """Return the parts and set-ups that are neither refused nor tested."""
     return [
         Finding(UNTESTED, f"{setup.name}: {', '.join(levels[setups.UNTESTED])}")

@@ -61,11 +61,11 @@ def examine(words: Sequence[str]) -> Report:
     """
     arguments = command_line.arguments_of(words)
     report = Report(shlex.join(command_line.masked(arguments)), machine.facts())
-    report.findings += machine.packages()
-    report.findings += machine.tools()
+    report.findings += machine.check_packages()
+    report.findings += machine.check_tools()
     if not arguments:
         return report
-    if any(finding.kind in STOPS for finding in machine.packages()):
+    if any(finding.kind in STOPS for finding in machine.check_packages()):
         return report  # the parser of another SGLang version is not comparable
     args = command_line.parse(arguments)
     refused = command_line.refused(args)
@@ -78,7 +78,7 @@ def examine(words: Sequence[str]) -> Report:
         report.findings += command_line.auto_findings(report.auto)
     args.enable_lora = args.enable_lora or bool(args.lora_paths)  # as SGLang's resolution does
     args.device = args.device or "cuda"  # the device of this machine may differ from the server's
-    report.findings += [*refused, *command_line.tried(args), *command_line.untried(args)]
+    report.findings += [*refused, *command_line.tested(args), *command_line.untested(args)]
     report.findings += [*_places(args), *_slow(args)]
     return report
 
@@ -105,9 +105,9 @@ def _says(finding: Finding, other: Finding) -> bool:
 
 def _places(args: argparse.Namespace) -> list[Finding]:
     """Check the port, memory and folders that this server would use on this machine."""
-    findings = machine.port(args.host, args.port)
+    findings = machine.check_port(args.host, args.port)
     if args.enable_hierarchical_cache and args.device != "cpu":  # Canopy needs less on a CPU
-        findings += machine.host_memory(args.hicache_size * args.tp_size * machine.GB)
+        findings += machine.check_host_memory(args.hicache_size * args.tp_size * machine.GB)
     if "disk" in command_line.parts_of(args):
         from sglang_canopy.server.start.flags import given_extra
         from sglang_canopy.storage.settings import StorageSettings
@@ -118,5 +118,5 @@ def _places(args: argparse.Namespace) -> list[Finding]:
             )
         except CanopyError:
             return findings  # ``start`` has reported the error
-        findings += machine.folder("disk tier", Path(settings.path), settings.capacity_bytes)
+        findings += machine.check_folder("disk tier", Path(settings.path), settings.capacity_bytes)
     return findings

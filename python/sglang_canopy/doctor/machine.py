@@ -89,7 +89,7 @@ def _limit(which: int) -> str:
     return "unlimited" if soft == resource.RLIM_INFINITY else str(soft)
 
 
-def packages(distributions: Iterable[Any] | None = None) -> list[Finding]:
+def check_packages(distributions: Iterable[Any] | None = None) -> list[Finding]:
     """Check that one SGLang of the right version is installed. ``distributions``: default installed."""
     findings = []
     if distributions is None:
@@ -112,7 +112,7 @@ def packages(distributions: Iterable[Any] | None = None) -> list[Finding]:
     return findings
 
 
-def tools(environment: Mapping[str, str] = os.environ) -> list[Finding]:
+def check_tools(environment: Mapping[str, str] = os.environ) -> list[Finding]:
     """Check for a compiler, and the limit of open files."""
     findings = []
     if _compiler(environment) is None:
@@ -125,16 +125,18 @@ def tools(environment: Mapping[str, str] = os.environ) -> list[Finding]:
     return findings
 
 
-def host_memory(requested_bytes: float) -> list[Finding]:
+def check_host_memory(requested_bytes: float) -> list[Finding]:
     """Check that a host tier of ``requested_bytes`` over all ranks (0: not given) fits into the memory.
 
     SGLang keeps a reserve of free memory, and stops the start if too little remains.
     """
     from sglang.srt.mem_cache.host_memory import available_host_memory_bytes
-    from sglang.srt.mem_cache.pool_host.base import HICACHE_HOST_MEMORY_RESERVE_BYTES as KEPT
+    from sglang.srt.mem_cache.pool_host.base import (
+        HICACHE_HOST_MEMORY_RESERVE_BYTES as RESERVE_BYTES,
+    )
 
     available = available_host_memory_bytes(allow_cgroup_fallback=True)
-    if available - KEPT > requested_bytes:
+    if available - RESERVE_BYTES > requested_bytes:
         return []
     wanted = (
         f"--hicache-size asks for {requested_bytes / GB:.1f} GB"
@@ -145,13 +147,13 @@ def host_memory(requested_bytes: float) -> list[Finding]:
         Finding(
             FAULT,
             f"host tier: {available / GB:.1f} GB of memory are available, SGLang leaves "
-            f"{KEPT / GB:.1f} GB of them alone, and {wanted}; free memory, ask for less, or start "
+            f"{RESERVE_BYTES / GB:.1f} GB of them alone, and {wanted}; free memory, ask for less, or start "
             "without --enable-hierarchical-cache",
         )
     ]
 
 
-def folder(what: str, path: Path, needs_bytes: int = 0) -> list[Finding]:
+def check_folder(what: str, path: Path, needs_bytes: int = 0) -> list[Finding]:
     """Check that ``path`` is writable and has enough free space, without creating it."""
     existing = next(each for each in (path, *path.absolute().parents) if each.exists())
     if not existing.is_dir():
@@ -172,7 +174,7 @@ def folder(what: str, path: Path, needs_bytes: int = 0) -> list[Finding]:
     return findings
 
 
-def port(host: str, number: int) -> list[Finding]:
+def check_port(host: str, number: int) -> list[Finding]:
     """Check that a server can listen on ``host``:``number``."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:

@@ -84,11 +84,11 @@ def _missing(module):
 
 
 def _module(name, **names):
-    made = types.ModuleType(name)
-    made.__dict__.update(names)
+    module = types.ModuleType(name)
+    module.__dict__.update(names)
     if name.startswith("sgl_kernel."):
-        made.__getattr__ = _missing(name)
-    sys.modules[name] = made
+        module.__getattr__ = _missing(name)
+    sys.modules[name] = module
 
 
 def _launches_overlap():
