@@ -110,30 +110,30 @@ def test_other_models_are_refused(tmp_path, capsys):
 def test_three_formats_are_read(tmp_path):
     hotpot = {"context": [["T", ["One. ", "Two."]]], "question": "q", "answer": "a"}
     (tmp_path / "h.json").write_text(json.dumps([hotpot]))
-    assert questions.read(tmp_path / "h.json")[0].documents == ("T\nOne. Two.",)
+    assert questions.read_examples(tmp_path / "h.json")[0].documents == ("T\nOne. Two.",)
     lines = [
         {"documents": ["d"], "prompt": "p"},
         {"documents": ["e"], "question": "q", "answers": ["a"]},
     ]
     (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    assert [e.answers for e in questions.read(tmp_path / "x.jsonl")] == [(), ("a",)]
+    assert [e.answers for e in questions.read_examples(tmp_path / "x.jsonl")] == [(), ("a",)]
     wiki = [{**hotpot, "answer": ["a", "b"]}, {**lines[1], "answers": [["a", "b"], "c"]}]
     (tmp_path / "wiki.json").write_text(json.dumps(wiki))
-    assert [e.answers for e in questions.read(tmp_path / "wiki.json")] == [
+    assert [e.answers for e in questions.read_examples(tmp_path / "wiki.json")] == [
         ("a", "b"),
         ("a", "b", "c"),
     ]
     (tmp_path / "bad.jsonl").write_text('{"text": 1}')
     with pytest.raises(CanopyError, match="item 1: expected"):
-        questions.read(tmp_path / "bad.jsonl")
+        questions.read_examples(tmp_path / "bad.jsonl")
     (tmp_path / "worse.jsonl").write_text("{")
     with pytest.raises(CanopyError, match="not JSON"):
-        questions.read(tmp_path / "worse.jsonl")
+        questions.read_examples(tmp_path / "worse.jsonl")
 
 
 def test_real_files_are_read(data_dir):
     for name in ("musique_100.json", "hotpotqa_100.json"):
-        found = questions.read(data_dir / "rag" / name, 5)
+        found = questions.read_examples(data_dir / "rag" / name, 5)
         assert len(found) == 5
         assert all(len(e.documents) >= 2 and e.answers for e in found)
 
@@ -153,7 +153,7 @@ def test_an_answer_may_be_longer_than_the_measured_tokens(model_dir, musique):
     from transformers import AutoTokenizer
 
     model, tokenizer = load(model_dir), AutoTokenizer.from_pretrained(model_dir)
-    case = tokenise(tokenizer, questions.read(musique, 1)[0], 3, 24)
+    case = tokenise(tokenizer, questions.read_examples(musique, 1)[0], 3, 24)
     tokenizer = SimpleNamespace(eos_token_id=None, decode=lambda ids: " ".join(map(str, ids)))
     short = quality.reference_of(model, tokenizer, case)
     reference = quality.reference_of(model, tokenizer, case, answer_tokens=40)
