@@ -1,8 +1,8 @@
 """Write the KV that only memory holds to the disk tier, before the server ends.
 
-Runs on the scheduler thread after the last request. Each node is written after its prefix, by depth in
-the tree. All ranks write the same pages: before each node they agree on the bytes that the slowest of
-them can still write, at its measured speed.
+Runs on the scheduler thread after the last request. Nodes are written by depth in the tree, those of one
+node from the newest on. All ranks write the same pages: before each node they agree on the bytes that
+the slowest of them can still write, at its measured speed.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Drain:
             return []
         nodes = [self.tree.root_node]
         for node in nodes:  # grows by the children
-            nodes += node.children.values()
+            nodes += reversed(node.children.values())
         nodes = [n for n in nodes if n.hash_value and not is_documents_key(n.key.extra_key)]
         whole = [self.store.leading(n.hash_value) == len(n.hash_value) for n in nodes]
         return [
