@@ -20,7 +20,7 @@ def decoded(reqs: list[FakeReq]) -> SimpleNamespace:
     return SimpleNamespace(reqs=reqs, launch_ts=None, forward_mode=ForwardMode.DECODE)
 
 
-def test_it_says_that_it_observes_and_counts_what_it_saw(caplog) -> None:
+def test_it_logs_its_start_and_counts_ended_requests(caplog) -> None:
     caplog.set_level(logging.INFO)
     meter = Meter(MeterSetup(one_in=1), Memory(40 * BLOCK_TOKENS), "lru")
     observer = Observer(meter)
