@@ -7,6 +7,7 @@ from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse.exponential import Exponential
 from sglang_canopy.reuse.survival import BINS, TOKEN_BINS, token_bin
+from support.tree_recount import recount
 
 LABEL = "default|-|turn1|out<64"
 
@@ -95,7 +96,7 @@ def test_with_threshold_0_and_equal_rates_it_orders_like_lru(steps):
         for time, (conversation, length) in enumerate(steps):
             path = tuple(conversation * 10 + i for i in range(length))
             tree.access(Request(time=float(time), path=path, prompt_tokens=length))
-            tree.verify()
+            recount(tree)
         return [cut.blocks for cut in seen]
 
     options = {"threshold_tokens": 0.0, "model": "exponential"}

@@ -8,6 +8,7 @@ from sglang_canopy.policy.block_tree import Evicted, RadixTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse.survival import BINS
+from support.tree_recount import recount
 
 
 def leaf_of(policy, label, time, *, offset=0, hits=1, turn=1, now=None, **fields):
@@ -157,7 +158,7 @@ def run(policy, requests, capacity=12):
         request.keep_until = time + 5.0 if hint == "keep" else None
         tree.access(request)
         if number % 5 == 0:
-            tree.verify()
+            recount(tree)
     return cuts
 
 

@@ -16,6 +16,7 @@ from sglang_canopy.records import Request
 from support.live_tree import LiveTree, check
 from support.parity import PAGE, chained, fields, samples, tokens_of, workload
 from support.readmission import Readmission
+from support.tree_recount import recount
 
 CAPACITY = 40
 """Blocks of one page."""
@@ -59,7 +60,7 @@ def simulated(
             **fields(step),
         )
         hits.append(tree.access(request) * page)
-        tree.verify()
+        recount(tree)
     return hits, cuts
 
 

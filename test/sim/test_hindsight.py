@@ -14,6 +14,12 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy, policy_names
 from support.trace_samples import random_trace, record
+from support.tree_recount import recounted
+
+
+@pytest.fixture(autouse=True)
+def _recounted(monkeypatch):
+    recounted(monkeypatch)
 
 
 def best(paths, capacity, cost, optional=False):
@@ -89,7 +95,7 @@ def hindsight(name, trace, capacity, threshold=None, **settings):
         {"threshold_tokens": float(threshold)} if hindsight_class(name).takes_tail_target else {}
     )
     policy = make_hindsight(name, Future(trace), config)
-    return simulate(trace, policy, capacity, threshold_tokens=threshold, verify_every=1, **settings)
+    return simulate(trace, policy, capacity, threshold_tokens=threshold, **settings)
 
 
 def test_the_future_has_the_next_use_of_every_block():
@@ -160,7 +166,7 @@ def test_no_online_policy_beats_the_bounds_of_its_caching(make):
         trace = make(seed)
         most = hindsight("belady", trace, 3, optional_caching=True).block_hits
         for name in policy_names():
-            online = simulate(trace, make_policy(name), 3, optional_caching=True, verify_every=1)
+            online = simulate(trace, make_policy(name), 3, optional_caching=True)
             assert online.block_hits <= most, f"{name}, seed {seed}"
 
 

@@ -9,6 +9,7 @@ from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request
 from support.trace_samples import random_trace, record
+from support.tree_recount import recount
 
 
 def run(trace, capacity, policy="lru", **options):
@@ -19,7 +20,7 @@ def run(trace, capacity, policy="lru", **options):
     hits = []
     for request in to_requests(trace):
         hits.append(tree.access(request))
-        tree.verify()
+        recount(tree)
     return hits, cuts, tree
 
 
@@ -45,7 +46,7 @@ def test_an_expired_leaf_frees_its_blocks():
     _, _, tree = run([record(0, [1, 2, 3]), record(1, [1, 2, 4, 5])], 100)
     leaf = next(node for node in tree.nodes() if node.blocks == (4, 5))
     tree.remove(leaf)
-    tree.verify()
+    recount(tree)
     assert tree.used_blocks == 3
     assert runs(tree) == {(1, 2): (), (3,): (1, 2)}
 
@@ -113,7 +114,7 @@ def test_lru_on_the_tree_is_lru_over_blocks(seed, capacity):
     model = _BlockLRU(capacity)
     for index, request in enumerate(to_requests(trace)):
         assert tree.access(request) == model.access(request.path, index)
-        tree.verify()
+        recount(tree)
     assert {b for node in tree.nodes() for b in node.blocks} == set(model.used)
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from sglang_canopy.policy.floored import Floored
+from support.tree_recount import recount_awaited, recount_keeps
 
 
 def recount_leaves(leaves: Any, truth: set[Any]) -> None:
@@ -22,7 +23,7 @@ def recount_protected(core: Any) -> None:
     """Check that protected tokens are charged to a budget."""
     now, protected = core.clock.now, core.protected
     nodes = [node.canopy for node in core._node_arena.values() if node is not core.root_node]
-    protected.keeps.check(nodes)
+    recount_keeps(protected.keeps, nodes)
     kept = [leaf for leaf in nodes if leaf.keep_until is not None and leaf.keep_until > now]
     assert sum(leaf.length for leaf in kept) <= protected.keeps.budget.tokens
-    protected.awaited.check(nodes)
+    recount_awaited(protected.awaited, nodes)

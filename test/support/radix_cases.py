@@ -4,6 +4,7 @@ from canopy_lab.sim.requests import to_requests
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy
+from support.tree_recount import recount
 
 BLOCK_TOKENS = 10
 
@@ -30,5 +31,5 @@ def play(policy, capacity, paths, *, output_tokens=1, **options):
     ]
     for request in to_requests(trace):
         tree.access(request)
-        tree.verify()
+        recount(tree)
     return cuts

@@ -18,6 +18,7 @@ from sglang_canopy.whatif.sampled_caches import (
     as_sampled,
     block_number,
 )
+from support.tree_recount import recount
 
 BLOCK = 16
 
@@ -45,7 +46,7 @@ def serve(policy, given, blocks, verify=False):
     for entry in given:
         saved += tree.access(request(*entry)) * BLOCK
         if verify:
-            tree.verify()
+            recount(tree)
     return saved
 
 

@@ -104,7 +104,6 @@ def simulate(
     optional_caching: bool = False,
     on_evict: Callable[[Evicted], None] | None = None,
     on_request: Callable[[Request, int], None] | None = None,
-    verify_every: int = 0,
 ) -> SimResult:
     """Serve ``trace`` in order from an empty cache of ``capacity_blocks``.
 
@@ -112,7 +111,7 @@ def simulate(
     (``randomise_categories``); a policy without a reuse model gets the trace's labels shuffled.
     The result's tail is measured against ``threshold_tokens``. With ``optional_caching`` a request
     need not be cached (``policy/block_tree.py``). ``on_request(request, hit_tokens)`` is called after
-    each request. ``verify_every`` n > 0 recounts the whole tree every n requests (slow; for tests).
+    each request.
 
     Raises ``CanopyError`` for an empty or unsorted trace, or for mixed block sizes.
     """
@@ -149,12 +148,8 @@ def simulate(
         uncached.append(prompt - hit_tokens)
         if on_request is not None:
             on_request(request, hit_tokens)
-        if verify_every and len(uncached) % verify_every == 0:
-            tree.verify()
     if tree is None:
         raise CanopyError("the trace has no requests; give a trace with requests")
-    if verify_every:
-        tree.verify()
     left = np.frombuffer(uncached, dtype=np.int64)
     p50, p90, p95, p99 = (float(p) for p in np.percentile(left, (50, 90, 95, 99)))
     tel, violations = None, None

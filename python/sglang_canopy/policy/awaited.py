@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 
 from sglang_canopy.policy.keep import TokenBudget
 from sglang_canopy.records import Leaf
@@ -64,19 +64,6 @@ class Awaited:
     def _charge(self, leaf: Leaf, until: float, tenant: Hashable, tokens: int) -> None:
         self._charges[leaf] = (until, tenant, tokens)
         leaf.awaited_until = until
-
-    def check(self, leaves: Iterable[Leaf]) -> None:
-        """Recount against the tree's nodes. Raises ``AssertionError`` that names the difference."""
-        alive = set(leaves)
-        assert self._charges.keys() <= alive, "a node that is gone is charged"
-        protected = {leaf for leaf in alive if leaf.awaited_until is not None}
-        assert protected == self._charges.keys(), "a node is protected and not charged"
-        charged = sum(tokens for _, _, tokens in self._charges.values())
-        assert charged == self.budget.tokens, (charged, self.budget.tokens)
-        protected_tokens = sum(leaf.length for leaf in protected)
-        assert protected_tokens <= charged, (
-            f"{protected_tokens} tokens are protected, {charged} are charged"
-        )
 
     def __iter__(self) -> Iterator[Leaf]:
         """Iterate over a copy of the protected leaves."""

@@ -211,34 +211,6 @@ class RadixTree:
         """Iterate over all nodes except the root, parents first."""
         return descendants(self.root)
 
-    def verify(self) -> None:
-        """Recount all fields. Raises ``AssertionError`` that names the difference."""
-        used, evictable = 0, set()
-        self.keeps.check(self.nodes())
-        for node in self.nodes():
-            parent, tokens = node.parent, self.block_tokens
-            assert parent is not None, f"node {node.blocks[:4]} has no parent"
-            assert node.blocks, "an empty node stayed in the tree"
-            assert parent.children.get(node.blocks[0]) is node, f"misfiled child {node.blocks[:4]}"
-            assert node.length == len(node.blocks) * tokens, f"length of {node.blocks[:4]}"
-            assert node.offset == parent.offset + parent.length, f"offset of {node.blocks[:4]}"
-            assert node.last_access <= parent.last_access or parent is self.root, (
-                f"{node.blocks[:4]} was used at {node.last_access}, its parent only at "
-                f"{parent.last_access}"
-            )
-            if node.hits == 0:  # its request is in flight
-                assert node.locks or node.children, f"{node.blocks[:4]} was never marked used"
-            used += len(node.blocks)
-            if not node.children and not node.locks:
-                evictable.add(id(node))
-        assert used == self.used_blocks, f"{used} blocks in the tree, {self.used_blocks} counted"
-        assert used <= self.capacity_blocks, f"{used} blocks in a cache of {self.capacity_blocks}"
-        admitted = [id(leaf) for leaf in self.policy.leaves()]
-        assert len(admitted) == len(set(admitted)), "the policy admitted a leaf twice"
-        assert set(admitted) == evictable, (
-            f"the policy ranks {len(admitted)} leaves, {len(evictable)} are evictable"
-        )
-
     def _path_to(self, node: Node) -> list[Node]:
         """Return the nodes down to ``node``, without the root."""
         path = []

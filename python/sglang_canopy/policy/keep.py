@@ -153,17 +153,6 @@ class Keeps:
         self._charges.clear()
         self._ends.clear()
 
-    def check(self, leaves: Iterable[Leaf]) -> None:
-        """Recount against the tree's nodes. Raises ``AssertionError`` that names the difference."""
-        alive = set(leaves)
-        by_tenant: dict[Hashable, int] = {}
-        for leaf, (tenant, tokens) in self._charges.items():
-            assert leaf in alive, "a node that is gone is charged"
-            assert tokens == leaf.length, f"{tokens} tokens charged for a node of {leaf.length}"
-            by_tenant[tenant] = by_tenant.get(tenant, 0) + tokens
-        assert by_tenant == self.budget.by_tenant, (by_tenant, self.budget.by_tenant)
-        assert self.budget.tokens == sum(by_tenant.values())
-
     def stats(self) -> dict[str, Any]:
         """Return the budget, and the number of paths granted and refused since the start."""
         return {**self.budget.stats(), "granted": self.granted, "refused": self.refused}

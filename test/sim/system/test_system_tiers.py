@@ -17,6 +17,7 @@ from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.ttl.table import Group, TTLTable
 from support.systems import KV, profile, request, rounds
+from support.tree_recount import recount
 
 FAST = {"read_bytes_per_s": 1e9, "write_bytes_per_s": 1e9}
 
@@ -72,7 +73,7 @@ def test_one_cut_is_enough_for_a_need_of_partial_blocks():
     tree.lock(leaf)
     tree.unlock(leaf)  # unlocked nodes may be evicted
     assert tree.evict_device(100) == 112  # seven blocks; six, and then a quantum, would be ten
-    tree.verify()
+    recount(tree)
 
 
 def test_demoted_kv_is_loaded_from_the_host():
@@ -181,10 +182,10 @@ def test_every_token_is_accounted_for_after_every_step(
 
     def step(instance, now):
         plain(instance, now)
-        instance.tree.verify()
+        recount(instance.tree)
         assert instance.tree.private >= 0
         for disk in made.disks:
-            disk.tree.verify()
+            recount(disk.tree)
 
     made._step = step  # type: ignore[method-assign]
     made.serve()

@@ -1,0 +1,77 @@
+"""Recounts of a simulated tree, and of the tokens that budgets are charged for."""
+
+from collections import Counter
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+from sglang_canopy.policy.awaited import Awaited
+from sglang_canopy.policy.block_tree import RadixTree
+from sglang_canopy.policy.keep import Keeps
+from sglang_canopy.records import Leaf
+
+
+def recount(tree: RadixTree) -> None:
+    """Fail if a field of the tree differs from a recount of its nodes."""
+    used, evictable = 0, set()
+    recount_keeps(tree.keeps, tree.nodes())
+    for node in tree.nodes():
+        parent, tokens = node.parent, tree.block_tokens
+        assert parent is not None, f"node {node.blocks[:4]} has no parent"
+        assert node.blocks, "an empty node stayed in the tree"
+        assert parent.children.get(node.blocks[0]) is node, f"misfiled child {node.blocks[:4]}"
+        assert node.length == len(node.blocks) * tokens, f"length of {node.blocks[:4]}"
+        assert node.offset == parent.offset + parent.length, f"offset of {node.blocks[:4]}"
+        assert node.last_access <= parent.last_access or parent is tree.root, (
+            f"{node.blocks[:4]} was used at {node.last_access}, its parent only at "
+            f"{parent.last_access}"
+        )
+        if node.hits == 0:  # its request is in flight
+            assert node.locks or node.children, f"{node.blocks[:4]} was never marked used"
+        used += len(node.blocks)
+        if not node.children and not node.locks:
+            evictable.add(id(node))
+    assert used == tree.used_blocks, f"{used} blocks in the tree, {tree.used_blocks} counted"
+    assert used <= tree.capacity_blocks, f"{used} blocks in a cache of {tree.capacity_blocks}"
+    admitted = [id(leaf) for leaf in tree.policy.leaves()]
+    assert len(admitted) == len(set(admitted)), "the policy admitted a leaf twice"
+    assert set(admitted) == evictable, (
+        f"the policy ranks {len(admitted)} leaves, {len(evictable)} are evictable"
+    )
+
+
+def recounted(monkeypatch: Any) -> None:
+    """Recount every simulated tree after each of its requests."""
+    access = RadixTree.access
+
+    def accessed(tree: RadixTree, request: Any) -> int:
+        hit = access(tree, request)
+        recount(tree)
+        return hit
+
+    monkeypatch.setattr(RadixTree, "access", accessed)
+
+
+def recount_keeps(keeps: Keeps, leaves: Iterable[Leaf]) -> None:
+    """Fail if the budget of keeps differs from a recount of the tree's nodes."""
+    alive = set(leaves)
+    by_tenant: Counter[Hashable] = Counter()
+    for leaf, (tenant, tokens) in keeps._charges.items():
+        assert leaf in alive, "a node that is gone is charged"
+        assert tokens == leaf.length, f"{tokens} tokens charged for a node of {leaf.length}"
+        by_tenant[tenant] += tokens
+    assert by_tenant == keeps.budget.by_tenant, (by_tenant, keeps.budget.by_tenant)
+    assert keeps.budget.tokens == by_tenant.total()
+
+
+def recount_awaited(awaited: Awaited, leaves: Iterable[Leaf]) -> None:
+    """Fail if the budget of waiting requests' prefixes differs from a recount of the tree's nodes."""
+    alive = set(leaves)
+    assert awaited._charges.keys() <= alive, "a node that is gone is charged"
+    protected = {leaf for leaf in alive if leaf.awaited_until is not None}
+    assert protected == awaited._charges.keys(), "a node is protected and not charged"
+    charged = sum(tokens for _, _, tokens in awaited._charges.values())
+    assert charged == awaited.budget.tokens, (charged, awaited.budget.tokens)
+    protected_tokens = sum(leaf.length for leaf in protected)
+    assert protected_tokens <= charged, (
+        f"{protected_tokens} tokens are protected, {charged} are charged"
+    )
