@@ -221,7 +221,7 @@ def _endless() -> Iterator[bytes]:
         yield b" " * (1 << 16)
 
 
-def _said(**custom: Any) -> dict[str, Any]:
+def _body_with(**custom: Any) -> dict[str, Any]:
     return {"text": "x", "sampling_params": {"max_new_tokens": 1, "custom_params": custom}}
 
 
@@ -234,11 +234,11 @@ MALFORMED: tuple[tuple[str, str, Any], ...] = (
     ("POST", "/canopy/hint", b'{"a": "' + b"x" * (1 << 20) + b'"}'),
     ("POST", "/canopy/hint", _endless),
     ("DELETE", "/canopy/documents?extra_key=a&extra_key=b", None),
-    ("POST", "/generate", _said(canopy={"time": 1e308, "hints": "["})),
-    ("POST", "/generate", _said(canopy_keep_s=1e400)),
-    ("POST", "/generate", _said(canopy_keep_s=10**400)),
-    ("POST", "/generate", _said(canopy_category="x" * 100_000)),
-    ("POST", "/generate", _said(canopy_documents=[5, 1])),
-    ("POST", "/generate", _said(canopy_turn="\ud800")),
+    ("POST", "/generate", _body_with(canopy={"time": 1e308, "hints": "["})),
+    ("POST", "/generate", _body_with(canopy_keep_s=1e400)),
+    ("POST", "/generate", _body_with(canopy_keep_s=10**400)),
+    ("POST", "/generate", _body_with(canopy_category="x" * 100_000)),
+    ("POST", "/generate", _body_with(canopy_documents=[5, 1])),
+    ("POST", "/generate", _body_with(canopy_turn="\ud800")),
 )
 """Each must be answered with a refusal."""

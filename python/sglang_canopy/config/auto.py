@@ -72,14 +72,14 @@ def state(server_args: Any, options: ServerOptions, *context: Any) -> tuple[Part
             "order",
             None
             if order == BOUNDED_SHORTEST
-            else _no_order(server_args, *context) or _given(QUEUE_FLAG, order),
+            else _no_order(server_args, *context) or _set_by_flag(QUEUE_FLAG, order),
             order,
         ),
         _part(
             "write policy",
             ("there is no host tier", "add --enable-hierarchical-cache")
             if not host
-            else (None if written == WRITTEN else _given(WRITE_POLICY, written)),
+            else (None if written == WRITTEN else _set_by_flag(WRITE_POLICY, written)),
             written if host else "none",
         ),
         _part(
@@ -96,14 +96,14 @@ def _part(name: str, reason: tuple[str, str] | None, runs: str) -> Part:
     return Part(name, True, runs) if reason is None else Part(name, False, runs, *reason)
 
 
-def _given(flag: str, value: str) -> tuple[str, str]:
+def _set_by_flag(flag: str, value: str) -> tuple[str, str]:
     return f"{flag} {value} was given", f"leave out {flag}"
 
 
 def _no_order(server_args: Any, *context: Any) -> tuple[str, str] | None:
     """Return the reason to keep SGLang's queue order, and its remedy; or ``None``."""
     if server_args.schedule_policy != "fcfs":
-        return _given("--schedule-policy", server_args.schedule_policy)
+        return _set_by_flag("--schedule-policy", server_args.schedule_policy)
     refusals = list(applying(QUEUE, server_args, *context))
     if not refusals:
         return None

@@ -114,7 +114,7 @@ class Memory:
         self._segments: dict[Part, Segment] = {}
         self._of_sentence: dict[str, Segment] = {}
         self._of_conversation: dict[str, int] = {}
-        self._made = self._read = 0
+        self._segments_created = self._read = 0
 
     def prompt(self, logged: LoggedPrompt, parts: tuple[Part, ...]) -> Prompt:
         """Return ``logged`` as segments, not remembered yet."""
@@ -127,8 +127,8 @@ class Memory:
     def _segment(self, part: Part) -> Segment:
         segment = self._segments.get(part)
         if segment is None:
-            segment = self._segments[part] = Segment(part, self._made)
-            self._made += 1
+            segment = self._segments[part] = Segment(part, self._segments_created)
+            self._segments_created += 1
         return segment
 
     def endless_hit(self, prompt: Prompt) -> tuple[int, int]:

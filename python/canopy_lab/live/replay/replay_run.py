@@ -57,7 +57,7 @@ class Replay:
         self._rate = rate
         self._forced = False
         self._jobs: list[ReplayRequest] = []
-        self._made: Materialiser | None = None
+        self._prompts: Materialiser | None = None
         self._left_out = 0
         self._session: aiohttp.ClientSession | None = None
         self._server: Mapping[str, Any] = {}
@@ -107,7 +107,7 @@ class Replay:
             vocabulary = usable_tokens(tokenizer)
         self._server = self._ask_server(args)
         most = self.args.max_request_tokens or self._holds()
-        self._jobs, self._made, self._left_out = options.build_jobs(self.args, vocabulary, most)
+        self._jobs, self._prompts, self._left_out = options.build_jobs(self.args, vocabulary, most)
         if self._left_out:
             print(f"Left out {self._left_out} requests of more than {most} tokens.")
         self._vocabulary = vocabulary
@@ -196,12 +196,12 @@ class Replay:
             )
 
     async def _request(self, job: ReplayRequest, schedule: Schedule, bar: Any) -> None:
-        assert self._made is not None
+        assert self._prompts is not None
         custom = dict(job.labels)
         wanted: list[int] = []
         if self._forced:
-            custom[FORCE_OUTPUT] = wanted = self._made.output(job.planned)
-        prompt = self._made.prompt(job.planned)
+            custom[FORCE_OUTPUT] = wanted = self._prompts.output(job.planned)
+        prompt = self._prompts.prompt(job.planned)
         job.reply = await self._send(prompt, job.planned.output_tokens, custom)
         if job.reply.ok and self._forced and self.dialect.native and job.reply.output_ids != wanted:
             job.reply.error = "the response is not the forced output"

@@ -69,9 +69,9 @@ class RunningBatch:
             gone.append(self._retract())
             room = (tree.free + tree.evictable) // len(self.jobs)
         if gone:
-            made = sum([self._made(entry) for entry in self.jobs])
+            generated = sum([self._generated(entry) for entry in self.jobs])
             limits = sum([job.max_new for _, _, job in self.jobs])
-            self.ratio.retracted(made, limits, len(self.jobs))
+            self.ratio.retracted(generated, limits, len(self.jobs))
         self._plan_segment(now, max(1, min(self.jobs[0][0] - self._steps, room)))
         return gone
 
@@ -122,8 +122,8 @@ class RunningBatch:
 
     def _retract(self) -> SimulatedRequest:
         """Retract the job with the least output; free its memory and room for further steps."""
-        entry = min(self.jobs, key=lambda entry: (self._made(entry), -entry[2].prompt))
-        job, generated = entry[2], self._made(entry)
+        entry = min(self.jobs, key=lambda entry: (self._generated(entry), -entry[2].prompt))
+        job, generated = entry[2], self._generated(entry)
         self.jobs.remove(entry)
         heapq.heapify(self.jobs)
         self._reservation.remove(job)
@@ -142,7 +142,7 @@ class RunningBatch:
         job.done = 0
         return job
 
-    def _made(self, entry: tuple[int, int, SimulatedRequest]) -> int:
+    def _generated(self, entry: tuple[int, int, SimulatedRequest]) -> int:
         """Return the tokens that a running job has generated."""
         finish, _, job = entry
         return job.output - (finish - self._steps)
