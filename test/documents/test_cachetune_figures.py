@@ -23,13 +23,13 @@ def test_prompts_side_by_side_get_the_logits_of_each_alone(llama, ids):
 
     prompts, last = [ids[:50], ids[60:110], ids[120:170]], ids[200:203]
     caches = []
-    for one in prompts:
+    for prompt in prompts:
         caches.append(dense_cache(llama, 51))
-        engine.prefill(llama, one, caches[-1])
+        engine.prefill(llama, prompt, caches[-1])
     together = side_by_side(llama, caches, torch.tensor([50]), last[:, None])
-    for one, token, logits in zip(prompts, last, together):
+    for prompt, token, logits in zip(prompts, last, together):
         cache = dense_cache(llama, 51)
-        alone = engine.prefill(llama, torch.cat([one, token[None]]), cache)
+        alone = engine.prefill(llama, torch.cat([prompt, token[None]]), cache)
         assert torch.allclose(logits[0], llama.logits(alone[-1:])[0], atol=1e-4)
 
 
@@ -47,12 +47,12 @@ def test_arms_are_compared_on_the_same_questions():
     from cachetune.quality import by_arm
 
     full = {"cpu_s": 4.0, "run": 1.0, "kl": 0.0, "top1": 1.0}
-    found = by_arm(
+    summary = by_arm(
         [{"full": full, "a": {"cpu_s": 1.0, "run": 0.2, "kl": k, "top1": 1.0}} for k in (0.1, 0.3)]
     )
-    assert found["a"]["kl_by_question"] == [0.1, 0.3]
-    assert (found["a"]["kl"], found["a"]["kl_se"]) == (0.2, 0.1)
-    assert found["a"]["speedup"] == 4.0
+    assert summary["a"]["kl_by_question"] == [0.1, 0.3]
+    assert (summary["a"]["kl"], summary["a"]["kl_se"]) == (0.2, 0.1)
+    assert summary["a"]["speedup"] == 4.0
 
 
 def test_questions_hold_their_answers(data_dir):

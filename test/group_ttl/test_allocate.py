@@ -63,11 +63,11 @@ def test_an_interval_that_was_cut_off_is_not_one_that_ended() -> None:
     # Half of the pages return after 4 s; the others were observed for 2 s only.
     group = np.zeros(4, dtype=np.int64)
     gaps = np.array([4.0, 4.0, np.inf, np.inf])
-    found = histograms(
+    intervals = histograms(
         group, np.arange(4), gaps, np.array([9.0, 9.0, 2.0, 2.0]), np.full(4, 10), 1, 10.0
     )
-    assert found.exact().hits[0, -1] == 20
-    assert found.expected().hits[0, -1] == pytest.approx(40)
+    assert intervals.exact().hits[0, -1] == 20
+    assert intervals.expected().hits[0, -1] == pytest.approx(40)
 
 
 def test_sparse_groups_shrink_to_the_overall_curve() -> None:
@@ -118,10 +118,10 @@ def problems(draw: st.DrawFn, most: int) -> tuple[Curves, float]:
 @given(problems(most=3))
 def test_it_is_near_brute_force_and_never_below_one_ttl(problem: tuple[Curves, float]) -> None:
     curves, budget = problem
-    found = allocate(curves, budget)
-    assert found.mean_tokens <= budget * (1 + 1e-6)
+    allocation = allocate(curves, budget)
+    assert allocation.mean_tokens <= budget * (1 + 1e-6)
     one = fixed_step(curves, budget)
-    assert found.hits >= curves.hits[:, one].sum()
+    assert allocation.hits >= curves.hits[:, one].sum()
     # An optimal solution only uses TTLs at which the hits rise.
     steps = [np.flatnonzero(np.diff(row, prepend=-1.0)) for row in curves.hits]
     best = max(
@@ -131,7 +131,7 @@ def test_it_is_near_brute_force_and_never_below_one_ttl(problem: tuple[Curves, f
     )
     largest = max(np.diff(row, prepend=0.0).max() for row in curves.hits)
     # A solution on the envelope is within one step of the optimum.
-    assert found.hits >= best - largest - 1e-6
+    assert allocation.hits >= best - largest - 1e-6
 
 
 @given(problems(most=8))

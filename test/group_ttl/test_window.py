@@ -22,13 +22,13 @@ def two_tenants(seconds: float, *, start: int = 0) -> list[Request]:
     """Two tenants below a shared prompt: one returns every 2 s, one with more tokens every 45 s. Both have payloads that never repeat."""
     fresh = iter(range(10_000 + start, 10**9))
     times = [(t, QUICK) for t in range(0, int(seconds), 2)]
-    made: list[Request] = []
+    requests: list[Request] = []
     times += [(t + 0.5, SLOW) for t in range(0, int(seconds), 45)]
     for time_s, tenant in sorted(times):
         kept = range(tenant, tenant + (2 if tenant == QUICK else 40))
         new = [next(fresh) for _ in range(10 if tenant == QUICK else 1)]
-        made.append((start + time_s, (UNIVERSAL, *kept, *new), str(tenant)))
-    return made
+        requests.append((start + time_s, (UNIVERSAL, *kept, *new), str(tenant)))
+    return requests
 
 
 def seen(seconds: float = 3600.0) -> Paths:

@@ -34,15 +34,15 @@ def built(tmp_path, match, *options):
         text=True,
         timeout=1700,
     )
-    found = json.loads(out.read_text()) if out.exists() else []
+    builds = json.loads(out.read_text()) if out.exists() else []
     assert done.returncode == 0, done.stdout + done.stderr
-    assert found
-    assert all(b["registers"] > 0 for b in found)
-    assert all(b["spill_bytes"] == 0 for b in found)
-    assert all(b["shared_bytes"] <= ahead.SHARED_BYTES[b["arch"]] for b in found)
-    for b in found:
+    assert builds
+    assert all(b["registers"] > 0 for b in builds)
+    assert all(b["spill_bytes"] == 0 for b in builds)
+    assert all(b["shared_bytes"] <= ahead.SHARED_BYTES[b["arch"]] for b in builds)
+    for b in builds:
         assert KNOWN.get((b["arch"], b["config"]), b) == b, "write the table's file anew"
-    return found
+    return builds
 
 
 @cache
@@ -52,12 +52,12 @@ def kernels_in_the_source() -> set[str]:
     for folder in ("python", "sgl-kernel", "benchmark", "scripts"):
         for file in (ROOT / folder).rglob("*.py"):
             text = file.read_text(encoding="utf-8")
-            for one in ast.walk(ast.parse(text)) if "triton.jit" in text else ():
-                if not isinstance(one, ast.FunctionDef):
+            for function in ast.walk(ast.parse(text)) if "triton.jit" in text else ():
+                if not isinstance(function, ast.FunctionDef):
                     continue
-                if any(ast.unparse(d).startswith("triton.jit") for d in one.decorator_list):
-                    names = (n.id for n in ast.walk(one) if isinstance(n, ast.Name))
-                    jitted[one.name] = set(names) - {one.name}
+                if any(ast.unparse(d).startswith("triton.jit") for d in function.decorator_list):
+                    names = (n.id for n in ast.walk(function) if isinstance(n, ast.Name))
+                    jitted[function.name] = set(names) - {function.name}
     return set(jitted) - set().union(*jitted.values())
 
 

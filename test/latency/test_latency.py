@@ -23,29 +23,29 @@ def report(ttft, *, due=None, end=None, prompt=None, sessions=None, **options) -
 
 
 def test_the_warm_up_is_excluded_by_due_time():
-    made = report([9.0, 1.0, 1.0, 3.0, 9.0], due=[0, 3, 2, 1.5, 1], warm_up_share=0.4)
-    assert made.requests == 3
-    assert made.ttft_s.mean == pytest.approx(5 / 3)
-    assert made.ttft_s.max == 3.0
+    latencies = report([9.0, 1.0, 1.0, 3.0, 9.0], due=[0, 3, 2, 1.5, 1], warm_up_share=0.4)
+    assert latencies.requests == 3
+    assert latencies.ttft_s.mean == pytest.approx(5 / 3)
+    assert latencies.ttft_s.max == 3.0
 
 
 def test_deciles_are_by_the_length_of_prompts():
     ttft = [float(i % 10) for i in range(100)]
-    made = report(ttft, prompt=[(i % 10) * 50 for i in range(100)], warm_up_share=0.0)
-    assert [d.requests for d in made.deciles] == [10] * 10
-    assert [d.ttft_s.mean for d in made.deciles] == [float(i) for i in range(10)]
-    assert [d.longest_tokens for d in made.deciles] == [i * 50 for i in range(10)]
+    latencies = report(ttft, prompt=[(i % 10) * 50 for i in range(100)], warm_up_share=0.0)
+    assert [d.requests for d in latencies.deciles] == [10] * 10
+    assert [d.ttft_s.mean for d in latencies.deciles] == [float(i) for i in range(10)]
+    assert [d.longest_tokens for d in latencies.deciles] == [i * 50 for i in range(10)]
 
 
 def test_a_session_lasts_from_its_first_request_to_its_last_answer():
-    made = report(
+    latencies = report(
         [1.0, 1.0, 1.0], due=[0, 10, 4], end=[2, 30, 5], sessions=["a", "a", "b"],
         warm_up_share=0.0,
     )  # fmt: skip
-    assert made.sessions == 2
-    assert made.sessions_per_hour == pytest.approx(2 * 3600 / 30)
-    assert made.session_s.max == 30
-    assert made.session_s.p50 == pytest.approx((30 + 1) / 2)
+    assert latencies.sessions == 2
+    assert latencies.sessions_per_hour == pytest.approx(2 * 3600 / 30)
+    assert latencies.session_s.max == 30
+    assert latencies.session_s.p50 == pytest.approx((30 + 1) / 2)
 
 
 @given(ratio=st.floats(0.3, 3.0), seed=st.integers(0, 50))
@@ -91,11 +91,11 @@ def test_a_system_without_a_limit_is_named():
     unit=st.sampled_from(["ms", "s", "min", "h"]),
 )
 def test_a_target_is_read_as_it_is_written(statistic, metric, amount, unit):
-    made = report([1.0, 2.0, 50.0, 4.0], warm_up_share=0.0)
+    latencies = report([1.0, 2.0, 50.0, 4.0], warm_up_share=0.0)
     seconds = round(amount, 3) * {"ms": 1e-3, "s": 1, "min": 60, "h": 3600}[unit]
-    actual = dataclasses.asdict(made)[f"{metric}_s"][statistic]
+    actual = dataclasses.asdict(latencies)[f"{metric}_s"][statistic]
     slo = parse_slo(f"{statistic}_{metric} < {round(amount, 3)}{unit}")
-    assert slo.met(made) == (actual < seconds)
+    assert slo.met(latencies) == (actual < seconds)
 
 
 def test_several_targets_must_all_be_met():

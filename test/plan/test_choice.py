@@ -99,11 +99,11 @@ def test_limits_that_exclude_each_other_both_bind_or_the_missed_one_does():
 
 def test_extremes_take_the_cheapest_of_nearly_equal_ones():
     baseline = row(128, 1.0, 1150.0, 6.0)
-    found = extremes(ROWS, baseline)
-    assert found["most throughput"] is ROWS[1]  # 0.04 % less than the dearest
-    assert found["least mean TTFT"] is ROWS[3]
-    assert found["least cost"] is ROWS[0]
-    assert found["cheapest as good as fixed"] is ROWS[1]
+    choices = extremes(ROWS, baseline)
+    assert choices["most throughput"] is ROWS[1]  # 0.04 % less than the dearest
+    assert choices["least mean TTFT"] is ROWS[3]
+    assert choices["least cost"] is ROWS[0]
+    assert choices["cheapest as good as fixed"] is ROWS[1]
     gains = gains_over(ROWS[1], baseline)
     assert gains["throughput_gain"] == pytest.approx(1200 / 1150 - 1)
     assert gains["mean_ttft_saved"] == 0

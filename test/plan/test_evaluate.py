@@ -88,10 +88,10 @@ def test_processes_give_the_rows_of_this_one():
 
 def test_a_configuration_or_an_equal_system_is_simulated_once():
     same = replace(SOME[2], disk="io2")
-    given = work()
-    disk = replace(given.prices.disks["gp3"], name="io2")
-    given.prices = replace(given.prices, disks={**given.prices.disks, "io2": disk})
-    with Evaluator(given) as evaluate:
+    inputs = work()
+    disk = replace(inputs.prices.disks["gp3"], name="io2")
+    inputs.prices = replace(inputs.prices, disks={**inputs.prices.disks, "io2": disk})
+    with Evaluator(inputs) as evaluate:
         (before,) = evaluate([SOME[2]])
         again, other = evaluate([SOME[2], same])
         assert evaluate.simulated == 1

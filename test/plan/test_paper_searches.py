@@ -29,11 +29,11 @@ def test_cost_regret_sees_what_dominated_volume_does_not(search):
     grid = [row(1.0 + 0.25 * i, 110.0 - 10 * i / 36) for i in range(37)]
     grid += [row(40.0, 200.0)]  # far behind on everything
     judge = search.Judge.from_rows(grid, grid)
-    whole, one = judge.measures(grid), judge.measures(grid[:1])
+    whole, first_row = judge.measures(grid), judge.measures(grid[:1])
     assert (whole["of_grid"], whole["regret"], whole["unmet"]) == (1.0, 0.0, 0.0)
-    assert one["of_grid"] > 0.85
-    assert one["unmet"] == 0.0
-    assert one["regret"] == pytest.approx(0.07, abs=0.03)
+    assert first_row["of_grid"] > 0.85
+    assert first_row["unmet"] == 0.0
+    assert first_row["regret"] == pytest.approx(0.07, abs=0.03)
     assert judge.measures(grid[36:37])["unmet"] > 0.5
 
 

@@ -111,13 +111,13 @@ def test_the_choice_is_that_of_simulating_everything(name):
     ]
     for texts, minimise in wishes:
         limits, wanted = parse_constraints(texts), METRICS[minimise]
-        found = confirm(guessed, lambda cs: [real[c] for c in cs], limits, wanted)
+        confirmed = confirm(guessed, lambda cs: [real[c] for c in cs], limits, wanted)
         best = choose(list(real.values()), limits, wanted)
         # Differences of under a thousandth are called none (choice.py).
-        mine, theirs = (row[wanted.key] for row in (found.choice.row, best.row))
+        mine, theirs = (row[wanted.key] for row in (confirmed.choice.row, best.row))
         assert mine == pytest.approx(theirs, rel=1e-3), (texts, minimise)
-        assert found.choice.feasible == best.feasible
-        assert found.choice.row is real[found.choice.row.configuration]  # not predicted
+        assert confirmed.choice.feasible == best.feasible
+        assert confirmed.choice.row is real[confirmed.choice.row.configuration]  # not predicted
 
 
 SOME = [Configuration(dram_gib=float(d)) for d in (0, *range(8, 200, 4))]
@@ -138,11 +138,11 @@ def test_a_prediction_that_is_off_steadily_loses_no_choice(factor, tilt, limit_a
     real = {c: truth(c) for c in SOME}
     limit = real[SOME[limit_at]]["p99_ttft_s"] * 1.0001
     limits = parse_constraints([f"p99_ttft<{limit}s"])
-    found = confirm(
+    confirmed = confirm(
         {c: row(c) for c in SOME}, lambda cs: [real[c] for c in cs], limits, METRICS["cost"]
     )
     best = choose(list(real.values()), limits, METRICS["cost"])
-    assert found.choice.row.configuration == best.row.configuration
+    assert confirmed.choice.row.configuration == best.row.configuration
 
 
 # ---- in a plan ----

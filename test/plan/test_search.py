@@ -58,15 +58,15 @@ class Cache:
 def share_of_grid(model, space=SPACE, finer=GRID, **options):
     """(hypervolume against the finer grid's, evaluations against the grid's, result)."""
     grid = dict(zip(finer.grid(), model(finer.grid())))
-    found = search(
+    outcome = search(
         space, OBJECTIVES, model, certain_of=model.certain_of, options=SearchOptions(**options)
     )
-    points = OBJECTIVES.matrix([*grid.values(), *found.rows.values()])
+    points = OBJECTIVES.matrix([*grid.values(), *outcome.rows.values()])
     scale = Scale.of(points)
     volume, whole = (
-        scale.hypervolume(OBJECTIVES.matrix(rows.values())) for rows in (found.rows, grid)
+        scale.hypervolume(OBJECTIVES.matrix(rows.values())) for rows in (outcome.rows, grid)
     )
-    return volume / whole, len(found.rows) / len(grid), found
+    return volume / whole, len(outcome.rows) / len(grid), outcome
 
 
 MODELS = [(w, h, g, b) for w in (40.0, 300.0, 2000.0) for h in (20.0, 300.0) for g, b in ((0.0, 0.3), (0.2, 0.8))]  # fmt: skip
@@ -166,10 +166,10 @@ def test_a_cliff_at_the_end_of_dram_is_seen():
 
 
 def test_the_limit_of_evaluations_is_kept_and_reported():
-    _, _, found = share_of_grid(Cache(), evaluations=20)
-    assert len(found.rows) == 20
-    assert found.out_of_budget
-    assert found.left > SearchOptions().tolerance
+    _, _, outcome = share_of_grid(Cache(), evaluations=20)
+    assert len(outcome.rows) == 20
+    assert outcome.out_of_budget
+    assert outcome.left > SearchOptions().tolerance
     assert not share_of_grid(Cache(group_gain=0.0))[2].out_of_budget
 
 

@@ -42,8 +42,8 @@ def row(c):
     return Evaluated(c, {})
 
 
-def planned(c, given=None, **about):
-    return server_plan(row(c), given or work(), about, "/kv")
+def planned(c, inputs=None, **about):
+    return server_plan(row(c), inputs or work(), about, "/kv")
 
 
 def test_sizes_policies_and_a_fixed_ttl_reach_the_file(tmp_path):
@@ -64,9 +64,9 @@ def test_sglang_reads_the_file_with_canopys_flags(tmp_path):
     pytest.importorskip("sglang")
     from sglang_canopy.doctor import command_line
 
-    given = with_groups(SERVER_HASH)
-    given.policy_configs = {"wa": {"min_samples": 9}}
-    config, notes = planned(replace(WITH_DISK, ttl="group", disk_gib=8.0), given)
+    inputs = with_groups(SERVER_HASH)
+    inputs.policy_configs = {"wa": {"min_samples": 9}}
+    config, notes = planned(replace(WITH_DISK, ttl="group", disk_gib=8.0), inputs)
     path = tmp_path / "plan.yaml"
     write_config(path, config, notes)
     args = command_line.parse(["--model-path", "/none", "--config", str(path)])
@@ -74,7 +74,7 @@ def test_sglang_reads_the_file_with_canopys_flags(tmp_path):
     assert args.radix_eviction_policy == "wa"
     tiers = tier_options(TierFlags(**from_args(TierFlags, args)))
     assert tiers.host == PolicyChoice("wa", {"min_samples": 9})
-    assert tiers.ttl == given.group_table(16.0)
+    assert tiers.ttl == inputs.group_table(16.0)
     assert tiers.host_bytes == round(1.5 * GIB)
     assert not command_line.refused(args)
 
@@ -89,12 +89,12 @@ def test_without_a_disk_no_disk_is_mentioned():
 
 def test_every_setting_that_was_simulated_is_in_the_file():
     c = replace(WITH_DISK, page_size=64, prefetch_policy="wait_complete", write_policy="write_back")
-    given = work()
+    inputs = work()
     settings = ServerSettings(max_running_requests=32, mem_fraction_static=0.8)
-    given.engine = replace(given.engine, settings=settings)
-    settings = ServerSettings.from_flags(planned(c, given)[0])
+    inputs.engine = replace(inputs.engine, settings=settings)
+    settings = ServerSettings.from_flags(planned(c, inputs)[0])
     assert settings.over(SGLANG_DEFAULTS) == settings, "nothing is left to a default"
-    simulated = system_of(c, given.engine, given.prices, {})
+    simulated = system_of(c, inputs.engine, inputs.prices, {})
     assert (settings.page_size, settings.hicache_storage_prefetch_policy) == (64, "wait_complete")
     assert settings.hicache_write_policy == simulated.write_policy == "write_back"
     assert settings.max_running_requests == simulated.max_running == 32
@@ -118,10 +118,10 @@ def test_a_pool_that_was_assumed_is_not_set():
 
 
 def test_a_shared_store_is_lent_in_equal_parts():
-    given = work()
-    store = replace(given.prices.disk("efs"), shared=True, billing="provisioned")
-    given.prices = replace(given.prices, disks={"store": store})
-    config, _ = planned(replace(WITH_DISK, disk="store", disk_gib=8.0), given)
+    inputs = work()
+    store = replace(inputs.prices.disk("efs"), shared=True, billing="provisioned")
+    inputs.prices = replace(inputs.prices, disks={"store": store})
+    config, _ = planned(replace(WITH_DISK, disk="store", disk_gib=8.0), inputs)
     assert config["hicache-storage-backend-extra-config"]["global_segment_size"] == 4 * 2**30
     assert config["hicache-storage-backend"] == "mooncake"
     assert "canopy-disk-eviction" not in config
@@ -129,12 +129,12 @@ def test_a_shared_store_is_lent_in_equal_parts():
 
 def with_groups(ids):
     """Return a table whose groups do not depend on a window's confidence."""
-    given = work(ids)
+    inputs = work(ids)
     # Two disks of 8 GiB: what their TTLs may use together.
-    given._tables[16.0, 1.0] = TTLTable(
+    inputs._tables[16.0, 1.0] = TTLTable(
         (Group(17, 60.0), Group(99, 5.0)), 300.0, 64, ids, {"k1": 45.0}
     )
-    return given
+    return inputs
 
 
 def test_groups_of_another_trace_are_omitted_with_a_note():

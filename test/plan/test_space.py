@@ -80,8 +80,8 @@ def test_sizes_reach_the_largest_and_none_is_below_the_least():
 
 
 @given(st.floats(1e-3, 1e6), st.floats(1e-3, 1e6))
-def test_midpoints_differ_from_both_sizes(one, other):
-    low, high = sorted((round_size(one), round_size(other)))
+def test_midpoints_differ_from_both_sizes(first, second):
+    low, high = sorted((round_size(first), round_size(second)))
     middle = between(low, high)
     if middle is None:
         assert high <= low * 1.13
@@ -110,9 +110,9 @@ def test_sizes_as_text():
 @pytest.mark.parametrize("reusable_gib", [0.25, 0.1, 0.0])
 def test_host_memory_never_exceeds_the_traces_reusable_kv(asked_gib, instances, reusable_gib):
     request = PlanRequest(dram_gib=asked_gib, instances=instances, disks=())
-    made = make_space(request, 0.25, load_prices("local-nvme"), reusable_gib=reusable_gib)
-    totals = [c.instances * c.dram_gib for c in made.grid()]
+    space = make_space(request, 0.25, load_prices("local-nvme"), reusable_gib=reusable_gib)
+    totals = [c.instances * c.dram_gib for c in space.grid()]
     assert max(totals) == pytest.approx(reusable_gib)
-    assert len(totals) == made.count()
-    for c in made.grid():
-        assert all(made.fits(other) for other in made.alternatives(c))
+    assert len(totals) == space.count()
+    for c in space.grid():
+        assert all(space.fits(other) for other in space.alternatives(c))

@@ -33,12 +33,12 @@ START = datetime.datetime(2026, 11, 22, tzinfo=datetime.UTC)
 def prompts(count=150):
     """(seconds, tokens): conversations that grow, faster than is comfortable."""
     draw = np.random.default_rng(0)
-    seconds, told = 0.0, {}
+    seconds, history = 0.0, {}
     for _ in range(count):
         seconds += float(draw.exponential(0.12))
         who = int(draw.integers(12))
-        told[who] = [*told.get(who, [])[:3000], *draw.integers(0, 30_000, 400).tolist()]
-        yield seconds, list(told[who])
+        history[who] = [*history.get(who, [])[:3000], *draw.integers(0, 30_000, 400).tolist()]
+        yield seconds, list(history[who])
 
 
 def line(kind, seconds, body):
@@ -82,11 +82,11 @@ def read(log):
 
 def test_a_right_prediction_has_no_error(served):
     trace, seen = read(served)
-    found = validate(trace, seen, system_of_plan(PLAN, PROFILE), scaled(PROFILE, 1.5))
+    validation = validate(trace, seen, system_of_plan(PLAN, PROFILE), scaled(PROFILE, 1.5))
     for name in ("mean_ttft_s", "p50_ttft_s", "p99_ttft_s", "throughput_tokens_per_s"):
-        assert abs(found.error(name)) < 0.01, name
-    assert abs(found.error("token_hit_ratio")) < 0.001
-    assert 0.2 < found.seen["token_hit_ratio"] < 1
+        assert abs(validation.error(name)) < 0.01, name
+    assert abs(validation.error("token_hit_ratio")) < 0.001
+    assert 0.2 < validation.seen["token_hit_ratio"] < 1
 
 
 def test_a_wrong_profile_is_seen_and_recalibrated(served):
@@ -133,10 +133,10 @@ def test_flushed_kv_is_not_predicted_to_be_hit(tmp_path, capsys):
     write_config(plan, PLAN, {})
     command = ["validate", str(log), "--plan", str(plan), "--profile", PROFILE.name]
     assert main([*command, "--json-out", str(out)]) == 0
-    found = json.loads(out.read_text())
-    assert abs(found["errors"]["token_hit_ratio"]) < 0.001
-    assert abs(found["errors"]["mean_ttft_s"]) < 0.01
-    assert found["requests"] == 36
+    validation = json.loads(out.read_text())
+    assert abs(validation["errors"]["token_hit_ratio"]) < 0.001
+    assert abs(validation["errors"]["mean_ttft_s"]) < 0.01
+    assert validation["requests"] == 36
     assert "flushed" in capsys.readouterr().out
 
 
@@ -188,12 +188,12 @@ def one_after_another(count=40, took=0.03):
     """Return (seconds, tokens) of a client that waits for each answer and mostly repeats its prompts, and
     the hits of an endless cache."""
     draw = np.random.default_rng(1)
-    asked, cached, known = [], [], set()
+    asked, cached, sessions = [], [], set()
     for at in range(count):
         who = int(draw.integers(6))
         asked.append((at * 1.5 * took, [7000 + 10 * who, *range(8000, 8192)]))
-        cached.append(192 if who in known else 0)
-        known.add(who)
+        cached.append(192 if who in sessions else 0)
+        sessions.add(who)
     return asked, np.array(cached), np.full(count, took)
 
 

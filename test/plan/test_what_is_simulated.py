@@ -42,27 +42,27 @@ def prompt(number, time_s, blocks=16, category="default", first=0):
 
 
 def test_settings_are_sglangs_defaults_unless_planned():
-    given = work([prompt(1, 0.0)], disk_class())
+    inputs = work([prompt(1, 0.0)], disk_class())
     c = Configuration(dram_gib=1.0, disk="d", disk_gib=4.0)
-    config = system_of(c, given.engine, given.prices, {})
+    config = system_of(c, inputs.engine, inputs.prices, {})
     assert (config.prefetch_policy, config.page_tokens) == ("timeout", 1)
     assert (config.max_running, config.max_prefill_tokens) == (2048, 16384)
-    engine = replace(given.engine, settings=ServerSettings(prefetch_threshold=16))
+    engine = replace(inputs.engine, settings=ServerSettings(prefetch_threshold=16))
     changed = replace(c, page_size=64, prefetch_policy="wait_complete", schedule_policy="lpm")
-    config = system_of(changed, engine, given.prices, {})
+    config = system_of(changed, engine, inputs.prices, {})
     assert (config.prefetch_policy, config.page_tokens) == ("wait_complete", 64)
     assert (config.prefetch_threshold_tokens, config.schedule_policy) == (64, "lpm")
     with pytest.raises(CanopyError, match="must be a multiple of page_size 48"):
-        system_of(replace(c, page_size=48), engine, given.prices, {})
+        system_of(replace(c, page_size=48), engine, inputs.prices, {})
 
 
 def test_a_prefetch_policy_changes_a_plans_disk_hits():
     """Long prompts that return after the device and the host evicted them."""
     requests = [prompt(at % 12, 3.0 * at, blocks=32) for at in range(48)]
-    given = work(requests, disk_class(base_mib_s=700.0))
+    inputs = work(requests, disk_class(base_mib_s=700.0))
     sizes = {"dram_gib": 48 * KV / GIB, "disk": "d", "disk_gib": 600 * KV / GIB}
     policies = ("best_effort", "timeout", "wait_complete")
-    with Evaluator(given) as evaluate:
+    with Evaluator(inputs) as evaluate:
         rows = evaluate([Configuration(**sizes, prefetch_policy=p) for p in policies])
         (as_planned,) = evaluate([Configuration(**sizes)])
     hits = {p: row["token_hit_ratio_by_tier"]["disk"] for p, row in zip(policies, rows)}
@@ -73,14 +73,14 @@ def test_a_prefetch_policy_changes_a_plans_disk_hits():
 def test_instances_share_no_disk_unless_it_is_sold_as_one():
     """Two instances in turn; each conversation returns to the other instance."""
     requests = [prompt(at // 2, 8.0 * at, blocks=32) for at in range(16)]
-    own, shared = disk_class(), disk_class(name="s", shared=True)
-    given = work(requests, own, shared, routing="round-robin")
+    separate, shared = disk_class(), disk_class(name="s", shared=True)
+    inputs = work(requests, separate, shared, routing="round-robin")
     c = Configuration(2, 48 * KV / GIB, "d", 600 * KV / GIB, prefetch_policy="wait_complete")
-    with Evaluator(given) as evaluate:
+    with Evaluator(inputs) as evaluate:
         alone, together = evaluate([c, replace(c, disk="s")])
     assert alone["token_hit_ratio_by_tier"]["disk"] == 0
     assert together["token_hit_ratio_by_tier"]["disk"] > 0.1
-    hour = own.price_per_hour(c.disk_gib)
+    hour = separate.price_per_hour(c.disk_gib)
     assert alone["cost_per_hour"] - together["cost_per_hour"] == pytest.approx(hour)
 
 
@@ -127,11 +127,11 @@ def test_group_ttls_are_learnt_from_the_whole_trace():
 
 def test_a_row_has_the_outcome_of_its_group_ttls():
     requests = [prompt(at % 40, 2.0 * at, 4) for at in range(400)]
-    given = work(requests, disk_class())
+    inputs = work(requests, disk_class())
     c = Configuration(1, 8 * KV / GIB, "d", 1000 * KV / GIB, ttl="group")
-    with Evaluator(given) as evaluate:
+    with Evaluator(inputs) as evaluate:
         (row,) = evaluate([c])
-    table = given.table_of(c)
+    table = inputs.table_of(c)
     assert row["ttl_table"]["groups"] == len(table.groups)
 
     def with_table(**changed):
@@ -145,10 +145,10 @@ def test_a_row_has_the_outcome_of_its_group_ttls():
 
 def test_if_billed_by_use_ttls_have_room_for_peaks():
     by_use = disk_class(billing="used")
-    given = work([prompt(1, 0.0)], by_use, disk_class(name="fixed"))
+    inputs = work([prompt(1, 0.0)], by_use, disk_class(name="fixed"))
     c = Configuration(1, 1.0, "d", 10.0, ttl="group")
     table = TTLTable()
-    assert system_of(c, given.engine, given.prices, {}, table).disk.capacity_bytes > 10 * GIB
+    assert system_of(c, inputs.engine, inputs.prices, {}, table).disk.capacity_bytes > 10 * GIB
     for other in (replace(c, disk="fixed"), replace(c, ttl=60.0)):
-        config = system_of(other, given.engine, given.prices, {}, table)
+        config = system_of(other, inputs.engine, inputs.prices, {}, table)
         assert config.disk.capacity_bytes == 10 * GIB

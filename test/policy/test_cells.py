@@ -57,12 +57,12 @@ def test_the_least_leaf_equals_a_full_scan_of_the_queue_ends(steps):
         elif step[0] == "refit":
             kinds[step[1]].rank = [float(r) for r in step[2]] + [0.0] * (BINS - len(step[2]))
             cells.reweigh()
-        found = cells.least(now)
+        least = cells.least(now)
         if not live:
-            assert found is None
+            assert least is None
             continue
         ends = scan(live, now)
-        assert (*found[0], found[1]) == min(ends, key=lambda end: end[:4])
+        assert (*least[0], least[1]) == min(ends, key=lambda end: end[:4])
 
 
 def test_weights_scale_a_cell():

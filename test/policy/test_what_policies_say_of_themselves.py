@@ -19,7 +19,7 @@ OPTIONS = {
 
 def trace() -> list[TraceRequest]:
     """Chats that grow slowly, code sessions that grow fast, and API calls that do not return."""
-    draw, made, talks = random.Random(3), [], {}
+    draw, requests, talks = random.Random(3), [], {}
     for at in range(600):
         who = draw.randrange(20) if draw.random() < 0.6 else 100 + at
         category = "api" if who >= 100 else ("chat", "code")[who % 2]
@@ -27,7 +27,7 @@ def trace() -> list[TraceRequest]:
         path = talks[who] = [*talks.get(who, ()), *(draw.randrange(10**9) for _ in range(fresh))]
         if len(path) > 40:
             talks.pop(who)
-        made.append(
+        requests.append(
             TraceRequest(
                 time_s=float(at),
                 blocks=tuple(path),
@@ -39,7 +39,7 @@ def trace() -> list[TraceRequest]:
                 conversation=str(who),
             )
         )
-    return made
+    return requests
 
 
 @pytest.mark.parametrize("name", policy_names())

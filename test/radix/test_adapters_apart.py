@@ -33,10 +33,10 @@ def req(
 
 
 def entered(tree: LiveTree, adapter: str | None = None, extra_key: str | None = None) -> Req:
-    made = req(extra_key, {"law": LAW, "tax": TAX, None: None}[adapter])
+    request = req(extra_key, {"law": LAW, "tax": TAX, None: None}[adapter])
     scheduler = SimpleNamespace(tree_cache=tree.cache, enable_lora=True)
-    arrivals.request_created(made, scheduler, SimpleNamespace(mm_inputs=None, lora_name=adapter))
-    return made
+    arrivals.request_created(request, scheduler, SimpleNamespace(mm_inputs=None, lora_name=adapter))
+    return request
 
 
 KEYS = st.one_of(st.sampled_from(FORGED), st.text(max_size=5), st.just(TAX))
@@ -46,12 +46,12 @@ KEYS = st.one_of(st.sampled_from(FORGED), st.text(max_size=5), st.just(TAX))
 def test_keys_are_equal_for_equal_adapters_and_tenants_alone(who) -> None:
     namespaces, tenants = {}, {}
     for key, adapter in who:
-        made = req(key, adapter)
-        isolate_adapter_keys(made)
-        assert tenant_of_req(made) == tenant_of(key, None)
-        same = namespaces.setdefault(made.extra_key, (key or None, adapter))
+        request = req(key, adapter)
+        isolate_adapter_keys(request)
+        assert tenant_of_req(request) == tenant_of(key, None)
+        same = namespaces.setdefault(request.extra_key, (key or None, adapter))
         assert same == (key or None, adapter)
-        tenants.setdefault(key or None, set()).add(tenant_of_req(made))
+        tenants.setdefault(key or None, set()).add(tenant_of_req(request))
     assert all(len(names) == 1 for names in tenants.values())
 
 
@@ -65,14 +65,14 @@ def test_three_tiers_keep_adapters_and_forged_keys_apart(tmp_path) -> None:
     who = [("law", None), ("tax", None), (None, None), (None, LAW), ("law", TAX)]
     keys = []
     for time, (adapter, extra_key) in enumerate(who):  # each evicts its predecessor to the host
-        made = entered(tree, adapter, extra_key)
-        keys.append(made.extra_key)
-        assert tree.match(TOKENS, extra=made.extra_key) == 0
-        assert tree.fetch(TOKENS, made.extra_key) == 0
-        assert tree.load_back(TOKENS, made.extra_key) == 0
-        made.canopy.request.time = float(time)
-        made.canopy.request.state = State.DONE
-        tree.insert(TOKENS, made.canopy.request, extra=made.extra_key)
+        request = entered(tree, adapter, extra_key)
+        keys.append(request.extra_key)
+        assert tree.match(TOKENS, extra=request.extra_key) == 0
+        assert tree.fetch(TOKENS, request.extra_key) == 0
+        assert tree.load_back(TOKENS, request.extra_key) == 0
+        request.canopy.request.time = float(time)
+        request.canopy.request.state = State.DONE
+        tree.insert(TOKENS, request.canopy.request, extra=request.extra_key)
     assert len(set(keys)) == len(who)
     assert tree.load_back(TOKENS, keys[-2]) == len(TOKENS)  # from the host
     tree.close()
@@ -94,8 +94,8 @@ def test_policies_learn_adapters_apart() -> None:
 
 def test_a_server_without_adapters_leaves_keys_as_they_are() -> None:
     tree = LiveTree(64)
-    made = req("a/")
+    request = req("a/")
     scheduler = SimpleNamespace(tree_cache=tree.cache, enable_lora=False)
-    arrivals.request_created(made, scheduler, SimpleNamespace(mm_inputs=None, lora_name=None))
-    assert made.extra_key == "a/"
-    assert tenant_of_req(made) == tenant_of("a/", None)
+    arrivals.request_created(request, scheduler, SimpleNamespace(mm_inputs=None, lora_name=None))
+    assert request.extra_key == "a/"
+    assert tenant_of_req(request) == tenant_of("a/", None)

@@ -23,15 +23,15 @@ def test_a_conversations_tokens_are_located():
     tree.serve(list(range(10)), 1.0, conversation="a", category="chat")
     tree.serve(list(range(16)), 5.0, conversation="a", category="chat")
     tree.request(20.0)
-    (one,) = ask(tree, "a", tenant=None)
-    assert one["cached"]
-    assert one["tokens"]["device"] == 16
-    assert one["last_use_ago_s"] == 15.0
-    assert [(row["offset"], row["tokens"]) for row in one["nodes"]] == [(0, 10), (10, 6)]
-    assert one["belief"]["category"].startswith("chat")
-    assert one["next_to_go"]["tokens_before"] == 0
-    assert one["next_to_go"]["free_tokens"] == 48
-    assert one["evicted"] == []
+    (explained,) = ask(tree, "a", tenant=None)
+    assert explained["cached"]
+    assert explained["tokens"]["device"] == 16
+    assert explained["last_use_ago_s"] == 15.0
+    assert [(row["offset"], row["tokens"]) for row in explained["nodes"]] == [(0, 10), (10, 6)]
+    assert explained["belief"]["category"].startswith("chat")
+    assert explained["next_to_go"]["tokens_before"] == 0
+    assert explained["next_to_go"]["free_tokens"] == 48
+    assert explained["evicted"] == []
 
 
 def test_the_use_of_a_shared_beginning_by_others_is_not_the_conversations_use():
@@ -50,9 +50,9 @@ def test_the_cause_of_an_eviction_is_remembered():
     tree = LiveTree(32, "canopy-lru", {"quantum_tokens": 1})
     tree.serve(list(range(16)), 1.0, conversation="a", category="chat")
     tree.serve(list(range(100, 124)), 4.0, conversation="b")
-    (one,) = ask(tree, "a", tenant=None)
-    assert one["tokens"]["device"] == 8
-    (gone,) = one["evicted"]
+    (explained,) = ask(tree, "a", tenant=None)
+    assert explained["tokens"]["device"] == 8
+    (gone,) = explained["evicted"]
     assert gone == {
         "evicted_ago_s": 0.0,
         "tier": "device",
@@ -65,10 +65,10 @@ def test_the_cause_of_an_eviction_is_remembered():
         "demoted": False,
     }
     tree.serve(list(range(200, 232)), 9.0, conversation="c")
-    (one,) = ask(tree, "a", tenant=None)
-    assert not one["cached"]
-    assert one["next_to_go"] is None
-    assert len(one["evicted"]) == 2
+    (explained,) = ask(tree, "a", tenant=None)
+    assert not explained["cached"]
+    assert explained["next_to_go"] is None
+    assert len(explained["evicted"]) == 2
 
 
 def test_a_tenant_sees_its_own_conversations_and_an_administrator_all():
@@ -76,9 +76,9 @@ def test_a_tenant_sees_its_own_conversations_and_an_administrator_all():
     tree.serve(list(range(8)), 1.0, conversation="a", tenant="x")
     tree.serve(list(range(100, 108)), 2.0, conversation="a", tenant="y")
     for tenant in ("x", "y"):
-        (one,) = ask(tree, "a", tenant=tenant)
-        assert one["tokens"]["device"] == 8
-        assert one["tenant"] == shown_tenant(tenant) != tenant
+        (explained,) = ask(tree, "a", tenant=tenant)
+        assert explained["tokens"]["device"] == 8
+        assert explained["tenant"] == shown_tenant(tenant) != tenant
     (public,) = ask(tree, "a", tenant=None)
     assert not public["cached"]
     assert {one["tenant"] for one in ask(tree, "a")} == {shown_tenant("x"), shown_tenant("y")}
@@ -96,10 +96,10 @@ def test_asking_moves_nothing(seed, policy):
         for tree in trees:
             tree.serve(tokens, float(step), conversation=str(who))
         if step % 7 == 0:
-            (one,) = ask(trees[0], str(who), tenant=None)
-            held = [row for row in one["nodes"] if "device" in row["tiers"]]
-            assert one["tokens"]["device"] == sum(row["tokens"] for row in held) > 0
-            json.dumps(one)
+            (explained,) = ask(trees[0], str(who), tenant=None)
+            held = [row for row in explained["nodes"] if "device" in row["tiers"]]
+            assert explained["tokens"]["device"] == sum(row["tokens"] for row in held) > 0
+            json.dumps(explained)
             check(trees[0])
     sums = [tree.core.live.counters.victims.sum for tree in trees]
     assert sums[0] == sums[1]
@@ -163,10 +163,10 @@ def test_a_bounded_number_of_leaves_is_examined(monkeypatch):
     policy, named = tree.core.live.device_policy, []
     victim = policy.victim
     monkeypatch.setattr(policy, "victim", lambda now: named.append(now) or victim(now))
-    found = ask(tree, "last")
-    assert len(found) == 3
+    explained = ask(tree, "last")
+    assert len(explained) == 3
     assert len(named) == LOOKED_AHEAD_LEAVES
-    assert found[0]["next_to_go"]["looked_at_tokens"] == 2 * LOOKED_AHEAD_LEAVES
+    assert explained[0]["next_to_go"]["looked_at_tokens"] == 2 * LOOKED_AHEAD_LEAVES
     check(tree)
 
 

@@ -49,11 +49,11 @@ def hit_rate(lie: Lie) -> float:
 
 def blocks(tokens: list[int]) -> list[int]:
     """Chained hashes of the full blocks of 16 tokens."""
-    chain, found = 0, []
+    chain, hashes = 0, []
     for start in range(0, len(tokens) - 15, 16):
         chain = hash((chain, *tokens[start : start + 16]))
-        found.append(chain)
-    return found
+        hashes.append(chain)
+    return hashes
 
 
 def keeps_and_returns(step: int, now: float) -> dict[str, Any]:

@@ -195,10 +195,10 @@ def test_a_node_from_storage_inherits_no_granted_keep(tree) -> None:
 
 def workload(seed: int, requests: int) -> list[dict[str, Any]]:
     draw = random.Random(seed)
-    made = []
+    sent = []
     for now, who, blocks in turns(draw, requests):
         keep = now + draw.choice([2.0, 20.0, 200.0]) if draw.random() < 0.5 else None
-        made.append(
+        sent.append(
             {
                 "time": now,
                 "blocks": blocks,
@@ -209,7 +209,7 @@ def workload(seed: int, requests: int) -> list[dict[str, Any]]:
                 "keep_until": keep,
             }
         )
-    return made
+    return sent
 
 
 def test_simulator_and_live_cache_grant_and_evict_the_same() -> None:

@@ -181,14 +181,14 @@ def replayed(publisher: ZmqEventPublisher, batches: int) -> list[tuple[int, byte
         asker.connect(publisher._local_replay_endpoint)
         while True:
             asker.send_multipart((b"", (0).to_bytes(8, "big")))
-            found = []
+            received = []
             while True:
                 *_, sequence, payload = asker.recv_multipart()
                 if sequence == ZmqEventPublisher.END_SEQ:
                     break
-                found.append((int.from_bytes(sequence, "big"), payload))
-            if len(found) >= batches:
-                return found
+                received.append((int.from_bytes(sequence, "big"), payload))
+            if len(received) >= batches:
+                return received
 
 
 @pytest.mark.parametrize("write", ["write_through", "write_back"])

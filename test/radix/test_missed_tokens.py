@@ -231,10 +231,12 @@ class Misses(RuleBasedStateMachine):
             return
         self.time += wait
         tokens = [100 * at + 10 * name + i for at, name in enumerate(run) for i in range(6)]
-        one = Run(self.tree, [*tokens, *range(9000, 9000 + extra)], self.time, cache_salt=tenant)
+        request = Run(
+            self.tree, [*tokens, *range(9000, 9000 + extra)], self.time, cache_salt=tenant
+        )
         if self.tree.cache.cache_controller is not None and tenant is None:
-            self.tree.load_back(one.tokens[:-1])
-        self.running.append(one.admit())
+            self.tree.load_back(request.tokens[:-1])
+        self.running.append(request.admit())
 
     @rule(at=st.integers(0, 2), output=st.integers(0, 5))
     def end(self, at, output) -> None:

@@ -64,27 +64,27 @@ class Played:
         self.locks: list[Any] = []
         self.first = self.core.root_node.id
 
-    def do(self, what: str, *given: Any) -> Any:
-        result = getattr(self, what)(*given)
+    def do(self, what: str, *arguments: Any) -> Any:
+        result = getattr(self, what)(*arguments)
         self.tree.settle()
         return result
 
-    def insert(self, chosen, tail, name, own, priority) -> Any:
+    def insert(self, chosen, tail, name, owned_tokens, priority) -> Any:
         key = RadixKey(path(chosen, tail), name[0], cache_salt=name[1])
         aligned = len(key) // self.page * self.page
         if not aligned or self.tree.allocator.available_size() < aligned + self.page:
             return None
         held = self.cache.match_prefix(MatchPrefixParams(key=self.key(chosen, tail, name)))
         have = self.core.collect_full_device_indices(held.last_device_node, self.first)
-        own = min(own, len(have)) // self.page * self.page
-        fresh = self.tree.allocator.alloc(aligned - own)
-        value = torch.cat([have[:own], fresh])
+        owned_tokens = min(owned_tokens, len(have)) // self.page * self.page
+        fresh = self.tree.allocator.alloc(aligned - owned_tokens)
+        value = torch.cat([have[:owned_tokens], fresh])
         result = self.cache.insert(
             InsertParams(
                 key=key,
                 value=value,
-                prev_prefix_len=own,
-                inserted_len=own,
+                prev_prefix_len=owned_tokens,
+                inserted_len=owned_tokens,
                 priority=priority,
                 track_adopted_ranges=True,
             )
@@ -97,15 +97,17 @@ class Played:
         return RadixKey(tokens, name[0], limit=limit, cache_salt=name[1])
 
     def match(self, chosen, tail, name, capped) -> Any:
-        found = self.cache.match_prefix(MatchPrefixParams(key=self.key(chosen, tail, name, capped)))
+        result = self.cache.match_prefix(
+            MatchPrefixParams(key=self.key(chosen, tail, name, capped))
+        )
         nodes = {
-            field: self.seen(getattr(found, field))
+            field: self.seen(getattr(result, field))
             for field in ("last_device_node", "last_host_node", "best_match_node")
         }
         for field in releases.existing_fields(MatchResult, "last_visited_node_id"):
-            last = getattr(found, field)
+            last = getattr(result, field)
             nodes[field] = last and self.seen(last)
-        return found._replace(**nodes)
+        return result._replace(**nodes)
 
     def evict(self, tokens) -> None:
         self.cache.evict(EvictParams(num_tokens=tokens))

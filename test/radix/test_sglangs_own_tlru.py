@@ -56,7 +56,7 @@ def prompts(seed: int) -> list[list[int]]:
     """Return the prompts of growing conversations, in whole pages."""
     draw = random.Random(seed)
     talks: dict[int, list[int]] = {}
-    made = []
+    sent = []
     for _ in range(150):
         who = draw.randrange(12)
         if who not in talks or draw.random() < 0.08:
@@ -66,8 +66,8 @@ def prompts(seed: int) -> list[list[int]]:
         if len(talks[who]) > BLOCKS // 2:
             del talks[who]
             continue
-        made.append(talks[who])
-    return made
+        sent.append(talks[who])
+    return sent
 
 
 def request_of(blocks: list[int]) -> dict[str, Any]:

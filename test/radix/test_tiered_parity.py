@@ -55,33 +55,33 @@ def simulated(
         tree.now = max(tree.now, request.time)
         request.label = tree.device_policy.arrive(request)
         tree.host_policy.arrive(request)
-        found = tree.match(path)
-        request.cached_tokens = found.device_tokens
+        hit = tree.match(path)
+        request.cached_tokens = hit.device_tokens
         request.label = tree.device_policy.finish(request)
         tree.host_policy.finish(request)
-        tree.lock(found.node)
-        load = found.tokens - found.device_tokens
+        tree.lock(hit.node)
+        load = hit.tokens - hit.device_tokens
         if load:
             short = load - tree.free
             if short > 0:
                 tree.evict_device(short)
-            tree.load(found.node)
-        tree.claim(tokens - found.tokens)
-        leaf, _ = tree.insert(path, len(path), tokens, found.node)
-        tree.lock(leaf, found.node)
+            tree.load(hit.node)
+        tree.claim(tokens - hit.tokens)
+        leaf, _ = tree.insert(path, len(path), tokens, hit.node)
+        tree.lock(leaf, hit.node)
         tree.mark_used(leaf, request, number)
         tree.back_up(leaf)
         tree.unlock(leaf)
         recount(tree)
-        states.append((found.device_tokens, load, tree.device_used, tree.host_used))
+        states.append((hit.device_tokens, load, tree.device_used, tree.host_used))
     return states
 
 
 def served(
     policy: str, page: int, quantum: int, steps: list[dict], readmit: tuple[int, int] | None = None
 ) -> tuple[list[State], int]:
-    """And the size of the host pool, which SGLang rounds up. ``readmit``: seeds that draw which
-    leaves are re-admitted before each request, and in which order."""
+    """Return the states after each request, and the host pool's size in tokens, which SGLang rounds up.
+    ``readmit``: seeds that draw which leaves are re-admitted before each request, and in which order."""
     settings = {"quantum_tokens": quantum, "block_tokens": page}
     tree = LiveTree(
         DEVICE * page, policy, settings, page_size=page, host_tokens=HOST * page,
@@ -103,7 +103,7 @@ def served(
     return states, tree.cache.cache_controller.mem_pool_host.size
 
 
-def found(states: list[State]) -> list[int]:
+def hit_tokens(states: list[State]) -> list[int]:
     return [device + host for device, host, _, _ in states]
 
 
@@ -116,10 +116,10 @@ def test_every_request_finds_as_much_on_device_and_host(policy, page, quantum):
         simulated(policy, page, quantum, steps, host_tokens, tiered)
         for tiered in (NodesOfTheirOwn, TieredTree)
     )
-    assert found(ours) == found(theirs)
-    assert sum(found(merged)) == pytest.approx(sum(found(theirs)), rel=0.01)
+    assert hit_tokens(ours) == hit_tokens(theirs)
+    assert sum(hit_tokens(merged)) == pytest.approx(sum(hit_tokens(theirs)), rel=0.01)
     if quantum == 1:
-        assert found(merged) == found(theirs)
+        assert hit_tokens(merged) == hit_tokens(theirs)
     assert sum(host for _, host, _, _ in ours) > 0
     assert max(held for _, _, _, held in ours) > (HOST - 6) * page
 

@@ -17,7 +17,7 @@ PAIRS = [dataclasses.replace(cfg, is_eagle=True) for cfg in FULL_CONFIGS[:3]]
 CONFIGS = pytest.mark.parametrize("cfg", PAIRS, ids=lambda c: c.label)
 
 
-def found(tree: KitTree, *paths: list[int]) -> list[int]:
+def matched_tokens(tree: KitTree, *paths: list[int]) -> list[int]:
     return [tree.match(path).device_prefix_len for path in paths]
 
 
@@ -30,7 +30,7 @@ def test_every_core_matches_as_sglangs(kit_tree, cfg) -> None:
         second = first[: 2 * cfg.page_size + 1] + tree.steps._make_seq(5000, 2)
         tree.insert(first)
         tree.insert(second)
-        seen[core] = found(tree, first, second, first[: cfg.page_size + 1], first[:1])
+        seen[core] = matched_tokens(tree, first, second, first[: cfg.page_size + 1], first[:1])
         tree.cache.sanity_check()
     assert set(map(tuple, seen.values())) == {tuple(seen["sglang"])}
     assert seen["sglang"][0] < 4 * cfg.page_size, "n tokens are n - 1 pairs"

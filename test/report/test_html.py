@@ -5,8 +5,8 @@ import re
 from canopy_lab.report.html import HtmlTable, Page, Section, units
 
 
-def html(*sections: Section, title: str = "t", **given: object) -> str:
-    return Page(title, sections, command="plan", source=".", **given).html()  # type: ignore[arg-type]
+def html(*sections: Section, title: str = "t", **fields: object) -> str:
+    return Page(title, sections, command="plan", source=".", **fields).html()  # type: ignore[arg-type]
 
 
 def test_texts_of_traces_and_users_are_escaped() -> None:

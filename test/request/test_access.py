@@ -195,10 +195,10 @@ def test_a_tenant_sees_only_its_own_conversations(serve, tree, monkeypatch):
         assert len(found) == 2
         for salt, holds in (("x", 8), ("y", 8), ("z", 0), (None, 0)):
             more = {} if salt is None else {"X-Canopy-Cache-Salt": salt}
-            (one,) = json.loads(http(*ask, USER, **more)[1])["replicas"][0]
-            assert one["tokens"]["device"] == holds
-            assert "tenant" in one
-            assert one["tenant"] != salt or salt is None
+            (conversation,) = json.loads(http(*ask, USER, **more)[1])["replicas"][0]
+            assert conversation["tokens"]["device"] == holds
+            assert "tenant" in conversation
+            assert conversation["tenant"] != salt or salt is None
         assert http("GET", "/canopy/explain", USER)[0] == 400
         assert http("GET", "/canopy/explain?conversation=%00", USER)[0] == 400
         assert all("canopy_explain:" in key for sent in http.manager.sent for key in sent)

@@ -65,7 +65,7 @@ def workers():
 
 def arrived(url: str, workers: list[Worker]) -> dict[str, dict[str, str]]:
     """Route -> field or header -> whether it arrived as it was sent."""
-    found: dict[str, dict[str, str]] = {}
+    outcomes: dict[str, dict[str, str]] = {}
     for route, body in ROUTES.items():
         for worker in workers:
             worker.seen.clear()
@@ -73,13 +73,13 @@ def arrived(url: str, workers: list[Worker]) -> dict[str, dict[str, str]]:
         (seen,) = [one for worker in workers for one in worker.seen] or [None]
         if seen is None:
             assert status == 404
-            found[route] = dict.fromkeys([*FIELDS, *HEADERS], str(status))
+            outcomes[route] = dict.fromkeys([*FIELDS, *HEADERS], str(status))
             continue
         _, headers, got = seen
         rows = {f: YES if got.get(f) == value else NO for f, value in FIELDS.items()}
         rows |= {h: YES if headers.get(h) == value else NO for h, value in HEADERS.items()}
-        found[route] = rows
-    return found
+        outcomes[route] = rows
+    return outcomes
 
 
 def documented() -> dict[str, dict[str, dict[str, str]]]:
@@ -100,13 +100,13 @@ def documented() -> dict[str, dict[str, dict[str, str]]]:
 @pytest.mark.parametrize("gateway", ["sglang-router", "smg"])
 def test_the_page_lists_the_fields_that_pass_each_gateway(gateway, workers, tmp_path) -> None:
     with running(gateway, [w.url for w in workers], tmp_path / "log") as url:
-        found = arrived(url, workers)
+        outcomes = arrived(url, workers)
         assert post(f"{url}/canopy/hint", {"conversation": "c", "over": True})[0] == 404
     table = documented()
     assert set(table) == {*FIELDS, *HEADERS}
     for name, by_gateway in table.items():
         for route, cell in by_gateway[gateway].items():
-            assert cell == found[route].get(name, NO), (gateway, route, name)
+            assert cell == outcomes[route].get(name, NO), (gateway, route, name)
 
 
 def test_without_a_gateway_everything_arrives(workers) -> None:
@@ -166,10 +166,10 @@ def test_metadata_names_the_tenant_of_a_request() -> None:
     assert untouched.cache_salt == "own"
 
 
-@pytest.mark.parametrize("own", ["b", ["a", "b"]])
-def test_a_tenant_that_is_named_twice_and_differently_is_refused(own) -> None:
+@pytest.mark.parametrize("cache_salt", ["b", ["a", "b"]])
+def test_a_tenant_that_is_named_twice_and_differently_is_refused(cache_salt) -> None:
     with pytest.raises(CanopyError, match="several times, and differently"):
-        set_tenant(asked(cache_salt=own), http({"metadata": {METADATA["cache_salt"]: "a"}}))
+        set_tenant(asked(cache_salt=cache_salt), http({"metadata": {METADATA["cache_salt"]: "a"}}))
 
 
 def test_a_tenant_that_is_no_string_is_refused() -> None:
@@ -283,14 +283,14 @@ def test_a_batch_whose_prompts_all_name_a_tenant_is_served(rule) -> None:
     entry.stamp(asked(extra_key="k", cache_salt=["", ""]), {}, http({}))
 
 
-@pytest.mark.parametrize("own", [[""], ["", ""], ["a", ""], []], ids=str)
-def test_a_gateways_tenant_is_that_of_every_prompt_of_a_batch(own) -> None:
-    obj = asked(cache_salt=own)
-    set_tenant(obj, http({"cache_salt": own, "metadata": {METADATA["cache_salt"]: "a"}}))
+@pytest.mark.parametrize("cache_salts", [[""], ["", ""], ["a", ""], []], ids=str)
+def test_a_gateways_tenant_is_that_of_every_prompt_of_a_batch(cache_salts) -> None:
+    obj = asked(cache_salt=cache_salts)
+    set_tenant(obj, http({"cache_salt": cache_salts, "metadata": {METADATA["cache_salt"]: "a"}}))
     assert obj.cache_salt == "a"
 
 
-@pytest.mark.parametrize("own", [[7], [["a"]], [{}]], ids=str)
-def test_a_batch_with_a_tenant_that_is_no_string_is_refused(own) -> None:
+@pytest.mark.parametrize("cache_salts", [[7], [["a"]], [{}]], ids=str)
+def test_a_batch_with_a_tenant_that_is_no_string_is_refused(cache_salts) -> None:
     with pytest.raises(CanopyError, match="must be strings"):
-        set_tenant(asked(cache_salt=own), http({"metadata": {METADATA["cache_salt"]: "a"}}))
+        set_tenant(asked(cache_salt=cache_salts), http({"metadata": {METADATA["cache_salt"]: "a"}}))

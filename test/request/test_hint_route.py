@@ -104,7 +104,7 @@ def test_with_hints_off_the_route_is_closed_to_all(serve, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("keys", "given", "code"),
+    ("keys", "headers", "code"),
     [
         ({}, {}, 403),
         ({}, gateway(SECRET), 200),
@@ -125,9 +125,9 @@ def test_trusted_hints_come_from_the_administrator_or_the_gateway(
     serve: Serve,
     monkeypatch: pytest.MonkeyPatch,
     keys: dict[str, str],
-    given: dict[str, str],
+    headers: dict[str, str],
     code: int,
 ) -> None:
     monkeypatch.setenv(SECRET_VARIABLE, SECRET)
     with serve(**keys, hints="trusted") as http:
-        assert http("POST", "/canopy/hint", body=HINT, **given)[0] == code
+        assert http("POST", "/canopy/hint", body=HINT, **headers)[0] == code

@@ -100,10 +100,10 @@ def test_the_entry_reads_fields_that_sglangs_models_drop() -> None:
 
 
 def test_canopy_conversation_overrides_all_other_names() -> None:
-    own = SimpleNamespace(sampling_params={"custom_params": {"canopy_conversation": "mine"}})
+    request = SimpleNamespace(sampling_params={"custom_params": {"canopy_conversation": "mine"}})
     headers = {"x-dynamo-session-id": "d", "x-dynamo-session-final": "true"}
-    entry.stamp(own, {}, http({}, headers))
-    stamp = own.sampling_params["custom_params"][STAMP_KEY]
+    entry.stamp(request, {}, http({}, headers))
+    stamp = request.sampling_params["custom_params"][STAMP_KEY]
     assert stamp["conversation"] == "mine"
     assert not {"over", "linear"} & stamp.keys()
 

@@ -21,7 +21,7 @@ def envelope(*actions, protocol="0.1"):
 
 
 @pytest.mark.parametrize(
-    ("sent", "found"),
+    ("sent", "hint"),
     [
         (envelope(action("kv.release")), (True, 0)),
         (envelope(action("kv.fetch"), action("release", "1")), (True, 1)),
@@ -32,11 +32,11 @@ def envelope(*actions, protocol="0.1"):
         (None, (False, 0)),
     ],
 )
-def test_only_a_release_of_a_known_version_counts(sent, found):
-    assert read(sent) == found
+def test_only_a_release_of_a_known_version_counts(sent, hint):
+    assert read(sent) == hint
     if sent is not None:
         actions = [SimpleNamespace(**one) for one in sent["actions"]]
-        assert read(SimpleNamespace(**{**sent, "actions": actions})) == found
+        assert read(SimpleNamespace(**{**sent, "actions": actions})) == hint
 
 
 @given(

@@ -100,10 +100,10 @@ def test_a_new_label_uses_its_parents_curve_until_the_next_fit():
 
 
 def leaf(policy, label, last_access, offset=0):
-    made = Leaf(offset, 10)
-    made.category, made.last_access, made.created = label, last_access, last_access
-    policy.admit(made, last_access)
-    return made
+    new_leaf = Leaf(offset, 10)
+    new_leaf.category, new_leaf.last_access, new_leaf.created = label, last_access, last_access
+    policy.admit(new_leaf, last_access)
+    return new_leaf
 
 
 @pytest.mark.parametrize("categories", ["type-turn", "refined"])
@@ -141,8 +141,8 @@ def test_equal_probabilities_are_ordered_by_depth_deepest_first():
 def test_a_shared_prefix_belongs_to_its_last_user_in_the_papers_categories():
     policy = make_policy("wa", {"model": "exponential", "categories": "type-turn"})
     policy.model.categories.refine(("text", "turn1"))
-    made = Leaf(0, 10)
-    made.category, made.last_access, made.created = "text|turn1", 9.0, 0.0
-    made.hits, made.turn = 12, 1
-    policy.admit(made, 9.0)
+    shared = Leaf(0, 10)
+    shared.category, shared.last_access, shared.created = "text|turn1", 9.0, 0.0
+    shared.hits, shared.turn = 12, 1
+    policy.admit(shared, 9.0)
     assert list(policy._cells._cells) == [("text|turn1", 0)]

@@ -18,7 +18,7 @@ from support.tiny_traces import ask
 from support.trace_samples import mooncake
 
 
-def told(records, tenant, tips, accuracy, seed=0):
+def note_tips(records, tenant, tips, accuracy, seed=0):
     """``tips`` finished requests of ``tenant``, whose hints are right with that probability."""
     draw = random.Random(seed)
     category = ReuseModel().categories.get(ROOT)
@@ -37,7 +37,7 @@ def records():
 
 
 def test_the_weight_is_how_much_rarer_a_return_is_after_the_hint(records):
-    told(records, "a", 3000, 0.75)
+    note_tips(records, "a", 3000, 0.75)
     # P(continues | over) = 0.4 x 0.25 / (0.4 x 0.25 + 0.6 x 0.75), by P(continues) = 0.4.
     assert records.over_weight("a") == pytest.approx(0.1 / 0.55 / 0.4, rel=0.1)
     assert not records.over_trusted("a")
@@ -45,30 +45,30 @@ def test_the_weight_is_how_much_rarer_a_return_is_after_the_hint(records):
 
 @pytest.mark.parametrize("accuracy", [0.5, 0.25, 0.0])
 def test_uninformative_or_opposite_hints_have_no_weight(records, accuracy):
-    told(records, "a", 2000, accuracy)
+    note_tips(records, "a", 2000, accuracy)
     assert records.over_weight("a") == 1.0
     assert records.over_weight("never heard of") == 1.0
 
 
 def test_a_liar_costs_an_honest_tenant_nothing():
     alone, beside = HintRecords(), HintRecords()
-    told(beside, "liar", 500, 0.0, seed=1)
+    note_tips(beside, "liar", 500, 0.0, seed=1)
     for records in (alone, beside):
-        told(records, "honest", 1000, 0.8)
-    told(beside, "liar", 500, 0.0, seed=2)
+        note_tips(records, "honest", 1000, 0.8)
+    note_tips(beside, "liar", 500, 0.0, seed=2)
     assert beside.over_weight("honest") == alone.over_weight("honest") < 0.6
     assert beside.over_weight("liar") == 1.0
 
 
 def test_a_tenant_that_becomes_honest_is_trusted_again(records):
-    told(records, "a", 3000, 0.5)
+    note_tips(records, "a", 3000, 0.5)
     assert records.over_weight("a") == 1.0
-    told(records, "a", 20_000, 0.8, seed=1)
+    note_tips(records, "a", 20_000, 0.8, seed=1)
     assert records.over_weight("a") < 0.6
 
 
 def test_tenants_that_give_no_hints_take_no_record_from_those_that_do(records):
-    told(records, "a", 500, 0.8)
+    note_tips(records, "a", 500, 0.8)
     weight = records.over_weight("a")
     category = ReuseModel().categories.get(ROOT)
     for other in range(2 * MAX_TENANTS):
@@ -130,7 +130,7 @@ def test_ends_that_newcomers_announce_are_acted_on_until_those_of_several_were_w
 
 
 def test_one_tenants_wrong_ends_cost_newcomers_nothing(records):
-    told(records, "liar", 500, 0.0)
+    note_tips(records, "liar", 500, 0.0)
     assert not records.over_trusted("liar")
     assert records.over_trusted("never seen")
 
@@ -138,7 +138,7 @@ def test_one_tenants_wrong_ends_cost_newcomers_nothing(records):
 def test_an_honest_tenants_ends_are_trusted_again_among_lying_newcomers(records):
     for name in range(20):
         first_end(records, name, goes_on=True)
-    told(records, "honest", 1000, 1.0)
+    note_tips(records, "honest", 1000, 1.0)
     assert not records.over_trusted("never seen")
     assert records.over_trusted("honest")
 
@@ -146,14 +146,14 @@ def test_an_honest_tenants_ends_are_trusted_again_among_lying_newcomers(records)
 def agents(tenants, turns):
     """Agents that are a tenant each and begin every 20 s; a turn follows after 30 s on average."""
     draw = random.Random(0)
-    made = []
+    requests = []
     for name in range(tenants):
         time_s = 20.0 * name
         for turn in range(1, turns + 1):
             blocks = [100 * name + n for n in range(2 * turn)]
-            made.append(ask(time_s, blocks, turn=turn, talk=f"c{name}", user=f"u{name}"))
+            requests.append(ask(time_s, blocks, turn=turn, talk=f"c{name}", user=f"u{name}"))
             time_s += draw.expovariate(1 / 30.0)
-    return sorted(made, key=lambda one: one.time_s)
+    return sorted(requests, key=lambda one: one.time_s)
 
 
 def test_agents_that_are_a_tenant_each_lose_nothing_by_wrong_hints():

@@ -81,9 +81,9 @@ def test_the_books_match_the_contents_after_any_sequence() -> None:
         held = {name: owner.size for name, owner in window._by_tenant.items()}
         assert all(held.values())
         assert sum(held.values()) == len(window) == model.shadow.blocks <= CAP
-        for one in (window, model.shadow.samples):
+        for bounded in (window, model.shadow.samples):
             assert all(
                 owner.size == sum(item.size for item in owner.items)
-                for owner in one._by_tenant.values()
+                for owner in bounded._by_tenant.values()
             )
-            assert sum(item.size for item in one) == len(one) <= one.cap
+            assert sum(item.size for item in bounded) == len(bounded) <= bounded.cap

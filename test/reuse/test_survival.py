@@ -15,10 +15,10 @@ from sglang_canopy.reuse.survival import (
 
 
 def counts(**by_bin):
-    made = [0.0] * BINS
+    histogram = [0.0] * BINS
     for name, value in by_bin.items():
-        made[int(name[1:])] = float(value)
-    return made
+        histogram[int(name[1:])] = float(value)
+    return histogram
 
 
 def test_bins_are_the_square_root_of_two_apart():

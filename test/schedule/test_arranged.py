@@ -53,7 +53,7 @@ class Scheduler:
         return job.urgent
 
     def prefill(self, job: Job, again: bool) -> Prefill:
-        cached = self.found(job)
+        cached = self.cached_tokens(job)
         return Prefill(job.tokens - cached, cached)
 
     def time_s(self) -> float:
@@ -64,7 +64,7 @@ class Scheduler:
 
     # what it does
 
-    def found(self, job: Job) -> int:
+    def cached_tokens(self, job: Job) -> int:
         blocks = 0
         while blocks < len(job.path) - 1 and job.path[: blocks + 1] in self.cached:
             blocks += 1
@@ -91,7 +91,7 @@ class Scheduler:
             if room <= 0:
                 break
             if id(job) not in left_out:
-                job.done = self.found(job)
+                job.done = self.cached_tokens(job)
                 taken = min(job.tokens - job.done, room)
                 job.done += taken
                 room -= taken

@@ -152,18 +152,18 @@ def test_no_request_is_passed_beyond_the_bound(cost_factor, step, draw) -> None:
         if chunk is not None:
             room = [left / 2]
 
-            def fits(one: Waiting, room: list[float] = room) -> bool:
-                if one.cost <= room[0]:
-                    room[0] -= one.cost
+            def fits(waiting: Waiting, room: list[float] = room) -> bool:
+                if waiting.cost <= room[0]:
+                    room[0] -= waiting.cost
                     return True
                 return False
 
             sharing = line.select(order, fits)
-            for one in sharing:
-                line.admit([one])
-                done += one.cost
-                left -= one.cost
-                since, bound = owed.pop(one.number)
+            for waiting in sharing:
+                line.admit([waiting])
+                done += waiting.cost
+                left -= waiting.cost
+                since, bound = owed.pop(waiting.number)
                 assert done - since <= bound + 1e-6
             taken = min(rest, left)
             done, rest, left = done + taken, rest - taken, left - taken
@@ -173,16 +173,16 @@ def test_no_request_is_passed_beyond_the_bound(cost_factor, step, draw) -> None:
             assert done - since <= bound + 1e-6
             chunk = None
             continue
-        for one in order:
+        for waiting in order:
             if left <= 0:
                 break
-            line.admit([one])
-            taken = min(one.cost, left)
-            done, left, rest = done + taken, left - taken, one.cost - taken
+            line.admit([waiting])
+            taken = min(waiting.cost, left)
+            done, left, rest = done + taken, left - taken, waiting.cost - taken
             if rest > 0:
-                chunk = one
+                chunk = waiting
                 break
-            since, bound = owed.pop(one.number)
+            since, bound = owed.pop(waiting.number)
             assert done - since <= bound + 1e-6
 
 

@@ -23,11 +23,11 @@ def share(parties: dict[str | Vouched | None, str]) -> dict[str, float]:
     for party in [*parties] * 4:
         send(party)
     for step in range(STEPS):
-        one = order.in_order(1)[0]
-        order.admit([one])
+        request = order.in_order(1)[0]
+        order.admit([request])
         if step > WARM_UP:
-            served[parties[one.request]] += one.cost
-        send(one.request)
+            served[parties[request.request]] += request.cost
+        send(request.request)
     return {owner: work / sum(served.values()) for owner, work in served.items()}
 
 

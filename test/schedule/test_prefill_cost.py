@@ -22,14 +22,14 @@ def engine_seconds(batch: list[Prefill], engine: tuple[float, ...] = ENGINE) -> 
 
 def batches(count: int, seed: int, most: int = 4) -> list[list[Prefill]]:
     draw = random.Random(seed)
-    made = []
+    drawn = []
     for _ in range(count):
         batch = []
         for _ in range(draw.randint(1, most)):
             cached = draw.randrange(0, 30_000)
             batch.append(Prefill(draw.randrange(1, 8_000), cached, draw.randrange(0, cached + 1)))
-        made.append(batch)
-    return made
+        drawn.append(batch)
+    return drawn
 
 
 def test_an_engine_that_is_the_model_is_found_exactly() -> None:

@@ -29,12 +29,16 @@ def finished() -> Run:
 
 
 def test_sessions_turns_waits_and_hits_are_counted() -> None:
-    found = compare.summary(finished(), wall_s=7200.0)
-    assert (found["sessions_per_hour"], found["turns"], found["turns_with_a_call"]) == (1, 4, 4)
-    assert found["first_ttft_s"] == {"mean": 1.0, "p99": 1.0}
-    assert found["later_ttft_s"]["mean"] == 2.0
-    assert found["people_ttft_s"]["mean"] == 9.0
-    assert found["hit_percent"] == 20.0
+    summary = compare.summary(finished(), wall_s=7200.0)
+    assert (summary["sessions_per_hour"], summary["turns"], summary["turns_with_a_call"]) == (
+        1,
+        4,
+        4,
+    )
+    assert summary["first_ttft_s"] == {"mean": 1.0, "p99": 1.0}
+    assert summary["later_ttft_s"]["mean"] == 2.0
+    assert summary["people_ttft_s"]["mean"] == 9.0
+    assert summary["hit_percent"] == 20.0
 
 
 def test_a_table_has_the_median_of_the_runs() -> None:

@@ -36,14 +36,14 @@ def wheel(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-def told(capsys, *argv: str) -> tuple[int, str]:
+def run_command(capsys, *argv: str) -> tuple[int, str]:
     status = follow_sglang.main(argv)
     return status, "".join(capsys.readouterr())
 
 
 def test_an_equal_release_has_no_changes(wheel, capsys) -> None:
     same = wheel(lambda text: text + "\n# a comment\n")
-    status, printed = told(capsys, "--wheel", str(same), "--list")
+    status, printed = run_command(capsys, "--wheel", str(same), "--list")
     assert status == 0
     assert re.fullmatch(r"sglang 9\.9\.9, pinned \S+: none of \d+ functions moved\n", printed)
 
@@ -58,17 +58,17 @@ def test_a_changed_function_is_named_in_one_line(wheel, capsys) -> None:
         assert "new_node.hit_count = child.hit_count" in text
         return text.replace("new_node.hit_count = child.hit_count", "new_node.hit_count = 0")
 
-    status, printed = told(capsys, "--wheel", str(wheel(edit)))
+    status, printed = run_command(capsys, "--wheel", str(wheel(edit)))
     assert status == 1
     assert printed.count("\n") == 1
     assert "UnifiedTreeCore._split_node" in printed
     assert "1 of" in printed
-    assert "to read" in told(capsys, "--wheel", str(wheel(edit)), "--list")[1]
+    assert "to read" in run_command(capsys, "--wheel", str(wheel(edit)), "--list")[1]
 
 
 def test_another_parameter_is_a_signature_and_a_hooks_body_is_nothing(wheel, capsys) -> None:
     longer = wheel(lambda text: text.replace("def reset(self)", "def reset(self, more=0)"))
-    printed = told(capsys, "--wheel", str(longer), "--list")[1]
+    printed = run_command(capsys, "--wheel", str(longer), "--list")[1]
     assert re.search(r"changed +signature +UnifiedTreeCore\.reset", printed)
     table = digests.read_table()
     file = next(file for file, entry in table.items() if entry["hooked"])
@@ -80,10 +80,10 @@ def test_another_parameter_is_a_signature_and_a_hooks_body_is_nothing(wheel, cap
 
 def test_renamed_functions_and_deleted_files_are_reported_missing(wheel, capsys) -> None:
     renamed = wheel(lambda text: text.replace("def _split_node(", "def _cut_node("))
-    status, printed = told(capsys, "--wheel", str(renamed), "--list")
+    status, printed = run_command(capsys, "--wheel", str(renamed), "--list")
     assert status == 1
     assert re.search(rf"gone +signature +UnifiedTreeCore._split_node +{CORE} +.*core.py", printed)
-    status, printed = told(capsys, "--wheel", str(wheel(without=CORE)), "--list")
+    status, printed = run_command(capsys, "--wheel", str(wheel(without=CORE)), "--list")
     gone = re.findall(rf"^ *gone +signature +\S+ +{CORE} ", printed, re.M)
     assert len(gone) == len(digests.read_table()[CORE]["names"])
 
@@ -93,7 +93,7 @@ def test_an_unreviewed_argument_is_named(wheel, capsys) -> None:
     with zipfile.ZipFile(path, "a") as archive:
         text = "class Model:\n    dtype: A[str, 'known'] = 'auto'\n    new_scale: A[int, ''] = 1\n"
         archive.writestr(f"{follow_sglang.FIELDS}model.py", text)
-    status, line = told(capsys, "--wheel", str(path))
+    status, line = run_command(capsys, "--wheel", str(path))
     assert status == 1
     assert line.endswith("arguments to review: new_scale\n")
 

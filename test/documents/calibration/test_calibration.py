@@ -46,10 +46,10 @@ def test_any_warm_start_finds_the_minimum_of_a_valley(best, start, low, high, st
     def valley(r):
         return abs(r - best) * (steep if r < best else 1.0)
 
-    found = golden_section(valley, start, low, high, tolerance=0.01)
-    assert abs(found.ratio - min(high, max(low, best))) <= 0.011
-    assert all(low <= r <= high for r, _ in found.probes)
-    assert found.probes[0][0] == min(high, max(low, start))
+    minimum = golden_section(valley, start, low, high, tolerance=0.01)
+    assert abs(minimum.ratio - min(high, max(low, best))) <= 0.011
+    assert all(low <= r <= high for r, _ in minimum.probes)
+    assert minimum.probes[0][0] == min(high, max(low, start))
 
 
 def test_a_probe_costs_one_measurement_a_step():

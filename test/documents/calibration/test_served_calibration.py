@@ -13,14 +13,14 @@ N = DOCUMENTS * LENGTH
 
 def server_of(ttft, tier: str = "disk"):
     """Return ``ask`` for a server with a TTFT of ``ttft(tokens in documents, ratio)`` seconds."""
-    known: set[tuple[int, ...]] = set()
+    encoded_documents: set[tuple[int, ...]] = set()
 
     def ask(ids, bounds, ratio):
         documents = [tuple(ids[a:b]) for a, b in zip(bounds[::2], bounds[1::2])]
         if ratio is None:
-            known.update(documents)
+            encoded_documents.update(documents)
             return 1.0, {"fused": False, "why": "too few of its documents are stored"}
-        assert known >= set(documents), "a document that was never shown"
+        assert encoded_documents >= set(documents), "a document that was never shown"
         tokens = sum(map(len, documents))
         return ttft(tokens, ratio), {"fused": True, f"reused_{tier}": int((1 - ratio) * tokens)}
 

@@ -53,7 +53,7 @@ def test_prophetkv_selects_tokens_that_the_question_attends_to_in_all_layers(lla
     p = prompt(llama, ids)
     cache = caches.dense_cache(llama, len(p))
     place_chunks(llama, p.placed, cache, p.in_chunk())
-    found = context_attention(Context(llama, p, cache, 0.2))
+    scores = context_attention(Context(llama, p, cache, 0.2))
     end, rows = 140, (~p.in_chunk()).nonzero()[:, 0]
     total, shape = numpy.zeros(len(p)), llama.shape
 
@@ -67,8 +67,8 @@ def test_prophetkv_selects_tokens_that_the_question_attends_to_in_all_layers(lla
             total[:end] += weight.mean(0) / shape.heads / shape.layers
 
     engine.run_rows(llama, p.ids[rows], rows, cache, watch=watch)
-    assert float(found.sum()) == pytest.approx(1.0, abs=1e-5)
-    assert numpy.allclose(found.numpy(), total, atol=1e-6)
+    assert float(scores.sum()) == pytest.approx(1.0, abs=1e-5)
+    assert numpy.allclose(scores.numpy(), total, atol=1e-6)
 
 
 def test_hkvd_narrows_its_set_in_two_steps(llama, ids, monkeypatch):

@@ -93,7 +93,7 @@ def test_a_sampled_key_represents_similar_keys(llama, ids, monkeypatch):
     rows = torch.zeros(shape.layers, n, shape.kv_heads, shape.head_dim)
     p = FusedPrompt(ids, (Placed(Chunk(tuple(ids[20 : 20 + n].tolist()), rows, rows), 20),))
     like = torch.randn(2, shape.layers, n // 8, 1, shape.kv_heads, shape.head_dim)
-    found = []
+    scores = []
     for stride in (1, 8):
         monkeypatch.setattr(question, "STRIDE", stride)
         monkeypatch.setattr(question, "MIN_SAMPLES", 1)
@@ -101,25 +101,25 @@ def test_a_sampled_key_represents_similar_keys(llama, ids, monkeypatch):
         for layer in range(shape.layers):
             for pool, same in ((cache.k, like[0]), (cache.v, like[1])):
                 pool[layer][20 : 20 + n] = same[layer].repeat_interleave(8, 0)
-        found.append(question.question_scores(Context(llama, p, cache, 0.15), last_weight=0.5))
+        scores.append(question.question_scores(Context(llama, p, cache, 0.15), last_weight=0.5))
         assert (
             question._sampled(p, torch.tensor([len(p) - 1]), 1)[0].numel()
             == len(p) - n + n // stride
         )
-    assert torch.allclose(found[0], found[1], atol=1e-5)
-    assert float(found[0].sum()) > 1
+    assert torch.allclose(scores[0], scores[1], atol=1e-5)
+    assert float(scores[0].sum()) > 1
 
 
 def test_a_long_head_computed_first_changes_nothing(llama, ids, monkeypatch):
     from canopy_documents.fuse import fusion
 
-    p, found = prompt(llama, ids), []
+    p, prefills = prompt(llama, ids), []
     for shortest in (1, 1000):
         monkeypatch.setattr(fusion, "HEAD_TOKENS", shortest)
         cache = caches.dense_cache(llama, len(p))
-        found.append(fused_prefill(llama, p, cache, make_selector("question"), 0.15))
-    assert torch.equal(found[0].rows, found[1].rows)
-    assert torch.allclose(found[0].logits, found[1].logits, atol=1e-4)
+        prefills.append(fused_prefill(llama, p, cache, make_selector("question"), 0.15))
+    assert torch.equal(prefills[0].rows, prefills[1].rows)
+    assert torch.allclose(prefills[0].logits, prefills[1].logits, atol=1e-4)
 
 
 def test_an_unknown_selector_is_named_with_those_allowed():

@@ -162,10 +162,10 @@ def test_an_answer_may_be_longer_than_the_measured_tokens(model_dir, musique):
     assert len(reference.text.split()) == 40
     assert reference.text.startswith(short.text)
     chunks = quality.encode_case(model, case, "alone")
-    given = (model, tokenizer, case, reference, chunks, "random")
-    exact = quality.measure(*given, 1.0, True, answer_tokens=40)
+    arguments = (model, tokenizer, case, reference, chunks, "random")
+    exact = quality.measure(*arguments, 1.0, True, answer_tokens=40)
     assert exact["text"] == reference.text
-    loose = quality.measure(*given, 0.2, True, answer_tokens=40)
+    loose = quality.measure(*arguments, 0.2, True, answer_tokens=40)
     assert len(loose["text"].split()) == 40
 
 

@@ -81,15 +81,17 @@ class Chats:
 
     def documents(self, messages, custom=None) -> list[str]:
         """The words that are bounded; the prompt is the plain server's."""
-        made, want = self.convert(messages, custom)
+        request, want = self.convert(messages, custom)
         if "canopy_order" not in (custom or {}):
-            assert made.input_ids == want
-        return self.bounded(made)
+            assert request.input_ids == want
+        return self.bounded(request)
 
-    def bounded(self, made) -> list[str]:
-        bounds = (made.sampling_params.get("custom_params") or {}).get("canopy_document_bounds", [])
+    def bounded(self, request) -> list[str]:
+        bounds = (request.sampling_params.get("custom_params") or {}).get(
+            "canopy_document_bounds", []
+        )
         bounds = [] if bounds == "off" else bounds
-        return [self.text(made.input_ids[a:b]) for a, b in zip(bounds[::2], bounds[1::2])]
+        return [self.text(request.input_ids[a:b]) for a, b in zip(bounds[::2], bounds[1::2])]
 
     def text(self, ids) -> str:
         return self.manager.tokenizer.decode(ids)
@@ -157,14 +159,14 @@ def test_no_field_changes_the_prompt(custom) -> None:
         message("<think>hm, hm</think>It is a lamp.", "assistant"),
         message(parts(*[f"{ONE} {i} of many" for i in range(MAX_DOCUMENTS + 44)], "sure?")),
     ]
-    made, want = Chats(template=without_thoughts).convert(chat, custom)
-    assert made.input_ids == want
-    assert made.text is None
-    found = (made.sampling_params["custom_params"] or {}).get("canopy_document_bounds")
+    request, want = Chats(template=without_thoughts).convert(chat, custom)
+    assert request.input_ids == want
+    assert request.text is None
+    bounds = (request.sampling_params["custom_params"] or {}).get("canopy_document_bounds")
     assert (
-        found == (custom or {}).get("canopy_document_bounds")
+        bounds == (custom or {}).get("canopy_document_bounds")
         if custom != PARTS
-        else len(found) > 600
+        else len(bounds) > 600
     )
 
 
@@ -201,14 +203,14 @@ def prepared(text=None, ids=None, custom=None, path="", body=None, manager=None,
 
 def test_documents_of_texts_alone_and_in_batches() -> None:
     chats, text = Chats(SEPARATED), f"s##{ONE}##{TWO}##why?"
-    for given in (text, [text, "none of them"]):
-        made = prepared(given, manager=chats.manager)
-        assert made.text is None
-        many = made.sampling_params if isinstance(given, list) else [made.sampling_params]
-        ids = made.input_ids if isinstance(given, list) else [made.input_ids]
+    for prompts in (text, [text, "none of them"]):
+        request = prepared(prompts, manager=chats.manager)
+        assert request.text is None
+        many = request.sampling_params if isinstance(prompts, list) else [request.sampling_params]
+        ids = request.input_ids if isinstance(prompts, list) else [request.input_ids]
         one = SimpleNamespace(input_ids=ids[0], sampling_params=many[0])
         assert chats.bounded(one) == [" one fact", " two facts"]
-        assert [chats.text(i) for i in ids] == ([given] if isinstance(given, str) else given)
+        assert [chats.text(i) for i in ids] == ([prompts] if isinstance(prompts, str) else prompts)
     untouched = prepared("none of them", manager=chats.manager)
     assert (untouched.text, untouched.input_ids) == ("none of them", None)
 
@@ -246,26 +248,26 @@ def test_documents_in_any_order_take_the_order_of_an_earlier_prompt(no_orders) -
     chat(ONE, TWO, **ANY)
     assert chat(THREE, TWO, ONE, **ANY) == [" one fact", " two facts", " three facts"]
     assert chat(TWO, ONE) == [" two facts", " one fact"]
-    made, want = chats.convert(
+    request, want = chats.convert(
         parts(TWO, ONE, "why?"), {**PARTS, **ANY, "canopy_document_bounds": "off"}
     )
-    assert made.input_ids == want
+    assert request.input_ids == want
 
 
 def test_text_and_token_ids_have_their_documents_ordered_too(no_orders) -> None:
     chats = Chats(SEPARATED)
     encode = chats.manager.tokenizer.encode
     first, turned = f"s##{ONE}##{TWO}##why?", f"s##{TWO}##{ONE}##why?"
-    for given in (first, turned, [turned, first]):
-        made = prepared(given, custom=ANY, manager=chats.manager)
-        ids = made.input_ids if isinstance(given, list) else [made.input_ids]
+    for prompts in (first, turned, [turned, first]):
+        request = prepared(prompts, custom=ANY, manager=chats.manager)
+        ids = request.input_ids if isinstance(prompts, list) else [request.input_ids]
         assert all(one == encode(first) for one in ids)
     ids = [1, 2, 2, 9, 3, 3, 4]
-    for given, bounds in ((ids, [1, 3, 4, 6]), ([1, 3, 3, 9, 2, 2, 4], [1, 3, 4, 6])):
-        made = prepared(
-            ids=given, custom={"canopy_document_bounds": bounds, **ANY}, manager=chats.manager
+    for prompts, bounds in ((ids, [1, 3, 4, 6]), ([1, 3, 3, 9, 2, 2, 4], [1, 3, 4, 6])):
+        request = prepared(
+            ids=prompts, custom={"canopy_document_bounds": bounds, **ANY}, manager=chats.manager
         )
-        assert (made.input_ids, made.sampling_params["custom_params"]["canopy_document_bounds"]) == (
+        assert (request.input_ids, request.sampling_params["custom_params"]["canopy_document_bounds"]) == (
             ids, [1, 3, 4, 6],
         )  # fmt: skip
     odd = [*ids[:-1], [1]]  # SGLang refuses it
@@ -278,8 +280,8 @@ def test_documents_in_any_order_never_change_turns(no_orders) -> None:
 
     def chat(*texts):
         turns = [(message(parts(one, "why?")), message("so", "assistant")) for one in texts]
-        made, _ = chats.convert([m for pair in turns for m in pair], {**PARTS, **ANY})
-        return chats.bounded(made)
+        request, _ = chats.convert([m for pair in turns for m in pair], {**PARTS, **ANY})
+        return chats.bounded(request)
 
     chat(ONE, TWO)
     assert chat(TWO, ONE) == [" two facts", " one fact"]
@@ -298,9 +300,9 @@ def test_documents_in_any_order_never_change_turns(no_orders) -> None:
 def test_documents_stay_if_other_fields_belong_to_their_positions(no_orders, fields) -> None:
     chats = Chats()
 
-    def text(given, **fields):
-        made = prepared(given, custom=ANY, manager=chats.manager, **fields)
-        return chats.text(made.input_ids)
+    def text(prompts, **fields):
+        request = prepared(prompts, custom=ANY, manager=chats.manager, **fields)
+        return chats.text(request.input_ids)
 
     first, turned = f"s##{ONE}##{TWO}##why?", f"s##{TWO}##{ONE}##why?"
     assert text(first) == text(turned, logprob_start_len=-1) == first

@@ -70,11 +70,11 @@ def test_no_file_of_the_server_names_the_package_of_documents() -> None:
     "arguments", [(), pytest.param(("--canopy-documents", "off"), marks=pytest.mark.long)]
 )
 def test_a_server_without_documents_has_only_their_flag(tiny_model: Path, arguments) -> None:
-    found = facts(str(tiny_model), *arguments)
-    assert found["modules"] == DOOR
-    assert (found["in_place"], found["callbacks"], found["child"]) == (None, 0, None)
-    assert found["flag"]
-    assert not any(found["forced"])
+    state = facts(str(tiny_model), *arguments)
+    assert state["modules"] == DOOR
+    assert (state["in_place"], state["callbacks"], state["child"]) == (None, 0, None)
+    assert state["flag"]
+    assert not any(state["forced"])
 
 
 def test_the_launching_process_and_its_children_have_every_hook(tiny_model: Path) -> None:

@@ -78,11 +78,11 @@ def test_documents_are_off_by_default() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "value",
     ["on,ratio=0.3,memory_mb=64", "ratio=0.3,memory-mb=64", '{"ratio": 0.3, "memory_mb": 64}'],
 )
-def test_keys_are_given_as_words_or_as_json(given: str) -> None:
-    assert parsed("--canopy-documents", given) == options.Options(ratio=0.3, memory_mb=64)
+def test_keys_are_given_as_words_or_as_json(value: str) -> None:
+    assert parsed("--canopy-documents", value) == options.Options(ratio=0.3, memory_mb=64)
     assert parsed("--canopy-documents", "on") == options.Options()
 
 
@@ -109,11 +109,11 @@ def test_whole_graphs_of_prefill_are_refused_in_both_spellings_and_others_are_no
     ):  # fmt: skip
         resolved.prefill.backend, resolved.decode.backend = prefill, decode
         spelt = {"prefill": {"backend": prefill}, "decode": {"backend": decode}}
-        for given in (
+        for flags in (
             {"cuda_graph_config": resolved},
             {"cuda_graph_config": spelt},
             {"cuda_graph_backend_prefill": prefill, "cuda_graph_backend_decode": decode},
         ):
-            refusal = unsupported(DOCUMENTS, argparse.Namespace(**given), environment={})
-            assert (refusal is not None) == stops, given
+            refusal = unsupported(DOCUMENTS, argparse.Namespace(**flags), environment={})
+            assert (refusal is not None) == stops, flags
             assert not stops or "--cuda-graph-backend-prefill breakable" in refusal

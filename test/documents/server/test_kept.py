@@ -16,28 +16,28 @@ from support.document_engine import SYSTEM, learn, prompt, queued, request, sche
 
 
 def with_params(ids, params=None, **fields):
-    made = request(*prompt(ids), rid="r", **fields)
-    made.sampling_params.custom_params.update(params or {})
-    return made
+    req = request(*prompt(ids), rid="r", **fields)
+    req.sampling_params.custom_params.update(params or {})
+    return req
 
 
 @pytest.fixture
 def make(make, ids):
     """``make(...)``: an engine that has stored the documents of two tenants."""
 
-    def made(**options):
+    def new_engine(**options):
         engine = make(**options)
         for salt in (None, "other", "secret"):
             learn(engine, with_params(ids, salt=salt))
         return engine
 
-    return made
+    return new_engine
 
 
 def key_of(engine, ids, params=None, **fields) -> str | None:
-    made = with_params(ids, params, **fields)
-    queued(engine, made)
-    return made.extra_key
+    req = with_params(ids, params, **fields)
+    queued(engine, req)
+    return req.extra_key
 
 
 def put_at(engine, level: int, tenant: str | None = None) -> None:
@@ -75,14 +75,14 @@ def test_other_weights_have_other_names(engine, ids, monkeypatch) -> None:
 
 
 def test_a_tenant_keeps_its_name_and_its_own_kv(engine, ids) -> None:
-    one = with_params(ids, salt="secret")
-    one.extra_key = "mine"
+    tenant_req = with_params(ids, salt="secret")
+    tenant_req.extra_key = "mine"
     engine.count_matched_tokens = lambda req, key: int(tenants.is_documents_key(key))
-    before = tenants.tenant_of_req(one)
-    state = queued(engine, one)
-    assert one.extra_key.startswith("mine\x00")
-    assert tenants.tenant_of_req(one) == state.tenant == before
-    assert one.cache_salt == "secret"
+    before = tenants.tenant_of_req(tenant_req)
+    state = queued(engine, tenant_req)
+    assert tenant_req.extra_key.startswith("mine\x00")
+    assert tenants.tenant_of_req(tenant_req) == state.tenant == before
+    assert tenant_req.cache_salt == "secret"
 
 
 @pytest.mark.parametrize(
@@ -114,12 +114,12 @@ def test_a_prompt_that_is_too_long_extends_its_earlier_turns(make, ids) -> None:
     engine = make(prompt_tokens=100)
     for tokens, enters in ((0, False), (60, True)):
         engine.count_matched_tokens = lambda req, key, n=tokens: n * tenants.is_documents_key(key)
-        made = with_params(ids)
-        state = queued(engine, made)
-        assert (made.extra_key is not None) == enters
-        assert not engine.may_fuse(made, state)
-        state.begin_window(made, tokens, len(made.origin_input_ids))
-        told = engine.report_prompt(made, state)
+        long_req = with_params(ids)
+        state = queued(engine, long_req)
+        assert (long_req.extra_key is not None) == enters
+        assert not engine.may_fuse(long_req, state)
+        state.begin_window(long_req, tokens, len(long_req.origin_input_ids))
+        told = engine.report_prompt(long_req, state)
         assert (told["fused"], told.get("why")) == (
             (True, None) if enters else (False, "more than 100 tokens")
         )
@@ -134,39 +134,39 @@ def test_very_many_documents_are_computed(make, ids) -> None:
 
 
 def test_ratio_1_is_exact_and_keeps_its_clients_key(engine, make, ids) -> None:
-    for one in (engine, make(ratio=1.0)):
-        params = {"canopy_recompute_ratio": 1} if one is engine else {}
-        made = with_params(ids, params)
-        state = queued(one, made)
-        assert made.extra_key is None
-        assert one.may_fuse(made, state)
+    for engine_at_ratio in (engine, make(ratio=1.0)):
+        params = {"canopy_recompute_ratio": 1} if engine_at_ratio is engine else {}
+        req = with_params(ids, params)
+        state = queued(engine_at_ratio, req)
+        assert req.extra_key is None
+        assert engine_at_ratio.may_fuse(req, state)
 
 
 def test_a_step_to_ratio_1_holds_for_the_whole_request(make, ids) -> None:
     engine = make(ratio=0.6)
     put_at(engine, RAISED)
-    made = with_params(ids)
-    state = queued(engine, made)
-    assert made.extra_key is None
+    req = with_params(ids)
+    state = queued(engine, req)
+    assert req.extra_key is None
     put_at(engine, 0)  # while it waits
     assert engine.ratio_for(state, []) == 1.0
 
 
 def test_a_retraction_changes_nothing(engine, ids) -> None:
-    made = with_params(ids)
-    state = queued(engine, made)
-    before = made.extra_key
+    req = with_params(ids)
+    state = queued(engine, req)
+    before = req.extra_key
     put_at(engine, RAISED)
-    scheduler.request_queued(scheduler_of(engine), made)
-    assert made.extra_key == before == state.kept_key
+    scheduler.request_queued(scheduler_of(engine), req)
+    assert req.extra_key == before == state.kept_key
 
 
 def test_without_a_namespace_the_request_runs_normally(engine, ids, monkeypatch) -> None:
     monkeypatch.setattr(kept, "_name", lambda *_: 1 / 0)
-    made = with_params(ids)
-    state = queued(engine, made)
-    assert made.extra_key is None
-    assert not engine.may_fuse(made, state)
+    req = with_params(ids)
+    state = queued(engine, req)
+    assert req.extra_key is None
+    assert not engine.may_fuse(req, state)
 
 
 def differ_until_stopped(engine, tenant) -> None:
@@ -213,48 +213,48 @@ def test_stops_of_many_tenants_are_bounded_and_none_is_forgotten(make, ids, monk
 
 def test_a_document_behind_kept_kv_is_never_stored_as_exact(make, ids, monkeypatch) -> None:
     engine = make(stand_ins=False)
-    made = with_params(ids)
-    state = queued(engine, made)
+    req = with_params(ids)
+    state = queued(engine, req)
     for key in list(engine.library.store.chunks):
         engine.library.store.delete(key)
-    state.begin_window(made, SYSTEM, len(made.origin_input_ids))
+    state.begin_window(req, SYSTEM, len(req.origin_input_ids))
     assert state.kept == 0  # the system text is exact in every namespace
     taken = []
     monkeypatch.setattr(engines.model_view, "row_cache", lambda *_: None)
     monkeypatch.setattr(library, "capture", lambda *args: taken.append(args) or 1 / 0)
     monkeypatch.setattr(engine.library.encoder, "enqueue", lambda *_: None)
-    row = torch.arange(len(made.origin_input_ids))
+    row = torch.arange(len(req.origin_input_ids))
     with pytest.raises(ZeroDivisionError):
-        engine.encode_missing(made, state, row)
-    state.begin_window(made, SYSTEM + 1, len(made.origin_input_ids))  # begun again
+        engine.encode_missing(req, state, row)
+    state.begin_window(req, SYSTEM + 1, len(req.origin_input_ids))  # begun again
     assert state.kept == 1
     taken.clear()
-    engine.encode_missing(made, state, row)
+    engine.encode_missing(req, state, row)
     assert not taken
 
 
 def test_a_prompts_own_windows_do_not_count_as_kept(engine, ids) -> None:
-    made = with_params(ids)
-    state = queued(engine, made)
+    req = with_params(ids)
+    state = queued(engine, req)
     for first, end in ((0, 40), (40, 80), (80, 138)):
-        state.begin_window(made, first, end)
+        state.begin_window(req, first, end)
     assert (state.kept, state.fused) == (0, False)
 
 
 def test_a_turn_with_only_kept_kv_is_reported_and_checked(engine, ids) -> None:
     engine.checker.limits.every = 1
-    made = with_params(ids)
+    req = with_params(ids)
     learn(engine, with_params(ids))
-    state = queued(engine, made)
+    state = queued(engine, req)
     end = state.bounds[-1][1]
-    made.full_untruncated_fill_ids = made.origin_input_ids
-    state.begin_window(made, end, len(made.origin_input_ids))
-    assert engine.plan(made, state, end, torch.arange(len(made.origin_input_ids))) is None
+    req.full_untruncated_fill_ids = req.origin_input_ids
+    state.begin_window(req, end, len(req.origin_input_ids))
+    assert engine.plan(req, state, end, torch.arange(len(req.origin_input_ids))) is None
     assert state.reason is None
-    report = engine.report_prompt(made, state)
+    report = engine.report_prompt(req, state)
     assert (report["fused"], report["kept"], report["reused"]) == (True, end - SYSTEM, 0)
     assert engine.counts["kept_requests"] == 1
-    engine.offer_check(made, state)
+    engine.offer_check(req, state)
     assert len(engine.checker.waiting) == 1
 
 

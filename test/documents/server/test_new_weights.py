@@ -72,10 +72,10 @@ CONFIG = SimpleNamespace(to_json_string=lambda: "{}")
 @pytest.fixture
 def weights(monkeypatch):
     """Reset the process's record of weight updates."""
-    made = Weights()
-    monkeypatch.setattr(model_view, "WEIGHTS", made)
-    monkeypatch.setattr(engines, "WEIGHTS", made)
-    return made
+    new_weights = Weights()
+    monkeypatch.setattr(model_view, "WEIGHTS", new_weights)
+    monkeypatch.setattr(engines, "WEIGHTS", new_weights)
+    return new_weights
 
 
 def test_every_weight_update_gets_a_new_identity(weights) -> None:
@@ -88,15 +88,15 @@ def test_every_weight_update_gets_a_new_identity(weights) -> None:
 
 
 def test_files_that_differ_in_some_rows_are_other_weights(tmp_path) -> None:
-    found = []
+    files = []
     for name, row in (("a", 0), ("b", 0), ("c", 1)):
         (tmp_path / name).mkdir()
         rows = bytearray(1 << 20)
         rows[777_777] = row
         (tmp_path / name / "model.safetensors").write_bytes(rows)
         config = SimpleNamespace(model_path=str(tmp_path / name))
-        found.append(model_view.weight_files(SimpleNamespace(model_config=config)))
-    assert found[0] == found[1] != found[2]
+        files.append(model_view.weight_files(SimpleNamespace(model_config=config)))
+    assert files[0] == files[1] != files[2]
     gone = SimpleNamespace(model_config=SimpleNamespace(model_path="no/such-model"))
     assert model_view.weight_files(gone) == ""
 

@@ -20,20 +20,20 @@ def test_a_fused_step_waits_for_nothing(llama, ids, chunks, monkeypatch, selecto
     kernels_on(monkeypatch)
     engine = served(moved(llama, device), monkeypatch, device.put, selector=selector)
     with device:
-        there, batch, row = step_of(engine, ids, chunks, device.put)
+        device_req, batch, row = step_of(engine, ids, chunks, device.put)
         (rows,) = run(engine, batch, monkeypatch)
     assert engine.counts["fallbacks"] == 0
-    assert there.canopy.documents.fused
+    assert device_req.canopy.documents.fused
     assert inside(rows).tolist() == want.tolist()
     reused = torch.ones(len(row), dtype=torch.bool)
     reused[want] = False
     same_kv(engine, plain, row[reused])
-    (report,) = there.customized_info["canopy_documents"]
-    (known,) = req.customized_info["canopy_documents"]
+    (report,) = device_req.customized_info["canopy_documents"]
+    (expected,) = req.customized_info["canopy_documents"]
     with device:  # when the forward is done, before the answer is sent
-        there.canopy.documents.finish_report()
-    assert report["reused"] == report["reused_host"] == known["reused_host"]
-    assert report["recomputed"] == known["recomputed"]
+        device_req.canopy.documents.finish_report()
+    assert report["reused"] == report["reused_host"] == expected["reused_host"]
+    assert report["recomputed"] == expected["recomputed"]
 
 
 @pytest.mark.parametrize("selector", ["question", "frequency"])

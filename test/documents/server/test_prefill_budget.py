@@ -43,13 +43,13 @@ def request(length: int, prefix: int = 0):
 def make(monkeypatch):
     """``make(room, spans)``: an adder whose prompts reuse a share of these spans, at ratio 0.2."""
 
-    def made(room: int | None, *spans: tuple[int, int]):
+    def new_adder(room: int | None, *spans: tuple[int, int]):
         found = admission.ExpectedReuse(spans, 0.2)
         monkeypatch.setattr(admission, "expected_reuse", lambda engine, req: found)
         kind = admission._adder_class(Stock, object())
         return kind(room)
 
-    return made
+    return new_adder
 
 
 def test_a_fused_prompt_fills_only_its_share_of_a_window(make) -> None:

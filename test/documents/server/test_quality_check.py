@@ -19,13 +19,13 @@ SELECTOR = "question"
 @pytest.fixture
 def kept(monkeypatch):
     """``kept[ratio] = Kept(...)`` sets the result of the questions. Evaluated ratios are recorded."""
-    found: dict[float, Kept] = {}
+    records: dict[float, Kept] = {}
 
     def measured(model, tokenizer, selector, ratios):
-        return {ratio: found.get(ratio, Kept(10, 10)) for ratio in ratios}
+        return {ratio: records.get(ratio, Kept(10, 10)) for ratio in ratios}
 
     monkeypatch.setattr(start_check, "measure_kept", measured)
-    return found
+    return records
 
 
 def test_without_a_floor_nothing_is_measured(kept) -> None:
@@ -66,11 +66,11 @@ def started(llama, monkeypatch, tmp_path, calibrated: dict[str, float], **option
             selector=selector, ratios=ratios
         ),
     )
-    given = Options(**options, **({"calibration": str(path)} if calibrated else {}))
+    settings = Options(**options, **({"calibration": str(path)} if calibrated else {}))
     runner = SimpleNamespace(
         attn_backend=SimpleNamespace(canopy=SimpleNamespace(name="torch_native"))
     )
-    engine = SimpleNamespace(options=given, model=llama, runner=runner)
+    engine = SimpleNamespace(options=settings, model=llama, runner=runner)
     start._calibrate_and_check(engine, None, 1)
     return seen
 

@@ -287,27 +287,27 @@ def test_shuffled_kv_of_real_text_is_acted_on_and_clean_text_is_not(smollm2, dat
     model, tokenizer = load(smollm2), AutoTokenizer.from_pretrained(smollm2)
     monkeypatch.setattr(engines.model_view, "served_model", lambda *_: model)
     engine = DocumentEngine(bare_runner(), Options(memory_mb=512))
-    draw, found = random.Random(5), read_examples(data, 8)
-    tokens = [tokenizer.encode(e.documents[i])[:70] for e in found for i in range(2)]
+    draw, examples = random.Random(5), read_examples(data, 8)
+    tokens = [tokenizer.encode(e.documents[i])[:70] for e in examples for i in range(2)]
     system = tokenizer.encode("Answer from the documents that follow.\n\n")
 
-    def one(numbers):
+    def prompt_of(numbers):
         bounds, ids = [], list(system)
         for i in numbers:
             bounds += [len(ids), len(ids) + len(tokens[i])]
             ids += tokens[i]
-        question = tokenizer.encode(f"\n\nQuestion: {draw.choice(found).question}\nAnswer:")
+        question = tokenizer.encode(f"\n\nQuestion: {draw.choice(examples).question}\nAnswer:")
         asked = torch.tensor([*ids, *question])
         req = prompt(asked, params={"canopy_document_bounds": bounds})
         req.origin_input_ids = asked.tolist()
         return req
 
     for i in range(len(tokens)):
-        learn(engine, one([i]))
+        learn(engine, prompt_of([i]))
 
     def until(level: int, most: int) -> int:
         for count in range(1, most + 1):
-            serve(engine, one(draw.sample(range(len(tokens)), 3)))
+            serve(engine, prompt_of(draw.sample(range(len(tokens)), 3)))
             idle(engine)
             if engine.checker.limits.quality_level(None) == level:
                 return count

@@ -23,11 +23,11 @@ def compared(function: str, folder: Path) -> dict[str, Any]:
 @pytest.mark.long
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_sglangs_layers_equal_a_plain_model(family, tmp_path) -> None:
-    made = build(family)
-    for name, weights in made.named_parameters():
+    model = build(family)
+    for name, weights in model.named_parameters():
         if ".mlp." in name and name.endswith("bias"):  # SGLang's Llama has none there
             torch.nn.init.zeros_(weights)
-    made.save_pretrained(tmp_path)
+    model.save_pretrained(tmp_path)
     found = compared("with_plain_model", tmp_path)
     assert found["layers"] == [0, 1, 2], "the forward ends where the probe has seen enough"
     assert max(found["off"].values()) < 1e-4, found["off"]

@@ -79,11 +79,11 @@ def test_slots_of_the_hosts_memory_are_never_shared(steps) -> None:
     for number, (tokens, drop) in enumerate(steps):
         held.pop(drop, None)
         used = sum(map(len, held.values()))
-        made = memory.hold(chunk_of(number, tokens))
-        assert (made is not None) == (used + tokens <= 20)
-        if made is not None:
-            held[number] = made
-        del made
+        slots = memory.hold(chunk_of(number, tokens))
+        assert (slots is not None) == (used + tokens <= 20)
+        if slots is not None:
+            held[number] = slots
+        del slots
         taken = [slot for one in held.values() for slot in one.slots.tolist()]
         assert len(set(taken)) == len(taken) == 20 - memory.free_slots
         assert all((one.raw_k == key).all() for key, one in held.items())
@@ -109,7 +109,7 @@ def test_a_chunk_that_is_deleted_while_a_plan_holds_it_stays_whole() -> None:
 def test_a_chunk_freed_during_allocation_blocks_no_request() -> None:
     """The garbage collector runs wherever memory is taken, and gives back slots in the same thread."""
     memory = HostMemory(SHAPE, torch.float32, 10 * TOKEN_BYTES)
-    going, made = [memory.hold(chunk_of(1, 5))], []
+    going, allocations = [memory.hold(chunk_of(1, 5))], []
 
     class Free(list):
         def __iter__(self):
@@ -117,8 +117,10 @@ def test_a_chunk_freed_during_allocation_blocks_no_request() -> None:
             return list.__iter__(self)
 
     memory._free = Free(memory._free)
-    thread = threading.Thread(target=lambda: made.append(memory.hold(chunk_of(2, 3))), daemon=True)
+    thread = threading.Thread(
+        target=lambda: allocations.append(memory.hold(chunk_of(2, 3))), daemon=True
+    )
     thread.start()
     thread.join(20)
-    assert [len(one) for one in made] == [3]
+    assert [len(one) for one in allocations] == [3]
     assert memory.free_slots == 7

@@ -30,19 +30,19 @@ def test_every_row_is_computed_after_those_before_it(lengths, most, data) -> Non
     for n in lengths:
         rows = data.draw(st.lists(st.integers(0, 99), min_size=n, max_size=n, unique=True))
         chosen.append(torch.tensor(sorted(rows)))
-    found = split_into_windows(chosen, most, [1] * len(chosen))
-    for one in found:
-        assert sum(map(len, one)) <= most
-        assert all(len(rows) for rows in one)
-    assert len(found) == 1 or sum(lengths) > most
+    windows = split_into_windows(chosen, most, [1] * len(chosen))
+    for forward in windows:
+        assert sum(map(len, forward)) <= most
+        assert all(len(rows) for rows in forward)
+    assert len(windows) == 1 or sum(lengths) > most
     for i, rows in enumerate(chosen):
         done: list[int] = []
-        for one in found:
-            new = [p for p in one[i].tolist() if p not in done]
+        for forward in windows:
+            new = [p for p in forward[i].tolist() if p not in done]
             assert not done or not new or new[0] > done[-1] or new == rows[:1].tolist()
             done += new
         assert sorted(done) == rows.tolist()
-        assert int(found[-1][i][-1]) == int(rows[-1])
+        assert int(windows[-1][i][-1]) == int(rows[-1])
 
 
 def window(req, prefix: int, end: int):

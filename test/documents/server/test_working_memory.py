@@ -105,10 +105,10 @@ def test_rows_outside_documents_are_run_in_pieces_with_the_same_scores(
 ) -> None:
     ids = torch.randint(0, 300, (TOKENS,), generator=torch.Generator().manual_seed(3))
     row = torch.arange(1, TOKENS + 1)
-    known = placed[6:]  # without six documents' tokens and the first tokens
+    later_documents = placed[6:]  # without six documents' tokens and the first tokens
 
     def chosen():
-        slots = PromptSlots(ids, row, 0, known)
+        slots = PromptSlots(ids, row, 0, later_documents)
         found, _ = choose_tokens(llama, runner, slots, make_selector("question"), 0.15, [])
         return found.rows().tolist()
 
@@ -137,12 +137,12 @@ def test_a_longer_prompt_runs_normally_and_the_answer_states_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "context", "longest"),
+    ("option", "context", "longest"),
     [(None, 8192, 8192), (None, 1 << 17, AUTOMATIC_PROMPT_TOKENS), (32768, 1 << 17, 32768),
      (32768, 8192, 8192)],
 )  # fmt: skip
-def test_the_longest_prompt_is_as_given_or_as_the_model_has_it(given, context, longest) -> None:
-    assert Options(prompt_tokens=given).longest_prompt(context) == longest
+def test_the_longest_prompt_is_as_given_or_as_the_model_has_it(option, context, longest) -> None:
+    assert Options(prompt_tokens=option).longest_prompt(context) == longest
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def test_a_server_without_enough_memory_stops_and_reports_sizes(budget) -> None:
 @pytest.mark.long
 def test_sglangs_pool_is_smaller_by_the_reserved_memory(tiny_model) -> None:
     flags = ("--canopy-documents", "memory_mb=100,prompt_tokens=512")
-    found = worked("served_rows:pool_sizes", tiny_model, *flags, patience_s=400)
-    assert found["on"] == 1000
-    assert found["off"] > 3000, "what was left out is more than that"
-    assert "only 64 MiB are free" in found["end"]
+    pools = worked("served_rows:pool_sizes", tiny_model, *flags, patience_s=400)
+    assert pools["on"] == 1000
+    assert pools["off"] > 3000, "what was left out is more than that"
+    assert "only 64 MiB are free" in pools["end"]

@@ -144,16 +144,16 @@ def test_two_small_tiers_keep_tenants_and_contents_apart_through_restarts(steps)
     with tempfile.TemporaryDirectory() as folder:
         store = ChunkStore("m", 2 * SIZE, disk=disk(folder, 3))
         for what, tenant, which in steps:
-            one = tenant, which
+            content_key = tenant, which
             if what == "put":
                 chunk = make(10 * which, tenant=tenant)
                 if where(store, chunk, tenant) is None:
-                    put[one] = chunk
-                store.put(put[one], tenant)
+                    put[content_key] = chunk
+                store.put(put[content_key], tenant)
             elif what == "get":
                 found = get(store, make(10 * which), tenant)
                 if found is not None:
-                    assert torch.equal(found.v, put[one].v)
+                    assert torch.equal(found.v, put[content_key].v)
             elif what == "delete":
                 store.delete(store.key(make(10 * which).ids, (), tenant))
             elif what == "delete tenant":

@@ -44,8 +44,8 @@ class Streams:
         return self.current
 
     @contextlib.contextmanager
-    def stream(self, one: Stream) -> Iterator[None]:
-        before, self.current = self.current, one
+    def stream(self, stream: Stream) -> Iterator[None]:
+        before, self.current = self.current, stream
         yield
         self.current = before
 
@@ -155,13 +155,13 @@ def sent(machine, held):
 
 def seen_by_layers(machine, under_way, pools) -> list[float]:
     """Return V as a forward reads it at each layer, after the device has run its queue."""
-    found = []
+    means = []
     for layer in range(LAYERS):
         under_way.arrive(layer)
         v = inside(pools[1][layer])
-        machine.streams.later(lambda v=v: found.append(float(v.mean())))
+        machine.streams.later(lambda v=v: means.append(float(v.mean())))
     machine.streams.compute.synchronize()
-    return found
+    return means
 
 
 def check_copy_to_the_host(machine) -> None:

@@ -32,13 +32,13 @@ class Runtime:
 
 def test_the_requested_range_is_registered_from_a_page_boundary():
     runtime = Runtime()
-    made = registered(SIZE, torch.bfloat16, runtime, runtime.wait)
-    assert (made.shape, made.dtype) == (SIZE, torch.bfloat16)
-    assert runtime.calls == [("register", made.data_ptr(), BYTES, 0)]
-    assert made.data_ptr() % mmap.PAGESIZE == 0
-    assert made.untyped_storage().nbytes() == BYTES
-    made.fill_(3)
-    assert float(made.float().sum()) == 3 * made.numel()
+    tensor = registered(SIZE, torch.bfloat16, runtime, runtime.wait)
+    assert (tensor.shape, tensor.dtype) == (SIZE, torch.bfloat16)
+    assert runtime.calls == [("register", tensor.data_ptr(), BYTES, 0)]
+    assert tensor.data_ptr() % mmap.PAGESIZE == 0
+    assert tensor.untyped_storage().nbytes() == BYTES
+    tensor.fill_(3)
+    assert float(tensor.float().sum()) == 3 * tensor.numel()
 
 
 def test_pinned_memory_is_released_after_a_wait_and_without_tensors():

@@ -26,10 +26,10 @@ def prompt(numbers, gap=GAP, head=HEAD, ask=ASK):
 def arranged(orders, numbers, tenant=None, **parts):
     """The numbers of the documents in the order that they get."""
     ids, bounds = orders.arrange(*prompt(numbers, **parts), tenant)
-    found = [ids[a] // 100 for a, _ in bounds]
-    assert (ids, bounds) == prompt(found, **parts)  # as if the client had sent this order
-    assert sorted(found) == sorted(numbers)
-    return found
+    order = [ids[a] // 100 for a, _ in bounds]
+    assert (ids, bounds) == prompt(order, **parts)  # as if the client had sent this order
+    assert sorted(order) == sorted(numbers)
+    return order
 
 
 def test_a_prompt_continues_the_earlier_order_that_it_shares_most_of() -> None:
@@ -123,9 +123,9 @@ def test_a_template_separates_turns_and_stays_where_it_is() -> None:
     assert orders.arrange(ids, bounds, None, frozenset([turn])) == (ids, bounds)
 
 
-def common(one, other):
-    pairs = enumerate(zip(one, other))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+def common(first, second):
+    pairs = enumerate(zip(first, second))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def test_popular_documents_are_shared_by_more_prompts() -> None:

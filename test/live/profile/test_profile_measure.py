@@ -22,10 +22,10 @@ class KnownServer:
     def generate(self, prompts: list[list[int]], tokens: int) -> tuple[float, int]:
         total = attention = cached = context = 0.0
         for prompt in prompts:
-            known = self._longest(prompt) if self._caches else 0
-            new = len(prompt) - known
-            total, cached, context = total + new, cached + known, context + len(prompt)
-            attention += PAIR * (new * known + new * (new + 1) / 2)
+            cached_tokens = self._longest(prompt) if self._caches else 0
+            new = len(prompt) - cached_tokens
+            total, cached, context = total + new, cached + cached_tokens, context + len(prompt)
+            attention += PAIR * (new * cached_tokens + new * (new + 1) / 2)
             self._known.add(tuple(prompt))
         seconds = ARRIVAL + STEP + TOKEN * total + attention + REQUEST * (len(prompts) - 1)
         step = STEP + TOKEN + DECODE * (len(prompts) - 1) + PAIR * context

@@ -28,11 +28,11 @@ def job(i: int, due: float, sent: float, first: float, done: float, **others: An
 
 def test_the_wait_at_the_client_is_part_of_ttft() -> None:
     jobs = [job(i, due=0.0, sent=float(i), first=i + 0.5, done=i + 1.0) for i in range(10)]
-    made = summarise(jobs, 10.0, warm_up_share=0.0)
-    assert made["overall"]["ttft_ms"]["mean"] == pytest.approx(500)
-    assert made["latency"]["ttft_s"]["mean"] == pytest.approx(5.0)
-    assert made["latency"]["ttft_s"]["max"] == pytest.approx(9.5)
-    assert [d["ttft_s"]["mean"] for d in made["latency"]["deciles"]] == [
+    summary = summarise(jobs, 10.0, warm_up_share=0.0)
+    assert summary["overall"]["ttft_ms"]["mean"] == pytest.approx(500)
+    assert summary["latency"]["ttft_s"]["mean"] == pytest.approx(5.0)
+    assert summary["latency"]["ttft_s"]["max"] == pytest.approx(9.5)
+    assert [d["ttft_s"]["mean"] for d in summary["latency"]["deciles"]] == [
         pytest.approx(i + 0.5) for i in range(10)
     ]
 
@@ -43,10 +43,10 @@ def test_sessions_hold_their_sub_agents() -> None:
         job(1, 3.0, 3.0, 4.0, 5.0, conversation="a/1"),
         job(2, 6.0, 6.0, 7.0, 8.0, conversation="b"),
     ]
-    made = summarise(jobs, 8.0, warm_up_share=0.0)["latency"]
-    assert made["sessions"] == 2
-    assert made["sessions_per_hour"] == pytest.approx(2 * 3600 / 8)
-    assert made["session_s"]["max"] == pytest.approx(5.0)
+    latency = summarise(jobs, 8.0, warm_up_share=0.0)["latency"]
+    assert latency["sessions"] == 2
+    assert latency["sessions_per_hour"] == pytest.approx(2 * 3600 / 8)
+    assert latency["session_s"]["max"] == pytest.approx(5.0)
 
 
 def test_a_run_with_an_error_meets_no_target() -> None:
@@ -81,10 +81,10 @@ def test_sessions_of_a_closed_loop_begin_at_a_rate_and_think_in_scaled_time() ->
     assert offsets[-1] == 0.0
 
 
-def arguments(**given: Any) -> argparse.Namespace:
+def arguments(**flags: Any) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     options.add_arguments(parser)
-    typed = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    typed = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
     parser.add_argument("--request-rate", type=float, default=float("inf"))
     args = options.parse(parser.parse_args(typed))
     args.num_prompts, args.dataset_path = 1, "x"
@@ -92,7 +92,7 @@ def arguments(**given: Any) -> argparse.Namespace:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("flags", "message"),
     [
         ({"slo": "fast"}, "an SLO is written like"),
         ({"rates": "1,x"}, "--rates must be numbers above 0"),
@@ -101,7 +101,7 @@ def arguments(**given: Any) -> argparse.Namespace:
         ({"think_cap_s": -1.0}, "--think-cap-s must be"),
     ],
 )
-def test_options_that_cannot_be_are_refused(given: dict[str, Any], message: str) -> None:
+def test_options_that_cannot_be_are_refused(flags: dict[str, Any], message: str) -> None:
     options.check(arguments())
     with pytest.raises(CanopyError, match=message):
-        options.check(arguments(**given))
+        options.check(arguments(**flags))

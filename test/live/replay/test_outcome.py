@@ -22,21 +22,21 @@ def job(
 ) -> ReplayRequest:
     request = TraceRequest(0.0, prompt, 2, (), 1, category=category, turn=turn, conversation="c")
     tiers = {} if cached is None else {"device": cached, "host": 0, "storage": 0}
-    made = Reply(10.0, first_s=10.0 + ttft, done_s=11.0, output_tokens=2, cached_tokens=cached)
-    made.by_tier = tiers
+    answered = Reply(10.0, first_s=10.0 + ttft, done_s=11.0, output_tokens=2, cached_tokens=cached)
+    answered.by_tier = tiers
     for name, value in reply.items():
-        setattr(made, name, value)
-    return ReplayRequest(Planned(request, 0, prompt, 2, None), {}, due_s=9.5, reply=made)
+        setattr(answered, name, value)
+    return ReplayRequest(Planned(request, 0, prompt, 2, None), {}, due_s=9.5, reply=answered)
 
 
 def test_hit_rates_weigh_tokens_and_leave_failures_out() -> None:
     jobs = [job("a", 100, 50), job("b", 300, 0), job("a", 999, 999, error="503: busy")]
-    made = summarise(jobs, duration_s=2.0)
-    assert made["overall"]["hit_rate"] == 50 / 400
-    assert made["by_category"]["a"]["hit_rate"] == 0.5
-    assert made["overall"]["hit_rate_by_tier"] == {"device": 0.125, "host": 0.0, "storage": 0.0}
-    assert (made["completed"], made["errors"]) == (2, {"count": 1, "kinds": {"503: busy": 1}})
-    assert made["throughput"]["output_tokens_per_s"] == 2.0
+    summary = summarise(jobs, duration_s=2.0)
+    assert summary["overall"]["hit_rate"] == 50 / 400
+    assert summary["by_category"]["a"]["hit_rate"] == 0.5
+    assert summary["overall"]["hit_rate_by_tier"] == {"device": 0.125, "host": 0.0, "storage": 0.0}
+    assert (summary["completed"], summary["errors"]) == (2, {"count": 1, "kinds": {"503: busy": 1}})
+    assert summary["throughput"]["output_tokens_per_s"] == 2.0
 
 
 def test_queued_ttft_begins_when_the_request_was_due() -> None:

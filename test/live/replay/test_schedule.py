@@ -103,11 +103,11 @@ def test_no_more_than_the_limit_is_out_at_a_time() -> None:
 
 
 def test_a_previous_request_that_is_not_replayed_is_not_waited_for() -> None:
-    made = jobs([None, None])
-    made[1].planned.previous = 77
+    replayed = jobs([None, None])
+    replayed[1].planned.previous = 77
 
     async def main() -> list[int]:
-        return [j.planned.ordinal async for j in Schedule(made, [0.0, 1.0]).arrivals()]
+        return [j.planned.ordinal async for j in Schedule(replayed, [0.0, 1.0]).arrivals()]
 
     assert on_a_virtual_clock(main) == [0, 1]
 
