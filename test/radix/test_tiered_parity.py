@@ -13,7 +13,6 @@ from sglang_canopy.records import Request
 from support.live_tree import LiveTree, check
 from support.parity import PAGE, chained, fields, samples, serve_from_tiers, workload
 from support.readmission import Readmission
-from support.tree_recount import recount
 
 DEVICE, HOST = 60, 130
 """Blocks."""
@@ -72,7 +71,7 @@ def simulated(
         tree.mark_used(leaf, request, number)
         tree.back_up(leaf)
         tree.unlock(leaf)
-        recount(tree)
+        tree.verify()
         states.append((hit.device_tokens, load, tree.device_used, tree.host_used))
     return states
 

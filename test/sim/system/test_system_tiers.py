@@ -73,7 +73,7 @@ def test_one_cut_is_enough_for_a_need_of_partial_blocks():
     tree.lock(leaf)
     tree.unlock(leaf)  # unlocked nodes may be evicted
     assert tree.evict_device(100) == 112  # seven blocks; six, and then a quantum, would be ten
-    recount(tree)
+    tree.verify()
 
 
 def test_demoted_kv_is_loaded_from_the_host():
@@ -182,7 +182,7 @@ def test_every_token_is_accounted_for_after_every_step(
 
     def step(instance, now):
         plain(instance, now)
-        recount(instance.tree)
+        instance.tree.verify()
         assert instance.tree.private >= 0
         for disk in made.disks:
             recount(disk.tree)

@@ -6,7 +6,6 @@ from canopy_lab.sim.system import SystemConfig, TierSpec, Workload
 from canopy_lab.sim.system.arrivals import OpenLoop
 from canopy_lab.sim.system.run import _SystemRun
 from support.systems import KV, profile, request, rounds
-from support.tree_recount import recount
 
 FAST = {"read_bytes_per_s": 1e9, "write_bytes_per_s": 1e9}
 
@@ -20,7 +19,7 @@ def served(trace, pending=None, **config) -> _SystemRun:
 
     def step(instance, now):
         plain(instance, now)
-        recount(instance.tree)
+        instance.tree.verify()
         if pending is not None:
             waiting = sum(t.left for disk in made.disks for t in disk.channel._queues[1])
             pending.append(waiting)
@@ -63,7 +62,7 @@ def test_all_that_was_held_is_free_when_the_disk_has_it(write_policy):
     assert any(node.host_locks for node in instance.tree.nodes())
     disk.channel.advance(1e9)
     assert not any(node.host_locks for node in instance.tree.nodes())
-    recount(instance.tree)
+    instance.tree.verify()
     held = sum(node.length for node in instance.tree.nodes() if node.host)
     assert instance.tree.host_used == held
 
