@@ -133,6 +133,9 @@ class Bounded:
     def urgency(self, job: Job) -> int:
         return 0
 
+    def match(self, job: Job) -> None:
+        """Do nothing: no prompt has a prefix."""
+
     def prefill(self, job: Job, look_up: bool) -> Prefill:
         return Prefill(job.prompt, reserved=job.reserved)
 

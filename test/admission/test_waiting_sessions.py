@@ -1,5 +1,6 @@
 """The order of waiting sessions equals its definition under random arrivals and departures."""
 
+import itertools
 from collections import Counter
 from collections.abc import Hashable
 
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from sglang_canopy.admission.places import _NEWCOMERS, WaitingSessions
 from sglang_canopy.admission.session import Session
+from sglang_canopy.tenant import Vouched
 
 TENANTS = (None, "a", "b", "c")
 
@@ -61,3 +63,43 @@ def test_any_sequence_of_calls_gives_the_defined_order(steps: int, draw) -> None
                     waiting_sessions.set_active(tenant, False)
         found = [session.number for session in waiting_sessions.in_order()]
         assert found == by_definition(shares, waiting_sessions._last_served)
+
+
+def test_a_tenant_with_active_sessions_is_not_overtaken_by_short_sessions_of_others() -> None:
+    """Seen red: the turn of a tenant without an active session was forgotten, so it was first again."""
+    waiting_sessions, numbers = WaitingSessions(), itertools.count()
+    steady, others = Vouched("steady"), [Vouched(f"v{number}") for number in range(40)]
+    active, admitted = Counter[Hashable]({steady: 1}), Counter[Hashable]()
+    waiting_sessions.set_active(steady, True)
+
+    def wait(tenant: Hashable) -> None:
+        waiting_sessions.add(Session(next(numbers), None, None, 0.0, None, tenant))  # type: ignore[arg-type]
+
+    for tenant in (steady, *others) * 2:
+        wait(tenant)
+    for _ in range(100 * 41):
+        session = next(waiting_sessions.in_order())
+        waiting_sessions.admit(session, active)
+        admitted[session.charged_to] += 1
+        wait(session.charged_to)
+    assert set(admitted.values()) == {100}
+
+
+def test_new_tenants_do_not_overtake_a_tenant_that_waits_again_and_again() -> None:
+    waiting_sessions, steady, numbers = WaitingSessions(), Vouched("steady"), itertools.count()
+    active, admitted = Counter[Hashable]({steady: 1}), Counter[bool]()
+    waiting_sessions.set_active(steady, True)
+
+    def wait(tenant: Hashable) -> None:
+        waiting_sessions.add(Session(next(numbers), None, None, 0.0, None, tenant))  # type: ignore[arg-type]
+
+    for _ in range(3):
+        wait(steady)
+    for number in range(200):
+        wait(Vouched(f"v{number}"))
+        session = next(waiting_sessions.in_order())
+        waiting_sessions.admit(session, active)
+        admitted[session.charged_to == steady] += 1
+        if session.charged_to == steady:
+            wait(steady)
+    assert admitted[True] >= 2

@@ -52,6 +52,9 @@ class Scheduler:
     def urgency(self, job: Job) -> int:
         return job.urgent
 
+    def match(self, job: Job) -> None:
+        pass
+
     def prefill(self, job: Job, again: bool) -> Prefill:
         cached = self.cached_tokens(job)
         return Prefill(job.tokens - cached, cached)

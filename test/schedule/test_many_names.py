@@ -4,7 +4,7 @@ import pytest
 
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
 from sglang_canopy.schedule.cost import Prefill, PrefillCost
-from sglang_canopy.schedule.fair_shares import REST, SEPARATE_SHARES, FairShares
+from sglang_canopy.schedule.fair_shares import SEPARATE_SHARES, VOUCHED_REST, FairShares
 from sglang_canopy.tenant import ChargedTenants, Vouched
 
 STEPS, WARM_UP = 3000, 500
@@ -73,10 +73,21 @@ def test_vouched_tenants_have_one_share_if_none_is_free() -> None:
         shares.charge(Vouched(f"v{number}"), Vouched(f"v{number}"), 1.0)
     assert shares.share_of(new) == new
     shares.charge(Vouched("last"), Vouched("last"), 1.0)
-    assert shares.share_of(new) is REST
+    assert shares.share_of(new) is VOUCHED_REST
 
 
 def test_a_vouched_name_never_counts_as_all_other_requests() -> None:
     """Seen red: a gateway's tenant of the name "unvouched" shared a turn with all unvouched ones."""
     charged = ChargedTenants()
     assert charged.charge("unvouched", True, 0.0) != charged.charge("other", False, 0.0)
+
+
+def test_names_served_before_a_gateways_first_request_take_no_share_of_its_tenants() -> None:
+    """Seen red: after 64 names each vouched tenant shared the queue of all names."""
+    shares, new = FairShares(), Vouched("new")
+    for number in range(2 * SEPARATE_SHARES):
+        shares.charge(f"x{number}", shares.share_of(f"x{number}"), 1.0)
+    assert shares.share_of(new) == new
+    for number in range(SEPARATE_SHARES):
+        shares.charge(Vouched(f"v{number}"), Vouched(f"v{number}"), 1.0)
+    assert shares.share_of(new) != shares.share_of("name")

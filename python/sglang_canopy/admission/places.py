@@ -168,8 +168,11 @@ class WaitingSessions:
         if session.number in self.sessions:
             return
         self.sessions[session.number] = session
-        session.share = self._share_of(session.charged_to)
-        insort(self._by_share.setdefault(session.share, []), session.number)
+        session.share = share = self._share_of(session.charged_to)
+        if share not in self._by_share:
+            # A new share is behind all that wait, but the one that was served last.
+            self._last_served.setdefault(share, self._served - 1)
+        insort(self._by_share.setdefault(share, []), session.number)
 
     def discard(self, session: Session) -> bool:
         """Return whether ``session`` was waiting."""
@@ -192,9 +195,7 @@ class WaitingSessions:
         change the sessions during the iteration.
         """
         waiting = self._by_share
-        order = sorted(
-            waiting, key=lambda share: (self._last_served.get(share, 0), waiting[share][0])
-        )
+        order = sorted(waiting, key=lambda share: (self._last_served[share], waiting[share][0]))
         for numbers in zip_longest(*(waiting[share] for share in order)):
             yield from (self.sessions[number] for number in numbers if number is not None)
 
@@ -208,8 +209,8 @@ class WaitingSessions:
         self._served += 1
         # An admitted newcomer gets its own share, and has used it.
         self._last_served[share] = self._last_served[tenant] = self._served
-        if len(self._last_served) > 2 * len(active) + 16:
-            recent = {*active, tenant, _NEWCOMERS}
+        if len(self._last_served) > 2 * (len(active) + len(self._by_share)) + 16:
+            recent = {*active, *self._by_share, tenant, _NEWCOMERS}
             self._last_served = {
                 name: served for name, served in self._last_served.items() if name in recent
             }

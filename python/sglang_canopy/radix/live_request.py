@@ -98,6 +98,8 @@ class LiveRequest(Request):
     """Number of samples that follow this request, if it is their warm-up."""
     warm_up: LiveRequest | None = None
     """The warm-up, if this request is a sample of it."""
+    seniority: int = -1
+    """Number of its session at the session gate, for a sample its warm-up's: lower is older, -1 is none."""
     misses: Misses | None = None
     """Causes of its misses, from its admission to its end."""
 

@@ -44,9 +44,13 @@ class Requests(Protocol[T_in]):
     def urgency(self, request: T_in) -> int:
         """Return the priority; higher priorities always go first."""
 
+    def match(self, request: T_in) -> None:
+        """Match a waiting request that has no prefix match yet. A match of a running one would replace
+        the node that it has locked."""
+
     def prefill(self, request: T_in, look_up: bool) -> Prefill:
-        """Return the prefill still to do. ``look_up``: by the present tree; otherwise the latest prefix
-        match suffices. A request without one is matched."""
+        """Return the prefill still to do. ``look_up``: by the present tree; otherwise by the latest
+        prefix match."""
 
     def step_tokens(self) -> int:
         """Return the token limit of one step."""
@@ -92,6 +96,7 @@ class Arranged(Generic[T]):
                 self._alone, self._in_order = only, []
                 return new
         for request in sorted(new, key=lambda request: request is not previous):  # the older first
+            self._requests.match(request)
             self._enqueue(request)
         self.shortest.set_time(self._requests.time_s())
         if len(queue) < 2:

@@ -14,8 +14,8 @@ from sglang_canopy.tenant import UNVOUCHED, Vouched
 
 SEPARATE_SHARES = 64
 """Maximum tenants with a separate share: those served last."""
-REST = ("rest", None)
-"""Share of all tenants without a separate one; no tenant is a pair."""
+REST, VOUCHED_REST = ("rest", None), ("rest", "vouched")
+"""Shares of all other tenants, and of all other vouched ones; no tenant is a pair."""
 Share = Hashable
 
 
@@ -23,9 +23,9 @@ class FairShares:
     """Work received by each share.
 
     Tenants are those that ``tenant.ChargedTenants`` returns: a tenant that a gateway vouches for has a
-    separate share at once. Another new name shares ``REST``, and gets a separate share once it has
-    been served. That is fair between clients that use one name each, but no protection from a client
-    that uses many.
+    separate share at once, unless ``SEPARATE_SHARES`` others have one. Another new name shares ``REST``,
+    and gets a separate share once it has been served. That is fair between clients that use one name
+    each, but no protection from a client that uses many.
     """
 
     def __init__(self) -> None:
@@ -40,8 +40,10 @@ class FairShares:
         """Return the share of a new request."""
         if tenant is None or tenant == UNVOUCHED or tenant in self._separate:
             return tenant
-        is_free = len(self._separate) < SEPARATE_SHARES
-        return tenant if isinstance(tenant, Vouched) and is_free else REST
+        if not isinstance(tenant, Vouched):
+            return REST
+        vouched = sum(isinstance(name, Vouched) for name in self._separate)
+        return tenant if vouched < SEPARATE_SHARES else VOUCHED_REST
 
     def starts(self, shares: Iterable[Share]) -> dict[Share, float]:
         """Return the virtual start time of each share's next request; ties go by order."""

@@ -134,6 +134,25 @@ def test_samples_of_an_admitted_request_are_not_held(scheduler) -> None:
     assert gate.stats()["delayed_sessions"] == 0
 
 
+def test_samples_come_in_their_sessions_turn(scheduler) -> None:
+    """Seen red: samples had no session, and came before all others."""
+    for i in range(3):
+        scheduler.add(Req(f"r{i}", f"s{i}", 30, float(i)))
+    scheduler.step()
+    for i in range(3):
+        scheduler.end(f"r{i}")
+    scheduler.add(warm_up := Req("warm-up", "s1", 30, 5.0))
+    scheduler.step()
+    scheduler.end("warm-up")
+    for name, session in (("young", "s2"), ("sample", "s1"), ("old", "s0")):
+        req = Req(name, session, 30, 6.0)
+        if name == "sample":
+            req.canopy.request.warm_up = warm_up.canopy.request
+        scheduler.add(req)
+    scheduler.add(Req("new", "s9", 90, 7.0))
+    assert scheduler.shown() == ["old", "sample", "young"]
+
+
 def test_the_oldest_session_comes_first_while_others_wait(scheduler) -> None:
     for i in range(3):
         scheduler.add(Req(f"r{i}", f"s{i}", 30, float(i)))

@@ -292,3 +292,22 @@ def test_two_ranks_adopt_the_first_ones_figures_and_decide_equally(on_two_ranks,
     assert first["used"] == second["used"] == first["fitted"]
     assert first["orders"] == second["orders"]
     assert len(first["orders"]) > 10
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_a_request_that_was_admitted_is_not_matched(tree: LiveTree, short: bool) -> None:
+    """SGLang matches nothing for logprobs from the first token, nor for a prompt of one page.
+
+    Seen red: a match after the admission moved the lock of the running request to another node.
+    """
+    prompt = tokens(40, 1)
+    tree.serve(prompt, 0.5)
+    arranged(tree, [req_at(tree, tokens(40, 2), 1.0)])  # the prefix of the first one is protected
+    arranged(tree, [])
+    req = req_at(tree, prompt[:PAGE] if short else prompt, 2.0, return_logprob=not short)
+    req.logprob_start_len = -1 if short else 0
+    arranged(tree, [req])
+    req.init_next_round_input(tree.cache)
+    state = req.prefix_len, req.last_node, req.best_match_node
+    tree.cache.admission.order.arranged.admit([req])
+    assert (req.prefix_len, req.last_node, req.best_match_node) == state

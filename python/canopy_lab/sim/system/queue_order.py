@@ -199,6 +199,9 @@ class BoundedShortestFirst:
     def urgency(self, job: SimulatedRequest) -> int:
         return 0
 
+    def match(self, job: SimulatedRequest) -> None:
+        """Do nothing: ``prefill`` matches."""
+
     def prefill(self, job: SimulatedRequest, look_up: bool) -> Prefill:
         assert self._view is not None
         hits = self._view.cached(job)

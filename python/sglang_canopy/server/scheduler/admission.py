@@ -52,10 +52,12 @@ class Admission:
         if gate is None:
             return
         request = req.canopy.request
-        if _is_gated(req) and not gate.has(req):
+        if request.warm_up is not None:
+            request.seniority = request.warm_up.seniority
+        elif _is_gated(req) and not gate.has(req):
             self._end_departed(scheduler)
             gate.advance(gate.now)
-            gate.arrive(req, request)
+            request.seniority = gate.arrive(req, request).number
             request.state = State.HELD if gate.holds(req) else State.WAITING
         self._waiting[req] = None
 
@@ -151,7 +153,8 @@ class Admission:
         """Leave out held requests; return the others, those of the oldest session first."""
         assert self.gate is not None
         self._held = [req for req in self._waiting if _is_held(req)]
-        return sorted((r for r in self._waiting if not _is_held(r)), key=self.gate.seniority)
+        shown = (req for req in self._waiting if not _is_held(req))
+        return sorted(shown, key=lambda req: req.canopy.request.seniority)
 
     def _admitted(self, chosen: Any) -> Any:
         """Record the requests of a chosen batch as admitted; return ``chosen``."""
@@ -198,11 +201,9 @@ def _is_held(req: Any) -> bool:
 
 
 def _is_gated(req: Any) -> bool:
-    """Return whether ``req`` is gated. Requests with an error, health probes, and parallel samples
-    (n > 1), whose warm-up was gated, are not."""
-    request = req.canopy.request
-    failed = req.finished() or req.to_finish is not None
-    return not (failed or request.is_health_probe or request.warm_up is not None)
+    """Return whether ``req`` is gated. Requests with an error and health probes are not, nor are
+    parallel samples (n > 1), whose warm-up was."""
+    return not (req.finished() or req.to_finish is not None or req.canopy.request.is_health_probe)
 
 
 def admission_of(owner: Any) -> Admission | None:

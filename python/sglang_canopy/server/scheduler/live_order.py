@@ -186,8 +186,12 @@ class LiveOrder:
         request, now = self._core.requests.register(req), self._core.clock.now
         return self._charged_tenants.charge(request.tenant, request.source == GATEWAY, now)
 
+    def match(self, req: Any) -> None:
+        if attached(req).matched_version is None:
+            self.look_up(req)
+
     def prefill(self, req: Any, look_up: bool) -> Prefill:
-        if look_up or attached(req).matched_version is None:
+        if look_up:
             self.look_up(req)
         tokens = len(req.origin_input_ids) + len(req.output_ids)
         cached = min(req.num_matched_prefix_tokens, tokens - 1)
