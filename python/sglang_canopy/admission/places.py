@@ -168,7 +168,7 @@ class WaitingSessions:
         if session.number in self.sessions:
             return
         self.sessions[session.number] = session
-        session.share = share = self._share_of(session.charged_to)
+        session.share_key = share = self._share_of(session.charged_to)
         if share not in self._by_share:
             # A new share is behind all that wait, but the one that was served last.
             self._last_served.setdefault(share, self._served - 1)
@@ -178,10 +178,10 @@ class WaitingSessions:
         """Return whether ``session`` was waiting."""
         if self.sessions.pop(session.number, None) is None:
             return False
-        numbers = self._by_share[session.share]
+        numbers = self._by_share[session.share_key]
         del numbers[bisect_left(numbers, session.number)]
         if not numbers:
-            del self._by_share[session.share]
+            del self._by_share[session.share_key]
         return True
 
     def set_active(self, tenant: Hashable, active: bool) -> None:
@@ -205,7 +205,7 @@ class WaitingSessions:
         ``active``: admitted sessions by tenant, without this one.
         """
         tenant = session.charged_to
-        share = session.share if self.discard(session) else self._share_of(tenant)
+        share = session.share_key if self.discard(session) else self._share_of(tenant)
         self._served += 1
         # An admitted newcomer gets its own share, and has used it.
         self._last_served[share] = self._last_served[tenant] = self._served

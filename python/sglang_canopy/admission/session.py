@@ -31,8 +31,8 @@ class Session:
     """Tenant that its turns and its memory are charged to (``tenant.ChargedTenants``)."""
     waiting_since_s: float = 0.0
     """Time since which it waits for admission, if it does."""
-    share: Hashable = None
-    """Share of the tenants' turns in which it waits, or last waited."""
+    share_key: Hashable = None
+    """Key of the share of the tenants' turns in which it waits, or last waited."""
     ticket: Hashable = None
     """Name of the request in progress; ``None`` without one."""
     active: bool = False
