@@ -1,4 +1,4 @@
-"""The package against `scripts/layout.py`: directions, circles, lengths, purposes."""
+"""The package against `scripts/layout.py`: directions, cycles, lengths, purposes."""
 
 import ast
 import re
@@ -23,25 +23,25 @@ MODULES = {
 @cache
 def names_in(path: Path) -> frozenset[str]:
     """Every dotted name that ``path`` imports, in functions and for type checks too."""
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             assert not node.level, f"{path}: a relative import"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
-    return frozenset(found)
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return frozenset(names)
 
 
 def modules_in(path: Path) -> set[str]:
     """Return the package's modules that ``path`` imports. A package counts if a name is imported from it."""
-    found = set()
+    modules = set()
     for name in names_in(path):
         if name in MODULES and (name in PACKAGES or MODULES[name] != path):
             inside = any(other.startswith(f"{name}.") for other in names_in(path) & MODULES.keys())
             if not inside:
-                found.add(name)
-    return found
+                modules.add(name)
+    return modules
 
 
 def test_every_file_is_in_a_folder_of_the_layout() -> None:
@@ -68,16 +68,16 @@ def test_open_files_import_only_each_other() -> None:
 
 
 def test_no_two_folders_import_each_other() -> None:
-    assert circles(FOLDERS) == []
+    assert nodes_on_cycles(FOLDERS) == []
 
 
 def test_no_file_imports_itself_through_others() -> None:
-    assert circles({name: modules_in(path) for name, path in MODULES.items()}) == []
+    assert nodes_on_cycles({name: modules_in(path) for name, path in MODULES.items()}) == []
 
 
-def circles(graph: Mapping[str, set[str]]) -> list[str]:
+def nodes_on_cycles(graph: Mapping[str, set[str]]) -> list[str]:
     """Return the nodes that can be reached from themselves."""
-    found = []
+    starts = []
     for start in graph:
         seen: set[str] = set()
         stack = list(graph[start])
@@ -87,8 +87,8 @@ def circles(graph: Mapping[str, set[str]]) -> list[str]:
                 seen.add(at)
                 stack += graph.get(at, ())
         if start in seen:
-            found.append(start)
-    return found
+            starts.append(start)
+    return starts
 
 
 @pytest.mark.parametrize("folder", LABORATORY)
@@ -103,7 +103,7 @@ def test_the_laboratory_imports_neither_torch_nor_sglang_at_the_top(folder: str)
         assert not packages & {"torch", "sglang", "transformers"}, path
 
 
-def test_only_the_server_facing_rooms_touch_sglang() -> None:
+def test_only_the_server_facing_folders_touch_sglang() -> None:
     touching = {
         folder_of(path)
         for path in files()

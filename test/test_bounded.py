@@ -44,12 +44,12 @@ class Machine(RuleBasedStateMachine):
         self.entries.append((Entry(tenant, key, self.value), size))
         if tenant not in self.turns:
             self.turns.append(tenant)
-        for one in left:
+        for turn in left:
             if self.size(tenant) <= MOST_OWN:
                 assert sum(size for _, size in self.entries) > MOST
-                assert self.size(one.tenant) == max(map(self.size, self.turns))
-            assert one == self.oldest(one.tenant)
-            self.remove(one)
+                assert self.size(turn.tenant) == max(map(self.size, self.turns))
+            assert turn == self.oldest(turn.tenant)
+            self.remove(turn)
 
     @rule(tenant=TENANTS, key=KEYS)
     def pop(self, tenant: str | None, key: int) -> None:

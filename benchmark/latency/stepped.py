@@ -5,7 +5,7 @@
         --arm "fcfs=--radix-eviction wa" \\
         --arm "ours=--radix-eviction wa --canopy-queue-order bounded-shortest"
 
-There is no HTTP: each arm is a process that steps the scheduler (``InProcess``), and its clock is the
+There is no HTTP: each arm is a process that steps the scheduler (``SteppedScheduler``), and its clock is the
 CPU time of the process plus the time that it would have been idle. So other work on the machine delays
 no request. Requests enter the queue at their due times, prefills and decodes are computed, and a
 request's TTFT ends with the step of its first token. The scheduler receives the HTTP process's messages:
@@ -65,9 +65,9 @@ class Engine:
         self.clock = Clock()
         time.monotonic = self.clock  # before SGLang takes them over
         time.perf_counter = self.clock
-        from support.scheduler import InProcess
+        from support.scheduler import SteppedScheduler
 
-        self._engine = InProcess(model, arguments, KV_TOKENS)
+        self._engine = SteppedScheduler(model, arguments, KV_TOKENS)
         self._scheduler = self._engine.scheduler
 
     def serve(self, part: Sequence[Any], due: Sequence[float]) -> dict[str, Any]:

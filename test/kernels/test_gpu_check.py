@@ -21,8 +21,8 @@ def test_the_smoke_run_covers_every_section(tmp_path):
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
-    report = json.loads(out.read_text())
     assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(out.read_text())
     (row,) = report["end_to_end"]
     timed = {key.removesuffix("_host_over_device") for key in row if key.endswith("over_device")}
     assert timed

@@ -82,12 +82,12 @@ def _fold(value: Any, path: str, streamed: bool, leaves: dict[str, Any]) -> None
     elif isinstance(value, dict):
         if streamed and value.get("type"):
             path += f".{value['type']}"
-        for name, one in value.items():
-            _fold(one, f"{path}.{name}", streamed, leaves)
+        for name, child in value.items():
+            _fold(child, f"{path}.{name}", streamed, leaves)
     elif isinstance(value, list) and not (streamed and "logprobs" in path):
-        for number, one in enumerate(value):
-            place = one.get("index", number) if isinstance(one, dict) else number
-            _fold(one, f"{path}[{place}]", streamed, leaves)
+        for number, child in enumerate(value):
+            place = child.get("index", number) if isinstance(child, dict) else number
+            _fold(child, f"{path}[{place}]", streamed, leaves)
     elif isinstance(value, str):
         cumulative = not path.startswith((".choices", ".response", ".message", ".content"))
         joins = streamed and key in JOINED and not cumulative
@@ -103,19 +103,19 @@ def _rounded(value: Any) -> Any:
     return round(value, 3) + 0.0 if isinstance(value, float) else value
 
 
-def shape(found: tuple[int, Any]) -> tuple[int, Any]:
+def shape(answer: tuple[int, Any]) -> tuple[int, Any]:
     """Return the types of an answer's leaves: SGLang's defaults draw its text."""
-    status, leaves = found
+    status, leaves = answer
     return status, {leaf: type(value) for leaf, value in leaves.items()}
 
 
-def differing(expected: tuple[int, Any], found: tuple[int, Any]) -> Iterator[str]:
+def differing(expected: tuple[int, Any], actual: tuple[int, Any]) -> Iterator[str]:
     """Yield what differs between two answers."""
-    if expected[0] != found[0] or "broken" in (expected[1], found[1]):
-        yield f"{str(expected)[:600]}, {str(found)[:600]}"
+    if expected[0] != actual[0] or "broken" in (expected[1], actual[1]):
+        yield f"{str(expected)[:600]}, {str(actual)[:600]}"
         return
-    for leaf in sorted({*expected[1], *found[1]}):
-        pair = [str(one[1].get(leaf, "missing"))[:200] for one in (expected, found)]
+    for leaf in sorted({*expected[1], *actual[1]}):
+        pair = [str(one[1].get(leaf, "missing"))[:200] for one in (expected, actual)]
         if pair[0] != pair[1]:
             yield f"{leaf}: {', '.join(pair)}"
 
@@ -138,11 +138,11 @@ def test_plain_sglang_and_auto_answer_alike(shared_server, plain, small_model, w
     clients = plain(small_model, *FLAGS), shared_server(small_model, *FLAGS, *AUTO)
     differences = {}
     for row in asked:
-        expected, found = (answer(client.url, row, small_model) for client in clients)
+        expected, actual = (answer(client.url, row, small_model) for client in clients)
         if row.get("random"):
-            expected, found = shape(expected), shape(found)
-        if found != expected:
-            differences[row["name"]] = expected, found
+            expected, actual = shape(expected), shape(actual)
+        if actual != expected:
+            differences[row["name"]] = expected, actual
     for name, pair in differences.items():
         print(name, *differing(*pair), sep="\n  ")
     assert differences.keys() == set()

@@ -79,7 +79,7 @@ def test_planned_and_ordinary_requests_do_not_change_each_other(client) -> None:
         learn(client, learnt)
     encoded = state(client)["encoded_chunks"]
 
-    def one(job):
+    def send(job):
         return ask(client, *job, 8) if isinstance(job, tuple) else client.generate(job, 8)
 
     def answers(at_once: int) -> tuple[list, list]:
@@ -87,7 +87,7 @@ def test_planned_and_ordinary_requests_do_not_change_each_other(client) -> None:
         client.flush()
         learn(client, [first])
         with ThreadPoolExecutor(at_once) as pool:
-            answered = list(pool.map(one, [x for pair in zip(mixed, plain) for x in pair]))
+            answered = list(pool.map(send, [x for pair in zip(mixed, plain) for x in pair]))
         plans = [{**report(a), "plan_ms": 0} for a in answered[::2]]
         return [a["output_ids"] for a in answered], plans
 

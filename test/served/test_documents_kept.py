@@ -169,14 +169,14 @@ def test_windows_pages_and_retraction(windows, ratio) -> None:
     learn(windows, [(0, 1, 2, 3)])
     prompts = [prompt(order, 60 + i) for i, order in enumerate(ORDERS)]
 
-    def one(job):
+    def send(job):
         return ask(windows, *job, 12, canopy_recompute_ratio=ratio)
 
-    alone = [one(job)["output_ids"] for job in prompts]
+    alone = [send(job)["output_ids"] for job in prompts]
     windows.flush()  # the KV of the prompts: they are fused again
     gone = retracted(windows)
     with ThreadPoolExecutor(4) as pool:  # more than fits at once
-        together = list(pool.map(one, prompts))
+        together = list(pool.map(send, prompts))
     assert all(report(a)["fused"] for a in together)
     assert [a["output_ids"] for a in together] == alone
     assert retracted(windows) > gone
@@ -318,7 +318,7 @@ def test_tenants_keep_their_documents_in_full_tiers_and_over_a_restart(server, s
         for tenant in TENANTS:
             learn(client, [(0, 1, 2, 3), (4, 5, 6, 7)], extra_key=tenant)
 
-        def one(turn: int) -> tuple[list[int], dict]:
+        def send(turn: int) -> tuple[list[int], dict]:
             tenant = TENANTS[turn % 2]
             if turn % 4 < 2:
                 return alone(client, tenant, turn % DOCUMENTS, 100 + turn)
@@ -327,7 +327,7 @@ def test_tenants_keep_their_documents_in_full_tiers_and_over_a_restart(server, s
 
         orders = [draw.sample(range(DOCUMENTS), 4) for _ in range(32)]
         with ThreadPoolExecutor(4) as pool:
-            answers = list(pool.map(one, range(32)))
+            answers = list(pool.map(send, range(32)))
         reuse = [report(answer) for _, answer in answers]
         for tier in ("reused_host", "reused_disk"):
             assert sum(one.get(tier, 0) for one in reuse) > 0, tier
@@ -346,12 +346,14 @@ def test_tenants_keep_their_documents_in_full_tiers_and_over_a_restart(server, s
         _, foreign = alone(client, "c", 0, 300)
         assert not report(foreign)["fused"]
         before = state(client)
-        found = [alone(client, t, d, 310) for t in TENANTS for d in range(DOCUMENTS)]
-        fused = [answer for _, answer in found if report(answer)["fused"]]
+        answers_after_restart = [
+            alone(client, t, d, 310) for t in TENANTS for d in range(DOCUMENTS)
+        ]
+        fused = [answer for _, answer in answers_after_restart if report(answer)["fused"]]
         assert fused
         assert all(report(answer)["ratio"] == 0.3 for answer in fused)
         assert sum(report(answer)["reused_disk"] for answer in fused) > 0
-        for ids, answer in found:
+        for ids, answer in answers_after_restart:
             assert answer["output_ids"] == plain(client, ids)
         assert state(client)["fallbacks"] == before["fallbacks"] == 0
         tiers(client)

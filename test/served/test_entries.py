@@ -162,14 +162,14 @@ def test_two_workers_make_equal_stamps_and_accept_hints(server, model) -> None:
     heads = [token_ids(200, seed) for seed in (1, 2, 3)]
     prompts = [heads[n % 3] + token_ids(9, 50 + n) for n in range(24)]
 
-    def one(number: int, **body: Any) -> list[int]:
+    def output_ids(number: int, **body: Any) -> list[int]:
         fields = {**FIELDS, "canopy_conversation": f"c{number}"}
         return client.generate(prompts[number], 6, fields, **body)["output_ids"]
 
     with server(model, *flags, kv_tokens=2048, environment=SLOW_MACHINE) as client:
-        cold = [one(number, extra_key=f"cold {number}") for number in range(24)]
+        cold = [output_ids(number, extra_key=f"cold {number}") for number in range(24)]
         with ThreadPoolExecutor(8) as pool:  # each connection is one of the workers'
-            assert list(pool.map(one, range(24))) == cold
+            assert list(pool.map(output_ids, range(24))) == cold
         assert workers_of(client) == 2
         until(lambda: agents(client) >= 48)
         for turn in range(4):  # a connection may reach any worker

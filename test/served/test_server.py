@@ -32,10 +32,10 @@ def test_greedy_text_with_a_cache_is_transformers(canopy_server, small_model) ->
     answers = [canopy_server.generate(p, 16) for p in prompts]
     assert [a["meta_info"]["cached_tokens"] > 100 for a in answers] == [False] + [True] * 4
     for prompt, answer in zip(prompts, answers):
-        made = model.generate(
+        generated = model.generate(
             torch.tensor([prompt]), do_sample=False, min_new_tokens=16, max_new_tokens=16
         )
-        assert made[0, len(prompt) :].tolist() == answer["output_ids"]
+        assert generated[0, len(prompt) :].tolist() == answer["output_ids"]
 
 
 def test_a_prefix_is_found_again_and_the_pool_evicts(canopy_server) -> None:

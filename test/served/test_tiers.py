@@ -130,11 +130,11 @@ def test_no_server_reads_kv_of_other_weights(server, models, tmp_path) -> None:
         Waits for ``written`` pages since the start, since a flush drops pages that wait.
         """
         client.flush()
-        found = client.generate(prompt, 8)
-        device, host, disk = cached(found)
+        reply = client.generate(prompt, 8)
+        device, host, disk = cached(reply)
         assert device == host == 0
         until(lambda: client.rank()["disk"]["written_pages"] >= written)
-        return found["output_ids"], disk
+        return reply["output_ids"], disk
 
     with server(second, *flags) as client:
         of_second = answer(written=20)[0]

@@ -16,20 +16,20 @@ CAPACITY = 300
 
 def chats(requests: int = 2000) -> list[TraceRequest]:
     """Chats without labels: nine in ten first turns are never continued, later turns mostly are."""
-    draw, made, fresh = random.Random(5), [], iter(range(10**9))
+    draw, trace, fresh = random.Random(5), [], iter(range(10**9))
     waiting: list[tuple[float, int, tuple[int, ...]]] = []
     now = 0.0
-    while len(made) < requests:
+    while len(trace) < requests:
         now += draw.expovariate(1.0)
         due = [chat for chat in waiting if chat[0] <= now]
         _, turn, path = due[0] if due else (now, 1, ())
         if due:
             waiting.remove(due[0])
         path = (*path, *(next(fresh) for _ in range(4)))
-        made.append(TraceRequest(now, 64 * len(path), 10, path, 64, line=len(made) + 1))
+        trace.append(TraceRequest(now, 64 * len(path), 10, path, 64, line=len(trace) + 1))
         if draw.random() < (0.1 if turn == 1 else 0.9) and turn < 30:
             waiting.append((now + draw.expovariate(1 / 60), turn + 1, path))
-    return made
+    return trace
 
 
 @pytest.fixture(scope="module")

@@ -36,15 +36,15 @@ class HeldTree(DiskTree):
         self.resume()
         read, write = self.storage._read, self.storage._write
 
-        def held_read(*given: Any) -> Any:
+        def held_read(*arguments: Any) -> Any:
             self.reads.wait()
             time.sleep(self.delay_s)
-            return read(*given)
+            return read(*arguments)
 
-        def held_write(*given: Any) -> None:
+        def held_write(*arguments: Any) -> None:
             self.writes.wait()
             time.sleep(self.delay_s)
-            write(*given)
+            write(*arguments)
 
         self.storage._read, self.storage._write = held_read, held_write
 

@@ -30,17 +30,17 @@ TTL_S = 3.0
 @pytest.fixture
 def tree(cluster) -> Iterator[Callable[..., DiskTree]]:
     """``tree(ttl_s)``: a real tree whose storage is the cluster, alone of its settings."""
-    made: list[Any] = []
+    trees: list[Any] = []
     stack = contextlib.ExitStack()
     stack.enter_context(get_parallel().override(**RANKS))
 
     def start(ttl_s: float) -> DiskTree:
         mooncake.install(TTLTable(residual_ttl_s=ttl_s))
-        made.append(MooncakeTree(cluster.extra()))
-        return made[-1]
+        trees.append(MooncakeTree(cluster.extra()))
+        return trees[-1]
 
     yield start
-    for each in made:
+    for each in trees:
         each.cache.shutdown()
     stack.close()
 

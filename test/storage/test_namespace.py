@@ -200,13 +200,13 @@ def test_a_model_named_by_hub_id_is_known_by_its_snapshot(tmp_path, monkeypatch)
     (repo / "refs").mkdir(parents=True)
     for revision in ("a" * 40, "b" * 40):
         made_model(repo / "snapshots" / revision)
-    found = []
+    names = []
     for revision, theta in (("a" * 40, 5.0), ("b" * 40, 6.0)):
         (repo / "refs" / "main").write_text(revision)
         config = repo / "snapshots" / revision / "config.json"
         config.write_text(json.dumps({**CONFIG, "rope_theta": theta}))
-        found.append(namespace("canopy/tiny", download_dir=str(hub)))
-    assert found[0] != found[1]
+        names.append(namespace("canopy/tiny", download_dir=str(hub)))
+    assert names[0] != names[1]
 
 
 def test_a_model_that_cannot_be_fingerprinted_is_refused_by_name(model: Path) -> None:
@@ -276,15 +276,15 @@ def test_page_size_heads_and_ranks_are_part_of_the_namespace(model: Path) -> Non
     pools = [host_pool(2), host_pool(2, page_tokens=64), host_pool(2, heads=4)]
     pools.append(host_pool(2, "layer_first"))
     set_global_server_args_for_scheduler(ServerArgs(model_path=str(model), device="cpu"))
-    found = {namespace_of(storage_config(None), pool) for pool in pools}
-    found |= {
+    names = {namespace_of(storage_config(None), pool) for pool in pools}
+    names |= {
         namespace_of(storage_config(None, **rank), pools[0])
         for rank in ({"tp_size": 2}, {"tp_size": 2, "tp_rank": 1}, {"pp_size": 2})
     }
     for replica in (0, 1):  # the first is what no replica is
         with get_parallel().override(dp_rank=replica):
-            found.add(namespace_of(storage_config(None), pools[0]))
-    assert len(found) == 8
+            names.add(namespace_of(storage_config(None), pools[0]))
+    assert len(names) == 8
 
 
 def test_weights_that_changed_under_a_running_server_keep_its_namespace(model: Path) -> None:

@@ -122,7 +122,7 @@ def test_other_pools_than_plain_kv_are_refused(tmp_path):
 
 
 def test_errors_of_settings_have_the_reason():
-    for given, message in [
+    for settings, message in [
         ({"folder": "x"}, "unknown key 'folder'; allowed keys: path .str., capacity_bytes"),
         ({"capacity_gb": 1, "capacity_bytes": 5}, "not both"),
         ({"capacity_gb": -1}, "capacity_gb"),
@@ -135,7 +135,7 @@ def test_errors_of_settings_have_the_reason():
         ({"sweep_s": 0}, "sweep_s"),
     ]:
         with pytest.raises(CanopyError, match=message):
-            StorageSettings.from_extra(given)
+            StorageSettings.from_extra(settings)
 
 
 @pytest.mark.parametrize(

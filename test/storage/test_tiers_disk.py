@@ -49,14 +49,14 @@ def start(tmp_path: Path):
 
 def leaves(tree: DiskTree, first: int) -> list:
     """Leaves of the nodes on the path that begins with token ``first``, shallowest first."""
-    node, found = tree.core.root_node, []
+    node, path = tree.core.root_node, []
     while True:
         node = next(
-            (c for c in node.children.values() if found or c.key.raw_token_ids()[0] == first), None
+            (c for c in node.children.values() if path or c.key.raw_token_ids()[0] == first), None
         )
         if node is None:
-            return found
-        found.append(node.canopy)
+            return path
+        path.append(node.canopy)
 
 
 OF_THE_TIME = ("created", "last_access", "keep_until")

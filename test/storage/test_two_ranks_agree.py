@@ -14,16 +14,17 @@ pytestmark = pytest.mark.xdist_group("ranks")
 def test_every_read_from_disk_restores_metadata_on_both_ranks(on_two_ranks, tmp_path):
     first, second = on_two_ranks("rank_scenarios:reads", tmp_path)
     assert first == second
-    for tokens, known in first["seen"]:
+    for tokens, metadata in first["seen"]:
         assert tokens == 8
-        assert [row[:5] for row in known] == [[0, 8, "chat", "c", 1]]
+        assert [row[:5] for row in metadata] == [[0, 8, "chat", "c", 1]]
     assert (first["compared"], first["disagreed"]) == (3, 0)
 
 
 def test_a_record_that_differs_is_the_first_ranks_and_is_counted(on_two_ranks, tmp_path):
     first, second = on_two_ranks("rank_scenarios:late_use", tmp_path)
     assert first == second
-    assert [row[:5] for row in first["known"]] == [[0, 4, "agent", "d", 2], [4, 4, "chat", "c", 1]]
+    nodes = [row[:5] for row in first["metadata"]]
+    assert nodes == [[0, 4, "agent", "d", 2], [4, 4, "chat", "c", 1]]
     assert (first["compared"], first["disagreed"]) == (1, 1)
 
 

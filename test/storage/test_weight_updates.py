@@ -141,11 +141,11 @@ class Server:
 
 @pytest.fixture
 def server(tmp_path: Path):
-    found = Server(tmp_path / "disk")
-    found.tree.serve(PATH, 1.0)
-    assert found.on_disk() == 8
-    yield found
-    found.tree.close()
+    new_server = Server(tmp_path / "disk")
+    new_server.tree.serve(PATH, 1.0)
+    assert new_server.on_disk() == 8
+    yield new_server
+    new_server.tree.close()
 
 
 @pytest.mark.parametrize("how", ["disk", "ipc", "distributed", "tensor"])

@@ -27,7 +27,7 @@ class CrashCounts:
     """Stores that did not open afterwards (or opened unavailable)."""
     wrong: int = 0
     """Pages served with wrong bytes. Must be 0."""
-    found: int = 0
+    stored_pages: int = 0
     """Pages on record after the kills."""
     absent: int = 0
     """Acknowledged pages without bytes: dropped, not served."""
@@ -93,7 +93,7 @@ def check(folder: Path, lines: list[str], counts: CrashCounts) -> None:
     counts.orphans += store.counters.orphans
     names = {raw_key(key): key for b in batches for key in b[1:]}
     names.update((raw, raw.hex()) for raw in store.state.index.rows)
-    counts.found += len(store)
+    counts.stored_pages += len(store)
     good: set[str] = set()
     while True:  # a bad page invalidates its suffix: read each path from its root
         tips = [
@@ -107,11 +107,11 @@ def check(folder: Path, lines: list[str], counts: CrashCounts) -> None:
         path = _path(store, left[0], names)
         into = [bytearray(PAGE) for _ in path]
         ok = store.read(path, into)
-        for key, buffer, there in zip(path, into, ok, strict=True):
-            if there and bytes(buffer) != content(key):
+        for key, buffer, readable in zip(path, into, ok, strict=True):
+            if readable and bytes(buffer) != content(key):
                 counts.wrong += 1
                 counts.problems.append(f"wrong bytes for {key}")
-            if there:
+            if readable:
                 good.add(key)
     counts.absent += store.counters.faults["corrupt"]
     if batches:

@@ -41,15 +41,15 @@ class Tokenizer:
 
 
 def request(ids, bounds, salt: str | None = None, **fields):
-    known = {
+    fields = {
         "return_logprob": False, "logprob_start_len": -1, "output_ids": [], "lora_id": None,
         "input_embeds": None, "positional_embed_overrides": None, "multimodal_inputs": None,
         "session": None, "return_hidden_states": False, "return_routed_experts": False,
-        "beam_group": None, "canopy_documents": None, **fields,
+        "beam_group": None, "canopy_documents": None, "extra_key": None, **fields,
     }  # fmt: skip
     params = SimpleNamespace(custom_params={"canopy_document_bounds": bounds})
     return SimpleNamespace(
-        origin_input_ids=list(ids), extra_key=None, cache_salt=salt, sampling_params=params, **known
+        origin_input_ids=list(ids), cache_salt=salt, sampling_params=params, **fields
     )
 
 

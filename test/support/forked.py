@@ -124,10 +124,10 @@ def run(
     """``subprocess.run(args, capture_output=True, text=True)``, forked. Raises as it does."""
     start = Process if _may_fork(env) else subprocess.Popen
     with contextlib.ExitStack() as files:
-        given, out, errors = (files.enter_context(TemporaryFile("w+")) for _ in range(3))
-        given.write(input or "")
-        given.seek(0)
-        process = start(args, stdin=given, stdout=out, stderr=errors, env=env, cwd=cwd)
+        stdin, out, errors = (files.enter_context(TemporaryFile("w+")) for _ in range(3))
+        stdin.write(input or "")
+        stdin.seek(0)
+        process = start(args, stdin=stdin, stdout=out, stderr=errors, env=env, cwd=cwd)
         try:
             status = process.wait(timeout)
         finally:

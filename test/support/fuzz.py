@@ -27,7 +27,7 @@ from sglang_canopy.wire.messages import TIME
 from support.bound_ledger import BoundLedger
 from support.evictable_recount import recount_leaves, recount_protected
 from support.prompts import continuing_prompts
-from support.scheduler import KV_TOKENS, InProcess
+from support.scheduler import KV_TOKENS, SteppedScheduler
 from support.tier_books import TierBooks
 
 ANSWER, PROMPTS = 6, 14
@@ -46,7 +46,7 @@ class Running(NamedTuple):
 class Fuzz:
     """One run. Every choice comes from ``seed``; times are the machine's."""
 
-    def __init__(self, engine: InProcess, seed: int) -> None:
+    def __init__(self, engine: SteppedScheduler, seed: int) -> None:
         self.engine, self.scheduler = engine, engine.scheduler
         self.core = engine.scheduler.tree_cache.tree_core
         self.books = TierBooks(self.core)
@@ -119,8 +119,8 @@ class Fuzz:
             self.counts["fullest_percent"] = 100 * ledger.fullest
         if gate is not None:
             self.counts["delayed_sessions"] = gate.stats()["delayed_sessions"]
-        turns = self.engine.turns
-        self.counts["turns_in_flight"] = 0 if turns is None else turns.in_flight
+        loop = self.engine.overlap_loop
+        self.counts["turns_in_flight"] = loop.iterations_with_result_in_flight if loop else 0
         return {**self.counts, **what_is_held(self.engine, self.seen)}
 
     def after(self, number: int, steps: int) -> None:
@@ -164,7 +164,7 @@ class Fuzz:
         self.counts["unserved"] = len(self.running)
         self.running.clear()
         self.pushed_out.clear()
-        if self.engine.turns is not None:
+        if self.engine.overlap_loop is not None:
             # SGLang keeps the last two overlapped batches: fill both with another request's.
             self.engine.serve([self.engine.feed([5] * 8, ANSWER)])
         self.advance(3)
@@ -324,10 +324,10 @@ class WithDocuments(Fuzz):
             self.counts["updates"] += 1
 
     def live(self, steps: int, actions: dict[str, float]) -> dict[str, Any]:
-        found = super().live(steps, actions)
+        counts = super().live(steps, actions)
         counted = self.runner.canopy.counted()
         names = ("fused_requests", "kept_requests", "replanned_requests", "fallbacks")
-        return found | {name: counted[name] for name in names}
+        return counts | {name: counted[name] for name in names}
 
 
 def turn_with_documents(fuzz: WithDocuments) -> None:
@@ -363,7 +363,7 @@ def internal_state(scheduler: Any, key: str) -> bool:
     return scheduler.set_internal_state(SetInternalStateReq(server_args={key: 1})).updated
 
 
-def with_armed_gate(engine: InProcess) -> SessionGate | None:
+def with_armed_gate(engine: SteppedScheduler) -> SessionGate | None:
     """Replace the server's gate, which waits for thrash, by one that holds every session that does not
     fit."""
     cache = engine.scheduler.tree_cache
@@ -373,7 +373,7 @@ def with_armed_gate(engine: InProcess) -> SessionGate | None:
     return cache.admission.gate
 
 
-def with_tight_budgets(engine: InProcess) -> BoundLedger | None:
+def with_tight_budgets(engine: SteppedScheduler) -> BoundLedger | None:
     """Return accounts of overtaking if the order is ours. The budgets are small enough to matter for
     these prompts of at most 1,000 tokens."""
     cache = engine.scheduler.tree_cache
@@ -404,7 +404,7 @@ def check_books(core: Any) -> None:
             assert node.canopy.offset == node.parent.canopy.offset + node.parent.canopy.length
 
 
-def what_is_held(engine: InProcess, seen: list[Any]) -> dict[str, Any]:
+def what_is_held(engine: SteppedScheduler, seen: list[Any]) -> dict[str, Any]:
     """Return the remaining state of a server after all clients left."""
     scheduler = engine.scheduler
     scheduler.last_batch = None
@@ -424,7 +424,7 @@ def what_is_held(engine: InProcess, seen: list[Any]) -> dict[str, Any]:
 
 
 def fuzzed(
-    start: Callable[[], InProcess], seed: int, steps: int, actions: dict[str, float]
+    start: Callable[[], SteppedScheduler], seed: int, steps: int, actions: dict[str, float]
 ) -> dict[str, Any]:
     from sglang_canopy.server.scheduler import cache_factory
 

@@ -87,10 +87,10 @@ def _on_canopy(core: str) -> Any:
     )
 
 
-def _cpu_server_args(more: dict[str, Any], **given: Any) -> ServerArgs:
-    if "hicache_io_backend" in given:
-        given |= {"hicache_io_backend": "direct", "hicache_mem_layout": "page_first_direct"}
-    return ServerArgs(**given | more)
+def _cpu_server_args(more: dict[str, Any], **arguments: Any) -> ServerArgs:
+    if "hicache_io_backend" in arguments:
+        arguments |= {"hicache_io_backend": "direct", "hicache_mem_layout": "page_first_direct"}
+    return ServerArgs(**arguments | more)
 
 
 class KitTree:
@@ -301,8 +301,8 @@ def kit_tree() -> Iterator[Any]:
     """``kit_tree(cfg, core, ...)``: a ``KitTree``, closed after the test."""
     trees: list[KitTree] = []
 
-    def build(*given: Any, **options: Any) -> KitTree:
-        trees.append(KitTree(*given, **options))
+    def build(*arguments: Any, **options: Any) -> KitTree:
+        trees.append(KitTree(*arguments, **options))
         return trees[-1]
 
     yield build

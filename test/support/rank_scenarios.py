@@ -39,7 +39,7 @@ def forget(tree: DiskTree) -> None:
     tree.allocator.clear()
 
 
-def known(tree: DiskTree) -> list[Any]:
+def node_metadata(tree: DiskTree) -> list[Any]:
     """Return the metadata of every node, the deepest last."""
     leaves = [n.canopy for n in tree.core._node_arena.values() if n is not tree.core.root_node]
     leaves.sort(key=lambda leaf: leaf.offset)
@@ -65,7 +65,7 @@ def reads(rank: int, folder: Path) -> Any:
         forget(tree)
         tree.request(20.0 + turn)
         tokens = tree.fetch(PROMPT)
-        seen.append([tokens, known(tree)])
+        seen.append([tokens, node_metadata(tree)])
     tree.close()
     return {"seen": seen, **comparisons(tree)}
 
@@ -99,9 +99,9 @@ def late_use(rank: int, folder: Path) -> Any:
     forget(tree)
     tree.request(20.0)
     tree.fetch(PROMPT)
-    found = known(tree)
+    metadata = node_metadata(tree)
     tree.close()
-    return {"known": found, **comparisons(tree)}
+    return {"metadata": metadata, **comparisons(tree)}
 
 
 def refused(rank: int, folder: Path) -> Any:

@@ -67,7 +67,7 @@ class Rank:
         cache.attn_cp_group = parallel.attn_cp_group.cpu_group
         self.order = LiveOrder(cache, QueueFlags(queue_order=BOUNDED_SHORTEST))
         self.receiver, self.socket = receiver_of(server_args, zmq.Context())
-        self.found: dict[str, Any] = {**{name: [] for name in ("times", "hits")}, "hinted": 0}
+        self.observed: dict[str, Any] = {**{name: [] for name in ("times", "hits")}, "hinted": 0}
 
     def send(self, message: Any) -> None:
         sock_send(self.socket, message)
@@ -92,15 +92,15 @@ class Rank:
         req.cached_tokens = req.cached_tokens_device = hit
         core.requests.report_end(req)
         self.tree.insert(tokens, request)
-        self.found["times"].append(request.time)
-        self.found["hits"].append(hit)
+        self.observed["times"].append(request.time)
+        self.observed["hits"].append(hit)
         if not self.pipeline:  # refused there
             self.order.computed(batch_of([req], [len(tokens) - hit], [hit], None))
 
     def control(self, message: SetInternalStateReq) -> None:
         scheduler = SimpleNamespace(tree_cache=self.tree.cache)
         internal_state_set(lambda *_: None, scheduler, message)
-        self.found["hinted"] += 1
+        self.observed["hinted"] += 1
 
 
 def requests_of(stream: int, rounds: int, most: int) -> list[list[TokenizedGenerateReqInput]]:
@@ -148,7 +148,7 @@ def run(layout: str, rank: int, folder: Path) -> dict[str, Any]:
                 member.control(got)
     counters = member.tree.core.live.counters
     fits = member.order.prefills // REFIT_BATCHES
-    return {**member.found, "victims": counters.victims.sum, "fits": fits}
+    return {**member.observed, "victims": counters.victims.sum, "fits": fits}
 
 
 def dp_attention(rank: int, folder: Path) -> dict[str, Any]:

@@ -10,13 +10,13 @@ from typing import Any
 from support.fuzz import MAX_STEPS, with_armed_gate, with_tight_budgets
 from support.host_reads import CANOPY, SGLANG, HostReads
 from support.prompts import continuing_prompts, token_ids
-from support.scheduler import InProcess
+from support.scheduler import SteppedScheduler
 
-Start = Callable[[], InProcess]
+Start = Callable[[], SteppedScheduler]
 ANSWER, MAX_OTHERS = 4, 400
 
 
-def equal_together(engine: InProcess, asked: list[list[int]]) -> dict[str, Any]:
+def equal_together(engine: SteppedScheduler, asked: list[list[int]]) -> dict[str, Any]:
     """Serve every prompt alone, then all of them together."""
     alone = []
     for ids in asked:
@@ -76,7 +76,7 @@ def sharing(start: Start, locks: bool) -> dict[str, Any]:
     return {"answered": answered, "beside": beside}
 
 
-def passed_by_a_short_one(engine: InProcess, ids: list[int], rid: str) -> list[Any]:
+def passed_by_a_short_one(engine: SteppedScheduler, ids: list[int], rid: str) -> list[Any]:
     """``ids`` waits under the name ``rid``, and the scheduler has seen it wait. Returns the other requests."""
     others = [engine.feed(token_ids(8, 902), 6), engine.feed(token_ids(8, 903), 60)]
     engine.step()
@@ -212,7 +212,7 @@ def teaching(start: Start) -> dict[str, Any]:
     }
 
 
-def refusals(engine: InProcess) -> tuple[Any, Any]:
+def refusals(engine: SteppedScheduler) -> tuple[Any, Any]:
     """Four requests that are not admitted, and three that are. Return a refused one and the last."""
     prompt = token_ids(300, 90)
     for attempt in range(2):  # aborted while it waits

@@ -12,12 +12,13 @@ from typing import Any
 
 KV_TOKENS = 4096
 ANSWERED_WITHIN_S = 120.0
-"""Seconds for a batch of answers. Turns are no measure: storage threads run beside them."""
+"""Seconds for a batch of answers. A count of loop iterations would not bound it, because storage threads
+run beside them."""
 OVERLAP = "--overlap"
 """Argument in place of SGLang's ``--disable-overlap-schedule``."""
 
 
-class InProcess:
+class SteppedScheduler:
     """The scheduler, stepped by hand; with its overlapped loop if `OVERLAP` is among ``arguments``."""
 
     def __init__(self, model: Path, arguments: list[str], kv_tokens: int = KV_TOKENS) -> None:
@@ -43,7 +44,7 @@ class InProcess:
             ranks=module.SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0),
         )
         self.scheduler = module.Scheduler(server_args, PortArgs.init_new(server_args))
-        self.turns = Turns(self.scheduler) if overlap else None
+        self.overlap_loop = OverlapLoop(self.scheduler) if overlap else None
         self._count = 0
 
     def feed(
@@ -95,9 +96,9 @@ class InProcess:
         self.scheduler.process_input_requests([AbortReq(rid=rid)])
 
     def step(self) -> None:
-        """One turn of SGLang's ``event_loop_normal``, or of ``event_loop_overlap``."""
-        if self.turns is not None:
-            self.turns.turn()
+        """Run one iteration of SGLang's ``event_loop_normal``, or of ``event_loop_overlap``."""
+        if self.overlap_loop is not None:
+            self.overlap_loop.iterate()
             return
         scheduler = self.scheduler
         plan = scheduler.get_next_batch_to_run(
@@ -140,12 +141,12 @@ class _InFlight:
         scheduler.__dict__.setdefault("result_queue", queue)
 
 
-class Turns:
-    """SGLang's overlapped event loop, run one turn at a time in this thread.
+class OverlapLoop:
+    """SGLang's overlapped event loop, run one iteration at a time in this thread.
 
     The loop launches a batch before it processes the result of the batch before, so that requests arrive,
     leave and are preempted while results are in flight. SGLang's hook of scripted schedulers is called
-    once in each turn; here it ends the loop after that turn.
+    once in each iteration; here it ends the loop after that iteration.
     """
 
     def __init__(self, scheduler: Any) -> None:
@@ -160,15 +161,15 @@ class Turns:
             scheduler.request_receiver, scripted_scheduler_hook=self
         )
         self.scheduler = scheduler
-        self.in_flight = 0
-        """Turns at whose end a result was in flight."""
+        self.iterations_with_result_in_flight = 0
+        """Iterations at whose end a result was in flight."""
 
-    def turn(self) -> None:
-        """Run one turn. A paused engine only receives."""
+    def iterate(self) -> None:
+        """Run one iteration. A paused engine only receives."""
         self.scheduler.gracefully_exit = False
         self.scheduler.event_loop_overlap()
-        self.in_flight += bool(self.scheduler.result_queue)
+        self.iterations_with_result_in_flight += bool(self.scheduler.result_queue)
 
     def step(self) -> None:
-        """End the loop after the turn that has begun: SGLang calls this as it receives requests."""
+        """End the loop after the iteration that has begun: SGLang calls this as it receives requests."""
         self.scheduler.gracefully_exit = True

@@ -117,81 +117,81 @@ class Kind:
     """Whether the other requests stay as they are."""
 
 
-def _time(one: Seeded) -> None:
-    shown = one.when.strftime("%Y-%m-%d %H:%M:%S") if one.bad else "2026-01-01 00:00:00"
-    one.put(f"Current time: {shown} UTC.")
+def _time(seeded: Seeded) -> None:
+    shown = seeded.when.strftime("%Y-%m-%d %H:%M:%S") if seeded.bad else "2026-01-01 00:00:00"
+    seeded.put(f"Current time: {shown} UTC.")
 
 
-def _counter(one: Seeded) -> None:
-    one.put(f"You have answered {one.number if one.bad else 0} requests so far.")
+def _counter(seeded: Seeded) -> None:
+    seeded.put(f"You have answered {seeded.number if seeded.bad else 0} requests so far.")
 
 
-def _user(one: Seeded) -> None:
-    name = one.row["name"] if one.bad or one.always else "a customer"
-    one.put(f"You are talking to {name}, a customer.")
+def _user(seeded: Seeded) -> None:
+    name = seeded.row["name"] if seeded.bad or seeded.always else "a customer"
+    seeded.put(f"You are talking to {name}, a customer.")
 
 
-def _white_space(one: Seeded) -> None:
-    text = one.system["content"]
+def _white_space(seeded: Seeded) -> None:
+    text = seeded.system["content"]
     at = text.find(" ", len(text) // 2)
-    one.system["content"] = text[:at] + one.rng.choice(["  ", " \n", "\t"]) + text[at + 1 :]
+    seeded.system["content"] = text[:at] + seeded.rng.choice(["  ", " \n", "\t"]) + text[at + 1 :]
 
 
-def _tool_order(one: Seeded) -> None:
-    one.rng.shuffle(one.row["tools"])
+def _tool_order(seeded: Seeded) -> None:
+    seeded.rng.shuffle(seeded.row["tools"])
 
 
-def _tool_set(one: Seeded) -> None:
-    del one.row["tools"][one.rng.randrange(len(one.row["tools"]))]
+def _tool_set(seeded: Seeded) -> None:
+    del seeded.row["tools"][seeded.rng.randrange(len(seeded.row["tools"]))]
 
 
-def _shortened(one: Seeded) -> None:
-    for m in [m for m in one.row["messages"] if m["role"] == "tool"][:-2]:
+def _shortened(seeded: Seeded) -> None:
+    for m in [m for m in seeded.row["messages"] if m["role"] == "tool"][:-2]:
         if len(m["content"]) > 260:
             m["content"] = m["content"][:200] + " ... [cut]"
 
 
-def _key_order_in_calls(one: Seeded) -> None:
-    for m in one.row["messages"]:
+def _key_order_in_calls(seeded: Seeded) -> None:
+    for m in seeded.row["messages"]:
         for call in m.get("tool_calls", ()):
             args = json.loads(call["function"]["arguments"])
-            mixed = dict(one.rng.sample(list(args.items()), len(args)))
+            mixed = dict(seeded.rng.sample(list(args.items()), len(args)))
             call["function"]["arguments"] = json.dumps(mixed)
 
 
-def _order(one: Seeded) -> None:
-    docs = one.rng.sample(one.row["docs"], len(one.row["docs"]))
-    text = one.first["content"]
+def _order(seeded: Seeded) -> None:
+    docs = seeded.rng.sample(seeded.row["docs"], len(seeded.row["docs"]))
+    text = seeded.first["content"]
     passages = "\n\n".join(f"Passage: {d}" for d in docs)
-    one.first["content"] = passages + text[text.rindex("\n\nQuestion: ") :]
+    seeded.first["content"] = passages + text[text.rindex("\n\nQuestion: ") :]
 
 
-def _picture(one: Seeded) -> None:
-    rng = one.rng if one.bad else random.Random(1)
+def _picture(seeded: Seeded) -> None:
+    rng = seeded.rng if seeded.bad else random.Random(1)
     data = "".join(rng.choice(ALPHABET) for _ in range(6000))
     picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
-    one.first["content"] = [picture, {"type": "text", "text": one.first["content"]}]
+    seeded.first["content"] = [picture, {"type": "text", "text": seeded.first["content"]}]
 
 
-def _dropped(one: Seeded) -> None:
-    if len(one.row["messages"]) > 9:
-        one.row["messages"] = one.row["messages"][:2] + one.row["messages"][-6:]
+def _dropped(seeded: Seeded) -> None:
+    if len(seeded.row["messages"]) > 9:
+        seeded.row["messages"] = seeded.row["messages"][:2] + seeded.row["messages"][-6:]
 
 
-def _id_in_first(one: Seeded) -> None:
-    name = f"req_{one.rng.getrandbits(64):016x}" if one.bad else "req_0000000000000000"
-    one.first["content"] = f"(ref {name}) " + one.first["content"]
+def _id_in_first(seeded: Seeded) -> None:
+    name = f"req_{seeded.rng.getrandbits(64):016x}" if seeded.bad else "req_0000000000000000"
+    seeded.first["content"] = f"(ref {name}) " + seeded.first["content"]
 
 
 REMINDER = "Reminder: do not touch files outside the project. Answer briefly. Prefer the tools that you have over guesses."
 
 
-def _moving_reminder(one: Seeded) -> None:
-    one.row["messages"].insert(-1, {"role": "user", "content": REMINDER})
+def _moving_reminder(seeded: Seeded) -> None:
+    seeded.row["messages"].insert(-1, {"role": "user", "content": REMINDER})
 
 
-def _two_models(one: Seeded) -> None:
-    one.row["model"] = f"m-{one.row['turn'] % 2}"
+def _two_models(seeded: Seeded) -> None:
+    seeded.row["model"] = f"m-{seeded.row['turn'] % 2}"
 
 
 KINDS: dict[str, Kind] = {

@@ -114,11 +114,11 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 def _run(mode: SeparateDevice | None, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     packet, tensors = func.overloadpacket, _tensors((args, kwargs))
-    there = [x for x in tensors if isinstance(x, There)]
+    on_the_device = [x for x in tensors if isinstance(x, There)]
     if packet in (ATEN._to_copy, ATEN.copy_):
         return _copy(mode, func, args, kwargs)
     target = kwargs.get("device")
-    if there:
+    if on_the_device:
         if packet in WAITS:
             raise HostSync(f"{func} waits for the device")
         if packet in INDEXED:
@@ -131,7 +131,7 @@ def _run(mode: SeparateDevice | None, func: Any, args: Any, kwargs: dict[str, An
             assert isinstance(x, There) or x.dim() == 0, f"{func}: tensors of two devices"
         if target is not None and not _there(target):
             raise HostSync(f"{func} onto {target}")
-    on_device = bool(there) or _there(target)
+    on_device = bool(on_the_device) or _there(target)
     if _there(target):
         kwargs = {**kwargs, "device": torch.device("cpu")}
     out = func(*tree_map(inside, args), **tree_map(inside, kwargs))

@@ -9,16 +9,16 @@ from canopy_documents.fuse import rows as engine
 from canopy_documents.fuse.cache import dense_cache
 from canopy_documents.server import model_view
 from canopy_documents.server.start import working_memory
-from support.scheduler import InProcess
+from support.scheduler import SteppedScheduler
 
 LENGTH, ROWS = 150, [3, 40, 41, 149]
 
 
-def runner_of(start: Callable[[], InProcess]) -> Any:
+def runner_of(start: Callable[[], SteppedScheduler]) -> Any:
     return start().scheduler.tp_worker.model_runner
 
 
-def with_plain_model(start: Callable[[], InProcess]) -> dict[str, Any]:
+def with_plain_model(start: Callable[[], SteppedScheduler]) -> dict[str, Any]:
     """Return the largest differences to a plain model of the same weights, and the probed layers."""
     from support import document_models  # isort: skip (it finds comparators)
     from comparators.weights import load
@@ -44,7 +44,7 @@ def with_plain_model(start: Callable[[], InProcess]) -> dict[str, Any]:
     return {"off": off, "layers": [layer for layer, _ in watched[0]]}
 
 
-def with_transformers(start: Callable[[], InProcess]) -> dict[str, Any]:
+def with_transformers(start: Callable[[], SteppedScheduler]) -> dict[str, Any]:
     import transformers
 
     runner = runner_of(start)
@@ -60,7 +60,7 @@ def with_transformers(start: Callable[[], InProcess]) -> dict[str, Any]:
     return {"off": off, "largest": float(wanted.abs().max())}
 
 
-def pool_sizes(start: Callable[[], InProcess]) -> dict[str, Any]:
+def pool_sizes(start: Callable[[], SteppedScheduler]) -> dict[str, Any]:
     """Return SGLang's sizes of its pool with and without documents, and the message for too little memory."""
     runner = runner_of(start)
     sizes = runner.kv_cache_configurator

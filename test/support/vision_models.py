@@ -59,10 +59,10 @@ def write_vision_model(out: Path, tokenizer_from: Path) -> Path:
     }
     (out / "config.json").write_text(json.dumps(flat), encoding="utf-8")
     for name in TOKENIZER_FILES:
-        given = (tokenizer_from / name).read_text(encoding="utf-8")
+        text_of_file = (tokenizer_from / name).read_text(encoding="utf-8")
         for old, new in RENAMED.items():
-            given = given.replace(json.dumps(old), json.dumps(new))
-        (out / name).write_text(given, encoding="utf-8")
+            text_of_file = text_of_file.replace(json.dumps(old), json.dumps(new))
+        (out / name).write_text(text_of_file, encoding="utf-8")
     prepares = {
         "image_processor_type": "Qwen2VLImageProcessor",
         "processor_class": "Qwen2VLProcessor",

@@ -9,16 +9,16 @@ class Words:
     eos_token_id = None
 
     def __init__(self) -> None:
-        self.known: dict[str, int] = {}
+        self.ids: dict[str, int] = {}
         self.tokens: list[str] = []
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         tokens = re.findall(r"<\w+>| ?\w+| ?[^\w\s<]+\n*|\s+|<", text)
         for token in tokens:
-            if token not in self.known:
-                self.known[token] = len(self.tokens)
+            if token not in self.ids:
+                self.ids[token] = len(self.tokens)
                 self.tokens.append(token)
-        return [self.known[token] for token in tokens]
+        return [self.ids[token] for token in tokens]
 
     def __call__(self, texts: list[str], add_special_tokens: bool) -> dict[str, list[list[int]]]:
         return {"input_ids": [self.encode(text, add_special_tokens) for text in texts]}

@@ -1,9 +1,9 @@
 """Run a function of a module of ``support`` on SGLang's scheduler in a process of its own.
 
-    cd test && python -m support.worker MODULE:FUNCTION MODEL GIVEN ARGUMENT...
+    cd test && python -m support.worker MODULE:FUNCTION MODEL KEYWORDS ARGUMENT...
 
 The function receives ``start``, which makes the scheduler with the server's arguments, and the JSON object
-``GIVEN`` as keywords. Its result is the last line, as JSON.
+``KEYWORDS``. Its result is the last line, as JSON.
 """
 
 import importlib
@@ -16,36 +16,38 @@ from typing import Any
 from support import forked
 
 
-def worked(
+def run_in_scheduler_process(
     function: str,
     model: Path,
     *arguments: str,
-    patience_s: float,
+    timeout_s: float,
     environment: dict[str, str] | None = None,
-    **given: Any,
+    **keywords: Any,
 ) -> Any:
     """Return the function's result. A failure shows the end of its log."""
-    named = [function, str(model), json.dumps(given)]
+    positional = [function, str(model), json.dumps(keywords)]
     done = forked.run(
-        [sys.executable, "-m", "support.worker", *named, *arguments],
+        [sys.executable, "-m", "support.worker", *positional, *arguments],
         cwd=forked.TESTS,
         env={**os.environ, **(environment or {})},
-        timeout=patience_s,
+        timeout=timeout_s,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def main(function: str, model: str, given: str, *arguments: str) -> None:
+def main(function: str, model: str, keywords: str, *arguments: str) -> None:
     import torch
 
-    from support.scheduler import InProcess
+    from support.scheduler import SteppedScheduler
 
     module, _, name = function.partition(":")
     work = getattr(importlib.import_module(f"support.{module}"), name)
     with torch.no_grad():
-        found = work(lambda: InProcess(Path(model), list(arguments)), **json.loads(given))
-    print(json.dumps(found))
+        result = work(
+            lambda: SteppedScheduler(Path(model), list(arguments)), **json.loads(keywords)
+        )
+    print(json.dumps(result))
     sys.stdout.flush()
     os._exit(0)  # SGLang's threads would keep this process
 

@@ -188,12 +188,12 @@ def test_series_follow_the_counters_and_never_count_twice(exported, registry) ->
     for _ in range(3):
         reporter.report()
     rank = ("dp_rank", "0")
-    found = exported()
+    series = exported()
     chat, device = ("category", "chat"), ("tier", "device")
-    assert found["canopy:requests_total", frozenset({rank, chat})] == 1
-    assert found["canopy:miss_tokens_total", frozenset({rank, chat})] == 71
+    assert series["canopy:requests_total", frozenset({rank, chat})] == 1
+    assert series["canopy:miss_tokens_total", frozenset({rank, chat})] == 71
     gone = frozenset({rank, device, chat, ("reason", "capacity")})
-    assert found["canopy:evicted_tokens_total", gone] == 42
+    assert series["canopy:evicted_tokens_total", gone] == 42
     tree.core.live.counters.served("chat", 71, (70, 0, 0))
     reporter.report()
     assert exported()["canopy:requests_total", frozenset({rank, chat})] == 2

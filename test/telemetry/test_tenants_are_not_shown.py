@@ -36,10 +36,10 @@ def folder(tmp_path) -> Iterator[Path]:
 
 def secrets_in(text: str) -> list[str]:
     """Return the salts, keys and names in a text: plain, as JSON, or hashed without a key."""
-    known = [SALT, KEY, *(str(name) for name in NAMES)]
-    known += [json.dumps(secret)[1:-1] for secret in known]
-    known += [hashlib.sha256(str(secret).encode()).hexdigest()[:16] for secret in known]
-    return [secret for secret in known if secret in text]
+    secrets = [SALT, KEY, *(str(name) for name in NAMES)]
+    secrets += [json.dumps(secret)[1:-1] for secret in secrets]
+    secrets += [hashlib.sha256(str(secret).encode()).hexdigest()[:16] for secret in secrets]
+    return [secret for secret in secrets if secret in text]
 
 
 def busy_tree(folder: Path) -> DiskTree:

@@ -41,13 +41,13 @@ def archive(tmp_path: Path) -> Path:
     path = tmp_path / "c.tar.xz"
     with tarfile.open(path, "w:xz") as tar:
         for name in "abcde":
-            made = document(name, 0, 0, *([*range(1, k + 1)] for k in range(1, 5)))
-            made["requests"].append(
+            task = document(name, 0, 0, *([*range(1, k + 1)] for k in range(1, 5)))
+            task["requests"].append(
                 {"t": 15.0, "type": "subagent", "agent_id": "s", "requests": [
                     {"t": 1.0, "in": 6, "out": 1, "hash_ids": [9], "stop": "end_turn"}]}
             )  # fmt: skip
             file = tmp_path / f"{name}.json"
-            file.write_text(json.dumps(made))
+            file.write_text(json.dumps(task))
             tar.add(file, arcname=f"x/{name}.json")
     return path
 
@@ -69,10 +69,10 @@ def test_the_file_of_an_overlay_reads_back_equal(archive: Path, tmp_path: Path) 
     out = tmp_path / "o.jsonl.xz"
     arguments = ["--archive", archive, "--conversations", 3, "--window-s", 50, "--seed", 4]
     assert make_overlay([*map(str, arguments), "-o", str(out)]) == 0
-    made = list(overlay(archive, 3, 50, 4))
+    overlaid = list(overlay(archive, 3, 50, 4))
     read = list(open_trace(out, "agentic"))
-    assert len(made) == len(read) == 15
-    for a, b in zip(made, read, strict=True):
+    assert len(overlaid) == len(read) == 15
+    for a, b in zip(overlaid, read, strict=True):
         assert (a.time_s, a.blocks, a.conversation, a.user, a.turn, a.stop, a.category) == (
             b.time_s, b.blocks, b.conversation, b.user, b.turn, b.stop, b.category
         )  # fmt: skip
@@ -101,13 +101,13 @@ def test_nothing_is_drawn_twice_before_all_were_drawn_once() -> None:
 
 def shared(*documents: dict) -> list[list[list[int]]]:
     """The blocks of each document's requests after sharing, ids of a hundred for each document."""
-    heads, made = SharedHeads(), []
+    heads, conversations = SharedHeads(), []
     for at, one in enumerate(documents):
         conversation = agentic.parse_conversation(one, one["id"], 1)
         ids = [100 * at + i for i in range(conversation.most_id + 1)]
         heads.share(conversation, ids)
-        made.append([[ids[b] for b in r.blocks] for r in conversation.requests])
-    return made
+        conversations.append([[ids[b] for b in r.blocks] for r in conversation.requests])
+    return conversations
 
 
 @pytest.mark.parametrize(
@@ -195,20 +195,20 @@ def test_sessions_of_one_user_share_their_blocks_and_no_others(tmp_path: Path) -
     session(tmp_path, "c", [1, 2, 3], **user("bob"))
     session(tmp_path, "d", [1, 2, 3])
     session(tmp_path, "e", [1, 2, 3], hash_id_scope="local", source="ann")
-    found = blocks(tmp_path)
-    assert found["a"][:2] == found["b"][:2]
-    assert found["a"][2] != found["b"][2]
-    apart = [set(found[name]) for name in ("a", "c", "d", "e")]
+    blocks_of = blocks(tmp_path)
+    assert blocks_of["a"][:2] == blocks_of["b"][:2]
+    assert blocks_of["a"][2] != blocks_of["b"][2]
+    apart = [set(blocks_of[name]) for name in ("a", "c", "d", "e")]
     assert sum(map(len, apart)) == len(set.union(*apart)) == 12
 
 
 def test_an_overlay_keeps_shared_blocks_and_copies_share_none(tmp_path: Path) -> None:
     session(tmp_path, "a", [1, 2, 3], **user("ann"))
     session(tmp_path, "b", [1, 2, 9], **user("ann"))
-    found = {r.conversation: r.blocks for r in overlay(tmp_path, 4, 100.0, 1)}
-    assert found["a"][:2] == found["b"][:2]
-    assert found["a#2"][:2] == found["b#2"][:2]
-    assert not {*found["a"]} & {*found["a#2"]}
+    blocks_of = {r.conversation: r.blocks for r in overlay(tmp_path, 4, 100.0, 1)}
+    assert blocks_of["a"][:2] == blocks_of["b"][:2]
+    assert blocks_of["a#2"][:2] == blocks_of["b#2"][:2]
+    assert not {*blocks_of["a"]} & {*blocks_of["a#2"]}
 
 
 @pytest.mark.parametrize(

@@ -49,12 +49,12 @@ def outcome(path: Path) -> dict[str, Any]:
     A request is time, input and output tokens, blocks, leading blocks that were seen before, turn,
     conversation, category and stop reason. A broken line gives its error, and is skipped then.
     """
-    found: dict[str, Any] = {}
-    told: list[str] = []
+    result: dict[str, Any] = {}
+    messages: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: told.append(record.getMessage().replace(str(path), "LOG"))  # type: ignore[method-assign]
+    handler.emit = lambda record: messages.append(record.getMessage().replace(str(path), "LOG"))  # type: ignore[method-assign]
     try:
-        found["format"] = guess_format(path)
+        result["format"] = guess_format(path)
     except CanopyError as error:
         return {"error": str(error).replace(str(path), "LOG")}
     broken: list[str] = []
@@ -62,36 +62,36 @@ def outcome(path: Path) -> dict[str, Any]:
     logger.addHandler(handler)
     try:
         while True:
-            told.clear()
+            messages.clear()
             try:
-                requests = list(read_trace(path, found["format"], Tolerance(path, len(broken))))
+                requests = list(read_trace(path, result["format"], Tolerance(path, len(broken))))
                 break
             except CanopyError as error:
                 text = str(error).replace(str(path), "LOG")
                 text = re.sub(r"; (--skip-bad N|that is one more).*", "", text)
                 if ", line " not in text or text in broken:  # of the whole log
-                    return {**found, "broken": broken, "error": text}
+                    return {**result, "broken": broken, "error": text}
                 broken.append(re.sub(r"(?<=not JSON) .*|(?<=cannot be read) .*", "", text))
     finally:
         logger.removeHandler(handler)
     seen: set[int] = set()
-    found["requests"] = []
+    result["requests"] = []
     for r in requests:
-        known = next((at for at, block in enumerate(r.blocks) if block not in seen), len(r.blocks))
+        shared = next((at for at, block in enumerate(r.blocks) if block not in seen), len(r.blocks))
         seen.update(r.blocks)
-        found["requests"].append(
-            [round(r.time_s, 3), r.input_tokens, r.output_tokens, len(r.blocks), known, r.turn,
+        result["requests"].append(
+            [round(r.time_s, 3), r.input_tokens, r.output_tokens, len(r.blocks), shared, r.turn,
              r.conversation, r.category, r.stop]
         )  # fmt: skip
-    found |= {"broken": broken} if broken else {}
-    told = [text for text in told if "broken lines, first" not in text]
-    found |= {"told": told} if told else {}
+    result |= {"broken": broken} if broken else {}
+    messages = [text for text in messages if "broken lines, first" not in text]
+    result |= {"told": messages} if messages else {}
     try:
-        sample = read_sample(path, found["format"], skip_bad=len(broken))
-        found["scale"] = round(sample.token_scale, 3)
+        sample = read_sample(path, result["format"], skip_bad=len(broken))
+        result["scale"] = round(sample.token_scale, 3)
     except CanopyError as error:
-        found["sample"] = str(error).replace(str(path), "LOG")
-    return found
+        result["sample"] = str(error).replace(str(path), "LOG")
+    return result
 
 
 @pytest.mark.parametrize("name", LOGS)
@@ -101,22 +101,22 @@ def test_a_log_gives_the_outcome_beside_it(name: str) -> None:
 
 
 def test_every_format_has_a_log_of_the_same_traffic() -> None:
-    found = {name: json.loads((FOLDER / f"{name}.json").read_text()) for name in TRAFFIC}
-    logged = {one["format"] for one in found.values()} | {"agentic"}
+    outcomes = {name: json.loads((FOLDER / f"{name}.json").read_text()) for name in TRAFFIC}
+    logged = {one["format"] for one in outcomes.values()} | {"agentic"}
     assert logged == set(format_names()), "add fixtures/logs/traffic-NAME.jsonl (CONTRIBUTING.md)"
-    calls = found["traffic-own"]["requests"]
+    calls = outcomes["traffic-own"]["requests"]
     sent = sum(row[1] for row in calls)
-    for name, one in found.items():
-        assert len(one["requests"]) == len(calls), name
-        assert sum(row[1] for row in one["requests"]) == pytest.approx(sent, rel=0.25), name
+    for name, log in outcomes.items():
+        assert len(log["requests"]) == len(calls), name
+        assert sum(row[1] for row in log["requests"]) == pytest.approx(sent, rel=0.25), name
         if name != "traffic-mooncake":  # of 512-token blocks
-            assert sorted(row[5] for row in one["requests"]) == sorted(row[5] for row in calls), (
+            assert sorted(row[5] for row in log["requests"]) == sorted(row[5] for row in calls), (
                 name
             )
-            assert len({row[6] for row in one["requests"]}) == len({row[6] for row in calls}), name
+            assert len({row[6] for row in log["requests"]}) == len({row[6] for row in calls}), name
         if name != "traffic-batch":  # without times
             at, expected = (
-                [row[0] - rows[0][0] for row in rows] for rows in (one["requests"], calls)
+                [row[0] - rows[0][0] for row in rows] for rows in (log["requests"], calls)
             )
             assert at == pytest.approx(expected, abs=1.0), name
 
@@ -132,11 +132,11 @@ def read(name: str, raw: bytes, suffix: str = "") -> tuple[list[TraceRequest], i
         path.write_bytes(raw)
         tolerance = Tolerance(path, 10**6)
         try:
-            found = list(read_trace(path, format, tolerance))
+            requests = list(read_trace(path, format, tolerance))
         except CanopyError:
             return None
         seen = tolerance.understood
-        return found, seen.left_out.total() + seen.changed.total() + tolerance.skipped
+        return requests, seen.left_out.total() + seen.changed.total() + tolerance.skipped
 
 
 @cache
@@ -147,12 +147,12 @@ def whole(name: str) -> tuple[bytes, list[TraceRequest]]:
     return raw, found[0]
 
 
-def prompts(found: list[TraceRequest]) -> list[tuple[int, ...]]:
-    return [r.blocks for r in found]
+def prompts(requests: list[TraceRequest]) -> list[tuple[int, ...]]:
+    return [r.blocks for r in requests]
 
 
-def made_up(found: list[TraceRequest], name: str) -> int:
-    return (Counter(prompts(found)) - Counter(prompts(whole(name)[1]))).total()
+def made_up(requests: list[TraceRequest], name: str) -> int:
+    return (Counter(prompts(requests)) - Counter(prompts(whole(name)[1]))).total()
 
 
 few = settings(max_examples=settings.default.max_examples // 10)
@@ -194,16 +194,16 @@ def test_lines_in_another_order_are_put_in_order(name: str, seed: int, newest_fi
         lines.reverse()
     else:  # answers that end out of order
         lines = [line for _, line in sorted((n + draw.uniform(0, 6), line) for n, line in enumerate(lines))]  # fmt: skip
-    found = read(name, b"".join(lines))
-    if found is None or found[1]:
+    result = read(name, b"".join(lines))
+    if result is None or result[1]:
         return
     if (
         name == "traffic-sglang"
     ):  # an answer before its question is a request that the log's beginning cut
-        assert sorted(prompts(found[0])) == sorted(prompts(expected))
+        assert sorted(prompts(result[0])) == sorted(prompts(expected))
     else:
-        first, begin = found[0][0].time_s, expected[0].time_s
-        assert sorted((round(r.time_s - first, 6), r.blocks) for r in found[0]) == sorted(
+        first, begin = result[0][0].time_s, expected[0].time_s
+        assert sorted((round(r.time_s - first, 6), r.blocks) for r in result[0]) == sorted(
             (round(r.time_s - begin, 6), r.blocks) for r in expected
         )
 
@@ -218,15 +218,15 @@ def test_lines_that_are_broken_are_counted(name: str, seed: int) -> None:
     for at in draw.sample(range(len(lines)), 2):
         line, middle = lines[at], len(lines[at]) // 2
         lines[at] = draw.choice([line[:middle] + b"\n", line[middle:], line[:middle] + b"\x00\xff" + line[middle:], b"{\n"])  # fmt: skip
-    found = read(name, b"".join(lines))
-    if found is None:
+    result = read(name, b"".join(lines))
+    if result is None:
         return
-    lost = len(expected) - len(found[0])
+    lost = len(expected) - len(result[0])
     if lines_of_several(name) or "sglang" in name or "vllm" in name:
-        assert lost <= 2 + found[1]  # it may be a line of another process
+        assert lost <= 2 + result[1]  # it may be a line of another process
     else:
-        assert made_up(found[0], name) <= 2
-        assert lost <= found[1]
+        assert made_up(result[0], name) <= 2
+        assert lost <= result[1]
 
 
 @pytest.mark.parametrize("name", [n for n in TRAFFIC if n not in DOCUMENTS and not lines_of_several(n)])  # fmt: skip
@@ -236,9 +236,9 @@ def test_a_line_that_is_logged_twice_counts_once_if_it_names_its_call(name: str,
     raw, expected = whole(name)
     lines = raw.splitlines(keepends=True)
     again = random.Random(seed).randrange(len(lines))
-    found = read(name, b"".join([*lines[: again + 1], lines[again], *lines[again + 1 :]]))
-    assert found is not None
-    assert 0 <= len(found[0]) - len(expected) <= (name not in NAMED)
+    result = read(name, b"".join([*lines[: again + 1], lines[again], *lines[again + 1 :]]))
+    assert result is not None
+    assert 0 <= len(result[0]) - len(expected) <= (name not in NAMED)
 
 
 @pytest.mark.parametrize("name", ["traffic-own", "traffic-otel-otlp", "traffic-sglang", "traffic-vllm", "traffic-mooncake", "traffic-bailian"])  # fmt: skip
@@ -261,17 +261,17 @@ def test_a_number_of_any_size_is_read_or_refused_in_words(name: str, seed: int) 
     draw, raw = random.Random(seed), whole(name)[0]
     at = draw.choice(list(NUMBER.finditer(raw)))
     huge = draw.choice([b"9" * 18, b"9" * 400, b"9" * 5000, b"1e308"])
-    found = read(name, raw[: at.start()] + huge + raw[at.end() :])
-    for request in () if found is None else found[0]:
+    result = read(name, raw[: at.start()] + huge + raw[at.end() :])
+    for request in () if result is None else result[0]:
         assert max(request.input_tokens, request.output_tokens) < 1 << 63
         assert math.isfinite(request.time_s)
 
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        found = outcome(LOGS[name])
-        rows = [json.dumps(row, ensure_ascii=False) for row in found.get("requests", ())]
+        written = outcome(LOGS[name])
+        rows = [json.dumps(row, ensure_ascii=False) for row in written.get("requests", ())]
         text = json.dumps(
-            {**found, "requests": "ROWS"} if rows else found, ensure_ascii=False, indent=1
+            {**written, "requests": "ROWS"} if rows else written, ensure_ascii=False, indent=1
         )
         (FOLDER / f"{name}.json").write_text(text.replace('"ROWS"', "[\n  " + ",\n  ".join(rows) + "\n ]") + "\n")  # fmt: skip

@@ -23,12 +23,14 @@ def common(a: list[int], b: list[int]) -> int:
 
 
 def test_equal_ids_give_equal_tokens_in_any_trace() -> None:
-    one = Materialiser([request(20, (1, 2, 3)), request(16, (5, 2), conversation="d")], VOCABULARY)
-    two = Materialiser([request(24, (1, 2, 9))], VOCABULARY)
+    materialiser = Materialiser(
+        [request(20, (1, 2, 3)), request(16, (5, 2), conversation="d")], VOCABULARY
+    )
+    of_another_trace = Materialiser([request(24, (1, 2, 9))], VOCABULARY)
     first, second, other = (
-        one.prompt(one.planned[0]),
-        one.prompt(one.planned[1]),
-        two.prompt(two.planned[0]),
+        materialiser.prompt(materialiser.planned[0]),
+        materialiser.prompt(materialiser.planned[1]),
+        of_another_trace.prompt(of_another_trace.planned[0]),
     )
     assert first[:16] == other[:16]
     assert first[8:16] == second[8:16]
@@ -44,21 +46,23 @@ def test_another_seed_makes_other_tokens() -> None:
 def test_a_turn_begins_with_the_previous_turns_output() -> None:
     first = request(20, (1, 2, 30), output_tokens=9)
     second = request(45, (1, 2, 3, 4, 5, 60), turn=2)
-    made = Materialiser([first, second], VOCABULARY)
-    whole = made.prompt(made.planned[0]) + made.output(made.planned[0])
+    materialiser = Materialiser([first, second], VOCABULARY)
+    whole = materialiser.prompt(materialiser.planned[0]) + materialiser.output(
+        materialiser.planned[0]
+    )
     assert len(whole) == 29
-    assert made.prompt(made.planned[1])[:29] == whole
-    assert (made.planned[1].continues, made.planned[1].previous) == (0, 0)
+    assert materialiser.prompt(materialiser.planned[1])[:29] == whole
+    assert (materialiser.planned[1].continues, materialiser.planned[1].previous) == (0, 0)
 
 
 def test_tails_without_an_id_are_continued_too() -> None:
     # Agentic traces give ids to full blocks only.
     turns = [request(19, (1, 2)), request(22, (1, 2), turn=2), request(40, (1, 2, 3, 4, 5), turn=3)]
-    made = Materialiser(turns, VOCABULARY)
-    prompts = [made.prompt(p) for p in made.planned]
+    materialiser = Materialiser(turns, VOCABULARY)
+    prompts = [materialiser.prompt(p) for p in materialiser.planned]
     assert prompts[2][:22] == prompts[1]
     assert prompts[1][:19] == prompts[0]
-    assert made.output(made.planned[1]) == prompts[2][22:26]
+    assert materialiser.output(materialiser.planned[1]) == prompts[2][22:26]
 
 
 def test_tails_without_an_id_are_not_shared_by_strangers() -> None:
@@ -110,7 +114,7 @@ def traces(draw: st.DrawFn) -> list[TraceRequest]:
     """Prompts over a small tree: a block's id is its path, as a chained hash would have it."""
     size = draw(st.sampled_from([1, 4, 16, 512]))
     ids: dict[tuple[int, ...], int] = {}
-    made = []
+    requests = []
     for ordinal in range(draw(st.integers(1, 12))):
         path = draw(paths)
         blocks = tuple(ids.setdefault((*path[: i + 1], -1), len(ids)) for i in range(len(path)))
@@ -119,41 +123,41 @@ def traces(draw: st.DrawFn) -> list[TraceRequest]:
         if rest < size:  # a partial block's id is its own
             tail = ids.setdefault((*path, rest), len(ids))
             blocks = (*blocks[:-1], tail)
-        made.append(
+        requests.append(
             request(
                 tokens, blocks, size, time_s=float(ordinal), output_tokens=draw(st.integers(0, 40)),
                 conversation=str(path[0]),
             )
         )  # fmt: skip
-    return made
+    return requests
 
 
 @settings(max_examples=2 * settings.default.max_examples)
 @given(traces(), st.sampled_from([1, Fraction(1, 2), Fraction(1, 16), Fraction(1, 100)]))
 def test_lengths_are_exact_and_prefixes_shared_as_blocks_are(trace, scale):
-    made = Materialiser(trace, VOCABULARY, scale)
-    prompts = [made.prompt(p) for p in made.planned]
+    materialiser = Materialiser(trace, VOCABULARY, scale)
+    prompts = [materialiser.prompt(p) for p in materialiser.planned]
     allowed = set(VOCABULARY.tolist())
-    for planned, prompt in zip(made.planned, prompts):
+    for planned, prompt in zip(materialiser.planned, prompts):
         assert len(prompt) == planned.prompt_tokens
-        assert len(made.output(planned)) == planned.output_tokens >= 1
+        assert len(materialiser.output(planned)) == planned.output_tokens >= 1
         assert set(prompt) <= allowed
         if scale == 1:
             assert len(prompt) == planned.request.input_tokens
-        small = made.block_tokens(planned.request.block_tokens)
+        small = materialiser.block_tokens(planned.request.block_tokens)
         assert -(-len(prompt) // small) <= len(planned.request.blocks)
-    for a in made.planned:
-        for b in made.planned:
-            small = made.block_tokens(a.request.block_tokens)
+    for a in materialiser.planned:
+        for b in materialiser.planned:
+            small = materialiser.block_tokens(a.request.block_tokens)
             shared = common(list(a.request.blocks), list(b.request.blocks))
             least = min(shared * small, a.prompt_tokens, b.prompt_tokens)
             assert prompts[a.ordinal][:least] == prompts[b.ordinal][:least]
-    for planned in made.planned:
+    for planned in materialiser.planned:
         if planned.continues is not None:
-            before = made.planned[planned.continues]
+            before = materialiser.planned[planned.continues]
             met = prompts[planned.ordinal][: before.prompt_tokens] == prompts[before.ordinal]
             # Two requests may end in one partial block and continue differently: one can be met.
-            twins = [p for p in made.planned if p.request.blocks == before.request.blocks]
+            twins = [p for p in materialiser.planned if p.request.blocks == before.request.blocks]
             assert met or len(twins) > 1
 
 

@@ -39,14 +39,19 @@ def finished(rid: str, second: float, ids: list[int]) -> str:
         ("servers-namespaces-share-nothing", [0] * 9 + [1] * 9),
     ],
 )
-def test_a_servers_block_ids_share_what_the_logs_blocks_share(name: str, blocks: list[int]) -> None:
-    found = list(read_as_server(LOGS / f"{name}.jsonl"))
-    assert [len(r.blocks) for r in found] == blocks
-    for one, same in zip(found, open_trace(LOGS / f"{name}.jsonl", "sglang"), strict=True):
-        before = {b for r in found[: found.index(one)] for b in r.blocks}
-        assert one.input_tokens == same.input_tokens
-        if one.blocks and one is not found[0] and name == "servers-namespaces-share-nothing":
-            assert (one.blocks[0] in before) == (one in (found[10], found[17]))
+def test_a_servers_requests_have_the_logs_tokens_and_blocks(name: str, blocks: list[int]) -> None:
+    requests = list(read_as_server(LOGS / f"{name}.jsonl"))
+    assert [len(r.blocks) for r in requests] == blocks
+    as_log = open_trace(LOGS / f"{name}.jsonl", "sglang")
+    assert [r.input_tokens for r in requests] == [r.input_tokens for r in as_log]
+
+
+def test_a_servers_namespaces_share_no_blocks() -> None:
+    requests = list(read_as_server(LOGS / "servers-namespaces-share-nothing.jsonl"))
+    for number, request in enumerate(requests):
+        earlier = {block for r in requests[:number] for block in r.blocks}
+        if request.blocks:
+            assert (request.blocks[0] in earlier) == (number in (10, 17))
 
 
 def test_a_request_that_never_ends_holds_back_no_others(tmp_path: Path, monkeypatch: Any) -> None:
@@ -69,10 +74,10 @@ def test_the_pools_of_dp_ranks_are_added_up(tmp_path: Path) -> None:
     ranks = "".join(
         f"[2026-01-02 03:00:05 DP{r} TP{2 * r}] max_total_num_tokens=5000, c\n" for r in (0, 1)
     )
-    one = "[2026-01-02 03:00:05 TP0] max_total_num_tokens=900, c\n"
-    log.write_text(start + one + start + ranks)
+    capacity = "[2026-01-02 03:00:05 TP0] max_total_num_tokens=900, c\n"
+    log.write_text(start + capacity + start + ranks)
     assert pool_tokens(log) == (10_000, 2)
-    log.write_text(ranks + start + one)
+    log.write_text(ranks + start + capacity)
     assert pool_tokens(log) == (900, 1)
 
 
@@ -139,11 +144,11 @@ def test_an_image_is_no_text_of_its_bytes(tmp_path: Path) -> None:
             url = {"url": f"data:image/png;base64,{picture * 50_000}"}
             parts = [{"type": "text", "text": "What is it? " * 20}, {"type": "image_url", "image_url": url}]  # fmt: skip
             out.write(json.dumps({"time": at, "messages": [{"role": "user", "content": parts}]}) + "\n")  # fmt: skip
-    one, same, other = open_trace(path, "openai")
-    assert one.input_tokens < 200
-    assert one.blocks == same.blocks
-    assert one.blocks[:3] == other.blocks[:3]
-    assert one.blocks[-1] != other.blocks[-1]
+    original, same, other = open_trace(path, "openai")
+    assert original.input_tokens < 200
+    assert original.blocks == same.blocks
+    assert original.blocks[:3] == other.blocks[:3]
+    assert original.blocks[-1] != other.blocks[-1]
 
 
 def test_names_with_slashes_are_conversations_of_their_own() -> None:

@@ -89,16 +89,16 @@ def test_a_block_that_is_won_and_then_lost_again_adds_no_sampling_error():
     """Won and lost tokens of one block cancel; the missed tokens are of other blocks."""
     estimator, (first, *others) = HitRatioEstimator(math.inf), [3 << 40, 5 << 40, 7 << 40, 11 << 40]
 
-    def one(blocks, served, control, arm):
+    def add(blocks, served, control, arm):
         estimator.serve(0.0, 2 * BLOCK, served * 2 * BLOCK, (1 - served) * 2 * BLOCK)
         sample = Sample(blocks, 2 * BLOCK, {"arm": arm}, {"arm": arm * 2 * BLOCK})
         estimator.sample(sample, control, served, BLOCK, 2)
 
-    one((first,), 1, 0, 1)
+    add((first,), 1, 0, 1)
     for block in others:
-        one((block,), 0, 0, 0)
+        add((block,), 0, 0, 0)
     assert estimator.sampling_error("arm") > 0.0
-    one((first,), 1, 1, 0)
+    add((first,), 1, 1, 0)
     assert estimator.sampling_error("arm") == 0.0
     assert estimator.lead("arm") == 0.0
 

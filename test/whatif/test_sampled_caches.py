@@ -41,9 +41,9 @@ def request(time, path, who=None):
     )
 
 
-def serve(policy, given, blocks, verify=False):
+def serve(policy, entries, blocks, verify=False):
     tree, saved = RadixTree(policy, blocks, BLOCK), 0
-    for entry in given:
+    for entry in entries:
         saved += tree.access(request(*entry)) * BLOCK
         if verify:
             recount(tree)
@@ -52,10 +52,10 @@ def serve(policy, given, blocks, verify=False):
 
 @pytest.mark.parametrize("name", ["lru", "fifo", "lfu"])
 def test_a_shadow_cache_hits_as_a_real_one(name):
-    given = turns(1)
+    entries = turns(1)
     shadow = ShadowCache(make_policy(name), 30 * BLOCK, BLOCK)
     tree = RadixTree(make_policy(name), 30, BLOCK)
-    for entry in given:
+    for entry in entries:
         ended = request(*entry)
         ended.label = ended.category
         assert shadow.access(ended) == tree.access(request(*entry))

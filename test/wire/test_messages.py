@@ -15,10 +15,10 @@ def test_every_kind_has_its_own_prefix_and_a_handler() -> None:
     assert len(set(prefixes)) == len(prefixes)
     assert kind_of("pp_max_micro_batch_size") is None
     assert kind_of(7) is None
-    own = [
+    kinds = [
         kind for kind in KINDS if kind is not DOCUMENTS
     ]  # the documents' plugin has its own handler
-    assert all(messages._handlers.get(kind) for kind in own)
+    assert all(messages._handlers.get(kind) for kind in kinds)
 
 
 def test_sent_texts_are_received_in_order(monkeypatch: Any) -> None:

@@ -11,13 +11,13 @@ import transformers
 from canopy_documents.server import model_view
 from sglang_canopy.errors import CanopyError
 from support.document_models import FAMILIES, build
-from support.worker import worked
+from support.worker import run_in_scheduler_process
 
 FLAGS = ("--canopy-documents", "memory_mb=16,prompt_tokens=512")
 
 
 def compared(function: str, folder: Path) -> dict[str, Any]:
-    return worked(f"served_rows:{function}", folder, *FLAGS, patience_s=400)
+    return run_in_scheduler_process(f"served_rows:{function}", folder, *FLAGS, timeout_s=400)
 
 
 @pytest.mark.long

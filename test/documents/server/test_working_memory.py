@@ -20,7 +20,7 @@ from canopy_documents.server.start import working_memory
 from canopy_documents.store.chunk import Chunk, Placed
 from canopy_documents.store.store import ChunkStore
 from support import document_engine
-from support.worker import worked
+from support.worker import run_in_scheduler_process
 
 TOKENS, WINDOW, CHUNK, TAIL = 6000, 1000, 500, 100
 
@@ -181,7 +181,7 @@ def test_a_server_without_enough_memory_stops_and_reports_sizes(budget) -> None:
 @pytest.mark.long
 def test_sglangs_pool_is_smaller_by_the_reserved_memory(tiny_model) -> None:
     flags = ("--canopy-documents", "memory_mb=100,prompt_tokens=512")
-    pools = worked("served_rows:pool_sizes", tiny_model, *flags, patience_s=400)
+    pools = run_in_scheduler_process("served_rows:pool_sizes", tiny_model, *flags, timeout_s=400)
     assert pools["on"] == 1000
     assert pools["off"] > 3000, "what was left out is more than that"
     assert "only 64 MiB are free" in pools["end"]

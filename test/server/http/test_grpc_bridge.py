@@ -35,21 +35,21 @@ class Manager:
         yield {"text": "", "meta_info": {"finish_reason": {"type": "length"}}}
 
 
-def asked(**given: Any) -> tuple[list[Any], list[Any]]:
+def asked(**fields: Any) -> tuple[list[Any], list[Any]]:
     """Return the received request of a gRPC call, and the answers to its client."""
-    manager, told, done = Manager(), [], threading.Event()
+    manager, answers, done = Manager(), [], threading.Event()
 
     def callback(payload: Any, **more: Any) -> Any:
-        told.append((payload, more))
+        answers.append((payload, more))
         if more.get("finished"):
             done.set()
         return SimpleNamespace(name="Ok")
 
     handle = RuntimeHandle(manager, None, SimpleNamespace())
-    handle.submit_request(req_type="generate", req_dict=given, chunk_callback=callback)
-    assert done.wait(PATIENCE_S), told
+    handle.submit_request(req_type="generate", req_dict=fields, chunk_callback=callback)
+    assert done.wait(PATIENCE_S), answers
     manager.event_loop.call_soon_threadsafe(manager.event_loop.stop)
-    return manager.arrived, told
+    return manager.arrived, answers
 
 
 @pytest.mark.parametrize("stream", [False, True])

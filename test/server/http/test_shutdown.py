@@ -83,14 +83,14 @@ def test_the_flag_is_the_budget(typed, drain_s) -> None:
 def test_sglang_finds_schedulers_of_a_forked_server_by_their_title() -> None:
     """Else it ends at SIGTERM without waiting for them, and they drain nothing."""
     titled = "import setproctitle, sys; setproctitle.setproctitle('sglang::scheduler'); print(1, flush=True); sys.stdin.read()"  # fmt: skip
-    given, gives = os.pipe()
-    reads, out = os.pipe()
+    stdin, stdin_writer = os.pipe()
+    stdout_reader, stdout = os.pipe()
     process = forked.Process(
-        [sys.executable, "-c", titled], stdin=given, stdout=out, stderr=subprocess.STDOUT,
+        [sys.executable, "-c", titled], stdin=stdin, stdout=stdout, stderr=subprocess.STDOUT,
         env={**os.environ, "CANOPY_TITLE": "1"},
     )  # fmt: skip
-    os.read(reads, 1)
+    os.read(stdout_reader, 1)
     assert psutil.Process(process.pid).cmdline()[0].startswith("sglang::scheduler")
-    for end in (given, gives, reads, out):
+    for end in (stdin, stdin_writer, stdout_reader, stdout):
         os.close(end)
     process.kill()

@@ -33,11 +33,11 @@ class Req:
     def finished(self) -> bool:
         return self._finished
 
-    def end(self, done: bool = True, found: float = 0.0) -> None:
-        """Answered with a tool call, or not ``done``; ``found``: of the prompt, in the cache."""
+    def end(self, done: bool = True, cached_share: float = 0.0) -> None:
+        """Answered with a tool call, or not ``done``; ``cached_share``: of its prompt."""
         request = self.canopy.request
         request.stop = "tool"
-        request.cached_tokens = round(found * request.prompt_tokens)
+        request.cached_tokens = round(cached_share * request.prompt_tokens)
         request.state = State.DONE if done else State.REFUSED
         self._finished = True
 

@@ -10,7 +10,7 @@ import pytest
 from support import hybrid_models
 from support.scheduler import OVERLAP
 from support.small_models import LLAMA, write_model
-from support.worker import worked
+from support.worker import run_in_scheduler_process
 
 PATIENCE_S = 1500
 PAGES = ("--page-size", "64", "--chunked-prefill-size", "256", "--max-running-requests", "2")
@@ -100,32 +100,32 @@ def run(setup: SetUp, model: Path, folder: Path, seed: int) -> dict[str, Any]:
     if setup.model == "llama":
         store = {"memory_mb": 1, "disk_mb": 16, "directory": str(folder / "documents")}
         flags += ["--canopy-documents", json.dumps({**store, "learn_share": 1.0})]
-    given = {"seed": seed, "steps": setup.steps, "actions": setup.actions}
+    keywords = {"seed": seed, "steps": setup.steps, "actions": setup.actions}
     environment = setup.environment
-    return worked(
-        "fuzz:fuzzed", model, *flags, patience_s=PATIENCE_S, environment=environment, **given
+    return run_in_scheduler_process(
+        "fuzz:fuzzed", model, *flags, timeout_s=PATIENCE_S, environment=environment, **keywords
     )
 
 
-def check(setup: SetUp, found: dict[str, Any]) -> None:
-    assert found["wrong"] == 0, found
-    assert not any(found[what] for what in HELD), found
-    assert found["answered"] > setup.steps / 8, found
+def check(setup: SetUp, counts: dict[str, Any]) -> None:
+    assert counts["wrong"] == 0, counts
+    assert not any(counts[what] for what in HELD), counts
+    assert counts["answered"] > setup.steps / 8, counts
     if setup.model != "llama":
-        assert found["requests"] == 0, found
-        assert found["other_from_wrong_kv"] >= 4, found  # wrong KV gives wrong answers
+        assert counts["requests"] == 0, counts
+        assert counts["other_from_wrong_kv"] >= 4, counts  # wrong KV gives wrong answers
         if OVERLAP in setup.flags:
-            assert found["turns_in_flight"] > setup.steps / 2, found
+            assert counts["turns_in_flight"] > setup.steps / 2, counts
     for action in setup.actions:
         for event in (*EVENTS.get(action, ()), *setup.happens):
-            assert found[event] > 0, (event, found)
+            assert counts[event] > 0, (event, counts)
     if ORDER[0] in setup.flags:
-        assert found["over_bound"] == 0 < found["fullest_percent"], found
+        assert counts["over_bound"] == 0 < counts["fullest_percent"], counts
     if GATE[0] in setup.flags and setup.actions == LEAVE:
-        assert found["delayed_sessions"] > 0, found
+        assert counts["delayed_sessions"] > 0, counts
     if setup.actions == LEAVE:
-        assert min(found[one] for one in ("aborts", "retries", "repeated_names")) > 10, found
-    assert found.get("fallbacks", 0) == 0, found
+        assert min(counts[one] for one in ("aborts", "retries", "repeated_names")) > 10, counts
+    assert counts.get("fallbacks", 0) == 0, counts
 
 
 @pytest.mark.timeout(PATIENCE_S)
@@ -138,6 +138,6 @@ def test_answers_are_right_and_nothing_is_held(name, small_model, smollm2, tmp_p
         hybrid_models.build("windows", model := tmp_path / "windows", smollm2)
     elif setup.model == "llama":
         model = write_model(tmp_path / "llama", smollm2, LLAMA)
-    found = run(setup, model, tmp_path, seed=int(name not in BY_DEFAULT))
-    print(found)
-    check(setup, found)
+    counts = run(setup, model, tmp_path, seed=int(name not in BY_DEFAULT))
+    print(counts)
+    check(setup, counts)

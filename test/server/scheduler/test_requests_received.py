@@ -31,22 +31,22 @@ def hooks() -> None:
 def received(*sent: Any, attn_dp_rank: int = 0, **arguments: Any) -> list[dict[str, Any]]:
     """Return the ``custom_params`` that the receiving rank forwards for each request."""
     hints = arguments.pop("client_hints", client_hints.ON)
-    given = {"model_path": "dummy", "device": "cpu", "radix_eviction_policy": "wa", **arguments}
-    server_args = ServerArgs(**given)
+    options = {"model_path": "dummy", "device": "cpu", "radix_eviction_policy": "wa", **arguments}
+    server_args = ServerArgs(**options)
     requests = RequestOptions(client_hints=hints)
     setattr(server_args, ATTRIBUTE, ServerOptions(requests))
     context = zmq.Context()
     try:
         receiver, push = receiver_of(server_args, context)
-        for one in sent:
-            sock_send(push, one)
+        for message in sent:
+            sock_send(push, message)
         with get_parallel().override(**dict.fromkeys(RANKS, 0) | {"attn_dp_rank": attn_dp_rank}):
             got = receiver._pull_raw_reqs()
-        found = []
-        for one in got:
-            batch = one if isinstance(one, BatchTokenizedGenerateReqInput) else [one]
-            found += [each.sampling_params.custom_params for each in batch]
-        return found
+        custom_params = []
+        for message in got:
+            batch = message if isinstance(message, BatchTokenizedGenerateReqInput) else [message]
+            custom_params += [each.sampling_params.custom_params for each in batch]
+        return custom_params
     finally:
         context.destroy(linger=0)
 
@@ -118,10 +118,10 @@ def test_each_leader_of_data_parallel_attention_stamps_its_own() -> None:
 
 @pytest.mark.usefixtures("any_rank")
 def test_a_later_pipeline_stage_keeps_the_first_ones_stamps() -> None:
-    one = tokenized({"canopy": {"time": 5.0}})
-    given = ServerArgs(
+    message = tokenized({"canopy": {"time": 5.0}})
+    server_args = ServerArgs(
         model_path="dummy", device="cpu", radix_eviction_policy="wa", smg_grpc_mode=True
     )
     with get_parallel().override(**dict.fromkeys(RANKS, 0) | {"pp_rank": 1}):
-        requests_received([one], SimpleNamespace(server_args=given))
-    assert one.sampling_params.custom_params == {"canopy": {"time": 5.0}}
+        requests_received([message], SimpleNamespace(server_args=server_args))
+    assert message.sampling_params.custom_params == {"canopy": {"time": 5.0}}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sglang_canopy.schedule.cost import PRIOR, REFIT_BATCHES
-from support.worker import worked
+from support.worker import run_in_scheduler_process
 
 PATIENCE_S = 900
 CHUNKS = ("--chunked-prefill-size", "256")
@@ -17,54 +17,58 @@ SERVER = ("--page-size", "16", *CHUNKS, "--max-queued-requests", "2")
 pytestmark = pytest.mark.timeout(PATIENCE_S)
 
 
-def found_by(scenario: str, model: Any, *flags: str, policy: str = "wa", **given: Any) -> Any:
+def run_scenario(
+    scenario: str, model: Any, *flags: str, policy: str = "wa", **keywords: Any
+) -> Any:
     flags = ("--radix-eviction", policy, *flags) if policy else flags
-    return worked(f"scenarios:{scenario}", model, *flags, patience_s=PATIENCE_S, **given)
+    return run_in_scheduler_process(
+        f"scenarios:{scenario}", model, *flags, timeout_s=PATIENCE_S, **keywords
+    )
 
 
 def test_short_and_urgent_requests_overtake_and_answers_are_unchanged(small_model) -> None:
     flags = (*PAGES, *OURS, *FEW, *PRIORITIES, "--disable-priority-preemption")
-    found = found_by("ordered", small_model, *flags)
-    assert found["equal"]
+    result = run_scenario("ordered", small_model, *flags)
+    assert result["equal"]
     # Requests that end in the same step are listed by kind: a short one may fill an urgent batch.
     kinds = ("urgent", "short", "long")
-    place = {kind: [i for i, k in enumerate(found["kinds"]) if k == kind] for kind in kinds}
+    place = {kind: [i for i, k in enumerate(result["kinds"]) if k == kind] for kind in kinds}
     assert max(place["urgent"]) < min(place["long"])
     assert max(place["short"]) < max(place["long"])
     assert sum(place["short"]) < sum(place["long"])
-    assert found["batches"] >= REFIT_BATCHES
-    assert found["fitted"] != list(PRIOR)
+    assert result["batches"] >= REFIT_BATCHES
+    assert result["fitted"] != list(PRIOR)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("order", ["hrrn", "lpm"])
 def test_sglangs_own_orders_work_with_our_tree(small_model, order: str) -> None:
-    found = found_by("ordered", small_model, *PAGES, "--schedule-policy", order, *FEW)
-    assert (found["equal"], found["policy"]) == (True, order)
+    result = run_scenario("ordered", small_model, *PAGES, "--schedule-policy", order, *FEW)
+    assert (result["equal"], result["policy"]) == (True, order)
 
 
 @pytest.mark.long
 def test_answers_survive_retraction(small_model) -> None:
     retract = {"SGLANG_TEST_RETRACT": "1"}
-    found = found_by("ordered", small_model, *PAGES, *OURS, environment=retract)
-    assert found["equal"]
-    assert found["retracted"] > 0
+    result = run_scenario("ordered", small_model, *PAGES, *OURS, environment=retract)
+    assert result["equal"]
+    assert result["retracted"] > 0
 
 
 @pytest.mark.parametrize("locks", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_shorter_request_leaves_a_long_prompt_its_step_and_its_memory(small_model, locks) -> None:
     """SGLang keeps one prompt in the middle of its chunks, and stops if there would be two. A request locks
     the cached tokens that it matches, so they are no longer free."""
-    found = found_by("sharing", small_model, *CHUNKS, *OURS, locks=locks)
-    assert found["answered"] == (7 if locks else 64)
-    assert found["beside"] > (0 if locks else 20)
+    result = run_scenario("sharing", small_model, *CHUNKS, *OURS, locks=locks)
+    assert result["answered"] == (7 if locks else 64)
+    assert result["beside"] > (0 if locks else 20)
 
 
 @pytest.mark.long
 def test_a_name_used_again_is_another_request_and_a_retry_is_answered(small_model) -> None:
-    found = found_by("retried", small_model, *PAGES, "--max-running-requests", "2", *OURS)
-    assert found["equal"]
-    assert found["answered"], found
+    result = run_scenario("retried", small_model, *PAGES, "--max-running-requests", "2", *OURS)
+    assert result["equal"]
+    assert result["answered"], result
 
 
 def test_between_arrival_and_answer_nothing_of_ours_reads_a_tensor(small_model) -> None:
@@ -72,18 +76,18 @@ def test_between_arrival_and_answer_nothing_of_ours_reads_a_tensor(small_model) 
     host = ("--enable-hierarchical-cache", "--hicache-ratio", "3", "--max-total-tokens", "2560")
     flags = (*OURS, "--canopy-session-gate", "auto", *PRIORITIES, *host)
     flags += ("--hicache-write-policy", "write_back", "--max-running-requests", "2")
-    found = found_by("reads", small_model, *PAGES, *flags)
-    assert not found["ours"]
-    assert any("batch_result_processor" in by for by in found["sglangs"])
-    assert found["answered"] == 26
-    assert found["loads"] > 0
+    result = run_scenario("reads", small_model, *PAGES, *flags)
+    assert not result["ours"]
+    assert any("batch_result_processor" in by for by in result["sglangs"])
+    assert result["answered"] == 26
+    assert result["loads"] > 0
     for name in (
         *filter(is_in_sglang, ("_create_generation_req",)),
         *("_add_request_to_queue", "_get_new_batch_prefill_raw"),
         *("calc_priority", "process_batch_result"),
         *("match_prefix", "begin_insert", "_evict_components"),
     ):
-        assert found["calls"].get(name, 0) > 0, name
+        assert result["calls"].get(name, 0) > 0, name
 
 
 def is_in_sglang(name: str) -> bool:
@@ -102,7 +106,7 @@ def refused() -> dict[str, int]:
 def test_only_admitted_requests_are_learnt_and_counted_once(tiny_model) -> None:
     """Samples (n = 4) of three prompts, refusals and retries."""
     samples, talks = 4, 3
-    assert found_by("teaching", tiny_model, "--canopy-whatif", "auto", *SERVER) == {
+    assert run_scenario("teaching", tiny_model, "--canopy-whatif", "auto", *SERVER) == {
         "turns": [1] * (samples * talks),
         "samples_learnt": 0,
         "refused_at_the_limit": True,
@@ -119,20 +123,20 @@ def test_only_admitted_requests_are_learnt_and_counted_once(tiny_model) -> None:
 @pytest.mark.long
 def test_requests_for_embeddings_are_answered_with_order_and_gate(small_model) -> None:
     flags = ("--is-embedding", *SERVER[:4], *OURS, "--canopy-session-gate", "auto")
-    found = found_by("embedded", small_model, *flags, "--max-running-requests", "1")
+    found = run_scenario("embedded", small_model, *flags, "--max-running-requests", "1")
     assert [answered for answered, _ in found] == [True] * 3
     assert [cached for _, cached in found] == [0, 288, 288]
 
 
 @pytest.mark.long
 def test_refusals_are_counted_while_sglangs_own_cache_is_observed(tiny_model) -> None:
-    found = found_by("observed", tiny_model, "--canopy-observe", *SERVER, policy="")
+    found = run_scenario("observed", tiny_model, "--canopy-observe", *SERVER, policy="")
     assert found == {"refused": refused(), "metered_tokens": 2 * 100 + 300}
 
 
 @pytest.mark.long
 def test_a_scheduler_with_sglangs_lru_is_metered(small_model) -> None:
-    found = found_by("metered", small_model, "--canopy-observe", *SERVER[:4], *FEW, policy="")
+    found = run_scenario("metered", small_model, "--canopy-observe", *SERVER[:4], *FEW, policy="")
     assert found["equal"]
     meter = found["meter"]
     assert meter["running"] == "lru"

@@ -44,9 +44,9 @@ print("READ" + json.dumps(read))
 """
 
 
-def reasons(one: dict) -> dict[str, str]:
+def reasons(settings: dict) -> dict[str, str]:
     """Inactive parts of ``auto`` with their reasons."""
-    return {name: part["why"] for name, part in one["parts"].items() if not part["active"]}
+    return {name: part["why"] for name, part in settings["parts"].items() if not part["active"]}
 
 
 @pytest.fixture(scope="module")

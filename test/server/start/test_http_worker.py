@@ -52,8 +52,8 @@ def test_a_worker_has_our_hooks_and_routes(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
     assert lines, done.stdout[-1000:] + done.stderr[-3000:]
-    found = json.loads(lines[0].removeprefix("FOUND "))
-    assert {"/canopy/hint", "/canopy/status"} <= set(found["routes"])
-    assert found["stamps"]
-    assert found["hints"] == "off"
-    assert found["middleware"] >= 1, "no middleware checks the administrator's key"
+    worker = json.loads(lines[0].removeprefix("FOUND "))
+    assert {"/canopy/hint", "/canopy/status"} <= set(worker["routes"])
+    assert worker["stamps"]
+    assert worker["hints"] == "off"
+    assert worker["middleware"] >= 1, "no middleware checks the administrator's key"

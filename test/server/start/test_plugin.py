@@ -82,22 +82,22 @@ def test_an_entry_point_set_by_a_variable_is_refused_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "given", "then"),
+    ("workers", "application", "expected"),
     [(1, None, None), (2, None, HTTP_APPS[1]), (2, HTTP_APPS[0], HTTP_APPS[1]), (2, "a:b", "a:b")],
 )
 def test_workers_import_our_application_unless_the_operator_names_one(
-    monkeypatch: pytest.MonkeyPatch, workers: int, given: str | None, then: str | None
+    monkeypatch: pytest.MonkeyPatch, workers: int, application: str | None, expected: str | None
 ) -> None:
     from sglang_canopy.server.http import routes
 
     monkeypatch.setenv(routes.APP_VARIABLE, "")  # so that it is put back
     monkeypatch.delenv(routes.APP_VARIABLE)
-    if given is not None:
-        monkeypatch.setenv(routes.APP_VARIABLE, given)
+    if application is not None:
+        monkeypatch.setenv(routes.APP_VARIABLE, application)
     routes.use_our_application(supported(tokenizer_worker_num=workers))
-    assert os.environ.get(routes.APP_VARIABLE) == then
+    assert os.environ.get(routes.APP_VARIABLE) == expected
     refused = unsupported(POLICIES, supported()) is not None
-    assert refused == (then not in (None, *HTTP_APPS))
+    assert refused == (expected not in (None, *HTTP_APPS))
 
 
 def test_every_option_that_is_looked_at_exists_in_the_pinned_sglang() -> None:
@@ -106,11 +106,11 @@ def test_every_option_that_is_looked_at_exists_in_the_pinned_sglang() -> None:
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
     from sglang.srt.server_args import ServerArgs
 
-    known = {field.name for field in msgspec.structs.fields(ServerArgs)}
-    known |= {field.name for field in dataclasses.fields(TreeCacheBuildContext)}
+    sglangs_fields = {field.name for field in msgspec.structs.fields(ServerArgs)}
+    sglangs_fields |= {field.name for field in dataclasses.fields(TreeCacheBuildContext)}
     refusing = [setup for setup in SETUPS if any(map(setup.reason, FLAGS))]
     looked_at = {setup.option for setup in refusing if setup.option}
-    assert looked_at | {"hicache_storage_backend"} <= known
+    assert looked_at | {"hicache_storage_backend"} <= sglangs_fields
     variables = {setup.variable for setup in SETUPS if setup.variable}
     assert "SGLANG_RUST_SERVER" in variables
     if importlib.metadata.version("sglang") == SGLANG_VERSION:

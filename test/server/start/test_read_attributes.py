@@ -52,7 +52,7 @@ def words(folder: Path) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def known() -> set[str]:
+def sglangs_words() -> set[str]:
     spec = importlib.util.find_spec("sglang")
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("SGLang is not installed")
@@ -60,13 +60,13 @@ def known() -> set[str]:
     return words(srt)
 
 
-def test_every_attribute_with_a_default_exists(known) -> None:
-    assert "beam_group" in known
-    assert "beam_list" not in known
+def test_every_attribute_with_a_default_exists(sglangs_words) -> None:
+    assert "beam_group" in sglangs_words
+    assert "beam_list" not in sglangs_words
     others = set().union(*OF_OTHERS.values())
     missing = {
         (path, name)
         for path, name in read_with_default()
-        if name not in known | others and "canopy" not in name
+        if name not in sglangs_words | others and "canopy" not in name
     }
     assert not missing

@@ -20,12 +20,12 @@ def test_shuffled_starts_keep_the_gaps_of_conversations():
     trace = [
         request(float(i), (i + 1,), conversation=str(i % 5), turn=1 + i // 5) for i in range(20)
     ]
-    made = simulated.shuffled(trace, 3)
-    assert [r.time_s for r in made] == sorted(r.time_s for r in made)
+    shuffled = simulated.shuffled(trace, 3)
+    assert [r.time_s for r in shuffled] == sorted(r.time_s for r in shuffled)
     for name in "01234":
-        times = [r.time_s for r in made if r.conversation == name]
+        times = [r.time_s for r in shuffled if r.conversation == name]
         assert [b - a for a, b in itertools.pairwise(times)] == [5.0, 5.0, 5.0]
-    assert [r.conversation for r in made] != [r.conversation for r in trace]
+    assert [r.conversation for r in shuffled] != [r.conversation for r in trace]
 
 
 def test_a_session_ends_before_its_first_request_that_is_too_long():

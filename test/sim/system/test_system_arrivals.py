@@ -13,7 +13,7 @@ from sglang_canopy.policy.registry import make_policy
 from support.systems import profile, request
 
 
-def told(monkeypatch, trace, **options) -> list[float]:
+def times_received(monkeypatch, trace, **options) -> list[float]:
     """Return the times that the device's policy receives."""
     times: list[float] = []
 
@@ -33,7 +33,7 @@ def test_policies_receive_the_arrival_time_of_a_waiting_turn(monkeypatch):
     other = request(1.0, range(101, 111))
     second = request(0.5, range(1, 21), conversation="a", turn=2)
     trace = Workload([first, second, other])
-    times = told(monkeypatch, trace, arrivals=TurnsWait(trace))
+    times = times_received(monkeypatch, trace, arrivals=TurnsWait(trace))
     assert times == pytest.approx([0.0, 1.0, 1.2])  # the other's prefill is in between
     assert times == sorted(times)
 
@@ -77,25 +77,25 @@ def test_spreading_keeps_order_and_stays_inside_the_interval(groups, seed):
     for gap, size in groups:
         times += [now] * size
         now += gap
-    made = spread_stamps(times, seed)
-    assert made == sorted(made)
-    assert made == spread_stamps(times, seed)
-    for before, after in zip(times, made, strict=True):
+    spread = spread_stamps(times, seed)
+    assert spread == sorted(spread)
+    assert spread == spread_stamps(times, seed)
+    for before, after in zip(times, spread, strict=True):
         following = min((t for t in times if t > before), default=float("inf"))
         assert before <= after <= following
     if all(size == 1 for _, size in groups):
-        assert made == times
+        assert spread == times
 
 
 def agent(start: float, name: str, first: int, gaps: list[float], **others):
     """Turns of a session, each with ten tokens more than its predecessor."""
-    made, time = [], start
+    turns, time = [], start
     for turn, gap in enumerate([0.0, *gaps], 1):
         time += gap
-        made.append(
+        turns.append(
             request(time, range(first, first + turn), conversation=name, turn=turn, **others)
         )
-    return made
+    return turns
 
 
 def test_in_a_closed_loop_a_turn_follows_the_answer_and_the_time_to_think():

@@ -15,11 +15,11 @@ from support.systems import profile, request, rounds
 
 def poisson(count: int, rate: float, *, blocks: int = 10):
     """Prompts of ``blocks`` blocks that share nothing, at random times."""
-    draw, now, made = random.Random(5), 0.0, []
+    draw, now, requests = random.Random(5), 0.0, []
     for i in range(count):
         now += draw.expovariate(rate)
-        made.append(request(now, range(i * blocks + 1, (i + 1) * blocks + 1)))
-    return made
+        requests.append(request(now, range(i * blocks + 1, (i + 1) * blocks + 1)))
+    return requests
 
 
 def system(trace, **options) -> LoadedSystem:
@@ -73,11 +73,11 @@ def trace_file(tmp_path):
     for i in range(120):
         for turn in range(2):
             first = i * 100 + 1
-            made = request(
+            turn_request = request(
                 i * 2.0 + turn, range(first, first + 10 + turn * 5), output=3,
                 conversation=f"c{i}", turn=turn + 1,
             )  # fmt: skip
-            lines.append(flat_line(made))
+            lines.append(flat_line(turn_request))
     path.write_text("\n".join(lines) + "\n")
     return path
 

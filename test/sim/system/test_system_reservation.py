@@ -132,7 +132,7 @@ def admitted_by_sglang(running, waiting, ratio, fixed, page, device) -> list[int
             sampling_params=params(output, beyond), output_ids=[0] * min(made, output)
         )
         adder.memory_budget.total_offset += adder._get_running_request_total_token_offset(req)
-    found = []
+    admitted = []
     for number, (prompt, output, beyond) in enumerate(waiting):
         if adder.budget_state() is policy.AddReqResult.OTHER:
             break
@@ -144,10 +144,10 @@ def admitted_by_sglang(running, waiting, ratio, fixed, page, device) -> list[int
         if not fits:
             break
         adder._update_prefill_budget(0, prompt, most, False)
-        found.append(number)
+        admitted.append(number)
         if adder.budget_state() is not policy.AddReqResult.CONTINUE:
             break
-    return found
+    return admitted
 
 
 def test_a_batch_that_has_decoded_for_long_takes_more_in_than_one_that_has_just_begun():

@@ -124,34 +124,34 @@ def test_prefix_aware_routing_follows_sent_prefixes_as_sglangs_router():
 
 
 @pytest.mark.parametrize(
-    ("here", "there", "chosen"),
+    ("on_first", "on_other", "chosen"),
     [(64, 0, 0), (65, 0, 1), (200, 134, 0), (300, 200, 0), (301, 200, 1)],
 )
-def test_prefix_aware_routing_spills_as_sglangs_router(here, there, chosen):
+def test_prefix_aware_routing_spills_as_sglangs_router(on_first, on_other, chosen):
     # The 66th request for one prefix, none of them answered, was the first to go elsewhere there.
     router = router_of(0, 0)
     assert router.choose(range(10)) == 0
-    router._instances[0].request_count, router._instances[1].request_count = here, there
+    router._instances[0].request_count, router._instances[1].request_count = on_first, on_other
     assert router.choose(range(10)) == chosen
 
 
 def test_a_router_forgets_only_its_oldest_prefixes():
-    known, draw = KnownPrefixes(blocks_kept=50), random.Random(1)
+    prefixes, draw = KnownPrefixes(blocks_kept=50), random.Random(1)
     for _ in range(300):
         who = draw.randrange(8)
         path = tuple(range(who * 100, who * 100 + draw.randrange(1, 15)))
-        known.sent(path, who % 3)
-        assert known.longest(path) == (len(path), who % 3)
-        assert len(known) <= 2 * (50 + 15)
+        prefixes.sent(path, who % 3)
+        assert prefixes.longest(path) == (len(path), who % 3)
+        assert len(prefixes) <= 2 * (50 + 15)
         for each in range(8):  # what is known of a path is a run from its start
             whole = tuple(range(each * 100, each * 100 + 15))
-            blocks, _ = known.longest(whole)
-            assert [known._where(block) >= 0 for block in whole] == [
+            blocks, _ = prefixes.longest(whole)
+            assert [prefixes._where(block) >= 0 for block in whole] == [
                 at < blocks for at in range(15)
             ]
-    known.sent(range(2000, 2060), 1)
-    known.sent(range(3000, 3060), 1)
-    assert known.longest((0, 1, 2)) == (0, -1)
+    prefixes.sent(range(2000, 2060), 1)
+    prefixes.sent(range(3000, 3060), 1)
+    assert prefixes.longest((0, 1, 2)) == (0, -1)
 
 
 @pytest.mark.parametrize(

@@ -34,20 +34,20 @@ def run(trace, **config):
 def chat(seed: int, *, requests: int = 150, size: int = 4, spread: float = 20.0):
     """Conversations that grow, some with a shared beginning."""
     draw, ids, open_ = random.Random(seed), itertools.count(1), {}
-    time, made = 0.0, []
+    time, turns = 0.0, []
     for _ in range(requests):
         time += draw.expovariate(spread)
         name = str(draw.randrange(25))
         blocks = open_.get(name) or ((10**6, 10**6 + 1)[: draw.choice((0, 1, 2))])
         prompt = len(blocks) * size + draw.randrange(1, 60 * size)
         path = blocks + tuple(next(ids) for _ in range(-(-prompt // size) - len(blocks)))
-        made.append(
+        turns.append(
             TraceRequest(time, prompt, draw.randrange(1, 40), path, size, conversation=name)
         )
         open_[name] = path[: prompt // size]
         if draw.random() < 0.15:
             del open_[name]
-    return made
+    return turns
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu", "wa"])
@@ -59,11 +59,11 @@ def test_separate_requests_hit_as_in_the_cache_simulator(policy):
         path = tuple(range(shared * 20 + 1, shared * 20 + 1 + draw.randrange(1, 20)))
         trace.append(request(100.0 * i, (*path, next(ids)), category=str(shared % 3)))
     capacity = 60
-    told: list[int] = []
-    simulate(trace, make_policy(policy), capacity, on_request=lambda _, hit: told.append(hit))
+    hit_tokens: list[int] = []
+    simulate(trace, make_policy(policy), capacity, on_request=lambda _, hit: hit_tokens.append(hit))
     result = run(trace, device_tokens=capacity * 10, device_policy=policy)
     # A node is a block more or less where a policy's order has ties of time.
-    assert abs(sum(told) - int(result.cached_tokens.sum())) <= 0.01 * sum(told)
+    assert abs(sum(hit_tokens) - int(result.cached_tokens.sum())) <= 0.01 * sum(hit_tokens)
 
 
 def test_one_cut_is_enough_for_a_need_of_partial_blocks():
@@ -177,24 +177,26 @@ def test_every_token_is_accounted_for_after_every_step(
         touches_waiting=touches,
         schedule_policy=order,
     )
-    made = _SystemRun(workload, config, profile(), (TurnsWait if waiting else OpenLoop)(workload))
-    plain = made._step
+    simulation = _SystemRun(
+        workload, config, profile(), (TurnsWait if waiting else OpenLoop)(workload)
+    )
+    plain = simulation._step
 
     def step(instance, now):
         plain(instance, now)
         instance.tree.verify()
         assert instance.tree.private >= 0
-        for disk in made.disks:
+        for disk in simulation.disks:
             recount(disk.tree)
 
-    made._step = step  # type: ignore[method-assign]
-    made.serve()
-    result = made.result(0.0)
-    for disk in made.disks:
+    simulation._step = step  # type: ignore[method-assign]
+    simulation.serve()
+    result = simulation.result(0.0)
+    for disk in simulation.disks:
         disk.channel.advance(1e9)
     assert (result.ttft_s > 0).all()
     assert (result.e2e_s >= result.ttft_s).all()
-    for instance in made.instances:
+    for instance in simulation.instances:
         assert not instance.waiting_count
         assert not instance.decoding.jobs
         assert instance.tree.private == 0

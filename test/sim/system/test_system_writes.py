@@ -14,19 +14,19 @@ def served(trace, pending=None, **config) -> _SystemRun:
     """A run; ``pending`` takes the bytes that wait for the disk after each step."""
     workload = Workload(trace)
     config = {"quantum_tokens": 1, "prefetch_threshold_tokens": 1, **config}
-    made = _SystemRun(workload, SystemConfig(**config), profile(), OpenLoop(workload))
-    plain = made._step
+    simulation = _SystemRun(workload, SystemConfig(**config), profile(), OpenLoop(workload))
+    plain = simulation._step
 
     def step(instance, now):
         plain(instance, now)
         instance.tree.verify()
         if pending is not None:
-            waiting = sum(t.left for disk in made.disks for t in disk.channel._queues[1])
+            waiting = sum(t.left for disk in simulation.disks for t in disk.channel._queues[1])
             pending.append(waiting)
 
-    made._step = step  # type: ignore[method-assign]
-    made.serve()
-    return made
+    simulation._step = step  # type: ignore[method-assign]
+    simulation.serve()
+    return simulation
 
 
 def slow_disk(write_bytes_per_s: float, **others) -> TierSpec:
@@ -39,11 +39,11 @@ def test_no_more_waits_for_the_disk_than_the_host_holds(write_policy, instances)
     # A prompt of 100 tokens every 0.3 s, 333 KB a second of KV, and a disk that takes 50.
     host = TierSpec(500 * KV, **FAST)
     pending: list[float] = []
-    made = served(
+    simulation = served(
         rounds(40, 3, every_s=0.3), pending, device_tokens=300, instances=instances, host=host,
         disk=slow_disk(50e3), write_policy=write_policy,
     )  # fmt: skip
-    result = made.result(0.0)
+    result = simulation.result(0.0)
     assert max(pending) <= instances * 500 * KV
     assert max(pending) > 200 * KV  # the disk is the bottleneck
     # No byte is counted that the disk had no time to write.
@@ -53,11 +53,11 @@ def test_no_more_waits_for_the_disk_than_the_host_holds(write_policy, instances)
 @pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
 def test_all_that_was_held_is_free_when_the_disk_has_it(write_policy):
     host = TierSpec(500 * KV, **FAST)
-    made = served(
+    simulation = served(
         rounds(40, 1, every_s=0.3), device_tokens=300, host=host, disk=slow_disk(50e3),
         write_policy=write_policy,
     )  # fmt: skip
-    (instance,), (disk,) = made.instances, made.disks
+    (instance,), (disk,) = simulation.instances, simulation.disks
     assert disk.channel.writing
     assert any(node.host_locks for node in instance.tree.nodes())
     disk.channel.advance(1e9)
@@ -82,8 +82,8 @@ def test_kv_without_room_is_copied_at_its_next_use():
     # The fourth prompt returns after the disk has caught up (100 KB/s, 300 KB to write).
     trace = [request(0.5 * i, tuple(range(i * 10 + 1, i * 10 + 11))) for i in range(4)]
     again = request(20.0, trace[3].blocks)
-    made = served(
+    simulation = served(
         [*trace, again], device_tokens=250, host=TierSpec(300 * KV, **FAST), disk=slow_disk(100e3)
     )
-    made.disks[0].channel.advance(1e9)
-    assert made.disks[0].leading(again.blocks, 1e9) == len(again.blocks)
+    simulation.disks[0].channel.advance(1e9)
+    assert simulation.disks[0].leading(again.blocks, 1e9) == len(again.blocks)
