@@ -29,7 +29,7 @@ class _Share(Generic[Key, Value]):
 
 
 class BoundedByTenant(Generic[Key, Value]):
-    """Values by tenant and key, of a total size of at limit ``limit``.
+    """Values by tenant and key, of a total size of at most ``limit``.
 
     When full, the oldest entry of the largest tenant leaves, which may be the new one.
     ``limit_per_tenant``: likewise, the bound of one tenant.
@@ -41,7 +41,7 @@ class BoundedByTenant(Generic[Key, Value]):
         self._tenants: dict[Tenant, _Share[Key, Value]] = {}
         """Tenants with entries, the one whose turn it is first."""
         self._by_size: dict[int, dict[Tenant, None]] = {}
-        """Tenants by size; few sizes differ, since all sizes add up to at limit ``limit``."""
+        """Tenants by size; few sizes differ, since all sizes add up to at most ``limit``."""
 
     def __len__(self) -> int:
         """Return the number of entries."""
