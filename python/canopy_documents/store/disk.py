@@ -129,8 +129,18 @@ class ChunkDisk:
                 both[:, at : at + PAGE].contiguous().view(torch.uint8).numpy().data
                 for at in range(0, both.shape[1], PAGE)
             ]
+            now = (
+                self.store.clock()
+            )  # pages of one document have one time of use, and leave together
             metas = [
-                PageMeta(at * PAGE, PAGE, category="document", tenant=chunk.tenant)
+                PageMeta(
+                    at * PAGE,
+                    PAGE,
+                    category="document",
+                    tenant=chunk.tenant,
+                    created=now,
+                    last_access=now,
+                )
                 for at in range(len(keys))
             ]
             stored = self.store.write(keys, pages, metas, [None, *keys[:-1]])

@@ -87,6 +87,20 @@ def test_a_chunk_leaves_memory_for_disk_and_comes_back(tmp_path):
     store.check()
 
 
+def test_a_full_disk_holds_the_latest_chunks_whole(tmp_path):
+    store = ChunkStore("m", 0, disk=disk(tmp_path, pages=9))
+    chunks = [make(1000 * i, 3 * PAGE) for i in range(6)]
+    for i, chunk in enumerate(chunks):
+        store.put(chunk)
+        store.disk.finish()
+        held = [where(store, each) for each in chunks[: i + 1]]
+        assert held == [None] * max(0, i - 2) + ["disk"] * min(3, i + 1)
+    get(store, chunks[3])  # its use is the latest
+    store.put(make(9000, 3 * PAGE))
+    store.disk.finish()
+    assert [where(store, each) for each in chunks[3:]] == ["disk", None, "disk"]
+
+
 def test_a_damaged_page_is_never_served(tmp_path):
     store, chunk = ChunkStore("m", 0, disk=disk(tmp_path)), make(3, 2 * PAGE)
     store.put(chunk)
