@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from canopy_documents.calibration.saved import Calibrations
+from canopy_documents.calibration.saved import Calibrations, Setting
 from sglang_canopy.disk import folder
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.private_file import read_regular, replace_file
@@ -51,7 +51,8 @@ def test_named_pipes_instead_of_rebuildable_files_never_block_a_start(tmp_path, 
         saved_curves.read(str(tmp_path / "learnt.json"))
     with pytest.raises(OSError, match="not a regular file"):
         folder._make_file(tmp_path / "learnt.json", "namespace")
-    assert Calibrations(tmp_path / "calibration.json").settings("model", "cpu") == []
+    setting = Setting("model", "cpu", "float32", 1, "torch_native")
+    assert Calibrations(tmp_path / "calibration.json").get(setting, "memory") is None
     assert (tmp_path / "calibration.json.bad").is_fifo()
     monkeypatch.setenv(status_file.FOLDER_VARIABLE, str(tmp_path))
     assert status_file.read_all("loads") == []

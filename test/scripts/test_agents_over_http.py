@@ -48,7 +48,7 @@ def test_a_table_has_the_median_of_the_runs() -> None:
         for wall_s in (10.0, 30.0, 20.0)
     ]
     text = compare.table(rows)
-    assert "| lru | 3 | 20 | 360 | 0.2 | 1 |" in text
+    assert "| lru | 3 | 20 | 360 | 0.2 | 0.25 | 1 |" in text
     assert "| dear-4, wall_s | 20 |" in text
 
 

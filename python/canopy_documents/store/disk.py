@@ -129,9 +129,8 @@ class ChunkDisk:
                 both[:, at : at + PAGE].contiguous().view(torch.uint8).numpy().data
                 for at in range(0, both.shape[1], PAGE)
             ]
-            now = (
-                self.store.clock()
-            )  # pages of one document have one time of use, and leave together
+            # Pages of one document have one time of use, so they leave together.
+            now = self.store.clock()
             metas = [
                 PageMeta(
                     at * PAGE,
