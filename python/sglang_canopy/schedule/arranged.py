@@ -194,8 +194,8 @@ class Arranged(Generic[T]):
         sharers = self.shortest.select(head, shares)
         if not sharers:
             return [], []
-        others = set(self._in_order).difference(sharers)
-        self._in_order = [*sharers, *(waiting for waiting in self._in_order if waiting in others)]
+        first = set(sharers)
+        self._in_order = [*sharers, *(each for each in self._in_order if each not in first)]
         return [waiting.request for waiting in sharers], self.over_budget()
 
     def _pop(self, leaving: Collection[T]) -> list[Waiting]:

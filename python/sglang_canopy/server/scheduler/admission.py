@@ -201,8 +201,8 @@ def _is_held(req: Any) -> bool:
 
 
 def _is_gated(req: Any) -> bool:
-    """Return whether ``req`` is gated. Requests with an error and health probes are not, nor are
-    parallel samples (n > 1), whose warm-up was."""
+    """Return whether ``req``, which is no parallel sample, is gated. Requests with an error and health
+    probes are not."""
     return not (req.finished() or req.to_finish is not None or req.canopy.request.is_health_probe)
 
 
