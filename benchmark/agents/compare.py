@@ -121,6 +121,18 @@ def measure(arm: str, regime: Regime, folder: Path) -> dict[str, Any]:
     return {**summary(run, wall_s), "cpu_s": _rounded(cpu_s), "ready_s": round(ready_s, 1), "load": round(os.getloadavg()[0], 1), "auto": auto}  # fmt: skip
 
 
+def result(arm: str, regime: Regime, folder: Path) -> dict[str, Any]:
+    """Return the result of one arm, or the error with which its server ended."""
+    try:
+        return measure(arm, regime, folder)
+    except OSError:
+        log = (folder / "server.log").read_text(errors="replace")
+        errors = [line for line in log.splitlines() if "Error" in line]
+        if not errors:
+            raise
+        return {"server_ended": errors[-1]}
+
+
 def summary(run: Run, wall_s: float) -> dict[str, Any]:
     """Return what a user and an operator of a run notice."""
     agents = [row for row in run.rows if row["who"] == "agent"]
@@ -158,9 +170,14 @@ def _rounded(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows' medians in Markdown: all arms in a line, then a table for each regime."""
+    """Return the rows' medians in Markdown: all arms in a line, then a table for each regime.
+
+    *Relative*: ``wall_s`` over the HTTP process's CPU seconds. That process does the same work for the
+    same turns, so the machine's changes of speed cancel; compare it only where no people take part.
+    """
+    rows = [_with_relative(row) for row in rows]
     regimes = list(dict.fromkeys(row["regime"] for row in rows))
-    shown = ("wall_s",), ("all_turns_per_s",), ("later_ttft_s", "mean"), ("cpu_s", "scheduler")
+    shown = ("wall_s",), ("relative",), ("all_turns_per_s",), ("later_ttft_s", "mean"), ("cpu_s", "scheduler")  # fmt: skip
     lines = ["# Agents over HTTP", "", "Made by `compare.py`; medians of the runs.", ""]
     arms = [arm for arm in ARMS if any(row["arm"] == arm for row in rows)]
     lines += [f"| | {' | '.join(arms)} |", "|---|" + "---:|" * len(arms)]
@@ -172,10 +189,17 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         mine = [row for row in rows if row["regime"] == regime]
         sizes = ", ".join(f"{key}: {value}" for key, value in mine[0]["sizes"].items())
         lines += ["", f"## {regime}", "", sizes, ""]
-        lines += ["| arm | runs | all answered after, s | sessions/h | turns/s | with people's | first turns' TTFT, mean, s | P99 | later turns' | P99 | people's | P99 | scheduler's CPU, s | tokens hit, % |"]  # fmt: skip
-        lines += ["|---|" + "---:|" * 13]
+        lines += ["| arm | runs | all answered after, s | relative | sessions/h | turns/s | with people's | first turns' TTFT, mean, s | P99 | later turns' | P99 | people's | P99 | scheduler's CPU, s | tokens hit, % |"]  # fmt: skip
+        lines += ["|---|" + "---:|" * 14]
         paths = [
-            (name,) for name in ("wall_s", "sessions_per_hour", "turns_per_s", "all_turns_per_s")
+            (name,)
+            for name in (
+                "wall_s",
+                "relative",
+                "sessions_per_hour",
+                "turns_per_s",
+                "all_turns_per_s",
+            )
         ]
         paths += [(f"{who}_ttft_s", x) for who in ("first", "later", "people") for x in ("mean", "p99")]  # fmt: skip
         paths += [("cpu_s", "scheduler"), ("hit_percent",)]
@@ -183,7 +207,15 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
             runs = [row for row in mine if row["arm"] == arm]
             cells = (median(runs, *path) for path in paths)
             lines.append(f"| {arm} | {len(runs)} | {' | '.join(cells)} |")
+        ended = [f"{row['arm']}: the server ended with {row['server_ended']}" for row in mine if "server_ended" in row]  # fmt: skip
+        lines += ["", *ended] if ended else []
     return "\n".join([*lines, ""])
+
+
+def _with_relative(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "server_ended" in row:
+        return row
+    return {**row, "relative": round(row["wall_s"] / row["cpu_s"]["http"], 2)}
 
 
 def median(runs: Sequence[Any], *path: str) -> str:
@@ -219,7 +251,7 @@ def main() -> None:
                         "regime": name,
                         "arm": arm,
                         "repeat": repeat,
-                        **measure(arm, regime, Path(scratch)),
+                        **result(arm, regime, Path(scratch)),
                         "arguments": ARMS[arm],
                         "sizes": {
                             **dataclasses.asdict(regime.sizes),

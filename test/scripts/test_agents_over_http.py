@@ -21,6 +21,9 @@ def turn(who: str, session: int, number: int, ttft_s: float, cached: int) -> dic
     return {"who": who, "session": session, "turn": number, "ttft_s": ttft_s, "end_s": 1.0, "prompt_tokens": 100, "cached_tokens": cached, "output_tokens": 5, "tool_calls": int(who == "agent")}  # fmt: skip
 
 
+ROW = {"regime": "dear-4", "arm": "lru", "sizes": {"turns": 2}}
+
+
 def finished() -> Run:
     run = Run("", SIZES, [], [])
     run.rows = [turn("agent", n, t, 1.0 + t, 50 * t) for n in (0, 1) for t in (0, 1)]
@@ -43,13 +46,18 @@ def test_sessions_turns_waits_and_hits_are_counted() -> None:
 
 def test_a_table_has_the_median_of_the_runs() -> None:
     rows = [
-        {"regime": "dear-4", "arm": "lru", "sizes": {"turns": 2}, "cpu_s": {"scheduler": 3.0}}
-        | compare.summary(finished(), wall_s)
+        ROW | {"cpu_s": {"scheduler": 3.0, "http": 5.0}} | compare.summary(finished(), wall_s)
         for wall_s in (10.0, 30.0, 20.0)
     ]
     text = compare.table(rows)
-    assert "| lru | 3 | 20 | 360 | 0.2 | 0.25 | 1 |" in text
+    assert "| lru | 3 | 20 | 4 | 360 | 0.2 | 0.25 | 1 |" in text
     assert "| dear-4, wall_s | 20 |" in text
+
+
+def test_a_server_that_ended_is_a_row_without_figures() -> None:
+    text = compare.table([ROW | {"server_ended": "RuntimeError: Out of memory"}])
+    assert "| lru | 1 |" + " - |" * 13 in text
+    assert "lru: the server ended with RuntimeError: Out of memory" in text
 
 
 def test_a_ratio_is_paired_by_round() -> None:
