@@ -177,13 +177,21 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """
     rows = [_with_relative(row) for row in rows]
     regimes = list(dict.fromkeys(row["regime"] for row in rows))
-    shown = ("wall_s",), ("relative",), ("all_turns_per_s",), ("later_ttft_s", "mean"), ("cpu_s", "scheduler")  # fmt: skip
-    lines = ["# Agents over HTTP", "", "Made by `compare.py`; medians of the runs.", ""]
+    shown = ("wall_s",), ("all_turns_per_s",), ("later_ttft_s", "mean"), ("cpu_s", "scheduler")
+    lines = [
+        "# Agents over HTTP",
+        "",
+        "Made by `compare.py`; medians of the runs. In brackets: relative to the HTTP process.",
+        "",
+    ]
     arms = [arm for arm in ARMS if any(row["arm"] == arm for row in rows)]
     lines += [f"| | {' | '.join(arms)} |", "|---|" + "---:|" * len(arms)]
     for path in shown:
         for regime in regimes:
-            cells = (median([r for r in rows if (r["regime"], r["arm"]) == (regime, arm)], *path) for arm in arms)  # fmt: skip
+            runs_of = (
+                [r for r in rows if (r["regime"], r["arm"]) == (regime, arm)] for arm in arms
+            )
+            cells = (_with_bracket(runs, path) for runs in runs_of)
             lines.append(f"| {regime}, {' '.join(path)} | {' | '.join(cells)} |")
     for regime in regimes:
         mine = [row for row in rows if row["regime"] == regime]
@@ -210,6 +218,12 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         ended = [f"{row['arm']}: the server ended with {row['server_ended']}" for row in mine if "server_ended" in row]  # fmt: skip
         lines += ["", *ended] if ended else []
     return "\n".join([*lines, ""])
+
+
+def _with_bracket(runs: Sequence[Any], path: Sequence[str]) -> str:
+    """Return a median; that of ``wall_s`` with its relative value in brackets."""
+    value = median(runs, *path)
+    return f"{value} ({median(runs, 'relative')})" if path[0] == "wall_s" else value
 
 
 def _with_relative(row: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -51,7 +51,7 @@ def test_a_table_has_the_median_of_the_runs() -> None:
     ]
     text = compare.table(rows)
     assert "| lru | 3 | 20 | 4 | 360 | 0.2 | 0.25 | 1 |" in text
-    assert "| dear-4, wall_s | 20 |" in text
+    assert "| dear-4, wall_s | 20 (4) |" in text
 
 
 def test_a_server_that_ended_is_a_row_without_figures() -> None:
