@@ -71,7 +71,8 @@ class DocumentEngine:
         self.end_token = None if tokenizer is None else tokenizer.eos_token_id
         self.stand_ins = stand_in_tokens(tokenizer)
         # The digest of the weight files is needed only if KV outlives this process.
-        self._files = model_view.weight_files(runner) if self._on_disk() else ""
+        outlives = self.options.disk_mb or self._stores_kept()
+        self._files = model_view.weight_files(runner) if outlives else ""
         # Stopped tenants are forgotten with this process, so KV kept on a storage ends
         # with it too.
         self.start = (
@@ -111,10 +112,6 @@ class DocumentEngine:
         if self.window_tokens is not None:
             return self.window_tokens
         return max(longest, self.prefill_tokens or (1 << 62))
-
-    def _on_disk(self) -> bool:
-        """Whether KV of documents, encoded or kept, may outlive this process."""
-        return bool(self.options.disk_mb or self._stores_kept())
 
     def _stores_kept(self) -> bool:
         """Whether SGLang writes kept KV to a storage."""

@@ -8,7 +8,6 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 from canopy_documents.fuse.rows import never
@@ -17,6 +16,7 @@ from canopy_documents.server.model_view import answer_of_first_rank
 from canopy_documents.server.request import PLANNING_FAILED, document_request_of, engine_of
 from sglang_canopy import releases
 from sglang_canopy.disk.store import DiskStore
+from sglang_canopy.policy.block_tree import descendants
 from sglang_canopy.tenant import tenants_of_key
 from sglang_canopy.wire.attached import attached
 from sglang_canopy.wire.stamp import DOCUMENTS
@@ -165,7 +165,7 @@ def delete_kv(cache: Any, tenant: str | None) -> bool:
         done = False
         for top in list(core.root_node.children.values()):
             if tenant in tenants_of_key(top.key.extra_key, top.key.cache_salt):
-                for node in list(_leaves_first(top)):
+                for node in reversed([top, *descendants(top)]):
                     done |= _delete(cache, node)
     else:
         done = _evict_all(cache)
@@ -183,14 +183,6 @@ def _evict_all(cache: Any) -> bool:
     if cache.cache_controller is not None:
         evicted += cache.evict_host(_ALL)
     return bool(evicted)
-
-
-def _leaves_first(top: Any) -> Iterator[Any]:
-    nodes, at = [top], 0
-    while at < len(nodes):
-        nodes += nodes[at].children.values()
-        at += 1
-    yield from reversed(nodes)
 
 
 def _delete(cache: Any, node: Any) -> bool:

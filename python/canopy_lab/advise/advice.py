@@ -152,16 +152,8 @@ class _Adviser:
         agents = agents_turns(self.sample.requests)
         held = most_held([r for r, one in zip(self.sample.requests, agents) if one])
         first.append((self.base, max(self.at, held[1])))
-        if not repeats:
-            # No policy ever hits: one run represents all.
-            first = [(self.base, self.at)]
         resize(len(set(first)) + len(self.below))
         self._simulate(first, jobs, progress)
-        if not repeats:
-            nothing = self.results[self.base, self.at]
-            every = [*here, *compared]
-            sizes = [self.at, *others, *(self._tier_blocks(b) for b in self.below), held[1]]
-            self.results = {(arm, c): nothing for arm in every for c in sizes}
         decision = self._decide(float(repeats))
         advised = self._advised(decision)
         more = [(advised, self._tier_blocks(b)) for b in self.below]
@@ -169,10 +161,9 @@ class _Adviser:
         computed = self.cost_model.prefill_s(self.results[self.base, self.at])
         busy = float(computed.mean()) * self._per_second()
         base = self.cost_model.cost(self.results[self.base, self.at])
-        sample_counts = self.sample.to_json()
         return Advice(
             decision=decision,
-            sample=sample_counts,
+            sample=self.sample.to_json(),
             profile=self.profile.name,
             profile_source=self.profile.source,
             kv_bytes_per_token=self.profile.kv_bytes_per_token,
@@ -197,9 +188,7 @@ class _Adviser:
         """Return the decision without costs and tiers."""
         repeats = float(self.curve.token_hits_at[-1] / max(self.curve.tokens, 1))
         here = [(arm, self.at) for arm in (self.base, *CANDIDATES, BOUND)]
-        self._simulate(here if repeats else here[:1], jobs, lambda: None)
-        if not repeats:
-            self.results = dict.fromkeys(here, self.results[here[0]])
+        self._simulate(here, jobs, lambda: None)
         decision = self._decide(repeats)
         return self._advised(decision), decision
 

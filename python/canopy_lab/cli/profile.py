@@ -91,8 +91,7 @@ def measure(args: Options) -> EngineProfile:
     show("bandwidths")
     tiers = measure_tiers(measurer, kv_bytes)
     show("")
-    model = str(facts.get("served_model_name") or Path(str(facts["model_path"])).name)
-    model = Path(model).name
+    model = Path(str(facts.get("served_model_name") or facts["model_path"])).name
     on_cpu = str(facts.get("device")) == "cpu"
     device = args.device or (f"CPU {platform.machine()}" if on_cpu else str(facts.get("device")))
     return EngineProfile(

@@ -11,15 +11,7 @@ from canopy_lab.cli.system_loads import parse_loads, run_loads
 from canopy_lab.cli.values import above_zero, out_file, write_json
 from canopy_lab.latency.slo import SLO, parse_slo
 from canopy_lab.report.units import size
-from canopy_lab.sim.system import (
-    SystemConfig,
-    SystemResult,
-    TierSpec,
-    Workload,
-    load_profile,
-    simulate_system,
-)
-from canopy_lab.sim.system.arrivals import Arrivals, ClosedLoop, OpenLoop, TurnsWait
+from canopy_lab.sim.system import SystemConfig, SystemResult, TierSpec, Workload, load_profile
 from canopy_lab.sim.system.engine_profile import EngineProfile
 from canopy_lab.sim.system.loads import LoadedSystem
 from sglang_canopy import declared
@@ -107,16 +99,31 @@ OPTIONS = (Machines, SystemConfig, Traffic, Question)
 
 def run(machines: Machines, system: SystemConfig, traffic: Traffic, question: Question) -> None:
     profile = load_profile(machines.profile)
-    config = _system(machines, system, profile)
-    if question.loads is not None:
-        _loads(traffic, question, config, profile)
-        return
-    workload = _workload(traffic)
-    arrivals = _arrivals(traffic, workload)
-    result = simulate_system(workload, config, profile, arrivals=arrivals)
-    print(summary(result, f"{profile.name} ({profile.source})"))
+    loaded = LoadedSystem(
+        Workload(itertools.islice(traffic.read(), traffic.requests), seed=traffic.seed),
+        _system(machines, system, profile),
+        profile,
+        loop="closed" if traffic.closed_loop else "turns-wait" if traffic.turns_wait else "open",
+        think_cap_s=traffic.think_cap_s,
+    )
+    measured = f"{profile.name} ({profile.source})"
+    if question.loads is None:
+        result = loaded.run_at(seed=traffic.seed).system
+        print(summary(result, measured))
+        document = result.to_json()
+    else:
+        loads = run_loads(
+            loaded,
+            question.loads,
+            range(traffic.seed, traffic.seed + question.seeds),
+            unit="sessions/h" if traffic.closed_loop else "requests/s",
+            saturation=question.saturation,
+            slo=question.slo,
+        )
+        print(f"profile      {measured}\n{loads.text()}")
+        document = loads.to_json()
     if question.json:
-        write_json(question.json, result.to_json())
+        write_json(question.json, document)
 
 
 def _system(machines: Machines, system: SystemConfig, profile: EngineProfile) -> SystemConfig:
@@ -145,43 +152,6 @@ def _system(machines: Machines, system: SystemConfig, profile: EngineProfile) ->
         host=tier("host", machines.host_gb),
         disk=tier("disk", machines.disk_gb, machines.disk_read_gb_per_s),
     )
-
-
-def _workload(traffic: Traffic) -> Workload:
-    requests = itertools.islice(traffic.read(), traffic.requests)
-    return Workload(requests, seed=traffic.seed)
-
-
-def _loads(
-    traffic: Traffic, question: Question, config: SystemConfig, profile: EngineProfile
-) -> None:
-    """Run several loads instead of one."""
-    assert question.loads is not None
-    system = LoadedSystem(
-        _workload(traffic),
-        config,
-        profile,
-        loop="closed" if traffic.closed_loop else "turns-wait" if traffic.turns_wait else "open",
-        think_cap_s=traffic.think_cap_s,
-    )
-    loads = run_loads(
-        system,
-        question.loads,
-        range(traffic.seed, traffic.seed + question.seeds),
-        unit="sessions/h" if traffic.closed_loop else "requests/s",
-        saturation=question.saturation,
-        slo=question.slo,
-    )
-    print(f"profile      {profile.name} ({profile.source})")
-    print(loads.text())
-    if question.json:
-        write_json(question.json, loads.to_json())
-
-
-def _arrivals(traffic: Traffic, workload: Workload) -> Arrivals:
-    if traffic.closed_loop:
-        return ClosedLoop(workload, think_cap_s=traffic.think_cap_s)
-    return TurnsWait(workload) if traffic.turns_wait else OpenLoop(workload)
 
 
 def summary(result: SystemResult, profile: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from canopy_lab.cli.values import above_zero, out_file, write_json
 from canopy_lab.plan.disk_class import MIB
 from canopy_lab.plan.server_plan import Config, read_config
-from canopy_lab.plan.validation import HITS, METRICS, TTFTS, Validation, recalibrate, validate
+from canopy_lab.plan.validation import HITS, TTFTS, Validation, recalibrate, validate
 from canopy_lab.plan.validation import system_of_plan as system
 from canopy_lab.report.table import text_table
 from canopy_lab.sim.compact import CompactTrace
@@ -68,8 +68,7 @@ OPTIONS = (Options,)
 def run(args: Options) -> None:
     plan, profile = read_config(args.plan), load_profile(args.profile)
     config = _system(plan, profile, args)
-    source = _requests(args.log, plan, args.skip_bad)
-    trace = CompactTrace(last_hours(source, args.last_hours))
+    trace = CompactTrace(last_hours(_requests(args.log, plan, args.skip_bad), args.last_hours))
     served = read_served(args.log)
     validation = validate(trace, served, config, profile)
     print(f"{validation.requests} requests of the last {args.last_hours:g} h, {profile.name}:")
@@ -122,9 +121,7 @@ def _label(name: str) -> tuple[str, str]:
 def table(validation: Validation) -> str:
     """Format prediction, measurement and error of each metric."""
     rows = []
-    for name in METRICS:
-        if name not in validation.seen or name not in validation.predicted:
-            continue
+    for name in validation.to_json()["errors"]:
         scale, unit, digits = (100, " %", 2) if name in HITS else (1, "", 4)
         off = f"{100 * validation.error(name):+.1f} {'points' if name in HITS else '%'}"
         rows.append(

@@ -103,7 +103,7 @@ class Measurer:
                 raise CanopyError(
                     f"a prefix of {context} tokens was not cached ({cached} were): is the server "
                     "serving others, or its radix cache off? Profile an idle server, or give a "
-                    "smaller --max-context"
+                    "smaller --max-context-tokens"
                 )
             times.append(seconds)
         return statistics.median(times)

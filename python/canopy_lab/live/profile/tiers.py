@@ -36,7 +36,7 @@ def measure_tiers(measurer: Measurer, kv_bytes: int) -> dict[str, dict[str, Any]
 
 def _host(measurer: Measurer, size: int, kv_bytes: int) -> dict[str, Any] | None:
     server = measurer.server
-    reads, writes = [], []
+    reads = []
     for _ in range(measurer.limits.repeats):
         prompt = measurer.tokens(size)
         server.generate([prompt], 1)
@@ -49,24 +49,12 @@ def _host(measurer: Measurer, size: int, kv_bytes: int) -> dict[str, Any] | None
         if from_host < size / 2:
             return None
         reads.append(max(seconds - device, 1e-4) / from_host)
-    moved, took = _metric_pair(measurer)
-    per_token = statistics.median(reads)
-    if moved and took:
-        writes.append(moved / took)
-    read = kv_bytes / per_token
-    return {
-        "read_bytes_per_s": read,
-        # Assume equal speed in both directions if the server reports no figure.
-        "write_bytes_per_s": writes[0] if writes else read,
-    }
-
-
-def _metric_pair(measurer: Measurer) -> tuple[float | None, float | None]:
-    server = measurer.server
-    return (
-        server.metric("sglang:hicache_backup_num_bytes_total"),
-        server.metric("sglang:hicache_backup_duration_seconds_sum"),
-    )
+    read = kv_bytes / statistics.median(reads)
+    moved = server.metric("sglang:hicache_backup_num_bytes_total")
+    took_s = server.metric("sglang:hicache_backup_duration_seconds_sum")
+    # Assume equal speed in both directions if the server reports no figure.
+    write = moved / took_s if moved and took_s else read
+    return {"read_bytes_per_s": read, "write_bytes_per_s": write}
 
 
 def _disk(measurer: Measurer, size: int, kv_bytes: int) -> dict[str, Any] | None:

@@ -70,8 +70,8 @@ class LoadedSystem:
         if loop == "closed":
             self.trace_rate = len(set(self._sessions)) * 3600 / span
 
-    def run_at(self, rate: float, seed: int = 0) -> LoadRun:
-        """Run at ``rate``. ``seed`` draws request times and session starts."""
+    def run_at(self, rate: float | None = None, seed: int = 0) -> LoadRun:
+        """Run at ``rate``, or at the trace's times. ``seed`` draws request times and session starts."""
         workload = self._of_seed(seed)
         result = simulate_system(
             workload, self.config, self._profile, arrivals=self._arrivals(workload, rate, seed)
@@ -83,7 +83,7 @@ class LoadedSystem:
             result.prompt_tokens,
             self._sessions,
         )
-        return LoadRun(rate, seed, latency, result)
+        return LoadRun(self.trace_rate if rate is None else rate, seed, latency, result)
 
     def saturation(self, seed: int = 0) -> float:
         """Return the highest rate without a growing queue (``latency/saturation.py``); in a closed
@@ -96,12 +96,12 @@ class LoadedSystem:
         tolerance = SESSION_TOLERANCE if self._loop == "closed" else TOLERANCE
         return saturation(grows, self.trace_rate, tolerance=tolerance)
 
-    def _arrivals(self, workload: Workload, rate: float, seed: int) -> Arrivals:
+    def _arrivals(self, workload: Workload, rate: float | None, seed: int) -> Arrivals:
         if self._loop == "closed":
             return ClosedLoop(
                 workload, sessions_per_hour=rate, think_cap_s=self._think_cap_s, seed=seed
             )
-        stretch = self.trace_rate / rate
+        stretch = 1.0 if rate is None else self.trace_rate / rate
         return (TurnsWait if self._loop == "turns-wait" else OpenLoop)(workload, stretch)
 
     def _of_seed(self, seed: int) -> Workload:

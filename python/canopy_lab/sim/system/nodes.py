@@ -269,13 +269,7 @@ class TierNodes:
         return HOST if node.host and not node.children and not node.host_locks else NOWHERE
 
     def _reconsider(self, node: TierNode) -> None:
-        # ``_place``, inlined: this runs a dozen times per request.
-        if node.locks or node is self.root:
-            place = NOWHERE
-        elif node.device:
-            place = NOWHERE if node.device_children else DEVICE
-        else:
-            place = HOST if node.host and not node.children and not node.host_locks else NOWHERE
+        place = self._place(node)
         if place == node.ranked:
             return
         if node.ranked:
