@@ -57,7 +57,7 @@ class StorageSettings:
     capacity_bytes: int = 0
     """Bytes on disk per rank; ``capacity_gb`` is the same limit in 10^9 bytes. Default: 10 GB."""
     policy: str = "canopy-lru"
-    """Eviction policy: a Canopy name of ``--radix-eviction``."""
+    """Eviction policy: a Canopy name of ``--radix-eviction``. Not given: the device's, if Canopy's."""
     policy_config: Mapping[str, Any] = field(default_factory=dict)
     """Its options."""
     ttl: TTLTable = field(default_factory=TTLTable)
