@@ -16,7 +16,6 @@ from canopy_documents.server.model_view import answer_of_first_rank
 from canopy_documents.server.request import PLANNING_FAILED, document_request_of, engine_of
 from sglang_canopy import releases
 from sglang_canopy.disk.store import DiskStore
-from sglang_canopy.policy.block_tree import descendants
 from sglang_canopy.tenant import tenants_of_key
 from sglang_canopy.wire.attached import attached
 from sglang_canopy.wire.stamp import DOCUMENTS
@@ -165,7 +164,10 @@ def delete_kv(cache: Any, tenant: str | None) -> bool:
         done = False
         for top in list(core.root_node.children.values()):
             if tenant in tenants_of_key(top.key.extra_key, top.key.cache_salt):
-                for node in reversed([top, *descendants(top)]):
+                nodes = [top]
+                for node in nodes:
+                    nodes += node.children.values()
+                for node in reversed(nodes):
                     done |= _delete(cache, node)
     else:
         done = _evict_all(cache)
