@@ -56,7 +56,6 @@ class SessionGate:
         self.agents = Agents()
         self.waiting = WaitingSessions()
         self.charged_tenants = ChargedTenants()
-        self.places.tenant_changed = self.waiting.set_active
         self.entered: Callable[[Any], None] = lambda _ticket: None
         """Called with the ticket of each admitted session that has a request."""
         self.session_index = SessionIndex()
@@ -270,7 +269,7 @@ class SessionGate:
         self.counts.admitted_sessions += 1
         self.counts.delayed_sessions += waited_s > 0.0
         self.counts.wait_seconds += waited_s
-        self.waiting.admit(session, self.places.count_by_tenant)
+        self.waiting.admit(session)
         self.places.enter(session, self.now)
         if session.under_way:
             self.entered(session.ticket)

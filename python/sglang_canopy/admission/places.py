@@ -4,16 +4,15 @@ A session keeps its place while its return is likely. When active sessions outgr
 thinking agents' sessions are paused, the youngest first, since older sessions are closer to their
 end. A paused session waits when it returns, ahead of all younger sessions.
 
-Tenants (``tenant.ChargedTenants``) are served in rotation; within a tenant the oldest session is
-first. All names without an active session count as one tenant, so that inventing a name per session
-gains no more than one admission per round. A tenant that a gateway vouches for always counts alone.
+Tenants share admissions as they share the queue (``schedule/fair_shares.py``), a session being the
+unit of work; within a share the oldest session is first.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -21,7 +20,7 @@ from sglang_canopy.admission.activation import GateSettings
 from sglang_canopy.admission.footprint import Footprints
 from sglang_canopy.admission.session import Session
 from sglang_canopy.reuse.learner import ReuseModel
-from sglang_canopy.tenant import Vouched
+from sglang_canopy.schedule.fair_shares import FairShares, Share
 
 _GONE = 0.02
 """A session that has been silent for the horizon is over below this return probability. Until then
@@ -29,8 +28,6 @@ it keeps its place, even with a small charge."""
 _RAW_CAPACITIES = 4
 """Maximum total size of whole thinking sessions, in capacities; beyond it, the longest silent ones
 are over."""
-_NEWCOMERS = ("newcomers", None)
-"""The share of names without an active session; no tenant is a pair."""
 
 
 class Places:
@@ -44,9 +41,6 @@ class Places:
         """Active sessions by number, most recent request last."""
         self.count_by_tenant: Counter[Hashable] = Counter()
         """Number of active sessions by tenant."""
-        self.tenant_changed: Callable[[Hashable, bool], None] = lambda _tenant, _active: None
-        """Called with True when a tenant gets its first active session, with False when it loses its
-        last one."""
         self.paused: OrderedDict[int, Session] = OrderedDict()
         """Paused sessions by number, the most recent pause last."""
 
@@ -78,8 +72,6 @@ class Places:
         self.paused.pop(session.number, None)
         self.active[session.number] = session
         self.count_by_tenant[session.charged_to] += 1
-        if self.count_by_tenant[session.charged_to] == 1:
-            self.tenant_changed(session.charged_to, True)
         self.footprints.enter(session, now)
 
     def leave(self, session: Session, now: float) -> None:
@@ -93,7 +85,6 @@ class Places:
         self.count_by_tenant[session.charged_to] -= 1
         if not self.count_by_tenant[session.charged_to]:
             del self.count_by_tenant[session.charged_to]
-            self.tenant_changed(session.charged_to, False)
 
     def pause(self, session: Session, now: float) -> None:
         """Pause the thinking ``session``: it must wait when it returns."""
@@ -150,16 +141,13 @@ def youngest_of_largest_tenant(sessions: Iterable[Session]) -> Session:
 
 
 class WaitingSessions:
-    """Waiting sessions, in turn of their shares. A session's share is fixed when its wait begins."""
+    """Waiting sessions, by the shares of their tenants. A session's share is fixed when its wait begins."""
 
     def __init__(self) -> None:
         self.sessions: dict[int, Session] = {}
-        self._by_share: dict[Hashable, list[int]] = {}
+        self._by_share: dict[Share, list[int]] = {}
         """Share -> sorted numbers of the sessions that share it; no list is empty."""
-        self._active: set[Hashable] = set()
-        """Tenants with an active session."""
-        self._last_served: dict[Hashable, int] = {}
-        self._served = 0
+        self._shares = FairShares()
 
     def __len__(self) -> int:
         return len(self.sessions)
@@ -168,11 +156,8 @@ class WaitingSessions:
         if session.number in self.sessions:
             return
         self.sessions[session.number] = session
-        session.share_key = share = self._share_of(session.charged_to)
-        if share not in self._by_share:
-            # A new share is behind all that wait, but the one that was served last.
-            self._last_served.setdefault(share, self._served - 1)
-        insort(self._by_share.setdefault(share, []), session.number)
+        session.share_key = self._shares.share_of(session.charged_to)
+        insort(self._by_share.setdefault(session.share_key, []), session.number)
 
     def discard(self, session: Session) -> bool:
         """Return whether ``session`` was waiting."""
@@ -184,40 +169,22 @@ class WaitingSessions:
             del self._by_share[session.share_key]
         return True
 
-    def set_active(self, tenant: Hashable, active: bool) -> None:
-        """Record that ``tenant`` got its first active session or lost its last one."""
-        (self._active.add if active else self._active.discard)(tenant)
-
     def in_order(self) -> Iterator[Session]:
         """Yield waiting sessions in the order in which the gate tries them.
 
         The second session of a share follows the first sessions of all shares, and so on. Do not
         change the sessions during the iteration.
         """
-        waiting = self._by_share
-        order = sorted(waiting, key=lambda share: (self._last_served[share], waiting[share][0]))
+        waiting, starts = self._by_share, self._shares.starts(self._by_share)
+        order = sorted(waiting, key=lambda share: (starts[share], waiting[share][0]))
         for numbers in zip_longest(*(waiting[share] for share in order)):
             yield from (self.sessions[number] for number in numbers if number is not None)
 
-    def admit(self, session: Session, active: Counter[Hashable]) -> None:
-        """Remove ``session``, which is admitted, and move its share to the end.
-
-        ``active``: admitted sessions by tenant, without this one.
-        """
+    def admit(self, session: Session) -> None:
+        """Remove ``session``, which is admitted, and charge its share."""
         tenant = session.charged_to
-        share = session.share_key if self.discard(session) else self._share_of(tenant)
-        self._served += 1
-        # An admitted newcomer gets its own share, and has used it.
-        self._last_served[share] = self._last_served[tenant] = self._served
-        if len(self._last_served) > 2 * (len(active) + len(self._by_share)) + 16:
-            recent = {*active, *self._by_share, tenant, _NEWCOMERS}
-            self._last_served = {
-                name: served for name, served in self._last_served.items() if name in recent
-            }
-
-    def _share_of(self, tenant: Hashable) -> Hashable:
-        separate = tenant in self._active or isinstance(tenant, Vouched)
-        return tenant if separate else _NEWCOMERS
+        share = session.share_key if self.discard(session) else self._shares.share_of(tenant)
+        self._shares.charge(tenant, share, 1.0)
 
 
 @dataclass(slots=True)
