@@ -1,5 +1,6 @@
 """A scheduler's queue under random events: no request is overtaken by more than its budget."""
 
+import math
 import random
 from dataclasses import dataclass, field
 
@@ -62,6 +63,9 @@ class Scheduler:
     def time_s(self) -> float:
         return 0.0
 
+    def unlocked_tokens(self, job: Job) -> int:
+        return 0
+
     def step_tokens(self) -> int:
         return STEP
 
@@ -82,11 +86,12 @@ class Scheduler:
         room, entered = STEP, []
         if self.chunk is not None:
             rest = self.chunk.tokens - self.chunk.done
-            sharing, later = self.arranged.sharing(rest, STEP, 1, lambda _job: True)
-            self.queue = self.arranged.current()
-            left_out = {id(job) for job in later} if sharing else left_out
-            limit = STEP - sum(self.prefill(job, True).uncached for job in sharing)
-            assert limit > 0, "SGLang ends where nothing is left for the prompt under way"
+            shared = self.arranged.share_step(rest, STEP, 1, math.inf)
+            limit = STEP
+            if shared is not None:
+                self.queue = self.arranged.current()
+                left_out, limit = {id(job) for job in shared[0]}, shared[1]
+                assert limit > 0, "SGLang ends where nothing is left for the prompt under way"
             taken = min(rest, limit)
             self.chunk.done += taken
             room -= taken

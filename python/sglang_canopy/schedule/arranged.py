@@ -10,7 +10,7 @@ Requests are identified by object, not by ``rid``: clients choose rids and may r
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
@@ -51,6 +51,9 @@ class Requests(Protocol[T_in]):
     def prefill(self, request: T_in, look_up: bool) -> Prefill:
         """Return the prefill still to do. ``look_up``: by the present tree; otherwise by the latest
         prefix match."""
+
+    def unlocked_tokens(self, request: T_in) -> int:
+        """Return the cached tokens of its prefix that are evictable, or not on the device."""
 
     def step_tokens(self) -> int:
         """Return the token limit of one step."""
@@ -109,7 +112,7 @@ class Arranged(Generic[T]):
         return self.current()
 
     def current(self) -> list[T]:
-        """Return the current order, including changes made by ``sharing``."""
+        """Return the current order, including changes made by ``share_step``."""
         if self._alone is not None:
             return [self._alone]
         return list(map(_request_of, self._in_order))
@@ -161,28 +164,33 @@ class Arranged(Generic[T]):
         over = self.shortest.over_budget(self._in_order, STEPS * self._requests.step_tokens())
         return list(map(_request_of, over))
 
-    def sharing(
-        self, chunk_tokens: int, step_tokens: int, page: int, fits: Callable[[T], bool]
-    ) -> tuple[list[T], list[T]]:
-        """Choose requests to share a step with the chunked prefill, and requests to hold back.
+    def share_step(
+        self, chunk_tokens: int, step_tokens: int, page: int, free_tokens: float
+    ) -> tuple[list[T], int] | None:
+        """Move to the head of the order requests that share a step with the chunked prefill.
 
         Sharers are shorter than the ``chunk_tokens`` left, have at least the same priority, and use
-        up to half of the step, or more if the chunk leaves more. ``fits`` returns whether memory
-        suffices for a request in addition to those accepted before. Held back are requests that
-        would overdraw a budget once the sharers are admitted.
+        up to half of the step, or more if the chunk leaves more. Their prompts and answers need at
+        most ``free_tokens`` of memory. Return requests that would overdraw a budget once the sharers
+        are admitted, and the tokens left for the chunked prefill; ``None`` without sharers.
         """
         room = step_tokens - min(max(page, step_tokens // 2), chunk_tokens)
+        left = step_tokens
 
         def shares(waiting: Waiting) -> bool:
-            nonlocal room
+            nonlocal free_tokens, left, room
             tokens = waiting.prefill.uncached
             pages = -(-tokens // page) * page
             if tokens >= chunk_tokens or pages > room:
                 return False
             now = self._requests.prefill(waiting.request, True)
-            if now.uncached > tokens or not fits(waiting.request):  # its prefix shrank meanwhile
+            needed = now.uncached + now.reserved + page
+            needed += self._requests.unlocked_tokens(waiting.request)
+            if now.uncached > tokens or needed > free_tokens:  # its prefix shrank meanwhile
                 return False
             room -= pages
+            left -= -(-now.uncached // page) * page
+            free_tokens -= needed
             return True
 
         prompt = self.shortest.chunked_prompt
@@ -193,10 +201,10 @@ class Arranged(Generic[T]):
         ]
         sharers = self.shortest.select(head, shares)
         if not sharers:
-            return [], []
+            return None
         first = set(sharers)
         self._in_order = [*sharers, *(each for each in self._in_order if each not in first)]
-        return [waiting.request for waiting in sharers], self.over_budget()
+        return self.over_budget(), max(page, left // page * page)
 
     def _pop(self, leaving: Collection[T]) -> list[Waiting]:
         if not leaving:

@@ -6,6 +6,7 @@ takes its name as ``schedule_policy`` and its arguments as ``schedule_policy_con
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -172,12 +173,12 @@ class BoundedShortestFirst:
         """Return what ``ShortestPrefillFirst.share`` returns. Jobs that share the step come first."""
         if not self._shares:
             return waiting, None
-        sharing, later = self._arranged.sharing(rest, step_tokens, page, lambda _job: True)
-        if not sharing:
+        shared = self._arranged.share_step(rest, step_tokens, page, math.inf)
+        if shared is None:
             return waiting, None
+        later, limit = shared
         self.deferred = frozenset(later)
-        held = sum(-(-self.prefill(job, True).uncached // page) * page for job in sharing)
-        return self._arranged.current(), max(page, (step_tokens - held) // page * page)
+        return self._arranged.current(), limit
 
     def admit(self, jobs: Sequence[SimulatedRequest]) -> None:
         """Remove admitted jobs."""
@@ -207,6 +208,10 @@ class BoundedShortestFirst:
         hits = self._view.cached(job)
         cached = hits.device + hits.host
         return Prefill(job.target - cached, cached, hits.host)
+
+    def unlocked_tokens(self, job: SimulatedRequest) -> int:
+        """Return 0: the simulator reserves memory itself."""
+        return 0
 
     def step_tokens(self) -> int:
         assert self._view is not None

@@ -114,54 +114,17 @@ class LiveOrder:
     # ---- the order of requests ----
 
     def share_step(self, chunked: Any, step_tokens: int, page: int) -> tuple[list[Any], int] | None:
-        """Order first the requests that share the next step with ``chunked``; ``None`` without any.
-
-        Returns requests that would then overdraw a budget, and the tokens that ``chunked`` may take.
-        """
-        free_tokens, counted = self._free_tokens(chunked), set[Any]()
-
-        def fits(req: Any) -> bool:
-            nonlocal free_tokens
-            unlocked = self._unlocked_nodes(req, counted)
-            needed = _to_compute(req) + _to_generate(req) + page
-            needed += sum(len(node.key) for node in unlocked)
-            if needed > free_tokens:
-                return False
-            free_tokens -= needed
-            counted.update(unlocked)
-            return True
-
-        tokens = len(chunked.full_untruncated_fill_ids) - chunked.prefix_len
-        sharing, later = self.arranged.sharing(tokens, step_tokens, page, fits)
-        if not sharing:
-            return None
-        taken = sum(-(-_to_compute(req) // page) * page for req in sharing)
-        return later, max(page, (step_tokens - taken) // page * page)
+        """Let requests share the next step with ``chunked``, within the memory that it leaves; see
+        ``Arranged.share_step``."""
+        rest = len(chunked.full_untruncated_fill_ids) - chunked.prefix_len
+        free = self._cache.token_to_kv_pool_allocator.available_size()
+        free += self._cache.evictable_size() - rest - _to_generate(chunked)
+        return self.arranged.share_step(rest, step_tokens, page, free)
 
     def ended(self, req: Any) -> None:
         """Forget ``req``, which was answered or left."""
         if self.arranged.forget(req):
             self.answers.finished(_reserved(req, 0), len(req.output_ids))
-
-    def _free_tokens(self, chunked: Any) -> int:
-        """Return the free tokens of memory beyond the remaining need of ``chunked``."""
-        free = self._cache.token_to_kv_pool_allocator.available_size()
-        free += self._cache.evictable_size()
-        rest = len(chunked.full_untruncated_fill_ids) - chunked.prefix_len
-        return int(free - rest - _to_generate(chunked))
-
-    def _unlocked_nodes(self, req: Any, counted: set[Any]) -> list[Any]:
-        """Return the nodes of ``req``'s match that are neither locked nor in ``counted``.
-
-        They can be evicted until the request is admitted, or are only on the host.
-        """
-        node, nodes = self._core.node_by_id(req.best_match_node), []
-        while node is not self._core.root_node and node not in counted:
-            if node.component_data[BASE_COMPONENT_TYPE].lock_ref:
-                break
-            nodes.append(node)
-            node = node.parent
-        return nodes
 
     # ---- protection ----
 
@@ -200,17 +163,21 @@ class LiveOrder:
             loaded = max(loaded, min(req.host_loaded_length, cached))
         return Prefill(tokens - cached, cached, loaded, _to_generate(req))
 
+    def unlocked_tokens(self, req: Any) -> int:
+        node, tokens = self._core.node_by_id(req.best_match_node), 0
+        while node is not self._core.root_node:
+            if node.component_data[BASE_COMPONENT_TYPE].lock_ref:
+                break
+            tokens += len(node.key)
+            node = node.parent
+        return tokens
+
     def step_tokens(self) -> int:
         return self.cost.step_tokens
 
     def time_s(self) -> float:
         """Return the time of the latest arrival, which is equal on all ranks."""
         return self._core.clock.now
-
-
-def _to_compute(req: Any) -> int:
-    tokens = len(req.origin_input_ids) + len(req.output_ids)
-    return max(1, tokens - req.num_matched_prefix_tokens)
 
 
 def _to_generate(req: Any) -> int:
