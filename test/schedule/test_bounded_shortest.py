@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sglang_canopy.schedule.bounded_shortest import COST_FACTOR, MIN_S, SORTED_HEAD, BoundedShortest
 from sglang_canopy.schedule.cost import Prefill, PrefillCost
 from sglang_canopy.schedule.cost_queue import TIGHT_HEAD, Waiting
-from sglang_canopy.schedule.fair_shares import SEPARATE_SHARES, FairShares, next_share
+from sglang_canopy.schedule.fair_shares import SEPARATE_SHARES, FairShares
 from support.bound_ledger import BoundLedger
 
 
@@ -117,7 +117,6 @@ def test_an_unserved_turn_is_first_regardless_of_service() -> None:
     shares = FairShares()
     shares.charge("served", "served", 0.25)
     assert shares.starts(["served", "new"]) == {"served": 0.25, "new": 0.0}
-    assert next_share(shares.starts(["served", "new"])) == "new"
 
 
 def test_only_the_requests_that_the_tokens_of_a_step_reach_are_checked() -> None:

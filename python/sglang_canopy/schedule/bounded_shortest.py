@@ -32,7 +32,7 @@ from typing import Any
 
 from sglang_canopy.schedule.cost import Cost, Prefill, PrefillCost
 from sglang_canopy.schedule.cost_queue import CostQueue, Waiting, number_of, simulate_admission
-from sglang_canopy.schedule.fair_shares import FairShares, Share, next_share
+from sglang_canopy.schedule.fair_shares import FairShares, Share
 from sglang_canopy.schedule.passing import Passing
 
 COST_FACTOR = 10.0
@@ -59,8 +59,6 @@ class BoundedShortest:
         self._numbers = itertools.count()
         self._queues: dict[int, dict[Share, CostQueue]] = {}
         """Priority -> share -> queue. Empty queues are dropped, except the chunked prefill's."""
-        self._by_arrival: dict[int, dict[int, Waiting]] = {}
-        """Priority -> number -> queued request, in order of arrival."""
         self.chunked_prompt: Waiting | None = None
         """The chunked prefill in progress."""
         self.admitted_by = {"shortest": 0, "budget": 0}
@@ -68,13 +66,12 @@ class BoundedShortest:
         overdrawn a budget or did not fit."""
 
     def __len__(self) -> int:
-        return sum(map(len, self._by_arrival.values()))
+        return sum(len(queue.requests) for queue in self._all_queues())
 
     def __iter__(self) -> Iterator[Waiting]:
         """Iterate in order of arrival."""
-        return iter(
-            sorted(itertools.chain(*map(dict.values, self._by_arrival.values())), key=number_of)
-        )
+        waiting = (queue.requests.values() for queue in self._all_queues())
+        return iter(sorted(itertools.chain.from_iterable(waiting), key=number_of))
 
     def add(
         self, prefill: Prefill, tenant: Hashable = None, urgency: int = 0, request: Any = None
@@ -85,7 +82,6 @@ class BoundedShortest:
         waiting.request = request
         waiting.budget_left_s = waiting.budget_s = self.cost_factor * cost + self.least_s
         self._queue_of(waiting).add(waiting, youngest=True)
-        self._by_arrival.setdefault(urgency, {})[waiting.number] = waiting
         return waiting
 
     def requeue(self, waiting: Waiting, prefill: Prefill) -> None:
@@ -93,8 +89,6 @@ class BoundedShortest:
         waiting.prefill = prefill
         waiting.cost = self.cost.seconds(prefill)
         self._queue_of(waiting).add(waiting, youngest=False)
-        arrived = {waiting.number: waiting, **self._by_arrival.get(waiting.urgency, {})}
-        self._by_arrival[waiting.urgency] = dict(sorted(arrived.items()))
 
     def update(self, waiting: Waiting, prefill: Prefill) -> None:
         """Update the cost of ``waiting`` after a new prefix match."""
@@ -102,22 +96,20 @@ class BoundedShortest:
 
     def set_time(self, now: float) -> None:
         """Pass the time, in seconds on any clock that all ranks share. Call before each pass."""
-        for by_share in self._queues.values():
-            for queue in by_share.values():
-                queue.set_time(now)
+        for queue in self._all_queues():
+            queue.set_time(now)
 
     def reprice(self) -> None:
         """Recompute all costs after a change of the cost model."""
-        for by_share in self._queues.values():
-            for queue in by_share.values():
-                queue.reprice(self.cost)
+        for queue in self._all_queues():
+            queue.reprice(self.cost)
 
     def remove(self, waiting: Waiting) -> bool:
         """Remove an aborted request; return False if it was not queued."""
         queue = self._queues.get(waiting.urgency, {}).get(waiting.share)
         if queue is None or not queue.remove(waiting):
             return False
-        self._removed(waiting, queue)
+        self._drop_if_empty(waiting, queue)
         return True
 
     def admit(self, admitted: Iterable[Waiting]) -> None:
@@ -129,7 +121,7 @@ class BoundedShortest:
             shortest = queue.by_cost[0][2] is waiting
             self.admitted_by["shortest" if shortest else "budget"] += 1
             queue.admit(waiting)
-            self._removed(waiting, queue)
+            self._drop_if_empty(waiting, queue)
             self.shares.charge(waiting.tenant, waiting.share, waiting.cost)
 
     def set_chunked_prompt(self, waiting: Waiting | None) -> None:
@@ -154,13 +146,10 @@ class BoundedShortest:
 
         Candidates that are not selected count as still waiting.
         """
-        trials: dict[int, Passing] = {}
+        trials: dict[CostQueue, Passing] = {}
         selected = []
         for waiting in candidates:
-            queue = self._queue_of(waiting)
-            trial = trials.get(id(queue))
-            if trial is None:
-                trial = trials[id(queue)] = queue.passing.copy()
+            trial = self._trial(trials, waiting)
             if trial.may_overtake(waiting.position) and fits(waiting):
                 simulate_admission(trial, waiting)
                 selected.append(waiting)
@@ -172,25 +161,20 @@ class BoundedShortest:
         Budgets of requests outside ``order``, and of the chunked prefill, count. Only the head of
         ``order`` is checked, up to ``tokens`` uncached tokens.
         """
-        queues = [queue for by_share in self._queues.values() for queue in by_share.values()]
-        if all(queue.passing.least_allowance() >= queue.work for queue in queues):
+        if all(queue.passing.least_allowance() >= queue.work for queue in self._all_queues()):
             return []
-        checked: list[Waiting] = []
-
-        def head() -> Iterator[Waiting]:
-            for waiting in order:
-                if tokens <= 0:
-                    return
-                checked.append(waiting)
-                yield waiting
-
-        def computes(waiting: Waiting) -> bool:
-            nonlocal tokens
-            tokens -= waiting.prefill.uncached
-            return True
-
-        selected = {waiting.number for waiting in self.select(head(), computes)}
-        return [waiting for waiting in checked if waiting.number not in selected]
+        trials: dict[CostQueue, Passing] = {}
+        over = []
+        for waiting in order:
+            if tokens <= 0:
+                break
+            trial = self._trial(trials, waiting)
+            if trial.may_overtake(waiting.position):
+                simulate_admission(trial, waiting)
+                tokens -= waiting.prefill.uncached
+            else:
+                over.append(waiting)
+        return over
 
     def in_order(self, head: int = SORTED_HEAD) -> list[Waiting]:
         """Return the queue in admission order.
@@ -211,7 +195,7 @@ class BoundedShortest:
                 starts = self.shares.starts(by_share) | starts
                 next_starts = {share: starts[share] for share in heads}
                 while heads and len(ordered) < head:
-                    share = next_share(next_starts)
+                    share = min(next_starts, key=next_starts.__getitem__)
                     ordered.append(heads[share])
                     next_starts[share] += heads[share].cost
                     starts[share] = next_starts[share]
@@ -220,11 +204,23 @@ class BoundedShortest:
                         del heads[share], next_starts[share]
                     else:
                         heads[share] = following
-            behind = self._by_arrival.get(urgency, {}).copy()
+            behind: dict[int, Waiting] = {}
+            for queue in by_share.values():
+                behind |= queue.requests
             for waiting in ordered[first:]:
-                behind.pop(waiting.number, None)
-            ordered += behind.values()
+                del behind[waiting.number]
+            ordered += map(behind.__getitem__, sorted(behind))
         return ordered
+
+    def _all_queues(self) -> list[CostQueue]:
+        return [queue for by_share in self._queues.values() for queue in by_share.values()]
+
+    def _trial(self, trials: dict[CostQueue, Passing], waiting: Waiting) -> Passing:
+        """Return the budgets of the queue of ``waiting`` in ``trials``, at first a copy."""
+        queue = self._queue_of(waiting)
+        if queue not in trials:
+            trials[queue] = queue.passing.copy()
+        return trials[queue]
 
     def _queue_of(self, waiting: Waiting) -> CostQueue:
         by_share = self._queues.setdefault(waiting.urgency, {})
@@ -232,13 +228,6 @@ class BoundedShortest:
         if queue is None:
             queue = by_share[waiting.share] = CostQueue()
         return queue
-
-    def _removed(self, waiting: Waiting, queue: CostQueue) -> None:
-        arrived = self._by_arrival[waiting.urgency]
-        del arrived[waiting.number]
-        if not arrived:
-            del self._by_arrival[waiting.urgency]
-        self._drop_if_empty(waiting, queue)
 
     def _drop_if_empty(self, waiting: Waiting, queue: CostQueue) -> None:
         if not queue.requests and queue.chunked_prompt is None:

@@ -8,7 +8,7 @@ service out of order.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable
 
 from sglang_canopy.tenant import UNVOUCHED, Vouched
 
@@ -65,8 +65,3 @@ class FairShares:
         self._separate[tenant] = None
         if len(self._separate) > SEPARATE_SHARES:
             del self._separate[next(iter(self._separate))]
-
-
-def next_share(starts: Mapping[Share, float]) -> Share:
-    """Return the share to serve next."""
-    return min(starts, key=starts.__getitem__)
