@@ -7,7 +7,7 @@ from canopy_lab.advise.advice import Below, advise
 from canopy_lab.advise.advice_text import about_agents
 from canopy_lab.advise.arms import LRU, SGLANG_LRU
 from canopy_lab.advise.costs import CostModel
-from canopy_lab.advise.sample import Sample, read_sample
+from canopy_lab.advise.sample import Sample, read_sample, sample_of
 from canopy_lab.report.units import percent
 from canopy_lab.sim.driver import simulate
 from canopy_lab.sim.system.engine_profile import load_profile
@@ -15,16 +15,6 @@ from sglang_canopy.policy.registry import make_policy
 from support.tiny_traces import ask
 
 PROFILE = load_profile("llama-3.1-8b-h100")
-
-
-def sample_of(requests) -> Sample:
-    blocks = {b for r in requests for b in r.blocks}
-    return Sample(
-        requests=requests, requests_in_log=len(requests),
-        tokens_in_log=sum(r.input_tokens for r in requests), span_s=requests[-1].time_s,
-        block_tokens=requests[0].block_tokens, distinct_blocks=len(blocks),
-        log_blocks=float(len(blocks)),
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,7 @@
 """The page of ``canopy advise``: self-contained, with text, and rendered by a browser if there is one."""
 
 import re
-import shutil
-import subprocess
 
-import numpy as np
 import pytest
 
 from canopy_lab.advise.advice import Below, advise
@@ -13,8 +10,6 @@ from canopy_lab.advise.advice_text import summary
 from canopy_lab.advise.sample import Sample
 from canopy_lab.sim.system.engine_profile import load_profile
 from support.tiny_traces import ask
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
 
 
 @pytest.fixture(scope="module")
@@ -58,21 +53,3 @@ def test_with_a_sample_the_baseline_evicts_by_need_and_the_page_has_the_cache_si
 def test_the_terminal_ends_with_the_recommendation(advice):
     assert summary(advice).splitlines()[-1] == advice.decision.sentence
     assert re.match(r"(Use|Keep) ", advice.decision.sentence)
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to draw the page with")
-def test_a_browser_draws_it(advice, tmp_path):
-    from matplotlib.image import imread
-
-    html, shot = tmp_path / "advice.html", tmp_path / "shot.png"
-    page(advice, "chats.jsonl").write(html)
-    command = [
-        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-        "--window-size=1100,900", f"--user-data-dir={tmp_path / 'profile'}",
-        f"--screenshot={shot}", html.as_uri(),
-    ]  # fmt: skip
-    subprocess.run(command, capture_output=True, check=True, timeout=200)
-    picture = imread(shot)[:, :, :3]
-    # The figure is rendered: its lines have their colour.
-    colours = {tuple(np.round(c * 255).astype(int)) for c in picture[::3, ::3].reshape(-1, 3)}
-    assert (0x00, 0x72, 0xB2) in colours

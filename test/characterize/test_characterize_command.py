@@ -2,7 +2,6 @@
 
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -27,35 +26,11 @@ def report_dir(small_trace: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return out
 
 
-class Page(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.outside: list[str] = []
-        self.pictures = 0
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        for name, value in attrs:
-            if name in ("src", "href") and value and not value.startswith("data:"):
-                self.outside.append(value)
-        self.pictures += tag == "img"
-
-
-def test_the_page_needs_nothing_else(report_dir: Path) -> None:
+def test_the_page_has_a_heading_and_a_figure_for_each_question(report_dir: Path) -> None:
     text = (report_dir / "report.html").read_text()
-    page = Page()
-    page.feed(text)
-    assert page.outside == []
-    assert "url(" not in text
-    assert page.pictures == 6
-
-
-def test_the_page_lists_unanswerable_questions(report_dir: Path) -> None:
-    text = (report_dir / "report.html").read_text()
+    assert text.count("<img ") == text.count('src="data:image/png;base64,') == 6
     assert "the trace names no users" in text
-
-
-def test_every_question_has_its_heading(report_dir: Path) -> None:
-    headings = re.findall(r"<h2>(.*?)</h2>", (report_dir / "report.html").read_text())
+    headings = re.findall(r"<h2>(.*?)</h2>", text)
     assert headings[0] == "How much could be reused?"
     for asked in ("How long are conversations?", "When are blocks used again?", "How much room does it take?"):  # fmt: skip
         assert asked in headings
@@ -114,15 +89,6 @@ def test_the_conversation_trace_by_its_known_numbers(data_dir: Path, tmp_path: P
     assert report["overview"]["distinct_blocks"] == 111_932
     assert 0.34 < report["hits"]["block_hit_ratio"] < 0.36
     assert report["notes"]
-
-
-def test_a_broken_line_may_be_skipped(small_trace: Path, tmp_path: Path) -> None:
-    broken = tmp_path / "broken.jsonl"
-    lines = small_trace.read_text().splitlines(keepends=True)
-    broken.write_text("".join(["{not json\n", *lines[:50]]))
-    command = ["characterize", str(broken), "--format", "bailian"]
-    assert main([*command, "--out", str(tmp_path / "a")]) == 2
-    assert main([*command, "--out", str(tmp_path / "b"), "--skip-bad", "1"]) == 0
 
 
 def test_a_folder_that_cannot_be_created_is_reported(small_trace, tmp_path, capsys):

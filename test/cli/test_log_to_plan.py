@@ -105,8 +105,15 @@ def test_a_log_becomes_advice_a_plan_and_a_start_that_is_not_refused(
     advice = json.loads((tmp_path / "advice.json").read_text())
     assert advice["sample"]["requests"] == 2 * SESSIONS * TURNS
     assert advice["decision"]["flag"] == "auto"
-    assert main(["plan", log, *PLAN, "--out", "plan.yaml"]) == 0
+    start = "--radix-eviction canopy-lru --canopy-whatif auto,floor=off"
+    printed = capsys.readouterr().out
+    assert f"Start: sglang serve MODEL {start}" in printed
+    assert "restart with --radix-eviction auto" in printed
+    assert main(["plan", log, *PLAN, "--out", "plan.yaml", "--json-out", "plan.json"]) == 0
     assert "Policy: auto, as canopy advise finds" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "plan.json").read_text())["evaluated"]
+    assert {row["policy"] for row in rows} == {"wa"}
+    assert {row["write_policy"] for row in rows if row["dram_gib"]} == {"write_back"}
     assert read_config("plan.yaml")["radix-eviction"] == "auto"
     given = command_line.parse(["--model-path", "/none", "--config", "plan.yaml"])
     assert given.radix_eviction_policy == "auto"

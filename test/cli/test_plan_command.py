@@ -79,40 +79,6 @@ def test_a_plan_is_printed_and_written_in_every_form(plan, tmp_path, capsys):
     assert "http" not in html.split("<p class=small>Prices")[0]
 
 
-@pytest.fixture
-def scanned(tmp_path):
-    """Chats that return after a while, among scans that never do: LRU handles them badly."""
-    lines = []
-    for at in range(900):
-        talk, turn = (at // 3) % 50, (at // 3) // 50
-        scan = at % 3
-        blocks = range(10**6 + at * 8, 10**6 + at * 8 + 8) if scan else range(talk * 1000, talk * 1000 + 4 + turn)  # fmt: skip
-        lines.append({
-            "chat_id": at, "parent_chat_id": -1 if scan or turn == 0 else 3 * (at // 3) - 150,
-            "timestamp": float(at), "input_length": len(blocks) * 16, "output_length": 4,
-            "type": "file" if scan else "text", "turn": 1 if scan else turn + 1,
-            "hash_ids": list(blocks),
-        })  # fmt: skip
-    path = tmp_path / "scanned.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
-def test_a_plan_and_its_file_use_the_policy_that_advise_finds(scanned, tmp_path, capsys):
-    out, file = tmp_path / "out.json", tmp_path / "plan.yaml"
-    common = ["plan", str(scanned), "--format", "bailian", "--device-tokens", "6400", "--disks", "none",
-              "--search", "dram_levels=2,checks=off", "--jobs", "1"]  # fmt: skip
-    assert main([*common, "--json-out", str(out), "--out", str(file)]) == 0
-    rows = json.loads(out.read_text())["evaluated"]
-    assert {row["policy"] for row in rows} == {"wa"}
-    assert read_config(file)["radix-eviction"] == "auto"
-    assert "Policy: auto" in capsys.readouterr().out
-    assert {row["write_policy"] for row in rows if row["dram_gib"]} == {"write_back"}
-    assert main([*common, "--json-out", str(out), "--policy", "canopy-lru"]) == 0
-    rows = json.loads(out.read_text())["evaluated"]
-    assert {row["policy"] for row in rows} == {"canopy-lru"}
-
-
 def test_unmet_limits_name_the_binding_one_and_the_nearest_point(plan, tmp_path, capsys):
     file = tmp_path / "plan.yaml"
     status, report = plan("--slo", "p99_ttft<1us,cost<1000", "--out", str(file))

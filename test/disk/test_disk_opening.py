@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from sglang_canopy.disk import segments
+from sglang_canopy.disk import folder, segments
 from sglang_canopy.disk.folder import MARK
+from sglang_canopy.disk.journal import Journal
 from support.disk_pages import PAGE, chain, get, put, store_at
 from support.disk_recount import bad_pages
 
@@ -38,36 +39,31 @@ def test_a_busy_folder_is_used_with_its_pages_once_it_is_free(tmp_path, caplog) 
     assert len(store_at(tmp_path)) == 5
 
 
-def test_a_read_only_disk_is_used_once_it_can_be_written(tmp_path, monkeypatch) -> None:
-    from sglang_canopy.disk import folder
-
-    def read_only(*_):
-        raise OSError(30, "Read-only file system")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(folder, "_make_top", read_only)
-        store = store_at(tmp_path / "new")
-        assert "Read-only" in store.unavailable
-    assert store.open()
-    assert put(store, chain("a", 2)) == [True] * 2
-    assert store.counters.faults == {"read-only": 1}
+STARTS = {
+    "read-only": (folder, "_make_top", OSError(30, "Read-only file system")),
+    "io": (segments.SegmentFiles, "trim", OSError(5, "Input/output error")),
+    "busy": (Journal, "open", sqlite3.OperationalError("database is locked")),
+}
+"""What fails at a start, and how."""
 
 
-def test_a_failed_start_leaves_nothing_behind(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("fault", STARTS)
+def test_a_failed_start_leaves_nothing_behind_and_is_made_up_for(tmp_path, monkeypatch, fault):
     store = store_at(tmp_path)
     put(store, chain("a", 4), tenant="t")
     store.close()
-    from sglang_canopy.disk.segments import SegmentFiles
+    owner, name, error = STARTS[fault]
 
-    def broken(self, top):
-        raise OSError(5, "Input/output error")
+    def fail(*_):
+        raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(SegmentFiles, "trim", broken)
+        patch.setattr(owner, name, fail)
         again = store_at(tmp_path, quotas={"t": 8 * PAGE})
-        assert "Input/output" in again.unavailable
+        assert error.args[-1] in again.unavailable
         assert len(again) == len(again.state.evictable.tenant_bytes) == 0
         assert not list(again.policy.leaves())
+    assert again.counters.faults.total() == 1
     assert again.open()
     assert get(again, chain("a", 4)) == [True] * 4
     assert bad_pages(again) == 0
@@ -92,23 +88,6 @@ def test_a_temporary_store_leaves_no_folder(tmp_path) -> None:
     path = store.path
     store.discard()
     assert not path.exists()
-
-
-def test_an_index_that_cannot_be_read_now_is_read_later(tmp_path, monkeypatch) -> None:
-    store = store_at(tmp_path)
-    put(store, chain("a", 2))
-    store.close()
-    from sglang_canopy.disk.journal import Journal
-
-    def busy(self):
-        raise sqlite3.OperationalError("database is locked")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Journal, "open", busy)
-        again = store_at(tmp_path)
-        assert again.unavailable == "database is locked"
-    assert again.open()
-    assert get(again, chain("a", 2)) == [True] * 2
 
 
 def test_a_mark_that_was_never_written_is_made(tmp_path) -> None:

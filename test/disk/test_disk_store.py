@@ -15,57 +15,6 @@ from support.disk_pages import PAGE, Clock, chain, content, get, metas, page_key
 from support.disk_recount import bad_pages, recount
 
 
-def test_a_page_without_its_prefix_is_not_written(tmp_path):
-    store = store_at(tmp_path)
-    keys = chain("a", 3)
-    assert put(store, keys[1:], parent=keys[0]) == [False, False]
-    assert store.counters.refused == {"no-prefix": 2}
-    assert len(store) == 0
-
-
-def test_metadata_survives_a_restart(tmp_path):
-    store = store_at(tmp_path)
-    keys = chain("a", 2)
-    meta = PageMeta(
-        offset=16,
-        length=16,
-        category="api|end",
-        turn=3,
-        conversation="c7",
-        tenant="t",
-        created=900.0,
-        last_access=950.0,
-        hits=5,
-        keep_until=1200.0,
-        ttl_s=3600.0,
-        shared=True,
-        history=400,
-        over=False,
-        return_at=1100.0,
-        slo_ms=250.0,
-    )
-    first = PageMeta(length=16, created=900.0, last_access=950.0, hits=5, tenant="t")
-    store.write(keys, [content(k) for k in keys], [first, meta], [None, keys[0]])
-    store.close()
-    again = store_at(tmp_path)
-    assert again.meta(keys) == [first, meta]
-    assert get(again, keys) == [True, True]
-    assert bad_pages(again) == 0
-
-
-def test_ttl_ends_a_page_that_is_not_used(tmp_path):
-    store = store_at(tmp_path, ttl=TTLTable(residual_ttl_s=100.0))
-    keys = chain("a", 3)
-    put(store, keys)
-    store.clock.now += 99
-    assert store.leading(keys) == 3
-    store.clock.now += 1
-    assert store.leading(keys) == 0
-    assert store.sweep() == 3
-    assert len(store) == 0
-    assert store.counters.evicted == {"ttl": 3}
-
-
 def test_a_sweep_does_bounded_work_and_resumes(tmp_path):
     store = store_at(tmp_path, pages=16, ttl=TTLTable(residual_ttl_s=10.0))
     put(store, chain("a", 10))

@@ -111,13 +111,6 @@ def test_a_line_of_midpoints_is_followed_to_its_end():
     assert volume >= 0.97
 
 
-def test_sizes_are_found_that_no_doubling_reaches():
-    found = share_of_grid(Cache())[2]
-    chosen = {c.dram_gib for c in found.rows} - {0.0}
-    assert any(math.log2(gib) % 1 for gib in chosen)
-    assert min(chosen) >= SPACE.least_gib
-
-
 def test_bandwidth_is_searched_if_a_class_sells_it():
     class Sold(Cache):
         def row(self, c):

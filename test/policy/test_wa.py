@@ -1,5 +1,3 @@
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -182,17 +180,6 @@ def test_two_caches_with_equal_requests_evict_the_same_leaves(requests, model, c
     options = {"min_samples": 3, "model": model, "categories": categories}
     first = run(make_policy("wa", options), requests)
     assert run(make_policy("wa", options), requests) == first
-
-
-def test_a_state_saved_by_one_run_ranks_from_the_start_of_the_next():
-    policy = make_policy("wa")
-    requests = [(t, 1 + t % 40, 3 + t // 40, "") for t in range(200)]
-    run(policy, requests, capacity=1000)
-    started = make_policy("wa")
-    started.restore(json.loads(json.dumps(policy.state())))
-    fitted = started.model.categories.get("c1|-|turn2|out<64|added<512")
-    assert sum(fitted.all_events) > 0
-    assert any(fitted.rank)
 
 
 def test_returns_rank_by_the_accuracy_of_their_tenants_hints():

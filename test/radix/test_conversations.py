@@ -7,24 +7,13 @@ from support.live_tree import LiveTree, check, fake_req
 from support.tree_recount import recount_keeps
 
 
-def begin(tree: LiveTree, prompt: list[int], time: float, salt: str | None = None, **stamp: object):
-    """A request as SGLang's hooks would report it; its end is to be called. The answer is two
-    tokens."""
+def ask(tree: LiveTree, prompt: list[int], time: float, salt: str | None = None, **stamp: object):
+    """Serve a request as SGLang's hooks report it. The answer is two tokens."""
     answer = [prompt[-1] + 500_000, prompt[-1] + 500_001]
     req = fake_req(prompt, answer, {"time": time, **stamp}, cache_salt=salt)
     request = tree.core.requests.register(req)
-
-    def end():
-        tree.core.requests.report_end(req)
-        tree.insert([*prompt, *answer], request, salt)
-        return request
-
-    return end
-
-
-def ask(tree: LiveTree, prompt: list[int], time: float, salt: str | None = None, **stamp: object):
-    """One whole request."""
-    return begin(tree, prompt, time, salt, **stamp)()
+    tree.core.requests.report_end(req)
+    tree.insert([*prompt, *answer], request, salt)
 
 
 def test_one_prompt_under_ever_new_names_grows_nothing() -> None:

@@ -10,7 +10,6 @@ from sglang_canopy.radix.explain import LOOKED_AHEAD_LEAVES, explain, parse_ques
 from sglang_canopy.radix.missed import Decision
 from sglang_canopy.radix.traffic import MAX_DECISIONS, Decisions
 from sglang_canopy.reuse.survival import still_returns
-from sglang_canopy.tenant import shown_tenant
 from support.live_tree import LiveTree, check
 
 
@@ -69,20 +68,6 @@ def test_the_cause_of_an_eviction_is_remembered():
     assert not explained["cached"]
     assert explained["next_to_go"] is None
     assert len(explained["evicted"]) == 2
-
-
-def test_a_tenant_sees_its_own_conversations_and_an_administrator_all():
-    tree = LiveTree(64, "canopy-lru")
-    tree.serve(list(range(8)), 1.0, conversation="a", tenant="x")
-    tree.serve(list(range(100, 108)), 2.0, conversation="a", tenant="y")
-    for tenant in ("x", "y"):
-        (explained,) = ask(tree, "a", tenant=tenant)
-        assert explained["tokens"]["device"] == 8
-        assert explained["tenant"] == shown_tenant(tenant) != tenant
-    (public,) = ask(tree, "a", tenant=None)
-    assert not public["cached"]
-    assert {one["tenant"] for one in ask(tree, "a")} == {shown_tenant("x"), shown_tenant("y")}
-    assert ask(tree, "unheard of") == []
 
 
 @pytest.mark.parametrize("policy", live_names())

@@ -1,11 +1,7 @@
 """SGLang's KV events with our tree: a listener can track the cached prefixes and their tiers."""
 
-import random
 from typing import Any
 
-import msgspec
-import pytest
-import zmq
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -13,9 +9,7 @@ from sglang.srt.disaggregation.kv_events import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
-    KVEventBatch,
     StorageMedium,
-    ZmqEventPublisher,
 )
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
@@ -66,14 +60,6 @@ class Listener:
     def __init__(self) -> None:
         self.blocks: dict[int, tuple[int | None, tuple[int, ...], str | None]] = {}
         self.held: dict[str, set[int]] = {GPU: set(), CPU: set()}
-        self.decoder = msgspec.msgpack.Decoder(KVEventBatch)
-        self.next = 0
-
-    def hear(self, sequence: int, payload: bytes) -> None:
-        assert sequence == self.next, "a batch is missing"
-        self.next += 1
-        for event in self.decoder.decode(payload).events:
-            self.apply(event)
 
     def apply(self, event: Any) -> None:
         if isinstance(event, AllBlocksCleared):
@@ -130,7 +116,6 @@ class Events(RuleBasedStateMachine):
             events=True,
         )
         self.books, self.listener, self.time = TierBooks(self.tree.core), Listener(), 0.0
-        self.encoder = msgspec.msgpack.Encoder()
 
     @rule(run=runs, salt=st.sampled_from([None, None, "a"]), wait=st.sampled_from([0.5, 20.0]))
     def serve(self, run, salt, wait) -> None:
@@ -160,8 +145,8 @@ class Events(RuleBasedStateMachine):
         if not hasattr(self, "tree"):
             return
         self.tree.settle()
-        batch = KVEventBatch(ts=self.time, events=self.tree.cache.take_events())
-        self.listener.hear(self.listener.next, self.encoder.encode(batch))
+        for event in self.tree.cache.take_events():
+            self.listener.apply(event)
         for medium in (GPU, CPU):
             assert self.listener.cached(medium) == cached(self.tree, medium)
         check(self.tree)
@@ -170,54 +155,3 @@ class Events(RuleBasedStateMachine):
 
 TestEvents = Events.TestCase
 TestEvents.settings = settings(stateful_step_count=20)
-
-
-def replayed(publisher: ZmqEventPublisher, batches: int) -> list[tuple[int, bytes]]:
-    """Return every batch from the first, from the publisher's replay socket; poll until there are
-    ``batches``."""
-    with zmq.Context.instance().socket(zmq.DEALER) as asker:
-        asker.setsockopt(zmq.RCVTIMEO, 30_000)
-        asker.setsockopt(zmq.LINGER, 0)
-        asker.connect(publisher._local_replay_endpoint)
-        while True:
-            asker.send_multipart((b"", (0).to_bytes(8, "big")))
-            received = []
-            while True:
-                *_, sequence, payload = asker.recv_multipart()
-                if sequence == ZmqEventPublisher.END_SEQ:
-                    break
-                received.append((int.from_bytes(sequence, "big"), payload))
-            if len(received) >= batches:
-                return received
-
-
-@pytest.mark.parametrize("write", ["write_through", "write_back"])
-def test_over_zmq_no_batch_is_missing_and_the_last_state_is_the_trees(write, tmp_path) -> None:
-    publisher = ZmqEventPublisher(
-        0, endpoint=f"ipc://{tmp_path}/pub", replay_endpoint=f"ipc://{tmp_path}/replay"
-    )
-    try:
-        tree = LiveTree(
-            64, "wa", {"quantum_tokens": 1}, PAGE, host_tokens=96, write_policy=write, events=True
-        )
-        draw, batches = random.Random(5), 0
-        for n in range(200):
-            run = [draw.randrange(3) for _ in range(draw.randrange(1, 9))]
-            serve(tree, spread(run), float(n), draw.choice([None, "a"]))
-            if draw.random() < 0.3:
-                tree.load_back(spread(run))
-            if draw.random() < 0.3:
-                tree.evict(draw.randrange(1, 30))
-            tree.settle()
-            events = tree.cache.take_events()
-            if events:
-                batches += 1
-                publisher.publish(KVEventBatch(ts=float(n), events=events))
-        listener = Listener()
-        for sequence, payload in replayed(publisher, batches):
-            listener.hear(sequence, payload)
-        assert listener.next == batches > 100
-        for medium in (GPU, CPU):
-            assert listener.cached(medium) == cached(tree, medium) != set()
-    finally:
-        publisher.shutdown()

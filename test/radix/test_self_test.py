@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang.srt.managers.schedule_policy import SchedulePolicy
-from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.mem_cache.events import KVCacheEventRecorder
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.components.base import TreeComponent as CacheComponent
@@ -177,13 +175,6 @@ PARAMETERS = {
     "a victim's last parameter is renamed": (FULL, "_evict_device_next_node", _with_last_renamed),
     "a removal states its reason": (KVCacheEventRecorder, "record_remove", _with_one_more),
 }
-CHANGED_HOOKS = {
-    "a request is queued under another name": (
-        *(Scheduler, "_add_request_to_queue"),
-        lambda _: lambda self, request: None,
-    ),
-    "the queue is sorted elsewhere": (SchedulePolicy, "calc_priority", None),
-}
 
 
 @pytest.mark.parametrize("name", TREE)
@@ -255,18 +246,6 @@ def test_other_parameters_are_refused_by_name(name: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(owner, attribute, _signature(change)(getattr(owner, attribute)))
     with pytest.raises(CanopyError, match=rf"{attribute} of this SGLang has other parameters"):
         check_overrides(*OURS)
-
-
-@pytest.mark.parametrize("name", CHANGED_HOOKS)
-def test_a_hook_that_decides_is_refused_by_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, attribute, change = CHANGED_HOOKS[name]
-    (hook,) = [hook for hook in HOOKS if hook.target.endswith(f"{owner.__name__}.{attribute}")]
-    if change is None:
-        monkeypatch.delattr(owner, attribute)
-    else:
-        monkeypatch.setattr(owner, attribute, change(None))
-    with pytest.raises(SystemExit, match=attribute):
-        check_signature(hook)
 
 
 def test_a_convenience_is_switched_off() -> None:

@@ -99,17 +99,6 @@ def trace():
     return mooncake(limit=2500)
 
 
-def test_mostly_right_hints_still_win_and_useless_ones_cost_little(trace):
-    def hits(accuracy):
-        hints = None if accuracy is None else Hints(accuracy=accuracy, returns=False, seed=1)
-        policy = make_policy("etlru", {"threshold_tokens": 21504.0})
-        return simulate(trace, policy, 2000, hints=hints).block_hit_ratio
-
-    none = hits(None)
-    assert hits(0.75) > none * 1.1
-    assert hits(0.5) > none - 0.004
-
-
 def first_end(records, tenant, goes_on):
     tip = Tip(0.0, ReuseModel().categories.get(ROOT), tenant)
     records.note_tip(tip, over=True)

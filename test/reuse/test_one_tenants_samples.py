@@ -4,7 +4,6 @@ from collections import Counter
 
 from sglang_canopy.records import Request
 from sglang_canopy.reuse.learner import MAX_JUNCTIONS, ReuseModel
-from sglang_canopy.reuse.tenant_window import MAX_TENANTS
 
 BLOCKS = 400
 
@@ -79,16 +78,6 @@ def test_the_tenant_with_most_samples_makes_room_in_a_full_window() -> None:
     assert born == sorted(born)
     model.fit(now)
     assert sum(model.categories.root.all_events) == 600
-
-
-def test_tenants_beyond_a_number_are_one_for_the_room_that_they_get() -> None:
-    model = ReuseModel(max_samples=2000)
-    now = taught(model, 300)
-    for number in range(20_000):
-        now += 0.01
-        ask(model, now, [10**7 + number], f"t{number}", "chat")
-    assert held(model)["honest"] == 900
-    assert len(model.shadow.samples._by_tenant) <= MAX_TENANTS + 1
 
 
 def test_samples_expire_with_the_window_for_any_tenant() -> None:

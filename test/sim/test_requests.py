@@ -8,7 +8,7 @@ import pytest
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.requests import Hints, continuations, to_requests
 from sglang_canopy.errors import CanopyError
-from support.trace_samples import mooncake, random_trace, record
+from support.trace_samples import random_trace, record
 
 
 def test_equal_times_become_distinct_and_keep_their_order():
@@ -102,8 +102,3 @@ def test_compact_records_store_each_block_once():
     trace = [record(t, range(t)) for t in range(1, depth)]
     stored = sum(len(run) for run in CompactTrace(trace).runs)
     assert stored == depth - 1
-
-
-def test_real_conversations_survive_a_round_trip():
-    trace = mooncake(limit=2000)
-    assert list(CompactTrace(trace)) == trace

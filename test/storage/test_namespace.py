@@ -92,11 +92,6 @@ def test_the_same_model_downloaded_again_finds_its_pages_after_a_restart(model, 
     "arguments",
     [
         {"json_model_override_args": '{"rope_theta": 5.0}'},
-        {
-            "json_model_override_args": json.dumps(
-                {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
-            )
-        },
         {"dtype": "bfloat16"},
         {"kv_cache_dtype": "fp8_e5m2"},
         {"quantization": "w8a8_int8"},
@@ -136,13 +131,16 @@ def test_an_unreviewed_argument_counts_as_changing_kv(model: Path, monkeypatch) 
     assert namespace_of(storage_config(None), pool) != before
 
 
-def test_a_folder_of_expert_weights_counts_by_content(model: Path, tmp_path: Path) -> None:
-    experts = tmp_path / "experts"
-    experts.mkdir()
-    (experts / "0.kt").write_bytes(b"one")
-    before = namespace(model, kt_weight_path=str(experts))
-    rewritten(experts / "0.kt", 0, b"t")
-    assert namespace(model, kt_weight_path=str(experts)) != before
+@pytest.mark.parametrize("argument", ["kt_weight_path", "quantization_param_path"])
+def test_expert_weights_and_kv_scales_count_by_content(model, tmp_path, argument) -> None:
+    (tmp_path / "experts").mkdir()
+    file = tmp_path / "experts" / "0.json"
+    file.write_text('{"scale": 1.0}')
+    named = {argument: str(file.parent if argument == "kt_weight_path" else file)}
+    before = namespace(model, **named)
+    assert before != namespace(model)
+    rewritten(file, 10, b"2")
+    assert namespace(model, **named) != before
 
 
 @pytest.mark.parametrize(
@@ -163,15 +161,6 @@ def test_weights_from_elsewhere_find_no_pages_of_an_earlier_start(model, monkeyp
         assert (storage.store.path / "temporary").exists()
         storage.close()
     assert folders[0] != folders[1]
-
-
-def test_kv_scales_count_by_content(model: Path, tmp_path: Path) -> None:
-    scales = tmp_path / "scales.json"
-    scales.write_text('{"scale": 1.0}')
-    before = namespace(model, quantization_param_path=str(scales))
-    assert before != namespace(model)
-    rewritten(scales, 10, b"2")
-    assert namespace(model, quantization_param_path=str(scales)) != before
 
 
 def test_weights_that_differ_far_behind_the_head_are_other_weights(model: Path) -> None:

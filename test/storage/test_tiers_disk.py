@@ -71,15 +71,6 @@ def tree(start):
     return start()
 
 
-def test_a_backed_up_page_has_its_nodes_record(tree) -> None:
-    tree.serve(tokens(1, 8), 1.0, category="chat", conversation="c", turn=3, tenant="t", over=True)
-    metas = tree.store.meta(tree.keys(tokens(1, 8)))
-    assert [m.offset for m in metas] == [0, 2, 4, 6]
-    assert {(m.category, m.conversation, m.turn, m.tenant, m.over) for m in metas} == {
-        ("chat", "c", 3, "t", True)
-    }
-
-
 def test_pages_that_are_read_count_under_their_own_category(tree) -> None:
     tree.serve(tokens(1, 8), 1.0, category="kept")
     tree.evict(1000)

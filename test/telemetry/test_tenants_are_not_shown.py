@@ -21,7 +21,6 @@ from sglang_canopy.telemetry.reporter import Reporter
 from sglang_canopy.tenant import SHOWN_KEY_VARIABLE, new_shown_key, shown_tenant, tenant_of
 from sglang_canopy.wire import status_file
 from support.disk_tree import DiskTree
-from support.live_tree import LiveTree
 
 SALT, KEY = "the gateway's secret: 7f/3!", "customer&key"
 NAMES = [tenant_of(None, SALT), tenant_of(KEY, SALT), tenant_of(KEY, None)]
@@ -80,14 +79,6 @@ def test_a_tenant_has_one_shown_name_in_all_parts_of_the_status(folder, tmp_path
     for rows in (status["keep"]["tenants"], status["awaited"]["tenants"]):
         assert {row["tenant"] for row in rows} == names
     tree.close()
-
-
-def test_the_public_tenant_is_shown_as_such() -> None:
-    tree = LiveTree(200, "wa")
-    tree.serve(list(range(10)), 1.0, keep_until=60.0)
-    status = Reporter(tree.cache, 0, None).report()
-    assert status["keep"]["tenants"] == [{"tenant": None, "tokens": 10}]
-    assert shown_tenant(None) is None
 
 
 def test_all_processes_of_a_server_show_a_tenant_equally(monkeypatch) -> None:

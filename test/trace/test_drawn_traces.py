@@ -152,27 +152,6 @@ def test_equal_ids_still_mean_equal_prefixes(data: st.DataObject) -> None:
                 assert before.setdefault(block, previous) == previous
 
 
-def test_sub_agents_of_one_real_conversation_have_the_counted_heads(data_dir: Path) -> None:
-    """Agents of one file of the archive, whose ids can be compared."""
-    pairs = equal = 0
-    for _, text in agentic.conversation_files(data_dir / "agentic_coding/traces_500.tar.xz"):
-        if b'"subagent"' not in text:
-            continue
-        conversation = agentic.parse_conversation(json.loads(text), "c", 1)
-        kinds: dict[tuple[object, ...], list[tuple[int, ...]]] = {}
-        for r in conversation.requests:
-            if r.category == "subagent" and r.turn == 1:
-                head = (r.tool_tokens + r.system_tokens) // r.block_tokens
-                kind = (r.model, r.tool_tokens, r.system_tokens)
-                kinds.setdefault(kind, []).append(r.blocks[:head])
-        for heads in kinds.values():
-            pairs += len(heads) - 1
-            equal += sum(head == heads[0] for head in heads[1:])
-    if not pairs:
-        pytest.skip("no file has two sub-agents of a kind")
-    assert equal == pairs
-
-
 def session(folder: Path, name: str, ids: list[int], **more: Any) -> None:
     document = {
         "id": name, "block_size": 64, **more,

@@ -19,14 +19,6 @@ def rows(count: int) -> list[bytes]:
     return [json.dumps({"time": at, "prompt": f"p{at} " * 40}).encode() + b"\n" for at in range(count)]  # fmt: skip
 
 
-def test_every_frame_of_a_zstd_file_is_read(tmp_path: Path) -> None:
-    """Rotated logs are joined by appending; gzip and xz read all parts."""
-    zstandard = pytest.importorskip("zstandard")
-    path = tmp_path / "log.jsonl.zst"
-    path.write_bytes(b"".join(zstandard.ZstdCompressor().compress(row) for row in rows(3)))
-    assert len(list(open_trace(path, "openai"))) == 3
-
-
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
 @pytest.mark.parametrize("how", ["none of it", "broken inside", "cut off"])
 def test_a_broken_archive_is_one_sentence(tmp_path: Path, suffix: str, how: str) -> None:

@@ -144,8 +144,3 @@ def test_replicas_are_weighted_by_their_samples():
     assert in_words(total) == "canopy-lru hits 50.0 %, wa would hit 60.0 ± 4.0 %"
     assert added_up([]) is None
     assert added_up([stats(0.0, 0, 0.0)])["hit_ratio"] == 0.0
-
-
-def test_the_thread_time_of_a_total_is_rounded():
-    small = {**stats(0.4, 300, 0.5), "spent_s": 0.123449}
-    assert added_up([small])["spent_s"] == 0.1234

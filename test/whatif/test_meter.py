@@ -126,15 +126,6 @@ def test_a_meter_without_a_floor_states_none(policy, floor):
     assert not meter.behind or floor
 
 
-def test_the_hit_ratio_is_that_of_the_requests():
-    meter, asked = Meter(MeterSetup((LRU,), memory_s=math.inf), Memory(60 * BLOCK), LRU), []
-    for _, request in turns(3):
-        meter.ended(request, BLOCK)
-        asked.append(request.prompt_tokens)
-    assert meter.prompt_tokens == sum(asked)
-    assert meter.stats()["hit_ratio"] == pytest.approx(len(asked) * BLOCK / sum(asked), abs=1e-5)
-
-
 def test_sampled_requests_are_timed_for_all(monkeypatch):
     ticks = iter(range(10_000))
     monkeypatch.setattr(time, "thread_time", lambda: float(next(ticks)))

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.records import CLIENT, GATEWAY
-from sglang_canopy.tenant import tenant_of
 from sglang_canopy.wire.hints import (
     MAX_SENT,
     MAX_WAITING,
@@ -60,11 +59,6 @@ def test_a_later_hint_does_not_shorten_a_keep_that_waits(waiting, later: dict) -
     with pytest.raises(ConnectionError):
         asyncio.run(deliver(waiting, fail, no_pause))
     assert waiting.take() == [hint]
-
-
-def test_a_hint_names_its_tenant_by_extra_key_and_salt_as_requests_do(waiting) -> None:
-    waiting.add({"conversation": "a", "over": True, "extra_key": "k", "cache_salt": "s"}, 1.0)
-    assert [hint["tenant"] for hint in waiting.take()] == [tenant_of("k", "s")]
 
 
 @pytest.mark.parametrize(

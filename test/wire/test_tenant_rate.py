@@ -15,12 +15,6 @@ def test_a_tenant_gets_its_burst_and_then_its_rate() -> None:
     assert taken(rate, "a", 60.0, 100) == 5
 
 
-def test_tenants_have_a_rate_each() -> None:
-    rate = TenantRate(1.0, 3)
-    assert taken(rate, "flood", 0.0, 10) == 3
-    assert taken(rate, None, 0.0, 10) == 3
-
-
 def test_a_clock_that_goes_back_adds_no_credit() -> None:
     rate = TenantRate(1.0, 2)
     assert taken(rate, "a", 100.0, 5) == 2

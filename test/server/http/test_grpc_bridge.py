@@ -59,9 +59,3 @@ def test_a_request_over_grpc_is_stamped(stream: bool) -> None:
     stamp = read_stamp(obj.sampling_params["custom_params"])
     assert (stamp["category"], stamp["turn"]) == ("agent", 2)
     assert stamp["time"] > 0.0
-
-
-def test_a_wrong_hint_is_ignored() -> None:
-    params = {"max_new_tokens": 1, "custom_params": {"canopy_turn": -1}}
-    (obj,), _ = asked(input_ids=[1], sampling_params=params)
-    assert "turn" not in read_stamp(obj.sampling_params["custom_params"])

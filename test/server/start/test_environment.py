@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import sglang_canopy
 from sglang_canopy.server.start.secrets import REDACTED, shown
 from support import forked
@@ -18,46 +16,30 @@ VARIABLES = sorted({
     for file in PACKAGE.rglob("*.py")
     for name in re.findall(r'"(CANOPY_[A-Z_]+)"', file.read_text(encoding="utf-8"))
 })  # fmt: skip
-SHORT = {"CANOPY_GATEWAY_SECRET": "too short"}
 
 
-def run(code: str, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-
-
-def test_the_plugin_is_imported_in_any_environment() -> None:
+def test_the_plugin_is_imported_before_sglang_in_any_environment() -> None:
     assert "CANOPY_GATEWAY_SECRET" in VARIABLES
     wrong = dict.fromkeys(VARIABLES, "no such value")
-    done = run("import sglang_canopy.server.start.plugin", wrong)
+    done = subprocess.run(
+        [sys.executable, "-c", "import sglang_canopy.server.start.plugin, sglang.srt.server_args"],
+        env={**os.environ, **wrong}, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
+    assert "Failed to load plugin" not in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    "variables",
-    [
-        pytest.param(SHORT, id="short"),
-        pytest.param(
-            {"CANOPY_GATEWAY_SECRET_FILE": "/no/such/file"}, id="missing", marks=pytest.mark.long
-        ),
-    ],
-)
-def test_a_wrong_secret_is_refused_with_the_arguments(variables) -> None:
+def test_a_wrong_secret_is_refused_with_the_arguments() -> None:
     code = (
         "from sglang.srt.plugins import load_plugins; load_plugins()\n"
         "from sglang.srt.server_args import prepare_server_args\n"
         "prepare_server_args(['--model-path', 'm', '--device', 'cpu', '--radix-eviction', 'wa'])\n"
     )
     command = [sys.executable, "-c", code]
-    done = forked.run(command, env={**os.environ, **variables}, timeout=240)
+    variables = {**os.environ, "CANOPY_GATEWAY_SECRET": "too short"}
+    done = forked.run(command, env=variables, timeout=240)
     assert done.returncode != 0
-    assert next(iter(variables)) in done.stderr.splitlines()[-1]
+    assert "CANOPY_GATEWAY_SECRET" in done.stderr.splitlines()[-1]
 
 
 SECRET = "s3cr3t-9f3a"
@@ -91,14 +73,8 @@ print("served")
 METADATA = "Metadata-Version: 2.1\nName: sglang-canopy\nVersion: 0.0.1\n"
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "sglang_canopy.server.plugin",
-        pytest.param("sglang_canopy.gone.plugin", marks=pytest.mark.long),
-    ],
-)
-def test_a_stale_entry_point_stops_the_process_with_the_remedy(tmp_path: Path, module) -> None:
+def test_a_stale_entry_point_stops_the_process_with_the_remedy(tmp_path: Path) -> None:
+    module = "sglang_canopy.server.plugin"
     info = tmp_path / "sglang_canopy-0.0.1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(METADATA)

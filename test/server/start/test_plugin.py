@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -23,8 +22,6 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.server.start import arguments, self_check
 from sglang_canopy.server.start.hook import Hook
 from sglang_canopy.server.start.hooks import HOOKS
-from support import forked
-from support.live_tree import LiveTree
 
 
 def supported(**changes: object) -> SimpleNamespace:
@@ -180,33 +177,6 @@ def test_help_shows_common_flags_and_points_to_the_rest() -> None:
     assert "docs/reference/flags.md" in shown
     typed = parser.parse_args(["--canopy-session-gate", "auto"])
     assert typed.canopy_session_gate == "auto"
-
-
-@pytest.mark.parametrize("policy", ["lru", "lfu", "fifo", "mru", "filo", "priority", "slru"])
-def test_sglangs_own_policies_work_unchanged_with_canopy(policy: str) -> None:
-    tree = LiveTree(32, policy, core="python")
-    for i in range(12):
-        tree.insert([i] * 6)
-    assert tree.cache.evictable_size() <= 32
-    assert type(tree.core).__name__ == "UnifiedTreeCore"
-
-
-@pytest.mark.long
-def test_host_memory_as_a_buffer_only_is_taken_above_our_disk_tier(tiny_model: Path) -> None:
-    """The command line as a server reads it; test/radix/test_sglang_kit.py runs such a tree."""
-    argv = ["--model-path", str(tiny_model), "--device", "cpu", "--radix-eviction", "wa"]
-    argv += ["--enable-hierarchical-cache", "--hicache-host-memory-mode", "buffer_only"]
-    argv += ["--hicache-storage-backend", "canopy"]
-    code = (
-        "import sys; from sglang.srt.plugins import load_plugins; load_plugins();"
-        "from sglang.srt.server_args import prepare_server_args;"
-        "a = prepare_server_args(sys.argv[1:]);"
-        "print(a.hicache_host_memory_mode, a.hicache_storage_backend, "
-        "a._canopy_options.requests.client_hints)"
-    )
-    done = forked.run([sys.executable, "-c", code, *argv], timeout=200)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split()[-3:] == ["buffer_only", "dynamic", "on"]
 
 
 @pytest.mark.long

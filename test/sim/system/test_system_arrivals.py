@@ -38,19 +38,6 @@ def test_policies_receive_the_arrival_time_of_a_waiting_turn(monkeypatch):
     assert times == sorted(times)
 
 
-def test_a_turn_that_waited_is_the_most_recent_for_lru():
-    # Room for two of three. By the trace's time b would be older than c.
-    a = request(0.0, range(1, 11), output=101, conversation="b")
-    b = request(0.1, range(1, 11), conversation="b", turn=2)
-    c = request(0.5, range(201, 211))
-    d = request(5.0, range(301, 316))
-    again = request(6.0, range(1, 11))
-    trace = Workload([a, b, c, d, again])
-    config = SystemConfig(device_tokens=330, quantum_tokens=1)
-    result = simulate_system(trace, config, profile(), arrivals=TurnsWait(trace))
-    assert result.cached_tokens[4] == 99
-
-
 def test_requests_of_one_stamp_are_spread_over_its_interval():
     trace = [request(3.0 * (i // 8), (i + 1,)) for i in range(40)]
     spread = Workload(trace)

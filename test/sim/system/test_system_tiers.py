@@ -101,21 +101,14 @@ def test_a_shared_disk_serves_pages_of_other_instances():
     assert own.token_hit_ratio_by_tier["disk"] == 0.0
 
 
-def test_a_ttl_drops_unused_kv_from_the_host():
+def test_a_ttl_drops_unused_kv_from_the_host_and_from_the_disk():
     trace = rounds(10, 2)  # each prompt again after 10 s
     for ttl, hit in ((9.0, False), (11.0, True)):
-        result = run(trace, host=tier(2000, ttl=ttl))
-        assert (result.token_hit_ratio > 0.4) == hit
+        below = {"host": tier(400), "disk": tier(10**6, ttl=ttl)}
+        for tiers in ({"host": tier(2000, ttl=ttl)}, {**below, "prefetch_policy": "wait_complete"}):
+            assert (run(trace, **tiers).token_hit_ratio > 0.4) == hit
     short = run(trace, host=tier(2000, ttl=3.0)).mean_bytes_by_tier["host"]
     assert short < 0.7 * run(trace, host=tier(2000)).mean_bytes_by_tier["host"]
-
-
-def test_a_ttl_drops_from_the_disk_as_well():
-    trace = rounds(10, 2)
-    for ttl, hit in ((9.0, False), (11.0, True)):
-        disk = tier(10**6, ttl=ttl)
-        result = run(trace, host=tier(400), disk=disk, prefetch_policy="wait_complete")
-        assert (result.token_hit_ratio > 0.4) == hit
 
 
 def test_groups_follow_their_table():
