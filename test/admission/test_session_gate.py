@@ -377,13 +377,13 @@ class World:
         assert gate.footprints.shared_blocks == sum(n > 1 for n in uses.values())
         assert gate.places.count_by_tenant == Counter(s.tenant for s in active)
         assert all(s.ticket in (None, *self.open) for s in active)
-        assert set(gate._by_ticket) == set(self.open)
+        assert set(gate.by_ticket) == set(self.open)
         paused = gate.places.paused
         assert not {s.number for s in active} & {*gate.waiting.sessions, *paused}
         assert not set(gate.waiting.sessions) & set(paused)
         assert all(not s.under_way and s.answered and not s.blocks for s in paused.values())
         known = {*gate.waiting.sessions.values(), *active, *paused.values()}
-        assert {s for s, _ in gate._by_ticket.values()} <= known
+        assert {s for s, _ in gate.by_ticket.values()} <= known
         assert {*gate.session_index._by_conversation.values()} <= known
         if not gate.activation.active:
             assert not gate.waiting

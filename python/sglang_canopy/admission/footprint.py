@@ -10,6 +10,7 @@ prefix that several sessions share is charged once.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
 from sglang_canopy.admission.session import Session
@@ -24,7 +25,6 @@ holding another session back."""
 _ENOUGH = 8
 """Tips that are silent for the horizon while none has returned, after which none is expected to."""
 _UNUSED = (0, 0)
-_NOTHING = 1e-6
 
 
 class Footprints:
@@ -42,8 +42,8 @@ class Footprints:
         """Blocks that at least two active sessions share."""
         self.block_tokens = 1
         self.mean_output = 0.0
-        self.charge_by_tenant: dict[Hashable, float] = {}
-        """Charges of single sessions by tenant."""
+        self.charge_by_tenant: defaultdict[Hashable, float] = defaultdict(float)
+        """Charges of single sessions by tenant with an active session."""
         self._sessions: dict[int, Session] = {}
         self._uses: dict[int, tuple[int, int]] = {}
         """Per block: the number of active sessions that use it, and the sum of their numbers. For
@@ -73,19 +73,17 @@ class Footprints:
     def leave(self, session: Session, now: float) -> None:
         """Remove the charges of ``session``."""
         self._charge(session, 0.0, 0.0)
-        self.charge_by_tenant = {
-            t: tokens for t, tokens in self.charge_by_tenant.items() if tokens > _NOTHING
-        }
         blocks, session.blocks = session.blocks, ()
         del self._sessions[session.number]
-        self._update_all(self._free(blocks, session.number), now)
+        self._update_all(self._count(blocks, session.number, -1), now)
 
     def update_path(self, session: Session, now: float) -> None:
         """Update the charges after a change of the session's path or tokens."""
         old, new = session.blocks, session.path
         shared = common_blocks(old, new)
         session.blocks = new
-        touched = self._use(new[shared:], session.number) | self._free(old[shared:], session.number)
+        touched = self._count(new[shared:], session.number, 1)
+        touched |= self._count(old[shared:], session.number, -1)
         self._update_all(touched - {session.number}, now)
         self.update(session, now)
 
@@ -136,9 +134,7 @@ class Footprints:
         change = has + growth - session.charge
         self.growth += growth - session.growth
         self.charged += change
-        self.charge_by_tenant[session.charged_to] = (
-            self.charge_by_tenant.get(session.charged_to, 0.0) + change
-        )
+        self.charge_by_tenant[session.charged_to] += change
         session.charge, session.growth = has + growth, growth
 
     def _update_all(self, numbers: set[int], now: float) -> None:
@@ -147,29 +143,20 @@ class Footprints:
         ):  # sums of floats depend on the order, which must be equal on all ranks
             self.update(self._sessions[number], now)
 
-    def _use(self, blocks: Sequence[int], number: int) -> set[int]:
-        """Count a session's blocks; return the sessions that were the only user of one of them."""
+    def _count(self, blocks: Sequence[int], number: int, change: int) -> set[int]:
+        """Add (``change`` 1) or remove (-1) a session's use of ``blocks``. Return the sessions that
+        were the only user of one, or are it now."""
         uses, touched = self._uses, set()
         for block in blocks:
-            count, numbers = uses.get(block, _UNUSED)
-            uses[block] = count + 1, numbers + number
-            if count == 1:
-                self.shared_blocks += 1
-                touched.add(numbers)
-        return touched
-
-    def _free(self, blocks: Sequence[int], number: int) -> set[int]:
-        """Remove a session's blocks; return the sessions that are now the only user of one."""
-        uses, touched = self._uses, set()
-        for block in blocks:
-            count, numbers = uses[block]
-            if count == 1:
+            before, numbers = uses.get(block, _UNUSED)
+            users, others = before + change, numbers + change * number
+            if users:
+                uses[block] = users, others
+            else:
                 del uses[block]
-                continue
-            uses[block] = count - 1, numbers - number
-            if count == 2:
-                self.shared_blocks -= 1
-                touched.add(numbers - number)
+            if users + before == 3:  # one user, and two
+                self.shared_blocks += change
+                touched.add(numbers if before == 1 else others)
         return touched
 
 

@@ -11,7 +11,7 @@ calls return equal results on every rank.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import asdict
 from itertools import islice
 from typing import Any
@@ -60,7 +60,8 @@ class SessionGate:
         """Called with the ticket of each admitted session that has a request."""
         self.session_index = SessionIndex()
         self.counts = GateCounts()
-        self._by_ticket: dict[Hashable, tuple[Session, Request]] = {}
+        self.by_ticket: dict[Hashable, tuple[Session, Request]] = {}
+        """Ticket -> session and request, of each request that waits or is answered."""
         self._numbers = 0
         self._last_overrun_s = self._last_refresh_s = -math.inf
         self._changed = False
@@ -68,32 +69,14 @@ class SessionGate:
     # ---- queries ----
 
     @property
-    def has_waiting_sessions(self) -> bool:
-        """Whether any session waits: only then does the gate order requests."""
-        return bool(self.waiting)
-
-    @property
     def refresh_due_s(self) -> float:
         """Time of the next update of the charges, if ``advance`` is called then."""
         return self._last_refresh_s + _REFRESH_S
 
-    @property
-    def tickets(self) -> Collection[Hashable]:
-        """Tickets of the requests that wait or are answered."""
-        return self._by_ticket.keys()
-
-    def has(self, ticket: Hashable) -> bool:
-        return ticket in self._by_ticket
-
     def holds(self, ticket: Hashable) -> bool:
         """Return whether this request's session may not start yet; ``False`` if unknown."""
-        entry = self._by_ticket.get(ticket)
+        entry = self.by_ticket.get(ticket)
         return entry is not None and not entry[0].active
-
-    def seniority(self, ticket: Hashable) -> int:
-        """Return the age rank of a request's session: lower is older, unknown is first."""
-        entry = self._by_ticket.get(ticket)
-        return -1 if entry is None else entry[0].number
 
     # ---- events ----
 
@@ -105,7 +88,7 @@ class SessionGate:
 
     def arrive(self, ticket: Hashable, request: Request) -> Session:
         """Add an arriving request, named ``ticket`` from now on. Return its session."""
-        assert ticket not in self._by_ticket, f"request {ticket!r} is here already"
+        assert ticket not in self.by_ticket, f"request {ticket!r} is here already"
         self._pass_time(request.time)
         self.footprints.block_tokens = request.block_tokens
         session = self.session_index.find(request)
@@ -122,7 +105,7 @@ class SessionGate:
         session.cached_before = self._cached_before(session, request)
         self.model.request_waits(request)  # while many wait, most returns have yet to be answered
         session.ticket, session.last_contact_s = ticket, self.now
-        self._by_ticket[ticket] = session, request
+        self.by_ticket[ticket] = session, request
         self.session_index.index(session, request, request.prompt_tokens)
         if session.active:
             self.places.active.move_to_end(session.number)
@@ -155,7 +138,7 @@ class SessionGate:
 
     def _remove(self, ticket: Hashable) -> Session | None:
         """Remove a request. Return its session; ``None`` without such a request."""
-        session, _ = self._by_ticket.pop(ticket, (None, None))
+        session, _ = self.by_ticket.pop(ticket, (None, None))
         if session is not None:
             session.ticket = None
         return session
@@ -223,7 +206,7 @@ class SessionGate:
 
     def _pass_time(self, now: float) -> None:
         self.now = max(self.now, now)
-        self.activation.advance(self.now, bool(self.waiting), bool(self._by_ticket))
+        self.activation.advance(self.now, bool(self.waiting), bool(self.by_ticket))
         if self.waiting and not self.activation.active:  # inactive since now, or a short time ago
             for session in [*islice(self.waiting.sessions.values(), _ENTER_AT_ONCE)]:
                 self._enter(session)
@@ -320,44 +303,30 @@ class SessionGate:
         """Admit the next waiting session that fits; return whether there was one."""
         for session in islice(self.waiting.in_order(), _TRIES):
             aged = self.now - session.waiting_since_s >= self.settings.age_s
-            if (
-                self.places.fits(session)
-                or (aged and self._make_room(session))
-                or self._take_overrun(session)
-            ):
+            fits = self.places.fits(session) or (aged and self._make_room(session))
+            if not fits and self._is_overdue(session):
+                fits, self._last_overrun_s = True, self.now
+            if fits:
                 self._enter(session)
                 return True
             if aged:
                 return False  # reserve the next free room for it
         return False
 
-    def _take_overrun(self, session: Session) -> bool:
-        """Return whether ``session`` has waited ``over_age_s``; if so, count this start, so that no
-        other follows within ``over_age_s``."""
-        patience = self.settings.over_age_s
-        if (
-            self.now - session.waiting_since_s < patience
-            or self.now < self._last_overrun_s + patience
-        ):
-            return False
-        self._last_overrun_s = self.now
-        return True
+    def _is_overdue(self, session: Session) -> bool:
+        """Return whether ``session``, and the time since the last start without room, is over age."""
+        since_s = max(session.waiting_since_s, self._last_overrun_s)
+        return self.now - since_s >= self.settings.over_age_s
 
     def _make_room(self, session: Session) -> bool:
         """Pause sessions of tenants above their share, for an aged session of a tenant below it."""
-        charged = self.footprints.charge_by_tenant
-        share = self.places.capacity_tokens / len(
-            {*self.places.count_by_tenant, session.charged_to}
-        )
-        need = self.footprints.need(session)
-        if charged.get(session.charged_to, 0.0) + need > share:
+        places, tenant = self.places, session.charged_to
+        shares = len({*places.count_by_tenant, tenant})
+        tokens = places.charge_by_tenant.get(tenant, 0.0) + self.footprints.need(session)
+        if tokens > places.capacity_tokens / shares:
             return False
-        while not self.places.fits(session):
-            above = (
-                s
-                for s in self.places.active.values()
-                if charged.get(s.charged_to, 0.0) - s.charge >= share
-            )
-            if not self._pause_one(above):
+        while not places.fits(session):
+            greedy = (s for s in places.active.values() if places.is_greedy(s.charged_to, shares))
+            if not self._pause_one(greedy):
                 return False
         return True

@@ -41,6 +41,7 @@ class Places:
         """Active sessions by number, most recent request last."""
         self.count_by_tenant: Counter[Hashable] = Counter()
         """Number of active sessions by tenant."""
+        self.charge_by_tenant = self.footprints.charge_by_tenant
         self.paused: OrderedDict[int, Session] = OrderedDict()
         """Paused sessions by number, the most recent pause last."""
 
@@ -85,6 +86,7 @@ class Places:
         self.count_by_tenant[session.charged_to] -= 1
         if not self.count_by_tenant[session.charged_to]:
             del self.count_by_tenant[session.charged_to]
+            del self.charge_by_tenant[session.charged_to]
 
     def pause(self, session: Session, now: float) -> None:
         """Pause the thinking ``session``: it must wait when it returns."""
@@ -95,14 +97,17 @@ class Places:
     def choose_to_pause(self, candidates: Iterable[Session]) -> Session | None:
         """Return the session to pause first: the youngest thinking session with a charge. Sessions
         of tenants above their share with several sessions are preferred."""
-        charged = self.footprints.charge_by_tenant
-        share = self.capacity_tokens / max(1, len(self.count_by_tenant))
-
-        def greedy(tenant: Hashable) -> bool:
-            return self.count_by_tenant[tenant] > 1 and charged.get(tenant, 0.0) > share
-
+        shares = len(self.count_by_tenant)
         thinking = (s for s in candidates if not s.under_way and s.charge and s.is_agent)
-        return max(thinking, key=lambda s: (greedy(s.charged_to), s.number), default=None)
+        return max(
+            thinking, key=lambda s: (self.is_greedy(s.charged_to, shares), s.number), default=None
+        )
+
+    def is_greedy(self, tenant: Hashable, shares: int) -> bool:
+        """Return whether several sessions of ``tenant`` need more than one of ``shares`` equal parts
+        of the memory."""
+        charged = self.charge_by_tenant.get(tenant, 0.0)
+        return self.count_by_tenant[tenant] > 1 and charged > self.capacity_tokens / shares
 
     def refresh(self, now: float) -> Iterator[Session]:
         """Update all charges; yield the sessions that are over."""
@@ -119,25 +124,20 @@ class Places:
                 yield session
 
     def surplus_session(self) -> Session | None:
-        """Return a session to drop if a bound is exceeded."""
+        """Return a session to drop if a bound is exceeded: the longest silent of the largest tenant."""
         if len(self.paused) > self.settings.max_paused:
-            return youngest_of_largest_tenant(self.paused.values())
-        if len(self.active) <= self.settings.max_sessions:
+            sessions, counts = self.paused, Counter(s.charged_to for s in self.paused.values())
+        elif len(self.active) > self.settings.max_sessions:
+            sessions, counts = self.active, self.count_by_tenant
+        else:
             return None
-        largest = self.count_by_tenant.most_common(1)[0][0]
-        idle = (s for s in self.active.values() if not s.under_way and s.charged_to == largest)
+        largest = counts.most_common(1)[0][0]
+        idle = (s for s in sessions.values() if not s.under_way and s.charged_to == largest)
         return next(idle, None)
 
     def _is_gone(self, session: Session, now: float) -> bool:
         silent = now - session.last_contact_s > self.settings.horizon_s
         return silent and self.footprints.return_probability(session, now) < _GONE
-
-
-def youngest_of_largest_tenant(sessions: Iterable[Session]) -> Session:
-    """Return the youngest session of the tenant with most sessions."""
-    candidates = [*sessions]
-    tenant = Counter(session.charged_to for session in candidates).most_common(1)[0][0]
-    return max((s for s in candidates if s.charged_to == tenant), key=lambda s: s.number)
 
 
 class WaitingSessions:

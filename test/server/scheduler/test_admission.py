@@ -220,7 +220,7 @@ def test_a_name_that_is_used_again_is_another_request(scheduler) -> None:
     scheduler.waiting_queue.pop()  # its client disconnects
     take_time(scheduler, ["1.0"])
     assert scheduler.gate.stats()["active_sessions"] == 1
-    assert not scheduler.gate.has_waiting_sessions
+    assert not scheduler.gate.waiting
 
 
 def test_arrivals_during_a_choice_displace_no_request(scheduler) -> None:
@@ -318,9 +318,9 @@ def test_an_abort_in_the_queue_is_noticed_by_its_length(always) -> None:
     aborted = scheduler.waiting_queue.pop(7)
     retry = Req("again", aborted.canopy.request.conversation, 90, 1.0)
     scheduler.add(retry)
-    seniority = scheduler.gate.seniority
-    assert seniority(aborted) == -1
-    assert seniority(retry) > max(map(seniority, scheduler.waiting_queue[:-1]))
+    assert aborted not in scheduler.gate.by_ticket
+    others = scheduler.waiting_queue[:-1]
+    assert retry.canopy.request.seniority > max(req.canopy.request.seniority for req in others)
 
 
 def test_a_retracted_request_keeps_its_admission() -> None:
@@ -348,7 +348,7 @@ def test_put_back_beside_a_chosen_request_both_keep_their_admission(reports: boo
         return SimpleNamespace(reqs=[urgent]), None
 
     scheduler.admission.choose(scheduler, scheduler.running_batch, choose)
-    assert [*scheduler.gate.tickets] == [running, urgent]
+    assert [*scheduler.gate.by_ticket] == [running, urgent]
     assert running.canopy.request.state is State.ADMITTED
 
 
@@ -364,7 +364,7 @@ def test_retracted_together_all_keep_their_admission(reports: bool) -> None:
         req.canopy.request.state = State.ADMITTED
         scheduler.add(req)
     scheduler.shown()
-    assert [*scheduler.gate.tickets] == retracted
+    assert [*scheduler.gate.by_ticket] == retracted
     assert {req.canopy.request.state for req in retracted} == {State.ADMITTED}
 
 

@@ -60,17 +60,17 @@ class Footprint(OpenGate):
         tiers = device_tokens, host_tokens
         capacity = sum(tiers) if exclusive else max(tiers)  # without it the host has copies
         self.gate = admission.SessionGate(GateSettings(**config), capacity)
-        self._arrived: set[int] = set()
+        self._seniority: dict[int, int] = {}
+        """Turns that wait or are answered: number -> number of the session."""
 
     def enter(self, number: int, request: Request, now: float) -> bool:
-        if number not in self._arrived:
-            self._arrived.add(number)
-            self.gate.arrive(number, request)
+        if number not in self._seniority:
+            self._seniority[number] = self.gate.arrive(number, request).number
         self.gate.advance(now)
         return not self.gate.holds(number)
 
     def ended(self, number: int, request: Request, now: float) -> None:
-        self._arrived.discard(number)
+        self._seniority.pop(number, None)
         self.gate.finish(number, request)
         self.gate.advance(now)
 
@@ -78,7 +78,7 @@ class Footprint(OpenGate):
         return self.gate.refresh_due_s
 
     def seniority(self, number: int) -> int | None:
-        return self.gate.seniority(number) if self.gate.has_waiting_sessions else None
+        return self._seniority.get(number, -1) if self.gate.waiting else None
 
 
 SESSION_GATES: dict[str, Callable[..., OpenGate]] = {"none": OpenGate, "footprint": Footprint}

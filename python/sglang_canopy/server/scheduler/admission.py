@@ -54,7 +54,7 @@ class Admission:
         request = req.canopy.request
         if request.warm_up is not None:
             request.seniority = request.warm_up.seniority
-        elif _is_gated(req) and not gate.has(req):
+        elif _is_gated(req) and req not in gate.by_ticket:
             self._end_departed(scheduler)
             gate.advance(gate.now)
             request.seniority = gate.arrive(req, request).number
@@ -97,7 +97,7 @@ class Admission:
         if gate is None and not order.is_on:
             return choose()
         self._end_departed(scheduler, running)
-        holds = gate is not None and gate.has_waiting_sessions
+        holds = gate is not None and bool(gate.waiting)
         may_hold = gate is not None and (holds or gate.activation.active)
         if not may_hold and not order.is_on:
             return self._admitted(choose())
@@ -120,7 +120,7 @@ class Admission:
         """Sort SGLang's ``queue``. While it chooses, leave out what would overdraw an older request's
         budget, and held requests that have joined meanwhile."""
         order, chooses = self.order, self._candidates is not None
-        if chooses and self.gate is not None and self.gate.has_waiting_sessions:
+        if chooses and self.gate is not None and self.gate.waiting:
             self._held += [req for req in queue if _is_held(req)]
             queue[:] = [req for req in queue if not _is_held(req)]
         if order.is_on:
@@ -182,7 +182,7 @@ class Admission:
         present = {*queue, scheduler.chunked_req}
         for batch in (scheduler.running_batch, scheduler.last_batch, *batches):
             present.update(getattr(batch, "reqs", None) or ())
-        tracked = dict.fromkeys((*arranged.requests(), *(() if gate is None else gate.tickets)))
+        tracked = dict.fromkeys((*arranged.requests(), *(() if gate is None else gate.by_ticket)))
         for req in tracked:
             if req.finished() or req not in present:
                 self.ended(req)
