@@ -89,10 +89,3 @@ def test_the_conversation_trace_by_its_known_numbers(data_dir: Path, tmp_path: P
     assert report["overview"]["distinct_blocks"] == 111_932
     assert 0.34 < report["hits"]["block_hit_ratio"] < 0.36
     assert report["notes"]
-
-
-def test_a_folder_that_cannot_be_created_is_reported(small_trace, tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    out = str(tmp_path / "file" / "out")
-    assert main(["characterize", str(small_trace), "--format", "bailian", "--out", out]) == 2
-    assert "cannot make the folder" in capsys.readouterr().err

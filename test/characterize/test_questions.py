@@ -13,7 +13,6 @@ from canopy_lab.characterize.observe import FINE_BINS, observe
 from canopy_lab.characterize.reuse_time import reuse_times
 from canopy_lab.characterize.skew import concentration, skew
 from canopy_lab.characterize.turns import turns
-from canopy_lab.sim.model import PRESETS
 from canopy_lab.sim.stack import lru_curve
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
@@ -124,11 +123,6 @@ def test_no_reuse_at_all_is_an_answer_too() -> None:
     assert times.all.reused_by_end == 0.0
     assert len(times.categories) == 0
     assert FINE_BINS > len(times.all.age_s) > 0
-
-
-def test_bytes_per_token_of_a_known_model() -> None:
-    """Qwen2-7B: 0.875 MB for 16 tokens (Section 3.5)."""
-    assert PRESETS["qwen2.5-7b"].kv_bytes_per_token() * 16 == 0.875 * 2**20
 
 
 def test_capacity_of_a_loop_is_the_loop() -> None:

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from canopy_lab.cli import main as cli
 from sglang_canopy import SGLANG_VERSION, releases
 from sglang_canopy.config.refusals import all_unsupported, unsupported
 from sglang_canopy.config.setups import POLICIES, SETUPS
@@ -274,10 +273,3 @@ def test_the_status_and_the_text(kind) -> None:
     report = Report("--x", {"python": "3"}, [Finding(kind, "so it is")])
     assert report.status == (kind in (REFUSED, FAULT))
     assert f"**{kind}**: so it is" in report.text()
-
-
-def test_the_doctors_own_help_is_its_own(capsys) -> None:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["doctor", "--help"])
-    assert stop.value.code == 0
-    assert "sglang serve" in capsys.readouterr().out

@@ -85,19 +85,6 @@ def test_a_query_sees_by_position_and_not_by_row():
         assert out[:, 0, 0].tolist() == pytest.approx([1.0, 2.5, 3.5])
 
 
-def test_many_queries_cross_block_borders():
-    torch.manual_seed(3)
-    n = 301
-    k, v = (pool(n, 64, 1, torch.float32, 1, "NHD") for _ in range(2))
-    rows = attention.Rows.single(
-        torch.randperm(n)[:130].sort()[0].to(DEVICE), torch.randperm(n).to(DEVICE)
-    )
-    q = torch.randn(130, 2, 64, device=DEVICE)
-    expected = attention.reference(q, k, v, rows, 0.125)
-    for backend in BACKENDS:
-        close(attention.sparse_prefill(q, k, v, rows, 0.125, backend), expected, torch.float32)
-
-
 def test_an_empty_batch_of_queries_is_nothing():
     k = torch.zeros(4, 1, 1, 64, device=DEVICE)
     rows = attention.Rows.single(

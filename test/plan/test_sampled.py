@@ -186,12 +186,6 @@ def test_a_short_trace_is_simulated_whole(sample):
     assert small_plan(sample_requests=sample).predicted == 0
 
 
-def test_policies_and_ttls_are_searched_on_a_part_too():
-    plan = small_plan(sample_requests=8, policy="wa")
-    assert plan.predicted > 0
-    assert {row.configuration.policy for row in plan.result.rows.values()} == {"wa"}
-
-
 def test_the_busiest_part_is_consecutive_and_begins_at_zero():
     trace = CompactTrace(record(at, [at]) for at in (0, 10, 20, 30, 31, 32, 50, 60))
     part = busiest(trace, 3)

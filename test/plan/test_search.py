@@ -171,13 +171,6 @@ def test_equal_searches_evaluate_the_same_in_the_same_order():
     assert list(one.rows) == list(two.rows)
 
 
-def test_nothing_is_evaluated_twice():
-    model = Cache()
-    search(SPACE, OBJECTIVES, model, certain_of=model.certain_of)
-    asked = [c for batch in model.batches for c in batch]
-    assert len(asked) == len(set(asked))
-
-
 def test_without_certain_costs_the_search_still_ends_within_its_budget():
     model = Cache()
     found = search(SPACE, OBJECTIVES, model)

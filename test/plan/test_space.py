@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from canopy_lab.plan.planner import make_space
 from canopy_lab.plan.prices import load_prices
 from canopy_lab.plan.request import PlanRequest
-from canopy_lab.plan.sizes import between, gib_text, round_size, sizes
+from canopy_lab.plan.sizes import between, round_size, sizes
 from canopy_lab.plan.space import Configuration, Space
 
 
@@ -94,15 +94,6 @@ def test_halving_reaches_sizes_that_are_no_power_of_two():
     assert between(256, 512) == 384
     assert between(256, 384) == 320
     assert between(0, 8, least=4.5) is None
-
-
-def test_a_label_names_what_is_not_a_default():
-    c = Configuration(2, 1.5, "a", 4.0, 250.0, "group", "wa", page_size=64)
-    assert c.label() == ("2 x 1.5 GiB DRAM, 4 GiB a at 250 MiB/s, group TTL, wa, pages of 64")
-
-
-def test_sizes_as_text():
-    assert [gib_text(g) for g in (0.5, 64, 1536)] == ["512 MiB", "64 GiB", "1.5 TiB"]
 
 
 @pytest.mark.parametrize("asked_gib", [0.0, 200.0])

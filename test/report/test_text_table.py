@@ -17,16 +17,6 @@ def test_a_wide_table_is_neither_wrapped_nor_cut_short():
     assert table.splitlines()[2] == "x" * 300 + "  [bold]y[/bold]"
 
 
-def test_a_table_has_no_colours_even_in_a_colour_terminal(monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "20")
-    assert text_table(["a"], [["1"]]) == "a\n-\n1"
-
-
-def test_a_table_without_rows_is_its_header():
-    assert text_table(["one", "two"], []) == "one  two\n---  ---"
-
-
 def test_numbers_stay_short():
     assert [short_number(x) for x in (0, 1234, 12_345, 999_999, 4_560_000)] == [
         "0",

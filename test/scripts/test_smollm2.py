@@ -2,7 +2,6 @@
 
 import zipfile
 
-import numpy as np
 import pytest
 
 import smollm2
@@ -17,18 +16,6 @@ TOKENS = {
 }
 PROMPT_IDS = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
 BEST_NEXT, BEST_LOGIT = [504, 38634, 60, 15319, 7026], 28.02
-
-
-def test_rotary_rows_are_split_within_each_head():
-    # Two heads of four rows: GGUF holds pair 0, pair 1; Hugging Face firsts, then seconds.
-    rows = np.arange(8.0)[:, None]
-    apart = smollm2.interleaved_to_halves(rows, heads=2)
-    assert apart.ravel().tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
-
-
-def test_names_of_weights_are_mapped():
-    assert smollm2.hf_name("blk.3.attn_q.weight") == "model.layers.3.self_attn.q_proj.weight"
-    assert smollm2.hf_name("token_embd.weight") == "model.embed_tokens.weight"
 
 
 def test_another_file_is_refused_by_its_digest(tmp_path):

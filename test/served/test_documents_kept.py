@@ -101,17 +101,6 @@ def test_exact_and_approximate_requests_never_match_each_others_kv(client) -> No
     assert cached(ask(client, ids, bounds, 1, extra_key="another tenant")) == 0
 
 
-def test_an_exact_prefix_that_saves_as_much_is_kept(client) -> None:
-    learn(client, [(0, 1, 2, 3), (3, 2, 1, 0)])
-    client.flush()
-    ids, bounds = prompt((1, 3), 9)
-    whole = ask(client, ids, "off", 4)
-    again = ask(client, ids, bounds, 4)
-    assert cached(again) == len(ids) - 1
-    assert again["output_ids"] == whole["output_ids"]
-    assert report(again)["why"] == "its cached prefix saves as much as its stored documents"
-
-
 def test_at_ratio_1_every_turn_is_plain_serving_and_shares_its_kv(client) -> None:
     learn(client, [(0, 1, 2, 3), (3, 2, 1, 0)])
     for order in ((1, 3, 0, 2), (2, 3, 1, 0)):
@@ -185,16 +174,6 @@ def test_windows_pages_and_retraction(windows, ratio) -> None:
         assert alone == [ask(windows, ids, "off", 12)["output_ids"] for ids, _ in prompts]
     assert state(windows)["fallbacks"] == 0
     assert "Traceback" not in windows.server.log_text()
-
-
-@pytest.mark.long
-def test_a_prompt_that_no_pool_holds_is_refused_and_nothing_breaks(windows) -> None:
-    ids, bounds = prompt((0, 1, 2, 3))
-    sampling = {"max_new_tokens": 1, "custom_params": {"canopy_document_bounds": bounds}}
-    body = {"input_ids": ids + tokens(1200, 3), "sampling_params": sampling}
-    assert windows.send("/generate", body)[0] == 400
-    assert state(windows)["fallbacks"] == 0
-    assert windows.generate(tokens(10, 2), 1)["output_ids"]
 
 
 @pytest.fixture(scope="module")

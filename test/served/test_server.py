@@ -51,14 +51,6 @@ def test_a_prefix_is_found_again_and_the_pool_evicts(canopy_server) -> None:
     assert "Traceback" not in log
 
 
-def test_a_mixed_batch_is_served_together(canopy_server) -> None:
-    client = canopy_server
-    prompts = [token_ids(n, seed=n) for n in (3, 150, 400, 7)]
-    alone = [client.generate(p, 8)["output_ids"] for p in prompts]
-    client.flush()
-    assert [answer["output_ids"] for answer in client.generate(prompts, 8)] == alone
-
-
 def test_auto_with_a_host_and_a_disk_tier_generates_plain_sglangs_text(
     server, small_model, tmp_path
 ) -> None:

@@ -12,7 +12,6 @@ from prometheus_client import CollectorRegistry
 from sglang_canopy.radix.counters import MAX_CATEGORIES, OTHER, TENANT_ROWS, Counters
 from sglang_canopy.telemetry.metrics import Metrics
 from sglang_canopy.telemetry.reporter import Reporter
-from sglang_canopy.telemetry.series import CACHE
 from sglang_canopy.telemetry.status import Status
 from sglang_canopy.telemetry.window import POINT_S, Window
 from sglang_canopy.ttl.table import Group, TTLTable
@@ -215,11 +214,3 @@ def test_a_removed_group_shows_no_old_ttl(exported, registry) -> None:
     assert shown["0"] == 40.0
     assert shown["1"] != shown["1"]  # NaN
     assert shown["residual"] == 9.0
-
-
-def test_every_metric_has_a_table_row_of_its_own() -> None:
-    names = [m.name for m in CACHE]
-    assert len(set(names)) == len(names)
-    for metric in CACHE:
-        assert metric.kind in ("counter", "gauge")
-        assert metric.name.endswith("_total") == (metric.kind == "counter")

@@ -27,23 +27,3 @@ def test_a_name_that_the_module_lost_is_noticed() -> None:
     with pytest.raises(AttributeError), replaced(module, a=2, gone=3):
         pass
     assert module.a == 1
-
-
-def test_the_original_takes_our_datasets_and_options(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("sglang")
-    from sglang_canopy.bench_serving import run
-
-    with pytest.raises(SystemExit) as stopped:
-        run(["--help"])
-    assert stopped.value.code == 0
-    text = capsys.readouterr().out
-    for word in (
-        "bailian",
-        "agentic",
-        "sglang-log",
-        "sharegpt",
-        "--no-labels",
-        "--gsp-num-groups",
-        "openai",
-    ):
-        assert word in text
