@@ -2,14 +2,8 @@ import json
 
 import pytest
 
-from canopy_lab.sim.model import ModelShape, load_model_shape
+from canopy_lab.sim.model import load_model_shape
 from sglang_canopy.errors import CanopyError
-
-
-def test_bytes_by_hand():
-    # One layer, hidden 4, 2 heads of 2, 1 KV head, feed-forward 8.
-    shape = ModelShape(1, 4, 2, 1, 2, 8)
-    assert shape.kv_bytes_per_token() == 2 * 1 * 1 * 2 * 2
 
 
 def test_the_preset_equals_the_config(tmp_path):

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from canopy_lab.sim.driver import simulate
 from canopy_lab.sim.stack import lru_curve
-from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
 from support.trace_samples import flat, random_trace
 
@@ -36,8 +35,3 @@ def test_flat_traces_equal_a_list_that_moves_to_front(ids, capacity):
             stack.remove(block)
         stack.insert(0, block)
     assert lru_curve(flat(ids), chunk_accesses=9).block_hits(capacity) == hits
-
-
-def test_an_empty_trace_is_the_users_mistake():
-    with pytest.raises(CanopyError, match="no requests"):
-        lru_curve([])

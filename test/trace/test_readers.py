@@ -94,13 +94,6 @@ def test_skip_bad_ignores_that_many_lines_and_logs_it(tmp_path, caplog):
         read(path, "mooncake", skip_bad=1)
 
 
-def test_missing_or_unknown_inputs_are_reported_at_once(tmp_path: Path) -> None:
-    with pytest.raises(CanopyError, match="choose one of: bailian, mooncake"):
-        open_trace(tmp_path, "csv")
-    with pytest.raises(CanopyError, match="no trace at"):
-        open_trace(tmp_path / "missing", "mooncake")
-
-
 def test_the_page_of_traces_has_every_format() -> None:
     page = (Path(__file__).parents[2] / "docs/reference/traces.md").read_text(encoding="utf-8")
     first_table = page.split("## Formats")[1].split("## Which")[0]

@@ -100,13 +100,6 @@ def test_a_mistake_is_one_line(model_dir, capsys, flags, message):
     assert printed.count("\n") == 1
 
 
-def test_other_models_are_refused(tmp_path, capsys):
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    assert main(["--model", str(tmp_path)]) == 2
-    assert "supported are llama, mistral, qwen2" in capsys.readouterr().err
-    assert main(["--model", str(tmp_path / "no")]) == 2
-
-
 def test_three_formats_are_read(tmp_path):
     hotpot = {"context": [["T", ["One. ", "Two."]]], "question": "q", "answer": "a"}
     (tmp_path / "h.json").write_text(json.dumps([hotpot]))
