@@ -38,23 +38,20 @@ def test_values_have_the_type_of_their_field() -> None:
     assert (got.size_mb, got.share, got.extra) == (16, 0.5, {"a": 1})
 
 
-def test_a_value_out_of_bounds_is_refused_by_its_flag() -> None:
-    with pytest.raises(CanopyError, match="--sample-size-mb must be from 0 to 64, got 65"):
-        _read("--sample-size-mb", "65")
+@pytest.mark.parametrize(
+    ("flag", "value", "reason"),
+    [
+        ("--sample-size-mb", "65", "must be from 0 to 64, got 65"),
+        ("--sample-share", "nan", "must be from 0 to 1, got nan"),
+        ("--sample-extra", "{", "is not JSON"),
+        ("--sample-extra", "[1]", "must be a JSON object"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_flag(flag: str, value: str, reason: str) -> None:
+    with pytest.raises(CanopyError, match=f"{flag} {reason}"):
+        _read(flag, value)
     with pytest.raises(CanopyError, match="--sample-mode must be one of fast, slow, got 'odd'"):
         Sample(mode="odd")
-
-
-def test_a_parser_of_its_own_is_named_by_the_flag() -> None:
-    with pytest.raises(CanopyError, match="--sample-extra is not JSON"):
-        _read("--sample-extra", "{")
-    with pytest.raises(CanopyError, match="--sample-extra must be a JSON object"):
-        _read("--sample-extra", "[1]")
-
-
-def test_not_a_number_is_outside_every_bound() -> None:
-    with pytest.raises(CanopyError, match="--sample-share must be from 0 to 1, got nan"):
-        _read("--sample-share", "nan")
 
 
 def test_a_switch_takes_no_value() -> None:

@@ -9,11 +9,10 @@ from canopy_lab.advise.breaks import finder
 from canopy_lab.advise.breaks.cures import as_json, sentences
 from canopy_lab.advise.breaks.differences import kind_of
 from canopy_lab.advise.breaks.finder import Finder
-from canopy_lab.advise.breaks.memory import Memory, Recent
+from canopy_lab.advise.breaks.memory import Recent
 from canopy_lab.advise.breaks.read import NEEDS_TOKENIZER, NO_TEXT, read_breaks
 from canopy_lab.cli.main import main
 from canopy_lab.trace.openai_log import parse
-from canopy_lab.trace.prompts import LoggedPrompt
 from canopy_lab.trace.template import split_template
 from support import seeded_breaks as seeds
 
@@ -94,16 +93,6 @@ def test_memory_is_bounded_by_prompts_and_by_bytes(clean_log):
     assert by_prompts.breaks().findings[0].kind == "time"
     numbers = [one.number for one in by_prompts.memory._segments.values() if one.uses]
     assert len(numbers) == len(set(numbers)) == len(by_prompts.memory._segments)
-
-
-def test_forgotten_prompts_use_no_memory():
-    memory = Memory(most_prompts=1)
-    for number in range(50):
-        text = " ".join(prose(4, 20, number))
-        made = memory.prompt(LoggedPrompt(number, number, text), split_template(text))
-        memory.remember(made)
-    assert len(memory._prompts) == len(memory._segments) == 1
-    assert len(memory._of_sentence) <= 4
 
 
 def test_recent_keys_outlive_old_ones():

@@ -14,8 +14,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sglang_canopy.disk.journal import FIELDS, FILE
-from sglang_canopy.radix.saved_profile import read_or_set_aside
-from sglang_canopy.reuse.saved_curves import VERSION
 from support.disk_pages import chain, get, put, store_at
 from support.disk_recount import recount
 
@@ -143,12 +141,3 @@ def test_a_store_of_a_newer_version_starts_over(tmp_path) -> None:
     again = store_at(tmp_path)
     assert (again.unavailable, len(again)) == (None, 0)
     assert put(again, chain("a", 3)) == [True] * 3
-
-
-def test_a_profile_of_an_older_version_is_set_aside_unchanged(tmp_path, caplog) -> None:
-    path, older = tmp_path / "profile.json", STATE / "profile-1.json"
-    shutil.copy(older, path)
-    assert read_or_set_aside(str(path)) is None
-    assert not path.exists()
-    assert (tmp_path / "profile.json.bad").read_bytes() == older.read_bytes()
-    assert f"version {VERSION}" in caplog.text

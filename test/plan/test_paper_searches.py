@@ -35,14 +35,3 @@ def test_cost_regret_sees_what_dominated_volume_does_not(search):
     assert first_row["unmet"] == 0.0
     assert first_row["regret"] == pytest.approx(0.07, abs=0.03)
     assert judge.measures(grid[36:37])["unmet"] > 0.5
-
-
-def test_the_placebo_of_all_points_is_the_grid(search):
-    grid = [row(1.0 + i, 10.0 - i) for i in range(8)]
-    judge = search.Judge.from_rows(grid, grid)
-    all_of_them = search.placebo(judge, grid, len(grid))
-    assert all_of_them["of_grid"] == [1.0, 1.0, 1.0]
-    assert all_of_them["regret"] == [0.0, 0.0, 0.0]
-    few = search.placebo(judge, grid, 2)
-    assert few["regret"][0] > 0.0
-    assert few["of_grid"][1] < few["of_grid"][0] < few["of_grid"][2] <= 1.0

@@ -75,11 +75,6 @@ def test_small_pages_are_many_operations():
     )
 
 
-def test_storage_billed_by_use_pays_for_transfers():
-    d = disk(billing="used", read_per_gib=0.03, write_per_gib=0.06)
-    assert d.transfer_price(2 * 2**30, 2**30) == pytest.approx(0.12)
-
-
 def test_iops_beyond_the_included_cost_each_step_at_its_price():
     d = disk(
         per_gib_month=0,
@@ -100,12 +95,6 @@ def test_a_size_is_sold_in_steps_and_from_a_smallest_on():
     d = disk(smallest_gib=375, step_gib=375)
     assert [d.bought_gib(gib) for gib in (1, 375, 376, 1500)] == [375, 375, 750, 1500]
     assert d.price_per_hour(1) == d.price_per_hour(375) < d.price_per_hour(376)
-
-
-def test_a_disk_billed_by_use_costs_its_held_bytes():
-    d = disk(billing="used")
-    assert d.price_per_hour(1000, used_gib=40) * 730 == pytest.approx(4)
-    assert d.price_per_hour(1000) * 730 == pytest.approx(100)
 
 
 def test_the_error_of_a_too_large_size_has_the_maximum():

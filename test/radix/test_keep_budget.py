@@ -136,6 +136,15 @@ def test_the_protection_of_an_awaited_prefix_is_no_request_to_keep_it(tree) -> N
     assert tree.core.protected.keeps.budget.tokens == 0
 
 
+def test_a_waiting_requests_prefix_outlives_newer_ones(tree) -> None:
+    for n in range(4):
+        tree.serve(talk(n), float(n))
+    awaiting(tree, [*talk(0), 7], 9.0)
+    tree.evict(60)
+    assert [tree.match(talk(n)) for n in range(4)] == [20, 0, 0, 0]
+    check(tree)
+
+
 def test_waiting_requests_of_one_tenant_protect_their_share_and_no_more(tree) -> None:
     for n in range(50):
         tree.serve(talk(n), float(n))

@@ -8,8 +8,6 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler import build_hicache_draft_sidecars
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
-from sglang_canopy.errors import CanopyError
-from sglang_canopy.storage.backend import CanopyStorage
 from support.kit_tree import CORES, FULL_CONFIGS, KitTree
 from support.live_tree import LiveTree, check
 
@@ -70,8 +68,3 @@ def test_a_drafts_kv_follows_the_targets_through_the_host() -> None:
     assert tree.kv(first) == first[:20]
     assert torch.equal(draft.k_buffer[0][slots(first)][:, 0, 0], computed)
     check(tree)
-
-
-def test_the_disk_refuses_a_drafts_pool_by_name() -> None:
-    with pytest.raises(CanopyError, match="draft"):
-        CanopyStorage.register_mem_host_pool_v2(object.__new__(CanopyStorage), None, "draft")

@@ -3,7 +3,6 @@
 import json
 import time
 from http.client import HTTPConnection
-from types import SimpleNamespace
 
 import pytest
 
@@ -75,23 +74,6 @@ def test_a_hint_whose_body_names_another_tenant_than_the_gateway_is_refused(serv
         assert code == 400
         assert "X-Canopy-Cache-Salt" in text
         assert not http.manager.sent
-
-
-def test_a_request_that_is_refused_takes_no_hints_with_it(serve: Serve) -> None:
-    """Validation refuses requests after they were stamped; hints are no part of the stamp."""
-    from sglang_canopy.server.http import entry, routes
-
-    for i in range(5):
-        routes.hints.add({"conversation": f"c{i}", "over": True}, 1.0)
-    entry.stamp(SimpleNamespace(sampling_params={}), {"category": "refused later"})
-    assert len(routes.hints) == 5
-    with serve() as http:
-        assert http("POST", "/canopy/hint", None, HINT)[0] == 200
-        (message,) = sent_by(http, 1)
-        assert {hint["conversation"] for hint in unpack(message.removeprefix(HINTS.prefix))} == {
-            "a",
-            *map("c{}".format, range(5)),
-        }
 
 
 def test_with_hints_off_the_route_is_closed_to_all(serve, monkeypatch):

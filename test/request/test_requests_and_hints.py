@@ -165,24 +165,6 @@ def test_a_server_with_another_cache_takes_hints_and_does_nothing() -> None:
     assert not arrivals.internal_state_set(None, scheduler, asked).updated
 
 
-def test_a_waiting_requests_prefix_outlives_older_ones() -> None:
-    from array import array
-
-    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
-    from sglang.srt.mem_cache.radix_cache import RadixKey
-
-    tree = LiveTree(64, "wa", {"quantum_tokens": 1})
-    for i in range(4):
-        tree.serve([10 * i, 10 * i + 1], time=float(i))
-    req = fake_req([0, 1, 2], [], {"time": 9.0})
-    tree.core.requests.register(req)
-    tree.cache.match_prefix(MatchPrefixParams(key=RadixKey(array("q", [0, 1, 2]), None), req=req))
-    tree.evict(6)
-    assert tree.match([0, 1]) == 2
-    assert tree.match([30, 31]) == 0
-    check(tree)
-
-
 def test_a_request_takes_every_field_of_a_stamp() -> None:
     values = ("tool", "gateway", True, 2, 1.5)
     stamp: dict[str, object] = {}

@@ -71,6 +71,8 @@ def broken():
     yield "infinite", with_counts("sums", [float("inf"), 0.0])
     yield "text", with_counts("sums", ["1", "2"])
     yield "missing", with_counts("growth", None)
+    yield "huge number", with_counts("sums", [10**400, 0.0])
+    yield "lone surrogate", {**good, "categories": {"\ud800": good["categories"][label]}}
     yield "huge label", {**good, "categories": {"x" * 10_000: {}}}
 
 

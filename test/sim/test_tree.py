@@ -59,21 +59,6 @@ def test_cuts_the_victims_tail_only_as_far_as_needed():
     assert tree.used_blocks == 7
 
 
-@pytest.mark.parametrize(
-    ("lengths", "capacity", "options", "cut"),
-    [
-        ((4, 2, 2), 7, {"quantum_tokens": 25}, (2, 3, 4)),  # at least the quantum
-        ((5, 1, 3), 6, {"quantum_tokens": 20}, (3, 4, 5)),  # not rounded up to a multiple of it
-        ((4, 2, 2), 7, {"whole_nodes": True}, (1, 2, 3, 4)),
-    ],
-)
-def test_a_cut_follows_its_options(lengths, capacity, options, cut):
-    fresh = iter(range(1, 99))
-    trace = [record(at, [next(fresh) for _ in range(n)]) for at, n in enumerate(lengths)]
-    _, cuts, _ = run(trace, capacity, **options)
-    assert [c.blocks for c in cuts] == [cut]
-
-
 def test_the_token_hit_of_a_partial_last_block_is_exact():
     trace = [record(0, [1, 2], tail=4), record(1, [1, 2], tail=4)]
     result = simulate(trace, make_policy("lru"), 10)

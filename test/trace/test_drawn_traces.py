@@ -65,20 +65,6 @@ def test_equal_seeds_give_equal_overlays_and_others_do_not(archive: Path, tmp_pa
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".partial")]
 
 
-def test_the_file_of_an_overlay_reads_back_equal(archive: Path, tmp_path: Path) -> None:
-    out = tmp_path / "o.jsonl.xz"
-    arguments = ["--archive", archive, "--conversations", 3, "--window-s", 50, "--seed", 4]
-    assert make_overlay([*map(str, arguments), "-o", str(out)]) == 0
-    overlaid = list(overlay(archive, 3, 50, 4))
-    read = list(open_trace(out, "agentic"))
-    assert len(overlaid) == len(read) == 15
-    for a, b in zip(overlaid, read, strict=True):
-        assert (a.time_s, a.blocks, a.conversation, a.user, a.turn, a.stop, a.category) == (
-            b.time_s, b.blocks, b.conversation, b.user, b.turn, b.stop, b.category
-        )  # fmt: skip
-        assert (a.input_tokens, a.output_tokens) == (b.input_tokens, b.output_tokens)
-
-
 def test_blocks_are_unique_to_their_conversation_and_times_sorted(archive: Path) -> None:
     requests = list(overlay(archive, 12, 1000, seed=7))
     assert len(requests) == 12 * 5

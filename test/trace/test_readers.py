@@ -122,15 +122,6 @@ def test_memory_does_not_grow_with_the_trace(tmp_path: Path) -> None:
     assert peak < 1_500_000
 
 
-def test_real_traces_read_whole(data_dir: Path) -> None:
-    conversation_trace = read(data_dir / "mooncake/conversation_first60.jsonl", "mooncake")
-    assert len(conversation_trace) == 6848
-    assert conversation_trace[0].blocks == tuple(range(14))
-    for request in conversation_trace:
-        assert len(request.blocks) == -(-request.input_tokens // 512)
-    assert 0.2 < sum(r.turn > 1 for r in conversation_trace) / 6848 < 0.4
-
-
 def test_agents_and_turns_of_an_agentic_archive_are_read(tmp_path: Path) -> None:
     document = {**conversation("c"), "tool_tokens": 100, "system_tokens": 28}
     first, child, *_ = document["requests"]  # type: ignore[misc]

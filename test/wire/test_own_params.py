@@ -113,17 +113,10 @@ def test_valid_fields_of_a_stamp_are_used() -> None:
     assert request.keep_until == 12.0
 
 
-class Req:
-    """An SGLang ``Req`` with the fields of forced outputs."""
-
-    rid = "r"
-    origin_input_ids = (1,)
-
-
 def test_a_forged_forced_output_is_ignored() -> None:
     scheduler = SimpleNamespace(server_args=SimpleNamespace(**{FORCED: True}))
     for value in (7, "text", {"a": 1}, [1.5], [[1]], [-1], None):
-        req = Req()
-        req.sampling_params = SimpleNamespace(custom_params={forced_output.KEY: value})
+        req = request_with({forced_output.KEY: value})
+        req.rid, req.origin_input_ids = "r", (1,)
         forced_output.request_created(req, scheduler)
         assert req.rid not in forced_output.running
