@@ -81,6 +81,12 @@ def rows(*ttft: float, cached: int = 0) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.fixture
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paired, "DRAWS", 100)
+
+
+@pytest.mark.usefixtures("few_draws")
 def test_the_interval_is_paired() -> None:
     """Slices differ a hundredfold, the arms by exactly a tenth: the interval has no width."""
     base = [rows(s, 2 * s) for s in (0.1, 1.0, 10.0)]
@@ -100,6 +106,7 @@ def test_the_interval_is_that_of_a_mean_of_slices() -> None:
     assert (high - low) / 2 == pytest.approx(1.96 * error, rel=0.12)
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_hits_differ_in_points() -> None:
     base = [rows(1.0, cached=2), rows(1.0, cached=2)]
     other = [rows(1.0, cached=5), rows(1.0, cached=5)]

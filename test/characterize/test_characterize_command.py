@@ -14,7 +14,7 @@ from canopy_lab.cli.main import main
 @pytest.fixture(scope="module")
 def small_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trace") / "small.jsonl"
-    write_trace(path, get_preset("small"), 400.0, 1)
+    write_trace(path, get_preset("small"), 200.0, 1)
     return path
 
 
@@ -80,6 +80,7 @@ def test_a_trace_of_one_request_is_no_trouble(tmp_path: Path) -> None:
     assert main(command) == 0
 
 
+@pytest.mark.long
 def test_the_conversation_trace_by_its_known_numbers(data_dir: Path, tmp_path: Path) -> None:
     trace = data_dir / "mooncake" / "conversation_first60.jsonl"
     command = ["characterize", str(trace), "--format", "mooncake", "--out", str(tmp_path)]

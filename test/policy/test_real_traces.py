@@ -45,7 +45,13 @@ def gain(request):
     return gain
 
 
-@pytest.mark.parametrize(("capacity", "points"), [(0.02, 3.0), (0.05, 1.3), (0.1, 0.5)])
+@pytest.mark.parametrize(
+    ("capacity", "points"),
+    [
+        (0.05, 1.3),
+        *(pytest.param(*pair, marks=pytest.mark.long) for pair in ((0.02, 3.0), (0.1, 0.5))),
+    ],
+)
 def test_wa_against_lru_on_the_conversation_trace(gain, capacity, points):
     assert gain("conversation", capacity) >= points
 
@@ -54,7 +60,9 @@ def test_wa_against_lru_on_agents(gain):
     assert gain("agentic", 0.05) >= 2.5
 
 
-@pytest.mark.parametrize("capacity", [0.01, 0.2, 0.5])
+@pytest.mark.parametrize(
+    "capacity", [0.2, *(pytest.param(share, marks=pytest.mark.long) for share in (0.01, 0.5))]
+)
 def test_wa_loses_nowhere_by_more_than_a_third_of_a_point(gain, capacity):
     assert gain("conversation", capacity) >= -0.3
     assert gain("synthetic", capacity) >= -0.3

@@ -2,6 +2,7 @@
 
 import http.client
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,21 +22,26 @@ LACKED = {
 """Hooks that are off on SGLang 0.5.22."""
 
 
+def greedy_ids(model_path: Path, prompts: list[list[int]], count: int) -> list[list[int]]:
+    """Return the first ``count`` tokens that transformers generates for each prompt."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(str(model_path), dtype=torch.float32)
+    options = {"do_sample": False, "min_new_tokens": count, "max_new_tokens": count}
+    outputs = [model.generate(torch.tensor([prompt]), **options)[0] for prompt in prompts]
+    return [ids[len(prompt) :].tolist() for prompt, ids in zip(prompts, outputs, strict=True)]
+
+
 def test_greedy_text_with_a_cache_is_transformers(canopy_server, small_model) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(small_model))
-    model = AutoModelForCausalLM.from_pretrained(str(small_model), dtype=torch.float32)
     story = "Once upon a time there was a small lighthouse on a rock in the sea. " * 8
     prompts = [tokenizer(story + end)["input_ids"] for end in ("Its keeper", "At night", "One day")]
     prompts += [prompts[0] + tokenizer(" was old. He")["input_ids"], prompts[1]]
     answers = [canopy_server.generate(p, 16) for p in prompts]
     assert [a["meta_info"]["cached_tokens"] > 100 for a in answers] == [False] + [True] * 4
-    for prompt, answer in zip(prompts, answers):
-        generated = model.generate(
-            torch.tensor([prompt]), do_sample=False, min_new_tokens=16, max_new_tokens=16
-        )
-        assert generated[0, len(prompt) :].tolist() == answer["output_ids"]
+    assert [answer["output_ids"] for answer in answers] == greedy_ids(small_model, prompts, 16)
 
 
 def test_a_prefix_is_found_again_and_the_pool_evicts(canopy_server) -> None:
@@ -51,9 +57,10 @@ def test_a_prefix_is_found_again_and_the_pool_evicts(canopy_server) -> None:
     assert "Traceback" not in log
 
 
-def test_auto_with_a_host_and_a_disk_tier_generates_plain_sglangs_text(
+def test_auto_with_a_host_and_a_disk_tier_generates_transformers_text(
     server, small_model, tmp_path
 ) -> None:
+    """test_differential.py compares with a server without Canopy."""
     prompts = [token_ids(64, seed=1) + token_ids(336, seed=2 + n) for n in range(6)]
 
     def texts(client: Any) -> list[list[int]]:
@@ -64,8 +71,7 @@ def test_auto_with_a_host_and_a_disk_tier_generates_plain_sglangs_text(
         return [answer["output_ids"] for answer in answers]
 
     cached: Counter[str] = Counter()
-    with server(small_model, kv_tokens=1280, environment={"SGLANG_PLUGINS": "none"}) as plain:
-        expected = texts(plain)
+    expected = greedy_ids(small_model, prompts, 8)
     tiers = ("--page-size", "16", "--enable-hierarchical-cache", "--hicache-ratio", "2")
     flags = ("--radix-eviction", "auto", *tiers, *disk_flags(tmp_path / "disk"))
     with server(small_model, *flags, kv_tokens=1280) as client:

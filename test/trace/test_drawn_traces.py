@@ -242,7 +242,8 @@ def published_observed(name: str) -> Observation:
     return observe(d.request for d in synthesise(get_preset(name).at_rate(rate), seconds, 1))
 
 
-@pytest.mark.parametrize("name", ["trace-a", pytest.param("trace-b", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_presets_meet_the_published_numbers(name: str) -> None:
     """``pytest -s`` prints every published number and ours."""
     rows = compare(name, published_observed(name))

@@ -59,7 +59,7 @@ def ever(meter, policy, capacity):
 # ---- against full simulations ----
 
 
-@settings(max_examples=15)
+@settings(max_examples=settings.default.max_examples // 5)
 @given(st.integers(0, 10_000), st.integers(20, 200))
 def test_with_all_blocks_sampled_the_meter_equals_the_simulation(seed, blocks):
     asked = MeterSetup((LRU, "wa"), (1.0, 2.0, 0.5), memory_s=math.inf)
@@ -312,7 +312,7 @@ def test_an_estimate_of_few_requests_has_a_wide_interval():
 # ---- ranks and bounds ----
 
 
-@settings(max_examples=10)
+@settings(max_examples=settings.default.max_examples // 5)
 @given(st.integers(0, 10_000))
 def test_two_ranks_with_equal_requests_give_equal_estimates(seed):
     stats_by_rank = []
