@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from canopy_lab.advise.advice import Below, advise
-from canopy_lab.advise.advice_text import about_agents
+from canopy_lab.advise.advice_text import about_agents, about_capacity, about_log
+from canopy_lab.advise.answers import Advice
 from canopy_lab.advise.arms import LRU, SGLANG_LRU
 from canopy_lab.advise.costs import CostModel
 from canopy_lab.advise.sample import Sample, read_sample, sample_of
@@ -17,17 +18,22 @@ from support.tiny_traces import ask
 PROFILE = load_profile("llama-3.1-8b-h100")
 
 
+def scanned(count: int, every_s: float = 1.0, talks: int = 20, named: bool = False) -> Sample:
+    """Chats that return among scans that never do: LRU evicts them, ``wa`` need not."""
+    rows = []
+    for at in range(count):
+        talk, turn = (at // 3) % talks, (at // 3) // talks
+        blocks, kind = range(talk * 1000, talk * 1000 + 4 + turn), "chat"
+        if at % 3:
+            blocks, kind, turn = range(10**6 + at * 8, 10**6 + at * 8 + 8), "scan", 0
+        name = f"{kind} {at if at % 3 else talk}" if named else None
+        rows.append(ask(at * every_s, blocks, talk=name, kind=kind, turn=turn + 1, block_tokens=64))
+    return sample_of(rows)
+
+
 @pytest.fixture(scope="module")
 def mixed() -> Sample:
-    """Chats that return after a while, among scans that never do: LRU handles them badly."""
-    rows = []
-    for at in range(1500):
-        if at % 3 == 0:
-            talk, turn = (at // 3) % 50, (at // 3) // 50
-            rows.append(ask(float(at), range(talk * 1000, talk * 1000 + 4 + turn), talk=f"t{talk}", kind="chat", turn=turn + 1, block_tokens=64))  # fmt: skip
-        else:
-            rows.append(ask(float(at), range(10**6 + at * 8, 10**6 + at * 8 + 8), talk=f"s{at}", kind="scan", block_tokens=64))  # fmt: skip
-    return sample_of(rows)
+    return scanned(1500, talks=50, named=True)
 
 
 @pytest.fixture(scope="module")
@@ -123,3 +129,45 @@ def test_the_memory_that_holds_agents_sessions_is_stated_for_agents_alone() -> N
     assert fits.endswith("for which the device has room.")
     people = [r for r in sample.requests if r.conversation == "person"]
     assert about_agents(advise(sample_of(people), PROFILE, capacity_tokens=100, jobs=1)) == []
+
+
+# ---- logs with little information ----
+
+
+def advised(sample: Sample, capacity_tokens: float = 150 * 64, *below: Below) -> Advice:
+    return advise(sample, PROFILE, capacity_tokens=capacity_tokens, below=below, jobs=1)
+
+
+def test_a_log_of_few_requests_is_too_short_for_advice() -> None:
+    got = advised(scanned(29))
+    assert got.decision.flag == "lru"
+    assert "has only 29 requests, too few to tell" in got.decision.sentence
+    assert "too few to tell" not in advised(scanned(30)).decision.sentence
+
+
+def test_requests_of_one_moment_have_an_interval() -> None:
+    """A bootstrap over a single window of time has no variance, and looked certain."""
+    got = advised(scanned(900, every_s=0.0))
+    assert (got.clusters, got.cluster_kind) == (50, "runs of requests")
+    gains = [row.gain for row in got.rows if row.gain.points]
+    assert gains
+    assert all(gain.low < gain.points < gain.high for gain in gains)
+    assert "all have the same time" in " ".join(about_log(got))
+    assert "same time" not in " ".join(about_log(advised(scanned(90))))
+
+
+def test_a_capacity_that_prompts_do_not_fit_is_doubted() -> None:
+    got = advised(scanned(300), 300)
+    assert got.too_long == pytest.approx(14 / 15)
+    assert "93.3 % of the prompts are longer than that" in about_capacity(got)
+    assert "longer than that" not in about_capacity(advised(scanned(300)))
+
+
+def test_the_gain_of_memory_is_reported_for_the_smallest_tier() -> None:
+    rows = [ask(float(i), range(i % 50 * 100, i % 50 * 100 + 64), block_tokens=64) for i in range(200)]  # fmt: skip
+    below = (Below("40 GB of host memory", 40.0), Below("and a disk of 100 GB", 100.0, disk=True))
+    sentence = advised(sample_of(rows), 64 * 64.0, *below).decision.sentence
+    assert sentence.endswith(" 40 GB of host memory would add 75.0 points.")
+    small = (Below("0.1 GB of host memory", 0.1), Below("and a disk of 100 GB", 100.0, disk=True))
+    sentence = advised(sample_of(rows), 64 * 64.0, *small).decision.sentence
+    assert sentence.endswith(" 0.1 GB of host memory and a disk of 100 GB would add 75.0 points.")

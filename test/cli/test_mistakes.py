@@ -30,6 +30,7 @@ def files(conversations, tmp_path) -> dict[str, Path]:
     logs = {
         "log": FIXTURES / "logs" / "traffic-own.jsonl",
         "served": FIXTURES / "logs" / "traffic-sglang.jsonl",
+        "texts": FIXTURES / "logs" / "texts-are-measured-by-the-servers-own-counts.jsonl",
     }
     written = {name: tmp_path / name for name in (*texts, "out")}
     return {"trace": conversations(120, every_ms=400), **logs, **written}

@@ -78,21 +78,3 @@ def test_a_plan_from_a_servers_log_names_the_servers_own_subtrees(log, tmp_path,
     printed = capsys.readouterr().out
     assert f"{path[0]:#x}" in printed
     assert "residual" in printed
-
-
-def test_a_trace_of_no_server_makes_no_plan(tmp_path, capsys):
-    trace = tmp_path / "t.jsonl"
-    row = {"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]}
-    trace.write_text(json.dumps(row))
-    args = ["plan", "ttl", str(trace), "--format", "mooncake", "--budget-gb", "0.5"]
-    assert main(args) == 2
-    assert "give the server's own request log" in capsys.readouterr().err
-
-
-def test_a_log_of_texts_alone_makes_no_plan(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    path = tmp_path / "server.log"
-    obj = {"input_ids": None, "text": "hello", "sampling_params": {}}
-    meta = {"completion_tokens": 4, "finish_reason": {"type": "stop"}}
-    path.write_text(event("finished", "a", 1.0, obj=obj, out={"meta_info": meta}))
-    assert main(["plan", "ttl", str(path), "--format", "sglang", "--budget-gb", "1"]) == 2
-    assert "without token ids" in capsys.readouterr().err
