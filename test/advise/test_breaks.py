@@ -153,8 +153,8 @@ def server_log(tmp_path, *, ids=False):
 
 
 def test_a_live_servers_request_log_is_read(tmp_path):
-    found = read_breaks(server_log(tmp_path), "sglang")
-    (one,) = found.findings
+    report = read_breaks(server_log(tmp_path), "sglang")
+    (one,) = report.findings
     assert (one.kind, one.place, one.per) == ("time", "system", "request")
     assert one.requests == 39
 
@@ -165,11 +165,11 @@ def test_token_ids_need_a_tokenizer(tmp_path):
     from tokenizers import Tokenizer, decoders
     from tokenizers.models import WordLevel
 
-    made = Tokenizer(WordLevel({chr(i): i for i in range(256)}, unk_token="\x00"))
-    made.decoder = decoders.Fuse()
-    made.save(str(tmp_path / "tokenizer.json"))
-    found = read_breaks(log, "sglang", tokenizer=str(tmp_path / "tokenizer.json"))
-    assert [one.kind for one in found.findings] == ["time"]
+    tokenizer = Tokenizer(WordLevel({chr(i): i for i in range(256)}, unk_token="\x00"))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    report = read_breaks(log, "sglang", tokenizer=str(tmp_path / "tokenizer.json"))
+    assert [one.kind for one in report.findings] == ["time"]
 
 
 def test_a_trace_of_blocks_holds_no_prompts(tmp_path):
@@ -177,9 +177,9 @@ def test_a_trace_of_blocks_holds_no_prompts(tmp_path):
 
 
 def test_a_long_log_is_read_in_part_and_the_report_states_it(tmp_path):
-    found = read_breaks(server_log(tmp_path), "sglang", most_prompts=20)
-    assert not found.is_whole
-    assert "the first 20 requests" in sentences(found)[0]
+    report = read_breaks(server_log(tmp_path), "sglang", most_prompts=20)
+    assert not report.is_whole
+    assert "the first 20 requests" in sentences(report)[0]
 
 
 # ---- what is shown ----
@@ -250,5 +250,5 @@ def test_claude_codes_billing_line_has_the_clients_own_switch_as_its_cure(tmp_pa
             system = [{"type": "text", "text": nonce}, {"type": "text", "text": "Be brief. " * 300}]
             body = {"system": system, "messages": [{"role": "user", "content": f"turn {at}"}]}
             out.write(json.dumps({"time": 1.7e9 + at, "body": body}) + "\n")
-    found = read_breaks(path, "openai")
-    assert "set CLAUDE_CODE_ATTRIBUTION_HEADER=0" in sentences(found)[1]
+    report = read_breaks(path, "openai")
+    assert "set CLAUDE_CODE_ATTRIBUTION_HEADER=0" in sentences(report)[1]

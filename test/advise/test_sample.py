@@ -38,32 +38,21 @@ def chat_log(path: Path, rows: int, named: bool = False) -> Path:
     return path
 
 
-def test_a_sample_has_whole_conversations_within_its_limit():
-    kept, rows = Thinned(100, 10**9), talks(200, 5)
-    for row in rows:
-        key = conversation_key(row)
-        if kept.selects(key):
-            kept.add(key, row)
-    got = kept.rows()
-    assert 50 <= len(got) <= 100
-    assert kept.one_in in (8, 16, 32)
-    names = {r.conversation for r in got}
-    assert len(got) == 5 * len(names)
-    assert [r.time_s for r in got] == sorted(r.time_s for r in got)
-
-
-def test_the_sample_does_not_depend_on_the_order():
-    rows = talks(200, 5)
-    shuffled = rows[:]
-    random.Random(3).shuffle(shuffled)
-    kept = []
+def test_a_sample_has_whole_conversations_within_its_limit_in_any_order():
+    rows, samples = talks(200, 5), []
+    shuffled = random.Random(3).sample(rows, len(rows))
     for order in (rows, shuffled):
         thinned = Thinned(100, 10**9)
         for row in order:
             if thinned.selects(conversation_key(row)):
                 thinned.add(conversation_key(row), row)
-        kept.append(thinned.rows())
-    assert kept[0] == kept[1]
+        assert thinned.one_in in (8, 16, 32)
+        samples.append(thinned.rows())
+    sample, of_shuffled = samples
+    assert sample == of_shuffled
+    assert 50 <= len(sample) <= 100
+    assert len(sample) == 5 * len({r.conversation for r in sample})
+    assert [r.time_s for r in sample] == sorted(r.time_s for r in sample)
 
 
 def test_blocks_are_merged_before_conversations_are_dropped():

@@ -25,12 +25,12 @@ def test_a_sweep_does_bounded_work_and_resumes(tmp_path):
 def test_groups_have_their_own_ttl_and_keep_it_under_another_table(tmp_path):
     table = TTLTable(groups=(Group(7, 1000.0), Group(9, 10.0)), residual_ttl_s=100.0)
     store = store_at(tmp_path, pages=16, ttl=table)
-    kept, short, rest = chain("a", 2), chain("b", 2), chain("c", 2)
-    put(store, kept, group=0)
+    long, short, rest = chain("a", 2), chain("b", 2), chain("c", 2)
+    put(store, long, group=0)
     put(store, short, group=1)
     put(store, rest)
     store.clock.now += 200
-    assert [store.leading(k) for k in (kept, short, rest)] == [2, 0, 0]
+    assert [store.leading(k) for k in (long, short, rest)] == [2, 0, 0]
     store.close()
     again = store_at(
         tmp_path, pages=16, now=Clock(1200.0), ttl=TTLTable(groups=(Group(3, 1.0), Group(9, 500.0)))

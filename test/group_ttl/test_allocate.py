@@ -49,8 +49,8 @@ def at_least(step_s: float) -> float:
 
 
 def test_hits_and_bytes_of_one_group_by_hand() -> None:
-    found = counted([[(4.0, 100), (None, 10)]], 100.0)
-    curves = found.exact()
+    counts = counted([[(4.0, 100), (None, 10)]], 100.0)
+    curves = counts.exact()
     four, eight = np.searchsorted(GRID_S, [4.0, 8.0])
     assert curves.hits[0, four - 1] == 0
     assert curves.hits[0, four] == curves.hits[0, -1] == 100
@@ -72,9 +72,9 @@ def test_an_interval_that_was_cut_off_is_not_one_that_ended() -> None:
 
 def test_sparse_groups_shrink_to_the_overall_curve() -> None:
     many = [(4.0, 10)] * 50 + [(None, 10)] * 50
-    found = counted([many, [(None, 10)]], 100.0)
-    alone = found.expected(0.0).hits[:, -1] / found.weight
-    leaning = found.expected(100.0).hits[:, -1] / found.weight
+    counts = counted([many, [(None, 10)]], 100.0)
+    alone = counts.expected(0.0).hits[:, -1] / counts.weight
+    leaning = counts.expected(100.0).hits[:, -1] / counts.weight
     assert alone[1] == 0.0
     assert 0.4 < leaning[1] < 0.5
     assert leaning[0] == pytest.approx(alone[0], abs=0.02)
@@ -85,16 +85,16 @@ def test_bytes_of_an_unused_group_go_to_a_reused_one() -> None:
     curves = counted([hot, cold], 100.0).exact()
     budget = 10 * 100 * 30.0 / 100
     assert fixed_step(curves, budget) < np.searchsorted(GRID_S, 30.0)
-    found = allocate(curves, budget * 1.1)
-    assert found.ttl_s.tolist() == [at_least(30.0), 0.0]
-    assert (found.hits, found.mean_tokens) == (1000, pytest.approx(budget))
+    allocation = allocate(curves, budget * 1.1)
+    assert allocation.ttl_s.tolist() == [at_least(30.0), 0.0]
+    assert (allocation.hits, allocation.mean_tokens) == (1000, pytest.approx(budget))
 
 
 def test_a_budget_for_everything_keeps_all_reused_pages() -> None:
     curves = counted([[(5.0, 1), (50.0, 1)], [(500.0, 1), (None, 9)]], 1000.0).exact()
-    found = allocate(curves, 1e9)
-    assert found.hits == 3
-    assert found.ttl_s.tolist() == [at_least(50.0), at_least(500.0)]
+    allocation = allocate(curves, 1e9)
+    assert allocation.hits == 3
+    assert allocation.ttl_s.tolist() == [at_least(50.0), at_least(500.0)]
 
 
 @pytest.mark.parametrize("budget", [0.0, -1.0, float("nan"), float("inf")])
@@ -138,9 +138,9 @@ def test_it_is_near_brute_force_and_never_below_one_ttl(problem: tuple[Curves, f
 def test_it_is_within_one_step_of_the_linear_bound(problem: tuple[Curves, float]) -> None:
     curves, budget = problem
     bound = linear_bound(curves, budget)
-    found = allocate(curves, budget)
-    assert found.hits <= bound * (1 + 1e-6) + 1e-6
-    assert found.hits >= bound - envelope_steps(curves).max() - 1e-6
+    allocation = allocate(curves, budget)
+    assert allocation.hits <= bound * (1 + 1e-6) + 1e-6
+    assert allocation.hits >= bound - envelope_steps(curves).max() - 1e-6
 
 
 @given(problems(most=5))

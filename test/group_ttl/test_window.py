@@ -37,9 +37,9 @@ def seen(seconds: float = 3600.0) -> Paths:
 def test_a_prefix_of_all_requests_is_no_group_and_tenants_are() -> None:
     log = seen()
     budget = fixed_ttls(segments_of(log), [30.0])[0].mean_tokens
-    found = choose_groups(segments_of(log), budget, GroupSelection(8))
-    assert UNIVERSAL not in found.roots
-    assert SLOW in found.roots
+    groups = choose_groups(segments_of(log), budget, GroupSelection(8))
+    assert UNIVERSAL not in groups.roots
+    assert SLOW in groups.roots
 
 
 def test_a_window_learns_the_same_for_the_next_hour() -> None:

@@ -106,8 +106,8 @@ def test_a_line_of_midpoints_is_followed_to_its_end():
             return {**row, **c.to_json(), "mean_ttft_s": 2 - worth, "cost": self.cost(c)}
 
     space = replace(SPACE, disks=("slow",), speeds={"slow": (125.0, 1000.0)}, choices={})
-    volume, _, found = share_of_grid(Filter(), space, space.finer(16, 8))
-    assert max(c.dram_gib for c in found.rows if c.disk and c.disk_mib_s == 125.0) == 1024.0
+    volume, _, outcome = share_of_grid(Filter(), space, space.finer(16, 8))
+    assert max(c.dram_gib for c in outcome.rows if c.disk and c.disk_mib_s == 125.0) == 1024.0
     assert volume >= 0.97
 
 
@@ -122,8 +122,8 @@ def test_bandwidth_is_searched_if_a_class_sells_it():
             return super().cost(c) + 0.002 * c.disk_mib_s
 
     space = replace(SPACE, disks=("slow",), speeds={"slow": (125.0, 1000.0)}, choices={})
-    found = share_of_grid(Sold(working_set=2000.0), space, space)[2]
-    front = [list(found.rows)[i] for i in OBJECTIVES.front(list(found.rows.values()))]
+    outcome = share_of_grid(Sold(working_set=2000.0), space, space)[2]
+    front = [list(outcome.rows)[i] for i in OBJECTIVES.front(list(outcome.rows.values()))]
     assert {c.disk_mib_s for c in front if c.disk} - {125.0, 1000.0}
 
 
@@ -140,8 +140,8 @@ def test_useful_group_ttls_are_found_and_useless_ones_dropped_early():
 
 def test_dram_is_not_expanded_after_a_step_without_gain():
     # The working set is far smaller than the middle of the axis.
-    found = share_of_grid(Cache(working_set=2.0, hot=1.0))[2]
-    assert found.stages.get("expansion", 0) == 0
+    outcome = share_of_grid(Cache(working_set=2.0, hot=1.0))[2]
+    assert outcome.stages.get("expansion", 0) == 0
     grown = share_of_grid(Cache(working_set=2000.0))[2]
     assert max(c.dram_gib for c in grown.rows) == SPACE.dram_gib[-1]
 
@@ -152,9 +152,9 @@ def test_a_cliff_at_the_end_of_dram_is_seen():
             fits = c.dram_gib >= SPACE.dram_gib[-2]
             return {**super().row(c), "mean_ttft_s": 0.1 if fits else 2.0}
 
-    _, _, found = share_of_grid(Cliff(working_set=1e9))
-    assert min(row["mean_ttft_s"] for row in found.rows.values()) == 0.1
-    first = [c for c in found.rows if c.dram_gib == SPACE.dram_gib[-2] and c.disk is None]
+    _, _, outcome = share_of_grid(Cliff(working_set=1e9))
+    assert min(row["mean_ttft_s"] for row in outcome.rows.values()) == 0.1
+    first = [c for c in outcome.rows if c.dram_gib == SPACE.dram_gib[-2] and c.disk is None]
     assert first
 
 
@@ -173,15 +173,15 @@ def test_equal_searches_evaluate_the_same_in_the_same_order():
 
 def test_without_certain_costs_the_search_still_ends_within_its_budget():
     model = Cache()
-    found = search(SPACE, OBJECTIVES, model)
-    assert 0 < len(found.rows) <= found.budget
+    outcome = search(SPACE, OBJECTIVES, model)
+    assert 0 < len(outcome.rows) <= outcome.budget
 
 
 def test_a_space_without_disks_is_a_line():
     space = Space(sizes(1024, 9), (0.0,), ())
-    volume, _, found = share_of_grid(Cache(), space, space.finer(64, 1))
+    volume, _, outcome = share_of_grid(Cache(), space, space.finer(64, 1))
     assert volume > 0.98
-    assert all(c.disk is None for c in found.rows)
+    assert all(c.disk is None for c in outcome.rows)
 
 
 def test_negligible_differences_add_no_volume():

@@ -144,14 +144,9 @@ def test_groups_of_another_trace_are_omitted_with_a_note():
     assert "2 groups of this trace left out" in notes["group_ttls"]
 
 
-def test_the_window_of_a_trace_gives_a_table_in_its_own_ids():
-    table = work().group_table(16 * 64 * PROFILE.kv_bytes_per_token / GIB)
-    assert table.hash == TRACE_HASH
-    assert table.block_tokens == 64
-
-
-def test_a_group_present_from_the_beginning_gets_its_own_ttl():
+def test_a_group_present_from_the_beginning_gets_its_own_ttl_in_the_traces_ids():
     table = work().group_table(24 * 64 * PROFILE.kv_bytes_per_token / GIB)
+    assert (table.hash, table.block_tokens) == (TRACE_HASH, 64)
     ttls = {group.root: group.ttl_s for group in table.groups}
     assert 0 < ttls[1_000_000] < 120  # the kind that repeats within seconds
 

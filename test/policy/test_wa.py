@@ -73,8 +73,8 @@ def test_by_default_a_conversations_own_gaps_refine_its_category():
 def test_the_expected_leaf_is_the_victim(ranks, leaves, now, turned):
     policy = policy_with(ranks)
     order = sorted(enumerate(leaves), reverse=turned)
-    made = {at: leaf_of(policy, label, time, **fields) for at, (label, time, fields) in order}
-    assert policy.victim(now) == (made[0], 0)
+    leaf_at = {at: leaf_of(policy, label, time, **fields) for at, (label, time, fields) in order}
+    assert policy.victim(now) == (leaf_at[0], 0)
 
 
 @pytest.mark.parametrize("tenant", [None, "liar"])
@@ -100,20 +100,12 @@ def test_a_known_return_competes_with_the_curves():
         assert (policy.victim(0.0).leaf is hinted) is goes_first
 
 
-def test_an_overdue_return_ranks_by_its_category():
-    policy = policy_with({"k": [1], "better": [5]})
-    hinted = leaf_of(policy, "k", 0.0, return_at=20.0)
-    leaf_of(policy, "better", 0.0)
-    assert policy.victim(19.9).leaf is not hinted
-    assert policy.victim(40.0).leaf is hinted
-
-
 def test_a_leaf_to_keep_is_spared_until_its_time_and_no_longer():
     policy = policy_with({"k": [1]})
-    kept = leaf_of(policy, "k", 0.0, keep_until=50.0)
+    spared = leaf_of(policy, "k", 0.0, keep_until=50.0)
     other = leaf_of(policy, "k", 5.0)
     assert policy.victim(10.0).leaf is other
-    assert policy.victim(50.0).leaf is kept
+    assert policy.victim(50.0).leaf is spared
 
 
 def test_a_hint_acts_on_a_leaf_that_is_admitted_again():

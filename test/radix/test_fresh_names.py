@@ -23,7 +23,7 @@ from sglang_canopy.tenant import Vouched
 from sglang_canopy.whatif import meter
 from sglang_canopy.whatif.meter import Memory, Meter, MeterSetup
 from sglang_canopy.whatif.sampled_caches import Origins
-from support.containers import entries
+from support.containers import entries, growth
 from support.live_tree import LiveTree, fake_req
 
 KV_TOKENS = 512
@@ -99,31 +99,21 @@ KINDS = {"vouched": vouched, "one tenant": fresh("conversation", "category")}
 KINDS |= {"everything": everything}
 
 
-def growth(kind: str, first: int, last: int) -> dict[str, tuple[int, int]]:
-    """Containers that hold more entries after ``last`` requests than after ``first``."""
+def growth_of(kind: str, first: int, last: int) -> dict[str, tuple[int, int]]:
     server = Server("wa")
-    before: dict[str, int] = {}
-    for number in range(last):
-        server.serve(**KINDS[kind](number))
-        if number == first:
-            before = server.entries()
-    after = server.entries()
-    return {
-        place: (before.get(place, 0), count)
-        for place, count in after.items()
-        if count > 1.1 * before.get(place, 0) + SLACK
-    }
+    names = KINDS[kind]
+    return growth(server, lambda number: server.serve(**names(number)), first, last, 0.1, SLACK)
 
 
 @pytest.mark.parametrize(
     "kind", ["vouched", "one tenant", pytest.param("everything", marks=pytest.mark.long)]
 )
 def test_no_container_grows_with_new_names(kind) -> None:
-    assert growth(kind, 1_300, 2_200) == {}
+    assert growth_of(kind, 1_300, 2_200) == {}
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ["everything", "vouched"])
 def test_no_container_grows_with_100_000_new_names(kind) -> None:
-    assert growth(kind, 5_000, 100_000) == {}
+    assert growth_of(kind, 5_000, 100_000) == {}

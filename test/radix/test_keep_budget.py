@@ -247,8 +247,8 @@ def test_simulator_and_live_cache_grant_and_evict_the_same() -> None:
                     **labels,
                 )
             )
-            about = {"path": path, "block_tokens": PAGE, **labels}
-            served = live.serve(tokens_of(step, PAGE), step["time"], **about)
+            stamp = {"path": path, "block_tokens": PAGE, **labels}
+            served = live.serve(tokens_of(step, PAGE), step["time"], **stamp)
             assert served == hit * PAGE
             assert live.core.protected.keeps.budget.by_tenant == sim.keeps.budget.by_tenant
             recount(sim)

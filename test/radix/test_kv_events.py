@@ -31,8 +31,8 @@ def cached(tree: LiveTree, medium: str) -> Cached:
     def visit(node: Any, above: tuple[int, ...]) -> None:
         tokens = above + tuple(node.key.raw_token_ids() if node.parent is not None else ())
         data = node.component_data[ComponentType.FULL]
-        here = data.value if medium == GPU else data.host_value
-        if node.parent is not None and here is not None:
+        slots = data.value if medium == GPU else data.host_value
+        if node.parent is not None and slots is not None:
             ends = range(len(above) + PAGE, len(tokens) + 1, PAGE)
             prefixes.update((node.key.cache_salt, tokens[:end]) for end in ends)
         for child in node.children.values():

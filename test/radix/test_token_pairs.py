@@ -48,8 +48,8 @@ def test_a_drafts_kv_follows_the_targets_through_the_host() -> None:
         device="cpu",
         enable_memory_saver=False,
     )
-    made = build_hicache_draft_sidecars(draft_device_pools=(draft,), tree_cache=tree.cache)
-    for spec, entry in zip(*made, strict=True):
+    sidecars = build_hicache_draft_sidecars(draft_device_pools=(draft,), tree_cache=tree.cache)
+    for spec, entry in zip(*sidecars, strict=True):
         tree.cache.register_sidecar_pool(spec, entry)
     first, second = list(range(1, 22)), list(range(501, 532))
 

@@ -110,8 +110,8 @@ def test_the_page_lists_the_fields_that_pass_each_gateway(gateway, workers, tmp_
 
 
 def test_without_a_gateway_everything_arrives(workers) -> None:
-    found = arrived(workers[0].url, workers)
-    assert all(set(rows.values()) <= {YES} for rows in found.values())
+    outcomes_of = arrived(workers[0].url, workers)
+    assert all(set(rows.values()) <= {YES} for rows in outcomes_of.values())
 
 
 @pytest.mark.parametrize("gateway", sorted(MODULES))

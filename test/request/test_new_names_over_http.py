@@ -19,7 +19,7 @@ from sglang_canopy.request.access import Refused
 from sglang_canopy.server.http import entry
 from sglang_canopy.server.http.explaining import Explaining
 from sglang_canopy.wire.hints import Waiting
-from support.containers import entries
+from support.containers import entries, growth
 
 SLACK = 16
 
@@ -79,29 +79,15 @@ class Process:
         return entries(self.entry, self.hints, self.explaining, self.orders, self.heads)
 
 
-def growth(process: Process, first: int, last: int) -> dict[str, tuple[int, int]]:
-    """Containers that hold more entries after ``last`` requests than after ``first``."""
-    before: dict[str, int] = {}
-    for number in range(last):
-        process.serve(number)
-        if number == first:
-            before = process.entries()
-    return {
-        place: (before.get(place, 0), count)
-        for place, count in process.entries().items()
-        if count > 1.02 * before.get(place, 0) + SLACK
-    }
-
-
 @pytest.fixture
 def process(monkeypatch) -> Iterator[Process]:
-    made = Process(monkeypatch)
-    yield made
-    made.loop.close()
+    parts = Process(monkeypatch)
+    yield parts
+    parts.loop.close()
 
 
 def test_no_container_of_the_http_process_grows_with_new_names(process) -> None:
-    assert growth(process, 4_200, 4_500) == {}
+    assert growth(process, process.serve, 4_200, 4_500, 0.02, SLACK) == {}
     # The sweep covers all containers: each has an entry.
     filled = {place.partition(".")[0] for place, count in process.entries().items() if count}
     assert {"BoundedByTenant", "Orders"} <= filled
@@ -110,4 +96,4 @@ def test_no_container_of_the_http_process_grows_with_new_names(process) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_no_container_of_the_http_process_grows_with_100_000_new_names(process) -> None:
-    assert growth(process, 5_000, 100_000) == {}
+    assert growth(process, process.serve, 5_000, 100_000, 0.02, SLACK) == {}

@@ -55,9 +55,9 @@ def broken():
     label = next(iter(good["categories"]))
 
     def with_counts(key, values):
-        made = copy.deepcopy(good)
-        made["categories"][label][key] = values
-        return made
+        changed = copy.deepcopy(good)
+        changed["categories"][label][key] = values
+        return changed
 
     yield "no object", [1, 2]
     yield "no version", {"categories": {}}

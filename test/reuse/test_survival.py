@@ -39,29 +39,12 @@ def test_survival_by_hand():
     assert curve[6] == 0.0
 
 
-def test_dropping_censored_tips_would_overstate_returns():
-    continued, waiting = counts(_4=10), counts(_9=30)
-    assert survival_curve(continued, waiting)[5] == pytest.approx(0.75)
-    assert survival_curve(continued, counts())[5] == 0.0
-
-
 def test_a_sparse_category_shrinks_to_the_coarser_curve():
     prior = survival_curve(counts(_4=50), counts(_9=50))
     few = survival_curve(counts(), counts(_9=2), prior, 10.0)
     many = survival_curve(counts(), counts(_9=2000), prior, 10.0)
     assert few[5] == pytest.approx(1 - 5 / 12)
     assert many[5] > 0.99
-
-
-def test_the_rank_by_hand():
-    # Half return in bin 3 (0.5 to 0.71 s), none later.
-    curve = [1.0] * 4 + [0.5] * (BINS - 4)
-    rank = gittins_rank(curve)
-    width = EDGES[4] - EDGES[3]
-    assert rank[3] == pytest.approx(0.5 / (0.75 * width))
-    assert rank[0] == pytest.approx(0.5 / (EDGES[3] + 0.75 * width))
-    assert rank[0] < rank[1] < rank[2] < rank[3]
-    assert rank[4:] == [0.0] * (BINS - 4)
 
 
 @given(st.lists(st.floats(0.0, 1.0), min_size=BINS - 1, max_size=BINS - 1))

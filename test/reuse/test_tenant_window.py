@@ -85,18 +85,6 @@ def test_the_tenant_with_most_samples_makes_room_in_a_full_window() -> None:
     assert sum(model.categories.root.all_events) == 600
 
 
-def test_samples_expire_with_the_window_for_any_tenant() -> None:
-    model = ReuseModel(max_samples=100, window_s=10.0)
-    taught(model, 20)
-    for number in range(500):
-        ask(model, 6.0 + 0.001 * number, [10**7 + number], "other")
-    ask(model, 30.0, [5], "late")
-    assert held(model) == {"late": 1}
-    model.fit(30.0)
-    assert sum(model.categories.root.all_events) == 0
-    assert len(model.shadow.samples._by_tenant) == 1
-
-
 # ---- blocks ----
 
 

@@ -61,8 +61,8 @@ def test_share_zero_gives_no_hints_and_accuracy_zero_only_false_ones():
 def test_the_share_is_of_conversations():
     trace = [record(t, [t % 200, 1000 + t], conversation=f"c{t % 200}") for t in range(1000)]
     requests = list(to_requests(trace, hints=Hints(share=0.5, seed=3)))
-    speaking = {r.conversation for r in requests if r.over or r.return_in_s is not None}
-    assert 70 < len(speaking) < 130
+    hinted = {r.conversation for r in requests if r.over or r.return_in_s is not None}
+    assert 70 < len(hinted) < 130
     with pytest.raises(CanopyError, match="share"):
         Hints(share=2)
 

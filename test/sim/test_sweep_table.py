@@ -39,17 +39,6 @@ def test_the_gap_is_a_share_of_the_distance_to_hindsight():
     assert any(note.startswith("gap") for note in sweep_notes(rows))
 
 
-def test_prefill_seconds_are_shown_next_to_lrus():
-    rows = [row("lru", 1, 50, 0.1), row("wa", 1, 50, 0.28)]
-    lru, wa = (line.split() for line in sweep_table(rows).splitlines()[2:])
-    assert lru[6:9] == ["90", "+0.0", "%"]
-    assert wa[6:9] == ["72", "-20.0", "%"]
-    assert any("profile llama" in note for note in sweep_notes(rows))
-    alone = sweep_table(rows[1:]).splitlines()
-    assert "prefill s" in alone[0]
-    assert "against lru" not in alone[0]
-
-
 def test_a_placebo_has_a_line_of_its_own():
     rows = [row("wa", 1, 50, 0.2), row("wa", 1, 50, 0.1, placebo=True)]
     assert [label for label, _ in by_cell(rows)] == ["wa", "wa (placebo)"]

@@ -212,9 +212,9 @@ def test_a_drain_killed_in_the_middle_leaves_whole_and_right_prefixes(tmp_path: 
     child.join()
     after = restarted(tmp_path, tokens=128, host_tokens=256)
     assert bad_pages(after.store) == 0
-    found = [after.on_disk(tokens(name, 12)) for name in range(8)]
-    assert found[7] == found[6] == 12
-    assert found[:2] == [0, 0]
+    tokens_on_disk = [after.on_disk(tokens(name, 12)) for name in range(8)]
+    assert tokens_on_disk[7] == tokens_on_disk[6] == 12
+    assert tokens_on_disk[:2] == [0, 0]
     for name in (7, 6):
         assert after.serve(tokens(name, 12), 20.0 + name) == 12
         assert after.kv(tokens(name, 12)) == tokens(name, 12)

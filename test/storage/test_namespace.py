@@ -124,9 +124,9 @@ def test_every_argument_of_sglang_is_reviewed() -> None:
 
 def test_an_unreviewed_argument_counts_as_changing_kv(model: Path, monkeypatch) -> None:
     pool, before = host_pool(2), namespace(model)
-    found = get_context().resolved_server_args_dict()
+    resolved = get_context().resolved_server_args_dict()
     monkeypatch.setattr(
-        type(get_context()), "resolved_server_args_dict", lambda _: {**found, "new": 1}
+        type(get_context()), "resolved_server_args_dict", lambda _: {**resolved, "new": 1}
     )
     assert namespace_of(storage_config(None), pool) != before
 

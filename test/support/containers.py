@@ -1,7 +1,7 @@
 """Number of entries of each container in Canopy's objects, by path."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 _CONTAINERS = (dict, list, set, frozenset, tuple, deque)
@@ -30,6 +30,25 @@ def entries(*roots: Any) -> dict[str, int]:
             name = type(value).__name__
             stack += [(f"{name}.{key}", item) for key, item in _attributes(value)]
     return sizes
+
+
+def growth(
+    server: Any, serve: Callable[[int], None], first: int, last: int, share: float, slack: int
+) -> dict[str, tuple[int, int]]:
+    """Return the containers of ``server`` that have more entries after ``last`` requests than after ``first``.
+
+    ``share`` and ``slack``: growth that is allowed, as a part of the entries and in entries.
+    """
+    before: dict[str, int] = {}
+    for number in range(last):
+        serve(number)
+        if number == first:
+            before = server.entries()
+    return {
+        place: (before.get(place, 0), count)
+        for place, count in server.entries().items()
+        if count > (1.0 + share) * before.get(place, 0) + slack
+    }
 
 
 def _is_followed(value: Any) -> bool:

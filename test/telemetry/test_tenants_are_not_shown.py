@@ -28,9 +28,9 @@ NAMES = [tenant_of(None, SALT), tenant_of(KEY, SALT), tenant_of(KEY, None)]
 
 @pytest.fixture
 def folder(tmp_path) -> Iterator[Path]:
-    made = status_file.make_folder()
-    yield Path(made.name)
-    made.cleanup()
+    status_folder = status_file.make_folder()
+    yield Path(status_folder.name)
+    status_folder.cleanup()
 
 
 def secrets_in(text: str) -> list[str]:

@@ -155,17 +155,3 @@ def test_names_with_slashes_are_conversations_of_their_own() -> None:
     """Clients name sessions as paths; only in agents' traces is the first part a parent."""
     found = open_trace(LOGS / "names-with-slashes-are-conversations-of-their-own.jsonl", "openai")
     assert len({conversation_key(r) for r in found}) == 3
-
-
-def test_a_log_is_thinned_out_by_whole_chats(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    turns = [{"role": ("user", "assistant")[n % 2], "content": f"turn {n} " * 9} for n in range(7)]
-    with path.open("w") as out:
-        for at in range(240):
-            first = {"role": "user", "content": f"chat {at % 60} " * 30}
-            row = {"time": at, "messages": [first, *turns[: 2 * (at // 60)]]}
-            out.write(json.dumps(row) + "\n")
-    sample = read_sample(path, "openai", most_requests=100)
-    assert len(sample.requests) == 4 * len({r.conversation for r in sample.requests})
-    assert sample.one_in > 1
-    assert sample.conversations == pytest.approx(60, rel=0.5)

@@ -1,13 +1,9 @@
 """The seconds of a drain: from the signal on, minus what SGLang spent on ending requests."""
 
 import asyncio
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 from sglang.srt.managers import tokenizer_manager
 
@@ -16,7 +12,6 @@ from sglang_canopy.config.tiers import TierFlags, TierOptions, tier_options
 from sglang_canopy.server.http import shutdown
 from sglang_canopy.server.scheduler import arrivals
 from sglang_canopy.storage import disk_link
-from support import forked
 from support.live_tree import LiveTree
 
 
@@ -78,19 +73,3 @@ def test_without_a_disk_tier_or_time_a_scheduler_that_hangs_is_killed_as_early_a
 @pytest.mark.parametrize(("typed", "drain_s"), [(None, 25.0), (0.0, 0.0), (7.5, 7.5)])
 def test_the_flag_is_the_budget(typed, drain_s) -> None:
     assert tier_options(TierFlags(drain_s=typed)).drain_s == drain_s
-
-
-def test_sglang_finds_schedulers_of_a_forked_server_by_their_title() -> None:
-    """Else it ends at SIGTERM without waiting for them, and they drain nothing."""
-    titled = "import setproctitle, sys; setproctitle.setproctitle('sglang::scheduler'); print(1, flush=True); sys.stdin.read()"  # fmt: skip
-    stdin, stdin_writer = os.pipe()
-    stdout_reader, stdout = os.pipe()
-    process = forked.Process(
-        [sys.executable, "-c", titled], stdin=stdin, stdout=stdout, stderr=subprocess.STDOUT,
-        env={**os.environ, "CANOPY_TITLE": "1"},
-    )  # fmt: skip
-    os.read(stdout_reader, 1)
-    assert psutil.Process(process.pid).cmdline()[0].startswith("sglang::scheduler")
-    for end in (stdin, stdin_writer, stdout_reader, stdout):
-        os.close(end)
-    process.kill()

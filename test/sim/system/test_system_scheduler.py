@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from canopy_lab.sim.system import SystemConfig, TierSpec, Workload, simulate_system
-from canopy_lab.sim.system.arrivals import TurnsWait
+from canopy_lab.sim.system import SystemConfig, TierSpec, simulate_system
 from canopy_lab.sim.system.routing import KnownPrefixes, Router
 from sglang_canopy.errors import CanopyError
 from support.systems import profile, request
@@ -85,18 +84,6 @@ def test_an_output_without_continuation_takes_room_until_eviction():
     trace = [request(0.0, range(1, 11), output=100), request(10.0, range(1, 11))]
     result = run(trace)
     assert result.peak_bytes_by_tier["device"] >= 199 * 1000
-
-
-def test_with_turns_wait_a_turn_waits_for_the_previous_answer():
-    first = request(0.0, range(1, 11), output=101, conversation="a")
-    second = request(0.5, range(1, 21), conversation="a", turn=2)
-    assert run([first, second]).cached_tokens[1] == 100
-    both = Workload([first, second])
-    waiting = simulate_system(
-        both, SystemConfig(device_tokens=10_000), profile(), arrivals=TurnsWait(both)
-    )
-    assert waiting.cached_tokens[1] == 199  # all of it but the token that is always computed
-    assert waiting.makespan_s == pytest.approx(1.1 + 0.001)
 
 
 def test_two_instances_halve_the_queue():

@@ -83,15 +83,6 @@ def test_demoted_kv_is_loaded_from_the_host():
     assert result.host_written_bytes == 10 * 100 * KV  # once each
 
 
-def test_write_back_copies_only_evicted_kv():
-    few = rounds(3, 3)
-    assert run(few, device_tokens=1000, host=tier(2000)).host_written_bytes > 0
-    quiet = run(few, device_tokens=1000, host=tier(2000), write_policy="write_back")
-    assert quiet.host_written_bytes == 0
-    busy = run(rounds(10, 3), host=tier(2000), write_policy="write_back")
-    assert busy.token_hit_ratio_by_tier["host"] > 0.6
-
-
 def test_a_shared_disk_serves_pages_of_other_instances():
     trace = rounds(3, 4)  # round robin over two instances moves each prompt on
     common = {"instances": 2, "host": tier(1000), "prefetch_policy": "wait_complete"}
