@@ -70,14 +70,18 @@ def client(plan, shared_server, tiny_model):
     return shared_server(tiny_model, "--config", str(plan), *LOGGED, kv_tokens=DEVICE_TOKENS)
 
 
+def changed(plan, name, **flags):
+    """Return a copy of the plan with other flags. A store locks its folder, so it has its own folder."""
+    config = read_config(plan) | flags
+    config[EXTRA]["path"] = str(plan.parent / f"{name}-disk")
+    write_config(plan.parent / f"{name}.yaml", config, {})
+    return str(plan.parent / f"{name}.yaml")
+
+
 @pytest.fixture
-def second(plan, shared_server, tiny_model, tmp_path_factory):
-    """A second server on the machine. A store locks its folder, so it has its own folder."""
-    config = read_config(plan)
-    config[EXTRA]["path"] = str(plan.parent / "second-disk")
-    write_config(plan.parent / "second.yaml", config, {})
-    flags = ["--config", str(plan.parent / "second.yaml")]
-    return shared_server(tiny_model, *flags, kv_tokens=DEVICE_TOKENS)
+def second(plan, shared_server, tiny_model):
+    """A second server on the machine."""
+    return shared_server(tiny_model, "--config", changed(plan, "second"), kv_tokens=DEVICE_TOKENS)
 
 
 def sizes(plan):
@@ -170,10 +174,14 @@ def test_its_log_is_held_against_the_simulation(client, plan, tmp_path):
     assert abs(report["errors"]["token_hit_ratio"]) < 0.02
 
 
-def test_a_servers_tiers_can_be_profiled(second, tmp_path):
+def test_a_servers_tiers_can_be_profiled(plan, shared_server, tiny_model, tmp_path):
+    """A host that holds more than the device and one prompt: else what is read was evicted from it."""
+    host_gb = 4 * DEVICE_TOKENS * KV_BYTES / 1e9
+    larger = changed(plan, "larger", **{"canopy-host-gb": host_gb})
+    server = shared_server(tiny_model, "--config", larger, kv_tokens=DEVICE_TOKENS)
     out = tmp_path / "profile.json"
     limits = ["--max-prompt-tokens", "64", "--max-context-tokens", "256", "--max-batch", "1"]
-    command = ["profile", "--url", second.url, "--out", str(out), *limits, "--repeats", "1"]
+    command = ["profile", "--url", server.url, "--out", str(out), *limits, "--repeats", "1"]
     assert main(command) == 0
     profile = load_profile(out)
     for tier in (profile.host, profile.disk):
