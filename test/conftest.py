@@ -92,13 +92,9 @@ def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The folder of real traces: $CANOPY_DATA, else `shared/data` next to the checkout."""
-    named = os.environ.get("CANOPY_DATA")
-    folder = Path(named) if named else ROOT.parent / "shared" / "data"
-    if not folder.is_dir():
-        pytest.skip(
-            f"no data at {folder}: set CANOPY_DATA to a folder with mooncake/, agentic_coding/, ..."
-        )
-    return folder
+    from support.trace_samples import data_folder
+
+    return data_folder()
 
 
 @pytest.fixture(scope="session")

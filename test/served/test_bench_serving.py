@@ -106,6 +106,42 @@ def test_lengths_scale_and_blocks_stay_shared(client: Any, chat: Path) -> None:
     assert min(second) >= 25 + 4 - 1
 
 
+def test_agents_are_replayed_at_every_rate(client: Any, tmp_path: Path) -> None:
+    """A closed loop: three agents of three turns, each of which thinks for 0.2 s."""
+    trace, out, think_s = tmp_path / "agents.jsonl", tmp_path / "out.json", 0.2
+    rows = [
+        {"t": turn * 1.0 + agent / 10, "in": 40 + 10 * turn, "out": 2, "block_size": 10,
+         "hash_ids": [100 * agent + i for i in range(4 + turn)], "turn": turn + 1,
+         "conversation": f"c{agent}", "think_time": think_s}
+        for turn in range(3) for agent in range(3)
+    ]  # fmt: skip
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def received(path: str) -> int:
+        return client.server.log_text().count(f"POST {path}")
+
+    flushes, prompts = received("/flush_cache"), received("/generate")
+    result = replay(
+        "agentic", str(trace), client.url, "tiny", vocab_size=40_000, closed_loop=True,
+        rates="36000,360000", slo="max_ttft<1h", warm_up_share=0, output_file=str(out),
+        output_details=True,
+    )  # fmt: skip
+    assert json.loads(out.read_text()) == result
+    assert [row["rate"] for row in result["rates"]] == [36000, 360000]
+    assert result["goodput_rate"] == 360000
+    assert received("/flush_cache") == flushes + 2
+    assert received("/generate") == prompts + 2 * (9 + 1)  # and a probe each
+    for row in result["rates"]:
+        assert row["latency"]["sessions"] == 3
+        assert row["latency"]["session_s"]["p50"] >= 2 * think_s
+    answered_s: dict[str, float] = {}
+    for request in result["details"]:
+        before_s = answered_s.get(request["conversation"])
+        if before_s is not None:
+            assert request["due_s"] >= before_s + think_s - 0.002  # times are rounded to 1 ms
+        answered_s[request["conversation"]] = request["done_s"]
+
+
 def test_a_servers_own_log_reads_back_as_the_trace_it_was_sent(client, chat, request_log):
     replay(
         "bailian", str(chat), client.url, "tiny", vocab_size=40_000,

@@ -68,35 +68,6 @@ def test_full_recompute_is_plain_serving_token_for_token(client) -> None:
     assert [f["output_ids"] for f in fused] == [p["output_ids"] for p in plain]
 
 
-@pytest.mark.long
-def test_planned_and_ordinary_requests_do_not_change_each_other(client) -> None:
-    first, orders = (0, 1, 2, 3), [(3, 2, 0, 1), (0, 3, 1, 2), (2, 1, 3, 0), (1, 0, 2, 3)]
-    mixed = [prompt(order, 40 + i) for i, order in enumerate(orders)]
-    plain = [tokens(150 + 20 * i, 700 + i) for i in range(len(mixed))]
-    # A document is encoded once more when its head recurs, and its better KV gives other answers.
-    for learnt in ([first], [first, *orders]):
-        client.flush()
-        learn(client, learnt)
-    encoded = state(client)["encoded_chunks"]
-
-    def send(job):
-        return ask(client, *job, 8) if isinstance(job, tuple) else client.generate(job, 8)
-
-    def answers(at_once: int) -> tuple[list, list]:
-        """Answer all from the same kept KV. Returns their tokens and the reports of the mixed."""
-        client.flush()
-        learn(client, [first])
-        with ThreadPoolExecutor(at_once) as pool:
-            answered = list(pool.map(send, [x for pair in zip(mixed, plain) for x in pair]))
-        plans = [{**report(a), "plan_ms": 0} for a in answered[::2]]
-        return [a["output_ids"] for a in answered], plans
-
-    alone, plans = answers(1)
-    assert all(plan["fused"] and plan["reused"] for plan in plans)
-    assert answers(8) == (alone, plans)
-    assert state(client)["encoded_chunks"] == encoded
-
-
 def test_requests_that_cannot_be_fused_run_normally_and_are_counted(client) -> None:
     learn(client, [(0, 1, 2, 3)])
     ids, bounds = prompt((1, 3, 0, 2), 3)

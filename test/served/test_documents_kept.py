@@ -1,8 +1,7 @@
 """Kept KV of documents: turns that continue from it, apart from exact KV; windows, mixed batches, retractions,
-aborts, and full tiers over a restart.
+and full tiers over a restart. Aborts: test/server/scheduler/test_fuzz.py.
 """
 
-import contextlib
 import random
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -176,90 +175,38 @@ def test_windows_pages_and_retraction(windows, ratio) -> None:
     assert "Traceback" not in windows.server.log_text()
 
 
-@pytest.fixture(scope="module")
-def chunk_dir(tmp_path_factory):
-    return tmp_path_factory.mktemp("chunks")
-
-
-@pytest.fixture
-def mixing(shared_server, smollm2, chunk_dir):
-    """SGLang's default schedule, decode rows in prefill batches, a host tier of the exact cache,
-    chunks on disk alone, retractions."""
-    tier = ("--enable-hierarchical-cache", "--hicache-size", "1", "--page-size", "16")
-    disk = on(memory_mb=0, disk_mb=512, directory=str(chunk_dir))
-    arguments = ("--chunked-prefill-size", "128", "--enable-mixed-chunk", *tier, *disk)
-    return shared_server(smollm2, *arguments, kv_tokens=4096, environment=RETRACTING, overlap=True)
-
-
 @pytest.mark.long
-def test_decode_rows_in_a_fused_batch_and_the_overlap_schedule(mixing) -> None:
-    learn(mixing, [(0, 1, 2, 3)])
+def test_decode_rows_in_a_fused_batch_and_the_overlap_schedule(server, smollm2, tmp_path) -> None:
+    """SGLang's default schedule, decode rows in prefill batches, a host tier of the exact cache, documents
+    on disk alone, retractions."""
+    tier = ("--enable-hierarchical-cache", "--hicache-size", "1", "--page-size", "16")
+    disk = on(memory_mb=0, disk_mb=512, directory=str(tmp_path / "documents"))
+    flags = ("--chunked-prefill-size", "128", "--enable-mixed-chunk", *tier, *disk)
     jobs = [prompt(order, 80 + i) for i, order in enumerate(ORDERS)]
-    plain = [tokens(100 + 30 * i, 800 + i) for i in range(3)]
+    ordinary = [tokens(100 + 30 * i, 800 + i) for i in range(3)]
+
+    def plain(ids, count=6):  # fewer: towards the end fused requests are alone, and retracted
+        return client.generate(ids, count)
 
     def fused(job):
-        return ask(mixing, *job, 16, canopy_recompute_ratio=1.0)
+        return ask(client, *job, 16, canopy_recompute_ratio=1.0)
 
-    def ordinary(ids, count=6):  # fewer: towards the end fused requests are alone, and retracted
-        return mixing.generate(ids, count)
-
-    before = state(mixing)
-    with ThreadPoolExecutor(7) as pool:
-        together = [pool.submit(fused, j) for j in jobs], [pool.submit(ordinary, p) for p in plain]
+    with (
+        server(smollm2, *flags, environment=RETRACTING, overlap=True) as client,
+        ThreadPoolExecutor(7) as pool,
+    ):
+        learn(client, [(0, 1, 2, 3)])
+        before = state(client)
+        together = [pool.submit(fused, j) for j in jobs], [pool.submit(plain, p) for p in ordinary]
         first, second = ([f.result() for f in futures] for futures in together)
-    after = state(mixing)
-    assert after["mixed_batches"] > before["mixed_batches"]
-    assert after["fallbacks"] == 0
-    assert all(report(f)["fused"] and report(f)["ratio"] == 1.0 for f in first)
-    mixing.flush()
-    assert [f["output_ids"] for f in first] == [ordinary(j[0], 16)["output_ids"] for j in jobs]
-    assert [s["output_ids"] for s in second] == [ordinary(p)["output_ids"] for p in plain]
-    assert "Traceback" not in mixing.server.log_text()
-
-
-@pytest.mark.long
-def test_reused_kv_is_kept_on_the_host_and_not_for_exact_requests(mixing) -> None:
-    learn(mixing, [(0, 1, 2, 3)])
-    ids, bounds = prompt((3, 2, 1, 0), 9)
-    for _ in range(3):  # a node that is hit again is copied to the host
-        poisoned = ask(mixing, ids, bounds, 4, canopy_recompute_ratio=0.0)
-        reuse = report(poisoned)
-        assert reuse["reused"] + reuse["kept"] >= 3 * DOCUMENT
-    for i in range(3):  # push everything off the device
-        mixing.generate(tokens(1500, 950 + i), 1)
-    again = ask(mixing, ids, bounds, 4, canopy_recompute_ratio=0.0)
-    assert again["meta_info"]["cached_tokens_details"]["host"] >= 3 * DOCUMENT
-    assert again["output_ids"] == poisoned["output_ids"]
-    clean = ask(mixing, ids, "off", 12)
-    assert clean["meta_info"]["cached_tokens"] <= SYSTEM
-    mixing.flush()
-    assert clean["output_ids"] == mixing.generate(ids, 12)["output_ids"]
-
-
-@pytest.mark.long
-def test_aborted_requests_leave_nothing_behind(mixing) -> None:
-    learn(mixing, [(0, 1, 2, 3)])
-    jobs = [prompt(order, 200 + i) for i, order in enumerate(ORDERS * 3)]
-
-    def doomed(job):
-        with contextlib.suppress(AssertionError):  # refused: the abort came first
-            return ask(mixing, *job, 400)["meta_info"]["finish_reason"]["type"]
-
-    before = state(mixing)
-    with ThreadPoolExecutor(len(jobs)) as pool:
-        ends = [pool.submit(doomed, job) for job in jobs]
-        while state(mixing)["fused_requests"] == before["fused_requests"]:
-            pass  # until some of them run; others wait
-        while not all(end.done() for end in ends):
-            mixing.post("/abort_request", {"rid": "", "abort_all": True})
-    assert {end.result() for end in ends} <= {"abort", None}
-    after = state(mixing)
-    assert after["fallbacks"] == 0
-    ids, bounds = prompt((2, 0, 1, 3), 300)
-    whole = ask(mixing, ids, bounds, 8, canopy_recompute_ratio=1.0)
-    assert whole["output_ids"] == ask(mixing, ids, "off", 8)["output_ids"]
-    assert "leak" not in mixing.server.log_text()
-    assert "Traceback" not in mixing.server.log_text()
+        after = state(client)
+        assert after["mixed_batches"] > before["mixed_batches"]
+        assert after["fallbacks"] == 0
+        assert all(report(f)["fused"] and report(f)["ratio"] == 1.0 for f in first)
+        client.flush()
+        assert [f["output_ids"] for f in first] == [plain(j[0], 16)["output_ids"] for j in jobs]
+        assert [s["output_ids"] for s in second] == [plain(p)["output_ids"] for p in ordinary]
+        assert "Traceback" not in client.server.log_text()
 
 
 DOCUMENTS = 8

@@ -20,7 +20,6 @@ from environment import ROOT
 from launch_server import Server, cpu_arguments, free_port, wait_until_ready
 from support.document_client import on, wait_until_encoded
 from support.example_files import EXAMPLES, load
-from support.gateways import post, running
 from support.served import until
 
 pytestmark = pytest.mark.long
@@ -32,8 +31,10 @@ LOGGED = ("--log-requests", "--log-requests-level", "3", "--log-requests-format"
 KV_BYTES = 2 * 2 * 2 * 32 * 4  # k and v, layers, heads, size, float32
 
 
-def planned(folder):
-    """Six conversations that grow, faster than the engine serves them: a disk pays at once."""
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    """A plan for six conversations that grow, faster than the engine serves them: a disk pays at once."""
+    folder = tmp_path_factory.mktemp("plan")
     draw, paths, ids, lines = random.Random(0), [[] for _ in range(6)], iter(range(10_000)), []
     for at in range(60):
         path = draw.choice(paths)
@@ -58,11 +59,6 @@ def planned(folder):
     command += ["--disk-path", str(folder / "disk"), "--out", str(plan)]
     assert main(command) == 0
     return plan
-
-
-@pytest.fixture(scope="module")
-def plan(tmp_path_factory):
-    return planned(tmp_path_factory.mktemp("plan"))
 
 
 @pytest.fixture
@@ -128,29 +124,6 @@ def test_sglangs_settings_are_the_plans(client, plan):
         assert facts[name] == planned_settings[name], name
     extra = json.loads(facts["hicache_storage_backend_extra_config"])
     assert extra["prefetch_threshold"] == read_config(plan)[EXTRA]["prefetch_threshold"] == 128
-
-
-@pytest.mark.parametrize("gateway", ["sglang-router", "smg"])
-def test_two_servers_serve_behind_a_router(gateway, client, second, plan, tmp_path):
-    assert "# routing: round-robin" in plan.read_text()
-    workers = [client.url, second.url]
-    log, start = tmp_path / "router.log", {"sglang-router": 20_000, "smg": 25_000}[gateway]
-    # All of them fit into one server's empty device, so that asking again evicts none.
-    for server in (client, second):
-        server.flush()
-    prompts = [list(range(at, at + 6 * PAGE)) for at in range(start, start + 2000, 500)]
-    sampling = {"temperature": 0, "max_new_tokens": 2, "ignore_eos": True}
-    with running(gateway, workers, log, policy="round_robin") as url:
-        for prompt in prompts:
-            body = {"input_ids": prompt, "sampling_params": sampling}
-            status, answer = post(f"{url}/generate", body)
-            assert status == 200, answer
-    # Each prompt is on the server that it was sent to, and on no other.
-    holds = [
-        [server.cached(p)["total"] >= 5 * PAGE for server in (client, second)] for p in prompts
-    ]
-    assert [sum(pair) for pair in holds] == [1] * len(prompts)
-    assert 0 < sum(first for first, _ in holds) < len(prompts), "one server had nothing to do"
 
 
 def test_its_log_is_held_against_the_simulation(client, plan, tmp_path):

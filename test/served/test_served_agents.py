@@ -13,7 +13,6 @@ from typing import Any
 import openai
 import pytest
 
-from sglang_canopy.admission.agents import SWIFT_S
 from support.prompts import token_ids
 from support.served import PATIENCE_S, until
 
@@ -63,19 +62,6 @@ def test_an_agent_is_recognised_by_its_answer(server, small_model, parser: str) 
         messages += [called.model_dump(exclude_none=True), result]
         assert ask(client, messages, CALLS[parser], tools=[TOOL]).tool_calls
         until(lambda: recognised(client) == 2)
-
-
-@pytest.mark.long
-def test_without_a_parser_the_reason_is_stated(server, small_model) -> None:
-    with server(small_model, *FLAGS, kv_tokens=2048) as client:
-        prompts = [[user(trees(900, seed))] for seed in range(4)]
-        for messages in prompts:
-            ask(client, messages, "[a-z]{4}")
-        time.sleep(SWIFT_S)  # longer than an agent's pause
-        for messages in prompts:  # the KV of the first ones is evicted
-            ask(client, messages, "[a-z]{4}")
-        line = until(lambda: "no agents" in (auto := client.rank()["auto"] or "") and auto)
-        assert "no agents recognised: no --tool-call-parser, no turn has returned yet" in line
 
 
 GATED = ("--radix-eviction", "canopy-lru", "--canopy-session-gate", "auto", "--enable-metrics")

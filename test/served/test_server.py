@@ -106,19 +106,6 @@ def test_prompts_that_cannot_be_computed_are_errors_and_the_server_continues(
     assert canopy_server.generate(token_ids(5, seed=1))["output_ids"]
 
 
-def test_the_openai_client_can_send_hints(canopy_server) -> None:
-    openai = pytest.importorskip("openai")
-    api = openai.OpenAI(base_url=f"{canopy_server.url}/v1", api_key="none")
-    hints = {"canopy_category": "agent", "canopy_conversation": "c-17", "canopy_turn": 2}
-    hints |= {"canopy_stop": "tool", "canopy_return_in_s": 12}
-    messages = [{"role": "user", "content": "Plan a walk. " * 30}]
-    asked = {"model": "m", "messages": messages, "max_tokens": 4}
-    first = api.chat.completions.create(**asked, extra_body={"custom_params": hints})
-    again = api.chat.completions.create(**asked)
-    assert first.usage.prompt_tokens_details.cached_tokens < 32
-    assert again.usage.prompt_tokens_details.cached_tokens > 50
-
-
 def test_a_hint_and_the_status_have_routes_of_their_own(canopy_server) -> None:
     client = canopy_server
     assert client.post("/canopy/hint", {"conversation": "c-1", "over": True}) == {"waiting": 1}

@@ -25,7 +25,7 @@ from sglang_canopy.records import LateHint
 from sglang_canopy.server.scheduler.admission import Admission
 from sglang_canopy.wire.messages import TIME
 from support.bound_ledger import BoundLedger
-from support.evictable_recount import recount_leaves, recount_protected
+from support.evictable_recount import recount_core
 from support.prompts import continuing_prompts
 from support.scheduler import KV_TOKENS, SteppedScheduler
 from support.tier_books import TierBooks
@@ -110,7 +110,7 @@ class Fuzz:
                     ACTIONS[name](self)
             self.advance(self.draw.randrange(4))
             if number % CHECK_EVERY == 0:
-                check_books(self.core)
+                recount_core(self.core)
             self.after(number, steps)
         self.drain()
         if ledger is not None:
@@ -169,7 +169,7 @@ class Fuzz:
             self.engine.serve([self.engine.feed([5] * 8, ANSWER)])
         self.advance(3)
         self.engine.settle()
-        check_books(self.core)
+        recount_core(self.core)
         self.books.check()
 
 
@@ -385,23 +385,6 @@ def with_tight_budgets(engine: SteppedScheduler) -> BoundLedger | None:
         order.shortest,
         lambda waiting: cache.has_ongoing_prefetch(waiting.request.cache_request_handle),
     )
-
-
-def check_books(core: Any) -> None:
-    """Compare the leaves that the policies rank with the evictable nodes of SGLang's tree, in both tiers."""
-    nodes = [node for node in core._node_arena.values() if node is not core.root_node]
-    for leaves, may_go in (
-        (core.evictable_device_leaves, core._is_device_leaf),
-        (core.evictable_host_leaves, core._is_host_leaf),
-    ):
-        expected = {node for node in nodes if may_go(node)}
-        assert set(leaves) == expected, (len(leaves), len(expected))
-        recount_leaves(leaves, expected)
-    recount_protected(core)
-    for node in nodes:
-        if node.canopy.length:
-            assert node.canopy.length == len(node.key)
-            assert node.canopy.offset == node.parent.canopy.offset + node.parent.canopy.length
 
 
 def what_is_held(engine: SteppedScheduler, seen: list[Any]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from sglang_canopy.radix.core import CanopyTreeCore
 from sglang_canopy.radix.live_request import LiveRequest, extend_path
 from sglang_canopy.server.scheduler.cache_factory import install_core, prepare
 from support.disk_tree import RANKS, disk_settings
-from support.evictable_recount import recount_leaves, recount_protected
+from support.evictable_recount import recount_core
 
 FULL, SWA, MAMBA = ComponentType.FULL, ComponentType.SWA, ComponentType.MAMBA
 HOST_POOLS = {FULL: PoolName.KV, SWA: PoolName.SWA, MAMBA: PoolName.MAMBA}
@@ -276,24 +276,8 @@ class KitTree:
                 pool = self.cache.host_pool_group.get_pool(HOST_POOLS[kind])
                 held = self.values(kind, fixtures.node_host_value)
                 assert len(held) + pool.available_size() == pool.size, kind
-        core = self.core
-        self._recount_leaves(core.evictable_device_leaves, core._is_device_leaf)
-        self._recount_leaves(core.evictable_host_leaves, core._is_host_leaf)
-        if isinstance(core, CanopyTreeCore):
-            recount_protected(core)
-            for node in self.nodes():
-                leaf = node.canopy
-                assert leaf.node is node
-                if leaf.length:
-                    assert leaf.length == len(node.key)
-                    assert leaf.offset == node.parent.canopy.offset + node.parent.canopy.length
+        recount_core(self.core)
         (sanity_check or self.cache.sanity_check)()
-
-    def _recount_leaves(self, leaves: Any, is_leaf: Any) -> None:
-        truth = {node for node in self.nodes() if is_leaf(node)}
-        assert set(leaves) == truth
-        if isinstance(self.core, CanopyTreeCore):
-            recount_leaves(leaves, truth)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from sglang_canopy.radix.cache import CanopyRadixCache
 from sglang_canopy.radix.live_request import LiveRequest
 from sglang_canopy.records import Request
 from sglang_canopy.server.scheduler.cache_factory import install_core, prepare
-from support.evictable_recount import recount_leaves, recount_protected
+from support.evictable_recount import recount_core
 
 _rids = itertools.count()
 
@@ -253,33 +253,17 @@ def check(tree: LiveTree) -> None:
     """Recount sizes, leaf sets, metadata and the policies' leaves."""
     core = tree.core
     device_tokens = host_tokens = 0
-    device_leaves, host_leaves = set(), set()
     for node in core._node_arena.values():
         if node is core.root_node:
             continue
         leaf, data = node.canopy, node.component_data[ComponentType.FULL]
-        assert leaf.node is node
         assert leaf.hits >= 0
         if leaf.hits:
             assert leaf.created <= leaf.last_access <= core.clock.now
-        if leaf.length:
-            above = node.parent.canopy
-            assert leaf.length == len(node.key)
-            assert leaf.offset == above.offset + above.length
         device_tokens += 0 if data.value is None else len(data.value)
         host_tokens += 0 if data.host_value is None else len(data.host_value)
-        if core._is_device_leaf(node):
-            device_leaves.add(node)
-        if core._is_host_leaf(node):
-            host_leaves.add(node)
     assert device_tokens + tree.allocator.available_size() == tree.allocator.size
-    for leaves, truth in (
-        (core.evictable_device_leaves, device_leaves),
-        (core.evictable_host_leaves, host_leaves),
-    ):
-        assert set(leaves) == truth
-        recount_leaves(leaves, truth)
-    recount_protected(core)
+    recount_core(core)
     if tree.cache.cache_controller is not None:
         pool = tree.cache.cache_controller.mem_pool_host
         assert host_tokens + pool.available_size() == pool.size

@@ -36,9 +36,15 @@ def receiver_of(
 
 
 def tokenized(
-    custom: Any = None, tokens: Iterable[int] = (1, 2, 3), rid: str = "r"
+    custom: Any = None,
+    tokens: Iterable[int] = (1, 2, 3),
+    rid: str = "r",
+    sampling: dict[str, Any] | None = None,
+    **more: Any,
 ) -> TokenizedGenerateReqInput:
-    """A request as the process that tokenises sends it, with these ``custom_params``."""
+    """A request as the process that tokenises sends it, with these ``custom_params``; ``more``: other
+    fields of it."""
+    params = SamplingParams(custom_params=custom, **(sampling or {"max_new_tokens": 1}))
     return TokenizedGenerateReqInput(
         rid=rid,
         input_text=None,
@@ -46,10 +52,11 @@ def tokenized(
         input_embeds=None,
         mm_inputs=None,
         token_type_ids=None,
-        sampling_params=SamplingParams(max_new_tokens=1, custom_params=custom),
+        sampling_params=params,
         return_logprob=False,
         logprob_start_len=-1,
         top_logprobs_num=0,
         token_ids_logprob=None,
         stream=False,
+        **more,
     )

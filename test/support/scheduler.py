@@ -5,7 +5,6 @@ Without HTTP and a second process, the caller controls the order of events.
 
 import dataclasses
 import time
-from array import array
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -57,34 +56,17 @@ class SteppedScheduler:
     ) -> Any:
         """Queue a request that arrives at time ``at`` (s; default: now) and return its ``Req``.
         ``more``: fields of SGLang's message."""
-        from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
-        from sglang.srt.sampling.sampling_params import SamplingParams
+        from support.receiver import tokenized
 
         self._count += 1
         stamp = {
             "canopy": {"time": time.monotonic() if at is None else at, **more.pop("stamp", {})},
             **more.pop("custom", {}),
         }
-        params = SamplingParams(
-            temperature=0, max_new_tokens=new, ignore_eos=True, custom_params=stamp
-        )
-        params.normalize(None)
-        request = TokenizedGenerateReqInput(
-            rid=more.pop("rid", f"r{self._count}"),
-            input_text=None,
-            input_ids=array("q", ids),
-            input_embeds=None,
-            mm_inputs=None,
-            token_type_ids=None,
-            sampling_params=params,
-            return_logprob=False,
-            logprob_start_len=-1,
-            top_logprobs_num=0,
-            token_ids_logprob=None,
-            stream=False,
-            priority=priority,
-            **more,
-        )
+        rid = more.pop("rid", f"r{self._count}")
+        sampling = {"temperature": 0, "max_new_tokens": new, "ignore_eos": True}
+        request = tokenized(stamp, ids, rid, sampling, priority=priority, **more)
+        request.sampling_params.normalize(None)
         self.scheduler.process_input_requests([request])
         same = [req for req in self.scheduler.waiting_queue if req.rid == request.rid]
         return same[-1] if same else None

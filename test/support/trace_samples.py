@@ -1,12 +1,14 @@
 """Small traces for the simulator's tests, and the real traces if they are present."""
 
-import json
+import dataclasses
+import itertools
 import os
 import random
 from pathlib import Path
 
 import pytest
 
+from canopy_lab.trace import open_trace
 from canopy_lab.trace.record import TraceRequest
 
 
@@ -62,27 +64,14 @@ def data_folder():
     beside = Path(__file__).resolve().parents[3] / "shared" / "data"
     folder = Path(given) if given else beside
     if not folder.is_dir():
-        pytest.skip(f"no trace data at {folder}; set CANOPY_DATA")
+        pytest.skip(
+            f"no trace data at {folder}: set CANOPY_DATA to a folder with mooncake/ and others"
+        )
     return folder
 
 
-def mooncake(name="conversation_first60.jsonl", limit=None):
-    """The Mooncake trace as records."""
-    path = data_folder() / "mooncake" / name
-    trace = []
-    with path.open() as lines:
-        for number, line in enumerate(lines, 1):
-            row = json.loads(line)
-            trace.append(
-                TraceRequest(
-                    time_s=row["timestamp"] / 1000,
-                    input_tokens=row["input_length"],
-                    output_tokens=row["output_length"],
-                    blocks=tuple(row["hash_ids"]),
-                    block_tokens=512,
-                    line=number,
-                )
-            )
-            if number == limit:
-                break
-    return trace
+def mooncake(limit):
+    """The first requests of the Mooncake trace, each alone: conversations are not joined."""
+    path = data_folder() / "mooncake" / "conversation_first60.jsonl"
+    requests = itertools.islice(open_trace(path, "mooncake"), limit)
+    return [dataclasses.replace(request, conversation=None) for request in requests]

@@ -45,11 +45,12 @@ def test_a_fault_raises_the_ratio_and_then_stops_reuse_in_time() -> None:
     assert levels == sorted(levels)
 
 
-def test_reuse_resumes_after_the_fault_is_fixed() -> None:
-    limits = served_well()
-    serve(limits, TO_STOPPED, lambda at: True)
-    levels = serve(limits, 320, lambda at: False)
-    assert levels[0] == STOPPED
+@pytest.mark.parametrize(("allowed", "prompts"), [(ALLOWED, 320), (0.0, 1500)])
+def test_reuse_resumes_after_the_fault_is_fixed(allowed, prompts) -> None:
+    limits = QualityLimits(EVERY, allowed)
+    serve(limits, 2000, lambda at: False)
+    assert serve(limits, TO_STOPPED, lambda at: True)[-1] == STOPPED
+    levels = serve(limits, prompts, lambda at: False)
     assert RAISED in levels
     assert levels[-1] == SERVED
 
@@ -99,13 +100,6 @@ def test_a_stopped_tenant_is_not_forgotten_for_new_ones() -> None:
 @pytest.mark.parametrize(("ratio", "up"), [(0.0, 0.3), (0.1, 0.3), (0.2, 0.4), (0.6, 1.0), (1, 1)])
 def test_a_raised_ratio_is_twice_the_servers_or_three_tenths(ratio, up) -> None:
     assert raised(ratio) == up
-
-
-def test_reuse_resumes_even_if_no_answer_may_differ() -> None:
-    limits = QualityLimits(EVERY, 0.0)
-    levels = serve(limits, TO_STOPPED, lambda at: True)
-    assert levels[-1] == STOPPED
-    assert serve(limits, 1500, lambda at: False)[-1] == SERVED
 
 
 @pytest.mark.parametrize(

@@ -23,25 +23,19 @@ def run(encoder: BackgroundEncoder) -> int:
     return done
 
 
-def test_pieces_give_the_same_chunk_as_encoding_at_once(llama, store, ids) -> None:
+def test_pieces_give_the_chunk_of_one_encoding_and_their_prefix_is_encoded_once(
+    llama, store, ids
+) -> None:
     encoder = BackgroundEncoder(llama, store)
     prefix, document = ids[:10].tolist(), ids[10:170].tolist()
     encoder.enqueue(document, prefix, "")
     encoder.enqueue(ids[170:230].tolist(), prefix, "")
-    run(encoder)
+    assert run(encoder) == 10 + 160 + 60
     for part in (document, ids[170:230].tolist()):
         got = store.chunks.get(store.key(part, prefix))
         want = encode(llama, part, prefix)
         torch.testing.assert_close(got.raw_k, want.raw_k, atol=2e-5, rtol=1e-4)
         torch.testing.assert_close(got.v, want.v, atol=2e-5, rtol=1e-4)
-
-
-def test_the_prefix_is_encoded_once_for_all_chunks_behind_it(llama, store, ids) -> None:
-    encoder = BackgroundEncoder(llama, store)
-    prefix = ids[:100].tolist()
-    encoder.enqueue(ids[100:150].tolist(), prefix, "")
-    encoder.enqueue(ids[150:200].tolist(), prefix, "")
-    assert run(encoder) == 150 + 50
 
 
 def test_requesting_a_waiting_or_stored_chunk_again_has_no_effect(llama, store, ids) -> None:
@@ -66,15 +60,6 @@ def test_the_queue_is_bounded_and_counts_dropped_chunks(llama, store, ids, monke
     assert len(encoder.queue) == 1
     assert encoder.queue.forgotten == 1
     assert encoder.queue.tokens == 60
-
-
-def test_a_deleted_chunk_is_not_encoded(llama, store, ids) -> None:
-    encoder = BackgroundEncoder(llama, store)
-    encoder.enqueue(ids[:100].tolist(), (), "")
-    encoder.step()
-    assert encoder.forget(None)
-    assert not encoder.busy
-    assert len(store) == 0
 
 
 def test_a_folded_batch_keeps_rows_slots_and_lengths_in_step() -> None:
@@ -122,15 +107,6 @@ def test_tenants_take_turns_in_the_queue(llama, store, ids) -> None:
         encoder.enqueue(ids[n : n + 20].tolist(), (), f"salt {tenant}", tenant)
     run(encoder)
     assert [one.tenant for one in store.chunks.values()] == ["a", "b", "a", "b", "a"]
-
-
-def test_documents_that_wait_are_deleted_with_their_tenants(llama, store, ids) -> None:
-    encoder = BackgroundEncoder(llama, store)
-    for tenant in ("a", "b"):
-        encoder.enqueue(ids[:50].tolist(), ids[50:60].tolist(), f"salt {tenant}", tenant)
-    assert encoder.forget("a")
-    assert not encoder.forget("a")
-    assert [entry.tenant for entry in encoder.queue.waiting] == ["b"]
 
 
 def test_prompt_logprobs_in_a_batch_with_a_fused_request_are_complete() -> None:

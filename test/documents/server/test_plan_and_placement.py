@@ -10,6 +10,7 @@ from canopy_documents.fuse.cache import KVCache, dense_cache
 from canopy_documents.fuse.fusion import fused_prefill
 from canopy_documents.fuse.selectors import make_selector
 from canopy_documents.server import attention as server_attention
+from canopy_documents.server.engine import DocumentEngine
 from canopy_documents.server.model_view import check_layout, pool_views, row_cache
 from canopy_documents.server.plan import PromptSlots, choose_tokens, replan
 from canopy_documents.store.chunk import ChunkSuffix, Placed
@@ -199,10 +200,5 @@ def test_a_fused_batch_attends_by_position():
 
 
 def test_a_backend_that_cannot_fuse_is_refused_with_those_that_can():
-    from types import SimpleNamespace
-
-    from canopy_documents.server.engine import DocumentEngine
-    from sglang_canopy.errors import CanopyError
-
     with pytest.raises(CanopyError, match="torch_native on a CPU, or fa3, flashinfer or triton"):
         DocumentEngine(SimpleNamespace(attn_backend=object()), None)

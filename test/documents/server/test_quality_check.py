@@ -84,19 +84,15 @@ DISK = {"disk_mb": 8, "directory": "somewhere"}
         ({}, {}, {DEFAULT_RATIO}),
         ({}, {"ratio": 0.3}, {0.3}),
         ({"memory": 0.06, "disk": 0.093}, DISK, {0.06, 0.093}),
-        ({"disk": 0.093}, DISK, {DEFAULT_RATIO, 0.093}),
+        ({"disk": 0.093}, {**DISK, "selector": "frequency"}, {DEFAULT_RATIO, 0.093}),
         ({"memory": 0.06, "disk": 0.093}, {**DISK, "ratio": 0.0}, {0.0}),
     ],
 )
-def test_the_gate_is_given_every_ratio_that_may_be_served(
+def test_the_gate_measures_the_served_selector_at_every_ratio_that_may_be_served(
     llama, monkeypatch, tmp_path, calibrated, options, ratios
 ) -> None:
-    assert started(llama, monkeypatch, tmp_path, calibrated, **options)["ratios"] == ratios
-
-
-def test_the_gate_measures_the_selector_that_is_served(llama, monkeypatch, tmp_path) -> None:
-    seen = started(llama, monkeypatch, tmp_path, {}, selector="frequency")
-    assert seen["selector"] == "frequency"
+    seen = started(llama, monkeypatch, tmp_path, calibrated, **options)
+    assert seen == {"ratios": ratios, "selector": options.get("selector", SELECTOR)}
 
 
 def test_answers_are_decoded_freely_and_all_are_kept_at_ratio_one(llama, monkeypatch) -> None:

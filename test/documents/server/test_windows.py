@@ -96,27 +96,40 @@ def planned(engine, monkeypatch, failing: int = -1) -> None:
     monkeypatch.setattr(engine, "write_reused", write_reused)
 
 
-def test_a_prompt_whose_planning_fails_is_computed_in_windows_and_stays_exact(served, monkeypatch):
+@pytest.mark.parametrize("fault", ["planning", "another rank's planning", "packing", "eviction"])
+def test_a_prompt_that_cannot_be_fused_is_computed_in_windows_and_stays_exact(
+    served, monkeypatch, fault
+) -> None:
     engine, worker, req = served()
-    planned(engine, monkeypatch, failing=0)
+    if fault == "eviction":
+        for key in list(engine.library.store.chunks):
+            engine.library.store.delete(key)
+    else:
+        planned(engine, monkeypatch, failing=0 if fault == "planning" else -1)
+    if fault == "another rank's planning":
+        monkeypatch.setattr(engine.library, "model", SimpleNamespace(ranks=object()))
+        monkeypatch.setattr(forwards, "on_any_rank", lambda mine, _most: sorted({*mine, 0}))
+    real, calls = forwards.pack_rows, []
+
+    def pack_rows(batch, table, chosen, arrivals=()):
+        calls.append(chosen)
+        assert fault != "packing" or len(calls) > 1, "the fused rows"
+        return real(batch, table, chosen)
+
+    monkeypatch.setattr(forwards, "pack_rows", pack_rows)
     worker.forward(window(req, 0, 98))
     assert [len(rows) for rows, _ in worker.ran] == [32, 32, 2, 32]
     assert [sampled for _, sampled in worker.ran] == [False, False, False, True]
     assert [p for rows, _ in worker.ran for p in rows] == list(range(98))
-    assert not req.canopy.documents.fused  # all of it is exact
-    assert req.customized_info["canopy_documents"] == [{"fused": False, "why": "planning failed"}]
+    assert not req.canopy.documents.fused
+    (report,) = req.customized_info["canopy_documents"]
+    assert not report["fused"]
     assert engine.counts["most_rows"] == 32
     assert engine.counts["split_batches"] == 1
-
-
-def test_chunks_that_were_evicted_meanwhile_are_computed_in_windows(served) -> None:
-    engine, worker, req = served()
-    for key in list(engine.library.store.chunks):
-        engine.library.store.delete(key)
-    worker.forward(window(req, 0, 98))
-    assert max(len(rows) for rows, _ in worker.ran) == 32
-    assert req.canopy.documents.reason == "too few of its documents are stored"
-    assert not req.canopy.documents.fused
+    if fault == "planning":
+        assert report == {"fused": False, "why": "planning failed"}
+    if fault == "eviction":
+        assert report["why"] == "too few of its documents are stored"
 
 
 def test_without_chunked_prefill_a_single_prompt_runs_whole_as_ever(served, monkeypatch) -> None:
@@ -140,32 +153,6 @@ def test_a_failed_later_window_inserts_no_reused_kv_into_the_exact_tree(served, 
         check_insert(state, req)
     assert worker.ran[-2][0] == list(range(20))  # SGLang's own forward: every row of the window
     assert engine.counts["fallbacks"] == 1
-
-
-def test_a_batch_that_cannot_be_packed_is_exact_too(served, monkeypatch) -> None:
-    engine, worker, req = served()
-    planned(engine, monkeypatch)
-    real, calls = forwards.pack_rows, []
-
-    def pack_rows(batch, table, chosen, arrivals=()):
-        calls.append(chosen)
-        assert len(calls) > 1, "the fused rows"
-        return real(batch, table, chosen)
-
-    monkeypatch.setattr(forwards, "pack_rows", pack_rows)
-    worker.forward(window(req, 0, 98))
-    assert [len(rows) for rows, _ in worker.ran] == [32, 32, 2, 32]
-    assert not req.canopy.documents.fused
-
-
-def test_planning_that_fails_on_one_rank_fails_on_all(served, monkeypatch) -> None:
-    engine, worker, req = served()
-    planned(engine, monkeypatch)  # here it does not
-    monkeypatch.setattr(engine.library, "model", SimpleNamespace(ranks=object()))
-    monkeypatch.setattr(forwards, "on_any_rank", lambda mine, _most: sorted({*mine, 0}))
-    worker.forward(window(req, 0, 98))
-    assert [p for rows, _ in worker.ran for p in rows] == list(range(98))
-    assert not req.canopy.documents.fused
 
 
 def test_reused_chunks_are_marked_before_the_forward(served, monkeypatch) -> None:

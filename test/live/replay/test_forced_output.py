@@ -54,25 +54,3 @@ def test_a_finished_request_is_forgotten_with_its_object() -> None:
     assert forced_output.running["r"] == Forced(3, [5])
     del req
     assert len(forced_output.running) == 0
-
-
-def test_sampled_tokens_are_written_over() -> None:
-    torch = pytest.importorskip("torch")
-    scheduler = types.SimpleNamespace(server_args=types.SimpleNamespace(**{ATTRIBUTE: True}))
-    req = Req("r", {forced_output.KEY: [5, 6]})
-    forced_output.request_created(req, scheduler)
-    batch = types.SimpleNamespace(
-        rids=["other", "r"], seq_lens_cpu=torch.tensor([9, 4]), seq_lens=None
-    )
-    sampled = torch.tensor([11, 12], dtype=torch.int32)
-    result = forced_output.sampled(sampled, None, None, batch)
-    assert result.tolist() == [11, 6]
-    assert result.dtype == torch.int32
-
-
-def test_every_hook_names_a_function_that_takes_these_parameters() -> None:
-    pytest.importorskip("sglang")
-    from sglang_canopy.server.start import self_check
-
-    for hook in forced_output.HOOKS:
-        self_check.check_signature(hook)

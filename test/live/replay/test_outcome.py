@@ -1,5 +1,6 @@
-"""Hit rates and latencies out of replies, and tables out of results."""
+"""Hit rates and latencies out of replies, tables out of results, targets and rates."""
 
+import argparse
 import json
 import re
 from pathlib import Path
@@ -9,28 +10,35 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
+from canopy_lab.latency.slo import parse_slo
 from canopy_lab.live.replay import options, report
 from canopy_lab.live.replay.endpoint import Reply
 from canopy_lab.live.replay.outcome import summarise
+from canopy_lab.live.replay.rates import goodput_rate
 from canopy_lab.live.replay.schedule import ReplayRequest
 from canopy_lab.trace import TraceRequest
 from canopy_lab.trace.materialise import Planned
+from sglang_canopy.errors import CanopyError
 
 
 def job(
-    category: str, prompt: int, cached: int | None, ttft: float = 0.1, turn: int = 1, **reply: Any
-) -> ReplayRequest:
-    request = TraceRequest(0.0, prompt, 2, (), 1, category=category, turn=turn, conversation="c")
-    tiers = {} if cached is None else {"device": cached, "host": 0, "storage": 0}
-    answered = Reply(10.0, first_s=10.0 + ttft, done_s=11.0, output_tokens=2, cached_tokens=cached)
-    answered.by_tier = tiers
-    for name, value in reply.items():
-        setattr(answered, name, value)
-    return ReplayRequest(Planned(request, 0, prompt, 2, None), {}, due_s=9.5, reply=answered)
+    number: int = 0, due: float = 9.5, sent: float = 10.0, first: float = 10.1, done: float = 11.0,
+    *, category: str = "a", prompt: int = 10, cached: int | None = 0, turn: int = 1,
+    conversation: str = "c", error: str = "",
+) -> ReplayRequest:  # fmt: skip
+    """A request and its answer, with times in seconds."""
+    request = TraceRequest(
+        float(number), prompt, 2, (), 1, category=category, turn=turn, conversation=conversation
+    )
+    reply = Reply(sent, first_s=first, done_s=done, output_tokens=2, cached_tokens=cached)
+    reply.by_tier = {} if cached is None else {"device": cached, "host": 0, "storage": 0}
+    reply.error = error
+    return ReplayRequest(Planned(request, number, prompt, 2, None), {}, due_s=due, reply=reply)
 
 
 def test_hit_rates_weigh_tokens_and_leave_failures_out() -> None:
-    jobs = [job("a", 100, 50), job("b", 300, 0), job("a", 999, 999, error="503: busy")]
+    jobs = [job(prompt=100, cached=50), job(category="b", prompt=300)]
+    jobs.append(job(prompt=999, cached=999, error="503: busy"))
     summary = summarise(jobs, duration_s=2.0)
     assert summary["overall"]["hit_rate"] == 50 / 400
     assert summary["by_category"]["a"]["hit_rate"] == 0.5
@@ -39,26 +47,47 @@ def test_hit_rates_weigh_tokens_and_leave_failures_out() -> None:
     assert summary["throughput"]["output_tokens_per_s"] == 2.0
 
 
-def test_queued_ttft_begins_when_the_request_was_due() -> None:
-    made = summarise([job("a", 10, 0, ttft=0.2)], 1.0)["overall"]
-    assert made["ttft_ms"]["mean"] == pytest.approx(200)
-    assert made["queued_ttft_ms"]["p99"] == pytest.approx(700)
-
-
 def test_an_endpoint_that_does_not_report_hits_has_no_hit_rate() -> None:
-    made = summarise([job("a", 10, None)], 1.0)["overall"]
-    assert made["hit_rate"] is None
-    assert made["hit_rate_by_tier"] is None
+    overall = summarise([job(cached=None)], 1.0)["overall"]
+    assert overall["hit_rate"] is None
+    assert overall["hit_rate_by_tier"] is None
 
 
-def test_a_run_of_failures_has_a_summary() -> None:
-    made = summarise([job("a", 10, 0, error="x")], 1.0)
-    assert made["completed"] == 0
-    assert made["overall"]["ttft_ms"] is None
+def test_the_wait_at_the_client_is_part_of_ttft() -> None:
+    jobs = [job(i, due=0.0, sent=float(i), first=i + 0.5, done=i + 1.0) for i in range(10)]
+    summary = summarise(jobs, 10.0, warm_up_share=0.0)
+    assert summary["overall"]["ttft_ms"]["mean"] == pytest.approx(500)
+    assert summary["overall"]["queued_ttft_ms"]["mean"] == pytest.approx(5000)
+    assert summary["latency"]["ttft_s"]["mean"] == pytest.approx(5.0)
+    assert summary["latency"]["ttft_s"]["max"] == pytest.approx(9.5)
+    deciles = [decile["ttft_s"]["mean"] for decile in summary["latency"]["deciles"]]
+    assert deciles == pytest.approx([i + 0.5 for i in range(10)])
+
+
+def test_sessions_hold_their_sub_agents() -> None:
+    jobs = [
+        job(i, 3.0 * i, 3.0 * i, 3.0 * i + 1, 3.0 * i + 2, conversation=name)
+        for i, name in enumerate(("a", "a/1", "b"))
+    ]
+    latency = summarise(jobs, 8.0, warm_up_share=0.0)["latency"]
+    assert latency["sessions"] == 2
+    assert latency["sessions_per_hour"] == pytest.approx(2 * 3600 / 8)
+    assert latency["session_s"]["max"] == pytest.approx(5.0)
+
+
+def test_a_run_with_an_error_meets_no_target_and_one_of_errors_alone_has_no_latency() -> None:
+    jobs = [job(i, float(i), float(i), i + 0.5, i + 1.0) for i in range(5)]
+    slo = parse_slo("p99_ttft<2s")
+    assert summarise(jobs, 5.0, slo=slo)["meets_slo"] is True
+    assert summarise(jobs, 5.0)["meets_slo"] is None
+    jobs[0].reply.error = "503: busy"
+    assert summarise(jobs, 5.0, slo=slo)["meets_slo"] is False
+    failed = summarise([job(error="503: busy")], 5.0, slo=slo)
+    assert (failed["completed"], failed["overall"]["ttft_ms"], failed["latency"]) == (0, None, None)
 
 
 def result(label: str, hits: int) -> dict[str, Any]:
-    jobs = [job("a", 100, hits), job("b", 100, 0, turn=7)]
+    jobs = [job(prompt=100, cached=hits), job(category="b", prompt=100, turn=7)]
     return {"label": label, "outputs_forced": True, "options": {},
             "duration_s": 1.0, **summarise(jobs, 1.0)}  # fmt: skip
 
@@ -81,3 +110,49 @@ def test_labels_are_names_the_server_accepts() -> None:
     }  # fmt: skip
     stamp = pytest.importorskip("sglang_canopy.wire.stamp")
     assert stamp.client_fields(fields)[0]["category"] == "kind_1"
+
+
+def test_goodput_is_the_highest_rate_below_which_all_meet_the_target() -> None:
+    rows = [{"rate": r, "meets_slo": met} for r, met in ((3, True), (1, True), (2, False))]
+    assert goodput_rate(rows) == 1
+    assert goodput_rate([{"rate": 1, "meets_slo": False}]) == 0.0
+
+
+def test_a_rate_stretches_the_traces_times() -> None:
+    jobs = [job(i) for i in range(11)]
+    assert options.offsets_s(jobs, 1.0, float("inf"), 0, mean_rate=2.2)[-1] == pytest.approx(5.0)
+
+
+def test_sessions_of_a_closed_loop_begin_at_a_rate_and_think_in_scaled_time() -> None:
+    jobs = [job(i, 0.0, 0.0, 1.0, 2.0, conversation=str(i // 2)) for i in range(4000)]
+    links = options.closed_loop(jobs, 0.5, 120.0)
+    assert links.think_s[:4] == [0.0, 0.5, 0.0, 0.5]
+    offsets = options.session_offsets_s(links, 3600.0, 1)
+    assert offsets[-2] == pytest.approx(2000, rel=0.1)
+    assert offsets[-1] == 0.0
+
+
+def arguments(**flags: Any) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    options.add_arguments(parser)
+    typed = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
+    parser.add_argument("--request-rate", type=float, default=float("inf"))
+    args = options.parse(parser.parse_args(typed))
+    args.num_prompts, args.dataset_path = 1, "x"
+    return args
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"slo": "fast"}, "an SLO is written like"),
+        ({"rates": "1,x"}, "--rates must be numbers above 0"),
+        ({"rates": "1", "request_rate": 2.0}, "drop one of them"),
+        ({"warm_up_share": 1.0}, "--warm-up-share must be"),
+        ({"think_cap_s": -1.0}, "--think-cap-s must be"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(flags: dict[str, Any], message: str) -> None:
+    options.check(arguments())
+    with pytest.raises(CanopyError, match=message):
+        options.check(arguments(**flags))
