@@ -4,7 +4,6 @@ import itertools
 import json
 import random
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -123,24 +122,13 @@ def test_each_arm_is_first_equally_often() -> None:
     assert len(pairs) == 6, "who comes before whom changes too"
 
 
-@pytest.fixture
-def written(tmp_path: Path) -> Callable[[], Any]:
-    return lambda: json.loads((tmp_path / "result.json").read_text())
-
-
-def test_results_are_saved_after_each_load_and_resumed(tmp_path, written):
-    about = {"arms": {"a": ["--x"]}, "slices": 10}
-    result = paired.Result(tmp_path / "result.json", about)
-    result.add({"load": 0.95, "figures": {}})
-    assert [one["load"] for one in written()["loads"]] == [0.95]
-    again = paired.Result(tmp_path / "result.json", about)
-    assert again.has(0.95)
-    assert not again.has(0.7)
-    again.add({"load": 0.7, "figures": {}})
-    assert [one["load"] for one in written()["loads"]] == [0.95, 0.7]
-
-
-def test_other_arguments_are_another_result(tmp_path: Path) -> None:
-    paired.Result(tmp_path / "result.json", {"arms": 1}).add({"load": 0.95})
+def test_results_are_saved_after_each_load_and_resumed_with_the_same_arguments(tmp_path: Path):
+    file, arguments, loads = tmp_path / "result.json", {"arms": {"a": ["--x"]}, "slices": 10}, []
+    for load in (0.95, 0.7):
+        result = paired.Result(file, arguments)
+        assert (result.has(0.95), result.has(0.7)) == (bool(loads), False)
+        result.add({"load": load, "figures": {}})
+        loads.append(load)
+        assert [row["load"] for row in json.loads(file.read_text())["loads"]] == loads
     with pytest.raises(SystemExit, match="other arguments"):
-        paired.Result(tmp_path / "result.json", {"arms": 2})
+        paired.Result(file, {"arms": 2})

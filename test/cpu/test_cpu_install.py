@@ -1,5 +1,6 @@
 """Installing CPU support: once, only without CUDA, and with a named reason when it cannot be."""
 
+import os
 import re
 import subprocess
 import sys
@@ -14,8 +15,6 @@ from sglang_canopy.errors import CanopyError
 
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    import os
-
     env = {k: v for k, v in os.environ.items() if k != "SGLANG_USE_CPU_ENGINE"} | environment
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], env=env, capture_output=True, text=True
@@ -29,13 +28,6 @@ def test_installing_twice_has_no_further_effect():
     before = {target: list(hooks) for target, hooks in HookRegistry._hooks.items()}
     cpu.install()
     assert before == {target: list(hooks) for target, hooks in HookRegistry._hooks.items()}
-
-
-def test_torch_native_is_ours_after_installing():
-    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
-
-    cpu.install()
-    assert ATTENTION_BACKENDS["torch_native"].__module__ == "canopy_cpu"
 
 
 def test_nothing_is_installed_or_imported_where_torch_has_cuda(monkeypatch):

@@ -94,16 +94,3 @@ def test_tiles_whole_and_in_parts_are_the_dense_reference(sizes, group, monkeypa
     got = triton_attention.sparse_prefill_triton(q, k, v, rows, 0.125)
     expected = attention.reference(q, k, v, rows, 0.125)
     assert (got.float() - expected.float()).abs().max() < 4e-3
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("dim", [64, 128, 256])
-def test_a_prompt_of_two_thousand_tokens(dim):
-    torch.manual_seed(dim)
-    rows = _batch([(310, 2048), (40, 1500), (1, 900)])
-    q = torch.randn(351, 8, dim, dtype=torch.float16)
-    k, v = (torch.randn(4455, 1, 2, dim, dtype=torch.float16) for _ in range(2))
-    q, k, v, rows = on_chip(q, k, v, rows)
-    got = triton_attention.sparse_prefill_triton(q, k, v, rows, dim**-0.5)
-    expected = attention.reference(q, k, v, rows, dim**-0.5)
-    assert (got.float() - expected.float()).abs().max() < 4e-3

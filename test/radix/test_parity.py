@@ -15,7 +15,7 @@ from sglang_canopy.policy.registry import live_names, make_policy
 from sglang_canopy.records import Request
 from support.live_tree import LiveTree, check
 from support.parity import PAGE, chained, fields, samples, tokens_of, workload
-from support.readmission import Readmission
+from support.policy_rules import Readmission
 from support.tree_recount import recount
 
 CAPACITY = 40

@@ -12,7 +12,7 @@ from sglang_canopy.policy.registry import live_names, make_policy
 from sglang_canopy.records import Request
 from support.live_tree import LiveTree, check
 from support.parity import PAGE, chained, fields, samples, serve_from_tiers, workload
-from support.readmission import Readmission
+from support.policy_rules import Readmission
 
 DEVICE, HOST = 60, 130
 """Blocks."""

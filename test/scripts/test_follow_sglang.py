@@ -14,9 +14,6 @@ import overlay
 import sglang_digests
 from sglang_canopy import releases
 
-pytest.importorskip("sglang")
-
-
 CORE = "srt/mem_cache/unified_cache/unified_tree_core.py"
 
 

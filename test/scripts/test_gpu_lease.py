@@ -1,5 +1,6 @@
 """The GPU lease without a GPU: named files exist, a failing part costs only itself, prompts are right."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -9,13 +10,11 @@ import pytest
 import gpu_lease
 from gpu_lease import Lease, Library
 
-FAST = {"seconds": 30.0}
-
 
 @pytest.fixture
 def lease(tmp_path: Path) -> Lease:
     folders = {name: tmp_path / name for name in ("work", "out", "bundle", "site")}
-    return Lease("kernels", **folders, skip=("tests",), **FAST)
+    return Lease("kernels", **folders, skip=("tests",), seconds=30.0)
 
 
 def summary(lease: Lease) -> str:
@@ -82,8 +81,6 @@ def test_arms_get_the_same_requests() -> None:
 
 def test_a_random_model_has_a_llamas_weights_and_their_spread(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    import json
-
     from safetensors.torch import load_file
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -113,15 +113,13 @@ def serve(model: Path, log: Path, *arguments: str, kv_tokens: int, **options: An
     Servers are killed at the end: SGLang's own way down takes seven seconds.
     """
     port = free_port()
-    dtype = options.pop("dtype", "float32")
-    ready_s = options.pop("ready_s", READY_S)
-    flags = [*cpu_arguments(model, kv_tokens=kv_tokens, dtype=dtype), *arguments]
+    flags = [*cpu_arguments(model, kv_tokens=kv_tokens, dtype="float32"), *arguments]
     if options.pop("overlap", False):  # SGLang's default schedule, which no other server here needs
         flags.remove("--disable-overlap-schedule")
     if not (model / "model.safetensors").exists():
         flags += ["--load-format", "dummy"]
     return serving(
-        flags, log=log, port=port, deadline_s=ready_s, patience_s=0.0,
+        flags, log=log, port=port, deadline_s=READY_S, patience_s=0.0,
         **{"start": forked.serve, **options},
     )  # fmt: skip
 

@@ -16,6 +16,7 @@ from canopy_lab.cli.main import main
 from support.document_client import (
     DOCUMENT,
     ON,
+    ORDERS,
     QUESTION,
     ask,
     learn,
@@ -25,7 +26,7 @@ from support.document_client import (
     tokens,
     wait_until_encoded,
 )
-from support.served import until
+from support.served import body_of, until
 
 pytestmark = pytest.mark.xdist_group("documents")
 WITHIN_S = 600.0
@@ -105,7 +106,8 @@ def test_bad_bounds_get_400_and_the_server_continues(client, bounds, stream) -> 
     assert client.generate(tokens(10, 2), 1)["output_ids"]
 
 
-def parts_of(texts, question="What is the size of the king?") -> list[dict]:
+def parts_of(texts) -> list[dict]:
+    question = "What is the size of the king?"
     parts = [{"type": "text", "text": text} for text in (*texts, question)]
     return [{"role": "user", "content": parts}]
 
@@ -157,34 +159,31 @@ def test_an_agent_keeps_its_exact_prefix_at_its_first_tool_results(client) -> No
         ]
 
 
-ONE, FEW = {"max_tokens": 1}, {"options": {"num_predict": 1}}
-OF_ROUTES: dict[str, tuple[str, dict[str, Any], str]] = {
-    "/generate": ("text", {"sampling_params": {"max_new_tokens": 1}}, "prompt_tokens"),
-    "/v1/completions": ("prompt", ONE, "prompt_tokens"),
-    "/v1/chat/completions": ("messages", ONE, "prompt_tokens"),
-    "/v1/messages": ("messages", ONE, "input_tokens"),
-    "/v1/responses": ("input", {"max_output_tokens": 2}, "input_tokens"),
-    "/api/chat": ("messages", FEW, "prompt_eval_count"),
-    "/api/generate": ("prompt", FEW, "prompt_eval_count"),
+COUNTS = {
+    "/generate": "prompt_tokens",
+    "/v1/completions": "prompt_tokens",
+    "/v1/chat/completions": "prompt_tokens",
+    "/v1/messages": "input_tokens",
+    "/v1/responses": "input_tokens",
+    "/api/chat": "prompt_eval_count",
+    "/api/generate": "prompt_eval_count",
 }
-"""Path -> the field of a text, a body's limit, and the count of the prompt's tokens in an answer."""
+"""Path -> the name of the number of a prompt's tokens in an answer."""
 
 
-def body_of(client, path: str, text: str) -> dict[str, Any]:
+def request_of(client, path: str, text: str) -> dict[str, Any]:
     (model,) = json.loads(client.get("/v1/models"))["data"]
-    name, limit, _ = OF_ROUTES[path]
-    content = [{"role": "user", "content": text}] if name == "messages" else text
-    return {"model": model["id"], name: content, **limit}
+    return body_of(path, text, model["id"])
 
 
-@pytest.mark.parametrize("path", OF_ROUTES)
+@pytest.mark.parametrize("path", COUNTS)
 def test_separated_documents_are_reused_on_every_route(client, path) -> None:
     texts = [f"{path}: {f} It was seen at the old mill by the sea." * 3 for f in FACTS[:3]]
 
     def send(texts) -> int:
         text = " # # ".join(["Read.", *texts, "What is it?"])
-        answer = client.post(path, {"stream": False, **body_of(client, path, text)})
-        return (answer.get("usage") or answer.get("meta_info") or answer)[OF_ROUTES[path][2]]
+        answer = client.post(path, {"stream": False, **request_of(client, path, text)})
+        return (answer.get("usage") or answer.get("meta_info") or answer)[COUNTS[path]]
 
     count = send(texts)
     wait_until_encoded(client)
@@ -198,7 +197,7 @@ def test_separated_documents_are_reused_on_every_route(client, path) -> None:
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
 def test_documents_in_a_field_that_no_route_reads_are_refused(client, path, stream) -> None:
     fields = {"stream": stream, "documents": FACTS[:2]}
-    code, text = client.send(path, fields | body_of(client, path, "What is it?"))
+    code, text = client.send(path, fields | request_of(client, path, "What is it?"))
     assert (code, "text parts" in text) == (400, True)
 
 
@@ -212,9 +211,6 @@ def test_deleting_a_tenants_documents_reaches_the_tree_and_the_store(client) -> 
     assert (report(again)["fused"], report(again)["missing_documents"]) == (False, 4)
     assert again["meta_info"]["cached_tokens"] == 0
     assert report(ask(client, *prompt((3, 1, 2, 0), 1), 1, extra_key="b"))["fused"]
-
-
-ORDERS = [(1, 0, 2, 3), (2, 1, 3, 0), (3, 2, 0, 1), (1, 3, 2, 0)]
 
 
 @pytest.mark.long

@@ -11,6 +11,7 @@ import pytest
 from support.document_client import (
     DOCUMENT,
     ON,
+    ORDERS,
     QUESTION,
     SYSTEM,
     ask,
@@ -145,10 +146,6 @@ def windows(shared_server, smollm2):
     """Windows of 128 tokens, pages of 16, a pool too short for four requests, retractions."""
     arguments = ("--page-size", "16", "--chunked-prefill-size", "128")
     return shared_server(smollm2, *ON, *arguments, kv_tokens=1456, environment=RETRACTING)
-
-
-ORDERS = [(1, 0, 2, 3), (2, 1, 3, 0), (3, 2, 0, 1), (1, 3, 2, 0)]
-"""No order begins as the first prompt did, whose exact KV may be evicted."""
 
 
 @pytest.mark.long

@@ -17,7 +17,7 @@ import pytest
 
 from sglang_canopy.telemetry.series import CACHE, IGNORED, PREFIX
 from sglang_canopy.tenant import DOCUMENTS_MARK
-from support.served import until
+from support.served import ROUTES, body_of, until
 
 pytestmark = pytest.mark.xdist_group("metrics")
 TEXT = "Which leaf goes first? " * 8
@@ -26,44 +26,24 @@ SCHEMA = {"name": "look", "description": "d", "input_schema": {"type": "object"}
 CHAT = [{"role": "user", "content": TEXT}]
 LATER = [*CHAT, {"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
 
-ROUTES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "/generate": ({"text": TEXT}, {"text": TEXT}, "generate"),
-    "/v1/completions": (
-        {"model": "m", "prompt": TEXT},
-        {"model": "m", "prompt": TEXT},
-        "completion",
-    ),
+SECOND: dict[str, tuple[dict[str, Any], str]] = {
+    "/generate": ({}, "generate"),
+    "/v1/completions": ({}, "completion"),
     "/v1/chat/completions": (
-        {"model": "m", "messages": CHAT},
-        {"model": "m", "messages": LATER, "tools": [{"type": "function", "function": TOOL}]},
-        "chat-tools",
+        {"messages": LATER, "tools": [{"type": "function", "function": TOOL}]}, "chat-tools",
     ),
-    "/v1/responses": (
-        {"model": "m", "input": TEXT},
-        {"model": "m", "input": LATER, "tools": [{"type": "function", **TOOL}]},
-        "chat-tools",
-    ),
-    "/v1/messages": (
-        {"model": "m", "messages": CHAT},
-        {"model": "m", "messages": LATER, "tools": [SCHEMA]},
-        "chat-tools",
-    ),
-    "/invocations": ({"model": "m", "messages": CHAT}, {"model": "m", "messages": LATER}, "chat"),
-    "/api/chat": ({"model": "m", "messages": CHAT}, {"model": "m", "messages": LATER}, "chat"),
-    "/api/generate": ({"model": "m", "prompt": TEXT}, {"model": "m", "prompt": TEXT}, "generate"),
-}
-"""Path -> a body, a second turn's body with tools, and the category of the second."""
-
-LIMITS = {
-    "/generate": {"sampling_params": {"max_new_tokens": 2, "temperature": 0}},
-    "/v1/responses": {"max_output_tokens": 2},
-    "/api/chat": {"options": {"num_predict": 2}},
-    "/api/generate": {"options": {"num_predict": 2}},
-}
+    "/v1/responses": ({"input": LATER, "tools": [{"type": "function", **TOOL}]}, "chat-tools"),
+    "/v1/messages": ({"messages": LATER, "tools": [SCHEMA]}, "chat-tools"),
+    "/invocations": ({"messages": LATER}, "chat"),
+    "/api/chat": ({"messages": LATER}, "chat"),
+    "/api/generate": ({}, "generate"),
+}  # fmt: skip
+"""Path -> fields of a second turn with tools, and its category."""
 
 
-def sent(path: str, body: dict[str, Any], params: Any, stream: bool = False) -> dict[str, Any]:
-    whole = {**body, **LIMITS.get(path, {"max_tokens": 2}), "stream": stream}
+def sent(path: str, params: Any, **fields: Any) -> dict[str, Any]:
+    """Return a request of `TEXT` with ``custom_params``."""
+    whole = {**body_of(path, TEXT), **fields}
     if params is None:
         return whole
     if path == "/generate":
@@ -198,26 +178,25 @@ def test_no_salt_is_in_the_status_the_metrics_the_server_info_or_the_log(client)
 
 @pytest.mark.parametrize("path", ROUTES)
 def test_category_turn_tools_and_hints_are_read(client: Any, path: str) -> None:
-    first, second, category = ROUTES[path]
+    second, category = SECOND[path]
     name = "from" + path.replace("/", "-")
     given = {"canopy_category": name, "canopy_turn": 2, "canopy_conversation": f"c{path}"}
-    code, text = client.send(path, sent(path, first, given))
+    code, text = client.send(path, sent(path, given))
     assert code == 200, text
     until_counted(client, name)
     explained = json.loads(client.get(f"/canopy/explain?conversation=c{path}"))
     assert explained["replicas"][0][0]["cached"], explained
     before = client.requests_by_category().get(category, 0)
-    code, text = client.send(path, sent(path, second, None))
+    code, text = client.send(path, sent(path, None, **second))
     assert code == 200, text
     until_counted(client, category, before)
 
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
 def test_four_answers_to_one_request_count_once(client: Any, path: str) -> None:
-    first, _, _ = ROUTES[path]
     name = "four" + path.replace("/", "-")
     for _ in range(2):
-        body = sent(path, first, {"canopy_category": name, "canopy_conversation": f"n{path}"})
+        body = sent(path, {"canopy_category": name, "canopy_conversation": f"n{path}"})
         if path == "/generate":
             body["sampling_params"] |= {"n": 4, "temperature": 1}
         else:
@@ -226,7 +205,7 @@ def test_four_answers_to_one_request_count_once(client: Any, path: str) -> None:
         assert code == 200, text
         answers = json.loads(text)
         assert len(answers if path == "/generate" else answers["choices"]) == 4
-    assert client.send(path, sent(path, first, {"canopy_category": f"last-{name}"}))[0] == 200
+    assert client.send(path, sent(path, {"canopy_category": f"last-{name}"}))[0] == 200
     until_counted(client, f"last-{name}")  # so all that ended before are in the status
     assert client.requests_by_category()[name] == 2
 
@@ -236,12 +215,11 @@ def test_four_answers_to_one_request_count_once(client: Any, path: str) -> None:
 def test_a_wrong_hint_is_ignored_and_a_wrong_tenant_refused_with_400(
     client: Any, path: str, stream: bool
 ) -> None:
-    body = ROUTES[path][0]
     wrong = {"canopy_turn": 0, "canopy_nonsense": 1, "canopy": {"time": 0}}
-    assert client.send(path, sent(path, body, wrong, stream))[0] == 200
+    assert client.send(path, sent(path, wrong, stream=stream))[0] == 200
     ignored = client.status()["ignored_fields"]
     assert ignored.keys() >= {"canopy_turn", "other"}
-    code, text = client.send(path, sent(path, {**body, "extra_key": DOCUMENTS_MARK}, None, stream))
+    code, text = client.send(path, sent(path, None, extra_key=DOCUMENTS_MARK, stream=stream))
     assert (code, "extra_key" in text) == (400, True), text
 
 

@@ -44,19 +44,6 @@ def test_greedy_text_with_a_cache_is_transformers(canopy_server, small_model) ->
     assert [answer["output_ids"] for answer in answers] == greedy_ids(small_model, prompts, 16)
 
 
-def test_a_prefix_is_found_again_and_the_pool_evicts(canopy_server) -> None:
-    client = canopy_server
-    prompt = token_ids(600, seed=1)
-    assert client.cached(prompt)["total"] == 0
-    assert client.cached(prompt + token_ids(20, seed=2))["total"] == 600
-    for seed in range(3, 9):
-        client.generate(token_ids(600, seed))
-    assert client.cached(prompt)["total"] < 600
-    log = client.server.log_text()
-    assert "CanopyTreeCore" in log
-    assert "Traceback" not in log
-
-
 def test_auto_with_a_host_and_a_disk_tier_generates_transformers_text(
     server, small_model, tmp_path
 ) -> None:

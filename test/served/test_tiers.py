@@ -8,11 +8,10 @@ import os
 import shutil
 import signal
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from safetensors.torch import load_file, save_file
 
 from support.mooncake_cluster import PAGE, SEGMENT_BYTES, cluster, wheel
 from support.prompts import token_ids
@@ -100,27 +99,14 @@ def causes_sum_to_the_misses(client: Any, sent: int) -> None:
     assert sum(float(line.rpartition(" ")[2]) for line in lines) == missed
 
 
-@pytest.fixture(scope="module")
-def models(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two models that differ in their weights alone."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    folders = []
-    for seed in (1, 2):
-        folder = tmp_path_factory.mktemp(f"weights-{seed}") / "model"
-        shutil.copytree(tiny_model, folder)
-        torch.manual_seed(seed)
-        config = AutoConfig.from_pretrained(folder)
-        config.initializer_range = 0.3  # so that an output depends on all tokens
-        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-        shutil.copyfile(tiny_model / "config.json", folder / "config.json")
-        folders.append(folder)
-    return folders
-
-
-def test_no_server_reads_kv_of_other_weights(server, models, tmp_path) -> None:
-    """Which parts of a configuration count: test/storage/test_namespace.py."""
-    first, second = models
+def test_no_server_reads_kv_of_other_weights(server, small_model, tmp_path) -> None:
+    """The models differ in their weights alone. Which parts of a configuration count:
+    test/storage/test_namespace.py."""
+    first, second = small_model, tmp_path / "other"
+    shutil.copytree(first, second)
+    weights = load_file(first / "model.safetensors")
+    turned = {name: weight.flip(0).contiguous() for name, weight in weights.items()}
+    save_file(turned, second / "model.safetensors", {"format": "pt"})
     flags = ("--radix-eviction", "canopy-lru", *TIERS, *disk_flags(tmp_path / "disk"))
     prompt = token_ids(320, 1)
 

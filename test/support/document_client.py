@@ -16,6 +16,8 @@ def on(**keys) -> tuple[str, str]:
 
 ON = on()
 SYSTEM, DOCUMENT, QUESTION = 20, 90, 15
+ORDERS = [(1, 0, 2, 3), (2, 1, 3, 0), (3, 2, 0, 1), (1, 3, 2, 0)]
+"""No order begins with document 0, as a first prompt does whose exact KV may be evicted."""
 
 
 def tokens(count: int, seed: int) -> list[int]:

@@ -43,9 +43,7 @@ def skip_without(gateway: str) -> None:
 
 
 @contextlib.contextmanager
-def running(
-    gateway: str, workers: list[str], log: Path, *more: str, policy: str = "round_robin"
-) -> Iterator[str]:
+def running(gateway: str, workers: list[str], log: Path, *more: str) -> Iterator[str]:
     """The gateway before ``workers``, by their URLs. Gives its own URL."""
     skip_without(gateway)
     port, metrics = free_port(), free_port()
@@ -53,7 +51,7 @@ def running(
     command = [
         *(sys.executable, "-m", f"{MODULES[gateway]}.launch_router", "--worker-urls", *workers),
         *("--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics)),
-        *("--policy", policy, *more),
+        *("--policy", "round_robin", *more),
     ]
     with log.open("wb") as out:
         process = subprocess.Popen(

@@ -1,12 +1,38 @@
 """Rules of every state machine over a live tree: the order changes and leaves are re-admitted."""
 
+import random
 from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from sglang_canopy.policy.floored import Floored
-from support.readmission import Readmission
+
+
+class Readmission:
+    """Re-admits leaves of a live tree, and admits pending leaves in a random order, which must decide
+    nothing: ranks of one replica may admit leaves in different orders, and must evict alike.
+
+    ``which`` draws the leaves, ``order`` their order: two trees with equal ``which`` and different
+    ``order`` re-admit the same leaves in different orders.
+    """
+
+    def __init__(self, core: Any, which: int, order: int) -> None:
+        self.core = core
+        self._which, self._order = random.Random(which), random.Random(order)
+        self.readmitted = 0
+
+    def __call__(self) -> None:
+        for leaves in (self.core.evictable_device_leaves, self.core.evictable_host_leaves):
+            nodes = sorted(leaves, key=lambda node: node.id)
+            chosen = [node for node in nodes if self._which.random() < 0.5]
+            self._order.shuffle(chosen)
+            for node in chosen:
+                self.core.readmit(node)
+            self.readmitted += len(chosen)
+            pending = list(leaves.pending.items())
+            self._order.shuffle(pending)
+            leaves.pending = dict(pending)
 
 
 class PolicyRules(RuleBasedStateMachine):

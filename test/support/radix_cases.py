@@ -1,9 +1,9 @@
 """Hand-made radix cases: the evicted blocks after each request."""
 
 from canopy_lab.sim.requests import to_requests
-from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy
+from support.trace_samples import record
 from support.tree_recount import recount
 
 BLOCK_TOKENS = 10
@@ -19,16 +19,7 @@ def play(policy, capacity, paths, *, output_tokens=1, **options):
     if isinstance(policy, str):
         policy = make_policy(policy, options)
     tree = RadixTree(policy, capacity, BLOCK_TOKENS, on_evict=lambda cut: cuts.append(cut.blocks))
-    trace = [
-        TraceRequest(
-            time_s=float(time_s),
-            input_tokens=len(path) * BLOCK_TOKENS,
-            output_tokens=output_tokens,
-            blocks=tuple(path),
-            block_tokens=BLOCK_TOKENS,
-        )
-        for time_s, path in enumerate(paths)
-    ]
+    trace = [record(t, path, output_tokens=output_tokens) for t, path in enumerate(paths)]
     for request in to_requests(trace):
         tree.access(request)
         recount(tree)

@@ -44,3 +44,24 @@ def agreed(client: Any) -> dict[str, Any]:
         return first if same else None
 
     return until(equal, 2 * PATIENCE_S)
+
+
+_TWO = {"max_tokens": 2}
+ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
+    "/generate": ("text", {"sampling_params": {"max_new_tokens": 2, "temperature": 0}}),
+    "/v1/completions": ("prompt", _TWO),
+    "/v1/chat/completions": ("messages", _TWO),
+    "/v1/responses": ("input", {"max_output_tokens": 2}),
+    "/v1/messages": ("messages", _TWO),
+    "/invocations": ("messages", _TWO),
+    "/api/chat": ("messages", {"options": {"num_predict": 2}}),
+    "/api/generate": ("prompt", {"options": {"num_predict": 2}}),
+}
+"""Routes that generate: the field of the prompt, and the limit of the answer's tokens."""
+
+
+def body_of(path: str, text: str, model: str = "m") -> dict[str, Any]:
+    """Return a request of a text on a route."""
+    field, limit = ROUTES[path]
+    content = [{"role": "user", "content": text}] if field == "messages" else text
+    return {"model": model, field: content, **limit}

@@ -1,8 +1,10 @@
 """Tiny traces with answers a hand can work out."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from canopy_lab.trace.record import TraceRequest
+from support.trace_samples import record
 
 
 def ask(
@@ -10,25 +12,13 @@ def ask(
     blocks: Sequence[int],
     *,
     kind: str = "text",
-    turn: int = 1,
     talk: str | None = None,
-    user: str | None = None,
     output: int = 10,
-    block_tokens: int = 10,
-    input_tokens: int | None = None,
+    **more: Any,
 ) -> TraceRequest:
     """A request for whole blocks of 10 tokens."""
-    return TraceRequest(
-        time_s,
-        len(blocks) * block_tokens if input_tokens is None else input_tokens,
-        output,
-        tuple(blocks),
-        block_tokens,
-        category=kind,
-        turn=turn,
-        conversation=talk,
-        user=user,
-    )
+    fields = {"category": kind, "conversation": talk, "output_tokens": output, **more}
+    return record(time_s, blocks, **fields)
 
 
 TWO_TALKS = [

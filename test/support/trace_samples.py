@@ -14,24 +14,22 @@ from canopy_lab.trace.record import TraceRequest
 
 def record(time_s, blocks, *, block_tokens=10, tail=0, **more):
     """Return a request of ``blocks``; ``tail`` tokens are missing from the last block."""
-    blocks = tuple(blocks)
-    tokens = len(blocks) * block_tokens - tail
-    fields = {"output_tokens": 1, **more}
-    return TraceRequest(
-        time_s=float(time_s),
-        input_tokens=tokens,
-        blocks=blocks,
-        block_tokens=block_tokens,
-        **fields,
-    )
+    fields = {
+        "input_tokens": len(blocks) * block_tokens - tail,
+        "output_tokens": 1,
+        "blocks": tuple(blocks),
+        "block_tokens": block_tokens,
+        **more,
+    }
+    return TraceRequest(time_s=float(time_s), **fields)
 
 
-def flat(ids, block_tokens=1):
+def flat(ids):
     """One single-block request an id: an ordinary cache trace."""
-    return [record(t, (block,), block_tokens=block_tokens) for t, block in enumerate(ids)]
+    return [record(t, (block,), block_tokens=1) for t, block in enumerate(ids)]
 
 
-def random_trace(seed, requests=60, *, branching=3, depth=6, block_tokens=10):
+def random_trace(seed, requests=60, *, branching=3, depth=6):
     """Requests for random paths of a random tree of chained ids (0 < length <= depth)."""
     draw = random.Random(seed)
     ids: dict[tuple[int, ...], int] = {}
@@ -44,7 +42,6 @@ def random_trace(seed, requests=60, *, branching=3, depth=6, block_tokens=10):
             record(
                 time_s,
                 blocks,
-                block_tokens=block_tokens,
                 tail=draw.choice((0, 0, 3)),
                 turn=draw.randint(1, 4),
                 category=draw.choice(("chat", "code")),

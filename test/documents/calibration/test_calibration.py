@@ -21,9 +21,9 @@ def test_the_prior_balances_compute_and_transfer_and_is_clipped():
         CostProfile(0.0, 1.0).prior(0.0, 1.0)
 
 
-def ttft(profile, ratio, tokens=1000):
+def ttft(profile, ratio):
     """Equation 10: recompute and transfer overlap, the rest does not depend on the ratio."""
-    paths = ratio * tokens * profile.compute_s, (1 - ratio) * tokens * profile.transfer_s
+    paths = ratio * 1000 * profile.compute_s, (1 - ratio) * 1000 * profile.transfer_s
     return max(paths) + profile.other_s
 
 

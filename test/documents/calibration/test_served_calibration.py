@@ -27,12 +27,12 @@ def server_of(ttft, tier: str = "disk"):
     return ask
 
 
-def calibrated(ttft, floor: float = 0.15, tier: str = "disk"):
+def calibrated(ttft, tier: str = "disk"):
     prompts = ServedPrompts(
         server_of(ttft, tier), lambda: None, (10, 200), 2, DOCUMENTS, LENGTH, repeats=1
     )
     prompts.learn()
-    calibration, _ = calibrate_server(prompts, floor, tolerance=0.02)
+    calibration, _ = calibrate_server(prompts, 0.15, tolerance=0.02)
     return calibration, prompts
 
 

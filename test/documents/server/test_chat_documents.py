@@ -54,11 +54,10 @@ def without_thoughts(message) -> str:
 class Chats:
     """A server's chats under a template."""
 
-    def __init__(self, options=None, template=plain, tp_size=1, chat=None) -> None:
+    def __init__(self, options=None, template=plain, chat=None) -> None:
         self.options = options or Options()
         self.chat = chat or (lambda messages: "".join(map(template, messages)))
-        server = SimpleNamespace(tp_size=tp_size)
-        self.manager = SimpleNamespace(tokenizer=Words(), server_args=server)
+        self.manager = SimpleNamespace(tokenizer=Words(), server_args=SimpleNamespace(tp_size=1))
 
     def render(self, _serving, request, _raw):
         text = self.chat(request.messages)
@@ -68,7 +67,7 @@ class Chats:
             cache_salt=None, sampling_params={"custom_params": custom},
         ), 0  # fmt: skip
 
-    def convert(self, messages, custom=None, body=None):
+    def convert(self, messages, custom=None):
         """The converted request, and the plain server's ids."""
         if not isinstance(messages, list) or not isinstance(messages[0], Message):
             messages = [message(messages)]
@@ -76,7 +75,7 @@ class Chats:
             messages=messages, custom_params=custom, input_ids=None, extra_key=None, cache_salt=None
         )
         want = self.render(None, request, None)[0].input_ids
-        serving, raw = SimpleNamespace(tokenizer_manager=self.manager), SimpleNamespace(_json=body)
+        serving, raw = SimpleNamespace(tokenizer_manager=self.manager), SimpleNamespace(_json=None)
         return conversion.convert_chat(self.render, serving, request, self.options, raw)[0], want
 
     def documents(self, messages, custom=None) -> list[str]:

@@ -1,6 +1,6 @@
-"""Documents are a plugin of their own: a server without them has none of their hooks and modules."""
+"""Documents are a plugin of their own: a server without them has none of their hooks and modules.
+Imports between the packages: test_architecture.py."""
 
-import ast
 import json
 import os
 import sys
@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import sglang_canopy
 from support import forked
 
-PACKAGE = Path(sglang_canopy.__file__).parent
-DOOR = ["canopy_documents", "canopy_documents.plugin", "canopy_documents.plugin.entry"]
+ENTRY = ["canopy_documents", "canopy_documents.plugin", "canopy_documents.plugin.entry"]
 START = """
 import json, os, sys
 from sglang.srt.plugins import load_plugins
@@ -46,14 +44,6 @@ print(json.dumps({
 """
 
 
-def imported(path: Path) -> set[str]:
-    """The packages that a file imports, inside functions too."""
-    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
-    return {name.split(".")[0] for name in names}
-
-
 def facts(*arguments: str, **environment: str) -> dict:
     command = [sys.executable, "-c", START, *arguments]
     done = forked.run(command, env={**os.environ, **environment})
@@ -61,17 +51,12 @@ def facts(*arguments: str, **environment: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_no_file_of_the_server_names_the_package_of_documents() -> None:
-    naming = [path for path in PACKAGE.rglob("*.py") if "canopy_documents" in imported(path)]
-    assert naming == []
-
-
 @pytest.mark.parametrize(
     "arguments", [(), pytest.param(("--canopy-documents", "off"), marks=pytest.mark.long)]
 )
 def test_a_server_without_documents_has_only_their_flag(tiny_model: Path, arguments) -> None:
     state = facts(str(tiny_model), *arguments)
-    assert state["modules"] == DOOR
+    assert state["modules"] == ENTRY
     assert (state["in_place"], state["callbacks"], state["child"]) == (None, 0, None)
     assert state["flag"]
     assert not any(state["forced"])
@@ -79,9 +64,9 @@ def test_a_server_without_documents_has_only_their_flag(tiny_model: Path, argume
 
 def test_the_launching_process_and_its_children_have_every_hook(tiny_model: Path) -> None:
     flags = ("--canopy-documents", "on", "--canopy-enable-forced-output")
-    found = facts(str(tiny_model), *flags)
-    assert (found["in_place"], found["callbacks"], found["child"]) == (True, 2, "1")
-    assert all(found["forced"])
+    state = facts(str(tiny_model), *flags)
+    assert (state["in_place"], state["callbacks"], state["child"]) == (True, 2, "1")
+    assert all(state["forced"])
     child = facts(CANOPY_INSTALL_DOCUMENTS="1")
     assert (child["in_place"], child["callbacks"]) == (True, 2)
     assert not any(child["forced"])

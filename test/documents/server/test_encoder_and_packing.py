@@ -62,6 +62,15 @@ def test_the_queue_is_bounded_and_counts_dropped_chunks(llama, store, ids, monke
     assert encoder.queue.tokens == 60
 
 
+def test_a_deleted_chunk_in_progress_is_not_encoded(llama, store, ids) -> None:
+    encoder = BackgroundEncoder(llama, store)
+    encoder.enqueue(ids[:100].tolist(), (), "")
+    encoder.step()
+    assert encoder.forget(None)
+    assert not encoder.busy
+    assert len(store) == 0
+
+
 def test_a_folded_batch_keeps_rows_slots_and_lengths_in_step() -> None:
     batch = batch_of([(10, 30), (0, 5), (49, 50)])
     chosen = [torch.tensor([12, 13, 29]), torch.arange(5), torch.tensor([49])]

@@ -15,7 +15,6 @@ from canopy_documents.fuse.selectors import make_selector, question
 from canopy_documents.server import start
 from canopy_documents.server.options import AUTOMATIC_PROMPT_TOKENS, Options
 from canopy_documents.server.plan import PromptSlots, choose_tokens
-from canopy_documents.server.request import ineligible_reason
 from canopy_documents.server.start import working_memory
 from canopy_documents.store.chunk import Chunk, Placed
 from canopy_documents.store.store import ChunkStore
@@ -122,18 +121,6 @@ def test_rows_outside_documents_are_run_in_pieces_with_the_same_scores(
     assert chosen() == whole
     assert ran[:-1] == [700] * 4
     assert max(ran) <= 700 + TAIL + CHUNK
-
-
-def request(count: int):
-    return document_engine.request([1] * count, [0, 50])
-
-
-def test_a_longer_prompt_runs_normally_and_the_answer_states_it() -> None:
-    options = Options(prompt_tokens=100)
-    state = SimpleNamespace(bounds=((0, 50),), named=1, too_long=False)
-    assert ineligible_reason(request(100), state, options) is None
-    assert ineligible_reason(request(101), state, options) == "more than 100 tokens"
-    assert state.too_long
 
 
 @pytest.mark.parametrize(
