@@ -90,15 +90,6 @@ def test_asking_moves_nothing(seed, policy):
     assert sums[0] == sums[1]
 
 
-def test_next_to_go_is_the_next_victim():
-    tree = LiveTree(64, "canopy-lru", {"quantum_tokens": 1})
-    for who in range(6):
-        tree.serve([100 * who + i for i in range(10)], float(who), conversation=str(who))
-    for who in range(6):
-        (one,) = ask(tree, str(who), tenant=None)
-        assert one["next_to_go"]["tokens_before"] == 10 * who
-
-
 def decision(**more):
     given = {"time": 0.0, "tier": 0, "tenant": None, "conversation": "a", "category": "chat"}
     rest = {"offset": 0, "tokens": 10, "reason": 0, "policy": "wa", "idle_s": 1.0}

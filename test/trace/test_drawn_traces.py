@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from make_overlay import main as make_overlay
-from overlays import choose, overlay
+from overlays import overlay
 from published import compare
 from shared_heads import SharedHeads
 from synthetic.presets import PRESETS, get_preset
@@ -76,13 +76,6 @@ def test_blocks_are_unique_to_their_conversation_and_times_sorted(archive: Path)
     assert times == sorted(times)
     assert len({r.user for r in requests}) == 12
     assert {r.category for r in requests} == {"agent", "subagent"}
-
-
-def test_nothing_is_drawn_twice_before_all_were_drawn_once() -> None:
-    starts = choose(10, 25, 60.0, seed=3)
-    taken = [sum(s.document == d for s in starts) for d in range(10)]
-    assert sorted(set(taken)) == [2, 3]
-    assert all(0 <= s.time_s <= 60 for s in starts)
 
 
 def shared(*documents: dict) -> list[list[list[int]]]:
