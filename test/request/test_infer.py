@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from canopy_lab.trace.chat import chat
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.infer import infer_from_chat, infer_from_response
 from sglang_canopy.request.sent import dropped_params
@@ -35,6 +36,17 @@ def test_turn_and_kind_are_read_off_a_chat_body() -> None:
     assert infer_from_chat(agent) == {"category": "chat-tools-after-tool", "turn": 2}
     seen = body(message("user", [SimpleNamespace(type="image_url")]), response_format={})
     assert infer_from_chat(seen)["category"] == "chat-json-image"
+
+
+@pytest.mark.parametrize(
+    ("kind", "category"),
+    [("text", "chat"), ("image_url", "chat-image"), ("audio_url", "chat"), ("video_url", "chat")],
+)
+def test_a_server_and_a_log_have_one_category_for_a_body(kind: str, category: str) -> None:
+    content = [{"type": "text", "text": "hi"}, {"type": kind, kind: "x"}]
+    sent = body(message("user", [SimpleNamespace(**part) for part in content]))
+    assert infer_from_chat(sent)["category"] == category
+    assert chat([{"role": "user", "content": content}], []).category == category
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def _chat_category(**features: bool) -> str:
 def _has_image(message: Any) -> bool:
     content = getattr(message, "content", None)
     return isinstance(content, list) and any(
-        getattr(part, "type", "text") not in ("text", "input_text") for part in content
+        "image" in str(getattr(part, "type", "")) for part in content
     )
 
 
