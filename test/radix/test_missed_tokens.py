@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from sglang_canopy.radix import departures
-from sglang_canopy.radix.missed import BlockMap, Visit, fitted
+from sglang_canopy.radix.missed import BlockMap, ComputingRequest, scale_to_total
 from sglang_canopy.storage.page_table import PAGES
 from support.disk_tree import DiskTree
 from support.live_tree import LiveTree
@@ -142,9 +142,9 @@ def test_unread_tokens_on_disk_are_late_and_others_evicted_there(disk_tree):
 def test_the_map_of_blocks_is_bounded_and_keeps_the_latest():
     held = BlockMap(100)
     for number in range(10_000):
-        held.put([number], Visit())
+        held.put([number], ComputingRequest())
         assert len(held) <= 100
-        assert len(held._dying) <= 50
+        assert len(held._dropped) <= 50
     assert held.get(9_999) is not None
     assert held.get(9_950) is not None
     assert held.get(0) is None
@@ -194,9 +194,9 @@ def test_a_sample_is_fixed_by_the_size_of_the_cache(tree, blocks, one_in):
 
 def test_causes_are_fitted_to_the_misses_that_are_counted():
     sums = {("evicted", "device"): 10, ("never_seen", "none"): 6}
-    assert fitted(sums, 16) == sums
-    assert fitted(sums, 4) == {("never_seen", "none"): 4}
-    assert sum(fitted(sums, 20).values()) == 20
+    assert scale_to_total(sums, 16) == sums
+    assert scale_to_total(sums, 4) == {("never_seen", "none"): 4}
+    assert sum(scale_to_total(sums, 20).values()) == 20
 
 
 # ---- random operations ----

@@ -46,6 +46,6 @@ def misses(tree: LiveTree) -> int:
 
 def causes(tree: LiveTree) -> dict[tuple[str, str], int]:
     """Missed tokens by cause and tier; they sum to ``misses``."""
-    found = {key: n for key, n in tree.core.departures.missed.sums.items() if n}
+    found = {key: n for key, n in tree.core.departures.totals.sums.items() if n}
     assert sum(found.values()) == misses(tree), (found, misses(tree))
     return found

@@ -69,48 +69,42 @@ def send(
     is written to slot 0, which SGLang reserves for padding. Returns ``None`` if no chunk is in such
     memory.
     """
-    based = [(p, *base_of(p.chunk)) for p in placed]
-    parts = [(p, chunk, skip) for p, chunk, skip in based if chunk is not None]
+    placed_bases = [(p, *base_of(p.chunk)) for p in placed]
+    parts = [(p, chunk, skip) for p, chunk, skip in placed_bases if chunk is not None]
     if not parts:
         return None
     memory: HostMemory = parts[0][1].memory
-    lies = torch.full((len(cache),), -1, dtype=torch.long)
+    source_slots = torch.full((len(cache),), -1, dtype=torch.long)
     for p, chunk, skip in parts:
         end = min(p.end, len(cache))
-        lies[p.start : end] = chunk.slots[skip : skip + end - p.start]
+        source_slots[p.start : end] = chunk.slots[skip : skip + end - p.start]
     device = cache.slots.device
-    source = to_device(lies, device)[positions]
+    source = to_device(source_slots, device)[positions]
     slots = torch.where(source >= 0, cache.slots[positions], 0)
     source = source.clamp_min(0)
     table = model.rope.table(positions)
-    every = torch.arange(positions.numel(), device=device)
+    all_rows = torch.arange(positions.numel(), device=device)
     scatter = LayersScatter(
-        [memory.k], [memory.v], [positions.numel()], source, every, slots, table, cache.k, cache.v,
+        [memory.k], [memory.v], [positions.numel()], source, all_rows, slots, table, cache.k, cache.v,
         MAX_PROGRAMS,
     )  # fmt: skip
     layers = model.shape.layers
     size = positions.numel() * layers * 2 * memory.k[0, :1].nbytes
-    sent = Transfer(size, tuple(chunk for _, chunk, _ in parts))
+    transfer = Transfer(size, tuple(chunk for _, chunk, _ in parts))
     if memory.stream is None:
         scatter.run()
-        return sent
+        return transfer
     memory.stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(memory.stream):
-        for first, end in launches(layers, size):
-            scatter.run(first, end)
+        for start, end in launches(layers, size):
+            scatter.run(start, end)
             event = torch.cuda.Event()
             event.record()
-            sent.events += [event] * (end - first)
-    for x in (
-        source,
-        slots,
-        table,
-        every,
-        *cache.k,
-        *cache.v,
-    ):  # the device uses them after Python has dropped its last reference
-        x.record_stream(memory.stream)
-    return sent
+            transfer.events += [event] * (end - start)
+    # The device uses them after Python has dropped its last reference.
+    for tensor in (source, slots, table, all_rows, *cache.k, *cache.v):
+        tensor.record_stream(memory.stream)
+    return transfer
 
 
 def launches(layers: int, size: int) -> list[tuple[int, int]]:

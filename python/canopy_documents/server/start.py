@@ -22,9 +22,9 @@ from canopy_documents.server.options import DEFAULT_RATIO, Options
 from canopy_documents.store.chunk import Shape
 from sglang_canopy.errors import CanopyError
 
-BEHIND_TOKENS = 3584
-"""Upper bound of the tokens before an encoded document (system text and stand-ins), and of that
-text's own stored KV."""
+MAX_PREFIX_TOKENS = 3584
+"""Most tokens before an encoded document: system text and stand-ins. Their KV is stored too, with
+the same bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +50,19 @@ class WorkingMemory:
         total, tiers, caches, probe = (part >> 20 for part in parts)
         return (
             f"{total:,} MiB ({tiers:,} for documents, {caches:,} for caches beside the pool, "
-            f" {probe:,} for probes, at prompts of {self.prompt_tokens:,} tokens)"
+            f"{probe:,} for probes, at prompts of {self.prompt_tokens:,} tokens)"
         )
 
 
 def working_memory(shape: Shape, itemsize: int, prompt_tokens: int, tiers: int) -> WorkingMemory:
     """Return the memory for a model of ``shape`` with ``itemsize`` bytes per element."""
-    tokens = 2 * prompt_tokens + BEHIND_TOKENS
+    tokens = 2 * prompt_tokens + MAX_PREFIX_TOKENS
     caches = tokens * shape.kv_elements_per_token * itemsize
     scores = 2 * 4 * shape.heads * MAX_QUERIES * prompt_tokens  # before and after the softmax, fp32
-    seen = 4 * 4 * shape.kv_heads * shape.head_dim * prompt_tokens  # K and V, as read and in fp32
-    return WorkingMemory(prompt_tokens, tiers, caches, scores + seen)
+    operands = (
+        4 * 4 * shape.kv_heads * shape.head_dim * prompt_tokens
+    )  # K and V, as read and in fp32
+    return WorkingMemory(prompt_tokens, tiers, caches, scores + operands)
 
 
 logger = logging.getLogger(__name__)

@@ -25,13 +25,13 @@ FRESH_S = 10.0
 
 
 @dataclass(slots=True, frozen=True)
-class Idle:
+class IdleNamespace:
     """A namespace without a server."""
 
-    used: float
+    changed_at: float
     """Unix time of its last change."""
     path: Path
-    size: int
+    size_bytes: int
     temporary: bool
     """Whether no later server uses it."""
 
@@ -44,7 +44,7 @@ class Idle:
                 shutil.rmtree(self.path, ignore_errors=True)
         except OSError:
             return False
-        logger.info("Disk store: removed %s (%.3f GB): %s.", self.path, self.size / 1e9, why)
+        logger.info("Disk store: removed %s (%.3f GB): %s.", self.path, self.size_bytes / 1e9, why)
         return not self.path.exists()
 
 
@@ -73,9 +73,9 @@ class IdleNamespaces:
         self._bytes = 0
         self._counted_at = -math.inf
 
-    def idle(self) -> list[Idle]:
+    def idle(self) -> list[IdleNamespace]:
         """Return the namespaces without a server, least recently used first."""
-        idle, ranks = [], 1
+        namespaces, ranks = [], 1
         for mark in self._own_folder.parent.glob(f"*/{NAMESPACE}"):
             path = mark.parent
             if path == self._own_folder:
@@ -89,23 +89,23 @@ class IdleNamespaces:
                     status = [file.stat() for file in path.rglob("*")]
             except OSError:
                 continue  # in use, or gone
-            size, used = sum(s.st_size for s in status), max(s.st_mtime for s in status)
-            idle.append(Idle(used, path, size, temporary))
+            size_bytes, changed_at = sum(s.st_size for s in status), max(s.st_mtime for s in status)
+            namespaces.append(IdleNamespace(changed_at, path, size_bytes, temporary))
         self._ranks = ranks
-        return sorted(idle, key=lambda namespace: namespace.used)
+        return sorted(namespaces, key=lambda namespace: namespace.changed_at)
 
-    def opened(self) -> None:
-        """Remove what ended servers left for nobody, and log the rest."""
-        for idle in self.idle():
-            if idle.temporary:
-                idle.remove("no later server uses it")
+    def remove_temporary(self) -> None:
+        """Remove the namespaces that no later server uses, and log the others."""
+        for namespace in self.idle():
+            if namespace.temporary:
+                namespace.remove("no later server uses it")
                 continue
             logger.info(
                 "%s holds %.3f GB of another model, layout or release (its file 'namespace' "
                 "identifies it). It counts against the capacity, and is removed when its room is "
                 "needed.",
-                idle.path,
-                idle.size / 1e9,
+                namespace.path,
+                namespace.size_bytes / 1e9,
             )
 
     def make_room(self, used_bytes: int) -> None:
@@ -116,18 +116,18 @@ class IdleNamespaces:
         now = self._monotonic()
         if now - self._counted_at < FRESH_S and (not self._bytes or self._fit(used_bytes)):
             return
-        others = self.idle()
+        namespaces = self.idle()
         self._counted_at = now
-        self._bytes = sum(other.size for other in others)
-        for other in others:
+        self._bytes = sum(namespace.size_bytes for namespace in namespaces)
+        for namespace in namespaces:
             if self._fit(used_bytes):
                 return
-            if other.remove("its room is needed"):
-                self._bytes -= other.size
+            if namespace.remove("its room is needed"):
+                self._bytes -= namespace.size_bytes
 
     def _fit(self, used_bytes: int) -> bool:
         return self._bytes / self._ranks + used_bytes <= self._capacity_bytes
 
     def remove_oldest(self) -> bool:
         """Remove the oldest namespace, since the volume is full. Returns false if there is none."""
-        return any(idle.remove("the volume is full") for idle in self.idle())
+        return any(namespace.remove("the volume is full") for namespace in self.idle())

@@ -109,7 +109,7 @@ class PageIndex:
 
     @property
     def top(self) -> int:
-        """An upper bound of the row numbers."""
+        """Number of row slots: every row number is below it."""
         return len(self.keys)
 
     def insert(self, key: bytes, parent: int, unit: int, row: int = NO_ROW) -> int:
@@ -148,8 +148,8 @@ class PageIndex:
             self.children[parent] -= 1
         return parent
 
-    def loaded(self) -> None:
-        """Let the row numbers that were not loaded be used."""
+    def free_unloaded_rows(self) -> None:
+        """Make the row numbers without a loaded page available to ``insert``."""
         self._free = [row for row in range(self.top - 1, -1, -1) if self.keys[row] is None]
 
     def key_at(self, row: int) -> bytes | None:

@@ -104,7 +104,7 @@ class Lifecycle:
         except (OSError, sqlite3.Error) as error:
             return self._give_up(kind_of(error), error)
         self._index_writer.flush(everything=True)
-        state.idle_namespaces.opened()
+        state.idle_namespaces.remove_temporary()
         return None
 
     def clear(self) -> None:

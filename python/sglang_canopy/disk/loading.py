@@ -65,7 +65,7 @@ def load(rows: Iterable[Row], state: StoreState, now: float) -> tuple[list[int],
         index.insert(record.key, number[record.parent], record.unit, row_number)
         index.set_checksum(row_number, record.checksum)
         index.put(row_number, meta)
-    index.loaded()
+    index.free_unloaded_rows()
     if in_future:
         state.faults.record("clock", f"{in_future} pages were used in the future", in_future)
     left_out += [at for at in records if at not in number]

@@ -70,8 +70,8 @@ class TailOptimizedLRU(Policy):
         super().__init__(config)
         self.model = ReuseModel(own_gaps=False) if model is None else model
         self.target = TailTarget(config.ttft_ms, config.ttft_percentile, config.threshold_tokens)
-        self._planned = self._versions()
-        self._replanning = Reranking()
+        self._ranked_versions = self._versions()
+        self._reranking = Reranking()
         self._allowance = 0
         """Tokens that the current request may still evict from others (optional caching)."""
         self._free = EndQueue()
@@ -105,22 +105,22 @@ class TailOptimizedLRU(Policy):
             queue, entry, _ = leaf.rank_state
             leaf.rank_state = None
             queue.remove(entry)
-            if self._replanning:
-                self._replanning.discard(leaf)
+            if self._reranking:
+                self._reranking.discard(leaf)
 
     def put_back(self, leaf: Leaf, rank_state: Any, now: float) -> None:
         queue, entry, keep = rank_state
         leaf.rank_state = (queue, queue.push(leaf, entry[0]), keep)
-        if self._replanning:
-            self._replanning.put_back(leaf)
+        if self._reranking:
+            self._reranking.put_back(leaf)
 
     # free(leaf) = the tokens of leaf beyond L + Q - xi; victim = free(the oldest leaf with free
     # tokens), else the oldest leaf
     def victim(self, now: float) -> Victim | None:
-        if self._planned != self._versions():
-            self._planned = self._versions()
-            self._replanning.begin(self.leaves())
-        if self._replanning:
+        if self._ranked_versions != self._versions():
+            self._ranked_versions = self._versions()
+            self._reranking.begin(self.leaves())
+        if self._reranking:
             self._replan(now)
         entry = self._free.oldest()
         if entry is not None:
@@ -175,7 +175,7 @@ class TailOptimizedLRU(Policy):
         return self.target.version, fits.bit_length() if fits < 16 else 4 + fits // 16
 
     def _replan(self, now: float) -> None:
-        for leaf in self._replanning.due(now):
+        for leaf in self._reranking.due(now):
             queue, entry, _ = leaf.rank_state
             keep = self._keep_tokens(leaf)
             if (queue is self._free) == (keep < leaf.length):

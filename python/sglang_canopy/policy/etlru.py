@@ -60,8 +60,8 @@ class ExpectedTailLRU(wa.WorkloadAware):
     def __init__(self, config: Any, model: ReuseModel | None = None) -> None:
         super().__init__(config, model)
         self.target = TailTarget(config.ttft_ms, config.ttft_percentile, config.threshold_tokens)
-        self._planned = 0
-        self._replanning = Reranking()
+        self._target_version = 0
+        self._reranking = Reranking()
 
     def finish(self, request: Request) -> str:
         label = super().finish(request)
@@ -77,23 +77,23 @@ class ExpectedTailLRU(wa.WorkloadAware):
 
     def drop(self, leaf: Leaf) -> None:
         super().drop(leaf)
-        if self._replanning:
-            self._replanning.discard(leaf)
+        if self._reranking:
+            self._reranking.discard(leaf)
 
     def put_back(self, leaf: Leaf, rank_state: Any, now: float) -> None:
         super().put_back(leaf, rank_state, now)
-        if self._replanning:
-            self._replanning.put_back(leaf)
+        if self._reranking:
+            self._reranking.put_back(leaf)
 
     # rank(leaf) = wa's rank * (floor + (1 - floor) * P(next turn adds > threshold - history +
     # depth)); victim = the leaf of least rank, trimmed to the point at which the last factor
     # changes
     def victim(self, now: float) -> Victim | None:
-        if self._planned != self.target.version:
-            self._planned = self.target.version
-            self._replanning.begin(self.leaves())
-        if self._replanning:
-            for leaf in self._replanning.due(now):
+        if self._target_version != self.target.version:
+            self._target_version = self.target.version
+            self._reranking.begin(self.leaves())
+        if self._reranking:
+            for leaf in self._reranking.due(now):
                 self._readmit(leaf, now)
         return super().victim(now)
 
@@ -111,16 +111,16 @@ class ExpectedTailLRU(wa.WorkloadAware):
     def _weight(self, category: Category, bucket: Any) -> float:
         if bucket == _NO_TARGET:
             return 1.0
-        above = category.grows[bucket] if bucket > 0 else 1.0
+        tail_chance = category.grows[bucket] if bucket > 0 else 1.0
         floor: float = self.config.floor
-        return floor + (1.0 - floor) * above
+        return floor + (1.0 - floor) * tail_chance
 
     def _keep_tokens(self, leaf: Leaf) -> int:
         slack = self._slack(leaf)
         if slack is None or not 0 < token_bin(slack) < TOKEN_BINS:
             return 0
-        over = slack - TOKEN_EDGES[token_bin(slack)]
-        return max(0, leaf.length - max(1, int(over) + 1))
+        excess_tokens = slack - TOKEN_EDGES[token_bin(slack)]
+        return max(0, leaf.length - max(1, int(excess_tokens) + 1))
 
 
 POLICY = ExpectedTailLRU

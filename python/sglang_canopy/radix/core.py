@@ -81,7 +81,7 @@ class CanopyTreeCore(OffsetWalkCore):
         if hasattr(self, "evictable_device_leaves"):
             self.evictable_device_leaves.empty()
             self.evictable_host_leaves.empty()
-            self.traffic.flushed(self._node_arena.values())
+            self.traffic.record_flush(self._node_arena.values())
         super().reset()
         self.protected.clear()
         live, usable = self.live, self._usable if len(self.components) > 1 else None

@@ -24,13 +24,13 @@ from sglang_canopy.radix.missed import (
     PARTIAL_PAGE,
     UNKNOWN,
     BlockMap,
+    ComputingRequest,
     Decision,
     Departure,
     Key,
-    Missed,
-    Misses,
-    Visit,
-    fitted,
+    MissTotals,
+    RequestMisses,
+    scale_to_total,
     tier_name,
 )
 
@@ -61,7 +61,7 @@ class Departures:
         self, block_tokens: int, page_tokens: int, live: LiveCache, disk: DiskTier
     ) -> None:
         self.block_tokens, self.page_tokens = block_tokens, page_tokens
-        self.missed = Missed()
+        self.totals = MissTotals()
         self.one_in = 0
         """One block in this many is remembered; the causes of the rest are inferred from it. 0: fixed
         by the cache's size at the first request."""
@@ -94,7 +94,7 @@ class Departures:
         fact = Departure(cause, tier, self._evicted_tokens, page)
         self._put(path, decision.offset, decision.tokens, fact)
 
-    def flushed(self, leaf: NodeLeaf, tokens: int, page: str | None) -> None:
+    def record_flush(self, leaf: NodeLeaf, tokens: int, page: str | None) -> None:
         """Record that the tree is emptied while it holds ``leaf``; ``page`` as in ``record_eviction``."""
         cause, tier = (FLUSHED, DEVICE) if page is None else (LATE, DISK)
         fact = Departure(cause, tier, self._evicted_tokens, page)
@@ -103,7 +103,7 @@ class Departures:
     def _put(self, path: Sequence[int], offset: int, tokens: int, fact: Departure) -> None:
         """Record ``fact`` for the blocks of ``tokens`` at ``offset`` of ``path``."""
         size = self.block_tokens
-        blocks = self._sampled(path[offset // size : (offset + tokens) // size])
+        blocks = self._sample(path[offset // size : (offset + tokens) // size])
         if blocks:
             self._blocks.put(blocks, fact)
 
@@ -117,7 +117,7 @@ class Departures:
         if not self.one_in:
             self._fix_sample()
         prompt = request.prompt_tokens
-        misses = request.misses = Misses(cached)
+        misses = request.misses = RequestMisses(cached)
         begin = cached
         if late_host > 0 and begin < prompt:
             late_host = min(late_host, prompt - begin)
@@ -126,29 +126,29 @@ class Departures:
         if begin < prompt:
             self._classify(request, misses, begin)
 
-    def _classify(self, request: LiveRequest, misses: Misses, position: int) -> None:
+    def _classify(self, request: LiveRequest, misses: RequestMisses, position: int) -> None:
         """Add the causes of the prompt tokens from ``position`` on. Blocks that are not sampled share the next
         one's cause, or the last one's."""
         size, path, prompt = self.block_tokens, request.path, request.prompt_tokens
         full = min(len(path), prompt // size)
         first = min(position // size, full)
         blocks = path[first:full]
-        rest, key = self.one_in - 1, None  # a power of two less one; ids are hashes
+        mask, key = self.one_in - 1, None  # a power of two less one; ids are hashes
         (newer, older), run_fact, begin = self._blocks.readers(), None, position
         for end, block in enumerate(blocks, first + 1):
-            if block & rest:
+            if block & mask:
                 continue
             fact = newer(block) or older(block)
-            if fact is not run_fact or (type(fact) is Visit and key != _IN_FLIGHT):
+            if fact is not run_fact or (type(fact) is ComputingRequest and key != _IN_FLIGHT):
                 if position > begin:
-                    misses.charge(key or _NEW, run_fact, position - begin)
+                    misses.add_block(key or _NEW, run_fact, position - begin)
                 key, run_fact, begin = self._cause(fact, end * size, prompt), fact, position
             if fact is None:  # and so are the blocks behind it
                 key = _NEW
                 break
             position = end * size
         if position > begin:
-            misses.charge(key or _NEW, run_fact, position - begin)
+            misses.add_block(key or _NEW, run_fact, position - begin)
         if position < full * size:
             misses.add(self._last if key is None else key, full * size - position)
             position = full * size
@@ -157,11 +157,11 @@ class Departures:
             # page.
             misses.add(key if key and key in (_NEW, _IN_FLIGHT) else _PARTIAL, prompt - position)
         self._last = key or self._last
-        blocks = self._sampled(blocks)
+        blocks = self._sample(blocks)
         if blocks:
-            self._blocks.put(blocks, misses.visit)
+            self._blocks.put(blocks, misses.computing)
 
-    def _cause(self, fact: Visit | Departure | None, end: int, prompt: int) -> Key:
+    def _cause(self, fact: ComputingRequest | Departure | None, end: int, prompt: int) -> Key:
         """Return the cause of a missed block that ends after ``end`` tokens."""
         if fact is None:
             return _NEW
@@ -171,7 +171,7 @@ class Departures:
             if fact.cause == FLUSHED:
                 return FLUSHED, NO_TIER
             return fact.cause, tier_name(fact.tier)
-        assert type(fact) is Visit
+        assert type(fact) is ComputingRequest
         if end > fact.written:
             if fact.running:
                 return _IN_FLIGHT
@@ -183,41 +183,41 @@ class Departures:
             return _PARTIAL
         return UNKNOWN, NO_TIER
 
-    def written(self, request: LiveRequest, tokens: int) -> None:
+    def record_written(self, request: LiveRequest, tokens: int) -> None:
         """Record that the first ``tokens`` of the path of ``request`` are in the tree."""
         misses = request.misses
-        if misses is not None and tokens > misses.visit.written:
-            misses.visit.written = tokens
+        if misses is not None and tokens > misses.computing.written:
+            misses.computing.written = tokens
 
     def count_misses(self, request: LiveRequest, hits: int) -> None:
         """Record the end of ``request``; ``hits``: its prompt tokens found in any tier."""
         misses, request.misses = request.misses, None
         if misses is None:
-            misses = Misses(hits)
-        misses.visit.running = False
+            misses = RequestMisses(hits)
+        misses.computing.running = False
         sums, missed = misses.sums, max(0, request.prompt_tokens - hits)
         wrong = missed - sum(sums.values())
         if wrong:
             self.corrected_tokens += abs(wrong)
-            sums = fitted(sums, missed)
-        self.missed.add(sums)
+            sums = scale_to_total(sums, missed)
+        self.totals.add(sums)
         for eviction, tokens in misses.evicted:
-            self.missed.add_evicted(eviction, tokens, self._evicted_tokens, self._capacity)
+            self.totals.add_evicted(eviction, tokens, self._evicted_tokens, self._capacity)
 
     def stats(self) -> dict[str, Any]:
         """Return all sums as plain data."""
         return {
-            **self.missed.stats(),
+            **self.totals.stats(),
             "one_block_in": self.one_in,
             "corrected_tokens": self.corrected_tokens,
         }
 
     # ---- bounds ----
 
-    def _sampled(self, blocks: Sequence[int]) -> Sequence[int]:
+    def _sample(self, blocks: Sequence[int]) -> Sequence[int]:
         """Return those of ``blocks`` that are recorded."""
-        rest = self.one_in - 1
-        return [block for block in blocks if not block & rest] if rest else blocks
+        mask = self.one_in - 1
+        return [block for block in blocks if not block & mask] if mask else blocks
 
     def _fix_sample(self) -> None:
         """Fix the sample and the map's size by the size of the cache."""

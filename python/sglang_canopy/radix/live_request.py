@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
-    from sglang_canopy.radix.missed import Misses
+    from sglang_canopy.radix.missed import RequestMisses
 
 _ABORTED = "FINISH_ABORT"
 UNSTAMPED_S = 0.001
@@ -100,7 +100,7 @@ class LiveRequest(Request):
     """The warm-up, if this request is a sample of it."""
     seniority: int = -1
     """Number of its session at the session gate, for a sample its warm-up's: lower is older, -1 is none."""
-    misses: Misses | None = None
+    misses: RequestMisses | None = None
     """Causes of its misses, from its admission to its end."""
 
 

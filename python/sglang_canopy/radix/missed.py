@@ -70,12 +70,12 @@ class Departure(NamedTuple):
     """Name of its last page on the disk."""
 
 
-class Missed:
+class MissTotals:
     """Sums of misses. The scheduler's thread fills it; any thread may call ``stats``."""
 
     def __init__(self) -> None:
         self.sums: Counter[Key] = Counter()
-        self.more = dict.fromkeys(WITH_MEMORY, 0)
+        self.hits_with_memory = dict.fromkeys(WITH_MEMORY, 0)
         """Missed tokens that a cache of that size would still hold."""
 
     def add(self, sums: Sums) -> None:
@@ -88,7 +88,7 @@ class Missed:
         since = evicted - departure.evicted_before
         for size in WITH_MEMORY:
             if since <= (size - 1) * capacity:
-                self.more[size] += tokens
+                self.hits_with_memory[size] += tokens
 
     def stats(self) -> dict[str, Any]:
         """Return all sums as plain data."""
@@ -97,7 +97,7 @@ class Missed:
             tokens.setdefault(cause, {})[tier] = count
         return {
             "tokens": tokens,
-            "hits_with_memory": {f"x{size:g}": n for size, n in self.more.items()},
+            "hits_with_memory": {f"x{size:g}": n for size, n in self.hits_with_memory.items()},
         }
 
 
@@ -105,7 +105,7 @@ def tier_name(tier: int) -> str:
     return TIERS[tier] if tier in (DEVICE, HOST, DISK) else NO_TIER
 
 
-class Visit:
+class ComputingRequest:
     """A request that is computing blocks."""
 
     __slots__ = ("running", "written")
@@ -116,22 +116,22 @@ class Visit:
         """Number of tokens of its path that are in the tree."""
 
 
-class Misses:
+class RequestMisses:
     """Causes of one request's misses, from its admission to its end."""
 
-    __slots__ = ("cached", "evicted", "sums", "visit")
+    __slots__ = ("cached", "computing", "evicted", "sums")
 
     def __init__(self, cached: int) -> None:
         self.cached = cached
         """Number of tokens that the request found."""
         self.sums: Sums = {}
         self.evicted: list[tuple[Departure, int]] = []
-        self.visit = Visit()
+        self.computing = ComputingRequest()
 
     def add(self, key: Key, tokens: int) -> None:
         self.sums[key] = self.sums.get(key, 0) + tokens
 
-    def charge(self, key: Key, fact: Visit | Departure | None, tokens: int) -> None:
+    def add_block(self, key: Key, fact: ComputingRequest | Departure | None, tokens: int) -> None:
         """Add tokens of a block with the fact ``fact``."""
         self.sums[key] = self.sums.get(key, 0) + tokens
         if key[0] == EVICTED and type(fact) is Departure:
@@ -140,42 +140,42 @@ class Misses:
             self.evicted.append((fact, tokens))
 
 
-Reader = Callable[[int], Visit | Departure | None]
+Reader = Callable[[int], ComputingRequest | Departure | None]
 
 
 class BlockMap:
     """Bounded map from block hash to latest fact, in two generations; a full one replaces the older."""
 
-    __slots__ = ("_dying", "_new", "_old", "limit")
+    __slots__ = ("_dropped", "_new", "_old", "limit")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._new: dict[int, Visit | Departure] = {}
-        self._old: dict[int, Visit | Departure] = {}
-        self._dying: dict[int, Visit | Departure] = {}
+        self._new: dict[int, ComputingRequest | Departure] = {}
+        self._old: dict[int, ComputingRequest | Departure] = {}
+        self._dropped: dict[int, ComputingRequest | Departure] = {}
 
     def __len__(self) -> int:
         return len(self._new) + len(self._old)
 
-    def get(self, block: int) -> Visit | Departure | None:
+    def get(self, block: int) -> ComputingRequest | Departure | None:
         return self._new.get(block) or self._old.get(block)
 
     def readers(self) -> tuple[Reader, Reader]:
         """Return ``get`` of each generation, for loops."""
         return self._new.get, self._old.get
 
-    def put(self, blocks: Sequence[int], fact: Visit | Departure) -> None:
+    def put(self, blocks: Sequence[int], fact: ComputingRequest | Departure) -> None:
         """Set the fact of ``blocks``. A dropped generation is freed gradually, to avoid a pause."""
         self._new.update(dict.fromkeys(blocks, fact))
-        if self._dying:
-            drop = self._dying.popitem
-            for _ in range(min(2 * len(blocks), len(self._dying))):
+        if self._dropped:
+            drop = self._dropped.popitem
+            for _ in range(min(2 * len(blocks), len(self._dropped))):
                 drop()
         if len(self._new) >= self.limit // 2:
-            self._dying, self._old, self._new = self._old, self._new, {}
+            self._dropped, self._old, self._new = self._old, self._new, {}
 
 
-def fitted(sums: Sums, total: int) -> Sums:
+def scale_to_total(sums: Sums, total: int) -> Sums:
     """Scale ``sums`` to ``total`` tokens, which may differ from the count at admission."""
     spare = sum(sums.values()) - total
     if not spare:

@@ -178,7 +178,7 @@ class Requests:
                 tree.protected.keep_path(node, request.keep_until, charged_to)
             if request.misses is not None:
                 set_offsets(node)
-                tree.departures.written(request, node.canopy.offset + node.canopy.length)
+                tree.departures.record_written(request, node.canopy.offset + node.canopy.length)
         done = request is not None and tree.disk.active and request.state is State.DONE
         device, host = tree.evictable_device_leaves, tree.evictable_host_leaves
         while node is not tree.root_node:

@@ -102,12 +102,12 @@ class Traffic:
         """Return the name of the last page of ``node`` if it was written to the disk."""
         return node.hash_value[-1] if node.canopy.on_disk and node.hash_value else None
 
-    def flushed(self, nodes: Iterable[UnifiedTreeNode]) -> None:
+    def record_flush(self, nodes: Iterable[UnifiedTreeNode]) -> None:
         """Record that the tree that holds ``nodes`` is emptied."""
         for node in nodes:
             if node.canopy.path:
                 page = self.page_on_disk(node)
-                self.departures.flushed(node.canopy, len(node.key), page)
+                self.departures.record_flush(node.canopy, len(node.key), page)
 
 
 def left_the_device(node: UnifiedTreeNode) -> bool:

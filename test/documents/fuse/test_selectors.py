@@ -70,18 +70,18 @@ def test_text_before_the_first_chunk_is_not_probed_again(llama, ids):
 
 @pytest.mark.parametrize("share", [[1.0, 1.0, 1.0], [0.25, 0.25, 0.5]])
 def test_a_probe_weighs_keys_by_the_attention_it_computes(share):
-    from canopy_documents.fuse.selectors.question import _weighed
+    from canopy_documents.fuse.selectors.question import _attend_and_score
     from canopy_kernel import attention
 
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 4, 8), torch.randn(20, 2, 8), torch.randn(20, 2, 8)
     at, share = torch.tensor([4, 17, 19]), torch.tensor(share)
-    out, mass = _weighed(q, k, v, at, 4, share, 0.3)
+    out, mass = _attend_and_score(q, k, v, at, 4, share, 0.3)
     rows = attention.Rows.single(at, torch.arange(20))
     assert torch.allclose(out, attention.reference(q, k[:, None], v[:, None], rows, 0.3), atol=1e-5)
     assert float(mass.sum()) == pytest.approx(4 * float(share.sum()), rel=1e-5)
     first = torch.softmax(torch.einsum("hd,nhd->hn", q[0], k[:5].repeat_interleave(2, 1)) * 0.3, -1)
-    rest = _weighed(q[1:], k, v, at[1:], 17, share[1:], 0.3)[1]
+    rest = _attend_and_score(q[1:], k, v, at[1:], 17, share[1:], 0.3)[1]
     assert torch.allclose(mass[:5], share[0] * first.sum(0) + rest[:5], atol=1e-5)
 
 
@@ -103,7 +103,7 @@ def test_a_sampled_key_represents_similar_keys(llama, ids, monkeypatch):
                 pool[layer][20 : 20 + n] = same[layer].repeat_interleave(8, 0)
         scores.append(question.question_scores(Context(llama, p, cache, 0.15), last_weight=0.5))
         assert (
-            question._sampled(p, torch.tensor([len(p) - 1]), 1)[0].numel()
+            question._sample_keys(p, torch.tensor([len(p) - 1]), 1)[0].numel()
             == len(p) - n + n // stride
         )
     assert torch.allclose(scores[0], scores[1], atol=1e-5)

@@ -20,7 +20,7 @@ from canopy_documents.fuse.selectors.base import Context, Selector, best
 from canopy_documents.store.chunk import FusedPrompt
 from canopy_documents.store.device_copy import is_host, to_device
 
-FIRST, LAST = 0.5, 0.7
+PROBED_FROM, PROBED_TO = 0.5, 0.7
 """The probed layers, as shares of the depth. They are as good as 0.4 to 0.8
 (docs/research/documents.md), and cheaper."""
 MAX_QUERIES = 64
@@ -38,16 +38,16 @@ PIECE_ROWS = 2048
 
 def probed_layers(layers: int) -> int:
     """Return the number of layers, from the first, that the probe runs."""
-    return max(1, math.ceil(LAST * layers))
+    return max(1, math.ceil(PROBED_TO * layers))
 
 
 def question_scores(
-    context: Context, most: int = MAX_QUERIES, last_weight: float = 0.0
+    context: Context, max_queries: int = MAX_QUERIES, last_weight: float = 0.0
 ) -> torch.Tensor:
-    """Return ``[prompt]`` attention mass from the last ``most`` question tokens, over layers and
-    heads.
+    """Return ``[prompt]`` attention mass from the last ``max_queries`` question tokens, over layers
+    and heads.
 
-    Runs only the rows outside chunks, through the first ``LAST`` of the layers, over reused KV;
+    Runs only the rows outside chunks, through the first ``PROBED_TO`` of the layers, over reused KV;
     before the counted layers the question reads a sample of that KV (:data:`STRIDE`). The result is
     on the model's device, and the host does not wait for it. ``last_weight`` is the share of the
     last token's attention in the sum; the other tokens share the rest. With 0 all tokens count
@@ -58,24 +58,27 @@ def question_scores(
     outside = (~prompt.in_chunk()).nonzero()[:, 0]
     outside = outside[outside >= context.ready]
     tail = prompt.tail()
-    probed = tail[-most:]
-    lowest, depth = int(FIRST * shape.layers), probed_layers(shape.layers)
+    probed = tail[-max_queries:]
+    lowest, depth = int(PROBED_FROM * shape.layers), probed_layers(shape.layers)
     score = torch.zeros(len(prompt), device=model.device)
     rows = torch.cat([outside, tail]).unique()
-    before = int((rows < probed[0]).sum())  # sorted, so the question's rows are last
-    first, ids = int(rows[before]), to_device(prompt.ids[rows.to(prompt.ids.device)], model.device)
+    question_row = int((rows < probed[0]).sum())  # sorted, so the question's rows are last
+    start_position = int(rows[question_row])
+    ids = to_device(prompt.ids[rows.to(prompt.ids.device)], model.device)
     rows = to_device(rows, model.device)
-    while before > PIECE_ROWS:  # no row attends to a later row
+    while question_row > PIECE_ROWS:  # no row attends to a later row
         engine.probe_rows(model, ids[:PIECE_ROWS], rows[:PIECE_ROWS], cache, depth - 1)
-        ids, rows, before = ids[PIECE_ROWS:], rows[PIECE_ROWS:], before - PIECE_ROWS
-    at = rows[before:]
-    share = torch.ones(at.numel(), device=model.device)
-    if last_weight and at.numel() > 1:
-        share.fill_((1 - last_weight) / (at.numel() - 1))
-        share[-1:].fill_(last_weight)  # assigning a number would wait for the device
+        ids, rows, question_row = ids[PIECE_ROWS:], rows[PIECE_ROWS:], question_row - PIECE_ROWS
+    question_positions = rows[question_row:]
+    row_weights = torch.ones(question_positions.numel(), device=model.device)
+    if last_weight and question_positions.numel() > 1:
+        row_weights.fill_((1 - last_weight) / (question_positions.numel() - 1))
+        row_weights[-1:].fill_(last_weight)  # assigning a number would wait for the device
     layers, heads, group = range(lowest, depth), shape.heads, shape.heads // shape.kv_heads
-    probe = _Probe(cache, layers, rows, before, first, share, heads, group, score)
-    watch = probe.host(prompt) if is_host(rows) else probe.device()
+    probe = _Probe(
+        cache, layers, rows, question_row, start_position, row_weights, heads, group, score
+    )
+    watch = probe.host_watch(prompt) if is_host(rows) else probe.device_watch()
     engine.probe_rows(model, ids, rows, cache, depth - 1, watch)
     return model.whole(score)
 
@@ -84,80 +87,82 @@ def question_scores(
 class _Probe:
     """Adds the attention of the question's rows to ``score [prompt]`` at ``layers``.
 
-    rows: sorted; the question's rows start at index ``before``; ``share [m]`` weights them. first:
-    the question's first position; heads: query heads; group: query heads per KV head.
+    rows: sorted; the question's rows start at ``question_row``; ``row_weights [m]`` weights them.
+    start_position: the question's first position; heads: query heads; group: query heads per KV head.
     """
 
     cache: KVCache
     layers: range
     rows: torch.Tensor
-    before: int
-    first: int
-    share: torch.Tensor
+    question_row: int
+    start_position: int
+    row_weights: torch.Tensor
     heads: int
     group: int
     score: torch.Tensor
 
-    def host(self, prompt: FusedPrompt) -> engine.Watch:
+    def host_watch(self, prompt: FusedPrompt) -> engine.Watch:
         """Return a watch that computes each layer's weights once for scores and attention, and
         samples the chunks below ``layers``."""
-        cache, before = self.cache, self.before
-        at, others = self.rows[before:], self.rows[:before]
-        every = torch.arange(len(prompt))
-        some, bias = _sampled(prompt, at, self.group)
+        cache, question_row = self.cache, self.question_row
+        question_positions, earlier_rows = self.rows[question_row:], self.rows[:question_row]
+        all_positions = torch.arange(len(prompt))
+        sample_positions, bias = _sample_keys(prompt, question_positions, self.group)
 
         def watch(layer: int, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | None:
-            scale = q.shape[-1] ** -0.5
+            queries, scale = q[question_row:], q.shape[-1] ** -0.5
             if layer in self.layers:
                 if cache.in_order:
                     k, v = (pool[layer][: len(prompt), 0] for pool in (cache.k, cache.v))
                 else:
-                    k, v = cache.read(layer, every)
-                attended, mass = _weighed(q[before:], k, v, at, self.first, self.share, scale)
+                    k, v = cache.read(layer, all_positions)
+                attended, mass = _attend_and_score(
+                    queries, k, v, question_positions, self.start_position, self.row_weights, scale
+                )
                 self.score.add_(mass)
             else:
-                attended = _biased(q[before:], *cache.read(layer, some), bias, scale)
-            if not others.numel():
+                keys_and_values = cache.read(layer, sample_positions)
+                attended = _attend_with_bias(queries, *keys_and_values, bias, scale)
+            if not earlier_rows.numel():
                 return attended
             out = torch.empty_like(q)
-            out[before:] = attended
+            out[question_row:] = attended
             if layer < self.layers.stop - 1:
-                out[:before] = cache.attend(layer, q[:before], others, scale)
+                out[:question_row] = cache.attend(layer, q[:question_row], earlier_rows, scale)
             return out
 
         return watch
 
-    def device(self) -> engine.Watch:
+    def device_watch(self) -> engine.Watch:
         """Return a watch with few operations: each costs the host more than the device.
 
         All rows attend to all keys in one kernel; only the weights of ``layers`` are computed
         separately.
         """
-        at, every = (
-            self.rows[self.before :],
-            torch.arange(len(self.score), device=self.score.device),
-        )
-        hidden = torch.zeros(len(at), len(every), device=every.device)
-        hidden.masked_fill_(every > at[:, None], float("-inf"))
+        question_positions = self.rows[self.question_row :]
+        all_positions = torch.arange(len(self.score), device=self.score.device)
+        hidden = self.score.new_zeros(len(question_positions), len(all_positions))
+        hidden.masked_fill_(all_positions > question_positions[:, None], float("-inf"))
         bias = hidden.repeat(self.group, 1)  # the heads of a group are adjacent
-        share = self.share.repeat(self.heads)
+        row_weights = self.row_weights.repeat(self.heads)
 
         def watch(layer: int, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | None:
             if layer not in self.layers:
                 return None
-            keys = self.cache.read_keys(layer, every).float().permute(1, 2, 0)
-            queries = q[self.before :].float().transpose(0, 1).reshape(len(keys), -1, q.shape[-1])
+            keys = self.cache.read_keys(layer, all_positions).float().permute(1, 2, 0)
+            queries = q[self.question_row :].float().transpose(0, 1)
+            queries = queries.reshape(len(keys), -1, q.shape[-1])
             weight = torch.baddbmm(bias, queries, keys, alpha=q.shape[-1] ** -0.5).softmax(-1)
-            self.score.addmv_(weight.flatten(0, 1).T, share)
+            self.score.addmv_(weight.flatten(0, 1).T, row_weights)
             return None
 
         return watch
 
 
-def _sampled(
-    prompt: FusedPrompt, at: torch.Tensor, group: int
+def _sample_keys(
+    prompt: FusedPrompt, question_positions: torch.Tensor, group: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample the keys that rows ``at [m]`` read below the probed layers.
+    """Sample the keys that rows ``question_positions [m]`` read below the probed layers.
 
     Returns their positions ``[s]``, and the bias on their scores ``[m * group, s]``: the log of the
     number of tokens that each represents, -inf if hidden.
@@ -165,16 +170,16 @@ def _sampled(
     chosen = prompt.in_chunk()
     inside = chosen.nonzero()[:, 0]
     stride = max(1, min(STRIDE, inside.numel() // MIN_SAMPLES))
-    every = torch.ones(len(prompt), dtype=torch.bool)
-    every[inside] = False
-    every[inside[::stride]] = True
-    some = to_device(every.nonzero()[:, 0], at.device)
-    weight = to_device(chosen[every] * math.log(stride), at.device)
-    bias = weight.masked_fill(some > at[:, None], float("-inf"))
-    return some, bias.repeat_interleave(group, 0)
+    sampled_mask = torch.ones(len(prompt), dtype=torch.bool)
+    sampled_mask[inside] = False
+    sampled_mask[inside[::stride]] = True
+    sample_positions = to_device(sampled_mask.nonzero()[:, 0], question_positions.device)
+    weight = to_device(chosen[sampled_mask] * math.log(stride), question_positions.device)
+    bias = weight.masked_fill(sample_positions > question_positions[:, None], float("-inf"))
+    return sample_positions, bias.repeat_interleave(group, 0)
 
 
-def _biased(
+def _attend_with_bias(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """Return the attention of ``q [m, heads, d]`` over ``k, v [s, kv_heads, d]``, in q's dtype.
@@ -189,30 +194,31 @@ def _biased(
     return out.transpose(0, 1).reshape(m, heads, dim).to(q.dtype)
 
 
-def _weighed(
+def _attend_and_score(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    at: torch.Tensor,
-    first: int,
-    share: torch.Tensor,
+    question_positions: torch.Tensor,
+    start_position: int,
+    row_weights: torch.Tensor,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute attention of ``q [m, heads, d]`` at sorted positions ``at``, from ``first`` on, over
-    ``k, v [n, kv_heads, d]``.
+    """Compute attention of ``q [m, heads, d]`` at sorted ``question_positions``, from ``start_position``
+    on, over ``k, v [n, kv_heads, d]``.
 
     Returns it in q's dtype, and each key's attention mass ``[n]`` fp32, over heads, and over rows
-    weighted by ``share [m]``. The weights are computed once for both.
+    weighted by ``row_weights [m]``. The weights are computed once for both.
     """
     m, heads, dim = q.shape
     n, kv_heads = k.shape[:2]
     group = heads // kv_heads
     rows = (q.float() * scale).view(m, kv_heads, group, dim).transpose(0, 1)
     weight = torch.matmul(rows.reshape(kv_heads, -1, dim), k.float().permute(1, 2, 0))
-    hidden = torch.arange(first + 1, n, device=q.device) > at[:, None]
-    weight[:, :, first + 1 :].masked_fill_(hidden.repeat_interleave(group, 0), float("-inf"))
+    hidden = torch.arange(start_position + 1, n, device=q.device) > question_positions[:, None]
+    hidden = hidden.repeat_interleave(group, 0)
+    weight[:, :, start_position + 1 :].masked_fill_(hidden, float("-inf"))
     weight = torch.softmax(weight, dim=-1)
-    mass = torch.matmul(share.repeat_interleave(group), weight).sum(dim=0)
+    mass = torch.matmul(row_weights.repeat_interleave(group), weight).sum(dim=0)
     out = torch.matmul(weight, v.float().transpose(0, 1))
     return out.view(kv_heads, m, group, dim).transpose(0, 1).reshape(m, heads, dim).to(
         q.dtype
