@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from canopy_lab.advise.advice import Below, advise
+from canopy_lab.advise.advice import LowerTier, advise
 from canopy_lab.advise.advice_page import page
 from canopy_lab.advise.advice_text import summary
 from canopy_lab.advise.sample import Sample
@@ -25,8 +25,8 @@ def advice():
         log_blocks=4.0 * len(blocks),
     )  # fmt: skip
     profile = load_profile("llama-3.1-8b-h100")
-    below = [Below("8 GB of host memory", 8.0)]
-    return advise(sample, profile, capacity_tokens=20_000, below=below, jobs=1)
+    below = [LowerTier("8 GB of host memory", 8.0)]
+    return advise(sample, profile, capacity_tokens=20_000, tiers=below, jobs=1)
 
 
 def test_it_answers_every_question_and_loads_nothing(advice):

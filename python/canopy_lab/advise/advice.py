@@ -45,7 +45,7 @@ MIN_REQUESTS = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Below:
+class LowerTier:
     """A tier below the device."""
 
     label: str
@@ -59,7 +59,7 @@ def advise(
     *,
     capacity_tokens: float | None = None,
     capacity_from: str = "given",
-    below: Sequence[Below] = (),
+    tiers: Sequence[LowerTier] = (),
     jobs: int | None = None,
     seed: int = 1,
     resize: Callable[[int], object] = lambda n: None,
@@ -74,18 +74,18 @@ def advise(
     if capacity_tokens is None:
         capacity_tokens, capacity_from = lossy_capacity(sample, curve), "curve"
     capacity = _Capacity(float(capacity_tokens), capacity_from)
-    return _Adviser(sample, profile, curve, capacity, tuple(below), seed).run(
+    return _Adviser(sample, profile, curve, capacity, tuple(tiers), seed).run(
         jobs, resize, progress
     )
 
 
-def advised_policy(
+def advise_policy(
     sample: Sample, profile: EngineProfile, capacity_tokens: float, *, jobs: int | None = None
 ) -> tuple[Arm, Decision]:
     """Return only the recommendation of ``advise``. The arm ``lru`` means to keep SGLang's LRU."""
     capacity = _Capacity(float(capacity_tokens), "given")
     adviser = _Adviser(sample, profile, lru_curve(sample.requests), capacity, (), 1)
-    return adviser.policy(jobs)
+    return adviser.advise_policy(jobs)
 
 
 def lossy_capacity(sample: Sample, curve: LRUCurve) -> float:
@@ -124,15 +124,15 @@ class _Adviser:
         profile: EngineProfile,
         curve: LRUCurve,
         capacity: _Capacity,
-        below: tuple[Below, ...],
+        lower_tiers: tuple[LowerTier, ...],
         seed: int,
     ) -> None:
         self.sample, self.profile, self.curve = sample, profile, curve
         self.capacity, self.capacity_tokens = capacity, capacity.tokens
-        self.below, self.seed = below, seed
+        self.lower_tiers, self.seed = lower_tiers, seed
         self.tokens = np.array([r.input_tokens for r in sample.requests], np.int64)
         self.clusters, self.cluster_kind = clusters(sample)
-        self.at = sample.blocks_of(self.capacity_tokens)
+        self.size = sample.blocks_of(self.capacity_tokens)
         # Node sizes are not scaled down with the cache, so evicting whole nodes would cost too much.
         self.base = SGLANG_LRU if sample.one_in == 1 else replace(SGLANG_LRU, whole_nodes=False)
         self.cost_model = CostModel(profile, self.tokens, sample.token_scale)
@@ -144,23 +144,23 @@ class _Adviser:
     ) -> Advice:
         repeats = self.curve.token_hits_at[-1] / max(self.curve.tokens, 1)
         compared = (self.base, LRU, WA, BOUND)
-        others = [self.sample.blocks_of(self.capacity_tokens * f) for f in OTHER_CAPACITIES]
-        here = (self.base, *CANDIDATES, PLACEBO, *HINTED, BOUND)
-        first: list[Run] = [(arm, self.at) for arm in here]
-        first += [(arm, c) for arm in compared for c in others]
-        first += [(self.base, self._tier_blocks(b)) for b in self.below]
+        other_sizes = [self.sample.blocks_of(self.capacity_tokens * f) for f in OTHER_CAPACITIES]
+        row_arms = (self.base, *CANDIDATES, PLACEBO, *HINTED, BOUND)
+        base_runs: list[Run] = [(arm, self.size) for arm in row_arms]
+        base_runs += [(arm, c) for arm in compared for c in other_sizes]
+        base_runs += [(self.base, self._tier_blocks(b)) for b in self.lower_tiers]
         agents = agents_turns(self.sample.requests)
-        held = most_held([r for r, one in zip(self.sample.requests, agents) if one])
-        first.append((self.base, max(self.at, held[1])))
-        resize(len(set(first)) + len(self.below))
-        self._simulate(first, jobs, progress)
+        demand = most_held([r for r, agent in zip(self.sample.requests, agents) if agent])
+        base_runs.append((self.base, max(self.size, demand[1])))
+        resize(len(set(base_runs)) + len(self.lower_tiers))
+        self._simulate(base_runs, jobs, progress)
         decision = self._decide(float(repeats))
-        advised = self._advised(decision)
-        more = [(advised, self._tier_blocks(b)) for b in self.below]
-        self._simulate([run for run in more if run not in self.results], jobs, progress)
-        computed = self.cost_model.prefill_s(self.results[self.base, self.at])
-        busy = float(computed.mean()) * self._per_second()
-        base = self.cost_model.cost(self.results[self.base, self.at])
+        advised = self._advised_arm(decision)
+        advised_runs = [(advised, self._tier_blocks(b)) for b in self.lower_tiers]
+        self._simulate([run for run in advised_runs if run not in self.results], jobs, progress)
+        prefill_s = self.cost_model.prefill_s(self.results[self.base, self.size])
+        prefill_busy = float(prefill_s.mean()) * self._per_second()
+        base = self.cost_model.cost(self.results[self.base, self.size])
         return Advice(
             decision=decision,
             sample=self.sample.to_json(),
@@ -172,27 +172,27 @@ class _Adviser:
             repeats=float(repeats),
             distinct_tokens=self.sample.tokens_of(self.sample.distinct_blocks),
             lru=self._lru_curve(),
-            rows=tuple(self._row(arm, base, _kind(arm)) for arm in here),
-            others={arm.label: self._curve_of(arm, others) for arm in compared},
+            rows=tuple(self._row(arm, base, _kind(arm)) for arm in row_arms),
+            others={arm.label: self._curve_of(arm, other_sizes) for arm in compared},
             tiers=tuple(self._tiers(advised, base)),
-            agents=self._agents(agents, *held),
-            prefill_busy=busy,
+            agents=self._agents(agents, *demand),
+            prefill_busy=prefill_busy,
             clusters=int(self.clusters.max()) + 1,
             cluster_kind=self.cluster_kind,
-            scaled_prompts=self.at * self.sample.block_tokens / max(float(self.tokens.mean()), 1.0),
-            placebo_points=self._gain(PLACEBO, self.at).points,
+            scaled_prompts=self.size * self.sample.block_tokens / max(self.tokens.mean(), 1.0),
+            placebo_points=self._gain(PLACEBO, self.size).points,
             too_long=float((self.tokens * self.sample.token_scale > self.capacity_tokens).mean()),
         )
 
-    def policy(self, jobs: int | None) -> tuple[Arm, Decision]:
+    def advise_policy(self, jobs: int | None) -> tuple[Arm, Decision]:
         """Return the decision without costs and tiers."""
         repeats = float(self.curve.token_hits_at[-1] / max(self.curve.tokens, 1))
-        here = [(arm, self.at) for arm in (self.base, *CANDIDATES, BOUND)]
-        self._simulate(here, jobs, lambda: None)
+        runs = [(arm, self.size) for arm in (self.base, *CANDIDATES, BOUND)]
+        self._simulate(runs, jobs, lambda: None)
         decision = self._decide(repeats)
-        return self._advised(decision), decision
+        return self._advised_arm(decision), decision
 
-    def _advised(self, decision: Decision) -> Arm:
+    def _advised_arm(self, decision: Decision) -> Arm:
         gain = decision.gain
         return next((a for a in CANDIDATES if gain and a.label == gain.label), self.base)
 
@@ -210,55 +210,55 @@ class _Adviser:
         return self.gains[arm, capacity]
 
     def _new_gain(self, arm: Arm, capacity: int) -> Gain:
-        base, mine = self.results[self.base, self.at], self.results[arm, capacity]
+        base, misses = self.results[self.base, self.size], self.results[arm, capacity]
         points = low = high = 0.0
-        if (base != mine).any():
+        if (base != misses).any():
             rng = np.random.default_rng(self.seed)
-            points, low, high = bootstrap(base - mine, self.tokens, self.clusters, rng)
-        return Gain(arm.label, arm.flag, hit_ratio(mine, self.tokens), points, low, high)
+            points, low, high = bootstrap(base - misses, self.tokens, self.clusters, rng)
+        return Gain(arm.label, arm.flag, hit_ratio(misses, self.tokens), points, low, high)
 
     def _decide(self, repeats: float) -> Decision:
-        base = hit_ratio(self.results[self.base, self.at], self.tokens)
+        base = hit_ratio(self.results[self.base, self.size], self.tokens)
         return decide(
             base,
             repeats,
-            hit_ratio(self.results[BOUND, self.at], self.tokens),
-            [self._gain(arm, self.at) for arm in CANDIDATES],
+            hit_ratio(self.results[BOUND, self.size], self.tokens),
+            [self._gain(arm, self.size) for arm in CANDIDATES],
             capacity=str(self.capacity),
-            more=self._more(base),
+            more=self._memory_sentence(base),
             few=len(self.tokens) if len(self.tokens) < MIN_REQUESTS else 0,
         )
 
-    def _more(self, base: float) -> str:
+    def _memory_sentence(self, base: float) -> str:
         """Return a sentence about the smallest tier with nearly the largest gain; empty if the gain
         is below a point."""
-        sizes = sorted(self.below, key=lambda b: b.gigabytes)
-        added = [
+        sizes = sorted(self.lower_tiers, key=lambda b: b.gigabytes)
+        gains = [
             100 * (hit_ratio(self.results[self.base, self._tier_blocks(b)], self.tokens) - base)
             for b in sizes
         ]
-        if max(added, default=0.0) < 1.0:
+        if max(gains, default=0.0) < 1.0:
             return ""
-        points, best = next((p, b) for p, b in zip(added, sizes) if p > max(added) - 0.1)
-        hosts = [b.label for b in self.below if not b.disk]
-        label = best.label
-        if best.disk:
+        points, tier = next((p, b) for p, b in zip(gains, sizes) if p > max(gains) - 0.1)
+        hosts = [b.label for b in self.lower_tiers if not b.disk]
+        label = tier.label
+        if tier.disk:
             label = f"{hosts[-1]} {label}" if hosts else f"A{label.removeprefix('and a')}"
         return f" {label} would add {points:.1f} points."
 
     def _agents(self, agents: NDArray[np.bool_], sessions: int, blocks: int) -> AgentMemory | None:
         if not blocks:
             return None
-        sizes = self.at, max(self.at, blocks)
+        sizes = self.size, max(self.size, blocks)
         hits = (
             hit_ratio(self.results[self.base, size][agents], self.tokens[agents]) for size in sizes
         )
         return AgentMemory(sessions * self.sample.one_in, self.sample.tokens_of(blocks), *hits)
 
     def _row(self, arm: Arm, base: Cost, kind: str) -> Row:
-        cost = self.cost_model.cost(self.results[arm, self.at])
+        cost = self.cost_model.cost(self.results[arm, self.size])
         change = cost.gpu_s_per_request / base.gpu_s_per_request - 1.0
-        return Row(self._gain(arm, self.at), cost, self._saved(base, cost), change, kind)
+        return Row(self._gain(arm, self.size), cost, self._saved(base, cost), change, kind)
 
     def _saved(self, base: Cost, cost: Cost) -> float:
         return (base.gpu_s_per_request - cost.gpu_s_per_request) * self._per_second() * 3600
@@ -266,54 +266,54 @@ class _Adviser:
     def _per_second(self) -> float:
         return self.sample.requests_in_log / max(self.sample.span_s, 1.0)
 
-    def _tier_blocks(self, below: Below) -> int:
-        tokens = below.gigabytes * 1e9 / self.profile.kv_bytes_per_token
+    def _tier_blocks(self, lower_tier: LowerTier) -> int:
+        tokens = lower_tier.gigabytes * 1e9 / self.profile.kv_bytes_per_token
         return self.sample.blocks_of(max(tokens, self.capacity_tokens))
 
     def _tiers(self, advised: Arm, base: Cost) -> list[Tier]:
-        tiers = [self._tier("device alone", self.at, advised, [], base)]
-        above: list[tuple[int, float]] = []
-        host = self.profile.host.read_bytes_per_s if self.profile.host else DISK_BYTES_PER_S
-        disk = self.profile.disk.read_bytes_per_s if self.profile.disk else DISK_BYTES_PER_S
-        for below in self.below:
-            blocks = self._tier_blocks(below)
+        tiers = [self._tier("device alone", self.size, advised, [], base)]
+        host_tiers: list[tuple[int, float]] = []
+        host_rate = self.profile.host.read_bytes_per_s if self.profile.host else DISK_BYTES_PER_S
+        disk_rate = self.profile.disk.read_bytes_per_s if self.profile.disk else DISK_BYTES_PER_S
+        for lower_tier in self.lower_tiers:
+            blocks = self._tier_blocks(lower_tier)
             # A disk is read through the largest host tier; larger hosts replace smaller ones.
-            layers = [*above, (blocks, disk)] if below.disk else [(blocks, host)]
-            tiers.append(self._tier(below.label, blocks, advised, layers, base))
-            if not below.disk:
-                above = [(blocks, host)]
+            reads = [*host_tiers, (blocks, disk_rate)] if lower_tier.disk else [(blocks, host_rate)]
+            tiers.append(self._tier(lower_tier.label, blocks, advised, reads, base))
+            if not lower_tier.disk:
+                host_tiers = [(blocks, host_rate)]
         return tiers
 
     def _tier(
-        self, label: str, blocks: int, advised: Arm, layers: list[tuple[int, float]], base: Cost
+        self, label: str, blocks: int, advised: Arm, reads: list[tuple[int, float]], base: Cost
     ) -> Tier:
-        lru, lru_cost = self._with_layers(self.base, blocks, layers)
-        mine, cost = self._with_layers(advised, blocks, layers)
+        lru, lru_cost = self._gain_and_cost(self.base, blocks, reads)
+        gain, cost = self._gain_and_cost(advised, blocks, reads)
         tokens = self.sample.tokens_of(blocks)
-        return Tier(label, tokens, lru, lru_cost, mine, cost, self._saved(base, cost))
+        return Tier(label, tokens, lru, lru_cost, gain, cost, self._saved(base, cost))
 
-    def _with_layers(
-        self, arm: Arm, blocks: int, layers: list[tuple[int, float]]
+    def _gain_and_cost(
+        self, arm: Arm, blocks: int, reads: list[tuple[int, float]]
     ) -> tuple[Gain, Cost]:
-        """Return the hits of the largest layer. Tokens below the device wait for their link."""
-        waits = np.zeros(len(self.tokens))
-        before = self.results[arm, self.at]
-        for size, bytes_per_s in layers:
-            after = self.results[arm, size]
-            waits = waits + self.cost_model.transfer_s(before - after, bytes_per_s)
-            before = after
-        cost = self.cost_model.cost(self.results[arm, blocks], waits)
+        """Return the gain at the largest tier, and the cost with the waits for tiers below the device."""
+        waits_s = np.zeros(len(self.tokens))
+        misses_above = self.results[arm, self.size]
+        for size, bytes_per_s in reads:
+            misses = self.results[arm, size]
+            waits_s = waits_s + self.cost_model.transfer_s(misses_above - misses, bytes_per_s)
+            misses_above = misses
+        cost = self.cost_model.cost(self.results[arm, blocks], waits_s)
         return self._gain(arm, blocks), cost
 
     def _lru_curve(self) -> Curve:
         """Return the curve of an LRU that evicts only the needed tokens, from stack distances."""
-        most = max(self.sample.distinct_blocks, self.at, 2)
-        sizes = np.unique(np.geomspace(1, most, CURVE_POINTS).astype(np.int64))
+        max_blocks = max(self.sample.distinct_blocks, self.size, 2)
+        sizes = np.unique(np.geomspace(1, max_blocks, CURVE_POINTS).astype(np.int64))
         hits = _hits(self.curve, sizes)
         return Curve(tuple(self.sample.tokens_of(int(s)) for s in sizes), tuple(hits.tolist()))
 
-    def _curve_of(self, arm: Arm, others: list[int]) -> Curve:
-        sizes = sorted({self.at, *others})
+    def _curve_of(self, arm: Arm, other_sizes: list[int]) -> Curve:
+        sizes = sorted({self.size, *other_sizes})
         return Curve(
             tuple(self.sample.tokens_of(s) for s in sizes),
             tuple(hit_ratio(self.results[arm, s], self.tokens) for s in sizes),

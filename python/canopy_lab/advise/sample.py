@@ -23,10 +23,10 @@ from canopy_lab.trace.open import TEXT_FORMATS, check_log, open_prompts, read_tr
 from canopy_lab.trace.prompts import (
     Cutter,
     LoggedPrompt,
-    by_time,
-    changed,
-    coarser,
-    record,
+    copy_with,
+    merge_blocks,
+    shift_to_zero,
+    to_record,
     with_conversation,
 )
 from canopy_lab.trace.record import TraceRequest
@@ -159,8 +159,8 @@ def merged(request: TraceRequest, factor: int) -> TraceRequest:
     """Return the request with blocks ``factor`` times as long."""
     if factor == 1:
         return request
-    blocks = coarser(request.blocks, factor)
-    return changed(request, blocks=blocks, block_tokens=request.block_tokens * factor)
+    blocks = merge_blocks(request.blocks, factor)
+    return copy_with(request, blocks=blocks, block_tokens=request.block_tokens * factor)
 
 
 def read_sample(
@@ -203,7 +203,7 @@ def sample_of(trace: Iterable[TraceRequest], most_requests: int = MAX_REQUESTS) 
     sample, thinned = Sample(), Thinned(most_requests, MAX_ACCESSES)
     ids: dict[int, int] = {}  # a server's own ids are unsigned 64-bit numbers
     numbered = (
-        changed(r, blocks=tuple([ids.setdefault(block, len(ids)) for block in r.blocks]))
+        copy_with(r, blocks=tuple([ids.setdefault(block, len(ids)) for block in r.blocks]))
         for r in trace
     )
     _take(_from_blocks(numbered, sample, lambda n: None), thinned)
@@ -265,15 +265,15 @@ def _from_text(
             progress(1)
             is_named = prompt.conversation is not None
             if is_named and not thinned.selects(_key(str(prompt.conversation).split("/", 1)[0])):
-                sample.tokens_in_log += prompt.size()
+                sample.tokens_in_log += prompt.count_tokens()
                 continue
-            row = record(prompt, cutter)
+            row = to_record(prompt, cutter)
             sample.tokens_in_log += row.input_tokens
             scale.add(prompt, row.input_tokens)
             yield row
 
     index = ConversationIndex()
-    for row in by_time(rows(), tolerance):
+    for row in shift_to_zero(rows(), tolerance):
         yield with_conversation(row, index)
     sample.span_s = max(last - first, 0.0)
 
@@ -288,7 +288,7 @@ def _finish(sample: Sample, thinned: Thinned) -> None:
     for at, r in enumerate(rows):
         # Intern the ids: most repeat, and equal ints would be separate objects.
         blocks = tuple([interned.setdefault(block, block) for block in r.blocks])
-        rows[at] = changed(r, time_s=r.time_s - start, blocks=blocks)
+        rows[at] = copy_with(r, time_s=r.time_s - start, blocks=blocks)
     sample.requests, sample.merged, sample.one_in = rows, thinned.merged, thinned.one_in
     sample.conversations = thinned.conversations
     sample.block_tokens = rows[0].block_tokens

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from canopy_lab.advise.advice import LOST_POINTS, Below, advise
+from canopy_lab.advise.advice import LOST_POINTS, LowerTier, advise
 from canopy_lab.advise.answers import Advice
 from canopy_lab.advise.breaks.cures import as_json, sentences
 from canopy_lab.advise.breaks.finder import Breaks
@@ -75,26 +75,26 @@ def run(args: Options) -> int:
     from canopy_lab.advise.advice_text import summary
 
     profile = load_profile(args.profile)
-    below = [
-        *(Below(f"{g:g} GB of host memory", g) for g in args.host_gb),
-        *(Below(f"and a disk of {g:g} GB", g, disk=True) for g in args.disk_gb),
+    lower_tiers = [
+        *(LowerTier(f"{g:g} GB of host memory", g) for g in args.host_gb),
+        *(LowerTier(f"and a disk of {g:g} GB", g, disk=True) for g in args.disk_gb),
     ]  # fmt: skip
     format = args.known_format
-    logged = pool_tokens(args.trace) if format == "sglang" else None
+    logged_pool = pool_tokens(args.trace) if format == "sglang" else None
     sample = _read(args, format)
     breaks = _breaks(args, format)
     break_sentences = sentences(breaks, show_values=args.show_values)
-    advice = _advise(args, sample, profile, below, logged)
+    advice = _advise(args, sample, profile, lower_tiers, logged_pool)
     page(advice, Path(args.trace).name, break_sentences).write(args.out)
     if args.json:
         findings = as_json(breaks, show_values=args.show_values)
         write_json(args.json, {**advice.as_json(), "breaks": findings})
-    first = first_start(advice.decision)
+    start = first_start(advice.decision)
     print(summary(advice))
     print("", *break_sentences, sep="\n")
     print(f"\nThe page: {args.out}")
-    print(f"Start: {shlex.join(['sglang', 'serve', 'MODEL', *first.flags])}")
-    print(f"Then: {first.then}")
+    print(f"Start: {shlex.join(['sglang', 'serve', 'MODEL', *start.flags])}")
+    print(f"Then: {start.then}")
     return 0
 
 
@@ -122,19 +122,19 @@ def _advise(
     args: Options,
     sample: Sample,
     profile: EngineProfile,
-    below: list[Below],
-    logged: tuple[int, int] | None,
+    lower_tiers: list[LowerTier],
+    logged_pool: tuple[int, int] | None,
 ) -> Advice:
     capacity, origin = args.capacity_tokens, "given"
-    if capacity is None and logged is not None:
-        capacity, origin = logged[0], "log" if logged[1] == 1 else "ranks"
+    if capacity is None and logged_pool is not None:
+        capacity, origin = logged_pool[0], "log" if logged_pool[1] == 1 else "ranks"
     with Bar(desc="simulating", unit="run", disable=None) as bar:
         return advise(
             sample,
             profile,
             capacity_tokens=capacity,
             capacity_from=origin,
-            below=below,
+            tiers=lower_tiers,
             jobs=args.jobs,
             seed=args.seed,
             resize=bar.reset,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from typing import Any
 
-from canopy_lab.advise.advice import advised_policy
+from canopy_lab.advise.advice import advise_policy
 from canopy_lab.advise.sample import sample_of
 from canopy_lab.cli.plan_options import Choosing, EngineOptions, Reading, Searching, Writing
 from canopy_lab.plan.disk_class import GIB
@@ -141,7 +141,7 @@ def advised(command: PlanCommand, trace: CompactTrace) -> tuple[PlanCommand, str
     if name is None:
         pool = command.engine.device_tokens * min(command.request.instances)
         sample = sample_of(trace, ADVICE_REQUESTS)
-        arm, decision = advised_policy(sample, command.profile, pool, jobs=command.searching.jobs)
+        arm, decision = advise_policy(sample, command.profile, pool, jobs=command.searching.jobs)
         flag = CANOPYS_LRU if arm.flag == SGLANGS_LRU else arm.flag
         name, config = flag, None
         why = f"Policy: {flag}, as canopy advise finds. {decision.sentence}"

@@ -50,7 +50,7 @@ class Chat(NamedTuple):
 
     parts: tuple[Part, ...]
     category: str
-    """Category that a server infers from this body (``request/sent.py``)."""
+    """Category that a server infers from this body (``request/infer.py``)."""
     turn: int
 
     @property
@@ -58,21 +58,21 @@ class Chat(NamedTuple):
         return "".join(part.text for part in self.parts)
 
 
-def chat(messages: list[dict[str, Any]], among: list[JsonObject]) -> Chat:
-    """Return a chat's parts. ``among``: bodies that may hold its tools and its system prompt."""
-    parts = _tools(decoded(first(among, TOOLS)))
+def chat(messages: list[dict[str, Any]], bodies: list[JsonObject]) -> Chat:
+    """Return a chat's parts. ``bodies``: objects that may hold its tools and its system prompt."""
+    parts = _tools(decoded(first(bodies, TOOLS)))
     has_tools = bool(parts)
     rendered = [_message(message) for message in messages]
-    parts += _system(first_full(among, SYSTEMS)[1], rendered)
+    parts += _system(first_full(bodies, SYSTEMS)[1], rendered)
     roles = [role for role, _ in rendered]
     turns = 1
-    for at, (role, inner) in enumerate(rendered):
+    for index, (role, message_parts) in enumerate(rendered):
         # In the Responses interface, items of one answer (text, then calls) are several entries.
-        turns += role == "assistant" and roles[at - 1 : at] != ["assistant"]
-        parts += inner
+        turns += role == "assistant" and roles[index - 1 : index] != ["assistant"]
+        parts += message_parts
     category = "chat"
     category += "-tools" * has_tools
-    category += "-json" * (first(among, ("response_format",)) is not None)
+    category += "-json" * (first(bodies, ("response_format",)) is not None)
     category += "-image" * any(part.kind == "image" for part in parts)
     category += "-after-tool" * (roles[-1:] == ["tool"])
     return Chat(tuple(parts), category, turns)
@@ -89,9 +89,9 @@ def _system(logged: Any, rendered: list[tuple[str, list[Part]]]) -> list[Part]:
     """Return the parts of a system prompt that is a separate field instead of a message."""
     if logged is None:
         return []
-    inner = logged.get("parts", logged.get("content")) if isinstance(logged, dict) else logged
-    contents = _contents(logged if inner is None else inner, "system")
-    parts = _headed("system", contents)
+    content = logged.get("parts", logged.get("content")) if isinstance(logged, dict) else logged
+    contents = _contents(logged if content is None else content, "system")
+    parts = _add_role("system", contents)
     # Some gateways log it in both places.
     return [] if rendered and rendered[0] == ("system", parts) else parts
 
@@ -101,43 +101,43 @@ def _message(message: Mapping[str, Any]) -> tuple[str, list[Part]]:
     kind = str(message.get("type", ""))
     if "role" not in message and kind not in ("", "message"):
         return _item(message, kind)
-    named = str(message.get("role", ""))
-    role = _ROLES.get(named, named)
+    name = str(message.get("role", ""))
+    role = _ROLES.get(name, name)
     content_parts = _contents(message.get("content", message.get("parts")), role)
     reasoning = message.get("reasoning_content", message.get("reasoning"))
     if isinstance(reasoning, str) and reasoning:
         content_parts.insert(0, Part("text", role, reasoning))
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
-        shown = call.get("function", call) if isinstance(call, dict) else call
-        content_parts.append(Part("call", role, _json(shown)))
+        function = call.get("function", call) if isinstance(call, dict) else call
+        content_parts.append(Part("call", role, _json(function)))
     if isinstance(message.get("function_call"), dict):
         content_parts.append(Part("call", role, _json(message["function_call"])))
     # In Anthropic's and Gemini's interfaces, tool results are messages of the user.
     if content_parts and all(part.kind == "result" for part in content_parts):
         role = "tool"
-    return role, _headed(named or role, [part._replace(role=role) for part in content_parts])
+    return role, _add_role(name or role, [part._replace(role=role) for part in content_parts])
 
 
 def _item(item: Mapping[str, Any], kind: str) -> tuple[str, list[Part]]:
     if kind.endswith("_output") or kind in _RESULTS:
-        return "tool", _headed("tool", [_result(item, "tool")])
+        return "tool", _add_role("tool", [_result(item, "tool")])
     if kind == "reasoning":
         contents = _contents(item.get("summary") or item.get("content"), "assistant")
         if not contents:
             contents = [Part("text", "assistant", _json(item))]
-        return "assistant", _headed("assistant", contents)
+        return "assistant", _add_role("assistant", contents)
     role = "assistant" if kind.endswith("_call") else kind
-    return role, _headed(role, [Part("call", role, _json(item))])
+    return role, _add_role(role, [Part("call", role, _json(item))])
 
 
-def _headed(name: str, parts: list[Part]) -> list[Part]:
+def _add_role(name: str, parts: list[Part]) -> list[Part]:
     """Prefix a message's first part with its role, and end every part with a line feed."""
     if not parts:
         return [Part("text", _ROLES.get(name, name), f"<{name}>\n\n")]
-    ended = [part._replace(text=f"{part.text}\n") for part in parts]
-    ended[0] = ended[0]._replace(text=f"<{name}>\n{ended[0].text}")
-    return ended
+    terminated = [part._replace(text=f"{part.text}\n") for part in parts]
+    terminated[0] = terminated[0]._replace(text=f"<{name}>\n{terminated[0].text}")
+    return terminated
 
 
 def _contents(content: Any, role: str) -> list[Part]:
@@ -174,26 +174,26 @@ def _content(part: Mapping[str, Any], role: str) -> Part:
 def _result(part: Mapping[str, Any], role: str) -> Part:
     for name in _RESULT_TEXT:
         if part.get(name) is not None:
-            inner = _contents(part[name], role)
-            kinds = {one.kind for one in inner} & {"image", "media"}
-            return Part(min(kinds, default="result"), role, "\n".join(one.text for one in inner))
+            contents = _contents(part[name], role)
+            kinds = {p.kind for p in contents} & {"image", "media"}
+            return Part(min(kinds, default="result"), role, "\n".join(p.text for p in contents))
     return Part("result", role, _json(part))
 
 
 def _json(value: Any) -> str:
     """Return ``value`` as JSON, without the names that change and with digests for binary data."""
-    return value if isinstance(value, str) else json.dumps(_short(value, outer=True))
+    return value if isinstance(value, str) else json.dumps(_shorten(value, is_item=True))
 
 
-def _short(value: Any, outer: bool = False) -> Any:
+def _shorten(value: Any, is_item: bool = False) -> Any:
     if isinstance(value, dict):
         return {
-            key: _short(inner)
-            for key, inner in value.items()
-            if key != "cache_control" and not (outer and key in _CHANGING)
+            key: _shorten(item)
+            for key, item in value.items()
+            if key != "cache_control" and not (is_item and key in _CHANGING)
         }
     if isinstance(value, list):
-        return [_short(inner) for inner in value]
+        return [_shorten(item) for item in value]
     if not isinstance(value, str) or len(value) <= _DATA_CHARACTERS:
         return value
     words = not value.isascii() or len(value.split(maxsplit=1)) > 1

@@ -24,7 +24,7 @@ from typing import Any
 
 from canopy_lab.trace import lines
 from canopy_lab.trace.infer import ConversationIndex
-from canopy_lab.trace.prompts import changed, clients_name, in_order
+from canopy_lab.trace.prompts import clients_name, copy_with, reorder
 from canopy_lab.trace.record import TraceRequest
 
 _SCHEMA = "dynamo.request.trace."
@@ -83,7 +83,7 @@ def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
     rows = lines.each(path, tolerance, reader.parse)
     # Only delays, and captures at the end of requests, put rows out of order.
     unordered = any("delay" in record or _ENDED in record for record in _head(path))
-    for row in in_order(rows) if unordered else rows:
+    for row in reorder(rows) if unordered else rows:
         try:
             clock.check(row.time_s)
         except lines.BadLine as error:
@@ -91,9 +91,9 @@ def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
             continue
         if row.conversation is None:
             talk, turn, _ = index.add(row.blocks, row.input_tokens, row.block_tokens)
-            row = changed(row, conversation=str(talk), turn=turn)
+            row = copy_with(row, conversation=str(talk), turn=turn)
         else:
-            row = changed(row, turn=reader.next_turn(row.conversation))
+            row = copy_with(row, turn=reader.next_turn(row.conversation))
         yield row
 
 

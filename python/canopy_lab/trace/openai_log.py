@@ -36,7 +36,7 @@ CONVERSATIONS = (
 )
 USERS = ("user", "user_id", "userId", "end_user", "request_user_id", "user_api_key_user_id")
 INPUTS = ("messages", "prompt", "input", "contents", "prompt_token_ids", "input_ids")
-_APART = ("model", "lora_path", "extra_key", "cache_salt")
+_SALTS = ("model", "lora_path", "extra_key", "cache_salt")
 """Fields that separate prompts: prompts that differ in one of these share no KV."""
 _MODELS = ("model", "request_model", "provided_model_name")
 _SHORTENED = "litellm_truncated"
@@ -163,7 +163,7 @@ def _account(
 ) -> None:  # fmt: skip
     """Count models, roles, changed prompts and unread fields."""
     for prompt in prompts:
-        seen.count_model(prompt.apart[0])
+        seen.count_model(prompt.salts[0])
         for part in prompt.parts:
             seen.role_bytes[part.role or "no role"] += len(part.text)
         if any(part.kind in ("image", "media") for part in prompt.parts):
@@ -207,7 +207,7 @@ def _prompt(
     user = fields.first(among, USERS)
     prompt.user = None if user is None else str(user)
     model = fields.first(among, _MODELS)
-    prompt.apart = (str(model or ""), *(str(fields.first(among, (n,)) or "") for n in _APART[1:]))
+    prompt.salts = (str(model or ""), *(str(fields.first(among, (n,)) or "") for n in _SALTS[1:]))
     category = fields.first(among, ("canopy_category",))
     turn = fields.first(among, ("canopy_turn",))
     prompt.category = str(category) if category else prompt.category

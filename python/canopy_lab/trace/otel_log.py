@@ -61,8 +61,8 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
             elif nestings.is_repeat(span, logged):
                 seen.left_out[calls.TWICE] += 1
             else:
-                seen.count_model(logged.apart[0])
-                if logged.apart[0] in bare and logged.logged_tokens is not None:
+                seen.count_model(logged.salts[0])
+                if logged.salts[0] in bare and logged.logged_tokens is not None:
                     logged.logged_tokens += _cached(Attributes(span))
                 for part in logged.parts:
                     seen.role_bytes[part.role or "no role"] += len(part.text)
@@ -124,7 +124,7 @@ def parse(span: Mapping[str, Any], line: int = 0) -> LoggedPrompt | str:
     prompt.conversation = None if named is None else clients_name(named)
     user = attributes.first(_USERS)
     prompt.user = None if user is None else str(user)
-    prompt.apart = (str(attributes.first(_MODELS) or ""),)
+    prompt.salts = (str(attributes.first(_MODELS) or ""),)
     prompt.logged_tokens = _count(attributes, _PROMPT_TOKENS)
     prompt.output_tokens = _count(attributes, _OUTPUT_TOKENS) or 0
     reason = fields.decoded(attributes.first(_REASONS))

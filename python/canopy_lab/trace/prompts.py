@@ -50,10 +50,10 @@ class LoggedPrompt:
     output_tokens: int = 0
     logged_tokens: int | None = None
     """Prompt tokens as counted by the log's server."""
-    apart: tuple[str, ...] = ()
+    salts: tuple[str, ...] = ()
     """Values that separate prompts (model, adapter, tenant): different values share no KV."""
 
-    def size(self) -> int:
+    def count_tokens(self) -> int:
         if self.token_ids is not None:
             return len(self.token_ids)
         return -(-len(self.text.encode("utf-8", "surrogatepass")) // BYTES_A_TOKEN)
@@ -72,13 +72,13 @@ class Cutter:
         )
 
     def __call__(self, prompt: LoggedPrompt) -> tuple[tuple[int, ...], int]:
-        ids, salt = prompt.token_ids, salt_of(*prompt.apart)
+        ids, salt = prompt.token_ids, salt_of(*prompt.salts)
         if ids is None and self._tokenizer is not None:
             ids = self._tokenizer.encode(prompt.text, add_special_tokens=False).ids
         if ids is not None:
-            return chained(array("q", ids).tobytes(), BLOCK_TOKENS * _ID, salt), len(ids)
+            return chain(array("q", ids).tobytes(), BLOCK_TOKENS * _ID, salt), len(ids)
         raw = prompt.text.encode("utf-8", "surrogatepass")
-        return chained(raw, BLOCK_TOKENS * BYTES_A_TOKEN, salt), -(-len(raw) // BYTES_A_TOKEN)
+        return chain(raw, BLOCK_TOKENS * BYTES_A_TOKEN, salt), -(-len(raw) // BYTES_A_TOKEN)
 
 
 def clients_name(name: Any) -> str:
@@ -87,25 +87,25 @@ def clients_name(name: Any) -> str:
     return str(name).replace("/", "|")
 
 
-def salt_of(*apart: Any) -> bytes:
-    """Return a salt that differs for prompts that share no KV because they differ in ``apart``;
+def salt_of(*salts: Any) -> bytes:
+    """Return a salt that differs for prompts that share no KV because they differ in ``salts``;
     empty if all values are."""
-    if not any(apart):
+    if not any(salts):
         return b""
-    return blake2b(repr(apart).encode(errors="surrogatepass"), digest_size=8).digest()
+    return blake2b(repr(salts).encode(errors="surrogatepass"), digest_size=8).digest()
 
 
-def chained(raw: bytes, block_bytes: int, salt: bytes = b"") -> tuple[int, ...]:
+def chain(raw: bytes, block_bytes: int, salt: bytes = b"") -> tuple[int, ...]:
     """Return the ids (63 bits) of the blocks of ``raw``, including a partial last block. Blocks have
     equal ids if their prefixes and ``salt`` (64 bytes at most) are equal."""
-    ids, before = [], salt
-    for at in range(0, len(raw), block_bytes):
-        before = blake2b(raw[at : at + block_bytes], digest_size=8, key=before).digest()
-        ids.append(int.from_bytes(before, "little") >> 1)
+    ids, parent = [], salt
+    for start in range(0, len(raw), block_bytes):
+        parent = blake2b(raw[start : start + block_bytes], digest_size=8, key=parent).digest()
+        ids.append(int.from_bytes(parent, "little") >> 1)
     return tuple(ids)
 
 
-def coarser(blocks: tuple[int, ...], factor: int) -> tuple[int, ...]:
+def merge_blocks(blocks: tuple[int, ...], factor: int) -> tuple[int, ...]:
     """Return the ids of blocks ``factor`` times as long. An id represents its whole prefix."""
     if factor == 1:
         return blocks
@@ -113,11 +113,11 @@ def coarser(blocks: tuple[int, ...], factor: int) -> tuple[int, ...]:
     return (*whole, blocks[-1]) if len(blocks) % factor else whole
 
 
-def in_order(prompts: Iterable[TraceRequest], window: int = ORDER_WINDOW) -> Iterator[TraceRequest]:
+def reorder(rows: Iterable[TraceRequest], window: int = ORDER_WINDOW) -> Iterator[TraceRequest]:
     """Yield the requests in order of time, if each is at most ``window`` requests late."""
     heap: list[tuple[float, int, TraceRequest]] = []
     number = count()
-    for request in prompts:
+    for request in rows:
         heapq.heappush(heap, (request.time_s, next(number), request))
         if len(heap) > window:
             yield heapq.heappop(heap)[2]
@@ -125,7 +125,7 @@ def in_order(prompts: Iterable[TraceRequest], window: int = ORDER_WINDOW) -> Ite
         yield heapq.heappop(heap)[2]
 
 
-def record(prompt: LoggedPrompt, cut: Cutter) -> TraceRequest:
+def to_record(prompt: LoggedPrompt, cut: Cutter) -> TraceRequest:
     """Convert a prompt to a trace record with the log's own time."""
     blocks, tokens = cut(prompt)
     return TraceRequest(
@@ -147,13 +147,13 @@ def with_conversation(request: TraceRequest, index: ConversationIndex) -> TraceR
     """Return the request with a conversation and a turn, inferred from its blocks if it has none."""
     if request.conversation is not None and request.turn:
         return request
-    talk, turn, _ = index.add(request.blocks, request.input_tokens, request.block_tokens)
-    return changed(
-        request, conversation=request.conversation or f"#{talk}", turn=request.turn or turn
+    number, turn, _ = index.add(request.blocks, request.input_tokens, request.block_tokens)
+    return copy_with(
+        request, conversation=request.conversation or f"#{number}", turn=request.turn or turn
     )
 
 
-def changed(request: TraceRequest, **fields: Any) -> TraceRequest:
+def copy_with(request: TraceRequest, **fields: Any) -> TraceRequest:
     """Return a copy with other ``fields``; several times as fast as ``dataclasses.replace``."""
     values = {name: getattr(request, name) for name in _FIELDS}
     values.update(fields)
@@ -169,24 +169,24 @@ def to_trace(
     """Yield trace records of ``prompts``, by time, starting at 0. A prompt out of order beyond the
     window is a broken line."""
     index = ConversationIndex()
-    for request in by_time((record(prompt, cut) for prompt in prompts), tolerance):
+    for request in shift_to_zero((to_record(prompt, cut) for prompt in prompts), tolerance):
         yield with_conversation(request, index)
 
 
-def by_time(requests: Iterable[TraceRequest], tolerance: Tolerance) -> Iterator[TraceRequest]:
+def shift_to_zero(requests: Iterable[TraceRequest], tolerance: Tolerance) -> Iterator[TraceRequest]:
     """Yield the requests in order of time, starting at 0.
 
     A request more than ``ORDER_WINDOW`` requests late is a broken line of ``tolerance``.
     """
     start, clock = None, Clock()
-    for request in in_order(requests):
+    for request in reorder(requests):
         start = request.time_s if start is None else start
         try:
             time_s = clock.check(request.time_s - start)
         except BadLine as error:
             tolerance.bad(request.line, str(error))
             continue
-        yield changed(request, time_s=time_s)
+        yield copy_with(request, time_s=time_s)
 
 
 def decoder(tokenizer: str | Path | None) -> Callable[[list[int]], str] | None:

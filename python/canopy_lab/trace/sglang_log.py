@@ -22,7 +22,7 @@ from typing import Any
 
 from canopy_lab.trace import lines
 from canopy_lab.trace.infer import ConversationIndex
-from canopy_lab.trace.prompts import ORDER_WINDOW, changed, clients_name, with_conversation
+from canopy_lab.trace.prompts import ORDER_WINDOW, clients_name, copy_with, with_conversation
 from canopy_lab.trace.record import STOPS, TraceRequest
 from canopy_lab.trace.sglang_prompt import (
     HOW_TO_LOG,
@@ -219,7 +219,7 @@ class _Reader:
                 continue
             # A request without a received event may be late; times of a trace never decrease.
             self._last_s = max(self._last_s, flight.time_s)
-            yield with_conversation(changed(flight.request, time_s=self._last_s), self._index)
+            yield with_conversation(copy_with(flight.request, time_s=self._last_s), self._index)
 
     def _request(self, obj: Mapping[str, Any], meta: Mapping[str, Any], line: int) -> TraceRequest:
         """Return the request without its time and its inferred fields. Raises ``BadLine``."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from canopy_lab.trace import lines
-from canopy_lab.trace.prompts import chained, salt_of
+from canopy_lab.trace.prompts import chain, salt_of
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.tenant import namespace_of
 
@@ -125,11 +125,11 @@ class PromptCutter:
             # The position of an image among the ids is unknown, so all ids count as following the
             # first image.
             raw, width = array("q", ids).tobytes(), self.block_tokens * array("q").itemsize
-            return chained(raw, width, _salt(logged, seen[:1])), len(ids)
+            return chain(raw, width, _salt(logged, seen[:1])), len(ids)
         text = _marked(_text(logged), seen)
         width = round(self.block_tokens * self.characters_a_token) * 4
         tokens = -(-len(text) // self.characters_a_token)
-        return chained(text.encode("utf-32-le", "surrogatepass"), width, _salt(logged)), int(tokens)
+        return chain(text.encode("utf-32-le", "surrogatepass"), width, _salt(logged)), int(tokens)
 
 
 def token_ids(logged: Mapping[str, Any]) -> list[int]:
@@ -209,9 +209,9 @@ def _server_blocks(logged: Mapping[str, Any], block_tokens: int) -> tuple[tuple[
     namespace = namespace_of(logged.get("extra_key"), logged.get("cache_salt"))
     data = memoryview(array("q", ids)).cast("B")
     width = array("q").itemsize * block_tokens
-    chain = xxhash.xxh3_64_intdigest(namespace)
+    parent = xxhash.xxh3_64_intdigest(namespace)
     blocks = []
     for start in range(0, len(data) - width + 1, width):
-        chain = xxhash.xxh3_64_intdigest(data[start : start + width], seed=chain)
-        blocks.append(chain)
+        parent = xxhash.xxh3_64_intdigest(data[start : start + width], seed=parent)
+        blocks.append(parent)
     return tuple(blocks), len(ids)

@@ -48,7 +48,7 @@ def _prompt(event: Mapping[str, Any], line: int) -> LoggedPrompt | None:
     prompt.conversation, prompt.category = named(logged)
     adapter = logged.get("lora_id") or logged.get("lora_path") or ""
     salts = (logged.get("extra_key") or "", logged.get("cache_salt") or "")
-    prompt.apart = ("", str(adapter), *map(str, salts))
+    prompt.salts = ("", str(adapter), *map(str, salts))
     return prompt
 
 

@@ -19,14 +19,14 @@ _ROLE = re.compile(
     r"|\[(?P<d>INST|AVAILABLE_TOOLS|SYSTEM_PROMPT|TOOL_RESULTS)\]",
     re.I,
 )
-_NAMES = {
+_ROLE_NAMES = {
     **{"model": "assistant", "observation": "tool", "ipython": "tool", "developer": "system"},
     **{"inst": "user", "available_tools": "system", "system_prompt": "system", "tool_results": "tool"},
 }  # fmt: skip
 _TOOL_LINE = re.compile(r'^\{"(?:type|name|function|description)":.*\n?', re.M)
 
 
-def parts_of(prompt: LoggedPrompt) -> tuple[Part, ...]:
+def prompt_parts(prompt: LoggedPrompt) -> tuple[Part, ...]:
     """Return a prompt's parts; empty for a prompt of token ids."""
     if prompt.parts or not prompt.text:
         return prompt.parts
@@ -44,19 +44,19 @@ def split_template(text: str) -> tuple[Part, ...]:
     for mark, following in zip(starts, [*starts[1:], None]):
         end = len(text) if following is None else following.start()
         name = (mark["a"] or mark["b"] or mark["c"] or mark["d"]).lower()
-        role, body = _NAMES.get(name, name), text[mark.start() : end]
+        role, body = _ROLE_NAMES.get(name, name), text[mark.start() : end]
         parts += _with_tools(body) if role == "system" else [Part("text", role, body)]
     return tuple(parts)
 
 
 def _with_tools(body: str) -> list[Part]:
     """Return a system prompt as parts, with its tools separate."""
-    parts, at = [], 0
+    parts, start = [], 0
     for tool in _TOOL_LINE.finditer(body):
-        if tool.start() > at:
-            parts.append(Part("text", "system", body[at : tool.start()]))
+        if tool.start() > start:
+            parts.append(Part("text", "system", body[start : tool.start()]))
         parts.append(Part("tool", "tools", tool[0]))
-        at = tool.end()
-    if at < len(body):
-        parts.append(Part("text", "system", body[at:]))
+        start = tool.end()
+    if start < len(body):
+        parts.append(Part("text", "system", body[start:]))
     return parts

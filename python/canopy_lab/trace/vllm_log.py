@@ -102,7 +102,7 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
 def _prompt(match: re.Match[str], clock: _Clock, line: int) -> LoggedPrompt:
     prompt = LoggedPrompt(clock.seconds(match["when"]), line)
     adapter = _ADAPTER.search(match["rest"])
-    prompt.apart = (adapter[1],) if adapter else ()
+    prompt.salts = (adapter[1],) if adapter else ()
     ids = _IDS.search(match["rest"])
     try:
         if ids is not None and ids[1] != "[]":

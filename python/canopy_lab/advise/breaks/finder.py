@@ -15,7 +15,7 @@ from canopy_lab.advise.breaks import differences as kinds
 from canopy_lab.advise.breaks.align import Run, align
 from canopy_lab.advise.breaks.memory import MAX_BYTES, MAX_PROMPTS, MIN_RUN, Memory, Prompt
 from canopy_lab.trace.prompts import LoggedPrompt
-from canopy_lab.trace.template import parts_of
+from canopy_lab.trace.template import prompt_parts
 
 MIN_SHARED = 0.5
 """Minimum share of tools and system prompt that two prompts of one application have in common."""
@@ -172,7 +172,7 @@ class Finder:
 
     def add(self, logged: LoggedPrompt) -> None:
         """Compare one prompt with earlier ones and remember it."""
-        parts = parts_of(logged)
+        parts = prompt_parts(logged)
         if not parts:
             return
         prompt = self.memory.prompt(logged, parts)
@@ -184,7 +184,7 @@ class Finder:
         self.characters += prompt.size
         self.cached += min(hit, prompt.size)
         if elsewhere >= MIN_RUN:
-            model = prompt.apart[0]
+            model = prompt.salts[0]
             before = Run(0, kinds.MODELS, kinds.HISTORY, new=model, label=model)
             self._note(prompt, before, elsewhere, hit)
         similar = self.memory.most_similar(prompt, hit)

@@ -68,7 +68,7 @@ class Prompt:
     segments: list[Segment]
     conversation: str | None
     user: str | None
-    apart: tuple[str, ...]
+    salts: tuple[str, ...]
     application: int = 0
     numbers: set[int] = field(default_factory=set)
 
@@ -119,7 +119,7 @@ class Memory:
     def prompt(self, logged: LoggedPrompt, parts: tuple[Part, ...]) -> Prompt:
         """Return ``logged`` as segments, not remembered yet."""
         segments = [self._segment(part) for part in parts]
-        prompt = Prompt(self._read, segments, logged.conversation, logged.user, logged.apart)
+        prompt = Prompt(self._read, segments, logged.conversation, logged.user, logged.salts)
         prompt.numbers = {segment.number for segment in segments}
         self._read += 1
         return prompt
@@ -137,8 +137,8 @@ class Memory:
         The second number: characters after the hit that the same prompt left in the cache of
         another model or adapter.
         """
-        chain, is_hit, hit = hash(prompt.apart), True, 0
-        bare, elsewhere = hash(prompt.apart[2:]), 0
+        chain, is_hit, hit = hash(prompt.salts), True, 0
+        bare, elsewhere = hash(prompt.salts[2:]), 0
         for memory in prompt.segments:
             after = self._chains.get((chain, memory.number))
             if after is None:
@@ -157,9 +157,9 @@ class Memory:
             chain = after
             bare = hash((bare, memory.number))
             owner = self._models.get(bare)
-            if owner is not None and owner != prompt.apart and not is_hit:
+            if owner is not None and owner != prompt.salts and not is_hit:
                 elsewhere += memory.size
-            self._models.put(bare, prompt.apart)
+            self._models.put(bare, prompt.salts)
         return hit, elsewhere
 
     def most_similar(self, prompt: Prompt, hit: int) -> Prompt | None:
