@@ -22,28 +22,28 @@ class NoRelease(Exception):
     """A release is not available. The message is the reason."""
 
 
-def download(release: str | None, into: Path) -> Path:
+def download(release: str | None, folder: Path) -> Path:
     """Return the wheel of ``release``, or of the newest one, from pip's package index."""
     requirement = "sglang" if release is None else f"sglang=={release}"
     command = [sys.executable, "-m", "pip", "download", requirement, "--no-deps"]
-    command += ["--only-binary", ":all:", "--quiet", "--dest", str(into)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    wheels = sorted(into.glob("sglang-*.whl"))
-    if done.returncode or not wheels:
-        output = done.stderr.strip().splitlines() or ["pip downloaded no wheel"]
+    command += ["--only-binary", ":all:", "--quiet", "--dest", str(folder)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = sorted(folder.glob("sglang-*.whl"))
+    if result.returncode or not wheels:
+        output = result.stderr.strip().splitlines() or ["pip downloaded no wheel"]
         raise NoRelease(f"{requirement}: {output[-1]}")
     return wheels[0]
 
 
-def unpacked(release: str) -> Path:
+def unpack(release: str) -> Path:
     """Return the folder with a release, which is downloaded once."""
     folder = ROOT / ".canopy" / "sglang" / release
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as place:
-            with zipfile.ZipFile(download(release, Path(place))) as archive:
-                archive.extractall(Path(place) / "release")
-            (Path(place) / "release").rename(folder)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            with zipfile.ZipFile(download(release, Path(scratch))) as archive:
+                archive.extractall(Path(scratch) / "release")
+            (Path(scratch) / "release").rename(folder)
     return folder
 
 

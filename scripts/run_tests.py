@@ -48,7 +48,7 @@ def test_on_release(flags: list[str]) -> int:
     at = flags.index("--sglang")
     release, others = flags[at + 1 : at + 2], [*flags[:at], *flags[at + 2 :]]
     try:
-        folder = overlay.unpacked(*release)
+        folder = overlay.unpack(*release)
     except (TypeError, overlay.NoRelease) as error:
         say(f"--sglang: {error}")
         return 2

@@ -65,20 +65,20 @@ class Run:
     rows: list[dict[str, Any]] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
-    def play(self) -> float:
+    def run_sessions(self) -> float:
         """Return the seconds until the last agent's answer. ``rows`` has each turn."""
         self.client = openai.OpenAI(
             base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=900
         )
-        self.places = threading.Semaphore(self.at_once or self.sizes.sessions)
-        self.began = time.monotonic()
-        self.ended = threading.Event()
+        self.session_limit = threading.Semaphore(self.at_once or self.sizes.sessions)
+        self.start_s = time.monotonic()
+        self.agents_done = threading.Event()
         agents = [self._thread(self._agent, n) for n in range(self.sizes.sessions)]
         people = [self._thread(self._person, n) for n in range(self.sizes.people)]
         for thread in agents:
             thread.join()
-        seconds = time.monotonic() - self.began
-        self.ended.set()
+        seconds = time.monotonic() - self.start_s
+        self.agents_done.set()
         for thread in people:
             thread.join()
         return seconds
@@ -101,7 +101,7 @@ class Run:
         draw, sizes = random.Random(f"agent {number}"), self.sizes
         time.sleep(sizes.stagger_s * number)
         due = time.monotonic()  # a session that waits for a place waits for its first token
-        with self.places:
+        with self.session_limit:
             messages: list[dict[str, Any]] = [
                 {"role": "system", "content": self.text(draw, sizes.system_tokens)},
                 {"role": "user", "content": self.text(draw, 30)},
@@ -118,24 +118,24 @@ class Run:
 
     def _person(self, number: int) -> None:
         draw = random.Random(f"person {number}")
-        self.ended.wait(draw.uniform(0, PERSON_PAUSE_S))
-        while not self.ended.is_set():
+        self.agents_done.wait(draw.uniform(0, PERSON_PAUSE_S))
+        while not self.agents_done.is_set():
             messages: list[dict[str, Any]] = []
             for turn in range(PERSON_TURNS):
                 messages.append({"role": "user", "content": self.text(draw, PERSON_TOKENS)})
                 self.ask("person", number, turn, messages, time.monotonic())
                 messages.append({"role": "assistant", "content": self.text(draw, 20)})
-                if self.ended.wait(draw.expovariate(1 / PERSON_PAUSE_S)):
+                if self.agents_done.wait(draw.expovariate(1 / PERSON_PAUSE_S)):
                     return
 
     def ask(
-        self, who: str, number: int, turn: int, messages: list[Any], due: float, **options: Any
+        self, kind: str, number: int, turn: int, messages: list[Any], due: float, **options: Any
     ) -> list[dict[str, Any]]:
         """Send one turn; record it; return its tool calls as a message holds them."""
         if options:
             options["logit_bias"] = {str(token): 100 for token in self.markers}
             options["extra_body"] = {"regex": CALL}
-        first, usage, calls = None, None, {}
+        first_token_s, usage, calls = None, None, {}
         stream = self.client.chat.completions.create(
             model="m",
             messages=messages,
@@ -147,8 +147,8 @@ class Run:
         )
         for chunk in stream:
             usage = chunk.usage or usage
-            if first is None and chunk.choices:
-                first = time.monotonic()
+            if first_token_s is None and chunk.choices:
+                first_token_s = time.monotonic()
             for part in (part for c in chunk.choices for part in c.delta.tool_calls or ()):
                 call = calls.setdefault(
                     part.index, {"type": "function", "function": {"name": "", "arguments": ""}}
@@ -156,14 +156,14 @@ class Run:
                 call["id"] = part.id or call["id"]
                 call["function"]["name"] += part.function.name or ""
                 call["function"]["arguments"] += part.function.arguments or ""
-        assert first is not None
+        assert first_token_s is not None
         assert usage is not None
         row = Turn(
-            who,
+            kind,
             number,
             turn,
-            first - due,
-            time.monotonic() - self.began,
+            first_token_s - due,
+            time.monotonic() - self.start_s,
             usage.prompt_tokens,
             usage.prompt_tokens_details.cached_tokens or 0 if usage.prompt_tokens_details else 0,
             usage.completion_tokens,

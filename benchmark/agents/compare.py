@@ -109,11 +109,11 @@ def measure(arm: str, regime: Regime, folder: Path) -> dict[str, Any]:
         if arm == BY_CLIENT:
             run.at_once = regime.fit
         warm_up = _more(regime.sizes, sessions=1, turns=1, people=0)
-        Run(server.url, warm_up, words, markers).play()
+        Run(server.url, warm_up, words, markers).run_sessions()
         servers.flush(server)
         processes = servers.Processes(server)
         before = processes.cpu_s()
-        wall_s = run.play()
+        wall_s = run.run_sessions()
         cpu_s = {name: s - before[name] for name, s in processes.cpu_s().items()}
         auto = None
         if "auto" in arm:

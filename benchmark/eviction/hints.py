@@ -27,26 +27,26 @@ from sglang_canopy.policy.registry import make_policy
 
 SHARES = (0.0, 0.25, 0.5, 1.0)
 ACCURACIES = (1.0, 0.75, 0.5, 0.0)
-CAPACITY = 0.05
-DRAWN = ("conversation", "agentic")
+CAPACITY_SHARE = 0.05
+PLOTTED = ("conversation", "agentic")
 """Traces of the figure, with hints of every accuracy."""
 
 
 def traces(data: Path) -> Iterator[tuple[str, tuple[int, ...], list[TraceRequest]]]:
-    """Name, seeds of the hints, requests."""
+    """Yield each trace with its name and the seeds of its hints."""
     yield "conversation", (1, 2), mooncake(data, "conversation")
     working = agents(data, 200)
     yield "agentic", (1,), working
     yield "agentic, no names", (1,), [replace(request, conversation=None) for request in working]
 
 
-def runs(name: str, seeds: tuple[int, ...], trace: list[TraceRequest]) -> Iterator[dict[str, Any]]:
-    blocks = int(distinct_blocks(trace) * CAPACITY)
+def sweep(name: str, seeds: tuple[int, ...], trace: list[TraceRequest]) -> Iterator[dict[str, Any]]:
+    blocks = int(distinct_blocks(trace) * CAPACITY_SHARE)
     bounds = {"lru": make_policy("lru"), "hindsight": make_hindsight("belady", Future(trace))}
     for bound, policy in bounds.items():
         hit = simulate(trace, policy, blocks).block_hit_ratio
         yield {"trace": name, "policy": bound, "block_hit_ratio": hit}
-    for accuracy in ACCURACIES if name in DRAWN else ACCURACIES[:1]:
+    for accuracy in ACCURACIES if name in PLOTTED else ACCURACIES[:1]:
         for share in SHARES if accuracy == 1.0 else SHARES[1:]:
             for seed in seeds if share else seeds[:1]:
                 hints = Hints(share=share, accuracy=accuracy, seed=seed)
@@ -71,8 +71,8 @@ def _hits(rows: list[dict[str, Any]], name: str, share: float, accuracy: float) 
     return mean(rows, trace=name, share=share, accuracy=accuracy if share else 1.0)
 
 
-def draw(rows: list[dict[str, Any]], out: Path) -> None:
-    names = DRAWN
+def plot(rows: list[dict[str, Any]], out: Path) -> None:
+    names = PLOTTED
     figure, panels = plt.subplots(
         1, len(names), figsize=(4.6 * len(names), 3.8), layout="constrained", squeeze=False
     )
@@ -92,7 +92,7 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
                 textcoords="offset points",
                 color="grey",
             )
-        panel.set_title(f"{name}, {CAPACITY:.0%} of distinct blocks", fontsize=10)
+        panel.set_title(f"{name}, {CAPACITY_SHARE:.0%} of distinct blocks", fontsize=10)
         panel.set_xlabel("clients that give hints, %")
         panel.set_ylabel("block hit ratio, %")
         panel.grid(alpha=0.25)
@@ -103,8 +103,8 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
 
 
 def run(context: Context) -> list[dict[str, Any]]:
-    rows = [row for case in traces(context.data) for row in runs(*case)]
-    draw(rows, context.figure())
+    rows = [row for case in traces(context.data) for row in sweep(*case)]
+    plot(rows, context.figure())
     return rows
 
 

@@ -53,9 +53,9 @@ def main() -> int:
     stored = json.loads(ROWS.read_text()) if ROWS.exists() else {}
     failed = False
     for part in args.parts or PARTS:
-        began = time.perf_counter()
-        rows = computed(part, 1 if part in ALONE else args.jobs)
-        print(f"{part}: {len(rows)} rows in {time.perf_counter() - began:.0f} s", flush=True)
+        start = time.perf_counter()
+        rows = compute_rows(part, 1 if part in ALONE else args.jobs)
+        print(f"{part}: {len(rows)} rows in {time.perf_counter() - start:.0f} s", flush=True)
         if args.check:
             lines = differences(stored.get(part, {}), rows)
             print("\n".join(lines) or f"{part}: as in {ROWS.name}", flush=True)
@@ -66,14 +66,14 @@ def main() -> int:
     return int(failed)
 
 
-def computed(part: str, jobs: int) -> dict[str, Any]:
-    """The rows of a part. Values go through JSON, so that both sides of a comparison did."""
+def compute_rows(part: str, jobs: int) -> dict[str, Any]:
+    """The rows of a part. Values are written to JSON and read back, as the stored rows were."""
     # Spawned: a fork would copy SGLang's threads. Each process lives for one part.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
         tasks = pool.submit(tasks_of, part).result()
-        parts = list(pool.map(rows_of, [part] * len(tasks), tasks))
-    return json.loads(json.dumps({name: row for rows in parts for name, row in rows.items()}))
+        results = list(pool.map(rows_of, [part] * len(tasks), tasks))
+    return json.loads(json.dumps({name: row for rows in results for name, row in rows.items()}))
 
 
 def tasks_of(part: str) -> list[Any]:
@@ -88,14 +88,14 @@ def rows_of(part: str, task: Any) -> dict[str, Any]:
 
 def write(stored: dict[str, Any]) -> None:
     """One row a line."""
-    parts = []
+    lines = []
     for part in PARTS:
         if part in stored:
             rows = ",\n".join(
                 f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in stored[part].items()
             )
-            parts.append(f' "{part}": {{\n{rows}\n }}')
-    ROWS.write_text("{\n" + ",\n".join(parts) + "\n}\n")
+            lines.append(f' "{part}": {{\n{rows}\n }}')
+    ROWS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def differences(before: Rows, now: Rows) -> list[str]:
@@ -107,25 +107,25 @@ def differences(before: Rows, now: Rows) -> list[str]:
         elif name not in before:
             lines.append(f"+ {name}: new")
         else:
-            lines += _of_row(name, before[name], now[name])
+            lines += _row_differences(name, before[name], now[name])
     return lines
 
 
-def _of_row(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def _row_differences(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     lines = []
     for figure in [*before, *(f for f in now if f not in before)]:
-        was, is_now = before.get(figure, "nothing"), now.get(figure, "nothing")
-        if was != is_now:
-            lines.append(f"! {name}: {figure} was {was!r}, is {is_now!r}{_by(was, is_now)}")
+        old, new = before.get(figure, "nothing"), now.get(figure, "nothing")
+        if old != new:
+            lines.append(f"! {name}: {figure} was {old!r}, is {new!r}{_relative_change(old, new)}")
     return lines
 
 
-def _by(was: Any, is_now: Any) -> str:
+def _relative_change(old: Any, new: Any) -> str:
     """Return the difference of two numbers as text."""
-    numbers = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in (was, is_now))
-    if not numbers or not was:
+    numbers = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in (old, new))
+    if not numbers or not old:
         return ""
-    return f" ({(is_now - was) / was:+.3%})"
+    return f" ({(new - old) / old:+.3%})"
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ def run(regime: Regime, gate: str) -> dict[str, Any]:
 
     SESSION_GATES["watched"] = watched
     requests = sorted(trace(regime), key=lambda request: request.time_s)
-    workload = Unlabelled(requests, keep_stamps=True)
+    workload = Unlabelled(requests, logged_times=True)
     device = int(regime.fit * regime.context)
     config = SystemConfig(device_tokens=device, session_gate=gate, **AUTO)  # type: ignore[arg-type]
     profile = load_profile("qwen2.5-7b-h100")

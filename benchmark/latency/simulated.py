@@ -205,7 +205,7 @@ def run(context: Context, part: Part) -> dict[str, Any]:
 
     def system(arm: Arm) -> LoadedSystem:
         configuration = config(arm, part, profile.kv_bytes_per_token)
-        return LoadedSystem(workload, configuration, profile, loop=loop, keep_stamps=True)
+        return LoadedSystem(workload, configuration, profile, loop=loop, logged_times=True)
 
     saturation = system(part.arms[0]).saturation(part.seed)
     runs = {

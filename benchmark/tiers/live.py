@@ -2,10 +2,9 @@
 
     python benchmark/tiers/live.py
 
-Serves ``--prompts`` prompts of growing conversations (greedy, float32) with no cache at all,
-then with a device pool and a host pool far too small and a disk that holds everything, twice
-over. Stops that server, starts another on the same folder and repeats the prompts with empty memory;
-then kills servers (SIGKILL, all processes) in the middle of load and starts them again. Prints
+Serves ``--prompts`` prompts of growing conversations (greedy, float32) first without
+a cache, then twice on a server whose device and host are too small and whose disk holds all.
+Stops that server, starts another on the same folder and repeats the prompts with empty memory; then kills servers (SIGKILL, all processes) in the middle of load and starts them again. Prints
 one JSON object; exit status 1 if an answer differs, a start fails or a tier served nothing.
 """
 
@@ -45,11 +44,11 @@ Prompt = dict[str, Any]
 def prompts(count: int, seed: int, turns: int = 5) -> list[Prompt]:
     """Conversations of ``turns`` turns, the turns of all of them mixed; a third share a head."""
     draw = random.Random(seed)
-    shared = [draw.randrange(100, 40_000) for _ in range(96)]
-    talks: list[list[Prompt]] = []
+    shared_head = [draw.randrange(100, 40_000) for _ in range(96)]
+    conversations: list[list[Prompt]] = []
     for number in range(-(-count // turns)):
-        tokens = list(shared) if number % 3 == 0 else []
-        talk = []
+        tokens = list(shared_head) if number % 3 == 0 else []
+        conversation = []
         for turn in range(1, turns + 1):
             tokens = tokens + [draw.randrange(100, 40_000) for _ in range(draw.randrange(30, 80))]
             labels = {
@@ -57,13 +56,13 @@ def prompts(count: int, seed: int, turns: int = 5) -> list[Prompt]:
                 "canopy_turn": turn,
                 "canopy_conversation": f"c{number}",
             }
-            talk.append({"tokens": tokens, "labels": labels})
-        talks.append(talk)
-    mixed = []
-    while any(talks):
-        talk = draw.choice([t for t in talks if t])
-        mixed.append(talk.pop(0))
-    return mixed[:count]
+            conversation.append({"tokens": tokens, "labels": labels})
+        conversations.append(conversation)
+    turns_mixed = []
+    while any(conversations):
+        conversation = draw.choice([t for t in conversations if t])
+        turns_mixed.append(conversation.pop(0))
+    return turns_mixed[:count]
 
 
 def ask(url: str, prompt: Prompt, tokens: int) -> tuple[list[int], Counter[str]]:
@@ -79,12 +78,12 @@ def ask(url: str, prompt: Prompt, tokens: int) -> tuple[list[int], Counter[str]]
 
 
 def ask_all(
-    url: str, asked: Sequence[Prompt], tokens: int, what: str, at_once: int = 2
+    url: str, prompts: Sequence[Prompt], tokens: int, label: str, at_once: int = 2
 ) -> tuple[list[list[int]], Counter[str]]:
     hits: Counter[str] = Counter()
     with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
         answers = list(
-            tqdm(pool.map(lambda p: ask(url, p, tokens), asked), desc=what, total=len(asked))
+            tqdm(pool.map(lambda p: ask(url, p, tokens), prompts), desc=label, total=len(prompts))
         )
     for _, by_tier in answers:
         hits += by_tier
@@ -103,14 +102,14 @@ class Setup:
         policy: str = "wa",
         write_policy: str = "write_through",
     ) -> None:
-        self.base = cpu_arguments(model, kv_tokens=DEVICE_TOKENS, dtype="float32")
-        self.base += ["--page-size", str(PAGE)]
+        self.base_arguments = cpu_arguments(model, kv_tokens=DEVICE_TOKENS, dtype="float32")
+        self.base_arguments += ["--page-size", str(PAGE)]
         if not (model / "model.safetensors").exists():
-            self.base += ["--load-format", "dummy"]
+            self.base_arguments += ["--load-format", "dummy"]
         storage: dict[str, Any] = {"prefetch_threshold": PAGE}
         if backend == "canopy":
             storage |= {"path": str(folder), "capacity_gb": DISK_GB}
-        self.tiers = [
+        self.tier_arguments = [
             *("--enable-hierarchical-cache", "--hicache-ratio", str(HOST_RATIO)),
             *("--hicache-storage-backend", backend),
             *("--hicache-storage-prefetch-policy", "wait_complete"),
@@ -120,24 +119,24 @@ class Setup:
         ]
         self.environment = {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(folder)}
         self.logs = logs
-        self.started = 0
+        self.server_count = 0
 
     @contextlib.contextmanager
-    def server(self, *more: str) -> Iterator[Server]:
-        self.started += 1
-        log = self.logs / f"server-{self.started}.log"
+    def server(self, *arguments: str) -> Iterator[Server]:
+        self.server_count += 1
+        log = self.logs / f"server-{self.server_count}.log"
         with serving(
-            [*self.base, *more],
+            [*self.base_arguments, *arguments],
             log=log,
             port=free_port(),
             environment=self.environment,
-            describe=f"server {self.started}",
+            describe=f"server {self.server_count}",
             deadline_s=900.0,
         ) as server:
             yield server
 
 
-def settle(url: str) -> None:
+def flush_memory(url: str) -> None:
     """Wait for copies and writes, then flush the memory."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
@@ -147,34 +146,34 @@ def settle(url: str) -> None:
         time.sleep(0.2)
 
 
-def served_again(url: str, asked: Sequence[Prompt], tokens: int, truth: list[list[int]]) -> Any:
+def ask_stored(url: str, prompts: Sequence[Prompt], tokens: int, expected: list[list[int]]) -> Any:
     """Send prompts with empty memory each time; return hits on disk and wrong answers."""
-    hits = possible = wrong = 0
-    longest: dict[str, Prompt] = {}
-    for prompt in asked:
-        longest[prompt["labels"]["canopy_conversation"]] = prompt
-    by_prompt = {id(prompt): ids for prompt, ids in zip(asked, truth)}
-    for prompt in tqdm(longest.values(), desc="after the restart"):
-        settle(url)
+    hits = page_tokens = wrong = 0
+    last_turns: dict[str, Prompt] = {}
+    for prompt in prompts:
+        last_turns[prompt["labels"]["canopy_conversation"]] = prompt
+    by_prompt = {id(prompt): ids for prompt, ids in zip(prompts, expected)}
+    for prompt in tqdm(last_turns.values(), desc="after the restart"):
+        flush_memory(url)
         ids, hit_tokens = ask(url, prompt, tokens)
         wrong += ids != by_prompt[id(prompt)]
         hits += hit_tokens["storage"]
-        possible += (len(prompt["tokens"]) - 1) // PAGE * PAGE
-    return {"asked": len(longest), "tokens": possible, "from_storage": hits, "wrong": wrong}
+        page_tokens += (len(prompt["tokens"]) - 1) // PAGE * PAGE
+    return {"asked": len(last_turns), "tokens": page_tokens, "from_storage": hits, "wrong": wrong}
 
 
 def kill_under_load(
-    server: Server, asked: Sequence[Prompt], tokens: int, after_s: float, draw: random.Random
+    server: Server, prompts: Sequence[Prompt], tokens: int, after_s: float, draw: random.Random
 ) -> int:
     """Kill every process of ``server`` while it works. Returns its earlier answers."""
-    stop, answered = threading.Event(), [0]
+    stop, answer_count = threading.Event(), [0]
 
     def load() -> None:
-        mine = random.Random(draw.random())
+        rng = random.Random(draw.random())
         while not stop.is_set():
             with contextlib.suppress(OSError, ValueError):
-                ask(server.url, mine.choice(asked), tokens)
-                answered[0] += 1
+                ask(server.url, rng.choice(prompts), tokens)
+                answer_count[0] += 1
 
     threads = [threading.Thread(target=load, daemon=True) for _ in range(3)]
     for thread in threads:
@@ -184,54 +183,54 @@ def kill_under_load(
     stop.set()
     for thread in threads:
         thread.join(30)
-    return answered[0]
+    return answer_count[0]
 
 
 def run(arguments: argparse.Namespace, folder: Path, logs: Path) -> dict[str, Any]:
-    asked = prompts(arguments.prompts, arguments.seed)
+    turns = prompts(arguments.prompts, arguments.seed)
     tokens, draw = arguments.tokens, random.Random(arguments.seed)
     setup = Setup(folder, logs, arguments.model, arguments.backend, arguments.policy)
     with setup.server("--disable-radix-cache") as server:
-        truth, none = ask_all(server.url, asked, tokens, "no cache")
-    assert not +none, none
-    result: dict[str, Any] = {"prompts": len(asked), "backend": arguments.backend}
-    with setup.server(*setup.tiers) as server:
-        first, hits = ask_all(server.url, asked, tokens, "three tiers")
-        again = list(range(len(asked)))
-        draw.shuffle(again)
-        second, more = ask_all(server.url, [asked[i] for i in again], tokens, "and again")
-        settle(server.url)
+        expected, no_hits = ask_all(server.url, turns, tokens, "no cache")
+    assert not +no_hits, no_hits
+    result: dict[str, Any] = {"prompts": len(turns), "backend": arguments.backend}
+    with setup.server(*setup.tier_arguments) as server:
+        first_ids, hits = ask_all(server.url, turns, tokens, "three tiers")
+        order = list(range(len(turns)))
+        draw.shuffle(order)
+        last_ids, last_hits = ask_all(server.url, [turns[i] for i in order], tokens, "and again")
+        flush_memory(server.url)
         log = server.log_text()
-    result["hits"] = {tier: (hits + more)[tier] for tier in TIERS}
-    result["prompt_tokens"] = 2 * sum(len(p["tokens"]) for p in asked)
-    result["wrong"] = sum(a != b for a, b in zip(first, truth))
-    result["wrong"] += sum(second[k] != truth[i] for k, i in enumerate(again))
+    result["hits"] = {tier: (hits + last_hits)[tier] for tier in TIERS}
+    result["prompt_tokens"] = 2 * sum(len(p["tokens"]) for p in turns)
+    result["wrong"] = sum(a != b for a, b in zip(first_ids, expected))
+    result["wrong"] += sum(last_ids[k] != expected[i] for k, i in enumerate(order))
     result["tracebacks"] = log.count("Traceback")
-    with setup.server(*setup.tiers) as server:
-        result["restart"] = served_again(server.url, asked, tokens, truth)
+    with setup.server(*setup.tier_arguments) as server:
+        result["restart"] = ask_stored(server.url, turns, tokens, expected)
     result["kills"] = []
-    sample = draw.sample(range(len(asked)), min(SAMPLE, len(asked)))
+    sample = draw.sample(range(len(turns)), min(SAMPLE, len(turns)))
     for _ in range(KILLS):
         after_s = draw.uniform(1.0, 5.0)
-        with setup.server(*setup.tiers) as server:
-            before = kill_under_load(server, asked, tokens, after_s, draw)
-        with setup.server(*setup.tiers) as server:
-            ids, hits = ask_all(server.url, [asked[i] for i in sample], tokens, "after a kill")
-        wrong = sum(a != truth[i] for a, i in zip(ids, sample))
+        with setup.server(*setup.tier_arguments) as server:
+            answers_before = kill_under_load(server, turns, tokens, after_s, draw)
+        with setup.server(*setup.tier_arguments) as server:
+            ids, hits = ask_all(server.url, [turns[i] for i in sample], tokens, "after a kill")
+        wrong = sum(a != expected[i] for a, i in zip(ids, sample))
         result["kills"].append(
             {
                 "after_s": round(after_s, 2),
-                "answers_before": before,
+                "answers_before": answers_before,
                 "asked": len(sample),
                 "wrong": wrong,
                 "from_storage": hits["storage"],
             }
         )
-    result["starts"] = setup.started
+    result["starts"] = setup.server_count
     return result
 
 
-def good(result: dict[str, Any]) -> bool:
+def passed(result: dict[str, Any]) -> bool:
     restart = result["restart"]
     return (
         not result["wrong"]
@@ -257,7 +256,7 @@ def main() -> int:
         folder.mkdir(mode=0o700)
         result = run(arguments, folder, Path(scratch))
     print(json.dumps(result, indent=2))
-    return 0 if good(result) else 1
+    return 0 if passed(result) else 1
 
 
 if __name__ == "__main__":

@@ -107,9 +107,9 @@ def main() -> int:
         with setup.server("--disable-radix-cache") as server:
             truth, _ = live.ask_all(server.url, asked, TOKENS, "no cache")
         setup.environment |= environment(Path(scratch), options.slow_s)
-        with setup.server(*setup.tiers) as server:
+        with setup.server(*setup.tier_arguments) as server:
             row = play(server.url, asked, truth, options)
-            live.settle(server.url)
+            live.flush_memory(server.url)
             time.sleep(10)  # SGLang checks the memory of an idle server
             with urllib.request.urlopen(f"{server.url}/canopy/status", timeout=30) as answer:
                 row["storage_holds"] = json.load(answer)["ranks"][0]["storage_holds"]

@@ -1,6 +1,6 @@
 """Build a multi-tenant trace from single conversations.
 
-Public agentic traces are one conversation a file, each with a clock and block ids of its own. An
+Public agentic traces are one conversation per file, each with a clock and block ids of its own. An
 overlay chooses some, starts each at a random moment of a window and merges their requests by
 time. Agents of one kind begin with the same tools and the same system prompt, so agents with the
 same model and the same numbers of tokens of both share those blocks (``shared_heads.py``); every
@@ -27,15 +27,15 @@ from sglang_canopy.errors import CanopyError
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One conversation of an overlay: which document of the archive, when, which copy of it."""
+    """One conversation of an overlay: which file of the archive, when, which copy of it."""
 
     time_s: float
-    document: int
-    copy: int
+    file_index: int
+    copy_index: int
 
 
-def choose(documents: int, conversations: int, window_s: float, seed: int) -> list[Start]:
-    """``conversations`` of the ``documents``, started uniformly in ``window_s``, by time.
+def choose(files: int, conversations: int, window_s: float, seed: int) -> list[Start]:
+    """``conversations`` of the ``files``, started uniformly in ``window_s``, by time.
 
     None is taken twice before all were taken once. Raises ``CanopyError``.
     """
@@ -44,16 +44,16 @@ def choose(documents: int, conversations: int, window_s: float, seed: int) -> li
     if not 0 < window_s < float("inf"):
         raise CanopyError(f"the window must be a positive number of seconds, got {window_s}")
     draw = random.Random(seed)
-    order = list(range(documents))
+    order = list(range(files))
     chosen: list[tuple[int, int]] = []
-    for copy in itertools.count():
+    for copy_index in itertools.count():
         draw.shuffle(order)
-        chosen += [(document, copy) for document in order[: conversations - len(chosen)]]
+        chosen += [(file, copy_index) for file in order[: conversations - len(chosen)]]
         if len(chosen) == conversations:
             break
     # Microseconds: a start prints and reads back as itself.
     starts = [Start(round(draw.uniform(0, window_s), 6), *pair) for pair in chosen]
-    return sorted(starts, key=lambda s: (s.time_s, s.document, s.copy))
+    return sorted(starts, key=lambda s: (s.time_s, s.file_index, s.copy_index))
 
 
 def overlay(
@@ -71,13 +71,13 @@ def overlay(
     if files == 0:
         raise CanopyError(f"{str(archive)!r} holds no conversation (.json)")
     starts = choose(files, conversations, window_s, seed)
-    wanted = {s.document for s in starts}
+    wanted = {s.file_index for s in starts}
     texts = {i: d for i, d in enumerate(agentic.conversation_files(archive)) if i in wanted}
-    yield from _merged(starts, texts, tolerance, SharedHeads())
+    yield from _merge(starts, texts, tolerance, SharedHeads())
     tolerance.report()
 
 
-def _merged(
+def _merge(
     starts: list[Start],
     texts: dict[int, tuple[str, bytes]],
     tolerance: lines.Tolerance,
@@ -87,41 +87,41 @@ def _merged(
     first_id, shared = 0, agentic.SharedIds()
     for order, start in enumerate([*starts, None]):
         while running and (start is None or running[0][0] < start.time_s):
-            _, tie, request, rest = running[0]
+            _, tie, request, requests = running[0]
             yield request
-            after = next(rest, None)
-            if after is None:
+            next_request = next(requests, None)
+            if next_request is None:
                 heapq.heappop(running)
             else:
-                heapq.heapreplace(running, (after.time_s, tie, after, rest))
+                heapq.heapreplace(running, (next_request.time_s, tie, next_request, requests))
         if start is None:
             return
-        name, text = texts[start.document]
+        name, text = texts[start.file_index]
         try:
             conversation = agentic.parse_conversation(
-                lines.parse_object(text), name, start.document + 1
+                lines.parse_object(text), name, start.file_index + 1
             )
         except lines.BadLine as error:
-            tolerance.bad(start.document + 1, str(error), where=name)
+            tolerance.bad(start.file_index + 1, str(error), where=name)
             continue
         if conversation.source is None:
-            rest = _placed(conversation, start, first_id, heads)
-            first_id += conversation.most_id + 1
+            requests = _place_private(conversation, start, first_id, heads)
+            first_id += conversation.max_block_id + 1
         else:
-            rest = _shared(conversation, start, shared)
-        first = next(rest)
-        heapq.heappush(running, (first.time_s, order, first, rest))
+            requests = _place_shared(conversation, start, shared)
+        first_request = next(requests)
+        heapq.heappush(running, (first_request.time_s, order, first_request, requests))
 
 
-def _placed(
+def _place_private(
     conversation: agentic.Conversation, start: Start, first_id: int, heads: SharedHeads
 ) -> Iterator[TraceRequest]:
     # One int object a block, shared by all requests: a long conversation repeats them by the
     # thousand.
-    ids = list(range(first_id, first_id + conversation.most_id + 1))
+    ids = list(range(first_id, first_id + conversation.max_block_id + 1))
     heads.share(conversation, ids)
     lookup = ids.__getitem__
-    suffix = f"#{start.copy + 1}" if start.copy else ""
+    suffix = f"#{start.copy_index + 1}" if start.copy_index else ""
     for request in conversation.requests:
         yield replace(
             agentic.shifted(request, start.time_s, 0, suffix),
@@ -129,12 +129,12 @@ def _placed(
         )
 
 
-def _shared(
+def _place_shared(
     conversation: agentic.Conversation, start: Start, ids: agentic.SharedIds
 ) -> Iterator[TraceRequest]:
     """Requests whose block ids are valid in all sessions of their user; copies have users of their
     own."""
-    suffix = f"#{start.copy + 1}" if start.copy else ""
+    suffix = f"#{start.copy_index + 1}" if start.copy_index else ""
     owned = replace(conversation, source=f"{conversation.source}{suffix}")
     first_id = ids.first_id(owned, 0)
     for request in conversation.requests:
@@ -158,7 +158,7 @@ def flat_line(request: TraceRequest) -> str:
         record["user"] = request.user
     optional: dict[str, Any] = {
         "think_time": request.think_s,
-        "api_time": request.api_s,
+        "api_time": request.answer_s,
         "model": request.model,
         "tool_tokens": request.tool_tokens or None,
         "system_tokens": request.system_tokens or None,

@@ -1,4 +1,4 @@
-"""Traces that several questions read: real public traces, and synthetic stand-ins of the papers'.
+"""Traces that several questions read: real public traces, and synthetic stand-ins for the papers' traces.
 
 Traces A and B of KVCache Cache in the Wild cannot be shipped; ``trace_a`` and ``trace_b`` are made to
 their published statistics (docs/research/planner.md) and prove nothing about properties that
@@ -21,11 +21,11 @@ DAY_S = 86400.0
 MOONCAKE = {"conversation": "conversation_first60.jsonl", "synthetic": "synthetic_trace.jsonl"}
 
 
-def mooncake(data: Path, name: str, count: int | None = None, first: int = 0) -> list[TraceRequest]:
-    """Mooncake's ``conversation`` or ``synthetic``: real, no types, no users, conversations inferred
-    from blocks; ``count`` requests from the ``first`` on, all by default."""
+def mooncake(data: Path, name: str, count: int | None = None, start: int = 0) -> list[TraceRequest]:
+    """Mooncake's ``conversation`` (real) or ``synthetic``: no types, no users, conversations inferred
+    from blocks; ``count`` requests from the ``start`` on, all by default."""
     requests = open_trace(data / "mooncake" / MOONCAKE[name], "mooncake")
-    return list(islice(requests, first, None if count is None else first + count))
+    return list(islice(requests, start, None if count is None else start + count))
 
 
 def agents(

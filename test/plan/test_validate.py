@@ -72,7 +72,7 @@ def served(tmp_path):
     draft = log_of(tmp_path / "draft.log", asked)
     trace = CompactTrace(read_as_server(draft, block_tokens=64))
     config = system_of_plan(PLAN, PROFILE)
-    real = simulate_system(Workload(trace, keep_stamps=True), config, scaled(PROFILE, 1.5))
+    real = simulate_system(Workload(trace, logged_times=True), config, scaled(PROFILE, 1.5))
     return log_of(tmp_path / "server.log", asked, real)
 
 
@@ -124,7 +124,7 @@ def test_flushed_kv_is_not_predicted_to_be_hit(tmp_path, capsys):
     for name, part in (("before", asked), ("after", again)):
         draft = log_of(tmp_path / name, part)
         trace = CompactTrace(read_as_server(draft, block_tokens=64))
-        real = simulate_system(Workload(trace, keep_stamps=True), config, PROFILE)
+        real = simulate_system(Workload(trace, logged_times=True), config, PROFILE)
         parts.append(log_of(tmp_path / name, part, real).read_text().replace('"rid": "', f'"rid": "{name}'))  # fmt: skip
     log = tmp_path / "server.log"
     flush = "[2026-11-22 00:00:20] Cache flushed successfully!\n"

@@ -128,9 +128,9 @@ def test_agents_and_turns_of_an_agentic_archive_are_read(tmp_path: Path) -> None
     first |= {"model": "big", "api_time": 1.5, "think_time": 0.0}
     child |= {"tool_tokens": 50, "system_tokens": 10}
     requests = read(write(tmp_path / "c.json", document), "agentic")
-    assert (requests[0].model, requests[0].api_s, requests[0].think_s) == ("big", 1.5, 0.0)
+    assert (requests[0].model, requests[0].answer_s, requests[0].think_s) == ("big", 1.5, 0.0)
     assert [(r.tool_tokens, r.system_tokens) for r in requests] == [(100, 28), (50, 10)] * 2
-    assert (requests[1].model, requests[1].api_s) == (None, None)
+    assert (requests[1].model, requests[1].answer_s) == (None, None)
     lines = [flat_line(r) for r in requests]
     assert [replace(r, line=0) for r in requests] == [
         replace(r, line=0) for r in read(write(tmp_path / "o.jsonl", *lines), "agentic")

@@ -225,8 +225,8 @@ class _Adviser:
             hit_ratio(self.results[BOUND, self.size], self.tokens),
             [self._gain(arm, self.size) for arm in CANDIDATES],
             capacity=str(self.capacity),
-            more=self._memory_sentence(base),
-            few=len(self.tokens) if len(self.tokens) < MIN_REQUESTS else 0,
+            memory=self._memory_sentence(base),
+            count=len(self.tokens) if len(self.tokens) < MIN_REQUESTS else 0,
         )
 
     def _memory_sentence(self, base: float) -> str:

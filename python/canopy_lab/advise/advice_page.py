@@ -62,13 +62,13 @@ def policies_chart(advice: Advice) -> Figure:
     """Plot the gain of each arm over SGLang's LRU, with its interval."""
     rows = [row for row in advice.rows if row.kind != "baseline"][::-1]
     figure, axes = _figure(0.9 + 0.28 * len(rows))
-    at = np.arange(len(rows))
+    position = np.arange(len(rows))
     points = np.array([row.gain.points for row in rows])
     spread = np.array([[r.gain.points - r.gain.low, r.gain.high - r.gain.points] for r in rows])
-    axes.barh(at, points, height=0.62, color=[_colour(row) for row in rows])
-    axes.errorbar(points, at, xerr=np.maximum(spread.T, 0), fmt="none", ecolor=INK, lw=1)
+    axes.barh(position, points, height=0.62, color=[_colour(row) for row in rows])
+    axes.errorbar(points, position, xerr=np.maximum(spread.T, 0), fmt="none", ecolor=INK, lw=1)
     axes.axvline(0, color=INK, lw=0.8)
-    axes.set_yticks(at, [row.gain.label for row in rows])
+    axes.set_yticks(position, [row.gain.label for row in rows])
     axes.grid(False, axis="y")
     if not points.any():
         axes.set_xlim(-1, 1)
@@ -133,15 +133,15 @@ def page(advice: Advice, name: str, breaks: Sequence[str] = ()) -> Page:
 
 def _steps(advice: Advice) -> list[tuple[str, str]]:
     first = first_start(advice.decision)
-    steps = [("Start so, with your model:", _served(*first.flags))]
+    steps = [("Start so, with your model:", _serve_command(*first.flags))]
     gain, flag = advice.decision.gain, advice.decision.flag
     if gain is None:
         return [*steps, ("Its page reports a possible gain:", "canopy page")]
     steps.append(("See the meter's figures for your traffic:", "canopy page"))
     if flag != "canopy-lru":
-        steps.append(("If the meter agrees:", _served("--radix-eviction", flag)))
-    return [*steps, ("The way back:", _served("--radix-eviction", "lru"))]
+        steps.append(("If the meter agrees:", _serve_command("--radix-eviction", flag)))
+    return [*steps, ("The way back:", _serve_command("--radix-eviction", "lru"))]
 
 
-def _served(*flags: str) -> str:
+def _serve_command(*flags: str) -> str:
     return " ".join(("sglang serve MODEL", *flags))

@@ -92,14 +92,12 @@ def about_log(advice: Advice) -> list[str]:
 def about_capacity(advice: Advice) -> str:
     kv = size(advice.capacity_tokens * advice.kv_bytes_per_token)
     if advice.capacity_from != "curve":
-        where = {
+        source = {
             "log": ", as the server's log says",
             "ranks": ", the sum of the DP ranks in the server's log: hits are those of a router that "
             "keeps each conversation on one rank",
         }.get(advice.capacity_from, "")
-        return (
-            f"Capacity: {advice.capacity_tokens:,.0f} tokens, {kv} of KV{where}.{_too_long(advice)}"
-        )
+        return f"Capacity: {advice.capacity_tokens:,.0f} tokens, {kv} of KV{source}.{_too_long(advice)}"
     return (
         f"Capacity: {advice.capacity_tokens:,.0f} tokens ({kv}) are assumed: the largest at "
         f"which LRU has lost {LOST_POINTS:.0f} points. Yours is max_total_num_tokens in SGLang's log; give it as "
@@ -132,12 +130,12 @@ def about_agents(advice: Advice) -> list[str]:
     agents = advice.agents
     if agents is None:
         return []
-    held = f"Agents: up to {agents.sessions:,} sessions at a time hold {short_number(agents.tokens)} tokens"
-    more = agents.tokens - advice.capacity_tokens
-    if more <= 0:
-        return [f"{held}, for which the device has room."]
+    demand = f"Agents: up to {agents.sessions:,} sessions at a time hold {short_number(agents.tokens)} tokens"
+    missing = agents.tokens - advice.capacity_tokens
+    if missing <= 0:
+        return [f"{demand}, for which the device has room."]
     return [
-        f"{held}. {size(more * advice.kv_bytes_per_token)} of host memory would hold what the device cannot, "
+        f"{demand}. {size(missing * advice.kv_bytes_per_token)} of host memory would hold what the device cannot, "
         f"and LRU would hit {percent(agents.hit_ratio_with)} of the agents' prompt tokens instead of "
         f"{percent(agents.hit_ratio)}."
     ]
@@ -153,11 +151,11 @@ def about_placebo(advice: Advice) -> str:
 
 
 def about_hints(advice: Advice) -> str:
-    half, full = [r.gain.points for r in advice.rows if r.kind == "hints"]
+    half_gain, all_gain = [r.gain.points for r in advice.rows if r.kind == "hints"]
     bound = advice.rows[-1].gain
     return (
-        f"With hints whether and when a conversation continues: {half:+.1f} points if half of the clients "
-        f"give them and nine in ten are true; {full:+.1f} if all clients give them and all are true. A policy "
+        f"With hints whether and when a conversation continues: {half_gain:+.1f} points if half of the clients "
+        f"give them and nine in ten are true; {all_gain:+.1f} if all clients give them and all are true. A policy "
         f"that knows the future: {bound.points:+.1f}."
     )
 

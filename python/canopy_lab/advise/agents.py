@@ -56,14 +56,14 @@ def _is_agents(answered: TraceRequest, following: TraceRequest) -> bool:
 
 def most_held(turns: Sequence[TraceRequest]) -> tuple[int, int]:
     """Return the most sessions at a time, and the most blocks that they hold at a time."""
-    last: dict[str | None, TraceRequest] = {}
+    latest: dict[str | None, TraceRequest] = {}
     events = [(0.0, 0, 0)]
     for turn in turns:
-        before = last.get(turn.conversation)
+        before = latest.get(turn.conversation)
         if before is not None:
             events.append((min(turn.time_s, before.time_s + IDLE_S), -1, -len(before.blocks)))
         events.append((turn.time_s, 1, len(turn.blocks)))
-        last[turn.conversation] = turn
-    events += [(t.time_s + SWIFT_S, -1, -len(t.blocks)) for t in last.values()]
+        latest[turn.conversation] = turn
+    events += [(t.time_s + SWIFT_S, -1, -len(t.blocks)) for t in latest.values()]
     held = np.cumsum(np.array([event[1:] for event in sorted(events)]), axis=0)
     return int(held[:, 0].max()), int(held[:, 1].max())

@@ -62,12 +62,12 @@ def run_arms(
     progress: Callable[[], object] = lambda: None,
 ) -> dict[Run, Uncached]:
     """Simulate each of ``runs`` once. Raises ``CanopyError`` if a process was killed."""
-    wanted = list(dict.fromkeys(runs))
-    jobs = max(1, min(jobs or os.cpu_count() or 1, len(wanted)))
+    tasks = list(dict.fromkeys(runs))
+    jobs = max(1, min(jobs or os.cpu_count() or 1, len(tasks)))
     results: dict[Run, Uncached] = {}
     with Workers((requests, seed), jobs) as workers:
-        for at, uncached in workers.map(_simulate, wanted):
-            results[wanted[at]] = uncached
+        for at, uncached in workers.map(_simulate, tasks):
+            results[tasks[at]] = uncached
             progress()
     return results
 

@@ -36,11 +36,11 @@ class CostModel:
 
     def prefill_s(self, uncached: Uncached) -> NDArray[np.float64]:
         """Return the seconds to compute the uncached tokens of each prompt, at least one."""
-        left = np.maximum(uncached * self.scale, 1.0)
+        uncached = np.maximum(uncached * self.scale, 1.0)
         return np.array(
             [
                 self.profile.prefill_batch_s([(new, max(all_ - new, 0.0))])
-                for new, all_ in zip(left.tolist(), self._tokens.tolist())
+                for new, all_ in zip(uncached.tolist(), self._tokens.tolist())
             ]
         )
 

@@ -43,46 +43,46 @@ def decide(
     candidates: list[Gain],
     *,
     capacity: str,
-    more: str = "",
-    few: int = 0,
+    memory: str = "",
+    count: int = 0,
 ) -> Decision:
     """Return the recommendation.
 
     ``baseline``, ``repeats`` and ``bound``: hit ratios (0 to 1) of the baseline, an endless cache and
-    hindsight. ``candidates``: the simplest first. ``capacity``: text for the sentence. ``more``: a
-    sentence about a larger cache, added if LRU is kept. ``few``: requests of a log that is too
+    hindsight. ``candidates``: the simplest first. ``capacity``: text for the sentence. ``memory``: a
+    sentence about a larger cache, added if LRU is kept. ``count``: requests of a log that is too
     short, else 0.
     """
     lru = f"{100 * baseline:.1f} %"
-    if few:
+    if count:
         return _keep(
-            f"Keep LRU for now: the log has only {few} requests, too few to tell; give a longer one."
+            f"Keep LRU for now: the log has only {count} requests, too few to tell; give a longer one."
         )
     if 100 * repeats < REPEATS_POINTS:
         return _keep(
             f"Keep LRU: only {100 * repeats:.1f} % of the prompt tokens repeat, so no policy and no "
             "cache of any size has something to win."
         )
-    sure = [g for g in candidates if g.low > 0 and g.points >= WORTH_POINTS]
-    if not sure:
-        return _keep(f"Keep LRU: {_why_not(baseline, repeats, bound, candidates, capacity)}{more}")
-    best = max(sure, key=lambda g: g.points)
-    chosen = next(g for g in sure if g.points > best.points - SIMPLER_POINTS)
+    gains = [g for g in candidates if g.low > 0 and g.points >= WORTH_POINTS]
+    if not gains:
+        return _keep(f"Keep LRU: {_cause(baseline, repeats, bound, candidates, capacity)}{memory}")
+    largest = max(gains, key=lambda g: g.points)
+    advised = next(g for g in gains if g.points > largest.points - SIMPLER_POINTS)
     return Decision(
-        chosen.flag,
-        chosen,
-        f"Use {_named(chosen)}: at {capacity} it hits {100 * chosen.hit_ratio:.1f} % of the prompt "
-        f"tokens instead of the {lru} of SGLang's LRU, {chosen.points:+.1f} points (95 % interval "
-        f"{chosen.low:.1f} to {chosen.high:.1f}).",
+        advised.flag,
+        advised,
+        f"Use {_policy_text(advised)}: at {capacity} it hits {100 * advised.hit_ratio:.1f} % of the prompt "
+        f"tokens instead of the {lru} of SGLang's LRU, {advised.points:+.1f} points (95 % interval "
+        f"{advised.low:.1f} to {advised.high:.1f}).",
     )
 
 
-def _named(gain: Gain) -> str:
+def _policy_text(gain: Gain) -> str:
     """Return the value for ``--radix-eviction`` and the policy that ranks under it."""
     return gain.flag if gain.flag == gain.label else f"{gain.flag} ({gain.label} ranks)"
 
 
-def _why_not(
+def _cause(
     baseline: float, repeats: float, bound: float, candidates: list[Gain], capacity: str
 ) -> str:
     lru, left = f"{100 * baseline:.1f} %", 100 * (repeats - baseline)

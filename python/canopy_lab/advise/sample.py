@@ -93,19 +93,19 @@ class Sample:
 
 
 class Thinned:
-    """Rows of sampled conversations: at most ``most`` rows with ``most_accesses`` blocks."""
+    """Rows of sampled conversations: at most ``max_rows`` rows with ``max_accesses`` blocks."""
 
-    def __init__(self, most: int, most_accesses: int) -> None:
-        self.most, self.most_accesses = most, most_accesses
+    def __init__(self, max_rows: int, max_accesses: int) -> None:
+        self.max_rows, self.max_accesses = max_rows, max_accesses
         self.one_in = self.merged = 1
-        self._below = _FULL
+        self._threshold = _FULL
         self._rows: dict[int, list[tuple[int, TraceRequest]]] = {}
         self._number = count()
         self._count = self._accesses = self._tokens = 0
 
     def selects(self, key: int) -> bool:
         """Return whether a conversation's hash is below the current threshold."""
-        return key < self._below
+        return key < self._threshold
 
     @property
     def conversations(self) -> int:
@@ -117,19 +117,19 @@ class Thinned:
         row = merged(row, self.merged)
         self._rows.setdefault(key, []).append((next(self._number), row))
         self._account(row, 1)
-        while self._accesses > self.most_accesses and self._may_merge(row):
+        while self._accesses > self.max_accesses and self._may_merge(row):
             self._merge()
             row = self._rows[key][-1][1]
         # A single conversation may exceed the limits: a sample is never empty.
-        while (self._count > self.most or self._accesses > self.most_accesses) and len(
+        while (self._count > self.max_rows or self._accesses > self.max_accesses) and len(
             self._rows
         ) > 1:
             self._halve()
 
     def rows(self) -> list[TraceRequest]:
         """Return the sampled rows, sorted by time and, for equal times, by the order of ``add``."""
-        kept = sorted((r.time_s, n, r) for rows in self._rows.values() for n, r in rows)
-        return [row for _, _, row in kept]
+        ordered = sorted((r.time_s, n, r) for rows in self._rows.values() for n, r in rows)
+        return [row for _, _, row in ordered]
 
     def _account(self, row: TraceRequest, sign: int) -> None:
         self._count += sign
@@ -148,9 +148,9 @@ class Thinned:
         self._accesses = sum(len(r.blocks) for rows in self._rows.values() for _, r in rows)
 
     def _halve(self) -> None:
-        self._below //= 2
+        self._threshold //= 2
         self.one_in *= 2
-        for key in [k for k in self._rows if k >= self._below]:
+        for key in [k for k in self._rows if k >= self._threshold]:
             for _, row in self._rows.pop(key):
                 self._account(row, -1)
 
@@ -234,12 +234,12 @@ def _key(name: str) -> int:
 def _from_blocks(
     trace: Iterable[TraceRequest], sample: Sample, progress: Progress
 ) -> Iterator[TraceRequest]:
-    first = None
+    start_s = None
     for row in trace:
-        first = row.time_s if first is None else first
+        start_s = row.time_s if start_s is None else start_s
         sample.requests_in_log += 1
         sample.tokens_in_log += row.input_tokens
-        sample.span_s = max(sample.span_s, row.time_s - first)
+        sample.span_s = max(sample.span_s, row.time_s - start_s)
         progress(1)
         yield row
 
@@ -254,14 +254,14 @@ def _from_text(
     progress: Progress,
 ) -> Iterator[TraceRequest]:
     """Yield the prompts' rows. Prompts of named conversations outside the sample are not cut."""
-    first, last = float("inf"), float("-inf")
+    start_s, end_s = float("inf"), float("-inf")
 
     def rows() -> Iterator[TraceRequest]:
-        nonlocal first, last
+        nonlocal start_s, end_s
         for prompt in prompts:
             sample.requests_in_log += 1
             tolerance.understood.requests += 1
-            first, last = min(first, prompt.time_s), max(last, prompt.time_s)
+            start_s, end_s = min(start_s, prompt.time_s), max(end_s, prompt.time_s)
             progress(1)
             is_named = prompt.conversation is not None
             if is_named and not thinned.selects(_key(str(prompt.conversation).split("/", 1)[0])):
@@ -275,7 +275,7 @@ def _from_text(
     index = ConversationIndex()
     for row in shift_to_zero(rows(), tolerance):
         yield with_conversation(row, index)
-    sample.span_s = max(last - first, 0.0)
+    sample.span_s = max(end_s - start_s, 0.0)
 
 
 def _finish(sample: Sample, thinned: Thinned) -> None:
@@ -285,19 +285,19 @@ def _finish(sample: Sample, thinned: Thinned) -> None:
         raise CanopyError("no conversation of the log was kept; raise --sample-requests")
     start = rows[0].time_s
     interned: dict[int, int] = {}
-    for at, r in enumerate(rows):
+    for index, r in enumerate(rows):
         # Intern the ids: most repeat, and equal ints would be separate objects.
         blocks = tuple([interned.setdefault(block, block) for block in r.blocks])
-        rows[at] = copy_with(r, time_s=r.time_s - start, blocks=blocks)
+        rows[index] = copy_with(r, time_s=r.time_s - start, blocks=blocks)
     sample.requests, sample.merged, sample.one_in = rows, thinned.merged, thinned.one_in
     sample.conversations = thinned.conversations
     sample.block_tokens = rows[0].block_tokens
     owner: dict[int, str | int | None] = {}
-    shared: set[int] = set()
+    common: set[int] = set()
     for number, r in enumerate(sample.requests):
-        who = number if r.conversation is None else r.conversation
+        owner_name = number if r.conversation is None else r.conversation
         for block in r.blocks:
-            if owner.setdefault(block, who) != who:
-                shared.add(block)
+            if owner.setdefault(block, owner_name) != owner_name:
+                common.add(block)
     sample.distinct_blocks = len(owner)
-    sample.log_blocks = (len(owner) - len(shared)) * float(sample.one_in) + len(shared)
+    sample.log_blocks = (len(owner) - len(common)) * float(sample.one_in) + len(common)

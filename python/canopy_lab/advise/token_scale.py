@@ -28,7 +28,7 @@ class TokenScale:
 
     def __init__(self, has_tokenizer: bool) -> None:
         self._has_tokenizer = has_tokenizer
-        self._logged = self._cut = 0
+        self._logged = self._counted_tokens = 0
         self._ratios: Counter[int] = Counter()
         """Number of tokens by the bin of their prompt's scale."""
 
@@ -39,7 +39,7 @@ class TokenScale:
         if any(part.kind in ("image", "media") for part in prompt.parts):
             return
         self._logged += prompt.logged_tokens
-        self._cut += tokens
+        self._counted_tokens += tokens
         self._ratios[round(math.log2(prompt.logged_tokens / tokens) / _STEP)] += tokens
 
     def value(self, understood: Understood) -> float:
@@ -48,9 +48,9 @@ class TokenScale:
         Raises ``CanopyError`` if the counts cannot belong to the prompts. With a tokenizer, such
         counts are ignored and noted in ``understood``.
         """
-        if not self._cut:
+        if not self._counted_tokens:
             return 1.0
-        scale, spread = self._logged / self._cut, self._spread()
+        scale, spread = self._logged / self._counted_tokens, self._spread()
         if MIN_SCALE <= scale <= MAX_SCALE and spread <= WIDEST:
             return scale
         counts = f"the log's token counts are {scale:.2f} of what its prompts have"

@@ -66,9 +66,9 @@ def allocate(curves: Curves, budget_tokens: float, *, seed: int = 0) -> Allocati
         Allocation(steps, *_value(curves, steps))
         for steps in _solutions(curves, budget_tokens, seed)
     )
-    within = (one for one in solutions if one.mean_tokens <= budget_tokens * _SLACK)
+    within = (solution for solution in solutions if solution.mean_tokens <= budget_tokens * _SLACK)
     # Break ties by bytes, then by simplicity: the first source is the simplest.
-    return max(within, key=lambda one: (one.hits, -one.mean_tokens))
+    return max(within, key=lambda solution: (solution.hits, -solution.mean_tokens))
 
 
 def fixed_step(curves: Curves, budget_tokens: float) -> int:
@@ -103,7 +103,7 @@ def _solutions(curves: Curves, budget: float, seed: int) -> Iterator[Ints]:
     """Yield one TTL for all, then Lagrange's, by the most hits per byte-second, and local optima."""
     groups = len(curves)
     yield np.full(groups, fixed_step(curves, budget))
-    lagrange = _fill(curves, _best_at(curves, price_of(curves, budget)), budget)
+    lagrange = _fill(curves, _best_steps(curves, price_of(curves, budget)), budget)
     yield lagrange
     roi = _scaled(curves, _roi(curves), budget)
     yield _fill(curves, np.floor(roi).astype(np.int64), budget)
@@ -125,12 +125,12 @@ def _value(curves: Curves, steps: Ints) -> tuple[float, float]:
     return float(curves.hits[rows, steps].sum()), float(curves.mean_tokens[rows, steps].sum())
 
 
-def _best_at(curves: Curves, price: float) -> Ints:
+def _best_steps(curves: Curves, price: float) -> Ints:
     return np.argmax(curves.hits - price * curves.mean_tokens, axis=1)
 
 
 def _spent(curves: Curves, price: float) -> float:
-    return _value(curves, _best_at(curves, price))[1]
+    return _value(curves, _best_steps(curves, price))[1]
 
 
 def _roi(curves: Curves) -> Floats:
@@ -144,14 +144,14 @@ def _roi(curves: Curves) -> Floats:
 def _scaled(curves: Curves, steps: Floats, budget: float) -> Floats:
     """Scale all TTLs by the factor that spends the budget (a shift on the logarithmic grid)."""
     rows = np.arange(len(steps))
-    live = steps > 0
+    has_ttl = steps > 0
     top = len(GRID_S) - 1
 
-    def shifted(by: float) -> Floats:
-        return np.where(live, np.clip(steps + by, 1, top), 0.0)
+    def shift_steps(shift: float) -> Floats:
+        return np.where(has_ttl, np.clip(steps + shift, 1, top), 0.0)
 
-    def spent(by: float) -> float:
-        return float(curves.mean_tokens[rows, np.floor(shifted(by)).astype(np.int64)].sum())
+    def spent(shift: float) -> float:
+        return float(curves.mean_tokens[rows, np.floor(shift_steps(shift)).astype(np.int64)].sum())
 
     low, high = -float(top), float(top)
     if spent(low) > budget:
@@ -162,7 +162,7 @@ def _scaled(curves: Curves, steps: Floats, budget: float) -> Floats:
             high = middle
         else:
             low = middle
-    return shifted(low)
+    return shift_steps(low)
 
 
 def _fill(curves: Curves, steps: Ints, budget: float) -> Ints:
@@ -170,17 +170,17 @@ def _fill(curves: Curves, steps: Ints, budget: float) -> Ints:
     steps = steps.copy()
     rows = np.arange(len(steps))
     columns = np.arange(len(GRID_S))
-    left = budget - _value(curves, steps)[1]
+    unspent = budget - _value(curves, steps)[1]
     for _ in range(4 * len(steps) + 64):
         gain = curves.hits - curves.hits[rows, steps][:, None]
         cost = curves.mean_tokens - curves.mean_tokens[rows, steps][:, None]
-        can = (columns > steps[:, None]) & (gain > 0) & (cost <= left)
-        if not can.any():
+        affordable = (columns > steps[:, None]) & (gain > 0) & (cost <= unspent)
+        if not affordable.any():
             break
-        ratio = np.where(can, gain / np.maximum(cost, 1e-12), -1.0)
-        at = int(np.argmax(ratio))
-        row, step = divmod(at, len(GRID_S))
-        left -= float(cost[row, step])
+        ratio = np.where(affordable, gain / np.maximum(cost, 1e-12), -1.0)
+        cell = int(np.argmax(ratio))
+        row, step = divmod(cell, len(GRID_S))
+        unspent -= float(cost[row, step])
         steps[row] = step
     return steps
 
@@ -200,23 +200,23 @@ class _Smooth:
     def improve(self, steps: Floats) -> Floats:
         """Return a local optimum from ``steps``, always within the grid."""
         optimum = minimize(
-            lambda x: -self._at(self.hits, x)[0],
+            lambda x: -self._evaluate(self.hits, x)[0],
             steps,
-            jac=lambda x: -self._at(self.hits, x)[1],
+            jac=lambda x: -self._evaluate(self.hits, x)[1],
             method="SLSQP",
             bounds=[(0.0, float(self.top))] * len(steps),
             constraints=[
                 {
                     "type": "ineq",
-                    "fun": lambda x: 1 - self._at(self.cost, x)[0],
-                    "jac": lambda x: -self._at(self.cost, x)[1],
+                    "fun": lambda x: 1 - self._evaluate(self.cost, x)[0],
+                    "jac": lambda x: -self._evaluate(self.cost, x)[1],
                 }
             ],
             options={"maxiter": _SLSQP_STEPS, "ftol": 1e-7},
         )
         return np.clip(np.nan_to_num(optimum.x), 0.0, self.top)
 
-    def _at(self, cubics: Floats, x: Floats) -> tuple[float, Floats]:
+    def _evaluate(self, cubics: Floats, x: Floats) -> tuple[float, Floats]:
         """Return the sum over the groups, and its gradient."""
         x = np.clip(np.nan_to_num(x), 0.0, self.top)
         cell = np.minimum(x.astype(np.int64), self.top - 1)

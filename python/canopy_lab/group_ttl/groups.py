@@ -63,13 +63,13 @@ def choose_groups(
     if selection.groups and len(segments):
         candidates = _candidates(segments, selection.min_reuses)
     roots = [int(r) for r in segments.first[candidates]]
-    under = segments.under(roots)
+    group_of = segments.under(roots)
     parent = segments.parent[candidates]
-    above = np.where(parent >= 0, under[parent], -1)
-    counted = _counted(segments, under[segments.use_segment], len(roots))
-    chosen = _by_gain(_curves_of(counted, selection), above, selection.groups, budget_tokens)
-    kept = tuple(roots[c] for c in chosen)
-    return group_curves(segments, kept, selection)
+    parent_group = np.where(parent >= 0, group_of[parent], -1)
+    counts = _group_histograms(segments, group_of[segments.use_segment], len(roots))
+    chosen = _choose(_curves_of(counts, selection), parent_group, selection.groups, budget_tokens)
+    chosen_roots = tuple(roots[c] for c in chosen)
+    return group_curves(segments, chosen_roots, selection)
 
 
 def group_curves(
@@ -79,34 +79,34 @@ def group_curves(
     count = len(roots)
     names = segments.categories if selection.categories else segments.categories[:1]
     group = segments.under(roots)[segments.use_segment]
-    at = segments.times_s[segments.use_request]
+    use_s = segments.times_s[segments.use_request]
     category = np.zeros(len(group), dtype=np.int64)
     if selection.categories:
         category = segments.category[segments.use_request]
     is_listed = np.zeros(len(group), dtype=bool)
     if count:
         listed_from_s = _first_use_s(segments, roots) + selection.lag_s
-        is_listed = (group >= 0) & (at >= listed_from_s[group])
+        is_listed = (group >= 0) & (use_s >= listed_from_s[group])
     row = np.where(group >= 0, group, count + category)
-    rest = count + category
+    residual_row = count + category
     size = count + len(names)
-    everything = _histograms(segments, row, size)
+    all_uses = _histograms(segments, row, size)
     if selection.prior_requests is None:
-        return Groups(roots, names, everything, everything.exact())
+        return Groups(roots, names, all_uses, all_uses.exact())
     # Uses before a subtree could be listed shape its group's curve, but count as residual volume.
-    volume = _histograms(segments, np.where(is_listed | (group < 0), row, rest), size)
-    believed = everything.expected(selection.prior_requests)
+    volume = _histograms(segments, np.where(is_listed | (group < 0), row, residual_row), size)
+    expected = all_uses.expected(selection.prior_requests)
     residual = volume.expected(selection.prior_requests)
-    share = volume.weight / np.maximum(everything.weight, 1)
+    share = volume.weight / np.maximum(all_uses.weight, 1)
     share[count:] = 0.0
-    hits = believed.hits * share[:, None]
-    mean = believed.mean_tokens * share[:, None]
+    hits = expected.hits * share[:, None]
+    mean = expected.mean_tokens * share[:, None]
     hits[count:], mean[count:] = residual.hits[count:], residual.mean_tokens[count:]
     # A group without listed volume gets a thousandth of its weight, so that it gets a TTL.
     tiny = np.where(share[:count] > 0, 0.0, 1e-3)[:, None]
-    hits[:count] += believed.hits[:count] * tiny
-    mean[:count] += believed.mean_tokens[:count] * tiny
-    return Groups(roots, names, everything, Curves(hits, mean))
+    hits[:count] += expected.hits[:count] * tiny
+    mean[:count] += expected.mean_tokens[:count] * tiny
+    return Groups(roots, names, all_uses, Curves(hits, mean))
 
 
 def _first_use_s(segments: PathSegments, roots: tuple[int, ...]) -> Floats:
@@ -118,7 +118,7 @@ def _first_use_s(segments: PathSegments, roots: tuple[int, ...]) -> Floats:
     return np.where(first <= early, -np.inf, first)
 
 
-def _counted(segments: PathSegments, group: Ints, groups: int) -> Histograms:
+def _group_histograms(segments: PathSegments, group: Ints, groups: int) -> Histograms:
     """Return histograms by the group (u,) of each use; group -1 is the last row."""
     return _histograms(segments, np.where(group < 0, groups, group), groups + 1)
 
@@ -137,11 +137,11 @@ def _histograms(segments: PathSegments, row: Ints, rows: int) -> Histograms:
     )
 
 
-def _curves_of(counted: Histograms, selection: GroupSelection) -> Curves:
+def _curves_of(counts: Histograms, selection: GroupSelection) -> Curves:
     return (
-        counted.exact()
+        counts.exact()
         if selection.prior_requests is None
-        else counted.expected(selection.prior_requests)
+        else counts.expected(selection.prior_requests)
     )
 
 
@@ -153,54 +153,54 @@ def _candidates(segments: PathSegments, min_reuses: int) -> Ints:
     # Every request of a subtree uses its first segment.
     reuses = np.bincount(segment[reused], minlength=size)
     tokens = np.bincount(segment[reused], weights=segments.tokens[segment[reused]], minlength=size)
-    below = segments.subtree_sum(tokens)
+    subtree_tokens = segments.subtree_sum(tokens)
     # A prefix of most requests separates nothing and would leave no residual group.
     through = np.bincount(segment, minlength=size)
-    apart = through <= _EVERYTHING * len(segments.times_s)
-    fit = np.flatnonzero((reuses >= min_reuses) & (below > 0) & apart)
-    most = fit[np.argsort(-below[fit], kind="stable")[:CANDIDATES]]
-    return np.sort(most)
+    separates = through <= _EVERYTHING * len(segments.times_s)
+    eligible = np.flatnonzero((reuses >= min_reuses) & (subtree_tokens > 0) & separates)
+    largest = eligible[np.argsort(-subtree_tokens[eligible], kind="stable")[:CANDIDATES]]
+    return np.sort(largest)
 
 
-def _by_gain(curves: Curves, above: Ints, groups: int, budget_tokens: float) -> list[int]:
+def _choose(curves: Curves, parent: Ints, groups: int, budget_tokens: float) -> list[int]:
     """Choose greedily by the gain of an own TTL, at the price of a token on the disk."""
-    count = len(above)
+    count = len(parent)
     if not count:
         return []
     fixed = fixed_step(curves, budget_tokens)
     hits, mean_tokens = (c.sum(axis=0, keepdims=True) for c in (curves.hits, curves.mean_tokens))
     price = price_of(Curves(hits, mean_tokens), budget_tokens)
     worth = curves.hits - price * curves.mean_tokens
-    whole = worth[:-1].copy()
+    subtree_worth = worth[:-1].copy()
     """Worth by TTL of each candidate's subtree, less the groups chosen inside it."""
     for c in range(count - 1, -1, -1):
-        if above[c] >= 0:
-            whole[above[c]] += whole[c]
+        if parent[c] >= 0:
+            subtree_worth[parent[c]] += subtree_worth[c]
     step = np.full(count, fixed)
     chosen: list[int] = []
-    taken = np.zeros(count, dtype=bool)
+    is_chosen = np.zeros(count, dtype=bool)
     rows = np.arange(count)
     for _ in range(groups):
-        gain = np.where(taken, 0.0, whole.max(axis=1) - whole[rows, step])
-        best = int(np.argmax(gain))
-        if gain[best] <= 0:
+        gain = np.where(is_chosen, 0.0, subtree_worth.max(axis=1) - subtree_worth[rows, step])
+        winner = int(np.argmax(gain))
+        if gain[winner] <= 0:
             break
-        chosen.append(best)
-        taken[best] = True
-        best_worth = whole[best].copy()
+        chosen.append(winner)
+        is_chosen[winner] = True
+        best_worth = subtree_worth[winner].copy()
         ttl = int(np.argmax(best_worth))
-        for c in range(best + 1, count):
+        for c in range(winner + 1, count):
             # Candidates inside this group now compare with its TTL, unless a closer group encloses
             # them.
-            if not taken[c] and above[c] >= 0 and (above[c] == best or step[above[c]] < 0):
+            if not is_chosen[c] and parent[c] >= 0 and (parent[c] == winner or step[parent[c]] < 0):
                 step[c] = -1
         inside = step < 0
         step[inside] = ttl
-        step[best] = ttl
-        up = int(above[best])
-        while up >= 0:
-            whole[up] -= best_worth
-            if taken[up]:
+        step[winner] = ttl
+        outer = int(parent[winner])
+        while outer >= 0:
+            subtree_worth[outer] -= best_worth
+            if is_chosen[outer]:
                 break
-            up = int(above[up])
+            outer = int(parent[outer])
     return sorted(chosen)

@@ -78,27 +78,27 @@ def paths_of(
         raise CanopyError("the trace has no requests; give a trace with requests")
     block_tokens = trace[0].block_tokens
     lengths = np.array([len(blocks) for blocks in trace.runs], dtype=np.int64)
-    first = np.cumsum(lengths) - lengths
+    starts = np.cumsum(lengths) - lengths
     depths, parents = np.array(trace.depths, np.int64), np.array(trace.parents, np.int64)
-    block = first - depths
-    missing, times, last, category = np.zeros(len(lengths), np.int64), [], [], []
+    block = starts - depths
+    missing, times, ends, category = np.zeros(len(lengths), np.int64), [], [], []
     names: dict[str, int] = {OTHER: 0}
-    seen = 0
+    run_count = 0
     for request, run in zip(trace, trace.run_of):
         depth = len(request.blocks)
-        if run >= seen:
-            seen, short = run + 1, depth * block_tokens - request.input_tokens
-            missing[run] = min(max(short, 0), block_tokens - 1)
+        if run >= run_count:
+            run_count, missing_tokens = run + 1, depth * block_tokens - request.input_tokens
+            missing[run] = min(max(missing_tokens, 0), block_tokens - 1)
         times.append(request.time_s)
-        last.append(block[run] + depth - 1 if depth else -1)
+        ends.append(block[run] + depth - 1 if depth else -1)
         name = "|".join(label(request).split("|", LABEL_PARTS)[:LABEL_PARTS])
         if name not in names and len(names) < MAX_CATEGORIES:
             names[name] = len(names)
         category.append(names.get(name, 0))
-    at = np.maximum.accumulate(np.array(times, dtype=np.float64))
+    times_s = np.maximum.accumulate(np.array(times, dtype=np.float64))
     return Paths(
-        block_tokens, float(at[0]), float(at[-1]), at, np.array(last, np.int64),
-        np.array(category, np.int64), tuple(names), first,
+        block_tokens, float(times_s[0]), float(times_s[-1]), times_s, np.array(ends, np.int64),
+        np.array(category, np.int64), tuple(names), starts,
         np.where(parents >= 0, block[parents] + depths - 1, -1), missing, tuple(trace.runs),
     )  # fmt: skip
 
@@ -161,35 +161,35 @@ class PathSegments:
 def segments_of(paths: Paths, split_at: Iterable[int] = ()) -> PathSegments:
     """Cut the runs of ``paths`` into segments; each block in ``split_at`` begins one."""
     ends = np.unique(paths.last[paths.last >= 0])
-    used, new = ends, ends
-    while len(new):  # the blocks at which used runs branch off are cut as well
-        above = paths.parent[np.unique(_run(paths, new))]
-        new = np.setdiff1d(above[above >= 0], used)
-        used = np.union1d(used, new)
+    cut_after, branch_ends = ends, ends
+    while len(branch_ends):  # the blocks at which used runs branch off are cut as well
+        parents = paths.parent[np.unique(_run(paths, branch_ends))]
+        branch_ends = np.setdiff1d(parents[parents >= 0], cut_after)
+        cut_after = np.union1d(cut_after, branch_ends)
     deepest = np.full(len(paths.first), -1, dtype=np.int64)
-    np.maximum.at(deepest, _run(paths, used), used)
-    wanted = set(split_at)
+    np.maximum.at(deepest, _run(paths, cut_after), cut_after)
+    split_ids = set(split_at)
     cuts = [
-        int(paths.first[run]) + at - 1
+        int(paths.first[run]) + offset - 1
         for run in np.flatnonzero(deepest >= 0).tolist()
-        if wanted and not wanted.isdisjoint(paths.blocks[run])
-        for at, block in enumerate(paths.blocks[run])
-        if at and block in wanted and paths.first[run] + at <= deepest[run]
+        if split_ids and not split_ids.isdisjoint(paths.blocks[run])
+        for offset, block in enumerate(paths.blocks[run])
+        if offset and block in split_ids and paths.first[run] + offset <= deepest[run]
     ]
-    end = np.union1d(used, np.array(cuts, dtype=np.int64))
+    end = np.union1d(cut_after, np.array(cuts, dtype=np.int64))
     run = _run(paths, end)
     begins_run = np.append(True, run[1:] != run[:-1])[: len(run)]
     start = np.where(begins_run, paths.first[run], np.append(0, end[:-1] + 1)[: len(run)])
-    above = np.where(begins_run, paths.parent[run], start - 1)
-    parent = np.where(above >= 0, np.searchsorted(end, above), -1)
+    parents = np.where(begins_run, paths.parent[run], start - 1)
+    parent = np.where(parents >= 0, np.searchsorted(end, parents), -1)
     run_end = paths.first[run] + np.array([len(paths.blocks[r]) for r in run.tolist()], np.int64)
     tokens = (end - start + 1) * paths.block_tokens
     tokens -= np.where(end + 1 == run_end, paths.missing[run], 0)
     places = zip(run.tolist(), (start - paths.first[run]).tolist())
-    first = np.array([paths.blocks[r][at] for r, at in places], dtype=np.uint64)
+    first_ids = np.array([paths.blocks[r][offset] for r, offset in places], dtype=np.uint64)
     leaf = np.where(paths.last >= 0, np.searchsorted(end, paths.last), -1)
     return PathSegments(
-        parent, first, tokens, paths.times_s, paths.category, paths.categories, paths.start_s,
+        parent, first_ids, tokens, paths.times_s, paths.category, paths.categories, paths.start_s,
         paths.end_s, *_uses(leaf, parent),
     )  # fmt: skip
 
@@ -203,8 +203,8 @@ def _uses(leaf: Ints, parent: Ints) -> tuple[Ints, Ints, tuple[tuple[Ints, Ints]
     steps = []
     while len(requests):
         steps.append((requests, segments))
-        above = parent[segments]
-        requests, segments = requests[above >= 0], above[above >= 0]
+        parents = parent[segments]
+        requests, segments = requests[parents >= 0], parents[parents >= 0]
     request = np.concatenate([r for r, _ in steps] or [leaf[:0]])
     segment = np.concatenate([s for _, s in steps] or [leaf[:0]])
     order = np.argsort(segment * (len(leaf) + 1) + request, kind="stable")

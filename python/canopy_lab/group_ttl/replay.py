@@ -40,22 +40,22 @@ def fixed_ttls(
     segments: PathSegments, ttls_s: Iterable[float], since_s: float = -np.inf
 ) -> list[TTLOutcome]:
     """Return the outcome of each single TTL in ``ttls_s``, in one pass."""
-    times = segments.times_s[segments.use_request]
-    weights = segments.tokens[segments.use_segment]
+    times_s = segments.times_s[segments.use_request]
+    tokens_used = segments.tokens[segments.use_segment]
     gaps = segments.gaps_s
-    begin = max(since_s, segments.start_s)
-    next_at = np.minimum(times + gaps, segments.end_s)
-    tokens = int(segments.tokens[segments.use_segment[times >= begin]].sum())
+    start_s = max(since_s, segments.start_s)
+    next_s = np.minimum(times_s + gaps, segments.end_s)
+    tokens = int(segments.tokens[segments.use_segment[times_s >= start_s]].sum())
     outcomes = []
     for ttl_s in ttls_s:
-        hit = np.isfinite(gaps) & (gaps <= ttl_s) & (times + gaps >= begin)
-        until = np.minimum(next_at, times + ttl_s)
-        kept_s = np.maximum(until - np.maximum(times, begin), 0.0)
+        hit = np.isfinite(gaps) & (gaps <= ttl_s) & (times_s + gaps >= start_s)
+        end_s = np.minimum(next_s, times_s + ttl_s)
+        kept_s = np.maximum(end_s - np.maximum(times_s, start_s), 0.0)
         outcomes.append(
             TTLOutcome(
                 tokens,
-                int(weights[hit].sum()),
-                float((kept_s * weights).sum() / max(segments.end_s - begin, 1e-9)),
+                int(tokens_used[hit].sum()),
+                float((kept_s * tokens_used).sum() / max(segments.end_s - start_s, 1e-9)),
             )
         )
     return outcomes
@@ -76,7 +76,7 @@ def simulate_ttl(log: Paths, schedule: Schedule, since_s: float = -np.inf) -> TT
 
 
 def _stay_s(segments: PathSegments, schedule: Schedule, in_force: NDArray[np.int64]) -> NDArray:
-    """Return (u,) the largest TTL from each used page to the end of the request's path."""
+    """Return one value per use: the largest TTL from each used page to the end of the request's path."""
     stay = np.zeros(len(segments.use_request))
     horizon = segments.end_s - segments.start_s + 1.0
     ttl_s = np.stack(
@@ -87,15 +87,15 @@ def _stay_s(segments: PathSegments, schedule: Schedule, in_force: NDArray[np.int
     )  # fmt: skip
     largest = np.zeros(len(segments.times_s))
     category = segments.category
-    for requests, at in segments.levels:
-        ttl = ttl_s[in_force[requests], category[requests], segments.use_segment[at]]
+    for requests, uses in segments.levels:
+        ttl = ttl_s[in_force[requests], category[requests], segments.use_segment[uses]]
         largest[requests] = np.maximum(largest[requests], ttl)
-        stay[at] = largest[requests]
+        stay[uses] = largest[requests]
     return stay
 
 
 def _ttl_matrix(segments: PathSegments, table: TTLTable) -> NDArray[np.float64]:
-    """Return (categories, s): TTL of each segment for a request of each category."""
+    """Return (categories, segments): the TTL of each segment for a request of each category."""
     group = segments.under(g.root for g in table.groups)
     by_group = np.array([g.ttl_s for g in table.groups] + [0.0])
     rows = []
@@ -106,28 +106,28 @@ def _ttl_matrix(segments: PathSegments, table: TTLTable) -> NDArray[np.float64]:
 
 
 def _outcome(segments: PathSegments, stay_s: NDArray, since_s: float) -> TTLOutcome:
-    times = segments.times_s[segments.use_request]
+    times_s = segments.times_s[segments.use_request]
     segment = segments.use_segment
-    weights = segments.tokens[segment]
-    begin = max(since_s, segments.start_s)
+    use_tokens = segments.tokens[segment]
+    start_s = max(since_s, segments.start_s)
     # A page expires at the latest time that its uses set: a running maximum within each segment.
     # Times are whole microseconds, so that the segment number fits into the higher digits.
     origin = segments.start_s
-    span = int((3 * (segments.end_s - origin) + 4) * 1e6)
-    expiry = np.round((times - origin + stay_s) * 1e6).astype(np.int64)
-    expiry = np.maximum.accumulate(segment * span + expiry) - segment * span
-    at = np.round((times - origin) * 1e6).astype(np.int64)
-    end = round((segments.end_s - origin) * 1e6)
-    next_at = np.full(len(at), end)
+    span_us = int((3 * (segments.end_s - origin) + 4) * 1e6)
+    expiry_us = np.round((times_s - origin + stay_s) * 1e6).astype(np.int64)
+    expiry_us = np.maximum.accumulate(segment * span_us + expiry_us) - segment * span_us
+    use_us = np.round((times_s - origin) * 1e6).astype(np.int64)
+    end_us = round((segments.end_s - origin) * 1e6)
+    next_us = np.full(len(use_us), end_us)
     same_segment = segment[1:] == segment[:-1]
-    next_at[:-1][same_segment] = at[1:][same_segment]
-    hit = np.zeros(len(at), dtype=bool)
-    hit[1:] = same_segment & (at[1:] <= expiry[:-1])
-    counted = times >= begin
-    start = round((begin - origin) * 1e6)
-    kept_us = np.maximum(np.minimum(next_at, expiry) - np.maximum(at, start), 0)
+    next_us[:-1][same_segment] = use_us[1:][same_segment]
+    hit = np.zeros(len(use_us), dtype=bool)
+    hit[1:] = same_segment & (use_us[1:] <= expiry_us[:-1])
+    measured = times_s >= start_s
+    start_us = round((start_s - origin) * 1e6)
+    kept_us = np.maximum(np.minimum(next_us, expiry_us) - np.maximum(use_us, start_us), 0)
     return TTLOutcome(
-        int(weights[counted].sum()),
-        int(weights[hit & counted].sum()),
-        float((kept_us * weights.astype(np.float64)).sum() / max(end - start, 1)),
+        int(use_tokens[measured].sum()),
+        int(use_tokens[hit & measured].sum()),
+        float((kept_us * use_tokens.astype(np.float64)).sum() / max(end_us - start_us, 1)),
     )

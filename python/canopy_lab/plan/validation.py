@@ -145,7 +145,7 @@ def validate(
             f"only {int(counted.sum())} of {len(trace)} requests have the time of their first "
             "token; give a log of more requests"
         )
-    workload = Workload(trace, keep_stamps=True)
+    workload = Workload(trace, logged_times=True)
     result = simulate_system(workload, config, profile, arrivals=AsAnswered(workload, served))
     prompts = np.array([max(r.input_tokens, 1) for r in trace])
     cached = np.array([s.cached_tokens if s else 0 for s in answers])

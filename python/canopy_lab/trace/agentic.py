@@ -45,7 +45,7 @@ class Conversation:
 
     name: str
     requests: tuple[TraceRequest, ...]
-    most_id: int
+    max_block_id: int
     """Maximum block id used."""
     source: str | None = None
     """Name shared by files that number their blocks together; ``None`` for separate numbers."""
@@ -210,7 +210,7 @@ def _parse_request(entry: dict[str, Any], time_s: float, turn: int, agent: _Agen
         time_s, tokens, lines.count(entry, "out"), blocks, block_tokens,
         category=agent.category, turn=turn, conversation=agent.conversation,
         stop=STOPS.get(stop) if isinstance(stop, str) else None, user=agent.user,
-        think_s=_seconds(entry, "think_time"), api_s=_seconds(entry, "api_time"),
+        think_s=_seconds(entry, "think_time"), answer_s=_seconds(entry, "api_time"),
         model=model if isinstance(model, str) and model else None,
         tool_tokens=agent.tool_tokens, system_tokens=agent.system_tokens, line=agent.line,
     )  # fmt: skip
@@ -256,7 +256,7 @@ def _placed(conversation: Conversation, start_s: float, first_id: int) -> Iterat
 
 
 def _after(conversation: Conversation, start_s: float, first_id: int) -> tuple[float, int]:
-    own = 0 if conversation.source else conversation.most_id + 1
+    own = 0 if conversation.source else conversation.max_block_id + 1
     return start_s + conversation.requests[-1].time_s, first_id + own
 
 
@@ -273,9 +273,9 @@ class SharedIds:
         """
         if conversation.source is None:
             return next_id
-        if conversation.most_id >= _RANGE:
+        if conversation.max_block_id >= _RANGE:
             raise CanopyError(
-                f"block ids of source {conversation.source!r} go up to {conversation.most_id}; "
+                f"block ids of source {conversation.source!r} go up to {conversation.max_block_id}; "
                 f"global ids must be below {_RANGE}"
             )
         number = self._ranges.setdefault(conversation.source, len(self._ranges) + 1)

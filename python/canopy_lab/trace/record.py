@@ -32,7 +32,7 @@ class TraceRequest:
     user: str | None = None
     think_s: float | None = None
     """Seconds since the answer to the previous turn, if the trace has it."""
-    api_s: float | None = None
+    answer_s: float | None = None
     """Duration of the answer, in seconds, when the trace was recorded."""
     model: str | None = None
     tool_tokens: int = 0

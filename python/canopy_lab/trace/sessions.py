@@ -12,9 +12,9 @@ from canopy_lab.trace.record import TraceRequest
 class TurnLinks:
     """Links of each request, indexed by its position in the trace."""
 
-    first: list[int]
+    session_start: list[int]
     """The first request of its session."""
-    before: list[int]
+    previous: list[int]
     """Request whose answer precedes it; -1 for the first of a session."""
     think_s: list[float]
     """Seconds from that answer; 0 for the first of a session."""
@@ -30,24 +30,24 @@ def turn_links(requests: Sequence[TraceRequest], think_cap_s: float | None = Non
     """
     count = len(requests)
     links = TurnLinks(list(range(count)), [-1] * count, [0.0] * count)
-    last: dict[str, int] = {}
+    latest: dict[str, int] = {}
     times: list[float] = []
     answers: list[float] = []
     for index, request in enumerate(requests):
         times.append(request.time_s)
-        answers.append(request.api_s or 0.0)
+        answers.append(request.answer_s or 0.0)
         name = request.conversation
         if name is None:
             continue
-        before, think = last.get(name, -1), request.think_s
-        if before < 0 and "/" in name:
-            before, think = last.get(name.rsplit("/", 1)[0], -1), None
-        last[name] = index
-        if before < 0:
+        previous, think_s = latest.get(name, -1), request.think_s
+        if previous < 0 and "/" in name:
+            previous, think_s = latest.get(name.rsplit("/", 1)[0], -1), None
+        latest[name] = index
+        if previous < 0:
             continue
-        links.before[index] = before
-        links.first[index] = links.first[before]
-        if think is None:
-            think = max(0.0, times[index] - times[before] - answers[before])
-        links.think_s[index] = think if think_cap_s is None else min(think, think_cap_s)
+        links.previous[index] = previous
+        links.session_start[index] = links.session_start[previous]
+        if think_s is None:
+            think_s = max(0.0, times[index] - times[previous] - answers[previous])
+        links.think_s[index] = think_s if think_cap_s is None else min(think_s, think_cap_s)
     return links

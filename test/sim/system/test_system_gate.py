@@ -19,7 +19,7 @@ def agents(sessions: int) -> Workload:
             path += itertools.islice(blocks, MORE if path else FIRST)
             time = session + turn * 0.1
             trace.append(request(time, tuple(path), conversation=f"s{session}", stop="tool"))
-    return Workload(sorted(trace, key=lambda r: r.time_s), keep_stamps=True)
+    return Workload(sorted(trace, key=lambda r: r.time_s), logged_times=True)
 
 
 def run(workload: Workload, gate: str, device_tokens: int):

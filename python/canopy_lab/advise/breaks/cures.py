@@ -49,13 +49,13 @@ def _sentences(breaks: Breaks, show_values: bool) -> Iterator[str]:
         return
     if not breaks.requests:
         return
-    of = f"{breaks.requests:,} requests" if breaks.is_whole else f"the first {breaks.requests:,} requests"  # fmt: skip
+    scope = f"{breaks.requests:,} requests" if breaks.is_whole else f"the first {breaks.requests:,} requests"  # fmt: skip
     if not breaks.findings:
-        yield f"No difference breaks the prefixes of {of}: equal text always follows equal text."
+        yield f"No difference breaks the prefixes of {scope}: equal text always follows equal text."
         return
     lost = sum(finding.tokens for finding in breaks.findings)
     yield (
-        f"Of {of}, {lost:,} tokens ({lost / max(breaks.tokens, 1):.0%}) are computed again although an "
+        f"Of {scope}, {lost:,} tokens ({lost / max(breaks.tokens, 1):.0%}) are computed again although an "
         "earlier prompt has the same text, because something before it differs:"
     )
     for finding in breaks.findings[:_MAX_SHOWN]:
@@ -66,11 +66,11 @@ def _sentences(breaks: Breaks, show_values: bool) -> Iterator[str]:
 
 def sentence(finding: Finding, *, show_values: bool = False) -> str:
     """Return a finding as one sentence. Texts of the log are in it only with ``show_values``."""
-    what, cure = CURES[finding.kind][0], cure_of(finding)
+    cause, cure = CURES[finding.kind][0], cure_of(finding)
     place = "" if finding.kind == kinds.MODELS else f" in {_PLACES[finding.place]}"
     name = f" {finding.name!r}" if show_values else ""
     text = (
-        f"application {finding.application} ({finding.category}){name}: {what}{place}, about {finding.at_token:,} tokens "
+        f"application {finding.application} ({finding.category}){name}: {cause}{place}, about {finding.at_token:,} tokens "
         f"in, new in each {finding.per}: {finding.requests:,} requests, {finding.tokens:,} tokens ({finding.share:.0%}); {cure}"
     )
     if show_values and finding.examples:

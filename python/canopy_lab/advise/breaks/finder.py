@@ -49,10 +49,10 @@ class Applications:
         nearest, shared = votes.most_common(1)[0] if votes else (len(self.names), 0)
         if shared < MIN_SHARED * sum(map(len, texts)):
             nearest = len(self.names)
-            named = next(
+            title = next(
                 (segment.text for segment in head if segment.role != "tools"), head[0].text
             )
-            self.names.append(" ".join(named.removeprefix("<system>\n").split())[:_NAME_CHARACTERS])
+            self.names.append(" ".join(title.removeprefix("<system>\n").split())[:_NAME_CHARACTERS])
         if len(self._of_sentence) < MAX_SENTENCES:
             for text in texts:
                 self._of_sentence.setdefault(text, nearest)
@@ -127,7 +127,7 @@ class _Sum:
     characters: int = 0
     numbers: int = 0
     ascending: int = 0
-    named: int = 0
+    in_conversations: int = 0
     """Number of requests with a conversation."""
     starts: list[int] = field(default_factory=list)
     values: set[int] = field(default_factory=set)
@@ -136,21 +136,21 @@ class _Sum:
     examples: list[tuple[str, str]] = field(default_factory=list)
 
 
-def _together(sums: list[_Sum]) -> _Sum:
-    joined = _Sum(examples=sums[0].examples)
+def _merge(sums: list[_Sum]) -> _Sum:
+    merged = _Sum(examples=sums[0].examples)
     for part in sums:
-        joined.requests += part.requests
-        joined.characters += part.characters
-        joined.named += part.named
-        joined.starts += part.starts
-        joined.values |= part.values
-        for total, more in (
-            (joined.of_conversation, part.of_conversation),
-            (joined.of_user, part.of_user),
+        merged.requests += part.requests
+        merged.characters += part.characters
+        merged.in_conversations += part.in_conversations
+        merged.starts += part.starts
+        merged.values |= part.values
+        for total, part_values in (
+            (merged.of_conversation, part.of_conversation),
+            (merged.of_user, part.of_user),
         ):
-            for name, values in more.items():
+            for name, values in part_values.items():
                 total[name] |= values  # type: ignore[index]
-    return joined
+    return merged
 
 
 class _Key(NamedTuple):
@@ -194,38 +194,38 @@ class Finder:
 
     def _compare(self, old: Prompt, new: Prompt, hit: int) -> None:
         """Charge each difference with the equal text up to the next difference, after ``hit``."""
-        at, cost = 0, 0
-        pending, begin = None, 0
+        position, cost = 0, 0
+        pending, start = None, 0
         for run in align(old, new):
-            end = at + run.size
+            end = position + run.size
             if not run.kind:
-                if end - max(at, hit) >= MIN_RUN:
-                    cost += end - max(at, hit)
+                if end - max(position, hit) >= MIN_RUN:
+                    cost += end - max(position, hit)
             else:
                 if pending is not None:
-                    self._note(new, pending, cost, begin)
-                pending, begin = run, at
+                    self._note(new, pending, cost, start)
+                pending, start = run, position
                 # Another prompt may also have this part, so only text after ``hit`` is lost.
-                cost = max(0, run.inside - max(0, hit - at)) if run.inside >= MIN_RUN else 0
-            at = end
+                cost = max(0, run.inside - max(0, hit - position)) if run.inside >= MIN_RUN else 0
+            position = end
         if pending is not None:
-            self._note(new, pending, cost, begin)
+            self._note(new, pending, cost, start)
 
-    def _note(self, prompt: Prompt, run: Run, cost: int, begin: int) -> None:
+    def _note(self, prompt: Prompt, run: Run, cost: int, start: int) -> None:
         if cost < MIN_RUN:
             return
-        named = run.kind in _LABELLED and run.place != kinds.HISTORY
-        label = run.label if named or run.kind == kinds.MODELS else ""
+        has_label = run.kind in _LABELLED and run.place != kinds.HISTORY
+        label = run.label if has_label or run.kind == kinds.MODELS else ""
         total = self._sums[_Key(prompt.application, run.place, run.kind, label)]
         total.requests += 1
         total.characters += cost
         if len(total.starts) < _MAX_VALUES:
-            total.starts.append(begin)
+            total.starts.append(start)
             value = hash(run.new)
             total.values.add(value)
-            total.named += prompt.conversation is not None
-            talk = prompt.number if prompt.conversation is None else prompt.conversation
-            total.of_conversation[talk].add(value)
+            total.in_conversations += prompt.conversation is not None
+            owner = prompt.number if prompt.conversation is None else prompt.conversation
+            total.of_conversation[owner].add(value)
             if prompt.user is not None:
                 total.of_user[prompt.user].add(value)
         numbers = kinds.number_of(run.old), kinds.number_of(run.new)
@@ -259,7 +259,7 @@ class Finder:
                 edits[key.application].append(key)
         for keys in edits.values():
             main = max(keys, key=lambda key: sums[key].characters)
-            sums[main] = _together([sums[main], *(sums.pop(key) for key in keys if key != main)])
+            sums[main] = _merge([sums[main], *(sums.pop(key) for key in keys if key != main)])
         return sums
 
     def _finding(self, key: _Key, total: _Sum) -> Finding:
@@ -268,7 +268,7 @@ class Finder:
             rising = total.ascending / total.numbers
             kind = kinds.COUNTER if max(rising, 1 - rising) >= _ONE_WAY else kind
         talks = [len(values) for values in total.of_conversation.values()]
-        if total.named:
+        if total.in_conversations:
             changes = sum(talks) > 1.5 * len(talks)
         else:
             changes = 2 * len(total.values) > len(total.starts)

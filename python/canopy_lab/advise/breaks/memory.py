@@ -39,7 +39,7 @@ class Segment:
         self.number, self.size = number, len(part.text)
         self.uses = 0
         """Number of remembered prompts that contain it."""
-        self.last = -1
+        self.last_prompt = -1
         """Number of the latest prompt that contains it."""
 
     @property
@@ -78,25 +78,25 @@ class Prompt:
 
 
 class Recent(Generic[K, V]):
-    """Bounded map that keeps recently used keys: two generations of ``most`` keys each."""
+    """Bounded map that keeps recently used keys: two generations of ``limit`` keys each."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._new: dict[K, V] = {}
-        self._old: dict[K, V] = {}
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._recent: dict[K, V] = {}
+        self._earlier: dict[K, V] = {}
 
     def get(self, key: K) -> V | None:
-        value = self._new.get(key)
+        value = self._recent.get(key)
         if value is None:
-            value = self._old.get(key)
+            value = self._earlier.get(key)
             if value is not None:
                 self.put(key, value)
         return value
 
     def put(self, key: K, value: V) -> None:
-        if len(self._new) >= self.most:
-            self._old, self._new = self._new, {}
-        self._new[key] = value
+        if len(self._recent) >= self.limit:
+            self._earlier, self._recent = self._recent, {}
+        self._recent[key] = value
 
 
 class Memory:
@@ -114,14 +114,14 @@ class Memory:
         self._segments: dict[Part, Segment] = {}
         self._of_sentence: dict[str, Segment] = {}
         self._of_conversation: dict[str, int] = {}
-        self._segments_created = self._read = 0
+        self._segments_created = self._count = 0
 
     def prompt(self, logged: LoggedPrompt, parts: tuple[Part, ...]) -> Prompt:
         """Return ``logged`` as segments, not remembered yet."""
         segments = [self._segment(part) for part in parts]
-        prompt = Prompt(self._read, segments, logged.conversation, logged.user, logged.salts)
+        prompt = Prompt(self._count, segments, logged.conversation, logged.user, logged.salts)
         prompt.numbers = {segment.number for segment in segments}
-        self._read += 1
+        self._count += 1
         return prompt
 
     def _segment(self, part: Part) -> Segment:
@@ -139,26 +139,26 @@ class Memory:
         """
         chain, is_hit, hit = hash(prompt.salts), True, 0
         bare, elsewhere = hash(prompt.salts[2:]), 0
-        for memory in prompt.segments:
-            after = self._chains.get((chain, memory.number))
-            if after is None:
-                after = chain
-                for at in range(0, memory.size - BLOCK + 1, BLOCK):
-                    after = hash((after, memory.text[at : at + BLOCK]))
-                    if self._blocks.get(after) is None:
+        for segment in prompt.segments:
+            child = self._chains.get((chain, segment.number))
+            if child is None:
+                child = chain
+                for start in range(0, segment.size - BLOCK + 1, BLOCK):
+                    child = hash((child, segment.text[start : start + BLOCK]))
+                    if self._blocks.get(child) is None:
                         is_hit = False
-                        self._blocks.put(after, True)
+                        self._blocks.put(child, True)
                     hit += BLOCK * is_hit
                 is_hit = False
-                after = hash((after, memory.number))
-                self._chains.put((chain, memory.number), after)
+                child = hash((child, segment.number))
+                self._chains.put((chain, segment.number), child)
             elif is_hit:
-                hit += memory.size
-            chain = after
-            bare = hash((bare, memory.number))
+                hit += segment.size
+            chain = child
+            bare = hash((bare, segment.number))
             owner = self._models.get(bare)
             if owner is not None and owner != prompt.salts and not is_hit:
-                elsewhere += memory.size
+                elsewhere += segment.size
             self._models.put(bare, prompt.salts)
         return hit, elsewhere
 
@@ -171,15 +171,15 @@ class Memory:
         candidates = [number for number, _ in votes.most_common(_CANDIDATES)]
         if previous is not None and previous not in candidates:
             candidates.append(previous)
-        best, best_shared = None, 0
+        nearest, best_score = None, 0
         for number in candidates:
-            other = self._prompts.get(number)
-            if other is None or other.application != prompt.application:
+            candidate = self._prompts.get(number)
+            if candidate is None or candidate.application != prompt.application:
                 continue
-            shared = _shared(prompt, other) + MIN_RUN * (number == previous)
-            if shared > best_shared:
-                best, best_shared = other, shared
-        return best
+            score = _shared_characters(prompt, candidate) + MIN_RUN * (number == previous)
+            if score > best_score:
+                nearest, best_score = candidate, score
+        return nearest
 
     def _votes(self, prompt: Prompt, hit: int) -> Counter[int]:
         """Return the characters after ``hit``, by the latest prompt that contains them."""
@@ -189,13 +189,13 @@ class Memory:
             end += segment.size
             if end <= hit:
                 continue
-            if segment.last >= 0:
-                votes[segment.last] += segment.size
+            if segment.last_prompt >= 0:
+                votes[segment.last_prompt] += segment.size
             else:
                 for sentence in segment.sentences:
-                    other = self._of_sentence.get(sentence)
-                    if other is not None:
-                        votes[other.last] += len(sentence)
+                    owner = self._of_sentence.get(sentence)
+                    if owner is not None:
+                        votes[owner.last_prompt] += len(sentence)
         return votes
 
     def remember(self, prompt: Prompt) -> None:
@@ -206,7 +206,7 @@ class Memory:
                 for sentence in segment.sentences:
                     self._of_sentence[sentence] = segment
             segment.uses += 1
-            segment.last = prompt.number
+            segment.last_prompt = prompt.number
         self._prompts[prompt.number] = prompt
         if prompt.conversation is not None:
             self._of_conversation[prompt.conversation] = prompt.number
@@ -228,18 +228,18 @@ class Memory:
                         del self._of_sentence[sentence]
 
 
-def _shared(prompt: Prompt, other: Prompt) -> int:
+def _shared_characters(prompt: Prompt, other: Prompt) -> int:
     """Return the characters of ``prompt`` that ``other`` contains, by segment and sentence."""
     shared = 0
-    theirs: set[str] | None = None
-    for mine in prompt.segments:
-        if mine.number in other.numbers:
-            shared += mine.size
-        elif mine.last < 0 and not mine.is_media:
-            if theirs is None:
-                theirs = set()
+    texts: set[str] | None = None
+    for part in prompt.segments:
+        if part.number in other.numbers:
+            shared += part.size
+        elif part.last_prompt < 0 and not part.is_media:
+            if texts is None:
+                texts = set()
                 for segment in other.segments:
                     if segment.number not in prompt.numbers:
-                        theirs.update(segment.sentences)
-            shared += sum(len(sentence) for sentence in mine.sentences if sentence in theirs)
+                        texts.update(segment.sentences)
+            shared += sum(len(sentence) for sentence in part.sentences if sentence in texts)
     return shared

@@ -28,7 +28,7 @@ def read_breaks(
     """Read the first ``most_prompts`` prompts of a log. Raises ``CanopyError`` as readers do."""
     prompts = open_texts(path, format, Tolerance(path, skip_bad), tokenizer)
     if prompts is None:
-        return _nothing(NO_TEXT)
+        return _unread_breaks(NO_TEXT)
     finder, ids = Finder(most_prompts, most_bytes), 0
     for number, prompt in enumerate(prompts):
         progress(1)
@@ -37,9 +37,9 @@ def read_breaks(
         ids += prompt.token_ids is not None
         finder.add(prompt)
     if not finder.requests and ids:
-        return _nothing(NEEDS_TOKENIZER)
+        return _unread_breaks(NEEDS_TOKENIZER)
     return finder.breaks()
 
 
-def _nothing(why: str) -> Breaks:
+def _unread_breaks(why: str) -> Breaks:
     return Breaks(0, 0, 0, 0, (), not_read=why)

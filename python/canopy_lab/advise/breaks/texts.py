@@ -52,13 +52,13 @@ def sentences(text: str) -> list[str]:
 
 def spans(text: str) -> list[tuple[int, int, str]]:
     """Return ``sentences`` with their places: (begin, end, text)."""
-    triples, at = [], 0
+    triples, start = [], 0
     for end in _ENDS.finditer(text):
-        if end.start() - at >= MIN_SENTENCE:
-            triples.append((at, end.start(), text[at : end.start()]))
-        at = end.end()
-    if len(text) - at >= MIN_SENTENCE:
-        triples.append((at, len(text), text[at:]))
+        if end.start() - start >= MIN_SENTENCE:
+            triples.append((start, end.start(), text[start : end.start()]))
+        start = end.end()
+    if len(text) - start >= MIN_SENTENCE:
+        triples.append((start, len(text), text[start:]))
     return triples
 
 
@@ -84,21 +84,21 @@ def canonical(text: str) -> str:
 
 def _sorted(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _sorted(inner) for key, inner in value.items()}
+        return {key: _sorted(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_sorted(inner) for inner in value]
-    inner = _parsed(value) if isinstance(value, str) else None
-    return value if inner is None else _sorted(inner)
+        return [_sorted(item) for item in value]
+    item = _parsed(value) if isinstance(value, str) else None
+    return value if item is None else _sorted(item)
 
 
 def _parsed(text: str) -> Any:
     """Return the object or list of a JSON text; ``None`` for any other text."""
-    at = text.find("{") if text[:1] == "<" else 0  # a message's first part begins with its role
-    body = text[at:] if at >= 0 else ""
+    start = text.find("{") if text[:1] == "<" else 0  # a message's first part begins with its role
+    body = text[start:] if start >= 0 else ""
     if body[:1] not in ("{", "["):
         return None
     try:
         parsed = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    return parsed if at == 0 else [text[:at], parsed]
+    return parsed if start == 0 else [text[:start], parsed]

@@ -152,7 +152,7 @@ def closed_loop(
 def session_offsets_s(links: TurnLinks, sessions_per_hour: float, seed: int) -> list[float]:
     """Return random start times of sessions at a rate; 0 for jobs that follow another."""
     draw, now, offsets = random.Random(seed), 0.0, []
-    for before in links.before:
+    for before in links.previous:
         now += draw.expovariate(sessions_per_hour / 3600) if before < 0 else 0.0
         offsets.append(now if before < 0 else 0.0)
     return offsets

@@ -16,7 +16,7 @@ from canopy_lab.live.replay.schedule import ReplayRequest
 from canopy_lab.trace.sessions import turn_links
 
 PERCENTILES = (50, 90, 95, 99)
-LAST_TURN = 5
+OPEN_TURN = 5
 """Turns from here on are one group."""
 
 
@@ -35,54 +35,54 @@ def summarise(
     ``--max-concurrency``. ``latency`` counts from due times, without the warm-up:
     ``latency/latency_report.py``. ``meets_slo`` is ``None`` without an SLO, and false if a request failed.
     """
-    good = [job for job in jobs if job.reply is not None and job.reply.ok]
-    bad = [job for job in jobs if job.reply is None or not job.reply.ok]
-    output = sum(job.reply.output_tokens for job in good)
-    latency = _latency(jobs, good, warm_up_share)
-    met = None
+    succeeded = [job for job in jobs if job.reply is not None and job.reply.ok]
+    failed = [job for job in jobs if job.reply is None or not job.reply.ok]
+    output_tokens = sum(job.reply.output_tokens for job in succeeded)
+    latency = _latency(jobs, succeeded, warm_up_share)
+    meets_slo = None
     if slo is not None:
-        met = latency is not None and not bad and slo.met(latency)
+        meets_slo = latency is not None and not failed and slo.met(latency)
     return {
         "requests": len(jobs),
-        "completed": len(good),
+        "completed": len(succeeded),
         "errors": {
-            "count": len(bad),
-            "kinds": dict(Counter(_reason(job) for job in bad).most_common(10)),
+            "count": len(failed),
+            "kinds": dict(Counter(_reason(job) for job in failed).most_common(10)),
         },
         "duration_s": duration_s,
         "throughput": {
-            "requests_per_s": len(good) / duration_s,
-            "input_tokens_per_s": sum(map(_prompt_tokens, good)) / duration_s,
-            "output_tokens_per_s": output / duration_s,
+            "requests_per_s": len(succeeded) / duration_s,
+            "input_tokens_per_s": sum(map(_prompt_tokens, succeeded)) / duration_s,
+            "output_tokens_per_s": output_tokens / duration_s,
         },
         "latency": None if latency is None else asdict(latency),
         "slo": None if slo is None else slo.text,
-        "meets_slo": met,
-        "overall": group(good),
-        "by_category": _grouped(good, lambda j: j.planned.request.category),
-        "by_turn": _grouped(good, _turn_group),
-        "by_stop": _grouped(good, lambda j: j.planned.request.stop or "not said"),
+        "meets_slo": meets_slo,
+        "overall": group_figures(succeeded),
+        "by_category": _figures(succeeded, lambda j: j.planned.request.category),
+        "by_turn": _figures(succeeded, _turn_group),
+        "by_stop": _figures(succeeded, lambda j: j.planned.request.stop or "not said"),
     }
 
 
 def _latency(
-    jobs: Sequence[ReplayRequest], good: Sequence[ReplayRequest], warm_up_share: float
+    jobs: Sequence[ReplayRequest], succeeded: Sequence[ReplayRequest], warm_up_share: float
 ) -> LatencyReport | None:
-    if not good:
+    if not succeeded:
         return None
-    first = turn_links([job.planned.request for job in jobs]).first
-    session = {id(job): number for job, number in zip(jobs, first, strict=True)}
+    session_starts = turn_links([job.planned.request for job in jobs]).session_start
+    session_of = {id(job): number for job, number in zip(jobs, session_starts, strict=True)}
     return latency_report(
-        [job.due_s for job in good],
-        [job.reply.first_s - job.due_s for job in good],
-        [job.reply.done_s for job in good],
-        [_prompt_tokens(job) for job in good],
-        [session[id(job)] for job in good],
+        [job.due_s for job in succeeded],
+        [job.reply.first_s - job.due_s for job in succeeded],
+        [job.reply.done_s for job in succeeded],
+        [_prompt_tokens(job) for job in succeeded],
+        [session_of[id(job)] for job in succeeded],
         warm_up_share=warm_up_share,
     )
 
 
-def group(jobs: Iterable[ReplayRequest]) -> dict[str, Any]:
+def group_figures(jobs: Iterable[ReplayRequest]) -> dict[str, Any]:
     """Return hits and latencies of some jobs, which must all have succeeded."""
     jobs = list(jobs)
     prompt = sum(map(_prompt_tokens, jobs))
@@ -112,16 +112,16 @@ def group(jobs: Iterable[ReplayRequest]) -> dict[str, Any]:
     return figures
 
 
-def _grouped(jobs: Iterable[ReplayRequest], key: Callable[[ReplayRequest], str]) -> dict[str, Any]:
+def _figures(jobs: Iterable[ReplayRequest], key: Callable[[ReplayRequest], str]) -> dict[str, Any]:
     groups: dict[str, list[ReplayRequest]] = defaultdict(list)
     for job in jobs:
         groups[key(job)].append(job)
-    return {name: group(groups[name]) for name in sorted(groups)}
+    return {name: group_figures(groups[name]) for name in sorted(groups)}
 
 
 def _turn_group(job: ReplayRequest) -> str:
     turn = job.planned.request.turn
-    return str(turn) if turn < LAST_TURN else f"{LAST_TURN}+"
+    return str(turn) if turn < OPEN_TURN else f"{OPEN_TURN}+"
 
 
 def _prompt_tokens(job: ReplayRequest) -> int:

@@ -55,7 +55,7 @@ class Schedule:
         self._jobs = jobs
         self._offsets_s = offsets_s
         self._free = limit if limit else len(jobs)
-        self._closed_loop = closed_loop
+        self._links = closed_loop
         self._place = {job.planned.ordinal: i for i, job in enumerate(jobs)}
         self._after: dict[int, list[int]] = defaultdict(list)
         self._coming: list[tuple[float, int]] = []
@@ -68,8 +68,8 @@ class Schedule:
         self._start_s = asyncio.get_running_loop().time()
         for i, job in enumerate(self._jobs):
             before: int | None = self._place.get(job.planned.previous)  # type: ignore[arg-type]
-            if self._closed_loop is not None:
-                before = self._closed_loop.before[i] if self._closed_loop.before[i] >= 0 else None
+            if self._links is not None:
+                before = self._links.previous[i] if self._links.previous[i] >= 0 else None
             if before is None:
                 heapq.heappush(self._coming, (self._start_s + self._offsets_s[i], i))
             else:
@@ -84,8 +84,8 @@ class Schedule:
         """Record that ``job`` was answered or failed, and release its successors."""
         now = asyncio.get_running_loop().time()
         for i in self._after.pop(self._place[job.planned.ordinal], ()):
-            if self._closed_loop is not None:
-                due_s = now + self._closed_loop.think_s[i]
+            if self._links is not None:
+                due_s = now + self._links.think_s[i]
             else:
                 due_s = max(now, self._start_s + self._offsets_s[i])
             heapq.heappush(self._coming, (due_s, i))

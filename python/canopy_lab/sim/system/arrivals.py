@@ -73,11 +73,11 @@ class ClosedLoop:
         links = turn_links(workload.trace, think_cap_s)
         self._following: dict[int, list[tuple[float, int]]] = {}
         starts = []
-        for index, earlier in enumerate(links.before):
-            if earlier < 0:
+        for index, previous in enumerate(links.previous):
+            if previous < 0:
                 starts.append(index)
             else:
-                self._following.setdefault(earlier, []).append((links.think_s[index], index))
+                self._following.setdefault(previous, []).append((links.think_s[index], index))
         if sessions_per_hour is None:
             self._starts = [(workload.times[index], index) for index in starts]
         else:

@@ -1,4 +1,4 @@
-"""Run one system at several loads, relative to its saturation load."""
+"""Run one system at several rates, and search for its saturation."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class LoadedSystem:
         *,
         loop: str = "open",
         think_cap_s: float | None = 120.0,
-        keep_stamps: bool = False,
+        logged_times: bool = False,
     ) -> None:
         if loop not in LOOPS:
             raise CanopyError(f"loop must be one of {', '.join(LOOPS)}, got {loop!r}")
@@ -61,18 +61,18 @@ class LoadedSystem:
         self._workload = workload
         self._loop = loop
         self._think_cap_s = think_cap_s
-        self._keep_stamps = keep_stamps
-        self._sessions = turn_links(workload.trace).first
+        self._logged_times = logged_times
+        self._conversations = turn_links(workload.trace).session_start
         self._by_seed: dict[int, Workload] = {}
         span = max(workload.times[-1] - workload.times[0], 1e-9)
         self.trace_rate = len(workload) / span
         """The trace's own rate."""
         if loop == "closed":
-            self.trace_rate = len(set(self._sessions)) * 3600 / span
+            self.trace_rate = len(set(self._conversations)) * 3600 / span
 
     def run_at(self, rate: float | None = None, seed: int = 0) -> LoadRun:
         """Run at ``rate``, or at the trace's times. ``seed`` draws request times and session starts."""
-        workload = self._of_seed(seed)
+        workload = self._seeded_workload(seed)
         result = simulate_system(
             workload, self.config, self._profile, arrivals=self._arrivals(workload, rate, seed)
         )
@@ -81,7 +81,7 @@ class LoadedSystem:
             result.ttft_s,
             result.due_s + result.e2e_s,
             result.prompt_tokens,
-            self._sessions,
+            self._conversations,
         )
         return LoadRun(self.trace_rate if rate is None else rate, seed, latency, result)
 
@@ -89,12 +89,12 @@ class LoadedSystem:
         """Return the highest rate without a growing queue (``latency/saturation.py``); in a closed
         loop, without a growing lag of session ends."""
 
-        def grows(rate: float) -> float:
+        def growth(rate: float) -> float:
             latency = self.run_at(rate, seed).latency
             return latency.lag if self._loop == "closed" else latency.growth
 
         tolerance = SESSION_TOLERANCE if self._loop == "closed" else TOLERANCE
-        return saturation(grows, self.trace_rate, tolerance=tolerance)
+        return saturation(growth, self.trace_rate, tolerance=tolerance)
 
     def _arrivals(self, workload: Workload, rate: float | None, seed: int) -> Arrivals:
         if self._loop == "closed":
@@ -104,8 +104,8 @@ class LoadedSystem:
         stretch = 1.0 if rate is None else self.trace_rate / rate
         return (TurnsWait if self._loop == "turns-wait" else OpenLoop)(workload, stretch)
 
-    def _of_seed(self, seed: int) -> Workload:
-        if self._keep_stamps or not self._workload.stamped:
+    def _seeded_workload(self, seed: int) -> Workload:
+        if self._logged_times or not self._workload.times_were_spread:
             return self._workload
         workload = self._by_seed.get(seed)
         if workload is None:

@@ -18,11 +18,11 @@ from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.records import Request
 
-STAMPED_SHARE = 0.5
+ROUNDED_SHARE = 0.5
 """Times count as rounded if more than this share of the requests has a non-unique time."""
 
 
-def spread_stamps(times: Sequence[float], seed: int = 0) -> list[float]:
+def spread_rounded(times: Sequence[float], seed: int = 0) -> list[float]:
     """Return ``times`` with requests of equal time spread over the rounding interval.
 
     Rounded times (Mooncake: 3 s) would otherwise cause bursts that did not exist. If more than half
@@ -36,16 +36,16 @@ def spread_stamps(times: Sequence[float], seed: int = 0) -> list[float]:
             groups[-1].append(index)
         else:
             groups.append([index])
-    shared = sum(len(group) for group in groups if len(group) > 1)
-    if shared <= STAMPED_SHARE * len(times) or len(groups) < 2:
+    shared_count = sum(len(group) for group in groups if len(group) > 1)
+    if shared_count <= ROUNDED_SHARE * len(times) or len(groups) < 2:
         return list(times)
-    stamps = [times[group[0]] for group in groups]
-    gaps = [later - earlier for earlier, later in pairwise(stamps)]
-    usual, draw, spread = median(gaps), random.Random(seed), list(times)
-    for group, gap in zip(groups, [*gaps, usual], strict=True):
-        moments = sorted(draw.random() for _ in group)
+    distinct_times = [times[group[0]] for group in groups]
+    gaps = [later - earlier for earlier, later in pairwise(distinct_times)]
+    median_gap, rng, spread = median(gaps), random.Random(seed), list(times)
+    for group, gap in zip(groups, [*gaps, median_gap], strict=True):
+        moments = sorted(rng.random() for _ in group)
         for index, moment in zip(group, moments, strict=True):
-            spread[index] = times[index] + moment * min(gap, usual)
+            spread[index] = times[index] + moment * min(gap, median_gap)
     return spread
 
 
@@ -54,7 +54,7 @@ class Workload:
 
     ``outputs``: known blocks from a prompt's last partial block on, by request index; other requests
     take them from the next turn. Rounded times are spread (by ``seed``) unless
-    ``keep_stamps`` is set.
+    ``logged_times`` is set.
 
     Raises ``CanopyError`` for an empty or unsorted trace, or mixed block sizes.
     """
@@ -64,7 +64,7 @@ class Workload:
         trace: Iterable[TraceRequest],
         outputs: Mapping[int, tuple[int, ...]] | None = None,
         *,
-        keep_stamps: bool = False,
+        logged_times: bool = False,
         seed: int = 0,
     ) -> None:
         if not isinstance(trace, Sequence):
@@ -73,9 +73,9 @@ class Workload:
         self.times = array("d")
         self.block_tokens = 0
         self.longest_tokens = 0
-        noted = [record.time_s for record in trace]
-        times = noted if keep_stamps else spread_stamps(noted, seed)
-        self.stamped = times != noted
+        record_times = [record.time_s for record in trace]
+        times = record_times if logged_times else spread_rounded(record_times, seed)
+        self.times_were_spread = times != record_times
         """True if rounded times were spread."""
         for request in to_requests(trace, times=times):
             if not self.times:
@@ -92,7 +92,7 @@ class Workload:
         if not self.times:
             raise CanopyError("the trace has no requests; give a trace with requests")
         self.outputs = outputs
-        self._after: dict[int, tuple[int, ...]] = dict(outputs or {})
+        self._output_blocks: dict[int, tuple[int, ...]] = dict(outputs or {})
         """Output blocks of requests that a later request continues."""
         self.next_turn = array("q", [-1]) * len(self.times)
         self._connect()
@@ -112,17 +112,17 @@ class Workload:
         size = self.block_tokens
         # The last generated token has no KV yet.
         end = prompt + output - 1
-        full = prompt // size
-        after = self._after.get(index)
+        full_blocks = prompt // size
+        output_blocks = self._output_blocks.get(index)
         # A trace may name fewer blocks than the prompt has.
         blocks = record.blocks[: -(-prompt // size)]
-        if after is not None:
-            path = blocks[:full] + after
+        if output_blocks is not None:
+            path = blocks[:full_blocks] + output_blocks
             end = min(end, len(path) * size)
         else:
-            more = -(-end // size) - len(blocks)
-            own = -1 - (index << 20)
-            path = blocks + tuple(range(own, own - more, -1)) if more > 0 else blocks
+            extra = -(-end // size) - len(blocks)
+            unique = -1 - (index << 20)
+            path = blocks + tuple(range(unique, unique - extra, -1)) if extra > 0 else blocks
         request = Request(
             time=self.times[index],
             category=record.category,
@@ -139,24 +139,24 @@ class Workload:
 
     def _connect(self) -> None:
         size = self.block_tokens
-        later: dict[str, tuple[int, TraceRequest]] = {}
+        next_turns: dict[str, tuple[int, TraceRequest]] = {}
         for index in range(len(self.times) - 1, -1, -1):
             record = self.trace[index]
             if record.conversation is None:
                 continue
-            next_turn = later.get(record.conversation)
-            later[record.conversation] = index, record
+            next_turn = next_turns.get(record.conversation)
+            next_turns[record.conversation] = index, record
             if next_turn is None:
                 continue
-            at, following = next_turn
-            self.next_turn[index] = at
-            if index in self._after:
+            next_index, following = next_turn
+            self.next_turn[index] = next_index
+            if index in self._output_blocks:
                 continue
-            full = record.input_tokens // size
+            full_blocks = record.input_tokens // size
             end = -(-(record.input_tokens + record.output_tokens - 1) // size)
             if (
                 following.input_tokens >= record.input_tokens
-                and len(following.blocks) > full
-                and following.blocks[:full] == record.blocks[:full]
+                and len(following.blocks) > full_blocks
+                and following.blocks[:full_blocks] == record.blocks[:full_blocks]
             ):
-                self._after[index] = following.blocks[full:end]
+                self._output_blocks[index] = following.blocks[full_blocks:end]
