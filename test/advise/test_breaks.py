@@ -101,7 +101,7 @@ def test_recent_keys_outlive_old_ones():
         recent.put(number, number)
         assert recent.get(0) == 0
     assert recent.get(20) is None
-    assert len(recent._new) + len(recent._old) <= 8
+    assert len(recent._recent) + len(recent._earlier) <= 8
 
 
 # ---- where the prompts come from ----

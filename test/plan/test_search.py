@@ -85,14 +85,14 @@ def test_the_search_ends_at_the_tolerance_and_reports_the_rest():
         coarse = share_of_grid(Cache(*model), tolerance=0.05)[2]
         fine = share_of_grid(Cache(*model), tolerance=0.01)[2]
         assert (coarse.out_of_budget, fine.out_of_budget) == (False, False)
-        assert coarse.left <= 0.05
-        assert fine.left <= 0.01
+        assert coarse.remaining_gain <= 0.05
+        assert fine.remaining_gain <= 0.01
         assert len(fine.rows) > len(coarse.rows)
         # The stated bound is not below the gain of the finer search.
         points = OBJECTIVES.matrix([*coarse.rows.values(), *fine.rows.values()])
         scale = Scale.of(points)
         won, had = (scale.hypervolume(OBJECTIVES.matrix(f.rows.values())) for f in (fine, coarse))
-        assert won / had - 1 <= 2 * coarse.left
+        assert won / had - 1 <= 2 * coarse.remaining_gain
 
 
 def test_a_line_of_midpoints_is_followed_to_its_end():
@@ -162,7 +162,7 @@ def test_the_limit_of_evaluations_is_kept_and_reported():
     _, _, outcome = share_of_grid(Cache(), evaluations=20)
     assert len(outcome.rows) == 20
     assert outcome.out_of_budget
-    assert outcome.left > SearchOptions().tolerance
+    assert outcome.remaining_gain > SearchOptions().tolerance
     assert not share_of_grid(Cache(group_gain=0.0))[2].out_of_budget
 
 

@@ -86,7 +86,7 @@ def test_a_right_prediction_has_no_error(served):
     for name in ("mean_ttft_s", "p50_ttft_s", "p99_ttft_s", "throughput_tokens_per_s"):
         assert abs(validation.error(name)) < 0.01, name
     assert abs(validation.error("token_hit_ratio")) < 0.001
-    assert 0.2 < validation.seen["token_hit_ratio"] < 1
+    assert 0.2 < validation.measured["token_hit_ratio"] < 1
 
 
 def test_a_wrong_profile_is_seen_and_recalibrated(served):

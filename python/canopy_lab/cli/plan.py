@@ -98,15 +98,15 @@ def read(command: PlanCommand) -> tuple[CompactTrace, str]:
 def _fitting(command: PlanCommand, trace: CompactTrace) -> CompactTrace:
     """Return the requests that fit a device of this plan, with the tokens it reserves for their
     answers. The device would refuse the rest. Raises ``CanopyError`` if most do not fit."""
-    page, room = max(command.request.choices["page_size"]), command.engine.device_tokens
+    page, pool = max(command.request.choices["page_size"]), command.engine.device_tokens
     fits = [
-        max(r.input_tokens, 1) + min(max(r.output_tokens, 1), CLIP_OUTPUT_TOKENS) + page < room
+        max(r.input_tokens, 1) + min(max(r.output_tokens, 1), CLIP_OUTPUT_TOKENS) + page < pool
         for r in trace
     ]
     if sum(fits) < len(fits) / 2:
         raise CanopyError(
             f"{len(fits) - sum(fits)} of {len(fits)} requests need more device memory (prompt and "
-            f"output) than there is, device_tokens is {room}; give more as --device-tokens"
+            f"output) than there is, device_tokens is {pool}; give more as --device-tokens"
         )
     return trace if all(fits) else CompactTrace(compress(trace, fits))
 
@@ -151,19 +151,19 @@ def remarks(command: PlanCommand, work: PlanInputs, origin: Mapping[str, Any]) -
 
 
 def write_outputs(
-    command: PlanCommand, plan: CapacityPlan, work: PlanInputs, about: Mapping[str, Any]
+    command: PlanCommand, plan: CapacityPlan, work: PlanInputs, origin: Mapping[str, Any]
 ) -> None:
     """Write the files of ``--json-out``, ``--html`` and ``--out``."""
     args = command.writing
     if args.json:
-        write_json(args.json, to_json(plan, about), allow_nan=False)
+        write_json(args.json, to_json(plan, origin), allow_nan=False)
     if args.html:
-        page(plan, about, work.prices.currency).write(args.html)
+        page(plan, origin, work.prices.currency).write(args.html)
     if args.output:
         if not plan.choice.feasible:
             print(f"{args.output} is not written: no configuration meets the limits.")
             return
-        origin = {k: v for k, v in about.items() if k != "price_sources"}
+        origin = {k: v for k, v in origin.items() if k != "price_sources"}
         config, notes = server_plan(plan.choice.row, work, origin, args.disk_path)
         write_config(args.output, config, {"made by": "canopy plan", **notes})
         print(f"Start a server with it: --config {args.output}")

@@ -86,12 +86,12 @@ class PolicyOption:
 
 def _policy(text: str) -> PolicyOption:
     name, separator, body = text.partition("=")
-    allowed = (AUTO, *live_names())
-    if name not in allowed:
-        close = get_close_matches(name, allowed, n=1)
+    policy_names = (AUTO, *live_names())
+    if name not in policy_names:
+        close = get_close_matches(name, policy_names, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise CanopyError(
-            f"names an unknown policy {name!r}; choose from: {', '.join(allowed)}{hint}"
+            f"names an unknown policy {name!r}; choose from: {', '.join(policy_names)}{hint}"
         )
     return PolicyOption(name, declared.json_object(body) if separator else None)
 
@@ -150,10 +150,10 @@ class Choosing(declared.Checked):
     )
 
 
-def _tried(name: str, values: tuple[Any, ...] | None, shown: str = "") -> Any:
+def _knob_key(name: str, values: tuple[Any, ...] | None, shown_default: str = "") -> Any:
     """Return the key of a knob: one value, or several to try, separated by slashes."""
     knob = next(knob for knob in KNOBS if knob.name == name)
-    allowed = f": {', '.join(knob.values)}" if knob.values else ""
+    value_list = f": {', '.join(knob.values)}" if knob.values else ""
 
     def parse(text: str) -> tuple[Any, ...]:
         if not knob.values:
@@ -163,13 +163,13 @@ def _tried(name: str, values: tuple[Any, ...] | None, shown: str = "") -> Any:
             raise CanopyError(f"{name} must be of {', '.join(knob.values)}, got {text!r}")
         return values_tried
 
-    shown = shown or "/".join(map(str, values or ()))
+    shown_default = shown_default or "/".join(map(str, values or ()))
     return declare_key(
         values,
-        f"SGLang's, the values to try{allowed}",
+        f"SGLang's, the values to try{value_list}",
         metavar="A/B",
         parse=parse,
-        shown_default=shown,
+        shown_default=shown_default,
     )
 
 
@@ -183,15 +183,15 @@ def _passed(kind: str = "N") -> Any:
 class ServerKeys(declared.Checked):
     """Settings of the servers: the keys of ``--server``."""
 
-    page_size: tuple[int, ...] = _tried("page_size", (1, 64))
-    prefetch_policy: tuple[str, ...] = _tried("prefetch_policy", ("timeout", "wait_complete"))
-    write_policy: tuple[str, ...] | None = _tried(
+    page_size: tuple[int, ...] = _knob_key("page_size", (1, 64))
+    prefetch_policy: tuple[str, ...] = _knob_key("prefetch_policy", ("timeout", "wait_complete"))
+    write_policy: tuple[str, ...] | None = _knob_key(
         "write_policy",
         None,
         f"write_back if the policy is auto, else {_GIVEN['hicache_write_policy']}",
     )
-    schedule_policy: tuple[str, ...] = _tried("schedule_policy", (_GIVEN["schedule_policy"],))
-    chunked_prefill_size: tuple[int, ...] | None = _tried(
+    schedule_policy: tuple[str, ...] = _knob_key("schedule_policy", (_GIVEN["schedule_policy"],))
+    chunked_prefill_size: tuple[int, ...] | None = _knob_key(
         "chunked_prefill_size", None, "SGLang's for gpu_memory_gib"
     )
     max_running_requests: int | None = _passed()

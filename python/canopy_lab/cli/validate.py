@@ -126,7 +126,7 @@ def table(validation: Validation) -> str:
         off = f"{100 * validation.error(name):+.1f} {'points' if name in HITS else '%'}"
         rows.append(
             [", ".join(filter(None, _label(name))),
-             *(f"{scale * of[name]:.{digits}f}{unit}" for of in (validation.predicted, validation.seen)), off]
+             *(f"{scale * of[name]:.{digits}f}{unit}" for of in (validation.predicted, validation.measured)), off]
         )  # fmt: skip
     return text_table(("", "predicted", "seen", "error"), rows)
 

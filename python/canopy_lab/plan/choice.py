@@ -72,8 +72,8 @@ def parse_constraint(text: str) -> Constraint:
         raise CanopyError(f"{text!r}: {error}") from None
     units = _UNITS[constrained.unit]
     if (unit or "") not in units:
-        allowed = ", ".join(repr(u) for u in units if u)
-        raise CanopyError(f"{text!r}: unit {unit!r} is not one of {allowed}")
+        unit_names = ", ".join(repr(u) for u in units if u)
+        raise CanopyError(f"{text!r}: unit {unit!r} is not one of {unit_names}")
     try:
         limit = float(number) * units[unit or ""]
     except ValueError:
@@ -82,10 +82,10 @@ def parse_constraint(text: str) -> Constraint:
         raise CanopyError(f"{text!r}: {number!r} is not a number")
     at_most = sign.startswith("<")
     if at_most == constrained.maximise:
-        better = ">" if constrained.maximise else "<"
+        sign_text = ">" if constrained.maximise else "<"
         raise CanopyError(
             f"{text!r}: more {constrained.name} is {'better' if constrained.maximise else 'worse'}; "
-            f"write {constrained.name}{better}{number}{unit or ''}"
+            f"write {constrained.name}{sign_text}{number}{unit or ''}"
         )
     return Constraint(constrained, at_most, limit, text.strip())
 
@@ -107,12 +107,12 @@ def choose(
     assert rows, "nothing was evaluated"
     feasible = [row for row in rows if all(c.met(row) for c in constraints)]
     if feasible:
-        return ChosenConfiguration(_best(feasible, minimise), True)
-    alone = [c for c in constraints if not any(c.met(row) for row in rows)]
+        return ChosenConfiguration(_best_row(feasible, minimise), True)
+    unmet = [c for c in constraints if not any(c.met(row) for row in rows)]
     nearest = min(
         rows, key=lambda row: (sum(c.miss(row) for c in constraints), _order(row, minimise))
     )
-    binding = alone or [c for c in constraints if not c.met(nearest)]
+    binding = unmet or [c for c in constraints if not c.met(nearest)]
     return ChosenConfiguration(nearest, False, tuple(binding))
 
 
@@ -123,21 +123,21 @@ def extremes(rows: Sequence[Evaluated], baseline: Evaluated) -> dict[str, Evalua
     TTFT and at least its throughput; it is missing if no row has.
     """
     points = {
-        name: _best(rows, metric(key))
+        name: _best_row(rows, metric(key))
         for name, key in (
             ("most throughput", "throughput"),
             ("least mean TTFT", "mean_ttft"),
             ("least cost", "cost"),
         )
     }
-    both = [
+    matching = [
         row
         for row in rows
         if row["mean_ttft_s"] <= baseline["mean_ttft_s"] * (1 + _SLIGHT)
         and row["throughput_tokens_per_s"] >= baseline["throughput_tokens_per_s"] * (1 - _SLIGHT)
     ]
-    if both:
-        points["cheapest as good as fixed"] = _best(both, metric("cost"))
+    if matching:
+        points["cheapest as good as fixed"] = _best_row(matching, metric("cost"))
     return points
 
 
@@ -150,17 +150,17 @@ def gains_over(row: Evaluated, baseline: Evaluated) -> dict[str, float]:
     }
 
 
-def value_text(of: Metric, value: float) -> str:
+def value_text(metric: Metric, value: float) -> str:
     """Format a value with its unit: ``1.52 s``, ``85 ms``, ``12.3k tokens/s``, ``61.0 %``."""
-    if of.unit == "s":
+    if metric.unit == "s":
         if value >= 100:
             return f"{value:.0f} s"
         return f"{value:.3g} s" if value >= 1 else f"{1000 * value:.3g} ms"
-    if of.unit == "share":
+    if metric.unit == "share":
         return f"{100 * value:.1f} %"
-    if of.unit == "tokens/s":
+    if metric.unit == "tokens/s":
         return f"{value / 1000:.4g}k tokens/s" if value >= 1e4 else f"{value:.4g} tokens/s"
-    return f"{value:.4g}" + ("/h" if of.unit == "money/h" else "")
+    return f"{value:.4g}" + ("/h" if metric.unit == "money/h" else "")
 
 
 def label_of(row: Evaluated) -> str:
@@ -182,11 +182,11 @@ def label_of(row: Evaluated) -> str:
     return c.label().replace("group TTL", ttl_text, 1)
 
 
-def _best(rows: Sequence[Evaluated], wanted: Metric) -> Evaluated:
+def _best_row(rows: Sequence[Evaluated], metric: Metric) -> Evaluated:
     """Return the best row by one metric. Near ties: the cheapest, then the quickest row."""
-    sign = -1.0 if wanted.maximise else 1.0
-    best = min(sign * row[wanted.key] for row in rows)
-    close = [row for row in rows if sign * row[wanted.key] <= best + abs(best) * _SLIGHT]
+    sign = -1.0 if metric.maximise else 1.0
+    best = min(sign * row[metric.key] for row in rows)
+    close = [row for row in rows if sign * row[metric.key] <= best + abs(best) * _SLIGHT]
     return min(close, key=lambda row: (row["cost"], row["mean_ttft_s"], row.configuration.label()))
 
 

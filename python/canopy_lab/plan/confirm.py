@@ -79,25 +79,25 @@ def confirm(
     metrics = tuple(dict.fromkeys((minimise, *(c.metric for c in constraints))))
     margins = Margins(predicted, metrics)
     while True:
-        seen = [c for c in names if c in screened.rows]
+        simulated = [c for c in names if c in screened.rows]
         if screened.rows:
             screened.choice = choose(list(screened.rows.values()), constraints, minimise)
-        bounds = margins(screened.rows, seen)
+        bounds = margins(screened.rows, simulated)
         unsimulated = [i for i, c in enumerate(names) if c not in screened.rows]
-        able = _possible(bounds, unsimulated, screened, constraints, minimise)
-        wanted = [c for c in also if c not in screened.rows]
-        if unsimulated and len(seen) < ANCHORS:
-            first = _first(bounds, unsimulated, constraints, minimise)[0]
-            have = [*seen, *(c for c in wanted if c in predicted and c != names[first])]
-            apart = margins.anchors(have, first, min(ANCHORS, len(names)))
-            new = list(dict.fromkeys((*wanted, *(names[i] for i in apart))))
-        elif wanted:
-            new = wanted
-        elif able:
-            new = [names[i] for i in _first(bounds, able, constraints, minimise)]
+        possible = _possible(bounds, unsimulated, screened, constraints, minimise)
+        extra = [c for c in also if c not in screened.rows]
+        if unsimulated and len(simulated) < ANCHORS:
+            start = _next_batch(bounds, unsimulated, constraints, minimise)[0]
+            fixed = [*simulated, *(c for c in extra if c in predicted and c != names[start])]
+            anchors = margins.anchors(fixed, start, min(ANCHORS, len(names)))
+            batch = list(dict.fromkeys((*extra, *(names[i] for i in anchors))))
+        elif extra:
+            batch = extra
+        elif possible:
+            batch = [names[i] for i in _next_batch(bounds, possible, constraints, minimise)]
         else:
             return screened
-        screened.rows.update(zip(new, evaluate(new)))
+        screened.rows.update(zip(batch, evaluate(batch)))
         if progress is not None:
             progress(len(screened.rows))
 
@@ -139,53 +139,53 @@ class Margins:
         self._of_span = min(max(spread, MIN_OF_SPAN), MAX_OF_SPAN)
 
     def __call__(
-        self, rows: Mapping[Configuration, Evaluated], seen: Sequence[Configuration]
+        self, rows: Mapping[Configuration, Evaluated], simulated: Sequence[Configuration]
     ) -> dict[str, Bounds]:
-        at = np.array([self._index[c] for c in seen], np.int64)
+        indices = np.array([self._index[c] for c in simulated], np.int64)
         bounds = {}
         for m in self._metrics:
             log = self._log[m.key]
-            if not len(at):
+            if not len(indices):
                 bounds[m.key] = Bounds(np.full(len(log), -math.inf), np.exp(log), np.full(len(log), math.inf))  # fmt: skip
                 continue
-            far = np.stack([self._distance(int(i), log) for i in at])
-            off = np.log([max(rows[c][m.key], 1e-9) for c in seen]) - log[at]
-            between = far[:, at]
-            apart = np.abs(off[:, None] - off[None, :])
-            slope = max(self._least(m), SAFETY * float((apart / between).max()))
-            low = (off[:, None] - slope * far).max(axis=0)
-            high = (off[:, None] + slope * far).min(axis=0)
+            distance = np.stack([self._distance(int(i), log) for i in indices])
+            error = np.log([max(rows[c][m.key], 1e-9) for c in simulated]) - log[indices]
+            pairs = distance[:, indices]
+            spread = np.abs(error[:, None] - error[None, :])
+            slope = max(self._min_slope(m), SAFETY * float((spread / pairs).max()))
+            low = (error[:, None] - slope * distance).max(axis=0)
+            high = (error[:, None] + slope * distance).min(axis=0)
             low, high = np.minimum(low, high), np.maximum(low, high)
-            middle = (off[:, None] / far**2).sum(axis=0) / (1 / far**2).sum(axis=0)
+            middle = (error[:, None] / distance**2).sum(axis=0) / (1 / distance**2).sum(axis=0)
             middle = np.clip(middle, low, high)
             bounds[m.key] = Bounds(*(np.exp(log + part) for part in (low, middle, high)))
         return bounds
 
-    def _least(self, metric: Metric) -> float:
+    def _min_slope(self, metric: Metric) -> float:
         if metric.key == "cost_per_hour":
             return 1e-6  # known, except for charges by use
         of_span = metric.key in ("cost", "throughput_tokens_per_s")
         return self._of_span if of_span else MIN_SLOPE
 
-    def anchors(self, seen: Sequence[Configuration], first: int, most: int) -> list[int]:
-        """Return ``first``, then the candidates farthest from all others, up to ``most`` with
-        ``seen``."""
+    def anchors(self, simulated: Sequence[Configuration], start: int, count: int) -> list[int]:
+        """Return ``start``, then the candidates farthest from all others, up to ``count`` with
+        ``simulated``."""
         log = next(reversed(self._log.values()))
-        have = [self._index[c] for c in seen]
-        new = [first]
-        while len(have) + len(new) < most:
-            far = np.stack([self._distance(i, log) for i in (*have, *new)]).min(axis=0)
-            far[[*have, *new]] = -1.0
-            new.append(int(far.argmax()))
-        return new
+        fixed = [self._index[c] for c in simulated]
+        chosen = [start]
+        while len(fixed) + len(chosen) < count:
+            distance = np.stack([self._distance(i, log) for i in (*fixed, *chosen)]).min(axis=0)
+            distance[[*fixed, *chosen]] = -1.0
+            chosen.append(int(distance.argmax()))
+        return chosen
 
-    def _distance(self, of: int, log: Floats) -> Floats:
+    def _distance(self, index: int, log: Floats) -> Floats:
         """Return one candidate's distances to all. Rows with similar predictions are near."""
-        far = np.abs(self._sizes - self._sizes[of]).sum(axis=1) + np.abs(log - log[of])
-        far += _INSTANCES * (self._instances != self._instances[of])
+        distance = np.abs(self._sizes - self._sizes[index]).sum(axis=1) + np.abs(log - log[index])
+        distance += _INSTANCES * (self._instances != self._instances[index])
         for values in self._choices:
-            far += _CHOICE * (values != values[of])
-        return np.maximum(far, NEAR)
+            distance += _CHOICE * (values != values[index])
+        return np.maximum(distance, NEAR)
 
 
 def _best_end(bounds: Mapping[str, Bounds], metric: Metric, i: int) -> float:
@@ -195,32 +195,32 @@ def _best_end(bounds: Mapping[str, Bounds], metric: Metric, i: int) -> float:
 
 def _possible(
     bounds: Mapping[str, Bounds],
-    left: Sequence[int],
+    candidates: Sequence[int],
     screened: Screened,
     constraints: Sequence[Constraint],
     minimise: Metric,
 ) -> list[int]:
     """Return the candidates that could replace the current choice."""
     if not screened.rows:
-        return list(left)
-    row, able = screened.choice.row, []
+        return list(candidates)
+    row, possible = screened.choice.row, []
     sign = -1.0 if minimise.maximise else 1.0
-    missed = sum(c.miss(row) for c in constraints)
+    total_miss = sum(c.miss(row) for c in constraints)
     # Values within a thousandth count as equal; the cheaper row is then chosen.
     limit = sign * row[minimise.key] + (abs(row[minimise.key]) * 1e-3 if minimise.key != "cost" else 0.0)  # fmt: skip
-    for i in left:
+    for i in candidates:
         miss = sum(c.miss({c.metric.key: _best_end(bounds, c.metric, i)}) for c in constraints)
         if screened.choice.feasible:
             if not miss and sign * _best_end(bounds, minimise, i) <= limit:
-                able.append(i)
-        elif miss <= missed:
-            able.append(i)
-    return able
+                possible.append(i)
+        elif miss <= total_miss:
+            possible.append(i)
+    return possible
 
 
-def _first(
+def _next_batch(
     bounds: Mapping[str, Bounds],
-    able: Sequence[int],
+    possible: Sequence[int],
     constraints: Sequence[Constraint],
     minimise: Metric,
 ) -> list[int]:
@@ -233,4 +233,4 @@ def _first(
         )
         return (miss, sign * float(bounds[minimise.key].middle[i]), i)
 
-    return sorted(able, key=order)[:BATCH]
+    return sorted(possible, key=order)[:BATCH]

@@ -26,12 +26,12 @@ class Steps:
 
     def total(self, amount: float) -> float:
         """Return the price of ``amount`` units, each part at the price of its step."""
-        paid, below = 0.0, 0.0
+        paid, previous = 0.0, 0.0
         for up_to, price in self.steps:
-            if amount <= below:
+            if amount <= previous:
                 break
-            paid += (min(amount, up_to) - below) * price
-            below = up_to
+            paid += (min(amount, up_to) - previous) * price
+            previous = up_to
         return paid
 
 
@@ -120,13 +120,13 @@ class DiskClass:
         """Return the operations per second that are bought with this bandwidth."""
         if self.iops is None:
             return 0.0
-        needed = self.iops.minimum
+        iops = self.iops.minimum
         if mib_s:
             size_mib = min(page_bytes / MIB, self.io_kib / 1024)
-            needed = max(needed, mib_s / size_mib if math.isfinite(size_mib) else 0.0)
+            iops = max(iops, mib_s / size_mib if math.isfinite(size_mib) else 0.0)
             if self.per_iops_mib_s:
-                needed = max(needed, mib_s / self.per_iops_mib_s)
-        return min(needed, max(self.iops.maximum, self.iops.minimum))
+                iops = max(iops, mib_s / self.per_iops_mib_s)
+        return min(iops, max(self.iops.maximum, self.iops.minimum))
 
     def read_bytes_per_s(
         self, gib: float, mib_s: float = 0.0, page_bytes: float = math.inf

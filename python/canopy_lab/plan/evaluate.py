@@ -46,17 +46,17 @@ class Evaluator:
         """Return one row per configuration, in order."""
         return self.at_loads([(c, load) for c in configurations])
 
-    def at_loads(self, wanted: Sequence[tuple[Configuration, float]]) -> list[Evaluated]:
+    def at_loads(self, pairs: Sequence[tuple[Configuration, float]]) -> list[Evaluated]:
         """Return one row per (configuration, load), in order."""
-        keys = [self._key(c, load) for c, load in wanted]
+        keys = [self._key(c, load) for c, load in pairs]
         missing = list(dict.fromkeys(k for k in keys if k not in self._rows))
-        first = dict(reversed(list(zip(keys, wanted))))
-        tasks = [SimulationTask(*first[key]) for key in missing]
-        for at, metrics in self.map(run_task, tasks):
-            self._rows[missing[at]] = metrics
+        pair_of = dict(reversed(list(zip(keys, pairs))))
+        tasks = [SimulationTask(*pair_of[key]) for key in missing]
+        for index, metrics in self.map(run_task, tasks):
+            self._rows[missing[index]] = metrics
         return [
             row_of(configuration, self._rows[key], self.work.prices, self._kv_bytes)
-            for key, (configuration, _) in zip(keys, wanted)
+            for key, (configuration, _) in zip(keys, pairs)
         ]
 
     def map(
@@ -83,7 +83,7 @@ class Evaluator:
         """Return a key that configurations with one simulation share."""
         work = self.work
         config = system_of(configuration, work.engine, work.prices, work.policy_configs)
-        what: dict[str, Any] = asdict(config)
+        settings: dict[str, Any] = asdict(config)
         # The group TTL table depends on the budget of all disks together.
         group = configuration.ttl == GROUP and (configuration.disk_gib, configuration.instances)
-        return json.dumps([what, group, load], sort_keys=True, default=str)
+        return json.dumps([settings, group, load], sort_keys=True, default=str)

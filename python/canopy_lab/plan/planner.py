@@ -237,7 +237,7 @@ def to_json(plan: CapacityPlan, origin: Mapping[str, Any]) -> dict[str, Any]:
         "evaluations": len(plan.result.rows),
         "grid_size": plan.grid_size,
         "stages": plan.result.stages,
-        "left_to_gain": plan.result.left if plan.predicted == 0 else None,
+        "left_to_gain": plan.result.remaining_gain if plan.predicted == 0 else None,
         "predicted": plan.predicted,
         "out_of_budget": plan.result.out_of_budget,
         "simulated": plan.simulated,

@@ -149,10 +149,10 @@ def _disk(name: str, document: Any, where: str) -> DiskClass:
     if billing not in BILLING:
         raise CanopyError(f"{fields.where}: billing must be one of {', '.join(BILLING)}")
     default: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(DiskClass)}
-    others: dict[str, Any] = {
+    numbers: dict[str, Any] = {
         **{key: fields.number(key, default[key]) for key in _OF_SIZE},
         **{key: width.number(key, default[key]) for key in _OF_BANDWIDTH},
-        **{key: bool(fields.get(key, usual)) for key, usual in switches.items()},
+        **{key: bool(fields.get(key, default_value)) for key, default_value in switches.items()},
     }
     disk = DiskClass(
         name=name,
@@ -161,7 +161,7 @@ def _disk(name: str, document: Any, where: str) -> DiskClass:
         iops=_provisioned(fields, "iops"),
         throughput=_provisioned(fields, "throughput"),
         billing=billing,
-        **others,
+        **numbers,
     )
     if disk.largest_gib < disk.smallest_gib:
         raise CanopyError(f"{fields.where}: largest_gib lies below smallest_gib")
@@ -176,13 +176,13 @@ def _provisioned(fields: _Fields, key: str) -> Provisioned | None:
     document = fields.get(key, None)
     if document is None:
         return None
-    inner = _Fields(document, f"{fields.where}: {key}")
-    inner.allow("amount", "most", "included", "per_month")
-    minimum = inner.number("amount")
-    maximum = inner.number("most", minimum)
+    entry = _Fields(document, f"{fields.where}: {key}")
+    entry.allow("amount", "most", "included", "per_month")
+    minimum = entry.number("amount")
+    maximum = entry.number("most", minimum)
     if maximum < minimum:
-        raise CanopyError(f"{inner.where}: most ({maximum:g}) lies below amount ({minimum:g})")
-    return Provisioned(minimum, inner.number("included", 0.0), inner.steps("per_month"), maximum)
+        raise CanopyError(f"{entry.where}: most ({maximum:g}) lies below amount ({minimum:g})")
+    return Provisioned(minimum, entry.number("included", 0.0), entry.steps("per_month"), maximum)
 
 
 def _source(source: Any) -> str:
@@ -223,19 +223,19 @@ class _Fields:
         value = self._fields.get(name)
         if not isinstance(value, list):
             return Steps(((math.inf, self.number(name)),))
-        steps, below = [], 0.0
-        for at, step in enumerate(value):
-            last = at == len(value) - 1
-            if not (isinstance(step, list) and len(step) == 2) or (step[0] is None) != last:
+        steps, previous = [], 0.0
+        for index, step in enumerate(value):
+            final = index == len(value) - 1
+            if not (isinstance(step, list) and len(step) == 2) or (step[0] is None) != final:
                 raise CanopyError(
                     f"{self.where}: {name} must be a number or [[up_to, price], ..., [null, price]]"
                 )
-            pair = _Fields({"up_to": math.inf if last else step[0], "price": step[1]}, self.where)
-            up_to = math.inf if last else pair.number("up_to")
-            if up_to <= below:
+            pair = _Fields({"up_to": math.inf if final else step[0], "price": step[1]}, self.where)
+            up_to = math.inf if final else pair.number("up_to")
+            if up_to <= previous:
                 raise CanopyError(f"{self.where}: the steps of {name} must rise")
             steps.append((up_to, pair.number("price")))
-            below = up_to
+            previous = up_to
         if not steps:
             raise CanopyError(f"{self.where}: {name} has no step")
         return Steps(tuple(steps))

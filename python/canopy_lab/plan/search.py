@@ -58,7 +58,7 @@ class SearchResult:
     rows: dict[Configuration, Evaluated] = field(default_factory=dict)
     stages: dict[str, int] = field(default_factory=dict)
     """Evaluations by step of the algorithm."""
-    left: float = 0.0
+    remaining_gain: float = 0.0
     """Largest gain from further sizes, as a share of the dominated volume."""
     budget: int = 0
     out_of_budget: bool = False
@@ -105,29 +105,29 @@ class _Search:
         self.space, self.objectives, self.options = space, objectives, options
         self._evaluate, self._certain_of, self._progress = evaluate, certain_of, progress
         self.result = SearchResult(budget=options.evaluations)
-        self._first = space.first_slices()
+        self._start_slices = space.first_slices()
         self._slices: set[Configuration] = set()
         self._expanded: set[tuple[Configuration, float]] = set()
         """Expanded lines, each with the last DRAM size before the expansion."""
-        for where in self._first:
-            self._open(where)
+        for base in self._start_slices:
+            self._allow(base)
 
     def coarse(self) -> None:
         """Evaluate the coarse grid (step 1)."""
         drams, disks = self.space.dram_gib, self.space.disk_gib
-        half, most = len(drams) // 2, len(disks) - 1
+        middle, largest = len(drams) // 2, len(disks) - 1
         points = []
-        for where in self._first:
+        for base in self._start_slices:
             # Include the largest DRAM, because caches have cliffs: nothing is gained until the
             # working set fits, and smaller steps do not show it.
-            for at in sorted({0, min(1, half), half, len(drams) - 1}):
-                points.append(self.space.sized(where, drams[at], 0.0))
-            widths = self.space.widths(where.disk)
-            for disk in sorted({(most + 1) // 2, most} - {0}):
-                for at in sorted({min(1, half), half}):
-                    points.append(self.space.sized(where, drams[at], disks[disk], widths[-1]))
+            for index in sorted({0, min(1, middle), middle, len(drams) - 1}):
+                points.append(self.space.sized(base, drams[index], 0.0))
+            widths = self.space.widths(base.disk)
+            for disk in sorted({(largest + 1) // 2, largest} - {0}):
+                for index in sorted({min(1, middle), middle}):
+                    points.append(self.space.sized(base, drams[index], disks[disk], widths[-1]))
             for mib_s in widths[:-1]:
-                points.append(self.space.sized(where, drams[half], disks[most], mib_s))
+                points.append(self.space.sized(base, drams[middle], disks[largest], mib_s))
         self._add("coarse", points)
 
     def expand(self) -> int:
@@ -135,21 +135,21 @@ class _Search:
 
         Returns the number of evaluations.
         """
-        drams, done, count = self.space.dram_gib, self._expanded, 0
+        drams, expanded, count = self.space.dram_gib, self._expanded, 0
         while not self.result.out_of_budget:
             scale, points = self._scale(), []
             for line in lines_of(self.result.rows, self.space, self._slices):
                 if line.axis != "dram_gib" or line.base.disk is None or len(line.points) < 2:
                     continue
-                (_, before), (last, after) = line.points[-2:]
-                larger = (replace(line.base, dram_gib=d) for d in drams if d > last)
-                beyond = [c for c in larger if self.space.fits(c)]
-                if not beyond or (line.base, last) in done:
+                (_, previous), (size, latest) = line.points[-2:]
+                larger = (replace(line.base, dram_gib=d) for d in drams if d > size)
+                next_points = [c for c in larger if self.space.fits(c)]
+                if not next_points or (line.base, size) in expanded:
                     continue
-                done.add((line.base, last))
-                gain = scale(self._vector(before)) - scale(self._vector(after))
+                expanded.add((line.base, size))
+                gain = scale(self._vector(previous)) - scale(self._vector(latest))
                 if gain.max() >= MARGINAL_GAIN:
-                    points.append(beyond[0])
+                    points.append(next_points[0])
             added = self._add("expansion", points)
             count += added
             if not added:
@@ -160,12 +160,12 @@ class _Search:
         """Evaluate midpoints until the remaining gain is below ``tolerance`` (steps 3 and 4)."""
         while True:
             candidates = self._midpoints()
-            self.result.left = self._left(candidates)
-            if self.result.left <= tolerance:
+            self.result.remaining_gain = self._remaining_gain(candidates)
+            if self.result.remaining_gain <= tolerance:
                 self.result.out_of_budget = False
                 return
-            chosen = sorted(candidates, key=lambda m: -m.priority)[:_BATCH]
-            if not self._add("midpoints", [m.configuration for m in chosen]):
+            batch = sorted(candidates, key=lambda m: -m.priority)[:_BATCH]
+            if not self._add("midpoints", [m.configuration for m in batch]):
                 return
 
     def choices(self) -> None:
@@ -176,25 +176,25 @@ class _Search:
                 probes = self._probes(knob)
                 if not probes:
                     continue
-                before = self._volume()
-                tried = {replace(c, **{name: value}).normal(): c for c in probes}
-                self._add(name, tried)
+                volume = self._volume()
+                probed = {replace(c, **{name: value}).normal(): c for c in probes}
+                self._add(name, probed)
                 helped = [
-                    new
-                    for new, old in tried.items()
-                    if new in self.result.rows and self._gain(old, new) > MARGINAL_GAIN
+                    point
+                    for point, probe in probed.items()
+                    if point in self.result.rows and self._gain(probe, point) > MARGINAL_GAIN
                 ]
-                if self._volume() - before <= self.options.tolerance and not helped:
+                if self._volume() - volume <= self.options.tolerance and not helped:
                     continue
                 front = [replace(c, **{name: value}) for c in self._front() if knob.applies(c)]
                 for c in (*front, *helped):
-                    self._open(c)
+                    self._allow(c)
                 self._add(name, front)
 
-    def _open(self, where: Configuration) -> None:
-        """Allow refinement of lines with the choices of ``where``."""
-        self._slices.add(slice_of(where))
-        self._slices.add(slice_of(replace(where, disk_gib=0.0).normal()))
+    def _allow(self, base: Configuration) -> None:
+        """Allow refinement of lines with the choices of ``base``."""
+        self._slices.add(slice_of(base))
+        self._slices.add(slice_of(replace(base, disk_gib=0.0).normal()))
 
     def _probes(self, knob: Knob) -> list[Configuration]:
         """Return points on which a choice is tried: some of the front, and the largest disks.
@@ -202,37 +202,37 @@ class _Search:
         The front may barely use a tier that a better choice would make worth its price.
         """
         front = [c for c in self._front() if knob.applies(c)]
-        at = np.linspace(0, len(front) - 1, min(PROBES, len(front)))
-        chosen = dict.fromkeys(front[round(i)] for i in at)
+        indices = np.linspace(0, len(front) - 1, min(PROBES, len(front)))
+        probes = dict.fromkeys(front[round(i)] for i in indices)
         for disk in self.space.disks if knob.tier == "disk" else ():
-            have = [c for c in self.result.rows if c.disk == disk]
-            if have:
-                most = max(c.disk_gib for c in have)
-                drams = sorted(c.dram_gib for c in have if c.disk_gib == most)
+            rows = [c for c in self.result.rows if c.disk == disk]
+            if rows:
+                gib = max(c.disk_gib for c in rows)
+                drams = sorted(c.dram_gib for c in rows if c.disk_gib == gib)
                 for dram in sorted({drams[0], drams[-1]}):
                     # The first such row has the first value of every other choice.
-                    chosen[next(c for c in have if (c.disk_gib, c.dram_gib) == (most, dram))] = None
-        return list(chosen)
+                    probes[next(c for c in rows if (c.disk_gib, c.dram_gib) == (gib, dram))] = None
+        return list(probes)
 
-    def _gain(self, before: Configuration, after: Configuration) -> float:
+    def _gain(self, old: Configuration, new: Configuration) -> float:
         """Return the largest gain of any objective, as a share of its range."""
         scale = self._scale()
-        return float((scale(self._vector(before)) - scale(self._vector(after))).max())
+        return float((scale(self._vector(old)) - scale(self._vector(new))).max())
 
     def _add(self, stage: str, points: Iterable[Configuration | None]) -> int:
         """Evaluate the new configurations in ``points`` within the budget; return their number."""
-        new = [p for p in dict.fromkeys(points) if p is not None and p not in self.result.rows]
+        added = [p for p in dict.fromkeys(points) if p is not None and p not in self.result.rows]
         room = self.result.budget - len(self.result.rows)
-        if len(new) > room:
+        if len(added) > room:
             self.result.out_of_budget = True
-            new = new[:room]
-        if not new:
+            added = added[:room]
+        if not added:
             return 0
-        self.result.rows.update(zip(new, self._evaluate(new)))
-        self.result.stages[stage] = self.result.stages.get(stage, 0) + len(new)
+        self.result.rows.update(zip(added, self._evaluate(added)))
+        self.result.stages[stage] = self.result.stages.get(stage, 0) + len(added)
         if self._progress is not None:
             self._progress(stage, len(self.result.rows))
-        return len(new)
+        return len(added)
 
     def _midpoints(self) -> list[Midpoint]:
         lines = lines_of(self.result.rows, self.space, self._slices)
@@ -240,14 +240,14 @@ class _Search:
             lines, self.result.rows, self.objectives, self._scale(), self.space, self._certain_of
         )
 
-    def _left(self, candidates: Sequence[Midpoint]) -> float:
+    def _remaining_gain(self, candidates: Sequence[Midpoint]) -> float:
         """Return the gain of all midpoints at their best, as a share of the volume."""
         if not candidates:
             return 0.0
         scale, points = self._scale(), self.objectives.matrix(self.result.rows.values())
         volume = scale.hypervolume(points)
-        most = scale.hypervolume(np.vstack([points, *(m.bound for m in candidates)]))
-        return (most - volume) / max(volume, 1e-12)
+        bound = scale.hypervolume(np.vstack([points, *(m.bound for m in candidates)]))
+        return (bound - volume) / max(volume, 1e-12)
 
     def _vector(self, point: Configuration) -> np.ndarray:
         return self.objectives.vector(self.result.rows[point])

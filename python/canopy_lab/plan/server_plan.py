@@ -90,17 +90,17 @@ def server_plan(
             ttl = replace(ttl, hash=SERVER_HASH)
     elif c.disk is not None and c.ttl is not None:
         ttl = TTLTable(residual_ttl_s=float(c.ttl))
-    shared = c.disk is not None and work.prices.disk(c.disk).shared
+    is_shared = c.disk is not None and work.prices.disk(c.disk).shared
     if c.disk is not None:
         notes["disk_class"] = c.disk
-        notes["disk"] = "one store for all" if shared else "a disk of each server"
+        notes["disk"] = "one store for all" if is_shared else "a disk of each server"
         if c.disk_mib_s:
             notes["disk_mib_s"] = c.disk_mib_s
     with_host = c.dram_gib > 0
-    own_disk = c.disk is not None and not shared
+    own_disk = c.disk is not None and not is_shared
     policy, options = live_name(c.policy), dict(configs.get(c.policy, {}))
     ranked = {"policy": policy, **options} if options else policy
-    settings = _settings(c, work, shared)
+    settings = _settings(c, work, is_shared)
     extra = settings.extra_config()
     if own_disk:
         extra["capacity_bytes"] = _disk_bytes(c, row, work)

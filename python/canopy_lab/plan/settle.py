@@ -27,19 +27,18 @@ def settle(
     evaluate: Evaluator,
 ) -> tuple[ChosenConfiguration, dict[Configuration, Evaluated]]:
     """Move to a better neighbour while there is one. Returns the choice and all rows."""
-    seen: dict[Configuration, Evaluated] = {row.configuration: row for row in rows}
+    known_rows: dict[Configuration, Evaluated] = {row.configuration: row for row in rows}
     for _ in range(ROUNDS):
         chosen = choice.row.configuration
-        near = [
-            c for c in neighbours_of(chosen, seen, space) if _may_win(c, choice, minimise, evaluate)
-        ]
-        others = [c for c in space.alternatives(chosen) if evaluate.is_sold(c)]
-        new = [c for c in dict.fromkeys((*near, *others)) if c not in seen]
-        if not new:
+        midpoints = neighbours_of(chosen, known_rows, space)
+        sizes = [c for c in midpoints if _may_win(c, choice, minimise, evaluate)]
+        choices = [c for c in space.alternatives(chosen) if evaluate.is_sold(c)]
+        batch = [c for c in dict.fromkeys((*sizes, *choices)) if c not in known_rows]
+        if not batch:
             break
-        seen.update(zip(new, evaluate(new)))
-        choice = choose(list(seen.values()), constraints, minimise)
-    return choice, seen
+        known_rows.update(zip(batch, evaluate(batch)))
+        choice = choose(list(known_rows.values()), constraints, minimise)
+    return choice, known_rows
 
 
 def _may_win(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from canopy_lab.plan.objective import Evaluated, Objectives, Scale
-from canopy_lab.plan.sizes import between
+from canopy_lab.plan.sizes import middle_size
 from canopy_lab.plan.space import SIZES, Configuration, Space, slice_of
 
 Rows = Mapping[Configuration, Evaluated]
@@ -52,13 +52,13 @@ def lines_of(
                 continue
             if axis == "disk_mib_s" and c.disk not in space.speeds:
                 continue
-            base = _without(c, axis)
+            base = _zero_size(c, axis)
             lines.setdefault((axis, base), {})[getattr(c, axis)] = c
     for (axis, base), points in lines.items():
         if axis == "disk_gib":
-            none = base.normal()
-            if none in rows:
-                points[0.0] = none
+            diskless = base.normal()
+            if diskless in rows:
+                points[0.0] = diskless
     return [Line(axis, base, tuple(sorted(p.items()))) for (axis, base), p in lines.items()]
 
 
@@ -74,10 +74,10 @@ def midpoints(
     points = objectives.matrix(rows.values())
     front = points[objectives.front(list(rows.values()))]
     volume = scale.hypervolume(front)
-    best: dict[Configuration, Midpoint] = {}
+    by_point: dict[Configuration, Midpoint] = {}
     for line in lines:
         for middle, ends, bend in _gaps(line, rows, objectives, scale, space):
-            point = _with(line, middle)
+            point = _set_size(line, middle)
             if point in rows:
                 continue
             bound = _bound(point, [rows[end] for end in ends], objectives, certain_of)
@@ -85,36 +85,36 @@ def midpoints(
             if gain <= 1e-9 * max(volume, 1e-12):
                 continue
             mid = Midpoint(point, bound, gain * (1 + bend))
-            if point not in best or best[point].priority < mid.priority:
-                best[point] = mid
-    return list(best.values())
+            if point not in by_point or by_point[point].priority < mid.priority:
+                by_point[point] = mid
+    return list(by_point.values())
 
 
-def lines_through(of: Configuration, rows: Rows, space: Space) -> list[Line]:
-    lines = lines_of(rows, space, {slice_of(c) for c in rows if _same(c, of)})
-    return [line for line in lines if any(c == of for _, c in line.points)]
+def lines_through(point: Configuration, rows: Rows, space: Space) -> list[Line]:
+    lines = lines_of(rows, space, {slice_of(c) for c in rows if _share_line(c, point)})
+    return [line for line in lines if any(c == point for _, c in line.points)]
 
 
-def neighbours_of(of: Configuration, rows: Rows, space: Space) -> list[Configuration]:
-    """Return the midpoints between ``of`` and its next evaluated sizes, each once."""
+def neighbours_of(point: Configuration, rows: Rows, space: Space) -> list[Configuration]:
+    """Return the midpoints between ``point`` and its next evaluated sizes, each once."""
     neighbours: dict[Configuration, None] = {}
-    for line in lines_through(of, rows, space):
-        at = [c for _, c in line.points].index(of)
-        amount = line.points[at][0]
-        sizes = [line.points[i][0] for i in (at - 1, at + 1) if 0 <= i < len(line.points)]
-        if at == 0 and amount > 0 and line.axis != "disk_mib_s":
+    for line in lines_through(point, rows, space):
+        index = [c for _, c in line.points].index(point)
+        amount = line.points[index][0]
+        sizes = [line.points[i][0] for i in (index - 1, index + 1) if 0 <= i < len(line.points)]
+        if index == 0 and amount > 0 and line.axis != "disk_mib_s":
             sizes.append(0.0)
         for size in sizes:
-            middle = between(min(amount, size), max(amount, size), _least(line, space))
+            middle = middle_size(min(amount, size), max(amount, size), _min_size(line, space))
             if middle is not None:
-                neighbours[_with(line, middle)] = None
+                neighbours[_set_size(line, middle)] = None
     return list(neighbours)
 
 
-def _same(c: Configuration, of: Configuration) -> bool:
-    """Return whether ``c`` may lie on a line through ``of``."""
-    mine, its = slice_of(c), slice_of(of)
-    return mine == its or c.disk is None or of.disk is None
+def _share_line(c: Configuration, point: Configuration) -> bool:
+    """Return whether ``c`` may lie on a line through ``point``."""
+    own_slice, point_slice = slice_of(c), slice_of(point)
+    return own_slice == point_slice or c.disk is None or point.disk is None
 
 
 def _gaps(
@@ -126,21 +126,21 @@ def _gaps(
     a smaller size is cheaper, and at best as good as the lowest point.
     """
     gaps: list[tuple[float, tuple[Configuration, ...], float]] = []
-    least = _least(line, space)
+    min_gib = _min_size(line, space)
     bends = _curvature([scale(objectives.vector(rows[c])) for _, c in line.points])
     if line.points[0][0] > 0 and line.axis != "disk_mib_s":
-        middle = between(0.0, line.points[0][0], least)
+        middle = middle_size(0.0, line.points[0][0], min_gib)
         if middle is not None:
             gaps.append((middle, (line.points[0][1],), 0.0))
-    for at in range(len(line.points) - 1):
-        (low, left), (high, right) = line.points[at], line.points[at + 1]
-        middle = between(low, high, least)
+    for index in range(len(line.points) - 1):
+        (low, lower), (high, upper) = line.points[index], line.points[index + 1]
+        middle = middle_size(low, high, min_gib)
         if middle is not None:
-            gaps.append((middle, (left, right), max(bends[at], bends[at + 1])))
+            gaps.append((middle, (lower, upper), max(bends[index], bends[index + 1])))
     return gaps
 
 
-def _least(line: Line, space: Space) -> float:
+def _min_size(line: Line, space: Space) -> float:
     return 0.0 if line.axis == "disk_mib_s" else space.least_gib
 
 
@@ -154,25 +154,25 @@ def _bound(
     bound = objectives.matrix(ends).min(axis=0)
     if certain_of is not None:
         certain = certain_of(point, ends)
-        for at, m in enumerate(objectives.metrics):
+        for index, m in enumerate(objectives.metrics):
             if m.key in certain:
-                bound[at] = -certain[m.key] if m.maximise else certain[m.key]
+                bound[index] = -certain[m.key] if m.maximise else certain[m.key]
     return bound
 
 
-def _without(c: Configuration, axis: str) -> Configuration:
+def _zero_size(c: Configuration, axis: str) -> Configuration:
     zero: dict[str, Any] = {axis: 0.0}
     return replace(c, **zero)
 
 
-def _with(line: Line, size: float) -> Configuration:
-    given: dict[str, Any] = {line.axis: size}
-    return replace(line.base, **given)
+def _set_size(line: Line, size: float) -> Configuration:
+    change: dict[str, Any] = {line.axis: size}
+    return replace(line.base, **change)
 
 
 def _curvature(points: Sequence[np.ndarray]) -> list[float]:
     """Return the curvature of the line of objectives at each point; 0 at its ends."""
     bends = [0.0] * len(points)
-    for at in range(1, len(points) - 1):
-        bends[at] = float(np.abs(points[at - 1] - 2 * points[at] + points[at + 1]).max())
+    for i in range(1, len(points) - 1):
+        bends[i] = float(np.abs(points[i - 1] - 2 * points[i] + points[i + 1]).max())
     return bends

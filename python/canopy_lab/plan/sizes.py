@@ -18,24 +18,24 @@ def round_size(size: float) -> float:
     return round(size / step) * step
 
 
-def sizes(most: float, levels: int, least: float = 0.0) -> tuple[float, ...]:
-    """Return 0 and up to ``levels`` sizes from ``most`` down, each half of the previous one.
+def sizes(largest: float, levels: int, least: float = 0.0) -> tuple[float, ...]:
+    """Return 0 and up to ``levels`` sizes from ``largest`` down, each half of the previous one.
 
-    Sizes below ``least`` are omitted. ``most`` is rounded up. Raises ``CanopyError`` if there is no
+    Sizes below ``least`` are omitted. ``largest`` is rounded up. Raises ``CanopyError`` if there is no
     size.
     """
-    if not (most > 0 and math.isfinite(most)) or levels < 1:
+    if not (largest > 0 and math.isfinite(largest)) or levels < 1:
         raise CanopyError(
-            f"sizes need a maximum above 0 and at least one level, got {most}, {levels}"
+            f"sizes need a maximum above 0 and at least one level, got {largest}, {levels}"
         )
-    top = round_size(most)
-    if top < most * (1 - 1e-9):
-        top = round_size(most * (1 + 1 / STEPS_AN_OCTAVE))
+    top = round_size(largest)
+    if top < largest * (1 - 1e-9):
+        top = round_size(largest * (1 + 1 / STEPS_AN_OCTAVE))
     ladder = [top / 2**k for k in range(levels)]
     return (0.0, *(s for s in reversed(ladder) if s >= min(least, top)))
 
 
-def between(low: float, high: float, least: float = 0.0) -> float | None:
+def middle_size(low: float, high: float, least: float = 0.0) -> float | None:
     """Return a size midway between two; ``None`` without one, or if below ``least``."""
     if low > 0 and high / low > 4:
         middle = round_size(math.sqrt(low * high))

@@ -158,22 +158,22 @@ class Space:
         ]
 
     def sized(
-        self, where: Configuration, dram_gib: float, disk_gib: float, mib_s: float = 0.0
+        self, base: Configuration, dram_gib: float, disk_gib: float, mib_s: float = 0.0
     ) -> Configuration | None:
-        """Return ``where`` with these sizes; ``None`` for a disk without DRAM, or if too large.
+        """Return ``base`` with these sizes; ``None`` for a disk without DRAM, or if too large.
 
         HiCache reads from storage into host memory, so a disk needs DRAM.
         """
-        if disk_gib and (not dram_gib or where.disk is None):
+        if disk_gib and (not dram_gib or base.disk is None):
             return None
         configuration = replace(
-            where, dram_gib=dram_gib, disk_gib=disk_gib, disk_mib_s=mib_s
+            base, dram_gib=dram_gib, disk_gib=disk_gib, disk_mib_s=mib_s
         ).normal()
         return configuration if self.fits(configuration) else None
 
-    def fits(self, of: Configuration) -> bool:
+    def fits(self, point: Configuration) -> bool:
         """Whether the host memory of all instances is within the largest."""
-        return of.instances * of.dram_gib <= self.host_most_gib * (1 + 1e-9)
+        return point.instances * point.dram_gib <= self.host_most_gib * (1 + 1e-9)
 
     def widths(self, disk: str | None) -> tuple[float, ...]:
         """Return the initial bandwidths of a class; (0,) if bandwidth is not sold."""
@@ -189,10 +189,10 @@ class Space:
 
     def grid(self) -> list[Configuration]:
         points: dict[Configuration, None] = {}
-        for where in self.slices():
+        for base in self.slices():
             for dram, disk in product(self.dram_gib, self.disk_gib):
-                for mib_s in self.widths(where.disk):
-                    configuration = self.sized(where, dram, disk, mib_s)
+                for mib_s in self.widths(base.disk):
+                    configuration = self.sized(base, dram, disk, mib_s)
                     if configuration is not None:
                         points[configuration] = None
         return list(points)
@@ -219,30 +219,30 @@ class Space:
             disk_gib=finer(self.disk_gib, disk_steps),
         )
 
-    def alternatives(self, of: Configuration) -> list[Configuration]:
-        """Return the configurations that differ from ``of`` in one choice, with equal sizes."""
+    def alternatives(self, point: Configuration) -> list[Configuration]:
+        """Return the configurations that differ from ``point`` in one choice, with equal sizes."""
         neighbours: dict[Configuration, None] = {}
-        steps = [replace(of, instances=n) for n in self.instances]
-        if of.disk is not None:
+        steps = [replace(point, instances=n) for n in self.instances]
+        if point.disk is not None:
             for disk in self.disks:
                 widths = self.widths(disk)
-                nearest = min(widths, key=lambda w: abs(w - of.disk_mib_s))
-                steps.append(replace(of, disk=disk, disk_mib_s=nearest))
-        elif of.dram_gib > 0 and len(self.disk_gib) > 1:
-            first = self.first_slices()
+                nearest = min(widths, key=lambda w: abs(w - point.disk_mib_s))
+                steps.append(replace(point, disk=disk, disk_mib_s=nearest))
+        elif point.dram_gib > 0 and len(self.disk_gib) > 1:
+            slices = self.first_slices()
             steps += [
-                replace(of, disk=s.disk, disk_gib=self.disk_gib[1], ttl=s.ttl,
+                replace(point, disk=s.disk, disk_gib=self.disk_gib[1], ttl=s.ttl,
                         disk_mib_s=self.widths(s.disk)[0],
                         prefetch_policy=s.prefetch_policy)
-                for s in first
+                for s in slices
                 if s.disk is not None
             ]  # fmt: skip
         for knob in KNOBS:
-            if knob.applies(of):
-                steps += [replace(of, **{knob.name: v}) for v in self.values(knob)]
+            if knob.applies(point):
+                steps += [replace(point, **{knob.name: v}) for v in self.values(knob)]
         for step in steps:
             normal = step.normal()
-            if normal != of and self.fits(normal):
+            if normal != point and self.fits(normal):
                 neighbours[normal] = None
         return list(neighbours)
 

@@ -55,7 +55,7 @@ def overview(plan: CapacityPlan) -> list[str]:
         )
     else:
         lines.append(
-            f"Sizes between those evaluated could add {100 * plan.result.left:.2g} % to that volume "
+            f"Sizes between those evaluated could add {100 * plan.result.remaining_gain:.2g} % to that volume "
             "at most, if more room is never slower."
         )
     return lines

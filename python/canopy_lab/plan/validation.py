@@ -47,21 +47,21 @@ class Validation:
     """Predicted and measured values by metric. Hit ratios are of prompt tokens."""
 
     requests: int
-    seen: Mapping[str, float]
+    measured: Mapping[str, float]
     predicted: Mapping[str, float]
 
     def error(self, name: str) -> float:
         """Return the prediction error: points of hit ratio, else a share of the measured value."""
-        seen, predicted = self.seen[name], self.predicted[name]
-        return predicted - seen if name in HITS else predicted / max(seen, 1e-12) - 1
+        measured, predicted = self.measured[name], self.predicted[name]
+        return predicted - measured if name in HITS else predicted / max(measured, 1e-12) - 1
 
     def to_json(self) -> dict[str, Any]:
-        both = [n for n in METRICS if n in self.seen and n in self.predicted]
+        names = [n for n in METRICS if n in self.measured and n in self.predicted]
         return {
             "requests": self.requests,
-            "seen": {n: self.seen[n] for n in both},
-            "predicted": {n: self.predicted[n] for n in both},
-            "errors": {n: self.error(n) for n in both},
+            "seen": {n: self.measured[n] for n in names},
+            "predicted": {n: self.predicted[n] for n in names},
+            "errors": {n: self.error(n) for n in names},
         }
 
 
@@ -135,36 +135,36 @@ def validate(
 
     ``served`` is keyed by the requests' ``line``. Raises ``CanopyError`` if too few were served.
     """
-    first, last = (round(share * len(trace)) for share in part)
+    start, stop = (round(share * len(trace)) for share in part)
     answers = [served.get(r.line) for r in trace]
     ttft = np.array([s.ttft_s if s and s.ttft_s is not None else math.nan for s in answers])
-    counted = np.isfinite(ttft)
-    counted[:first] = counted[last:] = False
-    if counted.sum() < 2:
+    is_compared = np.isfinite(ttft)
+    is_compared[:start] = is_compared[stop:] = False
+    if is_compared.sum() < 2:
         raise CanopyError(
-            f"only {int(counted.sum())} of {len(trace)} requests have the time of their first "
+            f"only {int(is_compared.sum())} of {len(trace)} requests have the time of their first "
             "token; give a log of more requests"
         )
     workload = Workload(trace, logged_times=True)
     result = simulate_system(workload, config, profile, arrivals=AsAnswered(workload, served))
     prompts = np.array([max(r.input_tokens, 1) for r in trace])
     cached = np.array([s.cached_tokens if s else 0 for s in answers])
-    seen = _ttfts(ttft[counted])
-    predicted = _ttfts(result.ttft_s[counted])
-    seen["token_hit_ratio"] = float(cached[counted].sum() / prompts[counted].sum())
+    measured = _ttfts(ttft[is_compared])
+    predicted = _ttfts(result.ttft_s[is_compared])
+    measured["token_hit_ratio"] = float(cached[is_compared].sum() / prompts[is_compared].sum())
     predicted["token_hit_ratio"] = float(
-        result.cached_tokens[counted].sum() / prompts[counted].sum()
+        result.cached_tokens[is_compared].sum() / prompts[is_compared].sum()
     )
     tokens = sum(r.input_tokens + max(r.output_tokens, 1) for r in trace)
     ends = [r.time_s + s.e2e_s for r, s in zip(trace, answers) if s and s.e2e_s is not None]
     if ends:
-        seen["throughput_tokens_per_s"] = tokens / max(max(ends) - trace[0].time_s, 1e-9)
+        measured["throughput_tokens_per_s"] = tokens / max(max(ends) - trace[0].time_s, 1e-9)
         predicted["throughput_tokens_per_s"] = result.throughput_tokens_per_s
     tiers = [s.cached_by_tier for s in answers if s is not None and s.cached_by_tier is not None]
     for tier in TIERS if tiers else ():
-        seen[f"{tier}_hit_ratio"] = sum(t[tier] for t in tiers) / int(prompts.sum())
+        measured[f"{tier}_hit_ratio"] = sum(t[tier] for t in tiers) / int(prompts.sum())
         predicted[f"{tier}_hit_ratio"] = result.token_hit_ratio_by_tier[tier]
-    return Validation(int(counted.sum()), seen, predicted)
+    return Validation(int(is_compared.sum()), measured, predicted)
 
 
 def recalibrate(
@@ -187,8 +187,8 @@ def recalibrate(
         else:
             low = middle
     factor = math.sqrt(low * high)
-    better = scaled(profile, factor)
-    return factor, better, validate(trace, served, config, better, part=(half, 1.0))
+    rescaled = scaled(profile, factor)
+    return factor, rescaled, validate(trace, served, config, rescaled, part=(half, 1.0))
 
 
 def scaled(profile: EngineProfile, factor: float) -> EngineProfile:
@@ -248,21 +248,21 @@ class AsAnswered:
             while under_way and under_way[0][0] <= now:
                 _, earlier = heapq.heappop(under_way)
                 answered.update(dict.fromkeys(workload.trace[earlier].blocks, earlier))
-            before = None
+            previous = None
             for block in record.blocks:
                 if block not in answered:
                     break
-                before = answered[block]
-            if before is not None:
-                self._following.setdefault(before, []).append(index)
+                previous = answered[block]
+            if previous is not None:
+                self._following.setdefault(previous, []).append(index)
                 waits.add(index)
             answer = served.get(record.line)
             if answer is not None and answer.e2e_s is not None:
                 heapq.heappush(under_way, (now + answer.e2e_s, index))
-        self._first = [(t, i) for i, t in enumerate(self._times) if i not in waits]
+        self._starts = [(t, i) for i, t in enumerate(self._times) if i not in waits]
 
     def begin(self) -> Sequence[tuple[float, int]]:
-        return self._first
+        return self._starts
 
     def answered(self, request: int, end_s: float) -> Sequence[tuple[float, int]]:
         return [(max(self._times[i], end_s), i) for i in self._following.get(request, ())]

@@ -44,12 +44,12 @@ class PlanInputs:
     """Origin of the trace's block ids (``ttl.table.HASHES``)."""
     _observed: dict[float, Paths] = field(default_factory=dict)
     _tables: dict[tuple[float, float], TTLTable] = field(default_factory=dict)
-    _served: dict[float, Workload] = field(default_factory=dict)
+    _workloads: dict[float, Workload] = field(default_factory=dict)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the inputs only, without derived tables."""
-        given = (self.trace, self.engine, self.prices, self.policy_configs, self.hash)
-        return PlanInputs, given
+        inputs = (self.trace, self.engine, self.prices, self.policy_configs, self.hash)
+        return PlanInputs, inputs
 
     def with_trace(self, trace: CompactTrace) -> PlanInputs:
         """Return the inputs for another trace, without derived tables."""
@@ -79,9 +79,9 @@ class PlanInputs:
 
     def served(self, load: float = 1.0) -> Workload:
         """Return the workload at this load, prepared once for all its simulations."""
-        if load not in self._served:
-            self._served[load] = Workload(at_load(self.trace, load))
-        return self._served[load]
+        if load not in self._workloads:
+            self._workloads[load] = Workload(at_load(self.trace, load))
+        return self._workloads[load]
 
 
 def simulate_one(inputs: PlanInputs, task: SimulationTask) -> tuple[SystemResult, TTLTable | None]:
