@@ -102,7 +102,7 @@ def _merge(
                 lines.parse_object(text), name, start.file_index + 1
             )
         except lines.BadLine as error:
-            tolerance.bad(start.file_index + 1, str(error), where=name)
+            tolerance.count_bad(start.file_index + 1, str(error), name=name)
             continue
         if conversation.source is None:
             requests = _place_private(conversation, start, first_id, heads)

@@ -63,13 +63,13 @@ def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
             record = lines.parse_object(text)
             if "requests" in record:
                 conversation = parse_conversation(record, f"line {line}", line)
-                yield from _placed(conversation, end_s, ids.first_id(conversation, shift))
-                end_s, shift = _after(conversation, end_s, shift)
+                yield from _place(conversation, end_s, ids.first_id(conversation, shift))
+                end_s, shift = _next_start(conversation, end_s, shift)
                 continue
             request = _parse_flat(record, line)
             clock.check(request.time_s)
         except lines.BadLine as error:
-            tolerance.bad(line, error)
+            tolerance.count_bad(line, error)
             continue
         yield request
 
@@ -90,7 +90,7 @@ def conversations(path: Path, tolerance: lines.Tolerance) -> Iterator[Conversati
         try:
             yield parse_conversation(lines.parse_object(text), name, ordinal)
         except lines.BadLine as error:
-            tolerance.bad(ordinal, str(error), where=name)
+            tolerance.count_bad(ordinal, str(error), name=name)
 
 
 def conversation_files(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -251,11 +251,11 @@ def shifted(request: TraceRequest, start_s: float, first_id: int, suffix: str = 
     )
 
 
-def _placed(conversation: Conversation, start_s: float, first_id: int) -> Iterator[TraceRequest]:
+def _place(conversation: Conversation, start_s: float, first_id: int) -> Iterator[TraceRequest]:
     return (shifted(r, start_s, first_id) for r in conversation.requests)
 
 
-def _after(conversation: Conversation, start_s: float, first_id: int) -> tuple[float, int]:
+def _next_start(conversation: Conversation, start_s: float, first_id: int) -> tuple[float, int]:
     own = 0 if conversation.source else conversation.max_block_id + 1
     return start_s + conversation.requests[-1].time_s, first_id + own
 
@@ -285,5 +285,5 @@ class SharedIds:
 def _end_to_end(conversations: Iterable[Conversation]) -> Iterator[TraceRequest]:
     start_s, first_id, ids = 0.0, 0, SharedIds()
     for conversation in conversations:
-        yield from _placed(conversation, start_s, ids.first_id(conversation, first_id))
-        start_s, first_id = _after(conversation, start_s, first_id)
+        yield from _place(conversation, start_s, ids.first_id(conversation, first_id))
+        start_s, first_id = _next_start(conversation, start_s, first_id)

@@ -63,16 +63,16 @@ def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
         if not isinstance(kind, str) or not kind:
             raise lines.BadLine(f"'type' must be a word (text, search, ...), got {kind!r}")
         time_s = clock.check(lines.number(record, "timestamp"))
-        most = -(-tokens // BLOCK_TOKENS)
-        if len(blocks) > most:
+        max_blocks = -(-tokens // BLOCK_TOKENS)
+        if len(blocks) > max_blocks:
             # According to the publishers, the last block may contain padding.
             trimmed += 1
-            blocks = blocks[:most]
+            blocks = blocks[:max_blocks]
         return TraceRequest(
             time_s, tokens, output, blocks, BLOCK_TOKENS,
             category=kind, turn=turn, conversation=str(roots.add(chat, parent)), line=line,
         )  # fmt: skip
 
-    yield from lines.each(path, tolerance, parse)
+    yield from lines.parse_lines(path, tolerance, parse)
     if trimmed:
         lines.log.warning("%s: cut %d block lists longer than their prompt", path, trimmed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from hashlib import blake2b
 
-from canopy_lab.trace.fields import JsonObject, first
+from canopy_lab.trace.fields import JsonObject, find
 from canopy_lab.trace.prompts import LoggedPrompt
 
 FAILED = "failed calls"
@@ -31,16 +31,16 @@ _SAME_CALL_S = 60.0
 """Records of one call begin within this time; a later record with its name is a retry."""
 
 
-def skip_reason(entry: JsonObject, among: list[JsonObject]) -> str | None:
+def skip_reason(entry: JsonObject, objects: list[JsonObject]) -> str | None:
     """Return why an entry is not a call computed by a model server, or ``None``."""
     kind, observed = str(entry.get("type")).upper(), "trace_id" in entry or "traceId" in entry
     if kind in _NO_CALLS or (observed and kind in _OTHER_OBSERVATIONS):
         return NO_MODEL
     if any(word in str(entry.get("call_type")) for word in _OTHER_CALLS):
         return NO_MODEL
-    if _failed(entry, among):
+    if _failed(entry, objects):
         return FAILED
-    hit = first(among, _CACHE_HITS)
+    hit = find(objects, _CACHE_HITS)
     if hit is True or str(hit).lower() in ("true", "hit"):
         return ANSWERED
     if str(entry.get(_HELICONE_CACHE) or _NO_UUID) != _NO_UUID:
@@ -48,12 +48,12 @@ def skip_reason(entry: JsonObject, among: list[JsonObject]) -> str | None:
     return None
 
 
-def _failed(entry: JsonObject, among: list[JsonObject]) -> bool:
-    if str(first(among, ("status",))).lower() in ("failure", "error", "failed"):
+def _failed(entry: JsonObject, objects: list[JsonObject]) -> bool:
+    if str(find(objects, ("status",))).lower() in ("failure", "error", "failed"):
         return True
     if entry.get("level") == "ERROR":
         return True
-    code = first([*among, *_answers(entry)], _STATUS_CODES)
+    code = find([*objects, *_answers(entry)], _STATUS_CODES)
     if isinstance(code, str) and code.isdecimal():
         code = int(code)
     return type(code) is int and code >= 400 and code != _CLIENT_LEFT
@@ -72,7 +72,7 @@ class Repeats:
     """
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[str, tuple[bytes, float] | None] = OrderedDict()
+        self._calls: OrderedDict[str, tuple[bytes, float] | None] = OrderedDict()
 
     def is_repeat(self, entry: JsonObject, prompt: LoggedPrompt) -> bool:
         """Return whether an earlier entry was of the same call."""
@@ -81,13 +81,13 @@ class Repeats:
             return False
         digest = blake2b(repr(prompt.token_ids).encode() if prompt.token_ids is not None
                          else prompt.text.encode("utf-8", "surrogatepass"), digest_size=8).digest()  # fmt: skip
-        before = self._seen.get(name, ())
-        if before is None:
+        earlier = self._calls.get(name, ())
+        if earlier is None:
             return False
-        if before and (before[0] != digest or abs(before[1] - prompt.time_s) > _SAME_CALL_S):
-            self._seen[name] = None if before[0] != digest else (digest, prompt.time_s)
+        if earlier and (earlier[0] != digest or abs(earlier[1] - prompt.time_s) > _SAME_CALL_S):
+            self._calls[name] = None if earlier[0] != digest else (digest, prompt.time_s)
             return False
-        self._seen[name] = (digest, prompt.time_s)
-        while len(self._seen) > _REMEMBERED:
-            self._seen.popitem(last=False)
-        return bool(before)
+        self._calls[name] = (digest, prompt.time_s)
+        while len(self._calls) > _REMEMBERED:
+            self._calls.popitem(last=False)
+        return bool(earlier)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from canopy_lab.trace.fields import JsonObject, decoded, first, first_full
+from canopy_lab.trace.fields import JsonObject, decode, find, find_full
 
 TOOLS = ("tools", "functions")
 SYSTEMS = ("system", "instructions", "systemInstruction", "system_instruction")
@@ -60,10 +60,10 @@ class Chat(NamedTuple):
 
 def chat(messages: list[dict[str, Any]], bodies: list[JsonObject]) -> Chat:
     """Return a chat's parts. ``bodies``: objects that may hold its tools and its system prompt."""
-    parts = _tools(decoded(first(bodies, TOOLS)))
+    parts = _tools(decode(find(bodies, TOOLS)))
     has_tools = bool(parts)
     rendered = [_message(message) for message in messages]
-    parts += _system(first_full(bodies, SYSTEMS)[1], rendered)
+    parts += _system(find_full(bodies, SYSTEMS)[1], rendered)
     roles = [role for role, _ in rendered]
     turns = 1
     for index, (role, message_parts) in enumerate(rendered):
@@ -72,7 +72,7 @@ def chat(messages: list[dict[str, Any]], bodies: list[JsonObject]) -> Chat:
         parts += message_parts
     category = "chat"
     category += "-tools" * has_tools
-    category += "-json" * (first(bodies, ("response_format",)) is not None)
+    category += "-json" * (find(bodies, ("response_format",)) is not None)
     category += "-image" * any(part.kind == "image" for part in parts)
     category += "-after-tool" * (roles[-1:] == ["tool"])
     return Chat(tuple(parts), category, turns)

@@ -52,21 +52,21 @@ Entry = tuple[str, bytes, bool]
 """Stream, text, and whether the text ends its line."""
 
 
-def unwrapped(lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+def unwrap(lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
     """Yield ``(number, line)`` as the process wrote them; other files pass through unchanged.
 
     ``number`` is that of the last physical line. Memory: one line of each stream.
     """
-    first = next(lines, None)
-    if first is None:
+    head = next(lines, None)
+    if head is None:
         return
-    parse = _wrapper_of(first[1])
+    parse = _wrapper_of(head[1])
     if parse is None:
-        yield from _without_collector(first, lines)
+        yield from _without_collector(head, lines)
         return
     parts: dict[str, tuple[int, list[bytes]]] = {}
     number = 0
-    for number, text in chain([first], lines):
+    for number, text in chain([head], lines):
         entry = parse(text)
         if entry is None:
             if text.startswith(BROKEN):
@@ -88,22 +88,22 @@ def unwrapped(lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]
 
 
 def _without_collector(
-    first: tuple[int, bytes], lines: Iterator[tuple[int, bytes]]
+    head_line: tuple[int, bytes], lines: Iterator[tuple[int, bytes]]
 ) -> Iterator[tuple[int, bytes]]:
     """Yield the lines below a collector's fields, or all lines unchanged if there is none."""
-    if not is_foreign(first[1]):
-        yield first
+    if not is_foreign(head_line[1]):
+        yield head_line
         yield from lines
         return
-    head = [first]
-    paths = dict.fromkeys(_collectors_field(first[1]))
+    head = [head_line]
+    paths = dict.fromkeys(_collectors_field(head_line[1]))
     for line in islice(lines, 0 if paths else _LOOK_AT):
         head.append(line)
         paths |= dict.fromkeys(_collectors_field(line[1]))
         if paths:
             break
     for number, text in chain(head, lines):
-        yield number, _below(text, paths) if paths else text
+        yield number, _inner_line(text, paths) if paths else text
 
 
 def is_foreign(line: bytes) -> bool:
@@ -138,7 +138,7 @@ def _is_request(entry: dict[str, Any]) -> bool:
     return any(name in entry for name in _OWN) and any(name in entry for name in _TIMED)
 
 
-def _below(line: bytes, paths: dict[Path, None]) -> bytes:
+def _inner_line(line: bytes, paths: dict[Path, None]) -> bytes:
     """Return the process's line in a collector's object; another line as it is.
 
     Adds to ``paths``: some collectors put text and objects into two fields.
@@ -146,8 +146,8 @@ def _below(line: bytes, paths: dict[Path, None]) -> bytes:
     entry = _object(line)
     if entry is None:
         return line
-    for path in (*paths, *([] if _at(entry, paths) else _collectors_field(line))):
-        value = _at(entry, {path: None})
+    for path in (*paths, *([] if _value_at(entry, paths) else _collectors_field(line))):
+        value = _value_at(entry, {path: None})
         if value:
             paths[path] = None
             text = value if isinstance(value, str) else json.dumps(value)
@@ -155,7 +155,7 @@ def _below(line: bytes, paths: dict[Path, None]) -> bytes:
     return line
 
 
-def _at(entry: dict[str, Any], paths: dict[Path, None]) -> Any:
+def _value_at(entry: dict[str, Any], paths: dict[Path, None]) -> Any:
     """Return the value of the first of ``paths`` that leads to one."""
     for path in paths:
         value: Any = entry

@@ -32,16 +32,16 @@ def read_lines_backwards(path: Path) -> Iterator[tuple[int, bytes]]:
             "decompress it, or sort it by time"
         )
     with open_binary(path) as stream:
-        begin = stream.tell()
+        start = stream.tell()
         number = 1 + sum(chunk.count(b"\n") for chunk in iter(lambda: stream.read(_STEP), b""))
-        at, rest = stream.seek(0, io.SEEK_END), b""
-        while at > begin:
-            size = min(at - begin, _STEP)
-            at -= size
-            stream.seek(at)
-            pieces = (stream.read(size) + rest).split(b"\n")
+        position, partial = stream.seek(0, io.SEEK_END), b""
+        while position > start:
+            size = min(position - start, _STEP)
+            position -= size
+            stream.seek(position)
+            pieces = (stream.read(size) + partial).split(b"\n")
             # Unless it is the file's first line, the first piece lacks its beginning.
-            rest = pieces.pop(0) if at > begin else b""
+            partial = pieces.pop(0) if position > start else b""
             for piece in reversed(pieces):
                 if piece.strip():
                     yield number, piece + b"\n"
@@ -66,7 +66,7 @@ def entries(
         try:
             yield number, _entry(item)
         except lines.BadLine as error:
-            tolerance.bad(number, error)
+            tolerance.count_bad(number, error)
 
 
 def _items(path: Path, tolerance: lines.Tolerance, time_of: TimeOf) -> Iterator[tuple[int, Any]]:
@@ -75,11 +75,11 @@ def _items(path: Path, tolerance: lines.Tolerance, time_of: TimeOf) -> Iterator[
             yield from _items(file, tolerance, time_of)
         return
     with lines.open_binary(path) as stream:
-        begin = stream.read(64).lstrip()[:1]
+        head_byte = stream.read(64).lstrip()[:1]
     items: Iterator[tuple[int, Any]]
-    if begin == b"[":
+    if head_byte == b"[":
         items = iter(_list(path))
-    elif begin not in (b"{", b"") and csv_columns(path):
+    elif head_byte not in (b"{", b"") and csv_columns(path):
         items = _rows(path)
     else:
         items = lines.read_lines(path)
@@ -149,13 +149,13 @@ def _times(items: Iterable[tuple[int, Any]], time_of: TimeOf) -> Iterator[float]
 
 def _newest_first(times: Iterable[float]) -> bool:
     """Return whether nearly all times fall; answers that end out of order may rise."""
-    up = down = 0
-    before: float | None = None
-    for at in times:
-        if before is not None:
-            up, down = up + (at > before), down + (at < before)
-        before = at
-    return down > 3 and down > 4 * up
+    rises = falls = 0
+    previous: float | None = None
+    for time_s in times:
+        if previous is not None:
+            rises, falls = rises + (time_s > previous), falls + (time_s < previous)
+        previous = time_s
+    return falls > 3 and falls > 4 * rises
 
 
 def _entry(item: Any) -> dict[str, Any]:

@@ -24,28 +24,28 @@ JsonObject = Mapping[str, Any]
 
 def bodies(entry: JsonObject) -> list[JsonObject]:
     """Return the entry and the objects in it that may hold a prompt, outermost first."""
-    return _within(entry, BODIES)
+    return _nested_objects(entry, BODIES)
 
 
 def objects_in(entry: JsonObject) -> list[JsonObject]:
     """Return the entry and the objects in it that may describe a request, outermost first."""
-    return _within(entry, (*BODIES, *_BESIDE))
+    return _nested_objects(entry, (*BODIES, *_BESIDE))
 
 
-def _within(entry: JsonObject, names: tuple[str, ...]) -> list[JsonObject]:
-    objects, at = [entry], 0
-    while at < len(objects) and len(objects) < _MAX_PLACES:
+def _nested_objects(entry: JsonObject, names: tuple[str, ...]) -> list[JsonObject]:
+    objects, index = [entry], 0
+    while index < len(objects) and len(objects) < _MAX_PLACES:
         for name in names:
-            inner = decoded(objects[at].get(name))
-            if isinstance(inner, dict) and inner:
-                objects.append(inner)
-        at += 1
+            value = decode(objects[index].get(name))
+            if isinstance(value, dict) and value:
+                objects.append(value)
+        index += 1
     return objects
 
 
-def first(among: list[JsonObject], names: tuple[str, ...]) -> Any:
+def find(objects: list[JsonObject], names: tuple[str, ...]) -> Any:
     """Return the first field of ``names`` that is set, in the outermost object that has one."""
-    for obj in among:
+    for obj in objects:
         for name in names:
             value = obj.get(name)
             if value is not None and value != "":
@@ -53,17 +53,17 @@ def first(among: list[JsonObject], names: tuple[str, ...]) -> Any:
     return None
 
 
-def first_full(among: list[JsonObject], names: tuple[str, ...]) -> tuple[JsonObject | None, Any]:
+def find_full(objects: list[JsonObject], names: tuple[str, ...]) -> tuple[JsonObject | None, Any]:
     """Return the first field that is not an empty object or list, decoded, and its object."""
-    for obj in among:
+    for obj in objects:
         for name in names:
-            value = decoded(obj.get(name))
+            value = decode(obj.get(name))
             if value is not None and value not in ("", {}, []):
                 return obj, value
     return None, None
 
 
-def decoded(value: Any) -> Any:
+def decode(value: Any) -> Any:
     """Return ``value``, parsed if an export has put JSON into a string."""
     if isinstance(value, str) and value[:1] in ("[", "{"):
         try:

@@ -43,13 +43,13 @@ class ConversationIndex:
         value is ``None`` for a first turn.
         """
         owner = self._owner
-        shared = 0
+        known_blocks = 0
         for block in blocks:
             if block not in owner:
                 break
-            shared += 1
+            known_blocks += 1
         conversation, turn, parent = self._count, 1, None
-        for i in range(shared - 1, -1, -1):
+        for i in range(known_blocks - 1, -1, -1):
             end = self._end.get(blocks[i])
             # An equal or shorter prompt repeats the turn.
             if end is not None and end[2] < input_tokens:
@@ -57,7 +57,7 @@ class ConversationIndex:
                 break
         if parent is None:
             self._count += 1
-        for block in blocks[shared:]:
+        for block in blocks[known_blocks:]:
             owner[block] = conversation
         if len(owner) > self._limit:
             self._forget()

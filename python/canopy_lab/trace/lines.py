@@ -21,7 +21,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from canopy_lab.trace.container import unwrapped
+from canopy_lab.trace.container import unwrap
 from canopy_lab.trace.understood import Understood
 from sglang_canopy.errors import CanopyError
 
@@ -60,29 +60,29 @@ class Tolerance:
         if skip_bad < 0:
             raise CanopyError(f"skip_bad must be 0 or more broken lines, got {skip_bad}")
         self.path = path
-        self.allowed = skip_bad
+        self.limit = skip_bad
         self.skipped = 0
-        self.first = ""
+        self.first_error = ""
         self.understood = Understood()
 
-    def bad(self, line: int, why: BadLine | str, where: str = "") -> None:
+    def count_bad(self, line: int, reason: BadLine | str, name: str = "") -> None:
         """Count one broken line. Raises ``CanopyError`` if no more are allowed.
 
         A truncated last line is ignored with a warning.
         """
-        if isinstance(why, CutOff):
-            log.warning("%s, line %d: %s", self.path, line, why)
+        if isinstance(reason, CutOff):
+            log.warning("%s, line %d: %s", self.path, line, reason)
             self.understood.left_out["cut off"] += 1
             return
-        at = f"{self.path}{f' ({where})' if where else ''}, line {line}: {why}"
+        message = f"{self.path}{f' ({name})' if name else ''}, line {line}: {reason}"
         self.skipped += 1
-        self.first = self.first or at
-        if self.skipped <= self.allowed:
+        self.first_error = self.first_error or message
+        if self.skipped <= self.limit:
             self.understood.left_out["broken"] += 1
             return
-        if self.allowed == 0:
-            raise CanopyError(f"{at}; --skip-bad N skips up to N broken lines")
-        raise CanopyError(f"{at}; that is one more than the {self.allowed} --skip-bad allows")
+        if self.limit == 0:
+            raise CanopyError(f"{message}; --skip-bad N skips up to N broken lines")
+        raise CanopyError(f"{message}; that is one more than the {self.limit} --skip-bad allows")
 
     def report(self) -> None:
         """Log a notable share of ignored or changed entries, and the first broken line."""
@@ -91,7 +91,7 @@ class Tolerance:
             log.warning("%s: %s", self.path, " ".join(alarms))
         if self.skipped:
             log.warning(
-                "%s: ignored %d broken lines, first: %s", self.path, self.skipped, self.first
+                "%s: ignored %d broken lines, first: %s", self.path, self.skipped, self.first_error
             )
 
 
@@ -128,14 +128,14 @@ def open_binary(path: Path) -> Iterator[IO[bytes]]:
 
 def _skip_mark(raw: Any, path: Path) -> None:
     """Skip a byte order mark. Raises ``CanopyError`` for UTF-16."""
-    begin = raw.peek(3)[:3]
-    if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    head = raw.peek(3)[:3]
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise CanopyError(
             f"{str(path)!r} is UTF-16, and logs are read as UTF-8; convert it: "
             "iconv -f UTF-16 -t UTF-8"
         )
-    if begin == codecs.BOM_UTF8:
-        raw.read(len(begin))
+    if head == codecs.BOM_UTF8:
+        raw.read(len(head))
 
 
 def _open_zst(path: Path, stack: contextlib.ExitStack) -> Any:
@@ -159,13 +159,13 @@ class _ZstdFrames(io.RawIOBase):
     def __init__(self, raw: IO[bytes], frame: Callable[[], Any], error: type[Exception]) -> None:
         self._raw, self._new_frame, self._error = raw, frame, error
         self._frame: Any = None
-        self._packed = self._plain = b""
+        self._packed = self._decompressed = b""
 
     def readable(self) -> bool:
         return True
 
-    def readinto(self, into: Any) -> int:
-        while not self._plain:
+    def readinto(self, buffer: Any) -> int:
+        while not self._decompressed:
             if self._frame is not None and self._frame.eof:
                 self._packed, self._frame = self._frame.unused_data, None
             self._packed = self._packed or self._raw.read(1 << 16)
@@ -175,12 +175,12 @@ class _ZstdFrames(io.RawIOBase):
                 return 0
             self._frame = self._frame or self._new_frame()
             try:
-                self._plain = self._frame.decompress(self._packed)
+                self._decompressed = self._frame.decompress(self._packed)
             except self._error as error:
                 raise OSError(str(error)) from None
             self._packed = b""
-        size = min(len(into), len(self._plain))
-        into[:size], self._plain = self._plain[:size], self._plain[size:]
+        size = min(len(buffer), len(self._decompressed))
+        buffer[:size], self._decompressed = self._decompressed[:size], self._decompressed[size:]
         return size
 
 
@@ -209,19 +209,19 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     one log, in order of their first times, and their lines are numbered on.
     """
     if path.is_dir():
-        before = last = 0
+        offset = number_on = 0
         for file in files_of(path):
             for number, line in read_lines(file):
-                last = before + number
-                yield last, line
-            before = last
+                number_on = offset + number
+                yield number_on, line
+            offset = number_on
         return
     with open_binary(path) as stream:
         numbered = ((n, line) for n, line in enumerate(stream, 1) if line.strip())
-        yield from ((n, line) for n, line in unwrapped(numbered) if line.strip())
+        yield from ((n, line) for n, line in unwrap(numbered) if line.strip())
 
 
-def each(
+def parse_lines(
     path: Path, tolerance: Tolerance, parse: Callable[[int, bytes], Parsed | None]
 ) -> Iterator[Parsed]:
     """Yield the results of ``parse(number, line)`` for every line that is not blank.
@@ -232,7 +232,7 @@ def each(
         try:
             parsed = parse(number, text)
         except BadLine as error:
-            tolerance.bad(number, error)
+            tolerance.count_bad(number, error)
             continue
         if parsed is not None:
             yield parsed
@@ -255,7 +255,7 @@ def number(record: Mapping[str, Any], key: str) -> float:
     """Return a finite number of ``record``, 0 or more. Raises ``BadLine``."""
     value = record.get(key)
     if type(value) not in (int, float) or not 0 <= value <= LARGEST:  # type: ignore[operator]
-        raise BadLine(f"{key!r} must be a number of 0 or more, got {_shown(record, key)}")
+        raise BadLine(f"{key!r} must be a number of 0 or more, got {_excerpt(record, key)}")
     return float(value)  # type: ignore[arg-type]
 
 
@@ -264,7 +264,7 @@ def count(record: Mapping[str, Any], key: str, least: int = 0) -> int:
     value = record.get(key)
     if type(value) is not int or not least <= value < WHOLE:
         raise BadLine(
-            f"{key!r} must be a whole number of {least} or more, got {_shown(record, key)}"
+            f"{key!r} must be a whole number of {least} or more, got {_excerpt(record, key)}"
         )
     return value
 
@@ -273,20 +273,20 @@ def block_ids(record: Mapping[str, Any], key: str = "hash_ids") -> tuple[int, ..
     """Return the block ids of ``record``. Raises ``BadLine``."""
     value = record.get(key)
     if type(value) is not list or not set(map(type, value)) <= {int}:
-        raise BadLine(f"{key!r} must be a list of whole numbers, got {_shown(record, key)}")
+        raise BadLine(f"{key!r} must be a list of whole numbers, got {_excerpt(record, key)}")
     if value and not 0 <= min(value) <= max(value) < WHOLE:
-        return tuple(map(_folded, value))
+        return tuple(map(_fold, value))
     return tuple(value)
 
 
-def _folded(block: int) -> int:
+def _fold(block: int) -> int:
     """Return an id of 63 bits for a negative or larger number: a hash of its digits."""
     if 0 <= block < WHOLE:
         return block
     return int.from_bytes(blake2b(b"%d" % block, digest_size=8).digest(), "little") >> 1
 
 
-def _shown(record: Mapping[str, Any], key: str) -> str:
+def _excerpt(record: Mapping[str, Any], key: str) -> str:
     if key not in record:
         return f"nothing (the line has: {', '.join(sorted(map(str, record)))[:200]})"
     text = json.dumps(record[key])
@@ -297,14 +297,14 @@ class Clock:
     """Checks that times never decrease; a trace is read in one pass, so it must be sorted."""
 
     def __init__(self) -> None:
-        self.last = 0.0
+        self.last_s = 0.0
 
     def check(self, time_s: float) -> float:
         """Return ``time_s``. Raises ``BadLine`` if it is earlier than the previous time."""
-        if time_s < self.last:
+        if time_s < self.last_s:
             raise BadLine(
-                f"its time {time_s:g} s lies before the line above it ({self.last:g} s); "
+                f"its time {time_s:g} s lies before the line above it ({self.last_s:g} s); "
                 "sort the trace by time"
             )
-        self.last = time_s
+        self.last_s = time_s
         return time_s

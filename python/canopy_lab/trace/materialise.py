@@ -42,15 +42,15 @@ def usable_tokens(tokenizer: Any) -> np.ndarray:
     special = set(tokenizer.all_special_ids) | set(getattr(tokenizer, "added_tokens_decoder", ()))
     ids = sorted(set(tokenizer.get_vocab().values()) - special)
     texts = tokenizer.batch_decode([[i] for i in ids])
-    plain = [
+    usable = [
         i for i, t in zip(ids, texts, strict=True) if t.strip() and t.isascii() and t.isprintable()
     ]
-    if len(plain) < 2:
+    if len(usable) < 2:
         raise CanopyError(
-            f"the tokenizer has {len(plain)} tokens of plain text, at least 2 are needed; "
+            f"the tokenizer has {len(usable)} tokens of plain text, at least 2 are needed; "
             "give another with --tokenizer"
         )
-    return np.array(plain, dtype=np.int64)
+    return np.array(usable, dtype=np.int64)
 
 
 def middle_tokens(vocab_size: int) -> np.ndarray:
@@ -107,8 +107,8 @@ class Materialiser:
 
     def length(self, tokens: int, block_tokens: int) -> int:
         """Return ``tokens`` of the trace, scaled. Non-decreasing, and exact if the scale is 1."""
-        small = self.block_tokens(block_tokens)
-        return tokens // block_tokens * small + -(-(tokens % block_tokens) * small // block_tokens)
+        block = self.block_tokens(block_tokens)
+        return tokens // block_tokens * block + -(-(tokens % block_tokens) * block // block_tokens)
 
     def prompt(self, planned: Planned) -> list[int]:
         """Return the ``prompt_tokens`` token ids of a request's prompt."""
@@ -126,40 +126,41 @@ class Materialiser:
     def _plan(self, request: TraceRequest, ordinal: int) -> Planned:
         size = request.block_tokens
         prompt = max(1, self.length(request.input_tokens, size))
-        whole = self.length(request.input_tokens + request.output_tokens, size)
-        return Planned(request, ordinal, prompt, max(1, whole - prompt), None)
+        total = self.length(request.input_tokens + request.output_tokens, size)
+        return Planned(request, ordinal, prompt, max(1, total - prompt), None)
 
     def _connect(self) -> None:
         """Link each request to the one it continues. The shorter prompt takes the longer prompt's
         tokens."""
-        last: dict[str, int] = {}
+        latest: dict[str, int] = {}
         open_: dict[str, deque[Planned]] = defaultdict(lambda: deque(maxlen=_OPEN))
         for planned in self.planned:
             conversation = planned.request.conversation
             if conversation is None:
                 continue
-            planned.previous = last.get(conversation)
-            last[conversation] = planned.ordinal
+            planned.previous = latest.get(conversation)
+            latest[conversation] = planned.ordinal
             candidates = open_[conversation]
             fitting = [c for c in candidates if _continues(c.request, planned.request)]
             if fitting:
-                before = max(fitting, key=lambda c: (c.request.input_tokens, c.ordinal))
-                candidates.remove(before)
-                planned.continues = before.ordinal
-                self._join(before, planned)
+                previous = max(fitting, key=lambda c: (c.request.input_tokens, c.ordinal))
+                candidates.remove(previous)
+                planned.continues = previous.ordinal
+                self._join(previous, planned)
             candidates.append(planned)
 
-    def _join(self, before: Planned, after: Planned) -> None:
-        size = before.request.block_tokens
-        first = min(before.request.input_tokens // size, len(before.request.blocks))
+    def _join(self, previous: Planned, planned: Planned) -> None:
+        size = previous.request.block_tokens
+        start = min(previous.request.input_tokens // size, len(previous.request.blocks))
         end = min(
-            before.request.input_tokens + before.request.output_tokens, after.request.input_tokens
+            previous.request.input_tokens + previous.request.output_tokens,
+            planned.request.input_tokens,
         )
-        for index in range(first, -(-end // size)):
-            short, long = self._key(before, index), self._key(after, index)
+        for index in range(start, -(-end // size)):
+            old_key, new_key = self._key(previous, index), self._key(planned, index)
             # If two requests end in the same id, its tokens are those of the first continuation.
-            if short != self._resolved(long):
-                self._alias.setdefault(short, long)
+            if old_key != self._resolved(new_key):
+                self._alias.setdefault(old_key, new_key)
 
     def _key(self, planned: Planned, index: int) -> Key:
         blocks = planned.request.blocks
@@ -171,30 +172,30 @@ class Materialiser:
         return key
 
     def _tokens(self, planned: Planned, start: int, stop: int) -> list[int]:
-        small = self.block_tokens(planned.request.block_tokens)
-        first, last = start // small, -(-stop // small)
+        size = self.block_tokens(planned.request.block_tokens)
+        low, high = start // size, -(-stop // size)
         seeds = np.array(
-            [self._seed(self._resolved(self._key(planned, i))) for i in range(first, last)],
+            [self._seed(self._resolved(self._key(planned, i))) for i in range(low, high)],
             dtype=np.uint64,
         )
-        places = np.arange(1, small + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
-        draws = _mix_array(seeds[:, None] + places[None, :]) % np.uint64(len(self._vocabulary))
+        offsets = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+        draws = _mix_array(seeds[:, None] + offsets[None, :]) % np.uint64(len(self._vocabulary))
         tokens = self._vocabulary[draws.reshape(-1).astype(np.int64)]
-        return tokens[start - first * small : stop - first * small].tolist()
+        return tokens[start - low * size : stop - low * size].tolist()
 
     def _seed(self, key: Key) -> int:
         kind, number, index = key
         return _mix(_mix(_mix(self._salt ^ number) ^ index) + kind)
 
 
-def _continues(before: TraceRequest, after: TraceRequest) -> bool:
-    """Return whether ``after`` is a longer prompt that begins with all full blocks of
-    ``before``."""
-    full = min(before.input_tokens // before.block_tokens, len(before.blocks))
+def _continues(old: TraceRequest, new: TraceRequest) -> bool:
+    """Return whether ``new`` is a longer prompt that begins with all full blocks of
+    ``old``."""
+    full_blocks = min(old.input_tokens // old.block_tokens, len(old.blocks))
     return (
-        after.input_tokens > before.input_tokens
-        and after.block_tokens == before.block_tokens
-        and after.blocks[:full] == before.blocks[:full]
+        new.input_tokens > old.input_tokens
+        and new.block_tokens == old.block_tokens
+        and new.blocks[:full_blocks] == old.blocks[:full_blocks]
     )
 
 

@@ -42,8 +42,8 @@ def _dynamos_row(record: dict[str, Any]) -> dict[str, Any] | None:
     """Return the request in Mooncake's form, or ``None`` for another event. Raises ``BadLine``."""
     if record.get("event_type") != _END:
         return None
-    request = _inner(record, "request")
-    replay = _inner(request, "replay")
+    request = _object_in(record, "request")
+    replay = _object_in(request, "replay")
     if "input_sequence_hashes" not in replay:
         raise lines.BadLine(
             "its request has no 'replay' with 'input_sequence_hashes', so its prompt is not known"
@@ -55,12 +55,12 @@ def _dynamos_row(record: dict[str, Any]) -> dict[str, Any] | None:
         "hash_ids": replay["input_sequence_hashes"],
         "block_size": replay.get("trace_block_size"),
         _ENDED: True,
-        "session_id": _inner(record, "agent_context").get("session_id"),
+        "session_id": _object_in(record, "agent_context").get("session_id"),
     }
 
 
-def _inner(of: dict[str, Any], name: str) -> dict[str, Any]:
-    value = of.get(name)
+def _object_in(record: dict[str, Any], name: str) -> dict[str, Any]:
+    value = record.get(name)
     return value if isinstance(value, dict) else {}
 
 
@@ -80,18 +80,18 @@ def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
     reader = _Reader(infer_block_tokens(path), tolerance)
     if reader.block_tokens != BLOCK_TOKENS:
         tolerance.understood.remarks[f"Blocks have {reader.block_tokens} tokens."] = None
-    rows = lines.each(path, tolerance, reader.parse)
+    rows = lines.parse_lines(path, tolerance, reader.parse)
     # Only delays, and captures at the end of requests, put rows out of order.
     unordered = any("delay" in record or _ENDED in record for record in _head(path))
     for row in reorder(rows) if unordered else rows:
         try:
             clock.check(row.time_s)
         except lines.BadLine as error:
-            tolerance.bad(row.line, error)
+            tolerance.count_bad(row.line, error)
             continue
         if row.conversation is None:
-            talk, turn, _ = index.add(row.blocks, row.input_tokens, row.block_tokens)
-            row = copy_with(row, conversation=str(talk), turn=turn)
+            number, turn, _ = index.add(row.blocks, row.input_tokens, row.block_tokens)
+            row = copy_with(row, conversation=str(number), turn=turn)
         else:
             row = copy_with(row, turn=reader.next_turn(row.conversation))
         yield row
@@ -167,15 +167,15 @@ class _Reader:
             self._understood.changed[
                 f"have fewer ids than their tokens fill blocks of {size}, so their ends count as new"
             ] += 1
-        named = record.get("session_id")
-        session = None if named in (None, "") else clients_name(named)
+        session_id = record.get("session_id")
+        session = None if session_id in (None, "") else clients_name(session_id)
         time_s = self._time(record, session, blocks[0] if blocks else -1)
         return TraceRequest(time_s, tokens, output, blocks, size, conversation=session, line=line)
 
-    def _time(self, record: dict[str, Any], session: str | None, first: int) -> float:
+    def _time(self, record: dict[str, Any], session: str | None, first_block: int) -> float:
         """Return seconds from the start of the trace."""
-        before, began = self._sessions.get(session or "", (None, first))
-        if first != began:
+        previous_s, previous_first = self._sessions.get(session or "", (None, first_block))
+        if first_block != previous_first:
             self._understood.changed[
                 "do not begin as the turn before them does; if rows hold only what a turn adds, their "
                 "prompts are longer than this"
@@ -183,16 +183,16 @@ class _Reader:
         if (
             record.get("timestamp") is None
             and record.get("delay") is not None
-            and before is not None
+            and previous_s is not None
         ):
-            time_s = before + lines.number(record, "delay") / 1000
+            time_s = previous_s + lines.number(record, "delay") / 1000
             self._understood.changed[
                 "have a delay instead of a time, and the answer before it counts as immediate"
             ] += 1
         else:
             time_s = lines.number(record, "timestamp") / 1000
         if session is not None:
-            self._sessions[session] = (time_s, first)
+            self._sessions[session] = (time_s, first_block)
             self._sessions.move_to_end(session)
             if len(self._sessions) > _REMEMBERED:
                 self._sessions.popitem(last=False)

@@ -64,59 +64,60 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
     Failed calls, answers from a gateway's cache, second records of a call and calls of other models
     are ignored, and counted in ``tolerance.understood``.
     """
-    seen, repeats = tolerance.understood, calls.Repeats()
+    notes, repeats = tolerance.understood, calls.Repeats()
     for line, entry in entries(path, tolerance, _entry_time):
         try:
-            logged = parse(entry, line, seen)
+            logged = parse(entry, line, notes)
         except lines.BadLine as error:
-            tolerance.bad(line, error)
+            tolerance.count_bad(line, error)
             continue
         if len(logged) == 1 and repeats.is_repeat(entry, logged[0]):
-            seen.left_out[calls.TWICE] += 1
+            notes.left_out[calls.TWICE] += 1
             continue
         yield from logged
-    if len(seen.models) > 1:
+    if len(notes.models) > 1:
         lines.log.warning(
             "%s: it has calls of %d models (%s), which share no KV, but share one cache here; give a log of "
-            "what one server runs", path, len(seen.models), ", ".join(list(seen.models)[:5]),
+            "what one server runs", path, len(notes.models), ", ".join(list(notes.models)[:5]),
         )  # fmt: skip
 
 
-def parse(entry: JsonObject, line: int = 0, seen: Understood | None = None) -> list[LoggedPrompt]:
+def parse(entry: JsonObject, line: int = 0, notes: Understood | None = None) -> list[LoggedPrompt]:
     """Return the prompts of one entry; an empty list for a call that no server computed.
 
     Raises ``BadLine``."""
-    seen = Understood() if seen is None else seen
-    among = fields.objects_in(entry)
-    why = calls.skip_reason(entry, among)
-    if why is not None:
-        seen.left_out[why] += 1
+    notes = Understood() if notes is None else notes
+    objects = fields.objects_in(entry)
+    reason = calls.skip_reason(entry, objects)
+    if reason is not None:
+        notes.left_out[reason] += 1
         return []
-    where, logged = fields.first_full(fields.bodies(entry), INPUTS)
-    _check_whole(entry, among, logged)
-    time_s = _time(entry, among, seen)
+    source, logged = fields.find_full(fields.bodies(entry), INPUTS)
+    _check_whole(entry, objects, logged)
+    time_s = _time(entry, objects, notes)
     bodies = fields.bodies(entry)
     if isinstance(logged, dict):  # Langfuse: {"messages": [...], "tools": [...]}
-        bodies, among = [logged, *bodies], [logged, *among]
-        where, logged = fields.first_full([logged], INPUTS)
-    elif where is not None and where is not entry:
-        bodies = [where, *bodies]
-    several = isinstance(logged, list) and bool(logged) and set(map(type, logged)) <= {str, list}
-    each = logged if several else [logged]
+        bodies, objects = [logged, *bodies], [logged, *objects]
+        source, logged = fields.find_full([logged], INPUTS)
+    elif source is not None and source is not entry:
+        bodies = [source, *bodies]
+    is_list = isinstance(logged, list) and bool(logged) and set(map(type, logged)) <= {str, list}
+    batch = logged if is_list else [logged]
     prompts = [
-        _prompt(LoggedPrompt(time_s, line), one, entry, bodies, among, len(each)) for one in each
+        _prompt(LoggedPrompt(time_s, line), raw, entry, bodies, objects, len(batch))
+        for raw in batch
     ]
     for prompt in prompts:
         check_not_redacted(
             [part.text for part in prompt.parts if part.kind == "text"] or [prompt.text]
         )
-    _account(prompts, entry, where, bodies, seen)
+    _account(prompts, entry, source, bodies, notes)
     return prompts
 
 
 def check_not_redacted(texts: list[str]) -> None:
     """Raise ``BadLine`` if each of a prompt's ``texts`` is a mark instead of what was sent."""
-    long_texts = [text for text in (_HEAD.sub("", one) for one in texts) if text.strip()]
+    long_texts = [text for text in (_HEAD.sub("", item) for item in texts) if text.strip()]
     if long_texts and all(_REDACTED.fullmatch(text.strip()) for text in long_texts):
         raise lines.BadLine(
             f"its texts are redacted ({long_texts[0].strip()[:40]!r}), so equal prompts cannot be told from others; "
@@ -124,9 +125,9 @@ def check_not_redacted(texts: list[str]) -> None:
         )
 
 
-def _check_whole(entry: JsonObject, among: list[JsonObject], logged: Any) -> None:
+def _check_whole(entry: JsonObject, objects: list[JsonObject], logged: Any) -> None:
     """Raise ``BadLine`` if the entry holds no prompt or only a part of it."""
-    if fields.first(among, ("message_mode",)) == "delta":
+    if fields.find(objects, ("message_mode",)) == "delta":
         raise lines.BadLine(
             "its messages are only what a turn adds (message_mode: delta), and the answers between them "
             "are not in the file; give a log with whole prompts"
@@ -137,48 +138,48 @@ def _check_whole(entry: JsonObject, among: list[JsonObject], logged: Any) -> Non
         )
 
 
-def _time(entry: JsonObject, among: list[JsonObject], seen: Understood) -> float:
+def _time(entry: JsonObject, objects: list[JsonObject], notes: Understood) -> float:
     """Return the seconds since 1970, or since the start of the file. Raises ``BadLine``."""
-    when = fields.first(among, TIMES)
-    if when is None and "custom_id" in entry and "body" in entry:
-        seen.remarks["A batch file has no times: its requests count as sent at once."] = None
+    time = fields.find(objects, TIMES)
+    if time is None and "custom_id" in entry and "body" in entry:
+        notes.remarks["A batch file has no times: its requests count as sent at once."] = None
         return 0.0
-    if when is None:
+    if time is None:
         raise lines.BadLine(f"it has no time; name it one of: {', '.join(TIMES)}")
-    if type(when) in (int, float) and 0 <= when < 1e9:
+    if type(time) in (int, float) and 0 <= time < 1e9:
         if "output_length" in entry or "input_length" in entry:
-            seen.remarks["Times are milliseconds from the start, as AIPerf writes them."] = None
-            return float(when) / 1000
-        seen.remarks["Times are numbers without a date and count as seconds."] = None
-    return fields.seconds(when)
+            notes.remarks["Times are milliseconds from the start, as AIPerf writes them."] = None
+            return float(time) / 1000
+        notes.remarks["Times are numbers without a date and count as seconds."] = None
+    return fields.seconds(time)
 
 
 def _entry_time(entry: JsonObject) -> float:
     """Return the time of an entry, which determines the order of a file. Raises ``BadLine``."""
-    return fields.seconds(fields.first(fields.objects_in(entry), TIMES))
+    return fields.seconds(fields.find(fields.objects_in(entry), TIMES))
 
 
 def _account(
-    prompts: list[LoggedPrompt], entry: JsonObject, where: JsonObject | None, bodies: list[JsonObject], seen: Understood
+    prompts: list[LoggedPrompt], entry: JsonObject, source: JsonObject | None, bodies: list[JsonObject], notes: Understood
 ) -> None:  # fmt: skip
     """Count models, roles, changed prompts and unread fields."""
     for prompt in prompts:
-        seen.count_model(prompt.salts[0])
+        notes.count_model(prompt.salts[0])
         for part in prompt.parts:
-            seen.role_bytes[part.role or "no role"] += len(part.text)
+            notes.role_bytes[part.role or "no role"] += len(part.text)
         if any(part.kind in ("image", "media") for part in prompt.parts):
-            seen.changed["have pictures, sound or files, whose tokens are not counted"] += 1
+            notes.changed["have pictures, sound or files, whose tokens are not counted"] += 1
         if _SHORTENED in prompt.text:
-            seen.changed["have texts that the gateway shortened (litellm_truncated)"] += 1
-    if fields.first(bodies, ("previous_response_id",)) is not None:
-        seen.changed["continue a stored response (previous_response_id), so earlier turns are missing"] += len(prompts)  # fmt: skip
-    for place in (where,) if where is not None else ():
+            notes.changed["have texts that the gateway shortened (litellm_truncated)"] += 1
+    if fields.find(bodies, ("previous_response_id",)) is not None:
+        notes.changed["continue a stored response (previous_response_id), so earlier turns are missing"] += len(prompts)  # fmt: skip
+    for place in (source,) if source is not None else ():
         for name, value in place.items():
             if name in _READ or (place is entry and name in _ENTRYS_OWN):
                 continue
             size = _size(value)
             if size > _UNREAD_CHARACTERS:
-                seen.count_unread(str(name), size)
+                notes.count_unread(str(name), size)
 
 
 def _size(value: Any) -> int:
@@ -193,37 +194,37 @@ def _prompt(
     logged: Any,
     entry: JsonObject,
     bodies: list[JsonObject],
-    among: list[JsonObject],
+    objects: list[JsonObject],
     calls_of_entry: int,
 ) -> LoggedPrompt:
     """Fill ``prompt`` and return it. ``logged`` is one of the entry's ``calls_of_entry``."""
     _fill_prompt(prompt, logged, bodies)
-    named = fields.first(among, CONVERSATIONS)
-    if isinstance(named, dict):  # Responses: {"conversation": {"id": "..."}}
-        named = named.get("id", named)
-    if named is None:
-        named = _claude_codes_session(among)
-    prompt.conversation = None if named is None else clients_name(named)
-    user = fields.first(among, USERS)
+    name = fields.find(objects, CONVERSATIONS)
+    if isinstance(name, dict):  # Responses: {"conversation": {"id": "..."}}
+        name = name.get("id", name)
+    if name is None:
+        name = _claude_codes_session(objects)
+    prompt.conversation = None if name is None else clients_name(name)
+    user = fields.find(objects, USERS)
     prompt.user = None if user is None else str(user)
-    model = fields.first(among, _MODELS)
-    prompt.salts = (str(model or ""), *(str(fields.first(among, (n,)) or "") for n in _SALTS[1:]))
-    category = fields.first(among, ("canopy_category",))
-    turn = fields.first(among, ("canopy_turn",))
+    model = fields.find(objects, _MODELS)
+    prompt.salts = (str(model or ""), *(str(fields.find(objects, (n,)) or "") for n in _SALTS[1:]))
+    category = fields.find(objects, ("canopy_category",))
+    turn = fields.find(objects, ("canopy_turn",))
     prompt.category = str(category) if category else prompt.category
     prompt.turn = turn if type(turn) is int and turn > 0 else prompt.turn
-    prompt.logged_tokens, output = usage.token_counts(entry, among)
-    prompt.output_tokens = output or usage.count(among, ("output_length",)) or 0
-    prompt.stop = usage.stop_of(entry, among)
+    prompt.logged_tokens, output = usage.token_counts(entry, objects)
+    prompt.output_tokens = output or usage.count(objects, ("output_length",)) or 0
+    prompt.stop = usage.stop_of(entry, objects)
     if calls_of_entry > 1:
         prompt.output_tokens, prompt.logged_tokens = prompt.output_tokens // calls_of_entry, None
     return prompt
 
 
-def _claude_codes_session(among: list[JsonObject]) -> str | None:
+def _claude_codes_session(objects: list[JsonObject]) -> str | None:
     """Return the session at the end of ``metadata.user_id``, as a server reads it."""
-    for place in among:
-        metadata = fields.decoded(place.get("metadata"))
+    for place in objects:
+        metadata = fields.decode(place.get("metadata"))
         user = metadata.get("user_id") if isinstance(metadata, dict) else None
         session = _SESSION.search(user) if isinstance(user, str) else None
         if session is not None:
@@ -242,9 +243,9 @@ def _fill_prompt(prompt: LoggedPrompt, logged: Any, bodies: list[JsonObject]) ->
     if isinstance(logged, str):
         prompt.text = logged
     elif isinstance(logged, list) and logged and all(isinstance(part, dict) for part in logged):
-        made = chat(logged, bodies)
-        prompt.parts, prompt.text = made.parts, made.text
-        prompt.category, prompt.turn = made.category, made.turn
+        converted = chat(logged, bodies)
+        prompt.parts, prompt.text = converted.parts, converted.text
+        prompt.category, prompt.turn = converted.category, converted.turn
     else:
         raise lines.BadLine(
             f"it has no prompt (messages, prompt or input); it has: {', '.join(sorted(map(str, bodies[0])))[:200]}"

@@ -47,25 +47,25 @@ _REMEMBERED = 100_000
 def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
     """Yield the prompts of ``path``. Failed calls, repeated calls and spans of other kinds are ignored
     and counted."""
-    seen, nestings = tolerance.understood, _Nestings()
+    notes, nestings = tolerance.understood, _Nestings()
     bare = _leave_out_cached(path)
     for line, entry in entries(path, tolerance, _entry_time):
         for span in spans(entry):
             try:
                 logged = parse(span, line)
             except lines.BadLine as error:
-                tolerance.bad(line, error)
+                tolerance.count_bad(line, error)
                 continue
             if isinstance(logged, str):
-                seen.left_out[logged] += 1
+                notes.left_out[logged] += 1
             elif nestings.is_repeat(span, logged):
-                seen.left_out[calls.TWICE] += 1
+                notes.left_out[calls.TWICE] += 1
             else:
-                seen.count_model(logged.salts[0])
+                notes.count_model(logged.salts[0])
                 if logged.salts[0] in bare and logged.logged_tokens is not None:
                     logged.logged_tokens += _cached(Attributes(span))
                 for part in logged.parts:
-                    seen.role_bytes[part.role or "no role"] += len(part.text)
+                    notes.role_bytes[part.role or "no role"] += len(part.text)
                 yield logged
 
 
@@ -79,7 +79,7 @@ def _leave_out_cached(path: Path) -> set[str]:
             with contextlib.suppress(lines.BadLine):
                 attributes = Attributes(span)
                 if (_count(attributes, _PROMPT_TOKENS) or lines.WHOLE) < _cached(attributes):
-                    cached.add(str(attributes.first(_MODELS) or ""))
+                    cached.add(str(attributes.find(_MODELS) or ""))
     return cached
 
 
@@ -105,12 +105,12 @@ def _objects(of: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 def parse(span: Mapping[str, Any], line: int = 0) -> LoggedPrompt | str:
     """Return the prompt of a span, or the reason to omit it. Raises ``BadLine``."""
     attributes = Attributes(span)
-    kind = str(attributes.first(("openinference.span.kind",)) or span.get("span_kind") or "LLM")
-    operation = str(attributes.first(("gen_ai.operation.name",)) or "")
+    kind = str(attributes.find(("openinference.span.kind",)) or span.get("span_kind") or "LLM")
+    operation = str(attributes.find(("gen_ai.operation.name",)) or "")
     if kind.upper() != "LLM" or operation in _OTHER_OPERATIONS:
         return calls.NO_MODEL
     parts = messages_of(attributes)
-    if parts is None and not (operation or attributes.first(_MODELS)):
+    if parts is None and not (operation or attributes.find(_MODELS)):
         return calls.NO_MODEL
     if _failed(span, attributes):
         return calls.FAILED
@@ -120,20 +120,20 @@ def parse(span: Mapping[str, Any], line: int = 0) -> LoggedPrompt | str:
     prompt = LoggedPrompt(_time(span), line)
     made = chat(messages, [body])
     prompt.parts, prompt.text, prompt.category, prompt.turn = made.parts, made.text, made.category, made.turn  # fmt: skip
-    named = attributes.first(_CONVERSATIONS)
+    named = attributes.find(_CONVERSATIONS)
     prompt.conversation = None if named is None else clients_name(named)
-    user = attributes.first(_USERS)
+    user = attributes.find(_USERS)
     prompt.user = None if user is None else str(user)
-    prompt.salts = (str(attributes.first(_MODELS) or ""),)
+    prompt.salts = (str(attributes.find(_MODELS) or ""),)
     prompt.logged_tokens = _count(attributes, _PROMPT_TOKENS)
     prompt.output_tokens = _count(attributes, _OUTPUT_TOKENS) or 0
-    reason = fields.decoded(attributes.first(_REASONS))
+    reason = fields.decode(attributes.find(_REASONS))
     prompt.stop = STOPS.get(str(reason[0] if isinstance(reason, list) and reason else reason))
     return prompt
 
 
 def _time(span: Mapping[str, Any]) -> float:
-    when = fields.first([span], _TIMES)
+    when = fields.find([span], _TIMES)
     if when is None:
         raise lines.BadLine(f"the span has no start; name it one of: {', '.join(_TIMES)}")
     return fields.seconds(when)
@@ -148,11 +148,11 @@ def _failed(span: Mapping[str, Any], attributes: Attributes) -> bool:
     code = status.get("code", status.get("status_code")) if isinstance(status, dict) else status
     code = span.get("status_code") if code is None else code
     failed = code == 2 or "ERROR" in str(code).upper()
-    return failed or attributes.first(("error.type",)) is not None
+    return failed or attributes.find(("error.type",)) is not None
 
 
 def _count(attributes: Attributes, names: tuple[str, ...]) -> int | None:
-    value = attributes.first(names)
+    value = attributes.find(names)
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
@@ -172,7 +172,7 @@ class _Nestings:
         context = span.get("context")
         where = [context, span] if isinstance(context, dict) else [span]
         trace, span_id, parent = (
-            str(fields.first(where, names) or "")
+            str(fields.find(where, names) or "")
             for names in (
                 ("traceId", "trace_id"),
                 ("spanId", "span_id"),

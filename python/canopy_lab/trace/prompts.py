@@ -184,7 +184,7 @@ def shift_to_zero(requests: Iterable[TraceRequest], tolerance: Tolerance) -> Ite
         try:
             time_s = clock.check(request.time_s - start)
         except BadLine as error:
-            tolerance.bad(request.line, str(error))
+            tolerance.count_bad(request.line, str(error))
             continue
         yield copy_with(request, time_s=time_s)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from canopy_lab.trace import lines
-from canopy_lab.trace.sglang_prompt import event_of, inner
+from canopy_lab.trace.sglang_prompt import event_of, object_in
 from sglang_canopy.errors import CanopyError
 
 HOW = "--log-requests --log-requests-level 3 --log-requests-format json --enable-metrics"
@@ -46,7 +46,7 @@ def read_served(path: Path | str) -> dict[int, ServedRequest]:
         except lines.BadLine:
             continue
         if event is not None:
-            served[number] = _served(inner(event, "out", "meta_info"))
+            served[number] = _served(object_in(event, "out", "meta_info"))
     if not any(r.ttft_s is not None for r in served.values()):
         raise CanopyError(
             f"{str(path)!r} has no times of first tokens; start the server with {HOW}"

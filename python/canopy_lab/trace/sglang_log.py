@@ -31,9 +31,9 @@ from canopy_lab.trace.sglang_prompt import (
     characters_a_token,
     event_of,
     has_server_ids,
-    inner,
     is_event,
     media,
+    object_in,
     token_ids,
 )
 from sglang_canopy.errors import CanopyError
@@ -71,7 +71,7 @@ class _Flight:
 def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
     """Yield the finished requests of ``path`` in order of arrival."""
     cut = PromptCutter(characters_a_token=characters_a_token(path))
-    return _read(path, _Reader(path, tolerance, cut))
+    return _read_requests(path, _Reader(path, tolerance, cut))
 
 
 def read_as_server(
@@ -88,7 +88,7 @@ def read_as_server(
     source = lines.existing(path)
     tolerance = lines.Tolerance(source, skip_bad)
     cut = PromptCutter(block_tokens, characters_a_token(source), as_server=True)
-    yield from _read(source, _Reader(source, tolerance, cut))
+    yield from _read_requests(source, _Reader(source, tolerance, cut))
     tolerance.report()
 
 
@@ -97,7 +97,7 @@ def logs_tokens(path: Path | str) -> bool:
     for _, text in lines.read_lines(lines.existing(path)):
         try:
             event = event_of(text, (_FINISHED,))
-            if event is not None and has_server_ids(inner(event, "obj")):
+            if event is not None and has_server_ids(object_in(event, "obj")):
                 return True
         except lines.BadLine:
             continue
@@ -130,33 +130,33 @@ def last_flush(path: Path | str) -> int:
     return line_of_flush
 
 
-def _read(path: Path, reader: _Reader) -> Iterator[TraceRequest]:
+def _read_requests(path: Path, reader: _Reader) -> Iterator[TraceRequest]:
     for line, text in lines.read_lines(path):
         try:
-            reader.take(line, text)
+            reader.read_line(line, text)
         except lines.BadLine as error:
-            reader.tolerance.bad(line, error)
-        yield from reader.ready()
-    yield from reader.ready(0)
+            reader.tolerance.count_bad(line, error)
+        yield from reader.pop_ready()
+    yield from reader.pop_ready(0)
     reader.report()
 
 
 class _Reader:
     def __init__(self, path: Path, tolerance: lines.Tolerance, cut: PromptCutter) -> None:
         self.path, self.tolerance, self._cut = path, tolerance, cut
-        self._seen = 0
-        self._noted: Counter[str] = tolerance.understood.changed
+        self._event_count = 0
+        self._changes: Counter[str] = tolerance.understood.changed
         self._arrived: deque[_Flight] = deque()
         """In the order of the log, finished or not; a client may reuse a name."""
         self._latest: deque[bytes] = deque(maxlen=_LATEST)
         self._running: dict[str, _Flight] = {}
-        self._lost: set[str] = set()
+        self._dropped: set[str] = set()
         """Requests dropped while they were in flight."""
         self._clock = _Clock(path)
         self._last_s = 0.0
         self._index = ConversationIndex()
 
-    def take(self, line: int, text: bytes) -> None:
+    def read_line(self, line: int, text: bytes) -> None:
         """Read one line of the log. Raises ``BadLine``."""
         event = event_of(text, (_RECEIVED, _FINISHED))
         if event is None:
@@ -168,7 +168,7 @@ class _Reader:
             self.tolerance.understood.left_out["logged twice"] += event["event"] == _FINISHED
             return
         self._latest.append(text)
-        self._seen += 1
+        self._event_count += 1
         names = event.get("rid")
         for rid in map(str, names if isinstance(names, list) else [names]):
             if rid.startswith(HEALTH_CHECK):
@@ -184,9 +184,9 @@ class _Reader:
         return flight
 
     def _end(self, rid: str, event: Mapping[str, Any], line: int) -> None:
-        obj, meta = inner(event, "obj"), inner(event, "out", "meta_info")
+        obj, meta = object_in(event, "obj"), object_in(event, "out", "meta_info")
         ended_s = self._clock.seconds(event, line)
-        self._lost.discard(rid)
+        self._dropped.discard(rid)
         flight = self._running.get(rid)
         if flight is None:
             # The log begins after the request's arrival.
@@ -201,19 +201,19 @@ class _Reader:
             flight.request = self._request(obj, meta, line)
             flight.left_out = False
 
-    def ready(self, most: int | None = None) -> Iterator[TraceRequest]:
+    def pop_ready(self, max_running: int | None = None) -> Iterator[TraceRequest]:
         """Yield the oldest requests up to the first that still runs. A running request is dropped after
-        ``most`` (``ORDER_WINDOW``) later arrivals."""
-        most = ORDER_WINDOW if most is None else most
+        ``max_running`` (``ORDER_WINDOW``) later arrivals."""
+        max_running = ORDER_WINDOW if max_running is None else max_running
         while self._arrived:
             flight = self._arrived[0]
-            if flight.request is None and not flight.left_out and len(self._arrived) <= most:
+            if flight.request is None and not flight.left_out and len(self._arrived) <= max_running:
                 return
             self._arrived.popleft()
             if flight.left_out:
                 continue
             if flight.request is None:
-                self._lost.add(flight.rid)
+                self._dropped.add(flight.rid)
                 if self._running.get(flight.rid) is flight:
                     del self._running[flight.rid]
                 continue
@@ -225,10 +225,10 @@ class _Reader:
         """Return the request without its time and its inferred fields. Raises ``BadLine``."""
         blocks, tokens = self._cut(obj)
         self._note(obj)
-        custom = inner(obj, "sampling_params", "custom_params")
-        conversation, category = named(obj)
+        custom = object_in(obj, "sampling_params", "custom_params")
+        conversation, category = labels_of(obj)
         turn, stop = custom.get("canopy_turn"), custom.get("canopy_stop")
-        reason = inner(meta, "finish_reason").get("type")
+        reason = object_in(meta, "finish_reason").get("type")
         return TraceRequest(
             0.0,
             tokens,
@@ -246,21 +246,21 @@ class _Reader:
     def _note(self, obj: Mapping[str, Any]) -> None:
         a_token = f"{self._cut.characters_a_token:.3g} characters a token"
         if not token_ids(obj):
-            self._noted[f"are logged as text, so their lengths are estimated ({a_token})"] += 1
+            self._changes[f"are logged as text, so their lengths are estimated ({a_token})"] += 1
         if media(obj):
-            self._noted["have images, video or sound, whose tokens are not counted"] += 1
+            self._changes["have images, video or sound, whose tokens are not counted"] += 1
         if obj.get("session_params"):
-            self._noted["continue a session that is not in the log, so they look shorter"] += 1
+            self._changes["continue a session that is not in the log, so they look shorter"] += 1
 
     def report(self) -> None:
         """Count the requests that never finished. Raises ``CanopyError`` if the log has no request."""
-        if self._seen == 0:
+        if self._event_count == 0:
             raise CanopyError(
                 f"{str(self.path)!r} holds no request in JSON; start the server with {HOW_TO_LOG}"
             )
         self._clock.check_order()
-        if self._lost:
-            self.tolerance.understood.left_out["never finished"] += len(self._lost)
+        if self._dropped:
+            self.tolerance.understood.left_out["never finished"] += len(self._dropped)
 
 
 class _Clock:
@@ -268,14 +268,14 @@ class _Clock:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._before: datetime.datetime | None = None
-        self._up = self._down = 0
+        self._previous: datetime.datetime | None = None
+        self._rises = self._falls = 0
         self._start: datetime.datetime | None = None
         self._last_s = self._added_s = 0.0
 
     def check_order(self) -> None:
         """Raise ``CanopyError`` if most stamps fall: the log is newest first."""
-        if self._down > 3 and self._down > 4 * self._up:
+        if self._falls > 3 and self._falls > 4 * self._rises:
             raise CanopyError(
                 f"{str(self._path)!r} is newest first; reverse its lines (tac FILE > sorted.log) and "
                 "read that"
@@ -285,20 +285,20 @@ class _Clock:
         """Return the time of an event. Raises ``BadLine``."""
         stamp = event.get("timestamp")
         try:
-            when = datetime.datetime.fromisoformat(str(stamp))
+            date = datetime.datetime.fromisoformat(str(stamp))
         except ValueError:
             raise lines.BadLine(f"'timestamp' must be a date and time, got {stamp!r:.60}") from None
-        when = when if when.tzinfo else when.replace(tzinfo=datetime.timezone.utc)
-        self._start = self._start or when
-        if self._before is not None:
-            self._up, self._down = (
-                self._up + (when > self._before),
-                self._down + (when < self._before),
+        date = date if date.tzinfo else date.replace(tzinfo=datetime.timezone.utc)
+        self._start = self._start or date
+        if self._previous is not None:
+            self._rises, self._falls = (
+                self._rises + (date > self._previous),
+                self._falls + (date < self._previous),
             )
-            if self._up + self._down == ORDER_WINDOW:
+            if self._rises + self._falls == ORDER_WINDOW:
                 self.check_order()
-        self._before = when
-        now_s = (when - self._start).total_seconds() + self._added_s
+        self._previous = date
+        now_s = (date - self._start).total_seconds() + self._added_s
         if now_s < self._last_s - _SET_BACK_S:
             lines.log.warning(
                 "%s, line %d: the clock goes back by %.0f s; put files of one log together in order "
@@ -311,9 +311,9 @@ class _Clock:
         return now_s
 
 
-def named(obj: Mapping[str, Any]) -> tuple[str | None, str]:
+def labels_of(obj: Mapping[str, Any]) -> tuple[str | None, str]:
     """Return the conversation and the category of a logged request."""
-    custom = inner(obj, "sampling_params", "custom_params")
+    custom = object_in(obj, "sampling_params", "custom_params")
     name = custom.get("canopy_conversation") or obj.get("session_id")
     return clients_name(name) if name else None, str(custom.get("canopy_category") or "default")
 
@@ -328,7 +328,7 @@ def is_warm_up(obj: Mapping[str, Any]) -> bool:
 def was_refused(meta: Mapping[str, Any]) -> bool:
     """Return whether no part of the prompt was computed: the queue was full, the prompt too long,
     or the request aborted while it waited."""
-    reason = inner(meta, "finish_reason")
+    reason = object_in(meta, "finish_reason")
     return reason.get("type") == "abort" and (
         reason.get("status_code") is not None or not meta.get("completion_tokens")
     )
@@ -336,7 +336,7 @@ def was_refused(meta: Mapping[str, Any]) -> bool:
 
 def _asks_for_several(event: Mapping[str, Any]) -> bool:
     """Return whether each of several answers (n > 1) ends under its own name instead of this one."""
-    params = inner(event, "obj").get("sampling_params")
-    each = params if isinstance(params, list) else [params]
-    counts = [one.get("n") for one in each if isinstance(one, dict)]
+    params = object_in(event, "obj").get("sampling_params")
+    settings = params if isinstance(params, list) else [params]
+    counts = [item.get("n") for item in settings if isinstance(item, dict)]
     return any(type(n) is int and n > 1 for n in counts)

@@ -72,7 +72,7 @@ def _unknown_wrapping(entry: Mapping[str, Any]) -> lines.BadLine:
     )
 
 
-def inner(of: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+def object_in(of: Mapping[str, Any], *keys: str) -> dict[str, Any]:
     """Return ``of[key1][key2]...``; empty if a value is not an object."""
     value: Any = of
     for key in keys:
@@ -93,10 +93,11 @@ def characters_a_token(path: Path) -> float:
             event = event_of(line, ("request.finished",)) or {}
         except lines.BadLine:
             continue
-        logged, counted = inner(event, "obj"), inner(event, "out", "meta_info").get("prompt_tokens")
+        logged, meta = object_in(event, "obj"), object_in(event, "out", "meta_info")
+        count = meta.get("prompt_tokens")
         text = logged.get("text")
-        if isinstance(text, str) and type(counted) is int and counted > 1 and not media(logged):
-            characters, tokens = characters + len(text), tokens + counted
+        if isinstance(text, str) and type(count) is int and count > 1 and not media(logged):
+            characters, tokens = characters + len(text), tokens + count
     ratio = characters / tokens if tokens else _CHARACTERS_A_TOKEN
     return max(1, round(BLOCK_TOKENS * ratio)) / BLOCK_TOKENS
 
@@ -120,13 +121,13 @@ class PromptCutter:
         return blocks[: tokens // self.block_tokens] if self.as_server else blocks, tokens
 
     def _blocks(self, logged: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
-        ids, seen = token_ids(logged), media(logged)
+        ids, names = token_ids(logged), media(logged)
         if ids:
             # The position of an image among the ids is unknown, so all ids count as following the
             # first image.
             raw, width = array("q", ids).tobytes(), self.block_tokens * array("q").itemsize
-            return chain(raw, width, _salt(logged, seen[:1])), len(ids)
-        text = _marked(_text(logged), seen)
+            return chain(raw, width, _salt(logged, names[:1])), len(ids)
+        text = _mark_images(_text(logged), names)
         width = round(self.block_tokens * self.characters_a_token) * 4
         tokens = -(-len(text) // self.characters_a_token)
         return chain(text.encode("utf-32-le", "surrogatepass"), width, _salt(logged)), int(tokens)
@@ -150,8 +151,8 @@ def token_ids(logged: Mapping[str, Any]) -> list[int]:
 def has_server_ids(logged: Mapping[str, Any]) -> bool:
     """Return whether the log has all inputs of a server's block ids. Raises ``BadLine``."""
     salts = [logged.get(name) for name in ("extra_key", "cache_salt")]
-    plain = all(salt is None or isinstance(salt, str) for salt in salts)
-    return bool(token_ids(logged)) and plain and not _adapter(logged) and not media(logged)
+    are_texts = all(salt is None or isinstance(salt, str) for salt in salts)
+    return bool(token_ids(logged)) and are_texts and not _adapter(logged) and not media(logged)
 
 
 def media(logged: Mapping[str, Any]) -> list[str]:
@@ -162,8 +163,8 @@ def media(logged: Mapping[str, Any]) -> list[str]:
         value = logged.get(field)
         contents += value if isinstance(value, list) else [value] if value else []
     return [
-        blake2b(json.dumps(one, sort_keys=True).encode(), digest_size=8).hexdigest()
-        for one in contents
+        blake2b(json.dumps(item, sort_keys=True).encode(), digest_size=8).hexdigest()
+        for item in contents
     ]
 
 
@@ -176,20 +177,20 @@ def _text(logged: Mapping[str, Any]) -> str:
     return text
 
 
-def _marked(text: str, names: list[str]) -> str:
+def _mark_images(text: str, names: list[str]) -> str:
     """Return ``text`` with each image's name at its placeholder, or in front if there is none."""
     if not names:
         return text
-    left = iter(names)
-    marked = _PLACE.sub(lambda place: place[0] + next(left, ""), text)
-    return "".join(left) + marked
+    remaining = iter(names)
+    text_with_names = _PLACE.sub(lambda place: place[0] + next(remaining, ""), text)
+    return "".join(remaining) + text_with_names
 
 
-def _salt(logged: Mapping[str, Any], seen: list[str] | None = None) -> bytes:
+def _salt(logged: Mapping[str, Any], names: list[str] | None = None) -> bytes:
     """Return a salt that differs for prompts that share no KV; empty without tenant, adapter and
     image."""
     salts = [logged.get(name) or "" for name in ("extra_key", "cache_salt")]
-    return salt_of(_adapter(logged) or "", *salts, *(seen or ()))
+    return salt_of(_adapter(logged) or "", *salts, *(names or ()))
 
 
 def _adapter(logged: Mapping[str, Any]) -> Any:

@@ -9,8 +9,8 @@ from typing import Any
 
 from canopy_lab.trace import lines
 from canopy_lab.trace.prompts import LoggedPrompt
-from canopy_lab.trace.sglang_log import HEALTH_CHECK, is_warm_up, named, was_refused
-from canopy_lab.trace.sglang_prompt import event_of, inner, token_ids
+from canopy_lab.trace.sglang_log import HEALTH_CHECK, is_warm_up, labels_of, was_refused
+from canopy_lab.trace.sglang_prompt import event_of, object_in, token_ids
 
 
 def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
@@ -18,23 +18,23 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
 
     Token ids are not decoded. Refused requests, health checks and the warm-up are ignored.
     """
-    before = b""
+    flushed_line = b""
     for line, text in lines.read_lines(path):
         try:
             event = event_of(text, ("request.finished",))
-            if event is None or text == before:  # two handlers may write every line twice
+            if event is None or text == flushed_line:  # two handlers may write every line twice
                 continue
-            before = text
+            flushed_line = text
             prompt = _prompt(event, line)
         except lines.BadLine as error:
-            tolerance.bad(line, error)
+            tolerance.count_bad(line, error)
             continue
         if prompt is not None:
             yield prompt
 
 
 def _prompt(event: Mapping[str, Any], line: int) -> LoggedPrompt | None:
-    logged, meta = inner(event, "obj"), inner(event, "out", "meta_info")
+    logged, meta = object_in(event, "obj"), object_in(event, "out", "meta_info")
     if str(event.get("rid")).startswith(HEALTH_CHECK) or was_refused(meta) or is_warm_up(logged):
         return None
     ids, text = token_ids(logged), logged.get("text")
@@ -45,7 +45,7 @@ def _prompt(event: Mapping[str, Any], line: int) -> LoggedPrompt | None:
         prompt.token_ids = ids
     else:
         prompt.text = str(text)
-    prompt.conversation, prompt.category = named(logged)
+    prompt.conversation, prompt.category = labels_of(logged)
     adapter = logged.get("lora_id") or logged.get("lora_path") or ""
     salts = (logged.get("extra_key") or "", logged.get("cache_salt") or "")
     prompt.salts = ("", str(adapter), *map(str, salts))

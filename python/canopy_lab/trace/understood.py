@@ -61,10 +61,10 @@ class Understood:
     def alarms(self) -> list[str]:
         """Return sentences for the top of a report; an empty list if few entries were affected."""
         warnings = []
-        out = self.left_out.total()
-        if out > NOTABLE * max(self.entries, 1):
+        left_out = self.left_out.total()
+        if left_out > NOTABLE * max(self.entries, 1):
             warnings.append(
-                f"{out:,} of {self.entries:,} entries ({out / self.entries:.1%}) are left out: "
+                f"{left_out:,} of {self.entries:,} entries ({left_out / self.entries:.1%}) are left out: "
                 f"{_counts(self.left_out)}."
             )
         notable = Counter(
@@ -72,10 +72,10 @@ class Understood:
         )
         if notable:
             warnings.append(f"Of {self.requests:,} requests, {_counts(notable)}.")
-        read, unread = self.role_bytes.total(), self.unread_bytes.total()
-        if unread > NOTABLE * max(read + unread, 1):
+        read_bytes, unread_bytes = self.role_bytes.total(), self.unread_bytes.total()
+        if unread_bytes > NOTABLE * max(read_bytes + unread_bytes, 1):
             warnings.append(
-                f"{unread / (read + unread):.1%} of the request bodies' text is in fields that are not "
+                f"{unread_bytes / (read_bytes + unread_bytes):.1%} of the request bodies' text is in fields that are not "
                 f"read as part of the prompt: {', '.join(dict(self.unread_bytes.most_common(_SHOWN)))}."
             )
         return warnings

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from canopy_lab.trace.fields import JsonObject, decoded, first
+from canopy_lab.trace.fields import JsonObject, decode, find
 from canopy_lab.trace.lines import WHOLE
 from canopy_lab.trace.record import STOPS
 
@@ -23,31 +23,31 @@ _OUTPUT = ("completion_tokens", "output_tokens", "output", "completionTokens", "
 
 def answer_of(entry: JsonObject) -> Mapping[str, Any]:
     for name in ("response", "response_body", "responseBody"):
-        answer = decoded(entry.get(name))
+        answer = decode(entry.get(name))
         if isinstance(answer, dict):
-            body = decoded(answer.get("body"))
+            body = decode(answer.get("body"))
             return body if isinstance(body, dict) else answer
     return {}
 
 
-def token_counts(entry: JsonObject, among: list[JsonObject]) -> tuple[int | None, int]:
+def token_counts(entry: JsonObject, objects: list[JsonObject]) -> tuple[int | None, int]:
     """Return the prompt tokens, including cached ones, and the output tokens; ``None`` and 0 if not
     logged."""
     answer = answer_of(entry)
     counts: list[JsonObject] = []
-    for place in (answer, *among):
-        usages = (decoded(place.get(name)) for name in _USAGES)
+    for place in (answer, *objects):
+        usages = (decode(place.get(name)) for name in _USAGES)
         counts += [usage for usage in usages if isinstance(usage, dict)]
-    counts += [*among, answer]
+    counts += [*objects, answer]
     return prompt_tokens(counts), count(counts, _OUTPUT) or 0
 
 
 def prompt_tokens(counts: Iterable[JsonObject]) -> int | None:
     """Return the prompt tokens, including cached ones, of the first place that counts them."""
     for place in counts:
-        whole = count([place], _WHOLE)
-        if whole is not None:
-            return whole
+        total = count([place], _WHOLE)
+        if total is not None:
+            return total
         bare = count([place], _UNCACHED)
         cached = sum(_cached_beside(place).values())
         if bare is not None or cached:
@@ -76,12 +76,12 @@ def count(counts: Iterable[JsonObject], names: tuple[str, ...]) -> int | None:
     return None
 
 
-def stop_of(entry: JsonObject, among: list[JsonObject]) -> str | None:
+def stop_of(entry: JsonObject, objects: list[JsonObject]) -> str | None:
     """Return ``tool``, ``end`` or ``length``, or ``None`` if it is not logged."""
     answer = answer_of(entry)
     reason = answer.get("stop_reason")
     choices = answer.get("choices")
     if isinstance(choices, list) and choices and isinstance(choices[0], dict):
         reason = choices[0].get("finish_reason")
-    named = first(among, ("canopy_stop", "finish_reason"))
-    return STOPS.get(str(named), STOPS.get(str(reason)))
+    logged_stop = find(objects, ("canopy_stop", "finish_reason"))
+    return STOPS.get(str(logged_stop), STOPS.get(str(reason)))

@@ -44,10 +44,10 @@ _MIN_CUT = 3
 
 def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
     """Yield the prompts of ``path``, each once its answer is known or ``ORDER_WINDOW`` later."""
-    waiting: OrderedDict[str, LoggedPrompt] = OrderedDict()
-    clock, seen, lengths = _Clock(), 0, _Lengths()
+    unanswered: OrderedDict[str, LoggedPrompt] = OrderedDict()
+    clock, count, lengths = _Clock(), 0, _Lengths()
     left_out = tolerance.understood.left_out
-    without = details = 0
+    missing = details = 0
     for line, raw in lines.read_lines(path):
         if raw.startswith(BROKEN):
             left_out[_UNREADABLE] += 1
@@ -55,11 +55,11 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
         text = raw.decode("utf-8", "replace").rstrip()
         answer = _ANSWER.search(text)
         if answer is not None:
-            done = waiting.pop(answer["id"], None)
-            if done is not None:
-                done.output_tokens = answer["ids"].count(",") + 1 if "[" in answer["ids"] else 0
-                done.stop = STOPS.get(answer["why"])
-                yield done
+            prompt = unanswered.pop(answer["id"], None)
+            if prompt is not None:
+                prompt.output_tokens = answer["ids"].count(",") + 1 if "[" in answer["ids"] else 0
+                prompt.stop = STOPS.get(answer["why"])
+                yield prompt
             continue
         logged = _PROMPT.search(text)
         if logged is None:
@@ -67,35 +67,35 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
             if started is not None and text.startswith("prompt: ", started.end()):
                 left_out[_UNREADABLE] += 1
             elif started is not None and started[0].startswith("Received"):
-                without += 1
+                missing += 1
             continue
-        seen += 1
+        count += 1
         details += logged["b"] is not None
         # A collector that lost the end of a line joins it to the next line.
-        joined = len(_LINE.findall(text, 0, logged.start("prompt"))) - 1
-        if joined > 0:
-            left_out[_UNREADABLE] += joined
+        lost = len(_LINE.findall(text, 0, logged.start("prompt"))) - 1
+        if lost > 0:
+            left_out[_UNREADABLE] += lost
         try:
             prompt = _prompt(logged, clock, line)
         except lines.BadLine as error:
-            tolerance.bad(line, str(error))
+            tolerance.count_bad(line, str(error))
             continue
         lengths.add(prompt.text)
         name = logged["a"] or logged["b"]
-        if name in waiting and waiting[name].text == prompt.text and waiting[name].token_ids == prompt.token_ids:  # fmt: skip
+        if name in unanswered and unanswered[name].text == prompt.text and unanswered[name].token_ids == prompt.token_ids:  # fmt: skip
             left_out["logged twice"] += 1
             continue
-        waiting[name] = prompt
-        if len(waiting) > ORDER_WINDOW // 2:
-            yield waiting.popitem(last=False)[1]
-    yield from waiting.values()
-    if without > details:
-        left_out[f"without a prompt (it needs {HOW_TO_LOG})"] += without - details
-    if lengths.count >= max(_MIN_CUT, _CUT_SHARE * seen) and lengths.is_limit:
+        unanswered[name] = prompt
+        if len(unanswered) > ORDER_WINDOW // 2:
+            yield unanswered.popitem(last=False)[1]
+    yield from unanswered.values()
+    if missing > details:
+        left_out[f"without a prompt (it needs {HOW_TO_LOG})"] += missing - details
+    if lengths.count >= max(_MIN_CUT, _CUT_SHARE * count) and lengths.is_limit:
         tolerance.understood.changed[
             f"are cut to {lengths.longest:,} characters: start vLLM without --max-log-len"
         ] += lengths.count
-    if not seen:
+    if not count:
         raise CanopyError(f"{str(path)!r} holds no prompt; start vLLM with {HOW_TO_LOG}")
 
 
@@ -151,7 +151,7 @@ class _Clock:
             self._year += 1
         self._last = max(self._last, when) if self._last[:2] <= when[:2] else when
         try:
-            at = datetime.datetime.strptime(f"{self._year}-{when}", "%Y-%m-%d %H:%M:%S")
+            date = datetime.datetime.strptime(f"{self._year}-{when}", "%Y-%m-%d %H:%M:%S")
         except ValueError:
             raise lines.BadLine(f"its time must be month-day and time, got {when!r}") from None
-        return at.replace(tzinfo=datetime.timezone.utc).timestamp()
+        return date.replace(tzinfo=datetime.timezone.utc).timestamp()
