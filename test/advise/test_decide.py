@@ -43,7 +43,7 @@ def test_lru_is_kept_for_a_reason(baseline, repeats, bound, points, says):
 
 
 def test_an_uncertain_gain_is_not_recommended():
-    decision = decide(0.2, 0.6, 0.5, [gain("wa", 3, -0.1, 6)], **AT, more=" A disk would add 9.")
+    decision = decide(0.2, 0.6, 0.5, [gain("wa", 3, -0.1, 6)], **AT, memory=" A disk would add 9.")
     assert decision.flag == "lru"
     assert decision.sentence.endswith("too little to act on. A disk would add 9.")
 

@@ -127,17 +127,17 @@ def test_a_router_forgets_only_its_oldest_prefixes():
     for _ in range(300):
         who = draw.randrange(8)
         path = tuple(range(who * 100, who * 100 + draw.randrange(1, 15)))
-        prefixes.sent(path, who % 3)
+        prefixes.record_sent(path, who % 3)
         assert prefixes.longest(path) == (len(path), who % 3)
         assert len(prefixes) <= 2 * (50 + 15)
         for each in range(8):  # what is known of a path is a run from its start
             whole = tuple(range(each * 100, each * 100 + 15))
             blocks, _ = prefixes.longest(whole)
-            assert [prefixes._where(block) >= 0 for block in whole] == [
+            assert [prefixes._instance_of(block) >= 0 for block in whole] == [
                 at < blocks for at in range(15)
             ]
-    prefixes.sent(range(2000, 2060), 1)
-    prefixes.sent(range(3000, 3060), 1)
+    prefixes.record_sent(range(2000, 2060), 1)
+    prefixes.record_sent(range(3000, 3060), 1)
     assert prefixes.longest((0, 1, 2)) == (0, -1)
 
 

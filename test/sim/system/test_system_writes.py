@@ -21,7 +21,7 @@ def served(trace, pending=None, **config) -> _SystemRun:
         plain(instance, now)
         instance.tree.verify()
         if pending is not None:
-            waiting = sum(t.left for disk in simulation.disks for t in disk.channel._queues[1])
+            waiting = sum(t.remaining for d in simulation.disks for t in d.channel._queues[1])
             pending.append(waiting)
 
     simulation._step = step  # type: ignore[method-assign]

@@ -23,12 +23,12 @@ class Link:
     def read(self, now: float, size: float) -> tuple[float, float]:
         """Queue a transfer to the device; return its begin and end, in seconds."""
         spec = self._spec
-        begin = max(now, self._read_free_s)
-        end = begin + spec.latency_s + size / spec.read_bytes_per_s
+        start_s = max(now, self._read_free_s)
+        end = start_s + spec.latency_s + size / spec.read_bytes_per_s
         self._read_free_s = end
         if spec.shared_channel:
             self._write_free_s = end
-        return begin, end
+        return start_s, end
 
     def read_s(self, size: float) -> float:
         """Return the seconds of a transfer to the device, without queueing."""
@@ -37,32 +37,32 @@ class Link:
     def write(self, now: float, size: float) -> tuple[float, float]:
         """Queue a copy from the device; return its begin and end, in seconds."""
         spec = self._spec
-        begin = max(now, self._write_free_s)
-        end = begin + spec.latency_s + size / spec.write_bytes_per_s
+        start_s = max(now, self._write_free_s)
+        end = start_s + spec.latency_s + size / spec.write_bytes_per_s
         self._write_free_s = end
         if spec.shared_channel:
             self._read_free_s = end
-        return begin, end
+        return start_s, end
 
 
 class Transfer:
     """One read or write of a disk."""
 
-    __slots__ = ("begin_s", "bytes", "end_s", "left", "payload", "size")
+    __slots__ = ("begin_s", "bytes", "end_s", "payload", "remaining", "size")
 
     def __init__(self, size: float, overhead: float, payload: Any = None) -> None:
         self.size = size
-        """Payload bytes; ``bytes`` and ``left`` include the latency, as bytes."""
+        """Payload bytes; ``bytes`` and ``remaining`` include the latency, as bytes."""
         size += overhead
         self.bytes = size
-        self.left = size
+        self.remaining = size
         self.begin_s = math.nan
         self.end_s = math.inf
         self.payload = payload
 
     @property
     def done_share(self) -> float:
-        return 1.0 - self.left / self.bytes if self.bytes else 1.0
+        return 1.0 - self.remaining / self.bytes if self.bytes else 1.0
 
 
 class DiskChannel:
@@ -107,25 +107,25 @@ class DiskChannel:
         if transfer in self._queues[0]:
             self._queues[0].remove(transfer)
             self._start(0)
-        self.read_bytes -= transfer.left
+        self.read_bytes -= transfer.remaining
 
     def estimate(self, transfer: Transfer, now: float) -> float:
         """Return the end of a read, in seconds, without further arrivals."""
         self.advance(now)
         if transfer.end_s < math.inf:
             return transfer.end_s
-        before = 0.0
-        for other in self._queues[0]:
-            before += other.left
-            if other is transfer:
+        queued = 0.0
+        for read in self._queues[0]:
+            queued += read.remaining
+            if read is transfer:
                 break
         rate, write_rate = self._rates
         if not self._spec.shared_channel:
-            return now + before / rate
-        both = sum(t.left for t in self._queues[1]) / (write_rate / 2)
-        if before / (rate / 2) <= both:
-            return now + before / (rate / 2)
-        return now + both + (before - both * rate / 2) / rate
+            return now + queued / rate
+        shared_s = sum(t.remaining for t in self._queues[1]) / (write_rate / 2)
+        if queued / (rate / 2) <= shared_s:
+            return now + queued / (rate / 2)
+        return now + shared_s + (queued - shared_s * rate / 2) / rate
 
     def advance(self, now: float) -> None:
         """Process transfers up to ``now``."""
@@ -137,9 +137,9 @@ class DiskChannel:
             read_rate, write_rate = self._rates[0] * half, self._rates[1] * half
             step = now - self._now
             if reads:
-                step = min(step, reads[0].left / read_rate)
+                step = min(step, reads[0].remaining / read_rate)
             if writes:
-                step = min(step, writes[0].left / write_rate)
+                step = min(step, writes[0].remaining / write_rate)
             self._now += step
             if reads:
                 self._work(0, step * read_rate)
@@ -148,32 +148,32 @@ class DiskChannel:
         if now > self._now:
             self._now = now
 
-    def _work(self, which: int, size: float) -> None:
-        queue = self._queues[which]
+    def _work(self, direction: int, size: float) -> None:
+        queue = self._queues[direction]
         transfer = queue[0]
-        transfer.left -= size
+        transfer.remaining -= size
         # A remainder below a byte is rounding.
-        if transfer.left < 1.0:
-            transfer.left = 0.0
+        if transfer.remaining < 1.0:
+            transfer.remaining = 0.0
             transfer.end_s = self._now
             queue.popleft()
-            self._start(which)
-            if which and self._written is not None:
+            self._start(direction)
+            if direction and self._written is not None:
                 self._written(transfer)
 
-    def _add(self, which: int, now: float, size: float, payload: Any) -> Transfer:
+    def _add(self, direction: int, now: float, size: float, payload: Any) -> Transfer:
         self.advance(now)
-        if which:
+        if direction:
             self._to_write += size
         else:
             self.read_bytes += size
-        overhead = self._spec.latency_s * self._rates[which] if size else 0.0
+        overhead = self._spec.latency_s * self._rates[direction] if size else 0.0
         transfer = Transfer(size, overhead, payload)
-        self._queues[which].append(transfer)
-        self._start(which)
+        self._queues[direction].append(transfer)
+        self._start(direction)
         return transfer
 
-    def _start(self, which: int) -> None:
-        queue = self._queues[which]
+    def _start(self, direction: int) -> None:
+        queue = self._queues[direction]
         if queue and math.isnan(queue[0].begin_s):
             queue[0].begin_s = self._now

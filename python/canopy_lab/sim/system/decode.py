@@ -63,32 +63,32 @@ class RunningBatch:
 
     def plan(self, now: float) -> list[SimulatedRequest]:
         """Begin a segment; return the jobs retracted for lack of memory, least output first."""
-        tree, gone = self._tree, []
+        tree, retracted = self._tree, []
         room = (tree.free + tree.evictable) // len(self.jobs)
         while room < 1 and len(self.jobs) > 1:
-            gone.append(self._retract())
+            retracted.append(self._retract())
             room = (tree.free + tree.evictable) // len(self.jobs)
-        if gone:
+        if retracted:
             generated = sum([self._generated(entry) for entry in self.jobs])
             limits = sum([job.max_new for _, _, job in self.jobs])
             self.ratio.retracted(generated, limits, len(self.jobs))
         self._plan_segment(now, max(1, min(self.jobs[0][0] - self._steps, room)))
-        return gone
+        return retracted
 
     def interrupt(self, now: float) -> bool:
         """End the segment after the current step; return True if that changed its end."""
         if self.segment is None or now >= self.segment.end_s:
             return False
-        begin, steps, end = self.segment
+        start_s, steps, end = self.segment
         batch = len(self.jobs)
         mean = self._context / batch
         # Steps take about equally long, so the share of time estimates the share of steps.
-        part = max(1, math.ceil((now - begin) / (end - begin) * steps))
-        while part < steps and self._costs.decode(batch, mean, part) < now - begin:
-            part += 1
-        if part < steps:
-            self._plan_segment(begin, part)
-        return part < steps
+        kept_steps = max(1, math.ceil((now - start_s) / (end - start_s) * steps))
+        while kept_steps < steps and self._costs.decode(batch, mean, kept_steps) < now - start_s:
+            kept_steps += 1
+        if kept_steps < steps:
+            self._plan_segment(start_s, kept_steps)
+        return kept_steps < steps
 
     def claim(self) -> None:
         """Allocate the segment's generated tokens, once."""
@@ -102,7 +102,7 @@ class RunningBatch:
         self.claim()
         assert self.segment is not None
         segment, self.segment, self._claimed = self.segment, None, False
-        done: list[SimulatedRequest] = []
+        finished: list[SimulatedRequest] = []
         self._steps += segment.steps
         self.ratio.decoded(segment.steps)
         self._context += len(self.jobs) * segment.steps
@@ -112,13 +112,13 @@ class RunningBatch:
             self._context -= job.prompt + job.output
             # The job's share of the allocated tokens; the last token has no KV.
             job.private += job.output - 1 - (job.target - job.prompt)
-            done.append(job)
-        return segment, done
+            finished.append(job)
+        return segment, finished
 
-    def _plan_segment(self, begin: float, steps: int) -> None:
+    def _plan_segment(self, start_s: float, steps: int) -> None:
         batch = len(self.jobs)
         duration = self._costs.decode(batch, self._context / batch, steps)
-        self.segment = Segment(begin, steps, begin + duration)
+        self.segment = Segment(start_s, steps, start_s + duration)
 
     def _retract(self) -> SimulatedRequest:
         """Retract the job with the least output; free its memory and room for further steps."""
@@ -139,7 +139,7 @@ class RunningBatch:
         if short > 0:
             self._tree.evict_device(short)
         job.target = job.prompt + generated
-        job.done = 0
+        job.kv_tokens = 0
         return job
 
     def _generated(self, entry: tuple[int, int, SimulatedRequest]) -> int:

@@ -22,9 +22,9 @@ class _Write(NamedTuple):
     """A queued write: path, leading blocks already stored, request, and completion callback."""
 
     path: tuple[int, ...]
-    have: int
+    stored: int
     request: Request
-    done: Callable[[], None]
+    callback: Callable[[], None]
 
 
 class Disk:
@@ -66,7 +66,7 @@ class Disk:
 
     def used(self, path: tuple[int, ...], request: Request, now: float) -> int:
         """Record a use of ``path`` in any tier; return its leading blocks stored or queued."""
-        node, have = self._match(path, now)
+        node, stored = self._match(path, now)
         ranked = not node.children and not node.locks and node is not self.tree.root
         if ranked:
             self.policy.drop(node)
@@ -74,31 +74,31 @@ class Disk:
         if ranked:
             self.policy.admit(node, self.tree.now)
         coming = self._coming
-        while have < len(path) and path[have] in coming:
-            have += 1
-        return have
+        while stored < len(path) and path[stored] in coming:
+            stored += 1
+        return stored
 
     def write(
         self,
         path: tuple[int, ...],
-        have: int,
+        stored: int,
         request: Request,
         now: float,
-        done: Callable[[], None],
+        callback: Callable[[], None],
     ) -> None:
-        """Write the blocks of ``path`` after the first ``have``.
+        """Write the blocks of ``path`` after the first ``stored``.
 
-        ``done`` is called once they and all earlier writes are stored, also if none is missing.
+        ``callback`` is called once they and all earlier writes are stored, also if none is missing.
         """
-        missing = path[have:]
+        missing = path[stored:]
         if missing and missing[-1] in self._coming:
-            missing, have = (), len(path)
+            missing, stored = (), len(path)
         if not missing and not self.channel.writing:
-            done()
+            callback()
             return
         self._coming.update(missing)
         size = len(missing) * self.block_bytes
-        self.channel.write(now, size, _Write(path, have, request, done))
+        self.channel.write(now, size, _Write(path, stored, request, callback))
 
     def sweep(self, now: float) -> None:
         self.channel.advance(now)
@@ -142,14 +142,14 @@ class Disk:
 
     def _written(self, transfer: Transfer) -> None:
         write: _Write = transfer.payload
-        write.done()
+        write.callback()
         path = write.path
-        if write.have == len(path):
+        if write.stored == len(path):
             return
-        self._coming.difference_update(path[write.have :])
+        self._coming.difference_update(path[write.stored :])
         tree = self.tree
         node, hit = tree.match(path)
-        if hit < write.have:
+        if hit < write.stored:
             return
         tree.lock(node)
         leaf = tree.insert(path, node, hit)
@@ -160,11 +160,11 @@ class Disk:
         if self.expiry is not None:
             leaf.group = self.expiry.group(path)
         # Ancestors stored after this request used them are not marked by it.
-        above = leaf.parent
-        while above is not tree.root and above is not None:
-            if above.last_access >= leaf.last_access:
+        ancestor = leaf.parent
+        while ancestor is not tree.root and ancestor is not None:
+            if ancestor.last_access >= leaf.last_access:
                 break
-            above.refresh(write.request)
-            above = above.parent
+            ancestor.refresh(write.request)
+            ancestor = ancestor.parent
         node.locks -= 1
         self.policy.admit(leaf, tree.now)

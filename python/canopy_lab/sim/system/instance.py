@@ -96,7 +96,7 @@ class Instance:
 
     @property
     def waiting_count(self) -> int:
-        return len(self.queue.jobs) + len(self.queue.held)
+        return len(self.queue.jobs) + len(self.queue.held_jobs)
 
     @property
     def request_count(self) -> int:
@@ -116,9 +116,9 @@ class Instance:
         if self.disk is not None:
             self.disk.policy.arrive(request)
         if self.queue.arrive(job, now):
-            self._entered(job, now)
+            self._start_queued(job, now)
 
-    def _entered(self, job: SimulatedRequest, now: float) -> None:
+    def _start_queued(self, job: SimulatedRequest, now: float) -> None:
         if self.prefetcher is not None:
             self.prefetcher.to_prefetch.append(job)
         if not self.prefilling.full:
@@ -134,17 +134,17 @@ class Instance:
 
     def wake_at(self, now: float) -> float:
         """Return the time at which an idle instance must check its gate and prefetches."""
-        due = self.queue.gate_due(now)
+        time_s = self.queue.gate_due(now)
         if self.queue.jobs and self.prefetcher is not None:
-            due = min(due, self.prefetcher.wake_at(self.queue.jobs, now))
-        return max(due, now + 1e-6)
+            time_s = min(time_s, self.prefetcher.wake_at(self.queue.jobs, now))
+        return max(time_s, now + 1e-6)
 
     def advance(self, now: float) -> None:
         """Finish the current step, if any, at ``now``, and plan the next."""
         self.tree.now = max(self.tree.now, now)
         if self.disk is not None and self.disk.channel.busy:
             self.disk.channel.advance(now)
-        ended = len(self.finished)
+        count = len(self.finished)
         if self.prefilling.batch:
             self._end_prefill(now)
         elif self.decoding.segment is not None:
@@ -153,9 +153,9 @@ class Instance:
                 self.version += 1
                 return
             self._end_segment(now)
-        if self.queue.held and (len(self.finished) > ended or self.queue.gate_due(now) <= now):
+        if self.queue.held_jobs and (len(self.finished) > count or self.queue.gate_due(now) <= now):
             for job in self.queue.ask_gate(now):
-                self._entered(job, now)
+                self._start_queued(job, now)
         self.version += 1
         self.end = math.inf
         prefetcher = self.prefetcher
@@ -167,7 +167,7 @@ class Instance:
             prefetcher.start_prefetches(now)
         if not planned and self.decoding.jobs:
             for job in self.decoding.plan(now):
-                self.queue.back(job)
+                self.queue.readd(job)
                 self.prefilling.full = False
             self._segment_planned()
         self._copy_demoted(now)
@@ -191,11 +191,11 @@ class Instance:
         which frees the memory."""
         if not self.tree.demoted:
             return False
-        until = self.placement.write_demoted(now)
-        if self.end == math.inf or until <= now:
+        copied_s = self.placement.write_demoted(now)
+        if self.end == math.inf or copied_s <= now:
             return False
         # A decode segment allocates its tokens at its end, which moves.
-        self.end = max(self.end, now) + until - now
+        self.end = max(self.end, now) + copied_s - now
         return True
 
     def _segment_planned(self) -> None:
@@ -205,23 +205,23 @@ class Instance:
 
     def _end_prefill(self, now: float) -> None:
         for job, new in self.prefilling.batch:
-            job.done += new
-            self.placement.insert(job, job.done, now)
-            if job.done < job.target:
+            job.kv_tokens += new
+            self.placement.insert(job, job.kv_tokens, now)
+            if job.kv_tokens < job.target:
                 continue
             if math.isnan(job.first_token):
                 job.first_token = now
-            left = job.output - (job.target - job.prompt) - 1
-            if left <= 0:
+            remaining = job.output - (job.target - job.prompt) - 1
+            if remaining <= 0:
                 self._finish(job, now)
             else:
-                self.decoding.add(job, left)
+                self.decoding.add(job, remaining)
         self.prefilling.batch = []
 
     def _end_segment(self, now: float) -> None:
-        segment, done = self.decoding.finish_segment()
+        segment, finished = self.decoding.finish_segment()
         self.busy_s += now - segment.begin_s
-        for job in done:
+        for job in finished:
             self._finish(job, now)
             self.prefilling.full = False
 
@@ -246,9 +246,9 @@ class Instance:
 
     def check_empty(self) -> None:
         """Raise ``CanopyError`` if the gate still holds requests."""
-        left = len(self.queue.held)
-        if left:
+        held_count = len(self.queue.held_jobs)
+        if held_count:
             raise CanopyError(
-                f"the session gate {self.config.session_gate!r} never admitted {left} requests; "
+                f"the session gate {self.config.session_gate!r} never admitted {held_count} requests; "
                 "its wake_at must name a time while it refuses"
             )

@@ -22,7 +22,7 @@ class SimulatedRequest:
     prompt: int
     output: int
     end_tokens: int
-    entered: float = math.nan
+    queued_s: float = math.nan
     """Time at which the gate admitted it to the queue."""
     tokens_before: int = 0
     """Tokens that the instance had prefilled when the request was queued."""
@@ -34,7 +34,7 @@ class SimulatedRequest:
     """True while its remaining output exceeds the maximum reservation."""
     target: int = field(init=False)
     """Tokens to prefill; more than the prompt after a retraction."""
-    done: int = 0
+    kv_tokens: int = 0
     """Tokens whose KV is on the device."""
     private: int = 0
     """Device tokens allocated outside the tree."""

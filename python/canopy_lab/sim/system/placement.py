@@ -88,22 +88,22 @@ class Placement:
         Returns the end of the last copy, which the next step waits for.
         """
         assert self.host_link is not None
-        done = now
+        copied_s = now
         for node in self.tree.demoted:
-            _, done = self.host_link.write(now, node.length * self.kv_bytes)
+            _, copied_s = self.host_link.write(now, node.length * self.kv_bytes)
             if self.disk is None:
                 continue
-            runs, above = [], node
-            while above is not self.tree.root and above is not None:
-                runs.append(above.blocks)
-                above = above.parent
+            runs, ancestor = [], node
+            while ancestor is not self.tree.root and ancestor is not None:
+                runs.append(ancestor.blocks)
+                ancestor = ancestor.parent
             path = tuple(itertools.chain.from_iterable(reversed(runs)))
             request = Request(
                 time=node.last_access, category=node.category, conversation=node.conversation,
                 block_tokens=self.tree.block_tokens, turn=node.turn, tenant=node.tenant,
             )  # fmt: skip
             path = path[: (node.offset + node.length) // self.tree.block_tokens]
-            have = self.disk.used(path, request, now)
-            self.disk.write(path, have, request, now, partial(self.tree.unlock_host, node))
+            stored = self.disk.used(path, request, now)
+            self.disk.write(path, stored, request, now, partial(self.tree.unlock_host, node))
         self.tree.demoted.clear()
-        return done
+        return copied_s

@@ -41,11 +41,11 @@ class Prefetcher:
 
     def wake_at(self, waiting: Iterable[SimulatedRequest], now: float) -> float:
         """Return the time at which an idle instance must check its prefetches again."""
-        due = math.inf
+        time_s = math.inf
         for job in waiting:
             if job.fetch is not None:
-                due = min(due, self.disk.channel.estimate(job.fetch, now), job.fetch_deadline)
-        return max(due, now + 1e-6)
+                time_s = min(time_s, self.disk.channel.estimate(job.fetch, now), job.fetch_deadline)
+        return max(time_s, now + 1e-6)
 
     def start_prefetches(self, now: float) -> None:
         """Start the prefetches of requests that arrived during the last step.
@@ -57,10 +57,10 @@ class Prefetcher:
         size = tree.block_tokens
         limit = self.occupied_most
         jobs, self.to_prefetch = self.to_prefetch, []
-        for at, job in enumerate(jobs):
+        for index, job in enumerate(jobs):
             if self.occupied >= limit:
                 # As SGLang's limiter: requests that have not started retry in the next round.
-                self.to_prefetch = jobs[at:]
+                self.to_prefetch = jobs[index:]
                 return
             if not math.isnan(job.start):
                 continue
@@ -93,11 +93,11 @@ class Prefetcher:
         fetch = job.fetch
         assert fetch is not None
         disk.channel.advance(now)
-        done = fetch.end_s <= now
-        if not done and policy == "wait_complete":
+        is_complete = fetch.end_s <= now
+        if not is_complete and policy == "wait_complete":
             return False
         tokens = fetch.payload
-        if not done and policy == "timeout":
+        if not is_complete and policy == "timeout":
             if job.fetch_deadline == math.inf:
                 ki = (job.prompt - job.fetched_from * tree.block_tokens) / 1024
                 job.fetch_deadline = (
@@ -111,15 +111,15 @@ class Prefetcher:
         self.occupied -= job.prefetched
         anchor, job.anchor = job.anchor, None
         tree.host_used -= tokens
-        if not done:
+        if not is_complete:
             disk.channel.cancel(fetch, now)
             batch = PREFETCH_BATCH_PAGES * self.config.page_tokens
             tokens = int(fetch.done_share * tokens) // batch * batch
         blocks = job.fetched_from + tokens // tree.block_tokens
         if tokens:
             path = job.path[:blocks]
-            came = tree.add_to_host(path, job.fetched_from, blocks, disk.like(path))
-            job.disk_hit = came
-            job.disk_start = blocks * tree.block_tokens - came
+            added_tokens = tree.add_to_host(path, job.fetched_from, blocks, disk.like(path))
+            job.disk_hit = added_tokens
+            job.disk_start = blocks * tree.block_tokens - added_tokens
         tree.unlock_host(anchor)  # type: ignore[arg-type]  # set with the fetch
         return True

@@ -51,38 +51,38 @@ class PrefillBatch:
 
     def plan(self, now: float) -> PrefillStep | None:
         """Plan the next step and allocate its memory; ``None`` if there is nothing to prefill."""
-        running = len(self._running)
-        if not running:
+        running_count = len(self._running)
+        if not running_count:
             self.full = False
         if (self.full or not self._queue.jobs) and self._chunked is None:
             return None
         config = self._config
         self._queue.sort(now, () if self._chunked is None else (self._chunked,))
         input_left, chunk_left = config.max_prefill_tokens, config.chunked_prefill_tokens
-        page, beside = config.page_tokens, 0
+        page, padding = config.page_tokens, 0
         reserved = self._running.reserved()
         batch: list[tuple[SimulatedRequest, int]] = []
         load_tokens = 0
         admitted: list[SimulatedRequest] = []
         if self._chunked is not None:
             job = self._chunked
-            rest = job.target - job.done
-            limit = self._queue.share(rest, page, chunk_left)
-            new = min(rest, chunk_left if limit is None else limit)
+            remaining = job.target - job.kv_tokens
+            limit = self._queue.share(remaining, page, chunk_left)
+            new = min(remaining, chunk_left if limit is None else limit)
             self._claim(job, new)
             batch.append((job, new))
             chunk_left -= new
             input_left -= new
             # The batch's tokens are allocated; its output and one page are reserved.
-            beside += -new % page + page
-            if new == rest:
+            padding += -new % page + page
+            if new == remaining:
                 self._chunked = None
             # the chunked prefill's end may free room
-            reserved += rest - new + min(job.max_new, CLIP_OUTPUT_TOKENS)
+            reserved += remaining - new + min(job.max_new, CLIP_OUTPUT_TOKENS)
         for job in self._queue.jobs:
             if input_left <= 0 or chunk_left <= 0:
                 break
-            if running + len(batch) >= config.max_running:
+            if running_count + len(batch) >= config.max_running:
                 self.full = True
                 break
             if job in self._queue.deferred:
@@ -91,15 +91,15 @@ class PrefillBatch:
                 continue
             if self._chunked is not None and self._to_compute(job) > chunk_left:
                 break
-            taken = self._admit(job, reserved + beside, chunk_left)
-            if taken is None:
+            admission = self._admit(job, reserved + padding, chunk_left)
+            if admission is None:
                 if self._chunked is not None:
                     break  # there may be room once the chunked prefill is done
-                self.full = bool(batch) or running > 0
+                self.full = bool(batch) or running_count > 0
                 if not self.full:
                     self._refuse(job)
                 break
-            new, loaded = taken
+            new, loaded = admission
             load_tokens += loaded
             if math.isnan(job.start):
                 job.start = now
@@ -107,12 +107,12 @@ class PrefillBatch:
             admitted.append(job)
             chunk_left -= new
             input_left -= new
-            beside += -new % page + page
-            if job.done + new < job.target:
+            padding += -new % page + page
+            if job.kv_tokens + new < job.target:
                 self._chunked = job
                 break
             reserved += min(job.max_new, CLIP_OUTPUT_TOKENS)
-            if self._tree.free + self._tree.evictable <= reserved + beside:
+            if self._tree.free + self._tree.evictable <= reserved + padding:
                 self.full = self._chunked is None
                 break
         if not batch:
@@ -122,7 +122,7 @@ class PrefillBatch:
         self.batch = batch
         tokens = sum([new for _, new in batch])
         self._queue.processed_tokens += tokens
-        compute = self.costs.prefill([(new, job.done) for job, new in batch])
+        compute = self.costs.prefill([(new, job.kv_tokens) for job, new in batch])
         return PrefillStep(compute, tokens, load_tokens)
 
     def _admit(
@@ -166,7 +166,7 @@ class PrefillBatch:
                 job.disk_hit = max(
                     0, min(job.disk_start + job.disk_hit, hit) - max(job.disk_start, device)
                 )
-        job.done = hit
+        job.kv_tokens = hit
         self._claim(job, new)
         return new, load
 

@@ -43,7 +43,7 @@ class Queue:
         self._prefixes = prefixes
         self._was_asked = False
         self.jobs: list[SimulatedRequest] = []
-        self.held: list[SimulatedRequest] = []
+        self.held_jobs: list[SimulatedRequest] = []
         """Jobs held by the gate, oldest first."""
         self.now = 0.0
         self.processed_tokens = 0
@@ -56,43 +56,43 @@ class Queue:
     def arrive(self, job: SimulatedRequest, now: float) -> bool:
         """Add an arriving job; return False if the gate holds it."""
         if not self._gate.enter(job.index, job.request, now):
-            self.held.append(job)
+            self.held_jobs.append(job)
             return False
         self._append(job, now)
         return True
 
     def ask_gate(self, now: float) -> list[SimulatedRequest]:
         """Offer held jobs to the gate again; return the admitted jobs."""
-        entered, still = [], []
-        for job in self.held:
+        admitted, refused = [], []
+        for job in self.held_jobs:
             if self._gate.enter(job.index, job.request, now):
                 self._append(job, now)
-                entered.append(job)
+                admitted.append(job)
             else:
-                still.append(job)
-        self.held = still
-        return entered
+                refused.append(job)
+        self.held_jobs = refused
+        return admitted
 
     def gate_due(self, now: float) -> float:
         """Return the time of the next ``ask_gate``; infinity if no job is held."""
-        return self._gate.wake_at(now) if self.held else math.inf
+        return self._gate.wake_at(now) if self.held_jobs else math.inf
 
     def ended(self, job: SimulatedRequest, now: float) -> None:
         if isinstance(self._order, BoundedShortestFirst):
-            self._order.over(job)
+            self._order.forget(job)
         self._gate.ended(job.index, job.request, now)
 
-    def back(self, job: SimulatedRequest) -> None:
+    def readd(self, job: SimulatedRequest) -> None:
         self.jobs.append(job)
 
     def admit(self, jobs: Sequence[SimulatedRequest]) -> None:
-        gone = frozenset(jobs)
-        self.jobs = [job for job in self.jobs if job not in gone]
+        admitted = frozenset(jobs)
+        self.jobs = [job for job in self.jobs if job not in admitted]
         if isinstance(self._order, BoundedShortestFirst):
             self._order.admit(jobs)
 
     def _append(self, job: SimulatedRequest, now: float) -> None:
-        job.entered = now
+        job.queued_s = now
         job.tokens_before = self.processed_tokens
         self.jobs.append(job)
 
@@ -111,8 +111,8 @@ class Queue:
                 self.jobs = list(self._order.order(self.jobs, self))
         self._prefixes.before_step(self.jobs, self._was_asked)
 
-    def share(self, rest: int, page: int, step_tokens: int) -> int | None:
-        """Return the step's tokens for a chunked prefill with ``rest`` tokens left, or ``None``.
+    def share(self, remaining_tokens: int, page: int, step_tokens: int) -> int | None:
+        """Return the step's tokens for a chunked prefill with ``remaining_tokens`` left, or ``None``.
 
         ``None`` means no limit. Jobs that share the step move to the head of the queue.
         """
@@ -120,7 +120,7 @@ class Queue:
             self._order, BoundedShortestFirst | ShortestPrefillFirst
         ):
             return None
-        jobs, limit = self._order.share(rest, step_tokens, page, self.jobs)
+        jobs, limit = self._order.share(remaining_tokens, step_tokens, page, self.jobs)
         self.jobs = list(jobs)
         return limit
 

@@ -84,8 +84,8 @@ class LongestPrefixMatch:
     ) -> Sequence[SimulatedRequest]:
         if len(waiting) > MATCHED_AT_MOST:
             return waiting
-        matched, later = matches(waiting, view)
-        return sorted(waiting, key=lambda j: (j in later, -matched[j]))
+        cached, deferred = matches(waiting, view)
+        return sorted(waiting, key=lambda j: (j in deferred, -cached[j]))
 
 
 class HighestResponseRatioNext:
@@ -96,12 +96,12 @@ class HighestResponseRatioNext:
     ) -> Sequence[SimulatedRequest]:
         if len(waiting) > MATCHED_AT_MOST:
             return waiting
-        matched, later = matches(waiting, view)
+        cached, deferred = matches(waiting, view)
 
         def rank(job: SimulatedRequest) -> tuple[bool, float, int]:
-            uncached = max(job.target - matched[job], 1)
+            uncached = max(job.target - cached[job], 1)
             waited = view.processed_tokens - job.tokens_before
-            return job in later, -waited / uncached, job.index
+            return job in deferred, -waited / uncached, job.index
 
         return sorted(waiting, key=rank)
 
@@ -116,25 +116,25 @@ class ShortestPrefillFirst:
     def order(
         self, waiting: Sequence[SimulatedRequest], view: QueueView
     ) -> Sequence[SimulatedRequest]:
-        matched, later = matches(waiting, view)
-        self._work = {job: max(1, job.target - matched[job]) for job in waiting}
-        return sorted(waiting, key=lambda j: (j in later, j.target - matched[j], j.arrival))
+        cached, deferred = matches(waiting, view)
+        self._uncached = {job: max(1, job.target - cached[job]) for job in waiting}
+        return sorted(waiting, key=lambda j: (j in deferred, j.target - cached[j], j.arrival))
 
     def share(
-        self, rest: int, step_tokens: int, page: int, waiting: Sequence[SimulatedRequest]
+        self, remaining: int, step_tokens: int, page: int, waiting: Sequence[SimulatedRequest]
     ) -> tuple[Sequence[SimulatedRequest], int | None]:
         """Return jobs in order and the step's tokens for the chunked prefill (``None``: no limit).
 
-        ``rest``: its remaining tokens. SGLang's ``shortest_prefill_chunk_limit``.
+        ``remaining``: its remaining tokens. SGLang's ``shortest_prefill_chunk_limit``.
         """
-        held = 0
+        shared_tokens = 0
         for job in waiting if step_tokens >= 2 * page else ():
-            work = self._work[job]
+            work = self._uncached[job]
             pages = -(-work // page) * page
-            if work >= rest or held + pages > step_tokens - page:
+            if work >= remaining or shared_tokens + pages > step_tokens - page:
                 break
-            held += pages
-        return waiting, (step_tokens - held) // page * page if held else None
+            shared_tokens += pages
+        return waiting, (step_tokens - shared_tokens) // page * page if shared_tokens else None
 
 
 class BoundedShortestFirst:
@@ -168,23 +168,23 @@ class BoundedShortestFirst:
         self.deferred = frozenset(self._arranged.over_budget())
 
     def share(
-        self, rest: int, step_tokens: int, page: int, waiting: Sequence[SimulatedRequest]
+        self, remaining: int, step_tokens: int, page: int, waiting: Sequence[SimulatedRequest]
     ) -> tuple[Sequence[SimulatedRequest], int | None]:
         """Return what ``ShortestPrefillFirst.share`` returns. Jobs that share the step come first."""
         if not self._shares:
             return waiting, None
-        shared = self._arranged.share_step(rest, step_tokens, page, math.inf)
+        shared = self._arranged.share_step(remaining, step_tokens, page, math.inf)
         if shared is None:
             return waiting, None
-        later, limit = shared
-        self.deferred = frozenset(later)
+        deferred, limit = shared
+        self.deferred = frozenset(deferred)
         return self._arranged.current(), limit
 
     def admit(self, jobs: Sequence[SimulatedRequest]) -> None:
         """Remove admitted jobs."""
         self._arranged.admit(jobs)
 
-    def over(self, job: SimulatedRequest) -> None:
+    def forget(self, job: SimulatedRequest) -> None:
         """Forget a finished job."""
         self._arranged.forget(job)
 
@@ -230,20 +230,20 @@ def matches(
     SGLang's ``_compute_prefix_matches``: of the requests that share an uncomputed prefix, only the
     first keeps its place, so that the others hit it.
     """
-    matched: dict[SimulatedRequest, int] = {}
-    later: set[SimulatedRequest] = set()
-    begun: set[Hashable] = set()
+    cached_tokens: dict[SimulatedRequest, int] = {}
+    waiting_jobs: set[SimulatedRequest] = set()
+    seen_blocks: set[Hashable] = set()
     for job in waiting:
         hits = view.cached(job)
-        matched[job] = hits.device + hits.host
+        cached_tokens[job] = hits.device + hits.host
         # Block ids are chained: an equal id is an equal prefix.
-        last = -(-IN_BATCH_TOKENS // max(job.request.block_tokens, 1)) - 1
-        if hits.device <= IN_BATCH_TOKENS and last < len(job.path):
-            if job.path[last] in begun:
-                later.add(job)
+        index = -(-IN_BATCH_TOKENS // max(job.request.block_tokens, 1)) - 1
+        if hits.device <= IN_BATCH_TOKENS and index < len(job.path):
+            if job.path[index] in seen_blocks:
+                waiting_jobs.add(job)
             else:
-                begun.add(job.path[last])
-    return matched, later
+                seen_blocks.add(job.path[index])
+    return cached_tokens, waiting_jobs
 
 
 QUEUE_ORDERS: dict[str, Callable[..., QueueOrder]] = {

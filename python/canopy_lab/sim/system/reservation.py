@@ -30,15 +30,15 @@ class NewTokenRatio:
     """Reserved share of the running requests' remaining output."""
 
     def __init__(self, conservativeness: float = 1.0) -> None:
-        self._first = min(INIT_RATIO * conservativeness, 1.0)
-        self._least = self._first * MIN_SHARE
-        self._decay = (self._first - self._least) / DECAY_STEPS
-        self.current = self._first
+        self._start = min(INIT_RATIO * conservativeness, 1.0)
+        self._min_ratio = self._start * MIN_SHARE
+        self._decay = (self._start - self._min_ratio) / DECAY_STEPS
+        self.current = self._start
 
     def decoded(self, steps: int) -> None:
         """Decay the ratio after ``steps`` decode steps without a retraction."""
-        if self.current > self._least:
-            self.current = max(self.current - steps * self._decay, self._least)
+        if self.current > self._min_ratio:
+            self.current = max(self.current - steps * self._decay, self._min_ratio)
 
     def retracted(self, made_tokens: int, limit_tokens: int, jobs: int) -> None:
         """Estimate the ratio after a retraction.
@@ -50,7 +50,7 @@ class NewTokenRatio:
 
     def reset(self) -> None:
         """Return to the start; called when the instance is idle."""
-        self.current = self._first
+        self.current = self._start
 
 
 class Reservation:
@@ -61,7 +61,7 @@ class Reservation:
 
     def __init__(self) -> None:
         self._ends_sum = 0
-        self._counted = 0
+        self._exact = 0
         self._clipped = 0
         self._to_clip: list[tuple[int, int, SimulatedRequest]] = []
         """Heap of (step at which a job is no longer clipped, sequence, job)."""
@@ -75,7 +75,7 @@ class Reservation:
             self._clipped += 1
             heapq.heappush(self._to_clip, (end - CLIP_OUTPUT_TOKENS, next(self._numbers), job))
         else:
-            self._counted += 1
+            self._exact += 1
             self._ends_sum += end
 
     def remove(self, job: SimulatedRequest) -> None:
@@ -83,7 +83,7 @@ class Reservation:
             self._clipped -= 1
             job.clipped = False
         else:
-            self._counted -= 1
+            self._exact -= 1
             self._ends_sum -= job.may_end
 
     def tokens(self, now: int) -> int:
@@ -94,9 +94,9 @@ class Reservation:
             if job.clipped and job.may_end - CLIP_OUTPUT_TOKENS == since:
                 job.clipped = False
                 self._clipped -= 1
-                self._counted += 1
+                self._exact += 1
                 self._ends_sum += job.may_end
-        return self._ends_sum - self._counted * now + self._clipped * CLIP_OUTPUT_TOKENS
+        return self._ends_sum - self._exact * now + self._clipped * CLIP_OUTPUT_TOKENS
 
 
 def reserved_output(job: SimulatedRequest) -> int:

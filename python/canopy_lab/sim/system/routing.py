@@ -33,15 +33,15 @@ class KnownPrefixes:
     """
 
     def __init__(self, blocks_kept: int = BLOCKS_KEPT) -> None:
-        self._kept = blocks_kept
+        self._limit = blocks_kept
         self._sent_to: dict[int, int] = {}
         """Block -> instance. Ids are chained and whole paths are recorded, so the known part of a
         path is a prefix."""
-        self._before: dict[int, int] = {}
+        self._previous: dict[int, int] = {}
         """The previous generation of ``_sent_to``."""
 
     def __len__(self) -> int:
-        return len(self._sent_to) + len(self._before)
+        return len(self._sent_to) + len(self._previous)
 
     def longest(self, path: Sequence[int]) -> tuple[int, int]:
         """Return the number of known leading blocks of ``path``, and the instance of the last
@@ -49,21 +49,21 @@ class KnownPrefixes:
         low, high = 0, len(path)
         while low < high:
             middle = (low + high + 1) // 2
-            if self._where(path[middle - 1]) >= 0:
+            if self._instance_of(path[middle - 1]) >= 0:
                 low = middle
             else:
                 high = middle - 1
-        return low, self._where(path[low - 1]) if low else -1
+        return low, self._instance_of(path[low - 1]) if low else -1
 
-    def sent(self, path: Sequence[int], instance: int) -> None:
+    def record_sent(self, path: Sequence[int], instance: int) -> None:
         """Record that ``path`` was sent to ``instance``."""
         self._sent_to.update(dict.fromkeys(path, instance))
-        if len(self._sent_to) > self._kept:
-            self._before, self._sent_to = self._sent_to, {}
+        if len(self._sent_to) > self._limit:
+            self._previous, self._sent_to = self._sent_to, {}
 
-    def _where(self, block: int) -> int:
-        where = self._sent_to.get(block)
-        return self._before.get(block, -1) if where is None else where
+    def _instance_of(self, block: int) -> int:
+        instance = self._sent_to.get(block)
+        return self._previous.get(block, -1) if instance is None else instance
 
 
 class Router:
@@ -96,8 +96,8 @@ class Router:
         chosen = requests.index(fewest)
         balanced = most - fewest <= IMBALANCE_REQUESTS or most <= fewest * IMBALANCE_RATIO
         if balanced and path:
-            blocks, where = self._prefixes.longest(path)
+            blocks, instance = self._prefixes.longest(path)
             if blocks > MATCH_SHARE * len(path):
-                chosen = where
-        self._prefixes.sent(path, chosen)
+                chosen = instance
+        self._prefixes.record_sent(path, chosen)
         return chosen

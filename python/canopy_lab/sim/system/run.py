@@ -110,32 +110,32 @@ class _SystemRun:
         self.costs = costs
         self.prompt = self.output = 0
         self.fixed = arrivals.begin()
-        self.first = self.last = self.fixed[0][0]
+        self.start_s = self.end_s = self.fixed[0][0]
         self.clock = -math.inf
         self.tier_usage = TierUsage(
-            self.instances, self.disks, profile.kv_bytes_per_token, self.last
+            self.instances, self.disks, profile.kv_bytes_per_token, self.end_s
         )
 
     def serve(self) -> None:
         """Run from the first arrival to the last token."""
         heap, fixed = self.heap, self.fixed
-        count, at = len(fixed), 0
+        count, index = len(fixed), 0
         span = max(self.workload.times[-1] - self.workload.times[0], 1.0)
         sweep_every = span / _SWEEPS if self._expires() else math.inf
-        next_sweep = self.first + sweep_every
-        while at < count or heap:
-            if at < count and (not heap or (fixed[at][0], _ARRIVAL) <= heap[0][:2]):
-                now, number = fixed[at]
-                at += 1
+        next_sweep = self.start_s + sweep_every
+        while index < count or heap:
+            if index < count and (not heap or (fixed[index][0], _ARRIVAL) <= heap[0][:2]):
+                now, number = fixed[index]
+                index += 1
                 self.events += 1
                 self._arrive(number, now)
                 continue
-            now, kind, _, what = heapq.heappop(heap)
+            now, kind, _, payload = heapq.heappop(heap)
             if kind == _ARRIVAL:
                 self.events += 1
-                self._arrive(what, now)
+                self._arrive(payload, now)
                 continue
-            instance, version = what
+            instance, version = payload
             if version != instance.version:
                 continue
             self.events += 1
@@ -168,7 +168,7 @@ class _SystemRun:
                 for due, following in self.arrivals.answered(job.index, end):
                     self._push(due, _ARRIVAL, following)
             instance.finished.clear()
-        self.tier_usage.read(now, instance)
+        self.tier_usage.sample(now, instance)
         if instance.end < math.inf:
             self._push(instance.end, _STEP, (instance, instance.version))
         elif instance.waiting_count:
@@ -176,9 +176,9 @@ class _SystemRun:
             if wake < math.inf:
                 self._push(wake, _STEP, (instance, instance.version))
 
-    def _push(self, when: float, kind: int, what: Any) -> None:
+    def _push(self, time_s: float, kind: int, payload: Any) -> None:
         self.sequence += 1
-        heapq.heappush(self.heap, (when, kind, self.sequence, what))
+        heapq.heappush(self.heap, (time_s, kind, self.sequence, payload))
 
     def _expires(self) -> bool:
         tiers = (self.config.host, self.config.disk)
@@ -208,20 +208,20 @@ class _SystemRun:
         for tier, hit in zip(self.hits, (job.device_hit, job.host_hit - disk, disk), strict=True):
             if hit:
                 context += hit
-                left = self.costs.prefill([(job.prompt - context, context)])
-                self.saved[tier] += cost - left
-                cost = left
+                rest_cost = self.costs.prefill([(job.prompt - context, context)])
+                self.saved[tier] += cost - rest_cost
+                cost = rest_cost
         self.prompt += job.prompt
         self.output += job.output
-        self.last = max(self.last, end)
+        self.end_s = max(self.end_s, end)
 
     def result(self, seconds: float) -> SystemResult:
         """Return the totals as a ``SystemResult``."""
-        begin, kv = self.first, self.profile.kv_bytes_per_token
-        span = max(self.last - begin, 1e-9)
-        self.tier_usage.close(self.last)
+        start_s, kv = self.start_s, self.profile.kv_bytes_per_token
+        span = max(self.end_s - start_s, 1e-9)
+        self.tier_usage.finish(self.end_s)
         for disk in self.disks:
-            disk.channel.advance(self.last)
+            disk.channel.advance(self.end_s)
         ttft = np.frombuffer(self.ttft)
         e2e = np.frombuffer(self.e2e)
         p50, p90, p99 = (float(p) for p in np.percentile(ttft, (50, 90, 99)))

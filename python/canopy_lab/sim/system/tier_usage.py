@@ -22,28 +22,28 @@ class TierUsage:
     """Means and peaks of the tiers' contents, summed over instances."""
 
     def __init__(
-        self, instances: Sequence[Instance], disks: Sequence[Disk], kv_bytes: int, begin: float
+        self, instances: Sequence[Instance], disks: Sequence[Disk], kv_bytes: int, start_s: float
     ) -> None:
         self._kv_bytes = kv_bytes
-        self._held = {instance: _Held(begin) for instance in instances}
+        self._contents = {instance: _Held(start_s) for instance in instances}
         self._device_area = self._host_area = self._disk_area = 0.0
         self._device = self._host = 0
         self._most_device = self._most_host = 0
         self._most_disk = 0.0
         self._disks = disks
-        self._disk_at, self._disk_held = begin, 0.0
+        self._disk_at, self._disk_held = start_s, 0.0
         self.peak_queue = 0
 
-    def read(self, now: float, instance: Instance) -> None:
-        held, tree = self._held[instance], instance.tree
-        span = now - held.since
-        self._device_area += held.device * span
-        self._host_area += held.host * span
-        held.since = now
+    def sample(self, now: float, instance: Instance) -> None:
+        content, tree = self._contents[instance], instance.tree
+        span = now - content.since
+        self._device_area += content.device * span
+        self._host_area += content.host * span
+        content.since = now
         device, host = tree.device_used + tree.private, tree.host_used
-        self._device += device - held.device
-        self._host += host - held.host
-        held.device, held.host = device, host
+        self._device += device - content.device
+        self._host += host - content.host
+        content.device, content.host = device, host
         if self._device > self._most_device:
             self._most_device = self._device
         if self._host > self._most_host:
@@ -60,12 +60,12 @@ class TierUsage:
             if disk_held > self._most_disk:
                 self._most_disk = disk_held
 
-    def close(self, now: float) -> None:
+    def finish(self, now: float) -> None:
         """Extend the last samples to the end of the run."""
-        for held in self._held.values():
-            span = now - held.since
-            self._device_area += held.device * span
-            self._host_area += held.host * span
+        for content in self._contents.values():
+            span = now - content.since
+            self._device_area += content.device * span
+            self._host_area += content.host * span
         self._disk_area += self._disk_held * (now - self._disk_at)
 
     def means(self, span: float) -> dict[str, float]:

@@ -46,26 +46,26 @@ class ProtectedFromArrival(WaitingPrefixes):
     def __init__(self, tree: TierNodes) -> None:
         super().__init__(tree)
         self._steps = 0
-        self._matched: set[SimulatedRequest] = set()
+        self._known: set[SimulatedRequest] = set()
 
     def looked_up(self, job: SimulatedRequest, node: TierNode) -> None:
         self.tree.protect(node, job.request.tenant)
 
     def before_step(self, waiting: Sequence[SimulatedRequest], matched: bool) -> None:
         if not waiting:
-            self._matched.clear()
+            self._known.clear()
             return
         refresh = self._steps % REFRESH_EVERY == 0
         self._steps += 1
         if refresh:
-            self._matched = set(waiting)
+            self._known = set(waiting)
             self.tree.protect_anew(
                 [(self.path_end(job), job.request.tenant) for job in waiting[:REFRESH_AT_MOST]]
             )
             return
         for job in reversed(waiting):  # newer jobs are at the end, or were matched
-            if job not in self._matched:
-                self._matched.add(job)
+            if job not in self._known:
+                self._known.add(job)
                 self.tree.protect(self.path_end(job), job.request.tenant)
 
     def path_end(self, job: SimulatedRequest) -> TierNode:
