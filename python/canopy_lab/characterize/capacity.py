@@ -36,16 +36,16 @@ def capacity(seen: Observation, lru: LRUCurve, block_bytes: int) -> Capacity:
     start, end = float(seen.time_s[0]), float(seen.time_s[-1])
     times = np.linspace(start, end, POINTS)
     reused = seen.uses > 1
-    born = np.sort(seen.first_s[reused])
-    dead = np.sort(seen.last_s[reused])
-    live = np.searchsorted(born, times, "right") - np.searchsorted(dead, times, "right")
+    starts = np.sort(seen.first_s[reused])
+    ends = np.sort(seen.last_s[reused])
+    live_blocks = np.searchsorted(starts, times, "right") - np.searchsorted(ends, times, "right")
     sizes, ratio = lru_points(lru)
     return Capacity(
         distinct_blocks=seen.distinct_blocks,
         block_bytes=block_bytes,
         time_s=tuple(times.tolist()),
-        live_blocks=tuple(live.tolist()),
-        live_peak=_peak(born, dead),
+        live_blocks=tuple(live_blocks.tolist()),
+        live_peak=_peak(starts, ends),
         lru_blocks=tuple(sizes.tolist()),
         lru_hit_ratio=tuple(ratio.tolist()),
         ideal_hit_ratio=float(seen.hits.sum() / max(seen.blocks.sum(), 1)),
@@ -67,9 +67,9 @@ def blocks_for(lru: LRUCurve, share: float) -> int:
     return int(np.searchsorted(hits, share * hits[-1]))
 
 
-def _peak(born: np.ndarray, dead: np.ndarray) -> int:
+def _peak(starts: np.ndarray, ends: np.ndarray) -> int:
     """Return the maximum number of intervals [born, dead) that are open at one time."""
-    if not len(born):
+    if not len(starts):
         return 0
-    open_now = np.arange(1, len(born) + 1) - np.searchsorted(dead, born, "right")
+    open_now = np.arange(1, len(starts) + 1) - np.searchsorted(ends, starts, "right")
     return int(open_now.max())

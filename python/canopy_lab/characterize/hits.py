@@ -56,9 +56,9 @@ def ideal_hits(seen: Observation, windows: int = 24) -> IdealHits:
         kinds.sort(key=lambda s: -s.requests)
     start = float(seen.time_s[0])
     width = max(seen.span_s / windows, 1e-9)
-    which = np.minimum(((seen.time_s - start) / width).astype(int), windows - 1)
-    requested = np.bincount(which, blocks, windows)
-    won = np.bincount(which, hits, windows)
+    window = np.minimum(((seen.time_s - start) / width).astype(int), windows - 1)
+    requested = np.bincount(window, blocks, windows)
+    won = np.bincount(window, hits, windows)
     over_time = np.divide(won, requested, out=np.full(windows, np.nan), where=requested > 0)
     return IdealHits(
         block_hit_ratio=_ratio(hits.sum(), blocks.sum()),
@@ -73,11 +73,11 @@ def ideal_hits(seen: Observation, windows: int = 24) -> IdealHits:
     )
 
 
-def _share(seen: Observation, name: str, which: np.ndarray) -> Share:
-    blocks, hits = seen.blocks[which].sum(), seen.hits[which].sum()
+def _share(seen: Observation, name: str, mask: np.ndarray) -> Share:
+    blocks, hits = seen.blocks[mask].sum(), seen.hits[mask].sum()
     return Share(
         name,
-        requests=float(which.mean()),
+        requests=float(mask.mean()),
         blocks=_ratio(blocks, seen.blocks.sum()),
         hits=_ratio(hits, seen.hits.sum()),
         hit_ratio=_ratio(hits, blocks),

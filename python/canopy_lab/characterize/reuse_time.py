@@ -62,18 +62,18 @@ class ReuseTimes:
 
 
 def reuse_times(seen: Observation) -> ReuseTimes:
-    whole = _tally(seen)
-    counts = whole.reuses.sum(1)
+    tally = _tally(seen)
+    counts = tally.reuses.sum(1)
     rows = [
-        _row(seen, seen.category_name(int(c)), whole.of(c))
+        _row(seen, seen.category_name(int(c)), tally.ages_of(c))
         for c in np.argsort(-counts, kind="stable")[:MAX_CATEGORIES]
         if counts[c] > 0
     ]
-    merged = whole.reuses.sum(0)
-    below = np.cumsum(merged) / max(merged.sum(), 1)
+    merged = tally.reuses.sum(0)
+    cumulative = np.cumsum(merged) / max(merged.sum(), 1)
     marks = (1.0, 10.0, 60.0, 600.0, 3600.0)
-    within = tuple((m, float(np.interp(m, _UPPER[:-1], below[:-1]))) for m in marks)
-    return ReuseTimes(all=_row(seen, "all", whole.of()), within=within, categories=tuple(rows))
+    within = tuple((m, float(np.interp(m, _UPPER[:-1], cumulative[:-1]))) for m in marks)
+    return ReuseTimes(all=_row(seen, "all", tally.ages_of()), within=within, categories=tuple(rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class _Tally:
     waiting: np.ndarray
     sum_s: np.ndarray
 
-    def of(self, category: int | None = None) -> Ages:
+    def ages_of(self, category: int | None = None) -> Ages:
         if category is None:
             return Ages(self.reuses.sum(0), self.waiting.sum(0), float(self.sum_s.sum()))
         return Ages(self.reuses[category], self.waiting[category], float(self.sum_s[category]))
@@ -129,10 +129,10 @@ def _tally(seen: Observation) -> _Tally:
     )
 
 
-def _row(seen: Observation, name: str, whole: Ages) -> ReuseTime:
-    reuses, held, mean = whole.reuses, whole.waiting, whole.mean_s
+def _row(seen: Observation, name: str, ages: Ages) -> ReuseTime:
+    reuses, waiting, mean = ages.reuses, ages.waiting, ages.mean_s
     n = int(reuses.sum())
-    observed = _kaplan_meier(reuses, held)
+    observed = _kaplan_meier(reuses, waiting)
     by_end = float(observed[-1])
     shape = -np.expm1(-FINE_EDGES / mean) if mean > 0 else (FINE_EDGES >= 0).astype(float)
     p50, p80, p90 = (_quantile(reuses, q) for q in (0.5, 0.8, 0.9))
@@ -140,7 +140,7 @@ def _row(seen: Observation, name: str, whole: Ages) -> ReuseTime:
     return ReuseTime(
         name=name,
         reuses=n,
-        waiting=int(held.sum()),
+        waiting=int(waiting.sum()),
         p50_s=p50,
         p80_s=p80,
         p90_s=p90,
@@ -148,7 +148,7 @@ def _row(seen: Observation, name: str, whole: Ages) -> ReuseTime:
         reused_by_end=by_end,
         age_s=tuple(FINE_EDGES[keep].tolist()),
         observed=tuple(observed[keep].tolist()),
-        survival=tuple(np.interp(FINE_EDGES[keep], EDGES, 1.0 - np.array(whole.curve)).tolist()),
+        survival=tuple(np.interp(FINE_EDGES[keep], EDGES, 1.0 - np.array(ages.curve)).tolist()),
         exponential=tuple((by_end * shape[keep]).tolist()),
     )
 
@@ -172,12 +172,12 @@ def _quantile(counts: np.ndarray, q: float) -> float:
     total = counts.sum()
     if not total:
         return 0.0
-    below = np.cumsum(counts)
-    i = int(np.searchsorted(below, q * total))
+    cumulative = np.cumsum(counts)
+    i = int(np.searchsorted(cumulative, q * total))
     low, high = FINE_EDGES[i], _UPPER[i]
     if not np.isfinite(high):
         return float(low)
-    inside = (q * total - (below[i] - counts[i])) / counts[i]
+    inside = (q * total - (cumulative[i] - counts[i])) / counts[i]
     if low <= 0:
         return float(high * inside)
     return float(low * (high / low) ** inside)

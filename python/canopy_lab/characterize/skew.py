@@ -43,17 +43,17 @@ class Skew:
 def skew(seen: Observation) -> Skew:
     hits = int(seen.hits.sum())
     user = _per_owner(seen.user, seen.hits) if seen.has_users else None
-    talk = _per_owner(seen.conversation, seen.hits) if seen.has_conversations else None
+    conversation = _per_owner(seen.conversation, seen.hits) if seen.has_conversations else None
     return Skew(
         block_reuses=concentration(seen.uses - 1),
         user_requests=concentration(_per_owner(seen.user, np.ones_like(seen.hits)))
         if seen.has_users
         else None,
         user_hits=None if user is None else concentration(user),
-        conversation_hits=None if talk is None else concentration(talk),
+        conversation_hits=None if conversation is None else concentration(conversation),
         cross_user_hits=1.0 - seen.same_user_hits / hits if user is not None and hits else None,
         cross_conversation_hits=1.0 - seen.same_conversation_hits / hits
-        if talk is not None and hits
+        if conversation is not None and hits
         else None,
     )
 

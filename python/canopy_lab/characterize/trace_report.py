@@ -59,7 +59,7 @@ class TraceReport:
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data; NaN becomes ``null``."""
-        plain = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        plain = {f.name: _to_plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
         return {"canopy_version": __version__, **plain}
 
 
@@ -83,7 +83,7 @@ def characterize(
     shape = load_model_shape(model)
     seen = observe(reading(open_trace(path, format, skip_bad=skip_bad)))
     accesses = int(seen.blocks.sum())
-    shared = bool(seen.hits.any())
+    has_reuse = bool(seen.hits.any())
     report = TraceReport(_overview(path, format, seen, accesses))
     report.turns = turns(seen)
     if report.turns is None:
@@ -93,7 +93,7 @@ def characterize(
             "The trace names no conversations: turns are inferred from prompts that extend "
             "an earlier one."
         )
-    if not shared:
+    if not has_reuse:
         report.absent["reuse"] = "no block is ever used twice, so any policy will do"
         return report
     report.hits = ideal_hits(seen)
@@ -131,13 +131,13 @@ def _overview(path: Path, format: str, seen: Observation, accesses: int) -> Over
     )
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: _to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
+        return {k: _to_plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [_to_plain(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -68,22 +68,22 @@ def turns(seen: Observation, windows: int = 12) -> Turns | None:
     category = seen.category
     windows = max(1, min(windows, _most(category[settled]) // (2 * MIN_REQUESTS)))
     width = max((end - start) / windows, 1e-9)
-    which = np.minimum(((seen.time_s - start) / width).astype(int), windows - 1)
+    window = np.minimum(((seen.time_s - start) / width).astype(int), windows - 1)
     names, counts = np.unique(category[settled], return_counts=True)
     rows = []
     for number in names[np.argsort(-counts, kind="stable")][:MAX_CATEGORIES]:
-        mine = settled & (category == number)
-        ended = np.bincount(which[mine], minlength=windows)
-        came = np.bincount(which[mine], follows[mine], windows)
-        enough = ended >= MIN_REQUESTS
+        rows_of = settled & (category == number)
+        answers = np.bincount(window[rows_of], minlength=windows)
+        continued = np.bincount(window[rows_of], follows[rows_of], windows)
+        enough = answers >= MIN_REQUESTS
         if not enough.any():
             continue
-        by_window = np.divide(came, ended, out=np.full(windows, np.nan), where=enough)
+        by_window = np.divide(continued, answers, out=np.full(windows, np.nan), where=enough)
         rows.append(
             NextTurn(
                 seen.category_name(int(number)),
-                int(mine.sum()),
-                float(follows[mine].mean()),
+                int(rows_of.sum()),
+                float(follows[rows_of].mean()),
                 tuple(by_window.tolist()),
             )
         )

@@ -80,7 +80,7 @@ def _records(args: Options) -> Iterator[TraceRequest]:
 
 def _report(learnt: Learnt, log: Paths, bytes_per_token: int) -> str:
     roots = [row for row in learnt.rows if row.root is not None]
-    rest = [row for row in learnt.rows if row.root is None]
+    residual_rows = [row for row in learnt.rows if row.root is None]
     roots.sort(key=lambda row: -row.hits)
     left_out = max(0, len(roots) - _SHOWN)
     lines = [
@@ -91,7 +91,7 @@ def _report(learnt: Learnt, log: Paths, bytes_per_token: int) -> str:
             f"{row.hits / 1e6:.3f}",
             size(row.mean_tokens * bytes_per_token),
         ]
-        for row in (*roots[:_SHOWN], *rest)
+        for row in (*roots[:_SHOWN], *residual_rows)
     ]
     table = text_table(["group", "TTL", "requests", "hits, M tokens", "mean on disk"], lines)
     tokens = sum(row.mean_tokens for row in learnt.rows)

@@ -99,28 +99,28 @@ OPTIONS = (Machines, SystemConfig, Traffic, Question)
 
 def run(machines: Machines, system: SystemConfig, traffic: Traffic, question: Question) -> None:
     profile = load_profile(machines.profile)
-    loaded = LoadedSystem(
+    simulated = LoadedSystem(
         Workload(itertools.islice(traffic.read(), traffic.requests), seed=traffic.seed),
         _system(machines, system, profile),
         profile,
         loop="closed" if traffic.closed_loop else "turns-wait" if traffic.turns_wait else "open",
         think_cap_s=traffic.think_cap_s,
     )
-    measured = f"{profile.name} ({profile.source})"
+    source = f"{profile.name} ({profile.source})"
     if question.loads is None:
-        result = loaded.run_at(seed=traffic.seed).system
-        print(summary(result, measured))
+        result = simulated.run_at(seed=traffic.seed).system
+        print(summary(result, source))
         document = result.to_json()
     else:
         loads = run_loads(
-            loaded,
+            simulated,
             question.loads,
             range(traffic.seed, traffic.seed + question.seeds),
             unit="sessions/h" if traffic.closed_loop else "requests/s",
             saturation=question.saturation,
             slo=question.slo,
         )
-        print(f"profile      {measured}\n{loads.text()}")
+        print(f"profile      {source}\n{loads.text()}")
         document = loads.to_json()
     if question.json:
         write_json(question.json, document)

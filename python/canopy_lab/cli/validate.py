@@ -78,10 +78,10 @@ def run(args: Options) -> None:
     document = {"format": FORMAT, "version": 1, "log": args.log, "profile": profile.name}
     document |= validation.to_json()
     if args.recalibrate:
-        factor, better, held_out = recalibrate(trace, served, config, profile)
+        factor, rescaled, held_out = recalibrate(trace, served, config, profile)
         print(f"\nStep times x {factor:.3g}, found on the first half; on the second half then:")
         print(table(held_out))
-        write_json(args.recalibrate, better.to_json())
+        write_json(args.recalibrate, rescaled.to_json())
         document["recalibrated"] = {"factor": factor, **held_out.to_json()}
     if args.json:
         write_json(args.json, document, allow_nan=False)
@@ -123,10 +123,10 @@ def table(validation: Validation) -> str:
     rows = []
     for name in validation.to_json()["errors"]:
         scale, unit, digits = (100, " %", 2) if name in HITS else (1, "", 4)
-        off = f"{100 * validation.error(name):+.1f} {'points' if name in HITS else '%'}"
+        error = f"{100 * validation.error(name):+.1f} {'points' if name in HITS else '%'}"
         rows.append(
             [", ".join(filter(None, _label(name))),
-             *(f"{scale * of[name]:.{digits}f}{unit}" for of in (validation.predicted, validation.measured)), off]
+             *(f"{scale * values[name]:.{digits}f}{unit}" for values in (validation.predicted, validation.measured)), error]
         )  # fmt: skip
     return text_table(("", "predicted", "seen", "error"), rows)
 

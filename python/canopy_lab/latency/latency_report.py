@@ -90,28 +90,28 @@ def latency_report(
     if not len(due):
         raise CanopyError("no request was answered, so there is no latency to report")
     order = np.argsort(due, kind="stable")
-    counted = order[int(len(order) * warm_up_share) :]
+    measured = order[int(len(order) * warm_up_share) :]
     numbers: dict[Hashable, int] = {}
     number = np.array([numbers.setdefault(name, len(numbers)) for name in sessions])
-    begin = np.full(len(numbers), np.inf)
-    np.minimum.at(begin, number, due)
-    last = np.full(len(numbers), -np.inf)
-    np.maximum.at(last, number, end)
+    start = np.full(len(numbers), np.inf)
+    np.minimum.at(start, number, due)
+    end_of = np.full(len(numbers), -np.inf)
+    np.maximum.at(end_of, number, end)
     waited = np.zeros(len(numbers))
     np.add.at(waited, number, ttft)
-    later = begin >= due[counted[0]]
-    taken = (last - begin)[later] if later.any() else last - begin
+    is_late = start >= due[measured[0]]
+    session_s = (end_of - start)[is_late] if is_late.any() else end_of - start
     span = max(float(end.max() - due.min()), 1e-9)
     return LatencyReport(
-        requests=len(counted),
+        requests=len(measured),
         requests_per_s=len(due) / span,
-        ttft_s=Spread.of(ttft[counted]),
-        deciles=_deciles(prompt[counted], ttft[counted]),
+        ttft_s=Spread.of(ttft[measured]),
+        deciles=_deciles(prompt[measured], ttft[measured]),
         sessions=len(numbers),
         sessions_per_hour=len(numbers) * 3600 / span,
-        session_s=Spread.of(taken),
-        growth=growth(begin, waited),
-        lag=lag(begin, last, waited),
+        session_s=Spread.of(session_s),
+        growth=growth(start, waited),
+        lag=lag(start, end_of, waited),
     )
 
 

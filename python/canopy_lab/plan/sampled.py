@@ -46,9 +46,9 @@ def busiest(trace: CompactTrace, requests: int) -> CompactTrace:
     times = np.array([r.time_s for r in trace])
     tokens = np.concatenate([[0], np.cumsum([r.input_tokens for r in trace])])
     spans = np.maximum(times[requests - 1 :] - times[: len(times) - requests + 1], 1e-9)
-    begin = int(((tokens[requests:] - tokens[:-requests]) / spans).argmax())
-    part = (trace[i] for i in range(begin, begin + requests))
-    return CompactTrace(replace(r, time_s=r.time_s - times[begin]) for r in part)
+    start = int(((tokens[requests:] - tokens[:-requests]) / spans).argmax())
+    part = (trace[i] for i in range(start, start + requests))
+    return CompactTrace(replace(r, time_s=r.time_s - times[start]) for r in part)
 
 
 def sampled_search(
@@ -69,22 +69,22 @@ def sampled_search(
         progress=progress,
     )  # fmt: skip
     window = dict(rough.rows)
-    confirmed = _confirmed(window, {}, target, on_all, also, progress)
+    confirmed = _confirm(window, {}, target, on_all, also, progress)
     for _ in range(ROUNDS):
         chosen = confirmed.choice.row.configuration
-        near = [*neighbours_of(chosen, window, space), *space.alternatives(chosen)]
-        new = [c for c in dict.fromkeys(near) if c not in window and on_window.is_sold(c)]
-        if not new:
+        candidates = [*neighbours_of(chosen, window, space), *space.alternatives(chosen)]
+        batch = [c for c in dict.fromkeys(candidates) if c not in window and on_window.is_sold(c)]
+        if not batch:
             break
-        window.update(zip(new, on_window(new)))
-        confirmed = _confirmed(window, confirmed.rows, target, on_all, (), progress)
+        window.update(zip(batch, on_window(batch)))
+        confirmed = _confirm(window, confirmed.rows, target, on_all, (), progress)
     result = SearchResult(budget=rough.budget, out_of_budget=rough.out_of_budget)
-    result.rows = _corrected(confirmed)
+    result.rows = _correct_rows(confirmed)
     result.stages = {"on a part": len(window), "on the whole": len(confirmed.rows)}
     return result
 
 
-def _confirmed(
+def _confirm(
     window: dict[Configuration, Evaluated],
     rows: dict[Configuration, Evaluated],
     target: Target,
@@ -98,14 +98,14 @@ def _confirmed(
     )  # fmt: skip
 
 
-def _corrected(confirmed: Screened) -> dict[Configuration, Evaluated]:
+def _correct_rows(confirmed: Screened) -> dict[Configuration, Evaluated]:
     """Return all rows. Window rows are corrected by the errors of nearby simulated rows."""
     metrics = list(METRICS.values())
-    seen = [c for c in confirmed.rows if c in confirmed.predicted]
-    bounds = Margins(confirmed.predicted, metrics)(confirmed.rows, seen)
+    simulated = [c for c in confirmed.rows if c in confirmed.predicted]
+    bounds = Margins(confirmed.predicted, metrics)(confirmed.rows, simulated)
     rows: dict[Configuration, Evaluated] = dict(confirmed.rows)
-    for at, (c, row) in enumerate(confirmed.predicted.items()):
+    for index, (c, row) in enumerate(confirmed.predicted.items()):
         if c not in rows:
-            better = {m.key: float(bounds[m.key].middle[at]) for m in metrics}
-            rows[c] = Evaluated(c, {**row.metrics, **better}, predicted=True)
+            corrected = {m.key: float(bounds[m.key].middle[index]) for m in metrics}
+            rows[c] = Evaluated(c, {**row.metrics, **corrected}, predicted=True)
     return rows

@@ -99,11 +99,11 @@ def continuations(trace: Sequence[TraceRequest]) -> list[float | None]:
     next_use: dict[object, float] = {}
     gaps: list[float | None] = []
     for record in reversed(trace):
-        full = record.input_tokens // record.block_tokens
+        full_blocks = record.input_tokens // record.block_tokens
         name = ("conversation", record.conversation)
         when = None
-        if full and record.blocks:
-            when = next_use.get(record.blocks[min(full, len(record.blocks)) - 1])
+        if full_blocks and record.blocks:
+            when = next_use.get(record.blocks[min(full_blocks, len(record.blocks)) - 1])
         if when is None and record.conversation is not None:
             when = next_use.get(name)
         gaps.append(None if when is None else when - record.time_s)
@@ -132,20 +132,20 @@ def _simulated_hints(
 ) -> list[tuple[bool, float | None]]:
     """Return the hints (over, return_in_s) of each record."""
     draw = random.Random(hints.seed)
-    truth = continuations(trace)
-    gaps = [gap for gap in truth if gap is not None]
+    true_gaps = continuations(trace)
+    gaps = [gap for gap in true_gaps if gap is not None]
     gives_hints: dict[object, bool] = {}
     hinted: list[tuple[bool, float | None]] = []
-    for index, (record, gap) in enumerate(zip(trace, truth)):
+    for index, (record, gap) in enumerate(zip(trace, true_gaps)):
         client: object = index if record.conversation is None else record.conversation
         if client not in gives_hints:
             gives_hints[client] = draw.random() < hints.share
-        right = draw.random() < hints.accuracy
+        is_true = draw.random() < hints.accuracy
         other = draw.choice(gaps) if gaps else None
         if not gives_hints[client]:
             hinted.append((False, None))
             continue
-        over = (gap is None) == right
-        back = (gap if right else other) if not over else None
+        over = (gap is None) == is_true
+        back = (gap if is_true else other) if not over else None
         hinted.append((hints.over and over, back if hints.returns else None))
     return hinted

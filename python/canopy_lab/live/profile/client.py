@@ -121,10 +121,10 @@ class ProfiledServer:
             return text
 
 
-def wait_until(true: Callable[[], bool], limit_s: float, every_s: float = 0.02) -> bool:
-    """Return whether ``true()`` became true within ``limit_s``."""
+def wait_until(condition: Callable[[], bool], limit_s: float, every_s: float = 0.02) -> bool:
+    """Return whether ``condition()`` became true within ``limit_s``."""
     end = time.monotonic() + limit_s
-    while not true():
+    while not condition():
         if time.monotonic() > end:
             return False
         time.sleep(every_s)

@@ -65,18 +65,18 @@ class Measurer:
         lengths = tuple(n for n in _LENGTHS if n <= limits.prompt_tokens)
         contexts = tuple(n for n in _CONTEXTS if n <= limits.context_tokens)
         batches, decode_contexts, decode = self._decode(contexts)
-        whole: list[list[float]] = []
-        for new in lengths:
-            self._show(f"prefill of {new} tokens")
-            whole.append([self._prefill(new, context) for context in contexts])
+        prefill_s: list[list[float]] = []
+        for length in lengths:
+            self._show(f"prefill of {length} tokens")
+            prefill_s.append([self._prefill(length, context) for context in contexts])
         # Computing one token takes equally long in a prefill and a decode step; the rest is
         # arrival.
-        arrival = max(0.0, whole[0][0] - decode[0][0])
-        linear, attention = _split(lengths, contexts, whole, arrival)
+        arrival = max(0.0, prefill_s[0][0] - decode[0][0])
+        linear, attention = _split_costs(lengths, contexts, prefill_s, arrival)
         self._show(f"prefill of {_TOGETHER} requests at once")
         return Surfaces(
             arrival_s=arrival,
-            prefill_request_s=self._together(lengths, linear, attention, arrival),
+            prefill_request_s=self._batch_overhead(lengths, linear, attention, arrival),
             prefill_tokens=lengths,
             prefill_linear_s=linear,
             attention_context_tokens=contexts,
@@ -134,12 +134,12 @@ class Measurer:
         self.server.generate(prompts, 1)
         times = []
         for _ in range(self.limits.repeats):
-            one, _ = self.server.generate(prompts, 1)
-            many, _ = self.server.generate(prompts, 1 + _DECODE_TOKENS)
-            times.append((many - one) / _DECODE_TOKENS)
+            first_s, _ = self.server.generate(prompts, 1)
+            all_s, _ = self.server.generate(prompts, 1 + _DECODE_TOKENS)
+            times.append((all_s - first_s) / _DECODE_TOKENS)
         return max(statistics.median(times), 1e-6)
 
-    def _together(
+    def _batch_overhead(
         self,
         lengths: tuple[int, ...],
         linear: tuple[float, ...],
@@ -159,23 +159,23 @@ class Measurer:
         return max(0.0, (statistics.median(times) - expected_s) / (_TOGETHER - 1))
 
 
-def _split(
-    lengths: tuple[int, ...], contexts: tuple[int, ...], whole: list[list[float]], arrival: float
+def _split_costs(
+    lengths: tuple[int, ...], contexts: tuple[int, ...], times: list[list[float]], arrival: float
 ) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]:
     """Split answer times into a part linear in new tokens and a part for attention.
 
     The slope over the context is the cost of a pair of query and key. Pairs among the new tokens
     cost the same.
     """
-    steps = [_rising([max(seconds - arrival, 1e-6) for seconds in row]) for row in whole]
+    steps = [_rising([max(seconds - arrival, 1e-6) for seconds in row]) for row in times]
     among_new = []
     for new, row in zip(lengths, steps, strict=True):
         pair = (row[-1] - row[0]) / (contexts[-1] * new) if len(contexts) > 1 else 0.0
         among_new.append(min(pair * new * (new + 1) / 2, 0.9 * row[0]))
-    linear = _rising([row[0] - mine for row, mine in zip(steps, among_new, strict=True)])
+    linear = _rising([row[0] - own_s for row, own_s in zip(steps, among_new, strict=True)])
     attention = [
-        tuple(max(mine, 1e-9) + step - row[0] for step in row)
-        for row, mine in zip(steps, among_new, strict=True)
+        tuple(max(own_s, 1e-9) + step - row[0] for step in row)
+        for row, own_s in zip(steps, among_new, strict=True)
     ]
     return tuple(linear), tuple(attention)
 

@@ -49,12 +49,12 @@ def _host(measurer: Measurer, size: int, kv_bytes: int) -> dict[str, Any] | None
         if from_host < size / 2:
             return None
         reads.append(max(seconds - device, 1e-4) / from_host)
-    read = kv_bytes / statistics.median(reads)
+    read_rate = kv_bytes / statistics.median(reads)
     moved = server.metric("sglang:hicache_backup_num_bytes_total")
     took_s = server.metric("sglang:hicache_backup_duration_seconds_sum")
     # Assume equal speed in both directions if the server reports no figure.
-    write = moved / took_s if moved and took_s else read
-    return {"read_bytes_per_s": read, "write_bytes_per_s": write}
+    write_rate = moved / took_s if moved and took_s else read_rate
+    return {"read_bytes_per_s": read_rate, "write_bytes_per_s": write_rate}
 
 
 def _disk(measurer: Measurer, size: int, kv_bytes: int) -> dict[str, Any] | None:
@@ -63,16 +63,16 @@ def _disk(measurer: Measurer, size: int, kv_bytes: int) -> dict[str, Any] | None
     reads, writes = [], []
     for _ in range(measurer.limits.repeats):
         prompt = measurer.tokens(size)
-        before = server.metric(counter) or 0.0
+        previous = server.metric(counter) or 0.0
         server.generate([prompt], 1)
-        begin = time.perf_counter()
-        target = before + size // server.page_tokens * server.page_tokens
+        start_s = time.perf_counter()
+        target = previous + size // server.page_tokens * server.page_tokens
 
-        def written(target: float = target) -> bool:
+        def is_written(target: float = target) -> bool:
             return (server.metric(counter) or 0.0) >= target
 
-        if wait_until(written, _WRITTEN_S):
-            writes.append(max(time.perf_counter() - begin, 1e-4) / size)
+        if wait_until(is_written, _WRITTEN_S):
+            writes.append(max(time.perf_counter() - start_s, 1e-4) / size)
         device, _ = server.generate([prompt + measurer.tokens(16)], 1)
         server.flush()
         seconds, _ = server.generate([prompt + measurer.tokens(16)], 1)

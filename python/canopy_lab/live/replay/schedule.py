@@ -54,13 +54,13 @@ class Schedule:
     ) -> None:
         self._jobs = jobs
         self._offsets_s = offsets_s
-        self._free = limit if limit else len(jobs)
+        self._free_slots = limit if limit else len(jobs)
         self._links = closed_loop
         self._place = {job.planned.ordinal: i for i, job in enumerate(jobs)}
-        self._after: dict[int, list[int]] = defaultdict(list)
+        self._followers: dict[int, list[int]] = defaultdict(list)
         self._coming: list[tuple[float, int]] = []
-        self._due: list[int] = []
-        self._changed = asyncio.Event()
+        self._due_jobs: list[int] = []
+        self._wake = asyncio.Event()
         self._start_s = 0.0
 
     async def arrivals(self) -> AsyncIterator[ReplayRequest]:
@@ -73,24 +73,24 @@ class Schedule:
             if before is None:
                 heapq.heappush(self._coming, (self._start_s + self._offsets_s[i], i))
             else:
-                self._after[before].append(i)
+                self._followers[before].append(i)
         for _ in range(len(self._jobs)):
-            while not self._take_due() or not self._free:
+            while not self._take_due() or not self._free_slots:
                 await self._change()
-            self._free -= 1
-            yield self._jobs[heapq.heappop(self._due)]
+            self._free_slots -= 1
+            yield self._jobs[heapq.heappop(self._due_jobs)]
 
     def answered(self, job: ReplayRequest) -> None:
         """Record that ``job`` was answered or failed, and release its successors."""
         now = asyncio.get_running_loop().time()
-        for i in self._after.pop(self._place[job.planned.ordinal], ()):
+        for i in self._followers.pop(self._place[job.planned.ordinal], ()):
             if self._links is not None:
                 due_s = now + self._links.think_s[i]
             else:
                 due_s = max(now, self._start_s + self._offsets_s[i])
             heapq.heappush(self._coming, (due_s, i))
-        self._free += 1
-        self._changed.set()
+        self._free_slots += 1
+        self._wake.set()
 
     def _take_due(self) -> bool:
         """Move jobs that have become due to the due jobs; return whether there are any."""
@@ -98,15 +98,15 @@ class Schedule:
         while self._coming and self._coming[0][0] - now <= _TICK_S:
             due_s, i = heapq.heappop(self._coming)
             self._jobs[i].due_s = due_s
-            heapq.heappush(self._due, i)
-        return bool(self._due)
+            heapq.heappush(self._due_jobs, i)
+        return bool(self._due_jobs)
 
     async def _change(self) -> None:
         """Wait until the next job is due or an answer arrives."""
         wait_s = None
-        if self._coming and not self._due:
+        if self._coming and not self._due_jobs:
             wait_s = self._coming[0][0] - asyncio.get_running_loop().time()
-        self._changed.clear()
+        self._wake.clear()
         # asyncio's TimeoutError is a separate class before Python 3.11.
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), wait_s)
+            await asyncio.wait_for(self._wake.wait(), wait_s)
