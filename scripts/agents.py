@@ -106,7 +106,7 @@ class Traffic:
         self.model, self.texts = model, texts
         self.answers: list[Answer] = []
         self.failed: BaseException | None = None
-        self._until = 0.0
+        self._end_s = 0.0
         self._lock = threading.Lock()
 
     def run(self, seconds: float, progress: Callable[[list[Answer]], object]) -> list[Answer]:
@@ -116,7 +116,7 @@ class Traffic:
         of a failed request.
         """
         began = time.monotonic()
-        self._until = began + seconds
+        self._end_s = began + seconds
         everyone = [(self._agent, n) for n in range(AGENTS)]
         everyone += [(self._reader, n) for n in range(READERS)]
         threads = [
@@ -137,13 +137,13 @@ class Traffic:
         try:
             act(draw)
         except BaseException as error:
-            self.failed, self._until = error, 0.0
+            self.failed, self._end_s = error, 0.0
 
     def _agent(self, draw: random.Random) -> None:
         self._pause(draw.uniform(0, THINK_S[1]))
-        while time.monotonic() < self._until:
+        while time.monotonic() < self._end_s:
             for messages in task(self.texts, draw):
-                if time.monotonic() >= self._until:
+                if time.monotonic() >= self._end_s:
                     break
                 text = self._ask("agent", messages)
                 messages.append({"role": "assistant", "content": text})
@@ -151,12 +151,12 @@ class Traffic:
 
     def _reader(self, draw: random.Random) -> None:
         self._pause(draw.uniform(0, READ_S))
-        while time.monotonic() < self._until:
+        while time.monotonic() < self._end_s:
             self._ask("reader", question(self.texts, draw))
             self._pause(draw.expovariate(1 / READ_S))
 
     def _pause(self, seconds: float) -> None:
-        time.sleep(max(0.0, min(seconds, self._until - time.monotonic())))
+        time.sleep(max(0.0, min(seconds, self._end_s - time.monotonic())))
 
     def _ask(self, who: str, messages: Messages) -> str:
         sent = time.monotonic()
@@ -175,7 +175,7 @@ class Traffic:
                 text += choice.delta.content or ""
                 if first is None and (choice.delta.content or choice.finish_reason):
                     first = time.monotonic()
-        if first is not None and first < self._until and usage is not None:
+        if first is not None and first < self._end_s and usage is not None:
             details = usage.prompt_tokens_details
             cached = (details.cached_tokens or 0) if details else 0
             with self._lock:

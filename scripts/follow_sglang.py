@@ -44,7 +44,7 @@ class Moved:
     release: str
     functions_known: int
     changed: list[str] = field(default_factory=list)
-    gone: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
     meaning: dict[str, str] = field(default_factory=dict)
     """Function -> ``nothing`` or ``signature``; the others are to be read."""
     arguments: list[str] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Moved:
     def line(self) -> str:
         """All of it in one line."""
         head = f"sglang {self.release}, pinned {SGLANG_VERSION}: "
-        differ = [*self.gone, *self.changed]
+        differ = [*self.removed, *self.changed]
         new = f"; arguments to review: {', '.join(self.arguments)}" if self.arguments else ""
         if not differ:
             return f"{head}none of {self.functions_known} functions moved{new}"
@@ -61,7 +61,7 @@ class Moved:
         names = [place.partition(": ")[2] for place in differ]
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         return (
-            f"{head}{len(self.changed)} of {self.functions_known} functions changed and {len(self.gone)} are "
+            f"{head}{len(self.changed)} of {self.functions_known} functions changed and {len(self.removed)} are "
             f"gone, in {len(files)} files: {', '.join(names[:SHOWN])}{more}{new}"
         )
 
@@ -82,7 +82,7 @@ def moved(wheel: Path) -> Moved:
                 for function, digest in entry["names"].items():
                     present = digests.digest_of(tree, function)
                     if present is None:
-                        result.gone.append(f"{file}: {function}")
+                        result.removed.append(f"{file}: {function}")
                     elif present != digest:
                         result.changed.append(f"{file}: {function}")
                         if present[: digests.SIGNATURE] != digest[: digests.SIGNATURE]:
@@ -122,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             wheel = arguments.wheel or download(arguments.release, Path(folder))
             result = moved(wheel)
             print(result.line(), flush=True)
-            differs = bool(result.changed or result.gone or result.arguments)
+            differs = bool(result.changed or result.removed or result.arguments)
             if differs and (arguments.list or arguments.run):
                 print(table(result), flush=True)
             if arguments.run:
@@ -138,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def table(result: Moved) -> str:
     """A row for each function that moved: how, where, and which of our files name it."""
     rows = []
-    for how, each in (("gone", result.gone), ("changed", result.changed)):
+    for how, each in (("gone", result.removed), ("changed", result.changed)):
         for place in each:
             file, _, function = place.partition(": ")
             meaning = result.meaning.get(function, "to read") if how == "changed" else "signature"

@@ -45,14 +45,14 @@ def rows(task: Task) -> dict[str, Any]:
     by_policy = {}
     for row, (policy, config) in POLICIES.items():
         target = {"threshold_tokens": threshold} if policy_class(policy).takes_tail_target else {}
-        built = make_policy(policy, config | target)
-        by_policy[row] = figures(simulate(trace, built, blocks, threshold_tokens=threshold))
+        policies = make_policy(policy, config | target)
+        by_policy[row] = figures(simulate(trace, policies, blocks, threshold_tokens=threshold))
     for policy in hindsight_names():
         target = (
             {"threshold_tokens": threshold} if hindsight_class(policy).takes_tail_target else {}
         )
-        built = make_hindsight(policy, future, target)
-        by_policy[policy] = figures(simulate(trace, built, blocks, threshold_tokens=threshold))
+        policies = make_hindsight(policy, future, target)
+        by_policy[policy] = figures(simulate(trace, policies, blocks, threshold_tokens=threshold))
     return {f"{name} at {size:.0%}, {row}": figures for row, figures in by_policy.items()}
 
 

@@ -90,11 +90,11 @@ def on_two_tiers(policy: str) -> dict[str, Any]:
         states = {"simulated": [], "served": []}
         for seed in (1, 2, 3):
             steps = test_parity.workload(seed, 150)
-            theirs, host_tokens = test_tiered_parity.served(policy, page, quantum, steps)
+            served, host_tokens = test_tiered_parity.served(policy, page, quantum, steps)
             states["simulated"] += test_tiered_parity.simulated(
                 policy, page, quantum, steps, host_tokens, TieredTree
             )
-            states["served"] += theirs
+            states["served"] += served
         for way, seen in states.items():
             rows[f"{name} on device and host, pages of {page}, quantum {quantum}, {way}"] = {
                 "device_hits": sum(state[0] for state in seen),

@@ -98,23 +98,23 @@ def write(stored: dict[str, Any]) -> None:
     ROWS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def differences(before: Rows, now: Rows) -> list[str]:
+def differences(stored: Rows, now: Rows) -> list[str]:
     """A line for each figure that differs in any digit, and for each row that only one side has."""
     lines = []
-    for name in [*before, *(name for name in now if name not in before)]:
+    for name in [*stored, *(name for name in now if name not in stored)]:
         if name not in now:
             lines.append(f"- {name}: gone")
-        elif name not in before:
+        elif name not in stored:
             lines.append(f"+ {name}: new")
         else:
-            lines += _row_differences(name, before[name], now[name])
+            lines += _row_differences(name, stored[name], now[name])
     return lines
 
 
-def _row_differences(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def _row_differences(name: str, stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     lines = []
-    for figure in [*before, *(f for f in now if f not in before)]:
-        old, new = before.get(figure, "nothing"), now.get(figure, "nothing")
+    for figure in [*stored, *(f for f in now if f not in stored)]:
+        old, new = stored.get(figure, "nothing"), now.get(figure, "nothing")
         if old != new:
             lines.append(f"! {name}: {figure} was {old!r}, is {new!r}{_relative_change(old, new)}")
     return lines

@@ -65,12 +65,12 @@ def trace(regime: Regime) -> Iterator[TraceRequest]:
         agent = session < agents
         turns = draw.randint(7, 9)
         time = draw.uniform(0.0, 2.0 if agent else 200.0)
-        median, sigma, most = (regime.pause_s, 0.6, 20.0) if agent else (60.0, 0.6, 300.0)
+        median, sigma, longest = (regime.pause_s, 0.6, 20.0) if agent else (60.0, 0.6, 300.0)
         end = regime.context * draw.uniform(1 / 1.3, 1.3) if agent else draw.uniform(1e3, 4e3)
         tokens, path = int(end / 2), list[int]()
         for turn in range(turns):
             path += itertools.islice(blocks, max(0, -(-tokens // BLOCK) - len(path)))
-            think = min(most, draw.lognormvariate(math.log(median), sigma)) if turn else None
+            think = min(longest, draw.lognormvariate(math.log(median), sigma)) if turn else None
             time += think or 0.0
             output = draw.randint(30, 60)
             name = f"{'agent' if agent else 'person'} {session}"

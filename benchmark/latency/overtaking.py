@@ -93,11 +93,11 @@ class Server:
         self.now += self.step_s
         for job in self.running:
             job.left -= 1
-        done = [job for job in self.running if job.left <= 0]
+        finished = [job for job in self.running if job.left <= 0]
         self.running = [job for job in self.running if job.left > 0]
-        for job in done:
+        for job in finished:
             self.ended(job)
-        return done
+        return finished
 
 
 class Bounded:

@@ -115,11 +115,11 @@ def conversation(seed: int, requests: int, data: Path) -> list[TraceRequest]:
 
 def up_to(requests: Iterable[TraceRequest], longest: int) -> Iterator[TraceRequest]:
     """Yield the requests of each session before its first request with more than ``longest`` tokens."""
-    over: set[str | None] = set()
+    excess: set[str | None] = set()
     for request in requests:
         if request.input_tokens + request.output_tokens > longest:
-            over.add(request.user)
-        if request.user not in over:
+            excess.add(request.user)
+        if request.user not in excess:
             yield request
 
 

@@ -212,7 +212,7 @@ def run_load(
             for p in part
         ]
 
-    warm, rest = tokens.planned[:WARM_REQUESTS], tokens.planned[WARM_REQUESTS:]
+    warm, remaining = tokens.planned[:WARM_REQUESTS], tokens.planned[WARM_REQUESTS:]
     half = len(warm) // 2
     saturation_tokens_s: dict[str, float] = {}
     for arm in arms:
@@ -220,7 +220,7 @@ def run_load(
         arm.serve(prompts(warm[:half]), [0.0] * half)
         seconds = arm.serve(prompts(warm[half:]), [0.0] * (len(warm) - half))["seconds"]
         saturation_tokens_s[arm.name] = sum(p.prompt_tokens for p in warm[half:]) / seconds
-    parts = balanced(rest, args.slices)
+    parts = balanced(remaining, args.slices)
     rate = rate_of(parts, load, sum(saturation_tokens_s.values()) / len(saturation_tokens_s))
     for number, part in enumerate(parts):
         asked, due = prompts(part), due_times(part, rate, seed=number)

@@ -72,22 +72,22 @@ def run(name: str, seconds: int, folder: Path) -> dict[str, Any]:
         for conversation in conversations:
             ask(server.url, conversation)
         time.sleep(1.5)  # the scheduler writes its clocks once a second
-        before, begin = json.loads(clocks.read_text()), time.monotonic()
+        start_times, start = json.loads(clocks.read_text()), time.monotonic()
         with concurrent.futures.ThreadPoolExecutor(CONVERSATIONS) as pool:
             answers = []
             for number in range(RATE * seconds):
-                time.sleep(max(0.0, begin + number / RATE - time.monotonic()))
+                time.sleep(max(0.0, start + number / RATE - time.monotonic()))
                 conversation = conversations[number % CONVERSATIONS]
                 conversation.append(draw.randrange(1000, 40000))
                 answer = pool.submit(ask, server.url, list(conversation))
                 answers.append((len(conversation), answer))
             cached = sum(answer.result() for _, answer in answers)
-        took = time.monotonic() - begin
+        took = time.monotonic() - start
         time.sleep(1.5)
-        after = json.loads(clocks.read_text())
+        end_times = json.loads(clocks.read_text())
     spent = {
-        key: row["seconds"] - before["hooks"].get(key, {"seconds": 0.0})["seconds"]
-        for key, row in after["hooks"].items()
+        key: row["seconds"] - start_times["hooks"].get(key, {"seconds": 0.0})["seconds"]
+        for key, row in end_times["hooks"].items()
     }
     timed = {"hooks": {key: {"seconds": s} for key, s in spent.items()}, "thread_s": took}
     return {
@@ -95,10 +95,10 @@ def run(name: str, seconds: int, folder: Path) -> dict[str, Any]:
         "seconds": round(took, 1),
         "rate": round(len(answers) / took, 2),
         "cached": round(cached / sum(length for length, _ in answers), 4),
-        "thread": round((after["thread_s"] - before["thread_s"]) / took, 4),
+        "thread": round((end_times["thread_s"] - start_times["thread_s"]) / took, 4),
         "hooks": share(timed),
         "tree": share(timed, TREE),
-        "longest_ms": round(1e3 * longest(after), 2),
+        "longest_ms": round(1e3 * longest(end_times), 2),
         "by_hook": {
             key: round(value / took, 5)
             for key, value in sorted(spent.items(), key=lambda pair: -pair[1])[:12]

@@ -151,12 +151,12 @@ def run(name: str, options: argparse.Namespace, folder: Path, steps: int | None)
 def share(scheduler: dict[str, Any], prefix: str = "") -> float:
     """Of the scheduler's thread: the rows under ``prefix``; without one, our hooks."""
     apart = (TREE, COMPUTED)
-    mine = sum(
+    seconds = sum(
         row["seconds"]
         for name, row in scheduler["hooks"].items()
         if (name.startswith(prefix) if prefix else not name.startswith(apart))
     )
-    return round(mine / scheduler["thread_s"], 4)
+    return round(seconds / scheduler["thread_s"], 4)
 
 
 def longest(scheduler: dict[str, Any]) -> float:

@@ -84,19 +84,19 @@ def arguments(arm: str, model: Path, folder: Path) -> list[str]:
     ]
 
 
-def replay(url: str, asked: list[tuple[float, list[int]]], from_s: float) -> dict[str, Any]:
+def replay(url: str, requests: list[tuple[float, list[int]]], from_s: float) -> dict[str, Any]:
     """Send the requests in order, none before it is due. Returns prompt tokens, those hit, and TTFT."""
-    began, total, hit_tokens = time.monotonic(), 0, Counter[str]()
+    start, total, hit_tokens = time.monotonic(), 0, Counter[str]()
     ttft_s = []
-    for at_s, tokens in asked:
-        time.sleep(max(0.0, (at_s - from_s) / SPEED - (time.monotonic() - began)))
+    for at_s, tokens in requests:
+        time.sleep(max(0.0, (at_s - from_s) / SPEED - (time.monotonic() - start)))
         sent = time.monotonic()
         hit_tokens += ask(url, {"tokens": tokens, "labels": {}}, 1)[1]
         ttft_s.append(time.monotonic() - sent)
         total += len(tokens) - 1
     return {
-        "requests": len(asked), "tokens": total, **{tier: hit_tokens[tier] for tier in TIERS},
-        "seconds": round(time.monotonic() - began, 1),
+        "requests": len(requests), "tokens": total, **{tier: hit_tokens[tier] for tier in TIERS},
+        "seconds": round(time.monotonic() - start, 1),
         "ttft_s": {"mean": round(statistics.fmean(ttft_s), 3), "p50": round(statistics.median(ttft_s), 3)},
     }  # fmt: skip
 
@@ -107,30 +107,30 @@ def run(
     """One server a window; yields the hits of each window."""
     folder = scratch / "disk"
     shutil.rmtree(folder, ignore_errors=True)
-    asked = [(r.time_s, tokens_of(r, n)) for n, r in enumerate(trace)]
+    requests = [(r.time_s, tokens_of(r, n)) for n, r in enumerate(trace)]
     first = 1 if arm == "cold" else 0
     for window in range(first, WINDOWS):
         if arm == "cold":
             shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(exist_ok=True)
         start_s = WARM_UP_S + window * WINDOW_S
-        began = time.monotonic()
+        start = time.monotonic()
         with serving(
             arguments(arm, model, folder), log=scratch / "server.log", port=free_port(),
             environment={"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(folder)}, deadline_s=600.0,
             start=forked.serve,
         ) as server:  # fmt: skip
-            ready_s = time.monotonic() - began
+            ready_s = time.monotonic() - start
             if window == 0:
-                replay(server.url, [a for a in asked if a[0] < start_s], 0.0)
-            mine = [a for a in asked if start_s <= a[0] < start_s + WINDOW_S]
+                replay(server.url, [a for a in requests if a[0] < start_s], 0.0)
+            mine = [a for a in requests if start_s <= a[0] < start_s + WINDOW_S]
             row = {"window": window, **replay(server.url, mine, start_s)}
-            ended = time.monotonic()
+            stopped = time.monotonic()
             os.kill(server.process.pid, signal.SIGTERM)
             server.process.wait(timeout=180)
             drained = [line for line in server.log_text().splitlines() if "pages are lost" in line]
         yield row | {
-            "ready_s": round(ready_s, 1), "stop_s": round(time.monotonic() - ended, 1),
+            "ready_s": round(ready_s, 1), "stop_s": round(time.monotonic() - stopped, 1),
             "drained": drained[-1].split("] ")[-1] if drained else None,
         }  # fmt: skip
 

@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--preset",
         required=True,
         choices=tuple(PRESETS),
-        help="; ".join(f"{p.name}: {p.about}" for p in PRESETS.values()),
+        help="; ".join(f"{p.name}: {p.description}" for p in PRESETS.values()),
     )
     add("--seconds", type=float, required=True, help="length of the trace")
     add("--seed", type=int, default=1, help="equal seeds give equal traces")

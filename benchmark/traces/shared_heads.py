@@ -29,19 +29,19 @@ class SharedHeads:
         differ, they and all blocks after them stay different.
         """
         moved: dict[int, int] = {}
-        taken: set[int] = set()
+        used_ids: set[int] = set()
         for (model, tools, system), head in _heads(conversation):
             for place, block in enumerate(head):
                 key: tuple[str | int, ...] = (model, tools, place)
                 if (place + 1) * conversation.requests[0].block_tokens > tools:
                     key = (model, tools, system, place)
-                shared = self._known.get(key, ids[block])
-                if moved.get(block) != shared and (block in moved or shared in taken):
+                shared_ids = self._known.get(key, ids[block])
+                if moved.get(block) != shared_ids and (block in moved or shared_ids in used_ids):
                     break
-                moved[block] = self._known[key] = shared
-                taken.add(shared)
-        for block, shared in moved.items():
-            ids[block] = shared
+                moved[block] = self._known[key] = shared_ids
+                used_ids.add(shared_ids)
+        for block, shared_ids in moved.items():
+            ids[block] = shared_ids
 
 
 def _heads(conversation: Conversation) -> Iterator[tuple[tuple[str, int, int], tuple[int, ...]]]:

@@ -104,7 +104,7 @@ class ApiSource:
         job.left -= 1
         if job.left > 0:
             self._push(time_s + rng.expovariate(1.0 / job.mean_gap_s), job)
-        if job.payload is not None and rng.random() < load.again:
+        if job.payload is not None and rng.random() < load.repeat_share:
             prompt = Prompt(self.ids, job.payload)
         else:
             prompt = Prompt(self.ids, job.shared)

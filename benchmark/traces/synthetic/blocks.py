@@ -20,7 +20,7 @@ class DrawnRequest(NamedTuple):
     turn: int
     conversation: int
     user: int
-    more: bool
+    has_next: bool
     """Another turn of this conversation follows."""
 
 

@@ -133,7 +133,7 @@ class ChatSource:
         ):
             count += 1
         scale = math.exp(rng.gauss(0.0, load.session_sigma)) * count**-load.length_decay
-        pause = load.away_s if rng.random() < load.away else kind.think_s
+        pause = load.away_s if rng.random() < load.away_share else kind.think_s
         first = draw_tokens(rng, kind.first)
         if rng.random() < load.long_first:
             first = round(first * rng.uniform(1.5, 5.0))

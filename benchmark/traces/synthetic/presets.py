@@ -62,7 +62,7 @@ class ChatLoad:
     """Standard deviation of a turn's length between sessions (log-normal)."""
     length_decay: float
     """The turns of a session of T turns are shorter by the factor T ** -length_decay."""
-    away: float
+    away_share: float
     """Share of conversations with long pauses (``away_s``), while the user does something else."""
     away_s: float
     context_tokens: int
@@ -98,7 +98,7 @@ class ApiLoad:
     job_requests_per_s: Lengths
     payload: Lengths
     """Tokens of a request's payload, after the system prompt."""
-    again: float
+    repeat_share: float
     """Probability that a request reuses the previous request's payload with another question."""
     question: Lengths
     output: Lengths
@@ -112,7 +112,7 @@ class Preset:
     name: str
     load: Any
     """An instance of one of the classes in ``synth.SOURCES``."""
-    about: str
+    description: str
 
     def at_rate(self, requests_per_s: float | None) -> Preset:
         """Return the same load at another mean request rate."""
@@ -148,7 +148,7 @@ _TO_C = ChatLoad(
     long_first=0.03,  # calibrated: P99 of the single-turn lengths (Section 3.5)
     session_sigma=0.5,  # calibrated: P90 of the multi-turn lengths (Section 3.5)
     length_decay=0.05,  # calibrated: as above
-    away=0.0,
+    away_share=0.0,
     away_s=0.0,
     # calibrated on a day: 80 % of the reuses within 10 minutes while the P90 lifespan of a block is
     # 612 s, so that long pauses belong to few blocks, each reused often (Sections 3.4, 3.5)
@@ -173,7 +173,7 @@ _TO_B = ApiLoad(
     # some above 10 requests/s (Section 3.2); calibrated: 80 % of the reuses within 10 s (Section 3.4)
     job_requests_per_s=Lengths(0.12, 2.2),
     payload=Lengths(180, 0.8),  # calibrated: median input of the public sample, 574 tokens
-    again=0.14,  # calibrated: P90 lifespan 0.3 s
+    repeat_share=0.14,  # calibrated: P90 lifespan 0.3 s
     question=Lengths(40, 0.5),
     output=Lengths(120, 0.9),  # assumption
     multi_turn_ratio=0.0008,  # Figure 5
@@ -192,7 +192,7 @@ _SMALL = ChatLoad(
     long_first=0.0,
     session_sigma=0.1,
     length_decay=0.0,
-    away=0.0,
+    away_share=0.0,
     away_s=30.0,
     context_tokens=3_000,
     shared_prompt=0.9,

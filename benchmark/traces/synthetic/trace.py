@@ -62,7 +62,7 @@ def _synthesise(preset: Preset, seconds: float, seed: int) -> Iterator[Synthetic
     drawn = source(preset.load, seconds, rng, itertools.count())
     for chat, r in enumerate(drawn):
         parent = last_chat.pop(r.conversation, -1)
-        if r.more:
+        if r.has_next:
             last_chat[r.conversation] = chat
         request = TraceRequest(
             round(r.time_s, 3), r.input_tokens, r.output_tokens, r.blocks, BLOCK_TOKENS,
@@ -115,7 +115,7 @@ def write_trace(path: Path, preset: Preset, seconds: float, seed: int) -> dict[s
         "note": "Made by benchmark/traces/make_synthetic.py. No request in it was ever sent by anybody.",
         "format": "bailian",
         "preset": preset.name,
-        "about": preset.about,
+        "about": preset.description,
         "calibrated_to": "arXiv 2506.02634 (USENIX ATC 2025), see docs/research/planner.md"
         if preset.name.startswith("trace-")
         else None,
