@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from canopy_lab.advise.advice import Below, advise
+from canopy_lab.advise.advice import LowerTier, advise
 from canopy_lab.advise.advice_text import about_agents, about_capacity, about_log
 from canopy_lab.advise.answers import Advice
 from canopy_lab.advise.arms import LRU, SGLANG_LRU
@@ -39,7 +39,7 @@ def mixed() -> Sample:
 @pytest.fixture(scope="module")
 def advice(mixed):
     return advise(
-        mixed, PROFILE, capacity_tokens=400 * 64, below=[Below("host", 8.0), Below("disk", 100.0, True)], jobs=1
+        mixed, PROFILE, capacity_tokens=400 * 64, tiers=[LowerTier("host", 8.0), LowerTier("disk", 100.0, True)], jobs=1
     )  # fmt: skip
 
 
@@ -70,16 +70,21 @@ def test_more_memory_never_hits_less_under_lru(advice):
 
 
 def test_the_same_call_gives_the_same_advice(mixed):
-    few, below = sample_of(mixed.requests[:300]), [Below("host", 8.0), Below("disk", 100.0, True)]
+    few, below = (
+        sample_of(mixed.requests[:300]),
+        [LowerTier("host", 8.0), LowerTier("disk", 100.0, True)],
+    )
     with_one_job, with_two_jobs = (
-        advise(few, PROFILE, capacity_tokens=100 * 64, below=below, jobs=jobs) for jobs in (1, 2)
+        advise(few, PROFILE, capacity_tokens=100 * 64, tiers=below, jobs=jobs) for jobs in (1, 2)
     )
     assert with_one_job.as_json() == with_two_jobs.as_json()
 
 
 def test_nothing_repeats_keep_lru():
     rows = [ask(float(i), range(i * 10, i * 10 + 8), talk=str(i)) for i in range(60)]
-    got = advise(sample_of(rows), PROFILE, capacity_tokens=1000, below=[Below("host", 8.0)], jobs=1)
+    got = advise(
+        sample_of(rows), PROFILE, capacity_tokens=1000, tiers=[LowerTier("host", 8.0)], jobs=1
+    )
     assert got.decision.flag == "lru"
     assert "repeat" in got.decision.sentence
     assert len(got.rows) == 7
@@ -134,8 +139,8 @@ def test_the_memory_that_holds_agents_sessions_is_stated_for_agents_alone() -> N
 # ---- logs with little information ----
 
 
-def advised(sample: Sample, capacity_tokens: float = 150 * 64, *below: Below) -> Advice:
-    return advise(sample, PROFILE, capacity_tokens=capacity_tokens, below=below, jobs=1)
+def advised(sample: Sample, capacity_tokens: float = 150 * 64, *below: LowerTier) -> Advice:
+    return advise(sample, PROFILE, capacity_tokens=capacity_tokens, tiers=below, jobs=1)
 
 
 def test_a_log_of_few_requests_is_too_short_for_advice() -> None:
@@ -165,9 +170,15 @@ def test_a_capacity_that_prompts_do_not_fit_is_doubted() -> None:
 
 def test_the_gain_of_memory_is_reported_for_the_smallest_tier() -> None:
     rows = [ask(float(i), range(i % 50 * 100, i % 50 * 100 + 64), block_tokens=64) for i in range(200)]  # fmt: skip
-    below = (Below("40 GB of host memory", 40.0), Below("and a disk of 100 GB", 100.0, disk=True))
+    below = (
+        LowerTier("40 GB of host memory", 40.0),
+        LowerTier("and a disk of 100 GB", 100.0, disk=True),
+    )
     sentence = advised(sample_of(rows), 64 * 64.0, *below).decision.sentence
     assert sentence.endswith(" 40 GB of host memory would add 75.0 points.")
-    small = (Below("0.1 GB of host memory", 0.1), Below("and a disk of 100 GB", 100.0, disk=True))
+    small = (
+        LowerTier("0.1 GB of host memory", 0.1),
+        LowerTier("and a disk of 100 GB", 100.0, disk=True),
+    )
     sentence = advised(sample_of(rows), 64 * 64.0, *small).decision.sentence
     assert sentence.endswith(" 0.1 GB of host memory and a disk of 100 GB would add 75.0 points.")

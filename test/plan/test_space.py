@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from canopy_lab.plan.planner import make_space
 from canopy_lab.plan.prices import load_prices
 from canopy_lab.plan.request import PlanRequest
-from canopy_lab.plan.sizes import between, round_size, sizes
+from canopy_lab.plan.sizes import middle_size, round_size, sizes
 from canopy_lab.plan.space import Configuration, Space
 
 
@@ -82,7 +82,7 @@ def test_sizes_reach_the_largest_and_none_is_below_the_least():
 @given(st.floats(1e-3, 1e6), st.floats(1e-3, 1e6))
 def test_midpoints_differ_from_both_sizes(first, second):
     low, high = sorted((round_size(first), round_size(second)))
-    middle = between(low, high)
+    middle = middle_size(low, high)
     if middle is None:
         assert high <= low * 1.13
     else:
@@ -91,9 +91,9 @@ def test_midpoints_differ_from_both_sizes(first, second):
 
 
 def test_halving_reaches_sizes_that_are_no_power_of_two():
-    assert between(256, 512) == 384
-    assert between(256, 384) == 320
-    assert between(0, 8, least=4.5) is None
+    assert middle_size(256, 512) == 384
+    assert middle_size(256, 384) == 320
+    assert middle_size(0, 8, least=4.5) is None
 
 
 @pytest.mark.parametrize("asked_gib", [0.0, 200.0])

@@ -83,7 +83,7 @@ def shared(*documents: dict) -> list[list[list[int]]]:
     heads, conversations = SharedHeads(), []
     for at, one in enumerate(documents):
         conversation = agentic.parse_conversation(one, one["id"], 1)
-        ids = [100 * at + i for i in range(conversation.most_id + 1)]
+        ids = [100 * at + i for i in range(conversation.max_block_id + 1)]
         heads.share(conversation, ids)
         conversations.append([[ids[b] for b in r.blocks] for r in conversation.requests])
     return conversations

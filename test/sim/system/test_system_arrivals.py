@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from canopy_lab.sim.system import SystemConfig, Workload, run, simulate_system
 from canopy_lab.sim.system.arrivals import ClosedLoop, OpenLoop, TurnsWait
-from canopy_lab.sim.system.workload import spread_stamps
+from canopy_lab.sim.system.workload import spread_rounded
 from canopy_lab.trace.sessions import turn_links
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
@@ -43,7 +43,7 @@ def test_requests_of_one_stamp_are_spread_over_its_interval():
     spread = Workload(trace)
     gaps = [b - a for a, b in zip(spread.times, spread.times[1:], strict=False)]
     assert max(gaps) < 2.9
-    burst_trace = Workload(trace, keep_stamps=True)
+    burst_trace = Workload(trace, logged_times=True)
     assert list(burst_trace.times) == pytest.approx([r.time_s for r in trace])
     config = SystemConfig(device_tokens=10_000)
     costs = profile(token_s=0.02)
@@ -60,9 +60,9 @@ def test_spreading_keeps_order_and_stays_inside_the_interval(groups, seed):
     for gap, size in groups:
         times += [now] * size
         now += gap
-    spread = spread_stamps(times, seed)
+    spread = spread_rounded(times, seed)
     assert spread == sorted(spread)
-    assert spread == spread_stamps(times, seed)
+    assert spread == spread_rounded(times, seed)
     for before, after in zip(times, spread, strict=True):
         following = min((t for t in times if t > before), default=float("inf"))
         assert before <= after <= following
@@ -107,7 +107,7 @@ def test_sub_agents_follow_the_turn_of_their_parent():
     assert [index for _, index in loop.begin()] == [0]
     assert sorted(index for _, index in loop.answered(0, 100.0)) == [1, 3]
     assert {i: t for t, i in loop.answered(0, 100.0)}[1] == pytest.approx(104.0)
-    assert turn_links(workload.trace).first == [0, 0, 0, 0]
+    assert turn_links(workload.trace).session_start == [0, 0, 0, 0]
 
 
 def test_sessions_begin_at_the_given_rate():
