@@ -6,7 +6,7 @@ import pytest
 
 from sglang_canopy.config.refusals import unsupported
 from sglang_canopy.config.setups import FLAGS, PARTS, REFUSED, SETUPS, Setup
-from sglang_canopy.doctor.command_line import refused, untested
+from sglang_canopy.doctor.command_line import refusal_findings, untested_findings
 
 IDS = [setup.name for setup in SETUPS]
 
@@ -37,5 +37,5 @@ def test_the_doctor_lists_refusals_of_every_feature_and_what_is_untested() -> No
     args = SimpleNamespace(
         radix_eviction_policy="wa", canopy_documents="on", device="cuda", pp_size=2, tp_size=1
     )
-    assert [one.text.partition(":")[0] for one in refused(args)] == ["--canopy-documents"]
-    assert [one.text for one in untested(args)] == ["CUDA: device, documents"]
+    assert [one.text.partition(":")[0] for one in refusal_findings(args)] == ["--canopy-documents"]
+    assert [one.text for one in untested_findings(args)] == ["CUDA: device, documents"]

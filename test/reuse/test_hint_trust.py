@@ -225,8 +225,8 @@ def test_a_hint_without_a_request_is_checked_later():
         request = Request(time=at, path=path, prompt_tokens=len(path), conversation="c")
         model.arrive(request)
         model.finish(request)
-        model.hinted(LateHint(None, "c", at + 10.0, GATEWAY, return_in_s=90.0))
-        model.hinted(LateHint(None, "never seen", at + 10.0, GATEWAY, over=True))
+        model.record_hint(LateHint(None, "c", at + 10.0, GATEWAY, return_in_s=90.0))
+        model.record_hint(LateHint(None, "never seen", at + 10.0, GATEWAY, over=True))
     record = model.hints.record(sender_of(None, GATEWAY))
     assert (record.returns, record.returns_true) == (1, 1)
 

@@ -20,26 +20,26 @@ class KVCache:
     """One request's row of a paged pool.
 
     k, v: a view ``[pages, page_size, kv_heads, head_dim]`` per layer (keys rotated); slots: ``[n]``
-    pool slot of each position; in_order: slots are 0..n-1 of pages of one token, so that a CPU
+    pool slot of each position; identity_slots: slots are 0..n-1 of pages of one token, so that a CPU
     reads keys in place.
     """
 
     k: list[torch.Tensor]
     v: list[torch.Tensor]
     slots: torch.Tensor
-    in_order: bool = False
-    arrivals: list[Any] = field(default_factory=list)
+    identity_slots: bool = False
+    transfers: list[Any] = field(default_factory=list)
     """Transfers into the cache. A layer's rows arrive before the layer is read or written."""
     _plans: list[tuple[torch.Tensor, list[attention.Block]]] = field(default_factory=list)
     _batches: list[tuple[torch.Tensor, attention.Rows]] = field(default_factory=list)
-    _places: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    _slots_by_positions: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return self.slots.numel()
 
     def upto(self, tokens: int) -> KVCache:
         """Return a view of the first ``tokens`` positions, sharing their KV."""
-        return KVCache(self.k, self.v, self.slots[:tokens], self.in_order)
+        return KVCache(self.k, self.v, self.slots[:tokens], self.identity_slots)
 
     def read(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return K (rotated) and V ``[n, kv_heads, head_dim]`` at ``positions``."""
@@ -48,12 +48,12 @@ class KVCache:
 
     def read_keys(self, layer: int, positions: torch.Tensor) -> torch.Tensor:
         """Return K (rotated) only, otherwise as :meth:`read`."""
-        self.arrive(layer)
+        self.order_after_transfers(layer)
         return pages.read(self.k[layer], self._slots_of(positions))
 
     def write(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write K (rotated) and V rows at ``positions``."""
-        self.arrive(layer)
+        self.order_after_transfers(layer)
         slots = self._slots_of(positions)
         pages.write(self.k[layer], slots, k)
         pages.write(self.v[layer], slots, v)
@@ -62,9 +62,9 @@ class KVCache:
         self, layer: int, q: torch.Tensor, positions: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """Position-causal attention of sorted rows ``q [m, heads, d]`` over the whole row."""
-        self.arrive(layer)
+        self.order_after_transfers(layer)
         k, v = self.k[layer], self.v[layer]
-        if self.in_order and is_host(q):
+        if self.identity_slots and is_host(q):
             n = len(self)
             k, v = k[:n, 0], v[:n, 0]
             if q.shape[0] == n:
@@ -72,13 +72,13 @@ class KVCache:
             return attention.attend(q, k, v, self._plan(positions), scale)
         return attention.sparse_prefill(q, k, v, self._rows(positions), scale)
 
-    def arrive(self, layer: int) -> None:
+    def order_after_transfers(self, layer: int) -> None:
         """Order later work on this layer after the arrival of its reused rows."""
-        for transfer in self.arrivals:
-            transfer.arrive(layer)
+        for transfer in self.transfers:
+            transfer.order_after(layer)
 
     def _slots_of(self, positions: torch.Tensor) -> torch.Tensor:
-        return _cached_result(self._places, positions, lambda: self.slots[positions])
+        return _cached_result(self._slots_by_positions, positions, lambda: self.slots[positions])
 
     def _rows(self, positions: torch.Tensor) -> attention.Rows:
         """Return the rows' index tensors. Their prefix sums are copied to a device only once."""
@@ -112,4 +112,4 @@ def dense_cache(model: Model, tokens: int) -> KVCache:
     k = torch.zeros(size, dtype=model.dtype, device=model.device)
     v = torch.zeros(size, dtype=model.dtype, device=model.device)
     slots = torch.arange(tokens, device=model.device)
-    return KVCache(list(k), list(v), slots, in_order=True)
+    return KVCache(list(k), list(v), slots, identity_slots=True)

@@ -38,7 +38,7 @@ def place_chunks(
     if not is_host(cache.slots):
         _place_on_device(model, placed, cache, wanted)
         return
-    contiguous = cache.in_order
+    contiguous = cache.identity_slots
     rows = []
     for p in placed:
         inside = wanted[p.start : p.end].nonzero()[:, 0]
@@ -81,13 +81,13 @@ def _place_on_device(
 ) -> None:
     """:func:`place_chunks` for a pool on a device.
 
-    Chunks in :class:`HostMemory` are sent through ``cache.arrivals``, without waiting for the
+    Chunks in :class:`HostMemory` are sent through ``cache.transfers``, without waiting for the
     device; of others the wanted rows are copied layer by layer.
     """
     device = cache.slots.device
     sent = send(model, placed, cache, to_device(wanted.nonzero()[:, 0], device))
     if sent is not None:
-        cache.arrivals.append(sent)
+        cache.transfers.append(sent)
     parts: list[_Part] = []
     for p in placed:
         inside = wanted[p.start : p.end].nonzero()[:, 0]

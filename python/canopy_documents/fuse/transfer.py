@@ -49,7 +49,7 @@ class Transfer:
     chunks: tuple[Any, ...]
     events: list[torch.cuda.Event] = field(default_factory=list)
 
-    def arrive(self, layer: int) -> None:
+    def order_after(self, layer: int) -> None:
         """Order later work after the arrival of this layer's rows; the host does not wait."""
         if layer < len(self.events):
             torch.cuda.current_stream().wait_event(self.events[layer])
@@ -57,7 +57,7 @@ class Transfer:
     def finish(self) -> None:
         """Wait for all layers: the stream's last event covers the others."""
         if self.events:
-            self.arrive(len(self.events) - 1)
+            self.order_after(len(self.events) - 1)
 
 
 def send(

@@ -26,7 +26,7 @@ class ExpectedReuse:
             for a, b in self.spans
         )
 
-    def credit(self, start: int, end: int, room: int | None) -> int:
+    def window_credit(self, start: int, end: int, room: int | None) -> int:
         """Return the tokens to add to a window's ``room``, so that computed tokens fill it."""
         if room is None or end - start - self.saved(start, end) <= room:
             return self.saved(start, end)
@@ -53,14 +53,14 @@ def expected_reuse(engine: DocumentEngine, req: Any) -> ExpectedReuse | None:
     return ExpectedReuse(spans, engine.ratio_for(request, documents))
 
 
-def adder_class(stock: Any, scheduler: Any, *_: Any, **__: Any) -> Any:
+def adder_class(original_class: Any, scheduler: Any, *_: Any, **__: Any) -> Any:
     """Hook after ``Scheduler.get_prefill_adder_class``."""
     engine = engine_of(scheduler)
-    return None if engine is None else _adder_class(stock, engine)
+    return None if engine is None else _adder_class(original_class, engine)
 
 
 @functools.lru_cache(4)
-def _adder_class(stock: type, engine: DocumentEngine) -> type:
+def _adder_class(original_class: type, engine: DocumentEngine) -> type:
     """Return SGLang's ``PrefillAdder``, whose budgets are charged only for computed tokens.
 
     A fused prompt fills only its recomputed share of a window. Admission uses an expectation. If it
@@ -69,7 +69,7 @@ def _adder_class(stock: type, engine: DocumentEngine) -> type:
     is needed.
     """
 
-    class DocumentPrefillAdder(stock):  # type: ignore[misc,valid-type]
+    class DocumentPrefillAdder(original_class):  # type: ignore[misc,valid-type]
         def add_one_req(self, req: Any, *args: Any, **kwargs: Any) -> Any:
             reuse = expected_reuse(engine, req)
             if reuse is None:
@@ -77,7 +77,7 @@ def _adder_class(stock: type, engine: DocumentEngine) -> type:
             before = len(self.can_run_list)
             start = req.prefix_len + req.host_hit_length
             end = len(req.full_untruncated_fill_ids)
-            credit = reuse.credit(start, end, self.rem_chunk_tokens)
+            credit = reuse.window_credit(start, end, self.rem_chunk_tokens)
             self._canopy_grant(credit)
             result = super().add_one_req(req, *args, **kwargs)
             admitted = len(self.can_run_list) > before

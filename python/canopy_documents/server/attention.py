@@ -25,12 +25,12 @@ BACKENDS = ("torch_native", "triton", "flashinfer", "fa3")
 class FusedAttention:
     """One fused batch: ``rows`` maps queries and keys to requests.
 
-    arrivals: transfers of reused KV (``transfer.Transfer``) that each layer waits for on its
+    transfers: transfers of reused KV (``transfer.Transfer``) that each layer waits for on its
     stream.
     """
 
     rows: attention.Rows
-    arrivals: tuple[Any, ...] = ()
+    transfers: tuple[Any, ...] = ()
     _planned: attention.Plan = field(default_factory=list)
 
     @property
@@ -81,8 +81,8 @@ def _forward_extend(
         return stock(q, k, v, layer, forward_batch, *args, **kwargs)
     from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
-    for transfer in plan.arrivals:  # before rows are written: a transfer may include computed rows
-        transfer.arrive(layer.layer_id)
+    for transfer in plan.transfers:  # before rows are written: a transfer may include computed rows
+        transfer.order_after(layer.layer_id)
     save = kwargs.get("save_kv_cache", args[0] if args else True)
     pool = forward_batch_pool(backend, forward_batch)
     if save and k is not None:

@@ -31,14 +31,14 @@ def pack_rows(
     batch: Any,
     req_to_token: torch.Tensor,
     chosen: Sequence[torch.Tensor],
-    arrivals: Sequence[Any] = (),
+    transfers: Sequence[Any] = (),
 ) -> tuple[Any, FusedAttention]:
     """Return a copy of an extend batch with rows ``chosen[i]`` (sorted positions) of request i, and
     its plan.
 
     The scheduler keeps its own batch: every slot stays allocated as for a plain extend, and
     ``seq_lens`` does not change. Rows may be on the host or already on the batch's device. Rows on
-    the device are never read; their number is known on the host. arrivals: transfers that attention
+    the device are never read; their number is known on the host. transfers: transfers that attention
     waits for. Raises AssertionError, before anything runs, if an invariant of the fused forward
     would not hold (checked on the host only).
     """
@@ -90,7 +90,7 @@ def pack_rows(
     )
     assert packed.seq_lens is batch.seq_lens
     assert packed is not batch
-    return packed, FusedAttention(rows, arrivals=tuple(arrivals))
+    return packed, FusedAttention(rows, transfers=tuple(transfers))
 
 
 def split_into_windows(

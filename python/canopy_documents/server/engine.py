@@ -266,7 +266,7 @@ class DocumentEngine:
                 slots,
                 make_selector(self.options.selector),
                 ratio,
-                plan.arrivals,
+                plan.transfers,
             )
             request.initial = plan.chosen, prefix
         else:
@@ -301,11 +301,11 @@ class DocumentEngine:
         """Write the reused KV of positions ``first..end`` of the plan into the row's slots."""
         placed: Sequence[Placed] = plan.placed
         keys, values = model_view.pool_views(self.runner)
-        cache = KVCache(keys, values, row, arrivals=plan.arrivals)
+        cache = KVCache(keys, values, row, transfers=plan.transfers)
         whole = (first, end) == (plan.prefix, plan.chosen.total)
         if whole and not plan.chosen.is_on_host:
             sent = send(self.model, placed, cache, plan.chosen.others(plan.prefix))
-            plan.arrivals += [sent] if sent is not None else []
+            plan.transfers += [sent] if sent is not None else []
             placed = [p for p in placed if base_of(p.chunk)[0] is None]
         if not placed:
             return

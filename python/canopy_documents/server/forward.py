@@ -61,7 +61,7 @@ def forward(original: Any, worker: Any, batch: Any = None, *args: Any, **kwargs:
             backend.canopy.plan = None
             for (
                 transfer
-            ) in plan.arrivals:  # also after a failed forward: its slots are not free before
+            ) in plan.transfers:  # also after a failed forward: its slots are not free before
                 transfer.finish()
     engine.counts["most_rows"] = max(engine.counts["most_rows"], longest)
     _finish_prompts(engine, batch, rows)
@@ -105,8 +105,8 @@ def _packed_runs(engine: DocumentEngine, batch: Any) -> list[Run]:
     chosen, planned = _choose_rows(engine, batch)
     try:
         plans = [document_request_of(batch.reqs[i]).plan for i in planned]  # type: ignore[union-attr]
-        arrivals = [one for plan in plans if plan is not None for one in plan.arrivals]
-        runs = _pack(engine, batch, chosen, bool(planned), arrivals)
+        transfers = [one for plan in plans if plan is not None for one in plan.transfers]
+        runs = _pack(engine, batch, chosen, bool(planned), transfers)
     except Exception:
         logger.exception("canopy: a fused batch could not be made; it runs normally")
         for i in planned:
@@ -125,14 +125,14 @@ def _pack(
     batch: Any,
     chosen: Sequence[torch.Tensor],
     fused: bool,
-    arrivals: Sequence[Any] = (),
+    transfers: Sequence[Any] = (),
 ) -> list[Run]:
     longest = max(map(len, chosen))
     windows = split_into_windows(chosen, engine.max_rows(longest), logit_rows(batch))
     if not fused and len(windows) == 1:
         return []
     table = engine.runner.req_to_token_pool.req_to_token
-    return [pack_rows(batch, table, rows, arrivals) for rows in windows]
+    return [pack_rows(batch, table, rows, transfers) for rows in windows]
 
 
 def _pack_whole(engine: DocumentEngine, batch: Any) -> list[Run]:

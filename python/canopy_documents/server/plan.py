@@ -52,13 +52,13 @@ class PromptSlots:
         computed[-1] = True
         return computed
 
-    def cache(self, model: Model, runner: Any, arrivals: list[Transfer]) -> KVCache:
+    def cache(self, model: Model, runner: Any, transfers: list[Transfer]) -> KVCache:
         """Return the cache in which a selector reads the reused KV: the pool, or a copy if slots
         are missing."""
         n = self.ids.numel()
         pool = row_cache(runner, self.row[:n], self.prefix)
         if self.whole:
-            pool.arrivals = arrivals
+            pool.transfers = transfers
             return pool
         separate = dense_cache(model, n)
         copy_positions(pool, separate, self.prefix)
@@ -82,12 +82,12 @@ def choose_tokens(
     slots: PromptSlots,
     selector: Selector,
     ratio: float,
-    arrivals: list[Transfer],
+    transfers: list[Transfer],
 ) -> tuple[ChosenTokens, bool]:
     """Choose the tokens of the prompt to compute.
 
     Returns the choice, and whether the documents' KV is already in place or being transferred in
-    ``arrivals``.
+    ``transfers``.
     """
     computed = slots.certain()
     if ratio <= 0.0:
@@ -99,7 +99,7 @@ def choose_tokens(
         computed[_choose_offline(model, slots, selector, ratio)] = True
         computed[: slots.prefix] = False
         return ChosenTokens(computed), False
-    prompt, cache = slots.prompt, slots.cache(model, runner, arrivals)
+    prompt, cache = slots.prompt, slots.cache(model, runner, transfers)
     place_chunks(model, slots.placed, cache, prompt.in_chunk())
     context = _context(model, prompt, cache, ratio, slots.prefix)
     return ChosenTokens(computed, selector.choose(context)), slots.whole

@@ -67,13 +67,13 @@ class ReusePlan:
     """The computed tokens of one prompt, and the documents that supply KV for the others.
 
     chosen: the computed tokens; placed: documents with KV, after the exact prefix; prefix: tokens from
-    the exact tree; arrivals: KV transfers to the device in progress.
+    the exact tree; transfers: KV transfers to the device in progress.
     """
 
     chosen: ChosenTokens
     placed: tuple[Placed, ...]
     prefix: int
-    arrivals: list[Transfer] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)
 
     @property
     def computes_all(self) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_canopy.config.queue import BOUNDED_SHORTEST
 from sglang_canopy.config.queue import FLAG as QUEUE_FLAG
 from sglang_canopy.config.refusals import applying
-from sglang_canopy.config.server_options import Part
+from sglang_canopy.config.server_options import AutoPart
 from sglang_canopy.config.setups import QUEUE
 from sglang_canopy.config.whatif import FLAG as METER_FLAG
 from sglang_canopy.policy.registry import AUTO
@@ -57,7 +57,7 @@ def queue(server_args: Any) -> Mapping[str, Any]:
     return {"queue_order": BOUNDED_SHORTEST} if _no_order(server_args) is None else {}
 
 
-def state(server_args: Any, options: ServerOptions, *context: Any) -> tuple[Part, ...]:
+def state(server_args: Any, options: ServerOptions, *context: Any) -> tuple[AutoPart, ...]:
     """Return the state of all parts on a server that was started with ``auto``.
 
     ``server_args``: checked arguments. ``context``: SGLang's ``TreeCacheBuildContext`` if it exists.
@@ -67,7 +67,7 @@ def state(server_args: Any, options: ServerOptions, *context: Any) -> tuple[Part
     written = server_args.hicache_write_policy
     no_floor = meter is None or meter.floor != "on"
     return (
-        Part("policy", True, server_args.radix_eviction_policy),
+        AutoPart("policy", True, server_args.radix_eviction_policy),
         _part(
             "order",
             None
@@ -87,13 +87,15 @@ def state(server_args: Any, options: ServerOptions, *context: Any) -> tuple[Part
             ("floor=off was given", f"leave out floor=off of {METER_FLAG}") if no_floor else None,
             "off" if no_floor else "canopy-lru",
         ),
-        Part("meter", meter is not None, "none" if meter is None else ", ".join(meter.policies)),
+        AutoPart(
+            "meter", meter is not None, "none" if meter is None else ", ".join(meter.policies)
+        ),
     )
 
 
-def _part(name: str, reason: tuple[str, str] | None, runs: str) -> Part:
+def _part(name: str, reason: tuple[str, str] | None, runs: str) -> AutoPart:
     """Return a part that is active without a ``reason`` (and the change that removes it)."""
-    return Part(name, True, runs) if reason is None else Part(name, False, runs, *reason)
+    return AutoPart(name, True, runs) if reason is None else AutoPart(name, False, runs, *reason)
 
 
 def _set_by_flag(flag: str, value: str) -> tuple[str, str]:

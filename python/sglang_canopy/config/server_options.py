@@ -27,7 +27,7 @@ AUTO_PARTS = ("policy", "order", "write policy", "floor", "meter")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AutoPart:
     """State of one part of ``auto`` on a server."""
 
     name: str
@@ -108,7 +108,7 @@ class ServerOptions:
     tiers: TierOptions = field(default_factory=TierOptions)
     meter: MeterOptions | None = None
     """``None`` without a what-if meter."""
-    auto: tuple[Part, ...] | None = None
+    auto: tuple[AutoPart, ...] | None = None
     """``--radix-eviction auto`` only: state of its parts."""
 
     @property

@@ -16,7 +16,7 @@ from sglang_canopy import SGLANG_VERSION
 from sglang_canopy.admission.activation import AUTO as AUTO_GATE
 from sglang_canopy.config import setups
 from sglang_canopy.config.refusals import all_unsupported
-from sglang_canopy.config.server_options import Part
+from sglang_canopy.config.server_options import AutoPart
 from sglang_canopy.doctor.machine import AUTO as AUTO_PART
 from sglang_canopy.doctor.machine import REFUSED, TESTED, UNTESTED, Finding
 from sglang_canopy.errors import CanopyError
@@ -143,7 +143,7 @@ def requested_features(args: argparse.Namespace) -> list[str]:
     return [feature for feature, wanted in requested.items() if wanted]
 
 
-def refused(args: argparse.Namespace) -> list[Finding]:
+def refusal_findings(args: argparse.Namespace) -> list[Finding]:
     """Return all refusals that apply, not only the first."""
     return [
         Finding(REFUSED, f"{setups.FLAGS[feature]}: {why}")
@@ -152,7 +152,7 @@ def refused(args: argparse.Namespace) -> list[Finding]:
     ]
 
 
-def start(words: Sequence[str]) -> Any:
+def try_start(words: Sequence[str]) -> Any:
     """Return the server's parsed arguments, or the ``Finding`` that stops the start."""
     from sglang.srt.server_args import prepare_server_args
 
@@ -173,7 +173,7 @@ def start(words: Sequence[str]) -> Any:
         root.setLevel(level)
 
 
-def parts_of(args: argparse.Namespace) -> tuple[str, ...]:
+def used_parts(args: argparse.Namespace) -> tuple[str, ...]:
     """Return the ``setups.PARTS`` that a command line uses."""
     requested = requested_features(args)
     ours = setups.POLICIES in requested
@@ -187,7 +187,7 @@ def parts_of(args: argparse.Namespace) -> tuple[str, ...]:
     return tuple(part for part in used if used[part])
 
 
-def auto_findings(parts: Sequence[Part]) -> list[Finding]:
+def auto_findings(parts: Sequence[AutoPart]) -> list[Finding]:
     """Return the state of the ``parts`` of ``auto``: one line for the active ones, and one each for
     the others."""
     on = "; ".join(part.text() for part in parts if part.active)
@@ -195,7 +195,7 @@ def auto_findings(parts: Sequence[Part]) -> list[Finding]:
     return [Finding(AUTO_PART, on), *off] if parts else []
 
 
-def tested(args: argparse.Namespace) -> list[Finding]:
+def tested_findings(args: argparse.Namespace) -> list[Finding]:
     """Return the set-ups that are tested, by the level of the tests and by part."""
     rows = [
         (level, f"{setup.name} ({', '.join(parts)})")
@@ -207,7 +207,7 @@ def tested(args: argparse.Namespace) -> list[Finding]:
     return [Finding(TESTED, f"{level}: {', '.join(some)}") for level, some in names.items()]
 
 
-def untested(args: argparse.Namespace) -> list[Finding]:
+def untested_findings(args: argparse.Namespace) -> list[Finding]:
     """Return the parts and set-ups that are neither refused nor tested."""
     return [
         Finding(UNTESTED, f"{setup.name}: {', '.join(levels[setups.UNTESTED])}")
@@ -222,7 +222,7 @@ def _levels(args: argparse.Namespace) -> list[tuple[setups.Setup, dict[str, list
     for setup in setups.SETUPS:
         if setup.option and setup.applies(getattr(args, setup.option, None)):
             levels: dict[str, list[str]] = {}
-            for part in parts_of(args):
+            for part in used_parts(args):
                 levels.setdefault(setup.level(part), []).append(part)
             rows.append((setup, levels))
     return rows

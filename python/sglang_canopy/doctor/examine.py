@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sglang_canopy.config.server_options import Part, options_of
+from sglang_canopy.config.server_options import AutoPart, options_of
 from sglang_canopy.doctor import command_line, machine
 from sglang_canopy.doctor.machine import NOTE, STOPS, Finding
 from sglang_canopy.errors import CanopyError
@@ -22,7 +22,7 @@ class Report:
     command: str
     facts: dict[str, str]
     findings: list[Finding] = field(default_factory=list)
-    auto: tuple[Part, ...] = ()
+    auto: tuple[AutoPart, ...] = ()
     """Parts of ``--radix-eviction auto``; empty with other policies or if the start is refused."""
 
     @property
@@ -68,8 +68,8 @@ def examine(words: Sequence[str]) -> Report:
     if any(finding.kind in STOPS for finding in machine.check_packages()):
         return report  # the parser of another SGLang version is not comparable
     args = command_line.parse(arguments)
-    refused = command_line.refused(args)
-    started = command_line.start(arguments)
+    refused = command_line.refusal_findings(args)
+    started = command_line.try_start(arguments)
     if isinstance(started, Finding):
         if not any(_says(finding, started) for finding in refused):
             refused.insert(0, started)
@@ -78,7 +78,11 @@ def examine(words: Sequence[str]) -> Report:
         report.findings += command_line.auto_findings(report.auto)
     args.enable_lora = args.enable_lora or bool(args.lora_paths)  # as SGLang's resolution does
     args.device = args.device or "cuda"  # the device of this machine may differ from the server's
-    report.findings += [*refused, *command_line.tested(args), *command_line.untested(args)]
+    report.findings += [
+        *refused,
+        *command_line.tested_findings(args),
+        *command_line.untested_findings(args),
+    ]
     report.findings += [*_places(args), *_slow(args)]
     return report
 
@@ -108,7 +112,7 @@ def _places(args: argparse.Namespace) -> list[Finding]:
     findings = machine.check_port(args.host, args.port)
     if args.enable_hierarchical_cache and args.device != "cpu":  # Canopy needs less on a CPU
         findings += machine.check_host_memory(args.hicache_size * args.tp_size * machine.GB)
-    if "disk" in command_line.parts_of(args):
+    if "disk" in command_line.used_parts(args):
         from sglang_canopy.server.start.flags import given_extra
         from sglang_canopy.storage.settings import StorageSettings
 

@@ -85,7 +85,7 @@ class Policy(abc.ABC):
         """Learn from the finished request, whose output length and stop reason are known."""
         return request.label or request.category
 
-    def hinted(self, hint: LateHint) -> None:
+    def record_hint(self, hint: LateHint) -> None:
         """Learn from a hint that arrived without a request.
 
         The policy later checks whether it was true. The tree writes the hint to the leaves.

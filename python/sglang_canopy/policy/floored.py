@@ -78,8 +78,8 @@ class Floored(Policy):
     def finish(self, request: Request) -> str:
         return self.main.finish(request)
 
-    def hinted(self, hint: LateHint) -> None:
-        self.main.hinted(hint)
+    def record_hint(self, hint: LateHint) -> None:
+        self.main.record_hint(hint)
 
     def state(self) -> Mapping[str, Any]:
         return self.main.state()

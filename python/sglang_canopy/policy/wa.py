@@ -91,9 +91,9 @@ class WorkloadAware(Policy):
     def finish(self, request: Request) -> str:
         return self.model.finish(request) if self.learns else super().finish(request)
 
-    def hinted(self, hint: LateHint) -> None:
+    def record_hint(self, hint: LateHint) -> None:
         if self.learns:
-            self.model.hinted(hint)
+            self.model.record_hint(hint)
 
     def twin(self) -> Policy:
         """Return a policy for another tier, which shares this policy's learnt state."""

@@ -30,13 +30,13 @@ class Conversations:
     def __len__(self) -> int:
         return self._ends.size
 
-    def admitted(self, request: LiveRequest) -> None:
+    def apply_session_end(self, request: LiveRequest) -> None:
         """Apply the end of a session, which clients may send with a short, unrelated prompt.
 
         The policies have received the request before.
         """
         name = request.conversation
-        if request.over and request.linear and self.deepest(request.tenant, name) is not None:
+        if request.over and request.linear and self.end_node(request.tenant, name) is not None:
             hint = LateHint(request.tenant, name, request.time, request.source, over=True)
             self.apply_hint(hint)
 
@@ -57,7 +57,7 @@ class Conversations:
         else:
             self._ends.put(leaf.tenant, leaf.conversation, parent)
 
-    def deepest(self, tenant: str | None, conversation: Any) -> UnifiedTreeNode | None:
+    def end_node(self, tenant: str | None, conversation: Any) -> UnifiedTreeNode | None:
         """Return the last node of a conversation; ``None`` if it is not cached."""
         node = self._ends.get(tenant, conversation)
         return node if node is not None and self.tree.contains(node) else None
@@ -72,8 +72,8 @@ class Conversations:
         """
         tree = self.tree
         for policy in tree.live.learners:
-            policy.hinted(hint)
-        node = self.deepest(hint.tenant, hint.conversation)
+            policy.record_hint(hint)
+        node = self.end_node(hint.tenant, hint.conversation)
         if node is None:
             return
         if hint.keep_s is not None:

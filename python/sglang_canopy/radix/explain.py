@@ -66,7 +66,7 @@ def _of_tenant(
     order: list[tuple[UnifiedTreeNode, int]],
 ) -> dict[str, Any]:
     now = core.clock.now
-    end = core.conversations.deepest(tenant, conversation)
+    end = core.conversations.end_node(tenant, conversation)
     nodes = [] if end is None else _path(core, end)
     tokens = dict.fromkeys(TIERS, 0)
     for row in nodes:

@@ -143,7 +143,7 @@ class Requests:
             label = refined if label is None else label
         request.label = label
         if request.conversation is not None:
-            self.conversations.admitted(request)
+            self.conversations.apply_session_end(request)
 
     def _admit_pending(self) -> None:
         """Pass the nodes of earlier requests to the policies in their current state.

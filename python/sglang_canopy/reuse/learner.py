@@ -139,7 +139,7 @@ class ReuseModel:
             self.hints.note_return(tip, request.return_in_s)
         return tip.category.label
 
-    def hinted(self, hint: LateHint) -> None:
+    def record_hint(self, hint: LateHint) -> None:
         """Apply a hint that arrived without a request."""
         tip = self._last_tips.get(hint.tenant, hint.conversation)
         if tip is None or not tip.open:

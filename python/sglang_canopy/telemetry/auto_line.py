@@ -22,7 +22,7 @@ _MOST = 0.8
 def in_words(
     status: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], tool_parser: str | None = None
 ) -> str:
-    """Return the line. ``status``: from ``Status``. ``parts``: as in ``config.server_options.Part``.
+    """Return the line. ``status``: from ``Status``. ``parts``: as in ``config.server_options.AutoPart``.
     ``tool_parser``: the server's ``--tool-call-parser``."""
     off = {part["name"]: part["why"] for part in parts if not part["active"]}
     line = [_policy(status), _order(status, off)]

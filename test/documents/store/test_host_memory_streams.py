@@ -157,7 +157,7 @@ def seen_by_layers(machine, under_way, pools) -> list[float]:
     """Return V as a forward reads it at each layer, after the device has run its queue."""
     means = []
     for layer in range(LAYERS):
-        under_way.arrive(layer)
+        under_way.order_after(layer)
         v = inside(pools[1][layer])
         machine.streams.later(lambda v=v: means.append(float(v.mean())))
     machine.streams.compute.synchronize()
@@ -205,7 +205,7 @@ def test_unfinished_writes_are_not_read(machine, name) -> None:
 
 WAITS = {
     "the host for its copy": (host_memory.HostChunk, "_wait", "a copy to the host", "late"),
-    "a layer for its rows": (transfer.Transfer, "arrive", "a transfer", "late"),
+    "a layer for its rows": (transfer.Transfer, "order_after", "a transfer", "late"),
     "a copy for the compute": (Stream, "wait_stream", "a copy to the host", "early"),
     "a copy of the host for the device": (
         HostMemory, "_wait_for_reads", "slots for a chunk of the host", "late",

@@ -9,7 +9,7 @@ import pytest
 
 from sglang_canopy.config import auto
 from sglang_canopy.config.auto import WRITE_POLICY
-from sglang_canopy.config.server_options import AUTO_PARTS, Part
+from sglang_canopy.config.server_options import AUTO_PARTS, AutoPart
 from sglang_canopy.server.start import arguments, hooks
 from sglang_canopy.telemetry.auto_line import EVERY_S, AutoLine, in_words
 from support import forked
@@ -187,7 +187,7 @@ def test_the_line_states_why_no_agents_are_recognised_while_kv_thrashes(gate) ->
 
 
 def test_the_log_has_it_once_a_minute_and_every_status_has_it(caplog) -> None:
-    parts = [Part("order", False, "off", "why", "leave it out").to_json()]
+    parts = [AutoPart("order", False, "off", "why", "leave it out").to_json()]
     auto_line, caplog_at = AutoLine(parts), caplog.at_level("INFO")
     with caplog_at:
         for second in range(2 * int(EVERY_S)):

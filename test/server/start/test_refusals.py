@@ -10,7 +10,7 @@ from sglang.srt.arg_groups.choices import add_radix_eviction_policy_choices
 from sglang.srt.server_args import ServerArgs
 
 from canopy_documents.plugin import entry
-from sglang_canopy.doctor.command_line import refused
+from sglang_canopy.doctor.command_line import refusal_findings
 from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.server.start import arguments
 
@@ -37,7 +37,7 @@ def test_a_mistake_refuses_the_start_with_the_remedy(parser, line: str, sentence
     sentences = []
     try:
         args = parser.parse_args(["--model-path", "/none", "--device", "cpu", *shlex.split(line)])
-        sentences += [finding.text for finding in refused(args)]
+        sentences += [finding.text for finding in refusal_findings(args)]
         arguments.check(args, args)
         entry.parse_options(args, args)
     except (SystemExit, argparse.ArgumentError) as stop:

@@ -112,7 +112,7 @@ class _Probe:
         def watch(layer: int, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | None:
             queries, scale = q[question_row:], q.shape[-1] ** -0.5
             if layer in self.layers:
-                if cache.in_order:
+                if cache.identity_slots:
                     k, v = (pool[layer][: len(prompt), 0] for pool in (cache.k, cache.v))
                 else:
                     k, v = cache.read(layer, all_positions)
