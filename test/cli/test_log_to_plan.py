@@ -63,4 +63,4 @@ def test_a_log_becomes_advice_a_plan_and_a_start_that_is_not_refused(tmp_path, m
     assert read_config("plan.yaml")["radix-eviction"] == "auto"
     given = command_line.parse(["--model-path", "/none", "--config", "plan.yaml"])
     assert given.radix_eviction_policy == "auto"
-    assert not command_line.refused(given)
+    assert not command_line.refusal_findings(given)

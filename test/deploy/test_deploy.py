@@ -46,7 +46,7 @@ def test_the_server_accepts_every_flag(server, smollm2, tmp_path) -> None:
     args = command_line.parse(words)
     assert args.radix_eviction_policy == "wa"
     assert args.hicache_storage_backend == "canopy"
-    assert not command_line.refused(args)
+    assert not command_line.refusal_findings(args)
 
 
 def test_every_key_comes_from_a_secret_and_is_never_written_down(server) -> None:

@@ -76,7 +76,7 @@ def test_sglang_reads_the_file_with_canopys_flags(tmp_path):
     assert tiers.host == PolicyChoice("wa", {"min_samples": 9})
     assert tiers.ttl == inputs.group_table(16.0)
     assert tiers.host_bytes == round(1.5 * GIB)
-    assert not command_line.refused(args)
+    assert not command_line.refusal_findings(args)
 
 
 def test_without_a_disk_no_disk_is_mentioned():
