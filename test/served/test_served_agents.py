@@ -21,8 +21,12 @@ FLAGS = ("--radix-eviction", "auto", "--canopy-session-gate", "auto", "--served-
 FLAGS += ("--chat-template", str(TEMPLATE))
 PARAMETERS = {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": PARAMETERS}}
-FORM = r'<tool_call>\n\{"name": "look", "arguments": \{"at": "[a-z]{4}"\}\}\n</tool_call>'
-"""An answer's form for ``--tool-call-parser hermes``; test_tool_calls.py has the other parsers'."""
+FORMS = {
+    "hermes": r'<tool_call>\n\{"name": "look", "arguments": \{"at": "[a-z]{4}"\}\}\n</tool_call>',
+    "qwen3_coder": r"<tool_call>\n<function=look>\n<parameter=at>\n[a-z]{4}\n</parameter>\n"
+    r"</function>\n</tool_call>",
+}
+"""An answer's form by ``--tool-call-parser``; test_tool_calls.py has the other parsers'."""
 
 
 def recognised(client: Any) -> int:
@@ -30,15 +34,16 @@ def recognised(client: Any) -> int:
 
 
 @pytest.mark.long
-def test_an_agent_is_recognised_by_its_answer(server, small_model) -> None:
+@pytest.mark.parametrize("parser", FORMS)
+def test_an_agent_is_recognised_by_its_answer(server, small_model, parser: str) -> None:
     trees = random.Random(1).choices(("oak", "ash", "elm", "fir", "box"), k=200)
     messages: list[Any] = [{"role": "user", "content": " ".join(trees)}]
-    with server(small_model, *FLAGS, "--tool-call-parser", "hermes", kv_tokens=2048) as client:
+    with server(small_model, *FLAGS, "--tool-call-parser", parser, kv_tokens=2048) as client:
         api = openai.OpenAI(base_url=f"{client.url}/v1", api_key="none", max_retries=0)
         for turn in (1, 2):
             answer = api.chat.completions.create(
                 model="m", messages=messages, temperature=0, max_tokens=64, tools=[TOOL],
-                extra_body={"regex": FORM},
+                extra_body={"regex": FORMS[parser]},
             )  # fmt: skip
             called = answer.choices[0].message
             assert [call.function.name for call in called.tool_calls] == ["look"]
