@@ -22,7 +22,7 @@ def session_of(number: int, tenant: Hashable) -> Session:
 @given(st.integers(1, 60), st.randoms(use_true_random=False))
 def test_any_sequence_of_calls_keeps_the_order(steps: int, draw) -> None:
     """Each round has the next session of every share, and no share that waits is two sessions behind."""
-    waiting_sessions = WaitingSessions()
+    waiting_sessions = WaitingSessions(())
     sessions = [session_of(number, draw.choice(TENANTS)) for number in range(60)]
     draw.shuffle(sessions)
     waiting: list[Session] = []
@@ -56,7 +56,7 @@ def test_any_sequence_of_calls_keeps_the_order(steps: int, draw) -> None:
 
 def test_a_tenant_that_is_served_is_not_overtaken_by_short_sessions_of_others() -> None:
     """Seen red: the turn of a tenant without an active session was forgotten, so it was first again."""
-    waiting_sessions, numbers = WaitingSessions(), itertools.count()
+    waiting_sessions, numbers = WaitingSessions(()), itertools.count()
     steady, others = Vouched("steady"), [Vouched(f"v{number}") for number in range(40)]
     admitted = Counter[Hashable]()
 
@@ -74,7 +74,7 @@ def test_a_tenant_that_is_served_is_not_overtaken_by_short_sessions_of_others() 
 
 
 def test_new_tenants_do_not_overtake_a_tenant_that_waits_again_and_again() -> None:
-    waiting_sessions, steady, numbers = WaitingSessions(), Vouched("steady"), itertools.count()
+    waiting_sessions, steady, numbers = WaitingSessions(()), Vouched("steady"), itertools.count()
     admitted = Counter[bool]()
 
     def wait(tenant: Hashable) -> None:

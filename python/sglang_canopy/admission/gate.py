@@ -54,7 +54,7 @@ class SessionGate:
         self.footprints = self.places.footprints
         self.activation = Activation(capacity_tokens, settings.horizon_s, settings.always)
         self.agents = Agents()
-        self.waiting = WaitingSessions()
+        self.waiting = WaitingSessions(self.places.count_by_tenant)
         self.charged_tenants = ChargedTenants()
         self.entered: Callable[[Any], None] = lambda _ticket: None
         """Called with the ticket of each admitted session that has a request."""
@@ -321,12 +321,12 @@ class SessionGate:
     def _make_room(self, session: Session) -> bool:
         """Pause sessions of tenants above their share, for an aged session of a tenant below it."""
         places, tenant = self.places, session.charged_to
-        shares = len({*places.count_by_tenant, tenant})
-        tokens = places.charge_by_tenant.get(tenant, 0.0) + self.footprints.need(session)
-        if tokens > places.capacity_tokens / shares:
+        charged = places.charge_by_tenant
+        share = places.capacity_tokens / len({*places.count_by_tenant, tenant})
+        if charged.get(tenant, 0.0) + self.footprints.need(session) > share:
             return False
         while not places.fits(session):
-            greedy = (s for s in places.active.values() if places.is_greedy(s.charged_to, shares))
-            if not self._pause_one(greedy):
+            above = (s for s in places.active.values() if charged[s.charged_to] - s.charge >= share)
+            if not self._pause_one(above):
                 return False
         return True

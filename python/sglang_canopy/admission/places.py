@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Container, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -97,17 +97,13 @@ class Places:
     def choose_to_pause(self, candidates: Iterable[Session]) -> Session | None:
         """Return the session to pause first: the youngest thinking session with a charge. Sessions
         of tenants above their share with several sessions are preferred."""
-        shares = len(self.count_by_tenant)
-        thinking = (s for s in candidates if not s.under_way and s.charge and s.is_agent)
-        return max(
-            thinking, key=lambda s: (self.is_greedy(s.charged_to, shares), s.number), default=None
-        )
+        share = self.capacity_tokens / max(1, len(self.count_by_tenant))
 
-    def is_greedy(self, tenant: Hashable, shares: int) -> bool:
-        """Return whether several sessions of ``tenant`` need more than one of ``shares`` equal parts
-        of the memory."""
-        charged = self.charge_by_tenant.get(tenant, 0.0)
-        return self.count_by_tenant[tenant] > 1 and charged > self.capacity_tokens / shares
+        def is_greedy(tenant: Hashable) -> bool:
+            return self.count_by_tenant[tenant] > 1 and self.charge_by_tenant[tenant] > share
+
+        thinking = (s for s in candidates if not s.under_way and s.charge and s.is_agent)
+        return max(thinking, key=lambda s: (is_greedy(s.charged_to), s.number), default=None)
 
     def refresh(self, now: float) -> Iterator[Session]:
         """Update all charges; yield the sessions that are over."""
@@ -141,13 +137,17 @@ class Places:
 
 
 class WaitingSessions:
-    """Waiting sessions, by the shares of their tenants. A session's share is fixed when its wait begins."""
+    """Waiting sessions, by the shares of their tenants. A session's share is fixed when its wait begins.
 
-    def __init__(self) -> None:
+    A tenant with an active session (``active_tenants``) has a separate share, whoever else is served.
+    """
+
+    def __init__(self, active_tenants: Container[Hashable]) -> None:
         self.sessions: dict[int, Session] = {}
         self._by_share: dict[Share, list[int]] = {}
         """Share -> sorted numbers of the sessions that share it; no list is empty."""
         self._shares = FairShares()
+        self._active_tenants = active_tenants
 
     def __len__(self) -> int:
         return len(self.sessions)
@@ -156,7 +156,7 @@ class WaitingSessions:
         if session.number in self.sessions:
             return
         self.sessions[session.number] = session
-        session.share_key = self._shares.share_of(session.charged_to)
+        session.share_key = self._share_of(session.charged_to)
         insort(self._by_share.setdefault(session.share_key, []), session.number)
 
     def discard(self, session: Session) -> bool:
@@ -183,8 +183,11 @@ class WaitingSessions:
     def admit(self, session: Session) -> None:
         """Remove ``session``, which is admitted, and charge its share."""
         tenant = session.charged_to
-        share = session.share_key if self.discard(session) else self._shares.share_of(tenant)
+        share = session.share_key if self.discard(session) else self._share_of(tenant)
         self._shares.charge(tenant, share, 1.0)
+
+    def _share_of(self, tenant: Hashable) -> Share:
+        return tenant if tenant in self._active_tenants else self._shares.share_of(tenant)
 
 
 @dataclass(slots=True)
