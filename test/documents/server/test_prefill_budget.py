@@ -98,8 +98,8 @@ def test_tokens_cut_by_another_limit_return_their_savings(make) -> None:
 
 
 def test_without_chunked_prefill_all_savings_count() -> None:
-    assert admission.ExpectedReuse(((0, 100),), 0.15).credit(0, 120, None) == 85
-    assert admission.ExpectedReuse(((0, 100),), 0.15).credit(40, 120, None) == 51
+    assert admission.ExpectedReuse(((0, 100),), 0.15).window_credit(0, 120, None) == 85
+    assert admission.ExpectedReuse(((0, 100),), 0.15).window_credit(40, 120, None) == 51
 
 
 class Request(SimpleNamespace):
