@@ -35,7 +35,7 @@ FOLDERS: dict[str, set[str]] = {
     "ttl": set(),
     "whatif": {"policy", "reuse"},
     "schedule": set(),
-    "admission": {"reuse", "schedule"},
+    "admission": {"reuse"},
     "wire": set(),
     "request": {"wire"},
     "config": {"admission", "policy", "request", "schedule", "ttl"},

@@ -4,15 +4,16 @@ A session keeps its place while its return is likely. When active sessions outgr
 thinking agents' sessions are paused, the youngest first, since older sessions are closer to their
 end. A paused session waits when it returns, ahead of all younger sessions.
 
-Tenants share admissions as they share the queue (``schedule/fair_shares.py``), a session being the
-unit of work; within a share the oldest session is first.
+Tenants (``tenant.ChargedTenants``) are served in rotation; within a tenant the oldest session is
+first. All names without an active session count as one tenant, so that inventing a name per session
+gains no more than one admission per round. A tenant that a gateway vouches for always counts alone.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
-from collections.abc import Container, Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -20,7 +21,7 @@ from sglang_canopy.admission.activation import GateSettings
 from sglang_canopy.admission.footprint import Footprints
 from sglang_canopy.admission.session import Session
 from sglang_canopy.reuse.learner import ReuseModel
-from sglang_canopy.schedule.fair_shares import FairShares, Share
+from sglang_canopy.tenant import Vouched
 
 _GONE = 0.02
 """A session that has been silent for the horizon is over below this return probability. Until then
@@ -28,6 +29,8 @@ it keeps its place, even with a small charge."""
 _RAW_CAPACITIES = 4
 """Maximum total size of whole thinking sessions, in capacities; beyond it, the longest silent ones
 are over."""
+_NEWCOMERS = ("newcomers", None)
+"""The share of names without an active session; no tenant is a pair."""
 
 
 class Places:
@@ -137,17 +140,18 @@ class Places:
 
 
 class WaitingSessions:
-    """Waiting sessions, by the shares of their tenants. A session's share is fixed when its wait begins.
+    """Waiting sessions, in turn of their shares. A session's share is fixed when its wait begins.
 
-    A tenant with an active session (``active_tenants``) has a separate share, whoever else is served.
+    ``active``: number of active sessions by tenant, without those that have none.
     """
 
-    def __init__(self, active_tenants: Container[Hashable]) -> None:
+    def __init__(self, active: Counter[Hashable]) -> None:
         self.sessions: dict[int, Session] = {}
-        self._by_share: dict[Share, list[int]] = {}
+        self._by_share: dict[Hashable, list[int]] = {}
         """Share -> sorted numbers of the sessions that share it; no list is empty."""
-        self._shares = FairShares()
-        self._active_tenants = active_tenants
+        self._active = active
+        self._last_served: dict[Hashable, int] = {}
+        self._served = 0
 
     def __len__(self) -> int:
         return len(self.sessions)
@@ -156,8 +160,11 @@ class WaitingSessions:
         if session.number in self.sessions:
             return
         self.sessions[session.number] = session
-        session.share_key = self._share_of(session.charged_to)
-        insort(self._by_share.setdefault(session.share_key, []), session.number)
+        session.share_key = share = self._share_of(session.charged_to)
+        if share not in self._by_share:
+            # A new share is behind all that wait, but the one that was served last.
+            self._last_served.setdefault(share, self._served - 1)
+        insort(self._by_share.setdefault(share, []), session.number)
 
     def discard(self, session: Session) -> bool:
         """Return whether ``session`` was waiting."""
@@ -175,19 +182,27 @@ class WaitingSessions:
         The second session of a share follows the first sessions of all shares, and so on. Do not
         change the sessions during the iteration.
         """
-        waiting, starts = self._by_share, self._shares.starts(self._by_share)
-        order = sorted(waiting, key=lambda share: (starts[share], waiting[share][0]))
+        waiting = self._by_share
+        order = sorted(waiting, key=lambda share: (self._last_served[share], waiting[share][0]))
         for numbers in zip_longest(*(waiting[share] for share in order)):
             yield from (self.sessions[number] for number in numbers if number is not None)
 
     def admit(self, session: Session) -> None:
-        """Remove ``session``, which is admitted, and charge its share."""
+        """Remove ``session``, which is admitted and not active yet, and move its share to the end."""
         tenant = session.charged_to
         share = session.share_key if self.discard(session) else self._share_of(tenant)
-        self._shares.charge(tenant, share, 1.0)
+        self._served += 1
+        # An admitted newcomer gets its own share, and has used it.
+        self._last_served[share] = self._last_served[tenant] = self._served
+        if len(self._last_served) > 2 * (len(self._active) + len(self._by_share)) + 16:
+            recent = {*self._active, *self._by_share, tenant, _NEWCOMERS}
+            self._last_served = {
+                name: served for name, served in self._last_served.items() if name in recent
+            }
 
-    def _share_of(self, tenant: Hashable) -> Share:
-        return tenant if tenant in self._active_tenants else self._shares.share_of(tenant)
+    def _share_of(self, tenant: Hashable) -> Hashable:
+        separate = tenant in self._active or isinstance(tenant, Vouched)
+        return tenant if separate else _NEWCOMERS
 
 
 @dataclass(slots=True)

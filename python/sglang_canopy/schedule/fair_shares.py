@@ -1,4 +1,4 @@
-"""Fair shares between tenants, in work: seconds for the queue, sessions for the gate.
+"""Fair shares between tenants, in seconds of work.
 
 Start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996) with predicted seconds as packet lengths:
 the share with the least work received is served next. Like deficit round robin, it keeps two
