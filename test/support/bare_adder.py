@@ -13,13 +13,13 @@ def bare_adder(page: int):
     from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
     class Adder(policy.PrefillAdder):
-        def __init__(self, available: int, window: int | None) -> None:
+        def __init__(self, available: int, window: int | None, ratio: float = 0.5) -> None:
             self.tree_cache = SimpleNamespace(
                 supports_mamba=lambda: False, evictable_size=lambda: 0, disable=False
             )
             allocator = SimpleNamespace(page_size=page, available_size=lambda: available)
             self.memory_budget = PrefillBudget(allocator, self.tree_cache)
-            self.new_token_ratio, self.page_size = 0.5, page
+            self.new_token_ratio, self.page_size = ratio, page
             self.per_req_token_overhead, self.prefill_tile_block_m = page, 64
             self.rem_input_tokens, self.rem_chunk_tokens = 16384, window
             self.rem_mamba_slots = self.dllm_config = self.chunked_req_limit = None
