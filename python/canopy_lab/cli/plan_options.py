@@ -141,13 +141,9 @@ class Choosing(declared.Checked):
         metavar="A,B", parse=_ttls, shown_default="none,group",
     )  # fmt: skip
     instances: tuple[int, ...] = declare(
-        (1,),
-        "--instances",
-        "numbers of servers to try",
-        metavar="N,N",
-        parse=_integers,
+        (1,), "--instances", "numbers of servers to try", metavar="N,N", parse=_integers,
         shown_default="1",
-    )
+    )  # fmt: skip
 
 
 def _knob_key(name: str, values: tuple[Any, ...] | None, shown_default: str = "") -> Any:
