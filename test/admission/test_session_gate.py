@@ -274,6 +274,17 @@ def test_a_tenant_above_its_share_makes_room_for_an_aged_session_of_another() ->
     assert gate.stats()["pauses"] == 1
 
 
+def test_room_is_made_only_from_what_a_tenant_has_above_its_share() -> None:
+    """Seen red: the session of 70 was paused, so that its tenant kept 20 of its 50."""
+    gate = gate_of(100, age_s=5.0, over_age_s=1e9)
+    for number, tokens in enumerate((20, 70)):
+        assert turn(gate, Agent(f"b{number}", tokens, tenant="b"), float(number))
+    ticket, _ = arrive(gate, Agent("a", 40, tenant="a"), 2.0)
+    assert gate.holds(ticket)
+    gate.advance(20.0)
+    assert gate.footprints.charge_by_tenant["b"] >= 50
+
+
 def test_a_conversation_that_ends_during_its_request_leaves_with_the_answer(gate) -> None:
     ticket, request = arrive(gate, Agent("a", 90), 0.0)
     gate.hint_over(None, "a")
