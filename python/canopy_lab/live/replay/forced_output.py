@@ -94,8 +94,8 @@ class _Requests(Mapping[str, Forced]):
 running = _Requests()
 
 
-def request_created(req: Any, scheduler: Any, *_: Any, **__: Any) -> None:
-    """Hook after ``Scheduler._create_generation_req``: record a request with forced output."""
+def request_queued(_result: Any, scheduler: Any, req: Any, *_: Any, **__: Any) -> None:
+    """Hook after ``Scheduler._add_request_to_queue``: record a request with forced output."""
     params = attached(req).params
     if KEY in params and is_on(scheduler.server_args):
         with contextlib.suppress(CanopyError):  # the HTTP entry has refused an invalid list
@@ -132,9 +132,9 @@ HOOKS = tuple(
     Hook(target, "after", hook, names, "force outputs, for replayed traces")
     for target, hook, names in (
         (
-            _SRT + "managers.scheduler.Scheduler._create_generation_req",
-            request_created,
-            ("self", "recv_req"),
+            _SRT + "managers.scheduler.Scheduler._add_request_to_queue",
+            request_queued,
+            ("self", "req"),
         ),
         (_SRT + "sampling.sampling_params.SamplingParams.verify", verified, ("self", "vocab_size")),
         (
