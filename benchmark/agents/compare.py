@@ -178,12 +178,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     rows = [_with_relative(row) for row in rows]
     regimes = list(dict.fromkeys(row["regime"] for row in rows))
     shown = ("wall_s",), ("all_turns_per_s",), ("later_ttft_s", "mean"), ("cpu_s", "scheduler")
-    lines = [
-        "# Agents over HTTP",
-        "",
-        "Made by `compare.py`; medians of the runs. In brackets: relative to the HTTP process.",
-        "",
-    ]
+    origin = "Made by `compare.py`; medians of the runs. In brackets: relative to the HTTP process."
+    lines = ["# Agents over HTTP", "", origin, ""]
     arms = [arm for arm in ARMS if any(row["arm"] == arm for row in rows)]
     lines += [f"| | {' | '.join(arms)} |", "|---|" + "---:|" * len(arms)]
     for path in shown:
@@ -199,16 +195,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         lines += ["", f"## {regime}", "", sizes, ""]
         lines += ["| arm | runs | all answered after, s | relative | sessions/h | turns/s | with people's | first turns' TTFT, mean, s | P99 | later turns' | P99 | people's | P99 | scheduler's CPU, s | tokens hit, % |"]  # fmt: skip
         lines += ["|---|" + "---:|" * 14]
-        paths = [
-            (name,)
-            for name in (
-                "wall_s",
-                "relative",
-                "sessions_per_hour",
-                "turns_per_s",
-                "all_turns_per_s",
-            )
-        ]
+        paths = [("wall_s",), ("relative",)]
+        paths += [("sessions_per_hour",), ("turns_per_s",), ("all_turns_per_s",)]
         paths += [(f"{who}_ttft_s", x) for who in ("first", "later", "people") for x in ("mean", "p99")]  # fmt: skip
         paths += [("cpu_s", "scheduler"), ("hit_percent",)]
         for arm in dict.fromkeys(row["arm"] for row in mine):

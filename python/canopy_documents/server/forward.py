@@ -59,10 +59,8 @@ def forward(original: Any, worker: Any, batch: Any = None, *args: Any, **kwargs:
             result = original(worker, run, *args, **kwargs)
         finally:
             backend.canopy.plan = None
-            for (
-                transfer
-            ) in plan.transfers:  # also after a failed forward: its slots are not free before
-                transfer.finish()
+            for transfer in plan.transfers:
+                transfer.finish()  # also after a failed forward: its slots are not free before
     engine.counts["most_rows"] = max(engine.counts["most_rows"], longest)
     _finish_prompts(engine, batch, rows)
     return result

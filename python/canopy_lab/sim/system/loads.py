@@ -63,7 +63,7 @@ class LoadedSystem:
         self._think_cap_s = think_cap_s
         self._logged_times = logged_times
         self._conversations = turn_links(workload.trace).session_start
-        self._by_seed: dict[int, Workload] = {}
+        self._by_seed = {workload.seed: workload}
         span = max(workload.times[-1] - workload.times[0], 1e-9)
         self.trace_rate = len(workload) / span
         """The trace's own rate."""

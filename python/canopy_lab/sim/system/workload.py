@@ -70,6 +70,7 @@ class Workload:
         if not isinstance(trace, Sequence):
             trace = CompactTrace(trace)
         self.trace: Sequence[TraceRequest] = trace
+        self.seed = seed
         self.times = array("d")
         self.block_tokens = 0
         self.longest_tokens = 0
