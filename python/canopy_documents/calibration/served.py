@@ -33,8 +33,8 @@ class ServedPrompts:
     """Prompts of ``documents`` documents of ``document_tokens`` each; ``learn`` makes the server encode
     them.
 
-    vocabulary: range of token ids to draw from; settled: waits until the server has encoded the
-    documents.
+    vocabulary: range of token ids to draw from; wait_encoded: waits until the server has
+    encoded the documents.
     """
 
     ask: Ask

@@ -1,10 +1,10 @@
 """Encodes chunks for their next use, in pieces, while the server is idle.
 
 In an ordinary prompt, a chunk's KV depends on the preceding documents and perhaps on private text,
-so it must not enter another user's prompt. The chunk is encoded again: after the tokens that
-precede the first chunk (the system prompt), or alone. That costs one prefill of the chunk, in
-pieces (:func:`~.rows.piece_tokens`): in idle time, and under load within a share of the requests'
-own tokens.
+so it must not enter another user's prompt. The chunk is encoded again: after the tokens before the
+first chunk (the system prompt), stand-ins, both or neither (``text/variants.py``). That costs one
+prefill of the chunk, in pieces (:func:`~.rows.piece_tokens`): in idle time, and under load within a
+share of the requests' own tokens.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Store the KV of chunks: on the device, in host memory and on disk."""
+"""Store the KV of chunks: in host memory and on disk."""

@@ -104,7 +104,7 @@ class ChunkDisk:
         self._thread.submit(lambda: None).result()
 
     def discard(self) -> None:
-        """Delete every chunk and the folder, as the store is closed."""
+        """Delete every chunk, as the store is closed."""
         self._thread.shutdown(cancel_futures=True)
         self.store.discard()
 

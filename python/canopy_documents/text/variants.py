@@ -49,8 +49,8 @@ class Place:
         """Return groups of equally good prefixes. The document is to be encoded after the first of
         each group, unless it is stored with another prefix of the group.
 
-        head_returns: the head has occurred before. A document without a head, such as a newly
-        registered one, is encoded for all other places too.
+        head_returns: the head has occurred before. A document without a head is encoded for
+        all other places too.
         """
         if not self.stand_ins:
             return ((self.head,),)

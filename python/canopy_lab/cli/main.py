@@ -74,7 +74,7 @@ def parser_of(name: str) -> tuple[argparse.ArgumentParser, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand. Returns the exit status: 0, or 2 for a user's mistake."""
+    """Run one subcommand. Returns its exit status, 2 for a user's mistake, 130 if interrupted."""
     argv = list(sys.argv[1:] if argv is None else argv)
     name = next((n for n in (" ".join(argv[:2]), *argv[:1]) if n in COMMANDS), None)
     if name is None:

@@ -35,9 +35,6 @@ def kind_of(error: OSError | sqlite3.Error) -> str:
     return "index" if damaged(error) else "io"
 
 
-REASONS = ("capacity", "ttl", "quota", "trim", "corrupt", "cleared")
-"""Reasons for removing a page."""
-
 FAULTS = ("full", "read-only", "io", "corrupt", "index", "clock", "locked", "internal")
 """Kinds of faults. The pages concerned are recomputed."""
 
@@ -52,11 +49,11 @@ class StoreCounters:
     present: int = 0
     """Pages offered for writing that were already on disk."""
     refused: Counter[str] = field(default_factory=Counter)
-    """Pages not written, by reason: ``no-prefix``, ``capacity``, ``quota``, or a fault."""
+    """Pages not written, by reason: ``no-prefix``, ``capacity``, ``quota``, ``unavailable``, or a fault."""
     read: int = 0
     read_bytes: int = 0
     evicted: Counter[str] = field(default_factory=Counter)
-    """Pages removed, by reason (``REASONS``)."""
+    """Pages removed: by ``capacity``, ``ttl``, ``quota``, ``trim``, ``corrupt``, ``cleared``, ``deleted``."""
     faults: Counter[str] = field(default_factory=Counter)
     orphans: int = 0
     """Units of data without an index row, cut off at start."""

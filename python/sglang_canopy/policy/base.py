@@ -5,15 +5,16 @@ their memory. A *policy* only ranks the evictable nodes: the tree reports which 
 and requests the next victim. No policy reads a clock, draws a random number or imports torch or
 sglang, so that tensor-parallel ranks with equal requests evict alike.
 
-Order of calls, for every request, in every tree:
+Order of calls for every request:
 
-    1. label = policy.arrive(request)     once, before the prompt is matched
+    1. label = policy.arrive(request)     once, at its admission
     2. policy.drop(leaf) / admit          as nodes are locked, extended, freed
     3. label = policy.finish(request)     once, with its output and stop reason
     4. the tree marks every node on the request's path (``Leaf.mark_used``), then admits leaves
 
-and, whenever room is needed, ``victim(now)`` until enough is free. The tree calls ``drop(leaf)``
-for every leaf that it removes, then ``evicted(leaf, tokens)``.
+The live tree matches the prompt before step 1, and also marks nodes while the request runs.
+Whenever room is needed, the tree calls ``victim(now)`` until enough is free, and
+``drop(leaf)``, then ``evicted(leaf, tokens)``, for every leaf that it removes.
 """
 
 from __future__ import annotations
@@ -119,8 +120,8 @@ class Policy(abc.ABC):
     def evicted(self, leaf: Leaf, tokens: int) -> None:
         """Record that this policy's choice evicted ``tokens`` of ``leaf`` (ghosts, clocks).
 
-        If the leaf was cut (``tokens`` less than its length before the cut), the tree admits it
-        again with its new length. The evicted tokens never return as this leaf.
+        If the leaf was cut, the simulators admit it again with its new length. The live tree splits it
+        first: ``leaf`` is the whole tail, and the head is another leaf.
         """
 
     def split(self, leaf: Leaf, head: Leaf) -> None:
@@ -139,8 +140,8 @@ class Policy(abc.ABC):
     def twin(self) -> Policy:
         """Return a policy with the same configuration and no leaves, for another tier of the cache.
 
-        A twin may share this policy's learnt state. It then ignores ``arrive`` and ``finish``,
-        since the tree reports each request to both.
+        A twin that shares this policy's learnt state ignores ``arrive`` and ``finish``; the live tree
+        reports requests only to policies that learn (``learns``).
         """
         return type(self)(self.config)
 

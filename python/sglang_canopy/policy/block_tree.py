@@ -1,8 +1,8 @@
 """The simulator's radix tree: path-compressed, over block ids, evicting through a ``Policy``.
 
-The tree stores block ids instead of tokens, and drives the policy exactly as the live cache does
-(``policy/base.py``). Eviction is by need and block-granular: a victim's tail is cut only by the
-room needed, and a node is removed once it is empty.
+The tree stores block ids instead of tokens, and drives the policy as the live cache does, but for
+``evicted`` (``policy/base.py``). Eviction is by need and block-granular: a victim's tail is cut only
+by the room needed, and a node is removed once it is empty.
 
 The simulator of whole systems has its own tree with a host tier (canopy_lab's
 ``sim/system/tree.py``). Without a host it has the same hits, but takes longer per request, a cost

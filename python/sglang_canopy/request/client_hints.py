@@ -1,6 +1,6 @@
 """Trust in client hints: ``--canopy-client-hints on|off|trusted``.
 
-Hints give priority: keep a prefix, evict it first, or pin it on disk. With ``trusted``, only the
+Hints give priority: keep a prefix, evict it first, or set its TTL. With ``trusted``, only the
 administrator and a gateway with a secret header may send hints, for clients that distrust each other.
 """
 

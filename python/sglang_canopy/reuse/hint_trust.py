@@ -41,7 +41,8 @@ _WRONG_AT_FIRST = 0.25
 _SURE = 0.2
 """Conversations hinted over are evicted first below this weight."""
 MAX_TENANTS = 64
-"""Maximum number of records; the least recent sender is dropped first."""
+"""Maximum number of records, one per sender: a tenant whose gateway hints too has two. The least
+recent is dropped first."""
 _FIRST_HINTS = 128
 """Counts of first hints are halved at this number of tenants."""
 OTHERS = "*"

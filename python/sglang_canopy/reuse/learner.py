@@ -36,7 +36,7 @@ class ReuseModel:
 
     ``window_s``: seconds that samples are kept; ``max_samples``: their maximum number;
     ``max_blocks``: block hashes kept; ``min_samples``: a category with fewer uses its parent's
-    curve, and the global curve is then all zero (LRU); ``max_categories``: maximum number of
+    curve, and the global curve is then all one (LRU); ``max_categories``: maximum number of
     labels; ``own_gaps``: refine labels by a conversation's past gaps; ``added``: refine labels by a
     turn's new prompt tokens, which helps to rank leaves but not to predict the next turn's new
     tokens; ``exponential``: fit the paper's exponential instead of a survival curve; ``type_turn``:

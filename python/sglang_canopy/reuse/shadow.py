@@ -54,7 +54,7 @@ class Tip:
     first: float = field(init=False)
     """Junctions only: time at which the prefix was first seen."""
     sender: Hashable = field(init=False)
-    """Sender of the hints (``hint_trust.sender``)."""
+    """Sender of the hints (``hint_trust.sender_of``)."""
     return_at: float | None = None
     hinted_s: float = 0.0
     """Hinted return, in seconds after ``born``."""

@@ -37,7 +37,7 @@ Hint = dict[str, Any]
 
 
 class TooManyHints(CanopyError):
-    """Too many hints of a tenant wait, or it sent too many in a second."""
+    """Too many hints of a tenant wait, or it sent too many in a second; the total raises nothing."""
 
 
 class Waiting:

@@ -1,7 +1,7 @@
 """Metadata of a request, and the *stamp* that carries it to the scheduler.
 
 A client writes flat keys into ``custom_params`` (a field of SGLang's OpenAI bodies and of
-``/generate``); missing values are inferred (``sent.py``). On arrival they become one small dict, the
+``/generate``); missing values are inferred (``infer.py``). On arrival they become one small dict, the
 stamp, with the arrival time, so that all tensor-parallel ranks use the same values. Clients cannot write
 the stamp directly.
 """
