@@ -19,6 +19,6 @@ ATTRIBUTE = "_canopy_documents"
 """Attribute of ``ServerArgs`` with the options (``None``: documents are not reused)."""
 
 
-def options_of(server_args: object) -> Any:
+def document_options_of(server_args: object) -> Any:
     """Return a server's options, or ``None`` without document reuse."""
     return getattr(server_args, ATTRIBUTE, None)

@@ -34,19 +34,19 @@ class HeldTree(DiskTree):
         self.reads, self.writes = threading.Event(), threading.Event()
         self.delay_s = 0.0
         self.resume()
-        read, write = self.storage._read, self.storage._write
+        read, write = self.storage.batch_get_v1, self.storage.batch_set_v1
 
         def held_read(*arguments: Any) -> Any:
             self.reads.wait()
             time.sleep(self.delay_s)
             return read(*arguments)
 
-        def held_write(*arguments: Any) -> None:
+        def held_write(*arguments: Any) -> Any:
             self.writes.wait()
             time.sleep(self.delay_s)
-            write(*arguments)
+            return write(*arguments)
 
-        self.storage._read, self.storage._write = held_read, held_write
+        self.storage.batch_get_v1, self.storage.batch_set_v1 = held_read, held_write
 
     @property
     def host(self) -> Any:

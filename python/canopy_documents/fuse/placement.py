@@ -12,8 +12,8 @@ import torch
 from canopy_documents.fuse.cache import KVCache
 from canopy_documents.fuse.model import Model
 from canopy_documents.fuse.rope import rotate_into
-from canopy_documents.fuse.transfer import base_of, send
-from canopy_documents.store.chunk import Chunk, ChunkSuffix, Placed
+from canopy_documents.fuse.transfer import send
+from canopy_documents.store.chunk import Chunk, ChunkSuffix, Placed, base_and_skip
 from canopy_documents.store.device_copy import is_host, to_device
 from canopy_documents.store.host_memory import HostChunk
 from canopy_kernel import pages
@@ -91,7 +91,7 @@ def _place_on_device(
     parts: list[_Part] = []
     for p in placed:
         inside = wanted[p.start : p.end].nonzero()[:, 0]
-        if inside.numel() and base_of(p.chunk)[0] is None:
+        if inside.numel() and not isinstance(base_and_skip(p.chunk)[0], HostChunk):
             parts.append((p, inside, cache.slots[to_device(inside + p.start, device)]))
     if parts:
         _place_by_layer(model, parts, cache)

@@ -69,8 +69,8 @@ def send(
     is written to slot 0, which SGLang reserves for padding. Returns ``None`` if no chunk is in such
     memory.
     """
-    placed_bases = [(p, *base_of(p.chunk)) for p in placed]
-    parts = [(p, chunk, skip) for p, chunk, skip in placed_bases if chunk is not None]
+    bases = [(p, *base_and_skip(p.chunk)) for p in placed]
+    parts = [(p, chunk, skip) for p, chunk, skip in bases if isinstance(chunk, HostChunk)]
     if not parts:
         return None
     memory: HostMemory = parts[0][1].memory
@@ -112,9 +112,3 @@ def launches(layers: int, size: int) -> list[tuple[int, int]]:
     count = max(1, min(layers, MAX_LAUNCHES, size // LAUNCH_BYTES))
     ends = [layers * (i + 1) // count for i in range(count)]
     return list(zip([0, *ends], ends))
-
-
-def base_of(chunk: Any) -> tuple[HostChunk | None, int]:
-    """Return the host-memory chunk and the offset of a chunk or suffix; else None and 0."""
-    base, skip = base_and_skip(chunk)
-    return (base, skip) if isinstance(base, HostChunk) else (None, 0)

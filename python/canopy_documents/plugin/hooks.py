@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from canopy_documents import options_of
+from canopy_documents import document_options_of
 from canopy_documents.plugin import series
 from canopy_documents.server import admission, conversion, forward, scheduler, start
 from canopy_documents.server.request import engine_of
@@ -32,7 +32,7 @@ def _build(original: Any, server: Any, server_args: Any, *args: Any, **kwargs: A
 
 
 def _prepare(manager: Any, obj: Any, request: Any = None, *_: Any, **__: Any) -> None:
-    if (on := options_of(manager.server_args)) is not None:
+    if (on := document_options_of(manager.server_args)) is not None:
         carriers = server_options.options_of(manager.server_args).requests.carriers
         headers, body = sent.headers_of(request), sent.body_of(request)
         # The owner of a prompt's documents is the tenant named in any of these carriers.
@@ -41,14 +41,14 @@ def _prepare(manager: Any, obj: Any, request: Any = None, *_: Any, **__: Any) ->
 
 
 def _convert_chat(original: Any, serving: Any, request: Any, raw_request: Any = None) -> Any:
-    on = options_of(serving.tokenizer_manager.server_args)
+    on = document_options_of(serving.tokenizer_manager.server_args)
     if on is None:
         return original(serving, request, raw_request)
     return conversion.convert_chat(original, serving, request, on, raw_request)
 
 
 def _add_routes(server_args: Any, *_: Any, **__: Any) -> None:
-    if options_of(server_args) is not None:
+    if document_options_of(server_args) is not None:
         BODY_CHECKS["documents"] = conversion.check_body
         if series.STATUS not in status_file.ADDITIONS:
             status_file.ADDITIONS.append(series.STATUS)

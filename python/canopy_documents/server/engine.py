@@ -17,7 +17,7 @@ from canopy_documents.fuse.choice import ChosenTokens
 from canopy_documents.fuse.placement import place_chunks
 from canopy_documents.fuse.rows import never, piece_tokens
 from canopy_documents.fuse.selectors import make_selector
-from canopy_documents.fuse.transfer import base_of, send
+from canopy_documents.fuse.transfer import send
 from canopy_documents.quality.checker import QualityChecker
 from canopy_documents.quality.tenant_limits import STOPPED, QualityLimits, ratio_at
 from canopy_documents.server import model_view
@@ -39,7 +39,8 @@ from canopy_documents.server.request import (
     normal_report,
     reused_by_tier,
 )
-from canopy_documents.store.chunk import Placed
+from canopy_documents.store.chunk import Placed, base_and_skip
+from canopy_documents.store.host_memory import HostChunk
 from canopy_documents.text.fields import parse_fields
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.storage.weights import WEIGHTS
@@ -90,6 +91,7 @@ class DocumentEngine:
         self.prefill_tokens: int | None = None
         self.ratios: dict[str, float] = {}
         self.count_matched_tokens: Callable[[Any, str | None], int] = lambda req, key: 0
+        """On a server ``kept.count_matched_tokens`` of the scheduler's tree."""
         self.setting: Setting | None = None
         self.readings = TenantRate(*READ)
         self.shown: dict[str, Any] | None = None
@@ -306,7 +308,7 @@ class DocumentEngine:
         if whole and not plan.chosen.is_on_host:
             sent = send(self.model, placed, cache, plan.chosen.others(plan.prefix))
             plan.transfers += [sent] if sent is not None else []
-            placed = [p for p in placed if base_of(p.chunk)[0] is None]
+            placed = [p for p in placed if not isinstance(base_and_skip(p.chunk)[0], HostChunk)]
         if not placed:
             return
         wanted = ~plan.computed

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from canopy_documents import options_of
+from canopy_documents import document_options_of
 from canopy_documents.calibration.saved import Setting, calibrated_ratios
 from canopy_documents.fuse.selectors.question import MAX_QUERIES
 from canopy_documents.quality.start_check import check_quality
@@ -70,7 +70,7 @@ logger = logging.getLogger(__name__)
 
 def build(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs: Any) -> None:
     """Hook around ``Scheduler.__init__``: register attention backends, then build the engine."""
-    options = options_of(server_args)
+    options = document_options_of(server_args)
     if options is None:
         original(scheduler, server_args, *args, **kwargs)
         return
@@ -105,7 +105,7 @@ def pool_budget(original: Any, configurator: Any, budget_bytes: int, **more: Any
     SGLang converts free bytes into pool sizes there, at the start and again after CUDA graphs are
     captured. Ends the process if no memory would be left for the pool.
     """
-    options = options_of(configurator.server_args)
+    options = document_options_of(configurator.server_args)
     if options is None:
         return original(configurator, budget_bytes, **more)
     config = configurator.model_config

@@ -63,9 +63,10 @@ def state(server_args: Any, options: ServerOptions, *context: Any) -> tuple[Auto
     ``server_args``: checked arguments. ``context``: SGLang's ``TreeCacheBuildContext`` if it exists.
     """
     order, meter = options.queue.queue_order, options.meter
+    assert meter is not None, "auto always measures"
     host = server_args.enable_hierarchical_cache
     written = server_args.hicache_write_policy
-    no_floor = meter is None or meter.floor != "on"
+    no_floor = meter.floor != "on"
     return (
         AutoPart("policy", True, server_args.radix_eviction_policy),
         _part(
@@ -87,9 +88,7 @@ def state(server_args: Any, options: ServerOptions, *context: Any) -> tuple[Auto
             ("floor=off was given", f"leave out floor=off of {METER_FLAG}") if no_floor else None,
             "off" if no_floor else "canopy-lru",
         ),
-        AutoPart(
-            "meter", meter is not None, "none" if meter is None else ", ".join(meter.policies)
-        ),
+        AutoPart("meter", True, ", ".join(meter.policies)),
     )
 
 

@@ -70,7 +70,7 @@ class Floored(Policy):
         explained = self.main.explain(leaf, now)
         return {**explained, "ranked_by": "lru"} if self.by_lru else explained
 
-    # ---- the policy learns, whichever order ranks ----
+    # ---- the policy learns, whichever order ranks; a server reports requests to ``main`` itself ----
 
     def arrive(self, request: Request) -> str:
         return self.main.arrive(request)
@@ -80,9 +80,3 @@ class Floored(Policy):
 
     def record_hint(self, hint: LateHint) -> None:
         self.main.record_hint(hint)
-
-    def state(self) -> Mapping[str, Any]:
-        return self.main.state()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.main.restore(state)

@@ -84,7 +84,7 @@ def make_policy(name: str, config: Mapping[str, Any] | None = None) -> Policy:
     return cls(parse_config(name, cls.Config, config or {}))
 
 
-def options_of(policy: Policy) -> dict[str, Any]:
+def config_of(policy: Policy) -> dict[str, Any]:
     """Return the options of a policy for ``make_policy``."""
     fields = getattr(type(policy.config), "__dataclass_fields__", {})
     return {name: getattr(policy.config, name) for name in fields}

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -29,7 +29,7 @@ from sglang_canopy.disk.store import DiskStore
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.overrides import check_overrides
 from sglang_canopy.storage import weights
-from sglang_canopy.storage.current_store import CurrentStore, Views
+from sglang_canopy.storage.current_store import CurrentStore
 from sglang_canopy.storage.namespace import namespace_of, weights_are_local
 from sglang_canopy.storage.page_table import PAGES, PageTable
 from sglang_canopy.storage.settings import StorageSettings
@@ -190,7 +190,9 @@ class CanopyStorage(HiCacheStorage):
         """Write pages of the host pool. Always returns true; see the module."""
         views = self.layout.views(host_indices, len(keys))
         prefix_keys = extra_info.prefix_keys if extra_info is not None else None
-        self._write(keys, views, prefix_keys[-1] if prefix_keys else None)
+        prefix_key = prefix_keys[-1] if prefix_keys else None
+        self._guarded(lambda: self._opened().deliver_reports(), None)
+        self._guarded(lambda: self._opened().write(keys, views, prefix_key), None)
         return [True] * len(keys)
 
     def batch_get_v1(
@@ -200,7 +202,8 @@ class CanopyStorage(HiCacheStorage):
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
         """Read pages into the host pool, up to the first missing page."""
-        return self._read(keys, self.layout.views(host_indices, len(keys)))
+        views = self.layout.views(host_indices, len(keys))
+        return self._guarded(lambda: self._opened().read(keys, views), [False] * len(keys))
 
     def _by_page(self, *_: Any, **__: Any) -> Any:
         """Stand for SGLang's deprecated calls, page by page, which it does not make to a backend with
@@ -208,13 +211,6 @@ class CanopyStorage(HiCacheStorage):
         raise NotImplementedError("pages are passed by batch_get_v1 and batch_set_v1")
 
     get = batch_get = set = batch_set = _by_page
-
-    def _write(self, keys: Sequence[str], views: Views, prefix_key: str | None) -> None:
-        self._guarded(lambda: self._opened().deliver_reports(), None)
-        self._guarded(lambda: self._opened().write(keys, views, prefix_key), None)
-
-    def _read(self, keys: Sequence[str], views: Views) -> list[bool]:
-        return self._guarded(lambda: self._opened().read(keys, views), [False] * len(keys))
 
     # ---- for Canopy's own parts ----
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_canopy import releases
 from sglang_canopy.admission.agents import AFTER_TOOL, SWIFT_S
-from sglang_canopy.policy.registry import options_of
+from sglang_canopy.policy.registry import config_of
 from sglang_canopy.private_file import SET_ASIDE
 from sglang_canopy.radix.counters import DEVICE, DISK, HOST, REASONS, REFUSALS, TIERS, Counters, Row
 from sglang_canopy.reuse.survival import EDGES, age_bin
@@ -72,7 +72,7 @@ class Status:
             "uptime_s": time.time() - self.started,
             "policies": self._policies(disk),
             "running": self.cache.tree_core.live.running,
-            "running_config": options_of(self.cache.tree_core.live.device_policy),
+            "running_config": config_of(self.cache.tree_core.live.device_policy),
             "page_tokens": self.cache.tree_core.page_size,
             "kv_bytes_per_token": self.kv_bytes_per_token(),
             "nodes": len(self.cache.tree_core._node_arena),

@@ -35,7 +35,7 @@ def meter_of(
     setup = MeterSetup(
         options.policies,
         options.capacity,
-        configs={} if policy is None else {running: registry.options_of(policy)},
+        configs={} if policy is None else {running: registry.config_of(policy)},
         floor=isinstance(policy, Floored),
     )
     return Meter(setup, memory_of(server_args, cache), running)

@@ -135,6 +135,7 @@ def extra_config(
         # Our tree reports the parent of each page; with SGLang's trees, SGLang must pass it.
         extra.setdefault("hicache_storage_pass_prefix_keys", True)
     StorageSettings.from_extra(extra)
+    # SGLang knows the name ``canopy`` only as its backend ``dynamic``, with a class path.
     return {**extra, **DYNAMIC_BACKEND}
 
 
