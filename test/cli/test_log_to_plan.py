@@ -51,7 +51,7 @@ def test_a_log_becomes_advice_a_plan_and_a_start_that_is_not_refused(tmp_path, m
     advice = json.loads((tmp_path / "advice.json").read_text())
     assert advice["sample"]["requests"] == 2 * SESSIONS * TURNS
     assert advice["decision"]["flag"] == "auto"
-    start = "--radix-eviction canopy-lru --canopy-whatif auto,floor=off"
+    start = "--radix-eviction canopy-lru --canopy-whatif canopy-lru,wa,floor=off"
     printed = capsys.readouterr().out
     assert f"Start: sglang serve MODEL {start}" in printed
     assert "restart with --radix-eviction auto" in printed

@@ -44,7 +44,7 @@ def test_the_server_accepts_every_flag(server, smollm2, tmp_path) -> None:
         value = value.replace("/var/cache/canopy", str(tmp_path))
         words.append(f"{name}={here.get(name, value)}" if value else name)
     args = command_line.parse(words)
-    assert args.radix_eviction_policy == "wa"
+    assert args.radix_eviction_policy == "auto"
     assert args.hicache_storage_backend == "canopy"
     assert not command_line.refusal_findings(args)
 

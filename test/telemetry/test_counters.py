@@ -120,6 +120,12 @@ def test_the_status_counts_held_tokens_by_category() -> None:
     ]
 
 
+def test_every_key_of_a_replicas_status_is_described() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/http-routes.md").read_text("utf-8")
+    taken = Status(LiveTree(200, "canopy-lru").cache, 0).collect(0.0)
+    assert [key for key in taken if f"`{key}`" not in page] == []
+
+
 def test_pages_on_disk_are_counted_by_category_tenant_and_group(tmp_path) -> None:
     tree = DiskTree(tmp_path / "disk", tokens=400, host_tokens=400)
     tree.serve([1, *range(49)], 1.0, category="chat", tenant="a")

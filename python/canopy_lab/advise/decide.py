@@ -127,7 +127,7 @@ def first_start(decision: Decision) -> FirstStart:
             ("--canopy-observe",),
             "see /canopy/ui on the server: its first line reports a possible gain.",
         )
-    flags = ("--radix-eviction", "canopy-lru", "--canopy-whatif", "auto,floor=off")
+    flags = ("--radix-eviction", "canopy-lru", "--canopy-whatif", "canopy-lru,wa,floor=off")
     if decision.flag == "canopy-lru":
         return FirstStart(
             flags, "canopy-lru ranks; /canopy/ui shows what other policies would hit."

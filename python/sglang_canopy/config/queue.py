@@ -24,9 +24,8 @@ class QueueFlags(declared.Checked):
         SGLANG,
         FLAG,
         "Order of admission: by --schedule-policy, or the request that takes the fewest seconds first, "
-        "within the overtaking budget of older requests: ten times their work and two seconds; for the "
-        "oldest request of a tenant, as long by the clock. Work is prefill, and decoding times the share "
-        "of the running requests or of the KV. Tenants have equal shares.",
+        "while an older one is overtaken by at most ten times its own work and two seconds. Tenants "
+        "have equal shares.",
         choices=(SGLANG, BOUNDED_SHORTEST),
         hidden=True,
     )

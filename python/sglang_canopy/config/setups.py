@@ -282,7 +282,7 @@ SETUPS = (
         name="HiCache storage `mooncake`",
         option="hicache_storage_backend",
         applies=_is("mooncake"),
-        cache=("host",),
+        served=("device", "host", "disk"),
     ),
     Setup(
         name="HiCache storage other than `canopy` and `mooncake` (file, nixl, hf3fs, ...)",

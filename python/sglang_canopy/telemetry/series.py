@@ -84,9 +84,8 @@ CACHE = (
     reported(
         "missed_tokens_total",
         "missed.tokens.{cause}.{tier}",
-        "the same tokens by cause: `never_seen`; `evicted` from `tier`, the last that held them; "
-        "`not_written` to `tier` before they left the tier above; `late`: `tier` held them and did not "
-        "deliver; `in_flight`: a running request computed them; `flushed`; `partial_page`; `unknown`",
+        "the same tokens by cause and tier (docs/guide/metrics.md): `never_seen`, `evicted`, `not_written`, "
+        "`late`, `in_flight`, `flushed`, `partial_page`, `unknown`",
     ),
     Metric(
         "entered_tokens_total",
@@ -151,7 +150,7 @@ CACHE = (
         "hints[hint,source,applied].tenants",
         "tenants that hinted when a conversation continues (`return`) or that it is over (`over`), by "
         "source, and whether such hints were right often enough to be applied (`yes`, `no`); of the 64 "
-        "tenants that hinted last",
+        "senders that hinted last",
     ),
     reported(
         "queue_admitted_total",
