@@ -128,7 +128,7 @@ def options_rows(cls: type, without: Collection[str] = ()) -> list[list[str]]:
 
 
 def _with_default(meaning: str, default: str) -> str:
-    return f"{meaning} ({default})" if default else meaning
+    return f"{meaning} ({default})" if default and "Default:" not in meaning else meaning
 
 
 def _with_allowed(meaning: str, allowed: str) -> str:

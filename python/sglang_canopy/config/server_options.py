@@ -67,8 +67,8 @@ class RequestOptions(declared.Checked):
     require_tenant: str = declare(
         sent.OFF,
         sent.FLAG,
-        "For requests without a tenant (cache_salt, extra_key): off warns once if other requests "
-        "name one, warn warns once in any case, on answers 400.",
+        "For requests without a tenant (cache_salt, extra_key): off warns once if others name "
+        "one, warn warns once, on answers 400.",
         choices=sent.MODES,
         hidden=True,
     )
