@@ -64,6 +64,19 @@ def test_buffer_only_host_memory_returns_the_same_kv(kit_tree, tmp_path, core, b
     tree.recount()
 
 
+def test_a_prompt_that_sglang_inserts_again_with_its_answer_is_used_once(kit_tree) -> None:
+    tree = kit_tree(FULL_CONFIGS[1], "wa", steps=UnifiedRadixCacheStorageFixtures)
+    core, tokens, answer = tree.cache.tree_core, tree.steps._make_seq(1, 3), tree.cfg.page_size
+    req, _ = tree.steps._make_inflight_req(
+        tree.cache, tree.allocator, tree.pool, tokens[:-answer], tokens[-answer:]
+    )
+    req.sampling_params.custom_params = {"canopy": {"time": 1.0}}
+    core.clock.advance(5.0)  # another request has arrived meanwhile
+    tree.cache.checkpoint(req, up_to=len(tokens))
+    leaves = [node.canopy for node in core._node_arena.values() if node is not core.root_node]
+    assert {(leaf.hits, leaf.last_access - req.canopy.request.time) for leaf in leaves} == {(1, 0)}
+
+
 def test_pages_that_pass_through_a_mere_buffer_are_described_on_disk(kit_tree, tmp_path) -> None:
     PAGES.clear()
     tree = kit_tree(FULL_CONFIGS[1], "wa", steps=UnifiedRadixCacheStorageFixtures)

@@ -147,6 +147,8 @@ class CanopyFullComponent(FullComponent):
     def commit_insert_component_data(
         self, node: UnifiedTreeNode, is_new_leaf: bool, params: Any, result: Any, cache_actions: Any
     ) -> None:
+        if params.inserted_len and self.tree_core.inserting is None:
+            return  # SGLang inserts a finished prompt again, to split its leaf (checkpoint_into_tree)
         self.tree_core.requests.mark_path_used(node, self.tree_core.inserting)
 
     def finalize_match_result_in_tree_core(
