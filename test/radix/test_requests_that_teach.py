@@ -8,6 +8,7 @@ import pytest
 from sglang_canopy.radix.counters import GIVEN_UP, INVALID, QUEUE
 from sglang_canopy.radix.parallel_samples import MAX_GROUPS, TENANT_GROUPS, ParallelSamples
 from sglang_canopy.reuse.learner import ReuseModel
+from sglang_canopy.server.scheduler.arrivals import request_aborted
 from sglang_canopy.whatif.meter import Memory, Meter, MeterSetup
 from support.live_tree import LiveTree, fake_req
 
@@ -56,8 +57,12 @@ def chat(time: float, talk: int, output: int = 4, n: int = 0, **more: Any) -> An
 
 
 def expanded(time: float, talk: int) -> tuple[Any, list[Any]]:
-    """One HTTP request with n = 4 as SGLang expands it: its warm-up, and the samples."""
-    return chat(time, talk, 0, N), [chat(time, talk, n=N) for _ in range(N)]
+    """One HTTP request with n = 4 as SGLang expands it: its warm-up, and the samples, of which SGLang sets
+    the limit after it has created them."""
+    samples = [chat(time, talk, n=N) for _ in range(N)]
+    for sample in samples if talk % 2 else ():
+        sample.sampling_params.max_new_tokens = None
+    return chat(time, talk, 0, N), samples
 
 
 @pytest.fixture
@@ -121,7 +126,7 @@ def test_the_same_prompt_in_another_request_is_no_sample(server) -> None:
     assert server.model.samples == 1
 
 
-@pytest.mark.parametrize("how", ["queue", "invalid", "given_up"])
+@pytest.mark.parametrize("how", ["queue", "invalid", "given_up", "between two chunks"])
 def test_a_retry_is_no_turn_and_no_return(how: str) -> None:
     server = Server()
     for talk in range(1, 31):
@@ -134,6 +139,11 @@ def test_a_retry_is_no_turn_and_no_return(how: str) -> None:
                 req.finished_reason = req.to_finish
                 server.requests.report_end(req)
                 server.tree.insert([0], None)
+            elif how == "between two chunks":
+                scheduler = SimpleNamespace(tree_cache=server.tree.cache)
+                server.tree.insert(req.origin_input_ids[:8], server.requests.admit(req))
+                request_aborted(None, scheduler, SimpleNamespace(finished_reason=None), req)
+                assert not request.misses
             else:
                 server.requests.refuse(request, QUEUE if how == "queue" else GIVEN_UP)
         last = server.serve(chat(100.0 * talk + 15.0, talk))
@@ -142,8 +152,8 @@ def test_a_retry_is_no_turn_and_no_return(how: str) -> None:
     assert server.counted() == (30, 30 * 18)
     assert server.meter.prompt_tokens == 30 * 18
     counts = {"invalid": INVALID, "queue": QUEUE, "given_up": GIVEN_UP}
-    assert server.core.live.counters.refused[counts[how]] == 90
-    assert sum(server.core.live.counters.refused) == 90
+    expected = [90 * (counts.get(how) == reason) for reason in range(len(counts))]
+    assert server.core.live.counters.refused == expected
 
 
 def test_a_retry_of_a_truncated_answer_is_the_same_turn(server) -> None:

@@ -136,8 +136,8 @@ def live_request(req: Req, now: float, block_tokens: int) -> LiveRequest:
         rest = array("q", prompt[covered:])
         request.group = time, xxhash.xxh3_64_intdigest(rest, seed=request.hash)
         # TokenizerManager._handle_batch_request (tokenizer_manager.py) sends a prompt with n > 1
-        # once, without output, and then n copies.
-        request.pending_samples = 0 if req.sampling_params.max_new_tokens else samples
+        # once, without output, and then n copies, which may have no limit yet.
+        request.pending_samples = samples if req.sampling_params.max_new_tokens == 0 else 0
     return request
 
 

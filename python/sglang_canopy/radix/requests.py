@@ -20,6 +20,7 @@ from sglang_canopy.radix.live_request import (
 )
 from sglang_canopy.radix.parallel_samples import ParallelSamples
 from sglang_canopy.radix.tree import Tree
+from sglang_canopy.records import ABORT
 from sglang_canopy.wire.attached import attached
 
 if TYPE_CHECKING:
@@ -86,6 +87,17 @@ class Requests:
         request.state = State.REFUSED
         if request.warm_up is None:
             self.live.counters.refused[reason] += 1
+
+    def cut_off(self, request: LiveRequest) -> None:
+        """Record that an admitted ``request`` was aborted between two chunks of its prompt, or while it
+        waited again: SGLang inserts nothing more of it. Ignored in any other state."""
+        if request.state is not State.ADMITTED:
+            return
+        request.state, request.stop = State.DONE, ABORT
+        if request.misses is not None:
+            request.misses.computing.running, request.misses = False, None
+        if not request.pending_samples:
+            self.finish(request)
 
     def report_end(self, req: Req) -> None:
         """Report the end of ``req`` to the policies, once."""

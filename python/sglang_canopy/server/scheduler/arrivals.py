@@ -73,7 +73,8 @@ def batch_formed(batch: Any, *_: Any, **__: Any) -> None:
 
 
 def request_aborted(_result: Any, scheduler: Any, abort: Any, req: Any, *_: Any, **__: Any) -> None:
-    """Hook after ``Scheduler.send_abort_output``: count a request that was not admitted."""
+    """Hook after ``Scheduler.send_abort_output``: count a request that was not admitted, and end
+    another."""
     status = (abort.finished_reason or {}).get("status_code")
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         kind = QUEUE
@@ -82,6 +83,8 @@ def request_aborted(_result: Any, scheduler: Any, abort: Any, req: Any, *_: Any,
     _refuse(scheduler, req, kind)
     if (admission := admission_of(scheduler)) is not None:
         admission.ended(req)
+    if (core := _core(scheduler)) is not None:
+        core.requests.cut_off(req.canopy.request)
 
 
 def internal_state_set(original: Any, scheduler: Any, recv_req: Any) -> Any:
