@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sglang.srt.managers.io_struct import msgpack_decode, msgpack_encode
 
 from sglang_canopy.config.server_options import RequestOptions
 from sglang_canopy.radix.live_request import live_request
@@ -23,6 +24,7 @@ from sglang_canopy.wire.stamp import (
     make_stamp,
 )
 from support.live_tree import LiveTree, check, fake_req
+from support.receiver import tokenized
 
 
 @pytest.mark.parametrize(
@@ -45,7 +47,7 @@ from support.live_tree import LiveTree, check, fake_req
         {"canopy_return_in_s": -3},
         {"canopy_return_in_s": 10**400},
         {"canopy_keep_s": 1e12},
-        {"canopy_unknown": 1},
+        {"canopy_unknown": {"a": [{"b": 1}]}},
         {STAMP_KEY: {"time": 0}},
     ],
 )
@@ -54,7 +56,10 @@ def test_a_wrong_field_is_ignored_and_counted_with_one_short_sentence(bad, monke
     for _ in range(2):
         obj = SimpleNamespace(sampling_params={"custom_params": {**bad, "canopy_slo_ms": 5}})
         entry.stamp(obj, {"category": "chat", "turn": 3})
-    stamp = obj.sampling_params["custom_params"][STAMP_KEY]
+    custom = obj.sampling_params["custom_params"]
+    stamp = custom[STAMP_KEY]
+    message = msgpack_decode(msgpack_encode(tokenized(custom)))  # with SGLANG_USE_PICKLE_IPC=0
+    assert message.sampling_params.custom_params == {"canopy_slo_ms": 5, STAMP_KEY: stamp}
     assert (stamp["category"], stamp["turn"], stamp["slo_ms"]) == ("chat", 3, 5)
     assert not {"stop", "over", "return_in_s", "keep_s"} & stamp.keys()
     (name,) = bad

@@ -247,7 +247,9 @@ def _write_stamp(
     line = current.ttft_fit.line()
     if line is not None:
         stamp["alpha"], stamp["beta"] = line
-    params["custom_params"] = {**custom, STAMP_KEY: stamp}
+    # SGLang may refuse to pass on a wrong value: too large a number, or nested objects.
+    sound = {key: value for key, value in custom.items() if key not in wrong}
+    params["custom_params"] = {**sound, STAMP_KEY: stamp}
 
 
 def first_token(result: Any, state: Any, recv_obj: Any, i: int) -> None:
