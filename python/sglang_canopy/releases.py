@@ -17,6 +17,8 @@ RANGE = f"{TESTED[0]} to {TESTED[-1]}"
 
 SWITCHED_OFF: dict[str, str] = {}
 """What this process does without, and the reason."""
+MISSING: list[str] = []
+"""Reasons why a server with flags of Canopy does not start."""
 UNCALLED_HOOKS: set[str] = set()
 """Hooked functions that SGLang must call for its first request, less those it has called."""
 

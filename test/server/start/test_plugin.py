@@ -1,6 +1,7 @@
 """Start-up: the self-check finds missing functions, and unsupported set-ups are refused by name."""
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import importlib.metadata
@@ -12,8 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 from sglang.srt.plugins.hook_registry import HookRegistry
+from sglang.srt.server_args import ServerArgs
 
-from sglang_canopy import SGLANG_VERSION
+from sglang_canopy import SGLANG_VERSION, releases
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, QueueFlags
 from sglang_canopy.config.refusals import unsupported
 from sglang_canopy.config.server_options import ATTRIBUTE, ServerOptions
@@ -31,18 +33,30 @@ def supported(**changes: object) -> SimpleNamespace:
 def test_every_seam_exists_in_the_pinned_sglang() -> None:
     for hook in HOOKS:
         self_check.check_signature(hook)
+    self_check.check_complete()
 
 
-def test_a_missing_function_stops_the_process_with_its_name() -> None:
-    hook = dataclasses.replace(HOOKS[0], target="sglang.srt.server_args.ServerArgs.gone")
-    with pytest.raises(SystemExit, match=r"ServerArgs\.gone"):
-        self_check.check_signature(hook)
-
-
-def test_a_changed_signature_stops_the_process_with_both_signatures() -> None:
-    hook = dataclasses.replace(HOOKS[0], parameters=("parser", "extra"))
-    with pytest.raises(SystemExit, match=r"expected \(parser, extra"):
-        self_check.check_signature(hook)
+@pytest.mark.parametrize("flags", [[], ["--radix-eviction", "wa"], ["--canopy-observe"]])
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"target": "sglang.srt.server_args.ServerArgs.gone"}, r"ServerArgs\.gone"),
+        ({"parameters": ("parser", "extra")}, r"expected \(parser, extra"),
+    ],
+)
+def test_another_function_of_sglangs_stops_only_a_server_with_flags_of_canopys(
+    monkeypatch, flags, changed, says
+) -> None:
+    monkeypatch.setattr(releases, "MISSING", [])
+    monkeypatch.setattr(releases, "SWITCHED_OFF", {})
+    self_check.check_signature(dataclasses.replace(HOOKS[0], **changed))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--radix-eviction-policy", choices=["lru", "wa"], default="lru")
+    arguments.add_flags(None, parser)
+    args = parser.parse_args(flags)
+    server_args = ServerArgs(model_path="dummy", radix_eviction_policy=args.radix_eviction_policy)
+    with pytest.raises(SystemExit, match=says) if flags else contextlib.nullcontext():
+        arguments.check(server_args, args)
 
 
 def test_a_hook_that_did_not_apply_stops_the_process() -> None:

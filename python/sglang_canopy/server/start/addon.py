@@ -15,7 +15,12 @@ from typing import Any
 from sglang_canopy import declared
 from sglang_canopy.server.start import plugin
 from sglang_canopy.server.start.hook import Hook
-from sglang_canopy.server.start.self_check import check_in_place, check_signature, stop
+from sglang_canopy.server.start.self_check import (
+    check_complete,
+    check_in_place,
+    check_signature,
+    stop,
+)
 
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs."
 
@@ -107,6 +112,7 @@ def _install(hooks: tuple[Hook, ...], name: str) -> None:
         for hook in hooks:
             check_signature(hook)
             targets[hook.target].append((HookType(hook.kind), hook.function, source))
+        check_complete()
         for target, functions in targets.items():
             # NOTE: ``apply_hooks`` skips functions that have hooks already.
             HookRegistry._apply_target(target, functions)

@@ -18,7 +18,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.request import client_hints
 from sglang_canopy.server.start import flags
-from sglang_canopy.server.start.self_check import stop
+from sglang_canopy.server.start.self_check import check_complete, stop
 
 HELP = "Workload-aware caching (sglang-canopy). More flags: docs/reference/flags.md."
 
@@ -74,6 +74,8 @@ def check(server_args: Any, args: Any) -> None:
         if is_auto:
             server_args.radix_eviction_policy = auto.POLICY
         ours = server_args.radix_eviction_policy in live_names()
+        if ours or flags.any_typed(server_args, args):
+            check_complete()
         requests = RequestOptions(**from_args(RequestOptions, args))
         _check_requests(server_args, requests)
         if ours:

@@ -57,6 +57,13 @@ def add_flags(group: argparse._ArgumentGroup, options: Mapping[str, argparse.Act
         backend.choices = [*backend.choices, BACKEND]
 
 
+def any_typed(server_args: Any, args: Any) -> bool:
+    """Return whether a command line has a flag, or the storage backend, of Canopy."""
+    return server_args.hicache_storage_backend == BACKEND or any(
+        from_args(kind, args) for kind in KINDS
+    )
+
+
 def apply(server_args: Any, args: Any, ours: bool) -> TierOptions:
     """Check the tiers' options against the command line, and write them to ``server_args``.
 

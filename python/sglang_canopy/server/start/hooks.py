@@ -11,7 +11,7 @@ from sglang_canopy.server.http import entry, routes, shutdown
 from sglang_canopy.server.scheduler import admission, arrivals, received
 from sglang_canopy.server.start import arguments, secrets
 from sglang_canopy.server.start.hook import Hook
-from sglang_canopy.server.start.self_check import check_in_place, stop
+from sglang_canopy.server.start.self_check import check_complete, check_in_place, stop
 from sglang_canopy.storage import weights
 
 _SRT = "sglang.srt."
@@ -31,6 +31,7 @@ def _build_cache(original: Any, ctx: Any) -> Any:
         )
     if ctx.params.eviction_policy not in live_names():
         return original(ctx)
+    check_complete()
     from sglang_canopy.server.scheduler.cache_factory import build
 
     try:

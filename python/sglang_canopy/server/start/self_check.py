@@ -40,15 +40,23 @@ def check_version() -> None:
 def check_signature(hook: Hook) -> None:
     """Check that SGLang has the function, with the parameters that the hook expects.
 
-    If not, the hook is switched off if a server can do without it, and the process ends otherwise.
+    If not, the hook is switched off. If Canopy cannot do without it, ``check_complete`` stops.
     """
     reason = _difference(hook)
     if reason is None:
         return
-    if hook.without:
-        releases.switch_off(hook.target, f"{reason}; {hook.without}")
-        return
-    stop(f"{reason}; install a tested sglang ({releases.RANGE}), or uninstall sglang-canopy")
+    if not hook.without:
+        releases.MISSING.append(reason)
+    without = hook.without or "a server with flags of Canopy does not start"
+    releases.switch_off(hook.target, f"{reason}; {without}")
+
+
+def check_complete() -> None:
+    """Stop a server with flags of Canopy if SGLang lacks a function that Canopy needs."""
+    for reason in releases.MISSING:
+        stop(
+            f"{reason}; install a tested sglang ({releases.RANGE}), or start without flags of Canopy"
+        )
 
 
 def _difference(hook: Hook) -> str | None:
