@@ -7,10 +7,11 @@ import pytest
 from sglang.srt.entrypoints.anthropic.protocol import AnthropicMessagesRequest
 from sglang.srt.entrypoints.anthropic.serving import AnthropicServing
 from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
+from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_canopy.config.server_options import ATTRIBUTE, RequestOptions, ServerOptions
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.request.prompt import MAX_SAMPLES, check_prompt, check_sizes
+from sglang_canopy.request.prompt import MAX_SAMPLES, check_message, check_prompt, check_sizes
 from sglang_canopy.server.http.entry import messages_converted
 
 MANAGER = SimpleNamespace(model_config=SimpleNamespace(vocab_size=100))
@@ -23,6 +24,9 @@ def check(**fields: Any) -> None:
     obj.normalize_batch_and_arguments()
     for one in [obj] if obj.is_single else [obj[i] for i in range(obj.batch_size)]:
         check_prompt(MANAGER, one, one.input_ids if one.text is None else [1] * len(one.text))
+        check_message(
+            SimpleNamespace(sampling_params=SamplingParams(**one.sampling_params)), MANAGER
+        )
 
 
 @pytest.mark.parametrize(
@@ -36,6 +40,9 @@ def check(**fields: Any) -> None:
         {"input_ids": [], "session_params": {"id": "s"}},
         {"input_ids": [500], "lora_path": "adapter"},
         {"input_ids": [500], "image_data": ["image"]},
+        {"text": "a", "sampling_params": {"temperature": 0, "top_k": 2**40, "max_new_tokens": 8.0}},
+        {"text": "a", "sampling_params": {"stop_token_ids": [-1, "5", 10**9], "json_schema": {}}},
+        {"text": "a", "sampling_params": {"logit_bias": {"5": 2, "6": float("-inf"), "7": -1e300}}},
     ],
 )
 def test_computable_values_pass(fields: dict[str, Any]) -> None:
@@ -52,7 +59,23 @@ def test_computable_values_pass(fields: dict[str, Any]) -> None:
         ({"text": ""}, "has no tokens"),
         ({"text": ["a", ""]}, "has no tokens"),
         ({"input_ids": [[]]}, "has no tokens"),
+        ({"text": "", "session_id": "s"}, "has no tokens"),
         ({"text": "a", "top_logprobs_num": 101}, "101 top log-probabilities"),
+        *(
+            ({"text": "a", "sampling_params": params}, f"key '{next(iter(params))}' must be")
+            for params in (
+                {"json_schema": {"type": "object"}},
+                {"regex": ["a"]},
+                {"top_k": 2**31},
+                {"stop_token_ids": [101], "min_new_tokens": 1},
+                {"stop_token_ids": ["-1"], "min_new_tokens": 1},
+                {"stream_interval": "2"},
+                {"logit_bias": {"5": "1"}},
+                {"logit_bias": {"5": float("nan")}},
+                {"logit_bias": {"5": -(10**400)}},
+                {"logit_bias": []},
+            )
+        ),
         ({"text": "a", "sampling_params": {"n": MAX_SAMPLES + 1}}, "send several requests"),
         ({"text": ["a"] * 3, "sampling_params": {"n": MAX_SAMPLES // 2}}, "send several requests"),
         ({"text": ["a", "b"], "sampling_params": [{}]}, "a list of 1 for 2 prompts"),

@@ -1,15 +1,17 @@
 """Prompts before SGLang reads them: checks that it lacks, on every route, and the billing line.
 
 SGLang 0.5.23 ends its scheduler, with all requests, at a prompt without tokens, a token that the
-model lacks, or more top log-probabilities than tokens. Its HTTP process stops at millions of samples,
-and fails on a batch with fewer sampling parameters than prompts.
+model lacks, more top log-probabilities than tokens, or a sampling parameter of another type or range
+than its tensors take. Its HTTP process stops at millions of samples, and fails on a batch with fewer
+sampling parameters than prompts.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from sglang_canopy.errors import CanopyError
 
@@ -20,6 +22,10 @@ BODY_CHECKS: dict[str, Callable[[Mapping[str, Any], Any], None]] = {}
 """Checks of other plugins by name, before a response starts, of a body and its request's tenant and
 sampling parameters. Each raises ``CanopyError``."""
 
+
+_TEXTS = ("json_schema", "regex", "ebnf", "structural_tag")
+_MAX_INTEGER, _MAX_NUMBER = 2**31 - 1, 3.4028235e38
+"""Largest numbers of SGLang's tensors."""
 
 BILLING_FLAG = "--canopy-strip-billing-line"
 _BILLING_LINE = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n?")
@@ -53,7 +59,7 @@ def check_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
     if not hasattr(obj, "top_logprobs_num") or input_ids is None:  # embeddings, input_embeds
         return
     vocabulary = manager.model_config.vocab_size
-    if not len(input_ids) and not (obj.session_params or obj.session_id):
+    if not len(input_ids) and not obj.session_params:
         raise CanopyError("the prompt has no tokens; give at least one")
     lowest, highest = (min(input_ids), max(input_ids)) if len(input_ids) else (0, 0)
     extended = obj.lora_path or obj.image_data or obj.video_data or obj.audio_data
@@ -67,6 +73,34 @@ def check_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
             f"{obj.top_logprobs_num} top log-probabilities were requested; this model has "
             f"{vocabulary} tokens"
         )
+
+
+def check_message(message: Any, manager: Any, *_: Any, **__: Any) -> None:
+    """Hook after ``TokenizerManager._create_tokenized_object``, on each message to the scheduler.
+
+    Raises ``CanopyError`` for sampling parameters with which the scheduler cannot compute. Other wrong
+    ones are refused by SGLang itself.
+    """
+    params, vocabulary = message.sampling_params, manager.model_config.vocab_size
+    for key in _TEXTS:
+        if not isinstance(text := getattr(params, key), str | None):
+            _refuse(key, "a string", text)
+    if params.top_k > _MAX_INTEGER:
+        _refuse("top_k", f"at most {_MAX_INTEGER}", params.top_k)
+    if not isinstance(params.stream_interval, int | float | None):
+        _refuse("stream_interval", "a number", params.stream_interval)
+    bias = {} if params.logit_bias is None else params.logit_bias
+    for value in bias.values() if isinstance(bias, Mapping) else [bias]:
+        least = -_MAX_NUMBER if isinstance(value, int) else -math.inf
+        if not isinstance(value, int | float) or not least <= value <= _MAX_NUMBER:
+            _refuse("logit_bias", f"an object of numbers up to {_MAX_NUMBER:g}", value)
+    for token in (params.stop_token_ids or ()) if params.min_new_tokens else ():
+        if not 0 <= token <= vocabulary:
+            _refuse("stop_token_ids", f"tokens from 0 to {vocabulary - 1}", token)
+
+
+def _refuse(key: str, allowed: str, value: Any) -> NoReturn:
+    raise CanopyError(f"sampling_params key {key!r} must be {allowed}, got {value!r:.60}")
 
 
 def _prompts(obj: Any) -> int:

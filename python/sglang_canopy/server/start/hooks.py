@@ -201,6 +201,14 @@ HOOKS = (
         "refuse prompts that end SGLang's scheduler",
     ),
     Hook(
+        _SRT + "managers.tokenizer_manager.TokenizerManager._create_tokenized_object",
+        "after",
+        prompt.check_message,
+        ("self",),
+        "refuse sampling parameters that end SGLang's scheduler",
+        "such a request ends SGLang's scheduler",
+    ),
+    Hook(
         _SRT + "managers.tokenizer_manager.TokenizerManager._get_scheduler_first_token_time",
         "after",
         entry.first_token,
