@@ -27,6 +27,11 @@ class LateHint:
     """Seconds from ``time`` for which its path should be kept."""
 
 
+def chat_category(**features: bool) -> str:
+    """Return the category of a chat: ``chat`` and the features that it has, in this order."""
+    return "-".join(("chat", *(name.replace("_", "-") for name, has in features.items() if has)))
+
+
 ABORT = "abort"
 """Stop reason of an aborted answer, which says nothing about the client's return."""
 

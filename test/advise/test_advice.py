@@ -80,11 +80,15 @@ def test_the_same_call_gives_the_same_advice(mixed):
     assert with_one_job.as_json() == with_two_jobs.as_json()
 
 
-def test_nothing_repeats_keep_lru():
+def test_nothing_repeats_keep_lru_without_a_simulation():
     rows = [ask(float(i), range(i * 10, i * 10 + 8), talk=str(i)) for i in range(60)]
+    below, simulated = [LowerTier("host", 8.0)], []
     got = advise(
-        sample_of(rows), PROFILE, capacity_tokens=1000, tiers=[LowerTier("host", 8.0)], jobs=1
-    )
+        sample_of(rows), PROFILE, capacity_tokens=1000, tiers=below,
+        jobs=1, progress=lambda: simulated.append(1),
+    )  # fmt: skip
+    assert not simulated
+    assert {row.gain.hit_ratio for row in got.rows} == {0.0}
     assert got.decision.flag == "lru"
     assert "repeat" in got.decision.sentence
     assert len(got.rows) == 7

@@ -35,7 +35,7 @@ class Sent:
     def __init__(self) -> None:
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.keys: list[str | None] = []
-        """The ``Authorization`` header of each hint."""
+        """The ``Authorization`` header of each hint, and of each request to another route."""
 
     @property
     def fields(self) -> list[dict[str, Any]]:
@@ -65,6 +65,7 @@ def chat_endpoint(
 
         def other(self) -> None:
             path = self.path.partition("?")[0]
+            sent.keys.append(self.headers.get("Authorization"))
             if others is None or path not in others:
                 self.send_error(404)
             else:

@@ -128,6 +128,7 @@ class _Adviser:
         seed: int,
     ) -> None:
         self.sample, self.profile, self.curve = sample, profile, curve
+        self.repeats = float(curve.token_hits_at[-1] / max(curve.tokens, 1))
         self.capacity, self.capacity_tokens = capacity, capacity.tokens
         self.lower_tiers, self.seed = lower_tiers, seed
         self.tokens = np.array([r.input_tokens for r in sample.requests], np.int64)
@@ -142,7 +143,6 @@ class _Adviser:
     def run(
         self, jobs: int | None, resize: Callable[[int], object], progress: Callable[[], object]
     ) -> Advice:
-        repeats = self.curve.token_hits_at[-1] / max(self.curve.tokens, 1)
         compared = (self.base, LRU, WA, BOUND)
         other_sizes = [self.sample.blocks_of(self.capacity_tokens * f) for f in OTHER_CAPACITIES]
         row_arms = (self.base, *CANDIDATES, PLACEBO, *HINTED, BOUND)
@@ -154,7 +154,7 @@ class _Adviser:
         base_runs.append((self.base, max(self.size, demand[1])))
         resize(len(set(base_runs)) + len(self.lower_tiers))
         self._simulate(base_runs, jobs, progress)
-        decision = self._decide(float(repeats))
+        decision = self._decide()
         advised = self._advised_arm(decision)
         advised_runs = [(advised, self._tier_blocks(b)) for b in self.lower_tiers]
         self._simulate([run for run in advised_runs if run not in self.results], jobs, progress)
@@ -169,7 +169,7 @@ class _Adviser:
             kv_bytes_per_token=self.profile.kv_bytes_per_token,
             capacity_tokens=self.capacity_tokens,
             capacity_from=self.capacity.origin,
-            repeats=float(repeats),
+            repeats=self.repeats,
             distinct_tokens=self.sample.tokens_of(self.sample.distinct_blocks),
             lru=self._lru_curve(),
             rows=tuple(self._row(arm, base, _kind(arm)) for arm in row_arms),
@@ -186,10 +186,9 @@ class _Adviser:
 
     def advise_policy(self, jobs: int | None) -> tuple[Arm, Decision]:
         """Return the decision without costs and tiers."""
-        repeats = float(self.curve.token_hits_at[-1] / max(self.curve.tokens, 1))
         runs = [(arm, self.size) for arm in (self.base, *CANDIDATES, BOUND)]
         self._simulate(runs, jobs, lambda: None)
-        decision = self._decide(repeats)
+        decision = self._decide()
         return self._advised_arm(decision), decision
 
     def _advised_arm(self, decision: Decision) -> Arm:
@@ -199,7 +198,9 @@ class _Adviser:
     def _simulate(
         self, runs: Sequence[Run], jobs: int | None, progress: Callable[[], object]
     ) -> None:
-        if runs:
+        if not self.repeats:  # no cache of any size hits
+            self.results |= dict.fromkeys(runs, self.tokens)
+        elif runs:
             self.results |= run_arms(
                 self.sample.requests, runs, jobs=jobs, seed=self.seed, progress=progress
             )
@@ -217,11 +218,11 @@ class _Adviser:
             points, low, high = bootstrap(base - misses, self.tokens, self.clusters, rng)
         return Gain(arm.label, arm.flag, hit_ratio(misses, self.tokens), points, low, high)
 
-    def _decide(self, repeats: float) -> Decision:
+    def _decide(self) -> Decision:
         base = hit_ratio(self.results[self.base, self.size], self.tokens)
         return decide(
             base,
-            repeats,
+            self.repeats,
             hit_ratio(self.results[BOUND, self.size], self.tokens),
             [self._gain(arm, self.size) for arm in CANDIDATES],
             capacity=str(self.capacity),

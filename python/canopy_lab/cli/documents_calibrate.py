@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from canopy_lab.cli.shared import ServerOptions
 from canopy_lab.cli.values import out_file
 from sglang_canopy import declared
 from sglang_canopy.declared import declare
@@ -17,14 +18,11 @@ MAX_S = 600
 
 
 @dataclass(frozen=True, slots=True)
-class Options(declared.Checked):
+class Options(ServerOptions, declared.Checked):
     url: str = declare(
-        None,
-        "--url",
-        "a running server with --canopy-documents on, idle",
-        metavar="URL",
+        None, "--url", "a running server with --canopy-documents on, idle", metavar="URL",
         required=True,
-    )
+    )  # fmt: skip
     out: Path = declare(
         None, "--out", "JSON file to save into; others in it are kept", metavar="FILE",
         parse=out_file, required=True,
@@ -41,7 +39,7 @@ def run(args: Options) -> int:
     from canopy_documents.calibration.served import ServedPrompts, calibrate_server
     from canopy_lab.live.profile.client import ProfiledServer
 
-    server = ProfiledServer(args.url)
+    server = ProfiledServer(args.url, args.key)
     served_setting = server.state(DOCUMENTS).get("setting")
     if served_setting is None:
         raise CanopyError(

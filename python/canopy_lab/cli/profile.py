@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from canopy_lab.cli.shared import ServerOptions
 from canopy_lab.cli.values import out_file, write_json
 from canopy_lab.live.profile.client import ProfiledServer
 from canopy_lab.live.profile.measure import Limits, Measurer
@@ -20,7 +21,7 @@ from sglang_canopy.errors import CanopyError
 
 
 @dataclass(frozen=True, slots=True)
-class Options(declared.Checked):
+class Options(ServerOptions, declared.Checked):
     url: str = declare(
         None, "--url", "the server; it must serve no other requests meanwhile", metavar="URL",
         required=True,
@@ -73,7 +74,7 @@ def run(args: Options) -> int:
 
 def measure(args: Options) -> EngineProfile:
     """Return the profile of the server at ``args.url``."""
-    server = ProfiledServer(args.url)
+    server = ProfiledServer(args.url, args.key)
     facts = server.facts
     pool = server.pool_tokens
     chunk = int(facts.get("chunked_prefill_size") or 0)

@@ -14,6 +14,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from canopy_lab.trace.fields import JsonObject, decode, find, find_full
+from sglang_canopy.records import chat_category
 
 TOOLS = ("tools", "functions")
 SYSTEMS = ("system", "instructions", "systemInstruction", "system_instruction")
@@ -70,11 +71,12 @@ def chat(messages: list[dict[str, Any]], bodies: list[JsonObject]) -> Chat:
         # In the Responses interface, items of one answer (text, then calls) are several entries.
         turns += role == "assistant" and roles[index - 1 : index] != ["assistant"]
         parts += message_parts
-    category = "chat"
-    category += "-tools" * has_tools
-    category += "-json" * (find(bodies, ("response_format",)) is not None)
-    category += "-image" * any(part.kind == "image" for part in parts)
-    category += "-after-tool" * (roles[-1:] == ["tool"])
+    category = chat_category(
+        tools=has_tools,
+        json=find(bodies, ("response_format",)) is not None,
+        image=any(part.kind == "image" for part in parts),
+        after_tool=roles[-1:] == ["tool"],
+    )
     return Chat(tuple(parts), category, turns)
 
 

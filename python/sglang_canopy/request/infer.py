@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from sglang_canopy.records import chat_category
 from sglang_canopy.wire.stamp import MAX_TURN
 
 
@@ -39,17 +40,13 @@ def infer_from_chat(body: Any) -> dict[str, Any]:
     """
     messages = body.messages or []
     roles = [getattr(m, "role", None) for m in messages]
-    category = _chat_category(
+    category = chat_category(
         tools=bool(getattr(body, "tools", None)),
         json=getattr(body, "response_format", None) is not None,
         image=any(map(_has_image, messages)),
         after_tool=bool(roles) and roles[-1] in ("tool", "function"),
     )
     return {"category": category, "turn": min(1 + roles.count("assistant"), MAX_TURN)}
-
-
-def _chat_category(**features: bool) -> str:
-    return "-".join(("chat", *(name.replace("_", "-") for name, has in features.items() if has)))
 
 
 def _has_image(message: Any) -> bool:
@@ -69,7 +66,7 @@ def infer_from_response(body: Mapping[str, Any]) -> dict[str, Any]:
     turns = sum(now and not before for before, now in zip([False, *answers], answers))
     text = body.get("text")
     form = text.get("format") if isinstance(text, Mapping) else None
-    category = _chat_category(
+    category = chat_category(
         tools=bool(body.get("tools")),
         json=isinstance(form, Mapping) and form.get("type") != "text",
         image=any(map(_item_has_image, items)),

@@ -91,5 +91,6 @@ def test_the_size_of_a_tokens_kv_is_that_of_the_servers_pools(memory, status, ex
     """Under ``--kv-cache-dtype fp8_e4m3`` the model's config gave twice the size."""
     info = {**FP8, "internal_states": [{"memory_usage": memory}]}
     pages = {"/server_info": info, **({"/canopy/status": status} if status else {})}
-    with chat_endpoint([], pages) as (url, _):
-        assert ProfiledServer(url).kv_bytes_per_token() == expected
+    with chat_endpoint([], pages) as (url, sent):
+        assert ProfiledServer(url, "k").kv_bytes_per_token() == expected
+    assert set(sent.keys) == {"Bearer k"}

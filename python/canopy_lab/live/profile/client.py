@@ -22,7 +22,7 @@ LEAST_GIB = 0.25
 class ProfiledServer:
     """A running SGLang server at ``url``. Raises ``CanopyError`` if it does not answer."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, api_key: str | None = None) -> None:
         parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
         if parts.scheme != "http" or not parts.hostname:
             raise CanopyError(f"--url must be http://HOST:PORT, got {url!r}")
@@ -30,6 +30,7 @@ class ProfiledServer:
         self._connection = http.client.HTTPConnection(
             parts.hostname, parts.port or 80, timeout=_TIMEOUT_S
         )
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.facts: dict[str, Any] = self._ask("GET", "/server_info")
         if not isinstance(self.facts, dict) or "model_path" not in self.facts:
             raise CanopyError(f"{self.url} is not an SGLang server: /server_info is empty")
@@ -102,9 +103,8 @@ class ProfiledServer:
     def _ask(self, method: str, path: str, body: Any = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         try:
-            self._connection.request(
-                method, path, body=data, headers={"Content-Type": "application/json"}
-            )
+            headers = {"Content-Type": "application/json", **self._headers}
+            self._connection.request(method, path, data, headers)
             answer = self._connection.getresponse()
             text = answer.read().decode()
         except (OSError, http.client.HTTPException) as error:
