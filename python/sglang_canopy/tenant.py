@@ -133,11 +133,14 @@ def documents_key(clients_key: str | None, name: str) -> str:
     return f"{clients_key or ''}{DOCUMENTS_MARK}{name}"
 
 
-def tenants_of_key(extra_key: str | None, cache_salt: str | None) -> set[str | None]:
-    """Return the tenants whose KV may be under a node's keys: two if the extra key may end with an
-    adapter's id, which is 32 hex digits."""
+def tenants_of_key(
+    extra_key: str | None, cache_salt: str | None, lora: bool = False
+) -> set[str | None]:
+    """Return the tenants whose KV may be under a node's keys: two if, on a server with adapters
+    (``lora``), the extra key may end with an adapter's id, which is 32 hex digits."""
     clients = (extra_key or "").partition(DOCUMENTS_MARK)[0]
-    return {tenant_of(key, cache_salt) for key in (clients, _ADAPTER.sub("", clients))}
+    keys = (clients, _ADAPTER.sub("", clients)) if lora else (clients,)
+    return {tenant_of(key, cache_salt) for key in keys}
 
 
 def is_documents_key(extra_key: str | None) -> bool:

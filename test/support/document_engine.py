@@ -98,4 +98,4 @@ def queued(engine: DocumentEngine, req: Any) -> Any:
 def scheduler_of(engine: DocumentEngine) -> Any:
     """A scheduler with nothing but its engine."""
     runner = SimpleNamespace(canopy=engine)
-    return SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner))
+    return SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner), enable_lora=False)

@@ -6,7 +6,7 @@ HTTP process are here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from canopy_documents import document_options_of
@@ -33,17 +33,23 @@ def _build(original: Any, server: Any, server_args: Any, *args: Any, **kwargs: A
 
 def _prepare(manager: Any, obj: Any, request: Any = None, *_: Any, **__: Any) -> None:
     if (on := document_options_of(manager.server_args)) is not None:
-        carriers = server_options.options_of(manager.server_args).requests.carriers
-        headers, body = sent.headers_of(request), sent.body_of(request)
-        # The owner of a prompt's documents is the tenant named in any of these carriers.
-        sent.set_tenant(obj, headers, body, carriers)
+        body = _set_owner(manager, obj, request)
         conversion.prepare(manager, obj, on, sent.path_of(request), body)
+
+
+def _set_owner(manager: Any, obj: Any, request: Any) -> Mapping[str, Any]:
+    """Write the tenant named in any carrier into ``obj``: it owns the documents. Return the body."""
+    carriers = server_options.options_of(manager.server_args).requests.carriers
+    body = sent.body_of(request)
+    sent.set_tenant(obj, sent.headers_of(request), body, carriers)
+    return body
 
 
 def _convert_chat(original: Any, serving: Any, request: Any, raw_request: Any = None) -> Any:
     on = document_options_of(serving.tokenizer_manager.server_args)
     if on is None:
         return original(serving, request, raw_request)
+    _set_owner(serving.tokenizer_manager, request, raw_request)
     return conversion.convert_chat(original, serving, request, on, raw_request)
 
 

@@ -113,7 +113,7 @@ def delete_documents(scheduler: Any, tenants: list[str]) -> bool | None:
     done = False
     for name in tenants:
         done |= engine.library.delete(name or None)
-        done |= delete_kv(scheduler.tree_cache, name or None)
+        done |= delete_kv(scheduler.tree_cache, name or None, scheduler.enable_lora)
         engine.checker.forget(name or None)
     return done
 
@@ -149,11 +149,12 @@ _ALL = 1 << 40
 """More tokens than any tier holds."""
 
 
-def delete_kv(cache: Any, tenant: str | None) -> bool:
+def delete_kv(cache: Any, tenant: str | None, lora: bool = False) -> bool:
     """Delete all KV of a tenant's prompts, exact or approximate, except what running requests use.
 
     SGLang's Rust core cannot be walked by tenant: there all KV that no request uses is evicted. Pages
-    of Canopy's disk tier are deleted on a thread. Returns whether any was deleted.
+    of Canopy's disk tier are deleted on a thread. ``lora``: whether the server has adapters. Returns
+    whether any was held.
     """
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 
@@ -163,7 +164,7 @@ def delete_kv(cache: Any, tenant: str | None) -> bool:
     if isinstance(core, UnifiedTreeCore):
         done = False
         for top in list(core.root_node.children.values()):
-            if tenant in tenants_of_key(top.key.extra_key, top.key.cache_salt):
+            if tenant in tenants_of_key(top.key.extra_key, top.key.cache_salt, lora):
                 nodes = [top]
                 for node in nodes:
                     nodes += node.children.values()
@@ -174,6 +175,7 @@ def delete_kv(cache: Any, tenant: str | None) -> bool:
     storage = cache.cache_controller.storage_backend if cache.cache_controller else None
     store = getattr(storage, "store", None)
     if isinstance(store, DiskStore):
+        done |= tenant in store.held_pages()["tenants"]
         threading.Thread(target=store.remove_tenant, args=(tenant,), daemon=True).start()
     return done
 

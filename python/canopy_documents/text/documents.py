@@ -52,18 +52,15 @@ def _without_ends(tokenizer: Any, ids: list[int]) -> list[int]:
 
 def find_documents(tokenizer: Any, texts: Iterable[str], ids: Sequence[int]) -> list[int]:
     """Return flat bounds of the documents ``texts``, in their order, in the prompt ``ids``."""
-    prompt, bounds, at = np.asarray(ids, np.int64).tobytes(), [], 0
+    prompt, bounds, at = _as_text(ids), [], 0
     for tokens in _inner_of_all(tokenizer, texts):
-        start = _position(prompt, np.asarray(tokens, np.int64).tobytes(), at)
-        if tokens and start is not None:
+        start = prompt.find(_as_text(tokens), at) if tokens else -1
+        if start >= 0:
             at = start + len(tokens)
             bounds += [start, at]
     return bounds
 
 
-def _position(prompt: bytes, tokens: bytes, first: int) -> int | None:
-    """Return the first position of ``tokens`` in ``prompt`` from ``first`` on; 8 bytes a token."""
-    at = prompt.find(tokens, 8 * first)
-    while at % 8 and at >= 0:
-        at = prompt.find(tokens, at + 1)
-    return at // 8 if at >= 0 else None
+def _as_text(ids: Sequence[int]) -> str:
+    """Return a character for each token: a text is searched in linear time, by whole tokens."""
+    return np.asarray(ids, np.uint32).tobytes().decode("utf-32-le", "surrogatepass")

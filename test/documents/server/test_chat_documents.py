@@ -9,10 +9,14 @@ from types import SimpleNamespace
 import jinja2
 import pytest
 
+from canopy_documents import ATTRIBUTE
+from canopy_documents.plugin import hooks
 from canopy_documents.server import conversion
 from canopy_documents.server.options import Options
 from canopy_documents.text.fields import MAX_DOCUMENTS
 from canopy_documents.text.order import Orders
+from sglang_canopy.config.server_options import ATTRIBUTE as SERVER_OPTIONS
+from sglang_canopy.config.server_options import RequestOptions, ServerOptions
 from sglang_canopy.errors import CanopyError
 from support.chat_templates import TEMPLATES
 from support.words import Words
@@ -320,3 +324,23 @@ def test_the_pages_prompts_have_two_documents() -> None:
     assert len(Chats().documents(content, body["custom_params"])) == 2
     (separated,) = [b for b in BLOCKS if b.startswith("You answer")]
     assert len(Chats(Options(separator="\n###\n")).documents(separated)) == 2
+
+
+def test_a_chats_documents_are_of_the_tenant_that_its_metadata_name(monkeypatch) -> None:
+    """Else all such tenants would share one history of ``canopy_order``."""
+    arguments, owners = SimpleNamespace(), []
+    setattr(arguments, ATTRIBUTE, Options())
+    setattr(arguments, SERVER_OPTIONS, ServerOptions(RequestOptions(carriers="metadata")))
+    monkeypatch.setattr(
+        conversion, "convert_chat", lambda *args: owners.append(conversion._tenant(args[2]))
+    )
+    serving = SimpleNamespace(tokenizer_manager=SimpleNamespace(server_args=arguments))
+
+    class Raw:
+        headers: dict[str, str] = {}
+
+        async def json(self):
+            return {"metadata": {"canopy_cache_salt": "s"}}
+
+    hooks._convert_chat(None, serving, SimpleNamespace(extra_key=None, cache_salt=None), Raw())
+    assert owners == ["s"]

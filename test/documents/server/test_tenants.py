@@ -1,11 +1,14 @@
 """Documents of tenants: apart in an engine, and deleted completely, in SGLang's tree too. The Rust core:\ntest_document_answers.py."""
 
+import time
+
 import pytest
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 
 from canopy_documents.server.scheduler import delete_documents, delete_kv
 from sglang_canopy.tenant import documents_key, tenants_of_key
+from support.disk_tree import DiskTree
 from support.document_engine import (
     LENGTH,
     SYSTEM,
@@ -119,6 +122,19 @@ def test_a_tenants_kv_is_deleted(core, host_tokens) -> None:
     assert tree.allocator.available_size() == free
 
 
+def test_pages_that_only_the_disk_holds_count_as_deleted(tmp_path) -> None:
+    tree = DiskTree(tmp_path / "disk")
+    tree.serve(FIRST[:8], 1.0, tenant="a/")
+    tree.cache.release_host_resources()
+    after = DiskTree(tmp_path / "disk")
+    assert not delete_kv(after.cache, "b/")
+    assert delete_kv(after.cache, "a/")
+    while len(after.store):  # a thread deletes them
+        time.sleep(0.01)
+    assert not delete_kv(after.cache, "a/")
+    after.close()
+
+
 def test_kv_that_a_request_uses_stays_until_it_ends() -> None:
     tree = LiveTree(600)
     for tokens in (FIRST, SECOND):
@@ -141,4 +157,6 @@ def test_an_adapters_kv_is_its_tenants() -> None:
         (adapter, {f"{adapter}/", None}),
         (documents_key(f"a{adapter}", "x"), {f"a{adapter}/", "a/"}),
     ):
-        assert tenants_of_key(key, None) == tenants
+        assert tenants_of_key(key, None, lora=True) == tenants
+    assert tenants_of_key(adapter, "salt") == {f"{adapter}/salt"}
+    assert tenants_of_key("a/", None) == {"a%2F/"}
