@@ -44,6 +44,13 @@ def least_of_group(group: Any, values: Sequence[int]) -> list[int]:
     return _reduced(values, functools.partial(torch.distributed.all_reduce, group=group))
 
 
+def true_in_groups(groups: Sequence[Any], flag: bool) -> bool:
+    """Whether ``flag`` is true on all ranks of ``groups``."""
+    for group in groups:
+        flag = least_of_group(group, [flag]) == [1]
+    return flag
+
+
 def _reduced(values: Sequence[int], reduce: Callable[..., Any]) -> list[int]:
     tensor = torch.tensor([int(value) for value in values], dtype=torch.int64)
     if len(values):

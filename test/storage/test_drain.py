@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from sglang_canopy.config.tiers import TierOptions
+from sglang_canopy.config.tiers import PolicyChoice, TierOptions
 from sglang_canopy.disk import segments
 from sglang_canopy.server.scheduler.cache_factory import restore_learnt
 from sglang_canopy.storage import drain
+from sglang_canopy.storage.disk_retry import ROUND_S
 from sglang_canopy.storage.page_table import PAGES
 from sglang_canopy.tenant import documents_key
 from support.disk_recount import bad_pages
@@ -228,7 +229,7 @@ def learn(tree: DiskTree) -> None:
 
 def test_learnt_state_survives_a_restart_on_device_and_disk(tmp_path: Path) -> None:
     tree = restarted(tmp_path, policy="wa", disk={"policy": "wa"})
-    restore_learnt(tree.cache, None)
+    restore_learnt(tree.cache, ())
     assert not tree.core.live.device_policy.state()["categories"]
     learn(tree)
     learnt = tree.core.live.device_policy.state()["categories"]
@@ -236,10 +237,31 @@ def test_learnt_state_survives_a_restart_on_device_and_disk(tmp_path: Path) -> N
     terminated(tree)
     assert file.stat().st_mode & 0o777 == 0o600
     after = restarted(tmp_path, policy="wa", disk={"policy": "wa"})
-    restore_learnt(after.cache, None)
+    restore_learnt(after.cache, ())
     assert after.core.live.device_policy.state()["categories"].keys() == learnt.keys()
     assert after.store.policy.state()["categories"].keys() == learnt.keys()
     after.close()
+
+
+@pytest.mark.parametrize("device", ["wa", "canopy-lru"])
+def test_learnt_state_is_restored_once_the_old_server_of_a_rolling_update_ends(
+    tmp_path: Path, device: str
+) -> None:
+    options = {"policy": device, "tiers": TierOptions(disk=PolicyChoice("wa", {}))}
+    old = restarted(tmp_path, disk={"policy": "wa"}, **options)
+    restore_learnt(old.cache, ())
+    learn(old)
+    new = restarted(tmp_path, disk={"policy": "wa"}, **options)
+    restore_learnt(new.cache, ())
+    new.serve([1] * 8, 1.0, category="chat")
+    assert new.core.live.profile is None
+    learnt = old.core.live.learner.state()["categories"]
+    terminated(old)
+    assert new.store.open()
+    new.serve([2] * 8, 1.0 + ROUND_S, category="chat")
+    assert new.core.live.learner.state()["categories"].keys() >= learnt.keys()
+    assert new.core.live.profile is not None
+    new.close()
 
 
 @pytest.mark.parametrize("other", ["flags", "version", "damage"])
@@ -247,7 +269,7 @@ def test_learnt_state_of_other_flags_or_another_version_is_ignored_with_a_senten
     tmp_path: Path, caplog, other: str
 ) -> None:
     tree = restarted(tmp_path, policy="wa")
-    restore_learnt(tree.cache, None)
+    restore_learnt(tree.cache, ())
     learn(tree)
     file = tree.store.path / "learnt.json"
     terminated(tree)
@@ -259,7 +281,7 @@ def test_learnt_state_of_other_flags_or_another_version_is_ignored_with_a_senten
     else:
         file.write_text("{")
     after = restarted(tmp_path, policy="wa", config=config)
-    restore_learnt(after.cache, None)
+    restore_learnt(after.cache, ())
     assert not after.core.live.device_policy.state()["categories"]
     assert "not used" in caplog.text or "cannot be used" in caplog.text
     after.close()
@@ -283,7 +305,7 @@ def test_a_shared_store_keeps_its_own_ways(tmp_path: Path) -> None:
     ours = tree.storage
     shared = SimpleNamespace(pages=PAGES, store=object())
     tree.cache.cache_controller.storage_backend = shared
-    restore_learnt(tree.cache, None)
+    restore_learnt(tree.cache, ())
     tree.core.disk._backend = shared
     assert not tree.core.disk.holds("page")
     terminated(tree)
@@ -296,7 +318,7 @@ def test_a_fault_ends_the_drain_and_still_frees_the_host_and_closes_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     tree = restarted(tmp_path, policy="wa")
-    restore_learnt(tree.cache, None)
+    restore_learnt(tree.cache, ())
     tree.serve(tokens(1, 8), 1.0)
 
     def broken(*_) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +34,14 @@ def read_or_set_aside(path: str) -> Any:
     return None
 
 
-def from_first_rank(path: str | None, group: Any) -> Any:
-    """Return the first rank's ``read_or_set_aside(path)`` on every rank of ``group``; ``None``
+def from_first_rank(path: str | None, groups: Sequence[Any]) -> Any:
+    """Return the first rank's ``read_or_set_aside(path)`` on every rank of ``groups``; ``None``
     without a path there.
 
     Ranks may run on several machines, and a rank that started from another state would evict
-    differently. Collective; ``group``: a process group for CPU tensors, ``None`` for one rank.
+    differently. Collective; ``groups``: process groups for CPU tensors, none for one rank.
     """
-    profile = None if path is None else read_or_set_aside(path)
-    return profile if group is None else from_first([group], profile)
+    return from_first(groups, None if path is None else read_or_set_aside(path))
 
 
 class Profile:

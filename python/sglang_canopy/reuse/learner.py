@@ -342,7 +342,7 @@ class ReuseModel:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Load the counts of an earlier run; their weight falls as new samples arrive."""
         self._saved_samples = saved_curves.load(state, self.categories, self._labels())
-        self.fit(0.0)
+        self.fit(max((tip.born for tip in self.shadow), default=0.0))
 
 
 def mean_growth(category: Category) -> float:

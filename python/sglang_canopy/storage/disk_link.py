@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.disk.page import PageMeta
@@ -53,6 +53,8 @@ class DiskLink(DiskTier):
         """Storage backend at the last arrival."""
         self._unreported: dict[UnifiedTreeNode, None] = {}
         """Nodes used since their last report."""
+        self.on_available: Callable[[], None] | None = None
+        """Called once, when the folders of all ranks are open. Collective."""
         self._reported_at = float("-inf")
 
     def attach(self, cache: UnifiedRadixCache) -> None:
@@ -65,8 +67,11 @@ class DiskLink(DiskTier):
             self.retry.attached()
         self._backend, self.active = backend, backend is not None
         self.attachment.epoch = epoch
-        if self.active and self.retry.request_arrived() and self.suspended:
-            self._try_to_resume()
+        if self.active and self.retry.request_arrived():
+            if self.suspended:
+                self._try_to_resume()
+            elif self.on_available is not None:
+                self._check_available()
         if not self._unreported:
             return
         now = self.tree.clock.now
@@ -175,6 +180,13 @@ class DiskLink(DiskTier):
             return
         current.resume()
         self.suspended = self.retry.on_any_rank(current.store.unavailable is not None)
+
+    def _check_available(self) -> None:
+        store, call = self.store, self.on_available
+        closed = store is None or store.unavailable is not None
+        if call is not None and not self.retry.on_any_rank(closed):
+            self.on_available = None
+            call()
 
     def holds(self, page: str) -> bool:
         store = self.store

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +33,7 @@ from sglang_canopy.radix.offset_walk import OffsetWalkCore
 from sglang_canopy.radix.overrides import check_overrides
 from sglang_canopy.radix.recorder import Recorder
 from sglang_canopy.radix.saved_profile import Profile, from_first_rank
+from sglang_canopy.ranks import groups_of, true_in_groups
 from sglang_canopy.server.scheduler.admission import Admission
 from sglang_canopy.server.scheduler.live_order import LiveOrder
 from sglang_canopy.server.scheduler.observer import has_floor, memory_of, meter_of
@@ -179,21 +181,26 @@ def session_gate(server_args: Any, cache: CanopyRadixCache) -> SessionGate | Non
     )
 
 
-def restore_learnt(cache: CanopyRadixCache, group: Any) -> None:
+def restore_learnt(cache: CanopyRadixCache, groups: Sequence[Any]) -> None:
     """Restore the learnt state of the last server with this disk tier, and save it there from now
     on.
 
     The file is in the first rank's namespace, so each model, set of weights and layout has a
-    separate file. Collective over ``group``.
+    separate file. While another server still has the folder, as in a rolling update, this is done once
+    the folder is available, except with pipeline stages, which cannot agree. Collective over ``groups``,
+    for CPU tensors.
     """
     live, disk = cache.tree_core.live, cache.tree_core.disk
-    store = disk.store if isinstance(disk, DiskLink) else None
-    if store is None or not live.device_policy.learns:
+    if not isinstance(disk, DiskLink) or (store := disk.store) is None or not live.learners:
         return
-    first = group is None or torch.distributed.get_rank(group=group) == 0
-    path = str(store.path / LEARNT) if first and store.unavailable is None else None
+    if not true_in_groups(groups, store.unavailable is None):
+        if cache.pp_size == 1:
+            disk.on_available = lambda: restore_learnt(cache, groups_of(cache))
+        return
+    first = all(torch.distributed.get_rank(group=group) == 0 for group in groups)
+    path = str(store.path / LEARNT) if first else None
     try:
-        saved = from_first_rank(path if path and os.path.exists(path) else None, group)
+        saved = from_first_rank(path if path and os.path.exists(path) else None, groups)
         for policy in (*live.learners, store.policy) if saved else ():
             policy.restore(saved)
     except CanopyError as error:
@@ -202,7 +209,7 @@ def restore_learnt(cache: CanopyRadixCache, group: Any) -> None:
         live.profile = Profile(path)
 
 
-def _world() -> Any:
-    """Return the group of all of this scheduler's ranks, for CPU tensors."""
+def _world() -> list[Any]:
+    """Return the group of all of this scheduler's ranks, for CPU tensors; empty for one rank."""
     world = get_parallel().world_group
-    return None if world is None else world.cpu_group
+    return [] if world is None else [world.cpu_group]
