@@ -20,8 +20,7 @@ MAX_S = 600
 @dataclass(frozen=True, slots=True)
 class Options(ServerOptions, declared.Checked):
     url: str = declare(
-        None, "--url", "a running server with --canopy-documents on, idle", metavar="URL",
-        required=True,
+        None, "--url", "an idle server with --canopy-documents on", metavar="URL", required=True,
     )  # fmt: skip
     out: Path = declare(
         None, "--out", "JSON file to save into; others in it are kept", metavar="FILE",

@@ -27,8 +27,7 @@ class Options(ServerOptions, declared.Checked):
         required=True,
     )  # fmt: skip
     output: Path = declare(
-        None, "--out", "file for the profile, JSON", metavar="FILE", parse=out_file,
-        required=True,
+        None, "--out", "file for the profile, JSON", metavar="FILE", parse=out_file, required=True,
     )  # fmt: skip
     device: str | None = declare(
         None, "--device", "description of the server's hardware", metavar="WORDS"
