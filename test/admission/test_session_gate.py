@@ -93,6 +93,17 @@ def test_new_sessions_wait_while_those_that_think_fill_the_memory(gate) -> None:
     assert not gate.holds(ticket)
 
 
+def test_the_pause_after_an_overtaken_request_is_learnt(gate) -> None:
+    agent = Agent("a", 50, growth=10)
+    ticket, request = arrive(gate, agent, 0.0)
+    request.time = 3.0  # ``Requests._learn``: it counts as arriving with its overtakers
+    gate.advance(5.0)
+    gate.finish(ticket, request)
+    agent.grow()
+    assert turn(gate, agent, 9.0)
+    assert gate.model.samples == 1
+
+
 def test_a_turn_of_an_admitted_session_never_waits(gate) -> None:
     agent = Agent("a", 60, growth=60)
     for time in range(5):

@@ -104,6 +104,7 @@ class SessionGate:
             )
         session.cached_before = self._cached_before(session, request)
         self.model.request_waits(request)  # while many wait, most returns have yet to be answered
+        session.arrived_s = request.time
         session.ticket, session.last_contact_s = ticket, self.now
         self.by_ticket[ticket] = session, request
         self.session_index.index(session, request, request.prompt_tokens)
@@ -124,7 +125,7 @@ class SessionGate:
         session.last_contact_s = self.now
         self._measure(session, request)
         if request.stop != ABORT:
-            label = self.model.answered(request, self.now)
+            label = self.model.answered(request.copy(time=session.arrived_s), self.now)
             session.category = self.model.categories.get(label)
             self.agents.judge_answer(session, request)
         session.answered = True

@@ -29,6 +29,8 @@ class Session:
     category: Category
     charged_to: Hashable = None
     """Tenant that its turns and its memory are charged to (``tenant.ChargedTenants``)."""
+    arrived_s: float = 0.0
+    """Arrival of its last request, whose time rises if younger ones overtake it."""
     waiting_since_s: float = 0.0
     """Time since which it waits for admission, if it does."""
     share_key: Hashable = None
