@@ -107,6 +107,13 @@ def test_ttls_and_the_host_pools_size_reach_their_tiers() -> None:
     assert server.hicache_size == 3
 
 
+@pytest.mark.parametrize(("backend", "warned"), [("canopy", False), ("file", True), (None, True)])
+def test_a_ttl_without_pages_that_have_one_is_announced(caplog, backend, warned) -> None:
+    flags = typed(canopy_ttl='{"residual_ttl_s": 10}')
+    options.apply(arguments(hicache_storage_backend=backend), flags, ours=True)
+    assert ("--canopy-ttl acts on a tier that this server lacks" in caplog.text) == warned
+
+
 def test_groups_of_other_blocks_than_the_servers_are_refused() -> None:
     table = TTLTable((Group(1, 60.0),), block_tokens=16)
     flags = {"canopy_ttl": json.dumps(table.to_json())}

@@ -176,3 +176,6 @@ def test_a_store_cleared_while_it_does_not_respond_is_empty_afterwards(tmp_path)
     store.clear()
     assert store.open()
     assert len(store) == 0
+    assert store.suspend("the storage does not respond")
+    store.close()
+    assert store.state.segments._directory == -1

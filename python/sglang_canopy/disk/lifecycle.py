@@ -146,9 +146,7 @@ class Lifecycle:
                 state.unavailable = "closed"
                 state.journal.close()
                 state.segments.close()
-        if self.claim is not None:
-            self.claim.release()
-            self.claim = None
+        self._release_claim()  # closes those of a suspended store
 
     def discard(self) -> None:
         """Close, and remove every page from the disk."""

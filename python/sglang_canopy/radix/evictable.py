@@ -115,6 +115,7 @@ class EvictableLeaves(set):
 
     def next_victim(self, now: float) -> tuple[UnifiedTreeNode, int] | None:
         """Return the node to evict next and the number of first tokens that the policy keeps."""
+        self.victim_expired = False
         if self.pending:
             self.admit_pending()
         if self.usable is not None:

@@ -112,7 +112,9 @@ def _check(
         refusal = unsupported(DISK, server_args)
         if refusal:
             raise CanopyError(f"--hicache-storage-backend canopy: {refusal}")
-    if tiers.ttl is not None and not server_args.enable_hierarchical_cache:
+    # Pages of other backends have no TTL. A dynamic one may be Canopy's.
+    with_ttl = (BACKEND, "dynamic", "mooncake")
+    if tiers.ttl is not None and server_args.hicache_storage_backend not in with_ttl:
         logger.warning("--canopy-ttl acts on a tier that this server lacks")
 
 
