@@ -60,7 +60,10 @@ class Library:
         """Tenants whose documents were deleted, each with the number of deletions so far."""
 
     def resolve(self, request: DocumentRequest) -> list[ResolvedDocument]:
-        """Return the documents of a request, each with its tier in the store."""
+        """Return the documents of a request, each with its tier in the store.
+
+        Each stage of a request resolves again, since other requests may have changed the store.
+        """
         documents = []
         for (start, end), keys in zip(request.bounds, request.keys):
             tier: str | None = None
