@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from sglang_canopy import SGLANG_VERSION, releases
 from sglang_canopy.config.refusals import all_unsupported, unsupported
 from sglang_canopy.config.setups import POLICIES, SETUPS
-from sglang_canopy.doctor import machine
+from sglang_canopy.doctor import examine, machine
 from sglang_canopy.doctor.command_line import HIDDEN, arguments_of, masked
 from sglang_canopy.doctor.examine import Report
 from sglang_canopy.doctor.machine import FAULT, NOTE, REFUSED, UNTESTED, Finding
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.storage.settings import DYNAMIC_BACKEND
 from support import forked
 
 LABEL = "ANSWER"
@@ -251,6 +252,34 @@ def test_a_host_tier_that_memory_has_no_room_for(monkeypatch) -> None:
     available = 9 * 2**30
     (fault,) = machine.check_host_memory(0)
     assert "none is left" in fault.text
+
+
+@pytest.mark.parametrize(
+    ("ranks", "count"),
+    [
+        ({"tp_size": 4, "pp_size": 2, "nnodes": 2}, 4),
+        ({"tp_size": 2, "dp_size": 2}, 4),
+        ({"tp_size": 2, "dp_size": 2, "enable_dp_attention": True}, 2),
+    ],
+)
+def test_room_is_for_every_rank_on_the_machine(monkeypatch, ranks, count) -> None:
+    one = {"tp_size": 1, "pp_size": 1, "dp_size": 1, "nnodes": 1, "enable_dp_attention": False}
+    extra = json.dumps({**DYNAMIC_BACKEND, "path": "/d", "capacity_bytes": 10**9})
+    tiers = {"canopy_host_gb": 1.0, "hicache_size": 0, "enable_hierarchical_cache": True}
+    args = {
+        "hicache_storage_backend_extra_config": extra,
+        "device": "cuda",
+        **tiers,
+        **one,
+        **ranks,
+    }
+    rooms = []
+    monkeypatch.setattr(machine, "check_port", lambda *_: [])
+    monkeypatch.setattr(machine, "check_host_memory", lambda room: rooms.append(room) or [])
+    monkeypatch.setattr(machine, "check_folder", lambda *given: rooms.append(given[-1]) or [])
+    monkeypatch.setattr(examine.command_line, "used_parts", lambda _args: {"disk"})
+    assert examine._places(SimpleNamespace(host="", port=1, **args)) == []
+    assert rooms == [count * 10**9] * 2
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -69,6 +69,7 @@ def test_unusable_kv_is_evicted_before_older_kv(core) -> None:
     tree.evict(full=2)
     tree.cache.unlock(lock)
     tree.recount()
+    assert tree.core.evictable_device_leaves.lowest_ranked(100, 100)[0] == (head, 0)
     tree.core.evictable_device_leaves.victim_expired = True  # of the eviction before
     tree.evict(full=1)
     assert not tree.core.evictable_device_leaves.victim_expired

@@ -126,9 +126,13 @@ def test_the_same_prompt_in_another_request_is_no_sample(server) -> None:
     assert server.model.samples == 1
 
 
-@pytest.mark.parametrize("how", ["queue", "invalid", "given_up", "between two chunks"])
+PRIORITY = "Using priority is disabled for this server."
+
+
+@pytest.mark.parametrize("how", ["queue", "invalid", "priority", "given_up", "between two chunks"])
 def test_a_retry_is_no_turn_and_no_return(how: str) -> None:
     server = Server()
+    scheduler = SimpleNamespace(tree_cache=server.tree.cache)
     for talk in range(1, 31):
         for attempt in range(3):
             req = chat(100.0 * talk + 5.0 * attempt, talk)
@@ -140,19 +144,20 @@ def test_a_retry_is_no_turn_and_no_return(how: str) -> None:
                 server.requests.report_end(req)
                 server.tree.insert([0], None)
             elif how == "between two chunks":
-                scheduler = SimpleNamespace(tree_cache=server.tree.cache)
                 server.tree.insert(req.origin_input_ids[:8], server.requests.admit(req))
                 request_aborted(None, scheduler, SimpleNamespace(finished_reason=None), req)
                 assert not request.misses
             else:
-                server.requests.refuse(request, QUEUE if how == "queue" else GIVEN_UP)
+                text = "The request queue is full." if how == "queue" else PRIORITY
+                reason = None if how == "given_up" else {"status_code": 503, "message": text}
+                request_aborted(None, scheduler, SimpleNamespace(finished_reason=reason), req)
         last = server.serve(chat(100.0 * talk + 15.0, talk))
         assert last.turn == 1
     assert server.model.samples == 0
     assert server.counted() == (30, 30 * 18)
     assert server.meter.prompt_tokens == 30 * 18
-    counts = {"invalid": INVALID, "queue": QUEUE, "given_up": GIVEN_UP}
-    expected = [90 * (counts.get(how) == reason) for reason in range(len(counts))]
+    counts = {"invalid": INVALID, "priority": INVALID, "queue": QUEUE, "given_up": GIVEN_UP}
+    expected = [90 * (counts.get(how) == reason) for reason in range(3)]
     assert server.core.live.counters.refused == expected
 
 

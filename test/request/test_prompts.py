@@ -43,6 +43,10 @@ def check(**fields: Any) -> None:
         {"text": "a", "sampling_params": {"temperature": 0, "top_k": 2**40, "max_new_tokens": 8.0}},
         {"text": "a", "sampling_params": {"stop_token_ids": [-1, "5", 10**9], "json_schema": {}}},
         {"text": "a", "sampling_params": {"logit_bias": {"5": 2, "6": float("-inf"), "7": -1e300}}},
+        {
+            "text": "a",
+            "sampling_params": {"temperature": 0, "logit_bias": {"5": 1e39, "6": 10**39}},
+        },
     ],
 )
 def test_computable_values_pass(fields: dict[str, Any]) -> None:
@@ -71,6 +75,7 @@ def test_computable_values_pass(fields: dict[str, Any]) -> None:
                 {"stop_token_ids": ["-1"], "min_new_tokens": 1},
                 {"stream_interval": "2"},
                 {"logit_bias": {"5": "1"}},
+                {"logit_bias": {"5": 1e39}},
                 {"logit_bias": {"5": float("nan")}},
                 {"logit_bias": {"5": -(10**400)}},
                 {"logit_bias": []},

@@ -236,6 +236,14 @@ def test_a_prefix_refused_by_a_full_disk_is_written_later(tree, rounds_at_once, 
     check(tree)
 
 
+def test_a_page_that_is_described_again_was_not_written_again(tree, at_once, monkeypatch):
+    tree.serve(tokens(1, 8), 1.0)
+    (leaf,) = leaves(tree, 100)
+    monkeypatch.setattr(PAGES, "description", lambda _key: True)  # as after a put that was refused
+    tree.serve(tokens(1, 8), 5.0)
+    assert (leaf.reported_at, leaf.disk_written_at) == (5.0, 1.0)
+
+
 def test_a_prefix_without_a_host_copy_is_copied_down_and_written_again(start, rounds_at_once):
     tree = start(tokens=64)
     system = tokens(1, 8)

@@ -156,9 +156,8 @@ def drains_without_room(rank: int, folder: Path) -> Any:
 
 def learnt(rank: int, folder: Path) -> Any:
     """The first rank's state, on both ranks."""
-    return from_first_rank(
-        str(folder / f"machine-{rank}" / "wa.json"), torch.distributed.group.WORLD
-    )
+    path = str(folder / f"machine-{rank}" / "wa.json")
+    return from_first_rank(path, (torch.distributed.group.WORLD,))
 
 
 def queue_orders(rank: int, folder: Path) -> Any:

@@ -23,6 +23,7 @@ def meter(*arms: dict[str, Any], undecided: str | None = None, running: str = "c
     return {"running": running, "hit_ratio": 0.41, "arms": [own, *arms], "undecided": undecided}
 
 
+AUTO = ("wa", "canopy-lru")
 GAIN = arm("wa", 0.535, 0.015)
 LARGER = arm("canopy-lru", 0.52, 0.004, capacity="host x2")
 KEEP = "^Keep canopy-lru: no policy tried would save more.$"
@@ -40,8 +41,10 @@ SAVES = "wa would save 12.5 ± 3.0 points more of your prompt tokens"
         (meter(arm("wa", 0.414)), "canopy-lru", {}, KEEP),
         (meter(arm("wa", 0.46, 0.03)), "canopy-lru", {}, KEEP),
         (meter(arm("wa", 0.3)), "canopy-lru", {}, KEEP),
-        (meter(GAIN), "canopy-lru", {"auto": True}, f"^Nothing to do: {SAVES}"),
-        (meter(), "wa", {"auto": True}, "^Keep auto: "),
+        (meter(GAIN), "canopy-lru", {"auto": AUTO}, f"^Nothing to do: {SAVES}"),
+        (meter(GAIN), "canopy-lru", {"auto": ()}, f"^{SAVES} than canopy-lru: restart with "),
+        (meter(arm("etlru", 0.535, 0.015)), "wa", {"auto": AUTO}, " than wa: restart with .* etlru$"),
+        (meter(), "wa", {"auto": AUTO}, "^Keep auto: "),
         (meter(arm("wa", 0.41), LARGER), "canopy-lru", {}, "More memory would: host x2 saves 11.0 ± 0.8 points more.$"),
     ],
 )  # fmt: skip

@@ -110,8 +110,11 @@ def _says(finding: Finding, other: Finding) -> bool:
 def _places(args: argparse.Namespace) -> list[Finding]:
     """Check the port, memory and folders that this server would use on this machine."""
     findings = machine.check_port(args.host, args.port)
+    groups = 1 if args.enable_dp_attention else args.dp_size
+    ranks = max(1, groups * args.tp_size * args.pp_size // args.nnodes)  # of this machine
     if args.enable_hierarchical_cache and args.device != "cpu":  # Canopy needs less on a CPU
-        findings += machine.check_host_memory(args.hicache_size * args.tp_size * machine.GB)
+        size = args.hicache_size or getattr(args, "canopy_host_gb", None) or 0
+        findings += machine.check_host_memory(size * ranks * machine.GB)
     if "disk" in command_line.used_parts(args):
         from sglang_canopy.server.start.flags import given_extra
         from sglang_canopy.storage.settings import StorageSettings
@@ -122,5 +125,6 @@ def _places(args: argparse.Namespace) -> list[Finding]:
             )
         except CanopyError:
             return findings  # ``start`` has reported the error
-        findings += machine.check_folder("disk tier", Path(settings.path), settings.capacity_bytes)
+        room = settings.capacity_bytes * ranks
+        findings += machine.check_folder("disk tier", Path(settings.path), room)
     return findings

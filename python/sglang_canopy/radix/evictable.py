@@ -161,8 +161,12 @@ class EvictableLeaves(set):
                     return None
             return self._ready(node, self.clock.now)
 
-        victims = _lowest_ranked(self.policy, self.clock.now, tokens, leaves, exposed)
-        return [(leaf.node, keep) for leaf, keep in victims]  # type: ignore[attr-defined]
+        first: list[Any] = sorted(self.unusable, key=lambda leaf: leaf.last_access)[:leaves]
+        tokens -= sum(leaf.length for leaf in first)
+        victims: list[Any] = _lowest_ranked(
+            self.policy, self.clock.now, tokens, leaves - len(first), exposed
+        )
+        return [(leaf.node, keep) for leaf, keep in [(leaf, 0) for leaf in first] + victims]
 
     def _ready(self, node: UnifiedTreeNode, since: float) -> NodeLeaf:
         """Return ``node``'s leaf, prepared for the policy, which receives it as of ``since``."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -24,8 +25,8 @@ sampling parameters. Each raises ``CanopyError``."""
 
 
 _TEXTS = ("json_schema", "regex", "ebnf", "structural_tag")
-_MAX_INTEGER, _MAX_NUMBER = 2**31 - 1, 3.4028235e38
-"""Largest numbers of SGLang's tensors."""
+_MAX_INTEGER, _MAX_NUMBER, _MAX_DOUBLE = 2**31 - 1, 3.4028235e38, sys.float_info.max
+"""Largest numbers of SGLang's tensors, and the largest that PyTorch converts to them."""
 
 BILLING_FLAG = "--canopy-strip-billing-line"
 _BILLING_LINE = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n?")
@@ -91,8 +92,9 @@ def check_message(message: Any, manager: Any, *_: Any, **__: Any) -> None:
         _refuse("stream_interval", "a number", params.stream_interval)
     bias = {} if params.logit_bias is None else params.logit_bias
     for value in bias.values() if isinstance(bias, Mapping) else [bias]:
-        least = -_MAX_NUMBER if isinstance(value, int) else -math.inf
-        if not isinstance(value, int | float) or not least <= value <= _MAX_NUMBER:
+        limit = _MAX_DOUBLE if isinstance(value, int) else math.inf
+        most = limit if params.top_k == 1 else _MAX_NUMBER  # only a greedy request takes infinity
+        if not isinstance(value, int | float) or not -limit <= value <= most:
             _refuse("logit_bias", f"an object of numbers up to {_MAX_NUMBER:g}", value)
     for token in (params.stop_token_ids or ()) if params.min_new_tokens else ():
         if not 0 <= token <= vocabulary:

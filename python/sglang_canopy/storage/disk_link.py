@@ -198,10 +198,12 @@ class DiskLink(DiskTier):
         if node.canopy.reported_at > float("-inf"):
             self._unreported.pop(node, None)  # the request has finished: no later report is needed
         self.retry.write_prefix(node)
+        self.retry.mark_written(node.canopy)
         self._describe(node)
 
     def before_staged_write(self, node: UnifiedTreeNode) -> None:
         if self.active and node.hash_value and not self.retry.is_written(node.canopy):
+            self.retry.mark_written(node.canopy)
             self._describe(node)
 
     def node_used(self, node: UnifiedTreeNode) -> None:
@@ -246,10 +248,9 @@ class DiskLink(DiskTier):
     # ---- to and from the page table ----
 
     def _describe(self, node: UnifiedTreeNode) -> None:
-        """Put the metadata of the pages of ``node``, which is about to be written, into ``PAGES``."""
+        """Put the metadata of the pages of ``node``, which is being written, into ``PAGES``."""
         keys, leaf = node.hash_value, node.canopy
         set_offsets(node)
-        self.retry.mark_written(leaf)
         metas = pages_of(leaf, len(keys), self.tree.page_size, self.attachment.epoch)
         PAGES.describe(keys, metas, [node.parent.get_last_hash_value(), *keys[:-1]])
 

@@ -76,7 +76,7 @@ class DiskRetry:
         return leaf.on_disk and leaf.disk_round == self.round
 
     def mark_written(self, leaf: NodeLeaf) -> None:
-        """Record that these pages are being written, or are described again before that."""
+        """Record that these pages are being written."""
         leaf.on_disk, leaf.disk_round = True, self.round
         leaf.disk_written_at = self.tree.clock.now
 

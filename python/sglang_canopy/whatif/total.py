@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 WORTH_POINTS = 0.5
@@ -64,13 +64,17 @@ def percent(arm: Mapping[str, Any]) -> str:
 
 
 def next_step(
-    meter: Mapping[str, Any] | None, policy: str | None, *, ours: bool, auto: bool = False
+    meter: Mapping[str, Any] | None,
+    policy: str | None,
+    *,
+    ours: bool,
+    auto: Collection[str] | None = None,
 ) -> str:
     """Return the recommendation.
 
     ``meter``: combined statistics (``total.added_up``); ``policy``: the running policy, if one runs;
-    ``ours``: True for a Canopy policy; ``auto``: True under ``--radix-eviction auto``, which switches
-    policies itself.
+    ``ours``: True for a Canopy policy; ``auto``: under ``--radix-eviction auto``, the policies between
+    which it switches itself.
     """
     if policy is None:
         return "No eviction policy runs: the prefix cache is off, or the server has just started."
@@ -84,12 +88,10 @@ def next_step(
     best, points, error = _best(meter)
     if best is not None and points >= WORTH_POINTS and points > error:
         gain = f"{best} would save {points:.1f} ± {error:.1f} points more of your prompt tokens"
-        if auto:
+        if auto is not None and best in auto:
             return f"Nothing to do: {gain}, and auto lets it rank once that has lasted."
         return f"{gain} than {policy}: restart with --radix-eviction {best}"
-    return (
-        f"Keep {'auto' if auto else policy}: no policy tried would save more.{_memory_gain(meter)}"
-    )
+    return f"Keep {policy if auto is None else 'auto'}: no policy tried would save more.{_memory_gain(meter)}"
 
 
 def _best(meter: Mapping[str, Any]) -> tuple[str | None, float, float]:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from sglang_canopy import __version__, releases
+from sglang_canopy.config.auto import POLICY
 from sglang_canopy.config.setups import HTTP_APPS
 from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.request import access, client_hints
@@ -20,6 +21,7 @@ from sglang_canopy.server.http import early_checks, entry
 from sglang_canopy.server.http.explaining import Explaining
 from sglang_canopy.telemetry.static_files import FILES, HEADERS, file
 from sglang_canopy.tenant import new_shown_key
+from sglang_canopy.whatif.meter import LRU
 from sglang_canopy.whatif.total import added_up, in_words, next_step
 from sglang_canopy.wire import status_file
 from sglang_canopy.wire.hints import EVERY_S, TooManyHints, Waiting, deliver
@@ -89,12 +91,12 @@ def _add(server_args: Any) -> None:
         whatif = added_up(meters)
         policy = ranks[0]["running"] if ranks else _sglangs_policy(server_args)
         auto = ranks[0].get("auto") if ranks else None
+        floors = [meter for meter in meters if meter["floor"]]
+        switches = None if auto is None else (POLICY, LRU) if floors else ()
         return {
             "version": __version__,
             "off": releases.SWITCHED_OFF | (ranks[0].get("off", {}) if ranks else {}),
-            "next_step": next_step(
-                whatif, policy, ours=policy in live_names(), auto=auto is not None
-            ),
+            "next_step": next_step(whatif, policy, ours=policy in live_names(), auto=switches),
             "policy": policy,
             "policy_config": ranks[0]["running_config"] if ranks else {},
             "ttft_model": entered.ttft_fit.stats(),

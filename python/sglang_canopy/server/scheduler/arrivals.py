@@ -75,8 +75,10 @@ def batch_formed(batch: Any, *_: Any, **__: Any) -> None:
 def request_aborted(_result: Any, scheduler: Any, abort: Any, req: Any, *_: Any, **__: Any) -> None:
     """Hook after ``Scheduler.send_abort_output``: count a request that was not admitted, and end
     another."""
-    status = (abort.finished_reason or {}).get("status_code")
-    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+    reason = abort.finished_reason or {}
+    status = reason.get("status_code")
+    disabled = "priority is disabled" in reason.get("message", "")  # with a full queue's status
+    if status == HTTPStatus.SERVICE_UNAVAILABLE and not disabled:
         kind = QUEUE
     else:
         kind = GIVEN_UP if status is None else INVALID
