@@ -22,7 +22,7 @@ SWIFT_S = 20.0
 """A client that returns within these seconds of an answer is likely an agent: 65 % of agents' and
 2 % of conversations' pauses in traces are shorter."""
 AFTER_TOOL = "-after-tool"
-"""End of the inferred category of a prompt that ends in a tool's result (``request/sent.py``)."""
+"""End of the inferred category of a prompt that ends in a tool's result (``request/infer.py``)."""
 _NEWEST = 0.05
 """Smallest weight of the newest session in a share."""
 _ENOUGH_SESSIONS = 8

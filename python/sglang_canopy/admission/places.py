@@ -210,7 +210,7 @@ class GateCounts:
     """Counts since the start, as the status shows them."""
 
     admitted_sessions: int = 0
-    """Most of them at once."""
+    """Most of them did not wait."""
     delayed_sessions: int = 0
     """Admitted sessions that waited."""
     wait_seconds: float = 0.0
