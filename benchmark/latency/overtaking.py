@@ -120,7 +120,7 @@ class Bounded:
     def _ended(self, job: Job) -> None:
         self._arranged.forget(job)
         if self.adopts:
-            self.answers.finished(job.reserved, job.answer)
+            self.answers.record_answer(job.reserved, job.answer)
             self.answers.adopt(self._server.step_s)
 
     def budget_s(self, job: Job) -> float:

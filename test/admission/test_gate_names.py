@@ -1,7 +1,7 @@
 """A client with many tenant names at the session gate, against tenants that a gateway vouches for."""
 
 import itertools
-from collections import Counter, deque
+from collections import Counter
 
 import pytest
 
@@ -17,32 +17,26 @@ def share(owners: dict[str, tuple[str, str]]) -> dict[str, float]:
     """Share of admissions by owner. ``owners``: tenant -> (owner, source). Every tenant always has
     ``WAITING`` new sessions at the gate; the oldest active session ends each second."""
     gate = SessionGate(GateSettings(always=True, age_s=1e9, over_age_s=1e9), PLACES * TOKENS)
-    numbers, active = itertools.count(1), deque[tuple[int, Request]]()
-    requests: dict[int, Request] = {}
-    admitted: Counter[str] = Counter()
-    waiting: Counter[str] = Counter()
+    numbers, admitted = itertools.count(1), Counter[str]()
 
-    def entered(ticket: int) -> None:
-        active.append((ticket, requests[ticket]))
-        waiting[requests[ticket].tenant] -= 1
-
-    gate.entered = entered
-
-    def come(tenant: str, now: float) -> None:
+    def come(tenant: str, now: float) -> bool:
+        """A session arrives; return whether it waits."""
         number = next(numbers)
         path = tuple(range(100 * number, 100 * number + TOKENS // 10))
-        requests[number] = Request(
+        request = Request(
             time=now, path=path, block_tokens=10, prompt_tokens=TOKENS, tenant=tenant,
             conversation=f"c{number}", source=owners[tenant][1], stop="tool",
         )  # fmt: skip
-        waiting[tenant] += 1
-        gate.arrive(number, requests[number])
+        gate.arrive(number, request)
+        return gate.holds(number)
 
     for now in range(ROUNDS):
+        waiting = Counter(session.tenant for session in gate.waiting.sessions.values())
         for tenant in owners:
             while waiting[tenant] < WAITING:
-                come(tenant, float(now))
-        ticket, request = active.popleft()
+                waiting[tenant] += come(tenant, float(now))
+        oldest = next(iter(gate.places.active.values()))
+        ticket, request = next((t, r) for t, (s, r) in gate.by_ticket.items() if s is oldest)
         request.over = True
         gate.finish(ticket, request)
         if now > WARM_UP:

@@ -211,4 +211,4 @@ def test_a_request_that_waits_alone_is_not_looked_up_before_sglang_admits_it() -
     for _ in range(2):  # there is no place: it needs a cost, and a budget
         scheduler.arranged.arrange([second])
     assert calls == [False, False]
-    assert [one.request for one in scheduler.order] == [second]
+    assert [one.request for one in scheduler.order.in_order()] == [second]

@@ -34,10 +34,10 @@ def test_an_answer_takes_the_larger_of_its_shares_of_places_and_of_kv() -> None:
 def test_an_answer_is_as_long_as_finished_ones_were() -> None:
     answers = AnswerCost(max_running=1, pool_tokens=1 << 20)
     for _ in range(MIN_ANSWERS - 1):
-        answers.finished(4_096, 1_024)
+        answers.record_answer(4_096, 1_024)
     answers.adopt(0.01)
     assert answers.used == 1.0
-    answers.finished(4_096, 1_024)
+    answers.record_answer(4_096, 1_024)
     assert answers.used == 1.0  # until ranks adopt the next fit together
     answers.adopt(0.01)
     assert answers.seconds(10, 400) == pytest.approx(1.0)

@@ -399,7 +399,7 @@ def what_is_held(engine: SteppedScheduler, seen: list[Any]) -> dict[str, Any]:
     return {
         "requests": sum(ref() is not None for ref in seen),
         "waiting": len(scheduler.waiting_queue),
-        "in_queue": len(order.arranged.requests()) + len(order.shortest) + len(waiting),
+        "in_queue": len(order.arranged.requests()) + len(order.shortest.in_order()) + len(waiting),
         "in_gate": len(gate.by_ticket) + len(gate.waiting) if gate else 0,
         "locked": cache.protected_size(),
         "slots": scheduler.req_to_token_pool.size - scheduler.req_to_token_pool.available_size(),

@@ -245,6 +245,7 @@ def fake_req(
         "session": None,
         "finished_reason": SimpleNamespace(),
         "to_finish": None,
+        "priority": None,
     }
     return FakeReq(**{**defaults, **more})
 

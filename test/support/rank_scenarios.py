@@ -196,7 +196,7 @@ def queue_orders(rank: int, folder: Path) -> Any:
         )
 
         def choose(scheduler: Any = scheduler) -> tuple[Any, Any]:
-            admission.arrange(queue := scheduler.waiting_queue, lambda req: 0, lambda: None)
+            admission.arrange(queue := scheduler.waiting_queue, 0, lambda: None)
             orders.append([req.rid for req in queue])
             scheduler.waiting_queue = queue[2:]
             entered = SimpleNamespace(reqs=queue[:2]) if queue else None
@@ -211,8 +211,8 @@ def queue_orders(rank: int, folder: Path) -> Any:
         launched = time.monotonic() - speed.uniform(0.1, 2.0)
         live.batch_ended_at = launched
         reqs = admitted or [fake_req([1], [], num_matched_prefix_tokens=0, host_loaded_length=0)]
-        live.computed(batch_of(reqs, new, [0] * len(new), launched, mode))
-    return {"fitted": live.cost.fitted(), "used": live.cost.coefficients, "orders": orders}
+        live.record_batch(batch_of(reqs, new, [0] * len(new), launched, mode))
+    return {"fitted": live.cost.fit(), "used": live.cost.coefficients, "orders": orders}
 
 
 def floors(rank: int, folder: Path) -> Any:

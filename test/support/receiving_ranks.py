@@ -95,7 +95,7 @@ class Rank:
         self.observed["times"].append(request.time)
         self.observed["hits"].append(hit)
         if not self.pipeline:  # refused there
-            self.order.computed(batch_of([req], [len(tokens) - hit], [hit], None))
+            self.order.record_batch(batch_of([req], [len(tokens) - hit], [hit], None))
 
     def control(self, message: SetInternalStateReq) -> None:
         scheduler = SimpleNamespace(tree_cache=self.tree.cache)

@@ -11,7 +11,7 @@ calls return equal results on every rank.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import asdict
 from itertools import islice
 from typing import Any
@@ -56,8 +56,6 @@ class SessionGate:
         self.agents = Agents()
         self.waiting = WaitingSessions(self.places.count_by_tenant)
         self.charged_tenants = ChargedTenants()
-        self.entered: Callable[[Any], None] = lambda _ticket: None
-        """Called with the ticket of each admitted session that has a request."""
         self.session_index = SessionIndex()
         self.counts = GateCounts()
         self.by_ticket: dict[Hashable, tuple[Session, Request]] = {}
@@ -255,8 +253,6 @@ class SessionGate:
         self.counts.wait_seconds += waited_s
         self.waiting.admit(session)
         self.places.enter(session, self.now)
-        if session.under_way:
-            self.entered(session.ticket)
 
     def _forget(self, session: Session) -> None:
         """Drop ``session``."""

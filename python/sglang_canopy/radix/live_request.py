@@ -61,10 +61,7 @@ class State(enum.Enum):
     """What has become of a request. A retracted one waits again, but stays admitted."""
 
     RECEIVED = enum.auto()
-    WAITING = enum.auto()
-    """In SGLang's queue."""
-    HELD = enum.auto()
-    """In SGLang's queue, and its session may not start yet."""
+    """It has not been admitted; the session gate may hold it."""
     ADMITTED = enum.auto()
     """Chosen for a batch: policies learn only from admitted requests."""
     DONE = enum.auto()

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 
-_NOT_ADMITTED = State.RECEIVED, State.WAITING, State.HELD
-
-
 class Requests:
     """Handles a tree's requests. Call it between tree operations, in the scheduler's order."""
 
@@ -62,7 +59,7 @@ class Requests:
         SGLang computes one token of a refused request, to answer it. Further calls have no effect.
         """
         request = self.register(req)
-        if request.state in _NOT_ADMITTED and not request.is_health_probe:
+        if request.state is State.RECEIVED and not request.is_health_probe:
             if is_refused(req):
                 self.refuse(request, INVALID)
             else:
@@ -82,7 +79,7 @@ class Requests:
 
     def refuse(self, request: LiveRequest, reason: int) -> None:
         """Record that ``request`` ended for a reason of ``REFUSALS``; ignored after admission."""
-        if request.state not in _NOT_ADMITTED or request.is_health_probe:
+        if request.state is not State.RECEIVED or request.is_health_probe:
             return
         request.state = State.REFUSED
         if request.warm_up is None:

@@ -9,8 +9,7 @@ Requests are identified by object, not by ``rid``: clients choose rids and may r
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
@@ -28,8 +27,6 @@ SHARERS = 128
 STEPS = 2
 """Steps' worth of tokens checked against the overtaking budgets. More than one, because a refreshed
 prefix match may be longer and let more requests into a step."""
-
-_request_of = operator.attrgetter("request")
 
 T = TypeVar("T")
 T_in = TypeVar("T_in", contravariant=True)
@@ -71,7 +68,8 @@ class Arranged(Generic[T]):
         self._waiting: dict[T, Waiting] = {}
         self._admitted: dict[T, Waiting] = {}
         """Admitted requests, which may be retracted."""
-        self._in_order: list[Waiting] = []
+        self._in_order: list[T] = []
+        """The waiting requests in admission order, as of the latest pass."""
         self._alone: T | None = None
         """A new request that waits alone. SGLang matches it when it admits it: it is not looked up, and
         has neither cost nor budget, unless it still waits in the next pass."""
@@ -90,32 +88,32 @@ class Arranged(Generic[T]):
         waiting = self._waiting
         new = [request for request in queue if request not in waiting]
         if len(waiting) + len(new) > len(queue):
-            self.drop_aborted(queue)
+            present = set(queue)
+            for aborted in [request for request in waiting if request not in present]:
+                self.forget(aborted)
         self.shortest.set_chunked_prompt(None if chunked is None else self._admitted.get(chunked))
+        if len(self._in_order) > len(waiting):  # some have left
+            self._in_order = [request for request in self._in_order if request in waiting]
         previous, self._alone = self._alone, None
         if len(queue) == len(new) == 1 and chunked is None:
             (only,) = new
             if only is not previous and only not in self._admitted:
-                self._alone, self._in_order = only, []
-                return new
+                self._alone, self._in_order = only, new
+                return self.current()
         for request in sorted(new, key=lambda request: request is not previous):  # the older first
             self._requests.match(request)
             self._enqueue(request)
         self.shortest.set_time(self._requests.time_s())
         if len(queue) < 2:
-            self._in_order = list(waiting.values())
-            return list(queue)
-        if len(self._in_order) + len(new) > len(waiting):  # some were forgotten
-            self._in_order = [each for each in self._in_order if waiting.get(each.request) is each]
+            self._in_order = list(queue)
+            return self.current()
         self._refresh()
-        self._in_order = self.shortest.in_order()
+        self._in_order = [entry.request for entry in self.shortest.in_order()]
         return self.current()
 
     def current(self) -> list[T]:
         """Return the current order, including changes made by ``share_step``."""
-        if self._alone is not None:
-            return [self._alone]
-        return list(map(_request_of, self._in_order))
+        return list(self._in_order)
 
     def _enqueue(self, request: T) -> None:
         requests, waiting = self._requests, self._admitted.pop(request, None)
@@ -127,25 +125,23 @@ class Arranged(Generic[T]):
             waiting = self.shortest.add(prefill, tenant, urgency, request)
         self._waiting[request] = waiting
 
-    def drop_aborted(self, queue: Iterable[T]) -> None:
-        """Drop requests that are no longer in ``queue``; they were aborted."""
-        for waiting in self._pop(self._waiting.keys() - set(queue)):
-            self.shortest.remove(waiting)
-
-    def admit(self, requests: Collection[T]) -> list[T]:
-        """Record admitted requests; return the subset that was waiting here."""
+    def admit(self, requests: Collection[T]) -> None:
+        """Record admitted requests."""
         if self._alone is not None and self._alone in requests:
             self._enqueue(self._alone)
-            self._alone, self._in_order = None, list(self._waiting.values())
-        entered = self._pop(self._waiting.keys() & set(requests))
+            self._alone = None
+        admitted = self._waiting.keys() & set(requests)
+        if not admitted:
+            return
+        entered = [self._waiting.pop(request) for request in self._in_order if request in admitted]
+        self._in_order = [request for request in self._in_order if request not in admitted]
+        self._admitted |= {waiting.request: waiting for waiting in entered}
         self.shortest.admit(entered)
-        self._admitted.update((waiting.request, waiting) for waiting in entered)
-        return [waiting.request for waiting in entered]
 
     def forget(self, request: T) -> bool:
         """Drop a request that ended; return whether it was admitted."""
         if request is self._alone:
-            self._alone = None
+            self._alone, self._in_order = None, []
             return False
         waiting = self._waiting.pop(request, None)
         if waiting is not None:
@@ -161,8 +157,8 @@ class Arranged(Generic[T]):
 
     def over_budget(self) -> list[T]:
         """Return the requests at the head of the order that would overdraw a budget."""
-        over = self.shortest.over_budget(self._in_order, STEPS * self._requests.step_tokens())
-        return list(map(_request_of, over))
+        tokens = STEPS * self._requests.step_tokens()
+        return [entry.request for entry in self.shortest.over_budget(self._entries(), tokens)]
 
     def share_step(
         self, chunk_tokens: int, step_tokens: int, page: int, free_tokens: float
@@ -174,46 +170,37 @@ class Arranged(Generic[T]):
         most ``free_tokens`` of memory. Return requests that would overdraw a budget once the sharers
         are admitted, and the tokens left for the chunked prefill; ``None`` without sharers.
         """
-        room = step_tokens - min(max(page, step_tokens // 2), chunk_tokens)
-        left = step_tokens
+        shared_tokens = step_tokens - min(max(page, step_tokens // 2), chunk_tokens)
+        chunk_limit = step_tokens
 
         def shares(waiting: Waiting) -> bool:
-            nonlocal free_tokens, left, room
+            nonlocal chunk_limit, free_tokens, shared_tokens
             tokens = waiting.prefill.uncached
             pages = -(-tokens // page) * page
-            if tokens >= chunk_tokens or pages > room:
+            if tokens >= chunk_tokens or pages > shared_tokens:
                 return False
             now = self._requests.prefill(waiting.request, True)
             needed = now.uncached + now.reserved + page
             needed += self._requests.unlocked_tokens(waiting.request)
             if now.uncached > tokens or needed > free_tokens:  # its prefix shrank meanwhile
                 return False
-            room -= pages
-            left -= -(-now.uncached // page) * page
+            shared_tokens -= pages
+            chunk_limit -= -(-now.uncached // page) * page
             free_tokens -= needed
             return True
 
-        prompt = self.shortest.chunked_prompt
-        head = [
-            waiting
-            for waiting in self._in_order[:SHARERS]
-            if prompt is None or waiting.urgency >= prompt.urgency
-        ]
-        sharers = self.shortest.select(head, shares)
+        head: Iterator[Waiting] = islice(self._entries(), SHARERS)
+        if (prompt := self.shortest.chunked_prompt) is not None:
+            head = (waiting for waiting in head if waiting.urgency >= prompt.urgency)
+        sharers = {waiting.request: None for waiting in self.shortest.select(head, shares)}
         if not sharers:
             return None
-        first = set(sharers)
-        self._in_order = [*sharers, *(each for each in self._in_order if each not in first)]
-        return self.over_budget(), max(page, left // page * page)
+        self._in_order = [*sharers, *(each for each in self._in_order if each not in sharers)]
+        return self.over_budget(), max(page, chunk_limit // page * page)
 
-    def _pop(self, leaving: Collection[T]) -> list[Waiting]:
-        if not leaving:
-            return []
-        taken = [waiting for waiting in self._in_order if waiting.request in leaving]
-        self._in_order = [waiting for waiting in self._in_order if waiting.request not in leaving]
-        for waiting in taken:
-            del self._waiting[waiting.request]
-        return taken
+    def _entries(self) -> Iterator[Waiting]:
+        """Yield the entries of the waiting requests in the current order."""
+        return (self._waiting[request] for request in self._in_order if request in self._waiting)
 
     def _refresh(self) -> None:
         size = len(self._in_order)
@@ -221,5 +208,5 @@ class Arranged(Generic[T]):
         for _ in range(min(ROUND_LOOKUPS, size - len(chosen))):
             self._next_lookup = max((self._next_lookup + 1) % size, HEAD_LOOKUPS)
             chosen.append(self._in_order[self._next_lookup])
-        for waiting in chosen:
-            self.shortest.update(waiting, self._requests.prefill(waiting.request, True))
+        for request in chosen:
+            self.shortest.update(self._waiting[request], self._requests.prefill(request, True))

@@ -27,11 +27,13 @@ Budgets count within one share (a tenant's share, ``fair_shares.py``) and one pr
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable
+from operator import itemgetter
 from typing import Any
 
 from sglang_canopy.schedule.cost import Cost, Prefill, PrefillCost
-from sglang_canopy.schedule.cost_queue import CostQueue, Waiting, number_of, simulate_admission
+from sglang_canopy.schedule.cost_queue import CostQueue, Waiting, simulate_admission
 from sglang_canopy.schedule.fair_shares import FairShares, Share
 from sglang_canopy.schedule.passing import Passing
 
@@ -57,21 +59,13 @@ class BoundedShortest:
         self.least_s = least_s
         self.shares = FairShares()
         self._numbers = itertools.count()
-        self._queues: dict[int, dict[Share, CostQueue]] = {}
-        """Priority -> share -> queue. Empty queues are dropped, except the chunked prefill's."""
+        self._queues: dict[tuple[int, Share], CostQueue] = {}
+        """Priority and share -> queue. Empty queues are dropped, except the chunked prefill's."""
         self.chunked_prompt: Waiting | None = None
         """The chunked prefill in progress."""
         self.admitted_by = {"shortest": 0, "budget": 0}
         """Admissions by reason. "budget": a cheaper request was passed over because it would have
         overdrawn a budget or did not fit."""
-
-    def __len__(self) -> int:
-        return sum(len(queue.requests) for queue in self._all_queues())
-
-    def __iter__(self) -> Iterator[Waiting]:
-        """Iterate in order of arrival."""
-        waiting = (queue.requests.values() for queue in self._all_queues())
-        return iter(sorted(itertools.chain.from_iterable(waiting), key=number_of))
 
     def add(
         self, prefill: Prefill, tenant: Hashable = None, urgency: int = 0, request: Any = None
@@ -96,28 +90,24 @@ class BoundedShortest:
 
     def set_time(self, now: float) -> None:
         """Pass the time, in seconds on any clock that all ranks share. Call before each pass."""
-        for queue in self._all_queues():
+        for queue in self._queues.values():
             queue.set_time(now)
 
     def reprice(self) -> None:
         """Recompute all costs after a change of the cost model."""
-        for queue in self._all_queues():
+        for queue in self._queues.values():
             queue.reprice(self.cost)
 
-    def remove(self, waiting: Waiting) -> bool:
-        """Remove an aborted request; return False if it was not queued."""
-        queue = self._queues.get(waiting.urgency, {}).get(waiting.share)
-        if queue is None or not queue.remove(waiting):
-            return False
+    def remove(self, waiting: Waiting) -> None:
+        """Remove an aborted request."""
+        queue = self._queue_of(waiting)
+        queue.remove(waiting)
         self._drop_if_empty(waiting, queue)
-        return True
 
     def admit(self, admitted: Iterable[Waiting]) -> None:
         """Admit requests in this order, charging budgets and fair shares."""
         for waiting in admitted:
-            queue = self._queues.get(waiting.urgency, {}).get(waiting.share)
-            if queue is None or waiting.number not in queue.requests:
-                continue
+            queue = self._queue_of(waiting)
             shortest = queue.by_cost[0][2] is waiting
             self.admitted_by["shortest" if shortest else "budget"] += 1
             queue.admit(waiting)
@@ -134,10 +124,6 @@ class BoundedShortest:
                 self._drop_if_empty(previous, queue)
             if waiting is not None:
                 self._queue_of(waiting).set_chunked_prompt(waiting)
-
-    def budget_left_s(self, waiting: Waiting) -> float:
-        """Seconds of younger work that may still be admitted before ``waiting``."""
-        return self._queue_of(waiting).passing.allowance(waiting.position)
 
     def select(
         self, candidates: Iterable[Waiting], fits: Callable[[Waiting], bool]
@@ -161,7 +147,7 @@ class BoundedShortest:
         Budgets of requests outside ``order``, and of the chunked prefill, count. Only the head of
         ``order`` is checked, up to ``tokens`` uncached tokens.
         """
-        if all(queue.passing.least_allowance() >= queue.work for queue in self._all_queues()):
+        if all(queue.passing.least_allowance() >= queue.work for queue in self._queues.values()):
             return []
         trials: dict[CostQueue, Passing] = {}
         over = []
@@ -184,26 +170,24 @@ class BoundedShortest:
         """
         ordered: list[Waiting] = []
         starts: dict[Share, float] = {}
-        for urgency in sorted(self._queues, reverse=True):
-            by_share = {t: queue for t, queue in self._queues[urgency].items() if queue.requests}
+        by_urgency: defaultdict[int, dict[Share, CostQueue]] = defaultdict(dict)
+        for (urgency, share), queue in self._queues.items():
+            if queue.requests:
+                by_urgency[urgency][share] = queue
+        for _, by_share in sorted(by_urgency.items(), key=itemgetter(0), reverse=True):
             first = len(ordered)
-            if len(ordered) < head and by_share:
-                walks = {share: queue.walk() for share, queue in by_share.items()}
-                heads = {
-                    share: request for share, walk in walks.items() if (request := next(walk, None))
-                }
-                starts = self.shares.starts(by_share) | starts
-                next_starts = {share: starts[share] for share in heads}
-                while heads and len(ordered) < head:
-                    share = min(next_starts, key=next_starts.__getitem__)
-                    ordered.append(heads[share])
-                    next_starts[share] += heads[share].cost
-                    starts[share] = next_starts[share]
-                    following = next(walks[share], None)
-                    if following is None:
-                        del heads[share], next_starts[share]
-                    else:
-                        heads[share] = following
+            walks = {share: queue.walk() for share, queue in by_share.items()}
+            heads = {share: next(walk) for share, walk in walks.items()}
+            starts = self.shares.starts(by_share) | starts
+            while heads and len(ordered) < head:
+                share = min(heads, key=starts.__getitem__)
+                ordered.append(heads[share])
+                starts[share] += heads[share].cost
+                following = next(walks[share], None)
+                if following is None:
+                    del heads[share]
+                else:
+                    heads[share] = following
             behind: dict[int, Waiting] = {}
             for queue in by_share.values():
                 behind |= queue.requests
@@ -211,9 +195,6 @@ class BoundedShortest:
                 del behind[waiting.number]
             ordered += map(behind.__getitem__, sorted(behind))
         return ordered
-
-    def _all_queues(self) -> list[CostQueue]:
-        return [queue for by_share in self._queues.values() for queue in by_share.values()]
 
     def _trial(self, trials: dict[CostQueue, Passing], waiting: Waiting) -> Passing:
         """Return the budgets of the queue of ``waiting`` in ``trials``, at first a copy."""
@@ -223,15 +204,11 @@ class BoundedShortest:
         return trials[queue]
 
     def _queue_of(self, waiting: Waiting) -> CostQueue:
-        by_share = self._queues.setdefault(waiting.urgency, {})
-        queue = by_share.get(waiting.share)
-        if queue is None:
-            queue = by_share[waiting.share] = CostQueue()
-        return queue
+        key = waiting.urgency, waiting.share
+        if key not in self._queues:
+            self._queues[key] = CostQueue()
+        return self._queues[key]
 
     def _drop_if_empty(self, waiting: Waiting, queue: CostQueue) -> None:
         if not queue.requests and queue.chunked_prompt is None:
-            by_share = self._queues[waiting.urgency]
-            del by_share[waiting.share]
-            if not by_share:
-                del self._queues[waiting.urgency]
+            del self._queues[waiting.urgency, waiting.share]

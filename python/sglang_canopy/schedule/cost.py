@@ -92,10 +92,10 @@ class PrefillCost:
         if uncached > 0:
             self._rows.append((1.0, uncached, pairs, loaded, seconds))
 
-    def fitted(self) -> Coefficients | None:
-        """Fit the latest batches; return ``None`` if there are too few."""
+    def fit(self) -> Coefficients:
+        """Fit the latest batches; return zeros if there are too few."""
         if len(self._rows) < MIN_BATCHES:
-            return None
+            return 0.0, 0.0, 0.0, 0.0
         rows = np.array(self._rows)
         seconds = rows[:, 4]
         features = rows[:, :4] / seconds[:, None]
@@ -105,9 +105,9 @@ class PrefillCost:
         base, token, pair, loaded = map(float, solution / scale)
         return base, token, pair, loaded
 
-    def adopt(self, coefficients: Coefficients | None) -> None:
-        """Set the coefficients. ``None``, or a fit that makes prefill free, is ignored."""
-        if coefficients is not None and sum(coefficients[:3]) > 0.0:
+    def adopt(self, coefficients: Coefficients) -> None:
+        """Set the coefficients. A fit that makes prefill free is ignored."""
+        if sum(coefficients[:3]) > 0.0:
             self.coefficients = coefficients
 
     def seconds(self, request: Prefill) -> float:
@@ -146,16 +146,16 @@ class AnswerCost:
         self._steps: deque[float] = deque(maxlen=DECODE_STEPS)
         self._answers: deque[tuple[int, int]] = deque(maxlen=ANSWERS)
 
-    def stepped(self, seconds: float) -> None:
+    def record_step(self, seconds: float) -> None:
         """Record the duration of a batch that only decoded."""
         self._steps.append(seconds)
 
-    def finished(self, reserved: int, generated: int) -> None:
+    def record_answer(self, reserved: int, generated: int) -> None:
         """Record the tokens of a finished answer. Call in equal order on all ranks."""
         if reserved > 0:
             self._answers.append((reserved, generated))
 
-    def measured_s(self) -> float:
+    def median_step_s(self) -> float:
         """Return the median decode step of this rank, 0 without one."""
         return statistics.median(self._steps) if self._steps else 0.0
 

@@ -87,15 +87,12 @@ class CostQueue:
         else:
             self._rebuild(waiting)
 
-    def remove(self, waiting: Waiting) -> bool:
-        """Return False if the request was not queued."""
-        if self.requests.pop(waiting.number, None) is None:
-            return False
+    def remove(self, waiting: Waiting) -> None:
+        del self.requests[waiting.number]
         self._suspend_budget(waiting)
         self.passing.set_cost(waiting.position, math.inf)
         del self.by_cost[bisect_left(self.by_cost, waiting.rank)]
         self.work = self.work - waiting.cost if self.requests else 0.0
-        return True
 
     def _suspend_budget(self, waiting: Waiting) -> None:
         """Save the unused budget and stop enforcing it."""
@@ -149,15 +146,11 @@ class CostQueue:
             head.append(waiting)
             yield waiting
         if len(head) < len(self.requests):
-            taken = {waiting.number for waiting in head}
             for waiting in self._walk_within_budgets(head):
-                taken.add(waiting.number)
+                head.append(waiting)
                 yield waiting
-            yield from (
-                self.requests[number]
-                for number in self.arrival_by_position
-                if number in self.requests and number not in taken
-            )
+            tail = self.requests.keys() - {waiting.number for waiting in head}
+            yield from map(self.requests.__getitem__, sorted(tail))
 
     def _walk_within_budgets(self, admitted: Iterable[Waiting]) -> Iterator[Waiting]:
         """Yield the next requests after ``admitted`` when budgets restrict the order."""
@@ -183,7 +176,7 @@ class CostQueue:
     def _rebuild(self, new: Waiting | None = None) -> None:
         """Reassign all positions, including one for ``new``."""
         chunked = [] if self.chunked_prompt is None else [self.chunked_prompt]
-        members = sorted([*self.requests.values(), *chunked], key=number_of)
+        members = sorted([*self.requests.values(), *chunked], key=lambda member: member.number)
         budgets = [
             member.budget_left_s if member is new else self.passing.allowance(member.position)
             for member in members
@@ -199,7 +192,3 @@ def simulate_admission(trial: Passing, waiting: Waiting) -> None:
     trial.pass_by(waiting.position, waiting.cost)
     trial.set_cost(waiting.position, math.inf)
     trial.set_allowance(waiting.position, math.inf)
-
-
-def number_of(waiting: Waiting) -> int:
-    return waiting.number

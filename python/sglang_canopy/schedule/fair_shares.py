@@ -53,9 +53,8 @@ class FairShares:
 
     def charge(self, tenant: Hashable, share: Share, seconds: float) -> None:
         """Charge an admitted request of ``tenant`` to ``share``."""
-        start = max(self._next_start.get(share, 0.0), self._virtual_time)
-        self._virtual_time = max(self._virtual_time, start)
-        self._next_start[share] = start + seconds
+        self._virtual_time = max(self._next_start.get(share, 0.0), self._virtual_time)
+        self._next_start[share] = self._virtual_time + seconds
         # Shares at or below the floor start at the floor anyway.
         if len(self._next_start) > 2 * SEPARATE_SHARES:
             self._next_start = {

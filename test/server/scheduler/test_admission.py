@@ -59,7 +59,7 @@ class Scheduler:
             self.send_abort_output = lambda: None
 
     def add(self, req: Req) -> None:
-        self.admission.joined(self, req)
+        self.admission.enqueue(self, req)
         self.waiting_queue.append(req)
 
     def shown(self) -> list[str]:
@@ -87,7 +87,7 @@ class Scheduler:
         for req in ended:
             req.end()
         self.running_batch.reqs = [r for r in self.running_batch.reqs if r not in ended]
-        self.admission.computed(SimpleNamespace(reqs=ended))
+        self.admission.record_batch(SimpleNamespace(reqs=ended))
 
     @property
     def queue(self) -> list[str]:
@@ -376,7 +376,7 @@ def test_a_request_that_is_held_while_sglang_chooses_is_not_chosen() -> None:
 
     def choose() -> tuple[None, None]:
         scheduler.add(Req("late", "s1", 90, 1.0))
-        scheduler.admission.arrange(scheduler.waiting_queue, lambda _: 0, lambda: None)
+        scheduler.admission.arrange(scheduler.waiting_queue, 0, lambda: None)
         shown.extend(scheduler.waiting_queue)
         return None, None
 

@@ -26,9 +26,9 @@ def test_it_logs_its_start_and_counts_ended_requests(caplog) -> None:
     observer = Observer(meter)
     assert "observing lru" in caplog.text
     for number in range(MIN_REQUESTS - 1):
-        observer.computed(decoded([ended(number)]))
+        observer.record_batch(decoded([ended(number)]))
     assert meter.undecided is not None
     for number in range(MIN_REQUESTS, MIN_REQUESTS + 20):
-        observer.computed(decoded([ended(number)]))
+        observer.record_batch(decoded([ended(number)]))
     assert meter.undecided is None
     assert meter.stats()["hit_ratio"] == 0.0

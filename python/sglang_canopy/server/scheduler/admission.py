@@ -10,6 +10,7 @@ all tensor-parallel ranks.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -24,15 +25,12 @@ if TYPE_CHECKING:
 
 
 class Admission:
-    """Order and gate of one scheduler. A request's ``State`` says whether it waits or is held.
-
-    A request is the ticket of its turn at the gate.
-    """
+    """Order and gate of one scheduler. A request is the ticket of its turn at the gate."""
 
     def __init__(self, order: LiveOrder, gate: SessionGate | None = None) -> None:
         self.order, self.gate = order, gate
-        self._waiting: dict[Any, None] = {}
-        """Requests in SGLang's queue, in order of arrival; not tracked without a gate."""
+        self._waiting: set[Any] = set()
+        """Requests in SGLang's queue; not tracked without a gate."""
         self._candidates: list[Any] | None = None
         """The whole queue, while SGLang chooses from a part of it."""
         self._held: list[Any] = []
@@ -41,11 +39,10 @@ class Admission:
         """Requests left out because they would overdraw an older request's budget."""
         self._chunked: Any = None
         """The chunked prefill in progress, while SGLang chooses."""
-        if gate is not None:
-            gate.entered = _let_through
 
-    def joined(self, scheduler: Any, req: Any) -> None:
-        """Register ``req``, which SGLang appends to its queue next. A retracted one keeps its state."""
+    def enqueue(self, scheduler: Any, req: Any) -> None:
+        """Register ``req``, which SGLang appends to its queue next. A retracted one keeps its place at
+        the gate."""
         gate = self.gate
         if self._candidates is not None:
             self._candidates.append(req)
@@ -55,15 +52,14 @@ class Admission:
         if request.warm_up is not None:
             request.seniority = request.warm_up.seniority
         elif _is_gated(req) and req not in gate.by_ticket:
-            self._end_departed(scheduler)
+            self._forget_departed(scheduler)
             gate.advance(gate.now)
             request.seniority = gate.arrive(req, request).number
-            request.state = State.HELD if gate.holds(req) else State.WAITING
-        self._waiting[req] = None
+        self._waiting.add(req)
 
-    def ended(self, req: Any) -> None:
-        """Record that ``req`` was answered, or left. Further calls have no effect."""
-        self._waiting.pop(req, None)
+    def forget(self, req: Any) -> None:
+        """Drop ``req``, which was answered or left. Further calls have no effect."""
+        self._waiting.discard(req)
         if self.gate is not None:
             request = req.canopy.request
             if request.state is State.DONE:
@@ -71,21 +67,21 @@ class Admission:
             else:
                 self.gate.leave(req)
         if self.order.is_on:
-            self.order.ended(req)
+            self.order.forget(req)
 
-    def computed(self, batch: Any) -> None:
+    def record_batch(self, batch: Any) -> None:
         """Record the time of a computed batch, and its requests that have ended."""
         if self.order.is_on:
-            self.order.computed(batch)
+            self.order.record_batch(batch)
         if self.gate is not None or self.order.is_on:
             for req in batch.reqs:
                 if req.finished():
-                    self.ended(req)
+                    self.forget(req)
 
     def set_time(self, scheduler: Any, time: float) -> None:
         """Advance the gate to the time sent by the HTTP process."""
         if self.gate is not None and math.isfinite(time):
-            self._end_departed(scheduler)
+            self._forget_departed(scheduler)
             self.gate.advance(time)
 
     def choose(self, scheduler: Any, running: Any, choose: Callable[[], Any]) -> Any:
@@ -96,35 +92,38 @@ class Admission:
         gate, order = self.gate, self.order
         if gate is None and not order.is_on:
             return choose()
-        self._end_departed(scheduler, running)
+        self._forget_departed(scheduler, running)
         holds = gate is not None and bool(gate.waiting)
         may_hold = gate is not None and (holds or gate.activation.active)
         if not may_hold and not order.is_on:
-            return self._admitted(choose())
+            return self._admit(choose())
         candidates = self._candidates = scheduler.waiting_queue
         self._chunked = scheduler.chunked_req
         if gate is not None:
             gate.advance(gate.now)
-        scheduler.waiting_queue = self._by_seniority() if holds else [*candidates]
+        scheduler.waiting_queue = [*candidates]
+        if holds:  # the oldest session first
+            self._leave_out_held(scheduler.waiting_queue)
+            scheduler.waiting_queue.sort(key=lambda req: req.canopy.request.seniority)
         try:
-            return self._admitted(choose())
+            return self._admit(choose())
         finally:
             if self._held or self._later:
                 waiting = {*scheduler.waiting_queue, *self._held, *self._later}
                 scheduler.waiting_queue = [req for req in candidates if req in waiting]
             self._candidates, self._chunked, self._held, self._later = None, None, [], []
 
-    def arrange(
-        self, queue: list[Any], urgency: Callable[[Any], int], by_sglang: Callable[[], None]
-    ) -> None:
+    def arrange(self, queue: list[Any], priority_sign: int, by_sglang: Callable[[], None]) -> None:
         """Sort SGLang's ``queue``. While it chooses, leave out what would overdraw an older request's
-        budget, and held requests that have joined meanwhile."""
+        budget, and held requests that have joined meanwhile.
+
+        ``priority_sign``: SGLang's, 1 if lower priorities are more urgent, else -1; 0 without priorities.
+        """
         order, chooses = self.order, self._candidates is not None
         if chooses and self.gate is not None and self.gate.waiting:
-            self._held += [req for req in queue if _is_held(req)]
-            queue[:] = [req for req in queue if not _is_held(req)]
+            self._leave_out_held(queue)
         if order.is_on:
-            order.urgency = urgency
+            order.priority_sign = priority_sign
             queue[:] = order.arranged.arrange(queue, self._chunked)
         else:
             by_sglang()
@@ -149,33 +148,31 @@ class Admission:
         self._later, left_out = later, set(later)
         queue[:] = [req for req in self.order.arranged.current() if req not in left_out]
 
-    def _by_seniority(self) -> list[Any]:
-        """Leave out held requests; return the others, those of the oldest session first."""
+    def _leave_out_held(self, queue: list[Any]) -> None:
+        """Remove held requests from ``queue``."""
         assert self.gate is not None
-        self._held = [req for req in self._waiting if _is_held(req)]
-        shown = (req for req in self._waiting if not _is_held(req))
-        return sorted(shown, key=lambda req: req.canopy.request.seniority)
+        holds = self.gate.holds
+        self._held += [req for req in queue if holds(req)]
+        queue[:] = [req for req in queue if not holds(req)]
 
-    def _admitted(self, chosen: Any) -> Any:
+    def _admit(self, chosen: Any) -> Any:
         """Record the requests of a chosen batch as admitted; return ``chosen``."""
         batch, _ = chosen
         if batch is not None:
             for req in batch.reqs:
-                self._waiting.pop(req, None)
+                self._waiting.discard(req)
             if self.order.is_on:
                 self.order.arranged.admit(batch.reqs)
         return chosen
 
-    def _end_departed(self, scheduler: Any, *batches: Any) -> None:
-        """End requests that left SGLang's queue without a call, as all do before 0.5.23.
+    def _forget_departed(self, scheduler: Any, *batches: Any) -> None:
+        """Forget requests that left SGLang's queue without a call, as all do before 0.5.23.
 
         ``batches``: in progress, and not referenced by the scheduler yet.
         """
         queue, gate, arranged = scheduler.waiting_queue, self.gate, self.order.arranged
         if self._candidates is not None:
             return
-        if self.order.is_on and scheduler.chunked_req is None:
-            self.order.shortest.set_chunked_prompt(None)
         complete = len(queue) >= len(arranged) if gate is None else len(queue) == len(self._waiting)
         if complete and (not batches or releases.reports_aborts(scheduler)):
             return
@@ -185,19 +182,9 @@ class Admission:
         tracked = dict.fromkeys((*arranged.requests(), *(() if gate is None else gate.by_ticket)))
         for req in tracked:
             if req.finished() or req not in present:
-                self.ended(req)
+                self.forget(req)
         if gate is not None:
-            self._waiting = dict.fromkeys(queue)
-
-
-def _let_through(req: Any) -> None:
-    """Record that the session of a request was admitted."""
-    if _is_held(req):
-        req.canopy.request.state = State.WAITING
-
-
-def _is_held(req: Any) -> bool:
-    return req.canopy.request.state is State.HELD
+            self._waiting = set(queue)
 
 
 def _is_gated(req: Any) -> bool:
@@ -232,7 +219,7 @@ def queue_limited(original: Any, scheduler: Any, req: Any) -> bool:
     if original(scheduler, req):
         return True
     if (admission := admission_of(scheduler)) is not None:
-        admission.joined(scheduler, req)
+        admission.enqueue(scheduler, req)
     return False
 
 
@@ -246,22 +233,16 @@ def prefill_chosen(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> 
 
 
 def priorities_calculated(
-    original: Any,
-    policy: Any,
-    waiting_queue: list[Any],
-    running_batch: Any = None,
-    processed_tokens: int = 0,
+    original: Any, policy: Any, waiting_queue: list[Any], *args: Any, **kwargs: Any
 ) -> None:
     """Hook around ``SchedulePolicy.calc_priority``, once per scheduling pass."""
     admission = admission_of(policy)
-
-    def by_sglang() -> None:
-        original(policy, waiting_queue, running_batch, processed_tokens)
-
+    by_sglang = functools.partial(original, policy, waiting_queue, *args, **kwargs)
     if admission is None:
         by_sglang()
     else:
-        admission.arrange(waiting_queue, _urgency(policy), by_sglang)
+        sign = policy.priority_sign if policy.enable_priority_scheduling else 0
+        admission.arrange(waiting_queue, sign, by_sglang)
 
 
 def chunk_limited(
@@ -301,15 +282,7 @@ def batch_computed(_result: Any, scheduler: Any, batch: Any, *_: Any, **__: Any)
     """Hook after ``Scheduler.process_batch_result``."""
     admission = admission_of(scheduler)
     if admission is not None:
-        admission.computed(batch)
+        admission.record_batch(batch)
     observed = observer.observer_of(scheduler)
     if observed is not None:
-        observed.computed(batch)
-
-
-def _urgency(policy: Any) -> Callable[[Any], int]:
-    """Return a function from a request to its priority; higher is more urgent."""
-    if not policy.enable_priority_scheduling:
-        return lambda _req: 0
-    sign = -policy.priority_sign
-    return lambda req: sign * (req.priority or 0)
+        observed.record_batch(batch)

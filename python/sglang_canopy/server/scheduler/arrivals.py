@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable
 from http import HTTPStatus
@@ -84,7 +83,7 @@ def request_aborted(_result: Any, scheduler: Any, abort: Any, req: Any, *_: Any,
         kind = GIVEN_UP if status is None else INVALID
     _refuse(scheduler, req, kind)
     if (admission := admission_of(scheduler)) is not None:
-        admission.ended(req)
+        admission.forget(req)
     if (core := _core(scheduler)) is not None:
         core.requests.cut_off(req.canopy.request)
 
@@ -159,12 +158,7 @@ def _refuse(scheduler: Any, req: Any, reason: int) -> None:
 
 def _core(owner: Any) -> Any:
     """Return the tree of a scheduler or batch, if a Canopy policy ranks it."""
-    core = getattr(owner.tree_cache, "tree_core", None)
-    return core if isinstance(core, _core_class()) else None
-
-
-@functools.cache
-def _core_class() -> type:
     from sglang_canopy.radix.core import CanopyTreeCore
 
-    return CanopyTreeCore
+    core = getattr(owner.tree_cache, "tree_core", None)
+    return core if isinstance(core, CanopyTreeCore) else None

@@ -104,12 +104,13 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
             "was started without one; start it with python -m sglang.launch_server, or leave the "
             "disk tier out"
         )
-    refuse_unsupported(options_of(ctx.server_args).queue, ctx.server_args, ctx)
+    options = options_of(ctx.server_args)
+    refuse_unsupported(options.queue, ctx.server_args, ctx)
     check_overrides(*OURS)
     check_tree(ctx.params.page_size)
     install_core()
     floor = has_floor(ctx.server_args)
-    prepare(ctx.params, options_of(ctx.server_args).tiers, floor)
+    prepare(ctx.params, options.tiers, floor)
     live = ctx.params.canopy
     if ctx.server_args.hicache_storage_backend == "mooncake":
         from sglang_canopy.storage import mooncake
@@ -119,15 +120,10 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     check_tiers(cache, ctx.server_args)
     restore_learnt(cache, _world())
     step = ctx.server_args.chunked_prefill_size or 0
-    order = LiveOrder(
-        cache,
-        options_of(ctx.server_args).queue,
-        step if step > 0 else ctx.server_args.max_prefill_tokens,
-        max_running=cache.req_to_token_pool.size,
-    )
+    step = step if step > 0 else ctx.server_args.max_prefill_tokens
+    order = LiveOrder(cache, options.queue, step)
     cache.admission = Admission(order, session_gate(ctx.server_args, cache))
     live.meter = meter_of(ctx.server_args, cache, live.running, live.device_policy)
-    options = options_of(ctx.server_args)
     line = None
     if options.auto is not None:
         parts = [part.to_json() for part in auto.state(ctx.server_args, options, ctx)]

@@ -7,7 +7,7 @@ model with the first rank's figures. Timings differ by rank; only the first rank
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
@@ -33,8 +33,6 @@ from sglang_canopy.wire.attached import attached
 if TYPE_CHECKING:
     from sglang_canopy.radix.cache import CanopyRadixCache
 
-MAX_RUNNING = 256
-"""Running requests of a cache without a server."""
 PROTECT_PASSES = 32
 """Passes between two renewals of the protection (as for SGLang's LRU)."""
 PROTECTED = 128
@@ -46,19 +44,18 @@ class LiveOrder:
     on the scheduler's thread."""
 
     def __init__(
-        self,
-        cache: CanopyRadixCache,
-        options: QueueFlags,
-        step_tokens: int = STEP_TOKENS,
-        max_running: int = MAX_RUNNING,
+        self, cache: CanopyRadixCache, options: QueueFlags, step_tokens: int = STEP_TOKENS
     ) -> None:
-        """``step_tokens``: maximum tokens of a prefill step. ``max_running``: most running requests."""
+        """``step_tokens``: maximum tokens of a prefill step."""
         self.is_on = options.queue_order == BOUNDED_SHORTEST
         self.cost = PrefillCost(step_tokens)
-        self.answers = AnswerCost(max_running, cache.token_to_kv_pool_allocator.size)
+        self.answers = AnswerCost(
+            cache.req_to_token_pool.size, cache.token_to_kv_pool_allocator.size
+        )
         self.shortest = BoundedShortest(ServerCost(self.cost, self.answers))
         self._charged_tenants = ChargedTenants()
-        self.urgency: Callable[[Any], int] = lambda _req: 0
+        self.priority_sign = 0
+        """SGLang's: 1 if lower priorities are more urgent, else -1; 0 without priorities."""
         self._cache = cache
         self._core = cache.tree_core
         self.arranged = Arranged(self.shortest, self)
@@ -85,14 +82,14 @@ class LiveOrder:
         if windows or req.canopy.matched_version != self._core.match_version(req):
             match_kv_cache(req, self._cache)
 
-    def computed(self, batch: Any) -> None:
+    def record_batch(self, batch: Any) -> None:
         """Record the time of ``batch`` since the previous one, and periodically agree on the cost
         model. Call it for every batch. Collective every ``REFIT_BATCHES`` prefill batches."""
         # A batch may be launched while the previous one still runs.
         now, since = time.monotonic(), max(self.batch_ended_at, batch.launch_ts or 0.0)
         self.batch_ended_at = now
         if batch.forward_mode.is_decode():
-            self.answers.stepped(now - since)
+            self.answers.record_step(now - since)
         if not batch.forward_mode.is_extend() or not batch.extend_lens:
             return
         parts = zip(batch.reqs, batch.extend_lens, batch.prefix_lens, strict=False)
@@ -105,9 +102,9 @@ class LiveOrder:
 
     def _agree(self) -> None:
         """Adopt the first rank's fit and decode step. Collective."""
-        measured = (self.cost.fitted() or (0.0, 0.0, 0.0, 0.0), self.answers.measured_s())
-        fitted, step_s = from_first(groups_of(self._cache), measured)
-        self.cost.adopt(fitted)
+        measured = self.cost.fit(), self.answers.median_step_s()
+        coefficients, step_s = from_first(groups_of(self._cache), measured)
+        self.cost.adopt(coefficients)
         self.answers.adopt(step_s)
         self.shortest.reprice()
 
@@ -118,13 +115,13 @@ class LiveOrder:
         ``Arranged.share_step``."""
         rest = len(chunked.full_untruncated_fill_ids) - chunked.prefix_len
         free = self._cache.token_to_kv_pool_allocator.available_size()
-        free += self._cache.evictable_size() - rest - _to_generate(chunked)
+        free += self._cache.evictable_size() - rest - _reserved(chunked, len(chunked.output_ids))
         return self.arranged.share_step(rest, step_tokens, page, free)
 
-    def ended(self, req: Any) -> None:
+    def forget(self, req: Any) -> None:
         """Forget ``req``, which was answered or left."""
         if self.arranged.forget(req):
-            self.answers.finished(_reserved(req, 0), len(req.output_ids))
+            self.answers.record_answer(_reserved(req, 0), len(req.output_ids))
 
     # ---- protection ----
 
@@ -149,6 +146,9 @@ class LiveOrder:
         request, now = self._core.requests.register(req), self._core.clock.now
         return self._charged_tenants.charge(request.tenant, request.source == GATEWAY, now)
 
+    def urgency(self, req: Any) -> int:
+        return -self.priority_sign * (req.priority or 0)
+
     def match(self, req: Any) -> None:
         if attached(req).matched_version is None:
             self.look_up(req)
@@ -161,7 +161,7 @@ class LiveOrder:
         loaded = max(cached - req.prefix_len, 0)
         if not look_up:  # SGLang has loaded and counted them, if it admits the request
             loaded = max(loaded, min(req.host_loaded_length, cached))
-        return Prefill(tokens - cached, cached, loaded, _to_generate(req))
+        return Prefill(tokens - cached, cached, loaded, _reserved(req, len(req.output_ids)))
 
     def unlocked_tokens(self, req: Any) -> int:
         node, tokens = self._core.node_by_id(req.best_match_node), 0
@@ -180,12 +180,8 @@ class LiveOrder:
         return self._core.clock.now
 
 
-def _to_generate(req: Any) -> int:
-    """Return the tokens that SGLang reserves for the rest of the answer."""
-    return _reserved(req, len(req.output_ids))
-
-
 def _reserved(req: Any, generated: int) -> int:
+    """Return the tokens that SGLang reserves for the rest of an answer of ``generated`` tokens."""
     return min(max(req.sampling_params.max_new_tokens - generated, 0), CLIP_MAX_NEW_TOKENS)
 
 

@@ -72,21 +72,21 @@ class Observer:
             meter.running,
         )
 
-    def computed(self, batch: Any) -> None:
+    def record_batch(self, batch: Any) -> None:
         """Record the requests of a computed batch that have ended."""
         for req in batch.reqs:
             if req.finished() and _is_first_event(req):
-                self._tried(self._ended, req)
+                self._try(self._record_end, req)
 
     def refuse(self, req: Any, reason: int) -> None:
         """Count ``req``, which ended for a reason of ``counters.REFUSALS``, unless it was admitted."""
         if not req.output_ids and not req.retraction_count and _is_first_event(req):
-            self._tried(self._count_refusal, req, reason)
+            self._try(self._count_refusal, req, reason)
 
-    def _tried(self, step: Callable[..., None], *of: Any) -> None:
+    def _try(self, step: Callable[..., None], *args: Any) -> None:
         """Run a step. An error must not end a server that is only observed."""
         try:
-            step(*of)
+            step(*args)
         except Exception:
             if not self._failed:
                 self._failed = True
@@ -98,7 +98,7 @@ class Observer:
         if request.warm_up is None:
             self.refused[reason] += 1
 
-    def _ended(self, req: Any) -> None:
+    def _record_end(self, req: Any) -> None:
         if is_refused(req) and not req.output_ids:
             return
         request = live_request(req, self._now, BLOCK_TOKENS)
