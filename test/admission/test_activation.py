@@ -195,7 +195,7 @@ def test_a_person_who_replies_swiftly_once_is_no_agent_and_keeps_no_place() -> N
     gate._refresh()
     assert 0 < gate.stats()["footprint_tokens"] <= 40, "of the new one, not yet known as a person"
     new.turn(135.0)
-    assert gate.session_index.of_conversation(None, new.name).is_agent  # type: ignore[union-attr]
+    assert gate.session_index.by_conversation[None, new.name].is_agent
 
 
 def test_category_records_are_bounded() -> None:
@@ -262,7 +262,7 @@ def ended(
     activation: Activation, after_s: float, waiting: bool = False, exceeds_capacity: bool = True
 ) -> None:
     activation.advance(activation._now + after_s, waiting, busy=True)
-    activation.turn_ended(100, exceeds_capacity)
+    activation.record_turn(100, exceeds_capacity)
 
 
 def activation_of(rate: float, pause: float, share: float = 0.9) -> Activation:

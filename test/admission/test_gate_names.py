@@ -16,7 +16,9 @@ ROUNDS, WARM_UP = 900, 200
 def share(owners: dict[str, tuple[str, str]]) -> dict[str, float]:
     """Share of admissions by owner. ``owners``: tenant -> (owner, source). Every tenant always has
     ``WAITING`` new sessions at the gate; the oldest active session ends each second."""
-    gate = SessionGate(GateSettings(always=True, age_s=1e9, over_age_s=1e9), PLACES * TOKENS)
+    gate = SessionGate(
+        GateSettings(always=True, age_s=1e9, overrun_interval_s=1e9), PLACES * TOKENS
+    )
     numbers, admitted = itertools.count(1), Counter[str]()
 
     def come(tenant: str, now: float) -> bool:

@@ -1,11 +1,11 @@
 """Activates the session gate when agents' turns would finish faster with fewer sessions at once.
 
-Without a gate agents recompute either almost nothing or, past a cliff, most of their tokens. With
+Without a gate agents recompute almost nothing or, if their KV does not fit, most of their tokens. With
 one, N sessions that fit find their KV, but their places stand idle while they think. So hits are
 not the goal. The gate becomes active on the first losses of active sessions if their footprints exceed the
 memory and if the rate that it can reach clearly exceeds the measured one::
 
-    min(N / (p + h), 1 / h)  >  _GAIN * (turns finished per second)
+    min(N / (p + h), 1 / h)  >=  _LEAST_GAIN * (turns finished per second)
 
 p: mean pause of agents; h: device seconds of a turn that finds its KV, which are the measured
 seconds per turn less the recomputed share. This is the bound of a closed network with one queue.
@@ -33,7 +33,7 @@ class GateSettings:
     """A thinking session is charged by its probability of return within these seconds."""
     turns_ahead: int = 3
     """Turns of likely growth charged to a session, which stays and outgrows its prompt."""
-    over_age_s: float = 900.0
+    overrun_interval_s: float = 900.0
     """Interval at which the next session starts without room, if it waited as long."""
     max_sessions: int = 4096
     """Largest number of active sessions, without sessions that have a request."""
@@ -83,14 +83,16 @@ class Thrash:
 
 FIRST_LOSSES = 0.05
 """Losses within the window, as a share of the capacity, that activate the gate."""
-_LOW = 0.25
+_QUIET_SHARE = 0.25
 """Share of thrash below which a gate that holds nobody becomes inactive."""
-_GAIN = 3.5
-"""Least gain that activates it: the bound above leaves out queues, the trial and the end of each session
-(``benchmark/latency/gate.py``)."""
-_TURNS = 4, 16, 64
-"""Agents' turns that a rate is measured over, for each session that fits, at least and at most. The
-standard error of a rate over n turns is 1 / sqrt(n) of it."""
+_LEAST_GAIN = 3.5
+"""Gain from which on it becomes active: the bound above leaves out queues, the trial and the end of each
+session (``benchmark/latency/gate.py``)."""
+_TURNS_PER_SESSION = 4
+"""Agents' turns that a rate is measured over, for each session that fits. The standard error of a rate
+over n turns is 1 / sqrt(n) of it."""
+_LEAST_TURNS, _MOST_TURNS = 16, 64
+"""Bounds of these turns."""
 _PATIENCE = 1.25
 """Length of a trial with few turns, in the time that they took before."""
 _NEWEST = 0.05
@@ -101,10 +103,9 @@ the trial, of which it then costs at most 3 %. Both double each time."""
 
 
 class Activation:
-    """Decides whether the gate acts. The caller passes times, in seconds.
+    """Decides whether the gate is active. The caller passes times, in seconds.
 
-    Rates count only the time in which the server has requests, so that an idle night is no slow
-    server.
+    Rates count only the time in which the server has requests: an idle server is not a slow one.
     """
 
     def __init__(self, capacity_tokens: int, quiet_s: float, always: bool = False) -> None:
@@ -117,15 +118,16 @@ class Activation:
         self.mean_pause_s = 0.0
         self._pauses = 0
         self._quiet_s = quiet_s
-        self._quiet_since: float | None = None
+        self._quiet_since = math.inf
+        """Time since which no session waits, while it is active."""
         self._now = 0.0
         self._busy_s = 0.0
         """Seconds with a request, up to ``_now``."""
         self._tokens = 0
         """Prompt tokens of agents' turns, since the trial began."""
-        self._ends: deque[tuple[float, int]] = deque(maxlen=_TURNS[2] + 1)
+        self._ends: deque[tuple[float, int]] = deque(maxlen=_MOST_TURNS + 1)
         """Ends of the latest turns of agents in busy seconds, and ``_tokens`` then."""
-        self._needed = _TURNS[1]
+        self._needed = _LEAST_TURNS
         """Turns that a rate is measured over."""
         self._earlier_rate = 0.0
         """Prompt tokens per second before it became active."""
@@ -148,21 +150,12 @@ class Activation:
         seconds = self._ends[-1][0] - self._ends[first][0]
         return self._needed / seconds, (self._ends[-1][1] - self._ends[first][1]) / seconds
 
-    def gain(self, session_capacity: float) -> float:
-        """Return the rate that the gate can reach over the measured one; 0 while it is unknown.
-        ``session_capacity``: number of sessions that fit."""
-        rate, _ = self._rates()
-        if not rate:
-            return 0.0
-        work_s = (1.0 - self.thrash.share) / rate
-        return min(session_capacity / (self.mean_pause_s + work_s), 1.0 / max(work_s, 1e-9)) / rate
-
     def record_pause(self, pause_s: float) -> None:
         """Record the pause of an agent before its next turn."""
         self._pauses += 1
         self.mean_pause_s += max(_NEWEST, 1.0 / self._pauses) * (pause_s - self.mean_pause_s)
 
-    def turn_ended(self, tokens: int, exceeds_capacity: bool) -> None:
+    def record_turn(self, tokens: int, exceeds_capacity: bool) -> None:
         """Record the end of an agent's turn now. ``tokens``: of its prompt; ``exceeds_capacity``:
         whether the sessions exceed the memory."""
         if self.active and not self._settled and not exceeds_capacity:
@@ -173,12 +166,18 @@ class Activation:
             self._ends.append((self._busy_s, self._tokens))
 
     def may_activate(self, now: float, session_capacity: float) -> bool:
-        """Return whether footprints beyond the memory would activate the gate."""
+        """Return whether footprints beyond the memory would activate the gate. ``session_capacity``:
+        number of sessions that fit."""
         if self.active or now < self._not_before:
             return False
-        self._needed = round(min(_TURNS[2], max(_TURNS[1], _TURNS[0] * session_capacity)))
-        lost = self.thrash.lost >= FIRST_LOSSES * self.thrash.capacity_tokens
-        return lost and self.gain(session_capacity) >= _GAIN
+        turns = _TURNS_PER_SESSION * session_capacity
+        self._needed = round(min(_MOST_TURNS, max(_LEAST_TURNS, turns)))
+        rate, _ = self._rates()
+        if not rate or self.thrash.lost < FIRST_LOSSES * self.thrash.capacity_tokens:
+            return False
+        work_s = (1.0 - self.thrash.share) / rate
+        bound = min(session_capacity / (self.mean_pause_s + work_s), 1.0 / max(work_s, 1e-9))
+        return bound / rate >= _LEAST_GAIN
 
     def activate(self) -> None:
         """Activate the gate: footprints exceed the memory."""
@@ -188,7 +187,7 @@ class Activation:
         self._expected_s = self._needed / rate
         self._ends.clear()
         self.thrash.clear()
-        self._quiet_since = None
+        self._quiet_since = math.inf
 
     def advance(self, now: float, waiting: bool, busy: bool) -> None:
         """Advance to ``now``. ``waiting``: whether any session waits; ``busy``: whether there was a
@@ -200,15 +199,8 @@ class Activation:
         self._now, self._waiting = now, waiting
         if not self.active or self.always:
             return
-        if waiting:
-            self._quiet_since = None
-        elif self._quiet_since is None:
-            self._quiet_since = now
-        if (
-            self._quiet_since is not None
-            and now - self._quiet_since >= self._quiet_s
-            and self.thrash.share < _LOW
-        ):
+        self._quiet_since = math.inf if waiting else min(self._quiet_since, now)
+        if now - self._quiet_since >= self._quiet_s and self.thrash.share < _QUIET_SHARE:
             self._deactivate()
         elif waiting and self._settled:
             self._judge()

@@ -15,7 +15,7 @@ from collections.abc import Hashable, Sequence
 
 from sglang_canopy.admission.session import Session
 from sglang_canopy.reuse.learner import ReuseModel, mean_growth
-from sglang_canopy.reuse.survival import BINS, EDGES, age_bin
+from sglang_canopy.reuse.survival import BINS, age_bin, survival
 
 _NEWEST = 0.05
 """Weight of the newest output in the mean."""
@@ -24,7 +24,6 @@ _LIKELY = 0.3
 holding another session back."""
 _ENOUGH = 8
 """Tips that are silent for the horizon while none has returned, after which none is expected to."""
-_UNUSED = (0, 0)
 
 
 class Footprints:
@@ -122,12 +121,7 @@ class Footprints:
             return self.mean_output
         category = session.category.current
         continues = 1.0 - category.curve[BINS - 1]
-        turns_ahead = self.turns_ahead
-        turns = (
-            turns_ahead
-            if continues >= 1.0
-            else continues * (1.0 - continues**turns_ahead) / (1.0 - continues)
-        )
+        turns = sum(continues**turn for turn in range(1, self.turns_ahead + 1))
         return self.mean_output + turns * (mean_growth(category) + self.mean_output)
 
     def _charge(self, session: Session, has: float, growth: float) -> None:
@@ -138,9 +132,8 @@ class Footprints:
         session.charge, session.growth = has + growth, growth
 
     def _update_all(self, numbers: set[int], now: float) -> None:
-        for number in sorted(
-            numbers
-        ):  # sums of floats depend on the order, which must be equal on all ranks
+        # Sums of floats depend on the order, which must be equal on all ranks.
+        for number in sorted(numbers):
             self.update(self._sessions[number], now)
 
     def _count(self, blocks: Sequence[int], number: int, change: int) -> set[int]:
@@ -148,7 +141,7 @@ class Footprints:
         were the only user of one, or are it now."""
         uses, touched = self._uses, set()
         for block in blocks:
-            before, numbers = uses.get(block, _UNUSED)
+            before, numbers = uses.get(block, (0, 0))
             users, others = before + change, numbers + change * number
             if users:
                 uses[block] = users, others
@@ -166,12 +159,3 @@ def common_blocks(first: Sequence[int], second: Sequence[int]) -> int:
     if first[:length] == second[:length]:  # most turns append
         return length
     return bisect_left(range(length), True, key=lambda i: first[i] != second[i])
-
-
-def survival(curve: Sequence[float], age_s: float) -> float:
-    """Return S at an age in seconds, linear between two bin edges."""
-    i = age_bin(age_s)
-    if i >= BINS - 1:
-        return curve[BINS - 1]
-    part = (age_s - EDGES[i]) / (EDGES[i + 1] - EDGES[i])
-    return curve[i] + part * (curve[i + 1] - curve[i])

@@ -41,7 +41,7 @@ class SessionGate:
 
     Call ``arrive`` for each request in order of arrival, ``finish`` or ``leave`` at its end, and
     ``holds`` before it is scheduled. Times are in seconds on the requests' clock. The wait is
-    bounded: every ``over_age_s`` the next session in turn starts without room.
+    bounded: every ``overrun_interval_s`` the next session in turn starts without room.
     """
 
     def __init__(self, settings: GateSettings, capacity_tokens: int) -> None:
@@ -102,8 +102,8 @@ class SessionGate:
             )
         session.cached_before = self._cached_before(session, request)
         self.model.request_waits(request)  # while many wait, most returns have yet to be answered
+        session.under_way, session.last_contact_s = True, self.now
         session.arrived_s = request.time
-        session.ticket, session.last_contact_s = ticket, self.now
         self.by_ticket[ticket] = session, request
         self.session_index.index(session, request, request.prompt_tokens)
         if session.active:
@@ -111,7 +111,6 @@ class SessionGate:
             self.footprints.update_path(session, self.now)
         else:
             self._queue_or_admit(session, request)
-        self._changed = True
         self._admit()
         return session
 
@@ -139,7 +138,7 @@ class SessionGate:
         """Remove a request. Return its session; ``None`` without such a request."""
         session, _ = self.by_ticket.pop(ticket, (None, None))
         if session is not None:
-            session.ticket = None
+            session.under_way = False
         return session
 
     def leave(self, ticket: Hashable) -> None:
@@ -158,7 +157,7 @@ class SessionGate:
 
     def hint_over(self, tenant: str | None, conversation: Hashable) -> None:
         """Apply a client's hint that a conversation is over."""
-        session = self.session_index.of_conversation(tenant, conversation)
+        session = self.session_index.by_conversation.get((tenant, conversation))
         if session is None:
             return
         session.over = True
@@ -201,7 +200,7 @@ class SessionGate:
             lost = min(computed, max(0, session.cached_before - cached))
             self.activation.thrash.record_prompt(lost, computed)
         if session.is_agent:
-            self.activation.turn_ended(request.prompt_tokens, self.places.exceeds_capacity)
+            self.activation.record_turn(request.prompt_tokens, self.places.exceeds_capacity)
 
     def _pass_time(self, now: float) -> None:
         self.now = max(self.now, now)
@@ -301,7 +300,8 @@ class SessionGate:
         for session in islice(self.waiting.in_order(), _TRIES):
             aged = self.now - session.waiting_since_s >= self.settings.age_s
             fits = self.places.fits(session) or (aged and self._make_room(session))
-            if not fits and self._is_overdue(session):
+            since_s = max(session.waiting_since_s, self._last_overrun_s)
+            if not fits and self.now - since_s >= self.settings.overrun_interval_s:
                 fits, self._last_overrun_s = True, self.now
             if fits:
                 self._enter(session)
@@ -310,15 +310,10 @@ class SessionGate:
                 return False  # reserve the next free room for it
         return False
 
-    def _is_overdue(self, session: Session) -> bool:
-        """Return whether ``session``, and the time since the last start without room, is over age."""
-        since_s = max(session.waiting_since_s, self._last_overrun_s)
-        return self.now - since_s >= self.settings.over_age_s
-
     def _make_room(self, session: Session) -> bool:
         """Pause sessions of tenants above their share, for an aged session of a tenant below it."""
         places, tenant = self.places, session.charged_to
-        charged = places.charge_by_tenant
+        charged = self.footprints.charge_by_tenant
         share = places.capacity_tokens / len({*places.count_by_tenant, tenant})
         if charged.get(tenant, 0.0) + self.footprints.need(session) > share:
             return False

@@ -44,7 +44,6 @@ class Places:
         """Active sessions by number, most recent request last."""
         self.count_by_tenant: Counter[Hashable] = Counter()
         """Number of active sessions by tenant."""
-        self.charge_by_tenant = self.footprints.charge_by_tenant
         self.paused: OrderedDict[int, Session] = OrderedDict()
         """Paused sessions by number, the most recent pause last."""
 
@@ -67,8 +66,8 @@ class Places:
         """Return whether ``session`` fits, including the future tokens of all sessions."""
         if not self.active:
             return True
-        room = self.capacity_tokens - self.footprints.tokens
-        return room >= 0 and self.footprints.need(session) <= room
+        free_tokens = self.capacity_tokens - self.footprints.tokens
+        return free_tokens >= 0 and self.footprints.need(session) <= free_tokens
 
     def enter(self, session: Session, now: float) -> None:
         """Make ``session`` active."""
@@ -89,7 +88,7 @@ class Places:
         self.count_by_tenant[session.charged_to] -= 1
         if not self.count_by_tenant[session.charged_to]:
             del self.count_by_tenant[session.charged_to]
-            del self.charge_by_tenant[session.charged_to]
+            del self.footprints.charge_by_tenant[session.charged_to]
 
     def pause(self, session: Session, now: float) -> None:
         """Pause the thinking ``session``: it must wait when it returns."""
@@ -100,10 +99,11 @@ class Places:
     def choose_to_pause(self, candidates: Iterable[Session]) -> Session | None:
         """Return the session to pause first: the youngest thinking session with a charge. Sessions
         of tenants above their share with several sessions are preferred."""
-        share = self.capacity_tokens / max(1, len(self.count_by_tenant))
+        counts, charges = self.count_by_tenant, self.footprints.charge_by_tenant
+        share = self.capacity_tokens / max(1, len(counts))
 
         def is_greedy(tenant: Hashable) -> bool:
-            return self.count_by_tenant[tenant] > 1 and self.charge_by_tenant[tenant] > share
+            return counts[tenant] > 1 and charges[tenant] > share
 
         thinking = (s for s in candidates if not s.under_way and s.charge and s.is_agent)
         return max(thinking, key=lambda s: (is_greedy(s.charged_to), s.number), default=None)

@@ -35,8 +35,8 @@ class Session:
     """Time since which it waits for admission, if it does."""
     share_key: Hashable = None
     """Key of the share of the tenants' turns in which it waits, or last waited."""
-    ticket: Hashable = None
-    """Name of the request in progress; ``None`` without one."""
+    under_way: bool = False
+    """Whether a request of the session is waiting or being answered."""
     active: bool = False
     """Whether the session is admitted."""
     answered: bool = False
@@ -67,11 +67,6 @@ class Session:
     """Tokens that the previous request cached for the request in progress."""
 
     @property
-    def under_way(self) -> bool:
-        """Whether a request of the session is waiting or being answered."""
-        return self.ticket is not None
-
-    @property
     def key(self) -> tuple[str | None, Hashable | None]:
         return self.tenant, self.conversation
 
@@ -80,25 +75,19 @@ class SessionIndex:
     """Sessions by the keys of their next request, bounded by the number of sessions."""
 
     def __init__(self) -> None:
-        self._by_conversation: dict[tuple[str | None, Hashable], Session] = {}
+        self.by_conversation: dict[tuple[str | None, Hashable], Session] = {}
+        """Tenant and conversation -> its session; the last session if it has several."""
         self._by_end: dict[int, Session] = {}
-
-    def of_conversation(self, tenant: str | None, conversation: Hashable) -> Session | None:
-        """Return the session of a named conversation; the last session if it has several."""
-        return self._by_conversation.get((tenant, conversation))
 
     def find(self, request: Request) -> Session | None:
         """Return the session that ``request`` continues, unless it has a request in progress."""
         key, unnamed = (request.tenant, request.conversation), (request.tenant, None)
         full = full_blocks(request.path, request.prompt_tokens, request.block_tokens)
-        session = None
         for block in reversed(request.path[:full]):
             session = self._by_end.get(block)
             if session is not None and not session.under_way and session.key in (key, unnamed):
                 return session
-        if request.conversation is None:
-            return None
-        session = self._by_conversation.get(key)
+        session = self.by_conversation.get(key)
         return session if session is not None and not session.under_way else None
 
     def index(self, session: Session, request: Request, tokens: int) -> None:
@@ -118,7 +107,7 @@ class SessionIndex:
         for end in session.ends:
             self._by_end[end] = session
         if session.conversation is not None:
-            self._by_conversation[session.key] = session
+            self.by_conversation[session.key] = session
 
     def remove(self, session: Session) -> None:
         """Remove ``session`` from the index."""
@@ -126,5 +115,5 @@ class SessionIndex:
             if self._by_end.get(end) is session:
                 del self._by_end[end]
         session.ends = ()
-        if self._by_conversation.get(session.key) is session:
-            del self._by_conversation[session.key]
+        if self.by_conversation.get(session.key) is session:
+            del self.by_conversation[session.key]

@@ -89,6 +89,15 @@ def survival_curve(
     return curve
 
 
+def survival(curve: Sequence[float], age_s: float) -> float:
+    """Return S at an age in seconds, linear between two bin edges."""
+    i = age_bin(age_s)
+    if i >= BINS - 1:
+        return curve[BINS - 1]
+    part = (age_s - EDGES[i]) / (EDGES[i + 1] - EDGES[i])
+    return curve[i] + part * (curve[i + 1] - curve[i])
+
+
 def still_returns(curve: Sequence[float], age_s: float) -> float:
     """Return the probability that a tip of this age is continued later, (S(a) - S(end)) / S(a); 0
     without a curve."""

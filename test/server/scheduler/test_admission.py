@@ -259,7 +259,7 @@ def test_sessions_fade_by_the_schedulers_time(scheduler) -> None:
 
 @pytest.mark.parametrize("always", [True, False])
 def test_two_ranks_with_equal_inputs_decide_the_same(always: bool, monkeypatch) -> None:
-    monkeypatch.setattr("sglang_canopy.admission.activation._GAIN", 0.1)  # it arms
+    monkeypatch.setattr("sglang_canopy.admission.activation._LEAST_GAIN", 0.1)  # it arms
     ranks = Scheduler(always=always), Scheduler(always=always)
     seen: list[list[Any]] = [[], []]
     for scheduler, log in zip(ranks, seen, strict=True):
