@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 
 from support.chip import environment, has_cuda
-from support.ranks import Run, two_ranks
+from support.ranks import Runner, two_ranks
 
 # No deadline: an example's time depends on the machine's load. Examples are equal in each run, so that
 # only a change makes a test fail; `--all` draws new ones,
@@ -74,16 +74,16 @@ def _group(item: pytest.Item) -> tuple[bool, str]:
 @pytest.fixture(autouse=True)
 def environment_of_canopy() -> Iterator[None]:
     """Restore the variables that Canopy's start sets for child processes."""
-    before = {name: value for name, value in os.environ.items() if name.startswith("CANOPY_")}
+    variables = {name: value for name, value in os.environ.items() if name.startswith("CANOPY_")}
     yield
     for name in [name for name in os.environ if name.startswith("CANOPY_")]:
-        if name not in before:
+        if name not in variables:
             del os.environ[name]
-    os.environ.update(before)
+    os.environ.update(variables)
 
 
 @pytest.fixture(scope="session")
-def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     """The pair of ranks of the group `ranks`."""
     with two_ranks(tmp_path_factory.mktemp("ranks")) as run:
         yield run

@@ -13,7 +13,7 @@ import pytest
 
 from layout import FOLDERS, LABORATORY, OPEN, PACKAGES, PYTHON, SGLANG, files, folder_of
 
-LONGEST = 400
+MAX_LINES = 400
 MODULES = {
     ".".join(path.relative_to(PYTHON).with_suffix("").parts).removesuffix(".__init__"): path
     for path in files()
@@ -38,8 +38,8 @@ def modules_in(path: Path) -> set[str]:
     modules = set()
     for name in names_in(path):
         if name in MODULES and (name in PACKAGES or MODULES[name] != path):
-            inside = any(other.startswith(f"{name}.") for other in names_in(path) & MODULES.keys())
-            if not inside:
+            has_submodule = any(m.startswith(f"{name}.") for m in names_in(path) & MODULES.keys())
+            if not has_submodule:
                 modules.add(name)
     return modules
 
@@ -79,14 +79,14 @@ def nodes_on_cycles(graph: Mapping[str, set[str]]) -> list[str]:
     """Return the nodes that can be reached from themselves."""
     starts = []
     for start in graph:
-        seen: set[str] = set()
+        reached: set[str] = set()
         stack = list(graph[start])
         while stack:
-            at = stack.pop()
-            if at not in seen:
-                seen.add(at)
-                stack += graph.get(at, ())
-        if start in seen:
+            node = stack.pop()
+            if node not in reached:
+                reached.add(node)
+                stack += graph.get(node, ())
+        if start in reached:
             starts.append(start)
     return starts
 
@@ -103,7 +103,7 @@ def test_the_laboratory_imports_neither_torch_nor_sglang_at_the_top(folder: str)
         assert not packages & {"torch", "sglang", "transformers"}, path
 
 
-def test_only_the_server_facing_folders_touch_sglang() -> None:
+def test_only_the_server_facing_folders_import_sglang() -> None:
     touching = {
         folder_of(path)
         for path in files()
@@ -116,22 +116,22 @@ def test_one_file_knows_what_differs_between_releases_of_sglang() -> None:
     versions = re.compile(
         r"SGLANG_VERSION|releases\.TESTED|hasattr\((MatchResult|scheduler, \"(_|send))"
     )
-    asking = {
+    matching = {
         path.relative_to(PYTHON).as_posix()
         for path in files()
         if versions.search(path.read_text(encoding="utf-8")) and "__init__" not in path.name
     }
     # The others show the version, or warn of an untested one.
-    shown = {"doctor/command_line.py", "doctor/machine.py", "server/start/self_check.py"}
-    shown = {f"sglang_canopy/{one}" for one in shown} | {"canopy_lab/live/replay/replay_run.py"}
-    assert asking - shown == {"sglang_canopy/releases.py"}
+    exempt = {"doctor/command_line.py", "doctor/machine.py", "server/start/self_check.py"}
+    exempt = {f"sglang_canopy/{name}" for name in exempt} | {"canopy_lab/live/replay/replay_run.py"}
+    assert matching - exempt == {"sglang_canopy/releases.py"}
 
 
 def test_no_file_is_too_long() -> None:
     long = {}
     for path in files():
         lines = len(path.read_text(encoding="utf-8").splitlines())
-        if lines >= LONGEST:
+        if lines >= MAX_LINES:
             long[str(path.relative_to(PYTHON))] = lines
     assert long == {}
 
@@ -139,10 +139,10 @@ def test_no_file_is_too_long() -> None:
 def test_the_command_line_starts_without_torch() -> None:
     code = "import sys, canopy_lab.cli.main as m; m.main(['--version'])"
     probe = f"try:\n    {code}\nexcept SystemExit:\n    print('torch' in sys.modules)"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", f"import sys\n{probe}"], capture_output=True, text=True, check=False
     )
-    assert done.stdout.strip().endswith("False"), done.stdout + done.stderr
+    assert process.stdout.strip().endswith("False"), process.stdout + process.stderr
 
 
 def test_no_two_test_files_share_a_name() -> None:

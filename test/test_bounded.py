@@ -8,13 +8,13 @@ from sglang_canopy.bounded import BoundedByTenant, Entry
 
 TENANTS = st.sampled_from([None, "a", "b", "c"])
 KEYS = st.integers(0, 6)
-MOST, MOST_OWN = 12, 8
+MAX_SIZE, MAX_TENANT_SIZE = 12, 8
 
 
-class Machine(RuleBasedStateMachine):
+class BoundedMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.bounded = BoundedByTenant[int, int](MOST, MOST_OWN)
+        self.bounded = BoundedByTenant[int, int](MAX_SIZE, MAX_TENANT_SIZE)
         self.entries: list[tuple[Entry[int, int], int]] = []
         """Entries with their sizes, oldest first."""
         self.turns: list[str | None] = []
@@ -26,10 +26,10 @@ class Machine(RuleBasedStateMachine):
     def oldest(self, tenant: str | None) -> Entry[int, int]:
         return next(entry for entry, _ in self.entries if entry.tenant == tenant)
 
-    def remove(self, *gone: Entry[int, int]) -> None:
-        self.entries = [one for one in self.entries if one[0] not in gone]
-        held = {entry.tenant for entry, _ in self.entries}
-        self.turns = [tenant for tenant in self.turns if tenant in held]
+    def remove(self, *removed: Entry[int, int]) -> None:
+        self.entries = [pair for pair in self.entries if pair[0] not in removed]
+        tenants = {entry.tenant for entry, _ in self.entries}
+        self.turns = [tenant for tenant in self.turns if tenant in tenants]
 
     def find(self, tenant: str | None, key: int) -> Entry[int, int] | None:
         return next((e for e, _ in self.entries if (e.tenant, e.key) == (tenant, key)), None)
@@ -37,25 +37,25 @@ class Machine(RuleBasedStateMachine):
     @rule(tenant=TENANTS, key=KEYS, size=st.integers(1, 4))
     def put(self, tenant: str | None, key: int, size: int) -> None:
         self.value += 1
-        left = self.bounded.put(tenant, key, self.value, size)
+        evicted = self.bounded.put(tenant, key, self.value, size)
         replaced = self.find(tenant, key)
         if replaced is not None:
             self.remove(replaced)
         self.entries.append((Entry(tenant, key, self.value), size))
         if tenant not in self.turns:
             self.turns.append(tenant)
-        for turn in left:
-            if self.size(tenant) <= MOST_OWN:
-                assert sum(size for _, size in self.entries) > MOST
-                assert self.size(turn.tenant) == max(map(self.size, self.turns))
-            assert turn == self.oldest(turn.tenant)
-            self.remove(turn)
+        for entry in evicted:
+            if self.size(tenant) <= MAX_TENANT_SIZE:
+                assert sum(size for _, size in self.entries) > MAX_SIZE
+                assert self.size(entry.tenant) == max(map(self.size, self.turns))
+            assert entry == self.oldest(entry.tenant)
+            self.remove(entry)
 
     @rule(tenant=TENANTS, key=KEYS)
     def pop(self, tenant: str | None, key: int) -> None:
-        found = self.find(tenant, key)
-        assert self.bounded.pop(tenant, key) == (found and found.value)
-        self.remove(*filter(None, [found]))
+        entry = self.find(tenant, key)
+        assert self.bounded.pop(tenant, key) == (entry and entry.value)
+        self.remove(*filter(None, [entry]))
 
     @rule()
     def take_turns(self) -> None:
@@ -76,16 +76,16 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def equals_the_list(self) -> None:
         assert sorted(self.bounded, key=repr) == sorted((e for e, _ in self.entries), key=repr)
-        assert self.bounded.size == sum(size for _, size in self.entries) <= MOST
+        assert self.bounded.size == sum(size for _, size in self.entries) <= MAX_SIZE
         assert len(self.bounded) == len(self.entries)
         by_size = {name: size for size, names in self.bounded._by_size.items() for name in names}
         assert by_size == {tenant: self.size(tenant) for tenant in self.turns}
         for tenant in (None, "a"):
-            assert self.bounded.size_of(tenant) == self.size(tenant) <= MOST_OWN
-            found = self.find(tenant, 3)
-            assert self.bounded.get(tenant, 3) == (found and found.value)
+            assert self.bounded.size_of(tenant) == self.size(tenant) <= MAX_TENANT_SIZE
+            entry = self.find(tenant, 3)
+            assert self.bounded.get(tenant, 3) == (entry and entry.value)
         assert set(self.bounded.tenants_of(3)) == {e.tenant for e, _ in self.entries if e.key == 3}
 
 
-TestBounded = Machine.TestCase
+TestBounded = BoundedMachine.TestCase
 TestBounded.settings = settings(stateful_step_count=40)

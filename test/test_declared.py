@@ -34,8 +34,8 @@ def test_flags_that_were_not_typed_keep_the_defaults() -> None:
 
 
 def test_values_have_the_type_of_their_field() -> None:
-    got = _read("--sample-size-mb", "16", "--sample-share", "0.5", "--sample-extra", '{"a": 1}')
-    assert (got.size_mb, got.share, got.extra) == (16, 0.5, {"a": 1})
+    sample = _read("--sample-size-mb", "16", "--sample-share", "0.5", "--sample-extra", '{"a": 1}')
+    assert (sample.size_mb, sample.share, sample.extra) == (16, 0.5, {"a": 1})
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,9 @@ def test_a_key_of_an_object_is_checked_by_its_name_and_has_no_flag() -> None:
 def test_help_and_reference_have_the_default(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         _read("--help")
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "How much. (default: 8)" in shown
-    assert "What share of 100 %." in shown
+    help_text = " ".join(capsys.readouterr().out.split())
+    assert "How much. (default: 8)" in help_text
+    assert "What share of 100 %." in help_text
     table = {row["flag"]: row for row in declared.rows(Sample)}
     assert list(table) == [
         *("--sample-mode", "--sample-size-mb", "--sample-share", "--sample-extra"),

@@ -68,5 +68,5 @@ def test_the_target_of_a_row_exists(paper: str) -> None:
     results = {path.stem for path in (PAGES / paper).glob("*.json")}
     for name, cells in rows(paper).items():
         for code in re.findall(r"`([^`]+)`", cells[3]):
-            known = code in results or (ROOT / code).exists()
-            assert known, f"{paper}, {name}: {code} is no result and no file"
+            exists = code in results or (ROOT / code).exists()
+            assert exists, f"{paper}, {name}: {code} is no result and no file"

@@ -6,16 +6,16 @@ from sglang_canopy.disk.page import FIELDS, Kind, PageMeta
 from sglang_canopy.records import GATEWAY, RECORD_FIELDS, Leaf, Request
 from support.disk_pages import chain, content, store_at
 
-OTHER = {Kind.FLAG: True, Kind.WHOLE: 7, Kind.SECONDS: 900.5, Kind.OPTIONAL: 1100.5}
-UNLIKE = {name: OTHER.get(kind, f"another {name}") for name, kind in FIELDS.items()}
-UNLIKE |= {"source": GATEWAY, "group": -1}
+VALUE_OF_KIND = {Kind.FLAG: True, Kind.WHOLE: 7, Kind.SECONDS: 900.5, Kind.OPTIONAL: 1100.5}
+OTHER_VALUES = {name: VALUE_OF_KIND.get(kind, f"another {name}") for name, kind in FIELDS.items()}
+OTHER_VALUES |= {"source": GATEWAY, "group": -1}
 """A value for each field that differs from its default; groups belong to a TTL table."""
 
 
 def test_a_split_leaf_keeps_every_field() -> None:
     old, new = Leaf(), Leaf()
     for name in (*RECORD_FIELDS, "awaited_until"):
-        setattr(old, name, UNLIKE.get(name, 5.0))
+        setattr(old, name, OTHER_VALUES.get(name, 5.0))
     new.inherit(old)
     assert (new.offset, new.length, new.rank_state) == (0, 0, None)
     for name in (*RECORD_FIELDS[2:], "awaited_until"):
@@ -25,17 +25,17 @@ def test_a_split_leaf_keeps_every_field() -> None:
 def test_every_field_of_a_page_survives_a_restart(tmp_path) -> None:
     store = store_at(tmp_path)
     (key,) = chain("a", 1)
-    store.write([key], [content(key)], [PageMeta(**UNLIKE)], [None])
+    store.write([key], [content(key)], [PageMeta(**OTHER_VALUES)], [None])
     store.close()
-    assert store_at(tmp_path).meta([key]) == [PageMeta(**UNLIKE)]
+    assert store_at(tmp_path).meta([key]) == [PageMeta(**OTHER_VALUES)]
 
 
 def test_a_page_takes_every_field_of_its_leaf() -> None:
     leaf = Leaf()
     for name in RECORD_FIELDS:
-        setattr(leaf, name, UNLIKE[name])
-    meta = PageMeta.from_leaf(leaf, ttl_s=UNLIKE["ttl_s"])
-    assert meta == PageMeta(**UNLIKE)
+        setattr(leaf, name, OTHER_VALUES[name])
+    meta = PageMeta.from_leaf(leaf, ttl_s=OTHER_VALUES["ttl_s"])
+    assert meta == PageMeta(**OTHER_VALUES)
 
 
 def test_a_copy_of_a_request_equals_it_except_for_the_changes() -> None:

@@ -87,7 +87,7 @@ class Engine:
                 now = clock() - began
             while todo and todo[-1][0] <= now:
                 then, (ids, new, stamp) = todo.pop()
-                req = self._engine.feed(ids, new, at=began + then, stamp=stamp)
+                req = self._engine.feed(ids, new, time_s=began + then, stamp=stamp)
                 open_.append((then, len(ids), req, [None]))
             if now - last_tick_s >= TICK_S:
                 last_tick_s = now

@@ -8,16 +8,16 @@ from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.admission.session import Session
 from sglang_canopy.records import Request
 
-CAPACITY = 100
+CAPACITY_TOKENS = 100
 
 
 class Client:
     """One session of ``tokens`` tokens, whose turns hit ``cached_share`` of their prompts."""
 
     def __init__(
-        self, gate: SessionGate, name: str, tokens: int = 40, stop: str = "tool", **named: str
+        self, gate: SessionGate, name: str, tokens: int = 40, stop: str = "tool", **fields: str
     ) -> None:
-        self.gate, self.name, self.stop, self.named = gate, name, stop, named
+        self.gate, self.name, self.stop, self.fields = gate, name, stop, fields
         self.path = tuple(hash((name, block)) for block in range(tokens // 10))
         self.turns = 0
         self.request: Request | None = None
@@ -27,7 +27,7 @@ class Client:
         return f"{self.name}/{self.turns}"
 
     @property
-    def held(self) -> bool:
+    def is_delayed(self) -> bool:
         return self.gate.holds(self.ticket)
 
     def send(self, time: float) -> None:
@@ -39,7 +39,7 @@ class Client:
             prompt_tokens=10 * len(self.path),
             conversation=self.name,
             turn=self.turns,
-            **self.named,  # type: ignore[arg-type]
+            **self.fields,  # type: ignore[arg-type]
         )
         self.gate.arrive(self.ticket, self.request)
 
@@ -51,15 +51,15 @@ class Client:
 
     def turn(self, time: float, cached_share: float = 1.0) -> None:
         self.send(time)
-        assert not self.held
+        assert not self.is_delayed
         self.end(cached_share)
 
 
-def thrashing(
+def gate_that_thrashes(
     stop: str = "tool", pause: float = 1.0, category: str = "default", **settings: object
 ) -> tuple[SessionGate, list[Client]]:
     """A gate of 100 tokens whose clients thrash."""
-    gate = SessionGate(GateSettings(**settings), CAPACITY)  # type: ignore[arg-type]
+    gate = SessionGate(GateSettings(**settings), CAPACITY_TOKENS)  # type: ignore[arg-type]
     return gate, thrash(gate, stop, pause, category)
 
 
@@ -79,32 +79,32 @@ def thrash(
     return clients
 
 
-def others_come_and_go(gate: SessionGate, times: range) -> None:
+def pass_other_agents(gate: SessionGate, times: range) -> None:
     """Agents of one turn, which compute new prompts."""
     for time in times:
-        other = Client(gate, f"other {time}")
-        other.turn(float(time), cached_share=0.0)
-        gate.hint_over(None, other.name)
+        agent = Client(gate, f"other {time}")
+        agent.turn(float(time), cached_share=0.0)
+        gate.hint_over(None, agent.name)
 
 
-def test_thrashing_agents_are_held_and_the_youngest_is_paused() -> None:
-    gate, (old, middle, young) = thrashing()
+def test_thrashing_agents_are_delayed_and_the_youngest_is_paused() -> None:
+    gate, (old, middle, young) = gate_that_thrashes()
     assert gate.stats()["active"]
     assert gate.stats()["paused_sessions"] == 1
     young.send(gate.now + 1.0)
-    assert young.held
+    assert young.is_delayed
     for client in (old, middle):
         client.turn(gate.now + 1.0)
     new = Client(gate, "new")
     new.send(gate.now + 1.0)
-    assert new.held
+    assert new.is_delayed
     gate.hint_over(None, "a")
     gate.advance(gate.now + 1.0)
-    assert (young.held, new.held) == (False, True), "whoever was there before comes first"
+    assert (young.is_delayed, new.is_delayed) == (False, True), "the paused session is first"
 
 
-def test_equal_losses_of_chats_hold_no_session_back() -> None:
-    gate, clients = thrashing(stop="end", pause=30.0)
+def test_equal_losses_of_chats_delay_no_session() -> None:
+    gate, clients = gate_that_thrashes(stop="end", pause=30.0)
     for client in clients * 5:
         client.turn(gate.now + 10.0, cached_share=0.0)
     assert gate.stats()["times_activated"] == 0
@@ -113,16 +113,16 @@ def test_equal_losses_of_chats_hold_no_session_back() -> None:
 @pytest.mark.parametrize(
     ("pause", "category"), [(1.0, "chat"), (15.0, "generate"), (100.0, "chat-tools-after-tool")]
 )
-def test_agents_need_neither_a_parser_nor_labels(pause: float, category: str) -> None:
-    gate, (_, _, young) = thrashing(stop="end", pause=pause, category=category)
+def test_agents_are_recognised_without_a_parser_and_labels(pause: float, category: str) -> None:
+    gate, (_, _, young) = gate_that_thrashes(stop="end", pause=pause, category=category)
     assert gate.stats()["active"]
     young.send(gate.now + 1.0)
-    assert young.held
+    assert young.is_delayed
 
 
-def test_a_paused_sessions_return_is_no_loss() -> None:
-    """Its pause made room once; else each pause is a loss, and the gate never helps."""
-    gate, (old, _, young) = thrashing()
+def test_a_paused_sessions_recomputation_is_no_loss() -> None:
+    """Its pause has made room already. If it counted as a loss, the gate could never show a gain."""
+    gate, (old, _, young) = gate_that_thrashes()
     gate.hint_over(None, old.name)
     gate.advance(gate.now + 1.0)
     lost = gate.activation.thrash.lost
@@ -132,7 +132,7 @@ def test_a_paused_sessions_return_is_no_loss() -> None:
 
 def test_a_return_is_learnt_when_it_arrives() -> None:
     """In a full queue most returns have yet to be answered."""
-    gate = SessionGate(GateSettings(), 100 * CAPACITY)
+    gate = SessionGate(GateSettings(), 100 * CAPACITY_TOKENS)
     clients = [Client(gate, str(number)) for number in range(100)]
     for client in clients:
         client.turn(0.0)
@@ -143,17 +143,17 @@ def test_a_return_is_learnt_when_it_arrives() -> None:
     assert sum(sum(category.waiting) for category in gate.model.categories) == 0
 
 
-def test_chats_pass_while_agents_are_held_back() -> None:
-    gate, _ = thrashing()
+def test_chats_are_not_delayed_while_agents_are() -> None:
+    gate, _ = gate_that_thrashes()
     for number in range(20):
         chat = Client(gate, f"chat {number}", stop="end", category="chat")
         chat.send(gate.now)
-        assert not chat.held
+        assert not chat.is_delayed
         chat.end()
 
 
 def test_a_tenants_answers_classify_its_new_sessions() -> None:
-    agents, gate = Agents(), SessionGate(GateSettings(), CAPACITY)
+    agents, gate = Agents(), SessionGate(GateSettings(), CAPACITY_TOKENS)
     category = gate.model.categories.root
     for number in range(8):
         for stop, tenant in (("end", "people"), ("tool", "robots")):
@@ -170,7 +170,7 @@ def test_a_tenants_answers_classify_its_new_sessions() -> None:
 )
 def test_an_answer_is_recognised_once(pause_s: float, stop: str) -> None:
     """By its tool call, or by the tool's result; also if the tool was slow."""
-    agents, gate = Agents(), SessionGate(GateSettings(), CAPACITY)
+    agents, gate = Agents(), SessionGate(GateSettings(), CAPACITY_TOKENS)
     session = Session(0, None, None, 0.0, gate.model.categories.root)
     for turn in range(3):
         session.last_contact_s = 100.0 * turn
@@ -181,13 +181,13 @@ def test_an_answer_is_recognised_once(pause_s: float, stop: str) -> None:
         assert agents.recognised == turn + 1
 
 
-def test_a_person_who_replies_swiftly_once_is_no_agent_and_keeps_no_place() -> None:
-    gate = SessionGate(GateSettings(), 100 * CAPACITY)
-    people = [Client(gate, f"person {number}", stop="end") for number in range(10)]
+def test_one_swift_reply_makes_no_agent_and_keeps_no_place() -> None:
+    gate = SessionGate(GateSettings(), 100 * CAPACITY_TOKENS)
+    persons = [Client(gate, f"person {number}", stop="end") for number in range(10)]
     for time in (0.0, 60.0, 120.0):
-        for person in people:
+        for person in persons:
             person.turn(time)
-    people[0].turn(125.0)
+    persons[0].turn(125.0)
     new = Client(gate, "new person", stop="end")
     new.turn(125.0)
     new.turn(130.0)
@@ -199,19 +199,19 @@ def test_a_person_who_replies_swiftly_once_is_no_agent_and_keeps_no_place() -> N
 
 
 def test_category_records_are_bounded() -> None:
-    agents, gate = Agents(), SessionGate(GateSettings(), CAPACITY)
+    agents, gate = Agents(), SessionGate(GateSettings(), CAPACITY_TOKENS)
     for number in range(3000):
         session = Session(number, f"t{number}", None, 0.0, gate.model.categories.root)
         agents.judge_answer(session, Request(0.0, stop="tool", tenant=f"t{number}"))
     assert len(agents._shares) == 1024
     new = Session(9999, "other", None, 0.0, gate.model.categories.root)
-    assert agents.recognise(new, Request(0.0, tenant="other")), "what all tenants do is kept"
+    assert agents.recognise(new, Request(0.0, tenant="other")), "the record of all tenants is kept"
 
 
 @pytest.mark.parametrize(("names", "options"), [("ab", {"cached_share": 0.0}), ("abcd", {})])
-def test_losses_of_sessions_that_fit_or_are_on_the_host_arm_nothing(names, options) -> None:
+def test_losses_of_sessions_that_fit_or_are_on_the_host_do_not_activate(names, options) -> None:
     """A cache that was flushed is no thrash: fewer sessions would not help."""
-    gate = SessionGate(GateSettings(), CAPACITY)
+    gate = SessionGate(GateSettings(), CAPACITY_TOKENS)
     clients = [Client(gate, name) for name in names]
     for time, client in enumerate(clients * 5):
         client.turn(float(time), **options)
@@ -219,7 +219,7 @@ def test_losses_of_sessions_that_fit_or_are_on_the_host_arm_nothing(names, optio
 
 
 def test_a_paused_session_whose_request_is_aborted_keeps_its_age() -> None:
-    gate, (old, _, young) = thrashing()
+    gate, (old, _, young) = gate_that_thrashes()
     young.send(gate.now + 1.0)
     gate.leave(young.ticket)
     assert gate.stats()["paused_sessions"] == 1
@@ -228,37 +228,37 @@ def test_a_paused_session_whose_request_is_aborted_keeps_its_age() -> None:
     young.send(gate.now + 1.0)
     gate.hint_over(None, old.name)
     gate.advance(gate.now + 1.0)
-    assert (young.held, new.held) == (False, True)
+    assert (young.is_delayed, new.is_delayed) == (False, True)
 
 
-def test_a_gate_that_disarms_admits_a_slice_of_the_waiting_sessions_at_each_call(monkeypatch):
+def test_a_deactivated_gate_admits_a_few_waiting_sessions_at_each_call(monkeypatch):
     monkeypatch.setattr("sglang_canopy.admission.gate._ENTER_AT_ONCE", 3, raising=False)
-    gate, _ = thrashing()
+    gate, _ = gate_that_thrashes()
     waiting = [Client(gate, f"new{number}") for number in range(10)]
     for client in waiting:
         client.send(gate.now)
     gate.activation._deactivate()
-    held = []
+    delayed_names = []
     for step in range(5):
         gate.advance(gate.now + step)
-        held.append([client.name for client in waiting if client.held])
+        delayed_names.append([client.name for client in waiting if client.is_delayed])
     assert not gate.stats()["active"]
     names = [client.name for client in waiting]
-    assert held == [names[3:], names[6:], names[9:], [], []]
+    assert delayed_names == [names[3:], names[6:], names[9:], [], []]
     late = Client(gate, "late")
     late.send(gate.now + 1.0)
-    assert not late.held
+    assert not late.is_delayed
 
 
-def test_after_a_while_without_waiting_all_sessions_pass() -> None:
-    gate, clients = thrashing()
+def test_the_gate_deactivates_after_a_while_without_waiting() -> None:
+    gate, clients = gate_that_thrashes()
     for client in clients:
         gate.hint_over(None, client.name)
-    others_come_and_go(gate, range(200, 700, 130))
+    pass_other_agents(gate, range(200, 700, 130))
     assert not gate.stats()["active"]
 
 
-def ended(
+def end_turn(
     activation: Activation, after_s: float, waiting: bool = False, exceeds_capacity: bool = True
 ) -> None:
     activation.advance(activation._now + after_s, waiting, busy=True)
@@ -267,11 +267,11 @@ def ended(
 
 def activation_of(rate: float, pause: float, share: float = 0.9) -> Activation:
     """Agents' turns end at ``rate`` without a gate; ``share`` of the computed tokens were lost."""
-    activation = Activation(CAPACITY, quiet_s=120.0)
+    activation = Activation(CAPACITY_TOKENS, quiet_s=120.0)
     for _ in range(40):
         activation.record_pause(pause)
-        activation.thrash.record_prompt(round(share * CAPACITY), CAPACITY)
-        ended(activation, 1.0 / rate)
+        activation.thrash.record_prompt(round(share * CAPACITY_TOKENS), CAPACITY_TOKENS)
+        end_turn(activation, 1.0 / rate)
     return activation
 
 
@@ -286,58 +286,58 @@ def activation_of(rate: float, pause: float, share: float = 0.9) -> Activation:
         (0.1, 1.0, 0.3, False),  # little is recomputed
     ],
 )
-def test_it_arms_only_if_few_sessions_without_recomputation_are_faster(
+def test_it_activates_only_if_few_sessions_without_recomputation_are_faster(
     rate, pause, share, activates
 ) -> None:
     """Eight sessions that fit end 8 / pause turns a second at most."""
     assert activation_of(rate, pause, share).may_activate(500.0, 8.0) is activates
 
 
-def test_an_idle_night_is_no_slow_server() -> None:
+def test_idle_time_does_not_count_as_slow_service() -> None:
     activation = activation_of(5.0, 1.0)
     for _ in range(10):
         activation.advance(activation._now + 3600.0, waiting=False, busy=False)
-        ended(activation, 0.2)
+        end_turn(activation, 0.2)
     assert not activation.may_activate(activation._now, 8.0)
 
 
-def trial(activation: Activation, rate: float, turns: int) -> float:
+def run_trial(activation: Activation, rate: float, turns: int) -> float:
     """Sessions wait, and turns end at ``rate``; return the seconds until it becomes inactive."""
     activation.activate()
-    began = activation._now
+    began_s = activation._now
     for _ in range(turns):
         if not activation.active:
             break
-        ended(activation, 1.0 / rate, waiting=True, exceeds_capacity=False)
-    return activation._now - began
+        end_turn(activation, 1.0 / rate, waiting=True, exceeds_capacity=False)
+    return activation._now - began_s
 
 
-def test_turns_per_second_decide_whether_it_stays_armed() -> None:
+def test_turns_per_second_decide_whether_it_stays_active() -> None:
     activation = activation_of(0.1, 1.0)
     assert activation.may_activate(500.0, 8.0)
-    trial(activation, 0.2, 500)
+    run_trial(activation, 0.2, 500)
     assert activation.active
     for rate in (0.02, 0.09, 0.11):  # equal within the uncertainty is no gain
         activation = activation_of(0.1, 1.0)
         assert activation.may_activate(500.0, 8.0)
-        took_s = trial(activation, rate, 500)
+        trial_s = run_trial(activation, rate, 500)
         assert activation.ineffective_activations == 1
-        assert took_s < 500.0, "32 turns took 320 s before"
-        end = activation._now
+        assert trial_s < 500.0, "32 turns took 320 s without the gate"
+        end_s = activation._now
         for _ in range(40):
-            activation.thrash.record_prompt(90, CAPACITY)
-            ended(activation, 10.0)
-        assert not activation.may_activate(end + 25 * took_s, 8.0)
-        assert activation.may_activate(end + 34 * took_s, 8.0)
+            activation.thrash.record_prompt(90, CAPACITY_TOKENS)
+            end_turn(activation, 10.0)
+        assert not activation.may_activate(end_s + 25 * trial_s, 8.0)
+        assert activation.may_activate(end_s + 34 * trial_s, 8.0)
 
 
-def test_turns_of_the_time_before_are_no_part_of_the_trial() -> None:
+def test_turns_of_sessions_that_do_not_fit_are_no_part_of_the_trial() -> None:
     """The queue of the sessions that do not fit is answered first."""
     activation = activation_of(0.1, 1.0)
     assert activation.may_activate(500.0, 8.0)
     activation.activate()
     for _ in range(100):
-        ended(activation, 20.0, waiting=True)
+        end_turn(activation, 20.0, waiting=True)
     assert activation.active
 
 
@@ -345,21 +345,21 @@ def test_time_in_which_no_session_waits_is_no_part_of_the_trial() -> None:
     activation = activation_of(0.1, 1.0)
     assert activation.may_activate(500.0, 8.0)
     activation.activate()
-    ended(activation, 1.0, waiting=True, exceeds_capacity=False)
+    end_turn(activation, 1.0, waiting=True, exceeds_capacity=False)
     for _ in range(100):
         activation.advance(activation._now, waiting=False, busy=True)
         activation.advance(activation._now + 50.0, waiting=True, busy=True)
-        ended(activation, 5.0, waiting=True, exceeds_capacity=False)
+        end_turn(activation, 5.0, waiting=True, exceeds_capacity=False)
     assert activation.active
     assert activation.ineffective_activations == 0
 
 
 def test_paused_and_remembered_sessions_are_bounded_by_tenant() -> None:
-    gate, _ = thrashing(max_paused=4)
+    gate, _ = gate_that_thrashes(max_paused=4)
     for number in range(50):
         client = Client(gate, f"x{number}", tenant="flood")
         client.send(gate.now + 1.0)
-        if not client.held:
+        if not client.is_delayed:
             client.end(cached_share=0.0)
     assert gate.stats()["paused_sessions"] <= 4
 

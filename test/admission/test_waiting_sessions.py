@@ -14,7 +14,7 @@ from sglang_canopy.tenant import Vouched
 TENANTS = (None, "a", "b", "c")
 
 
-def by_definition(waiting: dict[int, Hashable], turns: dict[Hashable, int]) -> list[int]:
+def defined_order(waiting: dict[int, Hashable], turns: dict[Hashable, int]) -> list[int]:
     """Shares in turn, the oldest session of each first. ``waiting``: the share of each session: its
     tenant if that had an active session as the wait began, else that of all newcomers."""
     shares: dict[Hashable, list[int]] = {}
@@ -23,10 +23,10 @@ def by_definition(waiting: dict[int, Hashable], turns: dict[Hashable, int]) -> l
     order = sorted(shares, key=lambda share: (turns.get(share, 0), shares[share][0]))
     rounds = max(map(len, shares.values()), default=0)
     return [
-        shares[share][place]
-        for place in range(rounds)
+        shares[share][position]
+        for position in range(rounds)
         for share in order
-        if place < len(shares[share])
+        if position < len(shares[share])
     ]
 
 
@@ -43,13 +43,13 @@ def test_any_sequence_of_calls_gives_the_defined_order(steps: int, draw) -> None
     waiting: list[Session] = []
     shares: dict[int, Hashable] = {}
     for _ in range(steps):
-        what = draw.randrange(4)
-        if what < 2 and sessions:
+        action = draw.randrange(4)
+        if action < 2 and sessions:
             waiting.append(sessions.pop())
             waiting_sessions.add(waiting[-1])
             tenant = waiting[-1].tenant
             shares[waiting[-1].number] = tenant if active[tenant] else _NEWCOMERS
-        elif what == 2 and waiting:
+        elif action == 2 and waiting:
             admitted = waiting.pop(draw.randrange(len(waiting)))
             del shares[admitted.number]
             waiting_sessions.admit(admitted)
@@ -60,43 +60,43 @@ def test_any_sequence_of_calls_gives_the_defined_order(steps: int, draw) -> None
                 active[tenant] -= 1
                 if not active[tenant]:
                     del active[tenant]
-        found = [session.number for session in waiting_sessions.in_order()]
-        assert found == by_definition(shares, waiting_sessions._last_served)
+        order = [session.number for session in waiting_sessions.in_order()]
+        assert order == defined_order(shares, waiting_sessions._last_served)
 
 
 def test_a_tenant_with_active_sessions_is_not_overtaken_by_short_sessions_of_others() -> None:
-    """Seen red: the turn of a tenant without an active session was forgotten, so it was first again."""
-    steady, others = Vouched("steady"), [Vouched(f"v{number}") for number in range(40)]
+    """A tenant without an active session keeps its turn: were it forgotten, it would be first again."""
+    steady, short_tenants = Vouched("steady"), [Vouched(f"v{number}") for number in range(40)]
     waiting_sessions = WaitingSessions(Counter({steady: 1}))
     numbers, admitted = itertools.count(), Counter[Hashable]()
 
-    def wait(tenant: Hashable) -> None:
+    def add_session(tenant: Hashable) -> None:
         waiting_sessions.add(Session(next(numbers), None, None, 0.0, None, tenant))  # type: ignore[arg-type]
 
-    for tenant in (steady, *others) * 2:
-        wait(tenant)
+    for tenant in (steady, *short_tenants) * 2:
+        add_session(tenant)
     for _ in range(100 * 41):
         session = next(waiting_sessions.in_order())
         waiting_sessions.admit(session)
         admitted[session.charged_to] += 1
-        wait(session.charged_to)
+        add_session(session.charged_to)
     assert set(admitted.values()) == {100}
 
 
-def test_new_tenants_do_not_overtake_a_tenant_that_waits_again_and_again() -> None:
+def test_new_tenants_do_not_starve_a_tenant_that_waits_repeatedly() -> None:
     steady, numbers, admitted = Vouched("steady"), itertools.count(), Counter[bool]()
     waiting_sessions = WaitingSessions(Counter({steady: 1}))
 
-    def wait(tenant: Hashable) -> None:
+    def add_session(tenant: Hashable) -> None:
         waiting_sessions.add(Session(next(numbers), None, None, 0.0, None, tenant))  # type: ignore[arg-type]
 
     for _ in range(3):
-        wait(steady)
+        add_session(steady)
     for number in range(200):
-        wait(Vouched(f"v{number}"))
+        add_session(Vouched(f"v{number}"))
         session = next(waiting_sessions.in_order())
         waiting_sessions.admit(session)
         admitted[session.charged_to == steady] += 1
         if session.charged_to == steady:
-            wait(steady)
+            add_session(steady)
     assert admitted[True] >= 2

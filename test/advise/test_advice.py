@@ -13,27 +13,27 @@ from canopy_lab.report.units import percent
 from canopy_lab.sim.driver import simulate
 from canopy_lab.sim.system.engine_profile import load_profile
 from sglang_canopy.policy.registry import make_policy
-from support.tiny_traces import ask
+from support.tiny_traces import request_of
 
 PROFILE = load_profile("llama-3.1-8b-h100")
 
 
-def scanned(count: int, every_s: float = 1.0, talks: int = 20, named: bool = False) -> Sample:
+def scan_log(count: int, gap_s: float = 1.0, chats: int = 20, named: bool = False) -> Sample:
     """Chats that return among scans that never do: LRU evicts them, ``wa`` need not."""
     rows = []
-    for at in range(count):
-        talk, turn = (at // 3) % talks, (at // 3) // talks
-        blocks, kind = range(talk * 1000, talk * 1000 + 4 + turn), "chat"
-        if at % 3:
-            blocks, kind, turn = range(10**6 + at * 8, 10**6 + at * 8 + 8), "scan", 0
-        name = f"{kind} {at if at % 3 else talk}" if named else None
-        rows.append(ask(at * every_s, blocks, talk=name, kind=kind, turn=turn + 1, block_tokens=64))
+    for number in range(count):
+        chat, turn = (number // 3) % chats, (number // 3) // chats
+        blocks, kind = range(chat * 1000, chat * 1000 + 4 + turn), "chat"
+        if number % 3:
+            blocks, kind, turn = range(10**6 + number * 8, 10**6 + number * 8 + 8), "scan", 0
+        name = f"{kind} {number if number % 3 else chat}" if named else None
+        rows.append(request_of(number * gap_s, blocks, conversation=name, kind=kind, turn=turn + 1, block_tokens=64))  # fmt: skip
     return sample_of(rows)
 
 
 @pytest.fixture(scope="module")
 def mixed() -> Sample:
-    return scanned(1500, talks=50, named=True)
+    return scan_log(1500, chats=50, named=True)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_wa_is_recommended_if_scans_evict_reused_prefixes(advice):
     assert rows["lru, as in SGLang"].gpu_s_saved_per_hour == 0
 
 
-def test_figures_are_those_of_the_simulator(advice, mixed):
+def test_hit_ratios_are_those_of_the_simulator(advice, mixed):
     lru = simulate(mixed.requests, make_policy("lru"), 400, whole_nodes=True)
     assert advice.rows[0].gain.hit_ratio == pytest.approx(lru.token_hit_ratio)
     endless = simulate(mixed.requests, make_policy("lru"), mixed.distinct_blocks)
@@ -70,28 +70,28 @@ def test_more_memory_never_hits_less_under_lru(advice):
 
 
 def test_the_same_call_gives_the_same_advice(mixed):
-    few, below = (
+    sample, tiers = (
         sample_of(mixed.requests[:300]),
         [LowerTier("host", 8.0), LowerTier("disk", 100.0, True)],
     )
     with_one_job, with_two_jobs = (
-        advise(few, PROFILE, capacity_tokens=100 * 64, tiers=below, jobs=jobs) for jobs in (1, 2)
+        advise(sample, PROFILE, capacity_tokens=100 * 64, tiers=tiers, jobs=jobs) for jobs in (1, 2)
     )
     assert with_one_job.as_json() == with_two_jobs.as_json()
 
 
-def test_nothing_repeats_keep_lru_without_a_simulation():
-    rows = [ask(float(i), range(i * 10, i * 10 + 8), talk=str(i)) for i in range(60)]
-    below, simulated = [LowerTier("host", 8.0)], []
-    got = advise(
-        sample_of(rows), PROFILE, capacity_tokens=1000, tiers=below,
-        jobs=1, progress=lambda: simulated.append(1),
+def test_lru_is_kept_without_a_simulation_if_nothing_repeats():
+    rows = [request_of(float(i), range(i * 10, i * 10 + 8), conversation=str(i)) for i in range(60)]
+    tiers, simulations = [LowerTier("host", 8.0)], []
+    advice = advise(
+        sample_of(rows), PROFILE, capacity_tokens=1000, tiers=tiers,
+        jobs=1, progress=lambda: simulations.append(1),
     )  # fmt: skip
-    assert not simulated
-    assert {row.gain.hit_ratio for row in got.rows} == {0.0}
-    assert got.decision.flag == "lru"
-    assert "repeat" in got.decision.sentence
-    assert len(got.rows) == 7
+    assert not simulations
+    assert {row.gain.hit_ratio for row in advice.rows} == {0.0}
+    assert advice.decision.flag == "lru"
+    assert "repeat" in advice.decision.sentence
+    assert len(advice.rows) == 7
 
 
 def test_costs_are_the_profiles():
@@ -112,18 +112,18 @@ def test_auto_is_advised_on_the_conversation_trace_and_on_its_sample(data_dir):
     part = advise(read_sample(path, "mooncake", most_requests=3500), PROFILE, capacity_tokens=1_000_000)  # fmt: skip
     assert whole.decision.flag == part.decision.flag == "auto"
     assert part.sample["one_in"] > 1
-    for one, other in zip(whole.rows, part.rows):
-        assert abs(one.gain.hit_ratio - other.gain.hit_ratio) < 0.03
+    for whole_row, part_row in zip(whole.rows, part.rows):
+        assert abs(whole_row.gain.hit_ratio - part_row.gain.hit_ratio) < 0.03
 
 
 def test_the_memory_that_holds_agents_sessions_is_stated_for_agents_alone() -> None:
     """Six agents, of whose sessions two fit, beside a person who pauses for minutes."""
     rows = [
-        ask(10.0 * turn + at, range(1000 * at, 1000 * at + 10 + turn), talk=f"a{at}", turn=turn + 1)
+        request_of(10.0 * turn + agent, range(1000 * agent, 1000 * agent + 10 + turn), conversation=f"a{agent}", turn=turn + 1)
         for turn in range(10)
-        for at in range(6)
-    ]
-    rows += [ask(50.0 * turn + 0.5, range(9000, 9001 + turn), talk="person") for turn in range(3)]
+        for agent in range(6)
+    ]  # fmt: skip
+    rows += [request_of(50.0 * turn + 0.5, range(9000, 9001 + turn), conversation="person") for turn in range(3)]  # fmt: skip
     sample = sample_of(sorted(rows, key=lambda r: r.time_s))
     advice = advise(sample, PROFILE, capacity_tokens=2 * 19 * 10, jobs=1)
     agents = advice.agents
@@ -143,46 +143,46 @@ def test_the_memory_that_holds_agents_sessions_is_stated_for_agents_alone() -> N
 # ---- logs with little information ----
 
 
-def advised(sample: Sample, capacity_tokens: float = 150 * 64, *below: LowerTier) -> Advice:
+def advise_alone(sample: Sample, capacity_tokens: float = 150 * 64, *below: LowerTier) -> Advice:
     return advise(sample, PROFILE, capacity_tokens=capacity_tokens, tiers=below, jobs=1)
 
 
 def test_a_log_of_few_requests_is_too_short_for_advice() -> None:
-    got = advised(scanned(29))
-    assert got.decision.flag == "lru"
-    assert "has only 29 requests, too few to tell" in got.decision.sentence
-    assert "too few to tell" not in advised(scanned(30)).decision.sentence
+    advice = advise_alone(scan_log(29))
+    assert advice.decision.flag == "lru"
+    assert "has only 29 requests, too few to tell" in advice.decision.sentence
+    assert "too few to tell" not in advise_alone(scan_log(30)).decision.sentence
 
 
 def test_requests_of_one_moment_have_an_interval() -> None:
-    """A bootstrap over a single window of time has no variance, and looked certain."""
-    got = advised(scanned(900, every_s=0.0))
-    assert (got.clusters, got.cluster_kind) == (50, "runs of requests")
-    gains = [row.gain for row in got.rows if row.gain.points]
+    """A bootstrap over a single window of time has no variance, so that any gain would look certain."""
+    advice = advise_alone(scan_log(900, gap_s=0.0))
+    assert (advice.clusters, advice.cluster_kind) == (50, "runs of requests")
+    gains = [row.gain for row in advice.rows if row.gain.points]
     assert gains
     assert all(gain.low < gain.points < gain.high for gain in gains)
-    assert "all have the same time" in " ".join(about_log(got))
-    assert "same time" not in " ".join(about_log(advised(scanned(90))))
+    assert "all have the same time" in " ".join(about_log(advice))
+    assert "same time" not in " ".join(about_log(advise_alone(scan_log(90))))
 
 
-def test_a_capacity_that_prompts_do_not_fit_is_doubted() -> None:
-    got = advised(scanned(300), 300)
-    assert got.too_long == pytest.approx(14 / 15)
-    assert "93.3 % of the prompts are longer than that" in about_capacity(got)
-    assert "longer than that" not in about_capacity(advised(scanned(300)))
+def test_a_capacity_smaller_than_the_prompts_is_reported() -> None:
+    advice = advise_alone(scan_log(300), 300)
+    assert advice.too_long == pytest.approx(14 / 15)
+    assert "93.3 % of the prompts are longer than that" in about_capacity(advice)
+    assert "longer than that" not in about_capacity(advise_alone(scan_log(300)))
 
 
 def test_the_gain_of_memory_is_reported_for_the_smallest_tier() -> None:
-    rows = [ask(float(i), range(i % 50 * 100, i % 50 * 100 + 64), block_tokens=64) for i in range(200)]  # fmt: skip
-    below = (
+    rows = [request_of(float(i), range(i % 50 * 100, i % 50 * 100 + 64), block_tokens=64) for i in range(200)]  # fmt: skip
+    tiers = (
         LowerTier("40 GB of host memory", 40.0),
         LowerTier("and a disk of 100 GB", 100.0, disk=True),
     )
-    sentence = advised(sample_of(rows), 64 * 64.0, *below).decision.sentence
+    sentence = advise_alone(sample_of(rows), 64 * 64.0, *tiers).decision.sentence
     assert sentence.endswith(" 40 GB of host memory would add 75.0 points.")
-    small = (
+    small_tiers = (
         LowerTier("0.1 GB of host memory", 0.1),
         LowerTier("and a disk of 100 GB", 100.0, disk=True),
     )
-    sentence = advised(sample_of(rows), 64 * 64.0, *small).decision.sentence
+    sentence = advise_alone(sample_of(rows), 64 * 64.0, *small_tiers).decision.sentence
     assert sentence.endswith(" 0.1 GB of host memory and a disk of 100 GB would add 75.0 points.")

@@ -9,15 +9,15 @@ from canopy_lab.advise.advice_page import page
 from canopy_lab.advise.advice_text import summary
 from canopy_lab.advise.sample import Sample
 from canopy_lab.sim.system.engine_profile import load_profile
-from support.tiny_traces import ask
+from support.tiny_traces import request_of
 
 
 @pytest.fixture(scope="module")
 def advice():
     rows = []
-    for at in range(240):
-        talk = at % 12
-        rows.append(ask(float(at), range(talk * 100, talk * 100 + 3 + at // 12), talk=f"t{talk}", turn=1 + at // 12, block_tokens=64))  # fmt: skip
+    for number in range(240):
+        chat = number % 12
+        rows.append(request_of(float(number), range(chat * 100, chat * 100 + 3 + number // 12), conversation=f"t{chat}", turn=1 + number // 12, block_tokens=64))  # fmt: skip
     blocks = {b for r in rows for b in r.blocks}
     sample = Sample(
         rows, one_in=4, requests_in_log=960, tokens_in_log=10**6, span_s=239.0, block_tokens=64,
@@ -25,11 +25,11 @@ def advice():
         log_blocks=4.0 * len(blocks),
     )  # fmt: skip
     profile = load_profile("llama-3.1-8b-h100")
-    below = [LowerTier("8 GB of host memory", 8.0)]
-    return advise(sample, profile, capacity_tokens=20_000, tiers=below, jobs=1)
+    tiers = [LowerTier("8 GB of host memory", 8.0)]
+    return advise(sample, profile, capacity_tokens=20_000, tiers=tiers, jobs=1)
 
 
-def test_it_answers_every_question_and_loads_nothing(advice):
+def test_the_page_answers_every_question_and_loads_nothing(advice):
     html = page(advice, "chats <1>.jsonl", ["plan <2>.json"]).html()
     for words in ("How much of the traffic repeats", "What each policy, and hints", "host memory",
                   "hindsight bound", "random labels", "95 % interval", "GPU h saved/day", "prefill s",

@@ -34,7 +34,7 @@ def clean_log():
     return seeds.clean_log(runs, prose(600, 16, 4), 1, 18)
 
 
-def find(log, *, named=True, **limits):
+def find_breaks(log, *, named=True, **limits):
     finder = Finder(**limits)
     for number, row in enumerate(log):
         for prompt in parse(seeds.without_labels(row, named=named), number):
@@ -44,7 +44,7 @@ def find(log, *, named=True, **limits):
 
 @pytest.mark.parametrize("named", [True, False])
 def test_a_log_that_only_grows_has_no_findings(clean_log, named):
-    report = find(clean_log, named=named)
+    report = find_breaks(clean_log, named=named)
     assert report.requests == len(clean_log)
     assert report.applications == 3
     assert not report.findings
@@ -53,35 +53,35 @@ def test_a_log_that_only_grows_has_no_findings(clean_log, named):
     ]
 
 
-@pytest.mark.parametrize("name", seeds.KINDS)
-def test_a_seeded_break_is_placed_and_named(clean_log, name):
-    kind = seeds.KINDS[name]
+@pytest.mark.parametrize("name", seeds.BREAKS)
+def test_a_seeded_break_is_reported_with_its_place_and_kind(clean_log, name):
+    expected = seeds.BREAKS[name]
     rate = 1.0 if name == "moving reminder" else 0.5
-    report = find(seeds.seeded(clean_log, name, rate))
-    right = [one for one in report.findings if one.place == kind.place and one.kind in kind.names]
-    assert right, [(one.place, one.kind, one.tokens) for one in report.findings]
+    report = find_breaks(seeds.with_break(clean_log, name, rate))
+    right = [f for f in report.findings if f.place == expected.part and f.kind in expected.names]
+    assert right, [(f.place, f.kind, f.tokens) for f in report.findings]
     assert report.findings[0] in right
 
 
 @pytest.mark.parametrize("name", ["time", "tool order", "picture"])
 def test_the_tokens_are_those_that_an_endless_cache_misses_more(clean_log, name):
-    same = seeds.seeded(clean_log, name, 0.0)
-    before, after = find(same), find(seeds.seeded(clean_log, name, 1.0))
-    lost = (after.tokens - after.cached_tokens) - (before.tokens - before.cached_tokens)
-    total = sum(one.tokens for one in after.findings)
-    assert lost > 0
-    assert total == pytest.approx(lost, rel=0.1)
+    unbroken = seeds.with_break(clean_log, name, 0.0)
+    clean, broken = (find_breaks(unbroken), find_breaks(seeds.with_break(clean_log, name, 1.0)))
+    missed_tokens = (broken.tokens - broken.cached_tokens) - (clean.tokens - clean.cached_tokens)
+    total = sum(f.tokens for f in broken.findings)
+    assert missed_tokens > 0
+    assert total == pytest.approx(missed_tokens, rel=0.1)
 
 
-def test_values_change_with_users_or_with_requests(clean_log, monkeypatch):
+def test_a_value_that_changes_by_user_differs_from_one_by_request(clean_log, monkeypatch):
     monkeypatch.setattr(finder, "MIN_SHARE", 0.0)
-    users = find(seeds.seeded(clean_log, "user", 1.0)).findings[0]
-    times = find(seeds.seeded(clean_log, "time", 1.0)).findings[0]
+    users = find_breaks(seeds.with_break(clean_log, "user", 1.0)).findings[0]
+    times = find_breaks(seeds.with_break(clean_log, "time", 1.0)).findings[0]
     assert (users.per, times.per) == ("user", "request")
 
 
 def test_memory_is_bounded_by_prompts_and_by_bytes(clean_log):
-    log = seeds.seeded(clean_log, "time", 1.0)
+    log = seeds.with_break(clean_log, "time", 1.0)
     by_prompts = Finder(most_prompts=20)
     by_bytes = Finder(most_bytes=400_000)
     for number, row in enumerate(log):
@@ -91,11 +91,11 @@ def test_memory_is_bounded_by_prompts_and_by_bytes(clean_log):
             assert len(by_prompts.memory._prompts) <= 20
             assert by_bytes.memory.text_bytes <= 200_000
     assert by_prompts.breaks().findings[0].kind == "time"
-    numbers = [one.number for one in by_prompts.memory._segments.values() if one.uses]
+    numbers = [s.number for s in by_prompts.memory._segments.values() if s.uses]
     assert len(numbers) == len(set(numbers)) == len(by_prompts.memory._segments)
 
 
-def test_recent_keys_outlive_old_ones():
+def test_a_key_in_use_outlives_unused_ones():
     recent: Recent[int, int] = Recent(4)
     for number in range(40):
         recent.put(number, number)
@@ -104,7 +104,7 @@ def test_recent_keys_outlive_old_ones():
     assert len(recent._recent) + len(recent._earlier) <= 8
 
 
-# ---- where the prompts come from ----
+# ---- sources of prompts ----
 
 CHATML = "<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n"
 
@@ -139,14 +139,14 @@ def test_tools_inside_a_rendered_system_prompt_are_parts():
 def server_log(tmp_path, *, ids=False):
     """A live server's request log whose system prompt holds a clock."""
     rules, lines = "\n".join(prose(20, 12, 5)), []
-    for at in range(40):
-        system = f"You help.\nCurrent time: 2026-01-02 03:{at:02d}:00.\n{rules}"
-        text = CHATML.format(system=system, user=prose(1, 20, 100 + at)[0])
+    for minute in range(40):
+        system = f"You help.\nCurrent time: 2026-01-02 03:{minute:02d}:00.\n{rules}"
+        text = CHATML.format(system=system, user=prose(1, 20, 100 + minute)[0])
         prompt = {"input_ids": list(text.encode()), "text": None} if ids else {"text": text}
         out = {"meta_info": {"completion_tokens": 4, "finish_reason": {"type": "stop"}}}
-        stamp = f"2026-01-02T03:{at:02d}:00"
-        for kind, more in (("received", {"obj": {}}), ("finished", {"obj": prompt, "out": out})):
-            lines.append(json.dumps({"timestamp": stamp, "event": f"request.{kind}", "rid": str(at), **more}))  # fmt: skip
+        stamp = f"2026-01-02T03:{minute:02d}:00"
+        for kind, fields in (("received", {"obj": {}}), ("finished", {"obj": prompt, "out": out})):
+            lines.append(json.dumps({"timestamp": stamp, "event": f"request.{kind}", "rid": str(minute), **fields}))  # fmt: skip
     path = tmp_path / "server.log"
     path.write_text("\n".join(lines) + "\n")
     return path
@@ -154,9 +154,9 @@ def server_log(tmp_path, *, ids=False):
 
 def test_a_live_servers_request_log_is_read(tmp_path):
     report = read_breaks(server_log(tmp_path), "sglang")
-    (one,) = report.findings
-    assert (one.kind, one.place, one.per) == ("time", "system", "request")
-    assert one.requests == 39
+    (finding,) = report.findings
+    assert (finding.kind, finding.place, finding.per) == ("time", "system", "request")
+    assert finding.requests == 39
 
 
 def test_token_ids_need_a_tokenizer(tmp_path):
@@ -169,7 +169,7 @@ def test_token_ids_need_a_tokenizer(tmp_path):
     tokenizer.decoder = decoders.Fuse()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     report = read_breaks(log, "sglang", tokenizer=str(tmp_path / "tokenizer.json"))
-    assert [one.kind for one in report.findings] == ["time"]
+    assert [f.kind for f in report.findings] == ["time"]
 
 
 def test_a_trace_of_blocks_holds_no_prompts(tmp_path):
@@ -182,10 +182,10 @@ def test_a_long_log_is_read_in_part_and_the_report_states_it(tmp_path):
     assert "the first 20 requests" in sentences(report)[0]
 
 
-# ---- what is shown ----
+# ---- reports ----
 
 
-def advise(log, tmp_path, capsys, *more):
+def run_advise(log, tmp_path, capsys, *options):
     numbers, page = tmp_path / "n.json", tmp_path / "page.html"
     common = [
         "--capacity-tokens",
@@ -197,29 +197,29 @@ def advise(log, tmp_path, capsys, *more):
         "--jobs",
         "1",
     ]
-    assert main(["advise", str(log), *common, *more]) == 0
+    assert main(["advise", str(log), *common, *options]) == 0
     return capsys.readouterr().out + page.read_text(), json.loads(numbers.read_text())
 
 
 def test_advice_names_the_break_and_hides_its_values(tmp_path, capsys):
     log = server_log(tmp_path)
-    shown, numbers = advise(log, tmp_path, capsys)
-    assert "time in the system prompt, about " in shown
-    assert "new in each request: 39 requests" in shown
-    assert "move it to the last message" in shown
-    (one,) = numbers["breaks"]["findings"]
-    assert one["kind"] == "time"
-    for text in (shown, json.dumps(numbers["breaks"])):
-        assert "03:07" not in text
-        assert "Current time" not in text
-        assert "You help" not in text
-    shown, numbers = advise(log, tmp_path, capsys, "--show-values")
-    assert "03:01:00" in shown
+    text, numbers = run_advise(log, tmp_path, capsys)
+    assert "time in the system prompt, about " in text
+    assert "new in each request: 39 requests" in text
+    assert "move it to the last message" in text
+    (finding,) = numbers["breaks"]["findings"]
+    assert finding["kind"] == "time"
+    for part in (text, json.dumps(numbers["breaks"])):
+        assert "03:07" not in part
+        assert "Current time" not in part
+        assert "You help" not in part
+    text, numbers = run_advise(log, tmp_path, capsys, "--show-values")
+    assert "03:01:00" in text
     assert "You help" in numbers["breaks"]["findings"][0]["name"]
 
 
 def test_json_without_values_has_no_text_of_the_log(clean_log):
-    report = find(seeds.seeded(clean_log, "counter", 1.0))
+    report = find_breaks(seeds.with_break(clean_log, "counter", 1.0))
     data = as_json(report)
     assert data["findings"]
     assert not {"label", "name", "examples"} & set(data["findings"][0])
@@ -238,17 +238,17 @@ def test_json_without_values_has_no_text_of_the_log(clean_log):
         ("9" * 190, "8" * 190, "number"),
     ],
 )
-def test_a_value_is_named(old, new, kind):
+def test_the_kind_of_a_value_is_recognised(old, new, kind):
     assert kind_of(old, new, "tools") == kind
 
 
 def test_claude_codes_billing_line_has_the_clients_own_switch_as_its_cure(tmp_path):
     path, draw = tmp_path / "log.jsonl", random.Random(1)
     with path.open("w") as out:
-        for at in range(40):
+        for number in range(40):
             nonce = f"x-anthropic-billing-header: cc_version=2.1; cch={draw.getrandbits(20):05x};"
             system = [{"type": "text", "text": nonce}, {"type": "text", "text": "Be brief. " * 300}]
-            body = {"system": system, "messages": [{"role": "user", "content": f"turn {at}"}]}
-            out.write(json.dumps({"time": 1.7e9 + at, "body": body}) + "\n")
+            body = {"system": system, "messages": [{"role": "user", "content": f"turn {number}"}]}
+            out.write(json.dumps({"time": 1.7e9 + number, "body": body}) + "\n")
     report = read_breaks(path, "openai")
     assert "set CLAUDE_CODE_ATTRIBUTION_HEADER=0" in sentences(report)[1]

@@ -6,7 +6,7 @@ import pytest
 from canopy_lab.advise.bootstrap import bootstrap
 from canopy_lab.advise.decide import Gain, decide
 
-AT = {"capacity": "1,000 tokens"}
+CAP = {"capacity": "1,000 tokens"}
 
 
 def gain(label: str, points: float, low: float, high: float) -> Gain:
@@ -14,19 +14,19 @@ def gain(label: str, points: float, low: float, high: float) -> Gain:
 
 
 def test_the_best_certain_gain_is_recommended_with_its_interval():
-    decision = decide(0.2, 0.6, 0.5, [gain("canopy-lru", 1, 0.6, 1.4), gain("wa", 4, 3, 5)], **AT)
+    decision = decide(0.2, 0.6, 0.5, [gain("canopy-lru", 1, 0.6, 1.4), gain("wa", 4, 3, 5)], **CAP)
     assert decision.flag == "wa"
     assert "24.0 % of the prompt tokens instead of the 20.0 %" in decision.sentence
     assert "(95 % interval 3.0 to 5.0)" in decision.sentence
 
 
 def test_the_simpler_policy_wins_if_the_best_is_barely_better():
-    decision = decide(0.2, 0.6, 0.5, [gain("canopy-lru", 4, 3, 5), gain("wa", 4.3, 3, 5)], **AT)
+    decision = decide(0.2, 0.6, 0.5, [gain("canopy-lru", 4, 3, 5), gain("wa", 4.3, 3, 5)], **CAP)
     assert decision.flag == "canopy-lru"
 
 
 @pytest.mark.parametrize(
-    ("baseline", "repeats", "bound", "points", "says"),
+    ("baseline", "repeats", "bound", "points", "reason"),
     [
         (0.0, 0.004, 0.004, 0.1, "only 0.4 % of the prompt tokens repeat"),
         (0.595, 0.6, 0.6, 0.4, "already hits 59.5 %"),
@@ -34,16 +34,16 @@ def test_the_simpler_policy_wins_if_the_best_is_barely_better():
         (0.2, 0.6, 0.5, 0.3, "too little to act on"),
     ],
 )
-def test_lru_is_kept_for_a_reason(baseline, repeats, bound, points, says):
-    decision = decide(baseline, repeats, bound, [gain("wa", points, -0.5, 1)], **AT)
+def test_the_reason_to_keep_lru_is_stated(baseline, repeats, bound, points, reason):
+    decision = decide(baseline, repeats, bound, [gain("wa", points, -0.5, 1)], **CAP)
     assert decision.flag == "lru"
     assert decision.gain is None
     assert decision.sentence.startswith("Keep LRU: ")
-    assert says in decision.sentence
+    assert reason in decision.sentence
 
 
 def test_an_uncertain_gain_is_not_recommended():
-    decision = decide(0.2, 0.6, 0.5, [gain("wa", 3, -0.1, 6)], **AT, memory=" A disk would add 9.")
+    decision = decide(0.2, 0.6, 0.5, [gain("wa", 3, -0.1, 6)], **CAP, memory=" A disk would add 9.")
     assert decision.flag == "lru"
     assert decision.sentence.endswith("too little to act on. A disk would add 9.")
 

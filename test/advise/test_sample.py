@@ -9,37 +9,37 @@ import pytest
 from canopy_lab.advise.sample import Thinned, conversation_key, read_sample
 from canopy_lab.sim.stack import lru_curve
 from sglang_canopy.errors import CanopyError
-from support.tiny_traces import ask
+from support.tiny_traces import request_of
 
 
-def talks(count: int, turns: int, seed: int = 0):
+def conversation_rows(count: int, turns: int, seed: int = 0):
     """Conversations that share a system prompt of 4 blocks and grow by 2 blocks a turn."""
     draw = random.Random(seed)
-    starts = sorted((draw.uniform(0, count * 10), talk) for talk in range(count))
+    starts = sorted((draw.uniform(0, count * 10), number) for number in range(count))
     rows = []
-    for start, talk in starts:
+    for start, number in starts:
         path = [1, 2, 3, 4]
         for turn in range(turns):
-            path = [*path, *(10 + (talk * turns + turn) * 2 + k for k in range(2))]
-            rows.append(ask(start + turn * draw.uniform(5, 60), path, talk=f"t{talk}", turn=turn + 1))  # fmt: skip
+            path = [*path, *(10 + (number * turns + turn) * 2 + k for k in range(2))]
+            rows.append(request_of(start + turn * draw.uniform(5, 60), path, conversation=f"t{number}", turn=turn + 1))  # fmt: skip
     return sorted(rows, key=lambda r: r.time_s)
 
 
 def chat_log(path: Path, rows: int, named: bool = False) -> Path:
     with path.open("w") as out:
         for i in range(rows):
-            talk, turn = i % (rows // 4), i // (rows // 4)
+            chat, turn = i % (rows // 4), i // (rows // 4)
             messages = [{"role": "system", "content": "S" * 2000}]
             for k in range(turn + 1):
-                messages.append({"role": "user", "content": f"{talk}/{k} " * 40})
+                messages.append({"role": "user", "content": f"{chat}/{k} " * 40})
                 messages.append({"role": "assistant", "content": f"{k}! " * 40})
             row = {"time": float(i), "messages": messages[:-1], "prompt_tokens": 1000}
-            out.write(json.dumps(row | ({"session_id": f"s{talk}"} if named else {})) + "\n")
+            out.write(json.dumps(row | ({"session_id": f"s{chat}"} if named else {})) + "\n")
     return path
 
 
 def test_a_sample_has_whole_conversations_within_its_limit_in_any_order():
-    rows, samples = talks(200, 5), []
+    rows, samples = conversation_rows(200, 5), []
     shuffled = random.Random(3).sample(rows, len(rows))
     for order in (rows, shuffled):
         thinned = Thinned(100, 10**9)
@@ -48,15 +48,15 @@ def test_a_sample_has_whole_conversations_within_its_limit_in_any_order():
                 thinned.add(conversation_key(row), row)
         assert thinned.one_in in (8, 16, 32)
         samples.append(thinned.rows())
-    sample, of_shuffled = samples
-    assert sample == of_shuffled
+    sample, shuffled_sample = samples
+    assert sample == shuffled_sample
     assert 50 <= len(sample) <= 100
     assert len(sample) == 5 * len({r.conversation for r in sample})
     assert [r.time_s for r in sample] == sorted(r.time_s for r in sample)
 
 
 def test_blocks_are_merged_before_conversations_are_dropped():
-    rows = [ask(float(i), range(i * 1000, i * 1000 + 64), talk=str(i), block_tokens=16) for i in range(50)]  # fmt: skip
+    rows = [request_of(float(i), range(i * 1000, i * 1000 + 64), conversation=str(i), block_tokens=16) for i in range(50)]  # fmt: skip
     thinned = Thinned(1000, 900)
     for row in rows:
         thinned.add(conversation_key(row), row)

@@ -16,7 +16,7 @@ from canopy_lab.trace.materialise import Planned
 from latency import paired, slices
 
 
-def part(stamps: list[float], prompts: list[int] | None = None) -> list[Planned]:
+def planned_of(stamps: list[float], prompts: list[int] | None = None) -> list[Planned]:
     prompts = prompts or [10] * len(stamps)
     return [
         Planned(TraceRequest(t, n, 1, (), 1), i, n, 1, None)
@@ -27,39 +27,39 @@ def part(stamps: list[float], prompts: list[int] | None = None) -> list[Planned]
 @given(st.lists(st.integers(1, 9_000), min_size=3, max_size=80), st.integers(1, 20))
 def test_slices_have_about_as_many_prompt_tokens_each(prompts: list[int], count: int) -> None:
     count = min(count, len(prompts))
-    planned = part([float(i) for i in range(len(prompts))], prompts)
+    planned = planned_of([float(i) for i in range(len(prompts))], prompts)
     cut = slices.balanced(planned, count)
-    assert [p for one in cut for p in one] == planned
+    assert [p for s in cut for p in s] == planned
     assert len(cut) == count
     assert all(cut)
     if count > 1 and len(prompts) >= 40 * count:  # no slice is short because of the others
         fair, longest = sum(prompts) / count, max(prompts)
-        assert all(abs(sum(p.prompt_tokens for p in one) - fair) <= longest for one in cut)
+        assert all(abs(sum(p.prompt_tokens for p in s) - fair) <= longest for s in cut)
 
 
 def test_requests_of_the_last_time_stamp_are_spread() -> None:
-    due = slices.due_times(part([0, 0, 3, 3, 6, 6]), rate=2.0, seed=0)
+    due = slices.due_times(planned_of([0, 0, 3, 3, 6, 6]), rate=2.0, seed=0)
     assert due == pytest.approx([0.0, 0.5, 1.0, 1.5, 2.0, 2.5])
 
 
 def test_the_gaps_are_those_of_the_trace() -> None:
-    due = slices.due_times(part([0.0, 1.0, 4.0, 5.0]), rate=1.0, seed=0)
+    due = slices.due_times(planned_of([0.0, 1.0, 4.0, 5.0]), rate=1.0, seed=0)
     gaps = [b - a for a, b in itertools.pairwise(due)]
     assert gaps[1] == pytest.approx(3 * gaps[0])
     assert gaps[2] == pytest.approx(gaps[0])
 
 
-def test_one_stamp_for_all_is_a_poisson_process() -> None:
-    due = slices.due_times(part([7.0] * 400), rate=4.0, seed=3)
+def test_requests_of_one_stamp_arrive_as_a_poisson_process() -> None:
+    due = slices.due_times(planned_of([7.0] * 400), rate=4.0, seed=3)
     assert len(set(due)) == 400
     assert due[-1] == pytest.approx(100.0, rel=0.15)
-    assert due == slices.due_times(part([7.0] * 400), rate=4.0, seed=3)
-    assert due != slices.due_times(part([7.0] * 400), rate=4.0, seed=4)
+    assert due == slices.due_times(planned_of([7.0] * 400), rate=4.0, seed=3)
+    assert due != slices.due_times(planned_of([7.0] * 400), rate=4.0, seed=4)
 
 
 @given(st.lists(st.integers(0, 20), min_size=2, max_size=40).map(sorted), st.floats(0.1, 50.0))
 def test_due_times_ascend_from_the_start_at_the_rate(stamps: list[int], rate: float) -> None:
-    due = slices.due_times(part([3.0 * s for s in stamps]), rate=rate, seed=0)
+    due = slices.due_times(planned_of([3.0 * s for s in stamps]), rate=rate, seed=0)
     assert len(due) == len(stamps)
     assert due == sorted(due)
     assert due[0] >= 0.0
@@ -70,7 +70,7 @@ def test_due_times_ascend_from_the_start_at_the_rate(stamps: list[int], rate: fl
 
 def test_a_load_is_a_share_of_the_tokens_a_second_and_not_of_the_requests() -> None:
     """Two slices of short and long prompts have the requested load on average."""
-    parts = [part([0, 1], [10, 30]), part([2, 3], [100, 60])]
+    parts = [planned_of([0, 1], [10, 30]), planned_of([2, 3], [100, 60])]
     assert slices.rate_of(parts, load=0.5, tokens_a_second=200.0) == pytest.approx(2.0)
 
 
@@ -86,11 +86,11 @@ def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few_draws")
-def test_the_interval_is_paired() -> None:
+def test_intervals_compare_slice_by_slice() -> None:
     """Slices differ a hundredfold, the arms by exactly a tenth: the interval has no width."""
     base = [rows(s, 2 * s) for s in (0.1, 1.0, 10.0)]
-    other = [rows(0.9 * s, 1.8 * s) for s in (0.1, 1.0, 10.0)]
-    value, low, high = paired.compare(base, other, seed=1)["mean"]
+    changed = [rows(0.9 * s, 1.8 * s) for s in (0.1, 1.0, 10.0)]
+    value, low, high = paired.compare(base, changed, seed=1)["mean"]
     assert (value, low, high) == pytest.approx((-0.1, -0.1, -0.1))
 
 
@@ -108,10 +108,10 @@ def test_the_interval_is_that_of_a_mean_of_slices() -> None:
 @pytest.mark.usefixtures("few_draws")
 def test_hits_differ_in_points() -> None:
     base = [rows(1.0, cached=2), rows(1.0, cached=2)]
-    other = [rows(1.0, cached=5), rows(1.0, cached=5)]
-    found = paired.compare(base, other, seed=1)
-    assert found["hits"] == pytest.approx((0.3, 0.3, 0.3))
-    assert found["max"][0] == 0.0
+    changed = [rows(1.0, cached=5), rows(1.0, cached=5)]
+    comparison = paired.compare(base, changed, seed=1)
+    assert comparison["hits"] == pytest.approx((0.3, 0.3, 0.3))
+    assert comparison["max"][0] == 0.0
 
 
 def test_each_arm_is_first_equally_often() -> None:

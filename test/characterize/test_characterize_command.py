@@ -32,8 +32,8 @@ def test_the_page_has_a_heading_and_a_figure_for_each_question(report_dir: Path)
     assert "the trace names no users" in text
     headings = re.findall(r"<h2>(.*?)</h2>", text)
     assert headings[0] == "How much could be reused?"
-    for asked in ("How long are conversations?", "When are blocks used again?", "How much room does it take?"):  # fmt: skip
-        assert asked in headings
+    for question in ("How long are conversations?", "When are blocks used again?", "How much room does it take?"):  # fmt: skip
+        assert question in headings
 
 
 def test_the_json_is_strict_and_agrees_with_itself(report_dir: Path) -> None:
@@ -41,10 +41,10 @@ def test_the_json_is_strict_and_agrees_with_itself(report_dir: Path) -> None:
         raise AssertionError(constant)
 
     report = json.loads((report_dir / "report.json").read_text(), parse_constant=refuse)
-    h = report["hits"]
-    assert sum(k["hits"] for k in h["kinds"]) == pytest.approx(1.0)
-    assert sum(t["requests"] for t in h["turns"]) == pytest.approx(1.0)
-    assert report["capacity"]["ideal_hit_ratio"] == pytest.approx(h["block_hit_ratio"])
+    hits = report["hits"]
+    assert sum(kind["hits"] for kind in hits["kinds"]) == pytest.approx(1.0)
+    assert sum(turn["requests"] for turn in hits["turns"]) == pytest.approx(1.0)
+    assert report["capacity"]["ideal_hit_ratio"] == pytest.approx(hits["block_hit_ratio"])
 
 
 def test_a_second_run_gives_the_same_report(
@@ -72,7 +72,7 @@ def test_a_trace_without_ids_gets_partial_answers(tmp_path, capsys):
     assert report["hits"] is report["reuse"] is None
 
 
-def test_a_trace_of_one_request_is_no_trouble(tmp_path: Path) -> None:
+def test_a_trace_of_one_request_has_a_report(tmp_path: Path) -> None:
     trace = tmp_path / "one.jsonl"
     first = next(iter(synthesise(get_preset("small"), 60.0, 1)))
     trace.write_text(to_bailian(first) + "\n")
@@ -81,7 +81,7 @@ def test_a_trace_of_one_request_is_no_trouble(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_conversation_trace_by_its_known_numbers(data_dir: Path, tmp_path: Path) -> None:
+def test_the_conversation_trace_has_its_known_numbers(data_dir: Path, tmp_path: Path) -> None:
     trace = data_dir / "mooncake" / "conversation_first60.jsonl"
     command = ["characterize", str(trace), "--format", "mooncake", "--out", str(tmp_path)]
     assert main([*command]) == 0

@@ -11,28 +11,28 @@ from canopy_lab.characterize.observe import FINE_EDGES, TOP_TURN, edges_within, 
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.reuse.survival import EDGES
-from support.tiny_traces import TWO_TALKS, ask
+from support.tiny_traces import THREE_CONVERSATIONS, request_of
 
 
 def test_a_block_behind_a_miss_is_stranded_and_not_a_hit() -> None:
-    seen = observe([ask(0, [1, 2, 3]), ask(5, [7, 2, 3])])
-    assert seen.hits.tolist() == [0, 0]
-    assert seen.stranded == 2
-    assert seen.distinct_blocks == 4
+    counts = observe([request_of(0, [1, 2, 3]), request_of(5, [7, 2, 3])])
+    assert counts.hits.tolist() == [0, 0]
+    assert counts.stranded == 2
+    assert counts.distinct_blocks == 4
 
 
 def test_a_block_twice_in_one_prompt_is_no_reuse() -> None:
-    seen = observe([ask(0, [1, 1]), ask(5, [2])])
-    assert seen.hits.tolist() == [0, 0]
-    assert seen.distinct_blocks == 2
+    counts = observe([request_of(0, [1, 1]), request_of(5, [2])])
+    assert counts.hits.tolist() == [0, 0]
+    assert counts.distinct_blocks == 2
 
 
 def test_reuse_ages_are_counted_for_the_category_that_used_the_block_last() -> None:
-    seen = observe(TWO_TALKS)
-    text, file = (seen.labels.index(k) * TOP_TURN for k in ("text", "file"))
-    blocks = seen.reused_blocks
-    by_category = np.bincount(seen.category[seen.reused_from], blocks)
-    ages_s = np.bincount(seen.category[seen.reused_from], blocks * seen.reuse_age_s)
+    counts = observe(THREE_CONVERSATIONS)
+    text, file = (counts.labels.index(k) * TOP_TURN for k in ("text", "file"))
+    blocks = counts.reused_blocks
+    by_category = np.bincount(counts.category[counts.reused_from], blocks)
+    ages_s = np.bincount(counts.category[counts.reused_from], blocks * counts.reuse_age_s)
     # b hits 1 after a's first turn; a's turn 2 hits 1 after b, 2 after itself.
     assert by_category[text] == 2
     assert by_category[file] == 1
@@ -41,22 +41,22 @@ def test_reuse_ages_are_counted_for_the_category_that_used_the_block_last() -> N
 
 
 def test_a_request_refers_to_its_continuation() -> None:
-    assert observe(TWO_TALKS).next_request.tolist() == [2, -1, 4, -1, -1]
+    assert observe(THREE_CONVERSATIONS).next_request.tolist() == [2, -1, 4, -1, -1]
 
 
 def test_a_trace_without_ids_has_none() -> None:
-    seen = observe([ask(0, [1]), ask(1, [1])])
-    assert not seen.has_turns
-    assert not seen.has_users
-    assert not seen.has_conversations
-    assert seen.category_name(0) == "text"
+    counts = observe([request_of(0, [1]), request_of(1, [1])])
+    assert not counts.has_turns
+    assert not counts.has_users
+    assert not counts.has_conversations
+    assert counts.category_name(0) == "text"
 
 
 def test_an_empty_trace_and_mixed_block_sizes_are_refused() -> None:
     with pytest.raises(CanopyError, match="no requests"):
         observe([])
     with pytest.raises(CanopyError, match="one block size"):
-        observe([ask(0, [1]), ask(1, [2], block_tokens=16)])
+        observe([request_of(0, [1]), request_of(1, [2], block_tokens=16)])
 
 
 def test_the_fine_bins_refine_those_of_the_policies() -> None:
@@ -77,12 +77,12 @@ def tree_traces(draw: st.DrawFn) -> list[TraceRequest]:
             node = node * 3 + draw(st.integers(0, 2))
             path.append(node)
         trace.append(
-            ask(
+            request_of(
                 time_s,
                 path,
                 kind=draw(st.sampled_from("xy")),
                 turn=draw(st.integers(1, 12)),
-                talk=draw(st.sampled_from((None, "a", "b"))),
+                conversation=draw(st.sampled_from((None, "a", "b"))),
                 user=draw(st.sampled_from((None, "u", "v"))),
             )
         )
@@ -91,34 +91,34 @@ def tree_traces(draw: st.DrawFn) -> list[TraceRequest]:
 
 @given(tree_traces())
 def test_the_pass_agrees_with_a_recount(trace: list[TraceRequest]) -> None:
-    seen = observe(trace)
-    last: dict[int, int] = {}
+    counts = observe(trace)
+    last_use: dict[int, int] = {}
     first_s: dict[int, float] = {}
     uses: dict[int, int] = {}
     hits = []
-    ages = same_talk = same_user = 0
+    ages = chat_hits = user_hits = 0
     for n, r in enumerate(trace):
-        run = 0
-        while run < len(r.blocks) and r.blocks[run] in last:
-            run += 1
-        hits.append(run)
-        for block in r.blocks[:run]:
-            before = trace[last[block]]
-            ages += r.time_s - before.time_s
-            same_talk += r.conversation is not None and before.conversation == r.conversation
-            same_user += r.user is not None and before.user == r.user
+        hit_blocks = 0
+        while hit_blocks < len(r.blocks) and r.blocks[hit_blocks] in last_use:
+            hit_blocks += 1
+        hits.append(hit_blocks)
+        for block in r.blocks[:hit_blocks]:
+            prior = trace[last_use[block]]
+            ages += r.time_s - prior.time_s
+            chat_hits += r.conversation is not None and prior.conversation == r.conversation
+            user_hits += r.user is not None and prior.user == r.user
         for block in r.blocks:
             first_s.setdefault(block, r.time_s)
-            last[block] = n
+            last_use[block] = n
             uses[block] = uses.get(block, 0) + 1
-    assert seen.hits.tolist() == hits
-    assert seen.reused_blocks.sum() == sum(hits)
-    assert (seen.reused_blocks * seen.reuse_age_s).sum() == pytest.approx(ages)
-    assert (seen.same_conversation_hits, seen.same_user_hits) == (same_talk, same_user)
-    assert sorted(seen.uses.tolist()) == sorted(uses.values())
-    assert sorted(seen.first_s.tolist()) == pytest.approx(sorted(first_s.values()))
-    assert sorted(seen.last_request.tolist()) == sorted(last.values())
-    assert seen.stranded == 0
+    assert counts.hits.tolist() == hits
+    assert counts.reused_blocks.sum() == sum(hits)
+    assert (counts.reused_blocks * counts.reuse_age_s).sum() == pytest.approx(ages)
+    assert (counts.same_conversation_hits, counts.same_user_hits) == (chat_hits, user_hits)
+    assert sorted(counts.uses.tolist()) == sorted(uses.values())
+    assert sorted(counts.first_s.tolist()) == pytest.approx(sorted(first_s.values()))
+    assert sorted(counts.last_request.tolist()) == sorted(last_use.values())
+    assert counts.stranded == 0
 
 
 def test_memory_does_not_grow_with_repeated_requests() -> None:
@@ -126,11 +126,11 @@ def test_memory_does_not_grow_with_repeated_requests() -> None:
     chains = [tuple(range(50 * i, 50 * i + 50)) for i in range(21)]
     peaks = []
     for requests in (500, 2_500):
-        trace = (ask(float(i), chains[i % 21]) for i in range(requests))
+        trace = (request_of(float(i), chains[i % 21]) for i in range(requests))
         tracemalloc.start()
-        seen = observe(trace)
+        counts = observe(trace)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-        assert seen.distinct_blocks == 1050
-        assert seen.hits.sum() == requests * 50 - 1050
+        assert counts.distinct_blocks == 1050
+        assert counts.hits.sum() == requests * 50 - 1050
     assert peaks[1] - peaks[0] < 2_000 * 250

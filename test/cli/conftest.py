@@ -10,14 +10,14 @@ import pytest
 def conversations(tmp_path):
     """Writes a small Mooncake trace: twelve conversations that grow, in random turns."""
 
-    def write(requests, every_ms):
+    def write(requests, gap_ms):
         draw = random.Random(0)
         paths, ids, lines = [[] for _ in range(12)], iter(range(10_000)), []
-        for at in range(requests):
+        for number in range(requests):
             path = draw.choice(paths)
             path += [next(ids) for _ in range(draw.randint(1, 4))]
             row = {
-                "timestamp": at * every_ms,
+                "timestamp": number * gap_ms,
                 "input_length": len(path) * 512 - draw.choice((0, 100)),
                 "output_length": 20,
                 "hash_ids": path,

@@ -12,21 +12,21 @@ def chats(tmp_path):
     """A gateway's log: forty conversations of three turns, a third of the questions the same."""
     path = tmp_path / "chats.jsonl"
     with path.open("w") as out:
-        for at in range(120):
-            talk, turn = at % 40, at // 40
+        for number in range(120):
+            chat, turn = number % 40, number // 40
             messages = [{"role": "system", "content": "Be brief. " * 60}]
             for k in range(turn + 1):
-                messages.append({"role": "user", "content": f"secret {talk} {k} " * 30})
-                messages.append({"role": "assistant", "content": f"{talk}: {k} " * 30})
-            row = {"startTime": 1.7e9 + at, "messages": messages[:-1], "completion_tokens": 9}
+                messages.append({"role": "user", "content": f"secret {chat} {k} " * 30})
+                messages.append({"role": "assistant", "content": f"{chat}: {k} " * 30})
+            row = {"startTime": 1.7e9 + number, "messages": messages[:-1], "completion_tokens": 9}
             out.write(json.dumps(row) + "\n")
     return path
 
 
-def advise(tmp_path, log, *more):
+def advise(tmp_path, log, *options):
     out = tmp_path / "page.html"
     common = ["--capacity-tokens", "20000", "--out", str(out), "--jobs", "1"]
-    return main(["advise", str(log), *common, *more]), out
+    return main(["advise", str(log), *common, *options]), out
 
 
 def test_a_log_becomes_a_page_a_summary_and_numbers(chats, tmp_path, capsys):
@@ -36,32 +36,32 @@ def test_a_log_becomes_a_page_a_summary_and_numbers(chats, tmp_path, capsys):
     assert status == 0
     assert "120 requests" in printed
     assert "16 GB of host memory" in printed
-    got = json.loads(numbers.read_text())
-    assert got["decision"]["sentence"] in printed
-    assert 0.3 < got["repeats"] < 1
-    assert got["decision"]["sentence"].split()[0] in ("Use", "Keep")
+    report = json.loads(numbers.read_text())
+    assert report["decision"]["sentence"] in printed
+    assert 0.3 < report["repeats"] < 1
+    assert report["decision"]["sentence"].split()[0] in ("Use", "Keep")
     assert out.read_text().startswith("<!doctype html>")
 
 
-def served_log(tmp_path, pool):
+def server_log(tmp_path, pool):
     """A server's own log, of a pool of ``pool`` tokens; ``None``: from before that line."""
     lines = [] if pool is None else [f"[2026-01-02 03:04:01] max_total_num_tokens={pool}, chunk"]
-    for at in range(120):
-        ids = [1000 * (at % 40) + token for token in range(64 * (at // 40 + 1))]
+    for number in range(120):
+        ids = [1000 * (number % 40) + token for token in range(64 * (number // 40 + 1))]
         out = {"meta_info": {"completion_tokens": 4, "finish_reason": {"type": "stop"}}}
-        for kind, second, more in (
-            ("received", at, {"obj": {}}),
-            ("finished", at + 0.5, {"obj": {"input_ids": ids, "text": None}, "out": out}),
+        for kind, second, fields in (
+            ("received", number, {"obj": {}}),
+            ("finished", number + 0.5, {"obj": {"input_ids": ids, "text": None}, "out": out}),
         ):
             stamp = f"2026-01-02T03:{second // 60:02.0f}:{second % 60:09.6f}"
-            event = {"timestamp": stamp, "event": f"request.{kind}", "rid": str(at), **more}
+            event = {"timestamp": stamp, "event": f"request.{kind}", "rid": str(number), **fields}
             lines.append("[2026-01-02 03:04:05] " + json.dumps(event))
     path = tmp_path / "server.log"
     path.write_text("\n".join(lines) + "\n")
     return path
 
 
-def plain_advice(tmp_path, log):
+def advise_plainly(tmp_path, log):
     numbers = tmp_path / "n.json"
     out = ["--out", str(tmp_path / "page.html"), "--json-out", str(numbers), "--jobs", "1"]
     assert main(["advise", str(log), *out]) == 0
@@ -69,25 +69,25 @@ def plain_advice(tmp_path, log):
 
 
 def test_the_capacity_is_the_one_in_the_servers_log(tmp_path, capsys):
-    got = plain_advice(tmp_path, served_log(tmp_path, 4096))
-    assert got["capacity_tokens"] == 4096
+    report = advise_plainly(tmp_path, server_log(tmp_path, 4096))
+    assert report["capacity_tokens"] == 4096
     assert "4,096 tokens (max_total_num_tokens in the log)" in capsys.readouterr().out
 
 
 def test_without_a_capacity_the_pool_at_which_lru_lost_five_points_is_assumed(tmp_path, capsys):
-    got = plain_advice(tmp_path, served_log(tmp_path, None))
+    report = advise_plainly(tmp_path, server_log(tmp_path, None))
     printed = capsys.readouterr().out.splitlines()
-    sentence = got["decision"]["sentence"]
+    sentence = report["decision"]["sentence"]
     assert "assumed, the largest at which LRU has lost 5 points" in sentence
     assert "--capacity-tokens" in sentence
     assert sentence in printed
-    lru = dict(zip(got["lru"]["tokens"], got["lru"]["hit_ratio"]))
-    here = max(hits for tokens, hits in lru.items() if tokens <= got["capacity_tokens"])
-    assert here <= got["repeats"] - 0.05 + 1e-9
+    lru = dict(zip(report["lru"]["tokens"], report["lru"]["hit_ratio"]))
+    hit_ratio = max(hits for tokens, hits in lru.items() if tokens <= report["capacity_tokens"])
+    assert hit_ratio <= report["repeats"] - 0.05 + 1e-9
 
 
 def test_if_lru_is_advised_the_server_is_only_observed(tmp_path, capsys):
-    advise(tmp_path, served_log(tmp_path, 400_000))
+    advise(tmp_path, server_log(tmp_path, 400_000))
     printed = capsys.readouterr().out
     assert "--canopy-observe\n" in printed
     assert "Keep LRU" in printed

@@ -16,45 +16,45 @@ from sglang_canopy.storage.settings import StorageSettings
 
 
 @pytest.mark.parametrize(
-    ("argv", "says"),
+    ("argv", "message"),
     [
         ([], "give a command"),
         (["documents"], "did you mean documents calibrate?"),
         (["serve-me"], "unknown command 'serve-me'"),
     ],
 )
-def test_an_unknown_command_is_answered_with_the_known_ones(argv, says, capsys):
-    with pytest.raises(SystemExit) as end:
+def test_an_unknown_command_is_answered_with_the_known_ones(argv, message, capsys):
+    with pytest.raises(SystemExit) as exit_info:
         main(argv)
-    assert end.value.code == 2
-    assert says in capsys.readouterr().err
+    assert exit_info.value.code == 2
+    assert message in capsys.readouterr().err
 
 
-EACH = pytest.mark.parametrize("name", COMMANDS)
+EVERY_COMMAND = pytest.mark.parametrize("name", COMMANDS)
 READ_A_FILE = ("advise", "characterize", "simulate", "simulate system", "plan", "plan ttl")
 
 
 def actions(name: str) -> list[argparse.Action]:
-    return [one for one in parser_of(name)[0]._actions if one.dest != "help"]
+    return [action for action in parser_of(name)[0]._actions if action.dest != "help"]
 
 
-def named(name: str) -> dict[str, argparse.Action]:
-    return {flag: one for one in actions(name) for flag in one.option_strings}
+def flags_of(name: str) -> dict[str, argparse.Action]:
+    return {flag: action for action in actions(name) for flag in action.option_strings}
 
 
 @pytest.mark.parametrize("name", READ_A_FILE)
 def test_the_input_is_the_first_positional_and_its_format_is_found(name) -> None:
-    positionals = [one for one in actions(name) if not one.option_strings]
-    assert [one.metavar for one in positionals] in (["TRACE"], ["LOG"])
-    format_option = named(name)["--format"]
+    positionals = [action for action in actions(name) if not action.option_strings]
+    assert [action.metavar for action in positionals] in (["TRACE"], ["LOG"])
+    format_option = flags_of(name)["--format"]
     assert not format_option.required
     assert format_option.choices[0] == "auto"
     assert "auto" in format_option.help
 
 
-@EACH
+@EVERY_COMMAND
 def test_shared_flags_have_one_meaning(name) -> None:
-    flags = named(name)
+    flags = flags_of(name)
     for flag, metavars in {
         "--url": ("URL",),
         "--jobs": ("N",),
@@ -68,12 +68,12 @@ def test_shared_flags_have_one_meaning(name) -> None:
         assert flags["--json"].nargs == 0, "it prints JSON; --json-out FILE writes it"
 
 
-@EACH
+@EVERY_COMMAND
 def test_each_help_has_one_example_that_its_parser_accepts(name, capsys) -> None:
     with pytest.raises(SystemExit):
         main([*name.split(), "--help"])
-    shown = " ".join(capsys.readouterr().out.split())
-    assert f"example: canopy {name}" in shown
+    help_text = " ".join(capsys.readouterr().out.split())
+    assert f"example: canopy {name}" in help_text
     words = shlex.split(EXAMPLES[name])
     assert " ".join(words).startswith(name)
     rest = words[len(name.split()) :]
@@ -82,29 +82,29 @@ def test_each_help_has_one_example_that_its_parser_accepts(name, capsys) -> None
 
 def test_lru_is_sglangs_and_canopy_lru_is_canopys_in_every_simulation(tmp_path, capsys) -> None:
     rows, ids = [], 0
-    for at in range(60):  # long nodes of which one block is needed
-        shared = [1000 + at % 7 * 10 + k for k in range(6)]
-        rows.append({"timestamp": at, "input_length": 9 * 512, "output_length": 1,
+    for number in range(60):  # long nodes of which one block is needed
+        shared = [1000 + number % 7 * 10 + k for k in range(6)]
+        rows.append({"timestamp": number, "input_length": 9 * 512, "output_length": 1,
                      "hash_ids": [*shared, *range(5000 + ids, 5003 + ids)]})  # fmt: skip
         ids += 3
     trace = tmp_path / "t.jsonl"
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def hits(policy, *more):
+    def evictions(policy, *options):
         out = tmp_path / "rows.json"
-        words = [str(trace), "--policy", policy, "--capacity", "40", "--jobs", "1", *more]
+        words = [str(trace), "--policy", policy, "--capacity", "40", "--jobs", "1", *options]
         assert main(["simulate", *words, "--json-out", str(out)]) == 0
         return [(row["evictions"], row["evicted_blocks"]) for row in json.loads(out.read_text())]
 
-    sglangs, canopys = hits("lru,canopy-lru")
-    assert sglangs != canopys
-    assert hits("lru") == [sglangs]
-    for policy, whole in (("lru", True), ("canopy-lru", False)):
+    sglang_rows, canopy_rows = evictions("lru,canopy-lru")
+    assert sglang_rows != canopy_rows
+    assert evictions("lru") == [sglang_rows]
+    for policy, whole_nodes in (("lru", True), ("canopy-lru", False)):
         words = [str(trace), "--profile", "llama-3.1-8b-h100", "--device-tokens", "20000"]
         parsed = parser_of("simulate system")[0].parse_args([*words, "--policy", policy])
-        given = (declared.read(one, parsed) for one in simulate_system.OPTIONS[:2])
-        system = simulate_system._system(*given, load_profile("llama-3.1-8b-h100"))
-        assert system.whole_nodes is system.touches_waiting is whole
+        options = (declared.read(one, parsed) for one in simulate_system.OPTIONS[:2])
+        system = simulate_system._system(*options, load_profile("llama-3.1-8b-h100"))
+        assert system.whole_nodes is system.touches_waiting is whole_nodes
     capsys.readouterr()
 
 

@@ -14,28 +14,28 @@ SESSIONS, TURNS = 16, 6
 def spend_log(path: Path) -> str:
     """Write LiteLLM's ``StandardLoggingPayload`` of sessions among single prompts, a call a second."""
     lines = []
-    for at in range(2 * SESSIONS * TURNS):
-        talk, turn = at // 2 % SESSIONS, at // 2 // SESSIONS
-        texts, session = [f"session {talk} step {k} " * 40 for k in range(turn + 1)], f"s{talk}"
-        if at % 2:
-            texts, session = [f"scan {at} of a long file " * 120], None
+    for number in range(2 * SESSIONS * TURNS):
+        chat, turn = number // 2 % SESSIONS, number // 2 // SESSIONS
+        texts, name = ([f"session {chat} step {k} " * 40 for k in range(turn + 1)], f"s{chat}")
+        if number % 2:
+            texts, name = [f"scan {number} of a long file " * 120], None
         row = {
-            "id": f"chatcmpl-{at}", "call_type": "acompletion", "status": "success", "model": "m",
-            "startTime": 1.7e9 + at, "endTime": 1.7e9 + at + 0.4,
+            "id": f"chatcmpl-{number}", "call_type": "acompletion", "status": "success", "model": "m",
+            "startTime": 1.7e9 + number, "endTime": 1.7e9 + number + 0.4,
             "messages": [{"role": ("user", "assistant")[k % 2], "content": t} for k, t in enumerate(texts)],
             "response": {"choices": [{"finish_reason": "stop"}]},
             "prompt_tokens": sum(map(len, texts)) // 4, "completion_tokens": 9,
-            "metadata": {"requester_metadata": {"session_id": session}} if session else {},
+            "metadata": {"requester_metadata": {"session_id": name}} if name else {},
         }  # fmt: skip
         lines.append(json.dumps(row) + "\n")
     path.write_text("".join(lines))
     return str(path)
 
 
-POOL = "6000"
+POOL_TOKENS = "6000"
 """Tokens: less than the open sessions have."""
 PLAN = (
-    "--device-tokens", POOL, "--disks", "none", "--server", "page_size=64", "--ttl", "none",
+    "--device-tokens", POOL_TOKENS, "--disks", "none", "--server", "page_size=64", "--ttl", "none",
     "--search", "dram_levels=1,checks=off", "--jobs", "1",
 )  # fmt: skip
 
@@ -46,8 +46,8 @@ def test_a_log_becomes_advice_a_plan_and_a_start_that_is_not_refused(tmp_path, m
 
     monkeypatch.chdir(tmp_path)
     log = spend_log(tmp_path / "requests.log")
-    asked = ["--capacity-tokens", POOL, "--json-out", "advice.json", "--jobs", "1"]
-    assert main(["advise", log, *asked]) == 0
+    options = ["--capacity-tokens", POOL_TOKENS, "--json-out", "advice.json", "--jobs", "1"]
+    assert main(["advise", log, *options]) == 0
     advice = json.loads((tmp_path / "advice.json").read_text())
     assert advice["sample"]["requests"] == 2 * SESSIONS * TURNS
     assert advice["decision"]["flag"] == "auto"
@@ -61,6 +61,6 @@ def test_a_log_becomes_advice_a_plan_and_a_start_that_is_not_refused(tmp_path, m
     assert {row["policy"] for row in rows} == {"wa"}
     assert {row["write_policy"] for row in rows if row["dram_gib"]} == {"write_back"}
     assert read_config("plan.yaml")["radix-eviction"] == "auto"
-    given = command_line.parse(["--model-path", "/none", "--config", "plan.yaml"])
-    assert given.radix_eviction_policy == "auto"
-    assert not command_line.refusal_findings(given)
+    server_args = command_line.parse(["--model-path", "/none", "--config", "plan.yaml"])
+    assert server_args.radix_eviction_policy == "auto"
+    assert not command_line.refusal_findings(server_args)

@@ -33,7 +33,7 @@ def files(conversations, tmp_path) -> dict[str, Path]:
         "texts": FIXTURES / "logs" / "texts-are-measured-by-the-servers-own-counts.jsonl",
     }
     written = {name: tmp_path / name for name in (*texts, "out")}
-    return {"trace": conversations(120, every_ms=400), **logs, **written}
+    return {"trace": conversations(120, gap_ms=400), **logs, **written}
 
 
 @pytest.mark.parametrize(("start", "options", "sentence"), MISTAKES)

@@ -31,12 +31,12 @@ UNCHECKED = ("--search", "dram_levels=3,disk_levels=2,checks=off")
 
 @pytest.fixture
 def trace(conversations):
-    return conversations(120, every_ms=400)
+    return conversations(120, gap_ms=400)
 
 
 @pytest.fixture
 def plan(trace, tmp_path):
-    """Runs the command on the trace; its status, and the JSON it wrote."""
+    """Return a function that runs the command on the trace, and gives its status and its JSON."""
 
     def run(*arguments, base=SMALL):
         out = tmp_path / "out.json"
@@ -96,8 +96,8 @@ def test_unmet_limits_name_the_binding_one_and_the_nearest_point(plan, tmp_path,
 
 def test_prompts_larger_than_the_device_are_skipped_and_counted(plan, trace, capsys):
     """A server of this size refuses them, so the plan is for the others."""
-    long = {"timestamp": 10**6, "input_length": 29_950, "output_length": 9, "hash_ids": [*range(10**6, 10**6 + 59)]}  # fmt: skip
-    trace.write_text(trace.read_text() + json.dumps(long) + "\n")
+    long_row = {"timestamp": 10**6, "input_length": 29_950, "output_length": 9, "hash_ids": [*range(10**6, 10**6 + 59)]}  # fmt: skip
+    trace.write_text(trace.read_text() + json.dumps(long_row) + "\n")
     status, report = plan(*UNCHECKED)
     assert status == 0
     assert (report["about"]["requests"], report["about"]["too_long"]) == (120, 1)
@@ -132,7 +132,7 @@ def test_a_price_of_another_gpu_is_not_used(plan, capsys):
 
 
 def test_twice_the_traffic_is_simulated(plan, capsys):
-    more = (
+    options = (
         "--search",
         "dram_levels=2,loads=2",
         "--slo",
@@ -140,7 +140,7 @@ def test_twice_the_traffic_is_simulated(plan, capsys):
         "--device-tokens",
         "30000",
     )
-    status, report = plan(*more, base=QUICK)
+    status, report = plan(*options, base=QUICK)
     assert status == 0
     assert set(report["sensitivity"]) == {"0.8", "1", "1.2", "2"}
     assert "+100 %" in capsys.readouterr().out

@@ -15,7 +15,7 @@ ROW_KEYS = (
 
 @pytest.fixture
 def trace(conversations):
-    return conversations(160, every_ms=500)
+    return conversations(160, gap_ms=500)
 
 
 def simulate(trace, *arguments, jobs="1"):
@@ -49,11 +49,11 @@ def test_rows_have_the_run_and_its_result(trace, capsys):
     assert "belady" in printed
 
 
-def test_processes_change_nothing(trace):
+def test_two_processes_give_the_results_of_one(trace):
     arguments = ("--policy", "lru,wa,tail-belady", "--capacity", "0.05,0.2", "--placebo")
-    _, alone = simulate(trace, *arguments)
-    _, together = simulate(trace, *arguments, jobs="2")
-    assert results(alone) == results(together)
+    _, one_process = simulate(trace, *arguments)
+    _, two_processes = simulate(trace, *arguments, jobs="2")
+    assert results(one_process) == results(two_processes)
 
 
 def test_the_placebo_runs_for_policies_that_read_labels(trace):
@@ -77,17 +77,17 @@ def test_options_reach_the_policy(trace):
     assert [row["policy_config"]["min_samples"] for row in rows] == [1]
 
 
-def test_the_tail_is_measured_and_aimed_at_from_lrus_own(trace):
+def test_the_threshold_of_tail_policies_is_lrus_p90_unless_set(trace):
     policies = "canopy-lru,etlru,canopy-tlru,tail-belady,threshold-lru"
-    own = 'threshold-lru={"threshold_tokens":50}'
-    _, rows = simulate(trace, "--policy", policies, "--policy-config", own, "--capacity", "0.1")
+    config = 'threshold-lru={"threshold_tokens":50}'
+    _, rows = simulate(trace, "--policy", policies, "--policy-config", config, "--capacity", "0.1")
     p90 = rows[0]["uncached_tokens_p90"]
     assert {row["tel_threshold_tokens"] for row in rows} == {p90}
-    aims = [row["policy_config"]["threshold_tokens"] for row in rows[1:]]
-    assert aims == [p90, p90, p90, 50]
+    thresholds = [row["policy_config"]["threshold_tokens"] for row in rows[1:]]
+    assert thresholds == [p90, p90, p90, 50]
 
 
-def test_broken_lines_are_passed_over_on_request(trace, capsys):
+def test_broken_lines_are_skipped_on_request(trace, capsys):
     trace.write_text(trace.read_text() + "not json\n")
     status, _ = simulate(trace, "--policy", "lru", "--capacity", "0.1")
     assert status == 2

@@ -21,11 +21,11 @@ SYSTEM = list(range(128))
 """Two blocks of 64 tokens that every second request begins with."""
 
 
-def event(kind: str, rid: str, second: float, **more: Any) -> str:
-    minute, rest = divmod(second, 60)
+def event(kind: str, rid: str, time_s: float, **fields: Any) -> str:
+    minute, second = divmod(time_s, 60)
     hour, minute = divmod(minute, 60)
-    stamp = f"2026-01-02T{int(hour):02d}:{int(minute):02d}:{rest:09.6f}"
-    return json.dumps({"timestamp": stamp, "event": f"request.{kind}", "rid": rid, **more})
+    stamp = f"2026-01-02T{int(hour):02d}:{int(minute):02d}:{second:09.6f}"
+    return json.dumps({"timestamp": stamp, "event": f"request.{kind}", "rid": rid, **fields})
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def log(tmp_path: Path) -> Path:
     """A server's log: a tenant with a long prompt that repeats every 40 s, among others that never do."""
     lines = []
     for i in range(200):
-        alone = [1000 + 200 * i + k for k in range(192)]
-        ids = [*SYSTEM, *alone[:64]] if i % 4 == 0 else alone
+        own_ids = [1000 + 200 * i + k for k in range(192)]
+        ids = [*SYSTEM, *own_ids[:64]] if i % 4 == 0 else own_ids
         salt = "acme" if i % 4 == 0 else None
         obj = {"input_ids": ids, "sampling_params": {}, "cache_salt": salt}
         meta = {"completion_tokens": 4, "finish_reason": {"type": "stop"}}
@@ -48,8 +48,8 @@ def log(tmp_path: Path) -> Path:
 def server_ids(tokens: list[int], salt: str) -> list[int]:
     """A second implementation of the ids of ``radix/live_request.py``."""
     chain, ids = xxhash.xxh3_64_intdigest(namespace_of(None, salt)), []
-    for at in range(0, len(tokens) - 63, 64):
-        chain = xxhash.xxh3_64_intdigest(array("q", tokens[at : at + 64]).tobytes(), seed=chain)
+    for i in range(0, len(tokens) - 63, 64):
+        chain = xxhash.xxh3_64_intdigest(array("q", tokens[i : i + 64]).tobytes(), seed=chain)
         ids.append(chain)
     return ids
 
@@ -68,8 +68,8 @@ def test_a_plan_from_a_servers_log_names_the_servers_own_subtrees(log, tmp_path,
     assert main(args) == 0
     config = read_config(out)
     assert list(config) == ["canopy-ttl"]
-    given = from_args(TierFlags, SimpleNamespace(canopy_ttl=json.dumps(config["canopy-ttl"])))
-    table = given["ttl"]
+    options = from_args(TierFlags, SimpleNamespace(canopy_ttl=json.dumps(config["canopy-ttl"])))
+    table = options["ttl"]
     path = server_ids(SYSTEM, "acme")
     assert [g.root for g in table.groups] == [path[0]]
     assert table.ttl_s(table.group_of(path)) >= 40.0 > table.residual_ttl_s

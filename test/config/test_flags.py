@@ -17,7 +17,7 @@ LIMITED = [
 ]
 
 
-def beyond(option: Any) -> list[Any]:
+def refused_values(option: Any) -> list[Any]:
     """Return values that ``option`` does not allow."""
     if option.choices:
         return ["no such choice"]
@@ -34,6 +34,6 @@ def test_a_value_outside_its_bounds_is_refused(kind: Any, field: Any, option: An
         for f in dataclasses.fields(kind)
         if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
     }
-    for value in beyond(option):
+    for value in refused_values(option):
         with pytest.raises(CanopyError, match="must be"):
             kind(**{**required, field.name: value})

@@ -22,23 +22,23 @@ def test_defaults_are_those_of_sglangs_server_args() -> None:
     from sglang.srt.arg_groups.arg_utils import record_fields
     from sglang.srt.server_args import ServerArgs
 
-    theirs = {f.name: f.default for f in record_fields(ServerArgs)}
-    ours = SGLANG_DEFAULTS.to_json()
-    for name, value in ours.items():
-        if theirs.get(name) is not None:
-            assert theirs[name] == value, name
+    sglang_defaults = {f.name: f.default for f in record_fields(ServerArgs)}
+    canopy_defaults = SGLANG_DEFAULTS.to_json()
+    for name, value in canopy_defaults.items():
+        if sglang_defaults.get(name) is not None:
+            assert sglang_defaults[name] == value, name
     # The tests below check settings that SGLang computes or stores elsewhere.
-    left = {name for name in ours if theirs.get(name) is None}
-    assert left == {
+    unchecked = {name for name in canopy_defaults if sglang_defaults.get(name) is None}
+    assert unchecked == {
         "page_size", "chunked_prefill_size", "max_running_requests",
         "prefetch_threshold", "prefetch_timeout_base", "prefetch_timeout_per_ki_token",
     }  # fmt: skip
-    assert {f.name for f in dataclasses.fields(ServerSettings)} - set(theirs) == {
+    assert {f.name for f in dataclasses.fields(ServerSettings)} - set(sglang_defaults) == {
         "prefetch_threshold", "prefetch_timeout_base", "prefetch_timeout_per_ki_token",
     }  # fmt: skip
 
 
-def test_defaults_that_sglang_works_out() -> None:
+def test_defaults_that_sglang_computes_are_equal() -> None:
     from sglang.srt.arg_groups.overrides import _page_size_default
     from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
 
@@ -55,14 +55,14 @@ def test_defaults_that_sglang_works_out() -> None:
 def test_chunks_grow_with_the_memory_as_in_sglang(monkeypatch, gib) -> None:
     from sglang.srt.arg_groups import memory_hook
 
-    shown = {}
+    declared = {}
 
-    class Enough(Exception):
+    class StopHere(Exception):
         pass
 
-    def declare(_args, _who, **fields):
-        shown.update(fields)
-        raise Enough
+    def declare(_args, _source, **fields):
+        declared.update(fields)
+        raise StopHere
 
     graphs = SimpleNamespace(decode=SimpleNamespace(max_bs=1), prefill=SimpleNamespace(max_bs=1))
     view = SimpleNamespace(
@@ -71,12 +71,12 @@ def test_chunks_grow_with_the_memory_as_in_sglang(monkeypatch, gib) -> None:
     monkeypatch.setattr(memory_hook, "resolving_view", lambda args: view)
     monkeypatch.setattr(memory_hook, "get_device_memory_capacity", lambda device: gib * 1024)
     monkeypatch.setattr(memory_hook, "declare_resolution", declare)
-    with pytest.raises(Enough):
+    with pytest.raises(StopHere):
         memory_hook.handle_gpu_memory_settings(None)
-    assert shown == {"chunked_prefill_size": chunk_of(gib)}
+    assert declared == {"chunked_prefill_size": chunk_of(gib)}
 
 
-def test_settings_survive_the_way_through_flags() -> None:
+def test_settings_restored_from_their_flags_are_equal() -> None:
     flags = PLANNED.flags()
     assert flags["page-size"] == 64
     assert flags["enable-hierarchical-cache"] is True

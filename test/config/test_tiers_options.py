@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_canopy.config import tiers as of_tiers
+from sglang_canopy.config import tiers as tiers_module
 from sglang_canopy.config.tiers import TierFlags, TierOptions
 from sglang_canopy.declared import from_args
 from sglang_canopy.errors import CanopyError
@@ -30,18 +30,18 @@ def arguments(**changes):
     return SimpleNamespace(**{**defaults, **changes})
 
 
-def typed(**flags):
+def flags_of(**flags):
     return SimpleNamespace(**flags)
 
 
-def tier_options(flags: dict, **more) -> TierOptions:
+def tier_options(flags: dict, **others) -> TierOptions:
     """Return the options for these parsed flags."""
-    return of_tiers.tier_options(TierFlags(**from_args(TierFlags, typed(**flags))), **more)
+    return tiers_module.tier_options(TierFlags(**from_args(TierFlags, flags_of(**flags))), **others)
 
 
 def test_without_options_the_host_has_the_twin_and_the_disk_the_same_policy() -> None:
     server = arguments(radix_eviction_policy_config={"min_samples": 9, "quantum_tokens": 16})
-    tiers = options.apply(server, typed(), ours=True)
+    tiers = options.apply(server, flags_of(), ours=True)
     live = live_cache("wa", server.radix_eviction_policy_config, tiers)
     assert live.host_policy.model is live.device_policy.model  # type: ignore[attr-defined]
     extra = json.loads(server.hicache_storage_backend_extra_config)
@@ -52,8 +52,8 @@ def test_without_options_the_host_has_the_twin_and_the_disk_the_same_policy() ->
 
 def test_each_tier_takes_its_own_policy() -> None:
     server = arguments(radix_eviction_policy="canopy-lru")
-    given = typed(canopy_host_eviction="wa,min_samples=5", canopy_disk_eviction="etlru")
-    tiers = options.apply(server, given, ours=True)
+    flags = flags_of(canopy_host_eviction="wa,min_samples=5", canopy_disk_eviction="etlru")
+    tiers = options.apply(server, flags, ours=True)
     live = live_cache("canopy-lru", None, tiers)
     assert (live.device_policy.name, live.host_policy.name) == ("lru", "wa")
     assert live.host_policy.config.min_samples == 5
@@ -62,18 +62,18 @@ def test_each_tier_takes_its_own_policy() -> None:
 
 def test_a_quota_names_no_tenant_in_the_arguments_that_a_server_shows() -> None:
     server = arguments()
-    given = typed(canopy_disk='{"tenant_quota_gb": {"salt-of-acme": 2, "#ab12": 1, "*": 0.5}}')
-    options.apply(server, given, ours=True)
-    shown = server.hicache_storage_backend_extra_config
-    assert "salt-of-acme" not in shown
-    assert json.loads(shown)["quota_bytes"] == {
+    flags = flags_of(canopy_disk='{"tenant_quota_gb": {"salt-of-acme": 2, "#ab12": 1, "*": 0.5}}')
+    options.apply(server, flags, ours=True)
+    shown_config = server.hicache_storage_backend_extra_config
+    assert "salt-of-acme" not in shown_config
+    assert json.loads(shown_config)["quota_bytes"] == {
         tenant_digest("salt-of-acme"): 2 * 10**9,
         "#ab12": 10**9,
         "*": 5 * 10**8,
     }
 
 
-def test_nodes_carry_the_labels_of_the_policy_that_learns() -> None:
+def test_nodes_have_the_labels_of_the_policy_that_learns() -> None:
     live = live_cache("canopy-lru", None, tier_options({"canopy_host_eviction": "wa"}))
     assert live.learners[0] is live.host_policy
     live = live_cache("wa", None, tier_options({"canopy_host_eviction": "etlru"}))
@@ -85,14 +85,14 @@ def test_nodes_carry_the_labels_of_the_policy_that_learns() -> None:
 
 def test_a_quota_is_for_every_tenant_or_for_named_ones() -> None:
     assert tier_options({"canopy_disk": "tenant_quota_gb=1.5"}).quotas == {"*": 1_500_000_000}
-    some = tier_options({"canopy_disk": '{"tenant_quota_gb": {"a": 2, "*": 0.5}}'}).quotas
-    assert some == {"a": 2_000_000_000, "*": 500_000_000}
+    named = tier_options({"canopy_disk": '{"tenant_quota_gb": {"a": 2, "*": 0.5}}'}).quotas
+    assert named == {"a": 2_000_000_000, "*": 500_000_000}
 
 
 def test_ttls_and_the_host_pools_size_reach_their_tiers() -> None:
     table = TTLTable((Group(0x1F, 60.0, "system prompt"),), residual_ttl_s=30.0)
     server = arguments()
-    flags = typed(
+    flags = flags_of(
         canopy_ttl=json.dumps(table.to_json()),
         canopy_host_ttl='{"residual_ttl_s": 10}',
         canopy_host_gb=1.5,
@@ -109,7 +109,7 @@ def test_ttls_and_the_host_pools_size_reach_their_tiers() -> None:
 
 @pytest.mark.parametrize(("backend", "warned"), [("canopy", False), ("file", True), (None, True)])
 def test_a_ttl_without_pages_that_have_one_is_announced(caplog, backend, warned) -> None:
-    flags = typed(canopy_ttl='{"residual_ttl_s": 10}')
+    flags = flags_of(canopy_ttl='{"residual_ttl_s": 10}')
     options.apply(arguments(hicache_storage_backend=backend), flags, ours=True)
     assert ("--canopy-ttl acts on a tier that this server lacks" in caplog.text) == warned
 
@@ -127,6 +127,6 @@ def test_the_backend_is_one_of_the_choices() -> None:
     parser.add_argument("--hicache-storage-backend", choices=["file"])
     names = {name: action for action in parser._actions for name in action.option_strings}
     options.add_flags(parser.add_argument_group("canopy"), names)
-    given = ["--hicache-storage-backend", "canopy", "--canopy-disk-eviction", "wa"]
-    parsed = parser.parse_args(given)
+    flags = ["--hicache-storage-backend", "canopy", "--canopy-disk-eviction", "wa"]
+    parsed = parser.parse_args(flags)
     assert (parsed.hicache_storage_backend, parsed.canopy_disk_eviction) == ("canopy", "wa")

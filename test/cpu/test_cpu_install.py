@@ -23,9 +23,9 @@ def test_installing_twice_has_no_further_effect():
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     cpu.install()
-    before = {target: list(hooks) for target, hooks in HookRegistry._hooks.items()}
+    hooks_before = {target: list(hooks) for target, hooks in HookRegistry._hooks.items()}
     cpu.install()
-    assert before == {target: list(hooks) for target, hooks in HookRegistry._hooks.items()}
+    assert hooks_before == {target: list(hooks) for target, hooks in HookRegistry._hooks.items()}
 
 
 def test_nothing_is_installed_or_imported_where_torch_has_cuda(monkeypatch):
@@ -50,16 +50,16 @@ def test_a_moved_seam_is_named(path, parameters, reason):
     assert SGLANG_VERSION in str(raised.value)
 
 
-def test_an_engine_switched_off_is_one_clear_line():
-    ran = run_python(
+def test_a_disabled_cpu_engine_is_reported_in_one_line():
+    process = run_python(
         "import canopy_cpu as cpu\n"
         "from sglang_canopy.errors import CanopyError\n"
         "try: cpu.install()\n"
         "except CanopyError as error: print(error)\n",
         SGLANG_USE_CPU_ENGINE="0",
     )
-    assert ran.stdout.startswith("SGLANG_USE_CPU_ENGINE is '0'")
-    assert len(ran.stdout.strip().splitlines()) == 1
+    assert process.stdout.startswith("SGLANG_USE_CPU_ENGINE is '0'")
+    assert len(process.stdout.strip().splitlines()) == 1
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is another device")
@@ -71,11 +71,11 @@ def test_an_import_of_sglang_enables_the_cpu_engine_unless_it_is_given():
     assert selected.stdout.splitlines()[-1] == "1 cpu", selected.stderr
 
 
-def test_an_interpreter_that_needs_neither_imports_neither():
+def test_a_plain_interpreter_imports_neither_torch_nor_sglang():
     code = "import sys; print('torch' in sys.modules, 'sglang' in sys.modules)"
     assert run_python(code).stdout.strip() == "False False"
 
 
 def test_torchvision_imports_on_a_cpu_build_of_torch():
-    ran = run_python("import torchvision; print(torchvision.transforms.Resize(2))")
-    assert ran.stdout.startswith("Resize("), ran.stderr
+    process = run_python("import torchvision; print(torchvision.transforms.Resize(2))")
+    assert process.stdout.startswith("Resize("), process.stderr

@@ -8,7 +8,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 import canopy_cpu as cpu
 from canopy_cpu import hicache
 
-LAYERS, PAGE, HEADS, SIZE = 3, 4, 2, 8
+LAYERS, PAGE, HEADS, DIM = 3, 4, 2, 8
 DEVICE_TOKENS, HOST_PAGES = 40, 9
 
 
@@ -19,51 +19,51 @@ def installed():
 
 
 def device_layers():
-    count = LAYERS * DEVICE_TOKENS * HEADS * SIZE
-    return list(torch.arange(count, dtype=torch.float32).view(LAYERS, DEVICE_TOKENS, HEADS, SIZE))
+    count = LAYERS * DEVICE_TOKENS * HEADS * DIM
+    return list(torch.arange(count, dtype=torch.float32).view(LAYERS, DEVICE_TOKENS, HEADS, DIM))
 
 
-def tokens_of(pages):
+def slots_of(pages):
     return torch.tensor([page * PAGE + i for page in pages for i in range(PAGE)])
 
 
 def test_pages_survive_a_page_first_host_pool():
     keys = device_layers()
     values = [-layer for layer in keys]
-    host = [torch.zeros(HOST_PAGES, LAYERS, PAGE, HEADS, SIZE) for _ in range(2)]
-    sent, kept = tokens_of([5, 0, 7]), tokens_of([8, 3, 1])
-    hicache.transfer_kv_all_layer_direct_lf_pf([*keys, *values], host, sent, kept, PAGE)
+    host = [torch.zeros(HOST_PAGES, LAYERS, PAGE, HEADS, DIM) for _ in range(2)]
+    source, target = slots_of([5, 0, 7]), slots_of([8, 3, 1])
+    hicache.transfer_kv_all_layer_direct_lf_pf([*keys, *values], host, source, target, PAGE)
     assert torch.equal(host[0][8, 1], keys[1][5 * PAGE : 6 * PAGE])  # device page 5 is host page 8
     assert host[0][0].abs().sum() == 0
 
-    back = tokens_of([2, 9, 4])
+    loaded = slots_of([2, 9, 4])
     for layer in range(LAYERS):
         k, v = torch.zeros_like(keys[0]), torch.zeros_like(keys[0])
-        hicache.transfer_kv_per_layer_direct_pf_lf(host, [k, v], kept, back, layer, PAGE)
-        assert torch.equal(k[back], keys[layer][sent])
-        assert torch.equal(v[back], values[layer][sent])
+        hicache.transfer_kv_per_layer_direct_pf_lf(host, [k, v], target, loaded, layer, PAGE)
+        assert torch.equal(k[loaded], keys[layer][source])
+        assert torch.equal(v[loaded], values[layer][source])
 
 
 def test_tokens_survive_a_layer_first_host_pool():
     keys = device_layers()
-    host = [torch.zeros(HOST_PAGES * PAGE, HEADS, SIZE) for _ in keys]
-    sent, kept = torch.tensor([3, 30, 4]), torch.tensor([11, 0, 35])
-    hicache.transfer_kv_direct(keys, host, sent, kept, 1)
-    fresh = [torch.zeros_like(layer) for layer in keys]
-    hicache.transfer_kv_direct(host, fresh, kept, sent, 1)
-    for layer, copy in zip(keys, fresh):
-        assert torch.equal(copy[sent], layer[sent])
-        assert copy.count_nonzero() <= layer[sent].numel()
+    host = [torch.zeros(HOST_PAGES * PAGE, HEADS, DIM) for _ in keys]
+    source, target = torch.tensor([3, 30, 4]), torch.tensor([11, 0, 35])
+    hicache.transfer_kv_direct(keys, host, source, target, 1)
+    loaded = [torch.zeros_like(layer) for layer in keys]
+    hicache.transfer_kv_direct(host, loaded, target, source, 1)
+    for layer, copy in zip(keys, loaded):
+        assert torch.equal(copy[source], layer[source])
+        assert copy.count_nonzero() <= layer[source].numel()
 
 
 def test_sglangs_host_pool_finds_the_copies_and_pins_nothing():
     for transfer in hicache.TRANSFERS:
         assert getattr(mha, transfer.__name__) is transfer
-    seen = {}
+    pinned = {}
 
     class Pool(mha.HostKVCache):
         def init_kv_buffer(self):
-            seen["pinned"] = self.pin_memory
+            pinned["value"] = self.pin_memory
             return torch.empty(1)
 
         get_size_per_token = load_to_device_per_layer = backup_from_device_all_layer = None
@@ -83,7 +83,7 @@ def test_sglangs_host_pool_finds_the_copies_and_pins_nothing():
         pin_memory=True,
         device="cpu",
     )
-    assert seen["pinned"] is False
+    assert pinned["value"] is False
 
 
 def test_the_host_pool_leaves_one_gibibyte_free_on_a_small_machine(monkeypatch):

@@ -17,19 +17,19 @@ POOL_ROWS = 16
 
 def make_batch(lengths, new_lengths, heads, kv_heads, dtype=torch.float32, seed=0):
     """Random caches with every request's rows scattered, and queries for the new tokens."""
-    random = torch.Generator().manual_seed(seed)
+    draw = torch.Generator().manual_seed(seed)
     slots = sum(lengths) + 7
 
     def values(*shape):
-        return torch.randn(*shape, generator=random).to(dtype)
+        return torch.randn(*shape, generator=draw).to(dtype)
 
-    order = torch.randperm(slots, generator=random)
+    order = torch.randperm(slots, generator=draw)
     req_to_token = torch.zeros(POOL_ROWS, max(lengths) + 3, dtype=torch.int32)
-    rows = torch.randperm(POOL_ROWS, generator=random)[: len(lengths)]
-    taken = 0
+    rows = torch.randperm(POOL_ROWS, generator=draw)[: len(lengths)]
+    start = 0
     for row, length in zip(rows.tolist(), lengths):
-        req_to_token[row, :length] = order[taken : taken + length].int()
-        taken += length
+        req_to_token[row, :length] = order[start : start + length].int()
+        start += length
     query = values(sum(new_lengths), heads, HEAD_SIZE)
     return {
         "query": query,

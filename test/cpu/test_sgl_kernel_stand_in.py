@@ -30,8 +30,8 @@ def test_rows_move_in_every_layer_even_where_source_and_target_overlap():
         torch.tensor([1, 2, 3]),
         torch.tensor([0, 1, 2]),
     )
-    for layer, wanted in zip(layers, expected):
-        assert torch.equal(layer, wanted)
+    for layer, expected_layer in zip(layers, expected):
+        assert torch.equal(layer, expected_layer)
 
 
 def test_speculative_kernels_import_and_raise_when_called():

@@ -13,7 +13,7 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from canopy_cpu import short_conv
 from canopy_cpu.attention import NewTokensAttnBackend
 
-HEADS, KV_HEADS, SIZE, WINDOW, SLOTS = 4, 2, 8, 6, 96
+HEADS, KV_HEADS, HEAD_SIZE, WINDOW, SLOTS = 4, 2, 8, 6, 96
 SLIDING, FULL = 0, 1
 """Layers."""
 
@@ -28,7 +28,7 @@ class SlidingWindowPools:
             page_size=1,
             dtype=torch.float32,
             head_num=KV_HEADS,
-            head_dim=SIZE,
+            head_dim=HEAD_SIZE,
             swa_attention_layer_ids=[SLIDING],
             full_attention_layer_ids=[FULL],
             device="cpu",
@@ -46,9 +46,9 @@ class SlidingWindowPools:
         self.draw = torch.Generator().manual_seed(5)
         # The two pools hand out different slots from here on.
         self.allocator.free(self.allocator.alloc(3))
-        kept = self.allocator.alloc(5)
-        self.allocator.free_swa(kept[:4])
-        self.seen: dict[int, dict[int, tuple[torch.Tensor, torch.Tensor]]] = {SLIDING: {}, FULL: {}}
+        held_slots = self.allocator.alloc(5)
+        self.allocator.free_swa(held_slots[:4])
+        self.kv: dict[int, dict[int, tuple[torch.Tensor, torch.Tensor]]] = {SLIDING: {}, FULL: {}}
 
     def randn(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=self.draw)
@@ -57,15 +57,15 @@ class SlidingWindowPools:
         """New tokens of each request through ``layer``; returns the answer and the formula's."""
         lengths, parts = [], []
         for row, new in requests.items():
-            key, value = self.randn(new, KV_HEADS, SIZE), self.randn(new, KV_HEADS, SIZE)
-            before = self.seen[layer].get(row)
-            both = (key, value)
-            if before is not None:
-                both = tuple(torch.cat(pair) for pair in zip(before, both))
-            self.seen[layer][row] = both
-            lengths.append(len(both[0]))
+            key, value = self.randn(new, KV_HEADS, HEAD_SIZE), self.randn(new, KV_HEADS, HEAD_SIZE)
+            old = self.kv[layer].get(row)
+            whole = (key, value)
+            if old is not None:
+                whole = tuple(torch.cat(pair) for pair in zip(old, whole))
+            self.kv[layer][row] = whole
+            lengths.append(len(whole[0]))
             parts.append((key, value))
-        query = self.randn(sum(requests.values()), HEADS * SIZE)
+        query = self.randn(sum(requests.values()), HEADS * HEAD_SIZE)
         new = torch.tensor(list(requests.values()))
         batch = SimpleNamespace(
             out_cache_loc=torch.cat([slots[row] for row in requests]),
@@ -78,61 +78,61 @@ class SlidingWindowPools:
         )
         attention = SimpleNamespace(
             layer_id=layer,
-            qk_head_dim=SIZE,
-            v_head_dim=SIZE,
+            qk_head_dim=HEAD_SIZE,
+            v_head_dim=HEAD_SIZE,
             tp_q_head_num=HEADS,
             tp_k_head_num=KV_HEADS,
-            scaling=SIZE**-0.5,
+            scaling=HEAD_SIZE**-0.5,
             is_cross_attention=False,
             attn_type=AttentionType.DECODER,
             sliding_window_size=WINDOW if layer == SLIDING else -1,
         )
         self.backend.init_forward_metadata(batch)
         run = self.backend.forward_decode if decode else self.backend.forward_extend
-        key, value = (torch.cat(one) for one in zip(*parts))
+        key, value = (torch.cat(tensors) for tensors in zip(*parts))
         answer = run(query, key, value, attention, batch)
-        return answer.view(-1, HEADS, SIZE), self._formula(layer, requests, query)
+        return answer.view(-1, HEADS, HEAD_SIZE), self._formula(layer, requests, query)
 
     def _formula(self, layer, requests, query) -> torch.Tensor:
         window = WINDOW if layer == SLIDING else 10**6
-        out, taken = [], 0
+        out, row_index = [], 0
         for row, new in requests.items():
-            keys, values = self.seen[layer][row]
-            for at in range(len(keys) - new, len(keys)):
-                q = query[taken].view(HEADS, SIZE)
-                first = max(0, at - window)
-                k = keys[first : at + 1].repeat_interleave(HEADS // KV_HEADS, 1)
-                v = values[first : at + 1].repeat_interleave(HEADS // KV_HEADS, 1)
-                weights = (torch.einsum("hd,thd->ht", q, k) * SIZE**-0.5).softmax(-1)
+            keys, values = self.kv[layer][row]
+            for position in range(len(keys) - new, len(keys)):
+                q = query[row_index].view(HEADS, HEAD_SIZE)
+                first = max(0, position - window)
+                k = keys[first : position + 1].repeat_interleave(HEADS // KV_HEADS, 1)
+                v = values[first : position + 1].repeat_interleave(HEADS // KV_HEADS, 1)
+                weights = (torch.einsum("hd,thd->ht", q, k) * HEAD_SIZE**-0.5).softmax(-1)
                 out.append(torch.einsum("ht,thd->hd", weights, v))
-                taken += 1
+                row_index += 1
         return torch.stack(out)
 
 
 @pytest.mark.parametrize("layer", [SLIDING, FULL])
 def test_layers_of_both_pools_read_their_own_slots(layer) -> None:
-    served = SlidingWindowPools()
+    pools = SlidingWindowPools()
     lengths: dict[int, int] = {}
     for new, decode in (({2: 11, 5: 3}, False), ({2: 4, 5: 9}, False), ({2: 1, 5: 1}, True)):
         slots = {}
         for row, count in new.items():
-            slots[row] = served.allocator.alloc(count)
+            slots[row] = pools.allocator.alloc(count)
             start = lengths.get(row, 0)
-            served.rows[row, start : start + count] = slots[row].int()
+            pools.rows[row, start : start + count] = slots[row].int()
             lengths[row] = start + count
-        answer, formula = served.step(layer, new, slots, decode)
+        answer, formula = pools.step(layer, new, slots, decode)
         assert (answer - formula).abs().max() < 1e-5
 
 
 def test_slots_outside_the_window_may_be_freed() -> None:
-    served = SlidingWindowPools()
-    slots = served.allocator.alloc(20)
-    served.rows[3, :20] = slots.int()
-    served.step(SLIDING, {3: 20}, {3: slots}, False)
-    served.allocator.free_swa(slots[: 20 - WINDOW - 1])
-    more = served.allocator.alloc(1)
-    served.rows[3, 20:21] = more.int()
-    answer, formula = served.step(SLIDING, {3: 1}, {3: more}, True)
+    pools = SlidingWindowPools()
+    slots = pools.allocator.alloc(20)
+    pools.rows[3, :20] = slots.int()
+    pools.step(SLIDING, {3: 20}, {3: slots}, False)
+    pools.allocator.free_swa(slots[: 20 - WINDOW - 1])
+    new_slot = pools.allocator.alloc(1)
+    pools.rows[3, 20:21] = new_slot.int()
+    answer, formula = pools.step(SLIDING, {3: 1}, {3: new_slot}, True)
     assert (answer - formula).abs().max() < 1e-5
 
 
@@ -150,7 +150,7 @@ def test_a_convolution_in_pieces_is_the_one_of_the_whole(cuts, width, biased, ac
     bias = torch.randn(dim, generator=draw) if biased else None
     states = torch.full((8, dim, width - 1), float("nan"))
     slots = torch.tensor([6, 0, 3])
-    seen = [torch.zeros(dim, 0) for _ in range(requests)]
+    inputs = [torch.zeros(dim, 0) for _ in range(requests)]
     outputs = [torch.zeros(dim, 0) for _ in range(requests)]
     for counts in cuts:
         new = [torch.randn(dim, count, generator=draw) for count in counts]
@@ -161,28 +161,28 @@ def test_a_convolution_in_pieces_is_the_one_of_the_whole(cuts, width, biased, ac
             bias,
             query_start_loc=starts,
             cache_indices=slots,
-            has_initial_state=torch.tensor([s.shape[1] > 0 for s in seen]),
+            has_initial_state=torch.tensor([s.shape[1] > 0 for s in inputs]),
             conv_states=states,
             activation=activation,
         )
         for number, part in enumerate(out.split(counts, 1)):
-            seen[number] = torch.cat([seen[number], new[number]], 1)
+            inputs[number] = torch.cat([inputs[number], new[number]], 1)
             outputs[number] = torch.cat([outputs[number], part], 1)
-    begun = torch.tensor([s.shape[1] > 0 for s in seen])
+    has_state = torch.tensor([s.shape[1] > 0 for s in inputs])
     for _ in range(3):
         new_tokens = torch.randn(requests, dim, generator=draw)
-        indices = torch.where(begun, slots, short_conv.PAD_SLOT)
+        indices = torch.where(has_state, slots, short_conv.PAD_SLOT)
         out = short_conv.causal_conv1d_update(
             new_tokens, states, weight, bias, activation, conv_state_indices=indices
         )
         for number in range(requests):
-            if begun[number]:
-                seen[number] = torch.cat([seen[number], new_tokens[number][:, None]], 1)
+            if has_state[number]:
+                inputs[number] = torch.cat([inputs[number], new_tokens[number][:, None]], 1)
                 outputs[number] = torch.cat([outputs[number], out[number][:, None]], 1)
-    for whole, pieces in zip(seen, outputs):
+    for whole, pieces in zip(inputs, outputs):
         padded = torch.nn.functional.pad(whole, (width - 1, 0))
-        for at in range(whole.shape[1]):
-            value = (padded[:, at : at + width] * weight).sum(1)
+        for position in range(whole.shape[1]):
+            value = (padded[:, position : position + width] * weight).sum(1)
             value = value if bias is None else value + bias
             value = torch.nn.functional.silu(value) if activation else value
-            assert torch.allclose(pieces[:, at], value, atol=1e-5)
+            assert torch.allclose(pieces[:, position], value, atol=1e-5)

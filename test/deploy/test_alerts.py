@@ -30,7 +30,7 @@ def evaluate(
     if program is None:
         pytest.skip("promtool is not on the PATH: it is in Debian's package prometheus")
     text = (ROOT / "deploy" / "kubernetes" / "monitoring.yaml").read_text(encoding="utf-8")
-    (rules,) = (one for one in yaml.safe_load_all(text) if one["kind"] == "PrometheusRule")
+    (rules,) = (d for d in yaml.safe_load_all(text) if d["kind"] == "PrometheusRule")
     (folder / "rules.yaml").write_text(yaml.safe_dump(rules["spec"]))
     expression = {"expr": query, "eval_time": f"{minute}m", "exp_samples": samples}
     test = {
@@ -41,8 +41,8 @@ def evaluate(
     file = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test]}
     (folder / "test.yaml").write_text(yaml.safe_dump(file))
     command = [program, "test", "rules", "test.yaml"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
 
 
 @pytest.mark.parametrize("alert", SERIES)

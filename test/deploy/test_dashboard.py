@@ -15,15 +15,15 @@ ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD = json.loads(
     (ROOT / "deploy" / "kubernetes" / "dashboard.json").read_text(encoding="utf-8")
 )
-SCRAPED = {RANK_LABEL, "job", "instance", "le"}
+COMMON_LABELS = {RANK_LABEL, "job", "instance", "le"}
 RULES = yaml.safe_load_all(
     (ROOT / "deploy" / "kubernetes" / "monitoring.yaml").read_text(encoding="utf-8")
 )
 ALERTS = {
     rule["alert"]: rule["expr"]
-    for one in RULES
-    if one["kind"] == "PrometheusRule"
-    for group in one["spec"]["groups"]
+    for document in RULES
+    if document["kind"] == "PrometheusRule"
+    for group in document["spec"]["groups"]
     for rule in group["rules"]
 }
 PANELS = {
@@ -33,15 +33,15 @@ PANELS = {
 }
 
 
-def series() -> dict[str, set[str]]:
+def labels_by_series() -> dict[str, set[str]]:
     """Names on ``/metrics`` and the labels of each."""
     labels_of = {}
     for metric in (*CACHE, *METRICS):
-        labels_of[PREFIX + metric.name] = {*metric.labels, *SCRAPED}
+        labels_of[PREFIX + metric.name] = {*metric.labels, *COMMON_LABELS}
     return labels_of
 
 
-def sglangs() -> str:
+def sglang_collector() -> str:
     from sglang.srt.observability import metrics_collector
 
     return Path(metrics_collector.__file__).read_text(encoding="utf-8")
@@ -53,21 +53,21 @@ def test_a_query_reads_existing_series(title) -> None:
     promql_parser.parse(query)  # raises if it is not PromQL
     names = re.findall(r"\b((?:canopy|sglang):\w+)", query)
     assert names
-    ours, text = series(), sglangs()
+    labels_of, text = labels_by_series(), sglang_collector()
     used = {
         label.strip()
-        for listed in re.findall(r"\b(?:by|ignoring) \(([^)]*)\)", query)
-        for label in listed.split(",")
+        for labels in re.findall(r"\b(?:by|ignoring) \(([^)]*)\)", query)
+        for label in labels.split(",")
     }
     matched = set(re.findall(r"[{,]\s*(\w+)\s*(?:=~|!=|=)", query))
     for name in names:
         if name.startswith("sglang:"):
             assert f'"{name.removesuffix("_bucket")}"' in text, name
-            assert used <= SCRAPED
+            assert used <= COMMON_LABELS
         else:
-            assert name in ours, name
-            assert matched <= ours[name], f"{name} has no label {matched - ours[name]}"
-    assert used <= set().union(*(ours.get(name, SCRAPED) for name in names))
+            assert name in labels_of, name
+            assert matched <= labels_of[name], f"{name} has no label {matched - labels_of[name]}"
+    assert used <= set().union(*(labels_of.get(name, COMMON_LABELS) for name in names))
 
 
 def test_every_series_of_faults_has_an_alert() -> None:

@@ -16,33 +16,33 @@ def documents(name: str) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def by_kind() -> dict[str, list[dict]]:
+def objects_by_kind() -> dict[str, list[dict]]:
     objects: dict[str, list[dict]] = {}
-    for one in documents("server.yaml") + documents("monitoring.yaml"):
-        objects.setdefault(one["kind"], []).append(one)
+    for document in documents("server.yaml") + documents("monitoring.yaml"):
+        objects.setdefault(document["kind"], []).append(document)
     return objects
 
 
 @pytest.fixture(scope="module")
-def pod(by_kind) -> dict:
-    return by_kind["StatefulSet"][0]["spec"]["template"]["spec"]
+def pod(objects_by_kind) -> dict:
+    return objects_by_kind["StatefulSet"][0]["spec"]["template"]["spec"]
 
 
 @pytest.fixture(scope="module")
 def server(pod) -> dict:
-    (one,) = pod["containers"]
-    return one
+    (container,) = pod["containers"]
+    return container
 
 
 def test_the_server_accepts_every_flag(server, smollm2, tmp_path) -> None:
     from sglang_canopy.doctor import command_line
 
-    here = {"--model-path": str(smollm2), "--port": "30999"}
+    overrides = {"--model-path": str(smollm2), "--port": "30999"}
     words = []
     for word in server["args"]:
         name, _, value = word.partition("=")
         value = value.replace("/var/cache/canopy", str(tmp_path))
-        words.append(f"{name}={here.get(name, value)}" if value else name)
+        words.append(f"{name}={overrides.get(name, value)}" if value else name)
     args = command_line.parse(words)
     assert args.radix_eviction_policy == "auto"
     assert args.hicache_storage_backend == "canopy"
@@ -50,7 +50,7 @@ def test_the_server_accepts_every_flag(server, smollm2, tmp_path) -> None:
 
 
 def test_every_key_comes_from_a_secret_and_is_never_written_down(server) -> None:
-    env = {one["name"]: one for one in server["env"]}
+    env = {variable["name"]: variable for variable in server["env"]}
     for word in server["args"]:
         name, _, value = word.partition("=")
         if "key" in name:
@@ -58,9 +58,9 @@ def test_every_key_comes_from_a_secret_and_is_never_written_down(server) -> None
             assert reference, word
             assert "secretKeyRef" in env[reference[1]]["valueFrom"]
     text = (MANIFESTS / "server.yaml").read_text(encoding="utf-8")
-    for one in env.values():
-        if "valueFrom" in one:
-            assert f"--from-literal={one['valueFrom']['secretKeyRef']['key']}=" in text
+    for variable in env.values():
+        if "valueFrom" in variable:
+            assert f"--from-literal={variable['valueFrom']['secretKeyRef']['key']}=" in text
 
 
 def test_probes_need_no_key_and_wait_long_enough(server) -> None:
@@ -86,18 +86,18 @@ def test_probes_need_no_key_and_wait_long_enough(server) -> None:
             assert server[name]["timeoutSeconds"] > HEALTH_CHECK_TIMEOUT
 
 
-def test_every_volume_is_mounted_and_the_store_has_its_own(by_kind, pod, server) -> None:
-    volumes = {one["name"] for one in pod["volumes"]}
-    claims = by_kind["StatefulSet"][0]["spec"]["volumeClaimTemplates"]
-    volumes |= {one["metadata"]["name"] for one in claims}
-    mounts = {one["name"]: one["mountPath"] for one in server["volumeMounts"]}
+def test_every_volume_is_mounted_and_the_store_has_its_own(objects_by_kind, pod, server) -> None:
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    claims = objects_by_kind["StatefulSet"][0]["spec"]["volumeClaimTemplates"]
+    volumes |= {claim["metadata"]["name"] for claim in claims}
+    mounts = {mount["name"]: mount["mountPath"] for mount in server["volumeMounts"]}
     assert set(mounts) == volumes
     config = next(word for word in server["args"] if "extra-config" in word)
     path = Path(yaml.safe_load(config.partition("=")[2])["path"])
     assert path.parent == Path(mounts["kv"])  # a folder in it: the mount itself is root's
-    room = claims[0]["spec"]["resources"]["requests"]["storage"]
-    written = yaml.safe_load(config.partition("=")[2])["capacity_gb"] * 10**9
-    assert written < 0.95 * int(room.removesuffix("Gi")) * 2**30
+    claimed_size = claims[0]["spec"]["resources"]["requests"]["storage"]
+    max_bytes = yaml.safe_load(config.partition("=")[2])["capacity_gb"] * 10**9
+    assert max_bytes < 0.95 * int(claimed_size.removesuffix("Gi")) * 2**30
 
 
 def test_no_pod_runs_as_root_or_with_more_rights(pod, server) -> None:
@@ -105,16 +105,16 @@ def test_no_pod_runs_as_root_or_with_more_rights(pod, server) -> None:
     assert not server["securityContext"]["allowPrivilegeEscalation"]
     assert server["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert server["securityContext"]["readOnlyRootFilesystem"]
-    (home,) = (one["value"] for one in server["env"] if one["name"] == "HOME")
-    assert home in {one["mountPath"] for one in server["volumeMounts"]}
+    (home,) = (v["value"] for v in server["env"] if v["name"] == "HOME")
+    assert home in {mount["mountPath"] for mount in server["volumeMounts"]}
     assert pod["automountServiceAccountToken"] is False
 
 
-def test_selectors_find_the_pods(by_kind) -> None:
-    labels = by_kind["StatefulSet"][0]["spec"]["template"]["metadata"]["labels"]
+def test_selectors_find_the_pods(objects_by_kind) -> None:
+    labels = objects_by_kind["StatefulSet"][0]["spec"]["template"]["metadata"]["labels"]
     for kind in ("Service", "StatefulSet", "NetworkPolicy", "ServiceMonitor"):
-        for one in by_kind[kind]:
-            spec = one["spec"]
+        for document in objects_by_kind[kind]:
+            spec = document["spec"]
             selector = spec.get("selector") or spec["podSelector"]
             assert selector.get("matchLabels", selector).items() <= labels.items()
 
@@ -137,14 +137,14 @@ def test_images_are_of_the_pinned_releases() -> None:
         assert (ROOT / folder / "pyproject.toml").is_file()
 
 
-def test_kubernetes_defines_every_field(by_kind) -> None:
+def test_kubernetes_defines_every_field(objects_by_kind) -> None:
     schemas = pytest.importorskip(
         "kubernetes_validate", reason="22 MB of schemas: pip install kubernetes-validate"
     )
-    for kind, found in by_kind.items():
+    for kind, documents in objects_by_kind.items():
         if kind not in ("ServiceMonitor", "PrometheusRule"):  # of the Prometheus operator
-            for one in found:
-                schemas.validate(one, "1.31", strict=True)
+            for document in documents:
+                schemas.validate(document, "1.31", strict=True)
 
 
 @pytest.mark.parametrize("file", ["Dockerfile.cpu", "Dockerfile.cuda"])

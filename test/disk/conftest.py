@@ -8,12 +8,12 @@ import pytest
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 256 KiB, if the machine allows it."""
-    place = tmp_path / "small"
-    place.mkdir()
+    folder = tmp_path / "small"
+    folder.mkdir()
     mount = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)], capture_output=True
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], capture_output=True
     )
     if mount.returncode:
         pytest.skip("needs the right to mount a tmpfs")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)

@@ -18,7 +18,7 @@ from support.disk_pages import chain, get, put, store_at
 from support.disk_recount import recount
 
 LOW, HIGH = -(1 << 63), (1 << 63) - 1
-_edges = [
+EDGES = [
     sign * (1 << bits) + near
     for bits in (0, 7, 8, 31, 32, 40, 53, 62)
     for sign in (-1, 1)
@@ -26,7 +26,7 @@ _edges = [
 ]
 values = st.one_of(
     st.none(),
-    st.sampled_from([*_edges, LOW, HIGH, 0]),
+    st.sampled_from([*EDGES, LOW, HIGH, 0]),
     st.integers(-16, 16),
     st.floats(allow_nan=False),
     st.sampled_from([math.inf, -math.inf, 1e308, 1e13, 1e14]),
@@ -37,7 +37,7 @@ values = st.one_of(
 
 
 @pytest.fixture(scope="module")
-def written() -> Iterator[Path]:
+def stored() -> Iterator[Path]:
     """A folder with three paths of three pages each."""
     with tempfile.TemporaryDirectory() as folder:
         store = store_at(Path(folder) / "store", pages=16)
@@ -48,7 +48,7 @@ def written() -> Iterator[Path]:
 
 
 def damage(folder: Path, row: int, field: str, value: Any) -> None:
-    """Write ``value`` there; ``("text", raw)`` are bytes declared as text."""
+    """Write ``value`` into a field of a row; ``("text", raw)`` are bytes declared as text."""
     with closing(sqlite3.connect(next(folder.rglob(FILE)))) as index, index:
         cell = "?"
         if isinstance(value, tuple):
@@ -64,16 +64,16 @@ changed_rows = st.lists(st.tuples(st.integers(0, 8), st.sampled_from(FIELDS), va
 """(row, field, its new value), up to four of them."""
 
 
-def starts_and_works(written: Path, changes: list) -> None:
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "store"
-        shutil.copytree(written, folder)
+def check_start_and_use(stored: Path, changes: list) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "store"
+        shutil.copytree(stored, folder)
         for change in changes:
             damage(folder, *change)
         store = store_at(folder, pages=16)
         assert store.unavailable is None
-        kept = len(store)
-        assert kept + store.counters.dropped_at_start == 9
+        pages = len(store)
+        assert pages + store.counters.dropped_at_start == 9
         for name in "abc":
             get(store, chain(name, 3))  # asserts that the pages served are correct
         put(store, chain("new", 3))
@@ -81,12 +81,12 @@ def starts_and_works(written: Path, changes: list) -> None:
         store.sweep()
         recount(store)
         store.close()
-        again = store_at(folder, pages=16)
-        assert again.unavailable is None
-        assert again.counters.dropped_at_start == 0
-        assert all(get(again, chain("new", 3)))
-        recount(again)
-        again.close()
+        reopened = store_at(folder, pages=16)
+        assert reopened.unavailable is None
+        assert reopened.counters.dropped_at_start == 0
+        assert all(get(reopened, chain("new", 3)))
+        recount(reopened)
+        reopened.close()
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -97,21 +97,21 @@ def starts_and_works(written: Path, changes: list) -> None:
 @example([(1, "category", ("text", b"\xff\xfe"))])
 @example([(0, "id", -1)])
 @example([(0, "id", HIGH)])
-def test_a_store_with_any_rows_starts_and_works(written, changes) -> None:
-    starts_and_works(written, changes)
+def test_a_store_with_any_rows_starts_and_works(stored, changes) -> None:
+    check_start_and_use(stored, changes)
 
 
 @pytest.mark.long
 @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 @given(changes=changed_rows)
-def test_a_store_with_any_rows_starts_and_works_many_times(written, changes) -> None:
-    starts_and_works(written, changes)
+def test_a_store_with_any_rows_starts_and_works_many_times(stored, changes) -> None:
+    check_start_and_use(stored, changes)
 
 
 @pytest.mark.parametrize("field", ["length", "turn", "offset"])
-def test_a_row_with_a_number_out_of_range_is_dropped_and_counted(written, tmp_path, field) -> None:
+def test_a_row_with_a_number_out_of_range_is_dropped_and_counted(stored, tmp_path, field) -> None:
     folder = tmp_path / "store"
-    shutil.copytree(written, folder)
+    shutil.copytree(stored, folder)
     damage(folder, 2, field, 1 << 62)
     store = store_at(folder, pages=16)
     assert (len(store), store.counters.dropped_at_start) == (8, 1)
@@ -121,7 +121,7 @@ def test_a_row_with_a_number_out_of_range_is_dropped_and_counted(written, tmp_pa
 STATE = Path(__file__).parents[1] / "fixtures" / "state"
 
 
-def test_a_store_of_an_older_version_is_named_once_and_goes_for_room(tmp_path, caplog) -> None:
+def test_a_store_of_an_older_version_is_logged_once_and_deleted_for_space(tmp_path, caplog) -> None:
     folder = tmp_path / "disk"
     shutil.copytree(STATE / "v3" / "disk", folder)
     with caplog.at_level("INFO"):
@@ -132,12 +132,12 @@ def test_a_store_of_an_older_version_is_named_once_and_goes_for_room(tmp_path, c
     assert [path.name for path in folder.glob("*/")] == [store.path.name]
 
 
-def test_a_store_of_a_newer_version_starts_over(tmp_path) -> None:
+def test_a_store_of_a_newer_version_starts_empty(tmp_path) -> None:
     store = store_at(tmp_path)
     put(store, chain("a", 3))
     store.close()
     with closing(sqlite3.connect(store.state.journal.folder / FILE)) as index:
         index.execute("PRAGMA user_version=99")
-    again = store_at(tmp_path)
-    assert (again.unavailable, len(again)) == (None, 0)
-    assert put(again, chain("a", 3)) == [True] * 3
+    reopened = store_at(tmp_path)
+    assert (reopened.unavailable, len(reopened)) == (None, 0)
+    assert put(reopened, chain("a", 3)) == [True] * 3

@@ -1,4 +1,4 @@
-"""Clearing the store: at once, for good, under readers and writers; and no thread waits forever."""
+"""Clearing the store: at once, permanently, under readers and writers; and no thread waits forever."""
 
 import dataclasses
 import errno
@@ -13,7 +13,7 @@ from sglang_canopy.disk.units import UnitAllocator
 from sglang_canopy.policy.lru import LRU
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request
-from support.disk_pages import PAGE, chain, get, put, store_at
+from support.disk_pages import PAGE_BYTES, chain, get, put, store_at
 from support.disk_recount import bad_pages, recount
 
 WAIT_S = 5.0
@@ -24,34 +24,34 @@ def test_a_running_reader_and_writer_see_an_empty_store(tmp_path) -> None:
     put(store, chain("a", 4))
     read, write = store.state.segments.read, store.state.segments.write
 
-    def cleared_before(method: Callable) -> Callable:
-        def through(pieces):
+    def clear_before(method: Callable) -> Callable:
+        def clear_and_call(pieces):
             store.state.segments.read, store.state.segments.write = read, write
             store.clear()
             assert all(put(store, chain("b", 3)))
             return method(pieces)
 
-        return through
+        return clear_and_call
 
-    store.state.segments.read = cleared_before(read)
+    store.state.segments.read = clear_before(read)
     get(store, chain("a", 4))  # asserts that the pages served are correct
     assert bad_pages(store) == 0
     put(store, chain("c", 3))
     write = store.state.segments.write
-    store.state.segments.write = cleared_before(write)
+    store.state.segments.write = clear_before(write)
     assert not any(put(store, chain("c", 5)[3:], parent=chain("c", 3)[-1]))
     assert [store.leading(chain(name, 5)) for name in "abc"] == [0, 3, 0]
     assert bad_pages(store) == 0
 
 
-class Announced:
+class SignallingLock:
     """A lock that signals when a thread waits for it."""
 
     def __init__(self, lock) -> None:
-        self.lock, self.wanted = lock, threading.Event()
+        self.lock, self.is_awaited = lock, threading.Event()
 
     def __enter__(self):
-        self.wanted.set()
+        self.is_awaited.set()
         return self.lock.__enter__()
 
     def __exit__(self, *error):
@@ -60,23 +60,23 @@ class Announced:
 
 @pytest.mark.parametrize("call", ["close", "flush", "sweep"])
 def test_the_store_is_not_locked_while_its_index_file_is_busy(tmp_path, call) -> None:
-    """One commits (it has the file's lock) and then looks at the store, as ``flush`` does."""
+    """A commit holds the file's lock and then reads the store, as ``flush`` does."""
     store = store_at(tmp_path)
     put(store, chain("a", 2))
-    store.state.journal.lock = waiting = Announced(store.state.journal.lock)
-    other = threading.Thread(target=getattr(store, call))
-    with waiting.lock:
-        other.start()
-        assert waiting.wanted.wait(WAIT_S)
-        free = store.state.lock.acquire(timeout=WAIT_S)
-        if free:
+    store.state.journal.lock = lock = SignallingLock(store.state.journal.lock)
+    thread = threading.Thread(target=getattr(store, call))
+    with lock.lock:
+        thread.start()
+        assert lock.is_awaited.wait(WAIT_S)
+        was_free = store.state.lock.acquire(timeout=WAIT_S)
+        if was_free:
             store.state.lock.release()
-    other.join()
-    assert free, f"{call} and a commit would wait for each other"
+    thread.join()
+    assert was_free, f"{call} and a commit would wait for each other"
 
 
 class CountingPolicy(LRU):
-    """Counts the requests that it and its twins receive."""
+    """Records the tenants of requests that it and its copies for tenants receive."""
 
     received: ClassVar[list[str | None]] = []
 
@@ -85,7 +85,7 @@ class CountingPolicy(LRU):
         return super().arrive(request)
 
 
-def test_a_request_reaches_the_twin_of_its_tenant_alone(tmp_path) -> None:
+def test_a_request_reaches_the_policy_and_its_tenants_copy_alone(tmp_path) -> None:
     CountingPolicy.received.clear()
     policy = CountingPolicy(LRU.Config())
     store = store_at(tmp_path, pages=64, policy=policy, quotas={"*": 1 << 20})
@@ -93,7 +93,7 @@ def test_a_request_reaches_the_twin_of_its_tenant_alone(tmp_path) -> None:
         put(store, chain(i, 1), tenant=f"t{i}")
     request = Request(time=1.0, path=(1,), block_tokens=16, prompt_tokens=16, tenant="t3")
     store.arrive(request)
-    assert CountingPolicy.received == ["t3", "t3"]  # the policy, and one twin of 30
+    assert CountingPolicy.received == ["t3", "t3"]  # the policy, and one copy of 30
     store.arrive(dataclasses.replace(request, tenant="new"))
     assert CountingPolicy.received == ["t3", "t3", "new"]
 
@@ -104,10 +104,10 @@ def test_clearing_visits_no_page_and_no_tenant(tmp_path, monkeypatch) -> None:
         put(store, chain(i, 1), tenant=f"t{i}")
     store.clock.now += 20
     visits = []
-    for visited in (LRU, type(store.state.evictable), type(store.state.index), UnitAllocator):
+    for owner in (LRU, type(store.state.evictable), type(store.state.index), UnitAllocator):
         for name in ("drop", "refund_tenant", "withdraw", "remove", "free"):
-            if hasattr(visited, name):
-                monkeypatch.setattr(visited, name, lambda *a, **k: visits.append(a))
+            if hasattr(owner, name):
+                monkeypatch.setattr(owner, name, lambda *a, **k: visits.append(a))
     store.clear()
     assert not visits
     assert len(store) == store.state.units.used == 0
@@ -119,11 +119,11 @@ def test_clearing_visits_no_page_and_no_tenant(tmp_path, monkeypatch) -> None:
 def test_clearing_waits_for_no_commit(tmp_path) -> None:
     store = store_at(tmp_path)
     put(store, chain("a", 2))
-    other = threading.Thread(target=store.clear)
+    thread = threading.Thread(target=store.clear)
     with store.state.journal.lock:  # held by a commit
-        other.start()
-        other.join(WAIT_S)
-        assert not other.is_alive()
+        thread.start()
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
     assert len(store) == 0
 
 
@@ -138,7 +138,7 @@ def test_the_policy_keeps_its_learnt_state(tmp_path) -> None:
 
 
 def test_tenants_at_their_quota_are_counted_as_pages_change(tmp_path) -> None:
-    store = store_at(tmp_path, pages=8, quotas={"a": 2 * PAGE, "b": 100 * PAGE})
+    store = store_at(tmp_path, pages=8, quotas={"a": 2 * PAGE_BYTES, "b": 100 * PAGE_BYTES})
     put(store, chain(0, 1), tenant="a")
     put(store, chain(1, 1), tenant="b")
     assert store.state.evictable.tenants_at_quota() == 0
@@ -148,24 +148,24 @@ def test_tenants_at_their_quota_are_counted_as_pages_change(tmp_path) -> None:
     assert store.state.evictable.tenants_at_quota() == 0
 
 
-def test_a_folder_that_could_not_be_made_is_made_later(tmp_path, monkeypatch) -> None:
+def test_a_folder_that_could_not_be_created_is_created_later(tmp_path, monkeypatch) -> None:
     store = store_at(tmp_path)
     put(store, chain("old", 3))
     store.clear()
 
-    def full(*_: object, **__: object) -> None:
+    def raise_full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "mkdir", full)
+        patch.setattr(Path, "mkdir", raise_full)
         assert not any(put(store, chain("a", 2)))
         assert "No space left" in store.unavailable
         store.close()
     assert store.open()
     assert all(put(store, chain("new", 2)))
     store.close()
-    again = store_at(tmp_path)
-    assert (len(again), again.leading(chain("old", 3))) == (2, 0)
+    reopened = store_at(tmp_path)
+    assert (len(reopened), reopened.leading(chain("old", 3))) == (2, 0)
     assert len(list(tmp_path.glob("*/pages-*"))) == 1
 
 

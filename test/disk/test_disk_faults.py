@@ -14,7 +14,7 @@ import pytest
 
 from sglang_canopy.disk.journal import FILE
 from sglang_canopy.ttl.table import TTLTable
-from support.disk_pages import PAGE, Clock, chain, content, get, put, store_at
+from support.disk_pages import PAGE_BYTES, Clock, chain, content, get, put, store_at
 from support.disk_recount import bad_pages
 
 
@@ -28,14 +28,14 @@ def warnings(caplog) -> list[str]:
 
 def test_a_full_disk_keeps_its_pages_and_reuses_slots(small_disk, caplog):
     store = store_at(small_disk / "store", pages=1000)
-    written = [put(store, chain(i, 10)) for i in range(60)]
-    stored = sum(map(sum, written))
+    results = [put(store, chain(i, 10)) for i in range(60)]
+    stored = sum(map(sum, results))
     assert 0 < stored < 600
     assert store.counters.faults["full"] >= 1
     assert len([m for m in warnings(caplog) if "full" in m]) == 1
-    # Everything that was accepted and is still there is right.
-    there = [i for i in range(60) if all(get(store, chain(i, store.leading(chain(i, 10)))))]
-    assert len(there) == 60
+    # Every accepted page that is still stored is right.
+    readable = [i for i in range(60) if all(get(store, chain(i, store.leading(chain(i, 10)))))]
+    assert len(readable) == 60
     # The disk is still full, and newer pages take the place of older ones. (They are not
     # acknowledged, since the index had no room for their records.)
     store.clock.now += 10
@@ -46,23 +46,23 @@ def test_a_full_disk_keeps_its_pages_and_reuses_slots(small_disk, caplog):
 
 
 def test_a_limit_on_file_size_is_a_full_disk(tmp_path):
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", _LIMITED, str(tmp_path / "store"), str(Path(__file__).parents[1])],
         capture_output=True,
         text=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (128 << 10, 128 << 10)),
     )
-    assert done.returncode == 0, done.stderr
-    counts = json.loads(done.stdout)
+    assert process.returncode == 0, process.stderr
+    counts = json.loads(process.stdout)
     assert 0 < counts["stored"] < 600
     assert counts["full"] >= 1
     assert counts["bad"] == 0
     # Acknowledged pages are read without the limit, or were evicted; no page is wrong.
-    again = store_at(tmp_path / "store", pages=1000)
-    assert len(again) > 0
+    reopened = store_at(tmp_path / "store", pages=1000)
+    assert len(reopened) > 0
     for i in range(60):
-        get(again, chain(i, 10))
-    assert bad_pages(again) == 0
+        get(reopened, chain(i, 10))
+    assert bad_pages(reopened) == 0
 
 
 _LIMITED = """
@@ -86,15 +86,15 @@ def test_regained_disk_space_is_used(small_disk):
     store = store_at(small_disk / "store", pages=400, monotonic=lambda: time[0])
     for i in range(30):
         put(store, chain(i, 10))
-    before = len(store)
+    pages_before = len(store)
     assert store.counters.faults["full"] >= 1
     ballast.unlink()
     put(store, chain("x", 10))
-    assert len(store) <= before
+    assert len(store) <= pages_before
     time[0] = 31.0
     for i in range(30):
         put(store, chain(("y", i), 10))
-    assert len(store) > before
+    assert len(store) > pages_before
     assert bad_pages(store) == 0
 
 
@@ -151,7 +151,7 @@ def test_a_corrupted_page_is_dropped_with_its_subtree(tmp_path, caplog):
     put(store, chain("c", 2))
     row = store.state.index.rows[bytes.fromhex(trunk[1])]
     with open(segment_of(store), "r+b") as file:
-        file.seek(store.state.index.unit[row] * PAGE + 100)
+        file.seek(store.state.index.unit[row] * PAGE_BYTES + 100)
         byte = file.read(1)
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte[0] ^ 1]))
@@ -170,16 +170,16 @@ def test_a_truncated_segment_loses_only_the_cut_pages(tmp_path):
     store = store_at(tmp_path)
     put(store, chain("a", 6))
     store.close()
-    os.truncate(segment_of(store), 4 * PAGE + 10)
-    again = store_at(tmp_path)
-    assert again.leading(chain("a", 6)) == 4
-    assert get(again, chain("a", 4)) == [True] * 4
-    assert again.counters.dropped_at_start == 2
-    assert bad_pages(again) == 0
+    os.truncate(segment_of(store), 4 * PAGE_BYTES + 10)
+    reopened = store_at(tmp_path)
+    assert reopened.leading(chain("a", 6)) == 4
+    assert get(reopened, chain("a", 4)) == [True] * 4
+    assert reopened.counters.dropped_at_start == 2
+    assert bad_pages(reopened) == 0
 
 
 @pytest.mark.parametrize("damage", ["garbage", "cut", "empty", "missing", "foreign"])
-def test_a_broken_index_means_an_empty_store(tmp_path, damage, caplog):
+def test_a_broken_index_serves_no_wrong_page(tmp_path, damage, caplog):
     store = store_at(tmp_path, pages=400)
     for i in range(30):
         put(store, chain(i, 10))
@@ -196,23 +196,23 @@ def test_a_broken_index_means_an_empty_store(tmp_path, damage, caplog):
         index.unlink()
     else:
         index.unlink()
-        with sqlite3.connect(index) as other:
-            other.execute("CREATE TABLE pages (a, b)")
-    again = store_at(tmp_path, pages=400)
-    assert again.unavailable is None
+        with sqlite3.connect(index) as foreign:
+            foreign.execute("CREATE TABLE pages (a, b)")
+    reopened = store_at(tmp_path, pages=400)
+    assert reopened.unavailable is None
     for i in range(30):
         keys = chain(i, 10)
-        there = again.leading(keys)
-        assert get(again, keys[:there]) == [True] * there
+        leading = reopened.leading(keys)
+        assert get(reopened, keys[:leading]) == [True] * leading
     if damage in ("garbage", "foreign"):
-        assert len(again) == 0
-        assert again.counters.faults["index"] == 1
-        assert (again.state.journal.folder / f"{FILE}.bad").exists()
+        assert len(reopened) == 0
+        assert reopened.counters.faults["index"] == 1
+        assert (reopened.state.journal.folder / f"{FILE}.bad").exists()
     if damage in ("empty", "missing"):
-        assert len(again) == 0
-        assert again.counters.orphans == 300
-    assert put(again, chain("new", 3)) == [True] * 3
-    assert bad_pages(again) == 0
+        assert len(reopened) == 0
+        assert reopened.counters.orphans == 300
+    assert put(reopened, chain("new", 3)) == [True] * 3
+    assert bad_pages(reopened) == 0
 
 
 def test_an_index_that_breaks_in_use_is_rebuilt(tmp_path):
@@ -222,8 +222,8 @@ def test_an_index_that_breaks_in_use_is_rebuilt(tmp_path):
     assert put(store, chain("b", 2)) == [True, True]
     assert store.counters.faults["index"] == 1
     store.close()
-    again = store_at(tmp_path)
-    assert again.leading(chain("a", 2)) == again.leading(chain("b", 2)) == 2
+    reopened = store_at(tmp_path)
+    assert reopened.leading(chain("a", 2)) == reopened.leading(chain("b", 2)) == 2
 
 
 def test_a_wrong_index_serves_no_wrong_page(tmp_path):
@@ -236,21 +236,21 @@ def test_a_wrong_index_serves_no_wrong_page(tmp_path):
         ids = [r[0] for r in index.execute("SELECT id FROM pages ORDER BY id")]
         first = index.execute("SELECT unit FROM pages WHERE id=?", (ids[0],)).fetchone()[0]
         index.execute("UPDATE pages SET unit=? WHERE id=?", (first, ids[1]))
-        swap = [
+        units = [
             index.execute("SELECT unit FROM pages WHERE id=?", (i,)).fetchone()[0] for i in ids[3:5]
         ]
-        index.execute("UPDATE pages SET unit=? WHERE id=?", (swap[1], ids[3]))
-        index.execute("UPDATE pages SET unit=? WHERE id=?", (swap[0], ids[4]))
+        index.execute("UPDATE pages SET unit=? WHERE id=?", (units[1], ids[3]))
+        index.execute("UPDATE pages SET unit=? WHERE id=?", (units[0], ids[4]))
         index.execute("UPDATE pages SET parent=999 WHERE id=?", (ids[7],))
         index.execute("UPDATE pages SET hits='many' WHERE id=?", (ids[8],))
-    again = store_at(tmp_path, pages=16)
+    reopened = store_at(tmp_path, pages=16)
     for name in "abc":
-        get(again, chain(name, 3))  # asserts that the pages served are correct
-    assert again.leading(chain("c", 3)) == 1
-    assert again.counters.dropped_at_start >= 3
-    assert again.counters.faults["corrupt"] == 1
-    assert bad_pages(again) == 0
-    again.close()
+        get(reopened, chain(name, 3))  # asserts that the pages served are correct
+    assert reopened.leading(chain("c", 3)) == 1
+    assert reopened.counters.dropped_at_start >= 3
+    assert reopened.counters.faults["corrupt"] == 1
+    assert bad_pages(reopened) == 0
+    reopened.close()
     assert store_at(tmp_path, pages=16).counters.dropped_at_start == 0
 
 
@@ -258,11 +258,11 @@ def test_pages_from_the_future_are_as_old_as_the_restart(tmp_path):
     store = store_at(tmp_path, now=Clock(5e9), ttl=TTLTable(residual_ttl_s=100.0))
     put(store, chain("a", 2))
     store.close()
-    again = store_at(tmp_path, now=Clock(1000.0), ttl=TTLTable(residual_ttl_s=100.0))
-    assert again.leading(chain("a", 2)) == 2
-    assert again.counters.faults == {"clock": 2}
-    again.clock.now += 101
-    assert again.leading(chain("a", 2)) == 0
+    reopened = store_at(tmp_path, now=Clock(1000.0), ttl=TTLTable(residual_ttl_s=100.0))
+    assert reopened.leading(chain("a", 2)) == 2
+    assert reopened.counters.faults == {"clock": 2}
+    reopened.clock.now += 101
+    assert reopened.leading(chain("a", 2)) == 0
 
 
 def test_data_without_a_record_is_swept_at_start(tmp_path):
@@ -270,21 +270,21 @@ def test_data_without_a_record_is_swept_at_start(tmp_path):
     put(store, chain("a", 2))
     store.close()
     with open(segment_of(store), "ab") as file:
-        file.write(content("nobody's") * 3)
-    again = store_at(tmp_path)
-    assert again.counters.orphans == 3
-    assert segment_of(again).stat().st_size == 2 * PAGE
+        file.write(content("without a record") * 3)
+    reopened = store_at(tmp_path)
+    assert reopened.counters.orphans == 3
+    assert segment_of(reopened).stat().st_size == 2 * PAGE_BYTES
 
 
-def test_a_slot_written_before_the_crash_hides_the_page_it_held(tmp_path):
+def test_a_page_whose_slot_was_overwritten_before_a_crash_is_absent(tmp_path):
     """New bytes in a slot whose old row is still on record: absent, never wrong."""
     store = store_at(tmp_path)
     keys = chain("a", 3)
     put(store, keys)
     store.close()
     with open(segment_of(store), "r+b") as file:
-        file.seek(2 * PAGE)
+        file.seek(2 * PAGE_BYTES)
         file.write(content("the next page"))
-    again = store_at(tmp_path)
-    assert get(again, keys) == [True, True, False]
-    assert again.counters.faults == {"corrupt": 1}
+    reopened = store_at(tmp_path)
+    assert get(reopened, keys) == [True, True, False]
+    assert reopened.counters.faults == {"corrupt": 1}

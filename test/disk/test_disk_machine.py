@@ -1,7 +1,7 @@
-"""Random uses of the store against a plain dict that does the same the slow way.
+"""Random uses of the store against a slow reference over a plain dict.
 
 With LRU and a clock that moves before every step no two tips were used at the same time, so the
-dict knows exactly which page is to go.
+reference determines the victim exactly.
 """
 
 import shutil
@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from sglang_canopy.disk.content import raw_key
 from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.ttl.table import TTLTable
-from support.disk_pages import PAGE, TOKENS, Clock, content, get, page_key, store_at
+from support.disk_pages import PAGE_BYTES, PAGE_TOKENS, Clock, content, get, key_of, store_at
 from support.disk_recount import bad_pages
 
 PAGES = 7
@@ -29,7 +29,7 @@ PATHS = st.lists(st.integers(0, 1), min_size=1, max_size=6).map(tuple)
 @dataclass
 class Page:
     parent: tuple | None
-    last: float
+    last_access: float
     ttl_s: float
     tenant: str | None
 
@@ -40,59 +40,59 @@ class ReferenceStore:
     def __init__(self) -> None:
         self.pages: dict[tuple, Page] = {}
 
-    def tips(self, held: set[tuple]) -> list[tuple]:
+    def tips(self, protected: set[tuple]) -> list[tuple]:
         parents = {p.parent for p in self.pages.values()}
-        return [path for path in self.pages if path not in parents and path not in held]
+        return [path for path in self.pages if path not in parents and path not in protected]
 
     def expires(self, path: tuple) -> float:
         page = self.pages[path]
-        return page.last + page.ttl_s
+        return page.last_access + page.ttl_s
 
-    def expire(self, now: float, held: set[tuple]) -> int:
-        gone = 0
-        while expired := [p for p in self.tips(held) if self.expires(p) <= now]:
+    def expire(self, now: float, protected: set[tuple]) -> int:
+        expired_pages = 0
+        while expired := [p for p in self.tips(protected) if self.expires(p) <= now]:
             for path in expired:
                 del self.pages[path]
-                gone += 1
-        return gone
+                expired_pages += 1
+        return expired_pages
 
-    def evict(self, held: set[tuple], now: float, tenant: str | None = None) -> bool:
-        tips = [p for p in self.tips(held) if tenant in (None, self.pages[p].tenant)]
+    def evict(self, protected: set[tuple], now: float, tenant: str | None = None) -> bool:
+        tips = [p for p in self.tips(protected) if tenant in (None, self.pages[p].tenant)]
         if not tips:
             return False
-        del self.pages[min(tips, key=lambda p: self.pages[p].last)]
+        del self.pages[min(tips, key=lambda p: self.pages[p].last_access)]
         return True
 
     def write(self, path: tuple, now: float, ttl_s: float, tenant: str | None) -> list[bool]:
-        ok, coming, held, expired_once = [], [], set(), False
+        accepted, new_pages, protected, expired_once = [], [], set(), False
         for depth in range(1, len(path) + 1):
-            part, parent = path[:depth], path[: depth - 1] or None
-            page = self.pages.get(part)
+            prefix, parent = path[:depth], path[: depth - 1] or None
+            page = self.pages.get(prefix)
             if page is not None:
-                page.last, page.ttl_s = now, ttl_s
-                ok.append(True)
+                page.last_access, page.ttl_s = now, ttl_s
+                accepted.append(True)
                 continue
-            if parent is not None and parent not in self.pages and parent not in coming:
-                ok.append(False)
+            if parent is not None and parent not in self.pages and parent not in new_pages:
+                accepted.append(False)
                 continue
             if parent in self.pages:
-                held.add(parent)
-            mine = sum(p.tenant == tenant for p in self.pages.values()) + len(coming)
+                protected.add(parent)
+            tenant_pages = sum(p.tenant == tenant for p in self.pages.values()) + len(new_pages)
             fits = True
-            while fits and tenant is not None and mine + 1 > QUOTA_PAGES:
-                fits = self.evict(held, now, tenant)
-                mine -= 1
-            if fits and len(self.pages) + len(coming) >= PAGES and not expired_once:
-                self.expire(now, held)
+            while fits and tenant is not None and tenant_pages + 1 > QUOTA_PAGES:
+                fits = self.evict(protected, now, tenant)
+                tenant_pages -= 1
+            if fits and len(self.pages) + len(new_pages) >= PAGES and not expired_once:
+                self.expire(now, protected)
                 expired_once = True
-            while fits and len(self.pages) + len(coming) >= PAGES:
-                fits = self.evict(held, now)
+            while fits and len(self.pages) + len(new_pages) >= PAGES:
+                fits = self.evict(protected, now)
             if fits:
-                coming.append(part)
-            ok.append(fits)
-        for part in coming:
-            self.pages[part] = Page(part[:-1] or None, now, ttl_s, tenant)
-        return ok
+                new_pages.append(prefix)
+            accepted.append(fits)
+        for prefix in new_pages:
+            self.pages[prefix] = Page(prefix[:-1] or None, now, ttl_s, tenant)
+        return accepted
 
     def leading_pages(self, path: tuple) -> list[tuple]:
         """Return the leading pages of ``path`` that are stored."""
@@ -105,7 +105,7 @@ class ReferenceStore:
 
 
 def keys_of(path: tuple) -> list[str]:
-    return [page_key(path[:depth]) for depth in range(1, len(path) + 1)]
+    return [key_of(path[:depth]) for depth in range(1, len(path) + 1)]
 
 
 class DiskMachine(RuleBasedStateMachine):
@@ -122,7 +122,7 @@ class DiskMachine(RuleBasedStateMachine):
             pages=PAGES,
             now=self.clock,
             ttl=TTLTable(residual_ttl_s=TTL_S),
-            quotas={"t": QUOTA_PAGES * PAGE},
+            quotas={"t": QUOTA_PAGES * PAGE_BYTES},
         )
 
     def step(self) -> float:
@@ -134,37 +134,39 @@ class DiskMachine(RuleBasedStateMachine):
         now, tenant = self.step(), "t" if path[0] else None
         keys = keys_of(path)
         meta = [
-            PageMeta(i * TOKENS, TOKENS, tenant=tenant, last_access=now, hits=1, ttl_s=ttl_s)
+            PageMeta(
+                i * PAGE_TOKENS, PAGE_TOKENS, tenant=tenant, last_access=now, hits=1, ttl_s=ttl_s
+            )
             for i in range(len(keys))
         ]
-        ok = self.store.write(keys, [content(k) for k in keys], meta, [None, *keys[:-1]])
+        accepted = self.store.write(keys, [content(k) for k in keys], meta, [None, *keys[:-1]])
         expected = self.reference.write(path, now, TTL_S if ttl_s is None else ttl_s, tenant)
-        assert ok == expected
+        assert accepted == expected
 
     @rule(path=PATHS)
     def read(self, path):
         now = self.step()
-        run = self.reference.leading_pages(path)
-        assert get(self.store, keys_of(path)) == [i < len(run) for i in range(len(path))]
-        for part in run:
-            self.reference.pages[part].last = now
+        leading = self.reference.leading_pages(path)
+        assert get(self.store, keys_of(path)) == [i < len(leading) for i in range(len(path))]
+        for part in leading:
+            self.reference.pages[part].last_access = now
 
     @rule(path=PATHS)
-    def look(self, path):
+    def look_up(self, path):
         now = self.step()
-        run = self.reference.leading_pages(path)
-        alive = [i for i, part in enumerate(run, 1) if self.reference.expires(part) > now]
+        leading = self.reference.leading_pages(path)
+        alive = [i for i, part in enumerate(leading, 1) if self.reference.expires(part) > now]
         assert self.store.leading(keys_of(path)) == max(alive, default=0)
 
     @rule(path=PATHS)
     def touch(self, path):
         now = self.step()
-        run = self.reference.leading_pages(path)
+        leading = self.reference.leading_pages(path)
         meta = PageMeta(last_access=now)
-        assert self.store.touch(keys_of(path), meta) == len(run)
-        for part in run:
+        assert self.store.touch(keys_of(path), meta) == len(leading)
+        for part in leading:
             page = self.reference.pages[part]
-            page.last, page.ttl_s = now, TTL_S
+            page.last_access, page.ttl_s = now, TTL_S
 
     @rule()
     def sweep(self):
@@ -191,10 +193,10 @@ class DiskMachine(RuleBasedStateMachine):
         if not hasattr(self, "store"):
             return
         stored_keys = set(self.store.state.index.rows)
-        assert stored_keys == {raw_key(page_key(path)) for path in self.reference.pages}
+        assert stored_keys == {raw_key(key_of(path)) for path in self.reference.pages}
         for path, page in self.reference.pages.items():
             assert page.parent is None or page.parent in self.reference.pages
-            assert self.store.meta([page_key(path)])[0].last_access == page.last
+            assert self.store.meta([key_of(path)])[0].last_access == page.last_access
         assert bad_pages(self.store) == 0
 
     def teardown(self) -> None:

@@ -1,4 +1,4 @@
-"""A store's folder: unavailable at the start, abandoned, or gone while the server runs."""
+"""A store's folder: unavailable at the start, abandoned, or deleted while the server runs."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import pytest
 from sglang_canopy.disk import folder, segments
 from sglang_canopy.disk.folder import MARK
 from sglang_canopy.disk.journal import Journal
-from support.disk_pages import PAGE, chain, get, put, store_at
+from support.disk_pages import PAGE_BYTES, chain, get, put, store_at
 from support.disk_recount import bad_pages
 
 TESTS = Path(__file__).parents[1]
@@ -39,34 +39,34 @@ def test_a_busy_folder_is_used_with_its_pages_once_it_is_free(tmp_path, caplog) 
     assert len(store_at(tmp_path)) == 5
 
 
-STARTS = {
+START_FAULTS = {
     "read-only": (folder, "_make_top", OSError(30, "Read-only file system")),
     "io": (segments.SegmentFiles, "trim", OSError(5, "Input/output error")),
     "busy": (Journal, "open", sqlite3.OperationalError("database is locked")),
 }
-"""What fails at a start, and how."""
+"""Failures of a start: owner and name of the function, and its error."""
 
 
-@pytest.mark.parametrize("fault", STARTS)
-def test_a_failed_start_leaves_nothing_behind_and_is_made_up_for(tmp_path, monkeypatch, fault):
+@pytest.mark.parametrize("fault", START_FAULTS)
+def test_a_store_opens_with_its_pages_after_a_failed_start(tmp_path, monkeypatch, fault):
     store = store_at(tmp_path)
     put(store, chain("a", 4), tenant="t")
     store.close()
-    owner, name, error = STARTS[fault]
+    owner, name, error = START_FAULTS[fault]
 
     def fail(*_):
         raise error
 
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, fail)
-        again = store_at(tmp_path, quotas={"t": 8 * PAGE})
-        assert error.args[-1] in again.unavailable
-        assert len(again) == len(again.state.evictable.tenant_bytes) == 0
-        assert not list(again.policy.leaves())
-    assert again.counters.faults.total() == 1
-    assert again.open()
-    assert get(again, chain("a", 4)) == [True] * 4
-    assert bad_pages(again) == 0
+        reopened = store_at(tmp_path, quotas={"t": 8 * PAGE_BYTES})
+        assert error.args[-1] in reopened.unavailable
+        assert len(reopened) == len(reopened.state.evictable.tenant_bytes) == 0
+        assert not list(reopened.policy.leaves())
+    assert reopened.counters.faults.total() == 1
+    assert reopened.open()
+    assert get(reopened, chain("a", 4)) == [True] * 4
+    assert bad_pages(reopened) == 0
 
 
 def test_a_discarded_store_frees_its_disk_space_before_its_folder(tmp_path) -> None:
@@ -76,10 +76,10 @@ def test_a_discarded_store_frees_its_disk_space_before_its_folder(tmp_path) -> N
     store.discard()
     assert not list(path.rglob("segment-*"))
     assert store.leading(chain("a", 3)) == 0
-    again = store_at(tmp_path)
-    assert again.path == path
-    assert again.unavailable is None
-    assert len(again) == 0
+    reopened = store_at(tmp_path)
+    assert reopened.path == path
+    assert reopened.unavailable is None
+    assert len(reopened) == 0
 
 
 def test_a_temporary_store_leaves_no_folder(tmp_path) -> None:
@@ -90,7 +90,7 @@ def test_a_temporary_store_leaves_no_folder(tmp_path) -> None:
     assert not path.exists()
 
 
-def test_a_mark_that_was_never_written_is_made(tmp_path) -> None:
+def test_a_mark_that_was_never_written_is_written(tmp_path) -> None:
     """A crash or a full disk leaves such a folder, next to a partial write."""
     (tmp_path / MARK).touch()
     (tmp_path / f".{MARK}.k3v1").touch()
@@ -107,14 +107,14 @@ def test_a_mark_of_another_version_is_set_aside(tmp_path, caplog) -> None:
     assert caplog.text.count("cannot be used") == 1
 
 
-def test_a_first_start_on_a_full_disk_is_made_up_for(tmp_path) -> None:
-    done = subprocess.run(
+def test_a_store_opens_after_a_first_start_on_a_full_disk(tmp_path) -> None:
+    process = subprocess.run(
         [sys.executable, "-c", _FULL_AT_FIRST, str(tmp_path / "store"), str(TESTS)],
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"faults": {"full": 1}, "stored": [True] * 3}
+    assert process.returncode == 0, process.stderr
+    assert json.loads(process.stdout) == {"faults": {"full": 1}, "stored": [True] * 3}
     assert len(store_at(tmp_path / "store")) == 3
 
 
@@ -132,8 +132,8 @@ print(json.dumps({"faults": store.counters.faults, "stored": put(store, chain("a
 """
 
 
-@pytest.mark.parametrize("end", ["close", "discard", "clear"])
-def test_a_second_server_in_the_new_folder_keeps_its_pages(tmp_path, end):
+@pytest.mark.parametrize("method", ["close", "discard", "clear"])
+def test_a_second_server_in_the_new_folder_keeps_its_pages(tmp_path, method):
     top = tmp_path / "store"
     first = store_at(top, pages=64)
     put(first, chain("x", 4))
@@ -142,38 +142,38 @@ def test_a_second_server_in_the_new_folder_keeps_its_pages(tmp_path, end):
     second = store_at(top, pages=64)
     put(second, chain("b", 12))
     put(first, chain("z", 16))
-    getattr(first, end)()
+    getattr(first, method)()
     first.sweep()
     put(second, chain("c", 4))
     assert all(get(second, chain("b", 12)))
     assert bad_pages(second) == 0
-    shutil.copytree(top, tmp_path / "copy")  # what a kill would leave
-    again = store_at(tmp_path / "copy", pages=64)
-    assert again.leading(chain("b", 12)) == 12
-    assert again.leading(chain("c", 4)) == 4
+    shutil.copytree(top, tmp_path / "copy")  # as after a kill
+    copy = store_at(tmp_path / "copy", pages=64)
+    assert copy.leading(chain("b", 12)) == 12
+    assert copy.leading(chain("c", 4)) == 4
 
 
 def test_files_are_closed_only_when_no_transfer_uses_them(tmp_path, monkeypatch):
     """Another file could get the number of a closed one, and a page would be written into it."""
-    files = segments.SegmentFiles(os.open(tmp_path, os.O_RDONLY), PAGE)
-    entered, go_on, closed = threading.Event(), threading.Event(), []
-    plain_write, plain_close = segments.os.pwritev, segments.os.close
+    files = segments.SegmentFiles(os.open(tmp_path, os.O_RDONLY), PAGE_BYTES)
+    has_begun, may_continue, closed = threading.Event(), threading.Event(), []
+    original_write, original_close = segments.os.pwritev, segments.os.close
 
-    def slow(*args):
-        entered.set()
-        assert go_on.wait(30)
-        return plain_write(*args)
+    def write_slowly(*args):
+        has_begun.set()
+        assert may_continue.wait(30)
+        return original_write(*args)
 
-    monkeypatch.setattr(segments.os, "pwritev", slow)
+    monkeypatch.setattr(segments.os, "pwritev", write_slowly)
     outcome: list[OSError | None] = []
-    page = [memoryview(bytearray(PAGE))]
+    page = [memoryview(bytearray(PAGE_BYTES))]
     writer = threading.Thread(target=lambda: outcome.extend(files.write([(0, page)])))
     writer.start()
-    assert entered.wait(30)
-    monkeypatch.setattr(segments.os, "close", lambda fd: (closed.append(fd), plain_close(fd)))
+    assert has_begun.wait(30)
+    monkeypatch.setattr(segments.os, "close", lambda fd: (closed.append(fd), original_close(fd)))
     files.close()
     assert not closed
-    go_on.set()
+    may_continue.set()
     writer.join(30)
     assert outcome == [None]
     assert closed

@@ -11,7 +11,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy, policy_names
 from sglang_canopy.tenant import tenant_digest
 from sglang_canopy.ttl.table import Group, TTLTable
-from support.disk_pages import PAGE, Clock, chain, content, get, metas, page_key, put, store_at
+from support.disk_pages import PAGE_BYTES, Clock, chain, content, get, key_of, metas, put, store_at
 from support.disk_recount import bad_pages, recount
 
 
@@ -25,29 +25,29 @@ def test_a_sweep_does_bounded_work_and_resumes(tmp_path):
 def test_groups_have_their_own_ttl_and_keep_it_under_another_table(tmp_path):
     table = TTLTable(groups=(Group(7, 1000.0), Group(9, 10.0)), residual_ttl_s=100.0)
     store = store_at(tmp_path, pages=16, ttl=table)
-    long, short, rest = chain("a", 2), chain("b", 2), chain("c", 2)
+    long, short, ungrouped = chain("a", 2), chain("b", 2), chain("c", 2)
     put(store, long, group=0)
     put(store, short, group=1)
-    put(store, rest)
+    put(store, ungrouped)
     store.clock.now += 200
-    assert [store.leading(k) for k in (long, short, rest)] == [2, 0, 0]
+    assert [store.leading(k) for k in (long, short, ungrouped)] == [2, 0, 0]
     store.close()
-    again = store_at(
+    reopened = store_at(
         tmp_path, pages=16, now=Clock(1200.0), ttl=TTLTable(groups=(Group(3, 1.0), Group(9, 500.0)))
     )
-    assert again.meta(short)[0].group == 1
+    assert reopened.meta(short)[0].group == 1
 
 
-@pytest.mark.parametrize("named", ["small", tenant_digest("small")])
-def test_a_tenant_over_its_quota_loses_its_own_pages(tmp_path, named):
-    store = store_at(tmp_path, pages=16, quotas={named: 3 * PAGE, "*": 4 * PAGE})
-    others = chain("z", 4)
-    put(store, others)
+@pytest.mark.parametrize("quota_name", ["small", tenant_digest("small")])
+def test_a_tenant_over_its_quota_loses_its_own_pages(tmp_path, quota_name):
+    store = store_at(tmp_path, pages=16, quotas={quota_name: 3 * PAGE_BYTES, "*": 4 * PAGE_BYTES})
+    other_keys = chain("z", 4)
+    put(store, other_keys)
     put(store, chain("a", 3), tenant="small")
     store.clock.now += 1
     assert put(store, chain("b", 2), tenant="small") == [True, True]
     assert store.leading(chain("a", 3)) == 1
-    assert store.leading(others) == 4
+    assert store.leading(other_keys) == 4
     assert store.counters.evicted == {"quota": 2}
     assert put(store, chain("c", 5), tenant="large") == [True] * 4 + [False]
     recount(store)
@@ -55,7 +55,7 @@ def test_a_tenant_over_its_quota_loses_its_own_pages(tmp_path, named):
 
 @pytest.mark.parametrize("policy", policy_names())
 def test_every_policy_runs_on_disk(tmp_path, policy):
-    store = store_at(tmp_path, pages=16, policy=make_policy(policy), quotas={"*": 8 * PAGE})
+    store = store_at(tmp_path, pages=16, policy=make_policy(policy), quotas={"*": 8 * PAGE_BYTES})
     for i in range(12):
         store.clock.now += 1
         put(store, chain(i % 5, 6), tenant=f"t{i % 2}")
@@ -65,12 +65,12 @@ def test_every_policy_runs_on_disk(tmp_path, policy):
 
 def test_a_page_may_be_written_in_parts(tmp_path):
     store = store_at(tmp_path)
-    key = page_key("a")
-    whole = content(key)
-    assert store.write([key], [(whole[:100], whole[100:])], metas(1, 1000.0), [None]) == [True]
-    into = [bytearray(300), bytearray(PAGE - 300)]
-    assert store.read([key], [into]) == [True]
-    assert b"".join(into) == whole
+    key = key_of("a")
+    page = content(key)
+    assert store.write([key], [(page[:100], page[100:])], metas(1, 1000.0), [None]) == [True]
+    buffers = [bytearray(300), bytearray(PAGE_BYTES - 300)]
+    assert store.read([key], [buffers]) == [True]
+    assert b"".join(buffers) == page
 
 
 def test_files_are_private(tmp_path):
@@ -82,12 +82,12 @@ def test_files_are_private(tmp_path):
             assert stat.S_IMODE(os.stat(os.path.join(folder, name)).st_mode) == 0o600, name
 
 
-def test_another_model_never_sees_the_pages(tmp_path):
+def test_another_model_never_reads_the_pages(tmp_path):
     store = store_at(tmp_path, namespace="model-a")
     put(store, chain("a", 2))
-    other = store_at(tmp_path, namespace="model-b")
-    assert other.unavailable is None
-    assert other.leading(chain("a", 2)) == 0
+    other_store = store_at(tmp_path, namespace="model-b")
+    assert other_store.unavailable is None
+    assert other_store.leading(chain("a", 2)) == 0
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path):
@@ -103,11 +103,11 @@ def test_a_smaller_capacity_keeps_the_pages_that_fit(tmp_path):
     store.clock.now += 1
     put(store, chain("b", 8))
     store.close()
-    again = store_at(tmp_path, pages=6, now=Clock(1002.0))
-    assert again.leading(chain("b", 8)) == 6
-    assert get(again, chain("b", 6)) == [True] * 6
-    assert sum(f.stat().st_size for f in again.path.rglob("segment-*")) <= 6 * PAGE
-    assert bad_pages(again) == 0
+    reopened = store_at(tmp_path, pages=6, now=Clock(1002.0))
+    assert reopened.leading(chain("b", 8)) == 6
+    assert get(reopened, chain("b", 6)) == [True] * 6
+    assert sum(f.stat().st_size for f in reopened.path.rglob("segment-*")) <= 6 * PAGE_BYTES
+    assert bad_pages(reopened) == 0
 
 
 def test_impossible_sizes_are_a_users_mistake(tmp_path):
@@ -117,14 +117,14 @@ def test_impossible_sizes_are_a_users_mistake(tmp_path):
         store_at(tmp_path, quotas={"t": -1})
 
 
-def test_a_crash_forgets_no_use_that_a_sweep_wrote_down(tmp_path):
-    """Only the end of a used path is written down at once; the pages above follow from it."""
+def test_a_crash_loses_no_use_that_a_sweep_recorded(tmp_path):
+    """Only the end of a used path is recorded at once; the pages above follow from it."""
     store = store_at(tmp_path / "a", pages=400)
     keys = chain("a", 300)
     put(store, keys)
     store.clock.now += 50
     store.touch(keys, PageMeta(last_access=store.clock()))
     store.sweep()
-    shutil.copytree(tmp_path / "a", tmp_path / "b")  # what a kill would leave
-    again = store_at(tmp_path / "b", pages=400, now=Clock(1060.0))
-    assert {m.last_access for m in again.meta(keys)} == {1050.0}
+    shutil.copytree(tmp_path / "a", tmp_path / "b")  # as after a kill
+    reopened = store_at(tmp_path / "b", pages=400, now=Clock(1060.0))
+    assert {m.last_access for m in reopened.meta(keys)} == {1050.0}

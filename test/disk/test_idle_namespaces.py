@@ -1,4 +1,4 @@
-"""Namespaces without a server: they count against the capacity and go when their room is needed."""
+"""Namespaces without a server: they count against the capacity and are deleted when space is needed."""
 
 import os
 from pathlib import Path
@@ -9,13 +9,13 @@ from sglang_canopy.disk.folder import RANK
 from sglang_canopy.disk.store import DiskStore
 from support.disk_pages import Clock, chain, content, metas, store_at
 
-PAGE = 64 << 10
-ROOM = 128 << 10
+PAGE_BYTES = 64 << 10
+OVERHEAD_BYTES = 128 << 10
 """Bytes of an index and of the small files."""
 
 
 def store(folder: Path, namespace: str, pages: int = 16, **options) -> DiskStore:
-    sizes = {"page_bytes": PAGE, "capacity_bytes": pages * PAGE + ROOM}
+    sizes = {"page_bytes": PAGE_BYTES, "capacity_bytes": pages * PAGE_BYTES + OVERHEAD_BYTES}
     return store_at(folder, namespace=namespace, **{**sizes, **options})
 
 
@@ -23,17 +23,19 @@ def put(store: DiskStore, name: str, pages: int) -> int:
     """Write a path; return its pages that are on disk."""
     keys = chain(name, pages)
     parents = [None, *keys[:-1]]
-    return sum(store.write(keys, [content(k, PAGE) for k in keys], metas(pages, 1e3), parents))
+    return sum(
+        store.write(keys, [content(k, PAGE_BYTES) for k in keys], metas(pages, 1e3), parents)
+    )
 
 
-def left(folder: Path, namespace: str, pages: int, used: float) -> Path:
-    """A server ran and ended at a time."""
-    ended = store(folder, namespace)
-    assert put(ended, namespace, pages) == pages
-    ended.close()
-    for file in ended.path.rglob("*"):
-        os.utime(file, (used, used))
-    return ended.path
+def idle_namespace(folder: Path, namespace: str, pages: int, used_at: float) -> Path:
+    """Return the folder of a namespace whose server wrote ``pages`` pages and ended at ``used_at``."""
+    closed = store(folder, namespace)
+    assert put(closed, namespace, pages) == pages
+    closed.close()
+    for file in closed.path.rglob("*"):
+        os.utime(file, (used_at, used_at))
+    return closed.path
 
 
 def test_ten_changes_of_model_stay_within_the_capacity(tmp_path) -> None:
@@ -43,27 +45,27 @@ def test_ten_changes_of_model_stay_within_the_capacity(tmp_path) -> None:
         assert running.counters.evicted == {}
         running.close()
         size = sum(file.stat().st_size for file in tmp_path.rglob("*"))
-        assert size <= 16 * PAGE + 2 * ROOM
+        assert size <= 16 * PAGE_BYTES + 2 * OVERHEAD_BYTES
 
 
-def test_the_oldest_goes_first_and_none_of_a_server(tmp_path) -> None:
-    other = store(tmp_path, "other")
-    put(other, "a", 4)
-    ranks = [f"mine{RANK}{rank}" for rank in (0, 1)]
+def test_the_oldest_namespace_is_deleted_first_and_none_of_a_running_server(tmp_path) -> None:
+    other_server = store(tmp_path, "other")
+    put(other_server, "a", 4)
+    ranks = [f"server{RANK}{rank}" for rank in (0, 1)]
     middle, oldest, newest, rank_1 = (
-        left(tmp_path, name, 4, used)
-        for name, used in (("b", 200.0), ("a", 100.0), ("c", 300.0), (ranks[1], 50.0))
+        idle_namespace(tmp_path, name, 4, used_at)
+        for name, used_at in (("b", 200.0), ("a", 100.0), ("c", 300.0), (ranks[1], 50.0))
     )
-    mine = store(tmp_path, ranks[0])
-    assert put(mine, "x", 6) == 6
+    rank_0 = store(tmp_path, ranks[0])
+    assert put(rank_0, "x", 6) == 6
     assert all(path.exists() for path in (oldest, middle, newest))
-    assert put(mine, "y", 6) == 6
+    assert put(rank_0, "y", 6) == 6
     assert [path.exists() for path in (oldest, middle, newest)] == [False, True, True]
-    assert put(mine, "z", 12) == 12
+    assert put(rank_0, "z", 12) == 12
     assert not newest.exists()
     assert rank_1.exists()
-    assert (other.path.exists(), other.leading(chain("a", 4))) == (True, 4)
-    assert mine.leading(chain("z", 12)) == 12
+    assert (other_server.path.exists(), other_server.leading(chain("a", 4))) == (True, 4)
+    assert rank_0.leading(chain("z", 12)) == 12
 
 
 @pytest.mark.parametrize("volume_is_full", ["at start", "later"])
@@ -81,39 +83,39 @@ def test_a_volume_full_of_an_old_namespace_is_used_at_once(small_disk, volume_is
     old.close()
     new = store_at(top, namespace="new", **big)
     assert new.unavailable is None
-    for i in range(3):  # the first may fail for lack of room
+    for i in range(3):  # the first may fail for lack of space
         keys = chain(i, 10)
         new.write(keys, [content(k, 4096) for k in keys], metas(10, 1e3), [None, *keys[:-1]])
     assert new.leading(chain(2, 10)) == 10
     assert not old.path.exists()
 
 
-def test_what_a_killed_server_left_for_nobody_goes_at_the_next_start(tmp_path) -> None:
+def test_a_killed_servers_temporary_folder_is_deleted_at_the_next_start(tmp_path) -> None:
     killed, running = (
         store(tmp_path, name, temporary=True) for name in (f"m{RANK}killed", f"m{RANK}running")
     )
     put(killed, "a", 1)
     put(running, "a", 1)
     killed.state.journal.close()
-    killed._lifecycle.claim.release()  # what the end of a process does
-    lasting = left(tmp_path, "lasting", 1, 1.0)
+    killed._lifecycle.claim.release()  # as at the end of a process
+    lasting = idle_namespace(tmp_path, "lasting", 1, 1.0)
     assert (lasting.exists(), running.path.exists(), killed.path.exists()) == (True, True, False)
     assert running.leading(chain("a", 1)) == 1
 
 
-def test_a_neighbour_that_ends_later_is_found_without_a_restart(tmp_path) -> None:
+def test_a_namespace_whose_server_ends_later_is_deleted_without_a_restart(tmp_path) -> None:
     time = Clock(0.0)
-    other, mine = store(tmp_path, "other"), store(tmp_path, "mine", monotonic=time)
-    put(other, "a", 12)
-    put(mine, "b", 8)
-    other.close()
+    other_store, running = store(tmp_path, "other"), store(tmp_path, "mine", monotonic=time)
+    put(other_store, "a", 12)
+    put(running, "b", 8)
+    other_store.close()
     time.now = 60.0
-    put(mine, "c", 4)
-    assert not other.path.exists()
+    put(running, "c", 4)
+    assert not other_store.path.exists()
 
 
-def test_the_ranks_of_a_server_share_the_room_of_what_is_left(tmp_path) -> None:
-    old = [left(tmp_path, f"old{RANK}{rank}", 8, 100.0 + rank) for rank in range(2)]
+def test_the_ranks_of_a_server_share_the_capacity_that_idle_namespaces_occupy(tmp_path) -> None:
+    old = [idle_namespace(tmp_path, f"old{RANK}{rank}", 8, 100.0 + rank) for rank in range(2)]
     ranks = [store(tmp_path, f"new{RANK}{rank}") for rank in range(2)]
     for rank in ranks:
         assert put(rank, "a", 7) == 7

@@ -9,29 +9,29 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def listed(*kinds: str) -> list[str]:
+def git_files(*kinds: str) -> list[str]:
     """Return the files of these kinds that git has, or will have."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *kinds]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return sorted(path for path in found.stdout.split() if (ROOT / path).is_file())
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return sorted(path for path in process.stdout.split() if (ROOT / path).is_file())
 
 
-PAGES = listed("*.md")
-FENCED = re.compile(r"^```.*?^```", re.M | re.S)
+PAGES = git_files("*.md")
+CODE_BLOCK = re.compile(r"^```.*?^```", re.M | re.S)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
-NAMED_IN_CODE = re.compile(r"\bdocs/[\w/-]+\.(?:md|png|svg)\b")
+PAGE_NAME = re.compile(r"\bdocs/[\w/-]+\.(?:md|png|svg)\b")
 
 
 def anchors(page: Path) -> set[str]:
     """The ids of a page's headings, as GitHub and the site make them."""
-    headings = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text(encoding="utf-8")), re.M)
+    headings = re.findall(r"^#+ (.*)$", CODE_BLOCK.sub("", page.read_text(encoding="utf-8")), re.M)
     return {re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-") for text in headings}
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
+def test_the_target_of_every_link_exists(page: str) -> None:
     path = ROOT / page
-    text = re.sub(r"`[^`\n]*`", "", FENCED.sub("", path.read_text(encoding="utf-8")))
+    text = re.sub(r"`[^`\n]*`", "", CODE_BLOCK.sub("", path.read_text(encoding="utf-8")))
     for link in LINK.findall(text):
         if link.startswith(("http://", "https://", "mailto:")):
             continue
@@ -46,7 +46,7 @@ def test_pages_of_the_site_link_within_it() -> None:
     """The site has docs/ alone: a page names a file elsewhere by its path, as code."""
     for page in PAGES:
         if page.startswith("docs/"):
-            text = FENCED.sub("", (ROOT / page).read_text(encoding="utf-8"))
+            text = CODE_BLOCK.sub("", (ROOT / page).read_text(encoding="utf-8"))
             for link in LINK.findall(text):
                 if "://" not in link and not link.startswith("#"):
                     target = (ROOT / page).parent.joinpath(link.partition("#")[0]).resolve()
@@ -55,18 +55,18 @@ def test_pages_of_the_site_link_within_it() -> None:
 
 def test_pages_that_the_code_names_exist() -> None:
     generated = {"docs/figures/chunk_load.png"}  # written by the command that names it
-    for name in listed("*.py", "*.toml", "*.txt", "*.sh", "*.md", "*.json"):
+    for name in git_files("*.py", "*.toml", "*.txt", "*.sh", "*.md", "*.json"):
         text = (ROOT / name).read_text(encoding="utf-8")
-        for page in set(NAMED_IN_CODE.findall(text)) - generated:
+        for page in set(PAGE_NAME.findall(text)) - generated:
             assert f"/{page}" in text or (ROOT / page).exists(), f"{name}: {page}"
 
 
 def test_source_files_that_pages_name_exist() -> None:
     """A page may name a file by the end of its path, such as `policy/base.py`."""
-    files = {f"/{path}" for path in listed("*.py", "*.sh", "*.txt")}
+    files = {f"/{path}" for path in git_files("*.py", "*.sh", "*.txt")}
     to_be_written = {"/python/sglang_canopy/policy/mru.py", "/test/policy/test_mru.py"}
     for page in PAGES:
-        text = FENCED.sub("", (ROOT / page).read_text(encoding="utf-8"))
+        text = CODE_BLOCK.sub("", (ROOT / page).read_text(encoding="utf-8"))
         for name in re.findall(r"`(?:\./)?([\w./-]+\.(?:py|sh|txt))`(?! of commit)", text):
-            ends = {path for path in files | to_be_written if path.endswith(f"/{name}")}
-            assert ends, f"{page}: {name}"
+            matches = {path for path in files | to_be_written if path.endswith(f"/{name}")}
+            assert matches, f"{page}: {name}"

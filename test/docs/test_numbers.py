@@ -28,29 +28,29 @@ def files(text: str) -> set[Path]:
 
 def numbers(text: str) -> list[float]:
     return [
-        float(one.replace(",", ""))
-        for one in re.findall(r"(?<![\w.])[+-]?\d[\d,]*(?:\.\d+)?", text)
+        float(number.replace(",", ""))
+        for number in re.findall(r"(?<![\w.])[+-]?\d[\d,]*(?:\.\d+)?", text)
     ]
 
 
-def unfounded(text: str, files: set[Path]) -> list[str]:
+def missing_numbers(text: str, files: set[Path]) -> list[str]:
     """Return the measured numbers that no file of ``files`` has, exactly or before rounding.
 
     The numbers of a table's row stand together in one line of a file.
     """
     lines = [line for path in files for line in path.read_text(encoding="utf-8").splitlines()]
-    single = [numbers(line) for line in lines]
-    whole = [[one for line in single for one in line]]
-    unfounded_numbers = []
+    by_line = [numbers(line) for line in lines]
+    all_values = [[n for line in by_line for n in line]]
+    missing = []
     for line in NOT_MEASURED.sub("", text).splitlines():
-        places = single if line.startswith("|") else whole
-        measured = [one.replace(",", "") for one in MEASURED.findall(line)]
-        missing = ([one for one in measured if not stands(one, place)] for place in places)
-        unfounded_numbers += min(missing, key=len, default=measured) if measured else []
-    return unfounded_numbers
+        value_lists = by_line if line.startswith("|") else all_values
+        measured = [n.replace(",", "") for n in MEASURED.findall(line)]
+        candidates = ([n for n in measured if not is_in(n, values)] for values in value_lists)
+        missing += min(candidates, key=len, default=measured) if measured else []
+    return missing
 
 
-def stands(number: str, values: list[float]) -> bool:
+def is_in(number: str, values: list[float]) -> bool:
     digits = len(number.partition(".")[2])
     return any(abs(round(value, digits) - float(number)) < 1e-9 for value in values)
 
@@ -58,7 +58,7 @@ def stands(number: str, values: list[float]) -> bool:
 @pytest.mark.parametrize("page", RESULTS, ids=lambda page: page.stem)
 def test_a_result_stands_in_a_file_that_the_page_names(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert not files(text) or unfounded(text, files(text)) == []
+    assert not files(text) or missing_numbers(text, files(text)) == []
 
 
 @pytest.mark.parametrize("page", [README, *GUIDES], ids=lambda page: page.stem)
@@ -66,9 +66,9 @@ def test_a_result_beside_a_link_stands_in_a_file_that_the_linked_page_names(page
     for line in page.read_text(encoding="utf-8").splitlines():
         links = re.findall(r"\]\(([^)#:\s]+\.md)", line)
         pages = [(page.parent / link).read_text(encoding="utf-8") for link in links]
-        known = files(" ".join(pages))
-        if page == README or (known and "research/" in line):
-            assert unfounded(line, known) == [], line
+        result_files = files(" ".join(pages))
+        if page == README or (result_files and "research/" in line):
+            assert missing_numbers(line, result_files) == [], line
 
 
 KINDS = {"served over HTTP", "at the scheduler", "simulated"}

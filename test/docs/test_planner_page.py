@@ -23,7 +23,7 @@ def test_every_metric_and_shipped_price_list_is_on_a_page():
         assert f"`{name}`" in PRICES, name
 
 
-def test_the_example_prices_are_a_price_list():
+def test_the_example_of_a_price_list_is_valid():
     (example,) = re.findall(r"^```json\n(.*?)^```", PRICES, re.M | re.S)
     prices = parse_prices(json.loads(example))
     assert prices.disk("io2-16000").read_bytes_per_s(100) == 4000 * 2**20
@@ -39,9 +39,9 @@ COMMANDS = {
 def test_the_commands_on_the_page_can_be_parsed(page):
     command, begin, groups = COMMANDS[page]
     text = (DOCS / "guide" / f"{page}.md").read_text()
-    found = re.findall(rf"^    ({begin}.*?[^\\])$", text, re.M | re.S)
-    assert found
-    for line in found:
+    commands = re.findall(rf"^    ({begin}.*?[^\\])$", text, re.M | re.S)
+    assert commands
+    for line in commands:
         words = shlex.split(line.replace("\\\n", " "))[2:]
         args = parser_of(command)[0].parse_args(words)
         for group in groups:
@@ -57,9 +57,9 @@ def test_every_key_of_a_row_is_on_the_page(tmp_path):
     assert main([*command, "--capacity", "1", "--json-out", str(out), "--jobs", "1"]) == 0
     keys = set(json.loads(out.read_text())[0])
     section = (DOCS / "reference" / "simulators.md").read_text().split("### Rows")[1].split("##")[0]
-    named = set(re.findall(r"`(\w+)`", section))
-    named |= {f"uncached_tokens{end}" for end in named if re.fullmatch(r"_p\d+", end)}
-    assert keys <= named
+    documented = set(re.findall(r"`(\w+)`", section))
+    documented |= {f"uncached_tokens{end}" for end in documented if re.fullmatch(r"_p\d+", end)}
+    assert keys <= documented
 
 
 @pytest.mark.long
@@ -72,6 +72,6 @@ def test_the_example_prints_the_pages_output(data_dir, capsys) -> None:
     assert main(words) == 0
     printed = " ".join(capsys.readouterr().out.split())
     (evaluated,) = re.findall(r"It evaluates (\d+ configurations)", example)
-    (shown,) = re.findall(r"^```\n(.*?)^```", example, re.M | re.S)
-    for line in (evaluated, *filter(None, map(str.strip, shown.splitlines()))):
+    (output,) = re.findall(r"^```\n(.*?)^```", example, re.M | re.S)
+    for line in (evaluated, *filter(None, map(str.strip, output.splitlines()))):
         assert " ".join(line.split()) in printed, line

@@ -16,7 +16,7 @@ PAGE = (ROOT / "docs" / "reference" / "policies.md").read_text()
 WALKTHROUGH = (ROOT / "docs" / "guide" / "add-a-policy.md").read_text()
 
 
-def table():
+def policy_rows():
     """The main table as {name: cells}."""
     rows = {}
     for line in PAGE.split("## Options of the tree")[0].splitlines():
@@ -28,11 +28,11 @@ def table():
 
 def test_every_name_is_in_the_table_and_no_other():
     names = {*registry.policy_names(), *hindsight.hindsight_names()}
-    assert set(table()) == names, "give each policy a row in docs/reference/policies.md"
+    assert set(policy_rows()) == names, "give each policy a row in docs/reference/policies.md"
 
 
 def test_live_names_are_the_registrys():
-    live = {c[1].strip("`") for name, c in table().items() if c[1] != "simulator only"}
+    live = {c[1].strip("`") for name, c in policy_rows().items() if c[1] != "simulator only"}
     assert live == set(registry.live_names()), "give each a row in docs/reference/policies.md"
 
 
@@ -51,12 +51,12 @@ def walkthrough(monkeypatch):
 
 
 def test_the_walkthroughs_policy_passes_its_tests(walkthrough):
-    space = {}
-    exec(compile(walkthrough, "docs/guide/add-a-policy.md", "exec"), space)
-    tests = [name for name in space if name.startswith("test_")]
+    namespace = {}
+    exec(compile(walkthrough, "docs/guide/add-a-policy.md", "exec"), namespace)
+    tests = [name for name in namespace if name.startswith("test_")]
     assert len(tests) == 2
     for name in tests:
-        space[name]()
+        namespace[name]()
 
 
 def test_the_walkthroughs_options_are_checked(walkthrough):

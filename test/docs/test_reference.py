@@ -13,10 +13,10 @@ REFERENCE = ROOT / "docs" / "reference"
 pytest.importorskip("fastapi", reason="fastapi is not installed: the routes cannot be listed")
 
 
-def test_no_page_is_stale() -> None:
+def test_the_generated_pages_are_up_to_date() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "reference_docs.py"), "--check"]
-    done = forked.run(command, cwd=ROOT)
-    assert done.returncode == 0, f"{done.stdout}{done.stderr}\nrun: {' '.join(command[:2])}"
+    result = forked.run(command, cwd=ROOT)
+    assert result.returncode == 0, f"{result.stdout}{result.stderr}\nrun: {' '.join(command[:2])}"
 
 
 def test_every_route_is_described() -> None:

@@ -40,16 +40,16 @@ print("ANSWER" + json.dumps(found))
 """
 
 
-def reports_on(words: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def run_doctor(words: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Return the doctor's report on each command line, with its exit status and error output."""
-    done = forked.run([sys.executable, "-c", _DOCTOR, json.dumps(words)], timeout=400)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.rpartition(LABEL)[2])
-    return found
+    process = forked.run([sys.executable, "-c", _DOCTOR, json.dumps(words)], timeout=400)
+    assert process.returncode == 0, process.stderr[-3000:]
+    reports: dict[str, Any] = json.loads(process.stdout.rpartition(LABEL)[2])
+    return reports
 
 
 BASE = "--model-path /none --device cpu --port {port} "
-LINES = {
+COMMAND_LINES = {
     "plain": BASE + "--radix-eviction wa",
     "sglangs own": BASE + "--radix-eviction lru --enable-lmcache --tp-size 4",
     "two refused": BASE + "--radix-eviction wa --enable-lmcache --use-ray",
@@ -69,26 +69,26 @@ LINES = {
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory) -> dict:
-    """Every line of ``LINES``, examined in a process of its own: SGLang is hooked there."""
+    """Every line of ``COMMAND_LINES``, examined in a process of its own: SGLang is hooked there."""
     blocked = tmp_path_factory.mktemp("doctor") / "file"
     blocked.write_text("not a folder")
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        free = listener.getsockname()[1]
+        free_port = listener.getsockname()[1]
     words = {
-        name: shlex.split(line.format(port=free, folder=blocked / "disk"))
-        for name, line in LINES.items()
+        name: shlex.split(line.format(port=free_port, folder=blocked / "disk"))
+        for name, line in COMMAND_LINES.items()
     }
-    with socket.create_server(("127.0.0.1", 0)) as busy:
-        port = str(busy.getsockname()[1])
-        words["busy port"] = [*shlex.split(LINES["plain"].format(port=port))]
-        return reports_on(words)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        words["busy port"] = [*shlex.split(COMMAND_LINES["plain"].format(port=port))]
+        return run_doctor(words)
 
 
-def of_kind(report: dict, kind: str) -> list[str]:
-    return [one["text"] for one in report["findings"] if one["kind"] == kind]
+def texts_of_kind(report: dict, kind: str) -> list[str]:
+    return [f["text"] for f in report["findings"] if f["kind"] == kind]
 
 
-UNTRIED = {
+UNTESTED_SETUPS = {
     "plain": [],
     "sglangs own": None,
     "untested": ["`--tp-size` above 2: device, host"],
@@ -98,30 +98,30 @@ UNTRIED = {
 """Lines that start, and the set-ups of each that no test has; ``None``: not compared."""
 
 
-@pytest.mark.parametrize("line", UNTRIED)
-def test_a_server_that_starts_has_its_untested_set_ups_named(reports, line) -> None:
+@pytest.mark.parametrize("line", UNTESTED_SETUPS)
+def test_a_server_that_starts_has_no_refusal_and_its_untested_set_ups_listed(reports, line) -> None:
     assert reports[line]["code"] == 0
-    assert not of_kind(reports[line], REFUSED)
-    assert UNTRIED[line] in (None, of_kind(reports[line], UNTESTED))
+    assert not texts_of_kind(reports[line], REFUSED)
+    assert UNTESTED_SETUPS[line] in (None, texts_of_kind(reports[line], UNTESTED))
 
 
 def test_all_refusals_are_reported_at_once_with_remedies(reports) -> None:
-    refusals = of_kind(reports["two refused"], REFUSED)
+    refusals = texts_of_kind(reports["two refused"], REFUSED)
     assert reports["two refused"]["code"] == 1
-    assert [any(name in one for one in refusals) for name in ("lmcache", "--use-ray")] == [True] * 2
-    assert all("--radix-eviction lru" in one for one in refusals)
+    assert [any(name in t for t in refusals) for name in ("lmcache", "--use-ray")] == [True] * 2
+    assert all("--radix-eviction lru" in t for t in refusals)
     assert len(refusals) == 2, "the start's own sentence is one of them"
 
 
 def test_a_prefetch_that_waits_for_nothing_is_noted(reports) -> None:
-    (note,) = [t for t in of_kind(reports["disk"], NOTE) if "best_effort" in t]
+    (note,) = [t for t in texts_of_kind(reports["disk"], NOTE) if "best_effort" in t]
     assert "timeout" in note
-    assert not [t for t in of_kind(reports["plain"], NOTE) if "best_effort" in t]
+    assert not [t for t in texts_of_kind(reports["plain"], NOTE) if "best_effort" in t]
 
 
 def test_flags_are_shortened_as_sglang_allows(reports) -> None:
-    untried = of_kind(reports["short flags"], UNTESTED)
-    assert "`--tp-size` above 2: device" in untried
+    untested = texts_of_kind(reports["short flags"], UNTESTED)
+    assert "`--tp-size` above 2: device" in untested
     assert "opensesame" not in json.dumps(reports["short flags"])
 
 
@@ -136,9 +136,9 @@ def test_a_command_line_that_cannot_be_read_is_a_mistake(reports, line, part) ->
 
 
 def test_a_used_port_and_a_missing_folder_are_faults(reports) -> None:
-    (port,) = of_kind(reports["busy port"], FAULT)
+    (port,) = texts_of_kind(reports["busy port"], FAULT)
     assert "cannot be used" in port
-    (folder,) = of_kind(reports["disk"], FAULT)
+    (folder,) = texts_of_kind(reports["disk"], FAULT)
     assert "is not a folder" in folder
     assert reports["busy port"]["code"] == reports["disk"]["code"] == 1
 
@@ -157,11 +157,11 @@ def test_the_environment_is_in_every_report(reports) -> None:
 
 
 def test_every_refusal_that_applies_is_listed_and_the_first_is_the_servers() -> None:
-    every = [one for one in SETUPS if one.policies and one.option and one.applies(True)]
-    args = SimpleNamespace(**{one.option: True for one in every})
-    found = list(all_unsupported(POLICIES, args, environment={}))
-    assert len(found) == len(every)
-    assert found[0] == unsupported(POLICIES, args, environment={})
+    refusing = [row for row in SETUPS if row.policies and row.option and row.applies(True)]
+    args = SimpleNamespace(**{row.option: True for row in refusing})
+    refusals = list(all_unsupported(POLICIES, args, environment={}))
+    assert len(refusals) == len(refusing)
+    assert refusals[0] == unsupported(POLICIES, args, environment={})
 
 
 @pytest.mark.parametrize(
@@ -190,18 +190,18 @@ def test_no_key_is_ever_shown(secret, joined) -> None:
     words += ["--extra", json.dumps({"a": [{"access_token": secret}], "quota_bytes": {secret: 1}})]
     words += ["--canopy-disk", f'tenant_quota_gb={{"{secret}": 1, "*": 2}}']
     words += ["--url", f"http://me:{secret}@host/", "--broken", "{" + secret]
-    shown = " ".join(masked(words))
-    assert secret not in shown
-    assert HIDDEN in shown
+    text = " ".join(masked(words))
+    assert secret not in text
+    assert HIDDEN in text
 
 
 def test_a_switch_after_a_key_is_not_its_value() -> None:
     assert masked(["--api-key", "--port", "3"]) == ["--api-key", "--port", "3"]
 
 
-def distribution(version: str, place: str) -> SimpleNamespace:
+def distribution(version: str, folder: str) -> SimpleNamespace:
     return SimpleNamespace(
-        version=version, metadata={"Name": "sglang"}, locate_file=lambda _: Path(place)
+        version=version, metadata={"Name": "sglang"}, locate_file=lambda _: Path(folder)
     )
 
 
@@ -211,34 +211,34 @@ def distribution(version: str, place: str) -> SimpleNamespace:
         ([], FAULT, "not installed"),
         ([("0.0.1", "/a")], NOTE, SGLANG_VERSION),
         ([(SGLANG_VERSION, "/a"), (SGLANG_VERSION, "/b")], FAULT, "two sglangs"),
-        *(([(one, "/a"), (one, "/a")], None, "") for one in releases.TESTED),
+        *(([(tested, "/a"), (tested, "/a")], None, "") for tested in releases.TESTED),
     ],
 )
-def test_no_sglang_another_one_and_two_of_them(installed, kind, text) -> None:
-    found = machine.check_packages([distribution(*one) for one in installed])
-    assert [one.kind for one in found] == ([kind] if kind else [])
-    assert all(text in one.text for one in found)
+def test_a_missing_untested_or_second_sglang_is_reported(installed, kind, text) -> None:
+    findings = machine.check_packages([distribution(*fields) for fields in installed])
+    assert [finding.kind for finding in findings] == ([kind] if kind else [])
+    assert all(text in finding.text for finding in findings)
 
 
-def test_a_machine_without_a_compiler(monkeypatch) -> None:
+def test_a_machine_without_a_compiler_is_a_fault(monkeypatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    found = machine.check_tools({})
-    assert FAULT in [one.kind for one in found]
-    assert "gcc" in found[0].text
+    findings = machine.check_tools({})
+    assert FAULT in [finding.kind for finding in findings]
+    assert "gcc" in findings[0].text
 
 
-def test_folders(tmp_path) -> None:
+def test_a_folder_is_noted_for_too_little_space_and_for_open_rights(tmp_path) -> None:
     tmp_path.chmod(0o700)
-    assert machine.check_folder("it", tmp_path / "not" / "there" / "yet") == []
-    assert machine.check_folder("it", tmp_path) == []
-    (note,) = machine.check_folder("it", tmp_path, 10**18)
+    assert machine.check_folder("disk", tmp_path / "not" / "there" / "yet") == []
+    assert machine.check_folder("disk", tmp_path) == []
+    (note,) = machine.check_folder("disk", tmp_path, 10**18)
     assert note.kind == NOTE
     tmp_path.chmod(0o755)
-    (note,) = machine.check_folder("it", tmp_path)
+    (note,) = machine.check_folder("disk", tmp_path)
     assert "chmod 700" in note.text
 
 
-def test_a_host_tier_that_memory_has_no_room_for(monkeypatch) -> None:
+def test_a_host_tier_larger_than_the_memory_is_a_fault(monkeypatch) -> None:
     from sglang.srt.mem_cache import host_memory
     from sglang.srt.mem_cache.pool_host import base
 
@@ -263,40 +263,40 @@ def test_a_host_tier_that_memory_has_no_room_for(monkeypatch) -> None:
     ],
 )
 def test_room_is_for_every_rank_on_the_machine(monkeypatch, ranks, count) -> None:
-    one = {"tp_size": 1, "pp_size": 1, "dp_size": 1, "nnodes": 1, "enable_dp_attention": False}
+    base = {"tp_size": 1, "pp_size": 1, "dp_size": 1, "nnodes": 1, "enable_dp_attention": False}
     extra = json.dumps({**DYNAMIC_BACKEND, "path": "/d", "capacity_bytes": 10**9})
     tiers = {"canopy_host_gb": 1.0, "hicache_size": 0, "enable_hierarchical_cache": True}
     args = {
         "hicache_storage_backend_extra_config": extra,
         "device": "cuda",
         **tiers,
-        **one,
+        **base,
         **ranks,
     }
     rooms = []
     monkeypatch.setattr(machine, "check_port", lambda *_: [])
     monkeypatch.setattr(machine, "check_host_memory", lambda room: rooms.append(room) or [])
-    monkeypatch.setattr(machine, "check_folder", lambda *given: rooms.append(given[-1]) or [])
+    monkeypatch.setattr(machine, "check_folder", lambda *places: rooms.append(places[-1]) or [])
     monkeypatch.setattr(examine.command_line, "used_parts", lambda _args: {"disk"})
     assert examine._places(SimpleNamespace(host="", port=1, **args)) == []
     assert rooms == [count * 10**9] * 2
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_may_not_be_written_to(tmp_path) -> None:
+def test_a_read_only_folder_is_a_fault(tmp_path) -> None:
     tmp_path.chmod(0o500)
-    (fault,) = machine.check_folder("it", tmp_path / "disk")
+    (fault,) = machine.check_folder("disk", tmp_path / "disk")
     assert fault.kind == FAULT
 
 
 @pytest.mark.parametrize("number", [-1, 70_000])
-def test_a_port_that_is_none(number) -> None:
+def test_a_port_out_of_range_is_a_fault(number) -> None:
     (fault,) = machine.check_port("127.0.0.1", number)
     assert str(number) in fault.text
 
 
 @pytest.mark.parametrize("kind", [REFUSED, FAULT, UNTESTED, NOTE])
-def test_the_status_and_the_text(kind) -> None:
+def test_a_report_has_its_status_and_its_findings_in_words(kind) -> None:
     report = Report("--x", {"python": "3"}, [Finding(kind, "so it is")])
     assert report.status == (kind in (REFUSED, FAULT))
     assert f"**{kind}**: so it is" in report.text()

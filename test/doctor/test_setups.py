@@ -8,34 +8,34 @@ from sglang_canopy.config.refusals import unsupported
 from sglang_canopy.config.setups import FLAGS, PARTS, REFUSED, SETUPS, Setup
 from sglang_canopy.doctor.command_line import refusal_findings, untested_findings
 
-IDS = [setup.name for setup in SETUPS]
+NAMES = [setup.name for setup in SETUPS]
 
 
 def test_names_are_unique() -> None:
-    assert len(set(IDS)) == len(IDS)
+    assert len(set(NAMES)) == len(NAMES)
 
 
-@pytest.mark.parametrize("setup", SETUPS, ids=IDS)
+@pytest.mark.parametrize("setup", SETUPS, ids=NAMES)
 def test_a_refused_part_is_not_tested(setup: Setup) -> None:
     levels = {part: setup.level(part) for part in PARTS}
     assert not [p for p in (*setup.served, *setup.cache) if levels[p] == REFUSED]
     assert set(setup.served).isdisjoint(setup.cache)
 
 
-@pytest.mark.parametrize("setup", SETUPS, ids=IDS)
-def test_a_usual_server_is_none_of_the_refused_set_ups(setup: Setup) -> None:
+@pytest.mark.parametrize("setup", SETUPS, ids=NAMES)
+def test_no_refused_set_up_applies_by_default(setup: Setup) -> None:
     refuses = any(setup.reason(feature) for feature in FLAGS)
     assert not (refuses and setup.applies(None))
 
 
 def test_a_reason_names_the_value_and_the_ways_out() -> None:
-    why = unsupported("gate", SimpleNamespace(pp_size=4), environment={})
-    assert why == "--pp-size 4 is not supported yet; use 1, or leave out --canopy-session-gate"
+    reason = unsupported("gate", SimpleNamespace(pp_size=4), environment={})
+    assert reason == "--pp-size 4 is not supported yet; use 1, or leave out --canopy-session-gate"
 
 
 def test_the_doctor_lists_refusals_of_every_feature_and_what_is_untested() -> None:
     args = SimpleNamespace(
         radix_eviction_policy="wa", canopy_documents="on", device="cuda", pp_size=2, tp_size=1
     )
-    assert [one.text.partition(":")[0] for one in refusal_findings(args)] == ["--canopy-documents"]
-    assert [one.text for one in untested_findings(args)] == ["CUDA: device, documents"]
+    assert [f.text.partition(":")[0] for f in refusal_findings(args)] == ["--canopy-documents"]
+    assert [f.text for f in untested_findings(args)] == ["CUDA: device, documents"]

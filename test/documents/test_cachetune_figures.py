@@ -13,7 +13,7 @@ from canopy_documents.fuse.cache import dense_cache
 
 
 @pytest.fixture(autouse=True)
-def papers(monkeypatch):
+def papers_path(monkeypatch):
     folder = str(Path(__file__).parents[2] / "benchmark" / "papers")
     monkeypatch.setattr(sys, "path", [folder, *sys.path])
 
@@ -26,21 +26,21 @@ def test_prompts_side_by_side_get_the_logits_of_each_alone(llama, ids):
     for prompt in prompts:
         caches.append(dense_cache(llama, 51))
         engine.prefill(llama, prompt, caches[-1])
-    together = side_by_side(llama, caches, torch.tensor([50]), last[:, None])
-    for prompt, token, logits in zip(prompts, last, together):
+    logits_together = side_by_side(llama, caches, torch.tensor([50]), last[:, None])
+    for prompt, token, logits in zip(prompts, last, logits_together):
         cache = dense_cache(llama, 51)
-        alone = engine.prefill(llama, torch.cat([prompt, token[None]]), cache)
-        assert torch.allclose(logits[0], llama.logits(alone[-1:])[0], atol=1e-4)
+        hidden = engine.prefill(llama, torch.cat([prompt, token[None]]), cache)
+        assert torch.allclose(logits[0], llama.logits(hidden[-1:])[0], atol=1e-4)
 
 
-def test_behind_bos_is_behind_the_prompts_first_token():
+def test_the_prefix_of_an_encoding_after_bos_is_the_prompts_first_token():
     import cachetune  # noqa: F401 (it puts the comparators on the path)
     from comparators.quality import prefix_for
 
     from canopy_documents.quality.answers import Case
 
     case = Case([7, 8, 9], [[1]], [2], ("x",), "t", [5])
-    assert [prefix_for(case, how) for how in ("bos", "alone", "prefix")] == [(7,), (), (7, 8, 9)]
+    assert [prefix_for(case, mode) for mode in ("bos", "alone", "prefix")] == [(7,), (), (7, 8, 9)]
 
 
 def test_arms_are_compared_on_the_same_questions():

@@ -8,12 +8,12 @@ import pytest
 
 from sglang_canopy.wire.hints import hint_of
 from sglang_canopy.wire.stamp import client_fields
-from support.chat_endpoint import calls, chat_endpoint
+from support.chat_endpoint import assistant_calls, chat_endpoint
 from support.example_files import load
 
 openai = pytest.importorskip("openai")
 
-ASK = [{"role": "user", "content": "Which leaf goes first?"}]
+MESSAGES = [{"role": "user", "content": "Which leaf goes first?"}]
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def example(monkeypatch) -> Any:
     return load("canopy_session")
 
 
-def client(example: Any, url: str, key: str = "none") -> Any:
+def new_client(example: Any, url: str, key: str = "none") -> Any:
     return openai.OpenAI(
         base_url=f"{url}/v1",
         api_key=key,
@@ -31,36 +31,36 @@ def client(example: Any, url: str, key: str = "none") -> Any:
     )
 
 
-def ask(of: Any, **options: Any) -> Any:
-    return of.chat.completions.create(model="m", messages=ASK, **options)
+def send(client: Any, **options: Any) -> Any:
+    return client.chat.completions.create(model="m", messages=MESSAGES, **options)
 
 
 def test_requests_of_a_session_name_it_and_its_end_is_announced(example) -> None:
-    with chat_endpoint([]) as (url, sent):
+    with chat_endpoint([]) as (url, received):
         with example.Session(f"{url}/v1", "s-1", tenant={"cache_salt": "ann"}) as session:
-            assert ask(client(example, url)).choices[0].message.content == "done"
-            mine = {"canopy_category": "mine", "canopy_conversation": "c-2"}
-            ask(client(example, url), extra_body={"custom_params": mine})
+            assert send(new_client(example, url)).choices[0].message.content == "done"
+            own_params = {"canopy_category": "mine", "canopy_conversation": "c-2"}
+            send(new_client(example, url), extra_body={"custom_params": own_params})
         session.sent.result()
-        ask(client(example, url))
-    assert [client_fields(fields) for fields in sent.fields[:1]] == [({"conversation": "s-1"}, {})]
-    assert sent.fields[1:] == [mine, {}]
-    assert sent.hints == [{"cache_salt": "ann", "conversation": "s-1", "over": True}]
+        send(new_client(example, url))
+    assert [client_fields(p) for p in received.params[:1]] == [({"conversation": "s-1"}, {})]
+    assert received.params[1:] == [own_params, {}]
+    assert received.hints == [{"cache_salt": "ann", "conversation": "s-1", "over": True}]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_known_tool_is_announced(stream: bool, example) -> None:
-    answers = [calls("search"), calls("search", "clock"), calls("search")]
-    with chat_endpoint(answers) as (url, sent), example.Session(url) as session:
-        of = client(example, url)
+    answers = [assistant_calls(*tools.split()) for tools in ("search", "search clock", "search")]
+    with chat_endpoint(answers) as (url, received), example.Session(url) as session:
+        client = new_client(example, url)
         for expected in (0, 0, 1):  # unknown; ``clock`` is unknown; known
-            answer = ask(of, stream=stream)
+            answer = send(client, stream=stream)
             if stream:
                 list(answer)
             if session.sent is not None:
                 session.sent.result()
-            assert len(sent.hints) == expected
-    hint = hint_of(sent.hints[0], 0.0)
+            assert len(received.hints) == expected
+    hint = hint_of(received.hints[0], 0.0)
     assert hint["conversation"] == session.name
     assert hint["return_in_s"] > 0
     assert not session.tools.difference({"search"})
@@ -69,23 +69,23 @@ def test_a_known_tool_is_announced(stream: bool, example) -> None:
 def test_concurrent_tasks_have_their_own_sessions(example) -> None:
     async def task(url: str, name: str) -> None:
         http = httpx.AsyncClient(transport=example.AsyncHints(), timeout=None)
-        of = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", http_client=http)
+        client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", http_client=http)
         with example.Session(url, name):
             for stream in (False, True):
                 messages = [{"role": "user", "content": name}]
-                answer = await of.chat.completions.create(
+                answer = await client.chat.completions.create(
                     model="m", messages=messages, stream=stream
                 )
                 if stream:
                     assert [part async for part in answer]
-        await of.close()
+        await client.close()
 
-    async def both(url: str) -> None:
+    async def run_both(url: str) -> None:
         await asyncio.gather(task(url, "a"), task(url, "b"))
 
-    with chat_endpoint([]) as (url, sent):
-        asyncio.run(both(url))
-        bodies = [body for path, body in sent.requests if path[:3] == "/v1"]
+    with chat_endpoint([]) as (url, received):
+        asyncio.run(run_both(url))
+        bodies = [body for path, body in received.requests if path[:3] == "/v1"]
     names = [(body["messages"][0]["content"], body["custom_params"]) for body in bodies]
     assert sorted(name for name, _ in names) == ["a", "a", "b", "b"]
     assert all(fields["canopy_conversation"] == name for name, fields in names)
@@ -93,16 +93,16 @@ def test_concurrent_tasks_have_their_own_sessions(example) -> None:
 
 
 def test_hints_carry_the_key_of_the_agents_own_requests_to_that_server(example, monkeypatch):
-    with chat_endpoint([]) as (url, sent), chat_endpoint([]) as (other, others):
-        for base in (url, other):
+    with chat_endpoint([]) as (url, received), chat_endpoint([]) as (other_url, other_received):
+        for base in (url, other_url):
             with example.Session(url, "s-1") as session:
-                ask(client(example, base, "k1"))
+                send(new_client(example, base, "k1"))
             session.sent.result()
-        assert sent.keys == ["Bearer k1", None], "a key goes to no other server"
-        assert others.keys == []
+        assert received.auth_keys == ["Bearer k1", None], "a key goes to no other server"
+        assert other_received.auth_keys == []
         monkeypatch.setenv("CANOPY_API_KEY", "k2")
         for headers in ({}, {"Authorization": "Bearer k3"}):
             with example.Session(url, "s-1", headers=headers) as session:
-                ask(client(example, url, "k1"))
+                send(new_client(example, url, "k1"))
             session.sent.result()
-        assert sent.keys[2:] == ["Bearer k2", "Bearer k3"]
+        assert received.auth_keys[2:] == ["Bearer k2", "Bearer k3"]

@@ -8,21 +8,21 @@ import pytest
 NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "compare_policies.ipynb"
 
 
-def test_it_is_committed_without_outputs() -> None:
+def test_the_notebook_is_committed_without_outputs() -> None:
     cells = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
     assert [c for c in cells if c.get("outputs") or c.get("execution_count")] == []
 
 
-def test_it_runs_and_compares_policies() -> None:
+def test_the_notebook_runs_and_compares_policies() -> None:
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)
-    ran = nbclient.NotebookClient(
+    executed = nbclient.NotebookClient(
         notebook, timeout=120, resources={"metadata": {"path": str(NOTEBOOK.parent)}}
     ).execute()
-    outputs = [output for cell in ran.cells for output in cell.get("outputs", ())]
+    outputs = [output for cell in executed.cells for output in cell.get("outputs", ())]
     figures = [o for o in outputs if "image/png" in o.get("data", {})]
     assert len(figures) == 2
     text = "".join(o["text"] for o in outputs if o.output_type == "stream" and o.name == "stdout")

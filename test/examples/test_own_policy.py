@@ -12,8 +12,8 @@ TRACE = ROOT / "benchmark" / "quickstart" / "mixed_synthetic.jsonl"
 
 def test_a_policy_of_thirty_lines_runs_next_to_the_others() -> None:
     script = EXAMPLES / "own_policy.py"
-    done = subprocess.run([sys.executable, script, TRACE], capture_output=True, text=True, check=True)  # fmt: skip
-    assert re.findall(r"^(\S+) +\d", done.stdout, re.M) == ["lru", "wa", "heads-last"]
+    process = subprocess.run([sys.executable, script, TRACE], capture_output=True, text=True, check=True)  # fmt: skip
+    assert re.findall(r"^(\S+) +\d", process.stdout, re.M) == ["lru", "wa", "heads-last"]
 
 
 def test_every_runnable_example_has_its_command() -> None:

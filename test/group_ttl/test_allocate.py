@@ -28,7 +28,7 @@ def linear_bound(curves: Curves, budget: float) -> float:
     return float(-mixed.fun)
 
 
-def counted(groups: list[list[tuple[float | None, int]]], duration_s: float) -> Histograms:
+def histograms_of(groups: list[list[tuple[float | None, int]]], duration_s: float) -> Histograms:
     """Return histograms of (gap or None, tokens) intervals that start at time 0."""
     rows = [(g, gap, tokens) for g, group in enumerate(groups) for gap, tokens in group]
     group, gaps, tokens = zip(*rows)
@@ -49,7 +49,7 @@ def at_least(step_s: float) -> float:
 
 
 def test_hits_and_bytes_of_one_group_by_hand() -> None:
-    counts = counted([[(4.0, 100), (None, 10)]], 100.0)
+    counts = histograms_of([[(4.0, 100), (None, 10)]], 100.0)
     curves = counts.exact()
     four, eight = np.searchsorted(GRID_S, [4.0, 8.0])
     assert curves.hits[0, four - 1] == 0
@@ -63,26 +63,26 @@ def test_an_interval_that_was_cut_off_is_not_one_that_ended() -> None:
     # Half of the pages return after 4 s; the others were observed for 2 s only.
     group = np.zeros(4, dtype=np.int64)
     gaps = np.array([4.0, 4.0, np.inf, np.inf])
-    intervals = histograms(
+    counts = histograms(
         group, np.arange(4), gaps, np.array([9.0, 9.0, 2.0, 2.0]), np.full(4, 10), 1, 10.0
     )
-    assert intervals.exact().hits[0, -1] == 20
-    assert intervals.expected().hits[0, -1] == pytest.approx(40)
+    assert counts.exact().hits[0, -1] == 20
+    assert counts.expected().hits[0, -1] == pytest.approx(40)
 
 
 def test_sparse_groups_shrink_to_the_overall_curve() -> None:
-    many = [(4.0, 10)] * 50 + [(None, 10)] * 50
-    counts = counted([many, [(None, 10)]], 100.0)
-    alone = counts.expected(0.0).hits[:, -1] / counts.weight
-    leaning = counts.expected(100.0).hits[:, -1] / counts.weight
-    assert alone[1] == 0.0
-    assert 0.4 < leaning[1] < 0.5
-    assert leaning[0] == pytest.approx(alone[0], abs=0.02)
+    frequent = [(4.0, 10)] * 50 + [(None, 10)] * 50
+    counts = histograms_of([frequent, [(None, 10)]], 100.0)
+    unshrunk = counts.expected(0.0).hits[:, -1] / counts.weight
+    shrunk = counts.expected(100.0).hits[:, -1] / counts.weight
+    assert unshrunk[1] == 0.0
+    assert 0.4 < shrunk[1] < 0.5
+    assert shrunk[0] == pytest.approx(unshrunk[0], abs=0.02)
 
 
 def test_bytes_of_an_unused_group_go_to_a_reused_one() -> None:
     hot, cold = [(30.0, 100)] * 10, [(None, 100)] * 10
-    curves = counted([hot, cold], 100.0).exact()
+    curves = histograms_of([hot, cold], 100.0).exact()
     budget = 10 * 100 * 30.0 / 100
     assert fixed_step(curves, budget) < np.searchsorted(GRID_S, 30.0)
     allocation = allocate(curves, budget * 1.1)
@@ -91,7 +91,7 @@ def test_bytes_of_an_unused_group_go_to_a_reused_one() -> None:
 
 
 def test_a_budget_for_everything_keeps_all_reused_pages() -> None:
-    curves = counted([[(5.0, 1), (50.0, 1)], [(500.0, 1), (None, 9)]], 1000.0).exact()
+    curves = histograms_of([[(5.0, 1), (50.0, 1)], [(500.0, 1), (None, 9)]], 1000.0).exact()
     allocation = allocate(curves, 1e9)
     assert allocation.hits == 3
     assert allocation.ttl_s.tolist() == [at_least(50.0), at_least(500.0)]
@@ -100,7 +100,7 @@ def test_a_budget_for_everything_keeps_all_reused_pages() -> None:
 @pytest.mark.parametrize("budget", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_budget_that_is_not_positive_is_refused(budget: float) -> None:
     with pytest.raises(CanopyError, match="budget must be positive"):
-        allocate(counted([[(1.0, 1)]], 1.0).exact(), budget)
+        allocate(histograms_of([[(1.0, 1)]], 1.0).exact(), budget)
 
 
 gap_s = st.one_of(st.none(), st.floats(0.01, 3000.0))
@@ -108,34 +108,34 @@ intervals = st.lists(st.tuples(gap_s, st.integers(1, 500)), min_size=1, max_size
 
 
 @st.composite
-def problems(draw: st.DrawFn, most: int) -> tuple[Curves, float]:
-    groups = draw(st.lists(intervals, min_size=1, max_size=most))
-    curves = counted(groups, 4000.0).exact()
+def problems(draw: st.DrawFn, max_groups: int) -> tuple[Curves, float]:
+    groups = draw(st.lists(intervals, min_size=1, max_size=max_groups))
+    curves = histograms_of(groups, 4000.0).exact()
     whole = float(curves.mean_tokens[:, -1].sum())
     return curves, whole * draw(st.floats(0.01, 1.2))
 
 
-@given(problems(most=3))
-def test_it_is_near_brute_force_and_never_below_one_ttl(problem: tuple[Curves, float]) -> None:
+@given(problems(max_groups=3))
+def test_hits_are_near_brute_force_and_never_below_one_ttl(problem: tuple[Curves, float]) -> None:
     curves, budget = problem
     allocation = allocate(curves, budget)
     assert allocation.mean_tokens <= budget * (1 + 1e-6)
-    one = fixed_step(curves, budget)
-    assert allocation.hits >= curves.hits[:, one].sum()
+    fixed = fixed_step(curves, budget)
+    assert allocation.hits >= curves.hits[:, fixed].sum()
     # An optimal solution only uses TTLs at which the hits rise.
     steps = [np.flatnonzero(np.diff(row, prepend=-1.0)) for row in curves.hits]
-    best = max(
+    best_hits = max(
         sum(curves.hits[g, s] for g, s in enumerate(chosen))
         for chosen in itertools.product(*steps)
         if sum(curves.mean_tokens[g, s] for g, s in enumerate(chosen)) <= budget
     )
     largest = max(np.diff(row, prepend=0.0).max() for row in curves.hits)
     # A solution on the envelope is within one step of the optimum.
-    assert allocation.hits >= best - largest - 1e-6
+    assert allocation.hits >= best_hits - largest - 1e-6
 
 
-@given(problems(most=8))
-def test_it_is_within_one_step_of_the_linear_bound(problem: tuple[Curves, float]) -> None:
+@given(problems(max_groups=8))
+def test_hits_are_within_one_step_of_the_linear_bound(problem: tuple[Curves, float]) -> None:
     curves, budget = problem
     bound = linear_bound(curves, budget)
     allocation = allocate(curves, budget)
@@ -143,7 +143,7 @@ def test_it_is_within_one_step_of_the_linear_bound(problem: tuple[Curves, float]
     assert allocation.hits >= bound - envelope_steps(curves).max() - 1e-6
 
 
-@given(problems(most=5))
+@given(problems(max_groups=5))
 @settings(max_examples=20)
 def test_more_budget_costs_less_a_hit(problem: tuple[Curves, float]) -> None:
     curves, budget = problem
@@ -155,12 +155,12 @@ def envelope_steps(curves: Curves) -> np.ndarray:
     """Return the largest step in hits along each group's concave envelope."""
     largest = []
     for hits, cost in zip(curves.hits, curves.mean_tokens):
-        at, most = 0, 0.0
-        while hits[at:].max() > hits[at]:
-            gain, extra = hits[at + 1 :] - hits[at], cost[at + 1 :] - cost[at]
+        start, largest_gain = 0, 0.0
+        while hits[start:].max() > hits[start]:
+            gain, extra = hits[start + 1 :] - hits[start], cost[start + 1 :] - cost[start]
             ratio = np.where(gain > 0, gain / np.maximum(extra, 1e-12), -1.0)
             nearest = np.flatnonzero(ratio >= ratio.max() * (1 - 1e-12))[-1]
-            most = max(most, float(gain[nearest]))
-            at += 1 + int(nearest)
-        largest.append(most)
+            largest_gain = max(largest_gain, float(gain[nearest]))
+            start += 1 + int(nearest)
+        largest.append(largest_gain)
     return np.array(largest)

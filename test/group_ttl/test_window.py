@@ -19,31 +19,31 @@ QUICK, SLOW, UNIVERSAL = 100, 200, 1
 
 def two_tenants(seconds: float, *, start: int = 0) -> list[Request]:
     """Two tenants below a shared prompt: one returns every 2 s, one with more tokens every 45 s. Both have payloads that never repeat."""
-    fresh = iter(range(10_000 + start, 10**9))
+    new_blocks = iter(range(10_000 + start, 10**9))
     times = [(t, QUICK) for t in range(0, int(seconds), 2)]
     requests: list[Request] = []
     times += [(t + 0.5, SLOW) for t in range(0, int(seconds), 45)]
     for time_s, tenant in sorted(times):
-        kept = range(tenant, tenant + (2 if tenant == QUICK else 40))
-        new = [next(fresh) for _ in range(10 if tenant == QUICK else 1)]
-        requests.append((start + time_s, (UNIVERSAL, *kept, *new), str(tenant)))
+        shared = range(tenant, tenant + (2 if tenant == QUICK else 40))
+        payload = [next(new_blocks) for _ in range(10 if tenant == QUICK else 1)]
+        requests.append((start + time_s, (UNIVERSAL, *shared, *payload), str(tenant)))
     return requests
 
 
-def seen(seconds: float = 3600.0) -> Paths:
+def window_of(seconds: float = 3600.0) -> Paths:
     return log_of(two_tenants(seconds), 64)
 
 
 def test_a_prefix_of_all_requests_is_no_group_and_tenants_are() -> None:
-    log = seen()
+    log = window_of()
     budget = fixed_ttls(segments_of(log), [30.0])[0].mean_tokens
     groups = choose_groups(segments_of(log), budget, GroupSelection(8))
     assert UNIVERSAL not in groups.roots
     assert SLOW in groups.roots
 
 
-def test_a_window_learns_the_same_for_the_next_hour() -> None:
-    learnt = learn(seen(), None, Learning(kinds=(GROUPS,), like_ttl_s=30.0))
+def test_a_table_of_one_hour_gains_in_the_next() -> None:
+    learnt = learn(window_of(), None, Learning(kinds=(GROUPS,), like_ttl_s=30.0))
     assert learnt.kind == GROUPS
     assert learnt.gains[GROUPS] > 0
     group = learnt.table.group_of((UNIVERSAL, *range(SLOW, SLOW + 40)))
@@ -51,9 +51,9 @@ def test_a_window_learns_the_same_for_the_next_hour() -> None:
     assert learnt.table.ttl_s(group) >= 45.0 > 30.0 > learnt.table.ttl_s(quick)
     log = log_of(two_tenants(3600.0, start=3600), 64)
     (fixed,) = fixed_ttls(segments_of(log), [30.0])
-    won = simulate_ttl(log, [(0.0, learnt.table)])
-    assert won.hit_ratio > fixed.hit_ratio + 0.05
-    assert won.mean_tokens < fixed.mean_tokens * 1.1
+    result = simulate_ttl(log, [(0.0, learnt.table)])
+    assert result.hit_ratio > fixed.hit_ratio + 0.05
+    assert result.mean_tokens < fixed.mean_tokens * 1.1
 
 
 def test_a_table_uses_server_ids_by_default() -> None:
@@ -61,7 +61,7 @@ def test_a_table_uses_server_ids_by_default() -> None:
     assert (table.hash, table.block_tokens) == (SERVER_HASH, 16)
 
 
-def test_noise_is_not_believed() -> None:
+def test_random_requests_teach_no_groups() -> None:
     draw = random.Random(0)
     log = log_of([(float(i), (draw.randrange(1, 200),), "a") for i in range(4000)], 64)
     learnt = learn(log, None, Learning(kinds=(GROUPS,), like_ttl_s=100.0))
@@ -79,7 +79,7 @@ def test_without_a_span_of_time_everything_is_kept_and_an_empty_trace_is_refused
 
 
 def test_equal_windows_give_equal_tables_in_any_thread() -> None:
-    snapshots = [seen(1200.0), seen(1200.0)]
+    snapshots = [window_of(1200.0), window_of(1200.0)]
     learning = Learning(kinds=(GROUPS,))
     tables = [learn(snapshots[0], 1e4, learning)]
     worker = threading.Thread(target=lambda: tables.append(learn(snapshots[1], 1e4, learning)))

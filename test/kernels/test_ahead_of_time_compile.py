@@ -17,17 +17,17 @@ from canopy_kernel import compile as ahead  # noqa: E402
 from canopy_kernel.specialisations import specialisations  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
-KNOWN = {
+COMPILED = {
     (b["arch"], b["config"]): b
     for b in json.loads((ROOT / "benchmark" / "kernels" / "compiled.json").read_text())
 }
 """Source of the table in docs/research/documents.md."""
 
 
-def built(tmp_path, match, *options):
+def compile_kernels(tmp_path, match, *options):
     """Return the output of `python -m canopy_kernel.compile` for names with ``match``."""
     out, command = tmp_path / "built.json", "-m canopy_kernel.compile"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *command.split(), "--match", match, "--json", str(out), *options],
         env={**os.environ, "TRITON_INTERPRET": "0"},
         capture_output=True,
@@ -35,13 +35,13 @@ def built(tmp_path, match, *options):
         timeout=1700,
     )
     builds = json.loads(out.read_text()) if out.exists() else []
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert process.returncode == 0, process.stdout + process.stderr
     assert builds
     assert all(b["registers"] > 0 for b in builds)
     assert all(b["spill_bytes"] == 0 for b in builds)
     assert all(b["shared_bytes"] <= ahead.SHARED_BYTES[b["arch"]] for b in builds)
     for b in builds:
-        assert KNOWN.get((b["arch"], b["config"]), b) == b, "write the table's file anew"
+        assert COMPILED.get((b["arch"], b["config"]), b) == b, "write the table's file anew"
     return builds
 
 
@@ -63,19 +63,19 @@ def kernels_in_the_source() -> set[str]:
 
 @pytest.mark.parametrize("arch", ahead.ARCHES)
 def test_every_kernel_is_compiled_ahead_of_time(arch):
-    found = {s.kernel.__name__ for s in specialisations(arch)}
-    assert found == kernels_in_the_source()
+    names = {s.kernel.__name__ for s in specialisations(arch)}
+    assert names == kernels_in_the_source()
 
 
 @pytest.mark.timeout(600)
 def test_attention_of_hopper_fits(tmp_path):
     """At head size 128 in bf16; every kernel and chip: ``pytest --all``."""
-    found = built(tmp_path, "few_rows_split d128 bf16 page1", "--arch", "90")
-    assert {b["config"].split()[1] for b in found} == {"few_rows_split"}
+    builds = compile_kernels(tmp_path, "few_rows_split d128 bf16 page1", "--arch", "90")
+    assert {b["config"].split()[1] for b in builds} == {"few_rows_split"}
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("arch", ahead.ARCHES)
 def test_every_configuration_of_bf16_fits(arch, tmp_path):
-    built(tmp_path, " bf16", "--arch", str(arch))
+    compile_kernels(tmp_path, " bf16", "--arch", str(arch))

@@ -23,17 +23,17 @@ def test_every_row_is_in_one_tile_and_every_part_has_a_place(sizes, group, block
     counts, lengths = zip(*sizes)
     rows = []
     for launch in tiles.plan(counts, lengths, group, block_m, 2, 64):
-        for request, first, some, _, part, parts, _place, _ in launch.tiles.tolist():
-            assert 0 < some <= launch.block_m
+        for request, first, count, _, part, parts, _place, _ in launch.tiles.tolist():
+            assert 0 < count <= launch.block_m
             assert part < parts
             if part == 0:
-                rows += [(request, first + i) for i in range(some)]
+                rows += [(request, first + i) for i in range(count)]
         split = [t for t in launch.tiles.tolist() if t[5] > 1]
         assert sorted(t[6] for t in split) == list(range(launch.parts))
         merged = [[m[0], m[1], m[2], m[4]] for m in launch.merges.tolist()]
         assert sorted(merged) == sorted([*t[:3], t[5]] for t in split if t[4] == 0)
-    wanted = [(i, row) for i, (m, _) in enumerate(sizes) for row in range(m * group)]
-    assert sorted(rows) == wanted
+    expected = [(i, row) for i, (m, _) in enumerate(sizes) for row in range(m * group)]
+    assert sorted(rows) == expected
 
 
 def test_decode_rows_of_a_mixed_batch_have_small_tiles_of_their_own():
@@ -51,13 +51,13 @@ def test_the_longest_tiles_come_first():
 
 
 def test_few_rows_are_split_until_the_chip_is_full_and_many_are_not():
-    (few,) = tiles.plan([1], [32768], 4, 128, 8, 264)
-    assert len(few.tiles) == tiles.MAX_PARTS
-    assert len(few.tiles) * 8 <= 264 + 8
+    (few_rows,) = tiles.plan([1], [32768], 4, 128, 8, 264)
+    assert len(few_rows.tiles) == tiles.MAX_PARTS
+    assert len(few_rows.tiles) * 8 <= 264 + 8
     (short,) = tiles.plan([1], [700], 4, 128, 8, 264)
     assert len(short.tiles) == 2  # a part has hundreds of keys
-    many = tiles.plan([9830], [65536], 4, 128, 8, 264)
-    assert sum(launch.parts for launch in many) == 0
+    many_rows = tiles.plan([9830], [65536], 4, 128, 8, 264)
+    assert sum(launch.parts for launch in many_rows) == 0
 
 
 def _batch(sizes):
@@ -91,6 +91,6 @@ def test_tiles_whole_and_in_parts_are_the_dense_reference(sizes, group, monkeypa
     n = int(rows.slots.max()) + 1
     k, v = (torch.randn(n, 1, kv_heads, dim, dtype=torch.float16) for _ in range(2))
     q, k, v, rows = on_chip(q, k, v, rows)
-    got = triton_attention.sparse_prefill_triton(q, k, v, rows, 0.125)
+    result = triton_attention.sparse_prefill_triton(q, k, v, rows, 0.125)
     expected = attention.reference(q, k, v, rows, 0.125)
-    assert (got.float() - expected.float()).abs().max() < 4e-3
+    assert (result.float() - expected.float()).abs().max() < 4e-3

@@ -16,12 +16,12 @@ CHECK = Path(__file__).resolve().parents[2] / "benchmark" / "kernels" / "gpu_che
 @pytest.mark.long
 def test_the_smoke_run_covers_every_section(tmp_path):
     out = tmp_path / "gpu_check.json"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, CHECK, "--json", out, "--smoke"],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert process.returncode == 0, process.stdout + process.stderr
     report = json.loads(out.read_text())
     (row,) = report["end_to_end"]
     timed = {key.removesuffix("_host_over_device") for key in row if key.endswith("over_device")}

@@ -30,25 +30,25 @@ names = [f"d{d}-h{h}of{g}-{str(t)[6:]}-page{p}-{lay}" for d, h, g, t, p, lay in 
 every_case = pytest.mark.parametrize("case", CASES, ids=names)
 
 
-def pool(slots, dim, heads, dtype, page, layout):
+def random_pool(slots, dim, heads, dtype, page, layout):
     count = -(-slots // page) + 2
     shape = (count, page, heads, dim) if layout == "NHD" else (count, heads, page, dim)
     return pages.view(torch.randn(shape, device=DEVICE).to(dtype), layout)
 
 
-def table(length, dim):
+def rope_table(length, dim):
     angle = torch.arange(length, device=DEVICE)[:, None] * 10000.0 ** -(
         torch.arange(0, dim, 2, device=DEVICE) / dim
     )
     return torch.cat([angle.cos(), angle.sin()], -1)
 
 
-def close(got, expected, dtype):
-    error = (got.float() - expected.float()).abs().max().item() if got.numel() else 0.0
+def assert_close(result, expected, dtype):
+    error = (result.float() - expected.float()).abs().max().item() if result.numel() else 0.0
     assert error <= TOLERANCE[dtype], f"off by {error:.2e}"
 
 
-def batch(lengths, chosen, slots_in_pool):
+def scattered_rows(lengths, chosen, slots_in_pool):
     """Rows of several requests over scattered slots of one pool."""
     slots = torch.randperm(slots_in_pool)[: sum(lengths)]
     positions = [torch.randperm(n)[:m].sort()[0] for n, m in zip(lengths, chosen)]
@@ -62,15 +62,15 @@ def batch(lengths, chosen, slots_in_pool):
 
 
 @every_case
-def test_sparse_attention_over_a_paged_batch(case):
+def test_sparse_attention_over_a_paged_batch_equals_the_reference(case):
     dim, heads, kv_heads, dtype, page, layout = case
     torch.manual_seed(dim)
-    k, v = (pool(400, dim, kv_heads, dtype, page, layout) for _ in range(2))
-    rows = batch([150, 1, 97], [41, 1, 97], 400)
+    k, v = (random_pool(400, dim, kv_heads, dtype, page, layout) for _ in range(2))
+    rows = scattered_rows([150, 1, 97], [41, 1, 97], 400)
     q = torch.randn(139, heads, dim, device=DEVICE).to(dtype)
     expected = attention.reference(q, k, v, rows, dim**-0.5)
     for backend in BACKENDS:
-        close(attention.sparse_prefill(q, k, v, rows, dim**-0.5, backend), expected, dtype)
+        assert_close(attention.sparse_prefill(q, k, v, rows, dim**-0.5, backend), expected, dtype)
 
 
 def test_a_query_sees_by_position_and_not_by_row():
@@ -85,7 +85,7 @@ def test_a_query_sees_by_position_and_not_by_row():
         assert out[:, 0, 0].tolist() == pytest.approx([1.0, 2.5, 3.5])
 
 
-def test_an_empty_batch_of_queries_is_nothing():
+def test_an_empty_batch_of_queries_has_an_empty_result():
     k = torch.zeros(4, 1, 1, 64, device=DEVICE)
     rows = attention.Rows.single(
         torch.empty(0, dtype=torch.long, device=DEVICE), torch.arange(4, device=DEVICE)
@@ -97,20 +97,20 @@ def test_an_empty_batch_of_queries_is_nothing():
 
 @every_case
 @pytest.mark.parametrize("count", [0, 1, 37])
-def test_rope_scatter(case, count):
+def test_rope_scatter_equals_the_reference(case, count):
     dim, _, heads, dtype, page, layout = case
     torch.manual_seed(count)
     raw, v = (torch.randn(64, heads, dim, device=DEVICE).to(dtype) for _ in range(2))
     source = torch.randperm(64, device=DEVICE)[:count]
     positions = torch.randint(0, 500, (count,), device=DEVICE)
     slots = torch.randperm(100, device=DEVICE)[:count]
-    pools = [pool(100, dim, heads, dtype, page, layout) for _ in range(2)]
+    pools = [random_pool(100, dim, heads, dtype, page, layout) for _ in range(2)]
     copies = [p.clone() for p in pools]
-    args = (raw, v, source, positions, slots, table(500, dim))
+    args = (raw, v, source, positions, slots, rope_table(500, dim))
     rope_scatter.reference(*args, *copies)
     rope_scatter.rope_scatter_triton(*args, *pools)
-    for got, expected in zip(pools, copies):
-        close(got, expected, dtype)
+    for result, expected in zip(pools, copies):
+        assert_close(result, expected, dtype)
 
 
 @every_case
@@ -126,71 +126,72 @@ def test_rope_scatter_reads_rows_of_several_chunks_in_place(case):
     source = torch.cat(picks).to(DEVICE)
     positions = torch.randint(0, 500, (33,), device=DEVICE)
     slots = torch.randperm(100, device=DEVICE)[:33]
-    pools = [pool(100, dim, heads, dtype, page, layout) for _ in range(2)]
+    pools = [random_pool(100, dim, heads, dtype, page, layout) for _ in range(2)]
     copies = [p.clone() for p in pools]
-    rest = (positions, slots, table(500, dim))
+    rest = (positions, slots, rope_table(500, dim))
     joined = [torch.cat([x[i] for x, i in zip(xs, picks)]) for xs in (keys, values)]
     rope_scatter.reference(*joined, torch.arange(33, device=DEVICE), *rest, *copies)
     rope_scatter.one_layer(keys, values, counts, source, *rest, *pools).launch(0, 1)
-    for got, expected in zip(pools, copies):
-        close(got, expected, dtype)
+    for result, expected in zip(pools, copies):
+        assert_close(result, expected, dtype)
 
 
-@pytest.mark.parametrize("most", [None, 1, 40])
+@pytest.mark.parametrize("max_blocks", [None, 1, 40])
 @pytest.mark.parametrize("parts", [[(0, 5)], [(0, 1), (1, 4), (4, 5)]])
-def test_all_layers_of_several_chunks_are_written_in_a_launch_or_a_few(parts, most):
+def test_all_layers_of_several_chunks_are_written_in_a_launch_or_a_few(parts, max_blocks):
     dim, heads, layers, counts = 64, 2, 5, [3, 0, 17]
     keys, values = (
         [torch.randn(layers, 20 + i, heads, dim, device=DEVICE) for i in range(3)] for _ in range(2)
     )
     rows = [torch.randperm(20)[:n].sort()[0] for n in counts]
     k_pools, v_pools = (
-        [pool(60, dim, heads, torch.float32, 16, "NHD") for _ in range(layers)] for _ in range(2)
+        [random_pool(60, dim, heads, torch.float32, 16, "NHD") for _ in range(layers)]
+        for _ in range(2)
     )
     slots, positions = (torch.randperm(60, device=DEVICE)[:20] for _ in range(2))
-    about = (counts, torch.cat(rows).to(DEVICE), positions, slots, table(60, dim))
+    arguments = (counts, torch.cat(rows).to(DEVICE), positions, slots, rope_table(60, dim))
     copies = [[p.clone() for p in pools] for pools in (k_pools, v_pools)]
-    rope_scatter.LayersScatter(keys, values, *about, *copies).reference(0, layers)
-    work = rope_scatter.LayersScatter(keys, values, *about, k_pools, v_pools, most)
+    rope_scatter.LayersScatter(keys, values, *arguments, *copies).reference(0, layers)
+    scatter = rope_scatter.LayersScatter(keys, values, *arguments, k_pools, v_pools, max_blocks)
     for first, end in parts:
-        blocks, pieces = work.grid(first, end)
+        blocks, pieces = scatter.grid(first, end)
         assert pieces == 3 * (end - first)
-        assert blocks == 3 if most is None else blocks * pieces <= max(most, pieces)
+        assert blocks == 3 if max_blocks is None else blocks * pieces <= max(max_blocks, pieces)
         untouched = v_pools[end].clone() if end < layers else None
-        work.launch(first, end)
+        scatter.launch(first, end)
         assert untouched is None or torch.equal(untouched, v_pools[end])
-    for got, expected in zip((*k_pools, *v_pools), (*copies[0], *copies[1])):
-        close(got, expected, torch.float32)
+    for result, expected in zip((*k_pools, *v_pools), (*copies[0], *copies[1])):
+        assert_close(result, expected, torch.float32)
 
 
 def test_rows_of_another_type_or_layout_are_refused_by_name():
     k, v = torch.zeros(4, 2, 64), torch.zeros(4, 2, 64)
-    rest = (torch.arange(4),) * 3 + (table(9, 64), *(x[:, None] for x in (k, v)))
-    for other in (v.half(), torch.zeros(2, 4, 64).transpose(0, 1)):
+    rest = (torch.arange(4),) * 3 + (rope_table(9, 64), *(x[:, None] for x in (k, v)))
+    for values in (v.half(), torch.zeros(2, 4, 64).transpose(0, 1)):
         with pytest.raises(ValueError, match="allowed are dense rows"):
-            rope_scatter.one_layer([k], [other], [4], *rest).launch(0, 1)
+            rope_scatter.one_layer([k], [values], [4], *rest).launch(0, 1)
     with pytest.raises(ValueError, match="not alike"):
         rope_scatter.one_layer([k, k], [v], [4], *rest).launch(0, 1)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 2, 33, 160])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_energy(tokens, dtype):
+def test_energy_equals_the_reference(tokens, dtype):
     k, v = (torch.randn(3, tokens, 192, device=DEVICE).to(dtype) for _ in range(2))
-    got, expected = lowpass.energy_triton(k, v), lowpass.reference(k, v)
-    assert got.shape == (3, tokens)
-    assert torch.allclose(got, expected, rtol=1e-4)
+    result, expected = lowpass.energy_triton(k, v), lowpass.reference(k, v)
+    assert result.shape == (3, tokens)
+    assert torch.allclose(result, expected, rtol=1e-4)
 
 
 def test_low_pass_keeps_a_slow_wave_and_drops_a_fast_one():
-    at = torch.arange(64.0)
-    slow, fast = (2 * torch.pi * at * f / 64 for f in (3, 30))
+    steps = torch.arange(64.0)
+    slow, fast = (2 * torch.pi * steps * f / 64 for f in (3, 30))
     x = torch.stack([slow.sin(), fast.sin()], -1)[None]
-    kept = lowpass.reconstruct(x, 0.5)
-    assert torch.allclose(kept[0, :, 0], slow.sin(), atol=1e-5)
-    assert kept[0, :, 1].abs().max() < 1e-5
-    both = kept + lowpass.reconstruct(x, 0.5, high=True)
-    assert torch.allclose(both, x, atol=1e-5)
+    low = lowpass.reconstruct(x, 0.5)
+    assert torch.allclose(low[0, :, 0], slow.sin(), atol=1e-5)
+    assert low[0, :, 1].abs().max() < 1e-5
+    whole = low + lowpass.reconstruct(x, 0.5, high=True)
+    assert torch.allclose(whole, x, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +209,7 @@ def test_every_position_in_order_is_causal_attention():
     q, k, v = torch.randn(70, 6, 64), *torch.randn(2, 70, 2, 64).unbind()
     rows = attention.Rows.single(torch.arange(70), torch.arange(70))
     expected = attention.reference(q, k[:, None], v[:, None], rows, 0.125)
-    close(attention.causal(q, k, v, 0.125), expected, torch.float32)
+    assert_close(attention.causal(q, k, v, 0.125), expected, torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +219,7 @@ def test_every_position_in_order_is_causal_attention():
 )
 def test_blocks_of_queries_on_a_cpu_are_the_dense_reference(positions):
     q, k, v = torch.randn(len(positions), 6, 32), *torch.randn(2, 700, 2, 32).unbind()
-    at = torch.tensor(positions)
-    rows = attention.Rows.single(at, torch.arange(700))
+    ids = torch.tensor(positions)
+    rows = attention.Rows.single(ids, torch.arange(700))
     expected = attention.reference(q, k[:, None], v[:, None], rows, 0.2)
-    close(attention.attend(q, k, v, attention.blocks(at), 0.2), expected, torch.float32)
+    assert_close(attention.attend(q, k, v, attention.blocks(ids), 0.2), expected, torch.float32)

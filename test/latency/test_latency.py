@@ -14,7 +14,7 @@ from canopy_lab.latency.slo import parse_slo
 from sglang_canopy.errors import CanopyError
 
 
-def report(ttft, *, due=None, end=None, prompt=None, sessions=None, **options) -> LatencyReport:
+def report_of(ttft, *, due=None, end=None, prompt=None, sessions=None, **options) -> LatencyReport:
     due = list(range(len(ttft))) if due is None else due
     end = [d + t for d, t in zip(due, ttft, strict=True)] if end is None else end
     prompt = [100] * len(ttft) if prompt is None else prompt
@@ -23,7 +23,7 @@ def report(ttft, *, due=None, end=None, prompt=None, sessions=None, **options) -
 
 
 def test_the_warm_up_is_excluded_by_due_time():
-    latencies = report([9.0, 1.0, 1.0, 3.0, 9.0], due=[0, 3, 2, 1.5, 1], warm_up_share=0.4)
+    latencies = report_of([9.0, 1.0, 1.0, 3.0, 9.0], due=[0, 3, 2, 1.5, 1], warm_up_share=0.4)
     assert latencies.requests == 3
     assert latencies.ttft_s.mean == pytest.approx(5 / 3)
     assert latencies.ttft_s.max == 3.0
@@ -31,14 +31,14 @@ def test_the_warm_up_is_excluded_by_due_time():
 
 def test_deciles_are_by_the_length_of_prompts():
     ttft = [float(i % 10) for i in range(100)]
-    latencies = report(ttft, prompt=[(i % 10) * 50 for i in range(100)], warm_up_share=0.0)
+    latencies = report_of(ttft, prompt=[(i % 10) * 50 for i in range(100)], warm_up_share=0.0)
     assert [d.requests for d in latencies.deciles] == [10] * 10
     assert [d.ttft_s.mean for d in latencies.deciles] == [float(i) for i in range(10)]
     assert [d.longest_tokens for d in latencies.deciles] == [i * 50 for i in range(10)]
 
 
 def test_a_session_lasts_from_its_first_request_to_its_last_answer():
-    latencies = report(
+    latencies = report_of(
         [1.0, 1.0, 1.0], due=[0, 10, 4], end=[2, 30, 5], sessions=["a", "a", "b"],
         warm_up_share=0.0,
     )  # fmt: skip
@@ -57,7 +57,7 @@ def test_growth_is_the_rate_at_which_a_single_server_falls_behind(ratio, seed):
         free = max(free, now) + 1.0
         due.append(now)
         wait.append(free - now)
-    growth = report(wait, due=due).growth
+    growth = report_of(wait, due=due).growth
     if ratio < 0.9:
         assert growth < 0.02
     elif ratio > 1.1:
@@ -71,13 +71,13 @@ def test_the_saturation_of_a_single_server_is_its_rate():
         for time in due:
             free = max(free, time) + 0.25
             wait.append(free - time)
-        return report(wait, due=due).growth
+        return report_of(wait, due=due).growth
 
     for guess in (0.1, 4.0, 90.0):
         assert saturation(growth_at, guess) == pytest.approx(4.0 * 1.01, rel=0.02)
 
 
-def test_a_system_without_a_limit_is_named():
+def test_a_system_without_a_saturation_is_refused():
     with pytest.raises(CanopyError, match="no saturation"):
         saturation(lambda rate: 0.0, 1.0)
     with pytest.raises(CanopyError, match="the queue grows even at"):
@@ -91,7 +91,7 @@ def test_a_system_without_a_limit_is_named():
     unit=st.sampled_from(["ms", "s", "min", "h"]),
 )
 def test_a_target_is_read_as_it_is_written(statistic, metric, amount, unit):
-    latencies = report([1.0, 2.0, 50.0, 4.0], warm_up_share=0.0)
+    latencies = report_of([1.0, 2.0, 50.0, 4.0], warm_up_share=0.0)
     seconds = round(amount, 3) * {"ms": 1e-3, "s": 1, "min": 60, "h": 3600}[unit]
     actual = dataclasses.asdict(latencies)[f"{metric}_s"][statistic]
     slo = parse_slo(f"{statistic}_{metric} < {round(amount, 3)}{unit}")
@@ -99,9 +99,9 @@ def test_a_target_is_read_as_it_is_written(statistic, metric, amount, unit):
 
 
 def test_several_targets_must_all_be_met():
-    made = report([1.0, 2.0, 3.0], warm_up_share=0.0)
-    assert parse_slo("mean_ttft<3s,max_ttft<4s").met(made)
-    assert not parse_slo("mean_ttft<3s,max_ttft<2s").met(made)
+    latencies = report_of([1.0, 2.0, 3.0], warm_up_share=0.0)
+    assert parse_slo("mean_ttft<3s,max_ttft<4s").met(latencies)
+    assert not parse_slo("mean_ttft<3s,max_ttft<2s").met(latencies)
 
 
 @pytest.mark.parametrize(
@@ -122,8 +122,8 @@ def test_a_target_that_cannot_be_read_is_refused(text, message):
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, 2.0])
-def test_a_warm_up_must_leave_something(share):
+def test_a_report_without_requests_is_refused(share):
     with pytest.raises(CanopyError, match="warm-up"):
-        report([1.0], warm_up_share=share)
+        report_of([1.0], warm_up_share=share)
     with pytest.raises(CanopyError, match="no request was answered"):
-        report([])
+        report_of([])

@@ -11,7 +11,7 @@ COST = METRICS["cost"]
 
 
 def row(dram, ttft, throughput, cost, p99=None, disk=None):
-    c = Configuration(dram_gib=dram, disk=disk, disk_gib=100.0 if disk else 0.0)
+    configuration = Configuration(dram_gib=dram, disk=disk, disk_gib=100.0 if disk else 0.0)
     metrics = {
         "mean_ttft_s": ttft,
         "p99_ttft_s": 4 * ttft if p99 is None else p99,
@@ -20,7 +20,7 @@ def row(dram, ttft, throughput, cost, p99=None, disk=None):
         "cost_per_hour": cost,
         "token_hit_ratio": 0.5,
     }
-    return Evaluated(c, metrics)
+    return Evaluated(configuration, metrics)
 
 
 ROWS = [
@@ -63,9 +63,9 @@ def test_a_constraint_is_read_in_its_units(text, key, limit):
     ],
 )
 def test_a_constraint_with_a_typo_suggests_the_correction(text, message):
-    with pytest.raises(CanopyError, match=message) as raised:
+    with pytest.raises(CanopyError, match=message) as error:
         parse_constraint(text)
-    assert "\n" not in str(raised.value)
+    assert "\n" not in str(error.value)
 
 
 def test_the_cheapest_that_meets_the_limits_is_chosen():
@@ -79,7 +79,7 @@ def test_the_cheapest_that_meets_the_limits_is_chosen():
     assert choose(ROWS, (), METRICS["mean_ttft"]).row is ROWS[3]
 
 
-def test_limits_that_nothing_meets_name_the_one_that_binds_and_the_nearest_point():
+def test_if_nothing_meets_the_limits_the_choice_is_the_nearest_point_and_names_the_missed_limit():
     limits = parse_constraints(["mean_ttft<0.4s", "cost<20"])
     choice = choose(ROWS, limits, COST)
     assert not choice.feasible
@@ -87,7 +87,7 @@ def test_limits_that_nothing_meets_name_the_one_that_binds_and_the_nearest_point
     assert [c.text for c in choice.binding] == ["mean_ttft<0.4s"]
 
 
-def test_limits_that_exclude_each_other_both_bind_or_the_missed_one_does():
+def test_of_limits_that_exclude_each_other_those_the_choice_misses_bind():
     limits = parse_constraints(["mean_ttft<0.6s", "cost<6"])
     choice = choose(ROWS, limits, COST)
     assert not choice.feasible
@@ -100,7 +100,7 @@ def test_limits_that_exclude_each_other_both_bind_or_the_missed_one_does():
 def test_extremes_take_the_cheapest_of_nearly_equal_ones():
     baseline = row(128, 1.0, 1150.0, 6.0)
     choices = extremes(ROWS, baseline)
-    assert choices["most throughput"] is ROWS[1]  # 0.04 % less than the dearest
+    assert choices["most throughput"] is ROWS[1]  # 0.04 % less than the most expensive
     assert choices["least mean TTFT"] is ROWS[3]
     assert choices["least cost"] is ROWS[0]
     assert choices["cheapest as good as fixed"] is ROWS[1]

@@ -1,4 +1,4 @@
-"""Price lists: cliffs, bandwidth tied to size, and messages for wrong lists."""
+"""Price lists: steps, bandwidth tied to size, and messages for wrong lists."""
 
 import json
 import re
@@ -17,17 +17,17 @@ SMALL = {
 }
 
 
-def changed(**fields):
+def variant(**fields):
     return {**SMALL, **fields}
 
 
 def disk(**fields):
     document = {"per_gib_month": 0.1, "bandwidth": {"base_mib_s": 100}, **fields}
-    return parse_prices(changed(disks={"d": document})).disk("d")
+    return parse_prices(variant(disks={"d": document})).disk("d")
 
 
 def test_cost_of_an_hour_is_gpus_dram_and_a_disk_of_each_instance():
-    prices = parse_prices(changed(gpus_per_instance=2))
+    prices = parse_prices(variant(gpus_per_instance=2))
     # 3 x (2 x 2 + 50 x 0.01 + 1000 x 0.073 / 730)
     assert prices.price_per_hour(
         instances=3, dram_gib=50, disk="ssd", disk_gib=1000
@@ -37,15 +37,15 @@ def test_cost_of_an_hour_is_gpus_dram_and_a_disk_of_each_instance():
 
 def test_a_shared_store_is_paid_once():
     store = {**SMALL["disks"]["ssd"], "shared": True}
-    prices = parse_prices(changed(disks={"ssd": SMALL["disks"]["ssd"], "store": store}))
+    prices = parse_prices(variant(disks={"ssd": SMALL["disks"]["ssd"], "store": store}))
     common = {"instances": 3, "dram_gib": 0, "disk_gib": 1000}
-    none = prices.price_per_hour(instances=3, dram_gib=0)
-    assert prices.price_per_hour(**common, disk="store") - none == pytest.approx(0.1)
-    assert prices.price_per_hour(**common, disk="ssd") - none == pytest.approx(0.3)
+    without_disk = prices.price_per_hour(instances=3, dram_gib=0)
+    assert prices.price_per_hour(**common, disk="store") - without_disk == pytest.approx(0.1)
+    assert prices.price_per_hour(**common, disk="ssd") - without_disk == pytest.approx(0.3)
     assert (prices.disks_of("ssd", 3), prices.disks_of("store", 3)) == (3, 1)
 
 
-def test_bandwidth_is_bought_between_a_least_and_a_most():
+def test_bandwidth_is_sold_between_a_minimum_and_a_maximum():
     d = disk(
         bandwidth={"per_iops_mib_s": 0.25, "io_kib": 256},
         iops={"amount": 3000, "most": 16_000, "included": 3000, "per_month": 0.005},
@@ -91,7 +91,7 @@ def test_bandwidth_grows_with_the_size_up_to_its_limit():
     assert d.read_bytes_per_s(9000) == 350 * MIB
 
 
-def test_a_size_is_sold_in_steps_and_from_a_smallest_on():
+def test_sizes_are_sold_in_steps_from_the_smallest():
     d = disk(smallest_gib=375, step_gib=375)
     assert [d.bought_gib(gib) for gib in (1, 375, 376, 1500)] == [375, 375, 750, 1500]
     assert d.price_per_hour(1) == d.price_per_hour(375) < d.price_per_hour(376)
@@ -120,7 +120,7 @@ def test_essd_follows_the_published_formulas():
     assert prices.disk("essd-pl1").read_bytes_per_s(300) == (120 + 150) * MIB
     assert prices.disk("essd-pl0").read_bytes_per_s(100) == (100 + 25) * MIB
     assert prices.disk("essd-pl3").read_bytes_per_s(9000) == 4000 * MIB
-    # Sold from 1,261 GiB on: the cliff of the fastest class.
+    # The fastest class is sold from 1,261 GiB on.
     assert prices.disk("essd-pl3").bought_gib(10) == 1261
 
 
@@ -136,22 +136,22 @@ def test_io2_pays_for_its_throughput_in_iops():
     ("document", "message"),
     [
         ([], "must be a JSON object"),
-        (changed(gpu_per_hour=-1), "gpu_per_hour must be a number of 0 or more"),
-        (changed(gpu_per_hours=1), "unknown field 'gpu_per_hours'; did you mean 'gpu_per_hour'"),
-        (changed(disks={"d": {"per_gib_month": 1}}), "has no bandwidth"),
-        (changed(disks={"d": {"per_gib_month": [[10, 1]]}}), r"\[\[up_to, price\]"),
+        (variant(gpu_per_hour=-1), "gpu_per_hour must be a number of 0 or more"),
+        (variant(gpu_per_hours=1), "unknown field 'gpu_per_hours'; did you mean 'gpu_per_hour'"),
+        (variant(disks={"d": {"per_gib_month": 1}}), "has no bandwidth"),
+        (variant(disks={"d": {"per_gib_month": [[10, 1]]}}), r"\[\[up_to, price\]"),
         (
-            changed(disks={"d": {"per_gib_month": [[10, 1], [5, 1], [None, 1]]}}),
+            variant(disks={"d": {"per_gib_month": [[10, 1], [5, 1], [None, 1]]}}),
             "steps of per_gib_month must rise",
         ),
-        (changed(disks={"d": {"per_gib_month": 1, "billing": "weekly"}}), "billing must be one of"),
-        (changed(format="other"), "canopy-prices"),
+        (variant(disks={"d": {"per_gib_month": 1, "billing": "weekly"}}), "billing must be one of"),
+        (variant(format="other"), "canopy-prices"),
         (
-            changed(disks={"d": {"per_gib_month": 1, "throughput": {"amount": 9, "most": 1}}}),
+            variant(disks={"d": {"per_gib_month": 1, "throughput": {"amount": 9, "most": 1}}}),
             "most \\(1\\) lies below amount \\(9\\)",
         ),
-        (changed(gpus_per_instance=1.5), "gpus_per_instance must be a whole number"),
-        (changed(dram_per_gib_hour=True), "dram_per_gib_hour must be a number"),
+        (variant(gpus_per_instance=1.5), "gpus_per_instance must be a whole number"),
+        (variant(dram_per_gib_hour=True), "dram_per_gib_hour must be a number"),
     ],
 )
 def test_a_wrong_list_is_refused_with_the_field(document, message):
@@ -164,9 +164,9 @@ def test_unknown_names_are_answered_with_the_list_and_the_nearest(tmp_path):
         load_prices("aws-us-east-1").disk("gp33")
     with pytest.raises(CanopyError, match=r"no price list 'aws-us-east'.*did you mean 'aws-us-eas"):
         load_prices("aws-us-east")
-    broken = tmp_path / "prices.json"
-    broken.write_text("{")
+    price_file = tmp_path / "prices.json"
+    price_file.write_text("{")
     with pytest.raises(CanopyError, match="is not JSON"):
-        load_prices(broken)
-    broken.write_text(json.dumps(SMALL))
-    assert load_prices(broken).name == "small"
+        load_prices(price_file)
+    price_file.write_text(json.dumps(SMALL))
+    assert load_prices(price_file).name == "small"

@@ -27,16 +27,16 @@ from canopy_lab.sim.system import load_profile
 from canopy_lab.trace.record import TraceRequest
 
 PROFILE = load_profile("qwen2.5-7b-h100")
-SIZE = 64
+BLOCK_TOKENS = 64
 
 
-def record(at, blocks, output=32, tokens=None):
+def record(time_s, blocks, output=32, tokens=None):
     return TraceRequest(
-        time_s=at,
-        input_tokens=len(blocks) * SIZE if tokens is None else tokens,
+        time_s=time_s,
+        input_tokens=len(blocks) * BLOCK_TOKENS if tokens is None else tokens,
         output_tokens=output,
         blocks=tuple(blocks),
-        block_tokens=SIZE,
+        block_tokens=BLOCK_TOKENS,
     )
 
 
@@ -44,29 +44,29 @@ def record(at, blocks, output=32, tokens=None):
 
 
 def chat(preset, rate, requests=220, seed=1):
-    """Return a synthetic trace and an engine with a much smaller pool."""
-    drawn = synthesise(get_preset(preset).at_rate(rate), 20 * requests / rate, seed=seed)
-    return CompactTrace(d.request for d, _ in zip(drawn, range(requests)))
+    """Return the first ``requests`` requests of a synthetic preset at ``rate`` requests per second."""
+    synthetic = synthesise(get_preset(preset).at_rate(rate), 20 * requests / rate, seed=seed)
+    return CompactTrace(d.request for d, _ in zip(synthetic, range(requests)))
 
 
 def agents(turns=14, conversations=12, rate=1.5):
     """Conversations that grow and return after others."""
-    draw, trace, at = random.Random(3), [], 0.0
+    draw, trace, time_s = random.Random(3), [], 0.0
     for turn in range(turns):
-        for who in range(conversations):
-            at += draw.expovariate(rate)
-            trace.append(record(at, range(10_000 * who, 10_000 * who + 60 * (turn + 1)), 60))
+        for i in range(conversations):
+            time_s += draw.expovariate(rate)
+            trace.append(record(time_s, range(10_000 * i, 10_000 * i + 60 * (turn + 1)), 60))
     return CompactTrace(trace)
 
 
 def documents(count=200):
     """Return requests for a few popular documents, and for many that are used once."""
-    draw, trace, at = random.Random(4), [], 0.0
+    draw, trace, time_s = random.Random(4), [], 0.0
     for k in range(count):
-        at += draw.expovariate(2.5)
-        which = draw.randrange(12) if draw.random() < 0.6 else 100 + k
-        blocks = [*range(1000 * which, 1000 * which + 150), 10**7 + k]
-        trace.append(record(at, blocks, 40))
+        time_s += draw.expovariate(2.5)
+        number = draw.randrange(12) if draw.random() < 0.6 else 100 + k
+        blocks = [*range(1000 * number, 1000 * number + 150), 10**7 + k]
+        trace.append(record(time_s, blocks, 40))
     return CompactTrace(trace)
 
 
@@ -89,73 +89,73 @@ WORKLOADS = {
 )
 def test_the_choice_is_that_of_simulating_everything(name):
     make, tokens, instances = WORKLOADS[name]
-    work = PlanInputs(make(), Engine(PROFILE, tokens, "prefix-aware"), load_prices("aws-us-east-1"))
+    full = PlanInputs(make(), Engine(PROFILE, tokens, "prefix-aware"), load_prices("aws-us-east-1"))
     request = PlanRequest(
         disks=("gp3",), instances=(instances,), dram_levels=4,
         disk_levels=2, choices={"page_size": (64,), "prefetch_policy": ("timeout", "wait_complete")},
     )  # fmt: skip
     space = make_space(
-        request, footprint_of(work.trace, work.engine), work.prices,
-        least_size(work.trace, work.engine),
+        request, footprint_of(full.trace, full.engine), full.prices,
+        least_size(full.trace, full.engine),
     )  # fmt: skip
-    some = space.grid()
-    part = work.with_trace(busiest(work.trace, len(work.trace) // 3))
-    with Evaluator(work) as evaluate, Evaluator(part) as on_part:
-        real = dict(zip(some, evaluate(some)))
-        guessed = dict(zip(some, on_part(some)))
-    p99 = sorted(row["p99_ttft_s"] for row in real.values())
-    wishes = [
+    grid = space.grid()
+    part = full.with_trace(busiest(full.trace, len(full.trace) // 3))
+    with Evaluator(full) as evaluate, Evaluator(part) as on_part:
+        exact = dict(zip(grid, evaluate(grid)))
+        predicted = dict(zip(grid, on_part(grid)))
+    p99 = sorted(row["p99_ttft_s"] for row in exact.values())
+    goals = [
         *(((f"p99_ttft<{p99[len(p99) * q // 100] * 1.0001}s",), "cost") for q in (5, 30, 60, 90)),
         ((), "mean_ttft"),
-        ((f"mean_ttft<{np.median([r['mean_ttft_s'] for r in real.values()])}s",), "cost"),
+        ((f"mean_ttft<{np.median([r['mean_ttft_s'] for r in exact.values()])}s",), "cost"),
     ]
-    for texts, minimise in wishes:
-        limits, wanted = parse_constraints(texts), METRICS[minimise]
-        confirmed = confirm(guessed, lambda cs: [real[c] for c in cs], limits, wanted)
-        best = choose(list(real.values()), limits, wanted)
+    for texts, minimise in goals:
+        limits, metric = parse_constraints(texts), METRICS[minimise]
+        confirmed = confirm(predicted, lambda cs: [exact[c] for c in cs], limits, metric)
+        best = choose(list(exact.values()), limits, metric)
         # Differences of under a thousandth are called none (choice.py).
-        mine, theirs = (row[wanted.key] for row in (confirmed.choice.row, best.row))
-        assert mine == pytest.approx(theirs, rel=1e-3), (texts, minimise)
+        chosen, least = (row[metric.key] for row in (confirmed.choice.row, best.row))
+        assert chosen == pytest.approx(least, rel=1e-3), (texts, minimise)
         assert confirmed.choice.feasible == best.feasible
-        assert confirmed.choice.row is real[confirmed.choice.row.configuration]  # not predicted
+        assert confirmed.choice.row is exact[confirmed.choice.row.configuration]  # not predicted
 
 
-SOME = [Configuration(dram_gib=float(d)) for d in (0, *range(8, 200, 4))]
+SIZES = [Configuration(dram_gib=float(d)) for d in (0, *range(8, 200, 4))]
 
 
-@given(st.floats(0.2, 5.0), st.floats(-0.15, 0.15), st.integers(0, len(SOME) - 1))
-def test_a_prediction_that_is_off_steadily_loses_no_choice(factor, tilt, limit_at):
-    """Off by a factor, which changes with the size as steadily as the margins suppose."""
+@given(st.floats(0.2, 5.0), st.floats(-0.15, 0.15), st.integers(0, len(SIZES) - 1))
+def test_a_prediction_with_an_error_within_the_margins_loses_no_choice(factor, tilt, limit_index):
+    """The error is a factor that changes with the size within the margins."""
 
-    def row(c, off=1.0):
-        seconds = 0.5 + 4 * math.exp(-c.dram_gib / 60)
-        return Evaluated(c, {"mean_ttft_s": seconds * off, "p99_ttft_s": 3 * seconds * off,
-                             "cost": 1 + 0.01 * c.dram_gib})  # fmt: skip
+    def row(configuration, factor=1.0):
+        seconds = 0.5 + 4 * math.exp(-configuration.dram_gib / 60)
+        return Evaluated(configuration, {"mean_ttft_s": seconds * factor, "p99_ttft_s": 3 * seconds * factor,
+                             "cost": 1 + 0.01 * configuration.dram_gib})  # fmt: skip
 
-    def truth(c):
-        return row(c, factor * math.exp(tilt * math.log2(1 + c.dram_gib)))
+    def simulate(configuration):
+        return row(configuration, factor * math.exp(tilt * math.log2(1 + configuration.dram_gib)))
 
-    real = {c: truth(c) for c in SOME}
-    limit = real[SOME[limit_at]]["p99_ttft_s"] * 1.0001
+    exact = {c: simulate(c) for c in SIZES}
+    limit = exact[SIZES[limit_index]]["p99_ttft_s"] * 1.0001
     limits = parse_constraints([f"p99_ttft<{limit}s"])
     confirmed = confirm(
-        {c: row(c) for c in SOME}, lambda cs: [real[c] for c in cs], limits, METRICS["cost"]
+        {c: row(c) for c in SIZES}, lambda cs: [exact[c] for c in cs], limits, METRICS["cost"]
     )
-    best = choose(list(real.values()), limits, METRICS["cost"])
+    best = choose(list(exact.values()), limits, METRICS["cost"])
     assert confirmed.choice.row.configuration == best.row.configuration
 
 
 # ---- in a plan ----
 
 
-def small_plan(trace=None, **more):
+def small_plan(trace=None, **options):
     engine = Engine(PROFILE, 30_000, "prefix-aware")
-    work = PlanInputs(trace or agents(4, 6, 0.3), engine, load_prices("aws-us-east-1"))
+    inputs = PlanInputs(trace or agents(4, 6, 0.3), engine, load_prices("aws-us-east-1"))
     request = PlanRequest(
         disks=("gp3",), choices={"page_size": (64,)}, dram_levels=6, disk_levels=3,
-        minimise=METRICS["cost_per_hour"], checks="off", **more,
+        minimise=METRICS["cost_per_hour"], checks="off", **options,
     )  # fmt: skip
-    return make_plan(request, work)
+    return make_plan(request, inputs)
 
 
 @pytest.mark.parametrize("sample", [0, 8])
@@ -167,7 +167,7 @@ def test_no_row_of_a_plan_has_more_host_memory_than_can_be_reused(sample):
 
 
 def test_a_trace_that_repeats_nothing_needs_no_host_memory():
-    plan = small_plan(CompactTrace(record(at, [at]) for at in range(5)))
+    plan = small_plan(CompactTrace(record(number, [number]) for number in range(5)))
     assert {row.configuration.dram_gib for row in plan.result.rows.values()} == {0.0}
     assert plan.reusable_gib == plan.baseline.configuration.dram_gib == 0.0
 
@@ -177,8 +177,8 @@ def test_a_plan_from_a_part_marks_rows_not_simulated_on_the_whole():
     assert plan.predicted > 0
     assert not plan.choice.row.predicted
     assert plan.choice.row["requests"] == 24
-    guessed = [row for row in plan.result.rows.values() if row.predicted]
-    assert {row["requests"] for row in guessed} == {8}
+    predicted = [row for row in plan.result.rows.values() if row.predicted]
+    assert {row["requests"] for row in predicted} == {8}
 
 
 @pytest.mark.parametrize("sample", [0, 12, 8_000])
@@ -186,8 +186,8 @@ def test_a_short_trace_is_simulated_whole(sample):
     assert small_plan(sample_requests=sample).predicted == 0
 
 
-def test_the_busiest_part_is_consecutive_and_begins_at_zero():
-    trace = CompactTrace(record(at, [at]) for at in (0, 10, 20, 30, 31, 32, 50, 60))
+def test_the_busiest_part_is_consecutive_and_its_times_begin_at_zero():
+    trace = CompactTrace(record(time_s, [time_s]) for time_s in (0, 10, 20, 30, 31, 32, 50, 60))
     part = busiest(trace, 3)
     assert [r.time_s for r in part] == [0, 1, 2]
     assert [r.blocks for r in part] == [(30,), (31,), (32,)]

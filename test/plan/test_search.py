@@ -24,7 +24,7 @@ GRID = SPACE.finer(32, 16)
 
 
 class Cache:
-    """Exponentially diminishing returns; a disk is slower than DRAM and cheaper."""
+    """A model with exponentially diminishing returns; a disk is slower than DRAM and cheaper."""
 
     def __init__(self, working_set=300.0, hot=100.0, group_gain=0.2, best_hit=0.6):
         self.working_set, self.hot = working_set, hot
@@ -32,9 +32,9 @@ class Cache:
         self.batches = []
 
     def row(self, c):
-        worth = {None: 1.0, 600.0: 0.9, "group": 1 + self.group_gain}[c.ttl]
-        room = c.dram_gib + 0.8 * c.disk_gib * worth
-        hit = self.best_hit * (1 - math.exp(-room / self.working_set))
+        value = {None: 1.0, 600.0: 0.9, "group": 1 + self.group_gain}[c.ttl]
+        effective_gib = c.dram_gib + 0.8 * c.disk_gib * value
+        hit = self.best_hit * (1 - math.exp(-effective_gib / self.working_set))
         late = {None: 0.0, "slow": 0.15, "fast": 0.05}[c.disk] * math.exp(-c.dram_gib / self.hot)
         return {
             **c.to_json(),
@@ -56,17 +56,17 @@ class Cache:
 
 
 def share_of_grid(model, space=SPACE, finer=GRID, **options):
-    """(hypervolume against the finer grid's, evaluations against the grid's, result)."""
+    """Return (hypervolume over the finer grid's, evaluations over the grid's, result)."""
     grid = dict(zip(finer.grid(), model(finer.grid())))
     outcome = search(
         space, OBJECTIVES, model, certain_of=model.certain_of, options=SearchOptions(**options)
     )
     points = OBJECTIVES.matrix([*grid.values(), *outcome.rows.values()])
     scale = Scale.of(points)
-    volume, whole = (
+    volume, grid_volume = (
         scale.hypervolume(OBJECTIVES.matrix(rows.values())) for rows in (outcome.rows, grid)
     )
-    return volume / whole, len(outcome.rows) / len(grid), outcome
+    return volume / grid_volume, len(outcome.rows) / len(grid), outcome
 
 
 MODELS = [(w, h, g, b) for w in (40.0, 300.0, 2000.0) for h in (20.0, 300.0) for g, b in ((0.0, 0.3), (0.2, 0.8))]  # fmt: skip
@@ -74,10 +74,10 @@ MODELS = [(w, h, g, b) for w in (40.0, 300.0, 2000.0) for h in (20.0, 300.0) for
 
 
 def test_a_fortieth_of_a_finer_grid_finds_99_percent_of_its_volume_on_average():
-    shares = [share_of_grid(Cache(*model))[:2] for model in MODELS]
-    assert np.mean([evaluations for _, evaluations in shares]) <= 1 / 40
-    assert np.mean([volume for volume, _ in shares]) >= 0.99
-    assert min(volume for volume, _ in shares) >= 0.98
+    results = [share_of_grid(Cache(*model))[:2] for model in MODELS]
+    assert np.mean([evaluations for _, evaluations in results]) <= 1 / 40
+    assert np.mean([volume for volume, _ in results]) >= 0.99
+    assert min(volume for volume, _ in results) >= 0.98
 
 
 def test_the_search_ends_at_the_tolerance_and_reports_the_rest():
@@ -91,19 +91,21 @@ def test_the_search_ends_at_the_tolerance_and_reports_the_rest():
         # The stated bound is not below the gain of the finer search.
         points = OBJECTIVES.matrix([*coarse.rows.values(), *fine.rows.values()])
         scale = Scale.of(points)
-        won, had = (scale.hypervolume(OBJECTIVES.matrix(f.rows.values())) for f in (fine, coarse))
-        assert won / had - 1 <= 2 * coarse.remaining_gain
+        after, before = (
+            scale.hypervolume(OBJECTIVES.matrix(f.rows.values())) for f in (fine, coarse)
+        )
+        assert after / before - 1 <= 2 * coarse.remaining_gain
 
 
-def test_a_line_of_midpoints_is_followed_to_its_end():
+def test_the_search_follows_a_gain_beyond_the_sizes_of_the_coarse_grid():
     """A slow disk whose gain grows with the DRAM: the coarse grid has one point of
     it, and its best is beyond the sizes that were tried with it."""
 
     class Filter(Cache):
         def row(self, c):
             row = super().row(replace(c, dram_gib=0.0, disk=None, disk_gib=0.0))
-            worth = 0.8 * c.dram_gib / 1024 if c.disk and c.disk_mib_s < 200 else 0.0
-            return {**row, **c.to_json(), "mean_ttft_s": 2 - worth, "cost": self.cost(c)}
+            value = 0.8 * c.dram_gib / 1024 if c.disk and c.disk_mib_s < 200 else 0.0
+            return {**row, **c.to_json(), "mean_ttft_s": 2 - value, "cost": self.cost(c)}
 
     space = replace(SPACE, disks=("slow",), speeds={"slow": (125.0, 1000.0)}, choices={})
     volume, _, outcome = share_of_grid(Filter(), space, space.finer(16, 8))
@@ -114,9 +116,9 @@ def test_a_line_of_midpoints_is_followed_to_its_end():
 def test_bandwidth_is_searched_if_a_class_sells_it():
     class Sold(Cache):
         def row(self, c):
-            narrow = 100 / c.disk_mib_s if c.disk else 0.0
+            slow_s = 100 / c.disk_mib_s if c.disk else 0.0
             row = super().row(c)
-            return {**row, "mean_ttft_s": row["mean_ttft_s"] + narrow}
+            return {**row, "mean_ttft_s": row["mean_ttft_s"] + slow_s}
 
         def cost(self, c):
             return super().cost(c) + 0.002 * c.disk_mib_s
@@ -128,25 +130,25 @@ def test_bandwidth_is_searched_if_a_class_sells_it():
 
 
 def test_useful_group_ttls_are_found_and_useless_ones_dropped_early():
-    helped = share_of_grid(Cache(2000.0, group_gain=0.5))[2]
-    front = OBJECTIVES.front(list(helped.rows.values()))
-    assert any(list(helped.rows)[i].ttl == "group" for i in front)
+    useful = share_of_grid(Cache(2000.0, group_gain=0.5))[2]
+    front = OBJECTIVES.front(list(useful.rows.values()))
+    assert any(list(useful.rows)[i].ttl == "group" for i in front)
     useless = share_of_grid(Cache(2000.0, group_gain=0.0))[2]
     # Tried on points of the front and two corners of each class, and left.
-    tried = sum(c.ttl == "group" for c in useless.rows)
-    assert 0 < tried <= PROBES + 2 * 2
-    assert sum(c.ttl == "group" for c in helped.rows) > tried
+    group_rows = sum(c.ttl == "group" for c in useless.rows)
+    assert 0 < group_rows <= PROBES + 2 * 2
+    assert sum(c.ttl == "group" for c in useful.rows) > group_rows
 
 
 def test_dram_is_not_expanded_after_a_step_without_gain():
     # The working set is far smaller than the middle of the axis.
     outcome = share_of_grid(Cache(working_set=2.0, hot=1.0))[2]
     assert outcome.stages.get("expansion", 0) == 0
-    grown = share_of_grid(Cache(working_set=2000.0))[2]
-    assert max(c.dram_gib for c in grown.rows) == SPACE.dram_gib[-1]
+    expanded = share_of_grid(Cache(working_set=2000.0))[2]
+    assert max(c.dram_gib for c in expanded.rows) == SPACE.dram_gib[-1]
 
 
-def test_a_cliff_at_the_end_of_dram_is_seen():
+def test_a_step_at_the_end_of_dram_is_found():
     class Cliff(Cache):
         def row(self, c):
             fits = c.dram_gib >= SPACE.dram_gib[-2]
@@ -154,8 +156,8 @@ def test_a_cliff_at_the_end_of_dram_is_seen():
 
     _, _, outcome = share_of_grid(Cliff(working_set=1e9))
     assert min(row["mean_ttft_s"] for row in outcome.rows.values()) == 0.1
-    first = [c for c in outcome.rows if c.dram_gib == SPACE.dram_gib[-2] and c.disk is None]
-    assert first
+    at_cliff = [c for c in outcome.rows if c.dram_gib == SPACE.dram_gib[-2] and c.disk is None]
+    assert at_cliff
 
 
 def test_the_limit_of_evaluations_is_kept_and_reported():
@@ -167,8 +169,8 @@ def test_the_limit_of_evaluations_is_kept_and_reported():
 
 
 def test_equal_searches_evaluate_the_same_in_the_same_order():
-    one, two = (share_of_grid(Cache())[2] for _ in range(2))
-    assert list(one.rows) == list(two.rows)
+    first, second = (share_of_grid(Cache())[2] for _ in range(2))
+    assert list(first.rows) == list(second.rows)
 
 
 def test_without_certain_costs_the_search_still_ends_within_its_budget():
@@ -185,14 +187,14 @@ def test_a_space_without_disks_is_a_line():
 
 
 def test_negligible_differences_add_no_volume():
-    two = Objectives.of(["mean_ttft", "throughput"])
+    objectives = Objectives.of(["mean_ttft", "throughput"])
     rows = [
         {"mean_ttft_s": 1.0, "throughput_tokens_per_s": 1000.0},
         {"mean_ttft_s": 2.0, "throughput_tokens_per_s": 1000.1},
     ]
-    scale = Scale.of(two.matrix(rows))
-    whole, quick = (scale.hypervolume(two.matrix(r)) for r in (rows, rows[:1]))
-    assert quick > 0.98 * whole
+    scale = Scale.of(objectives.matrix(rows))
+    both_volume, first_volume = (scale.hypervolume(objectives.matrix(r)) for r in (rows, rows[:1]))
+    assert first_volume > 0.98 * both_volume
 
 
 def test_front_and_volume_of_three_points_by_hand():
@@ -202,7 +204,7 @@ def test_front_and_volume_of_three_points_by_hand():
         {"mean_ttft_s": 2.0, "throughput_tokens_per_s": 9.0, "cost": 2.0},
     ]
     assert OBJECTIVES.front(rows) == [0, 1]
-    two = Objectives.of(["mean_ttft", "cost"])
+    objectives = Objectives.of(["mean_ttft", "cost"])
     scale = Scale(np.array([0.0, 0.0]), np.array([4.0, 4.0]))
     # (1, 3) and (2, 1) below (4, 4): 3 x 1 + 2 x 2, of 16.
-    assert scale.hypervolume(two.matrix(rows)) == pytest.approx(7 / 16)
+    assert scale.hypervolume(objectives.matrix(rows)) == pytest.approx(7 / 16)

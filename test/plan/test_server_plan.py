@@ -24,13 +24,13 @@ from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH, Group, TTLTable
 PROFILE = load_profile("llama-3.1-8b-a100")
 
 
-def work(ids=TRACE_HASH):
+def plan_inputs(ids=TRACE_HASH):
     """Two kinds of prompts: one repeats within seconds, the other after minutes."""
     draw, requests = random.Random(0), []
-    for at in range(600):
-        root = 1 + at % 2
+    for number in range(600):
+        root = 1 + number % 2
         path = (root * 10**6, root * 10**6 + 1 + draw.randrange(4 if root == 1 else 40))
-        requests.append(TraceRequest(at * 1.0, 128, 4, path, 64, category=f"k{root}"))
+        requests.append(TraceRequest(number * 1.0, 128, 4, path, 64, category=f"k{root}"))
     prices = load_prices("aws-us-east-1")
     return PlanInputs(CompactTrace(requests), Engine(PROFILE, 4096), prices, {}, ids)
 
@@ -38,16 +38,16 @@ def work(ids=TRACE_HASH):
 WITH_DISK = Configuration(instances=2, dram_gib=1.5, disk="gp3", disk_gib=2.0, policy="wa")
 
 
-def row(c):
-    return Evaluated(c, {})
+def row(configuration):
+    return Evaluated(configuration, {})
 
 
-def planned(c, inputs=None, **about):
-    return server_plan(row(c), inputs or work(), about, "/kv")
+def plan_of(configuration, inputs=None, **notes):
+    return server_plan(row(configuration), inputs or plan_inputs(), notes, "/kv")
 
 
 def test_sizes_policies_and_a_fixed_ttl_reach_the_file(tmp_path):
-    config, notes = planned(replace(WITH_DISK, ttl=600.0), trace="t")
+    config, notes = plan_of(replace(WITH_DISK, ttl=600.0), trace="t")
     write_config(tmp_path / "plan.yaml", config, {"made by": "a test", **notes})
     assert read_config(tmp_path / "plan.yaml") == config
     assert "# instances: 2\n" in (tmp_path / "plan.yaml").read_text()
@@ -66,7 +66,7 @@ def test_sglang_reads_the_file_with_canopys_flags(tmp_path):
 
     inputs = with_groups(SERVER_HASH)
     inputs.policy_configs = {"wa": {"min_samples": 9}}
-    config, notes = planned(replace(WITH_DISK, ttl="group", disk_gib=8.0), inputs)
+    config, notes = plan_of(replace(WITH_DISK, ttl="group", disk_gib=8.0), inputs)
     path = tmp_path / "plan.yaml"
     write_config(path, config, notes)
     args = command_line.parse(["--model-path", "/none", "--config", str(path)])
@@ -80,19 +80,19 @@ def test_sglang_reads_the_file_with_canopys_flags(tmp_path):
 
 
 def test_without_a_disk_no_disk_is_mentioned():
-    config, _ = planned(Configuration(dram_gib=1.0))
+    config, _ = plan_of(Configuration(dram_gib=1.0))
     assert config["enable-hierarchical-cache"]
     assert not [name for name in config if "storage" in name or "disk" in name or "ttl" in name]
-    without, _ = planned(Configuration())
-    assert not [name for name in without if "hicache" in name or "hier" in name or "host" in name]
+    bare, _ = plan_of(Configuration())
+    assert not [name for name in bare if "hicache" in name or "hier" in name or "host" in name]
 
 
 def test_every_setting_that_was_simulated_is_in_the_file():
     c = replace(WITH_DISK, page_size=64, prefetch_policy="wait_complete", write_policy="write_back")
-    inputs = work()
+    inputs = plan_inputs()
     settings = ServerSettings(max_running_requests=32, mem_fraction_static=0.8)
     inputs.engine = replace(inputs.engine, settings=settings)
-    settings = ServerSettings.from_flags(planned(c, inputs)[0])
+    settings = ServerSettings.from_flags(plan_of(c, inputs)[0])
     assert settings.over(SGLANG_DEFAULTS) == settings, "nothing is left to a default"
     simulated = system_of(c, inputs.engine, inputs.prices, {})
     assert (settings.page_size, settings.hicache_storage_prefetch_policy) == (64, "wait_complete")
@@ -109,19 +109,19 @@ def test_every_setting_that_was_simulated_is_in_the_file():
     )
 
 
-def test_a_pool_that_was_assumed_is_not_set():
-    given = work()
-    given.engine = replace(given.engine, pool_known=False)
-    config, notes = planned(WITH_DISK, given)
+def test_an_assumed_pool_size_is_not_set():
+    inputs = plan_inputs()
+    inputs.engine = replace(inputs.engine, pool_known=False)
+    config, notes = plan_of(WITH_DISK, inputs)
     assert "max-total-tokens" not in config
     assert notes["device_tokens"].startswith("4096 assumed")
 
 
-def test_a_shared_store_is_lent_in_equal_parts():
-    inputs = work()
+def test_instances_get_equal_parts_of_a_shared_store():
+    inputs = plan_inputs()
     store = replace(inputs.prices.disk("efs"), shared=True, billing="provisioned")
     inputs.prices = replace(inputs.prices, disks={"store": store})
-    config, _ = planned(replace(WITH_DISK, disk="store", disk_gib=8.0), inputs)
+    config, _ = plan_of(replace(WITH_DISK, disk="store", disk_gib=8.0), inputs)
     assert config["hicache-storage-backend-extra-config"]["global_segment_size"] == 4 * 2**30
     assert config["hicache-storage-backend"] == "mooncake"
     assert "canopy-disk-eviction" not in config
@@ -129,7 +129,7 @@ def test_a_shared_store_is_lent_in_equal_parts():
 
 def with_groups(ids):
     """Return a table whose groups do not depend on a window's confidence."""
-    inputs = work(ids)
+    inputs = plan_inputs(ids)
     # Two disks of 8 GiB: what their TTLs may use together.
     inputs._tables[16.0, 1.0] = TTLTable(
         (Group(17, 60.0), Group(99, 5.0)), 300.0, 64, ids, {"k1": 45.0}
@@ -138,29 +138,29 @@ def with_groups(ids):
 
 
 def test_groups_of_another_trace_are_omitted_with_a_note():
-    config, notes = planned(replace(WITH_DISK, ttl="group", disk_gib=8.0), with_groups(TRACE_HASH))
+    config, notes = plan_of(replace(WITH_DISK, ttl="group", disk_gib=8.0), with_groups(TRACE_HASH))
     # Categories carry over from any trace.
     assert TTLTable.from_json(config["canopy-ttl"]) == TTLTable((), 300.0, categories={"k1": 45.0})
     assert "2 groups of this trace left out" in notes["group_ttls"]
 
 
 def test_a_group_present_from_the_beginning_gets_its_own_ttl_in_the_traces_ids():
-    table = work().group_table(24 * 64 * PROFILE.kv_bytes_per_token / GIB)
+    table = plan_inputs().group_table(24 * 64 * PROFILE.kv_bytes_per_token / GIB)
     assert (table.hash, table.block_tokens) == (TRACE_HASH, 64)
     ttls = {group.root: group.ttl_s for group in table.groups}
     assert 0 < ttls[1_000_000] < 120  # the kind that repeats within seconds
 
 
 def test_auto_is_planned_as_it_is_served():
-    inputs = work()
+    inputs = plan_inputs()
     inputs.engine = replace(inputs.engine, auto=True)
-    alone = Configuration(policy="wa")
-    plan, _ = server_plan(row(alone), inputs, {})
+    configuration = Configuration(policy="wa")
+    plan, _ = server_plan(row(configuration), inputs, {})
     assert plan["radix-eviction"] == "auto"
-    assert plan["schedule-policy"] == "fcfs"  # what lets auto order the queue
-    planned = system_of(alone, inputs.engine, inputs.prices, {})
-    served = system_of_plan(plan, PROFILE, device_tokens=4096)
-    for system in (planned, served):
+    assert plan["schedule-policy"] == "fcfs"  # so that auto orders the queue
+    simulated = system_of(configuration, inputs.engine, inputs.prices, {})
+    from_plan = system_of_plan(plan, PROFILE, device_tokens=4096)
+    for system in (simulated, from_plan):
         assert (system.device_policy, system.schedule_policy) == ("wa", "bounded-shortest")
-    asked = replace(alone, schedule_policy="lpm")
-    assert system_of(asked, inputs.engine, inputs.prices, {}).schedule_policy == "lpm"
+    with_lpm = replace(configuration, schedule_policy="lpm")
+    assert system_of(with_lpm, inputs.engine, inputs.prices, {}).schedule_policy == "lpm"

@@ -14,8 +14,8 @@ from canopy_lab.plan.space import Configuration, Space
 
 
 def space(**fields):
-    given = {"dram_gib": (0.0, 1.0, 2.0), "disk_gib": (0.0, 4.0), "disks": ("a", "b")}
-    return Space(**{**given, **fields})
+    defaults = {"dram_gib": (0.0, 1.0, 2.0), "disk_gib": (0.0, 4.0), "disks": ("a", "b")}
+    return Space(**{**defaults, **fields})
 
 
 def test_the_grid_has_every_configuration_once():
@@ -25,32 +25,32 @@ def test_the_grid_has_every_configuration_once():
     assert len(grid) == 3 + 2 * 2 * 2
 
 
-def test_the_grid_is_counted_without_being_made():
-    many = space(
+def test_the_count_equals_the_grids_length():
+    large = space(
         instances=(1, 4), choices={"ttl": (None, 600.0), "page_size": (1, 64), "write_policy": ("write_through", "write_back")},
         speeds={"a": (125.0, 1000.0)},
     )  # fmt: skip
-    for s in (space(), many, space(disks=(), disk_gib=(0.0,)), many.finer(5, 3)):
-        assert s.count() == len(s.grid())
+    for decision_space in (space(), large, space(disks=(), disk_gib=(0.0,)), large.finer(5, 3)):
+        assert decision_space.count() == len(decision_space.grid())
 
 
 def test_options_of_an_absent_tier_make_no_difference():
-    one = Configuration(dram_gib=1, disk="a", disk_gib=0, ttl=60.0)
-    assert one.normal() == Configuration(dram_gib=1)
+    configuration = Configuration(dram_gib=1, disk="a", disk_gib=0, ttl=60.0)
+    assert configuration.normal() == Configuration(dram_gib=1)
     assert Configuration(write_policy="write_back").normal() == Configuration()
 
 
 def test_alternatives_differ_in_one_choice():
     s = space(instances=(1, 4), choices={"ttl": (None, "group"), "page_size": (1, 64)})
-    of = Configuration(dram_gib=1, disk="a", disk_gib=4)
-    around = s.alternatives(of)
-    assert replace(of, disk="b") in around
-    assert replace(of, ttl="group") in around
-    assert replace(of, instances=4) in around
-    assert replace(of, page_size=64) in around
-    assert len(around) == 4
-    beside_none = s.alternatives(Configuration(dram_gib=1))
-    assert Configuration(dram_gib=1, disk="b", disk_gib=4) in beside_none
+    configuration = Configuration(dram_gib=1, disk="a", disk_gib=4)
+    alternatives = s.alternatives(configuration)
+    assert replace(configuration, disk="b") in alternatives
+    assert replace(configuration, ttl="group") in alternatives
+    assert replace(configuration, instances=4) in alternatives
+    assert replace(configuration, page_size=64) in alternatives
+    assert len(alternatives) == 4
+    from_no_disk = s.alternatives(Configuration(dram_gib=1))
+    assert Configuration(dram_gib=1, disk="b", disk_gib=4) in from_no_disk
 
 
 def test_a_tier_that_is_added_gets_the_ttl_of_the_space():
@@ -60,7 +60,7 @@ def test_a_tier_that_is_added_gets_the_ttl_of_the_space():
         assert set(s.alternatives(configuration)) <= grid
 
 
-def test_bandwidth_that_is_sold_apart_is_in_the_grid():
+def test_bandwidth_that_is_sold_separately_is_in_the_grid():
     grid = space(speeds={"a": (125.0, 1000.0)}).grid()
     assert {c.disk_mib_s for c in grid if c.disk == "a"} == {125.0, 1000.0}
     assert {c.disk_mib_s for c in grid if c.disk != "a"} == {0.0}
@@ -96,14 +96,14 @@ def test_halving_reaches_sizes_that_are_no_power_of_two():
     assert middle_size(0, 8, least=4.5) is None
 
 
-@pytest.mark.parametrize("asked_gib", [0.0, 200.0])
+@pytest.mark.parametrize("requested_gib", [0.0, 200.0])
 @pytest.mark.parametrize("instances", [(1,), (4,), (1, 2, 4)])
 @pytest.mark.parametrize("reusable_gib", [0.25, 0.1, 0.0])
-def test_host_memory_never_exceeds_the_traces_reusable_kv(asked_gib, instances, reusable_gib):
-    request = PlanRequest(dram_gib=asked_gib, instances=instances, disks=())
+def test_host_memory_never_exceeds_the_traces_reusable_kv(requested_gib, instances, reusable_gib):
+    request = PlanRequest(dram_gib=requested_gib, instances=instances, disks=())
     space = make_space(request, 0.25, load_prices("local-nvme"), reusable_gib=reusable_gib)
-    totals = [c.instances * c.dram_gib for c in space.grid()]
+    totals = [configuration.instances * configuration.dram_gib for configuration in space.grid()]
     assert max(totals) == pytest.approx(reusable_gib)
     assert len(totals) == space.count()
-    for c in space.grid():
-        assert all(space.fits(other) for other in space.alternatives(c))
+    for configuration in space.grid():
+        assert all(space.fits(alternative) for alternative in space.alternatives(configuration))

@@ -1,4 +1,4 @@
-"""A server's log against the simulation: the log here is made by a server of known costs."""
+"""A server's log against the simulation: here the log is of a simulated server with known costs."""
 
 import datetime
 import json
@@ -31,79 +31,79 @@ START = datetime.datetime(2026, 11, 22, tzinfo=datetime.UTC)
 
 
 def prompts(count=150):
-    """(seconds, tokens): conversations that grow, faster than is comfortable."""
+    """(seconds, tokens): conversations that grow, faster than the server computes."""
     draw = np.random.default_rng(0)
     seconds, history = 0.0, {}
     for _ in range(count):
         seconds += float(draw.exponential(0.12))
-        who = int(draw.integers(12))
-        history[who] = [*history.get(who, [])[:3000], *draw.integers(0, 30_000, 400).tolist()]
-        yield seconds, list(history[who])
+        number = int(draw.integers(12))
+        history[number] = [*history.get(number, [])[:3000], *draw.integers(0, 30_000, 400).tolist()]
+        yield seconds, list(history[number])
 
 
 def line(kind, seconds, body):
-    when = (START + datetime.timedelta(seconds=seconds)).isoformat()
-    return json.dumps({"timestamp": when, "event": f"request.{kind}", **body}) + "\n"
+    time = (START + datetime.timedelta(seconds=seconds)).isoformat()
+    return json.dumps({"timestamp": time, "event": f"request.{kind}", **body}) + "\n"
 
 
-def log_of(path, asked, result=None):
+def log_of(path, prompts_sent, result=None):
     """Write SGLang's log; without a result, requests are answered at once."""
     events = []
-    for at, (seconds, ids) in enumerate(asked):
+    for number, (seconds, ids) in enumerate(prompts_sent):
         obj = {"input_ids": ids, "sampling_params": {}}
-        events.append((seconds, line("received", seconds, {"rid": str(at), "obj": obj})))
-        ttft, e2e = (0.1, 0.2) if result is None else (result.ttft_s[at], result.e2e_s[at])
+        events.append((seconds, line("received", seconds, {"rid": str(number), "obj": obj})))
+        ttft, e2e = (0.1, 0.2) if result is None else (result.ttft_s[number], result.e2e_s[number])
         meta = {
             "completion_tokens": 16, "finish_reason": {"type": "stop"}, "e2e_latency": e2e,
-            "cached_tokens": 0 if result is None else int(result.cached_tokens[at]),
+            "cached_tokens": 0 if result is None else int(result.cached_tokens[number]),
             "request_received_ts": 1000.0 + seconds,
             "prefill_finished_time": 1000.0 + seconds + ttft, "first_token_latency": e2e,
         }  # fmt: skip
-        body = {"rid": str(at), "obj": obj, "out": {"meta_info": meta}}
+        body = {"rid": str(number), "obj": obj, "out": {"meta_info": meta}}
         events.append((seconds + e2e, line("finished", seconds + e2e, body)))
     path.write_text("".join(text for _, text in sorted(events, key=lambda e: e[0])))
     return path
 
 
 @pytest.fixture
-def served(tmp_path):
+def server_log(tmp_path):
     """The log of a server whose steps take 1.5 times the profile's."""
-    asked = list(prompts())
-    draft = log_of(tmp_path / "draft.log", asked)
+    prompts_sent = list(prompts())
+    draft = log_of(tmp_path / "draft.log", prompts_sent)
     trace = CompactTrace(read_as_server(draft, block_tokens=64))
     config = system_of_plan(PLAN, PROFILE)
-    real = simulate_system(Workload(trace, logged_times=True), config, scaled(PROFILE, 1.5))
-    return log_of(tmp_path / "server.log", asked, real)
+    simulated = simulate_system(Workload(trace, logged_times=True), config, scaled(PROFILE, 1.5))
+    return log_of(tmp_path / "server.log", prompts_sent, simulated)
 
 
-def read(log):
+def read_trace_and_times(log):
     return CompactTrace(read_as_server(log, block_tokens=64)), read_served(log)
 
 
-def test_a_right_prediction_has_no_error(served):
-    trace, seen = read(served)
-    validation = validate(trace, seen, system_of_plan(PLAN, PROFILE), scaled(PROFILE, 1.5))
+def test_a_right_prediction_has_no_error(server_log):
+    trace, times = read_trace_and_times(server_log)
+    validation = validate(trace, times, system_of_plan(PLAN, PROFILE), scaled(PROFILE, 1.5))
     for name in ("mean_ttft_s", "p50_ttft_s", "p99_ttft_s", "throughput_tokens_per_s"):
         assert abs(validation.error(name)) < 0.01, name
     assert abs(validation.error("token_hit_ratio")) < 0.001
     assert 0.2 < validation.measured["token_hit_ratio"] < 1
 
 
-def test_a_wrong_profile_is_seen_and_recalibrated(served):
-    trace, seen = read(served)
+def test_a_wrong_profile_is_detected_and_recalibrated(server_log):
+    trace, times = read_trace_and_times(server_log)
     config = system_of_plan(PLAN, PROFILE)
-    before = validate(trace, seen, config, PROFILE)
-    assert before.error("mean_ttft_s") < -0.2
-    factor, better, held_out = recalibrate(trace, seen, config, PROFILE)
+    uncorrected = validate(trace, times, config, PROFILE)
+    assert uncorrected.error("mean_ttft_s") < -0.2
+    factor, corrected, held_out = recalibrate(trace, times, config, PROFILE)
     assert factor == pytest.approx(1.5, rel=0.02)
-    assert better.notes["recalibrated"] == factor
+    assert corrected.notes["recalibrated"] == factor
     assert abs(held_out.error("mean_ttft_s")) < 0.05
 
 
-def test_the_command_prints_and_writes_the_errors(served, tmp_path, capsys):
+def test_the_command_prints_and_writes_the_errors(server_log, tmp_path, capsys):
     plan, out, profile = (tmp_path / name for name in ("plan.yaml", "errors.json", "new.json"))
     write_config(plan, PLAN, {})
-    command = ["validate", str(served), "--plan", str(plan), "--profile", PROFILE.name]
+    command = ["validate", str(server_log), "--plan", str(plan), "--profile", PROFILE.name]
     assert main([*command, "--json-out", str(out), "--recalibrate", str(profile)]) == 0
     printed = capsys.readouterr().out
     assert "p99 ttft, s " in printed
@@ -117,15 +117,15 @@ def test_the_command_prints_and_writes_the_errors(served, tmp_path, capsys):
 
 def test_flushed_kv_is_not_predicted_to_be_hit(tmp_path, capsys):
     """All conversations, a flush, and their last prompts again: none is cached."""
-    asked = list(prompts(60))
-    again = [(asked[-1][0] + 5 + 0.2 * at, ids) for at, (_, ids) in enumerate(asked[-40:])]
+    first = list(prompts(60))
+    repeated = [(first[-1][0] + 5 + 0.2 * i, ids) for i, (_, ids) in enumerate(first[-40:])]
     config = system_of_plan(PLAN, PROFILE)
     parts = []
-    for name, part in (("before", asked), ("after", again)):
+    for name, part in (("before", first), ("after", repeated)):
         draft = log_of(tmp_path / name, part)
         trace = CompactTrace(read_as_server(draft, block_tokens=64))
-        real = simulate_system(Workload(trace, logged_times=True), config, PROFILE)
-        parts.append(log_of(tmp_path / name, part, real).read_text().replace('"rid": "', f'"rid": "{name}'))  # fmt: skip
+        simulated = simulate_system(Workload(trace, logged_times=True), config, PROFILE)
+        parts.append(log_of(tmp_path / name, part, simulated).read_text().replace('"rid": "', f'"rid": "{name}'))  # fmt: skip
     log = tmp_path / "server.log"
     flush = "[2026-11-22 00:00:20] Cache flushed successfully!\n"
     log.write_text(flush.join(parts))
@@ -156,13 +156,13 @@ def test_a_start_empties_the_cache_as_a_flush_does(tmp_path):
     assert last_flush(log) == 3
 
 
-def test_the_pool_of_the_log_is_the_servers(served, tmp_path, capsys):
+def test_the_pool_of_the_log_is_the_servers(server_log, tmp_path, capsys):
     plan = tmp_path / "plan.yaml"
     write_config(plan, {"radix-eviction": "canopy-lru"}, {})
-    command = ["validate", str(served), "--plan", str(plan), "--profile", PROFILE.name]
+    command = ["validate", str(server_log), "--plan", str(plan), "--profile", PROFILE.name]
     assert main(command) == 2
     assert "give --device-tokens" in capsys.readouterr().err
-    served.write_text("[2026-11-22 00:00:01 TP0] max_total_num_tokens=12000, c\n" + served.read_text())  # fmt: skip
+    server_log.write_text("[2026-11-22 00:00:01 TP0] max_total_num_tokens=12000, c\n" + server_log.read_text())  # fmt: skip
     assert main(command) == 0
     assert "mean ttft" in capsys.readouterr().out
 
@@ -184,37 +184,37 @@ def test_a_plan_without_a_pool_size_is_refused():
         system_of_plan(plan, PROFILE, device_tokens=1000)
 
 
-def one_after_another(count=40, took=0.03):
+def sequential_client(count=40, answer_s=0.03):
     """Return (seconds, tokens) of a client that waits for each answer and mostly repeats its prompts, and
     the hits of an endless cache."""
     draw = np.random.default_rng(1)
-    asked, cached, sessions = [], [], set()
-    for at in range(count):
-        who = int(draw.integers(6))
-        asked.append((at * 1.5 * took, [7000 + 10 * who, *range(8000, 8192)]))
-        cached.append(192 if who in sessions else 0)
-        sessions.add(who)
-    return asked, np.array(cached), np.full(count, took)
+    prompts_sent, cached, earlier = [], [], set()
+    for i in range(count):
+        conversation = int(draw.integers(6))
+        prompts_sent.append((i * 1.5 * answer_s, [7000 + 10 * conversation, *range(8000, 8192)]))
+        cached.append(192 if conversation in earlier else 0)
+        earlier.add(conversation)
+    return prompts_sent, np.array(cached), np.full(count, answer_s)
 
 
 def test_hits_are_right_under_a_slow_profile(tmp_path):
-    """Seen on a real server with a tiny model and the profile of a larger one: in the simulation, a
-    repeated question arrived during the first answer, which no client had done."""
-    asked, cached, took = one_after_another()
-    result = SimpleNamespace(ttft_s=took / 2, e2e_s=took, cached_tokens=cached)
-    trace, seen = read(log_of(tmp_path / "server.log", asked, result))
+    """Guards against a simulation in which a repeated question arrives during the first answer, because the
+    profile is slower than the server: the client waited for each answer."""
+    prompts_sent, cached, answer_s = sequential_client()
+    result = SimpleNamespace(ttft_s=answer_s / 2, e2e_s=answer_s, cached_tokens=cached)
+    trace, times = read_trace_and_times(log_of(tmp_path / "server.log", prompts_sent, result))
     slow = scaled(PROFILE, 20.0)
-    found = validate(trace, seen, system_of_plan(PLAN, slow), slow)
-    assert found.error("mean_ttft_s") > 1
-    assert abs(found.error("token_hit_ratio")) < 0.001
+    validation = validate(trace, times, system_of_plan(PLAN, slow), slow)
+    assert validation.error("mean_ttft_s") > 1
+    assert abs(validation.error("token_hit_ratio")) < 0.001
 
 
-def log(*hours):
+def log_at_hours(*hours):
     return [TraceRequest(h * 3600, 10, 1, (1,), 16, line=i) for i, h in enumerate(hours)]
 
 
 def test_the_last_hours_end_at_the_last_request():
-    chosen = last_hours(log(0, 5, 8.5, 9, 10), 2)
+    chosen = last_hours(log_at_hours(0, 5, 8.5, 9, 10), 2)
     assert [r.line for r in chosen] == [2, 3, 4]
     assert [r.time_s for r in chosen] == [0, 1800, 5400]
 
@@ -225,6 +225,6 @@ def test_a_log_without_requests_is_refused_with_the_reason():
 
 
 @pytest.mark.parametrize("hours", [0, -1, 200, float("nan")])
-def test_a_slots_hours_must_be_of_a_week(hours):
+def test_the_hours_must_be_within_a_week(hours):
     with pytest.raises(CanopyError, match="at most 168"):
-        last_hours(log(1), hours)
+        last_hours(log_at_hours(1), hours)

@@ -21,9 +21,9 @@ from sglang_canopy.config.server_settings import ServerSettings
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
 
-BLOCK = 256
+BLOCK_TOKENS = 256
 PROFILE = load_profile("llama-3.1-8b-a100")
-KV = BLOCK * PROFILE.kv_bytes_per_token
+BLOCK_BYTES = BLOCK_TOKENS * PROFILE.kv_bytes_per_token
 
 
 def disk_class(**fields):
@@ -31,25 +31,25 @@ def disk_class(**fields):
     return DiskClass(**{"name": "d", "per_gib_month": free, "base_mib_s": 1000.0, **fields})
 
 
-def work(trace, *classes, **engine):
+def plan_inputs(trace, *classes, **engine):
     prices = replace(load_prices("local-nvme"), disks={d.name: d for d in classes})
-    return PlanInputs(CompactTrace(trace), Engine(PROFILE, 40 * BLOCK, **engine), prices)
+    return PlanInputs(CompactTrace(trace), Engine(PROFILE, 40 * BLOCK_TOKENS, **engine), prices)
 
 
 def prompt(number, time_s, blocks=16, category="default", first=0):
     ids = tuple(1000 * (first or number) + b for b in range(blocks))
-    return TraceRequest(time_s, blocks * BLOCK, 4, ids, BLOCK, category=category)
+    return TraceRequest(time_s, blocks * BLOCK_TOKENS, 4, ids, BLOCK_TOKENS, category=category)
 
 
 def test_settings_are_sglangs_defaults_unless_planned():
-    inputs = work([prompt(1, 0.0)], disk_class())
+    inputs = plan_inputs([prompt(1, 0.0)], disk_class())
     c = Configuration(dram_gib=1.0, disk="d", disk_gib=4.0)
     config = system_of(c, inputs.engine, inputs.prices, {})
     assert (config.prefetch_policy, config.page_tokens) == ("timeout", 1)
     assert (config.max_running, config.max_prefill_tokens) == (2048, 16384)
     engine = replace(inputs.engine, settings=ServerSettings(prefetch_threshold=16))
-    changed = replace(c, page_size=64, prefetch_policy="wait_complete", schedule_policy="lpm")
-    config = system_of(changed, engine, inputs.prices, {})
+    planned = replace(c, page_size=64, prefetch_policy="wait_complete", schedule_policy="lpm")
+    config = system_of(planned, engine, inputs.prices, {})
     assert (config.prefetch_policy, config.page_tokens) == ("wait_complete", 64)
     assert (config.prefetch_threshold_tokens, config.schedule_policy) == (64, "lpm")
     with pytest.raises(CanopyError, match="must be a multiple of page_size 48"):
@@ -58,9 +58,9 @@ def test_settings_are_sglangs_defaults_unless_planned():
 
 def test_a_prefetch_policy_changes_a_plans_disk_hits():
     """Long prompts that return after the device and the host evicted them."""
-    requests = [prompt(at % 12, 3.0 * at, blocks=32) for at in range(48)]
-    inputs = work(requests, disk_class(base_mib_s=700.0))
-    sizes = {"dram_gib": 48 * KV / GIB, "disk": "d", "disk_gib": 600 * KV / GIB}
+    requests = [prompt(i % 12, 3.0 * i, blocks=32) for i in range(48)]
+    inputs = plan_inputs(requests, disk_class(base_mib_s=700.0))
+    sizes = {"dram_gib": 48 * BLOCK_BYTES / GIB, "disk": "d", "disk_gib": 600 * BLOCK_BYTES / GIB}
     policies = ("best_effort", "timeout", "wait_complete")
     with Evaluator(inputs) as evaluate:
         rows = evaluate([Configuration(**sizes, prefetch_policy=p) for p in policies])
@@ -72,10 +72,12 @@ def test_a_prefetch_policy_changes_a_plans_disk_hits():
 
 def test_instances_share_no_disk_unless_it_is_sold_as_one():
     """Two instances in turn; each conversation returns to the other instance."""
-    requests = [prompt(at // 2, 8.0 * at, blocks=32) for at in range(16)]
+    requests = [prompt(i // 2, 8.0 * i, blocks=32) for i in range(16)]
     separate, shared = disk_class(), disk_class(name="s", shared=True)
-    inputs = work(requests, separate, shared, routing="round-robin")
-    c = Configuration(2, 48 * KV / GIB, "d", 600 * KV / GIB, prefetch_policy="wait_complete")
+    inputs = plan_inputs(requests, separate, shared, routing="round-robin")
+    c = Configuration(
+        2, 48 * BLOCK_BYTES / GIB, "d", 600 * BLOCK_BYTES / GIB, prefetch_policy="wait_complete"
+    )
     with Evaluator(inputs) as evaluate:
         alone, together = evaluate([c, replace(c, disk="s")])
     assert alone["token_hit_ratio_by_tier"]["disk"] == 0
@@ -84,7 +86,7 @@ def test_instances_share_no_disk_unless_it_is_sold_as_one():
     assert alone["cost_per_hour"] - together["cost_per_hour"] == pytest.approx(hour)
 
 
-def test_billing_by_use_counts_held_and_moved_bytes():
+def test_billing_by_use_counts_stored_and_transferred_bytes():
     by_use = disk_class(billing="used", read_per_gib=1.0, write_per_gib=2.0)
     prices = replace(load_prices("local-nvme"), disks={"d": by_use})
     c = Configuration(1, 1.0, "d", 100.0)
@@ -93,25 +95,25 @@ def test_billing_by_use_counts_held_and_moved_bytes():
         "disk_written_bytes": 5 * GIB, "makespan_s": 7200.0,
     }  # fmt: skip
     without = row_of(Configuration(1, 1.0), metrics, prices)["cost"]
-    held = 2 * 10 * 0.1 / 730
-    assert row_of(c, metrics, prices)["cost"] - without == pytest.approx(held + 3 + 10)
+    stored_cost = 2 * 10 * 0.1 / 730
+    assert row_of(c, metrics, prices)["cost"] - without == pytest.approx(stored_cost + 3 + 10)
 
 
 def test_a_categorys_ttl_expires_its_pages():
     """Four categories return after 20 s; one has a shorter TTL."""
     requests = [
-        prompt(10 * round_ + k, 40.0 * round_ + 20.0 * again + 2 * k, 8, f"k{k}")
+        prompt(10 * round_ + k, 40.0 * round_ + 20.0 * visit + 2 * k, 8, f"k{k}")
         for round_ in range(6)
-        for again in range(2)
+        for visit in range(2)
         for k in range(4)
     ]
-    host = TierSpec(8 * KV, 20e9, 20e9)
-    table = TTLTable((), 3600.0, BLOCK, TRACE_HASH, {"k0": 5.0})
+    host = TierSpec(8 * BLOCK_BYTES, 20e9, 20e9)
+    table = TTLTable((), 3600.0, BLOCK_TOKENS, TRACE_HASH, {"k0": 5.0})
     hits = {}
     for name, ttl in (("none", None), ("k0 short", table)):
-        disk = TierSpec(600 * KV, 5e9, 5e9, ttl=ttl)
+        disk = TierSpec(600 * BLOCK_BYTES, 5e9, 5e9, ttl=ttl)
         config = SystemConfig(
-            device_tokens=12 * BLOCK, host=host, disk=disk, prefetch_policy="wait_complete"
+            device_tokens=12 * BLOCK_TOKENS, host=host, disk=disk, prefetch_policy="wait_complete"
         )
         cached = simulate_system(requests, config, PROFILE).cached_tokens
         hits[name] = [cached[k::4].sum() for k in range(4)]
@@ -121,14 +123,14 @@ def test_a_categorys_ttl_expires_its_pages():
 
 
 def test_group_ttls_are_learnt_from_the_whole_trace():
-    requests = [prompt(at, float(at), blocks=600) for at in range(2000)]  # 1.2 million blocks
+    requests = [prompt(i, float(i), blocks=600) for i in range(2000)]  # 1.2 million blocks
     assert len(paths_of(requests)) == len(requests)
 
 
 def test_a_row_has_the_outcome_of_its_group_ttls():
-    requests = [prompt(at % 40, 2.0 * at, 4) for at in range(400)]
-    inputs = work(requests, disk_class())
-    c = Configuration(1, 8 * KV / GIB, "d", 1000 * KV / GIB, ttl="group")
+    requests = [prompt(i % 40, 2.0 * i, 4) for i in range(400)]
+    inputs = plan_inputs(requests, disk_class())
+    c = Configuration(1, 8 * BLOCK_BYTES / GIB, "d", 1000 * BLOCK_BYTES / GIB, ttl="group")
     with Evaluator(inputs) as evaluate:
         (row,) = evaluate([c])
     table = inputs.table_of(c)
@@ -137,18 +139,18 @@ def test_a_row_has_the_outcome_of_its_group_ttls():
     def with_table(**changed):
         return replace(row, metrics={**row.metrics, "ttl_table": {**row["ttl_table"], **changed}})
 
-    one = with_table(groups=0, categories=0, residual_ttl_s=812.0)
-    assert label_of(one).endswith("one TTL of 812 s, which no groups beat")
-    some = with_table(groups=3, categories=2, requests=100)
-    assert "TTLs of 3 groups and 2 categories, learnt from the last 100 requests" in label_of(some)
+    with_one_ttl = with_table(groups=0, categories=0, residual_ttl_s=812.0)
+    assert label_of(with_one_ttl).endswith("one TTL of 812 s, which no groups beat")
+    table = with_table(groups=3, categories=2, requests=100)
+    assert "TTLs of 3 groups and 2 categories, learnt from the last 100 requests" in label_of(table)
 
 
-def test_if_billed_by_use_ttls_have_room_for_peaks():
+def test_a_disk_billed_by_use_with_group_ttls_has_capacity_for_peaks():
     by_use = disk_class(billing="used")
-    inputs = work([prompt(1, 0.0)], by_use, disk_class(name="fixed"))
+    inputs = plan_inputs([prompt(1, 0.0)], by_use, disk_class(name="fixed"))
     c = Configuration(1, 1.0, "d", 10.0, ttl="group")
     table = TTLTable()
     assert system_of(c, inputs.engine, inputs.prices, {}, table).disk.capacity_bytes > 10 * GIB
-    for other in (replace(c, disk="fixed"), replace(c, ttl=60.0)):
-        config = system_of(other, inputs.engine, inputs.prices, {}, table)
+    for without_peaks in (replace(c, disk="fixed"), replace(c, ttl=60.0)):
+        config = system_of(without_peaks, inputs.engine, inputs.prices, {}, table)
         assert config.disk.capacity_bytes == 10 * GIB

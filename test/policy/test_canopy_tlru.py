@@ -21,7 +21,7 @@ def conversation(name, length):
 def worst_next_turn(name, options):
     """Figure 1 of arXiv 2510.15152: A and B of 100 blocks each, whose next turns add 100."""
     waits = []
-    for asked in (1, 2):
+    for returning in (1, 2):
         policy = make_policy(name, options)
         tree = RadixTree(policy, 100, 1)
         if name == "canopy-tlru":  # another conversation has shown that a turn adds 100 tokens
@@ -33,7 +33,7 @@ def worst_next_turn(name, options):
                 policy.drop(leaf)
         serve(tree, conversation(1, 100), 2.0)
         serve(tree, conversation(2, 100), 3.0)
-        waits.append(serve(tree, conversation(asked, 200), 4.0))
+        waits.append(serve(tree, conversation(returning, 200), 4.0))
         recount(tree)
     return max(waits)
 
@@ -48,14 +48,14 @@ def test_forced_caching_cannot_reach_the_bound():
     assert worst_next_turn("canopy-tlru", {"threshold_tokens": 150}) == 200
 
 
-def test_figure_1_with_room_made_after_the_request_as_in_algorithm_1():
+def test_figure_1_with_eviction_after_the_request_as_in_algorithm_1():
     waits = []
-    for asked in (1, 2):
+    for returning in (1, 2):
         options = {"threshold_tokens": 150, "next_prompt_tokens": 100}
         tree = RadixTree(make_policy("canopy-tlru", options), 100, 1, optional_caching=True)
         serve(tree, conversation(1, 100), 2.0)
         serve(tree, conversation(2, 100), 3.0)
-        waits.append(serve(tree, conversation(asked, 200), 4.0))
+        waits.append(serve(tree, conversation(returning, 200), 4.0))
         recount(tree)
     assert waits == [150, 150]
 
@@ -68,7 +68,7 @@ def leaf_of(policy, history, length, offset=0, time=0.0):
 
 
 @pytest.mark.parametrize(
-    ("threshold", "leaves", "goes", "keeps"),
+    ("threshold", "leaves", "victim", "keep_tokens"),
     [
         # No prompt growth is known yet: 100 + 0 - 60 tokens are needed.
         (60, [(100, 100, 0)], 0, 40),
@@ -78,10 +78,10 @@ def leaf_of(policy, history, length, offset=0, time=0.0):
         (60, [(100, 50, 50)], 0, 0),  # a leaf beyond the budget is evicted whole
     ],
 )
-def test_trims_a_leaf_at_the_budget(threshold, leaves, goes, keeps):
+def test_trims_a_leaf_at_the_budget(threshold, leaves, victim, keep_tokens):
     policy = make_policy("canopy-tlru", {"threshold_tokens": threshold})
-    made = [leaf_of(policy, *leaf, time=float(at)) for at, leaf in enumerate(leaves)]
-    assert policy.victim(10.0) == (made[goes], keeps)
+    admitted = [leaf_of(policy, *leaf, time=float(i)) for i, leaf in enumerate(leaves)]
+    assert policy.victim(10.0) == (admitted[victim], keep_tokens)
 
 
 def test_a_fixed_estimate_overrides_observed_growth():
@@ -137,7 +137,7 @@ def test_plans_for_the_growth_of_the_leafs_own_category():
     assert policy.next_tokens(short) == 10
 
 
-def talk(policy, time, turns):
+def serve_turns(policy, time, turns):
     """One conversation whose prompt grows by 10 tokens a turn."""
     for turn in range(turns):
         path = [f"{time}-{i}" for i in range(10 * (turn + 1))]
@@ -148,7 +148,7 @@ def talk(policy, time, turns):
 
 def test_growth_is_planned_for_before_the_first_fit():
     policy = make_policy("canopy-tlru", {"threshold_tokens": 5})
-    talk(policy, 0.0, 6)
+    serve_turns(policy, 0.0, 6)
     assert policy.model.version == 0
     assert policy.next_tokens("default") == 10.0
 
@@ -159,6 +159,6 @@ def test_admitted_leaves_are_planned_again_after_the_first_fits():
     leaf.history = 100
     policy.admit(leaf, 0.0)
     assert policy.victim(1.0) == (leaf, 95)
-    talk(policy, 10.0, 30)
+    serve_turns(policy, 10.0, 30)
     assert policy.model.version >= 1
     assert policy.victim(100.0) == (leaf, 0)  # all of it is needed

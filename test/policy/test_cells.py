@@ -1,4 +1,4 @@
-"""The cells find the same victim as a scan over all queue ends, for any times and curves."""
+"""The cells' victim equals that of a scan over all queue ends, for any times and curves."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,20 +10,20 @@ from sglang_canopy.reuse.survival import BINS, age_bin
 
 
 def category(label, rank):
-    made = Category(label, None)
-    made.rank = [float(r) for r in rank] + [0.0] * (BINS - len(rank))
-    return made
+    new = Category(label, None)
+    new.rank = [float(r) for r in rank] + [0.0] * (BINS - len(rank))
+    return new
 
 
 def scan(live, now):
     """Least (rank, last access, -offset, number) among the two ends of each category."""
     ends = []
     for kind in {id(c): c for c, _, _ in live}.values():
-        mine = [
+        leaves = [
             (leaf.last_access, -leaf.offset, leaf.number, leaf) for c, _, leaf in live if c is kind
         ]
         for key in (lambda m: m[:3], lambda m: (-m[0], m[1], m[2])):
-            stamp, depth, number, leaf = min(mine, key=key)
+            stamp, depth, number, leaf = min(leaves, key=key)
             ends.append((kind.rank[age_bin(now - stamp)], stamp, depth, number, leaf))
     return ends
 
@@ -76,7 +76,7 @@ def test_weights_scale_a_cell():
     assert cells.least(0.0)[1] is heavy
 
 
-def test_removed_entries_do_not_pile_up():
+def test_removed_entries_do_not_accumulate():
     queue = EndQueue()
     stays = Leaf(0, 1)
     queue.push(stays, 0.0)

@@ -12,7 +12,7 @@ from support.tree_recount import recount
 LABEL = "default|-|turn1|out<64"
 
 
-def trained(options, ranks=(1.0,), grows_to=0):
+def policy_with(options, ranks=(1.0,), grows_to=0):
     """A policy with one category: these ranks, and next prompts that add ``grows_to`` tokens."""
     policy = make_policy("etlru", options)
     category = policy.model.categories.refine(tuple(LABEL.split("|")))
@@ -29,7 +29,7 @@ def leaf_of(policy, history, length, *, offset=0, time=0.0):
 
 
 def test_spare_tokens_are_evicted_before_older_needed_ones():
-    policy = trained({"threshold_tokens": 1000.0}, grows_to=100)
+    policy = policy_with({"threshold_tokens": 1000.0}, grows_to=100)
     leaf_of(policy, history=5000, length=1000, time=0.0)
     spare = leaf_of(policy, history=900, length=900, time=5.0)
     assert policy.victim(6.0).leaf is spare
@@ -37,28 +37,28 @@ def test_spare_tokens_are_evicted_before_older_needed_ones():
 
 def test_the_floor_decides_between_tail_and_hits():
     # Rank 1 with the tail against rank 2 without: floor 0.3 gives 1 > 0.6, floor 0.9 the reverse.
-    for floor, goes in ((0.3, "spare"), (0.9, "tail")):
-        policy = trained({"threshold_tokens": 1000.0, "floor": floor}, grows_to=100)
-        other = policy.model.categories.refine(("other",))
-        other.rank = [2.0] * BINS
-        other.grows = [0.0] * TOKEN_BINS
+    for floor, victim in ((0.3, "spare"), (0.9, "tail")):
+        policy = policy_with({"threshold_tokens": 1000.0, "floor": floor}, grows_to=100)
+        other_category = policy.model.categories.refine(("other",))
+        other_category.rank = [2.0] * BINS
+        other_category.grows = [0.0] * TOKEN_BINS
         leaves = {"tail": leaf_of(policy, history=5000, length=1000)}
         spare = Leaf(0, 900)
         spare.history, spare.category, spare.hits = 900, "other", 1
         policy.admit(spare, 0.0)
         leaves["spare"] = spare
-        assert policy.victim(0.0).leaf is leaves[goes]
+        assert policy.victim(0.0).leaf is leaves[victim]
 
 
 def test_without_a_target_it_ranks_as_wa():
-    policy = trained({}, ranks=(1.0,))
+    policy = policy_with({}, ranks=(1.0,))
     old = leaf_of(policy, history=100, length=100, time=0.0)
     leaf_of(policy, history=9000, length=100, time=1.0)
     assert policy.victim(2.0) == (old, 0)
 
 
 def test_trims_to_the_next_change_of_the_tail_term():
-    policy = trained({"threshold_tokens": 1000.0}, grows_to=100)
+    policy = policy_with({"threshold_tokens": 1000.0}, grows_to=100)
     leaf = leaf_of(policy, history=2000, length=2000)
     # The last token has 1000 to spare, the bucket that holds 1000 begins at 724.1.
     victim = policy.victim(0.0)
@@ -67,7 +67,7 @@ def test_trims_to_the_next_change_of_the_tail_term():
 
 
 def test_repeated_trims_end_when_the_whole_leaf_matters():
-    policy = trained({"threshold_tokens": 1000.0}, grows_to=100)
+    policy = policy_with({"threshold_tokens": 1000.0}, grows_to=100)
     leaf = leaf_of(policy, history=2000, length=2000)
     for _ in range(100):
         keep = policy.victim(0.0).keep_tokens
@@ -86,18 +86,18 @@ PATHS = st.lists(st.tuples(st.integers(0, 8), st.integers(1, 6)), min_size=1, ma
 @given(PATHS)
 def test_with_threshold_0_and_equal_rates_it_orders_like_lru(steps):
     def cuts(name, options):
-        seen = []
+        evicted = []
         policy = make_policy(name, options)
         if name == "etlru":  # one category with one rate for all requests
             policy.model.categories.refine = lambda names, *_: policy.model.categories.root
             policy.model.categories.root.exponential = Exponential(0.5, 100.0, 0.01)
             policy.model.fit = lambda now: None
-        tree = RadixTree(policy, 10, 1, on_evict=seen.append)
+        tree = RadixTree(policy, 10, 1, on_evict=evicted.append)
         for time, (conversation, length) in enumerate(steps):
             path = tuple(conversation * 10 + i for i in range(length))
             tree.access(Request(time=float(time), path=path, prompt_tokens=length))
             recount(tree)
-        return [cut.blocks for cut in seen]
+        return [cut.blocks for cut in evicted]
 
     options = {"threshold_tokens": 0.0, "model": "exponential"}
     assert cuts("etlru", options) == cuts("lru", {})

@@ -4,7 +4,7 @@ import pytest
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
-from support.radix_cases import play
+from support.radix_cases import serve_paths
 
 SHORT = {"threshold_tokens": 25}
 
@@ -15,13 +15,13 @@ def paths(text):
 
 
 @pytest.mark.parametrize(
-    ("policy", "options", "capacity", "served", "evicted"),
+    ("policy", "options", "capacity", "requests", "evicted"),
     [
         # Least recent first; a parent is evicted after its children, at its own age; deepest blocks first.
         ("lru", {}, 3, "1 2 3 1 4", "2"),
         ("lru", {}, 4, "12 9 13 5 6 7 8", "2 9 3 1"),
         ("lru", {}, 3, "123 4 5", "3 2"),
-        # Use does not matter; 1 is oldest but has 3 below it; what comes back is new.
+        # Use does not matter; 1 is oldest but has 3 below it; what returns is new.
         ("fifo", {}, 3, "1 2 3 1 1 4 5", "1 2"),
         ("fifo", {}, 3, "1 2 13 4 5 6", "2 3 1"),
         ("fifo", {}, 2, "1 2 3 1 4", "1 2 3"),
@@ -40,8 +40,8 @@ def paths(text):
         ("wa", {"model": "exponential"}, 4, "12 9 13 5 6 7 8", "2 9 3 1"),
     ],
 )
-def test_evicts_in_order(policy, options, capacity, served, evicted):
-    assert play(policy, capacity, paths(served), **options) == paths(evicted)
+def test_evicts_in_order(policy, options, capacity, requests, evicted):
+    assert serve_paths(policy, capacity, paths(requests), **options) == paths(evicted)
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,8 @@ def gain(request):
     def hits(trace, name, capacity):
         return run(request.getfixturevalue(trace), name, capacity).block_hit_ratio
 
-    def gain(trace, capacity, over="lru"):
-        return 100 * (hits(trace, "wa", capacity) - hits(trace, over, capacity))
+    def gain(trace, capacity, baseline="lru"):
+        return 100 * (hits(trace, "wa", capacity) - hits(trace, baseline, capacity))
 
     return gain
 

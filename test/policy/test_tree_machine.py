@@ -10,8 +10,8 @@ from sglang_canopy.policy.registry import make_policy, policy_names
 from sglang_canopy.records import Request
 from support.tree_recount import recount
 
-TOKENS = 10
-CAPACITY = 12
+BLOCK_TOKENS = 10
+CAPACITY_BLOCKS = 12
 choices = st.lists(st.integers(0, 2), min_size=1, max_size=7)
 
 
@@ -27,8 +27,8 @@ class TreeMachine(RuleBasedStateMachine):
         self.cuts = []
         self.tree = RadixTree(
             make_policy(self.policy),
-            CAPACITY,
-            TOKENS,
+            CAPACITY_BLOCKS,
+            BLOCK_TOKENS,
             quantum_tokens=self.quantum,
             on_evict=self.cuts.append,
         )
@@ -50,18 +50,18 @@ class TreeMachine(RuleBasedStateMachine):
         request = Request(
             time=self.time,
             path=path,
-            block_tokens=TOKENS,
-            prompt_tokens=len(path) * TOKENS,
+            block_tokens=BLOCK_TOKENS,
+            prompt_tokens=len(path) * BLOCK_TOKENS,
             turn=len(picks),
             stop=stop,
         )
         leading = next((i for i, b in enumerate(path) if b not in self.cached), len(path))
-        held = {block for lock in self.locked for block in lock[1]}
+        locked = {block for lock in self.locked for block in lock[1]}
         assert self.tree.access(request) == leading
-        room = CAPACITY - len(held - set(path))
-        self.forget()
-        self.cached |= set(path[: max(leading, min(len(path), room))])
-        assert not held - self.cached, "a locked block was evicted"
+        free_blocks = CAPACITY_BLOCKS - len(locked - set(path))
+        self.drop_evicted()
+        self.cached |= set(path[: max(leading, min(len(path), free_blocks))])
+        assert not locked - self.cached, "a locked block was evicted"
 
     @rule(target=locks, picks=choices)
     def lock(self, picks):
@@ -73,18 +73,18 @@ class TreeMachine(RuleBasedStateMachine):
 
     @rule(lock=locks)
     def unlock(self, lock):
-        if any(lock is held for held in self.locked):
-            self.locked = [held for held in self.locked if held is not lock]
+        if any(lock is other for other in self.locked):
+            self.locked = [other for other in self.locked if other is not lock]
             self.tree.unlock(lock[0])
 
     @rule(need=st.integers(1, 5))
     def evict(self, need):
-        before = self.tree.used_blocks
+        blocks_before = self.tree.used_blocks
         freed = self.tree.evict(need)
-        self.forget()
-        held = {block for lock in self.locked for block in lock[1]}
-        assert before - self.tree.used_blocks == freed
-        assert freed >= min(need, before - len(held))
+        self.drop_evicted()
+        locked = {block for lock in self.locked for block in lock[1]}
+        assert blocks_before - self.tree.used_blocks == freed
+        assert freed >= min(need, blocks_before - len(locked))
 
     @invariant()
     def counts_agree(self):
@@ -92,11 +92,11 @@ class TreeMachine(RuleBasedStateMachine):
         assert {b for node in self.tree.nodes() for b in node.blocks} == self.cached
 
     @invariant()
-    def asking_twice_changes_nothing(self):
+    def victim_is_a_pure_read(self):
         victim = self.tree.policy.victim(self.tree.now)
         assert victim == self.tree.policy.victim(self.tree.now)
 
-    def forget(self):
+    def drop_evicted(self):
         for cut in self.cuts:
             self.cached -= set(cut.blocks)
         self.cuts.clear()

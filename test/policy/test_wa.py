@@ -69,42 +69,42 @@ def test_by_default_a_conversations_own_gaps_refine_its_category():
         ({"k": [1]}, [("k", 5.0, {"keep_until": 50.0}), ("k", 0.0, {"keep_until": 90.0})], 10.0),
     ],
 )
-@pytest.mark.parametrize("turned", [False, True])
-def test_the_expected_leaf_is_the_victim(ranks, leaves, now, turned):
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_expected_leaf_is_the_victim(ranks, leaves, now, reverse):
     policy = policy_with(ranks)
-    order = sorted(enumerate(leaves), reverse=turned)
-    leaf_at = {at: leaf_of(policy, label, time, **fields) for at, (label, time, fields) in order}
+    order = sorted(enumerate(leaves), reverse=reverse)
+    leaf_at = {i: leaf_of(policy, label, time, **fields) for i, (label, time, fields) in order}
     assert policy.victim(now) == (leaf_at[0], 0)
 
 
 @pytest.mark.parametrize("tenant", [None, "liar"])
-@pytest.mark.parametrize("first", [False, True])
-def test_over_is_ignored_after_too_many_wrong_hints_of_its_tenant(tenant, first):
+@pytest.mark.parametrize("hinted_first", [False, True])
+def test_over_is_ignored_after_too_many_wrong_hints_of_its_tenant(tenant, hinted_first):
     policy = policy_with({"k": [1]})
-    if first:
+    if hinted_first:
         leaf_of(policy, "k", 9.0, over=True, tenant=tenant)
     record = policy.model.hints.record(tenant)
     record.overs, record.overs_wrong = 20, 10
     old = leaf_of(policy, "k", 0.0)
-    if not first:
+    if not hinted_first:
         leaf_of(policy, "k", 9.0, over=True, tenant=tenant)
     assert policy.victim(10.0).leaf is old
 
 
 def test_a_known_return_competes_with_the_curves():
-    # Nothing is known yet: skill 0.6, so 0.6 / 100 s + 0.4 x 0.001 against 0.01 and 0.001 a second.
-    for rank, goes_first in ((0.01, True), (0.001, False)):
-        policy = policy_with({"k": [rank], "said": [0.001]})
+    # No hint was checked yet: skill 0.6, so 0.6 / 100 s + 0.4 x 0.001 against 0.01 and 0.001 a second.
+    for rank, is_victim in ((0.01, True), (0.001, False)):
+        policy = policy_with({"k": [rank], "hinted": [0.001]})
         leaf_of(policy, "k", 0.0)
-        hinted = leaf_of(policy, "said", 0.0, return_at=100.0)
-        assert (policy.victim(0.0).leaf is hinted) is goes_first
+        hinted = leaf_of(policy, "hinted", 0.0, return_at=100.0)
+        assert (policy.victim(0.0).leaf is hinted) is is_victim
 
 
 def test_a_leaf_to_keep_is_spared_until_its_time_and_no_longer():
     policy = policy_with({"k": [1]})
     spared = leaf_of(policy, "k", 0.0, keep_until=50.0)
-    other = leaf_of(policy, "k", 5.0)
-    assert policy.victim(10.0).leaf is other
+    unkept = leaf_of(policy, "k", 5.0)
+    assert policy.victim(10.0).leaf is unkept
     assert policy.victim(50.0).leaf is spared
 
 
@@ -128,11 +128,11 @@ def test_a_twin_ranks_by_the_same_curves_and_learns_nothing_itself():
     policy = policy_with({"stays": [5], "leaves": [1]})
     twin = policy.twin()
     leaf_of(twin, "stays", 0.0)
-    goes = leaf_of(twin, "leaves", 9.0)
-    assert twin.victim(10.0).leaf is goes
-    before = len(policy.model.shadow)
+    victim = leaf_of(twin, "leaves", 9.0)
+    assert twin.victim(10.0).leaf is victim
+    blocks_before = len(policy.model.shadow)
     twin.arrive(Request(time=11.0, path=(1, 2), prompt_tokens=2))
-    assert len(policy.model.shadow) == before
+    assert len(policy.model.shadow) == blocks_before
 
 
 def run(policy, requests, capacity=12):
@@ -188,9 +188,9 @@ def test_returns_rank_by_the_accuracy_of_their_tenants_hints():
 def test_leaves_of_a_forgotten_label_rank_by_the_coarser_one():
     policy = policy_with({"k": [9], "k|x": [1], "z": [5]})
     fine = leaf_of(policy, "k|x", 0.0)
-    other = leaf_of(policy, "z", 0.0)
+    coarse = leaf_of(policy, "z", 0.0)
     assert policy.victim(1.0).leaf is fine
     categories = policy.model.categories
     categories.forget(categories.get("k|x"))
     policy.model.version += 1
-    assert policy.victim(1.0).leaf is other
+    assert policy.victim(1.0).leaf is coarse

@@ -19,24 +19,24 @@ OPTIONS = {
 
 def trace() -> list[TraceRequest]:
     """Chats that grow slowly, code sessions that grow fast, and API calls that do not return."""
-    draw, requests, talks = random.Random(3), [], {}
-    for at in range(600):
-        who = draw.randrange(20) if draw.random() < 0.6 else 100 + at
-        category = "api" if who >= 100 else ("chat", "code")[who % 2]
-        fresh = {"api": 3, "chat": 1, "code": 9}[category]
-        path = talks[who] = [*talks.get(who, ()), *(draw.randrange(10**9) for _ in range(fresh))]
+    draw, requests, paths = random.Random(3), [], {}
+    for number in range(600):
+        chat = draw.randrange(20) if draw.random() < 0.6 else 100 + number
+        category = "api" if chat >= 100 else ("chat", "code")[chat % 2]
+        count = {"api": 3, "chat": 1, "code": 9}[category]
+        path = paths[chat] = [*paths.get(chat, ()), *(draw.randrange(10**9) for _ in range(count))]
         if len(path) > 40:
-            talks.pop(who)
+            paths.pop(chat)
         requests.append(
             TraceRequest(
-                time_s=float(at),
+                time_s=float(number),
                 blocks=tuple(path),
                 block_tokens=10,
                 input_tokens=10 * len(path),
                 output_tokens=1,
                 category=category,
-                turn=1 + len(path) // fresh,
-                conversation=str(who),
+                turn=1 + len(path) // count,
+                conversation=str(chat),
             )
         )
     return requests
@@ -54,9 +54,9 @@ def test_shuffled_labels_change_only_policies_that_read_them(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*policy_names(), *hindsight_names()])
 def test_policies_with_a_tail_target_have_its_option(name: str) -> None:
-    made = hindsight_class(name) if name in hindsight_names() else policy_class(name)
-    options = {field.name for field in dataclasses.fields(made.Config)}
-    if made.takes_tail_target:
+    cls = hindsight_class(name) if name in hindsight_names() else policy_class(name)
+    options = {field.name for field in dataclasses.fields(cls.Config)}
+    if cls.takes_tail_target:
         assert options & set(TAIL_TARGETS)
     else:
         assert "ttft_ms" not in options
@@ -65,5 +65,5 @@ def test_policies_with_a_tail_target_have_its_option(name: str) -> None:
 @pytest.mark.parametrize("name", policy_names())
 def test_policies_that_receive_requests_declare_learning(name: str) -> None:
     cls = policy_class(name)
-    hears = any(getattr(cls, call) is not getattr(Policy, call) for call in ("arrive", "finish"))
-    assert cls.learns is hears
+    receives = any(getattr(cls, call) is not getattr(Policy, call) for call in ("arrive", "finish"))
+    assert cls.learns is receives

@@ -7,7 +7,7 @@ from support.live_tree import LiveTree, check, fake_req
 from support.tree_recount import recount_keeps
 
 
-def ask(tree: LiveTree, prompt: list[int], time: float, salt: str | None = None, **stamp: object):
+def serve(tree: LiveTree, prompt: list[int], time: float, salt: str | None = None, **stamp: object):
     """Serve a request as SGLang's hooks report it. The answer is two tokens."""
     answer = [prompt[-1] + 500_000, prompt[-1] + 500_001]
     req = fake_req(prompt, answer, {"time": time, **stamp}, cache_salt=salt)
@@ -19,13 +19,13 @@ def ask(tree: LiveTree, prompt: list[int], time: float, salt: str | None = None,
 def test_one_prompt_under_ever_new_names_grows_nothing() -> None:
     tree = LiveTree(256, "wa")
     for n in range(2000):
-        ask(tree, [1, 2, 3, 4], float(n), conversation=f"made-up-{n}")
+        serve(tree, [1, 2, 3, 4], float(n), conversation=f"made-up-{n}")
     assert len(tree.core.conversations) <= 2 * len(tree.core._node_arena) + 64
     check(tree)
 
 
-def tokens_over(tree: LiveTree) -> set[int]:
-    """The tokens that rank as over."""
+def ended_tokens(tree: LiveTree) -> set[int]:
+    """Return the tokens of nodes whose conversation is over."""
     nodes = tree.core._node_arena.values()
     return {t for node in nodes if node.canopy.over for t in node.key.raw_token_ids()}
 
@@ -35,10 +35,10 @@ TURN_1 = list(range(200, 220))
 
 def test_a_request_that_ends_its_session_ends_the_conversations_kv() -> None:
     tree = LiveTree(512, "wa", {"quantum_tokens": 1, "block_tokens": 4})
-    ask(tree, TURN_1, 0.0, conversation="c", linear=True)
-    assert not tokens_over(tree)
-    ask(tree, [7, 7, 7], 5.0, conversation="c", linear=True, over=True)
-    assert set(TURN_1) <= tokens_over(tree)
+    serve(tree, TURN_1, 0.0, conversation="c", linear=True)
+    assert not ended_tokens(tree)
+    serve(tree, [7, 7, 7], 5.0, conversation="c", linear=True, over=True)
+    assert set(TURN_1) <= ended_tokens(tree)
 
 
 @given(
@@ -52,18 +52,18 @@ def test_a_request_that_ends_its_session_ends_the_conversations_kv() -> None:
         max_size=25,
     )
 )
-def test_any_claims_leave_the_tree_sound_and_touch_no_other_tenant(asked: list) -> None:
+def test_any_hints_leave_the_tree_consistent_and_other_tenants_unchanged(steps: list) -> None:
     tree = LiveTree(128, "wa", {"quantum_tokens": 1, "block_tokens": 2})
-    for n, (salt, name, over, prompt) in enumerate(asked):
-        before = {
+    for n, (salt, name, over, prompt) in enumerate(steps):
+        others_before = {
             id(node): (node.canopy.over, node.canopy.keep_until)
             for node in tree.core._node_arena.values()
             if node.canopy.tenant != salt
         }
-        ask(tree, prompt, float(n), salt, conversation=name, linear=True, over=over)
+        serve(tree, prompt, float(n), salt, conversation=name, linear=True, over=over)
         for node in tree.core._node_arena.values():
-            if id(node) in before and node.canopy.tenant != salt:
-                assert before[id(node)] == (node.canopy.over, node.canopy.keep_until)
+            if id(node) in others_before and node.canopy.tenant != salt:
+                assert others_before[id(node)] == (node.canopy.over, node.canopy.keep_until)
         nodes = tree.core._node_arena.values()
         recount_keeps(tree.core.protected.keeps, (node.canopy for node in nodes))
         check(tree)

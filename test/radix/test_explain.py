@@ -13,7 +13,7 @@ from sglang_canopy.reuse.survival import still_returns
 from support.live_tree import LiveTree, check
 
 
-def ask(tree, conversation, **body):
+def explain_conversation(tree, conversation, **body):
     return explain(tree.core, {"conversation": conversation, **body})
 
 
@@ -22,7 +22,7 @@ def test_a_conversations_tokens_are_located():
     tree.serve(list(range(10)), 1.0, conversation="a", category="chat")
     tree.serve(list(range(16)), 5.0, conversation="a", category="chat")
     tree.request(20.0)
-    (explained,) = ask(tree, "a", tenant=None)
+    (explained,) = explain_conversation(tree, "a", tenant=None)
     assert explained["cached"]
     assert explained["tokens"]["device"] == 16
     assert explained["last_use_ago_s"] == 15.0
@@ -40,19 +40,19 @@ def test_the_use_of_a_shared_beginning_by_others_is_not_the_conversations_use():
     tree.serve([*system, *range(100, 108)], 5.0, conversation="b")
     tree.serve([*system, *range(200, 208)], 9.0, conversation="c")
     tree.request(20.0)
-    (one,) = ask(tree, "a", tenant=None)
-    assert one["last_use_ago_s"] == 19.0
-    assert [node["last_use_ago_s"] for node in one["nodes"]] == [11.0, 19.0]
+    (explained,) = explain_conversation(tree, "a", tenant=None)
+    assert explained["last_use_ago_s"] == 19.0
+    assert [node["last_use_ago_s"] for node in explained["nodes"]] == [11.0, 19.0]
 
 
 def test_the_cause_of_an_eviction_is_remembered():
     tree = LiveTree(32, "canopy-lru", {"quantum_tokens": 1})
     tree.serve(list(range(16)), 1.0, conversation="a", category="chat")
     tree.serve(list(range(100, 124)), 4.0, conversation="b")
-    (explained,) = ask(tree, "a", tenant=None)
+    (explained,) = explain_conversation(tree, "a", tenant=None)
     assert explained["tokens"]["device"] == 8
-    (gone,) = explained["evicted"]
-    assert gone == {
+    (eviction,) = explained["evicted"]
+    assert eviction == {
         "evicted_ago_s": 0.0,
         "tier": "device",
         "tokens": 8,
@@ -64,7 +64,7 @@ def test_the_cause_of_an_eviction_is_remembered():
         "demoted": False,
     }
     tree.serve(list(range(200, 232)), 9.0, conversation="c")
-    (explained,) = ask(tree, "a", tenant=None)
+    (explained,) = explain_conversation(tree, "a", tenant=None)
     assert not explained["cached"]
     assert explained["next_to_go"] is None
     assert len(explained["evicted"]) == 2
@@ -72,28 +72,28 @@ def test_the_cause_of_an_eviction_is_remembered():
 
 @pytest.mark.parametrize("policy", live_names())
 @pytest.mark.parametrize("seed", [1, 2])
-def test_asking_moves_nothing(seed, policy):
+def test_a_question_changes_no_eviction(seed, policy):
     draw = random.Random(seed)
     trees = [LiveTree(64, policy, {"quantum_tokens": 1}, host_tokens=64) for _ in range(2)]
     for step in range(60):
-        who = draw.randrange(5)
-        tokens = [100 * who + i for i in range(draw.randint(1, 30))]
+        name = draw.randrange(5)
+        tokens = [100 * name + i for i in range(draw.randint(1, 30))]
         for tree in trees:
-            tree.serve(tokens, float(step), conversation=str(who))
+            tree.serve(tokens, float(step), conversation=str(name))
         if step % 7 == 0:
-            (explained,) = ask(trees[0], str(who), tenant=None)
-            held = [row for row in explained["nodes"] if "device" in row["tiers"]]
-            assert explained["tokens"]["device"] == sum(row["tokens"] for row in held) > 0
+            (explained,) = explain_conversation(trees[0], str(name), tenant=None)
+            on_device = [row for row in explained["nodes"] if "device" in row["tiers"]]
+            assert explained["tokens"]["device"] == sum(row["tokens"] for row in on_device) > 0
             json.dumps(explained)
             check(trees[0])
     sums = [tree.core.live.counters.victims.sum for tree in trees]
     assert sums[0] == sums[1]
 
 
-def decision(**more):
-    given = {"time": 0.0, "tier": 0, "tenant": None, "conversation": "a", "category": "chat"}
+def decision(**fields):
+    common = {"time": 0.0, "tier": 0, "tenant": None, "conversation": "a", "category": "chat"}
     rest = {"offset": 0, "tokens": 10, "reason": 0, "policy": "wa", "idle_s": 1.0}
-    return Decision(**{**given, **rest, "demoted": False, **more})
+    return Decision(**{**common, **rest, "demoted": False, **fields})
 
 
 def test_decisions_are_bounded_and_the_newest_come_first():
@@ -101,7 +101,7 @@ def test_decisions_are_bounded_and_the_newest_come_first():
     for number in range(MAX_DECISIONS + 10):
         ring.append(decision(time=float(number), tokens=number))
     assert len(ring) == MAX_DECISIONS
-    assert [one.tokens for one in ring.about(None, "a", limit=2)] == [
+    assert [entry.tokens for entry in ring.about(None, "a", limit=2)] == [
         MAX_DECISIONS + 9,
         MAX_DECISIONS + 8,
     ]
@@ -125,7 +125,7 @@ def test_still_returns_follows_the_survival_curve():
 
 
 @pytest.mark.parametrize("bad", ["[", "{}", '{"answer": "../x", "conversation": "a"}', "[1]"])
-def test_a_forged_question_is_none(bad):
+def test_a_malformed_question_is_ignored(bad):
     assert parse_question(bad) is None
 
 
@@ -136,12 +136,12 @@ def test_a_bounded_number_of_leaves_is_examined(monkeypatch):
         tree.serve([1000 * number, 1000 * number + 1], float(number), conversation=f"c{number}")
     for tenant in ("a", "b", "c"):
         tree.serve([7, 8, 9], 600.0, conversation="last", tenant=tenant)
-    policy, named = tree.core.live.device_policy, []
+    policy, calls = tree.core.live.device_policy, []
     victim = policy.victim
-    monkeypatch.setattr(policy, "victim", lambda now: named.append(now) or victim(now))
-    explained = ask(tree, "last")
+    monkeypatch.setattr(policy, "victim", lambda now: calls.append(now) or victim(now))
+    explained = explain_conversation(tree, "last")
     assert len(explained) == 3
-    assert len(named) == LOOKED_AHEAD_LEAVES
+    assert len(calls) == LOOKED_AHEAD_LEAVES
     assert explained[0]["next_to_go"]["looked_at_tokens"] == 2 * LOOKED_AHEAD_LEAVES
     check(tree)
 
@@ -150,17 +150,17 @@ def samples_of_one_prompt(policy):
     """Twelve samples of one answer: leaves of equal stamp and depth, as with n = 12."""
     tree = LiveTree(2000, policy, {"quantum_tokens": 1})
     prompt = list(range(100, 140))
-    chained = [hash(tuple(prompt[: n + 1])) for n in range(40)]
+    path = [hash(tuple(prompt[: n + 1])) for n in range(40)]
     for number in range(12):
         request = tree.request(
-            1.0, conversation="c", block_tokens=1, prompt_tokens=40, path=list(chained)
+            1.0, conversation="c", block_tokens=1, prompt_tokens=40, path=list(path)
         )
         tree.insert([*prompt, *range(1000 + 100 * number, 1010 + 100 * number)], request)
     return tree
 
 
-def victims(tree):
-    """First tokens of the nodes that the device gives up, in order."""
+def evict_all(tree):
+    """Evict the device; return the first tokens of the nodes, in order."""
     order = []
     while tree.core.evictable_device_leaves:
         node, _ = tree.core.evictable_device_leaves.next_victim(tree.core.clock.now)
@@ -169,16 +169,14 @@ def victims(tree):
     return order
 
 
-@pytest.mark.parametrize("looked_at", [1, 5, LOOKED_AHEAD_LEAVES])
+@pytest.mark.parametrize("leaves", [1, 5, LOOKED_AHEAD_LEAVES])
 @pytest.mark.parametrize("policy", live_names())
-def test_leaves_that_tie_are_evicted_in_the_same_order_after_a_question(
-    policy, looked_at, monkeypatch
-):
+def test_tied_leaves_are_evicted_in_the_same_order_after_a_question(policy, leaves, monkeypatch):
     """For every look-ahead: a rank's own speed must not decide."""
-    asked, quiet = samples_of_one_prompt(policy), samples_of_one_prompt(policy)
-    monkeypatch.setattr("sglang_canopy.radix.explain.LOOKED_AHEAD_LEAVES", looked_at)
-    ask(asked, "c", tenant=None)
-    assert victims(asked) == victims(quiet)
+    explained, untouched = samples_of_one_prompt(policy), samples_of_one_prompt(policy)
+    monkeypatch.setattr("sglang_canopy.radix.explain.LOOKED_AHEAD_LEAVES", leaves)
+    explain_conversation(explained, "c", tenant=None)
+    assert evict_all(explained) == evict_all(untouched)
 
 
 def test_a_look_ahead_reads_a_bounded_number_of_children(monkeypatch):
@@ -187,6 +185,6 @@ def test_a_look_ahead_reads_a_bounded_number_of_children(monkeypatch):
     tree = LiveTree(600, "canopy-lru", {"quantum_tokens": 1})
     for number in range(100):
         tree.serve([1, 1000 + number], float(number), conversation=f"c{number}")
-    (one,) = ask(tree, "c99", tenant=None)
-    assert one["next_to_go"]["tokens_before"] == 99
+    (explained,) = explain_conversation(tree, "c99", tenant=None)
+    assert explained["next_to_go"]["tokens_before"] == 99
     check(tree)

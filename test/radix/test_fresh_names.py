@@ -57,9 +57,9 @@ class Server:
         """One request whose end is known at once."""
         number = next(self._numbers)
         time = 10.0 * number
-        tokens = [7 * number + at for at in range(PROMPT_TOKENS)]
+        tokens = [7 * number + i for i in range(PROMPT_TOKENS)]
         tenant = names.pop("tenant", None)
-        vouched = names.get("source") == GATEWAY
+        is_vouched = names.get("source") == GATEWAY
         req = fake_req(tokens, [3, 4], {"time": time, **names}, cache_salt=tenant)
         request = self.core.requests.register(req)
         self.gate.arrive(number, request)
@@ -70,7 +70,7 @@ class Server:
         self.core.requests.report_end(req)
         self.tree.insert([*tokens, 3, 4], request, tenant)
         self.gate.finish(number, request)
-        self.order.add(Prefill(len(tokens)), Vouched(tenant) if vouched else tenant)
+        self.order.add(Prefill(len(tokens)), Vouched(tenant) if is_vouched else tenant)
         self.order.admit(self.order.in_order(1))
         req.retraction_count = 0
         self.observer.refuse(req, INVALID)
@@ -79,24 +79,24 @@ class Server:
         return entries(self.core, self.gate, self.order, self.observer)
 
 
-def fresh(*keys: str) -> Callable[[int], dict[str, str | None]]:
+def fresh_names(*keys: str) -> Callable[[int], dict[str, str | None]]:
     """Names of the ``number``-th request: those of ``keys`` are new each time."""
 
     def names(number: int) -> dict[str, str | None]:
-        usual: dict[str, str | None] = {"tenant": "t", "conversation": f"c{number % 7}"}
-        return {**usual, "category": "chat"} | {key: f"{key}-{number}" for key in keys}
+        stable: dict[str, str | None] = {"tenant": "t", "conversation": f"c{number % 7}"}
+        return {**stable, "category": "chat"} | {key: f"{key}-{number}" for key in keys}
 
     return names
 
 
-def vouched(number: int) -> dict[str, str | None]:
+def half_vouched(number: int) -> dict[str, str | None]:
     """Every name is new; a gateway vouches for every second tenant."""
-    return {**everything(number), "source": GATEWAY if number % 2 else CLIENT}
+    return {**all_fresh(number), "source": GATEWAY if number % 2 else CLIENT}
 
 
-everything = fresh("tenant", "conversation", "category")
-KINDS = {"vouched": vouched, "one tenant": fresh("conversation", "category")}
-KINDS |= {"everything": everything}
+all_fresh = fresh_names("tenant", "conversation", "category")
+KINDS = {"vouched": half_vouched, "one tenant": fresh_names("conversation", "category")}
+KINDS |= {"everything": all_fresh}
 
 
 def growth_of(kind: str, first: int, last: int) -> dict[str, tuple[int, int]]:

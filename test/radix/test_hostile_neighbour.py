@@ -12,9 +12,9 @@ import pytest
 
 from support.live_tree import LiveTree
 
-POOL, CONVERSATIONS, SYSTEM, TURN, TURNS = 2048, 3, 96, 48, 6
+POOL_TOKENS, CONVERSATIONS, SYSTEM_TOKENS, TURN_TOKENS, TURNS = 2048, 3, 96, 48, 6
 STEP_S = 0.3
-WARM, STEPS = 150, 400
+WARM_UP, STEPS = 150, 400
 """Requests of the warm-up, in which hints turn out false and curves are learnt, and of the run."""
 
 Lie = Callable[[int, float], dict[str, Any]]
@@ -24,27 +24,27 @@ def prompt(step: int) -> tuple[str, int, list[int]]:
     slot = step % CONVERSATIONS
     rounds = step // CONVERSATIONS + slot
     conversation, turn = 100 * (rounds // TURNS) + slot, rounds % TURNS + 1
-    own = [10_000 + 1000 * conversation + i for i in range(TURN * turn)]
-    return f"c{conversation}", turn, [*range(SYSTEM), *own]
+    tokens = [10_000 + 1000 * conversation + i for i in range(TURN_TOKENS * turn)]
+    return f"c{conversation}", turn, [*range(SYSTEM_TOKENS), *tokens]
 
 
 @cache
-def hit_rate(lie: Lie) -> float:
+def hit_rate(hints: Lie) -> float:
     """Return the honest tenant's hit ratio after the warm-up."""
-    tree = LiveTree(POOL, "wa")
-    hits = tokens = 0
+    tree = LiveTree(POOL_TOKENS, "wa")
+    hits = prompt_tokens = 0
     for step in range(STEPS):
         now = 2 * step * STEP_S
-        name, turn, mine = prompt(step)
+        name, turn, honest = prompt(step)
         # The tree's keys have no tenants here: the two share no token.
         fields = {"category": "chat", "turn": turn, "conversation": name, "tenant": "honest"}
-        hit = tree.serve(mine, now, path=blocks(mine), block_tokens=16, **fields)
-        if step >= WARM:
-            hits, tokens = hits + hit, tokens + len(mine)
-        flood = [10**7 + 1000 * step + i for i in range(len(mine))]
-        fields = {"category": "generate", "tenant": "neighbour", **lie(step, now + STEP_S)}
+        hit = tree.serve(honest, now, path=blocks(honest), block_tokens=16, **fields)
+        if step >= WARM_UP:
+            hits, prompt_tokens = hits + hit, prompt_tokens + len(honest)
+        flood = [10**7 + 1000 * step + i for i in range(len(honest))]
+        fields = {"category": "generate", "tenant": "neighbour", **hints(step, now + STEP_S)}
         tree.serve(flood, now + STEP_S, path=blocks(flood), block_tokens=16, **fields)
-    return hits / tokens
+    return hits / prompt_tokens
 
 
 def blocks(tokens: list[int]) -> list[int]:

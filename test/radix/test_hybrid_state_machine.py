@@ -29,7 +29,7 @@ class Tree(PolicyRules):
     def _tokens(self, run: list[int]) -> list[int]:
         """Return two pages of tokens for each number (three tokens if a page has one)."""
         width = 3 if self.tree.cfg.page_size == 1 else 2 * self.tree.cfg.page_size
-        return [100 * number + at for number in run for at in range(width)]
+        return [100 * number + i for number in run for i in range(width)]
 
     @rule(
         run=runs,
@@ -40,7 +40,7 @@ class Tree(PolicyRules):
     )
     def serve(self, run, wait, category, turn, over) -> None:
         tokens, tree = self._tokens(run), self.tree
-        if tree.room() < len(tokens):
+        if tree.obtainable_tokens() < len(tokens):
             return
         if tree.has_mamba and not tree.available(MAMBA) + tree.core.mamba_evictable_size():
             return

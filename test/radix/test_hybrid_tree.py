@@ -24,7 +24,7 @@ def test_a_requests_fields_reach_its_nodes(kind) -> None:
 
 
 @pytest.mark.parametrize("core", ["canopy-lru", "wa"])
-def test_a_leaf_with_a_state_is_evicted_whole_and_its_neighbours_stay(core) -> None:
+def test_a_leaf_with_a_state_is_evicted_whole_and_no_other_is(core) -> None:
     """Its state is at its end: a shorter leaf would hold KV that no request can use."""
     tree = KitTree("mamba", core)
     old, young = sequence(tree, 1, 8), sequence(tree, 100, 8)
@@ -38,19 +38,19 @@ def test_a_leaf_with_a_state_is_evicted_whole_and_its_neighbours_stay(core) -> N
 
 
 @pytest.mark.parametrize("core", ["canopy-lru", "wa"])
-def test_a_cut_that_leaves_a_whole_window_is_made(core) -> None:
+def test_a_cut_leaves_a_whole_window(core) -> None:
     tree = KitTree("swa", core, kv_size=200)
     tokens = sequence(tree, 1, 130)
     tree.serve(tokens, 1.0)
     tree.evict(full=1)
-    left = tree.match(tokens).device_prefix_len
-    assert 0 < left < 130
+    hit_tokens = tree.match(tokens).device_prefix_len
+    assert 0 < hit_tokens < 130
     tree.recount()
 
 
 @pytest.mark.parametrize("core", ["canopy-lru", "wa"])
 def test_unusable_kv_is_evicted_before_older_kv(core) -> None:
-    """Its state is gone, so that a lookup stops above it."""
+    """Its state was evicted, so that a lookup stops above it."""
     tree = KitTree("mamba", core)
     old, young = sequence(tree, 1, 4), sequence(tree, 100, 8)
     tree.serve(young, 1.0)
@@ -108,9 +108,9 @@ def test_a_tail_cut_from_a_leaf_keeps_its_window_below(kit_tree, kind, core) -> 
     tokens = sequence(tree, 1, 40)
     tree.serve(tokens, 1.0)
     tree.evict(full=1)
-    left = tree.match(tokens)
-    assert 0 <= left.device_prefix_len < len(tokens)
-    assert left.device_prefix_len + left.host_hit_length == len(tokens)
+    hit = tree.match(tokens)
+    assert 0 <= hit.device_prefix_len < len(tokens)
+    assert hit.device_prefix_len + hit.host_hit_length == len(tokens)
     tree.recount()
 
 
@@ -125,9 +125,9 @@ def test_a_full_host_evicts_by_the_policy(kit_tree, kind, core) -> None:
     rows = tree.core.live.counters.row("default").tiers
     assert sum(rows[DEVICE].evicted) > 0
     assert sum(rows[HOST].evicted) > 0
-    found = [tree.match(sequence(tree, 1000 * n, size)).full_kv_hit_length for n in range(8)]
-    assert found[0] == 0
-    assert found[-1] == size
+    hit_tokens = [tree.match(sequence(tree, 1000 * n, size)).full_kv_hit_length for n in range(8)]
+    assert hit_tokens[0] == 0
+    assert hit_tokens[-1] == size
 
 
 def test_kv_with_its_state_on_the_host_is_usable(kit_tree) -> None:

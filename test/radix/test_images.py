@@ -16,13 +16,13 @@ IMAGE = 7
 """The placeholder that stands for any image until SGLang pads the prompt."""
 
 
-def entered(tree: LiveTree, time: float, picture: int | None):
-    """Return the policies' view of such a prompt."""
-    return entered_req(tree, time, picture).canopy.request
+def created(tree: LiveTree, time: float, picture: int | None):
+    """Return its policy request."""
+    return created_req(tree, time, picture).canopy.request
 
 
-def entered_req(tree: LiveTree, time: float, picture: int | None):
-    """A prompt of 8 tokens and an image of 8, as the scheduler takes it in, step by step."""
+def created_req(tree: LiveTree, time: float, picture: int | None):
+    """Return a prompt of 8 tokens and an image of 8, after the scheduler's steps."""
     tokens = array("q", [1, 2, 3, 4, 5, 6, 8, 9, *[IMAGE] * 8])
     scheduler = SimpleNamespace(tree_cache=tree.cache, enable_lora=False)
     req = fake_req(tokens, [], {"time": time}, multimodal_inputs=None)
@@ -42,23 +42,23 @@ def entered_req(tree: LiveTree, time: float, picture: int | None):
 
 def test_prompts_with_different_images_diverge_at_the_image() -> None:
     tree = LiveTree(256, "wa", {"block_tokens": 4})
-    cat, dog, again = (entered(tree, float(n), picture) for n, picture in enumerate((1, 2, 1)))
+    cat, dog, repeated = (created(tree, float(n), picture) for n, picture in enumerate((1, 2, 1)))
     assert cat.path[:2] == dog.path[:2]
     assert not set(cat.path[2:]) & set(dog.path[2:])
-    assert again.path == cat.path
+    assert repeated.path == cat.path
 
 
 def test_a_prompt_without_images_is_announced_when_it_is_created() -> None:
     tree = LiveTree(256, "wa", {"block_tokens": 4})
-    assert len(entered(tree, 5.0, None).path) == 4
+    assert len(created(tree, 5.0, None).path) == 4
     assert tree.core.clock.now == 5.0
 
 
 def test_the_kv_of_another_image_is_never_found() -> None:
     """Only the tokens before the image are found, on the device and, after demotion, on the host."""
     tree = LiveTree(32, "wa", {"block_tokens": 4}, host_tokens=96)
-    cat = entered_req(tree, 0.0, 1)
-    dog = entered_req(tree, 1.0, 2)
+    cat = created_req(tree, 0.0, 1)
+    dog = created_req(tree, 1.0, 2)
     tree.insert(list(cat.origin_input_ids), cat.canopy.request)
     assert tree.match(list(dog.origin_input_ids)) == 8
     assert tree.match(list(cat.origin_input_ids)) == 16

@@ -14,12 +14,12 @@ from sglang_canopy.records import CLIENT, GATEWAY, Request
 from sglang_canopy.telemetry.status import Status
 from sglang_canopy.tenant import UNVOUCHED, Vouched, shown_tenant
 from support.live_tree import LiveTree, check, fake_req
-from support.parity import PAGE, chained, fields, tokens_of, turns
+from support.parity import PAGE, chained_path, fields, tokens_of, turns
 from support.tree_recount import recount, recount_keeps
 
 
-def talk(who: int, tokens: int = 20) -> list[int]:
-    return [1000 * who + i for i in range(tokens)]
+def conversation(number: int, tokens: int = 20) -> list[int]:
+    return [1000 * number + i for i in range(tokens)]
 
 
 @pytest.fixture
@@ -29,56 +29,56 @@ def tree():
 
 def test_a_tenant_that_keeps_everything_gets_only_its_share(tree) -> None:
     for n in range(25):
-        tree.serve(talk(n), float(n), tenant="hostile", keep_until=3600.0)
+        tree.serve(conversation(n), float(n), tenant="hostile", keep_until=3600.0)
     for n in range(25, 50):
-        tree.serve(talk(n), float(n), tenant="honest")
+        tree.serve(conversation(n), float(n), tenant="honest")
     tree.evict(500)
-    assert sum(tree.match(talk(n)) for n in range(25)) == 100
-    assert sum(tree.match(talk(n)) for n in range(25, 50)) == 400
+    assert sum(tree.match(conversation(n)) for n in range(25)) == 100
+    assert sum(tree.match(conversation(n)) for n in range(25, 50)) == 400
     check(tree)
 
 
 @pytest.mark.parametrize("policy", live_names())
 def test_wa_and_etlru_evict_kept_paths_last_and_other_policies_ignore_keeps(policy: str) -> None:
     tree = LiveTree(1000, policy, {"quantum_tokens": 1})
-    tree.serve(talk(0), 0.0, tenant="a", keep_until=3600.0)
+    tree.serve(conversation(0), 0.0, tenant="a", keep_until=3600.0)
     for n in range(1, 30):
-        tree.serve(talk(n), float(n))
+        tree.serve(conversation(n), float(n))
     tree.evict(tree.cache.evictable_size() - 40)
-    assert tree.match(talk(0)) == (20 if policy in ("wa", "etlru") else 0)
+    assert tree.match(conversation(0)) == (20 if policy in ("wa", "etlru") else 0)
 
 
 def test_all_tenants_together_keep_the_total_and_no_more(tree) -> None:
     for n in range(40):
-        tree.serve(talk(n), float(n), tenant=f"t{n}", keep_until=3600.0)
+        tree.serve(conversation(n), float(n), tenant=f"t{n}", keep_until=3600.0)
     tree.evict(560)
     assert tree.core.protected.keeps.budget.tokens == 240  # 250 in whole nodes
-    assert sum(tree.match(talk(n)) == 20 for n in range(12)) == 12
+    assert sum(tree.match(conversation(n)) == 20 for n in range(12)) == 12
     tree.evict(240)
-    assert sum(tree.match(talk(n)) for n in range(40)) == 0
+    assert sum(tree.match(conversation(n)) for n in range(40)) == 0
     assert tree.core.protected.keeps.budget.tokens == 0
 
 
 def test_a_client_with_many_names_leaves_a_vouched_tenant_its_share(tree) -> None:
-    tree.serve(talk(0), 0.0, tenant="honest", source=GATEWAY)
+    tree.serve(conversation(0), 0.0, tenant="honest", source=GATEWAY)
     for n in range(1, 40):
-        tree.serve(talk(n), float(n), tenant=f"x{n}", keep_until=3600.0)
+        tree.serve(conversation(n), float(n), tenant=f"x{n}", keep_until=3600.0)
     for n in range(40, 50):
-        tree.serve(talk(n), float(n), tenant="honest", source=GATEWAY, keep_until=3600.0)
+        tree.serve(conversation(n), float(n), tenant="honest", source=GATEWAY, keep_until=3600.0)
     assert tree.core.protected.keeps.budget.by_tenant == {Vouched("honest"): 100, UNVOUCHED: 100}
     check(tree)
 
 
 def test_waiting_requests_of_many_names_leave_a_vouched_tenant_its_share(tree) -> None:
     for n in range(50):
-        tree.serve(talk(n), float(n))
-    awaiting(tree, talk(0), 60.0, tenant="honest", source=GATEWAY)
+        tree.serve(conversation(n), float(n))
+    queue_request(tree, conversation(0), 60.0, tenant="honest", source=GATEWAY)
     for n in range(1, 30):
-        awaiting(tree, talk(n), 60.0, tenant=f"x{n}")
+        queue_request(tree, conversation(n), 60.0, tenant=f"x{n}")
     for n in range(30, 50):
-        awaiting(tree, talk(n), 60.0, tenant="honest", source=GATEWAY)
-    held = tree.core.protected.awaited.budget.by_tenant
-    assert held == {Vouched("honest"): 240, UNVOUCHED: 240}  # 250 in whole paths
+        queue_request(tree, conversation(n), 60.0, tenant="honest", source=GATEWAY)
+    budgets = tree.core.protected.awaited.budget.by_tenant
+    assert budgets == {Vouched("honest"): 240, UNVOUCHED: 240}  # 250 in whole paths
     check(tree)
 
 
@@ -86,16 +86,16 @@ def test_waiting_requests_of_many_names_leave_a_vouched_tenant_its_share(tree) -
 def test_the_shares_are_settings_of_the_tree(key: str) -> None:
     tree = LiveTree(1000, "wa", {"keep_tenant_share": 0.5, "keep_total_share": 0.6, key: 0.02})
     for n in range(10):
-        tree.serve(talk(n), float(n), keep_until=3600.0)
+        tree.serve(conversation(n), float(n), keep_until=3600.0)
     assert tree.core.protected.keeps.budget.tokens == 20
 
 
 def test_a_kept_leaf_charges_the_path_above_it_once(tree) -> None:
     system = list(range(50))
     for n in range(5):
-        tree.serve(system + talk(n + 1, 10), float(n), tenant="a", keep_until=3600.0)
+        tree.serve(system + conversation(n + 1, 10), float(n), tenant="a", keep_until=3600.0)
     assert tree.core.protected.keeps.budget.by_tenant == {"a": 100}
-    tree.serve(system + talk(9, 10), 9.0, tenant="a", keep_until=3600.0)
+    tree.serve(system + conversation(9, 10), 9.0, tenant="a", keep_until=3600.0)
     assert tree.core.protected.keeps.budget.by_tenant == {"a": 100}
 
 
@@ -108,13 +108,13 @@ def test_a_request_without_a_keep_leaves_charges_below_it(tree) -> None:
 
 def test_an_expired_keep_is_uncharged(tree) -> None:
     for n in range(5):
-        tree.serve(talk(n), 0.0, tenant="a", keep_until=10.0)
+        tree.serve(conversation(n), 0.0, tenant="a", keep_until=10.0)
     assert tree.core.protected.keeps.budget.by_tenant == {"a": 100}
-    tree.serve(talk(7), 11.0, tenant="a", keep_until=100.0)
+    tree.serve(conversation(7), 11.0, tenant="a", keep_until=100.0)
     assert tree.core.protected.keeps.budget.by_tenant == {"a": 20}
 
 
-def awaiting(
+def queue_request(
     tree: LiveTree, tokens: list[int], time: float, salt: str | None = None, **fields: str
 ) -> Any:
     req = fake_req(tokens, [], {"time": time}, cache_salt=salt)
@@ -128,8 +128,8 @@ def awaiting(
 
 
 def test_the_protection_of_an_awaited_prefix_is_no_request_to_keep_it(tree) -> None:
-    tree.serve(talk(1), 0.0)
-    awaiting(tree, talk(1), 1.0)
+    tree.serve(conversation(1), 0.0)
+    queue_request(tree, conversation(1), 1.0)
     nodes = [n.canopy for n in tree.core._node_arena.values() if n is not tree.core.root_node]
     assert [n.keep_until for n in nodes] == [None]
     assert [n.awaited_until for n in nodes] == [61.0]
@@ -138,47 +138,46 @@ def test_the_protection_of_an_awaited_prefix_is_no_request_to_keep_it(tree) -> N
 
 def test_a_waiting_requests_prefix_outlives_newer_ones(tree) -> None:
     for n in range(4):
-        tree.serve(talk(n), float(n))
-    awaiting(tree, [*talk(0), 7], 9.0)
+        tree.serve(conversation(n), float(n))
+    queue_request(tree, [*conversation(0), 7], 9.0)
     tree.evict(60)
-    assert [tree.match(talk(n)) for n in range(4)] == [20, 0, 0, 0]
+    assert [tree.match(conversation(n)) for n in range(4)] == [20, 0, 0, 0]
     check(tree)
 
 
 def test_waiting_requests_of_one_tenant_protect_their_share_and_no_more(tree) -> None:
     for n in range(50):
-        tree.serve(talk(n), float(n))
+        tree.serve(conversation(n), float(n))
     for n in range(40):
-        awaiting(tree, talk(n), 60.0)
-    protected = [
-        n for n in tree.core._node_arena.values() if (n.canopy.awaited_until or 0.0) > 60.0
-    ]
-    assert len(protected) == 12  # a quarter of the tier, in whole paths
+        queue_request(tree, conversation(n), 60.0)
+    leaves = [n for n in tree.core._node_arena.values() if (n.canopy.awaited_until or 0.0) > 60.0]
+    assert len(leaves) == 12  # a quarter of the tier, in whole paths
     check(tree)
 
 
 def test_parts_of_an_awaited_path_stay_charged_however_it_is_split() -> None:
     tree = LiveTree(1000, "canopy-lru", {"quantum_tokens": 1})
     for n in range(4):
-        tree.serve(talk(n, 240), float(n))
-        awaiting(tree, talk(n, 240), 10.0 + n)
-        tree.match([*talk(n, 235), 7])  # shares a prefix without the last tokens: splits the node
+        tree.serve(conversation(n, 240), float(n))
+        queue_request(tree, conversation(n, 240), 10.0 + n)
+        tree.match([*conversation(n, 235), 7])  # a prefix without the last tokens: splits the node
         check(tree)
-    held = [n.canopy for n in tree.core._node_arena.values() if n.canopy.awaited_until is not None]
-    assert sum(leaf.length for leaf in held) == tree.core.protected.awaited.budget.tokens == 240
+    nodes = tree.core._node_arena.values()
+    leaves = [n.canopy for n in nodes if n.canopy.awaited_until is not None]
+    assert sum(leaf.length for leaf in leaves) == tree.core.protected.awaited.budget.tokens == 240
     tree.evict(900)  # evicts tails of protected paths
     check(tree)
     tree.core.protected.protect_queue([])  # the clients have disconnected
     assert tree.core.protected.awaited.budget.tokens == 0
-    assert not [n for n in tree.core._node_arena.values() if n.canopy.awaited_until is not None]
+    assert not [n for n in nodes if n.canopy.awaited_until is not None]
 
 
-def test_of_a_path_on_two_tiers_each_part_is_charged_as_long_as_it_is_protected() -> None:
+def test_each_part_of_a_path_on_two_tiers_is_charged_while_it_is_protected() -> None:
     tree = LiveTree(1000, "canopy-lru", {"quantum_tokens": 1}, host_tokens=1000)
-    tree.serve(talk(1, 60), 0.0)
+    tree.serve(conversation(1, 60), 0.0)
     tree.evict(20)
     tree.settle()
-    awaiting(tree, talk(1, 60), 10.0)
+    queue_request(tree, conversation(1, 60), 10.0)
     check(tree)
     upper, lower = (
         n.canopy for n in tree.core._node_arena.values() if n is not tree.core.root_node
@@ -191,34 +190,34 @@ def test_of_a_path_on_two_tiers_each_part_is_charged_as_long_as_it_is_protected(
 
 
 def test_a_node_from_storage_inherits_no_granted_keep(tree) -> None:
-    tree.serve(talk(1, 20), 0.0, keep_until=3600.0)
-    tree.serve(talk(1, 40), 1.0)
-    below = next(n for n in tree.core._node_arena.values() if n.canopy.offset == 20)
-    tree.core.readmit(below)
-    below.canopy.hits = 0  # as SGLang makes it for pages without metadata
+    tree.serve(conversation(1, 20), 0.0, keep_until=3600.0)
+    tree.serve(conversation(1, 40), 1.0)
+    child = next(n for n in tree.core._node_arena.values() if n.canopy.offset == 20)
+    tree.core.readmit(child)
+    child.canopy.hits = 0  # as SGLang makes it for pages without metadata
     tree.request(2.0)
-    assert below.canopy.hits == 1
-    assert below.canopy.keep_until is None
+    assert child.canopy.hits == 1
+    assert child.canopy.keep_until is None
     check(tree)
 
 
 def workload(seed: int, requests: int) -> list[dict[str, Any]]:
     draw = random.Random(seed)
-    sent = []
-    for now, who, blocks in turns(draw, requests):
+    steps = []
+    for now, number, blocks in turns(draw, requests):
         keep = now + draw.choice([2.0, 20.0, 200.0]) if draw.random() < 0.5 else None
-        sent.append(
+        steps.append(
             {
                 "time": now,
                 "blocks": blocks,
-                "category": ("chat", "agent")[who % 2],
-                "conversation": f"c{who}",
-                "tenant": ("a", "b", None)[who % 3],
-                "source": GATEWAY if who % 3 else CLIENT,
+                "category": ("chat", "agent")[number % 2],
+                "conversation": f"c{number}",
+                "tenant": ("a", "b", None)[number % 3],
+                "source": GATEWAY if number % 3 else CLIENT,
                 "keep_until": keep,
             }
         )
-    return sent
+    return steps
 
 
 def test_simulator_and_live_cache_grant_and_evict_the_same() -> None:
@@ -237,7 +236,7 @@ def test_simulator_and_live_cache_grant_and_evict_the_same() -> None:
         )
         sim = RadixTree(make_policy("wa"), 40, PAGE, keep_tenant_share=0.5, keep_total_share=0.6)
         for step in workload(seed, 120):
-            path, labels = chained(step), fields(step)
+            path, labels = chained_path(step), fields(step)
             hit = sim.access(
                 Request(
                     time=step["time"],
@@ -248,8 +247,8 @@ def test_simulator_and_live_cache_grant_and_evict_the_same() -> None:
                 )
             )
             stamp = {"path": path, "block_tokens": PAGE, **labels}
-            served = live.serve(tokens_of(step, PAGE), step["time"], **stamp)
-            assert served == hit * PAGE
+            live_hit = live.serve(tokens_of(step, PAGE), step["time"], **stamp)
+            assert live_hit == hit * PAGE
             assert live.core.protected.keeps.budget.by_tenant == sim.keeps.budget.by_tenant
             recount(sim)
             check(live)
@@ -263,10 +262,10 @@ def test_simulator_and_live_cache_grant_and_evict_the_same() -> None:
 
 def test_the_status_shows_kept_tokens_by_tenant() -> None:
     tree = LiveTree(1000, "wa")
-    tree.serve(talk(1), 0.0, tenant="a", keep_until=3600.0)
-    tree.serve(talk(2), 1.0, keep_until=3600.0)
+    tree.serve(conversation(1), 0.0, tenant="a", keep_until=3600.0)
+    tree.serve(conversation(2), 1.0, keep_until=3600.0)
     for n in range(3, 10):
-        tree.serve(talk(n), float(n), tenant="a", keep_until=3600.0)
+        tree.serve(conversation(n), float(n), tenant="a", keep_until=3600.0)
     keep = Status(tree.cache, 0).collect(0.0)["keep"]
     tenants = [{"tenant": shown_tenant("a"), "tokens": 100}, {"tenant": None, "tokens": 20}]
     assert keep["tenants"] == tenants

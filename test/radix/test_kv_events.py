@@ -21,19 +21,19 @@ from support.tier_books import TierBooks
 
 PAGE = 2
 GPU, CPU = StorageMedium.GPU.value, StorageMedium.CPU.value
-Cached = set[tuple[str | None, tuple[int, ...]]]
+Prefixes = set[tuple[str | None, tuple[int, ...]]]
 
 
-def cached(tree: LiveTree, medium: str) -> Cached:
+def cached_prefixes(tree: LiveTree, medium: str) -> Prefixes:
     """Every cached prefix that ends at a page, with its salt."""
-    prefixes: Cached = set()
+    prefixes: Prefixes = set()
 
-    def visit(node: Any, above: tuple[int, ...]) -> None:
-        tokens = above + tuple(node.key.raw_token_ids() if node.parent is not None else ())
+    def visit(node: Any, prefix: tuple[int, ...]) -> None:
+        tokens = prefix + tuple(node.key.raw_token_ids() if node.parent is not None else ())
         data = node.component_data[ComponentType.FULL]
         slots = data.value if medium == GPU else data.host_value
         if node.parent is not None and slots is not None:
-            ends = range(len(above) + PAGE, len(tokens) + 1, PAGE)
+            ends = range(len(prefix) + PAGE, len(tokens) + 1, PAGE)
             prefixes.update((node.key.cache_salt, tokens[:end]) for end in ends)
         for child in node.children.values():
             visit(child, tokens)
@@ -42,14 +42,14 @@ def cached(tree: LiveTree, medium: str) -> Cached:
     return prefixes
 
 
-def serve(tree: LiveTree, tokens: list[int], time: float, salt: str | None, **asks: Any) -> None:
-    request = tree.request(time, prompt_tokens=len(tokens), tenant=salt, **asks)
+def serve(tree: LiveTree, tokens: list[int], time: float, salt: str | None, **fields: Any) -> None:
+    request = tree.request(time, prompt_tokens=len(tokens), tenant=salt, **fields)
     tree.core.requests.finish(request)
     request.state = State.DONE
     tree.insert(tokens, request, salt)
 
 
-def spread(run: list[int]) -> list[int]:
+def path_tokens(run: list[int]) -> list[int]:
     """Tokens of a path: equal beginnings are shared."""
     return [100 * i + token for i, token in enumerate(run) for _ in range(PAGE)]
 
@@ -59,32 +59,32 @@ class Listener:
 
     def __init__(self) -> None:
         self.blocks: dict[int, tuple[int | None, tuple[int, ...], str | None]] = {}
-        self.held: dict[str, set[int]] = {GPU: set(), CPU: set()}
+        self.by_medium: dict[str, set[int]] = {GPU: set(), CPU: set()}
 
     def apply(self, event: Any) -> None:
         if isinstance(event, AllBlocksCleared):
             self.blocks.clear()
-            for held in self.held.values():
-                held.clear()
+            for blocks in self.by_medium.values():
+                blocks.clear()
         elif isinstance(event, BlockStored):
             parent, size = event.parent_block_hash, event.block_size
-            assert parent is None or parent in self.blocks, "stored below what is not there"
+            assert parent is None or parent in self.blocks, "stored below an unknown block"
             for i, block in enumerate(event.block_hashes):
                 tokens = tuple(event.token_ids[i * size : (i + 1) * size])
                 self.blocks[block] = (parent, tokens, event.cache_salt)
-                self.held[event.medium or GPU].add(block)
+                self.by_medium[event.medium or GPU].add(block)
                 parent = block
         elif isinstance(event, BlockRemoved):
-            held = self.held[event.medium or GPU]
-            assert held >= set(event.block_hashes), "removed what was not there"
-            held -= set(event.block_hashes)
-            everywhere = set().union(*self.held.values())
-            for block in set(event.block_hashes) - everywhere:
+            blocks = self.by_medium[event.medium or GPU]
+            assert blocks >= set(event.block_hashes), "removed an unknown block"
+            blocks -= set(event.block_hashes)
+            stored = set().union(*self.by_medium.values())
+            for block in set(event.block_hashes) - stored:
                 del self.blocks[block]
 
-    def cached(self, medium: str) -> Cached:
+    def cached(self, medium: str) -> Prefixes:
         """Every cached prefix that ends at a page, with its salt."""
-        return {self._path(block) for block in self.held[medium]}
+        return {self._path(block) for block in self.by_medium[medium]}
 
     def _path(self, block: int) -> tuple[str | None, tuple[int, ...]]:
         parent, tokens, salt = self.blocks[block]
@@ -120,7 +120,7 @@ class Events(RuleBasedStateMachine):
     @rule(run=runs, salt=st.sampled_from([None, None, "a"]), wait=st.sampled_from([0.5, 20.0]))
     def serve(self, run, salt, wait) -> None:
         self.time += wait
-        serve(self.tree, spread(run), self.time, salt)
+        serve(self.tree, path_tokens(run), self.time, salt)
 
     @rule(tokens=st.integers(1, 40))
     def evict(self, tokens) -> None:
@@ -128,11 +128,11 @@ class Events(RuleBasedStateMachine):
 
     @rule(run=runs)
     def look_up(self, run) -> None:
-        self.tree.match(spread(run))
+        self.tree.match(path_tokens(run))
 
     @rule(run=runs)
     def load_back(self, run) -> None:
-        self.tree.load_back(spread(run))
+        self.tree.load_back(path_tokens(run))
 
     @rule()
     def flush(self) -> None:
@@ -141,14 +141,14 @@ class Events(RuleBasedStateMachine):
         self.tree.allocator.clear()
 
     @invariant()
-    def the_listener_knows_the_tree(self) -> None:
+    def the_listener_equals_the_tree(self) -> None:
         if not hasattr(self, "tree"):
             return
         self.tree.settle()
         for event in self.tree.cache.take_events():
             self.listener.apply(event)
         for medium in (GPU, CPU):
-            assert self.listener.cached(medium) == cached(self.tree, medium)
+            assert self.listener.cached(medium) == cached_prefixes(self.tree, medium)
         check(self.tree)
         self.books.check()
 

@@ -1,4 +1,4 @@
-"""Random operations on one, two and three tiers: no token's KV is ever another's, nothing known is lost."""
+"""Random operations on one, two and three tiers: KV is never mixed up, and metadata is never lost."""
 
 import shutil
 import tempfile
@@ -20,9 +20,9 @@ from support.live_tree import LiveTree, check
 from support.policy_rules import PolicyRules
 from support.tier_books import TierBooks
 
-WIDTH, MOST = 2, 8
+WIDTH, MAX_RUN = 2, 8
 """Tokens of an element of a run, and elements."""
-runs = st.lists(st.integers(0, 2), min_size=1, max_size=MOST)
+runs = st.lists(st.integers(0, 2), min_size=1, max_size=MAX_RUN)
 
 
 class Tree(PolicyRules):
@@ -99,8 +99,8 @@ class Tree(PolicyRules):
 
     def serve_run(self, run, wait=0.5, category="chat", **fields) -> None:
         tokens, tree = _tokens(run), self.tree
-        room = tree.allocator.available_size() + tree.cache.evictable_size()
-        if room < WIDTH * MOST:
+        free_tokens = tree.allocator.available_size() + tree.cache.evictable_size()
+        if free_tokens < WIDTH * MAX_RUN:
             return
         self.time += wait
         if self.host and not self.disk:
@@ -108,9 +108,9 @@ class Tree(PolicyRules):
         hit = tree.serve(tokens, self.time, category=category, **fields)
         assert hit % self.page == 0
         pages = self.pages(tokens)
-        whole = len(pages) * self.page
-        assert tree.match(tokens) == whole
-        assert tree.kv(tokens) == tokens[:whole]
+        full_tokens = len(pages) * self.page
+        assert tree.match(tokens) == full_tokens
+        assert tree.kv(tokens) == tokens[:full_tokens]
         for page in pages:
             if len(page) - self.pairs <= hit:
                 hits, created, _, _ = self.history[page]
@@ -126,17 +126,17 @@ class Tree(PolicyRules):
     @rule(run=runs)
     def lock(self, run) -> None:
         tokens, cache = _tokens(run), self.tree.cache
-        hit = cache.match_prefix(self.tree.asked(tokens))
+        hit = cache.match_prefix(self.tree.match_params(tokens))
         if hit.device_prefix_len and len(self.locks) < 2:
             self.locks.append(cache.lock(hit.last_device_node))
-            held = hit.device_prefix_len + self.pairs
-            self.locked[tuple(tokens[:held])] = self.locks[-1]
+            length = hit.device_prefix_len + self.pairs
+            self.locked[tuple(tokens[:length])] = self.locks[-1]
             self.below = run[: hit.device_prefix_len // WIDTH]
 
     @rule(run=runs)
     def evict_below_a_lock(self, run) -> None:
         if self.locks:
-            self.serve_run((self.below + run)[:MOST])
+            self.serve_run((self.below + run)[:MAX_RUN])
             self.tree.evict(40)
             self.tree.settle()
 
@@ -145,7 +145,7 @@ class Tree(PolicyRules):
         if self.locks:
             lock = self.locks.pop()
             self.tree.cache.unlock(lock)
-            self.locked = {path: one for path, one in self.locked.items() if one is not lock}
+            self.locked = {path: other for path, other in self.locked.items() if other is not lock}
 
     @rule(tokens=st.integers(1, 40))
     def evict(self, tokens) -> None:
@@ -199,7 +199,7 @@ class Tree(PolicyRules):
                 recount(self.tree.store)
 
     @invariant()
-    def what_is_known_of_a_node_is_its_history(self) -> None:
+    def the_metadata_of_a_node_is_its_history(self) -> None:
         if not hasattr(self, "tree"):
             return
         core = self.tree.core
@@ -210,8 +210,8 @@ class Tree(PolicyRules):
             path = _path(core, node)
             for page in self.pages(path)[leaf.offset // self.page :]:
                 hits, created, last, category = self.history[page]
-                known = (leaf.hits, leaf.created, leaf.category.partition("|")[0])
-                assert known == (hits, created, category), (page, known)
+                metadata = (leaf.hits, leaf.created, leaf.category.partition("|")[0])
+                assert metadata == (hits, created, category), (page, metadata)
                 latest = self.time if page in self.fetched else last
                 assert last <= leaf.last_access <= latest, (page, leaf.last_access)
 
@@ -233,7 +233,7 @@ class Tree(PolicyRules):
 
 def _tokens(run: list[int]) -> list[int]:
     """Tokens encode their position in the path, to detect mixed-up KV."""
-    return [100 * at + 10 * name + i for at, name in enumerate(run) for i in range(WIDTH)]
+    return [100 * depth + 10 * name + i for depth, name in enumerate(run) for i in range(WIDTH)]
 
 
 def _path(core, node) -> list[int]:
@@ -245,10 +245,10 @@ def _path(core, node) -> list[int]:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def reported_at_once():
-    before, disk_link.REPORT_INTERVAL_S = disk_link.REPORT_INTERVAL_S, 0.0
+def report_at_once():
+    interval, disk_link.REPORT_INTERVAL_S = disk_link.REPORT_INTERVAL_S, 0.0
     yield
-    disk_link.REPORT_INTERVAL_S = before
+    disk_link.REPORT_INTERVAL_S = interval
 
 
 TestTree = Tree.TestCase

@@ -13,22 +13,22 @@ from sglang_canopy.radix.missed import BlockMap, ComputingRequest, scale_to_tota
 from sglang_canopy.storage.page_table import PAGES
 from support.disk_tree import DiskTree
 from support.live_tree import LiveTree
-from support.missed_runs import Run, causes, misses
+from support.missed_runs import TreeRequest, causes, misses
 
 CONFIG = {"quantum_tokens": 1, "block_tokens": 4}
 PROMPT = list(range(16))
 
 
-def tree_of(tokens=64, **more):
-    return LiveTree(tokens, "canopy-lru", CONFIG, **more)
+def tree_of(tokens=64, **options):
+    return LiveTree(tokens, "canopy-lru", CONFIG, **options)
 
 
-def serve(tree, tokens, time, **more):
-    return Run(tree, tokens, time, **more).admit().end()
+def serve(tree, tokens, time, **fields):
+    return TreeRequest(tree, tokens, time, **fields).admit().end()
 
 
-def new(tree, before):
-    """Causes since ``before``."""
+def new_causes(tree, before):
+    """Return the causes since ``before``."""
     return {key: n - before.get(key, 0) for key, n in causes(tree).items() if n != before.get(key)}
 
 
@@ -49,14 +49,14 @@ def test_an_evicted_prompt_has_a_time_and_a_cause(tree):
     serve(tree, list(range(100, 160)), 3.0, category="batch")
     before = causes(tree)
     serve(tree, PROMPT, 11.0, category="chat")
-    assert new(tree, before) == {("evicted", "device"): 12}
-    found = tree.core.departures.stats()
-    assert found["hits_with_memory"]["x2"] == 12
-    assert found["hits_with_memory"]["x1.25"] == 12
+    assert new_causes(tree, before) == {("evicted", "device"): 12}
+    stats = tree.core.departures.stats()
+    assert stats["hits_with_memory"]["x2"] == 12
+    assert stats["hits_with_memory"]["x1.25"] == 12
 
 
 def test_a_prompt_that_another_request_computes_is_in_flight(tree):
-    first, second = Run(tree, PROMPT, 1.0).admit(), Run(tree, PROMPT, 2.0).admit()
+    first, second = TreeRequest(tree, PROMPT, 1.0).admit(), TreeRequest(tree, PROMPT, 2.0).admit()
     first.end()
     second.end()
     assert causes(tree) == {("never_seen", "none"): 16, ("in_flight", "none"): 16}
@@ -67,31 +67,31 @@ def flush(tree):
     tree.allocator.clear()
 
 
-AFTER = {
+EVENTS = {
     "flushed": (0, 1, flush, 0, {("flushed", "none"): 16}),
     "evicted without a copy": (128, 100, lambda tree: tree.evict(64), 0, {("not_written", "host"): 16}),
     "on the host, and not loaded": (128, 1, lambda tree: tree.evict(64), 16, {("late", "host"): 16}),
 }  # fmt: skip
-"""Tokens of the host, uses before a copy, what happens, tokens that are loaded too late, the causes."""
+"""Tokens of the host, uses before a copy, the event, tokens that are loaded too late, the causes."""
 
 
-@pytest.mark.parametrize("case", AFTER)
-def test_a_prompt_is_missed_for_what_happened_to_it(case):
-    host_tokens, copies, happens, late_host, expected = AFTER[case]
+@pytest.mark.parametrize("case", EVENTS)
+def test_a_miss_has_the_cause_of_its_event(case):
+    host_tokens, copies, event, late_host, expected = EVENTS[case]
     tree = tree_of(host_tokens=host_tokens)
     tree.cache.write_through_threshold = copies
     serve(tree, PROMPT, 1.0)
-    happens(tree)
+    event(tree)
     before = causes(tree)
-    Run(tree, PROMPT, 2.0).admit(late_host=late_host).end()
-    assert new(tree, before) == expected
+    TreeRequest(tree, PROMPT, 2.0).admit(late_host=late_host).end()
+    assert new_causes(tree, before) == expected
 
 
 def test_a_request_that_ended_without_kv_wrote_nothing(tree):
-    Run(tree, PROMPT, 1.0).admit().give_up()
+    TreeRequest(tree, PROMPT, 1.0).admit().abort()
     before = causes(tree)
     serve(tree, PROMPT, 2.0)
-    assert new(tree, before)["not_written", "device"] >= 8
+    assert new_causes(tree, before)["not_written", "device"] >= 8
 
 
 # ---- tiers ----
@@ -104,7 +104,7 @@ def test_tokens_that_left_the_host_were_evicted_there():
         serve(tree, list(range(100 * number, 100 * number + 60)), 1.0 + number)
     before = causes(tree)
     serve(tree, PROMPT, 20.0)
-    (key,) = new(tree, before)
+    (key,) = new_causes(tree, before)
     assert key in (("evicted", "host"), ("not_written", "host"))
 
 
@@ -128,71 +128,71 @@ def test_unread_tokens_on_disk_are_late_and_others_evicted_there(disk_tree):
     assert disk_tree.on_disk(PROMPT) >= 14
     before = causes(disk_tree)
     serve(disk_tree, PROMPT, 20.0)
-    assert set(new(disk_tree, before)) <= {("late", "disk"), ("partial_page", "none")}
+    assert set(new_causes(disk_tree, before)) <= {("late", "disk"), ("partial_page", "none")}
     flood(disk_tree, 20.0)
     disk_tree.store.clear()
     before = causes(disk_tree)
     serve(disk_tree, PROMPT, 60.0)
-    assert ("evicted", "disk") in new(disk_tree, before)
+    assert ("evicted", "disk") in new_causes(disk_tree, before)
 
 
 # ---- bounds, sampling, ranks ----
 
 
 def test_the_map_of_blocks_is_bounded_and_keeps_the_latest():
-    held = BlockMap(100)
+    blocks = BlockMap(100)
     for number in range(10_000):
-        held.put([number], ComputingRequest())
-        assert len(held) <= 100
-        assert len(held._dropped) <= 50
-    assert held.get(9_999) is not None
-    assert held.get(9_950) is not None
-    assert held.get(0) is None
+        blocks.put([number], ComputingRequest())
+        assert len(blocks) <= 100
+        assert len(blocks._dropped) <= 50
+    assert blocks.get(9_999) is not None
+    assert blocks.get(9_950) is not None
+    assert blocks.get(0) is None
 
 
-def many_requests(seed, one_in=1):
-    """A served mix of prompts; returns its tree."""
+def serve_many(seed, one_in=1):
+    """Serve a mix of prompts; return the tree."""
     draw, tree = random.Random(seed), tree_of(256)
     tree.core.departures.one_in = one_in
     time = 0.0
     for _ in range(250):
         time += draw.random() * 10
         run = [draw.randrange(4) for _ in range(draw.randrange(1, 6))]
-        tokens = [100 * at + name * 20 + i for at, name in enumerate(run) for i in range(12)]
+        tokens = [100 * depth + name * 20 + i for depth, name in enumerate(run) for i in range(12)]
         serve(tree, [*tokens, 9999], time, category=draw.choice(["chat", "batch"]))
     return tree
 
 
 @pytest.mark.parametrize("one_in", [1, 4])
 def test_two_ranks_have_equal_counts(one_in):
-    one, other = many_requests(3, one_in), many_requests(3, one_in)
-    assert one.core.departures.stats() == other.core.departures.stats()
-    json.dumps(one.core.departures.stats())
+    first, second = serve_many(3, one_in), serve_many(3, one_in)
+    assert first.core.departures.stats() == second.core.departures.stats()
+    json.dumps(first.core.departures.stats())
 
 
 def test_sampled_blocks_have_nearly_the_same_causes():
-    every, some = causes(many_requests(5)), causes(many_requests(5, one_in=2))
-    total = sum(every.values())
-    assert sum(some.values()) == total
-    for key in {*every, *some}:
-        assert abs(every.get(key, 0) - some.get(key, 0)) < 0.15 * total, key
+    exact, sampled = causes(serve_many(5)), causes(serve_many(5, one_in=2))
+    total = sum(exact.values())
+    assert sum(sampled.values()) == total
+    for key in {*exact, *sampled}:
+        assert abs(exact.get(key, 0) - sampled.get(key, 0)) < 0.15 * total, key
 
 
 @pytest.mark.parametrize(
     ("blocks", "one_in"), [(1 << 12, 1), (1 << 13, 8), (1 << 19, 8), (1 << 20, 16)]
 )
 def test_a_sample_is_fixed_by_the_size_of_the_cache(tree, blocks, one_in):
-    held = tree.core.departures
+    departed = tree.core.departures
     tree.core.live.device_tokens = 4 * blocks
     serve(tree, PROMPT, 1.0)
     tree.core.live.device_tokens = 4
     serve(tree, list(range(100, 160)), 3.0)
-    assert held.one_in == one_in
-    assert departures.MIN_BLOCKS <= held._blocks.limit <= departures.MAX_BLOCKS
+    assert departed.one_in == one_in
+    assert departures.MIN_BLOCKS <= departed._blocks.limit <= departures.MAX_BLOCKS
     assert sum(causes(tree).values()) == misses(tree)
 
 
-def test_causes_are_fitted_to_the_misses_that_are_counted():
+def test_causes_are_scaled_to_the_counted_misses():
     sums = {("evicted", "device"): 10, ("never_seen", "none"): 6}
     assert scale_to_total(sums, 16) == sums
     assert scale_to_total(sums, 4) == {("never_seen", "none"): 4}
@@ -230,23 +230,23 @@ class Misses(RuleBasedStateMachine):
         if len(self.running) > 2:
             return
         self.time += wait
-        tokens = [100 * at + 10 * name + i for at, name in enumerate(run) for i in range(6)]
-        request = Run(
+        tokens = [100 * depth + 10 * name + i for depth, name in enumerate(run) for i in range(6)]
+        request = TreeRequest(
             self.tree, [*tokens, *range(9000, 9000 + extra)], self.time, cache_salt=tenant
         )
         if self.tree.cache.cache_controller is not None and tenant is None:
             self.tree.load_back(request.tokens[:-1])
         self.running.append(request.admit())
 
-    @rule(at=st.integers(0, 2), output=st.integers(0, 5))
-    def end(self, at, output) -> None:
-        if at < len(self.running):
-            self.running.pop(at).end(output)
+    @rule(index=st.integers(0, 2), output=st.integers(0, 5))
+    def end(self, index, output) -> None:
+        if index < len(self.running):
+            self.running.pop(index).end(output)
 
-    @rule(at=st.integers(0, 2))
-    def give_up(self, at) -> None:
-        if at < len(self.running):
-            self.running.pop(at).give_up()
+    @rule(index=st.integers(0, 2))
+    def abort(self, index) -> None:
+        if index < len(self.running):
+            self.running.pop(index).abort()
 
     @rule(tokens=st.integers(1, 60))
     def evict(self, tokens) -> None:
@@ -262,15 +262,15 @@ class Misses(RuleBasedStateMachine):
     @invariant()
     def causes_sum_to_the_misses(self) -> None:
         if hasattr(self, "tree"):
-            found = causes(self.tree)
-            assert all(n > 0 for n in found.values())
+            tokens = causes(self.tree)
+            assert all(n > 0 for n in tokens.values())
             assert self.tree.core.departures.corrected_tokens == 0
 
     @invariant()
     def unknown_is_rare(self) -> None:
         if hasattr(self, "tree"):
-            found = causes(self.tree)
-            assert found.get(("unknown", "none"), 0) <= 0.25 * max(sum(found.values()), 100)
+            tokens = causes(self.tree)
+            assert tokens.get(("unknown", "none"), 0) <= 0.25 * max(sum(tokens.values()), 100)
 
 
 TestMisses = Misses.TestCase

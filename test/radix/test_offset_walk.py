@@ -52,8 +52,8 @@ def path(chosen: list[int], tail: int) -> array:
     return array("q", tokens + [7] * tail)
 
 
-class Played:
-    """A tree under given operations; ``look`` returns its visible state."""
+class Walk:
+    """A tree and its operations; ``state`` returns its visible state."""
 
     def __init__(self, core: str, page: int, host: int, write: str, pairs: bool) -> None:
         self.tree = LiveTree(
@@ -64,8 +64,8 @@ class Played:
         self.locks: list[Any] = []
         self.first = self.core.root_node.id
 
-    def do(self, what: str, *arguments: Any) -> Any:
-        result = getattr(self, what)(*arguments)
+    def apply(self, name: str, *arguments: Any) -> Any:
+        result = getattr(self, name)(*arguments)
         self.tree.settle()
         return result
 
@@ -74,11 +74,11 @@ class Played:
         aligned = len(key) // self.page * self.page
         if not aligned or self.tree.allocator.available_size() < aligned + self.page:
             return None
-        held = self.cache.match_prefix(MatchPrefixParams(key=self.key(chosen, tail, name)))
-        have = self.core.collect_full_device_indices(held.last_device_node, self.first)
-        owned_tokens = min(owned_tokens, len(have)) // self.page * self.page
-        fresh = self.tree.allocator.alloc(aligned - owned_tokens)
-        value = torch.cat([have[:owned_tokens], fresh])
+        match = self.cache.match_prefix(MatchPrefixParams(key=self.key(chosen, tail, name)))
+        cached = self.core.collect_full_device_indices(match.last_device_node, self.first)
+        owned_tokens = min(owned_tokens, len(cached)) // self.page * self.page
+        new_slots = self.tree.allocator.alloc(aligned - owned_tokens)
+        value = torch.cat([cached[:owned_tokens], new_slots])
         result = self.cache.insert(
             InsertParams(
                 key=key,
@@ -89,7 +89,7 @@ class Played:
                 track_adopted_ranges=True,
             )
         )
-        return dataclasses.replace(result, last_device_node=self.seen(result.last_device_node))
+        return dataclasses.replace(result, last_device_node=self.path_of(result.last_device_node))
 
     def key(self, chosen, tail, name, capped=False) -> RadixKey:
         tokens = path(chosen, tail)
@@ -101,39 +101,39 @@ class Played:
             MatchPrefixParams(key=self.key(chosen, tail, name, capped))
         )
         nodes = {
-            field: self.seen(getattr(result, field))
+            field: self.path_of(getattr(result, field))
             for field in ("last_device_node", "last_host_node", "best_match_node")
         }
         for field in releases.existing_fields(MatchResult, "last_visited_node_id"):
-            last = getattr(result, field)
-            nodes[field] = last and self.seen(last)
+            node_id = getattr(result, field)
+            nodes[field] = node_id and self.path_of(node_id)
         return result._replace(**nodes)
 
     def evict(self, tokens) -> None:
         self.cache.evict(EvictParams(num_tokens=tokens))
 
     def lock(self, chosen, tail, name) -> None:
-        found = self.cache.match_prefix(MatchPrefixParams(key=self.key(chosen, tail, name)))
-        self.locks.append(self.cache.lock(found.last_device_node))
+        match = self.cache.match_prefix(MatchPrefixParams(key=self.key(chosen, tail, name)))
+        self.locks.append(self.cache.lock(match.last_device_node))
 
     def unlock(self) -> None:
         if self.locks:
             self.cache.unlock(self.locks.pop())
 
-    def seen(self, node_id: int) -> tuple:
+    def path_of(self, node_id: int) -> tuple:
         """A node by its path: two trees number theirs differently."""
-        node, above = self.core.node_by_id(node_id), []
+        node, parts = self.core.node_by_id(node_id), []
         while node is not self.core.root_node:
-            above.append(tuple(node.key.raw_token_ids()))
+            parts.append(tuple(node.key.raw_token_ids()))
             node = node.parent
-        return tuple(reversed(above))
+        return tuple(reversed(parts))
 
-    def look(self) -> Any:
+    def state(self) -> Any:
         nodes = sorted(self.core._node_arena.values(), key=lambda node: node.last_access_time)
         full = BASE_COMPONENT_TYPE
         return [
             (
-                self.seen(node.id),
+                self.path_of(node.id),
                 (node.key.extra_key, node.key.cache_salt, node.key.is_bigram, len(node.key)),
                 list(node.children),
                 node.priority,
@@ -150,41 +150,41 @@ class Played:
         return None if value is None else list(value)
 
 
-def same(
+def check_equal(
     page: int, host: int, write: str, pairs: bool, steps: list, writes_at_hit: int = 1
 ) -> None:
-    played = [Played(core, page, host, write, pairs) for core in ("python", "offset-walk")]
-    for each in played:
-        each.core.write_through_threshold = writes_at_hit
+    walks = [Walk(core, page, host, write, pairs) for core in ("python", "offset-walk")]
+    for walk in walks:
+        walk.core.write_through_threshold = writes_at_hit
     for step in steps:
-        results = [each.do(*step) for each in played]
+        results = [walk.apply(*step) for walk in walks]
         assert repr(results[0]) == repr(results[1]), step
-        seen = [each.look() for each in played]
-        assert seen[0] == seen[1], step
-    for each in played:
-        each.cache.sanity_check()
+        states = [walk.state() for walk in walks]
+        assert states[0] == states[1], step
+    for walk in walks:
+        walk.cache.sanity_check()
 
 
 @pytest.mark.parametrize("host", [0, SLOTS])
 @pytest.mark.parametrize("page", [1, 4])
 @settings(max_examples=settings.default.max_examples // 2, suppress_health_check=list(HealthCheck))
 @given(steps=operations, write=st.sampled_from(["write_through", "write_back"]))
-def test_same_results_and_tree_as_sglangs_walk(page, host, write, steps) -> None:
-    same(page, host, write, False, steps)
+def test_results_and_tree_equal_sglangs_walk(page, host, write, steps) -> None:
+    check_equal(page, host, write, False, steps)
 
 
-def test_a_walk_goes_on_after_each_node_it_writes_to_the_host() -> None:
+def test_a_walk_continues_after_each_node_it_writes_to_the_host() -> None:
     anonymous = (None, None)
     inserts = [[0, 1], [0, 3], [0, 1, 0], [0, 1, 0, 2], [0, 1, 0, 2, 3]]
     steps = [("insert", blocks, 0, anonymous, 0, 0) for blocks in inserts]
-    same(1, SLOTS, "write_through", False, steps, writes_at_hit=3)
+    check_equal(1, SLOTS, "write_through", False, steps, writes_at_hit=3)
 
 
 @pytest.mark.parametrize("page", [1, 4])
 @settings(max_examples=settings.default.max_examples // 2, suppress_health_check=list(HealthCheck))
 @given(steps=operations)
-def test_same_with_keys_of_token_pairs(page, steps) -> None:
-    same(page, 0, "write_through", True, steps)
+def test_they_equal_sglangs_with_keys_of_token_pairs(page, steps) -> None:
+    check_equal(page, 0, "write_through", True, steps)
 
 
 @settings(max_examples=100)
@@ -194,24 +194,24 @@ def test_same_with_keys_of_token_pairs(page, steps) -> None:
     st.booleans(),
     st.integers(0, 4),
 )
-def test_a_cursor_advances_as_far_as_sglangs_match(case, page, pairs, before) -> None:
-    at_once, have, rest = case
-    stored = RadixKey(array("q", have), None, is_bigram=pairs).page_aligned(page)
+def test_a_cursor_advances_as_far_as_sglangs_match(case, page, pairs, start) -> None:
+    step, stored_tokens, rest = case
+    stored = RadixKey(array("q", stored_tokens), None, is_bigram=pairs).page_aligned(page)
     node = type("Node", (), {"key": stored})()
-    key = RadixKey(array("q", [5] * before + rest), None, is_bigram=pairs)
+    key = RadixKey(array("q", [5] * start + rest), None, is_bigram=pairs)
     key = CappedKey.sharing(key).page_aligned(page)
-    if len(key) <= before or not len(stored):
+    if len(key) <= start or not len(stored):
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(offset_walk, "_AT_ONCE", at_once)
+        patch.setattr(offset_walk, "_AT_ONCE", step)
         cursor = KeyCursor(key, page)
-        cursor.offset = before
-        assert cursor.advance(node) == stored.match_at(key, before, page)
+        cursor.offset = start
+        assert cursor.advance(node) == stored.match_at(key, start, page)
 
 
-def test_an_array_that_was_walked_can_grow_again() -> None:
+def test_a_walked_array_can_grow_again() -> None:
     """The scheduler appends output to the array that a key shares with its request."""
-    tree = Played("offset-walk", 4, 0, "write_through", False)
+    tree = Walk("offset-walk", 4, 0, "write_through", False)
     tokens = path([1, 2], 0)
     slots = tree.tree.allocator.alloc(40)
     tree.cache.insert(InsertParams(key=RadixKey(tokens, None), value=slots))
@@ -225,23 +225,23 @@ def test_an_array_that_was_walked_can_grow_again() -> None:
 
 
 def test_duplicate_slots_are_freed_even_if_the_insert_raises(monkeypatch) -> None:
-    def left(core: str) -> int:
+    def free_slots(core: str) -> int:
         tree = LiveTree(SLOTS, "lru", page_size=4, core=core)
         tokens = array("q", range(80))
         half = InsertParams(key=RadixKey(tokens[:40], None), value=tree.allocator.alloc(40))
         tree.cache.insert(half)
 
-        def broken(*_: Any, **__: Any) -> None:
+        def raise_error(*_: Any, **__: Any) -> None:
             raise RuntimeError("no room")
 
-        monkeypatch.setattr(tree.core, "_add_new_node", broken)
-        again = InsertParams(key=RadixKey(tokens, None), value=tree.allocator.alloc(80))
+        monkeypatch.setattr(tree.core, "_add_new_node", raise_error)
+        full = InsertParams(key=RadixKey(tokens, None), value=tree.allocator.alloc(80))
         with pytest.raises(RuntimeError, match="no room"):
-            tree.cache.insert(again)
+            tree.cache.insert(full)
         assert not tree.core.has_ongoing_insert()
         return tree.allocator.available_size()
 
-    assert left("offset-walk") == left("python") == SLOTS - 80
+    assert free_slots("offset-walk") == free_slots("python") == SLOTS - 80
 
 
 def test_other_components_keep_sglangs_walk() -> None:

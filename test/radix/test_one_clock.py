@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 import sglang_canopy
 from support.live_tree import LiveTree, check
 
-DECIDE = ("admission", "policy", "radix", "reuse", "schedule", "ttl", "whatif")
+DECISION_FOLDERS = ("admission", "policy", "radix", "reuse", "schedule", "ttl", "whatif")
 CLOCKS = {"time", "datetime", "random", "secrets", "uuid"}
-NOT_FOR_DECISIONS = {"whatif/meter.py", "radix/storage_holds.py"}
-NOT_FOR_DECISIONS |= {"radix/self_test.py", "radix/tier_self_test.py"}
+EXEMPT = {"whatif/meter.py", "radix/storage_holds.py"}
+EXEMPT |= {"radix/self_test.py", "radix/tier_self_test.py"}
 """The meter reports its own cost; the ranks agree on the end of a wait for the storage; the tests at
 start draw from fixed seeds."""
 
@@ -31,22 +31,22 @@ def test_ranks_agree_and_time_never_decreases(arrivals) -> None:
     """``late``: seconds between a request's stamp and the scheduler."""
     ranks = [LiveTree(TOKENS, "wa", {"block_tokens": 4}) for _ in range(2)]
     for tree in ranks:
-        heard = []
+        times = []
         for number, (path, late, category) in enumerate(arrivals):
             request = tree.request(
                 number - late + 10.0, category=category, prompt_tokens=len(PATHS[path])
             )
-            heard.append(request.time)
+            times.append(request.time)
             tree.core.requests.finish(request)
             tree.insert(PATHS[path], request)
-        assert heard == sorted(heard)
-        assert heard[-1] == tree.core.clock.now
+        assert times == sorted(times)
+        assert times[-1] == tree.core.clock.now
         check(tree)
     assert len({tree.core.live.counters.victims.sum for tree in ranks}) == 1
     assert len({tuple(tree.match(path) for path in PATHS) for tree in ranks}) == 1
 
 
-@pytest.mark.parametrize("folder", DECIDE)
+@pytest.mark.parametrize("folder", DECISION_FOLDERS)
 def test_decisions_read_no_clock_and_draw_no_random_number(folder) -> None:
     """Ranks differ in speed, so a time limit would stop them at different points."""
     root = Path(sglang_canopy.__file__).parent
@@ -58,4 +58,4 @@ def test_decisions_read_no_clock_and_draw_no_random_number(folder) -> None:
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 imported.add((node.module or "").partition(".")[0])
         name = str(path.relative_to(root))
-        assert name in NOT_FOR_DECISIONS or not imported & CLOCKS, (name, imported & CLOCKS)
+        assert name in EXEMPT or not imported & CLOCKS, (name, imported & CLOCKS)

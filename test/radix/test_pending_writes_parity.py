@@ -1,4 +1,4 @@
-"""A disk that never finishes writing: the simulator and SGLang's cache keep, and drop, the same."""
+"""A disk that never finishes writing: the simulator and SGLang's cache keep and drop the same KV."""
 
 from pathlib import Path
 
@@ -11,11 +11,10 @@ from canopy_lab.sim.system.arrivals import OpenLoop
 from canopy_lab.sim.system.run import _SystemRun
 from canopy_lab.trace.record import TraceRequest
 from support.disk_tree import DiskTree
-from support.parity import PAGE, chained, serve_from_tiers, workload
-from support.systems import KV, profile
+from support.parity import PAGE, chained_path, serve_from_tiers, workload
+from support.systems import KV_BYTES, profile
 
-DEVICE, HOST = 60, 80
-"""Blocks."""
+DEVICE_BLOCKS, HOST_BLOCKS = 60, 80
 
 
 class NeverWritten(DiskTree):
@@ -35,34 +34,34 @@ class NeverWritten(DiskTree):
 @pytest.mark.parametrize("seed", [1, 2])
 def test_pages_waiting_for_the_disk_stay_on_the_host(tmp_path: Path, seed: int) -> None:
     steps = [s | {"time": i * 1.0} for i, s in enumerate(workload(seed, 60))]
-    theirs = NeverWritten(
-        tmp_path, DEVICE * PAGE, page_size=PAGE, host_tokens=HOST * PAGE, policy="canopy-lru",
+    live = NeverWritten(
+        tmp_path, DEVICE_BLOCKS * PAGE, page_size=PAGE, host_tokens=HOST_BLOCKS * PAGE, policy="canopy-lru",
         config={"quantum_tokens": 1, "block_tokens": PAGE},
     )  # fmt: skip
-    served, waiting = [], 0
+    hit_tokens, waiting = [], 0
     for step in steps:
-        hit = serve_from_tiers(theirs, step, PAGE)
-        whole = (len(step["blocks"]) - 1) * PAGE
-        served.append(min(hit.device_prefix_len + hit.host_hit_length, whole))
-        waiting = max(waiting, theirs.pending())
-    host_tokens = theirs.cache.cache_controller.mem_pool_host.size
+        hit = serve_from_tiers(live, step, PAGE)
+        full_blocks = (len(step["blocks"]) - 1) * PAGE
+        hit_tokens.append(min(hit.device_prefix_len + hit.host_hit_length, full_blocks))
+        waiting = max(waiting, live.pending())
+    host_tokens = live.cache.cache_controller.mem_pool_host.size
 
     trace = []
     for step in steps:
-        path = chained(step)
+        path = chained_path(step)
         trace.append(TraceRequest(step["time"], len(path) * PAGE, 1, path, PAGE))
     config = SystemConfig(
-        device_tokens=DEVICE * PAGE,
-        host=TierSpec(host_tokens * KV, 1e12, 1e12),
+        device_tokens=DEVICE_BLOCKS * PAGE,
+        host=TierSpec(host_tokens * KV_BYTES, 1e12, 1e12),
         disk=TierSpec(1e12, 1e12, 1.0),  # a byte a second: no page ends in this minute
         device_policy="canopy-lru",
         page_tokens=PAGE,
         quantum_tokens=1,
         load_back_threshold_tokens=0,
     )
-    ours = _SystemRun(w := Workload(trace), config, profile(), OpenLoop(w))
-    ours.serve()
-    pending = sum(t.size for t in ours.disks[0].channel._queues[1]) / KV
+    simulated = _SystemRun(w := Workload(trace), config, profile(), OpenLoop(w))
+    simulated.serve()
+    pending = sum(t.size for t in simulated.disks[0].channel._queues[1]) / KV_BYTES
     assert waiting > host_tokens / 2
-    assert list(ours.result(0.0).cached_tokens) == pytest.approx(served)
+    assert list(simulated.result(0.0).cached_tokens) == pytest.approx(hit_tokens)
     assert pending == waiting

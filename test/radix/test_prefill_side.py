@@ -1,4 +1,4 @@
-"""Policies on a server that only prefills: outputs are another server's, the next turn tells."""
+"""Policies on a server that only prefills: another server generates the outputs, which the next turn contains."""
 
 from array import array
 
@@ -11,7 +11,7 @@ PROMPT = list(range(100, 116))
 OUTPUT = list(range(500, 508))
 
 
-def prefilled(
+def serve(
     tree: LiveTree, tokens: list[int], time: float, reason: object, output: list[int], **stamp
 ) -> Req:
     """A request from its arrival to its end, as the scheduler leaves it."""
@@ -26,55 +26,53 @@ def prefilled(
     return req
 
 
-def on_prefill(tree: LiveTree, tokens: list[int], time: float, **stamp) -> Req:
+def serve_prefill(tree: LiveTree, tokens: list[int], time: float, **stamp) -> Req:
     """SGLang's prefill side: one token computed, a length of 0 when the KV is handed over."""
-    return prefilled(tree, tokens, time, FINISH_LENGTH(length=0), OUTPUT[:1], **stamp)
+    return serve(tree, tokens, time, FINISH_LENGTH(length=0), OUTPUT[:1], **stamp)
 
 
-def test_a_handed_over_request_did_not_stop_at_a_length() -> None:
+def test_a_request_passed_to_the_decode_side_has_no_stop_reason() -> None:
     tree = LiveTree(64, "wa", {"block_tokens": 4})
-    request = on_prefill(tree, PROMPT, 1.0).canopy.request
+    request = serve_prefill(tree, PROMPT, 1.0).canopy.request
     assert request.stop is None
     assert request.output_tokens == 0
     assert len(request.path) == len(PROMPT) // 4
-    alone = prefilled(tree, PROMPT, 2.0, FINISH_LENGTH(length=8), OUTPUT).canopy.request
-    assert (alone.stop, alone.output_tokens) == ("length", 8)
+    decoded = serve(tree, PROMPT, 2.0, FINISH_LENGTH(length=8), OUTPUT).canopy.request
+    assert (decoded.stop, decoded.output_tokens) == ("length", 8)
 
 
 def test_the_clients_hint_of_the_end_counts() -> None:
     tree = LiveTree(64, "wa", {"block_tokens": 4})
-    assert on_prefill(tree, PROMPT, 1.0, stop="tool").canopy.request.stop == "tool"
+    assert serve_prefill(tree, PROMPT, 1.0, stop="tool").canopy.request.stop == "tool"
 
 
 def test_the_next_turn_contains_the_output() -> None:
-    """It is a return of the conversation here as it is on a server that does both."""
-    seen = {}
+    """It is a return, as on a server that prefills and decodes."""
+    events = {}
     for side in ("prefill", "both"):
         tree = LiveTree(128, "wa", {"block_tokens": 4})
         model = tree.core.live.device_policy.model
         if side == "prefill":
-            on_prefill(tree, PROMPT, 1.0)
+            serve_prefill(tree, PROMPT, 1.0)
         else:
-            prefilled(tree, PROMPT, 1.0, FINISH_MATCHED_TOKEN(matched=2), OUTPUT)
-        again = [*PROMPT, *OUTPUT, *range(900, 908)]
-        on_prefill(tree, again, 6.0)
-        seen[side] = {one.label: sum(one.events) for one in model.categories if any(one.events)}
-        assert tree.match(again) == len(again)
-    assert seen["prefill"] == {"chat|-|turn1|out<64|added<512": 1.0}
-    assert seen["both"] == {"chat|end|turn1|out<64|added<512": 1.0}
+            serve(tree, PROMPT, 1.0, FINISH_MATCHED_TOKEN(matched=2), OUTPUT)
+        next_turn = [*PROMPT, *OUTPUT, *range(900, 908)]
+        serve_prefill(tree, next_turn, 6.0)
+        events[side] = {c.label: sum(c.events) for c in model.categories if any(c.events)}
+        assert tree.match(next_turn) == len(next_turn)
+    assert events["prefill"] == {"chat|-|turn1|out<64|added<512": 1.0}
+    assert events["both"] == {"chat|end|turn1|out<64|added<512": 1.0}
 
 
 def test_a_turn_loaded_from_the_host_is_a_return() -> None:
     tree = LiveTree(48, "wa", {"block_tokens": 4}, host_tokens=192)
     model = tree.core.live.device_policy.model
-    on_prefill(tree, PROMPT, 1.0)
+    serve_prefill(tree, PROMPT, 1.0)
     for number in range(3):
-        on_prefill(tree, [2000 + 100 * number + token for token in range(40)], 2.0 + number)
+        serve_prefill(tree, [2000 + 100 * number + token for token in range(40)], 2.0 + number)
     assert tree.match(PROMPT) == 0
-    again = [*PROMPT, *OUTPUT, *range(900, 908)]
-    assert tree.load_back(again) == len(PROMPT)
-    on_prefill(tree, again, 6.0)
-    assert {one.label for one in model.categories if any(one.events)} == {
-        "chat|-|turn1|out<64|added<512"
-    }
-    assert tree.match(again) == len(again)
+    next_turn = [*PROMPT, *OUTPUT, *range(900, 908)]
+    assert tree.load_back(next_turn) == len(PROMPT)
+    serve_prefill(tree, next_turn, 6.0)
+    assert {c.label for c in model.categories if any(c.events)} == {"chat|-|turn1|out<64|added<512"}
+    assert tree.match(next_turn) == len(next_turn)

@@ -12,11 +12,11 @@ from sglang_canopy.server.scheduler.arrivals import request_aborted
 from sglang_canopy.whatif.meter import Memory, Meter, MeterSetup
 from support.live_tree import LiveTree, fake_req
 
-BLOCK = 4
-N = 4
+BLOCK_TOKENS = 4
+SAMPLES = 4
 
 
-def aborted(*_: Any) -> Any:
+def abort_reason(*_: Any) -> Any:
     return type("FINISH_ABORT", (), {})()
 
 
@@ -24,7 +24,7 @@ class Server:
     """Requests as SGLang's scheduler passes them to a learning tree with a meter."""
 
     def __init__(self) -> None:
-        self.tree = LiveTree(4096, "wa", {"block_tokens": BLOCK})
+        self.tree = LiveTree(4096, "wa", {"block_tokens": BLOCK_TOKENS})
         self.core = self.tree.core
         self.meter = Meter(MeterSetup(one_in=1), Memory(4096), "wa")
         self.core.live.meter = self.meter
@@ -42,27 +42,27 @@ class Server:
         self.tree.insert(tokens, request)
         return request
 
-    def counted(self) -> tuple[int, int]:
+    def requests_and_tokens(self) -> tuple[int, int]:
         rows = self.core.live.counters.rows()
         return sum(row.requests for row in rows), sum(row.prompt_tokens for row in rows)
 
 
-def chat(time: float, talk: int, output: int = 4, n: int = 0, **more: Any) -> Any:
+def chat(time: float, number: int, output: int = 4, samples: int = 0, **fields: Any) -> Any:
     """The first turn of conversation ``talk``, which nothing continues."""
-    stamp: dict[str, Any] = {"time": time, "category": "chat", "conversation": f"c{talk}"}
-    if n:
-        stamp["samples"] = n
-    tokens = [1000 * talk + i for i in range(1, 19)]
-    return fake_req(tokens, [7 + i for i in range(output)], stamp, **more)
+    stamp: dict[str, Any] = {"time": time, "category": "chat", "conversation": f"c{number}"}
+    if samples:
+        stamp["samples"] = samples
+    tokens = [1000 * number + i for i in range(1, 19)]
+    return fake_req(tokens, [7 + i for i in range(output)], stamp, **fields)
 
 
-def expanded(time: float, talk: int) -> tuple[Any, list[Any]]:
+def expand_samples(time: float, number: int) -> tuple[Any, list[Any]]:
     """One HTTP request with n = 4 as SGLang expands it: its warm-up, and the samples, of which SGLang sets
     the limit after it has created them."""
-    samples = [chat(time, talk, n=N) for _ in range(N)]
-    for sample in samples if talk % 2 else ():
+    samples = [chat(time, number, samples=SAMPLES) for _ in range(SAMPLES)]
+    for sample in samples if number % 2 else ():
         sample.sampling_params.max_new_tokens = None
-    return chat(time, talk, 0, N), samples
+    return chat(time, number, 0, SAMPLES), samples
 
 
 @pytest.fixture
@@ -71,106 +71,108 @@ def server():
 
 
 def test_parallel_samples_are_one_request_in_learning_and_counts(server) -> None:
-    for talk in range(1, 41):
-        warm_up, samples = expanded(10.0 * talk, talk)
+    for number in range(1, 41):
+        warm_up, samples = expand_samples(10.0 * number, number)
         first = server.serve(warm_up)
         # Another client's request arrives before the samples.
-        server.serve(chat(10.0 * talk + 0.5, 1000 + talk))
+        server.serve(chat(10.0 * number + 0.5, 1000 + number))
         waiting = [server.requests.register(req) for req in samples]
-        served = [server.serve(req) for req in samples]
-        assert waiting == served
-        assert [one.turn for one in (first, *served)] == [1] * (N + 1)
-        assert served[0].label == "chat|end|turn1|out<64|added<512"
+        requests = [server.serve(req) for req in samples]
+        assert waiting == requests
+        assert [request.turn for request in (first, *requests)] == [1] * (SAMPLES + 1)
+        assert requests[0].label == "chat|end|turn1|out<64|added<512"
     server.model.fit(500.0)
     assert server.model.samples == 0
     assert len(server.model.shadow) == 80
-    assert server.counted() == (80, 80 * 18)
+    assert server.requests_and_tokens() == (80, 80 * 18)
     assert server.meter.prompt_tokens == 80 * 18
-    assert all(learner.model.samples == 0 for learner in learning(server.meter))
-    used = [node.canopy.hits for node in server.core._node_arena.values() if node.canopy.length]
-    assert set(used) == {1}
+    assert all(learner.model.samples == 0 for learner in learners_with_models(server.meter))
+    hits = [node.canopy.hits for node in server.core._node_arena.values() if node.canopy.length]
+    assert set(hits) == {1}
     assert len(server.requests.samples) == 0
 
 
 def test_equal_prompts_of_one_batch_with_samples_are_one_request(server) -> None:
     """SGLang computes the warm-ups of all prompts of a batch before their samples, with one stamp."""
-    warm_ups, samples = zip(*(expanded(1.0, 1) for _ in range(2)))
+    warm_ups, samples = zip(*(expand_samples(1.0, 1) for _ in range(2)))
     for req in (*warm_ups, *samples[0], *samples[1]):
         server.serve(req)
-    assert server.counted() == (1, 18)
+    assert server.requests_and_tokens() == (1, 18)
     assert server.model.samples == 0
     assert len(server.requests.samples) == 0
 
 
-def learning(meter: Meter) -> list[Any]:
-    return [one for one in meter._learners.values() if hasattr(one, "model")]
+def learners_with_models(meter: Meter) -> list[Any]:
+    return [learner for learner in meter._learners.values() if hasattr(learner, "model")]
 
 
 def test_a_samples_answer_is_in_the_meters_caches(server) -> None:
-    warm_up, samples = expanded(1.0, 1)
+    warm_up, samples = expand_samples(1.0, 1)
     server.serve(warm_up)
-    before = set(server.meter.caches.blocks().values())
+    blocks_before = set(server.meter.caches.blocks().values())
     for number, req in enumerate(samples):
         req.output_ids = [500 + number] * 8
         server.serve(req)
-    after = set(server.meter.caches.blocks().values())
-    assert (before, after) == ({4}, {4 + 2 * N})
+    blocks_after = set(server.meter.caches.blocks().values())
+    assert (blocks_before, blocks_after) == ({4}, {4 + 2 * SAMPLES})
 
 
 def test_the_same_prompt_in_another_request_is_no_sample(server) -> None:
     for time in (1.0, 2.0):
-        warm_up, samples = expanded(time, 1)
+        warm_up, samples = expand_samples(time, 1)
         for req in (warm_up, *samples):
             server.serve(req)
-    assert server.counted()[0] == 2
+    assert server.requests_and_tokens()[0] == 2
     assert server.model.samples == 1
 
 
-PRIORITY = "Using priority is disabled for this server."
+PRIORITY_ERROR = "Using priority is disabled for this server."
 
 
-@pytest.mark.parametrize("how", ["queue", "invalid", "priority", "given_up", "between two chunks"])
-def test_a_retry_is_no_turn_and_no_return(how: str) -> None:
+@pytest.mark.parametrize(
+    "cause", ["queue", "invalid", "priority", "given_up", "between two chunks"]
+)
+def test_a_retry_is_no_turn_and_no_return(cause: str) -> None:
     server = Server()
     scheduler = SimpleNamespace(tree_cache=server.tree.cache)
-    for talk in range(1, 31):
+    for number in range(1, 31):
         for attempt in range(3):
-            req = chat(100.0 * talk + 5.0 * attempt, talk)
+            req = chat(100.0 * number + 5.0 * attempt, number)
             request = server.requests.register(req)
-            if how == "invalid":  # SGLang computes one token to answer it
-                req.origin_input_ids, req.to_finish = [0], aborted()
+            if cause == "invalid":  # SGLang computes one token to answer it
+                req.origin_input_ids, req.to_finish = [0], abort_reason()
                 assert server.requests.admit(req) is None
                 req.finished_reason = req.to_finish
                 server.requests.report_end(req)
                 server.tree.insert([0], None)
-            elif how == "between two chunks":
+            elif cause == "between two chunks":
                 server.tree.insert(req.origin_input_ids[:8], server.requests.admit(req))
                 request_aborted(None, scheduler, SimpleNamespace(finished_reason=None), req)
                 assert not request.misses
             else:
-                text = "The request queue is full." if how == "queue" else PRIORITY
-                reason = None if how == "given_up" else {"status_code": 503, "message": text}
+                text = "The request queue is full." if cause == "queue" else PRIORITY_ERROR
+                reason = None if cause == "given_up" else {"status_code": 503, "message": text}
                 request_aborted(None, scheduler, SimpleNamespace(finished_reason=reason), req)
-        last = server.serve(chat(100.0 * talk + 15.0, talk))
+        last = server.serve(chat(100.0 * number + 15.0, number))
         assert last.turn == 1
     assert server.model.samples == 0
-    assert server.counted() == (30, 30 * 18)
+    assert server.requests_and_tokens() == (30, 30 * 18)
     assert server.meter.prompt_tokens == 30 * 18
     counts = {"invalid": INVALID, "priority": INVALID, "queue": QUEUE, "given_up": GIVEN_UP}
-    expected = [90 * (counts.get(how) == reason) for reason in range(3)]
+    expected = [90 * (counts.get(cause) == index) for index in range(3)]
     assert server.core.live.counters.refused == expected
 
 
 def test_a_retry_of_a_truncated_answer_is_the_same_turn(server) -> None:
-    for talk in range(1, 31):
+    for number in range(1, 31):
         for attempt in range(3):
-            req = chat(100.0 * talk + 5.0 * attempt, talk, 2, finished_reason=aborted())
+            req = chat(100.0 * number + 5.0 * attempt, number, 2, finished_reason=abort_reason())
             server.serve(req)
-        last = server.serve(chat(100.0 * talk + 15.0, talk))
+        last = server.serve(chat(100.0 * number + 15.0, number))
         assert last.turn == 1
-        follows = chat(100.0 * talk + 40.0, talk)
-        follows.origin_input_ids = [*follows.origin_input_ids, *range(900, 920)]
-        assert server.serve(follows).turn == 2
+        next_turn = chat(100.0 * number + 40.0, number)
+        next_turn.origin_input_ids = [*next_turn.origin_input_ids, *range(900, 920)]
+        assert server.serve(next_turn).turn == 2
     server.model.fit(4000.0)
     assert server.model.samples == 30  # the second turns
     curve = server.model.categories.get("chat|end|turn1|out<64|added<512")
@@ -178,7 +180,7 @@ def test_a_retry_of_a_truncated_answer_is_the_same_turn(server) -> None:
     assert sum(curve.waiting) == 0
 
 
-def test_a_request_that_younger_ones_overtook_does_not_turn_the_time_back(server) -> None:
+def test_an_overtaken_request_does_not_turn_the_time_back(server) -> None:
     late, early = chat(1.0, 1), chat(2.0, 2)
     for req in (late, early):
         server.requests.register(req)
@@ -186,10 +188,10 @@ def test_a_request_that_younger_ones_overtook_does_not_turn_the_time_back(server
     assert server.serve(late).time == 2.0
 
 
-def test_warm_ups_are_remembered_up_to_a_number_for_each_tenant_and_in_all() -> None:
+def test_remembered_warm_ups_are_bounded_by_tenant_and_in_total() -> None:
     samples = ParallelSamples()
 
-    def come(tenant: str, number: int) -> Any:
+    def arrive(tenant: str, number: int) -> Any:
         request = SimpleNamespace(
             tenant=tenant,
             group=(float(number), 0),
@@ -201,14 +203,14 @@ def test_warm_ups_are_remembered_up_to_a_number_for_each_tenant_and_in_all() -> 
         samples.received(request)
         return request
 
-    come("honest", 0)
+    arrive("honest", 0)
     for number in range(1, 2000):
-        come("other", number)
+        arrive("other", number)
     assert len(samples) == 1 + TENANT_GROUPS
     for number in range(5000):
-        come(f"t{number}", 5000 + number)
+        arrive(f"t{number}", 5000 + number)
     assert len(samples) == MAX_GROUPS
-    assert come("t4999", 9999).warm_up is not None
+    assert arrive("t4999", 9999).warm_up is not None
 
 
 def test_a_health_probe_is_no_request(server) -> None:
@@ -217,5 +219,5 @@ def test_a_health_probe_is_no_request(server) -> None:
         req = fake_req(list(range(200)), [1], rid=rid)
         assert server.requests.register(req) is server.requests.register(req)
         server.requests.report_end(req)
-        assert server.counted()[0] == requests
+        assert server.requests_and_tokens()[0] == requests
         assert bool(server.model.shadow.blocks) == bool(requests)

@@ -1,4 +1,4 @@
-"""Faults seeded in functions of SGLang: which check finds each at start, or which suite does."""
+"""Faults seeded in functions of SGLang: the check that detects each at start."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ TREE: dict[str, tuple[type, str, Change]] = {
     "no leaf is evictable": (CORE, "_is_device_leaf", lambda _: lambda *_a: False),
     "a field of the result is missing": (
         *(CORE, "match_prefix"),
-        _result(lambda found: found._replace(device_prefix_len=None)),
+        _result(lambda match: match._replace(device_prefix_len=None)),
     ),
     "freed slots are lost": (CACHE, "_free_values", _nothing),
     "a victim's first slots are lost": (CACHE, "_free_values", _half),
@@ -131,7 +131,7 @@ WALK: dict[str, tuple[type, str, Change]] = {
     "hits are counted twice": (CORE, "_inc_hit_count_and_check", _twice),
     "a match has another length": (
         *(CORE, "match_prefix"),
-        _result(lambda found: found._replace(full_kv_hit_length=found.full_kv_hit_length + 1)),
+        _result(lambda match: match._replace(full_kv_hit_length=match.full_kv_hit_length + 1)),
     ),
 }
 
@@ -248,13 +248,13 @@ def test_other_parameters_are_refused_by_name(name: str, monkeypatch: pytest.Mon
         check_overrides(*OURS)
 
 
-def test_a_convenience_is_switched_off() -> None:
+def test_an_optional_hook_without_its_function_is_switched_off() -> None:
     (hook,) = [hook for hook in HOOKS if hook.target.endswith("._get_scheduler_first_token_time")]
-    gone = dataclasses.replace(hook, target=f"{hook.target}_gone")
-    check_signature(gone)
-    gone.register()
-    assert gone.is_in_place()
-    assert hook.without in releases.SWITCHED_OFF[gone.target]
+    absent = dataclasses.replace(hook, target=f"{hook.target}_absent")
+    check_signature(absent)
+    absent.register()
+    assert absent.is_in_place()
+    assert hook.without in releases.SWITCHED_OFF[absent.target]
 
 
 def test_hooks_that_sglang_does_not_call_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,23 +13,23 @@ from sglang.test.kits.unified_radix_cache.storage import UnifiedRadixCacheStorag
 from sglang_canopy.storage.page_table import PAGES
 from support.kit_tree import CORES, FULL, FULL_CONFIGS, KitTree
 
-ON = pytest.mark.parametrize("core", CORES)
+ALL_CORES = pytest.mark.parametrize("core", CORES)
 
 
-@ON
+@ALL_CORES
 @pytest.mark.parametrize("seed", range(6))
 def test_locks_inserts_and_evictions_of_sglangs_fuzz(kit_tree, monkeypatch, core, seed) -> None:
     """SGLang's fuzz checks the tree after each of its steps; here the pool is recounted too."""
     tree = kit_tree(FULL_CONFIGS[0], core, steps=SegmentLockFuzzFixtures)
     cache, allocator = tree.cache, tree.allocator
-    sane, lock = cache.sanity_check, cache.inc_lock_ref
+    sanity_check, lock = cache.sanity_check, cache.inc_lock_ref
 
     def lock_without_window(node, **options):
         receipt = lock(node, **options)
         receipt.component_lock_uuids = defaultdict(lambda: None, receipt.component_lock_uuids)
         return receipt
 
-    cache.sanity_check = lambda: tree.recount(sane)
+    cache.sanity_check = lambda: tree.recount(sanity_check)
     # The fuzz also uses sliding windows, which this model lacks.
     cache.inc_lock_ref = lock_without_window
     allocator.free_swa = lambda slots: None
@@ -38,7 +38,7 @@ def test_locks_inserts_and_evictions_of_sglangs_fuzz(kit_tree, monkeypatch, core
 
 
 @pytest.mark.parametrize("backend", ["file", "canopy"])
-@ON
+@ALL_CORES
 def test_buffer_only_host_memory_returns_the_same_kv(kit_tree, tmp_path, core, backend) -> None:
     def start() -> KitTree:
         tree = kit_tree(FULL_CONFIGS[1], core, steps=UnifiedRadixCacheStorageFixtures)
@@ -77,7 +77,7 @@ def test_a_prompt_that_sglang_inserts_again_with_its_answer_is_used_once(kit_tre
     assert {(leaf.hits, leaf.last_access - req.canopy.request.time) for leaf in leaves} == {(1, 0)}
 
 
-def test_pages_that_pass_through_a_mere_buffer_are_described_on_disk(kit_tree, tmp_path) -> None:
+def test_pages_written_through_a_buffer_have_their_metadata_on_disk(kit_tree, tmp_path) -> None:
     PAGES.clear()
     tree = kit_tree(FULL_CONFIGS[1], "wa", steps=UnifiedRadixCacheStorageFixtures)
     tree.add_host_buffer(str(tmp_path), "canopy")
@@ -96,26 +96,26 @@ def test_pages_that_pass_through_a_mere_buffer_are_described_on_disk(kit_tree, t
     assert metas[0].tenant
 
 
-# ---- what an exception leaves behind ----
+# ---- state after an exception ----
 
 
 class Broken(Exception):
     pass
 
 
-def raises_at(call: int, method):
+def raise_at(call: int, method):
     """``method``, which raises ``Broken`` instead of its ``call``-th call."""
-    left = itertools.count(1)
+    calls = itertools.count(1)
 
-    def broken(*args, **kwargs):
-        if next(left) == call:
+    def call_or_raise(*args, **kwargs):
+        if next(calls) == call:
             raise Broken
         return method(*args, **kwargs)
 
-    return broken
+    return call_or_raise
 
 
-@ON
+@ALL_CORES
 @pytest.mark.parametrize("host", [False, True], ids=["device", "host"])
 def test_an_eviction_that_raises_loses_no_slot(kit_tree, monkeypatch, core, host) -> None:
     tree = kit_tree(FULL_CONFIGS[1], core)
@@ -124,7 +124,7 @@ def test_an_eviction_that_raises_loses_no_slot(kit_tree, monkeypatch, core, host
     for name in (1, 2000, 4000, 6000):
         tree.insert(tree.steps._make_seq(name, 2))
     events = tree.cache.tree_core.kv_events
-    monkeypatch.setattr(events, "record_remove", raises_at(3, events.record_remove))
+    monkeypatch.setattr(events, "record_remove", raise_at(3, events.record_remove))
     with pytest.raises(Broken):
         tree.cache.evict(EvictParams(num_tokens=4 * 2 * tree.cfg.page_size))
     tree.recount()
@@ -133,21 +133,21 @@ def test_an_eviction_that_raises_loses_no_slot(kit_tree, monkeypatch, core, host
     tree.recount()
 
 
-@pytest.mark.parametrize("where", ["prepare", "insert"])
-def test_the_request_of_an_insert_that_raised_stamps_nothing_else(kit_tree, monkeypatch, where):
+@pytest.mark.parametrize("point", ["prepare", "insert"])
+def test_the_fields_of_an_insert_that_raised_reach_no_other_node(kit_tree, monkeypatch, point):
     tree = kit_tree(FULL_CONFIGS[1], "wa")
     cache, steps = tree.cache, tree.steps
     core = cache.tree_core
     tokens = steps._make_seq(1, 2)
     req, _ = steps._make_inflight_req(cache, tree.allocator, tree.pool, tokens)
     req.sampling_params.custom_params = {"canopy": {"time": 1.0, "category": "chat"}}
-    at = (
-        (core, "begin_insert") if where == "insert" else (cache.components[FULL], "floor_cache_len")
+    method = (
+        (core, "begin_insert") if point == "insert" else (cache.components[FULL], "floor_cache_len")
     )
-    monkeypatch.setattr(*at, raises_at(1, getattr(*at)))
+    monkeypatch.setattr(*method, raise_at(1, getattr(*method)))
     with pytest.raises(Broken):
         cache.checkpoint(req, up_to=len(tokens))
-    other = steps._make_seq(5000, 2)
-    tree.insert(other)
-    leaf = core.node_by_id(tree.match(other).last_device_node).canopy
+    other_tokens = steps._make_seq(5000, 2)
+    tree.insert(other_tokens)
+    leaf = core.node_by_id(tree.match(other_tokens).last_device_node).canopy
     assert (leaf.category, leaf.request_number) == ("default", -1)

@@ -20,7 +20,7 @@ from support.live_tree import LiveTree
 from support.tree_recount import recount
 
 PAGE = 4
-BLOCKS = 40
+CAPACITY_BLOCKS = 40
 
 
 @settings(max_examples=300)
@@ -30,20 +30,20 @@ BLOCKS = 40
     nodes=st.lists(st.tuples(*[st.integers(1, 200)] * 3), min_size=2, max_size=8),
 )
 def test_leaves_are_ordered_as_by_sglangs_strategy(threshold, growth, nodes) -> None:
-    sglangs = TLRUStrategy(threshold=threshold, next_prompt_estimate=growth)
+    strategy = TLRUStrategy(threshold=threshold, next_prompt_estimate=growth)
     options = {"threshold_tokens": threshold, "next_prompt_tokens": growth}
     policy = make_policy("sglang-tlru", options)
     priorities = {}
-    for time, (offset, length, more) in enumerate(nodes):
+    for time, (offset, length, growth_tokens) in enumerate(nodes):
         leaf = Leaf(offset, length)
-        leaf.history, leaf.last_access = offset + length + more, float(time)
+        leaf.history, leaf.last_access = offset + length + growth_tokens, float(time)
         node = SimpleNamespace(
             key=range(length),
             last_access_time=time,
             _tlru_history_len=leaf.history,
             _tlru_cached_prefix_len=offset + length,
         )
-        priorities[leaf] = sglangs.get_priority(node)
+        priorities[leaf] = strategy.get_priority(node)
         policy.admit(leaf, float(time))
     order = []
     while (victim := policy.victim(99.0)) is not None:
@@ -55,19 +55,19 @@ def test_leaves_are_ordered_as_by_sglangs_strategy(threshold, growth, nodes) -> 
 def prompts(seed: int) -> list[list[int]]:
     """Return the prompts of growing conversations, in whole pages."""
     draw = random.Random(seed)
-    talks: dict[int, list[int]] = {}
-    sent = []
+    conversations: dict[int, list[int]] = {}
+    turns = []
     for _ in range(150):
-        who = draw.randrange(12)
-        if who not in talks or draw.random() < 0.08:
-            talks[who] = []
+        number = draw.randrange(12)
+        if number not in conversations or draw.random() < 0.08:
+            conversations[number] = []
         fresh = [draw.randrange(10, 10**6) for _ in range(draw.randint(1, 5))]
-        talks[who] = talks[who] + fresh
-        if len(talks[who]) > BLOCKS // 2:
-            del talks[who]
+        conversations[number] = conversations[number] + fresh
+        if len(conversations[number]) > CAPACITY_BLOCKS // 2:
+            del conversations[number]
             continue
-        sent.append(talks[who])
-    return sent
+        turns.append(conversations[number])
+    return turns
 
 
 def request_of(blocks: list[int]) -> dict[str, Any]:
@@ -77,27 +77,27 @@ def request_of(blocks: list[int]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("threshold", "growth"), [(0, 0), (24, 8), (48, 12), (60, 0)])
 def test_hits_are_those_of_sglangs_own_tree(threshold: int, growth: int) -> None:
-    freed = 0
+    gained = 0
     for seed in range(4):
         config = {"threshold": threshold, "next_prompt_estimate": growth}
-        theirs = LiveTree(BLOCKS * PAGE, "tlru", config, page_size=PAGE, core="python")
+        live = LiveTree(CAPACITY_BLOCKS * PAGE, "tlru", config, page_size=PAGE, core="python")
         options = {"threshold_tokens": threshold, "next_prompt_tokens": growth}
         policy = make_policy("sglang-tlru", options)
-        ours = RadixTree(policy, BLOCKS, PAGE, whole_nodes=True)
-        lru = RadixTree(make_policy("lru"), BLOCKS, PAGE, whole_nodes=True)
+        tree = RadixTree(policy, CAPACITY_BLOCKS, PAGE, whole_nodes=True)
+        lru = RadixTree(make_policy("lru"), CAPACITY_BLOCKS, PAGE, whole_nodes=True)
         for time, blocks in enumerate(prompts(seed)):
             tokens = [block for block in blocks for _ in range(PAGE)]
-            theirs_hit = theirs.match(tokens)
-            theirs.insert(tokens)
+            live_hit = live.match(tokens)
+            live.insert(tokens)
             fields = request_of(blocks)
-            ours_hit = ours.access(Request(time=float(time), **fields)) * PAGE
-            assert ours_hit == theirs_hit, (seed, time)
-            freed += ours_hit - lru.access(Request(time=float(time), **fields)) * PAGE
-            recount(ours)
-    assert (freed == 0) == (threshold <= growth)
+            hit = tree.access(Request(time=float(time), **fields)) * PAGE
+            assert hit == live_hit, (seed, time)
+            gained += hit - lru.access(Request(time=float(time), **fields)) * PAGE
+            recount(tree)
+    assert (gained == 0) == (threshold <= growth)
 
 
-def test_a_split_may_put_the_rest_beyond_the_budget() -> None:
+def test_the_rest_of_a_split_leaf_may_be_beyond_the_budget() -> None:
     policy = make_policy("sglang-tlru", {"threshold_tokens": 5})
     tree = RadixTree(policy, 13, 1)
     # The oldest path is shorter than the threshold: all of it is free. The last request splits

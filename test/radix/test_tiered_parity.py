@@ -1,6 +1,6 @@
-"""Device and host together: the system simulator's tree and SGLang's cache hold the same.
+"""Device and host together: the system simulator's tree and SGLang's cache have the same KV.
 
-Both are fed the same requests, one at a time; each must find as much, on device and host together.
+Both are fed the same requests, one at a time; each must hit as much, on device and host together.
 """
 
 import pytest
@@ -11,16 +11,15 @@ from canopy_lab.sim.system.tree import TieredTree
 from sglang_canopy.policy.registry import live_names, make_policy
 from sglang_canopy.records import Request
 from support.live_tree import LiveTree, check
-from support.parity import PAGE, chained, fields, samples, serve_from_tiers, workload
+from support.parity import PAGE, add_samples, chained_path, fields, serve_from_tiers, workload
 from support.policy_rules import Readmission
 
-DEVICE, HOST = 60, 130
-"""Blocks."""
+DEVICE_BLOCKS, HOST_BLOCKS = 60, 130
 State = tuple[int, int, int, int]
-"""Tokens hit on the device and on the host, tokens held on each afterwards."""
+"""Tokens hit on the device and on the host, and tokens on each afterwards."""
 
 
-class NodesOfTheirOwn(TieredTree):
+class SeparateCuts(TieredTree):
     """A part cut off a node stays a separate node on the host, as on a server.
 
     The simulator merges it into the node below, which saves most of its nodes; a cut of a
@@ -31,7 +30,7 @@ class NodesOfTheirOwn(TieredTree):
         return False
 
 
-def simulated(
+def simulate(
     policy: str,
     page: int,
     quantum: int,
@@ -41,12 +40,12 @@ def simulated(
 ) -> list[State]:
     device = make_policy(policy, {})
     tree = tiered(
-        device, DEVICE * page, page, host_policy=device.twin(), host_tokens=host_tokens,
+        device, DEVICE_BLOCKS * page, page, host_policy=device.twin(), host_tokens=host_tokens,
         quantum_tokens=quantum,
     )  # fmt: skip
     states = []
     for number, step in enumerate(steps):
-        path = chained(step)
+        path = chained_path(step)
         tokens = len(path) * page
         request = Request(
             time=step["time"], path=path, block_tokens=page, prompt_tokens=tokens, **fields(step)
@@ -61,9 +60,9 @@ def simulated(
         tree.lock(hit.node)
         load = hit.tokens - hit.device_tokens
         if load:
-            short = load - tree.free
-            if short > 0:
-                tree.evict_device(short)
+            missing = load - tree.free
+            if missing > 0:
+                tree.evict_device(missing)
             tree.load(hit.node)
         tree.claim(tokens - hit.tokens)
         leaf, _ = tree.insert(path, len(path), tokens, hit.node)
@@ -76,14 +75,14 @@ def simulated(
     return states
 
 
-def served(
+def serve_live(
     policy: str, page: int, quantum: int, steps: list[dict], readmit: tuple[int, int] | None = None
 ) -> tuple[list[State], int]:
     """Return the states after each request, and the host pool's size in tokens, which SGLang rounds up.
     ``readmit``: seeds that draw which leaves are re-admitted before each request, and in which order."""
     settings = {"quantum_tokens": quantum, "block_tokens": page}
     tree = LiveTree(
-        DEVICE * page, policy, settings, page_size=page, host_tokens=HOST * page,
+        DEVICE_BLOCKS * page, policy, settings, page_size=page, host_tokens=HOST_BLOCKS * page,
         write_policy="write_through",
     )  # fmt: skip
     states = []
@@ -108,23 +107,23 @@ def hit_tokens(states: list[State]) -> list[int]:
 
 @pytest.mark.parametrize(("page", "quantum"), [(4, 1), (4, 64), (16, 64), (64, 64)])
 @pytest.mark.parametrize("policy", ["canopy-lru", "wa"])
-def test_every_request_finds_as_much_on_device_and_host(policy, page, quantum):
+def test_every_request_hits_as_much_on_device_and_host(policy, page, quantum):
     steps = workload(1, 150)
-    theirs, host_tokens = served(policy, page, quantum, steps)
-    ours, merged = (
-        simulated(policy, page, quantum, steps, host_tokens, tiered)
-        for tiered in (NodesOfTheirOwn, TieredTree)
+    live, host_tokens = serve_live(policy, page, quantum, steps)
+    simulated, merged = (
+        simulate(policy, page, quantum, steps, host_tokens, tiered)
+        for tiered in (SeparateCuts, TieredTree)
     )
-    assert hit_tokens(ours) == hit_tokens(theirs)
-    assert sum(hit_tokens(merged)) == pytest.approx(sum(hit_tokens(theirs)), rel=0.01)
+    assert hit_tokens(simulated) == hit_tokens(live)
+    assert sum(hit_tokens(merged)) == pytest.approx(sum(hit_tokens(live)), rel=0.01)
     if quantum == 1:
-        assert hit_tokens(merged) == hit_tokens(theirs)
-    assert sum(host for _, host, _, _ in ours) > 0
-    assert max(held for _, _, _, held in ours) > (HOST - 6) * page
+        assert hit_tokens(merged) == hit_tokens(live)
+    assert sum(host for _, host, _, _ in simulated) > 0
+    assert max(tokens for _, _, _, tokens in simulated) > (HOST_BLOCKS - 6) * page
 
 
 @pytest.mark.parametrize("policy", live_names())
 def test_the_order_in_which_leaves_are_admitted_decides_nothing(policy: str) -> None:
-    steps = samples(workload(1, 60))
-    first, second = (served(policy, PAGE, 1, steps, (1, order)) for order in (1, 2))
+    steps = add_samples(workload(1, 60))
+    first, second = (serve_live(policy, PAGE, 1, steps, (1, order)) for order in (1, 2))
     assert first == second

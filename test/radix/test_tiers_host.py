@@ -9,7 +9,7 @@ from sglang_canopy.ttl.table import RESIDUAL, Group, TTLTable
 from support.live_tree import LiveTree, check
 
 ONE_TOKEN = {"quantum_tokens": 1}
-BOTH = pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
+POLICIES = pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
 
 
 def tokens(name: int, count: int) -> list[int]:
@@ -25,8 +25,8 @@ def leaf_at(tree: LiveTree, first: int):
     )
 
 
-@BOTH
-def test_room_for_an_allocation_takes_no_more_than_it_lacks(write_policy: str) -> None:
+@POLICIES
+def test_an_allocation_evicts_no_more_than_it_lacks(write_policy: str) -> None:
     tree = LiveTree(16, config=ONE_TOKEN, host_tokens=64, write_policy=write_policy)
     tree.serve(tokens(1, 10), time=1)
     tree.serve(tokens(2, 4), time=2)
@@ -39,7 +39,7 @@ def test_room_for_an_allocation_takes_no_more_than_it_lacks(write_policy: str) -
     check(tree)
 
 
-@BOTH
+@POLICIES
 def test_tails_trimmed_by_t_lru_are_demoted(write_policy: str) -> None:
     config = {**ONE_TOKEN, "threshold_tokens": 60}
     tree = LiveTree(
@@ -51,11 +51,11 @@ def test_tails_trimmed_by_t_lru_are_demoted(write_policy: str) -> None:
     model.fit(1.0)
     tree.serve(tokens(1, 100), time=2)
     tree.serve(tokens(2, 60), time=3)
-    short = 256 - tree.cache.evictable_size()
-    tree.evict(short + 60)
+    missing = 256 - tree.cache.evictable_size()
+    tree.evict(missing + 60)
     tree.settle()
-    kept = tree.match(tokens(1, 100))
-    assert 0 < kept < 100
+    hit_tokens = tree.match(tokens(1, 100))
+    assert 0 < hit_tokens < 100
     tree.load_back(tokens(1, 100))
     assert tree.match(tokens(1, 100)) == 100
     trimmed = tree.core.live.counters.row("default").tiers[DEVICE].evicted[TRIM]
@@ -71,7 +71,7 @@ def test_the_host_evicts_by_its_own_policy() -> None:
     for time in (1, 2, 3):
         tree.serve(often, time=time)
     tree.serve(seldom, time=4)
-    tree.serve(tokens(3, 8), time=5)  # the host has room for two of the three
+    tree.serve(tokens(3, 8), time=5)  # the host holds two of the three
     tree.serve(tokens(4, 8), time=6)
     assert tree.load_back(often) == 8
     assert tree.load_back(seldom) == 0
@@ -93,7 +93,7 @@ def test_an_expired_host_copy_is_evicted_before_older_ones(ttl_s, evicted, older
     check(tree)
 
 
-def test_a_request_may_ask_for_a_ttl_of_its_own() -> None:
+def test_a_requests_own_ttl_overrides_the_table() -> None:
     tiers = TierOptions(host_ttl=TTLTable(residual_ttl_s=3.0))
     tree = LiveTree(8, config=ONE_TOKEN, host_tokens=23, tiers=tiers)
     for name, ttl_s in ((1, 500.0), (2, None)):
@@ -108,20 +108,20 @@ def test_a_request_may_ask_for_a_ttl_of_its_own() -> None:
     check(tree)
 
 
-def test_a_shared_prefix_takes_the_longest_ttl_and_the_groups_if_one_asks_for_none() -> None:
+def test_a_shared_prefix_takes_the_longest_ttl_and_the_groups_if_one_has_none() -> None:
     tree = LiveTree(64)
 
-    def ask(ttl_s: float | None, conversation: str, time: float):
+    def insert(ttl_s: float | None, conversation: str, time: float):
         request = tree.request(time, prompt_tokens=4, conversation=conversation)
         request.ttl_s = ttl_s
         tree.insert([1, 2, 3, 4], request)
         return leaf_at(tree, 1).ttl_s
 
-    assert ask(50.0, "a", 1) == 50.0
-    assert ask(20.0, "a", 2) == 20.0  # its own conversation may shorten it
-    assert ask(10.0, "b", 3) == 20.0
-    assert ask(None, "c", 4) is None
-    assert ask(99.0, "b", 5) is None
+    assert insert(50.0, "a", 1) == 50.0
+    assert insert(20.0, "a", 2) == 20.0  # its own conversation may shorten it
+    assert insert(10.0, "b", 3) == 20.0
+    assert insert(None, "c", 4) is None
+    assert insert(99.0, "b", 5) is None
 
 
 def test_each_node_is_in_the_group_of_the_deepest_root_on_its_path() -> None:

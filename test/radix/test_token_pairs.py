@@ -21,17 +21,17 @@ def matched_tokens(tree: KitTree, *paths: list[int]) -> list[int]:
 
 @CONFIGS
 def test_every_core_matches_as_sglangs(kit_tree, cfg) -> None:
-    seen = {}
+    hits = {}
     for core in CORES:
         tree = kit_tree(cfg, core)
         first = tree.steps._make_seq(1, 4)
         second = first[: 2 * cfg.page_size + 1] + tree.steps._make_seq(5000, 2)
         tree.insert(first)
         tree.insert(second)
-        seen[core] = matched_tokens(tree, first, second, first[: cfg.page_size + 1], first[:1])
+        hits[core] = matched_tokens(tree, first, second, first[: cfg.page_size + 1], first[:1])
         tree.cache.sanity_check()
-    assert set(map(tuple, seen.values())) == {tuple(seen["sglang"])}
-    assert seen["sglang"][0] < 4 * cfg.page_size, "n tokens are n - 1 pairs"
+    assert set(map(tuple, hits.values())) == {tuple(hits["sglang"])}
+    assert hits["sglang"][0] < 4 * cfg.page_size, "n tokens are n - 1 pairs"
 
 
 def test_a_drafts_kv_follows_the_targets_through_the_host() -> None:
@@ -54,7 +54,7 @@ def test_a_drafts_kv_follows_the_targets_through_the_host() -> None:
     first, second = list(range(1, 22)), list(range(501, 532))
 
     def slots(path: list[int]) -> torch.Tensor:
-        hit = tree.cache.match_prefix(tree.asked(path))
+        hit = tree.cache.match_prefix(tree.match_params(path))
         return tree.core.collect_full_device_indices(hit.last_device_node, tree.core.root_node.id)
 
     tree.insert(first, tree.request(0.0, prompt_tokens=len(first)))

@@ -68,37 +68,37 @@ class Tokenizer:
         return "".join(map(chr, tokens))
 
 
-def stop(answer: str, parser: str | None, **more: object) -> str | None:
+def stop_reason(answer: str, parser: str | None, **fields: object) -> str | None:
     """The stop reason of an answer to a request with this stamp."""
     tree = LiveTree(1024, "wa")
     stamp = {"time": 1.0} | ({} if parser is None else {"tool_parser": parser})
-    given = {"tokenizer": Tokenizer(), **more}
-    req = fake_req(list(range(100)), list(map(ord, answer)), stamp, **given)
+    options = {"tokenizer": Tokenizer(), **fields}
+    req = fake_req(list(range(100)), list(map(ord, answer)), stamp, **options)
     request = tree.core.requests.register(req)
     tree.core.requests.report_end(req)
     return request.stop
 
 
 @pytest.mark.parametrize("parser", FunctionCallParser.ToolCallParserEnum)
-def test_a_call_in_any_parsers_format_is_one_and_text_is_not(parser: str) -> None:
-    assert stop(CALLS[parser], parser) == "tool"
-    assert stop("The file has 12 lines.", parser) == "end"
+def test_a_call_in_any_parsers_format_is_recognised_and_text_is_not(parser: str) -> None:
+    assert stop_reason(CALLS[parser], parser) == "tool"
+    assert stop_reason("The file has 12 lines.", parser) == "end"
 
 
-def test_an_answer_is_none_without_tools_a_tokenizer_or_a_parser_of_this_model() -> None:
-    assert stop(HERMES, None) == "end"
-    assert stop(HERMES, "hermes", tokenizer=None) == "end"
-    assert stop(HERMES, "none of SGLang's".replace(" ", "-").replace("'", "")) == "end"
+def test_an_answer_is_no_call_without_tools_a_tokenizer_or_a_parser_of_this_model() -> None:
+    assert stop_reason(HERMES, None) == "end"
+    assert stop_reason(HERMES, "hermes", tokenizer=None) == "end"
+    assert stop_reason(HERMES, "none of SGLang's".replace(" ", "-").replace("'", "")) == "end"
     cut = type("FINISH_LENGTH", (), {})()
-    assert stop(HERMES, "hermes", finished_reason=cut) == "length"
+    assert stop_reason(HERMES, "hermes", finished_reason=cut) == "length"
 
 
-def test_a_forced_call_is_one_in_any_format() -> None:
-    assert stop('[{"name": "run", "parameters": {}}]', FORCED_CALL, tokenizer=None) == "tool"
+def test_a_forced_call_is_recognised_in_any_format() -> None:
+    assert stop_reason('[{"name": "run", "parameters": {}}]', FORCED_CALL, tokenizer=None) == "tool"
 
 
 @pytest.mark.parametrize(
-    ("parser", "tools", "choice", "sent"),
+    ("parser", "tools", "choice", "stamp"),
     [
         ("hermes", [{}], "auto", {"tool_parser": "hermes"}),
         ("hermes", [{}], None, {"tool_parser": "hermes"}),
@@ -109,8 +109,8 @@ def test_a_forced_call_is_one_in_any_format() -> None:
         (None, [{}], {"type": "function", "name": "run"}, {"tool_parser": FORCED_CALL}),
     ],
 )
-def test_the_http_process_sends_the_parser_if_a_request_may_call_tools(parser, tools, choice, sent):
-    assert tool_parser(parser, tools, choice) == sent
+def test_the_http_process_sends_the_parser_if_requests_may_call_tools(parser, tools, choice, stamp):
+    assert tool_parser(parser, tools, choice) == stamp
 
 
 def test_an_agents_turns_on_v1_messages_show_its_tools_and_their_results() -> None:
@@ -132,6 +132,6 @@ def test_an_agents_turns_on_v1_messages_show_its_tools_and_their_results() -> No
             {"role": "user", "content": [result]},
         ],
     )
-    made = AnthropicServing(chat)._convert_to_chat_completion_request(request)
-    assert infer_from_chat(made) == {"category": "chat-tools-after-tool", "turn": 2}
-    assert tool_parser("hermes", made.tools, made.tool_choice) == {"tool_parser": "hermes"}
+    body = AnthropicServing(chat)._convert_to_chat_completion_request(request)
+    assert infer_from_chat(body) == {"category": "chat-tools-after-tool", "turn": 2}
+    assert tool_parser("hermes", body.tools, body.tool_choice) == {"tool_parser": "hermes"}

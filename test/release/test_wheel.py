@@ -29,24 +29,24 @@ TRACE = ROOT / "benchmark" / "quickstart" / "mixed_synthetic.jsonl"
 
 
 PACKAGES = ("python/sglang_canopy", "python/canopy_lab", "python/canopy_documents", "sgl-kernel/python/canopy_kernel")  # fmt: skip
-BESIDE = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff")
+TOPLEVEL = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff")
 MAX_BYTES = 2_000_000
 """Largest size of the wheel and of the source distribution."""
 BUILD = "from setuptools import build_meta as b; b.build_sdist('../dist'); b.build_wheel('../dist')"
 
 
-def tracked(*paths: str) -> list[str]:
+def git_files(*paths: str) -> list[str]:
     """Return the files below ``paths`` that git has, or will have."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *paths]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return sorted({name for name in listed.stdout.split() if (ROOT / name).is_file()})
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return sorted({name for name in process.stdout.split() if (ROOT / name).is_file()})
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """(wheel, source distribution), of a clean copy: setuptools writes into its working directory."""
     tree = tmp_path_factory.mktemp("build") / "tree"
-    for name in tracked(*PACKAGES, *BESIDE):
+    for name in git_files(*PACKAGES, *TOPLEVEL):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, tree / name)
     (tree.parent / "dist").mkdir()
@@ -65,8 +65,8 @@ def test_the_wheel_holds_every_file_and_nothing_else(built: tuple[Path, Path]) -
     wheel, _ = built
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    held = {name for name in names if ".dist-info/" not in name}
-    assert held == {name.partition("python/")[2] for name in tracked(*PACKAGES)}
+    files = {name for name in names if ".dist-info/" not in name}
+    assert files == {name.partition("python/")[2] for name in git_files(*PACKAGES)}
     assert wheel.stat().st_size < MAX_BYTES
     assert any(n.endswith("licenses/LICENSE") for n in names)
     assert wheel.name == f"sglang_canopy-{__version__}-py3-none-any.whl"
@@ -74,9 +74,9 @@ def test_the_wheel_holds_every_file_and_nothing_else(built: tuple[Path, Path]) -
 
 def test_the_source_distribution_holds_the_packages_and_nothing_else(built):
     with tarfile.open(built[1]) as archive:
-        held = {m.name.partition("/")[2] for m in archive.getmembers() if m.isfile()}
-    written = {name for name in held if ".egg-info/" in name} | {"PKG-INFO", "setup.cfg"}
-    assert held - written == {*BESIDE, *tracked(*PACKAGES)}
+        files = {m.name.partition("/")[2] for m in archive.getmembers() if m.isfile()}
+    generated = {name for name in files if ".egg-info/" in name} | {"PKG-INFO", "setup.cfg"}
+    assert files - generated == {*TOPLEVEL, *git_files(*PACKAGES)}
     assert built[1].stat().st_size < MAX_BYTES
     assert built[1].name == f"sglang_canopy-{__version__}.tar.gz"
 
@@ -94,9 +94,9 @@ def test_a_wheel_made_from_the_source_distribution_is_the_same(built, tmp_path):
     (tree,) = tmp_path.iterdir()
     code = "from setuptools import build_meta; print(build_meta.build_wheel('..'))"
     subprocess.run([sys.executable, "-c", code], cwd=tree, check=True, capture_output=True)
-    (again,) = tmp_path.glob("*.whl")
+    (rebuilt,) = tmp_path.glob("*.whl")
     contents = []
-    for path in (wheel, again):
+    for path in (wheel, rebuilt):
         with zipfile.ZipFile(path) as archive:
             contents.append({n: archive.read(n) for n in archive.namelist() if ".dist-info" not in n})  # fmt: skip
     assert contents[0] == contents[1]
@@ -113,61 +113,61 @@ def test_the_command_runs_from_the_wheel_alone(built: tuple[Path, Path], tmp_pat
         "from canopy_lab.cli.main import main; "
         f"sys.exit(main(['advise', {str(TRACE)!r}, '--capacity-tokens', '9000', '--jobs', '1']))"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": ""}, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert str(tmp_path / "lib") in done.stdout
+    assert process.returncode == 0, process.stderr
+    assert str(tmp_path / "lib") in process.stdout
     assert (tmp_path / "advice.html").exists()
 
 
 def pip(python: Path | str, *arguments: str) -> str:
     command = [str(python), "-m", "pip", "--disable-pip-version-check", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr[-2000:]
+    return process.stdout
 
 
-def environment(folder: Path, version: str) -> Path:
+def make_environment(folder: Path, version: str) -> Path:
     """Return the Python of an environment in ``folder`` that has only pip.
 
     Skip if there is no such Python on PATH or in pyenv, whose shims exist without one.
     """
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    others = [f"python{version}", *map(str, pyenv.glob(f"{version}.*/bin/python"))]
-    for python in [sys.executable, *filter(shutil.which, others)]:
-        done = subprocess.run([python, "--version"], capture_output=True, text=True, check=False)
-        if done.stdout.startswith(f"Python {version}."):
+    candidates = [f"python{version}", *map(str, pyenv.glob(f"{version}.*/bin/python"))]
+    for python in [sys.executable, *filter(shutil.which, candidates)]:
+        process = subprocess.run([python, "--version"], capture_output=True, text=True, check=False)
+        if process.stdout.startswith(f"Python {version}."):
             subprocess.run([python, "-m", "venv", str(folder)], check=True)
             return folder / "bin" / "python"
     pytest.skip(f"no Python {version} here, neither on PATH nor from pyenv")
 
 
 @pytest.fixture
-def clean(tmp_path: Path) -> Path:
-    return environment(tmp_path / "venv", THIS_PYTHON)
+def clean_py(tmp_path: Path) -> Path:
+    return make_environment(tmp_path / "venv", THIS_PYTHON)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_the_cuda_set_resolves(built: tuple[Path, Path], clean: Path) -> None:
-    report = pip(clean, "install", "--dry-run", "--quiet", "--report", "-", f"{built[0]}[cuda]")
-    chosen = {one["metadata"]["name"]: one["metadata"]["version"] for one in json.loads(report)["install"]}  # fmt: skip
-    assert chosen["sglang"] == SGLANG_VERSION
-    assert {"torch", "sglang-canopy"} <= chosen.keys()
+def test_the_cuda_extra_resolves_to_the_pinned_sglang(built, clean_py) -> None:
+    report = pip(clean_py, "install", "--dry-run", "--quiet", "--report", "-", f"{built[0]}[cuda]")
+    versions = {p["metadata"]["name"]: p["metadata"]["version"] for p in json.loads(report)["install"]}  # fmt: skip
+    assert versions["sglang"] == SGLANG_VERSION
+    assert {"torch", "sglang-canopy"} <= versions.keys()
 
 
 @pytest.mark.long
 @pytest.mark.timeout(2400)
-def test_a_cpu_server_from_nothing(built, clean, tmp_path: Path, tiny_model: Path) -> None:
+def test_a_cpu_server_starts_in_an_empty_environment(built, clean_py, tmp_path, tiny_model) -> None:
     """The manual steps of docs/guide/quickstart.md, with the wheel in place of the checkout."""
     pins = ROOT / "requirements"
-    pip(clean, "install", "--quiet", "-r", str(pins / "cpu.txt"))
-    pip(clean, "install", "--quiet", "--no-deps", "-r", str(pins / "cpu-nodeps.txt"))
+    pip(clean_py, "install", "--quiet", "-r", str(pins / "cpu.txt"))
+    pip(clean_py, "install", "--quiet", "--no-deps", "-r", str(pins / "cpu-nodeps.txt"))
     stand_in = tmp_path / "stand-in"  # setuptools writes build/ into its working directory
     shutil.copytree(ROOT / "sgl-kernel" / "cpu", stand_in)
-    pip(clean, "install", "--quiet", "--no-deps", "--no-build-isolation", str(stand_in), str(built[0]))  # fmt: skip
+    pip(clean_py, "install", "--quiet", "--no-deps", "--no-build-isolation", str(stand_in), str(built[0]))  # fmt: skip
     code = (
         "import sys; from pathlib import Path; "
         "from launch_server import cpu_arguments, free_port, serving; "
@@ -181,25 +181,25 @@ def test_a_cpu_server_from_nothing(built, clean, tmp_path: Path, tiny_model: Pat
     env = {
         **os.environ,
         "PYTHONPATH": str(ROOT / "scripts"),
-        "PATH": f"{clean.parent}:{os.environ['PATH']}",
+        "PATH": f"{clean_py.parent}:{os.environ['PATH']}",
     }
-    done = subprocess.run([clean, "-c", code, tiny_model], cwd=tmp_path, capture_output=True, text=True, env=env, check=False)  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    where, version, policy = done.stdout.split()[-3:]
-    assert Path(where).is_relative_to(clean.parents[1])
+    process = subprocess.run([clean_py, "-c", code, tiny_model], cwd=tmp_path, capture_output=True, text=True, env=env, check=False)  # fmt: skip
+    assert process.returncode == 0, process.stderr[-3000:]
+    where, version, policy = process.stdout.split()[-3:]
+    assert Path(where).is_relative_to(clean_py.parents[1])
     assert (version, policy) == (__version__, "wa")
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", ["wheel", "source distribution"])
-def test_the_laboratory_from_nothing(built, clean, tmp_path, kind):
-    pip(clean, "install", "--quiet", str(built[kind != "wheel"]))
-    installed = pip(clean, "list", "--format", "freeze").lower()
+def test_the_laboratory_runs_in_an_empty_environment(built, clean_py, tmp_path, kind):
+    pip(clean_py, "install", "--quiet", str(built[kind != "wheel"]))
+    installed = pip(clean_py, "list", "--format", "freeze").lower()
     assert not [line for line in installed.splitlines() if line.startswith(("torch", "sglang=="))]
-    for alone in ("sglang_canopy.policy.registry", "canopy_lab.cli.main", "canopy_documents.calibration.saved"):  # fmt: skip
-        subprocess.run([clean, "-c", f"import {alone}"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""}, check=True)  # fmt: skip
-    canopy = clean.parent / "canopy"
+    for module in ("sglang_canopy.policy.registry", "canopy_lab.cli.main", "canopy_documents.calibration.saved"):  # fmt: skip
+        subprocess.run([clean_py, "-c", f"import {module}"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""}, check=True)  # fmt: skip
+    canopy = clean_py.parent / "canopy"
     for arguments in (
         ["--version"],
         ["advise", str(TRACE), "--capacity-tokens", "20000"],
@@ -207,29 +207,29 @@ def test_the_laboratory_from_nothing(built, clean, tmp_path, kind):
         ["simulate", str(TRACE), "--format", "bailian", "--policy", "lru,wa", "--capacity", "0.1"],
     ):  # fmt: skip
         env = {**os.environ, "PYTHONPATH": ""}
-        done = subprocess.run([canopy, *arguments], cwd=tmp_path, capture_output=True, text=True, env=env, check=False)  # fmt: skip
-        assert done.returncode == 0, f"{arguments}: {done.stderr[-1000:]}"
+        process = subprocess.run([canopy, *arguments], cwd=tmp_path, capture_output=True, text=True, env=env, check=False)  # fmt: skip
+        assert process.returncode == 0, f"{arguments}: {process.stderr[-1000:]}"
 
 
 @pytest.mark.long
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("version", OTHER_PYTHONS)
-def test_the_laboratory_in_full_under_another_python(built, tmp_path, version):
-    inside = environment(tmp_path / "venv", version)
+def test_the_laboratorys_tests_pass_under_another_python(built, tmp_path, version):
+    python = make_environment(tmp_path / "venv", version)
     tools = ("pytest", "hypothesis", "pytest-timeout", "tokenizers", "xxhash")
-    pip(inside, "install", "--quiet", str(built[0]), *tools)
+    pip(python, "install", "--quiet", str(built[0]), *tools)
     env = {**os.environ, "PYTHONPATH": ""}
     code = "import canopy_lab, sglang_canopy; print(canopy_lab.__file__, sglang_canopy.__file__)"
     where = subprocess.run(
-        [inside, "-c", code], capture_output=True, text=True, env=env, check=True
+        [python, "-c", code], capture_output=True, text=True, env=env, check=True
     )
-    assert all(Path(one).is_relative_to(tmp_path) for one in where.stdout.split())
+    assert all(Path(file).is_relative_to(tmp_path) for file in where.stdout.split())
     tests = [str(ROOT / "test" / folder) for folder in LABORATORY]
-    done = subprocess.run(
-        [inside, "-m", "pytest", "-p", "no:cacheprovider", f"--basetemp={tmp_path}/tests", *tests],
+    process = subprocess.run(
+        [python, "-m", "pytest", "-p", "no:cacheprovider", f"--basetemp={tmp_path}/tests", *tests],
         cwd=ROOT, capture_output=True, text=True, env=env, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:]
-    passed = re.search(r"(\d+) passed", done.stdout)
+    assert process.returncode == 0, process.stdout[-3000:]
+    passed = re.search(r"(\d+) passed", process.stdout)
     assert passed is not None
-    assert int(passed[1]) > 500, done.stdout[-300:]
+    assert int(passed[1]) > 500, process.stdout[-300:]

@@ -10,7 +10,7 @@ import pytest
 
 from sglang_canopy.config.server_options import ATTRIBUTE, RequestOptions, ServerOptions
 from sglang_canopy.wire.hints import Waiting
-from support.served_routes import Http, Manager, Serve
+from support.served_routes import HttpClient, RecordingManager, Serve
 
 
 @pytest.fixture
@@ -35,8 +35,8 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
         hints: str = "on",
         worker: bool = False,
         **arguments: Any,
-    ) -> Iterator[Http]:
-        app, manager = FastAPI(), Manager()
+    ) -> Iterator[HttpClient]:
+        app, manager = FastAPI(), RecordingManager()
         monkeypatch.setattr(entry, "current", entry.current)  # add_routes sets another
         monkeypatch.setattr(http_server, "app", app)
         monkeypatch.setattr(
@@ -57,15 +57,15 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
         if (api_key or admin_api_key) and not worker:
             add_api_key_middleware(app, api_key=api_key, admin_api_key=admin_api_key)
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
-        listening = server.config.bind_socket()
-        listening.listen()
-        thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+        sock = server.config.bind_socket()
+        sock.listen()
+        thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
         thread.start()
         try:
-            yield Http(listening.getsockname()[1], manager)
+            yield HttpClient(sock.getsockname()[1], manager)
         finally:
             server.should_exit = True
             thread.join(30)
-            listening.close()
+            sock.close()
 
     return start

@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 
 from sglang_canopy.request.client_hints import SECRET_VARIABLE
-from support.served_routes import ADMIN, HINT, SECRET, USER, Http, Serve, gateway
+from support.served_routes import ADMIN, HINT, SECRET, USER, HttpClient, Serve, gateway
 
 READS = (("GET", "/canopy/status"), ("GET", "/canopy/explain"))
 CHANGES = (("POST", "/canopy/hint"), ("DELETE", "/canopy/documents"))
-REFUSED = (401, 403)
+REFUSED_CODES = (401, 403)
 
 
 def test_a_tokenizer_worker_checks_the_administrators_key(serve: Serve) -> None:
     with serve(admin_api_key=ADMIN, worker=True) as http:
-        assert admitted(http, CHANGES, None) == {False}
-        assert admitted(http, CHANGES, ADMIN) == {True}
+        assert admissions(http, CHANGES, None) == {False}
+        assert admissions(http, CHANGES, ADMIN) == {True}
 
 
-def admitted(http: Http, routes: tuple[tuple[str, str], ...], key: str | None) -> set[bool]:
-    """Whether the key check let each of the routes through; one element if all are alike."""
-    return {http(method, path, key)[0] not in REFUSED for method, path in routes}
+def admissions(http: HttpClient, routes: tuple[tuple[str, str], ...], key: str | None) -> set[bool]:
+    """Return whether the key check let the routes through: one element if all are alike."""
+    return {http(method, path, key)[0] not in REFUSED_CODES for method, path in routes}
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,8 @@ def admitted(http: Http, routes: tuple[tuple[str, str], ...], key: str | None) -
 )
 def test_users_read_and_only_the_administrator_changes_state(serve, keys, key, reads, changes):
     with serve(**keys) as http:
-        assert admitted(http, READS, key) == {reads}
-        assert admitted(http, CHANGES, key) == {changes}
+        assert admissions(http, READS, key) == {reads}
+        assert admissions(http, CHANGES, key) == {changes}
 
 
 @pytest.mark.parametrize(("method", "path"), CHANGES)
@@ -56,13 +56,13 @@ def test_a_page_of_another_origin_changes_nothing(serve, method, path, origin):
         assert code == 403
         assert origin in text
         assert http(method, path, ADMIN, Origin=origin)[0] == 403, "without a body, too"
-        assert not http.manager.sent
+        assert not http.manager.messages
 
 
-def test_a_page_of_the_server_may_change_it(serve: Serve) -> None:
+def test_a_page_of_the_servers_own_origin_may_send_hints(serve: Serve) -> None:
     with serve() as http:
-        own = f"https://127.0.0.1:{http.port}"
-        assert http("POST", "/canopy/hint", None, HINT, Origin=own)[0] == 200
+        server_origin = f"https://127.0.0.1:{http.port}"
+        assert http("POST", "/canopy/hint", None, HINT, Origin=server_origin)[0] == 200
 
 
 @pytest.mark.parametrize(("method", "path"), CHANGES)
@@ -72,22 +72,22 @@ def test_a_body_that_browsers_send_without_permission_is_refused(serve, method, 
         code, text = http(method, path, None, HINT, Content_Type=kind)
         assert code == 415
         assert "application/json" in text
-        assert not http.manager.sent
+        assert not http.manager.messages
 
 
 def test_a_body_of_unknown_length_is_read_no_further_than_its_limit(serve):
-    sent = 0
+    sent_bytes = 0
 
-    def endless() -> Iterator[bytes]:
-        nonlocal sent
-        while sent < 1 << 30:
-            sent += 1 << 16
+    def endless_body() -> Iterator[bytes]:
+        nonlocal sent_bytes
+        while sent_bytes < 1 << 30:
+            sent_bytes += 1 << 16
             yield b" " * (1 << 16)
 
     with serve() as http:
         with contextlib.suppress(OSError):  # it may close the connection before the body's end
-            assert http("POST", "/canopy/hint", None, endless())[0] == 400
-        assert sent < 128 << 20
+            assert http("POST", "/canopy/hint", None, endless_body())[0] == 400
+        assert sent_bytes < 128 << 20
         assert http("GET", "/canopy/status")[0] == 200
 
 
@@ -112,16 +112,16 @@ def test_a_malformed_body_is_answered_with_400(serve: Serve, body: bytes) -> Non
 
 
 @pytest.mark.parametrize(
-    ("requested", "is_off", "shown"),
+    ("requested", "is_off", "policy"),
     [("wa", False, None), ("auto", False, None), ("lru", False, "lru"), ("lru", True, None)],
 )
 def test_the_status_shows_the_policy_that_runs_and_not_the_requested_one(
-    serve: Serve, requested: str, is_off: bool, shown: str | None
+    serve: Serve, requested: str, is_off: bool, policy: str | None
 ) -> None:
     with serve(radix_eviction_policy=requested, disable_radix_cache=is_off) as http:
         status = json.loads(http("GET", "/canopy/status")[1])
-        assert (status["policy"], status["policy_config"], status["ranks"]) == (shown, {}, [])
-        assert ("No eviction policy" in status["next_step"]) == (shown is None)
+        assert (status["policy"], status["policy_config"], status["ranks"]) == (policy, {}, [])
+        assert ("No eviction policy" in status["next_step"]) == (policy is None)
 
 
 @pytest.mark.parametrize("header", ["X-Canopy-Cache-Salt", "X-Canopy-Extra-Key"])
@@ -132,8 +132,8 @@ def test_a_tenant_header_that_is_sent_twice_is_refused(serve, header):
         connection.putheader(header, "named by the client")
         connection.putheader(header, "named by the gateway")
         connection.endheaders()
-        answer = connection.getresponse()
-        assert (answer.status, header in answer.read().decode()) == (400, True)
+        response = connection.getresponse()
+        assert (response.status, header in response.read().decode()) == (400, True)
         connection.close()
 
 
@@ -141,7 +141,7 @@ def test_a_tenant_that_the_query_names_twice_is_refused(serve: Serve) -> None:
     with serve() as http:
         assert http("DELETE", "/canopy/documents?cache_salt=a&cache_salt=b")[0] == 400
         assert http("DELETE", "/canopy/documents?cache_salt=a&cache_salt=a")[0] == 200
-        assert http.manager.sent == [{"canopy_documents:a": 1}]
+        assert http.manager.messages == [{"canopy_documents:a": 1}]
 
 
 def test_neither_status_nor_an_error_shows_a_secret(serve, monkeypatch):
@@ -149,11 +149,11 @@ def test_neither_status_nor_an_error_shows_a_secret(serve, monkeypatch):
     from sglang_canopy.server.http import entry
 
     with serve(admin_api_key=ADMIN, hints="trusted") as http:
-        shown = http("GET", "/canopy/status", ADMIN)[1]
-        shown += http("POST", "/canopy/hint", "wrong", HINT, **gateway("wrong"))[1]
-        shown += repr(entry.current.hint_rule)
-    assert SECRET not in shown
-    assert ADMIN not in shown
+        text = http("GET", "/canopy/status", ADMIN)[1]
+        text += http("POST", "/canopy/hint", "wrong", HINT, **gateway("wrong"))[1]
+        text += repr(entry.current.hint_rule)
+    assert SECRET not in text
+    assert ADMIN not in text
 
 
 # ---- a real tree behind the routes ----
@@ -172,7 +172,7 @@ def tree(monkeypatch: pytest.MonkeyPatch) -> Any:
     return tree
 
 
-def served_by(http: Http, tree: Any) -> None:
+def connect_tree(http: HttpClient, tree: Any) -> None:
     """Let ``tree`` process the routes' messages, as a scheduler that has reported once."""
     from sglang_canopy.wire import status_file
 
@@ -184,38 +184,38 @@ def test_a_tenant_sees_only_its_own_conversations(serve, tree, monkeypatch):
     from sglang_canopy.server.http import explaining
 
     monkeypatch.setattr(explaining, "EVERY_S", 1e-9)
-    ask = ("GET", "/canopy/explain?conversation=c")
+    explain = ("GET", "/canopy/explain?conversation=c")
     with serve(api_key=USER, admin_api_key=ADMIN) as http:
-        assert http(*ask, ADMIN)[0] == 409  # no scheduler has reported
-        served_by(http, tree)
-        assert http(*ask)[0] == 401
-        code, text = http(*ask, ADMIN)
+        assert http(*explain, ADMIN)[0] == 409  # no scheduler has reported
+        connect_tree(http, tree)
+        assert http(*explain)[0] == 401
+        code, text = http(*explain, ADMIN)
         assert code == 200
-        (found,) = json.loads(text)["replicas"]
-        assert len(found) == 2
-        for salt, holds in (("x", 8), ("y", 8), ("z", 0), (None, 0)):
-            more = {} if salt is None else {"X-Canopy-Cache-Salt": salt}
-            (conversation,) = json.loads(http(*ask, USER, **more)[1])["replicas"][0]
-            assert conversation["tokens"]["device"] == holds
+        (conversations,) = json.loads(text)["replicas"]
+        assert len(conversations) == 2
+        for salt, device_tokens in (("x", 8), ("y", 8), ("z", 0), (None, 0)):
+            salt_header = {} if salt is None else {"X-Canopy-Cache-Salt": salt}
+            (conversation,) = json.loads(http(*explain, USER, **salt_header)[1])["replicas"][0]
+            assert conversation["tokens"]["device"] == device_tokens
             assert "tenant" in conversation
             assert conversation["tenant"] != salt or salt is None
         assert http("GET", "/canopy/explain", USER)[0] == 400
         assert http("GET", "/canopy/explain?conversation=%00", USER)[0] == 400
-        assert all("canopy_explain:" in key for sent in http.manager.sent for key in sent)
+        assert all("canopy_explain:" in key for message in http.manager.messages for key in message)
 
 
-def test_answers_to_users_are_limited_in_number(serve, tree, monkeypatch):
+def test_answers_to_users_are_limited_in_rate(serve, tree, monkeypatch):
     from sglang_canopy.server.http import explaining
 
     monkeypatch.setattr(explaining, "EVERY_S", 3600.0)
-    ask = ("GET", "/canopy/explain?conversation=c")
+    explain = ("GET", "/canopy/explain?conversation=c")
     with serve(admin_api_key=ADMIN) as http:
-        served_by(http, tree)
-        assert [http(*ask)[0] for _ in range(3)] == [200, 429, 429]
-        assert http(*ask, ADMIN)[0] == 200
+        connect_tree(http, tree)
+        assert [http(*explain)[0] for _ in range(3)] == [200, 429, 429]
+        assert http(*explain, ADMIN)[0] == 200
 
 
-NESTED = b'{"server_args": {"canopy_hints:[]": 1}, "x": %s}' % (b"[" * 1015 + b"]" * 1015)
+NESTED_BODY = b'{"server_args": {"canopy_hints:[]": 1}, "x": %s}' % (b"[" * 1015 + b"]" * 1015)
 """A body that SGLang's parser reads and Python's does not."""
 
 
@@ -225,7 +225,7 @@ NESTED = b'{"server_args": {"canopy_hints:[]": 1}, "x": %s}' % (b"[" * 1015 + b"
         ({"server_args": {"canopy_hints:[]": 1}}, 403),
         ({"server_args": {"pp_max_micro_batch_size": 8}}, 404),  # passed on; no such route here
         (b'{"server_args": {"\\u0063anopy_drain:": 1}}', 403),
-        (NESTED, 400),
+        (NESTED_BODY, 400),
         ({"server_args": ["canopy_hints:[]"]}, 400),
     ],
 )

@@ -21,7 +21,7 @@ from sglang_canopy.server.http import entry
 from sglang_canopy.wire.stamp import STAMP_KEY
 
 SECRET, ADMIN = "0123456789abcdef", "admin"
-ASKED = {
+PARAMS = {
     "canopy_category": "chat",
     "canopy_conversation": "c",
     "canopy_over": True,
@@ -31,32 +31,32 @@ ASKED = {
 }
 
 
-def asked_for(rule: ClientHints, monkeypatch: pytest.MonkeyPatch, **headers: str) -> set[str]:
-    """The priority fields in the stamp of a request with these headers."""
+def heeded_fields(rule: ClientHints, monkeypatch: pytest.MonkeyPatch, **headers: str) -> set[str]:
+    """Return the priority fields in the stamp of a request with these headers."""
     monkeypatch.setattr(entry.current, "hint_rule", rule)
-    sent: list[Any] = []
+    stamped: list[Any] = []
     request = SimpleNamespace(headers={k.replace("_", "-"): v for k, v in headers.items()})
-    asked = {key: value for key, value in ASKED.items() if key != "canopy_conversation"}
+    params = {key: value for key, value in PARAMS.items() if key != "canopy_conversation"}
     # A session of SGLang has a name and implies that its requests follow one another.
-    obj = SimpleNamespace(text="a", sampling_params={"custom_params": asked}, session_id="c")
+    obj = SimpleNamespace(text="a", sampling_params={"custom_params": params}, session_id="c")
     manager = SimpleNamespace(server_args=None)
     entry.generation_begins(
-        lambda _self, sent_obj, _request: sent.append(sent_obj), manager, obj, request
+        lambda _self, stamped_obj, _request: stamped.append(stamped_obj), manager, obj, request
     )
-    stamp = sent[0].sampling_params["custom_params"][STAMP_KEY]
+    stamp = stamped[0].sampling_params["custom_params"][STAMP_KEY]
     assert (stamp["category"], stamp["conversation"]) == ("chat", "c")
     return PRIORITY_FIELDS & stamp.keys()
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("on", PRIORITY_FIELDS), ("off", set())])
-def test_hints_that_are_on_or_off_are_so_for_all(mode, expected, monkeypatch) -> None:
+def test_hints_on_or_off_apply_to_all_senders(mode, expected, monkeypatch) -> None:
     rule = ClientHints(mode, ADMIN, SECRET)
     for headers in ({}, {"authorization": f"Bearer {ADMIN}"}):
-        assert asked_for(rule, monkeypatch, **headers) == expected
+        assert heeded_fields(rule, monkeypatch, **headers) == expected
 
 
 @pytest.mark.parametrize(
-    ("headers", "heeded"),
+    ("headers", "is_trusted"),
     [
         ({}, False),
         ({"authorization": f"Bearer {ADMIN}"}, True),
@@ -69,12 +69,12 @@ def test_hints_that_are_on_or_off_are_so_for_all(mode, expected, monkeypatch) ->
         ({GATEWAY_HEADER.lower(): "\xe9"}, False),
     ],
 )
-def test_trusted_means_the_admin_key_or_the_secret(headers, heeded, monkeypatch) -> None:
+def test_trusted_means_the_admin_key_or_the_secret(headers, is_trusted, monkeypatch) -> None:
     rule = ClientHints("trusted", ADMIN, SECRET)
-    assert asked_for(rule, monkeypatch, **headers) == (PRIORITY_FIELDS if heeded else set())
+    assert heeded_fields(rule, monkeypatch, **headers) == (PRIORITY_FIELDS if is_trusted else set())
 
 
-def test_without_a_secret_an_empty_header_is_no_gateway() -> None:
+def test_an_empty_credential_is_never_trusted() -> None:
     assert not ClientHints("trusted", ADMIN, None).accepts({GATEWAY_HEADER.lower(): ""})
     assert not ClientHints("trusted", None, SECRET).accepts({"authorization": "Bearer "})
 

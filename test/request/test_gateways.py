@@ -20,7 +20,7 @@ from sglang_canopy.request import sent
 from sglang_canopy.request.sent import METADATA, RequireTenant, body_of, headers_of
 from sglang_canopy.server.http import entry
 from sglang_canopy.wire.stamp import STAMP_KEY
-from support.gateways import FOLDER, MODULES, Worker, post, running, skip_without
+from support.gateways import FOLDER, MODULES, Worker, post, run_gateway, skip_without
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "clients.md"
 
@@ -52,7 +52,7 @@ ROUTES: dict[str, dict[str, Any]] = {
     "/generate": {"text": "hi", "sampling_params": {"max_new_tokens": 4}},
     "/v1/messages": {"messages": USER, "max_tokens": 4},
 }
-YES, NO = "yes", "-"
+ARRIVED, DROPPED = "yes", "-"
 
 
 @pytest.fixture(scope="module")
@@ -63,26 +63,26 @@ def workers():
         worker.close()
 
 
-def arrived(url: str, workers: list[Worker]) -> dict[str, dict[str, str]]:
+def arrivals_by_route(url: str, workers: list[Worker]) -> dict[str, dict[str, str]]:
     """Route -> field or header -> whether it arrived as it was sent."""
     outcomes: dict[str, dict[str, str]] = {}
     for route, body in ROUTES.items():
         for worker in workers:
-            worker.seen.clear()
+            worker.posts.clear()
         status, _ = post(url + route, {"model": "tiny", **FIELDS, **body}, HEADERS)
-        (seen,) = [one for worker in workers for one in worker.seen] or [None]
-        if seen is None:
+        (post_seen,) = [received for worker in workers for received in worker.posts] or [None]
+        if post_seen is None:
             assert status == 404
             outcomes[route] = dict.fromkeys([*FIELDS, *HEADERS], str(status))
             continue
-        _, headers, got = seen
-        rows = {f: YES if got.get(f) == value else NO for f, value in FIELDS.items()}
-        rows |= {h: YES if headers.get(h) == value else NO for h, value in HEADERS.items()}
+        _, headers, body_seen = post_seen
+        rows = {f: ARRIVED if body_seen.get(f) == value else DROPPED for f, value in FIELDS.items()}
+        rows |= {h: ARRIVED if headers.get(h) == value else DROPPED for h, value in HEADERS.items()}
         outcomes[route] = rows
     return outcomes
 
 
-def documented() -> dict[str, dict[str, dict[str, str]]]:
+def documented_cells() -> dict[str, dict[str, dict[str, str]]]:
     """Return field -> gateway -> route -> cell of the page."""
     section = PAGE.read_text(encoding="utf-8").split("## Behind gateways")[1]
     rows = [line for line in section.splitlines() if line.startswith("| `")]
@@ -99,35 +99,35 @@ def documented() -> dict[str, dict[str, dict[str, str]]]:
 
 @pytest.mark.parametrize("gateway", ["sglang-router", "smg"])
 def test_the_page_lists_the_fields_that_pass_each_gateway(gateway, workers, tmp_path) -> None:
-    with running(gateway, [w.url for w in workers], tmp_path / "log") as url:
-        outcomes = arrived(url, workers)
+    with run_gateway(gateway, [w.url for w in workers], tmp_path / "log") as url:
+        outcomes = arrivals_by_route(url, workers)
         assert post(f"{url}/canopy/hint", {"conversation": "c", "over": True})[0] == 404
-    table = documented()
+    table = documented_cells()
     assert set(table) == {*FIELDS, *HEADERS}
     for name, by_gateway in table.items():
         for route, cell in by_gateway[gateway].items():
-            assert cell == outcomes[route].get(name, NO), (gateway, route, name)
+            assert cell == outcomes[route].get(name, DROPPED), (gateway, route, name)
 
 
-def test_without_a_gateway_everything_arrives(workers) -> None:
-    outcomes_of = arrived(workers[0].url, workers)
-    assert all(set(rows.values()) <= {YES} for rows in outcomes_of.values())
+def test_without_a_gateway_every_field_and_header_arrives(workers) -> None:
+    outcomes = arrivals_by_route(workers[0].url, workers)
+    assert all(set(rows.values()) <= {ARRIVED} for rows in outcomes.values())
 
 
 @pytest.mark.parametrize("gateway", sorted(MODULES))
 def test_the_simulators_router_has_the_constants_of_the_real_one(gateway, monkeypatch) -> None:
     skip_without(gateway)
     monkeypatch.setattr(sys, "path", [os.environ.get(FOLDER, ""), *sys.path])
-    real = importlib.import_module(f"{MODULES[gateway]}.router_args").RouterArgs
-    assert real.policy == "cache_aware"
-    assert real.cache_threshold == routing.MATCH_SHARE
-    assert real.balance_abs_threshold == routing.IMBALANCE_REQUESTS
-    assert real.balance_rel_threshold == routing.IMBALANCE_RATIO
+    router_args = importlib.import_module(f"{MODULES[gateway]}.router_args").RouterArgs
+    assert router_args.policy == "cache_aware"
+    assert router_args.cache_threshold == routing.MATCH_SHARE
+    assert router_args.balance_abs_threshold == routing.IMBALANCE_REQUESTS
+    assert router_args.balance_rel_threshold == routing.IMBALANCE_RATIO
     characters_a_block = 16 * 4
-    assert real.max_tree_size == routing.BLOCKS_KEPT * characters_a_block
+    assert router_args.max_tree_size == routing.BLOCKS_KEPT * characters_a_block
 
 
-# ---- what our entry makes of it ----
+# ---- stamps of our entry ----
 
 
 def http(body: Any, **headers: str) -> HttpRequest:
@@ -142,7 +142,7 @@ def http(body: Any, **headers: str) -> HttpRequest:
     return request
 
 
-def asked(**fields: Any) -> SimpleNamespace:
+def request_of(**fields: Any) -> SimpleNamespace:
     return SimpleNamespace(
         **{"extra_key": None, "cache_salt": None, "sampling_params": {}} | fields
     )
@@ -152,22 +152,22 @@ def set_tenant(obj: SimpleNamespace, request: HttpRequest, carriers: str = "meta
     sent.set_tenant(obj, headers_of(request), body_of(request), carriers)
 
 
-def test_metadata_names_the_tenant_of_a_request() -> None:
+def test_metadata_sets_the_tenant_of_a_request() -> None:
     in_metadata = http({"metadata": {METADATA["cache_salt"]: "a"}})
-    obj = asked()
+    obj = request_of()
     for _ in range(2):
         set_tenant(obj, in_metadata)
         assert (obj.extra_key, obj.cache_salt) == (None, "a")
-    set_tenant(off := asked(), in_metadata, "none")
-    assert off.cache_salt is None
-    set_tenant(messages := asked(), http({"cache_salt": "a"}))  # SGLang's model of them has no salt
+    set_tenant(ignored := request_of(), in_metadata, "none")
+    assert ignored.cache_salt is None
+    set_tenant(messages := request_of(), http({"cache_salt": "a"}))  # SGLang's model has no salt
     assert messages.cache_salt == "a"
-    set_tenant(untouched := asked(cache_salt="own"), http({"metadata": {"user_id": "u"}}))
-    assert untouched.cache_salt == "own"
+    set_tenant(untouched := request_of(cache_salt="salt"), http({"metadata": {"user_id": "u"}}))
+    assert untouched.cache_salt == "salt"
 
 
 @pytest.mark.parametrize(
-    ("cache_salt", "metadata", "says"),
+    ("cache_salt", "metadata", "message"),
     [
         *((salt, {"cache_salt": "a"}, "several times, and differently") for salt in ("b", ["a", "b"])),
         *((salts, {"cache_salt": "a"}, "must be strings") for salts in ([7], [["a"]], [{}])),
@@ -175,11 +175,11 @@ def test_metadata_names_the_tenant_of_a_request() -> None:
     ],
 )  # fmt: skip
 def test_a_tenant_that_differs_from_the_gateways_or_is_no_string_is_refused(
-    cache_salt, metadata, says
+    cache_salt, metadata, message
 ) -> None:
     request = http({"metadata": {METADATA[name]: value for name, value in metadata.items()}})
-    with pytest.raises(CanopyError, match=says):
-        set_tenant(asked(cache_salt=cache_salt), request)
+    with pytest.raises(CanopyError, match=message):
+        set_tenant(request_of(cache_salt=cache_salt), request)
 
 
 def test_our_keys_pass_in_metadata_if_custom_params_are_dropped(monkeypatch) -> None:
@@ -190,32 +190,32 @@ def test_our_keys_pass_in_metadata_if_custom_params_are_dropped(monkeypatch) -> 
         "canopy_conversation": "17",
         "someone_elses": "x",
     }
-    untold = asked()
-    entry.stamp(untold, {"category": "chat"}, http({"metadata": metadata}))
-    assert untold.sampling_params["custom_params"][STAMP_KEY]["category"] == "chat"
+    without_metadata = request_of()
+    entry.stamp(without_metadata, {"category": "chat"}, http({"metadata": metadata}))
+    assert without_metadata.sampling_params["custom_params"][STAMP_KEY]["category"] == "chat"
     monkeypatch.setattr(entry.current, "carriers", "metadata")
-    obj = asked()
+    obj = request_of()
     entry.stamp(obj, {"category": "chat"}, http({"metadata": metadata}))
     stamp = obj.sampling_params["custom_params"][STAMP_KEY]
     fields = {"category": "agent", "turn": 3, "over": True}
     assert fields.items() <= stamp.items()
-    own = asked(sampling_params={"custom_params": {"canopy_turn": 9}})
-    entry.stamp(own, {}, http({"metadata": metadata}))
-    assert own.sampling_params["custom_params"][STAMP_KEY]["turn"] == 9
-    wrong = asked()
-    entry.stamp(wrong, {"turn": 2}, http({"metadata": {"canopy_turn": "soon"}}))
-    assert wrong.sampling_params["custom_params"][STAMP_KEY]["turn"] == 2
+    with_params = request_of(sampling_params={"custom_params": {"canopy_turn": 9}})
+    entry.stamp(with_params, {}, http({"metadata": metadata}))
+    assert with_params.sampling_params["custom_params"][STAMP_KEY]["turn"] == 9
+    invalid = request_of()
+    entry.stamp(invalid, {"turn": 2}, http({"metadata": {"canopy_turn": "soon"}}))
+    assert invalid.sampling_params["custom_params"][STAMP_KEY]["turn"] == 2
 
 
 @pytest.fixture
-def rule(monkeypatch):
-    def of(mode: str) -> None:
+def set_rule(monkeypatch):
+    def set_mode(mode: str) -> None:
         monkeypatch.setattr(entry.current, "require_tenant", RequireTenant(mode))
 
-    return of
+    return set_mode
 
 
-def warnings(caplog, *requests: tuple[SimpleNamespace, HttpRequest]) -> list[str]:
+def warnings_of(caplog, *requests: tuple[SimpleNamespace, HttpRequest]) -> list[str]:
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         for obj, request in requests:
@@ -223,44 +223,44 @@ def warnings(caplog, *requests: tuple[SimpleNamespace, HttpRequest]) -> list[str
     return [record.getMessage() for record in caplog.records]
 
 
-def test_a_worker_warns_once_if_only_some_requests_name_a_tenant(rule, caplog) -> None:
-    rule("off")
-    bare = http({}, X_Smg_Routing_Key="r")
-    assert warnings(caplog, (asked(), bare), (asked(), bare)) == []
-    warned = warnings(caplog, (asked(cache_salt="a"), bare), *[(asked(), bare)] * 3)
-    assert len(warned) == 1
-    assert "though others do" in warned[0]
-    assert "x-smg-routing-key" in warned[0]
-    assert METADATA["cache_salt"] in warned[0]
-    rule("warn")
-    assert len(warnings(caplog, *[(asked(), http({}))] * 3)) == 1
+def test_a_worker_warns_once_if_only_some_requests_name_a_tenant(set_rule, caplog) -> None:
+    set_rule("off")
+    plain = http({}, X_Smg_Routing_Key="r")
+    assert warnings_of(caplog, (request_of(), plain), (request_of(), plain)) == []
+    lines = warnings_of(caplog, (request_of(cache_salt="a"), plain), *[(request_of(), plain)] * 3)
+    assert len(lines) == 1
+    assert "though others do" in lines[0]
+    assert "x-smg-routing-key" in lines[0]
+    assert METADATA["cache_salt"] in lines[0]
+    set_rule("warn")
+    assert len(warnings_of(caplog, *[(request_of(), http({}))] * 3)) == 1
 
 
-def test_a_missing_required_tenant_is_refused_but_for_internal_calls(rule, monkeypatch) -> None:
-    rule("on")
+def test_a_missing_required_tenant_is_refused_but_for_internal_calls(set_rule, monkeypatch) -> None:
+    set_rule("on")
     monkeypatch.setattr(entry.current, "carriers", "metadata")
     with pytest.raises(CanopyError, match="names no tenant"):
-        entry.stamp(asked(), {}, http({}))
-    entry.stamp(asked(), {}, http({"metadata": {METADATA["cache_salt"]: "a"}}))
-    entry.stamp(asked(extra_key="k"), {}, http({}))
-    entry.stamp(asked(), {})
+        entry.stamp(request_of(), {}, http({}))
+    entry.stamp(request_of(), {}, http({"metadata": {METADATA["cache_salt"]: "a"}}))
+    entry.stamp(request_of(extra_key="k"), {}, http({}))
+    entry.stamp(request_of(), {})
 
 
-def test_sglangs_own_requests_need_no_tenant(rule, monkeypatch) -> None:
+def test_sglangs_own_requests_need_no_tenant(set_rule, monkeypatch) -> None:
     """Its warm-up and its health checks come over HTTP, and a refusal stops the server."""
     from sglang.srt.entrypoints import http_server
     from sglang.srt.managers.tokenizer_manager import ServerStatus
 
-    rule("on")
+    set_rule("on")
     health = http({})
     health.scope["path"] = "/health"
-    entry.stamp(asked(), {}, health)
+    entry.stamp(request_of(), {}, health)
     manager = SimpleNamespace(server_status=ServerStatus.Starting)
     monkeypatch.setattr(http_server, "_global_state", SimpleNamespace(tokenizer_manager=manager))
-    entry.stamp(asked(), {}, http({}))
+    entry.stamp(request_of(), {}, http({}))
     manager.server_status = ServerStatus.Up
     with pytest.raises(CanopyError, match="names no tenant"):
-        entry.stamp(asked(), {}, http({}))
+        entry.stamp(request_of(), {}, http({}))
 
 
 @pytest.mark.parametrize(
@@ -275,21 +275,21 @@ def test_sglangs_own_requests_need_no_tenant(rule, monkeypatch) -> None:
     ],
     ids=str,
 )
-def test_a_batch_with_a_prompt_without_a_tenant_is_refused(rule, fields) -> None:
-    rule("on")
+def test_a_batch_with_a_prompt_without_a_tenant_is_refused(set_rule, fields) -> None:
+    set_rule("on")
     with pytest.raises(CanopyError, match="names no tenant"):
-        entry.stamp(asked(**fields), {}, http({}))
+        entry.stamp(request_of(**fields), {}, http({}))
 
 
-def test_a_batch_whose_prompts_all_name_a_tenant_is_served(rule) -> None:
-    rule("on")
-    entry.stamp(asked(cache_salt=["a", "b"]), {}, http({}))
-    entry.stamp(asked(extra_key=["k", ""], cache_salt=["", "s"]), {}, http({}))
-    entry.stamp(asked(extra_key="k", cache_salt=["", ""]), {}, http({}))
+def test_a_batch_whose_prompts_all_name_a_tenant_is_served(set_rule) -> None:
+    set_rule("on")
+    entry.stamp(request_of(cache_salt=["a", "b"]), {}, http({}))
+    entry.stamp(request_of(extra_key=["k", ""], cache_salt=["", "s"]), {}, http({}))
+    entry.stamp(request_of(extra_key="k", cache_salt=["", ""]), {}, http({}))
 
 
 @pytest.mark.parametrize("cache_salts", [[""], ["", ""], ["a", ""], []], ids=str)
 def test_a_gateways_tenant_is_that_of_every_prompt_of_a_batch(cache_salts) -> None:
-    obj = asked(cache_salt=cache_salts)
+    obj = request_of(cache_salt=cache_salts)
     set_tenant(obj, http({"cache_salt": cache_salts, "metadata": {METADATA["cache_salt"]: "a"}}))
     assert obj.cache_salt == "a"

@@ -10,26 +10,26 @@ from sglang_canopy.request.client_hints import SECRET_VARIABLE
 from sglang_canopy.tenant import tenant_of
 from sglang_canopy.wire.hints import TENANT_BURST, unpack
 from sglang_canopy.wire.messages import HINTS
-from support.served_routes import ADMIN, HINT, SECRET, USER, Http, Serve, gateway
+from support.served_routes import ADMIN, HINT, SECRET, USER, HttpClient, Serve, gateway
 
 
-def test_a_hint_is_sent_to_the_schedulers_at_once(serve: Serve) -> None:
+def test_a_hint_is_forwarded_to_the_schedulers(serve: Serve) -> None:
     with serve() as http:
         assert http("POST", "/canopy/hint", None, HINT) == (200, '{"waiting":1}')
-        (message,) = sent_by(http, 1)
+        (message,) = messages_of(http, 1)
         assert [hint["conversation"] for hint in unpack(message.removeprefix(HINTS.prefix))] == [
             "a"
         ]
         assert json.loads(http("GET", "/canopy/status")[1])["hints_waiting"] == 0
 
 
-def sent_by(http: Http, count: int) -> list[str]:
-    """The first ``count`` messages; each call of a route lets the event loop go on."""
+def messages_of(http: HttpClient, count: int) -> list[str]:
+    """Return the first ``count`` messages. Each call of a route lets the event loop continue."""
     for _ in range(1000):
-        if len(http.manager.sent) >= count:
+        if len(http.manager.messages) >= count:
             break
         http("GET", "/canopy/status")
-    return [key for message in http.manager.sent for key in message]
+    return [key for message in http.manager.messages for key in message]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_hint_takes_its_tenant_from_the_headers_that_documents_take_it_from(
 ) -> None:
     with serve() as http:
         assert http("POST", "/canopy/hint", None, {**HINT, **in_body}, **headers)[0] == 200
-        (message,) = sent_by(http, 1)
+        (message,) = messages_of(http, 1)
         assert [hint["tenant"] for hint in unpack(message.removeprefix(HINTS.prefix))] == [tenant]
 
 
@@ -54,15 +54,15 @@ def test_a_hint_above_the_tenants_rate_is_refused_with_retry_after(serve: Serve)
     from sglang_canopy.server.http import routes
 
     with serve() as http:
-        later = time.monotonic() + 3600.0
+        much_later = time.monotonic() + 3600.0
         for _ in range(TENANT_BURST):
-            routes.hints.add(HINT, later)
+            routes.hints.add(HINT, much_later)
         connection = HTTPConnection("127.0.0.1", http.port, timeout=30)
         body = json.dumps(HINT)
         connection.request("POST", "/canopy/hint", body, {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
-        assert b"hints a second" in answer.read()
+        response = connection.getresponse()
+        assert (response.status, response.headers["Retry-After"]) == (429, "1")
+        assert b"hints a second" in response.read()
         connection.close()
         assert http("POST", "/canopy/hint", None, {**HINT, "cache_salt": "another"})[0] == 200
 
@@ -73,14 +73,14 @@ def test_a_hint_whose_body_names_another_tenant_than_the_gateway_is_refused(serv
         code, text = http("POST", "/canopy/hint", None, body, X_Canopy_Cache_Salt="s")
         assert code == 400
         assert "X-Canopy-Cache-Salt" in text
-        assert not http.manager.sent
+        assert not http.manager.messages
 
 
 def test_with_hints_off_the_route_is_closed_to_all(serve, monkeypatch):
     monkeypatch.setenv(SECRET_VARIABLE, SECRET)
     with serve(admin_api_key=ADMIN, hints="off") as http:
-        for given in ({"key": ADMIN}, {"key": ADMIN, **gateway(SECRET)}):
-            code, text = http("POST", "/canopy/hint", body=HINT, **given)
+        for credentials in ({"key": ADMIN}, {"key": ADMIN, **gateway(SECRET)}):
+            code, text = http("POST", "/canopy/hint", body=HINT, **credentials)
             assert code == 403
             assert "--canopy-client-hints off" in text
 

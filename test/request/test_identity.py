@@ -32,8 +32,8 @@ def http(body: Any, headers: dict[str, str] | None = None, read: bool = True) ->
     return request
 
 
-def stamped(body: Any, headers: dict[str, str] | None = None, **obj: Any) -> dict[str, Any]:
-    """The stamp that the entry gives a request with this body and these headers."""
+def stamp_of(body: Any, headers: dict[str, str] | None = None, **obj: Any) -> dict[str, Any]:
+    """Return the stamp that the entry gives a request with this body and these headers."""
     adapted = SimpleNamespace(sampling_params={}, **obj)
     entry.stamp(adapted, {"category": "chat", "turn": 1}, http(body, headers))
     return adapted.sampling_params["custom_params"][STAMP_KEY]
@@ -88,50 +88,50 @@ def stamped(body: Any, headers: dict[str, str] | None = None, **obj: Any) -> dic
         ({}, {}, {}),
     ],
 )
-def test_each_source_and_the_first_of_several(body, headers, fields) -> None:
-    found = identity(body, http(body, headers).headers)
-    assert found == (fields | {"linear": True} if fields else {})
+def test_each_source_names_the_conversation_and_the_first_counts(body, headers, fields) -> None:
+    fields_found = identity(body, http(body, headers).headers)
+    assert fields_found == (fields | {"linear": True} if fields else {})
 
 
 def test_the_entry_reads_fields_that_sglangs_models_drop() -> None:
-    assert stamped({"session_id": "s", "x": "y" * 9})["conversation"] == "s"
-    assert stamped({"rid": "c_t3"})["turn"] == 3
-    assert "conversation" not in stamped({"model": "m"})
+    assert stamp_of({"session_id": "s", "x": "y" * 9})["conversation"] == "s"
+    assert stamp_of({"rid": "c_t3"})["turn"] == 3
+    assert "conversation" not in stamp_of({"model": "m"})
 
 
 def test_canopy_conversation_overrides_all_other_names() -> None:
-    request = SimpleNamespace(sampling_params={"custom_params": {"canopy_conversation": "mine"}})
+    request = SimpleNamespace(sampling_params={"custom_params": {"canopy_conversation": "chosen"}})
     headers = {"x-dynamo-session-id": "d", "x-dynamo-session-final": "true"}
     entry.stamp(request, {}, http({}, headers))
     stamp = request.sampling_params["custom_params"][STAMP_KEY]
-    assert stamp["conversation"] == "mine"
+    assert stamp["conversation"] == "chosen"
     assert not {"over", "linear"} & stamp.keys()
 
 
-def test_names_that_are_too_long_become_their_digest_and_stay_apart() -> None:
-    one, other = ("x" * 5000 + end for end in "ab")
-    names = {identity({"session_id": n}, {})["conversation"] for n in (one, other)}
+def test_long_names_are_shortened_and_stay_distinct() -> None:
+    first, second = ("x" * 5000 + end for end in "ab")
+    names = {identity({"session_id": n}, {})["conversation"] for n in (first, second)}
     assert len(names) == 2
     assert all(len(name) <= 128 for name in names)
 
 
 @pytest.mark.parametrize("body", [b"", b"not json", b"[1]", b'"text"', b"\xff"])
-def test_a_body_that_is_not_an_object_implies_nothing(body: bytes) -> None:
+def test_a_body_that_is_not_an_object_has_no_fields(body: bytes) -> None:
     assert body_of(http(body)) == {}
     assert body_of(None) == {}
     assert body_of(SimpleNamespace(headers={})) == {}
 
 
-JSON = st.recursive(
+VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=9),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
     max_leaves=6,
 )
 KEYS = st.sampled_from(["session_id", "rid", "nvext", "metadata"])
-CONTEXT = st.fixed_dictionaries({"agent_context": JSON | st.dictionaries(st.text(), JSON)})
+CONTEXT = st.fixed_dictionaries({"agent_context": VALUES | st.dictionaries(st.text(), VALUES)})
 
 
-@given(st.dictionaries(KEYS, JSON | CONTEXT), st.text(), st.text())
+@given(st.dictionaries(KEYS, VALUES | CONTEXT), st.text(), st.text())
 def test_every_stamp_survives_serialisation_to_the_scheduler(body, session, agent) -> None:
     headers = {"x-claude-code-session-id": session, "x-claude-code-agent-id": agent}
     fields = identity(body, headers)

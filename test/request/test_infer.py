@@ -15,7 +15,7 @@ from sglang_canopy.wire.stamp import OF_OTHER_PARTS
 
 USER = {"role": "user", "content": "hi"}
 ANSWER = {"type": "message", "role": "assistant", "content": [{"type": "output_text"}]}
-THOUGHT, CALL = {"type": "reasoning"}, {"type": "function_call", "name": "f"}
+REASONING, CALL = {"type": "reasoning"}, {"type": "function_call", "name": "f"}
 RESULT = {"type": "function_call_output", "output": "7"}
 
 
@@ -23,8 +23,8 @@ def message(role: str, content: object = "hi") -> SimpleNamespace:
     return SimpleNamespace(role=role, content=content)
 
 
-def body(*messages: SimpleNamespace, **more: object) -> SimpleNamespace:
-    return SimpleNamespace(messages=list(messages), **more)
+def body(*messages: SimpleNamespace, **fields: object) -> SimpleNamespace:
+    return SimpleNamespace(messages=list(messages), **fields)
 
 
 def test_turn_and_kind_are_read_off_a_chat_body() -> None:
@@ -34,8 +34,8 @@ def test_turn_and_kind_are_read_off_a_chat_body() -> None:
     assert infer_from_chat(third)["turn"] == 3
     agent = body(message("user"), message("assistant"), message("tool"), tools=[{}])
     assert infer_from_chat(agent) == {"category": "chat-tools-after-tool", "turn": 2}
-    seen = body(message("user", [SimpleNamespace(type="image_url")]), response_format={})
-    assert infer_from_chat(seen)["category"] == "chat-json-image"
+    with_image = body(message("user", [SimpleNamespace(type="image_url")]), response_format={})
+    assert infer_from_chat(with_image)["category"] == "chat-json-image"
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,8 @@ def test_turn_and_kind_are_read_off_a_chat_body() -> None:
 )
 def test_a_server_and_a_log_have_one_category_for_a_body(kind: str, category: str) -> None:
     content = [{"type": "text", "text": "hi"}, {"type": kind, kind: "x"}]
-    sent = body(message("user", [SimpleNamespace(**part) for part in content]))
-    assert infer_from_chat(sent)["category"] == category
+    server_body = body(message("user", [SimpleNamespace(**part) for part in content]))
+    assert infer_from_chat(server_body)["category"] == category
     assert chat([{"role": "user", "content": content}], []).category == category
 
 
@@ -55,8 +55,8 @@ def test_a_server_and_a_log_have_one_category_for_a_body(kind: str, category: st
         ({"input": "hi"}, "chat", 1),
         ({"input": [USER]}, "chat", 1),
         ({"input": [USER, ANSWER, USER]}, "chat", 2),
-        ({"input": [USER, THOUGHT, CALL, CALL, RESULT, RESULT]}, "chat-after-tool", 2),
-        ({"input": [USER, THOUGHT, CALL, RESULT, ANSWER, USER]}, "chat", 3),
+        ({"input": [USER, REASONING, CALL, CALL, RESULT, RESULT]}, "chat-after-tool", 2),
+        ({"input": [USER, REASONING, CALL, RESULT, ANSWER, USER]}, "chat", 3),
         ({"input": "hi", "tools": [{"type": "function"}]}, "chat-tools", 1),
         ({"input": "hi", "tools": []}, "chat", 1),
         ({"input": "hi", "text": {"format": {"type": "json_schema"}}}, "chat-json", 1),
@@ -68,7 +68,7 @@ def test_the_body_shows_category_and_turn(body: dict[str, Any], category: str, t
     assert infer_from_response(body) == {"category": category, "turn": turn}
 
 
-JSON = st.recursive(
+VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=9),
     lambda inner: (
         st.lists(inner, max_size=3)
@@ -78,11 +78,11 @@ JSON = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from(["input", "tools", "text"]), JSON))
+@given(st.dictionaries(st.sampled_from(["input", "tools", "text"]), VALUES))
 def test_any_body_has_a_category_and_a_turn(body: dict[str, Any]) -> None:
-    found = infer_from_response(body)
-    assert found["category"].startswith("chat")
-    assert found["turn"] >= 1
+    inferred = infer_from_response(body)
+    assert inferred["category"].startswith("chat")
+    assert inferred["turn"] >= 1
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/api/chat", "/api/generate"])

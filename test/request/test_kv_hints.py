@@ -21,7 +21,7 @@ def envelope(*actions, protocol="0.1"):
 
 
 @pytest.mark.parametrize(
-    ("sent", "hint"),
+    ("hints", "hint"),
     [
         (envelope(action("kv.release")), (True, 0)),
         (envelope(action("kv.fetch"), action("release", "1")), (True, 1)),
@@ -32,11 +32,11 @@ def envelope(*actions, protocol="0.1"):
         (None, (False, 0)),
     ],
 )
-def test_only_a_release_of_a_known_version_counts(sent, hint):
-    assert read(sent) == hint
-    if sent is not None:
-        actions = [SimpleNamespace(**one) for one in sent["actions"]]
-        assert read(SimpleNamespace(**{**sent, "actions": actions})) == hint
+def test_only_a_release_of_a_known_version_counts(hints, hint):
+    assert read(hints) == hint
+    if hints is not None:
+        actions = [SimpleNamespace(**fields) for fields in hints["actions"]]
+        assert read(SimpleNamespace(**{**hints, "actions": actions})) == hint
 
 
 @given(
@@ -57,12 +57,12 @@ def test_each_prompt_of_a_batch_has_its_own_hints(monkeypatch):
     from sglang.srt.managers.io_struct import GenerateReqInput
 
     monkeypatch.setattr(entry, "current", entry.Entry(RequestOptions()))
-    sent = [envelope(action("kv.release")), envelope(action("kv.fetch"))]
-    obj = GenerateReqInput(text=["a", "b"], sampling_params={"n": 2}, kv_hints=sent)
+    hints = [envelope(action("kv.release")), envelope(action("kv.fetch"))]
+    obj = GenerateReqInput(text=["a", "b"], sampling_params={"n": 2}, kv_hints=hints)
     entry.stamp(obj, {})
     obj.normalize_batch_and_arguments()
     stamps = [obj[number].sampling_params["custom_params"]["canopy"] for number in range(2)]
-    assert [one.get("over") for one in stamps] == [True, None]
+    assert [stamp.get("over") for stamp in stamps] == [True, None]
     assert entry.current.ignored == {"kv_hints": 1}
 
 

@@ -21,10 +21,10 @@ from sglang_canopy.server.http.explaining import Explaining
 from sglang_canopy.wire.hints import Waiting
 from support.containers import entries, growth
 
-SLACK = 16
+SLACK_ENTRIES = 16
 
 
-async def no_answer(_message: str) -> list[Any]:
+async def answer_nothing(_message: str) -> list[Any]:
     return []
 
 
@@ -37,7 +37,7 @@ class Process:
         self.entry = entry.Entry(RequestOptions())
         monkeypatch.setattr(entry, "current", self.entry)
         self.hints = Waiting()
-        self.explaining = Explaining(no_answer, None)
+        self.explaining = Explaining(answer_nothing, None)
         self.orders, self.heads = Orders(64), Heads(most=64)
 
     def serve(self, number: int) -> None:
@@ -81,19 +81,19 @@ class Process:
 
 @pytest.fixture
 def process(monkeypatch) -> Iterator[Process]:
-    parts = Process(monkeypatch)
-    yield parts
-    parts.loop.close()
+    process_parts = Process(monkeypatch)
+    yield process_parts
+    process_parts.loop.close()
 
 
 def test_no_container_of_the_http_process_grows_with_new_names(process) -> None:
-    assert growth(process, process.serve, 4_200, 4_500, 0.02, SLACK) == {}
+    assert growth(process, process.serve, 4_200, 4_500, 0.02, SLACK_ENTRIES) == {}
     # The sweep covers all containers: each has an entry.
-    filled = {place.partition(".")[0] for place, count in process.entries().items() if count}
+    filled = {name.partition(".")[0] for name, count in process.entries().items() if count}
     assert {"BoundedByTenant", "Orders"} <= filled
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_no_container_of_the_http_process_grows_with_100_000_new_names(process) -> None:
-    assert growth(process, process.serve, 5_000, 100_000, 0.02, SLACK) == {}
+    assert growth(process, process.serve, 5_000, 100_000, 0.02, SLACK_ENTRIES) == {}

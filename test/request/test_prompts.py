@@ -22,10 +22,10 @@ def check(**fields: Any) -> None:
     obj = GenerateReqInput(**{"sampling_params": {}} | fields)
     check_sizes(obj)
     obj.normalize_batch_and_arguments()
-    for one in [obj] if obj.is_single else [obj[i] for i in range(obj.batch_size)]:
-        check_prompt(MANAGER, one, one.input_ids if one.text is None else [1] * len(one.text))
+    for item in [obj] if obj.is_single else [obj[i] for i in range(obj.batch_size)]:
+        check_prompt(MANAGER, item, item.input_ids if item.text is None else [1] * len(item.text))
         check_message(
-            SimpleNamespace(sampling_params=SamplingParams(**one.sampling_params)), MANAGER
+            SimpleNamespace(sampling_params=SamplingParams(**item.sampling_params)), MANAGER
         )
 
 
@@ -49,7 +49,7 @@ def check(**fields: Any) -> None:
         },
     ],
 )
-def test_computable_values_pass(fields: dict[str, Any]) -> None:
+def test_computable_requests_are_accepted(fields: dict[str, Any]) -> None:
     check(**fields)
 
 
@@ -92,13 +92,13 @@ def test_a_request_that_ends_a_server_is_refused(fields: dict[str, Any], reason:
         check(**fields)
 
 
-def test_requests_for_embeddings_and_of_embeddings_pass() -> None:
+def test_requests_for_and_of_embeddings_are_accepted() -> None:
     check_prompt(MANAGER, EmbeddingReqInput(text=""), [])
     check_prompt(MANAGER, GenerateReqInput(input_embeds=[[0.5]]), None)
 
 
-LINE = "x-anthropic-billing-header: cc_version=2.1.177.01c; cch=0f3a1;"
-AGENT = "You are an agent.\nx-anthropic-billing-header: is a header."
+BILLING_LINE = "x-anthropic-billing-header: cc_version=2.1.177.01c; cch=0f3a1;"
+PROMPT = "You are an agent.\nx-anthropic-billing-header: is a header."
 
 
 def system_text(system: Any, policy: str = "wa", strip: str = "on") -> str | None:
@@ -112,18 +112,18 @@ def system_text(system: Any, policy: str = "wa", strip: str = "on") -> str | Non
     user = {"role": "user", "content": "hi"}
     request = AnthropicMessagesRequest(model="m", max_tokens=1, messages=[user], system=system)
     messages_converted(serving, request)
-    first = serving._convert_to_chat_completion_request(request).messages[0]
-    return first.content if first.role == "system" else None
+    first_message = serving._convert_to_chat_completion_request(request).messages[0]
+    return first_message.content if first_message.role == "system" else None
 
 
 @pytest.mark.parametrize(
     ("system", "expected"),
     [
-        ([{"type": "text", "text": LINE}, {"type": "text", "text": AGENT}], AGENT),
-        (f"{LINE}\n{AGENT}", AGENT),
-        (LINE, None),
-        ([{"type": "text", "text": LINE}], None),
-        (AGENT, AGENT),
+        ([{"type": "text", "text": BILLING_LINE}, {"type": "text", "text": PROMPT}], PROMPT),
+        (f"{BILLING_LINE}\n{PROMPT}", PROMPT),
+        (BILLING_LINE, None),
+        ([{"type": "text", "text": BILLING_LINE}], None),
+        (PROMPT, PROMPT),
         (None, None),
     ],
 )
@@ -132,5 +132,5 @@ def test_only_the_billing_line_is_left_out(system: Any, expected: str | None) ->
 
 
 def test_a_billing_line_stays_with_the_flag_and_under_sglangs_policies() -> None:
-    assert system_text(LINE, strip="off") == LINE
-    assert system_text(LINE, policy="lru") == LINE
+    assert system_text(BILLING_LINE, strip="off") == BILLING_LINE
+    assert system_text(BILLING_LINE, policy="lru") == BILLING_LINE

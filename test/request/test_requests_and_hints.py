@@ -1,4 +1,4 @@
-"""Given and inferred fields of requests, and their way to the nodes of a live tree."""
+"""Fields of requests, sent and inferred, and hints, on the nodes of a live tree."""
 
 import contextlib
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ from support.receiver import tokenized
 
 
 @pytest.mark.parametrize(
-    "bad",
+    "wrong",
     [
         {"canopy_category": "x" * 1_000_000},
         {"canopy_category": ""},
@@ -51,10 +51,10 @@ from support.receiver import tokenized
         {STAMP_KEY: {"time": 0}},
     ],
 )
-def test_a_wrong_field_is_ignored_and_counted_with_one_short_sentence(bad, monkeypatch, caplog):
+def test_a_wrong_field_is_ignored_and_counted_with_one_short_sentence(wrong, monkeypatch, caplog):
     monkeypatch.setattr(entry, "current", entry.Entry(RequestOptions()))
     for _ in range(2):
-        obj = SimpleNamespace(sampling_params={"custom_params": {**bad, "canopy_slo_ms": 5}})
+        obj = SimpleNamespace(sampling_params={"custom_params": {**wrong, "canopy_slo_ms": 5}})
         entry.stamp(obj, {"category": "chat", "turn": 3})
     custom = obj.sampling_params["custom_params"]
     stamp = custom[STAMP_KEY]
@@ -62,7 +62,7 @@ def test_a_wrong_field_is_ignored_and_counted_with_one_short_sentence(bad, monke
     assert message.sampling_params.custom_params == {"canopy_slo_ms": 5, STAMP_KEY: stamp}
     assert (stamp["category"], stamp["turn"], stamp["slo_ms"]) == ("chat", 3, 5)
     assert not {"stop", "over", "return_in_s", "keep_s"} & stamp.keys()
-    (name,) = bad
+    (name,) = wrong
     assert entry.current.ignored == {name if name in FIELDS else "other": 2}
     (line,) = [record.getMessage() for record in caplog.records]
     assert len(line) < 400
@@ -75,14 +75,14 @@ def test_foreign_keys_and_other_types_are_skipped() -> None:
 
 
 @given(st.dictionaries(st.sampled_from(list(FIELDS)), st.none() | st.integers() | st.text()))
-def test_any_values_make_a_request(params: dict) -> None:
+def test_any_field_values_make_a_valid_request(params: dict) -> None:
     fields, _ = client_fields(params)
     request = live_request(fake_req([], [], make_stamp({}, fields, 5.0)), 0.0, 16)
     assert request.time == 5.0
     assert 1 <= request.turn <= MAX_TURN
 
 
-def test_a_batch_is_stamped_one_by_one_and_only_once() -> None:
+def test_every_prompt_of_a_batch_is_stamped_once() -> None:
     batch = SimpleNamespace(sampling_params=[{"max_new_tokens": 1}, {"custom_params": {"a": 1}}])
     entry.stamp(batch, {"category": "generate"})
     first, second = (p["custom_params"][STAMP_KEY] for p in batch.sampling_params)
@@ -93,23 +93,23 @@ def test_a_batch_is_stamped_one_by_one_and_only_once() -> None:
 
 
 def test_the_clients_fields_override_inferred_ones() -> None:
-    stamp = make_stamp({"category": "chat", "turn": 4}, {"category": "mine"}, 1.0)
-    assert (stamp["category"], stamp["turn"]) == ("mine", 4)
+    stamp = make_stamp({"category": "chat", "turn": 4}, {"category": "client"}, 1.0)
+    assert (stamp["category"], stamp["turn"]) == ("client", 4)
 
 
 def test_block_hashes_depend_on_the_salt_and_continue_over_the_output() -> None:
     tree = LiveTree(256, "wa", {"block_tokens": 4})
 
-    def path(tokens: list[int], output: list[int], salt: str | None = None) -> list[int]:
+    def path_of(tokens: list[int], output: list[int], salt: str | None = None) -> list[int]:
         req = fake_req(tokens, output, {"time": 1.0}, cache_salt=salt)
         request = tree.core.requests.register(req)
         tree.core.requests.report_end(req)
         return request.path
 
-    whole = path(list(range(12)), [])
-    assert len(whole) == 3
-    assert path(list(range(6)), list(range(6, 13))) == whole
-    assert path(list(range(12)), [], salt="a")[0] != whole[0]
+    whole_path = path_of(list(range(12)), [])
+    assert len(whole_path) == 3
+    assert path_of(list(range(6)), list(range(6, 13))) == whole_path
+    assert path_of(list(range(12)), [], salt="a")[0] != whole_path[0]
 
 
 def leaf_of(tree: LiveTree, tokens: list[int]) -> Leaf:
@@ -158,19 +158,19 @@ def test_a_message_of_hints_reaches_the_tree_of_its_scheduler_and_other_messages
         assert answer.updated
         assert leaf_of(tree, [3]).over
         check(tree)
-    others = SetInternalStateReq(server_args={"pp_max_micro_batch_size": 8})
-    assert arrivals.internal_state_set(lambda _self, asked: asked, None, others) is others
+    foreign = SetInternalStateReq(server_args={"pp_max_micro_batch_size": 8})
+    assert arrivals.internal_state_set(lambda _self, request: request, None, foreign) is foreign
 
 
-def test_a_server_with_another_cache_takes_hints_and_does_nothing() -> None:
+def test_a_server_with_another_cache_ignores_hints() -> None:
     from sglang.srt.managers.io_struct import SetInternalStateReq
 
-    asked = SetInternalStateReq(server_args={HINTS.key(pack([])): 1})
+    request = SetInternalStateReq(server_args={HINTS.key(pack([])): 1})
     scheduler = SimpleNamespace(tree_cache=SimpleNamespace())
-    assert not arrivals.internal_state_set(None, scheduler, asked).updated
+    assert not arrivals.internal_state_set(None, scheduler, request).updated
 
 
-def test_a_request_takes_every_field_of_a_stamp() -> None:
+def test_a_request_has_every_field_of_its_stamp() -> None:
     values = ("tool", "gateway", True, 2, 1.5)
     stamp: dict[str, object] = {}
     for name, valid in STAMP_FIELDS.items():
@@ -182,5 +182,5 @@ def test_a_request_takes_every_field_of_a_stamp() -> None:
     request = live_request(fake_req([1], [2], stamp), 0.0, 64)
     assert (request.time, request.keep_until) == (stamp["time"], 2 * stamp["time"])
     assert request.ttft_model == (stamp["alpha"], stamp["beta"])
-    same = stamp.keys() - {"time", "keep_s", "alpha", "beta", "stop", "samples", "added"}
-    assert {name: getattr(request, name) for name in same} == {name: stamp[name] for name in same}
+    equal = stamp.keys() - {"time", "keep_s", "alpha", "beta", "stop", "samples", "added"}
+    assert {name: getattr(request, name) for name in equal} == {name: stamp[name] for name in equal}

@@ -14,7 +14,7 @@ from sglang_canopy.reuse.categories import ROOT
 from sglang_canopy.reuse.hint_trust import MAX_TENANTS, HintRecords, return_slack_s, sender_of
 from sglang_canopy.reuse.learner import ReuseModel
 from sglang_canopy.reuse.shadow import Tip
-from support.tiny_traces import ask
+from support.tiny_traces import request_of
 from support.trace_samples import mooncake
 
 
@@ -22,13 +22,13 @@ def note_tips(records, tenant, tips, accuracy, seed=0):
     """``tips`` finished requests of ``tenant``, whose hints are right with that probability."""
     draw = random.Random(seed)
     category = ReuseModel().categories.get(ROOT)
-    for at in range(tips):
-        tip = Tip(float(at), category, tenant)
-        goes_on = draw.random() < 0.4
+    for time_s in range(tips):
+        tip = Tip(float(time_s), category, tenant)
+        continues = draw.random() < 0.4
         right = draw.random() < accuracy
-        records.note_tip(tip, over=goes_on != right)
-        if goes_on:
-            records.continued(tip, at + 1.0)
+        records.note_tip(tip, over=continues != right)
+        if continues:
+            records.continued(tip, time_s + 1.0)
 
 
 @pytest.fixture
@@ -47,17 +47,17 @@ def test_the_weight_is_how_much_rarer_a_return_is_after_the_hint(records):
 def test_uninformative_or_opposite_hints_have_no_weight(records, accuracy):
     note_tips(records, "a", 2000, accuracy)
     assert records.over_weight("a") == 1.0
-    assert records.over_weight("never heard of") == 1.0
+    assert records.over_weight("unknown") == 1.0
 
 
 def test_a_liar_costs_an_honest_tenant_nothing():
-    alone, beside = HintRecords(), HintRecords()
-    note_tips(beside, "liar", 500, 0.0, seed=1)
-    for records in (alone, beside):
+    without_liar, with_liar = HintRecords(), HintRecords()
+    note_tips(with_liar, "liar", 500, 0.0, seed=1)
+    for records in (without_liar, with_liar):
         note_tips(records, "honest", 1000, 0.8)
-    note_tips(beside, "liar", 500, 0.0, seed=2)
-    assert beside.over_weight("honest") == alone.over_weight("honest") < 0.6
-    assert beside.over_weight("liar") == 1.0
+    note_tips(with_liar, "liar", 500, 0.0, seed=2)
+    assert with_liar.over_weight("honest") == without_liar.over_weight("honest") < 0.6
+    assert with_liar.over_weight("liar") == 1.0
 
 
 def test_a_tenant_that_becomes_honest_is_trusted_again(records):
@@ -71,8 +71,8 @@ def test_tenants_that_give_no_hints_take_no_record_from_those_that_do(records):
     note_tips(records, "a", 500, 0.8)
     weight = records.over_weight("a")
     category = ReuseModel().categories.get(ROOT)
-    for other in range(2 * MAX_TENANTS):
-        records.note_tip(Tip(0.0, category, f"t{other}"), over=False)
+    for number in range(2 * MAX_TENANTS):
+        records.note_tip(Tip(0.0, category, f"t{number}"), over=False)
     assert records.over_weight("a") == weight < 1.0
     assert records._records.keys() == {"a"}
 
@@ -81,11 +81,11 @@ def test_tenants_that_give_no_hints_take_no_record_from_those_that_do(records):
 def test_weights_are_shares_for_any_input(tips):
     records = HintRecords()
     category = ReuseModel().categories.get(ROOT)
-    for tenant, over, goes_on in tips:
+    for tenant, over, continues in tips:
         tip = Tip(0.0, category, tenant)
         records.note_tip(tip, over)
-        records.note_tip(tip, over)  # given twice, counted once
-        if goes_on:
+        records.note_tip(tip, over)  # sent twice, counted once
+        if continues:
             records.continued(tip, 1.0)
     for tenant in "abc":
         assert 0.0 < records.over_weight(tenant) <= 1.0
@@ -99,73 +99,73 @@ def trace():
     return mooncake(limit=2500)
 
 
-def first_end(records, tenant, goes_on):
+def record_first_end(records, tenant, continues):
     tip = Tip(0.0, ReuseModel().categories.get(ROOT), tenant)
     records.note_tip(tip, over=True)
-    if goes_on:
+    if continues:
         records.continued(tip, 1.0)
 
 
 def test_ends_that_newcomers_announce_are_acted_on_until_those_of_several_were_wrong(records):
-    first_end(records, "a", goes_on=True)
-    assert records.over_trusted("never seen")
-    for name in ("b", "c", "d"):
-        first_end(records, name, goes_on=True)
-    assert not records.over_trusted("never seen")
+    record_first_end(records, "a", continues=True)
+    assert records.over_trusted("unknown")
+    for tenant in ("b", "c", "d"):
+        record_first_end(records, tenant, continues=True)
+    assert not records.over_trusted("unknown")
     assert not records.over_trusted("a")
     for n in range(40):
-        first_end(records, f"honest {n}", goes_on=False)
-    assert records.over_trusted("never seen")
+        record_first_end(records, f"honest {n}", continues=False)
+    assert records.over_trusted("unknown")
 
 
 def test_one_tenants_wrong_ends_cost_newcomers_nothing(records):
     note_tips(records, "liar", 500, 0.0)
     assert not records.over_trusted("liar")
-    assert records.over_trusted("never seen")
+    assert records.over_trusted("unknown")
 
 
 def test_an_honest_tenants_ends_are_trusted_again_among_lying_newcomers(records):
     for name in range(20):
-        first_end(records, name, goes_on=True)
+        record_first_end(records, name, continues=True)
     note_tips(records, "honest", 1000, 1.0)
-    assert not records.over_trusted("never seen")
+    assert not records.over_trusted("unknown")
     assert records.over_trusted("honest")
 
 
-def agents(tenants, turns):
+def agent_requests(tenants, turns):
     """Agents that are a tenant each and begin every 20 s; a turn follows after 30 s on average."""
     draw = random.Random(0)
     requests = []
-    for name in range(tenants):
-        time_s = 20.0 * name
+    for i in range(tenants):
+        now = 20.0 * i
         for turn in range(1, turns + 1):
-            blocks = [100 * name + n for n in range(2 * turn)]
-            requests.append(ask(time_s, blocks, turn=turn, talk=f"c{name}", user=f"u{name}"))
-            time_s += draw.expovariate(1 / 30.0)
-    return sorted(requests, key=lambda one: one.time_s)
+            blocks = [100 * i + n for n in range(2 * turn)]
+            requests.append(request_of(now, blocks, turn=turn, conversation=f"c{i}", user=f"u{i}"))
+            now += draw.expovariate(1 / 30.0)
+    return sorted(requests, key=lambda request: request.time_s)
 
 
 def test_agents_that_are_a_tenant_each_lose_nothing_by_wrong_hints():
-    """A new tenant is judged by the hints of other new tenants, and gains if those were true."""
-    trace = agents(tenants=200, turns=8)
+    """A new tenant is judged by the hints of other new tenants, and hits more if those were true."""
+    trace = agent_requests(tenants=200, turns=8)
 
-    def hits(hints):
+    def hit_ratio(hints):
         return simulate(trace, make_policy("wa"), 60, hints=hints).block_hit_ratio
 
-    none = hits(None)
-    assert hits(Hints(accuracy=0.0, seed=1)) >= none - 0.01
-    assert hits(Hints(accuracy=0.75, seed=1)) > none + 0.01
+    without_hints = hit_ratio(None)
+    assert hit_ratio(Hints(accuracy=0.0, seed=1)) >= without_hints - 0.01
+    assert hit_ratio(Hints(accuracy=0.75, seed=1)) > without_hints + 0.01
 
 
-def returns(records, who, tips, accuracy, seed=0):
+def record_returns(records, sender, tips, accuracy, seed=0):
     """Record ``tips`` requests with hints of their return, which are true with ``accuracy``."""
     draw = random.Random(seed)
     category = ReuseModel().categories.get(ROOT)
     for _ in range(tips):
         tip = Tip(0.0, category, "t")
-        tip.sender = who
-        gap, other = (2.0 ** draw.uniform(4, 10) for _ in range(2))
-        records.note_return(tip, gap if draw.random() < accuracy else other)
+        tip.sender = sender
+        gap, false_gap = (2.0 ** draw.uniform(4, 10) for _ in range(2))
+        records.note_return(tip, gap if draw.random() < accuracy else false_gap)
         records.continued(tip, gap)
 
 
@@ -173,32 +173,32 @@ def test_a_return_is_overdue_once_its_slack_has_passed():
     records, tip = HintRecords(), Tip(0.0, ReuseModel().categories.get(ROOT), "t")
     tip.sender = "t"
     records.note_return(tip, 100.0)
-    last = 100.0 + return_slack_s(100.0)
-    records.count_overdue(last)
+    deadline_s = 100.0 + return_slack_s(100.0)
+    records.count_overdue(deadline_s)
     assert tip.return_at == 100.0
-    records.count_overdue(last + 1.0)
+    records.count_overdue(deadline_s + 1.0)
     assert tip.return_at is None
     assert records.record("t").returns == 1.0
 
 
 @pytest.mark.parametrize("accuracy", [0.0, 0.3, 0.6, 1.0])
-def test_the_skill_is_the_share_that_is_known(records, accuracy):
-    returns(records, "t", 4000, accuracy)
+def test_the_skill_is_the_share_of_true_hints(records, accuracy):
+    record_returns(records, "t", 4000, accuracy)
     assert records.return_skill("t") == pytest.approx(accuracy, abs=0.05)
 
 
-def test_a_gateway_and_the_clients_of_a_tenant_are_trusted_apart(records):
+def test_a_gateway_and_the_clients_of_a_tenant_are_judged_separately(records):
     gateway = sender_of("t", GATEWAY)
-    returns(records, sender_of("t", CLIENT), 500, 0.1)
-    returns(records, gateway, 500, 0.9, seed=1)
+    record_returns(records, sender_of("t", CLIENT), 500, 0.1)
+    record_returns(records, gateway, 500, 0.9, seed=1)
     assert records.return_skill("t") < 0.25 < 0.8 < records.return_skill(gateway)
     assert records.key(gateway) == gateway
 
 
-def test_returns_fade_and_a_reformed_gateway_is_trusted(records):
-    returns(records, "t", 6000, 0.0)
+def test_old_returns_fade_and_a_reformed_sender_is_trusted(records):
+    record_returns(records, "t", 6000, 0.0)
     assert records.return_skill("t") < 0.1
-    returns(records, "t", 16_000, 1.0, seed=1)
+    record_returns(records, "t", 16_000, 1.0, seed=1)
     assert records.return_skill("t") > 0.7
 
 
@@ -206,11 +206,11 @@ def test_a_gateways_ends_are_compared_with_all_requests_of_its_tenant(records):
     """The gateway gives hints only for ended conversations; the clients give none."""
     category = ReuseModel().categories.get(ROOT)
     gateway = sender_of("t", GATEWAY)
-    for at in range(1000):
-        tip = Tip(float(at), category, "t")
+    for number in range(1000):
+        tip = Tip(float(number), category, "t")
         records.note_tip(tip, over=False)
-        if at % 2:
-            records.continued(tip, at + 1.0)
+        if number % 2:
+            records.continued(tip, number + 1.0)
         else:
             tip.sender = gateway
             records.note_tip(tip, over=True)
@@ -221,21 +221,21 @@ def test_a_gateways_ends_are_compared_with_all_requests_of_its_tenant(records):
 
 def test_a_hint_without_a_request_is_checked_later():
     model = ReuseModel()
-    for at, path in ((0.0, [1]), (100.0, [1, 2])):
-        request = Request(time=at, path=path, prompt_tokens=len(path), conversation="c")
+    for time_s, path in ((0.0, [1]), (100.0, [1, 2])):
+        request = Request(time=time_s, path=path, prompt_tokens=len(path), conversation="c")
         model.arrive(request)
         model.finish(request)
-        model.record_hint(LateHint(None, "c", at + 10.0, GATEWAY, return_in_s=90.0))
-        model.record_hint(LateHint(None, "never seen", at + 10.0, GATEWAY, over=True))
+        model.record_hint(LateHint(None, "c", time_s + 10.0, GATEWAY, return_in_s=90.0))
+        model.record_hint(LateHint(None, "unknown", time_s + 10.0, GATEWAY, over=True))
     record = model.hints.record(sender_of(None, GATEWAY))
     assert (record.returns, record.returns_true) == (1, 1)
 
 
 @pytest.mark.parametrize("accuracy", [0.5, pytest.param(0.6, marks=pytest.mark.long)])
-def test_hints_right_every_other_time_cost_nothing(accuracy, trace):
-    def hits(hints):
+def test_hints_that_are_right_half_of_the_time_cost_nothing(accuracy, trace):
+    def hit_ratio(hints):
         return simulate(trace, make_policy("wa"), 2000, hints=hints).block_hit_ratio
 
-    none = hits(None)
-    assert hits(Hints(accuracy=accuracy, over=False, seed=1)) >= none
-    assert hits(Hints(accuracy=accuracy, returns=False, seed=1)) >= none - 0.001
+    without_hints = hit_ratio(None)
+    assert hit_ratio(Hints(accuracy=accuracy, over=False, seed=1)) >= without_hints
+    assert hit_ratio(Hints(accuracy=accuracy, returns=False, seed=1)) >= without_hints - 0.001

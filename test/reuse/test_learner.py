@@ -12,7 +12,7 @@ from sglang_canopy.reuse.learner import ReuseModel, mean_growth
 from sglang_canopy.reuse.survival import BINS, TOKEN_BINS, age_bin
 
 
-def serve(model, time, path, *, tokens=None, finish=True, block_tokens=1, **fields):
+def serve(model, time, path, *, tokens=None, finishes=True, block_tokens=1, **fields):
     request = Request(
         time=float(time),
         path=list(path),
@@ -21,12 +21,12 @@ def serve(model, time, path, *, tokens=None, finish=True, block_tokens=1, **fiel
         **fields,
     )
     request.label = model.arrive(request)
-    if finish:
+    if finishes:
         request.label = model.finish(request)
     return request
 
 
-def events(model):
+def events_by_label(model):
     return {c.label: sum(c.events) for c in model.categories if any(c.events)}
 
 
@@ -38,7 +38,7 @@ def model():
 def test_a_request_that_extends_a_path_is_a_sample_of_the_category_that_left_it(model):
     serve(model, 0, [1, 2], category="chat")
     second = serve(model, 5, [1, 2, 3], category="chat")
-    assert events(model) == {"chat|-|turn1|out<64": 1.0}
+    assert events_by_label(model) == {"chat|-|turn1|out<64": 1.0}
     category = model.categories.get("chat|-|turn1|out<64")
     assert category.events[age_bin(5.0)] == 1.0
     assert second.turn == 2
@@ -48,7 +48,7 @@ def test_a_request_that_extends_a_path_is_a_sample_of_the_category_that_left_it(
 def test_the_stop_reason_counts_once_it_is_known(model):
     serve(model, 0, [1, 2], category="agent", stop="tool", output_tokens=300)
     serve(model, 5, [1, 2, 3], category="agent", stop="tool", output_tokens=300)
-    assert events(model) == {"agent|tool|out<512": 1.0}
+    assert events_by_label(model) == {"agent|tool|out<512": 1.0}
 
 
 def test_added_tokens_refine_the_category_if_enabled():
@@ -56,11 +56,11 @@ def test_added_tokens_refine_the_category_if_enabled():
     first = serve(model, 0, range(1, 1001), output_tokens=100)
     assert first.label == "default|-|turn1|out<256|added<4096"
     # It extends a prompt of 1,000 and an answer of 100 tokens by 50.
-    goes_on = serve(model, 5, range(1, 1151), output_tokens=10)
-    assert goes_on.label == "default|-|turn2|out<64|added<512"
+    continuation = serve(model, 5, range(1, 1151), output_tokens=10)
+    assert continuation.label == "default|-|turn2|out<64|added<512"
     # Another's first turn, which shares 600 tokens, brings in the rest.
-    shares = serve(model, 6, [*range(1, 601), *range(5001, 9601)])
-    assert shares.label == "default|-|turn1|out<64|added>=4096"
+    branch = serve(model, 6, [*range(1, 601), *range(5001, 9601)])
+    assert branch.label == "default|-|turn1|out<64|added>=4096"
     after_a_tool = serve(model, 7, [1], stop="tool")
     assert after_a_tool.label == "default|tool|out<64"
 
@@ -70,33 +70,33 @@ def test_after_a_tool_call_the_conversations_own_gaps_refine_the_category(model)
     assert serve(model, 5, [1, 2], stop="tool").label == "default|tool|out<64|gap<8s"
     # The geometric mean of 5 and 500 s.
     assert serve(model, 505, [1, 2, 3], stop="tool").label == "default|tool|out<64|gap<120s"
-    without = ReuseModel(own_gaps=False)
-    serve(without, 0, [1], stop="tool")
-    assert serve(without, 5, [1, 2], stop="tool").label == "default|tool|out<64"
+    plain_model = ReuseModel(own_gaps=False)
+    serve(plain_model, 0, [1], stop="tool")
+    assert serve(plain_model, 5, [1, 2], stop="tool").label == "default|tool|out<64"
 
 
 def test_a_path_is_followed_though_its_last_block_was_partial(model):
     serve(model, 0, [1, 2, 30], tokens=40, block_tokens=16)  # 30 is half full
     serve(model, 5, [1, 2, 31, 4], tokens=60, block_tokens=16)
-    assert sum(events(model).values()) == 1.0
+    assert sum(events_by_label(model).values()) == 1.0
 
 
 def test_a_path_extended_over_the_output_is_followed_with_or_without_it():
     for continued in ([1, 2, 3, 4, 5], [1, 2, 9, 9, 9]):
         model = ReuseModel()
-        request = serve(model, 0, [1, 2], finish=False)
+        request = serve(model, 0, [1, 2], finishes=False)
         request.path.extend([3, 4])
         request.output_tokens = 2
         request.label = model.finish(request)
         assert serve(model, 5, continued).turn == 2
-        assert sum(events(model).values()) >= 1.0
+        assert sum(events_by_label(model).values()) >= 1.0
 
 
-def test_one_request_continues_one_tip_once(model):
+def test_a_tip_is_continued_once(model):
     serve(model, 0, [1, 2])
     serve(model, 5, [1, 2, 3])
     serve(model, 6, [1, 2, 4])  # a second branch of the same tip: a shared prefix
-    assert events(model) == {"default|-|turn1|out<64": 1.0}
+    assert events_by_label(model) == {"default|-|turn1|out<64": 1.0}
     serve(model, 8, [1, 2, 5])
     shared = [c.label for c in model.categories if any(c.events) and "shared" in c.label]
     # The prefix was first seen at 0 and its second use counted at 6: one use every 6 s.
@@ -105,11 +105,11 @@ def test_one_request_continues_one_tip_once(model):
 
 def test_a_prompt_that_ends_inside_a_known_prefix_is_no_conversation(model):
     serve(model, 0, [1, 2, 3, 4])
-    before = len(model.shadow)
+    old_length = len(model.shadow)
     assert serve(model, 1, [1, 2]).turn == 1
     serve(model, 2, [1, 2, 9])
     assert all("turn2" not in c.label for c in model.categories)
-    assert len(model.shadow) > before
+    assert len(model.shadow) > old_length
 
 
 def test_tips_without_continuation_lower_the_return_probability():
@@ -138,12 +138,12 @@ def test_samples_leave_with_the_window(output_tokens, growth):
     model = ReuseModel(window_s=100.0)
     serve(model, 0, [1], output_tokens=output_tokens)
     serve(model, 5, [1, 2])
-    assert sum(events(model).values()) == 1.0
-    left = model.categories.get("default|-|turn1|out<64")
-    assert (left.gap_sum_s, sum(left.growth), left.growth_sum) == (5.0, 1.0, growth)
+    assert sum(events_by_label(model).values()) == 1.0
+    category = model.categories.get("default|-|turn1|out<64")
+    assert (category.gap_sum_s, sum(category.growth), category.growth_sum) == (5.0, 1.0, growth)
     serve(model, 500, [9])
-    assert sum(events(model).values()) == 0.0
-    assert (left.gap_sum_s, sum(left.growth), left.growth_sum) == (0.0, 0.0, 0.0)
+    assert sum(events_by_label(model).values()) == 0.0
+    assert (category.gap_sum_s, sum(category.growth), category.growth_sum) == (0.0, 0.0, 0.0)
     assert len(model.shadow) == 1
     assert model.shadow.blocks == 1
 
@@ -161,24 +161,24 @@ def test_hints_are_checked_against_later_requests(model):
 def test_false_returns_of_new_tenants_reduce_newcomers_trust(model):
     serve(model, 0, ["sure"], return_in_s=10.0, tenant="sure")
     serve(model, 10, ["sure", "again"], tenant="sure")
-    before = model.hints.return_probability(OTHERS)
+    old_probability = model.hints.return_probability(OTHERS)
     for n in range(100):  # each invented tenant hints once, and never returns
         serve(model, 20.0 + n, [f"x{n}"], return_in_s=1.0, tenant=f"invented{n}")
-    assert before > 0.5 > model.hints.return_probability("never seen") > 0.0
+    assert old_probability > 0.5 > model.hints.return_probability("unknown") > 0.0
 
 
-def test_one_tenant_alone_cannot_cost_the_unknown_their_trust(model):
+def test_one_tenants_false_returns_do_not_reduce_newcomers_trust(model):
     for n in range(100):
         serve(model, 20.0 + n, [f"x{n}"], return_in_s=1.0, tenant="liar")
     assert model.hints.return_probability("liar") < 0.1
-    assert model.hints.return_probability("never seen") > 0.5
+    assert model.hints.return_probability("unknown") > 0.5
 
 
-def test_a_tenant_earns_its_trust_while_the_unknown_have_none(model):
+def test_a_tenant_earns_trust_while_newcomers_have_none(model):
     for n in range(100):
         serve(model, n, [f"x{n}"], return_in_s=1.0, tenant=f"invented{n}")
     for n in range(4):
-        path = [f"mine{i}" for i in range(n + 1)]
+        path = [f"honest{i}" for i in range(n + 1)]
         serve(model, 200.0 + 10 * n, path, return_in_s=10.0, tenant="honest")
     assert model.hints.return_probability("honest") > 0.5
 
@@ -195,7 +195,7 @@ def test_tenants_with_tracked_hints_are_bounded_and_the_least_recent_is_dropped(
     assert hints.record("first") is first
 
 
-def test_names_from_outside_cannot_fill_the_table():
+def test_client_names_cannot_fill_the_table():
     model = ReuseModel(max_categories=64)
     for n in range(1000):
         serve(model, n, [10 * n, 10 * n + 1], category=f"attack-{n}|" + "x" * 1000)
@@ -204,7 +204,7 @@ def test_names_from_outside_cannot_fill_the_table():
     assert serve(model, 2000, [7], category="late").label == "overflow"
 
 
-COUNTS = {
+CATEGORY_COUNTS = {
     "events": [1.0] * BINS,
     "waiting": [0.0] * BINS,
     "growth": [0.0] * TOKEN_BINS,
@@ -223,7 +223,7 @@ REQUESTS = st.lists(
 )
 
 
-def chained(path):
+def chain(path):
     """Chained ids: equal id, equal prefix."""
     ids = []
     for block in path:
@@ -232,14 +232,14 @@ def chained(path):
 
 
 @given(REQUESTS, st.integers(1, 20), st.integers(1, 20))
-def test_everything_a_request_can_grow_is_bounded_and_consistent(requests, samples, blocks):
+def test_tips_blocks_and_categories_are_bounded_and_consistent(requests, samples, blocks):
     model = ReuseModel(
         window_s=60.0, max_samples=samples, max_blocks=blocks, max_categories=16, min_samples=2
     )
     now = 0.0
     for step, path, stop, finishes in requests:
         now += step
-        serve(model, now, chained(path), stop=stop, finish=finishes, return_in_s=5.0)
+        serve(model, now, chain(path), stop=stop, finishes=finishes, return_in_s=5.0)
         shadow = model.shadow
         assert len(shadow) <= samples
         assert shadow.blocks <= max(blocks, len(path))
@@ -256,7 +256,7 @@ def test_equal_requests_give_equal_labels_and_curves(requests):
     now = 0.0
     for step, path, stop, finishes in requests:
         now += step
-        labels = [serve(m, now, chained(path), stop=stop, finish=finishes).label for m in models]
+        labels = [serve(m, now, chain(path), stop=stop, finishes=finishes).label for m in models]
         assert labels[0] == labels[1]
     for model in models:
         model.fit(now)
@@ -272,51 +272,51 @@ def test_a_learner_filled_to_a_tenth_of_its_default_bounds_holds_less_than_16_mb
         for n in range(11_000):
             path = [draw.getrandbits(63) for _ in range(10)]
             serve(model, 0.05 * n, path, block_tokens=64)
-        held = tracemalloc.get_traced_memory()[0]
+        traced_bytes = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
     assert (len(model.shadow), model.shadow.blocks) == (10_000, 100_000)
-    assert held < 16e6
+    assert traced_bytes < 16e6
 
 
-def flood(model, tenant, count, start=0.0, name="x"):
+def serve_flood(model, tenant, count, start=0.0, name="x"):
     """``count`` invented names, one request each, one a second."""
     for n in range(count):
         serve(model, start + n, [f"{name}{n}"], category=f"{name}-{n}", stop="end", tenant=tenant)
 
 
-def honest(model, time, name="chat", stop="end", turn=1, tenant="honest"):
+def serve_honest(model, time, name="chat", stop="end", turn=1, tenant="honest"):
     path = [f"{tenant}-{name}-{time}"]
     return serve(model, time, path, category=name, stop=stop, turn=turn, tenant=tenant).label
 
 
-def test_a_flood_of_names_costs_its_sender_alone(model):
-    flood(model, "hostile", 1000)
-    assert honest(model, 1001.0) == "chat|end|turn1|out<64"
-    assert honest(model, 1002.0, "agent", "tool") == "agent|tool|out<64"
-    assert honest(model, 1003.0, "x-999", tenant="hostile") == "overflow"
-    assert honest(model, 1004.0) == "chat|end|turn1|out<64"
+def test_a_flood_of_names_overflows_its_sender_alone(model):
+    serve_flood(model, "hostile", 1000)
+    assert serve_honest(model, 1001.0) == "chat|end|turn1|out<64"
+    assert serve_honest(model, 1002.0, "agent", "tool") == "agent|tool|out<64"
+    assert serve_honest(model, 1003.0, "x-999", tenant="hostile") == "overflow"
+    assert serve_honest(model, 1004.0) == "chat|end|turn1|out<64"
 
 
 def test_a_flood_does_not_take_the_labels_that_a_tenant_has(model):
-    before = [honest(model, float(n), f"kind{n}") for n in range(8)]
+    old_labels = [serve_honest(model, float(n), f"kind{n}") for n in range(8)]
     for tenant in range(40):
-        flood(model, f"hostile{tenant}", 50, 100.0 + 50 * tenant, f"h{tenant}")
-    assert [honest(model, 3000.0 + n, f"kind{n}") for n in range(8)] == before
+        serve_flood(model, f"hostile{tenant}", 50, 100.0 + 50 * tenant, f"h{tenant}")
+    assert [serve_honest(model, 3000.0 + n, f"kind{n}") for n in range(8)] == old_labels
     assert len(model.categories) <= 256
 
 
 def test_a_late_tenant_takes_a_name_that_it_uses_from_names_that_were_used_once(model):
     for tenant in range(16):
-        flood(model, f"hostile{tenant}", 50, 50.0 * tenant, f"h{tenant}")
-    assert honest(model, 1000.0) == "overflow"
+        serve_flood(model, f"hostile{tenant}", 50, 50.0 * tenant, f"h{tenant}")
+    assert serve_honest(model, 1000.0) == "overflow"
     for n in range(200):
-        assert honest(model, 1001.0 + n) == "chat|end|turn1|out<64"
-        flood(model, f"hostile{n % 16}", 1, 1001.5 + n, f"late{n}")
+        assert serve_honest(model, 1001.0 + n) == "chat|end|turn1|out<64"
+        serve_flood(model, f"hostile{n % 16}", 1, 1001.5 + n, f"late{n}")
     assert len(model.categories) <= 256
 
 
-def test_the_names_that_wait_for_room_and_the_tenants_without_any_are_not_remembered_for_ever():
+def test_names_that_wait_for_room_and_tenants_without_any_are_bounded():
     categories = Categories(64)
     for n in range(5000):
         for _ in range(2):
@@ -325,16 +325,16 @@ def test_the_names_that_wait_for_room_and_the_tenants_without_any_are_not_rememb
     assert len(categories._names) <= 16
 
 
-def test_shared_prefixes_have_room_of_their_own(model):
-    flood(model, "hostile", 1000)
+def test_shared_prefixes_have_labels_during_a_flood(model):
+    serve_flood(model, "hostile", 1000)
     assert model.shared_category(9, 0.5).label == "shared prefix|every<1s|uses9-16"
 
 
 def test_names_unused_for_a_window_are_forgotten():
     model = ReuseModel(window_s=100.0)
-    flood(model, "a", 60)
+    serve_flood(model, "a", 60)
     for n in range(300):
-        honest(model, 200.0 + n, "new")
+        serve_honest(model, 200.0 + n, "new")
     labels = [c.label for c in model.categories]
     assert not [label for label in labels if label.startswith("x-")]
     assert "new|end|turn1|out<64" in labels
@@ -343,24 +343,24 @@ def test_names_unused_for_a_window_are_forgotten():
 def test_a_label_that_is_forgotten_leaves_its_samples_to_the_coarser_one(model):
     serve(model, 0, [1], category="old", stop="end")
     serve(model, 5, [1, 2], category="old", stop="end")
-    before = sum(events(model).values())
+    old_samples = sum(events_by_label(model).values())
     categories = model.categories
     for category in reversed(list(categories)):
         if category.label.startswith("old"):
             categories.forget(category)
     assert "old" not in [c.label for c in categories]
-    assert sum(events(model).values()) == before
+    assert sum(events_by_label(model).values()) == old_samples
     assert categories.get("old|end|turn1|out<64") is categories.overflow
     serve(model, 9, [1, 2, 3], category="old", stop="end")
-    assert sum(events(model).values()) == before + 1
+    assert sum(events_by_label(model).values()) == old_samples + 1
     model.fit(10.0)
 
 
-def test_a_saved_profile_has_no_names_that_are_dead():
+def test_a_saved_profile_has_no_unused_names():
     model = ReuseModel(window_s=100.0)
-    model.restore({"version": 3, "labels": "refined", "categories": {"ghost": COUNTS}})
+    model.restore({"version": 3, "labels": "refined", "categories": {"ghost": CATEGORY_COUNTS}})
     for n in range(300):
-        honest(model, 1000.0 + n)
+        serve_honest(model, 1000.0 + n)
     assert set(model.state()["categories"]) == {"chat|end|turn1|out<64"}
 
 
@@ -376,16 +376,16 @@ def test_a_shared_prefix_lives_until_its_last_use():
 
 def test_hints_are_checked_in_a_conversation_that_rewrites_its_history(model):
     for n in range(6):
-        at = 100 * n
-        serve(model, at, [n, 10 + n, 20 + n], tenant="t", conversation=n, return_in_s=5.0)
-        serve(model, at + 5, [n, 30 + n, 40 + n], tenant="t", conversation=n, over=True)
+        time_s = 100 * n
+        serve(model, time_s, [n, 10 + n, 20 + n], tenant="t", conversation=n, return_in_s=5.0)
+        serve(model, time_s + 5, [n, 30 + n, 40 + n], tenant="t", conversation=n, over=True)
     model.arrive(Request(time=1000.0, path=[999], prompt_tokens=1))
     assert model.hints.return_trusted("t")
     assert model.hints.over_trusted("t")
-    assert not events(model)  # the old paths were not used again
+    assert not events_by_label(model)  # the old paths were not used again
 
 
-def test_an_end_that_a_rewritten_history_belies_counts_as_wrong(model):
+def test_an_end_that_a_rewritten_history_contradicts_counts_as_wrong(model):
     for n in range(6):
         serve(model, 100 * n, [n, 10 + n], tenant="t", conversation=n, over=True)
         serve(model, 100 * n + 5, [n, 30 + n], tenant="t", conversation=n)
@@ -394,22 +394,22 @@ def test_an_end_that_a_rewritten_history_belies_counts_as_wrong(model):
 
 def test_curves_do_not_depend_on_when_they_are_read():
     """Ranks of one replica read them at different times: only some evict, or explain an eviction."""
-    draw, often, late = (
+    draw, read_often, read_last = (
         random.Random(5),
         ReuseModel(max_categories=24),
         ReuseModel(max_categories=24),
     )
     paths: dict[int, list[int]] = {}
     for number in range(1500):
-        who = draw.randrange(60)
-        path = paths.setdefault(who, [who])
-        path.append(1000 * who + len(path))
-        for model in (often, late):
-            serve(model, number / 2, path, category=f"kind{who % 12}", tokens=5 * len(path))
-        for category in often.categories:
+        client = draw.randrange(60)
+        path = paths.setdefault(client, [client])
+        path.append(1000 * client + len(path))
+        for model in (read_often, read_last):
+            serve(model, number / 2, path, category=f"kind{client % 12}", tokens=5 * len(path))
+        for category in read_often.categories:
             assert len(category.rank) == len(category.curve) == BINS
             assert len(category.grows) == TOKEN_BINS
-    assert late.version > 10
-    for one, other in zip(often.categories, late.categories, strict=True):
-        assert (one.label, one.curve) == (other.label, other.curve)
-        assert (one.rank, one.grows) == (other.rank, other.grows)
+    assert read_last.version > 10
+    for first, second in zip(read_often.categories, read_last.categories, strict=True):
+        assert (first.label, first.curve) == (second.label, second.curve)
+        assert (first.rank, first.grows) == (second.rank, second.grows)

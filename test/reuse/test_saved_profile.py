@@ -8,7 +8,7 @@ from sglang_canopy.records import Request
 from sglang_canopy.reuse.learner import ReuseModel
 
 
-def learnt(**options):
+def trained_model(**options):
     model = ReuseModel(min_samples=5, **options)
     for n in range(60):
         for turn in range(1 + n % 3):
@@ -24,47 +24,47 @@ def learnt(**options):
 
 
 def test_a_restored_model_has_the_curves_of_the_saved_one():
-    model = learnt()
-    again = ReuseModel(min_samples=5)
-    again.restore(json.loads(json.dumps(model.state())))
+    model = trained_model()
+    restored = ReuseModel(min_samples=5)
+    restored.restore(json.loads(json.dumps(model.state())))
     for category in model.categories:
         if category.all_events and sum(category.all_events) > 5:
-            curve = again.categories.get(category.label).curve
+            curve = restored.categories.get(category.label).curve
             assert curve == pytest.approx(category.curve, abs=0.03)
 
 
 def test_a_profile_counts_less_as_own_samples_come_in():
-    model = learnt()
-    again = ReuseModel(min_samples=5)
-    again.restore(model.state())
-    before = sum(again.categories.root.all_events)
-    again.samples = 10 * int(before)
-    again.fit(0.0)
-    assert sum(again.categories.root.all_events) < 0.3 * before
+    model = trained_model()
+    restored = ReuseModel(min_samples=5)
+    restored.restore(model.state())
+    profile_events = sum(restored.categories.root.all_events)
+    restored.samples = 10 * int(profile_events)
+    restored.fit(0.0)
+    assert sum(restored.categories.root.all_events) < 0.3 * profile_events
 
 
-def test_labels_beyond_the_bound_join_existing_ones():
+def test_a_restored_profile_keeps_the_bound_on_categories():
     small = ReuseModel(min_samples=5, max_categories=4)
-    small.restore(learnt().state())
+    small.restore(trained_model().state())
     assert len(small.categories) <= 4
     assert sum(small.categories.root.all_events) > 0
 
 
-def broken():
-    good = json.loads(json.dumps(learnt().state()))
-    label = next(iter(good["categories"]))
+def malformed_profiles():
+    state = json.loads(json.dumps(trained_model().state()))
+    label = next(iter(state["categories"]))
 
     def with_counts(key, values):
-        changed = copy.deepcopy(good)
+        changed = copy.deepcopy(state)
         changed["categories"][label][key] = values
         return changed
 
     yield "no object", [1, 2]
     yield "no version", {"categories": {}}
-    yield "other version", {**good, "version": 2}
-    yield "no labels", {key: value for key, value in good.items() if key != "labels"}
+    yield "other version", {**state, "version": 2}
+    yield "no labels", {key: value for key, value in state.items() if key != "labels"}
     yield "no categories", {"version": 3}
-    yield "categories is a list", {**good, "categories": []}
+    yield "categories is a list", {**state, "categories": []}
     yield "short counts", with_counts("events", [1.0])
     yield "negative", with_counts("sums", [-1.0, 0.0])
     yield "not a number", with_counts("sums", [float("nan"), 0.0])
@@ -72,14 +72,14 @@ def broken():
     yield "text", with_counts("sums", ["1", "2"])
     yield "missing", with_counts("growth", None)
     yield "huge number", with_counts("sums", [10**400, 0.0])
-    yield "lone surrogate", {**good, "categories": {"\ud800": good["categories"][label]}}
-    yield "huge label", {**good, "categories": {"x" * 10_000: {}}}
+    yield "lone surrogate", {**state, "categories": {"\ud800": state["categories"][label]}}
+    yield "huge label", {**state, "categories": {"x" * 10_000: {}}}
 
 
 @pytest.mark.parametrize(
-    ("what", "state"), list(broken()), ids=lambda v: v if isinstance(v, str) else ""
+    ("damage", "state"), list(malformed_profiles()), ids=lambda v: v if isinstance(v, str) else ""
 )
-def test_refuses_a_malformed_profile_whole(what, state):
+def test_a_malformed_profile_changes_nothing(damage, state):
     model = ReuseModel()
     with pytest.raises(CanopyError, match="profile"):
         model.restore(state)
@@ -91,14 +91,14 @@ def test_a_profile_of_other_categories_is_refused():
     """``text|turn1`` of one would be read as a stop reason by the other."""
     model = ReuseModel(type_turn=True)
     with pytest.raises(CanopyError, match=r"'refined'.*'type-turn'"):
-        model.restore(learnt().state())
+        model.restore(trained_model().state())
     assert len(model.categories) == 2
 
 
 def test_a_restored_exponential_has_the_lifespans_of_the_saved_one():
-    model = learnt(exponential=True)
-    again = ReuseModel(min_samples=5, exponential=True)
-    again.restore(json.loads(json.dumps(model.state())))
-    saved, restored = (m.categories.root.exponential for m in (model, again))
-    assert restored.life_s == pytest.approx(saved.life_s) != 0.0
-    assert restored.mean_gap_s == pytest.approx(saved.mean_gap_s)
+    model = trained_model(exponential=True)
+    restored = ReuseModel(min_samples=5, exponential=True)
+    restored.restore(json.loads(json.dumps(model.state())))
+    saved_fit, restored_fit = (m.categories.root.exponential for m in (model, restored))
+    assert restored_fit.life_s == pytest.approx(saved_fit.life_s) != 0.0
+    assert restored_fit.mean_gap_s == pytest.approx(saved_fit.mean_gap_s)

@@ -41,10 +41,10 @@ def test_survival_by_hand():
 
 def test_a_sparse_category_shrinks_to_the_coarser_curve():
     prior = survival_curve(counts(_4=50), counts(_9=50))
-    few = survival_curve(counts(), counts(_9=2), prior, 10.0)
-    many = survival_curve(counts(), counts(_9=2000), prior, 10.0)
-    assert few[5] == pytest.approx(1 - 5 / 12)
-    assert many[5] > 0.99
+    with_few = survival_curve(counts(), counts(_9=2), prior, 10.0)
+    with_many = survival_curve(counts(), counts(_9=2000), prior, 10.0)
+    assert with_few[5] == pytest.approx(1 - 5 / 12)
+    assert with_many[5] > 0.99
 
 
 @given(st.lists(st.floats(0.0, 1.0), min_size=BINS - 1, max_size=BINS - 1))
@@ -53,19 +53,19 @@ def test_the_rank_equals_its_definition(steps):
     for step in steps:
         curve.append(curve[-1] * step)
     rank = gittins_rank(curve)
-    held = [0.0]
+    mean_time = [0.0]
     for i in range(BINS - 1):
-        held.append(held[-1] + (curve[i] + curve[i + 1]) / 2 * (EDGES[i + 1] - EDGES[i]))
+        mean_time.append(mean_time[-1] + (curve[i] + curve[i + 1]) / 2 * (EDGES[i + 1] - EDGES[i]))
     for i in range(BINS):
-        best = max(
+        best_rate = max(
             (
-                (curve[i] - curve[j]) / (held[j] - held[i])
+                (curve[i] - curve[j]) / (mean_time[j] - mean_time[i])
                 for j in range(i + 1, BINS)
-                if held[j] > held[i]
+                if mean_time[j] > mean_time[i]
             ),
             default=0.0,
         )
-        assert rank[i] == pytest.approx(best, rel=1e-6, abs=1e-12)
+        assert rank[i] == pytest.approx(best_rate, rel=1e-6, abs=1e-12)
 
 
 @given(

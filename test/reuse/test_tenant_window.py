@@ -7,63 +7,63 @@ from sglang_canopy.records import Request
 from sglang_canopy.reuse.learner import MAX_JUNCTIONS, ReuseModel
 from sglang_canopy.reuse.tenant_window import MAX_TENANTS
 
-BLOCKS = 400
-CAP = 1_000
+TRUNK_BLOCKS = 400
+BOUND = 1_000
 
 
-def ask(
+def serve(
     model: ReuseModel, now: float, path: list[int], tenant: str | None, kind: str = "chat"
 ) -> int:
     """Serve a request; return the number of samples that it added."""
-    before = model.samples + len(model.shadow)
+    old_samples = model.samples + len(model.shadow)
     request = Request(now, kind, path, 64, 64 * len(path), tenant=tenant)
     model.arrive(request)
     request.output_tokens, request.stop = 64, "end"
     model.finish(request)
-    return model.samples + len(model.shadow) - before
+    return model.samples + len(model.shadow) - old_samples
 
 
-def taught(model: ReuseModel, talks: int, tenant: str = "honest") -> float:
+def serve_honest(model: ReuseModel, conversations: int, tenant: str = "honest") -> float:
     now = 0.0
-    for talk in range(talks):
-        path = [10**9 + 100 * talk + i for i in range(12)]
+    for conversation in range(conversations):
+        path = [10**9 + 100 * conversation + i for i in range(12)]
         for turn in (4, 8, 12):
             now += 0.1
-            ask(model, now, path[:turn], tenant, "support")
+            serve(model, now, path[:turn], tenant, "support")
     return now
 
 
-def held(model: ReuseModel) -> Counter[str | None]:
+def tips_by_tenant(model: ReuseModel) -> Counter[str | None]:
     return Counter(tip.tenant for tip in model.shadow)
 
 
 def test_a_prompt_with_many_branches_is_few_samples_a_request() -> None:
     model = ReuseModel(added=True)
-    now, most = taught(model, 500), 0
-    trunk = list(range(1, BLOCKS + 1))
-    ask(model, now, trunk, "other")
+    now, max_samples = serve_honest(model, 500), 0
+    trunk = list(range(1, TRUNK_BLOCKS + 1))
+    serve(model, now, trunk, "other")
     # Branch off the long prompt ever closer to its start, then ever further from it.
-    for place in (*range(BLOCKS - 1, BLOCKS // 2, -1), *range(1, BLOCKS // 2)):
+    for depth in (*range(TRUNK_BLOCKS - 1, TRUNK_BLOCKS // 2, -1), *range(1, TRUNK_BLOCKS // 2)):
         now += 0.01
-        ask(model, now, [*trunk[:place], 10**7 + place], "other")
+        serve(model, now, [*trunk[:depth], 10**7 + depth], "other")
     for number in range(100):
         now += 0.01
-        most = max(most, ask(model, now, [*trunk, 2 * 10**7 + number], "other"))
-    assert most <= 2 * (MAX_JUNCTIONS + 1)
-    assert held(model)["honest"] == 1500
+        max_samples = max(max_samples, serve(model, now, [*trunk, 2 * 10**7 + number], "other"))
+    assert max_samples <= 2 * (MAX_JUNCTIONS + 1)
+    assert tips_by_tenant(model)["honest"] == 1500
     assert len(model.shadow.junctions(trunk)) == MAX_JUNCTIONS
 
 
-def test_junctions_that_are_given_up_do_not_teach_that_prefixes_do_not_return() -> None:
+def test_dropped_junctions_do_not_count_as_prefixes_without_reuse() -> None:
     model = ReuseModel()
-    trunk, now = list(range(1, BLOCKS + 1)), 1.0
-    ask(model, now, trunk, None)
-    for place in range(BLOCKS - 1, 0, -1):
+    trunk, now = list(range(1, TRUNK_BLOCKS + 1)), 1.0
+    serve(model, now, trunk, None)
+    for depth in range(TRUNK_BLOCKS - 1, 0, -1):
         now += 0.01
-        ask(model, now, [*trunk[:place], 10**7 + place], None)
+        serve(model, now, [*trunk[:depth], 10**7 + depth], None)
     for number in range(50):
         now += 0.01
-        ask(model, now, [*trunk, 2 * 10**7 + number], None)
+        serve(model, now, [*trunk, 2 * 10**7 + number], None)
     model.fit(now)
     shared = next(c for c in model.categories if c.label == "shared prefix")
     assert sum(shared.all_waiting) <= 2 * MAX_JUNCTIONS
@@ -72,11 +72,11 @@ def test_junctions_that_are_given_up_do_not_teach_that_prefixes_do_not_return() 
 
 def test_the_tenant_with_most_samples_makes_room_in_a_full_window() -> None:
     model = ReuseModel(max_samples=2000)
-    now = taught(model, 300)
+    now = serve_honest(model, 300)
     for number in range(5000):
         now += 0.01
-        ask(model, now, [10**7 + number], "other")
-    assert held(model) == {"honest": 900, "other": 1100}
+        serve(model, now, [10**7 + number], "other")
+    assert tips_by_tenant(model) == {"honest": 900, "other": 1100}
     assert len(model.shadow) == 2000
     assert len(model.shadow.samples._items) <= 2 * 2000
     born = [tip.born for tip in model.shadow]
@@ -88,71 +88,68 @@ def test_the_tenant_with_most_samples_makes_room_in_a_full_window() -> None:
 # ---- blocks ----
 
 
-def turns(model: ReuseModel, now: float, tenant: str, talks: int, turn: int) -> None:
-    for talk in range(talks):
-        path = [10**9 + 1000 * talk + at for at in range(4 * turn)]
-        ask(model, now + 0.001 * talk, path, tenant)
+def serve_turns(model: ReuseModel, now: float, tenant: str, conversations: int, turn: int) -> None:
+    for conversation in range(conversations):
+        path = [10**9 + 1000 * conversation + depth for depth in range(4 * turn)]
+        serve(model, now + 0.001 * conversation, path, tenant)
 
 
-def flood(model: ReuseModel, now: float, blocks: int, names: int = 1) -> None:
+def serve_flood(model: ReuseModel, now: float, blocks: int, names: int = 1) -> None:
     for number in range(blocks // 20):
         path = list(range(20 * number, 20 * number + 20))
-        ask(model, now + 0.001 * number, path, f"other-{number % names}")
+        serve(model, now + 0.001 * number, path, f"other-{number % names}")
 
 
 def test_conversations_are_recognised_after_a_flood_of_another_tenants_blocks() -> None:
-    model = ReuseModel(max_blocks=CAP)
-    turns(model, 1.0, "honest", talks=20, turn=1)
-    flood(model, 2.0, 5 * CAP)
-    before = model.samples
-    turns(model, 20.0, "honest", talks=20, turn=2)
-    assert model.samples - before == 20
-    assert model.shadow.blocks <= CAP
+    model = ReuseModel(max_blocks=BOUND)
+    serve_turns(model, 1.0, "honest", conversations=20, turn=1)
+    serve_flood(model, 2.0, 5 * BOUND)
+    old_samples = model.samples
+    serve_turns(model, 20.0, "honest", conversations=20, turn=2)
+    assert model.samples - old_samples == 20
+    assert model.shadow.blocks <= BOUND
 
 
 def test_names_beyond_a_number_have_the_room_of_one_tenant() -> None:
-    model = ReuseModel(max_blocks=CAP)
-    turns(model, 1.0, "honest", talks=2, turn=1)
-    flood(model, 2.0, 20 * CAP, names=10 * MAX_TENANTS)
-    before = model.samples
-    turns(model, 50.0, "honest", talks=2, turn=2)
-    assert model.samples - before == 2
+    model = ReuseModel(max_blocks=BOUND)
+    serve_turns(model, 1.0, "honest", conversations=2, turn=1)
+    serve_flood(model, 2.0, 20 * BOUND, names=10 * MAX_TENANTS)
+    old_samples = model.samples
+    serve_turns(model, 50.0, "honest", conversations=2, turn=2)
+    assert model.samples - old_samples == 2
     assert len(model.shadow._new_blocks._by_tenant) <= MAX_TENANTS + 1
 
 
 def test_a_tenant_alone_forgets_its_oldest_blocks() -> None:
-    model = ReuseModel(max_blocks=CAP)
-    flood(model, 1.0, 2 * CAP)
-    assert model.shadow.blocks == CAP
-    assert [model.shadow.matched_blocks([block]) for block in (0, CAP - 1, CAP, 2 * CAP - 1)] == [
-        0,
-        0,
-        1,
-        1,
-    ]
+    model = ReuseModel(max_blocks=BOUND)
+    serve_flood(model, 1.0, 2 * BOUND)
+    assert model.shadow.blocks == BOUND
+    assert [
+        model.shadow.matched_blocks([block]) for block in (0, BOUND - 1, BOUND, 2 * BOUND - 1)
+    ] == [0, 0, 1, 1]
 
 
-def test_a_prompt_longer_than_the_bound_is_not_kept() -> None:
-    model = ReuseModel(max_blocks=CAP)
-    turns(model, 1.0, "honest", talks=2, turn=1)
-    ask(model, 2.0, list(range(2 * CAP)), "other")
+def test_a_prompt_longer_than_the_bound_is_not_recorded() -> None:
+    model = ReuseModel(max_blocks=BOUND)
+    serve_turns(model, 1.0, "honest", conversations=2, turn=1)
+    serve(model, 2.0, list(range(2 * BOUND)), "other")
     assert model.shadow.blocks == 8
     assert list(model.shadow._new_blocks._by_tenant) == ["honest"]
 
 
-def test_the_books_match_the_contents_after_any_sequence() -> None:
+def test_sizes_match_the_contents_after_any_sequence() -> None:
     """Sizes by tenant, the total and the index agree, and the largest tenant gives way."""
-    draw, model = random.Random(4), ReuseModel(max_blocks=CAP, max_samples=300, window_s=20.0)
+    draw, model = (random.Random(4), ReuseModel(max_blocks=BOUND, max_samples=300, window_s=20.0))
     now = 0.0
     for number in range(3_000):
         now += draw.choice((0.0, 0.01, 0.05, 5.0 if number % 97 == 0 else 0.0))
         tenant = f"t{min(9, int(draw.expovariate(0.5)))}"
         start = 1000 * number if draw.random() < 0.8 else 1000 * draw.randrange(number + 1)
-        ask(model, now, [start + at for at in range(draw.randint(1, 40))], tenant)
+        serve(model, now, [start + depth for depth in range(draw.randint(1, 40))], tenant)
         window = model.shadow._new_blocks
         sizes = [owner.size for owner in window._by_tenant.values()]
         assert all(sizes)
-        assert sum(sizes) == len(window) == model.shadow.blocks <= CAP
+        assert sum(sizes) == len(window) == model.shadow.blocks <= BOUND
         for bounded in (window, model.shadow.samples):
             assert all(
                 owner.size == sum(item.size for item in owner.items)

@@ -5,14 +5,14 @@ import pytest
 from sglang_canopy.reuse.ttft import TtftFit, threshold_tokens
 
 
-def test_finds_the_line():
+def test_the_fit_is_the_line_of_its_points():
     fit = TtftFit()
     for tokens in range(0, 10_000, 100):
         fit.add(tokens, 1e-4 * tokens + 0.05)
     assert fit.line() == pytest.approx((1e-4, 0.05), rel=1e-6)
 
 
-def test_reports_nothing_before_enough_samples():
+def test_without_distinct_points_there_is_no_line():
     fit = TtftFit()
     for _ in range(100):
         fit.add(500, 0.1)  # one point does not make a line
@@ -20,7 +20,7 @@ def test_reports_nothing_before_enough_samples():
     assert fit.stats()["alpha_ms_per_1k_tokens"] is None
 
 
-def test_spikes_of_queueing_barely_move_it():
+def test_queueing_spikes_barely_move_the_line():
     draw = random.Random(1)
     fit = TtftFit()
     for n in range(2000):
@@ -32,7 +32,7 @@ def test_spikes_of_queueing_barely_move_it():
     assert beta == pytest.approx(0.05, abs=0.03)
 
 
-def test_follows_a_server_that_became_slower():
+def test_the_line_follows_a_server_that_became_slower():
     fit = TtftFit()
     for n in range(6000):
         tokens = 37 * n % 10_000
@@ -40,13 +40,13 @@ def test_follows_a_server_that_became_slower():
     assert fit.line()[0] == pytest.approx(2e-4, rel=0.05)
 
 
-def test_ignores_invalid_measurements():
+def test_invalid_measurements_are_ignored():
     fit = TtftFit()
     for tokens, seconds in ((float("nan"), 1.0), (-5, 1.0), (5, -1.0), (5, float("inf"))):
         fit.add(tokens, seconds)
     assert fit.count == 0
 
 
-def test_a_target_becomes_tokens():
+def test_a_ttft_target_is_a_number_of_tokens():
     assert threshold_tokens(250.0, (1e-4, 0.05)) == pytest.approx(2000.0)
     assert threshold_tokens(40.0, (1e-4, 0.05)) == 0.0

@@ -10,9 +10,9 @@ from sglang_canopy.tenant import ChargedTenants, Vouched
 STEPS, WARM_UP = 3000, 500
 
 
-def share(parties: dict[str | Vouched | None, str]) -> dict[str, float]:
-    """Every party has four requests waiting at any time; the work of each name's owner."""
-    order, served = BoundedShortest(PrefillCost(8192)), dict.fromkeys(parties.values(), 0.0)
+def share_of_owners(parties: dict[str | Vouched | None, str]) -> dict[str, float]:
+    """Return each owner's share of the work; every party always has four waiting requests."""
+    order, work_by_owner = BoundedShortest(PrefillCost(8192)), dict.fromkeys(parties.values(), 0.0)
     charged = ChargedTenants()
 
     def send(party: str | Vouched | None) -> None:
@@ -26,37 +26,37 @@ def share(parties: dict[str | Vouched | None, str]) -> dict[str, float]:
         request = order.in_order(1)[0]
         order.admit([request])
         if step > WARM_UP:
-            served[parties[request.request]] += request.cost
+            work_by_owner[parties[request.request]] += request.cost
         send(request.request)
-    return {owner: work / sum(served.values()) for owner, work in served.items()}
+    return {owner: cost / sum(work_by_owner.values()) for owner, cost in work_by_owner.items()}
 
 
 @pytest.mark.parametrize("names", [1, 60, 200])
 def test_names_that_no_gateway_vouches_for_have_one_turn_together(names: int) -> None:
     liar = {f"x{i}": "liar" for i in range(names)}
-    found = share({Vouched("honest"): "honest", **liar, None: "liar"})
-    assert found["honest"] == pytest.approx(0.5, abs=0.01)
+    shares = share_of_owners({Vouched("honest"): "honest", **liar, None: "liar"})
+    assert shares["honest"] == pytest.approx(0.5, abs=0.01)
 
 
 def test_a_vouched_tenants_name_has_no_effect_without_the_gateways_secret() -> None:
-    found = share({Vouched("honest"): "honest", "honest": "liar"})
-    assert found["honest"] == pytest.approx(0.5, abs=0.01)
+    shares = share_of_owners({Vouched("honest"): "honest", "honest": "liar"})
+    assert shares["honest"] == pytest.approx(0.5, abs=0.01)
 
 
 def test_vouched_tenants_get_equal_turns_next_to_all_others() -> None:
     honest = {Vouched(name): name for name in ("a", "b", "c")}
-    found = share({**honest, **{f"x{i}": "liar" for i in range(60)}})
-    assert list(found.values()) == pytest.approx([0.25] * 4, abs=0.01)
+    shares = share_of_owners({**honest, **{f"x{i}": "liar" for i in range(60)}})
+    assert list(shares.values()) == pytest.approx([0.25] * 4, abs=0.01)
 
 
-def test_a_vouched_tenant_that_was_not_served_yet_waits_for_no_queue_of_names() -> None:
+def test_a_new_vouched_tenant_is_among_the_next_two_in_a_queue_of_names() -> None:
     order = BoundedShortest(PrefillCost(8192))
     for number in range(500):
         order.add(Prefill(1000), f"x{number % 60}")
     for _ in range(100):
         order.admit(order.in_order(1))
     order.add(Prefill(1000), Vouched("new"))
-    assert Vouched("new") in [one.tenant for one in order.in_order(2)]
+    assert Vouched("new") in [waiting.tenant for waiting in order.in_order(2)]
 
 
 def test_more_vouched_tenants_than_shares_stay_bounded() -> None:
@@ -77,13 +77,13 @@ def test_vouched_tenants_have_one_share_if_none_is_free() -> None:
 
 
 def test_a_vouched_name_never_counts_as_all_other_requests() -> None:
-    """Seen red: a gateway's tenant of the name "unvouched" shared a turn with all unvouched ones."""
+    """A gateway's tenant of the name "unvouched" shares no turn with the unvouched ones."""
     charged = ChargedTenants()
     assert charged.charge("unvouched", True, 0.0) != charged.charge("other", False, 0.0)
 
 
 def test_names_served_before_a_gateways_first_request_take_no_share_of_its_tenants() -> None:
-    """Seen red: after 64 names each vouched tenant shared the queue of all names."""
+    """Not even after more names than there are separate shares."""
     shares, new = FairShares(), Vouched("new")
     for number in range(2 * SEPARATE_SHARES):
         shares.charge(f"x{number}", shares.share_of(f"x{number}"), 1.0)

@@ -44,7 +44,7 @@ def test_an_answer_is_as_long_as_finished_ones_were() -> None:
 
 
 def test_a_long_prompt_is_overtaken_for_its_budget_where_one_place_serves_all() -> None:
-    """Seen red: short prompts with answers of a second overtook a long one for 474 s."""
+    """Guards against a bound that omits answers: short prompts with answers of a second."""
     queue = BoundedShortest(cost_of(places=1, step_s=1 / 60))
     long, now = queue.add(Prefill(900, reserved=60)), 0.0
     queue.add(Prefill(40, reserved=60))
@@ -71,15 +71,15 @@ def test_the_oldest_is_overtaken_by_the_clock_for_its_budget_if_answers_are_long
 
 def test_tenants_share_the_seconds_of_places() -> None:
     queue = BoundedShortest(cost_of(places=1, step_s=0.01))
-    served = {"short": 0, "long": 0}
+    requests_served = {"short": 0, "long": 0}
     for name, answer in (("short", 100), ("long", 1_000)):
         for _ in range(300):
             queue.add(Prefill(10, reserved=answer), Vouched(name), request=name)
     for _ in range(220):
         (first,) = queue.in_order()[:1]
         queue.admit([first])
-        served[first.request] += 1
-    assert served == {"short": 200, "long": 20}
+        requests_served[first.request] += 1
+    assert requests_served == {"short": 200, "long": 20}
 
 
 @settings(max_examples=settings.default.max_examples // 2)
@@ -94,8 +94,8 @@ def test_no_request_is_overtaken_beyond_its_bound(places, pool, longest_answer, 
     """More clients than places, so the queue never empties. ``predicted``: whether the length of
     answers is known; if not, they are longer, and the bound of the clock alone holds."""
     server = overtaking.Server(overtaking.first_come, places, pool)
-    ours = overtaking.Bounded(server)
-    ours.adopts = False
+    order = overtaking.Bounded(server)
+    order.adopts = False
 
     def send() -> None:
         answer = draw.randint(1, longest_answer)
@@ -103,7 +103,7 @@ def test_no_request_is_overtaken_beyond_its_bound(places, pool, longest_answer, 
         prompt = draw.choice([10, 20, 400])
         server.waiting.append(overtaking.Job(prompt, answer, reserved, server.now))
 
-    def work_s(job: object) -> float:
+    def work_s(job: overtaking.Job) -> float:
         share = max(1 / places, (job.prompt + job.answer) / pool)
         return job.prompt * server.token_s + job.answer * server.step_s * min(share, 1.0)
 
@@ -111,18 +111,18 @@ def test_no_request_is_overtaken_beyond_its_bound(places, pool, longest_answer, 
         send()
     budgets = {}
     for _ in range(300):
-        budgets |= {job: ours.budget_s(job) for job in server.waiting if job not in budgets}
+        budgets |= {job: order.budget_s(job) for job in server.waiting if job not in budgets}
         for _job in server.step():
             send()
     arrived = sorted(budgets, key=lambda job: (job.arrival, list(budgets).index(job)))
-    number = {job: place for place, job in enumerate(arrived)}
+    position = {job: index for index, job in enumerate(arrived)}
     for job in arrived:
-        younger = [
-            one
-            for one in server.admitted
-            if number[one] > number[job] and one.admitted < job.admitted
+        later_jobs = [
+            later
+            for later in server.admitted
+            if position[later] > position[job] and later.admitted < job.admitted
         ]
         if predicted:
-            assert sum(map(work_s, younger)) <= budgets[job] + ROUNDING
-        for one in younger:
-            assert one.admitted - job.oldest_since <= budgets[job] + ROUNDING
+            assert sum(map(work_s, later_jobs)) <= budgets[job] + ROUNDING
+        for later in later_jobs:
+            assert later.admitted - job.oldest_since <= budgets[job] + ROUNDING

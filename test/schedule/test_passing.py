@@ -11,12 +11,12 @@ from sglang_canopy.schedule.passing import Passing
 
 def shortest(costs: list[float], allowed: list[float]) -> int:
     """Return the shortest by definition."""
-    may = [
-        place
-        for place, cost in enumerate(costs)
-        if cost < math.inf and all(one >= cost for one in allowed[:place])
+    candidates = [
+        position
+        for position, cost in enumerate(costs)
+        if cost < math.inf and all(allowance >= cost for allowance in allowed[:position])
     ]
-    return min(may, key=lambda place: (costs[place], place), default=-1)
+    return min(candidates, key=lambda position: (costs[position], position), default=-1)
 
 
 @settings(max_examples=2 * settings.default.max_examples)
@@ -26,23 +26,23 @@ def test_any_sequence_of_calls_equals_plain_lists(members: int, draw: random.Ran
     allowed = [float(draw.randrange(0, 60)) for _ in range(members)]
     passing = Passing(list(costs), list(allowed))
     for _ in range(40):
-        what = draw.randrange(4)
-        if what == 0 and not passing.full:
+        call = draw.randrange(4)
+        if call == 0 and not passing.full:
             costs.append(float(draw.randrange(1, 20)))
             allowed.append(float(draw.randrange(0, 60)))
             assert passing.append(costs[-1], allowed[-1]) == len(costs) - 1
-        elif what == 1 and costs:
-            place, seconds = draw.randrange(len(costs)), float(draw.randrange(1, 9))
-            passing.pass_by(place, seconds)
-            allowed[:place] = [one - seconds for one in allowed[:place]]
-        elif what == 2 and costs:
-            place = draw.randrange(len(costs))
-            costs[place] = draw.choice([math.inf, float(draw.randrange(1, 20))])
-            passing.set_cost(place, costs[place])
+        elif call == 1 and costs:
+            position, seconds = draw.randrange(len(costs)), float(draw.randrange(1, 9))
+            passing.pass_by(position, seconds)
+            allowed[:position] = [allowance - seconds for allowance in allowed[:position]]
+        elif call == 2 and costs:
+            position = draw.randrange(len(costs))
+            costs[position] = draw.choice([math.inf, float(draw.randrange(1, 20))])
+            passing.set_cost(position, costs[position])
         elif costs:
-            place = draw.randrange(len(costs))
-            allowed[place] = draw.choice([math.inf, float(draw.randrange(0, 60))])
-            passing.set_allowance(place, allowed[place])
+            position = draw.randrange(len(costs))
+            allowed[position] = draw.choice([math.inf, float(draw.randrange(0, 60))])
+            passing.set_allowance(position, allowed[position])
         assert passing.shortest() == shortest(costs, allowed)
         assert passing.least_allowance() == min(allowed, default=math.inf)
-        assert [passing.allowance(place) for place in range(len(costs))] == allowed
+        assert [passing.allowance(position) for position in range(len(costs))] == allowed

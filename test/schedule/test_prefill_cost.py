@@ -1,4 +1,4 @@
-"""The cost model finds the engine it was fed by, and nothing that an engine does breaks it."""
+"""The cost model recovers the engine that computed its batches, and accepts any measured times."""
 
 import math
 import random
@@ -20,19 +20,19 @@ def engine_seconds(batch: list[Prefill], engine: tuple[float, ...] = ENGINE) -> 
     )
 
 
-def batches(count: int, seed: int, most: int = 4) -> list[list[Prefill]]:
+def batches(count: int, seed: int, max_requests: int = 4) -> list[list[Prefill]]:
     draw = random.Random(seed)
-    drawn = []
+    generated = []
     for _ in range(count):
         batch = []
-        for _ in range(draw.randint(1, most)):
+        for _ in range(draw.randint(1, max_requests)):
             cached = draw.randrange(0, 30_000)
             batch.append(Prefill(draw.randrange(1, 8_000), cached, draw.randrange(0, cached + 1)))
-        drawn.append(batch)
-    return drawn
+        generated.append(batch)
+    return generated
 
 
-def test_an_engine_that_is_the_model_is_found_exactly() -> None:
+def test_an_engine_that_follows_the_model_is_fitted_exactly() -> None:
     cost = PrefillCost()
     for batch in batches(200, seed=1):
         cost.add(batch, engine_seconds(batch))
@@ -43,16 +43,16 @@ def test_an_engine_that_is_the_model_is_found_exactly() -> None:
 def test_a_request_in_a_batch_is_not_charged_for_the_others() -> None:
     """Batches of a dozen: the time of a request's batch is twelve times its cost."""
     cost = PrefillCost()
-    for batch in batches(200, seed=2, most=12):
+    for batch in batches(200, seed=2, max_requests=12):
         cost.add(batch, engine_seconds(batch))
     cost.adopt(cost.fit())
-    alone = Prefill(500, 2_000)
-    assert engine_seconds([alone], cost.coefficients) == pytest.approx(
-        engine_seconds([alone]), rel=1e-6
+    request = Prefill(500, 2_000)
+    assert engine_seconds([request], cost.coefficients) == pytest.approx(
+        engine_seconds([request]), rel=1e-6
     )
 
 
-def priced(step_tokens: int = 128, engine: tuple[float, ...] = (0.09, 2e-3, 0.0, 0.0)):
+def small_engine_cost(step_tokens: int = 128, engine: tuple[float, ...] = (0.09, 2e-3, 0.0, 0.0)):
     """A small model on two CPU cores: a step alone costs as much as 45 tokens."""
     cost = PrefillCost(step_tokens)
     cost.adopt(engine)
@@ -61,52 +61,52 @@ def priced(step_tokens: int = 128, engine: tuple[float, ...] = (0.09, 2e-3, 0.0,
 
 def test_a_short_prompt_is_not_charged_a_step_that_it_shares() -> None:
     """A queue of five prompts of 20 tokens is one step of 100, not five."""
-    cost, few, many = priced(), Prefill(20), Prefill(100)
-    assert 5 * cost.seconds(few) == pytest.approx(cost.seconds(many))
+    cost, short, full = small_engine_cost(), Prefill(20), Prefill(100)
+    assert 5 * cost.seconds(short) == pytest.approx(cost.seconds(full))
     assert cost.seconds(Prefill(128)) == pytest.approx(
         engine_seconds([Prefill(128)], cost.coefficients)
     )
 
 
 def test_a_prompt_longer_than_a_step_pays_for_each() -> None:
-    cost, steps = priced(), 7
+    cost, steps = small_engine_cost(), 7
     chunks = [Prefill(128, 128 * i) for i in range(steps)]
-    whole = sum(engine_seconds([chunk], cost.coefficients) for chunk in chunks)
-    assert cost.seconds(Prefill(128 * steps)) == pytest.approx(whole)
+    expected = sum(engine_seconds([chunk], cost.coefficients) for chunk in chunks)
+    assert cost.seconds(Prefill(128 * steps)) == pytest.approx(expected)
 
 
 def test_attention_over_earlier_chunks_is_counted_once() -> None:
-    cost, steps = priced(engine=(0.09, 2e-3, 3e-6, 0.0)), 9
-    whole = sum(
+    cost, steps = small_engine_cost(engine=(0.09, 2e-3, 3e-6, 0.0)), 9
+    expected = sum(
         engine_seconds([Prefill(128, 50 + 128 * i)], cost.coefficients) for i in range(steps)
     )
-    assert cost.seconds(Prefill(128 * steps, 50)) == pytest.approx(whole)
+    assert cost.seconds(Prefill(128 * steps, 50)) == pytest.approx(expected)
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=30))
 def test_costs_add_up_to_the_work_of_full_steps(prompts) -> None:
     """However the prompts are cut into steps of 128 tokens: less than a step is left over."""
-    cost = priced()
-    steps, rest = divmod(sum(prompts), 128)
-    work = sum(engine_seconds([Prefill(128)], cost.coefficients) for _ in range(steps))
+    cost = small_engine_cost()
+    steps, rest_tokens = divmod(sum(prompts), 128)
+    full_steps_s = sum(engine_seconds([Prefill(128)], cost.coefficients) for _ in range(steps))
     queued = sum(cost.seconds(Prefill(n)) for n in prompts)
-    assert work <= queued + 1e-9
-    assert queued <= work + engine_seconds([Prefill(rest)], cost.coefficients)
+    assert full_steps_s <= queued + 1e-9
+    assert queued <= full_steps_s + engine_seconds([Prefill(rest_tokens)], cost.coefficients)
 
 
-def test_batches_that_stalled_do_not_move_it_far() -> None:
+def test_stalled_batches_change_the_fit_by_less_than_a_tenth() -> None:
     draw, cost = random.Random(3), PrefillCost()
     for batch in batches(256, seed=3):
         stalled = draw.random() < 0.03
         cost.add(batch, engine_seconds(batch) * (100.0 if stalled else draw.uniform(0.9, 1.1)))
     cost.adopt(cost.fit())
-    alone = Prefill(2_000, 8_000)
-    assert engine_seconds([alone], cost.coefficients) == pytest.approx(
-        engine_seconds([alone]), rel=0.1
+    request = Prefill(2_000, 8_000)
+    assert engine_seconds([request], cost.coefficients) == pytest.approx(
+        engine_seconds([request]), rel=0.1
     )
 
 
-def test_it_follows_an_engine_that_becomes_slower() -> None:
+def test_the_fit_follows_an_engine_that_becomes_slower() -> None:
     cost, slower = PrefillCost(), tuple(3 * c for c in ENGINE)
     for batch in batches(300, seed=4):
         cost.add(batch, engine_seconds(batch))
@@ -138,12 +138,12 @@ def test_nothing_changes_before_a_fit_is_adopted() -> None:
     st.integers(0, 10**6),
     st.integers(0, 10**6),
 )
-def test_costs_are_finite_above_zero_and_grow_with_work(seen, uncached: int, cached: int) -> None:
+def test_costs_are_finite_above_zero_and_grow_with_work(added, uncached: int, cached: int) -> None:
     cost = PrefillCost()
-    for u, p, seconds in seen:
+    for u, p, seconds in added:
         cost.add([Prefill(u, p, p // 2)], seconds)
     cost.adopt(cost.fit())
     assert all(c >= 0.0 and math.isfinite(c) for c in cost.coefficients)
-    one = cost.seconds(Prefill(uncached, cached))
-    assert 0.0 < one < math.inf
-    assert cost.seconds(Prefill(uncached + 1, cached, cached)) >= one
+    cost_s = cost.seconds(Prefill(uncached, cached))
+    assert 0.0 < cost_s < math.inf
+    assert cost.seconds(Prefill(uncached + 1, cached, cached)) >= cost_s

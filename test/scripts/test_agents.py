@@ -20,15 +20,15 @@ TEXTS = ["".join(f"{name}{n} " for n in range(5000)) for name in "abc"]
 
 
 def test_each_turn_continues_the_previous_one() -> None:
-    sent = []
+    prompts = []
     for messages in agents.task(TEXTS, random.Random(1)):
-        sent.append([*messages])
+        prompts.append([*messages])
         messages.append({"role": "assistant", "content": "ls"})
-    assert agents.MIN_TURNS <= len(sent) <= agents.MAX_TURNS
-    for before, after in itertools.pairwise(sent):
+    assert agents.MIN_TURNS <= len(prompts) <= agents.MAX_TURNS
+    for before, after in itertools.pairwise(prompts):
         assert after[: len(before)] == before
         assert [m["role"] for m in after[len(before) :]] == ["assistant", "user"]
-    assert sent[0][0] == {"role": "system", "content": agents.SYSTEM}
+    assert prompts[0][0] == {"role": "system", "content": agents.SYSTEM}
 
 
 def test_equal_seeds_send_equal_requests_and_others_differ() -> None:
@@ -39,9 +39,9 @@ def test_equal_seeds_send_equal_requests_and_others_differ() -> None:
     assert agents.question(TEXTS, random.Random(1)) != agents.question(TEXTS, random.Random(2))
 
 
-def test_texts_are_those_of_the_checkout_or_of_a_folder(tmp_path: Path) -> None:
-    own = agents.read_texts([ROOT / "docs", ROOT / "python"])
-    assert sum(map(len, own)) > 500_000
+def test_texts_are_read_from_the_given_folders(tmp_path: Path) -> None:
+    texts = agents.read_texts([ROOT / "docs", ROOT / "python"])
+    assert sum(map(len, texts)) > 500_000
     with pytest.raises(SetupError, match="less than 20,000 characters"):
         agents.read_texts([tmp_path])
     (tmp_path / "transcript.jsonl").write_text("x" * 30_000)
@@ -55,22 +55,22 @@ def test_steps_documents_and_hits_are_counted() -> None:
         agents.Answer("agent", 3.0, 100, 100),
         agents.Answer("reader", 9.0, 100, 0),
     ]
-    found = agents.outcome(answers)
-    assert (found.steps, found.documents, found.first_token_s) == (2, 1, 2.0)
-    assert found.hit_ratio == pytest.approx(0.5)
+    outcome = agents.outcome(answers)
+    assert (outcome.steps, outcome.documents, outcome.first_token_s) == (2, 1, 2.0)
+    assert outcome.hit_ratio == pytest.approx(0.5)
     assert agents.outcome([]).hit_ratio == 0
 
 
 def test_the_quick_start_runs_the_agents_on_each_server(monkeypatch, tmp_path, capsys) -> None:
     """The script's own steps; real servers are in test/served/test_plan.py."""
     pytest.importorskip("openai")
-    served: list[tuple[str, list[tuple[str, dict[str, Any]]]]] = []
-    others = {"/canopy/status": {"auto": "wa hits 40.0 %"}, "/flush_cache": {}}
+    arms: list[tuple[str, list[tuple[str, dict[str, Any]]]]] = []
+    other_answers = {"/canopy/status": {"auto": "wa hits 40.0 %"}, "/flush_cache": {}}
 
     @contextlib.contextmanager
-    def serve(model: Path, name: str, kind: str, which: str, port: int) -> Iterator[Any]:
-        with chat_endpoint([], others) as (url, sent):
-            served.append((which, sent.requests))
+    def serve(model: Path, name: str, kind: str, arm: str, port: int) -> Iterator[Any]:
+        with chat_endpoint([], other_answers) as (url, received):
+            arms.append((arm, received.requests))
             yield SimpleNamespace(url=url)
 
     monkeypatch.setattr(quickstart, "serve", serve)
@@ -80,12 +80,12 @@ def test_the_quick_start_runs_the_agents_on_each_server(monkeypatch, tmp_path, c
     monkeypatch.setattr(quickstart.webbrowser, "open", lambda url: None)
     args = argparse.Namespace(port=1, seconds=1.5, once=True)
     assert quickstart.compare(tmp_path, "m", "cpu", args, TEXTS) == 0
-    assert [which for which, _ in served] == ["lru", "lru + host", "auto + host"]
-    for _, asked in served:
-        assert asked[0][1]["messages"][0]["content"] == quickstart.QUESTION
-        assert asked[1][0].startswith("/flush_cache")
+    assert [arm for arm, _ in arms] == ["lru", "lru + host", "auto + host"]
+    for _, requests in arms:
+        assert requests[0][1]["messages"][0]["content"] == quickstart.QUESTION
+        assert requests[1][0].startswith("/flush_cache")
         # An agent's chat begins with its system prompt, a reader's with its question.
-        assert {body["messages"][0]["role"] for _, body in asked[2:]} == {"system", "user"}
+        assert {body["messages"][0]["role"] for _, body in requests[2:]} == {"system", "user"}
     printed = capsys.readouterr().out
     assert "auto + host against lru + host: " in printed
     assert "40 %" in printed  # four of ten prompt tokens

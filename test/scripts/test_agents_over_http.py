@@ -24,7 +24,7 @@ def turn(who: str, session: int, number: int, ttft_s: float, cached: int) -> dic
 ROW = {"regime": "dear-4", "arm": "lru", "sizes": {"turns": 2}}
 
 
-def finished() -> Run:
+def finished_run() -> Run:
     run = Run("", SIZES, [], [])
     run.rows = [turn("agent", n, t, 1.0 + t, 50 * t) for n in (0, 1) for t in (0, 1)]
     run.rows += [turn("person", 0, 0, 9.0, 0)]
@@ -32,7 +32,7 @@ def finished() -> Run:
 
 
 def test_sessions_turns_waits_and_hits_are_counted() -> None:
-    summary = compare.summary(finished(), wall_s=7200.0)
+    summary = compare.summary(finished_run(), wall_s=7200.0)
     assert (summary["sessions_per_hour"], summary["turns"], summary["turns_with_a_call"]) == (
         1,
         4,
@@ -46,7 +46,7 @@ def test_sessions_turns_waits_and_hits_are_counted() -> None:
 
 def test_a_table_has_the_median_of_the_runs() -> None:
     rows = [
-        ROW | {"cpu_s": {"scheduler": 3.0, "http": 5.0}} | compare.summary(finished(), wall_s)
+        ROW | {"cpu_s": {"scheduler": 3.0, "http": 5.0}} | compare.summary(finished_run(), wall_s)
         for wall_s in (10.0, 30.0, 20.0)
     ]
     text = compare.table(rows)

@@ -39,8 +39,8 @@ def run_command(capsys, *argv: str) -> tuple[int, str]:
 
 
 def test_an_equal_release_has_no_changes(wheel, capsys) -> None:
-    same = wheel(lambda text: text + "\n# a comment\n")
-    status, printed = run_command(capsys, "--wheel", str(same), "--list")
+    equal_wheel = wheel(lambda text: text + "\n# a comment\n")
+    status, printed = run_command(capsys, "--wheel", str(equal_wheel), "--list")
     assert status == 0
     assert re.fullmatch(r"sglang 9\.9\.9, pinned \S+: none of \d+ functions moved\n", printed)
 
@@ -64,8 +64,8 @@ def test_a_changed_function_is_named_in_one_line(wheel, capsys) -> None:
 
 
 def test_another_parameter_is_a_signature_and_a_hooks_body_is_nothing(wheel, capsys) -> None:
-    longer = wheel(lambda text: text.replace("def reset(self)", "def reset(self, more=0)"))
-    printed = run_command(capsys, "--wheel", str(longer), "--list")[1]
+    longer_wheel = wheel(lambda text: text.replace("def reset(self)", "def reset(self, more=0)"))
+    printed = run_command(capsys, "--wheel", str(longer_wheel), "--list")[1]
     assert re.search(r"changed +signature +UnifiedTreeCore\.reset", printed)
     table = digests.read_table()
     file = next(file for file, entry in table.items() if entry["hooked"])
@@ -76,13 +76,13 @@ def test_another_parameter_is_a_signature_and_a_hooks_body_is_nothing(wheel, cap
 
 
 def test_renamed_functions_and_deleted_files_are_reported_missing(wheel, capsys) -> None:
-    renamed = wheel(lambda text: text.replace("def _split_node(", "def _cut_node("))
-    status, printed = run_command(capsys, "--wheel", str(renamed), "--list")
+    renamed_wheel = wheel(lambda text: text.replace("def _split_node(", "def _cut_node("))
+    status, printed = run_command(capsys, "--wheel", str(renamed_wheel), "--list")
     assert status == 1
     assert re.search(rf"gone +signature +UnifiedTreeCore._split_node +{CORE} +.*core.py", printed)
     status, printed = run_command(capsys, "--wheel", str(wheel(without=CORE)), "--list")
-    gone = re.findall(rf"^ *gone +signature +\S+ +{CORE} ", printed, re.M)
-    assert len(gone) == len(digests.read_table()[CORE]["names"])
+    missing = re.findall(rf"^ *gone +signature +\S+ +{CORE} ", printed, re.M)
+    assert len(missing) == len(digests.read_table()[CORE]["names"])
 
 
 def test_an_unreviewed_argument_is_named(wheel, capsys) -> None:
@@ -95,7 +95,7 @@ def test_an_unreviewed_argument_is_named(wheel, capsys) -> None:
     assert line.endswith("arguments to review: new_scale\n")
 
 
-def test_a_release_lies_over_the_installed_one(tmp_path, monkeypatch) -> None:
+def test_tests_run_against_the_release_instead_of_the_installed_one(tmp_path, monkeypatch) -> None:
     (tmp_path / "sglang").mkdir()
     (tmp_path / "sglang" / "__init__.py").write_text("")
     test = tmp_path / "test_it.py"
@@ -122,7 +122,7 @@ def test_the_table_equals_the_scripts_output_for_the_pinned_sglang() -> None:
 
 def test_every_method_that_a_class_of_ours_overrides_is_in_the_table() -> None:
     table = digests.read_table()
-    classes = {ours.__name__ for ours in sglang_digests.classes_on_sglang()}
+    classes = {cls.__name__ for cls in sglang_digests.classes_on_sglang()}
     assert {"CanopyTreeCore", "CanopyFullComponent", "CanopyRadixCache"} <= classes
     assert {"CanopyStorage", "CanopyMooncakeStore", "NewTokensAttnBackend"} <= classes
     places = [sglang_digests.place_of(value) for value in sglang_digests.overridden()]

@@ -16,8 +16,8 @@ def test_a_wheel_is_slimmed_and_still_a_wheel(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     import slim_wheel
 
-    kept = ["sglang/srt/server.py", "sglang/benchmark/serving.py", "sglang/a,b.py"]
-    dropped = [
+    kept_files = ["sglang/srt/server.py", "sglang/benchmark/serving.py", "sglang/a,b.py"]
+    dropped_files = [
         "sglang/multimodal_gen/big.py",
         "sglang/test/test_x.py",
         "sglang/benchmark/other.py",
@@ -25,11 +25,11 @@ def test_a_wheel_is_slimmed_and_still_a_wheel(tmp_path, monkeypatch):
     ]
     wheel = tmp_path / "sglang-1-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as file:
-        for name in [*kept, *dropped, "sglang-1.dist-info/RECORD"]:
+        for name in [*kept_files, *dropped_files, "sglang-1.dist-info/RECORD"]:
             file.writestr(name, name)
-    made = slim_wheel.slim(wheel, tmp_path / "slim")
-    with zipfile.ZipFile(made) as file:
-        assert file.namelist() == [*kept, "sglang-1.dist-info/RECORD"]
+    slimmed = slim_wheel.slim(wheel, tmp_path / "slim")
+    with zipfile.ZipFile(slimmed) as file:
+        assert file.namelist() == [*kept_files, "sglang-1.dist-info/RECORD"]
         record = file.read("sglang-1.dist-info/RECORD").decode().splitlines()
     assert record[:3] == [
         "sglang/srt/server.py,,",
@@ -49,7 +49,7 @@ from sgl_kernel.utils import is_arch_support_pdl
 x = torch.randn(3, 8)
 assert torch.allclose(silu_and_mul(x), torch.nn.functional.silu(x[:, :4]) * x[:, 4:])
 probs = torch.tensor([[0.4, 0.1, 0.3, 0.2]])
-near = lambda got, wanted: torch.allclose(got, torch.tensor([wanted]))
+near = lambda probs, expected: torch.allclose(probs, torch.tensor([expected]))
 assert near(sgl_kernel.top_k_renorm_prob(probs, 2), [4 / 7, 0, 3 / 7, 0])
 assert near(sgl_kernel.top_k_renorm_prob(probs, torch.tensor([1])), [1.0, 0, 0, 0])
 assert near(sgl_kernel.top_p_renorm_prob(probs, 0.6), [4 / 7, 0, 3 / 7, 0])
@@ -68,32 +68,33 @@ except NotImplementedError as error:
 
 def test_stand_ins_compute_what_a_llama_needs_and_name_what_is_missing():
     pytest.importorskip("torch")
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", STAND_IN],
         env={**os.environ, "PYTHONPATH": str(FOLDER / "stand_in")},
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     assert (
-        "sgl_kernel.some_kernel_nobody_has: compiled kernels are not on this machine" in done.stdout
+        "sgl_kernel.some_kernel_nobody_has: compiled kernels are not on this machine"
+        in process.stdout
     )
 
 
-def bundle(*args):
+def run_bundle(*args):
     return subprocess.run(
         ["bash", ROOT / "scripts" / "gpu_bundle.sh", *args], capture_output=True, text=True
     )
 
 
 def test_unbundleable_requirements_are_refused_before_any_download(tmp_path):
-    assert "usage" in bundle().stderr
-    no_tokenizer = bundle(tmp_path / "out", tmp_path)
+    assert "usage" in run_bundle().stderr
+    no_tokenizer = run_bundle(tmp_path / "out", tmp_path)
     assert no_tokenizer.returncode == 2
     assert "has no tokenizer*.json" in no_tokenizer.stderr
     (tmp_path / "old" / "wheels").mkdir(parents=True)
-    assert "is a bundle already" in bundle(tmp_path / "old", tmp_path).stderr
+    assert "is a bundle already" in run_bundle(tmp_path / "old", tmp_path).stderr
 
 
 def test_the_bundle_has_the_supported_sglang():
@@ -101,9 +102,9 @@ def test_the_bundle_has_the_supported_sglang():
 
     pins = (ROOT / "requirements" / "gpu-bundle.txt").read_text().splitlines()
     assert f"sglang=={SGLANG_VERSION}" in pins
-    wanted = [line for line in pins if not line.startswith("#")]
-    assert all("==" in line for line in wanted)
-    assert not {line.split("==")[0] for line in wanted} & {
+    requirements = [line for line in pins if not line.startswith("#")]
+    assert all("==" in line for line in requirements)
+    assert not {line.split("==")[0] for line in requirements} & {
         "torch",
         "triton",
         "transformers",

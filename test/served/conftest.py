@@ -20,7 +20,7 @@ import pytest
 
 from launch_server import Server, cpu_arguments, free_port, serving, with_plugin
 from support import forked
-from support.document_client import ON
+from support.document_client import REUSE_FLAG
 
 READY_S = 600.0
 TEST_S = 1500  # some tests start two servers, and the machine may be busy
@@ -96,21 +96,21 @@ class Client:
         return {"total": info["cached_tokens"], "device": 0, "host": 0, "storage": 0, **details}
 
     def flush(self) -> None:
-        """Once nothing runs: an answer may come before the scheduler has ended its last step."""
+        """Flush once nothing runs: an answer may come before the scheduler has ended its last step."""
         self.post("/flush_cache?timeout=20")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
+    folder = Path(__file__).parent
     for item in items:
-        if here in item.path.parents:
+        if folder in item.path.parents:
             item.add_marker(pytest.mark.timeout(TEST_S))
 
 
 def serve(model: Path, log: Path, *arguments: str, kv_tokens: int, **options: Any) -> Any:
     """The context manager behind both fixtures; a model without weights gets random ones.
 
-    Servers are killed at the end: SGLang's own way down takes seven seconds.
+    Servers are killed at the end: SGLang's own shutdown takes seven seconds.
     """
     port = free_port()
     flags = [*cpu_arguments(model, kv_tokens=kv_tokens, dtype="float32"), *arguments]
@@ -143,17 +143,17 @@ def server(tmp_path: Path) -> Serve:
         model: Path, *arguments: str, kv_tokens: int = 4096, **options: Any
     ) -> Iterator[Client]:
         log = tmp_path / f"server-{len(list(tmp_path.glob('server-*.log')))}.log"
-        with serve(model, log, *arguments, kv_tokens=kv_tokens, **options) as running:
-            assert len(processes_of(running)) >= 3  # HTTP, scheduler, detokenizer
-            yield Client(running)
-        assert processes_of(running) == []
+        with serve(model, log, *arguments, kv_tokens=kv_tokens, **options) as started:
+            assert len(processes_of(started)) >= 3  # HTTP, scheduler, detokenizer
+            yield Client(started)
+        assert processes_of(started) == []
 
     return start
 
 
 @pytest.fixture(scope="session")
-def running() -> Iterator[dict[tuple[Any, ...], tuple[Client, contextlib.ExitStack]]]:
-    """The shared servers of this process by their arguments, with what stops them."""
+def shared_servers() -> Iterator[dict[tuple[Any, ...], tuple[Client, contextlib.ExitStack]]]:
+    """The shared servers of this process by their arguments, with their exit stacks."""
     servers: dict[tuple[Any, ...], tuple[Client, contextlib.ExitStack]] = {}
     yield servers
     for _, stack in servers.values():
@@ -161,7 +161,7 @@ def running() -> Iterator[dict[tuple[Any, ...], tuple[Client, contextlib.ExitSta
 
 
 @pytest.fixture(scope="module")
-def shared_server(running, tmp_path_factory):
+def shared_server(shared_servers, tmp_path_factory):
     """`client = shared_server(model, "--flag", ...)`, flushed.
 
     The next module with the same arguments gets it too, unless another server started in between.
@@ -171,16 +171,16 @@ def shared_server(running, tmp_path_factory):
     def start(model: Path, *arguments: str, kv_tokens: int = 4096, **options: Any) -> Client:
         key = (model, arguments, kv_tokens, repr(sorted(options.items())))
         used.add(key)
-        if key not in running:
-            for other in running.keys() - used:
-                running.pop(other)[1].close()
+        if key not in shared_servers:
+            for stale_key in shared_servers.keys() - used:
+                shared_servers.pop(stale_key)[1].close()
             log = tmp_path_factory.mktemp("server") / "server.log"
             stack = contextlib.ExitStack()
             started = stack.enter_context(
                 serve(model, log, *arguments, kv_tokens=kv_tokens, **options)
             )
-            running[key] = Client(started), stack
-        client = running[key][0]
+            shared_servers[key] = Client(started), stack
+        client = shared_servers[key][0]
         client.flush()
         return client
 
@@ -188,10 +188,10 @@ def shared_server(running, tmp_path_factory):
 
 
 @pytest.fixture
-def plain(
+def stock(
     shared_server: Callable[..., Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Client]:
-    """`client = plain(model, "--flag", ...)`: SGLang without Canopy, on the CPU's kernels alone."""
+    """`client = stock(model, "--flag", ...)`: SGLang without Canopy, on the CPU's kernels alone."""
     with_plugin(tmp_path, "plain", "canopy_cpu:install")
 
     def start(model: Path, *arguments: str, **options: Any) -> Client:
@@ -237,5 +237,5 @@ def metrics_server(shared_server, tiny_model, tmp_path_factory):
 def documents_server(shared_server: Callable[..., Client], small_model: Path) -> Client:
     """The server of the group `documents`."""
     order = ("--canopy-session-gate", "auto", "--canopy-queue-order", "bounded-shortest")
-    flags = (*ON, "--radix-eviction", "wa", *order)
+    flags = (*REUSE_FLAG, "--radix-eviction", "wa", *order)
     return shared_server(small_model, *flags, kv_tokens=8192)

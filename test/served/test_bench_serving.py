@@ -11,9 +11,9 @@ from sglang_canopy.bench_serving import main, replay
 from sglang_canopy.errors import CanopyError
 
 pytestmark = pytest.mark.xdist_group("canopy")
-FIRST, ANSWER, SAID = 100, 16, 36
+FIRST_TOKENS, ANSWER_TOKENS, USER_TOKENS = 100, 16, 36
 """Tokens of a first prompt, of an answer, and of what a user adds to it."""
-TURN = ANSWER + SAID
+TURN_TOKENS = ANSWER_TOKENS + USER_TOKENS
 
 
 @pytest.fixture
@@ -23,23 +23,23 @@ def client(canopy_server: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three conversations of three turns in the Bailian format, kept whole."""
+    """Three conversations of three turns in the Bailian format."""
     path = tmp_path_factory.mktemp("traces") / "chat.jsonl"
     lines = []
     for turn in range(1, 4):
-        for who in range(3):
-            tokens = FIRST + TURN * (turn - 1)
-            blocks = [1000 * who + i for i in range(-(-tokens // 16))]
+        for number in range(3):
+            tokens = FIRST_TOKENS + TURN_TOKENS * (turn - 1)
+            blocks = [1000 * number + i for i in range(-(-tokens // 16))]
             if tokens % 16:  # a partial block's id is its own
-                blocks[-1] = 1000 * who + 500 + turn
+                blocks[-1] = 1000 * number + 500 + turn
             lines.append(
                 {
-                    "chat_id": 10 * turn + who,
-                    "parent_chat_id": 10 * (turn - 1) + who if turn > 1 else -1,
-                    "timestamp": turn + who / 10,
+                    "chat_id": 10 * turn + number,
+                    "parent_chat_id": 10 * (turn - 1) + number if turn > 1 else -1,
+                    "timestamp": turn + number / 10,
                     "input_length": tokens,
-                    "output_length": ANSWER,
-                    "type": ("text", "search", "file")[who],
+                    "output_length": ANSWER_TOKENS,
+                    "type": ("text", "search", "file")[number],
                     "turn": turn,
                     "hash_ids": blocks,
                 }
@@ -59,11 +59,11 @@ def test_a_turn_hits_the_previous_answer(client, tiny_model, chat, tmp_path):
     assert (result["completed"], result["errors"]["count"]) == (9, 0)
     for request in result["details"]:
         turn = request["turn"]
-        assert request["prompt_tokens"] == FIRST + TURN * (turn - 1)
-        assert request["output_tokens"] == ANSWER
+        assert request["prompt_tokens"] == FIRST_TOKENS + TURN_TOKENS * (turn - 1)
+        assert request["output_tokens"] == ANSWER_TOKENS
         # The last generated token's KV is computed only when another follows it.
-        before = FIRST + TURN * (turn - 2) + ANSWER - 1
-        assert request["cached_tokens"] >= (before if turn > 1 else 0)
+        computed = FIRST_TOKENS + TURN_TOKENS * (turn - 2) + ANSWER_TOKENS - 1
+        assert request["cached_tokens"] >= (computed if turn > 1 else 0)
         assert request["cached_tokens"] < request["prompt_tokens"]
     assert set(result["by_category"]) == {"text", "search", "file"}
     assert result["by_turn"]["1"]["hit_rate"] < 0.1 < result["by_turn"]["2"]["hit_rate"]
@@ -80,9 +80,9 @@ def test_without_forced_outputs_a_turn_hits_the_prompt_before_it(client, tiny_mo
     assert not result["outputs_forced"]
     assert result["completed"] == 9
     for request in result["details"]:
-        before = FIRST + TURN * (request["turn"] - 2)
+        previous_prompt = FIRST_TOKENS + TURN_TOKENS * (request["turn"] - 2)
         if request["turn"] > 1:
-            assert before <= request["cached_tokens"] < before + 16
+            assert previous_prompt <= request["cached_tokens"] < previous_prompt + 16
 
 
 def test_the_completions_endpoint_forces_and_reports_tiers_too(client, tiny_model, chat):
@@ -92,7 +92,9 @@ def test_the_completions_endpoint_forces_and_reports_tiers_too(client, tiny_mode
     )  # fmt: skip
     assert result["outputs_forced"]
     assert result["completed"] == 6
-    assert result["by_turn"]["2"]["cached_tokens_by_tier"]["device"] >= 3 * (FIRST + ANSWER - 1)
+    assert result["by_turn"]["2"]["cached_tokens_by_tier"]["device"] >= 3 * (
+        FIRST_TOKENS + ANSWER_TOKENS - 1
+    )
 
 
 def test_lengths_scale_and_blocks_stay_shared(client: Any, chat: Path) -> None:
@@ -117,10 +119,10 @@ def test_agents_are_replayed_at_every_rate(client: Any, tmp_path: Path) -> None:
     ]  # fmt: skip
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def received(path: str) -> int:
+    def count_posts(path: str) -> int:
         return client.server.log_text().count(f"POST {path}")
 
-    flushes, prompts = received("/flush_cache"), received("/generate")
+    flushes, prompts = count_posts("/flush_cache"), count_posts("/generate")
     result = replay(
         "agentic", str(trace), client.url, "tiny", vocab_size=40_000, closed_loop=True,
         rates="36000,360000", slo="max_ttft<1h", warm_up_share=0, output_file=str(out),
@@ -129,53 +131,53 @@ def test_agents_are_replayed_at_every_rate(client: Any, tmp_path: Path) -> None:
     assert json.loads(out.read_text()) == result
     assert [row["rate"] for row in result["rates"]] == [36000, 360000]
     assert result["goodput_rate"] == 360000
-    assert received("/flush_cache") == flushes + 2
-    assert received("/generate") == prompts + 2 * (9 + 1)  # and a probe each
+    assert count_posts("/flush_cache") == flushes + 2
+    assert count_posts("/generate") == prompts + 2 * (9 + 1)  # and a probe each
     for row in result["rates"]:
         assert row["latency"]["sessions"] == 3
         assert row["latency"]["session_s"]["p50"] >= 2 * think_s
-    answered_s: dict[str, float] = {}
+    last_answer_s: dict[str, float] = {}
     for request in result["details"]:
-        before_s = answered_s.get(request["conversation"])
+        before_s = last_answer_s.get(request["conversation"])
         if before_s is not None:
             assert request["due_s"] >= before_s + think_s - 0.002  # times are rounded to 1 ms
-        answered_s[request["conversation"]] = request["done_s"]
+        last_answer_s[request["conversation"]] = request["done_s"]
 
 
-def test_a_servers_own_log_reads_back_as_the_trace_it_was_sent(client, chat, request_log):
+def test_a_servers_own_log_reads_back_as_the_replayed_trace(client, chat, request_log):
     replay(
         "bailian", str(chat), client.url, "tiny", vocab_size=40_000,
         time_scale=0, max_concurrency=1,
     )  # fmt: skip
     (log,) = request_log.iterdir()
     logged = list(open_trace(log, "sglang"))[-9:]
-    for read, sent in zip(logged, open_trace(chat, "bailian"), strict=True):
-        assert (read.input_tokens, read.output_tokens) == (sent.input_tokens, sent.output_tokens)
-        assert (read.category, read.turn, read.conversation) == (
-            sent.category, sent.turn, sent.conversation
+    for entry, row in zip(logged, open_trace(chat, "bailian"), strict=True):
+        assert (entry.input_tokens, entry.output_tokens) == (row.input_tokens, row.output_tokens)
+        assert (entry.category, entry.turn, entry.conversation) == (
+            row.category, row.turn, row.conversation
         )  # fmt: skip
     by_turn = {(r.conversation, r.turn): r for r in logged}
     for (conversation, turn), request in by_turn.items():
         if turn > 1:
-            before = by_turn[conversation, turn - 1]
-            full = before.input_tokens // 16
-            assert request.blocks[:full] == before.blocks[:full]
+            previous = by_turn[conversation, turn - 1]
+            full = previous.input_tokens // 16
+            assert request.blocks[:full] == previous.blocks[:full]
 
 
 def test_an_impossible_run_ends_with_one_line(client, chat, capsys):
     common = ["--dataset-path", str(chat), "--base-url", client.url, "--model", "tiny"]
     common += ["--vocab-size", "40000"]
-    bad = chat.with_name("bad.jsonl")
+    bad_file = chat.with_name("bad.jsonl")
     rows = [(0, 100, list(range(9))), (1, 4000, [1, 2])]  # no block size fits both
     row = {"output_length": 4}
-    bad.write_text(
+    bad_file.write_text(
         "".join(
             json.dumps({**row, "timestamp": t, "input_length": n, "hash_ids": ids}) + "\n"
             for t, n, ids in rows
         )
     )
-    wrong = ["--dataset-path", str(bad), *common[2:]]
-    assert main([*wrong, "--dataset-name", "mooncake"]) == 2
+    bad_trace = ["--dataset-path", str(bad_file), *common[2:]]
+    assert main([*bad_trace, "--dataset-name", "mooncake"]) == 2
     assert "line 1: 'hash_ids' has 9 blocks of 512 tokens" in capsys.readouterr().err
     assert main([*common, "--dataset-name", "bailian", "--max-request-tokens", "20"]) == 2
     assert "gives no request of at most 20 tokens" in capsys.readouterr().err

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from support.chat_templates import TEMPLATES
-from support.document_client import ON
+from support.document_client import REUSE_FLAG
 
 REQUESTS = Path(__file__).parent.parent / "fixtures" / "requests.jsonl"
 FLAGS = ("--served-model-name", "m", "--page-size", "16", "--chunked-prefill-size", "256")
@@ -42,7 +42,7 @@ def answer(url: str, row: dict[str, Any], model: Path) -> tuple[int, Any]:
     """Return the status and the folded answer of a request."""
     raw = row.get("raw", json.dumps(row["body"]) if "body" in row else None)
     if raw is not None:
-        raw = re.sub(r"WORDS:(\d+)", lambda found: "word " * int(found[1]), raw)
+        raw = re.sub(r"WORDS:(\d+)", lambda match: "word " * int(match[1]), raw)
         raw = raw.replace('"MODEL"', json.dumps(str(model)))
     request = urllib.request.Request(
         url + row["path"],
@@ -52,15 +52,15 @@ def answer(url: str, row: dict[str, Any], model: Path) -> tuple[int, Any]:
     )
     try:
         with urllib.request.urlopen(request, timeout=120) as response:
-            return response.status, folded(response.read().decode())
+            return response.status, fold(response.read().decode())
     except urllib.error.HTTPError as error:
-        return error.code, folded(error.read().decode())
+        return error.code, fold(error.read().decode())
     except http.client.HTTPException:  # SGLang breaks some streams at a mistake
         return 200, "broken"
 
 
-def folded(text: str) -> Any:
-    """Return what a client has at an answer's or stream's end: leaf -> value."""
+def fold(text: str) -> Any:
+    """Return an answer's or a whole stream's values by leaf."""
     lines = [line.removeprefix("data:").strip() for line in text.splitlines()]
     events = lines if text.startswith(("data:", "event:")) or text.count('"done"') > 1 else [text]
     leaves: dict[str, Any] = defaultdict(str)
@@ -86,20 +86,20 @@ def _fold(value: Any, path: str, streamed: bool, leaves: dict[str, Any]) -> None
             _fold(child, f"{path}.{name}", streamed, leaves)
     elif isinstance(value, list) and not (streamed and "logprobs" in path):
         for number, child in enumerate(value):
-            place = child.get("index", number) if isinstance(child, dict) else number
-            _fold(child, f"{path}[{place}]", streamed, leaves)
+            index = child.get("index", number) if isinstance(child, dict) else number
+            _fold(child, f"{path}[{index}]", streamed, leaves)
     elif isinstance(value, str):
         cumulative = not path.startswith((".choices", ".response", ".message", ".content"))
-        joins = streamed and key in JOINED and not cumulative
-        leaves[path] = (leaves[path] if joins else "") + NAMES.sub("*", value)
+        is_piece = streamed and key in JOINED and not cumulative
+        leaves[path] = (leaves[path] if is_piece else "") + NAMES.sub("*", value)
     elif not streamed or value is not None:
-        leaves[path] = _rounded(value)
+        leaves[path] = _round(value)
 
 
-def _rounded(value: Any) -> Any:
+def _round(value: Any) -> Any:
     """Return a value without the errors of sums in another order."""
     if isinstance(value, list):
-        return [_rounded(one) for one in value]
+        return [_round(item) for item in value]
     return round(value, 3) + 0.0 if isinstance(value, float) else value
 
 
@@ -109,13 +109,13 @@ def shape(answer: tuple[int, Any]) -> tuple[int, Any]:
     return status, {leaf: type(value) for leaf, value in leaves.items()}
 
 
-def differing(expected: tuple[int, Any], actual: tuple[int, Any]) -> Iterator[str]:
-    """Yield what differs between two answers."""
+def differences(expected: tuple[int, Any], actual: tuple[int, Any]) -> Iterator[str]:
+    """Yield a line for each difference of two answers."""
     if expected[0] != actual[0] or "broken" in (expected[1], actual[1]):
         yield f"{str(expected)[:600]}, {str(actual)[:600]}"
         return
     for leaf in sorted({*expected[1], *actual[1]}):
-        pair = [str(one[1].get(leaf, "missing"))[:200] for one in (expected, actual)]
+        pair = [str(answer[1].get(leaf, "missing"))[:200] for answer in (expected, actual)]
         if pair[0] != pair[1]:
             yield f"{leaf}: {', '.join(pair)}"
 
@@ -130,25 +130,25 @@ def kind(row: dict[str, Any]) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("which", KINDS)
-def test_plain_sglang_and_auto_answer_alike(shared_server, plain, small_model, which) -> None:
+@pytest.mark.parametrize("kind_name", KINDS)
+def test_plain_sglang_and_auto_answer_alike(shared_server, stock, small_model, kind_name) -> None:
     rows = [json.loads(line) for line in REQUESTS.read_text(encoding="utf-8").splitlines()]
-    asked = [row for row in rows if kind(row) == which]
-    assert (len(asked), len(rows)) == (KINDS[which], sum(KINDS.values()))
-    clients = plain(small_model, *FLAGS), shared_server(small_model, *FLAGS, *AUTO)
-    differences = {}
-    for row in asked:
+    selected = [row for row in rows if kind(row) == kind_name]
+    assert (len(selected), len(rows)) == (KINDS[kind_name], sum(KINDS.values()))
+    clients = stock(small_model, *FLAGS), shared_server(small_model, *FLAGS, *AUTO)
+    differing = {}
+    for row in selected:
         expected, actual = (answer(client.url, row, small_model) for client in clients)
         if row.get("random"):
             expected, actual = shape(expected), shape(actual)
         if actual != expected:
-            differences[row["name"]] = expected, actual
-    for name, pair in differences.items():
-        print(name, *differing(*pair), sep="\n  ")
-    assert differences.keys() == set()
+            differing[row["name"]] = expected, actual
+    for name, pair in differing.items():
+        print(name, *differences(*pair), sep="\n  ")
+    assert differing.keys() == set()
 
 
-SIGHTS = ("river", "lamp", "king", "town", "fox")
+NOUNS = ("river", "lamp", "king", "town", "fox")
 
 
 def parts(*texts: str) -> list[dict[str, str]]:
@@ -168,21 +168,21 @@ def chat(client: Any, family: str, messages: list[Any], **custom: str) -> tuple[
 
 @pytest.mark.long
 @pytest.mark.parametrize("family", TEMPLATES)
-def test_text_is_sglangs_while_nothing_is_reused(shared_server, plain, small_model, family) -> None:
-    sglang = plain(small_model, *FLAGS)
-    client = shared_server(small_model, *FLAGS, *ON, *AUTO)
-    sights = [f"Under {family} the {one} was seen at the old mill, by the sea, in May of that year, at dawn." for one in SIGHTS]  # fmt: skip
+def test_text_is_sglangs_while_nothing_is_reused(shared_server, stock, small_model, family) -> None:
+    baseline = stock(small_model, *FLAGS)
+    client = shared_server(small_model, *FLAGS, *REUSE_FLAG, *AUTO)
+    sights = [f"Under {family} the {noun} was seen at the old mill, by the sea, in May of that year, at dawn." for noun in NOUNS]  # fmt: skip
     system = {"role": "system", "content": "Read, and answer in a few words."}
     messages: list[Any] = [system]
-    added = [
+    new_messages = [
         {"role": "user", "content": parts(*sights[:3], "What was seen?")},
         {"role": "user", "content": "And who saw it?"},
         {"role": "tool", "tool_call_id": "a", "content": parts(sights[3])},
         {"role": "user", "content": parts(sights[4], "Which was first?")},
     ]
-    for message in added:
+    for message in new_messages:
         messages.append(message)
-        text, tokens, _ = chat(sglang, family, messages)
-        *same, report = chat(client, family, messages, canopy_documents="parts")
-        assert (same, report["fused"]) == ([text, tokens], False), report
+        text, tokens, _ = chat(baseline, family, messages)
+        *text_and_tokens, report = chat(client, family, messages, canopy_documents="parts")
+        assert (text_and_tokens, report["fused"]) == ([text, tokens], False), report
         messages.append({"role": "assistant", "content": f"<think>Well.</think>{text}"})

@@ -1,4 +1,4 @@
-"""Reuse of documents in real servers: exact at ratio 1, on every route, apart by tenant."""
+"""Reuse of documents in real servers: exact at ratio 1, on every route, separate by tenant."""
 
 import functools
 import itertools
@@ -14,22 +14,22 @@ import pytest
 from canopy_documents.calibration import served
 from canopy_lab.cli.main import main
 from support.document_client import (
-    DOCUMENT,
-    ON,
+    DOCUMENT_TOKENS,
     ORDERS,
-    QUESTION,
-    ask,
+    QUESTION_TOKENS,
+    REUSE_FLAG,
     learn,
     prompt,
+    query,
     report,
     state,
     tokens,
     wait_until_encoded,
 )
-from support.served import body_of, until
+from support.served import body_of, wait_until
 
 pytestmark = pytest.mark.xdist_group("documents")
-WITHIN_S = 600.0
+MAX_TEST_S = 600.0
 """A test takes less."""
 FACTS = [f"The {a} of the {b} is {c}." for a, b, c in zip(["colour", "name", "size"] * 3,
          ["river", "lamp", "king", "town", "fox", "ship", "wall", "coat", "star"], range(9))]  # fmt: skip
@@ -42,19 +42,19 @@ def client(documents_server):
 
 def test_a_second_prompt_reuses_documents_in_another_order(client) -> None:
     learn(client, [(0, 1, 2, 3)])
-    before = state(client)["fused_requests"]
-    answer = ask(client, *prompt((2, 0, 3, 1), 1))
+    fused_before = state(client)["fused_requests"]
+    answer = query(client, *prompt((2, 0, 3, 1), 1))
     reuse = report(answer)
     assert reuse["fused"]
-    assert reuse["reused"] + reuse["recomputed"] == 4 * DOCUMENT
-    assert reuse["recomputed"] == int(0.15 * 4 * DOCUMENT)
+    assert reuse["reused"] + reuse["recomputed"] == 4 * DOCUMENT_TOKENS
+    assert reuse["recomputed"] == int(0.15 * 4 * DOCUMENT_TOKENS)
     assert reuse["reused_host"] == reuse["reused"]
     assert reuse["missing_documents"] == 0
-    assert answer["meta_info"]["cached_tokens"] == reuse["prefix"] == 0  # approximate KV is apart
+    assert answer["meta_info"]["cached_tokens"] == reuse["prefix"] == 0  # no exact KV
     assert reuse["kept"] == 0
-    assert state(client)["fused_requests"] == before + 1
-    # The page shows them from here.
-    until(lambda: client.status()["documents"]["fused_requests"] == before + 1)
+    assert state(client)["fused_requests"] == fused_before + 1
+    # The page shows the status.
+    wait_until(lambda: client.status()["documents"]["fused_requests"] == fused_before + 1)
 
 
 def test_full_recompute_is_plain_serving_token_for_token(client) -> None:
@@ -63,8 +63,8 @@ def test_full_recompute_is_plain_serving_token_for_token(client) -> None:
     orders = random.Random(0).sample(list(itertools.permutations(range(4))), 10)
     prompts = [prompt(order, i) for i, order in enumerate(orders)]
     with ThreadPoolExecutor(4) as pool:
-        fused = list(pool.map(lambda p: ask(client, *p, 8, canopy_recompute_ratio=1.0), prompts))
-        plain = list(pool.map(lambda p: ask(client, p[0], "off", 8), prompts))
+        fused = list(pool.map(lambda p: query(client, *p, 8, canopy_recompute_ratio=1.0), prompts))
+        plain = list(pool.map(lambda p: query(client, p[0], "off", 8), prompts))
     assert all(report(f)["fused"] and report(f)["reused"] == 0 for f in fused)
     assert [f["output_ids"] for f in fused] == [p["output_ids"] for p in plain]
 
@@ -87,8 +87,8 @@ def test_requests_that_cannot_be_fused_run_normally_and_are_counted(client) -> N
     assert not report(answer)["fused"]
     assert report(answer)["why"] == "prompt logprobs"
     assert state(client)["not_fused"]["prompt logprobs"] >= 1
-    fresh = prompt((0, 3, 1, 2), 4)[0]  # the other prompt is in the exact tree now
-    output = {**body, "input_ids": fresh, "logprob_start_len": -1, "top_logprobs_num": 2}
+    other_ids = prompt((0, 3, 1, 2), 4)[0]  # the other prompt is in the exact tree now
+    output = {**body, "input_ids": other_ids, "logprob_start_len": -1, "top_logprobs_num": 2}
     assert report(client.post("/generate", output))["fused"]
 
 
@@ -128,11 +128,11 @@ def test_text_parts_of_a_chat_are_documents_on_request(client) -> None:
     first, usage = chat_report(client, parts_of(texts[:4]), **PARTS)
     assert (first["fused"], first["why"]) == (False, "too few of its documents are stored")
     wait_until_encoded(client)
-    turned = parts_of([texts[i] for i in (3, 1, 0, 2)])
-    reuse, same = chat_report(client, turned, **PARTS)
+    reordered = parts_of([texts[i] for i in (3, 1, 0, 2)])
+    reuse, other_usage = chat_report(client, reordered, **PARTS)
     assert reuse["reused"] > reuse["recomputed"] > 0
-    assert same["prompt_tokens"] == usage["prompt_tokens"]
-    body = {"model": "m", "max_tokens": 1, "messages": turned}
+    assert other_usage["prompt_tokens"] == usage["prompt_tokens"]
+    body = {"model": "m", "max_tokens": 1, "messages": reordered}
     plain = client.post("/v1/chat/completions", body)["usage"]["prompt_tokens"]
     assert plain == usage["prompt_tokens"]
 
@@ -142,15 +142,15 @@ def test_an_agent_keeps_its_exact_prefix_at_its_first_tool_results(client) -> No
         {"role": "system", "content": "You are an agent. " + " ".join(FACTS * 4)},
         {"role": "user", "content": "Find the oldest lamp of the town."},
     ]
-    held = 0
+    previous_tokens = 0
     for number in range(3):
         answer = client.post(
             "/v1/chat/completions",
             {"model": "m", "max_tokens": 2, "messages": history, "custom_params": PARTS},
         )
         cached = (answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens", 0)
-        assert cached >= held - 16
-        held = answer["usage"]["prompt_tokens"]
+        assert cached >= previous_tokens - 16
+        previous_tokens = answer["usage"]["prompt_tokens"]
         call = {"id": f"{number}", "type": "function", "function": {"name": "f", "arguments": "{}"}}
         text = f"Result {number}: " + "the lamp was seen at the old mill by the sea, " * 4
         history += [
@@ -187,10 +187,10 @@ def test_separated_documents_are_reused_on_every_route(client, path) -> None:
 
     count = send(texts)
     wait_until_encoded(client)
-    before = state(client)["fused_requests"]
+    fused_before = state(client)["fused_requests"]
     assert send(texts[::-1]) == count
     counts = state(client)
-    assert counts["fused_requests"] == before + 1, (counts["not_fused"], counts["quality"])
+    assert counts["fused_requests"] == fused_before + 1, (counts["not_fused"], counts["quality"])
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -204,35 +204,34 @@ def test_documents_in_a_field_that_no_route_reads_are_refused(client, path, stre
 def test_deleting_a_tenants_documents_reaches_the_tree_and_the_store(client) -> None:
     for tenant in ("a", "b"):
         learn(client, [(0, 1, 2, 3)], extra_key=tenant)
-        assert report(ask(client, *prompt((2, 0, 3, 1), 1), extra_key=tenant))["fused"]
+        assert report(query(client, *prompt((2, 0, 3, 1), 1), extra_key=tenant))["fused"]
     deleted = client.send("/canopy/documents?extra_key=a", method="DELETE")
     assert (deleted[0], json.loads(deleted[1])) == (200, {"deleted": True})
-    again = ask(client, *prompt((2, 0, 3, 1), 1), 1, extra_key="a")
-    assert (report(again)["fused"], report(again)["missing_documents"]) == (False, 4)
-    assert again["meta_info"]["cached_tokens"] == 0
-    assert report(ask(client, *prompt((3, 1, 2, 0), 1), 1, extra_key="b"))["fused"]
+    answer = query(client, *prompt((2, 0, 3, 1), 1), 1, extra_key="a")
+    assert (report(answer)["fused"], report(answer)["missing_documents"]) == (False, 4)
+    assert answer["meta_info"]["cached_tokens"] == 0
+    assert report(query(client, *prompt((3, 1, 2, 0), 1), 1, extra_key="b"))["fused"]
 
 
 @pytest.mark.long
 def test_tensor_parallel_ranks_reuse_the_same_documents(server, tiny_model) -> None:
-    cores = {
-        "SGLANG_CPU_OMP_THREADS_BIND": "0|0"
-    }  # SGLang needs this if a rank has no NUMA node of its own
-    with server(tiny_model, *ON, "--tp", "2", kv_tokens=8192, environment=cores) as client:
+    # SGLang needs this if a rank has no NUMA node of its own.
+    cores = {"SGLANG_CPU_OMP_THREADS_BIND": "0|0"}
+    with server(tiny_model, *REUSE_FLAG, "--tp", "2", kv_tokens=8192, environment=cores) as client:
         learn(client, [(0, 1, 2, 3)])  # in idle time; only the first rank detects its end
         prompts = [prompt(order, i) for i, order in enumerate(ORDERS)]
         with ThreadPoolExecutor(4) as pool:
-            reused = list(pool.map(lambda p: ask(client, *p, 4), prompts))
-        assert all(report(r)["reused"] > 2 * DOCUMENT for r in reused)
+            reused = list(pool.map(lambda p: query(client, *p, 4), prompts))
+        assert all(report(r)["reused"] > 2 * DOCUMENT_TOKENS for r in reused)
         for (ids, bounds), first in zip(prompts, reused):
-            longer = ids + first["output_ids"] + tokens(QUESTION, 600)
-            turn = ask(client, longer, bounds, 4)
-            assert report(turn)["computed"] == QUESTION + 1  # both ranks go on from kept KV
+            longer = ids + first["output_ids"] + tokens(QUESTION_TOKENS, 600)
+            turn = query(client, longer, bounds, 4)
+            assert report(turn)["computed"] == QUESTION_TOKENS + 1  # from kept KV
         assert state(client)["fallbacks"] == 0
         for ids, bounds in prompts:
-            whole = ask(client, ids, bounds, 8, canopy_recompute_ratio=1.0)
-            assert report(whole)["fused"]
-            assert whole["output_ids"] == ask(client, ids, "off", 8)["output_ids"]
+            exact = query(client, ids, bounds, 8, canopy_recompute_ratio=1.0)
+            assert report(exact)["fused"]
+            assert exact["output_ids"] == query(client, ids, "off", 8)["output_ids"]
 
 
 def test_a_ratio_is_found_through_the_server(client, tmp_path, monkeypatch) -> None:
@@ -242,15 +241,15 @@ def test_a_ratio_is_found_through_the_server(client, tmp_path, monkeypatch) -> N
     assert main(["documents", "calibrate", "--url", client.url, "--out", str(out)]) == 0
     (entry,) = json.loads(out.read_text()).values()
     assert 0.15 <= entry["ratio"] <= 1.0
-    known = (entry["tier"], entry["backend"], entry["dtype"])
-    assert known == ("memory", "torch_native", "float32")
+    setup = (entry["tier"], entry["backend"], entry["dtype"])
+    assert setup == ("memory", "torch_native", "float32")
 
 
 def numbers(answer: Any, name: str = "") -> Iterator[tuple[str, float]]:
     """Yield each number with the name of its nearest key."""
     if isinstance(answer, (dict, list)):
-        inside = answer.items() if isinstance(answer, dict) else ((name, one) for one in answer)
-        for key, value in inside:
+        items = answer.items() if isinstance(answer, dict) else ((name, item) for item in answer)
+        for key, value in items:
             yield from numbers(value, key)
     elif isinstance(answer, (int, float)) and not isinstance(answer, bool):
         yield name, answer
@@ -261,15 +260,15 @@ def test_times_in_answers_are_named_as_documented(client) -> None:
     for seed in range(6):
         params = {"canopy_conversation": f"c{seed % 2}", "canopy_turn": 1 + seed // 2}
         client.generate(tokens(700, seed), 4, params)
-    asked = "/canopy/explain?conversation=c0"
-    until(lambda: '"cached"' in client.send(asked)[1])
+    path = "/canopy/explain?conversation=c0"
+    wait_until(lambda: '"cached"' in client.send(path)[1])
     time.sleep(0.5)  # for all users together one answer in that time
     epoch, monotonic = time.time(), time.monotonic()
     names = set()
-    for name, value in [*numbers(client.status()), *numbers(json.loads(client.get(asked)))]:
+    for name, value in [*numbers(client.status()), *numbers(json.loads(client.get(path)))]:
         names.add(name)
-        assert (abs(value - epoch) < WITHIN_S) == name.endswith("_unix_s"), (name, value)
-        assert not name.endswith("_ago_s") or 0.0 <= value < WITHIN_S, (name, value)
-        is_clock = abs(value - monotonic) < WITHIN_S / 10 and value % 1  # a bound may be as large
+        assert (abs(value - epoch) < MAX_TEST_S) == name.endswith("_unix_s"), (name, value)
+        assert not name.endswith("_ago_s") or 0.0 <= value < MAX_TEST_S, (name, value)
+        is_clock = abs(value - monotonic) < MAX_TEST_S / 10 and value % 1  # a bound may be as large
         assert not is_clock, (name, value)
     assert {"time_unix_s", "clock_ago_s", "last_use_ago_s"} <= names

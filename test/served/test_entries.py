@@ -1,4 +1,4 @@
-"""Other ways in: ``sglang.Engine``, ``sglang serve``, SGLang's gRPC port, several tokenizer workers; and every
+"""Other entries: ``sglang.Engine``, ``sglang serve``, SGLang's gRPC port, several tokenizer workers; and every
 documented flag and value on a server with warm-up and probes, stopped by SIGTERM.
 """
 
@@ -22,7 +22,7 @@ from sglang_canopy.declared import declared
 from sglang_canopy.policy.registry import AUTO
 from sglang_canopy.server.start.flags import KINDS
 from support.prompts import token_ids
-from support.served import until
+from support.served import wait_until
 from support.small_models import LLAMA, write_model
 
 pytestmark = pytest.mark.long
@@ -34,7 +34,7 @@ if __name__ == "__main__":
         model_path=sys.argv[1], device="cpu", dtype="float32", max_total_tokens=2048,
         disable_overlap_schedule=True, radix_eviction_policy="wa", enable_cache_report=True,
     )
-    def answered(prompt):
+    def answer_of(prompt):
         fields = {"canopy_category": "agent", "canopy_turn": 2}
         sampling = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True, "custom_params": fields}
         answer = engine.generate(input_ids=prompt, sampling_params=sampling)
@@ -42,12 +42,12 @@ if __name__ == "__main__":
     prompts, cold = json.loads(sys.stdin.read()), []
     for prompt in prompts:
         engine.flush_cache()
-        cold.append(answered(prompt))
+        cold.append(answer_of(prompt))
     engine.flush_cache()
-    warm = [answered(prompt) for prompt in prompts]
-    written = pathlib.Path(os.environ["CANOPY_STATUS_DIR"], "rank-0.json")
+    warm = [answer_of(prompt) for prompt in prompts]
+    status_file = pathlib.Path(os.environ["CANOPY_STATUS_DIR"], "rank-0.json")
     while sum(  # it is written once a second
-        row["requests"] for row in json.loads(written.read_text())["categories"]
+        row["requests"] for row in json.loads(status_file.read_text())["categories"]
     ) < 2 * len(prompts):
         time.sleep(0.1)
     print("ANSWERS " + json.dumps([cold, warm]), flush=True)
@@ -68,21 +68,21 @@ def test_an_engine_in_python_stamps_learns_and_answers_as_with_an_empty_cache(
     script.write_text(ENGINE)
     heads = [token_ids(300, seed) for seed in (1, 2, 3)]
     prompts = [heads[number % 3] + token_ids(60, 50 + number) for number in range(9)]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(script), str(model)],
         input=json.dumps(prompts),
         env={**os.environ, "CANOPY_STATUS_DIR": str(tmp_path)},
         capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
-    (line,) = [one for one in done.stdout.splitlines() if one.startswith("ANSWERS ")] or [""]
-    assert line, done.stdout[-2000:] + done.stderr[-3000:]
+    (line,) = [text for text in process.stdout.splitlines() if text.startswith("ANSWERS ")] or [""]
+    assert line, process.stdout[-2000:] + process.stderr[-3000:]
     cold, warm = json.loads(line.removeprefix("ANSWERS "))
     assert [ids for ids, _ in warm] == [ids for ids, _ in cold]
-    assert {found for _, found in cold} == {0}
-    assert all(found >= 300 for _, found in warm[3:6]), warm
-    shown = json.loads((tmp_path / "rank-0.json").read_text())
-    served = {row["category"].split("/")[0]: row["requests"] for row in shown["categories"]}
-    assert sum(n for name, n in served.items() if name.startswith("agent")) == 18, served
+    assert {cached for _, cached in cold} == {0}
+    assert all(cached >= 300 for _, cached in warm[3:6]), warm
+    status = json.loads((tmp_path / "rank-0.json").read_text())
+    requests = {row["category"].split("/")[0]: row["requests"] for row in status["categories"]}
+    assert sum(n for name, n in requests.items() if name.startswith("agent")) == 18, requests
 
 
 SGLANG = str(Path(sys.executable).with_name("sglang"))
@@ -95,9 +95,9 @@ def sglang_serve(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
 
 def test_the_help_of_sglang_serve_shows_the_flags() -> None:
     command = [SGLANG, "serve", "--help"]  # prints before plugins load
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert "--radix-eviction {" in shown.stdout
-    assert "--canopy-ttl" in shown.stdout
+    process = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert "--radix-eviction {" in process.stdout
+    assert "--canopy-ttl" in process.stdout
 
 
 CHAT = "/sglang.runtime.v1.SglangService/ChatComplete"
@@ -114,7 +114,7 @@ def chat(port: int, body: dict[str, Any]) -> bytes:
         size >>= 7
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         call = channel.unary_stream(
-            CHAT, request_serializer=lambda given: given, response_deserializer=lambda got: got
+            CHAT, request_serializer=lambda raw: raw, response_deserializer=lambda raw: raw
         )
         return b"".join(call(b"\x0a" + length + bytes([size]) + raw, timeout=120))
 
@@ -137,8 +137,8 @@ def test_chats_over_grpc_to_sglang_serve_are_stamped_and_their_answers_unchanged
         client.flush()
         for _ in range(2):
             assert json.dumps(cold).strip('"').encode() in chat(port, body)
-        own = {"generate": 1}  # the server's own warm-up
-        until(lambda: client.requests_by_category() == {"agent": 3} | own)
+        warm_up = {"generate": 1}  # the server's own warm-up
+        wait_until(lambda: client.requests_by_category() == {"agent": 3} | warm_up)
 
 
 SLOW_MACHINE = {"SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "120"}
@@ -171,22 +171,22 @@ def test_two_workers_make_equal_stamps_and_accept_hints(server, model) -> None:
         with ThreadPoolExecutor(8) as pool:  # each connection is one of the workers'
             assert list(pool.map(output_ids, range(24))) == cold
         assert workers_of(client) == 2
-        until(lambda: agents(client) >= 48)
+        wait_until(lambda: requests_with_fields(client) >= 48)
         for turn in range(4):  # a connection may reach any worker
-            old, ended = token_ids(500, 31 + 10 * turn), token_ids(500, 32 + 10 * turn)
+            old, over = token_ids(500, 31 + 10 * turn), token_ids(500, 32 + 10 * turn)
             client.flush()
             client.generate(old, custom_params={"canopy_conversation": f"old{turn}"})
-            client.generate(ended, custom_params={"canopy_conversation": f"ended{turn}"})
+            client.generate(over, custom_params={"canopy_conversation": f"ended{turn}"})
             client.post("/canopy/hint", {"conversation": f"ended{turn}", "over": True})
             time.sleep(2.0)  # the other worker's next request could overtake the hint
             client.generate(token_ids(1400, 33 + 10 * turn))
             assert client.cached(old)["total"] > 400
         # Only at the end: a further request makes its client's hint wrong, and the client loses trust.
-        assert client.cached(ended)["total"] < 250
+        assert client.cached(over)["total"] < 250
         assert "Traceback" not in client.server.log_text()
 
 
-def agents(client: Any) -> int:
+def requests_with_fields(client: Any) -> int:
     """Return the number of requests with fields."""
     rows = client.requests_by_category().items()
     return sum(requests for name, requests in rows if name.startswith("agent"))
@@ -226,7 +226,7 @@ def flags(number: int, *kinds: type) -> list[str]:
 
 POLICIES = (AUTO, "wa", "etlru")
 """Each has one value of every other flag; the state machines use all policies."""
-STARTS = {
+FLAGS_OF_POLICY = {
     name: [
         *("--radix-eviction", name, *TIERS, DOCUMENTS, VALUES[DOCUMENTS][number]),
         *(f for f in flags(number, *KINDS) if f != OBSERVE_FLAG),
@@ -234,13 +234,13 @@ STARTS = {
     for number, name in enumerate(POLICIES)
 }
 BELOW_LRU = "a disk below SGLang's lru"
-STARTS[BELOW_LRU] = ["--radix-eviction", "lru", *TIERS]
+FLAGS_OF_POLICY[BELOW_LRU] = ["--radix-eviction", "lru", *TIERS]
 
 
-@pytest.mark.parametrize("name", STARTS)
-def test_it_starts_serves_and_drains(server, small_model, tmp_path, name: str) -> None:
+@pytest.mark.parametrize("name", FLAGS_OF_POLICY)
+def test_every_flag_starts_serves_and_drains(server, small_model, tmp_path, name: str) -> None:
     disk = json.dumps({"path": str(tmp_path / "disk"), "capacity_gb": 0.05})
-    flags = [*STARTS[name], "--admin-api-key", "admin"]
+    flags = [*FLAGS_OF_POLICY[name], "--admin-api-key", "admin"]
     if TIERS[0] in flags:
         flags += ["--hicache-storage-backend-extra-config", disk]
     size = 5000 if name == BELOW_LRU else 300  # many pages, whose writes SGLang waits 10 s for
@@ -249,14 +249,14 @@ def test_it_starts_serves_and_drains(server, small_model, tmp_path, name: str) -
             for probe in ("/health", "/health_generate", "/ready"):
                 client.get(probe)
         with ThreadPoolExecutor(3) as pool:
-            asked = [pool.submit(ask, client, size, number) for number in range(3)]
+            answers = [pool.submit(generate, client, size, number) for number in range(3)]
             os.kill(client.server.process.pid, signal.SIGTERM)
-            assert [one.result()["meta_info"]["completion_tokens"] for one in asked] == [200] * 3
+            assert [a.result()["meta_info"]["completion_tokens"] for a in answers] == [200] * 3
         client.server.process.wait(timeout=120)
         log = client.server.log_text()
     assert "Traceback" not in log
     assert "Force exiting" not in log
 
 
-def ask(client: Any, size: int, seed: int) -> dict[str, Any]:
+def generate(client: Any, size: int, seed: int) -> dict[str, Any]:
     return client.generate(token_ids(size, seed), 200, cache_salt="tenant")

@@ -18,13 +18,13 @@ from canopy_lab.sim.system import load_profile
 from canopy_lab.trace.served_log import read_served
 from environment import ROOT
 from launch_server import Server, cpu_arguments, free_port, wait_until_ready
-from support.document_client import on, wait_until_encoded
+from support.document_client import reuse_flag, wait_until_encoded
 from support.example_files import EXAMPLES, load
-from support.served import until
+from support.served import wait_until as wait_for
 
 pytestmark = pytest.mark.long
 EXTRA = "hicache-storage-backend-extra-config"
-PAGE = 64
+PAGE_TOKENS = 64
 DEVICE_TOKENS = 2048
 KV_TOKENS = 4096
 LOGGED = ("--log-requests", "--log-requests-level", "3", "--log-requests-format", "json")
@@ -35,11 +35,11 @@ KV_BYTES = 2 * 2 * 2 * 32 * 4  # k and v, layers, heads, size, float32
 def plan(tmp_path_factory):
     """A plan for six conversations that grow, faster than the engine serves them: a disk pays at once."""
     folder = tmp_path_factory.mktemp("plan")
-    draw, paths, ids, lines = random.Random(0), [[] for _ in range(6)], iter(range(10_000)), []
-    for at in range(60):
-        path = draw.choice(paths)
+    generator, paths, ids, lines = random.Random(0), [[] for _ in range(6)], iter(range(10_000)), []
+    for number in range(60):
+        path = generator.choice(paths)
         path += [next(ids)]
-        lines.append({"timestamp": at * 2000, "input_length": len(path) * 512, "output_length": 4,
+        lines.append({"timestamp": number * 2000, "input_length": len(path) * 512, "output_length": 4,
                       "hash_ids": list(path)})  # fmt: skip
         if len(path) == 3:
             path.clear()
@@ -54,7 +54,7 @@ def plan(tmp_path_factory):
     command += ["--device-tokens", str(DEVICE_TOKENS), "--ttl", "900", "--policy", "wa"]
     command += ["--best", "mean_ttft", "--jobs", "1"]
     command += ["--instances", "2", "--routing", "round-robin"]
-    server = f"page_size={PAGE},prefetch_policy=wait_complete,max_running_requests=48"
+    server = f"page_size={PAGE_TOKENS},prefetch_policy=wait_complete,max_running_requests=48"
     command += ["--server", f"{server},chunked_prefill_size=1024,prefetch_threshold=128"]
     command += ["--disk-path", str(folder / "disk"), "--out", str(plan)]
     assert main(command) == 0
@@ -66,7 +66,7 @@ def client(plan, shared_server, tiny_model):
     return shared_server(tiny_model, "--config", str(plan), *LOGGED, kv_tokens=DEVICE_TOKENS)
 
 
-def changed(plan, name, **flags):
+def variant(plan, name, **flags):
     """Return a copy of the plan with other flags. A store locks its folder, so it has its own folder."""
     config = read_config(plan) | flags
     config[EXTRA]["path"] = str(plan.parent / f"{name}-disk")
@@ -75,9 +75,9 @@ def changed(plan, name, **flags):
 
 
 @pytest.fixture
-def second(plan, shared_server, tiny_model):
+def second_server(plan, shared_server, tiny_model):
     """A second server on the machine."""
-    return shared_server(tiny_model, "--config", changed(plan, "second"), kv_tokens=DEVICE_TOKENS)
+    return shared_server(tiny_model, "--config", variant(plan, "second"), kv_tokens=DEVICE_TOKENS)
 
 
 def sizes(plan):
@@ -89,32 +89,32 @@ def sizes(plan):
 def check_tiers(server, plan):
     """Check that the server has the planned sizes and policies."""
     host_bytes, disk_bytes = sizes(plan)
-    (rank,) = until(lambda: server.status()["ranks"])
+    (rank,) = wait_for(lambda: server.status()["ranks"])
     assert rank["policies"] == {"device": "wa", "host": "wa", "disk": "wa"}
     host, disk = (rank["tiers"][tier]["capacity_bytes"] for tier in ("host", "disk"))
-    assert host_bytes <= host <= host_bytes + 2 * PAGE * KV_BYTES
+    assert host_bytes <= host <= host_bytes + 2 * PAGE_TOKENS * KV_BYTES
     assert disk == disk_bytes
     assert [group["ttl_s"] for group in rank["groups"]] == [900]
 
 
-def test_two_servers_start_as_planned_and_serve_side_by_side(client, second, plan):
+def test_two_servers_start_as_planned_and_serve_side_by_side(client, second_server, plan):
     host_bytes, disk_bytes = sizes(plan)
     assert 2**20 <= host_bytes <= 2**22
     assert disk_bytes <= 2**25
     assert "# instances: 2" in plan.read_text()
-    prompts = [list(range(at, at + 6 * PAGE)) for at in range(2000, 6000, 500)]
-    for at, prompt in enumerate(prompts):  # in turn, as a router does
-        (client, second)[at % 2].generate(prompt)
-    for at, prompt in enumerate(prompts):
-        assert (client, second)[at % 2].cached(prompt)["total"] >= 5 * PAGE
-    for server in (client, second):
+    prompts = [list(range(start, start + 6 * PAGE_TOKENS)) for start in range(2000, 6000, 500)]
+    for number, prompt in enumerate(prompts):  # in turn, as a router does
+        (client, second_server)[number % 2].generate(prompt)
+    for number, prompt in enumerate(prompts):
+        assert (client, second_server)[number % 2].cached(prompt)["total"] >= 5 * PAGE_TOKENS
+    for server in (client, second_server):
         check_tiers(server, plan)
 
 
 def test_sglangs_settings_are_the_plans(client, plan):
     planned_settings = {name.replace("-", "_"): value for name, value in read_config(plan).items()}
     assert (planned_settings["page_size"], planned_settings["max_total_tokens"]) == (
-        PAGE,
+        PAGE_TOKENS,
         DEVICE_TOKENS,
     )
     facts = json.loads(client.get("/server_info"))
@@ -126,12 +126,12 @@ def test_sglangs_settings_are_the_plans(client, plan):
     assert extra["prefetch_threshold"] == read_config(plan)[EXTRA]["prefetch_threshold"] == 128
 
 
-def test_its_log_is_held_against_the_simulation(client, plan, tmp_path):
+def test_a_servers_log_is_compared_with_the_simulation(client, plan, tmp_path):
     draw = random.Random(1)
     starts = [7000 + 10 * k for k in range(6)]
     for _ in range(40):
-        at = draw.choice(starts)
-        client.generate([at, *range(8000, 8000 + 3 * PAGE)], tokens=4)
+        first_token = draw.choice(starts)
+        client.generate([first_token, *range(8000, 8000 + 3 * PAGE_TOKENS)], tokens=4)
     log = client.server.log
     assert wait_until(lambda: len(read_served(log)) >= 40, 30)
     out = tmp_path / "errors.json"
@@ -150,7 +150,7 @@ def test_its_log_is_held_against_the_simulation(client, plan, tmp_path):
 def test_a_servers_tiers_can_be_profiled(plan, shared_server, tiny_model, tmp_path):
     """A host that holds more than the device and one prompt: else what is read was evicted from it."""
     host_gb = 4 * DEVICE_TOKENS * KV_BYTES / 1e9
-    larger = changed(plan, "larger", **{"canopy-host-gb": host_gb})
+    larger = variant(plan, "larger", **{"canopy-host-gb": host_gb})
     server = shared_server(tiny_model, "--config", larger, kv_tokens=DEVICE_TOKENS)
     out = tmp_path / "profile.json"
     limits = ["--max-prompt-tokens", "64", "--max-context-tokens", "256", "--max-batch", "1"]
@@ -179,32 +179,32 @@ def test_an_agent_hints_and_two_tenants_stay_apart(logging_server) -> None:
 
 def test_the_quick_starts_agents_work_and_find_their_conversations_cached(logging_server) -> None:
     traffic = agents.Traffic(logging_server.url, "m", agents.read_texts([ROOT / "docs"]))
-    seen: list[int] = []
-    answers = traffic.run(20, lambda so_far: seen.append(len(so_far)))
+    answer_counts: list[int] = []
+    answers = traffic.run(20, lambda so_far: answer_counts.append(len(so_far)))
     outcome = agents.outcome(answers)
-    assert seen[-1] == len(answers) >= outcome.steps > agents.AGENTS
+    assert answer_counts[-1] == len(answers) >= outcome.steps > agents.AGENTS
     assert outcome.hit_ratio > 0.2  # the instructions alone are more of the first prompts
     assert outcome.first_token_s > 0
 
 
 def test_documents_in_another_order_are_reused(logging_server) -> None:
-    first, second = load("rag_documents").main(logging_server.url)
+    first, second_server = load("rag_documents").main(logging_server.url)
     assert not first["fused"]
-    assert second["fused"]
-    assert second["reused"] > second["recomputed"] > 0
+    assert second_server["fused"]
+    assert second_server["reused"] > second_server["recomputed"] > 0
 
 
 def test_documents_of_langchain_are_reused(shared_server, tiny_model, monkeypatch) -> None:
     """Runs if LangChain is installed; test_document_answers.py sends the same bodies without it."""
     pytest.importorskip("langchain_classic")
-    client = shared_server(tiny_model, *on(separator="\n###\n"), kv_tokens=KV_TOKENS)
+    client = shared_server(tiny_model, *reuse_flag(separator="\n###\n"), kv_tokens=KV_TOKENS)
     module = load("documents_langchain")
-    waits = SimpleNamespace(sleep=lambda _seconds: wait_until_encoded(client))
-    monkeypatch.setattr(module, "time", waits)
-    first, second, none = module.main(client.url)
+    clock = SimpleNamespace(sleep=lambda _seconds: wait_until_encoded(client))
+    monkeypatch.setattr(module, "time", clock)
+    first, second_server, reordered = module.main(client.url)
     assert first["reused_tokens"] == 0
-    assert second["reused_tokens"] > second["recomputed_tokens"] > 0
-    assert not none or none["reused_tokens"] == 0
+    assert second_server["reused_tokens"] > second_server["recomputed_tokens"] > 0
+    assert not reordered or reordered["reused_tokens"] == 0
 
 
 def test_a_log_becomes_a_plan_and_a_server_that_follows_it(

@@ -17,7 +17,7 @@ import pytest
 
 from sglang_canopy.telemetry.series import CACHE, IGNORED, PREFIX
 from sglang_canopy.tenant import DOCUMENTS_MARK
-from support.served import ROUTES, body_of, until
+from support.served import ROUTES, body_of, wait_until
 
 pytestmark = pytest.mark.xdist_group("metrics")
 TEXT = "Which leaf goes first? " * 8
@@ -26,7 +26,7 @@ SCHEMA = {"name": "look", "description": "d", "input_schema": {"type": "object"}
 CHAT = [{"role": "user", "content": TEXT}]
 LATER = [*CHAT, {"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
 
-SECOND: dict[str, tuple[dict[str, Any], str]] = {
+SECOND_TURNS: dict[str, tuple[dict[str, Any], str]] = {
     "/generate": ({}, "generate"),
     "/v1/completions": ({}, "completion"),
     "/v1/chat/completions": (
@@ -41,14 +41,14 @@ SECOND: dict[str, tuple[dict[str, Any], str]] = {
 """Path -> fields of a second turn with tools, and its category."""
 
 
-def sent(path: str, params: Any, **fields: Any) -> dict[str, Any]:
+def request_to(path: str, params: Any, **fields: Any) -> dict[str, Any]:
     """Return a request of `TEXT` with ``custom_params``."""
-    whole = {**body_of(path, TEXT), **fields}
+    body = {**body_of(path, TEXT), **fields}
     if params is None:
-        return whole
+        return body
     if path == "/generate":
-        return {**whole, "sampling_params": {**whole["sampling_params"], "custom_params": params}}
-    return {**whole, "custom_params": params}
+        return {**body, "sampling_params": {**body["sampling_params"], "custom_params": params}}
+    return {**body, "custom_params": params}
 
 
 @pytest.fixture
@@ -56,11 +56,11 @@ def client(metrics_server: Any) -> Any:
     return metrics_server
 
 
-def until_counted(client: Any, category: str, before: int = 0) -> None:
-    until(lambda: client.requests_by_category().get(category, 0) > before)
+def wait_until_counted(client: Any, category: str, before: int = 0) -> None:
+    wait_until(lambda: client.requests_by_category().get(category, 0) > before)
 
 
-PROMPT = 320
+PROMPT_TOKENS = 320
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -82,64 +82,63 @@ def total(samples: Samples, name: str, **labels: str) -> float:
     return sum(v for (n, have), v in samples.items() if n == PREFIX + name and wanted <= have)
 
 
-def reported(client, requests: int) -> Samples:
+def samples_after(client, requests: int) -> Samples:
     """The samples once `requests` requests of the named categories are in them."""
 
-    def true() -> Any:
+    def all_counted() -> Any:
         samples = series(client.get("/metrics"))
-        done = sum(total(samples, "requests_total", category=c) for c in ("talk", "rag"))
-        return samples if done == requests else None
+        counted = sum(total(samples, "requests_total", category=c) for c in ("talk", "rag"))
+        return samples if counted == requests else None
 
-    return until(true)
+    return wait_until(all_counted)
 
 
 def test_metrics_agree_with_the_responses(client) -> None:
     """Hits by tier and category are the sums of what each response reported."""
     draw = random.Random(1)
-    prompts = [[draw.randrange(1000, 9000) for _ in range(PROMPT)] for _ in range(20)]
+    prompts = [[draw.randrange(1000, 9000) for _ in range(PROMPT_TOKENS)] for _ in range(20)]
     hits = {kind: dict.fromkeys(("device", "host", "storage"), 0) for kind in ("talk", "rag")}
-    asked = {"talk": 0, "rag": 0}
+    counts = {"talk": 0, "rag": 0}
     for i in (0, 0, *range(1, 20), 0, 1, 18):
         kind = "rag" if i % 2 else "talk"
         answer = client.generate(prompts[i], 2, custom_params={"canopy_category": kind})
         details = answer["meta_info"].get("cached_tokens_details") or {}
         for tier in hits[kind]:
             hits[kind][tier] += details.get(tier, 0)
-        asked[kind] += 1
+        counts[kind] += 1
     tiers = {"device": "device", "host": "host", "storage": "disk"}
-    hit = {tier: sum(of[tier] for of in hits.values()) for tier in tiers}
+    hit = {tier: sum(tokens[tier] for tokens in hits.values()) for tier in tiers}
     assert hit["device"] > 0, hits
     assert hit["host"] + hit["storage"] > 0, hits
 
-    samples = reported(client, sum(asked.values()))
-    for kind, of in hits.items():
-        for tier, tokens in of.items():
+    samples = samples_after(client, sum(counts.values()))
+    for kind, hits_by_tier in hits.items():
+        for tier, tokens in hits_by_tier.items():
             shown = total(samples, "hit_tokens_total", tier=tiers[tier], category=kind)
             assert shown == tokens, (kind, tier)
-        assert total(samples, "prompt_tokens_total", category=kind) == asked[kind] * PROMPT
+        assert total(samples, "prompt_tokens_total", category=kind) == counts[kind] * PROMPT_TOKENS
         missed = total(samples, "miss_tokens_total", category=kind)
-        assert missed == asked[kind] * PROMPT - sum(of.values())
+        assert missed == counts[kind] * PROMPT_TOKENS - sum(hits_by_tier.values())
     for tier in ("device", "host"):
-        gone = total(samples, "evicted_tokens_total", tier=tier)
-        assert gone > 0
+        assert total(samples, "evicted_tokens_total", tier=tier) > 0
     assert total(samples, "demoted_tokens_total", tier="device") > 0
     assert total(samples, "disk_written_bytes_total") > 0
     bytes_a_token = total(samples, "kv_bytes_per_token")
     for tier in ("device", "host", "disk"):
-        room = total(samples, "capacity_bytes", tier=tier)
-        assert 0 < total(samples, "used_bytes", tier=tier) <= room
-        assert room >= 2048 * bytes_a_token
+        capacity = total(samples, "capacity_bytes", tier=tier)
+        assert 0 < total(samples, "used_bytes", tier=tier) <= capacity
+        assert capacity >= 2048 * bytes_a_token
     assert total(samples, "group_ttl_seconds", tier="disk", group="category rag") == 60
     assert total(samples, "group_ttl_seconds", tier="disk", group="residual") == 3600
-    known = {PREFIX + m.name for m in (*CACHE, *IGNORED)}
+    documented = {PREFIX + m.name for m in (*CACHE, *IGNORED)}
     shown = {re.sub(r"_(bucket|count|sum)$", "", name) for name, _ in samples}
-    assert shown <= known, shown - known
+    assert shown <= documented, shown - documented
     # Before any other test of this file: their traffic would hide that the status is a second old.
-    until(lambda: client.rank()["prompt_tokens"] >= sum(asked.values()) * PROMPT)
+    wait_until(lambda: client.rank()["prompt_tokens"] >= sum(counts.values()) * PROMPT_TOKENS)
     status, samples = client.rank(), series(client.get("/metrics"))
-    for tier, of in status["tiers"].items():
-        assert total(samples, "hit_tokens_total", tier=tier) == of["hit_tokens"]
-        for reason, tokens in of["evicted_tokens"].items():
+    for tier, row in status["tiers"].items():
+        assert total(samples, "hit_tokens_total", tier=tier) == row["hit_tokens"]
+        for reason, tokens in row["evicted_tokens"].items():
             assert total(samples, "evicted_tokens_total", tier=tier, reason=reason) == tokens
     assert set(status["tiers"]) == {"device", "host", "disk"}
     assert status["policies"]["disk"] == "wa"
@@ -158,8 +157,8 @@ def test_no_salt_is_in_the_status_the_metrics_the_server_info_or_the_log(client)
     """Salts as a gateway sets them; every route that a user's key opens, and the access log."""
     salt, key = "salt-of-acme/7f!", "key-of-acme"
     owner = {"cache_salt": salt, "extra_key": key}
-    kept = {"canopy_keep_s": 600, "canopy_conversation": "a"}
-    client.generate(list(range(2000, 2064)), 2, custom_params=kept, **owner)
+    hint_fields = {"canopy_keep_s": 600, "canopy_conversation": "a"}
+    client.generate(list(range(2000, 2064)), 2, custom_params=hint_fields, **owner)
     hint = {"conversation": "a", "return_in_s": 5, **owner}
     assert client.post("/canopy/hint", hint)["waiting"] >= 0
     query = urllib.parse.urlencode(owner)
@@ -168,35 +167,35 @@ def test_no_salt_is_in_the_status_the_metrics_the_server_info_or_the_log(client)
     def kept_tenants() -> Any:
         return [row["tenant"] for row in client.rank()["keep"]["tenants"]]
 
-    assert until(kept_tenants) != [None]
-    told = [client.get(path) for path in ("/canopy/status", "/metrics", "/server_info")]
-    shown = "".join([*told, client.server.log_text()])
-    assert '"GET /canopy/status HTTP/1.1" 200' in shown
+    assert wait_until(kept_tenants) != [None]
+    texts = [client.get(path) for path in ("/canopy/status", "/metrics", "/server_info")]
+    text = "".join([*texts, client.server.log_text()])
+    assert '"GET /canopy/status HTTP/1.1" 200' in text
     for secret in (salt, key, urllib.parse.quote(salt, safe=""), query):
-        assert secret not in shown
+        assert secret not in text
 
 
 @pytest.mark.parametrize("path", ROUTES)
 def test_category_turn_tools_and_hints_are_read(client: Any, path: str) -> None:
-    second, category = SECOND[path]
+    second, category = SECOND_TURNS[path]
     name = "from" + path.replace("/", "-")
-    given = {"canopy_category": name, "canopy_turn": 2, "canopy_conversation": f"c{path}"}
-    code, text = client.send(path, sent(path, given))
+    params = {"canopy_category": name, "canopy_turn": 2, "canopy_conversation": f"c{path}"}
+    code, text = client.send(path, request_to(path, params))
     assert code == 200, text
-    until_counted(client, name)
+    wait_until_counted(client, name)
     explained = json.loads(client.get(f"/canopy/explain?conversation=c{path}"))
     assert explained["replicas"][0][0]["cached"], explained
     before = client.requests_by_category().get(category, 0)
-    code, text = client.send(path, sent(path, None, **second))
+    code, text = client.send(path, request_to(path, None, **second))
     assert code == 200, text
-    until_counted(client, category, before)
+    wait_until_counted(client, category, before)
 
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
 def test_four_answers_to_one_request_count_once(client: Any, path: str) -> None:
     name = "four" + path.replace("/", "-")
     for _ in range(2):
-        body = sent(path, {"canopy_category": name, "canopy_conversation": f"n{path}"})
+        body = request_to(path, {"canopy_category": name, "canopy_conversation": f"n{path}"})
         if path == "/generate":
             body["sampling_params"] |= {"n": 4, "temperature": 1}
         else:
@@ -205,8 +204,8 @@ def test_four_answers_to_one_request_count_once(client: Any, path: str) -> None:
         assert code == 200, text
         answers = json.loads(text)
         assert len(answers if path == "/generate" else answers["choices"]) == 4
-    assert client.send(path, sent(path, {"canopy_category": f"last-{name}"}))[0] == 200
-    until_counted(client, f"last-{name}")  # so all that ended before are in the status
+    assert client.send(path, request_to(path, {"canopy_category": f"last-{name}"}))[0] == 200
+    wait_until_counted(client, f"last-{name}")  # so all that ended before are in the status
     assert client.requests_by_category()[name] == 2
 
 
@@ -216,10 +215,10 @@ def test_a_wrong_hint_is_ignored_and_a_wrong_tenant_refused_with_400(
     client: Any, path: str, stream: bool
 ) -> None:
     wrong = {"canopy_turn": 0, "canopy_nonsense": 1, "canopy": {"time": 0}}
-    assert client.send(path, sent(path, wrong, stream=stream))[0] == 200
+    assert client.send(path, request_to(path, wrong, stream=stream))[0] == 200
     ignored = client.status()["ignored_fields"]
     assert ignored.keys() >= {"canopy_turn", "other"}
-    code, text = client.send(path, sent(path, None, extra_key=DOCUMENTS_MARK, stream=stream))
+    code, text = client.send(path, request_to(path, None, extra_key=DOCUMENTS_MARK, stream=stream))
     assert (code, "extra_key" in text) == (400, True), text
 
 
@@ -234,18 +233,18 @@ def test_no_route_and_no_line_of_the_log_shows_a_key(server: Any, tiny_model: An
     keys = [{}, *({"Authorization": f"Bearer {key}"} for key in (USER, ADMIN))]
     with server(tiny_model, *flags, kv_tokens=2048) as client:
         routes = json.loads(client.send("/openapi.json", **keys[1])[1])["paths"]
-        paths = [path for path, of in routes.items() if "get" in of and "{" not in path]
+        paths = [path for path, methods in routes.items() if "get" in methods and "{" not in path]
         paths = [path for path in paths if not any(part in path for part in ACTS)]
         assert "/server_info" in paths
         assert "admin_api_key" in client.send("/server_info", **keys[1])[1]
         paths += ["/metrics", "/canopy/status", "/canopy/ui", "/canopy/explain?conversation=c"]
-        shown = {
+        texts = {
             f"{path} with key {n}": client.send(path, **key)[1]
             for path in paths
             for n, key in enumerate(keys)
         }
         body = {"model": "m", "messages": CHAT, "max_tokens": 2}
         assert client.send("/v1/chat/completions", body, **keys[1])[0] == 200
-        shown["the log"] = client.server.log_text()
-    leaks = [where for where, text in shown.items() if any(s in text for s in (USER, ADMIN))]
+        texts["the log"] = client.server.log_text()
+    leaks = [source for source, text in texts.items() if any(s in text for s in (USER, ADMIN))]
     assert leaks == []

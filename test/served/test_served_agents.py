@@ -1,4 +1,4 @@
-"""Agents at real servers: recognised by their answers, and held back by ``--canopy-session-gate``.
+"""Agents at real servers: recognised by their answers, and held by ``--canopy-session-gate``.
 
 Weights are random: SGLang's own ``regex`` gives an answer the form that its tool parser reads.
 """
@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from support.prompts import token_ids
-from support.served import PATIENCE_S, until
+from support.served import TIMEOUT_S, wait_until
 
 TEMPLATE = Path(__file__).parents[2] / "benchmark" / "agents" / "hermes.jinja"
 FLAGS = ("--radix-eviction", "auto", "--canopy-session-gate", "auto", "--served-model-name", "m")
@@ -29,7 +29,7 @@ FORMS = {
 """An answer's form by ``--tool-call-parser``; test_tool_calls.py has the other parsers'."""
 
 
-def recognised(client: Any) -> int:
+def recognised_agents(client: Any) -> int:
     return client.rank()["agents"]["recognised"]
 
 
@@ -45,25 +45,25 @@ def test_an_agent_is_recognised_by_its_answer(server, small_model, parser: str) 
                 model="m", messages=messages, temperature=0, max_tokens=64, tools=[TOOL],
                 extra_body={"regex": FORMS[parser]},
             )  # fmt: skip
-            called = answer.choices[0].message
-            assert [call.function.name for call in called.tool_calls] == ["look"]
-            until(lambda turn=turn: recognised(client) == turn)
-            result = {"role": "tool", "tool_call_id": called.tool_calls[0].id, "content": "an oak"}
-            messages += [called.model_dump(exclude_none=True), result]
+            message = answer.choices[0].message
+            assert [call.function.name for call in message.tool_calls] == ["look"]
+            wait_until(lambda turn=turn: recognised_agents(client) == turn)
+            result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "an oak"}
+            messages += [message.model_dump(exclude_none=True), result]
 
 
-GATED = ("--radix-eviction", "canopy-lru", "--canopy-session-gate", "auto", "--enable-metrics")
-PROMPT = 900
-THRASHING, SMALL = 8, 400
-"""Agents, each with a prompt of so many tokens: some five fit, so that waiting saves enough."""
+GATE_FLAGS = ("--radix-eviction", "canopy-lru", "--canopy-session-gate", "auto", "--enable-metrics")
+PROMPT_TOKENS = 900
+THRASHING_AGENTS, SMALL_PROMPT_TOKENS = 8, 400
+"""Agents, and tokens of the prompt of each: about five fit, so that waiting saves enough."""
 AGENT = {"canopy_category": "agent", "canopy_stop": "tool"}
 
 
-def turn(client: Any, name: str, prompt: list[int], **body: Any) -> dict[str, Any]:
+def send_turn(client: Any, name: str, prompt: list[int], **body: Any) -> dict[str, Any]:
     return client.generate(prompt, 4, {**AGENT, "canopy_conversation": name}, **body)
 
 
-def end(client: Any, name: str) -> None:
+def end_conversation(client: Any, name: str) -> None:
     client.post("/canopy/hint", {"conversation": name, "over": True})
 
 
@@ -71,57 +71,57 @@ def gate(client: Any) -> dict[str, Any]:
     return client.rank()["session_gate"]
 
 
-def waits(client: Any, sessions: int) -> None:
-    """Wait until so many sessions are held back."""
-    until(lambda: gate(client)["waiting_sessions"] == sessions)
+def wait_for_waiting(client: Any, sessions: int) -> None:
+    """Wait until the gate holds ``sessions`` sessions."""
+    wait_until(lambda: gate(client)["waiting_sessions"] == sessions)
 
 
-def fill(client: Any) -> str:
-    """Agents evict each other until the gate arms, and leave; then two take all memory. Returns the
-    answer of session ``c`` alone, taken before."""
-    alone = turn(client, "alone", token_ids(PROMPT, 2))["text"]
-    end(client, "alone")
+def fill_device(client: Any) -> str:
+    """Agents evict each other until the gate is active, and end; then two take all memory. Returns the
+    answer of session ``c`` alone, from before."""
+    answer_alone = send_turn(client, "alone", token_ids(PROMPT_TOKENS, 2))["text"]
+    end_conversation(client, "alone")
     client.flush()
-    armed = threading.Event()
+    gate_is_active = threading.Event()
 
-    def agent(number: int) -> None:
-        while not armed.is_set():
-            turn(client, f"thrashing {number}", token_ids(SMALL, 10 + number))
+    def run_agent(number: int) -> None:
+        while not gate_is_active.is_set():
+            send_turn(client, f"thrashing {number}", token_ids(SMALL_PROMPT_TOKENS, 10 + number))
 
-    with ThreadPoolExecutor(THRASHING) as pool:
-        agents = [pool.submit(agent, number) for number in range(THRASHING)]
+    with ThreadPoolExecutor(THRASHING_AGENTS) as pool:
+        agents = [pool.submit(run_agent, number) for number in range(THRASHING_AGENTS)]
         try:
-            until(lambda: (status := gate(client))["active"] and status["pauses"], 2 * PATIENCE_S)
+            wait_until(lambda: (state := gate(client))["active"] and state["pauses"], 2 * TIMEOUT_S)
         finally:
-            armed.set()
+            gate_is_active.set()
             while not all(running.done() for running in agents):
-                for number in range(THRASHING):
-                    end(client, f"thrashing {number}")
+                for number in range(THRASHING_AGENTS):
+                    end_conversation(client, f"thrashing {number}")
                 time.sleep(0.1)
         for running in agents:
             running.result()
     for seed, name in enumerate("ab"):
-        turn(client, name, token_ids(PROMPT, seed))
-    return alone
+        send_turn(client, name, token_ids(PROMPT_TOKENS, seed))
+    return answer_alone
 
 
 @pytest.mark.long
 def test_a_new_session_waits_for_room_and_its_answer_is_unchanged(server, smollm2) -> None:
-    with server(smollm2, *GATED, kv_tokens=2048) as client, ThreadPoolExecutor(1) as pool:
-        alone = fill(client)
+    with server(smollm2, *GATE_FLAGS, kv_tokens=2048) as client, ThreadPoolExecutor(1) as pool:
+        answer_alone = fill_device(client)
         delayed = gate(client)["delayed_sessions"]
-        third = pool.submit(turn, client, "c", token_ids(PROMPT, 2))
-        waits(client, 1)
-        longer = token_ids(PROMPT, 0) + token_ids(9, 20)
-        assert turn(client, "a", longer)["meta_info"]["cached_tokens"] >= PROMPT
+        third = pool.submit(send_turn, client, "c", token_ids(PROMPT_TOKENS, 2))
+        wait_for_waiting(client, 1)
+        longer = token_ids(PROMPT_TOKENS, 0) + token_ids(9, 20)
+        assert send_turn(client, "a", longer)["meta_info"]["cached_tokens"] >= PROMPT_TOKENS
         time.sleep(2.0)
-        until(lambda: gate(client)["clock_ago_s"] < 3.0)  # ticks arrive without requests
+        wait_until(lambda: gate(client)["clock_ago_s"] < 3.0)  # ticks arrive without requests
         assert not third.done()
         client.get("/health")
-        end(client, "b")
-        assert third.result()["text"] == alone
-        until(lambda: gate(client)["delayed_sessions"] == delayed + 1)
-        waits(client, 0)
+        end_conversation(client, "b")
+        assert third.result()["text"] == answer_alone
+        wait_until(lambda: gate(client)["delayed_sessions"] == delayed + 1)
+        wait_for_waiting(client, 0)
         assert "canopy:gate_delayed_sessions_total" in client.get("/metrics")
         # Requests aborted while they wait leave no state behind.
         for rid in ("gone", ""):
@@ -129,11 +129,11 @@ def test_a_new_session_waits_for_room_and_its_answer_is_unchanged(server, smollm
                 "max_new_tokens": 4,
                 "custom_params": {**AGENT, "canopy_conversation": f"d{rid}"},
             }
-            body = {"input_ids": token_ids(PROMPT, 3), "sampling_params": sampling}
+            body = {"input_ids": token_ids(PROMPT_TOKENS, 3), "sampling_params": sampling}
             aborted = pool.submit(client.send, "/generate", body | ({"rid": rid} if rid else {}))
-            waits(client, 1)
+            wait_for_waiting(client, 1)
             client.post("/abort_request", {"rid": rid, "abort_all": not rid})
             aborted.result()
-            waits(client, 0)
-        assert gate(client)["footprint_tokens"] < 3 * PROMPT
+            wait_for_waiting(client, 0)
+        assert gate(client)["footprint_tokens"] < 3 * PROMPT_TOKENS
         assert "Traceback" not in client.server.log_text()

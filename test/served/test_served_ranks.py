@@ -16,12 +16,12 @@ import pytest
 
 from sglang_canopy.request.client_hints import GATEWAY_HEADER, SECRET_VARIABLE
 from sglang_canopy.request.sent import METADATA
-from support.gateways import MODULES, post, running, skip_without
+from support.gateways import MODULES, post, run_gateway, skip_without
 from support.prompts import continuing_prompts, token_ids
-from support.served import CORES, agreed, disk_flags, until
+from support.served import CORES, agreed_status, disk_flags, wait_until
 
 pytestmark = pytest.mark.long
-PAGE, REQUESTS, ANSWER, PATIENCE_S = 16, 500, 4, 120.0
+PAGE_TOKENS, REQUESTS, ANSWER_TOKENS, TIMEOUT_S = 16, 500, 4, 120.0
 CATEGORIES = ("chat", "agent", "batch")
 
 
@@ -32,7 +32,7 @@ def conversations(requests: int, seed: int, turns: int = 5) -> list[tuple[list[i
     waiting: list[list[tuple[list[int], dict]]] = []
     for number in range(-(-requests // turns)):
         tokens = list(shared) if number % 3 == 0 else []
-        talk = []
+        conversation = []
         for turn in range(1, turns + 1):
             tokens = tokens + [draw.randrange(100, 40_000) for _ in range(draw.randrange(16, 48))]
             fields = {
@@ -40,13 +40,13 @@ def conversations(requests: int, seed: int, turns: int = 5) -> list[tuple[list[i
                 "canopy_turn": turn,
                 "canopy_conversation": f"c{number}",
             }
-            talk.append((tokens, fields))
-        waiting.append(talk)
+            conversation.append((tokens, fields))
+        waiting.append(conversation)
     mixed = []
     while waiting:
-        talk = draw.choice(waiting[:20])  # twenty at a time
-        mixed.append(talk.pop(0))
-        waiting = [talk for talk in waiting if talk]
+        conversation = draw.choice(waiting[:20])  # twenty at a time
+        mixed.append(conversation.pop(0))
+        waiting = [conversation for conversation in waiting if conversation]
     return mixed[:requests]
 
 
@@ -55,7 +55,7 @@ def client(shared_server, small_model, tmp_path_factory):
     disk = tmp_path_factory.getbasetemp() / "two-ranks-disk"
     return shared_server(
         small_model,
-        *("--tp-size", "2", "--radix-eviction", "wa", "--page-size", str(PAGE)),
+        *("--tp-size", "2", "--radix-eviction", "wa", "--page-size", str(PAGE_TOKENS)),
         *("--canopy-queue-order", "bounded-shortest", "--canopy-session-gate", "auto"),
         *("--max-running-requests", "3"),
         *("--enable-hierarchical-cache", "--hicache-ratio", "1.5"),
@@ -67,17 +67,15 @@ def client(shared_server, small_model, tmp_path_factory):
 
 def test_both_ranks_evict_the_same_leaves_over_500_requests(client) -> None:
     hits = dict.fromkeys(("device", "host", "storage"), 0)
-    sent = 0
     for tokens, fields in conversations(REQUESTS, seed=1):
         details = client.generate(tokens, custom_params=fields)["meta_info"][
             "cached_tokens_details"
         ]
-        sent += len(tokens)
         for tier in hits:
             hits[tier] += (details or {}).get(tier, 0)
     assert min(hits.values()) > 0, hits
-    until(lambda: sum(client.requests_by_category().values()) >= REQUESTS)
-    status = agreed(client)
+    wait_until(lambda: sum(client.requests_by_category().values()) >= REQUESTS)
+    status = agreed_status(client)
     assert status["agreement"]["victims"] > REQUESTS
     assert status["agreement"]["records_compared"] > 0
     assert status["policies"] == {"device": "wa", "host": "wa", "disk": "wa"}
@@ -98,11 +96,11 @@ def entered_host(client: Any, category: str) -> float:
 
 def test_metadata_is_restored_with_every_read_from_disk(client) -> None:
     fields = {"canopy_category": "kept"}
-    prompt = token_ids(20 * PAGE, seed=7)
+    prompt = token_ids(20 * PAGE_TOKENS, seed=7)
     client.generate(prompt, custom_params=fields)
     for read in range(1, 5):
         # Pages that are read without their records count as "default".
-        until(lambda read=read: entered_host(client, "kept") >= read * len(prompt))
+        wait_until(lambda read=read: entered_host(client, "kept") >= read * len(prompt))
         assert entered_host(client, "kept") == read * len(prompt)
         client.flush()
         answer = client.generate([*prompt, read], custom_params=fields)
@@ -110,66 +108,66 @@ def test_metadata_is_restored_with_every_read_from_disk(client) -> None:
 
 
 class Clients:
-    """Clients that stream, disconnect, retry and reuse names, and what became of their requests."""
+    """Clients that stream, disconnect, retry and reuse names, and the outcomes of their requests."""
 
-    def __init__(self, client: Any, prompts: list[list[int]], alone: list[list[int]]) -> None:
-        self.client, self.prompts, self.alone = client, prompts, alone
+    def __init__(self, client: Any, prompts: list[list[int]], expected: list[list[int]]) -> None:
+        self.client, self.prompts, self.expected = client, prompts, expected
         self.counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def run(self, seed: int) -> None:
         draw = random.Random(seed)
         for _ in range(25):
-            which = draw.randrange(len(self.prompts))
+            number = draw.randrange(len(self.prompts))
             body: dict[str, Any] = {"extra_key": draw.choice([None, "a", "b"])}
             if draw.random() < 0.5:
                 body["rid"] = f"job-{seed}-{draw.randrange(4)}-"
-            patience_s = draw.choice([0.01, 0.1, 0.5, PATIENCE_S, PATIENCE_S])
-            ids = self.answer(self.prompts[which], patience_s, body)
+            timeout_s = draw.choice([0.01, 0.1, 0.5, TIMEOUT_S, TIMEOUT_S])
+            ids = self.answer(self.prompts[number], timeout_s, body)
             if ids is not None:
-                what = "answered" if ids == self.alone[which] else "wrong"
-            elif patience_s < PATIENCE_S:
-                what = "hung up"
+                outcome = "answered" if ids == self.expected[number] else "wrong"
+            elif timeout_s < TIMEOUT_S:
+                outcome = "disconnected"
             else:
-                what = "name in use" if "rid" in body else "unanswered"
+                outcome = "name in use" if "rid" in body else "unanswered"
             with self._lock:
-                self.counts[what] += 1
+                self.counts[outcome] += 1
 
-    def answer(self, ids: list[int], patience_s: float, body: dict[str, Any]) -> list[int] | None:
-        """Return all tokens; ``None`` if the client has hung up, or after a refusal."""
-        sampling = {"temperature": 0, "max_new_tokens": ANSWER, "ignore_eos": True}
+    def answer(self, ids: list[int], timeout_s: float, body: dict[str, Any]) -> list[int] | None:
+        """Return all tokens; ``None`` if the client disconnected, or after a refusal."""
+        sampling = {"temperature": 0, "max_new_tokens": ANSWER_TOKENS, "ignore_eos": True}
         request = {"input_ids": ids, "sampling_params": sampling, "stream": True, **body}
         output_ids: list[int] = []
         host = self.client.url.removeprefix("http://")
         with (
-            contextlib.closing(http.client.HTTPConnection(host, timeout=PATIENCE_S)) as connection,
+            contextlib.closing(http.client.HTTPConnection(host, timeout=TIMEOUT_S)) as connection,
             contextlib.suppress(OSError, http.client.HTTPException),
         ):
             headers = {"Content-Type": "application/json"}
             connection.request("POST", "/generate", json.dumps(request), headers)
-            connection.sock.settimeout(patience_s)
+            connection.sock.settimeout(timeout_s)
             for line in connection.getresponse():
                 if line.startswith(b"data: {"):
                     output_ids = json.loads(line.removeprefix(b"data: ")).get("output_ids") or []
                 elif line.startswith(b"data: [DONE]"):
                     break
-        return output_ids if len(output_ids) == ANSWER else None
+        return output_ids if len(output_ids) == ANSWER_TOKENS else None
 
 
 def test_ranks_agree_and_others_are_answered_when_clients_disconnect(client) -> None:
     """The scheduler alone: test/server/scheduler."""
     prompts = continuing_prompts(12, 5, most_shared=300)
     prompts = [ids[:700] for ids in prompts]
-    alone = [client.generate(ids, ANSWER)["output_ids"] for ids in prompts]
-    clients = Clients(client, prompts, alone)
+    expected = [client.generate(ids, ANSWER_TOKENS)["output_ids"] for ids in prompts]
+    clients = Clients(client, prompts, expected)
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(clients.run, range(6)))
     assert clients.counts["wrong"] == clients.counts["unanswered"] == 0, clients.counts
-    assert min(clients.counts["answered"], clients.counts["hung up"]) > 20, clients.counts
+    assert min(clients.counts["answered"], clients.counts["disconnected"]) > 20, clients.counts
     client.flush()  # SGLang flushes only an idle server, and checks for leaks
-    assert [client.generate(ids, ANSWER)["output_ids"] for ids in prompts] == alone
-    until(lambda: not client.rank()["queue"]["waiting_requests"])
-    agreed(client)
+    assert [client.generate(ids, ANSWER_TOKENS)["output_ids"] for ids in prompts] == expected
+    wait_until(lambda: not client.rank()["queue"]["waiting_requests"])
+    agreed_status(client)
     assert "Traceback" not in client.server.log_text()
 
 
@@ -178,7 +176,7 @@ BEARER = {"Authorization": f"Bearer {ADMIN}"}
 GATEWAY = {GATEWAY_HEADER: SECRET}
 
 
-def fill(client: Any, rank: int, seed: int) -> tuple[list[int], list[int]]:
+def fill_replica(client: Any, rank: int, seed: int) -> tuple[list[int], list[int]]:
     """Fill a replica with two conversations; the older is evicted first. Its client's hint that it is over
     is ignored, since users of this server may not give that hint."""
     old, ended = token_ids(500, seed), token_ids(500, seed + 1)
@@ -193,9 +191,9 @@ def test_a_hint_reaches_every_replica_and_only_trusted_ones_count(server, tiny_m
     flags += ("--admin-api-key", ADMIN, "--canopy-client-hints", "trusted")
     environment = {SECRET_VARIABLE: SECRET, "SGLANG_CPU_OMP_THREADS_BIND": "0|0"}
     with server(tiny_model, *flags, kv_tokens=2048, environment=environment) as client:
-        nobody_reads_that_another_tenant_had_the_prompt(client)
+        check_that_no_user_reads_of_another_tenants_prompt(client)
         assert client.send("/flush_cache?timeout=20", {}, **BEARER)[0] == 200
-        filled = [fill(client, rank, 10 * rank) for rank in range(2)]
+        filled = [fill_replica(client, rank, 10 * rank) for rank in range(2)]
         hint = {"conversation": "ended", "over": True, "cache_salt": "a"}
         wrong = {**hint, "conversation": "old"}
         assert client.send("/canopy/hint", wrong)[0] == 401
@@ -213,10 +211,10 @@ def test_a_hint_reaches_every_replica_and_only_trusted_ones_count(server, tiny_m
         log = client.server.log_text()
         assert SECRET not in log
         assert "Traceback" not in log
-        answers_are_equal_on_both_replicas(client)
+        check_answers_are_equal_on_both_replicas(client)
 
 
-def nobody_reads_that_another_tenant_had_the_prompt(client: Any) -> None:
+def check_that_no_user_reads_of_another_tenants_prompt(client: Any) -> None:
     prompt = token_ids(400, 3)
     for tenant in ("first", "second"):
         client.generate(prompt, 2, cache_salt=tenant, routed_dp_rank=0)
@@ -226,13 +224,13 @@ def nobody_reads_that_another_tenant_had_the_prompt(client: Any) -> None:
         return rank["prompt_tokens"] >= 800 and rank["missed"]
 
     for headers in ({}, BEARER):
-        found = until(lambda sent=headers: missed(**sent))
-        assert found["tokens"]["never_seen"]["none"] >= 2 * 398
-        shown = client.send("/canopy/status", **headers)[1] + client.send("/metrics", **headers)[1]
-        assert "namespace" not in str(shown)
+        missed_tokens = wait_until(lambda headers=headers: missed(**headers))
+        assert missed_tokens["tokens"]["never_seen"]["none"] >= 2 * 398
+        text = client.send("/canopy/status", **headers)[1] + client.send("/metrics", **headers)[1]
+        assert "namespace" not in str(text)
 
 
-def answers_are_equal_on_both_replicas(client: Any) -> None:
+def check_answers_are_equal_on_both_replicas(client: Any) -> None:
     prompt, answers = token_ids(300, 4), set()
     for rank in (0, 1, 0, 1):
         answer = client.generate(prompt, 8, routed_dp_rank=rank, cache_salt="both")
@@ -244,10 +242,10 @@ def answers_are_equal_on_both_replicas(client: Any) -> None:
 LONG = "The ants go marching one by one. " * 60
 
 
-def chat(url: str, opening: str, salt: str | None = None, **more: Any) -> int:
+def send_chat(url: str, opening: str, salt: str | None = None, **fields: Any) -> int:
     """Send a turn of the conversation ``OPENING-c``; return its cached prompt tokens."""
     messages = [{"role": "user", "content": f"{opening}. {LONG}"}]
-    body = {"model": "tiny", "messages": messages, "max_tokens": 4, "temperature": 0, **more}
+    body = {"model": "tiny", "messages": messages, "max_tokens": 4, "temperature": 0, **fields}
     if salt is not None:
         body["metadata"] = {METADATA["cache_salt"]: salt, "user_id": f"u_session_{opening}-c"}
     status, answer = post(f"{url}/v1/chat/completions", body)
@@ -255,7 +253,7 @@ def chat(url: str, opening: str, salt: str | None = None, **more: Any) -> int:
     return (answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens", 0)
 
 
-def message(url: str, opening: str, salt: str) -> int:
+def send_message(url: str, opening: str, salt: str) -> int:
     """Send a turn on ``/v1/messages``; return its cached prompt tokens."""
     system = [{"type": "text", "text": opening}, {"type": "text", "text": LONG}]
     body = {"model": "tiny", "system": system, "max_tokens": 4, "cache_salt": salt}
@@ -265,16 +263,16 @@ def message(url: str, opening: str, salt: str) -> int:
     return answer["usage"].get("cache_read_input_tokens", 0)
 
 
-def said_to_be(client: Any, conversation: str, salt: str) -> str | None:
+def hint_at(client: Any, conversation: str, salt: str) -> str | None:
     """Return the hint that a worker's policy received about a conversation: ``over`` or ``None``."""
     path, tenant = f"/canopy/explain?conversation={conversation}", {"X-Canopy-Cache-Salt": salt}
     # Users get an explanation every half a second.
-    text = until(lambda: (found := client.send(path, **tenant))[0] == 200 and found[1])
-    (found,) = json.loads(text)["replicas"][0]
-    return found["belief"].get("hinted")
+    text = wait_until(lambda: (reply := client.send(path, **tenant))[0] == 200 and reply[1])
+    (explanation,) = json.loads(text)["replicas"][0]
+    return explanation["belief"].get("hinted")
 
 
-def test_tenants_stay_apart_behind_gateways_and_hints_reach_both_workers(
+def test_tenants_are_separate_behind_gateways_and_hints_reach_both_workers(
     server, tiny_model, tmp_path
 ) -> None:
     for gateway in MODULES:
@@ -287,25 +285,25 @@ def test_tenants_stay_apart_behind_gateways_and_hints_reach_both_workers(
         ]
         urls = [worker.url for worker in workers]
         for gateway in MODULES:
-            url = stack.enter_context(running(gateway, urls, tmp_path / f"{gateway}.log"))
-            talk = f"{gateway}-c"
+            url = stack.enter_context(run_gateway(gateway, urls, tmp_path / f"{gateway}.log"))
+            name = f"{gateway}-c"
             for salt in ("a", "b"):
                 # Round robin: the first two requests meet both workers.
-                first = [chat(url, gateway, salt) for _ in urls]
-                again = [chat(url, gateway, salt) for _ in urls]
+                first = [send_chat(url, gateway, salt) for _ in urls]
+                second = [send_chat(url, gateway, salt) for _ in urls]
                 assert max(first) < 100, "another tenant's KV"
-                assert min(again) > 300
+                assert min(second) > 300
             for worker in workers:
-                worker.post("/canopy/hint", {"conversation": talk, "over": True, "cache_salt": "a"})
-                until(lambda one=worker, talk=talk: said_to_be(one, talk, "a") == "over")
-                assert said_to_be(worker, talk, "b") is None
+                worker.post("/canopy/hint", {"conversation": name, "over": True, "cache_salt": "a"})
+                wait_until(lambda worker=worker, name=name: hint_at(worker, name, "a") == "over")
+                assert hint_at(worker, name, "b") is None
         # The last gateway is smg, which has this route.
         for salt in ("a", "b"):
-            assert max(message(url, "Messages", salt) for _ in urls) < 100
-            assert min(message(url, "Messages", salt) for _ in urls) > 300
+            assert max(send_message(url, "Messages", salt) for _ in urls) < 100
+            assert min(send_message(url, "Messages", salt) for _ in urls) > 300
         # sglang-router drops the salt in the body: the worker logs that once.
-        router = stack.enter_context(running("sglang-router", urls, tmp_path / "router.log"))
+        router = stack.enter_context(run_gateway("sglang-router", urls, tmp_path / "router.log"))
         for _ in range(4):
-            chat(router, "Dropped", cache_salt="d")
+            send_chat(router, "Dropped", cache_salt="d")
         for worker in workers:
             assert worker.server.log_text().count("names no tenant") == 1

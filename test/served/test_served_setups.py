@@ -1,4 +1,4 @@
-"""Set-ups of SGLang: whatever tier an answer's KV comes from, it equals the cold answer of the same server.
+"""Set-ups of SGLang: an answer with KV of any tier equals the cold answer of the same server.
 
 A prompt under a tenant of its own finds no KV, so its answer is the oracle of later ones.
 """
@@ -14,11 +14,11 @@ import pytest
 
 from support import hybrid_models
 from support.prompts import token_ids
-from support.served import CORES, disk_flags, until
+from support.served import CORES, disk_flags, wait_until
 from support.small_models import DEEPSEEK_V2, LLAMA, VOCABULARY, write_adapter, write_model
 from support.vision_models import PICTURE, picture, write_vision_model
 
-HEAD, PAGE = 304, 16
+HEAD_TOKENS, PAGE = 304, 16
 ADAPTERS = ("law", "tax", None)
 Job = dict[str, Any]
 
@@ -41,8 +41,8 @@ def hybrid(kind: str) -> Callable[[Path, Path], Path]:
 
 
 def shared_heads(count: int = 5) -> list[Job]:
-    """Each head once with a tail, then each twice with others."""
-    heads = [token_ids(HEAD, seed) for seed in range(1, count + 1)]
+    """Return each head once with a tail, then each twice with other tails."""
+    heads = [token_ids(HEAD_TOKENS, seed) for seed in range(1, count + 1)]
     order = [*heads, *(head for head in heads for _ in range(2))]
     return [{"input_ids": ids + token_ids(12, 60 + n)} for n, ids in enumerate(order)]
 
@@ -52,17 +52,17 @@ def under_adapters() -> list[Job]:
     return [{key: value for key, value in job.items() if value is not None} for job in jobs]
 
 
-def growing() -> list[Job]:
-    asked = hybrid_models.conversations() + hybrid_models.by_turn()
-    return [{"input_ids": ids} for ids in asked]
+def growing_prompts() -> list[Job]:
+    prompts = hybrid_models.conversations() + hybrid_models.prompts_by_turn()
+    return [{"input_ids": ids} for ids in prompts]
 
 
 def pictures() -> list[Job]:
     """A picture twice, another picture, and another question about the first."""
-    before = "Here is what was seen on the way home, told in the order in which it happened: "
+    story = "Here is what was seen on the way home, told in the order in which it happened: "
     return [
         {
-            "text": f"{before}{PICTURE} {question}",
+            "text": f"{story}{PICTURE} {question}",
             "image_data": [picture(seed)],
             "return_logprob": True,
         }
@@ -85,7 +85,7 @@ def with_priorities_and_schemas() -> list[Job]:
 
 @dataclass(slots=True, frozen=True)
 class SetUp:
-    """Flags of a server, its model and the jobs that it is given."""
+    """Flags of a server, its model and its jobs."""
 
     flags: tuple[str, ...] = ()
     model: Callable[[Path, Path], Path] = llama
@@ -97,9 +97,9 @@ class SetUp:
     """Host memory, in multiples of the device's."""
     page: int = 1
     disk: bool = False
-    at_once: int = 1
-    least: int = 4 * HEAD
-    """Least number of cached tokens."""
+    concurrent_requests: int = 1
+    min_cached: int = 4 * HEAD_TOKENS
+    """Of all jobs together."""
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -109,7 +109,7 @@ TOGETHER = (
     *("--enable-priority-scheduling", "--disable-priority-preemption"),
     *("--default-priority-value", "0", "--canopy-queue-order", "bounded-shortest"),
 )
-HYBRID = {"jobs": growing, "kv_tokens": 700, "least": 1}
+HYBRID = {"jobs": growing_prompts, "kv_tokens": 700, "min_cached": 1}
 
 SETUPS = {
     "pipeline": SetUp(("--pp-size", "2"), options={"environment": CORES}),
@@ -119,8 +119,8 @@ SETUPS = {
         with_priorities_and_schemas,
         1280,
         page=64,
-        at_once=4,
-        least=1,
+        concurrent_requests=4,
+        min_cached=1,
         options={"overlap": True},
     ),
     "windows, host": SetUp((), hybrid("windows"), **HYBRID, host=6),
@@ -131,8 +131,8 @@ SETUPS = {
         page=PAGE,
         host=3,
         disk=True,
-        at_once=3,
-        least=4 * HEAD,
+        concurrent_requests=3,
+        min_cached=4 * HEAD_TOKENS,
     ),
     "adapters, disk": SetUp(
         ("--enable-lora", "--lora-backend", "torch_native"),
@@ -140,34 +140,34 @@ SETUPS = {
         page=4,
         host=4,
         disk=True,
-        least=18 * HEAD,
+        min_cached=18 * HEAD_TOKENS,
     ),
     "host as a buffer, disk": SetUp(
         ("--hicache-host-memory-mode", "buffer_only"), page=PAGE, host=2, disk=True
     ),
-    "pictures": SetUp(("--skip-server-warmup",), write_vision_model, pictures, 2048, least=1),
-    "observed": SetUp((), page=PAGE, policy=("--canopy-observe",), kv_tokens=1536, least=1),
+    "pictures": SetUp(("--skip-server-warmup",), write_vision_model, pictures, 2048, min_cached=1),
+    "observed": SetUp((), page=PAGE, policy=("--canopy-observe",), kv_tokens=1536, min_cached=1),
 }
 
 
-def ask(client: Any, job: Job, tenant: str | None = None) -> dict[str, Any]:
+def run_job(client: Any, job: Job, tenant: str | None = None) -> dict[str, Any]:
     sampling = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
     body = {key: value for key, value in job.items() if key != "sampling"}
     body["sampling_params"] = sampling | job.get("sampling", {})
     return client.post("/generate", body | ({"extra_key": tenant} if tenant else {}))
 
 
-def check(answer: dict[str, Any], cold: dict[str, Any]) -> None:
+def check_answer(answer: dict[str, Any], cold: dict[str, Any]) -> None:
     assert answer["output_ids"] == cold["output_ids"]
-    chances, alone = (one["meta_info"].get("output_token_logprobs", ()) for one in (answer, cold))
-    for (chance, *_), (expected, *_) in zip(chances, alone, strict=True):
-        assert chance == pytest.approx(expected, abs=1e-4)
+    logprobs, cold_probs = (a["meta_info"].get("output_token_logprobs", ()) for a in (answer, cold))
+    for (logprob, *_), (expected, *_) in zip(logprobs, cold_probs, strict=True):
+        assert logprob == pytest.approx(expected, abs=1e-4)
 
 
 def from_tier(answers: list[dict[str, Any]], tier: str) -> int:
     """Return the prompt tokens of ``answers`` that were cached in ``tier``."""
-    details = (one["meta_info"].get("cached_tokens_details") or {} for one in answers)
-    return sum(of.get(tier, 0) for of in details)
+    details = (answer["meta_info"].get("cached_tokens_details") or {} for answer in answers)
+    return sum(by_tier.get(tier, 0) for by_tier in details)
 
 
 def cached(answer: dict[str, Any]) -> int:
@@ -188,73 +188,73 @@ def test_answers_from_every_tier_equal_cold_answers(name, server, smollm2, tmp_p
     if setup.disk:
         flags += disk_flags(tmp_path / "disk")
     with server(model, *flags, kv_tokens=setup.kv_tokens, **setup.options) as client:
-        cold = [ask(client, job, f"cold {n}") for n, job in enumerate(jobs)]
+        cold = [run_job(client, job, f"cold {n}") for n, job in enumerate(jobs)]
         assert sum(map(cached, cold)) == 0, "a tenant found another's KV"
-        assert len({str(one["output_ids"]) for one in cold}) > len(jobs) // 3, (
+        assert len({str(answer["output_ids"]) for answer in cold}) > len(jobs) // 3, (
             "prompts change nothing"
         )
-        with ThreadPoolExecutor(setup.at_once) as pool:
-            answers = list(pool.map(lambda job: ask(client, job), jobs))
-        for answer, alone in zip(answers, cold, strict=True):
-            check(answer, alone)
-        assert sum(map(cached, answers)) >= setup.least, [cached(one) for one in answers]
+        with ThreadPoolExecutor(setup.concurrent_requests) as pool:
+            answers = list(pool.map(lambda job: run_job(client, job), jobs))
+        for answer, cold_answer in zip(answers, cold, strict=True):
+            check_answer(answer, cold_answer)
+        assert sum(map(cached, answers)) >= setup.min_cached, [cached(a) for a in answers]
         if setup.host and "buffer_only" not in setup.flags:
             assert from_tier(answers, "host") > 0
         if "--canopy-observe" not in flags and setup.jobs is not pictures:
-            until(lambda: evicted(client))
+            wait_until(lambda: has_evicted(client))
         if setup.disk:
-            check_disk(client, jobs, cold, setup.page)
-        MORE.get(name, lambda *_: None)(client, answers)
+            check_disk_reads(client, jobs, cold, setup.page)
+        FURTHER_CHECKS.get(name, lambda *_: None)(client, answers)
         if name in ("windows, host", "states, host"):
-            theirs = hybrid_models.load(name.partition(",")[0], model)
-            wanted = [hybrid_models.greedy(theirs, job["input_ids"], 8) for job in jobs[:9]]
-            assert hybrid_models.agrees([one["output_ids"] for one in cold[:9]], wanted)
+            reference = hybrid_models.load(name.partition(",")[0], model)
+            expected = [hybrid_models.greedy(reference, job["input_ids"], 8) for job in jobs[:9]]
+            assert hybrid_models.agrees([answer["output_ids"] for answer in cold[:9]], expected)
         # Before it is ready, SGLang may log failed connections to itself.
         assert "Traceback" not in client.server.log_text().partition("ready to roll")[2]
 
 
-def evicted(client: Any) -> bool:
+def has_evicted(client: Any) -> bool:
     tiers = [rank["tiers"] for rank in client.status()["ranks"]]
-    return all(sum(of["device"]["evicted_tokens"].values()) > 0 for of in tiers)
+    return all(sum(by_tier["device"]["evicted_tokens"].values()) > 0 for by_tier in tiers)
 
 
-def check_disk(client: Any, jobs: list[Job], cold: list[Any], page: int) -> None:
+def check_disk_reads(client: Any, jobs: list[Job], cold: list[Any], page: int) -> None:
     """Empty the memory: each prompt is read from the disk, by its own adapter alone."""
-    prompts = {json.dumps(job) for job in jobs}
-    until(lambda: client.rank()["disk"]["pages"] >= 2 * len(prompts) * (HEAD // page) // 3)
+    prompts = len({json.dumps(job) for job in jobs})
+    wait_until(lambda: client.rank()["disk"]["pages"] >= 2 * prompts * (HEAD_TOKENS // page) // 3)
     client.flush()
-    for job, alone in zip(jobs[::-1], cold[::-1], strict=True):
-        check(answer := ask(client, job), alone)
-        assert from_tier([answer], "storage") >= HEAD - page, answer["meta_info"]
+    for job, cold_answer in zip(jobs[::-1], cold[::-1], strict=True):
+        check_answer(answer := run_job(client, job), cold_answer)
+        assert from_tier([answer], "storage") >= HEAD_TOKENS - page, answer["meta_info"]
         client.flush()
 
 
-def adapters(client: Any, answers: list[dict[str, Any]]) -> None:
+def check_adapters(client: Any, answers: list[dict[str, Any]]) -> None:
     assert not any(map(cached, answers[:9])), "an adapter found another's KV"
 
 
-def seen(_: Any, answers: list[dict[str, Any]]) -> None:
-    first, again, other, question = map(cached, answers)
+def check_pictures(_: Any, answers: list[dict[str, Any]]) -> None:
+    first, repeated, other_picture, other_question = map(cached, answers)
     assert first == 0
-    assert again > question > other > 0, "a picture's KV is found with that picture alone"
-    chances = [[p for p, *_ in one["meta_info"]["output_token_logprobs"]] for one in answers]
-    assert chances[0] != pytest.approx(chances[2], abs=1e-3), "the picture changes nothing"
+    assert repeated > other_question > other_picture > 0, "KV of a picture matches it alone"
+    logprobs = [[p for p, *_ in answer["meta_info"]["output_token_logprobs"]] for answer in answers]
+    assert logprobs[0] != pytest.approx(logprobs[2], abs=1e-3), "the picture changes nothing"
 
 
-def observed(client: Any, answers: list[dict[str, Any]]) -> None:
-    sent = 2 * len(answers)
-    until(lambda: (client.status()["whatif"] or {}).get("sampled_requests", 0) >= sent)
+def check_observation(client: Any, answers: list[dict[str, Any]]) -> None:
+    requests = 2 * len(answers)
+    wait_until(lambda: (client.status()["whatif"] or {}).get("sampled_requests", 0) >= requests)
     status = client.status()
     arms = {(arm["policy"], arm["capacity"]): arm for arm in status["whatif"]["arms"]}
     assert (status["ranks"], status["whatif"]["running"]) == ([], "lru")
     assert {policy for policy, _ in arms} == {"lru", "canopy-lru", "wa"}
     assert arms["lru", "device x2"]["hit_ratio"] >= arms["lru", "now"]["hit_ratio"] > 0
     assert status["next_step"].startswith("Nothing to decide yet: too few requests")
-    until(lambda: client.get("/metrics").count("canopy:whatif_hit_ratio{") == len(arms))
+    wait_until(lambda: client.get("/metrics").count("canopy:whatif_hit_ratio{") == len(arms))
 
 
-def metered(client: Any, answers: list[dict[str, Any]]) -> None:
-    until(lambda: client.status()["whatif"]["sampled_requests"] >= 2 * len(answers))
+def check_meter(client: Any, answers: list[dict[str, Any]]) -> None:
+    wait_until(lambda: client.status()["whatif"]["sampled_requests"] >= 2 * len(answers))
     status = client.status()
     assert status["policy"] == client.rank()["running"]
     arms = {(arm["policy"], arm["capacity"]) for arm in status["whatif"]["arms"]}
@@ -262,9 +262,9 @@ def metered(client: Any, answers: list[dict[str, Any]]) -> None:
     assert status["whatif"]["spent_s"] > 0
 
 
-MORE = {
-    "adapters, disk": adapters,
-    "pictures": seen,
-    "observed": observed,
-    "latent attention, disk, meter, floor": metered,
+FURTHER_CHECKS = {
+    "adapters, disk": check_adapters,
+    "pictures": check_pictures,
+    "observed": check_observation,
+    "latent attention, disk, meter, floor": check_meter,
 }

@@ -12,10 +12,10 @@ from canopy_lab.cli.main import main
 from canopy_lab.sim.system import SystemConfig, load_profile, simulate_system
 from canopy_lab.trace.record import TraceRequest
 from support.prompts import token_ids
-from support.served import disk_flags, until
+from support.served import disk_flags, wait_until
 
 pytestmark = pytest.mark.xdist_group("canopy")
-LACKED = {
+ABSENT_HOOKS = {
     f"sglang.srt.managers.scheduler.Scheduler.{name}"
     for name in ("send_abort_output", "_create_generation_req")
 }
@@ -50,7 +50,7 @@ def test_auto_with_a_host_and_a_disk_tier_generates_transformers_text(
     """test_differential.py compares with a server without Canopy."""
     prompts = [token_ids(64, seed=1) + token_ids(336, seed=2 + n) for n in range(6)]
 
-    def texts(client: Any) -> list[list[int]]:
+    def output_ids(client: Any) -> list[list[int]]:
         answers = [client.generate(prompt, 8) for prompt in prompts]
         for answer in answers:
             details = answer["meta_info"].get("cached_tokens_details") or {}
@@ -62,13 +62,13 @@ def test_auto_with_a_host_and_a_disk_tier_generates_transformers_text(
     tiers = ("--page-size", "16", "--enable-hierarchical-cache", "--hicache-ratio", "2")
     flags = ("--radix-eviction", "auto", *tiers, *disk_flags(tmp_path / "disk"))
     with server(small_model, *flags, kv_tokens=1280) as client:
-        assert texts(client) == texts(client) == expected
+        assert output_ids(client) == output_ids(client) == expected
         assert cached["host"] > 300
-        until(lambda: client.rank()["disk"]["pages"] >= 40)
+        wait_until(lambda: client.rank()["disk"]["pages"] >= 40)
         client.flush()
-        assert texts(client) == expected
+        assert output_ids(client) == expected
         assert cached["storage"] > 300
-        assert client.status()["off"].keys() <= LACKED
+        assert client.status()["off"].keys() <= ABSENT_HOOKS
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -103,7 +103,7 @@ def test_a_hint_and_the_status_have_routes_of_their_own(canopy_server) -> None:
     status = client.status()
     assert (status["policy"], status["hints_waiting"]) == ("wa", 0)
     assert status["ttft_model"]["requests"] >= 30
-    # A line that a busy machine's times do not show is no line; a falling one never is.
+    # A busy machine's times may show no line; a falling line would be wrong.
     slope = status["ttft_model"]["alpha_ms_per_1k_tokens"]
     assert slope is None or slope > 0
 
@@ -120,23 +120,23 @@ KV_HINTS = {
 
 @pytest.mark.parametrize(
     ("seed", "fields"),
-    [(31, {"custom_params": {"canopy_conversation": "over"}}), (41, {"kv_hints": KV_HINTS})],
+    [(31, {"custom_params": {"canopy_conversation": "ended"}}), (41, {"kv_hints": KV_HINTS})],
 )
-def test_kv_that_is_over_by_a_hint_or_by_sglangs_kv_hints_is_evicted_first(
+def test_kv_of_a_conversation_that_a_hint_ends_is_evicted_first(
     canopy_server, seed, fields
 ) -> None:
     client = canopy_server
-    old, over = token_ids(500, seed=seed), token_ids(500, seed=seed + 1)
-    before = client.status()["ignored_fields"].get("kv_hints", 0)
+    old, ended = token_ids(500, seed=seed), token_ids(500, seed=seed + 1)
+    ignored_before = client.status()["ignored_fields"].get("kv_hints", 0)
     client.generate(old, custom_params={"canopy_conversation": "old"})
-    client.generate(over, **fields)
+    client.generate(ended, **fields)
     if "kv_hints" not in fields:
-        client.post("/canopy/hint", {"conversation": "over", "over": True})
+        client.post("/canopy/hint", {"conversation": "ended", "over": True})
     client.generate(token_ids(1400, seed=seed + 2))
     assert client.cached(old)["total"] > 400
-    assert client.cached(over)["total"] < 250
+    assert client.cached(ended)["total"] < 250
     ignored = client.status()["ignored_fields"].get("kv_hints", 0)
-    assert ignored == before + ("kv_hints" in fields)  # ``kv.fetch``
+    assert ignored == ignored_before + ("kv_hints" in fields)  # ``kv.fetch``
 
 
 PROCESSOR = """
@@ -161,17 +161,17 @@ def test_a_logit_processor_receives_its_clients_parameters_alone(canopy_server) 
     body = {"input_ids": token_ids(50, 1), "custom_logit_processor": names["Biases"].to_str()}
     biases, stamp = {"777": 1000.0}, {"canopy_category": "chat", "canopy_turn": 2}
 
-    def answered(params: dict[str, Any] | None, **sampling: Any) -> list[int]:
+    def output_ids(params: dict[str, Any] | None, **sampling: Any) -> list[int]:
         sampling_params = {"temperature": 0, "max_new_tokens": 2, "ignore_eos": True, **sampling}
         if params is not None:
             sampling_params["custom_params"] = params
         answer = canopy_server.post("/generate", {**body, "sampling_params": sampling_params})
         return (answer[0] if isinstance(answer, list) else answer)["output_ids"]
 
-    assert answered(biases) == answered({**biases, **stamp}) == [777] * 2
-    assert answered(None) == [555] * 2
-    assert answered(biases, n=2, temperature=1.0) == [777] * 2
-    assert answered({}) != [555] * 2
+    assert output_ids(biases) == output_ids({**biases, **stamp}) == [777] * 2
+    assert output_ids(None) == [555] * 2
+    assert output_ids(biases, n=2, temperature=1.0) == [777] * 2
+    assert output_ids({}) != [555] * 2
     assert "Scheduler hit an exception" not in canopy_server.server.log_text()
 
 

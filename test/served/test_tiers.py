@@ -15,18 +15,18 @@ from safetensors.torch import load_file, save_file
 
 from support.mooncake_cluster import PAGE, SEGMENT_BYTES, cluster, wheel
 from support.prompts import token_ids
-from support.served import disk_flags, until
+from support.served import disk_flags, wait_until
 
 __all__ = ["cluster", "wheel"]
 pytestmark = pytest.mark.long
 TIERS = ("--page-size", "16", "--enable-hierarchical-cache", "--hicache-ratio", "2")
-POOL = 1280
+POOL_TOKENS = 1280
 
 
 def cached(answer: dict[str, Any]) -> tuple[int, int, int]:
     """Return the cached tokens on the device, on the host and on the disk."""
-    of = answer["meta_info"].get("cached_tokens_details") or {}
-    return of.get("device", 0), of.get("host", 0), of.get("storage", 0)
+    details = answer["meta_info"].get("cached_tokens_details") or {}
+    return details.get("device", 0), details.get("host", 0), details.get("storage", 0)
 
 
 def test_a_server_that_received_sigterm_is_continued_by_the_next(server, tiny_model, tmp_path):
@@ -36,7 +36,7 @@ def test_a_server_that_received_sigterm_is_continued_by_the_next(server, tiny_mo
     shared = token_ids(64, 1)
     prompts = [shared + token_ids(200, seed) for seed in (2, 3, 4)]
     with server(
-        tiny_model, *flags, "--hicache-write-policy", "write_back", kv_tokens=POOL
+        tiny_model, *flags, "--hicache-write-policy", "write_back", kv_tokens=POOL_TOKENS
     ) as client:
         first = [client.generate(prompt, 8)["output_ids"] for prompt in prompts]
         assert client.rank()["disk"]["pages"] == 0
@@ -46,46 +46,46 @@ def test_a_server_that_received_sigterm_is_continued_by_the_next(server, tiny_mo
         log = client.server.log_text()
     assert "0 pages are lost" in log, log[-2000:]
     assert [f.stat().st_mode & 0o777 for f in (tmp_path / "disk").glob("*/learnt.json")] == [0o600]
-    with server(tiny_model, *flags, kv_tokens=POOL) as client:
-        for prompt, before in zip(prompts, first):
+    with server(tiny_model, *flags, kv_tokens=POOL_TOKENS) as client:
+        for prompt, expected in zip(prompts, first):
             answer = client.generate(prompt, 8)
-            assert answer["output_ids"] == before
+            assert answer["output_ids"] == expected
             assert sum(cached(answer)) == 256
-        again = client.generate([*prompts[0], *first[0], *prompts[1][-32:]], 1)
-        assert sum(cached(again)) >= 256
-        sent = 3 * 264 + 304 + 6 * 900 + 2 * 1024
-        evicted_prompt_is_loaded_whole(client)
-        causes_sum_to_the_misses(client, sent)
+        next_turn = client.generate([*prompts[0], *first[0], *prompts[1][-32:]], 1)
+        assert sum(cached(next_turn)) >= 256
+        prompt_tokens = 3 * 264 + 304 + 6 * 900 + 2 * 1024
+        check_evicted_prompt_is_loaded_whole(client)
+        check_causes_sum_to_the_misses(client, prompt_tokens)
         assert "Traceback" not in client.server.log_text()
 
 
-def evicted_prompt_is_loaded_whole(client: Any) -> None:
-    prompt, before = token_ids(1024, 10), client.rank()["disk"]["pages"]
+def check_evicted_prompt_is_loaded_whole(client: Any) -> None:
+    prompt, pages_before = token_ids(1024, 10), client.rank()["disk"]["pages"]
 
-    def written(pages: int) -> None:
-        until(lambda: client.rank()["disk"]["pages"] >= before + pages)
+    def wait_for_pages(pages: int) -> None:
+        wait_until(lambda: client.rank()["disk"]["pages"] >= pages_before + pages)
 
     first = client.generate(prompt, 8)["output_ids"]
-    written(64)
+    wait_for_pages(64)
     for number in range(6):
         client.generate(token_ids(900, 11 + number), 2)
-        written(64 + 56 * (number + 1))
-    again = client.generate(prompt, 8)
-    assert again["output_ids"] == first
-    assert cached(again) == (0, 0, 1008)
+        wait_for_pages(64 + 56 * (number + 1))
+    answer = client.generate(prompt, 8)
+    assert answer["output_ids"] == first
+    assert cached(answer) == (0, 0, 1008)
 
 
-def causes_sum_to_the_misses(client: Any, sent: int) -> None:
-    same, samples = token_ids(600, 30), {"max_new_tokens": 3, "ignore_eos": True, "n": 4}
+def check_causes_sum_to_the_misses(client: Any, prompt_tokens: int) -> None:
+    prompt, samples = token_ids(600, 30), {"max_new_tokens": 3, "ignore_eos": True, "n": 4}
     client.post("/generate", {"input_ids": token_ids(333, 31), "sampling_params": samples})
-    client.generate(same, 2)
+    client.generate(prompt, 2)
     client.post("/hicache/storage-backend/clear")
     client.flush()
-    client.generate(same, 2)
-    sent += 333 + 1200
-    until(lambda: client.rank()["prompt_tokens"] >= sent)
-    asked = time.time()
-    until(lambda: client.rank()["time_unix_s"] > asked + 0.5)  # rows and causes are of one moment
+    client.generate(prompt, 2)
+    prompt_tokens += 333 + 1200
+    wait_until(lambda: client.rank()["prompt_tokens"] >= prompt_tokens)
+    now = time.time()
+    wait_until(lambda: client.rank()["time_unix_s"] > now + 0.5)  # both of one moment
     rank = client.rank()
     tokens = rank["missed"]["tokens"]
     missed = rank["prompt_tokens"] - sum(tier["hit_tokens"] for tier in rank["tiers"].values())
@@ -105,8 +105,8 @@ def test_no_server_reads_kv_of_other_weights(server, small_model, tmp_path) -> N
     first, second = small_model, tmp_path / "other"
     shutil.copytree(first, second)
     weights = load_file(first / "model.safetensors")
-    turned = {name: weight.flip(0).contiguous() for name, weight in weights.items()}
-    save_file(turned, second / "model.safetensors", {"format": "pt"})
+    flipped = {name: weight.flip(0).contiguous() for name, weight in weights.items()}
+    save_file(flipped, second / "model.safetensors", {"format": "pt"})
     flags = ("--radix-eviction", "canopy-lru", *TIERS, *disk_flags(tmp_path / "disk"))
     prompt = token_ids(320, 1)
 
@@ -119,7 +119,7 @@ def test_no_server_reads_kv_of_other_weights(server, small_model, tmp_path) -> N
         reply = client.generate(prompt, 8)
         device, host, disk = cached(reply)
         assert device == host == 0
-        until(lambda: client.rank()["disk"]["written_pages"] >= written)
+        wait_until(lambda: client.rank()["disk"]["written_pages"] >= written)
         return reply["output_ids"], disk
 
     with server(second, *flags) as client:
@@ -132,7 +132,7 @@ def test_no_server_reads_kv_of_other_weights(server, small_model, tmp_path) -> N
         client.post("/update_weights_from_disk", {"model_path": str(second)})
         assert answer() == (of_second, 0)
         # The tier restarts within seconds, and its pages are the new ones.
-        assert until(lambda: (found := answer())[1] and found) == (of_second, 304)
+        assert wait_until(lambda: (reply := answer())[1] and reply) == (of_second, 304)
 
 
 def test_two_servers_at_once_share_pages_and_ttls_become_pins(
@@ -141,24 +141,26 @@ def test_two_servers_at_once_share_pages_and_ttls_become_pins(
     """A server reads the pages of another; under pressure, pages with a TTL stay and others are evicted."""
     ttl = {"residual_ttl_s": 0, "categories": {"system": 3600}}
     flags = ("--radix-eviction", "wa", "--canopy-ttl", json.dumps(ttl), *cluster.flags())
-    keep, drop = [[(i * step) % 9000 + 100 for i in range(320)] for step in (37, 53)]
+    pinned, unpinned = [[(i * step) % 9000 + 100 for i in range(320)] for step in (37, 53)]
     pages = 320 // PAGE
     with (
         server(tiny_model, *flags, kv_tokens=2048) as writer,
         server(tiny_model, *flags, kv_tokens=2048) as reader,
     ):
-        first = writer.generate(keep, 8, custom_params={"canopy_category": "system"})
-        writer.generate(drop, 8, custom_params={"canopy_category": "once"})
-        until(lambda: cluster.count("master_key_count") >= 2 * 2 * pages)  # K and V of both
+        first = writer.generate(pinned, 8, custom_params={"canopy_category": "system"})
+        writer.generate(unpinned, 8, custom_params={"canopy_category": "once"})
+        wait_until(lambda: cluster.count("master_key_count") >= 2 * 2 * pages)  # K and V of both
         assert cluster.count("master_soft_pin_key_count") == 2 * pages
 
-        second = reader.generate(keep, 8, custom_params={"canopy_category": "system"})
-        found = second["meta_info"]["cached_tokens_details"]
-        assert found["storage"] == 320 - PAGE  # a prompt's last page is computed
+        second = reader.generate(pinned, 8, custom_params={"canopy_category": "system"})
+        details = second["meta_info"]["cached_tokens_details"]
+        assert details["storage"] == 320 - PAGE  # a prompt's last page is computed
         assert second["output_ids"] == first["output_ids"]
 
-        room = SEGMENT_BYTES // (64 << 10)
-        until(lambda: cluster.fill(room // 4) and cluster.count("master_evicted_key_count") > room)
+        size = SEGMENT_BYTES // (64 << 10)
+        wait_until(
+            lambda: cluster.fill(size // 4) and cluster.count("master_evicted_key_count") > size
+        )
         reader.flush()
-        assert reader.cached(keep)["storage"] == 320 - PAGE
-        assert reader.cached(drop)["storage"] == 0
+        assert reader.cached(pinned)["storage"] == 320 - PAGE
+        assert reader.cached(unpinned)["storage"] == 0

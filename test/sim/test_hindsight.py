@@ -14,15 +14,15 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy, policy_names
 from support.trace_samples import random_trace, record
-from support.tree_recount import recounted
+from support.tree_recount import recount_each_access
 
 
 @pytest.fixture(autouse=True)
-def _recounted(monkeypatch):
-    recounted(monkeypatch)
+def recount_trees(monkeypatch):
+    recount_each_access(monkeypatch)
 
 
-def best(paths, capacity, cost, optional=False):
+def least_cost(paths, capacity, cost, optional=False):
     """Return the least total cost of serving ``paths`` (tuples of chained block ids) from an empty cache.
 
     ``cost(index, hit)``: cost of request ``index`` with ``hit`` leading blocks cached. The rules are
@@ -32,10 +32,10 @@ def best(paths, capacity, cost, optional=False):
     """
     parent = {}
     for path in paths:
-        for above, block in zip((None, *path), path):
-            assert parent.setdefault(block, above) == above, f"block {block} is not chained"
+        for upper, block in zip((None, *path), path):
+            assert parent.setdefault(block, upper) == upper, f"block {block} is not chained"
 
-    def closed(blocks):
+    def is_prefix_closed(blocks):
         return all(parent[b] is None or parent[b] in blocks for b in blocks)
 
     @cache
@@ -46,16 +46,16 @@ def best(paths, capacity, cost, optional=False):
         hit = 0
         while hit < len(path) and path[hit] in cached:
             hit += 1
-        kept = frozenset() if optional else frozenset(path[:capacity])
-        others = (cached | frozenset(path) if optional else cached) - kept
-        room = min(capacity - len(kept), len(others))
-        after = (
-            kept | frozenset(chosen)
-            for size in range(room + 1)
-            for chosen in combinations(sorted(others), size)
+        own_blocks = frozenset() if optional else frozenset(path[:capacity])
+        evictable = (cached | frozenset(path) if optional else cached) - own_blocks
+        free_blocks = min(capacity - len(own_blocks), len(evictable))
+        next_caches = (
+            own_blocks | frozenset(chosen)
+            for size in range(free_blocks + 1)
+            for chosen in combinations(sorted(evictable), size)
         )
         return cost(index, hit) + min(
-            serve(index + 1, blocks) for blocks in after if closed(blocks)
+            serve(index + 1, blocks) for blocks in next_caches if is_prefix_closed(blocks)
         )
 
     return serve(0, frozenset())
@@ -120,10 +120,10 @@ def test_belady_hits_as_many_blocks_as_any_choice(make, capacity, optional):
     for seed in range(20) if optional else SEEDS:
         trace = make(seed)[: 7 if optional else None]
         paths = [r.blocks for r in trace]
-        optimum = -best(paths, capacity, lambda _, hit: -hit, optional=optional)
-        got = hindsight("belady", trace, capacity, optional_caching=optional).block_hits
-        assert got == optimum, f"seed {seed}"
-        gained += got - hindsight("belady", trace, capacity).block_hits
+        optimum = -least_cost(paths, capacity, lambda _, hit: -hit, optional=optional)
+        block_hits = hindsight("belady", trace, capacity, optional_caching=optional).block_hits
+        assert block_hits == optimum, f"seed {seed}"
+        gained += block_hits - hindsight("belady", trace, capacity).block_hits
     assert (gained > 0) == optional or capacity == 5
 
 
@@ -134,18 +134,18 @@ def test_tail_belady_has_the_least_excess_of_all_choices(make, capacity):
         trace = make(seed)
         paths = [r.blocks for r in trace]
         for threshold in (0, 10, 20, 30):
-            optimum = best(paths, capacity, tail_excess(trace, threshold))
-            got = hindsight("tail-belady", trace, capacity, threshold).tel_tokens
-            assert got == optimum, f"seed {seed}, threshold {threshold}"
+            optimum = least_cost(paths, capacity, tail_excess(trace, threshold))
+            tel_tokens = hindsight("tail-belady", trace, capacity, threshold).tel_tokens
+            assert tel_tokens == optimum, f"seed {seed}, threshold {threshold}"
 
 
 def test_tail_belady_is_no_bound_if_a_shorter_prompt_intervenes():
-    # At (5, 6, 0) room for two is needed. 3 and 4 are needed last and go, at 10 tokens of
+    # At (5, 6, 0) two blocks must be evicted. 3 and 4 are needed last, at 10 tokens of
     # excess each. Evicting 2 with 1 above it costs 10 in all: (1,) caches 1 again at no cost.
     paths = [(1, 2), (3,), (4,), (5, 6, 0), (1,), (1, 2, 7), (3, 8), (4, 9)]
     trace = [record(t, path) for t, path in enumerate(paths)]
     assert hindsight("tail-belady", trace, 5, 10).tel_tokens == 50
-    assert best(paths, 5, tail_excess(trace, 10)) == 40
+    assert least_cost(paths, 5, tail_excess(trace, 10)) == 40
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 3])
@@ -155,9 +155,9 @@ def test_tail_belady_has_the_least_excess_with_optional_caching(capacity):
         trace = growing_conversations(seed, requests=7)
         for threshold in (10, 20):
             excess = tail_excess(trace, threshold)
-            optimum = best([r.blocks for r in trace], capacity, excess, optional=True)
-            got = hindsight("tail-belady", trace, capacity, threshold, optional_caching=True)
-            assert got.tel_tokens == optimum, f"seed {seed}, threshold {threshold}"
+            optimum = least_cost([r.blocks for r in trace], capacity, excess, optional=True)
+            result = hindsight("tail-belady", trace, capacity, threshold, optional_caching=True)
+            assert result.tel_tokens == optimum, f"seed {seed}, threshold {threshold}"
 
 
 @pytest.mark.parametrize("make", [growing_conversations, branching_prompts])
@@ -165,12 +165,12 @@ def test_no_online_policy_beats_the_bounds(make):
     for seed in SEEDS:
         trace = make(seed)
         for capacity in (2, 4):
-            most = hindsight("belady", trace, capacity).block_hits
-            least = hindsight("tail-belady", trace, capacity, 10).tel_tokens
+            max_hits = hindsight("belady", trace, capacity).block_hits
+            min_excess = hindsight("tail-belady", trace, capacity, 10).tel_tokens
             for name in policy_names():
                 online = simulate(trace, make_policy(name), capacity, threshold_tokens=10)
-                assert online.block_hits <= most, f"{name}, seed {seed}"
-                assert online.tel_tokens >= least, f"{name}, seed {seed}"
+                assert online.block_hits <= max_hits, f"{name}, seed {seed}"
+                assert online.tel_tokens >= min_excess, f"{name}, seed {seed}"
 
 
 def test_known_ends_are_evicted_first():
@@ -183,8 +183,8 @@ def test_known_ends_are_evicted_first():
 
 
 def test_known_lengths_free_the_tail_that_the_next_prompt_can_do_without():
-    # (1, 2, 3) returns as it is: with 20 tokens allowed uncached, 2 and 3 are free to go and
-    # the least recent conversation, 9, is kept.
+    # (1, 2, 3) returns as it is: with 20 tokens allowed uncached, 2 and 3 may be evicted and
+    # the least recent conversation, 9, stays.
     paths = [(9,), (1, 2, 3), (7, 8), (9, 10, 11), (1, 2, 3)]
     trace = [record(t, path) for t, path in enumerate(paths)]
     result = hindsight("length-aware-tlru", trace, 4, 20)
@@ -195,7 +195,7 @@ def test_known_lengths_free_the_tail_that_the_next_prompt_can_do_without():
 
 def test_ends_alone_leave_the_budget_to_the_mean_growth():
     # Conversation 1 grows by two blocks a turn: L + growth - threshold = 20 + 20 - 30 = 10
-    # tokens have to stay, so block 2 is free to go and 1 is not.
+    # tokens have to stay, so block 2 may be evicted and 1 may not.
     paths = [(1, 2), (9,), (8,), (1, 2, 3, 4), (9,)]
     trace = [record(t, path, output_tokens=0) for t, path in enumerate(paths)]
     config = {"threshold_tokens": 30.0, "next_prompt_tokens": 20.0}

@@ -52,11 +52,11 @@ def test_bytes_of_a_tokens_kv(config, expected, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "more",
+    "changes",
     [{"full_attention_interval": 4}, {"layer_types": ["mamba"] * 32}, {"compress_ratios": [4]},
      {"hybrid_override_pattern": "M*"}],
 )  # fmt: skip
-def test_layers_that_differ_need_the_servers_figure(more, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({**GQA, **more}))
+def test_layers_that_differ_need_the_servers_figure(changes, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**GQA, **changes}))
     with pytest.raises(CanopyError, match=r"store different KV .*'kv_bytes_per_token'"):
         load_model_shape(str(tmp_path))

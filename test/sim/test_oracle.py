@@ -60,21 +60,21 @@ def test_misses_equal_the_oracles_at_every_size(kind, ids):
     trace = flat(ids)
     for fraction in FRACTIONS:
         size = max(1, int(fraction * len(set(ids))))
-        ours = simulate(trace, make_policy(kind.lower()), size)
-        assert ours.blocks - ours.block_hits == oracle_misses(kind, ids, size), f"size {size}"
+        result = simulate(trace, make_policy(kind.lower()), size)
+        assert result.blocks - result.block_hits == oracle_misses(kind, ids, size), f"size {size}"
 
 
-def test_misses_of_belady_equal_belady_written_out(ids):
+def test_misses_of_belady_equal_a_direct_implementation(ids):
     trace = flat(ids)
     future = Future(trace)
-    after, following = {}, [0] * len(ids)
-    for at in range(len(ids) - 1, -1, -1):
-        following[at] = after.get(ids[at], -2)
-        after[ids[at]] = at
+    next_index, following = {}, [0] * len(ids)
+    for index in range(len(ids) - 1, -1, -1):
+        following[index] = next_index.get(ids[index], -2)
+        next_index[ids[index]] = index
     for fraction in FRACTIONS:
         size = max(1, int(fraction * len(set(ids))))
-        ours = simulate(trace, make_hindsight("belady", future), size)
-        assert ours.blocks - ours.block_hits == min_misses(ids, following, size), f"size {size}"
+        result = simulate(trace, make_hindsight("belady", future), size)
+        assert result.blocks - result.block_hits == min_misses(ids, following, size), f"size {size}"
 
 
 def min_misses(ids, following, size):

@@ -14,7 +14,7 @@ CAPACITY = 300
 
 def chats(requests: int = 2000) -> list[TraceRequest]:
     """Chats without labels: nine in ten first turns are never continued, later turns mostly are."""
-    draw, trace, fresh = random.Random(5), [], iter(range(10**9))
+    draw, trace, new_blocks = random.Random(5), [], iter(range(10**9))
     waiting: list[tuple[float, int, tuple[int, ...]]] = []
     now = 0.0
     while len(trace) < requests:
@@ -23,7 +23,7 @@ def chats(requests: int = 2000) -> list[TraceRequest]:
         _, turn, path = due[0] if due else (now, 1, ())
         if due:
             waiting.remove(due[0])
-        path = (*path, *(next(fresh) for _ in range(4)))
+        path = (*path, *(next(new_blocks) for _ in range(4)))
         trace.append(TraceRequest(now, 64 * len(path), 10, path, 64, line=len(trace) + 1))
         if draw.random() < (0.1 if turn == 1 else 0.9) and turn < 30:
             waiting.append((now + draw.expovariate(1 / 60), turn + 1, path))

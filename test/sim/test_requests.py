@@ -24,13 +24,13 @@ def test_time_running_backwards_names_the_line():
         list(to_requests([record(2, [1]), record(1, [2], line=7)]))
 
 
-def test_a_shuffle_keeps_how_many_requests_carry_each_label():
+def test_a_shuffle_keeps_the_number_of_requests_with_each_label():
     trace = random_trace(0, 200)
-    plain = [(r.category, r.turn, r.stop) for r in to_requests(trace)]
+    labels = [(r.category, r.turn, r.stop) for r in to_requests(trace)]
     shuffled = [(r.category, r.turn, r.stop) for r in to_requests(trace, shuffle_seed=1)]
-    again = [(r.category, r.turn, r.stop) for r in to_requests(trace, shuffle_seed=1)]
-    assert Counter(plain) == Counter(shuffled)
-    assert plain != shuffled == again
+    repeated = [(r.category, r.turn, r.stop) for r in to_requests(trace, shuffle_seed=1)]
+    assert Counter(labels) == Counter(shuffled)
+    assert labels != shuffled == repeated
 
 
 def test_a_path_continues_when_its_last_full_block_is_used_again():
@@ -51,18 +51,18 @@ def test_exact_hints_equal_the_traces_future():
 
 def test_share_zero_gives_no_hints_and_accuracy_zero_only_false_ones():
     trace = random_trace(3, 100)
-    truth = [gap is None for gap in continuations(trace)]
-    silent = list(to_requests(trace, hints=Hints(share=0)))
-    lying = list(to_requests(trace, hints=Hints(accuracy=0)))
-    assert not any(r.over or r.return_in_s is not None for r in silent)
-    assert [r.over for r in lying] == [not over for over in truth]
+    ends = [gap is None for gap in continuations(trace)]
+    without_hints = list(to_requests(trace, hints=Hints(share=0)))
+    false_hints = list(to_requests(trace, hints=Hints(accuracy=0)))
+    assert not any(r.over or r.return_in_s is not None for r in without_hints)
+    assert [r.over for r in false_hints] == [not over for over in ends]
 
 
 def test_the_share_is_of_conversations():
     trace = [record(t, [t % 200, 1000 + t], conversation=f"c{t % 200}") for t in range(1000)]
     requests = list(to_requests(trace, hints=Hints(share=0.5, seed=3)))
-    hinted = {r.conversation for r in requests if r.over or r.return_in_s is not None}
-    assert 70 < len(hinted) < 130
+    conversations = {r.conversation for r in requests if r.over or r.return_in_s is not None}
+    assert 70 < len(conversations) < 130
     with pytest.raises(CanopyError, match="share"):
         Hints(share=2)
 

@@ -24,19 +24,19 @@ def run(trace, capacity, policy="lru", **options):
     return hits, cuts, tree
 
 
-def runs(tree):
+def parents_by_run(tree):
     """The tree as {blocks of a node: blocks of its parent}."""
     return {node.blocks: node.parent.blocks for node in tree.nodes()}
 
 
 def test_a_shared_prefix_becomes_one_node():
     _, _, tree = run([record(0, [1, 2, 3]), record(1, [1, 2, 4, 5])], 100)
-    assert runs(tree) == {(1, 2): (), (3,): (1, 2), (4, 5): (1, 2)}
+    assert parents_by_run(tree) == {(1, 2): (), (3,): (1, 2), (4, 5): (1, 2)}
 
 
-def test_a_request_that_ends_inside_a_node_stamps_only_its_own_part():
+def test_a_request_that_ends_inside_a_node_marks_only_its_own_part_used():
     _, _, tree = run([record(0, [1, 2, 3]), record(5, [1, 2])], 100)
-    assert {n.blocks: (n.last_access, n.hits) for n in tree.nodes()} == {
+    assert {node.blocks: (node.last_access, node.hits) for node in tree.nodes()} == {
         (1, 2): (5.0, 2),
         (3,): (0.0, 1),
     }
@@ -48,14 +48,14 @@ def test_an_expired_leaf_frees_its_blocks():
     tree.remove(leaf)
     recount(tree)
     assert tree.used_blocks == 3
-    assert runs(tree) == {(1, 2): (), (3,): (1, 2)}
+    assert parents_by_run(tree) == {(1, 2): (), (3,): (1, 2)}
 
 
 def test_cuts_the_victims_tail_only_as_far_as_needed():
     trace = [record(0, [1, 2, 3, 4]), record(1, [5, 6]), record(2, [7, 8, 9])]
     _, cuts, tree = run(trace, 7)
     assert [(c.offset, c.tokens, c.blocks) for c in cuts] == [(20, 20, (3, 4))]
-    assert (1, 2) in runs(tree)
+    assert (1, 2) in parents_by_run(tree)
     assert tree.used_blocks == 7
 
 
@@ -72,7 +72,7 @@ def test_tail_excess_latency_sums_the_excess_over_the_threshold():
     assert (result.tel_tokens, result.slo_violations) == (30.0, 2)
 
 
-class _BlockLRU:
+class BlockLRU:
     """LRU block by block, without nodes: evicts the least recent block that has no child."""
 
     def __init__(self, capacity):
@@ -82,8 +82,8 @@ class _BlockLRU:
         hit = 0
         while hit < len(path) and path[hit] in self.used:
             hit += 1
-        kept = path[: self.capacity]
-        for depth, block in enumerate(kept):
+        stored = path[: self.capacity]
+        for depth, block in enumerate(stored):
             self.used[block] = (now, -depth)
         surplus = max(0, len(self.used) - self.capacity)
         for block in sorted(self.used, key=self.used.get)[:surplus]:
@@ -96,7 +96,7 @@ class _BlockLRU:
 def test_lru_on_the_tree_is_lru_over_blocks(seed, capacity):
     trace = random_trace(seed)
     tree = RadixTree(make_policy("lru"), capacity, 10)
-    model = _BlockLRU(capacity)
+    model = BlockLRU(capacity)
     for index, request in enumerate(to_requests(trace)):
         assert tree.access(request) == model.access(request.path, index)
         recount(tree)

@@ -20,71 +20,71 @@ from sglang_canopy.tenant import documents_key
 from support.disk_recount import bad_pages
 from support.disk_tree import DiskTree
 
-BACK = {"write_policy": "write_back", "config": {"quantum_tokens": 1}}
-KEPT = pytest.mark.parametrize("policy", ["canopy-lru", "wa"])
+WRITE_BACK = {"write_policy": "write_back", "config": {"quantum_tokens": 1}}
+POLICIES = pytest.mark.parametrize("policy", ["canopy-lru", "wa"])
 
 
 def tokens(name: int, count: int) -> list[int]:
     return [name * 100 + i for i in range(count)]
 
 
-def terminated(tree: DiskTree) -> None:
-    """What SGLang does with a scheduler's cache once it has left its loop."""
+def terminate(tree: DiskTree) -> None:
+    """Close the cache as SGLang's scheduler does once it has left its loop."""
     tree.cache.release_host_resources()
 
 
-def restarted(folder: Path, **options) -> DiskTree:
-    return DiskTree(folder / "disk", **{**BACK, **options})
+def open_tree(folder: Path, **options) -> DiskTree:
+    return DiskTree(folder / "disk", **{**WRITE_BACK, **options})
 
 
-@KEPT
+@POLICIES
 def test_kv_of_the_device_alone_is_served_from_disk_after_a_restart(tmp_path: Path, policy) -> None:
-    tree = restarted(tmp_path, policy=policy)
+    tree = open_tree(tmp_path, policy=policy)
     tree.serve(tokens(1, 8), 1.0, category="chat", conversation="c", tenant="t")
     tree.serve(tokens(1, 8) + tokens(2, 4), 2.0, category="chat", conversation="c", tenant="t")
     assert tree.on_disk(tokens(1, 8)) == 0
-    terminated(tree)
-    after = restarted(tmp_path, policy=policy)
+    terminate(tree)
+    reopened = open_tree(tmp_path, policy=policy)
     path = tokens(1, 8) + tokens(2, 4)
-    metas = after.store.meta(after.keys(path))
+    metas = reopened.store.meta(reopened.keys(path))
     assert {(m.conversation, m.tenant) for m in metas} == {("c", "t")}
-    assert after.serve(path, 3.0) == 12
-    assert after.kv(path) == path
-    after.close()
+    assert reopened.serve(path, 3.0) == 12
+    assert reopened.kv(path) == path
+    reopened.close()
 
 
 def test_with_drain_s_0_nothing_is_written(tmp_path: Path) -> None:
-    tree = restarted(tmp_path, tiers=TierOptions(drain_s=0.0))
+    tree = open_tree(tmp_path, tiers=TierOptions(drain_s=0.0))
     tree.serve(tokens(1, 8), 1.0)
-    terminated(tree)
-    after = restarted(tmp_path)
-    assert after.on_disk(tokens(1, 8)) == 0
-    after.close()
+    terminate(tree)
+    reopened = open_tree(tmp_path)
+    assert reopened.on_disk(tokens(1, 8)) == 0
+    reopened.close()
 
 
 def test_prefixes_are_written_before_what_extends_them(tmp_path, monkeypatch):
-    tree = restarted(tmp_path)
+    tree = open_tree(tmp_path)
     head = tokens(1, 4)
     tree.serve(tokens(3, 6), 1.0)  # the oldest
     tree.serve(head + tokens(2, 4), 2.0)
     tree.serve(head + tokens(4, 4), 3.0)
     written: list[str] = []
     original = tree.storage.batch_set_v1
-    tree.storage.batch_set_v1 = lambda keys, *more: written.extend(keys) or original(keys, *more)
+    tree.storage.batch_set_v1 = lambda keys, *rest: written.extend(keys) or original(keys, *rest)
     tree.cache.cache_controller.page_set_func = tree.cache.cache_controller._page_set_zero_copy
-    terminated(tree)
-    alone, *branches = (
+    terminate(tree)
+    single, *branches = (
         tree.keys(path) for path in (tokens(3, 6), head + tokens(2, 4), head + tokens(4, 4))
     )
-    heads, tails = {*alone, *branches[0][:2]}, {*branches[0][2:], *branches[1][2:]}
+    heads, tails = {*single, *branches[0][:2]}, {*branches[0][2:], *branches[1][2:]}
     assert {*written[: len(heads)]} == heads
     assert {*written[len(heads) :]} == tails
 
 
-@KEPT
+@POLICIES
 def test_leaves_of_the_host_below_a_node_of_the_device_are_written(tmp_path, policy):
     """Their parent on the device is no victim of the host."""
-    tree = restarted(tmp_path, policy=policy)
+    tree = open_tree(tmp_path, policy=policy)
     head = tokens(1, 4)
     for name in (2, 3, 4):
         tree.serve(head + tokens(name, 4), name)
@@ -92,13 +92,13 @@ def test_leaves_of_the_host_below_a_node_of_the_device_are_written(tmp_path, pol
     tree.serve(tokens(9, 28), 6.0)  # their tails leave the device
     leaves = list(tree.core.evictable_host_leaves)
     assert len(leaves) == 3
-    shown = tree.core.evictable_host_leaves.lowest_ranked(100, 10)
-    assert sorted(node.id for node, _ in shown) == sorted(node.id for node in leaves)
-    terminated(tree)
-    after = restarted(tmp_path)
-    assert after.on_disk(tokens(9, 28)) == 28
-    assert [after.on_disk(head + tokens(name, 4)) for name in (2, 3, 4)] == [8, 8, 8]
-    after.close()
+    ranked = tree.core.evictable_host_leaves.lowest_ranked(100, 10)
+    assert sorted(node.id for node, _ in ranked) == sorted(node.id for node in leaves)
+    terminate(tree)
+    reopened = open_tree(tmp_path)
+    assert reopened.on_disk(tokens(9, 28)) == 28
+    assert [reopened.on_disk(head + tokens(name, 4)) for name in (2, 3, 4)] == [8, 8, 8]
+    reopened.close()
 
 
 @pytest.mark.parametrize("allowed", [1, 2, 3, 4, 5, 6])
@@ -106,7 +106,7 @@ def test_a_drain_that_runs_out_of_time_has_whole_prefixes_of_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: int
 ) -> None:
     """The time is over after ``allowed`` pages."""
-    tree = restarted(tmp_path)
+    tree = open_tree(tmp_path)
     tree.serve(tokens(3, 6), 1.0)
     tree.serve(tokens(1, 8), 2.0)
 
@@ -114,41 +114,41 @@ def test_a_drain_that_runs_out_of_time_has_whole_prefixes_of_the_newest(
         return max(0, min(wanted, allowed - sum(self._pages_of.values())))
 
     monkeypatch.setattr(drain.Drain, "_own_pages_in_time", pages_in_time)
-    terminated(tree)
-    after = restarted(tmp_path)
-    assert after.on_disk(tokens(1, 8)) == 2 * min(allowed, 4)
-    assert after.on_disk(tokens(3, 6)) == 2 * max(0, allowed - 4)
-    after.close()
+    terminate(tree)
+    reopened = open_tree(tmp_path)
+    assert reopened.on_disk(tokens(1, 8)) == 2 * min(allowed, 4)
+    assert reopened.on_disk(tokens(3, 6)) == 2 * max(0, allowed - 4)
+    reopened.close()
 
 
 def test_a_device_larger_than_the_host_is_drained_through_it(tmp_path: Path) -> None:
-    tree = restarted(tmp_path, tokens=128, host_tokens=16)
+    tree = open_tree(tmp_path, tokens=128, host_tokens=16)
     for name in range(4):
         tree.serve(tokens(name, 30), 1.0 + name)
-    terminated(tree)
-    after = restarted(tmp_path, tokens=128, host_tokens=64)
-    assert [after.on_disk(tokens(name, 30)) for name in range(4)] == [30] * 4
-    after.close()
+    terminate(tree)
+    reopened = open_tree(tmp_path, tokens=128, host_tokens=64)
+    assert [reopened.on_disk(tokens(name, 30)) for name in range(4)] == [30] * 4
+    reopened.close()
 
 
-@KEPT
+@POLICIES
 def test_a_full_host_is_written_before_it_makes_room_for_the_device(tmp_path, policy):
     """Both tiers are full of pages that the disk lacks, as it was attached last."""
-    tree = restarted(tmp_path / "first", policy=policy, host_tokens=32)
+    tree = open_tree(tmp_path / "first", policy=policy, host_tokens=32)
     for name in range(1, 9):
         tree.serve(tokens(name, 8), name)
     assert len(tree.core.evictable_host_leaves) == 4
     assert tree.cache.cache_controller.mem_pool_host.available_size() < 8
     tree.detach()
     assert tree.attach(tmp_path / "disk") is None
-    terminated(tree)
-    after = restarted(tmp_path)
-    assert [after.on_disk(tokens(name, 8)) for name in range(1, 9)] == [8] * 8
-    after.close()
+    terminate(tree)
+    reopened = open_tree(tmp_path)
+    assert [reopened.on_disk(tokens(name, 8)) for name in range(1, 9)] == [8] * 8
+    reopened.close()
 
 
 def test_pages_that_the_disk_has_of_a_longer_node_are_not_counted_as_lost(tmp_path, caplog):
-    tree = restarted(tmp_path)
+    tree = open_tree(tmp_path)
     tree.serve(tokens(1, 8), 1.0)
     tree.evict(32)
     tree.settle()
@@ -156,70 +156,70 @@ def test_pages_that_the_disk_has_of_a_longer_node_are_not_counted_as_lost(tmp_pa
     tree.insert(tokens(1, 16), tree.request(2.0, prompt_tokens=16))
     assert tree.on_disk(tokens(1, 16)) == 8
     with caplog.at_level("INFO"):
-        terminated(tree)
+        terminate(tree)
     assert "drained 4 pages" in caplog.text
     assert "; 0 pages are lost" in caplog.text
 
 
 def test_a_tenant_at_its_quota_keeps_to_it_and_others_are_drained(tmp_path: Path) -> None:
-    page = restarted(tmp_path).storage.layout.page_bytes
+    page = open_tree(tmp_path).storage.layout.page_bytes
     quota = {"quota_bytes": {"greedy": 2 * page}}
-    tree = restarted(tmp_path / "b", disk=quota)
+    tree = open_tree(tmp_path / "b", disk=quota)
     tree.serve(tokens(1, 8), 1.0, tenant="modest")
     tree.serve(tokens(2, 8), 2.0, tenant="greedy")
-    terminated(tree)
-    after = restarted(tmp_path / "b", disk=quota)
-    assert after.on_disk(tokens(1, 8)) == 8
-    assert after.on_disk(tokens(2, 8)) == 4
-    after.close()
+    terminate(tree)
+    reopened = open_tree(tmp_path / "b", disk=quota)
+    assert reopened.on_disk(tokens(1, 8)) == 8
+    assert reopened.on_disk(tokens(2, 8)) == 4
+    reopened.close()
 
 
 def test_pages_already_on_disk_are_not_written_again(tmp_path: Path) -> None:
-    tree = restarted(tmp_path, write_policy="write_through")
+    tree = open_tree(tmp_path, write_policy="write_through")
     tree.serve(tokens(1, 8), 1.0)
     assert tree.on_disk(tokens(1, 8)) == 8
     written = tree.store.counters.written
-    terminated(tree)
+    terminate(tree)
     assert tree.store.counters.written == written
 
 
 def drain_slowly(folder: Path, writes: Any) -> None:
     """Drain in a process of its own; report each write."""
-    tree = restarted(folder, tokens=128, host_tokens=256)
+    tree = open_tree(folder, tokens=128, host_tokens=256)
     for name in range(8):
         tree.serve(tokens(name, 12), 1.0 + name)
     write = tree.store._writer.write
 
-    def slow(*batch):
-        done = write(*batch)
+    def write_slowly(*batch):
+        result = write(*batch)
         writes.send(".")
         time.sleep(0.05)
-        return done
+        return result
 
-    tree.store._writer.write = slow  # type: ignore[method-assign]
-    terminated(tree)
+    tree.store._writer.write = write_slowly  # type: ignore[method-assign]
+    terminate(tree)
 
 
 @pytest.mark.long
 def test_a_drain_killed_in_the_middle_leaves_whole_and_right_prefixes(tmp_path: Path) -> None:
-    fresh = multiprocessing.get_context("spawn")  # a fork of a process with threads may block
-    reads, writes = fresh.Pipe(duplex=False)
-    child = fresh.Process(target=drain_slowly, args=(tmp_path, writes), daemon=True)
+    context = multiprocessing.get_context("spawn")  # a fork of a process with threads may block
+    reads, writes = context.Pipe(duplex=False)
+    child = context.Process(target=drain_slowly, args=(tmp_path, writes), daemon=True)
     child.start()
     for _ in range(3):
         assert reads.poll(200)
         reads.recv()
     child.kill()
     child.join()
-    after = restarted(tmp_path, tokens=128, host_tokens=256)
-    assert bad_pages(after.store) == 0
-    tokens_on_disk = [after.on_disk(tokens(name, 12)) for name in range(8)]
+    reopened = open_tree(tmp_path, tokens=128, host_tokens=256)
+    assert bad_pages(reopened.store) == 0
+    tokens_on_disk = [reopened.on_disk(tokens(name, 12)) for name in range(8)]
     assert tokens_on_disk[7] == tokens_on_disk[6] == 12
     assert tokens_on_disk[:2] == [0, 0]
     for name in (7, 6):
-        assert after.serve(tokens(name, 12), 20.0 + name) == 12
-        assert after.kv(tokens(name, 12)) == tokens(name, 12)
-    after.close()
+        assert reopened.serve(tokens(name, 12), 20.0 + name) == 12
+        assert reopened.kv(tokens(name, 12)) == tokens(name, 12)
+    reopened.close()
 
 
 def learn(tree: DiskTree) -> None:
@@ -228,19 +228,19 @@ def learn(tree: DiskTree) -> None:
 
 
 def test_learnt_state_survives_a_restart_on_device_and_disk(tmp_path: Path) -> None:
-    tree = restarted(tmp_path, policy="wa", disk={"policy": "wa"})
+    tree = open_tree(tmp_path, policy="wa", disk={"policy": "wa"})
     restore_learnt(tree.cache, ())
     assert not tree.core.live.device_policy.state()["categories"]
     learn(tree)
     learnt = tree.core.live.device_policy.state()["categories"]
     file = tree.store.path / "learnt.json"
-    terminated(tree)
+    terminate(tree)
     assert file.stat().st_mode & 0o777 == 0o600
-    after = restarted(tmp_path, policy="wa", disk={"policy": "wa"})
-    restore_learnt(after.cache, ())
-    assert after.core.live.device_policy.state()["categories"].keys() == learnt.keys()
-    assert after.store.policy.state()["categories"].keys() == learnt.keys()
-    after.close()
+    reopened = open_tree(tmp_path, policy="wa", disk={"policy": "wa"})
+    restore_learnt(reopened.cache, ())
+    assert reopened.core.live.device_policy.state()["categories"].keys() == learnt.keys()
+    assert reopened.store.policy.state()["categories"].keys() == learnt.keys()
+    reopened.close()
 
 
 @pytest.mark.parametrize("device", ["wa", "canopy-lru"])
@@ -248,15 +248,15 @@ def test_learnt_state_is_restored_once_the_old_server_of_a_rolling_update_ends(
     tmp_path: Path, device: str
 ) -> None:
     options = {"policy": device, "tiers": TierOptions(disk=PolicyChoice("wa", {}))}
-    old = restarted(tmp_path, disk={"policy": "wa"}, **options)
+    old = open_tree(tmp_path, disk={"policy": "wa"}, **options)
     restore_learnt(old.cache, ())
     learn(old)
-    new = restarted(tmp_path, disk={"policy": "wa"}, **options)
+    new = open_tree(tmp_path, disk={"policy": "wa"}, **options)
     restore_learnt(new.cache, ())
     new.serve([1] * 8, 1.0, category="chat")
     assert new.core.live.profile is None
     learnt = old.core.live.learner.state()["categories"]
-    terminated(old)
+    terminate(old)
     assert new.store.open()
     new.serve([2] * 8, 1.0 + ROUND_S, category="chat")
     assert new.core.live.learner.state()["categories"].keys() >= learnt.keys()
@@ -264,80 +264,80 @@ def test_learnt_state_is_restored_once_the_old_server_of_a_rolling_update_ends(
     new.close()
 
 
-@pytest.mark.parametrize("other", ["flags", "version", "damage"])
+@pytest.mark.parametrize("change", ["flags", "version", "damage"])
 def test_learnt_state_of_other_flags_or_another_version_is_ignored_with_a_sentence(
-    tmp_path: Path, caplog, other: str
+    tmp_path: Path, caplog, change: str
 ) -> None:
-    tree = restarted(tmp_path, policy="wa")
+    tree = open_tree(tmp_path, policy="wa")
     restore_learnt(tree.cache, ())
     learn(tree)
     file = tree.store.path / "learnt.json"
-    terminated(tree)
+    terminate(tree)
     config = {"quantum_tokens": 1}
-    if other == "flags":
+    if change == "flags":
         config |= {"categories": "type-turn"}
-    elif other == "version":
+    elif change == "version":
         file.write_text(json.dumps({**json.loads(file.read_text()), "version": 999}))
     else:
         file.write_text("{")
-    after = restarted(tmp_path, policy="wa", config=config)
-    restore_learnt(after.cache, ())
-    assert not after.core.live.device_policy.state()["categories"]
+    reopened = open_tree(tmp_path, policy="wa", config=config)
+    restore_learnt(reopened.cache, ())
+    assert not reopened.core.live.device_policy.state()["categories"]
     assert "not used" in caplog.text or "cannot be used" in caplog.text
-    after.close()
+    reopened.close()
 
 
 def test_kv_of_fused_documents_is_not_drained(tmp_path: Path) -> None:
-    tree = restarted(tmp_path)
+    tree = open_tree(tmp_path)
     fused = documents_key(None, "d")
     tree.insert(tokens(1, 8), tree.request(1.0, prompt_tokens=8), extra=fused)
     tree.insert(tokens(2, 8), tree.request(2.0, prompt_tokens=8))
-    terminated(tree)
-    after = restarted(tmp_path)
-    assert after.on_disk(tokens(1, 8), fused) == 0
-    assert after.on_disk(tokens(2, 8)) == 8
-    after.close()
+    terminate(tree)
+    reopened = open_tree(tmp_path)
+    assert reopened.on_disk(tokens(1, 8), fused) == 0
+    assert reopened.on_disk(tokens(2, 8)) == 8
+    reopened.close()
 
 
-def test_a_shared_store_keeps_its_own_ways(tmp_path: Path) -> None:
+def test_a_shared_store_is_neither_drained_nor_taught(tmp_path: Path) -> None:
     """Mooncake's backend takes our metadata, and its ``store`` is Mooncake's client."""
-    tree = restarted(tmp_path)
-    ours = tree.storage
+    tree = open_tree(tmp_path)
+    storage = tree.storage
     shared = SimpleNamespace(pages=PAGES, store=object())
     tree.cache.cache_controller.storage_backend = shared
     restore_learnt(tree.cache, ())
     tree.core.disk._backend = shared
     assert not tree.core.disk.holds("page")
-    terminated(tree)
+    terminate(tree)
     assert tree.core.live.profile is None
-    ours.close()
+    storage.close()
 
 
 @pytest.mark.parametrize("fault", ["full disk", "order", "state", "close"])
 def test_a_fault_ends_the_drain_and_still_frees_the_host_and_closes_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    tree = restarted(tmp_path, policy="wa")
+    tree = open_tree(tmp_path, policy="wa")
     restore_learnt(tree.cache, ())
     tree.serve(tokens(1, 8), 1.0)
 
-    def broken(*_) -> None:
+    def raise_fault(*_) -> None:
         raise OSError(errno.ENOSPC, "no space left") if fault == "full disk" else RuntimeError
 
-    of, name = {
+    owner, name = {
         "full disk": (segments, "_write_all"),
         "order": (drain.Drain, "_absent"),
         "state": (type(tree.core.live.device_policy), "state"),
         "close": (type(tree.storage), "close"),
     }[fault]
-    monkeypatch.setattr(of, name, broken)
+    monkeypatch.setattr(owner, name, raise_fault)
     freed: list[bool] = []
     monkeypatch.setattr(tree.cache.host_pool_group, "destroy", lambda: freed.append(True))
-    terminated(tree)
+    terminate(tree)
     monkeypatch.undo()
     assert freed == [True]
     if fault != "close":
-        after = restarted(tmp_path, policy="wa")
-        assert after.store.unavailable is None
-        assert after.on_disk(tokens(1, 8)) == (8 if fault == "state" else 0)
-        after.close()
+        reopened = open_tree(tmp_path, policy="wa")
+        assert reopened.store.unavailable is None
+        assert reopened.on_disk(tokens(1, 8)) == (8 if fault == "state" else 0)
+        reopened.close()

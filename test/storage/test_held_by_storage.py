@@ -18,14 +18,14 @@ from support.disk_recount import recount
 from support.disk_tree import DiskTree
 from support.live_tree import LiveTree, check
 
-PAGE = 2
+PAGE_TOKENS = 2
 
 
 def tokens(name: int, count: int) -> list[int]:
     return [name * 100 + i for i in range(count)]
 
 
-class HeldTree(DiskTree):
+class PausableTree(DiskTree):
     """A tree whose storage reads and writes only while ``reads`` and ``writes`` are set."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
@@ -36,17 +36,17 @@ class HeldTree(DiskTree):
         self.resume()
         read, write = self.storage.batch_get_v1, self.storage.batch_set_v1
 
-        def held_read(*arguments: Any) -> Any:
+        def wait_and_read(*arguments: Any) -> Any:
             self.reads.wait()
             time.sleep(self.delay_s)
             return read(*arguments)
 
-        def held_write(*arguments: Any) -> Any:
+        def wait_and_write(*arguments: Any) -> Any:
             self.writes.wait()
             time.sleep(self.delay_s)
             return write(*arguments)
 
-        self.storage.batch_get_v1, self.storage.batch_set_v1 = held_read, held_write
+        self.storage.batch_get_v1, self.storage.batch_set_v1 = wait_and_read, wait_and_write
 
     @property
     def host(self) -> Any:
@@ -81,14 +81,14 @@ class HeldTree(DiskTree):
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Iterator[HeldTree]:
-    tree = HeldTree(tmp_path / "disk")
+def tree(tmp_path: Path) -> Iterator[PausableTree]:
+    tree = PausableTree(tmp_path / "disk")
     yield tree
     tree.resume()
     tree.close()
 
 
-def test_the_disk_is_read_behind_kv_that_only_the_device_holds(tree: HeldTree) -> None:
+def test_the_disk_is_read_below_kv_that_only_the_device_holds(tree: PausableTree) -> None:
     tree.leave_on_disk_only(tokens(1, 16))
     tree.insert(tokens(1, 8), tree.request(2.0, prompt_tokens=8))
     assert tree.match(tokens(1, 16)) == 8
@@ -98,7 +98,7 @@ def test_the_disk_is_read_behind_kv_that_only_the_device_holds(tree: HeldTree) -
 
 
 @pytest.mark.parametrize("reading", [True, False], ids=["reading", "looking up"])
-def test_the_anchor_of_a_read_is_evictable(tree: HeldTree, reading: bool) -> None:
+def test_the_anchor_of_a_read_is_evictable(tree: PausableTree, reading: bool) -> None:
     tree.leave_on_disk_only(tokens(1, 16))
     tree.insert(tokens(1, 8), tree.request(2.0, prompt_tokens=8))
     tree.reads.clear()
@@ -117,7 +117,7 @@ def test_the_anchor_of_a_read_is_evictable(tree: HeldTree, reading: bool) -> Non
     tree.cache.sanity_check()
 
 
-def _begin_write_below_device(tree: HeldTree) -> None:
+def _begin_write_below_device(tree: PausableTree) -> None:
     """Leave 8 tokens on the device alone, with 8 tokens below them that are being written."""
     tree.leave_on_disk_only(tokens(1, 8))
     tree.serve(tokens(1, 8), 2.0)
@@ -130,8 +130,8 @@ def _begin_write_below_device(tree: HeldTree) -> None:
     assert tree.match(tokens(1, 16)) == 8
 
 
-def test_the_device_kv_above_a_write_is_evictable(tree: HeldTree) -> None:
-    """SGLang has this fault itself: here the disk is read behind the root alone."""
+def test_the_device_kv_above_a_write_is_evictable(tree: PausableTree) -> None:
+    """SGLang has this fault itself: it reads the disk below the root alone."""
     _begin_write_below_device(tree)
     threading.Timer(0.2, tree.writes.set).start()
     tree.evict_all()
@@ -182,8 +182,8 @@ def test_a_storage_that_never_responds_ends_the_wait_and_the_tier(tree, monkeypa
     assert tree.kv(tokens(3, 8)) == tokens(3, 8)
 
 
-def test_an_ancestor_is_demoted_only_after_its_copy(tree: HeldTree) -> None:
-    """Ancestors are copied before their leaf. Here the leaf's own copy then finds no room."""
+def test_an_ancestor_is_demoted_only_after_its_copy(tree: PausableTree) -> None:
+    """Ancestors are copied before their leaf. The host has no room for the leaf's own copy."""
     tree.insert(tokens(1, 8), tree.request(1.0, prompt_tokens=8))
     tree.insert(tokens(1, 16), tree.request(2.0, prompt_tokens=16))
     tree.insert(tokens(2, 8), tree.request(3.0, prompt_tokens=8))
@@ -200,16 +200,20 @@ def test_an_ancestor_is_demoted_only_after_its_copy(tree: HeldTree) -> None:
 class Steps:
     """Random requests, reads, aborts, retractions and evictions on a tree with a slow storage."""
 
-    def __init__(self, tree: HeldTree, seed: int) -> None:
+    def __init__(self, tree: PausableTree, seed: int) -> None:
         self.tree, self.draw = tree, random.Random(seed)
-        self.taken: list[Any] = []
+        self.retracted_slots: list[Any] = []
         self.handles: list[Any] = []
-        runs = [
+        drawn = [
             [self.draw.randrange(2) for _ in range(self.draw.randrange(4, 13))] for _ in range(30)
         ]
         self.paths = [
-            [100 * at + 10 * name + i for at, name in enumerate(run) for i in range(PAGE)]
-            for run in runs
+            [
+                100 * depth + 10 * n + i
+                for depth, n in enumerate(numbers)
+                for i in range(PAGE_TOKENS)
+            ]
+            for numbers in drawn
         ]
 
     def step(self, now: float) -> None:
@@ -237,12 +241,12 @@ class Steps:
 
     def retract(self, *_: Any) -> None:
         tree = self.tree
-        if self.taken:
-            tree.host.free(self.taken.pop())
+        if self.retracted_slots:
+            tree.host.free(self.retracted_slots.pop())
             return
         tree.cache.evict_host(24)
         if tree.host.available_size():
-            self.taken.append(tree.host.alloc(min(24, tree.host.available_size())))
+            self.retracted_slots.append(tree.host.alloc(min(24, tree.host.available_size())))
 
     def abort(self, *_: Any) -> None:
         if self.handles:
@@ -262,18 +266,18 @@ class Steps:
 
     def finish(self) -> None:
         """Let every read and write end."""
-        cache, until = self.tree.cache, time.monotonic() + 60
-        while (cache.ongoing_prefetch or cache.ongoing_backup) and time.monotonic() < until:
+        cache, deadline_s = self.tree.cache, time.monotonic() + 60
+        while (cache.ongoing_prefetch or cache.ongoing_backup) and time.monotonic() < deadline_s:
             self.drain()
         time.sleep(0.1)
         self.drain()
-        for slots in self.taken:
+        for slots in self.retracted_slots:
             self.tree.host.free(slots)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_every_prompt_finds_room_while_the_storage_is_slow(tmp_path: Path, seed: int) -> None:
-    tree = HeldTree(tmp_path / "disk", host_tokens=36)
+    tree = PausableTree(tmp_path / "disk", host_tokens=36)
     tree.delay_s = 0.003
     tree.settle = lambda: LiveTree.settle(tree)  # does not wait for the storage
     try:

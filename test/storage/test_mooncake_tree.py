@@ -21,7 +21,7 @@ from sglang_canopy.ttl.table import Group, TTLTable
 from support.disk_tree import RANKS, DiskTree
 from support.live_tree import LiveTree, check
 from support.mooncake_cluster import cluster, wheel
-from support.served import until
+from support.served import wait_until
 
 __all__ = ["cluster", "wheel"]
 TTL_S = 3.0
@@ -40,8 +40,8 @@ def tree(cluster) -> Iterator[Callable[..., DiskTree]]:
         return trees[-1]
 
     yield start
-    for each in trees:
-        each.cache.shutdown()
+    for live in trees:
+        live.cache.shutdown()
     stack.close()
 
 
@@ -59,7 +59,7 @@ class MooncakeTree(DiskTree):
             "hicache_mem_layout": "page_first_direct",
         }
         LiveTree.__init__(self, 64, page_size=2, host_tokens=128, storage=storage)
-        self.epoch, self.passes_on = 0.0, False
+        self.epoch, self.delivers_reports = 0.0, False
         self.storage = self.cache.cache_controller.storage_backend
 
     def on_disk(self, tokens: list[int]) -> int:
@@ -74,7 +74,7 @@ def test_a_page_in_use_outlives_its_pin_and_one_that_is_not_does_not(cluster, tr
     live.serve(used, 0.0)
     live.serve(unused, 0.0)
 
-    def gone() -> bool:
+    def is_evicted() -> bool:
         now = time.monotonic() - begin
         live.serve(used, now)
         live.request(now)
@@ -83,7 +83,7 @@ def test_a_page_in_use_outlives_its_pin_and_one_that_is_not_does_not(cluster, tr
         assert live.on_disk(used) == 8
         return live.on_disk(unused) == 0 and now > 3 * TTL_S
 
-    until(gone)
+    wait_until(is_evicted)
     check(live)
 
 
@@ -93,7 +93,7 @@ def test_renewing_writes_have_a_budget(tree, monkeypatch) -> None:
     upserted = []
     upsert = live.storage._rewrite
     monkeypatch.setattr(
-        live.storage, "_rewrite", lambda keys, at: upserted.extend(keys) or upsert(keys, at)
+        live.storage, "_rewrite", lambda keys, now: upserted.extend(keys) or upsert(keys, now)
     )
     prompts = [list(range(500, 508)), list(range(600, 608))]
     for prompt in prompts:
@@ -104,7 +104,7 @@ def test_renewing_writes_have_a_budget(tree, monkeypatch) -> None:
     assert upserted == live.keys(prompts[0])
 
 
-# ---- what becomes of a TTL ----
+# ---- pins of TTLs ----
 
 
 @pytest.mark.parametrize(

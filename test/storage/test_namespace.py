@@ -39,10 +39,10 @@ CONFIG = {
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    return made_model(tmp_path / "model")
+    return make_model(tmp_path / "model")
 
 
-def made_model(folder: Path) -> Path:
+def make_model(folder: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "model.safetensors").write_bytes(bytes(range(256)) * 4096)
@@ -57,16 +57,16 @@ def namespace(model: object, **arguments: Any) -> str:
     return namespace_of(storage_config(None), pool)
 
 
-def rewritten(path: Path, at: int, byte: bytes) -> None:
+def rewrite_byte(path: Path, offset: int, byte: bytes) -> None:
     """Change one byte and keep size and modification time."""
-    before = path.stat()
+    old_stat = path.stat()
     with path.open("r+b") as file:
-        file.seek(at)
+        file.seek(offset)
         file.write(byte)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    os.utime(path, ns=(old_stat.st_atime_ns, old_stat.st_mtime_ns))
 
 
-def opened(model: Path, disk: Path) -> tuple[Any, CanopyStorage]:
+def open_storage(model: Path, disk: Path) -> tuple[Any, CanopyStorage]:
     """Return the pool and the disk tier of a server that starts with ``model``."""
     pool = host_pool(2)
     set_global_server_args_for_scheduler(ServerArgs(model_path=str(model), device="cpu"))
@@ -77,13 +77,13 @@ def opened(model: Path, disk: Path) -> tuple[Any, CanopyStorage]:
 
 
 def test_the_same_model_downloaded_again_finds_its_pages_after_a_restart(model, tmp_path):
-    pool, storage = opened(model, tmp_path / "disk")
+    pool, storage = open_storage(model, tmp_path / "disk")
     storage.batch_set_v1(keys("a", 2), token_indices(pool, [0, 1]))
     storage.close()
-    again = tmp_path / "elsewhere" / "the-model"
-    shutil.copytree(model, again, copy_function=shutil.copyfile)
-    os.utime(again / "model.safetensors", (1, 1))
-    _, storage = opened(again, tmp_path / "disk")
+    copy = tmp_path / "elsewhere" / "the-model"
+    shutil.copytree(model, copy, copy_function=shutil.copyfile)
+    os.utime(copy / "model.safetensors", (1, 1))
+    _, storage = open_storage(copy, tmp_path / "disk")
     assert storage.batch_exists(keys("a", 2)) == 2
     storage.close()
 
@@ -123,12 +123,12 @@ def test_every_argument_of_sglang_is_reviewed() -> None:
 
 
 def test_an_unreviewed_argument_counts_as_changing_kv(model: Path, monkeypatch) -> None:
-    pool, before = host_pool(2), namespace(model)
+    pool, old_namespace = host_pool(2), namespace(model)
     resolved = get_context().resolved_server_args_dict()
     monkeypatch.setattr(
         type(get_context()), "resolved_server_args_dict", lambda _: {**resolved, "new": 1}
     )
-    assert namespace_of(storage_config(None), pool) != before
+    assert namespace_of(storage_config(None), pool) != old_namespace
 
 
 @pytest.mark.parametrize("argument", ["kt_weight_path", "quantization_param_path"])
@@ -136,11 +136,11 @@ def test_expert_weights_and_kv_scales_count_by_content(model, tmp_path, argument
     (tmp_path / "experts").mkdir()
     file = tmp_path / "experts" / "0.json"
     file.write_text('{"scale": 1.0}')
-    named = {argument: str(file.parent if argument == "kt_weight_path" else file)}
-    before = namespace(model, **named)
-    assert before != namespace(model)
-    rewritten(file, 10, b"2")
-    assert namespace(model, **named) != before
+    arguments = {argument: str(file.parent if argument == "kt_weight_path" else file)}
+    old_namespace = namespace(model, **arguments)
+    assert old_namespace != namespace(model)
+    rewrite_byte(file, 10, b"2")
+    assert namespace(model, **arguments) != old_namespace
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_expert_weights_and_kv_scales_count_by_content(model, tmp_path, argument
     [{"load_format": "rdma"}, {"load_format": "remote"}, {"weight_cache_mode": "daemon"}],
     ids=str,
 )
-def test_weights_from_elsewhere_find_no_pages_of_an_earlier_start(model, monkeypatch, arguments):
+def test_weights_not_read_from_files_find_no_pages_of_earlier_starts(model, monkeypatch, arguments):
     extra = {"path": str(model.parent / "disk"), "capacity_bytes": 1 << 20, "sweep_s": 3600}
     folders = []
     for _ in range(2):
@@ -163,24 +163,24 @@ def test_weights_from_elsewhere_find_no_pages_of_an_earlier_start(model, monkeyp
     assert folders[0] != folders[1]
 
 
-def test_weights_that_differ_far_behind_the_head_are_other_weights(model: Path) -> None:
+def test_weights_that_differ_far_into_a_file_change_the_namespace(model: Path) -> None:
     weights = model / "model.safetensors"
     os.truncate(weights, 20 << 20)
-    before = namespace(model)
+    old_namespace = namespace(model)
     with weights.open("r+b") as file:  # one tensor of a file was retrained
         file.seek(9 << 20)
         file.write(b"\x01" * (5 << 20))
-    assert namespace(model) != before
+    assert namespace(model) != old_namespace
 
 
-def test_files_that_are_no_part_of_the_model_do_not_count(model: Path) -> None:
-    before = namespace(model)
+def test_files_that_are_no_part_of_the_model_keep_the_namespace(model: Path) -> None:
+    old_namespace = namespace(model)
     (model / "README.md").write_text("new")
     (model / "runs.tfevents").write_text("new")
-    assert namespace(model) == before
+    assert namespace(model) == old_namespace
 
 
-def test_a_model_named_by_hub_id_is_known_by_its_snapshot(tmp_path, monkeypatch) -> None:
+def test_a_model_named_by_hub_id_is_identified_by_its_snapshot(tmp_path, monkeypatch) -> None:
     import huggingface_hub.constants
 
     hub = tmp_path / "hub"
@@ -188,7 +188,7 @@ def test_a_model_named_by_hub_id_is_known_by_its_snapshot(tmp_path, monkeypatch)
     repo = hub / "models--canopy--tiny"
     (repo / "refs").mkdir(parents=True)
     for revision in ("a" * 40, "b" * 40):
-        made_model(repo / "snapshots" / revision)
+        make_model(repo / "snapshots" / revision)
     names = []
     for revision, theta in (("a" * 40, 5.0), ("b" * 40, 6.0)):
         (repo / "refs" / "main").write_text(revision)
@@ -209,7 +209,7 @@ def test_a_model_that_cannot_be_fingerprinted_is_refused_by_name(model: Path) ->
         namespace_of(storage_config(None), pool)
 
 
-def test_an_adapter_is_known_by_its_content(tmp_path: Path) -> None:
+def test_an_adapter_is_identified_by_its_content(tmp_path: Path) -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     plugin.load()
@@ -219,18 +219,18 @@ def test_an_adapter_is_known_by_its_content(tmp_path: Path) -> None:
     (adapter / "adapter_config.json").write_text("{}")
     weights = adapter / "adapter_model.safetensors"
     weights.write_bytes(bytes(1 << 20))
-    before = LoRARef.deterministic_id("law", str(adapter))
-    assert LoRARef.deterministic_id("law", str(adapter)) == before
-    assert LoRARef.deterministic_id("tax", str(adapter)) != before
-    rewritten(weights, 777_777, b"\x01")
-    assert LoRARef.deterministic_id("law", str(adapter)) != before
+    old_id = LoRARef.deterministic_id("law", str(adapter))
+    assert LoRARef.deterministic_id("law", str(adapter)) == old_id
+    assert LoRARef.deterministic_id("tax", str(adapter)) != old_id
+    rewrite_byte(weights, 777_777, b"\x01")
+    assert LoRARef.deterministic_id("law", str(adapter)) != old_id
 
 
 def test_an_adapters_id_does_not_depend_on_times_that_differ_by_machine(tmp_path: Path) -> None:
     (tmp_path / "adapter_model.safetensors").write_bytes(b"x")
     ids = []
-    for time in (1, 2):
-        os.utime(tmp_path / "adapter_model.safetensors", (time, time))
+    for mtime_s in (1, 2):
+        os.utime(tmp_path / "adapter_model.safetensors", (mtime_s, mtime_s))
         ids.append(adapter_id(lambda name, path: f"{name}{path}", "law", str(tmp_path)))
     assert ids[0] == ids[1]
 
@@ -246,16 +246,16 @@ def test_an_adapter_named_by_hub_id_counts_with_the_model(model, tmp_path, monke
     weights = snapshot / "adapter_model.safetensors"
     weights.write_bytes(b"one")
     (snapshot / "adapter_config.json").write_text("{}")
-    plain = adapter_id(lambda name, path: "id", "law", "canopy/law")
-    assert plain == "id"
-    named = [LoRARef(lora_id="id", lora_name="law", lora_path="canopy/law", pinned=False)]
+    unchanged_id = adapter_id(lambda name, path: "id", "law", "canopy/law")
+    assert unchanged_id == "id"
+    adapters = [LoRARef(lora_id="id", lora_name="law", lora_path="canopy/law", pinned=False)]
     monkeypatch.setenv("HF_HUB_CACHE", str(hub))
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(hub))
-    with_one = namespace(model, enable_lora=True, lora_paths=named)
-    rewritten(weights, 0, b"t")
-    assert namespace(model, enable_lora=True, lora_paths=named) != with_one
+    with_adapter = namespace(model, enable_lora=True, lora_paths=adapters)
+    rewrite_byte(weights, 0, b"t")
+    assert namespace(model, enable_lora=True, lora_paths=adapters) != with_adapter
     absent = [LoRARef(lora_id="id", lora_name="tax", lora_path="canopy/tax", pinned=False)]
     with pytest.raises(CanopyError, match="adapter 'tax'"):
         namespace(model, enable_lora=True, lora_paths=absent)
@@ -278,10 +278,10 @@ def test_page_size_heads_and_ranks_are_part_of_the_namespace(model: Path) -> Non
 
 def test_weights_that_changed_under_a_running_server_keep_its_namespace(model: Path) -> None:
     """The store computes it once: later files on disk are not the loaded weights."""
-    pool, storage = opened(model, model.parent / "disk")
-    before = storage.current.namespace
-    rewritten(model / "model.safetensors", 0, b"\xff")
+    pool, storage = open_storage(model, model.parent / "disk")
+    old_namespace = storage.current.namespace
+    rewrite_byte(model / "model.safetensors", 0, b"\xff")
     storage.maintain()
-    assert storage.current.namespace == before
-    assert namespace_of(storage_config(None), pool) != before
+    assert storage.current.namespace == old_namespace
+    assert namespace_of(storage_config(None), pool) != old_namespace
     storage.close()

@@ -20,7 +20,7 @@ from support.store_pool import host_pool, keys, storage_config, token_indices
 LAYOUTS = ["layer_first", "page_first", "page_first_direct", "page_head"]
 
 
-def opened(folder: Path, pool, **extra) -> CanopyStorage:
+def open_storage(folder: Path, pool, **extra) -> CanopyStorage:
     """The backend as SGLang's controller makes it; the sweeper's thread stays idle."""
     settings = {"path": str(folder), "capacity_bytes": 1 << 20, "sweep_s": 3600, **extra}
     config = storage_config({**settings, **DYNAMIC_BACKEND})
@@ -35,40 +35,40 @@ def opened(folder: Path, pool, **extra) -> CanopyStorage:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_pages_are_read_bit_for_bit_into_other_slots(tmp_path, layout):
     pool = host_pool(16, layout)
-    storage = opened(tmp_path, pool)
+    storage = open_storage(tmp_path, pool)
     pool.kv_buffer.copy_(torch.randn(pool.kv_buffer.shape).to(pool.kv_buffer.dtype))
-    before = pool.kv_buffer.clone()
+    written_kv = pool.kv_buffer.clone()
     source, target = [3, 0, 9], [11, 5, 1]
     names = keys("a", 3)
     assert storage.batch_set_v1(names, token_indices(pool, source)) == [True] * 3
     assert storage.batch_exists(names) == 3
     pool.kv_buffer.zero_()
     assert storage.batch_get_v1(names, token_indices(pool, target)) == [True] * 3
-    after = pool.kv_buffer.clone()
-    pool.kv_buffer.copy_(before)
+    read_kv = pool.kv_buffer.clone()
+    pool.kv_buffer.copy_(written_kv)
     pages = [pool.get_data_page(p * pool.page_size).clone() for p in source]
-    pool.kv_buffer.copy_(after)
-    for place, page in zip(target, pages):
-        assert torch.equal(pool.get_data_page(place * pool.page_size), page)
-    others = [p for p in range(16) if p not in target]
-    assert all(pool.get_data_page(p * pool.page_size).count_nonzero() == 0 for p in others)
+    pool.kv_buffer.copy_(read_kv)
+    for slot, page in zip(target, pages):
+        assert torch.equal(pool.get_data_page(slot * pool.page_size), page)
+    unread_slots = [p for p in range(16) if p not in target]
+    assert all(pool.get_data_page(p * pool.page_size).count_nonzero() == 0 for p in unread_slots)
     storage.close()
 
 
 def test_prefix_keys_of_another_tree_give_the_parents(tmp_path):
     pool = host_pool(8)
-    storage = opened(tmp_path, pool)
+    storage = open_storage(tmp_path, pool)
     names = keys("a", 3)
     storage.batch_set_v1(names[:2], token_indices(pool, [0, 1]))
     storage.batch_set_v1(
         names[2:], token_indices(pool, [2]), HiCacheStorageExtraInfo(prefix_keys=names[:2])
     )
-    lost = keys("b", 2)
+    orphans = keys("b", 2)
     storage.batch_set_v1(
-        lost[1:], token_indices(pool, [3]), HiCacheStorageExtraInfo(prefix_keys=lost[:1])
+        orphans[1:], token_indices(pool, [3]), HiCacheStorageExtraInfo(prefix_keys=orphans[:1])
     )
     assert storage.batch_exists(names) == 3
-    assert not storage.exists(lost[1])
+    assert not storage.exists(orphans[1])
     assert storage.status()["refused_pages"] == {"no-prefix": 1}
     assert [m.offset for m in storage.store.meta(names)] == [0, 4, 8]
     storage.close()
@@ -76,7 +76,7 @@ def test_prefix_keys_of_another_tree_give_the_parents(tmp_path):
 
 def test_the_disk_policy_learns_from_announced_requests(tmp_path):
     pool = host_pool(8)
-    storage = opened(tmp_path, pool, policy="wa")
+    storage = open_storage(tmp_path, pool, policy="wa")
     for i in range(50):
         for event in ("arrive", "finish"):
             PAGES.add_request(event, Request(time=float(i), path=(1, 2), block_tokens=4))
@@ -88,7 +88,7 @@ def test_the_disk_policy_learns_from_announced_requests(tmp_path):
 
 def test_the_sweeper_removes_expired_pages_by_itself(tmp_path):
     pool = host_pool(8)
-    storage = opened(tmp_path, pool, ttl=0.0, sweep_s=0.01)
+    storage = open_storage(tmp_path, pool, ttl=0.0, sweep_s=0.01)
     storage.batch_set_v1(keys("a", 2), token_indices(pool, [0, 1]))
     storage.sweeper.thread.join(timeout=0)  # it is a thread, and it runs
     assert storage.sweeper.thread.is_alive()
@@ -102,9 +102,9 @@ def test_the_sweeper_removes_expired_pages_by_itself(tmp_path):
     assert not storage.sweeper.thread.is_alive()
 
 
-def test_an_error_of_ours_never_reaches_sglang(tmp_path, caplog):
+def test_an_error_in_the_store_never_reaches_sglang(tmp_path, caplog):
     pool = host_pool(8)
-    storage = opened(tmp_path, pool)
+    storage = open_storage(tmp_path, pool)
     storage.store.state.index = None
     for _ in range(3):
         assert storage.batch_exists(keys("a", 2)) == 0
@@ -115,7 +115,7 @@ def test_an_error_of_ours_never_reaches_sglang(tmp_path, caplog):
 
 
 def test_other_pools_than_plain_kv_are_refused(tmp_path):
-    storage = opened(tmp_path, host_pool(4))
+    storage = open_storage(tmp_path, host_pool(4))
     with pytest.raises(CanopyError, match="mamba"):
         storage.register_mem_host_pool_v2(object(), "mamba")
     storage.close()
@@ -176,7 +176,7 @@ def test_unclaimed_requests_with_long_prompts_stay_within_the_bound():
     for i in range(64):
         path = tuple(range(i << 40, (i << 40) + 32_768))
         pages.add_request("finish", Request(time=float(i), path=path))
-    held, _ = tracemalloc.get_traced_memory()
+    traced_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert held < 5 << 20
+    assert traced_bytes < 5 << 20
     assert [request.time for _, request in pages.take_requests()] == [61.0, 62.0, 63.0]

@@ -17,7 +17,7 @@ from support.live_tree import check
 
 ONE_TOKEN = {"quantum_tokens": 1}
 KEEPS_ALL = {**ONE_TOKEN, "keep_tenant_share": 1.0, "keep_total_share": 1.0}
-BOTH = pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
+WRITE_POLICIES = pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
 
 
 def tokens(name: int, count: int) -> list[int]:
@@ -25,7 +25,7 @@ def tokens(name: int, count: int) -> list[int]:
 
 
 @pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def report_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every use is reported to the disk tier at once, not after a second."""
     monkeypatch.setattr(disk_link, "REPORT_INTERVAL_S", 0.0)
 
@@ -59,11 +59,11 @@ def leaves(tree: DiskTree, first: int) -> list:
         path.append(node.canopy)
 
 
-OF_THE_TIME = ("created", "last_access", "keep_until")
+TIME_FIELDS = ("created", "last_access", "keep_until")
 
 
 def record(leaf) -> dict:
-    return {name: getattr(leaf, name) for name in RECORD_FIELDS if name not in OF_THE_TIME}
+    return {name: getattr(leaf, name) for name in RECORD_FIELDS if name not in TIME_FIELDS}
 
 
 @pytest.fixture
@@ -72,14 +72,14 @@ def tree(start):
 
 
 def test_pages_that_are_read_count_under_their_own_category(tree) -> None:
-    tree.serve(tokens(1, 8), 1.0, category="kept")
+    tree.serve(tokens(1, 8), 1.0, category="chat")
     tree.evict(1000)
     tree.settle()
     tree.cache.evict_host(1000)
     rows = tree.core.live.counters.row
-    before = rows("kept", None).tiers[HOST].entered
+    entered_tokens = rows("chat", None).tiers[HOST].entered
     assert tree.fetch(tokens(1, 8)) == 8
-    assert rows("kept", None).tiers[HOST].entered == before + 8
+    assert rows("chat", None).tiers[HOST].entered == entered_tokens + 8
     assert rows("default", None).tiers[HOST].entered == 0
 
 
@@ -91,8 +91,8 @@ def test_times_on_disk_are_seconds_since_1970(start) -> None:
     assert (meta.created, meta.last_access, meta.keep_until) == (1_000_005, 1_000_005, 1_000_009)
 
 
-@BOTH
-def test_a_restart_serves_pages_on_disk_with_their_metadata(start, at_once, write_policy):
+@WRITE_POLICIES
+def test_a_restart_serves_pages_on_disk_with_their_metadata(start, report_at_once, write_policy):
     tree = start(write_policy=write_policy)
     tree.serve(tokens(1, 8), 1.0, category="chat", conversation="a", turn=2)
     tree.serve(tokens(1, 4) + tokens(2, 4), 3.0, category="api", conversation="b")
@@ -101,28 +101,28 @@ def test_a_restart_serves_pages_on_disk_with_their_metadata(start, at_once, writ
     )
     tree.evict(1000)  # under write_back, that is when copies are made
     tree.settle()
-    before = {leaf.offset: record(leaf) for leaf in leaves(tree, 100)}
-    times = {leaf.offset: (leaf.created, leaf.last_access) for leaf in leaves(tree, 100)}
+    old_records = {leaf.offset: record(leaf) for leaf in leaves(tree, 100)}
+    old_times = {leaf.offset: (leaf.created, leaf.last_access) for leaf in leaves(tree, 100)}
 
     tree = start(write_policy=write_policy)
     tree.epoch = -100.0  # another boot: the requests' clock began at another time
     request = tree.request(120.0)
     assert tree.fetch(tokens(1, 8)) == 8
-    after = leaves(tree, 100)
-    assert {leaf.offset: record(leaf) for leaf in after} == before
+    read_leaves = leaves(tree, 100)
+    assert {leaf.offset: record(leaf) for leaf in read_leaves} == old_records
     for offset, (hits, shared, over) in {0: (3, True, False), 4: (2, False, True)}.items():
         expected = {"category": "chat", "conversation": "a", "turn": 3, "source": GATEWAY}
         expected |= {"hits": hits, "shared": shared, "over": over}
-        assert expected.items() <= before[offset].items()
-    again = {leaf.offset: (leaf.created - 100, leaf.last_access - 100) for leaf in after}
-    assert again == times
+        assert expected.items() <= old_records[offset].items()
+    new_times = {leaf.offset: (leaf.created - 100, leaf.last_access - 100) for leaf in read_leaves}
+    assert new_times == old_times
     tree.core.requests.finish(request)
     assert tree.load_back(tokens(1, 8)) == 8
     assert tree.kv(tokens(1, 8)) == tokens(1, 8)
     check(tree)
 
 
-def test_a_node_with_differing_pages_is_loaded_as_several(tree, at_once) -> None:
+def test_a_node_with_differing_pages_is_loaded_as_several(tree, report_at_once) -> None:
     tree.serve(tokens(1, 4), 1.0, category="system")
     tree.serve(tokens(1, 8), 2.0, category="chat", conversation="c")
     tree.cache.reset()
@@ -134,7 +134,7 @@ def test_a_node_with_differing_pages_is_loaded_as_several(tree, at_once) -> None
     check(tree)
 
 
-def test_a_prefix_in_use_above_does_not_expire_on_disk(start, at_once) -> None:
+def test_a_prefix_in_use_above_does_not_expire_on_disk(start, report_at_once) -> None:
     now = [0.0]
     tree = start(disk={"ttl": 10.0})
     tree.store.state.clock = lambda: now[0]
@@ -151,7 +151,7 @@ def test_a_prefix_in_use_above_does_not_expire_on_disk(start, at_once) -> None:
 
 def test_a_node_in_use_all_the_time_is_reported_once_a_second(tree) -> None:
     tree.serve(tokens(1, 4), 0.0)
-    tree.passes_on = False
+    tree.delivers_reports = False
     PAGES.take_uses()
     for step in range(100):
         tree.serve(tokens(1, 4), 2.0 + step / 100)
@@ -163,7 +163,7 @@ def test_a_node_in_use_all_the_time_is_reported_once_a_second(tree) -> None:
     assert meta.hits == 101
 
 
-def test_a_request_may_ask_for_a_ttl_on_disk(tree, at_once) -> None:
+def test_a_request_may_ask_for_a_ttl_on_disk(tree, report_at_once) -> None:
     tree.store.state.clock = lambda: 1.0
     tree.serve(tokens(1, 4), 1.0, ttl_s=30.0)
     tree.serve(tokens(2, 4), 1.0)
@@ -189,17 +189,17 @@ def test_a_foreign_backend_receives_no_reports(tree) -> None:
     assert not PAGES.take_uses()
 
 
-# ---- what the disk did not take, or lost ----
+# ---- pages that the disk refused or lost ----
 
 
 @pytest.fixture
-def rounds_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_retry, "ROUND_S", 0.0)
 
 
-@BOTH
+@WRITE_POLICIES
 def test_pages_below_a_cleared_prefix_are_written_once_it_is_used(
-    start, rounds_at_once, write_policy
+    start, retry_at_once, write_policy
 ) -> None:
     tree = start(write_policy=write_policy)
     system = tokens(1, 8)
@@ -218,10 +218,10 @@ def test_pages_below_a_cleared_prefix_are_written_once_it_is_used(
     check(tree)
 
 
-def test_a_prefix_refused_by_a_full_disk_is_written_later(tree, rounds_at_once, monkeypatch):
+def test_a_prefix_refused_by_a_full_disk_is_written_later(tree, retry_at_once, monkeypatch):
     system = tokens(1, 8)
-    with monkeypatch.context() as full:
-        full.setattr(segments.os, "pwritev", disk_full)
+    with monkeypatch.context() as patch:
+        patch.setattr(segments.os, "pwritev", raise_disk_full)
         tree.serve(system, 1.0)
     tree.store._writer._monotonic = lambda: float("inf")
     assert tree.on_disk(system) == 0
@@ -236,7 +236,7 @@ def test_a_prefix_refused_by_a_full_disk_is_written_later(tree, rounds_at_once, 
     check(tree)
 
 
-def test_a_page_that_is_described_again_was_not_written_again(tree, at_once, monkeypatch):
+def test_a_page_that_is_described_again_was_not_written_again(tree, report_at_once, monkeypatch):
     tree.serve(tokens(1, 8), 1.0)
     (leaf,) = leaves(tree, 100)
     monkeypatch.setattr(PAGES, "description", lambda _key: True)  # as after a put that was refused
@@ -244,7 +244,7 @@ def test_a_page_that_is_described_again_was_not_written_again(tree, at_once, mon
     assert (leaf.reported_at, leaf.disk_written_at) == (5.0, 1.0)
 
 
-def test_a_prefix_without_a_host_copy_is_copied_down_and_written_again(start, rounds_at_once):
+def test_a_prefix_without_a_host_copy_is_copied_down_and_written_again(start, retry_at_once):
     tree = start(tokens=64)
     system = tokens(1, 8)
     tree.serve(system, 1.0)
@@ -258,27 +258,27 @@ def test_a_prefix_without_a_host_copy_is_copied_down_and_written_again(start, ro
     check(tree)
 
 
-def test_a_broken_disk_is_offered_few_pages_at_a_time(start, rounds_at_once, monkeypatch) -> None:
+def test_a_broken_disk_is_offered_few_pages_at_a_time(start, retry_at_once, monkeypatch) -> None:
     monkeypatch.setattr(disk_retry, "MAX_PAGES_A_REQUEST", 4)
-    monkeypatch.setattr(segments.os, "pwritev", disk_full)
+    monkeypatch.setattr(segments.os, "pwritev", raise_disk_full)
     tree = start(tokens=64, host_tokens=128)
     for name in range(5):
         tree.serve(tokens(name, 8), 1.0 + name)
     for name in range(5):
         tree.serve(tokens(name, 8), 10.0)
-    written = tree.store.counters.refused.total()
+    refused = tree.store.counters.refused.total()
     tree.request(11.0)
     tree.settle()
-    assert 0 < tree.store.counters.refused.total() - written <= 4
+    assert 0 < tree.store.counters.refused.total() - refused <= 4
     check(tree)
 
 
-def test_a_healthy_disk_is_offered_each_page_once(tree, rounds_at_once) -> None:
+def test_a_healthy_disk_is_offered_each_page_once(tree, retry_at_once) -> None:
     for time in range(1, 6):
         tree.serve(tokens(1, 8), float(time))
     assert tree.store.counters.written == 4
     assert tree.store.counters.present == 0
 
 
-def disk_full(*_: object) -> int:
+def raise_disk_full(*_: object) -> int:
     raise OSError(errno.ENOSPC, "no space left on device")

@@ -28,13 +28,13 @@ PATH = [100 + i for i in range(8)]
 
 
 @pytest.fixture(autouse=True)
-def hooked(monkeypatch: pytest.MonkeyPatch) -> Weights:
+def hooks(monkeypatch: pytest.MonkeyPatch) -> Weights:
     """SGLang with Canopy's hooks, and a process whose weights were never updated."""
     plugin.load()
     HookRegistry.apply_hooks()
-    fresh = Weights()
-    monkeypatch.setattr(weights, "WEIGHTS", fresh)
-    return fresh
+    new_weights = Weights()
+    monkeypatch.setattr(weights, "WEIGHTS", new_weights)
+    return new_weights
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,7 +53,7 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self.tree = DiskTree(folder)
-        self.idle, self.works = True, True
+        self.idle, self.succeeds = True, True
         runner = SimpleNamespace(weight_updater=self)
         worker = SimpleNamespace(
             weight_update_runners=lambda: [("target", runner)],
@@ -94,7 +94,7 @@ class Server:
     # ---- the runner's side ----
 
     def _load(self, *_: Any, **__: Any) -> tuple[bool, str]:
-        return self.works, "" if self.works else "failed"
+        return self.succeeds, "" if self.succeeds else "failed"
 
     update_weights_from_disk = update_weights_from_tensor = update_weights_from_ipc = _load
     load_weights_from_distributed = _load
@@ -106,30 +106,30 @@ class Server:
 
     def end_weight_update(self, run_post_load: bool) -> None: ...
 
-    # ---- what a test does ----
+    # ---- actions of a test ----
 
-    def update(self, how: str, flush: bool = True) -> bool:
+    def update(self, source: str, flush: bool = True) -> bool:
         """One update in the session that SGLang requires."""
-        if how == "disk":
-            ask = UpdateWeightFromDiskReqInput(model_path="elsewhere", flush_cache=flush)
-            return self.manager.update_weights_from_disk(ask).success
-        if how == "ipc":
-            ask = UpdateWeightsFromIPCReqInput(zmq_handles={}, flush_cache=flush)
-            return self.manager.update_weights_from_ipc(ask).success
+        if source == "disk":
+            update = UpdateWeightFromDiskReqInput(model_path="elsewhere", flush_cache=flush)
+            return self.manager.update_weights_from_disk(update).success
+        if source == "ipc":
+            update = UpdateWeightsFromIPCReqInput(zmq_handles={}, flush_cache=flush)
+            return self.manager.update_weights_from_ipc(update).success
         assert self.manager.begin_weight_update(BeginWeightUpdateReqInput()).success
-        if how == "distributed":
-            ask = UpdateWeightsFromDistributedReqInput(
+        if source == "distributed":
+            update = UpdateWeightsFromDistributedReqInput(
                 names=[], dtypes=[], shapes=[], flush_cache=flush
             )
-            done = self.manager.update_weights_from_distributed(ask).success
-        elif how == "tensor":
-            ask = UpdateWeightsFromTensorReqInput(serialized_named_tensors=[], flush_cache=flush)
-            done = self.manager.update_weights_from_tensor(ask).success
+            success = self.manager.update_weights_from_distributed(update).success
+        elif source == "tensor":
+            update = UpdateWeightsFromTensorReqInput(serialized_named_tensors=[], flush_cache=flush)
+            success = self.manager.update_weights_from_tensor(update).success
         else:
-            assert how == "peer"
-            done = True
+            assert source == "peer"
+            success = True
         assert self.manager.end_weight_update(EndWeightUpdateReqInput()).success
-        return done
+        return success
 
     def on_disk(self) -> int:
         """Tokens of the path that a lookup finds on disk."""
@@ -148,9 +148,9 @@ def server(tmp_path: Path):
     new_server.tree.close()
 
 
-@pytest.mark.parametrize("how", ["disk", "ipc", "distributed", "tensor"])
-def test_after_an_update_nothing_of_before_is_found(server: Server, how: str) -> None:
-    assert server.update(how)
+@pytest.mark.parametrize("source", ["disk", "ipc", "distributed", "tensor"])
+def test_after_an_update_no_earlier_kv_is_found(server: Server, source: str) -> None:
+    assert server.update(source)
     assert server.on_disk() == 0
     server.tree.storage.maintain()
     assert server.status() is None
@@ -159,21 +159,21 @@ def test_after_an_update_nothing_of_before_is_found(server: Server, how: str) ->
     assert server.on_disk() == 8
 
 
-@pytest.mark.parametrize("works", [True, False])
-def test_weights_of_a_peer_and_a_failed_update_are_an_update(server: Server, works: bool) -> None:
-    server.works = works
-    assert server.update("peer" if works else "disk") == works
+@pytest.mark.parametrize("succeeds", [True, False])
+def test_a_peers_weights_and_failed_updates_empty_the_tier(server: Server, succeeds: bool) -> None:
+    server.succeeds = succeeds
+    assert server.update("peer" if succeeds else "disk") == succeeds
     assert server.on_disk() == 0
-    assert not works or "POST /flush_cache" in server.status()
+    assert not succeeds or "POST /flush_cache" in server.status()
     assert server.flush()
     server.tree.storage.maintain()
     assert (server.status(), server.on_disk()) == (None, 0)
 
 
-@pytest.mark.parametrize("how", ["disk", "tensor"])
-def test_kv_in_memory_after_an_update_is_not_written_to_disk(server: Server, how: str) -> None:
+@pytest.mark.parametrize("source", ["disk", "tensor"])
+def test_kv_in_memory_after_an_update_is_not_written_to_disk(server: Server, source: str) -> None:
     """``flush_cache: false`` keeps the old KV in use, as its user requested."""
-    assert server.update(how, flush=False)
+    assert server.update(source, flush=False)
     server.tree.storage.maintain()
     server.tree.insert([*PATH, 200, 201], server.tree.request(2.0))
     assert server.on_disk() == 0
@@ -183,7 +183,7 @@ def test_kv_in_memory_after_an_update_is_not_written_to_disk(server: Server, how
     assert (server.status(), server.on_disk()) == (None, 0)
 
 
-def test_a_refused_flush_keeps_the_disk_tier_away(server: Server) -> None:
+def test_a_refused_flush_keeps_the_disk_tier_unavailable(server: Server) -> None:
     server.idle = False
     assert not server.update("disk")
     server.tree.storage.maintain()
@@ -194,13 +194,13 @@ def test_a_refused_flush_keeps_the_disk_tier_away(server: Server) -> None:
     assert server.status() is None
 
 
-def test_a_flush_within_a_session_is_not_the_end_of_it(server: Server) -> None:
+def test_a_flush_within_an_update_session_does_not_end_it(server: Server) -> None:
     assert server.manager.begin_weight_update(BeginWeightUpdateReqInput()).success
-    ask = UpdateWeightsFromTensorReqInput(serialized_named_tensors=[], flush_cache=True)
-    assert server.manager.update_weights_from_tensor(ask).success
+    request = UpdateWeightsFromTensorReqInput(serialized_named_tensors=[], flush_cache=True)
+    assert server.manager.update_weights_from_tensor(request).success
     server.tree.storage.maintain()
     assert "session" in server.status()
-    assert server.manager.update_weights_from_tensor(ask).success
+    assert server.manager.update_weights_from_tensor(request).success
     assert server.manager.end_weight_update(EndWeightUpdateReqInput()).success
     server.tree.storage.maintain()
     assert server.status() is None
@@ -213,14 +213,14 @@ def test_a_flush_without_an_update_keeps_the_pages(server: Server) -> None:
 
 def test_updates_leave_no_folders_and_no_pages_behind(server: Server) -> None:
     top = server.tree.store.path.parent
-    before = set(top.iterdir())
+    old_folders = set(top.iterdir())
     for time in range(2, 6):
         assert server.update("tensor")
         server.tree.storage.maintain()
         server.tree.serve(PATH, float(time))
-    assert len(set(top.iterdir()) - before) == 1  # of the weights of now
+    assert len(set(top.iterdir()) - old_folders) == 1  # of the current weights
     assert len(list(top.rglob("segment-*"))) == 1
-    assert server.tree.store.counters.written == 20  # counted on through all of them
+    assert server.tree.store.counters.written == 20  # of all updates together
 
 
 def test_no_later_start_finds_pages_of_updated_weights(tmp_path, monkeypatch):

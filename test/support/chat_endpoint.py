@@ -15,12 +15,12 @@ USAGE = {
 }
 
 
-def says(text: str) -> dict[str, Any]:
+def assistant(text: str) -> dict[str, Any]:
     """The message of an answer."""
     return {"role": "assistant", "content": text}
 
 
-def calls(*tools: str) -> dict[str, Any]:
+def assistant_calls(*tools: str) -> dict[str, Any]:
     """The message of an answer that calls tools without arguments."""
     tool_calls = [
         {"index": i, "id": f"call_{i}", "type": "function", "function": {"name": tool, "arguments": "{}"}}
@@ -29,17 +29,17 @@ def calls(*tools: str) -> dict[str, Any]:
     return {"role": "assistant", "content": None, "tool_calls": tool_calls}
 
 
-class Sent:
+class ReceivedRequests:
     """Received requests, in order."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, dict[str, Any]]] = []
-        self.keys: list[str | None] = []
+        self.auth_keys: list[str | None] = []
         """The ``Authorization`` header of each hint, and of each request to another route."""
 
     @property
-    def fields(self) -> list[dict[str, Any]]:
-        """``custom_params`` of each completion."""
+    def params(self) -> list[dict[str, Any]]:
+        """Of each completion."""
         return [
             body.get("custom_params") or {} for path, body in self.requests if path[:3] == "/v1"
         ]
@@ -51,37 +51,37 @@ class Sent:
 
 @contextmanager
 def chat_endpoint(
-    answers: list[dict[str, Any]], others: dict[str, Any] | None = None
-) -> Iterator[tuple[str, Sent]]:
-    """Yield (URL, received requests). Answers beyond the list are ``done``. ``others``: answers of routes
+    answers: list[dict[str, Any]], other_answers: dict[str, Any] | None = None
+) -> Iterator[tuple[str, ReceivedRequests]]:
+    """Yield (URL, received requests). Answers beyond the list are ``done``. ``other_answers``: answers of routes
     other than OpenAI's and hints, which are a 404 otherwise."""
-    sent, left = Sent(), list(answers)
+    received, remaining = ReceivedRequests(), list(answers)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            self.other()
+            self.reply_other()
 
-        def other(self) -> None:
+        def reply_other(self) -> None:
             path = self.path.partition("?")[0]
-            sent.keys.append(self.headers.get("Authorization"))
-            if others is None or path not in others:
+            received.auth_keys.append(self.headers.get("Authorization"))
+            if other_answers is None or path not in other_answers:
                 self.send_error(404)
             else:
-                self.reply("application/json", json.dumps(others[path]).encode())
+                self.reply("application/json", json.dumps(other_answers[path]).encode())
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            sent.requests.append((self.path, body))
+            received.requests.append((self.path, body))
             if self.path == "/canopy/hint":
-                sent.keys.append(self.headers.get("Authorization"))
+                received.auth_keys.append(self.headers.get("Authorization"))
                 self.reply("application/json", b"{}")
                 return
             if not self.path.startswith("/v1/"):
-                self.other()
+                self.reply_other()
                 return
-            message = left.pop(0) if left else says("done")
+            message = remaining.pop(0) if remaining else assistant("done")
             stop = "tool_calls" if message.get("tool_calls") else "stop"
             head = {"id": "1", "created": 0, "model": "m"}
             if body.get("stream"):
@@ -96,8 +96,8 @@ def chat_endpoint(
                 self.reply("text/event-stream", "".join(lines).encode())
                 return
             choice = {"index": 0, "finish_reason": stop, "message": message}
-            whole = {**head, "object": "chat.completion", "choices": [choice], "usage": USAGE}
-            self.reply("application/json", json.dumps(whole).encode())
+            completion = {**head, "object": "chat.completion", "choices": [choice], "usage": USAGE}
+            self.reply("application/json", json.dumps(completion).encode())
 
         def reply(self, kind: str, raw: bytes) -> None:
             self.send_response(200)
@@ -112,6 +112,6 @@ def chat_endpoint(
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", sent
+        yield f"http://127.0.0.1:{server.server_port}", received
         server.shutdown()
         thread.join()

@@ -25,13 +25,13 @@ def environment(cuda: bool) -> dict[str, str]:
     return {} if cuda else {"SGLANG_USE_CPU_ENGINE": "1", "TRITON_INTERPRET": "1"}
 
 
-def on_chip(*things: Any) -> Any:
+def on_chip(*values: Any) -> Any:
     """Tensors, and dataclasses of them, where kernels run; as they are without a chip."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
 
-    def put(x: Any) -> Any:
+    def move(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
             return x.to(device)
         if dataclasses.is_dataclass(x) and not isinstance(x, type):
@@ -40,4 +40,4 @@ def on_chip(*things: Any) -> Any:
             return dataclasses.replace(x, **moved)
         return x
 
-    return tuple(map(put, things))
+    return tuple(map(move, values))

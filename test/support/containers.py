@@ -9,23 +9,23 @@ _CONTAINERS = (dict, list, set, frozenset, tuple, deque)
 
 def entries(*roots: Any) -> dict[str, int]:
     """Entries of every container reachable from ``roots`` through objects of Canopy's classes, by
-    ``Class.attribute``; containers at the same place are summed, and ``[]`` stands for a container
+    ``Class.attribute``; containers at the same path are summed, and ``[]`` stands for a container
     in a container."""
     sizes: dict[str, int] = {}
-    seen: set[int] = set()
+    visited: set[int] = set()
     stack: list[tuple[str, Any]] = [(type(root).__name__, root) for root in roots]
     while stack:
-        place, value = stack.pop()
-        if id(value) in seen:
+        path, value = stack.pop()
+        if id(value) in visited:
             continue
-        seen.add(id(value))
+        visited.add(id(value))
         if isinstance(value, _CONTAINERS):
             if not isinstance(value, tuple):
-                sizes[place] = sizes.get(place, 0) + len(value)
-            inside: Iterable[Any] = (
+                sizes[path] = sizes.get(path, 0) + len(value)
+            items: Iterable[Any] = (
                 (*value.keys(), *value.values()) if isinstance(value, dict) else value
             )
-            stack += [(f"{place}[]", item) for item in inside if _is_followed(item)]
+            stack += [(f"{path}[]", item) for item in items if _is_followed(item)]
         if _is_ours(value):
             name = type(value).__name__
             stack += [(f"{name}.{key}", item) for key, item in _attributes(value)]
@@ -45,9 +45,9 @@ def growth(
         if number == first:
             before = server.entries()
     return {
-        place: (before.get(place, 0), count)
-        for place, count in server.entries().items()
-        if count > (1.0 + share) * before.get(place, 0) + slack
+        path: (before.get(path, 0), count)
+        for path, count in server.entries().items()
+        if count > (1.0 + share) * before.get(path, 0) + slack
     }
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from sglang_canopy.disk.content import raw_key
 from support.crash_writer import open_store
-from support.disk_pages import PAGE, content
+from support.disk_pages import PAGE_BYTES, content
 from support.disk_recount import recount
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 
 
 @dataclass
@@ -47,7 +47,7 @@ def kill_once(folder: Path, seed: int, counts: CrashCounts) -> None:
     writer = subprocess.Popen(
         [sys.executable, "-m", "support.crash_writer", str(folder), str(seed)],
         stdout=subprocess.PIPE,
-        cwd=HERE.parent,
+        cwd=TESTS,
     )
     assert writer.stdout is not None
     descriptor, output = writer.stdout.fileno(), b""
@@ -57,9 +57,8 @@ def kill_once(folder: Path, seed: int, counts: CrashCounts) -> None:
         select.select([descriptor], [], [], 0.01)
         part = _read(descriptor)
         output += part
-        if (
-            deadline is None and output
-        ):  # the writer is running: wait some milliseconds before the kill
+        # The writer is running: wait some milliseconds before the kill.
+        if deadline is None and output:
             deadline = time.monotonic() + rng.uniform(0.0, 0.25)
         if writer.poll() is not None:
             break
@@ -94,31 +93,31 @@ def check(folder: Path, lines: list[str], counts: CrashCounts) -> None:
     names = {raw_key(key): key for b in batches for key in b[1:]}
     names.update((raw, raw.hex()) for raw in store.state.index.rows)
     counts.stored_pages += len(store)
-    good: set[str] = set()
+    correct: set[str] = set()
     while True:  # a bad page invalidates its suffix: read each path from its root
         tips = [
             raw
             for raw, row in store.state.index.rows.items()
             if not store.state.index.children[row]
         ]
-        left = [raw for raw in tips if names[raw] not in good]
-        if not left:
+        unread_tips = [raw for raw in tips if names[raw] not in correct]
+        if not unread_tips:
             break
-        path = _path(store, left[0], names)
-        into = [bytearray(PAGE) for _ in path]
-        ok = store.read(path, into)
-        for key, buffer, readable in zip(path, into, ok, strict=True):
+        path = _path(store, unread_tips[0], names)
+        buffers = [bytearray(PAGE_BYTES) for _ in path]
+        readable_pages = store.read(path, buffers)
+        for key, buffer, readable in zip(path, buffers, readable_pages, strict=True):
             if readable and bytes(buffer) != content(key):
                 counts.wrong += 1
                 counts.problems.append(f"wrong bytes for {key}")
             if readable:
-                good.add(key)
+                correct.add(key)
     counts.absent += store.counters.faults["corrupt"]
     if batches:
-        last = batches[-1]
-        kept = last[1 : 1 + int(last[0])]
-        counts.acknowledged += len(kept)
-        counts.survived += sum(key in good for key in kept)
+        last_batch = batches[-1]
+        stored_keys = last_batch[1 : 1 + int(last_batch[0])]
+        counts.acknowledged += len(stored_keys)
+        counts.survived += sum(key in correct for key in stored_keys)
     recount(store)
     store.close()
 

@@ -15,7 +15,7 @@ from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.disk.store import DiskStore
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.ttl.table import TTLTable
-from support.disk_pages import PAGE, content, metas, page_key
+from support.disk_pages import PAGE_BYTES, content, key_of, metas
 
 STORE_PAGES = 400
 
@@ -24,11 +24,11 @@ def open_store(folder: Path) -> DiskStore:
     """The store of this test: 400 pages, LRU, a quota, compression off."""
     return DiskStore(
         folder,
-        page_bytes=PAGE,
-        capacity_bytes=STORE_PAGES * PAGE,
+        page_bytes=PAGE_BYTES,
+        capacity_bytes=STORE_PAGES * PAGE_BYTES,
         policy=make_policy("lru"),
         ttl=TTLTable(residual_ttl_s=3600.0),
-        quotas={"t1": 100 * PAGE},
+        quotas={"t1": 100 * PAGE_BYTES},
         namespace="crash",
     )
 
@@ -36,38 +36,38 @@ def open_store(folder: Path) -> DiskStore:
 def path_of(rng: random.Random) -> list[str]:
     """A path in a bushy tree of a few thousand pages."""
     steps = [rng.randrange(12), *(rng.randrange(3) for _ in range(rng.randrange(1, 12)))]
-    return [page_key(*steps[: i + 1]) for i in range(len(steps))]
+    return [key_of(*steps[: i + 1]) for i in range(len(steps))]
 
 
-def write_for_ever(store: DiskStore, seed: int, out: threading.Lock) -> None:
+def write_forever(store: DiskStore, seed: int, lock: threading.Lock) -> None:
     rng = random.Random(seed)
     while True:
         keys = path_of(rng)
         # A tenant has its own part of the tree: the salt is part of every key.
         tenant = f"t{int(keys[0], 16) % 3}"
-        ok = store.write(
+        stored = store.write(
             keys,
             [content(k) for k in keys],
             metas(len(keys), store.clock(), tenant=tenant),
             [None, *keys[:-1]],
         )
-        with out:
-            sys.stdout.write(" ".join([str(sum(ok)), *keys]) + "\n")
+        with lock:
+            sys.stdout.write(" ".join([str(sum(stored)), *keys]) + "\n")
             sys.stdout.flush()
 
 
 def main() -> None:
     folder, seed = Path(sys.argv[1]), int(sys.argv[2])
-    store, out = open_store(folder), threading.Lock()
+    store, lock = open_store(folder), threading.Lock()
     assert store.unavailable is None, store.unavailable
     for i in range(2):
-        threading.Thread(target=write_for_ever, args=(store, seed + i, out), daemon=True).start()
+        threading.Thread(target=write_forever, args=(store, seed + i, lock), daemon=True).start()
     rng = random.Random(seed + 7)
     while True:
         keys = path_of(rng)
-        into = [bytearray(PAGE) for _ in keys]
-        for key, buffer, good in zip(keys, into, store.read(keys, into), strict=True):
-            if good and buffer != content(key):
+        buffers = [bytearray(PAGE_BYTES) for _ in keys]
+        for key, buffer, readable in zip(keys, buffers, store.read(keys, buffers), strict=True):
+            if readable and buffer != content(key):
                 sys.stdout.write(f"WRONG {key}\n")
                 sys.stdout.flush()
         if rng.random() < 0.2:

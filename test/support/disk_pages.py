@@ -8,8 +8,8 @@ from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.disk.store import DiskStore
 from sglang_canopy.policy.registry import make_policy
 
-PAGE = 512
-TOKENS = 16
+PAGE_BYTES = 512
+PAGE_TOKENS = 16
 
 
 class Clock:
@@ -22,12 +22,12 @@ class Clock:
         return self.now
 
 
-def page_key(*path: object) -> str:
+def key_of(*path: object) -> str:
     """The key of the page at the end of ``path``: equal path, equal key."""
     return hashlib.sha256(repr(path).encode()).hexdigest()
 
 
-def content(key: str, size: int = PAGE) -> bytes:
+def content(key: str, size: int = PAGE_BYTES) -> bytes:
     """Return the page's bytes, as recomputation would give them."""
     return hashlib.shake_128(key.encode()).digest(size)
 
@@ -35,8 +35,8 @@ def content(key: str, size: int = PAGE) -> bytes:
 def store_at(folder: Path, pages: int = 8, **options: Any) -> DiskStore:
     """Return a store of ``pages`` pages of 512 bytes, by default with LRU and a settable clock."""
     settings = {
-        "page_bytes": PAGE,
-        "capacity_bytes": pages * PAGE,
+        "page_bytes": PAGE_BYTES,
+        "capacity_bytes": pages * PAGE_BYTES,
         "policy": make_policy("lru"),
         "now": Clock(),
         "namespace": "test",
@@ -46,14 +46,14 @@ def store_at(folder: Path, pages: int = 8, **options: Any) -> DiskStore:
 
 def chain(name: object, length: int) -> list[str]:
     """Keys of a path of ``length`` pages."""
-    return [page_key(name, *range(i + 1)) for i in range(length)]
+    return [key_of(name, *range(i + 1)) for i in range(length)]
 
 
 def metas(count: int, now: float, **fields: Any) -> list[PageMeta]:
     return [
         PageMeta(
-            offset=i * TOKENS,
-            length=TOKENS,
+            offset=i * PAGE_TOKENS,
+            length=PAGE_TOKENS,
             **{"created": now, "last_access": now, "hits": 1, **fields},
         )
         for i in range(count)
@@ -69,9 +69,9 @@ def put(store: DiskStore, keys: list[str], parent: str | None = None, **fields: 
 
 
 def get(store: DiskStore, keys: list[str]) -> list[bool]:
-    """Read a run of pages; check the bytes of every page that is found."""
-    buffers = [bytearray(PAGE) for _ in keys]
-    ok = store.read(keys, buffers)
-    for key, buffer, good in zip(keys, buffers, ok, strict=True):
-        assert not good or buffer == content(key), f"wrong bytes for {key}"
-    return ok
+    """Read a run of pages; check the bytes of every page that is readable."""
+    buffers = [bytearray(PAGE_BYTES) for _ in keys]
+    readable_pages = store.read(keys, buffers)
+    for key, buffer, readable in zip(keys, buffers, readable_pages, strict=True):
+        assert not readable or buffer == content(key), f"wrong bytes for {key}"
+    return readable_pages

@@ -21,16 +21,16 @@ RANKS = dict.fromkeys(
 )
 
 
-def disk_settings(folder: Path | str, **more: Any) -> dict[str, Any]:
+def disk_settings(folder: Path | str, **overrides: Any) -> dict[str, Any]:
     """Return the keys of ``--hicache-storage-backend-extra-config`` of our store in ``folder``."""
     settings = {"path": str(folder), "capacity_bytes": 10**7, "policy": "canopy-lru"}
-    return {**DYNAMIC_BACKEND, **settings, "prefetch_threshold": 1, "sweep_s": 3600, **more}
+    return {**DYNAMIC_BACKEND, **settings, "prefetch_threshold": 1, "sweep_s": 3600, **overrides}
 
 
 class DiskTree(LiveTree):
     """A live tree with a disk tier. After ``close``, a new one on the same folder is a restarted server.
 
-    Page 1 of a path is token 0 to ``page_size``. Every stamp has the same ``epoch``. ``place``: the rank's.
+    Page 1 of a path is token 0 to ``page_size``. Every stamp has the same ``epoch``. ``parallel``: the rank's numbers.
     """
 
     def __init__(
@@ -38,21 +38,21 @@ class DiskTree(LiveTree):
         folder: Path,
         tokens: int = 32,
         disk: dict[str, Any] | None = None,
-        place: dict[str, int] | None = None,
+        parallel: dict[str, int] | None = None,
         **options: Any,
     ) -> None:
         PAGES.clear()
         extra = disk_settings(folder, **(disk or {}))
         options = {"page_size": 2, "host_tokens": 64, **options}
         self.epoch = 0.0
-        self.passes_on = True
-        """Whether ``settle`` passes on to the store the uses that the tree reported."""
+        self.delivers_reports = True
+        """Whether ``settle`` delivers the uses that the tree reported to the store."""
         storage = {
             "hicache_storage_backend": "dynamic",
             "hicache_storage_backend_extra_config": json.dumps(extra),
             "hicache_storage_prefetch_policy": "wait_complete",
         }
-        with get_parallel().override(**RANKS | (place or {})):
+        with get_parallel().override(**RANKS | (parallel or {})):
             super().__init__(tokens, storage=storage, **options)
         self.storage = self.cache.cache_controller.storage_backend
 
@@ -78,10 +78,10 @@ class DiskTree(LiveTree):
         return None if ok else message
 
     def request(self, time: float = 0.0, **fields: Any):
-        asks = {name: fields.pop(name) for name in ("ttl_s",) if name in fields}
+        late_fields = {name: fields.pop(name) for name in ("ttl_s",) if name in fields}
         request = LiveRequest(time=time, **fields)
         request.epoch = self.epoch
-        for name, value in asks.items():
+        for name, value in late_fields.items():
             setattr(request, name, value)
         self.core.requests.arrive(request)
         return request
@@ -92,7 +92,7 @@ class DiskTree(LiveTree):
         cache = self.cache
         if cache.enable_storage:
             self._drain(n_backup=len(cache.ongoing_backup))
-            if self.passes_on and self.storage is not None:
+            if self.delivers_reports and self.storage is not None:
                 self.storage.current.deliver_reports()
 
     def serve(self, tokens: list[int], time: float, **fields: Any) -> int:
@@ -100,12 +100,12 @@ class DiskTree(LiveTree):
         request = self.request(time, prompt_tokens=len(tokens), **fields)
         self.fetch(tokens)
         self.load_back(tokens)
-        hit = self.match(tokens)
-        request.cached_tokens = hit
+        hit_tokens = self.match(tokens)
+        request.cached_tokens = hit_tokens
         self.core.requests.finish(request)
         request.state = State.DONE
         self.insert(tokens, request)
-        return hit
+        return hit_tokens
 
     def fetch(self, tokens: list[int], extra: str | None = None) -> int:
         """Read a path's pages from the disk into the host pool. Return the tokens read."""
@@ -122,8 +122,8 @@ class DiskTree(LiveTree):
         """Begin to read a path's pages, as SGLang does for an arriving request."""
         cache = self.cache
         key = RadixKey(array("q", tokens), extra)
-        hit = cache.match_prefix(MatchPrefixParams(key=key))
-        anchor, matched = hit.last_host_node, hit.device_prefix_len + hit.host_hit_length
+        match = cache.match_prefix(MatchPrefixParams(key=key))
+        anchor, matched = match.last_host_node, match.device_prefix_len + match.host_hit_length
         handle = CacheRequestHandle(f"fetch-{id(key)}-{self.core.clock.now}", 0)
         if cache.is_root(anchor) or cache.is_backuped(anchor):
             cache.prefetch_from_storage(

@@ -9,13 +9,13 @@ from canopy_documents.server.engine import READ
 SEPARATOR = " # # "
 
 
-def on(**keys) -> tuple[str, str]:
+def reuse_flag(**keys) -> tuple[str, str]:
     """The flag of a server that reuses documents."""
     return "--canopy-documents", json.dumps({"separator": SEPARATOR, **keys})
 
 
-ON = on()
-SYSTEM, DOCUMENT, QUESTION = 20, 90, 15
+REUSE_FLAG = reuse_flag()
+SYSTEM_TOKENS, DOCUMENT_TOKENS, QUESTION_TOKENS = 20, 90, 15
 ORDERS = [(1, 0, 2, 3), (2, 1, 3, 0), (3, 2, 0, 1), (1, 3, 2, 0)]
 """No order begins with document 0, as a first prompt does whose exact KV may be evicted."""
 
@@ -27,14 +27,14 @@ def tokens(count: int, seed: int) -> list[int]:
 
 def prompt(order, question: int = 0, system: int = 0) -> tuple[list[int], list[int]]:
     """Ids and bounds of a prompt whose documents are these numbers."""
-    ids, bounds = tokens(SYSTEM, 900 + system), []
+    ids, bounds = tokens(SYSTEM_TOKENS, 900 + system), []
     for i in order:
-        bounds += [len(ids), len(ids) + DOCUMENT]
-        ids = ids + tokens(DOCUMENT, i)
-    return ids + tokens(QUESTION, 500 + question), bounds
+        bounds += [len(ids), len(ids) + DOCUMENT_TOKENS]
+        ids = ids + tokens(DOCUMENT_TOKENS, i)
+    return ids + tokens(QUESTION_TOKENS, 500 + question), bounds
 
 
-def ask(client, ids, bounds, count: int = 6, **params):
+def query(client, ids, bounds, count: int = 6, **params):
     extra = {"extra_key": params.pop("extra_key")} if "extra_key" in params else {}
     fields = {"canopy_document_bounds": bounds, **params}
     return client.generate(ids, count, custom_params=fields, **extra)
@@ -51,7 +51,7 @@ def state(client) -> dict:
 def learn(client, orders, **params) -> None:
     """Send prompts once and let the server encode their chunks (it does so when idle)."""
     for order in orders:
-        ask(client, *prompt(order), 1, **params)
+        query(client, *prompt(order), 1, **params)
     wait_until_encoded(client)
 
 
@@ -59,6 +59,6 @@ def wait_until_encoded(client) -> None:
     """Let the server encode all that waits."""
     while True:
         time.sleep(1.05 / READ[0])  # the server renews these counters at this rate
-        found = state(client)
-        if not found["waiting_documents"] and not found["waiting_tokens"]:
+        counters = state(client)
+        if not counters["waiting_documents"] and not counters["waiting_tokens"]:
             return

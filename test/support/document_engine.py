@@ -14,20 +14,20 @@ NO_FILES = SimpleNamespace(model_path="no/such-model")
 NO_STORAGE = SimpleNamespace(hicache_storage_backend=None)
 
 
-def pool_runner(shape, keys, values, **more):
-    """What a model runner has of a pool with these buffers a layer: the pool, and layers that name theirs."""
+def pool_runner(shape, keys, values, **fields):
+    """A model runner's pool with these buffers per layer, and layers with their ids."""
     pool = SimpleNamespace(get_key_buffer=lambda i: keys[i], get_value_buffer=lambda i: values[i])
     attn = (SimpleNamespace(layer_id=i) for i in range(shape.layers))
     layers = [SimpleNamespace(self_attn=SimpleNamespace(attn=layer)) for layer in attn]
     inner = SimpleNamespace(model=SimpleNamespace(layers=layers))
-    return SimpleNamespace(token_to_kv_pool=pool, model=inner, **more)
+    return SimpleNamespace(token_to_kv_pool=pool, model=inner, **fields)
 
 
-def bare_runner(**more):
-    """What an engine reads of a model runner without a pool."""
+def bare_runner(**fields):
+    """The attributes of a model runner without a pool that an engine reads."""
     backend = SimpleNamespace(canopy=SimpleNamespace(plan=None))
     return SimpleNamespace(
-        attn_backend=backend, model_config=NO_FILES, server_args=NO_STORAGE, canopy=None, **more
+        attn_backend=backend, model_config=NO_FILES, server_args=NO_STORAGE, canopy=None, **fields
     )
 
 
@@ -55,15 +55,15 @@ def request(ids, bounds, salt: str | None = None, **fields):
 
 def prompt(ids, order=(0, 1, 2)):
     """A request's ids and bounds: a system text, documents by number, a question."""
-    out, bounds = ids[:SYSTEM].tolist(), []
+    prompt_ids, bounds = ids[:SYSTEM].tolist(), []
     for i in order:
         start = SYSTEM + i * LENGTH
-        bounds += [len(out), len(out) + LENGTH]
-        out += ids[start : start + LENGTH].tolist()
-    return out + ids[-TAIL:].tolist(), bounds
+        bounds += [len(prompt_ids), len(prompt_ids) + LENGTH]
+        prompt_ids += ids[start : start + LENGTH].tolist()
+    return prompt_ids + ids[-TAIL:].tolist(), bounds
 
 
-def know_head(engine: DocumentEngine, state) -> None:
+def register_head(engine: DocumentEngine, state) -> None:
     """Register the tokens before the first document as seen."""
     engine.library.heads.seen_before(state.salt, state.places[0].head)
 
@@ -72,24 +72,24 @@ def learn(engine: DocumentEngine, req, head_returns: bool = True) -> None:
     """Act after a fused prefill: request and encode missing chunks."""
     state = engine.new_request(req)
     if head_returns:
-        know_head(engine, state)
+        register_head(engine, state)
     state.fused = True  # so that nothing is taken from a pool
     engine.encode_missing(req, state, torch.arange(len(req.origin_input_ids)))
     while engine.library.encoder.busy:
         engine.library.encoder.step()
 
 
-def tiers(engine: DocumentEngine, req) -> list[str | None]:
+def chunk_tiers(engine: DocumentEngine, req) -> list[str | None]:
     return [k.tier for k in engine.library.resolve(engine.new_request(req))]
 
 
-def behind(system: int, document, salt: str | None = None):
+def request_after(system: int, document, salt: str | None = None):
     """A request of one document behind a system text of its own."""
     return request([system] * SYSTEM + document + [1], [SYSTEM, SYSTEM + LENGTH], salt)
 
 
-def queued(engine: DocumentEngine, req: Any) -> Any:
-    """The chunk state of ``req``, which is in the namespace of its KV."""
+def queue_req(engine: DocumentEngine, req: Any) -> Any:
+    """Queue ``req``, which binds it to the namespace of its KV. Return its chunk state."""
     state = attached(req).documents = engine.new_request(req)
     scheduler.request_queued(scheduler_of(engine), req)
     return state

@@ -37,7 +37,7 @@ FAMILIES = {
 
 def build(family, dtype=torch.float32):
     """A transformers model with weights large enough for attention to matter."""
-    config_name, model_name, extra = FAMILIES[family]
+    config_name, model_name, options = FAMILIES[family]
     config = getattr(transformers, config_name)(
         vocab_size=300,
         hidden_size=128,
@@ -47,7 +47,7 @@ def build(family, dtype=torch.float32):
         num_key_value_heads=2,
         max_position_embeddings=2048,
         initializer_range=0.15,
-        **extra,
+        **options,
     )
     torch.manual_seed(7)
     model = getattr(transformers, model_name)(config)
@@ -61,13 +61,13 @@ def build(family, dtype=torch.float32):
 
 def paged_cache(model: Model, tokens: int, page_size: int, layout: str = "NHD") -> KVCache:
     """A cache whose pages are scattered over a pool, as a server's do."""
-    s = model.shape
-    needed = -(-tokens // page_size)
+    shape = model.shape
+    page_count = -(-tokens // page_size)
     generator = torch.Generator().manual_seed(0)
-    order = torch.randperm(needed + 3, generator=generator)[:needed]
+    order = torch.randperm(page_count + 3, generator=generator)[:page_count]
     slots = (order[:, None] * page_size + torch.arange(page_size)).reshape(-1)[:tokens]
-    inner = (page_size, s.kv_heads) if layout == "NHD" else (s.kv_heads, page_size)
-    size = (s.layers, needed + 3, *inner, s.head_dim)
+    page_shape = (page_size, shape.kv_heads) if layout == "NHD" else (shape.kv_heads, page_size)
+    size = (shape.layers, page_count + 3, *page_shape, shape.head_dim)
     pools = [torch.zeros(size, dtype=model.dtype, device=model.device) for _ in range(2)]
     k, v = ([pages.view(layer, layout) for layer in pool] for pool in pools)
     return KVCache(k, v, slots.to(model.device))

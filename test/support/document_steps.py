@@ -12,8 +12,8 @@ from canopy_documents.server import forward as forwards
 from canopy_documents.server.engine import DocumentEngine
 from canopy_documents.server.options import Options
 from canopy_kernel import attention, rope_scatter
-from support.document_engine import Tokenizer, bare_runner, pool_runner, prompt, queued, request
-from support.separate_device import SeparateDevice, There, inside
+from support.document_engine import Tokenizer, bare_runner, pool_runner, prompt, queue_req, request
+from support.separate_device import DeviceTensor, SeparateDevice, unwrap
 
 SLOTS = 400
 
@@ -50,79 +50,79 @@ def extend(batch: SimpleNamespace, req) -> SimpleNamespace:
 
 
 class Worker:
-    """A worker whose forwards are written down: rows, and whether they were sampled from."""
+    """A worker that records its forwards: rows, and whether they were sampled from."""
 
     def __init__(self, engine, monkeypatch) -> None:
         self.model_runner = engine.runner
         self.ran: list[tuple[list[int], bool]] = []
         engine.runner.canopy = engine
         engine.runner.token_to_kv_pool = None
-        note = lambda worker, run, plan: self.ran.append((plan.positions.tolist(), False))  # noqa: E731
-        monkeypatch.setattr(forwards, "_run_without_sampling", note)
+        record = lambda worker, run_step, plan: self.ran.append((plan.positions.tolist(), False))  # noqa: E731
+        monkeypatch.setattr(forwards, "_run_without_sampling", record)
 
     def set_hicache_consumer(self, index) -> None:
         pass
 
     def forward(self, batch):
-        def original(worker, run):
+        def original(worker, packed):
             plan = worker.model_runner.attn_backend.canopy.plan
-            rows = plan.positions if plan is not None else torch.arange(run.extend_num_tokens)
+            rows = plan.positions if plan is not None else torch.arange(packed.extend_num_tokens)
             self.ran.append((rows.tolist(), True))
 
         return forwards.forward(original, self, batch)
 
 
-def moved(model, device: SeparateDevice):
-    """The model with its weights on the separate device."""
+def move_model(model, device: SeparateDevice):
+    """Return the model with its weights on the separate device."""
 
     def put(x):
         return device.put(x) if isinstance(x, torch.Tensor) else x
 
-    def all_of(part):
+    def move_fields(part):
         names = [f.name for f in dataclasses.fields(part)]
         return dataclasses.replace(part, **{n: put(getattr(part, n)) for n in names})
 
-    layers = tuple(all_of(layer) for layer in model.layers)
-    return dataclasses.replace(all_of(model), layers=layers, rope=all_of(model.rope))
+    layers = tuple(move_fields(layer) for layer in model.layers)
+    return dataclasses.replace(move_fields(model), layers=layers, rope=move_fields(model.rope))
 
 
-def kernels_on(monkeypatch) -> None:
+def use_torch(monkeypatch) -> None:
     """Replace kernels by their references, which read the device's numbers as kernels do."""
-    real = attention.reference
+    reference = attention.reference
 
     def attend(q, k, v, rows, scale, backend="auto"):
-        seen = dataclasses.replace(
-            rows, **{f.name: inside(getattr(rows, f.name)) for f in dataclasses.fields(rows)}
+        read_rows = dataclasses.replace(
+            rows, **{f.name: unwrap(getattr(rows, f.name)) for f in dataclasses.fields(rows)}
         )
-        return There(real(*map(inside, (q, k, v)), seen, scale))
+        return DeviceTensor(reference(*map(unwrap, (q, k, v)), read_rows, scale))
 
     monkeypatch.setattr(attention, "sparse_prefill", attend)
 
-    def run(work, first=0, end=None) -> None:
-        end = len(work.k_pools) if end is None else end
+    def run_reference(scatter, first=0, end=None) -> None:
+        end = len(scatter.k_pools) if end is None else end
         numbers = {
-            f.name: tree_map(inside, getattr(work, f.name))
-            for f in dataclasses.fields(work)
+            f.name: tree_map(unwrap, getattr(scatter, f.name))
+            for f in dataclasses.fields(scatter)
             if f.name != "_pieces"
         }
         rope_scatter.LayersScatter(**numbers).reference(first, end)
 
-    monkeypatch.setattr(rope_scatter.LayersScatter, "run", run)
+    monkeypatch.setattr(rope_scatter.LayersScatter, "run", run_reference)
     real_energy = frequency.lowpass_energy
 
-    def energy(k, v, *how):
-        found = real_energy(inside(k), inside(v), *how)
-        return There(found) if isinstance(k, There) else found
+    def energy(k, v, *options):
+        energies = real_energy(unwrap(k), unwrap(v), *options)
+        return DeviceTensor(energies) if isinstance(k, DeviceTensor) else energies
 
     monkeypatch.setattr(frequency, "lowpass_energy", energy)
 
 
-def served(model, monkeypatch, put, **options) -> DocumentEngine:
+def pool_engine(model, monkeypatch, put, **options) -> DocumentEngine:
     """An engine over a pool of garbage; ``put`` moves tensors to the model's device."""
     monkeypatch.setattr(engines.model_view, "served_model", lambda *_: model)
-    shape, make = model.shape, torch.Generator().manual_seed(9)
+    shape, generator = model.shape, torch.Generator().manual_seed(9)
     size = (shape.layers, SLOTS, shape.kv_heads, shape.head_dim)
-    keys, values = (torch.randn(size, generator=make) for _ in range(2))
+    keys, values = (torch.randn(size, generator=generator) for _ in range(2))
     keys, values = [put(x.clone()) for x in keys], [put(x.clone()) for x in values]
     runner = pool_runner(shape, keys, values, **vars(bare_runner()))
     engine = DocumentEngine(runner, Options(memory_mb=64, **options), Tokenizer())
@@ -133,16 +133,16 @@ def served(model, monkeypatch, put, **options) -> DocumentEngine:
 
 def step_of(engine: DocumentEngine, ids, chunks, put, window: int | None = None):
     """Prepare a window of a prompt with known chunks; return the request, its rows and slots."""
-    out, bounds = prompt(ids, (2, 0, 1))
+    tokens, bounds = prompt(ids, (2, 0, 1))
     req = request(
-        out, bounds, rid="r", full_untruncated_fill_ids=out, customized_info=None,
+        tokens, bounds, rid="r", full_untruncated_fill_ids=tokens, customized_info=None,
     )  # fmt: skip
     for chunk in chunks:
         engine.library.store.put(chunk, engine.new_request(req).salt)
-    queued(engine, req)
-    batch = batch_of([(0, window or len(out))])
-    table = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(3))[None, : len(out)]
-    batch.out_cache_loc = put(table[0, : window or len(out)].clone())
+    queue_req(engine, req)
+    batch = batch_of([(0, window or len(tokens))])
+    table = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(3))[None, : len(tokens)]
+    batch.out_cache_loc = put(table[0, : window or len(tokens)].clone())
     for name in ("seq_lens", "req_pool_indices", "input_ids"):
         setattr(batch, name, put(getattr(batch, name)))
     extend(batch, req)
@@ -150,28 +150,28 @@ def step_of(engine: DocumentEngine, ids, chunks, put, window: int | None = None)
     return req, batch, table[0]
 
 
-def same_kv(engine: DocumentEngine, other: DocumentEngine, slots) -> None:
+def check_kv(engine: DocumentEngine, reference: DocumentEngine, slots) -> None:
     """Check that two engines' pools have the same KV in these slots."""
-    mine, theirs = engine.runner, other.runner
-    for a, b in zip((*mine.keys, *mine.values), (*theirs.keys, *theirs.values)):
-        torch.testing.assert_close(inside(a)[slots], b[slots], atol=1e-5, rtol=1e-5)
+    runner, expected = engine.runner, reference.runner
+    for a, b in zip((*runner.keys, *runner.values), (*expected.keys, *expected.values)):
+        torch.testing.assert_close(unwrap(a)[slots], b[slots], atol=1e-5, rtol=1e-5)
 
 
-def run(engine: DocumentEngine, batch, monkeypatch) -> list[torch.Tensor]:
+def run_step(engine: DocumentEngine, batch, monkeypatch) -> list[torch.Tensor]:
     """Run the server's step without SGLang's forward; return the rows."""
-    ran, worker = [], Worker(engine, monkeypatch)
+    rows, worker = [], Worker(engine, monkeypatch)
     engine.runner.token_to_kv_pool = SimpleNamespace(
         get_key_buffer=lambda i: engine.runner.keys[i],
         get_value_buffer=lambda i: engine.runner.values[i],
     )
 
-    def original(_, run):
+    def original(_, packed):
         plan = worker.model_runner.attn_backend.canopy.plan
-        assert run.input_ids.shape == plan.positions.shape == run.out_cache_loc.shape
+        assert packed.input_ids.shape == plan.positions.shape == packed.out_cache_loc.shape
         q = torch.zeros(len(plan.positions), 4, 32, device=plan.positions.device)
         for k, v in zip(engine.runner.keys, engine.runner.values):
             plan.attend(q, k[:, None], v[:, None], 1.0)
-        ran.append(plan.positions)
+        rows.append(plan.positions)
 
     forwards.forward(original, worker, batch)
-    return ran
+    return rows

@@ -15,25 +15,25 @@ def recount_core(core: Any) -> None:
         (core.evictable_device_leaves, core._is_device_leaf),
         (core.evictable_host_leaves, core._is_host_leaf),
     ):
-        truth = {node for node in nodes if is_leaf(node)}
-        assert set(leaves) == truth, (len(leaves), len(truth))
+        expected = {node for node in nodes if is_leaf(node)}
+        assert set(leaves) == expected, (len(leaves), len(expected))
         if isinstance(core, CanopyTreeCore):
-            _recount_leaves(leaves, truth)
+            _recount_leaves(leaves, expected)
     if isinstance(core, CanopyTreeCore):
         for node in nodes:
             _recount_node(node)
         _recount_protected(core, [node.canopy for node in nodes])
 
 
-def _recount_leaves(leaves: Any, truth: set[Any]) -> None:
+def _recount_leaves(leaves: Any, expected: set[Any]) -> None:
     """Each evictable node of one tier is in exactly one place: the policy, ``pending`` or
     ``unusable``. A floored policy ranks the same leaves in both of its orders."""
     admitted = [leaf.node for leaf in leaves.policy.leaves()]
     assert len(admitted) == len(set(admitted)), "a leaf was admitted twice"
     unusable = [leaf.node for leaf in leaves.unusable]
     parts = [set(admitted), set(leaves.pending), set(unusable)]
-    assert set().union(*parts) == truth
-    assert sum(map(len, parts)) == len(truth), "a leaf is in two places"
+    assert set().union(*parts) == expected
+    assert sum(map(len, parts)) == len(expected), "a leaf is in two places"
     if isinstance(leaves.policy, Floored):
         assert set(leaves.policy.main.leaves()) == set(leaves.policy.leaves())
 
@@ -50,6 +50,6 @@ def _recount_protected(core: Any, leaves: list[Any]) -> None:
     """Check that protected tokens are charged to a budget."""
     now, protected = core.clock.now, core.protected
     recount_keeps(protected.keeps, leaves)
-    kept = [leaf for leaf in leaves if leaf.keep_until is not None and leaf.keep_until > now]
-    assert sum(leaf.length for leaf in kept) <= protected.keeps.budget.tokens
+    kept_leaves = [leaf for leaf in leaves if leaf.keep_until is not None and leaf.keep_until > now]
+    assert sum(leaf.length for leaf in kept_leaves) <= protected.keeps.budget.tokens
     recount_awaited(protected.awaited, leaves)

@@ -49,16 +49,16 @@ Start = Callable[[], None]
 @functools.cache
 def _forker() -> socket.socket:
     """Start the process that forks; it ends with this one."""
-    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, "-m", "support.forked", str(its.fileno())]
+    tests_end, forker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-m", "support.forked", str(forker_end.fileno())]
     forker = subprocess.Popen(
-        command, cwd=TESTS, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL,
+        command, cwd=TESTS, pass_fds=[forker_end.fileno()], stdin=subprocess.DEVNULL,
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # no threads of numpy's: a fork loses them
     )  # fmt: skip
-    its.close()
+    forker_end.close()
     atexit.register(forker.wait)
-    atexit.register(ours.close)
-    return ours
+    atexit.register(tests_end.close)
+    return tests_end
 
 
 class Process:
@@ -77,11 +77,11 @@ class Process:
     ) -> None:
         self.args = [str(word) for word in args]
         self.returncode: int | None = None
-        self._status, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with open(os.devnull, "rb") as null, its:
-            given = null if stdin == subprocess.DEVNULL else stdin
+        self._status, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with open(os.devnull, "rb") as null, child_end:
+            source = null if stdin == subprocess.DEVNULL else stdin
             out = _number(stdout)
-            files = [_number(given), out, out if stderr == subprocess.STDOUT else _number(stderr)]
+            files = [_number(source), out, out if stderr == subprocess.STDOUT else _number(stderr)]
             order = {
                 "arguments": self.args[1:],
                 "environment": dict(os.environ if env is None else env),
@@ -89,15 +89,15 @@ class Process:
                 "session": start_new_session,
                 "files": [0, 1, 2],
             }
-            _send(_forker(), order, [its.fileno(), *files])
+            _send(_forker(), order, [child_end.fileno(), *files])
         self.pid = int(self._status.recv(64))
 
     def poll(self) -> int | None:
-        return self._ended(0)
+        return self._poll_status(0)
 
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit status. Raises subprocess.TimeoutExpired."""
-        status = self._ended(timeout)
+        status = self._poll_status(timeout)
         if status is None:
             raise subprocess.TimeoutExpired(self.args, timeout or 0)
         return status
@@ -106,7 +106,7 @@ class Process:
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
 
-    def _ended(self, timeout: float | None) -> int | None:
+    def _poll_status(self, timeout: float | None) -> int | None:
         if self.returncode is None and select.select([self._status], [], [], timeout)[0]:
             self.returncode = int(self._status.recv(64))
             self._status.close()
@@ -171,18 +171,18 @@ def _serve(orders: socket.socket, orphan: bool) -> Start:
     of an ``orphan``, only its number: its parent is the reaper, the process that orders it.
     """
     running: dict[int, socket.socket] = {}
-    woken, wakes = socket.socketpair()
-    for end in (woken, wakes):
+    wake_reader, wake_writer = socket.socketpair()
+    for end in (wake_reader, wake_writer):
         end.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wakes.fileno())
+    signal.set_wakeup_fd(wake_writer.fileno())
     while True:
-        ready = select.select([orders, woken], [], [])[0]
-        if woken in ready:
-            woken.recv(4096)
-            while running and (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                status = running.pop(ended[0])
-                _tell(status, os.waitstatus_to_exitcode(ended[1]))
+        ready = select.select([orders, wake_reader], [], [])[0]
+        if wake_reader in ready:
+            wake_reader.recv(4096)
+            while running and (child_status := os.waitpid(-1, os.WNOHANG))[0]:
+                status = running.pop(child_status[0])
+                _send_number(status, os.waitstatus_to_exitcode(child_status[1]))
                 status.close()
         if orders not in ready:
             continue
@@ -196,36 +196,36 @@ def _serve(orders: socket.socket, orphan: bool) -> Start:
             os.waitpid(child, 0)
             status.close()
         elif child:
-            _tell(status, child)
+            _send_number(status, child)
             running[child] = status
         elif orphan and (between := os.getpid()) and (grandchild := os.fork()):
-            _tell(status, grandchild)
+            _send_number(status, grandchild)
             os._exit(0)
         else:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for mine in (orders, woken, wakes, status, *running.values()):
-                mine.close()
+            for inherited in (orders, wake_reader, wake_writer, status, *running.values()):
+                inherited.close()
             while orphan and os.getppid() == between:  # whose end would kill a child of SGLang
                 time.sleep(0.001)
-            return _begun(order, files)
+            return _become(order, files)
         for file in files:
             os.close(file)
 
 
-def _tell(whom: socket.socket, number: int) -> None:
+def _send_number(receiver: socket.socket, number: int) -> None:
     with contextlib.suppress(OSError):  # the other side has ended
-        whom.send(str(number).encode())
+        receiver.send(str(number).encode())
 
 
-def _begun(order: dict[str, Any], files: list[int]) -> Start:
+def _become(order: dict[str, Any], files: list[int]) -> Start:
     """Turn this process into the ordered one, but for its program, which is returned."""
     if order["session"]:
         os.setsid()
-    # First above all numbers in use, since a file may have another's number.
-    above = max(*files, *order["files"]) + 1
-    high = [_above(file, above) for file in files]
-    for file, number in zip(high, order["files"], strict=True):
+    # First above all numbers in use, since a file may have the target number of another.
+    first_unused = max(*files, *order["files"]) + 1
+    copies = [_duplicate_above(file, first_unused) for file in files]
+    for file, number in zip(copies, order["files"], strict=True):
         os.dup2(file, number)
         os.close(file)
     os.environ.clear()
@@ -242,7 +242,7 @@ def _begun(order: dict[str, Any], files: list[int]) -> Start:
     return _program(words)
 
 
-def _above(file: int, number: int) -> int:
+def _duplicate_above(file: int, number: int) -> int:
     import fcntl
 
     copy = fcntl.fcntl(file, fcntl.F_DUPFD, number)
@@ -273,20 +273,20 @@ def _fork_children() -> Start | None:
     """
     import ctypes
 
-    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server_end, forker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if os.fork() == 0:
-        ours.close()
-        return _serve(its, orphan=True)
-    its.close()
-    spawned = multiprocessing.util.spawnv_passfds
+        server_end.close()
+        return _serve(forker_end, orphan=True)
+    forker_end.close()
+    original_spawn = multiprocessing.util.spawnv_passfds
 
-    def forked(path: Any, args: Sequence[str | bytes], passed: Sequence[int]) -> int:
+    def spawn_forked(path: Any, args: Sequence[str | bytes], passed: Sequence[int]) -> int:
         words = [os.fsdecode(word) for word in args]
         if "--multiprocessing-fork" not in words:  # the resource tracker
-            return spawned(path, args, passed)
+            return original_spawn(path, args, passed)
         words = words[words.index("-c") :]  # the interpreter's own flags hold already
-        status, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        status, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         files = [0, 1, 2, *passed]
         order = {
             "arguments": words,
@@ -295,12 +295,12 @@ def _fork_children() -> Start | None:
             "session": False,
             "files": files,
         }
-        with status, other:
-            _send(ours, order, [other.fileno(), *files])
-            other.close()
+        with status, child_end:
+            _send(server_end, order, [child_end.fileno(), *files])
+            child_end.close()
             return int(status.recv(64))
 
-    multiprocessing.util.spawnv_passfds = forked  # type: ignore[assignment]
+    multiprocessing.util.spawnv_passfds = spawn_forked  # type: ignore[assignment]
     return None
 
 

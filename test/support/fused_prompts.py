@@ -15,8 +15,8 @@ def flat_chunk(n=16):
     return Chunk(tuple(range(n)), *(torch.ones(1, n, 1, 2) for _ in "kv"))
 
 
-def prompt(model, ids, behind=True):
-    prefix = ids[:20].tolist() if behind else ()
+def prompt(model, ids, with_prefix=True):
+    prefix = ids[:20].tolist() if with_prefix else ()
     return FusedPrompt(
         ids, tuple(Placed(encode(model, ids[a : a + 60].tolist(), prefix), a) for a in (20, 80))
     )

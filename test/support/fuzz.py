@@ -30,7 +30,7 @@ from support.prompts import continuing_prompts
 from support.scheduler import KV_TOKENS, SteppedScheduler
 from support.tier_books import TierBooks
 
-ANSWER, PROMPTS = 6, 14
+ANSWER_TOKENS, PROMPTS = 6, 14
 MAX_WAITING, MAX_STEPS, CHECK_EVERY = 12, 2_000, 5
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -53,8 +53,8 @@ class Fuzz:
         self.draw = random.Random(seed)
         self.counts: Counter[str] = Counter()
         self.running: list[Running] = []
-        self.seen: list[Any] = []
-        self.pushed_out: list[Any] = []
+        self.request_refs: list[Any] = []
+        self.refused_reqs: list[Any] = []
         self.version = 0
         """Number of the weights."""
         self.prompts = self.make_prompts(seed)
@@ -63,27 +63,27 @@ class Fuzz:
         sender = self.scheduler.ipc_channels.send_to_tokenizer
         send = sender.send_output
 
-        def sent(output: Any, req: Any = None) -> Any:
-            """SGLang tells a client that the queue's limit refuses it, or pushes it out."""
+        def record_refusal(output: Any, req: Any = None) -> Any:
+            """Note a request that the queue's limit refuses or pushes out, and pass the message on."""
             if type(output).__name__ == "AbortReq":
-                self.pushed_out.append(req)
+                self.refused_reqs.append(req)
             return send(output, req)
 
-        sender.send_output = sent
+        sender.send_output = record_refusal
 
     def make_prompts(self, seed: int) -> list[list[int]]:
-        most = self.scheduler.model_config.vocab_size - 3
+        usable_ids = self.scheduler.model_config.vocab_size - 3
         prompts = continuing_prompts(PROMPTS, seed, most_shared=600)
-        return [[3 + token % most for token in ids] for ids in prompts]
+        return [[3 + token % usable_ids for token in ids] for ids in prompts]
 
     def expected_answers(self, seed: int) -> list[list[list[int]]]:
-        mistaken = self.answers_from_wrong_kv()
-        alone = [self.answer(ids) for ids in self.prompts]
-        self.counts["other_from_wrong_kv"] = sum(a != b for a, b in zip(alone, mistaken))
-        return [alone]
+        wrong_kv_answers = self.answers_from_wrong_kv()
+        answers = [self.answer(ids) for ids in self.prompts]
+        self.counts["other_from_wrong_kv"] = sum(a != b for a, b in zip(answers, wrong_kv_answers))
+        return [answers]
 
     def answer(self, ids: list[int], tenant: str | None = None) -> list[int]:
-        self.engine.serve([req := self.engine.feed(ids, ANSWER, extra_key=tenant)])
+        self.engine.serve([req := self.engine.feed(ids, ANSWER_TOKENS, extra_key=tenant)])
         return list(req.output_ids)
 
     def answers_from_wrong_kv(self) -> list[list[int]]:
@@ -101,9 +101,9 @@ class Fuzz:
         assert self.scheduler.flush_cache()
         return answers
 
-    def live(self, steps: int, actions: dict[str, float]) -> dict[str, Any]:
+    def run_steps(self, steps: int, actions: dict[str, float]) -> dict[str, Any]:
         """Take ``steps`` steps with each action's probability in one, then drain; count what is left."""
-        gate, ledger = with_armed_gate(self.engine), with_tight_budgets(self.engine)
+        gate, ledger = arm_gate(self.engine), tighten_budgets(self.engine)
         for number in range(1, steps + 1):
             for name, share in actions.items():
                 if self.draw.random() < share:
@@ -111,19 +111,19 @@ class Fuzz:
             self.advance(self.draw.randrange(4))
             if number % CHECK_EVERY == 0:
                 recount_core(self.core)
-            self.after(number, steps)
+            self.act_after(number, steps)
         self.drain()
         if ledger is not None:
             ledger.close()
-            self.counts["over_bound"] = ledger.over
-            self.counts["fullest_percent"] = 100 * ledger.fullest
+            self.counts["over_bound"] = ledger.violations
+            self.counts["fullest_percent"] = 100 * ledger.max_used_share
         if gate is not None:
             self.counts["delayed_sessions"] = gate.stats()["delayed_sessions"]
         loop = self.engine.overlap_loop
-        self.counts["turns_in_flight"] = loop.iterations_with_result_in_flight if loop else 0
-        return {**self.counts, **what_is_held(self.engine, self.seen)}
+        self.counts["results_in_flight"] = loop.iterations_with_result_in_flight if loop else 0
+        return {**self.counts, **remaining_state(self.engine, self.request_refs)}
 
-    def after(self, number: int, steps: int) -> None:
+    def act_after(self, number: int, steps: int) -> None:
         """Act after step ``number``."""
 
     def advance(self, count: int, ahead_s: float = 0.0) -> None:
@@ -133,9 +133,9 @@ class Fuzz:
         for request in [request for request in self.running if request.req.finished()]:
             self.running.remove(request)
             if request.req.finished_reason.to_json()["type"] == "length":
-                self.judge(*request)
+                self.check_answer(*request)
 
-    def judge(self, prompt: int, way: str, req: Any) -> None:
+    def check_answer(self, prompt: int, way: str, req: Any) -> None:
         self.counts["answered"] += 1
         self.counts["retracted"] += req.retraction_count
         differs = list(req.output_ids) != self.expected[self.version][prompt]
@@ -144,29 +144,29 @@ class Fuzz:
             kind = "kept" if way == "fused" else "exact"
             self.counts[f"{kind}_from_{tier}"] += tokens > 0
 
-    def feed(self, prompt: int, way: str = "exact", **more: Any) -> None:
+    def feed(self, prompt: int, way: str = "exact", **fields: Any) -> None:
         self.counts["came"] += 1
-        req = self.engine.feed(self.prompts[prompt], ANSWER, **more)
+        req = self.engine.feed(self.prompts[prompt], ANSWER_TOKENS, **fields)
         if req is not None:
-            self.seen.append(weakref.ref(req))
+            self.request_refs.append(weakref.ref(req))
             self.running.append(Running(prompt, way, req))
-        stays = [r for r in self.running if not any(r.req is out for out in self.pushed_out)]
+        stays = [r for r in self.running if not any(r.req is out for out in self.refused_reqs)]
         self.counts["refused"] += len(self.running) - len(stays) + (req is None)
         self.running = stays
-        self.pushed_out.clear()
+        self.refused_reqs.clear()
 
     def drain(self) -> None:
         """Serve the remaining requests. Time passes faster, so that the gate admits every session."""
-        for number in range(MAX_STEPS):
+        for step in range(MAX_STEPS):
             if not self.running:
                 break
-            self.advance(1, ahead_s=float(number))
+            self.advance(1, ahead_s=float(step))
         self.counts["unserved"] = len(self.running)
         self.running.clear()
-        self.pushed_out.clear()
+        self.refused_reqs.clear()
         if self.engine.overlap_loop is not None:
             # SGLang keeps the last two overlapped batches: fill both with another request's.
-            self.engine.serve([self.engine.feed([5] * 8, ANSWER)])
+            self.engine.serve([self.engine.feed([5] * 8, ANSWER_TOKENS)])
         self.advance(3)
         self.engine.settle()
         recount_core(self.core)
@@ -190,14 +190,14 @@ def arrive(fuzz: Fuzz) -> None:
     ):
         if draw.random() < 0.2:
             stamp[key] = draw.choice(values)
-    at = time.monotonic() + draw.choice([0.0, 0.0, 0.0, -100.0, 30.0])
+    arrival_s = time.monotonic() + draw.choice([0.0, 0.0, 0.0, -100.0, 30.0])
     prompt, samples = draw.randrange(PROMPTS), draw.choice([1, 1, 1, 3])
     fuzz.counts["samples"] += samples > 1
-    more: dict[str, Any] = {"extra_key": draw.choice([None, "a", "b"])}
+    fields: dict[str, Any] = {"extra_key": draw.choice([None, "a", "b"])}
     if fuzz.scheduler.enable_priority_scheduling:
-        more["priority"] = draw.randrange(3)
+        fields["priority"] = draw.randrange(3)
     for _ in range(samples):
-        fuzz.feed(prompt, at=at, stamp=dict(stamp), **more)
+        fuzz.feed(prompt, time_s=arrival_s, stamp=dict(stamp), **fields)
 
 
 def leave(fuzz: Fuzz) -> None:
@@ -212,10 +212,10 @@ def leave(fuzz: Fuzz) -> None:
     fuzz.counts["aborts"] += 1
     if way == "exact" and draw.random() < 0.7:
         fuzz.counts["retries"] += 1
-        again = draw.random() < 0.5 and req.rid not in {running.req.rid for running in fuzz.running}
-        fuzz.counts["repeated_names"] += again
-        other = draw.randrange(PROMPTS) if again and draw.random() < 0.5 else prompt
-        fuzz.feed(other, extra_key=req.extra_key, **({"rid": req.rid} if again else {}))
+        same_rid = draw.random() < 0.5 and req.rid not in {r.req.rid for r in fuzz.running}
+        fuzz.counts["repeated_names"] += same_rid
+        retried_prompt = draw.randrange(PROMPTS) if same_rid and draw.random() < 0.5 else prompt
+        fuzz.feed(retried_prompt, extra_key=req.extra_key, **({"rid": req.rid} if same_rid else {}))
 
 
 def change_order(fuzz: Fuzz) -> None:
@@ -253,7 +253,7 @@ def flush(fuzz: Fuzz) -> None:
         fuzz.counts["flushes"] += bool(fuzz.scheduler.flush_cache())
 
 
-SYSTEM, DOCUMENT, QUESTION = 20, 48, 9
+SYSTEM_TOKENS, DOCUMENT_TOKENS, QUESTION_TOKENS = 20, 48, 9
 CONVERSATIONS, DOCUMENTS = 10, 32
 WAYS = ("plain", "off", "ratio 1", "fused", "fused")
 
@@ -265,15 +265,15 @@ class WithDocuments(Fuzz):
     def make_prompts(self, seed: int) -> list[list[int]]:
         """Make two turns of each conversation; a tool returns documents before the second."""
         texts, self.bounds, prompts = random.Random(0), [], []
-        documents = [self.text(texts, DOCUMENT) for _ in range(DOCUMENTS)]
+        documents = [self.text(texts, DOCUMENT_TOKENS) for _ in range(DOCUMENTS)]
         for _ in range(CONVERSATIONS):
-            ids, bounds = self.text(random.Random(1), SYSTEM), []
+            ids, bounds = self.text(random.Random(1), SYSTEM_TOKENS), []
             order = self.draw.sample(range(DOCUMENTS), 6)
-            for some in (order[:4], order[4:]):
-                for number in some:
-                    bounds = [*bounds, len(ids), len(ids) + DOCUMENT]
+            for part in (order[:4], order[4:]):
+                for number in part:
+                    bounds = [*bounds, len(ids), len(ids) + DOCUMENT_TOKENS]
                     ids = ids + documents[number]
-                ids = ids + self.text(self.draw, QUESTION)
+                ids = ids + self.text(self.draw, QUESTION_TOKENS)
                 prompts.append(ids)
                 self.bounds.append(bounds)
         return prompts
@@ -285,9 +285,9 @@ class WithDocuments(Fuzz):
         import torch
 
         self.runner = self.scheduler.tp_worker.model_runner
-        first = dict(self.runner.model.named_parameters())[EMBEDDING].detach().clone()
-        other = first[torch.randperm(len(first), generator=torch.Generator().manual_seed(seed))]
-        self.weights, expected = [first, other], {}
+        rows = dict(self.runner.model.named_parameters())[EMBEDDING].detach().clone()
+        permuted = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))]
+        self.weights, expected = [rows, permuted], {}
         for version in (1, 0):
             self.update(version)
             expected[version] = [self.answer(ids) for ids in self.prompts]
@@ -305,16 +305,16 @@ class WithDocuments(Fuzz):
         updater = self.scheduler.weight_updater
         # SGLang's own serializer moves tensors through its pools, which are not there for a CPU.
         tensors = [pickle.dumps([(EMBEDDING, self.weights[version])])]
-        ask = UpdateWeightsFromTensorReqInput(serialized_named_tensors=tensors, flush_cache=True)
-        for done in (
+        update = UpdateWeightsFromTensorReqInput(serialized_named_tensors=tensors, flush_cache=True)
+        for result in (
             updater.begin_weight_update(BeginWeightUpdateReqInput()),
-            updater.update_weights_from_tensor(ask),
+            updater.update_weights_from_tensor(update),
             updater.end_weight_update(EndWeightUpdateReqInput()),
         ):
-            assert done.success, done
+            assert result.success, result
         self.version = version
 
-    def after(self, number: int, steps: int) -> None:
+    def act_after(self, number: int, steps: int) -> None:
         if number % (steps // 3) == 0:
             self.drain()
             # Hits of the store, which new weights replace.
@@ -323,11 +323,11 @@ class WithDocuments(Fuzz):
             self.update(1 - self.version)
             self.counts["updates"] += 1
 
-    def live(self, steps: int, actions: dict[str, float]) -> dict[str, Any]:
-        counts = super().live(steps, actions)
-        counted = self.runner.canopy.counted()
+    def run_steps(self, steps: int, actions: dict[str, float]) -> dict[str, Any]:
+        counts = super().run_steps(steps, actions)
+        document_counts = self.runner.canopy.counted()
         names = ("fused_requests", "kept_requests", "replanned_requests", "fallbacks")
-        return counts | {name: counted[name] for name in names}
+        return counts | {name: document_counts[name] for name in names}
 
 
 def turn_with_documents(fuzz: WithDocuments) -> None:
@@ -335,17 +335,17 @@ def turn_with_documents(fuzz: WithDocuments) -> None:
     if len(fuzz.running) >= MAX_WAITING:
         return
     prompt, way = fuzz.draw.randrange(len(fuzz.prompts)), fuzz.draw.choice(WAYS)
-    custom: dict[str, Any] = (
+    custom_params: dict[str, Any] = (
         {} if way == "plain" else {"canopy_document_bounds": fuzz.bounds[prompt]}
     )
     if way == "off":
-        custom = {"canopy_document_bounds": "off"}
+        custom_params = {"canopy_document_bounds": "off"}
     if way == "ratio 1":
-        custom["canopy_recompute_ratio"] = 1.0
+        custom_params["canopy_recompute_ratio"] = 1.0
     samples = fuzz.draw.choice([1, 1, 1, 3])
     fuzz.counts["samples"] += samples > 1
     for _ in range(samples):
-        fuzz.feed(prompt, way, custom=dict(custom))
+        fuzz.feed(prompt, way, custom=dict(custom_params))
 
 
 ACTIONS: dict[str, Callable[[Any], None]] = {
@@ -354,7 +354,7 @@ ACTIONS: dict[str, Callable[[Any], None]] = {
 }
 
 
-# What a run sets up and checks.
+# Set-up and checks of a run.
 
 
 def internal_state(scheduler: Any, key: str) -> bool:
@@ -363,7 +363,7 @@ def internal_state(scheduler: Any, key: str) -> bool:
     return scheduler.set_internal_state(SetInternalStateReq(server_args={key: 1})).updated
 
 
-def with_armed_gate(engine: SteppedScheduler) -> SessionGate | None:
+def arm_gate(engine: SteppedScheduler) -> SessionGate | None:
     """Replace the server's gate, which waits for thrash, by one that holds every session that does not
     fit."""
     cache = engine.scheduler.tree_cache
@@ -373,7 +373,7 @@ def with_armed_gate(engine: SteppedScheduler) -> SessionGate | None:
     return cache.admission.gate
 
 
-def with_tight_budgets(engine: SteppedScheduler) -> BoundLedger | None:
+def tighten_budgets(engine: SteppedScheduler) -> BoundLedger | None:
     """Return accounts of overtaking if the order is ours. The budgets are small enough to matter for
     these prompts of at most 1,000 tokens."""
     cache = engine.scheduler.tree_cache
@@ -387,7 +387,7 @@ def with_tight_budgets(engine: SteppedScheduler) -> BoundLedger | None:
     )
 
 
-def what_is_held(engine: SteppedScheduler, seen: list[Any]) -> dict[str, Any]:
+def remaining_state(engine: SteppedScheduler, request_refs: list[Any]) -> dict[str, Any]:
     """Return the remaining state of a server after all clients left."""
     scheduler = engine.scheduler
     scheduler.last_batch = None
@@ -397,7 +397,7 @@ def what_is_held(engine: SteppedScheduler, seen: list[Any]) -> dict[str, Any]:
     cache.sanity_check()
     order, gate, waiting = cache.admission.order, cache.admission.gate, cache.admission._waiting
     return {
-        "requests": sum(ref() is not None for ref in seen),
+        "requests": sum(ref() is not None for ref in request_refs),
         "waiting": len(scheduler.waiting_queue),
         "in_queue": len(order.arranged.requests()) + len(order.shortest.in_order()) + len(waiting),
         "in_gate": len(gate.by_ticket) + len(gate.waiting) if gate else 0,
@@ -406,11 +406,11 @@ def what_is_held(engine: SteppedScheduler, seen: list[Any]) -> dict[str, Any]:
     }
 
 
-def fuzzed(
+def run_fuzz(
     start: Callable[[], SteppedScheduler], seed: int, steps: int, actions: dict[str, float]
 ) -> dict[str, Any]:
     from sglang_canopy.server.scheduler import cache_factory
 
     cache_factory.has_floor = lambda _: True
-    kind = WithDocuments if "turn_with_documents" in actions else Fuzz
-    return kind(start(), seed).live(steps, actions)
+    fuzz_class = WithDocuments if "turn_with_documents" in actions else Fuzz
+    return fuzz_class(start(), seed).run_steps(steps, actions)

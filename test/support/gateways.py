@@ -34,8 +34,8 @@ READY_S = 300.0
 def skip_without(gateway: str) -> None:
     """Skip the test that calls, with the reason, where ``gateway`` is not installed."""
     folder = os.environ.get(FOLDER)
-    beside = folder is not None and (Path(folder) / MODULES[gateway]).is_dir()
-    if not beside and importlib.util.find_spec(MODULES[gateway]) is None:
+    is_in_folder = folder is not None and (Path(folder) / MODULES[gateway]).is_dir()
+    if not is_in_folder and importlib.util.find_spec(MODULES[gateway]) is None:
         pytest.skip(
             f"{gateway} is not installed: pip install --no-deps --target FOLDER "
             f"{gateway}=={VERSIONS[gateway]}, and set {FOLDER}=FOLDER"
@@ -43,22 +43,22 @@ def skip_without(gateway: str) -> None:
 
 
 @contextlib.contextmanager
-def running(gateway: str, workers: list[str], log: Path, *more: str) -> Iterator[str]:
+def run_gateway(gateway: str, workers: list[str], log: Path, *flags: str) -> Iterator[str]:
     """The gateway before ``workers``, by their URLs. Gives its own URL."""
     skip_without(gateway)
     port, metrics = free_port(), free_port()
-    places = [os.environ.get(FOLDER, ""), os.environ.get("PYTHONPATH", "")]
+    python_path = [os.environ.get(FOLDER, ""), os.environ.get("PYTHONPATH", "")]
     command = [
         *(sys.executable, "-m", f"{MODULES[gateway]}.launch_router", "--worker-urls", *workers),
         *("--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics)),
-        *("--policy", "round_robin", *more),
+        *("--policy", "round_robin", *flags),
     ]
     with log.open("wb") as out:
         process = subprocess.Popen(
             command,
             stdout=out,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, python_path))},
         )
     url = f"http://127.0.0.1:{port}"
     try:
@@ -82,10 +82,10 @@ def _ready(url: str) -> bool:
 
 
 class Worker:
-    """A server that answers like SGLang's and remembers what reached it."""
+    """A server that answers like SGLang's and records its requests."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[str, dict[str, str], dict[str, Any]]] = []
+        self.posts: list[tuple[str, dict[str, str], dict[str, Any]]] = []
         """Path, headers (names in lower case) and body of every POST."""
         worker = self
 
@@ -106,7 +106,7 @@ class Worker:
             def do_POST(self) -> None:
                 raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 headers = {name.lower(): value for name, value in self.headers.items()}
-                worker.seen.append((self.path, headers, json.loads(raw or b"{}")))
+                worker.posts.append((self.path, headers, json.loads(raw or b"{}")))
                 self.reply(_ANSWER)
 
             def reply(self, answer: Any, status: int = 200) -> None:
@@ -142,8 +142,8 @@ _ANSWER = {
 
 def post(url: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, Any]:
     """Status and JSON answer; ``None`` for an answer that is no JSON."""
-    sent_headers = {"Content-Type": "application/json", **(headers or {})}
-    request = urllib.request.Request(url, json.dumps(body).encode(), sent_headers)
+    all_headers = {"Content-Type": "application/json", **(headers or {})}
+    request = urllib.request.Request(url, json.dumps(body).encode(), all_headers)
     try:
         with urllib.request.urlopen(request, timeout=120) as answer:
             status, raw = answer.status, answer.read()

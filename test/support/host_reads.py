@@ -24,7 +24,7 @@ class HostReads(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.by: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         self._functions = _Functions(self)
 
     def __enter__(self) -> Any:
@@ -48,13 +48,13 @@ class HostReads(TorchDispatchMode):
         while frame is not None:
             module = frame.f_globals.get("__name__", "")
             if module.partition(".")[0] in (*CANOPY, SGLANG):
-                self.by[f"{module}:{frame.f_code.co_name}"] += 1
+                self.counts[f"{module}:{frame.f_code.co_name}"] += 1
                 return
             frame = frame.f_back
 
-    def of(self, *packages: str) -> dict[str, int]:
+    def within(self, *packages: str) -> dict[str, int]:
         """The reads of these packages."""
-        return {by: n for by, n in self.by.items() if by.partition(".")[0] in packages}
+        return {name: n for name, n in self.counts.items() if name.partition(".")[0] in packages}
 
 
 class _Functions(TorchFunctionMode):

@@ -7,7 +7,7 @@ from typing import Any
 from support.prompts import token_ids
 
 VOCABULARY = 2048
-ANSWER = 8
+ANSWER_TOKENS = 8
 """Tokens of an answer."""
 NEAR_TIE = 0.01
 """Largest difference of two logits in a tie."""
@@ -50,13 +50,13 @@ KINDS = {
 }
 
 
-def build(kind: str, out: Path, tokenizer_from: Path, **more: Any) -> Any:
+def build(kind: str, out: Path, tokenizer_from: Path, **overrides: Any) -> Any:
     """A model whose answers depend on the whole prompt, saved in ``out``; ``more`` of its config."""
     import torch
     import transformers
 
     family, options = KINDS[kind]
-    config = getattr(transformers, f"{family}Config")(**{**_SIZES, **options, **more})
+    config = getattr(transformers, f"{family}Config")(**{**_SIZES, **options, **overrides})
     model = getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
     draw = torch.Generator().manual_seed(7)
     for weight in model.parameters():
@@ -89,22 +89,22 @@ def greedy(model: Any, prompt: list[int], tokens: int) -> list[int]:
         return_dict_in_generate=True,
         output_logits=True,
     )
-    best = torch.cat(generated.logits).topk(2).values
-    certain = ((best[:, 0] - best[:, 1]) > NEAR_TIE).tolist()
+    top_logits = torch.cat(generated.logits).topk(2).values
+    certain = ((top_logits[:, 0] - top_logits[:, 1]) > NEAR_TIE).tolist()
     return generated.sequences[0, len(prompt) :].tolist()[: (*certain, False).index(False)]
 
 
 def agrees(answers: list[list[int]], expected: list[list[int]]) -> bool:
     """Whether every answer begins as transformers', and few of those tokens are left out."""
     compared, tokens = (sum(map(len, lists)) for lists in (expected, answers))
-    same = all(answer[: len(sure)] == sure for answer, sure in zip(answers, expected))
-    return same and compared >= 0.8 * tokens
+    is_equal = all(answer[: len(sure)] == sure for answer, sure in zip(answers, expected))
+    return is_equal and compared >= 0.8 * tokens
 
 
 TURNS = 3
 
 
-def by_turn() -> list[list[int]]:
+def prompts_by_turn() -> list[list[int]]:
     """Return the same prompts, turn by turn over all conversations: each prefix is old, and evicted from
     a small device."""
     return [prompt for turn in range(TURNS) for prompt in conversations()[turn::TURNS]]

@@ -46,14 +46,14 @@ FULL_CONFIGS = [c for c in config.CONFIGS if c.components == (FULL,)]
 CORES = ("sglang", "canopy-lru", "wa", "threshold-lru")
 
 
-def _small(*others: ComponentType, page: int = 1, window: int = 0) -> config.CacheConfig:
+def _small(*components: ComponentType, page: int = 1, window: int = 0) -> config.CacheConfig:
     states = {"mamba_cache_size": 6, "enable_mamba_extra_buffer": page > 1}
-    more: dict[str, Any] = states if MAMBA in others else {}
+    options: dict[str, Any] = states if MAMBA in components else {}
     if window:
-        more["sliding_window_size"] = window
+        options["sliding_window_size"] = window
     return config.CacheConfig(
-        page_size=page, components=(FULL, *others), kv_size=48 if page == 1 else 96, num_layers=4,
-        full_attention_layer_ids=(3,), head_num=1, head_dim=8, **more,
+        page_size=page, components=(FULL, *components), kv_size=48 if page == 1 else 96, num_layers=4,
+        full_attention_layer_ids=(3,), head_num=1, head_dim=8, **options,
     )  # fmt: skip
 
 
@@ -87,10 +87,10 @@ def _on_canopy(core: str) -> Any:
     )
 
 
-def _cpu_server_args(more: dict[str, Any], **arguments: Any) -> ServerArgs:
+def _cpu_server_args(overrides: dict[str, Any], **arguments: Any) -> ServerArgs:
     if "hicache_io_backend" in arguments:
         arguments |= {"hicache_io_backend": "direct", "hicache_mem_layout": "page_first_direct"}
-    return ServerArgs(**arguments | more)
+    return ServerArgs(**arguments | overrides)
 
 
 class KitTree:
@@ -133,8 +133,8 @@ class KitTree:
 
         install()
         HookRegistry.apply_hooks()
-        made = functools.partial(_cpu_server_args, server)
-        with mock.patch.object(mixins, "ServerArgs", made):
+        make_args = functools.partial(_cpu_server_args, server)
+        with mock.patch.object(mixins, "ServerArgs", make_args):
             self.steps._init_hicache(self.cache, **options)
 
     def add_host_buffer(self, folder: str, backend: str) -> None:
@@ -174,9 +174,9 @@ class KitTree:
 
     def load_back(self, tokens: list[int]) -> int:
         """Load a path to the device, as on admission. Return the loaded tokens."""
-        before = self.match(tokens)
-        windows, states = before.swa_host_hit_length, before.mamba_host_hit_length
-        if not (before.host_hit_length or windows or states):
+        hit = self.match(tokens)
+        windows, states = hit.swa_host_hit_length, hit.mamba_host_hit_length
+        if not (hit.host_hit_length or windows or states):
             return 0
         slots = 4 if self.cfg.enable_mamba_extra_buffer else 2
         if self.has_mamba and self.available(MAMBA) < slots:
@@ -189,7 +189,7 @@ class KitTree:
         if self.has_mamba:
             self.pool.free_mamba_cache(req)
         self.pool.free(req)
-        return self.match(tokens).device_prefix_len - before.device_prefix_len
+        return self.match(tokens).device_prefix_len - hit.device_prefix_len
 
     # ---- the few steps that a scheduler takes ----
 
@@ -199,8 +199,8 @@ class KitTree:
     def match(self, tokens: list[int]) -> Any:
         return fixtures.match_prefix(self.cache, tokens)
 
-    def room(self) -> int:
-        """Tokens that can be had, cached ones counted."""
+    def obtainable_tokens(self) -> int:
+        """Return the tokens that are free or evictable."""
         return min(
             self.available(FULL) + self.core.full_evictable_size(),
             self.available(SWA) + self.core.swa_evictable_size() if self.has_swa else 1 << 30,
@@ -208,8 +208,8 @@ class KitTree:
 
     def serve(self, tokens: list[int], time: float = 0.0, **fields: Any) -> int:
         """Look up, make room, insert with a state at the end. Returns the tokens hit."""
-        own = isinstance(self.core, CanopyTreeCore)
-        request = LiveRequest(time=time, prompt_tokens=len(tokens), **fields) if own else None
+        is_canopy = isinstance(self.core, CanopyTreeCore)
+        request = LiveRequest(time=time, prompt_tokens=len(tokens), **fields) if is_canopy else None
         if request is not None:
             request.block_tokens = self.cfg.page_size
             request.path = []
@@ -252,7 +252,7 @@ class KitTree:
             self.cache.evict(EvictParams(num_tokens=full, swa_num_tokens=swa, mamba_num=mamba))
         self.settle()
 
-    # ---- what there is ----
+    # ---- state ----
 
     def available(self, kind: ComponentType) -> int:
         return self.cache._component_available_size(kind)
@@ -260,10 +260,10 @@ class KitTree:
     def nodes(self) -> list[Any]:
         return [n for n in self.core._node_arena.values() if n is not self.core.root_node]
 
-    def values(self, kind: ComponentType, of: Any = fixtures.node_device_value) -> list[int]:
+    def values(self, kind: ComponentType, value_of: Any = fixtures.node_device_value) -> list[int]:
         """Every slot of ``kind`` that a node holds, on the device; or host memory, with ``node_host_value``."""
-        held = (of(self.cache, n.id, kind) for n in self.nodes())
-        slots = [slot for value in held if value is not None for slot in value.tolist()]
+        values = (value_of(self.cache, n.id, kind) for n in self.nodes())
+        slots = [slot for value in values if value is not None for slot in value.tolist()]
         assert len(slots) == len(set(slots)), f"one slot of {kind} in two nodes"
         return slots
 
@@ -274,8 +274,8 @@ class KitTree:
             assert len(self.values(kind)) + self.available(kind) == sizes[kind], kind
             if self.cache.cache_controller is not None:
                 pool = self.cache.host_pool_group.get_pool(HOST_POOLS[kind])
-                held = self.values(kind, fixtures.node_host_value)
-                assert len(held) + pool.available_size() == pool.size, kind
+                host_slots = self.values(kind, fixtures.node_host_value)
+                assert len(host_slots) + pool.available_size() == pool.size, kind
         recount_core(self.core)
         (sanity_check or self.cache.sanity_check)()
 

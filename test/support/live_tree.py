@@ -130,14 +130,14 @@ class LiveTree:
         hit = self.cache.match_prefix(MatchPrefixParams(key=key))
         lock = self.cache.lock(hit.last_device_node)
         need = len(key) - hit.device_prefix_len
-        short = need - self.allocator.available_size()
-        if short > 0:
-            self.cache.evict(EvictParams(num_tokens=short))
+        missing = need - self.allocator.available_size()
+        if missing > 0:
+            self.cache.evict(EvictParams(num_tokens=missing))
         fresh = self.allocator.alloc(need)
         assert fresh is not None, (need, self.allocator.available_size())
         self.compute(fresh, tokens[hit.device_prefix_len : len(key)])
-        held = self.core.collect_full_device_indices(hit.last_device_node, self.core.root_node.id)
-        params = InsertParams(key=key, value=torch.cat([held, fresh]), prev_prefix_len=len(held))
+        slots = self.core.collect_full_device_indices(hit.last_device_node, self.core.root_node.id)
+        params = InsertParams(key=key, value=torch.cat([slots, fresh]), prev_prefix_len=len(slots))
         params.canopy = request
         result = self.cache.insert(params)
         self.cache.unlock(lock)
@@ -148,8 +148,8 @@ class LiveTree:
         """The key of a path, as the scheduler makes it."""
         return RadixKey(array("q", tokens), extra, self.pairs, cache_salt=salt)
 
-    def asked(self, tokens: list[int]) -> MatchPrefixParams:
-        """A look-up of a path."""
+    def match_params(self, tokens: list[int]) -> MatchPrefixParams:
+        """The parameters of a look-up of a path."""
         return MatchPrefixParams(key=self.key(tokens))
 
     def compute(self, slots: torch.Tensor, tokens: list[int]) -> None:
@@ -219,14 +219,14 @@ class LiveTree:
 
 
 class FakeReq(SimpleNamespace):
-    """Told apart by object, as SGLang's are."""
+    """Compared by identity, as SGLang's are."""
 
     __hash__ = object.__hash__
     __eq__ = object.__eq__
 
 
 def fake_req(
-    tokens: list[int], output: list[int], stamp: dict[str, Any] | None = None, **more: Any
+    tokens: list[int], output: list[int], stamp: dict[str, Any] | None = None, **overrides: Any
 ):
     """The attributes of SGLang's ``Req`` that Canopy reads."""
     custom = {"canopy": stamp} if stamp else None
@@ -247,7 +247,7 @@ def fake_req(
         "to_finish": None,
         "priority": None,
     }
-    return FakeReq(**{**defaults, **more})
+    return FakeReq(**{**defaults, **overrides})
 
 
 def check(tree: LiveTree) -> None:

@@ -7,18 +7,18 @@ from typing import Any
 from support.live_tree import LiveTree, fake_req
 
 
-class Run:
+class TreeRequest:
     """One request: created on arrival; ``admit``, then ``end``."""
 
     def __init__(
-        self, tree: LiveTree, tokens: list[int], time: float, category: str = "default", **more: Any
+        self, tree: LiveTree, tokens: list[int], time: float, category: str = "default", **rest: Any
     ) -> None:
         self.tree, self.tokens = tree, tokens
-        self.req = fake_req(tokens, [], {"time": time, "category": category}, **more)
+        self.req = fake_req(tokens, [], {"time": time, "category": category}, **rest)
         self.salt, self.extra = self.req.cache_salt, self.req.extra_key
         self.request = tree.core.requests.register(self.req)
 
-    def admit(self, late_host: int = 0) -> Run:
+    def admit(self, late_host: int = 0) -> TreeRequest:
         """Look up all tokens except the last, as SGLang does, and admit the request."""
         self.hit = self.tree.match(self.tokens[:-1], self.salt, self.extra)
         self.req.prefix_len = self.req.cached_tokens = self.req.cached_tokens_device = self.hit
@@ -26,7 +26,7 @@ class Run:
         self.tree.core.requests.admit(self.req)
         return self
 
-    def end(self, output: int = 0) -> Run:
+    def end(self, output: int = 0) -> TreeRequest:
         """Insert the KV of the prompt and then of ``output`` generated tokens."""
         self.tree.insert(self.tokens, self.request, self.salt, self.extra)
         self.req.output_ids = [-1 - i for i in range(output)]
@@ -34,7 +34,7 @@ class Run:
         self.tree.insert(self.tokens + self.req.output_ids, self.request, self.salt, self.extra)
         return self
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """End the request without inserting its KV."""
         self.tree.core.requests.report_end(self.req)
 
@@ -46,6 +46,6 @@ def misses(tree: LiveTree) -> int:
 
 def causes(tree: LiveTree) -> dict[tuple[str, str], int]:
     """Missed tokens by cause and tier; they sum to ``misses``."""
-    found = {key: n for key, n in tree.core.departures.totals.sums.items() if n}
-    assert sum(found.values()) == misses(tree), (found, misses(tree))
-    return found
+    tokens_by_cause = {key: n for key, n in tree.core.departures.totals.sums.items() if n}
+    assert sum(tokens_by_cause.values()) == misses(tree), (tokens_by_cause, misses(tree))
+    return tokens_by_cause

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from launch_server import free_port
-from support.served import until
+from support.served import wait_until
 
 PAGE = 16
 LEASE_MS = 200
@@ -26,12 +26,12 @@ from mooncake.store import MooncakeDistributedStore
 store = MooncakeDistributedStore()
 code = store.setup("127.0.0.1", "P2PHANDSHAKE", int(sys.argv[2]), 16 << 20, "tcp", "", sys.argv[1])
 print("ready" if code == 0 else f"setup gave {code}", flush=True)
-made = 0
+objects = 0
 for line in sys.stdin:
     done = 0
     for _ in range(int(line)):
-        done += store.put(f"filler-{made}", bytes(64 << 10)) == 0
-        made += 1
+        done += store.put(f"filler-{objects}", bytes(64 << 10)) == 0
+        objects += 1
     print(f"stored {done}", flush=True)
 """
 """Gives memory to the cluster. For each line with a number, stores that number of 64 KiB fillers."""
@@ -41,13 +41,13 @@ for line in sys.stdin:
 def wheel() -> Path:
     """The installed package's folder."""
     code = "import mooncake.store, mooncake; print(mooncake.__path__[0])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    if done.returncode:
-        why = done.stderr.strip().splitlines()[-1]
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if run.returncode:
+        reason = run.stderr.strip().splitlines()[-1]
         pytest.skip(
-            f"Mooncake does not load here ({why}); docs/guide/mooncake.md says what it needs"
+            f"Mooncake does not load here ({reason}); docs/guide/mooncake.md says what it needs"
         )
-    return Path(done.stdout.strip().splitlines()[-1])
+    return Path(run.stdout.strip().splitlines()[-1])
 
 
 @dataclass(slots=True)
@@ -116,13 +116,13 @@ def cluster(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
     try:
         url = f"http://127.0.0.1:{metrics}/metrics"
 
-        def up() -> bool:
+        def is_up() -> bool:
             assert master.poll() is None, Path(log.name).read_text()[-2000:]
             with contextlib.suppress(OSError):
                 return urllib.request.urlopen(url, timeout=5).status == 200
             return False
 
-        until(up)
+        wait_until(is_up)
         store = subprocess.Popen(
             [sys.executable, "-c", STORE, f"127.0.0.1:{port}", str(SEGMENT_BYTES)],
             stdin=subprocess.PIPE,

@@ -12,31 +12,31 @@ def turns(draw: random.Random, requests: int) -> Iterator[tuple[float, int, list
 
     Conversations grow by a few blocks a turn, a third of them below one system prompt.
     """
-    talks: dict[int, list[int]] = {}
+    chats: dict[int, list[int]] = {}
     now = 0.0
     for _ in range(requests):
         now += draw.choice([0.25, 1.0, 5.0])
-        who = draw.randrange(14)
-        if who not in talks or draw.random() < 0.08:
-            talks[who] = [1, 2, 3] if who % 3 == 0 else []
+        number = draw.randrange(14)
+        if number not in chats or draw.random() < 0.08:
+            chats[number] = [1, 2, 3] if number % 3 == 0 else []
         fresh = draw.randrange(1, 5)
-        talks[who] = talks[who] + [draw.randrange(10, 10**6) for _ in range(fresh)]
-        yield now, who, list(talks[who])
+        chats[number] = chats[number] + [draw.randrange(10, 10**6) for _ in range(fresh)]
+        yield now, number, list(chats[number])
 
 
 def workload(seed: int, requests: int) -> list[dict[str, Any]]:
     """Turns of chats and agents; some end their conversation."""
     draw = random.Random(seed)
     steps = []
-    for now, who, blocks in turns(draw, requests):
-        kind = ("chat", "agent")[who % 2]
+    for now, conversation, blocks in turns(draw, requests):
+        kind = ("chat", "agent")[conversation % 2]
         steps.append(
             {
                 "time": now,
                 "blocks": blocks,
                 "category": kind,
                 "turn": 1 + len(blocks) // 4,
-                "conversation": f"c{who}",
+                "conversation": f"c{conversation}",
                 "stop": "tool" if kind == "agent" and draw.random() < 0.8 else "end",
                 "over": draw.random() < 0.05,
             }
@@ -48,7 +48,7 @@ def fields(step: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in step.items() if k not in ("time", "blocks")}
 
 
-def chained(step: dict[str, Any]) -> tuple[int, ...]:
+def chained_path(step: dict[str, Any]) -> tuple[int, ...]:
     """The path of a step: the same block below another prefix is another block."""
     blocks = step["blocks"]
     return tuple(hash((*blocks[: i + 1],)) for i in range(len(blocks)))
@@ -61,9 +61,9 @@ def tokens_of(step: dict[str, Any], page: int) -> list[int]:
 def serve_from_tiers(tree: Any, step: dict[str, Any], page: int) -> Any:
     """Serve a step on the device and the host; return what SGLang found."""
     tokens = tokens_of(step, page)
-    about = {"path": chained(step), "block_tokens": page, "prompt_tokens": len(tokens)}
-    request = tree.request(step["time"], **about, **fields(step))
-    hit = tree.cache.match_prefix(tree.asked(tokens))
+    labels = {"path": chained_path(step), "block_tokens": page, "prompt_tokens": len(tokens)}
+    request = tree.request(step["time"], **labels, **fields(step))
+    hit = tree.cache.match_prefix(tree.match_params(tokens))
     request.cached_tokens = hit.device_prefix_len
     tree.core.requests.finish(request)
     tree.load_back(tokens)
@@ -71,7 +71,7 @@ def serve_from_tiers(tree: Any, step: dict[str, Any], page: int) -> Any:
     return hit
 
 
-def samples(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def add_samples(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same prompts, each followed by two others of the same time and length: leaves that tie."""
     sampled = []
     for number, step in enumerate(steps):

@@ -13,25 +13,25 @@ class Readmission:
     """Re-admits leaves of a live tree, and admits pending leaves in a random order, which must decide
     nothing: ranks of one replica may admit leaves in different orders, and must evict alike.
 
-    ``which`` draws the leaves, ``order`` their order: two trees with equal ``which`` and different
-    ``order`` re-admit the same leaves in different orders.
+    ``leaf_seed`` draws the leaves, ``order_seed`` their order: trees with equal ``leaf_seed`` and different
+    ``order_seed`` re-admit the same leaves in different orders.
     """
 
-    def __init__(self, core: Any, which: int, order: int) -> None:
+    def __init__(self, core: Any, leaf_seed: int, order_seed: int) -> None:
         self.core = core
-        self._which, self._order = random.Random(which), random.Random(order)
+        self._leaf_draw, self._order_draw = random.Random(leaf_seed), random.Random(order_seed)
         self.readmitted = 0
 
     def __call__(self) -> None:
         for leaves in (self.core.evictable_device_leaves, self.core.evictable_host_leaves):
             nodes = sorted(leaves, key=lambda node: node.id)
-            chosen = [node for node in nodes if self._which.random() < 0.5]
-            self._order.shuffle(chosen)
+            chosen = [node for node in nodes if self._leaf_draw.random() < 0.5]
+            self._order_draw.shuffle(chosen)
             for node in chosen:
                 self.core.readmit(node)
             self.readmitted += len(chosen)
             pending = list(leaves.pending.items())
-            self._order.shuffle(pending)
+            self._order_draw.shuffle(pending)
             leaves.pending = dict(pending)
 
 

@@ -9,11 +9,11 @@ from support.tree_recount import recount
 BLOCK_TOKENS = 10
 
 
-def play(policy, capacity, paths, *, output_tokens=1, **options):
-    """Serve ``paths`` (tuples of block ids, one a second) and list what went, in order.
+def serve_paths(policy, capacity, paths, *, output_tokens=1, **options):
+    """Serve ``paths`` (tuples of block ids, one a second).
 
     Every path is prefix-chained by its author: an id stands for one place in the tree.
-    Returns the runs of blocks evicted. The tree is recounted after each request.
+    Returns the evicted runs of blocks, in order. The tree is recounted after each request.
     """
     cuts = []
     if isinstance(policy, str):

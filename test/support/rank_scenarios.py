@@ -55,46 +55,46 @@ def comparisons(tree: DiskTree) -> dict[str, int]:
     return {"compared": counters.records_compared, "disagreed": counters.records_disagreed}
 
 
-def reads(rank: int, folder: Path) -> Any:
+def read_three_times(rank: int, folder: Path) -> Any:
     """Serve a prompt once; read it from disk three times, with a use after each read."""
     tree = tree_of(rank, folder)
     tree.epoch = 990.0
     tree.serve(PROMPT, 1.0, category="chat", conversation="c")
-    seen = []
+    results = []
     for turn in range(3):
         forget(tree)
         tree.request(20.0 + turn)
         tokens = tree.fetch(PROMPT)
-        seen.append([tokens, node_metadata(tree)])
+        results.append([tokens, node_metadata(tree)])
     tree.close()
-    return {"seen": seen, **comparisons(tree)}
+    return {"reads": results, **comparisons(tree)}
 
 
-def latent(rank: int, folder: Path) -> Any:
+def read_shared_disk(rank: int, folder: Path) -> Any:
     """Ranks of MLA on one disk write a path, read it, and read it again after a restart."""
-    place = dict.fromkeys(("tp_rank", "attn_tp_rank"), rank)
-    place |= dict.fromkeys(("tp_size", "attn_tp_size"), RANKS)
-    world, reads = torch.distributed.group.WORLD, []
+    parallel = dict.fromkeys(("tp_rank", "attn_tp_rank"), rank)
+    parallel |= dict.fromkeys(("tp_size", "attn_tp_size"), RANKS)
+    world, results = torch.distributed.group.WORLD, []
     for start in range(2):
-        tree = DiskTree(folder / "disk", latent=True, group=world, place=place)
+        tree = DiskTree(folder / "disk", latent=True, group=world, parallel=parallel)
         if start == 0:
             tree.serve(PROMPT, 1.0)
             forget(tree)
         torch.distributed.barrier()
         tokens = tree.fetch(PROMPT)
         tree.load_back(PROMPT)
-        reads.append([tokens, tree.kv(PROMPT), tree.storage.status()["unavailable"]])
+        results.append([tokens, tree.kv(PROMPT), tree.storage.status()["unavailable"]])
         torch.distributed.barrier()
         tree.close()
-    return reads
+    return results
 
 
-def late_use(rank: int, folder: Path) -> Any:
+def read_before_use_is_stored(rank: int, folder: Path) -> Any:
     """Read pages while the second rank's store has not yet received the last use."""
     tree = tree_of(rank, folder)
     tree.epoch = 990.0
     tree.serve(PROMPT, 1.0, category="chat", conversation="c")
-    tree.passes_on = rank == 0
+    tree.delivers_reports = rank == 0
     tree.serve(PROMPT[:4], 9.0, category="agent", conversation="d")
     forget(tree)
     tree.request(20.0)
@@ -104,7 +104,7 @@ def late_use(rank: int, folder: Path) -> Any:
     return {"metadata": metadata, **comparisons(tree)}
 
 
-def refused(rank: int, folder: Path) -> Any:
+def refuse_pages(rank: int, folder: Path) -> Any:
     """Return the pages written again before and after the disk of one rank refused some."""
     disk_retry.ROUND_S = 0.0
     tree, present = tree_of(rank, folder), []
@@ -121,18 +121,18 @@ def refused(rank: int, folder: Path) -> Any:
     return present
 
 
-def drains(rank: int, folder: Path) -> Any:
-    """The second rank's disk is slow, and the time is over before all is written."""
+def drain_slowly(rank: int, folder: Path) -> Any:
+    """The second rank's disk is slow, and the drain's time ends before all is written."""
     tree = tree_of(rank, folder, write_policy="write_back", tokens=256, host_tokens=512)
     for name in range(25):
         tree.serve([name * 100 + i for i in range(8)], 1.0 + name)
     write = tree.store._writer.write
 
-    def slow(keys: Any, *more: Any) -> Any:
+    def write_slowly(keys: Any, *rest: Any) -> Any:
         time.sleep(0.02 * rank * len(keys))
-        return write(keys, *more)
+        return write(keys, *rest)
 
-    tree.store._writer.write = slow  # type: ignore[method-assign]
+    tree.store._writer.write = write_slowly  # type: ignore[method-assign]
     drain.FIRST_BYTES = 1
     tree.cache.drain_s = 1.0
     tree.cache.release_host_resources()
@@ -140,8 +140,8 @@ def drains(rank: int, folder: Path) -> Any:
     return [after.on_disk([name * 100 + i for i in range(8)]) for name in range(25)]
 
 
-def drains_without_room(rank: int, folder: Path) -> Any:
-    """The second rank's host tier lacks room at times."""
+def drain_without_host_memory(rank: int, folder: Path) -> Any:
+    """The second rank's host tier is full at times."""
     tree = tree_of(rank, folder, write_policy="write_back", tokens=256, host_tokens=512)
     for name in range(8):
         tree.serve([name * 100 + i for i in range(8)], 1.0 + name)
@@ -154,13 +154,13 @@ def drains_without_room(rank: int, folder: Path) -> Any:
     return [after.on_disk([name * 100 + i for i in range(8)]) for name in range(8)]
 
 
-def learnt(rank: int, folder: Path) -> Any:
+def load_first_profile(rank: int, folder: Path) -> Any:
     """The first rank's state, on both ranks."""
     path = str(folder / f"machine-{rank}" / "wa.json")
     return from_first_rank(path, (torch.distributed.group.WORLD,))
 
 
-def queue_orders(rank: int, folder: Path) -> Any:
+def order_queue(rank: int, folder: Path) -> Any:
     """Each rank times its batches with its own engine's speed, and orders one queue."""
     draw, speed = random.Random(1), random.Random(rank)
     tree = LiveTree(4096, "wa")
@@ -199,8 +199,8 @@ def queue_orders(rank: int, folder: Path) -> Any:
             admission.arrange(queue := scheduler.waiting_queue, 0, lambda: None)
             orders.append([req.rid for req in queue])
             scheduler.waiting_queue = queue[2:]
-            entered = SimpleNamespace(reqs=queue[:2]) if queue else None
-            return entered, SimpleNamespace(is_empty=lambda: False)
+            new_batch = SimpleNamespace(reqs=queue[:2]) if queue else None
+            return new_batch, SimpleNamespace(is_empty=lambda: False)
 
         batch, _ = admission.choose(scheduler, SimpleNamespace(reqs=admitted), choose)
         admitted = [] if batch is None else batch.reqs
@@ -215,7 +215,7 @@ def queue_orders(rank: int, folder: Path) -> Any:
     return {"fitted": live.cost.fit(), "used": live.cost.coefficients, "orders": orders}
 
 
-def floors(rank: int, folder: Path) -> Any:
+def alternate_orders(rank: int, folder: Path) -> Any:
     """LRU and the policy take turns at the same requests, on ranks whose nodes lie at different
     addresses."""
     from sglang_canopy.whatif.meter import Memory, Meter, MeterSetup

@@ -2,7 +2,7 @@
 
     cd test && python -m support.ranks RANK
 
-They have a hash seed and an address space of their own, as SGLang's schedulers have, and talk through a real
+They have a hash seed and an address space of their own, as SGLang's schedulers have, and communicate through a real
 process group. A scenario is ``MODULE:FUNCTION`` of ``support``; it takes the rank and a folder.
 """
 
@@ -19,11 +19,11 @@ from typing import Any
 
 TESTS = Path(__file__).resolve().parents[1]
 
-Run = Callable[[str, Path], tuple[Any, Any]]
+Runner = Callable[[str, Path], tuple[Any, Any]]
 
 
 @contextlib.contextmanager
-def two_ranks(log: Path) -> Iterator[Run]:
+def two_ranks(log: Path) -> Iterator[Runner]:
     """Yield ``run(scenario, folder)``, which returns the results of the two ranks."""
     with contextlib.ExitStack() as stack:
         ranks = []
@@ -49,16 +49,16 @@ def two_ranks(log: Path) -> Iterator[Run]:
             for number, rank in enumerate(ranks):
                 assert rank.stdout is not None
                 line = "\n"  # the test's time limit ends a blocked rank
-                while line and not line.startswith(("{", "failed")):  # others write here as well
+                while line and not line.startswith(("{", "failed")):  # libraries print, too
                     line = rank.stdout.readline()
                 assert line.startswith("{"), (log / f"rank-{number}.log").read_text()[-3000:]
-                results.append(json.loads(line)["found"])
+                results.append(json.loads(line)["result"])
             return results[0], results[1]
 
         yield run
 
 
-def answer(rank: int) -> None:
+def run_scenarios(rank: int) -> None:
     """Run each line of the input, ``[SCENARIO, FOLDER]``, in a child process, which prints its result."""
     import torch
 
@@ -74,10 +74,10 @@ def answer(rank: int) -> None:
                     "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
                 )
                 module, _, name = scenario.partition(":")
-                work = getattr(importlib.import_module(f"support.{module}"), name)
-                found = work(rank, Path(folder))
-                torch.distributed.barrier()  # neither leaves while the other still talks to it
-                print(json.dumps({"found": found}), flush=True)
+                scenario_function = getattr(importlib.import_module(f"support.{module}"), name)
+                result = scenario_function(rank, Path(folder))
+                torch.distributed.barrier()  # neither ends while the other still sends to it
+                print(json.dumps({"result": result}), flush=True)
                 os._exit(0)
             except BaseException:
                 traceback.print_exc()
@@ -87,4 +87,4 @@ def answer(rank: int) -> None:
 
 
 if __name__ == "__main__":
-    answer(int(sys.argv[1]))
+    run_scenarios(int(sys.argv[1]))

@@ -40,10 +40,10 @@ def tokenized(
     tokens: Iterable[int] = (1, 2, 3),
     rid: str = "r",
     sampling: dict[str, Any] | None = None,
-    **more: Any,
+    **fields: Any,
 ) -> TokenizedGenerateReqInput:
-    """A request as the process that tokenises sends it, with these ``custom_params``; ``more``: other
-    fields of it."""
+    """A request as the process that tokenises sends it, with these ``custom_params``; ``fields``: of
+    the message."""
     params = SamplingParams(custom_params=custom, **(sampling or {"max_new_tokens": 1}))
     return TokenizedGenerateReqInput(
         rid=rid,
@@ -58,5 +58,5 @@ def tokenized(
         top_logprobs_num=0,
         token_ids_logprob=None,
         stream=False,
-        **more,
+        **fields,
     )

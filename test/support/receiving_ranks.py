@@ -46,10 +46,10 @@ class Rank:
 
     def __init__(self, layout: str, rank: int, folder: Path) -> None:
         self.tree = LiveTree(POOL, "wa", config={"quantum_tokens": 1})
-        given = {"model_path": "dummy", "device": "cpu", "radix_eviction_policy": "wa"}
-        server_args = ServerArgs(**given, **LAYOUTS[layout])
-        placed = SpawnRanks(world_rank=rank, dp_rank=None, gpu_id=0)
-        publish(server_args, role="scheduler", ranks=placed)
+        arguments = {"model_path": "dummy", "device": "cpu", "radix_eviction_policy": "wa"}
+        server_args = ServerArgs(**arguments, **LAYOUTS[layout])
+        world = SpawnRanks(world_rank=rank, dp_rank=None, gpu_id=0)
+        publish(server_args, role="scheduler", ranks=world)
         init_distributed_environment(
             backend="gloo",
             world_size=2,
@@ -73,15 +73,15 @@ class Rank:
         sock_send(self.socket, message)
 
     def receive(self) -> list[Any]:
-        """Take one turn of the scheduler's loop. A first stage forwards its requests, as in SGLang."""
-        got = self.receiver.recv_requests()
+        """Run one iteration of the scheduler's loop. A first stage forwards its requests, as in SGLang."""
+        messages = self.receiver.recv_requests()
         if self.pipeline and get_parallel().pp_rank == 0:
             group = get_parallel().world_group.cpu_group
-            point_to_point_pyobj(got, 0, group, 0, 1)
-        return got
+            point_to_point_pyobj(messages, 0, group, 0, 1)
+        return messages
 
     def serve(self, message: TokenizedGenerateReqInput) -> None:
-        """Look up, compute, keep."""
+        """Look up, compute and insert."""
         core, tokens = self.tree.core, list(message.input_ids)
         req = fake_req(
             tokens, [], rid=message.rid, num_matched_prefix_tokens=0, host_loaded_length=0
@@ -103,19 +103,19 @@ class Rank:
         self.observed["hinted"] += 1
 
 
-def requests_of(stream: int, rounds: int, most: int) -> list[list[TokenizedGenerateReqInput]]:
-    """Return each round's arrivals: up to ``most`` requests, which share prefixes."""
+def requests_of(stream: int, rounds: int, limit: int) -> list[list[TokenizedGenerateReqInput]]:
+    """Return each round's arrivals: up to ``limit`` requests, which share prefixes."""
     draw, arrivals = random.Random(stream), []
     for number in range(rounds):
-        came = []
+        batch = []
         # The HTTP process stamps requests; for the last ones the receiver does, as for gRPC.
-        for place in range(draw.randint(0, most)):
+        for index in range(draw.randint(0, limit)):
             stamp = {"canopy": {"time": float(number), "conversation": f"c{draw.randrange(5)}"}}
             if number >= STAMPED_ROUNDS:
                 stamp = {"canopy_turn": 2}
             tokens = [1000 * draw.randrange(5) + token for token in range(draw.randint(2, 30))]
-            came.append(tokenized(stamp, tokens, f"{stream}-{number}-{place}"))
-        arrivals.append(came)
+            batch.append(tokenized(stamp, tokens, f"{stream}-{number}-{index}"))
+        arrivals.append(batch)
     return arrivals
 
 
@@ -131,24 +131,24 @@ def controls(number: int) -> list[SetInternalStateReq]:
 def run(layout: str, rank: int, folder: Path) -> dict[str, Any]:
     plugin.load()
     HookRegistry.apply_hooks()
-    member = Rank(layout, rank, folder)
+    process = Rank(layout, rank, folder)
     # Replicas get unequal loads: what only the ranks of one replica share must not wait for the other.
-    arrivals = requests_of(rank, ROUNDS, most=1 if rank else 4)
+    arrivals = requests_of(rank, ROUNDS, limit=1 if rank else 4)
     for number in range(ROUNDS):
         if rank == 0 or layout == "dp_attention":
             for request in arrivals[number]:
-                member.send(request)
+                process.send(request)
         if rank == 0:
             for message in controls(number):
-                member.send(message)
-        for got in member.receive():
-            if isinstance(got, TokenizedGenerateReqInput):
-                member.serve(got)
+                process.send(message)
+        for message in process.receive():
+            if isinstance(message, TokenizedGenerateReqInput):
+                process.serve(message)
             else:
-                member.control(got)
-    counters = member.tree.core.live.counters
-    fits = member.order.prefills // REFIT_BATCHES
-    return {**member.observed, "victims": counters.victims.sum, "fits": fits}
+                process.control(message)
+    counters = process.tree.core.live.counters
+    fits = process.order.prefills // REFIT_BATCHES
+    return {**process.observed, "victims": counters.victims.sum, "fits": fits}
 
 
 def dp_attention(rank: int, folder: Path) -> dict[str, Any]:

@@ -7,22 +7,22 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from support.fuzz import MAX_STEPS, with_armed_gate, with_tight_budgets
+from support.fuzz import MAX_STEPS, arm_gate, tighten_budgets
 from support.host_reads import CANOPY, SGLANG, HostReads
 from support.prompts import continuing_prompts, token_ids
 from support.scheduler import SteppedScheduler
 
 Start = Callable[[], SteppedScheduler]
-ANSWER, MAX_OTHERS = 4, 400
+ANSWER_TOKENS, MAX_ANSWERS = 4, 400
 
 
-def equal_together(engine: SteppedScheduler, asked: list[list[int]]) -> dict[str, Any]:
+def answer_alone_and_together(engine: SteppedScheduler, prompts: list[list[int]]) -> dict[str, Any]:
     """Serve every prompt alone, then all of them together."""
     alone = []
-    for ids in asked:
-        engine.serve([req := engine.feed(ids, ANSWER)])
+    for ids in prompts:
+        engine.serve([req := engine.feed(ids, ANSWER_TOKENS)])
         alone.append(list(req.output_ids))
-    together = [engine.feed(ids, ANSWER) for ids in asked]
+    together = [engine.feed(ids, ANSWER_TOKENS) for ids in prompts]
     engine.serve(together)
     retracted = sum(req.retraction_count for req in together)
     return {"equal": [list(req.output_ids) for req in together] == alone, "retracted": retracted}
@@ -31,17 +31,17 @@ def equal_together(engine: SteppedScheduler, asked: list[list[int]]) -> dict[str
 def ordered(start: Start) -> dict[str, Any]:
     """``kinds``: the order in which waiting short, long and urgent requests are answered."""
     engine = start()
-    together = equal_together(engine, continuing_prompts(18, 1, most_shared=600))
-    held = [engine.feed(token_ids(8, 900 + i), 12) for i in range(3)]
+    together = answer_alone_and_together(engine, continuing_prompts(18, 1, most_shared=600))
+    running = [engine.feed(token_ids(8, 900 + i), 12) for i in range(3)]
     for _ in range(4):
         engine.step()
-    at = time.monotonic()
-    kinds = {engine.feed(token_ids(700, seed), 1, at=at): "long" for seed in (1, 2, 3)}
-    kinds |= {engine.feed(token_ids(20, seed), 1, at=at): "short" for seed in (4, 5, 6)}
+    now = time.monotonic()
+    kinds = {engine.feed(token_ids(700, seed), 1, time_s=now): "long" for seed in (1, 2, 3)}
+    kinds |= {engine.feed(token_ids(20, seed), 1, time_s=now): "short" for seed in (4, 5, 6)}
     if engine.scheduler.enable_priority_scheduling:
-        kinds |= {engine.feed(token_ids(700, s), 1, 5, at): "urgent" for s in (7, 8)}
+        kinds |= {engine.feed(token_ids(700, s), 1, 5, now): "urgent" for s in (7, 8)}
     # No further arrivals: time passes only with the steps.
-    order = engine.serve([*kinds, *held])
+    order = engine.serve([*kinds, *running])
     cache = engine.scheduler.tree_cache
     cache.sanity_check()
     return {
@@ -55,7 +55,7 @@ def ordered(start: Start) -> dict[str, Any]:
 
 def sharing(start: Start, locks: bool) -> dict[str, Any]:
     """Shorter requests share a long prompt's steps. With ``locks`` the long prompt needs cached tokens, which
-    sharers would lock. ``beside``: requests admitted with the long prompt."""
+    sharers would lock. ``admitted_together``: requests admitted with the long prompt."""
     engine = start()
     if locks:
         begins = [token_ids(300, seed) for seed in range(6)]
@@ -67,52 +67,52 @@ def sharing(start: Start, locks: bool) -> dict[str, Any]:
     engine.step()
     assert engine.scheduler.chunked_req is long
     shorts = [engine.feed(ids, 4 if locks else 1) for ids in tails]
-    others = [] if locks else [engine.feed(token_ids(300, 100 + i), 1) for i in range(3)]
+    later = [] if locks else [engine.feed(token_ids(300, 100 + i), 1) for i in range(3)]
     engine.step()
     engine.step()
-    beside = len(shorts) - sum(req in engine.scheduler.waiting_queue for req in shorts)
-    answered = len(engine.serve([long, *shorts, *others]))
+    admitted_together = len(shorts) - sum(req in engine.scheduler.waiting_queue for req in shorts)
+    answered = len(engine.serve([long, *shorts, *later]))
     engine.scheduler.tree_cache.sanity_check()
-    return {"answered": answered, "beside": beside}
+    return {"answered": answered, "admitted_together": admitted_together}
 
 
-def passed_by_a_short_one(engine: SteppedScheduler, ids: list[int], rid: str) -> list[Any]:
+def overtaken_by_short(engine: SteppedScheduler, ids: list[int], rid: str) -> list[Any]:
     """``ids`` waits under the name ``rid``, and the scheduler has seen it wait. Returns the other requests."""
-    others = [engine.feed(token_ids(8, 902), 6), engine.feed(token_ids(8, 903), 60)]
+    running = [engine.feed(token_ids(8, 902), 6), engine.feed(token_ids(8, 903), 60)]
     engine.step()
     now = time.monotonic()
-    waits = engine.feed(ids, ANSWER, at=now, rid=rid)
-    short = engine.feed(token_ids(10, 904), 60, at=now)
-    others += [short, engine.feed(token_ids(10, 905), 6, at=now + 5.0)]
+    waiting = engine.feed(ids, ANSWER_TOKENS, time_s=now, rid=rid)
+    short = engine.feed(token_ids(10, 904), 60, time_s=now)
+    running += [short, engine.feed(token_ids(10, 905), 6, time_s=now + 5.0)]
     while short in engine.scheduler.waiting_queue:
         engine.step()
-    assert waits in engine.scheduler.waiting_queue
-    return others
+    assert waiting in engine.scheduler.waiting_queue
+    return running
 
 
 def retried(start: Start) -> dict[str, Any]:
     """A name is used again for another prompt between two passes; then a waiting prompt is aborted and sent
-    again while others arrive and are served. ``others``: how many are answered before it."""
+    again while others arrive and are served. ``answered_before``: the number of answers before its own."""
     engine = start()
-    asked = [token_ids(300, 1), token_ids(300, 2)]
-    engine.serve([alone := engine.feed(asked[1], ANSWER)])
-    others = passed_by_a_short_one(engine, asked[0], "job-7")
+    prompts = [token_ids(300, 1), token_ids(300, 2)]
+    engine.serve([alone := engine.feed(prompts[1], ANSWER_TOKENS)])
+    running = overtaken_by_short(engine, prompts[0], "job-7")
     engine.abort("job-7")
-    second = engine.feed(asked[1], ANSWER, rid="job-7")
-    engine.serve([second, engine.feed(token_ids(20, 5), ANSWER), *others])
+    second = engine.feed(prompts[1], ANSWER_TOKENS, rid="job-7")
+    engine.serve([second, engine.feed(token_ids(20, 5), ANSWER_TOKENS), *running])
     prompt = token_ids(1200, 1)
-    others = passed_by_a_short_one(engine, prompt, "given-up")
+    running = overtaken_by_short(engine, prompt, "given-up")
     engine.abort("given-up")
-    again = engine.feed(prompt, ANSWER, rid="again")
-    served = 0
-    while served < MAX_OTHERS and not again.finished():
-        served += sum(req.finished() for req in others)
-        others = [req for req in others if not req.finished()]
-        while len(others) < 3:
-            others.append(engine.feed(token_ids(500, served + len(others)), ANSWER))
+    resent = engine.feed(prompt, ANSWER_TOKENS, rid="again")
+    answered = 0
+    while answered < MAX_ANSWERS and not resent.finished():
+        answered += sum(req.finished() for req in running)
+        running = [req for req in running if not req.finished()]
+        while len(running) < 3:
+            running.append(engine.feed(token_ids(500, answered + len(running)), ANSWER_TOKENS))
         engine.step()
     equal = list(second.output_ids) == list(alone.output_ids)
-    return {"equal": equal, "answered": again.finished(), "others": served}
+    return {"equal": equal, "answered": resent.finished(), "answered_before": answered}
 
 
 CALLS: Counter[str] = Counter()
@@ -135,12 +135,12 @@ def count_calls() -> None:
         object.__setattr__(
             hook, "function", counting(hook.target.rpartition(".")[2], hook.function)
         )
-    for of, name in (
+    for owner, name in (
         (CanopyTreeCore, "match_prefix"),
         (CanopyTreeCore, "begin_insert"),
         (CanopyRadixCache, "_evict_components"),
     ):
-        setattr(of, name, counting(name, getattr(of, name)))
+        setattr(owner, name, counting(name, getattr(owner, name)))
 
 
 def reads(start: Start) -> dict[str, Any]:
@@ -149,18 +149,18 @@ def reads(start: Start) -> dict[str, Any]:
 
     count_calls()
     engine = start()
-    asked = continuing_prompts(14, 0, most_shared=600)
-    with_armed_gate(engine)
-    with_tight_budgets(engine)
+    prompts = continuing_prompts(14, 0, most_shared=600)
+    arm_gate(engine)
+    tighten_budgets(engine)
     controller, loads = engine.scheduler.tree_cache.cache_controller, []
     load = controller.load
-    controller.load = lambda *about, **more: loads.append(1) or load(*about, **more)
+    controller.load = lambda *args, **kwargs: loads.append(1) or load(*args, **kwargs)
     answered = 0
     with HostReads() as watch:
         for turn in range(2):
             requests = [
-                engine.feed(ids, ANSWER, priority=i % 2, rid=f"{turn}-{i}")
-                for i, ids in enumerate(asked)
+                engine.feed(ids, ANSWER_TOKENS, priority=i % 2, rid=f"{turn}-{i}")
+                for i, ids in enumerate(prompts)
             ]
             engine.step()
             engine.abort(f"{turn}-3")
@@ -171,11 +171,11 @@ def reads(start: Start) -> dict[str, Any]:
                 if all(req.finished() for req in requests):
                     break
             answered += sum(req.finished() for req in requests)
-    counted = {"ours": watch.of(*CANOPY), "sglangs": watch.of(SGLANG), "calls": dict(CALLS)}
+    counted = {"ours": watch.within(*CANOPY), "sglangs": watch.within(SGLANG), "calls": dict(CALLS)}
     return {**counted, "answered": answered, "loads": len(loads)}
 
 
-SAMPLES, TALKS = 4, 3
+SAMPLES, CONVERSATIONS = 4, 3
 
 
 def teaching(start: Start) -> dict[str, Any]:
@@ -185,13 +185,13 @@ def teaching(start: Start) -> dict[str, Any]:
     engine = start()
     core = engine.scheduler.tree_cache.tree_core
     turns = []
-    for talk in range(TALKS):
-        stamp = {"samples": SAMPLES, "conversation": f"c{talk}"}
-        ids, at = token_ids(300, talk + 1), 10.0 * talk + 1.0
-        engine.serve([engine.feed(ids, 0, at=at, stamp=stamp)])
-        samples = [engine.feed(ids, 4, at=at, stamp=stamp) for _ in range(2)]
+    for number in range(CONVERSATIONS):
+        stamp = {"samples": SAMPLES, "conversation": f"c{number}"}
+        ids, time_s = token_ids(300, number + 1), 10.0 * number + 1.0
+        engine.serve([engine.feed(ids, 0, time_s=time_s, stamp=stamp)])
+        samples = [engine.feed(ids, 4, time_s=time_s, stamp=stamp) for _ in range(2)]
         engine.step()
-        samples += [engine.feed(ids, 4, at=at, stamp=stamp) for _ in range(2)]
+        samples += [engine.feed(ids, 4, time_s=time_s, stamp=stamp) for _ in range(2)]
         engine.serve(samples)
         turns += [req.canopy.request.turn for req in samples]
     after_samples = core.live.learner.model.samples
@@ -216,13 +216,13 @@ def refusals(engine: SteppedScheduler) -> tuple[Any, Any]:
     """Four requests that are not admitted, and three that are. Return a refused one and the last."""
     prompt = token_ids(300, 90)
     for attempt in range(2):  # aborted while it waits
-        engine.feed(prompt, 4, at=100.0 + attempt, stamp={"conversation": "r"}, rid="gone")
+        engine.feed(prompt, 4, time_s=100.0 + attempt, stamp={"conversation": "r"}, rid="gone")
         engine.abort("gone")
-    engine.serve([engine.feed(token_ids(5000, 91), 4, at=110.0)])  # too long
-    waiting = [engine.feed(token_ids(100, 92 + i), 4, at=120.0) for i in range(2)]
-    refused = engine.feed(prompt, 4, at=121.0, stamp={"conversation": "r"})  # the queue is full
+    engine.serve([engine.feed(token_ids(5000, 91), 4, time_s=110.0)])  # too long
+    waiting = [engine.feed(token_ids(100, 92 + i), 4, time_s=120.0) for i in range(2)]
+    refused = engine.feed(prompt, 4, time_s=121.0, stamp={"conversation": "r"})  # the queue is full
     engine.serve(waiting)
-    last = engine.feed(prompt, 4, at=130.0, stamp={"conversation": "r"})
+    last = engine.feed(prompt, 4, time_s=130.0, stamp={"conversation": "r"})
     engine.serve([last])
     return refused, last
 
@@ -237,10 +237,10 @@ def embedded(start: Start) -> list[tuple[bool, int]]:
     fields = {"input_text": None, "mm_inputs": None, "token_type_ids": None}
     ids, waiting = array("q", token_ids(300, 1)), engine.scheduler.waiting_queue
     for number in range(3):
-        asked = TokenizedEmbeddingReqInput(
+        message = TokenizedEmbeddingReqInput(
             rid=f"e{number}", input_ids=ids, sampling_params=params, **fields
         )
-        engine.scheduler.process_input_requests([asked])
+        engine.scheduler.process_input_requests([message])
     reqs = [*waiting]
     engine.serve(reqs)
     return [(req.finished(), req.cached_tokens) for req in reqs]
@@ -266,7 +266,7 @@ def metered(start: Start) -> dict[str, Any]:
     from sglang_canopy.server.scheduler.observer import observer_of
 
     engine = start()
-    together = equal_together(engine, continuing_prompts(48, 3, most_shared=600))
+    together = answer_alone_and_together(engine, continuing_prompts(48, 3, most_shared=600))
     observing, cache = observer_of(engine.scheduler), engine.scheduler.tree_cache
     meter = cache.tree_core.live.meter if observing is None else observing.meter
     cache.sanity_check()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 KV_TOKENS = 4096
-ANSWERED_WITHIN_S = 120.0
+ANSWER_TIMEOUT_S = 120.0
 """Seconds for a batch of answers. A count of loop iterations would not bound it, because storage threads
 run beside them."""
 OVERLAP = "--overlap"
@@ -49,30 +49,29 @@ class SteppedScheduler:
     def feed(
         self,
         ids: list[int],
-        new: int,
+        new_tokens: int,
         priority: int | None = None,
-        at: float | None = None,
-        **more: Any,
+        time_s: float | None = None,
+        **fields: Any,
     ) -> Any:
-        """Queue a request that arrives at time ``at`` (s; default: now) and return its ``Req``.
-        ``more``: fields of SGLang's message."""
+        """Queue a request that arrives at time ``time_s`` (default: now) and return its ``Req``.
+        ``fields``: of SGLang's message."""
         from support.receiver import tokenized
 
         self._count += 1
-        stamp = {
-            "canopy": {"time": time.monotonic() if at is None else at, **more.pop("stamp", {})},
-            **more.pop("custom", {}),
-        }
-        rid = more.pop("rid", f"r{self._count}")
-        sampling = {"temperature": 0, "max_new_tokens": new, "ignore_eos": True}
-        request = tokenized(stamp, ids, rid, sampling, priority=priority, **more)
+        time_s = time.monotonic() if time_s is None else time_s
+        canopy = {"time": time_s, **fields.pop("stamp", {})}
+        stamp = {"canopy": canopy, **fields.pop("custom", {})}
+        rid = fields.pop("rid", f"r{self._count}")
+        sampling = {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True}
+        request = tokenized(stamp, ids, rid, sampling, priority=priority, **fields)
         request.sampling_params.normalize(None)
         self.scheduler.process_input_requests([request])
-        same = [req for req in self.scheduler.waiting_queue if req.rid == request.rid]
-        return same[-1] if same else None
+        queued = [req for req in self.scheduler.waiting_queue if req.rid == request.rid]
+        return queued[-1] if queued else None
 
     def abort(self, rid: str) -> None:
-        """The client of ``rid`` has hung up."""
+        """Act as the client of ``rid`` that disconnects."""
         from sglang.srt.managers.io_struct import AbortReq
 
         self.scheduler.process_input_requests([AbortReq(rid=rid)])
@@ -93,21 +92,21 @@ class SteppedScheduler:
 
     def serve(self, reqs: list[Any]) -> list[Any]:
         """Step until all are answered; return them in the order of the answers."""
-        done: list[Any] = []
-        until = time.monotonic() + ANSWERED_WITHIN_S
-        while time.monotonic() < until:
+        answered: list[Any] = []
+        deadline = time.monotonic() + ANSWER_TIMEOUT_S
+        while time.monotonic() < deadline:
             self.step()
-            done += [req for req in reqs if req.finished() and req not in done]
-            if len(done) == len(reqs):
-                return done
-        raise AssertionError(f"{len(reqs) - len(done)} requests were never answered")
+            answered += [req for req in reqs if req.finished() and req not in answered]
+            if len(answered) == len(reqs):
+                return answered
+        raise AssertionError(f"{len(reqs) - len(answered)} requests were never answered")
 
     def settle(self) -> None:
         """Step until no batch runs and the storage neither reads nor writes."""
-        cache, until = self.scheduler.tree_cache, time.monotonic() + ANSWERED_WITHIN_S
+        cache, deadline = self.scheduler.tree_cache, time.monotonic() + ANSWER_TIMEOUT_S
         for _ in range(3):  # the last batch leaves
             self.step()
-        while (cache.ongoing_prefetch or cache.ongoing_backup) and time.monotonic() < until:
+        while (cache.ongoing_prefetch or cache.ongoing_backup) and time.monotonic() < deadline:
             self.step()
         assert not cache.ongoing_prefetch
         assert not cache.ongoing_backup

@@ -34,43 +34,43 @@ def clean_log(runs: list, prose: list[str], seed: int, sessions: int) -> list[Ro
     """A log in which every conversation only grows."""
     rng = random.Random(seed)
     tools = tools_of(rng, prose)
-    systems = ["\n".join(prose[k : k + 22]) for k in (0, 40, 80)]
-    passages = [" ".join(prose[k : k + 2]) for k in range(120, len(prose) - 6, 6)]
+    systems = ["\n".join(prose[turn : turn + 22]) for turn in (0, 40, 80)]
+    passages = [" ".join(prose[turn : turn + 2]) for turn in range(120, len(prose) - 6, 6)]
     log: list[Row] = []
-    for s in range(sessions):
-        app, user = s % 3, rng.randrange(len(NAMES))
-        at = 1_790_000_000 + rng.random() * 900
+    for session in range(sessions):
+        app, user = session % 3, rng.randrange(len(NAMES))
+        time_s = 1_790_000_000 + rng.random() * 900
         docs = rng.sample(passages[:60], 6) if app == 2 else []
         messages: list[Row] = [{"role": "system", "content": systems[app]}]
-        for k, (new, answer) in enumerate(runs[(s + 7 * seed) % len(runs)]):
-            messages.append(_question(app, s, k, new, docs))
+        for turn, (text, answer) in enumerate(runs[(session + 7 * seed) % len(runs)]):
+            messages.append(_question(app, session, turn, text, docs))
             row = {
-                "timestamp": at, "model": "m", "session_id": f"s{s}", "user": f"u{user}", "app": app,
-                "name": NAMES[user], "messages": copy.deepcopy(messages), "docs": docs, "turn": k,
+                "timestamp": time_s, "model": "m", "session_id": f"s{session}", "user": f"u{user}", "app": app,
+                "name": NAMES[user], "messages": copy.deepcopy(messages), "docs": docs, "turn": turn,
             }  # fmt: skip
             if app == 0:
                 row["tools"] = tools
             log.append(row)
-            messages.append(_answer(app, s, k, answer, tools))
-            at += 5 + rng.random() * 40
+            messages.append(_answer(app, session, turn, answer, tools))
+            time_s += 5 + rng.random() * 40
     return sorted(log, key=lambda row: row["timestamp"])
 
 
-def _question(app: int, s: int, k: int, new: str, docs: list[str]) -> Row:
-    if k == 0 and app == 2:
-        content = "\n\n".join(f"Passage: {d}" for d in docs) + "\n\nQuestion: " + new[:1500]
+def _question(app: int, session: int, turn: int, text: str, docs: list[str]) -> Row:
+    if turn == 0 and app == 2:
+        content = "\n\n".join(f"Passage: {d}" for d in docs) + "\n\nQuestion: " + text[:1500]
         return {"role": "user", "content": content}
-    if app == 0 and k:
-        return {"role": "tool", "content": new, "tool_call_id": f"call_{s}_{k}"}
-    return {"role": "user", "content": new}
+    if app == 0 and turn:
+        return {"role": "tool", "content": text, "tool_call_id": f"call_{session}_{turn}"}
+    return {"role": "user", "content": text}
 
 
-def _answer(app: int, s: int, k: int, answer: str, tools: list) -> Row:
+def _answer(app: int, session: int, turn: int, answer: str, tools: list) -> Row:
     if app:
         return {"role": "assistant", "content": answer}
-    args = {"path": answer[:40], "text": answer[40:400], "limit": k, "mode": "read"}
-    function = {"name": tools[k % 12]["function"]["name"], "arguments": json.dumps(args)}
-    call = {"id": f"call_{s}_{k}", "type": "function", "function": function}
+    args = {"path": answer[:40], "text": answer[40:400], "limit": turn, "mode": "read"}
+    function = {"name": tools[turn % 12]["function"]["name"], "arguments": json.dumps(args)}
+    call = {"id": f"call_{session}_{turn}", "type": "function", "function": function}
     return {"role": "assistant", "content": answer[:800], "tool_calls": [call]}
 
 
@@ -79,62 +79,62 @@ class Seeded:
     """One request while a break is put into it."""
 
     row: Row
-    bad: bool
+    is_broken: bool
     """Whether this request gets a value of its own; else the same as all others."""
     number: int
     rng: random.Random
-    always: bool
+    is_always: bool
 
     @property
     def system(self) -> Row:
         return self.row["messages"][0]
 
     @property
-    def first(self) -> Row:
+    def question(self) -> Row:
         return next(m for m in self.row["messages"] if m["role"] == "user")
 
     @property
-    def when(self) -> datetime:
+    def time(self) -> datetime:
         return datetime.fromtimestamp(self.row["timestamp"], timezone.utc)
 
-    def put(self, what: str) -> None:
+    def put(self, line: str) -> None:
         """Put a line into the system prompt."""
         lines = self.system["content"].split("\n")
-        at = len(lines) // 2
-        self.system["content"] = "\n".join([*lines[:at], what, *lines[at:]])
+        middle = len(lines) // 2
+        self.system["content"] = "\n".join([*lines[:middle], line, *lines[middle:]])
 
 
 @dataclass(frozen=True)
-class Kind:
+class Break:
     """A break, and its expected names."""
 
     put: Callable[[Seeded], None]
-    place: str
+    part: str
     names: tuple[str, ...]
     app: int | None = 0
     """Its application; ``None``: any."""
-    only_bad: bool = False
+    only_broken: bool = False
     """Whether the other requests stay as they are."""
 
 
 def _time(seeded: Seeded) -> None:
-    shown = seeded.when.strftime("%Y-%m-%d %H:%M:%S") if seeded.bad else "2026-01-01 00:00:00"
-    seeded.put(f"Current time: {shown} UTC.")
+    time = seeded.time.strftime("%Y-%m-%d %H:%M:%S") if seeded.is_broken else "2026-01-01 00:00:00"
+    seeded.put(f"Current time: {time} UTC.")
 
 
 def _counter(seeded: Seeded) -> None:
-    seeded.put(f"You have answered {seeded.number if seeded.bad else 0} requests so far.")
+    seeded.put(f"You have answered {seeded.number if seeded.is_broken else 0} requests so far.")
 
 
 def _user(seeded: Seeded) -> None:
-    name = seeded.row["name"] if seeded.bad or seeded.always else "a customer"
+    name = seeded.row["name"] if seeded.is_broken or seeded.is_always else "a customer"
     seeded.put(f"You are talking to {name}, a customer.")
 
 
 def _white_space(seeded: Seeded) -> None:
     text = seeded.system["content"]
-    at = text.find(" ", len(text) // 2)
-    seeded.system["content"] = text[:at] + seeded.rng.choice(["  ", " \n", "\t"]) + text[at + 1 :]
+    cut = text.find(" ", len(text) // 2)
+    seeded.system["content"] = text[:cut] + seeded.rng.choice(["  ", " \n", "\t"]) + text[cut + 1 :]
 
 
 def _tool_order(seeded: Seeded) -> None:
@@ -161,16 +161,16 @@ def _key_order_in_calls(seeded: Seeded) -> None:
 
 def _order(seeded: Seeded) -> None:
     docs = seeded.rng.sample(seeded.row["docs"], len(seeded.row["docs"]))
-    text = seeded.first["content"]
+    text = seeded.question["content"]
     passages = "\n\n".join(f"Passage: {d}" for d in docs)
-    seeded.first["content"] = passages + text[text.rindex("\n\nQuestion: ") :]
+    seeded.question["content"] = passages + text[text.rindex("\n\nQuestion: ") :]
 
 
 def _picture(seeded: Seeded) -> None:
-    rng = seeded.rng if seeded.bad else random.Random(1)
+    rng = seeded.rng if seeded.is_broken else random.Random(1)
     data = "".join(rng.choice(ALPHABET) for _ in range(6000))
     picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
-    seeded.first["content"] = [picture, {"type": "text", "text": seeded.first["content"]}]
+    seeded.question["content"] = [picture, {"type": "text", "text": seeded.question["content"]}]
 
 
 def _dropped(seeded: Seeded) -> None:
@@ -179,8 +179,8 @@ def _dropped(seeded: Seeded) -> None:
 
 
 def _id_in_first(seeded: Seeded) -> None:
-    name = f"req_{seeded.rng.getrandbits(64):016x}" if seeded.bad else "req_0000000000000000"
-    seeded.first["content"] = f"(ref {name}) " + seeded.first["content"]
+    name = f"req_{seeded.rng.getrandbits(64):016x}" if seeded.is_broken else "req_0000000000000000"
+    seeded.question["content"] = f"(ref {name}) " + seeded.question["content"]
 
 
 REMINDER = "Reminder: do not touch files outside the project. Answer briefly. Prefer the tools that you have over guesses."
@@ -194,34 +194,34 @@ def _two_models(seeded: Seeded) -> None:
     seeded.row["model"] = f"m-{seeded.row['turn'] % 2}"
 
 
-KINDS: dict[str, Kind] = {
-    "time": Kind(_time, "system", ("time",), app=None),
-    "counter": Kind(_counter, "system", ("counter", "number",), app=None),
-    "user": Kind(_user, "system", ("user", "text",), app=None),
-    "white space": Kind(_white_space, "system", ("white space",), app=None, only_bad=True),
-    "tool order": Kind(_tool_order, "tools", ("tool order",), only_bad=True),
-    "tool set": Kind(_tool_set, "tools", ("tool set",), only_bad=True),
-    "shortened": Kind(_shortened, "history", ("shortened",), only_bad=True),
-    "key order in calls": Kind(_key_order_in_calls, "history", ("key order", "white space",), only_bad=True),
-    "order": Kind(_order, "first message", ("order",), app=2, only_bad=True),
-    "picture": Kind(_picture, "first message", ("picture",), app=1),
-    "dropped": Kind(_dropped, "history", ("dropped",), only_bad=True),
-    "id in first message": Kind(_id_in_first, "first message", ("id",), app=1),
-    "moving reminder": Kind(_moving_reminder, "history", ("reminder",), only_bad=True),
-    "two models": Kind(_two_models, "history", ("models",), only_bad=True),
+BREAKS: dict[str, Break] = {
+    "time": Break(_time, "system", ("time",), app=None),
+    "counter": Break(_counter, "system", ("counter", "number",), app=None),
+    "user": Break(_user, "system", ("user", "text",), app=None),
+    "white space": Break(_white_space, "system", ("white space",), app=None, only_broken=True),
+    "tool order": Break(_tool_order, "tools", ("tool order",), only_broken=True),
+    "tool set": Break(_tool_set, "tools", ("tool set",), only_broken=True),
+    "shortened": Break(_shortened, "history", ("shortened",), only_broken=True),
+    "key order in calls": Break(_key_order_in_calls, "history", ("key order", "white space",), only_broken=True),
+    "order": Break(_order, "first message", ("order",), app=2, only_broken=True),
+    "picture": Break(_picture, "first message", ("picture",), app=1),
+    "dropped": Break(_dropped, "history", ("dropped",), only_broken=True),
+    "id in first message": Break(_id_in_first, "first message", ("id",), app=1),
+    "moving reminder": Break(_moving_reminder, "history", ("reminder",), only_broken=True),
+    "two models": Break(_two_models, "history", ("models",), only_broken=True),
 }  # fmt: skip
 
 
-def seeded(log: list[Row], name: str, rate: float) -> list[Row]:
+def with_break(log: list[Row], name: str, rate: float) -> list[Row]:
     """A copy of ``log`` with the break ``name`` in ``rate`` of one application's requests."""
-    kind = KINDS[name]
+    seeded_break = BREAKS[name]
     rng = random.Random(1000 + zlib.crc32(name.encode()) % 997)
-    app = rng.randrange(3) if kind.app is None else kind.app
+    app = rng.randrange(3) if seeded_break.app is None else seeded_break.app
     rows = []
     for number, row in enumerate(log):
-        row, bad = copy.deepcopy(row), rng.random() < rate
-        if row["app"] == app and (bad or not kind.only_bad):
-            kind.put(Seeded(row, bad, number, rng, rate == 1))
+        row, is_broken = copy.deepcopy(row), rng.random() < rate
+        if row["app"] == app and (is_broken or not seeded_break.only_broken):
+            seeded_break.put(Seeded(row, is_broken, number, rng, rate == 1))
         rows.append(row)
     return rows
 

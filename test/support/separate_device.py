@@ -4,7 +4,7 @@ A tensor of this device reports ``meta`` as its device and keeps its numbers in 
 only operations reach. Every way in which a host waits for a GPU raises :class:`HostSync`: reading
 a value (``item``, ``int``, ``bool``, ``tolist``, ``equal``), a shape that depends on values
 (``nonzero``, ``unique``, masks as indices), and copies that are not asynchronous. Copies
-are counted by direction, in bytes. Pass the result of ``inside`` to kernels that are written for a GPU.
+are counted by direction, in bytes. Pass the result of ``unwrap`` to kernels that are written for a GPU.
 """
 
 from __future__ import annotations
@@ -31,44 +31,44 @@ class HostSync(AssertionError):
     """The host would have waited for the device."""
 
 
-class There(torch.Tensor):
+class DeviceTensor(torch.Tensor):
     """A tensor on the separate device."""
 
-    held: torch.Tensor
+    numbers: torch.Tensor
 
     @staticmethod
-    def __new__(cls, held: torch.Tensor) -> There:
+    def __new__(cls, numbers: torch.Tensor) -> DeviceTensor:
         tensor = torch.Tensor._make_wrapper_subclass(
-            cls, held.size(), strides=held.stride(), storage_offset=held.storage_offset(),
-            dtype=held.dtype, device=DEVICE,
+            cls, numbers.size(), strides=numbers.stride(), storage_offset=numbers.storage_offset(),
+            dtype=numbers.dtype, device=DEVICE,
         )  # fmt: skip
-        tensor.held = held
+        tensor.numbers = numbers
         return tensor
 
     def record_stream(self, stream: Any) -> None:
         """Do nothing: memory of this device is freed with its last reference."""
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"There({tuple(self.shape)}, {self.dtype})"
+        return f"DeviceTensor({tuple(self.shape)}, {self.dtype})"
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(None, func, args, kwargs or {})
 
 
-def inside(x: Any) -> Any:
+def unwrap(x: Any) -> Any:
     """Return the numbers, as a kernel on the device reads them."""
-    return x.held if isinstance(x, There) else x
+    return x.numbers if isinstance(x, DeviceTensor) else x
 
 
 class SeparateDevice(TorchDispatchMode):
-    """While entered, ``DEVICE`` works. ``copied`` counts bytes ``to device`` and ``to host``. ``later``
+    """While entered, ``DEVICE`` works. ``copied`` counts bytes ``to device`` and ``to host``. ``schedule_copy``
     receives every copy into an existing tensor of the other side: the default runs it at once."""
 
     def __init__(self) -> None:
         super().__init__()
         self.copied: Counter[str] = Counter()
-        self.later: Callable[[Callable[[], Any]], None] = lambda work: work()
+        self.schedule_copy: Callable[[Callable[[], Any]], None] = lambda copy: copy()
         self._factories = _Factories()
 
     def __enter__(self) -> Any:
@@ -82,9 +82,9 @@ class SeparateDevice(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(self, func, args, kwargs or {})
 
-    def put(self, x: torch.Tensor) -> There:
-        """A tensor that was there before: not counted as a copy."""
-        return There(x)
+    def put(self, x: torch.Tensor) -> DeviceTensor:
+        """Return a tensor on the device, not counted as a copy."""
+        return DeviceTensor(x)
 
 
 class _Factories(TorchFunctionMode):
@@ -92,7 +92,7 @@ class _Factories(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.tensor and _there(kwargs.get("device")):
+        if func is torch.tensor and _is_device(kwargs.get("device")):
             raise HostSync("torch.tensor(..., device=) copies from pageable memory and waits")
         return func(*args, **kwargs)
 
@@ -102,68 +102,69 @@ def is_mask(index: torch.Tensor) -> bool:
     return index.dtype in (torch.bool, torch.uint8)
 
 
-def _there(device: Any) -> bool:
+def _is_device(device: Any) -> bool:
     return device is not None and torch.device(device) == DEVICE
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    tree_map(lambda x: found.append(x) if isinstance(x, torch.Tensor) else None, values)
-    return found
+    tensors: list[torch.Tensor] = []
+    tree_map(lambda x: tensors.append(x) if isinstance(x, torch.Tensor) else None, values)
+    return tensors
 
 
 def _run(mode: SeparateDevice | None, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     packet, tensors = func.overloadpacket, _tensors((args, kwargs))
-    on_the_device = [x for x in tensors if isinstance(x, There)]
+    device_tensors = [x for x in tensors if isinstance(x, DeviceTensor)]
     if packet in (ATEN._to_copy, ATEN.copy_):
         return _copy(mode, func, args, kwargs)
     target = kwargs.get("device")
-    if on_the_device:
+    if device_tensors:
         if packet in WAITS:
             raise HostSync(f"{func} waits for the device")
         if packet in INDEXED:
             for index in _tensors(args[1]):
                 if is_mask(index):
                     raise HostSync("a mask as an index: its rows are counted on the host")
-                if not isinstance(index, There):
+                if not isinstance(index, DeviceTensor):
                     raise HostSync("an index on the host is copied, and the copy waited for")
         for x in tensors:
-            assert isinstance(x, There) or x.dim() == 0, f"{func}: tensors of two devices"
-        if target is not None and not _there(target):
+            assert isinstance(x, DeviceTensor) or x.dim() == 0, f"{func}: tensors of two devices"
+        if target is not None and not _is_device(target):
             raise HostSync(f"{func} onto {target}")
-    on_device = bool(on_the_device) or _there(target)
-    if _there(target):
+    on_device = bool(device_tensors) or _is_device(target)
+    if _is_device(target):
         kwargs = {**kwargs, "device": torch.device("cpu")}
-    out = func(*tree_map(inside, args), **tree_map(inside, kwargs))
+    out = func(*tree_map(unwrap, args), **tree_map(unwrap, kwargs))
     if not on_device:
         return out
-    if func._schema.is_mutable and args and isinstance(args[0], There) and out is args[0].held:
-        return args[0]
-    return tree_map(lambda x: There(x) if isinstance(x, torch.Tensor) else x, out)
+    first = args[0] if args else None
+    if func._schema.is_mutable and isinstance(first, DeviceTensor) and out is first.numbers:
+        return first
+    return tree_map(lambda x: DeviceTensor(x) if isinstance(x, torch.Tensor) else x, out)
 
 
 def _copy(mode: SeparateDevice | None, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     source = args[0] if func.overloadpacket is ATEN._to_copy else args[1]
     if func.overloadpacket is ATEN._to_copy:
-        named = kwargs.get("device")
-        target_there = isinstance(source, There) if named is None else _there(named)
+        device = kwargs.get("device")
+        to_device = isinstance(source, DeviceTensor) if device is None else _is_device(device)
         asynchronous = kwargs.get("non_blocking", False)
     else:
-        target_there = isinstance(args[0], There)
+        to_device = isinstance(args[0], DeviceTensor)
         asynchronous = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
-    if target_there != isinstance(source, There):
+    if to_device != isinstance(source, DeviceTensor):
         if not asynchronous:
             raise HostSync("a copy between host and device that the host waits for")
         if mode is not None:
-            way = "to device" if target_there else "to host"
-            mode.copied[way] += source.numel() * source.element_size()
+            direction = "to device" if to_device else "to host"
+            mode.copied[direction] += source.numel() * source.element_size()
     if func.overloadpacket is ATEN.copy_:
-        target, held = inside(args[0]), inside(source)
-        if mode is not None and target_there != isinstance(source, There):
-            mode.later(lambda: target.copy_(held))
+        target, numbers = unwrap(args[0]), unwrap(source)
+        if mode is not None and to_device != isinstance(source, DeviceTensor):
+            mode.schedule_copy(lambda: target.copy_(numbers))
         else:
-            target.copy_(held)
+            target.copy_(numbers)
         return args[0]
     plain = {k: v for k, v in kwargs.items() if k not in ("device", "non_blocking", "pin_memory")}
-    out = func(inside(source), **plain)
-    return There(out) if target_there else out
+    out = func(unwrap(source), **plain)
+    return DeviceTensor(out) if to_device else out

@@ -9,17 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 _cores = sorted(os.sched_getaffinity(0))
 CORES = {"SGLANG_CPU_OMP_THREADS_BIND": f"{_cores[0]}|{_cores[-1]}"}
 """SGLang needs the cores of each of two ranks."""
 
 
-def until(true: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
-    """Return the first true value of ``true``."""
-    deadline = time.monotonic() + patience_s
-    while not (value := true()):
-        assert time.monotonic() < deadline, true
+def wait_until(condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> Any:
+    """Return the first true value of ``condition``."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, condition
         time.sleep(0.1)
     return value
 
@@ -34,7 +34,7 @@ def disk_flags(folder: Path) -> tuple[str, ...]:
     )
 
 
-def agreed(client: Any) -> dict[str, Any]:
+def agreed_status(client: Any) -> dict[str, Any]:
     """Return the first rank's status once the other rank's is equal."""
 
     def equal() -> Any:
@@ -43,17 +43,17 @@ def agreed(client: Any) -> dict[str, Any]:
         same = {key: peer[key] for key in first["agreement"]} == first["agreement"]
         return first if same else None
 
-    return until(equal, 2 * PATIENCE_S)
+    return wait_until(equal, 2 * TIMEOUT_S)
 
 
-_TWO = {"max_tokens": 2}
+_TWO_TOKENS = {"max_tokens": 2}
 ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
     "/generate": ("text", {"sampling_params": {"max_new_tokens": 2, "temperature": 0}}),
-    "/v1/completions": ("prompt", _TWO),
-    "/v1/chat/completions": ("messages", _TWO),
+    "/v1/completions": ("prompt", _TWO_TOKENS),
+    "/v1/chat/completions": ("messages", _TWO_TOKENS),
     "/v1/responses": ("input", {"max_output_tokens": 2}),
-    "/v1/messages": ("messages", _TWO),
-    "/invocations": ("messages", _TWO),
+    "/v1/messages": ("messages", _TWO_TOKENS),
+    "/invocations": ("messages", _TWO_TOKENS),
     "/api/chat": ("messages", {"options": {"num_predict": 2}}),
     "/api/generate": ("prompt", {"options": {"num_predict": 2}}),
 }

@@ -15,11 +15,11 @@ SECRET = "0123456789abcdef-gateway"
 HINT = {"conversation": "a", "over": True}
 
 
-class Manager:
+class RecordingManager:
     """The part of SGLang's tokenizer manager that the routes call. Records messages to schedulers."""
 
     def __init__(self) -> None:
-        self.sent: list[dict[str, int]] = []
+        self.messages: list[dict[str, int]] = []
         self.scheduler: Any = None
         """Receiver of the messages, if any."""
         self.model_config = SimpleNamespace(vocab_size=1000, context_len=1000)
@@ -27,45 +27,45 @@ class Manager:
     def auto_create_handle_loop(self) -> None:
         pass
 
-    async def set_internal_state_communicator(self, asked: Any) -> list[Any]:
-        self.sent.append(dict(asked.server_args))
+    async def set_internal_state_communicator(self, message: Any) -> list[Any]:
+        self.messages.append(dict(message.server_args))
         if self.scheduler is not None:
-            return [internal_state_set(None, self.scheduler, asked)]
+            return [internal_state_set(None, self.scheduler, message)]
         return [SimpleNamespace(updated=True)]
 
-    async def set_internal_state(self, asked: Any) -> list[bool]:
-        return [answer.updated for answer in await self.set_internal_state_communicator(asked)]
+    async def set_internal_state(self, message: Any) -> list[bool]:
+        return [answer.updated for answer in await self.set_internal_state_communicator(message)]
 
     async def get_internal_state(self) -> list[dict[str, Any]]:
         return [{}]
 
 
-class Http:
+class HttpClient:
     """A running app, and one request at a time to it."""
 
-    def __init__(self, port: int, manager: Manager) -> None:
+    def __init__(self, port: int, manager: RecordingManager) -> None:
         self.port, self.manager = port, manager
 
     def __call__(
         self, method: str, path: str, key: str | None = None, body: Any = None, **headers: str
     ) -> tuple[int, str]:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
-        sent = {k.replace("_", "-"): v for k, v in headers.items()}
+        headers_sent = {k.replace("_", "-"): v for k, v in headers.items()}
         if key is not None:
-            sent["Authorization"] = f"Bearer {key}"
+            headers_sent["Authorization"] = f"Bearer {key}"
         if body is not None and not isinstance(body, bytes) and not hasattr(body, "__next__"):
             body = json.dumps(body).encode()
         if body is not None:
-            sent.setdefault("Content-Type", "application/json")
+            headers_sent.setdefault("Content-Type", "application/json")
         try:
-            connection.request(method, path, body, sent)
+            connection.request(method, path, body, headers_sent)
             answer = connection.getresponse()
             return answer.status, answer.read().decode()
         finally:
             connection.close()
 
 
-Serve = Callable[..., contextlib.AbstractContextManager[Http]]
+Serve = Callable[..., contextlib.AbstractContextManager[HttpClient]]
 
 
 def gateway(secret: str) -> dict[str, str]:

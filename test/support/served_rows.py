@@ -26,22 +26,25 @@ def with_plain_model(start: Callable[[], SteppedScheduler]) -> dict[str, Any]:
     assert document_models
     runner = runner_of(start)
     models = model_view.served_model(runner), load(runner.model_config.model_path)
-    ids, rows, watched = torch.randint(0, 300, (LENGTH,)), torch.tensor(ROWS), ([], [])
+    ids, rows, probed = torch.randint(0, 300, (LENGTH,)), torch.tensor(ROWS), ([], [])
     caches = [dense_cache(model, LENGTH) for model in models]
     hidden = [engine.prefill(m, ids, c) for m, c in zip(models, caches)]
-    for model, cache, seen in zip(models, caches, watched):
-        note = lambda layer, q, _, seen=seen: seen.append((layer, q))  # noqa: E731
-        engine.probe_rows(model, ids[rows], rows, cache, 2, note)
-    some = [engine.run_rows(m, ids[rows], rows, c) for m, c in zip(models, caches)]
+    for model, cache, queries in zip(models, caches, probed):
+        record = lambda layer, q, _, queries=queries: queries.append((layer, q))  # noqa: E731
+        engine.probe_rows(model, ids[rows], rows, cache, 2, record)
+    row_states = [engine.run_rows(m, ids[rows], rows, c) for m, c in zip(models, caches)]
     pairs = {
         "hidden": [hidden],
-        "rows": [some],
-        "logits": [[m.logits(h) for m, h in zip(models, some)]],
-        "queries": [[a, b] for (_, a), (_, b) in zip(*watched)],
+        "rows": [row_states],
+        "logits": [[m.logits(h) for m, h in zip(models, row_states)]],
+        "queries": [[a, b] for (_, a), (_, b) in zip(*probed)],
         "kv": [*zip(caches[0].k, caches[1].k), *zip(caches[0].v, caches[1].v)],
     }
-    off = {name: max(float((a - b).abs().max()) for a, b in them) for name, them in pairs.items()}
-    return {"off": off, "layers": [layer for layer, _ in watched[0]]}
+    differences = {
+        name: max(float((a - b).abs().max()) for a, b in pairs_of_name)
+        for name, pairs_of_name in pairs.items()
+    }
+    return {"differences": differences, "layers": [layer for layer, _ in probed[0]]}
 
 
 def with_transformers(start: Callable[[], SteppedScheduler]) -> dict[str, Any]:
@@ -49,15 +52,15 @@ def with_transformers(start: Callable[[], SteppedScheduler]) -> dict[str, Any]:
 
     runner = runner_of(start)
     model, path = model_view.served_model(runner), runner.model_config.model_path
-    other = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     ids, rows = torch.randint(0, 300, (LENGTH,)), torch.tensor(ROWS)
     cache = dense_cache(model, LENGTH)
-    wanted = other(ids[None]).logits[0]
-    every = model.logits(engine.prefill(model, ids, cache))
-    some = model.logits(engine.run_rows(model, ids[rows], rows, cache))
-    off = {"all": float((every - wanted).abs().max())}
-    off["some"] = float((some - wanted[rows]).abs().max())
-    return {"off": off, "largest": float(wanted.abs().max())}
+    expected = reference(ids[None]).logits[0]
+    all_logits = model.logits(engine.prefill(model, ids, cache))
+    row_logits = model.logits(engine.run_rows(model, ids[rows], rows, cache))
+    differences = {"all": float((all_logits - expected).abs().max())}
+    differences["some"] = float((row_logits - expected[rows]).abs().max())
+    return {"differences": differences, "largest": float(expected.abs().max())}
 
 
 def pool_sizes(start: Callable[[], SteppedScheduler]) -> dict[str, Any]:
@@ -68,9 +71,9 @@ def pool_sizes(start: Callable[[], SteppedScheduler]) -> dict[str, Any]:
     needed = working_memory(shape, 4, 512, 100 << 20).total
     free = needed + 1000 * shape.kv_elements_per_token * 4
     results: dict[str, Any] = {"on": sizes.config_from_budget(free).max_total_num_tokens}
-    on, sizes.server_args._canopy_documents = sizes.server_args._canopy_documents, None
+    documents, sizes.server_args._canopy_documents = sizes.server_args._canopy_documents, None
     results["off"] = sizes.config_from_budget(free).max_total_num_tokens
-    sizes.server_args._canopy_documents = on
+    sizes.server_args._canopy_documents = documents
     try:
         sizes.config_from_budget(64 << 20)
     except SystemExit as end:

@@ -67,9 +67,9 @@ DEEPSEEK_V2 = {
 """MLA. SGLang's code for a CPU requires scaled rotary embeddings there."""
 
 
-def write_model(out: Path, tokenizer_from: Path, family: dict[str, Any], **more: Any) -> Path:
+def write_model(out: Path, tokenizer_from: Path, family: dict[str, Any], **overrides: Any) -> Path:
     """A model directory of ``family``, one of the above, with weights and a tokenizer."""
-    fields = {**COMMON, **family, **more}
+    fields = {**COMMON, **family, **overrides}
     config = transformers.AutoConfig.for_model(**fields)
     torch.manual_seed(11)
     model = transformers.AutoModelForCausalLM.from_config(config, torch_dtype=torch.float32)

@@ -43,28 +43,30 @@ class Gloo:
 
 def split(model, rank: int):
     """One rank's part of a whole model."""
-    s = model.shape
-    kv, heads = s.kv_heads // RANKS, s.heads // RANKS
+    shape = model.shape
+    kv, heads = shape.kv_heads // RANKS, shape.heads // RANKS
 
-    def part(x, dim=0):
+    def own_part(x, dim=0):
         return x.chunk(RANKS, dim)[rank].contiguous()
 
-    def layer(whole):
-        q, k, v = whole.qkv.split([s.heads * s.head_dim, *[s.kv_heads * s.head_dim] * 2])
-        gate, up = whole.gate_up.chunk(2)
+    dim = shape.head_dim
+
+    def split_layer(full):
+        q, k, v = full.qkv.split([shape.heads * dim, *[shape.kv_heads * dim] * 2])
+        gate, up = full.gate_up.chunk(2)
         return dataclasses.replace(
-            whole,
-            qkv=torch.cat([part(q), part(k), part(v)]),
-            out=part(whole.out, 1),
-            gate_up=torch.cat([part(gate), part(up)]),
-            down=part(whole.down, 1),
+            full,
+            qkv=torch.cat([own_part(q), own_part(k), own_part(v)]),
+            out=own_part(full.out, 1),
+            gate_up=torch.cat([own_part(gate), own_part(up)]),
+            down=own_part(full.down, 1),
         )
 
     return dataclasses.replace(
         model,
-        shape=dataclasses.replace(s, heads=heads, kv_heads=kv),
-        layers=tuple(layer(x) for x in model.layers),
-        head=part(model.head),
+        shape=dataclasses.replace(shape, heads=heads, kv_heads=kv),
+        layers=tuple(split_layer(x) for x in model.layers),
+        head=own_part(model.head),
         ranks=Gloo(model.embed),
     )
 
@@ -84,13 +86,13 @@ def fuse(model, selector: str):
     """The rows computed and the last token's logits of a fused prompt of three chunks."""
     prompt = prompt_of_three(model)
     cache = dense_cache(model, len(prompt))
-    fused = fused_prefill(model, prompt, cache, make_selector(selector), 0.2)
-    return fused.rows, fused.logits
+    fuse_by_question = fused_prefill(model, prompt, cache, make_selector(selector), 0.2)
+    return fuse_by_question.rows, fuse_by_question.logits
 
 
 def check(model, ratio: float) -> tuple[bool, int]:
     """Return whether the prompt's answers differ, and the number of steps of the check."""
-    prompt, taken = prompt_of_three(model), 0
+    prompt, steps_taken = prompt_of_three(model), 0
     steps = answers_differ(
         model, prompt.ids.tolist(), lambda: prompt.placed, "question", ratio, None, Stop()
     )
@@ -98,17 +100,17 @@ def check(model, ratio: float) -> tuple[bool, int]:
         try:
             next(steps)
         except StopIteration as done:
-            return done.value, taken
-        taken += 1
+            return done.value, steps_taken
+        steps_taken += 1
 
 
-def checked(rank: int, _: Path) -> list[tuple[bool, int]]:
+def check_two_ratios(rank: int, _: Path) -> list[tuple[bool, int]]:
     torch.set_num_threads(1)
     model = split(from_transformers(build("llama")), rank)
     return [check(model, ratio) for ratio in (0.0, 1.0)]
 
 
-def fused(rank: int, _: Path) -> list[Any]:
+def fuse_by_question(rank: int, _: Path) -> list[Any]:
     torch.set_num_threads(1)
     model = split(from_transformers(build("llama")), rank)
     return [x.tolist() for x in fuse(model, "question")]

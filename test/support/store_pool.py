@@ -49,8 +49,8 @@ def storage_config(extra: dict[str, Any] | None, **fields: Any) -> HiCacheStorag
     settings: dict[str, Any] = {"model_name": "model", "extra_config": extra}
     for group in ("tp", "pp", "attn_cp"):
         settings |= {f"{group}_rank": 0, f"{group}_size": 1}
-    for no in ("is_mla_model", "enable_storage_metrics", "is_page_first_layout"):
-        settings[no] = False
+    for name in ("is_mla_model", "enable_storage_metrics", "is_page_first_layout"):
+        settings[name] = False
     return HiCacheStorageConfig(**{**settings, **fields})
 
 

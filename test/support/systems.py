@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from canopy_lab.sim.system import Bandwidth, EngineProfile
 from canopy_lab.trace.record import TraceRequest
 
-KV = 1000
-"""Bytes a token."""
+KV_BYTES = 1000
+"""Bytes per token."""
 
 
-def profile(*, token_s: float = 0.001, layers: int = 10, **others: object) -> EngineProfile:
+def profile(*, token_s: float = 0.001, layers: int = 10, **overrides: object) -> EngineProfile:
     """``token_s`` a token of prefill, 0.01 s a decode step of any batch."""
     figures: dict = {
         "name": "by hand",
@@ -18,7 +18,7 @@ def profile(*, token_s: float = 0.001, layers: int = 10, **others: object) -> En
         "device": "paper",
         "date": "2026-01-01",
         "source": "published figures, not measured",
-        "kv_bytes_per_token": KV,
+        "kv_bytes_per_token": KV_BYTES,
         "layers": layers,
         "prefill_tokens": (0, 1000),
         "prefill_linear_s": (0.0, 1000 * token_s),
@@ -30,22 +30,22 @@ def profile(*, token_s: float = 0.001, layers: int = 10, **others: object) -> En
         "decode_step_s": ((0.01, 0.01), (0.01, 0.01)),
         "host": Bandwidth(1e9, 1e9),
     }
-    return EngineProfile(**{**figures, **others})
+    return EngineProfile(**{**figures, **overrides})
 
 
 def request(
-    time_s: float, blocks: Sequence[int], *, size: int = 10, output: int = 1, **others: object
+    time_s: float, blocks: Sequence[int], *, size: int = 10, output: int = 1, **fields: object
 ) -> TraceRequest:
     """A prompt of whole blocks."""
-    return TraceRequest(time_s, len(blocks) * size, output, tuple(blocks), size, **others)  # type: ignore[arg-type]
+    return TraceRequest(time_s, len(blocks) * size, output, tuple(blocks), size, **fields)  # type: ignore[arg-type]
 
 
 def rounds(
-    prompts: int, times: int, *, blocks: int = 10, every_s: float = 1.0, **others: object
+    prompts: int, times: int, *, blocks: int = 10, every_s: float = 1.0, **fields: object
 ) -> list[TraceRequest]:
     """Return ``prompts`` different prompts in sequence, repeated ``times`` times."""
     requests = []
-    for i, which in enumerate(itertools.chain.from_iterable([range(prompts)] * times)):
-        path = range(which * blocks + 1, (which + 1) * blocks + 1)
-        requests.append(request(i * every_s, tuple(path), **others))  # type: ignore[arg-type]
+    for i, number in enumerate(itertools.chain.from_iterable([range(prompts)] * times)):
+        path = range(number * blocks + 1, (number + 1) * blocks + 1)
+        requests.append(request(i * every_s, tuple(path), **fields))  # type: ignore[arg-type]
     return requests

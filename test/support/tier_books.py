@@ -17,23 +17,24 @@ class TierBooks:
 
     def _empty(self) -> None:
         self._reset()
-        self._emptied = {tier: self._counted(tier) for tier in self._emptied}
+        self._emptied = {tier: self._counted_tokens(tier) for tier in self._emptied}
 
-    def _counted(self, tier: int) -> int:
+    def _counted_tokens(self, tier: int) -> int:
         rows = [row.tiers[tier] for row in self.core.live.counters.rows()]
         return sum(row.entered - sum(row.evicted) for row in rows)
 
-    def _held(self, tier: int) -> int:
+    def _tokens_in_tier(self, tier: int) -> int:
         """Tokens in the tier; a copy counts once SGLang has finished it."""
-        held = 0
+        tokens = 0
         for node in self.core._node_arena.values():
             data = node.component_data[ComponentType.FULL]
             copied = tier == DEVICE or node.write_through_pending_id is None
             value = data.value if tier == DEVICE else data.host_value
-            held += 0 if value is None or not copied else len(value)
-        return held
+            tokens += 0 if value is None or not copied else len(value)
+        return tokens
 
     def check(self) -> None:
         for tier, emptied in self._emptied.items():
-            left = self._counted(tier) - emptied
-            assert left == self._held(tier), (TIERS[tier], left, self._held(tier))
+            expected = self._counted_tokens(tier) - emptied
+            tokens = self._tokens_in_tier(tier)
+            assert tokens == expected, (TIERS[tier], tokens, expected)

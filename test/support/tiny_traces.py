@@ -7,26 +7,26 @@ from canopy_lab.trace.record import TraceRequest
 from support.trace_samples import record
 
 
-def ask(
+def request_of(
     time_s: float,
     blocks: Sequence[int],
     *,
     kind: str = "text",
-    talk: str | None = None,
+    conversation: str | None = None,
     output: int = 10,
-    **more: Any,
+    **options: Any,
 ) -> TraceRequest:
     """A request for whole blocks of 10 tokens."""
-    fields = {"category": kind, "conversation": talk, "output_tokens": output, **more}
-    return record(time_s, blocks, **fields)
+    named = {"category": kind, "conversation": conversation, "output_tokens": output}
+    return record(time_s, blocks, **named, **options)
 
 
-TWO_TALKS = [
+THREE_CONVERSATIONS = [
     # Conversation a grows twice; b shares block 1 with it; c shares nothing.
-    ask(0.0, [1, 2], talk="a", user="u"),
-    ask(10.0, [1, 3], talk="b", user="v", kind="file"),
-    ask(30.0, [1, 2, 4], talk="a", user="u", turn=2),
-    ask(40.0, [9], talk="c", user="v"),
-    ask(100.0, [1, 2, 4, 5], talk="a", user="u", turn=3),
+    request_of(0.0, [1, 2], conversation="a", user="u"),
+    request_of(10.0, [1, 3], conversation="b", user="v", kind="file"),
+    request_of(30.0, [1, 2, 4], conversation="a", user="u", turn=2),
+    request_of(40.0, [9], conversation="c", user="v"),
+    request_of(100.0, [1, 2, 4, 5], conversation="a", user="u", turn=3),
 ]
 """12 block accesses, 6 distinct; hits: 0, 1 (b on 1), 2 (1 and 2), 0, 3 (1, 2, 4)."""

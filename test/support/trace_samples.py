@@ -12,14 +12,14 @@ from canopy_lab.trace import open_trace
 from canopy_lab.trace.record import TraceRequest
 
 
-def record(time_s, blocks, *, block_tokens=10, tail=0, **more):
+def record(time_s, blocks, *, block_tokens=10, tail=0, **options):
     """Return a request of ``blocks``; ``tail`` tokens are missing from the last block."""
     fields = {
         "input_tokens": len(blocks) * block_tokens - tail,
         "output_tokens": 1,
         "blocks": tuple(blocks),
         "block_tokens": block_tokens,
-        **more,
+        **options,
     }
     return TraceRequest(time_s=float(time_s), **fields)
 
@@ -55,11 +55,12 @@ def random_trace(seed, requests=60, *, branching=3, depth=6):
 
 
 def data_folder():
-    """Return the real data's folder: CANOPY_DATA, else ``shared/data`` next to the checkout. Skip without
-    one."""
-    given = os.environ.get("CANOPY_DATA")
-    beside = Path(__file__).resolve().parents[3] / "shared" / "data"
-    folder = Path(given) if given else beside
+    """Return the real data's folder: CANOPY_DATA, else ``shared/data`` next to the checkout.
+
+    Skips if it is absent."""
+    configured = os.environ.get("CANOPY_DATA")
+    default = Path(__file__).resolve().parents[3] / "shared" / "data"
+    folder = Path(configured) if configured else default
     if not folder.is_dir():
         pytest.skip(
             f"no trace data at {folder}: set CANOPY_DATA to a folder with mooncake/ and others"

@@ -39,16 +39,16 @@ def recount(tree: RadixTree) -> None:
     )
 
 
-def recounted(monkeypatch: Any) -> None:
+def recount_each_access(monkeypatch: Any) -> None:
     """Recount every simulated tree after each of its requests."""
     access = RadixTree.access
 
-    def accessed(tree: RadixTree, request: Any) -> int:
+    def access_and_recount(tree: RadixTree, request: Any) -> int:
         hit = access(tree, request)
         recount(tree)
         return hit
 
-    monkeypatch.setattr(RadixTree, "access", accessed)
+    monkeypatch.setattr(RadixTree, "access", access_and_recount)
 
 
 def recount_keeps(keeps: Keeps, leaves: Iterable[Leaf]) -> None:

@@ -33,26 +33,26 @@ def requests(draw: st.DrawFn, most: int = 14) -> list[Request]:
 
 
 def slow_replay(
-    served: list[Request], schedule: list[tuple[float, TTLTable]]
+    log: list[Request], schedule: list[tuple[float, TTLTable]]
 ) -> tuple[int, int, float]:
     """(tokens, hits, mean tokens on the disk), block by block."""
     expiry: dict[int, float] = {}
     since: dict[int, float] = {}
     tokens = hits = 0
     token_s = 0.0
-    end = served[-1][0]
-    for time_s, path, category in served:
+    end = log[-1][0]
+    for time_s, path, category in log:
         table = [t for start, t in schedule if start <= time_s or t is schedule[0][1]][-1]
         groups = table.groups_along(path)
         tokens += BLOCK * len(path)
         for depth, block in enumerate(path):
-            stay = max(table.ttl_s(g, category) for g in groups[depth:])
-            live = block in expiry and time_s <= expiry[block]
+            ttl_s = max(table.ttl_s(g, category) for g in groups[depth:])
+            is_stored = block in expiry and time_s <= expiry[block]
             if block in expiry:
                 token_s += BLOCK * max(min(expiry[block], time_s) - since[block], 0.0)
-            hits += BLOCK * live
-            expiry[block] = max(expiry[block] if live else 0.0, time_s + stay)
+            hits += BLOCK * is_stored
+            expiry[block] = max(expiry[block] if is_stored else 0.0, time_s + ttl_s)
             since[block] = time_s
-    for block, until in expiry.items():
-        token_s += BLOCK * max(min(until, end) - since[block], 0.0)
+    for block, expires in expiry.items():
+        token_s += BLOCK * max(min(expires, end) - since[block], 0.0)
     return tokens, hits, token_s / end if end else 0.0

@@ -63,7 +63,7 @@ def write_vision_model(out: Path, tokenizer_from: Path) -> Path:
         for old, new in RENAMED.items():
             text_of_file = text_of_file.replace(json.dumps(old), json.dumps(new))
         (out / name).write_text(text_of_file, encoding="utf-8")
-    prepares = {
+    preprocessor = {
         "image_processor_type": "Qwen2VLImageProcessor",
         "processor_class": "Qwen2VLProcessor",
         "patch_size": PATCH,
@@ -74,7 +74,7 @@ def write_vision_model(out: Path, tokenizer_from: Path) -> Path:
         "image_mean": [0.5, 0.5, 0.5],
         "image_std": [0.25, 0.25, 0.25],
     }
-    (out / "preprocessor_config.json").write_text(json.dumps(prepares), encoding="utf-8")
+    (out / "preprocessor_config.json").write_text(json.dumps(preprocessor), encoding="utf-8")
     return out
 
 
@@ -82,8 +82,8 @@ def picture(seed: int) -> str:
     """A picture of noise as SGLang takes it; of the same size for any seed."""
     from PIL import Image
 
-    draw = torch.Generator().manual_seed(seed)
-    pixels = torch.randint(0, 256, (112, 112, 3), generator=draw, dtype=torch.uint8).numpy()
-    held = io.BytesIO()
-    Image.fromarray(pixels).save(held, format="PNG")
-    return "data:image/png;base64," + base64.b64encode(held.getvalue()).decode()
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(0, 256, (112, 112, 3), generator=generator, dtype=torch.uint8).numpy()
+    png = io.BytesIO()
+    Image.fromarray(pixels).save(png, format="PNG")
+    return "data:image/png;base64," + base64.b64encode(png.getvalue()).decode()

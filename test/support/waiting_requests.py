@@ -28,10 +28,10 @@ def tokens(count: int, seed: int) -> list[int]:
     return [draw.randrange(1, 2_000) for _ in range(count)]
 
 
-def req_at(tree: LiveTree, ids: list[int], at: float, **fields: Any) -> Req:
+def req_at(tree: LiveTree, ids: list[int], time_s: float, **fields: Any) -> Req:
     """A request as the scheduler makes it, announced to the tree."""
-    params = SamplingParams(max_new_tokens=4, custom_params={"canopy": {"time": at}})
-    req = Req(f"r{at}-{len(ids)}-{ids[0]}", "", array("q", ids), params, **fields)
+    params = SamplingParams(max_new_tokens=4, custom_params={"canopy": {"time": time_s}})
+    req = Req(f"r{time_s}-{len(ids)}-{ids[0]}", "", array("q", ids), params, **fields)
     tree.core.requests.register(req)
     return req
 
@@ -40,7 +40,7 @@ def policy_of(tree: LiveTree, priorities: bool = False, low_first: bool = False)
     return SchedulePolicy("fcfs", tree.cache, False, priorities, low_first)
 
 
-def arranged(tree: LiveTree, waiting: list[Req], policy: Any = None) -> list[Req]:
+def arrange(tree: LiveTree, waiting: list[Req], policy: Any = None) -> list[Req]:
     waiting = list(waiting)
     priorities_calculated(SchedulePolicy.calc_priority, policy or policy_of(tree), waiting, None, 0)
     return waiting
@@ -56,7 +56,7 @@ def set_order(tree: LiveTree, order: str) -> None:
     tree.cache.admission = Admission(LiveOrder(tree.cache, QueueFlags(queue_order=order)))
 
 
-def queue_behind(tree: LiveTree, waiting: list[Req], *reqs: Req) -> None:
+def add_to_queue(tree: LiveTree, waiting: list[Req], *reqs: Req) -> None:
     """Let ``reqs`` join the queue of a scheduler in which others wait."""
     scheduler = scheduler_with(waiting, tree_cache=tree.cache, enable_lora=False)
     for req in reqs:
@@ -76,17 +76,17 @@ def batch_of(
     )
 
 
-def scheduler_with(waiting: list[Req], **more: Any) -> Any:
+def scheduler_with(waiting: list[Req], **fields: Any) -> Any:
     return SimpleNamespace(
         waiting_queue=list(waiting),
         running_batch=SimpleNamespace(reqs=[]),
         last_batch=None,
         chunked_req=None,
-        **more,
+        **fields,
     )
 
 
-def chosen(tree: LiveTree, waiting: list[Req], admitted: int) -> tuple[Any, list[Req]]:
+def admit_first(tree: LiveTree, waiting: list[Req], admitted: int) -> tuple[Any, list[Req]]:
     """Make a pass that admits the first ``admitted`` requests; return the scheduler and them."""
     scheduler = scheduler_with(waiting, tree_cache=tree.cache)
     admitted_reqs: list[Req] = []
@@ -97,8 +97,8 @@ def chosen(tree: LiveTree, waiting: list[Req], admitted: int) -> tuple[Any, list
         )
         admitted_reqs[:] = scheduler.waiting_queue[:admitted]
         scheduler.waiting_queue = scheduler.waiting_queue[admitted:]
-        entered = SimpleNamespace(reqs=list(admitted_reqs)) if admitted_reqs else None
-        return entered, SimpleNamespace(is_empty=lambda: True)
+        batch = SimpleNamespace(reqs=list(admitted_reqs)) if admitted_reqs else None
+        return batch, SimpleNamespace(is_empty=lambda: True)
 
     prefill_chosen(lambda *_: choose(), scheduler, scheduler.running_batch)
     return scheduler, admitted_reqs

@@ -24,7 +24,7 @@ class Words:
         return {"input_ids": [self.encode(text, add_special_tokens) for text in texts]}
 
     def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
-        return [self.tokens[one].replace(" ", "Ġ") for one in ids]
+        return [self.tokens[token_id].replace(" ", "Ġ") for token_id in ids]
 
     def decode(self, ids: list[int]) -> str:
-        return "".join(self.tokens[one] for one in ids)
+        return "".join(self.tokens[token_id] for token_id in ids)

@@ -26,14 +26,14 @@ def run_in_scheduler_process(
 ) -> Any:
     """Return the function's result. A failure shows the end of its log."""
     positional = [function, str(model), json.dumps(keywords)]
-    done = forked.run(
+    process = forked.run(
         [sys.executable, "-m", "support.worker", *positional, *arguments],
         cwd=forked.TESTS,
         env={**os.environ, **(environment or {})},
         timeout=timeout_s,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    assert process.returncode == 0, process.stderr[-3000:]
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def main(function: str, model: str, keywords: str, *arguments: str) -> None:
@@ -42,9 +42,9 @@ def main(function: str, model: str, keywords: str, *arguments: str) -> None:
     from support.scheduler import SteppedScheduler
 
     module, _, name = function.partition(":")
-    work = getattr(importlib.import_module(f"support.{module}"), name)
+    target = getattr(importlib.import_module(f"support.{module}"), name)
     with torch.no_grad():
-        result = work(
+        result = target(
             lambda: SteppedScheduler(Path(model), list(arguments)), **json.loads(keywords)
         )
     print(json.dumps(result))

@@ -20,7 +20,7 @@ from support.disk_tree import DiskTree
 from support.live_tree import LiveTree, fake_req
 
 
-def row(tree: LiveTree, category: str = "chat"):
+def row_of(tree: LiveTree, category: str = "chat"):
     return tree.core.live.counters.row(category)
 
 
@@ -37,7 +37,7 @@ def test_a_refined_label_counts_for_its_category() -> None:
     assert [tier.hits for tier in only.tiers] == [4, 5, 1]
 
 
-def served(counters: Counters, name: str, tenant: str | None) -> str:
+def count_request(counters: Counters, name: str, tenant: str | None) -> str:
     counters.served(name, 10, (4, 0, 0), tenant)
     return counters.category_of(name)
 
@@ -45,19 +45,19 @@ def served(counters: Counters, name: str, tenant: str | None) -> str:
 def test_a_flood_of_names_takes_no_row_that_another_tenant_needs() -> None:
     counters = Counters()
     for n in range(10_000):
-        served(counters, f"made-up-{n}", "hostile")
+        count_request(counters, f"made-up-{n}", "hostile")
     for n in range(TENANT_ROWS - 1):
-        assert served(counters, f"chat-{n}|end", "honest") == f"chat-{n}"
+        assert count_request(counters, f"chat-{n}|end", "honest") == f"chat-{n}"
     assert counters.category_of("made-up-0|end") == "made-up-0"
     assert counters.category_of("made-up-9999") == OTHER
-    assert sum(row.requests for row in counters.rows()) == 10_000 + TENANT_ROWS - 1
+    assert sum(row_of.requests for row_of in counters.rows()) == 10_000 + TENANT_ROWS - 1
 
 
 def test_rows_and_labels_are_bounded_for_any_names_and_tenants() -> None:
     counters = Counters()
     for n in range(10_000):
-        served(counters, f"made-up-{n}", f"t{n}")
-    rows = {row.category: row.requests for row in counters.rows()}
+        count_request(counters, f"made-up-{n}", f"t{n}")
+    rows = {row_of.category: row_of.requests for row_of in counters.rows()}
     assert len(rows) == MAX_CATEGORIES + 1
     assert rows[OTHER] == 10_000 - MAX_CATEGORIES
     assert len(counters._of_label) < 5000
@@ -80,9 +80,9 @@ def test_a_finished_request_is_counted_once_by_tier() -> None:
     tree.core.requests.register(req)
     tree.core.requests.report_end(req)
     tree.core.requests.report_end(req)
-    counted = row(tree, "rag")
-    assert (counted.requests, counted.prompt_tokens, counted.misses) == (1, 100, 30)
-    assert [tier.hits for tier in counted.tiers] == [40, 20, 10]
+    counts = row_of(tree, "rag")
+    assert (counts.requests, counts.prompt_tokens, counts.misses) == (1, 100, 30)
+    assert [tier.hits for tier in counts.tiers] == [40, 20, 10]
 
 
 # ---- the status ----
@@ -106,15 +106,15 @@ def test_the_status_counts_held_tokens_by_category() -> None:
     tree.serve([1, *range(50)], 1.0, category="chat")
     tree.serve([2, *range(60)], 2.0, category="agent")
     tree.core.groups.disk = TTLTable((Group(5, 30.0, "head"),))
-    taken = Status(tree.cache, 0).collect(0.0)
-    held = {row["category"]: row["held_tokens"] for row in taken["categories"]}
-    assert held == {"chat": {"device": 51, "host": 51}, "agent": {"device": 61, "host": 61}}
-    device = taken["tiers"]["device"]
-    assert device["used_bytes"] == 112 * taken["kv_bytes_per_token"] == 112 * 32
+    status = Status(tree.cache, 0).collect(0.0)
+    held_tokens = {row_of["category"]: row_of["held_tokens"] for row_of in status["categories"]}
+    assert held_tokens == {"chat": {"device": 51, "host": 51}, "agent": {"device": 61, "host": 61}}
+    device = status["tiers"]["device"]
+    assert device["used_bytes"] == 112 * status["kv_bytes_per_token"] == 112 * 32
     assert device["capacity_bytes"] == 200 * 32
-    assert set(taken["tiers"]) == {"device", "host"}
-    assert taken["policies"] == {"device": "canopy-lru", "host": "canopy-lru"}
-    assert [(g["tier"], g["group"], g["ttl_s"]) for g in taken["groups"]] == [
+    assert set(status["tiers"]) == {"device", "host"}
+    assert status["policies"] == {"device": "canopy-lru", "host": "canopy-lru"}
+    assert [(g["tier"], g["group"], g["ttl_s"]) for g in status["groups"]] == [
         ("disk", "0", 30.0),
         ("disk", "residual", None),
     ]
@@ -122,8 +122,8 @@ def test_the_status_counts_held_tokens_by_category() -> None:
 
 def test_every_key_of_a_replicas_status_is_described() -> None:
     page = (Path(__file__).parents[2] / "docs/reference/http-routes.md").read_text("utf-8")
-    taken = Status(LiveTree(200, "canopy-lru").cache, 0).collect(0.0)
-    assert [key for key in taken if f"`{key}`" not in page] == []
+    status = Status(LiveTree(200, "canopy-lru").cache, 0).collect(0.0)
+    assert [key for key in status if f"`{key}`" not in page] == []
 
 
 def test_pages_on_disk_are_counted_by_category_tenant_and_group(tmp_path) -> None:
@@ -133,15 +133,15 @@ def test_pages_on_disk_are_counted_by_category_tenant_and_group(tmp_path) -> Non
     tree.settle()
     tree.core.groups.disk = TTLTable((Group(5, 30.0, "head"),))
     tree.core.groups.host = TTLTable((Group(5, 30.0, "head"),))
-    taken = Status(tree.cache, 0).collect(0.0)
-    held = {row["category"]: row["held_tokens"] for row in taken["categories"]}
-    assert held["chat"] == {"device": 50, "host": 50, "disk": 50}
-    assert held["agent"] == {"device": 30, "host": 30, "disk": 30}
-    assert [row["disk"] for row in taken["tenants"]] == [50, 30]
-    of_group = {(g["tier"], g["group"]): g["held_tokens"] for g in taken["groups"]}
-    assert of_group["disk", "residual"] == {"device": 80, "host": 80, "disk": 80}
-    assert of_group["disk", "0"] == {"device": 0, "host": 0, "disk": 0}
-    assert of_group["host", "residual"] == {"device": 80, "host": 80}
+    status = Status(tree.cache, 0).collect(0.0)
+    held_tokens = {row_of["category"]: row_of["held_tokens"] for row_of in status["categories"]}
+    assert held_tokens["chat"] == {"device": 50, "host": 50, "disk": 50}
+    assert held_tokens["agent"] == {"device": 30, "host": 30, "disk": 30}
+    assert [row_of["disk"] for row_of in status["tenants"]] == [50, 30]
+    tokens_of_group = {(g["tier"], g["group"]): g["held_tokens"] for g in status["groups"]}
+    assert tokens_of_group["disk", "residual"] == {"device": 80, "host": 80, "disk": 80}
+    assert tokens_of_group["disk", "0"] == {"device": 0, "host": 0, "disk": 0}
+    assert tokens_of_group["host", "residual"] == {"device": 80, "host": 80}
     tree.store.clear()
     assert tree.store.held_pages() == {"categories": {}, "tenants": {}, "groups": {}}
     tree.close()
@@ -150,10 +150,10 @@ def test_pages_on_disk_are_counted_by_category_tenant_and_group(tmp_path) -> Non
 def test_a_killed_servers_status_folder_is_removed_by_the_next(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv(status_file.FOLDER_VARIABLE, "")
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    names = [f"canopy-status-{dead.pid}-old", f"canopy-status-{os.getpid()}-old"]
-    names += [f"canopy-status-{dead.pid}-fresh", "canopy-status-other"]
+    killed = subprocess.Popen([sys.executable, "-c", ""])
+    killed.wait()
+    names = [f"canopy-status-{killed.pid}-old", f"canopy-status-{os.getpid()}-old"]
+    names += [f"canopy-status-{killed.pid}-fresh", "canopy-status-other"]
     for name in names:
         (tmp_path / name).mkdir()
         if not name.endswith("fresh"):
@@ -175,7 +175,7 @@ def registry() -> CollectorRegistry:
 
 
 @pytest.fixture
-def exported(registry):
+def series_values(registry):
     """Return the metrics for Prometheus, as (name, labels) -> value."""
     return lambda: {
         (s.name, frozenset(s.labels.items())): s.value
@@ -184,7 +184,7 @@ def exported(registry):
     }
 
 
-def test_series_follow_the_counters_and_never_count_twice(exported, registry) -> None:
+def test_series_follow_the_counters_and_never_count_twice(series_values, registry) -> None:
     tree = LiveTree(100, "canopy-lru", {"quantum_tokens": 1})
     reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
     tree.serve([1, *range(70)], 1.0, category="chat")
@@ -193,30 +193,30 @@ def test_series_follow_the_counters_and_never_count_twice(exported, registry) ->
     for _ in range(3):
         reporter.report()
     rank = ("dp_rank", "0")
-    series = exported()
+    series = series_values()
     chat, device = ("category", "chat"), ("tier", "device")
     assert series["canopy:requests_total", frozenset({rank, chat})] == 1
     assert series["canopy:miss_tokens_total", frozenset({rank, chat})] == 71
-    gone = frozenset({rank, device, chat, ("reason", "capacity")})
-    assert series["canopy:evicted_tokens_total", gone] == 42
+    evicted = frozenset({rank, device, chat, ("reason", "capacity")})
+    assert series["canopy:evicted_tokens_total", evicted] == 42
     tree.core.live.counters.served("chat", 71, (70, 0, 0))
     reporter.report()
-    assert exported()["canopy:requests_total", frozenset({rank, chat})] == 2
-    assert exported()["canopy:hit_tokens_total", frozenset({rank, device, chat})] == 70
+    assert series_values()["canopy:requests_total", frozenset({rank, chat})] == 2
+    assert series_values()["canopy:hit_tokens_total", frozenset({rank, device, chat})] == 70
 
 
-def test_a_removed_group_shows_no_old_ttl(exported, registry) -> None:
+def test_a_removed_group_shows_no_old_ttl(series_values, registry) -> None:
     tree = LiveTree(50, "canopy-lru")
     reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
     tree.core.groups.disk = TTLTable((Group(5, 30.0), Group(6, 60.0)))
     reporter.report()
     tree.core.groups.disk = TTLTable((Group(5, 40.0),), residual_ttl_s=9.0)
     reporter.report()
-    shown = {
+    ttl_of_group = {
         dict(labels)["group"]: value
-        for (name, labels), value in exported().items()
+        for (name, labels), value in series_values().items()
         if name == "canopy:group_ttl_seconds"
     }
-    assert shown["0"] == 40.0
-    assert shown["1"] != shown["1"]  # NaN
-    assert shown["residual"] == 9.0
+    assert ttl_of_group["0"] == 40.0
+    assert ttl_of_group["1"] != ttl_of_group["1"]  # NaN
+    assert ttl_of_group["residual"] == 9.0

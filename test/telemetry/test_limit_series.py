@@ -25,24 +25,24 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None
     return registry.get_sample_value(f"canopy:{name}", {"dp_rank": "0", **labels})
 
 
-def say_over(
+def send_over_hints(
     records: HintRecords, tenant: str, right: int, wrong: int, sender: object = None
 ) -> None:
     """``tenant`` finishes the same number of requests without hints, which continue."""
     root = ReuseModel().categories.get("*")
-    for at in range(2 * (right + wrong)):
-        tip = Tip(float(at), root, tenant)
+    for number in range(2 * (right + wrong)):
+        tip = Tip(float(number), root, tenant)
         tip.sender = tenant if sender is None else sender
-        records.note_tip(tip, over=at < right + wrong)
-        if at >= right:
-            records.continued(tip, at + 1.0)
+        records.note_tip(tip, over=number < right + wrong)
+        if number >= right:
+            records.continued(tip, number + 1.0)
 
 
 def test_tenants_with_true_and_with_false_hints_are_distinguished() -> None:
     records = HintRecords()
-    say_over(records, "honest", 400, 2)
-    say_over(records, "liar", 0, 400)
-    say_over(records, "behind a gateway", 400, 2, ("behind a gateway", GATEWAY))
+    send_over_hints(records, "honest", 400, 2)
+    send_over_hints(records, "liar", 0, 400)
+    send_over_hints(records, "behind a gateway", 400, 2, ("behind a gateway", GATEWAY))
     assert records.applied_hints() == {
         ("over", "client", True): 1,
         ("over", "client", False): 1,
@@ -55,14 +55,14 @@ def test_hints_that_are_not_acted_on_have_a_series(registry) -> None:
     reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
     hints = tree.core.live.device_policy.model.hints
     reporter.report()
-    asked = {"hint": "over", "source": "client"}
-    assert value(registry, "hint_tenants", **asked, applied="no") == 0
-    say_over(hints, "liar", 0, 40)
+    over_by_client = {"hint": "over", "source": "client"}
+    assert value(registry, "hint_tenants", **over_by_client, applied="no") == 0
+    send_over_hints(hints, "liar", 0, 40)
     reporter.report()
-    assert value(registry, "hint_tenants", **asked, applied="no") == 1
+    assert value(registry, "hint_tenants", **over_by_client, applied="no") == 1
     hints._records.clear()
     reporter.report()
-    assert value(registry, "hint_tenants", **asked, applied="no") == 0
+    assert value(registry, "hint_tenants", **over_by_client, applied="no") == 0
 
 
 def test_a_policy_that_learns_nothing_has_no_series_of_hints(registry) -> None:
@@ -72,7 +72,7 @@ def test_a_policy_that_learns_nothing_has_no_series_of_hints(registry) -> None:
     assert value(registry, "hint_tenants", **labels) is None
 
 
-def test_a_tenant_that_has_kept_all_it_may_is_at_its_limit(registry) -> None:
+def test_a_tenant_with_a_full_keep_budget_is_at_its_limit(registry) -> None:
     tree = LiveTree(200, "wa")
     reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
     limit = tree.core.protected.keeps.budget.tenant_tokens
@@ -93,9 +93,9 @@ def test_a_tenant_at_its_quota_on_disk_is_counted_and_not_named(registry, tmp_pa
     probe = DiskTree(tmp_path / "probe")
     probe.serve([1, 2], 1.0)
     probe.settle()
-    size = probe.store.state.units.used * probe.store.content.page_bytes
+    page_bytes = probe.store.state.units.used * probe.store.content.page_bytes
     probe.close()
-    tree = DiskTree(tmp_path / "disk", tokens=64, disk={"quota_bytes": {"a": pages * size}})
+    tree = DiskTree(tmp_path / "disk", tokens=64, disk={"quota_bytes": {"a": pages * page_bytes}})
     reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
     tree.serve(list(range(4)), 1.0, tenant="a")
     tree.settle()

@@ -1,4 +1,4 @@
-"""The page: its files are whole and its own, its proxy passes on reads alone, a browser shows it."""
+"""The page: its files are unchanged, its proxy forwards reads alone, and a browser shows it."""
 
 import contextlib
 import hashlib
@@ -41,7 +41,7 @@ STATUS["ranks"][0]["hour"] = [
 
 
 @contextlib.contextmanager
-def serving(server: ThreadingHTTPServer) -> Iterator[str]:
+def run_server(server: ThreadingHTTPServer) -> Iterator[str]:
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -52,7 +52,7 @@ def serving(server: ThreadingHTTPServer) -> Iterator[str]:
         thread.join()
 
 
-def canopy(key: str | None = None) -> ThreadingHTTPServer:
+def canopy_server(key: str | None = None) -> ThreadingHTTPServer:
     """Canopy's page, rendered from a made-up status."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -65,9 +65,9 @@ def canopy(key: str | None = None) -> ThreadingHTTPServer:
             content, kind = static_files.file("index.html" if name == "ui" else name)
             return self.answer(200, content, kind, static_files.HEADERS)
 
-        def answer(self, code: int, body: bytes, kind: str, more: Any = ()) -> None:
+        def answer(self, code: int, body: bytes, kind: str, headers: Any = ()) -> None:
             self.send_response(code)
-            for header, value in {"Content-Type": kind, **dict(more)}.items():
+            for header, value in {"Content-Type": kind, **dict(headers)}.items():
                 self.send_header(header, value)
             self.end_headers()
             self.wfile.write(body)
@@ -77,7 +77,7 @@ def canopy(key: str | None = None) -> ThreadingHTTPServer:
     return ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 
 
-def fetched(url: str, **headers: str) -> tuple[int, bytes, Any]:
+def fetch(url: str, **headers: str) -> tuple[int, bytes, Any]:
     try:
         with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as answer:
             return answer.status, answer.read(), answer.headers
@@ -96,7 +96,7 @@ def test_vendored_files_are_unchanged() -> None:
     assert f"v{library['version']}" in (STATIC / "uPlot.iife.min.js").read_text()[:300]
 
 
-def test_the_page_loads_nothing_from_elsewhere_and_builds_no_markup_from_text() -> None:
+def test_the_page_loads_nothing_from_other_sites_and_builds_no_markup_from_text() -> None:
     for name in ("index.html", "page.js", "page.css"):
         text = (STATIC / name).read_text()
         assert not re.search(r"https?://|//cdn|@import", text), name
@@ -114,24 +114,24 @@ def test_only_files_of_the_page_are_served() -> None:
 # ---- with a key ----
 
 
-def test_the_proxy_adds_the_key_and_passes_on_reads_under_canopy_alone() -> None:
-    with serving(canopy("secret")) as url, serving(proxy(url, "secret")) as here:
-        assert fetched(url + "/canopy/ui")[0] == 401
-        code, body, headers = fetched(here + "/canopy/ui")
+def test_the_proxy_adds_the_key_and_forwards_only_reads_under_canopy() -> None:
+    with run_server(canopy_server("secret")) as url, run_server(proxy(url, "secret")) as proxy_url:
+        assert fetch(url + "/canopy/ui")[0] == 401
+        code, body, headers = fetch(proxy_url + "/canopy/ui")
         assert (code, headers["Content-Security-Policy"][:19]) == (200, "default-src 'none';")
         assert b"<title>Canopy</title>" in body
-        assert json.loads(fetched(here + "/canopy/status")[1])["version"] == "9.9"
-        assert fetched(here + "/flush_cache")[0] == 404
-        # A page elsewhere that has its own name point here is not answered.
-        assert fetched(here + "/canopy/status", Host="evil.example")[0] == 404
-    with serving(canopy("secret")) as url, serving(proxy(url, "wrong")) as here:
-        assert fetched(here + "/canopy/status")[0] == 401
+        assert json.loads(fetch(proxy_url + "/canopy/status")[1])["version"] == "9.9"
+        assert fetch(proxy_url + "/flush_cache")[0] == 404
+        # A page of another site whose name resolves to the proxy is not answered.
+        assert fetch(proxy_url + "/canopy/status", Host="evil.example")[0] == 404
+    with run_server(canopy_server("secret")) as url, run_server(proxy(url, "wrong")) as proxy_url:
+        assert fetch(proxy_url + "/canopy/status")[0] == 401
 
 
 # ---- the hour ----
 
 
-def test_the_hour_is_of_whole_minutes_and_the_one_that_runs() -> None:
+def test_the_hour_has_whole_minutes_and_the_current_one() -> None:
     hour = Window(MINUTE_S)
     for second in range(int(MINUTE_S) * (POINTS + 5) + 30):
         sums = {"hit_tokens": {"device": second // 2}, "evicted_tokens": {"capacity": 1}}
@@ -147,22 +147,22 @@ def test_the_hour_is_of_whole_minutes_and_the_one_that_runs() -> None:
 # ---- in a browser ----
 
 
-def shown(tmp_path: Path) -> str:
+def rendered_page(tmp_path: Path) -> str:
     """The page's elements as a browser has them once they are filled."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser")
     if browser is None:
         pytest.skip("no chromium here; Debian has it as the package chromium")
     flags = ("--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,1500")
-    more = (f"--user-data-dir={tmp_path}", "--virtual-time-budget=6000", "--dump-dom")
-    with serving(canopy()) as url:
-        done = subprocess.run(
-            [browser, *flags, *more, url + "/canopy/ui"],
+    output_flags = (f"--user-data-dir={tmp_path}", "--virtual-time-budget=6000", "--dump-dom")
+    with run_server(canopy_server()) as url:
+        process = subprocess.run(
+            [browser, *flags, *output_flags, url + "/canopy/ui"],
             capture_output=True,
             text=True,
             timeout=180,
             check=True,
         )
-    return done.stdout
+    return process.stdout
 
 
 def hidden_parts(dom: str) -> set[str]:
@@ -171,7 +171,7 @@ def hidden_parts(dom: str) -> set[str]:
 
 @pytest.mark.long
 def test_a_browser_shows_what_to_do_first_and_then_every_part(tmp_path: Path) -> None:
-    dom = shown(tmp_path)
+    dom = rendered_page(tmp_path)
     for text in (
         "Keep wa: no policy tried would save more.",
         "41.0&nbsp;% ±&nbsp;0.8",

@@ -23,7 +23,7 @@ from sglang_canopy.wire import status_file
 from support.disk_tree import DiskTree
 
 SALT, KEY = "the gateway's secret: 7f/3!", "customer&key"
-NAMES = [tenant_of(None, SALT), tenant_of(KEY, SALT), tenant_of(KEY, None)]
+TENANTS = [tenant_of(None, SALT), tenant_of(KEY, SALT), tenant_of(KEY, None)]
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def folder(tmp_path) -> Iterator[Path]:
 
 def secrets_in(text: str) -> list[str]:
     """Return the salts, keys and names in a text: plain, as JSON, or hashed without a key."""
-    secrets = [SALT, KEY, *(str(name) for name in NAMES)]
+    secrets = [SALT, KEY, *(str(name) for name in TENANTS)]
     secrets += [json.dumps(secret)[1:-1] for secret in secrets]
     secrets += [hashlib.sha256(str(secret).encode()).hexdigest()[:16] for secret in secrets]
     return [secret for secret in secrets if secret in text]
@@ -45,10 +45,10 @@ def busy_tree(folder: Path) -> DiskTree:
     """Every tenant keeps, is awaited, and has rows and labels of its own."""
     tree = DiskTree(folder, tokens=400, host_tokens=400, policy="wa")
     tree.store.state.clock = lambda: 0.0
-    for n, tenant in enumerate(NAMES):
+    for n, tenant in enumerate(TENANTS):
         path = [100 * n + i for i in range(20)]
         tree.serve(path, n + 1.0, tenant=tenant, category=f"c{n}", keep_until=90.0)
-    for n, tenant in enumerate(NAMES):
+    for n, tenant in enumerate(TENANTS):
         waiting = tree.request(9.0, tenant=tenant)
         path = array("q", [100 * n + i for i in range(20)])
         hit = tree.cache.match_prefix(MatchPrefixParams(key=RadixKey(path, None)))
@@ -65,8 +65,8 @@ def test_no_salt_is_in_the_status_the_metrics_or_the_log(folder, tmp_path, caplo
     assert [len(status[name]["tenants"]) for name in ("keep", "awaited")] == [3, 3]
     scraped = generate_latest(registry).decode()
     assert "canopy:requests_total" in scraped
-    shown = [path.read_text() for path in folder.iterdir()]
-    assert not secrets_in("".join([*shown, json.dumps(status_file.read_all()), scraped]))
+    file_texts = [path.read_text() for path in folder.iterdir()]
+    assert not secrets_in("".join([*file_texts, json.dumps(status_file.read_all()), scraped]))
     assert not secrets_in(caplog.text)
     tree.close()
 
@@ -74,7 +74,7 @@ def test_no_salt_is_in_the_status_the_metrics_or_the_log(folder, tmp_path, caplo
 def test_a_tenant_has_one_shown_name_in_all_parts_of_the_status(folder, tmp_path) -> None:
     tree = busy_tree(tmp_path / "disk")
     status = Reporter(tree.cache, 0, None).report()
-    names = {shown_tenant(name) for name in NAMES}
+    names = {shown_tenant(name) for name in TENANTS}
     assert len(names) == 3
     for rows in (status["keep"]["tenants"], status["awaited"]["tenants"]):
         assert {row["tenant"] for row in rows} == names
@@ -85,20 +85,20 @@ def test_all_processes_of_a_server_show_a_tenant_equally(monkeypatch) -> None:
     monkeypatch.setenv(SHOWN_KEY_VARIABLE, "")
     new_shown_key()
     code = "from sglang_canopy.tenant import shown_tenant; print(shown_tenant('a'))"
-    ran = [
+    processes = [
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         for _ in range(2)
     ]
-    assert {done.stdout.strip() for done in ran} == {shown_tenant("a")}
+    assert {process.stdout.strip() for process in processes} == {shown_tenant("a")}
 
 
 def test_another_server_shows_the_same_tenant_by_another_name(monkeypatch) -> None:
     monkeypatch.setenv(SHOWN_KEY_VARIABLE, "")
-    seen = set()
+    shown_names = set()
     for _ in range(3):
         new_shown_key()
-        seen.add(shown_tenant("a"))
-    assert len(seen) == 3
+        shown_names.add(shown_tenant("a"))
+    assert len(shown_names) == 3
 
 
 def test_a_process_without_a_servers_key_has_one_of_its_own(monkeypatch) -> None:
@@ -107,7 +107,7 @@ def test_a_process_without_a_servers_key_has_one_of_its_own(monkeypatch) -> None
 
 
 @pytest.mark.parametrize(
-    ("line", "logged"),
+    ("target", "logged"),
     [
         ("/canopy/documents?cache_salt=secret", "/canopy/documents"),
         ("/prefix/canopy/documents?extra_key=secret&x=1", "/prefix/canopy/documents"),
@@ -115,8 +115,8 @@ def test_a_process_without_a_servers_key_has_one_of_its_own(monkeypatch) -> None
         ("/health?x=1", "/health?x=1"),
     ],
 )
-def test_the_access_log_has_no_query_of_canopys_routes(line, logged) -> None:
-    arguments: tuple[Any, ...] = ("127.0.0.1:1", "GET", line, "1.1", 200)
+def test_the_access_log_has_no_query_of_canopys_routes(target, logged) -> None:
+    arguments: tuple[Any, ...] = ("127.0.0.1:1", "GET", target, "1.1", 200)
     record = logging.LogRecord(
         "uvicorn.access", logging.INFO, "", 0, '%s - "%s %s HTTP/%s" %d', arguments, None
     )

@@ -23,14 +23,14 @@ from canopy_lab.characterize.observe import Observation, observe
 from canopy_lab.trace import agentic, open_trace
 from sglang_canopy.errors import CanopyError
 
-SIZE = 4
+BLOCK_TOKENS = 4
 
 
-def document(name: str, tools: int, system: int, *prompts: list[int], model: str = "m") -> dict:
+def archive_file(name: str, tools: int, system: int, *prompts: list[int], model: str = "m") -> dict:
     return {
-        "id": name, "block_size": SIZE, "tool_tokens": tools, "system_tokens": system,
+        "id": name, "block_size": BLOCK_TOKENS, "tool_tokens": tools, "system_tokens": system,
         "requests": [
-            {"t": float(t), "in": SIZE * len(ids), "out": 1, "hash_ids": ids, "model": model}
+            {"t": float(t), "in": BLOCK_TOKENS * len(ids), "out": 1, "hash_ids": ids, "model": model}
             for t, ids in enumerate(prompts)
         ],
     }  # fmt: skip
@@ -41,7 +41,7 @@ def archive(tmp_path: Path) -> Path:
     path = tmp_path / "c.tar.xz"
     with tarfile.open(path, "w:xz") as tar:
         for name in "abcde":
-            task = document(name, 0, 0, *([*range(1, k + 1)] for k in range(1, 5)))
+            task = archive_file(name, 0, 0, *([*range(1, k + 1)] for k in range(1, 5)))
             task["requests"].append(
                 {"t": 15.0, "type": "subagent", "agent_id": "s", "requests": [
                     {"t": 1.0, "in": 6, "out": 1, "hash_ids": [9], "stop": "end_turn"}]}
@@ -78,39 +78,39 @@ def test_blocks_are_unique_to_their_conversation_and_times_sorted(archive: Path)
     assert {r.category for r in requests} == {"agent", "subagent"}
 
 
-def shared(*documents: dict) -> list[list[list[int]]]:
-    """The blocks of each document's requests after sharing, ids of a hundred for each document."""
+def share_heads(*contents: dict) -> list[list[list[int]]]:
+    """Return the blocks of each file's requests after sharing; a file's own ids are in its own hundred."""
     heads, conversations = SharedHeads(), []
-    for at, one in enumerate(documents):
-        conversation = agentic.parse_conversation(one, one["id"], 1)
-        ids = [100 * at + i for i in range(conversation.max_block_id + 1)]
+    for number, content in enumerate(contents):
+        conversation = agentic.parse_conversation(content, content["id"], 1)
+        ids = [100 * number + i for i in range(conversation.max_block_id + 1)]
         heads.share(conversation, ids)
         conversations.append([[ids[b] for b in r.blocks] for r in conversation.requests])
     return conversations
 
 
 @pytest.mark.parametrize(
-    ("other", "blocks"),
+    ("other_file", "blocks"),
     [
-        (document("b", 8, 8, [1, 2, 3, 4, 5]), [[1, 2, 3, 4, 105]]),
-        (document("b", 8, 9, [1, 2, 3, 4, 5]), [[1, 2, 103, 104, 105]]),  # other system prompts
-        (document("b", 8, 8, [1, 2, 3, 4, 5], model="n"), [[101, 102, 103, 104, 105]]),
-        (document("b", 0, 0, [1, 2, 3]), [[101, 102, 103]]),  # an archive that does not count
+        (archive_file("b", 8, 8, [1, 2, 3, 4, 5]), [[1, 2, 3, 4, 105]]),
+        (archive_file("b", 8, 9, [1, 2, 3, 4, 5]), [[1, 2, 103, 104, 105]]),  # other system prompts
+        (archive_file("b", 8, 8, [1, 2, 3, 4, 5], model="n"), [[101, 102, 103, 104, 105]]),
+        (archive_file("b", 0, 0, [1, 2, 3]), [[101, 102, 103]]),  # an archive that does not count
         (
-            document("b", 8, 8, [7, 8], [1, 2, 3, 4], [1, 2, 3, 4, 5], [1, 9]),
+            archive_file("b", 8, 8, [7, 8], [1, 2, 3, 4], [1, 2, 3, 4, 5], [1, 9]),
             [[107, 108], [1, 2, 3, 4], [1, 2, 3, 4, 105], [1, 109]],  # the beginning of most
         ),
     ],
 )
-def test_equal_counts_share_tools_and_system_prompt_and_no_more(other, blocks):
-    assert shared(document("a", 8, 8, [1, 2, 3, 4, 5]), other)[1] == blocks
+def test_equal_counts_share_tools_and_system_prompt_and_no_more(other_file, blocks):
+    assert share_heads(archive_file("a", 8, 8, [1, 2, 3, 4, 5]), other_file)[1] == blocks
 
 
 @given(st.data())
 def test_equal_ids_still_mean_equal_prefixes(data: st.DataObject) -> None:
     """Ids stay chained for any heads: the predecessor of an id is always the same."""
-    documents = []
-    for at in range(data.draw(st.integers(2, 5))):
+    contents = []
+    for number in range(data.draw(st.integers(2, 5))):
         ids: dict[tuple[int, ...], int] = {}
         prompts = []
         for texts in data.draw(
@@ -120,23 +120,23 @@ def test_equal_ids_still_mean_equal_prefixes(data: st.DataObject) -> None:
             prompts.append([ids.setdefault(p, len(ids) + 1) for p in paths])
         model = data.draw(st.sampled_from("mn"))
         counts = [data.draw(st.integers(0, 10)), data.draw(st.integers(0, 10))]
-        documents.append(document(str(at), *counts, *prompts, model=model))
-        own = {"t": 0.5, "agent_id": "s", "tool_tokens": data.draw(st.integers(0, 10))}
-        own["requests"] = documents[-1]["requests"][:1]
-        documents[-1]["requests"].append(own)
-    before: dict[int, int] = {}
-    for prompts in shared(*documents):
+        contents.append(archive_file(str(number), *counts, *prompts, model=model))
+        subagent = {"t": 0.5, "agent_id": "s", "tool_tokens": data.draw(st.integers(0, 10))}
+        subagent["requests"] = contents[-1]["requests"][:1]
+        contents[-1]["requests"].append(subagent)
+    predecessor: dict[int, int] = {}
+    for prompts in share_heads(*contents):
         for blocks in prompts:
             for previous, block in zip([-1, *blocks], blocks, strict=False):
-                assert before.setdefault(block, previous) == previous
+                assert predecessor.setdefault(block, previous) == previous
 
 
-def session(folder: Path, name: str, ids: list[int], **more: Any) -> None:
-    document = {
-        "id": name, "block_size": 64, **more,
+def write_session(folder: Path, name: str, ids: list[int], **fields: Any) -> None:
+    content = {
+        "id": name, "block_size": 64, **fields,
         "requests": [{"t": 0.0, "in": 64 * len(ids), "out": 5, "stop": "end_turn", "hash_ids": ids}],
     }  # fmt: skip
-    (folder / f"{name}.json").write_text(json.dumps(document))
+    (folder / f"{name}.json").write_text(json.dumps(content))
 
 
 def blocks(folder: Path) -> dict[str | None, tuple[int, ...]]:
@@ -148,21 +148,21 @@ def user(name: str) -> dict[str, str]:
 
 
 def test_sessions_of_one_user_share_their_blocks_and_no_others(tmp_path: Path) -> None:
-    session(tmp_path, "a", [1, 2, 3], **user("ann"))
-    session(tmp_path, "b", [1, 2, 9], **user("ann"))
-    session(tmp_path, "c", [1, 2, 3], **user("bob"))
-    session(tmp_path, "d", [1, 2, 3])
-    session(tmp_path, "e", [1, 2, 3], hash_id_scope="local", source="ann")
+    write_session(tmp_path, "a", [1, 2, 3], **user("ann"))
+    write_session(tmp_path, "b", [1, 2, 9], **user("ann"))
+    write_session(tmp_path, "c", [1, 2, 3], **user("bob"))
+    write_session(tmp_path, "d", [1, 2, 3])
+    write_session(tmp_path, "e", [1, 2, 3], hash_id_scope="local", source="ann")
     blocks_of = blocks(tmp_path)
     assert blocks_of["a"][:2] == blocks_of["b"][:2]
     assert blocks_of["a"][2] != blocks_of["b"][2]
-    apart = [set(blocks_of[name]) for name in ("a", "c", "d", "e")]
-    assert sum(map(len, apart)) == len(set.union(*apart)) == 12
+    unshared = [set(blocks_of[name]) for name in ("a", "c", "d", "e")]
+    assert sum(map(len, unshared)) == len(set.union(*unshared)) == 12
 
 
 def test_an_overlay_keeps_shared_blocks_and_copies_share_none(tmp_path: Path) -> None:
-    session(tmp_path, "a", [1, 2, 3], **user("ann"))
-    session(tmp_path, "b", [1, 2, 9], **user("ann"))
+    write_session(tmp_path, "a", [1, 2, 3], **user("ann"))
+    write_session(tmp_path, "b", [1, 2, 9], **user("ann"))
     blocks_of = {r.conversation: r.blocks for r in overlay(tmp_path, 4, 100.0, 1)}
     assert blocks_of["a"][:2] == blocks_of["b"][:2]
     assert blocks_of["a#2"][:2] == blocks_of["b#2"][:2]
@@ -170,16 +170,16 @@ def test_an_overlay_keeps_shared_blocks_and_copies_share_none(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("block", "more", "says"),
+    ("block", "fields", "message"),
     [
         (2, {"hash_id_scope": "global"}, "no 'source' says in which files"),
         (2, {"hash_id_scope": "team"}, "must be local or global"),
         (1 << 41, user("ann"), "must be below"),
     ],
 )
-def test_ids_of_unknown_files_or_of_no_range_are_refused(tmp_path, block, more, says):
-    session(tmp_path, "a", [1, block], **more)
-    with pytest.raises(CanopyError, match=says):
+def test_ids_without_a_source_or_out_of_range_are_refused(tmp_path, block, fields, message):
+    write_session(tmp_path, "a", [1, block], **fields)
+    with pytest.raises(CanopyError, match=message):
         blocks(tmp_path)
 
 
@@ -190,10 +190,10 @@ def test_equal_seeds_give_equal_synthetic_traces_and_others_do_not(tmp_path: Pat
     a, b, c = (p.read_bytes() for p in paths)
     assert a == b != c
     assert json.loads((tmp_path / "a.meta.json").read_text())["synthetic"] is True
-    drawn = [d.request for d in synthesise(get_preset("trace-b"), 6.0, 1)]
+    generated = [d.request for d in synthesise(get_preset("trace-b"), 6.0, 1)]
     read = list(open_trace(paths[0], "bailian"))
     assert [(r.time_s, r.blocks, r.turn) for r in read] == [
-        (r.time_s, r.blocks, r.turn) for r in drawn
+        (r.time_s, r.blocks, r.turn) for r in generated
     ]
 
 
@@ -204,25 +204,25 @@ def test_equal_seeds_give_equal_synthetic_traces_and_others_do_not(tmp_path: Pat
 )
 @example(preset="trace-b", seconds=4.0, seed=9)  # a reply to a turn from before the trace
 @settings(max_examples=10)
-def test_a_trace_keeps_its_promises(preset: str, seconds: float, seed: int) -> None:
-    """Sorted, inside its length, blocks as many as the tokens need, turns in order by parent,
+def test_a_synthetic_trace_is_consistent(preset: str, seconds: float, seed: int) -> None:
+    """Sorted, inside its length, as many blocks as the tokens need, turns in order by parent,
     equal ids only after equal prefixes."""
-    last, chats, place = 0.0, {}, {}
-    for drawn in synthesise(get_preset(preset).at_rate(5.0), seconds, seed):
-        r = drawn.request
-        assert last <= r.time_s <= seconds
-        last = r.time_s
+    last_time_s, chats, predecessor = 0.0, {}, {}
+    for generated in synthesise(get_preset(preset).at_rate(5.0), seconds, seed):
+        r = generated.request
+        assert last_time_s <= r.time_s <= seconds
+        last_time_s = r.time_s
         assert len(r.blocks) == -(-r.input_tokens // 16)
         assert min(r.input_tokens, r.output_tokens) >= 1
         if r.turn == 1:
-            assert drawn.parent_chat_id == -1
+            assert generated.parent_chat_id == -1
         else:
-            assert chats[drawn.parent_chat_id] == (r.conversation, r.turn - 1)
-        chats[drawn.chat_id] = (r.conversation, r.turn)
-        before = -1
+            assert chats[generated.parent_chat_id] == (r.conversation, r.turn - 1)
+        chats[generated.chat_id] = (r.conversation, r.turn)
+        previous = -1
         for block in r.blocks:
-            assert place.setdefault(block, before) == before
-            before = block
+            assert predecessor.setdefault(block, previous) == previous
+            previous = block
 
 
 PUBLISHED = {"trace-a": (86400.0, 0.5), "trace-b": (2400.0, None)}

@@ -16,31 +16,31 @@ from sglang_canopy.errors import CanopyError
 
 
 def rows(count: int) -> list[bytes]:
-    return [json.dumps({"time": at, "prompt": f"p{at} " * 40}).encode() + b"\n" for at in range(count)]  # fmt: skip
+    return [json.dumps({"time": i, "prompt": f"p{i} " * 40}).encode() + b"\n" for i in range(count)]  # fmt: skip
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
-@pytest.mark.parametrize("how", ["none of it", "broken inside", "cut off"])
-def test_a_broken_archive_is_one_sentence(tmp_path: Path, suffix: str, how: str) -> None:
+@pytest.mark.parametrize("damage", ["none of it", "broken inside", "cut off"])
+def test_a_broken_archive_raises_one_sentence(tmp_path: Path, suffix: str, damage: str) -> None:
     raw = b"".join(rows(500))
     if suffix == ".zst":
         packed = pytest.importorskip("zstandard").ZstdCompressor().compress(raw)
     else:
         packed = gzip.compress(raw) if suffix == ".gz" else __import__("lzma").compress(raw)
     half = len(packed) // 2
-    bad = {
+    damaged = {
         "none of it": b"no archive at all, but text",
         "broken inside": packed[:half] + bytes(64) + packed[half + 64 :],
         "cut off": packed[:half],
-    }[how]
+    }[damage]
     path = tmp_path / f"log.jsonl{suffix}"
-    path.write_bytes(bad)
+    path.write_bytes(damaged)
     with pytest.raises(CanopyError, match=r"cannot read trace|not JSON"):
         list(open_trace(path, "openai"))
 
 
 @pytest.mark.parametrize("format", ["openai", "sglang"])
-def test_a_last_line_that_is_still_being_written_is_left_out(tmp_path, format, caplog):
+def test_a_truncated_last_line_is_skipped_if_it_has_no_newline(tmp_path, format, caplog):
     end = {"obj": {"input_ids": [1] * 40}, "out": {"meta_info": {"completion_tokens": 1}}}
     stamp = {"timestamp": "2026-01-02T03:04:05", "event": "request.finished", "rid": "a"}
     line = rows(1)[0] if format == "openai" else json.dumps({**stamp, **end}).encode() + b"\n"
@@ -54,7 +54,7 @@ def test_a_last_line_that_is_still_being_written_is_left_out(tmp_path, format, c
 
 
 @pytest.mark.parametrize("format", [None, "openai", "sglang", "vllm"])
-def test_utf_16_is_named(tmp_path: Path, format: str | None) -> None:
+def test_utf_16_is_refused_with_the_remedy(tmp_path: Path, format: str | None) -> None:
     """``>`` writes UTF-16 in an older PowerShell."""
     path = tmp_path / "log.jsonl"
     path.write_text(rows(1)[0].decode(), encoding="utf-16")
@@ -86,20 +86,20 @@ def test_an_endlessly_nested_line_is_broken(tmp_path: Path) -> None:
 def test_a_folder_of_rotated_logs_is_one_log_in_order_of_time(tmp_path: Path) -> None:
     folder = tmp_path / "logs"
     folder.mkdir()
-    times = [1_700_000_000 + at for at in range(9)]
-    whole = [json.dumps({"time": at, "prompt": f"p{at} " * 40}).encode() + b"\n" for at in times]
-    for name, part in (("a.log", whole[6:]), ("a.log.1", whole[3:6]), ("a.log.2.gz", whole[:3])):
+    times = [1_700_000_000 + i for i in range(9)]
+    lines = [json.dumps({"time": i, "prompt": f"p{i} " * 40}).encode() + b"\n" for i in times]
+    for name, part in (("a.log", lines[6:]), ("a.log.1", lines[3:6]), ("a.log.2.gz", lines[:3])):
         raw = b"".join(part)
         (folder / name).write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
     (folder / "b.log").write_bytes(b"")
-    together = tmp_path / "together"
-    together.write_bytes(b"".join(whole))
-    expected = [replace(r, line=0) for r in open_trace(together, "openai")]
+    single_file = tmp_path / "together"
+    single_file.write_bytes(b"".join(lines))
+    expected = [replace(r, line=0) for r in open_trace(single_file, "openai")]
     assert guess_format(folder) == "openai"
     assert [replace(r, line=0) for r in open_trace(folder, "openai")] == expected
-    several = one_log([str(folder / name) for name in ("a.log", "a.log.1", "a.log.2.gz")])
-    assert Path(several).name == "a.log and 2 more"
-    assert [replace(r, line=0) for r in open_trace(several, guess_format(several))] == expected
+    joined = one_log([str(folder / name) for name in ("a.log", "a.log.1", "a.log.2.gz")])
+    assert Path(joined).name == "a.log and 2 more"
+    assert [replace(r, line=0) for r in open_trace(joined, guess_format(joined))] == expected
 
 
 def test_logs_of_several_formats_are_no_log(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_logs_of_several_formats_are_no_log(tmp_path: Path) -> None:
 # ---- order ----
 
 
-def put(path: Path, log: list[dict[str, Any]]) -> Path:
+def write_log(path: Path, log: list[dict[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in log))
     return path
 
@@ -124,28 +124,28 @@ def read(path: Path, format: str) -> list[TraceRequest]:
 def long_log(count: int) -> list[dict[str, Any]]:
     return [
         {
-            "time": 1_764_000_000.0 + at,
-            "session_id": f"s{at % 7}",
-            "prompt": f"{at % 7} " * 40 + f"{at}",
+            "time": 1_764_000_000.0 + i,
+            "session_id": f"s{i % 7}",
+            "prompt": f"{i % 7} " * 40 + f"{i}",
         }
-        for at in range(count)
+        for i in range(count)
     ]
 
 
-def timeless(requests: list[TraceRequest]) -> list[tuple[Any, ...]]:
+def without_lines(requests: list[TraceRequest]) -> list[tuple[Any, ...]]:
     return [(r.time_s, r.blocks, r.turn, r.conversation) for r in requests]
 
 
 def test_a_log_that_is_newest_first_is_read_from_its_end(tmp_path: Path) -> None:
     log = long_log(9000)
-    forward, back = put(tmp_path / "a", log), put(tmp_path / "b", log[::-1])
-    assert timeless(read(back, "openai")) == timeless(read(forward, "openai"))
-    sample = read_sample(back, "openai")
+    forward, newest_first = write_log(tmp_path / "a", log), write_log(tmp_path / "b", log[::-1])
+    assert without_lines(read(newest_first, "openai")) == without_lines(read(forward, "openai"))
+    sample = read_sample(newest_first, "openai")
     assert sample.span_s == 8999
     assert "newest first" in " ".join(sample.understood.details())
 
 
-def test_a_json_list_that_is_newest_first_is_turned_round(tmp_path: Path) -> None:
+def test_a_json_list_that_is_newest_first_is_reversed(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps(long_log(5000)[::-1], indent=1))
     assert read(path, "openai")[-1].time_s == 4999
@@ -153,13 +153,13 @@ def test_a_json_list_that_is_newest_first_is_turned_round(tmp_path: Path) -> Non
 
 def test_a_compressed_newest_first_log_is_refused_with_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(gzip.compress(put(path, long_log(300)[::-1]).read_bytes()))
+    path.write_bytes(gzip.compress(write_log(path, long_log(300)[::-1]).read_bytes()))
     with pytest.raises(CanopyError, match="newest first and compressed"):
         read(path, "openai")
 
 
-def test_a_log_in_no_order_is_not_given_times_of_its_own(tmp_path: Path) -> None:
+def test_a_log_in_no_order_is_refused(tmp_path: Path) -> None:
     log = long_log(12_000)
-    path = put(tmp_path / "a", [*log[6000:], *log[:6000]])
+    path = write_log(tmp_path / "a", [*log[6000:], *log[:6000]])
     with pytest.raises(CanopyError, match="sort the trace by time"):
         read_sample(path, "openai")

@@ -1,4 +1,4 @@
-"""Logs as files: each gives the outcome in the JSON file beside it, and no damage makes up a request.
+"""Logs as files: each gives the outcome in the JSON file beside it, and no damage invents a request.
 
 A new case is two files: ``fixtures/logs/NAME.jsonl`` and its outcome, which ``python test/trace/test_logs.py
 NAME`` writes, to be read before it is committed. Logs of ``traffic-`` hold the same calls in every format.
@@ -44,9 +44,9 @@ def lines_of_several(name: str) -> bool:
 
 
 def outcome(path: Path) -> dict[str, Any]:
-    """Return what a reader makes of a log: format, requests, and its messages.
+    """Return a reader's outcome of a log: format, requests, and messages.
 
-    A request is time, input and output tokens, blocks, leading blocks that were seen before, turn,
+    A request is time, input and output tokens, blocks, leading blocks of earlier requests, turn,
     conversation, category and stop reason. A broken line gives its error, and is skipped then.
     """
     result: dict[str, Any] = {}
@@ -74,11 +74,11 @@ def outcome(path: Path) -> dict[str, Any]:
                 broken.append(re.sub(r"(?<=not JSON) .*|(?<=cannot be read) .*", "", text))
     finally:
         logger.removeHandler(handler)
-    seen: set[int] = set()
+    earlier: set[int] = set()
     result["requests"] = []
     for r in requests:
-        shared = next((at for at, block in enumerate(r.blocks) if block not in seen), len(r.blocks))
-        seen.update(r.blocks)
+        shared = next((i for i, b in enumerate(r.blocks) if b not in earlier), len(r.blocks))
+        earlier.update(r.blocks)
         result["requests"].append(
             [round(r.time_s, 3), r.input_tokens, r.output_tokens, len(r.blocks), shared, r.turn,
              r.conversation, r.category, r.stop]
@@ -102,23 +102,23 @@ def test_a_log_gives_the_outcome_beside_it(name: str) -> None:
 
 def test_every_format_has_a_log_of_the_same_traffic() -> None:
     outcomes = {name: json.loads((FOLDER / f"{name}.json").read_text()) for name in TRAFFIC}
-    logged = {one["format"] for one in outcomes.values()} | {"agentic"}
+    logged = {outcome["format"] for outcome in outcomes.values()} | {"agentic"}
     assert logged == set(format_names()), "add fixtures/logs/traffic-NAME.jsonl (CONTRIBUTING.md)"
     calls = outcomes["traffic-own"]["requests"]
-    sent = sum(row[1] for row in calls)
+    total = sum(row[1] for row in calls)
     for name, log in outcomes.items():
         assert len(log["requests"]) == len(calls), name
-        assert sum(row[1] for row in log["requests"]) == pytest.approx(sent, rel=0.25), name
+        assert sum(row[1] for row in log["requests"]) == pytest.approx(total, rel=0.25), name
         if name != "traffic-mooncake":  # of 512-token blocks
             assert sorted(row[5] for row in log["requests"]) == sorted(row[5] for row in calls), (
                 name
             )
             assert len({row[6] for row in log["requests"]}) == len({row[6] for row in calls}), name
         if name != "traffic-batch":  # without times
-            at, expected = (
+            times, expected = (
                 [row[0] - rows[0][0] for row in rows] for rows in (log["requests"], calls)
             )
-            assert at == pytest.approx(expected, abs=1.0), name
+            assert times == pytest.approx(expected, abs=1.0), name
 
 
 # ---- damage ----
@@ -135,60 +135,60 @@ def read(name: str, raw: bytes, suffix: str = "") -> tuple[list[TraceRequest], i
             requests = list(read_trace(path, format, tolerance))
         except CanopyError:
             return None
-        seen = tolerance.understood
-        return requests, seen.left_out.total() + seen.changed.total() + tolerance.skipped
+        notes = tolerance.understood
+        return requests, notes.left_out.total() + notes.changed.total() + tolerance.skipped
 
 
 @cache
-def whole(name: str) -> tuple[bytes, list[TraceRequest]]:
+def raw_and_requests(name: str) -> tuple[bytes, list[TraceRequest]]:
     raw = LOGS[name].read_bytes()
-    found = read(name, raw)
-    assert found is not None
-    return raw, found[0]
+    result = read(name, raw)
+    assert result is not None
+    return raw, result[0]
 
 
 def prompts(requests: list[TraceRequest]) -> list[tuple[int, ...]]:
     return [r.blocks for r in requests]
 
 
-def made_up(requests: list[TraceRequest], name: str) -> int:
-    return (Counter(prompts(requests)) - Counter(prompts(whole(name)[1]))).total()
+def count_invented(requests: list[TraceRequest], name: str) -> int:
+    return (Counter(prompts(requests)) - Counter(prompts(raw_and_requests(name)[1]))).total()
 
 
-few = settings(max_examples=settings.default.max_examples // 10)
+few_examples = settings(max_examples=settings.default.max_examples // 10)
 seeds = st.integers(0, 10**6)
 
 
 @pytest.mark.parametrize("name", TRAFFIC)
 def test_another_encoding_of_the_same_lines_changes_nothing(name: str) -> None:
-    raw, expected = whole(name)
-    for changed, suffix in (
+    raw, expected = raw_and_requests(name)
+    for encoded, suffix in (
         (raw.replace(b"\n", b"\r\n"), ""),
         (b"\xef\xbb\xbf" + raw, ""),
         (gzip.compress(raw), ".gz"),
         (raw.replace(b"\n", b"\n\n"), ""),
         (raw.rstrip(b"\n"), ""),
     ):
-        found = read(name, changed, suffix)
-        assert found is not None
-        assert prompts(found[0]) == prompts(expected)
+        result = read(name, encoded, suffix)
+        assert result is not None
+        assert prompts(result[0]) == prompts(expected)
     assert read(name, raw.decode().encode("utf-16")) is None
 
 
 @pytest.mark.parametrize("name", TRAFFIC)
 @given(seed=seeds)
-@few
+@few_examples
 def test_a_truncated_file_yields_no_false_request(name: str, seed: int) -> None:
-    raw = whole(name)[0]
-    found = read(name, raw[: random.Random(seed).randrange(1, len(raw))])
-    assert found is None or not made_up(found[0], name)
+    raw = raw_and_requests(name)[0]
+    result = read(name, raw[: random.Random(seed).randrange(1, len(raw))])
+    assert result is None or not count_invented(result[0], name)
 
 
 @pytest.mark.parametrize("name", [n for n in TRAFFIC if n not in (*DOCUMENTS, *NO_ORDER) and not lines_of_several(n)])  # fmt: skip
 @given(seed=seeds, newest_first=st.booleans())
-@few
+@few_examples
 def test_lines_in_another_order_are_put_in_order(name: str, seed: int, newest_first: bool) -> None:
-    draw, (raw, expected) = random.Random(seed), whole(name)
+    draw, (raw, expected) = random.Random(seed), raw_and_requests(name)
     lines = raw.splitlines(keepends=True)
     if newest_first:
         lines.reverse()
@@ -197,27 +197,26 @@ def test_lines_in_another_order_are_put_in_order(name: str, seed: int, newest_fi
     result = read(name, b"".join(lines))
     if result is None or result[1]:
         return
-    if (
-        name == "traffic-sglang"
-    ):  # an answer before its question is a request that the log's beginning cut
+    # In SGLang's log, an answer before its question is a request that the log's beginning cut.
+    if name == "traffic-sglang":
         assert sorted(prompts(result[0])) == sorted(prompts(expected))
     else:
-        first, begin = result[0][0].time_s, expected[0].time_s
+        first, expected_first = result[0][0].time_s, expected[0].time_s
         assert sorted((round(r.time_s - first, 6), r.blocks) for r in result[0]) == sorted(
-            (round(r.time_s - begin, 6), r.blocks) for r in expected
+            (round(r.time_s - expected_first, 6), r.blocks) for r in expected
         )
 
 
 @pytest.mark.parametrize("name", [n for n in TRAFFIC if n not in DOCUMENTS])
 @given(seed=seeds)
-@few
+@few_examples
 def test_lines_that_are_broken_are_counted(name: str, seed: int) -> None:
     """Bytes in the middle of some lines are lost or overwritten."""
-    draw, (raw, expected) = random.Random(seed), whole(name)
+    draw, (raw, expected) = random.Random(seed), raw_and_requests(name)
     lines = raw.splitlines(keepends=True)
-    for at in draw.sample(range(len(lines)), 2):
-        line, middle = lines[at], len(lines[at]) // 2
-        lines[at] = draw.choice([line[:middle] + b"\n", line[middle:], line[:middle] + b"\x00\xff" + line[middle:], b"{\n"])  # fmt: skip
+    for index in draw.sample(range(len(lines)), 2):
+        line, middle = lines[index], len(lines[index]) // 2
+        lines[index] = draw.choice([line[:middle] + b"\n", line[middle:], line[:middle] + b"\x00\xff" + line[middle:], b"{\n"])  # fmt: skip
     result = read(name, b"".join(lines))
     if result is None:
         return
@@ -225,30 +224,30 @@ def test_lines_that_are_broken_are_counted(name: str, seed: int) -> None:
     if lines_of_several(name) or "sglang" in name or "vllm" in name:
         assert lost <= 2 + result[1]  # it may be a line of another process
     else:
-        assert made_up(result[0], name) <= 2
+        assert count_invented(result[0], name) <= 2
         assert lost <= result[1]
 
 
 @pytest.mark.parametrize("name", [n for n in TRAFFIC if n not in DOCUMENTS and not lines_of_several(n)])  # fmt: skip
 @given(seed=seeds)
-@few
+@few_examples
 def test_a_line_that_is_logged_twice_counts_once_if_it_names_its_call(name: str, seed: int) -> None:
-    raw, expected = whole(name)
+    raw, expected = raw_and_requests(name)
     lines = raw.splitlines(keepends=True)
-    again = random.Random(seed).randrange(len(lines))
-    result = read(name, b"".join([*lines[: again + 1], lines[again], *lines[again + 1 :]]))
+    repeated = random.Random(seed).randrange(len(lines))
+    result = read(name, b"".join([*lines[: repeated + 1], lines[repeated], *lines[repeated + 1 :]]))
     assert result is not None
     assert 0 <= len(result[0]) - len(expected) <= (name not in NAMED)
 
 
 @pytest.mark.parametrize("name", ["traffic-own", "traffic-otel-otlp", "traffic-sglang", "traffic-vllm", "traffic-mooncake", "traffic-bailian"])  # fmt: skip
 @given(extra=st.binary(max_size=400), seed=seeds)
-@few
-def test_any_bytes_are_refused_in_words(name: str, extra: bytes, seed: int) -> None:
-    raw = whole(name)[0]
-    at = random.Random(seed).randrange(len(raw))
+@few_examples
+def test_any_bytes_raise_only_canopy_errors(name: str, extra: bytes, seed: int) -> None:
+    raw = raw_and_requests(name)[0]
+    position = random.Random(seed).randrange(len(raw))
     read(name, extra)
-    read(name, raw[:at] + extra + raw[at:])
+    read(name, raw[:position] + extra + raw[position:])
 
 
 NUMBER = re.compile(rb"(?<![\w.-])\d+(?![\w.-])")
@@ -256,12 +255,12 @@ NUMBER = re.compile(rb"(?<![\w.-])\d+(?![\w.-])")
 
 @pytest.mark.parametrize("name", [n for n in TRAFFIC if NUMBER.search(LOGS[n].read_bytes())])
 @given(seed=seeds)
-@few
+@few_examples
 def test_a_number_of_any_size_is_read_or_refused_in_words(name: str, seed: int) -> None:
-    draw, raw = random.Random(seed), whole(name)[0]
-    at = draw.choice(list(NUMBER.finditer(raw)))
+    draw, raw = random.Random(seed), raw_and_requests(name)[0]
+    match = draw.choice(list(NUMBER.finditer(raw)))
     huge = draw.choice([b"9" * 18, b"9" * 400, b"9" * 5000, b"1e308"])
-    result = read(name, raw[: at.start()] + huge + raw[at.end() :])
+    result = read(name, raw[: match.start()] + huge + raw[match.end() :])
     for request in () if result is None else result[0]:
         assert max(request.input_tokens, request.output_tokens) < 1 << 63
         assert math.isfinite(request.time_s)

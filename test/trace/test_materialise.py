@@ -10,87 +10,81 @@ from canopy_lab.trace import TraceRequest
 from canopy_lab.trace.materialise import Materialiser, middle_tokens, usable_tokens
 from sglang_canopy.errors import CanopyError
 
-VOCABULARY = middle_tokens(50_000)
+VOCAB = middle_tokens(50_000)
 
 
-def request(tokens: int, blocks: tuple[int, ...], size: int = 8, **more: object) -> TraceRequest:
-    fields = {"time_s": 0.0, "output_tokens": 4, "conversation": "c", **more}
+def request(tokens: int, blocks: tuple[int, ...], size: int = 8, **options: object) -> TraceRequest:
+    fields = {"time_s": 0.0, "output_tokens": 4, "conversation": "c", **options}
     return TraceRequest(input_tokens=tokens, blocks=blocks, block_tokens=size, **fields)  # type: ignore[arg-type]
 
 
-def common(a: list[int], b: list[int]) -> int:
+def common_prefix(a: list[int], b: list[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
 
 
 def test_equal_ids_give_equal_tokens_in_any_trace() -> None:
-    materialiser = Materialiser(
-        [request(20, (1, 2, 3)), request(16, (5, 2), conversation="d")], VOCABULARY
-    )
-    of_another_trace = Materialiser([request(24, (1, 2, 9))], VOCABULARY)
-    first, second, other = (
-        materialiser.prompt(materialiser.planned[0]),
-        materialiser.prompt(materialiser.planned[1]),
+    source = Materialiser([request(20, (1, 2, 3)), request(16, (5, 2), conversation="d")], VOCAB)
+    of_another_trace = Materialiser([request(24, (1, 2, 9))], VOCAB)
+    first, second, other_prompt = (
+        source.prompt(source.planned[0]),
+        source.prompt(source.planned[1]),
         of_another_trace.prompt(of_another_trace.planned[0]),
     )
-    assert first[:16] == other[:16]
+    assert first[:16] == other_prompt[:16]
     assert first[8:16] == second[8:16]
     assert first[:8] != second[:8]
 
 
 def test_another_seed_makes_other_tokens() -> None:
-    made = [Materialiser([request(64, tuple(range(8)))], VOCABULARY, seed=s) for s in (0, 1)]
-    a, b = (m.prompt(m.planned[0]) for m in made)
+    sources = [Materialiser([request(64, tuple(range(8)))], VOCAB, seed=s) for s in (0, 1)]
+    a, b = (m.prompt(m.planned[0]) for m in sources)
     assert sum(x == y for x, y in zip(a, b)) < 4
 
 
 def test_a_turn_begins_with_the_previous_turns_output() -> None:
     first = request(20, (1, 2, 30), output_tokens=9)
     second = request(45, (1, 2, 3, 4, 5, 60), turn=2)
-    materialiser = Materialiser([first, second], VOCABULARY)
-    whole = materialiser.prompt(materialiser.planned[0]) + materialiser.output(
-        materialiser.planned[0]
-    )
-    assert len(whole) == 29
-    assert materialiser.prompt(materialiser.planned[1])[:29] == whole
-    assert (materialiser.planned[1].continues, materialiser.planned[1].previous) == (0, 0)
+    source = Materialiser([first, second], VOCAB)
+    prompt_and_output = source.prompt(source.planned[0]) + source.output(source.planned[0])
+    assert len(prompt_and_output) == 29
+    assert source.prompt(source.planned[1])[:29] == prompt_and_output
+    assert (source.planned[1].continues, source.planned[1].previous) == (0, 0)
 
 
 def test_tails_without_an_id_are_continued_too() -> None:
     # Agentic traces give ids to full blocks only.
     turns = [request(19, (1, 2)), request(22, (1, 2), turn=2), request(40, (1, 2, 3, 4, 5), turn=3)]
-    materialiser = Materialiser(turns, VOCABULARY)
-    prompts = [materialiser.prompt(p) for p in materialiser.planned]
+    source = Materialiser(turns, VOCAB)
+    prompts = [source.prompt(p) for p in source.planned]
     assert prompts[2][:22] == prompts[1]
     assert prompts[1][:19] == prompts[0]
-    assert materialiser.output(materialiser.planned[1]) == prompts[2][22:26]
+    assert source.output(source.planned[1]) == prompts[2][22:26]
 
 
-def test_tails_without_an_id_are_not_shared_by_strangers() -> None:
-    made = Materialiser([request(12, (1,)), request(12, (1,), conversation="d")], VOCABULARY)
-    a, b = (made.prompt(p) for p in made.planned)
-    assert common(a, b) == 8
+def test_tails_without_an_id_are_not_shared_between_conversations() -> None:
+    source = Materialiser([request(12, (1,)), request(12, (1,), conversation="d")], VOCAB)
+    a, b = (source.prompt(p) for p in source.planned)
+    assert common_prefix(a, b) == 8
 
 
 def test_a_branch_that_drops_history_is_no_continuation() -> None:
-    made = Materialiser([request(20, (1, 2, 3)), request(40, (1, 7, 8, 9, 10), turn=2)], VOCABULARY)
-    assert made.planned[1].continues is None
-    assert made.planned[1].previous == 0
+    source = Materialiser([request(20, (1, 2, 3)), request(40, (1, 7, 8, 9, 10), turn=2)], VOCAB)
+    assert source.planned[1].continues is None
+    assert source.planned[1].previous == 0
 
 
 def test_scaling_keeps_sharing_and_at_least_one_token() -> None:
-    small = Materialiser(
-        [request(1030, (1, 2, 3), 512, output_tokens=0)], VOCABULARY, Fraction(1, 16)
-    )
+    small = Materialiser([request(1030, (1, 2, 3), 512, output_tokens=0)], VOCAB, Fraction(1, 16))
     (planned,) = small.planned
     assert (small.block_tokens(512), planned.prompt_tokens, planned.output_tokens) == (32, 65, 1)
-    tiny = Materialiser([request(3, (1,), 8)], VOCABULARY, Fraction(1, 1000))
+    tiny = Materialiser([request(3, (1,), 8)], VOCAB, Fraction(1, 1000))
     assert (tiny.block_tokens(8), tiny.planned[0].prompt_tokens) == (1, 1)
 
 
 def test_impossible_options_are_refused() -> None:
     for scale in (0, 2, -1):
         with pytest.raises(CanopyError, match="above 0 and at most 1"):
-            Materialiser([], VOCABULARY, scale)
+            Materialiser([], VOCAB, scale)
     with pytest.raises(CanopyError, match="16 or more tokens"):
         middle_tokens(3)
 
@@ -135,35 +129,35 @@ def traces(draw: st.DrawFn) -> list[TraceRequest]:
 @settings(max_examples=2 * settings.default.max_examples)
 @given(traces(), st.sampled_from([1, Fraction(1, 2), Fraction(1, 16), Fraction(1, 100)]))
 def test_lengths_are_exact_and_prefixes_shared_as_blocks_are(trace, scale):
-    materialiser = Materialiser(trace, VOCABULARY, scale)
-    prompts = [materialiser.prompt(p) for p in materialiser.planned]
-    allowed = set(VOCABULARY.tolist())
-    for planned, prompt in zip(materialiser.planned, prompts):
+    source = Materialiser(trace, VOCAB, scale)
+    prompts = [source.prompt(p) for p in source.planned]
+    allowed = set(VOCAB.tolist())
+    for planned, prompt in zip(source.planned, prompts):
         assert len(prompt) == planned.prompt_tokens
-        assert len(materialiser.output(planned)) == planned.output_tokens >= 1
+        assert len(source.output(planned)) == planned.output_tokens >= 1
         assert set(prompt) <= allowed
         if scale == 1:
             assert len(prompt) == planned.request.input_tokens
-        small = materialiser.block_tokens(planned.request.block_tokens)
-        assert -(-len(prompt) // small) <= len(planned.request.blocks)
-    for a in materialiser.planned:
-        for b in materialiser.planned:
-            small = materialiser.block_tokens(a.request.block_tokens)
-            shared = common(list(a.request.blocks), list(b.request.blocks))
-            least = min(shared * small, a.prompt_tokens, b.prompt_tokens)
-            assert prompts[a.ordinal][:least] == prompts[b.ordinal][:least]
-    for planned in materialiser.planned:
+        block_tokens = source.block_tokens(planned.request.block_tokens)
+        assert -(-len(prompt) // block_tokens) <= len(planned.request.blocks)
+    for a in source.planned:
+        for b in source.planned:
+            block_tokens = source.block_tokens(a.request.block_tokens)
+            shared = common_prefix(list(a.request.blocks), list(b.request.blocks))
+            shared_tokens = min(shared * block_tokens, a.prompt_tokens, b.prompt_tokens)
+            assert prompts[a.ordinal][:shared_tokens] == prompts[b.ordinal][:shared_tokens]
+    for planned in source.planned:
         if planned.continues is not None:
-            before = materialiser.planned[planned.continues]
-            met = prompts[planned.ordinal][: before.prompt_tokens] == prompts[before.ordinal]
+            previous = source.planned[planned.continues]
+            is_met = prompts[planned.ordinal][: previous.prompt_tokens] == prompts[previous.ordinal]
             # Two requests may end in one partial block and continue differently: one can be met.
-            twins = [p for p in materialiser.planned if p.request.blocks == before.request.blocks]
-            assert met or len(twins) > 1
+            equal = [p for p in source.planned if p.request.blocks == previous.request.blocks]
+            assert is_met or len(equal) > 1
 
 
 @settings(max_examples=100)
 @given(st.integers(0, 2**63), st.integers(1, 600), st.integers(1, 600))
 def test_a_shorter_cut_of_a_block_is_a_prefix_of_a_longer_one(block, first, second):
-    made = [Materialiser([request(n, (block,), 600)], VOCABULARY) for n in sorted((first, second))]
-    short, long = (m.prompt(m.planned[0]) for m in made)
+    sources = [Materialiser([request(n, (block,), 600)], VOCAB) for n in sorted((first, second))]
+    short, long = (m.prompt(m.planned[0]) for m in sources)
     assert long[: len(short)] == short

@@ -57,7 +57,7 @@ def conversation(name: str, start: int = 1) -> dict[str, object]:
     }  # fmt: skip
 
 
-def test_an_archive_is_read_end_to_end_with_blocks_of_its_own(tmp_path: Path) -> None:
+def test_conversations_of_an_archive_are_merged_by_time_and_share_no_blocks(tmp_path: Path) -> None:
     import tarfile
 
     for name in ("a", "b"):
@@ -86,7 +86,7 @@ def test_every_part_of_a_compressed_file_is_read(tmp_path: Path, suffix: str) ->
     assert read(path, "mooncake") == read(write(tmp_path / "plain", *[MOONCAKE] * 3), "mooncake")
 
 
-def test_skip_bad_ignores_that_many_lines_and_logs_it(tmp_path, caplog):
+def test_skip_bad_ignores_up_to_its_number_of_lines_and_logs_it(tmp_path, caplog):
     path = write(tmp_path / "t", MOONCAKE, "{", {**MOONCAKE, "timestamp": 2000}, "oops")
     assert [r.line for r in read(path, "mooncake", skip_bad=2)] == [1, 3]
     assert "ignored 2 broken lines" in caplog.text
@@ -97,8 +97,8 @@ def test_skip_bad_ignores_that_many_lines_and_logs_it(tmp_path, caplog):
 def test_the_page_of_traces_has_every_format() -> None:
     page = (Path(__file__).parents[2] / "docs/reference/traces.md").read_text(encoding="utf-8")
     first_table = page.split("## Formats")[1].split("## Which")[0]
-    shown = set(re.findall(r"^\| `([\w-]+)` \|", first_table, re.M))
-    assert shown == set(format_names()), "give each format a row in docs/reference/traces.md"
+    formats = set(re.findall(r"^\| `([\w-]+)` \|", first_table, re.M))
+    assert formats == set(format_names()), "give each format a row in docs/reference/traces.md"
 
 
 def test_memory_does_not_grow_with_the_trace(tmp_path: Path) -> None:
@@ -123,11 +123,11 @@ def test_memory_does_not_grow_with_the_trace(tmp_path: Path) -> None:
 
 
 def test_agents_and_turns_of_an_agentic_archive_are_read(tmp_path: Path) -> None:
-    document = {**conversation("c"), "tool_tokens": 100, "system_tokens": 28}
-    first, child, *_ = document["requests"]  # type: ignore[misc]
+    content = {**conversation("c"), "tool_tokens": 100, "system_tokens": 28}
+    first, child, *_ = content["requests"]  # type: ignore[misc]
     first |= {"model": "big", "api_time": 1.5, "think_time": 0.0}
     child |= {"tool_tokens": 50, "system_tokens": 10}
-    requests = read(write(tmp_path / "c.json", document), "agentic")
+    requests = read(write(tmp_path / "c.json", content), "agentic")
     assert (requests[0].model, requests[0].answer_s, requests[0].think_s) == ("big", 1.5, 0.0)
     assert [(r.tool_tokens, r.system_tokens) for r in requests] == [(100, 28), (50, 10)] * 2
     assert (requests[1].model, requests[1].answer_s) == (None, None)

@@ -1,4 +1,4 @@
-"""What a log's file does not show: prompts as a server's block ids, tokenizers, samples, its own logger."""
+"""Cases that no log file covers: prompts as a server's block ids, tokenizers, samples, its own logger."""
 
 import json
 import logging
@@ -19,19 +19,19 @@ from sglang_canopy.errors import CanopyError
 LOGS = Path(__file__).resolve().parents[1] / "fixtures" / "logs"
 
 
-def event(kind: str, rid: str, second: float, **more: Any) -> str:
+def event(kind: str, rid: str, second: float, **rest: Any) -> str:
     """Return a line of SGLang's request log."""
     stamp = f"2026-01-02T03:04:{second:09.6f}"
-    return f"[x] {json.dumps({'timestamp': stamp, 'event': f'request.{kind}', 'rid': rid, **more})}"
+    return f"[x] {json.dumps({'timestamp': stamp, 'event': f'request.{kind}', 'rid': rid, **rest})}"
 
 
-def finished(rid: str, second: float, ids: list[int]) -> str:
+def end_event(rid: str, second: float, ids: list[int]) -> str:
     obj = {"input_ids": ids, "text": None, "sampling_params": {}}
     return event("finished", rid, second, obj=obj, out={"meta_info": {"completion_tokens": 4}})
 
 
 @pytest.mark.parametrize(
-    ("name", "blocks"),
+    ("name", "block_counts"),
     [
         ("sglangs-own-warm-up", [3]),
         ("texts-are-measured-by-the-servers-own-counts", [1, 2]),
@@ -39,9 +39,9 @@ def finished(rid: str, second: float, ids: list[int]) -> str:
         ("servers-namespaces-share-nothing", [0] * 9 + [1] * 9),
     ],
 )
-def test_a_servers_requests_have_the_logs_tokens_and_blocks(name: str, blocks: list[int]) -> None:
+def test_a_servers_requests_have_the_logs_token_counts(name: str, block_counts: list[int]) -> None:
     requests = list(read_as_server(LOGS / f"{name}.jsonl"))
-    assert [len(r.blocks) for r in requests] == blocks
+    assert [len(r.blocks) for r in requests] == block_counts
     as_log = open_trace(LOGS / f"{name}.jsonl", "sglang")
     assert [r.input_tokens for r in requests] == [r.input_tokens for r in as_log]
 
@@ -54,13 +54,13 @@ def test_a_servers_namespaces_share_no_blocks() -> None:
             assert (request.blocks[0] in earlier) == (number in (10, 17))
 
 
-def test_a_request_that_never_ends_holds_back_no_others(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_request_that_never_ends_delays_no_others(tmp_path: Path, monkeypatch: Any) -> None:
     """Otherwise the log stays in memory behind the first client that disconnected."""
     monkeypatch.setattr("canopy_lab.trace.sglang_log.ORDER_WINDOW", 4)
     log = tmp_path / "log"
     rows = [event("received", "never", 1, obj={})]
-    for at in range(8):
-        rows += [event("received", str(at), 2 + at, obj={}), finished(str(at), 2.5 + at, [1] * 99)]
+    for i in range(8):
+        rows += [event("received", str(i), 2 + i, obj={}), end_event(str(i), 2.5 + i, [1] * 99)]
     log.write_text("\n".join([*rows, "[x] {broken"]) + "\n")
     trace = open_trace(log, "sglang")
     first = next(trace)
@@ -84,7 +84,7 @@ def test_the_pools_of_dp_ranks_are_added_up(tmp_path: Path) -> None:
 def test_a_servers_log_is_recognised_after_900_other_lines(tmp_path: Path) -> None:
     probe = '[2026-01-02 03:00:10] INFO:     10.0.0.1:1 - "GET /health HTTP/1.1" 200 OK\n'
     log = tmp_path / "server.log"
-    log.write_text(probe * 900 + finished("a", 1, [1] * 40) + "\n")
+    log.write_text(probe * 900 + end_event("a", 1, [1] * 40) + "\n")
     assert guess_format(log) == "sglang"
 
 
@@ -136,22 +136,22 @@ def test_with_a_tokenizer_counts_that_leave_out_cached_tokens_are_not_used(tmp_p
     assert "token counts that are not used" in sample.understood.alarms()[0]
 
 
-def test_an_image_is_no_text_of_its_bytes(tmp_path: Path) -> None:
+def test_an_image_counts_as_an_image_and_not_as_its_bytes(tmp_path: Path) -> None:
     """A picture in a data URL has a million characters; a model has some hundred tokens for it."""
     path = tmp_path / "log.jsonl"
     with path.open("w") as out:
-        for at, picture in enumerate(("cat", "cat", "dog")):
+        for number, picture in enumerate(("cat", "cat", "dog")):
             url = {"url": f"data:image/png;base64,{picture * 50_000}"}
             parts = [{"type": "text", "text": "What is it? " * 20}, {"type": "image_url", "image_url": url}]  # fmt: skip
-            out.write(json.dumps({"time": at, "messages": [{"role": "user", "content": parts}]}) + "\n")  # fmt: skip
-    original, same, other = open_trace(path, "openai")
+            out.write(json.dumps({"time": number, "messages": [{"role": "user", "content": parts}]}) + "\n")  # fmt: skip
+    original, repeated, other_image = open_trace(path, "openai")
     assert original.input_tokens < 200
-    assert original.blocks == same.blocks
-    assert original.blocks[:3] == other.blocks[:3]
-    assert original.blocks[-1] != other.blocks[-1]
+    assert original.blocks == repeated.blocks
+    assert original.blocks[:3] == other_image.blocks[:3]
+    assert original.blocks[-1] != other_image.blocks[-1]
 
 
 def test_names_with_slashes_are_conversations_of_their_own() -> None:
     """Clients name sessions as paths; only in agents' traces is the first part a parent."""
-    found = open_trace(LOGS / "names-with-slashes-are-conversations-of-their-own.jsonl", "openai")
-    assert len({conversation_key(r) for r in found}) == 3
+    trace = open_trace(LOGS / "names-with-slashes-are-conversations-of-their-own.jsonl", "openai")
+    assert len({conversation_key(r) for r in trace}) == 3

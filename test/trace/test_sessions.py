@@ -1,4 +1,4 @@
-"""The time to think that a trace's own times leave."""
+"""The time to think, from a trace's own times."""
 
 import pytest
 

@@ -64,7 +64,7 @@ def test_json_and_pickle_restore_the_same_table(groups, residual, categories):
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "message"),
     [
         ([], "JSON object"),
         ({"group": []}, "allowed keys: groups"),
@@ -91,7 +91,7 @@ def test_json_and_pickle_restore_the_same_table(groups, residual, categories):
         ({"categories": {"api": -5}}, "category 'api'"),
     ],
 )
-def test_a_bad_table_is_refused_with_the_allowed_values(data: Any, says: str) -> None:
+def test_a_bad_table_is_refused_with_the_allowed_values(data: Any, message: str) -> None:
     with pytest.raises(CanopyError, match="TTL table") as caught:
         TTLTable.from_json(data)
-    assert says in str(caught.value)
+    assert message in str(caught.value)

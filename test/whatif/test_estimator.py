@@ -12,64 +12,67 @@ from sglang_canopy.whatif.meter import LRU, NOW
 from sglang_canopy.whatif.sampled_caches import Sample, SampledCaches
 from sglang_canopy.whatif.total import added_up, in_words
 
-BLOCK = 16
+BLOCK = 16  # tokens
 
 
 def fill(estimator, one_in, seed, requests=400):
     """Requests of 20 blocks: the server and the control have the first 5, an arm 5 to 20."""
-    draw, sampler, more = random.Random(seed), SampledCaches(one_in), 0
+    draw, sampler, gained_blocks = random.Random(seed), SampledCaches(one_in), 0
     for _ in range(requests):
         path = [draw.randrange(1 << 62) for _ in range(20)]
         reach = draw.choice((5, 10, 20))
-        more += reach - 5
+        gained_blocks += reach - 5
         estimator.serve(0.0, 20 * BLOCK, 5 * BLOCK, 15 * BLOCK)
         blocks = sampler.sampled(path)
         if blocks:
-            had = len(sampler.sampled(path[:5]))
-            arm = len(sampler.sampled(path[:reach]))
+            hit_blocks = len(sampler.sampled(path[:5]))
+            arm_blocks = len(sampler.sampled(path[:reach]))
             stands_for = BLOCK * one_in
             sample = Sample(
-                tuple(blocks), len(blocks) * stands_for, {"arm": arm}, {"arm": arm * stands_for}
+                tuple(blocks),
+                len(blocks) * stands_for,
+                {"arm": arm_blocks},
+                {"arm": arm_blocks * stands_for},
             )
-            estimator.sample(sample, had, had, BLOCK, one_in)
-    return more / (20 * requests)
+            estimator.sample(sample, hit_blocks, hit_blocks, BLOCK, one_in)
+    return gained_blocks / (20 * requests)
 
 
-def test_all_example_blocks_are_true():
+def test_with_every_block_sampled_the_lead_is_exact():
     estimator = HitRatioEstimator(math.inf)
-    truth = fill(estimator, 1, seed=1)
+    true_lead = fill(estimator, 1, seed=1)
     assert estimator.served_ratio() == pytest.approx(0.25)
-    assert estimator.lead("arm") == pytest.approx(truth)
+    assert estimator.lead("arm") == pytest.approx(true_lead)
     assert estimator.sampling_error("arm") == 0.0
     assert estimator.error("arm") > 0.0
-    assert estimator.lead("nobody") == pytest.approx(-0.25)
+    assert estimator.lead("unknown") == pytest.approx(-0.25)
 
 
 @pytest.mark.parametrize("one_in", [2, 8, 32])
 def test_a_sample_is_unbiased_with_the_stated_error(one_in):
-    off, stated = [], []
+    deviations, stated = [], []
     for seed in range(20):
         estimator = HitRatioEstimator(math.inf)
-        truth = fill(estimator, one_in, seed)
-        off.append(estimator.lead("arm") - truth)
+        true_lead = fill(estimator, one_in, seed)
+        deviations.append(estimator.lead("arm") - true_lead)
         stated.append(estimator.sampling_error("arm"))
-    spread = math.sqrt(sum(one**2 for one in off) / 20)
-    assert abs(sum(off) / 20) < spread
-    assert spread < math.sqrt(sum(one**2 for one in stated) / 20) < 3 * spread
+    spread = math.sqrt(sum(error**2 for error in deviations) / 20)
+    assert abs(sum(deviations) / 20) < spread
+    assert spread < math.sqrt(sum(error**2 for error in stated) / 20) < 3 * spread
 
 
 def test_a_prefix_hit_by_every_cache_changes_no_estimate():
-    stated = []
+    leads = []
     for hot in range(2):
         estimator = HitRatioEstimator(math.inf)
         for _ in range(200):
             estimator.serve(0.0, 40 * BLOCK, 30 * BLOCK, 10 * BLOCK)
             blocks = (7, *(random.Random(1).randrange(1 << 62) for _ in range(5)))[1 - hot :]
-            had, asked = hot, len(blocks) * 2 * BLOCK
-            sample = Sample(blocks, asked, {"arm": had + 2}, {"arm": (had + 2) * 2 * BLOCK})
-            estimator.sample(sample, had, had, BLOCK, 2)
-        stated.append(estimator.lead("arm"))
-    assert stated[0] == pytest.approx(stated[1]) == pytest.approx(0.1)
+            hits, tokens = hot, len(blocks) * 2 * BLOCK
+            sample = Sample(blocks, tokens, {"arm": hits + 2}, {"arm": (hits + 2) * 2 * BLOCK})
+            estimator.sample(sample, hits, hits, BLOCK, 2)
+        leads.append(estimator.lead("arm"))
+    assert leads[0] == pytest.approx(leads[1]) == pytest.approx(0.1)
 
 
 @given(st.integers(0, 1000), st.sampled_from([1, 4]))
@@ -77,8 +80,8 @@ def test_old_requests_fade_at_any_weight(seed, one_in):
     """After a thousand memories nothing has overflowed, and only recent requests count."""
     estimator = HitRatioEstimator(10.0)
     fill(estimator, one_in, seed, requests=50)
-    old = estimator.served_ratio()
-    assert old == pytest.approx(0.25)
+    old_ratio = estimator.served_ratio()
+    assert old_ratio == pytest.approx(0.25)
     estimator.serve(10_000.0, 100, 80, 0)
     assert estimator.served_ratio() == pytest.approx(0.8)
     estimator.serve(10_010.0, 100, 0, 0)
@@ -87,15 +90,15 @@ def test_old_requests_fade_at_any_weight(seed, one_in):
 
 def test_a_block_that_is_won_and_then_lost_again_adds_no_sampling_error():
     """Won and lost tokens of one block cancel; the missed tokens are of other blocks."""
-    estimator, (first, *others) = HitRatioEstimator(math.inf), [3 << 40, 5 << 40, 7 << 40, 11 << 40]
+    estimator, (first, *missed) = HitRatioEstimator(math.inf), [3 << 40, 5 << 40, 7 << 40, 11 << 40]
 
-    def add(blocks, served, control, arm):
-        estimator.serve(0.0, 2 * BLOCK, served * 2 * BLOCK, (1 - served) * 2 * BLOCK)
+    def add(blocks, hit, control, arm):
+        estimator.serve(0.0, 2 * BLOCK, hit * 2 * BLOCK, (1 - hit) * 2 * BLOCK)
         sample = Sample(blocks, 2 * BLOCK, {"arm": arm}, {"arm": arm * 2 * BLOCK})
-        estimator.sample(sample, control, served, BLOCK, 2)
+        estimator.sample(sample, control, hit, BLOCK, 2)
 
     add((first,), 1, 0, 1)
-    for block in others:
+    for block in missed:
         add((block,), 0, 0, 0)
     assert estimator.sampling_error("arm") > 0.0
     add((first,), 1, 1, 0)

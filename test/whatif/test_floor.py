@@ -9,28 +9,28 @@ from hypothesis import strategies as st
 from sglang_canopy.whatif.floor import CREDIT, SHARE, SLACK, Floor
 
 CAPACITY = 10_000
-ASKED = 100
-HITS = st.lists(st.tuples(st.integers(0, ASKED), st.integers(0, ASKED)), max_size=400)
+TOKENS = 100  # of a request
+HITS = st.lists(st.tuples(st.integers(0, TOKENS), st.integers(0, TOKENS)), max_size=400)
 
 
 @given(HITS)
 def test_the_loss_before_lru_ranks_is_bounded(hits):
-    floor, lost, asked = Floor(CAPACITY), 0, 0
+    floor, lost_tokens, tokens = Floor(CAPACITY), 0, 0
     for policy, lru in hits:
         if floor.behind:
             break
-        lost, asked = lost + lru - policy, asked + ASKED
-        floor.compare(policy, lru, ASKED)
+        lost_tokens, tokens = lost_tokens + lru - policy, tokens + TOKENS
+        floor.compare(policy, lru, TOKENS)
         if not floor.behind:
-            assert lost <= SLACK * CAPACITY + SHARE * asked
-    assert lost <= SLACK * CAPACITY + SHARE * asked + ASKED  # the request that showed it
+            assert lost_tokens <= SLACK * CAPACITY + SHARE * tokens
+    assert lost_tokens <= SLACK * CAPACITY + SHARE * tokens + TOKENS  # the request that showed it
 
 
-@given(st.lists(st.tuples(st.integers(0, ASKED), st.integers(0, ASKED)), max_size=400))
+@given(st.lists(st.tuples(st.integers(0, TOKENS), st.integers(0, TOKENS)), max_size=400))
 def test_a_policy_that_is_never_worse_is_never_replaced(hits):
     floor = Floor(CAPACITY)
-    for one, other in hits:
-        floor.compare(max(one, other), min(one, other), ASKED)
+    for hit_a, hit_b in hits:
+        floor.compare(max(hit_a, hit_b), min(hit_a, hit_b), TOKENS)
         assert not floor.behind
 
 
@@ -39,9 +39,9 @@ def test_requests_without_a_difference_do_not_raise_the_allowed_loss(doubt):
     def lost_before_lru_ranks(equal):
         floor, lost = Floor(CAPACITY), 0
         for _ in range(equal):
-            floor.compare(ASKED // 2, ASKED // 2, ASKED, doubt)
+            floor.compare(TOKENS // 2, TOKENS // 2, TOKENS, doubt)
         while not floor.behind:
-            floor.compare(ASKED // 2 - 10, ASKED // 2, ASKED, doubt)
+            floor.compare(TOKENS // 2 - 10, TOKENS // 2, TOKENS, doubt)
             lost += 10
         return lost
 
@@ -52,81 +52,81 @@ def test_requests_without_a_difference_do_not_raise_the_required_gain():
     def gained_before_the_policy_ranks(equal):
         floor, gained = Floor(CAPACITY), 0
         while not floor.behind:
-            floor.compare(0, ASKED, ASKED)
+            floor.compare(0, TOKENS, TOKENS)
         for _ in range(equal):
-            floor.compare(ASKED // 2, ASKED // 2, ASKED)
+            floor.compare(TOKENS // 2, TOKENS // 2, TOKENS)
         while floor.behind:
-            floor.compare(ASKED // 2 + 10, ASKED // 2, ASKED)
+            floor.compare(TOKENS // 2 + 10, TOKENS // 2, TOKENS)
             gained += 10
         return gained
 
-    at_once = gained_before_the_policy_ranks(0)
-    assert gained_before_the_policy_ranks(200_000) <= at_once + 2 * SLACK * CAPACITY
+    gained_without = gained_before_the_policy_ranks(0)
+    assert gained_before_the_policy_ranks(200_000) <= gained_without + 2 * SLACK * CAPACITY
 
 
 def test_a_loss_within_the_share_is_tolerated_for_ever():
     floor = Floor(CAPACITY)
     for request in range(200_000):
-        floor.compare(ASKED // 2, ASKED // 2 + (request % 21 == 0), ASKED)  # 0.048 points
+        floor.compare(TOKENS // 2, TOKENS // 2 + (request % 21 == 0), TOKENS)  # 0.048 points
     assert not floor.behind
 
 
-def test_it_ranks_again_once_its_shadow_is_ahead():
+def test_a_policy_ranks_again_once_its_shadow_cache_is_ahead():
     floor, requests = Floor(CAPACITY), 0
     for _ in range(10_000):
-        floor.compare(0, ASKED, ASKED)
+        floor.compare(0, TOKENS, TOKENS)
     assert floor.behind
     while floor.behind:
-        floor.compare(ASKED, 0, ASKED)
+        floor.compare(TOKENS, 0, TOKENS)
         requests += 1
-    assert requests < (CREDIT + 5 * SLACK) * CAPACITY / ASKED
+    assert requests < (CREDIT + 5 * SLACK) * CAPACITY / TOKENS
 
 
 def test_gains_are_credit_and_the_credit_is_bounded():
     floor, requests = Floor(CAPACITY), 0
     for _ in range(10_000):
-        floor.compare(ASKED, 0, ASKED)
+        floor.compare(TOKENS, 0, TOKENS)
     while not floor.behind:
-        floor.compare(0, ASKED, ASKED)
+        floor.compare(0, TOKENS, TOKENS)
         requests += 1
-    least, most = CREDIT * CAPACITY / ASKED, (CREDIT + 2 * SLACK) * CAPACITY / ASKED
-    assert least < requests < most
+    fewest, most = (CREDIT * CAPACITY / TOKENS, (CREDIT + 2 * SLACK) * CAPACITY / TOKENS)
+    assert fewest < requests < most
 
 
-def test_orders_that_differ_by_chance_take_fewer_and_fewer_turns():
-    draw, floor, falls = random.Random(1), Floor(CAPACITY), []
+def test_orders_that_differ_by_chance_change_ever_more_rarely():
+    draw, floor, fall_steps = random.Random(1), Floor(CAPACITY), []
     for step in range(100_000):
-        one, other = draw.choice(((0, ASKED), (ASKED, 0)))
-        before = floor.falls
-        floor.compare(one, other, ASKED)
-        if floor.falls > before:
-            falls.append(step)
-    assert 1 <= len(falls) <= 8
+        policy_hit, lru_hit = draw.choice(((0, TOKENS), (TOKENS, 0)))
+        old_falls = floor.falls
+        floor.compare(policy_hit, lru_hit, TOKENS)
+        if floor.falls > old_falls:
+            fall_steps.append(step)
+    assert 1 <= len(fall_steps) <= 8
 
 
-def test_a_sample_that_may_differ_by_chance_needs_more():
+def test_an_uncertain_sample_needs_a_larger_loss():
     sure, unsure = Floor(CAPACITY), Floor(CAPACITY)
     for _ in range(40):
-        sure.compare(90, ASKED, ASKED)
-        unsure.compare(90, ASKED, ASKED, doubt=0.1)
+        sure.compare(90, TOKENS, TOKENS)
+        unsure.compare(90, TOKENS, TOKENS, doubt=0.1)
     assert sure.behind
     assert not unsure.behind
 
 
 def test_losses_and_gains_do_not_count_after_a_change():
-    def requests_until(behind, floor, policy, lru):
+    def requests_until(is_behind, floor, policy, lru):
         requests = 0
-        while floor.behind != behind:
-            floor.compare(policy, lru, ASKED)
+        while floor.behind != is_behind:
+            floor.compare(policy, lru, TOKENS)
             requests += 1
         return requests
 
-    needed = []
-    for more in (0, CAPACITY):
+    request_counts = []
+    for extra_loss in (0, CAPACITY):
         floor = Floor(CAPACITY)
-        floor.compare(0, int(SLACK * CAPACITY) + ASKED + more, ASKED)
-        back = requests_until(False, floor, ASKED, 0)
-        needed.append((back, requests_until(True, floor, 0, ASKED)))
-    assert needed[0] == needed[1]
+        floor.compare(0, int(SLACK * CAPACITY) + TOKENS + extra_loss, TOKENS)
+        until_ahead = requests_until(False, floor, TOKENS, 0)
+        request_counts.append((until_ahead, requests_until(True, floor, 0, TOKENS)))
+    assert request_counts[0] == request_counts[1]
     # Back after 4 times the slack, behind again after one.
-    assert needed[0] == (4 * SLACK * CAPACITY // ASKED + 1, SLACK * CAPACITY // ASKED + 1)
+    assert request_counts[0] == (4 * SLACK * CAPACITY // TOKENS + 1, SLACK * CAPACITY // TOKENS + 1)

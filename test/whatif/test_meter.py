@@ -16,19 +16,19 @@ from sglang_canopy.whatif.meter import LRU, NOW, TIMED, Memory, Meter, MeterSetu
 from sglang_canopy.whatif.sampled_caches import MIN_BLOCKS, Origins
 from sglang_canopy.whatif.total import added_up, in_words
 
-BLOCK = 16
+BLOCK = 16  # tokens
 
 
-def turns(seed, conversations=40, turns=8):
+def chat_turns(seed, conversations=40, turns=8):
     """Requests of interleaved conversations that share a head; each turn is longer."""
     draw = random.Random(seed)
     paths = {}
     for step in range(conversations * turns):
-        who = draw.randrange(conversations)
-        path = paths.setdefault(who, [1, 2, 10_000 * (who + 1)])
-        path.extend(10_000 * (who + 1) + len(path) + i for i in range(draw.randint(1, 3)))
+        conversation = draw.randrange(conversations)
+        path = paths.setdefault(conversation, [1, 2, 10_000 * (conversation + 1)])
+        path.extend(10_000 * (conversation + 1) + len(path) + i for i in range(draw.randint(1, 3)))
         yield (
-            who,
+            conversation,
             Request(
                 time=10.0 * step,
                 path=tuple(path),
@@ -39,18 +39,18 @@ def turns(seed, conversations=40, turns=8):
         )
 
 
-def serve(policy, blocks, seed, meter=None, **more):
+def serve(policy, blocks, seed, meter=None, **options):
     """Return the hit ratio of a tree of ``blocks`` blocks; ``meter`` receives every request."""
-    tree, hit, asked = RadixTree(make_policy(policy), blocks, BLOCK), 0, 0
-    for _, request in turns(seed, **more):
+    tree, hit_tokens, prompt_tokens = RadixTree(make_policy(policy), blocks, BLOCK), 0, 0
+    for _, request in chat_turns(seed, **options):
         tokens = tree.access(request) * BLOCK
-        hit, asked = hit + tokens, asked + request.prompt_tokens
+        hit_tokens, prompt_tokens = hit_tokens + tokens, prompt_tokens + request.prompt_tokens
         if meter is not None:
             meter.ended(request, tokens)
-    return hit / asked
+    return hit_tokens / prompt_tokens
 
 
-def ever(meter, policy, capacity):
+def shadow_hits(meter, policy, capacity):
     """Share of all prompt tokens that an arm's shadow cache hit; of a meter that forgets nothing."""
     (row,) = (r for r in meter.rows() if (r["policy"], r["capacity"]) == (policy, capacity))
     return row["sampled_hit_ratio"]
@@ -62,116 +62,114 @@ def ever(meter, policy, capacity):
 @settings(max_examples=settings.default.max_examples // 5)
 @given(st.integers(0, 10_000), st.integers(20, 200))
 def test_with_all_blocks_sampled_the_meter_equals_the_simulation(seed, blocks):
-    asked = MeterSetup((LRU, "wa"), (1.0, 2.0, 0.5), memory_s=math.inf)
-    meter = Meter(asked, Memory(blocks * BLOCK), "canopy-lru")
+    setup = MeterSetup((LRU, "wa"), (1.0, 2.0, 0.5), memory_s=math.inf)
+    meter = Meter(setup, Memory(blocks * BLOCK), "canopy-lru")
     serve("lru", blocks, seed, meter)
     for name in ("lru", "wa"):
         for factor, capacity in ((1, NOW), (2, "device x2"), (0.5, "device x0.5")):
             arm = LRU if name == "lru" else name
-            truth = serve(name, int(blocks * factor), seed)
+            simulated = serve(name, int(blocks * factor), seed)
             # The meter receives a request at its end, a policy at its arrival: a fit may differ.
-            near = 1e-5 if name == "lru" else 0.02
-            assert ever(meter, arm, capacity) == pytest.approx(truth, abs=near)
+            tolerance = 1e-5 if name == "lru" else 0.02
+            assert shadow_hits(meter, arm, capacity) == pytest.approx(simulated, abs=tolerance)
 
 
-def answers(seed):
+def document_requests(seed):
     """Documents that two or three conversations use, one after the other."""
     draw = random.Random(seed)
     for step in range(1200):
-        who = draw.randrange(60)
-        path = [10_000 * (who + 1) + i for i in range(20)]
+        document = draw.randrange(60)
+        path = [10_000 * (document + 1) + i for i in range(20)]
         path += [10**8 + 100 * step + i for i in range(2)]
         yield Request(
             time=float(step), path=tuple(path), block_tokens=BLOCK, prompt_tokens=BLOCK * len(path)
         )
 
 
-def beside_the_truth(one_in, seed):
+def estimate_errors(one_in, seed):
     """The arms' errors, and the standard errors that the meter states."""
-    served, blocks = list(answers(seed)), 400
-    hit = {}
+    requests, blocks = list(document_requests(seed)), 400
+    hit_tokens = {}
     for factor in (1, 2):
         tree = RadixTree(make_policy("lru"), factor * blocks, BLOCK)
-        hit[factor] = [tree.access(request) * BLOCK for request in served]
-    asked = MeterSetup((LRU,), (1.0, 2.0), one_in, memory_s=math.inf)
-    meter = Meter(asked, Memory(blocks * BLOCK), LRU)
-    for request, tokens in zip(served, hit[1]):
+        hit_tokens[factor] = [tree.access(request) * BLOCK for request in requests]
+    setup = MeterSetup((LRU,), (1.0, 2.0), one_in, memory_s=math.inf)
+    meter = Meter(setup, Memory(blocks * BLOCK), LRU)
+    for request, tokens in zip(requests, hit_tokens[1]):
         meter.ended(request, tokens)
-    truth = sum(hit[2]) / sum(request.prompt_tokens for request in served)
+    true_ratio = sum(hit_tokens[2]) / sum(request.prompt_tokens for request in requests)
     row = meter.rows()[1]
     assert row["capacity"] == "device x2"
-    return row["hit_ratio"] - truth, row["sampling_error"]
+    return row["hit_ratio"] - true_ratio, row["sampling_error"]
 
 
 def test_shared_prefixes_are_not_lost_in_a_sample():
     """A sample of conversations would see each document once or never, and no use of more room."""
-    errors = [beside_the_truth(8, seed)[0] for seed in range(6)]
+    errors = [estimate_errors(8, seed)[0] for seed in range(6)]
     assert max(map(abs, errors)) < 0.02
 
 
 def test_the_stated_error_covers_the_real_one():
     for one_in in (4, 8):
-        for error, stated in (beside_the_truth(one_in, seed) for seed in range(8)):
+        for error, stated in (estimate_errors(one_in, seed) for seed in range(8)):
             assert abs(error) < 2 * stated < 0.03
-    assert beside_the_truth(1, 1) == (pytest.approx(0.0, abs=1e-5), 0.0)
+    assert estimate_errors(1, 1) == (pytest.approx(0.0, abs=1e-5), 0.0)
 
 
 @pytest.mark.parametrize(("policy", "floor"), [("wa", True), ("canopy-tlru", False)])
 def test_a_meter_without_a_floor_states_none(policy, floor):
     configs = {"canopy-tlru": {"threshold_tokens": 100}}
     meter = Meter(MeterSetup((LRU,), configs=configs, floor=floor), Memory(60 * BLOCK), policy)
-    for _, request in turns(3):
+    for _, request in chat_turns(3):
         meter.ended(request, 0)
     assert (meter.stats()["floor"] is not None) == floor
     assert not meter.behind or floor
 
 
-def test_sampled_requests_are_timed_for_all(monkeypatch):
+def test_timed_requests_stand_for_all(monkeypatch):
     ticks = iter(range(10_000))
     monkeypatch.setattr(time, "thread_time", lambda: float(next(ticks)))
     meter, spent = Meter(MeterSetup((LRU,)), Memory(60 * BLOCK), LRU), []
-    for number in range(2 * TIMED):
-        meter.ended(
-            Request(time=float(number), path=(number,), block_tokens=BLOCK, prompt_tokens=BLOCK), 0
-        )
+    for i in range(2 * TIMED):
+        meter.ended(Request(time=float(i), path=(i,), block_tokens=BLOCK, prompt_tokens=BLOCK), 0)
         spent.append(meter.spent_s)
     assert spent == [0.0] * (TIMED - 1) + [float(TIMED)] * TIMED + [2.0 * TIMED]
 
 
 def test_the_floor_tolerates_two_standard_errors_of_the_sample(monkeypatch):
     doubts = []
-    monkeypatch.setattr(Floor, "compare", lambda _floor, *given: doubts.append(given[3]))
-    setup = MeterSetup((LRU, "threshold-lru"), one_in=4, configs=LONG)
+    monkeypatch.setattr(Floor, "compare", lambda _floor, *arguments: doubts.append(arguments[3]))
+    setup = MeterSetup((LRU, "threshold-lru"), one_in=4, configs=CONFIGS)
     meter, stated = Meter(setup, Memory(4 * MIN_BLOCKS * BLOCK), "threshold-lru"), []
-    for _, request in turns(3, conversations=200):
-        before = len(doubts)
+    for _, request in chat_turns(3, conversations=200):
+        old_count = len(doubts)
         meter.ended(request, 0)
-        if len(doubts) > before:
+        if len(doubts) > old_count:
             stated.append(meter._estimator.sampling_error(ShadowArm(LRU, NOW)))
     assert max(stated) > 0.0
-    assert doubts == pytest.approx([2.0 * one for one in stated])
+    assert doubts == pytest.approx([2.0 * error for error in stated])
 
 
 def test_every_estimate_builds_on_the_servers_own_hits():
     """The server hits a tenth of the shadow cache, and so would every other arm."""
     meter = Meter(MeterSetup((LRU,), (1.0, 4.0)), Memory(60 * BLOCK), LRU)
-    for _, request in turns(3):
+    for _, request in chat_turns(3):
         meter.ended(request, 0)
     rows = {(row["policy"], row["capacity"]): row for row in meter.rows()}
     assert rows[LRU, NOW]["hit_ratio"] == 0.0
     assert rows[LRU, NOW]["running"]
-    more = rows[LRU, "device x4"]
-    gain = more["sampled_hit_ratio"] - rows[LRU, NOW]["sampled_hit_ratio"]
-    assert more["hit_ratio"] == pytest.approx(gain, abs=1e-4) != 0.0
+    larger = rows[LRU, "device x4"]
+    gain = larger["sampled_hit_ratio"] - rows[LRU, NOW]["sampled_hit_ratio"]
+    assert larger["hit_ratio"] == pytest.approx(gain, abs=1e-4) != 0.0
 
 
 def test_a_hit_inside_a_block_leaves_the_whole_block_missed():
     """A shadow cache hits whole blocks, so the server's partial hits must not scale its lead down."""
     leads = []
-    for part in (0, BLOCK - 1):
+    for partial_hit in (0, BLOCK - 1):
         meter = Meter(MeterSetup((LRU,), (1.0, 4.0)), Memory(60 * BLOCK), LRU)
-        for _, request in turns(3):
-            meter.ended(request, part)
+        for _, request in chat_turns(3):
+            meter.ended(request, partial_hit)
         large = next(row for row in meter.rows() if row["capacity"] == "device x4")
         leads.append(large["hit_ratio"] - meter.stats()["hit_ratio"])
     assert leads[1] == pytest.approx(leads[0], abs=3e-5)
@@ -180,7 +178,7 @@ def test_a_hit_inside_a_block_leaves_the_whole_block_missed():
 
 def test_an_sglang_policy_without_an_equal_is_compared_by_sampled_hits():
     meter = Meter(MeterSetup((LRU,), (1.0,)), Memory(60 * BLOCK), "priority")
-    for _, request in turns(3):
+    for _, request in chat_turns(3):
         meter.ended(request, request.prompt_tokens // BLOCK // 2 * BLOCK)
     (row,) = meter.rows()
     assert row["hit_ratio"] == pytest.approx(row["sampled_hit_ratio"], abs=0.01)
@@ -206,78 +204,80 @@ def test_capacities_are_multiples_of_the_host_if_there_is_one():
 def test_another_running_policy_restarts_the_estimates():
     meter = Meter(MeterSetup(), Memory(60 * BLOCK), LRU)
     serve("lru", 60, 5, meter)
-    before = meter.caches.blocks()
+    old_blocks = meter.caches.blocks()
     meter.restart("wa")
-    assert before == meter.caches.blocks()  # no shadow cache was lost
+    assert old_blocks == meter.caches.blocks()  # no shadow cache was lost
     assert meter.stats()["hit_ratio"] == 0.0
     assert meter.stats()["running"] == "wa"
 
 
-LONG = {"threshold-lru": {"threshold_tokens": 5 * BLOCK}}
+CONFIGS = {"threshold-lru": {"threshold_tokens": 5 * BLOCK}}
 
 
-def hot_and_new(steps, hot=4, new=6, every=2):
-    """One request in ``every`` has the same prompt of ``hot`` blocks, the others new prompts of ``new``.
+def mixed_requests(steps, hot_blocks=4, new_blocks=6, period=2):
+    """One request in ``period`` has the same prompt of ``hot_blocks``, the others new ones of ``new_blocks``.
     ``threshold-lru`` evicts the shorter prompts first."""
     for step in range(steps):
         first = 1000 + 8 * step
-        again = step % every == every - 1
-        path = tuple(range(1, 1 + hot)) if again else tuple(range(first, first + new))
+        is_hot = step % period == period - 1
+        path = (
+            tuple(range(1, 1 + hot_blocks)) if is_hot else tuple(range(first, first + new_blocks))
+        )
         yield Request(
             time=float(step), path=path, block_tokens=BLOCK, prompt_tokens=BLOCK * len(path)
         )
 
 
 def test_lru_ranks_while_the_policy_is_behind_it_and_no_longer():
-    meter = Meter(MeterSetup((LRU,), (1.0,), configs=LONG), Memory(12 * BLOCK), "threshold-lru")
-    for request in hot_and_new(800):
+    meter = Meter(MeterSetup((LRU,), (1.0,), configs=CONFIGS), Memory(12 * BLOCK), "threshold-lru")
+    for request in mixed_requests(800):
         meter.ended(request, 0)
     assert meter.behind
     meter.restart(LRU)
-    for request in hot_and_new(800, hot=8, new=2, every=4):
+    for request in mixed_requests(800, hot_blocks=8, new_blocks=2, period=4):
         request.time += 800.0
         meter.ended(request, 0)
     assert not meter.behind
 
 
 def test_a_policy_with_other_options_is_compared_as_it_runs():
-    setup = MeterSetup((LRU, "threshold-lru"), (1.0,), configs=LONG)
+    setup = MeterSetup((LRU, "threshold-lru"), (1.0,), configs=CONFIGS)
     meter = Meter(setup, Memory(12 * BLOCK), "threshold-lru")
-    for request in hot_and_new(800):
+    for request in mixed_requests(800):
         meter.ended(request, 0)
-    running, lru = (ever(meter, name, NOW) for name in ("threshold-lru", LRU))
+    running, lru = (shadow_hits(meter, name, NOW) for name in ("threshold-lru", LRU))
     assert (running, lru) == (0.0, pytest.approx(0.4, abs=0.01))
-    before = meter.caches.blocks()
+    old_blocks = meter.caches.blocks()
     meter.restart(LRU)
     meter.restart("threshold-lru")
-    assert before == meter.caches.blocks()  # no shadow cache was lost
+    assert old_blocks == meter.caches.blocks()  # no shadow cache was lost
 
 
-# ---- before an estimate means anything ----
+# ---- undecided meters ----
 
 
-def test_a_few_requests_are_no_estimate():
+def test_a_few_requests_decide_nothing():
     meter = Meter(MeterSetup(), Memory(12 * BLOCK), LRU)
-    for request in hot_and_new(5):
+    for request in mixed_requests(5):
         meter.ended(request, 0)
     assert meter.undecided == "too few requests: 5 of 200"
     assert "too few requests" in in_words(added_up([meter.stats()]))
 
 
-def test_without_evictions_nothing_can_be_won():
+def test_without_evictions_the_meter_is_undecided():
     meter = Meter(MeterSetup(), Memory(10**4 * BLOCK), LRU)
-    for request in hot_and_new(300):
+    for request in mixed_requests(300):
         meter.ended(request, 0)
     assert meter.undecided == "the cache has not filled: nothing to win"
 
 
 def test_a_sample_that_leaves_too_few_blocks_decides_nothing(monkeypatch):
     """A policy fell below the floor in shadow caches of a few blocks."""
-    setup = MeterSetup((LRU,), (1.0,), one_in=8, configs=LONG)
+    setup = MeterSetup((LRU,), (1.0,), one_in=8, configs=CONFIGS)
     meter = Meter(setup, Memory(8 * (MIN_BLOCKS - 1) * BLOCK), "threshold-lru")
     compared = []
-    monkeypatch.setattr(Floor, "compare", lambda *given: compared.append(given))
-    for request in hot_and_new(400, hot=40, new=60):
+    monkeypatch.setattr(Floor, "compare", lambda *arguments: compared.append(arguments))
+    for request in mixed_requests(400, hot_blocks=40, new_blocks=60):
         meter.ended(request, 0)
     assert meter.caches.sampled_requests > 300
     assert not compared
@@ -287,7 +287,7 @@ def test_a_sample_that_leaves_too_few_blocks_decides_nothing(monkeypatch):
 
 def test_an_arm_with_too_few_blocks_is_not_reported():
     meter = Meter(MeterSetup((LRU,), (1.0, 1 / 64), one_in=2), Memory(1_000 * BLOCK), LRU)
-    for request in hot_and_new(1_000):
+    for request in mixed_requests(1_000):
         meter.ended(request, 0)
     assert [row["capacity"] for row in meter.rows()] == [NOW]
     assert meter.stats()["too_small"] == ["canopy-lru device x0.015625"]
@@ -298,9 +298,9 @@ def test_an_estimate_of_few_requests_has_a_wide_interval():
     errors = []
     for requests in (300, 3000):
         meter = Meter(
-            MeterSetup(("threshold-lru", LRU), (1.0,), configs=LONG), Memory(12 * BLOCK), LRU
+            MeterSetup(("threshold-lru", LRU), (1.0,), configs=CONFIGS), Memory(12 * BLOCK), LRU
         )
-        for request in hot_and_new(requests):
+        for request in mixed_requests(requests):
             meter.ended(request, 0)
         assert meter.undecided is None
         (longer,) = (row for row in meter.rows() if row["policy"] == "threshold-lru")
@@ -326,24 +326,24 @@ def test_two_ranks_with_equal_requests_give_equal_estimates(seed):
 
 
 def test_all_turns_of_a_conversation_have_one_origin():
-    origins, named = Origins(), {}
-    for who, request in turns(7):
+    origins, origin_of = Origins(), {}
+    for conversation, request in chat_turns(7):
         origin = origins.number_of(request.path, request.prompt_tokens, BLOCK)
-        assert named.setdefault(who, origin) == origin
-    assert len(set(named.values())) == len(named) == len(origins)
+        assert origin_of.setdefault(conversation, origin) == origin
+    assert len(set(origin_of.values())) == len(origin_of) == len(origins)
 
 
 def test_origins_are_bounded_and_those_used_last_stay():
     origins = Origins(limit=10)
-    for who in range(50):
-        origins.number_of((5, 1000 + who), 2 * BLOCK, BLOCK)
-        assert origins.number_of((5, 1000, 7 + who), 2 * BLOCK, BLOCK) == 1000
+    for number in range(50):
+        origins.number_of((5, 1000 + number), 2 * BLOCK, BLOCK)
+        assert origins.number_of((5, 1000, 7 + number), 2 * BLOCK, BLOCK) == 1000
     assert len(origins) == 10
 
 
-def test_it_reports_the_requests_that_do_not_count_and_keeps_the_count_across_a_change():
+def test_the_meter_reports_uncounted_requests_and_keeps_the_count_across_a_change():
     meter = Meter(MeterSetup((LRU, "wa")), Memory(64 * BLOCK), LRU)
-    requests = [request for _, request in turns(3)][:30]
+    requests = [request for _, request in chat_turns(3)][:30]
     for request in requests:
         meter.ended(request, 0)
     for second in range(7):

@@ -19,8 +19,8 @@ def arm(policy: str, hits: float, error: float = 0.0, capacity: str = "now", run
 
 
 def meter(*arms: dict[str, Any], undecided: str | None = None, running: str = "canopy-lru"):
-    own = arm(running, 0.41, running=True)
-    return {"running": running, "hit_ratio": 0.41, "arms": [own, *arms], "undecided": undecided}
+    base = arm(running, 0.41, running=True)
+    return {"running": running, "hit_ratio": 0.41, "arms": [base, *arms], "undecided": undecided}
 
 
 AUTO = ("wa", "canopy-lru")
@@ -31,7 +31,7 @@ SAVES = "wa would save 12.5 ± 3.0 points more of your prompt tokens"
 
 
 @pytest.mark.parametrize(
-    ("measured", "policy", "more", "says"),
+    ("measured", "policy", "options", "pattern"),
     [
         (meter(GAIN, undecided="too few requests"), "wa", {}, "^Nothing to decide yet: too few requests.$"),
         (None, "lru", {}, "--canopy-whatif auto"),
@@ -48,5 +48,5 @@ SAVES = "wa would save 12.5 ± 3.0 points more of your prompt tokens"
         (meter(arm("wa", 0.41), LARGER), "canopy-lru", {}, "More memory would: host x2 saves 11.0 ± 0.8 points more.$"),
     ],
 )  # fmt: skip
-def test_the_next_step_follows_from_the_meter(measured, policy, more, says) -> None:
-    assert re.search(says, next_step(measured, policy, **{"ours": True, **more}))
+def test_the_next_step_follows_from_the_meter(measured, policy, options, pattern) -> None:
+    assert re.search(pattern, next_step(measured, policy, **{"ours": True, **options}))

@@ -19,30 +19,30 @@ from sglang_canopy.whatif.sampled_caches import (
     block_number,
 )
 
-BLOCK = 16
+BLOCK = 16  # tokens
 
 
-def turns(seed):
+def conversation_entries(seed):
     """Requests of interleaved conversations, each turn a block or two longer than the last."""
     draw = random.Random(seed)
     requests, paths = [], {}
     for step in range(240):
-        who = draw.randrange(40)
-        path = paths.setdefault(who, [10_000 * who])
-        path.extend(10_000 * who + len(path) + i for i in range(draw.randint(1, 2)))
-        requests.append((10.0 * step, tuple(path), who))
+        conversation = draw.randrange(40)
+        path = paths.setdefault(conversation, [10_000 * conversation])
+        path.extend(10_000 * conversation + len(path) + i for i in range(draw.randint(1, 2)))
+        requests.append((10.0 * step, tuple(path), conversation))
     return requests
 
 
-def request(time, path, who=None):
+def request(time, path, chat=None):
     return Request(
-        time=time, path=path, block_tokens=BLOCK, prompt_tokens=len(path) * BLOCK, conversation=who
+        time=time, path=path, block_tokens=BLOCK, prompt_tokens=len(path) * BLOCK, conversation=chat
     )
 
 
 @pytest.mark.parametrize("name", ["lru", "fifo", "lfu"])
 def test_a_shadow_cache_hits_as_a_real_one(name):
-    entries = turns(1)
+    entries = conversation_entries(1)
     shadow = ShadowCache(make_policy(name), 30 * BLOCK, BLOCK)
     tree = RadixTree(make_policy(name), 30, BLOCK)
     for entry in entries:
@@ -52,7 +52,7 @@ def test_a_shadow_cache_hits_as_a_real_one(name):
     assert 0 < len(shadow) <= 30
 
 
-def served(caches, entry):
+def serve_ended(caches, entry):
     """Return the result of ``caches`` for an ended request."""
     ended = request(*entry)
     ended.label = ended.category
@@ -75,14 +75,14 @@ def test_the_sample_is_fixed_by_the_size_of_the_caches(blocks, one_in):
     for number, size in enumerate(blocks):
         caches.add(number, CacheSpec(lambda: make_policy("lru"), size * BLOCK))
     for step in range(2_000):  # whatever the load
-        served(caches, (step * 0.001, (step,), step))
+        serve_ended(caches, (step * 0.001, (step,), step))
         assert caches.one_in == one_in
 
 
-def test_smaller_samples_are_parts_of_larger():
-    two, sixteen = (set(SampledCaches(n).sampled(range(1000))) for n in (2, 16))
-    assert sixteen < two
-    assert 30 < len(sixteen) < 100
+def test_a_smaller_sample_is_a_subset_of_a_larger_one():
+    one_in_2, one_in_16 = (set(SampledCaches(n).sampled(range(1000))) for n in (2, 16))
+    assert one_in_16 < one_in_2
+    assert 30 < len(one_in_16) < 100
 
 
 @given(st.lists(st.integers(0, 2**64 - 1)), st.integers(1, 2**20), st.integers(0, 20))
@@ -99,7 +99,7 @@ def test_common_prefixes_are_sampled_like_other_blocks():
     last = None
     for step in range(64):
         path = (*range(400), *(1000 * (step + 1) + i for i in range(4)))
-        last = served(caches, (float(step), path, step)) or last
+        last = serve_ended(caches, (float(step), path, step)) or last
     assert caches.blocks()["lru"] == 500 // 8
     shared = len(caches.sampled(range(400)))
     assert 40 <= shared <= 60

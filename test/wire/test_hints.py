@@ -22,11 +22,11 @@ from sglang_canopy.wire.hints import (
 )
 
 
-async def no_pause() -> None:
+async def pause_nothing() -> None:
     pass
 
 
-def over(conversation: str, salt: str | None = None) -> dict:
+def over_hint(conversation: str, salt: str | None = None) -> dict:
     return {"conversation": conversation, "over": True, "cache_salt": salt}
 
 
@@ -35,7 +35,7 @@ def waiting():
     return Waiting()
 
 
-def test_the_last_word_on_a_conversation_counts(waiting) -> None:
+def test_the_last_hint_of_a_conversation_counts(waiting) -> None:
     waiting.add({"conversation": "a", "over": True}, 1.0)
     waiting.add({"conversation": "a", "return_in_s": 5}, 2.0)
     assert waiting.take() == [
@@ -57,12 +57,12 @@ def test_a_later_hint_does_not_shorten_a_keep_that_waits(waiting, later: dict) -
 
     waiting.add({"conversation": "a", "keep_s": 60}, 1.0)
     with pytest.raises(ConnectionError):
-        asyncio.run(deliver(waiting, fail, no_pause))
+        asyncio.run(deliver(waiting, fail, pause_nothing))
     assert waiting.take() == [hint]
 
 
 @pytest.mark.parametrize(
-    "bad",
+    "hint",
     [
         None,
         [],
@@ -77,93 +77,93 @@ def test_a_later_hint_does_not_shorten_a_keep_that_waits(waiting, later: dict) -
         {"conversation": "a", "over": True, "\n" * 100: 1},
     ],
 )
-def test_an_empty_or_unknown_hint_is_refused(bad: object) -> None:
+def test_an_empty_or_unknown_hint_is_refused(hint: object) -> None:
     with pytest.raises(CanopyError):
-        Waiting().add(bad, 0.0)
+        Waiting().add(hint, 0.0)
 
 
 def test_a_tenant_that_floods_is_refused_and_others_are_not(waiting) -> None:
     for i in range(MAX_WAITING_OF_TENANT):
-        waiting.add(over(f"c{i}", "flood"), 0.0)
+        waiting.add(over_hint(f"c{i}", "flood"), 0.0)
     with pytest.raises(TooManyHints, match="already waiting"):
-        waiting.add(over("one more", "flood"), 0.0)
-    waiting.add(over("c0", "flood"), 1.0)  # a new word on an old conversation takes no room
-    waiting.add(over("c0", "honest"), 1.0)
+        waiting.add(over_hint("one more", "flood"), 0.0)
+    waiting.add(over_hint("c0", "flood"), 1.0)  # another hint of a conversation takes no room
+    waiting.add(over_hint("c0", "honest"), 1.0)
     assert len(waiting) == MAX_WAITING_OF_TENANT + 1
 
 
 def test_hints_of_all_tenants_are_bounded_and_sent_in_turns(waiting) -> None:
     for tenant in range(MAX_WAITING // MAX_WAITING_OF_TENANT):
         for i in range(MAX_WAITING_OF_TENANT):
-            waiting.add(over(f"c{i}", f"t{tenant}"), 0.0)
-    waiting.add(over("mine", "late"), 1.0)
+            waiting.add(over_hint(f"c{i}", f"t{tenant}"), 0.0)
+    waiting.add(over_hint("last", "late"), 1.0)
     assert len(waiting) == MAX_WAITING
     first = waiting.take()
     assert len(first) == MAX_SENT
     assert len({hint["tenant"] for hint in first}) == 1 + MAX_WAITING // MAX_WAITING_OF_TENANT
 
 
-def test_hints_that_could_not_be_sent_wait_again_behind_newer_words(waiting) -> None:
+def test_hints_that_could_not_be_sent_wait_again_unless_newer_ones_came(waiting) -> None:
     for i in range(3):
-        waiting.add(over(f"c{i}"), 1.0)
+        waiting.add(over_hint(f"c{i}"), 1.0)
 
     async def fail(_key: str) -> None:
         waiting.add({"conversation": "c1", "return_in_s": 9}, 2.0)
         raise ConnectionError
 
     with pytest.raises(ConnectionError):
-        asyncio.run(deliver(waiting, fail, no_pause))
+        asyncio.run(deliver(waiting, fail, pause_nothing))
     assert len(waiting) == 3
-    again = {hint["conversation"]: hint for hint in waiting.take()}
-    assert again.keys() == {"c0", "c1", "c2"}
-    assert again["c1"]["return_in_s"] == 9.0
+    hints = {hint["conversation"]: hint for hint in waiting.take()}
+    assert hints.keys() == {"c0", "c1", "c2"}
+    assert hints["c1"]["return_in_s"] == 9.0
 
 
 def test_all_waiting_hints_are_sent_with_those_that_arrive_meanwhile() -> None:
-    waiting, sent = Waiting(), []
+    waiting, messages = Waiting(), []
     for i in range(150):
-        waiting.add(over(f"c{i}", "ab"[i % 2]), 1.0)
+        waiting.add(over_hint(f"c{i}", "ab"[i % 2]), 1.0)
 
     async def send(key: str) -> None:
-        if not sent:
-            waiting.add(over("meanwhile"), 2.0)
-        sent.append(unpack(key))
+        if not messages:
+            waiting.add(over_hint("meanwhile"), 2.0)
+        messages.append(unpack(key))
 
-    asyncio.run(deliver(waiting, send, no_pause))
-    assert [len(hints) for hints in sent] == [MAX_SENT, 151 - MAX_SENT]
-    assert {hint["conversation"] for hints in sent for hint in hints} >= {"c0", "c149", "meanwhile"}
+    asyncio.run(deliver(waiting, send, pause_nothing))
+    assert [len(hints) for hints in messages] == [MAX_SENT, 151 - MAX_SENT]
+    assert {h["conversation"] for hints in messages for h in hints} >= {"c0", "c149", "meanwhile"}
     assert len(waiting) == 0
 
 
 def test_hints_during_a_pause_are_one_message() -> None:
-    waiting, sent = Waiting(), []
-    waiting.add(over("first"), 1.0)
+    waiting, counts = Waiting(), []
+    waiting.add(over_hint("first"), 1.0)
 
     async def send(key: str) -> None:
-        sent.append(len(unpack(key)))
+        counts.append(len(unpack(key)))
 
     async def pause() -> None:
-        for i in range(30 if len(sent) < 5 else 0):
-            waiting.add(over(f"{len(sent)}-{i}"), 1.0)
+        for i in range(30 if len(counts) < 5 else 0):
+            waiting.add(over_hint(f"{len(counts)}-{i}"), 1.0)
 
     asyncio.run(deliver(waiting, send, pause))
-    assert sent == [1, 30, 30, 30, 30]
+    assert counts == [1, 30, 30, 30, 30]
 
 
 def test_a_tenants_clients_are_refused_above_their_rate_and_a_gateway_is_not(waiting) -> None:
 
-    def added(tenant: str, now: float, source: str = CLIENT) -> int:
+    def accepted(tenant: str, now: float, source: str = CLIENT) -> int:
         for i in range(TENANT_BURST + 100):
             try:
-                waiting.add(over("the same", tenant), now, source)
+                waiting.add(over_hint("the same", tenant), now, source)
             except TooManyHints:
                 return i
         return TENANT_BURST + 100
 
-    assert added("flood", 0.0) == TENANT_BURST
-    assert added("flood", 0.5) == TENANT_PER_S / 2
-    assert added("honest", 0.5) == TENANT_BURST
-    assert added("flood", 0.5, GATEWAY) == TENANT_BURST + 100
+    assert accepted("flood", 0.0) == TENANT_BURST
+    assert accepted("flood", 0.5) == TENANT_PER_S / 2
+    assert accepted("honest", 0.5) == TENANT_BURST
+    assert accepted("flood", 0.5, GATEWAY) == TENANT_BURST + 100
 
 
 def test_the_message_carries_hints_unchanged(waiting) -> None:

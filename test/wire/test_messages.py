@@ -28,8 +28,8 @@ def test_sent_texts_are_received_in_order(monkeypatch: Any) -> None:
     )
 
     class Manager:
-        async def set_internal_state_communicator(self, asked: Any) -> list[Any]:
-            return [arrivals.internal_state_set(None, SimpleNamespace(), asked)] * 2
+        async def set_internal_state_communicator(self, message: Any) -> list[Any]:
+            return [arrivals.internal_state_set(None, SimpleNamespace(), message)] * 2
 
     answers = asyncio.run(messages.send(Manager(), HINTS, "a", "b:c", ""))
     assert received == [["a", "b:c", ""]]
@@ -39,7 +39,7 @@ def test_sent_texts_are_received_in_order(monkeypatch: Any) -> None:
 def test_a_server_without_documents_passes_their_commands_to_sglang() -> None:
     scheduler = SimpleNamespace(tree_cache=SimpleNamespace())
     keys = {DOCUMENTS.key("pin:x:"): 1}
-    asked = SimpleNamespace(server_args=keys)
+    message = SimpleNamespace(server_args=keys)
     assert messages.receive(scheduler, keys) is None
-    assert arrivals.internal_state_set(lambda _, asked: asked, scheduler, asked) is asked
+    assert arrivals.internal_state_set(lambda _, message: message, scheduler, message) is message
     assert messages.receive(scheduler, {TIME.key("nan"): 1, 5: 1}) is True

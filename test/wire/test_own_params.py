@@ -15,14 +15,14 @@ from sglang_canopy.wire.attached import attached
 from sglang_canopy.wire.stamp import ADDED, FIELDS, FORCE_OUTPUT, STAMP_KEY
 from support.live_tree import LiveTree, check, fake_req
 
-OWN = (*FIELDS, FORCE_OUTPUT, STAMP_KEY, "canopy_document_bounds")
+OWN_KEYS = (*FIELDS, FORCE_OUTPUT, STAMP_KEY, "canopy_document_bounds")
 
 
 def request_with(custom: Any) -> Any:
     return SimpleNamespace(sampling_params=SimpleNamespace(custom_params=custom))
 
 
-@pytest.mark.parametrize("key", OWN)
+@pytest.mark.parametrize("key", OWN_KEYS)
 def test_every_key_of_canopys_is_removed_and_still_readable(key: str) -> None:
     req = request_with({key: 1, "7": 0.5})
     assert attached(req).params == {key: 1}
@@ -31,14 +31,14 @@ def test_every_key_of_canopys_is_removed_and_still_readable(key: str) -> None:
 
 
 def test_the_received_message_keeps_its_stamp_for_the_next_pipeline_stage() -> None:
-    sent = SimpleNamespace(custom_params={STAMP_KEY: {"time": 1.0}})
-    attached(SimpleNamespace(sampling_params=sent))
-    assert sent.custom_params == {STAMP_KEY: {"time": 1.0}}
+    params = SimpleNamespace(custom_params={STAMP_KEY: {"time": 1.0}})
+    attached(SimpleNamespace(sampling_params=params))
+    assert params.custom_params == {STAMP_KEY: {"time": 1.0}}
 
 
-@pytest.mark.parametrize("more", [{}, {"__req__": object()}])
-def test_a_request_without_parameters_has_none_again(more: dict[str, Any]) -> None:
-    req = request_with({STAMP_KEY: {ADDED: True}, **more})
+@pytest.mark.parametrize("sglang_keys", [{}, {"__req__": object()}])
+def test_a_request_without_parameters_has_none_again(sglang_keys: dict[str, Any]) -> None:
+    req = request_with({STAMP_KEY: {ADDED: True}, **sglang_keys})
     attached(req)
     assert req.sampling_params.custom_params is None
 
@@ -79,7 +79,7 @@ params = anything | st.fixed_dictionaries({STAMP_KEY: forged | anything})
 def test_no_stamp_however_malformed_stops_the_tree(forgeries: list[object]) -> None:
     tree = LiveTree(64, "wa", {"quantum_tokens": 1})
     times = itertools.count()
-    before = tree.core.clock.now
+    last_time = tree.core.clock.now
     for custom in forgeries:
         number = next(times)
         tokens = [number] * 12
@@ -88,8 +88,8 @@ def test_no_stamp_however_malformed_stops_the_tree(forgeries: list[object]) -> N
         request = tree.core.requests.register(req)
         # A valid stamp may be older than its predecessor; the clock never decreases.
         assert 0.0 <= request.time < 1e11
-        assert tree.core.clock.now == max(before, request.time)
-        before = tree.core.clock.now
+        assert tree.core.clock.now == max(last_time, request.time)
+        last_time = tree.core.clock.now
         tree.core.requests.report_end(req)
         tree.insert(tokens, request)
     tree.evict(30)

@@ -42,9 +42,9 @@ def test_no_ratio_is_faster_than_the_prior_in_equation_10(compute, transfer, oth
     st.floats(0.55, 1.0),
     st.floats(0.1, 5.0),
 )
-def test_any_warm_start_finds_the_minimum_of_a_valley(best, start, low, high, steep):
+def test_any_warm_start_finds_the_minimum_of_a_valley(best, start, low, high, slope):
     def valley(r):
-        return abs(r - best) * (steep if r < best else 1.0)
+        return abs(r - best) * (slope if r < best else 1.0)
 
     minimum = golden_section(valley, start, low, high, tolerance=0.01)
     assert abs(minimum.ratio - min(high, max(low, best))) <= 0.011
@@ -52,7 +52,7 @@ def test_any_warm_start_finds_the_minimum_of_a_valley(best, start, low, high, st
     assert minimum.probes[0][0] == min(high, max(low, start))
 
 
-def test_a_probe_costs_one_measurement_a_step():
+def test_each_probe_is_measured_once():
     calls = []
     golden_section(lambda r: calls.append(r) or (r - 0.3) ** 2, 0.2, 0.0, 1.0, tolerance=0.01)
     assert len(calls) == len(set(calls))
@@ -72,7 +72,7 @@ def test_bounds_out_of_order_are_refused(bounds):
 
 
 SETTING = Setting("m", "cpu-2", "float32", 1, "triton")
-FOUND = Calibration(0.2, 0.15, CostProfile(1e-4, 1e-5))
+CALIBRATION = Calibration(0.2, 0.15, CostProfile(1e-4, 1e-5))
 
 
 @pytest.fixture
@@ -82,9 +82,9 @@ def path(tmp_path):
 
 def test_calibrations_are_kept_by_tier_and_used_by_the_stores_tiers(path):
     assert calibrated_ratios(None, SETTING) == {}
-    Calibrations(path).put(SETTING, "disk", FOUND)
-    Calibrations(path).put(SETTING, "memory", dataclasses.replace(FOUND, ratio=0.1))
-    assert Calibrations(path).get(SETTING, "disk") == FOUND
+    Calibrations(path).put(SETTING, "disk", CALIBRATION)
+    Calibrations(path).put(SETTING, "memory", dataclasses.replace(CALIBRATION, ratio=0.1))
+    assert Calibrations(path).get(SETTING, "disk") == CALIBRATION
     assert calibrated_ratios(str(path), SETTING) == {"host": 0.1, "disk": 0.2}
 
 
@@ -99,11 +99,11 @@ def test_calibrations_are_kept_by_tier_and_used_by_the_stores_tiers(path):
     ],
 )
 def test_a_calibration_for_another_server_is_refused(path, change):
-    Calibrations(path).put(SETTING, "disk", FOUND)
-    other = dataclasses.replace(SETTING, **change)
-    shown = f"{other.dtype}, --tp-size {other.tp_size} and --attention-backend {other.backend}"
-    with pytest.raises(CanopyError, match=f"nothing for this model with {shown} on {other.device}"):
-        calibrated_ratios(str(path), other)
+    Calibrations(path).put(SETTING, "disk", CALIBRATION)
+    setup = dataclasses.replace(SETTING, **change)
+    flags = f"{setup.dtype}, --tp-size {setup.tp_size} and --attention-backend {setup.backend}"
+    with pytest.raises(CanopyError, match=f"nothing for this model with {flags} on {setup.device}"):
+        calibrated_ratios(str(path), setup)
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"a": 3}', '{"a": {"model": "m"}}'])
@@ -133,9 +133,9 @@ def test_a_file_that_is_no_calibration_is_set_aside(path, content):
         ("profile", {"compute_s": 1.0, "transfer_s": -1.0, "other_s": 0.0}),
     ],
 )
-def test_a_file_with_an_entry_that_cannot_be_is_set_aside(path, part, value):
+def test_a_file_with_an_impossible_entry_is_set_aside(path, part, value):
     saved = Calibrations(path)
-    saved.put(SETTING, "memory", FOUND)
+    saved.put(SETTING, "memory", CALIBRATION)
     entries = json.loads(path.read_text())
     entries[Calibrations.key(SETTING, "memory")][part] = value
     path.write_text(json.dumps(entries))
@@ -144,5 +144,5 @@ def test_a_file_with_an_entry_that_cannot_be_is_set_aside(path, part, value):
     assert not path.exists()
     assert json.loads(path.with_name("ratio.json.bad").read_text()).keys() == entries.keys()
     assert SET_ASIDE == {"ratio.json": 1}
-    saved.put(SETTING, "memory", dataclasses.replace(FOUND, ratio=0.3))
+    saved.put(SETTING, "memory", dataclasses.replace(CALIBRATION, ratio=0.3))
     assert calibrated_ratios(str(path), SETTING) == {"host": 0.3}

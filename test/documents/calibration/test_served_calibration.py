@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from canopy_documents.calibration.served import ServedPrompts, calibrate_server
 from sglang_canopy.errors import CanopyError
 
-DOCUMENTS, LENGTH = 6, 100
-N = DOCUMENTS * LENGTH
+DOCUMENTS, DOCUMENT_TOKENS = 6, 100
+TOTAL_TOKENS = DOCUMENTS * DOCUMENT_TOKENS
 
 
 def server_of(ttft, tier: str = "disk"):
@@ -20,28 +20,28 @@ def server_of(ttft, tier: str = "disk"):
         if ratio is None:
             encoded_documents.update(documents)
             return 1.0, {"fused": False, "why": "too few of its documents are stored"}
-        assert encoded_documents >= set(documents), "a document that was never shown"
+        assert encoded_documents >= set(documents), "a document that was never sent"
         tokens = sum(map(len, documents))
         return ttft(tokens, ratio), {"fused": True, f"reused_{tier}": int((1 - ratio) * tokens)}
 
     return ask
 
 
-def calibrated(ttft, tier: str = "disk"):
+def calibrate(ttft, tier: str = "disk"):
     prompts = ServedPrompts(
-        server_of(ttft, tier), lambda: None, (10, 200), 2, DOCUMENTS, LENGTH, repeats=1
+        server_of(ttft, tier), lambda: None, (10, 200), 2, DOCUMENTS, DOCUMENT_TOKENS, repeats=1
     )
     prompts.learn()
     calibration, _ = calibrate_server(prompts, 0.15, tolerance=0.02)
     return calibration, prompts
 
 
-def ahead(compute: float, transfer: float, other: float):
+def overlapped(compute: float, transfer: float, other: float):
     """Equation 10: transfer overlaps compute."""
     return lambda n, r: max(r * n * compute, (1 - r) * n * transfer) + other
 
 
-def placed_first(compute: float, transfer: float, other: float):
+def sequential(compute: float, transfer: float, other: float):
     """All KV is placed first, then computed."""
     return lambda n, r: r * n * compute + (1 - r) * n * transfer + other
 
@@ -52,33 +52,32 @@ seconds = st.floats(1e-5, 1e-2)
 @given(seconds, seconds, st.floats(0.0, 5.0))
 def test_with_overlap_the_best_ratio_balances_both_times(compute, transfer, other) -> None:
     balance = transfer / (compute + transfer)
-    assume(
-        N * max(compute, transfer) > 1e-3 * other
-    )  # otherwise rounding hides the difference between ratios
-    calibration, _ = calibrated(ahead(compute, transfer, other))
+    # Otherwise rounding hides the difference between ratios.
+    assume(TOTAL_TOKENS * max(compute, transfer) > 1e-3 * other)
+    calibration, _ = calibrate(overlapped(compute, transfer, other))
     assert calibration.ratio == pytest.approx(max(0.15, balance), abs=0.021)
     assert calibration.profile.other_s >= 0.0
 
 
 @pytest.mark.parametrize(("compute", "transfer", "ratio"), [(1e-3, 1e-4, 0.15), (1e-4, 1e-3, 1.0)])
-def test_placed_first_it_can_only_be_an_end(compute, transfer, ratio) -> None:
-    calibration, _ = calibrated(placed_first(compute, transfer, 0.3))
+def test_without_overlap_the_best_ratio_is_a_bound(compute, transfer, ratio) -> None:
+    calibration, _ = calibrate(sequential(compute, transfer, 0.3))
     assert calibration.ratio == pytest.approx(ratio, abs=0.021)
 
 
 def test_the_profile_separates_fixed_costs_from_the_transfer() -> None:
-    calibration, _ = calibrated(ahead(2e-3, 5e-4, 3.0))
+    calibration, _ = calibrate(overlapped(2e-3, 5e-4, 3.0))
     assert calibration.profile.compute_s == pytest.approx(2e-3, rel=1e-6)
     assert calibration.profile.transfer_s == pytest.approx(5e-4, rel=1e-6)
     assert calibration.profile.other_s == pytest.approx(3.0, rel=1e-6)
 
 
 def test_the_tier_is_the_source_of_the_reused_kv() -> None:
-    assert calibrated(ahead(1e-3, 1e-4, 0.1), tier="host")[1].tier == "memory"
-    assert calibrated(ahead(1e-3, 1e-4, 0.1), tier="disk")[1].tier == "disk"
+    assert calibrate(overlapped(1e-3, 1e-4, 0.1), tier="host")[1].tier == "memory"
+    assert calibrate(overlapped(1e-3, 1e-4, 0.1), tier="disk")[1].tier == "disk"
 
 
-def test_a_prompt_that_is_not_fused_ends_it_with_the_reason() -> None:
+def test_a_prompt_that_is_not_fused_ends_the_calibration_with_the_reason() -> None:
     prompts = ServedPrompts(
         lambda *_: (1.0, {"fused": False, "why": "planning failed"}), lambda: None, (0, 9), 1, 2, 5
     )

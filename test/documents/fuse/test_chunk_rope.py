@@ -20,16 +20,16 @@ def rope(scaling=1.0):
 @pytest.mark.parametrize("scaling", [1.0, 1.37])
 def test_undoing_the_rotation_restores_the_raw_keys(scaling):
     x = torch.randn(50, 2, 64)
-    at = torch.randint(0, 100_000, (50,))
-    turned = rope(scaling).apply(x, at)
-    assert (undo_checked(turned, rope(scaling), at) - x).abs().max() < 1e-5
+    positions = torch.randint(0, 100_000, (50,))
+    rotated = rope(scaling).apply(x, positions)
+    assert (undo_checked(rotated, rope(scaling), positions) - x).abs().max() < 1e-5
 
 
 def test_a_moved_key_is_the_key_of_the_new_position():
     x = torch.randn(9, 1, 64)
-    here, there = torch.arange(9) + 3, torch.arange(9) + 700
-    moved = rope().apply(rope().undo(rope().apply(x, here), here), there)
-    assert (moved - rope().apply(x, there)).abs().max() < 1e-5
+    old_positions, new_positions = torch.arange(9) + 3, torch.arange(9) + 700
+    moved = rope().apply(rope().undo(rope().apply(x, old_positions), old_positions), new_positions)
+    assert (moved - rope().apply(x, new_positions)).abs().max() < 1e-5
 
 
 def test_a_table_rounded_to_bf16_is_undone_too():
@@ -51,8 +51,8 @@ def test_rotating_into_a_cache_is_rotating(dtype):
 
 def test_turns_are_the_rotation():
     x, table = torch.randn(30, 3, 64), rope(1.37).table(torch.arange(30) + 5)
-    there = turned(x, turns(table, 3))
-    torch.testing.assert_close(there, rotate(x, table), atol=1e-6, rtol=1e-5)
+    rotated = turned(x, turns(table, 3))
+    torch.testing.assert_close(rotated, rotate(x, table), atol=1e-6, rtol=1e-5)
 
 
 def test_the_wrong_rotation_is_noticed():
@@ -81,5 +81,5 @@ def test_partial_and_multimodal_rotations_are_refused():
 
 
 def test_older_configs_name_theta_on_their_own():
-    old = SimpleNamespace(rope_theta=500.0, hidden_size=128, num_attention_heads=2)
-    assert from_config(old).inv_freq[1] == pytest.approx(500.0 ** -(2 / 64))
+    old_config = SimpleNamespace(rope_theta=500.0, hidden_size=128, num_attention_heads=2)
+    assert from_config(old_config).inv_freq[1] == pytest.approx(500.0 ** -(2 / 64))

@@ -12,19 +12,19 @@ from canopy_documents.fuse.selectors import Context
 from canopy_documents.store.chunk import FusedPrompt, Placed
 from support.fused_prompts import encode, flat_chunk, prompt
 
-SPENDS_MORE = ("hkvd", "epic")
+OWN_BUDGET = ("hkvd", "epic")
 """Comparators with their own rule, each tested below."""
 
 
-@pytest.mark.parametrize("name", [n for n in SELECTORS if n not in SPENDS_MORE])
+@pytest.mark.parametrize("name", [n for n in SELECTORS if n not in OWN_BUDGET])
 @pytest.mark.parametrize("ratio", [0.01, 0.15, 0.6])
 def test_no_selector_exceeds_the_budget_or_leaves_the_chunks(llama, ids, name, ratio):
     p = prompt(llama, ids)
     cache = caches.dense_cache(llama, len(p))
     fused = fused_prefill(llama, p, cache, make_selector(name), ratio)
-    inside = p.in_chunk()[fused.rows]
-    assert inside.sum() <= int(ratio * p.reusable)
-    assert (~inside).sum() == len(p) - p.reusable
+    in_chunks = p.in_chunk()[fused.rows]
+    assert in_chunks.sum() <= int(ratio * p.reusable)
+    assert (~in_chunks).sum() == len(p) - p.reusable
     assert torch.equal(fused.rows, fused.rows.sort()[0])
 
 
@@ -55,33 +55,33 @@ def test_prophetkv_selects_tokens_that_the_question_attends_to_in_all_layers(lla
     place_chunks(llama, p.placed, cache, p.in_chunk())
     scores = context_attention(Context(llama, p, cache, 0.2))
     end, rows = 140, (~p.in_chunk()).nonzero()[:, 0]
-    total, shape = numpy.zeros(len(p)), llama.shape
+    expected, shape = numpy.zeros(len(p)), llama.shape
 
-    def watch(layer, q, positions):
+    def add_attention(layer, q, positions):
         keys = cache.read(layer, torch.arange(end))[0].double().numpy()
-        asked = q[positions >= end].double().numpy()
+        queries = q[positions >= end].double().numpy()
         for head in range(shape.heads):
-            dots = asked[:, head] @ keys[:, head * shape.kv_heads // shape.heads].T
+            dots = queries[:, head] @ keys[:, head * shape.kv_heads // shape.heads].T
             weight = numpy.exp(dots * shape.head_dim**-0.5)
             weight /= weight.sum(1, keepdims=True)
-            total[:end] += weight.mean(0) / shape.heads / shape.layers
+            expected[:end] += weight.mean(0) / shape.heads / shape.layers
 
-    engine.run_rows(llama, p.ids[rows], rows, cache, watch=watch)
+    engine.run_rows(llama, p.ids[rows], rows, cache, watch=add_attention)
     assert float(scores.sum()) == pytest.approx(1.0, abs=1e-5)
-    assert numpy.allclose(scores.numpy(), total, atol=1e-6)
+    assert numpy.allclose(scores.numpy(), expected, atol=1e-6)
 
 
 def test_hkvd_narrows_its_set_in_two_steps(llama, ids, monkeypatch):
     p = prompt(llama, ids)
     cache = caches.dense_cache(llama, len(p))
     place_chunks(llama, p.placed, cache, p.in_chunk())
-    left, real = [], deviation.top
+    selections, top = [], deviation.top
     monkeypatch.setattr(
-        deviation, "top", lambda off, count: left.append(real(off, count)) or left[-1]
+        deviation, "top", lambda off, count: selections.append(top(off, count)) or selections[-1]
     )
     chosen = make_selector("hkvd").choose(Context(llama, p, cache, 0.2))
     outside = len(p) - p.reusable
-    assert [len(kept) - outside for kept in left] == [36, 24]
+    assert [len(selection) - outside for selection in selections] == [36, 24]
     assert len(chosen) == 24
     assert p.in_chunk()[chosen].all()
 
@@ -92,7 +92,7 @@ def test_the_same_chunk_gets_the_same_random_tokens_everywhere():
     assert torch.equal(make_selector("random").scores(a), make_selector("random").scores(b))
 
 
-def test_the_oracle_finds_the_tokens_that_were_spoilt(llama, ids):
+def test_the_oracle_selects_a_token_with_wrong_values(llama, ids):
     p = prompt(llama, ids)
     from canopy_documents.fuse.encode import capture
     from canopy_documents.fuse.rows import prefill
@@ -101,8 +101,8 @@ def test_the_oracle_finds_the_tokens_that_were_spoilt(llama, ids):
     prefill(llama, p.ids, exact)
     chunk = capture(llama, exact, ids[20:80].tolist(), 20)
     chunk.v[:, 33] += 5
-    spoilt = FusedPrompt(ids, (Placed(chunk, 20),))
+    wrong_prompt = FusedPrompt(ids, (Placed(chunk, 20),))
     fused = fused_prefill(
-        llama, spoilt, caches.dense_cache(llama, len(p)), make_selector("oracle"), 0.02
+        llama, wrong_prompt, caches.dense_cache(llama, len(p)), make_selector("oracle"), 0.02
     )
     assert 53 in fused.rows.tolist()

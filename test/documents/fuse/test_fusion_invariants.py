@@ -16,16 +16,16 @@ from sglang_canopy.errors import CanopyError
 from support.document_models import paged_cache
 from support.fused_prompts import encode
 
-LIMIT = 1e-4
+TOLERANCE = 1e-4
 
 
-def garbage(cache):
+def fill_with_garbage(cache):
     for pool in (*cache.k, *cache.v):
         pool.normal_(0, 3)
     return cache
 
 
-def plain(model, ids):
+def plain_prefill(model, ids):
     cache = caches.dense_cache(model, ids.numel())
     return model.logits(prefill(model, ids, cache)), cache
 
@@ -49,40 +49,40 @@ def exact_prompt(model, ids, cache):
 def test_plain_prefill_is_transformers(hf_model, ids):
     with torch.no_grad():
         expected = hf_model(ids[None]).logits[0]
-    got, _ = plain(from_transformers(hf_model), ids)
-    assert (got - expected).abs().max() < LIMIT
+    logits, _ = plain_prefill(from_transformers(hf_model), ids)
+    assert (logits - expected).abs().max() < TOLERANCE
 
 
 def test_recomputing_everything_over_garbage_is_plain_prefill(hf_model, ids):
     model = from_transformers(hf_model)
-    expected, _ = plain(model, ids)
+    expected, _ = plain_prefill(model, ids)
     prompt = prompt_of(model, ids)
-    cache = garbage(caches.dense_cache(model, len(prompt)))
-    got = fused_prefill(model, prompt, cache, make_selector("random"), 1.0)
-    assert got.rows.numel() == len(prompt)
-    assert (got.logits - expected[-1]).abs().max() < LIMIT
+    cache = fill_with_garbage(caches.dense_cache(model, len(prompt)))
+    fused = fused_prefill(model, prompt, cache, make_selector("random"), 1.0)
+    assert fused.rows.numel() == len(prompt)
+    assert (fused.logits - expected[-1]).abs().max() < TOLERANCE
 
 
 @pytest.mark.parametrize("count", [1, 40, 150])
 def test_any_rows_over_exact_kv_give_the_plain_rows(hf_model, ids, count):
     model = from_transformers(hf_model)
-    expected, cache = plain(model, ids)
+    expected, cache = plain_prefill(model, ids)
     rows = torch.randperm(ids.numel(), generator=torch.Generator().manual_seed(count))[:count]
     rows = rows.sort()[0]
     hidden = run_rows(model, ids[rows], rows, cache)
-    assert (model.logits(hidden) - expected[rows]).abs().max() < LIMIT
+    assert (model.logits(hidden) - expected[rows]).abs().max() < TOLERANCE
 
 
 @pytest.mark.parametrize("name", list(SELECTORS))
 @pytest.mark.parametrize("ratio", [0.0, 0.15, 0.5, 1.0])
 def test_every_selector_over_exact_chunks_is_plain_prefill(llama, ids, name, ratio):
-    expected, cache = plain(llama, ids)
+    expected, cache = plain_prefill(llama, ids)
     prompt = exact_prompt(llama, ids, cache)
-    fused = garbage(caches.dense_cache(llama, len(prompt)))
-    got = fused_prefill(llama, prompt, fused, make_selector(name), ratio)
-    assert (got.logits - expected[-1]).abs().max() < LIMIT
+    fused_cache = fill_with_garbage(caches.dense_cache(llama, len(prompt)))
+    fused = fused_prefill(llama, prompt, fused_cache, make_selector(name), ratio)
+    assert (fused.logits - expected[-1]).abs().max() < TOLERANCE
     for layer in range(llama.shape.layers):
-        assert (fused.k[layer] - cache.k[layer]).abs().max() < LIMIT
+        assert (fused_cache.k[layer] - cache.k[layer]).abs().max() < TOLERANCE
 
 
 @pytest.mark.parametrize(("page", "layout"), [(1, "NHD"), (16, "NHD"), (16, "HND"), (64, "HND")])
@@ -91,10 +91,10 @@ def test_pages_and_layouts_do_not_matter(llama, ids, page, layout):
     expected = fused_prefill(
         llama, prompt, caches.dense_cache(llama, len(prompt)), make_selector("question"), 0.2
     )
-    paged = garbage(paged_cache(llama, len(prompt), page, layout))
-    got = fused_prefill(llama, prompt, paged, make_selector("question"), 0.2)
-    assert torch.equal(got.rows, expected.rows)
-    assert (got.logits - expected.logits).abs().max() < LIMIT
+    paged = fill_with_garbage(paged_cache(llama, len(prompt), page, layout))
+    fused = fused_prefill(llama, prompt, paged, make_selector("question"), 0.2)
+    assert torch.equal(fused.rows, expected.rows)
+    assert (fused.logits - expected.logits).abs().max() < TOLERANCE
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the model is on the CPU: interpreted only")
@@ -112,8 +112,8 @@ def test_triton_and_torch_agree_through_a_whole_model(llama, ids, monkeypatch):
         forced = functools.partial(attend, backend=backend)
         monkeypatch.setattr(attention, "sparse_prefill", forced)
         results.append(fused_prefill(llama, prompt, cache, make_selector("first-k"), 0.1).logits)
-    assert (results[0] - results[1]).abs().max() < LIMIT
-    assert (results[0] - results[2]).abs().max() < LIMIT
+    assert (results[0] - results[1]).abs().max() < TOLERANCE
+    assert (results[0] - results[2]).abs().max() < TOLERANCE
 
 
 def test_one_encoder_makes_the_chunks_that_single_calls_make(llama, ids):
@@ -124,44 +124,44 @@ def test_one_encoder_makes_the_chunks_that_single_calls_make(llama, ids):
         cache = caches.dense_cache(llama, len(tokens))
         prefill(llama, tokens, cache)
         chunk = encoder.encode(part)
-        plain = capture(llama, cache, part, len(prefix), prefix)
-        assert chunk.ids == plain.ids
+        expected = capture(llama, cache, part, len(prefix), prefix)
+        assert chunk.ids == expected.ids
         assert chunk.prefix == tuple(prefix)
         if part:
-            assert (chunk.raw_k - plain.raw_k).abs().max() < 1e-4
-            assert (chunk.v - plain.v).abs().max() < 1e-4
+            assert (chunk.raw_k - expected.raw_k).abs().max() < 1e-4
+            assert (chunk.v - expected.v).abs().max() < 1e-4
 
 
 def test_in_bf16_fusion_is_within_the_rounding_of_plain_prefill(ids):
     from support.document_models import build
 
-    expected, _ = plain(from_transformers(build("llama")), ids)
-    coarse = from_transformers(build("llama", torch.bfloat16))
-    rounded, cache = plain(coarse, ids)
+    expected, _ = plain_prefill(from_transformers(build("llama")), ids)
+    bf16_model = from_transformers(build("llama", torch.bfloat16))
+    rounded, cache = plain_prefill(bf16_model, ids)
 
-    def off(x, y):
+    def relative_difference(x, y):
         return float((x - y).norm() / y.norm())
 
-    rounding = off(rounded[-1], expected[-1])
+    rounding = relative_difference(rounded[-1], expected[-1])
     assert 0.001 < rounding < 0.1
-    prompt = prompt_of(coarse, ids)
-    everything = garbage(caches.dense_cache(coarse, len(prompt)))
-    got = fused_prefill(coarse, prompt, everything, make_selector("random"), 1.0)
-    assert off(got.logits, rounded[-1]) < 1e-5
-    prompt = exact_prompt(coarse, ids, cache)
-    moved = caches.dense_cache(coarse, len(prompt))
-    got = fused_prefill(coarse, prompt, moved, make_selector("random"), 0.15)
-    assert off(got.logits, rounded[-1]) < 2 * rounding
+    prompt = prompt_of(bf16_model, ids)
+    all_rows_cache = fill_with_garbage(caches.dense_cache(bf16_model, len(prompt)))
+    fused = fused_prefill(bf16_model, prompt, all_rows_cache, make_selector("random"), 1.0)
+    assert relative_difference(fused.logits, rounded[-1]) < 1e-5
+    prompt = exact_prompt(bf16_model, ids, cache)
+    fused_cache = caches.dense_cache(bf16_model, len(prompt))
+    fused = fused_prefill(bf16_model, prompt, fused_cache, make_selector("random"), 0.15)
+    assert relative_difference(fused.logits, rounded[-1]) < 2 * rounding
 
 
 def test_the_last_token_is_computed_even_inside_a_chunk(llama, ids):
     chunk = encode(llama, ids[20:80].tolist(), ids[:20].tolist())
     prompt = FusedPrompt(ids[:80], (Placed(chunk, 20),))
-    expected, _ = plain(llama, ids[:80])
+    expected, _ = plain_prefill(llama, ids[:80])
     for name in SELECTORS:
         cache = caches.dense_cache(llama, 80)
-        got = fused_prefill(llama, prompt, cache, make_selector(name), 0.1)
-        assert (got.logits - expected[-1]).abs().max() < LIMIT, name
+        fused = fused_prefill(llama, prompt, cache, make_selector(name), 0.1)
+        assert (fused.logits - expected[-1]).abs().max() < TOLERANCE, name
 
 
 def test_a_prompt_longer_than_a_sliding_window_is_refused(ids):
@@ -170,6 +170,6 @@ def test_a_prompt_longer_than_a_sliding_window_is_refused(ids):
     from support.document_models import build
 
     model = from_transformers(build("llama"))
-    short = dataclasses.replace(model, window=100)
+    windowed = dataclasses.replace(model, window=100)
     with pytest.raises(CanopyError, match="sliding window of 100"):
-        plain(short, ids)
+        plain_prefill(windowed, ids)

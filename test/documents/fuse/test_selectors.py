@@ -45,10 +45,10 @@ def test_the_default_spends_nothing_on_a_chunk_that_is_exact(llama, ids):
         cache = caches.dense_cache(llama, len(p))
         return fused_prefill(llama, p, cache, make_selector("question"), 0.15).rows
 
-    behind, alone = rows(prompt(llama, ids)), rows(prompt(llama, ids, behind=False))
-    assert not ((behind >= 20) & (behind < 80)).any()
-    assert ((behind >= 80) & (behind < 140)).sum() == 18
-    assert ((alone >= 20) & (alone < 80)).any()
+    exact, inexact = rows(prompt(llama, ids)), rows(prompt(llama, ids, with_prefix=False))
+    assert not ((exact >= 20) & (exact < 80)).any()
+    assert ((exact >= 80) & (exact < 140)).sum() == 18
+    assert ((inexact >= 20) & (inexact < 80)).any()
 
 
 def test_text_before_the_first_chunk_is_not_probed_again(llama, ids):
@@ -59,48 +59,48 @@ def test_text_before_the_first_chunk_is_not_probed_again(llama, ids):
     p = prompt(llama, ids)
     cache = caches.dense_cache(llama, len(p))
     place_chunks(llama, p.placed, cache, p.in_chunk())
-    whole = question_scores(Context(llama, p, cache, 0.2))
+    scores = question_scores(Context(llama, p, cache, 0.2))
     engine.prefill(llama, p.ids[:20], cache)
-    ready = question_scores(Context(llama, p, cache, 0.2, ready=20))
-    assert torch.allclose(whole, ready, atol=1e-5)
+    cached_scores = question_scores(Context(llama, p, cache, 0.2, ready=20))
+    assert torch.allclose(scores, cached_scores, atol=1e-5)
     for layer in range(llama.shape.layers):
-        cache.k[layer][:20] = 0  # the probe reads them and does not make them again
-    assert not torch.allclose(whole, question_scores(Context(llama, p, cache, 0.2, 20)), atol=1e-5)
+        cache.k[layer][:20] = 0  # the probe reads them and does not recompute them
+    assert not torch.allclose(scores, question_scores(Context(llama, p, cache, 0.2, 20)), atol=1e-5)
 
 
-@pytest.mark.parametrize("share", [[1.0, 1.0, 1.0], [0.25, 0.25, 0.5]])
-def test_a_probe_weighs_keys_by_the_attention_it_computes(share):
+@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [0.25, 0.25, 0.5]])
+def test_a_probe_weighs_keys_by_the_attention_it_computes(weights):
     from canopy_documents.fuse.selectors.question import _attend_and_score
     from canopy_kernel import attention
 
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 4, 8), torch.randn(20, 2, 8), torch.randn(20, 2, 8)
-    at, share = torch.tensor([4, 17, 19]), torch.tensor(share)
-    out, mass = _attend_and_score(q, k, v, at, 4, share, 0.3)
-    rows = attention.Rows.single(at, torch.arange(20))
+    positions, weights = torch.tensor([4, 17, 19]), torch.tensor(weights)
+    out, mass = _attend_and_score(q, k, v, positions, 4, weights, 0.3)
+    rows = attention.Rows.single(positions, torch.arange(20))
     assert torch.allclose(out, attention.reference(q, k[:, None], v[:, None], rows, 0.3), atol=1e-5)
-    assert float(mass.sum()) == pytest.approx(4 * float(share.sum()), rel=1e-5)
+    assert float(mass.sum()) == pytest.approx(4 * float(weights.sum()), rel=1e-5)
     first = torch.softmax(torch.einsum("hd,nhd->hn", q[0], k[:5].repeat_interleave(2, 1)) * 0.3, -1)
-    rest = _attend_and_score(q[1:], k, v, at[1:], 17, share[1:], 0.3)[1]
-    assert torch.allclose(mass[:5], share[0] * first.sum(0) + rest[:5], atol=1e-5)
+    rest = _attend_and_score(q[1:], k, v, positions[1:], 17, weights[1:], 0.3)[1]
+    assert torch.allclose(mass[:5], weights[0] * first.sum(0) + rest[:5], atol=1e-5)
 
 
 def test_a_sampled_key_represents_similar_keys(llama, ids, monkeypatch):
-    """If eight neighbours have equal keys and values, reading one of them is enough."""
+    """If eight adjacent tokens have equal keys and values, reading one of them is enough."""
     from canopy_documents.fuse.selectors import question
 
     shape, n = llama.shape, 96
     rows = torch.zeros(shape.layers, n, shape.kv_heads, shape.head_dim)
     p = FusedPrompt(ids, (Placed(Chunk(tuple(ids[20 : 20 + n].tolist()), rows, rows), 20),))
-    like = torch.randn(2, shape.layers, n // 8, 1, shape.kv_heads, shape.head_dim)
+    distinct = torch.randn(2, shape.layers, n // 8, 1, shape.kv_heads, shape.head_dim)
     scores = []
     for stride in (1, 8):
         monkeypatch.setattr(question, "STRIDE", stride)
         monkeypatch.setattr(question, "MIN_SAMPLES", 1)
         cache = caches.dense_cache(llama, len(p))
         for layer in range(shape.layers):
-            for pool, same in ((cache.k, like[0]), (cache.v, like[1])):
-                pool[layer][20 : 20 + n] = same[layer].repeat_interleave(8, 0)
+            for pool, layers in ((cache.k, distinct[0]), (cache.v, distinct[1])):
+                pool[layer][20 : 20 + n] = layers[layer].repeat_interleave(8, 0)
         scores.append(question.question_scores(Context(llama, p, cache, 0.15), last_weight=0.5))
         assert (
             question._sample_keys(p, torch.tensor([len(p) - 1]), 1)[0].numel()
@@ -114,8 +114,8 @@ def test_a_long_head_computed_first_changes_nothing(llama, ids, monkeypatch):
     from canopy_documents.fuse import fusion
 
     p, prefills = prompt(llama, ids), []
-    for shortest in (1, 1000):
-        monkeypatch.setattr(fusion, "HEAD_TOKENS", shortest)
+    for head_tokens in (1, 1000):
+        monkeypatch.setattr(fusion, "HEAD_TOKENS", head_tokens)
         cache = caches.dense_cache(llama, len(p))
         prefills.append(fused_prefill(llama, p, cache, make_selector("question"), 0.15))
     assert torch.equal(prefills[0].rows, prefills[1].rows)

@@ -45,7 +45,7 @@ def musique(tmp_path):
     return path
 
 
-def test_rows_have_the_promised_fields(model_dir, musique, tmp_path, capsys):
+def test_rows_have_the_documented_fields(model_dir, musique, tmp_path, capsys):
     out = tmp_path / "rows.json"
     args = ["--model", model_dir, "--data", musique, "--limit", 2, "--json", out]
     args += ["--selector", "question,random", "--ratio", "0,0.15,1"]
@@ -61,12 +61,12 @@ def test_rows_have_the_promised_fields(model_dir, musique, tmp_path, capsys):
             assert row["kl"] < 1e-6
             assert row["top1"] == 1.0
     assert any(r["kl"] > 1e-4 for r in rows if r["ratio"] == 0.0)
-    named = [r for r in rows if r["selector"] == "question" and r["ratio"] == 0.15]
-    assert all("kl_minus_random" in r for r in named)
-    pairs = {r["encode"]: r for r in rows if r["selector"] == "question" and r["ratio"] == 0.15}
-    assert "kl_minus_encode" not in pairs["alone"]
-    gained = pairs["standin"]["kl"] - pairs["alone"]["kl"]
-    assert pairs["standin"]["kl_minus_encode"] == pytest.approx(gained)
+    question_rows = [r for r in rows if r["selector"] == "question" and r["ratio"] == 0.15]
+    assert all("kl_minus_random" in r for r in question_rows)
+    encoded = {r["encode"]: r for r in rows if r["selector"] == "question" and r["ratio"] == 0.15}
+    assert "kl_minus_encode" not in encoded["alone"]
+    expected = encoded["standin"]["kl"] - encoded["alone"]["kl"]
+    assert encoded["standin"]["kl_minus_encode"] == pytest.approx(expected)
     assert " ".join(capsys.readouterr().out.split()).startswith(FIELDS)
 
 
@@ -126,19 +126,19 @@ def test_three_formats_are_read(tmp_path):
 
 def test_real_files_are_read(data_dir):
     for name in ("musique_100.json", "hotpotqa_100.json"):
-        found = questions.read_examples(data_dir / "rag" / name, 5)
-        assert len(found) == 5
-        assert all(len(e.documents) >= 2 and e.answers for e in found)
+        examples = questions.read_examples(data_dir / "rag" / name, 5)
+        assert len(examples) == 5
+        assert all(len(e.documents) >= 2 and e.answers for e in examples)
 
 
 def test_a_split_fact_is_in_two_documents():
     for e in tasks.synthetic(["split", "coreference"], 5, tasks.default_filler(), 4):
-        holding = [d for d in e.documents if e.answers[0] in d]
-        naming = [d for d in e.documents if e.question.split("of ")[-1].strip("?") in d]
-        assert len(holding) == len(naming) == 1
-        assert holding != naming
-    again = tasks.synthetic(["single"], 2, tasks.default_filler(), 4)
-    assert again == tasks.synthetic(["single"], 2, tasks.default_filler(), 4)
+        with_answer = [d for d in e.documents if e.answers[0] in d]
+        with_subject = [d for d in e.documents if e.question.split("of ")[-1].strip("?") in d]
+        assert len(with_answer) == len(with_subject) == 1
+        assert with_answer != with_subject
+    repeated = tasks.synthetic(["single"], 2, tasks.default_filler(), 4)
+    assert repeated == tasks.synthetic(["single"], 2, tasks.default_filler(), 4)
 
 
 def test_an_answer_may_be_longer_than_the_measured_tokens(model_dir, musique):
@@ -158,8 +158,8 @@ def test_an_answer_may_be_longer_than_the_measured_tokens(model_dir, musique):
     arguments = (model, tokenizer, case, reference, chunks, "random")
     exact = quality.measure(*arguments, 1.0, True, answer_tokens=40)
     assert exact["text"] == reference.text
-    loose = quality.measure(*arguments, 0.2, True, answer_tokens=40)
-    assert len(loose["text"].split()) == 40
+    fused = quality.measure(*arguments, 0.2, True, answer_tokens=40)
+    assert len(fused["text"].split()) == 40
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from support.fused_prompts import encode
 
 
 @pytest.fixture
-def make(llama, monkeypatch):
-    """``make(ratio=..., ...)``: an engine over the small model, without a server around it."""
+def make_engine(llama, monkeypatch):
+    """``make_engine(ratio=..., ...)``: an engine over the small model, without a server around it."""
     monkeypatch.setattr(engines.model_view, "served_model", lambda *_: llama)
     runner = bare_runner()
 

@@ -78,18 +78,18 @@ class Chats:
         request = SimpleNamespace(
             messages=messages, custom_params=custom, input_ids=None, extra_key=None, cache_salt=None
         )
-        want = self.render(None, request, None)[0].input_ids
+        ids = self.render(None, request, None)[0].input_ids
         serving, raw = SimpleNamespace(tokenizer_manager=self.manager), SimpleNamespace(_json=None)
-        return conversion.convert_chat(self.render, serving, request, self.options, raw)[0], want
+        return conversion.convert_chat(self.render, serving, request, self.options, raw)[0], ids
 
     def documents(self, messages, custom=None) -> list[str]:
         """The words that are bounded; the prompt is the plain server's."""
-        request, want = self.convert(messages, custom)
+        request, ids = self.convert(messages, custom)
         if "canopy_order" not in (custom or {}):
-            assert request.input_ids == want
-        return self.bounded(request)
+            assert request.input_ids == ids
+        return self.bounded_texts(request)
 
-    def bounded(self, request) -> list[str]:
+    def bounded_texts(self, request) -> list[str]:
         bounds = (request.sampling_params.get("custom_params") or {}).get(
             "canopy_document_bounds", []
         )
@@ -114,8 +114,8 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_documents_of_a_chat(case) -> None:
-    content, custom, want = CASES[case]
-    assert Chats(SEPARATED).documents(content, custom) == want
+    content, custom, expected = CASES[case]
+    assert Chats(SEPARATED).documents(content, custom) == expected
 
 
 def test_a_document_ends_at_its_message_and_is_no_answer() -> None:
@@ -127,7 +127,7 @@ def test_a_document_ends_at_its_message_and_is_no_answer() -> None:
     assert Chats(SEPARATED).documents(chat) == [" one fact", " two facts"]
 
 
-def rendered(family: str):
+def renderer_of(family: str):
     template = jinja2.Template(TEMPLATES[family])
 
     def render(messages) -> str:
@@ -139,7 +139,7 @@ def rendered(family: str):
 
 @pytest.mark.parametrize("family", TEMPLATES)
 def test_the_prompt_is_the_plain_servers_under_the_templates_of_eight_families(family) -> None:
-    chats = Chats(chat=rendered(family))
+    chats = Chats(chat=renderer_of(family))
     chat = [
         message(parts(ONE, TWO, "why?")),
         message("so", "assistant"),
@@ -162,8 +162,8 @@ def test_no_field_changes_the_prompt(custom) -> None:
         message("<think>hm, hm</think>It is a lamp.", "assistant"),
         message(parts(*[f"{ONE} {i} of many" for i in range(MAX_DOCUMENTS + 44)], "sure?")),
     ]
-    request, want = Chats(template=without_thoughts).convert(chat, custom)
-    assert request.input_ids == want
+    request, ids = Chats(template=without_thoughts).convert(chat, custom)
+    assert request.input_ids == ids
     assert request.text is None
     bounds = (request.sampling_params["custom_params"] or {}).get("canopy_document_bounds")
     assert (
@@ -173,14 +173,14 @@ def test_no_field_changes_the_prompt(custom) -> None:
     )
 
 
-def test_what_a_template_leaves_out_is_no_document() -> None:
+def test_a_part_that_a_template_drops_is_no_document() -> None:
     chats = Chats(template=lambda m: f"<{m.role}>{join(m.content).replace(ONE, '')}<end>")
     assert chats.documents(parts(ONE, TWO, "why?"), PARTS) == [" two facts"]
 
 
 def test_parts_of_a_text_are_refused() -> None:
     with pytest.raises(CanopyError, match="of chat messages"):
-        prepared(text="why?", custom=PARTS)
+        prepare_request(text="why?", custom=PARTS)
 
 
 def test_bounds_of_a_text_are_refused() -> None:
@@ -194,7 +194,7 @@ def no_orders(monkeypatch) -> None:
     monkeypatch.setattr("canopy_documents.text.order.orders", conversion.orders)
 
 
-def prepared(text=None, ids=None, custom=None, path="", body=None, manager=None, **fields):
+def prepare_request(text=None, ids=None, custom=None, path="", body=None, manager=None, **fields):
     manager = manager or Chats().manager
     obj = SimpleNamespace(
         text=text, input_ids=ids, extra_key=None, cache_salt=None,
@@ -207,15 +207,15 @@ def prepared(text=None, ids=None, custom=None, path="", body=None, manager=None,
 def test_documents_of_texts_alone_and_in_batches() -> None:
     chats, text = Chats(SEPARATED), f"s##{ONE}##{TWO}##why?"
     for prompts in (text, [text, "none of them"]):
-        request = prepared(prompts, manager=chats.manager)
+        request = prepare_request(prompts, manager=chats.manager)
         assert request.text is None
-        many = request.sampling_params if isinstance(prompts, list) else [request.sampling_params]
+        params = request.sampling_params if isinstance(prompts, list) else [request.sampling_params]
         ids = request.input_ids if isinstance(prompts, list) else [request.input_ids]
-        one = SimpleNamespace(input_ids=ids[0], sampling_params=many[0])
-        assert chats.bounded(one) == [" one fact", " two facts"]
+        first_request = SimpleNamespace(input_ids=ids[0], sampling_params=params[0])
+        assert chats.bounded_texts(first_request) == [" one fact", " two facts"]
         assert [chats.text(i) for i in ids] == ([prompts] if isinstance(prompts, str) else prompts)
-    untouched = prepared("none of them", manager=chats.manager)
-    assert (untouched.text, untouched.input_ids) == ("none of them", None)
+    unchanged = prepare_request("none of them", manager=chats.manager)
+    assert (unchanged.text, unchanged.input_ids) == ("none of them", None)
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/api/chat"])
@@ -224,7 +224,7 @@ def test_documents_of_a_chat_that_is_rendered_already(path: str) -> None:
     answer = {"role": "assistant", "content": [{"type": "output_text", "text": f"a##{THREE}##b"}]}
     items = [answer, {"role": "user", "content": [{"type": "input_text", "text": text}]}]
     tool = {"type": "function_call_output", "output": f"x##{THREE}##y"}
-    for body, want in (
+    for body, expected in (
         ({"input": text}, [" one fact", " two facts"]),
         ({"input": items}, [" one fact", " two facts"]),
         ({"messages": [answer, {"role": "user", "content": text}]}, [" one fact", " two facts"]),
@@ -237,9 +237,9 @@ def test_documents_of_a_chat_that_is_rendered_already(path: str) -> None:
         ids = chats.manager.tokenizer.encode(
             f"<assistant>a##{THREE}##b<user>{text}<tool>x##{THREE}##y"
         )
-        made = prepared(ids=ids, path=path, body=body, manager=chats.manager)
-        assert made.input_ids is ids
-        assert chats.bounded(made) == want
+        request = prepare_request(ids=ids, path=path, body=body, manager=chats.manager)
+        assert request.input_ids is ids
+        assert chats.bounded_texts(request) == expected
 
 
 def test_documents_in_any_order_take_the_order_of_an_earlier_prompt(no_orders) -> None:
@@ -251,40 +251,40 @@ def test_documents_in_any_order_take_the_order_of_an_earlier_prompt(no_orders) -
     chat(ONE, TWO, **ANY)
     assert chat(THREE, TWO, ONE, **ANY) == [" one fact", " two facts", " three facts"]
     assert chat(TWO, ONE) == [" two facts", " one fact"]
-    request, want = chats.convert(
+    request, ids = chats.convert(
         parts(TWO, ONE, "why?"), {**PARTS, **ANY, "canopy_document_bounds": "off"}
     )
-    assert request.input_ids == want
+    assert request.input_ids == ids
 
 
 def test_text_and_token_ids_have_their_documents_ordered_too(no_orders) -> None:
     chats = Chats(SEPARATED)
     encode = chats.manager.tokenizer.encode
-    first, turned = f"s##{ONE}##{TWO}##why?", f"s##{TWO}##{ONE}##why?"
-    for prompts in (first, turned, [turned, first]):
-        request = prepared(prompts, custom=ANY, manager=chats.manager)
+    first, reordered = f"s##{ONE}##{TWO}##why?", f"s##{TWO}##{ONE}##why?"
+    for prompts in (first, reordered, [reordered, first]):
+        request = prepare_request(prompts, custom=ANY, manager=chats.manager)
         ids = request.input_ids if isinstance(prompts, list) else [request.input_ids]
-        assert all(one == encode(first) for one in ids)
+        assert all(prompt_ids == encode(first) for prompt_ids in ids)
     ids = [1, 2, 2, 9, 3, 3, 4]
     for prompts, bounds in ((ids, [1, 3, 4, 6]), ([1, 3, 3, 9, 2, 2, 4], [1, 3, 4, 6])):
-        request = prepared(
+        request = prepare_request(
             ids=prompts, custom={"canopy_document_bounds": bounds, **ANY}, manager=chats.manager
         )
         assert (request.input_ids, request.sampling_params["custom_params"]["canopy_document_bounds"]) == (
             ids, [1, 3, 4, 6],
         )  # fmt: skip
-    odd = [*ids[:-1], [1]]  # SGLang refuses it
+    invalid = [*ids[:-1], [1]]  # SGLang refuses it
     custom = {"canopy_document_bounds": [1, 3, 4, 6], **ANY}
-    assert prepared(ids=odd, custom=custom, manager=chats.manager).input_ids == odd
+    assert prepare_request(ids=invalid, custom=custom, manager=chats.manager).input_ids == invalid
 
 
 def test_documents_in_any_order_never_change_turns(no_orders) -> None:
     chats = Chats()
 
     def chat(*texts):
-        turns = [(message(parts(one, "why?")), message("so", "assistant")) for one in texts]
+        turns = [(message(parts(text, "why?")), message("so", "assistant")) for text in texts]
         request, _ = chats.convert([m for pair in turns for m in pair], {**PARTS, **ANY})
-        return chats.bounded(request)
+        return chats.bounded_texts(request)
 
     chat(ONE, TWO)
     assert chat(TWO, ONE) == [" two facts", " one fact"]
@@ -304,12 +304,12 @@ def test_documents_stay_if_other_fields_belong_to_their_positions(no_orders, fie
     chats = Chats()
 
     def text(prompts, **fields):
-        request = prepared(prompts, custom=ANY, manager=chats.manager, **fields)
+        request = prepare_request(prompts, custom=ANY, manager=chats.manager, **fields)
         return chats.text(request.input_ids)
 
-    first, turned = f"s##{ONE}##{TWO}##why?", f"s##{TWO}##{ONE}##why?"
-    assert text(first) == text(turned, logprob_start_len=-1) == first
-    assert text(turned, **fields) == turned
+    first, reordered = f"s##{ONE}##{TWO}##why?", f"s##{TWO}##{ONE}##why?"
+    assert text(first) == text(reordered, logprob_start_len=-1) == first
+    assert text(reordered, **fields) == reordered
 
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -319,8 +319,8 @@ BLOCKS = [textwrap.dedent(b).strip() for b in re.findall(r"(?:^    .*\n)+", PAGE
 
 def test_the_pages_prompts_have_two_documents() -> None:
     (body,) = [json.loads(b) for b in BLOCKS if b.startswith('{"model"')]
-    (shown,) = body["messages"]
-    content = [SimpleNamespace(**one) for one in shown["content"]]
+    (message_shown,) = body["messages"]
+    content = [SimpleNamespace(**part) for part in message_shown["content"]]
     assert len(Chats().documents(content, body["custom_params"])) == 2
     (separated,) = [b for b in BLOCKS if b.startswith("You answer")]
     assert len(Chats(Options(separator="\n###\n")).documents(separated)) == 2

@@ -46,9 +46,9 @@ print(json.dumps({
 
 def facts(*arguments: str, **environment: str) -> dict:
     command = [sys.executable, "-c", START, *arguments]
-    done = forked.run(command, env={**os.environ, **environment})
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    process = forked.run(command, env={**os.environ, **environment})
+    assert process.returncode == 0, process.stdout + process.stderr
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize(

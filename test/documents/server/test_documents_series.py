@@ -9,7 +9,7 @@ from sglang_canopy.telemetry.metrics import Metrics
 def test_counts_are_shown_by_reason_and_tier() -> None:
     registry = CollectorRegistry()
     Metrics(0, registry=registry)  # a cache's series, in the same process
-    counted = {
+    counts = {
         "fused_requests": 1,
         "reused_tokens": 111,
         "recomputed_tokens": 20,
@@ -20,10 +20,10 @@ def test_counts_are_shown_by_reason_and_tier() -> None:
         "quality": {"checked": 8, "differed": 2, "tenants_raised": 1, "tenants_stopped": 0},
         "store": {"tiers": {"memory": {"used_bytes": 4096}}},
     }
-    shown = Metrics(0, registry=registry, metrics=series.METRICS)
-    reporter = series.Reporter(lambda: counted, shown)
+    metrics = Metrics(0, registry=registry, metrics=series.METRICS)
+    reporter = series.Reporter(lambda: counts, metrics)
     reporter.report()
-    counted["reused_tokens"], counted["not_fused"] = 300, {"lora": 2, "multimodal": 1}
+    counts["reused_tokens"], counts["not_fused"] = 300, {"lora": 2, "multimodal": 1}
     reporter.report()
 
     def value(name, **labels):

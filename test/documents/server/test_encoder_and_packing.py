@@ -16,11 +16,11 @@ def store(llama) -> ChunkStore:
     return ChunkStore("model", 1 << 24)
 
 
-def run(encoder: BackgroundEncoder) -> int:
-    done = 0
+def run_until_idle(encoder: BackgroundEncoder) -> int:
+    tokens = 0
     while encoder.busy:
-        done += encoder.step()
-    return done
+        tokens += encoder.step()
+    return tokens
 
 
 def test_pieces_give_the_chunk_of_one_encoding_and_their_prefix_is_encoded_once(
@@ -30,12 +30,12 @@ def test_pieces_give_the_chunk_of_one_encoding_and_their_prefix_is_encoded_once(
     prefix, document = ids[:10].tolist(), ids[10:170].tolist()
     encoder.enqueue(document, prefix, "")
     encoder.enqueue(ids[170:230].tolist(), prefix, "")
-    assert run(encoder) == 10 + 160 + 60
+    assert run_until_idle(encoder) == 10 + 160 + 60
     for part in (document, ids[170:230].tolist()):
-        got = store.chunks.get(store.key(part, prefix))
-        want = encode(llama, part, prefix)
-        torch.testing.assert_close(got.raw_k, want.raw_k, atol=2e-5, rtol=1e-4)
-        torch.testing.assert_close(got.v, want.v, atol=2e-5, rtol=1e-4)
+        stored = store.chunks.get(store.key(part, prefix))
+        expected = encode(llama, part, prefix)
+        torch.testing.assert_close(stored.raw_k, expected.raw_k, atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(stored.v, expected.v, atol=2e-5, rtol=1e-4)
 
 
 def test_requesting_a_waiting_or_stored_chunk_again_has_no_effect(llama, store, ids) -> None:
@@ -43,7 +43,7 @@ def test_requesting_a_waiting_or_stored_chunk_again_has_no_effect(llama, store, 
     for _ in range(3):
         encoder.enqueue(ids[:50].tolist(), (), "")
     assert len(encoder.queue) == 1
-    run(encoder)
+    run_until_idle(encoder)
     encoder.enqueue(ids[:50].tolist(), (), "")
     assert not encoder.busy
     encoder.enqueue(ids[:50].tolist(), (), "tenant")
@@ -71,7 +71,7 @@ def test_a_deleted_chunk_in_progress_is_not_encoded(llama, store, ids) -> None:
     assert len(store) == 0
 
 
-def test_a_folded_batch_keeps_rows_slots_and_lengths_in_step() -> None:
+def test_a_packed_batch_has_matching_rows_slots_and_lengths() -> None:
     batch = batch_of([(10, 30), (0, 5), (49, 50)])
     chosen = [torch.tensor([12, 13, 29]), torch.arange(5), torch.tensor([49])]
     packed, plan = pack_rows(batch, batch.table, chosen)
@@ -114,8 +114,8 @@ def test_tenants_take_turns_in_the_queue(llama, store, ids) -> None:
     for tenant in ("a", "a", "a", "b", "b"):
         n = len(encoder.queue)
         encoder.enqueue(ids[n : n + 20].tolist(), (), f"salt {tenant}", tenant)
-    run(encoder)
-    assert [one.tenant for one in store.chunks.values()] == ["a", "b", "a", "b", "a"]
+    run_until_idle(encoder)
+    assert [chunk.tenant for chunk in store.chunks.values()] == ["a", "b", "a", "b", "a"]
 
 
 def test_prompt_logprobs_in_a_batch_with_a_fused_request_are_complete() -> None:

@@ -62,7 +62,7 @@ def test_a_chunk_past_the_end_of_the_prompt_is_refused() -> None:
         fields.check_inside(((0, 5), (6, 10)), 9)
 
 
-def parsed(*argv: str) -> options.Options | None:
+def parse_flags(*argv: str) -> options.Options | None:
     parser = argparse.ArgumentParser()
     plugin.ADDON.add_flags(None, parser)
     plugin.ADDON.add_flags(None, parser)  # twice is once
@@ -72,48 +72,48 @@ def parsed(*argv: str) -> options.Options | None:
 
 
 def test_documents_are_off_by_default() -> None:
-    assert parsed() is None
-    assert parsed("--canopy-documents", "off") is None
-    assert parsed("--canopy-documents", "off,ratio=0.3") is None
+    assert parse_flags() is None
+    assert parse_flags("--canopy-documents", "off") is None
+    assert parse_flags("--canopy-documents", "off,ratio=0.3") is None
 
 
 @pytest.mark.parametrize(
     "value",
     ["on,ratio=0.3,memory_mb=64", "ratio=0.3,memory-mb=64", '{"ratio": 0.3, "memory_mb": 64}'],
 )
-def test_keys_are_given_as_words_or_as_json(value: str) -> None:
-    assert parsed("--canopy-documents", value) == options.Options(ratio=0.3, memory_mb=64)
-    assert parsed("--canopy-documents", "on") == options.Options()
+def test_keys_are_read_from_words_or_json(value: str) -> None:
+    assert parse_flags("--canopy-documents", value) == options.Options(ratio=0.3, memory_mb=64)
+    assert parse_flags("--canopy-documents", "on") == options.Options()
 
 
 def test_the_flags_earlier_name_works_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    assert parsed("--canopy-chunks", "ratio=0.3") == options.Options(ratio=0.3)
+    assert parse_flags("--canopy-chunks", "ratio=0.3") == options.Options(ratio=0.3)
     assert "--canopy-chunks is called --canopy-documents now" in caplog.text
 
 
 def test_the_pages_flags_are_accepted() -> None:
     docs = Path(__file__).parents[3] / "docs"
     text = "".join((docs / part / "documents.md").read_text() for part in ("guide", "reference"))
-    shown = re.findall(r"--canopy-documents ('[^']*'|[^\s`']+)", text)
-    assert len(shown) >= 3
-    for value in shown:
-        assert parsed("--canopy-documents", value.strip("'")), value
+    values = re.findall(r"--canopy-documents ('[^']*'|[^\s`']+)", text)
+    assert len(values) >= 3
+    for value in values:
+        assert parse_flags("--canopy-documents", value.strip("'")), value
 
 
 def test_whole_graphs_of_prefill_are_refused_in_both_spellings_and_others_are_not() -> None:
-    """A replayed graph runs no Python: documents' KV would be passed over without a word."""
+    """A replayed graph runs no Python: documents' KV would be ignored silently."""
     config = pytest.importorskip("sglang.srt.model_executor.cuda_graph_config")
     resolved = config.default_cuda_graph_config()
-    for prefill, decode, stops in (
+    for prefill, decode, is_refused in (
         ("full", "disabled", True), ("breakable", "full", False), ("disabled", "full", False),
     ):  # fmt: skip
         resolved.prefill.backend, resolved.decode.backend = prefill, decode
-        spelt = {"prefill": {"backend": prefill}, "decode": {"backend": decode}}
+        as_dict = {"prefill": {"backend": prefill}, "decode": {"backend": decode}}
         for flags in (
             {"cuda_graph_config": resolved},
-            {"cuda_graph_config": spelt},
+            {"cuda_graph_config": as_dict},
             {"cuda_graph_backend_prefill": prefill, "cuda_graph_backend_decode": decode},
         ):
             refusal = unsupported(DOCUMENTS, argparse.Namespace(**flags), environment={})
-            assert (refusal is not None) == stops, flags
-            assert not stops or "--cuda-graph-backend-prefill breakable" in refusal
+            assert (refusal is not None) == is_refused, flags
+            assert not is_refused or "--cuda-graph-backend-prefill breakable" in refusal

@@ -12,7 +12,7 @@ from canopy_documents.server import kept, library, scheduler
 from canopy_documents.server.request import DIFFERED
 from sglang_canopy import tenant as tenants
 from sglang_canopy.errors import CanopyError
-from support.document_engine import SYSTEM, learn, prompt, queued, request, scheduler_of
+from support.document_engine import SYSTEM, learn, prompt, queue_req, request, scheduler_of
 
 
 def with_params(ids, params=None, **fields):
@@ -22,11 +22,11 @@ def with_params(ids, params=None, **fields):
 
 
 @pytest.fixture
-def make(make, ids):
-    """``make(...)``: an engine that has stored the documents of two tenants."""
+def make_engine(make_engine, ids):
+    """``make_engine(...)``: an engine that has stored the documents of two tenants."""
 
     def new_engine(**options):
-        engine = make(**options)
+        engine = make_engine(**options)
         for salt in (None, "other", "secret"):
             learn(engine, with_params(ids, salt=salt))
         return engine
@@ -36,52 +36,52 @@ def make(make, ids):
 
 def key_of(engine, ids, params=None, **fields) -> str | None:
     req = with_params(ids, params, **fields)
-    queued(engine, req)
+    queue_req(engine, req)
     return req.extra_key
 
 
-def put_at(engine, level: int, tenant: str | None = None) -> None:
+def set_level(engine, level: int, tenant: str | None = None) -> None:
     engine.checker.limits.tenants[tenant] = TenantQuality(level)
 
 
 @pytest.fixture
-def engine(make):
-    return make()
+def engine(make_engine):
+    return make_engine()
 
 
-def test_requests_share_kept_kv_under_equal_settings_alone(engine, make, ids) -> None:
-    usual = key_of(engine, ids)
-    assert usual is not None
-    assert tenants.is_documents_key(usual)
-    assert key_of(engine, ids) == usual
-    keys = [usual]
+def test_requests_share_kept_kv_under_equal_settings_alone(engine, make_engine, ids) -> None:
+    key = key_of(engine, ids)
+    assert key is not None
+    assert tenants.is_documents_key(key)
+    assert key_of(engine, ids) == key
+    keys = [key]
     keys.append(key_of(engine, ids, {"canopy_recompute_ratio": 0.3}))
-    keys.append(key_of(make(selector="frequency"), ids))
-    keys.append(key_of(make(stand_ins=False), ids))
-    keys.append(key_of(make(ratio=0.2), ids))
-    calibrated = make()
+    keys.append(key_of(make_engine(selector="frequency"), ids))
+    keys.append(key_of(make_engine(stand_ins=False), ids))
+    keys.append(key_of(make_engine(ratio=0.2), ids))
+    calibrated = make_engine()
     calibrated.ratios = {"host": 0.4}
     keys.append(key_of(calibrated, ids))
-    put_at(engine, RAISED)
+    set_level(engine, RAISED)
     keys.append(key_of(engine, ids))
     assert len(set(keys)) == len(keys)
 
 
 def test_other_weights_have_other_names(engine, ids, monkeypatch) -> None:
-    before = key_of(engine, ids)
-    other = SimpleNamespace(identity="other weights")
-    monkeypatch.setattr(engine.library, "model", other)
-    assert key_of(engine, ids) != before
+    key_before = key_of(engine, ids)
+    other_model = SimpleNamespace(identity="other weights")
+    monkeypatch.setattr(engine.library, "model", other_model)
+    assert key_of(engine, ids) != key_before
 
 
-def test_a_tenant_keeps_its_name_and_its_own_kv(engine, ids) -> None:
+def test_a_request_in_the_tree_of_documents_is_still_its_tenants(engine, ids) -> None:
     tenant_req = with_params(ids, salt="secret")
     tenant_req.extra_key = "mine"
     engine.count_matched_tokens = lambda req, key: int(tenants.is_documents_key(key))
-    before = tenants.tenant_of_req(tenant_req)
-    state = queued(engine, tenant_req)
+    tenant_before = tenants.tenant_of_req(tenant_req)
+    state = queue_req(engine, tenant_req)
     assert tenant_req.extra_key.startswith("mine\x00")
-    assert tenants.tenant_of_req(tenant_req) == state.tenant == before
+    assert tenants.tenant_of_req(tenant_req) == state.tenant == tenant_before
     assert tenant_req.cache_salt == "secret"
 
 
@@ -94,148 +94,150 @@ def test_a_tenant_keeps_its_name_and_its_own_kv(engine, ids) -> None:
         {"beam_group": object()},
     ],
 )
-def test_a_request_that_runs_normally_keeps_its_clients_key(make, ids, fields) -> None:
-    assert key_of(make(), ids, **fields) is None
+def test_a_request_that_runs_normally_keeps_its_clients_key(make_engine, ids, fields) -> None:
+    assert key_of(make_engine(), ids, **fields) is None
 
 
 @pytest.mark.parametrize(
-    ("exact", "kept", "enters"),
+    ("exact_tokens", "kept_tokens", "enters"),
     [(0, 0, True), (101, 0, True), (103, 0, False), (138, 137, False), (120, 128, True)],
 )
 def test_a_request_changes_its_key_only_if_that_saves_more_than_its_exact_prefix(
-    engine, ids, exact, kept, enters
+    engine, ids, exact_tokens, kept_tokens, enters
 ) -> None:
     """Three documents of 40 tokens save 102 at ratio 0.15."""
-    engine.count_matched_tokens = lambda req, key: kept if tenants.is_documents_key(key) else exact
+    engine.count_matched_tokens = lambda req, key: (
+        kept_tokens if tenants.is_documents_key(key) else exact_tokens
+    )
     assert (key_of(engine, ids) is not None) == enters
 
 
-def test_a_prompt_that_is_too_long_extends_its_earlier_turns(make, ids) -> None:
-    engine = make(prompt_tokens=100)
+def test_a_prompt_that_is_too_long_extends_its_earlier_turns(make_engine, ids) -> None:
+    engine = make_engine(prompt_tokens=100)
     for tokens, enters in ((0, False), (60, True)):
         engine.count_matched_tokens = lambda req, key, n=tokens: n * tenants.is_documents_key(key)
         long_req = with_params(ids)
-        state = queued(engine, long_req)
+        state = queue_req(engine, long_req)
         assert (long_req.extra_key is not None) == enters
         assert not engine.may_fuse(long_req, state)
         state.begin_window(long_req, tokens, len(long_req.origin_input_ids))
-        told = engine.report_prompt(long_req, state)
-        assert (told["fused"], told.get("why")) == (
+        report = engine.report_prompt(long_req, state)
+        assert (report["fused"], report.get("why")) == (
             (True, None) if enters else (False, "more than 100 tokens")
         )
 
 
-def test_very_many_documents_are_computed(make, ids) -> None:
-    many = request([1] * 2000, [x for i in range(300) for x in (5 * i, 5 * i + 5)], rid="r")
-    engine = make()
-    state = queued(engine, many)
+def test_very_many_documents_are_computed(make_engine, ids) -> None:
+    req = request([1] * 2000, [x for i in range(300) for x in (5 * i, 5 * i + 5)], rid="r")
+    engine = make_engine()
+    state = queue_req(engine, req)
     assert (state.keys, state.reason) == ((), "more than 256 documents")
-    assert engine.report_prompt(many, state)["why"] == state.reason
+    assert engine.report_prompt(req, state)["why"] == state.reason
 
 
-def test_ratio_1_is_exact_and_keeps_its_clients_key(engine, make, ids) -> None:
-    for engine_at_ratio in (engine, make(ratio=1.0)):
+def test_ratio_1_is_exact_and_keeps_its_clients_key(engine, make_engine, ids) -> None:
+    for engine_at_ratio in (engine, make_engine(ratio=1.0)):
         params = {"canopy_recompute_ratio": 1} if engine_at_ratio is engine else {}
         req = with_params(ids, params)
-        state = queued(engine_at_ratio, req)
+        state = queue_req(engine_at_ratio, req)
         assert req.extra_key is None
         assert engine_at_ratio.may_fuse(req, state)
 
 
-def test_a_step_to_ratio_1_holds_for_the_whole_request(make, ids) -> None:
-    engine = make(ratio=0.6)
-    put_at(engine, RAISED)
+def test_a_step_to_ratio_1_holds_for_the_whole_request(make_engine, ids) -> None:
+    engine = make_engine(ratio=0.6)
+    set_level(engine, RAISED)
     req = with_params(ids)
-    state = queued(engine, req)
+    state = queue_req(engine, req)
     assert req.extra_key is None
-    put_at(engine, 0)  # while it waits
+    set_level(engine, 0)  # while it waits
     assert engine.ratio_for(state, []) == 1.0
 
 
 def test_a_retraction_changes_nothing(engine, ids) -> None:
     req = with_params(ids)
-    state = queued(engine, req)
-    before = req.extra_key
-    put_at(engine, RAISED)
+    state = queue_req(engine, req)
+    key_before = req.extra_key
+    set_level(engine, RAISED)
     scheduler.request_queued(scheduler_of(engine), req)
-    assert req.extra_key == before == state.kept_key
+    assert req.extra_key == key_before == state.kept_key
 
 
-def test_without_a_namespace_the_request_runs_normally(engine, ids, monkeypatch) -> None:
+def test_a_request_whose_namespace_cannot_be_named_runs_normally(engine, ids, monkeypatch) -> None:
     monkeypatch.setattr(kept, "_name", lambda *_: 1 / 0)
     req = with_params(ids)
-    state = queued(engine, req)
+    state = queue_req(engine, req)
     assert req.extra_key is None
     assert not engine.may_fuse(req, state)
 
 
-def differ_until_stopped(engine, tenant) -> None:
-    one = SimpleNamespace(tenant=tenant, keys=())
-    put_at(engine, STOPPED - 1, tenant)
-    waiting = checkers._Waiting((), one, STOPPED - 1, 0.15)
+def report_differences_until_stopped(engine, tenant) -> None:
+    req = SimpleNamespace(tenant=tenant, keys=())
+    set_level(engine, STOPPED - 1, tenant)
+    waiting = checkers._Waiting((), req, STOPPED - 1, 0.15)
     while engine.checker.limits.quality_level(tenant) != STOPPED:
         engine.checker._decide(engine.library, waiting, True)
 
 
 def test_kv_from_before_a_stop_is_not_used_again(engine, ids) -> None:
-    mine, others = key_of(engine, ids), key_of(engine, ids, salt="other")
-    differ_until_stopped(engine, None)
+    stopped_key, other_key = key_of(engine, ids), key_of(engine, ids, salt="other")
+    report_differences_until_stopped(engine, None)
     stopped = with_params(ids)
-    assert queued(engine, stopped).reason == DIFFERED
+    assert queue_req(engine, stopped).reason == DIFFERED
     assert stopped.extra_key is None
-    put_at(engine, 0)
-    assert key_of(engine, ids) != mine
-    assert key_of(engine, ids, salt="other") == others
+    set_level(engine, 0)
+    assert key_of(engine, ids) != stopped_key
+    assert key_of(engine, ids, salt="other") == other_key
 
 
-def test_kv_on_a_storage_is_not_used_again_after_a_restart(make, ids, monkeypatch) -> None:
-    monkeypatch.setattr(engines.model_view, "answer_of_first_rank", lambda mine: mine)
+def test_kv_on_a_storage_is_not_used_again_after_a_restart(make_engine, ids, monkeypatch) -> None:
+    monkeypatch.setattr(engines.model_view, "answer_of_first_rank", lambda rank_answer: rank_answer)
     monkeypatch.setattr(engines.model_view, "weight_files", lambda _: "the same files")
-    engine = make()
+    engine = make_engine()
     engine.runner.server_args = SimpleNamespace(hicache_storage_backend="canopy")
-    first, second = make(), make()
+    first, second = make_engine(), make_engine()
     assert first.runner is engine.runner
-    keys = {key_of(one, ids) for one in (engine, first, second)}
+    keys = {key_of(restarted, ids) for restarted in (engine, first, second)}
     assert len(keys) == 3
     assert key_of(first, ids) in keys
 
 
-def test_stops_of_many_tenants_are_bounded_and_none_is_forgotten(make, ids, monkeypatch) -> None:
+def test_stops_of_many_tenants_are_bounded_and_not_forgotten(make_engine, ids, monkeypatch) -> None:
     monkeypatch.setattr(checkers, "MAX_TENANTS", 3)
-    engine = make()
-    checker, before = engine.checker, {}
+    engine = make_engine()
+    checker, epochs_before = engine.checker, {}
     for tenant in "abcde":
-        before[tenant] = checker.epoch(tenant)
-        differ_until_stopped(engine, tenant)
-    assert all(checker.epoch(tenant) != old for tenant, old in before.items())
+        epochs_before[tenant] = checker.epoch(tenant)
+        report_differences_until_stopped(engine, tenant)
+    assert all(checker.epoch(tenant) != epoch for tenant, epoch in epochs_before.items())
     assert len(checker._epochs) == 3
 
 
-def test_a_document_behind_kept_kv_is_never_stored_as_exact(make, ids, monkeypatch) -> None:
-    engine = make(stand_ins=False)
+def test_a_document_behind_kept_kv_is_never_stored_as_exact(make_engine, ids, monkeypatch) -> None:
+    engine = make_engine(stand_ins=False)
     req = with_params(ids)
-    state = queued(engine, req)
+    state = queue_req(engine, req)
     for key in list(engine.library.store.chunks):
         engine.library.store.delete(key)
     state.begin_window(req, SYSTEM, len(req.origin_input_ids))
     assert state.kept == 0  # the system text is exact in every namespace
-    taken = []
+    captures = []
     monkeypatch.setattr(engines.model_view, "row_cache", lambda *_: None)
-    monkeypatch.setattr(library, "capture", lambda *args: taken.append(args) or 1 / 0)
+    monkeypatch.setattr(library, "capture", lambda *args: captures.append(args) or 1 / 0)
     monkeypatch.setattr(engine.library.encoder, "enqueue", lambda *_: None)
     row = torch.arange(len(req.origin_input_ids))
     with pytest.raises(ZeroDivisionError):
         engine.encode_missing(req, state, row)
-    state.begin_window(req, SYSTEM + 1, len(req.origin_input_ids))  # begun again
+    state.begin_window(req, SYSTEM + 1, len(req.origin_input_ids))  # after a restart
     assert state.kept == 1
-    taken.clear()
+    captures.clear()
     engine.encode_missing(req, state, row)
-    assert not taken
+    assert not captures
 
 
 def test_a_prompts_own_windows_do_not_count_as_kept(engine, ids) -> None:
     req = with_params(ids)
-    state = queued(engine, req)
+    state = queue_req(engine, req)
     for first, end in ((0, 40), (40, 80), (80, 138)):
         state.begin_window(req, first, end)
     assert (state.kept, state.fused) == (0, False)
@@ -245,7 +247,7 @@ def test_a_turn_with_only_kept_kv_is_reported_and_checked(engine, ids) -> None:
     engine.checker.limits.every = 1
     req = with_params(ids)
     learn(engine, with_params(ids))
-    state = queued(engine, req)
+    state = queue_req(engine, req)
     end = state.bounds[-1][1]
     req.full_untruncated_fill_ids = req.origin_input_ids
     state.begin_window(req, end, len(req.origin_input_ids))
@@ -258,11 +260,11 @@ def test_a_turn_with_only_kept_kv_is_reported_and_checked(engine, ids) -> None:
     assert len(engine.checker.waiting) == 1
 
 
-def test_a_client_may_not_name_such_a_namespace() -> None:
+def test_a_client_may_not_name_a_namespace_of_documents() -> None:
     key = tenants.documents_key("mine", "0" * 24)
-    for given in (key, ["usual", key]):
+    for extra_key in (key, ["usual", key]):
         with pytest.raises(CanopyError, match="reserves"):
-            tenants.check_extra_key(given)
+            tenants.check_extra_key(extra_key)
     tenants.check_extra_key(["usual", None, 3])
     assert not tenants.is_documents_key(tenants.unreserved_key(key))
 

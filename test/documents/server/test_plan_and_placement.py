@@ -1,4 +1,5 @@
-"""Choices and placement over a server's pool equal those of the engine over its own cache; fused batches\nattend by position."""
+"""Choices and placement over a server's pool equal those of the engine over its own cache; fused batches
+attend by position."""
 
 from types import SimpleNamespace
 
@@ -39,14 +40,14 @@ def row_of(n: int) -> torch.Tensor:
     return torch.randperm(SLOTS, generator=torch.Generator().manual_seed(3))[:n]
 
 
-def exact_prefix(llama, runner, prompt, row, count: int) -> None:
+def write_exact_prefix(llama, runner, prompt, row, count: int) -> None:
     """Put the KV of ``count`` tokens into the row's slots, as a radix hit does."""
     keys, values = pool_views(runner)
     if count:
         engine.prefill(llama, prompt.ids[:count], KVCache(keys, values, row[:count]))
 
 
-def chosen_of(llama, runner, prompt, row, selector="question", ratio=0.2, prefix=0, placed=None):
+def choose(llama, runner, prompt, row, selector="question", ratio=0.2, prefix=0, placed=None):
     slots = PromptSlots(prompt.ids, row, prefix, prompt.placed if placed is None else placed)
     return choose_tokens(llama, runner, slots, make_selector(selector), ratio, [])
 
@@ -55,7 +56,7 @@ def chosen_of(llama, runner, prompt, row, selector="question", ratio=0.2, prefix
 @pytest.mark.parametrize("window", [None, 70])
 def test_a_server_chooses_as_the_engine_does(llama, runner, prompt, selector, window) -> None:
     row = row_of(len(prompt))
-    chosen, _ = chosen_of(llama, runner, prompt, row[:window], selector)
+    chosen, _ = choose(llama, runner, prompt, row[:window], selector)
     computed = chosen.mask()
     cache = dense_cache(llama, len(prompt))
     fused = fused_prefill(llama, prompt, cache, make_selector(selector), 0.2)
@@ -64,34 +65,34 @@ def test_a_server_chooses_as_the_engine_does(llama, runner, prompt, selector, wi
 
 def test_fused_rows_over_the_pool_give_the_engines_logits(llama, runner, prompt) -> None:
     row = row_of(len(prompt))
-    chosen, in_place = chosen_of(llama, runner, prompt, row)
+    chosen, in_place = choose(llama, runner, prompt, row)
     assert in_place
     rows = chosen.rows()
     hidden = engine.run_rows(llama, prompt.ids[rows], rows, row_cache(runner, row, 0))
-    mine = llama.logits(hidden[-1:])[0]
-    theirs = fused_prefill(
+    logits = llama.logits(hidden[-1:])[0]
+    expected = fused_prefill(
         llama, prompt, dense_cache(llama, len(prompt)), make_selector("question"), 0.2
     ).logits
-    torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("prefix", [0, PREFIX, PREFIX + 20, PREFIX + CHUNK + 5])
 @pytest.mark.parametrize("selector", ["question", "frequency"])
 def test_a_cached_prefix_is_neither_computed_nor_written(llama, runner, prompt, prefix, selector):
     row = row_of(len(prompt))
-    exact_prefix(llama, runner, prompt, row, prefix)
+    write_exact_prefix(llama, runner, prompt, row, prefix)
     keys, values = pool_views(runner)
-    before = [x[row[:prefix]].clone() for x in (*keys, *values)]
+    kv_before = [x[row[:prefix]].clone() for x in (*keys, *values)]
     placed = tuple(
         p if p.start >= prefix else Placed(ChunkSuffix(p.chunk, prefix - p.start), prefix)
         for p in prompt.placed
         if p.end > prefix
     )
-    chosen, _ = chosen_of(llama, runner, prompt, row, selector, 0.2, prefix, placed)
+    chosen, _ = choose(llama, runner, prompt, row, selector, 0.2, prefix, placed)
     computed = chosen.mask()
     assert not computed[:prefix].any()
     assert computed[-TAIL:].all()
-    for old, now in zip(before, (*keys, *values)):
+    for old, now in zip(kv_before, (*keys, *values)):
         assert torch.equal(old, now[row[:prefix]])
     budget = int(0.2 * sum(len(p.chunk) for p in placed))
     chosen = int((computed & prompt.in_chunk()).sum())
@@ -104,10 +105,10 @@ def test_at_ratio_one_all_tokens_are_computed_and_at_zero_only_those_outside_chu
     llama, runner, prompt
 ) -> None:
     row = row_of(len(prompt))
-    every, _ = chosen_of(llama, runner, prompt, row, ratio=1.0)
-    assert every.mask().all()
-    none, _ = chosen_of(llama, runner, prompt, row, ratio=0.0)
-    assert torch.equal(none.mask(), ~prompt.in_chunk())
+    at_ratio_1, _ = choose(llama, runner, prompt, row, ratio=1.0)
+    assert at_ratio_1.mask().all()
+    at_ratio_0, _ = choose(llama, runner, prompt, row, ratio=0.0)
+    assert torch.equal(at_ratio_0.mask(), ~prompt.in_chunk())
 
 
 def test_a_restarted_request_computes_the_same_tokens(prompt) -> None:
@@ -116,25 +117,24 @@ def test_a_restarted_request_computes_the_same_tokens(prompt) -> None:
     chosen[:PREFIX] = True  # from the exact tree
     chosen[[PREFIX + 3, PREFIX + CHUNK + 7]] = True
     chosen[-TAIL:] = True
-    answer = 5  # tokens it had made when it was retracted
-    now = replan(chosen, PREFIX, prompt.placed, n + answer)
-    assert not now[:PREFIX].any()
-    assert torch.equal(now[PREFIX:n], chosen[PREFIX:])
-    assert now[n:].all()
-    evicted = replan(
-        chosen, 0, prompt.placed[1:], n + answer
-    )  # the prefix and a chunk were evicted
-    assert evicted[: PREFIX + CHUNK].all()
-    assert torch.equal(evicted[PREFIX + CHUNK : n], chosen[PREFIX + CHUNK :])
+    answer_tokens = 5  # tokens it had made when it was retracted
+    replanned = replan(chosen, PREFIX, prompt.placed, n + answer_tokens)
+    assert not replanned[:PREFIX].any()
+    assert torch.equal(replanned[PREFIX:n], chosen[PREFIX:])
+    assert replanned[n:].all()
+    # The prefix and a chunk were evicted.
+    after_eviction = replan(chosen, 0, prompt.placed[1:], n + answer_tokens)
+    assert after_eviction[: PREFIX + CHUNK].all()
+    assert torch.equal(after_eviction[PREFIX + CHUNK : n], chosen[PREFIX + CHUNK :])
 
 
 def test_a_pool_of_another_layout_is_refused_by_name(llama, runner) -> None:
     check_layout(runner, llama.shape)
-    real = runner.token_to_kv_pool
+    pool = runner.token_to_kv_pool
 
     class HeadFirstPool:
-        get_key_buffer = staticmethod(lambda i: real.get_key_buffer(i).transpose(1, 2))
-        get_value_buffer = staticmethod(real.get_value_buffer)
+        get_key_buffer = staticmethod(lambda i: pool.get_key_buffer(i).transpose(1, 2))
+        get_value_buffer = staticmethod(pool.get_value_buffer)
 
     runner.token_to_kv_pool = HeadFirstPool()
     with pytest.raises(CanopyError, match="HeadFirstPool"):
@@ -150,15 +150,15 @@ def test_a_similar_layout_is_refused_by_sglangs_name_of_it(llama, runner, layout
         check_layout(runner, llama.shape)
 
 
-def test_a_part_is_the_rest_of_its_chunk(llama, prompt) -> None:
+def test_a_suffix_is_the_rest_of_its_chunk(llama, prompt) -> None:
     chunk = prompt.placed[0].chunk
-    part = ChunkSuffix(chunk, 20)
-    assert len(part) == CHUNK - 20
-    assert part.ids == chunk.ids[20:]
-    assert part.prefix == chunk.prefix + chunk.ids[:20]
-    at = torch.tensor([0, 5])
-    for mine, theirs in zip(part.rows(1, at), chunk.rows(1, at + 20)):
-        assert torch.equal(mine, theirs)
+    suffix = ChunkSuffix(chunk, 20)
+    assert len(suffix) == CHUNK - 20
+    assert suffix.ids == chunk.ids[20:]
+    assert suffix.prefix == chunk.prefix + chunk.ids[:20]
+    positions = torch.tensor([0, 5])
+    for rows, expected in zip(suffix.rows(1, positions), chunk.rows(1, positions + 20)):
+        assert torch.equal(rows, expected)
 
 
 def backend_and_batch():
@@ -195,8 +195,8 @@ def test_a_fused_batch_attends_by_position():
     backend, rows, layer, q, expected = backend_and_batch()
     backend.canopy.plan = server_attention.FusedAttention(rows)
     for _ in range(2):  # the second layer reuses the plan
-        got = backend.forward_extend(q, None, None, layer, None)
-        assert torch.allclose(got, expected, atol=1e-5)
+        output = backend.forward_extend(q, None, None, layer, None)
+        assert torch.allclose(output, expected, atol=1e-5)
 
 
 def test_a_backend_that_cannot_fuse_is_refused_with_those_that_can():

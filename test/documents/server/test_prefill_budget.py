@@ -14,8 +14,8 @@ from support.bare_adder import bare_adder
 class Stock:
     """The part of SGLang's adder that the budget uses: one window of ``rem_chunk_tokens``."""
 
-    def __init__(self, room: int) -> None:
-        self.rem_input_tokens = self.rem_chunk_tokens = room
+    def __init__(self, window: int) -> None:
+        self.rem_input_tokens = self.rem_chunk_tokens = window
         self.can_run_list: list = []
 
     def add_one_req(self, req, full=False):
@@ -40,20 +40,20 @@ def request(length: int, prefix: int = 0):
 
 
 @pytest.fixture
-def make(monkeypatch):
-    """``make(room, spans)``: an adder whose prompts reuse a share of these spans, at ratio 0.2."""
+def make_adder(monkeypatch):
+    """``make_adder(window, spans)``: an adder whose prompts reuse a share of these spans, at ratio 0.2."""
 
-    def new_adder(room: int | None, *spans: tuple[int, int]):
-        found = admission.ExpectedReuse(spans, 0.2)
-        monkeypatch.setattr(admission, "expected_reuse", lambda engine, req: found)
-        kind = admission._adder_class(Stock, object())
-        return kind(room)
+    def new_adder(window: int | None, *spans: tuple[int, int]):
+        reuse = admission.ExpectedReuse(spans, 0.2)
+        monkeypatch.setattr(admission, "expected_reuse", lambda engine, req: reuse)
+        adder_class = admission._adder_class(Stock, object())
+        return adder_class(window)
 
     return new_adder
 
 
-def test_a_fused_prompt_fills_only_its_share_of_a_window(make) -> None:
-    adder = make(100, (10, 110))
+def test_a_fused_prompt_fills_only_its_share_of_a_window(make_adder) -> None:
+    adder = make_adder(100, (10, 110))
     assert adder.add_one_req(request(120)) == "yes"
     assert adder.can_run_list[0].extend_end == 120
     assert adder.rem_chunk_tokens == adder.rem_input_tokens == 60
@@ -61,38 +61,38 @@ def test_a_fused_prompt_fills_only_its_share_of_a_window(make) -> None:
     assert adder.rem_chunk_tokens == 10
 
 
-def test_a_rejected_prompt_leaves_the_budget_as_it_was(make) -> None:
-    adder = make(100, (10, 110))
+def test_a_rejected_prompt_leaves_the_budget_as_it_was(make_adder) -> None:
+    adder = make_adder(100, (10, 110))
     assert adder.add_one_req(request(120), True) == "no"
     assert adder.rem_chunk_tokens == adder.rem_input_tokens == 100
 
 
-def test_a_long_prompt_is_cut_after_a_window_of_computed_tokens(make) -> None:
-    adder = make(100, (300, 600))
+def test_a_long_prompt_is_cut_after_a_window_of_computed_tokens(make_adder) -> None:
+    adder = make_adder(100, (300, 600))
     assert adder.add_one_req(request(700)) == "yes"
     assert adder.can_run_list[0].extend_end == 100  # the known documents are behind the window
-    adder = make(100, (50, 550))
+    adder = make_adder(100, (50, 550))
     assert adder.add_one_req(request(700)) == "yes"
     end = adder.can_run_list[0].extend_end
     assert 290 <= end <= 304  # 50 tokens, and a fifth of 250
     assert adder.rem_chunk_tokens >= 0
 
 
-def test_tokens_cut_by_another_limit_return_their_savings(make) -> None:
-    adder = make(100, (0, 400))
+def test_tokens_cut_by_another_limit_return_their_savings(make_adder) -> None:
+    adder = make_adder(100, (0, 400))
     stock = Stock.add_one_req
 
-    def short(self, req, *_):  # the pool has room for 50 tokens
+    def add_50_tokens(self, req, *_):  # the pool has room for 50 tokens
         cut = request(50, 0)
         stock(self, cut)
         req.extend_end = 50
         return "yes"
 
     class Short(Stock):
-        add_one_req = short
+        add_one_req = add_50_tokens
 
-    kind = admission._adder_class(Short, object())
-    adder = kind(100)
+    adder_class = admission._adder_class(Short, object())
+    adder = adder_class(100)
     adder.add_one_req(request(400))
     assert adder.rem_chunk_tokens == 100 - 50 + 40
 
@@ -121,25 +121,25 @@ class Request(SimpleNamespace):
         return False
 
 
-def hooked_adder(room: int, page: int):
+def hooked_adder(window: int, page: int):
     """SGLang's own adder, as it is hooked in a server, over an empty pool."""
     stock, policy = bare_adder(page)
 
     class Hooked(stock):
         def __init__(self) -> None:
-            super().__init__(1 << 20, room)
+            super().__init__(1 << 20, window)
             self.tree_cache.lock = lambda node: None
 
-        def _select_prefill_admission(self, req, **more):
+        def _select_prefill_admission(self, req, **options):
             original = policy.PrefillAdder._select_prefill_admission
-            return admission_selected(original, self, req, **more)
+            return admission_selected(original, self, req, **options)
 
     return Hooked, policy.AddReqResult
 
 
 @settings(max_examples=300, deadline=None)
 @given(
-    room=st.integers(16, 300),
+    window=st.integers(16, 300),
     page=st.sampled_from([1, 16, 64]),
     prompts=st.lists(
         st.tuples(st.integers(1, 600), st.integers(0, 300), st.integers(0, 300)),
@@ -149,20 +149,20 @@ def hooked_adder(room: int, page: int):
     resumed=st.booleans(),
 )  # fmt: skip
 def test_one_prompt_of_a_batch_is_shortened_consistently_with_sglang(
-    room, page, prompts, ratio, resumed
+    window, page, prompts, ratio, resumed
 ) -> None:
-    stock, result = hooked_adder(room, page)
-    kind = admission._adder_class(stock, object())
+    stock, result = hooked_adder(window, page)
+    adder_class = admission._adder_class(stock, object())
     spans = [((min(a, n), min(a + m, n)),) for n, a, m in prompts]
 
-    def expected(engine, req):
+    def expected_reuse(engine, req):
         return admission.ExpectedReuse(spans[req.number], ratio)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(admission, "expected_reuse", expected)
+        patch.setattr(admission, "expected_reuse", expected_reuse)
         first_come = SimpleNamespace(schedule_policy="fcfs")
         patch.setattr("sglang.srt.managers.schedule_policy.get_schedule", lambda: first_come)
-        adder = kind()
+        adder = adder_class()
         for number, (length, _, _) in enumerate(prompts):
             if adder.budget_state() is result.OTHER:
                 break

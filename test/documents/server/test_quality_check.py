@@ -17,42 +17,42 @@ SELECTOR = "question"
 
 
 @pytest.fixture
-def kept(monkeypatch):
-    """``kept[ratio] = Kept(...)`` sets the result of the questions. Evaluated ratios are recorded."""
+def kept_by_ratio(monkeypatch):
+    """``kept_by_ratio[ratio] = Kept(...)`` sets the result of the questions. Evaluated ratios are recorded."""
     records: dict[float, Kept] = {}
 
-    def measured(model, tokenizer, selector, ratios):
+    def measure(model, tokenizer, selector, ratios):
         return {ratio: records.get(ratio, Kept(10, 10)) for ratio in ratios}
 
-    monkeypatch.setattr(start_check, "measure_kept", measured)
+    monkeypatch.setattr(start_check, "measure_kept", measure)
     return records
 
 
-def test_without_a_floor_nothing_is_measured(kept) -> None:
+def test_without_a_floor_nothing_is_measured(kept_by_ratio) -> None:
     assert check_quality(None, None, SELECTOR, [0.15], None) == {}
 
 
-def test_one_ratio_below_the_floor_refuses_the_start_and_is_named(kept) -> None:
-    kept[0.06] = Kept(10, 7)
+def test_one_ratio_below_the_floor_refuses_the_start_and_is_named(kept_by_ratio) -> None:
+    kept_by_ratio[0.06] = Kept(10, 7)
     assert check_quality(None, object(), SELECTOR, [0.1, 0.2], 0.8)[0.1].share == 1.0
     with pytest.raises(CanopyError, match=r"at ratio 0\.06: 7 of 10 right answers are kept"):
         check_quality(None, object(), SELECTOR, [0.2, 0.06], 0.8)
 
 
-def test_a_model_that_answers_nothing_misses_every_floor(kept) -> None:
-    kept[0.15] = Kept(0, 0)
+def test_a_model_that_answers_nothing_misses_every_floor(kept_by_ratio) -> None:
+    kept_by_ratio[0.15] = Kept(0, 0)
     with pytest.raises(CanopyError, match="no answer is right even without reuse"):
         check_quality(None, object(), SELECTOR, [0.15], 0.0)
 
 
-def test_a_gate_needs_a_tokenizer() -> None:
+def test_a_quality_check_needs_a_tokenizer() -> None:
     with pytest.raises(CanopyError, match="needs a tokenizer"):
         check_quality(None, None, SELECTOR, [0.15], 0.5)
 
 
-def started(llama, monkeypatch, tmp_path, calibrated: dict[str, float], **options) -> dict:
+def check_arguments(llama, monkeypatch, tmp_path, calibrated: dict[str, float], **options) -> dict:
     """Return the arguments of a starting server's start_check."""
-    seen: dict = {}
+    arguments: dict = {}
     setting = Setting(
         llama.identity, f"cpu-{torch.get_num_threads()}", "float32", 1, "torch_native"
     )
@@ -62,7 +62,7 @@ def started(llama, monkeypatch, tmp_path, calibrated: dict[str, float], **option
     monkeypatch.setattr(
         start,
         "check_quality",
-        lambda model, tokenizer, selector, ratios, floor: seen.update(
+        lambda model, tokenizer, selector, ratios, floor: arguments.update(
             selector=selector, ratios=ratios
         ),
     )
@@ -72,7 +72,7 @@ def started(llama, monkeypatch, tmp_path, calibrated: dict[str, float], **option
     )
     engine = SimpleNamespace(options=settings, model=llama, runner=runner)
     start._calibrate_and_check(engine, None, 1)
-    return seen
+    return arguments
 
 
 DISK = {"disk_mb": 8, "directory": "somewhere"}
@@ -88,19 +88,19 @@ DISK = {"disk_mb": 8, "directory": "somewhere"}
         ({"memory": 0.06, "disk": 0.093}, {**DISK, "ratio": 0.0}, {0.0}),
     ],
 )
-def test_the_gate_measures_the_served_selector_at_every_ratio_that_may_be_served(
+def test_the_check_measures_the_served_selector_at_every_ratio_that_may_be_served(
     llama, monkeypatch, tmp_path, calibrated, options, ratios
 ) -> None:
-    seen = started(llama, monkeypatch, tmp_path, calibrated, **options)
-    assert seen == {"ratios": ratios, "selector": options.get("selector", SELECTOR)}
+    arguments = check_arguments(llama, monkeypatch, tmp_path, calibrated, **options)
+    assert arguments == {"ratios": ratios, "selector": options.get("selector", SELECTOR)}
 
 
 def test_answers_are_decoded_freely_and_all_are_kept_at_ratio_one(llama, monkeypatch) -> None:
     """Answers are decoded freely, not forced; at ratio 1 all agree."""
     monkeypatch.setattr(start_check, "DOCUMENT_TOKENS", 24)
     monkeypatch.setattr(start_check, "holds", lambda text, answers: bool(text))
-    found = start_check.measure_kept(llama, Words(), SELECTOR, [0.2, 1.0], 2)
-    assert found[1.0] == Kept(2, 2)
+    kept_by_ratio = start_check.measure_kept(llama, Words(), SELECTOR, [0.2, 1.0], 2)
+    assert kept_by_ratio[1.0] == Kept(2, 2)
     monkeypatch.undo()
     case = start_check.tokenise(
         Words(), next(iter(start_check.synthetic(["single"], 1, ["a b c d e f g h"]))), 6, 24

@@ -22,40 +22,40 @@ from canopy_documents.server.engine import DocumentEngine
 from canopy_documents.server.options import Options
 from canopy_documents.server.request import DIFFERED
 from sglang_canopy.wire.stamp import STAMP_KEY
-from support.document_engine import bare_runner, learn, queued, request
+from support.document_engine import bare_runner, learn, queue_req, request
 
 SYSTEM, LENGTH, TAIL = 40, 120, 8
 
 
 @pytest.fixture
-def engine(make):
+def engine(make_engine):
     """Every prompt is checked. One document a prompt, behind its own system text: exact."""
-    engine = make(stand_ins=False)
+    engine = make_engine(stand_ins=False)
     engine.checker.limits.every = 1
     return engine
 
 
 def prompt(ids, params=None, salt=None, **_):
-    made = request(ids[: SYSTEM + LENGTH + TAIL].tolist(), [SYSTEM, SYSTEM + LENGTH], salt, rid="r")
-    made.sampling_params.custom_params.update(params or {})
-    return made
+    req = request(ids[: SYSTEM + LENGTH + TAIL].tolist(), [SYSTEM, SYSTEM + LENGTH], salt, rid="r")
+    req.sampling_params.custom_params.update(params or {})
+    return req
 
 
 def serve(engine: DocumentEngine, req, seconds: float = 0.0):
     """Complete a fused prompt, or a prompt whose tenant's reuse is stopped."""
-    state = queued(engine, copy(req))
+    state = queue_req(engine, copy(req))
     state.time_s = seconds
     state.fused = state.kept_key is not None
     engine.offer_check(req, state)
     return state
 
 
-def idle(engine: DocumentEngine) -> None:
+def run_idle_work(engine: DocumentEngine) -> None:
     while engine.has_idle_work:
         engine.work_when_idle()
 
 
-def shuffle(engine: DocumentEngine) -> None:
+def shuffle_values(engine: DocumentEngine) -> None:
     """The fault: the values of every stored document belong to other tokens."""
     for chunk in engine.library.store.chunks.values():
         chunk.v[:] = chunk.v.flip(1)
@@ -70,42 +70,42 @@ def test_shuffled_kv_stops_reuse_until_kv_is_encoded_again(engine, ids, caplog) 
     learn(engine, req)
     for _ in range(4):
         serve(engine, req)
-        idle(engine)
+        run_idle_work(engine)
     assert (quality(engine)["checked"], quality(engine)["differed"]) == (4, 0)
-    shuffle(engine)
+    shuffle_values(engine)
     for _ in range(7):
         serve(engine, req)
-        idle(engine)
+        run_idle_work(engine)
     assert engine.checker.limits.quality_level(None) == RAISED
-    assert engine.ratio_for(queued(engine, prompt(ids)), []) == 0.3
+    assert engine.ratio_for(queue_req(engine, prompt(ids)), []) == 0.3
     for _ in range(14):
         state = serve(engine, req)
-        idle(engine)
+        run_idle_work(engine)
     assert engine.checker.limits.quality_level(None) == STOPPED
     assert "now stopped" in caplog.text
     state = serve(engine, req)
     assert (state.fused, state.reason) == (False, DIFFERED)
-    idle(engine)  # it differs: the stored chunks are deleted
+    run_idle_work(engine)  # it differs: the stored chunks are deleted
     assert engine.library.store.stats()["tiers"]["host"]["used_bytes"] == 0
     learn(engine, req)
     for _ in range(32):
         serve(engine, req)
-        idle(engine)
+        run_idle_work(engine)
     assert engine.checker.limits.quality_level(None) == SERVED
     assert "now served" in caplog.text
 
 
 def test_a_tenants_fault_affects_no_other_tenant(engine, ids) -> None:
-    mine, other = prompt(ids), prompt(ids, salt="other")
-    learn(engine, other)
-    shuffle(engine)
-    learn(engine, mine)
+    good_req, faulty_req = prompt(ids), prompt(ids, salt="other")
+    learn(engine, faulty_req)
+    shuffle_values(engine)
+    learn(engine, good_req)
     for _ in range(20):
-        serve(engine, mine)
-        serve(engine, other)
-        idle(engine)
-    assert not serve(engine, other).fused
-    assert serve(engine, mine).fused
+        serve(engine, good_req)
+        serve(engine, faulty_req)
+        run_idle_work(engine)
+    assert not serve(engine, faulty_req).fused
+    assert serve(engine, good_req).fused
     assert engine.checker.limits.tenants[None].differed == 0
 
 
@@ -121,11 +121,11 @@ def test_a_check_between_the_prompts_of_a_client_is_done_in_its_next_pause(engin
     for _ in range(20):
         engine.work_when_idle()
         engine.checker.interrupt(engine.time_s)
-    idle(engine)
+    run_idle_work(engine)
     assert quality(engine)["checked"] == 1
 
 
-def test_a_check_that_is_given_up_again_and_again_is_forgotten(engine, ids) -> None:
+def test_a_check_that_is_interrupted_repeatedly_is_dropped(engine, ids) -> None:
     learn(engine, prompt(ids))
     serve(engine, prompt(ids))
     pieces = 0
@@ -134,8 +134,8 @@ def test_a_check_that_is_given_up_again_and_again_is_forgotten(engine, ids) -> N
             engine.work_when_idle()
             pieces += 1
         engine.checker.interrupt(engine.time_s)
-    whole = pieces_of(SYSTEM + LENGTH + TAIL, engine.checker.piece_tokens)
-    assert MAX_TIMES * whole <= pieces < MAX_TIMES * whole + 10
+    check_pieces = pieces_of(SYSTEM + LENGTH + TAIL, engine.checker.piece_tokens)
+    assert MAX_TIMES * check_pieces <= pieces < MAX_TIMES * check_pieces + 10
     assert quality(engine)["dropped"] == {"interrupted": 1}
     engine.checker.interrupt(engine.time_s)  # no check is running
 
@@ -143,7 +143,7 @@ def test_a_check_that_is_given_up_again_and_again_is_forgotten(engine, ids) -> N
 def test_a_text_is_kept_no_longer_than_its_check(engine, ids) -> None:
     learn(engine, prompt(ids))
     serve(engine, prompt(ids))
-    idle(engine)
+    run_idle_work(engine)
     assert not engine.checker.waiting
     serve(engine, prompt(ids))
     engine.time_s = KEPT_S + 1
@@ -158,12 +158,12 @@ def test_a_server_that_is_never_idle_checks_within_its_budget(engine, ids) -> No
     rows = pieces = 0
     step, run_piece = 500, engine.checker.run_piece
 
-    def counted(*args) -> None:
+    def count_and_run(*args) -> None:
         nonlocal pieces
         pieces += 1
         run_piece(*args)
 
-    engine.checker.run_piece = counted
+    engine.checker.run_piece = count_and_run
     while quality(engine)["checked"] < 3:
         engine.work_before_batch(step)
         serve(engine, prompt(ids))
@@ -182,7 +182,7 @@ def test_an_evicted_document_is_no_difference(engine, ids, during) -> None:
         engine.work_when_idle()
     for keys in engine.checker.waiting[0].request.keys:
         engine.library.store.delete(keys[0])
-    idle(engine)
+    run_idle_work(engine)
     assert quality(engine)["dropped"] == {"no longer stored": 1}
     assert quality(engine)["checked"] == 0
 
@@ -199,46 +199,46 @@ def test_a_busy_server_keeps_no_text_longer_either(engine, ids) -> None:
     assert quality(engine)["dropped"] == {"too old": 1}
 
 
-def test_one_prompt_a_tenant_waits_and_invented_tenants_hold_no_place_of_one_with_many() -> None:
-    watch = QualityChecker(QualityLimits(100, 0.4), None, 64)
+def test_one_prompt_of_each_tenant_waits_and_invented_tenants_displace_no_busy_tenant() -> None:
+    checker = QualityChecker(QualityLimits(100, 0.4), None, 64)
 
     def offer(tenant: str, prompts: int) -> None:
         for _ in range(prompts):
-            watch.offer([1, 2], SimpleNamespace(tenant=tenant, time_s=0.0), 0.15)
+            checker.offer([1, 2], SimpleNamespace(tenant=tenant, time_s=0.0), 0.15)
 
-    def waits(tenant: str) -> bool:
-        return any(one.request.tenant == tenant for one in watch.waiting)
+    def is_waiting(tenant: str) -> bool:
+        return any(entry.request.tenant == tenant for entry in checker.waiting)
 
     for salt in range(MAX_WAITING):
         offer(f"salt {salt}", 10)
     offer("honest", 30)
-    assert waits("honest")
+    assert is_waiting("honest")
     offer("suspect", 9)
-    watch.limits.checked_one("suspect", SERVED, True)
+    checker.limits.checked_one("suspect", SERVED, True)
     offer("suspect", 1)
-    assert waits("suspect")
+    assert is_waiting("suspect")
     for salt in range(2 * MAX_WAITING):  # with many prompts each
         offer(f"more {salt}", 60)
-    assert waits("suspect")
-    waiting_tenants = {entry.request.tenant for entry in watch.waiting}
-    assert len(watch.waiting) == len(waiting_tenants) == MAX_WAITING
+    assert is_waiting("suspect")
+    waiting_tenants = {entry.request.tenant for entry in checker.waiting}
+    assert len(checker.waiting) == len(waiting_tenants) == MAX_WAITING
 
 
 def test_no_step_of_a_check_computes_more_than_a_piece(engine, ids, monkeypatch) -> None:
     learn(engine, prompt(ids))
     monkeypatch.setattr(rows, "piece_tokens", lambda device: 8)
     serve(engine, prompt(ids))
-    computed, run = [], rows.run_rows
+    computed, run_rows = [], rows.run_rows
 
-    def counted(model, ids, *args, **kwargs):
+    def count_and_run(model, ids, *args, **kwargs):
         computed.append(len(ids))
-        return run(model, ids, *args, **kwargs)
+        return run_rows(model, ids, *args, **kwargs)
 
-    monkeypatch.setattr(rows, "run_rows", counted)
+    monkeypatch.setattr(rows, "run_rows", count_and_run)
     while quality(engine)["checked"] == 0:
-        before = sum(computed)
+        rows_before = sum(computed)
         engine.work_when_idle()
-        assert sum(computed) - before <= 8
+        assert sum(computed) - rows_before <= 8
     assert sum(computed) >= 2 * (SYSTEM + TAIL) + LENGTH
     assert quality(engine)["differed"] == 0
 
@@ -248,9 +248,9 @@ def test_a_check_that_fails_is_counted_and_the_next_one_runs(engine, ids, monkey
     serve(engine, prompt(ids))
     with monkeypatch.context() as broken:
         broken.setattr("canopy_documents.quality.checker.answers_differ", None)
-        idle(engine)
+        run_idle_work(engine)
     serve(engine, prompt(ids))
-    idle(engine)
+    run_idle_work(engine)
     assert quality(engine)["dropped"] == {"failed": 1}
     assert quality(engine)["checked"] == 1
 
@@ -265,7 +265,7 @@ def test_shuffled_kv_of_real_text_is_acted_on_and_clean_text_is_not(smollm2, dat
 
     data = data_dir / "rag" / "hotpotqa_100.json"
     if not data.exists():
-        pytest.skip(f"{data} is not here")
+        pytest.skip(f"{data} is absent")
     model, tokenizer = load(smollm2), AutoTokenizer.from_pretrained(smollm2)
     monkeypatch.setattr(engines.model_view, "served_model", lambda *_: model)
     engine = DocumentEngine(bare_runner(), Options(memory_mb=512))
@@ -279,27 +279,27 @@ def test_shuffled_kv_of_real_text_is_acted_on_and_clean_text_is_not(smollm2, dat
             bounds += [len(ids), len(ids) + len(tokens[i])]
             ids += tokens[i]
         question = tokenizer.encode(f"\n\nQuestion: {draw.choice(examples).question}\nAnswer:")
-        asked = torch.tensor([*ids, *question])
-        req = prompt(asked, params={"canopy_document_bounds": bounds})
-        req.origin_input_ids = asked.tolist()
+        prompt_ids = torch.tensor([*ids, *question])
+        req = prompt(prompt_ids, params={"canopy_document_bounds": bounds})
+        req.origin_input_ids = prompt_ids.tolist()
         return req
 
     for i in range(len(tokens)):
         learn(engine, prompt_of([i]))
 
-    def until(level: int, most: int) -> int:
-        for count in range(1, most + 1):
+    def prompts_until(level: int, max_prompts: int) -> int:
+        for count in range(1, max_prompts + 1):
             serve(engine, prompt_of(draw.sample(range(len(tokens)), 3)))
-            idle(engine)
+            run_idle_work(engine)
             if engine.checker.limits.quality_level(None) == level:
                 return count
-        return most + 1
+        return max_prompts + 1
 
-    assert until(RAISED, 20) == 21
+    assert prompts_until(RAISED, 20) == 21
     print("clean:", quality(engine))
-    shuffle(engine)
-    raised = until(RAISED, 160)
-    stopped = raised + until(STOPPED, 300 - raised)
+    shuffle_values(engine)
+    raised = prompts_until(RAISED, 160)
+    stopped = raised + prompts_until(STOPPED, 300 - raised)
     print("raised and stopped after", raised, stopped, quality(engine))
     assert raised <= 160
     assert stopped <= 300

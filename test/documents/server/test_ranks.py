@@ -15,14 +15,14 @@ on_ranks = pytest.mark.xdist_group("ranks")
 @pytest.mark.long
 @on_ranks
 def test_two_ranks_compare_the_same_answers_in_the_same_steps(on_two_ranks, llama, tmp_path):
-    first, second = on_two_ranks("split_model:checked", tmp_path)
+    first, second = on_two_ranks("split_model:check_two_ratios", tmp_path)
     assert first == second == [list(check(llama, ratio)) for ratio in (0.0, 1.0)]
     assert [differs for differs, _ in first] == [True, False]
 
 
 @on_ranks
 def test_two_ranks_choose_and_compute_as_the_whole_model(on_two_ranks, llama, tmp_path) -> None:
-    first, second = on_two_ranks("split_model:fused", tmp_path)
+    first, second = on_two_ranks("split_model:fuse_by_question", tmp_path)
     rows, logits = fuse(llama, "question")
     assert first == second  # the same bits on every rank
     assert first[0] == rows.tolist()
@@ -30,10 +30,10 @@ def test_two_ranks_choose_and_compute_as_the_whole_model(on_two_ranks, llama, tm
 
 
 def test_tensor_parallelism_is_served_and_its_limits_are_named() -> None:
-    two = SimpleNamespace(tp_size=2)
-    check_server(two, Options())
+    two_ranks = SimpleNamespace(tp_size=2)
+    check_server(two_ranks, Options())
     with pytest.raises(CanopyError, match="disk_mb with --tp-size above 1"):
-        check_server(two, Options(disk_mb=1, directory="somewhere"))
+        check_server(two_ranks, Options(disk_mb=1, directory="somewhere"))
     check_server(SimpleNamespace(tp_size=1), Options(selector="frequency"))
     with pytest.raises(CanopyError, match="'frequency' looks at one rank's own heads"):
-        check_server(two, Options(selector="frequency"))
+        check_server(two_ranks, Options(selector="frequency"))

@@ -4,7 +4,7 @@ import pytest
 
 from sglang_canopy.errors import CanopyError
 from support.document_engine import LENGTH, SYSTEM
-from support.document_steps import Worker, batch_of, extend, run, served, step_of
+from support.document_steps import Worker, batch_of, extend, pool_engine, run_step, step_of
 
 WINDOW = 60
 
@@ -13,17 +13,17 @@ WINDOW = 60
 def test_tokens_not_reused_in_a_later_window_are_not_reported(
     llama, ids, chunks, monkeypatch, selector
 ) -> None:
-    engine = served(llama, monkeypatch, lambda x: x, selector=selector)
+    engine = pool_engine(llama, monkeypatch, lambda x: x, selector=selector)
     monkeypatch.setattr(engine, "encode_missing", lambda *_: None)
     req, first, row = step_of(engine, ids, chunks, lambda x: x, window=WINDOW)
-    (rows,) = run(engine, first, monkeypatch)
+    (rows,) = run_step(engine, first, monkeypatch)
     reused, total = WINDOW - len(rows), len(req.origin_input_ids)
     assert 0 < reused <= WINDOW - SYSTEM
 
-    def damaged(*_):
+    def raise_damaged(*_):
         raise CanopyError("damaged")
 
-    monkeypatch.setattr(engine, "write_reused", damaged)
+    monkeypatch.setattr(engine, "write_reused", raise_damaged)
     last = batch_of([(WINDOW, total)])
     last.out_cache_loc = row[WINDOW:].clone()
     Worker(engine, monkeypatch).forward(extend(last, req))

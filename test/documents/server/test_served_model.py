@@ -16,7 +16,7 @@ from support.worker import run_in_scheduler_process
 FLAGS = ("--canopy-documents", "memory_mb=16,prompt_tokens=512")
 
 
-def compared(function: str, folder: Path) -> dict[str, Any]:
+def compare_rows(function: str, folder: Path) -> dict[str, Any]:
     return run_in_scheduler_process(f"served_rows:{function}", folder, *FLAGS, timeout_s=400)
 
 
@@ -28,9 +28,9 @@ def test_sglangs_layers_equal_a_plain_model(family, tmp_path) -> None:
         if ".mlp." in name and name.endswith("bias"):  # SGLang's Llama has none there
             torch.nn.init.zeros_(weights)
     model.save_pretrained(tmp_path)
-    found = compared("with_plain_model", tmp_path)
-    assert found["layers"] == [0, 1, 2], "the forward ends where the probe has seen enough"
-    assert max(found["off"].values()) < 1e-4, found["off"]
+    result = compare_rows("with_plain_model", tmp_path)
+    assert result["layers"] == [0, 1, 2], "the forward ends after the last probed layer"
+    assert max(result["differences"].values()) < 1e-4, result["differences"]
 
 
 @pytest.mark.long
@@ -43,12 +43,12 @@ def test_a_model_with_unread_weights_runs(tmp_path) -> None:
         initializer_range=0.15, pad_token_id=0,
     )  # fmt: skip
     transformers.Phi3ForCausalLM(config).save_pretrained(tmp_path)
-    found = compared("with_transformers", tmp_path)
-    assert found["largest"] > 1
-    assert max(found["off"].values()) < 1e-4, found
+    result = compare_rows("with_transformers", tmp_path)
+    assert result["largest"] > 1
+    assert max(result["differences"].values()) < 1e-4, result
 
 
-def test_a_model_that_no_test_has_seen_is_refused_by_name() -> None:
+def test_an_untested_model_is_refused_by_name() -> None:
     class GemmaForCausalLM:
         pass
 

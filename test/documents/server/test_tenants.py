@@ -1,4 +1,5 @@
-"""Documents of tenants: apart in an engine, and deleted completely, in SGLang's tree too. The Rust core:\ntest_document_answers.py."""
+"""Documents of tenants: separate in an engine, and deleted completely, in SGLang's tree too.
+With the Rust core: test_document_answers.py."""
 
 import time
 
@@ -12,52 +13,52 @@ from support.disk_tree import DiskTree
 from support.document_engine import (
     LENGTH,
     SYSTEM,
-    behind,
+    chunk_tiers,
     learn,
     prompt,
     request,
+    request_after,
     scheduler_of,
-    tiers,
 )
 from support.live_tree import LiveTree
 
 
-def test_tenants_share_nothing_on_disk_nor_after_a_restart(make, ids, tmp_path) -> None:
+def test_tenants_share_nothing_on_disk_nor_after_a_restart(make_engine, ids, tmp_path) -> None:
     options = {"disk_mb": 64, "directory": str(tmp_path)}
-    first = make(**options)
+    first = make_engine(**options)
     learn(first, request(*prompt(ids), salt="a"))
     first.library.store.disk.finish()
     first.library.store.disk.store.close()
-    second = make(**options)
-    assert tiers(second, request(*prompt(ids), salt="a")) == ["disk"] * 3
-    assert tiers(second, request(*prompt(ids), salt="b")) == [None] * 3
-    assert tiers(second, request(*prompt(ids))) == [None] * 3
+    second = make_engine(**options)
+    assert chunk_tiers(second, request(*prompt(ids), salt="a")) == ["disk"] * 3
+    assert chunk_tiers(second, request(*prompt(ids), salt="b")) == [None] * 3
+    assert chunk_tiers(second, request(*prompt(ids))) == [None] * 3
 
 
-def test_an_extra_key_a_salt_and_an_adapter_keep_kv_apart(make, ids) -> None:
-    engine = make()
+def test_an_extra_key_a_salt_and_an_adapter_separate_kv(make_engine, ids) -> None:
+    engine = make_engine()
     fields = [{}, {"extra_key": "a"}, {"cache_salt": "a"}, {"extra_key": "a", "cache_salt": "a"}]
     fields.append({"extra_key": "aadapter", "lora_id": "adapter"})
     states = []
-    for one in fields:
+    for changes in fields:
         req = request(*prompt(ids))
-        vars(req).update(one)
+        vars(req).update(changes)
         states.append(engine.new_request(req))
     assert len({state.keys for state in states}) == len(fields)
     assert [state.tenant for state in states] == [None, "a/", "a", "a/a", "a/"]
 
 
-def test_a_deletion_reaches_every_version_the_queue_and_the_checks(make, ids, tmp_path) -> None:
-    engine = make(disk_mb=64, directory=str(tmp_path))
+def test_a_deletion_reaches_all_versions_the_queue_and_checks(make_engine, ids, tmp_path) -> None:
+    engine = make_engine(disk_mb=64, directory=str(tmp_path))
     engine.checker.limits.every = 1
     document = ids[SYSTEM : SYSTEM + LENGTH].tolist()
     for tenant in ("a", "b"):
         for system in (2, 3, 4):
-            learn(engine, behind(system, document, tenant))
-        served = behind(2, document, tenant)
-        state = engine.new_request(served)
+            learn(engine, request_after(system, document, tenant))
+        req = request_after(2, document, tenant)
+        state = engine.new_request(req)
         state.fused = True
-        engine.offer_check(served, state)
+        engine.offer_check(req, state)
     for tenant in ("a", "b"):
         for length in (4, 5):
             engine.library.encoder.enqueue(document * length, (), tenant, tenant)
@@ -66,38 +67,38 @@ def test_a_deletion_reaches_every_version_the_queue_and_the_checks(make, ids, tm
     server.tree_cache = None
     assert delete_documents(server, ["a"])
     for system in (2, 3, 4):
-        assert tiers(engine, behind(system, document, "a")) == [None]
-        assert tiers(engine, behind(system, document, "b")) == ["host"]
-    assert [one.request.tenant for one in engine.checker.waiting] == ["b"]
+        assert chunk_tiers(engine, request_after(system, document, "a")) == [None]
+        assert chunk_tiers(engine, request_after(system, document, "b")) == ["host"]
+    assert [entry.request.tenant for entry in engine.checker.waiting] == ["b"]
     job = engine.library.encoder._job
-    waiting = {one.tenant for one in engine.library.encoder.queue.waiting}
+    waiting = {entry.tenant for entry in engine.library.encoder.queue.waiting}
     assert waiting | ({job.chunk.tenant} if job else set()) == {"b"}
     assert not delete_documents(server, ["a"])
     assert not delete_documents(server, [""])
 
 
-def test_a_running_request_does_not_restore_a_deleted_document(make, ids) -> None:
-    engine, document = make(), ids[SYSTEM : SYSTEM + LENGTH].tolist()
-    under_way = behind(2, document)
-    state = engine.new_request(under_way)
+def test_a_running_request_does_not_restore_a_deleted_document(make_engine, ids) -> None:
+    engine, document = make_engine(), ids[SYSTEM : SYSTEM + LENGTH].tolist()
+    running = request_after(2, document)
+    state = engine.new_request(running)
     engine.library.delete(None)
     engine.library.delete("a")
     state.fused = True
-    engine.encode_missing(under_way, state, torch.arange(len(under_way.origin_input_ids)))
+    engine.encode_missing(running, state, torch.arange(len(running.origin_input_ids)))
     assert not engine.library.encoder.busy
-    learn(engine, behind(2, document, "b"))
-    assert tiers(engine, behind(2, document, "b")) == ["host"], "another tenant's"
-    learn(engine, behind(2, document))
-    assert tiers(engine, behind(2, document)) == ["host"], "it was sent again since"
+    learn(engine, request_after(2, document, "b"))
+    assert chunk_tiers(engine, request_after(2, document, "b")) == ["host"], "another tenant's"
+    learn(engine, request_after(2, document))
+    assert chunk_tiers(engine, request_after(2, document)) == ["host"], "it was sent again since"
 
 
-FIRST, SECOND = list(range(40)), [*range(20), *range(100, 130)]
+PATH_A, PATH_B = list(range(40)), [*range(20), *range(100, 130)]
 
 
-def held(tree, tokens, extra, salt=None) -> int:
+def cached_tokens(tree, tokens, extra, salt=None) -> int:
     """Tokens of a path on device and host."""
-    found = tree.cache.match_prefix(MatchPrefixParams(key=tree.key(tokens, salt, extra)))
-    return found.device_prefix_len + found.host_hit_length
+    match = tree.cache.match_prefix(MatchPrefixParams(key=tree.key(tokens, salt, extra)))
+    return match.device_prefix_len + match.host_hit_length
 
 
 @pytest.mark.parametrize("core", [None, "python"])
@@ -107,15 +108,15 @@ def test_a_tenants_kv_is_deleted(core, host_tokens) -> None:
     free = tree.allocator.available_size()
     keys = ["a", documents_key("a", "0" * 24), "b", None]
     for key in keys:
-        for tokens in (FIRST, SECOND):
+        for tokens in (PATH_A, PATH_B):
             tree.insert(tokens, extra=key)
-    tree.insert(FIRST, salt="s", extra="a")
+    tree.insert(PATH_A, salt="s", extra="a")
     assert delete_kv(tree.cache, "a/")
     for key in keys[:2]:
-        assert held(tree, FIRST, key) == held(tree, SECOND, key) == 0
+        assert cached_tokens(tree, PATH_A, key) == cached_tokens(tree, PATH_B, key) == 0
     for key in keys[2:]:
-        assert (held(tree, FIRST, key), held(tree, SECOND, key)) == (40, 50)
-    assert held(tree, FIRST, "a", "s") == 40
+        assert (cached_tokens(tree, PATH_A, key), cached_tokens(tree, PATH_B, key)) == (40, 50)
+    assert cached_tokens(tree, PATH_A, "a", "s") == 40
     assert not delete_kv(tree.cache, "a/")
     for tenant in (None, "b/", "a/s"):
         assert delete_kv(tree.cache, tenant)
@@ -124,28 +125,28 @@ def test_a_tenants_kv_is_deleted(core, host_tokens) -> None:
 
 def test_pages_that_only_the_disk_holds_count_as_deleted(tmp_path) -> None:
     tree = DiskTree(tmp_path / "disk")
-    tree.serve(FIRST[:8], 1.0, tenant="a/")
+    tree.serve(PATH_A[:8], 1.0, tenant="a/")
     tree.cache.release_host_resources()
-    after = DiskTree(tmp_path / "disk")
-    assert not delete_kv(after.cache, "b/")
-    assert delete_kv(after.cache, "a/")
-    while len(after.store):  # a thread deletes them
+    reopened = DiskTree(tmp_path / "disk")
+    assert not delete_kv(reopened.cache, "b/")
+    assert delete_kv(reopened.cache, "a/")
+    while len(reopened.store):  # a thread deletes them
         time.sleep(0.01)
-    assert not delete_kv(after.cache, "a/")
-    after.close()
+    assert not delete_kv(reopened.cache, "a/")
+    reopened.close()
 
 
 def test_kv_that_a_request_uses_stays_until_it_ends() -> None:
     tree = LiveTree(600)
-    for tokens in (FIRST, SECOND):
+    for tokens in (PATH_A, PATH_B):
         tree.insert(tokens, extra="a")
-    hit = tree.cache.match_prefix(MatchPrefixParams(key=tree.key(FIRST, None, "a")))
-    lock = tree.cache.lock(hit.last_device_node)
+    match = tree.cache.match_prefix(MatchPrefixParams(key=tree.key(PATH_A, None, "a")))
+    lock = tree.cache.lock(match.last_device_node)
     assert delete_kv(tree.cache, "a/")
-    assert (held(tree, FIRST, "a"), held(tree, SECOND, "a")) == (40, 20)
+    assert (cached_tokens(tree, PATH_A, "a"), cached_tokens(tree, PATH_B, "a")) == (40, 20)
     tree.cache.unlock(lock)
     assert delete_kv(tree.cache, "a/")
-    assert held(tree, FIRST, "a") == 0
+    assert cached_tokens(tree, PATH_A, "a") == 0
 
 
 def test_an_adapters_kv_is_its_tenants() -> None:

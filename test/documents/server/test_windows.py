@@ -13,7 +13,7 @@ from canopy_documents.server.batch import split_into_windows
 from canopy_documents.server.request import ReusePlan
 from canopy_documents.server.scheduler import check_insert
 from sglang_canopy.errors import CanopyError
-from support.document_engine import learn, prompt, queued, request
+from support.document_engine import learn, prompt, queue_req, request
 from support.document_steps import Worker, batch_of, extend
 
 
@@ -25,58 +25,58 @@ def test_rows_with_requested_logits_stay_together() -> None:
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(6, 50), st.data())
-def test_every_row_is_computed_after_those_before_it(lengths, most, data) -> None:
+def test_every_row_is_computed_after_those_before_it(lengths, max_rows, data) -> None:
     chosen = []
     for n in lengths:
         rows = data.draw(st.lists(st.integers(0, 99), min_size=n, max_size=n, unique=True))
         chosen.append(torch.tensor(sorted(rows)))
-    windows = split_into_windows(chosen, most, [1] * len(chosen))
+    windows = split_into_windows(chosen, max_rows, [1] * len(chosen))
     for forward in windows:
-        assert sum(map(len, forward)) <= most
+        assert sum(map(len, forward)) <= max_rows
         assert all(len(rows) for rows in forward)
-    assert len(windows) == 1 or sum(lengths) > most
+    assert len(windows) == 1 or sum(lengths) > max_rows
     for i, rows in enumerate(chosen):
-        done: list[int] = []
+        computed: list[int] = []
         for forward in windows:
-            new = [p for p in forward[i].tolist() if p not in done]
-            assert not done or not new or new[0] > done[-1] or new == rows[:1].tolist()
-            done += new
-        assert sorted(done) == rows.tolist()
+            new = [p for p in forward[i].tolist() if p not in computed]
+            assert not computed or not new or new[0] > computed[-1] or new == rows[:1].tolist()
+            computed += new
+        assert sorted(computed) == rows.tolist()
         assert int(windows[-1][i][-1]) == int(rows[-1])
 
 
-def window(req, prefix: int, end: int):
+def window_batch(req, prefix: int, end: int):
     """A batch of one request's window."""
     return extend(batch_of([(prefix, end)]), req)
 
 
 @pytest.fixture
-def served(make, ids, monkeypatch):
-    """``served()``: an engine with windows of 32 tokens, its worker, and a request whose chunks are stored."""
+def start(make_engine, ids, monkeypatch):
+    """``start()``: an engine with windows of 32 tokens, its worker, and a request whose chunks are stored."""
 
-    def started():
-        engine = make()
-        out, bounds = prompt(ids[:150], (0, 1))
-        learn(engine, request(out, bounds))
-        out = out[:98]
+    def begin():
+        engine = make_engine()
+        prompt_ids, bounds = prompt(ids[:150], (0, 1))
+        learn(engine, request(prompt_ids, bounds))
+        prompt_ids = prompt_ids[:98]
         req = request(
-            out, bounds, rid="r", full_untruncated_fill_ids=out, customized_info=None,
+            prompt_ids, bounds, rid="r", full_untruncated_fill_ids=prompt_ids, customized_info=None,
         )  # fmt: skip
-        queued(engine, req)
+        queue_req(engine, req)
         monkeypatch.setattr(engine, "encode_missing", lambda *_: None)
         table = torch.arange(200).view(2, 100) + 7
         engine.runner.req_to_token_pool = SimpleNamespace(req_to_token=table)
         engine.window_tokens, engine.prefill_tokens = 32, 64
         return engine, Worker(engine, monkeypatch), req
 
-    return started
+    return begin
 
 
-def planned(engine, monkeypatch, failing: int = -1) -> None:
-    """Plans that reuse all of the known chunks; the window that begins at ``failing`` cannot."""
+def reuse_all_chunks(engine, monkeypatch, failing_start: int = -1) -> None:
+    """Replace planning: reuse all stored chunks, and fail in the window that begins at ``failing``."""
 
     def plan(req, request, prefix, row):
-        if prefix == failing:
+        if prefix == failing_start:
             raise CanopyError("damaged")
         placed = tuple(
             p
@@ -89,7 +89,7 @@ def planned(engine, monkeypatch, failing: int = -1) -> None:
         return ReusePlan(ChosenTokens(computed), placed, prefix)
 
     def write_reused(plan, row, first, end):
-        if first == failing:
+        if first == failing_start:
             raise CanopyError("damaged")
 
     monkeypatch.setattr(engine, "plan", plan)
@@ -98,26 +98,26 @@ def planned(engine, monkeypatch, failing: int = -1) -> None:
 
 @pytest.mark.parametrize("fault", ["planning", "another rank's planning", "packing", "eviction"])
 def test_a_prompt_that_cannot_be_fused_is_computed_in_windows_and_stays_exact(
-    served, monkeypatch, fault
+    start, monkeypatch, fault
 ) -> None:
-    engine, worker, req = served()
+    engine, worker, req = start()
     if fault == "eviction":
         for key in list(engine.library.store.chunks):
             engine.library.store.delete(key)
     else:
-        planned(engine, monkeypatch, failing=0 if fault == "planning" else -1)
+        reuse_all_chunks(engine, monkeypatch, failing_start=0 if fault == "planning" else -1)
     if fault == "another rank's planning":
         monkeypatch.setattr(engine.library, "model", SimpleNamespace(ranks=object()))
-        monkeypatch.setattr(forwards, "on_any_rank", lambda mine, _most: sorted({*mine, 0}))
-    real, calls = forwards.pack_rows, []
+        monkeypatch.setattr(forwards, "on_any_rank", lambda failed, _most: sorted({*failed, 0}))
+    original, calls = forwards.pack_rows, []
 
     def pack_rows(batch, table, chosen, arrivals=()):
         calls.append(chosen)
         assert fault != "packing" or len(calls) > 1, "the fused rows"
-        return real(batch, table, chosen)
+        return original(batch, table, chosen)
 
     monkeypatch.setattr(forwards, "pack_rows", pack_rows)
-    worker.forward(window(req, 0, 98))
+    worker.forward(window_batch(req, 0, 98))
     assert [len(rows) for rows, _ in worker.ran] == [32, 32, 2, 32]
     assert [sampled for _, sampled in worker.ran] == [False, False, False, True]
     assert [p for rows, _ in worker.ran for p in rows] == list(range(98))
@@ -132,19 +132,19 @@ def test_a_prompt_that_cannot_be_fused_is_computed_in_windows_and_stays_exact(
         assert report["why"] == "too few of its documents are stored"
 
 
-def test_without_chunked_prefill_a_single_prompt_runs_whole_as_ever(served, monkeypatch) -> None:
-    engine, worker, req = served()
+def test_without_chunked_prefill_a_single_prompt_runs_in_one_batch(start, monkeypatch) -> None:
+    engine, worker, req = start()
     engine.window_tokens = None
-    planned(engine, monkeypatch, failing=0)
-    worker.forward(window(req, 0, 98))
+    reuse_all_chunks(engine, monkeypatch, failing_start=0)
+    worker.forward(window_batch(req, 0, 98))
     assert [len(rows) for rows, _ in worker.ran] == [98]
 
 
-def test_a_failed_later_window_inserts_no_reused_kv_into_the_exact_tree(served, monkeypatch):
-    engine, worker, req = served()
-    planned(engine, monkeypatch, failing=60)
+def test_a_failed_later_window_inserts_no_reused_kv_into_the_exact_tree(start, monkeypatch):
+    engine, worker, req = start()
+    reuse_all_chunks(engine, monkeypatch, failing_start=60)
     for prefix, end in ((0, 60), (60, 80), (80, 98)):
-        worker.forward(window(req, prefix, end))
+        worker.forward(window_batch(req, prefix, end))
     state = req.canopy.documents
     assert state.fused
     check_insert(state, req)
@@ -155,20 +155,20 @@ def test_a_failed_later_window_inserts_no_reused_kv_into_the_exact_tree(served, 
     assert engine.counts["fallbacks"] == 1
 
 
-def test_reused_chunks_are_marked_before_the_forward(served, monkeypatch) -> None:
-    engine, worker, req = served()
-    planned(engine, monkeypatch)
-    worker.forward(window(req, 0, 98))
+def test_reused_chunks_are_marked_before_the_forward(start, monkeypatch) -> None:
+    engine, worker, req = start()
+    reuse_all_chunks(engine, monkeypatch)
+    worker.forward(window_batch(req, 0, 98))
     ((rows, _),) = worker.ran
     assert len(rows) == 98 - 80
     assert req.canopy.documents.fused
     assert req.canopy.documents.keeps(req)
 
 
-def test_a_chunk_that_cannot_be_encoded_costs_the_next_request_no_report(served, monkeypatch):
-    engine, _, first = served()
+def test_the_next_request_is_reported_although_a_chunk_could_not_be_encoded(start, monkeypatch):
+    engine, _, first = start()
     second = request(first.origin_input_ids, [0, 40], rid="s", customized_info=None)
-    queued(engine, second)
+    queue_req(engine, second)
 
     def encode_missing(req, *_):
         if req is first:

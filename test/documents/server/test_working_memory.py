@@ -21,46 +21,46 @@ from canopy_documents.store.store import ChunkStore
 from support import document_engine
 from support.worker import run_in_scheduler_process
 
-TOKENS, WINDOW, CHUNK, TAIL = 6000, 1000, 500, 100
+PROMPT_TOKENS, WINDOW_TOKENS, CHUNK_TOKENS, TAIL_TOKENS = 6000, 1000, 500, 100
 
 
-class Peak(TorchDispatchMode):
-    """The most bytes of tensors made while entered that were alive at once."""
+class PeakMemory(TorchDispatchMode):
+    """While entered, tracks the bytes of new tensors; ``peak``: the most that were alive at once."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.now = self.most = 0
-        self.seen: set[int] = set()
-        self.before: set[int] = set()  # what was there before, and stays
+        self.current = self.peak = 0
+        self.counted: set[int] = set()
+        self.earlier: set[int] = set()  # storages from before
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        for given in tree_leaves((args, kwargs)):
-            if isinstance(given, torch.Tensor) and given.untyped_storage()._cdata not in self.seen:
-                self.before.add(given.untyped_storage()._cdata)
+        for arg in tree_leaves((args, kwargs)):
+            if isinstance(arg, torch.Tensor) and arg.untyped_storage()._cdata not in self.counted:
+                self.earlier.add(arg.untyped_storage()._cdata)
         out = func(*args, **(kwargs or {}))
-        for made in tree_leaves(out):
-            if isinstance(made, torch.Tensor):
-                self._count(made.untyped_storage())
+        for output in tree_leaves(out):
+            if isinstance(output, torch.Tensor):
+                self._count(output.untyped_storage())
         return out
 
     def _count(self, storage) -> None:
-        if storage._cdata in self.seen | self.before:
+        if storage._cdata in self.counted | self.earlier:
             return
-        self.seen.add(storage._cdata)
-        self.now += storage.nbytes()
-        self.most = max(self.most, self.now)
-        weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
+        self.counted.add(storage._cdata)
+        self.current += storage.nbytes()
+        self.peak = max(self.peak, self.current)
+        weakref.finalize(storage, self._subtract, storage._cdata, storage.nbytes())
 
-    def _gone(self, name: int, size: int) -> None:
-        self.seen.discard(name)
-        self.now -= size
+    def _subtract(self, name: int, size: int) -> None:
+        self.counted.discard(name)
+        self.current -= size
 
 
 @pytest.fixture
 def runner(llama):
     """A pool of ``TOKENS`` slots, as a model runner has it."""
     shape = llama.shape
-    pools = torch.zeros(2, shape.layers, TOKENS + 1, shape.kv_heads, shape.head_dim)
+    pools = torch.zeros(2, shape.layers, PROMPT_TOKENS + 1, shape.kv_heads, shape.head_dim)
     return document_engine.pool_runner(shape, *pools)
 
 
@@ -68,59 +68,61 @@ def runner(llama):
 def placed(llama):
     """Documents all through a prompt of ``TOKENS``, of any KV."""
     shape = llama.shape
-    size = (shape.layers, CHUNK, shape.kv_heads, shape.head_dim)
-    starts = range(TAIL, TOKENS - TAIL - CHUNK, CHUNK)
-    every = [Chunk((1,) * CHUNK, torch.randn(size), torch.randn(size)) for _ in starts]
-    return tuple(Placed(chunk, at) for chunk, at in zip(every, starts))
+    size = (shape.layers, CHUNK_TOKENS, shape.kv_heads, shape.head_dim)
+    starts = range(TAIL_TOKENS, PROMPT_TOKENS - TAIL_TOKENS - CHUNK_TOKENS, CHUNK_TOKENS)
+    chunks = [Chunk((1,) * CHUNK_TOKENS, torch.randn(size), torch.randn(size)) for _ in starts]
+    return tuple(Placed(chunk, start) for chunk, start in zip(chunks, starts))
 
 
-@pytest.mark.parametrize("window", [WINDOW, TOKENS])
-def test_planning_takes_no_more_than_is_set_aside(llama, runner, placed, window) -> None:
-    ids, row = torch.ones(TOKENS, dtype=torch.long), torch.arange(1, TOKENS + 1)
-    with Peak() as peak:
+@pytest.mark.parametrize("window", [WINDOW_TOKENS, PROMPT_TOKENS])
+def test_planning_takes_no_more_than_the_reserved_memory(llama, runner, placed, window) -> None:
+    ids, row = torch.ones(PROMPT_TOKENS, dtype=torch.long), torch.arange(1, PROMPT_TOKENS + 1)
+    with PeakMemory() as memory:
         slots = PromptSlots(ids, row[:window], 0, placed)
         choose_tokens(llama, runner, slots, make_selector("question"), 0.15, [])
-    set_aside = working_memory(llama.shape, 4, TOKENS, 0)
-    assert peak.most > set_aside.total / 20, "nothing was measured"
-    assert peak.most <= set_aside.total
-    if window < TOKENS:  # a cache of the whole prompt, in addition to the pool
-        assert peak.most > TOKENS * llama.shape.kv_elements_per_token * 4
+    reserved = working_memory(llama.shape, 4, PROMPT_TOKENS, 0)
+    assert memory.peak > reserved.total / 20, "nothing was measured"
+    assert memory.peak <= reserved.total
+    if window < PROMPT_TOKENS:  # a cache of the whole prompt, in addition to the pool
+        assert memory.peak > PROMPT_TOKENS * llama.shape.kv_elements_per_token * 4
 
 
-def test_a_document_that_is_encoded_while_a_prompt_is_planned_has_room_too(llama, runner, placed):
-    ids, row = torch.ones(TOKENS, dtype=torch.long), torch.arange(1, TOKENS + 1)
+def test_the_reserved_memory_covers_an_encoding_during_planning(llama, runner, placed):
+    ids, row = torch.ones(PROMPT_TOKENS, dtype=torch.long), torch.arange(1, PROMPT_TOKENS + 1)
     store = ChunkStore("m", 1 << 30)
     encoder = BackgroundEncoder(llama, store)
-    with Peak() as peak:
+    with PeakMemory() as memory:
         encoder.enqueue([1] * 1500, [2] * 500, "")
         encoder.step()
-        slots = PromptSlots(ids, row[:WINDOW], 0, placed)
+        slots = PromptSlots(ids, row[:WINDOW_TOKENS], 0, placed)
         choose_tokens(llama, runner, slots, make_selector("question"), 0.15, [])
-    assert peak.most <= working_memory(llama.shape, 4, TOKENS, 0).total
+    assert memory.peak <= working_memory(llama.shape, 4, PROMPT_TOKENS, 0).total
 
 
 def test_rows_outside_documents_are_run_in_pieces_with_the_same_scores(
     llama, runner, placed, monkeypatch
 ) -> None:
-    ids = torch.randint(0, 300, (TOKENS,), generator=torch.Generator().manual_seed(3))
-    row = torch.arange(1, TOKENS + 1)
+    ids = torch.randint(0, 300, (PROMPT_TOKENS,), generator=torch.Generator().manual_seed(3))
+    row = torch.arange(1, PROMPT_TOKENS + 1)
     later_documents = placed[6:]  # without six documents' tokens and the first tokens
 
-    def chosen():
+    def choose_rows():
         slots = PromptSlots(ids, row, 0, later_documents)
-        found, _ = choose_tokens(llama, runner, slots, make_selector("question"), 0.15, [])
-        return found.rows().tolist()
+        chosen, _ = choose_tokens(llama, runner, slots, make_selector("question"), 0.15, [])
+        return chosen.rows().tolist()
 
-    whole = chosen()
+    expected = choose_rows()
     monkeypatch.setattr(question, "PIECE_ROWS", 700)
-    ran = []
+    row_counts = []
     probe_rows = question.engine.probe_rows
     monkeypatch.setattr(
-        question.engine, "probe_rows", lambda *a, **k: ran.append(len(a[1])) or probe_rows(*a, **k)
+        question.engine,
+        "probe_rows",
+        lambda *a, **k: row_counts.append(len(a[1])) or probe_rows(*a, **k),
     )
-    assert chosen() == whole
-    assert ran[:-1] == [700] * 4
-    assert max(ran) <= 700 + TAIL + CHUNK
+    assert choose_rows() == expected
+    assert row_counts[:-1] == [700] * 4
+    assert max(row_counts) <= 700 + TAIL_TOKENS + CHUNK_TOKENS
 
 
 @pytest.mark.parametrize(
@@ -128,16 +130,16 @@ def test_rows_outside_documents_are_run_in_pieces_with_the_same_scores(
     [(None, 8192, 8192), (None, 1 << 17, AUTOMATIC_PROMPT_TOKENS), (32768, 1 << 17, 32768),
      (32768, 8192, 8192)],
 )  # fmt: skip
-def test_the_longest_prompt_is_as_given_or_as_the_model_has_it(option, context, longest) -> None:
+def test_the_longest_prompt_is_the_option_or_the_models_context(option, context, longest) -> None:
     assert Options(prompt_tokens=option).longest_prompt(context) == longest
 
 
 @pytest.fixture
 def budget(llama, monkeypatch):
-    """``budget(bytes, **options)``: what SGLang is left of free bytes, with a small model."""
+    """``budget(bytes, **options)``: the bytes of ``bytes`` that remain for SGLang, with a small model."""
     monkeypatch.setattr(start, "served_shape", lambda inner, config: llama.shape)
 
-    def left(free: int, device: str = "cuda", **options) -> int:
+    def remaining_bytes(free: int, device: str = "cuda", **options) -> int:
         configurator = SimpleNamespace(
             model=None,
             model_config=SimpleNamespace(hf_config=None, context_len=4096),
@@ -147,15 +149,15 @@ def budget(llama, monkeypatch):
         )
         return start.pool_budget(lambda _, size: size, configurator, free)
 
-    return left
+    return remaining_bytes
 
 
 def test_tiers_count_if_they_share_the_pools_memory(budget) -> None:
     free = 4 << 30
-    none = free - budget(free)
-    assert free - budget(free, "cpu", memory_mb=1124) == none + (1124 << 20)
-    assert free - budget(free, memory_mb=3000) == none, "the host's memory is not the device's"
-    assert free - budget(free, prompt_tokens=2048) < none
+    reserved = free - budget(free)
+    assert free - budget(free, "cpu", memory_mb=1124) == reserved + (1124 << 20)
+    assert free - budget(free, memory_mb=3000) == reserved, "the host's memory is not the device's"
+    assert free - budget(free, prompt_tokens=2048) < reserved
 
 
 def test_a_server_without_enough_memory_stops_and_reports_sizes(budget) -> None:
@@ -170,5 +172,5 @@ def test_sglangs_pool_is_smaller_by_the_reserved_memory(tiny_model) -> None:
     flags = ("--canopy-documents", "memory_mb=100,prompt_tokens=512")
     pools = run_in_scheduler_process("served_rows:pool_sizes", tiny_model, *flags, timeout_s=400)
     assert pools["on"] == 1000
-    assert pools["off"] > 3000, "what was left out is more than that"
+    assert pools["off"] > 3000, "the reserved memory is more than that"
     assert "only 64 MiB are free" in pools["end"]

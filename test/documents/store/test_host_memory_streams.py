@@ -22,13 +22,13 @@ from canopy_kernel.rope_scatter import LayersScatter
 from support import document_models  # noqa: F401  # isort: skip (it finds comparators)
 from comparators.plain_model import Rope
 
-from support.separate_device import SeparateDevice, inside
+from support.separate_device import SeparateDevice, unwrap
 
 ORDERS = ("late", "early")
 
 
 class Streams:
-    """Stands in for ``torch.cuda`` where streams are used: ``Stream, Event, stream, current_stream``."""
+    """Replaces ``torch.cuda`` where streams are used: ``Stream, Event, stream, current_stream``."""
 
     def __init__(self, order: str) -> None:
         self.early = order == "early"
@@ -45,13 +45,13 @@ class Streams:
 
     @contextlib.contextmanager
     def stream(self, stream: Stream) -> Iterator[None]:
-        before, self.current = self.current, stream
+        previous, self.current = self.current, stream
         yield
-        self.current = before
+        self.current = previous
 
-    def later(self, work: Callable[[], Any]) -> None:
-        """Queue ``work`` on the current stream."""
-        self.current.add(work)
+    def enqueue(self, operation: Callable[[], Any]) -> None:
+        """Queue ``operation`` on the current stream."""
+        self.current.add(operation)
 
     def install(self, monkeypatch: Any) -> None:
         import torch
@@ -61,19 +61,19 @@ class Streams:
 
 
 class Stream:
-    def __init__(self, of: Streams) -> None:
-        self.of, self.queue, self.done = of, [], 0
+    def __init__(self, streams: Streams) -> None:
+        self.streams, self.queue, self.done = streams, [], 0
 
-    def add(self, work: Callable[[], Any]) -> None:
-        self.queue.append(work)
-        if self.of.early and self is not self.of.compute:
+    def add(self, operation: Callable[[], Any]) -> None:
+        self.queue.append(operation)
+        if self.streams.early and self is not self.streams.compute:
             self.synchronize()
 
     def wait_event(self, event: Event) -> None:
         self.add(event.synchronize)
 
     def wait_stream(self, other: Stream) -> None:
-        event = Event(self.of)
+        event = Event(self.streams)
         event.record(other)
         self.wait_event(event)
 
@@ -87,19 +87,19 @@ class Stream:
 
 
 class Event:
-    """Not recorded it is over, as CUDA's."""
+    """An event that was never recorded counts as complete, as in CUDA."""
 
-    def __init__(self, of: Streams) -> None:
-        self.of, self.end = of, 0
-        self.on: Stream | None = None
+    def __init__(self, streams: Streams) -> None:
+        self.streams, self.end = streams, 0
+        self.stream: Stream | None = None
 
     def record(self, stream: Stream | None = None) -> None:
-        self.on = stream or self.of.current
-        self.end = len(self.on.queue)
+        self.stream = stream or self.streams.current
+        self.end = len(self.stream.queue)
 
     def synchronize(self) -> None:
-        if self.on is not None:
-            self.on.run(self.end)
+        if self.stream is not None:
+            self.stream.run(self.end)
 
 
 LAYERS, TOKENS, HEADS, DIM = 3, 5, 2, 4
@@ -112,89 +112,89 @@ def machine(request, monkeypatch):
     """``streams``, a ``device`` whose copies and kernels are queued on them, and a ``memory``."""
     streams, device = Streams(request.param), SeparateDevice()
     streams.install(monkeypatch)
-    device.later = streams.later
+    device.schedule_copy = streams.enqueue
     monkeypatch.setattr(host_memory, "pinned", lambda size, dtype: torch.zeros(size, dtype=dtype))
     monkeypatch.setattr(transfer, "launches", lambda layers, size: [(0, 1), (1, layers)])
 
-    def run(work, first=0, end=LAYERS):
-        assert work.most_programs, "the transfer would occupy the device"
+    def enqueue_scatter(scatter, first=0, end=LAYERS):
+        assert scatter.most_programs, "the transfer would occupy the device"
         numbers = {
-            f.name: tree_map(inside, getattr(work, f.name)) for f in dataclasses.fields(work)
+            f.name: tree_map(unwrap, getattr(scatter, f.name)) for f in dataclasses.fields(scatter)
         }
-        streams.later(lambda: LayersScatter(**numbers).reference(first, end))
+        streams.enqueue(lambda: LayersScatter(**numbers).reference(first, end))
 
-    monkeypatch.setattr(LayersScatter, "run", run)
+    monkeypatch.setattr(LayersScatter, "run", enqueue_scatter)
     memory = HostMemory(SHAPE, torch.float32, CAPACITY, pin=True)
     with device:
         yield SimpleNamespace(streams=streams, device=device, memory=memory)
 
 
-def computed(machine, number: float) -> Chunk:
+def computed_chunk(machine, number: float) -> Chunk:
     """Return a device chunk whose KV is written by a queued operation."""
     size = (LAYERS, TOKENS, HEADS, DIM)
     k, v = torch.zeros(size), torch.zeros(size)
-    machine.streams.later(lambda: (k.fill_(number), v.fill_(-number)))
+    machine.streams.enqueue(lambda: (k.fill_(number), v.fill_(-number)))
     return Chunk((1,) * TOKENS, machine.device.put(k), machine.device.put(v))
 
 
-def on_host(number: float) -> Chunk:
+def host_chunk(number: float) -> Chunk:
     size = (LAYERS, TOKENS, HEADS, DIM)
     return Chunk((1,) * TOKENS, torch.full(size, number), torch.full(size, -number))
 
 
-def sent(machine, held):
+def send_chunk(machine, chunk):
     """Return a transfer of all of ``held`` into a device pool, and the pool."""
     put = machine.device.put
     pools = [[put(torch.zeros(TOKENS, 1, HEADS, DIM)) for _ in range(LAYERS)] for _ in range(2)]
     cache = KVCache(*pools, put(torch.arange(TOKENS)))
     rope = Rope(put(torch.zeros(DIM // 2)))  # no rotation of keys
     model = SimpleNamespace(rope=rope, shape=SHAPE)
-    every = put(torch.arange(TOKENS))
-    return transfer.send(model, [Placed(held, 0)], cache, every), pools
+    all_slots = put(torch.arange(TOKENS))
+    return transfer.send(model, [Placed(chunk, 0)], cache, all_slots), pools
 
 
-def seen_by_layers(machine, under_way, pools) -> list[float]:
+def read_by_layers(machine, sent_chunk, pools) -> list[float]:
     """Return V as a forward reads it at each layer, after the device has run its queue."""
     means = []
     for layer in range(LAYERS):
-        under_way.order_after(layer)
-        v = inside(pools[1][layer])
-        machine.streams.later(lambda v=v: means.append(float(v.mean())))
+        sent_chunk.order_after(layer)
+        v = unwrap(pools[1][layer])
+        machine.streams.enqueue(lambda v=v: means.append(float(v.mean())))
     machine.streams.compute.synchronize()
     return means
 
 
 def check_copy_to_the_host(machine) -> None:
-    held = machine.memory.hold(computed(machine, 3.0))
-    k, v = held.rows(1, torch.arange(TOKENS))
+    chunk = machine.memory.hold(computed_chunk(machine, 3.0))
+    k, v = chunk.rows(1, torch.arange(TOKENS))
     assert (k == 3).all()
     assert (v == -3).all()
 
 
 def check_transfer(machine) -> None:
-    held = machine.memory.hold(computed(machine, 3.0))
-    assert seen_by_layers(machine, *sent(machine, held)) == [-3.0] * LAYERS
+    chunk = machine.memory.hold(computed_chunk(machine, 3.0))
+    assert read_by_layers(machine, *send_chunk(machine, chunk)) == [-3.0] * LAYERS
 
 
-def check_slots_of_another(machine, other) -> None:
-    """A chunk is forgotten when its transfer is queued, and another takes its slots."""
-    held = machine.memory.hold(computed(machine, 3.0))
-    under_way, pools = sent(machine, held)
-    under_way.chunks = ()
-    del held
+def check_slots_of_another(machine, make_other) -> None:
+    """A chunk is freed when its transfer is queued, and another takes its slots."""
+    chunk = machine.memory.hold(computed_chunk(machine, 3.0))
+    sent_chunk, pools = send_chunk(machine, chunk)
+    sent_chunk.chunks = ()
+    del chunk
     assert machine.memory.free_slots == TOKENS
-    later = machine.memory.hold(other(machine))
-    assert seen_by_layers(machine, under_way, pools) == [-3.0] * LAYERS
-    assert (later.v == -4).all()
+    other_chunk = machine.memory.hold(make_other(machine))
+    assert read_by_layers(machine, sent_chunk, pools) == [-3.0] * LAYERS
+    assert (other_chunk.v == -4).all()
 
 
 CHECKS = {
     "a copy to the host": check_copy_to_the_host,
     "a transfer": check_transfer,
     "slots for a chunk of the device": lambda m: check_slots_of_another(
-        m, lambda m: computed(m, 4.0)
+        m, lambda m: computed_chunk(m, 4.0)
     ),
-    "slots for a chunk of the host": lambda m: check_slots_of_another(m, lambda m: on_host(4.0)),
+    "slots for a chunk of the host": lambda m: check_slots_of_another(m, lambda m: host_chunk(4.0)),
 }
 
 
@@ -216,9 +216,9 @@ WAITS = {
 
 @pytest.mark.parametrize("name", WAITS)
 def test_a_missing_wait_is_detected(machine, name, monkeypatch) -> None:
-    where, method, check, order = WAITS[name]
+    owner, method, check, order = WAITS[name]
     if machine.streams.early != (order == "early"):
         pytest.skip("shows in the other order")
-    monkeypatch.setattr(where, method, lambda *about: None)
+    monkeypatch.setattr(owner, method, lambda *_: None)
     with pytest.raises(AssertionError):
         CHECKS[check](machine)

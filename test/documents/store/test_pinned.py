@@ -13,7 +13,7 @@ BYTES = 3 * 1000 * 2 * 5 * 2
 
 
 class Runtime:
-    """CUDA's calls, written down; ``code``: what registering returns."""
+    """Records CUDA's calls; ``code``: the result of registering."""
 
     def __init__(self, code=0):
         self.calls, self.code = [], code
@@ -43,9 +43,9 @@ def test_the_requested_range_is_registered_from_a_page_boundary():
 
 def test_pinned_memory_is_released_after_a_wait_and_without_tensors():
     runtime = Runtime()
-    made = registered(SIZE, torch.bfloat16, runtime, runtime.wait)
-    address, part = made.data_ptr(), made[1, :10]
-    del made
+    tensor = registered(SIZE, torch.bfloat16, runtime, runtime.wait)
+    address, part = tensor.data_ptr(), tensor[1, :10]
+    del tensor
     gc.collect()
     assert len(runtime.calls) == 1
     part.fill_(1)

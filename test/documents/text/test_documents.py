@@ -29,8 +29,8 @@ def test_a_document_has_the_same_tokens_between_any_texts(tokenizer) -> None:
     for text in (*TEXTS, *spaceless):
         tokens = inner(tokenizer, text)
         for frame in frames:
-            others = draw.sample(TEXTS, 2)
-            parts = [others[0], frame.format(text), others[1]]
+            surrounding = draw.sample(TEXTS, 2)
+            parts = [surrounding[0], frame.format(text), surrounding[1]]
             ids = list(tokenizer.encode(draw.choice([" ", "\n", "\n###\n", "\n\n"]).join(parts)))
             bounds = find_documents(tokenizer, [text], ids)
             assert bounds, (text, frame)
@@ -40,11 +40,11 @@ def test_a_document_has_the_same_tokens_between_any_texts(tokenizer) -> None:
 def test_only_the_words_at_its_ends_are_left_out(tokenizer) -> None:
     text = "One two three four five six seven."
     assert tokenizer.decode(inner(tokenizer, text)) == " two three four five six"
-    for short in ("", " ", "one", "one two"):
-        assert inner(tokenizer, short) == []
+    for text_of_two_words in ("", " ", "one", "one two"):
+        assert inner(tokenizer, text_of_two_words) == []
 
 
-def test_documents_are_found_in_order_and_apart(tokenizer) -> None:
+def test_documents_are_found_in_order_without_overlap(tokenizer) -> None:
     text = "Read: a b c d, a b c d, e f g h, x y"
     ids = tokenizer.encode(text)
     bounds = find_documents(tokenizer, ["a b c d", "gone for good now", "a b c d", "e f g h"], ids)
@@ -57,7 +57,7 @@ def test_documents_are_found_in_order_and_apart(tokenizer) -> None:
 def test_a_match_begins_at_a_token() -> None:
     class Numbers(Words):
         def encode(self, text, add_special_tokens=True):
-            return [int(one) for one in text.split()]
+            return [int(number) for number in text.split()]
 
         def convert_ids_to_tokens(self, ids):
             return ["Ġ"] * len(ids)

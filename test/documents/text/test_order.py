@@ -1,4 +1,4 @@
-"""Documents that may come in any order: what is moved, and what later prompts share."""
+"""Documents in any order: the reordering, and the tokens that later prompts share."""
 
 import random
 from collections import Counter
@@ -7,99 +7,99 @@ import pytest
 
 from canopy_documents.text.order import MAX_GAP, NAMES, Orders
 
-HEAD, GAP, ASK = [1, 2, 3], [9], [7, 7]
+HEAD, GAP, QUESTION = [1, 2, 3], [9], [7, 7]
 
 
 def document(number: int) -> list[int]:
     return [100 * number + i for i in range(5 + number % 3)]
 
 
-def prompt(numbers, gap=GAP, head=HEAD, ask=ASK):
+def prompt(numbers, gap=GAP, head=HEAD, question=QUESTION):
     ids, bounds = list(head), []
     for number in numbers:
         ids += gap if bounds else []
         bounds.append((len(ids), len(ids) + len(document(number))))
         ids += document(number)
-    return ids + list(ask), tuple(bounds)
+    return ids + list(question), tuple(bounds)
 
 
-def arranged(orders, numbers, tenant=None, **parts):
-    """The numbers of the documents in the order that they get."""
-    ids, bounds = orders.arrange(*prompt(numbers, **parts), tenant)
+def arrange(orders, numbers, tenant=None, **options):
+    """Return the documents' numbers in the order after `Orders.arrange`."""
+    ids, bounds = orders.arrange(*prompt(numbers, **options), tenant)
     order = [ids[a] // 100 for a, _ in bounds]
-    assert (ids, bounds) == prompt(order, **parts)  # as if the client had sent this order
+    assert (ids, bounds) == prompt(order, **options)  # as if the client had sent this order
     assert sorted(order) == sorted(numbers)
     return order
 
 
-def test_a_prompt_continues_the_earlier_order_that_it_shares_most_of() -> None:
+def test_a_prompt_continues_the_earlier_order_with_most_shared_documents() -> None:
     orders = Orders()
-    assert arranged(orders, [1, 2, 3]) == [1, 2, 3]
-    assert arranged(orders, [4, 3, 2, 1]) == [1, 2, 3, 4]
-    assert arranged(orders, [5, 4, 2]) == [2, 4, 5]  # none begins so: the most frequent first
-    assert arranged(orders, [3, 1]) == [1, 3]
-    assert arranged(orders, [1, 1, 3, 2]) == [1, 2, 3, 1]
+    assert arrange(orders, [1, 2, 3]) == [1, 2, 3]
+    assert arrange(orders, [4, 3, 2, 1]) == [1, 2, 3, 4]
+    assert arrange(orders, [5, 4, 2]) == [2, 4, 5]  # none begins so: the most frequent first
+    assert arrange(orders, [3, 1]) == [1, 3]
+    assert arrange(orders, [1, 1, 3, 2]) == [1, 2, 3, 1]
 
 
 def test_the_same_documents_keep_their_order_after_other_prompts() -> None:
     orders, draw = Orders(), random.Random(0)
-    first = arranged(orders, [6, 2, 5, 1])
+    first = arrange(orders, [6, 2, 5, 1])
     for _ in range(200):
-        arranged(orders, draw.sample(range(1, 12), 4))
+        arrange(orders, draw.sample(range(1, 12), 4))
     for _ in range(5):
-        assert arranged(orders, draw.sample([1, 2, 5, 6], 4)) == first
-    later = prompt(first, ask=[*ASK, 8, 8])[0]  # the next turn and its tool's documents
-    for own in ([3, 4], [4, 3]):
-        ids, bounds = prompt(own, head=later)
+        assert arrange(orders, draw.sample([1, 2, 5, 6], 4)) == first
+    next_turn = prompt(first, question=[*QUESTION, 8, 8])[0]  # with its tool's documents
+    for new_documents in ([3, 4], [4, 3]):
+        ids, bounds = prompt(new_documents, head=next_turn)
         bounds = prompt(first)[1] + bounds
-        got, _ = orders.arrange(ids, bounds, None)
-        assert got == prompt([3, 4], head=later)[0]
+        arranged, _ = orders.arrange(ids, bounds, None)
+        assert arranged == prompt([3, 4], head=next_turn)[0]
 
 
 @pytest.mark.parametrize("gap", [[5] * (MAX_GAP + 1), "differs"])
 def test_documents_with_other_text_between_them_stay(gap) -> None:
     orders = Orders()
-    arranged(orders, [1, 2, 3])
+    arrange(orders, [1, 2, 3])
     if gap == "differs":
         ids = [*HEAD, *document(3), 9, *document(2), 8, *document(1)]
         bounds = ((3, 8), (9, 16), (17, 23))
         assert orders.arrange(ids, bounds, None) == (ids, bounds)
     else:
-        assert arranged(orders, [3, 2, 1], gap=gap) == [3, 2, 1]
+        assert arrange(orders, [3, 2, 1], gap=gap) == [3, 2, 1]
 
 
 def test_tenants_learn_nothing_of_each_others_orders() -> None:
     orders = Orders()
-    arranged(orders, [1, 2, 3], tenant="a")
-    assert arranged(orders, [3, 2, 1], tenant="b") == [3, 2, 1]
-    assert arranged(orders, [3, 2, 1], tenant="a") == [1, 2, 3]
+    arrange(orders, [1, 2, 3], tenant="a")
+    assert arrange(orders, [3, 2, 1], tenant="b") == [3, 2, 1]
+    assert arrange(orders, [3, 2, 1], tenant="a") == [1, 2, 3]
 
 
 def test_memory_is_bounded_and_the_largest_tenant_loses_first() -> None:
     orders, draw = Orders(most=40, most_own=30), random.Random(1)
-    small = arranged(orders, [3, 1, 2], tenant="small")
+    small = arrange(orders, [3, 1, 2], tenant="small")
     for i in range(500):
-        arranged(orders, draw.sample(range(100), 5), tenant=draw.choice("ab"))
+        arrange(orders, draw.sample(range(100), 5), tenant=draw.choice("ab"))
         if i % 100 == 0:
-            arranged(orders, [1, 2], tenant=f"once {i}")
-    held = {name: len(one.orders) for name, one in orders.by_tenant.items()}
-    assert orders.size == NAMES * sum(held.values()) <= NAMES * 40
-    assert max(held.values()) <= 30
-    assert arranged(orders, [1, 2, 3], tenant="small") == small
-    for one in orders.by_tenant.values():
-        assert +one.uses == Counter(name for _, names in one.orders for name in names)
+            arrange(orders, [1, 2], tenant=f"once {i}")
+    order_counts = {name: len(entry.orders) for name, entry in orders.by_tenant.items()}
+    assert orders.size == NAMES * sum(order_counts.values()) <= NAMES * 40
+    assert max(order_counts.values()) <= 30
+    assert arrange(orders, [1, 2, 3], tenant="small") == small
+    for entry in orders.by_tenant.values():
+        assert +entry.uses == Counter(name for _, names in entry.orders for name in names)
 
 
 @pytest.mark.parametrize("prompts", [1, 2])
 def test_invented_tenants_do_not_displace_orders_that_were_used(prompts) -> None:
     orders, draw = Orders(most=40, most_own=30), random.Random(1)
-    used = [arranged(orders, [n, n + 1, n + 2]) for n in range(1, 60, 3)]
+    used = [arrange(orders, [n, n + 1, n + 2]) for n in range(1, 60, 3)]
     for _ in range(3):
-        assert [arranged(orders, draw.sample(one, 3)) for one in used] == used
+        assert [arrange(orders, draw.sample(order, 3)) for order in used] == used
     for i in range(200):
         for _ in range(prompts):
-            arranged(orders, [1, 2], tenant=f"invented {i}")
-    assert [arranged(orders, draw.sample(one, 3)) for one in used] == used
+            arrange(orders, [1, 2], tenant=f"invented {i}")
+    assert [arrange(orders, draw.sample(order, 3)) for order in used] == used
     assert orders.size <= NAMES * 40
 
 
@@ -107,23 +107,23 @@ def test_memory_is_bounded_for_any_number_of_documents() -> None:
     orders = Orders(most=8, most_own=4)
     for i in range(40):
         numbers = range(1000 * i + 1, 1000 * i + 2 + 4 * NAMES * (i % 2))
-        arranged(orders, [*numbers, 7], tenant="ab"[i // 20])
-    held = [names for one in orders.by_tenant.values() for _, names in one.orders]
-    assert sum(map(len, held)) <= orders.size <= 8 * NAMES
-    assert orders.size == sum(one.size for one in orders.by_tenant.values())
+        arrange(orders, [*numbers, 7], tenant="ab"[i // 20])
+    stored = [names for entry in orders.by_tenant.values() for _, names in entry.orders]
+    assert sum(map(len, stored)) <= orders.size <= 8 * NAMES
+    assert orders.size == sum(entry.size for entry in orders.by_tenant.values())
 
 
 def test_a_template_separates_turns_and_stays_where_it_is() -> None:
     orders, turn = Orders(), 50
-    arranged(orders, [1, 2], gap=[turn])
-    same = prompt([2, 1], gap=[turn])
-    assert orders.arrange(*same, None, frozenset([turn])) == same
+    arrange(orders, [1, 2], gap=[turn])
+    unchanged = prompt([2, 1], gap=[turn])
+    assert orders.arrange(*unchanged, None, frozenset([turn])) == unchanged
     ids, bounds = prompt([2, 1])
     ids[bounds[1][0] + 1] = turn  # a separator at either side of the turn
     assert orders.arrange(ids, bounds, None, frozenset([turn])) == (ids, bounds)
 
 
-def common(first, second):
+def common_prefix(first, second):
     pairs = enumerate(zip(first, second))
     return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
@@ -131,14 +131,14 @@ def common(first, second):
 def test_popular_documents_are_shared_by_more_prompts() -> None:
     draw, orders = random.Random(2), Orders()
     weights = [1 / (i + 1) for i in range(40)]
-    seen: list[list[list[int]]] = [[], []]
+    earlier: list[list[list[int]]] = [[], []]
     shared = [0, 0]
     for _ in range(300):
         numbers: list[int] = []
         while len(numbers) < 5:
             numbers += {draw.choices(range(40), weights)[0]}.difference(numbers)
         draw.shuffle(numbers)
-        for way, ids in enumerate((prompt(numbers)[0], prompt(arranged(orders, numbers))[0])):
-            shared[way] += max((common(ids, one) for one in seen[way]), default=0)
-            seen[way].append(ids)
+        for arm, ids in enumerate((prompt(numbers)[0], prompt(arrange(orders, numbers))[0])):
+            shared[arm] += max((common_prefix(ids, past) for past in earlier[arm]), default=0)
+            earlier[arm].append(ids)
     assert shared[1] > 1.3 * shared[0]

@@ -7,7 +7,7 @@ from canopy_lab.live.profile.measure import Limits, Measurer
 from sglang_canopy.errors import CanopyError
 from support.chat_endpoint import chat_endpoint
 
-ARRIVAL, STEP, TOKEN, PAIR, REQUEST, DECODE = 0.005, 0.01, 1e-4, 1e-7, 0.002, 0.001
+ARRIVAL_S, STEP_S, TOKEN_S, PAIR_S, REQUEST_S, DECODE_S = 0.005, 0.01, 1e-4, 1e-7, 0.002, 0.001
 
 
 class KnownServer:
@@ -25,10 +25,10 @@ class KnownServer:
             cached_tokens = self._longest(prompt) if self._caches else 0
             new = len(prompt) - cached_tokens
             total, cached, context = total + new, cached + cached_tokens, context + len(prompt)
-            attention += PAIR * (new * cached_tokens + new * (new + 1) / 2)
+            attention += PAIR_S * (new * cached_tokens + new * (new + 1) / 2)
             self._known.add(tuple(prompt))
-        seconds = ARRIVAL + STEP + TOKEN * total + attention + REQUEST * (len(prompts) - 1)
-        step = STEP + TOKEN + DECODE * (len(prompts) - 1) + PAIR * context
+        seconds = ARRIVAL_S + STEP_S + TOKEN_S * total + attention + REQUEST_S * (len(prompts) - 1)
+        step = STEP_S + TOKEN_S + DECODE_S * (len(prompts) - 1) + PAIR_S * context
         return seconds + (tokens - 1) * step, int(cached)
 
     def _longest(self, prompt: list[int]) -> int:
@@ -36,34 +36,34 @@ class KnownServer:
         return min(max(fits, default=0), len(prompt) - 1)
 
 
-def measured(server, **limits):
-    given = {"prompt_tokens": 1024, "context_tokens": 4096, "batch": 4, "repeats": 1, **limits}
-    return Measurer(server, Limits(**given), lambda _: None).surfaces()
+def measure_costs(server, **limits):
+    fields = {"prompt_tokens": 1024, "context_tokens": 4096, "batch": 4, "repeats": 1, **limits}
+    return Measurer(server, Limits(**fields), lambda _: None).surfaces()
 
 
 def test_known_costs_are_recovered():
-    costs = measured(KnownServer())
-    assert costs.arrival_s == pytest.approx(ARRIVAL, abs=1e-4)
+    costs = measure_costs(KnownServer())
+    assert costs.arrival_s == pytest.approx(ARRIVAL_S, abs=1e-4)
     for tokens, linear in zip(costs.prefill_tokens, costs.prefill_linear_s, strict=True):
-        assert linear == pytest.approx(STEP + TOKEN * tokens, rel=0.02)
+        assert linear == pytest.approx(STEP_S + TOKEN_S * tokens, rel=0.02)
     for new, row in zip(costs.prefill_tokens, costs.attention_s, strict=True):
         for context, seconds in zip(costs.attention_context_tokens, row, strict=True):
             pairs = new * context + new * (new + 1) / 2
-            assert seconds == pytest.approx(PAIR * pairs, rel=0.05, abs=2e-5)
-    assert costs.prefill_request_s == pytest.approx(REQUEST, rel=0.05)
+            assert seconds == pytest.approx(PAIR_S * pairs, rel=0.05, abs=2e-5)
+    assert costs.prefill_request_s == pytest.approx(REQUEST_S, rel=0.05)
     assert costs.decode_batch == (1, 2, 4)
-    assert costs.decode_step_s[2][0] == pytest.approx(STEP + TOKEN + 3 * DECODE, rel=0.05)
+    assert costs.decode_step_s[2][0] == pytest.approx(STEP_S + TOKEN_S + 3 * DECODE_S, rel=0.05)
 
 
-def test_a_server_without_a_cache_gets_that_message():
+def test_a_server_without_a_cache_is_refused_by_name():
     with pytest.raises(CanopyError, match="was not cached"):
-        measured(KnownServer(caches=False))
+        measure_costs(KnownServer(caches=False))
 
 
-def test_a_batch_that_does_not_fit_is_continued_from_what_does():
+def test_a_batch_that_does_not_fit_is_extrapolated():
     server = KnownServer()
     server.pool_tokens = 6000
-    costs = measured(server)
+    costs = measure_costs(server)
     assert costs.decode_step_s[2][-1] > costs.decode_step_s[2][-2] > 0
 
 
@@ -88,9 +88,9 @@ FP8 = {"model_path": "m", "kv_cache_dtype": "fp8_e4m3", "tp_size": 2}
     ],
 )
 def test_the_size_of_a_tokens_kv_is_that_of_the_servers_pools(memory, status, expected):
-    """Under ``--kv-cache-dtype fp8_e4m3`` the model's config gave twice the size."""
+    """Under ``--kv-cache-dtype fp8_e4m3`` the model's config would give twice the size."""
     info = {**FP8, "internal_states": [{"memory_usage": memory}]}
     pages = {"/server_info": info, **({"/canopy/status": status} if status else {})}
-    with chat_endpoint([], pages) as (url, sent):
+    with chat_endpoint([], pages) as (url, received):
         assert ProfiledServer(url, "k").kv_bytes_per_token() == expected
-    assert set(sent.keys) == {"Bearer k"}
+    assert set(received.auth_keys) == {"Bearer k"}

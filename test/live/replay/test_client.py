@@ -15,7 +15,7 @@ from canopy_lab.live.replay import endpoint  # noqa: E402
 from canopy_lab.live.replay.endpoint import DIALECTS, Reply, body  # noqa: E402
 
 
-def answer_to(dialect: str, events: Sequence[Any], status: int = 200) -> Reply:
+def reply_to(dialect: str, events: Sequence[Any], status: int = 200) -> Reply:
     """Return the client's reply for a server that streams ``events``."""
 
     async def main() -> Reply:
@@ -46,15 +46,15 @@ def answer_to(dialect: str, events: Sequence[Any], status: int = 200) -> Reply:
     return asyncio.run(main())
 
 
-def native(tokens: list[int], **meta: Any) -> dict[str, Any]:
+def chunk(tokens: list[int], **meta: Any) -> dict[str, Any]:
     return {"text": "t" * len(tokens), "output_ids": tokens,
             "meta_info": {"completion_tokens": len(tokens), "prompt_tokens": 9, **meta}}  # fmt: skip
 
 
 def test_sglangs_stream_gives_ids_tiers_and_the_servers_queue() -> None:
     details = {"device": 3, "host": 2, "storage": 1, "storage_backend": "file"}
-    last = native([4, 5, 6], cached_tokens=6, cached_tokens_details=details, queue_time=0.25)
-    reply = answer_to("sglang", [native([4]), native([4, 5]), last, "[DONE]"])
+    last = chunk([4, 5, 6], cached_tokens=6, cached_tokens_details=details, queue_time=0.25)
+    reply = reply_to("sglang", [chunk([4]), chunk([4, 5]), last, "[DONE]"])
     assert reply.ok
     assert (reply.output_ids, reply.output_tokens, reply.prompt_tokens) == ([4, 5, 6], 3, 9)
     assert (reply.cached_tokens, reply.by_tier) == (6, {"device": 3, "host": 2, "storage": 1})
@@ -77,53 +77,53 @@ def test_openais_stream_ends_with_the_usage_and_an_empty_list_of_choices() -> No
         {"choices": [], "usage": usage},
         "[DONE]",
     ]
-    reply = answer_to("sglang-oai", events)
+    reply = reply_to("sglang-oai", events)
     assert (reply.text, reply.output_tokens, reply.prompt_tokens) == ("ab", 5, 9)
     assert (reply.cached_tokens, reply.by_tier["device"]) == (4, 4)
     assert len(reply.gaps_s) == 1
 
 
 def test_an_unreported_cache_differs_from_no_hits() -> None:
-    reply = answer_to("openai", [{"choices": [{"text": "a"}]}])
+    reply = reply_to("openai", [{"choices": [{"text": "a"}]}])
     assert reply.ok
     assert reply.cached_tokens is None
 
 
 @pytest.mark.parametrize(
-    ("events", "status", "why"),
+    ("events", "status", "reason"),
     [
         ([], 503, "503: queue is full"),
         ([{"error": {"message": "too long"}}], 200, "too long"),
         ([], 200, "no token"),
-        ([native([1], finish_reason={"type": "abort", "message": "retracted"})], 200, "retracted"),
+        ([chunk([1], finish_reason={"type": "abort", "message": "retracted"})], 200, "retracted"),
         (["{"], 200, "JSONDecodeError"),
     ],
 )
-def test_failures_are_replies_with_a_reason(events: list[Any], status: int, why: str) -> None:
-    reply = answer_to("sglang", events, status)
+def test_failures_are_replies_with_a_reason(events: list[Any], status: int, reason: str) -> None:
+    reply = reply_to("sglang", events, status)
     assert not reply.ok
-    assert why in reply.error
+    assert reason in reply.error
 
 
 def test_bodies_pin_the_output_and_carry_labels_only_where_understood() -> None:
     labels = {"canopy_turn": 2}
-    one = body(DIALECTS["sglang"], "m", [1, 2], 7, labels, {"sampling_params": {"top_p": 0.5}})
-    assert one["input_ids"] == [1, 2]
-    assert one["sampling_params"] == {
+    native = body(DIALECTS["sglang"], "m", [1, 2], 7, labels, {"sampling_params": {"top_p": 0.5}})
+    assert native["input_ids"] == [1, 2]
+    assert native["sampling_params"] == {
         "temperature": 0, "max_new_tokens": 7, "ignore_eos": True, "custom_params": labels, "top_p": 0.5,
     }  # fmt: skip
-    two = body(DIALECTS["sglang-oai"], "m", [1, 2], 7, labels, {"user": "u"})
-    assert (two["prompt"], two["custom_params"], two["ignore_eos"], two["user"]) == (
-        [1, 2],
-        labels,
-        True,
-        "u",
-    )
-    three = body(DIALECTS["vllm"], "m", [1, 2], 7, labels, {})
-    assert "custom_params" not in three
-    assert (three["min_tokens"], three["ignore_eos"]) == (7, True)
-    plain = body(DIALECTS["openai"], "m", [1, 2], 7, labels, {})
-    assert set(plain) == {
+    openai_body = body(DIALECTS["sglang-oai"], "m", [1, 2], 7, labels, {"user": "u"})
+    assert (
+        openai_body["prompt"],
+        openai_body["custom_params"],
+        openai_body["ignore_eos"],
+        openai_body["user"],
+    ) == ([1, 2], labels, True, "u")
+    vllm_body = body(DIALECTS["vllm"], "m", [1, 2], 7, labels, {})
+    assert "custom_params" not in vllm_body
+    assert (vllm_body["min_tokens"], vllm_body["ignore_eos"]) == (7, True)
+    plain_body = body(DIALECTS["openai"], "m", [1, 2], 7, labels, {})
+    assert set(plain_body) == {
         "model",
         "prompt",
         "max_tokens",

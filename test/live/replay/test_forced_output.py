@@ -22,10 +22,10 @@ def test_the_middle_of_a_chunked_prefill_and_a_used_up_list_are_unchanged() -> N
     assert list(replacements(TABLE, ["a", "b"], [13, 4])) == [(1, 7)]
 
 
-@pytest.mark.parametrize("bad", ["abc", [1, "2"], [True], [-1], [50], {"a": 1}, 7])
-def test_a_list_that_cannot_be_obeyed_is_refused(bad: Any) -> None:
+@pytest.mark.parametrize("tokens", ["abc", [1, "2"], [True], [-1], [50], {"a": 1}, 7])
+def test_a_list_that_cannot_be_obeyed_is_refused(tokens: Any) -> None:
     with pytest.raises(CanopyError, match="token ids from 0 to 49"):
-        check({forced_output.KEY: bad}, vocab_size=50)
+        check({forced_output.KEY: tokens}, vocab_size=50)
 
 
 def test_unforced_outputs_are_not_checked() -> None:

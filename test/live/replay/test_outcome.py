@@ -64,7 +64,7 @@ def test_the_wait_at_the_client_is_part_of_ttft() -> None:
     assert deciles == pytest.approx([i + 0.5 for i in range(10)])
 
 
-def test_sessions_hold_their_sub_agents() -> None:
+def test_a_session_includes_its_sub_agents() -> None:
     jobs = [
         job(i, 3.0 * i, 3.0 * i, 3.0 * i + 1, 3.0 * i + 2, conversation=name)
         for i, name in enumerate(("a", "a/1", "b"))
@@ -113,7 +113,7 @@ def test_labels_are_names_the_server_accepts() -> None:
 
 
 def test_goodput_is_the_highest_rate_below_which_all_meet_the_target() -> None:
-    rows = [{"rate": r, "meets_slo": met} for r, met in ((3, True), (1, True), (2, False))]
+    rows = [{"rate": r, "meets_slo": meets} for r, meets in ((3, True), (1, True), (2, False))]
     assert goodput_rate(rows) == 1
     assert goodput_rate([{"rate": 1, "meets_slo": False}]) == 0.0
 
@@ -152,7 +152,7 @@ def arguments(**flags: Any) -> argparse.Namespace:
         ({"think_cap_s": -1.0}, "--think-cap-s must be"),
     ],
 )
-def test_options_that_cannot_be_are_refused(flags: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(flags: dict[str, Any], message: str) -> None:
     options.check(arguments())
     with pytest.raises(CanopyError, match=message):
         options.check(arguments(**flags))

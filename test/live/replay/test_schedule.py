@@ -14,7 +14,7 @@ from canopy_lab.trace.materialise import Planned
 from canopy_lab.trace.sessions import TurnLinks
 
 
-class _Instant(selectors.DefaultSelector):
+class VirtualClockSelector(selectors.DefaultSelector):
     """Instead of waiting, moves the loop's clock."""
 
     def __init__(self) -> None:
@@ -28,8 +28,8 @@ class _Instant(selectors.DefaultSelector):
         return super().select(0)
 
 
-def on_a_virtual_clock(main: Callable[[], Any]) -> Any:
-    selector = _Instant()
+def run_on_virtual_clock(main: Callable[[], Any]) -> Any:
+    selector = VirtualClockSelector()
     loop = asyncio.SelectorEventLoop(selector)
     loop.time = lambda: selector.now  # type: ignore[method-assign]
     try:
@@ -38,7 +38,7 @@ def on_a_virtual_clock(main: Callable[[], Any]) -> Any:
         loop.close()
 
 
-def jobs(previous: list[int | None]) -> list[ReplayRequest]:
+def make_jobs(previous: list[int | None]) -> list[ReplayRequest]:
     request = TraceRequest(0.0, 1, 1, (), 1)
     return [ReplayRequest(Planned(request, i, 1, 1, p), {}) for i, p in enumerate(previous)]
 
@@ -50,66 +50,66 @@ def send(
     limit: int | None = None,
     closed_loop: TurnLinks | None = None,
 ) -> list[tuple[int, float, float]]:
-    """``(ordinal, due, yielded)`` of a replay where request i is answered after ``takes_s[i]``."""
+    """Return ``(ordinal, due, sent)`` of a replay where request i is answered after ``takes_s[i]``."""
 
     async def main() -> list[tuple[int, float, float]]:
-        made = jobs(previous)
-        schedule = Schedule(made, offsets, limit, closed_loop)
+        jobs = make_jobs(previous)
+        schedule = Schedule(jobs, offsets, limit, closed_loop)
         clock = asyncio.get_running_loop().time
-        seen, running = [], []
+        sends, running = [], []
 
         async def answer(job: ReplayRequest) -> None:
             await asyncio.sleep(takes_s[job.planned.ordinal])
             schedule.answered(job)
 
         async for job in schedule.arrivals():
-            seen.append((job.planned.ordinal, job.due_s, clock()))
+            sends.append((job.planned.ordinal, job.due_s, clock()))
             running.append(asyncio.create_task(answer(job)))
         await asyncio.gather(*running)
-        return seen
+        return sends
 
-    return on_a_virtual_clock(main)
+    return run_on_virtual_clock(main)
 
 
 def test_in_a_closed_loop_a_turn_follows_the_answer_and_the_time_to_think() -> None:
     # 1 follows 0 in its conversation; 2, a sub-agent's first, follows 0 as well; 3 begins at 50 s.
     closed_loop = TurnLinks([0, 0, 0, 3], [-1, 0, 0, -1], [0.0, 2.0, 5.0, 0.0])
-    seen = send(
+    sends = send(
         [None, 0, None, None],
         [0.0, 99.0, 0.0, 50.0],
         [10.0, 1.0, 1.0, 1.0],
         closed_loop=closed_loop,
     )
-    due = {i: round(due, 6) for i, due, _ in seen}
+    due = {i: round(due, 6) for i, due, _ in sends}
     assert due == {0: 0.0, 1: 12.0, 2: 15.0, 3: 50.0}
 
 
 def test_a_turn_waits_at_the_client_from_when_it_is_due() -> None:
-    seen = send([None, None], [0.0, 1.0], [10.0, 1.0], limit=1)
-    assert [(round(due, 6), round(at, 6)) for _, due, at in seen] == [(0.0, 0.0), (1.0, 10.0)]
+    sends = send([None, None], [0.0, 1.0], [10.0, 1.0], limit=1)
+    assert [(round(due, 6), round(now, 6)) for _, due, now in sends] == [(0.0, 0.0), (1.0, 10.0)]
 
 
 def test_a_replay_without_pauses_keeps_the_order_of_the_trace() -> None:
     # Turn 2 of the first conversation is third in the trace, and is sent third.
-    seen = send([None, None, 0, None, None, 1], [0.0] * 6, [2.0, 3.0, 1.0, 1.0, 1.0, 1.0], limit=1)
-    assert [i for i, _, _ in seen] == [0, 1, 2, 3, 4, 5]
-    assert [round(at) for _, _, at in seen] == [0, 2, 5, 6, 7, 8]
-    assert [round(due) for _, due, _ in seen] == [0, 0, 2, 0, 0, 5]
+    sends = send([None, None, 0, None, None, 1], [0.0] * 6, [2.0, 3.0, 1.0, 1.0, 1.0, 1.0], limit=1)
+    assert [i for i, _, _ in sends] == [0, 1, 2, 3, 4, 5]
+    assert [round(now) for _, _, now in sends] == [0, 2, 5, 6, 7, 8]
+    assert [round(due) for _, due, _ in sends] == [0, 0, 2, 0, 0, 5]
 
 
-def test_no_more_than_the_limit_is_out_at_a_time() -> None:
-    seen = send([None] * 6, [0.0] * 6, [3.0] * 6, limit=2)
-    assert [round(at) for _, _, at in seen] == [0, 0, 3, 3, 6, 6]
+def test_no_more_requests_than_the_limit_run_at_a_time() -> None:
+    sends = send([None] * 6, [0.0] * 6, [3.0] * 6, limit=2)
+    assert [round(now) for _, _, now in sends] == [0, 0, 3, 3, 6, 6]
 
 
 def test_a_previous_request_that_is_not_replayed_is_not_waited_for() -> None:
-    replayed = jobs([None, None])
+    replayed = make_jobs([None, None])
     replayed[1].planned.previous = 77
 
     async def main() -> list[int]:
         return [j.planned.ordinal async for j in Schedule(replayed, [0.0, 1.0]).arrivals()]
 
-    assert on_a_virtual_clock(main) == [0, 1]
+    assert run_on_virtual_clock(main) == [0, 1]
 
 
 @given(st.data())
@@ -119,12 +119,12 @@ def test_every_request_is_sent_once_and_never_too_early(data: st.DataObject) -> 
     times = st.floats(0, 100, allow_nan=False)
     offsets = sorted(data.draw(st.lists(times, min_size=n, max_size=n)))
     takes_s = data.draw(st.lists(times, min_size=n, max_size=n))
-    seen = send(previous, offsets, takes_s)
-    assert sorted(i for i, _, _ in seen) == list(range(n))
-    at = {i: t for i, _, t in seen}
+    sends = send(previous, offsets, takes_s)
+    assert sorted(i for i, _, _ in sends) == list(range(n))
+    sent_s_of = {i: t for i, _, t in sends}
     for i in range(n):
         earliest = offsets[i]
         if previous[i] is not None:
-            earliest = max(earliest, at[previous[i]] + takes_s[previous[i]])
-        assert at[i] >= earliest - 2e-6
-        assert at[i] <= earliest + 1e-3
+            earliest = max(earliest, sent_s_of[previous[i]] + takes_s[previous[i]])
+        assert sent_s_of[i] >= earliest - 2e-6
+        assert sent_s_of[i] <= earliest + 1e-3

@@ -1,4 +1,4 @@
-"""The benchmark's module gets other names for a run, and its own back."""
+"""Names of the benchmark's module are replaced for a run, and restored after it."""
 
 import types
 
@@ -7,18 +7,18 @@ import pytest
 from canopy_lab.live.replay.replay_run import replaced
 
 
-def test_names_are_back_after_the_block_even_after_a_failure() -> None:
+def test_names_are_restored_after_a_failure() -> None:
     module = types.SimpleNamespace(a=1, b=2)
-    seen = []
+    values = []
 
     def fail() -> None:
         with replaced(module, a=10):
-            seen.append((module.a, module.b))
+            values.append((module.a, module.b))
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         fail()
-    assert seen == [(10, 2)]
+    assert values == [(10, 2)]
     assert (module.a, module.b) == (1, 2)
 
 

@@ -12,10 +12,10 @@ from sglang.srt.entrypoints.grpc_bridge import RuntimeHandle
 from sglang_canopy.server.http import entry
 from sglang_canopy.wire.stamp import read_stamp
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
-class Manager:
+class RecordingManager:
     """The part of a tokenizer manager that the bridge needs. Requests are recorded, not forwarded."""
 
     def __init__(self) -> None:
@@ -23,31 +23,31 @@ class Manager:
         self.server_args = SimpleNamespace()
         self.model_config = SimpleNamespace(vocab_size=100)
         self.arrived: list[Any] = []
-        around = functools.partial(entry.generation_begins, type(self)._take)
-        self.generate_request = functools.partial(around, self)
+        hooked = functools.partial(entry.generation_begins, type(self)._record)
+        self.generate_request = functools.partial(hooked, self)
         threading.Thread(target=self.event_loop.run_forever, daemon=True).start()
 
     def auto_create_handle_loop(self) -> None:
         pass
 
-    async def _take(self, obj: Any, request: Any = None) -> Any:
+    async def _record(self, obj: Any, request: Any = None) -> Any:
         self.arrived.append(obj)
         yield {"text": "", "meta_info": {"finish_reason": {"type": "length"}}}
 
 
-def asked(**fields: Any) -> tuple[list[Any], list[Any]]:
+def call_generate(**fields: Any) -> tuple[list[Any], list[Any]]:
     """Return the received request of a gRPC call, and the answers to its client."""
-    manager, answers, done = Manager(), [], threading.Event()
+    manager, answers, is_finished = RecordingManager(), [], threading.Event()
 
-    def callback(payload: Any, **more: Any) -> Any:
-        answers.append((payload, more))
-        if more.get("finished"):
-            done.set()
+    def callback(payload: Any, **fields_of_chunk: Any) -> Any:
+        answers.append((payload, fields_of_chunk))
+        if fields_of_chunk.get("finished"):
+            is_finished.set()
         return SimpleNamespace(name="Ok")
 
     handle = RuntimeHandle(manager, None, SimpleNamespace())
     handle.submit_request(req_type="generate", req_dict=fields, chunk_callback=callback)
-    assert done.wait(PATIENCE_S), answers
+    assert is_finished.wait(TIMEOUT_S), answers
     manager.event_loop.call_soon_threadsafe(manager.event_loop.stop)
     return manager.arrived, answers
 
@@ -55,7 +55,7 @@ def asked(**fields: Any) -> tuple[list[Any], list[Any]]:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_over_grpc_is_stamped(stream: bool) -> None:
     params = {"max_new_tokens": 1, "custom_params": {"canopy_category": "agent", "canopy_turn": 2}}
-    (obj,), _ = asked(input_ids=[1, 2, 3], sampling_params=params, stream=stream)
+    (obj,), _ = call_generate(input_ids=[1, 2, 3], sampling_params=params, stream=stream)
     stamp = read_stamp(obj.sampling_params["custom_params"])
     assert (stamp["category"], stamp["turn"]) == ("agent", 2)
     assert stamp["time"] > 0.0

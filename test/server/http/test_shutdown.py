@@ -25,8 +25,8 @@ class Server:
         self.cache = LiveTree(64, tiers=tiers).cache
         self.scheduler = SimpleNamespace(tree_cache=self.cache)
 
-    async def set_internal_state_communicator(self, asked: Any) -> list[Any]:
-        return [arrivals.internal_state_set(None, self.scheduler, asked)]
+    async def set_internal_state_communicator(self, message: Any) -> list[Any]:
+        return [arrivals.internal_state_set(None, self.scheduler, message)]
 
     async def sigterm(self) -> None:
         shutdown.sigterm_received(SimpleNamespace(tokenizer_manager=self))
@@ -46,11 +46,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.parametrize(("ended_after_s", "left_s"), [(5.0, 20.0), (25.0, 0.0), (60.0, -35.0)])
-def test_the_time_to_end_requests_counts(clock: list[float], ended_after_s, left_s) -> None:
+def test_the_time_to_end_requests_is_subtracted(clock: list[float], ended_after_s, left_s) -> None:
     server = Server(25.0)
 
     async def signals() -> None:
-        for _ in range(2):  # an impatient operator
+        for _ in range(2):  # a second signal changes nothing
             await server.sigterm()
             clock[0] += ended_after_s / 2
 

@@ -43,7 +43,7 @@ class Req:
 
 
 class Scheduler:
-    """A scheduler's queue and batches; a batch takes all that it is shown."""
+    """A scheduler's queue and batches; a batch takes all that the gate offers."""
 
     def __init__(self, capacity: int = 100, always: bool = True, reports: bool = True) -> None:
         self.gate = SessionGate(GateSettings(always=always), capacity)
@@ -62,8 +62,8 @@ class Scheduler:
         self.admission.enqueue(self, req)
         self.waiting_queue.append(req)
 
-    def shown(self) -> list[str]:
-        """Return the requests that a batch could be chosen from; take none."""
+    def eligible(self) -> list[str]:
+        """Return the requests that the next batch may take, and take none."""
         return self.step(take=0)
 
     def step(self, take: int = 1000) -> list[str]:
@@ -71,9 +71,9 @@ class Scheduler:
 
         def choose() -> tuple[Any, None]:
             names.extend(req.rid for req in self.waiting_queue)
-            taken, self.waiting_queue = self.waiting_queue[:take], self.waiting_queue[take:]
-            self.running_batch.reqs += taken
-            return SimpleNamespace(reqs=taken), None
+            admitted, self.waiting_queue = self.waiting_queue[:take], self.waiting_queue[take:]
+            self.running_batch.reqs += admitted
+            return SimpleNamespace(reqs=admitted), None
 
         self.admission.choose(self, self.running_batch, choose)
         return names
@@ -99,43 +99,43 @@ def scheduler():
     return Scheduler()
 
 
-def test_held_requests_are_not_shown_and_keep_their_places(scheduler) -> None:
+def test_delayed_requests_are_not_offered_and_keep_their_positions(scheduler) -> None:
     for i, tokens in enumerate((90, 90, 10, 90)):
         scheduler.add(Req(f"r{i}", f"s{i}", tokens, float(i)))
-    assert scheduler.shown() == ["r0", "r2"]
+    assert scheduler.eligible() == ["r0", "r2"]
     assert scheduler.queue == ["r0", "r1", "r2", "r3"]
     assert scheduler.step(take=1) == ["r0", "r2"]
     assert scheduler.queue == ["r1", "r2", "r3"]
 
 
-def test_samples_of_an_admitted_request_are_not_held(scheduler) -> None:
+def test_samples_of_an_admitted_request_are_not_delayed(scheduler) -> None:
     """n = 4: SGLang answers a warm-up, then sends four copies while others wait for memory."""
     gate = scheduler.gate
-    scheduler.add(Req("turn 1", "mine", 60, 0.0))
+    scheduler.add(Req("turn 1", "agent", 60, 0.0))
     scheduler.step()
     scheduler.end("turn 1")
     learnt = gate.model.samples
-    scheduler.add(warm_up := Req("warm-up", "mine", 70, 1.0))
+    scheduler.add(warm_up := Req("warm-up", "agent", 70, 1.0))
     warm_up.canopy.request.pending_samples = 4
     scheduler.add(Req("other", "other", 60, 1.5))
     assert scheduler.step() == ["warm-up"]
     scheduler.end("warm-up")
     for number in range(4):
-        one = Req(f"sample {number}", "mine", 70, 1.0)
-        one.canopy.request.warm_up = warm_up.canopy.request
-        assert scheduler.add(one) is None
+        sample = Req(f"sample {number}", "agent", 70, 1.0)
+        sample.canopy.request.warm_up = warm_up.canopy.request
+        assert scheduler.add(sample) is None
     assert scheduler.step() == [f"sample {number}" for number in range(4)]
     for number in range(4):
         assert scheduler.queue == ["other"]
-        assert scheduler.shown() == []
+        assert scheduler.eligible() == []
         scheduler.end(f"sample {number}")
-    scheduler.shown()
+    scheduler.eligible()
     assert gate.model.samples == learnt + 1
     assert gate.stats()["delayed_sessions"] == 0
 
 
-def test_samples_come_in_their_sessions_turn(scheduler) -> None:
-    """Seen red: samples had no session, and came before all others."""
+def test_samples_have_the_seniority_of_their_session(scheduler) -> None:
+    """A sample carries no session of its own: its warm-up request has it."""
     for i in range(3):
         scheduler.add(Req(f"r{i}", f"s{i}", 30, float(i)))
     scheduler.step()
@@ -150,7 +150,7 @@ def test_samples_come_in_their_sessions_turn(scheduler) -> None:
             req.canopy.request.warm_up = warm_up.canopy.request
         scheduler.add(req)
     scheduler.add(Req("new", "s9", 90, 7.0))
-    assert scheduler.shown() == ["old", "sample", "young"]
+    assert scheduler.eligible() == ["old", "sample", "young"]
 
 
 def test_the_oldest_session_comes_first_while_others_wait(scheduler) -> None:
@@ -161,20 +161,20 @@ def test_the_oldest_session_comes_first_while_others_wait(scheduler) -> None:
         scheduler.end(f"r{i}")
     scheduler.add(Req("young", "s2", 30, 5.0))
     scheduler.add(Req("old", "s0", 30, 6.0))
-    assert scheduler.shown() == ["young", "old"], "no request waits: the queue is unchanged"
+    assert scheduler.eligible() == ["young", "old"], "no request waits: the queue is unchanged"
     scheduler.add(Req("new", "s9", 90, 7.0))
-    assert scheduler.shown() == ["old", "young"]
+    assert scheduler.eligible() == ["old", "young"]
     assert scheduler.queue == ["young", "old", "new"]
 
 
-def test_unarmed_the_scheduler_sees_its_own_queue() -> None:
+def test_an_inactive_gate_leaves_the_scheduler_its_own_queue() -> None:
     scheduler = Scheduler(always=False)
     for i in range(5):
         scheduler.add(Req(f"r{i}", f"s{i}", 90, float(i)))
-    before = scheduler.waiting_queue
-    seen: list[Any] = []
-    scheduler.choose_nothing(lambda: seen.append(scheduler.waiting_queue))
-    assert seen[0] is before
+    own_queue = scheduler.waiting_queue
+    offered: list[Any] = []
+    scheduler.choose_nothing(lambda: offered.append(scheduler.waiting_queue))
+    assert offered[0] is own_queue
 
 
 def test_a_session_that_is_paused_waits_in_sglangs_queue_until_the_rest_fits() -> None:
@@ -192,10 +192,10 @@ def test_a_session_that_is_paused_waits_in_sglangs_queue_until_the_rest_fits() -
     assert scheduler.gate.stats()["pauses"] == 1
     scheduler.add(Req("paused", "s2", 40, now + 20.0))
     scheduler.add(Req("under way", "s0", 40, now + 20.0))
-    assert scheduler.shown() == ["under way"]
+    assert scheduler.eligible() == ["under way"]
     assert scheduler.queue == ["paused", "under way"]
     scheduler.gate.hint_over(None, "s1")
-    assert scheduler.shown() == ["under way", "paused"]
+    assert scheduler.eligible() == ["under way", "paused"]
 
 
 def test_requests_that_left_sglangs_queue_are_dropped(scheduler) -> None:
@@ -203,20 +203,20 @@ def test_requests_that_left_sglangs_queue_are_dropped(scheduler) -> None:
     scheduler.step()
     scheduler.add(Req("r1", "s1", 90, 1.0))
     scheduler.add(Req("r2", "s2", 90, 2.0))
-    assert scheduler.shown() == []
+    assert scheduler.eligible() == []
     scheduler.waiting_queue.pop(0)  # as an abort or a time limit does
     scheduler.running_batch.reqs[0].end(done=False)
     scheduler.running_batch.reqs = []
-    assert scheduler.shown() == ["r2"]
+    assert scheduler.eligible() == ["r2"]
     assert scheduler.gate.stats()["active_sessions"] == 1
 
 
-def test_a_name_that_is_used_again_is_another_request(scheduler) -> None:
+def test_a_reused_name_is_another_request(scheduler) -> None:
     """Clients choose names: the first request of this name still runs when the second arrives."""
     scheduler.add(Req("job", "s0", 90, 0.0))
     scheduler.step()
     scheduler.add(Req("job", "s1", 90, 1.0))
-    assert scheduler.shown() == []
+    assert scheduler.eligible() == []
     scheduler.waiting_queue.pop()  # its client disconnects
     take_time(scheduler, ["1.0"])
     assert scheduler.gate.stats()["active_sessions"] == 1
@@ -227,14 +227,14 @@ def test_arrivals_during_a_choice_displace_no_request(scheduler) -> None:
     """SGLang's grammars become ready there, with requests that join the queue."""
     scheduler.add(Req("r0", "s0", 90, 0.0))
     scheduler.step()
-    scheduler.add(Req("held", "s1", 90, 1.0))
+    scheduler.add(Req("waiting", "s1", 90, 1.0))
     late = Req("late", "s2", 90, 2.0)
     scheduler.choose_nothing(lambda: scheduler.add(late))
-    assert scheduler.queue == ["held", "late"]
-    assert scheduler.shown() == []
+    assert scheduler.queue == ["waiting", "late"]
+    assert scheduler.eligible() == []
 
 
-def test_errors_and_health_checks_pass(scheduler) -> None:
+def test_errors_and_health_checks_are_never_delayed(scheduler) -> None:
     scheduler.add(Req("r0", "s0", 100, 0.0))
     broken = Req("r1", "s1", 100, 1.0)
     broken.to_finish = object()  # type: ignore[assignment]
@@ -242,27 +242,27 @@ def test_errors_and_health_checks_pass(scheduler) -> None:
     probe = Req("r2", "s2", 100, 2.0)
     probe.canopy.request.is_health_probe = True
     scheduler.add(probe)
-    assert len(scheduler.shown()) == 3
+    assert len(scheduler.eligible()) == 3
 
 
-def test_sessions_fade_by_the_schedulers_time(scheduler) -> None:
+def test_sessions_expire_by_the_schedulers_time(scheduler) -> None:
     scheduler.add(Req("r0", "s0", 90, 0.0))
     scheduler.step()
     scheduler.end("r0")
     scheduler.add(Req("r1", "s1", 90, 1.0))
-    assert scheduler.shown() == []
+    assert scheduler.eligible() == []
     assert take_time(scheduler, ["nan", "not a time", "-5"])
-    assert scheduler.shown() == []
+    assert scheduler.eligible() == []
     assert take_time(scheduler, ["200.0"])
-    assert scheduler.shown() == ["r1"]
+    assert scheduler.eligible() == ["r1"]
 
 
 @pytest.mark.parametrize("always", [True, False])
 def test_two_ranks_with_equal_inputs_decide_the_same(always: bool, monkeypatch) -> None:
-    monkeypatch.setattr("sglang_canopy.admission.activation._LEAST_GAIN", 0.1)  # it arms
+    monkeypatch.setattr("sglang_canopy.admission.activation._LEAST_GAIN", 0.1)  # it activates
     ranks = Scheduler(always=always), Scheduler(always=always)
-    seen: list[list[Any]] = [[], []]
-    for scheduler, log in zip(ranks, seen, strict=True):
+    logs: list[list[Any]] = [[], []]
+    for scheduler, log in zip(ranks, logs, strict=True):
         draw = random.Random(7)
         time, count = 0.0, 0
         for _ in range(1000):
@@ -283,14 +283,14 @@ def test_two_ranks_with_equal_inputs_decide_the_same(always: bool, monkeypatch) 
                 scheduler.waiting_queue.pop(draw.randrange(len(scheduler.waiting_queue)))
             elif kind == "time":
                 take_time(scheduler, [repr(time)])
-    assert seen[0] == seen[1]
+    assert logs[0] == logs[1]
     assert ranks[0].gate.counts == ranks[1].gate.counts
     assert ranks[0].gate.counts.admitted_sessions > 10
     assert ranks[0].gate.counts.pauses > 5 or always
 
 
-def crowd(count: int, always: bool) -> Scheduler:
-    """One session runs, and ``count`` more wait; armed, they do not fit."""
+def scheduler_with_waiting(count: int, always: bool) -> Scheduler:
+    """One session runs, and ``count`` more wait; an active gate admits none of them."""
     scheduler = Scheduler(always=always, capacity=100)
     for number in range(count + 1):
         scheduler.add(Req(f"r{number}", f"s{number}", 80, number / 1e3))
@@ -302,39 +302,39 @@ def crowd(count: int, always: bool) -> Scheduler:
 
 @pytest.mark.parametrize("always", [False, True])
 def test_arrivals_and_steps_do_not_read_the_queue(always, monkeypatch) -> None:
-    scheduler = crowd(300, always)
+    scheduler = scheduler_with_waiting(300, always)
     monkeypatch.delattr(Arranged, "requests")  # read to find requests that left
-    shown = []
+    lengths = []
     for number in range(20):
         scheduler.add(Req(f"late{number}", f"late{number}", 80, 1.0 + number / 1e3))
-        scheduler.choose_nothing(lambda: shown.append(len(scheduler.waiting_queue)))
-    assert set(shown) == ({0} if always else set(range(301, 321)))
+        scheduler.choose_nothing(lambda: lengths.append(len(scheduler.waiting_queue)))
+    assert set(lengths) == ({0} if always else set(range(301, 321)))
     assert len(scheduler.waiting_queue) == 320
 
 
 @pytest.mark.parametrize("always", [False, True])
 def test_an_abort_in_the_queue_is_noticed_by_its_length(always) -> None:
-    scheduler = crowd(30, always)
+    scheduler = scheduler_with_waiting(30, always)
     aborted = scheduler.waiting_queue.pop(7)
     retry = Req("again", aborted.canopy.request.conversation, 90, 1.0)
     scheduler.add(retry)
     assert aborted not in scheduler.gate.by_ticket
-    others = scheduler.waiting_queue[:-1]
-    assert retry.canopy.request.seniority > max(req.canopy.request.seniority for req in others)
+    rest = scheduler.waiting_queue[:-1]
+    assert retry.canopy.request.seniority > max(req.canopy.request.seniority for req in rest)
 
 
 def test_a_retracted_request_keeps_its_admission() -> None:
-    scheduler = crowd(5, always=True)
+    scheduler = scheduler_with_waiting(5, always=True)
     retracted = scheduler.running_batch.reqs.pop()
     scheduler.add(retracted)
-    seen = []
-    scheduler.choose_nothing(lambda: seen.extend(scheduler.waiting_queue))
-    assert seen == [retracted]
+    offered = []
+    scheduler.choose_nothing(lambda: offered.extend(scheduler.waiting_queue))
+    assert offered == [retracted]
     assert scheduler.waiting_queue[-1] is retracted
 
 
 @pytest.mark.parametrize("reports", [True, False])
-def test_put_back_beside_a_chosen_request_both_keep_their_admission(reports: bool) -> None:
+def test_a_preempted_and_a_chosen_request_both_keep_their_admission(reports: bool) -> None:
     """Preemption: SGLang takes the urgent request from its queue, then puts the running one back."""
     scheduler = Scheduler(always=False, reports=reports)
     scheduler.add(running := Req("running", "s0", 40, 0.0))
@@ -353,7 +353,7 @@ def test_put_back_beside_a_chosen_request_both_keep_their_admission(reports: boo
 
 
 @pytest.mark.parametrize("reports", [True, False])
-def test_retracted_together_all_keep_their_admission(reports: bool) -> None:
+def test_requests_retracted_together_keep_their_admission(reports: bool) -> None:
     scheduler = Scheduler(always=False, reports=reports)
     retracted = [Req(f"r{i}", f"s{i}", 40, float(i)) for i in range(3)]
     for req in retracted:
@@ -363,23 +363,23 @@ def test_retracted_together_all_keep_their_admission(reports: bool) -> None:
     for req in retracted:
         req.canopy.request.state = State.ADMITTED
         scheduler.add(req)
-    scheduler.shown()
+    scheduler.eligible()
     assert [*scheduler.gate.by_ticket] == retracted
     assert {req.canopy.request.state for req in retracted} == {State.ADMITTED}
 
 
-def test_a_request_that_is_held_while_sglang_chooses_is_not_chosen() -> None:
+def test_a_request_delayed_while_sglang_chooses_is_not_chosen() -> None:
     """A grammar becomes ready there, and until then no session waited."""
-    scheduler, shown = Scheduler(), []
+    scheduler, offered = Scheduler(), []
     scheduler.add(Req("running", "s0", 90, 0.0))
     scheduler.step()
 
     def choose() -> tuple[None, None]:
         scheduler.add(Req("late", "s1", 90, 1.0))
         scheduler.admission.arrange(scheduler.waiting_queue, 0, lambda: None)
-        shown.extend(scheduler.waiting_queue)
+        offered.extend(scheduler.waiting_queue)
         return None, None
 
     scheduler.admission.choose(scheduler, scheduler.running_batch, choose)
-    assert not shown
+    assert not offered
     assert scheduler.queue == ["late"]

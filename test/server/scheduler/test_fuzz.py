@@ -1,4 +1,4 @@
-"""Random operations on SGLang's own scheduler, in turn and overlapped: right answers, and nothing held."""
+"""Random operations on SGLang's own scheduler, in turn and overlapped: right answers, and nothing remains."""
 
 import json
 from dataclasses import dataclass, field
@@ -12,29 +12,29 @@ from support.scheduler import OVERLAP
 from support.small_models import LLAMA, write_model
 from support.worker import run_in_scheduler_process
 
-PATIENCE_S = 1500
+TIMEOUT_S = 1500
 PAGES = ("--page-size", "64", "--chunked-prefill-size", "256", "--max-running-requests", "2")
 ORDER = ("--canopy-queue-order", "bounded-shortest")
 GATE = ("--canopy-session-gate", "auto")
 PRIORITIES = ("--enable-priority-scheduling", "--default-priority-value", "0")
-BACK = ("--enable-hierarchical-cache", "--hicache-write-policy", "write_back")
-SMALL_HOST = (*BACK, "--hicache-ratio", "3", "--max-total-tokens", "2560")
+WRITE_BACK = ("--enable-hierarchical-cache", "--hicache-write-policy", "write_back")
+SMALL_HOST = (*WRITE_BACK, "--hicache-ratio", "3", "--max-total-tokens", "2560")
 DISK = ("--hicache-storage-backend", "canopy", "--hicache-storage-prefetch-policy", "wait_complete")
-FEW = ("--max-running-requests", "3")
+LIMIT = ("--max-running-requests", "3")
 DOCUMENTS = (
     *("--page-size", "16", "--chunked-prefill-size", "128", "--max-running-requests", "4"),
-    *("--max-total-tokens", "1024", *BACK),
+    *("--max-total-tokens", "1024", *WRITE_BACK),
 )
-ALL = {"arrive": 0.5, "leave": 0.15, "change_order": 0.06, "pause": 0.04, "hint": 0.1, "flush": 0.3}
+MIX = {"arrive": 0.5, "leave": 0.15, "change_order": 0.06, "pause": 0.04, "hint": 0.1, "flush": 0.3}
 LEAVE = {"arrive": 0.5, "leave": 0.3}
-TALK = {"turn_with_documents": 0.5, "leave": 0.1}
+DOCUMENT_TURNS = {"turn_with_documents": 0.5, "leave": 0.1}
 RETRACT = {"SGLANG_TEST_RETRACT": "1"}
 
 
 @dataclass(slots=True, frozen=True)
 class SetUp:
     flags: tuple[str, ...]
-    actions: dict[str, float] = field(default_factory=ALL.copy)
+    actions: dict[str, float] = field(default_factory=MIX.copy)
     steps: int = 300
     model: str = "dense"
     environment: dict[str, str] = field(default_factory=dict)
@@ -63,21 +63,21 @@ SETUPS = {
         (*PAGES, *ORDER, *SMALL_HOST, *DISK, OVERLAP), happens=("flushes",)
     ),
     # With recurrent states SGLang turns the overlap off.
-    "all, windows": SetUp((*FEW, OVERLAP), model="windows"),
+    "all, windows": SetUp((*LIMIT, OVERLAP), model="windows"),
     "all, windows, host": SetUp(
-        (*FEW, "--enable-hierarchical-cache", "--hicache-ratio", "6", OVERLAP), model="windows"
+        (*LIMIT, "--enable-hierarchical-cache", "--hicache-ratio", "6", OVERLAP), model="windows"
     ),
-    "documents": SetUp((*DOCUMENTS, "--hicache-ratio", "4"), TALK, 300, "llama", RETRACT),
+    "documents": SetUp((*DOCUMENTS, "--hicache-ratio", "4"), DOCUMENT_TURNS, 300, "llama", RETRACT),
     "documents, overlap": SetUp(
-        (*DOCUMENTS, "--hicache-ratio", "4", OVERLAP), TALK, 300, "llama", RETRACT
+        (*DOCUMENTS, "--hicache-ratio", "4", OVERLAP), DOCUMENT_TURNS, 300, "llama", RETRACT
     ),
     "documents, disk": SetUp(
-        (*DOCUMENTS, "--hicache-ratio", "1.1", *DISK, OVERLAP), TALK, 1200, "llama", RETRACT,
+        (*DOCUMENTS, "--hicache-ratio", "1.1", *DISK, OVERLAP), DOCUMENT_TURNS, 1200, "llama", RETRACT,
         happens=("exact_from_disk", "kept_from_disk"),
     ),
 }  # fmt: skip
 BY_DEFAULT = list(SETUPS)[:2]
-HELD = ("unserved", "waiting", "in_queue", "in_gate", "locked", "slots")
+LEFT_OVER = ("unserved", "waiting", "in_queue", "in_gate", "locked", "slots")
 EVENTS = {
     "leave": ("aborts",),
     "change_order": ("orders",),
@@ -91,7 +91,7 @@ EVENTS = {
 }
 
 
-def run(setup: SetUp, model: Path, folder: Path, seed: int) -> dict[str, Any]:
+def run_setup(setup: SetUp, model: Path, folder: Path, seed: int) -> dict[str, Any]:
     flags = ["--radix-eviction", "wa", *setup.flags]
     if DISK[1] in flags:
         extra = {"path": str(folder / "disk"), "capacity_gb": 0.1}
@@ -103,19 +103,19 @@ def run(setup: SetUp, model: Path, folder: Path, seed: int) -> dict[str, Any]:
     keywords = {"seed": seed, "steps": setup.steps, "actions": setup.actions}
     environment = setup.environment
     return run_in_scheduler_process(
-        "fuzz:fuzzed", model, *flags, timeout_s=PATIENCE_S, environment=environment, **keywords
+        "fuzz:run_fuzz", model, *flags, timeout_s=TIMEOUT_S, environment=environment, **keywords
     )
 
 
 def check(setup: SetUp, counts: dict[str, Any]) -> None:
     assert counts["wrong"] == 0, counts
-    assert not any(counts[what] for what in HELD), counts
+    assert not any(counts[count] for count in LEFT_OVER), counts
     assert counts["answered"] > setup.steps / 8, counts
     if setup.model != "llama":
         assert counts["requests"] == 0, counts
         assert counts["other_from_wrong_kv"] >= 4, counts  # wrong KV gives wrong answers
         if OVERLAP in setup.flags:
-            assert counts["turns_in_flight"] > setup.steps / 2, counts
+            assert counts["results_in_flight"] > setup.steps / 2, counts
     for action in setup.actions:
         for event in (*EVENTS.get(action, ()), *setup.happens):
             assert counts[event] > 0, (event, counts)
@@ -124,20 +124,20 @@ def check(setup: SetUp, counts: dict[str, Any]) -> None:
     if GATE[0] in setup.flags and setup.actions == LEAVE:
         assert counts["delayed_sessions"] > 0, counts
     if setup.actions == LEAVE:
-        assert min(counts[one] for one in ("aborts", "retries", "repeated_names")) > 10, counts
+        assert min(counts[name] for name in ("aborts", "retries", "repeated_names")) > 10, counts
     assert counts.get("fallbacks", 0) == 0, counts
 
 
-@pytest.mark.timeout(PATIENCE_S)
+@pytest.mark.timeout(TIMEOUT_S)
 @pytest.mark.parametrize(
     "name", [n if n in BY_DEFAULT else pytest.param(n, marks=pytest.mark.long) for n in SETUPS]
 )
-def test_answers_are_right_and_nothing_is_held(name, small_model, smollm2, tmp_path) -> None:
+def test_answers_are_right_and_nothing_remains(name, small_model, smollm2, tmp_path) -> None:
     setup, model = SETUPS[name], small_model
     if setup.model == "windows":
         hybrid_models.build("windows", model := tmp_path / "windows", smollm2)
     elif setup.model == "llama":
         model = write_model(tmp_path / "llama", smollm2, LLAMA)
-    counts = run(setup, model, tmp_path, seed=int(name not in BY_DEFAULT))
+    counts = run_setup(setup, model, tmp_path, seed=int(name not in BY_DEFAULT))
     print(counts)
     check(setup, counts)

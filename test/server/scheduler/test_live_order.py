@@ -20,11 +20,11 @@ from sglang_canopy.server.scheduler.live_order import PROTECTED, LiveOrder
 from support.live_tree import LiveTree
 from support.waiting_requests import (
     PAGE,
-    arranged,
+    add_to_queue,
+    admit_first,
+    arrange,
     batch_of,
-    chosen,
     policy_of,
-    queue_behind,
     req_at,
     scheduler_with,
     set_order,
@@ -41,26 +41,26 @@ def tree() -> LiveTree:
 def test_by_default_the_order_is_sglangs(tree: LiveTree) -> None:
     set_order(tree, SGLANG)
     waiting = [req_at(tree, tokens(n, n), 1.0 + n / 1e3) for n in (900, 20, 300)]
-    assert arranged(tree, waiting) == waiting
+    assert arrange(tree, waiting) == waiting
 
 
 def test_the_status_has_the_order_and_the_waiting_requests(tree: LiveTree) -> None:
-    arranged(tree, [req_at(tree, tokens(n, n), 1.0 + n / 1e3) for n in (900, 20, 300)])
-    shown = tree.cache.admission.order.status()
-    assert (shown["order"], shown["waiting_requests"]) == (BOUNDED_SHORTEST, 3)
-    assert shown["admitted"] == {"shortest": 0, "budget": 0}
-    plain = LiveOrder(tree.cache, QueueFlags()).status()
-    assert plain["order"] == "sglang"
-    assert plain["admitted"] is None
+    arrange(tree, [req_at(tree, tokens(n, n), 1.0 + n / 1e3) for n in (900, 20, 300)])
+    status = tree.cache.admission.order.status()
+    assert (status["order"], status["waiting_requests"]) == (BOUNDED_SHORTEST, 3)
+    assert status["admitted"] == {"shortest": 0, "budget": 0}
+    default = LiveOrder(tree.cache, QueueFlags()).status()
+    assert default["order"] == "sglang"
+    assert default["admitted"] is None
 
 
-def test_what_sglang_does_not_announce_has_a_record_in_the_queue(tree, monkeypatch) -> None:
+def test_requests_not_announced_by_sglang_have_a_record_in_the_queue(tree, monkeypatch) -> None:
     """Requests for embeddings, and before 0.5.23 all. Their documents have named the extra key."""
     name_key = [lambda _, req: setattr(req, "extra_key", "docs")]
     monkeypatch.setattr(arrivals, "_on_queued", name_key)
     monkeypatch.setattr(arrivals, "_on_created", [])
     announced = req_at(tree, tokens(200, 1), 1.0, extra_key="docs")
-    queue_behind(tree, [], req := Req("r", "", announced.origin_input_ids, SamplingParams()))
+    add_to_queue(tree, [], req := Req("r", "", announced.origin_input_ids, SamplingParams()))
     assert req.canopy.request.path == announced.canopy.request.path != []
 
 
@@ -68,31 +68,31 @@ def test_cached_tokens_cost_less(tree: LiveTree) -> None:
     shared = tokens(800, seed=1)
     tree.serve(shared, 0.5)
     long, short = req_at(tree, tokens(400, 2), 1.0), req_at(tree, [*shared, *tokens(40, 3)], 1.0)
-    queue_behind(tree, [long], long, short)
+    add_to_queue(tree, [long], long, short)
     req_at(tree, [7], 2.0)  # time passes with the requests
-    assert arranged(tree, [long, short]) == [short, long]
+    assert arrange(tree, [long, short]) == [short, long]
 
 
 def test_overtaken_requests_that_left_are_recorded(tree: LiveTree) -> None:
     live = tree.cache.admission.order
     waiting = [req_at(tree, tokens(100 + n, n), 1.0 + n / 100) for n in range(20)]
     req_at(tree, [7], 5.0)
-    order = arranged(tree, waiting)
+    order = arrange(tree, waiting)
     aborted, admitted = order[3], order[0]
-    left = [req for req in waiting if req not in (aborted, admitted)]
-    scheduler = scheduler_with([*left, admitted])
-    entered = batch_of([admitted], [100], [0], 0.0)
-    tree.cache.admission.choose(scheduler, None, lambda: (entered, None))
-    again = arranged(tree, left)
-    assert set(again) == set(left)
-    assert len(live.shortest.in_order()) == len(left) == len(live.arranged)
+    remaining = [req for req in waiting if req not in (aborted, admitted)]
+    scheduler = scheduler_with([*remaining, admitted])
+    batch = batch_of([admitted], [100], [0], 0.0)
+    tree.cache.admission.choose(scheduler, None, lambda: (batch, None))
+    next_order = arrange(tree, remaining)
+    assert set(next_order) == set(remaining)
+    assert len(live.shortest.in_order()) == len(remaining) == len(live.arranged)
     assert live.shortest.shares._next_start[None] == pytest.approx(
         live.cost.seconds(live.prefill(admitted, False))
     )
     # One that was retracted is back, with its place.
-    assert set(arranged(tree, [*left, admitted])) == {*left, admitted}
+    assert set(arrange(tree, [*remaining, admitted])) == {*remaining, admitted}
     assert live.shortest.in_order(0)[0].request in (admitted, waiting[0])
-    assert arranged(tree, []) == []
+    assert arrange(tree, []) == []
     assert len(live.shortest.in_order()) == 0
 
 
@@ -103,21 +103,21 @@ def test_sglangs_priorities_are_respected(tree: LiveTree, low_first: bool) -> No
         for n in range(10)
     ]
     req_at(tree, [7], 9.0)
-    order = arranged(tree, waiting, policy_of(tree, priorities=True, low_first=low_first))
-    found = [req.priority for req in order]
-    assert found == sorted(found, reverse=not low_first)
+    order = arrange(tree, waiting, policy_of(tree, priorities=True, low_first=low_first))
+    found_priorities = [req.priority for req in order]
+    assert found_priorities == sorted(found_priorities, reverse=not low_first)
 
 
 def test_tenants_alternate(tree: LiveTree) -> None:
     waiting = [req_at(tree, tokens(10, n), 1.0 + n / 1e3) for n in range(30)]
     waiting += [req_at(tree, tokens(200, 100 + n), 1.1 + n / 1e3, cache_salt="t") for n in range(3)]
     req_at(tree, [7], 9.0)
-    assert waiting.index(next(r for r in arranged(tree, waiting) if r.cache_salt)) == 30
-    place = [req.cache_salt for req in arranged(tree, waiting)].index("t")
-    assert place <= 1
+    assert waiting.index(next(r for r in arrange(tree, waiting) if r.cache_salt)) == 30
+    position = [req.cache_salt for req in arrange(tree, waiting)].index("t")
+    assert position <= 1
 
 
-def awaited(tree: LiveTree, ids: list[int]) -> bool:
+def is_protected(tree: LiveTree, ids: list[int]) -> bool:
     """Whether the deepest cached node of ``ids`` is protected for a waiting request."""
     return any(
         leaf.awaited_until is not None and leaf.node.key.raw_token_ids()[0] == ids[0]
@@ -133,25 +133,25 @@ def test_a_prefix_is_protected_from_arrival_on(tree: LiveTree, order: str) -> No
     for n in range(8):
         tree.serve(tokens(400, 10 + n), 0.2 + n / 10)
     head, tail = req_at(tree, tokens(50, 2), 2.0), req_at(tree, [*prefix, 5], 2.1)
-    queue_behind(tree, [head], tail)
-    assert awaited(tree, prefix)
+    add_to_queue(tree, [head], tail)
+    assert is_protected(tree, prefix)
     tree.evict(2000)
     assert tree.match(prefix) == 400
 
 
-def test_the_budget_serves_the_next_requests(tree: LiveTree) -> None:
+def test_the_budget_protects_the_next_requests(tree: LiveTree) -> None:
     """Requests far behind arrived first and used the whole budget; the next pass gives it to the head."""
     set_order(tree, SGLANG)
     prefixes = [tokens(400, seed) for seed in range(1, 10)]
     for n, prefix in enumerate(prefixes):
         tree.serve(prefix, 0.1 + n / 100)
     waiting = [req_at(tree, [*prefix, 5], 2.0 + n / 100) for n, prefix in enumerate(prefixes)]
-    queue_behind(tree, waiting[:1], *reversed(waiting))
-    assert awaited(tree, prefixes[-1])
-    assert not awaited(tree, prefixes[0])
-    arranged(tree, waiting)
-    assert awaited(tree, prefixes[0])
-    assert not awaited(tree, prefixes[-1])
+    add_to_queue(tree, waiting[:1], *reversed(waiting))
+    assert is_protected(tree, prefixes[-1])
+    assert not is_protected(tree, prefixes[0])
+    arrange(tree, waiting)
+    assert is_protected(tree, prefixes[0])
+    assert not is_protected(tree, prefixes[-1])
     assert (
         tree.core.protected.awaited.budget.tokens
         <= tree.core.protected.awaited.budget.tenant_tokens
@@ -161,43 +161,43 @@ def test_the_budget_serves_the_next_requests(tree: LiveTree) -> None:
 def test_prefixes_without_waiting_requests_are_not_protected(tree: LiveTree) -> None:
     prefix = tokens(400, seed=1)
     tree.serve(prefix, 0.1)
-    gone, stays = req_at(tree, [*prefix, 5], 2.0), req_at(tree, tokens(30, 3), 2.0)
-    queue_behind(tree, [stays], gone)
-    assert awaited(tree, prefix)
-    arranged(tree, [stays])
+    aborted, remaining = req_at(tree, [*prefix, 5], 2.0), req_at(tree, tokens(30, 3), 2.0)
+    add_to_queue(tree, [remaining], aborted)
+    assert is_protected(tree, prefix)
+    arrange(tree, [remaining])
     assert list(tree.core.protected.awaited) == []
     assert tree.core.protected.awaited.budget.tokens == 0
 
 
 def test_lookups_of_a_pass_are_bounded(tree: LiveTree, monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = [req_at(tree, tokens(30, n), 1.0 + n / 1e4) for n in range(1_000)]
-    arranged(tree, waiting)
-    seen: list[Req] = []
-    monkeypatch.setattr(live_order, "match_kv_cache", lambda req, _cache: seen.append(req))
-    most, rounds = 0, set()
+    arrange(tree, waiting)
+    matched: list[Req] = []
+    monkeypatch.setattr(live_order, "match_kv_cache", lambda req, _cache: matched.append(req))
+    max_lookups, matched_rids = 0, set()
     for number in range(300):
-        seen.clear()
+        matched.clear()
         tree.serve([3_000 + number] * PAGE, 2.0)  # every match is of an earlier tree
-        waiting = arranged(tree, waiting)
-        most = max(most, len(seen))
-        rounds |= {req.rid for req in seen}
-    assert most <= PROTECTED + 12
-    assert len(rounds) > 900  # every request in turn
+        waiting = arrange(tree, waiting)
+        max_lookups = max(max_lookups, len(matched))
+        matched_rids |= {req.rid for req in matched}
+    assert max_lookups <= PROTECTED + 12
+    assert len(matched_rids) > 900  # every request in turn
 
 
 def test_a_request_that_sglang_matched_is_not_matched_again(tree: LiveTree, monkeypatch) -> None:
     order, req = tree.cache.admission.order, req_at(tree, tokens(40, 1), 1.0)
     req.init_next_round_input(tree.cache)
-    seen: list[Req] = []
-    monkeypatch.setattr(live_order, "match_kv_cache", lambda req, _cache: seen.append(req))
+    matched: list[Req] = []
+    monkeypatch.setattr(live_order, "match_kv_cache", lambda req, _cache: matched.append(req))
     order.look_up(req)
-    assert seen == []
+    assert matched == []
     tree.serve(tokens(20, 2), 2.0)
     order.look_up(req)
-    assert seen == [req]
+    assert matched == [req]
 
 
-def branches(tree: LiveTree, count: int = 3) -> list[Req]:
+def branching_requests(tree: LiveTree, count: int = 3) -> list[Req]:
     shared = tokens(400, 1)
     return [req_at(tree, [*shared, *tokens(40, 2 + n)], 1.0 + n / 1e3) for n in range(count)]
 
@@ -207,7 +207,7 @@ def test_a_cached_request_beside_a_chunked_prompt_shares_its_steps(tree: LiveTre
     shared = tokens(800, 1)
     tree.serve(shared, 0.5)
     chunked, young = req_at(tree, tokens(600, 2), 1.0), req_at(tree, [*shared, *tokens(8, 3)], 2.0)
-    scheduler, _ = chosen(tree, [chunked], 1)
+    scheduler, _ = admit_first(tree, [chunked], 1)
     chunked.full_untruncated_fill_ids = chunked.origin_input_ids
     scheduler.enable_lora, scheduler.chunked_req, scheduler.waiting_queue = False, chunked, []
     arrivals.request_queued(scheduler, young)
@@ -245,49 +245,49 @@ def test_host_tokens_of_a_request_that_was_alone_are_charged(tree: LiveTree) -> 
 
 def test_a_request_that_leaves_the_queue_leaves_no_state(tree: LiveTree) -> None:
     """SGLang takes an aborted request out of its queue and marks nothing on it."""
-    live, waiting = tree.cache.admission.order, branches(tree, 2)
-    arranged(tree, waiting)
-    gone = weakref.ref(waiting.pop(0))
-    assert chosen(tree, waiting, 1)[1] == waiting
+    live, waiting = tree.cache.admission.order, branching_requests(tree, 2)
+    arrange(tree, waiting)
+    aborted_ref = weakref.ref(waiting.pop(0))
+    assert admit_first(tree, waiting, 1)[1] == waiting
     gc.collect()
-    assert gone() is None
+    assert aborted_ref() is None
     assert live.shortest.shares._separate.keys() == {None}
-    chosen(tree, [], 0)
+    admit_first(tree, [], 0)
     assert (len(live.arranged), len(live.shortest.in_order())) == (0, 0)
-    arranged(tree, branches(tree, 2))
+    arrange(tree, branching_requests(tree, 2))
     scheduler = scheduler_with([], tree_cache=tree.cache)  # both are aborted, and no other arrives
     prefill_chosen(lambda *_: (None, None), scheduler, scheduler.running_batch)
     assert (len(live.arranged), len(live.shortest.in_order())) == (0, 0)
 
 
-def test_a_request_beyond_a_budget_is_shown_to_no_step_and_stays_in_the_queue(tree):
+def test_a_request_beyond_a_budget_is_offered_to_no_step_and_stays_in_the_queue(tree):
     shortest = tree.cache.admission.order.shortest
     shortest.cost_factor, shortest.least_s = 0.0, 0.0  # nothing may pass the prompt in chunks
     chunked, young = req_at(tree, tokens(900, 1), 1.0), req_at(tree, tokens(20, 2), 2.0)
-    scheduler, _ = chosen(tree, [chunked], 1)
+    scheduler, _ = admit_first(tree, [chunked], 1)
     chunked.full_untruncated_fill_ids = chunked.origin_input_ids
     scheduler.chunked_req, scheduler.waiting_queue = chunked, [young]
-    shown: list[Req] = []
+    offered: list[Req] = []
 
     def choose(*_: Any) -> tuple[Any, Any]:
         waiting = scheduler.waiting_queue
         priorities_calculated(SchedulePolicy.calc_priority, policy_of(tree), waiting, None, 0)
-        shown.extend(waiting)
+        offered.extend(waiting)
         return None, None
 
     prefill_chosen(choose, scheduler, scheduler.running_batch)
-    assert (shown, scheduler.waiting_queue) == ([], [young])
+    assert (offered, scheduler.waiting_queue) == ([], [young])
 
 
 def test_sglangs_own_order_omits_no_request(tree: LiveTree) -> None:
     set_order(tree, SGLANG)
-    waiting = branches(tree)
-    assert chosen(tree, waiting, 3)[1] == waiting
+    waiting = branching_requests(tree)
+    assert admit_first(tree, waiting, 3)[1] == waiting
 
 
 @pytest.mark.xdist_group("ranks")
 def test_two_ranks_adopt_the_first_ones_figures_and_decide_equally(on_two_ranks, tmp_path):
-    first, second = on_two_ranks("rank_scenarios:queue_orders", tmp_path)
+    first, second = on_two_ranks("rank_scenarios:order_queue", tmp_path)
     assert first["fitted"] != second["fitted"]  # each timed its own
     assert first["used"] == second["used"] == first["fitted"]
     assert first["orders"] == second["orders"]
@@ -298,15 +298,15 @@ def test_two_ranks_adopt_the_first_ones_figures_and_decide_equally(on_two_ranks,
 def test_a_request_that_was_admitted_is_not_matched(tree: LiveTree, short: bool) -> None:
     """SGLang matches nothing for logprobs from the first token, nor for a prompt of one page.
 
-    Seen red: a match after the admission moved the lock of the running request to another node.
+    A match after the admission would move the lock of the running request to another node.
     """
     prompt = tokens(40, 1)
     tree.serve(prompt, 0.5)
-    arranged(tree, [req_at(tree, tokens(40, 2), 1.0)])  # the prefix of the first one is protected
-    arranged(tree, [])
+    arrange(tree, [req_at(tree, tokens(40, 2), 1.0)])  # protects the first one's prefix
+    arrange(tree, [])
     req = req_at(tree, prompt[:PAGE] if short else prompt, 2.0, return_logprob=not short)
     req.logprob_start_len = -1 if short else 0
-    arranged(tree, [req])
+    arrange(tree, [req])
     req.init_next_round_input(tree.cache)
     state = req.prefix_len, req.last_node, req.best_match_node
     tree.cache.admission.order.arranged.admit([req])

@@ -10,13 +10,13 @@ from sglang_canopy.whatif.meter import MIN_REQUESTS, Memory, Meter, MeterSetup
 from support.live_tree import FakeReq, fake_req
 
 
-def ended(number: int) -> FakeReq:
+def ended_request(number: int) -> FakeReq:
     """A request of SGLang's that has ended: each a prompt of its own of four blocks."""
     tokens = [1000 * number + i for i in range(4 * BLOCK_TOKENS)]
     return fake_req(tokens, [1], {"time": float(number), "category": "chat"}, finished=lambda: True)
 
 
-def decoded(reqs: list[FakeReq]) -> SimpleNamespace:
+def decode_batch(reqs: list[FakeReq]) -> SimpleNamespace:
     return SimpleNamespace(reqs=reqs, launch_ts=None, forward_mode=ForwardMode.DECODE)
 
 
@@ -26,9 +26,9 @@ def test_it_logs_its_start_and_counts_ended_requests(caplog) -> None:
     observer = Observer(meter)
     assert "observing lru" in caplog.text
     for number in range(MIN_REQUESTS - 1):
-        observer.record_batch(decoded([ended(number)]))
+        observer.record_batch(decode_batch([ended_request(number)]))
     assert meter.undecided is not None
     for number in range(MIN_REQUESTS, MIN_REQUESTS + 20):
-        observer.record_batch(decoded([ended(number)]))
+        observer.record_batch(decode_batch([ended_request(number)]))
     assert meter.undecided is None
     assert meter.stats()["hit_ratio"] == 0.0

@@ -14,8 +14,8 @@ from sglang_canopy.telemetry.window import TtftHour
 from support.live_tree import LiveTree
 
 
-def learn(tree: LiveTree, until: int) -> None:
-    for i in range(until):
+def learn(tree: LiveTree, count: int) -> None:
+    for i in range(count):
         tokens = [i % 5] * (20 + i)
         tree.serve(tokens, time=2.0 * i, category="chat", path=list(range(i % 5, 400, 5))[: i + 1])
 
@@ -29,13 +29,15 @@ def test_a_saved_profile_gives_the_next_run_its_curves(tmp_path: Path) -> None:
     assert path.exists()
     first.core.live.profile.save(first.core.live.device_policy)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    again = LiveTree(4096, "wa").core.live.device_policy
-    again.restore(read_or_set_aside(str(path)))
-    assert again.state()["categories"].keys() == json.loads(path.read_text())["categories"].keys()
-    assert again.state()["categories"]
+    restored = LiveTree(4096, "wa").core.live.device_policy
+    restored.restore(read_or_set_aside(str(path)))
+    assert (
+        restored.state()["categories"].keys() == json.loads(path.read_text())["categories"].keys()
+    )
+    assert restored.state()["categories"]
 
 
-def test_it_is_saved_now_and_then_not_at_every_request(tmp_path: Path) -> None:
+def test_a_profile_is_saved_once_per_interval(tmp_path: Path) -> None:
     saved = []
 
     class Policy:
@@ -50,7 +52,7 @@ def test_it_is_saved_now_and_then_not_at_every_request(tmp_path: Path) -> None:
     assert len(saved) == 2
 
 
-def test_a_disk_that_will_not_take_it_does_not_stop_serving(tmp_path: Path, caplog) -> None:
+def test_a_profile_that_cannot_be_written_does_not_stop_serving(tmp_path: Path, caplog) -> None:
     tree = LiveTree(4096, "wa")
     profile = tree.core.live.profile = Profile(str(tmp_path / "gone" / "p.json"))
     learn(tree, 40)
@@ -60,13 +62,13 @@ def test_a_disk_that_will_not_take_it_does_not_stop_serving(tmp_path: Path, capl
 
 
 def test_the_ttft_line_is_fed_by_first_tokens() -> None:
-    before = entry.current.ttft_fit.stats()["requests"]
+    old_count = entry.current.ttft_fit.stats()["requests"]
     times = SimpleNamespace(forward_entry_time=1.0, prefill_finished_time=1.5)
     out = SimpleNamespace(time_stats=[times], prompt_tokens=[100], cached_tokens=[40])
     state = SimpleNamespace(time_stats=SimpleNamespace(created_time=0.0))
     entry.first_token(None, state, out, 0)
     entry.first_token(None, state, SimpleNamespace(time_stats=None), 0)
-    assert entry.current.ttft_fit.stats()["requests"] == before + 1
+    assert entry.current.ttft_fit.stats()["requests"] == old_count + 1
 
 
 def test_client_waits_are_counted_from_the_requests_creation(monkeypatch):
@@ -74,7 +76,7 @@ def test_client_waits_are_counted_from_the_requests_creation(monkeypatch):
     monkeypatch.setattr(entry.current, "ttft_hour", hour)
     state = SimpleNamespace(time_stats=SimpleNamespace(created_time=10.0))
     monkeypatch.setattr(entry.time, "perf_counter", lambda: 14.0)
-    for token_at in (12.0, None):  # the second is known now alone
+    for token_at in (12.0, None):  # the second has no time of its own
         entry.first_token(token_at, state, SimpleNamespace(time_stats=None), 0)
     (point,) = hour.points()
     assert (point["requests"], point["p50_s"], point["p99_s"]) == (
@@ -84,7 +86,7 @@ def test_client_waits_are_counted_from_the_requests_creation(monkeypatch):
     )
 
 
-DAMAGED = {
+DAMAGED_FILES = {
     "empty": b"",
     "cut off": b'{"version": 1, "categories": {"de',
     "binary": bytes(range(256)),
@@ -93,12 +95,12 @@ DAMAGED = {
 }
 
 
-@pytest.mark.parametrize("what", DAMAGED)
-def test_a_damaged_profile_is_set_aside_and_learning_restarts(tmp_path, what, caplog):
+@pytest.mark.parametrize("damage", DAMAGED_FILES)
+def test_a_damaged_profile_is_set_aside_and_learning_restarts(tmp_path, damage, caplog):
     path = tmp_path / "wa.json"
-    path.write_bytes(DAMAGED[what])
+    path.write_bytes(DAMAGED_FILES[damage])
     assert read_or_set_aside(str(path)) is None
-    assert (tmp_path / "wa.json.bad").read_bytes() == DAMAGED[what]
+    assert (tmp_path / "wa.json.bad").read_bytes() == DAMAGED_FILES[damage]
     assert SET_ASIDE["wa.json"] >= 1
     assert caplog.text.count("cannot be used") == 1
     Profile(str(path)).save(LiveTree(64, "wa").core.live.device_policy)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.ranks import Run
+from support.ranks import Runner
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(560)]
 
@@ -24,8 +24,8 @@ def test_dp_attention_replicas_are_separate_and_all_receive_hints(on_two_ranks, 
     assert first["victims"] != second["victims"]
 
 
-def test_stages_of_a_pipeline_decide_the_same(on_two_ranks: Run, tmp_path: Path) -> None:
-    """The first stamps, and both see the same at the same points."""
+def test_stages_of_a_pipeline_decide_the_same(on_two_ranks: Runner, tmp_path: Path) -> None:
+    """The first stamps, and both decide the same at the same points."""
     first, second = on_two_ranks("receiving_ranks:pipeline", tmp_path)
     assert first == second
     assert first["hinted"] > 5

@@ -19,7 +19,7 @@ from sglang_canopy.wire.stamp import read_stamp
 from support.receiver import receiver_of, tokenized
 
 RANKS = ("tp_rank", "pp_rank", "attn_tp_rank", "attn_cp_rank", "attn_dp_rank")
-HIDDEN = {"canopy": {"time": 9e9, "category": "forged"}}
+FORGED = {"canopy": {"time": 9e9, "category": "forged"}}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -28,7 +28,7 @@ def hooks() -> None:
     HookRegistry.apply_hooks()
 
 
-def received(*sent: Any, attn_dp_rank: int = 0, **arguments: Any) -> list[dict[str, Any]]:
+def receive(*messages: Any, attn_dp_rank: int = 0, **arguments: Any) -> list[dict[str, Any]]:
     """Return the ``custom_params`` that the receiving rank forwards for each request."""
     hints = arguments.pop("client_hints", client_hints.ON)
     options = {"model_path": "dummy", "device": "cpu", "radix_eviction_policy": "wa", **arguments}
@@ -38,34 +38,34 @@ def received(*sent: Any, attn_dp_rank: int = 0, **arguments: Any) -> list[dict[s
     context = zmq.Context()
     try:
         receiver, push = receiver_of(server_args, context)
-        for message in sent:
+        for message in messages:
             sock_send(push, message)
         with get_parallel().override(**dict.fromkeys(RANKS, 0) | {"attn_dp_rank": attn_dp_rank}):
-            got = receiver._pull_raw_reqs()
+            receive = receiver._pull_raw_reqs()
         custom_params = []
-        for message in got:
+        for message in receive:
             batch = message if isinstance(message, BatchTokenizedGenerateReqInput) else [message]
-            custom_params += [each.sampling_params.custom_params for each in batch]
+            custom_params += [request.sampling_params.custom_params for request in batch]
         return custom_params
     finally:
         context.destroy(linger=0)
 
 
 def test_a_request_without_a_stamp_gets_one() -> None:
-    (first,), (second,) = received(tokenized()), received(tokenized({"canopy_turn": 2}))
+    (first,), (second,) = receive(tokenized()), receive(tokenized({"canopy_turn": 2}))
     assert read_stamp(first)["category"] == "generate"
     assert read_stamp(second)["turn"] == 2
     assert 0.0 < first["canopy"]["time"] <= second["canopy"]["time"]
 
 
 def test_a_stamp_of_the_http_entry_stays() -> None:
-    (custom,) = received(tokenized({"canopy": {"time": 5.0, "category": "chat"}}))
+    (custom,) = receive(tokenized({"canopy": {"time": 5.0, "category": "chat"}}))
     assert custom == {"canopy": {"time": 5.0, "category": "chat"}}
 
 
 @pytest.mark.parametrize("mode", ["smg_grpc_mode", "grpc_mode"])
 def test_a_grpc_client_cannot_write_a_stamp(mode: str) -> None:
-    (custom,) = received(tokenized(HIDDEN), **{mode: True})
+    (custom,) = receive(tokenized(FORGED), **{mode: True})
     stamp = read_stamp(custom)
     assert stamp["category"] == "generate"
     assert stamp["time"] < 9e9
@@ -73,19 +73,19 @@ def test_a_grpc_client_cannot_write_a_stamp(mode: str) -> None:
 
 def test_grpc_carries_numbers_as_floats_and_fields_as_they_are() -> None:
     fields = {"canopy_category": "agent", "canopy_turn": 3.0, "canopy_return_in_s": 1.5}
-    (custom,) = received(tokenized(fields), smg_grpc_mode=True)
+    (custom,) = receive(tokenized(fields), smg_grpc_mode=True)
     stamp = read_stamp(custom)
     assert (stamp["category"], stamp["turn"], stamp["return_in_s"]) == ("agent", 3, 1.5)
 
 
 def test_wrong_fields_are_dropped_and_the_request_continues() -> None:
-    (custom,) = received(tokenized({"canopy_turn": -1.0, "other": "kept"}), smg_grpc_mode=True)
+    (custom,) = receive(tokenized({"canopy_turn": -1.0, "other": "kept"}), smg_grpc_mode=True)
     assert custom["other"] == "kept"
     assert "turn" not in custom["canopy"]
 
 
 def test_hints_count_only_if_all_clients_are_trusted() -> None:
-    (custom,) = received(
+    (custom,) = receive(
         tokenized({"canopy_turn": 2, "canopy_keep_s": 60}),
         smg_grpc_mode=True,
         client_hints=client_hints.OFF,
@@ -96,11 +96,11 @@ def test_hints_count_only_if_all_clients_are_trusted() -> None:
 
 def test_every_request_of_a_batch_is_stamped() -> None:
     batch = BatchTokenizedGenerateReqInput(batch=[tokenized(), tokenized()])
-    assert all("canopy" in custom for custom in received(batch, smg_grpc_mode=True))
+    assert all("canopy" in custom for custom in receive(batch, smg_grpc_mode=True))
 
 
-def test_under_sglangs_own_policies_nothing_is_touched() -> None:
-    assert received(tokenized(), radix_eviction_policy="lru") == [None]
+def test_under_sglangs_own_policies_no_request_is_stamped() -> None:
+    assert receive(tokenized(), radix_eviction_policy="lru") == [None]
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def any_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("any_rank")
 def test_each_leader_of_data_parallel_attention_stamps_its_own() -> None:
-    (custom,) = received(tokenized(), attn_dp_rank=1)
+    (custom,) = receive(tokenized(), attn_dp_rank=1)
     assert read_stamp(custom)["category"] == "generate"
 
 

@@ -7,14 +7,14 @@ import pytest
 from sglang_canopy.schedule.cost import PRIOR, REFIT_BATCHES
 from support.worker import run_in_scheduler_process
 
-PATIENCE_S = 900
+TIMEOUT_S = 900
 CHUNKS = ("--chunked-prefill-size", "256")
 PAGES = ("--page-size", "64", *CHUNKS)
-OURS = ("--canopy-queue-order", "bounded-shortest")
-FEW = ("--max-running-requests", "3")
+ORDER = ("--canopy-queue-order", "bounded-shortest")
+LIMIT = ("--max-running-requests", "3")
 PRIORITIES = ("--enable-priority-scheduling", "--default-priority-value", "0")
 SERVER = ("--page-size", "16", *CHUNKS, "--max-queued-requests", "2")
-pytestmark = pytest.mark.timeout(PATIENCE_S)
+pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
 
 def run_scenario(
@@ -22,20 +22,20 @@ def run_scenario(
 ) -> Any:
     flags = ("--radix-eviction", policy, *flags) if policy else flags
     return run_in_scheduler_process(
-        f"scenarios:{scenario}", model, *flags, timeout_s=PATIENCE_S, **keywords
+        f"scenarios:{scenario}", model, *flags, timeout_s=TIMEOUT_S, **keywords
     )
 
 
 def test_short_and_urgent_requests_overtake_and_answers_are_unchanged(small_model) -> None:
-    flags = (*PAGES, *OURS, *FEW, *PRIORITIES, "--disable-priority-preemption")
+    flags = (*PAGES, *ORDER, *LIMIT, *PRIORITIES, "--disable-priority-preemption")
     result = run_scenario("ordered", small_model, *flags)
     assert result["equal"]
     # Requests that end in the same step are listed by kind: a short one may fill an urgent batch.
     kinds = ("urgent", "short", "long")
-    place = {kind: [i for i, k in enumerate(result["kinds"]) if k == kind] for kind in kinds}
-    assert max(place["urgent"]) < min(place["long"])
-    assert max(place["short"]) < max(place["long"])
-    assert sum(place["short"]) < sum(place["long"])
+    positions = {kind: [i for i, k in enumerate(result["kinds"]) if k == kind] for kind in kinds}
+    assert max(positions["urgent"]) < min(positions["long"])
+    assert max(positions["short"]) < max(positions["long"])
+    assert sum(positions["short"]) < sum(positions["long"])
     assert result["batches"] >= REFIT_BATCHES
     assert result["fitted"] != list(PRIOR)
 
@@ -43,14 +43,14 @@ def test_short_and_urgent_requests_overtake_and_answers_are_unchanged(small_mode
 @pytest.mark.long
 @pytest.mark.parametrize("order", ["hrrn", "lpm"])
 def test_sglangs_own_orders_work_with_our_tree(small_model, order: str) -> None:
-    result = run_scenario("ordered", small_model, *PAGES, "--schedule-policy", order, *FEW)
+    result = run_scenario("ordered", small_model, *PAGES, "--schedule-policy", order, *LIMIT)
     assert (result["equal"], result["policy"]) == (True, order)
 
 
 @pytest.mark.long
 def test_answers_survive_retraction(small_model) -> None:
     retract = {"SGLANG_TEST_RETRACT": "1"}
-    result = run_scenario("ordered", small_model, *PAGES, *OURS, environment=retract)
+    result = run_scenario("ordered", small_model, *PAGES, *ORDER, environment=retract)
     assert result["equal"]
     assert result["retracted"] > 0
 
@@ -59,14 +59,14 @@ def test_answers_survive_retraction(small_model) -> None:
 def test_a_shorter_request_leaves_a_long_prompt_its_step_and_its_memory(small_model, locks) -> None:
     """SGLang keeps one prompt in the middle of its chunks, and stops if there would be two. A request locks
     the cached tokens that it matches, so they are no longer free."""
-    result = run_scenario("sharing", small_model, *CHUNKS, *OURS, locks=locks)
+    result = run_scenario("sharing", small_model, *CHUNKS, *ORDER, locks=locks)
     assert result["answered"] == (7 if locks else 64)
-    assert result["beside"] > (0 if locks else 20)
+    assert result["admitted_together"] > (0 if locks else 20)
 
 
 @pytest.mark.long
 def test_a_name_used_again_is_another_request_and_a_retry_is_answered(small_model) -> None:
-    result = run_scenario("retried", small_model, *PAGES, "--max-running-requests", "2", *OURS)
+    result = run_scenario("retried", small_model, *PAGES, "--max-running-requests", "2", *ORDER)
     assert result["equal"]
     assert result["answered"], result
 
@@ -74,11 +74,11 @@ def test_a_name_used_again_is_another_request_and_a_retry_is_answered(small_mode
 def test_between_arrival_and_answer_nothing_of_ours_reads_a_tensor(small_model) -> None:
     """On a GPU such a read would wait. SGLang reads its results, which proves that reads are detected."""
     host = ("--enable-hierarchical-cache", "--hicache-ratio", "3", "--max-total-tokens", "2560")
-    flags = (*OURS, "--canopy-session-gate", "auto", *PRIORITIES, *host)
+    flags = (*ORDER, "--canopy-session-gate", "auto", *PRIORITIES, *host)
     flags += ("--hicache-write-policy", "write_back", "--max-running-requests", "2")
     result = run_scenario("reads", small_model, *PAGES, *flags)
     assert not result["ours"]
-    assert any("batch_result_processor" in by for by in result["sglangs"])
+    assert any("batch_result_processor" in caller for caller in result["sglangs"])
     assert result["answered"] == 26
     assert result["loads"] > 0
     for name in (
@@ -97,48 +97,48 @@ def is_in_sglang(name: str) -> bool:
     return hasattr(Scheduler, name)
 
 
-def refused() -> dict[str, int]:
+def expected_refusals() -> dict[str, int]:
     """Requests that this server refuses; without a hook, those that leave the queue are not counted."""
-    left = int(is_in_sglang("send_abort_output"))
-    return {"invalid": 1, "queue": left, "given_up": 2 * left}
+    counted_removals = int(is_in_sglang("send_abort_output"))
+    return {"invalid": 1, "queue": counted_removals, "given_up": 2 * counted_removals}
 
 
 def test_only_admitted_requests_are_learnt_and_counted_once(tiny_model) -> None:
     """Samples (n = 4) of three prompts, refusals and retries."""
-    samples, talks = 4, 3
+    samples, conversations = 4, 3
     assert run_scenario("teaching", tiny_model, "--canopy-whatif", "auto", *SERVER) == {
-        "turns": [1] * (samples * talks),
+        "turns": [1] * (samples * conversations),
         "samples_learnt": 0,
         "refused_at_the_limit": True,
         "retried_turn": 1,
         "returns": 0,
-        "requests": talks + 3,
-        "prompt_tokens": 300 * talks + 2 * 100 + 300,
-        "metered_tokens": 300 * talks + 2 * 100 + 300,
-        "refused": refused(),
+        "requests": conversations + 3,
+        "prompt_tokens": 300 * conversations + 2 * 100 + 300,
+        "metered_tokens": 300 * conversations + 2 * 100 + 300,
+        "refused": expected_refusals(),
         "warm_ups": 0,
     }
 
 
 @pytest.mark.long
 def test_requests_for_embeddings_are_answered_with_order_and_gate(small_model) -> None:
-    flags = ("--is-embedding", *SERVER[:4], *OURS, "--canopy-session-gate", "auto")
-    found = run_scenario("embedded", small_model, *flags, "--max-running-requests", "1")
-    assert [answered for answered, _ in found] == [True] * 3
-    assert [cached for _, cached in found] == [0, 288, 288]
+    flags = ("--is-embedding", *SERVER[:4], *ORDER, "--canopy-session-gate", "auto")
+    results = run_scenario("embedded", small_model, *flags, "--max-running-requests", "1")
+    assert [answered for answered, _ in results] == [True] * 3
+    assert [cached for _, cached in results] == [0, 288, 288]
 
 
 @pytest.mark.long
 def test_refusals_are_counted_while_sglangs_own_cache_is_observed(tiny_model) -> None:
-    found = run_scenario("observed", tiny_model, "--canopy-observe", *SERVER, policy="")
-    assert found == {"refused": refused(), "metered_tokens": 2 * 100 + 300}
+    result = run_scenario("observed", tiny_model, "--canopy-observe", *SERVER, policy="")
+    assert result == {"refused": expected_refusals(), "metered_tokens": 2 * 100 + 300}
 
 
 @pytest.mark.long
 def test_a_scheduler_with_sglangs_lru_is_metered(small_model) -> None:
-    found = run_scenario("metered", small_model, "--canopy-observe", *SERVER[:4], *FEW, policy="")
-    assert found["equal"]
-    meter = found["meter"]
+    stats = run_scenario("metered", small_model, "--canopy-observe", *SERVER[:4], *LIMIT, policy="")
+    assert stats["equal"]
+    meter = stats["meter"]
     assert meter["running"] == "lru"
     assert meter["sampled_requests"] > 60  # the others have no full block
     arms = {(arm["policy"], arm["capacity"]): arm["hit_ratio"] for arm in meter["arms"]}

@@ -14,18 +14,18 @@ from sglang_canopy.server.start import arguments, hooks
 from sglang_canopy.telemetry.auto_line import EVERY_S, AutoLine, in_words
 from support import forked
 
-HOST = ("--enable-hierarchical-cache",)
+HOST_FLAGS = ("--enable-hierarchical-cache",)
 LINES = {
-    "alone": (),
+    "defaults": (),
     "order by hand": ("--schedule-policy", "lpm"),
     "gate": ("--canopy-session-gate", "auto"),
     "order off": ("--canopy-queue-order", "sglang"),
     "stages": ("--pp-size", "2"),
     "meter by hand": ("--canopy-whatif", "wa,floor=off"),
-    "host": HOST,
-    "host by hand": (*HOST, "--hicache-write-policy", "write_through"),
+    "host": HOST_FLAGS,
+    "host by hand": (*HOST_FLAGS, "--hicache-write-policy", "write_through"),
 }
-_READ = """
+READ_SCRIPT = """
 import json, sys
 from sglang.srt.plugins import load_plugins
 load_plugins()
@@ -50,47 +50,47 @@ def reasons(settings: dict) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def read(tiny_model: Path):
+def options(tiny_model: Path):
     """Return the parsed arguments of each command line."""
     common = ["--model-path", str(tiny_model), "--device", "cpu"]
-    lines = {name: [*common, "--radix-eviction", "auto", *more] for name, more in LINES.items()}
-    lines["wa"] = [*common, "--radix-eviction", "wa", *HOST]
-    done = forked.run([sys.executable, "-c", _READ, json.dumps(lines)], timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.rpartition("READ")[2])
+    lines = {name: [*common, "--radix-eviction", "auto", *flags] for name, flags in LINES.items()}
+    lines["wa"] = [*common, "--radix-eviction", "wa", *HOST_FLAGS]
+    process = forked.run([sys.executable, "-c", READ_SCRIPT, json.dumps(lines)], timeout=300)
+    assert process.returncode == 0, process.stderr[-2000:]
+    return json.loads(process.stdout.rpartition("READ")[2])
 
 
-def test_every_part_is_on_and_the_policy_is_one_that_ranks(read) -> None:
-    alone = read["alone"]
-    assert (alone["policy"], alone["order"]) == ("wa", "bounded-shortest")
-    assert (alone["gate"], alone["floor"]) == ("off", "on")
-    assert reasons(alone) == {"write policy": "there is no host tier"}
-    assert reasons(read["host"]) == {}
-    assert list(alone["parts"]) == list(AUTO_PARTS)
+def test_every_part_is_on_and_the_policy_is_one_that_ranks(options) -> None:
+    defaults = options["defaults"]
+    assert (defaults["policy"], defaults["order"]) == ("wa", "bounded-shortest")
+    assert (defaults["gate"], defaults["floor"]) == ("off", "on")
+    assert reasons(defaults) == {"write policy": "there is no host tier"}
+    assert reasons(options["host"]) == {}
+    assert list(defaults["parts"]) == list(AUTO_PARTS)
 
 
-def test_user_settings_are_kept(read) -> None:
-    assert read["order off"]["order"] == "sglang"
-    assert read["gate"]["gate"] == "auto"
-    assert read["meter by hand"]["floor"] == "off"
-    assert read["order by hand"]["order"] == "sglang"
-    assert reasons(read["order by hand"])["order"] == "--schedule-policy lpm was given"
-    assert read["order by hand"]["parts"]["order"]["change"] == "leave out --schedule-policy"
-    assert reasons(read["order off"])["order"] == "--canopy-queue-order sglang was given"
-    assert reasons(read["meter by hand"])["floor"] == "floor=off was given"
-    assert reasons(read["host by hand"])["write policy"].startswith(WRITE_POLICY)
+def test_user_settings_are_kept(options) -> None:
+    assert options["order off"]["order"] == "sglang"
+    assert options["gate"]["gate"] == "auto"
+    assert options["meter by hand"]["floor"] == "off"
+    assert options["order by hand"]["order"] == "sglang"
+    assert reasons(options["order by hand"])["order"] == "--schedule-policy lpm was given"
+    assert options["order by hand"]["parts"]["order"]["change"] == "leave out --schedule-policy"
+    assert reasons(options["order off"])["order"] == "--canopy-queue-order sglang was given"
+    assert reasons(options["meter by hand"])["floor"] == "floor=off was given"
+    assert reasons(options["host by hand"])["write policy"].startswith(WRITE_POLICY)
 
 
-def test_unavailable_parts_are_omitted_with_the_reason(read) -> None:
-    assert read["stages"]["order"] == "sglang"
-    assert "--pp-size 2" in reasons(read["stages"])["order"]
-    assert read["stages"]["parts"]["order"]["change"] == "use --pp-size 1"
+def test_unavailable_parts_are_omitted_with_the_reason(options) -> None:
+    assert options["stages"]["order"] == "sglang"
+    assert "--pp-size 2" in reasons(options["stages"])["order"]
+    assert options["stages"]["parts"]["order"]["change"] == "use --pp-size 1"
 
 
-def test_a_host_tier_is_exclusive_unless_the_user_sets_the_write_policy(read) -> None:
-    assert read["host"]["write"] == "write_back"
-    assert read["host by hand"]["write"] == "write_through"
-    assert read["wa"] == {
+def test_a_host_tier_is_exclusive_unless_the_user_sets_the_write_policy(options) -> None:
+    assert options["host"]["write"] == "write_back"
+    assert options["host by hand"]["write"] == "write_through"
+    assert options["wa"] == {
         "policy": "wa",
         "order": "sglang",
         "gate": "off",
@@ -100,7 +100,7 @@ def test_a_host_tier_is_exclusive_unless_the_user_sets_the_write_policy(read) ->
     }
 
 
-def test_sglangs_config_file_may_ask_for_it(tmp_path: Path) -> None:
+def test_sglangs_config_file_may_set_it(tmp_path: Path) -> None:
     """Arguments of the command line override the file, and nested values are JSON."""
     pytest.importorskip("sglang")
     plan = tmp_path / "plan.yaml"
@@ -176,20 +176,20 @@ def test_host_memory_is_advised_where_evicted_kv_is_recomputed() -> None:
 
 @pytest.mark.parametrize("gate", [None, GATE])
 def test_the_line_states_why_no_agents_are_recognised_while_kv_thrashes(gate) -> None:
-    none = STATUS | {"prompt_tokens": 100, "session_gate": gate}
-    none |= {"agents": {"recognised": 0, "returns": 0}}
-    assert "no agents recognised: no --tool-call-parser, no turn has returned" in in_words(none, ())
-    none["agents"] = {"recognised": 0, "returns": 9}
-    line = in_words(none, (), "mistral")
+    bare = STATUS | {"prompt_tokens": 100, "session_gate": gate}
+    bare |= {"agents": {"recognised": 0, "returns": 0}}
+    assert "no agents recognised: no --tool-call-parser, no turn has returned" in in_words(bare, ())
+    bare["agents"] = {"recognised": 0, "returns": 9}
+    line = in_words(bare, (), "mistral")
     assert "mistral has found no call, none of 9 turns came within 20 s of an answer" in line
-    assert "no agents" not in in_words(none | {"prompt_tokens": 1000}, ()), "little is recomputed"
+    assert "no agents" not in in_words(bare | {"prompt_tokens": 1000}, ()), "little is recomputed"
     assert "no agents" not in in_words(STATUS | {"prompt_tokens": 100}, ())
 
 
 def test_the_log_has_it_once_a_minute_and_every_status_has_it(caplog) -> None:
     parts = [AutoPart("order", False, "off", "why", "leave it out").to_json()]
-    auto_line, caplog_at = AutoLine(parts), caplog.at_level("INFO")
-    with caplog_at:
+    auto_line, info_level = AutoLine(parts), caplog.at_level("INFO")
+    with info_level:
         for second in range(2 * int(EVERY_S)):
             status = dict(STATUS)
             auto_line.add_to(status, 1000.0 + second)

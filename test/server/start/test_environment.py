@@ -21,12 +21,12 @@ VARIABLES = sorted({
 def test_the_plugin_is_imported_before_sglang_in_any_environment() -> None:
     assert "CANOPY_GATEWAY_SECRET" in VARIABLES
     wrong = dict.fromkeys(VARIABLES, "no such value")
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", "import sglang_canopy.server.start.plugin, sglang.srt.server_args"],
         env={**os.environ, **wrong}, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "Failed to load plugin" not in done.stdout + done.stderr
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert "Failed to load plugin" not in process.stdout + process.stderr
 
 
 def test_a_wrong_secret_is_refused_with_the_arguments() -> None:
@@ -37,9 +37,9 @@ def test_a_wrong_secret_is_refused_with_the_arguments() -> None:
     )
     command = [sys.executable, "-c", code]
     variables = {**os.environ, "CANOPY_GATEWAY_SECRET": "too short"}
-    done = forked.run(command, env=variables, timeout=240)
-    assert done.returncode != 0
-    assert "CANOPY_GATEWAY_SECRET" in done.stderr.splitlines()[-1]
+    process = forked.run(command, env=variables, timeout=240)
+    assert process.returncode != 0
+    assert "CANOPY_GATEWAY_SECRET" in process.stderr.splitlines()[-1]
 
 
 SECRET = "s3cr3t-9f3a"
@@ -79,8 +79,8 @@ def test_a_stale_entry_point_stops_the_process_with_the_remedy(tmp_path: Path) -
     info.mkdir()
     (info / "METADATA").write_text(METADATA)
     (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\ncanopy = {module}:load\n")
-    done = forked.run([sys.executable, "-c", LOAD, str(tmp_path)], timeout=280)
-    assert "served" not in done.stdout
-    assert done.returncode != 0
-    assert f"names {module}, which this version does not have" in done.stderr
-    assert "pip install" in done.stderr
+    process = forked.run([sys.executable, "-c", LOAD, str(tmp_path)], timeout=280)
+    assert "served" not in process.stdout
+    assert process.returncode != 0
+    assert f"names {module}, which this version does not have" in process.stderr
+    assert "pip install" in process.stderr

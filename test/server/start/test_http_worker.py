@@ -30,15 +30,15 @@ if __name__ == "__main__":
     import os
     from sglang.srt.managers.multi_tokenizer_mixin import write_to_shared_memory
     from sglang.srt.server_args import ServerArgs
-    given = ServerArgs(model_path="dummy", device="cpu", tokenizer_worker_num=2,
+    server_args = ServerArgs(model_path="dummy", device="cpu", tokenizer_worker_num=2,
                        radix_eviction_policy="wa", admin_api_key=sys.argv[1] or None)
     from sglang_canopy.config.server_options import RequestOptions, ServerOptions
-    given._canopy_options = ServerOptions(RequestOptions(client_hints="off"))
-    kept = write_to_shared_memory((None, given, {}), f"multi_tokenizer_args_{os.getpid()}")
+    server_args._canopy_options = ServerOptions(RequestOptions(client_hints="off"))
+    memory = write_to_shared_memory((None, server_args, {}), f"multi_tokenizer_args_{os.getpid()}")
     child = multiprocessing.get_context("spawn").Process(target=worker)
     child.start()
     child.join()
-    kept.unlink()
+    memory.unlink()
     sys.exit(child.exitcode)
 """
 
@@ -49,9 +49,9 @@ def test_a_worker_has_our_hooks_and_routes(tmp_path: Path) -> None:
     script = tmp_path / "main.py"
     script.write_text(SCRIPT)
     command = [sys.executable, str(script), "key"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
-    assert lines, done.stdout[-1000:] + done.stderr[-3000:]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
+    lines = [line for line in process.stdout.splitlines() if line.startswith("FOUND ")]
+    assert lines, process.stdout[-1000:] + process.stderr[-3000:]
     worker = json.loads(lines[0].removeprefix("FOUND "))
     assert {"/canopy/hint", "/canopy/status"} <= set(worker["routes"])
     assert worker["stamps"]

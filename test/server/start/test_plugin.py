@@ -26,11 +26,11 @@ from sglang_canopy.server.start.hook import Hook
 from sglang_canopy.server.start.hooks import HOOKS
 
 
-def supported(**changes: object) -> SimpleNamespace:
+def server_args(**changes: object) -> SimpleNamespace:
     return SimpleNamespace(**{"disaggregation_mode": "null", **changes})
 
 
-def test_every_seam_exists_in_the_pinned_sglang() -> None:
+def test_every_hooked_function_exists_in_the_pinned_sglang() -> None:
     for hook in HOOKS:
         self_check.check_signature(hook)
     self_check.check_complete()
@@ -38,14 +38,14 @@ def test_every_seam_exists_in_the_pinned_sglang() -> None:
 
 @pytest.mark.parametrize("flags", [[], ["--radix-eviction", "wa"], ["--canopy-observe"]])
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    ("changed", "message"),
     [
         ({"target": "sglang.srt.server_args.ServerArgs.gone"}, r"ServerArgs\.gone"),
         ({"parameters": ("parser", "extra")}, r"expected \(parser, extra"),
     ],
 )
 def test_another_function_of_sglangs_stops_only_a_server_with_flags_of_canopys(
-    monkeypatch, flags, changed, says
+    monkeypatch, flags, changed, message
 ) -> None:
     monkeypatch.setattr(releases, "MISSING", [])
     monkeypatch.setattr(releases, "SWITCHED_OFF", {})
@@ -55,7 +55,7 @@ def test_another_function_of_sglangs_stops_only_a_server_with_flags_of_canopys(
     arguments.add_flags(None, parser)
     args = parser.parse_args(flags)
     server_args = ServerArgs(model_path="dummy", radix_eviction_policy=args.radix_eviction_policy)
-    with pytest.raises(SystemExit, match=says) if flags else contextlib.nullcontext():
+    with pytest.raises(SystemExit, match=message) if flags else contextlib.nullcontext():
         arguments.check(server_args, args)
 
 
@@ -70,7 +70,7 @@ def test_a_hook_that_is_a_wrapper_itself_is_in_place(monkeypatch) -> None:
     monkeypatch.setattr(HookRegistry, "_hooks", defaultdict(list))
     monkeypatch.setattr(HookRegistry, "_patched", set())
     monkeypatch.setitem(sys.modules, "hooked", SimpleNamespace(work=lambda: 1))
-    wrapper = functools.wraps(supported)(lambda *_: None)
+    wrapper = functools.wraps(server_args)(lambda *_: None)
     hook = Hook("hooked.work", "before", wrapper, ())
     hook.register()
     assert not hook.is_in_place()
@@ -86,10 +86,10 @@ def test_another_version_of_sglang_is_named_in_the_log(monkeypatch, caplog):
 
 @pytest.mark.parametrize("name", ["SGLANG_RUST_SERVER", "SGLANG_HTTP_SERVER_APP_PATH"])
 def test_an_entry_point_set_by_a_variable_is_refused_by_name(name: str) -> None:
-    refusal = unsupported(POLICIES, supported(), environment={name: "1"})
+    refusal = unsupported(POLICIES, server_args(), environment={name: "1"})
     assert refusal is not None
     assert "--radix-eviction lru" in refusal
-    assert unsupported(POLICIES, supported(), environment={"SGLANG_RUST_SERVER": "0"}) is None
+    assert unsupported(POLICIES, server_args(), environment={"SGLANG_RUST_SERVER": "0"}) is None
 
 
 @pytest.mark.parametrize(
@@ -105,23 +105,23 @@ def test_workers_import_our_application_unless_the_operator_names_one(
     monkeypatch.delenv(routes.APP_VARIABLE)
     if application is not None:
         monkeypatch.setenv(routes.APP_VARIABLE, application)
-    routes.use_our_application(supported(tokenizer_worker_num=workers))
+    routes.use_our_application(server_args(tokenizer_worker_num=workers))
     assert os.environ.get(routes.APP_VARIABLE) == expected
-    refused = unsupported(POLICIES, supported()) is not None
+    refused = unsupported(POLICIES, server_args()) is not None
     assert refused == (expected not in (None, *HTTP_APPS))
 
 
-def test_every_option_that_is_looked_at_exists_in_the_pinned_sglang() -> None:
+def test_every_option_that_is_checked_exists_in_the_pinned_sglang() -> None:
     import msgspec
     from sglang.srt.environ import envs
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
     from sglang.srt.server_args import ServerArgs
 
-    sglangs_fields = {field.name for field in msgspec.structs.fields(ServerArgs)}
-    sglangs_fields |= {field.name for field in dataclasses.fields(TreeCacheBuildContext)}
+    sglang_fields = {field.name for field in msgspec.structs.fields(ServerArgs)}
+    sglang_fields |= {field.name for field in dataclasses.fields(TreeCacheBuildContext)}
     refusing = [setup for setup in SETUPS if any(map(setup.reason, FLAGS))]
-    looked_at = {setup.option for setup in refusing if setup.option}
-    assert looked_at | {"hicache_storage_backend"} <= sglangs_fields
+    options = {setup.option for setup in refusing if setup.option}
+    assert options | {"hicache_storage_backend"} <= sglang_fields
     variables = {setup.variable for setup in SETUPS if setup.variable}
     assert "SGLANG_RUST_SERVER" in variables
     if importlib.metadata.version("sglang") == SGLANG_VERSION:
@@ -130,7 +130,7 @@ def test_every_option_that_is_looked_at_exists_in_the_pinned_sglang() -> None:
 
 def test_a_plain_set_up_is_supported() -> None:
     for feature in (POLICIES, GATE, QUEUE):
-        assert unsupported(feature, supported(), environment={}) is None
+        assert unsupported(feature, server_args(), environment={}) is None
 
 
 STORAGES = ("dynamic", "mooncake", "file")
@@ -138,28 +138,28 @@ QUEUE_ORDER = {ATTRIBUTE: ServerOptions(queue=QueueFlags(queue_order=BOUNDED_SHO
 
 
 def storage(name: str, **kinds: object) -> dict[str, object]:
-    of_model = {"is_hybrid_swa": False, "is_hybrid_ssm": False, **kinds}
-    return {"server_args": supported(hicache_storage_backend=name), **of_model}
+    context = {"is_hybrid_swa": False, "is_hybrid_ssm": False, **kinds}
+    return {"server_args": server_args(hicache_storage_backend=name), **context}
 
 
 @pytest.mark.parametrize(
-    ("says", "context"),
+    ("message", "context"),
     [
         # SGLang does for some models, after the command line was checked.
-        ("turns the prefix cache off", {"server_args": supported(disable_radix_cache=False), "disable_radix_cache": True}),
+        ("turns the prefix cache off", {"server_args": server_args(disable_radix_cache=False), "disable_radix_cache": True}),
         ("launch_server", storage("canopy")),
-        ("--enable-lmcache.*--radix-eviction lru", {"server_args": supported(enable_lmcache=True)}),
-        ("--canopy-queue-order bounded-shortest: --pp-size 2", {"server_args": supported(pp_size=2, hicache_storage_backend=None, **QUEUE_ORDER)}),
+        ("--enable-lmcache.*--radix-eviction lru", {"server_args": server_args(enable_lmcache=True)}),
+        ("--canopy-queue-order bounded-shortest: --pp-size 2", {"server_args": server_args(pp_size=2, hicache_storage_backend=None, **QUEUE_ORDER)}),
         *(("sliding windows.*--hicache-storage-backend", storage(name, is_hybrid_swa=True)) for name in STORAGES),
         *(("Mamba.*--hicache-storage-backend", storage(name, is_hybrid_ssm=True)) for name in STORAGES),
-        ("layers all have sliding windows", {"server_args": supported(), "is_hybrid_swa": True, "full_tokens_per_layer": 0}),
+        ("layers all have sliding windows", {"server_args": server_args(), "is_hybrid_swa": True, "full_tokens_per_layer": 0}),
     ],
 )  # fmt: skip
-def test_the_cache_is_refused_by_name_for_a_server_without_a_command_line(says, context):
+def test_the_cache_is_refused_by_name_for_a_server_without_a_command_line(message, context):
     from sglang_canopy.server.scheduler.cache_factory import build
 
     params = SimpleNamespace(eviction_policy="wa")
-    with pytest.raises(CanopyError, match=says):
+    with pytest.raises(CanopyError, match=message):
         build(SimpleNamespace(params=params, **context))  # type: ignore[arg-type]
 
 
@@ -183,12 +183,12 @@ def test_help_shows_common_flags_and_points_to_the_rest() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--radix-eviction-policy", choices=["lru", "wa"])
     arguments.add_flags(None, parser)
-    shown = parser.format_help()
+    help_text = parser.format_help()
     for flag in ("--canopy-observe", "--canopy-ttl", "--canopy-host-eviction"):
-        assert flag in shown
+        assert flag in help_text
     for flag in ("--canopy-session-gate", "--canopy-client-hints", "--canopy-disk "):
-        assert flag not in shown
-    assert "docs/reference/flags.md" in shown
+        assert flag not in help_text
+    assert "docs/reference/flags.md" in help_text
     typed = parser.parse_args(["--canopy-session-gate", "auto"])
     assert typed.canopy_session_gate == "auto"
 
@@ -200,6 +200,6 @@ def test_the_plugin_can_be_imported_before_sglang() -> None:
         "-c",
         "import sglang_canopy.server.start.plugin, sglang.srt.server_args",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "Failed to load plugin" not in done.stdout + done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert process.returncode == 0, process.stderr
+    assert "Failed to load plugin" not in process.stdout + process.stderr

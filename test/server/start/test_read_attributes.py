@@ -18,7 +18,7 @@ PACKAGES = (
     Path(sglang_canopy.__file__).parent,
     Path(sglang_canopy.__file__).parents[1] / "canopy_documents",
 )
-OF_OTHERS = {
+FOREIGN_ATTRIBUTES = {
     "transformers' tokenizers and configurations": {
         *("chat_template", "all_special_ids", "get_added_vocab", "sliding_window"),
         *("use_sliding_window", "rope_parameters", "rope_scaling", "partial_rotary_factor"),
@@ -45,28 +45,28 @@ def read_with_default() -> Iterator[tuple[str, str]]:
                     yield f"{package.name}/{path.relative_to(package)}", node.args[1].value
 
 
-def words(folder: Path) -> set[str]:
+def names_in(folder: Path) -> set[str]:
     """Return every name in the Python files of a folder."""
     texts = (path.read_text(encoding="utf-8", errors="ignore") for path in folder.rglob("*.py"))
     return {name for text in texts for name in re.findall(r"[A-Za-z_]\w+", text)}
 
 
 @pytest.fixture(scope="module")
-def sglangs_words() -> set[str]:
+def sglang_names() -> set[str]:
     spec = importlib.util.find_spec("sglang")
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("SGLang is not installed")
     srt = Path(spec.submodule_search_locations[0]) / "srt"
-    return words(srt)
+    return names_in(srt)
 
 
-def test_every_attribute_with_a_default_exists(sglangs_words) -> None:
-    assert "beam_group" in sglangs_words
-    assert "beam_list" not in sglangs_words
-    others = set().union(*OF_OTHERS.values())
+def test_every_attribute_with_a_default_exists(sglang_names) -> None:
+    assert "beam_group" in sglang_names
+    assert "beam_list" not in sglang_names
+    foreign = set().union(*FOREIGN_ATTRIBUTES.values())
     missing = {
         (path, name)
         for path, name in read_with_default()
-        if name not in sglangs_words | others and "canopy" not in name
+        if name not in sglang_names | foreign and "canopy" not in name
     }
     assert not missing

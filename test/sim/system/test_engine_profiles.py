@@ -74,8 +74,8 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path):
         load_profile(file)
 
 
-def test_seconds_of_a_trace_are_the_sum_of_its_requests_alone():
+def test_seconds_of_a_trace_are_the_sum_over_its_requests():
     profile = load_profile("llama-3.1-8b-h100")
     trace = [TraceRequest(0.0, 1000, 1, (1, 2), 512), TraceRequest(1.0, 900, 1, (1, 3), 512)]
-    found = prefill_s(profile, trace, [1000, 0])
-    assert found == pytest.approx(profile.prefill_s(1000) + profile.prefill_s(1, 899))
+    seconds = prefill_s(profile, trace, [1000, 0])
+    assert seconds == pytest.approx(profile.prefill_s(1000) + profile.prefill_s(1, 899))

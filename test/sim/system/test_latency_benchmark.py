@@ -35,5 +35,5 @@ def test_a_session_ends_before_its_first_request_that_is_too_long():
         for name, blocks in lengths.items()
         for i, n in enumerate(blocks)
     ]
-    made = [(r.user, r.input_tokens) for r in simulated.up_to(trace, 50)]
-    assert made == [("a", 20), ("a", 30), ("b", 20), ("b", 40), ("b", 40)]
+    requests = [(r.user, r.input_tokens) for r in simulated.up_to(trace, 50)]
+    assert requests == [("a", 20), ("a", 30), ("b", 20), ("b", 40), ("b", 40)]

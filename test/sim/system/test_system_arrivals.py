@@ -19,8 +19,8 @@ def times_received(monkeypatch, trace, **options) -> list[float]:
 
     def make(name, config):
         policy = make_policy(name, config)
-        plain = policy.arrive
-        policy.arrive = lambda request: times.append(request.time) or plain(request)
+        arrive = policy.arrive
+        policy.arrive = lambda request: times.append(request.time) or arrive(request)
         return policy
 
     monkeypatch.setattr(run, "make_policy", make)
@@ -30,11 +30,11 @@ def times_received(monkeypatch, trace, **options) -> list[float]:
 
 def test_policies_receive_the_arrival_time_of_a_waiting_turn(monkeypatch):
     first = request(0.0, range(1, 11), output=101, conversation="a")  # answered at 1.1 s
-    other = request(1.0, range(101, 111))
+    other_request = request(1.0, range(101, 111))
     second = request(0.5, range(1, 21), conversation="a", turn=2)
-    trace = Workload([first, second, other])
+    trace = Workload([first, second, other_request])
     times = times_received(monkeypatch, trace, arrivals=TurnsWait(trace))
-    assert times == pytest.approx([0.0, 1.0, 1.2])  # the other's prefill is in between
+    assert times == pytest.approx([0.0, 1.0, 1.2])  # the other request's prefill is in between
     assert times == sorted(times)
 
 
@@ -63,26 +63,26 @@ def test_spreading_keeps_order_and_stays_inside_the_interval(groups, seed):
     spread = spread_rounded(times, seed)
     assert spread == sorted(spread)
     assert spread == spread_rounded(times, seed)
-    for before, after in zip(times, spread, strict=True):
-        following = min((t for t in times if t > before), default=float("inf"))
-        assert before <= after <= following
+    for logged, spread_time in zip(times, spread, strict=True):
+        following = min((t for t in times if t > logged), default=float("inf"))
+        assert logged <= spread_time <= following
     if all(size == 1 for _, size in groups):
         assert spread == times
 
 
-def agent(start: float, name: str, first: int, gaps: list[float], **others):
+def agent_turns(start: float, name: str, first: int, gaps: list[float], **fields):
     """Turns of a session, each with ten tokens more than its predecessor."""
     turns, time = [], start
     for turn, gap in enumerate([0.0, *gaps], 1):
         time += gap
         turns.append(
-            request(time, range(first, first + turn), conversation=name, turn=turn, **others)
+            request(time, range(first, first + turn), conversation=name, turn=turn, **fields)
         )
     return turns
 
 
 def test_in_a_closed_loop_a_turn_follows_the_answer_and_the_time_to_think():
-    trace = agent(0.0, "a", 1, [2.0, 500.0])
+    trace = agent_turns(0.0, "a", 1, [2.0, 500.0])
     workload = Workload(trace)
     result = simulate_system(
         workload, SystemConfig(device_tokens=10_000), profile(), arrivals=ClosedLoop(workload)
@@ -95,13 +95,13 @@ def test_in_a_closed_loop_a_turn_follows_the_answer_and_the_time_to_think():
 
 
 def test_the_think_time_is_the_traces_own_if_it_has_one():
-    workload = Workload(agent(0.0, "a", 1, [9.0], think_s=3.0))
+    workload = Workload(agent_turns(0.0, "a", 1, [9.0], think_s=3.0))
     assert ClosedLoop(workload).answered(0, 50.0) == [(53.0, 1)]
 
 
 def test_sub_agents_follow_the_turn_of_their_parent():
-    parent = agent(0.0, "a", 1, [10.0])
-    child = agent(4.0, "a/1", 101, [1.0])
+    parent = agent_turns(0.0, "a", 1, [10.0])
+    child = agent_turns(4.0, "a/1", 101, [1.0])
     workload = Workload(sorted([*parent, *child], key=lambda r: r.time_s))
     loop = ClosedLoop(workload)
     assert [index for _, index in loop.begin()] == [0]
@@ -112,9 +112,9 @@ def test_sub_agents_follow_the_turn_of_their_parent():
 
 def test_sessions_begin_at_the_given_rate():
     trace = [request(0.001 * i, (i + 1,), conversation=str(i)) for i in range(2000)]
-    begun = ClosedLoop(Workload(trace), sessions_per_hour=7200, seed=3).begin()
-    assert [i for _, i in begun] == list(range(2000))
-    assert begun[-1][0] == pytest.approx(1000, rel=0.1)
+    starts = ClosedLoop(Workload(trace), sessions_per_hour=7200, seed=3).begin()
+    assert [i for _, i in starts] == list(range(2000))
+    assert starts[-1][0] == pytest.approx(1000, rel=0.1)
 
 
 def test_a_longer_trace_is_the_same_at_a_lower_load():

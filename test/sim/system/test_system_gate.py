@@ -6,7 +6,7 @@ from canopy_lab.sim.system import SystemConfig, Workload, simulate_system
 from canopy_lab.sim.system.arrivals import ClosedLoop
 from support.systems import profile, request
 
-TURNS, FIRST, MORE = 8, 20, 4
+TURNS, FIRST_BLOCKS, TURN_BLOCKS = 8, 20, 4
 """Turns of a session, blocks of its first prompt, blocks that each turn adds."""
 
 
@@ -16,7 +16,7 @@ def agents(sessions: int) -> Workload:
     for session in range(sessions):
         path: list[int] = []
         for turn in range(TURNS):
-            path += itertools.islice(blocks, MORE if path else FIRST)
+            path += itertools.islice(blocks, TURN_BLOCKS if path else FIRST_BLOCKS)
             time = session + turn * 0.1
             trace.append(request(time, tuple(path), conversation=f"s{session}", stop="tool"))
     return Workload(sorted(trace, key=lambda r: r.time_s), logged_times=True)
@@ -28,10 +28,10 @@ def run(workload: Workload, gate: str, device_tokens: int):
     return simulate_system(workload, config, profile(), arrivals=loop)
 
 
-def test_past_the_cliff_admitted_sessions_find_their_prefixes():
+def test_when_sessions_thrash_the_gate_doubles_the_hit_ratio():
     workload = agents(60)
-    device = 4 * (FIRST + TURNS * MORE) * 10
-    open_, gated = (run(workload, gate, device) for gate in ("none", "footprint"))
-    assert gated.token_hit_ratio > 2 * open_.token_hit_ratio
-    assert gated.makespan_s < open_.makespan_s
-    assert gated.requests == open_.requests == 60 * TURNS
+    device = 4 * (FIRST_BLOCKS + TURNS * TURN_BLOCKS) * 10
+    ungated, gated = (run(workload, gate, device) for gate in ("none", "footprint"))
+    assert gated.token_hit_ratio > 2 * ungated.token_hit_ratio
+    assert gated.makespan_s < ungated.makespan_s
+    assert gated.requests == ungated.requests == 60 * TURNS

@@ -50,8 +50,8 @@ def test_agents_saturate_at_their_turns_share_of_the_servers_time(every_s, think
                 )
             )
     trace.sort(key=lambda r: r.time_s)
-    found = system(trace, loop="closed").saturation()
-    assert found == pytest.approx(2.5 * 3600, rel=0.12)
+    saturation = system(trace, loop="closed").saturation()
+    assert saturation == pytest.approx(2.5 * 3600, rel=0.12)
 
 
 def test_seconds_saved_are_those_that_a_prefill_without_the_hit_takes_longer():
@@ -60,10 +60,10 @@ def test_seconds_saved_are_those_that_a_prefill_without_the_hit_takes_longer():
     assert result.prefill_s_saved_by_tier["host"] == 0.0
 
 
-def test_the_time_at_the_door_and_before_it_is_part_of_ttft():
-    made = system(poisson(300, 5.0)).run_at(30.0)
-    assert made.latency.ttft_s.max > 5.0
-    assert made.latency.ttft_s.max == pytest.approx(made.system.ttft_s[60:].max())
+def test_waiting_before_admission_is_part_of_ttft():
+    load = system(poisson(300, 5.0)).run_at(30.0)
+    assert load.latency.ttft_s.max > 5.0
+    assert load.latency.ttft_s.max == pytest.approx(load.system.ttft_s[60:].max())
 
 
 @pytest.fixture
@@ -82,19 +82,19 @@ def trace_file(tmp_path):
     return path
 
 
-def arguments(path, *more):
+def arguments(path, *options):
     return [
         "simulate", "system", str(path), "--format", "agentic",
         "--profile", "qwen2.5-7b-h100",
-        "--device-tokens", "4000", *more,
+        "--device-tokens", "4000", *options,
     ]  # fmt: skip
 
 
 def test_the_command_prints_and_writes_every_load(trace_file, tmp_path, capsys):
     out = tmp_path / "loads.json"
-    more = ["--closed-loop", "--loads", "0.5,0.9", "--seeds", "2", "--saturation", "4000",
+    options = ["--closed-loop", "--loads", "0.5,0.9", "--seeds", "2", "--saturation", "4000",
             "--slo", "p99_ttft<30s", "--think-cap-s", "1", "--json-out", str(out)]  # fmt: skip
-    assert main(arguments(trace_file, *more)) == 0
+    assert main(arguments(trace_file, *options)) == 0
     printed = capsys.readouterr().out
     assert "saturation   4000 sessions/h" in printed
     assert "100.0%" not in printed.split("goodput")[0]
@@ -104,8 +104,8 @@ def test_the_command_prints_and_writes_every_load(trace_file, tmp_path, capsys):
     assert len(written["loads"][0]["runs"][0]["latency"]["deciles"]) == 10
     assert written["slo"]["goodput_load"] == 0.9
     assert written["loads"][0]["meets_slo"] is True
-    more[more.index("p99_ttft<30s")] = "p99_ttft<1ms"
-    assert main(arguments(trace_file, *more)) == 0
+    options[options.index("p99_ttft<30s")] = "p99_ttft<1ms"
+    assert main(arguments(trace_file, *options)) == 0
     assert json.loads(out.read_text())["slo"]["goodput_load"] == 0.0
 
 

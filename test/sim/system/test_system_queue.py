@@ -12,7 +12,7 @@ from canopy_lab.sim.system import gate as gates
 from canopy_lab.sim.system.queue_order import Cached, make_queue_order
 from canopy_lab.sim.system.waiting import ProtectedFromArrival
 from sglang_canopy.errors import CanopyError
-from support.systems import KV, profile, request
+from support.systems import KV_BYTES, profile, request
 
 
 def run(trace, **config):
@@ -44,49 +44,49 @@ JOBS = st.lists(
 
 @given(jobs=JOBS)
 @pytest.mark.parametrize("name", ["lpm", "hrrn", "shortest-prefill-first"])
-def test_an_order_is_sglangs_own(name, jobs):
+def test_an_order_equals_sglangs(name, jobs):
     scheduler = pytest.importorskip("sglang.srt.managers.schedule_policy").SchedulePolicy
-    ours, theirs, cached, later, begun = [], [], {}, set(), set()
-    for index, (pages, hit, before, family) in enumerate(jobs):
+    jobs_of_canopy, reqs, cached, deferred, begun = [], [], {}, set(), set()
+    for index, (pages, hit, arrival_tokens, group) in enumerate(jobs):
         prompt = pages * 10
         cached[index] = hit = min(hit, prompt - 1)
-        path = tuple(1000 * family + i for i in range(pages))
-        ours.append(
-            Job(index=index, target=prompt, tokens_before=before, path=path,
+        path = tuple(1000 * group + i for i in range(pages))
+        jobs_of_canopy.append(
+            Job(index=index, target=prompt, tokens_before=arrival_tokens, path=path,
                             arrival=float(index), request=SimpleNamespace(block_tokens=10))
         )  # fmt: skip
-        theirs.append(
+        reqs.append(
             SimpleNamespace(
                 rid=f"{index:04}", origin_input_ids=range(prompt), output_ids=range(0),
-                num_matched_prefix_tokens=hit, arrival_processed_tokens=before,
+                num_matched_prefix_tokens=hit, arrival_processed_tokens=arrival_tokens,
                 time_stats=SimpleNamespace(wait_queue_entry_time=float(index)),
             )
         )  # fmt: skip
         if hit <= 32 and pages >= 4:
-            (later if family in begun else begun).add(f"{index:04}" if family in begun else family)
+            (deferred if group in begun else begun).add(f"{index:04}" if group in begun else group)
     if name == "lpm":
-        scheduler._sort_by_longest_prefix(theirs, later)
+        scheduler._sort_by_longest_prefix(reqs, deferred)
     elif name == "hrrn":
-        scheduler._sort_by_hrrn(theirs, later, 1000)
+        scheduler._sort_by_hrrn(reqs, deferred, 1000)
     else:
-        scheduler._sort_by_shortest_prefill(theirs, later)
-    order = make_queue_order(name, {}).order(ours, View(cached, 1000))
-    their = [int(r.rid) for r in theirs]
-    if name == "hrrn":  # SGLang breaks ties among those put off by their ids, which are random
-        late = {int(rid) for rid in later}
-        assert [j.index for j in order if j.index not in late] == [
-            i for i in their if i not in late
+        scheduler._sort_by_shortest_prefill(reqs, deferred)
+    order = make_queue_order(name, {}).order(jobs_of_canopy, View(cached, 1000))
+    sglang_order = [int(r.rid) for r in reqs]
+    if name == "hrrn":  # SGLang breaks ties among deferred requests by their ids, which are random
+        deferred_indices = {int(rid) for rid in deferred}
+        assert [j.index for j in order if j.index not in deferred_indices] == [
+            i for i in sglang_order if i not in deferred_indices
         ]
     elif name == "lpm":
-        late = {int(rid) for rid in later}
-        assert [j.index for j in order][: len(jobs) - len(late)] == [
-            i for i in their if i not in late
+        deferred_indices = {int(rid) for rid in deferred}
+        assert [j.index for j in order][: len(jobs) - len(deferred_indices)] == [
+            i for i in sglang_order if i not in deferred_indices
         ]
     else:
-        assert [j.index for j in order] == their
+        assert [j.index for j in order] == sglang_order
 
 
-def three_wait():
+def waiting_requests():
     """While a first request is computed, a long, a short and a cached one arrive in this order."""
     return [
         request(0.0, range(1, 11)),
@@ -108,9 +108,9 @@ def three_wait():
     ],
 )
 def test_the_queue_is_served_in_its_order(order, expected):
-    result = run(three_wait(), schedule_policy=order, max_prefill_tokens=1)
+    result = run(waiting_requests(), schedule_policy=order, max_prefill_tokens=1)
     assert result.makespan_s == pytest.approx(0.2 + 0.4 + 0.3 + 0.1 + 0.001)  # the same total work
-    ends = {i: three_wait()[i].time_s + result.ttft_s[i] for i in (2, 3, 4)}
+    ends = {i: waiting_requests()[i].time_s + result.ttft_s[i] for i in (2, 3, 4)}
     assert sorted(ends, key=ends.get) == expected
 
 
@@ -127,7 +127,7 @@ def test_a_prefix_of_a_waiting_request_is_not_evicted_before_its_use():
         assert result.cached_tokens[3] == 100
 
 
-TWO_WAIT = [
+HEAD_AND_TAIL = [
     request(0.0, range(1, 11)),
     request(1.0, range(101, 111), output=5),
     request(2.0, range(201, 211), output=121),
@@ -138,57 +138,57 @@ TWO_WAIT = [
 
 def test_requests_behind_the_first_are_protected_from_arrival(monkeypatch):
     """The tail's prefix survives the head's evictions; if only the head is matched, it does not."""
-    assert run(TWO_WAIT, device_tokens=400).cached_tokens[4] == 100
+    assert run(HEAD_AND_TAIL, device_tokens=400).cached_tokens[4] == 100
     monkeypatch.setattr(ProtectedFromArrival, "before_step", lambda *_: None)
-    assert run(TWO_WAIT, device_tokens=400).cached_tokens[4] < 100
+    assert run(HEAD_AND_TAIL, device_tokens=400).cached_tokens[4] < 100
 
 
 def test_under_write_back_a_step_waits_for_copies_of_its_victims():
     slow = TierSpec(10**6, 1e9, 1e5)  # 100 tokens: 1 s to the host
     trace = [request(0.0, range(1, 11)), request(10.0, range(101, 111))]
     common = {"device_tokens": 130, "host": slow}
-    back = run(trace, write_policy="write_back", **common)
-    evicted = back.host_written_bytes / KV
+    write_back = run(trace, write_policy="write_back", **common)
+    evicted = write_back.host_written_bytes / KV_BYTES
     assert 70 <= evicted <= 100
-    assert back.ttft_s[1] == pytest.approx(0.1 + evicted * KV / 1e5)
+    assert write_back.ttft_s[1] == pytest.approx(0.1 + evicted * KV_BYTES / 1e5)
     assert run(trace, write_policy="write_through", **common).ttft_s[1] == pytest.approx(0.1)
 
 
 def test_a_decode_that_evicts_waits_as_well():
     slow = TierSpec(10**6, 1e9, 1e5)
     trace = [request(0.0, range(1, 11)), request(10.0, range(101, 103), output=81)]
-    free = run(trace, device_tokens=1000, host=slow, write_policy="write_back")
-    short = run(trace, device_tokens=130, host=slow, write_policy="write_back")
-    copied = short.host_written_bytes / 1e5
-    assert free.host_written_bytes == 0
-    assert copied > 0.3
-    assert short.e2e_s[1] == pytest.approx(free.e2e_s[1] + copied, rel=0.02)
+    large = run(trace, device_tokens=1000, host=slow, write_policy="write_back")
+    small = run(trace, device_tokens=130, host=slow, write_policy="write_back")
+    copy_s = small.host_written_bytes / 1e5
+    assert large.host_written_bytes == 0
+    assert copy_s > 0.3
+    assert small.e2e_s[1] == pytest.approx(large.e2e_s[1] + copy_s, rel=0.02)
 
 
 def test_write_through_selective_copies_at_the_second_use():
     trace = [request(0.0, range(1, 11)), request(1.0, range(101, 111)), request(2.0, range(1, 11))]
     host = TierSpec(10**6, 1e9, 1e9)
-    every = run(trace, host=host).host_written_bytes
-    twice = run(trace, host=host, write_policy="write_through_selective").host_written_bytes
-    assert (every, twice) == (200 * KV, 100 * KV)
+    write_through = run(trace, host=host).host_written_bytes
+    selective = run(trace, host=host, write_policy="write_through_selective").host_written_bytes
+    assert (write_through, selective) == (200 * KV_BYTES, 100 * KV_BYTES)
 
 
-def test_a_gate_keeps_sessions_at_the_door_and_their_wait_counts(monkeypatch):
-    class Second(gates.OpenGate):
+def test_a_wait_for_the_gate_counts_in_ttft_and_queue_times(monkeypatch):
+    class SecondWaits(gates.OpenGate):
         """Holds the second turn for five seconds after the first has ended."""
 
-        until = math.inf
+        opens_at = math.inf
 
         def enter(self, number, request, now):
-            return number == 0 or now >= self.until
+            return number == 0 or now >= self.opens_at
 
         def ended(self, number, request, now):
-            self.until = now + 5.0
+            self.opens_at = now + 5.0
 
         def wake_at(self, now):
-            return self.until
+            return self.opens_at
 
-    monkeypatch.setitem(gates.SESSION_GATES, "second", Second)
+    monkeypatch.setitem(gates.SESSION_GATES, "second", SecondWaits)
     trace = [
         request(0.0, range(1, 11), conversation="a", output=11),
         request(0.01, range(101, 111), conversation="b"),
@@ -199,13 +199,13 @@ def test_a_gate_keeps_sessions_at_the_door_and_their_wait_counts(monkeypatch):
 
 
 def test_a_gate_that_never_opens_is_named(monkeypatch):
-    class Shut(gates.OpenGate):
+    class ClosedGate(gates.OpenGate):
         def enter(self, number, request, now):
             return False
 
         def wake_at(self, now):
             return math.inf
 
-    monkeypatch.setitem(gates.SESSION_GATES, "shut", Shut)
+    monkeypatch.setitem(gates.SESSION_GATES, "shut", ClosedGate)
     with pytest.raises(CanopyError, match="'shut' never admitted 1 requests"):
         run([request(0.0, (1,))], session_gate="shut")

@@ -20,58 +20,58 @@ def run(trace, **config):
     return simulate_system(trace, SystemConfig(**config), profile())
 
 
-def sglangs(conservativeness: float):
+def sglang_tracker(conservativeness: float):
     module = pytest.importorskip("sglang.srt.managers.scheduler_components.new_token_ratio_tracker")
     with pytest.MonkeyPatch.context() as patch:
-        given = SimpleNamespace(schedule_conservativeness=conservativeness)
-        patch.setattr(module, "get_schedule", lambda: given)
+        schedule_config = SimpleNamespace(schedule_conservativeness=conservativeness)
+        patch.setattr(module, "get_schedule", lambda: schedule_config)
         return module.NewTokenRatioTracker.from_config()
 
 
 @given(
     conservativeness=st.sampled_from([0.3, 1.0, 1.7]),
     decoded=st.lists(st.integers(0, 300), max_size=6),
-    after=st.lists(st.tuples(st.integers(1, 500), st.integers(0, 500)), min_size=1, max_size=6),
+    jobs=st.lists(st.tuples(st.integers(1, 500), st.integers(0, 500)), min_size=1, max_size=6),
 )
-def test_the_ratio_decays_and_is_estimated_again_as_in_sglang(conservativeness, decoded, after):
-    theirs, ours = sglangs(conservativeness), NewTokenRatio(conservativeness)
+def test_the_ratio_decays_and_is_estimated_again_as_in_sglang(conservativeness, decoded, jobs):
+    tracker, ratio = sglang_tracker(conservativeness), NewTokenRatio(conservativeness)
     for steps in decoded:
         for _ in range(steps):
-            theirs.decay_step()
-        ours.decoded(steps)
-        assert ours.current == pytest.approx(theirs.current)
-    left = [
+            tracker.decay_step()
+        ratio.decoded(steps)
+        assert ratio.current == pytest.approx(tracker.current)
+    remaining = [
         SimpleNamespace(
-            output_ids=[0] * made, sampling_params=SimpleNamespace(max_new_tokens=made + more)
+            output_ids=[0] * done, sampling_params=SimpleNamespace(max_new_tokens=done + rest)
         )
-        for made, more in after
+        for done, rest in jobs
     ]
-    theirs.current = theirs.estimate_new_token_ratio_after_retract(left)
-    ours.retracted(sum(made for made, _ in after), sum(sum(pair) for pair in after), len(after))
-    assert ours.current == pytest.approx(theirs.current)
-    theirs.reset()
-    ours.reset()
-    assert ours.current == pytest.approx(theirs.current)
+    tracker.current = tracker.estimate_new_token_ratio_after_retract(remaining)
+    ratio.retracted(sum(done for done, _ in jobs), sum(sum(pair) for pair in jobs), len(jobs))
+    assert ratio.current == pytest.approx(tracker.current)
+    tracker.reset()
+    ratio.reset()
+    assert ratio.current == pytest.approx(tracker.current)
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 2500), st.integers(1, 12_000), st.booleans()), max_size=20)
 )
-def test_the_sum_of_what_may_be_generated_is_that_of_the_jobs_one_by_one(steps):
-    held, running, now = Reservation(), [], 0
-    for waited, left, leaves in steps:
-        now += waited
+def test_the_reserved_tokens_are_the_sum_over_jobs(steps):
+    reserved, running, now = Reservation(), [], 0
+    for elapsed, remaining, leaves in steps:
+        now += elapsed
         if leaves and running:
-            gone, _ = running.pop(0)
-            held.remove(gone)
+            removed, _ = running.pop(0)
+            reserved.remove(removed)
         job = job_of(len(running), 1, 1, 0)
-        held.add(job, now + left, now)
-        running.append((job, now + left))
-        # A job that is done has left.
-        for done in [pair for pair in running if pair[1] < now]:
-            held.remove(done[0])
-            running.remove(done)
-        assert held.tokens(now) == sum(min(end - now, CLIP_OUTPUT_TOKENS) for _, end in running)
+        reserved.add(job, now + remaining, now)
+        running.append((job, now + remaining))
+        # A job that is done was removed.
+        for finished in [pair for pair in running if pair[1] < now]:
+            reserved.remove(finished[0])
+            running.remove(finished)
+        assert reserved.tokens(now) == sum(min(end - now, CLIP_OUTPUT_TOKENS) for _, end in running)
 
 
 REQUEST = st.tuples(st.integers(1, 60), st.integers(1, 40), st.sampled_from([0, 1, 50, 5000]))
@@ -85,86 +85,86 @@ REQUEST = st.tuples(st.integers(1, 60), st.integers(1, 40), st.sampled_from([0, 
     ratio=st.sampled_from([0.098, 0.3, 0.7]),
     fixed=st.booleans(),
     page=st.sampled_from([1, 8]),
-    room=st.one_of(st.integers(70, 500), st.integers(4000, 30_000)),
+    free_tokens=st.one_of(st.integers(70, 500), st.integers(4000, 30_000)),
 )
-def test_admissions_equal_sglangs(running, waiting, ratio, fixed, page, room):
-    used = sum(prompt + min(made, output) for (prompt, output, _), made in running)
-    device = used + room
+def test_admissions_equal_sglangs_own(running, waiting, ratio, fixed, page, free_tokens):
+    used = sum(prompt + min(done, output) for (prompt, output, _), done in running)
+    device = used + free_tokens
     assume(all(p + min(o + b, CLIP_OUTPUT_TOKENS) + page < device for p, o, b in waiting))
-    theirs = admitted_by_sglang(running, waiting, ratio, fixed, page, device)
-    run = _SystemRun(
+    expected = admitted_by_sglang(running, waiting, ratio, fixed, page, device)
+    system_run = _SystemRun(
         workload := Workload([request(0.0, (1,))]),
         SystemConfig(device_tokens=device, page_tokens=page, max_running=64, fixed_outputs=fixed),
         profile(), OpenLoop(workload),
     )  # fmt: skip
-    (instance,) = run.instances
+    (instance,) = system_run.instances
     for number, ((prompt, output, beyond), generated) in enumerate(running):
         job = job_of(number, prompt, output, beyond)
         generated = min(generated, output)
         instance.tree.private += prompt + generated
         job.private = prompt + generated
         instance.decoding.add(job, output - generated)
-    instance.queue.jobs = [job_of(100 + n, *each) for n, each in enumerate(waiting)]
+    instance.queue.jobs = [job_of(100 + n, *tokens) for n, tokens in enumerate(waiting)]
     instance.decoding.ratio.current = ratio
     queued = list(instance.queue.jobs)
     instance.prefilling.plan(0.0)
-    assert [queued.index(job) for job, _ in instance.prefilling.batch] == theirs
+    assert [queued.index(job) for job, _ in instance.prefilling.batch] == expected
 
 
 def job_of(number: int, prompt: int, output: int, beyond: int) -> SimulatedRequest:
     path = tuple(range(number * 1000, number * 1000 + prompt))
-    made = SimpleNamespace(path=path, tenant=None, conversation=None)
-    job = SimulatedRequest(number, 0.0, made, path, prompt, output, prompt + output - 1)
+    trace_request = SimpleNamespace(path=path, tenant=None, conversation=None)
+    job = SimulatedRequest(number, 0.0, trace_request, path, prompt, output, prompt + output - 1)
     job.max_new = output + beyond
     return job
 
 
 def admitted_by_sglang(running, waiting, ratio, fixed, page, device) -> list[int]:
-    kind, policy = bare_adder(page)
+    adder_class, policy = bare_adder(page)
 
     def params(output, beyond):
         return SimpleNamespace(max_new_tokens=output + beyond, ignore_eos=fixed)
 
-    used = sum(prompt + min(made, output) for (prompt, output, _), made in running)
-    adder = kind(device - used, 8192, ratio)
-    for (_, output, beyond), made in running:
+    used = sum(prompt + min(generated, output) for (prompt, output, _), generated in running)
+    adder = adder_class(device - used, 8192, ratio)
+    for (_, output, beyond), generated in running:
         req = SimpleNamespace(
-            sampling_params=params(output, beyond), output_ids=[0] * min(made, output)
+            sampling_params=params(output, beyond), output_ids=[0] * min(generated, output)
         )
         adder.memory_budget.total_offset += adder._get_running_request_total_token_offset(req)
     admitted = []
     for number, (prompt, output, beyond) in enumerate(waiting):
         if adder.budget_state() is policy.AddReqResult.OTHER:
             break
-        most = min(output + beyond, policy.CLIP_MAX_NEW_TOKENS)
+        max_tokens = min(output + beyond, policy.CLIP_MAX_NEW_TOKENS)
         fits, _ = adder.memory_budget.check_prefill(
-            extend_input_len=prompt, total_tokens=prompt + most + page, max_new_tokens=0,
+            extend_input_len=prompt, total_tokens=prompt + max_tokens + page, max_new_tokens=0,
             input_tokens=prompt, swa_host_hit_length=0, chunk_limit=adder.rem_chunk_tokens,
         )  # fmt: skip
         if not fits:
             break
-        adder._update_prefill_budget(0, prompt, most, False)
+        adder._update_prefill_budget(0, prompt, max_tokens, False)
         admitted.append(number)
         if adder.budget_state() is not policy.AddReqResult.CONTINUE:
             break
     return admitted
 
 
-def test_a_batch_that_has_decoded_for_long_takes_more_in_than_one_that_has_just_begun():
+def test_a_batch_that_decoded_for_long_admits_more_unless_outputs_are_fixed():
     # 2 x (100 + 1,000) tokens do not fit 1,500, but after some hundred steps SGLang expects a tenth
-    # of the rest. A client that fixes its outputs is taken at its word.
+    # of the rest. Fixed outputs are reserved whole.
     trace = [request(0.0, range(1, 11), output=1000), request(6.5, range(101, 111), output=200)]
     assert run(trace, device_tokens=1500).ttft_s[1] < 0.2
     assert run(trace, device_tokens=1200, fixed_outputs=True).ttft_s[1] > 3.0
 
 
-def test_excess_admissions_are_retracted_and_raise_the_ratio():
+def test_excess_admissions_are_retracted_unless_outputs_are_fixed():
     # After 600 steps a tenth is expected of each, and each generates its maximum.
     long = request(0.0, range(1001, 1011), output=900)
     later = [request(6.5 + 0.3 * i, range(i * 10 + 1, i * 10 + 11), output=400) for i in range(8)]
-    tight = run([long, *later], device_tokens=2_000)
-    assert tight.retracted > 0
-    assert (tight.e2e_s > 3.9).all()
+    small_pool = run([long, *later], device_tokens=2_000)
+    assert small_pool.retracted > 0
+    assert (small_pool.e2e_s > 3.9).all()
     assert run([long, *later], device_tokens=2_000, fixed_outputs=True).retracted == 0
 
 
@@ -177,24 +177,24 @@ def test_a_retracted_request_does_not_wait_for_itself():
     assert ordered.e2e_s == pytest.approx(first_come.e2e_s)
 
 
-def test_a_careful_setting_keeps_more():
+def test_a_more_conservative_setting_admits_later():
     trace = [request(0.0, range(1, 11), output=1000), request(1.0, range(101, 111), output=200)]
     assert run(trace, device_tokens=1250).ttft_s[1] < 0.2
     assert run(trace, device_tokens=1250, schedule_conservativeness=1.4).ttft_s[1] > 1.0
 
 
 def test_the_ratio_restarts_when_the_queue_is_empty():
-    run = _SystemRun(
+    system_run = _SystemRun(
         workload := Workload([request(t, (int(t) + 1,), output=100) for t in (0.0, 100.0)]),
         SystemConfig(device_tokens=1000), profile(), OpenLoop(workload),
     )  # fmt: skip
-    seen, (instance,) = [], run.instances
+    ratios, (instance,) = [], system_run.instances
     plan = instance.prefilling.plan
     instance.prefilling.plan = lambda now: (
-        seen.append(instance.decoding.ratio.current),
+        ratios.append(instance.decoding.ratio.current),
         plan(now),
     )[1]
-    run.serve()
-    assert seen[0] == pytest.approx(0.7)
-    assert max(seen[1:]) == pytest.approx(0.7)
-    assert min(seen) == pytest.approx(0.7 - 99 * (0.7 - 0.098) / 600)
+    system_run.serve()
+    assert ratios[0] == pytest.approx(0.7)
+    assert max(ratios[1:]) == pytest.approx(0.7)
+    assert min(ratios) == pytest.approx(0.7 - 99 * (0.7 - 0.098) / 600)

@@ -39,7 +39,7 @@ BY_HAND = {
         {"ttft_s": [0.1, 0.005 + 0.1], "e2e_s": [0.1 + 10 * 0.01 + 0.1, 0.105]},
     ),
     "requests that wait together are prefilled together": (
-        [request(at / 100, range(100 * at + 1, 100 * at + 11)) for at in range(3)],
+        [request(i / 100, range(100 * i + 1, 100 * i + 11)) for i in range(3)],
         {"e2e_s": [0.1, 0.1 - 0.01 + 0.2, 0.1 - 0.02 + 0.2]},
     ),
     "an output is found by the next turn, but for its last token, which has no KV": (
@@ -88,9 +88,9 @@ def test_an_output_without_continuation_takes_room_until_eviction():
 
 def test_two_instances_halve_the_queue():
     trace = [request(0.0, range(i * 10, i * 10 + 10)) for i in range(1, 9)]
-    one, two = (run(trace, instances=n, chunked_prefill_tokens=100) for n in (1, 2))
-    assert one.makespan_s == pytest.approx(0.8)
-    assert two.makespan_s == pytest.approx(0.4)
+    single, double = (run(trace, instances=n, chunked_prefill_tokens=100) for n in (1, 2))
+    assert single.makespan_s == pytest.approx(0.8)
+    assert double.makespan_s == pytest.approx(0.4)
 
 
 def router_of(*requests: int) -> Router:
@@ -98,7 +98,7 @@ def router_of(*requests: int) -> Router:
     return Router("prefix-aware", [SimpleNamespace(request_count=n) for n in requests])  # type: ignore[arg-type]
 
 
-def test_prefix_aware_routing_follows_sent_prefixes_as_sglangs_router():
+def test_prefix_aware_routing_prefers_recorded_prefixes_as_sglangs_router():
     # sglang-router 0.3.2 before two servers: prompts that share nothing go where the fewest
     # requests are, to the first of several; a third of a prompt is enough to follow it.
     router = router_of(0, 0)
@@ -115,7 +115,7 @@ def test_prefix_aware_routing_follows_sent_prefixes_as_sglangs_router():
     [(64, 0, 0), (65, 0, 1), (200, 134, 0), (300, 200, 0), (301, 200, 1)],
 )
 def test_prefix_aware_routing_spills_as_sglangs_router(on_first, on_other, chosen):
-    # The 66th request for one prefix, none of them answered, was the first to go elsewhere there.
+    # The 66th request for one prefix, none of them answered, was the first that sglang-router sent to the other server.
     router = router_of(0, 0)
     assert router.choose(range(10)) == 0
     router._instances[0].request_count, router._instances[1].request_count = on_first, on_other
@@ -125,16 +125,16 @@ def test_prefix_aware_routing_spills_as_sglangs_router(on_first, on_other, chose
 def test_a_router_forgets_only_its_oldest_prefixes():
     prefixes, draw = KnownPrefixes(blocks_kept=50), random.Random(1)
     for _ in range(300):
-        who = draw.randrange(8)
-        path = tuple(range(who * 100, who * 100 + draw.randrange(1, 15)))
-        prefixes.record_sent(path, who % 3)
-        assert prefixes.longest(path) == (len(path), who % 3)
+        number = draw.randrange(8)
+        path = tuple(range(number * 100, number * 100 + draw.randrange(1, 15)))
+        prefixes.record_sent(path, number % 3)
+        assert prefixes.longest(path) == (len(path), number % 3)
         assert len(prefixes) <= 2 * (50 + 15)
-        for each in range(8):  # what is known of a path is a run from its start
-            whole = tuple(range(each * 100, each * 100 + 15))
-            blocks, _ = prefixes.longest(whole)
-            assert [prefixes._instance_of(block) >= 0 for block in whole] == [
-                at < blocks for at in range(15)
+        for family in range(8):  # the recorded blocks of a path are a run from its start
+            full_path = tuple(range(family * 100, family * 100 + 15))
+            blocks, _ = prefixes.longest(full_path)
+            assert [prefixes._instance_of(block) >= 0 for block in full_path] == [
+                i < blocks for i in range(15)
             ]
     prefixes.record_sent(range(2000, 2060), 1)
     prefixes.record_sent(range(3000, 3060), 1)
@@ -151,9 +151,9 @@ def test_a_router_forgets_only_its_oldest_prefixes():
     ],
 )
 def test_a_mistake_gets_one_line_with_the_remedy(trace, config, message):
-    with pytest.raises(CanopyError, match=message) as caught:
+    with pytest.raises(CanopyError, match=message) as error:
         run(trace, **config)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,14 @@ from canopy_lab.sim.system.tree import TieredTree
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.ttl.table import Group, TTLTable
-from support.systems import KV, profile, request, rounds
+from support.systems import KV_BYTES, profile, request, rounds
 from support.tree_recount import recount
 
 FAST = {"read_bytes_per_s": 1e9, "write_bytes_per_s": 1e9}
 
 
-def tier(tokens: int, **others) -> TierSpec:
-    return TierSpec(tokens * KV, **FAST, **others)
+def tier(tokens: int, **options) -> TierSpec:
+    return TierSpec(tokens * KV_BYTES, **FAST, **options)
 
 
 def run(trace, **config):
@@ -33,20 +33,20 @@ def run(trace, **config):
 
 def chat(seed: int, *, requests: int = 150, size: int = 4, spread: float = 20.0):
     """Conversations that grow, some with a shared beginning."""
-    draw, ids, open_ = random.Random(seed), itertools.count(1), {}
+    draw, ids, growing = random.Random(seed), itertools.count(1), {}
     time, turns = 0.0, []
     for _ in range(requests):
         time += draw.expovariate(spread)
         name = str(draw.randrange(25))
-        blocks = open_.get(name) or ((10**6, 10**6 + 1)[: draw.choice((0, 1, 2))])
+        blocks = growing.get(name) or ((10**6, 10**6 + 1)[: draw.choice((0, 1, 2))])
         prompt = len(blocks) * size + draw.randrange(1, 60 * size)
         path = blocks + tuple(next(ids) for _ in range(-(-prompt // size) - len(blocks)))
         turns.append(
             TraceRequest(time, prompt, draw.randrange(1, 40), path, size, conversation=name)
         )
-        open_[name] = path[: prompt // size]
+        growing[name] = path[: prompt // size]
         if draw.random() < 0.15:
-            del open_[name]
+            del growing[name]
     return turns
 
 
@@ -80,23 +80,23 @@ def test_demoted_kv_is_loaded_from_the_host():
     result = run(rounds(10, 3), host=tier(2000))
     assert result.token_hit_ratio_by_tier["host"] == pytest.approx(2 / 3 * 0.99)
     assert result.token_hit_ratio_by_tier["device"] == 0.0
-    assert result.host_written_bytes == 10 * 100 * KV  # once each
+    assert result.host_written_bytes == 10 * 100 * KV_BYTES  # once each
 
 
 def test_a_shared_disk_serves_pages_of_other_instances():
     trace = rounds(3, 4)  # round robin over two instances moves each prompt on
     common = {"instances": 2, "host": tier(1000), "prefetch_policy": "wait_complete"}
     shared = run(trace, disk=tier(10**6), **common)
-    own = run(trace, disk=tier(10**6), disk_per_instance=True, **common)
+    separate = run(trace, disk=tier(10**6), disk_per_instance=True, **common)
     assert shared.token_hit_ratio_by_tier["disk"] > 0.2
-    assert own.token_hit_ratio_by_tier["disk"] == 0.0
+    assert separate.token_hit_ratio_by_tier["disk"] == 0.0
 
 
 def test_a_ttl_drops_unused_kv_from_the_host_and_from_the_disk():
     trace = rounds(10, 2)  # each prompt again after 10 s
     for ttl, hit in ((9.0, False), (11.0, True)):
-        below = {"host": tier(400), "disk": tier(10**6, ttl=ttl)}
-        for tiers in ({"host": tier(2000, ttl=ttl)}, {**below, "prefetch_policy": "wait_complete"}):
+        small = {"host": tier(400), "disk": tier(10**6, ttl=ttl)}
+        for tiers in ({"host": tier(2000, ttl=ttl)}, {**small, "prefetch_policy": "wait_complete"}):
             assert (run(trace, **tiers).token_hit_ratio > 0.4) == hit
     short = run(trace, host=tier(2000, ttl=3.0)).mean_bytes_by_tier["host"]
     assert short < 0.7 * run(trace, host=tier(2000)).mean_bytes_by_tier["host"]
@@ -112,10 +112,10 @@ def test_groups_follow_their_table():
 def test_a_prefetch_that_takes_too_long_is_stopped_by_the_timeout():
     slow = TierSpec(1e9, 2e4, 1e9)  # 90 tokens: 4.5 s
     common = {"host": tier(400), "disk": slow, "prefetch_timeout_base_s": 0.5}
-    waits = run(rounds(10, 2, every_s=10.0), prefetch_policy="wait_complete", **common)
-    stops = run(rounds(10, 2, every_s=10.0), prefetch_policy="timeout", **common)
-    assert waits.ttft_s[-1] == pytest.approx(4.5 + 0.01, rel=0.01)
-    assert stops.ttft_s[-1] == pytest.approx(0.5 + 90 / 1024 * 0.25 + 0.1, rel=0.02)
+    complete = run(rounds(10, 2, every_s=10.0), prefetch_policy="wait_complete", **common)
+    stopped = run(rounds(10, 2, every_s=10.0), prefetch_policy="timeout", **common)
+    assert complete.ttft_s[-1] == pytest.approx(4.5 + 0.01, rel=0.01)
+    assert stopped.ttft_s[-1] == pytest.approx(0.5 + 90 / 1024 * 0.25 + 0.1, rel=0.02)
 
 
 @settings(max_examples=settings.default.max_examples // 4)
@@ -148,7 +148,7 @@ def test_every_token_is_accounted_for_after_every_step(
         instances=instances,
         routing=routing,
         host=tier(int(device * host_share), ttl=ttl) if tiers else None,
-        disk=TierSpec(device * 3 * KV, 1e9, disk_writes, shared_channel=True, ttl=ttl)
+        disk=TierSpec(device * 3 * KV_BYTES, 1e9, disk_writes, shared_channel=True, ttl=ttl)
         if tiers == 2
         else None,
         device_policy=policy,
@@ -164,10 +164,10 @@ def test_every_token_is_accounted_for_after_every_step(
     simulation = _SystemRun(
         workload, config, profile(), (TurnsWait if waiting else OpenLoop)(workload)
     )
-    plain = simulation._step
+    original_step = simulation._step
 
     def step(instance, now):
-        plain(instance, now)
+        original_step(instance, now)
         instance.tree.verify()
         assert instance.tree.private >= 0
         for disk in simulation.disks:
@@ -194,14 +194,12 @@ def test_prefetches_leave_half_of_the_host_to_demoted_kv(monkeypatch):
     # prefetch while running ones need half of the host, here 400 tokens, or more
     # (``prefetch_capacity_limit``): the sixth waits until the first is admitted.
     first = rounds(20, 1, every_s=10.0)
-    ahead = [request(300.0, tuple(range(50000 + i * 20, 50020 + i * 20))) for i in range(6)]
-    again = [request(300.01 + 0.001 * i, r.blocks) for i, r in enumerate(first[:6])]
+    earlier = [request(300.0, tuple(range(50000 + i * 20, 50020 + i * 20))) for i in range(6)]
+    returning = [request(300.01 + 0.001 * i, r.blocks) for i, r in enumerate(first[:6])]
     reads, read = [], DiskChannel.read
-    monkeypatch.setattr(DiskChannel, "read", lambda *given: reads.append(read(*given)) or reads[-1])
+    monkeypatch.setattr(DiskChannel, "read", lambda *args: reads.append(read(*args)) or reads[-1])
     disk = TierSpec(1e9, 1e6, 1e9)  # 90 ms to read a prompt
-    run(
-        [*first, *ahead, *again], device_tokens=450, host=tier(800), disk=disk
-    )  # fmt: skip
+    run([*first, *earlier, *returning], device_tokens=450, host=tier(800), disk=disk)
     begins = sorted(transfer.begin_s for transfer in reads)
     assert [b - a for a, b in itertools.pairwise(begins[:5])] == pytest.approx([0.09] * 4)
     assert begins[5] - begins[4] > 0.3
@@ -210,23 +208,23 @@ def test_prefetches_leave_half_of_the_host_to_demoted_kv(monkeypatch):
 def test_the_host_keeps_the_parent_of_a_prefetch():
     # The head of a prompt is on the host and the rest on the disk. While it waits, others fill the
     # host; without its head, the pages read could not be reached.
-    whole = tuple(range(1, 21))
-    push = [request(10.0 + i, tuple(range(1000 + i * 10, 1010 + i * 10))) for i in range(2)]
-    ahead = [request(100.0, tuple(range(5000 + i * 20, 5020 + i * 20))) for i in range(3)]
-    trace = [request(0.0, whole), *push, *ahead, request(100.05, whole)]
+    path = tuple(range(1, 21))
+    evicting = [request(10.0 + i, tuple(range(1000 + i * 10, 1010 + i * 10))) for i in range(2)]
+    earlier = [request(100.0, tuple(range(5000 + i * 20, 5020 + i * 20))) for i in range(3)]
+    trace = [request(0.0, path), *evicting, *earlier, request(100.05, path)]
     disk = TierSpec(1e9, 1e6, 1e9)
     result = run(trace, device_tokens=450, host=tier(400), disk=disk)
     assert result.cached_tokens[-1] > 150
 
 
-@pytest.mark.parametrize(("new", "hidden"), [(150, True), (1, False)])
-def test_layerwise_loading_hides_behind_a_long_prefill_only(new, hidden):
-    # 100 tokens on the host, at 1 MB/s: 0.1 s to load; ``new`` ms to compute (Kareto, 3.2).
+@pytest.mark.parametrize(("new_tokens", "is_hidden"), [(150, True), (1, False)])
+def test_layerwise_loading_hides_behind_a_long_prefill_only(new_tokens, is_hidden):
+    # 100 tokens on the host, at 1 MB/s: 0.1 s to load; ``new_tokens`` ms to compute (Kareto, 3.2).
     prompt = tuple(range(1, 11))
-    push = [request(1.0 + i, tuple(range(1000 + i * 10, 1010 + i * 10))) for i in range(3)]
-    blocks = -(-new // 10)
-    back = request(10.0, prompt + tuple(range(500, 500 + blocks)))
-    trace = [request(0.0, prompt), *push, back]
+    evicting = [request(1.0 + i, tuple(range(1000 + i * 10, 1010 + i * 10))) for i in range(3)]
+    blocks = -(-new_tokens // 10)
+    returning = request(10.0, prompt + tuple(range(500, 500 + blocks)))
+    trace = [request(0.0, prompt), *evicting, returning]
     config = SystemConfig(
         device_tokens=300, quantum_tokens=1, load_back_threshold_tokens=1,
         host=TierSpec(1e9, 1e6, 1e9),
@@ -236,4 +234,4 @@ def test_layerwise_loading_hides_behind_a_long_prefill_only(new, hidden):
     compute = blocks * 10 * 0.001
     assert one_by_one == pytest.approx(compute + 0.1)
     assert overlapped == pytest.approx(max(compute + 0.1 / 100, 0.1 + compute / 100))
-    assert (overlapped < compute * 1.05) == hidden
+    assert (overlapped < compute * 1.05) == is_hidden
