@@ -73,7 +73,7 @@ def _prepare_batch(manager: Any, obj: Any, options: Options) -> None:
     count = len(texts if texts is not None else lists)
     params = obj.sampling_params
     many = params if isinstance(params, list) else [dict(params) for _ in range(count)]
-    if len(many) != count or not all(isinstance(sampling, dict) for sampling in many):
+    if len(many) < count or not all(isinstance(sampling, dict) for sampling in many):
         raise CanopyError(
             f"sampling_params must be one object, or a list of one for each of {count} prompts"
         )

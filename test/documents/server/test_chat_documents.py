@@ -214,6 +214,10 @@ def test_documents_of_texts_alone_and_in_batches() -> None:
         first_request = SimpleNamespace(input_ids=ids[0], sampling_params=params[0])
         assert chats.bounded_texts(first_request) == [" one fact", " two facts"]
         assert [chats.text(i) for i in ids] == ([prompts] if isinstance(prompts, str) else prompts)
+    many = [{}, {}, {}]  # SGLang does not read the third
+    fields = {"input_ids": None, "extra_key": None, "cache_salt": None, "sampling_params": many}
+    conversion.prepare(chats.manager, SimpleNamespace(text=[text, text], **fields), SEPARATED)
+    assert [bool(params) for params in many] == [True, True, False]
     unchanged = prepare_request("none of them", manager=chats.manager)
     assert (unchanged.text, unchanged.input_ids) == ("none of them", None)
 
