@@ -4,8 +4,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from sglang.srt.entrypoints.anthropic.protocol import AnthropicMessagesRequest
 from sglang.srt.entrypoints.anthropic.serving import AnthropicServing
+from sglang.srt.managers.embed_types import PositionalEmbeds
 from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -24,9 +26,10 @@ def check(**fields: Any) -> None:
     obj.normalize_batch_and_arguments()
     for item in [obj] if obj.is_single else [obj[i] for i in range(obj.batch_size)]:
         check_prompt(MANAGER, item, item.input_ids if item.text is None else [1] * len(item.text))
-        check_message(
-            SimpleNamespace(sampling_params=SamplingParams(**item.sampling_params)), MANAGER
-        )
+        names = ("return_logprob", "logprob_start_len", "positional_embed_overrides")
+        more = {name: getattr(item, name) for name in names}
+        params = SamplingParams(**item.sampling_params)
+        check_message(SimpleNamespace(sampling_params=params, **more), MANAGER)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +40,9 @@ def check(**fields: Any) -> None:
         {"text": "a", "sampling_params": {"n": 4}},
         {"input_ids": [0, 99], "return_logprob": True, "top_logprobs_num": 100},
         {"input_ids": [[0], [99, 5]], "sampling_params": [{}, {}, {}]},
+        {"text": "a", "logprob_start_len": -9},
+        {"text": "a", "return_logprob": True, "logprob_start_len": -1},
+        {"text": "a", "positional_embed_overrides": PositionalEmbeds(torch.zeros(1, 2), [0])},
         {"input_ids": [], "session_params": {"id": "s"}},
         {"input_ids": [500], "lora_path": "adapter"},
         {"input_ids": [500], "image_data": ["image"]},
@@ -65,6 +71,8 @@ def test_computable_requests_are_accepted(fields: dict[str, Any]) -> None:
         ({"input_ids": [[]]}, "has no tokens"),
         ({"text": "", "session_id": "s"}, "has no tokens"),
         ({"text": "a", "top_logprobs_num": 101}, "101 top log-probabilities"),
+        ({"text": "a", "return_logprob": True, "logprob_start_len": -2}, "at least -1, got -2"),
+        ({"text": "a", "positional_embed_overrides": {"a": 1}}, "must be tensors, got {'a': 1}"),
         *(
             ({"text": "a", "sampling_params": params}, f"key '{next(iter(params))}' must be")
             for params in (
@@ -90,6 +98,12 @@ def test_computable_requests_are_accepted(fields: dict[str, Any]) -> None:
 def test_a_request_that_ends_a_server_is_refused(fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(CanopyError, match=reason):
         check(**fields)
+
+
+def test_no_client_skips_sglangs_checks() -> None:
+    params = {"is_normalized": True, "stop_token_ids": 5}
+    check_sizes(GenerateReqInput(text="a", sampling_params=params))
+    assert params == {"stop_token_ids": 5}
 
 
 def test_requests_for_and_of_embeddings_are_accepted() -> None:

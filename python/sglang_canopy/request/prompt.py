@@ -44,7 +44,12 @@ def check_sizes(obj: Any) -> None:
             f"sampling_params is a list of {len(params)} for {prompts} prompts; give one for each, "
             "or one object for all"
         )
-    for samples in (each.get("n") for each in many if isinstance(each, dict)):
+    many = [each for each in many if isinstance(each, dict)]
+    for each in many:
+        each.pop(
+            "is_normalized", None
+        )  # skips SGLang's checks: an internal field, not refused there
+    for samples in (each.get("n") for each in many):
         if isinstance(samples, int) and samples > 1 and samples * prompts > MAX_SAMPLES:
             raise CanopyError(
                 f"n={samples} for {prompts} prompts is more than {MAX_SAMPLES} answers; send several "
@@ -79,10 +84,15 @@ def check_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
 def check_message(message: Any, manager: Any, *_: Any, **__: Any) -> None:
     """Hook after ``TokenizerManager._create_tokenized_object``, on each message to the scheduler.
 
-    Raises ``CanopyError`` for sampling parameters with which the scheduler cannot compute. Other wrong
-    ones are refused by SGLang itself.
+    Raises ``CanopyError`` for fields with which the scheduler cannot compute. Other wrong ones are
+    refused by SGLang itself.
     """
     params, vocabulary = message.sampling_params, manager.model_config.vocab_size
+    if getattr(message, "return_logprob", False) and message.logprob_start_len < -1:
+        raise CanopyError(f"logprob_start_len must be at least -1, got {message.logprob_start_len}")
+    embeds = getattr(message, "positional_embed_overrides", None)
+    if embeds is not None and not isinstance(embeds, _tensors()):  # JSON holds none
+        raise CanopyError(f"positional_embed_overrides must be tensors, got {embeds!r:.60}")
     for key in _TEXTS:
         if not isinstance(text := getattr(params, key), str | None):
             _refuse(key, "a string", text)
@@ -99,6 +109,12 @@ def check_message(message: Any, manager: Any, *_: Any, **__: Any) -> None:
     for token in (params.stop_token_ids or ()) if params.min_new_tokens else ():
         if not 0 <= token <= vocabulary:
             _refuse("stop_token_ids", f"tokens from 0 to {vocabulary - 1}", token)
+
+
+def _tensors() -> type:
+    from sglang.srt.managers.embed_types import PositionalEmbeds
+
+    return PositionalEmbeds
 
 
 def _refuse(key: str, allowed: str, value: Any) -> NoReturn:
