@@ -187,17 +187,8 @@ def test_a_long_log_is_read_in_part_and_the_report_states_it(tmp_path):
 
 def run_advise(log, tmp_path, capsys, *options):
     numbers, page = tmp_path / "n.json", tmp_path / "page.html"
-    common = [
-        "--capacity-tokens",
-        "20000",
-        "--out",
-        str(page),
-        "--json",
-        str(numbers),
-        "--jobs",
-        "1",
-    ]
-    assert main(["advise", str(log), *common, *options]) == 0
+    base = ["--capacity-tokens", "20000", "--out", str(page), "--json", str(numbers), "--jobs", "1"]
+    assert main(["advise", str(log), *base, *options]) == 0
     return capsys.readouterr().out + page.read_text(), json.loads(numbers.read_text())
 
 

@@ -39,10 +39,8 @@ def test_live_names_are_the_registrys():
 @pytest.fixture
 def walkthrough(monkeypatch):
     """Register the page's policy as the page describes; return its test code."""
-    section = WALKTHROUGH.split("<!-- adding-a-policy", 1)[1].split("<!-- end: adding-a-policy", 1)[
-        0
-    ]
-    policy, tests = re.findall(r"```python\n(.*?)```", section, re.S)
+    text = WALKTHROUGH.split("<!-- adding-a-policy", 1)[1].split("<!-- end: adding-a-policy", 1)[0]
+    policy, tests = re.findall(r"```python\n(.*?)```", text, re.S)
     module = types.ModuleType("sglang_canopy.policy.mru")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile(policy, "docs/guide/add-a-policy.md", "exec"), module.__dict__)

@@ -264,15 +264,9 @@ def test_a_host_tier_larger_than_the_memory_is_a_fault(monkeypatch) -> None:
 )
 def test_room_is_for_every_rank_on_the_machine(monkeypatch, ranks, count) -> None:
     base = {"tp_size": 1, "pp_size": 1, "dp_size": 1, "nnodes": 1, "enable_dp_attention": False}
-    extra = json.dumps({**DYNAMIC_BACKEND, "path": "/d", "capacity_bytes": 10**9})
-    tiers = {"canopy_host_gb": 1.0, "hicache_size": 0, "enable_hierarchical_cache": True}
-    args = {
-        "hicache_storage_backend_extra_config": extra,
-        "device": "cuda",
-        **tiers,
-        **base,
-        **ranks,
-    }
+    spec = json.dumps({**DYNAMIC_BACKEND, "path": "/d", "capacity_bytes": 10**9})
+    host = {"canopy_host_gb": 1.0, "hicache_size": 0, "enable_hierarchical_cache": True}
+    args = {"hicache_storage_backend_extra_config": spec, "device": "cuda", **host, **base, **ranks}
     rooms = []
     monkeypatch.setattr(machine, "check_port", lambda *_: [])
     monkeypatch.setattr(machine, "check_host_memory", lambda room: rooms.append(room) or [])

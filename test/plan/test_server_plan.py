@@ -90,23 +90,20 @@ def test_without_a_disk_no_disk_is_mentioned():
 def test_every_setting_that_was_simulated_is_in_the_file():
     c = replace(WITH_DISK, page_size=64, prefetch_policy="wait_complete", write_policy="write_back")
     inputs = plan_inputs()
-    settings = ServerSettings(max_running_requests=32, mem_fraction_static=0.8)
-    inputs.engine = replace(inputs.engine, settings=settings)
-    settings = ServerSettings.from_flags(plan_of(c, inputs)[0])
-    assert settings.over(SGLANG_DEFAULTS) == settings, "nothing is left to a default"
+    config = ServerSettings(max_running_requests=32, mem_fraction_static=0.8)
+    inputs.engine = replace(inputs.engine, settings=config)
+    config = ServerSettings.from_flags(plan_of(c, inputs)[0])
+    assert config.over(SGLANG_DEFAULTS) == config, "nothing is left to a default"
     simulated = system_of(c, inputs.engine, inputs.prices, {})
-    assert (settings.page_size, settings.hicache_storage_prefetch_policy) == (64, "wait_complete")
-    assert settings.hicache_write_policy == simulated.write_policy == "write_back"
-    assert settings.max_running_requests == simulated.max_running == 32
-    assert settings.max_total_tokens == simulated.device_tokens == 4096
-    assert settings.chunked_prefill_size == simulated.chunked_prefill_tokens
-    assert settings.max_prefill_tokens == simulated.max_prefill_tokens
-    assert settings.prefetch_threshold == simulated.prefetch_threshold_tokens
-    assert settings.mem_fraction_static == 0.8
-    assert (settings.enable_hierarchical_cache, settings.hicache_storage_backend) == (
-        True,
-        "canopy",
-    )
+    assert (config.page_size, config.hicache_storage_prefetch_policy) == (64, "wait_complete")
+    assert config.hicache_write_policy == simulated.write_policy == "write_back"
+    assert config.max_running_requests == simulated.max_running == 32
+    assert config.max_total_tokens == simulated.device_tokens == 4096
+    assert config.chunked_prefill_size == simulated.chunked_prefill_tokens
+    assert config.max_prefill_tokens == simulated.max_prefill_tokens
+    assert config.prefetch_threshold == simulated.prefetch_threshold_tokens
+    assert config.mem_fraction_static == 0.8
+    assert (config.enable_hierarchical_cache, config.hicache_storage_backend) == (True, "canopy")
 
 
 def test_an_assumed_pool_size_is_not_set():

@@ -179,11 +179,9 @@ def test_each_part_of_a_path_on_two_tiers_is_charged_while_it_is_protected() -> 
     tree.settle()
     queue_request(tree, conversation(1, 60), 10.0)
     check(tree)
-    upper, lower = (
-        n.canopy for n in tree.core._node_arena.values() if n is not tree.core.root_node
-    )
-    upper, lower = sorted((upper, lower), key=lambda leaf: leaf.offset)
-    assert upper.awaited_until == lower.awaited_until == 70.0
+    top, lower = (n.canopy for n in tree.core._node_arena.values() if n is not tree.core.root_node)
+    top, lower = sorted((top, lower), key=lambda leaf: leaf.offset)
+    assert top.awaited_until == lower.awaited_until == 70.0
     assert tree.core.protected.awaited.budget.tokens == 60
     tree.core.protected.node_removed(lower)
     assert tree.core.protected.awaited.budget.tokens == 40

@@ -97,17 +97,15 @@ class Walk:
         return RadixKey(tokens, name[0], limit=limit, cache_salt=name[1])
 
     def match(self, chosen, tail, name, capped) -> Any:
-        result = self.cache.match_prefix(
-            MatchPrefixParams(key=self.key(chosen, tail, name, capped))
-        )
+        match = self.cache.match_prefix(MatchPrefixParams(key=self.key(chosen, tail, name, capped)))
         nodes = {
-            field: self.path_of(getattr(result, field))
+            field: self.path_of(getattr(match, field))
             for field in ("last_device_node", "last_host_node", "best_match_node")
         }
         for field in releases.existing_fields(MatchResult, "last_visited_node_id"):
-            node_id = getattr(result, field)
+            node_id = getattr(match, field)
             nodes[field] = node_id and self.path_of(node_id)
-        return result._replace(**nodes)
+        return match._replace(**nodes)
 
     def evict(self, tokens) -> None:
         self.cache.evict(EvictParams(num_tokens=tokens))

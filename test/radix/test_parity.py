@@ -110,12 +110,10 @@ def check_equal(policy: str, config: dict[str, Any], page: int, **settings: Any)
     for seed in (1, 2):
         steps = workload(seed, 120)
         simulated_hits, simulated_cuts = simulate(policy, config, steps, page, **settings)
-        served_hits, served_cuts = serve_live(policy, config, steps, page, **settings)
-        first = next(
-            (i for i, (a, b) in enumerate(zip(simulated_hits, served_hits)) if a != b), None
-        )
-        assert first is None, (first, simulated_hits[first], served_hits[first])
-        assert served_cuts == simulated_cuts
+        live_hits, live_cuts = serve_live(policy, config, steps, page, **settings)
+        first = next((i for i, (a, b) in enumerate(zip(simulated_hits, live_hits)) if a != b), None)
+        assert first is None, (first, simulated_hits[first], live_hits[first])
+        assert live_cuts == simulated_cuts
         assert sum(simulated_hits) > 0
         assert simulated_cuts
 

@@ -220,10 +220,8 @@ def test_the_laboratorys_tests_pass_under_another_python(built, tmp_path, versio
     pip(python, "install", "--quiet", str(built[0]), *tools)
     env = {**os.environ, "PYTHONPATH": ""}
     code = "import canopy_lab, sglang_canopy; print(canopy_lab.__file__, sglang_canopy.__file__)"
-    where = subprocess.run(
-        [python, "-c", code], capture_output=True, text=True, env=env, check=True
-    )
-    assert all(Path(file).is_relative_to(tmp_path) for file in where.stdout.split())
+    run = subprocess.run([python, "-c", code], capture_output=True, text=True, env=env, check=True)
+    assert all(Path(file).is_relative_to(tmp_path) for file in run.stdout.split())
     tests = [str(ROOT / "test" / folder) for folder in LABORATORY]
     process = subprocess.run(
         [python, "-m", "pytest", "-p", "no:cacheprovider", f"--basetemp={tmp_path}/tests", *tests],

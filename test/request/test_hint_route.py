@@ -17,9 +17,7 @@ def test_a_hint_is_forwarded_to_the_schedulers(serve: Serve) -> None:
     with serve() as http:
         assert http("POST", "/canopy/hint", None, HINT) == (200, '{"waiting":1}')
         (message,) = messages_of(http, 1)
-        assert [hint["conversation"] for hint in unpack(message.removeprefix(HINTS.prefix))] == [
-            "a"
-        ]
+        assert [h["conversation"] for h in unpack(message.removeprefix(HINTS.prefix))] == ["a"]
         assert json.loads(http("GET", "/canopy/status")[1])["hints_waiting"] == 0
 
 

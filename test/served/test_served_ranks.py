@@ -68,11 +68,9 @@ def client(shared_server, small_model, tmp_path_factory):
 def test_both_ranks_evict_the_same_leaves_over_500_requests(client) -> None:
     hits = dict.fromkeys(("device", "host", "storage"), 0)
     for tokens, fields in conversations(REQUESTS, seed=1):
-        details = client.generate(tokens, custom_params=fields)["meta_info"][
-            "cached_tokens_details"
-        ]
+        counts = client.generate(tokens, custom_params=fields)["meta_info"]["cached_tokens_details"]
         for tier in hits:
-            hits[tier] += (details or {}).get(tier, 0)
+            hits[tier] += (counts or {}).get(tier, 0)
     assert min(hits.values()) > 0, hits
     wait_until(lambda: sum(client.requests_by_category().values()) >= REQUESTS)
     status = agreed_status(client)

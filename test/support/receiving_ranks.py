@@ -82,20 +82,18 @@ class Rank:
 
     def serve(self, message: TokenizedGenerateReqInput) -> None:
         """Look up, compute and insert."""
-        core, tokens = self.tree.core, list(message.input_ids)
-        req = fake_req(
-            tokens, [], rid=message.rid, num_matched_prefix_tokens=0, host_loaded_length=0
-        )
+        core, ids = self.tree.core, list(message.input_ids)
+        req = fake_req(ids, [], rid=message.rid, num_matched_prefix_tokens=0, host_loaded_length=0)
         req.sampling_params = message.sampling_params
         request = core.requests.register(req)
-        hit = self.tree.match(tokens)
+        hit = self.tree.match(ids)
         req.cached_tokens = req.cached_tokens_device = hit
         core.requests.report_end(req)
-        self.tree.insert(tokens, request)
+        self.tree.insert(ids, request)
         self.observed["times"].append(request.time)
         self.observed["hits"].append(hit)
         if not self.pipeline:  # refused there
-            self.order.record_batch(batch_of([req], [len(tokens) - hit], [hit], None))
+            self.order.record_batch(batch_of([req], [len(ids) - hit], [hit], None))
 
     def control(self, message: SetInternalStateReq) -> None:
         scheduler = SimpleNamespace(tree_cache=self.tree.cache)

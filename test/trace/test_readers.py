@@ -39,19 +39,12 @@ def test_bailian_remembers_a_bounded_number_of_chats() -> None:
 
 
 def conversation(name: str, start: int = 1) -> dict[str, object]:
-    nested = {
-        "t": 0.5,
-        "type": "n",
-        "in": 70,
-        "out": 2,
-        "hash_ids": [start + 9],
-        "stop": "end_turn",
-    }
+    inner = {"t": 0.5, "type": "n", "in": 70, "out": 2, "hash_ids": [start + 9], "stop": "end_turn"}
     return {
         "id": name, "block_size": 64,
         "requests": [
             {"t": 0.0, "type": "n", "in": 130, "out": 4, "hash_ids": [start, start + 1], "stop": "tool_use"},
-            {"t": 2.0, "type": "subagent", "agent_id": "agent_001", "requests": [nested, {**nested, "t": 9.0}]},
+            {"t": 2.0, "type": "subagent", "agent_id": "agent_001", "requests": [inner, {**inner, "t": 9.0}]},
             {"t": 5.0, "type": "s", "in": 200, "out": 4, "hash_ids": [start, start + 1, start + 2], "stop": ""},
         ],
     }  # fmt: skip

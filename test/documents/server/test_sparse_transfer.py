@@ -65,11 +65,9 @@ def test_bytes_copied_from_host_memory_are_counted(
     check_kv(engine, cpu_engine, row[reused])
 
 
-def chunk_of(number: int, tokens: int) -> Chunk:
+def chunk_of(n: int, tokens: int) -> Chunk:
     size = (SHAPE.layers, tokens, SHAPE.kv_heads, SHAPE.head_dim)
-    return Chunk(
-        (number,) * tokens, torch.full(size, float(number)), torch.full(size, -number * 1.0)
-    )
+    return Chunk((n,) * tokens, torch.full(size, float(n)), torch.full(size, -n * 1.0))
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 5)), max_size=30))

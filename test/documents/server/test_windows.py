@@ -170,16 +170,13 @@ def test_the_next_request_is_reported_although_a_chunk_could_not_be_encoded(star
     second = request(first.origin_input_ids, [0, 40], rid="s", customized_info=None)
     queue_req(engine, second)
 
-    def encode_missing(req, *_):
-        if req is first:
+    def encode_missing(r, *_):
+        if r is first:
             raise OSError("damaged")
 
     monkeypatch.setattr(engine, "encode_missing", encode_missing)
     batch = batch_of([(0, 98), (0, 98)])
     batch.reqs = [first, second]
     forwards._finish_prompts(engine, batch, 0)
-    assert [bool(req.customized_info["canopy_documents"]) for req in (first, second)] == [
-        True,
-        True,
-    ]
+    assert [bool(r.customized_info["canopy_documents"]) for r in (first, second)] == [True, True]
     assert engine.counts["fallbacks"] == 1
