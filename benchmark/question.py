@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
-class Context:
+class RunContext:
     """Inputs of a run."""
 
     data: Path
@@ -46,7 +46,7 @@ class Question:
     shows: str
     """Content in one sentence."""
 
-    run: Callable[[Context], Any]
+    run: Callable[[RunContext], Any]
     """Return the JSON data; deterministic but for times."""
 
     minutes: float = 1.0

@@ -30,7 +30,7 @@ sys.path += [str(folder) for folder in FOLDERS]
 from tqdm import tqdm  # noqa: E402
 
 import result_file  # noqa: E402
-from question import ROOT, Context, Question, data_folder, result_path  # noqa: E402
+from question import ROOT, Question, RunContext, data_folder, result_path  # noqa: E402
 
 MODULES = {
     "wa": ("wa.predict",),
@@ -60,7 +60,7 @@ def answer(group: str, key: str, data: Path) -> None:
     """Run one question here and write its result."""
     question = next(q for q in _questions(group) if q.key == key)
     start = time.perf_counter()
-    result = question.run(Context(data, group, key))
+    result = question.run(RunContext(data, group, key))
     row = {
         "shows": question.shows,
         "command": f"python benchmark/run.py {group}/{key}",

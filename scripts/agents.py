@@ -44,10 +44,10 @@ Messages = list[dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ClientTurn:
     """One finished request."""
 
-    who: str
+    client_kind: str
     """``agent`` or ``reader``."""
     first_token_s: float
     """From sending, the wait in the server's queue included."""
@@ -96,7 +96,7 @@ def question(texts: Sequence[str], draw: random.Random) -> Messages:
     return [{"role": "user", "content": f"{document}\n\nWhat is this about, in one sentence?"}]
 
 
-class Traffic:
+class AgentTraffic:
     """Agents and readers, a thread each, against one server."""
 
     def __init__(self, url: str, model: str, texts: Sequence[str]) -> None:
@@ -104,23 +104,26 @@ class Traffic:
 
         self.client: Any = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300)  # fmt: skip
         self.model, self.texts = model, texts
-        self.answers: list[Answer] = []
+        self.answers: list[ClientTurn] = []
         self.failed: BaseException | None = None
         self._end_s = 0.0
         self._lock = threading.Lock()
 
-    def run(self, seconds: float, progress: Callable[[list[Answer]], object]) -> list[Answer]:
+    def run(
+        self, seconds: float, progress: Callable[[list[ClientTurn]], object]
+    ) -> list[ClientTurn]:
         """Return the answers whose first token arrived within ``seconds``, and pass them to ``progress``.
 
         Each client has its own seed, so every server receives the same tasks. Raises the exception
         of a failed request.
         """
-        began = time.monotonic()
-        self._end_s = began + seconds
+        self._end_s = time.monotonic() + seconds
         everyone = [(self._agent, n) for n in range(AGENTS)]
         everyone += [(self._reader, n) for n in range(READERS)]
         threads = [
-            threading.Thread(target=self._guarded, args=(act, random.Random(f"{act.__name__}{n}")))
+            threading.Thread(
+                target=self._run_client, args=(act, random.Random(f"{act.__name__}{n}"))
+            )
             for act, n in everyone
         ]
         for thread in threads:
@@ -133,7 +136,7 @@ class Traffic:
             raise self.failed
         return self.answers
 
-    def _guarded(self, act: Callable[[random.Random], None], draw: random.Random) -> None:
+    def _run_client(self, act: Callable[[random.Random], None], draw: random.Random) -> None:
         try:
             act(draw)
         except BaseException as error:
@@ -145,8 +148,7 @@ class Traffic:
             for messages in task(self.texts, draw):
                 if time.monotonic() >= self._end_s:
                     break
-                text = self._ask("agent", messages)
-                messages.append({"role": "assistant", "content": text})
+                messages.append({"role": "assistant", "content": self._ask("agent", messages)})
                 self._pause(draw.uniform(*THINK_S))
 
     def _reader(self, draw: random.Random) -> None:
@@ -158,8 +160,8 @@ class Traffic:
     def _pause(self, seconds: float) -> None:
         time.sleep(max(0.0, min(seconds, self._end_s - time.monotonic())))
 
-    def _ask(self, who: str, messages: Messages) -> str:
-        sent = time.monotonic()
+    def _ask(self, client_kind: str, messages: Messages) -> str:
+        start_s = time.monotonic()
         first, text, usage = None, "", None
         stream = self.client.chat.completions.create(
             model=self.model,
@@ -179,7 +181,9 @@ class Traffic:
             details = usage.prompt_tokens_details
             cached = (details.cached_tokens or 0) if details else 0
             with self._lock:
-                self.answers.append(Answer(who, first - sent, usage.prompt_tokens, cached))
+                self.answers.append(
+                    ClientTurn(client_kind, first - start_s, usage.prompt_tokens, cached)
+                )
         return text
 
 
@@ -196,8 +200,8 @@ class Outcome:
     """Prompt tokens from the cache, of all."""
 
 
-def outcome(answers: Sequence[Answer]) -> Outcome:
-    waits = [answer.first_token_s for answer in answers if answer.who == "agent"]
+def outcome(answers: Sequence[ClientTurn]) -> Outcome:
+    waits = [answer.first_token_s for answer in answers if answer.client_kind == "agent"]
     tokens = sum(answer.prompt_tokens for answer in answers)
     return Outcome(
         steps=len(waits),

@@ -41,7 +41,7 @@ def digest_of(tree: ast.Module, name: str) -> str | None:
     """
     scopes: list[ast.AST] = [tree]
     for part in name.split("."):
-        scopes = [node for scope in scopes for node in _defined(scope, part)]
+        scopes = [node for scope in scopes for node in _definitions(scope, part)]
     if not scopes:
         return None
     return _digest([_signature(node) for node in scopes]) + _digest([_shape(n) for n in scopes])
@@ -57,7 +57,7 @@ def _signature(node: ast.AST) -> Any:
     return _shape(getattr(node, "args", None))
 
 
-def _defined(scope: ast.AST, name: str) -> Iterator[ast.AST]:
+def _definitions(scope: ast.AST, name: str) -> Iterator[ast.AST]:
     """Yield definitions of ``name`` directly in ``scope``, or in its ``if`` and ``try`` blocks."""
     for node in ast.iter_child_nodes(scope):
         if isinstance(node, _DEFINITIONS):
@@ -68,7 +68,7 @@ def _defined(scope: ast.AST, name: str) -> Iterator[ast.AST]:
             if any(isinstance(target, ast.Name) and target.id == name for target in targets):
                 yield node
         elif isinstance(node, (ast.If, ast.Try, ast.With, ast.ExceptHandler)):
-            yield from _defined(node, name)
+            yield from _definitions(node, name)
 
 
 def _shape(node: Any) -> Any:

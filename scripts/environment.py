@@ -145,7 +145,7 @@ def _with_dots(label: str, command: Sequence[str], folder: Path = ROOT) -> str |
     """Run a command, and print a dot every second. Return the reason of a failure."""
     start = len(PIP_LOG.read_text(encoding="utf-8")) if PIP_LOG.exists() else 0
     sys.stderr.write(f"canopy: {label} ")
-    status = logged(command, lambda: print(".", end="", file=sys.stderr, flush=True), folder)
+    status = run_logged(command, lambda: print(".", end="", file=sys.stderr, flush=True), folder)
     sys.stderr.write("\n")
     if not status:
         return None
@@ -153,7 +153,7 @@ def _with_dots(label: str, command: Sequence[str], folder: Path = ROOT) -> str |
     return errors[0] if errors else f"it ended with status {status}"
 
 
-def logged(
+def run_logged(
     command: Sequence[str], show: Callable[[], object], folder: Path = ROOT, **settings: str
 ) -> int:
     """Run a command, its output in PIP_LOG, and call ``show`` every second; return its status."""

@@ -30,7 +30,7 @@ import digests
 from canopy_lab.report.table import text_table
 from overlay import NoRelease, download, run_tests
 from sglang_canopy import SGLANG_VERSION
-from sglang_canopy.storage.server_arguments import unreviewed
+from sglang_canopy.storage.server_arguments import unreviewed_arguments
 
 ROOT = Path(__file__).resolve().parent.parent
 SHOWN = 4
@@ -66,7 +66,7 @@ class Moved:
         )
 
 
-def moved(wheel: Path) -> Moved:
+def compare_wheel(wheel: Path) -> Moved:
     """Compare a wheel of SGLang with the table. Raises ``NoRelease`` if it is not a wheel."""
     table = digests.read_table()
     name = re.fullmatch(r"sglang-([^-]+)-.*\.whl", wheel.name)
@@ -89,7 +89,7 @@ def moved(wheel: Path) -> Moved:
                             result.meaning[function] = "signature"
                         elif function in entry["hooked"]:
                             result.meaning[function] = "nothing"  # SGLang still has it to be hooked
-            result.arguments = sorted(unreviewed(_server_arguments(archive)))
+            result.arguments = sorted(unreviewed_arguments(_server_arguments(archive)))
     except (OSError, zipfile.BadZipFile, SyntaxError) as error:
         raise NoRelease(f"{wheel} cannot be read: {error}") from None
     return result
@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with tempfile.TemporaryDirectory() as folder:
             wheel = arguments.wheel or download(arguments.release, Path(folder))
-            result = moved(wheel)
+            result = compare_wheel(wheel)
             print(result.line(), flush=True)
             differs = bool(result.changed or result.removed or result.arguments)
             if differs and (arguments.list or arguments.run):

@@ -141,10 +141,10 @@ def _answers() -> bool:
 def kernels(lease: Lease) -> None:
     """The chip, every kernel right and fast, and the kernels' tests."""
     path = os.pathsep.join([str(ROOT / "python"), str(ROOT / "sgl-kernel" / "python")])
-    mine = {"PYTHONPATH": path, "TRITON_INTERPRET": "0"}
+    env = {"PYTHONPATH": path, "TRITON_INTERPRET": "0"}
     check = (sys.executable, "benchmark/kernels/gpu_check.py", "--quick", "--only")
     results = lease.work / "results"
-    lease.part("facts", 60, sys.executable, __file__, "facts", **mine)
+    lease.part("facts", 60, sys.executable, __file__, "facts", **env)
     install = ("-m", "pip", "install", "-q", "--no-index", "--no-deps", "--upgrade", "--target")
     wheels = sorted(lease.bundle.glob("wheels/*.whl"))
     if lease.part("install", 90, sys.executable, *install, lease.site, *wheels):
@@ -154,14 +154,14 @@ def kernels(lease: Lease) -> None:
         ("attention", 80, "attention"),
         ("movers", 50, "movers", "index"),
     ):
-        lease.part(name, limit_s, *check, *sections, "--json", results / f"{name}.json", **mine)
-    beside = {
+        lease.part(name, limit_s, *check, *sections, "--json", results / f"{name}.json", **env)
+    site_env = {
         "PYTHONPATH": os.pathsep.join([path, str(lease.site), str(lease.bundle / "stand_in")]),
         "SGLANG_IS_FLASHINFER_AVAILABLE": "false",
     }
     pytest = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
-    lease.part("waits", 60, *pytest, "test/documents/server/test_no_host_waits.py", **beside)
-    lease.part("tests", 90, *pytest, "test/kernels/test_kernels_match_references.py", **beside)
+    lease.part("waits", 60, *pytest, "test/documents/server/test_no_host_waits.py", **site_env)
+    lease.part("tests", 90, *pytest, "test/kernels/test_kernels_match_references.py", **site_env)
 
 
 def served(lease: Lease) -> None:
@@ -251,7 +251,7 @@ def write_model(out: Path, bundled: Path, device: str = "cuda") -> int:
     make = torch.Generator(device).manual_seed(0)
     out.mkdir(parents=True, exist_ok=True)
     placed, total = {}, 0
-    for at, sizes in enumerate(files):
+    for number, sizes in enumerate(files):
         weights = {}
         for name, size in sizes.items():
             x = torch.ones(size)
@@ -259,8 +259,8 @@ def write_model(out: Path, bundled: Path, device: str = "cuda") -> int:
                 gain = SPREAD * size[1] ** -0.5 * (EMBEDDED if "embed" in name else 1.0)
                 x = torch.randn(*size, device=device, generator=make) * gain
             weights[f"{name}.weight"] = x.bfloat16().cpu()
-        save_file(weights, out / f"model-{at:05d}.safetensors", metadata={"format": "pt"})
-        placed |= dict.fromkeys(weights, f"model-{at:05d}.safetensors")
+        save_file(weights, out / f"model-{number:05d}.safetensors", metadata={"format": "pt"})
+        placed |= dict.fromkeys(weights, f"model-{number:05d}.safetensors")
         total += sum(x.nbytes for x in weights.values())
     index = {"metadata": {"total_size": total}, "weight_map": placed}
     (out / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -273,7 +273,7 @@ def write_model(out: Path, bundled: Path, device: str = "cuda") -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServedAnswer:
     """An answer. cached: prompt tokens in the exact cache; top: log-probabilities of the first token."""
 
     seconds: float
@@ -295,7 +295,7 @@ def post(path: str, body: dict[str, Any]) -> bytes:
         return bytes(answer.read())
 
 
-def generate(ids: Sequence[int], count: int, fields: Any = None, top: int = 0) -> Answer:
+def generate(ids: Sequence[int], count: int, fields: Any = None, top: int = 0) -> ServedAnswer:
     """Return ``count`` greedy tokens after ``ids``; ``fields``: ``custom_params``."""
     sampling = {"temperature": 0, "max_new_tokens": count, "ignore_eos": True}
     sampling |= {"custom_params": fields} if fields else {}
@@ -305,25 +305,25 @@ def generate(ids: Sequence[int], count: int, fields: Any = None, top: int = 0) -
     begin = time.perf_counter()
     answer = json.loads(post("/generate", body))
     seconds = time.perf_counter() - begin
-    about = answer["meta_info"]
-    report = about.get("canopy_documents") or {}
-    return Answer(
+    meta = answer["meta_info"]
+    report = meta.get("canopy_documents") or {}
+    return ServedAnswer(
         seconds,
         answer["output_ids"],
-        about.get("cached_tokens", 0),
+        meta.get("cached_tokens", 0),
         report[0] if isinstance(report, list) else report,
-        {t: value for value, t, *_ in about["output_top_logprobs"][0]} if top else {},
+        {t: value for value, t, *_ in meta["output_top_logprobs"][0]} if top else {},
     )
 
 
 def flush() -> None:
     """Empty the prefix cache once no request runs. Raises ``OSError`` after ten seconds."""
-    for left in reversed(range(20)):
+    for tries_left in reversed(range(20)):
         try:
             post("/flush_cache", {})
             return
         except urllib.error.URLError:
-            if not left:
+            if not tries_left:
                 raise
             time.sleep(0.5)
 
@@ -334,7 +334,7 @@ OFF = {"canopy_document_bounds": "off"}
 
 
 @dataclass(slots=True)
-class Library:
+class PromptLibrary:
     """A system text and documents of ``tokens`` and more."""
 
     tokens: int
@@ -354,7 +354,7 @@ class Library:
             ids += self.documents[i]
         return ids + draw(self.source, QUESTION), {"canopy_document_bounds": bounds}
 
-    def some(self, count: int) -> tuple[list[int], dict[str, Any]]:
+    def draw_prompt(self, count: int) -> tuple[list[int], dict[str, Any]]:
         return self.prompt(self.source.sample(range(len(self.documents)), count))
 
     def learn(self) -> None:
@@ -364,18 +364,18 @@ class Library:
             ids, fields = self.prompt(every[first : first + 4])
             generate(ids, 1, fields)
         time.sleep(20)  # documents are encoded while the server has nothing else to do
-        ids, fields = self.some(3)
+        ids, fields = self.draw_prompt(3)
         generate(ids, 1, fields)
         generate(ids, 4, OFF)
 
 
 def exact(tokens: int, repeats: int = 10) -> None:
     """Compare answers at ratio 1 with plain ones. The ruler: plain answers over a cached prefix."""
-    docs = Library(tokens)
+    docs = PromptLibrary(tokens)
     docs.learn()
     off, ruler, equal = [], [], 0
     for _ in range(repeats):
-        ids, fields = docs.some(3)
+        ids, fields = docs.draw_prompt(3)
         flush()
         fused = generate(ids, 8, {**fields, "canopy_recompute_ratio": 1.0}, top=20)
         flush()
@@ -389,12 +389,12 @@ def exact(tokens: int, repeats: int = 10) -> None:
 
 def speed(tokens: int, repeats: int = 6) -> None:
     """Time fused prefill beside SGLang's own, each with an empty prefix cache, without the first pair."""
-    docs = Library(tokens)
+    docs = PromptLibrary(tokens)
     docs.learn()
     for count in (n for n in (4, 8, 16, 30) if n * DOCUMENT <= tokens):
         plain, fused = [], []
         for _ in range(repeats):
-            ids, fields = docs.some(count)
+            ids, fields = docs.draw_prompt(count)
             for found, about in ((plain, OFF), (fused, fields)):
                 flush()
                 found.append(generate(ids, 1, about))
@@ -407,18 +407,18 @@ def same() -> None:
     """The same prompts cold, hot, side by side and after an eviction: equal answers, and hits."""
     source = random.Random(7)
     heads = [draw(source, 900) for _ in range(4)]
-    sent = [head + draw(source, 60 + 13 * i) for i in range(6) for head in heads]
-    others = [draw(source, 2500) for _ in range(60)]  # more than the pool holds
+    prompts = [head + draw(source, 60 + 13 * i) for i in range(6) for head in heads]
+    filler = [draw(source, 2500) for _ in range(60)]  # more than the pool holds
     flush()
-    cold, hot = [generate(p, 24) for p in sent], [generate(p, 24) for p in sent]
+    cold, hot = [generate(p, 24) for p in prompts], [generate(p, 24) for p in prompts]
     with ThreadPoolExecutor(12) as pool:
-        crowd = list(pool.map(lambda p: generate(p, 24), sent))
-        list(pool.map(lambda ids: generate(ids, 2), others))
-    ways = {"hot": hot, "crowd": crowd, "evicted": [generate(p, 24) for p in sent]}
+        crowd = list(pool.map(lambda p: generate(p, 24), prompts))
+        list(pool.map(lambda ids: generate(ids, 2), filler))
+    ways = {"hot": hot, "crowd": crowd, "evicted": [generate(p, 24) for p in prompts]}
     for name, answers in ways.items():
         equal = sum(a.ids == b.ids for a, b in zip(cold, answers))
         first = sum(a.ids[0] == b.ids[0] for a, b in zip(cold, answers))
-        result(name, of=len(sent), all=equal, first=first, cached=sum(a.cached for a in answers))
+        result(name, of=len(prompts), all=equal, first=first, cached=sum(a.cached for a in answers))
 
 
 def zipf_prompts(count: int) -> list[list[int]]:
@@ -431,25 +431,25 @@ def zipf_prompts(count: int) -> list[list[int]]:
 
 def churn(count: int) -> None:
     """Send sixteen requests at once to a pool that is too small for their prefixes."""
-    sent = zipf_prompts(count)
+    prompts = zipf_prompts(count)
     flush()
     begin = time.perf_counter()
     with ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(lambda ids: generate(ids, 8), sent))
+        answers = list(pool.map(lambda ids: generate(ids, 8), prompts))
     seconds = time.perf_counter() - begin
     waits = sorted(a.seconds for a in answers)
-    hits = sum(a.cached for a in answers) / sum(map(len, sent))
+    hits = sum(a.cached for a in answers) / sum(map(len, prompts))
     result("churn", seconds=seconds, mean_s=statistics.mean(waits), p95_s=waits[int(0.95 * count)], hits=hits)  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    what: dict[str, Any] = {f.__name__: f for f in (facts, same, exact, speed, churn)}
-    parser.add_argument("call", choices=("kernels", "served", "model", *what))
+    calls: dict[str, Any] = {f.__name__: f for f in (facts, same, exact, speed, churn)}
+    parser.add_argument("call", choices=("kernels", "served", "model", *calls))
     parser.add_argument("words", nargs="*")
     args = parser.parse_args()
-    if args.call in what:
-        what[args.call](*map(int, args.words))
+    if args.call in calls:
+        calls[args.call](*map(int, args.words))
     elif args.call == "model":
         out, bundled = map(Path, args.words)
         result("model", gib=write_model(out, bundled) / 2**30)

@@ -42,7 +42,7 @@ ENVIRONMENT = {"SGLANG_TIMEOUT_KEEP_ALIVE": "300"}
 
 
 @dataclass(slots=True)
-class Server:
+class ServerProcess:
     """A running server: its address, its log and its process group."""
 
     url: str
@@ -79,7 +79,7 @@ def serving(
     patience_s: float = STOP_S,
     describe: str | None = None,
     start: Any = subprocess.Popen,
-) -> Iterator[Server]:
+) -> Iterator[ServerProcess]:
     """Run `python -m sglang.launch_server ARGUMENTS` until the block ends.
 
     `environment` is added to this process's; `describe` names a progress bar (none without it).
@@ -99,7 +99,7 @@ def serving(
             env={**ENVIRONMENT, **os.environ, **(environment or {})},
             start_new_session=True,
         )
-    server = Server(f"http://{host}:{port}", log, process)
+    server = ServerProcess(f"http://{host}:{port}", log, process)
     try:
         wait_until_ready(server, deadline_s, describe)
         yield server
@@ -107,7 +107,7 @@ def serving(
         server.stop(patience_s)
 
 
-def wait_until_ready(server: Server, deadline_s: float, describe: str | None = None) -> None:
+def wait_until_ready(server: ServerProcess, deadline_s: float, describe: str | None = None) -> None:
     """Return once `/health` answers 200. Raises CanopyError as `serving` does."""
     deadline = time.monotonic() + deadline_s
     with tqdm(
@@ -228,6 +228,6 @@ def _signal_group(pid: int, number: int) -> bool:
     return True
 
 
-def _tail(server: Server, lines: int = 25) -> str:
+def _tail(server: ServerProcess, lines: int = 25) -> str:
     text = "\n".join(server.log_text().splitlines()[-lines:])
     return f"the end of its log {server.log}:\n{text}"

@@ -52,7 +52,7 @@ def _fetch(requirement: str, folder: Path) -> Path:
             bar.update(min(max(sizes, default=0), WHEEL_BYTES) - bar.n)
 
         # In TMPDIR the bar sees the file grow.
-        status = environment.logged(command, show, TMPDIR=str(folder))
+        status = environment.run_logged(command, show, TMPDIR=str(folder))
     wheels = list(folder.glob("*.whl"))
     if status != 0 or len(wheels) != 1:
         raise SetupError(f"pip could not fetch {requirement}; its output is in {PIP_LOG}")

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import environment
-from agents import Answer, Outcome, Traffic, outcome, read_texts, side_by_side
+from agents import AgentTraffic, ClientTurn, Outcome, outcome, read_texts, side_by_side
 from environment import MININTERVAL_S, ROOT, STATE, SetupError, say
 
 NAME = "smollm2-135m-instruct"
@@ -104,15 +104,15 @@ def check_port(port: int) -> None:
 
 def check_model(model: Path) -> None:
     """Raise SetupError if a model folder lacks a file that a server needs."""
-    wanted = {
+    required = {
         "config.json": ("config.json",),
         "weights (*.safetensors or *.bin)": ("*.safetensors", "*.bin"),
         "a tokenizer (tokenizer.json or tokenizer.model)": ("tokenizer.json", "tokenizer.model"),
     }
-    for what, patterns in wanted.items():
+    for part, patterns in required.items():
         if not any(any(model.glob(pattern)) for pattern in patterns):
             raise SetupError(
-                f"--model {model}: no {what} there; give a folder as `huggingface-cli download "
+                f"--model {model}: no {part} there; give a folder as `huggingface-cli download "
                 "--local-dir` makes it, or leave --model out to serve SmolLM2-135M"
             )
 
@@ -128,15 +128,15 @@ def compare(
         for number, name_of_server in enumerate(SERVERS, 3):
             say(f"{number}/5 {name_of_server}: a server of its own, then the agents")
             with serve(model, name, kind, name_of_server, args.port) as server:
-                ours = name_of_server == OURS
-                ask(server.url, name, show=ours)
+                is_canopy = name_of_server == OURS
+                ask(server.url, name, show=is_canopy)
                 flush = f"{server.url}/flush_cache?timeout=20"  # all begin with an empty cache
                 urllib.request.urlopen(flush, data=b"{}", timeout=120).close()
-                if ours:
+                if is_canopy:
                     open_page(f"{server.url}/canopy/ui")
-                given = (server.url, name, name_of_server, texts, args.seconds)
-                outcomes[name_of_server] = work(*given)
-                if not ours:
+                arguments = (server.url, name, name_of_server, texts, args.seconds)
+                outcomes[name_of_server] = work(*arguments)
+                if not is_canopy:
                     continue
                 print(f"\n{side_by_side(outcomes, args.seconds)}\n", flush=True)
                 print(f"What auto did: {what_auto_did(server.url)}\n", flush=True)
@@ -203,14 +203,14 @@ def work(url: str, name: str, which: str, texts: Sequence[str], seconds: float) 
         total=seconds, desc=which, bar_format=bar_format, mininterval=MININTERVAL_S, leave=False
     ) as bar:
 
-        def progress(answers: Sequence[Answer]) -> None:
+        def progress(answers: Sequence[ClientTurn]) -> None:
             so_far = outcome(answers)
             hits = f"{100 * so_far.hit_ratio:.0f} %"
             bar.set_postfix_str(f"{so_far.steps} steps, {hits} hit", refresh=False)
             bar.update(min(time.monotonic() - began, seconds) - bar.n)
 
         try:
-            answers = Traffic(url, name, texts).run(seconds, progress)
+            answers = AgentTraffic(url, name, texts).run(seconds, progress)
         except openai.OpenAIError as error:
             raise SetupError(
                 f"a request failed: {error}; the server's log is {log_of(which)}"

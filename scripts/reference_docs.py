@@ -118,7 +118,8 @@ def options(cls: type, without: Collection[str] = ()) -> str:
 def options_rows(cls: type, without: Collection[str] = ()) -> list[list[str]]:
     """Key and meaning of each."""
     docs = attribute_docs(cls) | {
-        f.name: _with_allowed(option.help, option.allowed) for f, option in declared.declared(cls)
+        f.name: _with_allowed(option.help, option.allowed)
+        for f, option in declared.declared_fields(cls)
     }
     return [
         [f"`{f.name}`", _with_default(docs[f.name], _default(f))]
@@ -213,7 +214,7 @@ def canopy_flags(hidden: bool) -> str:
 FEATURES = {"gate": "session gate", "queue": "queue order"}
 
 
-def refused() -> str:
+def refused_setups() -> str:
     """Return the set-ups that the start refuses, by the features that refuse them."""
     rows: dict[tuple[str, ...], list[str]] = {}
     for setup in setups.SETUPS:
@@ -245,7 +246,7 @@ def commands() -> str:
     parts = [table(["command", "what it gives", "example"], rows)]
     for name in cli.COMMANDS:
         for group in _options(name):
-            for field, option in declared.declared(group):
+            for field, option in declared.declared_fields(group):
                 default = field.default  # of an option that is KEY=VALUE,...
                 keys = declared.rows(type(default)) if dataclasses.is_dataclass(default) else []
                 if keys:
@@ -292,7 +293,7 @@ def document_request_fields() -> str:
 
 def identity_sources() -> str:
     """Return the possible places of a conversation's name, in order of precedence."""
-    return table(["where", "who sends it"], [[s.where, s.sent_by] for s in identity.SOURCES])
+    return table(["where", "who sends it"], [[s.places_text, s.sent_by] for s in identity.SOURCES])
 
 
 def _allowed(check: Callable[[Any], Any]) -> str:
@@ -320,7 +321,7 @@ def routes() -> str:
     stand_in = types.ModuleType("sglang.srt.entrypoints.http_server")
     stand_in.app = app  # type: ignore[attr-defined]
     server_args = types.SimpleNamespace(admin_api_key=None, tp_size=1)
-    setattr(server_args, ATTRIBUTE, document_options.Options())
+    setattr(server_args, ATTRIBUTE, document_options.ReuseOptions())
     sys.modules[stand_in.__name__] = stand_in
     with tempfile.TemporaryDirectory() as folder:
         tempfile.tempdir = folder
@@ -342,9 +343,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "meter-keys": lambda: keys_table(MeterOptions),
     "disk-keys": lambda: keys_table(DiskOptions),
     "storage-keys": lambda: options(StorageSettings),
-    "refused": refused,
+    "refused": refused_setups,
     "setups": setups_table,
-    "document-keys": lambda: options(document_options.Options),
+    "document-keys": lambda: options(document_options.ReuseOptions),
     "commands": commands,
     "request-fields": request_fields,
     "document-request-fields": document_request_fields,

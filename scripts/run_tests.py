@@ -45,15 +45,15 @@ def main() -> int:
 
 def test_on_release(flags: list[str]) -> int:
     """Run the tests, or those that ``flags`` name, on the release after ``--sglang``."""
-    at = flags.index("--sglang")
-    release, others = flags[at + 1 : at + 2], [*flags[:at], *flags[at + 2 :]]
+    index = flags.index("--sglang")
+    release, test_flags = (flags[index + 1 : index + 2], [*flags[:index], *flags[index + 2 :]])
     try:
         folder = overlay.unpack(*release)
     except (TypeError, overlay.NoRelease) as error:
         say(f"--sglang: {error}")
         return 2
-    named = any(not flag.startswith("-") for flag in others)
-    return overlay.run_tests(folder, others if named else [*overlay.TESTS, *others])
+    names_a_test = any(not flag.startswith("-") for flag in test_flags)
+    return overlay.run_tests(folder, test_flags if names_a_test else [*overlay.TESTS, *test_flags])
 
 
 def check_and_test(flags: list[str]) -> int:

@@ -91,14 +91,14 @@ def called_privately() -> Iterator[Any]:
     """SGLang's private methods that our source names, of the classes that ours are based on."""
     bases = {base for ours in classes_on_sglang() for base in ours.__mro__ if _is_sglangs(base)}
     for path, _ in our_files():  # also where SGLang's objects come as arguments
-        named = {node.attr for node in ast.walk(_tree(path)) if isinstance(node, ast.Attribute)}
+        names = {node.attr for node in ast.walk(_tree(path)) if isinstance(node, ast.Attribute)}
         for base in bases:
-            for name in vars(base).keys() & named:
+            for name in vars(base).keys() & names:
                 if name.startswith("_") and not name.startswith("__"):
                     yield vars(base)[name]
 
 
-def imported() -> Iterator[Any]:
+def imported_functions() -> Iterator[Any]:
     """SGLang's functions, and its dataclasses, that our source imports."""
     for module in our_modules():
         for source, name in _imports(_tree(Path(module.__file__))):
@@ -107,7 +107,7 @@ def imported() -> Iterator[Any]:
                 yield value
 
 
-def named() -> Iterator[Any]:
+def hook_functions() -> Iterator[Any]:
     """What the tables of hooks name."""
     addons = (*document_plugin.ADDON.hooks, *server_plugin.ADDON.hooks)
     ours = (*hooks.HOOKS, *addons, *documents.HOOKS, *forced_output.HOOKS)
@@ -132,12 +132,12 @@ def place_of(value: Any) -> Place | None:
 
 def make_table() -> dict[str, Any]:
     """The table of the installed SGLang."""
-    built_on, names = [*overridden(), *called_privately(), *imported()], defaultdict(set)
-    for value in (*built_on, *named()):
+    built_on, names = [*overridden(), *called_privately(), *imported_functions()], defaultdict(set)
+    for value in (*built_on, *hook_functions()):
         place = place_of(value)
         if place is not None and not _is_offered(value, place[1]):
             names[place[0]].add(place[1])
-    hooked = {*map(place_of, named())}.difference(map(place_of, built_on))
+    hooked = {*map(place_of, hook_functions())}.difference(map(place_of, built_on))
     return {
         file: {
             **digests.entry((ROOT / file).read_bytes(), names[file]),

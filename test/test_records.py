@@ -2,11 +2,16 @@
 
 from dataclasses import fields
 
-from sglang_canopy.disk.page import FIELDS, Kind, PageMeta
+from sglang_canopy.disk.page import FIELDS, ColumnType, PageMeta
 from sglang_canopy.records import GATEWAY, RECORD_FIELDS, Leaf, Request
 from support.disk_pages import chain, content, store_at
 
-VALUE_OF_KIND = {Kind.FLAG: True, Kind.WHOLE: 7, Kind.SECONDS: 900.5, Kind.OPTIONAL: 1100.5}
+VALUE_OF_KIND = {
+    ColumnType.FLAG: True,
+    ColumnType.WHOLE: 7,
+    ColumnType.SECONDS: 900.5,
+    ColumnType.OPTIONAL: 1100.5,
+}
 OTHER_VALUES = {name: VALUE_OF_KIND.get(kind, f"another {name}") for name, kind in FIELDS.items()}
 OTHER_VALUES |= {"source": GATEWAY, "group": -1}
 """A value for each field that differs from its default; groups belong to a TTL table."""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sglang_canopy.tenant import (
     MAX_TENANT,
-    namespace_of,
+    tenant_namespace,
     tenant_of,
     tenant_of_req,
     tenants_of_prompts,
@@ -27,7 +27,7 @@ def test_names_are_readable() -> None:
 def test_two_pairs_never_share_a_name_or_a_namespace(key, salt, other_key, other_salt):
     same = (key or "", salt or "") == (other_key or "", other_salt or "")
     assert (tenant_of(key, salt) == tenant_of(other_key, other_salt)) == same
-    assert (namespace_of(key, salt) == namespace_of(other_key, other_salt)) == same
+    assert (tenant_namespace(key, salt) == tenant_namespace(other_key, other_salt)) == same
 
 
 def test_a_long_salt_is_named_by_its_digest() -> None:

@@ -8,6 +8,7 @@ of the session: each server receives the same sessions.
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import threading
@@ -37,7 +38,7 @@ PERSON_TURNS, PERSON_TOKENS, PERSON_PAUSE_S = 3, 120, 6.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class SessionSizes:
     """Sessions of a regime."""
 
     sessions: int
@@ -52,29 +53,33 @@ class Sizes:
 
 
 @dataclass
-class Run:
+class SessionRun:
     """Sessions against one server, a thread each."""
 
     url: str
-    sizes: Sizes
+    sizes: SessionSizes
     words: Sequence[str]
     markers: Sequence[int]
     """Ids of ``<tool_call>`` and ``</tool_call>``."""
-    at_once: int = 0
+    most_sessions: int = 0
     """Most agents' sessions at a time; 0 means all."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    start_s: float = field(init=False)
+    agents_done: threading.Event = field(init=False, default_factory=threading.Event)
 
-    def run_sessions(self) -> float:
-        """Return the seconds until the last agent's answer. ``rows`` has each turn."""
+    def __post_init__(self) -> None:
         self.client = openai.OpenAI(
             base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=900
         )
-        self.session_limit = threading.Semaphore(self.at_once or self.sizes.sessions)
+
+    def run_sessions(self) -> float:
+        """Return the seconds until the last agent's answer. ``rows`` has each turn."""
+        session_limit = threading.Semaphore(self.most_sessions or self.sizes.sessions)
         self.start_s = time.monotonic()
-        self.agents_done = threading.Event()
-        agents = [self._thread(self._agent, n) for n in range(self.sizes.sessions)]
-        people = [self._thread(self._person, n) for n in range(self.sizes.people)]
+        agent = functools.partial(self._agent, session_limit)
+        agents = [self._thread(agent, "agent", n) for n in range(self.sizes.sessions)]
+        people = [self._thread(self._person, "person", n) for n in range(self.sizes.people)]
         for thread in agents:
             thread.join()
         seconds = time.monotonic() - self.start_s
@@ -83,32 +88,34 @@ class Run:
             thread.join()
         return seconds
 
-    def _thread(self, act: Callable[[int], None], number: int) -> threading.Thread:
-        def guarded() -> None:
+    def _thread(
+        self, run_client: Callable[[int], None], kind: str, number: int
+    ) -> threading.Thread:
+        def record_errors() -> None:
             try:
-                act(number)
+                run_client(number)
             except openai.OpenAIError as error:
-                self.errors.append(f"{act.__name__} {number}: {error!r}")
+                self.errors.append(f"{kind} {number}: {error!r}")
 
-        thread = threading.Thread(target=guarded)
+        thread = threading.Thread(target=record_errors)
         thread.start()
         return thread
 
     def text(self, draw: random.Random, tokens: int) -> str:
         return " ".join(draw.choices(self.words, k=tokens))
 
-    def _agent(self, number: int) -> None:
+    def _agent(self, session_limit: threading.Semaphore, number: int) -> None:
         draw, sizes = random.Random(f"agent {number}"), self.sizes
         time.sleep(sizes.stagger_s * number)
-        due = time.monotonic()  # a session that waits for a place waits for its first token
-        with self.session_limit:
+        due_s = time.monotonic()  # a session that waits for a place waits for its first token
+        with session_limit:
             messages: list[dict[str, Any]] = [
                 {"role": "system", "content": self.text(draw, sizes.system_tokens)},
                 {"role": "user", "content": self.text(draw, 30)},
             ]
             for turn in range(sizes.turns):
-                due = due if turn == 0 else time.monotonic()
-                calls = self.ask("agent", number, turn, messages, due, tools=[TOOL])
+                due_s = due_s if turn == 0 else time.monotonic()
+                calls = self.ask("agent", number, turn, messages, due_s, tools=[TOOL])
                 if turn == sizes.turns - 1:
                     return
                 time.sleep(draw.uniform(*sizes.pause_s))
@@ -129,7 +136,7 @@ class Run:
                     return
 
     def ask(
-        self, kind: str, number: int, turn: int, messages: list[Any], due: float, **options: Any
+        self, kind: str, number: int, turn: int, messages: list[Any], due_s: float, **options: Any
     ) -> list[dict[str, Any]]:
         """Send one turn; record it; return its tool calls as a message holds them."""
         if options:
@@ -162,7 +169,7 @@ class Run:
             kind,
             number,
             turn,
-            first_token_s - due,
+            first_token_s - due_s,
             time.monotonic() - self.start_s,
             usage.prompt_tokens,
             usage.prompt_tokens_details.cached_tokens or 0 if usage.prompt_tokens_details else 0,
@@ -177,7 +184,7 @@ class Run:
 class Turn:
     """One answered request."""
 
-    who: str
+    client_kind: str
     session: int
     turn: int
     ttft_s: float

@@ -27,42 +27,44 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import servers
-from clients import Run, Sizes, vocabulary
+from clients import SessionRun, SessionSizes, vocabulary
 
 KIND = "served over HTTP"
 
 
 @dataclass(frozen=True, slots=True)
-class Regime:
+class AgentRegime:
     """Sizes of a comparison. ``fit`` sessions of mean length fit on the device."""
 
     kv_tokens: int
     fit: int
     model: tuple[int, int]
     """Hidden size and layers: the price of a token."""
-    sizes: Sizes
+    sizes: SessionSizes
 
 
 CHEAP, DEAR = (128, 2), (256, 2)
-SHORT = Sizes(sessions=16, turns=6, system_tokens=400, result_tokens=200, pause_s=(0.2, 0.8))
-LONG = Sizes(sessions=16, turns=4, system_tokens=2500, result_tokens=600, pause_s=(0.2, 0.8))
-FIRST = Sizes(sessions=48, turns=8, system_tokens=1000, result_tokens=200, pause_s=(0.2, 1.0))
+SHORT = SessionSizes(sessions=16, turns=6, system_tokens=400, result_tokens=200, pause_s=(0.2, 0.8))
+LONG = SessionSizes(sessions=16, turns=4, system_tokens=2500, result_tokens=600, pause_s=(0.2, 0.8))
+FIRST = SessionSizes(
+    sessions=48, turns=8, system_tokens=1000, result_tokens=200, pause_s=(0.2, 1.0)
+)
 SLOW_TOOLS = (2.0, 4.0)
 
 
-def _more(sizes: Sizes, **changes: Any) -> Sizes:
+def _change_sizes(sizes: SessionSizes, **changes: Any) -> SessionSizes:
     return dataclasses.replace(sizes, **changes)
 
 
-REGIMES: Mapping[str, Regime] = {
-    "dear-4": Regime(16_000, 4, DEAR, LONG),
-    "equal-4": Regime(5_000, 4, DEAR, SHORT),
-    "cheap-4": Regime(5_000, 4, CHEAP, _more(SHORT, pause_s=SLOW_TOOLS)),
-    "people-4": Regime(5_000, 4, DEAR, _more(SHORT, people=16)),
-    "equal-16": Regime(5_000, 4, DEAR, _more(SHORT, sessions=64, turns=4)),
-    "cheap-16": Regime(5_000, 4, CHEAP, _more(SHORT, sessions=64, pause_s=SLOW_TOOLS)),
-    "dear-16": Regime(16_000, 4, DEAR, _more(LONG, sessions=64)),
-    "first table": Regime(8_000, 4, CHEAP, FIRST),
+REGIMES: Mapping[str, AgentRegime] = {
+    "dear-4": AgentRegime(16_000, 4, DEAR, LONG),
+    "equal-4": AgentRegime(5_000, 4, DEAR, SHORT),
+    "cheap-4": AgentRegime(5_000, 4, CHEAP, _change_sizes(SHORT, pause_s=SLOW_TOOLS)),
+    "people-4": AgentRegime(5_000, 4, DEAR, _change_sizes(SHORT, people=16)),
+    "equal-16": AgentRegime(5_000, 4, DEAR, _change_sizes(SHORT, sessions=64, turns=4)),
+    "cheap-16": AgentRegime(5_000, 4, CHEAP, _change_sizes(SHORT, sessions=64, pause_s=SLOW_TOOLS)),
+    "dear-16": AgentRegime(16_000, 4, DEAR, _change_sizes(LONG, sessions=64)),
+    "first table": AgentRegime(8_000, 4, CHEAP, FIRST),
 }
 """``dear``: with the sessions that fit, recomputation takes longer than pauses. ``4``, ``16``: times what
 fits. ``people``: as many people as agents. ``first table``: 48 agents, 380 prompts of 1,700 tokens."""
@@ -97,7 +99,7 @@ ARMS: Mapping[str, Arguments] = {
 """Name -> arguments. ``lru again`` is the placebo. ``host 2x``: host memory of twice the device's KV."""
 
 
-def measure(arm: str, regime: Regime, folder: Path) -> dict[str, Any]:
+def measure(arm: str, regime: AgentRegime, folder: Path) -> dict[str, Any]:
     """Return the result of one arm."""
     model = servers.model(folder, *regime.model)
     arguments = [str(regime.fit) if word == "FIT" else word for word in ARMS[arm]]
@@ -105,11 +107,11 @@ def measure(arm: str, regime: Regime, folder: Path) -> dict[str, Any]:
     with servers.start(model, regime.kv_tokens, arguments, folder / "server.log") as server:
         ready_s = time.monotonic() - began
         words, markers = vocabulary(model)
-        run = Run(server.url, regime.sizes, words, markers)
+        run = SessionRun(server.url, regime.sizes, words, markers)
         if arm == BY_CLIENT:
-            run.at_once = regime.fit
-        warm_up = _more(regime.sizes, sessions=1, turns=1, people=0)
-        Run(server.url, warm_up, words, markers).run_sessions()
+            run.most_sessions = regime.fit
+        warm_up = _change_sizes(regime.sizes, sessions=1, turns=1, people=0)
+        SessionRun(server.url, warm_up, words, markers).run_sessions()
         servers.flush(server)
         processes = servers.Processes(server)
         before = processes.cpu_s()
@@ -121,7 +123,7 @@ def measure(arm: str, regime: Regime, folder: Path) -> dict[str, Any]:
     return {**summary(run, wall_s), "cpu_s": _rounded(cpu_s), "ready_s": round(ready_s, 1), "load": round(os.getloadavg()[0], 1), "auto": auto}  # fmt: skip
 
 
-def result(arm: str, regime: Regime, folder: Path) -> dict[str, Any]:
+def result(arm: str, regime: AgentRegime, folder: Path) -> dict[str, Any]:
     """Return the result of one arm, or the error with which its server ended."""
     try:
         return measure(arm, regime, folder)
@@ -133,11 +135,11 @@ def result(arm: str, regime: Regime, folder: Path) -> dict[str, Any]:
         return {"server_ended": errors[-1]}
 
 
-def summary(run: Run, wall_s: float) -> dict[str, Any]:
+def summary(run: SessionRun, wall_s: float) -> dict[str, Any]:
     """Return what a user and an operator of a run notice."""
-    agents = [row for row in run.rows if row["who"] == "agent"]
+    agents = [row for row in run.rows if row["client_kind"] == "agent"]
     sessions = sum(row["turn"] == run.sizes.turns - 1 for row in agents)
-    people = [row for row in run.rows if row["who"] == "person"]
+    people = [row for row in run.rows if row["client_kind"] == "person"]
     all_s = max(wall_s, *(row["end_s"] for row in run.rows))
     prompt, cached = (sum(row[key] for row in run.rows) for key in ("prompt_tokens", "cached_tokens"))  # fmt: skip
     return {
@@ -190,8 +192,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
             cells = (_with_bracket(runs, path) for runs in runs_of)
             lines.append(f"| {regime}, {' '.join(path)} | {' | '.join(cells)} |")
     for regime in regimes:
-        mine = [row for row in rows if row["regime"] == regime]
-        sizes = ", ".join(f"{key}: {value}" for key, value in mine[0]["sizes"].items())
+        regime_rows = [row for row in rows if row["regime"] == regime]
+        sizes = ", ".join(f"{key}: {value}" for key, value in regime_rows[0]["sizes"].items())
         lines += ["", f"## {regime}", "", sizes, ""]
         lines += ["| arm | runs | all answered after, s | relative | sessions/h | turns/s | with people's | first turns' TTFT, mean, s | P99 | later turns' | P99 | people's | P99 | scheduler's CPU, s | tokens hit, % |"]  # fmt: skip
         lines += ["|---|" + "---:|" * 14]
@@ -199,11 +201,11 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         paths += [("sessions_per_hour",), ("turns_per_s",), ("all_turns_per_s",)]
         paths += [(f"{who}_ttft_s", x) for who in ("first", "later", "people") for x in ("mean", "p99")]  # fmt: skip
         paths += [("cpu_s", "scheduler"), ("hit_percent",)]
-        for arm in dict.fromkeys(row["arm"] for row in mine):
-            runs = [row for row in mine if row["arm"] == arm]
+        for arm in dict.fromkeys(row["arm"] for row in regime_rows):
+            runs = [row for row in regime_rows if row["arm"] == arm]
             cells = (median(runs, *path) for path in paths)
             lines.append(f"| {arm} | {len(runs)} | {' | '.join(cells)} |")
-        ended = [f"{row['arm']}: the server ended with {row['server_ended']}" for row in mine if "server_ended" in row]  # fmt: skip
+        ended = [f"{row['arm']}: the server ended with {row['server_ended']}" for row in regime_rows if "server_ended" in row]  # fmt: skip
         lines += ["", *ended] if ended else []
     return "\n".join([*lines, ""])
 
@@ -240,14 +242,14 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stops the servers
     file = options.out.with_suffix(".json")
     rows = json.loads(file.read_text())["rows"] if file.exists() else []
-    done = {(row["regime"], row["arm"], row["repeat"]) for row in rows}
+    measured = {(row["regime"], row["arm"], row["repeat"]) for row in rows}
     with tempfile.TemporaryDirectory() as scratch:
         servers.prepare(Path(scratch))
         for repeat in range(options.repeats):
             for name in options.regimes:
                 regime = REGIMES[name]
                 for arm in options.arms if repeat % 2 == 0 else options.arms[::-1]:
-                    if (name, arm, repeat) in done:
+                    if (name, arm, repeat) in measured:
                         continue
                     row = {
                         "regime": name,

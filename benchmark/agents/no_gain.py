@@ -77,13 +77,13 @@ class Round:
     gaps_s: list[float] = field(default_factory=list)
 
     async def play(self, http: aiohttp.ClientSession) -> None:
-        left = list(range(self.work.requests))
+        remaining = list(range(self.work.requests))
         chats = self.work.kind == "chat"
 
         async def client() -> None:
             texts: list[str] = []
-            while left:
-                left.pop()
+            while remaining:
+                remaining.pop()
                 if chats:
                     texts = [*texts, self.text(TURN_TOKENS if texts else self.work.prompt_tokens)]
                     texts = texts[-1:] if len(texts) > CHAT_TURNS else texts
@@ -99,17 +99,17 @@ class Round:
 
     async def ask(self, http: aiohttp.ClientSession, prompt: str) -> None:
         body = {"model": "m", "prompt": prompt, "max_tokens": self.work.output_tokens, "temperature": 0, "stream": True, "ignore_eos": True}  # fmt: skip
-        sent, times = time.perf_counter(), []
+        start_s, times = time.perf_counter(), []
         async with http.post(f"{self.url}/v1/completions", json=body) as answer:
             answer.raise_for_status()
             async for line in answer.content:
                 if line.startswith(b"data: {"):
                     times.append(time.perf_counter())
-        self.ttft_s.append(times[0] - sent)
+        self.ttft_s.append(times[0] - start_s)
         self.gaps_s += [after - before for before, after in itertools.pairwise(times)]
 
 
-async def measured(load: Round, processes: servers.Processes, http: Any) -> dict[str, float]:
+async def measure_round(load: Round, processes: servers.Processes, http: Any) -> dict[str, float]:
     """Play a round and return its costs, per request where they are sums."""
     before, began = processes.cpu_s(), time.perf_counter()
     await load.play(http)
@@ -132,9 +132,9 @@ def quantile(values: Sequence[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
-def ratio(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+def ratio(canopy_values: Sequence[float], sglang_values: Sequence[float]) -> list[float]:
     """Return the median of paired ratios, and its bootstrapped 95 % interval."""
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    ratios = [a / b for a, b in zip(canopy_values, sglang_values, strict=True)]
     draw = random.Random(1)
     medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(1000))
     return [round(x, 3) for x in (statistics.median(ratios), medians[25], medians[974])]
@@ -151,7 +151,7 @@ async def compare(
         for number in range(-1, rounds):  # the first one warms up
             for arm in urls if number % 2 else reversed(urls):
                 load = Round(urls[arm], work, words, random.Random(f"{arm} {number} {work}"))
-                costs = await measured(load, processes[arm], http)
+                costs = await measure_round(load, processes[arm], http)
                 if number >= 0:
                     rows_of_arm[arm].append(costs)
     first = next(iter(urls))
@@ -222,24 +222,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stops the servers
-    asked = options.work or [*WORK, IDLE, START]
+    parts = options.work or [*WORK, IDLE, START]
     result: dict[str, Any] = {"kind": KIND, "rounds": options.rounds}
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
         servers.prepare(Path(scratch))
         model = servers.model(Path(scratch), 128, 2)
         words, _ = vocabulary(model)
-        if START in asked:
+        if START in parts:
             result[START] = starts(model, Path(scratch), 3)
         urls, processes = {}, {}
         for number, (arm, arguments) in enumerate(ARMS.items()):
             log = Path(scratch) / f"{number}.log"
             server = stack.enter_context(servers.start(model, KV_TOKENS, arguments, log))
             urls[arm], processes[arm] = server.url, servers.Processes(server)
-        for name in filter(asked.__contains__, WORK):
+        for name in filter(parts.__contains__, WORK):
             result[name] = asyncio.run(compare(WORK[name], urls, processes, words, options.rounds))
             print(name, json.dumps({a: r["ratios"] for a, r in result[name].items()}), flush=True)
             write(options.out, result)
-        if IDLE in asked:
+        if IDLE in parts:
             result[IDLE] = idle(processes)
         write(options.out, result)
 

@@ -20,7 +20,7 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "scripts"), str(ROOT / "test")]
 
-from launch_server import Server, free_port, serving, with_plugin  # noqa: E402
+from launch_server import ServerProcess, free_port, serving, with_plugin  # noqa: E402
 from support import forked  # noqa: E402
 from support.chip import environment  # noqa: E402
 from tiny_model import write_tiny_model  # noqa: E402
@@ -67,17 +67,17 @@ def model(folder: Path, hidden: int, layers: int) -> Path:
 
 def start(
     path: Path, kv_tokens: int, arguments: Sequence[str], log: Path, begin: Any = forked.serve
-) -> contextlib.AbstractContextManager[Server]:
+) -> contextlib.AbstractContextManager[ServerProcess]:
     """Serve the model. ``arguments`` that contain ``plain`` start SGLang without Canopy."""
     plain = PLAIN in arguments
-    mine = [argument for argument in arguments if argument != PLAIN]
+    server_arguments = [argument for argument in arguments if argument != PLAIN]
     return serving(
         [
             *("--model-path", str(path), "--load-format", "dummy", "--served-model-name", "m"),
             *("--device", "cpu", "--dtype", "float32", "--disable-overlap-schedule"),
             *("--max-total-tokens", str(kv_tokens), "--sleep-on-idle", "--enable-cache-report"),
             *("--context-length", str(CONTEXT_TOKENS), "--chat-template", str(TEMPLATE)),
-            *("--tool-call-parser", "hermes", *mine),
+            *("--tool-call-parser", "hermes", *server_arguments),
         ],
         log=log, port=free_port(), start=begin, patience_s=1.0,
         environment={"SGLANG_PLUGINS": PLAIN if plain else "canopy,canopy_documents,canopy_replay"},
@@ -89,7 +89,7 @@ def get(url: str) -> Any:
         return json.load(answer)
 
 
-def flush(server: Server) -> None:
+def flush(server: ServerProcess) -> None:
     """Drop the KV of earlier requests."""
     order = urllib.request.Request(f"{server.url}/flush_cache?timeout=20", b"")
     urllib.request.urlopen(order, timeout=60).close()
@@ -98,7 +98,7 @@ def flush(server: Server) -> None:
 class Processes:
     """A server's processes by name: ``http``, ``scheduler`` and ``detokenizer``."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ServerProcess) -> None:
         leader = psutil.Process(server.process.pid)
         self.by_name = {"http": leader}
         for child in leader.children(recursive=True):

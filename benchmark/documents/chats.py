@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from comparators.questions import read_examples
-from serve import Client, Row, server_of
+from serve import DocumentClient, RateRow, server_of
 
 PAUSE_S = 1.0
 """Pause after an answer, in which the server encodes."""
@@ -57,14 +57,14 @@ CHATS = {"follow-up": _follow_up, "agent": _agent, "300 parts": _many}
 stored before; no others are."""
 
 
-def chats(args: argparse.Namespace) -> Iterator[Row]:
+def chats(args: argparse.Namespace) -> Iterator[RateRow]:
     """Chats with documents as parts and without the field: seconds to the first token of each turn;
     then a summary of each kind."""
     documents = dict.fromkeys(d[:CHARACTERS] for e in read_examples(args.data) for d in e.documents)
     texts = itertools.cycle(one for one in documents if len(one) == CHARACTERS)
     with server_of(args, LONGEST) as client:
         for kind in args.kinds:
-            rows: dict[str, list[Row]] = {"parts": [], "plain": []}
+            rows: dict[str, list[RateRow]] = {"parts": [], "plain": []}
             for repeat in range(args.repeats):
                 added = CHATS[kind](texts)
                 if kind == "follow-up":
@@ -79,7 +79,7 @@ def chats(args: argparse.Namespace) -> Iterator[Row]:
             yield {"kind": kind, **_summary(list(zip(rows["parts"], rows["plain"])))}
 
 
-def _summary(pairs: list[tuple[Row, Row]]) -> Row:
+def _summary(pairs: list[tuple[RateRow, RateRow]]) -> RateRow:
     """Return the ratios of first and of later turns, and equal texts of turns that are not fused."""
     ratios = [[a / b for a, b in zip(x["ttft_s"], y["ttft_s"])] for x, y in pairs]
     later = sorted(ratio for turns in ratios for ratio in turns[1:])
@@ -101,8 +101,8 @@ def _summary(pairs: list[tuple[Row, Row]]) -> Row:
     }
 
 
-def _chat(client: Client, added: list[Message], custom: dict[str, str]) -> Row:
-    row: Row = {"ttft_s": [], "cached": [], "fused": [], "text": []}
+def _chat(client: DocumentClient, added: list[Message], custom: dict[str, str]) -> RateRow:
+    row: RateRow = {"ttft_s": [], "cached": [], "fused": [], "text": []}
     messages: list[Message] = []
     for message in added:
         messages.append(message)
@@ -119,7 +119,7 @@ def _chat(client: Client, added: list[Message], custom: dict[str, str]) -> Row:
     return row
 
 
-def send(client: Client, messages: list[Message], custom: dict[str, str]) -> Any:
+def send(client: DocumentClient, messages: list[Message], custom: dict[str, str]) -> Any:
     """Return the answer of one token; greedy."""
     body = {"model": "m", "messages": messages, "temperature": 0, "max_tokens": 1}
     body |= {"custom_params": custom, "return_meta_info": True}

@@ -52,19 +52,19 @@ CONCURRENT_PROMPTS = 4
 
 
 @dataclass(slots=True)
-class Prompt:
+class DocumentPrompt:
     """Token ids, the flat bounds of the documents in it (or ``"off"``), and which they are."""
 
     ids: list[int]
     bounds: list[int] | str
     documents: tuple[int, ...] = ()
 
-    def off(self) -> Prompt:
+    def without_reuse(self) -> DocumentPrompt:
         return replace(self, bounds="off")
 
 
 @dataclass(slots=True)
-class Library:
+class Corpus:
     """Documents as ids, popular ones first; prompts are drawn by Zipf's law without repetition."""
 
     system: list[int]
@@ -74,26 +74,26 @@ class Library:
     chunks: int
     """Documents a prompt."""
 
-    def prompt(self, more: int = 0) -> Prompt:
+    def prompt(self, extra_documents: int = 0) -> DocumentPrompt:
         """Return a prompt of ``chunks + more`` different documents, shuffled, and a question."""
         weights = [(i + 1) ** -ZIPF for i in range(len(self.documents))]
         picked: list[int] = []
-        while len(picked) < self.chunks + more:
+        while len(picked) < self.chunks + extra_documents:
             (document,) = self.draw.choices(range(len(self.documents)), weights)
             if document not in picked:
                 picked.append(document)
         self.draw.shuffle(picked)
         return self.prompt_of(picked, self.draw.choice(self.questions))
 
-    def prompt_of(self, picked: Sequence[int], question: list[int]) -> Prompt:
+    def prompt_of(self, picked: Sequence[int], question: list[int]) -> DocumentPrompt:
         ids, bounds = list(self.system), []
         for i in picked:
             bounds += [len(ids), len(ids) + len(self.documents[i])]
             ids += self.documents[i]
-        return Prompt(ids + question, bounds, tuple(picked))
+        return DocumentPrompt(ids + question, bounds, tuple(picked))
 
 
-def library(tokenizer: Any, args: argparse.Namespace, tokens: int) -> Library:
+def library(tokenizer: Any, args: argparse.Namespace, tokens: int) -> Corpus:
     """Return documents for prompts of about ``tokens`` tokens: 6 at 2k, 16 at 7k by default."""
     chunks = args.chunks or max(4, min(20, round(2 + tokens / 480)))
     document_tokens = (tokens - 40) // chunks  # 40: system text and question
@@ -110,11 +110,11 @@ def library(tokenizer: Any, args: argparse.Namespace, tokens: int) -> Library:
             f"too little text for {args.documents} documents of {document_tokens} tokens"
         )
     questions = [encode(f"Question: {e.question}\nAnswer:") for e in examples]
-    return Library(encode(SYSTEM), documents, questions, random.Random(args.seed), chunks)
+    return Corpus(encode(SYSTEM), documents, questions, random.Random(args.seed), chunks)
 
 
 @dataclass(slots=True)
-class Answer:
+class ReuseAnswer:
     """Result of a request: the report of reuse, and token ids."""
 
     seconds: float
@@ -127,7 +127,7 @@ class Answer:
 
 
 @dataclass(slots=True)
-class Client:
+class DocumentClient:
     """Requests to a server."""
 
     url: str
@@ -143,7 +143,9 @@ class Client:
         except urllib.error.HTTPError as error:  # a busy server refuses to flush with 400, too
             raise SystemExit(f"{path}: {error.code} {error.read()[:500]!r}") from error
 
-    def ask(self, prompt: Prompt, tokens: int = 1, stream: bool = False, **params: Any) -> Answer:
+    def ask(
+        self, prompt: DocumentPrompt, tokens: int = 1, stream: bool = False, **params: Any
+    ) -> ReuseAnswer:
         """Send a prompt; greedy."""
         sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
         custom = {"canopy_document_bounds": prompt.bounds, **params}
@@ -154,15 +156,15 @@ class Client:
                 next(line for line in answer if line.startswith(b"data:"))
                 took = time.perf_counter() - begun
                 answer.read()
-                return Answer(took)
+                return ReuseAnswer(took)
             result = json.loads(answer.read())
         took, meta = time.perf_counter() - begun, result["meta_info"]
         report = (meta.get("canopy_documents") or [{}])[0]
-        return Answer(
+        return ReuseAnswer(
             took, meta["cached_tokens"], report, result["output_ids"], self.cpu_s() - before
         )
 
-    def samples(self, prompt: Prompt, n: int) -> tuple[float, float]:
+    def samples(self, prompt: DocumentPrompt, n: int) -> tuple[float, float]:
         """Return seconds and processor seconds until all ``n`` answers are complete."""
         sampling = {"temperature": 0.7, "max_new_tokens": SAMPLE_TOKENS, "ignore_eos": True, "n": n}
         sampling["custom_params"] = {"canopy_document_bounds": prompt.bounds}
@@ -182,7 +184,7 @@ class Client:
         """Empty the exact cache; SGLang waits until the last answer has gone out."""
         self.post("/flush_cache?timeout=20").close()
 
-    def encode_documents(self, lib: Library) -> None:
+    def encode_documents(self, lib: Corpus) -> None:
         """Send every document twice, the second time in reverse order, and wait until all are encoded:
         a document is encoded behind the system text only after that text has recurred."""
         for order in (range(len(lib.documents)), range(len(lib.documents))[::-1]):
@@ -200,7 +202,9 @@ class Client:
         with self.post("/server_info") as answer:
             return dict(json.loads(answer.read())["internal_states"][0]["canopy_documents"])
 
-    def pairs(self, lib: Library, repeats: int) -> list[tuple[Prompt, Answer, Answer]]:
+    def pairs(
+        self, lib: Corpus, repeats: int
+    ) -> list[tuple[DocumentPrompt, ReuseAnswer, ReuseAnswer]]:
         """Prompts with their answers by plain serving and by reuse; reuse runs first each time, since a
         plain run fills the exact tree."""
         answered = []
@@ -208,7 +212,7 @@ class Client:
             prompt = lib.prompt()
             fused = self.ask(prompt)
             assert fused.report.get("fused"), fused.report
-            answered.append((prompt, self.ask(prompt.off()), fused))
+            answered.append((prompt, self.ask(prompt.without_reuse()), fused))
         return answered
 
 
@@ -219,7 +223,7 @@ def server_of(
     pool_prompts: int = 2,
     documents: bool = True,
     plain: bool = False,
-) -> Iterator[Client]:
+) -> Iterator[DocumentClient]:
     """A server whose KV pool holds ``pool_prompts`` prompts of ``longest`` tokens.
 
     ``documents``: with ``--canopy-documents``; ``plain``: SGLang without Canopy, but with `canopy_cpu`,
@@ -238,14 +242,14 @@ def server_of(
             environment["SGLANG_PLUGINS"] = "plain"
         log = Path(folder) / "server.log"
         with serving(arguments, log=log, port=free_port(), environment=environment) as server:
-            yield Client(server.url, server.process.pid)
+            yield DocumentClient(server.url, server.process.pid)
             print(f"errors in the server's log: {server.log_text().count('Traceback')}")
 
 
-Row = dict[str, Any]
+RateRow = dict[str, Any]
 
 
-def ttft(tokenizer: Any, args: argparse.Namespace) -> Iterator[Row]:
+def ttft(tokenizer: Any, args: argparse.Namespace) -> Iterator[RateRow]:
     """Medians of alternating requests, by prompt length."""
     with server_of(args, max(args.lengths)) as client:
         for tokens in args.lengths:
@@ -271,7 +275,7 @@ def ttft(tokenizer: Any, args: argparse.Namespace) -> Iterator[Row]:
             }
 
 
-def turns(tokenizer: Any, args: argparse.Namespace) -> Iterator[Row]:
+def turns(tokenizer: Any, args: argparse.Namespace) -> Iterator[RateRow]:
     """Conversations with documents and with "off", by length of the first prompt: seconds to the first
     token of each turn, of a retry, and of n samples."""
     with server_of(args, 2 * max(args.lengths), pool_prompts=3) as client:
@@ -290,11 +294,13 @@ def turns(tokenizer: Any, args: argparse.Namespace) -> Iterator[Row]:
                     yield row | _conversation(client, lib, drawn, side == "plain")
 
 
-def _conversation(client: Client, lib: Library, drawn: list[Prompt], plain: bool) -> Row:
+def _conversation(
+    client: DocumentClient, lib: Corpus, drawn: list[DocumentPrompt], plain: bool
+) -> RateRow:
     """Five turns, a retry and samples. The first drawn prompt has the documents of all turns."""
 
-    def side(prompt: Prompt) -> Prompt:
-        return prompt.off() if plain else prompt
+    def side(prompt: DocumentPrompt) -> DocumentPrompt:
+        return prompt.without_reuse() if plain else prompt
 
     documents = [lib.documents[i] for i in drawn[0].documents]
     ids, bounds, answers = list(lib.system), [], []
@@ -305,26 +311,26 @@ def _conversation(client: Client, lib: Library, drawn: list[Prompt], plain: bool
             ids += document
         documents = documents[count:]
         ids += lib.questions[turn % len(lib.questions)]
-        answers.append(client.ask(side(Prompt(list(ids), list(bounds)))))
+        answers.append(client.ask(side(DocumentPrompt(list(ids), list(bounds)))))
         ids += lib.questions[-1][:1] * ANSWER_TOKENS
-    _, *again = (client.ask(side(drawn[1])) for _ in range(RETRIES + 1))
-    row: Row = {
+    _, *retries = (client.ask(side(drawn[1])) for _ in range(RETRIES + 1))
+    row: RateRow = {
         "ttft_s": [a.seconds for a in answers],
         "cpu_s": [a.cpu_s for a in answers],
         "cached": [a.cached for a in answers],
         "prompt_tokens": len(ids) - ANSWER_TOKENS,
         "computed": [a.report.get("computed") for a in answers],
         "kept": [a.report.get("kept") for a in answers],
-        "retry_s": statistics.median(a.seconds for a in again),
-        "retry_cpu_s": statistics.median(a.cpu_s for a in again),
-        "retries_s": [a.seconds for a in again],
+        "retry_s": statistics.median(a.seconds for a in retries),
+        "retry_cpu_s": statistics.median(a.cpu_s for a in retries),
+        "retries_s": [a.seconds for a in retries],
     }
     for n, prompt in zip(SAMPLES, drawn[2:]):
         row[f"n{n}_s"], row[f"n{n}_cpu_s"] = client.samples(side(prompt), n)
     return row
 
 
-def load(tokenizer: Any, args: argparse.Namespace) -> Iterator[Row]:
+def load(tokenizer: Any, args: argparse.Namespace) -> Iterator[RateRow]:
     """Poisson arrivals at each rate, without and with reuse; the rate sustained at the target.
 
     Both sides get the same prompts at the same times; a side ends at the first rate whose 90th
@@ -354,8 +360,8 @@ def load(tokenizer: Any, args: argparse.Namespace) -> Iterator[Row]:
 
 
 def _at_rate(
-    client: Client, tokenizer: Any, args: argparse.Namespace, rate: float, plain: bool
-) -> Row:
+    client: DocumentClient, tokenizer: Any, args: argparse.Namespace, rate: float, plain: bool
+) -> RateRow:
     """Return a row of one rate: percentiles and every TTFT in s, and the seconds from the last arrival to
     the last answer."""
     lib = library(tokenizer, args, args.tokens)
@@ -363,14 +369,16 @@ def _at_rate(
     draw, times = random.Random(f"{args.seed} arrivals {rate}"), []
     threads: list[threading.Thread] = []
 
-    def send(prompt: Prompt) -> None:
+    def send(prompt: DocumentPrompt) -> None:
         times.append(client.ask(prompt, 2, stream=True).seconds)
 
     begun, at, last = time.perf_counter(), 0.0, 0.0
     while (at := at + draw.expovariate(rate)) < args.seconds or len(threads) < MIN_REQUESTS:
         last, prompt = at, lib.prompt()
         time.sleep(max(0.0, begun + at - time.perf_counter()))
-        threads.append(threading.Thread(target=send, args=(prompt.off() if plain else prompt,)))
+        threads.append(
+            threading.Thread(target=send, args=(prompt.without_reuse() if plain else prompt,))
+        )
         threads[-1].start()
     for thread in threads:
         thread.join()
@@ -380,34 +388,34 @@ def _at_rate(
     return {**row, "window_s": last, "behind_s": behind, "ttft_s": times}
 
 
-def exact(tokenizer: Any, args: argparse.Namespace) -> Iterator[Row]:
+def exact(tokenizer: Any, args: argparse.Namespace) -> Iterator[RateRow]:
     """Greedy ids of the same prompts, four at a time: ratio 1.0 and "off" on one server, then on two more:
     without the flag, and without Canopy."""
     lib = library(tokenizer, args, args.tokens)
     prompts = [lib.prompt() for _ in range(args.prompts)]
 
-    def run(send: Callable[[Prompt], Answer]) -> list[Answer]:
+    def run(send: Callable[[DocumentPrompt], ReuseAnswer]) -> list[ReuseAnswer]:
         with ThreadPoolExecutor(CONCURRENT_PROMPTS) as pool:
             return list(pool.map(send, prompts))
 
-    def same(name: str, other: str) -> Row:
-        count = sum(a.ids == b.ids for a, b in zip(answers[name], answers[other]))
+    def compare_ids(name: str, second: str) -> RateRow:
+        count = sum(a.ids == b.ids for a, b in zip(answers[name], answers[second]))
         fused = sum(bool(a.report.get("fused")) for a in answers[name])
-        return {"pair": [name, other], "same": count, "of": len(prompts), "fused": fused}
+        return {"pair": [name, second], "same": count, "of": len(prompts), "fused": fused}
 
     n, answers = EXACT_TOKENS, {}
     with server_of(args, args.tokens, 2 * CONCURRENT_PROMPTS) as client:
         client.encode_documents(lib)
         answers["ratio 1"] = run(lambda p: client.ask(p, n, canopy_recompute_ratio=1.0))
         client.flush()
-        answers["off"] = run(lambda p: client.ask(p.off(), n))
-    yield same("ratio 1", "off")
+        answers["off"] = run(lambda p: client.ask(p.without_reuse(), n))
+    yield compare_ids("ratio 1", "off")
     for name in filter(None, args.others.split(",")):
         with server_of(
             args, args.tokens, 2 * CONCURRENT_PROMPTS, False, name == "no Canopy"
-        ) as other:
-            answers[name] = run(lambda p: other.ask(Prompt(p.ids, []), n))
-        yield same("off", name)
+        ) as second:
+            answers[name] = run(lambda p: second.ask(DocumentPrompt(p.ids, []), n))
+        yield compare_ids("off", name)
 
 
 COMMANDS = {"ttft": ttft, "turns": turns, "load": load, "exact": exact}

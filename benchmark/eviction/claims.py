@@ -14,7 +14,7 @@ from canopy_lab.sim.driver import distinct_blocks, randomise_categories, simulat
 from canopy_lab.sim.hindsight import make_hindsight
 from canopy_lab.sim.hindsight.future import Future
 from canopy_lab.trace.record import TraceRequest
-from question import Context, Question
+from question import Question, RunContext
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import make_policy
 
@@ -164,7 +164,7 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     plt.close(figure)
 
 
-def run(context: Context) -> list[dict[str, Any]]:
+def run(context: RunContext) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for name, seed, trace in traces(context.data):
         rows += hit_rows(name, seed, trace)

@@ -20,9 +20,9 @@ from shared_traces import agents, mooncake
 from canopy_lab.sim.driver import distinct_blocks, simulate
 from canopy_lab.sim.hindsight import make_hindsight
 from canopy_lab.sim.hindsight.future import Future
-from canopy_lab.sim.requests import Hints
+from canopy_lab.sim.requests import SimulatedHints
 from canopy_lab.trace.record import TraceRequest
-from question import Context, Question
+from question import Question, RunContext
 from sglang_canopy.policy.registry import make_policy
 
 SHARES = (0.0, 0.25, 0.5, 1.0)
@@ -49,7 +49,7 @@ def sweep(name: str, seeds: tuple[int, ...], trace: list[TraceRequest]) -> Itera
     for accuracy in ACCURACIES if name in PLOTTED else ACCURACIES[:1]:
         for share in SHARES if accuracy == 1.0 else SHARES[1:]:
             for seed in seeds if share else seeds[:1]:
-                hints = Hints(share=share, accuracy=accuracy, seed=seed)
+                hints = SimulatedHints(share=share, accuracy=accuracy, seed=seed)
                 hit = simulate(trace, make_policy("wa"), blocks, hints=hints).block_hit_ratio
                 yield {
                     "trace": name,
@@ -102,7 +102,7 @@ def plot(rows: list[dict[str, Any]], out: Path) -> None:
     plt.close(figure)
 
 
-def run(context: Context) -> list[dict[str, Any]]:
+def run(context: RunContext) -> list[dict[str, Any]]:
     rows = [row for case in traces(context.data) for row in sweep(*case)]
     plot(rows, context.figure())
     return rows

@@ -27,7 +27,7 @@ import torch  # noqa: E402
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams  # noqa: E402
 from sglang.srt.mem_cache.radix_cache import RadixKey  # noqa: E402
 
-from question import Context, Question  # noqa: E402
+from question import Question, RunContext  # noqa: E402
 from support.live_tree import LiveTree, fake_req  # noqa: E402
 
 SGLANG = {"python": "python", "python-again": "python", "rust": "rust"}
@@ -37,14 +37,16 @@ PAGES, TURN, LONGEST, ROUNDS = (1, 64), 2048, 102_400, 15
 LENGTHS = (2048, 16_384, 51_200, 102_400)
 
 
-class Arm:
+class TimedTree:
     """A tree and the times of its calls."""
 
     def __init__(self, name: str, tokens: int, page_size: int) -> None:
         core = SGLANG.get(name)
         self.name = name
-        self.ours = core is None
-        self.tree = LiveTree(tokens, name if self.ours else "lru", page_size=page_size, core=core)
+        self.is_canopy = core is None
+        self.tree = LiveTree(
+            tokens, name if self.is_canopy else "lru", page_size=page_size, core=core
+        )
         self.now = 0.0
 
     def converse(self, tokens: array, turn: int) -> dict[int, dict[str, float]]:
@@ -59,7 +61,7 @@ class Arm:
             self.now += 10.0
             started = time.thread_time()
             req, request = None, None
-            if self.ours:
+            if self.is_canopy:
                 req = fake_req(prompt, [], {"time": self.now})
                 request = core.requests.of(req)
             arrived = time.thread_time()
@@ -72,17 +74,17 @@ class Arm:
                 key=RadixKey(prompt, None), value=slots, prev_prefix_len=length - turn
             )
             finishing = time.thread_time()
-            if self.ours:
+            if self.is_canopy:
                 core.requests.report_end(req)
             finished = time.thread_time()
-            if self.ours:
+            if self.is_canopy:
                 core.inserting = request
             cache.insert(params)
             inserted = time.thread_time()
-            if self.ours:
+            if self.is_canopy:
                 core.inserting = None
             seconds = (matched - arrived, inserted - finished)
-            if self.ours:
+            if self.is_canopy:
                 seconds += ((arrived - started) + (finished - finishing),)
             taken[length] = {step: 1e6 * each for step, each in zip(STEPS, seconds, strict=False)}
         gc.enable()
@@ -91,7 +93,7 @@ class Arm:
 
 
 def measure(page_size: int) -> list[dict[str, Any]]:
-    arms = [Arm(name, LONGEST + 2 * TURN, page_size) for name in NAMES]
+    arms = [TimedTree(name, LONGEST + 2 * TURN, page_size) for name in NAMES]
     draw = random.Random(1)
     runs: dict[str, list[dict[int, dict[str, float]]]] = {name: [] for name in NAMES}
     for number in range(ROUNDS + 1):
@@ -119,7 +121,7 @@ def least(runs: list[dict[int, dict[str, float]]], length: int, step: str) -> fl
     return min(run[length][step] for run in runs)
 
 
-def run(_: Context) -> list[dict[str, Any]]:
+def run(_: RunContext) -> list[dict[str, Any]]:
     return [row for page_size in PAGES for row in measure(page_size)]
 
 

@@ -27,7 +27,7 @@ logging.disable(logging.WARNING)
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams  # noqa: E402
 from sglang.srt.mem_cache.radix_cache import RadixKey  # noqa: E402
 
-from question import Context, Question  # noqa: E402
+from question import Question, RunContext  # noqa: E402
 from support.disk_tree import DiskTree  # noqa: E402
 from support.live_tree import LiveTree  # noqa: E402
 
@@ -74,7 +74,7 @@ def measure(name: str, leaves: int, singles: int) -> dict[str, float]:
     return {"insert": insert_us, "evict": evict_us, "evict_many": many_us, "match": match_us}
 
 
-def run(_: Context) -> list[dict[str, Any]]:
+def run(_: RunContext) -> list[dict[str, Any]]:
     rows: dict[tuple[str, int], list[dict[str, float]]] = {}
     for _ in range(ROUNDS):
         for leaves in LEAVES:
@@ -88,7 +88,7 @@ def run(_: Context) -> list[dict[str, Any]]:
     ]
 
 
-def checks(_: Context) -> dict[str, float]:
+def checks(_: RunContext) -> dict[str, float]:
     """CPU milliseconds of the checks when a server starts: the first call, as there."""
     from sglang.srt.runtime_context import get_server_args
 
@@ -100,7 +100,7 @@ def checks(_: Context) -> dict[str, float]:
     from sglang_canopy.storage.page_self_test import check_page
 
     for hook in HOOKS:  # imports what SGLang's server imports too
-        hook.parameters_found()
+        hook.sglang_parameters()
     with TemporaryDirectory() as folder:
         tree = DiskTree(Path(folder), tokens=256, page_size=64, host_tokens=256)
     pool, arguments = tree.storage.mem_pool_host, get_server_args()

@@ -35,7 +35,7 @@ def tasks() -> list[Task]:
 
 def rows(task: Task) -> dict[str, Any]:
     """Return a row for each configuration, the choice, the baseline and the whole report."""
-    report = planned()
+    report = plan_output()
     rows_by_name = {"the plan, chosen": clean(report["chosen"])}
     rows_by_name["the plan, baseline"] = clean(report["baseline"])
     rows_by_name["the plan, all of it"] = {
@@ -53,7 +53,7 @@ def rows(task: Task) -> dict[str, Any]:
     return rows_by_name
 
 
-def planned() -> dict[str, Any]:
+def plan_output() -> dict[str, Any]:
     """Return the output of ``canopy plan --json``."""
     trace = data() / "mooncake" / "conversation_first60.jsonl"
     with tempfile.TemporaryDirectory() as folder:

@@ -95,10 +95,10 @@ def on_two_tiers(policy: str) -> dict[str, Any]:
                 policy, page, quantum, steps, host_tokens, TieredTree
             )
             states["served"] += served
-        for way, seen in states.items():
+        for way, way_states in states.items():
             rows[f"{name} on device and host, pages of {page}, quantum {quantum}, {way}"] = {
-                "device_hits": sum(state[0] for state in seen),
-                "host_hits": sum(state[1] for state in seen),
-                "each": digest(seen),
+                "device_hits": sum(state[0] for state in way_states),
+                "host_hits": sum(state[1] for state in way_states),
+                "each": digest(way_states),
             }
     return rows

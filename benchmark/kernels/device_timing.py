@@ -12,7 +12,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class TaskWork:
     """FLOPs and bytes of a task: each visible pair of query and key once, each byte once."""
 
     flops: float
@@ -73,6 +73,6 @@ def table(length: int, dim: int, device: str) -> torch.Tensor:
     return torch.cat([angle.cos(), angle.sin()], -1)
 
 
-def compare_to_peak(name: str, seconds: float, minimum_cost: Cost, peak: dict) -> dict:
+def compare_to_peak(name: str, seconds: float, minimum_cost: TaskWork, peak: dict) -> dict:
     """Return a measured time, also as a multiple of the roofline of its task's least work."""
     return {f"{name}_s": seconds, f"{name}_times_floor": seconds / minimum_cost.seconds(peak)}

@@ -20,17 +20,17 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from device_timing import Bench, Cost, compare_to_peak, measure_peaks, table
+from device_timing import Bench, TaskWork, compare_to_peak, measure_peaks, table
 
 sys.path.append(str(Path(__file__).parents[1] / "documents"))
 from comparators.weights import random_model
 
-from canopy_documents.fuse import rows as engine
+from canopy_documents.fuse import rows as row_forward
 from canopy_documents.fuse.cache import dense_cache
 from canopy_documents.fuse.fusion import fused_prefill
 from canopy_documents.fuse.selectors import make_selector
 from canopy_documents.fuse.selectors.frequency import layer_scores
-from canopy_documents.store.chunk import Chunk, FusedPrompt, Placed, Shape
+from canopy_documents.store.chunk import Chunk, FusedPrompt, PlacedChunk, Shape
 from canopy_kernel import attention, lowpass, pages, rope_scatter
 
 LLAMA_8B = Shape(32, 32, 8, 128, 4096, 128256, 1e-5)
@@ -55,33 +55,35 @@ def _one_case(
     b: Bench, dim: int, heads: int, kv_heads: int, dtype: torch.dtype, page: int, layout: str
 ) -> dict:
     torch.manual_seed(dim + page)
-    n, m, where = 300, 70, b.device
+    n, m, device = 300, 70, b.device
     inner = (page, kv_heads) if layout == "NHD" else (kv_heads, page)
 
     def pool() -> torch.Tensor:
         return pages.view(b.random(640 // page + 2, *inner, dim, dtype=dtype), layout)
 
-    slots = torch.randperm(640)[:n].to(where)
-    rows = attention.Rows.single(torch.randperm(n)[:m].sort()[0].to(where), slots)
+    slots = torch.randperm(640)[:n].to(device)
+    rows = attention.Rows.single(torch.randperm(n)[:m].sort()[0].to(device), slots)
     q, k, v = b.random(m, heads, dim, dtype=dtype), pool(), pool()
     errors = {}
 
-    def off(got: torch.Tensor, expected: torch.Tensor) -> float:
+    def max_error(got: torch.Tensor, expected: torch.Tensor) -> float:
         return float((got.float() - expected.float()).abs().max())
 
     expected = attention.reference(q, k, v, rows, dim**-0.5)
-    errors["attention"] = off(attention.sparse_prefill_triton(q, k, v, rows, dim**-0.5), expected)
-    cos_sin = table(1000, dim, where)
+    errors["attention"] = max_error(
+        attention.sparse_prefill_triton(q, k, v, rows, dim**-0.5), expected
+    )
+    cos_sin = table(1000, dim, device)
     raw = [b.random(n, kv_heads, dim, dtype=dtype) for _ in range(2)]
-    at = torch.randint(0, 1000, (n,), device=where)
-    args = (*raw, torch.randperm(n, device=where), at, slots, cos_sin)
+    positions = torch.randint(0, 1000, (n,), device=device)
+    args = (*raw, torch.randperm(n, device=device), positions, slots, cos_sin)
     pools = [pool(), pool()]
     copies = [p.clone() for p in pools]
     rope_scatter.rope_scatter_triton(*args, *pools)
     rope_scatter.reference(*args, *copies)
-    errors["rope_scatter"] = max(off(x, y) for x, y in zip(pools, copies))
+    errors["rope_scatter"] = max(max_error(x, y) for x, y in zip(pools, copies))
     x, y = (b.random(2, n, kv_heads * dim, dtype=dtype) for _ in range(2))
-    errors["energy"] = off(lowpass.energy_triton(x, y), lowpass.reference(x, y))
+    errors["energy"] = max_error(lowpass.energy_triton(x, y), lowpass.reference(x, y))
     return {
         "case": f"d{dim} {heads}/{kv_heads} {str(dtype)[6:]} page{page} {layout}",
         "errors": errors,
@@ -99,9 +101,9 @@ def attention_times(b: Bench, peak: dict, lengths: list[int], ratios: list[float
         keys = [x[:, 0].transpose(0, 1)[None] for x in (k, v)]
         slots = torch.arange(n, device=b.device)
 
-        def minimum_cost(positions: torch.Tensor) -> Cost:
+        def minimum_cost(positions: torch.Tensor) -> TaskWork:
             moved = 4.0 * dim * (len(positions) * heads + n * kv_heads)  # two bytes a number
-            return Cost(4.0 * heads * dim * float((positions + 1).sum()), moved)
+            return TaskWork(4.0 * heads * dim * float((positions + 1).sum()), moved)
 
         full = b.random(n, heads, dim)
         causal = minimum_cost(torch.arange(n))
@@ -143,25 +145,27 @@ def movers(b: Bench, peak: dict, lengths: list[int]) -> list[dict]:
     for n in lengths:
         raw = [b.random(n, heads, dim) for _ in range(2)]
         pools = [b.random(n, 1, heads, dim) for _ in range(2)]
-        at = torch.arange(n, device=b.device)
+        positions = torch.arange(n, device=b.device)
         slots = torch.randperm(n, device=b.device)
         cos_sin = table(n, dim, b.device)
         cut = [slice(i, min(i + 500, n)) for i in range(0, n, 500)]  # chunks, in place
         keys, values = ([x[c] for c in cut] for x in raw)
         inside = torch.cat([torch.arange(len(k), device=b.device) for k in keys])
         # K and V read and written once; angles, positions, slots and row numbers read once a token.
-        minimum_cost = Cost(3.0 * heads * dim * n, n * (4.0 * heads * dim * 2 + dim * 4 + 3 * 8))
+        minimum_cost = TaskWork(
+            3.0 * heads * dim * n, n * (4.0 * heads * dim * 2 + dim * 4 + 3 * 8)
+        )
         ways = {
             "rope_scatter": lambda: rope_scatter.one_layer(
-                keys, values, [len(k) for k in keys], inside, at, slots, cos_sin, *pools
+                keys, values, [len(k) for k in keys], inside, positions, slots, cos_sin, *pools
             ).launch(0, 1),
             "rope_scatter joined": lambda: rope_scatter.rope_scatter_triton(
-                torch.cat(keys), torch.cat(values), at, at, slots, cos_sin, *pools
+                torch.cat(keys), torch.cat(values), positions, positions, slots, cos_sin, *pools
             ),
         }
         x = b.random(4, n, heads * dim, dtype=torch.float32)
         ways["energy (4 layers)"] = lambda: lowpass.energy_triton(x, x)
-        least = Cost(4.0 * x.numel(), 2.0 * x.nbytes)
+        least = TaskWork(4.0 * x.numel(), 2.0 * x.nbytes)
         for name, work in ways.items():
             minimum = least if name.startswith("energy") else minimum_cost
             rows.append(
@@ -182,20 +186,22 @@ def end_to_end(b: Bench, lengths: list[int], ratio: float) -> list[dict]:
     rows = []
     for n in lengths:
         ids = torch.randint(0, shape.vocab, (n,), device=b.device)
-        chunk_tokens, placed, at = (40 if b.smoke else 500), [], 32
-        while at + chunk_tokens <= n - 32:
+        chunk_tokens, placed, start = (40 if b.smoke else 500), [], 32
+        while start + chunk_tokens <= n - 32:
             size = (shape.layers, chunk_tokens, shape.kv_heads, shape.head_dim)
-            tokens = tuple(ids[at : at + chunk_tokens].tolist())
+            tokens = tuple(ids[start : start + chunk_tokens].tolist())
             placed.append(
-                Placed(
-                    Chunk(tokens, b.random(*size, dtype=dtype), b.random(*size, dtype=dtype)), at
+                PlacedChunk(
+                    Chunk(tokens, b.random(*size, dtype=dtype), b.random(*size, dtype=dtype)), start
                 )
             )
-            at += chunk_tokens
-        here = FusedPrompt(ids, tuple(placed))
+            start += chunk_tokens
+        on_device = FusedPrompt(ids, tuple(placed))
         for p in placed:
             make_selector("frequency").scores(p.chunk)
-        away = FusedPrompt(ids, tuple(Placed(_pinned(p.chunk, b), p.start) for p in placed))
+        in_host = FusedPrompt(
+            ids, tuple(PlacedChunk(_pin_chunk(p.chunk, b), p.start) for p in placed)
+        )
         cache = dense_cache(model, n)
 
         def wall(work: Callable[[], object]) -> float:
@@ -211,12 +217,16 @@ def end_to_end(b: Bench, lengths: list[int], ratio: float) -> list[dict]:
         row = {
             "tokens": n,
             "ratio": ratio,
-            "full_s": wall(lambda: engine.prefill(model, ids, cache)),
+            "full_s": wall(lambda: row_forward.prefill(model, ids, cache)),
         }
         for name in ("frequency", "question"):
             choose = make_selector(name)
-            row[f"device_{name}_s"] = wall(lambda: fused_prefill(model, here, cache, choose, ratio))
-            row[f"host_{name}_s"] = wall(lambda: fused_prefill(model, away, cache, choose, ratio))
+            row[f"device_{name}_s"] = wall(
+                lambda: fused_prefill(model, on_device, cache, choose, ratio)
+            )
+            row[f"host_{name}_s"] = wall(
+                lambda: fused_prefill(model, in_host, cache, choose, ratio)
+            )
         for name in ("frequency", "question"):
             row.update(compare(row["full_s"], row[f"device_{name}_s"], row[f"host_{name}_s"], name))
         rows.append(row)
@@ -232,7 +242,7 @@ def compare(full: float, device: float, host: float, name: str) -> dict:
     }
 
 
-def _pinned(chunk: Chunk, b: Bench) -> Chunk:
+def _pin_chunk(chunk: Chunk, b: Bench) -> Chunk:
     k, v = chunk.raw_k.cpu(), chunk.v.cpu()
     if not b.smoke:
         k, v = k.pin_memory(), v.pin_memory()
@@ -262,11 +272,11 @@ which is not a server's host tier (``transfer.send``), and full prefill is not S
 def judge(report: dict) -> list[str]:
     """Every aim and whether the report's figures meet it, worst figure first."""
     rows = [r for n in ("attention", "movers") for r in report.get(n, [])]
-    ours = ("triton_times_floor", "kernel_times_floor")
+    ratio_keys = ("triton_times_floor", "kernel_times_floor")
     floors_met = [
         (r[key], f"{r.get('kernel', key.split('_')[0])} at {r['tokens']} tokens: ", TIMES_FLOOR, " times its floor")
         for r in rows
-        for key in ours
+        for key in ratio_keys
         if key in r
     ]  # fmt: skip
     ends = [r for r in report.get("end_to_end", []) if "tokens" in r]

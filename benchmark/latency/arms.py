@@ -37,7 +37,7 @@ QUEUE_ORDERS["random"] = RandomOrder
 
 
 @dataclass(frozen=True)
-class Arm:
+class SystemArm:
     """A system's settings. The default of each is SGLang's, on Canopy's tree."""
 
     key: str
@@ -62,29 +62,29 @@ GATE = {"session_gate": "footprint"}
 AUTO = {**WA, **ORDER, **GATE}
 QUEUE = (*CHAT, *AGENTS, *UNSEEN)
 
-ARMS: tuple[Arm, ...] = (
+ARMS: tuple[SystemArm, ...] = (
     # The first arm of each host size is the baseline.
-    Arm("sglang", "SGLang's defaults: lru, fcfs", SGLANG, workloads=QUEUE),
-    Arm("wa", "wa", WA),
-    Arm("order", "LRU, bounded-shortest", ORDER, workloads=QUEUE),
-    Arm("wa-order", "wa, bounded-shortest", {**WA, **ORDER}),
-    Arm("auto", "--radix-eviction auto with the session gate", AUTO),
-    Arm("hrrn", "SGLang's lru and hrrn", {**SGLANG, "schedule_policy": "hrrn"}, workloads=QUEUE),
-    Arm("shortest", "SGLang's lru and shortest-prefill-first",
+    SystemArm("sglang", "SGLang's defaults: lru, fcfs", SGLANG, workloads=QUEUE),
+    SystemArm("wa", "wa", WA),
+    SystemArm("order", "LRU, bounded-shortest", ORDER, workloads=QUEUE),
+    SystemArm("wa-order", "wa, bounded-shortest", {**WA, **ORDER}),
+    SystemArm("auto", "--radix-eviction auto with the session gate", AUTO),
+    SystemArm("hrrn", "SGLang's lru and hrrn", {**SGLANG, "schedule_policy": "hrrn"}, workloads=QUEUE),
+    SystemArm("shortest", "SGLang's lru and shortest-prefill-first",
         {**SGLANG, "schedule_policy": "shortest-prefill-first"}, workloads=QUEUE),
-    Arm("few", "SGLang's lru, at most 32 requests running", {**SGLANG, "max_running": 32}),
-    Arm("shortest-few", "shortest-prefill-first, at most 32 requests running",
+    SystemArm("few", "SGLang's lru, at most 32 requests running", {**SGLANG, "max_running": 32}),
+    SystemArm("shortest-few", "shortest-prefill-first, at most 32 requests running",
         {**SGLANG, "schedule_policy": "shortest-prefill-first", "max_running": 32}),
-    Arm("lpm", "SGLang's lru and lpm", {**SGLANG, "schedule_policy": "lpm"}, workloads=QUEUE),
-    Arm("random", "a random order", {**SGLANG, "schedule_policy": "random"}, workloads=QUEUE),
-    Arm("sglang-host", "SGLang's defaults with a host tier", SGLANG, host=2.0),
-    Arm("wa-host", "wa on both tiers", WA, host=2.0),
-    Arm("auto-host", "the same, and copies at eviction",
+    SystemArm("lpm", "SGLang's lru and lpm", {**SGLANG, "schedule_policy": "lpm"}, workloads=QUEUE),
+    SystemArm("random", "a random order", {**SGLANG, "schedule_policy": "random"}, workloads=QUEUE),
+    SystemArm("sglang-host", "SGLang's defaults with a host tier", SGLANG, host=2.0),
+    SystemArm("wa-host", "wa on both tiers", WA, host=2.0),
+    SystemArm("auto-host", "the same, and copies at eviction",
         {**AUTO, "write_policy": "write_back", "session_gate_config": {"exclusive": True}},
         host=2.0),
-    Arm("back-host", "copies at eviction, which the step waits for",
+    SystemArm("back-host", "copies at eviction, which the step waits for",
         {**SGLANG, "write_policy": "write_back"}, host=2.0),
-    Arm("back-shortest-host", "the same with shortest-prefill-first",
+    SystemArm("back-shortest-host", "the same with shortest-prefill-first",
         {**SGLANG, "write_policy": "write_back", "schedule_policy": "shortest-prefill-first"},
         host=2.0),
 )  # fmt: skip

@@ -35,7 +35,7 @@ AUTO = {"schedule_policy": "bounded-shortest", "device_policy": "wa"}
 
 
 @dataclass(frozen=True, slots=True)
-class Regime:
+class GateRegime:
     context: int
     """Mean length of a session, in tokens."""
     pause_s: float
@@ -48,16 +48,16 @@ class Regime:
 
 
 REGIMES = (
-    *(Regime(*pair) for pair in itertools.product((4_000, 16_000, 64_000), (0.6, 3.0, 10.0))),
-    *(Regime(*pair, fit=12.0) for pair in itertools.product((4_000, 16_000), (0.6, 3.0))),
-    Regime(64_000, 3.0, fit=12.0),
-    Regime(16_000, 0.6, ratio=16.0),
-    Regime(64_000, 0.6, people=100),
-    Regime(16_000, 0.6, fit=12.0, people=100),
+    *(GateRegime(*pair) for pair in itertools.product((4_000, 16_000, 64_000), (0.6, 3.0, 10.0))),
+    *(GateRegime(*pair, fit=12.0) for pair in itertools.product((4_000, 16_000), (0.6, 3.0))),
+    GateRegime(64_000, 3.0, fit=12.0),
+    GateRegime(16_000, 0.6, ratio=16.0),
+    GateRegime(64_000, 0.6, people=100),
+    GateRegime(16_000, 0.6, fit=12.0, people=100),
 )
 
 
-def trace(regime: Regime) -> Iterator[TraceRequest]:
+def trace(regime: GateRegime) -> Iterator[TraceRequest]:
     """Yield the requests, session by session."""
     draw, blocks = random.Random(regime.seed), itertools.count(1)
     agents = int(regime.ratio * regime.fit)
@@ -91,7 +91,7 @@ class Unlabelled(Workload):
         return (plain, *rest)
 
 
-def run(regime: Regime, gate: str) -> dict[str, Any]:
+def run(regime: GateRegime, gate: str) -> dict[str, Any]:
     """Return the result of one arm."""
     gates = list[Footprint]()
 

@@ -30,7 +30,7 @@ STEP_TOKENS = 2048
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class QueuedRequest:
     """A request. Times in seconds."""
 
     prompt: int
@@ -43,7 +43,7 @@ class Job:
     admitted: float = math.inf
     oldest_since: float = math.inf
     """Time at which no older request waited."""
-    left: int = 0
+    tokens_left: int = 0
     """Tokens still to generate."""
 
     @property
@@ -51,11 +51,11 @@ class Job:
         return self.prompt + self.reserved
 
 
-Order = Callable[[list[Job], float], list[Job]]
+Order = Callable[[list[QueuedRequest], float], list[QueuedRequest]]
 
 
 @dataclass(slots=True)
-class Server:
+class QueuingServer:
     """Its order, and what it has. ``admitted`` has all admitted jobs, in order."""
 
     order: Order
@@ -63,21 +63,24 @@ class Server:
     pool: int = 1 << 16
     token_s: float = 2e-4
     step_s: float = 0.03
-    took: Callable[[Sequence[Job]], None] = lambda _jobs: None
-    ended: Callable[[Job], None] = lambda _job: None
+    took: Callable[[Sequence[QueuedRequest]], None] = lambda _jobs: None
+    ended: Callable[[QueuedRequest], None] = lambda _job: None
     now: float = 0.0
-    waiting: list[Job] = field(default_factory=list)
-    running: list[Job] = field(default_factory=list)
-    admitted: list[Job] = field(default_factory=list)
+    waiting: list[QueuedRequest] = field(default_factory=list)
+    running: list[QueuedRequest] = field(default_factory=list)
+    admitted: list[QueuedRequest] = field(default_factory=list)
 
-    def step(self) -> list[Job]:
+    def step(self) -> list[QueuedRequest]:
         """Prefill the requests that may be admitted, else decode a token; return finished jobs."""
         if self.waiting and self.waiting[0].oldest_since == math.inf:
             self.waiting[0].oldest_since = self.now
-        batch: list[Job] = []
+        batch: list[QueuedRequest] = []
         for job in self.order(list(self.waiting), self.now):
-            here = [*self.running, *batch]
-            full = len(here) >= self.places or sum(one.kv for one in here) + job.kv > self.pool
+            admitted_jobs = [*self.running, *batch]
+            full = (
+                len(admitted_jobs) >= self.places
+                or sum(one.kv for one in admitted_jobs) + job.kv > self.pool
+            )
             if full or sum(one.prompt for one in batch) + job.prompt > STEP_TOKENS:
                 break
             batch.append(job)
@@ -85,16 +88,16 @@ class Server:
             self.took(batch)
             self.waiting = [job for job in self.waiting if job not in batch]
             for job in batch:
-                job.admitted, job.left = self.now, job.answer
+                job.admitted, job.tokens_left = self.now, job.answer
             self.now += self.token_s * sum(job.prompt for job in batch)
             self.running += batch
             self.admitted += batch
             return []
         self.now += self.step_s
         for job in self.running:
-            job.left -= 1
-        finished = [job for job in self.running if job.left <= 0]
-        self.running = [job for job in self.running if job.left > 0]
+            job.tokens_left -= 1
+        finished = [job for job in self.running if job.tokens_left <= 0]
+        self.running = [job for job in self.running if job.tokens_left > 0]
         for job in finished:
             self.ended(job)
         return finished
@@ -103,7 +106,7 @@ class Server:
 class Bounded:
     """Canopy's order, as the scheduler drives it."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: QueuingServer) -> None:
         self._server = server
         self.adopts = True
         """Whether the price of answers follows those that finished."""
@@ -113,30 +116,30 @@ class Bounded:
         self.answers.adopt(server.step_s)
         self.cost = ServerCost(prefill, self.answers)
         self.order = BoundedShortest(self.cost)
-        self._arranged: Arranged[Job] = Arranged(self.order, self)
+        self._arranged: Arranged[QueuedRequest] = Arranged(self.order, self)
         server.order = lambda queue, _now: self._arranged.arrange(queue)
-        server.took, server.ended = self._arranged.admit, self._ended
+        server.took, server.ended = self._arranged.admit, self._record_end
 
-    def _ended(self, job: Job) -> None:
+    def _record_end(self, job: QueuedRequest) -> None:
         self._arranged.forget(job)
         if self.adopts:
             self.answers.record_answer(job.reserved, job.answer)
             self.answers.adopt(self._server.step_s)
 
-    def budget_s(self, job: Job) -> float:
+    def budget_s(self, job: QueuedRequest) -> float:
         """Return the overtaking budget of a job that finds no older one."""
         return COST_FACTOR * self.cost.seconds(self.prefill(job, False)) + MIN_S
 
-    def tenant(self, job: Job) -> None:
+    def tenant(self, job: QueuedRequest) -> None:
         return None
 
-    def urgency(self, job: Job) -> int:
+    def urgency(self, job: QueuedRequest) -> int:
         return 0
 
-    def match(self, job: Job) -> None:
+    def match(self, job: QueuedRequest) -> None:
         """Do nothing: no prompt has a prefix."""
 
-    def prefill(self, job: Job, look_up: bool) -> Prefill:
+    def prefill(self, job: QueuedRequest, look_up: bool) -> Prefill:
         return Prefill(job.prompt, reserved=job.reserved)
 
     def step_tokens(self) -> int:
@@ -146,11 +149,11 @@ class Bounded:
         return self._server.now
 
 
-def first_come(queue: list[Job], _now: float) -> list[Job]:
+def first_come(queue: list[QueuedRequest], _now: float) -> list[QueuedRequest]:
     return queue
 
 
-def shortest(queue: list[Job], _now: float) -> list[Job]:
+def shortest(queue: list[QueuedRequest], _now: float) -> list[QueuedRequest]:
     """SGLang's ``shortest-prefill-first``."""
     return sorted(queue, key=lambda job: job.prompt)
 
@@ -168,17 +171,17 @@ SHORT, LONG = 40, 900
 
 def run(arm: str, places: int = 8, pool: int = 1 << 16, answer: int = 60) -> list[dict[str, Any]]:
     """Serve 24 clients with short prompts and two with long ones; return a row for each kind."""
-    server = Server(shortest if arm == SHORTEST else first_come, places, pool)
-    ours = Bounded(server) if arm == OURS else None
-    draw, budgets = random.Random(1), dict[Job, float]()
+    server = QueuingServer(shortest if arm == SHORTEST else first_come, places, pool)
+    bounded = Bounded(server) if arm == OURS else None
+    draw, budgets = random.Random(1), dict[QueuedRequest, float]()
 
     def send(client: int) -> None:
         tokens = draw.randint(answer // 2, answer * 3 // 2)
         prompt = LONG if client >= 24 else SHORT
-        job = Job(prompt, tokens, 2 * answer, server.now, client)
+        job = QueuedRequest(prompt, tokens, 2 * answer, server.now, client)
         server.waiting.append(job)
-        if ours is not None:
-            budgets[job] = ours.budget_s(job)
+        if bounded is not None:
+            budgets[job] = bounded.budget_s(job)
 
     for client in range(26):
         send(client)
@@ -201,14 +204,14 @@ def run(arm: str, places: int = 8, pool: int = 1 << 16, answer: int = 60) -> lis
                 "part of its bound": max(
                     (passed[job] / budgets[job] for job in passed), default=0.0
                 )
-                if ours
+                if bounded
                 else "",
             }
         )
     return rows
 
 
-def overtaken_s(server: Server, jobs: Sequence[Job]) -> dict[Job, float]:
+def overtaken_s(server: QueuingServer, jobs: Sequence[QueuedRequest]) -> dict[QueuedRequest, float]:
     """Return how long each request was overtaken by the clock since it was the oldest."""
     return {
         job: max(

@@ -37,7 +37,7 @@ def figures(slices: Slices) -> dict[str, float]:
     return values
 
 
-def compare(base: Slices, other: Slices, seed: int) -> dict[str, tuple[float, float, float]]:
+def compare(base: Slices, changed: Slices, seed: int) -> dict[str, tuple[float, float, float]]:
     """Change of each figure and its 95 % interval, over slices drawn with replacement. Ratios
     minus one; for hits, the difference."""
     draw = random.Random(seed)
@@ -45,7 +45,7 @@ def compare(base: Slices, other: Slices, seed: int) -> dict[str, tuple[float, fl
     changes: dict[str, list[float]] = {}
     picks = [list(numbers)] + [draw.choices(numbers, k=len(base)) for _ in range(DRAWS)]
     for pick in picks:
-        one, two = figures([base[i] for i in pick]), figures([other[i] for i in pick])
+        one, two = figures([base[i] for i in pick]), figures([changed[i] for i in pick])
         for name in one:
             change = two[name] - one[name] if name == "hits" else two[name] / one[name] - 1.0
             changes.setdefault(name, []).append(change)
@@ -58,12 +58,12 @@ def compare(base: Slices, other: Slices, seed: int) -> dict[str, tuple[float, fl
 class Result:
     """A JSON file that is saved after each load, and resumed.
 
-    Ends the command where the file is of another set-up (``about``).
+    Ends the command where the file is of another set-up (``settings``).
     """
 
-    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         self.path = path
-        self.result: dict[str, Any] = {"about": json.loads(json.dumps(about)), "loads": []}
+        self.result: dict[str, Any] = {"about": json.loads(json.dumps(settings)), "loads": []}
         if path.exists():
             earlier = json.loads(path.read_text())
             if earlier["about"] != self.result["about"]:
@@ -72,7 +72,7 @@ class Result:
                 )
             self.result = earlier
 
-    def has(self, load: float) -> bool:
+    def is_measured(self, load: float) -> bool:
         """Whether ``load`` was measured before."""
         return any(one["load"] == load for one in self.result["loads"])
 

@@ -29,8 +29,8 @@ from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system import SystemConfig, TierSpec, Workload, load_profile
 from canopy_lab.sim.system.loads import LoadedSystem, LoadRun
 from canopy_lab.trace.record import TraceRequest
-from latency.arms import ARMS, UNSEEN, Arm
-from question import Context, Question
+from latency.arms import ARMS, UNSEEN, SystemArm
+from question import Question, RunContext
 
 REQUESTS = 2000
 SESSIONS = 50
@@ -57,7 +57,7 @@ not hold the trace's longest."""
 
 
 @dataclass(frozen=True)
-class Part:
+class ProcessRuns:
     """The runs of one process."""
 
     workload: str
@@ -70,15 +70,15 @@ class Part:
         return f"{self.workload}-{self.profile}-{self.seed}-host{self.host:g}"
 
     @property
-    def arms(self) -> list[Arm]:
+    def arms(self) -> list[SystemArm]:
         return [a for a in ARMS if a.host == self.host and self.workload in a.workloads]
 
 
-def parts() -> list[Part]:
+def parts() -> list[ProcessRuns]:
     """Return all runs, every workload before the next seed."""
     hosts = sorted({arm.host for arm in ARMS})
     return [
-        Part(workload, profile, seed, host)
+        ProcessRuns(workload, profile, seed, host)
         for seed, host, profile, workload in itertools.product(
             SEEDS, hosts, DEVICE_TOKENS, WORKLOADS
         )
@@ -99,7 +99,7 @@ def trace(workload: str, seed: int, data: Path, longest: int | None = None) -> l
         return mooncake(data, name, REQUESTS, first)
     if workload == "mix":
         chat = conversation(seed, REQUESTS // 2, data)
-        return merged(chat, agents(SESSIONS_OF_MIX, seed, data, longest))[:REQUESTS]
+        return merge_by_time(chat, agents(SESSIONS_OF_MIX, seed, data, longest))[:REQUESTS]
     requests = conversation(seed, REQUESTS, data)
     return with_pauses(requests, PAUSE_FACTOR) if workload == "pauses" else requests
 
@@ -148,7 +148,9 @@ def with_pauses(requests: Sequence[TraceRequest], times: float) -> list[TraceReq
     return sorted(moved, key=lambda r: r.time_s)
 
 
-def merged(chat: Sequence[TraceRequest], agents: Iterable[TraceRequest]) -> list[TraceRequest]:
+def merge_by_time(
+    chat: Sequence[TraceRequest], agents: Iterable[TraceRequest]
+) -> list[TraceRequest]:
     """Both, by time. Agents' sessions begin within the time of the chat; their gaps stay."""
     working = list(agents)
     starts: dict[str | None, float] = {}
@@ -176,7 +178,7 @@ def _in_blocks(request: TraceRequest, first_id: int) -> TraceRequest:
     return replace(request, blocks=tuple(blocks[:whole]), block_tokens=BLOCK_TOKENS)
 
 
-def config(arm: Arm, part: Part, kv_bytes: int) -> SystemConfig:
+def config(arm: SystemArm, part: ProcessRuns, kv_bytes: int) -> SystemConfig:
     """Return an arm's configuration."""
     settings: dict[str, Any] = {
         "device_tokens": DEVICE_TOKENS[part.profile],
@@ -196,14 +198,14 @@ def config(arm: Arm, part: Part, kv_bytes: int) -> SystemConfig:
     return SystemConfig(**settings)
 
 
-def run(context: Context, part: Part) -> dict[str, Any]:
+def run(context: RunContext, part: ProcessRuns) -> dict[str, Any]:
     """Return the saturation, and the figures of every arm at every load."""
     requests = trace(part.workload, part.seed, context.data, MAX_REQUEST_TOKENS.get(part.profile))
     workload = Workload(CompactTrace(requests), seed=part.seed)
     profile = load_profile(part.profile)
     loop = "closed" if part.workload == "agentic" else "turns-wait"
 
-    def system(arm: Arm) -> LoadedSystem:
+    def system(arm: SystemArm) -> LoadedSystem:
         configuration = config(arm, part, profile.kv_bytes_per_token)
         return LoadedSystem(workload, configuration, profile, loop=loop, logged_times=True)
 

@@ -45,7 +45,7 @@ SCALE_LENGTHS = Fraction(1, 64)
 FILES = {"conversation": "conversation_first60", "synthetic": "synthetic_trace"}
 
 
-class Clock:
+class SkippingClock:
     """CPU seconds of this process plus skipped seconds."""
 
     def __init__(self) -> None:
@@ -58,11 +58,11 @@ class Clock:
         self.skipped += max(0.0, then - self())
 
 
-class Engine:
+class ArmScheduler:
     """One arm's scheduler."""
 
     def __init__(self, model: Path, arguments: list[str]) -> None:
-        self.clock = Clock()
+        self.clock = SkippingClock()
         time.monotonic = self.clock  # before SGLang takes them over
         time.perf_counter = self.clock
         from support.scheduler import SteppedScheduler
@@ -147,7 +147,7 @@ def work(pipe: Any, model: Path, arguments: list[str]) -> None:
     import torch
 
     torch.set_num_threads(1)
-    engine = Engine(model, arguments)
+    engine = ArmScheduler(model, arguments)
     pipe.send("ready")
     with torch.no_grad():
         while (asked := pipe.recv()) is not None:
@@ -155,7 +155,7 @@ def work(pipe: Any, model: Path, arguments: list[str]) -> None:
     os._exit(0)  # SGLang's threads would keep the process
 
 
-class Arm:
+class ArmProcess:
     """The driver's end of one."""
 
     def __init__(self, text: str) -> None:
@@ -183,14 +183,14 @@ class Arm:
         return answer
 
 
-def run(args: argparse.Namespace, arms: list[Arm], result: Result) -> None:
+def run(args: argparse.Namespace, arms: list[ArmProcess], result: Result) -> None:
     """Every load, slice by slice."""
     wanted = WARM_REQUESTS + args.slices * args.slice_requests
     trace = open_trace(args.data / f"mooncake/{FILES[args.trace]}.jsonl", "mooncake")
     requests = list(itertools.islice(trace, args.skip, args.skip + wanted))
     materialiser = Materialiser(requests, middle_tokens(1 << 15), SCALE_LENGTHS)
     for load in args.loads:
-        if not result.has(load):
+        if not result.is_measured(load):
             load_run = run_load(args, arms, materialiser, load)
             result.add(load_run)
             print(f"{load_run['load']:.0%} of saturation: {load_run['figures']}", flush=True)
@@ -198,7 +198,7 @@ def run(args: argparse.Namespace, arms: list[Arm], result: Result) -> None:
 
 
 def run_load(
-    args: argparse.Namespace, arms: list[Arm], tokens: Materialiser, load: float
+    args: argparse.Namespace, arms: list[ArmProcess], tokens: Materialiser, load: float
 ) -> dict[str, Any]:
     """Return the result of one load."""
 
@@ -265,7 +265,7 @@ def main() -> None:
     add("--data", type=Path, required=True, help="folder with mooncake/, ...")
     add("--out", type=Path, required=True, help="result, JSON")
     add("--model", type=Path, required=True, help="model directory")
-    add("--arm", type=Arm, action="append", required=True, dest="arms")
+    add("--arm", type=ArmProcess, action="append", required=True, dest="arms")
     add("--trace", choices=sorted(FILES), required=True)
     add("--loads", type=lambda t: [float(n) for n in t.split(",")], default="1.1")
     add("--slices", type=int, default=8)

@@ -23,7 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "scripts"), str(ROOT / "benchmark" / "security")]
 
-from hook_clocks import TREE, clocked  # noqa: E402
+from hook_clocks import TREE, clocked_start  # noqa: E402
 from hostile_soak import longest, share  # noqa: E402
 
 from launch_server import cpu_arguments, free_port, post, serving  # noqa: E402
@@ -67,7 +67,7 @@ def run(name: str, seconds: int, folder: Path) -> dict[str, Any]:
     clocks, longer = folder / "clocks.json", {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
     with serving(
         arguments, log=folder / "server.log", port=free_port(), environment=longer,
-        start=clocked(clocks),
+        start=clocked_start(clocks),
     ) as server:  # fmt: skip
         for conversation in conversations:
             ask(server.url, conversation)

@@ -42,7 +42,7 @@ def _add(name: str, begin: float, not_ours: float = 0.0) -> float:
 
 
 @functools.cache  # a hook is in place if SGLang holds this very object
-def timed(name: str, hook: Callable[..., Any], around: bool = False) -> Callable[..., Any]:
+def time_hook(name: str, hook: Callable[..., Any], around: bool = False) -> Callable[..., Any]:
     """Wrap ``hook`` to add its CPU time to ``rows[name]``.
 
     ``around``: the first argument is SGLang's function, whose time is subtracted.
@@ -50,24 +50,24 @@ def timed(name: str, hook: Callable[..., Any], around: bool = False) -> Callable
 
     @functools.wraps(hook)
     def call(*args: Any, **kwargs: Any) -> Any:
-        theirs = 0.0
+        sglang_s = 0.0
         if around:
             original = args[0]
 
-            def counted(*args: Any, **named: Any) -> Any:
-                nonlocal theirs
+            def count_original(*args: Any, **keywords: Any) -> Any:
+                nonlocal sglang_s
                 began = time.thread_time()
                 try:
-                    return original(*args, **named)
+                    return original(*args, **keywords)
                 finally:
-                    theirs += time.thread_time() - began
+                    sglang_s += time.thread_time() - began
 
-            args = (counted, *args[1:])
+            args = (count_original, *args[1:])
         before, begin = computed_s, time.thread_time()
         try:
             return hook(*args, **kwargs)
         finally:
-            _add(name, begin, theirs + computed_s - before)
+            _add(name, begin, sglang_s + computed_s - before)
 
     return call
 
@@ -96,19 +96,24 @@ def wrap_hooks() -> None:
     original = Hook.__init__
 
     def init(
-        self: Hook, target: str, kind: str, hook: Callable[..., Any], *more: Any, **named: Any
+        self: Hook,
+        target: str,
+        kind: str,
+        hook: Callable[..., Any],
+        *positional: Any,
+        **keywords: Any,
     ) -> None:
         name = target.removeprefix("sglang.srt.")
         if name.endswith("default_radix_cache_factory"):
-            hook = _building(hook)
+            hook = _time_building(hook)
         elif name.startswith(_SCHEDULERS) and not name.endswith("__init__"):
-            hook = timed(name.removeprefix("managers."), hook, kind == "around")
-        original(self, target, kind, hook, *more, **named)
+            hook = time_hook(name.removeprefix("managers."), hook, kind == "around")
+        original(self, target, kind, hook, *positional, **keywords)
 
     Hook.__init__ = init  # type: ignore[assignment,method-assign]
 
 
-def _building(build: Callable[..., Any]) -> Callable[..., Any]:
+def _time_building(build: Callable[..., Any]) -> Callable[..., Any]:
     """Time the tree and background work, and begin to write, in the process that builds the cache."""
 
     def call(original: Any, ctx: Any) -> Any:
@@ -116,13 +121,13 @@ def _building(build: Callable[..., Any]) -> Callable[..., Any]:
         from sglang_canopy.radix.cache import CanopyRadixCache
         from sglang_canopy.radix.core import CanopyTreeCore
 
-        for of, name in (
+        for owner, name in (
             (CanopyTreeCore, "match_prefix"),
             (CanopyTreeCore, "begin_insert"),
             (CanopyTreeCore, "_insert_walk_step"),
             (CanopyRadixCache, "_evict_components"),
         ):
-            setattr(of, name, timed(TREE + name.strip("_"), getattr(of, name)))
+            setattr(owner, name, time_hook(TREE + name.strip("_"), getattr(owner, name)))
         idle = _computation("documents when idle", DocumentEngine.work_when_idle)
         DocumentEngine.work_when_idle = idle  # type: ignore[method-assign]
         threading.Thread(target=_write, args=(Path(os.environ[VARIABLE]),), daemon=True).start()
@@ -131,11 +136,11 @@ def _building(build: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def clocked(clocks: Path) -> Callable[..., subprocess.Popen[bytes]]:
+def clocked_start(clocks: Path) -> Callable[..., subprocess.Popen[bytes]]:
     """Return a ``start`` for ``launch_server.serving`` that starts this file, with clocks in a file."""
 
-    def start(command: list[str], **named: Any) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([command[0], __file__, str(clocks), *command[3:]], **named)
+    def start(command: list[str], **keywords: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([command[0], __file__, str(clocks), *command[3:]], **keywords)
 
     return start
 

@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from hook_clocks import COMPUTED, TREE, clocked
+from hook_clocks import COMPUTED, TREE, clocked_start
 from tenants import Honest, Hostile
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
@@ -62,7 +62,7 @@ CALL_S, SHARE = 0.05, 0.02
 """The longest call of a hook, and the share of the scheduler's thread that all of them may take."""
 
 
-class Memory:
+class MemorySampler:
     """Samples a server's resident memory in a thread of its own."""
 
     def __init__(self, pid: int) -> None:
@@ -112,9 +112,9 @@ def run(name: str, options: argparse.Namespace, folder: Path, steps: int | None)
     arguments += ["--radix-eviction", POLICY, "--canopy-documents", "memory_mb=32"]
     log = folder / f"{name}.log"
     clocks = folder / f"{name}.clocks.json"
-    start = clocked(clocks)
+    start = clocked_start(clocks)
     with serving(arguments, log=log, port=free_port(), describe=name, start=start) as server:
-        memory = Memory(server.process.pid)
+        memory = MemorySampler(server.process.pid)
         if hostile is not None and hostile.lies:
             hostile.start(server.url)
         end = time.monotonic() + 60 * options.minutes
@@ -135,7 +135,7 @@ def run(name: str, options: argparse.Namespace, folder: Path, steps: int | None)
         "pool_tokens": pool,
         "hit_rate": round(honest.hit_rate, 4),
         "honest_errors": honest.errors[:5],
-        "hostile_sent": {} if hostile is None else hostile.sent,
+        "hostile_sent": {} if hostile is None else hostile.requests_by_kind,
         "faults": [] if hostile is None else sorted(set(hostile.faults))[:20],
         "tracebacks": text.count("Traceback"),
         "rss_mb": memory.series_mb,

@@ -111,7 +111,7 @@ class Hostile:
 
     honest: Honest
     lies: bool
-    sent: dict[str, int] = field(default_factory=dict)
+    requests_by_kind: dict[str, int] = field(default_factory=dict)
     """Requests of each kind."""
     faults: list[str] = field(default_factory=list)
     """Answers that there should not be: leaks, and errors of the server's own."""
@@ -145,25 +145,25 @@ class Hostile:
             {**hints, "canopy_over": True} if step % 10 == 4 else {**hints, "canopy_return_in_s": 1}
         )
 
-    def _pry(self, url: str, step: int, theirs: list[int]) -> None:
+    def _pry(self, url: str, step: int, honest_prompt: list[int]) -> None:
         """Send the honest tenant's prompt and document from an unused namespace: any reuse is a leak."""
         salt = f"probe-{step}"
-        status, answer = generate(url, theirs, HOSTILE, cache_salt=salt)
+        status, answer = generate(url, honest_prompt, HOSTILE, cache_salt=salt)
         self._note("probes", status, answer)
         if status == 200 and answer["meta_info"]["cached_tokens"]:
             self.faults.append(f"step {step}: reused the honest tenant's KV: {answer['meta_info']}")
         document = self.honest.document(step % 3)
-        asked = [*tokens(20, salt), *document, *tokens(10, salt)]
+        prompt = [*tokens(20, salt), *document, *tokens(10, salt)]
         bounds = {"canopy_document_bounds": [20, 20 + len(document)]}
-        status, answer = generate(url, asked, HOSTILE, bounds, cache_salt=salt)
+        status, answer = generate(url, prompt, HOSTILE, bounds, cache_salt=salt)
         self._note("probes", status, answer)
-        told = answer["meta_info"].get("canopy_documents") if status == 200 else None
-        if told and told[0] and told[0].get("fused"):
-            self.faults.append(f"step {step}: reused the honest tenant's document: {told[0]}")
+        report = answer["meta_info"].get("canopy_documents") if status == 200 else None
+        if report and report[0] and report[0].get("fused"):
+            self.faults.append(f"step {step}: reused the honest tenant's document: {report[0]}")
 
     def start(self, url: str) -> None:
         """Flood every route of Canopy's until ``stop``."""
-        for work in (self._hints, self._documents, self._malformed, self._readings):
+        for work in (self._hints, self._documents, self._send_malformed, self._readings):
             thread = threading.Thread(target=self._repeat, args=(work, url), daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -181,7 +181,7 @@ class Hostile:
                 work(url, i)
             except (OSError, http.client.HTTPException) as error:
                 # The server closes the connection on endless bodies; elsewhere this is a fault.
-                if work != self._malformed:
+                if work != self._send_malformed:
                     self.faults.append(f"{work.__name__} {i}: {error!r}")
 
     def _hints(self, url: str, i: int) -> None:
@@ -194,7 +194,7 @@ class Hostile:
         name = HOSTILE if i % 2 else f"invented-{i}"
         self._note("documents", *call(url, "DELETE", f"/canopy/documents?extra_key={name}"))
 
-    def _malformed(self, url: str, i: int) -> None:
+    def _send_malformed(self, url: str, i: int) -> None:
         method, path, body = MALFORMED[i % len(MALFORMED)]
         status, text = call(url, method, path, body() if callable(body) else body)
         self._note("malformed", status, text)
@@ -210,7 +210,7 @@ class Hostile:
                 self.faults.append(f"{path} shows {secret} of the honest tenant")
 
     def _note(self, kind: str, status: int, text: Any) -> None:
-        self.sent[kind] = self.sent.get(kind, 0) + 1
+        self.requests_by_kind[kind] = self.requests_by_kind.get(kind, 0) + 1
         if (status >= 500 and "canopy" not in str(text)) or status >= 500:
             self.faults.append(f"{kind}: status {status}: {str(text)[:200]}")
 

@@ -29,7 +29,7 @@ from typing import Any
 from tqdm import tqdm
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
-from launch_server import Server, cpu_arguments, free_port, post, serving
+from launch_server import ServerProcess, cpu_arguments, free_port, post, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
@@ -38,14 +38,14 @@ TIERS = ("device", "host", "storage")
 DEVICE_TOKENS, HOST_RATIO, DISK_GB = 1024, 1.5, 8.0
 KILLS, SAMPLE = 3, 20
 """Kills under load, and prompts that are asked after each."""
-Prompt = dict[str, Any]
+SessionPrompt = dict[str, Any]
 
 
-def prompts(count: int, seed: int, turns: int = 5) -> list[Prompt]:
+def prompts(count: int, seed: int, turns: int = 5) -> list[SessionPrompt]:
     """Conversations of ``turns`` turns, the turns of all of them mixed; a third share a head."""
     draw = random.Random(seed)
     shared_head = [draw.randrange(100, 40_000) for _ in range(96)]
-    conversations: list[list[Prompt]] = []
+    conversations: list[list[SessionPrompt]] = []
     for number in range(-(-count // turns)):
         tokens = list(shared_head) if number % 3 == 0 else []
         conversation = []
@@ -65,7 +65,7 @@ def prompts(count: int, seed: int, turns: int = 5) -> list[Prompt]:
     return turns_mixed[:count]
 
 
-def ask(url: str, prompt: Prompt, tokens: int) -> tuple[list[int], Counter[str]]:
+def ask(url: str, prompt: SessionPrompt, tokens: int) -> tuple[list[int], Counter[str]]:
     """The answer's token ids, and the prompt's cached tokens by tier."""
     sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
     body = {
@@ -78,7 +78,7 @@ def ask(url: str, prompt: Prompt, tokens: int) -> tuple[list[int], Counter[str]]
 
 
 def ask_all(
-    url: str, prompts: Sequence[Prompt], tokens: int, label: str, at_once: int = 2
+    url: str, prompts: Sequence[SessionPrompt], tokens: int, label: str, at_once: int = 2
 ) -> tuple[list[list[int]], Counter[str]]:
     hits: Counter[str] = Counter()
     with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
@@ -90,7 +90,7 @@ def ask_all(
     return [ids for ids, _ in answers], hits
 
 
-class Setup:
+class ServedSetup:
     """Arguments of the servers of a run."""
 
     def __init__(
@@ -122,7 +122,7 @@ class Setup:
         self.server_count = 0
 
     @contextlib.contextmanager
-    def server(self, *arguments: str) -> Iterator[Server]:
+    def server(self, *arguments: str) -> Iterator[ServerProcess]:
         self.server_count += 1
         log = self.logs / f"server-{self.server_count}.log"
         with serving(
@@ -146,10 +146,12 @@ def flush_memory(url: str) -> None:
         time.sleep(0.2)
 
 
-def ask_stored(url: str, prompts: Sequence[Prompt], tokens: int, expected: list[list[int]]) -> Any:
+def ask_stored(
+    url: str, prompts: Sequence[SessionPrompt], tokens: int, expected: list[list[int]]
+) -> Any:
     """Send prompts with empty memory each time; return hits on disk and wrong answers."""
     hits = page_tokens = wrong = 0
-    last_turns: dict[str, Prompt] = {}
+    last_turns: dict[str, SessionPrompt] = {}
     for prompt in prompts:
         last_turns[prompt["labels"]["canopy_conversation"]] = prompt
     by_prompt = {id(prompt): ids for prompt, ids in zip(prompts, expected)}
@@ -163,7 +165,11 @@ def ask_stored(url: str, prompts: Sequence[Prompt], tokens: int, expected: list[
 
 
 def kill_under_load(
-    server: Server, prompts: Sequence[Prompt], tokens: int, after_s: float, draw: random.Random
+    server: ServerProcess,
+    prompts: Sequence[SessionPrompt],
+    tokens: int,
+    after_s: float,
+    draw: random.Random,
 ) -> int:
     """Kill every process of ``server`` while it works. Returns its earlier answers."""
     stop, answer_count = threading.Event(), [0]
@@ -189,7 +195,7 @@ def kill_under_load(
 def run(arguments: argparse.Namespace, folder: Path, logs: Path) -> dict[str, Any]:
     turns = prompts(arguments.prompts, arguments.seed)
     tokens, draw = arguments.tokens, random.Random(arguments.seed)
-    setup = Setup(folder, logs, arguments.model, arguments.backend, arguments.policy)
+    setup = ServedSetup(folder, logs, arguments.model, arguments.backend, arguments.policy)
     with setup.server("--disable-radix-cache") as server:
         expected, no_hits = ask_all(server.url, turns, tokens, "no cache")
     assert not +no_hits, no_hits

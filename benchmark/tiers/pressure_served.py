@@ -63,7 +63,10 @@ def environment(folder: Path, slow_s: float) -> dict[str, str]:
 
 
 def play(
-    url: str, asked: Sequence[live.Prompt], truth: Sequence[list[int]], options: argparse.Namespace
+    url: str,
+    prompts: Sequence[live.SessionPrompt],
+    uncached_answers: Sequence[list[int]],
+    options: argparse.Namespace,
 ) -> dict[str, Any]:
     """Send prompts until the time is over. Returns counts, and tokens found by tier."""
     ends = time.monotonic() + 60 * options.minutes
@@ -72,9 +75,9 @@ def play(
     def client(number: int) -> None:
         draw = random.Random(options.seed + number)
         while time.monotonic() < ends:
-            index = draw.randrange(len(asked))
+            index = draw.randrange(len(prompts))
             try:
-                ids, by_tier = live.ask(url, asked[index], TOKENS)
+                ids, by_tier = live.ask(url, prompts[index], TOKENS)
             except OSError:
                 with lock:
                     counts["failed"] += 1
@@ -82,7 +85,7 @@ def play(
             with lock:
                 hits.update(by_tier)
                 counts["answers"] += 1
-                counts["wrong"] += ids != truth[index]
+                counts["wrong"] += ids != uncached_answers[index]
 
     with concurrent.futures.ThreadPoolExecutor(options.clients) as pool:
         list(pool.map(client, range(options.clients)))
@@ -99,16 +102,16 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=120)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    asked = live.prompts(options.prompts, options.seed)
+    prompts = live.prompts(options.prompts, options.seed)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "disk"
         folder.mkdir(mode=0o700)
-        setup = live.Setup(folder, Path(scratch), policy="auto", write_policy="write_back")
+        setup = live.ServedSetup(folder, Path(scratch), policy="auto", write_policy="write_back")
         with setup.server("--disable-radix-cache") as server:
-            truth, _ = live.ask_all(server.url, asked, TOKENS, "no cache")
+            uncached_answers, _ = live.ask_all(server.url, prompts, TOKENS, "no cache")
         setup.environment |= environment(Path(scratch), options.slow_s)
         with setup.server(*setup.tier_arguments) as server:
-            row = play(server.url, asked, truth, options)
+            row = play(server.url, prompts, uncached_answers, options)
             live.flush_memory(server.url)
             time.sleep(10)  # SGLang checks the memory of an idle server
             with urllib.request.urlopen(f"{server.url}/canopy/status", timeout=30) as answer:

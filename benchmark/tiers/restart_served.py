@@ -32,7 +32,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 from overlays import overlay
 
-from canopy_lab.advise.sample import merged
+from canopy_lab.advise.sample import with_long_blocks
 from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
 from launch_server import ENVIRONMENT, cpu_arguments, free_port, serving
@@ -56,7 +56,7 @@ def traces(data: Path) -> Iterator[tuple[str, list[TraceRequest]]]:
     talks = (r for r in hour if len(r.blocks) > 1 and r.blocks[1] % 6 == 0)
     yield "conversation", [r for r in talks if r.time_s < end_s]
     agents = overlay(data / "agentic_coding" / "traces_500.tar.xz", 20, end_s, 1)
-    yield "agents", [merged(r, 8) for r in agents if r.time_s < end_s]
+    yield "agents", [with_long_blocks(r, 8) for r in agents if r.time_s < end_s]
 
 
 def tokens_of(request: TraceRequest, number: int) -> list[int]:
@@ -68,19 +68,24 @@ def tokens_of(request: TraceRequest, number: int) -> list[int]:
 def arguments(arm: str, model: Path, folder: Path) -> list[str]:
     extra: dict[str, Any] = {"prefetch_threshold": PAGE}
     if arm == "lru, file":
-        mine = ["--radix-eviction-policy", "lru", "--hicache-write-policy", "write_through"]
+        policy_arguments = [
+            "--radix-eviction-policy",
+            "lru",
+            "--hicache-write-policy",
+            "write_through",
+        ]
         backend = "file"
     else:
         policy = "write_through" if arm == "write_through" else "write_back"
-        mine = ["--radix-eviction", "auto", "--hicache-write-policy", policy]
-        mine += ["--canopy-drain-s", "0"] if arm == "no drain" else []
+        policy_arguments = ["--radix-eviction", "auto", "--hicache-write-policy", policy]
+        policy_arguments += ["--canopy-drain-s", "0"] if arm == "no drain" else []
         backend, extra = "canopy", {**extra, "path": str(folder), "capacity_gb": 2}
     return [
         *cpu_arguments(model, kv_tokens=DEVICE_TOKENS, dtype="float32"),
         *("--load-format", "dummy", "--page-size", str(PAGE), "--enable-hierarchical-cache"),
         *("--hicache-ratio", str(HOST_RATIO), "--hicache-storage-backend", backend),
         *("--hicache-storage-prefetch-policy", "wait_complete"),
-        *("--hicache-storage-backend-extra-config", json.dumps(extra), *mine),
+        *("--hicache-storage-backend-extra-config", json.dumps(extra), *policy_arguments),
     ]
 
 
@@ -123,8 +128,8 @@ def run(
             ready_s = time.monotonic() - start
             if window == 0:
                 replay(server.url, [a for a in requests if a[0] < start_s], 0.0)
-            mine = [a for a in requests if start_s <= a[0] < start_s + WINDOW_S]
-            row = {"window": window, **replay(server.url, mine, start_s)}
+            policy_arguments = [a for a in requests if start_s <= a[0] < start_s + WINDOW_S]
+            row = {"window": window, **replay(server.url, policy_arguments, start_s)}
             stopped = time.monotonic()
             os.kill(server.process.pid, signal.SIGTERM)
             server.process.wait(timeout=180)
@@ -141,7 +146,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     rows = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
-    done = {(row["trace"], row["arm"]) for row in rows}
+    measured = {(row["trace"], row["arm"]) for row in rows}
     by_name = dict(traces(options.data))
     for key, value in {**ENVIRONMENT, **environment(has_cuda())}.items():
         os.environ.setdefault(key, value)  # before the process that forks servers starts
@@ -150,7 +155,7 @@ def main() -> None:
         write_tiny_model(model, MODEL)
         for arm in ARMS:
             for name, trace in by_name.items():
-                if (name, arm) in done:
+                if (name, arm) in measured:
                     continue
                 distinct = PAGE * len({block for r in trace for block in r.blocks})
                 for row in run(arm, trace, model, Path(scratch)):

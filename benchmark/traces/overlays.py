@@ -65,7 +65,7 @@ def overlay(
     included, as conversations of their own with the ``user`` of their parent. Memory: the text
     of the chosen conversations, and those running at a moment. Raises ``CanopyError``.
     """
-    archive = lines.existing(archive)
+    archive = lines.readable_path(archive)
     tolerance = lines.Tolerance(archive, skip_bad)
     files = sum(1 for _ in agentic.conversation_files(archive))
     if files == 0:

@@ -49,19 +49,19 @@ class PublishedStatistic:
     source: str
 
     @property
-    def met(self) -> bool | None:
+    def is_met(self) -> bool | None:
         """Whether ``got`` is in the range; ``None`` without a value."""
         return None if self.got is None else self.low <= self.got <= self.high
 
 
-def compare(name: str, seen: Observation) -> tuple[PublishedStatistic, ...]:
-    """``seen`` against the published numbers of ``trace-a`` or ``trace-b``."""
+def compare(name: str, observation: Observation) -> tuple[PublishedStatistic, ...]:
+    """``observation`` against the published numbers of ``trace-a`` or ``trace-b``."""
     if name not in TARGETS:
         raise CanopyError(
             f"no published statistics of {name!r}; choose one of: {', '.join(TARGETS)}"
         )
     return tuple(
-        PublishedStatistic(t.name, t.published, t.low, t.high, t.measure(seen), t.source)
+        PublishedStatistic(t.name, t.published, t.low, t.high, t.measure(observation), t.source)
         for t in TARGETS[name]
     )
 
@@ -69,24 +69,26 @@ def compare(name: str, seen: Observation) -> tuple[PublishedStatistic, ...]:
 def _kind(kind: str, later: bool = False) -> Measure:
     """Share of a kind in the requests, or of later turns in the kind."""
 
-    def measure(seen: Observation) -> float | None:
-        if kind not in seen.labels:
+    def measure(observation: Observation) -> float | None:
+        if kind not in observation.labels:
             return None
-        mine = seen.kind == seen.labels.index(kind)
-        return float((seen.turn[mine] > 1).mean() if later else mine.mean())
+        of_kind = observation.kind == observation.labels.index(kind)
+        return float((observation.turn[of_kind] > 1).mean() if later else of_kind.mean())
 
     return measure
 
 
 def _turn(q: float) -> Measure:
-    return lambda seen: float(np.quantile(seen.turn, q))
+    return lambda observation: float(np.quantile(observation.turn, q))
 
 
 def _tokens(later: bool, q: float | None) -> Measure:
     """Prompt and output together: the mean, or a quantile."""
 
-    def measure(seen: Observation) -> float | None:
-        tokens = (seen.input_tokens + seen.output_tokens)[(seen.turn > 1) == later]
+    def measure(observation: Observation) -> float | None:
+        tokens = (observation.input_tokens + observation.output_tokens)[
+            (observation.turn > 1) == later
+        ]
         if not len(tokens):
             return None
         return float(tokens.mean() if q is None else np.quantile(tokens, q))
@@ -95,37 +97,42 @@ def _tokens(later: bool, q: float | None) -> Measure:
 
 
 def _reuse_within(seconds: float) -> Measure:
-    return lambda seen: dict(reuse_times(seen).within)[seconds]
+    return lambda observation: dict(reuse_times(observation).within)[seconds]
 
 
 def _life(q: float) -> Measure:
-    return lambda seen: float(np.quantile(seen.last_s - seen.first_s, q))
+    return lambda observation: float(np.quantile(observation.last_s - observation.first_s, q))
 
 
-def _first_turns_hits(seen: Observation) -> float:
-    return float(seen.hits[seen.turn == 1].sum() / max(seen.hits.sum(), 1))
+def _first_turns_hits(observation: Observation) -> float:
+    return float(observation.hits[observation.turn == 1].sum() / max(observation.hits.sum(), 1))
 
 
-def _first_reusable(seen: Observation) -> float:
-    return float((seen.hits[seen.turn == 1] > 0).mean())
+def _first_reusable(observation: Observation) -> float:
+    return float((observation.hits[observation.turn == 1] > 0).mean())
 
 
-def _users(share: float, of: str) -> Measure:
+def _users(share: float, quantity: str) -> Measure:
     """Share of the users that hold ``share`` of the requests or hits."""
 
-    def measure(seen: Observation) -> float | None:
-        if not seen.has_users:
+    def measure(observation: Observation) -> float | None:
+        if not observation.has_users:
             return None
-        amount = seen.hits if of == "hits" else np.ones_like(seen.hits)
-        held = np.sort(np.bincount(seen.user[seen.user >= 0], amount[seen.user >= 0]))[::-1]
-        return float((np.searchsorted(np.cumsum(held), share * held.sum()) + 1) / len(held))
+        amount = observation.hits if quantity == "hits" else np.ones_like(observation.hits)
+        sorted_amounts = np.sort(
+            np.bincount(observation.user[observation.user >= 0], amount[observation.user >= 0])
+        )[::-1]
+        return float(
+            (np.searchsorted(np.cumsum(sorted_amounts), share * sorted_amounts.sum()) + 1)
+            / len(sorted_amounts)
+        )
 
     return measure
 
 
 TARGETS: dict[str, tuple[PublishedTarget, ...]] = {
     "trace-a": (
-        PublishedTarget("ideal block hit ratio", "62 %", 0.60, 0.64, "3.2, Figure 4, text", lambda seen: ideal_hits(seen).block_hit_ratio),
+        PublishedTarget("ideal block hit ratio", "62 %", 0.60, 0.64, "3.2, Figure 4, text", lambda observation: ideal_hits(observation).block_hit_ratio),
         PublishedTarget("text, of requests", "78 %", 0.76, 0.80, "3.2, text", _kind("text")),
         PublishedTarget("file, of requests", "4 %", 0.03, 0.05, "Figure 5, label", _kind("file")),
         PublishedTarget("image, of requests", "3 %", 0.02, 0.04, "Figure 5, label", _kind("image")),
@@ -134,7 +141,7 @@ TARGETS: dict[str, tuple[PublishedTarget, ...]] = {
         PublishedTarget("file, later turns", "51 %", 0.46, 0.56, "Figure 5, label", _kind("file", later=True)),
         PublishedTarget("image, later turns", "10 %", 0.06, 0.14, "Figure 5, label", _kind("image", later=True)),
         PublishedTarget("search, later turns", "49 %", 0.45, 0.53, "Figure 5, label", _kind("search", later=True)),
-        PublishedTarget("first turns, of requests", "54 %", 0.52, 0.56, "3.3, text", lambda seen: float((seen.turn == 1).mean())),
+        PublishedTarget("first turns, of requests", "54 %", 0.52, 0.56, "3.3, text", lambda observation: float((observation.turn == 1).mean())),
         PublishedTarget("turn number, P50", "1", 1, 1, "3.3, text", _turn(0.5)),
         PublishedTarget("turn number, P90", "5", 5, 5, "3.3, text", _turn(0.9)),
         PublishedTarget("longest conversation", "232 turns in a day", 30, 232, "3.3, text", _turn(1.0)),
@@ -166,7 +173,7 @@ TARGETS: dict[str, tuple[PublishedTarget, ...]] = {
         ),
         PublishedTarget(
             "prompt tokens, P50", "1,046", 850, 1150,
-            "public two-hour sample, recomputed by third parties", lambda seen: float(np.median(seen.input_tokens)),
+            "public two-hour sample, recomputed by third parties", lambda observation: float(np.median(observation.input_tokens)),
         ),
         PublishedTarget(
             "users with 50 % of requests", "19 %", 0.15, 0.24, "3.2, text", _users(0.5, "requests")
@@ -175,10 +182,10 @@ TARGETS: dict[str, tuple[PublishedTarget, ...]] = {
             "users with 90 % of requests", "72 %", 0.60, 0.76, "3.2, text", _users(0.9, "requests")
         ),
         PublishedTarget("users with 90 % of hits", "19 %", 0.14, 0.24, "3.2, text", _users(0.9, "hits")),
-        PublishedTarget("hits across users", "rare", 0.0, 0.10, "3.2, Figure 6, text", lambda seen: skew(seen).cross_user_hits),
+        PublishedTarget("hits across users", "rare", 0.0, 0.10, "3.2, Figure 6, text", lambda observation: skew(observation).cross_user_hits),
     ),
     "trace-b": (
-        PublishedTarget("ideal block hit ratio", "54 %", 0.52, 0.56, "3.2, Figure 4, text", lambda seen: ideal_hits(seen).block_hit_ratio),
+        PublishedTarget("ideal block hit ratio", "54 %", 0.52, 0.56, "3.2, Figure 4, text", lambda observation: ideal_hits(observation).block_hit_ratio),
         PublishedTarget("api, of requests", "100 %", 1.0, 1.0, "3.2, text", _kind("api")),
         PublishedTarget(
             "api, later turns", "0.08 %", 0.0003, 0.001, "Figure 5, label (text: under 0.1 %)",
@@ -195,12 +202,12 @@ TARGETS: dict[str, tuple[PublishedTarget, ...]] = {
         PublishedTarget("block lifespan, P99", "97 s", 60, 140, "1, text", _life(0.99)),
         PublishedTarget(
             "prompt tokens, P50", "574", 500, 650,
-            "public two-hour sample, recomputed by third parties", lambda seen: float(np.median(seen.input_tokens)),
+            "public two-hour sample, recomputed by third parties", lambda observation: float(np.median(observation.input_tokens)),
         ),
         PublishedTarget(
             "users with 90 % of requests", "15 %", 0.10, 0.20, "3.2, text", _users(0.9, "requests")
         ),
         PublishedTarget("users with 90 % of hits", "4 %", 0.02, 0.13, "3.2, text", _users(0.9, "hits")),
-        PublishedTarget("hits across users", "rare", 0.0, 0.10, "3.2, Figure 6, text", lambda seen: skew(seen).cross_user_hits),
+        PublishedTarget("hits across users", "rare", 0.0, 0.10, "3.2, Figure 6, text", lambda observation: skew(observation).cross_user_hits),
     ),
 }  # fmt: skip

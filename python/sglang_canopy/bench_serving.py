@@ -14,7 +14,7 @@ from typing import Any
 
 from canopy_lab.live.replay import endpoint, options, report
 from canopy_lab.live.replay.rates import replay_all
-from canopy_lab.live.replay.replay_run import replaced
+from canopy_lab.live.replay.replay_run import replace_names
 from sglang_canopy.errors import CanopyError
 
 
@@ -64,11 +64,11 @@ def run(argv: Sequence[str]) -> dict[str, Any] | None:
     def run_benchmark(args: argparse.Namespace) -> Any:
         if args.dataset_name not in options.DATASETS:
             return original(args)
-        with replaced(upstream, run_benchmark=original):
+        with replace_names(upstream, run_benchmark=original):
             results.append(replay_all(upstream, args))
         return results[-1]
 
-    with replaced(
+    with replace_names(
         upstream,
         ArgumentParser=_parser_class(upstream.ArgumentParser, list(argv)),
         run_benchmark=run_benchmark,

@@ -115,7 +115,7 @@ def _field(default: Any, option: Declared) -> Any:
     return dataclasses.field(default=default, metadata={_KEY: option})
 
 
-def declared(cls: type) -> Iterator[tuple[dataclasses.Field[Any], Declared]]:
+def declared_fields(cls: type) -> Iterator[tuple[dataclasses.Field[Any], Declared]]:
     """Yield the declared fields of ``cls``, in order."""
     for field in dataclasses.fields(cls):
         if _KEY in field.metadata:
@@ -124,12 +124,12 @@ def declared(cls: type) -> Iterator[tuple[dataclasses.Field[Any], Declared]]:
 
 def option_of(cls: type, name: str) -> Declared:
     """Return the option of the field ``name``."""
-    return next(option for field, option in declared(cls) if field.name == name)
+    return next(option for field, option in declared_fields(cls) if field.name == name)
 
 
 def add_flags(group: argparse._ActionsContainer, cls: type) -> None:
     """Add the flags of ``cls``. Flags not typed have the value ``None``."""
-    for field, option in declared(cls):
+    for field, option in declared_fields(cls):
         if option.flag is not None:
             default = _shown_default(field, option)
             text = f"{option.help} (default: {default})" if default else option.help
@@ -173,10 +173,10 @@ def _argparse_options(field: dataclasses.Field[Any], option: Declared) -> dict[s
 def from_args(cls: type, args: Any) -> dict[str, Any]:
     """Return field name -> value for the typed flags. Raises ``CanopyError`` naming the flag."""
     values = {}
-    for field, option in declared(cls):
+    for field, option in declared_fields(cls):
         value = getattr(args, option.dest, None)
         if value is not None:
-            values[field.name] = _parsed(option, value)
+            values[field.name] = _parse_value(option, value)
     return values
 
 
@@ -185,7 +185,7 @@ def read(cls: type, args: Any) -> Any:
     return cls(**from_args(cls, args))
 
 
-def _parsed(option: Declared, value: Any) -> Any:
+def _parse_value(option: Declared, value: Any) -> Any:
     parse = option.parse or (lambda text: text)
     try:
         value = option.join(value) if option.join else value
@@ -228,7 +228,7 @@ def keyed(cls: type, head: str) -> Callable[[str], Any]:
     Words without ``=`` are the value of the key ``head``, joined with commas. Values of keys with a
     parser and of text keys are texts; other values are JSON.
     """
-    typed = ((field, option.parse or _text_of(field)) for field, option in declared(cls))
+    typed = ((field, option.parse or _text_of(field)) for field, option in declared_fields(cls))
     parsers = {field.name: parse for field, parse in typed if parse is not None}
 
     def parse(text: str) -> Any:
@@ -308,7 +308,7 @@ def _type_name(hint: Any) -> str:
 
 def check(options: Any) -> None:
     """Raise ``CanopyError`` for a value outside its field's choices or bounds."""
-    for field, option in declared(type(options)):
+    for field, option in declared_fields(type(options)):
         value = getattr(options, field.name)
         if value is not None and not option.allows(value):
             name = option.flag or f"key {field.name!r}"
@@ -338,7 +338,7 @@ def rows(cls: type, hidden: bool | None = None) -> list[Mapping[str, str]]:
             "allowed": option.allowed,
             "help": option.help,
         }
-        for field, option in declared(cls)
+        for field, option in declared_fields(cls)
         if hidden in (None, option.hidden)
     ]
 

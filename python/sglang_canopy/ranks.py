@@ -36,12 +36,12 @@ def from_first(groups: Sequence[Any], value: T) -> T:
 
 def least_of_ranks(cache: Any, values: Sequence[int]) -> list[int]:
     """Return the least value of any rank at each position."""
-    return _reduced(values, cache._all_reduce)
+    return _reduce(values, cache._all_reduce)
 
 
 def least_of_group(group: Any, values: Sequence[int]) -> list[int]:
     """As ``least_of_ranks``, over one group, for CPU tensors."""
-    return _reduced(values, functools.partial(torch.distributed.all_reduce, group=group))
+    return _reduce(values, functools.partial(torch.distributed.all_reduce, group=group))
 
 
 def true_in_groups(groups: Sequence[Any], flag: bool) -> bool:
@@ -51,7 +51,7 @@ def true_in_groups(groups: Sequence[Any], flag: bool) -> bool:
     return flag
 
 
-def _reduced(values: Sequence[int], reduce: Callable[..., Any]) -> list[int]:
+def _reduce(values: Sequence[int], reduce: Callable[..., Any]) -> list[int]:
     tensor = torch.tensor([int(value) for value in values], dtype=torch.int64)
     if len(values):
         reduce(tensor, torch.distributed.ReduceOp.MIN)

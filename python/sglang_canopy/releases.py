@@ -25,11 +25,11 @@ UNCALLED_HOOKS: set[str] = set()
 logger = logging.getLogger(__name__)
 
 
-def switch_off(what: str, reason: str) -> None:
-    """Record and log, once, that this process does without ``what``."""
-    if what not in SWITCHED_OFF:
-        SWITCHED_OFF[what] = reason
-        logger.warning("canopy: %s: %s", what, reason)
+def switch_off(feature: str, reason: str) -> None:
+    """Record and log, once, that this process does without ``feature``."""
+    if feature not in SWITCHED_OFF:
+        SWITCHED_OFF[feature] = reason
+        logger.warning("canopy: %s: %s", feature, reason)
 
 
 def check_called() -> None:

@@ -180,7 +180,7 @@ def isolate_adapter_keys(req: Any) -> None:
     req.extra_key = f"{clients_key}/{lora_id or ''}" if clients_key else lora_id
 
 
-def namespace_of(extra_key: str | None, cache_salt: str | None) -> bytes:
+def tenant_namespace(extra_key: str | None, cache_salt: str | None) -> bytes:
     """Return bytes that differ for any two pairs whose KV must not be shared.
 
     ``extra_key``: the scheduler's ``Req.extra_key``, including the adapter's id.
@@ -189,7 +189,7 @@ def namespace_of(extra_key: str | None, cache_salt: str | None) -> bytes:
     return len(parts[0]).to_bytes(8, "little") + parts[0] + parts[1]
 
 
-def shown_charged(tenant: Hashable) -> str | None:
+def charged_name(tenant: Hashable) -> str | None:
     """Return the shown name of a result of ``ChargedTenants.charge``."""
     name = tenant.tenant if isinstance(tenant, Vouched) else tenant
     return shown_tenant(name) if isinstance(name, str | None) else UNVOUCHED[0]

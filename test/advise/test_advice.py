@@ -8,7 +8,7 @@ from canopy_lab.advise.advice_text import about_agents, about_capacity, about_lo
 from canopy_lab.advise.answers import Advice
 from canopy_lab.advise.arms import LRU, SGLANG_LRU
 from canopy_lab.advise.costs import CostModel
-from canopy_lab.advise.sample import Sample, read_sample, sample_of
+from canopy_lab.advise.sample import LogSample, read_sample, sample_of
 from canopy_lab.report.units import percent
 from canopy_lab.sim.driver import simulate
 from canopy_lab.sim.system.engine_profile import load_profile
@@ -18,7 +18,7 @@ from support.tiny_traces import request_of
 PROFILE = load_profile("llama-3.1-8b-h100")
 
 
-def scan_log(count: int, gap_s: float = 1.0, chats: int = 20, named: bool = False) -> Sample:
+def scan_log(count: int, gap_s: float = 1.0, chats: int = 20, named: bool = False) -> LogSample:
     """Chats that return among scans that never do: LRU evicts them, ``wa`` need not."""
     rows = []
     for number in range(count):
@@ -32,7 +32,7 @@ def scan_log(count: int, gap_s: float = 1.0, chats: int = 20, named: bool = Fals
 
 
 @pytest.fixture(scope="module")
-def mixed() -> Sample:
+def mixed() -> LogSample:
     return scan_log(1500, chats=50, named=True)
 
 
@@ -143,7 +143,7 @@ def test_the_memory_that_holds_agents_sessions_is_stated_for_agents_alone() -> N
 # ---- logs with little information ----
 
 
-def advise_alone(sample: Sample, capacity_tokens: float = 150 * 64, *below: LowerTier) -> Advice:
+def advise_alone(sample: LogSample, capacity_tokens: float = 150 * 64, *below: LowerTier) -> Advice:
     return advise(sample, PROFILE, capacity_tokens=capacity_tokens, tiers=below, jobs=1)
 
 
@@ -176,13 +176,13 @@ def test_the_gain_of_memory_is_reported_for_the_smallest_tier() -> None:
     rows = [request_of(float(i), range(i % 50 * 100, i % 50 * 100 + 64), block_tokens=64) for i in range(200)]  # fmt: skip
     tiers = (
         LowerTier("40 GB of host memory", 40.0),
-        LowerTier("and a disk of 100 GB", 100.0, disk=True),
+        LowerTier("a disk of 100 GB", 100.0, disk=True),
     )
     sentence = advise_alone(sample_of(rows), 64 * 64.0, *tiers).decision.sentence
     assert sentence.endswith(" 40 GB of host memory would add 75.0 points.")
     small_tiers = (
         LowerTier("0.1 GB of host memory", 0.1),
-        LowerTier("and a disk of 100 GB", 100.0, disk=True),
+        LowerTier("a disk of 100 GB", 100.0, disk=True),
     )
     sentence = advise_alone(sample_of(rows), 64 * 64.0, *small_tiers).decision.sentence
     assert sentence.endswith(" 0.1 GB of host memory and a disk of 100 GB would add 75.0 points.")

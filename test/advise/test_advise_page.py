@@ -7,7 +7,7 @@ import pytest
 from canopy_lab.advise.advice import LowerTier, advise
 from canopy_lab.advise.advice_page import page
 from canopy_lab.advise.advice_text import summary
-from canopy_lab.advise.sample import Sample
+from canopy_lab.advise.sample import LogSample
 from canopy_lab.sim.system.engine_profile import load_profile
 from support.tiny_traces import request_of
 
@@ -19,7 +19,7 @@ def advice():
         chat = number % 12
         rows.append(request_of(float(number), range(chat * 100, chat * 100 + 3 + number // 12), conversation=f"t{chat}", turn=1 + number // 12, block_tokens=64))  # fmt: skip
     blocks = {b for r in rows for b in r.blocks}
-    sample = Sample(
+    sample = LogSample(
         rows, one_in=4, requests_in_log=960, tokens_in_log=10**6, span_s=239.0, block_tokens=64,
         method="4 bytes of UTF-8 count as a token", token_scale=1.1, distinct_blocks=len(blocks),
         log_blocks=4.0 * len(blocks),

@@ -7,7 +7,7 @@ import pytest
 
 from canopy_lab.advise.breaks import finder
 from canopy_lab.advise.breaks.cures import as_json, sentences
-from canopy_lab.advise.breaks.differences import kind_of
+from canopy_lab.advise.breaks.differences import difference_kind
 from canopy_lab.advise.breaks.finder import Finder
 from canopy_lab.advise.breaks.memory import Recent
 from canopy_lab.advise.breaks.read import NEEDS_TOKENIZER, NO_TEXT, read_breaks
@@ -230,7 +230,7 @@ def test_json_without_values_has_no_text_of_the_log(clean_log):
     ],
 )
 def test_the_kind_of_a_value_is_recognised(old, new, kind):
-    assert kind_of(old, new, "tools") == kind
+    assert difference_kind(old, new, "tools") == kind
 
 
 def test_claude_codes_billing_line_has_the_clients_own_switch_as_its_cure(tmp_path):

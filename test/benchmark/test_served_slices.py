@@ -126,7 +126,7 @@ def test_results_are_saved_after_each_load_and_resumed_with_the_same_arguments(t
     file, arguments, loads = tmp_path / "result.json", {"arms": {"a": ["--x"]}, "slices": 10}, []
     for load in (0.95, 0.7):
         result = paired.Result(file, arguments)
-        assert (result.has(0.95), result.has(0.7)) == (bool(loads), False)
+        assert (result.is_measured(0.95), result.is_measured(0.7)) == (bool(loads), False)
         result.add({"load": load, "figures": {}})
         loads.append(load)
         assert [row["load"] for row in json.loads(file.read_text())["loads"]] == loads

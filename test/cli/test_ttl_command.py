@@ -14,7 +14,7 @@ from canopy_lab.plan.server_plan import read_config
 from sglang_canopy.config.tiers import TierFlags
 from sglang_canopy.declared import from_args
 from sglang_canopy.radix.live_request import LiveRequest, extend_path
-from sglang_canopy.tenant import namespace_of
+from sglang_canopy.tenant import tenant_namespace
 
 xxhash = pytest.importorskip("xxhash")
 SYSTEM = list(range(128))
@@ -47,7 +47,7 @@ def log(tmp_path: Path) -> Path:
 
 def server_ids(tokens: list[int], salt: str) -> list[int]:
     """A second implementation of the ids of ``radix/live_request.py``."""
-    chain, ids = xxhash.xxh3_64_intdigest(namespace_of(None, salt)), []
+    chain, ids = xxhash.xxh3_64_intdigest(tenant_namespace(None, salt)), []
     for i in range(0, len(tokens) - 63, 64):
         chain = xxhash.xxh3_64_intdigest(array("q", tokens[i : i + 64]).tobytes(), seed=chain)
         ids.append(chain)
@@ -57,7 +57,7 @@ def server_ids(tokens: list[int], salt: str) -> list[int]:
 def test_these_ids_are_the_live_trees() -> None:
     request = LiveRequest(time=0.0, block_tokens=64)
     request.path = []
-    request.hash = xxhash.xxh3_64_intdigest(namespace_of(None, "acme"))
+    request.hash = xxhash.xxh3_64_intdigest(tenant_namespace(None, "acme"))
     extend_path(request, SYSTEM)
     assert list(request.path) == server_ids(SYSTEM, "acme")
 

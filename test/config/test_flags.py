@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from sglang_canopy.declared import declared
+from sglang_canopy.declared import declared_fields
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.server.start.flags import KINDS
 
 LIMITED = [
     (kind, field, option)
     for kind in KINDS
-    for field, option in declared(kind)
+    for field, option in declared_fields(kind)
     if option.choices or option.low is not None or option.high is not None
 ]
 

@@ -83,7 +83,9 @@ def test_settings_restored_from_their_flags_are_equal() -> None:
     assert "prefetch-threshold" not in flags
     extra = {"hicache-storage-backend-extra-config": PLANNED.extra_config()}
     assert ServerSettings.from_flags({**flags, **extra, "canopy-host-gb": 3}) == PLANNED
-    assert ServerSettings(page_size=1).over(PLANNED) == dataclasses.replace(PLANNED, page_size=1)
+    assert ServerSettings(page_size=1).fill_from(PLANNED) == dataclasses.replace(
+        PLANNED, page_size=1
+    )
 
 
 @pytest.mark.parametrize(

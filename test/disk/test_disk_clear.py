@@ -40,7 +40,7 @@ def test_a_running_reader_and_writer_see_an_empty_store(tmp_path) -> None:
     write = store.state.segments.write
     store.state.segments.write = clear_before(write)
     assert not any(put(store, chain("c", 5)[3:], parent=chain("c", 3)[-1]))
-    assert [store.leading(chain(name, 5)) for name in "abc"] == [0, 3, 0]
+    assert [store.count_leading(chain(name, 5)) for name in "abc"] == [0, 3, 0]
     assert bad_pages(store) == 0
 
 
@@ -165,7 +165,7 @@ def test_a_folder_that_could_not_be_created_is_created_later(tmp_path, monkeypat
     assert all(put(store, chain("new", 2)))
     store.close()
     reopened = store_at(tmp_path)
-    assert (len(reopened), reopened.leading(chain("old", 3))) == (2, 0)
+    assert (len(reopened), reopened.count_leading(chain("old", 3))) == (2, 0)
     assert len(list(tmp_path.glob("*/pages-*"))) == 1
 
 

@@ -34,7 +34,9 @@ def test_a_full_disk_keeps_its_pages_and_reuses_slots(small_disk, caplog):
     assert store.counters.faults["full"] >= 1
     assert len([m for m in warnings(caplog) if "full" in m]) == 1
     # Every accepted page that is still stored is right.
-    readable = [i for i in range(60) if all(get(store, chain(i, store.leading(chain(i, 10)))))]
+    readable = [
+        i for i in range(60) if all(get(store, chain(i, store.count_leading(chain(i, 10)))))
+    ]
     assert len(readable) == 60
     # The disk is still full, and newer pages take the place of older ones. (They are not
     # acknowledged, since the index had no room for their records.)
@@ -103,7 +105,7 @@ def test_a_read_only_disk_at_start_means_no_disk_tier(small_disk, caplog):
     store = store_at(small_disk / "store")
     assert "Read-only" in store.unavailable
     assert put(store, chain("a", 2)) == [False, False]
-    assert store.leading(chain("a", 2)) == 0
+    assert store.count_leading(chain("a", 2)) == 0
     assert get(store, chain("a", 2)) == [False, False]
     assert store.sweep() == 0
     store.close()
@@ -156,14 +158,14 @@ def test_a_corrupted_page_is_dropped_with_its_subtree(tmp_path, caplog):
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte[0] ^ 1]))
     assert get(store, trunk) == [True, False, False]
-    assert store.leading(trunk) == 1
+    assert store.count_leading(trunk) == 1
     assert store.meta(chain("b", 2)) == [None, None]
     assert get(store, chain("c", 2)) == [True, True]
     assert store.counters.faults == {"corrupt": 1}
     assert store.counters.evicted == {"corrupt": 4}
     assert len(warnings(caplog)) == 1
     store.close()
-    assert store_at(tmp_path, pages=16).leading(trunk) == 1
+    assert store_at(tmp_path, pages=16).count_leading(trunk) == 1
 
 
 def test_a_truncated_segment_loses_only_the_cut_pages(tmp_path):
@@ -172,7 +174,7 @@ def test_a_truncated_segment_loses_only_the_cut_pages(tmp_path):
     store.close()
     os.truncate(segment_of(store), 4 * PAGE_BYTES + 10)
     reopened = store_at(tmp_path)
-    assert reopened.leading(chain("a", 6)) == 4
+    assert reopened.count_leading(chain("a", 6)) == 4
     assert get(reopened, chain("a", 4)) == [True] * 4
     assert reopened.counters.dropped_at_start == 2
     assert bad_pages(reopened) == 0
@@ -202,7 +204,7 @@ def test_a_broken_index_serves_no_wrong_page(tmp_path, damage, caplog):
     assert reopened.unavailable is None
     for i in range(30):
         keys = chain(i, 10)
-        leading = reopened.leading(keys)
+        leading = reopened.count_leading(keys)
         assert get(reopened, keys[:leading]) == [True] * leading
     if damage in ("garbage", "foreign"):
         assert len(reopened) == 0
@@ -223,7 +225,7 @@ def test_an_index_that_breaks_in_use_is_rebuilt(tmp_path):
     assert store.counters.faults["index"] == 1
     store.close()
     reopened = store_at(tmp_path)
-    assert reopened.leading(chain("a", 2)) == reopened.leading(chain("b", 2)) == 2
+    assert reopened.count_leading(chain("a", 2)) == reopened.count_leading(chain("b", 2)) == 2
 
 
 def test_a_wrong_index_serves_no_wrong_page(tmp_path):
@@ -246,7 +248,7 @@ def test_a_wrong_index_serves_no_wrong_page(tmp_path):
     reopened = store_at(tmp_path, pages=16)
     for name in "abc":
         get(reopened, chain(name, 3))  # asserts that the pages served are correct
-    assert reopened.leading(chain("c", 3)) == 1
+    assert reopened.count_leading(chain("c", 3)) == 1
     assert reopened.counters.dropped_at_start >= 3
     assert reopened.counters.faults["corrupt"] == 1
     assert bad_pages(reopened) == 0
@@ -259,10 +261,10 @@ def test_pages_from_the_future_are_as_old_as_the_restart(tmp_path):
     put(store, chain("a", 2))
     store.close()
     reopened = store_at(tmp_path, now=Clock(1000.0), ttl=TTLTable(residual_ttl_s=100.0))
-    assert reopened.leading(chain("a", 2)) == 2
+    assert reopened.count_leading(chain("a", 2)) == 2
     assert reopened.counters.faults == {"clock": 2}
     reopened.clock.now += 101
-    assert reopened.leading(chain("a", 2)) == 0
+    assert reopened.count_leading(chain("a", 2)) == 0
 
 
 def test_data_without_a_record_is_swept_at_start(tmp_path):

@@ -156,7 +156,7 @@ class DiskMachine(RuleBasedStateMachine):
         now = self.step()
         leading = self.reference.leading_pages(path)
         alive = [i for i, part in enumerate(leading, 1) if self.reference.expires(part) > now]
-        assert self.store.leading(keys_of(path)) == max(alive, default=0)
+        assert self.store.count_leading(keys_of(path)) == max(alive, default=0)
 
     @rule(path=PATHS)
     def touch(self, path):

@@ -75,7 +75,7 @@ def test_a_discarded_store_frees_its_disk_space_before_its_folder(tmp_path) -> N
     path = store.path
     store.discard()
     assert not list(path.rglob("segment-*"))
-    assert store.leading(chain("a", 3)) == 0
+    assert store.count_leading(chain("a", 3)) == 0
     reopened = store_at(tmp_path)
     assert reopened.path == path
     assert reopened.unavailable is None
@@ -149,8 +149,8 @@ def test_a_second_server_in_the_new_folder_keeps_its_pages(tmp_path, method):
     assert bad_pages(second) == 0
     shutil.copytree(top, tmp_path / "copy")  # as after a kill
     copy = store_at(tmp_path / "copy", pages=64)
-    assert copy.leading(chain("b", 12)) == 12
-    assert copy.leading(chain("c", 4)) == 4
+    assert copy.count_leading(chain("b", 12)) == 12
+    assert copy.count_leading(chain("c", 4)) == 4
 
 
 def test_files_are_closed_only_when_no_transfer_uses_them(tmp_path, monkeypatch):

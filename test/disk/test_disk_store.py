@@ -30,7 +30,7 @@ def test_groups_have_their_own_ttl_and_keep_it_under_another_table(tmp_path):
     put(store, short, group=1)
     put(store, ungrouped)
     store.clock.now += 200
-    assert [store.leading(k) for k in (long, short, ungrouped)] == [2, 0, 0]
+    assert [store.count_leading(k) for k in (long, short, ungrouped)] == [2, 0, 0]
     store.close()
     reopened = store_at(
         tmp_path, pages=16, now=Clock(1200.0), ttl=TTLTable(groups=(Group(3, 1.0), Group(9, 500.0)))
@@ -46,8 +46,8 @@ def test_a_tenant_over_its_quota_loses_its_own_pages(tmp_path, quota_name):
     put(store, chain("a", 3), tenant="small")
     store.clock.now += 1
     assert put(store, chain("b", 2), tenant="small") == [True, True]
-    assert store.leading(chain("a", 3)) == 1
-    assert store.leading(other_keys) == 4
+    assert store.count_leading(chain("a", 3)) == 1
+    assert store.count_leading(other_keys) == 4
     assert store.counters.evicted == {"quota": 2}
     assert put(store, chain("c", 5), tenant="large") == [True] * 4 + [False]
     recount(store)
@@ -87,7 +87,7 @@ def test_another_model_never_reads_the_pages(tmp_path):
     put(store, chain("a", 2))
     other_store = store_at(tmp_path, namespace="model-b")
     assert other_store.unavailable is None
-    assert other_store.leading(chain("a", 2)) == 0
+    assert other_store.count_leading(chain("a", 2)) == 0
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path):
@@ -104,7 +104,7 @@ def test_a_smaller_capacity_keeps_the_pages_that_fit(tmp_path):
     put(store, chain("b", 8))
     store.close()
     reopened = store_at(tmp_path, pages=6, now=Clock(1002.0))
-    assert reopened.leading(chain("b", 8)) == 6
+    assert reopened.count_leading(chain("b", 8)) == 6
     assert get(reopened, chain("b", 6)) == [True] * 6
     assert sum(f.stat().st_size for f in reopened.path.rglob("segment-*")) <= 6 * PAGE_BYTES
     assert bad_pages(reopened) == 0

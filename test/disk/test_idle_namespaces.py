@@ -64,8 +64,8 @@ def test_the_oldest_namespace_is_deleted_first_and_none_of_a_running_server(tmp_
     assert put(rank_0, "z", 12) == 12
     assert not newest.exists()
     assert rank_1.exists()
-    assert (other_server.path.exists(), other_server.leading(chain("a", 4))) == (True, 4)
-    assert rank_0.leading(chain("z", 12)) == 12
+    assert (other_server.path.exists(), other_server.count_leading(chain("a", 4))) == (True, 4)
+    assert rank_0.count_leading(chain("z", 12)) == 12
 
 
 @pytest.mark.parametrize("volume_is_full", ["at start", "later"])
@@ -86,7 +86,7 @@ def test_a_volume_full_of_an_old_namespace_is_used_at_once(small_disk, volume_is
     for i in range(3):  # the first may fail for lack of space
         keys = chain(i, 10)
         new.write(keys, [content(k, 4096) for k in keys], metas(10, 1e3), [None, *keys[:-1]])
-    assert new.leading(chain(2, 10)) == 10
+    assert new.count_leading(chain(2, 10)) == 10
     assert not old.path.exists()
 
 
@@ -100,7 +100,7 @@ def test_a_killed_servers_temporary_folder_is_deleted_at_the_next_start(tmp_path
     killed._lifecycle.claim.release()  # as at the end of a process
     lasting = idle_namespace(tmp_path, "lasting", 1, 1.0)
     assert (lasting.exists(), running.path.exists(), killed.path.exists()) == (True, True, False)
-    assert running.leading(chain("a", 1)) == 1
+    assert running.count_leading(chain("a", 1)) == 1
 
 
 def test_a_namespace_whose_server_ends_later_is_deleted_without_a_restart(tmp_path) -> None:

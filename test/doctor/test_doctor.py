@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_canopy import SGLANG_VERSION, releases
-from sglang_canopy.config.refusals import all_unsupported, unsupported
+from sglang_canopy.config.refusals import unsupported_reason, unsupported_reasons
 from sglang_canopy.config.setups import POLICIES, SETUPS
 from sglang_canopy.doctor import examine, machine
-from sglang_canopy.doctor.command_line import HIDDEN, arguments_of, masked
+from sglang_canopy.doctor.command_line import HIDDEN, arguments_of, mask_secrets
 from sglang_canopy.doctor.examine import Report
 from sglang_canopy.doctor.machine import FAULT, NOTE, REFUSED, UNTESTED, Finding
 from sglang_canopy.errors import CanopyError
@@ -159,9 +159,9 @@ def test_the_environment_is_in_every_report(reports) -> None:
 def test_every_refusal_that_applies_is_listed_and_the_first_is_the_servers() -> None:
     refusing = [row for row in SETUPS if row.policies and row.option and row.applies(True)]
     args = SimpleNamespace(**{row.option: True for row in refusing})
-    refusals = list(all_unsupported(POLICIES, args, environment={}))
+    refusals = list(unsupported_reasons(POLICIES, args, environment={}))
     assert len(refusals) == len(refusing)
-    assert refusals[0] == unsupported(POLICIES, args, environment={})
+    assert refusals[0] == unsupported_reason(POLICIES, args, environment={})
 
 
 @pytest.mark.parametrize(
@@ -190,13 +190,13 @@ def test_no_key_is_ever_shown(secret, joined) -> None:
     words += ["--extra", json.dumps({"a": [{"access_token": secret}], "quota_bytes": {secret: 1}})]
     words += ["--canopy-disk", f'tenant_quota_gb={{"{secret}": 1, "*": 2}}']
     words += ["--url", f"http://me:{secret}@host/", "--broken", "{" + secret]
-    text = " ".join(masked(words))
+    text = " ".join(mask_secrets(words))
     assert secret not in text
     assert HIDDEN in text
 
 
 def test_a_switch_after_a_key_is_not_its_value() -> None:
-    assert masked(["--api-key", "--port", "3"]) == ["--api-key", "--port", "3"]
+    assert mask_secrets(["--api-key", "--port", "3"]) == ["--api-key", "--port", "3"]
 
 
 def distribution(version: str, folder: str) -> SimpleNamespace:

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_canopy.config.refusals import unsupported
+from sglang_canopy.config.refusals import unsupported_reason
 from sglang_canopy.config.setups import FLAGS, PARTS, REFUSED, SETUPS, Setup
 from sglang_canopy.doctor.command_line import refusal_findings, untested_findings
 
@@ -29,7 +29,7 @@ def test_no_refused_set_up_applies_by_default(setup: Setup) -> None:
 
 
 def test_a_reason_names_the_value_and_the_ways_out() -> None:
-    reason = unsupported("gate", SimpleNamespace(pp_size=4), environment={})
+    reason = unsupported_reason("gate", SimpleNamespace(pp_size=4), environment={})
     assert reason == "--pp-size 4 is not supported yet; use 1, or leave out --canopy-session-gate"
 
 

@@ -67,14 +67,14 @@ def test_an_interval_that_was_cut_off_is_not_one_that_ended() -> None:
         group, np.arange(4), gaps, np.array([9.0, 9.0, 2.0, 2.0]), np.full(4, 10), 1, 10.0
     )
     assert counts.exact().hits[0, -1] == 20
-    assert counts.expected().hits[0, -1] == pytest.approx(40)
+    assert counts.expected_curves().hits[0, -1] == pytest.approx(40)
 
 
 def test_sparse_groups_shrink_to_the_overall_curve() -> None:
     frequent = [(4.0, 10)] * 50 + [(None, 10)] * 50
     counts = histograms_of([frequent, [(None, 10)]], 100.0)
-    unshrunk = counts.expected(0.0).hits[:, -1] / counts.weight
-    shrunk = counts.expected(100.0).hits[:, -1] / counts.weight
+    unshrunk = counts.expected_curves(0.0).hits[:, -1] / counts.weight
+    shrunk = counts.expected_curves(100.0).hits[:, -1] / counts.weight
     assert unshrunk[1] == 0.0
     assert 0.4 < shrunk[1] < 0.5
     assert shrunk[0] == pytest.approx(unshrunk[0], abs=0.02)

@@ -95,13 +95,13 @@ def test_a_target_is_read_as_it_is_written(statistic, metric, amount, unit):
     seconds = round(amount, 3) * {"ms": 1e-3, "s": 1, "min": 60, "h": 3600}[unit]
     actual = dataclasses.asdict(latencies)[f"{metric}_s"][statistic]
     slo = parse_slo(f"{statistic}_{metric} < {round(amount, 3)}{unit}")
-    assert slo.met(latencies) == (actual < seconds)
+    assert slo.is_met(latencies) == (actual < seconds)
 
 
 def test_several_targets_must_all_be_met():
     latencies = report_of([1.0, 2.0, 3.0], warm_up_share=0.0)
-    assert parse_slo("mean_ttft<3s,max_ttft<4s").met(latencies)
-    assert not parse_slo("mean_ttft<3s,max_ttft<2s").met(latencies)
+    assert parse_slo("mean_ttft<3s,max_ttft<4s").is_met(latencies)
+    assert not parse_slo("mean_ttft<3s,max_ttft<2s").is_met(latencies)
 
 
 @pytest.mark.parametrize(

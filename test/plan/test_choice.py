@@ -92,7 +92,7 @@ def test_of_limits_that_exclude_each_other_those_the_choice_misses_bind():
     choice = choose(ROWS, limits, COST)
     assert not choice.feasible
     assert choice.binding
-    assert all(not c.met(choice.row) for c in choice.binding)
+    assert all(not c.is_met(choice.row) for c in choice.binding)
     # 0.8 s misses 0.6 s by a third, a cost of 9 misses 6 by a half.
     assert choice.row is ROWS[2]
 

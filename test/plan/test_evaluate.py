@@ -70,7 +70,7 @@ def test_a_larger_memory_hits_more_at_the_list_price():
 
 def test_inputs_are_pickled_without_their_caches():
     unused, used = plan_inputs(), plan_inputs()
-    used.served()
+    used.loaded_workload()
     used.group_table(1.0)
     pickled = pickle.dumps(used)
     assert len(pickled) < 1.01 * len(pickle.dumps(unused))

@@ -11,7 +11,7 @@ from canopy_lab.plan.search import PROBES, SearchOptions, search
 from canopy_lab.plan.sizes import sizes
 from canopy_lab.plan.space import Space
 
-OBJECTIVES = Objectives.of(["mean_ttft", "throughput", "cost"])
+OBJECTIVES = Objectives.from_names(["mean_ttft", "throughput", "cost"])
 SPACE = Space(
     sizes(1024, 5),
     sizes(4096, 3),
@@ -62,7 +62,7 @@ def share_of_grid(model, space=SPACE, finer=GRID, **options):
         space, OBJECTIVES, model, certain_of=model.certain_of, options=SearchOptions(**options)
     )
     points = OBJECTIVES.matrix([*grid.values(), *outcome.rows.values()])
-    scale = Scale.of(points)
+    scale = Scale.around(points)
     volume, grid_volume = (
         scale.hypervolume(OBJECTIVES.matrix(rows.values())) for rows in (outcome.rows, grid)
     )
@@ -90,7 +90,7 @@ def test_the_search_ends_at_the_tolerance_and_reports_the_rest():
         assert len(fine.rows) > len(coarse.rows)
         # The stated bound is not below the gain of the finer search.
         points = OBJECTIVES.matrix([*coarse.rows.values(), *fine.rows.values()])
-        scale = Scale.of(points)
+        scale = Scale.around(points)
         after, before = (
             scale.hypervolume(OBJECTIVES.matrix(f.rows.values())) for f in (fine, coarse)
         )
@@ -187,12 +187,12 @@ def test_a_space_without_disks_is_a_line():
 
 
 def test_negligible_differences_add_no_volume():
-    objectives = Objectives.of(["mean_ttft", "throughput"])
+    objectives = Objectives.from_names(["mean_ttft", "throughput"])
     rows = [
         {"mean_ttft_s": 1.0, "throughput_tokens_per_s": 1000.0},
         {"mean_ttft_s": 2.0, "throughput_tokens_per_s": 1000.1},
     ]
-    scale = Scale.of(objectives.matrix(rows))
+    scale = Scale.around(objectives.matrix(rows))
     both_volume, first_volume = (scale.hypervolume(objectives.matrix(r)) for r in (rows, rows[:1]))
     assert first_volume > 0.98 * both_volume
 
@@ -204,7 +204,7 @@ def test_front_and_volume_of_three_points_by_hand():
         {"mean_ttft_s": 2.0, "throughput_tokens_per_s": 9.0, "cost": 2.0},
     ]
     assert OBJECTIVES.front(rows) == [0, 1]
-    objectives = Objectives.of(["mean_ttft", "cost"])
+    objectives = Objectives.from_names(["mean_ttft", "cost"])
     scale = Scale(np.array([0.0, 0.0]), np.array([4.0, 4.0]))
     # (1, 3) and (2, 1) below (4, 4): 3 x 1 + 2 x 2, of 16.
     assert scale.hypervolume(objectives.matrix(rows)) == pytest.approx(7 / 16)

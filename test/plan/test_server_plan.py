@@ -93,7 +93,7 @@ def test_every_setting_that_was_simulated_is_in_the_file():
     config = ServerSettings(max_running_requests=32, mem_fraction_static=0.8)
     inputs.engine = replace(inputs.engine, settings=config)
     config = ServerSettings.from_flags(plan_of(c, inputs)[0])
-    assert config.over(SGLANG_DEFAULTS) == config, "nothing is left to a default"
+    assert config.fill_from(SGLANG_DEFAULTS) == config, "nothing is left to a default"
     simulated = system_of(c, inputs.engine, inputs.prices, {})
     assert (config.page_size, config.hicache_storage_prefetch_policy) == (64, "wait_complete")
     assert config.hicache_write_policy == simulated.write_policy == "write_back"

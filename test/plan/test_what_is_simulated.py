@@ -6,7 +6,7 @@ import pytest
 
 from canopy_lab.group_ttl.paths import paths_of
 from canopy_lab.plan.choice import label_of
-from canopy_lab.plan.disk_class import GIB, DiskClass, Steps
+from canopy_lab.plan.disk_class import GIB, DiskClass, PriceSteps
 from canopy_lab.plan.evaluate import Evaluator
 from canopy_lab.plan.prices import load_prices
 from canopy_lab.plan.space import Configuration
@@ -27,7 +27,7 @@ BLOCK_BYTES = BLOCK_TOKENS * PROFILE.kv_bytes_per_token
 
 
 def disk_class(**fields):
-    free = Steps(((float("inf"), 0.1),))
+    free = PriceSteps(((float("inf"), 0.1),))
     return DiskClass(**{"name": "d", "per_gib_month": free, "base_mib_s": 1000.0, **fields})
 
 

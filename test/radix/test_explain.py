@@ -7,7 +7,7 @@ import pytest
 
 from sglang_canopy.policy.registry import live_names
 from sglang_canopy.radix.explain import LOOKED_AHEAD_LEAVES, explain, parse_question
-from sglang_canopy.radix.missed import Decision
+from sglang_canopy.radix.missed import TierEviction
 from sglang_canopy.radix.traffic import MAX_DECISIONS, Decisions
 from sglang_canopy.reuse.survival import still_returns
 from support.live_tree import LiveTree, check
@@ -93,7 +93,7 @@ def test_a_question_changes_no_eviction(seed, policy):
 def decision(**fields):
     common = {"time": 0.0, "tier": 0, "tenant": None, "conversation": "a", "category": "chat"}
     rest = {"offset": 0, "tokens": 10, "reason": 0, "policy": "wa", "idle_s": 1.0}
-    return Decision(**{**common, **rest, "demoted": False, **fields})
+    return TierEviction(**{**common, **rest, "demoted": False, **fields})
 
 
 def test_decisions_are_bounded_and_the_newest_come_first():
@@ -101,11 +101,11 @@ def test_decisions_are_bounded_and_the_newest_come_first():
     for number in range(MAX_DECISIONS + 10):
         ring.append(decision(time=float(number), tokens=number))
     assert len(ring) == MAX_DECISIONS
-    assert [entry.tokens for entry in ring.about(None, "a", limit=2)] == [
+    assert [entry.tokens for entry in ring.latest_of(None, "a", limit=2)] == [
         MAX_DECISIONS + 9,
         MAX_DECISIONS + 8,
     ]
-    assert ring.about("other tenant", "a") == []
+    assert ring.latest_of("other tenant", "a") == []
 
 
 def test_the_rate_is_of_recent_evictions():

@@ -21,7 +21,7 @@ from sglang_canopy.schedule.cost import Prefill
 from sglang_canopy.server.scheduler.observer import Observer
 from sglang_canopy.tenant import Vouched
 from sglang_canopy.whatif import meter
-from sglang_canopy.whatif.meter import Memory, Meter, MeterSetup
+from sglang_canopy.whatif.meter import Meter, MeterSetup, TierTokens
 from sglang_canopy.whatif.sampled_caches import Origins
 from support.containers import entries, growth
 from support.live_tree import LiveTree, fake_req
@@ -47,10 +47,10 @@ class Server:
         self.tree = LiveTree(KV_TOKENS, policy, {"quantum_tokens": 1}, host_tokens=2 * KV_TOKENS)
         self.core = self.tree.core
         self.live = self.core.live
-        self.live.meter = Meter(MeterSetup(), Memory(KV_TOKENS), policy)
+        self.live.meter = Meter(MeterSetup(), TierTokens(KV_TOKENS), policy)
         self.gate = SessionGate(GateSettings(always=True), KV_TOKENS)
         self.order = BoundedShortest()
-        self.observer = Observer(Meter(MeterSetup(), Memory(KV_TOKENS), "lru"))
+        self.observer = Observer(Meter(MeterSetup(), TierTokens(KV_TOKENS), "lru"))
         self._numbers = itertools.count()
 
     def serve(self, **names: str | None) -> None:

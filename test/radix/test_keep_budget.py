@@ -183,7 +183,7 @@ def test_each_part_of_a_path_on_two_tiers_is_charged_while_it_is_protected() -> 
     top, lower = sorted((top, lower), key=lambda leaf: leaf.offset)
     assert top.awaited_until == lower.awaited_until == 70.0
     assert tree.core.protected.awaited.budget.tokens == 60
-    tree.core.protected.node_removed(lower)
+    tree.core.protected.drop_leaf(lower)
     assert tree.core.protected.awaited.budget.tokens == 40
 
 

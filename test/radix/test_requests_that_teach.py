@@ -9,7 +9,7 @@ from sglang_canopy.radix.counters import GIVEN_UP, INVALID, QUEUE
 from sglang_canopy.radix.parallel_samples import MAX_GROUPS, TENANT_GROUPS, ParallelSamples
 from sglang_canopy.reuse.learner import ReuseModel
 from sglang_canopy.server.scheduler.arrivals import request_aborted
-from sglang_canopy.whatif.meter import Memory, Meter, MeterSetup
+from sglang_canopy.whatif.meter import Meter, MeterSetup, TierTokens
 from support.live_tree import LiveTree, fake_req
 
 BLOCK_TOKENS = 4
@@ -26,7 +26,7 @@ class Server:
     def __init__(self) -> None:
         self.tree = LiveTree(4096, "wa", {"block_tokens": BLOCK_TOKENS})
         self.core = self.tree.core
-        self.meter = Meter(MeterSetup(one_in=1), Memory(4096), "wa")
+        self.meter = Meter(MeterSetup(one_in=1), TierTokens(4096), "wa")
         self.core.live.meter = self.meter
         self.requests = self.core.requests
 
@@ -200,7 +200,7 @@ def test_remembered_warm_ups_are_bounded_by_tenant_and_in_total() -> None:
             number=number,
             time=0.0,
         )
-        samples.received(request)
+        samples.register_sample(request)
         return request
 
     arrive("honest", 0)

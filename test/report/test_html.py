@@ -2,11 +2,11 @@
 
 import re
 
-from canopy_lab.report.html import HtmlTable, Page, Section
+from canopy_lab.report.html import HtmlPage, HtmlTable, Section
 
 
 def html(*sections: Section, title: str = "t", **fields: object) -> str:
-    return Page(title, sections, command="plan", source=".", **fields).html()  # type: ignore[arg-type]
+    return HtmlPage(title, sections, command="plan", source=".", **fields).html()  # type: ignore[arg-type]
 
 
 def test_texts_of_traces_and_users_are_escaped() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sglang_canopy.config.server_options import ATTRIBUTE, RequestOptions, ServerOptions
-from sglang_canopy.wire.hints import Waiting
+from sglang_canopy.wire.hints import WaitingHints
 from support.served_routes import HttpClient, RecordingManager, Serve
 
 
@@ -26,7 +26,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
     from canopy_documents.server import options
     from sglang_canopy.server.http import entry, routes
 
-    monkeypatch.setattr(routes, "hints", Waiting())
+    monkeypatch.setattr(routes, "hints", WaitingHints())
 
     @contextlib.contextmanager
     def start(
@@ -47,7 +47,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
             api_key=api_key,
             admin_api_key=admin_api_key,
             **{ATTRIBUTE: ServerOptions(RequestOptions(client_hints=hints))},
-            **{DOCUMENTS: options.Options()},
+            **{DOCUMENTS: options.ReuseOptions()},
         )
         if worker:  # SGLang adds no middleware there
             routes.add_worker_routes(server_args)

@@ -40,7 +40,7 @@ def heeded_fields(rule: ClientHints, monkeypatch: pytest.MonkeyPatch, **headers:
     # A session of SGLang has a name and implies that its requests follow one another.
     obj = SimpleNamespace(text="a", sampling_params={"custom_params": params}, session_id="c")
     manager = SimpleNamespace(server_args=None)
-    entry.generation_begins(
+    entry.stamp_generation(
         lambda _self, stamped_obj, _request: stamped.append(stamped_obj), manager, obj, request
     )
     stamp = stamped[0].sampling_params["custom_params"][STAMP_KEY]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from starlette.requests import Request as HttpRequest
 
 from sglang_canopy.radix.live_request import live_request
-from sglang_canopy.request.identity import identity
+from sglang_canopy.request.identity import stamp_fields
 from sglang_canopy.request.sent import body_of
 from sglang_canopy.server.http import entry
 from sglang_canopy.wire.stamp import STAMP_KEY, make_stamp, read_stamp
@@ -89,7 +89,7 @@ def stamp_of(body: Any, headers: dict[str, str] | None = None, **obj: Any) -> di
     ],
 )
 def test_each_source_names_the_conversation_and_the_first_counts(body, headers, fields) -> None:
-    fields_found = identity(body, http(body, headers).headers)
+    fields_found = stamp_fields(body, http(body, headers).headers)
     assert fields_found == (fields | {"linear": True} if fields else {})
 
 
@@ -110,7 +110,7 @@ def test_canopy_conversation_overrides_all_other_names() -> None:
 
 def test_long_names_are_shortened_and_stay_distinct() -> None:
     first, second = ("x" * 5000 + end for end in "ab")
-    names = {identity({"session_id": n}, {})["conversation"] for n in (first, second)}
+    names = {stamp_fields({"session_id": n}, {})["conversation"] for n in (first, second)}
     assert len(names) == 2
     assert all(len(name) <= 128 for name in names)
 
@@ -134,7 +134,7 @@ CONTEXT = st.fixed_dictionaries({"agent_context": VALUES | st.dictionaries(st.te
 @given(st.dictionaries(KEYS, VALUES | CONTEXT), st.text(), st.text())
 def test_every_stamp_survives_serialisation_to_the_scheduler(body, session, agent) -> None:
     headers = {"x-claude-code-session-id": session, "x-claude-code-agent-id": agent}
-    fields = identity(body, headers)
+    fields = stamp_fields(body, headers)
     stamp = make_stamp({}, fields, 5.0)
     assert read_stamp({STAMP_KEY: stamp}) == stamp
     request = live_request(fake_req([], [], stamp), 0.0, 16)

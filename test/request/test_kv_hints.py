@@ -56,7 +56,7 @@ def test_each_prompt_of_a_batch_has_its_own_hints(monkeypatch):
     """All prompts share an object of sampling parameters, and each has two samples."""
     from sglang.srt.managers.io_struct import GenerateReqInput
 
-    monkeypatch.setattr(entry, "current", entry.Entry(RequestOptions()))
+    monkeypatch.setattr(entry, "current", entry.HttpOptions(RequestOptions()))
     hints = [envelope(action("kv.release")), envelope(action("kv.fetch"))]
     obj = GenerateReqInput(text=["a", "b"], sampling_params={"n": 2}, kv_hints=hints)
     entry.stamp(obj, {})
@@ -67,7 +67,7 @@ def test_each_prompt_of_a_batch_has_its_own_hints(monkeypatch):
 
 
 def test_a_release_of_a_sender_without_trust_is_dropped(monkeypatch):
-    monkeypatch.setattr(entry, "current", entry.Entry(RequestOptions(client_hints="off")))
+    monkeypatch.setattr(entry, "current", entry.HttpOptions(RequestOptions(client_hints="off")))
     obj = SimpleNamespace(sampling_params={}, kv_hints=envelope(action("kv.release")))
     entry.stamp(obj, {})
     assert "over" not in obj.sampling_params["custom_params"]["canopy"]

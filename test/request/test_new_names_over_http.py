@@ -18,7 +18,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.access import Refused
 from sglang_canopy.server.http import entry
 from sglang_canopy.server.http.explaining import Explaining
-from sglang_canopy.wire.hints import Waiting
+from sglang_canopy.wire.hints import WaitingHints
 from support.containers import entries, growth
 
 SLACK_ENTRIES = 16
@@ -34,9 +34,9 @@ class Process:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         self.loop = asyncio.new_event_loop()
-        self.entry = entry.Entry(RequestOptions())
+        self.entry = entry.HttpOptions(RequestOptions())
         monkeypatch.setattr(entry, "current", self.entry)
-        self.hints = Waiting()
+        self.hints = WaitingHints()
         self.explaining = Explaining(answer_nothing, None)
         self.orders, self.heads = Orders(64), Heads(most=64)
 

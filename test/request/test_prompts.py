@@ -14,7 +14,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang_canopy.config.server_options import ATTRIBUTE, RequestOptions, ServerOptions
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.prompt import MAX_SAMPLES, check_message, check_prompt, check_sizes
-from sglang_canopy.server.http.entry import messages_converted
+from sglang_canopy.server.http.entry import drop_billing_line
 
 MANAGER = SimpleNamespace(model_config=SimpleNamespace(vocab_size=100))
 
@@ -125,7 +125,7 @@ def system_text(system: Any, policy: str = "wa", strip: str = "on") -> str | Non
     serving = AnthropicServing(chat)
     user = {"role": "user", "content": "hi"}
     request = AnthropicMessagesRequest(model="m", max_tokens=1, messages=[user], system=system)
-    messages_converted(serving, request)
+    drop_billing_line(serving, request)
     first_message = serving._convert_to_chat_completion_request(request).messages[0]
     return first_message.content if first_message.role == "system" else None
 

@@ -52,7 +52,7 @@ from support.receiver import tokenized
     ],
 )
 def test_a_wrong_field_is_ignored_and_counted_with_one_short_sentence(wrong, monkeypatch, caplog):
-    monkeypatch.setattr(entry, "current", entry.Entry(RequestOptions()))
+    monkeypatch.setattr(entry, "current", entry.HttpOptions(RequestOptions()))
     for _ in range(2):
         obj = SimpleNamespace(sampling_params={"custom_params": {**wrong, "canopy_slo_ms": 5}})
         entry.stamp(obj, {"category": "chat", "turn": 3})

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from canopy_lab.sim.driver import simulate
-from canopy_lab.sim.requests import Hints
+from canopy_lab.sim.requests import SimulatedHints
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import CLIENT, GATEWAY, LateHint, Request
 from sglang_canopy.reuse.categories import ROOT
@@ -28,7 +28,7 @@ def note_tips(records, tenant, tips, accuracy, seed=0):
         right = draw.random() < accuracy
         records.note_tip(tip, over=continues != right)
         if continues:
-            records.continued(tip, time_s + 1.0)
+            records.judge_hints(tip, time_s + 1.0)
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_the_weight_is_how_much_rarer_a_return_is_after_the_hint(records):
     note_tips(records, "a", 3000, 0.75)
     # P(continues | over) = 0.4 x 0.25 / (0.4 x 0.25 + 0.6 x 0.75), by P(continues) = 0.4.
     assert records.over_weight("a") == pytest.approx(0.1 / 0.55 / 0.4, rel=0.1)
-    assert not records.over_trusted("a")
+    assert not records.is_over_trusted("a")
 
 
 @pytest.mark.parametrize("accuracy", [0.5, 0.25, 0.0])
@@ -86,7 +86,7 @@ def test_weights_are_shares_for_any_input(tips):
         records.note_tip(tip, over)
         records.note_tip(tip, over)  # sent twice, counted once
         if continues:
-            records.continued(tip, 1.0)
+            records.judge_hints(tip, 1.0)
     for tenant in "abc":
         assert 0.0 < records.over_weight(tenant) <= 1.0
         record = records.record(tenant)
@@ -103,33 +103,33 @@ def record_first_end(records, tenant, continues):
     tip = Tip(0.0, ReuseModel().categories.get(ROOT), tenant)
     records.note_tip(tip, over=True)
     if continues:
-        records.continued(tip, 1.0)
+        records.judge_hints(tip, 1.0)
 
 
 def test_ends_that_newcomers_announce_are_acted_on_until_those_of_several_were_wrong(records):
     record_first_end(records, "a", continues=True)
-    assert records.over_trusted("unknown")
+    assert records.is_over_trusted("unknown")
     for tenant in ("b", "c", "d"):
         record_first_end(records, tenant, continues=True)
-    assert not records.over_trusted("unknown")
-    assert not records.over_trusted("a")
+    assert not records.is_over_trusted("unknown")
+    assert not records.is_over_trusted("a")
     for n in range(40):
         record_first_end(records, f"honest {n}", continues=False)
-    assert records.over_trusted("unknown")
+    assert records.is_over_trusted("unknown")
 
 
 def test_one_tenants_wrong_ends_cost_newcomers_nothing(records):
     note_tips(records, "liar", 500, 0.0)
-    assert not records.over_trusted("liar")
-    assert records.over_trusted("unknown")
+    assert not records.is_over_trusted("liar")
+    assert records.is_over_trusted("unknown")
 
 
 def test_an_honest_tenants_ends_are_trusted_again_among_lying_newcomers(records):
     for name in range(20):
         record_first_end(records, name, continues=True)
     note_tips(records, "honest", 1000, 1.0)
-    assert not records.over_trusted("unknown")
-    assert records.over_trusted("honest")
+    assert not records.is_over_trusted("unknown")
+    assert records.is_over_trusted("honest")
 
 
 def agent_requests(tenants, turns):
@@ -153,8 +153,8 @@ def test_agents_that_are_a_tenant_each_lose_nothing_by_wrong_hints():
         return simulate(trace, make_policy("wa"), 60, hints=hints).block_hit_ratio
 
     without_hints = hit_ratio(None)
-    assert hit_ratio(Hints(accuracy=0.0, seed=1)) >= without_hints - 0.01
-    assert hit_ratio(Hints(accuracy=0.75, seed=1)) > without_hints + 0.01
+    assert hit_ratio(SimulatedHints(accuracy=0.0, seed=1)) >= without_hints - 0.01
+    assert hit_ratio(SimulatedHints(accuracy=0.75, seed=1)) > without_hints + 0.01
 
 
 def record_returns(records, sender, tips, accuracy, seed=0):
@@ -166,7 +166,7 @@ def record_returns(records, sender, tips, accuracy, seed=0):
         tip.sender = sender
         gap, false_gap = (2.0 ** draw.uniform(4, 10) for _ in range(2))
         records.note_return(tip, gap if draw.random() < accuracy else false_gap)
-        records.continued(tip, gap)
+        records.judge_hints(tip, gap)
 
 
 def test_a_return_is_overdue_once_its_slack_has_passed():
@@ -210,12 +210,12 @@ def test_a_gateways_ends_are_compared_with_all_requests_of_its_tenant(records):
         tip = Tip(float(number), category, "t")
         records.note_tip(tip, over=False)
         if number % 2:
-            records.continued(tip, number + 1.0)
+            records.judge_hints(tip, number + 1.0)
         else:
             tip.sender = gateway
             records.note_tip(tip, over=True)
     assert records.over_weight(gateway) < 0.1
-    assert records.over_trusted(gateway)
+    assert records.is_over_trusted(gateway)
     assert records.over_weight("t") == 1.0
 
 
@@ -237,5 +237,7 @@ def test_hints_that_are_right_half_of_the_time_cost_nothing(accuracy, trace):
         return simulate(trace, make_policy("wa"), 2000, hints=hints).block_hit_ratio
 
     without_hints = hit_ratio(None)
-    assert hit_ratio(Hints(accuracy=accuracy, over=False, seed=1)) >= without_hints
-    assert hit_ratio(Hints(accuracy=accuracy, returns=False, seed=1)) >= without_hints - 0.001
+    assert hit_ratio(SimulatedHints(accuracy=accuracy, over=False, seed=1)) >= without_hints
+    assert (
+        hit_ratio(SimulatedHints(accuracy=accuracy, returns=False, seed=1)) >= without_hints - 0.001
+    )

@@ -380,8 +380,8 @@ def test_hints_are_checked_in_a_conversation_that_rewrites_its_history(model):
         serve(model, time_s, [n, 10 + n, 20 + n], tenant="t", conversation=n, return_in_s=5.0)
         serve(model, time_s + 5, [n, 30 + n, 40 + n], tenant="t", conversation=n, over=True)
     model.arrive(Request(time=1000.0, path=[999], prompt_tokens=1))
-    assert model.hints.return_trusted("t")
-    assert model.hints.over_trusted("t")
+    assert model.hints.is_return_trusted("t")
+    assert model.hints.is_over_trusted("t")
     assert not events_by_label(model)  # the old paths were not used again
 
 
@@ -389,7 +389,7 @@ def test_an_end_that_a_rewritten_history_contradicts_counts_as_wrong(model):
     for n in range(6):
         serve(model, 100 * n, [n, 10 + n], tenant="t", conversation=n, over=True)
         serve(model, 100 * n + 5, [n, 30 + n], tenant="t", conversation=n)
-    assert not model.hints.over_trusted("t")
+    assert not model.hints.is_over_trusted("t")
 
 
 def test_curves_do_not_depend_on_when_they_are_read():

@@ -93,7 +93,7 @@ def test_tenants_share_the_seconds_of_places() -> None:
 def test_no_request_is_overtaken_beyond_its_bound(places, pool, longest_answer, predicted, draw):
     """More clients than places, so the queue never empties. ``predicted``: whether the length of
     answers is known; if not, they are longer, and the bound of the clock alone holds."""
-    server = overtaking.Server(overtaking.first_come, places, pool)
+    server = overtaking.QueuingServer(overtaking.first_come, places, pool)
     order = overtaking.Bounded(server)
     order.adopts = False
 
@@ -101,9 +101,9 @@ def test_no_request_is_overtaken_beyond_its_bound(places, pool, longest_answer, 
         answer = draw.randint(1, longest_answer)
         reserved = answer if predicted else 1
         prompt = draw.choice([10, 20, 400])
-        server.waiting.append(overtaking.Job(prompt, answer, reserved, server.now))
+        server.waiting.append(overtaking.QueuedRequest(prompt, answer, reserved, server.now))
 
-    def work_s(job: overtaking.Job) -> float:
+    def work_s(job: overtaking.QueuedRequest) -> float:
         share = max(1 / places, (job.prompt + job.answer) / pool)
         return job.prompt * server.token_s + job.answer * server.step_s * min(share, 1.0)
 

@@ -51,9 +51,9 @@ def test_texts_are_read_from_the_given_folders(tmp_path: Path) -> None:
 
 def test_steps_documents_and_hits_are_counted() -> None:
     answers = [
-        agents.Answer("agent", 1.0, 100, 50),
-        agents.Answer("agent", 3.0, 100, 100),
-        agents.Answer("reader", 9.0, 100, 0),
+        agents.ClientTurn("agent", 1.0, 100, 50),
+        agents.ClientTurn("agent", 3.0, 100, 100),
+        agents.ClientTurn("reader", 9.0, 100, 0),
     ]
     outcome = agents.outcome(answers)
     assert (outcome.steps, outcome.documents, outcome.first_token_s) == (2, 1, 2.0)

@@ -12,20 +12,22 @@ sys.path.append(str(ROOT / "benchmark" / "agents"))
 
 import compare  # noqa: E402
 import no_gain  # noqa: E402
-from clients import Run, Sizes  # noqa: E402
+from clients import SessionRun, SessionSizes  # noqa: E402
 
-SIZES = Sizes(sessions=2, turns=2, system_tokens=1, result_tokens=1, pause_s=(0.0, 0.0), people=1)
+SIZES = SessionSizes(
+    sessions=2, turns=2, system_tokens=1, result_tokens=1, pause_s=(0.0, 0.0), people=1
+)
 
 
 def turn(who: str, session: int, number: int, ttft_s: float, cached: int) -> dict[str, object]:
-    return {"who": who, "session": session, "turn": number, "ttft_s": ttft_s, "end_s": 1.0, "prompt_tokens": 100, "cached_tokens": cached, "output_tokens": 5, "tool_calls": int(who == "agent")}  # fmt: skip
+    return {"client_kind": who, "session": session, "turn": number, "ttft_s": ttft_s, "end_s": 1.0, "prompt_tokens": 100, "cached_tokens": cached, "output_tokens": 5, "tool_calls": int(who == "agent")}  # fmt: skip
 
 
 ROW = {"regime": "dear-4", "arm": "lru", "sizes": {"turns": 2}}
 
 
-def finished_run() -> Run:
-    run = Run("", SIZES, [], [])
+def finished_run() -> SessionRun:
+    run = SessionRun("", SIZES, [], [])
     run.rows = [turn("agent", n, t, 1.0 + t, 50 * t) for n in (0, 1) for t in (0, 1)]
     run.rows += [turn("person", 0, 0, 9.0, 0)]
     return run

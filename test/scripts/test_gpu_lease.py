@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import gpu_lease
-from gpu_lease import Lease, Library
+from gpu_lease import Lease, PromptLibrary
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_the_call_for_kernels_continues_after_every_failure(lease, monkeypatch) 
 
 
 def test_bounds_match_a_prompts_documents() -> None:
-    library = Library(2000)
+    library = PromptLibrary(2000)
     assert len(library.documents) == 6
     ids, fields = library.prompt((3, 0))
     start_a, end_a, start_b, end_b = fields["canopy_document_bounds"]
@@ -76,7 +76,7 @@ def test_bounds_match_a_prompts_documents() -> None:
 
 def test_arms_get_the_same_requests() -> None:
     assert gpu_lease.zipf_prompts(5) == gpu_lease.zipf_prompts(5)
-    assert Library(1000).some(2) == Library(1000).some(2)
+    assert PromptLibrary(1000).draw_prompt(2) == PromptLibrary(1000).draw_prompt(2)
 
 
 def test_a_random_model_has_a_llamas_weights_and_their_spread(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from launch_server import Server, cpu_arguments, free_port, serving, with_plugin
+from launch_server import ServerProcess, cpu_arguments, free_port, serving, with_plugin
 from support import forked
 from support.document_client import REUSE_FLAG
 
@@ -32,7 +32,7 @@ Serve = Callable[..., AbstractContextManager["Client"]]
 class Client:
     """A client for tests. It sends token ids, so that lengths are exact."""
 
-    server: Server
+    server: ServerProcess
 
     @property
     def url(self) -> str:
@@ -124,7 +124,7 @@ def serve(model: Path, log: Path, *arguments: str, kv_tokens: int, **options: An
     )  # fmt: skip
 
 
-def processes_of(server: Server) -> list[int]:
+def processes_of(server: ServerProcess) -> list[int]:
     """The live processes of the server's group."""
     pids = []
     for process in psutil.process_iter():

@@ -18,7 +18,7 @@ from canopy_documents.plugin.entry import FLAG as DOCUMENTS
 from launch_server import free_port
 from sglang_canopy.config.whatif import FLAG as WHATIF
 from sglang_canopy.config.whatif import OBSERVE_FLAG
-from sglang_canopy.declared import declared
+from sglang_canopy.declared import declared_fields
 from sglang_canopy.policy.registry import AUTO
 from sglang_canopy.server.start.flags import KINDS
 from support.prompts import token_ids
@@ -216,7 +216,7 @@ def flags(number: int, *kinds: type) -> list[str]:
     """Return the flags of ``kinds``, each with its value of this number."""
     chosen: dict[str, str | None] = {}
     for kind in kinds:
-        for field, option in declared(kind):
+        for field, option in declared_fields(kind):
             values = option.choices or VALUES.get(option.flag, ())
             assert values or "bool" in str(field.type), f"give values of {option.flag}"
             assert len(values) <= len(POLICIES), option.flag

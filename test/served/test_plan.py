@@ -17,7 +17,7 @@ from canopy_lab.plan.server_plan import read_config, write_config
 from canopy_lab.sim.system import load_profile
 from canopy_lab.trace.served_log import read_served
 from environment import ROOT
-from launch_server import Server, cpu_arguments, free_port, wait_until_ready
+from launch_server import ServerProcess, cpu_arguments, free_port, wait_until_ready
 from support.document_client import reuse_flag, wait_until_encoded
 from support.example_files import EXAMPLES, load
 from support.served import wait_until as wait_for
@@ -178,7 +178,7 @@ def test_an_agent_hints_and_two_tenants_stay_apart(logging_server) -> None:
 
 
 def test_the_quick_starts_agents_work_and_find_their_conversations_cached(logging_server) -> None:
-    traffic = agents.Traffic(logging_server.url, "m", agents.read_texts([ROOT / "docs"]))
+    traffic = agents.AgentTraffic(logging_server.url, "m", agents.read_texts([ROOT / "docs"]))
     answer_counts: list[int] = []
     answers = traffic.run(20, lambda so_far: answer_counts.append(len(so_far)))
     outcome = agents.outcome(answers)
@@ -232,7 +232,7 @@ def test_a_log_becomes_a_plan_and_a_server_that_follows_it(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    server = Server(f"http://127.0.0.1:{port}", log_file, process)
+    server = ServerProcess(f"http://127.0.0.1:{port}", log_file, process)
     try:
         wait_until_ready(server, 240)
         facts = json.loads(type(logging_server)(server).get("/server_info"))

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from canopy_lab.sim.compact import CompactTrace
-from canopy_lab.sim.requests import Hints, continuations, to_requests
+from canopy_lab.sim.requests import SimulatedHints, continuations, to_requests
 from sglang_canopy.errors import CanopyError
 from support.trace_samples import random_trace, record
 
@@ -45,26 +45,26 @@ def test_a_path_continues_when_its_last_full_block_is_used_again():
 
 def test_exact_hints_equal_the_traces_future():
     trace = [record(0, [1, 2]), record(4, [1, 2, 3]), record(5, [9])]
-    requests = list(to_requests(trace, hints=Hints()))
+    requests = list(to_requests(trace, hints=SimulatedHints()))
     assert [(r.over, r.return_in_s) for r in requests] == [(False, 4.0), (True, None), (True, None)]
 
 
 def test_share_zero_gives_no_hints_and_accuracy_zero_only_false_ones():
     trace = random_trace(3, 100)
     ends = [gap is None for gap in continuations(trace)]
-    without_hints = list(to_requests(trace, hints=Hints(share=0)))
-    false_hints = list(to_requests(trace, hints=Hints(accuracy=0)))
+    without_hints = list(to_requests(trace, hints=SimulatedHints(share=0)))
+    false_hints = list(to_requests(trace, hints=SimulatedHints(accuracy=0)))
     assert not any(r.over or r.return_in_s is not None for r in without_hints)
     assert [r.over for r in false_hints] == [not over for over in ends]
 
 
 def test_the_share_is_of_conversations():
     trace = [record(t, [t % 200, 1000 + t], conversation=f"c{t % 200}") for t in range(1000)]
-    requests = list(to_requests(trace, hints=Hints(share=0.5, seed=3)))
+    requests = list(to_requests(trace, hints=SimulatedHints(share=0.5, seed=3)))
     conversations = {r.conversation for r in requests if r.over or r.return_in_s is not None}
     assert 70 < len(conversations) < 130
     with pytest.raises(CanopyError, match="share"):
-        Hints(share=2)
+        SimulatedHints(share=2)
 
 
 def test_a_conversation_that_rewrites_its_history_continues():
@@ -75,7 +75,7 @@ def test_a_conversation_that_rewrites_its_history_continues():
         record(5, [1, 2, 7], conversation="b"),
     ]
     assert continuations(trace) == [4.0, None, None]
-    requests = list(to_requests(trace, hints=Hints()))
+    requests = list(to_requests(trace, hints=SimulatedHints()))
     assert [(r.over, r.return_in_s) for r in requests] == [(False, 4.0), (True, None), (True, None)]
 
 

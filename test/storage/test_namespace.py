@@ -18,8 +18,8 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.server.start import plugin
 from sglang_canopy.storage import weights
 from sglang_canopy.storage.backend import CanopyStorage
-from sglang_canopy.storage.namespace import namespace_of
-from sglang_canopy.storage.server_arguments import CHANGES_KV, LEAVES_KV, unreviewed
+from sglang_canopy.storage.namespace import rank_namespace
+from sglang_canopy.storage.server_arguments import CHANGES_KV, LEAVES_KV, unreviewed_arguments
 from sglang_canopy.storage.weights import adapter_id
 from support.store_pool import host_pool, keys, storage_config, token_indices
 
@@ -54,7 +54,7 @@ def namespace(model: object, **arguments: Any) -> str:
     pool = host_pool(2)
     server = ServerArgs(model_path=str(model), device="cpu", page_size=4, **arguments)
     set_global_server_args_for_scheduler(server)
-    return namespace_of(storage_config(None), pool)
+    return rank_namespace(storage_config(None), pool)
 
 
 def rewrite_byte(path: Path, offset: int, byte: bytes) -> None:
@@ -117,7 +117,9 @@ def test_an_argument_that_leaves_kv_alone_keeps_the_namespace(model: Path) -> No
 @pytest.mark.skipif(version("sglang") != SGLANG_VERSION, reason="the pinned release's are listed")
 def test_every_argument_of_sglang_is_reviewed() -> None:
     names = {field.name for field in record_fields(ServerArgs)}
-    assert not unreviewed(names), "look at these, and put them into storage/server_arguments.json"
+    assert not unreviewed_arguments(names), (
+        "look at these, and put them into storage/server_arguments.json"
+    )
     assert not (LEAVES_KV | CHANGES_KV) - names, "SGLang has none of these"
     assert not LEAVES_KV & CHANGES_KV
 
@@ -128,7 +130,7 @@ def test_an_unreviewed_argument_counts_as_changing_kv(model: Path, monkeypatch) 
     monkeypatch.setattr(
         type(get_context()), "resolved_server_args_dict", lambda _: {**resolved, "new": 1}
     )
-    assert namespace_of(storage_config(None), pool) != old_namespace
+    assert rank_namespace(storage_config(None), pool) != old_namespace
 
 
 @pytest.mark.parametrize("argument", ["kt_weight_path", "quantization_param_path"])
@@ -203,10 +205,10 @@ def test_a_model_that_cannot_be_fingerprinted_is_refused_by_name(model: Path) ->
     set_global_server_args_for_scheduler(ServerArgs(model_path=str(model), device="cpu"))
     (model / "model.safetensors").unlink()
     with pytest.raises(CanopyError, match=r"pages of model .*no weights.*--model-path"):
-        namespace_of(storage_config(None), pool)
+        rank_namespace(storage_config(None), pool)
     shutil.rmtree(model)
     with pytest.raises(CanopyError, match=r"pages of model .*neither a path nor a hub snapshot"):
-        namespace_of(storage_config(None), pool)
+        rank_namespace(storage_config(None), pool)
 
 
 def test_an_adapter_is_identified_by_its_content(tmp_path: Path) -> None:
@@ -265,14 +267,14 @@ def test_page_size_heads_and_ranks_are_part_of_the_namespace(model: Path) -> Non
     pools = [host_pool(2), host_pool(2, page_tokens=64), host_pool(2, heads=4)]
     pools.append(host_pool(2, "layer_first"))
     set_global_server_args_for_scheduler(ServerArgs(model_path=str(model), device="cpu"))
-    names = {namespace_of(storage_config(None), pool) for pool in pools}
+    names = {rank_namespace(storage_config(None), pool) for pool in pools}
     names |= {
-        namespace_of(storage_config(None, **rank), pools[0])
+        rank_namespace(storage_config(None, **rank), pools[0])
         for rank in ({"tp_size": 2}, {"tp_size": 2, "tp_rank": 1}, {"pp_size": 2})
     }
     for replica in (0, 1):  # the first is what no replica is
         with get_parallel().override(dp_rank=replica):
-            names.add(namespace_of(storage_config(None), pools[0]))
+            names.add(rank_namespace(storage_config(None), pools[0]))
     assert len(names) == 8
 
 
@@ -283,5 +285,5 @@ def test_weights_that_changed_under_a_running_server_keep_its_namespace(model: P
     rewrite_byte(model / "model.safetensors", 0, b"\xff")
     storage.maintain()
     assert storage.current.namespace == old_namespace
-    assert namespace_of(storage_config(None), pool) != old_namespace
+    assert rank_namespace(storage_config(None), pool) != old_namespace
     storage.close()

@@ -143,7 +143,7 @@ class DiskTree(LiveTree):
 
     def on_disk(self, tokens: list[int], extra: str | None = None) -> int:
         """Tokens of the path that the disk has."""
-        return self.store.leading(self.keys(tokens, extra)) * self.page_size
+        return self.store.count_leading(self.keys(tokens, extra)) * self.page_size
 
     def close(self) -> None:
         """Act as a server that stops."""

@@ -91,7 +91,7 @@ def request_after(system: int, document, salt: str | None = None):
 def queue_req(engine: DocumentEngine, req: Any) -> Any:
     """Queue ``req``, which binds it to the namespace of its KV. Return its chunk state."""
     state = attached(req).documents = engine.new_request(req)
-    scheduler.request_queued(scheduler_of(engine), req)
+    scheduler.set_extra_key(scheduler_of(engine), req)
     return state
 
 

@@ -10,7 +10,7 @@ from canopy_documents.fuse.selectors import frequency
 from canopy_documents.server import engine as engines
 from canopy_documents.server import forward as forwards
 from canopy_documents.server.engine import DocumentEngine
-from canopy_documents.server.options import Options
+from canopy_documents.server.options import ReuseOptions
 from canopy_kernel import attention, rope_scatter
 from support.document_engine import Tokenizer, bare_runner, pool_runner, prompt, queue_req, request
 from support.separate_device import DeviceTensor, SeparateDevice, unwrap
@@ -125,7 +125,7 @@ def pool_engine(model, monkeypatch, put, **options) -> DocumentEngine:
     keys, values = (torch.randn(size, generator=generator) for _ in range(2))
     keys, values = [put(x.clone()) for x in keys], [put(x.clone()) for x in values]
     runner = pool_runner(shape, keys, values, **vars(bare_runner()))
-    engine = DocumentEngine(runner, Options(memory_mb=64, **options), Tokenizer())
+    engine = DocumentEngine(runner, ReuseOptions(memory_mb=64, **options), Tokenizer())
     runner.keys, runner.values = keys, values
     runner.canopy = engine
     return engine

@@ -3,7 +3,7 @@
 import torch
 
 from canopy_documents.fuse.encode import Encoder
-from canopy_documents.store.chunk import Chunk, FusedPrompt, Placed
+from canopy_documents.store.chunk import Chunk, FusedPrompt, PlacedChunk
 
 
 def encode(model, ids, prefix=()):
@@ -18,5 +18,6 @@ def flat_chunk(n=16):
 def prompt(model, ids, with_prefix=True):
     prefix = ids[:20].tolist() if with_prefix else ()
     return FusedPrompt(
-        ids, tuple(Placed(encode(model, ids[a : a + 60].tolist(), prefix), a) for a in (20, 80))
+        ids,
+        tuple(PlacedChunk(encode(model, ids[a : a + 60].tolist(), prefix), a) for a in (20, 80)),
     )

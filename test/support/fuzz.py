@@ -318,14 +318,14 @@ class WithDocuments(Fuzz):
         if number % (steps // 3) == 0:
             self.drain()
             # Hits of the store, which new weights replace.
-            hits = self.runner.canopy.counted()["store"]["hits"]
+            hits = self.runner.canopy.counters()["store"]["hits"]
             self.counts.update({f"documents_from_{tier}": hits[tier] for tier in ("host", "disk")})
             self.update(1 - self.version)
             self.counts["updates"] += 1
 
     def run_steps(self, steps: int, actions: dict[str, float]) -> dict[str, Any]:
         counts = super().run_steps(steps, actions)
-        document_counts = self.runner.canopy.counted()
+        document_counts = self.runner.canopy.counters()
         names = ("fused_requests", "kept_requests", "replanned_requests", "fallbacks")
         return counts | {name: document_counts[name] for name in names}
 

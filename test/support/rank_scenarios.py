@@ -218,16 +218,16 @@ def order_queue(rank: int, folder: Path) -> Any:
 def alternate_orders(rank: int, folder: Path) -> Any:
     """LRU and the policy take turns at the same requests, on ranks whose nodes lie at different
     addresses."""
-    from sglang_canopy.whatif.meter import Memory, Meter, MeterSetup
+    from sglang_canopy.whatif.meter import Meter, MeterSetup, TierTokens
 
     ballast = [object() for _ in range(1000 * rank)]
     tree = tree_of(rank, folder, policy="wa", floor=True)
     live, rng = tree.core.live, random.Random(7)
-    live.meter = Meter(MeterSetup(), Memory(live.device_tokens), "wa")
+    live.meter = Meter(MeterSetup(), TierTokens(live.device_tokens), "wa")
     hits, victims, running = [], [], []
     for i in range(240):
         if i % 40 == 20:
-            live.meter._floor.behind = not live.meter.behind
+            live.meter._floor.is_behind = not live.meter.is_behind
         prompt = [100 * rng.randrange(6) + token for token in range(2 * rng.randrange(1, 6))]
         request = tree.request(
             float(i),
@@ -238,7 +238,7 @@ def alternate_orders(rank: int, folder: Path) -> Any:
         )
         hits.append(tree.match(prompt))
         tree.core.requests.finish(request)
-        live.meter.ended(request, hits[-1])
+        live.meter.record_request(request, hits[-1])
         tree.insert(prompt, request)
         victims.append(tree.core.live.counters.victims.sum)
         running.append(live.running)

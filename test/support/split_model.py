@@ -16,7 +16,7 @@ from canopy_documents.fuse.fusion import fused_prefill
 from canopy_documents.fuse.rows import Stop
 from canopy_documents.fuse.selectors import make_selector
 from canopy_documents.quality.checker import answers_differ
-from canopy_documents.store.chunk import FusedPrompt, Placed
+from canopy_documents.store.chunk import FusedPrompt, PlacedChunk
 from support.fused_prompts import encode
 
 RANKS, PREFIX, CHUNK, TAIL = 2, 12, 50, 9
@@ -79,7 +79,9 @@ def prompt_of_three(model) -> FusedPrompt:
     chunks = [encode(model, ids[a : a + CHUNK].tolist(), prefix.tolist()) for a in starts]
     order = [chunks[i] for i in (2, 0, 1)]
     whole = torch.cat([prefix, *(torch.tensor(c.ids) for c in order), ids[-TAIL:]])
-    return FusedPrompt(whole, tuple(Placed(c, PREFIX + i * CHUNK) for i, c in enumerate(order)))
+    return FusedPrompt(
+        whole, tuple(PlacedChunk(c, PREFIX + i * CHUNK) for i, c in enumerate(order))
+    )
 
 
 def fuse(model, selector: str):

@@ -29,8 +29,8 @@ def row_of(tree: LiveTree, category: str = "chat"):
 
 def test_a_refined_label_counts_for_its_category() -> None:
     counters = Counters()
-    counters.served("chat|end|turn1", 10, (4, 0, 0))
-    counters.served("chat|tool", 10, (0, 5, 1))
+    counters.record_request("chat|end|turn1", 10, (4, 0, 0))
+    counters.record_request("chat|tool", 10, (0, 5, 1))
     (only,) = counters.rows()
     assert only.category == "chat"
     assert (only.requests, only.prompt_tokens, only.misses) == (2, 20, 10)
@@ -38,7 +38,7 @@ def test_a_refined_label_counts_for_its_category() -> None:
 
 
 def count_request(counters: Counters, name: str, tenant: str | None) -> str:
-    counters.served(name, 10, (4, 0, 0), tenant)
+    counters.record_request(name, 10, (4, 0, 0), tenant)
     return counters.category_of(name)
 
 
@@ -93,12 +93,12 @@ def test_history_has_a_point_every_five_seconds_and_a_last_minute() -> None:
     for second in range(131):
         history.add(second, 0.0, {"prompts": 10 * second, "hits": {"device": 4 * second}})
     minute = {"time_unix_s": 0.0, "prompts": 600, "hits": {"device": 240}}
-    assert history.last(60.0) == minute
+    assert history.over_last(60.0) == minute
     assert len(history.points()) == 130 // POINT_S
     assert all((p["prompts"], p["hits"]) == (50, {"device": 20}) for p in history.points())
     for second in range(131, 200):
         history.add(second, 0.0, {"prompts": 1300, "hits": {"device": 520, "host": 0}})
-    assert history.last(60.0)["prompts"] == history.points()[-1]["prompts"] == 0
+    assert history.over_last(60.0)["prompts"] == history.points()[-1]["prompts"] == 0
 
 
 def test_the_status_counts_held_tokens_by_category() -> None:
@@ -189,7 +189,7 @@ def test_series_follow_the_counters_and_never_count_twice(series_values, registr
     reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
     tree.serve([1, *range(70)], 1.0, category="chat")
     tree.serve([2, *range(70)], 5.0, category="agent")
-    tree.core.live.counters.served("chat", 71, (0, 0, 0))
+    tree.core.live.counters.record_request("chat", 71, (0, 0, 0))
     for _ in range(3):
         reporter.report()
     rank = ("dp_rank", "0")
@@ -199,7 +199,7 @@ def test_series_follow_the_counters_and_never_count_twice(series_values, registr
     assert series["canopy:miss_tokens_total", frozenset({rank, chat})] == 71
     evicted = frozenset({rank, device, chat, ("reason", "capacity")})
     assert series["canopy:evicted_tokens_total", evicted] == 42
-    tree.core.live.counters.served("chat", 71, (70, 0, 0))
+    tree.core.live.counters.record_request("chat", 71, (70, 0, 0))
     reporter.report()
     assert series_values()["canopy:requests_total", frozenset({rank, chat})] == 2
     assert series_values()["canopy:hit_tokens_total", frozenset({rank, device, chat})] == 70

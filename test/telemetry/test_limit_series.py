@@ -35,7 +35,7 @@ def send_over_hints(
         tip.sender = tenant if sender is None else sender
         records.note_tip(tip, over=number < right + wrong)
         if number >= right:
-            records.continued(tip, number + 1.0)
+            records.judge_hints(tip, number + 1.0)
 
 
 def test_tenants_with_true_and_with_false_hints_are_distinguished() -> None:

@@ -243,4 +243,4 @@ def test_presets_meet_the_published_numbers(name: str) -> None:
     for row in rows:
         print(f"{row.name:36} published {row.published:32} got {row.got:.4g}")
     assert all(row.got is not None for row in rows)
-    assert [row.name for row in rows if not row.met] == []
+    assert [row.name for row in rows if not row.is_met] == []

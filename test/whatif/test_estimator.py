@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from sglang_canopy.whatif.estimator import HitRatioEstimator
 from sglang_canopy.whatif.meter import LRU, NOW
-from sglang_canopy.whatif.sampled_caches import Sample, SampledCaches
-from sglang_canopy.whatif.total import added_up, in_words
+from sglang_canopy.whatif.sampled_caches import SampledCaches, ShadowResult
+from sglang_canopy.whatif.total import added_up, describe_total
 
 BLOCK = 16  # tokens
 
@@ -23,12 +23,12 @@ def fill(estimator, one_in, seed, requests=400):
         reach = draw.choice((5, 10, 20))
         gained_blocks += reach - 5
         estimator.serve(0.0, 20 * BLOCK, 5 * BLOCK, 15 * BLOCK)
-        blocks = sampler.sampled(path)
+        blocks = sampler.sampled_blocks(path)
         if blocks:
-            hit_blocks = len(sampler.sampled(path[:5]))
-            arm_blocks = len(sampler.sampled(path[:reach]))
+            hit_blocks = len(sampler.sampled_blocks(path[:5]))
+            arm_blocks = len(sampler.sampled_blocks(path[:reach]))
             stands_for = BLOCK * one_in
-            sample = Sample(
+            sample = ShadowResult(
                 tuple(blocks),
                 len(blocks) * stands_for,
                 {"arm": arm_blocks},
@@ -69,7 +69,9 @@ def test_a_prefix_hit_by_every_cache_changes_no_estimate():
             estimator.serve(0.0, 40 * BLOCK, 30 * BLOCK, 10 * BLOCK)
             blocks = (7, *(random.Random(1).randrange(1 << 62) for _ in range(5)))[1 - hot :]
             hits, tokens = hot, len(blocks) * 2 * BLOCK
-            sample = Sample(blocks, tokens, {"arm": hits + 2}, {"arm": (hits + 2) * 2 * BLOCK})
+            sample = ShadowResult(
+                blocks, tokens, {"arm": hits + 2}, {"arm": (hits + 2) * 2 * BLOCK}
+            )
             estimator.sample(sample, hits, hits, BLOCK, 2)
         leads.append(estimator.lead("arm"))
     assert leads[0] == pytest.approx(leads[1]) == pytest.approx(0.1)
@@ -94,7 +96,7 @@ def test_a_block_that_is_won_and_then_lost_again_adds_no_sampling_error():
 
     def add(blocks, hit, control, arm):
         estimator.serve(0.0, 2 * BLOCK, hit * 2 * BLOCK, (1 - hit) * 2 * BLOCK)
-        sample = Sample(blocks, 2 * BLOCK, {"arm": arm}, {"arm": arm * 2 * BLOCK})
+        sample = ShadowResult(blocks, 2 * BLOCK, {"arm": arm}, {"arm": arm * 2 * BLOCK})
         estimator.sample(sample, control, hit, BLOCK, 2)
 
     add((first,), 1, 0, 1)
@@ -144,6 +146,6 @@ def test_replicas_are_weighted_by_their_samples():
     assert [arm["hit_ratio"] for arm in total["arms"]] == pytest.approx([0.5, 0.6])
     assert total["arms"][0]["tokens"] == 300
     assert total["undecided"] is None
-    assert in_words(total) == "canopy-lru hits 50.0 %, wa would hit 60.0 ± 4.0 %"
+    assert describe_total(total) == "canopy-lru hits 50.0 %, wa would hit 60.0 ± 4.0 %"
     assert added_up([]) is None
     assert added_up([stats(0.0, 0, 0.0)])["hit_ratio"] == 0.0

@@ -17,11 +17,11 @@ HITS = st.lists(st.tuples(st.integers(0, TOKENS), st.integers(0, TOKENS)), max_s
 def test_the_loss_before_lru_ranks_is_bounded(hits):
     floor, lost_tokens, tokens = Floor(CAPACITY), 0, 0
     for policy, lru in hits:
-        if floor.behind:
+        if floor.is_behind:
             break
         lost_tokens, tokens = lost_tokens + lru - policy, tokens + TOKENS
         floor.compare(policy, lru, TOKENS)
-        if not floor.behind:
+        if not floor.is_behind:
             assert lost_tokens <= SLACK * CAPACITY + SHARE * tokens
     assert lost_tokens <= SLACK * CAPACITY + SHARE * tokens + TOKENS  # the request that showed it
 
@@ -31,7 +31,7 @@ def test_a_policy_that_is_never_worse_is_never_replaced(hits):
     floor = Floor(CAPACITY)
     for hit_a, hit_b in hits:
         floor.compare(max(hit_a, hit_b), min(hit_a, hit_b), TOKENS)
-        assert not floor.behind
+        assert not floor.is_behind
 
 
 @pytest.mark.parametrize("doubt", [0.0, 0.02])
@@ -40,7 +40,7 @@ def test_requests_without_a_difference_do_not_raise_the_allowed_loss(doubt):
         floor, lost = Floor(CAPACITY), 0
         for _ in range(equal):
             floor.compare(TOKENS // 2, TOKENS // 2, TOKENS, doubt)
-        while not floor.behind:
+        while not floor.is_behind:
             floor.compare(TOKENS // 2 - 10, TOKENS // 2, TOKENS, doubt)
             lost += 10
         return lost
@@ -51,11 +51,11 @@ def test_requests_without_a_difference_do_not_raise_the_allowed_loss(doubt):
 def test_requests_without_a_difference_do_not_raise_the_required_gain():
     def gained_before_the_policy_ranks(equal):
         floor, gained = Floor(CAPACITY), 0
-        while not floor.behind:
+        while not floor.is_behind:
             floor.compare(0, TOKENS, TOKENS)
         for _ in range(equal):
             floor.compare(TOKENS // 2, TOKENS // 2, TOKENS)
-        while floor.behind:
+        while floor.is_behind:
             floor.compare(TOKENS // 2 + 10, TOKENS // 2, TOKENS)
             gained += 10
         return gained
@@ -68,15 +68,15 @@ def test_a_loss_within_the_share_is_tolerated_for_ever():
     floor = Floor(CAPACITY)
     for request in range(200_000):
         floor.compare(TOKENS // 2, TOKENS // 2 + (request % 21 == 0), TOKENS)  # 0.048 points
-    assert not floor.behind
+    assert not floor.is_behind
 
 
 def test_a_policy_ranks_again_once_its_shadow_cache_is_ahead():
     floor, requests = Floor(CAPACITY), 0
     for _ in range(10_000):
         floor.compare(0, TOKENS, TOKENS)
-    assert floor.behind
-    while floor.behind:
+    assert floor.is_behind
+    while floor.is_behind:
         floor.compare(TOKENS, 0, TOKENS)
         requests += 1
     assert requests < (CREDIT + 5 * SLACK) * CAPACITY / TOKENS
@@ -86,7 +86,7 @@ def test_gains_are_credit_and_the_credit_is_bounded():
     floor, requests = Floor(CAPACITY), 0
     for _ in range(10_000):
         floor.compare(TOKENS, 0, TOKENS)
-    while not floor.behind:
+    while not floor.is_behind:
         floor.compare(0, TOKENS, TOKENS)
         requests += 1
     fewest, most = (CREDIT * CAPACITY / TOKENS, (CREDIT + 2 * SLACK) * CAPACITY / TOKENS)
@@ -109,14 +109,14 @@ def test_an_uncertain_sample_needs_a_larger_loss():
     for _ in range(40):
         sure.compare(90, TOKENS, TOKENS)
         unsure.compare(90, TOKENS, TOKENS, doubt=0.1)
-    assert sure.behind
-    assert not unsure.behind
+    assert sure.is_behind
+    assert not unsure.is_behind
 
 
 def test_losses_and_gains_do_not_count_after_a_change():
     def requests_until(is_behind, floor, policy, lru):
         requests = 0
-        while floor.behind != is_behind:
+        while floor.is_behind != is_behind:
             floor.compare(policy, lru, TOKENS)
             requests += 1
         return requests

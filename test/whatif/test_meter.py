@@ -12,9 +12,9 @@ from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request
 from sglang_canopy.whatif.floor import Floor
-from sglang_canopy.whatif.meter import LRU, NOW, TIMED, Memory, Meter, MeterSetup, ShadowArm
+from sglang_canopy.whatif.meter import LRU, NOW, TIMED, Meter, MeterSetup, ShadowArm, TierTokens
 from sglang_canopy.whatif.sampled_caches import MIN_BLOCKS, Origins
-from sglang_canopy.whatif.total import added_up, in_words
+from sglang_canopy.whatif.total import added_up, describe_total
 
 BLOCK = 16  # tokens
 
@@ -46,7 +46,7 @@ def serve(policy, blocks, seed, meter=None, **options):
         tokens = tree.access(request) * BLOCK
         hit_tokens, prompt_tokens = hit_tokens + tokens, prompt_tokens + request.prompt_tokens
         if meter is not None:
-            meter.ended(request, tokens)
+            meter.record_request(request, tokens)
     return hit_tokens / prompt_tokens
 
 
@@ -63,7 +63,7 @@ def shadow_hits(meter, policy, capacity):
 @given(st.integers(0, 10_000), st.integers(20, 200))
 def test_with_all_blocks_sampled_the_meter_equals_the_simulation(seed, blocks):
     setup = MeterSetup((LRU, "wa"), (1.0, 2.0, 0.5), memory_s=math.inf)
-    meter = Meter(setup, Memory(blocks * BLOCK), "canopy-lru")
+    meter = Meter(setup, TierTokens(blocks * BLOCK), "canopy-lru")
     serve("lru", blocks, seed, meter)
     for name in ("lru", "wa"):
         for factor, capacity in ((1, NOW), (2, "device x2"), (0.5, "device x0.5")):
@@ -94,9 +94,9 @@ def estimate_errors(one_in, seed):
         tree = RadixTree(make_policy("lru"), factor * blocks, BLOCK)
         hit_tokens[factor] = [tree.access(request) * BLOCK for request in requests]
     setup = MeterSetup((LRU,), (1.0, 2.0), one_in, memory_s=math.inf)
-    meter = Meter(setup, Memory(blocks * BLOCK), LRU)
+    meter = Meter(setup, TierTokens(blocks * BLOCK), LRU)
     for request, tokens in zip(requests, hit_tokens[1]):
-        meter.ended(request, tokens)
+        meter.record_request(request, tokens)
     true_ratio = sum(hit_tokens[2]) / sum(request.prompt_tokens for request in requests)
     row = meter.rows()[1]
     assert row["capacity"] == "device x2"
@@ -119,19 +119,21 @@ def test_the_stated_error_covers_the_real_one():
 @pytest.mark.parametrize(("policy", "floor"), [("wa", True), ("canopy-tlru", False)])
 def test_a_meter_without_a_floor_states_none(policy, floor):
     configs = {"canopy-tlru": {"threshold_tokens": 100}}
-    meter = Meter(MeterSetup((LRU,), configs=configs, floor=floor), Memory(60 * BLOCK), policy)
+    meter = Meter(MeterSetup((LRU,), configs=configs, floor=floor), TierTokens(60 * BLOCK), policy)
     for _, request in chat_turns(3):
-        meter.ended(request, 0)
+        meter.record_request(request, 0)
     assert (meter.stats()["floor"] is not None) == floor
-    assert not meter.behind or floor
+    assert not meter.is_behind or floor
 
 
 def test_timed_requests_stand_for_all(monkeypatch):
     ticks = iter(range(10_000))
     monkeypatch.setattr(time, "thread_time", lambda: float(next(ticks)))
-    meter, spent = Meter(MeterSetup((LRU,)), Memory(60 * BLOCK), LRU), []
+    meter, spent = Meter(MeterSetup((LRU,)), TierTokens(60 * BLOCK), LRU), []
     for i in range(2 * TIMED):
-        meter.ended(Request(time=float(i), path=(i,), block_tokens=BLOCK, prompt_tokens=BLOCK), 0)
+        meter.record_request(
+            Request(time=float(i), path=(i,), block_tokens=BLOCK, prompt_tokens=BLOCK), 0
+        )
         spent.append(meter.spent_s)
     assert spent == [0.0] * (TIMED - 1) + [float(TIMED)] * TIMED + [2.0 * TIMED]
 
@@ -140,10 +142,10 @@ def test_the_floor_tolerates_two_standard_errors_of_the_sample(monkeypatch):
     doubts = []
     monkeypatch.setattr(Floor, "compare", lambda _floor, *arguments: doubts.append(arguments[3]))
     setup = MeterSetup((LRU, "threshold-lru"), one_in=4, configs=CONFIGS)
-    meter, stated = Meter(setup, Memory(4 * MIN_BLOCKS * BLOCK), "threshold-lru"), []
+    meter, stated = Meter(setup, TierTokens(4 * MIN_BLOCKS * BLOCK), "threshold-lru"), []
     for _, request in chat_turns(3, conversations=200):
         old_count = len(doubts)
-        meter.ended(request, 0)
+        meter.record_request(request, 0)
         if len(doubts) > old_count:
             stated.append(meter._estimator.sampling_error(ShadowArm(LRU, NOW)))
     assert max(stated) > 0.0
@@ -152,9 +154,9 @@ def test_the_floor_tolerates_two_standard_errors_of_the_sample(monkeypatch):
 
 def test_every_estimate_builds_on_the_servers_own_hits():
     """The server hits a tenth of the shadow cache, and so would every other arm."""
-    meter = Meter(MeterSetup((LRU,), (1.0, 4.0)), Memory(60 * BLOCK), LRU)
+    meter = Meter(MeterSetup((LRU,), (1.0, 4.0)), TierTokens(60 * BLOCK), LRU)
     for _, request in chat_turns(3):
-        meter.ended(request, 0)
+        meter.record_request(request, 0)
     rows = {(row["policy"], row["capacity"]): row for row in meter.rows()}
     assert rows[LRU, NOW]["hit_ratio"] == 0.0
     assert rows[LRU, NOW]["running"]
@@ -167,9 +169,9 @@ def test_a_hit_inside_a_block_leaves_the_whole_block_missed():
     """A shadow cache hits whole blocks, so the server's partial hits must not scale its lead down."""
     leads = []
     for partial_hit in (0, BLOCK - 1):
-        meter = Meter(MeterSetup((LRU,), (1.0, 4.0)), Memory(60 * BLOCK), LRU)
+        meter = Meter(MeterSetup((LRU,), (1.0, 4.0)), TierTokens(60 * BLOCK), LRU)
         for _, request in chat_turns(3):
-            meter.ended(request, partial_hit)
+            meter.record_request(request, partial_hit)
         large = next(row for row in meter.rows() if row["capacity"] == "device x4")
         leads.append(large["hit_ratio"] - meter.stats()["hit_ratio"])
     assert leads[1] == pytest.approx(leads[0], abs=3e-5)
@@ -177,9 +179,9 @@ def test_a_hit_inside_a_block_leaves_the_whole_block_missed():
 
 
 def test_an_sglang_policy_without_an_equal_is_compared_by_sampled_hits():
-    meter = Meter(MeterSetup((LRU,), (1.0,)), Memory(60 * BLOCK), "priority")
+    meter = Meter(MeterSetup((LRU,), (1.0,)), TierTokens(60 * BLOCK), "priority")
     for _, request in chat_turns(3):
-        meter.ended(request, request.prompt_tokens // BLOCK // 2 * BLOCK)
+        meter.record_request(request, request.prompt_tokens // BLOCK // 2 * BLOCK)
     (row,) = meter.rows()
     assert row["hit_ratio"] == pytest.approx(row["sampled_hit_ratio"], abs=0.01)
     assert meter.stats()["hit_ratio"] == pytest.approx(0.48, abs=0.02)
@@ -189,20 +191,20 @@ def test_an_sglang_policy_without_an_equal_is_compared_by_sampled_hits():
 
 
 def test_capacities_are_multiples_of_the_host_if_there_is_one():
-    assert Memory(100).total(2.0) == 200
-    assert Memory(100, 300).total(2.0) == 600
-    assert Memory(100, 300, exclusive=True).total(2.0) == 700
-    assert Memory(100, 50).total() == 100
-    assert Memory(100, 300).label(2.0) == "host x2"
-    assert Memory(100).label(0.5) == "device x0.5"
-    assert Memory(100).label(1.0) == NOW
+    assert TierTokens(100).total(2.0) == 200
+    assert TierTokens(100, 300).total(2.0) == 600
+    assert TierTokens(100, 300, exclusive=True).total(2.0) == 700
+    assert TierTokens(100, 50).total() == 100
+    assert TierTokens(100, 300).label(2.0) == "host x2"
+    assert TierTokens(100).label(0.5) == "device x0.5"
+    assert TierTokens(100).label(1.0) == NOW
 
 
 # ---- the running policy changes ----
 
 
 def test_another_running_policy_restarts_the_estimates():
-    meter = Meter(MeterSetup(), Memory(60 * BLOCK), LRU)
+    meter = Meter(MeterSetup(), TierTokens(60 * BLOCK), LRU)
     serve("lru", 60, 5, meter)
     old_blocks = meter.caches.blocks()
     meter.restart("wa")
@@ -229,22 +231,24 @@ def mixed_requests(steps, hot_blocks=4, new_blocks=6, period=2):
 
 
 def test_lru_ranks_while_the_policy_is_behind_it_and_no_longer():
-    meter = Meter(MeterSetup((LRU,), (1.0,), configs=CONFIGS), Memory(12 * BLOCK), "threshold-lru")
+    meter = Meter(
+        MeterSetup((LRU,), (1.0,), configs=CONFIGS), TierTokens(12 * BLOCK), "threshold-lru"
+    )
     for request in mixed_requests(800):
-        meter.ended(request, 0)
-    assert meter.behind
+        meter.record_request(request, 0)
+    assert meter.is_behind
     meter.restart(LRU)
     for request in mixed_requests(800, hot_blocks=8, new_blocks=2, period=4):
         request.time += 800.0
-        meter.ended(request, 0)
-    assert not meter.behind
+        meter.record_request(request, 0)
+    assert not meter.is_behind
 
 
 def test_a_policy_with_other_options_is_compared_as_it_runs():
     setup = MeterSetup((LRU, "threshold-lru"), (1.0,), configs=CONFIGS)
-    meter = Meter(setup, Memory(12 * BLOCK), "threshold-lru")
+    meter = Meter(setup, TierTokens(12 * BLOCK), "threshold-lru")
     for request in mixed_requests(800):
-        meter.ended(request, 0)
+        meter.record_request(request, 0)
     running, lru = (shadow_hits(meter, name, NOW) for name in ("threshold-lru", LRU))
     assert (running, lru) == (0.0, pytest.approx(0.4, abs=0.01))
     old_blocks = meter.caches.blocks()
@@ -257,52 +261,52 @@ def test_a_policy_with_other_options_is_compared_as_it_runs():
 
 
 def test_a_few_requests_decide_nothing():
-    meter = Meter(MeterSetup(), Memory(12 * BLOCK), LRU)
+    meter = Meter(MeterSetup(), TierTokens(12 * BLOCK), LRU)
     for request in mixed_requests(5):
-        meter.ended(request, 0)
-    assert meter.undecided == "too few requests: 5 of 200"
-    assert "too few requests" in in_words(added_up([meter.stats()]))
+        meter.record_request(request, 0)
+    assert meter.undecided_reason == "too few requests: 5 of 200"
+    assert "too few requests" in describe_total(added_up([meter.stats()]))
 
 
 def test_without_evictions_the_meter_is_undecided():
-    meter = Meter(MeterSetup(), Memory(10**4 * BLOCK), LRU)
+    meter = Meter(MeterSetup(), TierTokens(10**4 * BLOCK), LRU)
     for request in mixed_requests(300):
-        meter.ended(request, 0)
-    assert meter.undecided == "the cache has not filled: nothing to win"
+        meter.record_request(request, 0)
+    assert meter.undecided_reason == "the cache has not filled: nothing to win"
 
 
 def test_a_sample_that_leaves_too_few_blocks_decides_nothing(monkeypatch):
     """A policy fell below the floor in shadow caches of a few blocks."""
     setup = MeterSetup((LRU,), (1.0,), one_in=8, configs=CONFIGS)
-    meter = Meter(setup, Memory(8 * (MIN_BLOCKS - 1) * BLOCK), "threshold-lru")
+    meter = Meter(setup, TierTokens(8 * (MIN_BLOCKS - 1) * BLOCK), "threshold-lru")
     compared = []
     monkeypatch.setattr(Floor, "compare", lambda *arguments: compared.append(arguments))
     for request in mixed_requests(400, hot_blocks=40, new_blocks=60):
-        meter.ended(request, 0)
+        meter.record_request(request, 0)
     assert meter.caches.sampled_requests > 300
     assert not compared
-    assert meter.undecided.startswith("too small a sample")
+    assert meter.undecided_reason.startswith("too small a sample")
     assert meter.stats()["too_small"] == ["threshold-lru now", "canopy-lru now"]
 
 
 def test_an_arm_with_too_few_blocks_is_not_reported():
-    meter = Meter(MeterSetup((LRU,), (1.0, 1 / 64), one_in=2), Memory(1_000 * BLOCK), LRU)
+    meter = Meter(MeterSetup((LRU,), (1.0, 1 / 64), one_in=2), TierTokens(1_000 * BLOCK), LRU)
     for request in mixed_requests(1_000):
-        meter.ended(request, 0)
+        meter.record_request(request, 0)
     assert [row["capacity"] for row in meter.rows()] == [NOW]
     assert meter.stats()["too_small"] == ["canopy-lru device x0.015625"]
-    assert meter.undecided is None
+    assert meter.undecided_reason is None
 
 
 def test_an_estimate_of_few_requests_has_a_wide_interval():
     errors = []
     for requests in (300, 3000):
         meter = Meter(
-            MeterSetup(("threshold-lru", LRU), (1.0,), configs=CONFIGS), Memory(12 * BLOCK), LRU
+            MeterSetup(("threshold-lru", LRU), (1.0,), configs=CONFIGS), TierTokens(12 * BLOCK), LRU
         )
         for request in mixed_requests(requests):
-            meter.ended(request, 0)
-        assert meter.undecided is None
+            meter.record_request(request, 0)
+        assert meter.undecided_reason is None
         (longer,) = (row for row in meter.rows() if row["policy"] == "threshold-lru")
         assert longer["sampling_error"] == 0.0
         errors.append(longer["standard_error"])
@@ -317,7 +321,7 @@ def test_an_estimate_of_few_requests_has_a_wide_interval():
 def test_two_ranks_with_equal_requests_give_equal_estimates(seed):
     stats_by_rank = []
     for _ in range(2):
-        meter = Meter(MeterSetup(one_in=2), Memory(60 * BLOCK), LRU)
+        meter = Meter(MeterSetup(one_in=2), TierTokens(60 * BLOCK), LRU)
         serve("lru", 60, seed, meter)
         stats = meter.stats()
         del stats["spent_s"]
@@ -342,14 +346,17 @@ def test_origins_are_bounded_and_those_used_last_stay():
 
 
 def test_the_meter_reports_uncounted_requests_and_keeps_the_count_across_a_change():
-    meter = Meter(MeterSetup((LRU, "wa")), Memory(64 * BLOCK), LRU)
+    meter = Meter(MeterSetup((LRU, "wa")), TierTokens(64 * BLOCK), LRU)
     requests = [request for _, request in chat_turns(3)][:30]
     for request in requests:
-        meter.ended(request, 0)
+        meter.record_request(request, 0)
     for second in range(7):
         short = Request(time=1e4 + second, path=(), block_tokens=BLOCK, prompt_tokens=BLOCK - 1)
-        meter.ended(short, 0)
-    assert meter.undecided == "too few requests: 30 of 200 (7 shorter than a block do not count)"
+        meter.record_request(short, 0)
+    assert (
+        meter.undecided_reason
+        == "too few requests: 30 of 200 (7 shorter than a block do not count)"
+    )
     meter.restart(LRU)
-    meter.ended(Request(time=2e4, path=(1, 2), block_tokens=BLOCK, prompt_tokens=32), 0)
-    assert "1 of 200 (30 counted before the order changed, 7 shorter" in meter.undecided
+    meter.record_request(Request(time=2e4, path=(1, 2), block_tokens=BLOCK, prompt_tokens=32), 0)
+    assert "1 of 200 (30 counted before the order changed, 7 shorter" in meter.undecided_reason

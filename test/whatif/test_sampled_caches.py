@@ -80,7 +80,7 @@ def test_the_sample_is_fixed_by_the_size_of_the_caches(blocks, one_in):
 
 
 def test_a_smaller_sample_is_a_subset_of_a_larger_one():
-    one_in_2, one_in_16 = (set(SampledCaches(n).sampled(range(1000))) for n in (2, 16))
+    one_in_2, one_in_16 = (set(SampledCaches(n).sampled_blocks(range(1000))) for n in (2, 16))
     assert one_in_16 < one_in_2
     assert 30 < len(one_in_16) < 100
 
@@ -89,7 +89,9 @@ def test_a_smaller_sample_is_a_subset_of_a_larger_one():
 def test_a_path_is_sampled_as_each_of_its_blocks_is(path, one_in, power):
     for n in (one_in, 2**power):
         caches = SampledCaches(n)
-        assert caches.sampled(path) == [block for block in path if block_number(block) % n == 0]
+        assert caches.sampled_blocks(path) == [
+            block for block in path if block_number(block) % n == 0
+        ]
 
 
 def test_common_prefixes_are_sampled_like_other_blocks():
@@ -101,7 +103,7 @@ def test_common_prefixes_are_sampled_like_other_blocks():
         path = (*range(400), *(1000 * (step + 1) + i for i in range(4)))
         last = serve_ended(caches, (float(step), path, step)) or last
     assert caches.blocks()["lru"] == 500 // 8
-    shared = len(caches.sampled(range(400)))
+    shared = len(caches.sampled_blocks(range(400)))
     assert 40 <= shared <= 60
     # All shared blocks of the sample, from the second request on.
     assert last.hit_blocks["lru"] >= shared

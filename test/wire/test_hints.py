@@ -15,7 +15,7 @@ from sglang_canopy.wire.hints import (
     TENANT_BURST,
     TENANT_PER_S,
     TooManyHints,
-    Waiting,
+    WaitingHints,
     deliver,
     pack,
     unpack,
@@ -32,7 +32,7 @@ def over_hint(conversation: str, salt: str | None = None) -> dict:
 
 @pytest.fixture
 def waiting():
-    return Waiting()
+    return WaitingHints()
 
 
 def test_the_last_hint_of_a_conversation_counts(waiting) -> None:
@@ -79,7 +79,7 @@ def test_a_later_hint_does_not_shorten_a_keep_that_waits(waiting, later: dict) -
 )
 def test_an_empty_or_unknown_hint_is_refused(hint: object) -> None:
     with pytest.raises(CanopyError):
-        Waiting().add(hint, 0.0)
+        WaitingHints().add(hint, 0.0)
 
 
 def test_a_tenant_that_floods_is_refused_and_others_are_not(waiting) -> None:
@@ -120,7 +120,7 @@ def test_hints_that_could_not_be_sent_wait_again_unless_newer_ones_came(waiting)
 
 
 def test_all_waiting_hints_are_sent_with_those_that_arrive_meanwhile() -> None:
-    waiting, messages = Waiting(), []
+    waiting, messages = WaitingHints(), []
     for i in range(150):
         waiting.add(over_hint(f"c{i}", "ab"[i % 2]), 1.0)
 
@@ -136,7 +136,7 @@ def test_all_waiting_hints_are_sent_with_those_that_arrive_meanwhile() -> None:
 
 
 def test_hints_during_a_pause_are_one_message() -> None:
-    waiting, counts = Waiting(), []
+    waiting, counts = WaitingHints(), []
     waiting.add(over_hint("first"), 1.0)
 
     async def send(key: str) -> None:

@@ -6,15 +6,15 @@ from typing import Any
 
 from sglang_canopy.server.scheduler import arrivals
 from sglang_canopy.wire import messages
-from sglang_canopy.wire.messages import DOCUMENTS, HINTS, KINDS, TIME, kind_of
+from sglang_canopy.wire.messages import DOCUMENTS, HINTS, KINDS, TIME, parse_kind
 
 
 def test_every_kind_has_its_own_prefix_and_a_handler() -> None:
     prefixes = [kind.prefix for kind in KINDS]
-    assert all(kind_of(prefix) is kind for prefix, kind in zip(prefixes, KINDS, strict=True))
+    assert all(parse_kind(prefix) is kind for prefix, kind in zip(prefixes, KINDS, strict=True))
     assert len(set(prefixes)) == len(prefixes)
-    assert kind_of("pp_max_micro_batch_size") is None
-    assert kind_of(7) is None
+    assert parse_kind("pp_max_micro_batch_size") is None
+    assert parse_kind(7) is None
     kinds = [
         kind for kind in KINDS if kind is not DOCUMENTS
     ]  # the documents' plugin has its own handler

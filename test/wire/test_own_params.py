@@ -118,5 +118,5 @@ def test_a_forged_forced_output_is_ignored() -> None:
     for value in (7, "text", {"a": 1}, [1.5], [[1]], [-1], None):
         req = request_with({forced_output.KEY: value})
         req.rid, req.origin_input_ids = "r", (1,)
-        forced_output.request_queued(None, scheduler, req)
+        forced_output.record_forced_request(None, scheduler, req)
         assert req.rid not in forced_output.running

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
-from canopy_documents.fuse.model import Enough
+from canopy_documents.fuse.model import ForwardEnd
 from canopy_documents.fuse.rows import RowsAttention
-from canopy_documents.fuse.selectors.base import Context, Selector, top
+from canopy_documents.fuse.selectors.base import Selector, SelectorInput, top
 from canopy_documents.store.device_copy import to_device
 
 WIDER = 1.5
@@ -32,18 +32,18 @@ class Filtering(RowsAttention):
 
     in_chunk: torch.Tensor | None = None
     sizes: tuple[int, int] = (0, 0)
-    kept: torch.Tensor | None = None
+    kept_rows: torch.Tensor | None = None
 
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
-        self.kept = None
+        self.kept_rows = None
         if layer in (1, 2):
             assert self.in_chunk is not None
             _, old = self.cache.read(layer, self.positions)
             off = (v.float() - old.float()).flatten(1).pow(2).sum(dim=1)
             off.masked_fill_(~self.in_chunk[self.positions], float("inf"))
-            self.kept = keep = top(off, self.sizes[layer - 1])
+            self.kept_rows = keep = top(off, self.sizes[layer - 1])
             self.positions, q, k, v = self.positions[keep], q[keep], k[keep], v[keep]
         return RowsAttention.__call__(self, layer, q, k, v)
 
@@ -54,11 +54,11 @@ class Deviation(Selector):
     name = "hkvd"
     reads_cache = True
 
-    def choose(self, context: Context) -> torch.Tensor:
+    def choose(self, context: SelectorInput) -> torch.Tensor:
         prompt, model, budget = context.prompt, context.model, context.budget
         inside = prompt.in_chunk()
         inside[len(inside) - 1] = False
-        others = int((~inside).sum()) - context.ready  # rows that are always kept
+        exact_rows = int((~inside).sum()) - context.ready  # rows that are always kept
         rows = torch.arange(context.ready, len(prompt), device=model.device)
         filtering = Filtering(
             context.cache,
@@ -66,9 +66,9 @@ class Deviation(Selector):
             model.shape.head_dim**-0.5,
             last=min(2, model.shape.layers - 1),
             in_chunk=to_device(inside, model.device),
-            sizes=(others + int(WIDER * budget), others + budget),
+            sizes=(exact_rows + int(WIDER * budget), exact_rows + budget),
         )
-        with contextlib.suppress(Enough):
+        with contextlib.suppress(ForwardEnd):
             model.forward(prompt.ids[rows], rows, filtering)
         return filtering.positions[to_device(inside, model.device)[filtering.positions]]
 
@@ -79,7 +79,7 @@ class Oracle(Selector):
     name = "oracle"
     reads_cache = True
 
-    def choose(self, context: Context) -> torch.Tensor:
+    def choose(self, context: SelectorInput) -> torch.Tensor:
         from canopy_documents.fuse.cache import dense_cache
         from canopy_documents.fuse.rows import prefill
         from comparators.prophetkv import over_chunks

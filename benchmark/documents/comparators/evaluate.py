@@ -151,34 +151,34 @@ def _row(
     """Return a row of the table; ``first``: the encoding that others are compared with."""
     encode, ratio, selector = variant
 
-    def measured_with(name: str, how: str = encode) -> list[dict[str, Any]]:
+    def examples_of(name: str, how: str = encode) -> list[dict[str, Any]]:
         key = (name, how, ratio)
         return [m for m in measured if (m["selector"], m["encode"], m["ratio"]) == key]
 
-    mine = measured_with(selector)
-    kl, kl_se = mean_se([m["kl"] for m in mine])
-    right = [m for m in mine if m["full_right"] and m["text"] is not None]
+    examples = examples_of(selector)
+    kl, kl_se = mean_se([m["kl"] for m in examples])
+    right = [m for m in examples if m["full_right"] and m["text"] is not None]
     row: dict[str, Any] = {
         "selector": selector,
         "encode": encode,
         "ratio": ratio,
-        "n": len(mine),
+        "n": len(examples),
         "kl": kl,
         "kl_se": kl_se,
-        "top1": mean_se([m["top1"] for m in mine])[0],
+        "top1": mean_se([m["top1"] for m in examples])[0],
         "retained": sum(m["right"] for m in right) / len(right) if right else None,
         "retained_n": len(right),
     }
     for name in ("ttft_s", "ttft_full_s", "tokens", "rows"):
-        row[name] = mean_se([float(m[name]) for m in mine])[0]
+        row[name] = mean_se([float(m[name]) for m in examples])[0]
     for name in ("f1", "f1_full", "rouge_l"):
-        values = [m[name] for m in mine if m[name] is not None]
+        values = [m[name] for m in examples if m[name] is not None]
         row[name] = mean_se(values)[0] if values else None
-    other = measured_with("random")
-    if other and selector != "random":
-        pairs = [a["kl"] - b["kl"] for a, b in zip(mine, other)]
+    random_examples = examples_of("random")
+    if random_examples and selector != "random":
+        pairs = [a["kl"] - b["kl"] for a, b in zip(examples, random_examples)]
         row["kl_minus_random"], row["kl_minus_random_se"] = mean_se(pairs)
     if encode != first:
-        pairs = [a["kl"] - b["kl"] for a, b in zip(mine, measured_with(selector, first))]
+        pairs = [a["kl"] - b["kl"] for a, b in zip(examples, examples_of(selector, first))]
         row["kl_minus_encode"], row["kl_minus_encode_se"] = mean_se(pairs)
     return row

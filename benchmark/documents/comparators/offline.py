@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from canopy_documents.fuse.selectors.base import Context, Offline, join
+from canopy_documents.fuse.selectors.base import Offline, SelectorInput, join
 from canopy_documents.fuse.selectors.frequency import layer_scores
 from canopy_documents.store.chunk import Chunk
 
@@ -55,6 +55,6 @@ class Epic(FirstTokens):
 
     name = "epic"
 
-    def choose(self, context: Context) -> torch.Tensor:
+    def choose(self, context: SelectorInput) -> torch.Tensor:
         placed = context.prompt.placed
         return join([torch.arange(p.start, min(p.start + EPIC_TOKENS, p.end)) for p in placed])

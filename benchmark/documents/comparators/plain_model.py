@@ -98,8 +98,8 @@ class PlainModel(Model):
         hidden = F.embedding(ids, self.embed)
         for i, layer in enumerate(self.layers):
             attended = attention(i, *self._project(layer, hidden, table))
-            if (kept := getattr(attention, "kept", None)) is not None:
-                hidden, table = hidden[kept], table[kept]
+            if (kept_rows := getattr(attention, "kept_rows", None)) is not None:
+                hidden, table = hidden[kept_rows], table[kept_rows]
             hidden = plus(
                 hidden, self.whole(F.linear(attended.flatten(1), layer.out)), layer.out_bias
             )

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from canopy_documents.fuse import rows as engine
-from canopy_documents.fuse.selectors.base import Context, Selector, best
+from canopy_documents.fuse import rows as row_forward
+from canopy_documents.fuse.selectors.base import Selector, SelectorInput, best
 from canopy_documents.store.chunk import FusedPrompt
 from canopy_documents.store.device_copy import to_device
 
@@ -22,12 +22,12 @@ class ProphetKV(Selector):
     name = "prophetkv"
     reads_cache = True
 
-    def choose(self, context: Context) -> torch.Tensor:
+    def choose(self, context: SelectorInput) -> torch.Tensor:
         scores = context_attention(context)
         return over_chunks(context.prompt, scores, context.budget)
 
 
-def context_attention(context: Context) -> torch.Tensor:
+def context_attention(context: SelectorInput) -> torch.Tensor:
     """``[prompt]`` attention of the question to what precedes it: a softmax over these keys alone,
     the mean over question tokens, heads and layers; 0 for the question itself."""
     model, prompt, cache = context.model, context.prompt, context.cache
@@ -51,7 +51,7 @@ def context_attention(context: Context) -> torch.Tensor:
         weight = torch.einsum("mhgd,nhd->mhgn", asked, keys.float()).softmax(dim=-1)
         score[:end] += weight.mean(dim=(0, 1, 2)) / shape.layers
 
-    engine.probe_rows(model, ids, rows, cache, shape.layers - 1, watch)
+    row_forward.probe_rows(model, ids, rows, cache, shape.layers - 1, watch)
     return model.whole(score)
 
 

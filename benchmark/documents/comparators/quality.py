@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from canopy_documents.fuse import rows as engine
+from canopy_documents.fuse import rows as row_forward
 from canopy_documents.fuse.cache import KVCache, dense_cache
 from canopy_documents.fuse.encode import Encoder
 from canopy_documents.fuse.fusion import fused_prefill
@@ -49,13 +49,13 @@ def reference_of(
     ids = torch.tensor(case.ids, device=model.device)
     cache = dense_cache(model, ids.numel() + max(FORCED, answer_tokens))
     start = time.perf_counter()
-    row = model.logits(engine.prefill(model, ids, cache.upto(ids.numel()))[-1:])
+    row = model.logits(row_forward.prefill(model, ids, cache.upto(ids.numel()))[-1:])
     ttft = time.perf_counter() - start
     logits, tokens = [row[0]], [int(row.argmax())]
     for step in range(FORCED - 1):
         at = ids.numel() + step
         last = torch.tensor(tokens[-1:], device=model.device)
-        row = model.logits(engine.prefill(model, last, cache.upto(at + 1), at))
+        row = model.logits(row_forward.prefill(model, last, cache.upto(at + 1), at))
         logits.append(row[0])
         tokens.append(int(row.argmax()))
     text = _continue(model, tokenizer, cache, ids.numel(), tokens, answer_tokens)
@@ -112,15 +112,15 @@ def measure(
     true = reference.logprobs
     kl = divergence(true, rows)
     agree = (rows.argmax(-1) == true.argmax(-1)).float()
-    at = first_difference(rows, reference.tokens, tokenizer.eos_token_id)
+    difference = first_difference(rows, reference.tokens, tokenizer.eos_token_id)
     text, margin = None, None
-    if at is not None:
-        token = int(rows[at].argmax())
-        margin = float(true[at, reference.tokens[at]] - true[at, token])
+    if difference is not None:
+        token = int(rows[difference].argmax())
+        margin = float(true[difference, reference.tokens[difference]] - true[difference, token])
     if generate:
         text = reference.text
-        begun = reference.tokens if at is None else [*reference.tokens[:at], token]
-        if at is not None or answer_tokens > FORCED:
+        begun = reference.tokens if difference is None else [*reference.tokens[:difference], token]
+        if difference is not None or answer_tokens > FORCED:
             text = _continue(model, tokenizer, cache, n, begun, answer_tokens)
     return {
         "kl": kl,
@@ -143,7 +143,7 @@ def forced_logprobs(
     forced = torch.tensor(tokens[:-1], dtype=torch.long, device=model.device)
     if not forced.numel():
         return first[None].log_softmax(-1)
-    rest = engine.prefill(model, forced, cache.upto(n + len(forced)), n)
+    rest = row_forward.prefill(model, forced, cache.upto(n + len(forced)), n)
     return torch.cat([first[None], model.logits(rest)]).log_softmax(-1)
 
 
@@ -169,7 +169,7 @@ def _continue(
 ) -> str:
     """Greedy text of at most ``count`` tokens from what was ``begun``, behind n tokens of the cache."""
     steps = greedy_steps(model, cache, n, begun, count, tokenizer.eos_token_id)
-    return text_of(tokenizer, engine.finish(steps))
+    return text_of(tokenizer, row_forward.finish(steps))
 
 
 def f1(text: str, answers: Iterable[str]) -> float:

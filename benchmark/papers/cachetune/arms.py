@@ -16,7 +16,7 @@ nothing."""
 
 
 @dataclass(frozen=True)
-class Arm:
+class ReuseArm:
     """One way to reuse. ``ratio`` 0: nothing is recomputed."""
 
     selector: str
@@ -48,10 +48,10 @@ NAMES = (
 first tokens as the others have, ProphetKV, ours."""
 
 QUALITY = (
-    *(Arm("random", 0.0, how) for how in (*ENCODINGS, "prefix")),
-    *(Arm(name, encode=how) for how in ENCODINGS for name in NAMES),
-    *(Arm("frequency", r, how) for how in ENCODINGS for r in RATIOS if r != RATIO),
-    Arm("question", encode="prefix"),
+    *(ReuseArm("random", 0.0, how) for how in (*ENCODINGS, "prefix")),
+    *(ReuseArm(name, encode=how) for how in ENCODINGS for name in NAMES),
+    *(ReuseArm("frequency", r, how) for how in ENCODINGS for r in RATIOS if r != RATIO),
+    ReuseArm("question", encode="prefix"),
 )
 """Figures 7, 9 and 10 behind BOS and behind nothing; an arm encoded behind the system text, this
 project's default."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from canopy_documents.fuse import rows as engine
+from canopy_documents.fuse import rows as row_forward
 from canopy_documents.fuse.cache import KVCache
 from canopy_documents.fuse.model import Model
 
@@ -20,24 +20,24 @@ class SideBySide:
     """Looks like one ``KVCache``. Rows i*m to (i+1)*m of a batch, m = ``len(at)``, belong to ``caches[i]``."""
 
     caches: Sequence[KVCache]
-    at: torch.Tensor
+    positions: torch.Tensor
     """``[m]`` positions, the same for every cache."""
 
     def write(self, layer: int, _: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        m = len(self.at)
+        m = len(self.positions)
         for cache, own_k, own_v in zip(self.caches, k.split(m), v.split(m)):
-            cache.write(layer, self.at, own_k, own_v)
+            cache.write(layer, self.positions, own_k, own_v)
 
     def attend(self, layer: int, q: torch.Tensor, _: torch.Tensor, scale: float) -> torch.Tensor:
         """``q [caches * m, heads, d]`` -> the same shape; each row over its own KV."""
-        parts = zip(self.caches, q.split(len(self.at)))
-        return torch.cat([cache.attend(layer, own, self.at, scale) for cache, own in parts])
+        parts = zip(self.caches, q.split(len(self.positions)))
+        return torch.cat([cache.attend(layer, own, self.positions, scale) for cache, own in parts])
 
 
 def side_by_side(
-    model: Model, caches: Sequence[KVCache], at: torch.Tensor, ids: torch.Tensor
+    model: Model, caches: Sequence[KVCache], positions: torch.Tensor, ids: torch.Tensor
 ) -> torch.Tensor:
     """Run ``ids [caches, m]`` at positions ``at [m]``; logits ``[caches, m, vocab]``."""
-    step = SideBySide(caches, at)
-    hidden = engine.run_rows(model, ids.flatten(), at.repeat(len(caches)), step)  # type: ignore[arg-type]
+    step = SideBySide(caches, positions)
+    hidden = row_forward.run_rows(model, ids.flatten(), positions.repeat(len(caches)), step)  # type: ignore[arg-type]
     return model.logits(hidden).unflatten(0, ids.shape)

@@ -25,11 +25,11 @@ OURS, PAPER, OTHER = "#0f766e", "#b45309", "#94a3b8"
 
 def label(name: str) -> str:
     """Return an arm's label, without its encoding, which the position in the figure shows."""
-    what = name.rsplit(", ", 1)[0]
+    kind = name.rsplit(", ", 1)[0]
     for key, text in LABELS.items():
-        if what == key or what.startswith(f"{key} "):
-            return text + what[len(key) :]
-    return what
+        if kind == key or kind.startswith(f"{key} "):
+            return text + kind[len(key) :]
+    return kind
 
 
 def colour(name: str) -> str:

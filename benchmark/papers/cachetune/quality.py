@@ -12,13 +12,13 @@ from cachetune.measure import compare
 from cachetune.questions import questions
 from comparators.quality import mean_se
 
-from question import Context, Question
+from question import Question, RunContext
 
 COUNT = 20
 Rows = dict[str, dict[str, Any]]
 
 
-def run(context: Context, data: str) -> dict[str, Any]:
+def run(context: RunContext, data: str) -> dict[str, Any]:
     """Run the arms on the data set's questions."""
     examples = questions(context.data, data, COUNT)
     rows = by_arm([compare(one, QUALITY) for one in examples])

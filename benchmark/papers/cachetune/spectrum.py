@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from cachetune import pictures
 from cachetune.arms import RATIO
-from cachetune.measure import case_of, loaded
+from cachetune.measure import case_of, load_model
 from cachetune.questions import questions
 from comparators.offline import HighFrequency
 
@@ -17,7 +17,7 @@ from canopy_documents.fuse.rows import prefill
 from canopy_documents.fuse.selectors.base import top
 from canopy_documents.fuse.selectors.frequency import Frequency, layer_scores
 from canopy_documents.store.chunk import Chunk
-from question import Context, Question
+from question import Question, RunContext
 
 COUNT = 3
 BANDS = 20
@@ -26,9 +26,9 @@ FIRST_TOKENS = 16
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7)
 
 
-def run(context: Context) -> dict[str, Any]:
+def run(context: RunContext) -> dict[str, Any]:
     """Measure energy by band on two data sets, and the stability and positions of the chosen tokens."""
-    model, _ = loaded()
+    model, _ = load_model()
     spectra, overlaps = {}, []  # type: ignore[var-annotated]
     for data in ("musique", "hotpotqa"):
         bands = []

@@ -31,7 +31,7 @@ UNIT_S, LONGEST_S = 60.0, 1e5
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class GroupCurve:
     """H_k and C_k of one group at ascending TTLs in seconds; tokens, and token-seconds."""
 
     ttl_s: np.ndarray
@@ -57,8 +57,8 @@ def _top_subtrees(segments: PathSegments, groups: int) -> np.ndarray:
     return segments.first[tops[np.argsort(-below[tops], kind="stable")[:groups]]]
 
 
-def _curves(segments: PathSegments, roots: np.ndarray) -> list[Curve]:
-    group = segments.under([int(r) for r in roots])
+def _curves(segments: PathSegments, roots: np.ndarray) -> list[GroupCurve]:
+    group = segments.deepest_roots([int(r) for r in roots])
     group = np.where(group < 0, len(roots), group)
     unique = np.bincount(group, weights=segments.tokens, minlength=len(roots) + 1)
     group_of_use, gaps = group[segments.use_segment], segments.gaps_s
@@ -70,7 +70,7 @@ def _curves(segments: PathSegments, roots: np.ndarray) -> list[Curve]:
         order = np.argsort(gaps[in_group], kind="stable")
         intervals_s, tokens = gaps[in_group][order], weight[in_group][order]
         if not len(intervals_s):
-            curves.append(Curve(np.array([0.0, 1.0]), np.zeros(2), np.array([0.0, unique[k]])))
+            curves.append(GroupCurve(np.array([0.0, 1.0]), np.zeros(2), np.array([0.0, unique[k]])))
             continue
         quantiles = np.linspace(0, len(intervals_s) - 1, POINTS)
         quantile_index = np.unique(np.round(quantiles).astype(int))
@@ -78,11 +78,11 @@ def _curves(segments: PathSegments, roots: np.ndarray) -> list[Curve]:
         ttl = np.maximum.accumulate(np.append(0.0, intervals_s[quantile_index] + apart))
         hits = np.append(0.0, np.cumsum(tokens)[quantile_index])
         short = np.append(0.0, np.cumsum(tokens * intervals_s)[quantile_index])
-        curves.append(Curve(ttl, hits, unique[k] * ttl + short + (tokens.sum() - hits) * ttl))
+        curves.append(GroupCurve(ttl, hits, unique[k] * ttl + short + (tokens.sum() - hits) * ttl))
     return curves
 
 
-def _allocate(curves: list[Curve], budget: float, draw: np.random.Generator) -> np.ndarray:
+def _allocate(curves: list[GroupCurve], budget: float, draw: np.random.Generator) -> np.ndarray:
     best_ttls = np.array([_best_ttl(curve) for curve in curves])
     spent = sum(_cost(curve, ttl)[0] for curve, ttl in zip(curves, best_ttls))
     start = best_ttls * budget / max(spent, 1e-9)
@@ -100,14 +100,14 @@ def _allocate(curves: list[Curve], budget: float, draw: np.random.Generator) -> 
     return best
 
 
-def _best_ttl(curve: Curve) -> float:
+def _best_ttl(curve: GroupCurve) -> float:
     """Return the TTL with the most hits per cost, in seconds; 0 if the group has no hits."""
     if len(curve.ttl_s) < 2 or curve.hits[-1] <= 0:
         return 0.0
     return float(curve.ttl_s[1:][np.argmax(curve.hits[1:] / np.maximum(curve.cost[1:], 1e-9))])
 
 
-def _slsqp(curves: list[Curve], start: np.ndarray, budget: float, scale: float) -> np.ndarray:
+def _slsqp(curves: list[GroupCurve], start: np.ndarray, budget: float, scale: float) -> np.ndarray:
     def total_and_slopes(x: np.ndarray, value) -> tuple[float, np.ndarray]:
         pairs = [value(curve, ttl) for curve, ttl in zip(curves, np.maximum(x, 0.0) * UNIT_S)]
         return sum(v for v, _ in pairs), np.array([slope for _, slope in pairs]) * UNIT_S
@@ -130,11 +130,11 @@ def _slsqp(curves: list[Curve], start: np.ndarray, budget: float, scale: float) 
     return np.maximum(np.nan_to_num(solution.x), 0.0) * UNIT_S
 
 
-def _hits(curve: Curve, ttl: float) -> tuple[float, float]:
+def _hits(curve: GroupCurve, ttl: float) -> tuple[float, float]:
     return _line(curve.ttl_s, curve.hits, ttl, 0.0)
 
 
-def _cost(curve: Curve, ttl: float) -> tuple[float, float]:
+def _cost(curve: GroupCurve, ttl: float) -> tuple[float, float]:
     last = (curve.cost[-1] - curve.cost[-2]) / max(curve.ttl_s[-1] - curve.ttl_s[-2], 1e-9)
     return _line(curve.ttl_s, curve.cost, ttl, max(last, 0.0))
 

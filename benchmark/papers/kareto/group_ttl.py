@@ -17,7 +17,7 @@ from canopy_lab.group_ttl.learn import Learning, at_equal_bytes, learn, learnt_t
 from canopy_lab.group_ttl.paths import Paths, paths_of, segments_of
 from canopy_lab.group_ttl.replay import TTLOutcome, fixed_ttls, simulate_ttl
 from canopy_lab.plan.disk_class import GIB
-from question import Context, Question
+from question import Question, RunContext
 from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
 
 TTLS_S = (10.0, 30.0, 60.0, 300.0)
@@ -25,14 +25,14 @@ LEARNT_S = (30.0, 300.0)
 SPAN_S = {"A": 2400.0, "B": 600.0, "C": 7200.0}
 
 
-def figure_14(context: Context) -> Any:
+def figure_14(context: RunContext) -> Any:
     """Return points of hit ratio over one TTL at the same average bytes, replayed, by trace."""
     rows_by_trace = {name: _rows(name, context) for name in TRACES}
     _plot(rows_by_trace, context.figure())
     return rows_by_trace
 
 
-def _rows(name: str, context: Context) -> list[dict[str, Any]]:
+def _rows(name: str, context: RunContext) -> list[dict[str, Any]]:
     """Return one trace's gains in hindsight at each TTL, and in the second half if learnt from the
     first."""
     trace = long_trace(name, context.data)

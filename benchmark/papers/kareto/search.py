@@ -16,7 +16,7 @@ from canopy_lab.plan.request import PlanRequest
 from canopy_lab.plan.search import search
 from canopy_lab.plan.space import Configuration
 from canopy_lab.plan.system import least_cost
-from question import Context, Question
+from question import Question, RunContext
 
 PAPER_START = ((0.0, 2048.0, 512.0), (0.0, 2400.0, 600.0))
 """The coarse grid that the paper's search begins with (section 5.3.1): DRAM and disk, GB."""
@@ -31,7 +31,7 @@ SLOS = 100
 class Points:
     """Evaluates sizes for a trace and a number of instances; each once."""
 
-    def __init__(self, name: str, instances: int, context: Context) -> None:
+    def __init__(self, name: str, instances: int, context: RunContext) -> None:
         self.work = inputs(name, context.data)
         self.instances = instances
         self.evaluated: dict[Configuration, dict[str, Any]] = {}
@@ -58,7 +58,7 @@ class Points:
         )
         return list(evaluated.values())
 
-    def ours(self) -> list[dict[str, Any]]:
+    def planner_rows(self) -> list[dict[str, Any]]:
         """``plan/search.py`` as ``canopy plan`` would search up to these sizes."""
         prices = self.work.prices
         request = PlanRequest(
@@ -78,7 +78,7 @@ class Points:
         return list(result.rows.values())
 
 
-def figure_13(context: Context) -> Any:
+def figure_13(context: RunContext) -> Any:
     """Evaluations, dominated volume and cost regret: a fine grid, the paper's search, ours, and as
     many random points of the grid as each search took."""
     cases: dict[str, Any] = {}
@@ -86,7 +86,7 @@ def figure_13(context: Context) -> Any:
         points = Points(name, 1, context)
         ways = {
             "Algorithm 1": points.paper(),
-            "canopy plan": points.ours(),
+            "canopy plan": points.planner_rows(),
             "grid": points.grid(FINE),
         }
         judge = Judge.from_rows([row for rows in ways.values() for row in rows], ways["grid"])
@@ -116,7 +116,7 @@ class Judge:
 
     @classmethod
     def from_rows(cls, rows: list[dict[str, Any]], grid: list[dict[str, Any]]) -> Judge:
-        scale = Scale.of(OBJECTIVES.matrix(rows))
+        scale = Scale.around(OBJECTIVES.matrix(rows))
         ttft = [row["mean_ttft_s"] for row in rows]
         slos = tuple(float(t) for t in np.geomspace(min(ttft) * 1.001, max(ttft), SLOS))
         least = tuple(x for x in _cheapest(rows, slos) if x is not None)
@@ -162,7 +162,7 @@ def _cheapest(rows: list[dict[str, Any]], slos: tuple[float, ...]) -> list[float
     return least
 
 
-def figure_12(context: Context) -> Any:
+def figure_12(context: RunContext) -> Any:
     """Compare the extremes of the paper's search with fixed DRAM: three traces, one and four instances."""
     cases: dict[str, Any] = {}
     for name in TRACES:
@@ -209,7 +209,7 @@ def _against(row: dict[str, Any], fixed: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def _draw_13(cases: dict[str, Any], context: Context) -> None:
+def _draw_13(cases: dict[str, Any], context: RunContext) -> None:
     figure, panels = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
     for panel, (name, case) in zip(panels, cases.items()):
         for i, way in enumerate(("grid", *SEARCHES)):
@@ -234,7 +234,7 @@ def _draw_13(cases: dict[str, Any], context: Context) -> None:
     plt.close(figure)
 
 
-def _draw_12(cases: dict[str, Any], context: Context) -> None:
+def _draw_12(cases: dict[str, Any], context: RunContext) -> None:
     figure, panels = plt.subplots(1, 3, figsize=(11.5, 3.6), layout="constrained")
     names = ("most throughput", "least mean TTFT", "least cost")
     keys = ("throughput_tokens_per_s", "mean_ttft_s", "cost")

@@ -130,7 +130,7 @@ def configuration(instances: int, dram_gib: float, disk_gib: float = 0.0) -> Con
 def run(work: PlanInputs, c: Configuration) -> Evaluated:
     """Simulate a configuration; the row of its metrics and cost."""
     system = system_of(c, work.engine, work.prices, work.policy_configs)
-    result = simulate_system(work.served(), system, work.engine.profile)
+    result = simulate_system(work.loaded_workload(), system, work.engine.profile)
     return row_of(c, result.to_json(), work.prices)
 
 

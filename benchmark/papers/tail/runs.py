@@ -26,7 +26,7 @@ CAPACITIES = (0.02, 0.05, 0.1, 0.2)
 
 
 @dataclass(frozen=True)
-class Arm:
+class TailArm:
     """A policy as the tables name it."""
 
     label: str
@@ -42,19 +42,19 @@ class Arm:
 SHORT = 8192
 """Threshold-LRU does not keep prompts under this, in tokens."""
 ONLINE = (
-    Arm("lru", "lru", aims=False),
-    Arm("wa", "wa", aims=False),
-    Arm(f"threshold-lru {SHORT}", "threshold-lru", {"threshold_tokens": SHORT}, aims=False),
-    Arm("SGLang's tlru", "sglang-tlru", fixed_growth=True, whole_nodes=True),
-    Arm("sglang-tlru", "sglang-tlru", fixed_growth=True),
-    Arm("canopy-tlru, fixed Q", "canopy-tlru", fixed_growth=True),
-    Arm("canopy-tlru", "canopy-tlru"),
-    Arm("etlru", "etlru"),
+    TailArm("lru", "lru", aims=False),
+    TailArm("wa", "wa", aims=False),
+    TailArm(f"threshold-lru {SHORT}", "threshold-lru", {"threshold_tokens": SHORT}, aims=False),
+    TailArm("SGLang's tlru", "sglang-tlru", fixed_growth=True, whole_nodes=True),
+    TailArm("sglang-tlru", "sglang-tlru", fixed_growth=True),
+    TailArm("canopy-tlru, fixed Q", "canopy-tlru", fixed_growth=True),
+    TailArm("canopy-tlru", "canopy-tlru"),
+    TailArm("etlru", "etlru"),
 )
 KNOWING = (
-    Arm("end-aware", "end-aware-tlru"),
-    Arm("length-aware", "length-aware-tlru"),
-    Arm("tail-belady", "tail-belady"),
+    TailArm("end-aware", "end-aware-tlru"),
+    TailArm("length-aware", "length-aware-tlru"),
+    TailArm("tail-belady", "tail-belady"),
 )
 
 
@@ -80,7 +80,7 @@ class Workbench:
             ]
         )
 
-    def run(self, arm: Arm, capacity: float, threshold: float, **settings: Any) -> SimResult:
+    def run(self, arm: TailArm, capacity: float, threshold: float, **settings: Any) -> SimResult:
         """One simulation."""
         options = dict(arm.options)
         if arm.aims:
@@ -123,7 +123,7 @@ def sweep(
     capacities: Sequence[float],
     thresholds: Sequence[float],
     slo: float,
-    arms: Sequence[Arm] = ONLINE,
+    arms: Sequence[TailArm] = ONLINE,
 ) -> list[dict[str, Any]]:
     """Run every arm at every threshold and capacity. An arm without a threshold runs once a capacity."""
     rows = []

@@ -7,7 +7,7 @@ from typing import Any
 from tail import pictures
 from tail.runs import CAPACITIES, KNOWING, ONLINE, SHORT, conversation, relative, sweep
 
-from question import Context, Question
+from question import Question, RunContext
 
 XI = (5376.0, 10752.0, 21504.0, 43008.0)
 FIGURE_5_XI = (10752.0, 21504.0, 32256.0)
@@ -16,7 +16,7 @@ SLO = 21504.0
 COLUMNS = ("p50_ms", "p90_ms", "p95_ms", "p99_ms", "tel_ktokens", "over_slo")
 
 
-def tables_1_3(context: Context) -> Any:
+def tables_1_3(context: RunContext) -> Any:
     """Three tables: against LRU, against Threshold-LRU, and requests over the SLO."""
     setting = conversation(context.data)
     rows = sweep(setting, CAPACITIES, XI, SLO, ONLINE)
@@ -36,7 +36,7 @@ def tables_1_3(context: Context) -> Any:
     }
 
 
-def figure_5(context: Context) -> Any:
+def figure_5(context: RunContext) -> Any:
     """Return the value of prediction: T-LRU against policies that know ends, lengths, everything."""
     labels = ("lru", "SGLang's tlru", "canopy-tlru, fixed Q", "etlru", f"threshold-lru {SHORT}")
     arms = [*(a for a in ONLINE if a.label in labels), *KNOWING]

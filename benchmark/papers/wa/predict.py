@@ -11,7 +11,7 @@ from wa.picture import COLOURS, label, panels, save
 
 from canopy_lab.characterize.observe import TOP_TURN, Observation, observe
 from canopy_lab.sim.driver import distinct_blocks, simulate
-from question import Context, Question
+from question import Question, RunContext
 from sglang_canopy.policy.registry import make_policy
 
 MIN_BLOCKS = 2000
@@ -20,7 +20,7 @@ SHARE = 0.9
 """Uses of a stretch are followed for this share of its length."""
 
 
-def figures_15_29(context: Context) -> Any:
+def figures_15_29(context: RunContext) -> Any:
     """Fit an hour, test the next, another hour of the day, and another day."""
     day, next_day = observe(trace_a()), observe(trace_a(seed=2))
     hour = 3600.0
@@ -34,9 +34,15 @@ def figures_15_29(context: Context) -> Any:
         ("conversation", mooncake(context.data, "conversation")),
         ("Mooncake synthetic", mooncake(context.data, "synthetic")),
     ):
-        seen = observe(trace)
-        half, start = seen.span_s / 2.0, float(seen.time_s[0])
-        cases[f"{name}, first half on second"] = (seen, start, seen, start + half, half)
+        observation = observe(trace)
+        half, start = observation.span_s / 2.0, float(observation.time_s[0])
+        cases[f"{name}, first half on second"] = (
+            observation,
+            start,
+            observation,
+            start + half,
+            half,
+        )
     result: dict[str, Any] = {}
     drawn = {}
     for name, (first, from_s, second, to_s, length) in cases.items():
@@ -57,33 +63,33 @@ def figures_15_29(context: Context) -> Any:
                 for k in ("exponential_here", "exponential_next", "curve_next", "everybody_next")
             },
         }  # fmt: skip
-    result["what a profile of the first half wins in the second"] = _profiled(context)
+    result["what a profile of the first half wins in the second"] = _profiled_hits(context)
     _draw(drawn, context)
     return result
 
 
 def _cdf(
-    seen: Observation, category: int | None, start_s: float, length_s: float
+    observation: Observation, category: int | None, start_s: float, length_s: float
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """(ages, share of what the category used in the stretch that was used again by each, blocks).
 
     Uses in its first tenth are followed for the rest, so that all have the same horizon.
     """
-    number = lambda who: seen.kind[who] * TOP_TURN + np.clip(seen.turn[who], 1, TOP_TURN) - 1  # noqa: E731
+    categories = observation.kind * TOP_TURN + np.clip(observation.turn, 1, TOP_TURN) - 1
     horizon = SHARE * length_s / 2.0
     until = start_s + length_s - horizon
-    used = seen.time_s[seen.reused_from]
-    mine = (used >= start_s) & (used < until)
-    held = (seen.last_s >= start_s) & (seen.last_s < until)
+    used = observation.time_s[observation.reused_from]
+    reused_mask = (used >= start_s) & (used < until)
+    waiting_mask = (observation.last_s >= start_s) & (observation.last_s < until)
     if category is not None:
-        mine &= number(seen.reused_from) == category
-        held &= number(seen.last_request) == category
-    total = float(seen.reused_blocks[mine].sum() + held.sum())
+        reused_mask &= categories[observation.reused_from] == category
+        waiting_mask &= categories[observation.last_request] == category
+    total = float(observation.reused_blocks[reused_mask].sum() + waiting_mask.sum())
     ages = np.linspace(0.0, horizon, 120)
-    order = np.argsort(seen.reuse_age_s[mine])
-    weight = np.concatenate([[0], np.cumsum(seen.reused_blocks[mine][order])])
-    at = np.searchsorted(seen.reuse_age_s[mine][order], ages, "right")
-    return ages, weight[at] / max(total, 1.0), total
+    order = np.argsort(observation.reuse_age_s[reused_mask])
+    weight = np.concatenate([[0], np.cumsum(observation.reused_blocks[reused_mask][order])])
+    counts = np.searchsorted(observation.reuse_age_s[reused_mask][order], ages, "right")
+    return ages, weight[counts] / max(total, 1.0), total
 
 
 def _exponential(ages: np.ndarray, cdf: np.ndarray) -> np.ndarray:
@@ -104,28 +110,28 @@ def _compare(
     _, everybody, _ = _cdf(first, None, from_s, length)
     rows = []
     for code in np.argsort(-counts, kind="stable")[:MAX_CATEGORIES]:
-        ages, here, blocks = _cdf(first, int(code), from_s, length)
+        ages, first_cdf, blocks = _cdf(first, int(code), from_s, length)
         name = first.category_name(int(code))
         kind, turn = divmod(int(code), TOP_TURN)
         other = second.labels.index(first.labels[kind]) * TOP_TURN + turn
-        _, after, more = _cdf(second, other, to_s, length)
-        if min(blocks, more) < MIN_BLOCKS:
+        _, second_cdf, second_blocks = _cdf(second, other, to_s, length)
+        if min(blocks, second_blocks) < MIN_BLOCKS:
             continue
-        fitted = _exponential(ages, here)
+        fitted = _exponential(ages, first_cdf)
         rows.append(
             {
-                "name": name, "blocks": blocks, "reused": float(here[-1]), "ages": ages,
-                "here": here, "there": after, "fitted": fitted,
-                "exponential_here": float(np.abs(fitted - here).max()),
-                "exponential_next": float(np.abs(fitted - after).max()),
-                "curve_next": float(np.abs(here - after).max()),
-                "everybody_next": float(np.abs(everybody - after).max()),
+                "name": name, "blocks": blocks, "reused": float(first_cdf[-1]), "ages": ages,
+                "here": first_cdf, "there": second_cdf, "fitted": fitted,
+                "exponential_here": float(np.abs(fitted - first_cdf).max()),
+                "exponential_next": float(np.abs(fitted - second_cdf).max()),
+                "curve_next": float(np.abs(first_cdf - second_cdf).max()),
+                "everybody_next": float(np.abs(everybody - second_cdf).max()),
             }
         )  # fmt: skip
     return rows
 
 
-def _profiled(context: Context) -> dict[str, Any]:
+def _profiled_hits(context: RunContext) -> dict[str, Any]:
     """Block hits in % on the second half of the conversation trace, at 5 % of its blocks."""
     trace = mooncake(context.data, "conversation")
     half = len(trace) // 2
@@ -146,7 +152,7 @@ def _profiled(context: Context) -> dict[str, Any]:
     return {k: round(100.0 * v, 2) for k, v in rows.items()}
 
 
-def _draw(drawn: dict[str, Any], context: Context) -> None:
+def _draw(drawn: dict[str, Any], context: RunContext) -> None:
     names = [n for n in drawn if not n.endswith("3 to 4 h")]
     figure, axes = panels(1, len(names), 3.3)
     for axis, name in zip(axes[0], names):

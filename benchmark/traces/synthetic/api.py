@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from random import Random
 
-from synthetic.blocks import DrawnRequest, Prompt, SharedPrefix, SharedPrompts
+from synthetic.blocks import DrawnRequest, GrowingPrompt, SharedPrefix, SharedPrompts
 from synthetic.draw import TOKENS_PER_S, choose, cumulate, draw_tokens
 from synthetic.presets import ApiLoad
 
@@ -25,8 +25,15 @@ _RUN_IN_S = 3600.0
 class _Job:
     __slots__ = ("left", "mean_gap_s", "payload", "shared", "tenant")
 
-    def __init__(self, tenant: int, shared: SharedPrefix, left: int, mean_gap_s: float) -> None:
-        self.tenant, self.shared, self.left, self.mean_gap_s = tenant, shared, left, mean_gap_s
+    def __init__(
+        self, tenant: int, shared: SharedPrefix, requests_left: int, mean_gap_s: float
+    ) -> None:
+        self.tenant, self.shared, self.requests_left, self.mean_gap_s = (
+            tenant,
+            shared,
+            requests_left,
+            mean_gap_s,
+        )
         self.payload: SharedPrefix | None = None
         """System prompt and payload of the job's last new payload."""
 
@@ -36,7 +43,7 @@ class _Reply:
 
     __slots__ = ("conversation", "prompt", "tenant", "turn")
 
-    def __init__(self, conversation: int, prompt: Prompt, tenant: int, turn: int) -> None:
+    def __init__(self, conversation: int, prompt: GrowingPrompt, tenant: int, turn: int) -> None:
         self.conversation, self.prompt, self.tenant = conversation, prompt, tenant
         self.turn = turn
 
@@ -101,13 +108,13 @@ class ApiSource:
 
     def _send(self, time_s: float, job: _Job) -> DrawnRequest:
         load, rng = self.load, self.rng
-        job.left -= 1
-        if job.left > 0:
+        job.requests_left -= 1
+        if job.requests_left > 0:
             self._push(time_s + rng.expovariate(1.0 / job.mean_gap_s), job)
         if job.payload is not None and rng.random() < load.repeat_share:
-            prompt = Prompt(self.ids, job.payload)
+            prompt = GrowingPrompt(self.ids, job.payload)
         else:
-            prompt = Prompt(self.ids, job.shared)
+            prompt = GrowingPrompt(self.ids, job.shared)
             prompt.extend(draw_tokens(rng, load.payload))
             job.payload = prompt.as_shared()
         prompt.extend(draw_tokens(rng, load.question))

@@ -48,7 +48,7 @@ class SharedPrompts(Sequence[SharedPrefix]):
         return self._all[index]
 
 
-class Prompt:
+class GrowingPrompt:
     """A prompt that grows at its end. Blocks are numbered by ``ids`` and never renumbered
     once full, so that equal ids mean equal prefixes."""
 

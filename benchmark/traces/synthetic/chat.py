@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator
 from random import Random
 
-from synthetic.blocks import DrawnRequest, Prompt, SharedPrompts
+from synthetic.blocks import DrawnRequest, GrowingPrompt, SharedPrompts
 from synthetic.draw import TOKENS_PER_S, choose, cumulate, draw_tokens
 from synthetic.presets import LONGEST_CONVERSATION, ChatKind, ChatLoad
 
@@ -64,7 +64,7 @@ class _Conversation:
     __slots__ = ("kind", "name", "prompt", "turn", "turns", "user")
 
     def __init__(
-        self, name: int, user: int, kind: ChatKind, prompt: Prompt, turns: list[_Turn]
+        self, name: int, user: int, kind: ChatKind, prompt: GrowingPrompt, turns: list[_Turn]
     ) -> None:
         self.name, self.user, self.kind, self.prompt, self.turns = name, user, kind, prompt, turns
         self.turn = 0
@@ -123,7 +123,7 @@ class ChatSource:
         if rng.random() < load.shared_prompt:
             shared = self.prompts[choose(rng, self._prompt_steps)]
         user = choose(rng, self._user_steps)
-        return _Conversation(next(names), user, kind, Prompt(self.ids, shared), turns)
+        return _Conversation(next(names), user, kind, GrowingPrompt(self.ids, shared), turns)
 
     def _turns(self, kind: ChatKind, start: float) -> list[_Turn]:
         load, rng = self.load, self.rng
@@ -149,20 +149,23 @@ class ChatSource:
         return turns
 
     def _serve(self, running: list[tuple[float, int, _Conversation]]) -> DrawnRequest:
-        time_s, _, talk = heapq.heappop(running)
-        turn = talk.turns[talk.turn]
-        talk.turn += 1
+        time_s, _, conversation = heapq.heappop(running)
+        turn = conversation.turns[conversation.turn]
+        conversation.turn += 1
         # This prompt contains the last turn's output; the next prompt contains this turn's.
-        prompt = talk.prompt
+        prompt = conversation.prompt
         asked = turn.added - turn.output
         if prompt.tokens + asked > self.load.context_tokens:
             prompt.drop_oldest(self.load.context_tokens // 4)
         prompt.extend(asked)
         request = DrawnRequest(
-            time_s, prompt.tokens, turn.output, prompt.blocks(), talk.kind.name,
-            talk.turn, talk.name, talk.user, talk.turn < len(talk.turns),
+            time_s, prompt.tokens, turn.output, prompt.blocks(), conversation.kind.name,
+            conversation.turn, conversation.name, conversation.user, conversation.turn < len(conversation.turns),
         )  # fmt: skip
         prompt.extend(turn.output)
-        if talk.turn < len(talk.turns):
-            heapq.heappush(running, (talk.turns[talk.turn].time_s, talk.name, talk))
+        if conversation.turn < len(conversation.turns):
+            heapq.heappush(
+                running,
+                (conversation.turns[conversation.turn].time_s, conversation.name, conversation),
+            )
         return request

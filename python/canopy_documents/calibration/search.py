@@ -64,24 +64,24 @@ def golden_section(
         )
     probes: dict[float, float] = {}
 
-    def at(ratio: float) -> float:
+    def measure(ratio: float) -> float:
         if ratio not in probes:
             probes[ratio] = ttft(ratio)
         return probes[ratio]
 
     low, high = r_min, r_max
     start = min(high, max(low, start))
-    at(start)
+    measure(start)
     if high - low > tolerance:
         # The second probe mirrors the prior. The minimum cannot lie on the far side of the worse
         # probe.
-        other = (
+        mirrored = (
             low + GOLDEN * (high - low)
             if start <= (low + high) / 2
             else high - GOLDEN * (high - low)
         )
-        a, b = sorted((start, other))
-        if a < b and at(a) <= at(b):
+        a, b = sorted((start, mirrored))
+        if a < b and measure(a) <= measure(b):
             high = b
         elif a < b:
             low = a
@@ -89,12 +89,12 @@ def golden_section(
         a, b = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
         # One of the two was already measured, up to rounding: golden points nest.
         a, b = _near(probes, a), _near(probes, b)
-        if at(a) <= at(b):
+        if measure(a) <= measure(b):
             high = b
         else:
             low = a
     if not any(low <= r <= high for r in probes):
-        at((low + high) / 2)
+        measure((low + high) / 2)
     best = min(probes, key=lambda r: (probes[r], r))
     return Search(best, probes[best], tuple(probes.items()))
 

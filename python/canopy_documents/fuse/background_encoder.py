@@ -102,7 +102,7 @@ class _EncodeJob:
     key: str
     chunk: QueuedChunk
     cache: KVCache
-    done: int
+    encoded: int
 
 
 class BackgroundEncoder:
@@ -131,7 +131,7 @@ class BackgroundEncoder:
         """Queue a chunk to be encoded, unless it is queued or stored already."""
         key = self.store.key(ids, prefix, salt)
         busy = self._job is not None and self._job.key == key
-        if busy or self.store.where(key, len(ids)) is not None:
+        if busy or self.store.tier_of(key, len(ids)) is not None:
             return
         self.queue.add(key, QueuedChunk(tuple(ids), tuple(prefix), salt, tenant))
 
@@ -176,14 +176,14 @@ class BackgroundEncoder:
             return 0
         self._job = job
         whole = (*job.chunk.prefix, *job.chunk.ids)
-        piece = whole[job.done : job.done + self.stop.size(self.piece_tokens)]
+        piece = whole[job.encoded : job.encoded + self.stop.size(self.piece_tokens)]
         ids = to_device(torch.tensor(piece, dtype=torch.long), self.model.device)
-        at = torch.arange(job.done, job.done + len(piece), device=self.model.device)
-        if attempt(self.model, ids, at, job.cache, self.stop) is None:
+        positions = torch.arange(job.encoded, job.encoded + len(piece), device=self.model.device)
+        if attempt(self.model, ids, positions, job.cache, self.stop) is None:
             return 0
-        job.done += len(piece)
+        job.encoded += len(piece)
         self.encoded_tokens += len(piece)
-        if job.done == len(whole):
+        if job.encoded == len(whole):
             self._job = None
             self._finish(job)
         return len(piece)
@@ -194,12 +194,12 @@ class BackgroundEncoder:
             return None
         _, key, queued = entry
         cache = dense_cache(self.model, len(queued.prefix) + len(queued.ids))
-        done = 0
+        encoded = 0
         if self._prefix is not None and self._prefix[0] == queued.prefix:
-            done = len(queued.prefix)
-            for mine, computed in zip(cache.k + cache.v, self._prefix[1].k + self._prefix[1].v):
-                mine[:done] = computed
-        return _EncodeJob(key, queued, cache, done)
+            encoded = len(queued.prefix)
+            for target, computed in zip(cache.k + cache.v, self._prefix[1].k + self._prefix[1].v):
+                target[:encoded] = computed
+        return _EncodeJob(key, queued, cache, encoded)
 
     def _finish(self, job: _EncodeJob) -> None:
         start = len(job.chunk.prefix)
@@ -207,6 +207,6 @@ class BackgroundEncoder:
         self.store_chunk(chunk, job.chunk.salt, job.chunk.tenant)
         if start and (self._prefix is None or self._prefix[0] != job.chunk.prefix):
             prefix = dense_cache(self.model, start)
-            for mine, computed in zip(prefix.k + prefix.v, job.cache.k + job.cache.v):
-                mine.copy_(computed[:start])
+            for target, computed in zip(prefix.k + prefix.v, job.cache.k + job.cache.v):
+                target.copy_(computed[:start])
             self._prefix = (job.chunk.prefix, prefix)

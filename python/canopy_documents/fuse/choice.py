@@ -26,7 +26,7 @@ class ChosenTokens:
             self._mask = certain.clone()
             self._mask[picked] = True
         else:
-            self._picked, self._copy = picked, HostCopy.of(picked)
+            self._picked, self._copy = picked, HostCopy.start(picked)
 
     @property
     def total(self) -> int:
@@ -41,15 +41,15 @@ class ChosenTokens:
     @property
     def count(self) -> int:
         """The number of computed tokens."""
-        return int(self._mask.sum()) + self._waiting
+        return int(self._mask.sum()) + self._pending_count
 
     def count_in(self, inside: torch.Tensor) -> int:
         """Return the number of computed tokens within ``inside [n]`` (bool, on the host), such as a
         mask of chunks."""
-        return int((self._mask & inside).sum()) + self._waiting
+        return int((self._mask & inside).sum()) + self._pending_count
 
     @property
-    def _waiting(self) -> int:
+    def _pending_count(self) -> int:
         """Number of picked tokens that are not on the host yet."""
         return 0 if self._copy is None else self._copy.tensor.numel()
 
@@ -60,7 +60,7 @@ class ChosenTokens:
             return certain
         return torch.cat([to_device(certain, self._picked.device), self._picked]).sort()[0]
 
-    def others(self, prefix: int) -> torch.Tensor:
+    def reused_rows(self, prefix: int) -> torch.Tensor:
         """Return the sorted positions from ``prefix`` on that are not computed, as :meth:`rows`."""
         rows = self.rows()
         computed = torch.zeros(self.total, dtype=torch.uint8, device=rows.device)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from canopy_documents.fuse import rows as engine
+from canopy_documents.fuse import rows as row_forward
 from canopy_documents.fuse.cache import KVCache
 from canopy_documents.fuse.model import Model
 from canopy_documents.fuse.placement import place_chunks
-from canopy_documents.fuse.selectors.base import Context, Selector
+from canopy_documents.fuse.selectors.base import Selector, SelectorInput
 from canopy_documents.store.chunk import FusedPrompt
 
 HEAD_TOKENS = 32
@@ -34,8 +34,8 @@ def fused_prefill(
     Tokens outside chunks and the prompt's last token are always computed. At ratio 1 this is a
     plain prefill.
     """
-    return engine.finish(
-        fused_steps(model, prompt, cache, selector, ratio, len(prompt), engine.Stop())
+    return row_forward.finish(
+        fused_steps(model, prompt, cache, selector, ratio, len(prompt), row_forward.Stop())
     )
 
 
@@ -47,7 +47,7 @@ def fused_steps(
     selector: Selector,
     ratio: float,
     size: int,
-    stop: engine.Stop,
+    stop: row_forward.Stop,
 ) -> Generator[None, None, Fused]:
     """Take the steps of :func:`fused_prefill`: the choice, then ``size`` rows each.
 
@@ -56,7 +56,7 @@ def fused_steps(
     inside = prompt.in_chunk()
     inside[len(prompt) - 1] = False
     ready = 0
-    context = Context(model, prompt, cache, ratio)
+    context = SelectorInput(model, prompt, cache, ratio)
     if selector.reads_cache and 0 < ratio < 1:
         place_chunks(model, prompt.placed, cache, inside)
         ready = yield from _run_head(model, prompt, cache, size, stop)
@@ -77,7 +77,7 @@ def fused_steps(
 
 
 def _run_head(
-    model: Model, prompt: FusedPrompt, cache: KVCache, size: int, stop: engine.Stop
+    model: Model, prompt: FusedPrompt, cache: KVCache, size: int, stop: row_forward.Stop
 ) -> Generator[None, None, int]:
     """Compute the tokens before the first chunk; returns their number.
 
@@ -98,9 +98,9 @@ def _compute(
     rows: torch.Tensor,
     cache: KVCache,
     size: int,
-    stop: engine.Stop,
+    stop: row_forward.Stop,
 ) -> Generator[None, None, torch.Tensor]:
     """Run ``rows``, ``size`` in a step; returns the hidden states of the last step."""
     for some in rows.split(size):
-        hidden = yield from engine.repeated(model, prompt.ids[some], some, cache, stop)
+        hidden = yield from row_forward.attempt_again(model, prompt.ids[some], some, cache, stop)
     return hidden

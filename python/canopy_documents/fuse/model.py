@@ -26,7 +26,7 @@ class Ranks(Protocol):
         """Map ``[m, this rank's share of the vocabulary]`` to ``[m, vocab]``."""
 
 
-class Enough(Exception):
+class ForwardEnd(Exception):
     """Raised by an :class:`Attention` to end the forward early."""
 
 

@@ -13,12 +13,12 @@ from canopy_documents.fuse.cache import KVCache
 from canopy_documents.fuse.model import Model
 from canopy_documents.fuse.rope import rotate_into
 from canopy_documents.fuse.transfer import send
-from canopy_documents.store.chunk import Chunk, ChunkSuffix, Placed, base_and_skip
+from canopy_documents.store.chunk import Chunk, ChunkSuffix, PlacedChunk, base_and_skip
 from canopy_documents.store.device_copy import is_host, to_device
 from canopy_documents.store.host_memory import HostChunk
 from canopy_kernel import pages
 from canopy_kernel.rope_scatter import one_layer
-from canopy_kernel.rows import turns
+from canopy_kernel.rows import rotation_factors
 
 Stored = Chunk | HostChunk | ChunkSuffix
 
@@ -27,7 +27,7 @@ _Rows = tuple[Stored, torch.Tensor, torch.Tensor]
 
 
 def place_chunks(
-    model: Model, placed: Sequence[Placed], cache: KVCache, wanted: torch.Tensor
+    model: Model, placed: Sequence[PlacedChunk], cache: KVCache, needed: torch.Tensor
 ) -> None:
     """Write KV of the ``wanted [n]`` (bool) tokens of chunks into the cache, keys rotated.
 
@@ -36,12 +36,12 @@ def place_chunks(
     :func:`_place_on_device`.
     """
     if not is_host(cache.slots):
-        _place_on_device(model, placed, cache, wanted)
+        _place_on_device(model, placed, cache, needed)
         return
     contiguous = cache.identity_slots
     rows = []
     for p in placed:
-        inside = wanted[p.start : p.end].nonzero()[:, 0]
+        inside = needed[p.start : p.end].nonzero()[:, 0]
         if not inside.numel():
             continue
         if contiguous and isinstance(p.chunk, Chunk):
@@ -52,20 +52,20 @@ def place_chunks(
         _write_rows(model, rows, cache)
 
 
-def _write_whole(model: Model, placed: Placed, cache: KVCache) -> None:
-    at = slice(placed.start, placed.end)
+def _write_whole(model: Model, placed: PlacedChunk, cache: KVCache) -> None:
+    span = slice(placed.start, placed.end)
     table = model.rope.table(torch.arange(placed.start, placed.end))
-    turn = turns(table, model.shape.kv_heads)
+    factors = rotation_factors(table, model.shape.kv_heads)
     for layer in range(model.shape.layers):
-        rotate_into(placed.chunk.raw_k[layer], turn, cache.k[layer][at, 0])
-        cache.v[layer][at, 0].copy_(placed.chunk.v[layer])
+        rotate_into(placed.chunk.raw_k[layer], factors, cache.k[layer][span, 0])
+        cache.v[layer][span, 0].copy_(placed.chunk.v[layer])
 
 
 def _write_rows(model: Model, rows: Sequence[_Rows], cache: KVCache) -> None:
     """Write all chunks together, one layer at a time."""
     positions = torch.cat([at for _, _, at in rows])
     slots = cache.slots[positions]
-    turn = turns(model.rope.table(positions), model.shape.kv_heads)
+    turn = rotation_factors(model.rope.table(positions), model.shape.kv_heads)
     rotated = None
     for layer in range(model.shape.layers):
         read = [chunk.rows(layer, inside) for chunk, inside, _ in rows]
@@ -77,7 +77,7 @@ def _write_rows(model: Model, rows: Sequence[_Rows], cache: KVCache) -> None:
 
 
 def _place_on_device(
-    model: Model, placed: Sequence[Placed], cache: KVCache, wanted: torch.Tensor
+    model: Model, placed: Sequence[PlacedChunk], cache: KVCache, needed: torch.Tensor
 ) -> None:
     """:func:`place_chunks` for a pool on a device.
 
@@ -85,29 +85,29 @@ def _place_on_device(
     device; of others the wanted rows are copied layer by layer.
     """
     device = cache.slots.device
-    sent = send(model, placed, cache, to_device(wanted.nonzero()[:, 0], device))
-    if sent is not None:
-        cache.transfers.append(sent)
+    transfer = send(model, placed, cache, to_device(needed.nonzero()[:, 0], device))
+    if transfer is not None:
+        cache.transfers.append(transfer)
     parts: list[_Part] = []
     for p in placed:
-        inside = wanted[p.start : p.end].nonzero()[:, 0]
+        inside = needed[p.start : p.end].nonzero()[:, 0]
         if inside.numel() and not isinstance(base_and_skip(p.chunk)[0], HostChunk):
             parts.append((p, inside, cache.slots[to_device(inside + p.start, device)]))
     if parts:
         _place_by_layer(model, parts, cache)
 
 
-_Part = tuple[Placed, torch.Tensor, torch.Tensor]
+_Part = tuple[PlacedChunk, torch.Tensor, torch.Tensor]
 """A placed chunk, indices of some of its tokens (on the host), and their slots."""
 
 
 def _place_by_layer(model: Model, parts: Sequence[_Part], cache: KVCache) -> None:
     """Place one layer at a time."""
-    where = _locations(model, parts, cache)
+    locations = _locations(model, parts, cache)
     for layer in range(model.shape.layers):
         read = [p.chunk.rows(layer, inside) for p, inside, _ in parts]
-        keys, values = ([to_device(x, cache.slots.device) for x in some] for some in zip(*read))
-        one_layer(keys, values, *where, cache.k[layer], cache.v[layer]).run()
+        keys, values = ([to_device(x, cache.slots.device) for x in rows] for rows in zip(*read))
+        one_layer(keys, values, *locations, cache.k[layer], cache.v[layer]).run()
 
 
 def _locations(
@@ -116,11 +116,12 @@ def _locations(
     """Return (tokens per part, source rows, cos/sin table indices, pool slots, cos/sin table)."""
     device = cache.slots.device
     counts = [inside.numel() for _, inside, _ in parts]
-    at = torch.cat([inside + p.start for p, inside, _ in parts])
+    positions = torch.cat([inside + p.start for p, inside, _ in parts])
     rows = torch.cat([torch.arange(n) for n in counts])
-    every = torch.arange(len(at), device=device)
-    slots = torch.cat([one for *_, one in parts])
-    return counts, to_device(rows, device), every, slots, model.rope.table(to_device(at, device))
+    table_rows = torch.arange(len(positions), device=device)
+    slots = torch.cat([part_slots for *_, part_slots in parts])
+    table = model.rope.table(to_device(positions, device))
+    return counts, to_device(rows, device), table_rows, slots, table
 
 
 def copy_positions(source: KVCache, target: KVCache, count: int) -> None:

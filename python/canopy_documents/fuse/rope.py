@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from canopy_kernel.rows import Turns, turned
+from canopy_kernel.rows import Turns, rotate_by
 from sglang_canopy.errors import CanopyError
 
 #: Variants whose angle is position x a fixed frequency: a chunk may move under them.
@@ -59,13 +59,13 @@ def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 def rotate_into(x: torch.Tensor, turn: Turns, out: torch.Tensor) -> None:
     """Write :func:`rotate` of ``x [n, heads, d]`` into ``out``, which must not overlap ``x``.
 
-    ``turn``: the ``turns`` of a table, computed once for all layers. With fp32 this takes a third
+    ``turn``: the ``rotation_factors`` of a table, computed once for all layers. With fp32 this takes a third
     of :func:`rotate`'s time.
     """
     if x.dtype == out.dtype == torch.float32:
-        turned(x, turn, out)
+        rotate_by(x, turn, out)
     else:
-        out.copy_(turned(x.float(), turn))
+        out.copy_(rotate_by(x.float(), turn))
 
 
 def unrotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

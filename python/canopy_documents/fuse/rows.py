@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 
 from canopy_documents.fuse.cache import KVCache
-from canopy_documents.fuse.model import Enough, Model
+from canopy_documents.fuse.model import ForwardEnd, Model
 
 Result = TypeVar("Result")
 
@@ -66,7 +66,7 @@ class RowsAttention:
         self.cache.write(layer, self.positions, k, v)
         attended = self.watch(layer, q, self.positions) if self.watch is not None else None
         if layer == self.last:
-            raise Enough
+            raise ForwardEnd
         if attended is None:
             attended = self.cache.attend(layer, q, self.positions, self.scale)
         return attended
@@ -104,7 +104,7 @@ def probe_rows(
         model.forward(
             ids, positions, RowsAttention(cache, positions, scale, watch=watch, last=last)
         )
-    except Enough:
+    except ForwardEnd:
         return
 
 
@@ -138,13 +138,13 @@ class Stop:
             self.in_a_row += 1
             self.halvings += 1
             self.calm = 0
-            raise Enough
+            raise ForwardEnd
 
     def size(self, rows: int) -> int:
         """Return the rows of the next run, of at most ``rows``."""
         return min(rows, max(MIN_ROWS, rows >> self.halvings))
 
-    def done(self) -> None:
+    def record_completion(self) -> None:
         """Record a run that was not ended."""
         self.in_a_row, self.calm = 0, self.calm + 1
         if self.calm >= CALM:
@@ -158,13 +158,13 @@ def attempt(
     which is then to be repeated."""
     try:
         hidden = run_rows(model, ids, positions, cache, arrive=stop)
-    except Enough:
+    except ForwardEnd:
         return None
-    stop.done()
+    stop.record_completion()
     return hidden
 
 
-def repeated(
+def attempt_again(
     model: Model, ids: torch.Tensor, positions: torch.Tensor, cache: KVCache, stop: Stop
 ) -> Generator[None, None, torch.Tensor]:
     """Return :func:`attempt` of a later step if ``stop`` ends the first; yields after each."""

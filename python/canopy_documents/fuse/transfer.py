@@ -18,7 +18,7 @@ import torch
 
 from canopy_documents.fuse.cache import KVCache
 from canopy_documents.fuse.model import Model
-from canopy_documents.store.chunk import Placed, base_and_skip
+from canopy_documents.store.chunk import PlacedChunk, base_and_skip
 from canopy_documents.store.device_copy import to_device
 from canopy_documents.store.host_memory import HostChunk, HostMemory
 from canopy_kernel.rope_scatter import LayersScatter
@@ -37,7 +37,7 @@ Each has 4 KiB or more in flight at head size 128; 54 GB/s at an assumed 1.5 us 
 
 
 @dataclass(slots=True)
-class Transfer:
+class RowTransfer:
     """Rows in transfer.
 
     events: one per layer on a CUDA stream; empty for a synchronous transfer. bytes: size of the
@@ -61,8 +61,8 @@ class Transfer:
 
 
 def send(
-    model: Model, placed: Sequence[Placed], cache: KVCache, positions: torch.Tensor
-) -> Transfer | None:
+    model: Model, placed: Sequence[PlacedChunk], cache: KVCache, positions: torch.Tensor
+) -> RowTransfer | None:
     """Start to write KV of the ``positions [m]`` that are in chunks of a :class:`HostMemory`.
 
     positions: on the pool's device, distinct. For a position of any other chunk, an arbitrary row
@@ -90,7 +90,7 @@ def send(
     )  # fmt: skip
     layers = model.shape.layers
     size = positions.numel() * layers * 2 * memory.k[0, :1].nbytes
-    transfer = Transfer(size, tuple(chunk for _, chunk, _ in parts))
+    transfer = RowTransfer(size, tuple(chunk for _, chunk, _ in parts))
     if memory.stream is None:
         scatter.run()
         return transfer

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from canopy_documents import ATTRIBUTE
-from sglang_canopy.config.refusals import unsupported
+from sglang_canopy.config.refusals import unsupported_reason
 from sglang_canopy.config.setups import DOCUMENTS, FLAGS
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
@@ -20,7 +20,7 @@ OFF = "off"
 
 @dataclass(frozen=True, slots=True)
 class DocumentFlags:
-    """The flag for documents, with the keys of ``canopy_documents.server.options.Options``."""
+    """The flag for documents, with the keys of ``canopy_documents.server.options.ReuseOptions``."""
 
     documents: str = declare(
         OFF,
@@ -40,15 +40,15 @@ def parse_options(server_args: Any, args: Any) -> bool:
     from canopy_documents.server import options
 
     try:
-        document_options = options.parse(args.canopy_documents)
-        if document_options.reuse == OFF:
+        document_options_of = options.parse(args.canopy_documents)
+        if document_options_of.reuse == OFF:
             return False
-        if refusal := unsupported(DOCUMENTS, server_args):
+        if refusal := unsupported_reason(DOCUMENTS, server_args):
             raise CanopyError(refusal)
-        options.check_server(server_args, document_options)
+        options.check_server(server_args, document_options_of)
     except CanopyError as error:
         stop(f"{FLAG}: {error}")
-    setattr(server_args, ATTRIBUTE, document_options)
+    setattr(server_args, ATTRIBUTE, document_options_of)
     return True
 
 

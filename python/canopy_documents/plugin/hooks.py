@@ -28,13 +28,13 @@ def _build(original: Any, server: Any, server_args: Any, *args: Any, **kwargs: A
     check_in_place(HOOKS)
     start.build(original, server, server_args, *args, **kwargs)
     if (engine := engine_of(server)) is not None:
-        series.start(engine.counted, server_args.enable_metrics)
+        series.start(engine.counters, server_args.enable_metrics)
 
 
 def _prepare(manager: Any, obj: Any, request: Any = None, *_: Any, **__: Any) -> None:
     if (on := document_options_of(manager.server_args)) is not None:
         body = _set_owner(manager, obj, request)
-        conversion.prepare(manager, obj, on, sent.path_of(request), body)
+        conversion.prepare(manager, obj, on, sent.request_path(request), body)
 
 
 def _set_owner(manager: Any, obj: Any, request: Any) -> Mapping[str, Any]:
@@ -99,7 +99,7 @@ _HOOKS: tuple[tuple[str, str, Callable[..., Any], tuple[str, ...]], ...] = (
     ),
     (_SCHEDULER + "get_prefill_adder_class", "after", admission.adder_class, ("self",)),
     (_SCHEDULER + "on_idle", "before", scheduler.work_when_idle, ("self",)),
-    (_SCHEDULER + "flush_cache", "after", scheduler.flushed, ("self",)),
+    (_SCHEDULER + "flush_cache", "after", scheduler.replace_stale_store, ("self",)),
     (_SCHEDULER + "get_internal_state", "after", scheduler.internal_state, ("self", "recv_req")),
     (
         _SRT + "managers.tp_worker.TpModelWorker.forward_batch_generation",
@@ -144,5 +144,5 @@ HOOKS = tuple(Hook(*hook, purpose="reuse documents, with `--canopy-documents`") 
 
 def attach() -> None:
     """Register the callbacks for new requests, and the handler of deletions."""
-    arrivals.attach(scheduler.request_created, scheduler.request_queued)
+    arrivals.attach(scheduler.read_documents, scheduler.set_extra_key)
     register(DOCUMENTS, scheduler.delete_documents)

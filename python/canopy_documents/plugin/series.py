@@ -7,53 +7,53 @@ from typing import Any
 
 from sglang_canopy.telemetry.metrics import Metrics
 from sglang_canopy.telemetry.reporter import Periodic, rank_and_peer
-from sglang_canopy.telemetry.series import Metric, reported
+from sglang_canopy.telemetry.series import Metric, metric
 from sglang_canopy.wire import status_file
 
 STATUS = "documents"
 """Kind of the status file, and key in ``/canopy/status``."""
 
 METRICS = (
-    reported(
+    metric(
         "documents_fused_requests_total", "fused_requests", "requests that reused KV of documents"
     ),
-    reported(
+    metric(
         "documents_reused_tokens_total", "reused_tokens", "tokens of documents that these reused"
     ),
-    reported(
+    metric(
         "documents_recomputed_tokens_total",
         "recomputed_tokens",
         "tokens of stored documents that these recomputed",
     ),
-    reported(
+    metric(
         "documents_kept_requests_total",
         "kept_requests",
         "requests that extended reused KV of an earlier prompt",
     ),
-    reported("documents_kept_tokens_total", "kept_tokens", "tokens of that KV"),
-    reported(
+    metric("documents_kept_tokens_total", "kept_tokens", "tokens of that KV"),
+    metric(
         "documents_not_fused_total",
         "not_fused.{reason}",
         "requests with documents that ran normally, and why",
     ),
-    reported(
+    metric(
         "documents_fallbacks_total",
         "fallbacks",
         "failures of document reuse, after which a request or batch ran normally",
     ),
-    reported(
+    metric(
         "documents_checked_total",
         "quality.checked",
         "answers with reuse that were compared with full recompute",
     ),
-    reported("documents_differed_total", "quality.differed", "compared answers that differed"),
+    metric("documents_differed_total", "quality.differed", "compared answers that differed"),
     Metric(
         "documents_tenants",
         "gauge",
         ("step",),
         "tenants whose ratio is raised, or whose reuse is stopped, because too many answers differed",
     ),
-    reported(
+    metric(
         "documents_stored_bytes", "store.tiers.{tier}.used_bytes", "KV of documents in the store"
     ),
 )
@@ -66,20 +66,20 @@ def update(metrics: Metrics, documents: Mapping[str, Any]) -> None:
         metrics.set("documents_tenants", documents["quality"][f"tenants_{step}"], step)
 
 
-class Reporter(Periodic):
+class DocumentReporter(Periodic):
     """Reports the counts of documents, with any cache."""
 
     def __init__(
         self, counted: Callable[[], Mapping[str, Any]], metrics: Metrics | None, rank: int = 0
     ) -> None:
-        self.counted = counted
+        self.counters = counted
         self.metrics = metrics
         self.rank = rank
         super().__init__()
 
     def report(self) -> dict[str, Any]:
         """One report, now."""
-        counted = dict(self.counted())
+        counted = dict(self.counters())
         status_file.write(self.rank, counted, kind=STATUS)
         if self.metrics is not None:
             update(self.metrics, counted)
@@ -94,4 +94,4 @@ def start(counted: Callable[[], Mapping[str, Any]], enable_metrics: bool) -> Non
     if not peer:
         labels = get_observability().extra_metric_labels
         metrics = Metrics(rank, labels, metrics=METRICS) if enable_metrics else None
-        Reporter(counted, metrics, rank).start()
+        DocumentReporter(counted, metrics, rank).start()

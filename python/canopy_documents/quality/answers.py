@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from canopy_documents.fuse import rows as engine
+from canopy_documents.fuse import rows as row_forward
 from canopy_documents.fuse.cache import KVCache
 from canopy_documents.fuse.encode import Encoder, stand_in
 from canopy_documents.fuse.model import Model
 from canopy_documents.quality.tasks import SYSTEM, Example
-from canopy_documents.store.chunk import Chunk, FusedPrompt, Placed
+from canopy_documents.store.chunk import Chunk, FusedPrompt, PlacedChunk
 from canopy_documents.text.variants import Place
 
 
@@ -102,7 +102,7 @@ def prompt_of_case(case: Case, chunks: Sequence[Chunk], device: torch.device) ->
     """Return the prompt of a case with ``chunks``, the KV of its documents."""
     at, placed = len(case.prefix), []
     for chunk in chunks:
-        placed.append(Placed(chunk, at))
+        placed.append(PlacedChunk(chunk, at))
         at += len(chunk)
     return FusedPrompt(torch.tensor(case.ids, device=device), tuple(placed))
 
@@ -128,7 +128,7 @@ def greedy_steps(
         yield
         at = n + len(tokens) - 1
         last = torch.tensor(tokens[-1:], device=model.device)
-        row = model.logits(engine.prefill(model, last, cache.upto(at + 1), at))
+        row = model.logits(row_forward.prefill(model, last, cache.upto(at + 1), at))
         tokens.append(int(row.argmax()))
         if rows is not None:
             rows.append(row[0])

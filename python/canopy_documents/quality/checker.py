@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from canopy_documents.fuse import rows as engine
+from canopy_documents.fuse import rows as row_forward
 from canopy_documents.fuse.cache import dense_cache
 from canopy_documents.fuse.fusion import fused_steps
 from canopy_documents.fuse.model import Model
@@ -28,9 +28,9 @@ from canopy_documents.quality.tenant_limits import (
     STOPPED,
     TIE_NATS,
     QualityLimits,
-    raised,
+    raised_ratio,
 )
-from canopy_documents.store.chunk import FusedPrompt, Placed
+from canopy_documents.store.chunk import FusedPrompt, PlacedChunk
 from canopy_documents.store.device_copy import to_device
 from sglang_canopy.tenant import shown_tenant
 
@@ -50,11 +50,11 @@ class NoLongerStored(Exception):
 def answers_differ(
     model: Model,
     ids: Sequence[int],
-    find_placed: Callable[[], tuple[Placed, ...]],
+    find_placed: Callable[[], tuple[PlacedChunk, ...]],
     selector: str,
     ratio: float,
     end: int | None,
-    stop: engine.Stop,
+    stop: row_forward.Stop,
 ) -> Generator[None, None, bool]:
     """Return whether the first ``ANSWER_TOKENS`` greedy tokens, up to ``end``, differ beyond a near
     tie.
@@ -66,12 +66,12 @@ def answers_differ(
     n = len(ids)
     tokens = to_device(torch.tensor(ids, dtype=torch.long), model.device)
     cache = dense_cache(model, n + ANSWER_TOKENS)
-    size = engine.piece_tokens(model.device)
+    size = row_forward.piece_tokens(model.device)
     for first in range(0, n, size):
         piece = tokens[first : first + size]
         last = first + piece.numel()
         at = torch.arange(first, last, device=model.device)
-        hidden = yield from engine.repeated(model, piece, at, cache.upto(last), stop)
+        hidden = yield from row_forward.attempt_again(model, piece, at, cache.upto(last), stop)
     rows = [model.logits(hidden[-1:])[0]]
     begun = [int(rows[0].argmax())]
     full = yield from greedy_steps(model, cache, n, begun, ANSWER_TOKENS, end, rows)
@@ -253,12 +253,12 @@ class QualityChecker:
         request = check.request
 
         def placed() -> tuple[Any, ...]:
-            return library.placed_for_check(request, check.ids)  # type: ignore[no-any-return]
+            return library.check_chunks(request, check.ids)  # type: ignore[no-any-return]
 
         if not placed():
             self.dropped["no longer stored"] += 1
             return None
-        ratio = raised(check.ratio) if check.quality_level == RAISED else check.ratio
+        ratio = raised_ratio(check.ratio) if check.quality_level == RAISED else check.ratio
         return answers_differ(
             library.model,
             check.ids,
@@ -276,7 +276,7 @@ class QualityChecker:
         The stored KV may be at fault.
         """
         tenant = check.request.tenant
-        level = self.limits.checked_one(tenant, check.quality_level, differs)
+        level = self.limits.record_check(tenant, check.quality_level, differs)
         if level is not None:
             logger.warning(
                 "canopy: reuse of documents of tenant %s is now %s, as answers with it differ from "

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from canopy_documents.fuse import rows as engine
+from canopy_documents.fuse import rows as row_forward
 from canopy_documents.fuse.cache import dense_cache
 from canopy_documents.fuse.encode import Encoder
 from canopy_documents.fuse.fusion import fused_prefill
@@ -41,27 +41,27 @@ DOCUMENTS, DOCUMENT_TOKENS = 6, 160
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """Number of correct answers by full recompute (``right``), and of those that reuse also answers
-    correctly (``kept``)."""
+class KeptAnswers:
+    """Number of correct answers by full recompute (``right_answers``), and of those that reuse also answers
+    correctly (``kept_answers``)."""
 
-    right: int
-    kept: int
+    right_answers: int
+    kept_answers: int
 
     @property
     def share(self) -> float | None:
         """Share of answers kept; None if full recompute answered no question correctly."""
-        return self.kept / self.right if self.right else None
+        return self.kept_answers / self.right_answers if self.right_answers else None
 
     def __str__(self) -> str:
-        if not self.right:
+        if not self.right_answers:
             return "no answer is right even without reuse"
-        return f"{self.kept} of {self.right} right answers are kept"
+        return f"{self.kept_answers} of {self.right_answers} right answers are kept"
 
 
 def check_quality(
     model: Model, tokenizer: Any, selector: str, ratios: Iterable[float], min_kept: float | None
-) -> dict[float, Kept]:
+) -> dict[float, KeptAnswers]:
     """Return the answers kept at every ratio; empty if there is no floor.
 
     Raises CanopyError, with the figures, if a ratio keeps less than ``min_kept``.
@@ -70,22 +70,22 @@ def check_quality(
         return {}
     if tokenizer is None:
         raise CanopyError("the quality check needs a tokenizer; drop --skip-tokenizer-init")
-    kept = measure_kept(model, tokenizer, selector, sorted(set(ratios)))
-    for ratio, count in kept.items():
+    by_ratio = measure_kept(model, tokenizer, selector, sorted(set(ratios)))
+    for ratio, count in by_ratio.items():
         logger.info("canopy: quality check at ratio %s: %s", ratio, count)
-    missed = [r for r, count in kept.items() if count.share is None or count.share < min_kept]
+    missed = [r for r, count in by_ratio.items() if count.share is None or count.share < min_kept]
     if missed:
-        figures = "; ".join(f"ratio {r}: {kept[r]}" for r in missed)
+        figures = "; ".join(f"ratio {r}: {by_ratio[r]}" for r in missed)
         raise CanopyError(
             f"the quality check refuses to reuse documents: min_kept is {min_kept}, and at {figures}. "
             "Raise the ratio, use another model, or lower min_kept"
         )
-    return kept
+    return by_ratio
 
 
 def measure_kept(
     model: Model, tokenizer: Any, selector: str, ratios: Iterable[float], questions: int = QUESTIONS
-) -> dict[float, Kept]:
+) -> dict[float, KeptAnswers]:
     """Return the answers kept, by ratio."""
     ratios, per_task = list(ratios), -(-questions // len(SYNTHETIC))
     counted = {ratio: [0, 0] for ratio in ratios}
@@ -99,16 +99,15 @@ def measure_kept(
             text = fused_answer(model, tokenizer, case, chunks, selector, ratio)
             counted[ratio][0] += 1
             counted[ratio][1] += holds(text, case.answers)
-    return {ratio: Kept(*both) for ratio, both in counted.items()}
+    return {ratio: KeptAnswers(*both) for ratio, both in counted.items()}
 
 
 def full_answer(model: Model, tokenizer: Any, case: Case) -> str:
     """Return the greedy answer after a plain prefill."""
     ids = torch.tensor(case.ids, device=model.device)
     cache = dense_cache(model, ids.numel() + ANSWER_TOKENS)
-    hidden = engine.prefill(model, ids, cache.upto(ids.numel()))
-    first = model.logits(hidden[-1:])[0]
-    return _decoded(model, tokenizer, cache, ids.numel(), first)
+    hidden = row_forward.prefill(model, ids, cache.upto(ids.numel()))
+    return _decode_answer(model, tokenizer, cache, ids.numel(), model.logits(hidden[-1:])[0])
 
 
 def fused_answer(
@@ -122,10 +121,10 @@ def fused_answer(
     n = len(prompt)
     cache = dense_cache(model, n + ANSWER_TOKENS)
     fused = fused_prefill(model, prompt, cache.upto(n), choose, ratio)
-    return _decoded(model, tokenizer, cache, n, fused.logits)
+    return _decode_answer(model, tokenizer, cache, n, fused.logits)
 
 
-def _decoded(model: Model, tokenizer: Any, cache: Any, n: int, first: torch.Tensor) -> str:
+def _decode_answer(model: Model, tokenizer: Any, cache: Any, n: int, first: torch.Tensor) -> str:
     begun, end = [int(first.argmax())], tokenizer.eos_token_id
     steps = greedy_steps(model, cache, n, begun, ANSWER_TOKENS, end)
-    return text_of(tokenizer, engine.finish(steps))
+    return text_of(tokenizer, row_forward.finish(steps))

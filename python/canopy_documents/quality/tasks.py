@@ -55,21 +55,21 @@ def synthetic(
 
 def _make(task: str, rng: random.Random, documents: list[str]) -> Example:
     code = str(rng.randrange(1000, 10000))
-    who, trade = rng.choice(PEOPLE), rng.choice(TRADES)
-    at = rng.randrange(1, len(documents) - 1)
+    person, trade = rng.choice(PEOPLE), rng.choice(TRADES)
+    index = rng.randrange(1, len(documents) - 1)
     if task == "single":
-        words = documents[at].split()
+        words = documents[index].split()
         cut = rng.randrange(len(words) // 4, max(len(words) // 4 + 1, 3 * len(words) // 4))
-        fact = f"The access code of {who} is {code}."
-        documents[at] = " ".join([*words[:cut], fact, *words[cut:]])
+        fact = f"The access code of {person} is {code}."
+        documents[index] = " ".join([*words[:cut], fact, *words[cut:]])
     elif task == "split":
-        documents[at] = f"{documents[at]}\nThe access code of {who}"
-        documents[at + 1] = f"is {code}. {documents[at + 1]}"
+        documents[index] = f"{documents[index]}\nThe access code of {person}"
+        documents[index + 1] = f"is {code}. {documents[index + 1]}"
     else:
-        documents[at] = f"{documents[at]}\n{who} is a {trade}."
-        documents[at + 1] = f"The access code of this {trade} is {code}. {documents[at + 1]}"
-    lead = f"The access code of {who} is"
-    return Example(tuple(documents), f"What is the access code of {who}?", (code,), task, lead)
+        documents[index] = f"{documents[index]}\n{person} is a {trade}."
+        documents[index + 1] = f"The access code of this {trade} is {code}. {documents[index + 1]}"
+    lead = f"The access code of {person} is"
+    return Example(tuple(documents), f"What is the access code of {person}?", (code,), task, lead)
 
 
 def default_filler(words: int = 70) -> list[str]:

@@ -39,14 +39,14 @@ Compared at the first difference; the other token is then nearly as likely (0.6 
 """
 
 
-def raised(ratio: float) -> float:
+def raised_ratio(ratio: float) -> float:
     """Return the ratio of a tenant at ``RAISED``."""
     return min(1.0, max(2 * ratio, LOWEST_RAISED))
 
 
 def ratio_at(level: int, ratio: float) -> float:
     """Return the ratio of a tenant at ``level`` for the server's ``ratio``."""
-    return raised(ratio) if level >= RAISED else ratio
+    return raised_ratio(ratio) if level >= RAISED else ratio
 
 
 @dataclass(slots=True)
@@ -83,8 +83,8 @@ class QualityLimits:
     every: fused prompts of a tenant for one check; allowed: share of checked answers that may differ.
     """
 
-    def __init__(self, every: int = EVERY, allowed: float = ALLOWED) -> None:
-        self.every, self.allowed = every, allowed
+    def __init__(self, interval: int = EVERY, allowed: float = ALLOWED) -> None:
+        self.interval, self.allowed = interval, allowed
         self.tenants: dict[str | None, TenantQuality] = {}
         self.checked = self.differed = 0
 
@@ -107,7 +107,7 @@ class QualityLimits:
         self._forget_one()
         quality.since += 1
         quality.offered += 1
-        if quality.since < max(1, self.every // IN_DOUBT if quality.in_doubt else self.every):
+        if quality.since < max(1, self.interval // IN_DOUBT if quality.in_doubt else self.interval):
             return None
         quality.since = 0
         quality.turn = not quality.turn
@@ -115,7 +115,7 @@ class QualityLimits:
             return quality.level - 1
         return quality.level
 
-    def checked_one(self, tenant: str | None, at: int, differs: bool) -> str | None:
+    def record_check(self, tenant: str | None, level: int, differs: bool) -> str | None:
         """Count a check's result. Returns the name of the tenant's new level, ``None`` if it is
         unchanged."""
         self.checked += 1
@@ -125,9 +125,9 @@ class QualityLimits:
             return None
         quality.checked += 1
         quality.differed += differs
-        if at == quality.level:
+        if level == quality.level:
             quality.above = max(0.0, quality.above + differs - self.allowed)
-        elif at == quality.level - 1:
+        elif level == quality.level - 1:
             quality.below = max(0.0, quality.below + max(self.allowed, MIN_GAIN) - differs)
         if quality.above >= ALARM:
             return self._enter_level(quality, quality.level + 1)

@@ -19,7 +19,7 @@ class ExpectedReuse:
     spans: tuple[tuple[int, int], ...]
     ratio: float
 
-    def saved(self, start: int, end: int) -> int:
+    def saved_tokens(self, start: int, end: int) -> int:
         """Return the number of tokens of ``start..end`` that are expected to be reused."""
         return sum(
             math.floor((1.0 - self.ratio) * max(0, min(b, end) - max(a, start)))
@@ -28,16 +28,16 @@ class ExpectedReuse:
 
     def window_credit(self, start: int, end: int, room: int | None) -> int:
         """Return the tokens to add to a window's ``room``, so that computed tokens fill it."""
-        if room is None or end - start - self.saved(start, end) <= room:
-            return self.saved(start, end)
+        if room is None or end - start - self.saved_tokens(start, end) <= room:
+            return self.saved_tokens(start, end)
         low, high = start, end  # find the last end whose computed tokens fit
         while high - low > 1:
             middle = (low + high) // 2
-            if middle - start - self.saved(start, middle) <= room:
+            if middle - start - self.saved_tokens(start, middle) <= room:
                 low = middle
             else:
                 high = middle
-        return self.saved(start, low)
+        return self.saved_tokens(start, low)
 
 
 def expected_reuse(engine: DocumentEngine, req: Any) -> ExpectedReuse | None:
@@ -81,7 +81,7 @@ def _adder_class(original_class: type, engine: DocumentEngine) -> type:
             self._canopy_grant(credit)
             result = super().add_one_req(req, *args, **kwargs)
             admitted = len(self.can_run_list) > before
-            saved = reuse.saved(req.prefix_len, req.extend_end) if admitted else 0
+            saved = reuse.saved_tokens(req.prefix_len, req.extend_end) if admitted else 0
             self._canopy_grant(min(saved, credit) - credit)
             return result
 

@@ -25,7 +25,7 @@ BACKENDS = ("torch_native", "triton", "flashinfer", "fa3")
 class FusedAttention:
     """One fused batch: ``rows`` maps queries and keys to requests.
 
-    transfers: transfers of reused KV (``transfer.Transfer``) that each layer waits for on its
+    transfers: transfers of reused KV (``transfer.RowTransfer``) that each layer waits for on its
     stream.
     """
 
@@ -47,7 +47,7 @@ class FusedAttention:
             return attention.sparse_prefill(q, k_pool, v_pool, self.rows, scale)
         if not self._planned:
             self._planned.extend(attention.plan(self.rows))
-        return attention.blocked(q, k_pool, v_pool, self.rows, scale, self._planned)
+        return attention.attend_in_blocks(q, k_pool, v_pool, self.rows, scale, self._planned)
 
 
 @dataclass(slots=True)
@@ -109,10 +109,10 @@ def register() -> None:
     for name in BACKENDS:
         create = ATTENTION_BACKENDS.get(name)
         if create is not None and not hasattr(create, "canopy"):
-            register_attention_backend(name)(_fusing(name, create))
+            register_attention_backend(name)(_wrap_backend(name, create))
 
 
-def _fusing(name: str, create: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _wrap_backend(name: str, create: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(create)
     def create_fusing(runner: Any) -> Any:
         backend = create(runner)

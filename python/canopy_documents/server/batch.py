@@ -113,13 +113,13 @@ def split_into_windows(
     for i, rows in enumerate(chosen):
         count = max(0, min(len(rows) - max(1, ends[i]), surplus))
         surplus -= count
-        at = 0
-        while at < count:
+        start = 0
+        while start < count:
             if free == 0:
-                early.append([one[:1] for one in chosen])
+                early.append([positions[:1] for positions in chosen])
                 free = room
-            step = min(count - at, free)
-            early[-1][i] = rows[at : at + step]
-            at, free = at + step, free - step
+            step = min(count - start, free)
+            early[-1][i] = rows[start : start + step]
+            start, free = start + step, free - step
         last.append(rows[count:])
     return [*early, last]

@@ -10,10 +10,10 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from canopy_documents.server.options import Options
+from canopy_documents.server.options import ReuseOptions
 from canopy_documents.text import chat, fields
-from canopy_documents.text.documents import find_documents, separated
-from canopy_documents.text.order import arranged, has_fixed_positions, has_other_input, orders
+from canopy_documents.text.documents import find_documents, split_texts
+from canopy_documents.text.order import arrange_ids, has_fixed_positions, has_other_input, orders
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.tenant import tenant_of
 from sglang_canopy.wire.stamp import BOUNDS, DOCUMENTS, ORDER
@@ -31,7 +31,11 @@ _HOW = (
 
 
 def prepare(
-    manager: Any, obj: Any, options: Options, path: str = "", body: Mapping[str, Any] | None = None
+    manager: Any,
+    obj: Any,
+    options: ReuseOptions,
+    path: str = "",
+    body: Mapping[str, Any] | None = None,
 ) -> None:
     """Hook before ``TokenizerManager.generate_request``: check fields, find and bound documents.
 
@@ -42,7 +46,7 @@ def prepare(
     _check_spelling(body or {})
     obj.sampling_params = {} if obj.sampling_params is None else obj.sampling_params
     if path.endswith(_RENDERED):
-        _prepare_rendered(manager, obj, options, body or {})
+        _bound_rendered(manager, obj, options, body or {})
     elif isinstance(obj.text, list) or _is_batch(obj.input_ids):
         _prepare_batch(manager, obj, options)
     elif isinstance(obj.sampling_params, dict):
@@ -67,7 +71,7 @@ def check_body(body: Mapping[str, Any], obj: Any) -> None:
             _check_fields(fields.parse_fields(one.get("custom_params")), prompt)
 
 
-def _prepare_batch(manager: Any, obj: Any, options: Options) -> None:
+def _prepare_batch(manager: Any, obj: Any, options: ReuseOptions) -> None:
     """Prepare each prompt of a batch. If one prompt becomes ids, all do."""
     texts, lists = obj.text, obj.input_ids
     count = len(texts if texts is not None else lists)
@@ -94,7 +98,7 @@ def _prepare_batch(manager: Any, obj: Any, options: Options) -> None:
 
 def _prepare_prompt(
     manager: Any,
-    options: Options,
+    options: ReuseOptions,
     obj: Any,
     prompt: tuple[str | None, Any],
     params: dict[str, Any],
@@ -108,7 +112,7 @@ def _prepare_prompt(
     movable = requested.any_order and not has_fixed_positions(obj)
     if requested.bounds is not None:
         if movable:
-            ids, bounds = arranged(manager.tokenizer, list(ids), requested.bounds, tenant)
+            ids, bounds = arrange_ids(manager.tokenizer, list(ids), requested.bounds, tenant)
             params["custom_params"] = {**(custom or {}), BOUNDS: bounds}
         return ids
     separator = options.separator
@@ -119,13 +123,13 @@ def _prepare_prompt(
     if movable:
         text = chat.text_in_best_order(text, separator, orders, tenant)
     ids = manager.tokenizer.encode(text)
-    bounds = find_documents(manager.tokenizer, separated(text, separator), ids)
+    bounds = find_documents(manager.tokenizer, split_texts(text, separator), ids)
     params["custom_params"] = {**(custom or {}), BOUNDS: bounds}
     return ids
 
 
 def convert_chat(
-    original: Any, serving: Any, request: Any, options: Options, raw_request: Any = None
+    original: Any, serving: Any, request: Any, options: ReuseOptions, raw_request: Any = None
 ) -> Any:
     """Hook around ``OpenAIServingChat._convert_to_internal_request``: bound a chat's documents."""
     manager, custom = serving.tokenizer_manager, request.custom_params
@@ -147,7 +151,7 @@ def convert_chat(
     return adapted, processed
 
 
-def _prepare_rendered(manager: Any, obj: Any, options: Options, body: Mapping[str, Any]) -> None:
+def _bound_rendered(manager: Any, obj: Any, options: ReuseOptions, body: Mapping[str, Any]) -> None:
     """Bound the documents of a chat that SGLang has rendered from an HTTP body."""
     if isinstance(obj.sampling_params, dict):
         messages = chat.messages_of_body(body)
@@ -157,12 +161,12 @@ def _prepare_rendered(manager: Any, obj: Any, options: Options, body: Mapping[st
 def _write_bounds(manager: Any, obj: Any, texts: Sequence[str]) -> None:
     """Write the bounds of a rendered chat's documents into its request."""
     ids, params = obj.input_ids, obj.sampling_params
-    sent = params.get("custom_params") or {}
-    custom = {key: sent[key] for key in sent if key not in (DOCUMENTS, ORDER)}
+    custom = params.get("custom_params") or {}
+    remaining = {key: custom[key] for key in custom if key not in (DOCUMENTS, ORDER)}
     if texts and isinstance(ids, list) and not has_other_input(obj):
-        custom[BOUNDS] = find_documents(manager.tokenizer, texts, ids)
-    if custom != sent:
-        params["custom_params"] = custom
+        remaining[BOUNDS] = find_documents(manager.tokenizer, texts, ids)
+    if remaining != custom:
+        params["custom_params"] = remaining
 
 
 def _check_spelling(body: Mapping[str, Any]) -> None:
@@ -187,10 +191,10 @@ def _check_fields(requested: fields.DocumentFields, ids: Any, chat: bool = False
 
 def _tenant(obj: Any) -> str | None:
     """Return the tenant of a single prompt."""
-    return tenant_of(_one_string(obj.extra_key), _one_string(obj.cache_salt))
+    return tenant_of(_tenant_field(obj.extra_key), _tenant_field(obj.cache_salt))
 
 
-def _one_string(value: Any) -> str | None:
+def _tenant_field(value: Any) -> str | None:
     """Return the tenant field of a single prompt. SGLang refuses other types than text later."""
     return value if isinstance(value, str) else None
 
@@ -199,12 +203,12 @@ def _for_each(obj: Any, name: str, count: int) -> list[str | None]:
     """Return a tenant field per prompt of a batch. Raises CanopyError if the number differs."""
     value = getattr(obj, name)
     if not isinstance(value, list):
-        return [_one_string(value)] * count
+        return [_tenant_field(value)] * count
     if len(value) != count:
         raise CanopyError(
             f"{name} has {len(value)} entries for {count} prompts; give one string, or one per prompt"
         )
-    return [_one_string(one) for one in value]
+    return [_tenant_field(one) for one in value]
 
 
 def _is_batch(ids: Any) -> bool:

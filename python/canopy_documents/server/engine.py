@@ -23,7 +23,7 @@ from canopy_documents.quality.tenant_limits import STOPPED, QualityLimits, ratio
 from canopy_documents.server import model_view
 from canopy_documents.server.attention import fuses
 from canopy_documents.server.library import Library, reusable_tokens, why_not
-from canopy_documents.server.options import DEFAULT_RATIO, Options
+from canopy_documents.server.options import DEFAULT_RATIO, ReuseOptions
 from canopy_documents.server.plan import PromptSlots, choose_tokens, replan
 from canopy_documents.server.request import (
     COUNTERS,
@@ -39,12 +39,12 @@ from canopy_documents.server.request import (
     normal_report,
     reused_by_tier,
 )
-from canopy_documents.store.chunk import Placed, base_and_skip
+from canopy_documents.store.chunk import PlacedChunk, base_and_skip
 from canopy_documents.store.host_memory import HostChunk
 from canopy_documents.text.fields import parse_fields
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.storage.weights import WEIGHTS
-from sglang_canopy.tenant import namespace_of, tenant_of_req
+from sglang_canopy.tenant import tenant_namespace, tenant_of_req
 from sglang_canopy.wire.attached import attached
 from sglang_canopy.wire.hints import TenantRate
 from sglang_canopy.wire.stamp import BOUNDS, read_time
@@ -62,7 +62,7 @@ class DocumentEngine:
     backend that cannot fuse.
     """
 
-    def __init__(self, runner: Any, options: Options, tokenizer: Any = None) -> None:
+    def __init__(self, runner: Any, options: ReuseOptions, tokenizer: Any = None) -> None:
         if not fuses(runner.attn_backend):
             raise CanopyError(
                 f"the attention backend {type(runner.attn_backend).__name__} cannot fuse; use "
@@ -125,9 +125,9 @@ class DocumentEngine:
         Call it before documents are looked up or encoded, at the same points on all ranks.
         """
         if self._updates != WEIGHTS.id:
-            self.weights_changed()
+            self.replace_if_weights_changed()
 
-    def weights_changed(self) -> bool:
+    def replace_if_weights_changed(self) -> bool:
         """Replace the store if the model's identity has changed, since the KV depends on the
         weights. Returns whether it has."""
         self._updates = WEIGHTS.id
@@ -155,7 +155,7 @@ class DocumentEngine:
             return None
         request = document_request(
             list(req.origin_input_ids), requested, self.options, self.stand_ins, self.library.store,
-            salt=namespace_of(req.extra_key, req.cache_salt).hex(),
+            salt=tenant_namespace(req.extra_key, req.cache_salt).hex(),
         )  # fmt: skip
         request.tenant, request.time_s = tenant_of_req(req), self.time_s
         request.deletions = self.library.deletions
@@ -216,13 +216,13 @@ class DocumentEngine:
         if reusable_tokens(documents, prefix, len(ids)):
             documents = self.library.open(request, req.full_untruncated_fill_ids)
         if not reusable_tokens(documents, prefix, len(ids)):
-            if not request.kept:
+            if not request.kept_tokens:
                 request.reason = why_not(documents, prefix)
                 request.report = normal_report(request, prefix, documents, request.reason)
             return None
         placed = tuple(p for k in documents if (p := k.placed_from(prefix)) is not None)
         ratio = self.ratio_for(request, documents)
-        plan = self._planned(request, PromptSlots(ids, row, prefix, placed), ratio)
+        plan = self._make_plan(request, PromptSlots(ids, row, prefix, placed), ratio)
         if not request.reported:
             seconds = time.perf_counter() - started
             report = fused_report(request, documents, plan, ratio, seconds)
@@ -231,7 +231,7 @@ class DocumentEngine:
             request.complete_report = lambda: report.update(reused_by_tier(documents, plan))
         return plan
 
-    def saved(self, request: DocumentRequest, prefix: int, total: int) -> float:
+    def saved_tokens(self, request: DocumentRequest, prefix: int, total: int) -> float:
         """Return the tokens of a prompt that its stored documents would save after a prefix."""
         documents = self.library.resolve(request)
         usable = reusable_tokens(documents, prefix, total)
@@ -239,10 +239,10 @@ class DocumentEngine:
 
     def report_prompt(self, req: Any, request: DocumentRequest) -> dict[str, Any]:
         """Return the report of a complete prompt, and count it."""
-        self.counts["kept_requests"] += int(request.kept > 0)
-        self.counts["kept_tokens"] += request.kept
+        self.counts["kept_requests"] += int(request.kept_tokens > 0)
+        self.counts["kept_tokens"] += request.kept_tokens
         documents, prefix = self.library.resolve(request), request.prefix
-        if not request.report and request.kept:
+        if not request.report and request.kept_tokens:
             ratio = self.ratio_for(request, documents)
             total = len(req.origin_input_ids)
             request.report = kept_report(request, documents, prefix, total, ratio)
@@ -253,7 +253,7 @@ class DocumentEngine:
             self.not_fused[request.report["why"]] += 1
         return request.report
 
-    def _planned(self, request: DocumentRequest, slots: PromptSlots, ratio: float) -> ReusePlan:
+    def _make_plan(self, request: DocumentRequest, slots: PromptSlots, ratio: float) -> ReusePlan:
         """Choose the tokens to recompute, and start to write the reused KV.
 
         A retracted request keeps its earlier choice.
@@ -301,12 +301,12 @@ class DocumentEngine:
 
     def write_reused(self, plan: ReusePlan, row: torch.Tensor, first: int, end: int) -> None:
         """Write the reused KV of positions ``first..end`` of the plan into the row's slots."""
-        placed: Sequence[Placed] = plan.placed
+        placed: Sequence[PlacedChunk] = plan.placed
         keys, values = model_view.pool_views(self.runner)
         cache = KVCache(keys, values, row, transfers=plan.transfers)
         whole = (first, end) == (plan.prefix, plan.chosen.total)
         if whole and not plan.chosen.is_on_host:
-            sent = send(self.model, placed, cache, plan.chosen.others(plan.prefix))
+            sent = send(self.model, placed, cache, plan.chosen.reused_rows(plan.prefix))
             plan.transfers += [sent] if sent is not None else []
             placed = [p for p in placed if not isinstance(base_and_skip(p.chunk)[0], HostChunk)]
         if not placed:
@@ -372,12 +372,12 @@ class DocumentEngine:
                 ids, request, lambda: model_view.row_cache(self.runner, row, len(ids))
             )
 
-    def counted(self) -> dict[str, Any]:
+    def counters(self) -> dict[str, Any]:
         """Return the counters since the start and the store's sizes. Safe on any thread."""
-        counted = {name: self.counts[name] for name in COUNTERS}
-        counted["fallbacks"] += self.library.failures
+        counters = {name: self.counts[name] for name in COUNTERS}
+        counters["fallbacks"] += self.library.failures
         return {
-            **counted,
+            **counters,
             "not_fused": dict(self.not_fused),
             "quality": self.checker.stats(),
             "store": self.library.store.stats(),
@@ -385,4 +385,4 @@ class DocumentEngine:
 
     def stats(self) -> dict[str, Any]:
         """Return all counters: tokens, bytes, requests. For the scheduler's thread only."""
-        return {**self.counted(), **self.library.encoder.stats(), "ratios": dict(self.ratios)}
+        return {**self.counters(), **self.library.encoder.stats(), "ratios": dict(self.ratios)}

@@ -22,7 +22,7 @@ from sglang_canopy.wire.stamp import DOCUMENTS
 
 logger = logging.getLogger(__name__)
 
-Run = tuple[Any, FusedAttention]
+FusedRun = tuple[Any, FusedAttention]
 """A packed batch and its plan."""
 
 
@@ -98,7 +98,7 @@ def _run_without_sampling(worker: Any, run: Any, plan: FusedAttention) -> None:
         runner.attn_backend.canopy.plan = None
 
 
-def _packed_runs(engine: DocumentEngine, batch: Any) -> list[Run]:
+def _packed_runs(engine: DocumentEngine, batch: Any) -> list[FusedRun]:
     """Return the packed batches to run in turn; empty if SGLang's own forward runs the batch."""
     chosen, planned = _choose_rows(engine, batch)
     try:
@@ -124,7 +124,7 @@ def _pack(
     chosen: Sequence[torch.Tensor],
     fused: bool,
     transfers: Sequence[Any] = (),
-) -> list[Run]:
+) -> list[FusedRun]:
     longest = max(map(len, chosen))
     windows = split_into_windows(chosen, engine.max_rows(longest), logit_rows(batch))
     if not fused and len(windows) == 1:
@@ -133,7 +133,7 @@ def _pack(
     return [pack_rows(batch, table, rows, transfers) for rows in windows]
 
 
-def _pack_whole(engine: DocumentEngine, batch: Any) -> list[Run]:
+def _pack_whole(engine: DocumentEngine, batch: Any) -> list[FusedRun]:
     """Pack every row of a batch whose plans were dropped."""
     try:
         return _pack(
@@ -162,7 +162,7 @@ def _choose_rows(engine: DocumentEngine, batch: Any) -> tuple[list[torch.Tensor]
     planned, failed, tried = [], [], False
     for i, req in enumerate(batch.reqs):
         chosen.append(_window_positions(batch, i))
-        if (request := _of_prompt(batch, i)) is not None:
+        if (request := _document_request(batch, i)) is not None:
             request.begin_window(req, int(batch.prefix_lens[i]), int(batch.seq_lens_cpu[i]))
         request = _fusable(engine, batch, i)
         if request is None:
@@ -187,7 +187,7 @@ def _choose_rows(engine: DocumentEngine, batch: Any) -> tuple[list[torch.Tensor]
     return chosen, [i for i in planned if i not in failed]
 
 
-def _of_prompt(batch: Any, index: int) -> DocumentRequest | None:
+def _document_request(batch: Any, index: int) -> DocumentRequest | None:
     """Return a request's document state if this batch has rows of its prompt.
 
     A row at or past the prompt's end is a decode row of a mixed batch.
@@ -200,8 +200,8 @@ def _of_prompt(batch: Any, index: int) -> DocumentRequest | None:
 
 
 def _fusable(engine: DocumentEngine, batch: Any, index: int) -> DocumentRequest | None:
-    """Return :func:`_of_prompt` if the rows may be fused, else ``None``."""
-    request = _of_prompt(batch, index)
+    """Return :func:`_document_request` if the rows may be fused, else ``None``."""
+    request = _document_request(batch, index)
     if request is None or not engine.may_fuse(batch.reqs[index], request):
         return None
     return request

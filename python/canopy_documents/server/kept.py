@@ -24,7 +24,7 @@ VERSION = 1
 """Part of each name. Increment it if the KV computed for the same settings changes."""
 
 
-def enter(engine: DocumentEngine, req: Any, request: DocumentRequest) -> None:
+def choose_extra_key(engine: DocumentEngine, req: Any, request: DocumentRequest) -> None:
     """Give a new request the extra key of its approximate KV, if that saves more than its exact
     prefix.
 
@@ -38,12 +38,12 @@ def enter(engine: DocumentEngine, req: Any, request: DocumentRequest) -> None:
     if not (eligible or request.too_long) or engine.is_exact(request):
         return
     key = documents_key(req.extra_key, _name(engine, request))
-    exact, kept = (
+    exact_matched, matched = (
         engine.count_matched_tokens(req, req.extra_key),
         engine.count_matched_tokens(req, key),
     )
     total = len(req.origin_input_ids)
-    if kept + (engine.saved(request, kept, total) if eligible else 0) <= exact:
+    if matched + (engine.saved_tokens(request, matched, total) if eligible else 0) <= exact_matched:
         return
     remember_clients_key(req)
     request.kept_key = req.extra_key = key
@@ -54,8 +54,7 @@ def count_matched_tokens(tree_cache: Any, req: Any, extra_key: str | None) -> in
     from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
     from sglang.srt.mem_cache.radix_cache import RadixKey
 
-    ids = req.origin_input_ids + req.output_ids
-    key = RadixKey(ids, extra_key, cache_salt=req.cache_salt)
+    key = RadixKey(req.origin_input_ids + req.output_ids, extra_key, cache_salt=req.cache_salt)
     match = tree_cache.match_prefix(MatchPrefixParams(key=key))
     return int(match.device_prefix_len + match.host_hit_length)
 

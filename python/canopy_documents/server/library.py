@@ -13,14 +13,14 @@ from canopy_documents.fuse.encode import capture
 from canopy_documents.fuse.model import Model
 from canopy_documents.fuse.rows import Stop
 from canopy_documents.fuse.selectors import Offline, make_selector
-from canopy_documents.server.options import Options
+from canopy_documents.server.options import ReuseOptions
 from canopy_documents.server.request import (
     IN_PREFIX,
     TOO_FEW_STORED,
     DocumentRequest,
     ResolvedDocument,
 )
-from canopy_documents.store.chunk import Chunk, Placed
+from canopy_documents.store.chunk import Chunk, PlacedChunk
 from canopy_documents.store.disk import ChunkDisk
 from canopy_documents.store.host_memory import HostMemory
 from canopy_documents.store.store import ChunkStore
@@ -45,17 +45,17 @@ class Library:
     earlier: the library of previous weights, whose files are deleted.
     """
 
-    def __init__(self, model: Model, options: Options, earlier: Library | None = None) -> None:
+    def __init__(self, model: Model, options: ReuseOptions, old: Library | None = None) -> None:
         self.model, self.options = model, options
-        if earlier is not None:  # a store per training step would fill the disk
-            earlier.store.discard()
-        self.store: ChunkStore = make_store(model, options, must_have_disk=earlier is None)
+        if old is not None:  # a store per training step would fill the disk
+            old.store.discard()
+        self.store: ChunkStore = make_store(model, options, must_have_disk=old is None)
         score = functools.partial(score_chunk, options.selector)
-        self.stop: Stop = Stop() if earlier is None else earlier.stop
+        self.stop: Stop = Stop() if old is None else old.stop
         self.encoder = BackgroundEncoder(model, self.store, score, self.stop)
         self.encode_credit = 0.0
         self.failures = self.deletions = 0
-        self.heads: Heads = Heads() if earlier is None else earlier.heads
+        self.heads: Heads = Heads() if old is None else old.heads
         self._deleted: OrderedDict[str | None, int] = OrderedDict()
         """Tenants whose documents were deleted, each with the number of deletions so far."""
 
@@ -68,7 +68,7 @@ class Library:
         for (start, end), keys in zip(request.bounds, request.keys):
             tier: str | None = None
             place = next(
-                (i for i, k in enumerate(keys) if (tier := self.store.where(k, end - start))), 0
+                (i for i, k in enumerate(keys) if (tier := self.store.tier_of(k, end - start))), 0
             )
             documents.append(ResolvedDocument(start, end, keys[place], place, tier))
         return documents
@@ -85,7 +85,7 @@ class Library:
                 resolved.tier = resolved.tier if resolved.chunk is not None else None
         return documents
 
-    def placed_for_check(self, request: DocumentRequest, ids: Sequence[int]) -> tuple[Placed, ...]:
+    def check_chunks(self, request: DocumentRequest, ids: Sequence[int]) -> tuple[PlacedChunk, ...]:
         """Return the stored documents of a prompt; empty if too few are stored."""
         if not reusable_tokens(self.resolve(request), 0, len(ids)):
             return ()
@@ -120,13 +120,13 @@ class Library:
         """
         if self._deleted.get(request.tenant, 0) > request.deletions:
             return
-        returns = not request.kept and bool(request.places)
+        returns = not request.kept_tokens and bool(request.places)
         returns = returns and self.heads.seen_before(request.salt, request.places[0].head)
         for (start, end), keys, place in zip(request.bounds, request.keys, request.places):
             document = ids[start:end]
             addresses = dict(zip(place.acceptable(), keys))
             for good in place.to_encode(returns):
-                if any(self.store.where(addresses[p], end - start) is not None for p in good):
+                if any(self.store.tier_of(addresses[p], end - start) is not None for p in good):
                     continue
                 prefix = good[0]
                 if not request.fused and tuple(ids[:start]) == prefix:
@@ -197,7 +197,7 @@ def why_not(documents: Sequence[ResolvedDocument], prefix: int) -> str:
     return IN_PREFIX if stored_tokens(documents, prefix) >= after else TOO_FEW_STORED
 
 
-def make_store(model: Model, options: Options, must_have_disk: bool = True) -> ChunkStore:
+def make_store(model: Model, options: ReuseOptions, must_have_disk: bool = True) -> ChunkStore:
     """Build the store of the server's options.
 
     Raises CanopyError if its folder cannot be used; without ``must_have_disk`` the disk is then left
@@ -212,8 +212,7 @@ def make_store(model: Model, options: Options, must_have_disk: bool = True) -> C
             if must_have_disk:
                 raise
             logger.warning("canopy: documents are kept in memory only: %s", error)
-    capacity = options.memory_mb << 20
-    return ChunkStore(model.identity, capacity, _host_memory(model, options), disk)
+    return ChunkStore(model.identity, options.memory_mb << 20, _host_memory(model, options), disk)
 
 
 def score_chunk(selector: str, chunk: Chunk) -> None:
@@ -223,7 +222,7 @@ def score_chunk(selector: str, chunk: Chunk) -> None:
         chooser.scores(chunk)
 
 
-def _host_memory(model: Model, options: Options) -> HostMemory | None:
+def _host_memory(model: Model, options: ReuseOptions) -> HostMemory | None:
     """Return one allocation for the host tier if the model is on a device; pinned for CUDA."""
     if model.device.type == "cpu" or not options.memory_mb:
         return None

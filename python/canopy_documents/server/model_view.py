@@ -71,8 +71,7 @@ def served_model(runner: Any, files: str = "") -> Model:
             "model unquantised, or without --canopy-documents"
         )
     movable_variant(config)  # raises for a RoPE scaling that cannot be moved
-    layers = inner.model.layers
-    attention = layers[0].self_attn
+    attention = inner.model.layers[0].self_attn
     rotary = attention.rotary_emb
     if not rotary.is_neox_style or rotary.rotary_dim != attention.head_dim:
         raise CanopyError(
@@ -219,13 +218,13 @@ def check_layout(runner: Any, shape: Shape) -> None:
             "only (unset SGLANG_USE_HND_KVCACHE and SGLANG_AITER_KV_CACHE_LAYOUT, leave out "
             "--enable-unified-memory), or serve without --canopy-documents"
         )
-    wanted = (shape.kv_heads, shape.head_dim)
+    slot_size = (shape.kv_heads, shape.head_dim)
     for buffers in pool_views(runner):
         size = tuple(buffers[0].shape[2:])
-        if size != wanted:
+        if size != slot_size:
             raise CanopyError(
                 f"the KV pool {type(runner.token_to_kv_pool).__name__} has slots of {size}, not "
-                f"{wanted} (kv heads, head size): another layout than NHD, which document reuse cannot "
+                f"{slot_size} (kv heads, head size): another layout than NHD, which document reuse cannot "
                 "write; serve without --canopy-documents"
             )
 

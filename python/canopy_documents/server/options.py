@@ -29,7 +29,7 @@ def _share(default: float | None, help: str, **more: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ReuseOptions:
     """Document reuse as configured for this server. Sizes in MiB, ratios as shares."""
 
     reuse: str = declare_key("on", "Whether documents are reused at all.", choices=("on", "off"))
@@ -93,11 +93,11 @@ class Options:
         return {name: size << 20 for name, size in sizes.items() if size}
 
 
-parse = declared.keyed(Options, head="reuse")
+parse = declared.keyed(ReuseOptions, head="reuse")
 """Parse ``on``, ``KEY=VALUE,...`` or a JSON object. Raises CanopyError."""
 
 
-def check_server(server_args: Any, options: Options) -> None:
+def check_server(server_args: Any, options: ReuseOptions) -> None:
     """Raise ``CanopyError`` if this server cannot reuse documents with this selector."""
     tp_size = server_args.tp_size
     if tp_size > 1 and options.disk_mb:

@@ -17,10 +17,10 @@ from canopy_documents.fuse.cache import KVCache, dense_cache
 from canopy_documents.fuse.choice import ChosenTokens
 from canopy_documents.fuse.model import Model
 from canopy_documents.fuse.placement import copy_positions, place_chunks
-from canopy_documents.fuse.selectors import Context, Offline, Selector
-from canopy_documents.fuse.transfer import Transfer
+from canopy_documents.fuse.selectors import Offline, Selector, SelectorInput
+from canopy_documents.fuse.transfer import RowTransfer
 from canopy_documents.server.model_view import row_cache
-from canopy_documents.store.chunk import FusedPrompt, Placed, base_and_skip
+from canopy_documents.store.chunk import FusedPrompt, PlacedChunk, base_and_skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class PromptSlots:
     ids: torch.Tensor
     row: torch.Tensor
     prefix: int
-    placed: tuple[Placed, ...]
+    placed: tuple[PlacedChunk, ...]
 
     @property
     def prompt(self) -> FusedPrompt:
@@ -52,7 +52,7 @@ class PromptSlots:
         computed[-1] = True
         return computed
 
-    def cache(self, model: Model, runner: Any, transfers: list[Transfer]) -> KVCache:
+    def cache(self, model: Model, runner: Any, transfers: list[RowTransfer]) -> KVCache:
         """Return the cache in which a selector reads the reused KV: the pool, or a copy if slots
         are missing."""
         n = self.ids.numel()
@@ -82,7 +82,7 @@ def choose_tokens(
     slots: PromptSlots,
     selector: Selector,
     ratio: float,
-    transfers: list[Transfer],
+    transfers: list[RowTransfer],
 ) -> tuple[ChosenTokens, bool]:
     """Choose the tokens of the prompt to compute.
 
@@ -110,32 +110,32 @@ def _choose_offline(
 ) -> torch.Tensor:
     for p in slots.placed:
         selector.scores(base_and_skip(p.chunk)[0])
-    context = Context(model, slots.prompt, None, ratio)  # type: ignore[arg-type]
+    context = SelectorInput(model, slots.prompt, None, ratio)  # type: ignore[arg-type]
     return selector.choose(context)
 
 
 def _context(
     model: Model, prompt: FusedPrompt, cache: KVCache, ratio: float, prefix: int
-) -> Context:
+) -> SelectorInput:
     """Return a context that treats the cached prefix as an exact document, which is not run and has no
     budget.
 
     The ratio is lowered so that the budget in tokens is the same as without that document.
     """
     if not prefix:
-        return Context(model, prompt, cache, ratio)
+        return SelectorInput(model, prompt, cache, ratio)
     placed = list(prompt.placed)
     end = prefix
     if placed and placed[0].start == prefix and prompt.first_is_exact:
         end = placed.pop(0).end
     ids = tuple(prompt.ids[:end].tolist())
-    whole = FusedPrompt(prompt.ids, (Placed(ExactChunk(ids), 0), *placed))  # type: ignore[arg-type]
+    whole = FusedPrompt(prompt.ids, (PlacedChunk(ExactChunk(ids), 0), *placed))  # type: ignore[arg-type]
     same = ratio * prompt.reusable / max(1, whole.reusable) + 1e-9
-    return Context(model, whole, cache, same)
+    return SelectorInput(model, whole, cache, same)
 
 
 def replan(
-    earlier: torch.Tensor, prefix: int, placed: Sequence[Placed], total: int
+    earlier: torch.Tensor, prefix: int, placed: Sequence[PlacedChunk], total: int
 ) -> torch.Tensor:
     """Return the tokens, ``[total]`` bool, to compute after a planned request was retracted.
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from canopy_documents.fuse.choice import ChosenTokens
-from canopy_documents.fuse.transfer import Transfer
-from canopy_documents.server.options import LEARN_PREFIX_TOKENS, MIN_TOKENS, Options
-from canopy_documents.store.chunk import Chunk, ChunkSuffix, Placed
+from canopy_documents.fuse.transfer import RowTransfer
+from canopy_documents.server.options import LEARN_PREFIX_TOKENS, MIN_TOKENS, ReuseOptions
+from canopy_documents.store.chunk import Chunk, ChunkSuffix, PlacedChunk
 from canopy_documents.store.host_memory import HostChunk
 from canopy_documents.store.store import ChunkStore
 from canopy_documents.text.fields import MAX_DOCUMENTS, DocumentFields
@@ -53,13 +53,13 @@ class ResolvedDocument:
     tier: str | None = None
     chunk: Chunk | HostChunk | None = None
 
-    def placed_from(self, first: int) -> Placed | None:
+    def placed_from(self, first: int) -> PlacedChunk | None:
         """Return the stored tokens from position ``first`` on; None without stored tokens."""
         if self.chunk is None or self.end <= first:
             return None
         skip = max(0, first - self.start)
         rest = ChunkSuffix(self.chunk, skip) if skip else self.chunk
-        return Placed(rest, self.start + skip)  # type: ignore[arg-type]
+        return PlacedChunk(rest, self.start + skip)  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)
@@ -71,9 +71,9 @@ class ReusePlan:
     """
 
     chosen: ChosenTokens
-    placed: tuple[Placed, ...]
+    placed: tuple[PlacedChunk, ...]
     prefix: int
-    transfers: list[Transfer] = field(default_factory=list)
+    transfers: list[RowTransfer] = field(default_factory=list)
 
     @property
     def computes_all(self) -> bool:
@@ -106,7 +106,7 @@ class DocumentRequest:
     places: tuple[Place, ...]
     salt: str
     """SGLang's namespace of the request, a part of the addresses."""
-    named: int
+    named_documents: int
     """Documents in the prompt, with those of too few tokens."""
     ratio: float | None = None
     """Recompute ratio that the request asks for."""
@@ -125,7 +125,7 @@ class DocumentRequest:
     """Level of its tenant: ``SERVED``, ``RAISED`` or ``STOPPED``."""
     kept_key: str | None = None
     """Extra key of its namespace for approximate KV (:mod:`.kept`)."""
-    kept: int = 0
+    kept_tokens: int = 0
     """Tokens matched in that namespace from its first document on."""
     fused: bool = False
     """Whether its slots have held approximate KV; never reset."""
@@ -154,8 +154,8 @@ class DocumentRequest:
         """
         if first != self._computed_to:  # the prompt's first window, also after a retraction
             self.prefix = first
-            self.kept = max(0, first - self.bounds[0][0]) if self.keeps(req) else 0
-            self.fused |= self.kept > 0
+            self.kept_tokens = max(0, first - self.bounds[0][0]) if self.keeps(req) else 0
+            self.fused |= self.kept_tokens > 0
         self._computed_to = end
 
     @property
@@ -186,9 +186,9 @@ def engine_of_runner(runner: Any) -> Any:
     return getattr(runner, "canopy", None)
 
 
-def ineligible_reason(req: Any, request: DocumentRequest, options: Options) -> str | None:
+def ineligible_reason(req: Any, request: DocumentRequest, options: ReuseOptions) -> str | None:
     """Return why a request runs normally whatever is stored; ``None`` if it may reuse documents."""
-    if request.named > MAX_DOCUMENTS:
+    if request.named_documents > MAX_DOCUMENTS:
         return TOO_MANY
     if not request.bounds:
         return NOT_FOUND
@@ -208,7 +208,7 @@ def ineligible_reason(req: Any, request: DocumentRequest, options: Options) -> s
 def document_request(
     ids: Sequence[int],
     requested: DocumentFields,
-    options: Options,
+    options: ReuseOptions,
     stand_ins: tuple[tuple[int, ...], ...],
     store: ChunkStore,
     salt: str,
@@ -217,10 +217,10 @@ def document_request(
 
     stand_ins: tokens of a few stand-in documents, and of all; empty without stand-ins.
     """
-    named = len(requested.bounds or ())
+    named_documents = len(requested.bounds or ())
     bounds = tuple(
         (a, min(b, len(ids)))
-        for a, b in (requested.bounds or () if named <= MAX_DOCUMENTS else ())
+        for a, b in (requested.bounds or () if named_documents <= MAX_DOCUMENTS else ())
         if min(b, len(ids)) - a >= MIN_TOKENS
     )
     first = requested.bounds[0][0] if requested.bounds else 0
@@ -234,7 +234,7 @@ def document_request(
         tuple(store.keys(ids[a:b], prefixes, salt) for (a, b), prefixes in zip(bounds, behind)),
         places,
         salt,
-        named,
+        named_documents,
         requested.ratio,
     )
 
@@ -268,7 +268,7 @@ def fused_report(
     return {
         "fused": True,
         "prefix": plan.prefix,
-        "kept": request.kept,
+        "kept": request.kept_tokens,
         "reused": int(inside.sum()) - recomputed,
         "recomputed": recomputed,
         "computed": plan.chosen.count,
@@ -299,7 +299,7 @@ def kept_report(
     return {
         "fused": True,
         "prefix": prefix,
-        "kept": request.kept,
+        "kept": request.kept_tokens,
         "reused": 0,
         "recomputed": 0,
         "computed": total - prefix,

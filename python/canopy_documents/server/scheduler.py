@@ -27,7 +27,7 @@ PAUSE_MS = 50
 would otherwise wait for the piece in progress."""
 
 
-def request_created(scheduler: Any, req: Any) -> bool:
+def read_documents(scheduler: Any, req: Any) -> bool:
     """Read a created request's documents. Returns whether it has any; its extra key is set when it
     is queued."""
     engine, state = engine_of(scheduler), attached(req)
@@ -43,13 +43,13 @@ def request_created(scheduler: Any, req: Any) -> bool:
     return state.documents is not None
 
 
-def request_queued(scheduler: Any, req: Any) -> None:
+def set_extra_key(scheduler: Any, req: Any) -> None:
     """Set the extra key of a queued request with documents, initially and after each retraction."""
     request, engine = document_request_of(req), engine_of(scheduler)
     if request is None or engine is None:
         return
     try:
-        kept.enter(engine, req, request)
+        kept.choose_extra_key(engine, req, request)
     except Exception:
         logger.exception("canopy: a request's namespace could not be named; it runs normally")
         engine.counts["fallbacks"] += 1
@@ -82,10 +82,10 @@ def work_when_idle(scheduler: Any, *_: Any, **__: Any) -> None:
         engine.work_when_idle(come)
 
 
-def flushed(success: Any, scheduler: Any, *_: Any, **__: Any) -> None:
+def replace_stale_store(success: Any, scheduler: Any, *_: Any, **__: Any) -> None:
     """Hook after ``Scheduler.flush_cache``. Documents stay unless the weights changed."""
     engine = engine_of(scheduler)
-    if engine is not None and success and engine.weights_changed():
+    if engine is not None and success and engine.replace_if_weights_changed():
         logger.info("canopy: the weights changed, so a new document store begins")
 
 
@@ -110,12 +110,12 @@ def delete_documents(scheduler: Any, tenants: list[str]) -> bool | None:
     engine = engine_of(scheduler)
     if engine is None:
         return None
-    done = False
+    is_deleted = False
     for name in tenants:
-        done |= engine.library.delete(name or None)
-        done |= delete_kv(scheduler.tree_cache, name or None, scheduler.enable_lora)
+        is_deleted |= engine.library.delete(name or None)
+        is_deleted |= delete_kv(scheduler.tree_cache, name or None, scheduler.enable_lora)
         engine.checker.forget(name or None)
-    return done
+    return is_deleted
 
 
 def complete_report(req: Any, *_: Any, **__: Any) -> None:
@@ -162,22 +162,22 @@ def delete_kv(cache: Any, tenant: str | None, lora: bool = False) -> bool:
     if core is None:
         return False
     if isinstance(core, UnifiedTreeCore):
-        done = False
+        is_deleted = False
         for top in list(core.root_node.children.values()):
             if tenant in tenants_of_key(top.key.extra_key, top.key.cache_salt, lora):
                 nodes = [top]
                 for node in nodes:
                     nodes += node.children.values()
                 for node in reversed(nodes):
-                    done |= _delete(cache, node)
+                    is_deleted |= _delete(cache, node)
     else:
-        done = _evict_all(cache)
+        is_deleted = _evict_all(cache)
     storage = cache.cache_controller.storage_backend if cache.cache_controller else None
     store = getattr(storage, "store", None)
     if isinstance(store, DiskStore):
-        done |= tenant in store.held_pages()["tenants"]
+        is_deleted |= tenant in store.held_pages()["tenants"]
         threading.Thread(target=store.remove_tenant, args=(tenant,), daemon=True).start()
-    return done
+    return is_deleted
 
 
 def _evict_all(cache: Any) -> bool:

@@ -46,14 +46,14 @@ class ServedModel(Model):
         from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
         from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 
-        none = ids.new_empty(0)
+        empty = ids.new_empty(0)
         batch = ForwardBatch(
             forward_mode=ForwardMode.EXTEND,
             batch_size=1,
             input_ids=ids,
-            req_pool_indices=none,
-            seq_lens=none,
-            out_cache_loc=none,
+            req_pool_indices=empty,
+            seq_lens=empty,
+            out_cache_loc=empty,
             seq_lens_sum=0,
             positions=positions,
         )

@@ -18,7 +18,7 @@ from canopy_documents.quality.start_check import check_quality
 from canopy_documents.server import attention, kept
 from canopy_documents.server.engine import DocumentEngine
 from canopy_documents.server.model_view import check_layout, served_shape
-from canopy_documents.server.options import DEFAULT_RATIO, Options
+from canopy_documents.server.options import DEFAULT_RATIO, ReuseOptions
 from canopy_documents.store.chunk import Shape
 from sglang_canopy.errors import CanopyError
 
@@ -99,7 +99,7 @@ def build(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs:
     )
 
 
-def pool_budget(original: Any, configurator: Any, budget_bytes: int, **more: Any) -> Any:
+def pool_budget(original: Any, configurator: Any, budget_bytes: int, **keywords: Any) -> Any:
     """Hook around ``KVCacheConfigurator.config_from_budget``: leave memory for document reuse.
 
     SGLang converts free bytes into pool sizes there, at the start and again after CUDA graphs are
@@ -107,12 +107,12 @@ def pool_budget(original: Any, configurator: Any, budget_bytes: int, **more: Any
     """
     options = document_options_of(configurator.server_args)
     if options is None:
-        return original(configurator, budget_bytes, **more)
+        return original(configurator, budget_bytes, **keywords)
     config = configurator.model_config
     shape = served_shape(configurator.model, config.hf_config)
     tokens = options.longest_prompt(config.context_len)
-    beside = options.bytes_beside_pool(str(configurator.device))
-    needed = working_memory(shape, configurator.model_dtype.itemsize, tokens, beside)
+    reserved_bytes = options.bytes_beside_pool(str(configurator.device))
+    needed = working_memory(shape, configurator.model_dtype.itemsize, tokens, reserved_bytes)
     if needed.total >= budget_bytes:
         raise SystemExit(
             f"sglang-canopy: --canopy-documents on needs {needed} beside the KV pool, and only "
@@ -120,7 +120,7 @@ def pool_budget(original: Any, configurator: Any, budget_bytes: int, **more: Any
             "tiers' sizes, or raise --mem-fraction-static"
         )
     logger.info("canopy: document reuse leaves %s out of the KV pool", needed)
-    return original(configurator, budget_bytes - needed.total, **more)
+    return original(configurator, budget_bytes - needed.total, **keywords)
 
 
 def _calibrate_and_check(engine: DocumentEngine, tokenizer: Any, tp_size: int) -> None:
@@ -138,7 +138,7 @@ def _calibrate_and_check(engine: DocumentEngine, tokenizer: Any, tp_size: int) -
     check_quality(model, tokenizer, options.selector, ratios, options.min_kept)
 
 
-def ratios_in_use(options: Options, calibrated: Mapping[str, float]) -> set[float]:
+def ratios_in_use(options: ReuseOptions, calibrated: Mapping[str, float]) -> set[float]:
     """Return every ratio that a request without its own may have (``DocumentEngine.ratio_for``)."""
     if options.ratio is not None:
         return {options.ratio}

@@ -34,7 +34,7 @@ class Scores(UserDict):  # type: ignore[type-arg]
     """Scores by name, on the host; scores from a device are copied when they are read."""
 
     def __setitem__(self, name: str, score: torch.Tensor) -> None:
-        self.data[name] = HostCopy.of(score)
+        self.data[name] = HostCopy.start(score)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.data[name].get()  # type: ignore[no-any-return]
@@ -82,7 +82,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedChunk:
     """A chunk in a prompt, at position ``start``."""
 
     chunk: Chunk
@@ -101,7 +101,7 @@ class FusedPrompt:
     """
 
     ids: torch.Tensor
-    placed: tuple[Placed, ...]
+    placed: tuple[PlacedChunk, ...]
 
     def __post_init__(self) -> None:
         end = 0

@@ -30,7 +30,7 @@ class HostCopy:
     event: Any = None
 
     @staticmethod
-    def of(x: torch.Tensor) -> HostCopy:
+    def start(x: torch.Tensor) -> HostCopy:
         """Start to copy ``x`` on the current stream, after the work already queued there."""
         if is_host(x):
             return HostCopy(x)

@@ -122,25 +122,25 @@ class ChunkDisk:
             if not self.store.open():  # tried again at every write
                 return
             keys, layers = _page_keys(key, len(chunk)), self.size[0]
-            both = torch.zeros(layers, len(keys) * PAGE, *self.size[2:], dtype=self.dtype)
-            for at, rows in enumerate((chunk.raw_k, chunk.v)):
-                both[:, : len(chunk), at] = rows.cpu()
+            pairs = torch.zeros(layers, len(keys) * PAGE, *self.size[2:], dtype=self.dtype)
+            for start, rows in enumerate((chunk.raw_k, chunk.v)):
+                pairs[:, : len(chunk), start] = rows.cpu()
             pages = [
-                both[:, at : at + PAGE].contiguous().view(torch.uint8).numpy().data
-                for at in range(0, both.shape[1], PAGE)
+                pairs[:, start : start + PAGE].contiguous().view(torch.uint8).numpy().data
+                for start in range(0, pairs.shape[1], PAGE)
             ]
             # Pages of one document have one time of use, so they leave together.
             now = self.store.clock()
             metas = [
                 PageMeta(
-                    at * PAGE,
+                    start * PAGE,
                     PAGE,
                     category="document",
                     tenant=chunk.tenant,
                     created=now,
                     last_access=now,
                 )
-                for at in range(len(keys))
+                for start in range(len(keys))
             ]
             stored = self.store.write(keys, pages, metas, [None, *keys[:-1]])
             self.written += all(stored)

@@ -34,10 +34,10 @@ class PinnedPages(mmap.mmap):
             self.release()  # before the pages are unmapped
 
 
-def pinned(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def pinned_tensor(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return uninitialised pinned memory; if CUDA cannot register it, torch's with a warning."""
     try:
-        return registered(size, dtype, torch.cuda.cudart(), torch.cuda.synchronize)
+        return registered_tensor(size, dtype, torch.cuda.cudart(), torch.cuda.synchronize)
     except (RuntimeError, OSError) as error:
         logger.warning(
             "canopy: %s; torch pins the documents' memory, which may take twice its size", error
@@ -45,7 +45,7 @@ def pinned(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(size, dtype=dtype, pin_memory=True)
 
 
-def registered(
+def registered_tensor(
     size: tuple[int, ...], dtype: torch.dtype, runtime: Any, wait: Callable[[], None]
 ) -> torch.Tensor:
     """Return a tensor over its own pages, registered with ``runtime`` (``torch.cuda.cudart()``).
@@ -91,7 +91,7 @@ class HostMemory:
         token = 2 * shape.layers * shape.kv_heads * shape.head_dim * dtype.itemsize
         self.slots = capacity_bytes // token
         size = (shape.layers, self.slots, shape.kv_heads, shape.head_dim)
-        make = pinned if pin else torch.empty
+        make = pinned_tensor if pin else torch.empty
         self.k, self.v = (make(size, dtype=dtype) for _ in range(2))
         self.stream = torch.cuda.Stream() if pin else None
         self._free: list[Span] = [(0, self.slots)] if self.slots else []
@@ -121,8 +121,8 @@ class HostMemory:
         spans = self._take(len(chunk))
         if spans is None:
             return None
-        held = HostChunk(chunk.ids, chunk.prefix, chunk.scores, chunk.tenant, self, spans)
-        weakref.finalize(held, self._returned.append, spans)
+        copied = HostChunk(chunk.ids, chunk.prefix, chunk.scores, chunk.tenant, self, spans)
+        weakref.finalize(copied, self._returned.append, spans)
         if self.stream is None:
             self._write(chunk, spans)
         else:
@@ -131,11 +131,11 @@ class HostMemory:
             self.stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.stream):
                 self._write(chunk, spans)
-                held.written.record()
+                copied.written.record()
             if isinstance(chunk, Chunk) and chunk.raw_k.is_cuda:  # its memory must outlive the copy
                 chunk.raw_k.record_stream(self.stream)
                 chunk.v.record_stream(self.stream)
-        return held
+        return copied
 
     def _wait_for_reads(self) -> None:
         """Wait before a host-to-host copy: a device may still be reading the old rows."""
@@ -216,12 +216,12 @@ class HostChunk:
     @property
     def raw_k(self) -> torch.Tensor:
         """All keys before RoPE, ``[layers, n, kv_heads, d]``: a copy unless they are contiguous."""
-        return self._all(self.memory.k)
+        return self._rows_of(self.memory.k)
 
     @property
     def v(self) -> torch.Tensor:
         """All values."""
-        return self._all(self.memory.v)
+        return self._rows_of(self.memory.v)
 
     def rows(self, layer: int, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return K (before RoPE) and V ``[m, kv_heads, d]`` of ``tokens [m]``, on the host."""
@@ -229,11 +229,11 @@ class HostChunk:
         at = self.slots[tokens]
         return self.memory.k[layer][at], self.memory.v[layer][at]
 
-    def _all(self, of: torch.Tensor) -> torch.Tensor:
+    def _rows_of(self, pool: torch.Tensor) -> torch.Tensor:
         self._wait()
         if len(self.spans) == 1:
-            return of[:, slice(*self.spans[0])]
-        return of[:, self.slots]
+            return pool[:, slice(*self.spans[0])]
+        return pool[:, self.slots]
 
     def _wait(self) -> None:
         if self.memory.stream is not None:

@@ -78,7 +78,7 @@ class ChunkStore:
             self.dropped += 1
         return key
 
-    def where(self, key: str, tokens: int) -> str | None:
+    def tier_of(self, key: str, tokens: int) -> str | None:
         """Return the tier that holds a chunk of this many tokens."""
         if key in self.chunks:
             return "host"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from canopy_documents.text.documents import separated
+from canopy_documents.text.documents import split_texts
 from canopy_documents.text.order import Orders
 
 TOOLS = ("tool", "function")
@@ -22,16 +22,16 @@ def documents_of_chat(messages: Iterable[Any], in_parts: bool, separator: str | 
 
     in_parts: every text part of a message but its last is a document, and so is a tool's result.
     """
-    return [text for message in messages for text in _of_message(message, in_parts, separator)]
+    return [text for message in messages for text in _message_texts(message, in_parts, separator)]
 
 
-def _of_message(message: Any, in_parts: bool, separator: str | None) -> list[str]:
+def _message_texts(message: Any, in_parts: bool, separator: str | None) -> list[str]:
     role, texts = _role(message), _texts(_content(message))
     if role not in ROLES:
         return []
     count = documents_in_parts(role, texts) if in_parts else 0
     documents = [text for text in texts[:count] if text.strip()]
-    return documents + [one for text in texts[count:] for one in separated(text, separator)]
+    return documents + [one for text in texts[count:] for one in split_texts(text, separator)]
 
 
 def documents_in_parts(role: str, texts: Sequence[str]) -> int:
@@ -54,14 +54,14 @@ def in_best_order(
     for message in messages:
         content = getattr(message, "content", None)
         if _role(message) in ROLES and content:
-            content = _ordered(message.role, content, in_parts, separator, orders, tenant, before)
+            content = _order(message.role, content, in_parts, separator, orders, tenant, before)
             message = message.model_copy(update={"content": content})
         before = hash((before, *_texts(content)))
         out.append(message)
     return out
 
 
-def _ordered(
+def _order(
     role: str,
     content: Any,
     in_parts: bool,
@@ -82,7 +82,7 @@ def text_in_best_order(
     text: str, separator: str | None, orders: Orders, tenant: str | None, before: int = 0
 ) -> str:
     """Return a text with the documents between its separators in the best order."""
-    documents = separated(text, separator)
+    documents = split_texts(text, separator)
     if separator is None or len(documents) < 2:
         return text
     first, *_, last = text.split(separator)

@@ -22,7 +22,7 @@ _SPACES = ("Ġ", "▁", " ", b" ")
 """First character of a token that begins a word: byte-level, SentencePiece, plain."""
 
 
-def separated(text: str, separator: str | None) -> list[str]:
+def split_texts(text: str, separator: str | None) -> list[str]:
     """Return the texts between two separators."""
     return text.split(separator)[1:-1] if separator else []
 
@@ -52,12 +52,12 @@ def _without_ends(tokenizer: Any, ids: list[int]) -> list[int]:
 
 def find_documents(tokenizer: Any, texts: Iterable[str], ids: Sequence[int]) -> list[int]:
     """Return flat bounds of the documents ``texts``, in their order, in the prompt ``ids``."""
-    prompt, bounds, at = _as_text(ids), [], 0
+    prompt, bounds, end = _as_text(ids), [], 0
     for tokens in _inner_of_all(tokenizer, texts):
-        start = prompt.find(_as_text(tokens), at) if tokens else -1
+        start = prompt.find(_as_text(tokens), end) if tokens else -1
         if start >= 0:
-            at = start + len(tokens)
-            bounds += [start, at]
+            end = start + len(tokens)
+            bounds += [start, end]
     return bounds
 
 

@@ -85,20 +85,20 @@ class Orders:
         """
         out: list[int] = []
         arranged: list[tuple[int, int]] = []
-        at = hashed = behind = 0
+        copied = hashed = prefix_hash = 0
         for run in _lists(ids, bounds, turns):
             first, end = run[0][0], run[-1][1]
-            out += ids[at:first]
+            out += ids[copied:first]
             documents = [tuple(ids[a:b]) for a, b in run]
             gap = ids[run[0][1] : run[1][0]] if len(run) > 1 else []
             if len(run) > 1:  # each token is hashed once, for any number of lists
-                behind, hashed = hash((behind, tuple(out[hashed:]))), len(out)
-            for place, i in enumerate(self.order(behind, documents, tenant)):
+                prefix_hash, hashed = hash((prefix_hash, tuple(out[hashed:]))), len(out)
+            for place, i in enumerate(self.order(prefix_hash, documents, tenant)):
                 out += gap if place else []
                 arranged.append((len(out), len(out) + len(documents[i])))
                 out += documents[i]
-            at = end
-        return [*out, *ids[at:]], tuple(arranged)
+            copied = end
+        return [*out, *ids[copied:]], tuple(arranged)
 
     def order(self, behind: int, documents: Sequence[Document], tenant: str | None) -> list[int]:
         """Return the order of documents after a text with the hash ``behind``, and record it."""
@@ -220,7 +220,7 @@ def has_fixed_positions(obj: Any) -> bool:
     return any(one not in (None, -1) for one in starts)
 
 
-def arranged(
+def arrange_ids(
     tokenizer: Any, ids: list[int], bounds: fields.Bounds, tenant: str | None
 ) -> tuple[list[int], list[int]]:
     """Return a prompt's tokens with its documents in the best order, and their flat bounds."""

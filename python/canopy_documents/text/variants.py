@@ -41,7 +41,7 @@ class Place:
 
     def acceptable(self) -> tuple[Tokens, ...]:
         """Return the prefixes with which the document's KV may be used here, best first."""
-        behind = [p for s in self._by_length() for p in (self.head + s, s)]
+        behind = [p for s in self._sort_by_length() for p in (self.head + s, s)]
         exact = (self.head,) if self.first and self.head_is_all else ()
         return tuple(dict.fromkeys((*exact, *behind, self.head, ())))
 
@@ -55,7 +55,7 @@ class Place:
         if not self.stand_ins:
             return ((self.head,),)
         exact = self.first and self.head_is_all
-        stand_ins = self._by_length()
+        stand_ins = self._sort_by_length()
         good = stand_ins[:1] if self.long else stand_ins
         if not self.head:
             return (((),), good) if exact else (good,)
@@ -63,7 +63,7 @@ class Place:
             return (good,)
         return ((self.head,),) if exact else (tuple(self.head + s for s in good),)
 
-    def _by_length(self) -> tuple[Tokens, ...]:
+    def _sort_by_length(self) -> tuple[Tokens, ...]:
         """Return the stand-ins, the best for the prompt's length first."""
         return self.stand_ins[::-1] if self.long else self.stand_ins
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from canopy_lab.advise.agents import AgentMemory, agents_turns, most_held
-from canopy_lab.advise.answers import Advice, Curve, Row, Tier
+from canopy_lab.advise.answers import Advice, ArmRow, HitCurve, Tier
 from canopy_lab.advise.arms import (
     BOUND,
     CANDIDATES,
@@ -18,16 +18,16 @@ from canopy_lab.advise.arms import (
     PLACEBO,
     SGLANG_LRU,
     WA,
-    Arm,
-    Run,
+    ArmCapacity,
+    CacheArm,
     Uncached,
     hit_ratio,
     run_arms,
 )
 from canopy_lab.advise.bootstrap import bootstrap, clusters
-from canopy_lab.advise.costs import DISK_BYTES_PER_S, Cost, CostModel
-from canopy_lab.advise.decide import Decision, Gain, decide
-from canopy_lab.advise.sample import Sample
+from canopy_lab.advise.costs import DISK_BYTES_PER_S, ArmCost, CostModel
+from canopy_lab.advise.decide import Gain, Recommendation, decide
+from canopy_lab.advise.sample import LogSample
 from canopy_lab.sim.stack import LRUCurve, lru_curve
 from canopy_lab.sim.system.engine_profile import EngineProfile
 
@@ -46,7 +46,7 @@ MIN_REQUESTS = 30
 
 @dataclass(frozen=True, slots=True)
 class LowerTier:
-    """A tier below the device."""
+    """A tier below the device. ``label``: a noun phrase."""
 
     label: str
     gigabytes: float
@@ -54,7 +54,7 @@ class LowerTier:
 
 
 def advise(
-    sample: Sample,
+    sample: LogSample,
     profile: EngineProfile,
     *,
     capacity_tokens: float | None = None,
@@ -80,15 +80,15 @@ def advise(
 
 
 def advise_policy(
-    sample: Sample, profile: EngineProfile, capacity_tokens: float, *, jobs: int | None = None
-) -> tuple[Arm, Decision]:
+    sample: LogSample, profile: EngineProfile, capacity_tokens: float, *, jobs: int | None = None
+) -> tuple[CacheArm, Recommendation]:
     """Return only the recommendation of ``advise``. The arm ``lru`` means to keep SGLang's LRU."""
     capacity = _Capacity(float(capacity_tokens), "given")
     adviser = _Adviser(sample, profile, lru_curve(sample.requests), capacity, (), 1)
     return adviser.advise_policy(jobs)
 
 
-def lossy_capacity(sample: Sample, curve: LRUCurve) -> float:
+def lossy_capacity(sample: LogSample, curve: LRUCurve) -> float:
     """Return the largest capacity, in the server's tokens, at which LRU loses ``LOST_POINTS``."""
     hits = _hits(curve, np.arange(len(curve.token_hits_at)))
     lost = hits[-1] - min(LOST_POINTS / 100, hits[-1] / 2)
@@ -118,9 +118,11 @@ class _Capacity:
 
 
 class _Adviser:
+    """Simulates arms of a sample at capacities in its blocks, against SGLang's LRU (``base``)."""
+
     def __init__(
         self,
-        sample: Sample,
+        sample: LogSample,
         profile: EngineProfile,
         curve: LRUCurve,
         capacity: _Capacity,
@@ -137,8 +139,8 @@ class _Adviser:
         # Node sizes are not scaled down with the cache, so evicting whole nodes would cost too much.
         self.base = SGLANG_LRU if sample.one_in == 1 else replace(SGLANG_LRU, whole_nodes=False)
         self.cost_model = CostModel(profile, self.tokens, sample.token_scale)
-        self.results: dict[Run, Uncached] = {}
-        self.gains: dict[Run, Gain] = {}
+        self.results: dict[ArmCapacity, Uncached] = {}
+        self.gains: dict[ArmCapacity, Gain] = {}
 
     def run(
         self, jobs: int | None, resize: Callable[[int], object], progress: Callable[[], object]
@@ -146,7 +148,7 @@ class _Adviser:
         compared = (self.base, LRU, WA, BOUND)
         other_sizes = [self.sample.blocks_of(self.capacity_tokens * f) for f in OTHER_CAPACITIES]
         row_arms = (self.base, *CANDIDATES, PLACEBO, *HINTED, BOUND)
-        base_runs: list[Run] = [(arm, self.size) for arm in row_arms]
+        base_runs: list[ArmCapacity] = [(arm, self.size) for arm in row_arms]
         base_runs += [(arm, c) for arm in compared for c in other_sizes]
         base_runs += [(self.base, self._tier_blocks(b)) for b in self.lower_tiers]
         agents = agents_turns(self.sample.requests)
@@ -184,19 +186,19 @@ class _Adviser:
             too_long=float((self.tokens * self.sample.token_scale > self.capacity_tokens).mean()),
         )
 
-    def advise_policy(self, jobs: int | None) -> tuple[Arm, Decision]:
+    def advise_policy(self, jobs: int | None) -> tuple[CacheArm, Recommendation]:
         """Return the decision without costs and tiers."""
         runs = [(arm, self.size) for arm in (self.base, *CANDIDATES, BOUND)]
         self._simulate(runs, jobs, lambda: None)
         decision = self._decide()
         return self._advised_arm(decision), decision
 
-    def _advised_arm(self, decision: Decision) -> Arm:
+    def _advised_arm(self, decision: Recommendation) -> CacheArm:
         gain = decision.gain
         return next((a for a in CANDIDATES if gain and a.label == gain.label), self.base)
 
     def _simulate(
-        self, runs: Sequence[Run], jobs: int | None, progress: Callable[[], object]
+        self, runs: Sequence[ArmCapacity], jobs: int | None, progress: Callable[[], object]
     ) -> None:
         if not self.repeats:  # no cache of any size hits
             self.results |= dict.fromkeys(runs, self.tokens)
@@ -205,12 +207,12 @@ class _Adviser:
                 self.sample.requests, runs, jobs=jobs, seed=self.seed, progress=progress
             )
 
-    def _gain(self, arm: Arm, capacity: int) -> Gain:
+    def _gain(self, arm: CacheArm, capacity: int) -> Gain:
         if (arm, capacity) not in self.gains:
             self.gains[arm, capacity] = self._new_gain(arm, capacity)
         return self.gains[arm, capacity]
 
-    def _new_gain(self, arm: Arm, capacity: int) -> Gain:
+    def _new_gain(self, arm: CacheArm, capacity: int) -> Gain:
         base, misses = self.results[self.base, self.size], self.results[arm, capacity]
         points = low = high = 0.0
         if (base != misses).any():
@@ -218,7 +220,7 @@ class _Adviser:
             points, low, high = bootstrap(base - misses, self.tokens, self.clusters, rng)
         return Gain(arm.label, arm.flag, hit_ratio(misses, self.tokens), points, low, high)
 
-    def _decide(self) -> Decision:
+    def _decide(self) -> Recommendation:
         base = hit_ratio(self.results[self.base, self.size], self.tokens)
         return decide(
             base,
@@ -242,10 +244,8 @@ class _Adviser:
             return ""
         points, tier = next((p, b) for p, b in zip(gains, sizes) if p > max(gains) - 0.1)
         hosts = [b.label for b in self.lower_tiers if not b.disk]
-        label = tier.label
-        if tier.disk:
-            label = f"{hosts[-1]} {label}" if hosts else f"A{label.removeprefix('and a')}"
-        return f" {label} would add {points:.1f} points."
+        label = f"{hosts[-1]} and {tier.label}" if tier.disk and hosts else tier.label
+        return f" {label[0].upper()}{label[1:]} would add {points:.1f} points."
 
     def _agents(self, agents: NDArray[np.bool_], sessions: int, blocks: int) -> AgentMemory | None:
         if not blocks:
@@ -256,12 +256,12 @@ class _Adviser:
         )
         return AgentMemory(sessions * self.sample.one_in, self.sample.tokens_of(blocks), *hits)
 
-    def _row(self, arm: Arm, base: Cost, kind: str) -> Row:
+    def _row(self, arm: CacheArm, base: ArmCost, kind: str) -> ArmRow:
         cost = self.cost_model.cost(self.results[arm, self.size])
         change = cost.gpu_s_per_request / base.gpu_s_per_request - 1.0
-        return Row(self._gain(arm, self.size), cost, self._saved(base, cost), change, kind)
+        return ArmRow(self._gain(arm, self.size), cost, self._saved(base, cost), change, kind)
 
-    def _saved(self, base: Cost, cost: Cost) -> float:
+    def _saved(self, base: ArmCost, cost: ArmCost) -> float:
         return (base.gpu_s_per_request - cost.gpu_s_per_request) * self._per_second() * 3600
 
     def _per_second(self) -> float:
@@ -271,7 +271,7 @@ class _Adviser:
         tokens = lower_tier.gigabytes * 1e9 / self.profile.kv_bytes_per_token
         return self.sample.blocks_of(max(tokens, self.capacity_tokens))
 
-    def _tiers(self, advised: Arm, base: Cost) -> list[Tier]:
+    def _tiers(self, advised: CacheArm, base: ArmCost) -> list[Tier]:
         tiers = [self._tier("device alone", self.size, advised, [], base)]
         host_tiers: list[tuple[int, float]] = []
         host_rate = self.profile.host.read_bytes_per_s if self.profile.host else DISK_BYTES_PER_S
@@ -280,22 +280,23 @@ class _Adviser:
             blocks = self._tier_blocks(lower_tier)
             # A disk is read through the largest host tier; larger hosts replace smaller ones.
             reads = [*host_tiers, (blocks, disk_rate)] if lower_tier.disk else [(blocks, host_rate)]
-            tiers.append(self._tier(lower_tier.label, blocks, advised, reads, base))
+            label = "and " * lower_tier.disk + lower_tier.label
+            tiers.append(self._tier(label, blocks, advised, reads, base))
             if not lower_tier.disk:
                 host_tiers = [(blocks, host_rate)]
         return tiers
 
     def _tier(
-        self, label: str, blocks: int, advised: Arm, reads: list[tuple[int, float]], base: Cost
+        self, label: str, blocks: int, arm: CacheArm, reads: list[tuple[int, float]], base: ArmCost
     ) -> Tier:
         lru, lru_cost = self._gain_and_cost(self.base, blocks, reads)
-        gain, cost = self._gain_and_cost(advised, blocks, reads)
+        gain, cost = self._gain_and_cost(arm, blocks, reads)
         tokens = self.sample.tokens_of(blocks)
         return Tier(label, tokens, lru, lru_cost, gain, cost, self._saved(base, cost))
 
     def _gain_and_cost(
-        self, arm: Arm, blocks: int, reads: list[tuple[int, float]]
-    ) -> tuple[Gain, Cost]:
+        self, arm: CacheArm, blocks: int, reads: list[tuple[int, float]]
+    ) -> tuple[Gain, ArmCost]:
         """Return the gain at the largest tier, and the cost with the waits for tiers below the device."""
         waits_s = np.zeros(len(self.tokens))
         misses_above = self.results[arm, self.size]
@@ -306,16 +307,16 @@ class _Adviser:
         cost = self.cost_model.cost(self.results[arm, blocks], waits_s)
         return self._gain(arm, blocks), cost
 
-    def _lru_curve(self) -> Curve:
+    def _lru_curve(self) -> HitCurve:
         """Return the curve of an LRU that evicts only the needed tokens, from stack distances."""
         max_blocks = max(self.sample.distinct_blocks, self.size, 2)
         sizes = np.unique(np.geomspace(1, max_blocks, CURVE_POINTS).astype(np.int64))
         hits = _hits(self.curve, sizes)
-        return Curve(tuple(self.sample.tokens_of(int(s)) for s in sizes), tuple(hits.tolist()))
+        return HitCurve(tuple(self.sample.tokens_of(int(s)) for s in sizes), tuple(hits.tolist()))
 
-    def _curve_of(self, arm: Arm, other_sizes: list[int]) -> Curve:
+    def _curve_of(self, arm: CacheArm, other_sizes: list[int]) -> HitCurve:
         sizes = sorted({self.size, *other_sizes})
-        return Curve(
+        return HitCurve(
             tuple(self.sample.tokens_of(s) for s in sizes),
             tuple(hit_ratio(self.results[arm, s], self.tokens) for s in sizes),
         )
@@ -326,7 +327,7 @@ def _hits(curve: LRUCurve, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
     return tokens_hit / max(curve.tokens, 1)
 
 
-def _kind(arm: Arm) -> str:
+def _kind(arm: CacheArm) -> str:
     if arm.label == SGLANG_LRU.label:
         return "baseline"
     if arm.hindsight:

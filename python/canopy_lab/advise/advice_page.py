@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from canopy_lab.advise import advice_text as words
-from canopy_lab.advise.answers import Advice, Row
+from canopy_lab.advise.answers import Advice, ArmRow
 from canopy_lab.advise.decide import first_start
 from canopy_lab.report.axes import (
     BLUE,
@@ -24,7 +24,7 @@ from canopy_lab.report.axes import (
     new_figure,
     note,
 )
-from canopy_lab.report.html import HtmlTable, Page, Section, png_bytes
+from canopy_lab.report.html import HtmlPage, HtmlTable, Section, png_bytes
 from canopy_lab.report.table import short_number
 
 
@@ -76,7 +76,7 @@ def policies_chart(advice: Advice) -> Figure:
     return figure
 
 
-def _colour(row: Row) -> str:
+def _colour(row: ArmRow) -> str:
     if row.kind == "placebo":
         return FAINT
     if row.kind == "hints":
@@ -95,7 +95,7 @@ def _percents(ratios: tuple[float, ...]) -> list[float]:
     return [100 * ratio for ratio in ratios]
 
 
-def page(advice: Advice, name: str, breaks: Sequence[str] = ()) -> Page:
+def page(advice: Advice, name: str, breaks: Sequence[str] = ()) -> HtmlPage:
     """Return the page of the log ``name``.
 
     ``breaks``: sentences about differences that break prefixes."""
@@ -124,7 +124,7 @@ def page(advice: Advice, name: str, breaks: Sequence[str] = ()) -> Page:
         sections.append(Section("What host memory and a disk would add", table=table))
     if breaks:
         sections.append(Section("What breaks prefixes", breaks))
-    return Page(
+    return HtmlPage(
         f"A cache for {name}", sections, box=[advice.decision.sentence], steps=_steps(advice),
         notes=list(words.about_log(advice)), width="72rem", command="advise",
         source=". A simulation of cache contents with the policy objects that the server runs; nothing was served.",

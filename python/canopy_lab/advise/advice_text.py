@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from canopy_lab.advise.advice import LOST_POINTS
-from canopy_lab.advise.answers import Advice, Row, Tier
+from canopy_lab.advise.answers import Advice, ArmRow, Tier
 from canopy_lab.report.table import short_number, text_table
 from canopy_lab.report.units import percent, seconds, size
 
@@ -22,7 +22,7 @@ HEAD = ("policy", "tokens hit", "gain, points", "95 % interval", "prefill s", "T
 TIER_HEAD = ("memory", "holds", "LRU hits", "TTFT alone", "advised hits", "TTFT alone", "GPU h saved/day")  # fmt: skip
 
 
-def policy_cells(row: Row) -> list[str]:
+def policy_cells(row: ArmRow) -> list[str]:
     """Return a row of the table of policies, under ``HEAD``."""
     g, base = row.gain, row.kind == "baseline"
     return [

@@ -6,17 +6,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from canopy_lab.advise.agents import AgentMemory
-from canopy_lab.advise.costs import Cost
-from canopy_lab.advise.decide import Decision, Gain
+from canopy_lab.advise.costs import ArmCost
+from canopy_lab.advise.decide import Gain, Recommendation
 from sglang_canopy import __version__
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ArmRow:
     """One arm at the given capacity."""
 
     gain: Gain
-    cost: Cost
+    cost: ArmCost
     gpu_s_saved_per_hour: float
     """Prefill seconds saved per hour of the log, against the baseline."""
     prefill_change: float
@@ -33,15 +33,15 @@ class Tier:
     tokens: float
     """Capacity of the largest tier, which has copies of the tiers above it."""
     lru: Gain
-    lru_cost: Cost
+    lru_cost: ArmCost
     advised: Gain
-    advised_cost: Cost
+    advised_cost: ArmCost
     gpu_s_saved_per_hour: float
     """Savings of ``advised`` against the device alone under the baseline."""
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class HitCurve:
     """Token hit ratio by capacity, in the server's tokens."""
 
     tokens: tuple[float, ...]
@@ -52,9 +52,9 @@ class Curve:
 class Advice:
     """Everything the page shows."""
 
-    decision: Decision
+    decision: Recommendation
     sample: dict[str, Any]
-    """Sizes of log and sample (``Sample`` without its requests)."""
+    """Sizes of log and sample (``LogSample`` without its requests)."""
     profile: str
     profile_source: str
     kv_bytes_per_token: int
@@ -65,9 +65,9 @@ class Advice:
     """Share of the prompt tokens that an unbounded cache would hit."""
     distinct_tokens: float
     """Tokens in an unbounded cache after the log."""
-    lru: Curve
-    rows: tuple[Row, ...]
-    others: dict[str, Curve]
+    lru: HitCurve
+    rows: tuple[ArmRow, ...]
+    others: dict[str, HitCurve]
     """LRU as in SGLang, canopy-lru, wa and the bound at several capacities."""
     tiers: tuple[Tier, ...]
     agents: AgentMemory | None

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from canopy_lab.sim.driver import simulate
 from canopy_lab.sim.hindsight import make_hindsight
 from canopy_lab.sim.hindsight.future import Future
-from canopy_lab.sim.requests import Hints
+from canopy_lab.sim.requests import SimulatedHints
 from canopy_lab.sim.workers import Workers
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.registry import AUTO, make_policy
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class CacheArm:
     """One configuration of a cache to simulate."""
 
     label: str
@@ -34,20 +34,20 @@ class Arm:
     hindsight: bool = False
 
 
-SGLANG_LRU = Arm("lru, as in SGLang", "lru", "lru", whole_nodes=True)
+SGLANG_LRU = CacheArm("lru, as in SGLang", "lru", "lru", whole_nodes=True)
 """The baseline: SGLang's own policy, which evicts whole nodes."""
-LRU = Arm("canopy-lru", "canopy-lru", "lru")
-WA = Arm("wa", AUTO, "wa")
+LRU = CacheArm("canopy-lru", "canopy-lru", "lru")
+WA = CacheArm("wa", AUTO, "wa")
 CANDIDATES = (LRU, WA)
 """Policies that a server can run without hints from clients, the simplest first."""
-PLACEBO = Arm("wa, random labels", "", "wa", placebo=True)
+PLACEBO = CacheArm("wa, random labels", "", "wa", placebo=True)
 HINTED = (
-    Arm("wa, half of the clients hint, 9 in 10 right", AUTO, "wa", hints=(0.5, 0.9)),
-    Arm("wa, every client hints, always right", AUTO, "wa", hints=(1.0, 1.0)),
+    CacheArm("wa, half of the clients hint, 9 in 10 right", AUTO, "wa", hints=(0.5, 0.9)),
+    CacheArm("wa, every client hints, always right", AUTO, "wa", hints=(1.0, 1.0)),
 )
-BOUND = Arm("hindsight bound", "", "belady", hindsight=True)
+BOUND = CacheArm("hindsight bound", "", "belady", hindsight=True)
 
-Run = tuple[Arm, int]
+ArmCapacity = tuple[CacheArm, int]
 """An arm and a capacity in blocks of the sample."""
 Uncached = NDArray[np.int64]
 """Prompt tokens that each request has to compute, in the sample's order."""
@@ -55,16 +55,16 @@ Uncached = NDArray[np.int64]
 
 def run_arms(
     requests: Sequence[TraceRequest],
-    runs: Iterable[Run],
+    runs: Iterable[ArmCapacity],
     *,
     jobs: int | None = None,
     seed: int = 1,
     progress: Callable[[], object] = lambda: None,
-) -> dict[Run, Uncached]:
+) -> dict[ArmCapacity, Uncached]:
     """Simulate each of ``runs`` once. Raises ``CanopyError`` if a process was killed."""
     tasks = list(dict.fromkeys(runs))
     jobs = max(1, min(jobs or os.cpu_count() or 1, len(tasks)))
-    results: dict[Run, Uncached] = {}
+    results: dict[ArmCapacity, Uncached] = {}
     with Workers((requests, seed), jobs) as workers:
         for at, uncached in workers.map(_simulate, tasks):
             results[tasks[at]] = uncached
@@ -77,7 +77,7 @@ def hit_ratio(uncached: Uncached, tokens: NDArray[np.int64]) -> float:
     return 1.0 - float(uncached.sum()) / max(float(tokens.sum()), 1.0)
 
 
-def _simulate(work: tuple[Sequence[TraceRequest], int], run: Run) -> Uncached:
+def _simulate(work: tuple[Sequence[TraceRequest], int], run: ArmCapacity) -> Uncached:
     (requests, seed), (arm, capacity) = work, run
     if arm.hindsight:
         policy = make_hindsight(arm.policy, Future(requests), {})
@@ -88,7 +88,7 @@ def _simulate(work: tuple[Sequence[TraceRequest], int], run: Run) -> Uncached:
         policy,
         capacity,
         placebo_seed=seed if arm.placebo else None,
-        hints=None if arm.hints is None else Hints(*arm.hints, seed=seed),
+        hints=None if arm.hints is None else SimulatedHints(*arm.hints, seed=seed),
         whole_nodes=arm.whole_nodes,
     )
     return np.array(result.uncached_tokens, np.int64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from canopy_lab.advise.sample import Sample
+from canopy_lab.advise.sample import LogSample
 
 RESAMPLES = 1000
 WINDOWS = 50
@@ -12,7 +12,7 @@ MIN_CLUSTERS = 30
 MIN_WINDOWS = 10
 
 
-def clusters(sample: Sample) -> tuple[np.ndarray, str]:
+def clusters(sample: LogSample) -> tuple[np.ndarray, str]:
     """Return the cluster of each request, from 0 on, and the kind of clusters.
 
     Clusters are conversations with their sub-agents. If there are few, they are windows of time; if

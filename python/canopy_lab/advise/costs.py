@@ -18,7 +18,7 @@ DISK_BYTES_PER_S = 3e9
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class ArmCost:
     gpu_s_per_request: float
     ttft_mean_s: float
     """TTFT without a queue."""
@@ -44,13 +44,13 @@ class CostModel:
             ]
         )
 
-    def cost(self, uncached: Uncached, transfer_s: NDArray[np.float64] | None = None) -> Cost:
+    def cost(self, uncached: Uncached, transfer_s: NDArray[np.float64] | None = None) -> ArmCost:
         """Return the cost of a run. ``transfer_s``: each request's wait for tiers below the device."""
         prefill = self.prefill_s(uncached)
         ttft = prefill + self.profile.arrival_s
         if transfer_s is not None:
             ttft = ttft + transfer_s
-        return Cost(gpu_s_per_request=float(prefill.mean()), ttft_mean_s=float(ttft.mean()))
+        return ArmCost(gpu_s_per_request=float(prefill.mean()), ttft_mean_s=float(ttft.mean()))
 
     def transfer_s(self, tokens: Uncached, bytes_per_s: float) -> NDArray[np.float64]:
         """Return the seconds to load ``tokens`` of each request."""

@@ -26,7 +26,7 @@ class Gain:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class Recommendation:
     """The recommendation."""
 
     flag: str
@@ -45,7 +45,7 @@ def decide(
     capacity: str,
     memory: str = "",
     count: int = 0,
-) -> Decision:
+) -> Recommendation:
     """Return the recommendation.
 
     ``baseline``, ``repeats`` and ``bound``: hit ratios (0 to 1) of the baseline, an endless cache and
@@ -68,7 +68,7 @@ def decide(
         return _keep(f"Keep LRU: {_cause(baseline, repeats, bound, candidates, capacity)}{memory}")
     largest = max(gains, key=lambda g: g.points)
     advised = next(g for g in gains if g.points > largest.points - SIMPLER_POINTS)
-    return Decision(
+    return Recommendation(
         advised.flag,
         advised,
         f"Use {_policy_text(advised)}: at {capacity} it hits {100 * advised.hit_ratio:.1f} % of the prompt "
@@ -104,8 +104,8 @@ def _cause(
     )
 
 
-def _keep(sentence: str) -> Decision:
-    return Decision("lru", None, sentence)
+def _keep(sentence: str) -> Recommendation:
+    return Recommendation("lru", None, sentence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class FirstStart:
     then: str
 
 
-def first_start(decision: Decision) -> FirstStart:
+def first_start(decision: Recommendation) -> FirstStart:
     """Return a start that changes little.
 
     If LRU is advised, SGLang's own cache runs and Canopy observes. If another policy is advised,

@@ -46,7 +46,7 @@ Progress = Callable[[int], object]
 
 
 @dataclass(slots=True)
-class Sample:
+class LogSample:
     """A sample of a log: the input of advice."""
 
     requests: list[TraceRequest] = field(default_factory=list)
@@ -114,7 +114,7 @@ class Thinned:
 
     def add(self, key: int, row: TraceRequest) -> None:
         """Add a row of a sampled conversation."""
-        row = merged(row, self.merged)
+        row = with_long_blocks(row, self.merged)
         self._rows.setdefault(key, []).append((next(self._number), row))
         self._account(row, 1)
         while self._accesses > self.max_accesses and self._may_merge(row):
@@ -144,7 +144,7 @@ class Thinned:
     def _merge(self) -> None:
         self.merged *= 2
         for key, rows in self._rows.items():
-            self._rows[key] = [(number, merged(row, 2)) for number, row in rows]
+            self._rows[key] = [(number, with_long_blocks(row, 2)) for number, row in rows]
         self._accesses = sum(len(r.blocks) for rows in self._rows.values() for _, r in rows)
 
     def _halve(self) -> None:
@@ -155,7 +155,7 @@ class Thinned:
                 self._account(row, -1)
 
 
-def merged(request: TraceRequest, factor: int) -> TraceRequest:
+def with_long_blocks(request: TraceRequest, factor: int) -> TraceRequest:
     """Return the request with blocks ``factor`` times as long."""
     if factor == 1:
         return request
@@ -172,10 +172,10 @@ def read_sample(
     most_accesses: int = MAX_ACCESSES,
     skip_bad: int = 0,
     progress: Progress = lambda n: None,
-) -> Sample:
+) -> LogSample:
     """Read ``path`` once, in bounded memory. Raises ``CanopyError`` for a log without requests."""
     path = check_log(path, format, tokenizer)
-    sample, thinned = Sample(), Thinned(most_requests, most_accesses)
+    sample, thinned = LogSample(), Thinned(most_requests, most_accesses)
     tolerance = lines.Tolerance(path, skip_bad)
     sample.understood = tolerance.understood
     if format in TEXT_FORMATS:
@@ -198,9 +198,9 @@ def _nothing_in(path: Path, understood: Understood) -> str:
     return f"{str(path)!r} holds no requests{f' ({out})' if out else ''}; give a log that has"
 
 
-def sample_of(trace: Iterable[TraceRequest], most_requests: int = MAX_REQUESTS) -> Sample:
+def sample_of(trace: Iterable[TraceRequest], most_requests: int = MAX_REQUESTS) -> LogSample:
     """Return a sample of ``trace``. Raises ``CanopyError`` for an empty trace."""
-    sample, thinned = Sample(), Thinned(most_requests, MAX_ACCESSES)
+    sample, thinned = LogSample(), Thinned(most_requests, MAX_ACCESSES)
     ids: dict[int, int] = {}  # a server's own ids are unsigned 64-bit numbers
     numbered = (
         copy_with(r, blocks=tuple([ids.setdefault(block, len(ids)) for block in r.blocks]))
@@ -232,7 +232,7 @@ def _key(name: str) -> int:
 
 
 def _from_blocks(
-    trace: Iterable[TraceRequest], sample: Sample, progress: Progress
+    trace: Iterable[TraceRequest], sample: LogSample, progress: Progress
 ) -> Iterator[TraceRequest]:
     start_s = None
     for row in trace:
@@ -248,7 +248,7 @@ def _from_text(
     prompts: Iterable[LoggedPrompt],
     cutter: Cutter,
     thinned: Thinned,
-    sample: Sample,
+    sample: LogSample,
     scale: TokenScale,
     tolerance: lines.Tolerance,
     progress: Progress,
@@ -278,7 +278,7 @@ def _from_text(
     sample.span_s = max(end_s - start_s, 0.0)
 
 
-def _finish(sample: Sample, thinned: Thinned) -> None:
+def _finish(sample: LogSample, thinned: Thinned) -> None:
     """Shift times to start at 0, and count distinct and shared blocks."""
     rows = thinned.rows()
     if not rows:

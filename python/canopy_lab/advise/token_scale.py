@@ -68,12 +68,12 @@ class TokenScale:
 
     def _spread(self) -> float:
         """Return the ratio of the upper to the lower end of the histogram without outer bins."""
-        total, seen, ends = self._ratios.total(), 0, []
+        total, count, ends = self._ratios.total(), 0, []
         for share in (_OUTER, 1 - _OUTER):
-            seen = 0
+            count = 0
             for cell in sorted(self._ratios):
-                seen += self._ratios[cell]
-                if seen >= share * total:
+                count += self._ratios[cell]
+                if count >= share * total:
                     ends.append(cell)
                     break
         return float(2 ** ((ends[1] - ends[0]) * _STEP))

@@ -32,23 +32,23 @@ class Capacity:
     """(share of the ideal hits, blocks that LRU needs for them)."""
 
 
-def capacity(seen: Observation, lru: LRUCurve, block_bytes: int) -> Capacity:
-    start, end = float(seen.time_s[0]), float(seen.time_s[-1])
+def capacity(observation: Observation, lru: LRUCurve, block_bytes: int) -> Capacity:
+    start, end = float(observation.time_s[0]), float(observation.time_s[-1])
     times = np.linspace(start, end, POINTS)
-    reused = seen.uses > 1
-    starts = np.sort(seen.first_s[reused])
-    ends = np.sort(seen.last_s[reused])
+    reused = observation.uses > 1
+    starts = np.sort(observation.first_s[reused])
+    ends = np.sort(observation.last_s[reused])
     live_blocks = np.searchsorted(starts, times, "right") - np.searchsorted(ends, times, "right")
     sizes, ratio = lru_points(lru)
     return Capacity(
-        distinct_blocks=seen.distinct_blocks,
+        distinct_blocks=observation.distinct_blocks,
         block_bytes=block_bytes,
         time_s=tuple(times.tolist()),
         live_blocks=tuple(live_blocks.tolist()),
         live_peak=_peak(starts, ends),
         lru_blocks=tuple(sizes.tolist()),
         lru_hit_ratio=tuple(ratio.tolist()),
-        ideal_hit_ratio=float(seen.hits.sum() / max(seen.blocks.sum(), 1)),
+        ideal_hit_ratio=float(observation.hits.sum() / max(observation.blocks.sum(), 1)),
         lru_for_share=tuple((s, blocks_for(lru, s)) for s in SHARES),
     )
 

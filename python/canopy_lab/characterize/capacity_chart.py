@@ -30,8 +30,7 @@ from canopy_lab.report.units import percent, size
 def draw_capacity(c: Capacity) -> Figure:
     figure, axes = new_figure(2, widths=(3, 2))
     axis, right = axes[0]
-    blocks = np.array(c.lru_blocks)
-    share = blocks / c.distinct_blocks
+    share = np.array(c.lru_blocks) / c.distinct_blocks
     axis.plot(share, c.lru_hit_ratio, color=BLUE, linewidth=1.8)
     axis.axhline(c.ideal_hit_ratio, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)))
     ideal = f"ideal {percent(c.ideal_hit_ratio, 1)}"

@@ -60,20 +60,20 @@ def charts(report: TraceReport) -> Iterator[tuple[str, Figure]]:
 def _hits(h: IdealHits) -> Figure:
     bars = h.turns or h.kinds
     figure, axes = new_figure(2 if bars else 1, widths=(3, 2) if bars else None)
-    left = axes[0, 0]
+    ratio_axes = axes[0, 0]
     starts, ratio = np.array(h.window_start_s), np.array(h.window_hit_ratio)
-    left.step(
+    ratio_axes.step(
         np.append(starts, starts[-1] + h.window_s), np.append(ratio, ratio[-1]), where="post",
         color=BLUE, linewidth=1.8,
     )  # fmt: skip
-    left.axhline(h.block_hit_ratio, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)))
+    ratio_axes.axhline(h.block_hit_ratio, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)))
     text = f"whole trace {percent(h.block_hit_ratio, 1)}"
-    note(left, text, (1.0, h.block_hit_ratio), GREY, (-2, -30), ALONG, ha="right")
-    left.set_ylim(0, 1)
-    percent_axis(left.yaxis)
-    clock_axis(left, starts[0], starts[-1] + h.window_s)
-    left.set_ylabel("blocks seen before", fontsize=8.5, color=INK)
-    title(left, f"An endless cache would hit {percent(h.block_hit_ratio)} of the blocks")
+    note(ratio_axes, text, (1.0, h.block_hit_ratio), GREY, (-2, -30), ALONG, ha="right")
+    ratio_axes.set_ylim(0, 1)
+    percent_axis(ratio_axes.yaxis)
+    clock_axis(ratio_axes, starts[0], starts[-1] + h.window_s)
+    ratio_axes.set_ylabel("blocks seen before", fontsize=8.5, color=INK)
+    title(ratio_axes, f"An endless cache would hit {percent(h.block_hit_ratio)} of the blocks")
     if bars:
         right = axes[0, 1]
         right.grid(False, axis="y")
@@ -166,8 +166,7 @@ def _next_turn(t: Turns) -> Figure:
     figure, axes = new_figure(height=1.3 + 0.26 * len(rows))
     axis = axes[0, 0]
     axis.grid(False)
-    values = np.array([r.over_time for r in rows])
-    picture = np.ma.masked_invalid(values)
+    picture = np.ma.masked_invalid(np.array([r.over_time for r in rows]))
     start, end = t.window_start_s[0], t.window_start_s[-1] + t.window_s
     image = axis.imshow(
         picture, aspect="auto", cmap="cividis", vmin=0, vmax=1,

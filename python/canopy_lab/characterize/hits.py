@@ -41,30 +41,31 @@ class IdealHits:
     """NaN for a window without requests."""
 
 
-def ideal_hits(seen: Observation, windows: int = 24) -> IdealHits:
-    blocks, hits = seen.blocks, seen.hits
-    hit_tokens = np.minimum(hits * seen.block_tokens, seen.input_tokens)
-    first = seen.turn <= 1
+def ideal_hits(observation: Observation, windows: int = 24) -> IdealHits:
+    blocks, hits = observation.blocks, observation.hits
+    hit_tokens = np.minimum(hits * observation.block_tokens, observation.input_tokens)
+    first = observation.turn <= 1
     turns = (
-        (_share(seen, "first turns", first), _share(seen, "later turns", ~first))
-        if seen.has_turns
+        (_share(observation, "first turns", first), _share(observation, "later turns", ~first))
+        if observation.has_turns
         else ()
     )
     kinds: list[Share] = []
-    if len(seen.labels) > 1:
-        kinds = [_share(seen, n, seen.kind == i) for i, n in enumerate(seen.labels)]
+    if len(observation.labels) > 1:
+        for i, name in enumerate(observation.labels):
+            kinds.append(_share(observation, name, observation.kind == i))
         kinds.sort(key=lambda s: -s.requests)
-    start = float(seen.time_s[0])
-    width = max(seen.span_s / windows, 1e-9)
-    window = np.minimum(((seen.time_s - start) / width).astype(int), windows - 1)
+    start = float(observation.time_s[0])
+    width = max(observation.span_s / windows, 1e-9)
+    window = np.minimum(((observation.time_s - start) / width).astype(int), windows - 1)
     requested = np.bincount(window, blocks, windows)
     won = np.bincount(window, hits, windows)
     over_time = np.divide(won, requested, out=np.full(windows, np.nan), where=requested > 0)
     return IdealHits(
         block_hit_ratio=_ratio(hits.sum(), blocks.sum()),
-        token_hit_ratio=_ratio(hit_tokens.sum(), seen.input_tokens.sum()),
+        token_hit_ratio=_ratio(hit_tokens.sum(), observation.input_tokens.sum()),
         requests_with_a_hit=float((hits > 0).mean()),
-        stranded=_ratio(seen.stranded, blocks.sum()),
+        stranded=_ratio(observation.stranded, blocks.sum()),
         turns=turns,
         kinds=tuple(kinds),
         window_s=width,
@@ -73,13 +74,13 @@ def ideal_hits(seen: Observation, windows: int = 24) -> IdealHits:
     )
 
 
-def _share(seen: Observation, name: str, mask: np.ndarray) -> Share:
-    blocks, hits = seen.blocks[mask].sum(), seen.hits[mask].sum()
+def _share(observation: Observation, name: str, mask: np.ndarray) -> Share:
+    blocks, hits = observation.blocks[mask].sum(), observation.hits[mask].sum()
     return Share(
         name,
         requests=float(mask.mean()),
-        blocks=_ratio(blocks, seen.blocks.sum()),
-        hits=_ratio(hits, seen.hits.sum()),
+        blocks=_ratio(blocks, observation.blocks.sum()),
+        hits=_ratio(hits, observation.hits.sum()),
         hit_ratio=_ratio(hits, blocks),
     )
 

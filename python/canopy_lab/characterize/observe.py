@@ -174,7 +174,7 @@ def observe(trace: Iterable[TraceRequest]) -> Observation:
 class _Numbering(dict[str, int]):
     """Numbers of names, in order of first appearance; ``None`` is -1."""
 
-    def of(self, name: str | None) -> int:
+    def number_of(self, name: str | None) -> int:
         return -1 if name is None else self.setdefault(name, len(self))
 
 
@@ -219,9 +219,9 @@ class _Pass:
             )
         number = self.requests["time_s"].size
         kind, conversation, user = (
-            self.kinds.of(r.category),
-            self.conversations.of(r.conversation),
-            self.users.of(r.user),
+            self.kinds.number_of(r.category),
+            self.conversations.number_of(r.conversation),
+            self.users.number_of(r.user),
         )
         if conversation >= 0:
             if conversation in self.latest:
@@ -230,9 +230,9 @@ class _Pass:
         rows = [self.row.get(block, -1) for block in r.blocks]
         run = rows.index(-1) if -1 in rows else len(rows)
         if run:
-            self._reused(np.array(rows[:run], np.int64), number, conversation, user)
+            self._record_hits(np.array(rows[:run], np.int64), number, conversation, user)
         if rows:
-            used = self._placed(r, rows, run)
+            used = self._append_new_blocks(r, rows, run)
             self.last_request.all[used] = number
             self.uses.all[used] += 1
         values = {
@@ -250,7 +250,7 @@ class _Pass:
         for name, value in values.items():
             self.requests[name].extend(1, value)
 
-    def _reused(self, rows: np.ndarray, number: int, conversation: int, user: int) -> None:
+    def _record_hits(self, rows: np.ndarray, number: int, conversation: int, user: int) -> None:
         """Record the hits of request ``number`` on ``rows``, by the last requests that used them."""
         # Most blocks of one prompt were used last by the same request.
         before, blocks = np.unique(self.last_request.all[rows], return_counts=True)
@@ -265,7 +265,7 @@ class _Pass:
         if user >= 0:
             self.same_user += int(blocks[columns["user"].all[before] == user].sum())
 
-    def _placed(self, r: TraceRequest, rows: list[int], run: int) -> np.ndarray:
+    def _append_new_blocks(self, r: TraceRequest, rows: list[int], run: int) -> np.ndarray:
         """Return the rows of all blocks of ``r``, after appending new blocks to the columns."""
         rows_before = len(self.row)
         for i in range(run, len(rows)):

@@ -61,11 +61,11 @@ class ReuseTimes:
     categories: tuple[ReuseTime, ...]
 
 
-def reuse_times(seen: Observation) -> ReuseTimes:
-    tally = _tally(seen)
+def reuse_times(observation: Observation) -> ReuseTimes:
+    tally = _tally(observation)
     counts = tally.reuses.sum(1)
     rows = [
-        _row(seen, seen.category_name(int(c)), tally.ages_of(c))
+        _row(observation, observation.category_name(int(c)), tally.ages_of(c))
         for c in np.argsort(-counts, kind="stable")[:MAX_CATEGORIES]
         if counts[c] > 0
     ]
@@ -73,7 +73,8 @@ def reuse_times(seen: Observation) -> ReuseTimes:
     cumulative = np.cumsum(merged) / max(merged.sum(), 1)
     marks = (1.0, 10.0, 60.0, 600.0, 3600.0)
     within = tuple((m, float(np.interp(m, _UPPER[:-1], cumulative[:-1]))) for m in marks)
-    return ReuseTimes(all=_row(seen, "all", tally.ages_of()), within=within, categories=tuple(rows))
+    whole = _row(observation, "all", tally.ages_of())
+    return ReuseTimes(all=whole, within=within, categories=tuple(rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,31 +113,31 @@ class _Tally:
         return Ages(self.reuses[category], self.waiting[category], float(self.sum_s[category]))
 
 
-def _tally(seen: Observation) -> _Tally:
+def _tally(observation: Observation) -> _Tally:
     """Count reuses, and the blocks that wait at the trace's end."""
-    cells, category = len(seen.labels) * TOP_TURN, seen.category
+    cells, category = len(observation.labels) * TOP_TURN, observation.category
 
     def count(requests: np.ndarray, age_s: np.ndarray, blocks: np.ndarray | None) -> np.ndarray:
         bins = np.searchsorted(FINE_EDGES, age_s, "right") - 1
         key = category[requests] * FINE_BINS + bins
         return np.bincount(key, blocks, cells * FINE_BINS).reshape(cells, FINE_BINS)
 
-    age_s, blocks = seen.reuse_age_s, seen.reused_blocks
+    age_s, blocks = observation.reuse_age_s, observation.reused_blocks
     return _Tally(
-        count(seen.reused_from, age_s, blocks),
-        count(seen.last_request, float(seen.time_s[-1]) - seen.last_s, None),
-        np.bincount(category[seen.reused_from], age_s * blocks, cells),
+        count(observation.reused_from, age_s, blocks),
+        count(observation.last_request, float(observation.time_s[-1]) - observation.last_s, None),
+        np.bincount(category[observation.reused_from], age_s * blocks, cells),
     )
 
 
-def _row(seen: Observation, name: str, ages: Ages) -> ReuseTime:
+def _row(observation: Observation, name: str, ages: Ages) -> ReuseTime:
     reuses, waiting, mean = ages.reuses, ages.waiting, ages.mean_s
     n = int(reuses.sum())
     observed = _kaplan_meier(reuses, waiting)
     by_end = float(observed[-1])
     shape = -np.expm1(-FINE_EDGES / mean) if mean > 0 else (FINE_EDGES >= 0).astype(float)
     p50, p80, p90 = (_quantile(reuses, q) for q in (0.5, 0.8, 0.9))
-    keep = slice(edges_within(seen.span_s))
+    keep = slice(edges_within(observation.span_s))
     return ReuseTime(
         name=name,
         reuses=n,

@@ -40,20 +40,25 @@ class Skew:
     cross_conversation_hits: float | None
 
 
-def skew(seen: Observation) -> Skew:
-    hits = int(seen.hits.sum())
-    user = _per_owner(seen.user, seen.hits) if seen.has_users else None
-    conversation = _per_owner(seen.conversation, seen.hits) if seen.has_conversations else None
+def skew(observation: Observation) -> Skew:
+    hits = int(observation.hits.sum())
+    user = _per_owner(observation.user, observation.hits) if observation.has_users else None
+    conversation = None
+    if observation.has_conversations:
+        conversation = _per_owner(observation.conversation, observation.hits)
+    has_hits_by_user = hits > 0 and observation.has_users
+    has_hits_by_conversation = hits > 0 and observation.has_conversations
+    same_user, same_conversation = observation.same_user_hits, observation.same_conversation_hits
     return Skew(
-        block_reuses=concentration(seen.uses - 1),
-        user_requests=concentration(_per_owner(seen.user, np.ones_like(seen.hits)))
-        if seen.has_users
+        block_reuses=concentration(observation.uses - 1),
+        user_requests=concentration(_per_owner(observation.user, np.ones_like(observation.hits)))
+        if observation.has_users
         else None,
         user_hits=None if user is None else concentration(user),
         conversation_hits=None if conversation is None else concentration(conversation),
-        cross_user_hits=1.0 - seen.same_user_hits / hits if user is not None and hits else None,
-        cross_conversation_hits=1.0 - seen.same_conversation_hits / hits
-        if conversation is not None and hits
+        cross_user_hits=1.0 - same_user / hits if has_hits_by_user else None,
+        cross_conversation_hits=1.0 - same_conversation / hits
+        if has_hits_by_conversation
         else None,
     )
 
@@ -61,16 +66,16 @@ def skew(seen: Observation) -> Skew:
 def concentration(amounts: np.ndarray) -> Concentration:
     """Return the Lorenz curve of ``amounts`` (one entry per owner), from the top."""
     falling = np.sort(np.asarray(amounts, float))[::-1]
-    held = np.concatenate([[0.0], np.cumsum(falling)])
-    total = held[-1] or 1.0
-    x = np.arange(len(held)) / max(len(falling), 1)
-    share = np.interp(POINTS, x, held / total)
-    reach = int(np.searchsorted(held, 0.9 * total))
+    cumulated = np.concatenate([[0.0], np.cumsum(falling)])
+    total = cumulated[-1] or 1.0
+    x = np.arange(len(cumulated)) / max(len(falling), 1)
+    share = np.interp(POINTS, x, cumulated / total)
+    reach = int(np.searchsorted(cumulated, 0.9 * total))
     return Concentration(
         owners=len(falling),
         top=tuple(POINTS.tolist()),
         share=tuple(share.tolist()),
-        top_tenth=float(np.interp(0.1, x, held / total)),
+        top_tenth=float(np.interp(0.1, x, cumulated / total)),
         owners_of_90=min(reach, len(falling)) / max(len(falling), 1),
     )
 

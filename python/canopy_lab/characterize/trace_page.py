@@ -8,7 +8,7 @@ from pathlib import Path
 from canopy_lab.characterize.charts import charts
 from canopy_lab.characterize.findings import findings
 from canopy_lab.characterize.trace_report import TraceReport
-from canopy_lab.report.html import HtmlTable, Page, Section, png_bytes
+from canopy_lab.report.html import HtmlPage, HtmlTable, Section, png_bytes
 from canopy_lab.report.units import count, percent, seconds, size
 from sglang_canopy.errors import CanopyError
 
@@ -32,7 +32,7 @@ def write_report(report: TraceReport, out: Path) -> None:
         raise CanopyError(f"cannot write the report into {str(out)!r}: {error}") from None
 
 
-def page(report: TraceReport) -> Page:
+def page(report: TraceReport) -> HtmlPage:
     pictures = {name: png_bytes(figure) for name, figure in charts(report)}
     sentences, o, tables = findings(report), report.overview, _tables(report)
     blocks = (
@@ -47,7 +47,7 @@ def page(report: TraceReport) -> Page:
     if report.absent:
         reasons = [f"{_ABSENT.get(n, n.capitalize())}: {why}." for n, why in report.absent.items()]
         sections.append(Section("What this trace cannot say", points=reasons))
-    return Page(
+    return HtmlPage(
         f"Prefix reuse in {o.path}", sections, lead=[sentences["overview"]], notes=[blocks, *report.notes],
         command="characterize",
         source=". The questions are those of Section 3 of arXiv 2506.02634; report.json beside this page has every number.",

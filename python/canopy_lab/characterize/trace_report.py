@@ -81,11 +81,11 @@ def characterize(
     for faults that a user can correct.
     """
     shape = load_model_shape(model)
-    seen = observe(reading(open_trace(path, format, skip_bad=skip_bad)))
-    accesses = int(seen.blocks.sum())
-    has_reuse = bool(seen.hits.any())
-    report = TraceReport(_overview(path, format, seen, accesses))
-    report.turns = turns(seen)
+    observation = observe(reading(open_trace(path, format, skip_bad=skip_bad)))
+    accesses = int(observation.blocks.sum())
+    has_reuse = bool(observation.hits.any())
+    report = TraceReport(_overview(path, format, observation, accesses))
+    report.turns = turns(observation)
     if report.turns is None:
         report.absent["turns"] = "the trace has no second turns and no ids that join requests"
     elif format == "mooncake" or format.startswith("sglang"):
@@ -96,38 +96,38 @@ def characterize(
     if not has_reuse:
         report.absent["reuse"] = "no block is ever used twice, so any policy will do"
         return report
-    report.hits = ideal_hits(seen)
-    report.skew = skew(seen)
-    if not seen.has_users:
+    report.hits = ideal_hits(observation)
+    report.skew = skew(observation)
+    if not observation.has_users:
         report.absent["users"] = "the trace names no users"
-    if not seen.has_conversations:
+    if not observation.has_conversations:
         report.absent["conversations"] = "the trace names no conversations"
-    if len(seen.labels) == 1:
+    if len(observation.labels) == 1:
         report.absent["kinds"] = "all requests are of one type"
-    report.reuse = reuse_times(seen)
+    report.reuse = reuse_times(observation)
     lru = lru_curve(reading(open_trace(path, format, skip_bad=skip_bad)))
     weight = shape.kv_bytes_per_token()
-    report.capacity = capacity(seen, lru, seen.block_tokens * weight)
+    report.capacity = capacity(observation, lru, observation.block_tokens * weight)
     return report
 
 
-def _overview(path: Path, format: str, seen: Observation, accesses: int) -> Overview:
-    minutes = np.bincount(((seen.time_s - seen.time_s[0]) / 60.0).astype(int))
+def _overview(path: Path, format: str, observation: Observation, accesses: int) -> Overview:
+    minutes = np.bincount(((observation.time_s - observation.time_s[0]) / 60.0).astype(int))
     quantile = np.quantile
     return Overview(
         path=path.name,
         format=format,
-        requests=seen.requests,
-        span_s=seen.span_s,
-        requests_per_s=seen.requests / seen.span_s if seen.span_s else 0.0,
+        requests=observation.requests,
+        span_s=observation.span_s,
+        requests_per_s=observation.requests / observation.span_s if observation.span_s else 0.0,
         busiest_minute_per_s=float(minutes.max()) / 60.0,
-        block_tokens=seen.block_tokens,
-        distinct_blocks=seen.distinct_blocks,
+        block_tokens=observation.block_tokens,
+        distinct_blocks=observation.distinct_blocks,
         block_accesses=accesses,
-        input_p50=float(quantile(seen.input_tokens, 0.5)),
-        input_mean=float(seen.input_tokens.mean()),
-        output_mean=float(seen.output_tokens.mean()),
-        kinds=tuple(seen.labels),
+        input_p50=float(quantile(observation.input_tokens, 0.5)),
+        input_mean=float(observation.input_tokens.mean()),
+        output_mean=float(observation.output_tokens.mean()),
+        kinds=tuple(observation.labels),
     )
 
 

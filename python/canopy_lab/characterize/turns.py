@@ -51,24 +51,24 @@ class Turns:
     """Mean absolute change of a category's probability between consecutive windows."""
 
 
-def turns(seen: Observation, windows: int = 12) -> Turns | None:
+def turns(observation: Observation, windows: int = 12) -> Turns | None:
     """Compute turns; ``None`` if the trace has no turns.
 
     Uses at most ``windows`` windows, limited by the requests of the largest category.
     """
-    if not seen.has_turns:
+    if not observation.has_turns:
         return None
-    follows = seen.next_request >= 0
-    pauses = seen.time_s[seen.next_request[follows]] - seen.time_s[follows]
+    follows = observation.next_request >= 0
+    pauses = observation.time_s[observation.next_request[follows]] - observation.time_s[follows]
     p50, p90 = np.quantile(pauses, (0.5, 0.9)) if len(pauses) else (0.0, 0.0)
     # At most a quarter of the trace, so that a trace with long pauses still has a result.
-    unseen = min(float(p90), 0.25 * seen.span_s)
-    start, end = float(seen.time_s[0]), float(seen.time_s[-1]) - unseen
-    settled = seen.time_s <= end
-    category = seen.category
+    unseen = min(float(p90), 0.25 * observation.span_s)
+    start, end = float(observation.time_s[0]), float(observation.time_s[-1]) - unseen
+    settled = observation.time_s <= end
+    category = observation.category
     windows = max(1, min(windows, _most(category[settled]) // (2 * MIN_REQUESTS)))
     width = max((end - start) / windows, 1e-9)
-    window = np.minimum(((seen.time_s - start) / width).astype(int), windows - 1)
+    window = np.minimum(((observation.time_s - start) / width).astype(int), windows - 1)
     names, counts = np.unique(category[settled], return_counts=True)
     rows = []
     for number in names[np.argsort(-counts, kind="stable")][:MAX_CATEGORIES]:
@@ -81,7 +81,7 @@ def turns(seen: Observation, windows: int = 12) -> Turns | None:
         by_window = np.divide(continued, answers, out=np.full(windows, np.nan), where=enough)
         rows.append(
             NextTurn(
-                seen.category_name(int(number)),
+                observation.category_name(int(number)),
                 int(rows_of.sum()),
                 float(follows[rows_of].mean()),
                 tuple(by_window.tolist()),
@@ -89,19 +89,19 @@ def turns(seen: Observation, windows: int = 12) -> Turns | None:
         )
     steps = np.concatenate([np.abs(np.diff(r.over_time)) for r in rows]) if rows else np.empty(0)
     steps = steps[~np.isnan(steps)]
-    numbers = np.unique(np.geomspace(1, max(int(seen.turn.max()), 2), 60).astype(int))
-    ordered = np.sort(seen.turn)
+    numbers = np.unique(np.geomspace(1, max(int(observation.turn.max()), 2), 60).astype(int))
+    ordered = np.sort(observation.turn)
     beyond = 1.0 - np.searchsorted(ordered, numbers, "right") / len(ordered)
-    first, later = settled & (seen.turn == 1), settled & (seen.turn > 1)
+    first, later = settled & (observation.turn == 1), settled & (observation.turn > 1)
     return Turns(
-        conversations=int((np.unique(seen.conversation) >= 0).sum())
-        if seen.has_conversations
-        else int((seen.turn == 1).sum()),
-        first_turn_share=float((seen.turn == 1).mean()),
-        p50=float(np.quantile(seen.turn, 0.5)),
-        p90=float(np.quantile(seen.turn, 0.9)),
-        p99=float(np.quantile(seen.turn, 0.99)),
-        longest=int(seen.turn.max()),
+        conversations=int((np.unique(observation.conversation) >= 0).sum())
+        if observation.has_conversations
+        else int((observation.turn == 1).sum()),
+        first_turn_share=float((observation.turn == 1).mean()),
+        p50=float(np.quantile(observation.turn, 0.5)),
+        p90=float(np.quantile(observation.turn, 0.9)),
+        p99=float(np.quantile(observation.turn, 0.99)),
+        longest=int(observation.turn.max()),
         turn=tuple(numbers.tolist()),
         share_beyond=tuple(beyond.tolist()),
         pause_p50_s=float(p50),

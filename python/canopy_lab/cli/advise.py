@@ -13,9 +13,9 @@ from canopy_lab.advise.breaks.finder import Breaks
 from canopy_lab.advise.breaks.memory import MAX_PROMPTS
 from canopy_lab.advise.breaks.read import read_breaks
 from canopy_lab.advise.decide import first_start
-from canopy_lab.advise.sample import MAX_REQUESTS, Sample, read_sample
+from canopy_lab.advise.sample import MAX_REQUESTS, LogSample, read_sample
 from canopy_lab.cli.shared import PROFILE_HELP, Bar, TraceOptions
-from canopy_lab.cli.values import above_zero, listed, out_file, positive, write_json
+from canopy_lab.cli.values import above_zero, list_parser, out_file, positive, write_json
 from canopy_lab.sim.system.engine_profile import EngineProfile, load_profile
 from canopy_lab.trace.sglang_log import pool_tokens
 from sglang_canopy.declared import declare
@@ -25,7 +25,7 @@ def _sizes(text: str) -> tuple[float, ...]:
     return (
         ()
         if text == "none"
-        else tuple(sorted(listed(positive, "sizes in GB above 0, or none")(text)))
+        else tuple(sorted(list_parser(positive, "sizes in GB above 0, or none")(text)))
     )
 
 
@@ -77,7 +77,7 @@ def run(args: Options) -> int:
     profile = load_profile(args.profile)
     lower_tiers = [
         *(LowerTier(f"{g:g} GB of host memory", g) for g in args.host_gb),
-        *(LowerTier(f"and a disk of {g:g} GB", g, disk=True) for g in args.disk_gb),
+        *(LowerTier(f"a disk of {g:g} GB", g, disk=True) for g in args.disk_gb),
     ]  # fmt: skip
     format = args.known_format
     logged_pool = pool_tokens(args.trace) if format == "sglang" else None
@@ -98,7 +98,7 @@ def run(args: Options) -> int:
     return 0
 
 
-def _read(args: Options, format: str) -> Sample:
+def _read(args: Options, format: str) -> LogSample:
     with Bar(desc=f"reading {Path(args.trace).name} ({format})", unit="req", disable=None) as bar:
         return read_sample(
             args.trace,
@@ -120,7 +120,7 @@ def _breaks(args: Options, format: str) -> Breaks:
 
 def _advise(
     args: Options,
-    sample: Sample,
+    sample: LogSample,
     profile: EngineProfile,
     lower_tiers: list[LowerTier],
     logged_pool: tuple[int, int] | None,

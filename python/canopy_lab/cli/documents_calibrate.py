@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from canopy_lab.cli.shared import ServerOptions
+from canopy_lab.cli.shared import ConnectionOptions
 from canopy_lab.cli.values import out_file
 from sglang_canopy import declared
 from sglang_canopy.declared import declare
@@ -18,7 +18,7 @@ MAX_S = 600
 
 
 @dataclass(frozen=True, slots=True)
-class Options(ServerOptions, declared.Checked):
+class Options(ConnectionOptions, declared.Checked):
     url: str = declare(
         None, "--url", "an idle server with --canopy-documents on", metavar="URL", required=True,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from canopy_lab.cli.shared import ServerOptions
+from canopy_lab.cli.shared import ConnectionOptions
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 
@@ -31,7 +31,7 @@ def proxy(url: str, api_key: str | None, port: int = 0) -> ThreadingHTTPServer:
     """Return a server on loopback; ``port`` 0 takes a free port. Call ``serve_forever``."""
     url = url.rstrip("/")
 
-    class Handler(BaseHTTPRequestHandler):
+    class PageHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             here = f"127.0.0.1:{self.connection.getsockname()[1]}"
             if self.headers.get("Host") != here or not self.path.startswith("/canopy/"):
@@ -62,11 +62,11 @@ def proxy(url: str, api_key: str | None, port: int = 0) -> ThreadingHTTPServer:
 
         def log_message(self, *_: Any) -> None: ...
 
-    return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    return ThreadingHTTPServer(("127.0.0.1", port), PageHandler)
 
 
 @dataclass(frozen=True, slots=True)
-class Options(ServerOptions):
+class Options(ConnectionOptions):
     port: int = declare(0, "--port", "of this machine", metavar="PORT", shown_default="a free one")
 
 

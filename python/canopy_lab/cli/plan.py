@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from itertools import compress
 from typing import Any
 
-from canopy_lab.cli.plan_command import PlanCommand, advised, check
+from canopy_lab.cli.plan_command import PlanCommand, check, with_advised_policy
 from canopy_lab.cli.plan_options import Choosing, EngineOptions, Reading, Searching, Writing
 from canopy_lab.cli.shared import Bar
 from canopy_lab.cli.values import write_json
@@ -47,8 +47,8 @@ def plan_of(
     command: PlanCommand, trace: CompactTrace, ids: str
 ) -> tuple[CapacityPlan, PlanInputs, dict[str, Any]]:
     """Plan for the trace that ``read`` returned."""
-    total, trace = len(trace), _fitting(command, trace)
-    command, why = advised(command, trace)
+    total, trace = len(trace), _requests_that_fit(command, trace)
+    command, why = with_advised_policy(command, trace)
     work = PlanInputs(trace, command.engine, command.prices, command.policy_configs, ids)
     with Bar(unit="run", desc="planning", disable=None) as bar:
         plan = make_plan(command.request, work, jobs=command.searching.jobs, progress=bar.show)
@@ -95,7 +95,7 @@ def read(command: PlanCommand) -> tuple[CompactTrace, str]:
     return trace, ids
 
 
-def _fitting(command: PlanCommand, trace: CompactTrace) -> CompactTrace:
+def _requests_that_fit(command: PlanCommand, trace: CompactTrace) -> CompactTrace:
     """Return the requests that fit a device of this plan, with the tokens it reserves for their
     answers. The device would refuse the rest. Raises ``CanopyError`` if most do not fit."""
     page, pool = max(command.request.choices["page_size"]), command.engine.device_tokens

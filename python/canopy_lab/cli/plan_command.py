@@ -130,7 +130,7 @@ def _engine(options: EngineOptions, profile: EngineProfile) -> Engine:
     return Engine(profile, tokens, options.routing, settings, pool_known)
 
 
-def advised(command: PlanCommand, trace: CompactTrace) -> tuple[PlanCommand, str]:
+def with_advised_policy(command: PlanCommand, trace: CompactTrace) -> tuple[PlanCommand, str]:
     """Return ``command`` with its policy, and the reason in words.
 
     Without a policy, use the result of ``advise`` at the devices' pools.

@@ -12,7 +12,7 @@ from typing import Any
 from canopy_lab.cli.shared import TraceOptions
 from canopy_lab.cli.values import out_file, yaml_file
 from canopy_lab.plan.choice import Constraint, parse_constraints
-from canopy_lab.plan.objective import METRICS, Metric, metric
+from canopy_lab.plan.objective import METRICS, PlanMetric, metric
 from canopy_lab.plan.request import SearchKeys, names
 from canopy_lab.plan.space import GROUP, KNOBS, TTL
 from canopy_lab.sim.system.config import ROUTINGS
@@ -119,7 +119,7 @@ class Choosing(declared.Checked):
         (), "--slo", 'limits, e.g. "p99_ttft<2s"; several with commas', metavar="C",
         parse=lambda text: parse_constraints([text]), shown_default="none",
     )  # fmt: skip
-    best: Metric = declare(
+    best: PlanMetric = declare(
         METRICS["cost"], "--best", "metric to minimise among the choices within the limits",
         metavar="METRIC", parse=metric, shown_default="cost",
     )  # fmt: skip

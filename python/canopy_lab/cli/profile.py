@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from canopy_lab.cli.shared import ServerOptions
+from canopy_lab.cli.shared import ConnectionOptions
 from canopy_lab.cli.values import out_file, write_json
 from canopy_lab.live.profile.client import ProfiledServer
 from canopy_lab.live.profile.measure import Limits, Measurer
@@ -21,7 +21,7 @@ from sglang_canopy.errors import CanopyError
 
 
 @dataclass(frozen=True, slots=True)
-class Options(ServerOptions, declared.Checked):
+class Options(ConnectionOptions, declared.Checked):
     url: str = declare(
         None, "--url", "the server; it must serve no other requests meanwhile", metavar="URL",
         required=True,

@@ -13,7 +13,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from canopy_lab.trace.guess import guess_format
-from canopy_lab.trace.lines import existing
+from canopy_lab.trace.lines import readable_path
 from canopy_lab.trace.open import format_names, open_trace
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy import declared
@@ -32,7 +32,7 @@ def one_log(paths: list[str]) -> str:
     atexit.register(shutil.rmtree, parent, ignore_errors=True)
     folder = Path(parent, f"{Path(paths[0]).name} and {len(paths) - 1} more")
     folder.mkdir()
-    for at, path in enumerate(map(existing, paths)):
+    for at, path in enumerate(map(readable_path, paths)):
         (folder / f"{at:04d}.log.{path.name}").symlink_to(path.resolve())
     return str(folder)
 
@@ -67,7 +67,7 @@ class TraceOptions(declared.Checked):
 
 
 @dataclass(frozen=True, slots=True)
-class ServerOptions:
+class ConnectionOptions:
     """Options of commands that query a running server."""
 
     url: str = declare("http://127.0.0.1:30000", "--url", "the server", metavar="URL")

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from canopy_lab.cli.shared import Bar, TraceOptions
-from canopy_lab.cli.values import listed, out_file, write_json
+from canopy_lab.cli.values import list_parser, out_file, write_json
 from canopy_lab.sim.compact import CompactTrace
-from canopy_lab.sim.requests import Hints
+from canopy_lab.sim.requests import SimulatedHints
 from canopy_lab.sim.sweep import PolicyArm, SweepPlan, run_sweep
 from canopy_lab.sim.sweep_table import sweep_notes, sweep_table
 from sglang_canopy import declared
@@ -28,12 +28,12 @@ def _capacity(text: str) -> float:
     return value
 
 
-def _hints(text: str) -> Hints:
+def _hints(text: str) -> SimulatedHints:
     try:
         share, accuracy = (float(part) for part in text.split(","))
     except ValueError:
         raise CanopyError(f"must be two numbers, got {text!r}") from None
-    return Hints(share=share, accuracy=accuracy)
+    return SimulatedHints(share=share, accuracy=accuracy)
 
 
 def _config(text: str) -> tuple[str, Mapping[str, Any]]:
@@ -52,15 +52,15 @@ _FRACTION = "fractions of the distinct blocks below 1 or whole numbers of blocks
 class Options(TraceOptions):
     policy: tuple[str, ...] = declare(
         (), "--policy", "policies to compare; lru is SGLang's own",
-        metavar="A,B", parse=listed(str, "names separated by commas"), required=True,
+        metavar="A,B", parse=list_parser(str, "names separated by commas"), required=True,
     )  # fmt: skip
     capacity: tuple[float, ...] = declare(
         (), "--capacity", "sizes of the cache in blocks; below 1, of the trace's distinct blocks",
-        metavar="C,C", parse=listed(_capacity, _FRACTION), required=True,
+        metavar="C,C", parse=list_parser(_capacity, _FRACTION), required=True,
     )  # fmt: skip
     seed: tuple[int, ...] = declare(
         (0,), "--seed", "seeds of placebo and hints", metavar="K,K",
-        parse=listed(int, "whole numbers"), shown_default="0",
+        parse=list_parser(int, "whole numbers"), shown_default="0",
     )  # fmt: skip
     policy_config: tuple[tuple[str, Mapping[str, Any]], ...] = declare(
         (), "--policy-config", "options of a policy; may be given several times",
@@ -71,7 +71,7 @@ class Options(TraceOptions):
         "--placebo",
         "also run policies that learn with another request's label on each request",
     )
-    hints: Hints | None = declare(
+    hints: SimulatedHints | None = declare(
         None, "--hints",
         "clients that say whether and when a conversation continues, and how often they are right", metavar="SHARE,ACCURACY", parse=_hints,
     )  # fmt: skip

@@ -38,7 +38,7 @@ class Machines(declared.Checked):
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic(TraceOptions):
+class TrafficOptions(TraceOptions):
     """Traffic."""
 
     requests: int | None = declare(
@@ -63,7 +63,7 @@ class Traffic(TraceOptions):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class LoadOptions:
     """Loads and results."""
 
     loads: tuple[float, ...] | None = declare(
@@ -94,10 +94,12 @@ class Question:
                 raise CanopyError(f"--{name} is for several loads; give --loads as well")
 
 
-OPTIONS = (Machines, SystemConfig, Traffic, Question)
+OPTIONS = (Machines, SystemConfig, TrafficOptions, LoadOptions)
 
 
-def run(machines: Machines, system: SystemConfig, traffic: Traffic, question: Question) -> None:
+def run(
+    machines: Machines, system: SystemConfig, traffic: TrafficOptions, load_options: LoadOptions
+) -> None:
     profile = load_profile(machines.profile)
     simulated = LoadedSystem(
         Workload(itertools.islice(traffic.read(), traffic.requests), seed=traffic.seed),
@@ -107,23 +109,23 @@ def run(machines: Machines, system: SystemConfig, traffic: Traffic, question: Qu
         think_cap_s=traffic.think_cap_s,
     )
     source = f"{profile.name} ({profile.source})"
-    if question.loads is None:
+    if load_options.loads is None:
         result = simulated.run_at(seed=traffic.seed).system
         print(summary(result, source))
         document = result.to_json()
     else:
         loads = run_loads(
             simulated,
-            question.loads,
-            range(traffic.seed, traffic.seed + question.seeds),
+            load_options.loads,
+            range(traffic.seed, traffic.seed + load_options.seeds),
             unit="sessions/h" if traffic.closed_loop else "requests/s",
-            saturation=question.saturation,
-            slo=question.slo,
+            saturation=load_options.saturation,
+            slo=load_options.slo,
         )
         print(f"profile      {source}\n{loads.text()}")
         document = loads.to_json()
-    if question.json:
-        write_json(question.json, document)
+    if load_options.json:
+        write_json(load_options.json, document)
 
 
 def _system(machines: Machines, system: SystemConfig, profile: EngineProfile) -> SystemConfig:
@@ -157,7 +159,7 @@ def _system(machines: Machines, system: SystemConfig, profile: EngineProfile) ->
 def summary(result: SystemResult, profile: str) -> str:
     """Return the printed summary."""
     hits = ", ".join(f"{t} {n:.1%}" for t, n in result.token_hit_ratio_by_tier.items())
-    held = ", ".join(f"{t} {size(n)}" for t, n in result.mean_bytes_by_tier.items())
+    mean_bytes = ", ".join(f"{t} {size(n)}" for t, n in result.mean_bytes_by_tier.items())
     return "\n".join(
         (
             f"profile      {profile}",
@@ -170,7 +172,7 @@ def summary(result: SystemResult, profile: str) -> str:
             f"of them {result.output_tokens_per_s:,.0f} generated",
             f"busy         {result.busy_share:.1%} of the time",
             f"token hits   {result.token_hit_ratio:.1%}: {hits}",
-            f"held         {held} (mean)",
+            f"held         {mean_bytes} (mean)",
             f"disk         {size(result.disk_read_bytes)} read, "
             f"{size(result.disk_written_bytes)} written",
             f"simulated    {result.events:,} events in {result.seconds:.1f} s",

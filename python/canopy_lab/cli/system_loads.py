@@ -28,7 +28,7 @@ class Loads:
     @property
     def goodput(self) -> float:
         """Highest load up to which every run met the SLO; 0 if the lowest missed it."""
-        met = itertools.takewhile(lambda load: self._met(self.loads[load]), sorted(self.loads))
+        met = itertools.takewhile(lambda load: self._is_met(self.loads[load]), sorted(self.loads))
         return max(met, default=0.0)
 
     def to_json(self) -> dict[str, Any]:
@@ -39,7 +39,7 @@ class Loads:
                 {
                     "load": load,
                     "rate": runs[0].rate,
-                    "meets_slo": None if self.slo is None else self._met(runs),
+                    "meets_slo": None if self.slo is None else self._is_met(runs),
                     "runs": [run.to_json() for run in runs],
                 }
                 for load, runs in self.loads.items()
@@ -73,8 +73,8 @@ class Loads:
             )
         return "\n".join(parts)
 
-    def _met(self, runs: Sequence[LoadRun]) -> bool:
-        return self.slo is not None and all(self.slo.met(run.latency) for run in runs)
+    def _is_met(self, runs: Sequence[LoadRun]) -> bool:
+        return self.slo is not None and all(self.slo.is_met(run.latency) for run in runs)
 
     def _row(self, load: float, runs: Sequence[LoadRun]) -> list[str]:
         def mean(of: Any) -> float:
@@ -96,7 +96,7 @@ class Loads:
             f"{mean(lambda run: run.latency.session_s.p99):.1f}",
             f"{mean(lambda run: run.system.token_hit_ratio):.1%}",
             *(f"{value:.0f}" for value in saved),
-            *(["met" if self._met(runs) else "missed"] if self.slo else []),
+            *(["met" if self._is_met(runs) else "missed"] if self.slo else []),
         ]
 
     def _deciles(self) -> list[list[str]]:

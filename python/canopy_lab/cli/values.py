@@ -36,8 +36,8 @@ def write_json(path: Path, value: Any, **how: Any) -> None:
     write(path, json.dumps(value, indent=1, **how) + "\n")
 
 
-def listed(parse: Callable[[str], Value], what: str) -> Callable[[str], tuple[Value, ...]]:
-    """Return a parser of distinct values separated by commas. ``what``: name in errors."""
+def list_parser(parse: Callable[[str], Value], noun: str) -> Callable[[str], tuple[Value, ...]]:
+    """Return a parser of distinct values separated by commas. ``noun``: name in errors."""
 
     def parse_all(text: str) -> tuple[Value, ...]:
         try:
@@ -45,14 +45,14 @@ def listed(parse: Callable[[str], Value], what: str) -> Callable[[str], tuple[Va
         except ValueError:
             values = ()
         if not values or len(set(values)) < len(values):
-            raise CanopyError(f"must be {what}, each once, got {text!r}")
+            raise CanopyError(f"must be {noun}, each once, got {text!r}")
         return values
 
     return parse_all
 
 
 def positive(text: str) -> float:
-    """Parse a finite number above 0. Raises ``ValueError``, for ``listed``."""
+    """Parse a finite number above 0. Raises ``ValueError``, for ``list_parser``."""
     value = float(text)
     if not 0 < value < math.inf:
         raise ValueError(text)

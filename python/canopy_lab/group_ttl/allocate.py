@@ -80,11 +80,11 @@ def fixed_step(curves: Curves, budget_tokens: float) -> int:
 def price_of(curves: Curves, budget_tokens: float) -> float:
     """Return the Lagrange multiplier of the budget: marginal hits per token of disk content."""
     low, high = 0.0, 1.0
-    while _spent(curves, high) > budget_tokens:
+    while _memory_spent(curves, high) > budget_tokens:
         low, high = high, high * 4
     for _ in range(60):
         middle = (low + high) / 2
-        if _spent(curves, middle) > budget_tokens:
+        if _memory_spent(curves, middle) > budget_tokens:
             low = middle
         else:
             high = middle
@@ -129,7 +129,7 @@ def _best_steps(curves: Curves, price: float) -> Ints:
     return np.argmax(curves.hits - price * curves.mean_tokens, axis=1)
 
 
-def _spent(curves: Curves, price: float) -> float:
+def _memory_spent(curves: Curves, price: float) -> float:
     return _value(curves, _best_steps(curves, price))[1]
 
 
@@ -178,8 +178,7 @@ def _fill(curves: Curves, steps: Ints, budget: float) -> Ints:
         if not affordable.any():
             break
         ratio = np.where(affordable, gain / np.maximum(cost, 1e-12), -1.0)
-        cell = int(np.argmax(ratio))
-        row, step = divmod(cell, len(GRID_S))
+        row, step = divmod(int(np.argmax(ratio)), len(GRID_S))
         unspent -= float(cost[row, step])
         steps[row] = step
     return steps

@@ -36,7 +36,7 @@ class GroupSelection:
     categories: bool = False
     """Give each category outside all groups its own TTL."""
     prior_requests: float | None = None
-    """Prior of ``Histograms.expected``; ``None`` counts the window exactly (hindsight)."""
+    """Prior of ``Histograms.expected_curves``; ``None`` counts the window exactly (hindsight)."""
     lag_s: float = 0.0
     """Age at which a table can list a subtree; earlier uses count for the residual group."""
     min_reuses: int = MIN_REUSES
@@ -63,13 +63,12 @@ def choose_groups(
     if selection.groups and len(segments):
         candidates = _candidates(segments, selection.min_reuses)
     roots = [int(r) for r in segments.first[candidates]]
-    group_of = segments.under(roots)
+    group_of = segments.deepest_roots(roots)
     parent = segments.parent[candidates]
     parent_group = np.where(parent >= 0, group_of[parent], -1)
     counts = _group_histograms(segments, group_of[segments.use_segment], len(roots))
     chosen = _choose(_curves_of(counts, selection), parent_group, selection.groups, budget_tokens)
-    chosen_roots = tuple(roots[c] for c in chosen)
-    return group_curves(segments, chosen_roots, selection)
+    return group_curves(segments, tuple(roots[c] for c in chosen), selection)
 
 
 def group_curves(
@@ -78,7 +77,7 @@ def group_curves(
     """Return the histograms and curves of the given groups and the residual group."""
     count = len(roots)
     names = segments.categories if selection.categories else segments.categories[:1]
-    group = segments.under(roots)[segments.use_segment]
+    group = segments.deepest_roots(roots)[segments.use_segment]
     use_s = segments.times_s[segments.use_request]
     category = np.zeros(len(group), dtype=np.int64)
     if selection.categories:
@@ -95,8 +94,8 @@ def group_curves(
         return Groups(roots, names, all_uses, all_uses.exact())
     # Uses before a subtree could be listed shape its group's curve, but count as residual volume.
     volume = _histograms(segments, np.where(is_listed | (group < 0), row, residual_row), size)
-    expected = all_uses.expected(selection.prior_requests)
-    residual = volume.expected(selection.prior_requests)
+    expected = all_uses.expected_curves(selection.prior_requests)
+    residual = volume.expected_curves(selection.prior_requests)
     share = volume.weight / np.maximum(all_uses.weight, 1)
     share[count:] = 0.0
     hits = expected.hits * share[:, None]
@@ -141,7 +140,7 @@ def _curves_of(counts: Histograms, selection: GroupSelection) -> Curves:
     return (
         counts.exact()
         if selection.prior_requests is None
-        else counts.expected(selection.prior_requests)
+        else counts.expected_curves(selection.prior_requests)
     )
 
 
@@ -155,8 +154,7 @@ def _candidates(segments: PathSegments, min_reuses: int) -> Ints:
     tokens = np.bincount(segment[reused], weights=segments.tokens[segment[reused]], minlength=size)
     subtree_tokens = segments.subtree_sum(tokens)
     # A prefix of most requests separates nothing and would leave no residual group.
-    through = np.bincount(segment, minlength=size)
-    separates = through <= _EVERYTHING * len(segments.times_s)
+    separates = np.bincount(segment, minlength=size) <= _EVERYTHING * len(segments.times_s)
     eligible = np.flatnonzero((reuses >= min_reuses) & (subtree_tokens > 0) & separates)
     largest = eligible[np.argsort(-subtree_tokens[eligible], kind="stable")[:CANDIDATES]]
     return np.sort(largest)
@@ -170,8 +168,7 @@ def _choose(curves: Curves, parent: Ints, groups: int, budget_tokens: float) -> 
     fixed = fixed_step(curves, budget_tokens)
     hits, mean_tokens = (c.sum(axis=0, keepdims=True) for c in (curves.hits, curves.mean_tokens))
     price = price_of(Curves(hits, mean_tokens), budget_tokens)
-    worth = curves.hits - price * curves.mean_tokens
-    subtree_worth = worth[:-1].copy()
+    subtree_worth = (curves.hits - price * curves.mean_tokens)[:-1].copy()
     """Worth by TTL of each candidate's subtree, less the groups chosen inside it."""
     for c in range(count - 1, -1, -1):
         if parent[c] >= 0:
@@ -194,8 +191,7 @@ def _choose(curves: Curves, parent: Ints, groups: int, budget_tokens: float) -> 
             # them.
             if not is_chosen[c] and parent[c] >= 0 and (parent[c] == winner or step[parent[c]] < 0):
                 step[c] = -1
-        inside = step < 0
-        step[inside] = ttl
+        step[step < 0] = ttl
         step[winner] = ttl
         outer = int(parent[winner])
         while outer >= 0:

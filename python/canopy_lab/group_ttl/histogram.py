@@ -70,7 +70,7 @@ class Histograms:
         longer = count.sum(axis=1, keepdims=True) - np.cumsum(count, axis=1)
         return (lasted + longer * GRID_S) / max(self.duration_s, 1e-9)
 
-    def expected(self, prior_requests: float = 0.0) -> Curves:
+    def expected_curves(self, prior_requests: float = 0.0) -> Curves:
         """Return expected hits and mean tokens of further traffic, per window duration.
 
         Open intervals are right-censored, so the survival curve is a Kaplan-Meier estimate. Each
@@ -83,8 +83,7 @@ class Histograms:
         pooled = self.reused.sum(axis=0) / np.maximum(pooled_risk, 1e-9)
         prior = prior_requests * weight / np.maximum(self.requests[:, None], 1)
         # The prior declines with age as the pooled survival does.
-        left = np.cumprod(np.append(1.0, 1 - pooled[:-1]))
-        prior = prior * left
+        prior = prior * np.cumprod(np.append(1.0, 1 - pooled[:-1]))
         risk = at_risk + prior
         hazard = np.where(risk > 0, (self.reused + prior * pooled) / np.maximum(risk, 1e-9), 0.0)
         survival = np.cumprod(1 - np.minimum(hazard, 1.0), axis=1)

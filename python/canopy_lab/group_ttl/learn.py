@@ -169,14 +169,14 @@ def learnt_table(
         hash,
         dict(zip(groups.categories, ttls[count:])) if several else {},
     )
-    at = (np.arange(len(ttls)), allocation.steps)
+    chosen_cells = (np.arange(len(ttls)), allocation.steps)
     rows = zip(
         (*groups.roots, *[None] * len(groups.categories)),
         (*[None] * count, *(groups.categories if several else [None])),
         ttls,
         groups.histograms.requests.tolist(),
-        groups.curves.hits[at].tolist(),
-        groups.curves.mean_tokens[at].tolist(),
+        groups.curves.hits[chosen_cells].tolist(),
+        groups.curves.mean_tokens[chosen_cells].tolist(),
     )
     return Learnt(
         table,

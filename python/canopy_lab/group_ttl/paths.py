@@ -138,7 +138,7 @@ class PathSegments:
         gaps[:-1][same] = (times[1:] - times[:-1])[same]
         return gaps
 
-    def under(self, roots: Iterable[int]) -> Ints:
+    def deepest_roots(self, roots: Iterable[int]) -> Ints:
         """Return (s,) the index of each segment's deepest ancestor in ``roots`` (ids), or -1.
 
         Roots must begin a segment (``segments_of(..., split_at=roots)``); others are ignored.

@@ -96,7 +96,7 @@ def _stay_s(segments: PathSegments, schedule: Schedule, in_force: NDArray[np.int
 
 def _ttl_matrix(segments: PathSegments, table: TTLTable) -> NDArray[np.float64]:
     """Return (categories, segments): the TTL of each segment for a request of each category."""
-    group = segments.under(g.root for g in table.groups)
+    group = segments.deepest_roots(g.root for g in table.groups)
     by_group = np.array([g.ttl_s for g in table.groups] + [0.0])
     rows = []
     for name in segments.categories:

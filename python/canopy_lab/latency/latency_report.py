@@ -25,7 +25,7 @@ class Spread:
     max: float
 
     @classmethod
-    def of(cls, values: np.ndarray) -> Spread:
+    def summarise(cls, values: np.ndarray) -> Spread:
         """Summarise one value or more."""
         p50, p95, p99 = (float(p) for p in np.percentile(values, (50, 95, 99)))
         return cls(float(values.mean()), p50, p95, p99, float(values.max()))
@@ -105,11 +105,11 @@ def latency_report(
     return LatencyReport(
         requests=len(measured),
         requests_per_s=len(due) / span,
-        ttft_s=Spread.of(ttft[measured]),
+        ttft_s=Spread.summarise(ttft[measured]),
         deciles=_deciles(prompt[measured], ttft[measured]),
         sessions=len(numbers),
         sessions_per_hour=len(numbers) * 3600 / span,
-        session_s=Spread.of(session_s),
+        session_s=Spread.summarise(session_s),
         growth=growth(start, waited),
         lag=lag(start, end_of, waited),
     )
@@ -155,6 +155,6 @@ def _deciles(prompt: np.ndarray, ttft: np.ndarray) -> list[Decile]:
         if len(part):
             lengths = prompt[part]
             deciles.append(
-                Decile(int(lengths[0]), int(lengths[-1]), len(part), Spread.of(ttft[part]))
+                Decile(int(lengths[0]), int(lengths[-1]), len(part), Spread.summarise(ttft[part]))
             )
     return deciles

@@ -32,14 +32,14 @@ def saturation(
     a dozen times finds no limit.
     """
 
-    def followed(rate: float) -> bool:
+    def keeps_up(rate: float) -> bool:
         return growth_at(rate) <= tolerance
 
     low = high = guess
-    if followed(guess):
+    if keeps_up(guess):
         for _ in range(_BRACKET_STEPS):
             high *= 2
-            if not followed(high):
+            if not keeps_up(high):
                 break
             low = high
         else:
@@ -50,7 +50,7 @@ def saturation(
     else:
         for _ in range(_BRACKET_STEPS):
             low /= 2
-            if followed(low):
+            if keeps_up(low):
                 break
             high = low
         else:
@@ -60,7 +60,7 @@ def saturation(
             )
     while high / low > 1 + RESOLUTION:
         middle = (low * high) ** 0.5
-        if followed(middle):
+        if keeps_up(middle):
             low = middle
         else:
             high = middle

@@ -15,14 +15,14 @@ _TERM = re.compile(r"([a-z0-9]+)_([a-z]+)\s*<=?\s*([0-9]*\.?[0-9]+)\s*([a-z]*)")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LatencyTarget:
     """Limit on one statistic."""
 
     statistic: str
     metric: str
     limit_s: float
 
-    def met(self, report: LatencyReport) -> bool:
+    def is_met(self, report: LatencyReport) -> bool:
         """Whether a run met the target."""
         spread = getattr(report, METRICS[self.metric])
         return bool(getattr(spread, self.statistic) < self.limit_s)
@@ -33,11 +33,11 @@ class SLO:
     """Targets that must all be met."""
 
     text: str
-    targets: tuple[Target, ...]
+    targets: tuple[LatencyTarget, ...]
 
-    def met(self, report: LatencyReport) -> bool:
+    def is_met(self, report: LatencyReport) -> bool:
         """Whether a run met every target."""
-        return all(target.met(report) for target in self.targets)
+        return all(target.is_met(report) for target in self.targets)
 
 
 def parse_slo(text: str) -> SLO:
@@ -55,18 +55,18 @@ def parse_slo(text: str) -> SLO:
                 f"cannot read {term.strip()!r}"
             )
         statistic, metric, number, unit = match.groups()
-        for what, value, allowed in (
+        for field, value, allowed in (
             ("statistic", statistic, STATISTICS),
             ("metric", metric, tuple(METRICS)),
             ("unit", unit, tuple(_UNITS)),
         ):
             if value not in allowed:
                 raise CanopyError(
-                    f"SLO {term.strip()!r}: the {what} must be one of {', '.join(allowed)}, "
+                    f"SLO {term.strip()!r}: the {field} must be one of {', '.join(allowed)}, "
                     f"got {value!r}"
                 )
         limit = float(number) * _UNITS[unit]
         if not limit > 0:
             raise CanopyError(f"SLO {term.strip()!r}: the time must be above 0")
-        targets.append(Target(statistic, metric, limit))
+        targets.append(LatencyTarget(statistic, metric, limit))
     return SLO(text, tuple(targets))

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from canopy_lab.plan.objective import Evaluated, Metric, metric
+from canopy_lab.plan.objective import Evaluated, PlanMetric, metric
 from canopy_lab.plan.space import GROUP
 from sglang_canopy.errors import CanopyError
 
@@ -28,7 +28,7 @@ _SLIGHT = 1e-3
 class Constraint:
     """``metric`` at most (or at least) ``limit``, in the metric's own unit."""
 
-    metric: Metric
+    metric: PlanMetric
     at_most: bool
     limit: float
     text: str
@@ -36,13 +36,13 @@ class Constraint:
     def value(self, row: Evaluated | Mapping[str, float]) -> float:
         return float(row[self.metric.key])
 
-    def met(self, row: Evaluated | Mapping[str, float]) -> bool:
+    def is_met(self, row: Evaluated | Mapping[str, float]) -> bool:
         value = self.value(row)
         return value <= self.limit if self.at_most else value >= self.limit
 
     def miss(self, row: Evaluated | Mapping[str, float]) -> float:
         """Return the miss as a share of the limit; 0 if ``row`` meets it."""
-        if self.met(row):
+        if self.is_met(row):
             return 0.0
         return abs(self.value(row) - self.limit) / max(abs(self.limit), 1e-12)
 
@@ -97,7 +97,7 @@ def parse_constraints(texts: Sequence[str]) -> tuple[Constraint, ...]:
 
 
 def choose(
-    rows: Sequence[Evaluated], constraints: Sequence[Constraint], minimise: Metric
+    rows: Sequence[Evaluated], constraints: Sequence[Constraint], minimise: PlanMetric
 ) -> ChosenConfiguration:
     """Return the best row by ``minimise`` (the most of a maximised metric) that meets every
     constraint. Among rows within a thousandth of the best, take the cheapest, then the quickest.
@@ -105,14 +105,14 @@ def choose(
     If no row is feasible, return the row with the smallest total miss, and the binding constraints.
     """
     assert rows, "nothing was evaluated"
-    feasible = [row for row in rows if all(c.met(row) for c in constraints)]
+    feasible = [row for row in rows if all(c.is_met(row) for c in constraints)]
     if feasible:
         return ChosenConfiguration(_best_row(feasible, minimise), True)
-    unmet = [c for c in constraints if not any(c.met(row) for row in rows)]
+    unmet = [c for c in constraints if not any(c.is_met(row) for row in rows)]
     nearest = min(
         rows, key=lambda row: (sum(c.miss(row) for c in constraints), _order(row, minimise))
     )
-    binding = unmet or [c for c in constraints if not c.met(nearest)]
+    binding = unmet or [c for c in constraints if not c.is_met(nearest)]
     return ChosenConfiguration(nearest, False, tuple(binding))
 
 
@@ -150,7 +150,7 @@ def gains_over(row: Evaluated, baseline: Evaluated) -> dict[str, float]:
     }
 
 
-def value_text(metric: Metric, value: float) -> str:
+def value_text(metric: PlanMetric, value: float) -> str:
     """Format a value with its unit: ``1.52 s``, ``85 ms``, ``12.3k tokens/s``, ``61.0 %``."""
     if metric.unit == "s":
         if value >= 100:
@@ -182,7 +182,7 @@ def label_of(row: Evaluated) -> str:
     return c.label().replace("group TTL", ttl_text, 1)
 
 
-def _best_row(rows: Sequence[Evaluated], metric: Metric) -> Evaluated:
+def _best_row(rows: Sequence[Evaluated], metric: PlanMetric) -> Evaluated:
     """Return the best row by one metric. Near ties: the cheapest, then the quickest row."""
     sign = -1.0 if metric.maximise else 1.0
     best = min(sign * row[metric.key] for row in rows)
@@ -190,6 +190,6 @@ def _best_row(rows: Sequence[Evaluated], metric: Metric) -> Evaluated:
     return min(close, key=lambda row: (row["cost"], row["mean_ttft_s"], row.configuration.label()))
 
 
-def _order(row: Evaluated, minimise: Metric) -> tuple[float, float, float, str]:
+def _order(row: Evaluated, minimise: PlanMetric) -> tuple[float, float, float, str]:
     sign = -1.0 if minimise.maximise else 1.0
     return sign * row[minimise.key], row["mean_ttft_s"], row["cost"], row.configuration.label()

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from canopy_lab.plan.choice import ChosenConfiguration, Constraint, choose
-from canopy_lab.plan.objective import Evaluated, Metric
+from canopy_lab.plan.objective import Evaluated, PlanMetric
 from canopy_lab.plan.space import KNOBS, Configuration
 
 BATCH = 2
@@ -59,7 +59,7 @@ def confirm(
     predicted: Mapping[Configuration, Evaluated],
     evaluate: Evaluate,
     constraints: Sequence[Constraint],
-    minimise: Metric,
+    minimise: PlanMetric,
     rows: Mapping[Configuration, Evaluated] | None = None,
     progress: Callable[[int], None] | None = None,
     also: Sequence[Configuration] = (),
@@ -115,7 +115,7 @@ class Margins:
     """Error margins of the predictions."""
 
     def __init__(
-        self, predicted: Mapping[Configuration, Evaluated], metrics: Sequence[Metric]
+        self, predicted: Mapping[Configuration, Evaluated], metrics: Sequence[PlanMetric]
     ) -> None:
         self._index = {c: i for i, c in enumerate(predicted)}
         self._metrics = metrics
@@ -161,7 +161,7 @@ class Margins:
             bounds[m.key] = Bounds(*(np.exp(log + part) for part in (low, middle, high)))
         return bounds
 
-    def _min_slope(self, metric: Metric) -> float:
+    def _min_slope(self, metric: PlanMetric) -> float:
         if metric.key == "cost_per_hour":
             return 1e-6  # known, except for charges by use
         of_span = metric.key in ("cost", "throughput_tokens_per_s")
@@ -188,7 +188,7 @@ class Margins:
         return np.maximum(distance, NEAR)
 
 
-def _best_end(bounds: Mapping[str, Bounds], metric: Metric, i: int) -> float:
+def _best_end(bounds: Mapping[str, Bounds], metric: PlanMetric, i: int) -> float:
     b = bounds[metric.key]
     return float(b.high[i] if metric.maximise else b.low[i])
 
@@ -198,7 +198,7 @@ def _possible(
     candidates: Sequence[int],
     screened: Screened,
     constraints: Sequence[Constraint],
-    minimise: Metric,
+    minimise: PlanMetric,
 ) -> list[int]:
     """Return the candidates that could replace the current choice."""
     if not screened.rows:
@@ -222,7 +222,7 @@ def _next_batch(
     bounds: Mapping[str, Bounds],
     possible: Sequence[int],
     constraints: Sequence[Constraint],
-    minimise: Metric,
+    minimise: PlanMetric,
 ) -> list[int]:
     """Return the next candidates to simulate, the likeliest choice first."""
     sign = -1.0 if minimise.maximise else 1.0

@@ -19,7 +19,7 @@ BILLING = ("provisioned", "used")
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class PriceSteps:
     """Marginal price by amount: ``(up_to, price)`` pairs, the last up to infinity."""
 
     steps: tuple[tuple[float, float], ...]
@@ -43,7 +43,7 @@ class Provisioned:
     """Minimum amount sold."""
     included: float
     """Amount included without charge."""
-    monthly_price: Steps
+    monthly_price: PriceSteps
     maximum: float = 0.0
     """Maximum amount sold; 0 if ``minimum`` is the only one."""
 
@@ -64,7 +64,7 @@ class DiskClass:
     """
 
     name: str
-    per_gib_month: Steps
+    per_gib_month: PriceSteps
     smallest_gib: float = 1.0
     largest_gib: float = math.inf
     step_gib: float = 0.0

@@ -12,7 +12,7 @@ from canopy_lab.plan.objective import Evaluated
 from canopy_lab.plan.space import GROUP, Configuration
 from canopy_lab.plan.system import least_cost, row_of, system_of
 from canopy_lab.plan.worker import PlanInputs, SimulationTask, run_task
-from canopy_lab.sim.workers import Done, Item, Workers
+from canopy_lab.sim.workers import Item, Result, Workers
 from sglang_canopy.errors import CanopyError
 
 
@@ -60,8 +60,8 @@ class Evaluator:
         ]
 
     def map(
-        self, run: Callable[[PlanInputs, Item], Done], items: Sequence[Item]
-    ) -> Iterator[tuple[int, Done]]:
+        self, run: Callable[[PlanInputs, Item], Result], items: Sequence[Item]
+    ) -> Iterator[tuple[int, Result]]:
         """Yield ``(index, run(work, item))`` in order of completion, from the worker processes."""
         return self._workers.map(run, items)
 

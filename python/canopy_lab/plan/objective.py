@@ -33,7 +33,7 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class PlanMetric:
     """One metric of a row."""
 
     key: str
@@ -48,22 +48,22 @@ class Metric:
 METRICS = {
     m.name: m
     for m in (
-        Metric("mean_ttft_s", "mean_ttft", "s"),
-        Metric("p50_ttft_s", "p50_ttft", "s"),
-        Metric("p90_ttft_s", "p90_ttft", "s"),
-        Metric("p99_ttft_s", "p99_ttft", "s"),
-        Metric("mean_tpot_s", "mean_tpot", "s"),
-        Metric("mean_e2e_s", "mean_e2e", "s"),
-        Metric("throughput_tokens_per_s", "throughput", "tokens/s", maximise=True),
-        Metric("token_hit_ratio", "token_hit_ratio", "share", maximise=True),
-        Metric("cost", "cost", "money"),
-        Metric("cost_per_hour", "cost_per_hour", "money/h"),
+        PlanMetric("mean_ttft_s", "mean_ttft", "s"),
+        PlanMetric("p50_ttft_s", "p50_ttft", "s"),
+        PlanMetric("p90_ttft_s", "p90_ttft", "s"),
+        PlanMetric("p99_ttft_s", "p99_ttft", "s"),
+        PlanMetric("mean_tpot_s", "mean_tpot", "s"),
+        PlanMetric("mean_e2e_s", "mean_e2e", "s"),
+        PlanMetric("throughput_tokens_per_s", "throughput", "tokens/s", maximise=True),
+        PlanMetric("token_hit_ratio", "token_hit_ratio", "share", maximise=True),
+        PlanMetric("cost", "cost", "money"),
+        PlanMetric("cost_per_hour", "cost_per_hour", "money/h"),
     )
 }
 MIN_RANGE = 0.01
 
 
-def metric(name: str) -> Metric:
+def metric(name: str) -> PlanMetric:
     """Return the metric with that name or key. Raises ``CanopyError`` with the nearest name."""
     name = name.strip()
     if name in METRICS:
@@ -80,10 +80,10 @@ def metric(name: str) -> Metric:
 class Objectives:
     """Two or more metrics, all oriented so that less is better."""
 
-    metrics: tuple[Metric, ...]
+    metrics: tuple[PlanMetric, ...]
 
     @classmethod
-    def of(cls, names: Iterable[str]) -> Objectives:
+    def from_names(cls, names: Iterable[str]) -> Objectives:
         """Make objectives from names. Raises ``CanopyError``."""
         return cls(tuple(metric(name) for name in names))
 
@@ -102,7 +102,7 @@ class Objectives:
         return [int(i) for i in np.flatnonzero(moocore.is_nondominated(self.matrix(rows)))]
 
 
-OBJECTIVES = Objectives.of(("mean_ttft", "throughput", "cost"))
+OBJECTIVES = Objectives.from_names(("mean_ttft", "throughput", "cost"))
 """Objectives of a plan's front."""
 
 
@@ -114,7 +114,7 @@ class Scale:
     reference: np.ndarray
 
     @classmethod
-    def of(cls, points: np.ndarray, margin: float = 0.05) -> Scale:
+    def around(cls, points: np.ndarray, margin: float = 0.05) -> Scale:
         """Set the reference ``margin`` beyond the worst of each objective over ``points``.
 
         An objective that varies by less than ``MIN_RANGE`` is scaled by ``MIN_RANGE``.

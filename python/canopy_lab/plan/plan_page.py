@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from canopy_lab.plan.choice import label_of
-from canopy_lab.plan.objective import OBJECTIVES, Evaluated, Metric
+from canopy_lab.plan.objective import OBJECTIVES, Evaluated, PlanMetric
 from canopy_lab.plan.planner import CapacityPlan
 from canopy_lab.plan.text import (
     EXTREMES_HEAD,
@@ -38,7 +38,7 @@ from canopy_lab.report.axes import (
     new_figure,
     title,
 )
-from canopy_lab.report.html import HtmlTable, Page, Section, png_bytes
+from canopy_lab.report.html import HtmlPage, HtmlTable, Section, png_bytes
 
 _AXES = {
     "mean_ttft": "mean TTFT, s",
@@ -59,7 +59,7 @@ def _pairs(plan: CapacityPlan, currency: str) -> Figure:
     return figure
 
 
-def _scatter(axes: Axes, plan: CapacityPlan, x: Metric, y: Metric, currency: str) -> None:
+def _scatter(axes: Axes, plan: CapacityPlan, x: PlanMetric, y: PlanMetric, currency: str) -> None:
     rows = list(plan.result.rows.values())
     axes.scatter(*_xy(rows, x, y), s=9, color=FAINT, edgecolor=GREY, linewidth=0.4, zorder=2)
     colours = _classes(plan)
@@ -92,22 +92,22 @@ def _legend(plan: CapacityPlan) -> list[Line2D]:
     ]
 
 
-def _value(row: Evaluated, of: Metric) -> float:
+def _value(row: Evaluated, of: PlanMetric) -> float:
     value = float(row[of.key])
     return value / 1000 if of.unit == "tokens/s" else value
 
 
-def _xy(rows: list[Evaluated], x: Metric, y: Metric) -> tuple[np.ndarray, np.ndarray]:
+def _xy(rows: list[Evaluated], x: PlanMetric, y: PlanMetric) -> tuple[np.ndarray, np.ndarray]:
     return np.array([_value(r, x) for r in rows]), np.array([_value(r, y) for r in rows])
 
 
-def _better(of: Metric, across: bool = False) -> str:
+def _better(of: PlanMetric, across: bool = False) -> str:
     if across:
         return "right" if of.maximise else "left"
     return "Up" if of.maximise else "Down"
 
 
-def page(plan: CapacityPlan, origin: Mapping[str, Any], currency: str) -> Page:
+def page(plan: CapacityPlan, origin: Mapping[str, Any], currency: str) -> HtmlPage:
     details = overview(plan)
     if origin.get("example_prices"):
         sources = "; ".join(origin["price_sources"])
@@ -117,7 +117,7 @@ def page(plan: CapacityPlan, origin: Mapping[str, Any], currency: str) -> Page:
     details.append("; ".join(f"{k}: {v}" for k, v in origin.items() if k != "price_sources") + ".")
     pairs = png_bytes(_pairs(plan, currency))
     front = Section("The front, two objectives at a time", figure=pairs)
-    return Page(
+    return HtmlPage(
         f"A plan for {Path(origin.get('trace', 'a trace')).name}", [front, *_tables(plan)],
         box=choice_text(plan, currency), details=details, width="74rem", command="plan",
         source="; the method is after Kareto, arXiv 2603.08739.",

@@ -14,7 +14,7 @@ from canopy_lab.plan.evaluate import Evaluator
 from canopy_lab.plan.objective import OBJECTIVES, Evaluated, Scale
 from canopy_lab.plan.prices import Prices
 from canopy_lab.plan.request import PlanRequest
-from canopy_lab.plan.sampled import Target, busiest, sampled_search
+from canopy_lab.plan.sampled import SearchTarget, busiest, sampled_search
 from canopy_lab.plan.search import SearchOptions, SearchResult, search
 from canopy_lab.plan.settle import settle
 from canopy_lab.plan.sizes import round_size, sizes
@@ -107,8 +107,7 @@ def baseline_of(request: PlanRequest, space: Space, footprint_gib: float) -> Con
     instances = space.instances[0]
     power = math.ceil(math.log2(max(footprint_gib * BASELINE_SHARE, 2.0**-20)) - 1e-9)
     total = min(2.0**power, space.host_most_gib)
-    first = space.first_slices()[0]
-    return replace(first, dram_gib=total / instances, disk=None).normal()
+    return replace(space.first_slices()[0], dram_gib=total / instances, disk=None).normal()
 
 
 def make_plan(
@@ -134,7 +133,7 @@ def make_plan(
         fixed = baseline_of(request, space, footprint_gib)
         if samples(request, len(inputs.trace)):
             part = inputs.with_trace(busiest(inputs.trace, request.sample_requests))
-            target = Target(OBJECTIVES, request.constraints, request.minimise, options)
+            target = SearchTarget(OBJECTIVES, request.constraints, request.minimise, options)
             with Evaluator(part, jobs=jobs) as on_part:
                 result = sampled_search(space, target, on_part, evaluate, [fixed], report_progress)
         else:
@@ -146,7 +145,7 @@ def make_plan(
         choice, sensitivity = _checked(request, space, result, evaluate, report_progress)
     rows = list(result.rows.values())
     points = OBJECTIVES.matrix(rows)
-    scale = Scale.of(points)
+    scale = Scale.around(points)
     front = [rows[i] for i in OBJECTIVES.front(rows)]
     front.sort(key=lambda row: tuple(OBJECTIVES.vector(row)))
     return CapacityPlan(
@@ -189,8 +188,7 @@ def _checked(
         result.stages["neighbours"] = len(seen) - len(rows)
         result.rows = seen
     report_progress("other loads", len(result.rows))
-    chosen = choice.row.configuration
-    others = evaluate.at_loads([(chosen, load) for load in request.loads])
+    others = evaluate.at_loads([(choice.row.configuration, load) for load in request.loads])
     loads = {1.0: choice.row, **dict(zip(request.loads, others))}
     return choice, dict(sorted(loads.items()))
 

@@ -22,7 +22,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from canopy_lab.plan.disk_class import BILLING, DiskClass, Provisioned, Steps
+from canopy_lab.plan.disk_class import BILLING, DiskClass, PriceSteps, Provisioned
 from sglang_canopy.errors import CanopyError
 
 PRICE_LISTS = Path(__file__).parent / "price_lists"
@@ -103,28 +103,28 @@ def load_prices(name_or_path: str | Path) -> Prices:
     return parse_prices(document, str(path))
 
 
-def parse_prices(document: Any, where: str = "price list") -> Prices:
+def parse_prices(document: Any, source: str = "price list") -> Prices:
     """Check a decoded price list. Raises ``CanopyError`` naming the wrong field."""
-    top = _Fields(document, where)
+    top = _Fields(document, source)
     top.allow(
         "format", "version", "name", "currency", "example", "sources", "gpu", "gpu_per_hour",
         "gpus_per_instance", "dram_per_gib_hour", "disks",
     )  # fmt: skip
     if top.get("format", "canopy-prices") != "canopy-prices" or top.get("version", 1) != 1:
-        raise CanopyError(f'{where}: must say "format": "canopy-prices", "version": 1')
-    disks = _Fields(top.get("disks", {}), f"{where}: disks")
+        raise CanopyError(f'{source}: must say "format": "canopy-prices", "version": 1')
+    disks = _Fields(top.get("disks", {}), f"{source}: disks")
     sources = top.get("sources", [])
     if not isinstance(sources, list):
-        raise CanopyError(f"{where}: sources must be a list")
+        raise CanopyError(f"{source}: sources must be a list")
     gpus = top.get("gpus_per_instance", 1)
     if type(gpus) is not int or not 0 <= gpus <= 1024:
-        raise CanopyError(f"{where}: gpus_per_instance must be a whole number, got {gpus!r}")
+        raise CanopyError(f"{source}: gpus_per_instance must be a whole number, got {gpus!r}")
     return Prices(
-        name=str(top.get("name", Path(where).stem)),
+        name=str(top.get("name", Path(source).stem)),
         currency=str(top.get("currency", "USD")),
         gpu_per_hour=top.number("gpu_per_hour"),
         dram_per_gib_hour=top.number("dram_per_gib_hour"),
-        disks={name: _disk(name, disks.get(name), where) for name in disks.names()},
+        disks={name: _disk(name, disks.get(name), source) for name in disks.names()},
         gpus_per_instance=gpus,
         example=bool(top.get("example", False)),
         sources=tuple(map(_source, sources)),
@@ -137,17 +137,17 @@ _OF_BANDWIDTH = ("base_mib_s", "per_gib_mib_s", "per_iops_mib_s", "most_mib_s", 
 """Numbers of a ``DiskClass``, which has their defaults."""
 
 
-def _disk(name: str, document: Any, where: str) -> DiskClass:
-    fields = _Fields(document, f"{where}: disk class {name!r}")
+def _disk(name: str, document: Any, source: str) -> DiskClass:
+    fields = _Fields(document, f"{source}: disk class {name!r}")
     switches = {"shared_channel": True, "shared": False}
     fields.allow(
         "per_gib_month", "bandwidth", "iops", "throughput", "billing", "note", *_OF_SIZE, *switches
     )
-    width = _Fields(fields.get("bandwidth", {}), f"{fields.where}: bandwidth")
+    width = _Fields(fields.get("bandwidth", {}), f"{fields.source}: bandwidth")
     width.allow("latency_ms", *_OF_BANDWIDTH)
     billing = fields.get("billing", "provisioned")
     if billing not in BILLING:
-        raise CanopyError(f"{fields.where}: billing must be one of {', '.join(BILLING)}")
+        raise CanopyError(f"{fields.source}: billing must be one of {', '.join(BILLING)}")
     default: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(DiskClass)}
     numbers: dict[str, Any] = {
         **{key: fields.number(key, default[key]) for key in _OF_SIZE},
@@ -158,30 +158,30 @@ def _disk(name: str, document: Any, where: str) -> DiskClass:
         name=name,
         per_gib_month=fields.steps("per_gib_month"),
         latency_s=width.number("latency_ms", 0.0) / 1000,
-        iops=_provisioned(fields, "iops"),
-        throughput=_provisioned(fields, "throughput"),
+        iops=_provisioned_bandwidth(fields, "iops"),
+        throughput=_provisioned_bandwidth(fields, "throughput"),
         billing=billing,
         **numbers,
     )
     if disk.largest_gib < disk.smallest_gib:
-        raise CanopyError(f"{fields.where}: largest_gib lies below smallest_gib")
+        raise CanopyError(f"{fields.source}: largest_gib lies below smallest_gib")
     if not disk.read_bytes_per_s(disk.smallest_gib) > 0 or not disk.write_share > 0:
         raise CanopyError(
-            f"{fields.where}: has no bandwidth; give bandwidth.base_mib_s or throughput"
+            f"{fields.source}: has no bandwidth; give bandwidth.base_mib_s or throughput"
         )
     return disk
 
 
-def _provisioned(fields: _Fields, key: str) -> Provisioned | None:
+def _provisioned_bandwidth(fields: _Fields, key: str) -> Provisioned | None:
     document = fields.get(key, None)
     if document is None:
         return None
-    entry = _Fields(document, f"{fields.where}: {key}")
+    entry = _Fields(document, f"{fields.source}: {key}")
     entry.allow("amount", "most", "included", "per_month")
     minimum = entry.number("amount")
     maximum = entry.number("most", minimum)
     if maximum < minimum:
-        raise CanopyError(f"{entry.where}: most ({maximum:g}) lies below amount ({minimum:g})")
+        raise CanopyError(f"{entry.source}: most ({maximum:g}) lies below amount ({minimum:g})")
     return Provisioned(minimum, entry.number("included", 0.0), entry.steps("per_month"), maximum)
 
 
@@ -194,10 +194,10 @@ def _source(source: Any) -> str:
 class _Fields:
     """Fields of one JSON object; error messages name its place."""
 
-    def __init__(self, document: Any, where: str) -> None:
+    def __init__(self, document: Any, source: str) -> None:
         if not isinstance(document, dict):
-            raise CanopyError(f"{where}: must be a JSON object, got {type(document).__name__}")
-        self._fields, self.where = document, where
+            raise CanopyError(f"{source}: must be a JSON object, got {type(document).__name__}")
+        self._fields, self.source = document, source
 
     def names(self) -> list[str]:
         return list(self._fields)
@@ -207,7 +207,7 @@ class _Fields:
             if name not in names:
                 close = get_close_matches(name, names, n=1)
                 hint = f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names)}"
-                raise CanopyError(f"{self.where}: unknown field {name!r}{hint}")
+                raise CanopyError(f"{self.source}: unknown field {name!r}{hint}")
 
     def get(self, name: str, default: Any = None) -> Any:
         return self._fields.get(name, default)
@@ -216,26 +216,26 @@ class _Fields:
         value: Any = self._fields.get(name, default)
         number = type(value) in (int, float) and value >= 0
         if not number or (math.isinf(value) and value != default):
-            raise CanopyError(f"{self.where}: {name} must be a number of 0 or more, got {value!r}")
+            raise CanopyError(f"{self.source}: {name} must be a number of 0 or more, got {value!r}")
         return float(value)
 
-    def steps(self, name: str) -> Steps:
+    def steps(self, name: str) -> PriceSteps:
         value = self._fields.get(name)
         if not isinstance(value, list):
-            return Steps(((math.inf, self.number(name)),))
+            return PriceSteps(((math.inf, self.number(name)),))
         steps, previous = [], 0.0
         for index, step in enumerate(value):
             final = index == len(value) - 1
             if not (isinstance(step, list) and len(step) == 2) or (step[0] is None) != final:
                 raise CanopyError(
-                    f"{self.where}: {name} must be a number or [[up_to, price], ..., [null, price]]"
+                    f"{self.source}: {name} must be a number or [[up_to, price], ..., [null, price]]"
                 )
-            pair = _Fields({"up_to": math.inf if final else step[0], "price": step[1]}, self.where)
+            pair = _Fields({"up_to": math.inf if final else step[0], "price": step[1]}, self.source)
             up_to = math.inf if final else pair.number("up_to")
             if up_to <= previous:
-                raise CanopyError(f"{self.where}: the steps of {name} must rise")
+                raise CanopyError(f"{self.source}: the steps of {name} must rise")
             steps.append((up_to, pair.number("price")))
             previous = up_to
         if not steps:
-            raise CanopyError(f"{self.where}: {name} has no step")
-        return Steps(tuple(steps))
+            raise CanopyError(f"{self.source}: {name} has no step")
+        return PriceSteps(tuple(steps))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from canopy_lab.plan.choice import Constraint
-from canopy_lab.plan.objective import METRICS, Metric
+from canopy_lab.plan.objective import METRICS, PlanMetric
 from canopy_lab.plan.search import SearchOptions
 from canopy_lab.plan.space import GROUP
 from sglang_canopy import declared
@@ -87,4 +87,4 @@ class PlanRequest(SearchKeys):
     choices: Mapping[str, tuple[Any, ...]] = field(default_factory=lambda: {"ttl": (None, GROUP)})
     """Values to try by the name of a knob (``space.KNOBS``)."""
     constraints: tuple[Constraint, ...] = ()
-    minimise: Metric = METRICS["cost"]
+    minimise: PlanMetric = METRICS["cost"]

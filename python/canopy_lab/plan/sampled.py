@@ -14,7 +14,7 @@ import numpy as np
 from canopy_lab.plan.choice import Constraint
 from canopy_lab.plan.confirm import Margins, Screened, confirm
 from canopy_lab.plan.evaluate import Evaluator
-from canopy_lab.plan.objective import METRICS, Evaluated, Metric, Objectives
+from canopy_lab.plan.objective import METRICS, Evaluated, Objectives, PlanMetric
 from canopy_lab.plan.search import SearchOptions, SearchResult, search
 from canopy_lab.plan.size_lines import neighbours_of
 from canopy_lab.plan.space import Configuration, Space
@@ -27,12 +27,12 @@ Progress = Callable[[str, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class SearchTarget:
     """Objectives of the search, and criteria of the choice."""
 
     objectives: Objectives
     constraints: tuple[Constraint, ...]
-    minimise: Metric
+    minimise: PlanMetric
     options: SearchOptions
 
 
@@ -53,7 +53,7 @@ def busiest(trace: CompactTrace, requests: int) -> CompactTrace:
 
 def sampled_search(
     space: Space,
-    target: Target,
+    target: SearchTarget,
     on_window: Evaluator,
     on_all: Evaluator,
     also: Sequence[Configuration] = (),
@@ -87,7 +87,7 @@ def sampled_search(
 def _confirm(
     window: dict[Configuration, Evaluated],
     rows: dict[Configuration, Evaluated],
-    target: Target,
+    target: SearchTarget,
     on_all: Evaluator,
     also: Sequence[Configuration],
     progress: Progress,

@@ -121,13 +121,13 @@ class _Search:
             # Include the largest DRAM, because caches have cliffs: nothing is gained until the
             # working set fits, and smaller steps do not show it.
             for index in sorted({0, min(1, middle), middle, len(drams) - 1}):
-                points.append(self.space.sized(base, drams[index], 0.0))
+                points.append(self.space.resized(base, drams[index], 0.0))
             widths = self.space.widths(base.disk)
             for disk in sorted({(largest + 1) // 2, largest} - {0}):
                 for index in sorted({min(1, middle), middle}):
-                    points.append(self.space.sized(base, drams[index], disks[disk], widths[-1]))
+                    points.append(self.space.resized(base, drams[index], disks[disk], widths[-1]))
             for mib_s in widths[:-1]:
-                points.append(self.space.sized(base, drams[middle], disks[largest], mib_s))
+                points.append(self.space.resized(base, drams[middle], disks[largest], mib_s))
         self._add("coarse", points)
 
     def expand(self) -> int:
@@ -253,7 +253,7 @@ class _Search:
         return self.objectives.vector(self.result.rows[point])
 
     def _scale(self) -> Scale:
-        return Scale.of(self.objectives.matrix(self.result.rows.values()))
+        return Scale.around(self.objectives.matrix(self.result.rows.values()))
 
     def _front(self) -> list[Configuration]:
         """Return the non-dominated configurations, ordered by the first objective."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from canopy_lab.plan.choice import ChosenConfiguration, Constraint, choose
 from canopy_lab.plan.evaluate import Evaluator
-from canopy_lab.plan.objective import Evaluated, Metric
+from canopy_lab.plan.objective import Evaluated, PlanMetric
 from canopy_lab.plan.size_lines import neighbours_of
 from canopy_lab.plan.space import Configuration, Space
 
@@ -22,7 +22,7 @@ def settle(
     choice: ChosenConfiguration,
     rows: Sequence[Evaluated],
     constraints: Sequence[Constraint],
-    minimise: Metric,
+    minimise: PlanMetric,
     space: Space,
     evaluate: Evaluator,
 ) -> tuple[ChosenConfiguration, dict[Configuration, Evaluated]]:
@@ -42,7 +42,7 @@ def settle(
 
 
 def _may_win(
-    c: Configuration, choice: ChosenConfiguration, minimise: Metric, evaluate: Evaluator
+    c: Configuration, choice: ChosenConfiguration, minimise: PlanMetric, evaluate: Evaluator
 ) -> bool:
     """Return whether a neighbouring size could be better, given the lower bound of its cost."""
     if not evaluate.is_sold(c):

@@ -157,7 +157,7 @@ class Space:
             replace(first, instances=n, disk=disk) for n, disk in product(self.instances, disks)
         ]
 
-    def sized(
+    def resized(
         self, base: Configuration, dram_gib: float, disk_gib: float, mib_s: float = 0.0
     ) -> Configuration | None:
         """Return ``base`` with these sizes; ``None`` for a disk without DRAM, or if too large.
@@ -192,7 +192,7 @@ class Space:
         for base in self.slices():
             for dram, disk in product(self.dram_gib, self.disk_gib):
                 for mib_s in self.widths(base.disk):
-                    configuration = self.sized(base, dram, disk, mib_s)
+                    configuration = self.resized(base, dram, disk, mib_s)
                     if configuration is not None:
                         points[configuration] = None
         return list(points)
@@ -205,11 +205,11 @@ class Space:
         disk = sum(len(self.widths(name)) for name in self.disks) * (len(self.disk_gib) - 1)
         disk *= values("disk")
         host = values("dram_gib") * (1 + disk)
-        sized = [
+        resized = [
             sum(self.fits(Configuration(n, dram)) for dram in self.dram_gib[1:])
             for n in self.instances
         ]
-        return values(None) * sum(1 + drams * host for drams in sized)
+        return values(None) * sum(1 + drams * host for drams in resized)
 
     def finer(self, dram_steps: int, disk_steps: int) -> Space:
         """Add equal steps from 0 to the largest sizes: the grid to compare a search with."""
@@ -225,8 +225,7 @@ class Space:
         steps = [replace(point, instances=n) for n in self.instances]
         if point.disk is not None:
             for disk in self.disks:
-                widths = self.widths(disk)
-                nearest = min(widths, key=lambda w: abs(w - point.disk_mib_s))
+                nearest = min(self.widths(disk), key=lambda w: abs(w - point.disk_mib_s))
                 steps.append(replace(point, disk=disk, disk_mib_s=nearest))
         elif point.dram_gib > 0 and len(self.disk_gib) > 1:
             slices = self.first_slices()

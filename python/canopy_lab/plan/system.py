@@ -61,7 +61,7 @@ class Engine:
         pool = self.device_tokens if self.pool_known else None
         knobs = {knob.setting: getattr(c, knob.name) for knob in KNOBS if knob.setting}
         chosen = ServerSettings(max_total_tokens=pool, **knobs)
-        return chosen.over(self.settings).over(SGLANG_DEFAULTS)
+        return chosen.fill_from(self.settings).fill_from(SGLANG_DEFAULTS)
 
 
 def system_of(
@@ -107,32 +107,32 @@ def system_of(
         disk=disk,
         # A store locks its folder: a disk of several instances must be sold as one store.
         disk_per_instance=c.disk is not None and not prices.disk(c.disk).shared,
-        **scheduling(engine.settings_of(c), engine.auto),
+        **scheduling_fields(engine.settings_of(c), engine.auto),
     )
 
 
-def scheduling(settings: ServerSettings, auto: bool) -> dict[str, Any]:
+def scheduling_fields(settings: ServerSettings, auto: bool) -> dict[str, Any]:
     """Return the fields of ``SystemConfig`` that a server's settings give.
 
     ``auto`` orders the queue, unless an order of SGLang's is given.
     """
-    of = settings.to_json()
-    order = of["schedule_policy"]
+    flags = settings.to_json()
+    order = flags["schedule_policy"]
     if auto and order == SGLANG_DEFAULTS.schedule_policy:
         order = BOUNDED_SHORTEST
     return {
-        "schedule_conservativeness": of["schedule_conservativeness"],
-        "max_running": of["max_running_requests"],
-        "chunked_prefill_tokens": of["chunked_prefill_size"],
-        "max_prefill_tokens": of["max_prefill_tokens"],
-        "page_tokens": of["page_size"],
-        "write_policy": of["hicache_write_policy"],
+        "schedule_conservativeness": flags["schedule_conservativeness"],
+        "max_running": flags["max_running_requests"],
+        "chunked_prefill_tokens": flags["chunked_prefill_size"],
+        "max_prefill_tokens": flags["max_prefill_tokens"],
+        "page_tokens": flags["page_size"],
+        "write_policy": flags["hicache_write_policy"],
         "schedule_policy": order,
-        "prefetch_policy": of["hicache_storage_prefetch_policy"],
+        "prefetch_policy": flags["hicache_storage_prefetch_policy"],
         # SGLang fetches at least one page.
-        "prefetch_threshold_tokens": max(of["prefetch_threshold"], of["page_size"]),
-        "prefetch_timeout_base_s": of["prefetch_timeout_base"],
-        "prefetch_timeout_per_ki_token_s": of["prefetch_timeout_per_ki_token"],
+        "prefetch_threshold_tokens": max(flags["prefetch_threshold"], flags["page_size"]),
+        "prefetch_timeout_base_s": flags["prefetch_timeout_base"],
+        "prefetch_timeout_per_ki_token_s": flags["prefetch_timeout_per_ki_token"],
     }
 
 

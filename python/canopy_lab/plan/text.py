@@ -107,34 +107,33 @@ def extremes(plan: CapacityPlan) -> list[list[str]]:
 def choice_text(plan: CapacityPlan, currency: str) -> list[str]:
     """Describe the choice, or the binding constraints if no row is feasible."""
     request, row = plan.request, plan.choice.row
-    wanted = f"{'most' if request.minimise.maximise else 'least'} {request.minimise.name}"
+    criterion = f"{'most' if request.minimise.maximise else 'least'} {request.minimise.name}"
     limits = " and ".join(c.text for c in request.constraints)
     if plan.choice.feasible:
         given = f", given {limits}" if limits else ""
         return [
-            f"Chosen ({wanted}{given}): {label_of(row)}",
+            f"Chosen ({criterion}{given}): {label_of(row)}",
             f"  {main_metrics(row)}, {row['cost_per_hour']:.3f} {currency}/h",
         ]
     lines = [f"No configuration meets {limits}. What binds:"]
     for constraint in plan.choice.binding:
-        rows = plan.result.rows.values()
-        best = min(rows, key=lambda r: constraint.miss(r))
+        best = min(plan.result.rows.values(), key=lambda r: constraint.miss(r))
         value = value_text(constraint.metric, constraint.value(best))
         lines.append(
             f"  {constraint.text}: the best found is {value}, with {label_of(best)}"
-            if not constraint.met(best)
+            if not constraint.is_met(best)
             else f"  {constraint.text}: can be met alone, not together with the others"
         )
     lines += [
         f"The nearest feasible point: {label_of(row)}",
         f"  {main_metrics(row)}, {row['cost_per_hour']:.3f} {currency}/h",
-        f"  it is feasible with: {relaxed(plan)}",
-        f"Try next: {next_step(plan)}.",
+        f"  it is feasible with: {relaxed_constraints(plan)}",
+        f"Try next: {option_to_change(plan)}.",
     ]
     return lines
 
 
-def next_step(plan: CapacityPlan) -> str:
+def option_to_change(plan: CapacityPlan) -> str:
     """Return the option to change if no configuration meets the limits."""
     units = {c.metric.unit for c in plan.choice.binding}
     money = {"money", "money/h"} & units
@@ -153,12 +152,12 @@ def next_step(plan: CapacityPlan) -> str:
     return f"more instances (--instances {2 * max(instances)})"
 
 
-def relaxed(plan: CapacityPlan) -> str:
+def relaxed_constraints(plan: CapacityPlan) -> str:
     """Return the constraints, relaxed so that the nearest point meets them."""
     row, parts = plan.choice.row, []
     for c in plan.request.constraints:
         sign = "<" if c.at_most else ">"
-        if c.met(row):
+        if c.is_met(row):
             parts.append(c.text)
         else:
             value = c.value(row) * (1.005 if c.at_most else 0.995)
@@ -176,7 +175,7 @@ def loads(plan: CapacityPlan) -> list[list[str]]:
     """Return the choice at each load, and whether it meets the constraints, for ``LOADS_HEAD``."""
     lines = []
     for load, row in plan.sensitivity.items():
-        met = all(c.met(row) for c in plan.request.constraints)
+        met = all(c.is_met(row) for c in plan.request.constraints)
         change = f"{100 * (load - 1):+.0f} %" if load != 1 else "as in the trace"
         lines.append([change, *cells(row), "yes" if met else "no"])
     return lines

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from canopy_lab.plan.server_plan import Config
-from canopy_lab.plan.system import HOST_BYTES_PER_S, scheduling
+from canopy_lab.plan.system import HOST_BYTES_PER_S, scheduling_fields
 from canopy_lab.sim.system.config import SystemConfig, TierSpec
 from canopy_lab.sim.system.engine_profile import Bandwidth, EngineProfile
 from canopy_lab.sim.system.run import simulate_system
@@ -77,7 +77,7 @@ def system_of_plan(
     ``disk``: bandwidth; ``None`` takes the profile's. Raises ``CanopyError`` if the pool size or a
     bandwidth is unknown.
     """
-    settings = ServerSettings.from_flags(plan).over(SGLANG_DEFAULTS)
+    settings = ServerSettings.from_flags(plan).fill_from(SGLANG_DEFAULTS)
     tokens = device_tokens or settings.max_total_tokens
     if tokens is None:
         raise CanopyError(
@@ -86,7 +86,7 @@ def system_of_plan(
         )
     host = stored = None
     if plan.get("canopy-host-gb"):
-        policy, options = _ranked(plan, "canopy-host-eviction")
+        policy, options = _tier_policy(plan, "canopy-host-eviction")
         speed = profile.host or Bandwidth(HOST_BYTES_PER_S, HOST_BYTES_PER_S)
         host = TierSpec(
             round(plan["canopy-host-gb"] * 1e9), speed.read_bytes_per_s, speed.write_bytes_per_s,
@@ -95,7 +95,7 @@ def system_of_plan(
         )  # fmt: skip
     disk_bytes = _disk_bytes(plan)
     if disk_bytes:
-        policy, options = _ranked(plan, "canopy-disk-eviction")
+        policy, options = _tier_policy(plan, "canopy-disk-eviction")
         width = disk or profile.disk
         if width is None:
             raise CanopyError(
@@ -115,7 +115,7 @@ def system_of_plan(
         device_policy_config={n: v for n, v in config.items() if n not in _TREE},
         host=host,
         disk=stored if host is not None else None,
-        **scheduling(settings, plan.get("radix-eviction") == AUTO),
+        **scheduling_fields(settings, plan.get("radix-eviction") == AUTO),
         **tree,
     )
 
@@ -208,7 +208,7 @@ def _ttfts(seconds: np.ndarray) -> dict[str, float]:
     return dict(zip(TTFTS, (float(seconds.mean()), *map(float, quantiles))))
 
 
-def _ranked(plan: Config, flag: str) -> tuple[str, dict[str, Any]]:
+def _tier_policy(plan: Config, flag: str) -> tuple[str, dict[str, Any]]:
     """Return a tier's policy and its options; the device's if none is given."""
     setting = plan.get(flag)
     if setting is None:
@@ -264,5 +264,5 @@ class AsAnswered:
     def begin(self) -> Sequence[tuple[float, int]]:
         return self._starts
 
-    def answered(self, request: int, end_s: float) -> Sequence[tuple[float, int]]:
+    def following_requests(self, request: int, end_s: float) -> Sequence[tuple[float, int]]:
         return [(max(self._times[i], end_s), i) for i in self._following.get(request, ())]

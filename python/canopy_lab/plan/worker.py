@@ -73,11 +73,11 @@ class PlanInputs:
             return None
         return self.group_table(c.disk_gib * self.prices.disks_of(c.disk, c.instances), load)
 
-    def observed(self, load: float = 1.0) -> int:
+    def learning_requests(self, load: float = 1.0) -> int:
         """Return the number of requests used to learn group TTLs."""
         return len(self._observed.get(load, self.trace))
 
-    def served(self, load: float = 1.0) -> Workload:
+    def loaded_workload(self, load: float = 1.0) -> Workload:
         """Return the workload at this load, prepared once for all its simulations."""
         if load not in self._workloads:
             self._workloads[load] = Workload(at_load(self.trace, load))
@@ -89,7 +89,7 @@ def simulate_one(inputs: PlanInputs, task: SimulationTask) -> tuple[SystemResult
     c = task.configuration
     table = inputs.table_of(c, task.load)
     config = system_of(c, inputs.engine, inputs.prices, inputs.policy_configs, table)
-    workload, profile = inputs.served(task.load), inputs.engine.profile
+    workload, profile = inputs.loaded_workload(task.load), inputs.engine.profile
     return simulate_system(workload, config, profile), table
 
 
@@ -102,7 +102,7 @@ def run_task(inputs: PlanInputs, task: SimulationTask) -> dict[str, Any]:
             "groups": len(table.groups),
             "categories": len(table.categories),
             "residual_ttl_s": None if math.isinf(table.residual_ttl_s) else table.residual_ttl_s,
-            "requests": inputs.observed(task.load),
+            "requests": inputs.learning_requests(task.load),
         }
     return metrics
 

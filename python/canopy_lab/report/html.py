@@ -47,7 +47,7 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class HtmlPage:
     """A report. Every text is escaped."""
 
     title: str

@@ -36,38 +36,38 @@ class CompactTrace(Sequence[TraceRequest]):
         self._rows: list[tuple[Any, ...]] = []
         self.run_of = array("q")
         self.distinct_blocks = 0
-        first: dict[int, int] = {}
+        first_runs: dict[int, int] = {}
         """First block -> run."""
         for record in trace:
             path = record.blocks
-            run, at = self._stored(path, first)
-            if at < len(path):
-                self.runs.append(path[at:])
+            run, depth = self._find_stored(path, first_runs)
+            if depth < len(path):
+                self.runs.append(path[depth:])
                 self.parents.append(run)
-                self.depths.append(at)
+                self.depths.append(depth)
                 self._repeated.append(0)
-                run = first[path[at]] = len(self.runs) - 1
-                self.distinct_blocks += len(path) - at
+                run = first_runs[path[depth]] = len(self.runs) - 1
+                self.distinct_blocks += len(path) - depth
             row = [getattr(record, name) for name in _NAMES]
             row[_BLOCKS] = len(path)
             self._rows.append(tuple(sys.intern(v) if isinstance(v, str) else v for v in row))
             self.run_of.append(run)
 
-    def _stored(self, path: tuple[int, ...], first: Mapping[int, int]) -> tuple[int, int]:
+    def _find_stored(self, path: tuple[int, ...], first_runs: Mapping[int, int]) -> tuple[int, int]:
         """Return the run in which the stored part of ``path`` ends, and its length in blocks."""
-        run, at = -1, 0
-        while at < len(path):
-            following = first.get(path[at])
-            if following is None or (self.parents[following], self.depths[following]) != (run, at):
+        run, end = -1, 0
+        while end < len(path):
+            following = first_runs.get(path[end])
+            if following is None or (self.parents[following], self.depths[following]) != (run, end):
                 break
             blocks = self.runs[following]
             run = following
-            if path[at : at + len(blocks)] == blocks:
-                at += len(blocks)
+            if path[end : end + len(blocks)] == blocks:
+                end += len(blocks)
             else:
-                at += shared_run(blocks, path, at)
-            self._repeated[run] = max(self._repeated[run], at - self.depths[run])
-        return run, at
+                end += shared_run(blocks, path, end)
+            self._repeated[run] = max(self._repeated[run], end - self.depths[run])
+        return run, end
 
     @property
     def repeated_blocks(self) -> int:

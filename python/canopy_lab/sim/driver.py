@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from canopy_lab.sim.requests import Hints, to_requests
+from canopy_lab.sim.requests import SimulatedHints, to_requests
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
@@ -98,7 +98,7 @@ def simulate(
     *,
     threshold_tokens: float | None = None,
     placebo_seed: int | None = None,
-    hints: Hints | None = None,
+    hints: SimulatedHints | None = None,
     quantum_tokens: int = 1,
     whole_nodes: bool = False,
     optional_caching: bool = False,

@@ -17,7 +17,7 @@ from sglang_canopy.records import Request
 
 
 @dataclass(frozen=True, slots=True)
-class Hints:
+class SimulatedHints:
     """Client hints about the future (``Request.over``, ``Request.return_in_s``).
 
     ``share`` of the clients (conversations, or requests without one) send hints. A hint is true with
@@ -44,7 +44,7 @@ def to_requests(
     trace: Iterable[TraceRequest],
     *,
     shuffle_seed: int | None = None,
-    hints: Hints | None = None,
+    hints: SimulatedHints | None = None,
     times: Sequence[float] | None = None,
 ) -> Iterator[Request]:
     """Iterate over the trace as requests, in order.
@@ -128,7 +128,7 @@ def _shuffled_labels(trace: Iterable[TraceRequest], seed: int) -> list[_Label]:
 
 
 def _simulated_hints(
-    trace: Sequence[TraceRequest], hints: Hints
+    trace: Sequence[TraceRequest], hints: SimulatedHints
 ) -> list[tuple[bool, float | None]]:
     """Return the hints (over, return_in_s) of each record."""
     draw = random.Random(hints.seed)
@@ -141,11 +141,11 @@ def _simulated_hints(
         if client not in gives_hints:
             gives_hints[client] = draw.random() < hints.share
         is_true = draw.random() < hints.accuracy
-        other = draw.choice(gaps) if gaps else None
+        wrong_gap = draw.choice(gaps) if gaps else None
         if not gives_hints[client]:
             hinted.append((False, None))
             continue
         over = (gap is None) == is_true
-        back = (gap if is_true else other) if not over else None
+        back = (gap if is_true else wrong_gap) if not over else None
         hinted.append((hints.over and over, back if hints.returns else None))
     return hinted

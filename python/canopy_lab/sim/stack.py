@@ -55,8 +55,7 @@ def lru_curve(trace: Iterable[TraceRequest], *, chunk_accesses: int = _CHUNK) ->
     requests = blocks = tokens = 0
     stack = StackDistances()
     for chunk in _chunks(trace, chunk_accesses):
-        distances = stack.distances(chunk.ids, chunk.lengths)
-        by_distance.add(distances, chunk.tokens)
+        by_distance.add(stack.distances(chunk.ids, chunk.lengths), chunk.tokens)
         requests += len(chunk.lengths)
         blocks += len(chunk.ids)
         tokens += int(chunk.tokens.sum())
@@ -157,25 +156,25 @@ def _greater_before(values: NDArray[np.int64]) -> NDArray[np.int64]:
     """
     count = np.zeros(len(values), np.int64)
     shifted = values + 1
-    where = np.arange(len(values))
+    positions = np.arange(len(values))
     group = np.zeros(len(values), np.int64)
     top = int(shifted.max()).bit_length() if len(values) else 0
     for bit in range(top - 1, -1, -1):
-        ones = (shifted[where] >> bit) & 1
+        ones = (shifted[positions] >> bit) & 1
         ones_before = np.cumsum(ones) - ones
         zero = ones == 0
         # ``group`` is the start of the run of equal high bits.
         in_group = ones_before - ones_before[group]
-        count[where[zero]] += in_group[zero]
+        count[positions[zero]] += in_group[zero]
         zeros_before = np.arange(len(values)) - ones_before
         zeros_in_group = zeros_before - zeros_before[group]
         zeros = np.bincount(group, weights=zero, minlength=len(group)).astype(np.int64)
         size = zeros[group]
         target = group + np.where(zero, zeros_in_group, size + in_group)
-        moved, begins = np.empty_like(where), np.empty_like(group)
-        moved[target] = where
+        moved, begins = np.empty_like(positions), np.empty_like(group)
+        moved[target] = positions
         begins[target] = group + np.where(zero, 0, size)
-        where, group = moved, begins
+        positions, group = moved, begins
     return count
 
 

@@ -10,7 +10,7 @@ from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.driver import simulate
 from canopy_lab.sim.hindsight import hindsight_class, hindsight_names, make_hindsight
 from canopy_lab.sim.hindsight.future import Future
-from canopy_lab.sim.requests import Hints
+from canopy_lab.sim.requests import SimulatedHints
 from canopy_lab.sim.system.engine_profile import EngineProfile, load_profile
 from canopy_lab.sim.workers import Workers
 from canopy_lab.trace.record import TraceRequest
@@ -61,7 +61,7 @@ class SweepPlan:
     seeds: tuple[int, ...] = (0,)
     placebo: bool = False
     """Also run policies that read labels with another request's labels."""
-    hints: Hints | None = None
+    hints: SimulatedHints | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def run_sweep(
     trace: CompactTrace,
     *,
     jobs: int,
-    progress: Callable[[str, int, int], None] = lambda what, done, tasks: None,
+    progress: Callable[[str, int, int], None] = lambda what, finished, tasks: None,
 ) -> list[dict[str, Any]]:
     """Return one row per simulation, ordered by seed, policy, placebo, capacity.
 
@@ -110,16 +110,16 @@ def run_sweep(
     """
     for arm in plan.arms:
         _check(arm)
-    wanted = list(_tasks(plan))
+    requested_tasks = list(_tasks(plan))
     # A run without random draws is equal for all seeds.
-    tasks = list(dict.fromkeys(_once(plan, task) for task in wanted))
-    done: dict[SweepTask, dict[str, Any]] = {}
+    tasks = list(dict.fromkeys(_once(plan, task) for task in requested_tasks))
+    finished: dict[SweepTask, dict[str, Any]] = {}
     progress("simulating", 0, len(tasks))
     with Workers(SweepInputs(plan, trace), jobs) as workers:
-        for at, row in workers.map(simulate_task, tasks):
-            done[tasks[at]] = row
-            progress(tasks[at].arm.name, len(done), len(tasks))
-    return [{**done[_once(plan, task)], "seed": task.seed} for task in wanted]
+        for index, row in workers.map(simulate_task, tasks):
+            finished[tasks[index]] = row
+            progress(tasks[index].arm.name, len(finished), len(tasks))
+    return [{**finished[_once(plan, task)], "seed": task.seed} for task in requested_tasks]
 
 
 def capacity_blocks(capacity: float, distinct_blocks: int) -> int:
@@ -129,7 +129,7 @@ def capacity_blocks(capacity: float, distinct_blocks: int) -> int:
 
 def simulate_task(inputs: SweepInputs, task: SweepTask) -> dict[str, Any]:
     plan = inputs.plan
-    asked, capacity = plan.capacities[task.capacity], inputs.capacities[task.capacity]
+    fraction_or_blocks, capacity = plan.capacities[task.capacity], inputs.capacities[task.capacity]
     threshold = inputs.thresholds[task.capacity]
     future = inputs.future() if task.arm.hindsight else None
     policy = _build(task.arm, future, threshold)
@@ -153,7 +153,7 @@ def simulate_task(inputs: SweepInputs, task: SweepTask) -> dict[str, Any]:
         "policy_config": asdict(policy.config),
         "placebo": task.placebo,
         "capacity_blocks": capacity,
-        "capacity_fraction": asked if asked < 1 else capacity / distinct,
+        "capacity_fraction": fraction_or_blocks if fraction_or_blocks < 1 else capacity / distinct,
         "seed": task.seed,
         "distinct_blocks": distinct,
         "block_tokens": inputs.trace[0].block_tokens,

@@ -10,31 +10,31 @@ import numpy as np
 from canopy_lab.report.table import short_number, text_table
 from sglang_canopy.policy.registry import CANOPYS_LRU, SGLANGS_LRU
 
-Row = Mapping[str, Any]
+SweepRow = Mapping[str, Any]
 BASES, BOUND = (SGLANGS_LRU, CANOPYS_LRU), "belady"
 """Policies that others are compared with, the preferred first; and the bound."""
 
 
-def by_cell(rows: Sequence[Row]) -> dict[tuple[str, int], list[Row]]:
+def by_cell(rows: Sequence[SweepRow]) -> dict[tuple[str, int], list[SweepRow]]:
     """Group rows that differ in the seed only, by policy label and index of the capacity.
 
     The label of a placebo ends in ``(placebo)``.
     """
-    cells: dict[tuple[str, int], list[Row]] = {}
-    seen: dict[tuple[str, int], int] = {}
+    cells: dict[tuple[str, int], list[SweepRow]] = {}
+    counts: dict[tuple[str, int], int] = {}
     for row in rows:
         label = row["policy"] + (" (placebo)" if row["placebo"] else "")
-        at = seen.get((label, row["seed"]), 0)
-        seen[label, row["seed"]] = at + 1
-        cells.setdefault((label, at), []).append(row)
+        capacity = counts.get((label, row["seed"]), 0)
+        counts[label, row["seed"]] = capacity + 1
+        cells.setdefault((label, capacity), []).append(row)
     return cells
 
 
-def mean(rows: Sequence[Row], key: str) -> float:
+def mean(rows: Sequence[SweepRow], key: str) -> float:
     return float(np.mean([row[key] for row in rows]))
 
 
-def sweep_table(rows: Sequence[Row]) -> str:
+def sweep_table(rows: Sequence[SweepRow]) -> str:
     """Return a sweep's rows as text, with the gap to hindsight if it was simulated."""
     cells = by_cell(rows)
     base = _base({label for label, _ in cells})
@@ -43,7 +43,7 @@ def sweep_table(rows: Sequence[Row]) -> str:
     header += ["prefill s", f"against {base}"] if base else ["prefill s"]
     header += ["uncached p50", "p90", "p95", "p99", "TEL", "over", "s"]
     lines = []
-    for (label, at), group in cells.items():
+    for (label, capacity), group in cells.items():
         hits = [100 * row["block_hit_ratio"] for row in group]
         spread = np.ptp(hits) / 2
         line = [
@@ -53,19 +53,19 @@ def sweep_table(rows: Sequence[Row]) -> str:
             f"{np.mean(hits):.2f}" + (f" ±{spread:.2f}" if spread else ""),
         ]
         if with_gap and base:
-            line.append(_gap(cells, at, float(np.mean(hits)), base))
+            line.append(_gap(cells, capacity, float(np.mean(hits)), base))
         line.append(f"{100 * mean(group, 'token_hit_ratio'):.2f}")
         seconds = mean(group, "prefill_s")
         line.append(f"{seconds:.0f}")
         if base:
-            line.append(f"{100 * (seconds / mean(cells[base, at], 'prefill_s') - 1):+.1f} %")
+            line.append(f"{100 * (seconds / mean(cells[base, capacity], 'prefill_s') - 1):+.1f} %")
         line += [short_number(mean(group, f"uncached_tokens_p{p}")) for p in (50, 90, 95, 99)]
         line += [short_number(mean(group, "tel_tokens")), f"{mean(group, 'slo_violations'):.0f}"]
         lines.append([*line, f"{mean(group, 'seconds'):.2f}"])
     return text_table(header, lines)
 
 
-def sweep_notes(rows: Sequence[Row]) -> list[str]:
+def sweep_notes(rows: Sequence[SweepRow]) -> list[str]:
     """Explain the table's columns, and the sizes behind it."""
     first, seeds = rows[0], len({row["seed"] for row in rows})
     least = min(row["tel_threshold_tokens"] for row in rows)
@@ -91,9 +91,11 @@ def _base(labels: Collection[str]) -> str | None:
     return next((base for base in BASES if base in labels), None)
 
 
-def _gap(cells: Mapping[tuple[str, int], Sequence[Row]], at: int, hits: float, base: str) -> str:
-    low = 100 * mean(cells[base, at], "block_hit_ratio")
-    high = 100 * mean(cells[BOUND, at], "block_hit_ratio")
+def _gap(
+    cells: Mapping[tuple[str, int], Sequence[SweepRow]], index: int, hits: float, base: str
+) -> str:
+    low = 100 * mean(cells[base, index], "block_hit_ratio")
+    high = 100 * mean(cells[BOUND, index], "block_hit_ratio")
     if high - low <= 0.5:  # a difference in points, too small for a share
         return ""
     return str(round(100 * (hits - low) / (high - low)))

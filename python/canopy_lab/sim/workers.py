@@ -17,7 +17,7 @@ from sglang_canopy.errors import CanopyError
 
 Work = TypeVar("Work")
 Item = TypeVar("Item")
-Done = TypeVar("Done")
+Result = TypeVar("Result")
 
 
 class Workers(Generic[Work]):
@@ -32,20 +32,20 @@ class Workers(Generic[Work]):
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def map(
-        self, run: Callable[[Work, Item], Done], items: Sequence[Item]
-    ) -> Iterator[tuple[int, Done]]:
+        self, run: Callable[[Work, Item], Result], items: Sequence[Item]
+    ) -> Iterator[tuple[int, Result]]:
         """Iterate over (index, run(work, item)) in order of completion.
 
         ``run`` must be importable. Raises ``CanopyError`` if a process was killed.
         """
         if self._jobs == 1:
-            for at, item in enumerate(items):
-                yield at, run(self._work, item)
+            for index, item in enumerate(items):
+                yield index, run(self._work, item)
             return
-        pool, path = self._started()
+        pool, path = self._start_pool()
         try:
             futures = {
-                pool.submit(_in_process, path, run, item): at for at, item in enumerate(items)
+                pool.submit(_in_process, path, run, item): index for index, item in enumerate(items)
             }
             for future in as_completed(futures):
                 yield futures.pop(future), future.result()
@@ -67,7 +67,7 @@ class Workers(Generic[Work]):
             self._pool.shutdown(cancel_futures=True)
             self._folder.cleanup()
 
-    def _started(self) -> tuple[ProcessPoolExecutor, str]:
+    def _start_pool(self) -> tuple[ProcessPoolExecutor, str]:
         """Return the pool and the path of the pickled work, starting them if needed."""
         if self._pool is None or self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="canopy-work-")
@@ -83,7 +83,7 @@ class Workers(Generic[Work]):
 _loaded: dict[str, Any] = {}
 
 
-def _in_process(path: str, run: Callable[[Any, Item], Done], item: Item) -> Done:
+def _in_process(path: str, run: Callable[[Any, Item], Result], item: Item) -> Result:
     if path not in _loaded:
         with open(path, "rb") as file:
             _loaded[path] = pickle.load(file)  # written by the process that started this one

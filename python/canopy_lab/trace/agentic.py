@@ -56,7 +56,7 @@ def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
     if path.is_dir() or is_archive(path) or path.suffix == ".json":
         yield from _end_to_end(conversations(path, tolerance))
         return
-    clock, ids = lines.Clock(), SharedIds()
+    clock, ids = lines.TimeOrder(), SharedIds()
     end_s, shift = 0.0, 0
     for line, text in lines.read_lines(path):
         try:

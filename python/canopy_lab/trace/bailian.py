@@ -48,7 +48,7 @@ class Roots:
 
 def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
     """Yield the requests of ``path``, in constant memory."""
-    clock, roots, trimmed = lines.Clock(), Roots(), 0
+    clock, roots, trimmed = lines.TimeOrder(), Roots(), 0
 
     def parse(line: int, text: bytes) -> TraceRequest:
         nonlocal trimmed

@@ -38,7 +38,7 @@ def skip_reason(entry: JsonObject, objects: list[JsonObject]) -> str | None:
         return NO_MODEL
     if any(word in str(entry.get("call_type")) for word in _OTHER_CALLS):
         return NO_MODEL
-    if _failed(entry, objects):
+    if _is_failure(entry, objects):
         return FAILED
     hit = find(objects, _CACHE_HITS)
     if hit is True or str(hit).lower() in ("true", "hit"):
@@ -48,7 +48,7 @@ def skip_reason(entry: JsonObject, objects: list[JsonObject]) -> str | None:
     return None
 
 
-def _failed(entry: JsonObject, objects: list[JsonObject]) -> bool:
+def _is_failure(entry: JsonObject, objects: list[JsonObject]) -> bool:
     if str(find(objects, ("status",))).lower() in ("failure", "error", "failed"):
         return True
     if entry.get("level") == "ERROR":

@@ -36,7 +36,7 @@ _DATA_CHARACTERS = 256
 """A longer string without a blank, outside text parts, is binary data such as a picture."""
 
 
-class Part(NamedTuple):
+class PromptPart(NamedTuple):
     """A part of a prompt. The text of a prompt is the concatenation of its parts."""
 
     kind: str
@@ -49,7 +49,7 @@ class Part(NamedTuple):
 class Chat(NamedTuple):
     """A prompt made of messages."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[PromptPart, ...]
     category: str
     """Category that a server infers from this body (``request/infer.py``)."""
     turn: int
@@ -80,14 +80,14 @@ def chat(messages: list[dict[str, Any]], bodies: list[JsonObject]) -> Chat:
     return Chat(tuple(parts), category, turns)
 
 
-def _tools(logged: Any) -> list[Part]:
+def _tools(logged: Any) -> list[PromptPart]:
     if not logged:
         return []
     tools = logged if isinstance(logged, list) else [logged]
-    return [Part("tool", "tools", f"{_json(tool)}\n") for tool in tools]
+    return [PromptPart("tool", "tools", f"{_json(tool)}\n") for tool in tools]
 
 
-def _system(logged: Any, rendered: list[tuple[str, list[Part]]]) -> list[Part]:
+def _system(logged: Any, rendered: list[tuple[str, list[PromptPart]]]) -> list[PromptPart]:
     """Return the parts of a system prompt that is a separate field instead of a message."""
     if logged is None:
         return []
@@ -98,7 +98,7 @@ def _system(logged: Any, rendered: list[tuple[str, list[Part]]]) -> list[Part]:
     return [] if rendered and rendered[0] == ("system", parts) else parts
 
 
-def _message(message: Mapping[str, Any]) -> tuple[str, list[Part]]:
+def _message(message: Mapping[str, Any]) -> tuple[str, list[PromptPart]]:
     """Return the role and the parts of one message, or of one item of the Responses interface."""
     kind = str(message.get("type", ""))
     if "role" not in message and kind not in ("", "message"):
@@ -108,78 +108,79 @@ def _message(message: Mapping[str, Any]) -> tuple[str, list[Part]]:
     content_parts = _contents(message.get("content", message.get("parts")), role)
     reasoning = message.get("reasoning_content", message.get("reasoning"))
     if isinstance(reasoning, str) and reasoning:
-        content_parts.insert(0, Part("text", role, reasoning))
+        content_parts.insert(0, PromptPart("text", role, reasoning))
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
         function = call.get("function", call) if isinstance(call, dict) else call
-        content_parts.append(Part("call", role, _json(function)))
+        content_parts.append(PromptPart("call", role, _json(function)))
     if isinstance(message.get("function_call"), dict):
-        content_parts.append(Part("call", role, _json(message["function_call"])))
+        content_parts.append(PromptPart("call", role, _json(message["function_call"])))
     # In Anthropic's and Gemini's interfaces, tool results are messages of the user.
     if content_parts and all(part.kind == "result" for part in content_parts):
         role = "tool"
     return role, _add_role(name or role, [part._replace(role=role) for part in content_parts])
 
 
-def _item(item: Mapping[str, Any], kind: str) -> tuple[str, list[Part]]:
+def _item(item: Mapping[str, Any], kind: str) -> tuple[str, list[PromptPart]]:
     if kind.endswith("_output") or kind in _RESULTS:
         return "tool", _add_role("tool", [_result(item, "tool")])
     if kind == "reasoning":
         contents = _contents(item.get("summary") or item.get("content"), "assistant")
         if not contents:
-            contents = [Part("text", "assistant", _json(item))]
+            contents = [PromptPart("text", "assistant", _json(item))]
         return "assistant", _add_role("assistant", contents)
     role = "assistant" if kind.endswith("_call") else kind
-    return role, _add_role(role, [Part("call", role, _json(item))])
+    return role, _add_role(role, [PromptPart("call", role, _json(item))])
 
 
-def _add_role(name: str, parts: list[Part]) -> list[Part]:
+def _add_role(name: str, parts: list[PromptPart]) -> list[PromptPart]:
     """Prefix a message's first part with its role, and end every part with a line feed."""
     if not parts:
-        return [Part("text", _ROLES.get(name, name), f"<{name}>\n\n")]
+        return [PromptPart("text", _ROLES.get(name, name), f"<{name}>\n\n")]
     terminated = [part._replace(text=f"{part.text}\n") for part in parts]
     terminated[0] = terminated[0]._replace(text=f"<{name}>\n{terminated[0].text}")
     return terminated
 
 
-def _contents(content: Any, role: str) -> list[Part]:
+def _contents(content: Any, role: str) -> list[PromptPart]:
     parts = []
     for block in content if isinstance(content, list) else [content]:
         if isinstance(block, str):
-            parts.append(Part("text", role, block))
+            parts.append(PromptPart("text", role, block))
         elif isinstance(block, dict):
             parts.append(_content(block, role))
         elif block is not None:
-            parts.append(Part("text", role, _json(block)))
+            parts.append(PromptPart("text", role, _json(block)))
     return parts
 
 
-def _content(part: Mapping[str, Any], role: str) -> Part:
+def _content(part: Mapping[str, Any], role: str) -> PromptPart:
     """Return one block of a message's content."""
     kind = str(part.get("type", ""))
     for name in ("functionCall", "functionResponse"):
         if isinstance(part.get(name), dict):
             kind, part = name, part[name]
     if kind in _CALLS:
-        return Part("call", role, _json(part))
+        return PromptPart("call", role, _json(part))
     if kind in _RESULTS:
         return _result(part, role)
     for name, words in (("image", _IMAGES), ("media", _MEDIA)):
         if any(word in kind or word in part for word in words):
-            return Part(name, role, _json(part))
+            return PromptPart(name, role, _json(part))
     for name in ("text", "content", "thinking"):
         if isinstance(part.get(name), str):
-            return Part("text", role, part[name])
-    return Part("text", role, _json(part))
+            return PromptPart("text", role, part[name])
+    return PromptPart("text", role, _json(part))
 
 
-def _result(part: Mapping[str, Any], role: str) -> Part:
+def _result(part: Mapping[str, Any], role: str) -> PromptPart:
     for name in _RESULT_TEXT:
         if part.get(name) is not None:
             contents = _contents(part[name], role)
             kinds = {p.kind for p in contents} & {"image", "media"}
-            return Part(min(kinds, default="result"), role, "\n".join(p.text for p in contents))
-    return Part("result", role, _json(part))
+            text = "\n".join(content.text for content in contents)
+            return PromptPart(min(kinds, default="result"), role, text)
+    return PromptPart("result", role, _json(part))
 
 
 def _json(value: Any) -> str:

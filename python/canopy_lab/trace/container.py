@@ -48,7 +48,7 @@ _TIMED = ("time", "timestamp", "startTime", "start_time", "created_at", "event")
 
 Path = tuple[str, ...]
 """Fields from a collector's object to the line in it."""
-Entry = tuple[str, bytes, bool]
+ArchiveMember = tuple[str, bytes, bool]
 """Stream, text, and whether the text ends its line."""
 
 
@@ -176,14 +176,14 @@ def _object(line: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _wrapper_of(line: bytes) -> Callable[[bytes], Entry | None] | None:
+def _wrapper_of(line: bytes) -> Callable[[bytes], ArchiveMember | None] | None:
     for parse in (_docker, _cri):
         if parse(line) is not None:
             return parse
     return None
 
 
-def _docker(line: bytes) -> Entry | None:
+def _docker(line: bytes) -> ArchiveMember | None:
     if not line.startswith(BROKEN):
         return None
     try:
@@ -196,7 +196,7 @@ def _docker(line: bytes) -> Entry | None:
     return str(entry["stream"]), text.encode("utf-8", "surrogatepass"), text.endswith("\n")
 
 
-def _cri(line: bytes) -> Entry | None:
+def _cri(line: bytes) -> ArchiveMember | None:
     match = _CRI.match(line)
     if match is None:
         return None

@@ -22,7 +22,7 @@ _LARGEST_DOCUMENT = 64 << 20
 
 def guess_format(path: Path | str) -> str:
     """Return a format name for ``open_trace``. Raises ``CanopyError`` if no format fits."""
-    path = lines.existing(path)
+    path = lines.readable_path(path)
     if path.is_dir():
         logs = lines.files_of(path)
         return _format_of_logs(logs) if logs and not any(path.glob("*.json")) else "agentic"

@@ -95,7 +95,7 @@ class Tolerance:
             )
 
 
-def existing(path: Path | str) -> Path:
+def readable_path(path: Path | str) -> Path:
     """Return ``path`` if it is a readable file or folder. Raises ``CanopyError``."""
     path = Path(path)
     if not path.exists():
@@ -293,7 +293,7 @@ def _excerpt(record: Mapping[str, Any], key: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-class Clock:
+class TimeOrder:
     """Checks that times never decrease; a trace is read in one pass, so it must be sorted."""
 
     def __init__(self) -> None:

@@ -159,14 +159,14 @@ class Materialiser:
         for index in range(start, -(-end // size)):
             old_key, new_key = self._key(previous, index), self._key(planned, index)
             # If two requests end in the same id, its tokens are those of the first continuation.
-            if old_key != self._resolved(new_key):
+            if old_key != self._resolve_key(new_key):
                 self._alias.setdefault(old_key, new_key)
 
     def _key(self, planned: Planned, index: int) -> Key:
         blocks = planned.request.blocks
         return (0, blocks[index], 0) if index < len(blocks) else (1, planned.ordinal, index)
 
-    def _resolved(self, key: Key) -> Key:
+    def _resolve_key(self, key: Key) -> Key:
         while key in self._alias:
             key = self._alias[key]
         return key
@@ -175,7 +175,7 @@ class Materialiser:
         size = self.block_tokens(planned.request.block_tokens)
         low, high = start // size, -(-stop // size)
         seeds = np.array(
-            [self._seed(self._resolved(self._key(planned, i))) for i in range(low, high)],
+            [self._seed(self._resolve_key(self._key(planned, i))) for i in range(low, high)],
             dtype=np.uint64,
         )
         offsets = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(_GOLDEN)

@@ -76,8 +76,8 @@ _REMEMBERED = 1_000_000
 
 def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
     """Yield the requests of ``path`` by time; memory O(distinct blocks), for the inference."""
-    clock, index = lines.Clock(), ConversationIndex()
-    reader = _Reader(infer_block_tokens(path), tolerance)
+    clock, index = lines.TimeOrder(), ConversationIndex()
+    reader = _MooncakeReader(infer_block_tokens(path), tolerance)
     if reader.block_tokens != BLOCK_TOKENS:
         tolerance.understood.remarks[f"Blocks have {reader.block_tokens} tokens."] = None
     rows = lines.parse_lines(path, tolerance, reader.parse)
@@ -129,7 +129,7 @@ def _row(record: dict[str, Any]) -> dict[str, Any] | None:
     return _dynamos_row(record) if is_dynamos(record) else record
 
 
-class _Reader:
+class _MooncakeReader:
     def __init__(self, block_tokens: int, tolerance: lines.Tolerance) -> None:
         self.block_tokens = block_tokens
         self._understood = tolerance.understood

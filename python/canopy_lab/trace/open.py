@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from canopy_lab.trace.lines import Tolerance, existing
+from canopy_lab.trace.lines import Tolerance, readable_path
 from canopy_lab.trace.prompts import Cutter, LoggedPrompt, decoder, to_trace
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
@@ -40,7 +40,7 @@ def open_trace(path: Path | str, format: str, *, skip_bad: int = 0) -> Iterator[
     entries are logged at the end.
     """
     _check(format)
-    path = existing(path)
+    path = readable_path(path)
     return read_trace(path, format, Tolerance(path, skip_bad))
 
 
@@ -52,7 +52,7 @@ def check_log(path: Path | str, format: str, tokenizer: str | None) -> Path:
             f"--tokenizer is for logs of text ({', '.join(_TEXT)}) and of sglang; a log of format "
             f"{format!r} has blocks already"
         )
-    return existing(path)
+    return readable_path(path)
 
 
 def open_prompts(path: Path, format: str, tolerance: Tolerance) -> Iterator[LoggedPrompt]:
@@ -72,10 +72,10 @@ def open_texts(
     """
     if format not in _PROMPTS:
         return None
-    return _decoded(open_prompts(path, format, tolerance), decoder(tokenizer))
+    return _decode_prompts(open_prompts(path, format, tolerance), decoder(tokenizer))
 
 
-def _decoded(
+def _decode_prompts(
     prompts: Iterator[LoggedPrompt], decode: Callable[[list[int]], str] | None
 ) -> Iterator[LoggedPrompt]:
     for prompt in prompts:

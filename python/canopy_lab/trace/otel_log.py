@@ -63,7 +63,7 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
             else:
                 notes.count_model(logged.salts[0])
                 if logged.salts[0] in bare and logged.logged_tokens is not None:
-                    logged.logged_tokens += _cached(Attributes(span))
+                    logged.logged_tokens += _cached_tokens(Attributes(span))
                 for part in logged.parts:
                     notes.role_bytes[part.role or "no role"] += len(part.text)
                 yield logged
@@ -78,12 +78,12 @@ def _leave_out_cached(path: Path) -> set[str]:
         for span in spans(entry):
             with contextlib.suppress(lines.BadLine):
                 attributes = Attributes(span)
-                if (_count(attributes, _PROMPT_TOKENS) or lines.WHOLE) < _cached(attributes):
+                if (_count(attributes, _PROMPT_TOKENS) or lines.WHOLE) < _cached_tokens(attributes):
                     cached.add(str(attributes.find(_MODELS) or ""))
     return cached
 
 
-def _cached(attributes: Attributes) -> int:
+def _cached_tokens(attributes: Attributes) -> int:
     return sum(_count(attributes, names) or 0 for names in _CACHED_TOKENS)
 
 
@@ -112,7 +112,7 @@ def parse(span: Mapping[str, Any], line: int = 0) -> LoggedPrompt | str:
     parts = messages_of(attributes)
     if parts is None and not (operation or attributes.find(_MODELS)):
         return calls.NO_MODEL
-    if _failed(span, attributes):
+    if _is_failure(span, attributes):
         return calls.FAILED
     if parts is None:
         return _NO_MESSAGES
@@ -143,7 +143,7 @@ def _entry_time(entry: Mapping[str, Any]) -> float:
     return _time(next(spans(entry), {}))
 
 
-def _failed(span: Mapping[str, Any], attributes: Attributes) -> bool:
+def _is_failure(span: Mapping[str, Any], attributes: Attributes) -> bool:
     status = span.get("status")
     code = status.get("code", status.get("status_code")) if isinstance(status, dict) else status
     code = span.get("status_code") if code is None else code

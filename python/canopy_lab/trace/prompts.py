@@ -15,9 +15,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from canopy_lab.trace.chat import Part
+from canopy_lab.trace.chat import PromptPart
 from canopy_lab.trace.infer import ConversationIndex
-from canopy_lab.trace.lines import BadLine, Clock, Tolerance
+from canopy_lab.trace.lines import BadLine, TimeOrder, Tolerance
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
 
@@ -39,7 +39,7 @@ class LoggedPrompt:
     text: str = ""
     token_ids: list[int] | None = None
     """Token ids instead of ``text``, if the log has them."""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[PromptPart, ...] = ()
     """Messages and tools whose texts form ``text``; empty for a prompt without messages."""
     conversation: str | None = None
     user: str | None = None
@@ -178,7 +178,7 @@ def shift_to_zero(requests: Iterable[TraceRequest], tolerance: Tolerance) -> Ite
 
     A request more than ``ORDER_WINDOW`` requests late is a broken line of ``tolerance``.
     """
-    start, clock = None, Clock()
+    start, clock = None, TimeOrder()
     for request in reorder(requests):
         start = request.time_s if start is None else start
         try:

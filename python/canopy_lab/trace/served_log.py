@@ -38,7 +38,7 @@ def read_served(path: Path | str) -> dict[int, ServedRequest]:
 
     Raises ``CanopyError`` if no request has the time of its first token.
     """
-    source = lines.existing(path)
+    source = lines.readable_path(path)
     served: dict[int, ServedRequest] = {}
     for number, text in lines.read_lines(source):
         try:
@@ -46,7 +46,7 @@ def read_served(path: Path | str) -> dict[int, ServedRequest]:
         except lines.BadLine:
             continue
         if event is not None:
-            served[number] = _served(object_in(event, "out", "meta_info"))
+            served[number] = _served_request(object_in(event, "out", "meta_info"))
     if not any(r.ttft_s is not None for r in served.values()):
         raise CanopyError(
             f"{str(path)!r} has no times of first tokens; start the server with {HOW}"
@@ -54,7 +54,7 @@ def read_served(path: Path | str) -> dict[int, ServedRequest]:
     return served
 
 
-def _served(meta: Mapping[str, Any]) -> ServedRequest:
+def _served_request(meta: Mapping[str, Any]) -> ServedRequest:
     received, filled = (_number(meta, k) for k in ("request_received_ts", "prefill_finished_time"))
     # Without streaming, the first token is sent with the last.
     ttft = _number(meta, "first_token_latency")

@@ -71,7 +71,7 @@ class _Flight:
 def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
     """Yield the finished requests of ``path`` in order of arrival."""
     cut = PromptCutter(characters_a_token=characters_a_token(path))
-    return _read_requests(path, _Reader(path, tolerance, cut))
+    return _read_requests(path, _LogReader(path, tolerance, cut))
 
 
 def read_as_server(
@@ -85,16 +85,16 @@ def read_as_server(
     adapter (the log lacks its salt) has ids that no server computes: it counts as traffic, and a TTL
     for its subtree has no effect. Raises ``CanopyError``.
     """
-    source = lines.existing(path)
+    source = lines.readable_path(path)
     tolerance = lines.Tolerance(source, skip_bad)
     cut = PromptCutter(block_tokens, characters_a_token(source), as_server=True)
-    yield from _read_requests(source, _Reader(source, tolerance, cut))
+    yield from _read_requests(source, _LogReader(source, tolerance, cut))
     tolerance.report()
 
 
 def logs_tokens(path: Path | str) -> bool:
     """Return whether a prompt of the log has a server's ids: token ids, without an adapter."""
-    for _, text in lines.read_lines(lines.existing(path)):
+    for _, text in lines.read_lines(lines.readable_path(path)):
         try:
             event = event_of(text, (_FINISHED,))
             if event is not None and has_server_ids(object_in(event, "obj")):
@@ -108,7 +108,7 @@ def pool_tokens(path: Path | str) -> tuple[int, int] | None:
     """Return the device's KV pool in tokens, as logged at the latest start, and the number of DP ranks
     that it is the sum of; ``None`` if the log has no such line."""
     pools: dict[bytes, int] = {}
-    for _, text in lines.read_lines(lines.existing(path)):
+    for _, text in lines.read_lines(lines.readable_path(path)):
         if is_event(text):
             continue
         if _STARTS in text:
@@ -124,13 +124,13 @@ def last_flush(path: Path | str) -> int:
     there is none. No request runs at that time, so later lines belong to later requests. Raises
     ``CanopyError``."""
     line_of_flush = 0
-    for line, text in lines.read_lines(lines.existing(path)):
+    for line, text in lines.read_lines(lines.readable_path(path)):
         if (_FLUSHED in text or _STARTS in text) and not is_event(text):
             line_of_flush = line
     return line_of_flush
 
 
-def _read_requests(path: Path, reader: _Reader) -> Iterator[TraceRequest]:
+def _read_requests(path: Path, reader: _LogReader) -> Iterator[TraceRequest]:
     for line, text in lines.read_lines(path):
         try:
             reader.read_line(line, text)
@@ -141,7 +141,7 @@ def _read_requests(path: Path, reader: _Reader) -> Iterator[TraceRequest]:
     reader.report()
 
 
-class _Reader:
+class _LogReader:
     def __init__(self, path: Path, tolerance: lines.Tolerance, cut: PromptCutter) -> None:
         self.path, self.tolerance, self._cut = path, tolerance, cut
         self._event_count = 0
@@ -152,7 +152,7 @@ class _Reader:
         self._running: dict[str, _Flight] = {}
         self._dropped: set[str] = set()
         """Requests dropped while they were in flight."""
-        self._clock = _Clock(path)
+        self._clock = _ServerClock(path)
         self._last_s = 0.0
         self._index = ConversationIndex()
 
@@ -263,7 +263,7 @@ class _Reader:
             self.tolerance.understood.left_out["never finished"] += len(self._dropped)
 
 
-class _Clock:
+class _ServerClock:
     """Seconds since the first stamp. If the clock was set back, time continues from there."""
 
     def __init__(self, path: Path) -> None:

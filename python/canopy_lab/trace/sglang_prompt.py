@@ -21,7 +21,7 @@ from typing import Any
 from canopy_lab.trace import lines
 from canopy_lab.trace.prompts import chain, salt_of
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.tenant import namespace_of
+from sglang_canopy.tenant import tenant_namespace
 
 BLOCK_TOKENS = 16
 SERVER_BLOCK_TOKENS = 64
@@ -72,9 +72,9 @@ def _unknown_wrapping(entry: Mapping[str, Any]) -> lines.BadLine:
     )
 
 
-def object_in(of: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+def object_in(document: Mapping[str, Any], *keys: str) -> dict[str, Any]:
     """Return ``of[key1][key2]...``; empty if a value is not an object."""
-    value: Any = of
+    value: Any = document
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value if isinstance(value, dict) else {}
@@ -207,7 +207,7 @@ def _server_blocks(logged: Mapping[str, Any], block_tokens: int) -> tuple[tuple[
             "run: pip install xxhash"
         ) from None
     ids = token_ids(logged)
-    namespace = namespace_of(logged.get("extra_key"), logged.get("cache_salt"))
+    namespace = tenant_namespace(logged.get("extra_key"), logged.get("cache_salt"))
     data = memoryview(array("q", ids)).cast("B")
     width = array("q").itemsize * block_tokens
     parent = xxhash.xxh3_64_intdigest(namespace)

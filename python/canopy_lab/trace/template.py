@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from canopy_lab.trace.chat import Part
+from canopy_lab.trace.chat import PromptPart
 from canopy_lab.trace.prompts import LoggedPrompt
 
 _ROLE = re.compile(
@@ -26,37 +26,37 @@ _ROLE_NAMES = {
 _TOOL_LINE = re.compile(r'^\{"(?:type|name|function|description)":.*\n?', re.M)
 
 
-def prompt_parts(prompt: LoggedPrompt) -> tuple[Part, ...]:
+def prompt_parts(prompt: LoggedPrompt) -> tuple[PromptPart, ...]:
     """Return a prompt's parts; empty for a prompt of token ids."""
     if prompt.parts or not prompt.text:
         return prompt.parts
     return split_template(prompt.text)
 
 
-def split_template(text: str) -> tuple[Part, ...]:
+def split_template(text: str) -> tuple[PromptPart, ...]:
     """Return the parts of a rendered prompt; their texts joined are ``text``."""
     starts = list(_ROLE.finditer(text))
     if not starts:
-        return (Part("text", "user", text),)
+        return (PromptPart("text", "user", text),)
     parts = []
     if starts[0].start():
-        parts.append(Part("text", "system", text[: starts[0].start()]))
+        parts.append(PromptPart("text", "system", text[: starts[0].start()]))
     for mark, following in zip(starts, [*starts[1:], None]):
         end = len(text) if following is None else following.start()
         name = (mark["a"] or mark["b"] or mark["c"] or mark["d"]).lower()
         role, body = _ROLE_NAMES.get(name, name), text[mark.start() : end]
-        parts += _with_tools(body) if role == "system" else [Part("text", role, body)]
+        parts += _with_tools(body) if role == "system" else [PromptPart("text", role, body)]
     return tuple(parts)
 
 
-def _with_tools(body: str) -> list[Part]:
+def _with_tools(body: str) -> list[PromptPart]:
     """Return a system prompt as parts, with its tools separate."""
     parts, start = [], 0
     for tool in _TOOL_LINE.finditer(body):
         if tool.start() > start:
-            parts.append(Part("text", "system", body[start : tool.start()]))
-        parts.append(Part("tool", "tools", tool[0]))
+            parts.append(PromptPart("text", "system", body[start : tool.start()]))
+        parts.append(PromptPart("tool", "tools", tool[0]))
         start = tool.end()
     if start < len(body):
-        parts.append(Part("text", "system", body[start:]))
+        parts.append(PromptPart("text", "system", body[start:]))
     return parts

@@ -45,7 +45,7 @@ _MIN_CUT = 3
 def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
     """Yield the prompts of ``path``, each once its answer is known or ``ORDER_WINDOW`` later."""
     unanswered: OrderedDict[str, LoggedPrompt] = OrderedDict()
-    clock, count, lengths = _Clock(), 0, _Lengths()
+    clock, count, lengths = _LogClock(), 0, _Lengths()
     left_out = tolerance.understood.left_out
     missing = details = 0
     for line, raw in lines.read_lines(path):
@@ -99,7 +99,7 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
         raise CanopyError(f"{str(path)!r} holds no prompt; start vLLM with {HOW_TO_LOG}")
 
 
-def _prompt(match: re.Match[str], clock: _Clock, line: int) -> LoggedPrompt:
+def _prompt(match: re.Match[str], clock: _LogClock, line: int) -> LoggedPrompt:
     prompt = LoggedPrompt(clock.seconds(match["when"]), line)
     adapter = _ADAPTER.search(match["rest"])
     prompt.salts = (adapter[1],) if adapter else ()
@@ -140,7 +140,7 @@ class _Lengths:
                 self.texts.add(hash(text))
 
 
-class _Clock:
+class _LogClock:
     """Times without a year: a time half a year earlier than the previous one begins a new year."""
 
     def __init__(self) -> None:

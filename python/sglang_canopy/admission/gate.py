@@ -122,7 +122,7 @@ class SessionGate:
         session.last_contact_s = self.now
         self._measure(session, request)
         if request.stop != ABORT:
-            label = self.model.answered(request.copy(time=session.arrived_s), self.now)
+            label = self.model.learn_answer(request.copy(time=session.arrived_s), self.now)
             session.category = self.model.categories.get(label)
             self.agents.judge_answer(session, request)
         session.answered = True

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.config.queue import BOUNDED_SHORTEST
 from sglang_canopy.config.queue import FLAG as QUEUE_FLAG
-from sglang_canopy.config.refusals import applying
+from sglang_canopy.config.refusals import refusing_setups
 from sglang_canopy.config.server_options import AutoPart
 from sglang_canopy.config.setups import QUEUE
 from sglang_canopy.config.whatif import FLAG as METER_FLAG
@@ -29,12 +29,12 @@ _ALSO = {"--enable-hierarchical-cache": ("--enable-hicache",)}
 def arguments(argv: Sequence[str]) -> list[str]:
     """Return the SGLang arguments that ``auto`` adds: a host tier that duplicates nothing."""
     is_auto = value(argv, "--radix-eviction-policy") == AUTO
-    if is_auto and typed(argv, "--enable-hierarchical-cache") and not typed(argv, WRITE_POLICY):
+    if is_auto and has_any(argv, "--enable-hierarchical-cache") and not has_any(argv, WRITE_POLICY):
         return [WRITE_POLICY, WRITTEN]
     return []
 
 
-def typed(argv: Sequence[str], *flags: str) -> bool:
+def has_any(argv: Sequence[str], *flags: str) -> bool:
     """Return whether a command line contains one of ``flags``, in any spelling."""
     spelt = [spelling for flag in flags for spelling in (flag, *_ALSO.get(flag, ()))]
     return any(a == flag or a.startswith(f"{flag}=") for a in argv for flag in spelt)
@@ -105,7 +105,7 @@ def _no_order(server_args: Any, *context: Any) -> tuple[str, str] | None:
     """Return the reason to keep SGLang's queue order, and its remedy; or ``None``."""
     if server_args.schedule_policy != "fcfs":
         return _set_by_flag("--schedule-policy", server_args.schedule_policy)
-    refusals = list(applying(QUEUE, server_args, *context))
+    refusals = list(refusing_setups(QUEUE, server_args, *context))
     if not refusals:
         return None
     remedies = dict.fromkeys(setup.remedy() for _, setup in refusals if setup.remedy())

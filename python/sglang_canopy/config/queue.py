@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_canopy import declared
-from sglang_canopy.config.refusals import unsupported
+from sglang_canopy.config.refusals import unsupported_reason
 from sglang_canopy.config.setups import QUEUE
 from sglang_canopy.declared import declare, from_args, option_of
 from sglang_canopy.errors import CanopyError
@@ -31,15 +31,17 @@ class QueueFlags(declared.Checked):
     )
 
 
-def checked(server_args: Any, args: Any, ours: bool, unless_given: Mapping[str, Any]) -> QueueFlags:
+def checked_flags(
+    server_args: Any, args: Any, is_canopy: bool, unless_given: Mapping[str, Any]
+) -> QueueFlags:
     """Return the options, checked against the rest of the command line. Raises ``CanopyError``.
 
-    ``ours``: whether the device's policy is one of Canopy's. ``unless_given``: defaults of fields
+    ``is_canopy``: whether the device's policy is one of Canopy's. ``unless_given``: defaults of fields
     that are not on the command line.
     """
     value = from_args(QueueFlags, args)
     options = QueueFlags(**{**unless_given, **value})
-    if value and not ours:
+    if value and not is_canopy:
         flag = option_of(QueueFlags, next(iter(value))).flag
         raise CanopyError(f"{flag} needs --radix-eviction with a Canopy policy, such as wa")
     if options.queue_order == BOUNDED_SHORTEST:
@@ -55,6 +57,6 @@ def checked(server_args: Any, args: Any, ours: bool, unless_given: Mapping[str, 
 def refuse_unsupported(options: QueueFlags, *configured: Any) -> None:
     """Raise ``CanopyError`` if this server cannot have the queue order of ``options``."""
     if options.queue_order == BOUNDED_SHORTEST:
-        refusal = unsupported(QUEUE, *configured)
+        refusal = unsupported_reason(QUEUE, *configured)
         if refusal:
             raise CanopyError(f"{FLAG} {BOUNDED_SHORTEST}: {refusal}")

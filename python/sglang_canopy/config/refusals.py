@@ -16,26 +16,26 @@ _WITHOUT = {feature: f"leave out {flag}" for feature, flag in FLAGS.items()}
 _WITHOUT |= {POLICIES: "use --radix-eviction lru", DISK: "leave out --hicache-storage-backend"}
 
 
-def unsupported(
+def unsupported_reason(
     feature: str, *configured: Any, environment: Mapping[str, str] = os.environ
 ) -> str | None:
     """Return the reason why ``feature`` (of ``setups.FLAGS``) cannot run; ``None`` if it can.
 
     ``configured``: a ``ServerArgs``, and the ``TreeCacheBuildContext`` if it exists.
     """
-    return next(all_unsupported(feature, *configured, environment=environment), None)
+    return next(unsupported_reasons(feature, *configured, environment=environment), None)
 
 
-def all_unsupported(
+def unsupported_reasons(
     feature: str, *configured: Any, environment: Mapping[str, str] = os.environ
 ) -> Iterator[str]:
     """Yield every reason why ``feature`` cannot run, in order of precedence."""
-    for why, setup in applying(feature, *configured, environment=environment):
+    for why, setup in refusing_setups(feature, *configured, environment=environment):
         ways_out = [way for way in (setup.instead, _WITHOUT[feature]) if way]
         yield f"{why}; {', or '.join(ways_out)}"
 
 
-def applying(
+def refusing_setups(
     feature: str, *configured: Any, environment: Mapping[str, str] = os.environ
 ) -> Iterator[tuple[str, Setup]]:
     """Yield every row that refuses ``feature``, with its reason, in order of precedence."""

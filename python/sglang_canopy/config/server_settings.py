@@ -86,12 +86,12 @@ class ServerSettings:
             if value is not None:
                 _check(field.name, str(field.type), value)
 
-    def over(self, others: ServerSettings) -> ServerSettings:
-        """Return these settings, with values of ``others`` for unset fields."""
+    def fill_from(self, fallback: ServerSettings) -> ServerSettings:
+        """Return these settings, with values of ``fallback`` for unset fields."""
         names = [f.name for f in fields(self)]
         values = {n: getattr(self, n) for n in names}
         return ServerSettings(
-            **{n: getattr(others, n) if v is None else v for n, v in values.items()}
+            **{n: getattr(fallback, n) if v is None else v for n, v in values.items()}
         )
 
     def to_json(self) -> dict[str, Any]:

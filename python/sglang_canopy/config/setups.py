@@ -85,7 +85,7 @@ class Setup:
         return f"use {flag} 1" if self.instead == ONE else f"leave out {flag}"
 
 
-def _is(*values: Any) -> Callable[[Any], bool]:
+def _equals(*values: Any) -> Callable[[Any], bool]:
     return lambda value: value in values
 
 
@@ -93,7 +93,7 @@ def _other(*usual: Any) -> Callable[[Any], bool]:
     return lambda value: value is not None and value not in usual
 
 
-def _above(limit: int) -> Callable[[Any], bool]:
+def _exceeds(limit: int) -> Callable[[Any], bool]:
     return lambda value: (value or 0) > limit
 
 
@@ -124,14 +124,14 @@ _REPLAY = "replays prefill as one CUDA graph, which passes documents' KV over"
 _BREAKABLE = "use --cuda-graph-backend-prefill breakable"
 
 SETUPS = (
-    Setup(name="one process, CPU", option="device", applies=_is("cpu"), served=_ALL),
-    Setup(name="CUDA", option="device", applies=_is("cuda")),
-    Setup(name="`--tp-size 2`", option="tp_size", applies=_is(2), served=_ALL),
-    Setup(name="`--tp-size` above 2", option="tp_size", applies=_above(2)),
+    Setup(name="one process, CPU", option="device", applies=_equals("cpu"), served=_ALL),
+    Setup(name="CUDA", option="device", applies=_equals("cuda")),
+    Setup(name="`--tp-size 2`", option="tp_size", applies=_equals(2), served=_ALL),
+    Setup(name="`--tp-size` above 2", option="tp_size", applies=_exceeds(2)),
     Setup(
         name="`--dp-size`",
         option="dp_size",
-        applies=_above(1),
+        applies=_exceeds(1),
         served=("device",),
         cache=("disk",),
         instead=ONE,
@@ -147,7 +147,7 @@ SETUPS = (
     Setup(
         name="`--pp-size`",
         option="pp_size",
-        applies=_above(1),
+        applies=_exceeds(1),
         served=("device",),
         cache=("disk",),
         instead=ONE,
@@ -177,15 +177,15 @@ SETUPS = (
     Setup(
         name="pages of 1 token",
         option="page_size",
-        applies=_is(1),
+        applies=_equals(1),
         served=("device", "documents"),
         cache=("host",),
     ),
-    Setup(name="pages of 16 tokens", option="page_size", applies=_is(16), served=_ALL),
+    Setup(name="pages of 16 tokens", option="page_size", applies=_equals(16), served=_ALL),
     Setup(
         name="pages of 64 tokens",
         option="page_size",
-        applies=_is(64),
+        applies=_equals(64),
         served=("device",),
         cache=("host", "disk"),
     ),
@@ -198,7 +198,7 @@ SETUPS = (
     Setup(
         name="chunked prefill",
         option="chunked_prefill_size",
-        applies=_above(0),
+        applies=_exceeds(0),
         served=("device", "documents"),
     ),
     Setup(
@@ -214,7 +214,7 @@ SETUPS = (
     Setup(
         name="speculative decoding by n-grams",
         option="speculative_algorithm",
-        applies=_is("NGRAM"),
+        applies=_equals("NGRAM"),
         **_SPECULATIVE,
     ),
     Setup(
@@ -242,7 +242,7 @@ SETUPS = (
     Setup(
         name="`--disaggregation-mode decode`",
         option="disaggregation_mode",
-        applies=_is("decode"),
+        applies=_equals("decode"),
         instead="",
         policies="--disaggregation-mode decode keeps SGLang's own order: prompts are computed, and "
         "policies learn, on the prefill side; give --radix-eviction to the servers of that side",
@@ -268,20 +268,20 @@ SETUPS = (
     Setup(
         name="`--tokenizer-worker-num` above 1",
         option="tokenizer_worker_num",
-        applies=_above(1),
+        applies=_exceeds(1),
         served=("device",),
         instead=ONE,
         gate="--tokenizer-worker-num {}: the workers do not share their sessions",
         documents="--tokenizer-worker-num {}: the workers do not share their documents",
     ),
-    Setup(name="`--ep-size` above 1", option="ep_size", applies=_above(1)),
+    Setup(name="`--ep-size` above 1", option="ep_size", applies=_exceeds(1)),
     Setup(name="`--moe-a2a-backend`", option="moe_a2a_backend", applies=_other("none")),
     Setup(name="`--moe-runner-backend`", option="moe_runner_backend", applies=_other("auto")),
-    Setup(name="several nodes (`--nnodes`)", option="nnodes", applies=_above(1)),
+    Setup(name="several nodes (`--nnodes`)", option="nnodes", applies=_exceeds(1)),
     Setup(
         name="HiCache storage `mooncake`",
         option="hicache_storage_backend",
-        applies=_is("mooncake"),
+        applies=_equals("mooncake"),
         served=("device", "host", "disk"),
     ),
     Setup(
@@ -372,7 +372,7 @@ SETUPS = (
     Setup(
         name="`--cuda-graph-backend-prefill full`",
         option="cuda_graph_backend_prefill",
-        applies=_is("full"),
+        applies=_equals("full"),
         instead=_BREAKABLE,
         documents=f"--cuda-graph-backend-prefill full {_REPLAY}",
     ),

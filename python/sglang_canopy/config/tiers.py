@@ -247,11 +247,11 @@ def tier_options(flags: TierFlags, block_tokens: int = 64) -> TierOptions:
 
 def _choice(tier: str, flags: TierFlags) -> PolicyChoice | None:
     flag = option_of(TierFlags, f"{tier}_eviction").flag
-    typed: PolicyChoice | None = getattr(flags, f"{tier}_eviction")
-    return None if typed is None else _checked(str(flag), typed)
+    typed_choice: PolicyChoice | None = getattr(flags, f"{tier}_eviction")
+    return None if typed_choice is None else _check_choice(str(flag), typed_choice)
 
 
-def _checked(flag: str, choice: PolicyChoice) -> PolicyChoice:
+def _check_choice(flag: str, choice: PolicyChoice) -> PolicyChoice:
     try:
         check_served(choice.name)
         policy = make_policy(choice.name, choice.config)

@@ -87,19 +87,19 @@ class WhatifFlags(declared.Checked):
     )
 
 
-def meter_options(flags: WhatifFlags, ours: bool) -> MeterOptions | None:
+def meter_options(flags: WhatifFlags, is_canopy: bool) -> MeterOptions | None:
     """Return the meter's options; ``None`` without a meter.
 
-    ``ours``: whether the device's policy is one of Canopy's. Raises ``CanopyError`` naming the
+    ``is_canopy``: whether the device's policy is one of Canopy's. Raises ``CanopyError`` naming the
     flag.
     """
-    if flags.observe and ours:
+    if flags.observe and is_canopy:
         raise CanopyError(
             f"{OBSERVE_FLAG} watches SGLang's own policies; with one of Canopy's, give {FLAG} auto"
         )
     if flags.whatif is None:
         return MeterOptions(observe=True) if flags.observe else None
-    if not (ours or flags.observe):
+    if not (is_canopy or flags.observe):
         raise CanopyError(
             f"{FLAG} needs --radix-eviction with a Canopy policy, or {OBSERVE_FLAG} to watch "
             "one of SGLang's"

@@ -59,7 +59,7 @@ class EvictablePages:
 
     def _leaf(self, row: int) -> PageLeaf:
         leaf = PageLeaf(row)
-        self.index.fill(leaf, row)
+        self.index.fill_leaf(leaf, row)
         return leaf
 
     def _admit_to_twin(self, leaf: PageLeaf, now: float) -> None:
@@ -118,13 +118,13 @@ class EvictablePages:
         twin = self._twins.get(tenant)
         return None if twin is None else self._victim_of(twin, now)
 
-    def page_removed(self, row: int, leaf: PageLeaf | None, *, chosen: bool) -> None:
+    def release_page(self, row: int, leaf: PageLeaf | None, *, chosen: bool) -> None:
         """Release lock and quota of ``row``, which is being removed. ``chosen``: the policy
         chose it, and is notified."""
         self._locked.pop(row, None)
         self.refund_tenant(self.index.label("tenant", row))
         if chosen and leaf is not None:
-            self.policy.evicted(leaf, leaf.length)
+            self.policy.record_eviction(leaf, leaf.length)
 
     def without_pages(self, index: PageIndex) -> EvictablePages:
         """Return the pages of the empty ``index``. Their policy keeps the learnt state."""
@@ -193,7 +193,7 @@ class EvictablePages:
 
     def _readmit(self, policy: Policy, leaf: PageLeaf, now: float) -> None:
         policy.drop(leaf)
-        self.index.fill(leaf, leaf.row)
+        self.index.fill_leaf(leaf, leaf.row)
         policy.admit(leaf, now)
 
     @staticmethod

@@ -67,7 +67,7 @@ class Eviction:
         """Remove a leaf page. ``chosen``: the policy chose it. Returns the parent's row."""
         state, index = self._state, self._state.index
         leaf = state.evictable.withdraw(row)
-        state.evictable.page_removed(row, leaf, chosen=chosen)
+        state.evictable.release_page(row, leaf, chosen=chosen)
         state.counters.evicted[reason] += 1
         state.units.free((index.unit[row],))
         parent = index.remove(row)
@@ -79,7 +79,7 @@ class Eviction:
     def remove_subtree(self, row: int, reason: str, now: float) -> int:
         """Remove ``row`` and every page below it, leaves first. Returns the number removed."""
         index = self._state.index
-        parents = index.array["parent"][: index.top]
+        parents = index.array["parent"][: index.row_slots]
         order = np.argsort(parents, kind="stable")
         sorted_parents = parents[order]
         rows, next_row = [row], 0
@@ -93,10 +93,10 @@ class Eviction:
 
     def _remove_expired(self, now: float, limit: int) -> int:
         state, index = self._state, self._state.index
-        top = index.top
-        if self._cursor >= top or top <= SWEEP_ROWS:
+        row_slots = index.row_slots
+        if self._cursor >= row_slots or row_slots <= SWEEP_ROWS:
             self._cursor = 0
-        window = slice(self._cursor, min(top, self._cursor + SWEEP_ROWS))
+        window = slice(self._cursor, min(row_slots, self._cursor + SWEEP_ROWS))
         expired = np.flatnonzero(
             (index.array["expires"][window] <= now) & (index.array["children"][window] == 0)
         )

@@ -11,7 +11,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_canopy.disk.store_counters import kind_of
+from sglang_canopy.disk.store_counters import fault_kind
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.private_file import BAD, read_regular, replace_file, set_aside
 
@@ -74,13 +74,13 @@ class Claim:
         shutil.rmtree(self.path if self.temporary else self.pages, ignore_errors=True)
 
 
-def path_of(folder: str | os.PathLike[str], namespace: str) -> Path:
+def subfolder(folder: str | os.PathLike[str], namespace: str) -> Path:
     """Return the folder of ``namespace`` below ``folder``."""
     parts = namespace.partition(RANK)[0], namespace
     return Path(folder) / "-".join(hashlib.sha256(p.encode()).hexdigest()[:16] for p in parts)
 
 
-def of_one_server(path: Path, other: Path) -> bool:
+def is_same_server(path: Path, other: Path) -> bool:
     """Whether two namespaces differ only by rank."""
     return path.name.partition("-")[0] == other.name.partition("-")[0]
 
@@ -93,7 +93,7 @@ def claim(
     Raises ``CanopyError`` for a folder of another user or with other files, and ``Unavailable`` if the
     disk is read-only or full, or another server has the lock.
     """
-    top, path = Path(folder), path_of(folder, namespace)
+    top, path = Path(folder), subfolder(folder, namespace)
     try:
         _make_top(top, path.name)
         path.mkdir(mode=0o700, exist_ok=True)
@@ -123,7 +123,7 @@ def claim(
 
 
 def _unavailable(path: Path, error: OSError) -> Unavailable:
-    return Unavailable(kind_of(error), f"{path}: {error.strerror}")
+    return Unavailable(fault_kind(error), f"{path}: {error.strerror}")
 
 
 def _make_top(top: Path, namespace_folder: str) -> None:

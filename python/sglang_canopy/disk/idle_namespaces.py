@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_canopy.disk.folder import LOCK, NAMESPACE, TEMPORARY, of_one_server
+from sglang_canopy.disk.folder import LOCK, NAMESPACE, TEMPORARY, is_same_server
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class IdleNamespace:
     def remove(self, why: str) -> bool:
         """Remove it unless a server claimed it meanwhile. Returns whether it is gone."""
         try:
-            with _locked(self.path):
+            with _locked_namespace(self.path):
                 for pages in self.path.glob("pages-*"):  # the mark last, in case this process ends
                     shutil.rmtree(pages, ignore_errors=True)
                 shutil.rmtree(self.path, ignore_errors=True)
@@ -49,7 +49,7 @@ class IdleNamespace:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked_namespace(path: Path) -> Iterator[None]:
     """Hold the lock of a namespace. Raises ``OSError`` if a server has it."""
     lock = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
@@ -70,10 +70,10 @@ class IdleNamespaces:
         """Ranks of this server with a store in this folder."""
         self._capacity_bytes = capacity_bytes
         self._monotonic = monotonic
-        self._bytes = 0
-        self._counted_at = -math.inf
+        self._idle_bytes = 0
+        self._counted_at_s = -math.inf
 
-    def idle(self) -> list[IdleNamespace]:
+    def idle_namespaces(self) -> list[IdleNamespace]:
         """Return the namespaces without a server, least recently used first."""
         namespaces, ranks = [], 1
         for mark in self._own_folder.parent.glob(f"*/{NAMESPACE}"):
@@ -81,11 +81,11 @@ class IdleNamespaces:
             if path == self._own_folder:
                 continue
             temporary = (path / TEMPORARY).exists()
-            if of_one_server(path, self._own_folder) and not temporary:
+            if is_same_server(path, self._own_folder) and not temporary:
                 ranks += 1
                 continue  # it may be starting
             try:
-                with _locked(path):
+                with _locked_namespace(path):
                     status = [file.stat() for file in path.rglob("*")]
             except OSError:
                 continue  # in use, or gone
@@ -96,7 +96,7 @@ class IdleNamespaces:
 
     def remove_temporary(self) -> None:
         """Remove the namespaces that no later server uses, and log the others."""
-        for namespace in self.idle():
+        for namespace in self.idle_namespaces():
             if namespace.temporary:
                 namespace.remove("no later server uses it")
                 continue
@@ -114,20 +114,20 @@ class IdleNamespaces:
         Each rank has the capacity, and gives room for its share of the namespaces.
         """
         now = self._monotonic()
-        if now - self._counted_at < FRESH_S and (not self._bytes or self._fit(used_bytes)):
+        if now - self._counted_at_s < FRESH_S and (not self._idle_bytes or self._fits(used_bytes)):
             return
-        namespaces = self.idle()
-        self._counted_at = now
-        self._bytes = sum(namespace.size_bytes for namespace in namespaces)
+        namespaces = self.idle_namespaces()
+        self._counted_at_s = now
+        self._idle_bytes = sum(namespace.size_bytes for namespace in namespaces)
         for namespace in namespaces:
-            if self._fit(used_bytes):
+            if self._fits(used_bytes):
                 return
             if namespace.remove("its room is needed"):
-                self._bytes -= namespace.size_bytes
+                self._idle_bytes -= namespace.size_bytes
 
-    def _fit(self, used_bytes: int) -> bool:
-        return self._bytes / self._ranks + used_bytes <= self._capacity_bytes
+    def _fits(self, used_bytes: int) -> bool:
+        return self._idle_bytes / self._ranks + used_bytes <= self._capacity_bytes
 
     def remove_oldest(self) -> bool:
         """Remove the oldest namespace, since the volume is full. Returns false if there is none."""
-        return any(namespace.remove("the volume is full") for namespace in self.idle())
+        return any(namespace.remove("the volume is full") for namespace in self.idle_namespaces())

@@ -20,7 +20,7 @@ NO_LABEL = -1
 Column = Any
 """Memoryview of one array; its values are plain ints, floats or bools."""
 
-_OF_STORE = {
+_STORE_COLUMNS = {
     "parent": "i4",
     "children": "i4",
     "unit": "i8",
@@ -28,8 +28,8 @@ _OF_STORE = {
     "check_low": "u8",
     "expires": "f8",
 }
-COLUMNS = _OF_STORE | {name: kind.column for name, kind in FIELDS.items()}
-_AS_THEY_ARE = tuple(set(FIELDS) - {*LABELS, *OPTIONAL})
+COLUMNS = _STORE_COLUMNS | {name: kind.column for name, kind in FIELDS.items()}
+_PLAIN_FIELDS = tuple(set(FIELDS) - {*LABELS, *OPTIONAL})
 _OPTIONAL_OF_LEAF = tuple(set(OPTIONAL) - {"ttl_s"})
 
 
@@ -69,11 +69,11 @@ class Labels:
 
     def move(self, numbers: Any, number: int) -> None:
         """Move one use per entry of ``numbers``, an array of labels' numbers, to ``number``."""
-        old, counts = np.unique(numbers, return_counts=True)
+        old_numbers, counts = np.unique(numbers, return_counts=True)
         self._uses[number] += len(numbers)
-        for each, count in zip(old.tolist(), counts.tolist()):
-            self._uses[each] -= count - 1
-            self.drop(each)
+        for old_number, count in zip(old_numbers.tolist(), counts.tolist()):
+            self._uses[old_number] -= count - 1
+            self.drop(old_number)
 
     def drop(self, number: int) -> None:
         self._uses[number] -= 1
@@ -108,7 +108,7 @@ class PageIndex:
         return len(self.rows)
 
     @property
-    def top(self) -> int:
+    def row_slots(self) -> int:
         """Number of row slots: every row number is below it."""
         return len(self.keys)
 
@@ -150,7 +150,7 @@ class PageIndex:
 
     def free_unloaded_rows(self) -> None:
         """Make the row numbers without a loaded page available to ``insert``."""
-        self._free = [row for row in range(self.top - 1, -1, -1) if self.keys[row] is None]
+        self._free = [row for row in range(self.row_slots - 1, -1, -1) if self.keys[row] is None]
 
     def key_at(self, row: int) -> bytes | None:
         """Return the key of a row, or ``None`` if the row is free or does not exist."""
@@ -177,13 +177,13 @@ class PageIndex:
 
     def meta(self, row: int) -> PageMeta:
         meta = PageMeta()
-        self.fill(meta, row)
+        self.fill_leaf(meta, row)
         meta.ttl_s = _or_none(self.ttl_s[row])
         return meta
 
-    def fill(self, leaf: LeafRecord, row: int) -> None:
+    def fill_leaf(self, leaf: LeafRecord, row: int) -> None:
         """Write the row into a policy's leaf."""
-        for name in _AS_THEY_ARE:
+        for name in _PLAIN_FIELDS:
             setattr(leaf, name, getattr(self, name)[row])
         for name in _OPTIONAL_OF_LEAF:
             setattr(leaf, name, _or_none(getattr(self, name)[row]))
@@ -193,8 +193,8 @@ class PageIndex:
     def held_pages(self) -> dict[str, dict[Any, int]]:
         """Return the number of pages by category, by tenant and by group of the TTL table; group -1
         stands for none."""
-        array, top = self.array, self.top
-        used = array["group"][:top][array["category"][:top] != NO_LABEL]
+        array, row_slots = self.array, self.row_slots
+        used = array["group"][:row_slots][array["category"][:row_slots] != NO_LABEL]
         counts = np.bincount(used + 1)
         return {
             "categories": self.labels["category"].uses(),

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from sglang_canopy.disk.journal import record
 from sglang_canopy.disk.state import StoreState
-from sglang_canopy.disk.store_counters import damaged, kind_of
+from sglang_canopy.disk.store_counters import fault_kind, is_damaged
 
 _ENDS_A_COMMIT = 256
 _USED_A_COMMIT = 64
@@ -84,10 +84,10 @@ class IndexWriter:
     def _commit_failed(self, error: sqlite3.Error | OSError, changed: set[int]) -> bool:
         """Queue the rows for the next commit, and rebuild the index file if it is damaged."""
         state = self._state
-        state.faults.record(kind_of(error), f"index: {error}")
+        state.faults.record(fault_kind(error), f"index: {error}")
         with state.lock:
             self._changed |= changed
-        if not (isinstance(error, sqlite3.Error) and damaged(error)):
+        if not (isinstance(error, sqlite3.Error) and is_damaged(error)):
             return False
         try:  # rebuild a broken file from memory
             state.journal.start_over(error)
@@ -98,7 +98,7 @@ class IndexWriter:
                 self._used.clear()
             state.journal.commit(put, ())
         except (sqlite3.Error, OSError) as second_error:
-            state.faults.record(kind_of(second_error), f"index: {second_error}")
+            state.faults.record(fault_kind(second_error), f"index: {second_error}")
             with state.lock:
                 self._changed.update(state.index.rows.values())
             return False

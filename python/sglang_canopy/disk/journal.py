@@ -29,14 +29,14 @@ _OF_STORE = ("id", "key", "parent", "unit", "checksum")
 FIELDS = (*_OF_STORE, *PAGE_FIELDS)
 """Columns of the index file. A page's group is stored as the id of the group's root, in bytes."""
 
-Row = tuple[Any, ...]
+JournalRow = tuple[Any, ...]
 
 _NAMES = ", ".join(f'"{name}"' for name in FIELDS[1:])
 _CREATE = f"CREATE TABLE IF NOT EXISTS pages (id INTEGER PRIMARY KEY, {_NAMES})"
 _PUT = f"INSERT OR REPLACE INTO pages VALUES ({', '.join('?' * len(FIELDS))})"
 
 
-def record(index: PageIndex, row: int, ttl: TTLTable) -> Row:
+def record(index: PageIndex, row: int, ttl: TTLTable) -> JournalRow:
     """Return the row as ``FIELDS``."""
     meta = index.meta(row)
     values = {name: getattr(meta, name) for name in PAGE_FIELDS}
@@ -55,7 +55,7 @@ def record(index: PageIndex, row: int, ttl: TTLTable) -> Row:
 class Journal:
     """One connection to the index file. Thread-safe by its own lock, so commits never block lookups.
 
-    Every method may raise ``sqlite3.Error`` or ``OSError``; ``damaged`` distinguishes a broken file
+    Every method may raise ``sqlite3.Error`` or ``OSError``; ``is_damaged`` distinguishes a broken file
     from a full disk.
     """
 
@@ -92,13 +92,13 @@ class Journal:
             raise
         self._connection = connection
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[JournalRow]:
         """Iterate over all records by id, as ``FIELDS``. The caller validates them."""
         assert self._connection is not None
         self._connection.text_factory = _text
         yield from self._connection.execute("SELECT * FROM pages ORDER BY id")
 
-    def commit(self, put: Iterable[Row], delete: Iterable[int]) -> None:
+    def commit(self, put: Iterable[JournalRow], delete: Iterable[int]) -> None:
         """Write and delete records in one transaction."""
         connection = self._connection
         if connection is None:
@@ -114,7 +114,7 @@ class Journal:
 
     @staticmethod
     def _transaction(
-        connection: sqlite3.Connection, put: list[Row], removed: list[tuple[int]]
+        connection: sqlite3.Connection, put: list[JournalRow], removed: list[tuple[int]]
     ) -> None:
         connection.execute("BEGIN IMMEDIATE")
         try:

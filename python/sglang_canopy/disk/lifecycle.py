@@ -18,7 +18,7 @@ from sglang_canopy.disk.lifetimes import Lifetimes
 from sglang_canopy.disk.loading import load, restore_uses
 from sglang_canopy.disk.segments import SegmentFiles
 from sglang_canopy.disk.state import StoreState
-from sglang_canopy.disk.store_counters import damaged, kind_of
+from sglang_canopy.disk.store_counters import fault_kind, is_damaged
 from sglang_canopy.errors import CanopyError
 
 
@@ -102,7 +102,7 @@ class Lifecycle:
                 raise
             return self._give_up("io", mistake)
         except (OSError, sqlite3.Error) as error:
-            return self._give_up(kind_of(error), error)
+            return self._give_up(fault_kind(error), error)
         self._index_writer.flush(everything=True)
         state.idle_namespaces.remove_temporary()
         return None
@@ -191,7 +191,7 @@ class Lifecycle:
             with _no_garbage_collection():
                 renumbered = self._load_rows(now)
         except sqlite3.Error as error:
-            if not damaged(error):
+            if not is_damaged(error):
                 raise
             state.faults.record("index", error)
             state.forget_pages()

@@ -17,10 +17,10 @@ from sglang_canopy.disk.index_writer import IndexWriter
 from sglang_canopy.disk.page import FIELDS, LABELS, PageMeta
 from sglang_canopy.disk.state import StoreState
 
-_OF_THE_PAGE = {"offset", "length", "tenant", "created"}
+_UNCHANGED = {"offset", "length", "tenant", "created"}
 """Fields that a use leaves unchanged."""
-_GREATEST = ("last_access", "history")
-_OVERWRITTEN = tuple(set(FIELDS) - {*_OF_THE_PAGE, *_GREATEST, *LABELS, "hits", "shared", "over"})
+_MAXIMUM_KEPT = ("last_access", "history")
+_OVERWRITTEN = tuple(set(FIELDS) - {*_UNCHANGED, *_MAXIMUM_KEPT, *LABELS, "hits", "shared", "over"})
 
 
 class Lifetimes:
@@ -44,10 +44,10 @@ class Lifetimes:
                     break
                 rows.append(row)
             if rows:
-                self.use(list(dict.fromkeys(rows)), meta, now, count=meta.hits < 1)
+                self.record_use(list(dict.fromkeys(rows)), meta, now, count=meta.hits < 1)
         return len(rows)
 
-    def use(self, path: Sequence[int], meta: PageMeta, now: float, *, count: bool) -> None:
+    def record_use(self, path: Sequence[int], meta: PageMeta, now: float, *, count: bool) -> None:
         """Record one use of all rows of ``path``. The caller holds the lock.
 
         ``count``: add one hit; otherwise ``meta.hits`` is the true number. Columns are updated as
@@ -58,14 +58,14 @@ class Lifetimes:
         rows = np.asarray(path, np.int64)
         self._mark_shared(rows, meta)
         for name in LABELS:
-            if name not in _OF_THE_PAGE:
+            if name not in _UNCHANGED:
                 number = index.labels[name].take(getattr(meta, name))
                 index.labels[name].move(array[name][rows], number)
                 array[name][rows] = number
                 index.labels[name].drop(number)
         hits = array["hits"][rows]
         array["hits"][rows] = hits + 1 if count else np.maximum(hits, meta.hits)
-        for name in _GREATEST:
+        for name in _MAXIMUM_KEPT:
             array[name][rows] = np.maximum(array[name][rows], getattr(meta, name))
         for name in _OVERWRITTEN:
             array[name][rows] = as_number(getattr(meta, name))

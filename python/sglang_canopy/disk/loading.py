@@ -11,14 +11,14 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from sglang_canopy.disk.index import NO_ROW, PageIndex
-from sglang_canopy.disk.journal import FIELDS, Row
+from sglang_canopy.disk.journal import FIELDS, JournalRow
 from sglang_canopy.disk.page import FIELDS as PAGE_FIELDS
-from sglang_canopy.disk.page import Kind, PageMeta, is_sound
+from sglang_canopy.disk.page import ColumnType, PageMeta, is_sound
 from sglang_canopy.disk.state import StoreState
 
 MAX_ROW, MAX_UNIT = (1 << 31) - 1, (1 << 40) - 1
 _OF_STORE = len(FIELDS) - len(PAGE_FIELDS)
-_FLAGS = [i for i, kind in enumerate(PAGE_FIELDS.values()) if kind is Kind.FLAG]
+_FLAGS = [i for i, kind in enumerate(PAGE_FIELDS.values()) if kind is ColumnType.FLAG]
 _GROUP = list(PAGE_FIELDS).index("group")
 
 
@@ -32,52 +32,54 @@ class _Record(NamedTuple):
     meta: PageMeta
 
 
-def load(rows: Iterable[Row], state: StoreState, now: float) -> tuple[list[int], list[int], bool]:
+def load(
+    rows: Iterable[JournalRow], state: StoreState, now: float
+) -> tuple[list[int], list[int], bool]:
     """Fill the empty index. Returns the rows that were loaded, parents first, the row numbers of
     the file that were not, and whether the rows were renumbered."""
     roots = {group.root: i for i, group in enumerate(state.ttl.groups)}
     records: dict[int, _Record] = {}
-    below: dict[int, list[int]] = {}
-    left_out: list[int] = []
+    children_of: dict[int, list[int]] = {}
+    unloaded_rows: list[int] = []
     for row in rows:
-        record = _checked(row, roots)
+        record = _check_record(row, roots)
         if record is None or not state.segments.present(record.unit):
-            left_out.append(row[0])
+            unloaded_rows.append(row[0])
         else:
             records[row[0]] = record
-            below.setdefault(record.parent, []).append(row[0])
+            children_of.setdefault(record.parent, []).append(row[0])
     renumbers = max(records, default=0) > 4 * len(records) + state.units.limit + 1024
-    number = {NO_ROW: NO_ROW}
+    new_rows = {NO_ROW: NO_ROW}
     units: set[int] = set()
     index, in_future = state.index, 0
-    waiting = deque(below.get(NO_ROW, ()))
+    waiting = deque(children_of.get(NO_ROW, ()))
     while waiting:
-        at = waiting.popleft()
-        record = records[at]
+        file_row = waiting.popleft()
+        record = records[file_row]
         if record.unit in units or record.key in index.rows:
             continue
         units.add(record.unit)
-        waiting.extend(below.get(at, ()))
-        number[at] = row_number = len(number) - 1 if renumbers else at
+        waiting.extend(children_of.get(file_row, ()))
+        new_rows[file_row] = row_number = len(new_rows) - 1 if renumbers else file_row
         meta = record.meta
         in_future += meta.last_access > now
         meta.created, meta.last_access = min(meta.created, now), min(meta.last_access, now)
-        index.insert(record.key, number[record.parent], record.unit, row_number)
+        index.insert(record.key, new_rows[record.parent], record.unit, row_number)
         index.set_checksum(row_number, record.checksum)
         index.put(row_number, meta)
     index.free_unloaded_rows()
     if in_future:
         state.faults.record("clock", f"{in_future} pages were used in the future", in_future)
-    left_out += [at for at in records if at not in number]
-    del number[NO_ROW]
-    return list(number.values()), left_out, renumbers
+    unloaded_rows += [file_row for file_row in records if file_row not in new_rows]
+    del new_rows[NO_ROW]
+    return list(new_rows.values()), unloaded_rows, renumbers
 
 
-def _checked(row: Row, roots: dict[int, int]) -> _Record | None:
+def _check_record(row: JournalRow, roots: dict[int, int]) -> _Record | None:
     """Return the record, or ``None`` if a value of it is impossible."""
-    at, key, parent, unit, checksum = row[:_OF_STORE]
+    file_row, key, parent, unit, checksum = row[:_OF_STORE]
     sound = (
-        0 <= at <= MAX_ROW
+        0 <= file_row <= MAX_ROW
         and type(key) is type(checksum) is bytes
         and (len(key), len(checksum)) == (32, 16)
         and type(parent) is type(unit) is int

@@ -43,7 +43,7 @@ class PageMeta(LeafRecord):
                 setattr(self, name, value + seconds)
 
 
-class Kind(enum.Enum):
+class ColumnType(enum.Enum):
     """Type of a field's column."""
 
     FLAG = "?"
@@ -60,15 +60,15 @@ class Kind(enum.Enum):
 
 
 _KIND_OF = {
-    "bool": Kind.FLAG,
-    "int": Kind.WHOLE,
-    "float": Kind.SECONDS,
-    "float | None": Kind.OPTIONAL,
+    "bool": ColumnType.FLAG,
+    "int": ColumnType.WHOLE,
+    "float": ColumnType.SECONDS,
+    "float | None": ColumnType.OPTIONAL,
 }
-FIELDS = {f.name: _KIND_OF.get(str(f.type), Kind.LABEL) for f in dataclasses.fields(PageMeta)}
+FIELDS = {f.name: _KIND_OF.get(str(f.type), ColumnType.LABEL) for f in dataclasses.fields(PageMeta)}
 """Fields of a page's record, in order -> kind."""
-LABELS = tuple(name for name, kind in FIELDS.items() if kind is Kind.LABEL)
-OPTIONAL = tuple(name for name, kind in FIELDS.items() if kind is Kind.OPTIONAL)
+LABELS = tuple(name for name, kind in FIELDS.items() if kind is ColumnType.LABEL)
+OPTIONAL = tuple(name for name, kind in FIELDS.items() if kind is ColumnType.OPTIONAL)
 path_fields = operator.attrgetter(*(name for name in FIELDS if name not in ("offset", "length")))
 """Return the fields that all pages of a node share, in order."""
 _TIMES = ("created", "last_access", "keep_until", "return_at")
@@ -87,14 +87,14 @@ def _plain(label: Any) -> str | int | None:
 def is_sound(name: str, value: Any) -> bool:
     """Whether a page's record may have this value of the field ``name``."""
     kind = FIELDS[name]
-    if kind is Kind.FLAG:
+    if kind is ColumnType.FLAG:
         return isinstance(value, bool)
-    if kind is Kind.WHOLE:
+    if kind is ColumnType.WHOLE:
         return type(value) is int and _MIN_NUMBERS[name] <= value <= _MAX_NUMBER
-    if kind is Kind.LABEL:
+    if kind is ColumnType.LABEL:
         return _is_label(value, optional=name not in _ALWAYS, number=name == "conversation")
     if value is None:
-        return kind is Kind.OPTIONAL
+        return kind is ColumnType.OPTIONAL
     if name == "ttl_s":
         return type(value) in (int, float) and value >= 0  # may be infinite
     return type(value) in (int, float) and math.isfinite(value) and -_FAR <= value <= _FAR

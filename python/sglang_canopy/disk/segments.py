@@ -87,7 +87,7 @@ class SegmentFiles:
                 self._close_files()
 
     @contextlib.contextmanager
-    def _in_use(self) -> Iterator[bool]:
+    def _hold_open(self) -> Iterator[bool]:
         """Keep the files open. Yields false if they are closed already."""
         with self._lock:
             usable = not self._closed
@@ -121,7 +121,7 @@ class SegmentFiles:
         create: bool,
     ) -> list[OSError | None]:
         outcome: list[OSError | None] = [None] * len(extents)
-        with self._in_use() as usable:
+        with self._hold_open() as usable:
             if not usable:
                 return [OSError(errno.EBADF, "the files are closed")] * len(extents)
             for first, last in self._runs([unit for unit, _ in extents]):
@@ -173,22 +173,22 @@ def _write_all(fd: int, buffers: list[memoryview], position: int) -> None:
     while buffers:
         done = os.pwritev(fd, buffers[:_IOV_MAX], position)
         position += done
-        buffers = _rest(buffers, done)
+        buffers = _unread_buffers(buffers, done)
 
 
 def _read_all(fd: int, buffers: list[memoryview], position: int) -> None:
     while buffers:
-        done = os.preadv(fd, buffers[:_IOV_MAX], position)
-        if done == 0:
+        read_bytes = os.preadv(fd, buffers[:_IOV_MAX], position)
+        if read_bytes == 0:
             return
-        position += done
-        buffers = _rest(buffers, done)
+        position += read_bytes
+        buffers = _unread_buffers(buffers, read_bytes)
 
 
-def _rest(buffers: list[memoryview], done: int) -> list[memoryview]:
-    """Return ``buffers`` without their first ``done`` bytes."""
+def _unread_buffers(buffers: list[memoryview], read_bytes: int) -> list[memoryview]:
+    """Return ``buffers`` without their first ``read_bytes`` bytes."""
     for i, buffer in enumerate(buffers):
-        if done < len(buffer):
-            return [buffer[done:], *buffers[i + 1 :]]
-        done -= len(buffer)
+        if read_bytes < len(buffer):
+            return [buffer[read_bytes:], *buffers[i + 1 :]]
+        read_bytes -= len(buffer)
     return []

@@ -23,7 +23,7 @@ from typing import Any
 from sglang_canopy.disk.content import Content, PageBuffers, raw_key
 from sglang_canopy.disk.evictable_pages import EvictablePages
 from sglang_canopy.disk.eviction import SWEEP_PAGES, Eviction
-from sglang_canopy.disk.folder import path_of
+from sglang_canopy.disk.folder import subfolder
 from sglang_canopy.disk.idle_namespaces import IdleNamespaces
 from sglang_canopy.disk.index import PageIndex
 from sglang_canopy.disk.index_writer import IndexWriter
@@ -31,7 +31,7 @@ from sglang_canopy.disk.lifecycle import Lifecycle
 from sglang_canopy.disk.lifetimes import Lifetimes
 from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.disk.state import StoreState
-from sglang_canopy.disk.store_counters import Faults, StoreCounters, kind_of
+from sglang_canopy.disk.store_counters import Faults, StoreCounters, fault_kind
 from sglang_canopy.disk.units import UnitAllocator
 from sglang_canopy.disk.writer import PageWriter
 from sglang_canopy.errors import CanopyError
@@ -95,7 +95,7 @@ class DiskStore:
             evictable=EvictablePages(index, policy, page_bytes, quotas or {}),
             units=UnitAllocator(capacity_bytes // page_bytes),
             ttl=ttl or TTLTable(),
-            idle_namespaces=IdleNamespaces(path_of(folder, namespace), capacity_bytes, monotonic),
+            idle_namespaces=IdleNamespaces(subfolder(folder, namespace), capacity_bytes, monotonic),
         )
         self._index_writer = records = IndexWriter(state)
         self._lifetimes = lifetimes = Lifetimes(state, records)
@@ -156,7 +156,7 @@ class DiskStore:
 
     # ---- pages ----
 
-    def leading(self, keys: Sequence[str], now: float | None = None) -> int:
+    def count_leading(self, keys: Sequence[str], now: float | None = None) -> int:
         """Return the number of leading ``keys`` that can be read.
 
         An expired page counts if a later page of the run has not expired: a prefix lives as long as its
@@ -194,7 +194,7 @@ class DiskStore:
 
         Every page is verified. A bad page is removed with its subtree; from its buffer on, the contents
         are undefined and the results false. Expired pages that are still on disk are read: only
-        ``leading`` applies TTLs.
+        ``count_leading`` applies TTLs.
         """
         state = self.state
         if state.unavailable:
@@ -263,7 +263,7 @@ class DiskStore:
         if state.index.checksum(page.row) != page.checksum:
             return
         state.faults.record(
-            "corrupt" if error is None else kind_of(error),
+            "corrupt" if error is None else fault_kind(error),
             error or f"page {key[:16]}... does not match its checksum",
         )
         self._eviction.remove_subtree(page.row, "corrupt", now)

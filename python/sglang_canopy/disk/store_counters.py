@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 logger = logging.getLogger("sglang_canopy.disk")
 
 
-def damaged(error: sqlite3.Error) -> bool:
+def is_damaged(error: sqlite3.Error) -> bool:
     """Whether the file is broken, as opposed to out of space, read-only or busy."""
     if isinstance(error, sqlite3.OperationalError):
         name = getattr(error, "sqlite_errorname", "") or ""
@@ -21,7 +21,7 @@ def damaged(error: sqlite3.Error) -> bool:
     return isinstance(error, sqlite3.DatabaseError)
 
 
-def kind_of(error: OSError | sqlite3.Error) -> str:
+def fault_kind(error: OSError | sqlite3.Error) -> str:
     """Return the kind of a fault, one of ``FAULTS``."""
     if isinstance(error, OSError):
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -32,7 +32,7 @@ def kind_of(error: OSError | sqlite3.Error) -> str:
         return "full"
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN")):
         return "read-only"
-    return "index" if damaged(error) else "io"
+    return "index" if is_damaged(error) else "io"
 
 
 FAULTS = ("full", "read-only", "io", "corrupt", "index", "clock", "locked", "internal")
@@ -64,11 +64,11 @@ class StoreCounters:
 class Faults:
     """Count faults and log the first of each kind."""
 
-    def __init__(self, counters: StoreCounters, where: str) -> None:
+    def __init__(self, counters: StoreCounters, folder_name: str) -> None:
         self._counters = counters
-        self._where = where
+        self._where = folder_name
 
-    def record(self, kind: str, what: object, times: int = 1) -> None:
+    def record(self, kind: str, error: object, times: int = 1) -> None:
         assert kind in FAULTS, kind
         if not self._counters.faults[kind]:
             logger.warning(
@@ -76,7 +76,7 @@ class Faults:
                 "counted as fault %r.",
                 self._where,
                 kind,
-                what,
+                error,
                 kind,
             )
         self._counters.faults[kind] += times

@@ -13,7 +13,7 @@ from sglang_canopy.disk.index_writer import IndexWriter
 from sglang_canopy.disk.lifetimes import Lifetimes, until_now
 from sglang_canopy.disk.page import PageMeta, path_fields
 from sglang_canopy.disk.state import StoreState
-from sglang_canopy.disk.store_counters import kind_of
+from sglang_canopy.disk.store_counters import fault_kind
 from sglang_canopy.disk.units import UnitAllocator
 
 GROWTH_RETRY_S = 30.0
@@ -117,7 +117,7 @@ class PageWriter:
         for _, group in itertools.groupby(present, lambda page: path_fields(page.meta)):
             pages = list(group)
             path = list(dict.fromkeys(rows[page.key] for page in pages))
-            self._lifetimes.use(path, pages[0].meta, now, count=False)
+            self._lifetimes.record_use(path, pages[0].meta, now, count=False)
 
     def _is_here_or_placed(self, page: _PageWrite, batch: _Batch, now: float) -> bool:
         """Return whether a page is on disk. Otherwise allocate a unit for it if permitted."""
@@ -196,7 +196,7 @@ class PageWriter:
 
     def _write_failed(self, error: OSError, unit: int) -> None:
         state = self._state
-        kind = kind_of(error)
+        kind = fault_kind(error)
         state.faults.record(kind, error)
         state.counters.refused[kind] += 1
         if kind == "full":

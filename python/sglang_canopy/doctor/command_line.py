@@ -15,7 +15,7 @@ from typing import Any
 from sglang_canopy import SGLANG_VERSION
 from sglang_canopy.admission.activation import AUTO as AUTO_GATE
 from sglang_canopy.config import setups
-from sglang_canopy.config.refusals import all_unsupported
+from sglang_canopy.config.refusals import unsupported_reasons
 from sglang_canopy.config.server_options import AutoPart
 from sglang_canopy.doctor.machine import AUTO as AUTO_PART
 from sglang_canopy.doctor.machine import REFUSED, TESTED, UNTESTED, Finding
@@ -37,7 +37,7 @@ def _is_secret(flag: str) -> bool:
     return bool(_SECRET.search(flag)) or any(name.startswith(flag) for name in _SECRET_FLAGS)
 
 
-def masked(words: Sequence[str]) -> list[str]:
+def mask_secrets(words: Sequence[str]) -> list[str]:
     """Return ``words`` with the values of keys, secrets and quotas hidden."""
     shown: list[str] = []
     hide = False
@@ -148,7 +148,7 @@ def refusal_findings(args: argparse.Namespace) -> list[Finding]:
     return [
         Finding(REFUSED, f"{setups.FLAGS[feature]}: {why}")
         for feature in requested_features(args)
-        for why in all_unsupported(feature, args)
+        for why in unsupported_reasons(feature, args)
     ]
 
 
@@ -176,11 +176,11 @@ def try_start(words: Sequence[str]) -> Any:
 def used_parts(args: argparse.Namespace) -> tuple[str, ...]:
     """Return the ``setups.PARTS`` that a command line uses."""
     requested = requested_features(args)
-    ours = setups.POLICIES in requested
+    is_canopy = setups.POLICIES in requested
     host = bool(getattr(args, "enable_hierarchical_cache", False))
     used = {
-        "device": ours,
-        "host": ours and host,
+        "device": is_canopy,
+        "host": is_canopy and host,
         "disk": host and getattr(args, "hicache_storage_backend", None) == "canopy",
         "documents": setups.DOCUMENTS in requested,
     }

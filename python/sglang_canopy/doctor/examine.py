@@ -60,7 +60,7 @@ def examine(words: Sequence[str]) -> Report:
     Raises ``CanopyError`` for a command line without a server or that SGLang's parser rejects.
     """
     arguments = command_line.arguments_of(words)
-    report = Report(shlex.join(command_line.masked(arguments)), machine.facts())
+    report = Report(shlex.join(command_line.mask_secrets(arguments)), machine.facts())
     report.findings += machine.check_packages()
     report.findings += machine.check_tools()
     if not arguments:

@@ -138,7 +138,7 @@ def check_host_memory(requested_bytes: float) -> list[Finding]:
     available = available_host_memory_bytes(allow_cgroup_fallback=True)
     if available - RESERVE_BYTES > requested_bytes:
         return []
-    wanted = (
+    request_text = (
         f"--hicache-size asks for {requested_bytes / GB:.1f} GB"
         if requested_bytes
         else "none is left"
@@ -147,30 +147,30 @@ def check_host_memory(requested_bytes: float) -> list[Finding]:
         Finding(
             FAULT,
             f"host tier: {available / GB:.1f} GB of memory are available, SGLang leaves "
-            f"{RESERVE_BYTES / GB:.1f} GB of them alone, and {wanted}; free memory, ask for less, or start "
+            f"{RESERVE_BYTES / GB:.1f} GB of them alone, and {request_text}; free memory, ask for less, or start "
             "without --enable-hierarchical-cache",
         )
     ]
 
 
-def check_folder(what: str, path: Path, needs_bytes: int = 0) -> list[Finding]:
+def check_folder(role: str, path: Path, needs_bytes: int = 0) -> list[Finding]:
     """Check that ``path`` is writable and has enough free space, without creating it."""
     existing = next(each for each in (path, *path.absolute().parents) if each.exists())
     if not existing.is_dir():
-        return [Finding(FAULT, f"{what} {path}: {existing} is not a folder")]
+        return [Finding(FAULT, f"{role} {path}: {existing} is not a folder")]
     if not os.access(existing, os.W_OK | os.X_OK):
-        return [Finding(FAULT, f"{what} {path}: {existing} cannot be written to")]
+        return [Finding(FAULT, f"{role} {path}: {existing} cannot be written to")]
     free = shutil.disk_usage(existing).free
     findings = []
     if free < FREE_GB * GB:
-        findings.append(Finding(FAULT, f"{what} {path}: only {free / GB:.1f} GB are free"))
+        findings.append(Finding(FAULT, f"{role} {path}: only {free / GB:.1f} GB are free"))
     elif free < needs_bytes:
         text = (
-            f"{what} {path}: {needs_bytes / GB:.1f} GB are configured, {free / GB:.1f} GB are free"
+            f"{role} {path}: {needs_bytes / GB:.1f} GB are configured, {free / GB:.1f} GB are free"
         )
         findings.append(Finding(NOTE, text))
     if existing == path and path.stat().st_mode & 0o077:
-        findings.append(Finding(NOTE, f"{what} {path}: other users may enter it; chmod 700"))
+        findings.append(Finding(NOTE, f"{role} {path}: other users may enter it; chmod 700"))
     return findings
 
 

@@ -38,13 +38,13 @@ class Awaited:
         tier.
         """
         self._expire(now)
-        self.served(leaf)
+        self.end_protection(leaf)
         tokens = leaf.offset + leaf.length
         if not self.budget.take(tenant, tokens):
             return
         upper = 0
         if above is not None:
-            self.served(above)
+            self.end_protection(above)
             upper = above.offset + above.length
             self._charge(above, now + AWAITED_S, tenant, upper)
         self._charge(leaf, now + AWAITED_S, tenant, tokens - upper)
@@ -69,7 +69,7 @@ class Awaited:
         """Iterate over a copy of the protected leaves."""
         return iter(list(self._charges))
 
-    def served(self, leaf: Leaf) -> None:
+    def end_protection(self, leaf: Leaf) -> None:
         """End the protection of ``leaf``: its request was served, or its node was removed."""
         leaf.awaited_until = None
         charge = self._charges.pop(leaf, None)
@@ -79,11 +79,11 @@ class Awaited:
     def clear(self) -> None:
         """End all protection; the tree is empty."""
         for leaf in list(self._charges):
-            self.served(leaf)
+            self.end_protection(leaf)
 
     def _expire(self, now: float) -> None:
         while self._charges:
             leaf = next(iter(self._charges))
             if self._charges[leaf][0] > now:
                 return
-            self.served(leaf)
+            self.end_protection(leaf)

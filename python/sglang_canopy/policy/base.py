@@ -14,7 +14,7 @@ Order of calls for every request:
 
 The live tree matches the prompt before step 1, and also marks nodes while the request runs.
 Whenever room is needed, the tree calls ``victim(now)`` until enough is free, and
-``drop(leaf)``, then ``evicted(leaf, tokens)``, for every leaf that it removes.
+``drop(leaf)``, then ``record_eviction(leaf, tokens)``, for every leaf that it removes.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Policy(abc.ABC):
         before the drop."""
         self.admit(leaf, now)
 
-    def evicted(self, leaf: Leaf, tokens: int) -> None:
+    def record_eviction(self, leaf: Leaf, tokens: int) -> None:
         """Record that this policy's choice evicted ``tokens`` of ``leaf`` (ghosts, clocks).
 
         If the leaf was cut, the simulators admit it again with its new length. The live tree splits it

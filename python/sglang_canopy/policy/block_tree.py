@@ -1,7 +1,7 @@
 """The simulator's radix tree: path-compressed, over block ids, evicting through a ``Policy``.
 
 The tree stores block ids instead of tokens, and drives the policy as the live cache does, but for
-``evicted`` (``policy/base.py``). Eviction is by need and block-granular: a victim's tail is cut only
+``record_eviction`` (``policy/base.py``). Eviction is by need and block-granular: a victim's tail is cut only
 by the room needed, and a node is removed once it is empty.
 
 The simulator of whole systems has its own tree with a host tier (canopy_lab's
@@ -239,8 +239,8 @@ class RadixTree:
         self.evictions += 1
         self.evicted_blocks += cut_blocks
         policy.drop(leaf)
-        # ``evicted`` receives the leaf with its length before the cut (see Policy.evicted).
-        policy.evicted(leaf, cut_blocks * tokens)
+        # ``record_eviction`` receives the leaf with its length before the cut (see its docstring).
+        policy.record_eviction(leaf, cut_blocks * tokens)
         self.keeps.shrink(leaf, cut_blocks * tokens)
         if keep:
             leaf.blocks = leaf.blocks[:keep]

@@ -135,7 +135,7 @@ class TailOptimizedLRU(Policy):
             return None
         return Victim(entry[-1], max(0, entry[-1].length - self._allowance))
 
-    def evicted(self, leaf: Leaf, tokens: int) -> None:
+    def record_eviction(self, leaf: Leaf, tokens: int) -> None:
         self._allowance -= tokens
 
     def split(self, leaf: Leaf, head: Leaf) -> None:
@@ -175,7 +175,7 @@ class TailOptimizedLRU(Policy):
         return self.target.version, fits.bit_length() if fits < 16 else 4 + fits // 16
 
     def _replan(self, now: float) -> None:
-        for leaf in self._reranking.due(now):
+        for leaf in self._reranking.due_leaves(now):
             queue, entry, _ = leaf.rank_state
             keep = self._keep_tokens(leaf)
             if (queue is self._free) == (keep < leaf.length):

@@ -93,7 +93,7 @@ class ExpectedTailLRU(wa.WorkloadAware):
             self._target_version = self.target.version
             self._reranking.begin(self.leaves())
         if self._reranking:
-            for leaf in self._reranking.due(now):
+            for leaf in self._reranking.due_leaves(now):
                 self._readmit(leaf, now)
         return super().victim(now)
 

@@ -56,9 +56,9 @@ class Floored(Policy):
         leaf = self._lru.least()
         return None if leaf is None else Victim(leaf)
 
-    def evicted(self, leaf: Leaf, tokens: int) -> None:
+    def record_eviction(self, leaf: Leaf, tokens: int) -> None:
         if not self.by_lru:
-            self.main.evicted(leaf, tokens)
+            self.main.record_eviction(leaf, tokens)
 
     def twin(self) -> Policy:
         return Floored(self.main.twin())

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable
 from typing import Any
 
 from sglang_canopy.records import Leaf
-from sglang_canopy.tenant import shown_charged
+from sglang_canopy.tenant import charged_name
 
 TENANT_SHARE = 0.1
 """Default share of the tier that one tenant may keep."""
@@ -60,7 +60,7 @@ class TokenBudget:
             "tokens": self.tokens,
             "total_limit_tokens": self.total_tokens,
             "tenant_limit_tokens": self.tenant_tokens,
-            "tenants": [{"tenant": shown_charged(t), "tokens": n} for t, n in rows[:tenants]],
+            "tenants": [{"tenant": charged_name(t), "tokens": n} for t, n in rows[:tenants]],
         }
 
 

@@ -63,11 +63,11 @@ class TailTarget:
         ):
             self.tokens = now
             self.version += 1
-        elif self._leaves_have_targets and self._ttft_model_moved():
+        elif self._leaves_have_targets and self._has_ttft_model_moved():
             self._planned_ttft_model = self._ttft_model
             self.version += 1
 
-    def _ttft_model_moved(self) -> bool:
+    def _has_ttft_model_moved(self) -> bool:
         old, new = self._planned_ttft_model, self._ttft_model
         if old is None or new is None:
             return old is not new

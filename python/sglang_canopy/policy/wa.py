@@ -31,7 +31,7 @@ from typing import Any, ClassVar
 from sglang_canopy import declared
 from sglang_canopy.declared import declare_key
 from sglang_canopy.policy.base import Policy, Victim
-from sglang_canopy.policy.structures.cells import Cell, Cells, EndQueue, Entry, ReturnQueue
+from sglang_canopy.policy.structures.cells import Cell, Cells, EndQueue, HeapEntry, ReturnQueue
 from sglang_canopy.records import LateHint, Leaf, Request
 from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.hint_trust import return_slack_s, sender_of
@@ -131,12 +131,12 @@ class WorkloadAware(Policy):
         such hints that proved true; else ``()``.
         """
         hints, sender = self.model.hints, sender_of(leaf.tenant, leaf.source)
-        if leaf.over and hints.over_trusted(sender):
+        if leaf.over and hints.is_over_trusted(sender):
             leaf.rank_state = (self._over, self._over.push(leaf, leaf.last_access))
             return ()
         key = hints.key(sender)
         returns = leaf.return_at is not None and _overdue_at(leaf) > now
-        if returns and hints.return_trusted(sender):
+        if returns and hints.is_return_trusted(sender):
             queue = self._returning.setdefault(key, ReturnQueue(key))
             leaf.rank_state = (queue, self._push_return(queue, leaf))
             return ()
@@ -144,7 +144,7 @@ class WorkloadAware(Policy):
         return (key,) if leaf.over and hints.over_weight(key) < 1.0 else ()
 
     @staticmethod
-    def _push_return(queue: ReturnQueue, leaf: Leaf) -> Entry:
+    def _push_return(queue: ReturnQueue, leaf: Leaf) -> HeapEntry:
         assert leaf.return_at is not None, "no return was announced"
         return queue.push_until(leaf, leaf.return_at, _overdue_at(leaf))
 
@@ -216,7 +216,7 @@ class WorkloadAware(Policy):
                 del self._returning[sender]
         while (entry := self._over.oldest()) is not None:
             leaf = entry[-1]
-            if self.model.hints.over_trusted(sender_of(leaf.tenant, leaf.source)):
+            if self.model.hints.is_over_trusted(sender_of(leaf.tenant, leaf.source)):
                 break
             self._readmit(leaf, now)
 

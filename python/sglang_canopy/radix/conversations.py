@@ -47,7 +47,7 @@ class Conversations:
         self._ends.limit = 2 * len(self.tree._node_arena) + _SPARE_ENDS
         self._ends.put(request.tenant, request.conversation, node)
 
-    def node_removed(self, node: UnifiedTreeNode) -> None:
+    def move_end_to_parent(self, node: UnifiedTreeNode) -> None:
         """Move conversations that end at ``node``, which is being removed, to its parent."""
         leaf, parent = node.canopy, node.parent
         if self._ends.get(leaf.tenant, leaf.conversation) is not node:

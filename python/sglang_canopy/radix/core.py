@@ -24,8 +24,8 @@ from sglang_canopy.radix.live_request import LiveRequest, NodeLeaf, RequestClock
 from sglang_canopy.radix.offset_walk import OffsetWalkCore
 from sglang_canopy.radix.protected import ProtectedPaths
 from sglang_canopy.radix.recorder import Recorder
-from sglang_canopy.radix.requests import Requests
-from sglang_canopy.radix.traffic import Traffic
+from sglang_canopy.radix.requests import TreeRequests
+from sglang_canopy.radix.traffic import TierTraffic
 from sglang_canopy.radix.ttl_groups import LiveGroups
 
 if TYPE_CHECKING:
@@ -62,10 +62,10 @@ class CanopyTreeCore(OffsetWalkCore):
         self.protected = ProtectedPaths(self.clock, self.readmit, allocator.size, live.settings)
         self.disk: DiskTier = live.make_disk_tier(self)
         self.departures = Departures(live.settings.block_tokens, params.page_size, live, self.disk)
-        self.traffic = Traffic(live, self.clock, self.departures)
+        self.traffic = TierTraffic(live, self.clock, self.departures)
         self.groups = LiveGroups(live.tiers)
         self.conversations = Conversations(self)
-        self.requests = Requests(self, self.conversations)
+        self.requests = TreeRequests(self, self.conversations)
         # SGLang's methods have no argument for these two.
         self.inserting: LiveRequest | None = None
         """The request whose KV is being inserted."""
@@ -79,8 +79,8 @@ class CanopyTreeCore(OffsetWalkCore):
     def reset(self) -> None:
         self.changes += 1
         if hasattr(self, "evictable_device_leaves"):
-            self.evictable_device_leaves.empty()
-            self.evictable_host_leaves.empty()
+            self.evictable_device_leaves.withdraw_all()
+            self.evictable_host_leaves.withdraw_all()
             self.traffic.record_flush(self._node_arena.values())
         super().reset()
         self.protected.clear()
@@ -140,10 +140,10 @@ class CanopyTreeCore(OffsetWalkCore):
         self.changes += 1
         leaf = node.canopy
         if leaf.conversation is not None:
-            self.conversations.node_removed(node)
+            self.conversations.move_end_to_parent(node)
         super()._unregister_node(node)
         if leaf.keep_until is not None or leaf.awaited_until is not None:
-            self.protected.node_removed(leaf)
+            self.protected.drop_leaf(leaf)
 
     def _usable(self, leaf: UnifiedTreeNode) -> bool:
         return can_end_after(self, leaf, len(leaf.key))
@@ -216,7 +216,7 @@ class CanopyTreeCore(OffsetWalkCore):
         self.disk.pages_read(result.inserted_host_node, hashes)  # the nodes get their categories
         for node, tokens in read:
             while tokens > 0:  # the metadata may have split the node
-                self.traffic.entered(HOST, node, node.canopy.length)
+                self.traffic.record_copy(HOST, node, node.canopy.length)
                 tokens, node = tokens - node.canopy.length, node.parent
         return result
 

@@ -134,7 +134,7 @@ class Counters:
         name = label.partition("|")[0]
         return name if name in self._rows else OTHER
 
-    def served(
+    def record_request(
         self, label: str, prompt_tokens: int, hits: tuple[int, int, int], tenant: str | None = None
     ) -> None:
         """Count a finished request of ``tenant``; ``hits``: prompt tokens found in each tier."""
@@ -148,7 +148,7 @@ class Counters:
         hit = sum(hits)
         row.misses += max(0, prompt_tokens - hit)
 
-    def evicted(
+    def record_eviction(
         self,
         tier: int,
         label: str,

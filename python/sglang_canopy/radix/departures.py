@@ -1,7 +1,7 @@
 """Causes of missed prompt tokens, from the history of each block of earlier prompts.
 
 A bounded map holds the latest fact of each block: the request that computes it, or its eviction
-from the tiers. Evictions are reported by ``Traffic.record_eviction``. A request is looked up when it is
+from the tiers. Evictions are reported by ``TierTraffic.record_eviction``. A request is looked up when it is
 admitted, in the state in which SGLang matched it. Only stamps, paths and tree operations are used,
 so all tensor-parallel ranks agree, with one exception: each rank asks its own disk whether it holds
 a page.
@@ -25,11 +25,11 @@ from sglang_canopy.radix.missed import (
     UNKNOWN,
     BlockMap,
     ComputingRequest,
-    Decision,
     Departure,
     Key,
     MissTotals,
     RequestMisses,
+    TierEviction,
     scale_to_total,
     tier_name,
 )
@@ -79,7 +79,9 @@ class Departures:
 
     # ---- evicted nodes ----
 
-    def record_eviction(self, decision: Decision, path: Sequence[int], page: str | None) -> None:
+    def record_eviction(
+        self, decision: TierEviction, path: Sequence[int], page: str | None
+    ) -> None:
         """Record tokens that left a tier and are in no other tier of the tree.
 
         ``path``: block hashes of their path. ``page``: the name of their last page, if it was

@@ -21,7 +21,7 @@ class DiskTier:
     active = False
     """Whether the storage backend accepts metadata with its pages.
 
-    If not, the tree core skips ``node_used``, ``request_finished`` and ``unwritten_ancestors``.
+    If not, the tree core skips ``record_node_use``, ``record_finish`` and ``unwritten_ancestors``.
     """
 
     suspended = False
@@ -33,13 +33,13 @@ class DiskTier:
     def attach(self, cache: UnifiedRadixCache) -> None:
         """Attach the cache of the tree, which exists from now on."""
 
-    def request_arrived(self, epoch: float) -> None:
+    def record_arrival(self, epoch: float) -> None:
         """Register a new request; ``epoch``: seconds since 1970 when the requests' clock was 0."""
 
-    def request_finished(self, request: LiveRequest) -> None:
+    def record_finish(self, request: LiveRequest) -> None:
         """Handle a completed request, whose path is in the tree."""
 
-    def node_used(self, node: UnifiedTreeNode) -> None:
+    def record_node_use(self, node: UnifiedTreeNode) -> None:
         """Record that a finished request used ``node``."""
 
     def before_write(self, node: UnifiedTreeNode) -> None:

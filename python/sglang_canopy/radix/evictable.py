@@ -107,7 +107,7 @@ class EvictableLeaves(set):
                 set_offsets(node)
                 self.unusable.push(node.canopy, 0)
                 continue
-            leaf = self._ready(node, since)
+            leaf = self._prepare_leaf(node, since)
             self.policy.admit(leaf, since)
             if self.expiry is not None:
                 self.expiry.add(leaf, self)
@@ -159,7 +159,7 @@ class EvictableLeaves(set):
                 on_device = child.component_data[BASE_COMPONENT_TYPE].value is not None
                 if on_device and child.canopy not in evicted:
                     return None
-            return self._ready(node, self.clock.now)
+            return self._prepare_leaf(node, self.clock.now)
 
         first: list[Any] = sorted(self.unusable, key=lambda leaf: leaf.last_access)[:leaves]
         tokens -= sum(leaf.length for leaf in first)
@@ -168,7 +168,7 @@ class EvictableLeaves(set):
         )
         return [(leaf.node, keep) for leaf, keep in [(leaf, 0) for leaf in first] + victims]
 
-    def _ready(self, node: UnifiedTreeNode, since: float) -> NodeLeaf:
+    def _prepare_leaf(self, node: UnifiedTreeNode, since: float) -> NodeLeaf:
         """Return ``node``'s leaf, prepared for the policy, which receives it as of ``since``."""
         leaf = node.canopy
         set_offsets(node)
@@ -178,7 +178,7 @@ class EvictableLeaves(set):
             leaf.policy, leaf.rank_state = self.policy, None
         return leaf
 
-    def empty(self) -> None:
+    def withdraw_all(self) -> None:
         """Remove every leaf from the policy, as the tree is being reset."""
         for node in list(self):
             self.discard(node)

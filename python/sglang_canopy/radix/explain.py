@@ -50,7 +50,7 @@ def explain(core: CanopyTreeCore, body: dict[str, Any]) -> list[dict[str, Any]]:
     else:
         tenants = core.conversations.tenants_of(conversation)[:MAX_TENANTS]
     order = _next_victims(core) if tenants else []
-    return [_of_tenant(core, tenant, conversation, order) for tenant in tenants]
+    return [_tenant_replica(core, tenant, conversation, order) for tenant in tenants]
 
 
 def _next_victims(core: CanopyTreeCore) -> list[tuple[UnifiedTreeNode, int]]:
@@ -59,7 +59,7 @@ def _next_victims(core: CanopyTreeCore) -> list[tuple[UnifiedTreeNode, int]]:
     return [(node, len(node.key) - keep) for node, keep in victims]
 
 
-def _of_tenant(
+def _tenant_replica(
     core: CanopyTreeCore,
     tenant: str | None,
     conversation: Hashable,
@@ -95,7 +95,7 @@ def _of_tenant(
                 "idle_s": round(eviction.idle_s, 3),
                 "demoted": eviction.demoted,
             }
-            for eviction in core.traffic.decisions.about(tenant, conversation)
+            for eviction in core.traffic.decisions.latest_of(tenant, conversation)
         ],
     }
 

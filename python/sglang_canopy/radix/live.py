@@ -64,12 +64,12 @@ class LiveCache:
         device, host = self.device_policy, self.host_policy
         if not (isinstance(device, Floored) and isinstance(host, Floored)):
             return
-        if device.by_lru == meter.behind:
+        if device.by_lru == meter.is_behind:
             return
         for policy in (device, host):
-            policy.rank_by(lru=meter.behind)
+            policy.rank_by(lru=meter.is_behind)
         meter.restart(self.running)
-        standing = "behind canopy-lru" if meter.behind else "ahead of canopy-lru again"
+        standing = "behind canopy-lru" if meter.is_behind else "ahead of canopy-lru again"
         logger.info("canopy: %s ranks: %s is %s", self.running, self.policy, standing)
 
     @property

@@ -20,7 +20,7 @@ from sglang_canopy.policy.base import Policy
 from sglang_canopy.radix.counters import CAPACITY
 from sglang_canopy.radix.tool_calls import calls_tool
 from sglang_canopy.records import ABORT, Leaf, Request
-from sglang_canopy.tenant import namespace_of, tenant_of_req
+from sglang_canopy.tenant import tenant_namespace, tenant_of_req
 from sglang_canopy.ttl.table import RESIDUAL
 from sglang_canopy.wire.attached import attached
 from sglang_canopy.wire.stamp import ADDED, read_stamp
@@ -161,14 +161,14 @@ def complete(request: LiveRequest, req: Req) -> None:
     extend_path(request, [*req.origin_input_ids[covered:], *output])
 
 
-_PUBLIC = xxhash.xxh3_64_intdigest(namespace_of(None, None))
+_PUBLIC = xxhash.xxh3_64_intdigest(tenant_namespace(None, None))
 
 
 def _first_hash(req: Req) -> int:
     """Return the hash to which the first block's is chained."""
     if not req.extra_key and not req.cache_salt:
         return _PUBLIC
-    return xxhash.xxh3_64_intdigest(namespace_of(req.extra_key, req.cache_salt))
+    return xxhash.xxh3_64_intdigest(tenant_namespace(req.extra_key, req.cache_salt))
 
 
 def extend_path(request: LiveRequest, tokens: Sequence[int]) -> None:

@@ -37,7 +37,7 @@ Sums = dict[Key, int]
 """Tokens by cause and tier."""
 
 
-class Decision(NamedTuple):
+class TierEviction(NamedTuple):
     """An eviction from a tier, and the state of its tokens at that time."""
 
     time: float
@@ -119,10 +119,10 @@ class ComputingRequest:
 class RequestMisses:
     """Causes of one request's misses, from its admission to its end."""
 
-    __slots__ = ("cached", "computing", "evicted", "sums")
+    __slots__ = ("cached_tokens", "computing", "evicted", "sums")
 
-    def __init__(self, cached: int) -> None:
-        self.cached = cached
+    def __init__(self, cached_tokens: int) -> None:
+        self.cached_tokens = cached_tokens
         """Number of tokens that the request found."""
         self.sums: Sums = {}
         self.evicted: list[tuple[Departure, int]] = []
@@ -131,13 +131,13 @@ class RequestMisses:
     def add(self, key: Key, tokens: int) -> None:
         self.sums[key] = self.sums.get(key, 0) + tokens
 
-    def add_block(self, key: Key, fact: ComputingRequest | Departure | None, tokens: int) -> None:
-        """Add tokens of a block with the fact ``fact``."""
+    def add_block(self, key: Key, reason: ComputingRequest | Departure | None, tokens: int) -> None:
+        """Add tokens of a block that is missing for ``reason``."""
         self.sums[key] = self.sums.get(key, 0) + tokens
-        if key[0] == EVICTED and type(fact) is Departure:
-            if self.evicted and self.evicted[-1][0] is fact:
+        if key[0] == EVICTED and type(reason) is Departure:
+            if self.evicted and self.evicted[-1][0] is reason:
                 tokens += self.evicted.pop()[1]
-            self.evicted.append((fact, tokens))
+            self.evicted.append((reason, tokens))
 
 
 Reader = Callable[[int], ComputingRequest | Departure | None]
@@ -164,9 +164,9 @@ class BlockMap:
         """Return ``get`` of each generation, for loops."""
         return self._new.get, self._old.get
 
-    def put(self, blocks: Sequence[int], fact: ComputingRequest | Departure) -> None:
+    def put(self, blocks: Sequence[int], reason: ComputingRequest | Departure) -> None:
         """Set the fact of ``blocks``. A dropped generation is freed gradually, to avoid a pause."""
-        self._new.update(dict.fromkeys(blocks, fact))
+        self._new.update(dict.fromkeys(blocks, reason))
         if self._dropped:
             drop = self._dropped.popitem
             for _ in range(min(2 * len(blocks), len(self._dropped))):

@@ -167,7 +167,7 @@ class OffsetWalkCore(UnifiedTreeCore):
                 best = node
             if not cursor.whole:
                 break
-        _accessed(best)
+        _set_access_times(best)
         result = MatchResult(
             device_tokens,
             on_device,
@@ -302,7 +302,7 @@ class OffsetWalkCore(UnifiedTreeCore):
         return ids and len(self.components) == 1 and self.by_offsets
 
 
-def _accessed(node: UnifiedTreeNode | None) -> None:
+def _set_access_times(node: UnifiedTreeNode | None) -> None:
     """Set SGLang's access times up to ``node``, each just before that of its child."""
     time = get_and_increase_time_counter()
     while node is not None:

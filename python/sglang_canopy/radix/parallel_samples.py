@@ -27,13 +27,13 @@ class ParallelSamples:
     def __len__(self) -> int:
         return len(self._outstanding)
 
-    def received(self, request: LiveRequest) -> None:
+    def register_sample(self, request: LiveRequest) -> None:
         """Remember a warm-up, or attach a sample to its warm-up. Call once per grouped request."""
         if request.group is None:
             return
         warm_up = self._warm_ups.get(request.tenant, request.group)
         if warm_up is not None:
-            announced, request.warm_up, request.pending_samples = (
+            announced_samples, request.warm_up, request.pending_samples = (
                 request.pending_samples,
                 warm_up,
                 0,
@@ -41,11 +41,11 @@ class ParallelSamples:
             # A sample counts as its warm-up: their nodes are used once, at one time.
             request.number, request.time = warm_up.number, warm_up.time
             # The warm-up of an equal prompt of the same batch announces samples of its own.
-            self._outstanding[request.group] += announced or -1
+            self._outstanding[request.group] += announced_samples or -1
             if not self._outstanding[request.group]:
                 self._warm_ups.pop(request.tenant, request.group)
                 del self._outstanding[request.group]
         elif request.pending_samples:
             self._outstanding[request.group] = request.pending_samples
-            for forgotten in self._warm_ups.put(request.tenant, request.group, request):
-                del self._outstanding[forgotten.key]
+            for evicted_warm_up in self._warm_ups.put(request.tenant, request.group, request):
+                del self._outstanding[evicted_warm_up.key]

@@ -72,15 +72,15 @@ class ProtectedPaths:
         """
         for leaf in self.awaited:
             self._readmit(leaf.node)  # type: ignore[attr-defined]
-            self.awaited.served(leaf)
+            self.awaited.end_protection(leaf)
         for node, request in queue:
             if node.parent is not None and node.canopy.awaited_until is None:
                 self._protect(node, self.charge(request.tenant, request.source))
 
-    def node_removed(self, leaf: NodeLeaf) -> None:
+    def drop_leaf(self, leaf: NodeLeaf) -> None:
         """Handle the removal of ``leaf``'s node from the tree."""
         self.keeps.release(leaf)
-        self.awaited.served(leaf)
+        self.awaited.end_protection(leaf)
 
     def clear(self) -> None:
         """Remove all protection, as the tree is being emptied."""

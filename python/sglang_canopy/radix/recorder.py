@@ -52,9 +52,9 @@ class Recorder(KVCacheEventRecorder):
         if tier == HOST and self.uncounted is not None:
             self.uncounted.append((node, leaf.length))
         elif core.inserting is None:
-            core.traffic.entered(tier, node, leaf.length)
+            core.traffic.record_copy(tier, node, leaf.length)
         else:
-            core.traffic.computed(leaf.length, core.inserting)
+            core.traffic.record_computed_tokens(leaf.length, core.inserting)
 
     def record_remove(self, node: UnifiedTreeNode, medium: Any = None) -> None:
         if self._is_published(node):
@@ -69,7 +69,7 @@ class Recorder(KVCacheEventRecorder):
         else:
             policy, tier, demoted = core.live.device_policy, DEVICE, node.backuped
         if policy is not None and leaf.policy is policy:  # it may not have been ranked yet
-            policy.evicted(leaf, leaf.length)
+            policy.record_eviction(leaf, leaf.length)
         core.traffic.record_eviction(tier, node, demoted)
 
     def _is_published(self, node: UnifiedTreeNode) -> bool:

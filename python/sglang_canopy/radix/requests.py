@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 
-class Requests:
+class TreeRequests:
     """Handles a tree's requests. Call it between tree operations, in the scheduler's order."""
 
     def __init__(self, tree: Tree, conversations: Conversations) -> None:
@@ -111,10 +111,10 @@ class Requests:
             return
         hits = (req.cached_tokens_device, req.cached_tokens_host, req.cached_tokens_storage)
         label, tokens = request.label or request.category, request.prompt_tokens
-        self.live.counters.served(label, tokens, hits, request.tenant)
+        self.live.counters.record_request(label, tokens, hits, request.tenant)
         self.tree.departures.count_misses(request, sum(hits))
         if meter is not None:
-            meter.ended(request, req.cached_tokens_device + req.cached_tokens_host)
+            meter.record_request(request, req.cached_tokens_device + req.cached_tokens_host)
 
     def arrive(self, request: LiveRequest) -> None:
         """Receive and admit ``request`` at once, for a caller without a queue."""
@@ -129,10 +129,10 @@ class Requests:
         # Requests of several HTTP processes, and long prompts, may arrive after younger ones.
         request.time = tree.clock.advance(request.time)
         if request.group is not None:
-            self.samples.received(request)
+            self.samples.register_sample(request)
         if live.meter is not None:
             live.follow_floor(live.meter)
-        tree.disk.request_arrived(request.epoch)
+        tree.disk.record_arrival(request.epoch)
 
     def _learn(self, request: LiveRequest) -> None:
         """Announce an admitted request to the policies. Call once for each, in order of admission."""
@@ -188,12 +188,12 @@ class Requests:
             if request.misses is not None:
                 set_offsets(node)
                 tree.departures.record_written(request, node.canopy.offset + node.canopy.length)
-        done = request is not None and tree.disk.active and request.state is State.DONE
+        is_done = request is not None and tree.disk.active and request.state is State.DONE
         device, host = tree.evictable_device_leaves, tree.evictable_host_leaves
         while node is not tree.root_node:
             leaf = node.canopy
             if leaf.awaited_until is not None:
-                tree.protected.awaited.served(leaf)
+                tree.protected.awaited.end_protection(leaf)
             if node in device:
                 device.readmit(node)
             elif node in host:
@@ -202,12 +202,12 @@ class Requests:
                 leaf.touch(tree.clock.now)
             else:
                 self._mark_used(node, request)
-                if done:
-                    tree.disk.node_used(node)
+                if is_done:
+                    tree.disk.record_node_use(node)
             node = node.parent
-        if done:
+        if is_done:
             assert request is not None
-            tree.disk.request_finished(request)
+            tree.disk.record_finish(request)
 
     def _mark_used(self, node: UnifiedTreeNode, request: LiveRequest) -> None:
         leaf, groups = node.canopy, self.tree.groups

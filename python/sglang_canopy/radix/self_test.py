@@ -41,24 +41,24 @@ def run(make: MakeCache, page_size: int) -> None:
     try:
         with without_sglangs_log():
             reference = SmallTree(page_size, "lru", UnifiedRadixCache)
-            ours = SmallTree(page_size, POLICY, make)
-        for step, (theirs, tested) in enumerate(zip([*_walk(reference)], [*_walk(ours)]), 1):
-            name, *expected = theirs
-            for what, wanted, actual in zip(("result", "sizes", "nodes"), expected, tested[1:]):
-                if wanted != actual:
+            canopy_tree = SmallTree(page_size, POLICY, make)
+        steps = zip([*_walk(reference)], [*_walk(canopy_tree)])
+        for number, ((name, *expected), (_, *actual)) in enumerate(steps, 1):
+            for aspect, sglang, canopy in zip(("result", "sizes", "nodes"), expected, actual):
+                if sglang != canopy:
                     raise AssertionError(
-                        f"{what} of step {step} ({name}): {actual}, SGLang {wanted}"
+                        f"{aspect} of step {number} ({name}): {canopy}, SGLang {sglang}"
                     )
-        _evict(ours)
+        _evict(canopy_tree)
     except Exception as error:
         raise differs("tree", error) from error
 
 
-def differs(what: str, error: Exception) -> CanopyError:
+def differs(part: str, error: Exception) -> CanopyError:
     """Return the reason not to start."""
     reason = str(error) if isinstance(error, AssertionError) else repr(error)
     return CanopyError(
-        f"this SGLang's {what} differs from the tested ones ({releases.RANGE}): {reason[:300]}; "
+        f"this SGLang's {part} differs from the tested ones ({releases.RANGE}): {reason[:300]}; "
         "Canopy decides which KV is freed, so it does not start. Install a tested SGLang "
         "(docs/guide/serving.md), or use --radix-eviction lru"
     )
@@ -260,10 +260,10 @@ def _evict(tree: SmallTree) -> None:
             raise AssertionError(f"an eviction of {pages * page} tokens freed {freed}")
     for all_of_it in (False, True):
         missing = tree.cache.evictable_size() if all_of_it else page
-        wanted = tree.allocator.available_size() + missing
+        expected_value = tree.allocator.available_size() + missing
         tree.cache.evict_for_alloc(EvictParams(num_tokens=missing))
         tree.check()
-        if tree.allocator.available_size() < wanted:
+        if tree.allocator.available_size() < expected_value:
             raise AssertionError(f"an allocation of {missing} tokens found no room")
     if tree.cache.evictable_size() or tree.allocator.available_size() != tree.allocator.size:
         raise AssertionError("KV is left after an eviction of everything")

@@ -11,7 +11,7 @@ from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 from sglang_canopy.radix.counters import DEVICE
 from sglang_canopy.radix.departures import Departures
 from sglang_canopy.radix.live_request import LiveRequest, RequestClock
-from sglang_canopy.radix.missed import Decision
+from sglang_canopy.radix.missed import TierEviction
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
@@ -24,13 +24,15 @@ RATE_S = 300.0
 """Seconds over which the eviction rate is measured, or the remembered time if shorter."""
 
 
-class Decisions(deque[Decision]):
+class Decisions(deque[TierEviction]):
     """The latest decisions, appended by the scheduler's thread."""
 
     def __init__(self) -> None:
         super().__init__(maxlen=MAX_DECISIONS)
 
-    def about(self, tenant: str | None, conversation: Hashable, limit: int = 16) -> list[Decision]:
+    def latest_of(
+        self, tenant: str | None, conversation: Hashable, limit: int = 16
+    ) -> list[TierEviction]:
         """Return the latest decisions about a tenant's conversation, newest first."""
         matches = []
         for decision in reversed(self):
@@ -51,20 +53,20 @@ class Decisions(deque[Decision]):
         return tokens / max(now - since, 1.0)
 
 
-class Traffic:
+class TierTraffic:
     """Counts insertions into and evictions from one tree's tiers."""
 
     def __init__(self, live: LiveCache, clock: RequestClock, departures: Departures) -> None:
         self.live, self.clock, self.departures = live, clock, departures
         self.decisions = Decisions()
 
-    def computed(self, tokens: int, request: LiveRequest | None) -> None:
+    def record_computed_tokens(self, tokens: int, request: LiveRequest | None) -> None:
         """Count ``tokens`` added to the device by ``request``, which is being inserted."""
         label = "default" if request is None else request.label or request.category
         tenant = None if request is None else request.tenant
         self.live.counters.row(label, tenant).tiers[DEVICE].entered += tokens
 
-    def entered(self, tier: int, node: UnifiedTreeNode, tokens: int) -> None:
+    def record_copy(self, tier: int, node: UnifiedTreeNode, tokens: int) -> None:
         """Count ``tokens`` of ``node`` copied to ``tier``."""
         leaf = node.canopy
         self.live.counters.row(leaf.category, leaf.tenant).tiers[tier].entered += tokens
@@ -76,9 +78,9 @@ class Traffic:
         ids = key.token_ids if key.limit is None else key.raw_token_ids()
         counters.victims.add(tier, leaf.offset, ids)
         policy = self.live.device_policy if tier == DEVICE else self.live.host_policy
-        # ``tuple.__new__`` takes two thirds of the time of ``Decision(...)``.
+        # ``tuple.__new__`` takes two thirds of the time of ``TierEviction(...)``.
         decision = tuple.__new__(
-            Decision,
+            TierEviction,
             (
                 now,
                 tier,
@@ -94,7 +96,7 @@ class Traffic:
             ),
         )
         self.decisions.append(decision)
-        counters.evicted(tier, leaf.category, tokens, reason, demoted, leaf.tenant)
+        counters.record_eviction(tier, leaf.category, tokens, reason, demoted, leaf.tenant)
         if not demoted and leaf.path and (tier == DEVICE or left_the_device(node)):
             self.departures.record_eviction(decision, leaf.path, self.page_on_disk(node))
 

@@ -11,7 +11,7 @@ from sglang_canopy.radix.evictable import EvictableLeaves
 from sglang_canopy.radix.live import LiveCache
 from sglang_canopy.radix.live_request import LiveRequest, RequestClock
 from sglang_canopy.radix.protected import ProtectedPaths
-from sglang_canopy.radix.traffic import Traffic
+from sglang_canopy.radix.traffic import TierTraffic
 from sglang_canopy.radix.ttl_groups import LiveGroups
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Tree(Protocol):
     disk: DiskTier
     groups: LiveGroups
     protected: ProtectedPaths
-    traffic: Traffic
+    traffic: TierTraffic
     inserting: LiveRequest | None
     changes: int
     evictable_device_leaves: EvictableLeaves

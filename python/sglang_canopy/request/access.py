@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from sglang_canopy.errors import CanopyError
 
 Headers = Mapping[str, str]
-Handler = Callable[[Any], Awaitable[Any]]
+RouteHandler = Callable[[Any], Awaitable[Any]]
 """Receives a Starlette request, returns JSON data or a response. Raises ``Refused`` or ``CanopyError``."""
 
 
@@ -40,11 +40,11 @@ class BodyTooLong(CanopyError):
     """A body longer than the route's limit; the rest is not read."""
 
 
-def same_secret(sent: str, secret: str | None) -> bool:
+def same_secret(presented: str, secret: str | None) -> bool:
     """Compare in constant time. ``False`` without a secret."""
     if not secret:
         return False
-    return hmac.compare_digest(sent.encode(errors="surrogateescape"), secret.encode())
+    return hmac.compare_digest(presented.encode(errors="surrogateescape"), secret.encode())
 
 
 def has_admin_key(headers: Headers, admin_api_key: str | None) -> bool:
@@ -54,7 +54,7 @@ def has_admin_key(headers: Headers, admin_api_key: str | None) -> bool:
 
 
 def add_read_route(
-    app: Any, method: str, path: str, handler: Handler, admin_api_key: str | None
+    app: Any, method: str, path: str, handler: RouteHandler, admin_api_key: str | None
 ) -> None:
     """Add a route that changes no state."""
     _add(app, method, path, handler, lambda headers: not has_admin_key(headers, admin_api_key))
@@ -64,7 +64,7 @@ def add_change_route(
     app: Any,
     method: str,
     path: str,
-    handler: Handler,
+    handler: RouteHandler,
     open_to_users: Callable[[Headers], bool] = lambda _headers: False,
 ) -> None:
     """Add a route that changes the state of other requests.
@@ -73,12 +73,12 @@ def add_change_route(
     """
 
     @functools.wraps(handler)
-    async def checked(request: Any) -> Any:
+    async def check_and_handle(request: Any) -> Any:
         _check_origin(request.headers)
         _check_json(request.headers)
         return await handler(request)
 
-    _add(app, method, path, checked, open_to_users)
+    _add(app, method, path, check_and_handle, open_to_users)
 
 
 def _check_origin(headers: Headers) -> None:
@@ -107,7 +107,7 @@ def _check_json(headers: Headers) -> None:
         )
 
 
-async def read_json(request: Any, most_bytes: int, what: str) -> Any:
+async def read_json(request: Any, most_bytes: int, body_name: str) -> Any:
     """Return the body as JSON. Raises ``CanopyError`` if it exceeds ``most_bytes`` or is not JSON.
 
     The limit applies to received bytes, because Content-Length may be missing or wrong.
@@ -115,23 +115,23 @@ async def read_json(request: Any, most_bytes: int, what: str) -> Any:
     raw = bytearray()
     async for part in request.stream():
         if len(raw) + len(part) > most_bytes:
-            raise BodyTooLong(f"{what} has at most {most_bytes} bytes; send less")
+            raise BodyTooLong(f"{body_name} has at most {most_bytes} bytes; send less")
         raw += part
     try:
         return json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise CanopyError(f"{what} is not JSON: {error}") from None
+        raise CanopyError(f"{body_name} is not JSON: {error}") from None
 
 
 def _add(
-    app: Any, method: str, path: str, handler: Handler, for_users: Callable[[Headers], bool]
+    app: Any, method: str, path: str, handler: RouteHandler, for_users: Callable[[Headers], bool]
 ) -> None:
     """Add a route. ``for_users``: whether a request with these headers has the level of users."""
     from sglang.srt.utils.auth import AuthLevel, auth_level
     from starlette.datastructures import Headers as RequestHeaders
     from starlette.routing import Match, Route
 
-    endpoint = _answered(handler)
+    endpoint = _answering(handler)
 
     def with_level(level: AuthLevel) -> Callable[..., Any]:
         @functools.wraps(endpoint)
@@ -155,15 +155,15 @@ def _add(
     app.router.routes.append(LevelledRoute(path, admin, methods=[method]))
 
 
-def _answered(handler: Handler) -> Callable[[Any], Awaitable[Any]]:
+def _answering(handler: RouteHandler) -> Callable[[Any], Awaitable[Any]]:
     from starlette.requests import ClientDisconnect
     from starlette.responses import JSONResponse, Response
 
     @functools.wraps(handler)
     async def answer(request: Any) -> Any:
         try:
-            answered = await handler(request)
-            return answered if isinstance(answered, Response) else JSONResponse(answered)
+            result = await handler(request)
+            return result if isinstance(result, Response) else JSONResponse(result)
         except ClientDisconnect:
             return Response(status_code=400)
         except ValueError as error:

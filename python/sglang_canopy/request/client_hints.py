@@ -57,7 +57,9 @@ class ClientHints:
             return self.mode == ON
         return self.source(headers) == GATEWAY
 
-    def allowed(self, fields: dict[str, Any], headers: Mapping[str, str] | None) -> dict[str, Any]:
+    def authorise(
+        self, fields: dict[str, Any], headers: Mapping[str, str] | None
+    ) -> dict[str, Any]:
         """Return a request's validated ``fields`` without its unauthorised ones."""
         if fields.keys().isdisjoint(PRIORITY_FIELDS) or self.accepts(headers):
             return fields

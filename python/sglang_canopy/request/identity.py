@@ -92,7 +92,7 @@ class Source:
     """Additional text for the reference."""
 
     @property
-    def where(self) -> str:
+    def places_text(self) -> str:
         """Return the places as text for the reference."""
         places = (("body", self.body), ("header" + "s" * (len(self.headers) > 1), self.headers))
         texts = [
@@ -136,7 +136,7 @@ SOURCES = (
 client overrides all of them."""
 
 
-def identity(body: Body, headers: Headers) -> Fields:
+def stamp_fields(body: Body, headers: Headers) -> Fields:
     """Return the stamp fields of the first source present, or an empty dict.
 
     ``headers``: a case-insensitive mapping, or one with lower-case names. Malformed values count as

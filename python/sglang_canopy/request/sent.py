@@ -64,7 +64,7 @@ DROPPING = ("/v1/responses", "/v1/messages", "/api/chat", "/api/generate")
 """Path suffixes of routes on which SGLang drops ``custom_params``."""
 
 
-def path_of(request: Any) -> str:
+def request_path(request: Any) -> str:
     """Return the path of a Starlette request; empty for a call from inside the process."""
     return str((getattr(request, "scope", None) or {}).get("path", ""))
 
@@ -77,25 +77,25 @@ def dropped_params(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
     params = body.get("custom_params")
     if not isinstance(params, Mapping) or not path.endswith(DROPPING):
         return {}
-    ours = {k: v for k, v in params.items() if isinstance(k, str) and k.startswith("canopy")}
+    canopy_keys = {k: v for k, v in params.items() if isinstance(k, str) and k.startswith("canopy")}
     for key in OF_OTHER_PARTS:
-        if key in ours:
+        if key in canopy_keys:
             raise CanopyError(
                 f"custom_params key {key!r} is not supported on {path}; use /v1/chat/completions, "
                 "/v1/completions or /generate"
             )
-    return ours
+    return canopy_keys
 
 
-def _value(sent: Any, check: Callable[[Any], Any]) -> Any:
-    if not isinstance(sent, str):
-        return sent
+def _value(value: Any, check: Callable[[Any], Any]) -> Any:
+    if not isinstance(value, str):
+        return value
     try:
-        check(sent)
+        check(value)
     except ValueError:
         with contextlib.suppress(ValueError, RecursionError):
-            return json.loads(sent)
-    return sent
+            return json.loads(value)
+    return value
 
 
 FLAG = "--canopy-require-tenant"

@@ -275,14 +275,14 @@ class Categories:
         if now is None or self._names[tenant] >= max(1, self.cap // 32):
             return False
         requests = self._requested.count(name, now)
-        others = [
+        candidates = [
             category
             for category in self._table.values()
             if category.parent is self.root
             and category.tenant != tenant
             and not self._is_fixed(category)
         ]
-        least = min(others, key=lambda c: (c.uses, _last_use(c)), default=None)
+        least = min(candidates, key=lambda c: (c.uses, _last_use(c)), default=None)
         if least is None or requests <= least.uses:
             return False
         self._forget_tree(least)

@@ -111,7 +111,7 @@ class HintRecord:
         true = self.return_probability(newcomers)
         return max(0.0, (true - guessed) / (1.0 - guessed))
 
-    def over_trusted(self, tenant: HintRecord, newcomers: bool) -> bool:
+    def is_over_trusted(self, tenant: HintRecord, newcomers: bool) -> bool:
         """Return whether "this conversation is over" is applied outright.
 
         This requires that almost none of the conversations continue that would have continued
@@ -199,7 +199,7 @@ class FirstHints:
             self.overs //= 2
             self.overs_wrong //= 2
 
-    def over_trusted(self) -> bool:
+    def is_over_trusted(self) -> bool:
         """Return whether first "over" hints are applied. A single tenant cannot change it."""
         return (self.overs_wrong + 0.5) / (self.overs + 6.0) < _WRONG_AT_FIRST
 
@@ -258,7 +258,7 @@ class HintRecords:
         if len(self._open) > _BOUND:
             heapq.heappop(self._open)
 
-    def continued(self, tip: Hinted, now: float) -> None:
+    def judge_hints(self, tip: Hinted, now: float) -> None:
         """Check the hints of ``tip``, which was continued."""
         if tip.counted is not None:
             tip.counted.tips_continued += 1.0
@@ -298,20 +298,20 @@ class HintRecords:
         record = self._records.get(sender)
         return newcomers if record is None else record.return_skill(newcomers)
 
-    def return_trusted(self, sender: Hashable) -> bool:
+    def is_return_trusted(self, sender: Hashable) -> bool:
         """Return whether the return times that the sender hints are applied."""
         return self.return_skill(sender) >= TRUSTED_SKILL
 
-    def over_trusted(self, sender: Hashable) -> bool:
+    def is_over_trusted(self, sender: Hashable) -> bool:
         """Return whether the sender's "over" hints are applied outright."""
         record = self._records.get(sender, _NO_HINTS)
-        return record.over_trusted(self._of_tenant(sender), self._first.over_trusted())
+        return record.is_over_trusted(self._tenant_record(sender), self._first.is_over_trusted())
 
     def over_weight(self, sender: Hashable) -> float:
         """Return the factor on the rank of a leaf hinted over, if not trusted outright."""
-        return self._records.get(sender, _NO_HINTS).over_weight(self._of_tenant(sender))
+        return self._records.get(sender, _NO_HINTS).over_weight(self._tenant_record(sender))
 
-    def _of_tenant(self, sender: Hashable) -> HintRecord:
+    def _tenant_record(self, sender: Hashable) -> HintRecord:
         tenant = sender[0] if isinstance(sender, tuple) else sender
         return self._records.get(tenant, _NO_HINTS)
 
@@ -322,8 +322,8 @@ class HintRecords:
         for sender, record in list(self._records.items()):
             source = sender[1] if isinstance(sender, tuple) else CLIENT
             if record.overs:
-                acts = self.over_trusted(sender) or self.over_weight(sender) < 1.0
+                acts = self.is_over_trusted(sender) or self.over_weight(sender) < 1.0
                 counts["over", source, acts] += 1
             if record.returns:
-                counts["return", source, self.return_trusted(sender)] += 1
+                counts["return", source, self.is_return_trusted(sender)] += 1
         return counts

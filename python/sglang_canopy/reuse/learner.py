@@ -116,7 +116,7 @@ class ReuseModel:
 
     def finish(self, request: Request) -> str:
         """Learn the stop reason, output and hints of a finished request. Return its label."""
-        tip = self.shadow.pending(request)
+        tip = self.shadow.tip_created_by(request)
         if tip is None:
             return request.label or self.categories.overflow.label
         tip.category = self._categorise(tip, request)
@@ -157,20 +157,20 @@ class ReuseModel:
         The gaps are then the clients' think times, independent of response times. Call after
         ``finish``.
         """
-        tip = self.shadow.pending(request)
+        tip = self.shadow.tip_created_by(request)
         if tip is not None and now > tip.born:
             tip.born = now
 
     def request_waits(self, request: Request) -> None:
-        """Learn the return that an arriving request is. Its own sample begins with ``answered``."""
+        """Learn the return that an arriving request is. Its own sample begins with ``learn_answer``."""
         self.arrive(request)
-        tip = self.shadow.pending(request)
+        tip = self.shadow.tip_created_by(request)
         if tip is not None:
             tip.void = True
 
-    def answered(self, request: Request, now: float) -> str:
+    def learn_answer(self, request: Request, now: float) -> str:
         """Learn the answer, at ``now``, to a request that waits (``request_waits``). Return its label."""
-        tip = self.shadow.pending(request)
+        tip = self.shadow.tip_created_by(request)
         if tip is not None:
             tip.void = False
         label = self.finish(request)
@@ -244,7 +244,7 @@ class ReuseModel:
             return
         tip = self._last_tips.get(request.tenant, request.conversation)
         if tip is not None and tip.open:
-            self.hints.continued(tip, request.time)
+            self.hints.judge_hints(tip, request.time)
             tip.counted = tip.counted_over = None
 
     def _sample_junctions(self, request: Request, matched: int, departs: bool) -> None:
@@ -274,7 +274,7 @@ class ReuseModel:
             self._open_junction(request, block, old.turn + 1, old.first, old.last_use)
             departs = departs and block != end
         if departs and not many:
-            self._open_junction(request, end, 2, shadow.born(end, now), [now])
+            self._open_junction(request, end, 2, shadow.birth_time(end, now), [now])
 
     def _open_junction(
         self, request: Request, block: int, uses: int, first: float, last_use: list[float]
@@ -314,7 +314,7 @@ class ReuseModel:
             category = category.current
         category.growth[token_bin(growth)] += 1.0
         category.growth_sum += growth
-        self.hints.continued(tip, request.time)
+        self.hints.judge_hints(tip, request.time)
 
     @staticmethod
     def _remove_sample(tip: Tip) -> None:

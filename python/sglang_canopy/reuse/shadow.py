@@ -136,7 +136,7 @@ class ShadowIndex:
     def junction(self, block: int) -> Tip | None:
         return self._junctions.get(block)
 
-    def born(self, block: int, otherwise: float) -> float:
+    def birth_time(self, block: int, otherwise: float) -> float:
         """Return the time at which ``block`` was first seen, or ``otherwise``."""
         segment = self._owner.get(block)
         return otherwise if segment is None else segment.born
@@ -176,7 +176,7 @@ class ShadowIndex:
             self.close(old)
         return expelled
 
-    def pending(self, request: Request) -> Tip | None:
+    def tip_created_by(self, request: Request) -> Tip | None:
         """Return the open tip that this request created on arrival."""
         full = full_blocks(request.path, request.prompt_tokens, request.block_tokens)
         tip = self._tips.get(request.path[full - 1]) if full else None

@@ -30,7 +30,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.overrides import check_overrides
 from sglang_canopy.storage import weights
 from sglang_canopy.storage.current_store import CurrentStore
-from sglang_canopy.storage.namespace import namespace_of, weights_are_local
+from sglang_canopy.storage.namespace import rank_namespace, weights_are_local
 from sglang_canopy.storage.page_table import PAGES, PageTable
 from sglang_canopy.storage.settings import StorageSettings
 
@@ -136,9 +136,9 @@ class CanopyStorage(HiCacheStorage):
         """Open the store for this pool's pages. Raises ``CanopyError`` for unsupported pools."""
         super().register_mem_pool_host(mem_pool_host)
         self.layout = HostLayout(mem_pool_host)
-        namespace = namespace_of(self.config, mem_pool_host)
+        namespace = rank_namespace(self.config, mem_pool_host)
         if not weights_are_local():
-            weights.WEIGHTS.elsewhere()
+            weights.WEIGHTS.record_remote_load()
         layout = self.layout
         self.current = current = CurrentStore(
             self.settings, namespace, layout.page_bytes, layout.page_tokens, self.pages
@@ -164,7 +164,7 @@ class CanopyStorage(HiCacheStorage):
     def clear(self) -> None:
         """Remove every page of this model from the disk."""
         if self.current is not None:
-            self._guarded(self.current.store.clear, None)
+            self._run_guarded(self.current.store.clear, None)
             self.pages.add_refusal()
 
     # ---- pages ----
@@ -173,10 +173,10 @@ class CanopyStorage(HiCacheStorage):
         self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> int:
         def leading() -> int:
-            current = self._opened()
-            return 0 if current.outdated else current.store.leading(keys)
+            current = self._ready_store()
+            return 0 if current.is_outdated else current.store.count_leading(keys)
 
-        return self._guarded(leading, 0)
+        return self._run_guarded(leading, 0)
 
     def exists(self, key: str) -> bool:
         return self.batch_exists([key]) == 1
@@ -191,8 +191,8 @@ class CanopyStorage(HiCacheStorage):
         views = self.layout.views(host_indices, len(keys))
         prefix_keys = extra_info.prefix_keys if extra_info is not None else None
         prefix_key = prefix_keys[-1] if prefix_keys else None
-        self._guarded(lambda: self._opened().deliver_reports(), None)
-        self._guarded(lambda: self._opened().write(keys, views, prefix_key), None)
+        self._run_guarded(lambda: self._ready_store().deliver_reports(), None)
+        self._run_guarded(lambda: self._ready_store().write(keys, views, prefix_key), None)
         return [True] * len(keys)
 
     def batch_get_v1(
@@ -203,43 +203,43 @@ class CanopyStorage(HiCacheStorage):
     ) -> list[bool]:
         """Read pages into the host pool, up to the first missing page."""
         views = self.layout.views(host_indices, len(keys))
-        return self._guarded(lambda: self._opened().read(keys, views), [False] * len(keys))
+        return self._run_guarded(lambda: self._ready_store().read(keys, views), [False] * len(keys))
 
-    def _by_page(self, *_: Any, **__: Any) -> Any:
+    def _call_by_page(self, *_: Any, **__: Any) -> Any:
         """Stand for SGLang's deprecated calls, page by page, which it does not make to a backend with
         ``interface_v1`` (``HiCacheController.attach_storage_backend``, cache_controller.py)."""
         raise NotImplementedError("pages are passed by batch_get_v1 and batch_set_v1")
 
-    get = batch_get = set = batch_set = _by_page
+    get = batch_get = set = batch_set = _call_by_page
 
     # ---- for Canopy's own parts ----
 
     def status(self) -> dict[str, Any]:
         """Return the disk tier's part of ``/canopy/status``: pages and bytes since the start."""
-        return self._opened().status()
+        return self._ready_store().status()
 
     def held_pages(self) -> dict[str, dict[Any, int]]:
         """Return pages on disk by ``categories``, ``tenants`` and ``groups`` of the TTL table."""
-        return self._opened().store.held_pages()
+        return self._ready_store().store.held_pages()
 
     # ---- regular work ----
 
     def maintain(self) -> None:
         """Replace the store after an update of the weights; retry an unavailable folder."""
-        self._guarded(self._opened().maintain, None)
+        self._run_guarded(self._ready_store().maintain, None)
 
     def sweep(self) -> None:
         """Deliver uses and requests to the store, and remove expired pages."""
-        self._guarded(self._opened().deliver_reports, None)
-        self._guarded(lambda: self._opened().store.sweep(), 0)
+        self._run_guarded(self._ready_store().deliver_reports, None)
+        self._run_guarded(lambda: self._ready_store().store.sweep(), 0)
 
     # ---- helpers ----
 
-    def _opened(self) -> CurrentStore:
+    def _ready_store(self) -> CurrentStore:
         assert self.current is not None, "no host pool was registered"
         return self.current
 
-    def _guarded(self, work: Callable[[], _T], otherwise: _T) -> _T:
+    def _run_guarded(self, work: Callable[[], _T], otherwise: _T) -> _T:
         """Return ``work()``, or ``otherwise`` after an error, which is logged once per kind.
 
         Errors of Canopy must not reach SGLang's threads.

@@ -46,9 +46,9 @@ class CurrentStore:
         self.interval_s = min(settings.sweep_s, RETRY_S)
         self._suspended = False
         self._weights = weights.WEIGHTS.id
-        self.store = self._new()
+        self.store = self._open_store()
         if self.store.unavailable is None:
-            self._log_opened()
+            self._log_open()
         else:
             logger.warning(
                 "Canopy disk tier: %s. It is tried again every %g s, and the server runs without "
@@ -58,17 +58,17 @@ class CurrentStore:
             )
 
     @property
-    def outdated(self) -> bool:
+    def is_outdated(self) -> bool:
         """Whether the KV in memory may be of other weights than the store's pages."""
-        return weights.WEIGHTS.resting() is not None or weights.WEIGHTS.id != self._weights
+        return weights.WEIGHTS.rest_reason() is not None or weights.WEIGHTS.id != self._weights
 
     @property
     def unavailable(self) -> str | None:
         """Reason, for operators, why the tier is unavailable, and the condition that ends it."""
-        resting = weights.WEIGHTS.resting()
-        if resting is not None:
-            return resting
-        if self.outdated:
+        rest_reason = weights.WEIGHTS.rest_reason()
+        if rest_reason is not None:
+            return rest_reason
+        if self.is_outdated:
             return "the weights were updated; the disk tier is about to start again"
         if self.store.unavailable in (None, "closed"):
             return self.store.unavailable
@@ -90,32 +90,32 @@ class CurrentStore:
         """Replace the store after an update of the weights; retry an unavailable folder."""
         if self._suspended:
             return
-        if self.outdated:
-            if weights.WEIGHTS.resting() is None:
+        if self.is_outdated:
+            if weights.WEIGHTS.rest_reason() is None:
                 self._replace()
         elif self.store.unavailable not in (None, "closed") and self.store.open():
             logger.info("Canopy disk tier: available now.")
             self.table.add_refusal()  # pages written to an earlier folder may be lost
-            self._log_opened()
+            self._log_open()
 
     def write(self, keys: Sequence[str], views: Views, prefix_key: str | None) -> None:
         """Write pages. ``prefix_key``: parent of the first page, unless the tree described one."""
-        # NOTE: take the store before checking ``outdated``: a store replaced after the check is closed
+        # NOTE: take the store before checking ``is_outdated``: a store replaced after the check is closed
         # and ignores the write.
         store = self.store
-        if self._suspended or self.outdated:
+        if self._suspended or self.is_outdated:
             return
         first = self.table.parent(keys[0], default=prefix_key)
-        metas = self._described(store, [self.table.description(key) for key in keys], first)
+        metas = self._complete_metadata(store, [self.table.description(key) for key in keys], first)
         stored = store.write(keys, views, metas, [first, *keys[:-1]])
-        self.table.written(keys)
+        self.table.drop_written(keys)
         if not all(stored):
             self.table.add_refusal()
 
     def read(self, keys: Sequence[str], views: Views) -> list[bool]:
         """Read pages, up to the first missing page."""
         store = self.store
-        if self.outdated:
+        if self.is_outdated:
             return [False] * len(keys)
         metas = store.meta(keys)  # before the read, which changes the last access
         ok = store.read(keys, views)
@@ -140,7 +140,7 @@ class CurrentStore:
         finally:
             self._passing_on.release()
 
-    def _described(
+    def _complete_metadata(
         self, store: DiskStore, metas: Sequence[PageMeta | None], parent: str | None
     ) -> list[PageMeta]:
         """Fill in metadata of pages that no tree described: position, and the current time."""
@@ -157,7 +157,7 @@ class CurrentStore:
             offset = meta.offset + meta.length
         return described
 
-    def _new(self, previous: DiskStore | None = None) -> DiskStore:
+    def _open_store(self, previous: DiskStore | None = None) -> DiskStore:
         """Open a store for the current weights, with the policy, TTLs and counters of ``previous``."""
         settings, updated = self.settings, weights.WEIGHTS.id
         return DiskStore(
@@ -176,12 +176,12 @@ class CurrentStore:
         """Discard the pages of the previous weights, and open a store for the current ones."""
         current = weights.WEIGHTS.id
         self.store.discard()
-        replacement = self._new(self.store)
+        replacement = self._open_store(self.store)
         logger.info("Canopy disk tier: the weights were updated, so it starts without pages.")
         self.store = replacement
         self._weights = current  # last, because this releases the store for use
 
-    def _log_opened(self) -> None:
+    def _log_open(self) -> None:
         store = self.store
         logger.info(
             "Canopy disk tier in %s: %d pages of %d bytes on disk, room for %d, policy %s.",

@@ -60,14 +60,14 @@ class DiskLink(DiskTier):
     def attach(self, cache: UnifiedRadixCache) -> None:
         self.attachment.cache = cache
 
-    def request_arrived(self, epoch: float) -> None:
+    def record_arrival(self, epoch: float) -> None:
         """Report uses, at most every ``REPORT_INTERVAL_S``, and detect a new storage backend."""
         backend = self._ours()
         if backend is not None and backend is not self._backend:
-            self.retry.attached()
+            self.retry.start_round()
         self._backend, self.active = backend, backend is not None
         self.attachment.epoch = epoch
-        if self.active and self.retry.request_arrived():
+        if self.active and self.retry.record_arrival():
             if self.suspended:
                 self._try_to_resume()
             elif self.on_available is not None:
@@ -190,7 +190,7 @@ class DiskLink(DiskTier):
 
     def holds(self, page: str) -> bool:
         store = self.store
-        return store is not None and store.leading([page]) == 1
+        return store is not None and store.count_leading([page]) == 1
 
     def before_write(self, node: UnifiedTreeNode) -> None:
         if not self.active or not node.hash_value:
@@ -206,12 +206,12 @@ class DiskLink(DiskTier):
             self.retry.mark_written(node.canopy)
             self._describe(node)
 
-    def node_used(self, node: UnifiedTreeNode) -> None:
+    def record_node_use(self, node: UnifiedTreeNode) -> None:
         """Report that a finished request used ``node``, so that the disk copy's metadata is current."""
         leaf = node.canopy
         if not node.hash_value:
             return
-        self.retry.node_used(node, self._ours())
+        self.retry.record_node_use(node, self._ours())
         if self.tree.clock.now - leaf.reported_at >= REPORT_INTERVAL_S:
             self._report(node)
             if leaf.hits > 1:
@@ -219,7 +219,7 @@ class DiskLink(DiskTier):
         # Report later: the node was reported just now, or is new and may not be written yet.
         self._unreported[node] = None
 
-    def request_finished(self, request: LiveRequest) -> None:
+    def record_finish(self, request: LiveRequest) -> None:
         """Pass a finished request to the disk tier's policy."""
         if self.active and self.tree.live.disk_learns:
             blocks = request.prompt_tokens // request.block_tokens
@@ -231,7 +231,7 @@ class DiskLink(DiskTier):
         """Restore the metadata of the node created for these pages; split it between differing runs."""
         if not self.active:
             return
-        metas = self._agreed(PAGES.take_read(hashes))
+        metas = self._agree_on(PAGES.take_read(hashes))
         if node_id is None:
             return
         tree, node = self.tree, self.tree.node_by_id(node_id)
@@ -270,7 +270,7 @@ class DiskLink(DiskTier):
             restore(leaf, meta, self.tree.clock.now, self.attachment.epoch)
         self.retry.mark_read(leaf)
 
-    def _agreed(self, metas: list[PageMeta | None]) -> list[PageMeta | None]:
+    def _agree_on(self, metas: list[PageMeta | None]) -> list[PageMeta | None]:
         """Return the records that all ranks use (the first rank's), and count disagreements.
 
         With pipeline parallelism no records are used: stages handle one read at different times and

@@ -65,7 +65,7 @@ class DiskRetry:
         self._credit_bytes = 10.0 * RENEW_BYTES_S
         self._credited_at = 0.0
 
-    def attached(self) -> None:
+    def start_round(self) -> None:
         """Start a round for a new storage, to which no node has been offered."""
         self.round += 1
         self._attached_in_round = self.round
@@ -85,7 +85,7 @@ class DiskRetry:
         leaf.on_disk, leaf.disk_round = True, self.round
         leaf.disk_written_at = float("-inf")
 
-    def node_used(self, node: UnifiedTreeNode, backend: Any) -> None:
+    def record_node_use(self, node: UnifiedTreeNode, backend: Any) -> None:
         """Queue ``node``, used by a finished request, if its pages need a rewrite on ``backend``."""
         if len(self._waiting) >= MAX_WAITING:
             return
@@ -94,7 +94,7 @@ class DiskRetry:
         elif self._needs_renewal(node, backend):
             self._waiting[node] = True
 
-    def request_arrived(self) -> bool:
+    def record_arrival(self) -> bool:
         """Write some of the waiting nodes. Return whether the ranks agree again now on the storage."""
         now = self.tree.clock.now
         due = now - self._round_began_at >= ROUND_S
@@ -118,7 +118,7 @@ class DiskRetry:
         assert cache is not None
         above: list[UnifiedTreeNode] = []
         node = node.parent
-        while node is not self.tree.root_node and not self._offered(node.canopy):
+        while node is not self.tree.root_node and not self._was_offered(node.canopy):
             above.append(node)
             node = node.parent
         for node in reversed(above):
@@ -129,7 +129,7 @@ class DiskRetry:
     def clear(self) -> None:
         self._waiting.clear()
 
-    def _offered(self, leaf: NodeLeaf) -> bool:
+    def _was_offered(self, leaf: NodeLeaf) -> bool:
         """Whether these pages were written to or read from the current storage."""
         return leaf.on_disk and leaf.disk_round >= self._attached_in_round
 
@@ -163,19 +163,19 @@ class DiskRetry:
             set_offsets(node)
         live.sort(key=lambda node: node.canopy.offset)
         token_bytes = cache.cache_controller.mem_pool_host.size_per_token
-        pages, done = 0, 0
+        pages, count = 0, 0
         for node in live:
             pages += len(node.hash_value)
-            if (done and pages > MAX_PAGES_A_REQUEST) or len(cache.ongoing_backup) >= MAX_WRITES:
+            if (count and pages > MAX_PAGES_A_REQUEST) or len(cache.ongoing_backup) >= MAX_WRITES:
                 break
-            done += 1
+            count += 1
             if self._waiting[node]:
                 if self._credit_bytes <= 0:
                     continue  # retry at the next use
                 self._credit_bytes -= len(node.key) * token_bytes
                 PAGES.mark_rewrite(node.hash_value)
             self._write(node)
-        self._waiting = {node: self._waiting[node] for node in live[done:]}
+        self._waiting = {node: self._waiting[node] for node in live[count:]}
 
     def _write(self, node: UnifiedTreeNode) -> None:
         """Write the host copy of ``node``; if it is evicted, make one first."""

@@ -77,28 +77,28 @@ class Drain:
         nodes = deque(self._absent())
         absent = [node.hash_value for node in nodes]
         self._lock_host(nodes)
-        allowed = 0
+        allowed_pages = 0
         while nodes:
             node = nodes.popleft()
             is_in_memory = self.tree.contains(node) and (not node.evicted or node.backuped)
             if not true_on_all(self.cache, is_in_memory):
                 continue  # evicted from some rank's host to make room
-            wanted = len(node.hash_value)
-            if allowed < wanted:
-                allowed = self._pages_in_time(max(wanted, BATCH_PAGES))
-            if not allowed:
+            node_pages = len(node.hash_value)
+            if allowed_pages < node_pages:
+                allowed_pages = self._pages_in_time(max(node_pages, BATCH_PAGES))
+            if not allowed_pages:
                 break
-            if allowed < wanted:
+            if allowed_pages < node_pages:
                 nodes.appendleft(node)
-                node = self._head(node, allowed)
-            allowed -= len(node.hash_value)
+                node = self._head(node, allowed_pages)
+            allowed_pages -= len(node.hash_value)
             self._write(node)
         while self._may_wait():
             self._wait()
         for node_id in list(self._locked):
             self._unlock(node_id)
         drained.pages = self.store.counters.written - before
-        drained.lost_pages = sum(len(pages) - self.store.leading(pages) for pages in absent)
+        drained.lost_pages = sum(len(pages) - self.store.count_leading(pages) for pages in absent)
         drained.seconds = self._monotonic() - self._began
         return drained
 
@@ -111,37 +111,37 @@ class Drain:
         for node in nodes:  # grows by the children
             nodes += reversed(node.children.values())
         nodes = [n for n in nodes if n.hash_value and not is_documents_key(n.key.extra_key)]
-        whole = [self.store.leading(n.hash_value) == len(n.hash_value) for n in nodes]
+        whole = [self.store.count_leading(n.hash_value) == len(n.hash_value) for n in nodes]
         return [
             node for node, is_whole in zip(nodes, least_of_ranks(self.cache, whole)) if not is_whole
         ]
 
-    def _pages_in_time(self, wanted: int) -> int:
-        """Return the number of pages, up to ``wanted``, that every rank can write in time.
+    def _pages_in_time(self, most_pages: int) -> int:
+        """Return the number of pages, up to ``most_pages``, that every rank can write in time.
 
         At most an eighth of the host tier. Waits while enough pages are being written.
         """
-        wanted = min(wanted, max(1, self._host_pages // 8))
+        most_pages = min(most_pages, max(1, self._host_pages // 8))
         while True:
             self.cache.check_hicache_events()
-            pages = least_of_ranks(self.cache, [self._own_pages_in_time(wanted)])[0]
+            pages = least_of_ranks(self.cache, [self._own_pages_in_time(most_pages)])[0]
             if pages != _WAIT:
                 return pages
             time.sleep(_WAIT_S)
 
-    def _own_pages_in_time(self, wanted: int) -> int:
+    def _own_pages_in_time(self, most_pages: int) -> int:
         left_s = self._time_left_s()
         if left_s <= 0:
             return 0
         pending = sum(self._pages_of.get(n, 0) for n, _ in self.cache.ongoing_backup.values())
-        done = self._passed_on - pending
-        if not done:
-            first = max(1, FIRST_BYTES // self._page_bytes)
-            return min(wanted, first) if pending < first else _WAIT
-        pages_s = done / (self._monotonic() - self._began)
+        written_pages = self._passed_on - pending
+        if not written_pages:
+            first_pages = max(1, FIRST_BYTES // self._page_bytes)
+            return min(most_pages, first_pages) if pending < first_pages else _WAIT
+        pages_s = written_pages / (self._monotonic() - self._began)
         if pending > pages_s:  # more than a second's work
             return _WAIT
-        return min(wanted, max(0, int(SAFETY * pages_s * left_s) - pending))
+        return min(most_pages, max(0, int(SAFETY * pages_s * left_s) - pending))
 
     def _write(self, node: UnifiedTreeNode) -> None:
         """Start to write ``node``, unless the host has no room for its copy."""

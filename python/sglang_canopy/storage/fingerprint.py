@@ -45,23 +45,23 @@ def local_files(name: str, revision: str | None = None, *caches: str | None) -> 
     raise NotFound("it is neither a path nor a hub snapshot on this machine")
 
 
-def sampled(path: Path) -> str:
+def model_digest(path: Path) -> str:
     """Return a digest of the names, sizes and sampled bytes of the model's files.
 
     A copy elsewhere has the same digest. Raises ``NotFound`` if there are no weights.
     """
     if not any(file.suffix in _WEIGHTS for file in _files(path)):
         raise NotFound(f"there are no weights ({', '.join(_WEIGHTS)}) in {path}")
-    return _sampled(path, _files(path))
+    return _digest_of_samples(path, _files(path))
 
 
-def sampled_files(path: Path) -> str:
+def path_digest(path: Path) -> str:
     """Return the same digest for a file, or for all files of a folder, of any kind."""
-    every = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
-    return _sampled(path, every)
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    return _digest_of_samples(path, files)
 
 
-def _sampled(path: Path, files: Iterable[Path]) -> str:
+def _digest_of_samples(path: Path, files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
     for file in files:
         size = file.stat().st_size

@@ -76,23 +76,23 @@ class CanopyMooncakeStore(MooncakeStore):
         self, keys: list[str], host_indices: torch.Tensor, extra_info: Any = None
     ) -> list[bool]:
         _drop_uses()
-        now, done = time.time(), []
+        now, stored_flags = time.time(), []
         pins = [math.ceil(1000 * pin_s(PAGES.description(key), self.ttl, now)) for key in keys]
         indices = host_indices.reshape(len(keys), -1)
         start = 0
         for (self._pin_ms, rewrite), run in itertools.groupby(zip(pins, PAGES.take_rewrites(keys))):
             stop = start + len(list(run))
-            part, places = keys[start:stop], indices[start:stop].reshape(-1)
+            run_keys, slots = keys[start:stop], indices[start:stop].reshape(-1)
             if rewrite and self._pin_ms:
-                done += self._rewrite(part, places)
+                stored_flags += self._rewrite(run_keys, slots)
             else:
-                done += super().batch_set_v1(part, places, extra_info)
+                stored_flags += super().batch_set_v1(run_keys, slots, extra_info)
             start = stop
         self._pin_ms = 0
-        PAGES.written([key for key, stored in zip(keys, done) if stored])
-        if not all(done):
+        PAGES.drop_written([key for key, stored in zip(keys, stored_flags) if stored])
+        if not all(stored_flags):
             PAGES.add_refusal()
-        return done
+        return stored_flags
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
         _drop_uses()
@@ -106,7 +106,7 @@ class CanopyMooncakeStore(MooncakeStore):
         """Put pages that may exist, to start a new pin; SGLang's own put skips existing pages."""
         tagged = self._tag_keys(keys)
         names, pointers, sizes = self._batch_preprocess(tagged, places)
-        config = self._pinned()
+        config = self._pin_configuration()
         if config is None or self._uses_multi_buffer(pointers):
             return [True] * len(keys)  # Mooncake has no upsert for pages in several buffers
         if self._can_use_group_semantics():
@@ -124,7 +124,7 @@ class CanopyMooncakeStore(MooncakeStore):
         session_ids: list[str] | None = None,
     ) -> list[int]:
         objects = (key_strs, buffer_ptrs, buffer_sizes)
-        config = self._pinned() if self._pin_ms else None
+        config = self._pin_configuration() if self._pin_ms else None
         if config is None:
             return super()._put_batch_zero_copy_impl(*objects, group_ids, session_ids)
         if group_ids is not None:
@@ -151,7 +151,7 @@ class CanopyMooncakeStore(MooncakeStore):
                 sorted({r for r in results if r}),
             )
 
-    def _pinned(self) -> Any:
+    def _pin_configuration(self) -> Any:
         """Return a configuration with a pin of ``_pin_ms``, or ``None`` if Mooncake has no pins."""
         if not self._replicate_config_cls:
             return None

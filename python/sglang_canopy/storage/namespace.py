@@ -23,7 +23,13 @@ from sglang.srt.runtime_context import get_context, get_parallel, get_server_arg
 from sglang_canopy import releases
 from sglang_canopy.disk.folder import RANK
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.storage.fingerprint import NotFound, local_files, sampled, sampled_files, whole
+from sglang_canopy.storage.fingerprint import (
+    NotFound,
+    local_files,
+    model_digest,
+    path_digest,
+    whole,
+)
 from sglang_canopy.storage.server_arguments import LEAVES_KV
 from sglang_canopy.storage.weights import adapter_id
 
@@ -35,7 +41,7 @@ _ELSEWHERE = ("remote", "remote_instance", "rdma", "ipc_cache", "private")
 _NOT_OF_THE_MODEL = ("_name_or_path", "transformers_version", "_commit_hash")
 
 
-def namespace_of(config: HiCacheStorageConfig, pool: Any) -> str:
+def rank_namespace(config: HiCacheStorageConfig, pool: Any) -> str:
     """Return the namespace of one rank's pages, for the initial weights (updates: ``weights.py``).
 
     Raises ``CanopyError`` if the model or an adapter cannot be identified.
@@ -115,12 +121,12 @@ def _arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     facts = {name: value for name, value in arguments.items() if name not in LEAVES_KV}
     for name, value in facts.items():
         if name.endswith(_NAMES_FILES) and isinstance(value, str) and Path(value).exists():
-            facts[name] = sampled_files(Path(value))
+            facts[name] = path_digest(Path(value))
     return facts
 
 
 def _weights(path: Path, load_format: str) -> str:
-    return "dummy" if load_format == "dummy" else sampled(path)
+    return "dummy" if load_format == "dummy" else model_digest(path)
 
 
 def _effective(server: Any, path: Path) -> dict[str, Any]:
@@ -149,12 +155,12 @@ def _plain(value: Any) -> Any:
 def _adapters() -> str | None:
     """Return a digest of the adapters of ``--lora-paths`` whose ids do not depend on content."""
     try:
-        named = get_context().resolved_server_args_dict()["lora_paths"] or ()
+        adapters = get_context().resolved_server_args_dict()["lora_paths"] or ()
     except ValueError:
         return None
     by_name = inspect.unwrap(LoRARef.deterministic_id)
     digests = {}
-    for adapter in named:
+    for adapter in adapters:
         if isinstance(adapter, str):  # not resolved by SGLang (tests)
             continue
         identity, name, path = (adapter[f"lora_{key}"] for key in ("id", "name", "path"))

@@ -24,7 +24,7 @@ _CLOCK = list(FIELDS).index("last_access") - 2
 """Position in ``path_fields`` of the one field that may differ: a rank's clock records it."""
 
 Metas = Sequence[PageMeta | None]
-Run = tuple[int, PageMeta | None]
+PageRun = tuple[int, PageMeta | None]
 """Number of consecutive pages with equal metadata, and the metadata."""
 
 
@@ -66,9 +66,9 @@ def frozen_copy(request: LiveRequest, blocks: int, epoch: float) -> Request:
     )
 
 
-def runs_of(metas: Metas) -> list[Run]:
+def runs_of(metas: Metas) -> list[PageRun]:
     """Group ``metas`` into at most ``MAX_RUNS`` runs of equal records."""
-    runs: list[Run] = []
+    runs: list[PageRun] = []
     previous: Any = ()
     for meta in metas:
         fields = None if meta is None else path_fields(meta)
@@ -91,7 +91,7 @@ def first_ranks(metas: Metas, cache: Any) -> tuple[list[PageMeta | None], bool]:
     return [meta for pages, meta in runs for _ in range(pages)], agreed
 
 
-def _without_clock(runs: Sequence[Run]) -> list[tuple[Any, ...] | None]:
+def _without_clock(runs: Sequence[PageRun]) -> list[tuple[Any, ...] | None]:
     """Return each page's record without the time of its last use."""
     records: list[tuple[Any, ...] | None] = []
     for pages, meta in runs:

@@ -31,17 +31,17 @@ def check_page(pool: Any) -> None:
         before = _pattern(pool.get_data_page(index))
         pool.set_from_flat_data_page(index, before)
         with tempfile.TemporaryDirectory() as folder:
-            done = _to_disk_and_back(pool, slots, Path(folder))
-        if done and not torch.equal(_bytes(pool.get_data_page(index)), _bytes(before)):
+            was_read = _to_disk_and_back(pool, slots, Path(folder))
+        if was_read and not torch.equal(_as_bytes(pool.get_data_page(index)), _as_bytes(before)):
             raise CanopyError(
                 "a page of this SGLang's host pool read back from disk differs from the page written; "
                 "install a tested SGLang (docs/guide/serving.md), or serve without a disk tier"
             )
     except (NotImplementedError, OSError):  # a pool without single pages, no temporary folder
-        done = False
+        was_read = False
     finally:
         pool.free(slots)
-    if not done:
+    if not was_read:
         logger.info("canopy: no page was written and read back at start")
 
 
@@ -65,5 +65,5 @@ def _pattern(page: torch.Tensor) -> torch.Tensor:
     return numbers.to(torch.uint8).view(page.dtype).reshape(page.shape)
 
 
-def _bytes(page: torch.Tensor) -> torch.Tensor:
+def _as_bytes(page: torch.Tensor) -> torch.Tensor:
     return page.contiguous().view(torch.uint8)

@@ -113,7 +113,7 @@ class PageTable:
             described = self._descriptions.entries.get(key)
             return default if described is None else described.parent
 
-    def written(self, keys: Sequence[str]) -> None:
+    def drop_written(self, keys: Sequence[str]) -> None:
         """Drop the descriptions of pages that were stored."""
         with self._lock:
             for key in keys:

@@ -17,6 +17,6 @@ LEAVES_KV = frozenset(_REVIEWED["leaves_kv"])
 CHANGES_KV = frozenset(_REVIEWED["changes_kv"])
 
 
-def unreviewed(names: set[str]) -> set[str]:
+def unreviewed_arguments(names: set[str]) -> set[str]:
     """Return the SGLang arguments among ``names`` that are in neither list."""
     return names - LEAVES_KV - CHANGES_KV

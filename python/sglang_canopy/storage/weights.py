@@ -35,37 +35,37 @@ class Weights:
         self._in_session = False
         self._loads = 0
 
-    def resting(self) -> str | None:
+    def rest_reason(self) -> str | None:
         """Return the reason why pages may not be read or written now, or ``None``."""
         if self._in_session:
             return _SESSION
         return _RESTS if self._stale else None
 
-    def changed(self) -> None:
+    def record_load(self) -> None:
         """Record a load of weights."""
         self._stale = True
         self._loads += 1
         self.id = uuid.uuid4().hex
 
-    def elsewhere(self) -> None:
+    def record_remote_load(self) -> None:
         """Record that the initial weights come from another process or machine.
 
         They cannot be identified, so their pages use a namespace that no later start reuses.
         """
         self.id = self.id or uuid.uuid4().hex
 
-    def flushed(self) -> None:
+    def record_flush(self) -> None:
         """Record a flush: the tree and the host tier have no KV of earlier weights."""
         self._stale = False
 
-    def session_begins(self) -> None:
+    def begin_session(self) -> None:
         self._in_session = True
         self._loads = 0
 
-    def session_ends(self) -> None:
+    def end_session(self) -> None:
         """End a session. If it had no load, a peer wrote unknown weights."""
         if self._in_session and not self._loads:
-            self.changed()
+            self.record_load()
         self._in_session = False
 
 
@@ -92,29 +92,29 @@ def adapter_id(original: Callable[[str, str], str], lora_name: str, lora_path: s
 # ---- hooks ----
 
 
-def _loaded(_manager: Any, _recv_req: Any, *_: Any) -> None:
-    WEIGHTS.changed()
+def _record_load(_manager: Any, _recv_req: Any, *_: Any) -> None:
+    WEIGHTS.record_load()
 
 
-def _ended(result: Any, _manager: Any, _recv_req: Any, *_: Any) -> None:
+def _record_failed_load(result: Any, _manager: Any, _recv_req: Any, *_: Any) -> None:
     if not result.success:
-        WEIGHTS.changed()  # some weights may be loaded
+        WEIGHTS.record_load()  # some weights may be loaded
 
 
-def _session_begun(result: Any, *_: Any) -> None:
+def _begin_session(result: Any, *_: Any) -> None:
     if not result.success:
         return
-    WEIGHTS.session_begins()
+    WEIGHTS.begin_session()
 
 
-def _session_ended(result: Any, *_: Any) -> None:
+def _end_session(result: Any, *_: Any) -> None:
     if result.success:
-        WEIGHTS.session_ends()
+        WEIGHTS.end_session()
 
 
-def _flushed(success: bool, *_: Any, **__: Any) -> None:
+def _record_flush(success: bool, *_: Any, **__: Any) -> None:
     if success:
-        WEIGHTS.flushed()
+        WEIGHTS.record_flush()
 
 
 _SRT = "sglang.srt."
@@ -127,15 +127,15 @@ HOOKS: tuple[tuple[str, str, Callable[..., Any], tuple[str, ...]], ...] = (
         adapter_id,
         ("lora_name", "lora_path"),
     ),
-    (_MANAGER + "update_weights_from_disk", "before", _loaded, _UPDATE),
-    (_MANAGER + "update_weights_from_disk", "after", _ended, _UPDATE),
-    (_MANAGER + "update_weights_from_distributed", "before", _loaded, _UPDATE),
-    (_MANAGER + "update_weights_from_distributed", "after", _ended, _UPDATE),
-    (_MANAGER + "update_weights_from_tensor", "before", _loaded, _UPDATE),
-    (_MANAGER + "update_weights_from_tensor", "after", _ended, _UPDATE),
-    (_MANAGER + "update_weights_from_ipc", "before", _loaded, _UPDATE),
-    (_MANAGER + "update_weights_from_ipc", "after", _ended, _UPDATE),
-    (_MANAGER + "begin_weight_update", "after", _session_begun, _UPDATE),
-    (_MANAGER + "end_weight_update", "after", _session_ended, _UPDATE),
-    (_SRT + "managers.scheduler.Scheduler.flush_cache", "after", _flushed, ("self",)),
+    (_MANAGER + "update_weights_from_disk", "before", _record_load, _UPDATE),
+    (_MANAGER + "update_weights_from_disk", "after", _record_failed_load, _UPDATE),
+    (_MANAGER + "update_weights_from_distributed", "before", _record_load, _UPDATE),
+    (_MANAGER + "update_weights_from_distributed", "after", _record_failed_load, _UPDATE),
+    (_MANAGER + "update_weights_from_tensor", "before", _record_load, _UPDATE),
+    (_MANAGER + "update_weights_from_tensor", "after", _record_failed_load, _UPDATE),
+    (_MANAGER + "update_weights_from_ipc", "before", _record_load, _UPDATE),
+    (_MANAGER + "update_weights_from_ipc", "after", _record_failed_load, _UPDATE),
+    (_MANAGER + "begin_weight_update", "after", _begin_session, _UPDATE),
+    (_MANAGER + "end_weight_update", "after", _end_session, _UPDATE),
+    (_SRT + "managers.scheduler.Scheduler.flush_cache", "after", _record_flush, ("self",)),
 )

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sglang_canopy.admission.agents import SWIFT_S
-from sglang_canopy.whatif.total import in_words as meter_in_words
+from sglang_canopy.whatif.total import describe_total
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ _MOST = 0.8
 """Share of the evicted tokens that the advised memory would hit, if any size does."""
 
 
-def in_words(
+def describe_auto(
     status: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], tool_parser: str | None = None
 ) -> str:
     """Return the line. ``status``: from ``Status``. ``parts``: as in ``config.server_options.AutoPart``.
@@ -38,8 +38,8 @@ def _policy(status: Mapping[str, Any]) -> str:
         return f"policy {status['running']}"
     floor = meter["floor"]
     if floor is None or not floor["behind"]:
-        return meter_in_words(meter)
-    return f"{meter_in_words(meter)}, instead of {floor['policy']}, which is behind it"
+        return describe_total(meter)
+    return f"{describe_total(meter)}, instead of {floor['policy']}, which is behind it"
 
 
 def _order(status: Mapping[str, Any], off: Mapping[str, str]) -> str:
@@ -97,7 +97,7 @@ class AutoLine:
 
     def add_to(self, status: dict[str, Any], now: float) -> None:
         """Add the line and the parts to ``status``. ``now``: seconds on a monotonic clock."""
-        status["auto"] = in_words(status, self._parts, self._tool_parser)
+        status["auto"] = describe_auto(status, self._parts, self._tool_parser)
         status["auto_parts"] = list(self._parts)
         if now >= self._next:
             self._next = now + EVERY_S

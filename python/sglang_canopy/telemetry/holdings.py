@@ -35,15 +35,15 @@ class Holdings:
 
     def largest_tenants(self) -> list[tuple[str | None, dict[str, int]]]:
         """Return the ``MAX_TENANTS`` tenants with most tokens on all tiers, by tier."""
-        return [(tenant, self._by_tier(tokens)) for tenant, tokens in self._tenant]
+        return [(tenant, self._tier_tokens(tokens)) for tenant, tokens in self._tenant]
 
-    def of_category(self, category: str) -> dict[str, int]:
+    def category_tokens(self, category: str) -> dict[str, int]:
         """Return the tokens on each tier of ``category``, or of the row in which it is counted."""
-        return self._by_tier(self._category.get(category))
+        return self._tier_tokens(self._category.get(category))
 
-    def of_group(self, tier: int, group: int) -> dict[str, int]:
+    def group_tokens(self, tier: int, group: int) -> dict[str, int]:
         """Return a group's tokens on each tier; on disk only for the disk's groups."""
-        tokens_by_tier = self._by_tier(self._group.get((tier, group)))
+        tokens_by_tier = self._tier_tokens(self._group.get((tier, group)))
         if tier != DISK:
             tokens_by_tier.pop(TIERS[DISK], None)
         return tokens_by_tier
@@ -89,7 +89,7 @@ class Holdings:
         self._tenant = heapq.nlargest(MAX_TENANTS, tenant.items(), key=lambda row: sum(row[1]))
         self.spent_s = time.thread_time() - begin
 
-    def _by_tier(self, tokens: list[int] | None) -> dict[str, int]:
+    def _tier_tokens(self, tokens: list[int] | None) -> dict[str, int]:
         counted = TIERS if self._pages_on_disk() is not None else TIERS[:DISK]
         return dict(zip(counted, tokens or (0, 0, 0)))
 

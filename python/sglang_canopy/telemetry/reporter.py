@@ -148,11 +148,11 @@ def _metrics(rank: int, enabled: bool) -> Metrics | None:
     return Metrics(rank, get_observability().extra_metric_labels) if enabled else None
 
 
-def answer(name: str, what: Any) -> None:
+def answer(name: str, value: Any) -> None:
     """Write an answer for the HTTP process, on the first tensor-parallel rank only."""
     rank, peer = rank_and_peer()
     if not peer:
-        status_file.write(rank, what, kind=status_file.ANSWER + name)
+        status_file.write(rank, value, kind=status_file.ANSWER + name)
 
 
 def rank_and_peer() -> tuple[int, str]:

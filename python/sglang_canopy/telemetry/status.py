@@ -58,7 +58,7 @@ class Status:
             self.holdings.count(pause)
             # The walk takes at most half a percent of the time.
             self._next_walk = now + max(POINT_S, 200 * self.holdings.spent_s)
-        last_minute = self.minutes.last(MINUTE_S)
+        last_minute = self.minutes.over_last(MINUTE_S)
         disk = self._disk()
         keep = self.cache.tree_core.protected.keeps.stats()
         if self._used_since is None and len(self.cache.tree_core._node_arena) > 1:
@@ -79,7 +79,7 @@ class Status:
             "prompt_tokens": prompts,
             "refused_requests": dict(zip(REFUSALS, self.counters.refused)),
             "prompt_tokens_last_minute": last_minute["prompt_tokens"],
-            "hour": [*self.hour.points(), *self.hour.running()],
+            "hour": [*self.hour.points(), *self.hour.differences()],
             "tenants": self._tenants(),
             "curves": self._curves(),
             "tiers": self._tiers(rows, hits, last_minute["hit_tokens"], disk),
@@ -172,11 +172,11 @@ class Status:
             if table is None:
                 continue
             for i, group in enumerate(table.groups[:MAX_GROUPS]):
-                held_tokens = self.holdings.of_group(tier, i)
+                held_tokens = self.holdings.group_tokens(tier, i)
                 yield _group(tier, str(i), group.name, group.ttl_s, held_tokens)
             for category, ttl_s in list(table.categories.items())[:MAX_GROUPS]:
                 yield _group(tier, f"category {category}", category, ttl_s)
-            held_tokens = self.holdings.of_group(tier, RESIDUAL)
+            held_tokens = self.holdings.group_tokens(tier, RESIDUAL)
             yield _group(tier, "residual", "every other prefix", table.residual_ttl_s, held_tokens)
 
     def _policies(self, disk: dict[str, Any] | None) -> dict[str, str]:
@@ -258,7 +258,7 @@ class Status:
             "miss_tokens": row.misses,
             "hit_tokens": {name: row.tiers[i].hits for i, name in enumerate(TIERS)},
             "evicted_tokens": {name: sum(row.tiers[i].evicted) for i, name in enumerate(TIERS)},
-            "held_tokens": self.holdings.of_category(row.category),
+            "held_tokens": self.holdings.category_tokens(row.category),
         }
 
 

@@ -183,40 +183,40 @@ def _group(i: int, data: Any) -> Group:
     return Group(root, _ttl(f"group {i}: ttl_s", data["ttl_s"]), data.get("name", ""))
 
 
-def _check_keys(what: str, data: Any, allowed: tuple[str, ...]) -> None:
+def _check_keys(place: str, data: Any, allowed: tuple[str, ...]) -> None:
     if not isinstance(data, Mapping):
-        raise CanopyError(f"{what} must be a JSON object, got {data!r:.60}")
+        raise CanopyError(f"{place} must be a JSON object, got {data!r:.60}")
     for key in data:
         if key not in allowed:
             raise CanopyError(
-                f"{what}: unknown key {key!r:.60}; allowed keys: {', '.join(allowed)}"
+                f"{place}: unknown key {key!r:.60}; allowed keys: {', '.join(allowed)}"
             )
 
 
-def _ttl(what: str, value: Any) -> float:
+def _ttl(place: str, value: Any) -> float:
     if value is None:
         return math.inf
-    _check_ttl(what, value)
+    _check_ttl(place, value)
     return float(value)
 
 
-def _check(ok: bool, what: str, value: Any, allowed: str) -> None:
+def _check(ok: bool, key: str, value: Any, allowed: str) -> None:
     if not ok:
-        raise CanopyError(f"TTL table: {what} must be {allowed}, got {value!r:.60}")
+        raise CanopyError(f"TTL table: {key} must be {allowed}, got {value!r:.60}")
 
 
-def _check_number(what: str, entries: Sized, limit: int) -> None:
-    _check(len(entries) <= limit, f"number of {what}", len(entries), f"at most {limit}")
+def _check_number(key: str, entries: Sized, limit: int) -> None:
+    _check(len(entries) <= limit, f"number of {key}", len(entries), f"at most {limit}")
 
 
-def _check_ttl(what: str, value: Any) -> None:
+def _check_ttl(key: str, value: Any) -> None:
     ok = isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
-    _check(ok, what, value, "seconds, 0 or more (null in JSON: no expiry)")
+    _check(ok, key, value, "seconds, 0 or more (null in JSON: no expiry)")
 
 
-def _check_name(what: str, value: Any, *, empty: bool) -> None:
+def _check_name(key: str, value: Any, *, empty: bool) -> None:
     ok = isinstance(value, str) and len(value) <= MAX_NAME and bool(value or empty)
-    _check(ok, what, value, f"a string of {'0' if empty else '1'} to {MAX_NAME} characters")
+    _check(ok, key, value, f"a string of {'0' if empty else '1'} to {MAX_NAME} characters")
 
 
 def _finite(ttl_s: float) -> float | None:

@@ -14,7 +14,7 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
-from sglang_canopy.whatif.sampled_caches import MULTIPLIER, Sample
+from sglang_canopy.whatif.sampled_caches import MULTIPLIER, ShadowResult
 
 GROUPS = 32  # the upper five bits of ``block_number``, inlined for prompts of many blocks
 _MISSED = object()
@@ -50,7 +50,7 @@ class HitRatioEstimator:
         self._served_missed += weight * missed
 
     def sample(
-        self, sample: Sample, control: int, served: int, block_tokens: int, one_in: int
+        self, sample: ShadowResult, control: int, served: int, block_tokens: int, one_in: int
     ) -> None:
         """Add the shadow caches' hits on the last request.
 

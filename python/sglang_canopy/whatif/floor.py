@@ -24,10 +24,10 @@ CREDIT = 2.0
 class Floor:
     """Compare one policy with LRU for a cache of ``capacity_tokens``."""
 
-    __slots__ = ("_balance", "_credit", "_slack", "behind", "falls")
+    __slots__ = ("_balance", "_credit", "_slack", "falls", "is_behind")
 
     def __init__(self, capacity_tokens: int) -> None:
-        self.behind = False
+        self.is_behind = False
         """True while LRU ranks instead of the policy."""
         self.falls = 0
         self._slack = SLACK * capacity_tokens
@@ -41,7 +41,7 @@ class Floor:
         """
         balance = self._balance + policy - lru
         tolerated = (SHARE + doubt) * prompt_tokens
-        if self.behind:
+        if self.is_behind:
             if balance > -self._slack:
                 balance = max(balance - tolerated, -self._slack)
             self._balance = max(balance, -self._credit)
@@ -56,5 +56,5 @@ class Floor:
             self._switch(behind=True)
 
     def _switch(self, behind: bool) -> None:
-        self.behind = behind
+        self.is_behind = behind
         self._balance = 0.0

@@ -22,8 +22,8 @@ from sglang_canopy.whatif.sampled_caches import (
     MIN_BLOCKS,
     CacheSpec,
     Origins,
-    Sample,
     SampledCaches,
+    ShadowResult,
     as_sampled,
     covered_tokens,
 )
@@ -52,7 +52,7 @@ _LRU_NOW = ShadowArm(LRU, NOW)
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class TierTokens:
     """Memory tiers, in tokens."""
 
     device_tokens: int
@@ -98,7 +98,7 @@ class Meter:
     ``running``: name of the policy that ranks the device; SGLang's own names are allowed.
     """
 
-    def __init__(self, setup: MeterSetup, memory: Memory, running: str) -> None:
+    def __init__(self, setup: MeterSetup, memory: TierTokens, running: str) -> None:
         self.setup = setup
         self.memory = memory
         self.spent_s = 0.0
@@ -124,12 +124,12 @@ class Meter:
         self._sampled_since_exchange = 0
 
     @property
-    def behind(self) -> bool:
+    def is_behind(self) -> bool:
         """Whether the policy is behind LRU, so that LRU should rank."""
-        return self._floor is not None and self._floor.behind
+        return self._floor is not None and self._floor.is_behind
 
     @property
-    def undecided(self) -> str | None:
+    def undecided_reason(self) -> str | None:
         """Reason why the estimates are not usable yet, or ``None``."""
         if any(arm.capacity == NOW for arm in self._too_small()):
             return (
@@ -151,7 +151,7 @@ class Meter:
         text = f"too few requests: {self._sampled_since_exchange} of {MIN_REQUESTS}"
         return f"{text} ({', '.join(notes)})" if notes else text
 
-    def ended(self, request: Request, hit_tokens: int) -> None:
+    def record_request(self, request: Request, hit_tokens: int) -> None:
         """Record a finished request; ``hit_tokens``: prompt tokens hit on device or host."""
         self._finished_requests += 1
         if self._finished_requests % TIMED:
@@ -176,22 +176,24 @@ class Meter:
             self.uncounted[UNSAMPLED if request.path else TOO_SHORT] += 1
             return
         self._sampled_since_exchange += 1
-        served = len(caches.sampled(request.path[: hit_tokens // tokens]))
+        served = len(caches.sampled_blocks(request.path[: hit_tokens // tokens]))
         running = ShadowArm(self.running, NOW)
         estimator.sample(
             sample, sample.hit_blocks.get(running, served), served, tokens, caches.one_in
         )
         self._update_floor(sample)
 
-    def _update_floor(self, sample: Sample) -> None:
+    def _update_floor(self, sample: ShadowResult) -> None:
         """Update the floor with one sampled request."""
         if self._floor is None:
             return
-        saved, wanted = sample.saved_tokens, ShadowArm(self._requested, NOW)
-        if _LRU_NOW in saved and wanted in saved and not self.caches.is_too_small(wanted):
-            other = wanted if self._floor.behind else _LRU_NOW
-            doubt = 2.0 * self._estimator.sampling_error(other) if self.caches.one_in > 1 else 0.0
-            self._floor.compare(saved[wanted], saved[_LRU_NOW], sample.prompt_tokens, doubt)
+        saved, arm = sample.saved_tokens, ShadowArm(self._requested, NOW)
+        if _LRU_NOW in saved and arm in saved and not self.caches.is_too_small(arm):
+            idle_arm = arm if self._floor.is_behind else _LRU_NOW
+            error = (
+                2.0 * self._estimator.sampling_error(idle_arm) if self.caches.one_in > 1 else 0.0
+            )
+            self._floor.compare(saved[arm], saved[_LRU_NOW], sample.prompt_tokens, error)
 
     def _too_small(self) -> list[ShadowArm]:
         """Return the arms with too few sampled blocks, which are excluded from decisions."""
@@ -225,12 +227,12 @@ class Meter:
             "too_small": [" ".join(arm) for arm in self._too_small()],
             "sampled_requests": self.caches.sampled_requests,
             "spent_s": round(self.spent_s, 4),
-            "undecided": self.undecided,
+            "undecided": self.undecided_reason,
             "floor": None
             if self._floor is None
             else {
                 "policy": self._requested,
-                "behind": self._floor.behind,
+                "behind": self._floor.is_behind,
                 "falls": self._floor.falls,
             },
         }
@@ -259,7 +261,7 @@ class Meter:
             self._learners[name] = learner
         return learner
 
-    def _observe(self, request: Request, is_repeat: bool = False) -> Sample | None:
+    def _observe(self, request: Request, is_repeat: bool = False) -> ShadowResult | None:
         """Learn from a request and serve its sampled blocks in the shadow caches.
 
         ``is_repeat``: the policies have learnt from the request before.

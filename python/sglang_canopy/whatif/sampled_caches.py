@@ -50,7 +50,7 @@ class Picked(NamedTuple):
     """Prompt tokens represented by the sampled blocks."""
 
 
-class Sample(NamedTuple):
+class ShadowResult(NamedTuple):
     """Result of serving one request in all shadow caches."""
 
     blocks: tuple[int, ...]
@@ -102,15 +102,15 @@ class SampledCaches:
         prompt_blocks = -(-request.prompt_tokens // tokens)
         if n == 1:
             return Picked(tuple(path), covered_tokens(request))
-        blocks = self.sampled(path[:prompt_blocks])
+        blocks = self.sampled_blocks(path[:prompt_blocks])
         represented_tokens = len(blocks) * tokens
         if prompt_blocks <= len(path) and blocks and blocks[-1] == path[prompt_blocks - 1]:
             # The prompt only partly fills its last block, which is sampled.
             represented_tokens -= prompt_blocks * tokens - request.prompt_tokens
-        blocks += self.sampled(path[prompt_blocks:])
+        blocks += self.sampled_blocks(path[prompt_blocks:])
         return Picked(tuple(blocks), n * represented_tokens) if blocks else None
 
-    def serve(self, copy: Request, picked: Picked) -> Sample:
+    def serve(self, copy: Request, picked: Picked) -> ShadowResult:
         """Serve the sampled part of a request in every cache. Modifies ``copy``."""
         copy.path = picked.blocks
         copy.block_tokens *= self.one_in
@@ -120,7 +120,7 @@ class SampledCaches:
             name: min(hit * copy.block_tokens, represented_tokens) for name, hit in hits.items()
         }
         self.sampled_requests += 1
-        return Sample(picked.blocks, represented_tokens, hits, saved)
+        return ShadowResult(picked.blocks, represented_tokens, hits, saved)
 
     def is_too_small(self, name: Hashable) -> bool:
         """Return whether the sample leaves a cache fewer than ``MIN_BLOCKS``."""
@@ -135,7 +135,7 @@ class SampledCaches:
     def blocks(self) -> dict[Hashable, int]:
         return {name: len(cache) for name, cache in self._caches.items()}
 
-    def sampled(self, path: Sequence[int]) -> list[int]:
+    def sampled_blocks(self, path: Sequence[int]) -> list[int]:
         n = self.one_in  # block_number inlined: this runs for every block of every request
         if n & (n - 1) == 0:
             bits = n - 1 << 32

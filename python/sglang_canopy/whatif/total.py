@@ -46,7 +46,7 @@ def added_up(meters: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     }
 
 
-def in_words(meter: Mapping[str, Any]) -> str:
+def describe_total(meter: Mapping[str, Any]) -> str:
     """Describe the running policy's hits and those estimated for each other arm."""
     if meter["undecided"]:
         return f"{meter['running']} runs; {meter['undecided']}"
@@ -54,11 +54,11 @@ def in_words(meter: Mapping[str, Any]) -> str:
     for arm in meter["arms"]:
         if not arm["running"]:
             where = "" if arm["capacity"] == "now" else f" with {arm['capacity']}"
-            parts.append(f"{arm['policy']}{where} would hit {percent(arm)}")
+            parts.append(f"{arm['policy']}{where} would hit {hit_percent(arm)}")
     return ", ".join(parts)
 
 
-def percent(arm: Mapping[str, Any]) -> str:
+def hit_percent(arm: Mapping[str, Any]) -> str:
     """Format an arm's hit ratio with two standard errors."""
     return f"{100 * arm['hit_ratio']:.1f} ± {200 * arm['standard_error']:.1f} %"
 
@@ -67,19 +67,19 @@ def next_step(
     meter: Mapping[str, Any] | None,
     policy: str | None,
     *,
-    ours: bool,
+    is_canopy: bool,
     auto: Collection[str] | None = None,
 ) -> str:
     """Return the recommendation.
 
     ``meter``: combined statistics (``total.added_up``); ``policy``: the running policy, if one runs;
-    ``ours``: True for a Canopy policy; ``auto``: under ``--radix-eviction auto``, the policies between
+    ``is_canopy``: True for a Canopy policy; ``auto``: under ``--radix-eviction auto``, the policies between
     which it switches itself.
     """
     if policy is None:
         return "No eviction policy runs: the prefix cache is off, or the server has just started."
     if meter is None:
-        flag = "--canopy-whatif auto" if ours else "--canopy-observe"
+        flag = "--canopy-whatif auto" if is_canopy else "--canopy-observe"
         return (
             f"Nothing is measured beside {policy}: start with {flag} to see what others would find."
         )

@@ -44,18 +44,18 @@ def attached(req: Any) -> Attached:
 def _take(req: Any) -> dict[str, Any]:
     params = getattr(req, "sampling_params", None)
     custom = getattr(params, "custom_params", None)
-    ours: dict[str, Any] = {}
+    canopy_params: dict[str, Any] = {}
     if not isinstance(custom, dict):
-        return ours
-    rest: dict[str, Any] = {}
+        return canopy_params
+    other_params: dict[str, Any] = {}
     for key, value in custom.items():
-        part = ours if isinstance(key, str) and key.startswith(PREFIX) else rest
-        part[key] = value
-    if ours:
-        stamp = ours.get(STAMP_KEY)
+        target = canopy_params if isinstance(key, str) and key.startswith(PREFIX) else other_params
+        target[key] = value
+    if canopy_params:
+        stamp = canopy_params.get(STAMP_KEY)
         is_added = isinstance(stamp, dict) and stamp.get(ADDED) is True
         req.sampling_params = copy.copy(params)
         req.sampling_params.custom_params = (
-            None if is_added and not rest.keys() - {_REQUEST} else rest
+            None if is_added and not other_params.keys() - {_REQUEST} else other_params
         )
-    return ours
+    return canopy_params

@@ -40,7 +40,7 @@ class TooManyHints(CanopyError):
     """Too many hints of a tenant wait, or it sent too many in a second; the total raises nothing."""
 
 
-class Waiting:
+class WaitingHints:
     """Unsent hints, the latest of each conversation with its longest keep."""
 
     def __init__(self) -> None:
@@ -93,7 +93,9 @@ def _with_keep(hint: Hint, previous: Hint | None) -> Hint:
 
 
 async def deliver(
-    waiting: Waiting, send: Callable[[str], Awaitable[Any]], pause: Callable[[], Awaitable[None]]
+    waiting: WaitingHints,
+    send: Callable[[str], Awaitable[Any]],
+    pause: Callable[[], Awaitable[None]],
 ) -> None:
     """Send hints until none wait, with a pause after each message.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class MessageKind:
     """One kind of message."""
 
     prefix: str
@@ -24,29 +24,29 @@ class Kind:
         return self.prefix + text
 
 
-TIME = Kind("canopy_time:", "/canopy/status")
+TIME = MessageKind("canopy_time:", "/canopy/status")
 """Seconds on the requests' clock: sessions fade even without requests."""
-EXPLAIN = Kind("canopy_explain:", "/canopy/explain")
-HINTS = Kind("canopy_hints:", "/canopy/hint")
-DOCUMENTS = Kind("canopy_documents:", "/canopy/documents")
+EXPLAIN = MessageKind("canopy_explain:", "/canopy/explain")
+HINTS = MessageKind("canopy_hints:", "/canopy/hint")
+DOCUMENTS = MessageKind("canopy_documents:", "/canopy/documents")
 """Tenants whose documents are deleted."""
-DRAIN = Kind("canopy_drain:", "SIGTERM")
+DRAIN = MessageKind("canopy_drain:", "SIGTERM")
 """The server received SIGTERM: the time for the drain begins."""
 KINDS = (TIME, EXPLAIN, HINTS, DOCUMENTS, DRAIN)
 """All kinds, first match first."""
 
-Handler = Callable[[Any, list[str]], bool | None]
+MessageHandler = Callable[[Any, list[str]], bool | None]
 """Takes a scheduler and the texts of its messages of one kind. Returns whether they were applied;
 ``None`` if this server does not support the kind."""
-_handlers: dict[Kind, Handler] = {}
+_handlers: dict[MessageKind, MessageHandler] = {}
 
 
-def register(kind: Kind, handler: Handler) -> None:
+def register(kind: MessageKind, handler: MessageHandler) -> None:
     """Call ``handler`` for messages of ``kind``."""
     _handlers[kind] = handler
 
 
-async def send(manager: Any, kind: Kind, *texts: str) -> list[Any]:
+async def send(manager: Any, kind: MessageKind, *texts: str) -> list[Any]:
     """Send ``texts`` to every scheduler through SGLang's tokenizer manager. Returns one answer per
     replica. A client's request to SGLang's own route with these keys is refused (``early_checks``)."""
     from sglang.srt.managers.io_struct import SetInternalStateReq
@@ -60,13 +60,13 @@ def receive(scheduler: Any, keys: Iterable[Any]) -> bool | None:
     """Handle the messages of the first kind in ``keys``. Returns its handler's result; ``None`` without
     a handled message."""
     for kind in KINDS:
-        texts = [key.removeprefix(kind.prefix) for key in map(str, keys) if kind_of(key) is kind]
+        texts = [key.removeprefix(kind.prefix) for key in map(str, keys) if parse_kind(key) is kind]
         if texts:
             handler = _handlers.get(kind)
             return None if handler is None else handler(scheduler, texts)
     return None
 
 
-def kind_of(key: Any) -> Kind | None:
+def parse_kind(key: Any) -> MessageKind | None:
     """Return the kind of a message; ``None`` for an SGLang key."""
     return next((kind for kind in KINDS if str(key).startswith(kind.prefix)), None)

@@ -86,15 +86,15 @@ def _flag(value: Any) -> bool:
     return value
 
 
-def _number(low: float, high: float, what: str) -> Callable[[Any], float]:
-    """Return a validation of numbers, which raises ``ValueError``. ``what``: their unit."""
+def _number(low: float, high: float, unit: str) -> Callable[[Any], float]:
+    """Return a validation of numbers, which raises ``ValueError``. ``unit``: their unit."""
 
     def check(value: Any) -> float:
         if type(value) is float and low <= value <= high:  # nearly every call
             return value
         ok = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not ok or not low <= value <= high:  # false for NaN, and for integers beyond any float
-            raise ValueError(f"{what} from {low:g} to {high:g}")
+            raise ValueError(f"{unit} from {low:g} to {high:g}")
         return float(value)
 
     return check

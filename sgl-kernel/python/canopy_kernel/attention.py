@@ -21,7 +21,7 @@ __all__ = [
     "Plan",
     "Rows",
     "attend",
-    "blocked",
+    "attend_in_blocks",
     "blocks",
     "causal",
     "plan",
@@ -110,11 +110,11 @@ Plan = list[tuple[slice, slice, list[Block]]]
 
 
 def plan(rows: Rows) -> Plan:
-    """Plan :func:`blocked` for ``rows``."""
+    """Plan :func:`attend_in_blocks` for ``rows``."""
     return [(qs, ks, blocks(rows.positions[qs])) for qs, ks in rows.requests()]
 
 
-def blocked(
+def attend_in_blocks(
     q: torch.Tensor,
     k_pool: torch.Tensor,
     v_pool: torch.Tensor,
@@ -147,7 +147,7 @@ def sparse_prefill(
     """
     if backend == "auto":
         backend = "triton" if q.is_cuda else "blocked"
-    paths = {"triton": sparse_prefill_triton, "blocked": blocked, "reference": reference}
+    paths = {"triton": sparse_prefill_triton, "blocked": attend_in_blocks, "reference": reference}
     if backend not in paths:
         raise ValueError(f"backend {backend!r}: allowed are auto, {', '.join(paths)}")
     return paths[backend](q, k_pool, v_pool, rows, scale)

@@ -42,13 +42,15 @@ class Built:
         return self.spill_bytes == 0 and self.shared_bytes <= SHARED_BYTES[self.arch]
 
 
-def chosen(arches: tuple[int, ...], match: str) -> Iterator[tuple[int, Specialisation]]:
+def matching_specialisations(
+    arches: tuple[int, ...], match: str
+) -> Iterator[tuple[int, Specialisation]]:
     """Yield each chip's specialisations whose names contain ``match``."""
     for arch in arches:
         yield from ((arch, s) for s in specialisations(arch) if match in s.name)
 
 
-def compiled(s: Specialisation, arch: int) -> Built:
+def compile_specialisation(s: Specialisation, arch: int) -> Built:
     """Compile one specialisation for one chip. Raises RuntimeError under the interpreter."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -81,13 +83,13 @@ def _resources(ptx: str, arch: int) -> tuple[int, int]:
         file = Path(folder) / "kernel.ptx"
         file.write_text(ptx)
         chip = f"sm_{arch}a" if arch >= 90 else f"sm_{arch}"
-        done = subprocess.run(
+        completed = subprocess.run(
             [assembler.path, "-v", f"--gpu-name={chip}", str(file), "-o", os.devnull],
             capture_output=True,
             text=True,
             check=True,
         )
-    output = done.stderr + done.stdout
+    output = completed.stderr + completed.stdout
     registers = int(re.search(r"Used (\d+) registers", output).group(1))
     spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", output)
     return registers, int(spills.group(1)) + int(spills.group(2))
@@ -101,8 +103,8 @@ def main() -> int:
     parser.add_argument("--arch", type=int, action="append", choices=ARCHES, help="only this chip")
     args = parser.parse_args()
     built = []
-    for arch, s in chosen(tuple(args.arch or ARCHES), args.match):
-        b = compiled(s, arch)
+    for arch, s in matching_specialisations(tuple(args.arch or ARCHES), args.match):
+        b = compile_specialisation(s, arch)
         built.append(b)
         print(
             f"sm_{b.arch:<4}{b.config:<40} {b.registers:>4} registers  {b.spill_bytes:>5} B spilled"

@@ -32,8 +32,8 @@ def reference(
     ``[n]`` new positions; slots: ``[n]`` destination slots; table: ``[positions, d]`` fp32 cos then
     sin (SGLang's ``cos_sin_cache``); pools: views ``[pages, page_size, kv_heads, d]``, written.
     """
-    turned = rotated(raw_k[source.long()], table[positions.long()])
-    pages.write(k_pool, slots, turned)
+    rotated_k = rotated(raw_k[source.long()], table[positions.long()])
+    pages.write(k_pool, slots, rotated_k)
     pages.write(v_pool, slots, v[source.long()])
 
 
@@ -183,15 +183,17 @@ class LayersScatter:
                     raise ValueError("pools of one launch have one shape and begin at 16 bytes")
         entries = []
         for layer, pools in enumerate(zip(self.k_pools, self.v_pools)):
-            at = [pool.data_ptr() for pool in pools]
+            pool_addresses = [pool.data_ptr() for pool in pools]
             begin = 0
             for k, v, count in zip(self.keys, self.values, self.counts):
                 rows = [x.data_ptr() + layer * x.stride(0) * x.element_size() for x in (k, v)]
-                entries.append([*rows, k.stride(1), v.stride(1), begin, begin + count, *at])
+                entries.append(
+                    [*rows, k.stride(1), v.stride(1), begin, begin + count, *pool_addresses]
+                )
                 begin += count
-        where = torch.tensor(entries, dtype=torch.int64)
+        table = torch.tensor(entries, dtype=torch.int64)
         device = self.k_pools[0].device  # the rows may be in pinned host memory
-        return where.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else where
+        return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
 
 
 def _check_rows(x: torch.Tensor, first: torch.Tensor) -> None:

@@ -16,10 +16,10 @@ def rotated(raw_k: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 Turns = tuple[torch.Tensor, torch.Tensor]
-"""Factors of rows and of their swapped halves in :func:`turned`, each ``[n, heads, d]`` fp32."""
+"""Factors of rows and of their swapped halves in :func:`rotate_by`, each ``[n, heads, d]`` fp32."""
 
 
-def turns(table: torch.Tensor, heads: int) -> Turns:
+def rotation_factors(table: torch.Tensor, heads: int) -> Turns:
     """Expand a cos-sin ``table [n, d]`` to factors of the rows' full shape.
 
     Broadcasting heads or slicing halves would take three times as long on a CPU.
@@ -30,7 +30,7 @@ def turns(table: torch.Tensor, heads: int) -> Turns:
     return cos_rows, sin_rows
 
 
-def turned(x: torch.Tensor, by: Turns, out: torch.Tensor | None = None) -> torch.Tensor:
+def rotate_by(x: torch.Tensor, by: Turns, out: torch.Tensor | None = None) -> torch.Tensor:
     """Rotate ``x [n, heads, d]`` (fp32), into ``out`` if given; ``out`` must not overlap ``x``."""
     out = torch.mul(x, by[0], out=out)
     return out.addcmul_(x.roll(x.shape[-1] // 2, -1), by[1])

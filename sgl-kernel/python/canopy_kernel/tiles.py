@@ -57,11 +57,11 @@ def plan(
         first, rows = 0, m * group
         while first < rows:
             size = FEW if rows - first <= FEW or block_m <= FEW else block_m
-            some = min(size, rows - first)
-            last = (first + some - 1) // group
+            tile_rows = min(size, rows - first)
+            last = (first + tile_rows - 1) // group
             keys = last + 1 + (n - m) * (last + 1) // m  # estimate; positions are on the device
-            (small if size == FEW else large).append((keys, [request, first, some, 0]))
-            first += some
+            (small if size == FEW else large).append((keys, [request, first, tile_rows, 0]))
+            first += tile_rows
     if isinstance(programs, int):
         programs = {block_m: programs, FEW: programs}
     return [

@@ -20,7 +20,7 @@ LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True, slots=True)
-class Configuration:
+class TileSizes:
     """Rows and keys per tile, warps, pipeline stages, and concurrent programs per multiprocessor, as
     limited by the compiled kernel's registers and shared memory."""
 
@@ -38,7 +38,7 @@ loops over keys wait for every load (``async_wait`` of 0); with 5, four loads re
 
 def configuration(
     dim: int, dtype: torch.dtype, few: bool, capability: int, split: bool = False
-) -> Configuration:
+) -> TileSizes:
     """Return the shipped configuration for a head size, a type, a kind of tile and a chip (80, 90, 100).
 
     At head size 128, with 64 rows on 8 warps, both halves of the warps would compute the same scores; a
@@ -47,20 +47,20 @@ def configuration(
     """
     if dtype == torch.float32:
         if few:
-            return Configuration(tiles.FEW, 32 if dim < 256 else 16, 4, 1)
+            return TileSizes(tiles.FEW, 32 if dim < 256 else 16, 4, 1)
         block_m, block_k, warps = {64: (32, 32, 4), 128: (16, 32, 8)}.get(dim, (16, 16, 4))
-        return Configuration(block_m, block_k, warps, 1)
+        return TileSizes(block_m, block_k, warps, 1)
     stages = DEEP if capability < 100 else 2 if dim == 256 and not few else 3
     if few:
         held = {64: 5 if capability >= 100 else 4, 128: 3 if capability >= 90 else 2}.get(dim, 2)
-        return Configuration(tiles.FEW, 64 if dim < 256 else 32, 4, stages, held)
+        return TileSizes(tiles.FEW, 64 if dim < 256 else 32, 4, stages, held)
     if dim == 64:
         # On Blackwell, whole prompts of pages spill with 64 keys per tile; with 32, two programs fit.
         keys = 32 if capability >= 100 and not split else 64
-        return Configuration(128, keys, 8, stages, 2 if capability >= 90 else 1)
+        return TileSizes(128, keys, 8, stages, 2 if capability >= 90 else 1)
     if dim == 256 and capability < 90:
-        return Configuration(32, 32, 4, stages)
-    return Configuration(128, 64 if dim == 128 and capability >= 90 else 32, 8, stages)
+        return TileSizes(32, 32, 4, stages)
+    return TileSizes(128, 64 if dim == 128 and capability >= 90 else 32, 8, stages)
 
 
 @triton.jit
@@ -69,7 +69,7 @@ def _dot(a, b, IEEE: tl.constexpr):
 
 
 @triton.jit
-def _paged(slot, page_stride, token_stride, PAGE: tl.constexpr):
+def _slot_offset(slot, page_stride, token_stride, PAGE: tl.constexpr):
     """Offset of a slot's row in a pool."""
     if PAGE == 1:
         at = slot * page_stride
@@ -84,7 +84,7 @@ def _add_keys(
     acc,
     peak,
     total,
-    at,
+    first_key,
     end,
     position,
     k_head_ptr,
@@ -104,21 +104,21 @@ def _add_keys(
 ):
     """Fold the keys ``at .. at + BLOCK_K`` into the running softmax of the rows."""
     dims = tl.arange(0, DIM)
-    key = at + tl.arange(0, BLOCK_K)
+    key = first_key + tl.arange(0, BLOCK_K)
     if MASKED:
         inside = key < end
         slot = tl.load(slots_ptr + key, mask=inside, other=0).to(tl.int64)
-        k_at = k_head_ptr + _paged(slot, k_page, k_token, PAGE)[None, :] + dims[:, None]
+        k_at = k_head_ptr + _slot_offset(slot, k_page, k_token, PAGE)[None, :] + dims[:, None]
         k = tl.load(k_at, mask=inside[None, :], other=0.0).to(q.dtype)
         score = _dot(q, k, IEEE) * scale_log2
-        seen = (key[None, :] <= position[:, None]) & inside[None, :]
-        score = tl.where(seen, score, float("-inf"))
+        visible = (key[None, :] <= position[:, None]) & inside[None, :]
+        score = tl.where(visible, score, float("-inf"))
         high = tl.maximum(peak, tl.max(score, axis=1))
         # A row that has seen no key yet keeps a finite peak, so that exp2 gives 0 and not NaN.
         safe = tl.where(high == float("-inf"), 0.0, high)
     else:
         slot = tl.load(slots_ptr + key).to(tl.int64)
-        k_at = k_head_ptr + _paged(slot, k_page, k_token, PAGE)[None, :] + dims[:, None]
+        k_at = k_head_ptr + _slot_offset(slot, k_page, k_token, PAGE)[None, :] + dims[:, None]
         k = tl.load(k_at).to(q.dtype)
         score = _dot(q, k, IEEE) * scale_log2
         high = tl.maximum(peak, tl.max(score, axis=1))
@@ -126,7 +126,7 @@ def _add_keys(
     weight = tl.exp2(score - safe[:, None])
     decay = tl.exp2(peak - safe)
     total = total * decay + tl.sum(weight, axis=1)
-    v_at = v_head_ptr + _paged(slot, v_page, v_token, PAGE)[:, None] + dims[None, :]
+    v_at = v_head_ptr + _slot_offset(slot, v_page, v_token, PAGE)[:, None] + dims[None, :]
     if MASKED:
         v = tl.load(v_at, mask=inside[:, None], other=0.0).to(q.dtype)
     else:
@@ -177,8 +177,8 @@ def _sparse_prefill_kernel(
     query = tl.load(query_starts_ptr + request) + row // GROUP
     head = kv_head * GROUP + row % GROUP
     position = tl.load(positions_ptr + query, mask=alive, other=-1).to(tl.int32)
-    where = query.to(tl.int64) * q_row + head * q_head
-    q = tl.load(q_ptr + where[:, None] + dims[None, :], mask=alive[:, None], other=0.0)
+    query_offset = query.to(tl.int64) * q_row + head * q_head
+    q = tl.load(q_ptr + query_offset[:, None] + dims[None, :], mask=alive[:, None], other=0.0)
     kind: tl.constexpr = q_ptr.dtype.element_ty
     if WIDE:  # Triton's interpreter multiplies the raw bits of bf16: widen there, exactly
         q = q.to(tl.float32)
@@ -201,13 +201,13 @@ def _sparse_prefill_kernel(
     whole = tl.maximum(tl.minimum(high, clear) - low, 0) // BLOCK_K * BLOCK_K
     k_head_ptr = k_ptr + kv_head * k_head
     v_head_ptr = v_ptr + kv_head * v_head
-    for at in range(low, low + whole, BLOCK_K):
+    for first_key in range(low, low + whole, BLOCK_K):
         acc, peak, total = _add_keys(
             q,
             acc,
             peak,
             total,
-            at,
+            first_key,
             high,
             position,
             k_head_ptr,
@@ -225,13 +225,13 @@ def _sparse_prefill_kernel(
             kind,
             False,
         )
-    for at in range(low + whole, high, BLOCK_K):
+    for first_key in range(low + whole, high, BLOCK_K):
         acc, peak, total = _add_keys(
             q,
             acc,
             peak,
             total,
-            at,
+            first_key,
             high,
             position,
             k_head_ptr,
@@ -260,7 +260,7 @@ def _sparse_prefill_kernel(
             whole_tile = False
     if whole_tile:
         tl.store(
-            out_ptr + where[:, None] + dims[None, :],
+            out_ptr + query_offset[:, None] + dims[None, :],
             acc.to(out_ptr.dtype.element_ty),
             mask=alive[:, None],
         )
@@ -293,20 +293,20 @@ def _merge_kernel(
     for part in range(tl.load(merge + 4)):
         place = ((base + part) * tl.num_programs(0) + kv_head) * BLOCK_M + lane
         lse = tl.load(part_lse_ptr + place, mask=alive, other=float("-inf"))
-        some = tl.load(part_ptr + place[:, None] * DIM + dims[None, :], mask=alive[:, None])
+        part_rows = tl.load(part_ptr + place[:, None] * DIM + dims[None, :], mask=alive[:, None])
         high = tl.maximum(peak, lse)
         safe = tl.where(high == float("-inf"), 0.0, high)
         decay = tl.exp2(peak - safe)
         weight = tl.exp2(lse - safe)
         total = total * decay + weight
-        acc = acc * decay[:, None] + some * weight[:, None]
+        acc = acc * decay[:, None] + part_rows * weight[:, None]
         peak = high
     row = tl.load(merge + 1) + lane
     query = (tl.load(query_starts_ptr + tl.load(merge)) + row // GROUP).to(tl.int64)
-    where = query * q_row + (kv_head * GROUP + row % GROUP) * q_head
+    query_offset = query * q_row + (kv_head * GROUP + row % GROUP) * q_head
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     tl.store(
-        out_ptr + where[:, None] + dims[None, :],
+        out_ptr + query_offset[:, None] + dims[None, :],
         acc.to(out_ptr.dtype.element_ty),
         mask=alive[:, None],
     )

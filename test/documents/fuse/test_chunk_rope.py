@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from canopy_documents.fuse.rope import rotate, rotate_into, undo_checked, unrotate
-from canopy_kernel.rows import turned, turns
+from canopy_kernel.rows import rotate_by, rotation_factors
 from sglang_canopy.errors import CanopyError
 
 from support import document_models  # noqa: F401  # isort: skip (it finds comparators)
@@ -42,7 +42,7 @@ def test_a_table_rounded_to_bf16_is_undone_too():
 def test_rotating_into_a_cache_is_rotating(dtype):
     x, table = torch.randn(30, 2, 64).to(dtype), rope(1.37).table(torch.arange(30) + 11)
     pool = torch.zeros(50, 1, 2, 64, dtype=dtype)
-    rotate_into(x, turns(table, 2), pool[10:40, 0])
+    rotate_into(x, rotation_factors(table, 2), pool[10:40, 0])
     limit = 1e-6 if dtype == torch.float32 else 2e-2  # a last bit
     assert (pool[10:40, 0].float() - rotate(x, table).float()).abs().max() <= limit
     assert not pool[:10].any()
@@ -51,7 +51,7 @@ def test_rotating_into_a_cache_is_rotating(dtype):
 
 def test_turns_are_the_rotation():
     x, table = torch.randn(30, 3, 64), rope(1.37).table(torch.arange(30) + 5)
-    rotated = turned(x, turns(table, 3))
+    rotated = rotate_by(x, rotation_factors(table, 3))
     torch.testing.assert_close(rotated, rotate(x, table), atol=1e-6, rtol=1e-5)
 
 

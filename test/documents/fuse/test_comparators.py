@@ -8,8 +8,8 @@ from comparators import SELECTORS, deviation, make_selector
 from canopy_documents.fuse import cache as caches
 from canopy_documents.fuse.fusion import fused_prefill
 from canopy_documents.fuse.placement import place_chunks
-from canopy_documents.fuse.selectors import Context
-from canopy_documents.store.chunk import FusedPrompt, Placed
+from canopy_documents.fuse.selectors import SelectorInput
+from canopy_documents.store.chunk import FusedPrompt, PlacedChunk
 from support.fused_prompts import encode, flat_chunk, prompt
 
 OWN_BUDGET = ("hkvd", "epic")
@@ -30,13 +30,13 @@ def test_no_selector_exceeds_the_budget_or_leaves_the_chunks(llama, ids, name, r
 
 def test_first_k_takes_the_head_of_every_chunk(llama, ids):
     p = prompt(llama, ids)
-    context = Context(llama, p, caches.dense_cache(llama, len(p)), 0.05)
+    context = SelectorInput(llama, p, caches.dense_cache(llama, len(p)), 0.05)
     assert make_selector("first-k").choose(context).tolist() == [20, 21, 22, 80, 81, 82]
 
 
 @pytest.mark.parametrize("ratio", [0.01, 0.15, 0.6])
 def test_epic_takes_the_first_16_tokens_of_each_chunk_at_any_ratio(llama, ids, ratio):
-    short = Placed(encode(llama, ids[180:190].tolist()), 180)
+    short = PlacedChunk(encode(llama, ids[180:190].tolist()), 180)
     p = prompt(llama, ids)
     p = FusedPrompt(p.ids, (*p.placed, short))
     fused = fused_prefill(llama, p, caches.dense_cache(llama, len(p)), make_selector("epic"), ratio)
@@ -53,7 +53,7 @@ def test_prophetkv_selects_tokens_that_the_question_attends_to_in_all_layers(lla
     p = prompt(llama, ids)
     cache = caches.dense_cache(llama, len(p))
     place_chunks(llama, p.placed, cache, p.in_chunk())
-    scores = context_attention(Context(llama, p, cache, 0.2))
+    scores = context_attention(SelectorInput(llama, p, cache, 0.2))
     end, rows = 140, (~p.in_chunk()).nonzero()[:, 0]
     expected, shape = numpy.zeros(len(p)), llama.shape
 
@@ -79,7 +79,7 @@ def test_hkvd_narrows_its_set_in_two_steps(llama, ids, monkeypatch):
     monkeypatch.setattr(
         deviation, "top", lambda off, count: selections.append(top(off, count)) or selections[-1]
     )
-    chosen = make_selector("hkvd").choose(Context(llama, p, cache, 0.2))
+    chosen = make_selector("hkvd").choose(SelectorInput(llama, p, cache, 0.2))
     outside = len(p) - p.reusable
     assert [len(selection) - outside for selection in selections] == [36, 24]
     assert len(chosen) == 24
@@ -101,7 +101,7 @@ def test_the_oracle_selects_a_token_with_wrong_values(llama, ids):
     prefill(llama, p.ids, exact)
     chunk = capture(llama, exact, ids[20:80].tolist(), 20)
     chunk.v[:, 33] += 5
-    wrong_prompt = FusedPrompt(ids, (Placed(chunk, 20),))
+    wrong_prompt = FusedPrompt(ids, (PlacedChunk(chunk, 20),))
     fused = fused_prefill(
         llama, wrong_prompt, caches.dense_cache(llama, len(p)), make_selector("oracle"), 0.02
     )

@@ -11,7 +11,7 @@ from canopy_documents.fuse import cache as caches
 from canopy_documents.fuse.encode import Encoder, capture
 from canopy_documents.fuse.fusion import fused_prefill
 from canopy_documents.fuse.rows import prefill, run_rows
-from canopy_documents.store.chunk import FusedPrompt, Placed
+from canopy_documents.store.chunk import FusedPrompt, PlacedChunk
 from sglang_canopy.errors import CanopyError
 from support.document_models import paged_cache
 from support.fused_prompts import encode
@@ -35,14 +35,14 @@ def prompt_of(model, ids):
     prefix = ids[:20].tolist()
     spans = [(20, 80), (80, 81), (81, 81), (90, 180)]
     chunks = [(encode(model, ids[a:b].tolist(), prefix), a) for a, b in spans]
-    return FusedPrompt(ids, tuple(Placed(c, a) for c, a in chunks))
+    return FusedPrompt(ids, tuple(PlacedChunk(c, a) for c, a in chunks))
 
 
 def exact_prompt(model, ids, cache):
     """Chunks whose KV is the prompt's own."""
     spans = [(20, 80), (80, 81), (90, 180)]
     return FusedPrompt(
-        ids, tuple(Placed(capture(model, cache, ids[a:b].tolist(), a), a) for a, b in spans)
+        ids, tuple(PlacedChunk(capture(model, cache, ids[a:b].tolist(), a), a) for a, b in spans)
     )
 
 
@@ -104,7 +104,7 @@ def test_triton_and_torch_agree_through_a_whole_model(llama, ids, monkeypatch):
     pytest.importorskip("triton")
     attend = attention.sparse_prefill
     prompt = FusedPrompt(
-        ids[:70], (Placed(encode(llama, ids[20:60].tolist(), ids[:20].tolist()), 20),)
+        ids[:70], (PlacedChunk(encode(llama, ids[20:60].tolist(), ids[:20].tolist()), 20),)
     )
     results = []
     for backend in ("triton", "blocked", "reference"):
@@ -156,7 +156,7 @@ def test_in_bf16_fusion_is_within_the_rounding_of_plain_prefill(ids):
 
 def test_the_last_token_is_computed_even_inside_a_chunk(llama, ids):
     chunk = encode(llama, ids[20:80].tolist(), ids[:20].tolist())
-    prompt = FusedPrompt(ids[:80], (Placed(chunk, 20),))
+    prompt = FusedPrompt(ids[:80], (PlacedChunk(chunk, 20),))
     expected, _ = plain_prefill(llama, ids[:80])
     for name in SELECTORS:
         cache = caches.dense_cache(llama, 80)

@@ -5,9 +5,9 @@ import torch
 
 from canopy_documents.fuse import cache as caches
 from canopy_documents.fuse.fusion import fused_prefill
-from canopy_documents.fuse.selectors import SELECTORS, Context, make_selector
+from canopy_documents.fuse.selectors import SELECTORS, SelectorInput, make_selector
 from canopy_documents.fuse.selectors.frequency import layer_scores
-from canopy_documents.store.chunk import Chunk, FusedPrompt, Placed
+from canopy_documents.store.chunk import Chunk, FusedPrompt, PlacedChunk
 from sglang_canopy.errors import CanopyError
 from support.fused_prompts import encode, flat_chunk, prompt
 
@@ -59,13 +59,15 @@ def test_text_before_the_first_chunk_is_not_probed_again(llama, ids):
     p = prompt(llama, ids)
     cache = caches.dense_cache(llama, len(p))
     place_chunks(llama, p.placed, cache, p.in_chunk())
-    scores = question_scores(Context(llama, p, cache, 0.2))
+    scores = question_scores(SelectorInput(llama, p, cache, 0.2))
     engine.prefill(llama, p.ids[:20], cache)
-    cached_scores = question_scores(Context(llama, p, cache, 0.2, ready=20))
+    cached_scores = question_scores(SelectorInput(llama, p, cache, 0.2, ready=20))
     assert torch.allclose(scores, cached_scores, atol=1e-5)
     for layer in range(llama.shape.layers):
         cache.k[layer][:20] = 0  # the probe reads them and does not recompute them
-    assert not torch.allclose(scores, question_scores(Context(llama, p, cache, 0.2, 20)), atol=1e-5)
+    assert not torch.allclose(
+        scores, question_scores(SelectorInput(llama, p, cache, 0.2, 20)), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [0.25, 0.25, 0.5]])
@@ -91,7 +93,7 @@ def test_a_sampled_key_represents_similar_keys(llama, ids, monkeypatch):
 
     shape, n = llama.shape, 96
     rows = torch.zeros(shape.layers, n, shape.kv_heads, shape.head_dim)
-    p = FusedPrompt(ids, (Placed(Chunk(tuple(ids[20 : 20 + n].tolist()), rows, rows), 20),))
+    p = FusedPrompt(ids, (PlacedChunk(Chunk(tuple(ids[20 : 20 + n].tolist()), rows, rows), 20),))
     distinct = torch.randn(2, shape.layers, n // 8, 1, shape.kv_heads, shape.head_dim)
     scores = []
     for stride in (1, 8):
@@ -101,7 +103,9 @@ def test_a_sampled_key_represents_similar_keys(llama, ids, monkeypatch):
         for layer in range(shape.layers):
             for pool, layers in ((cache.k, distinct[0]), (cache.v, distinct[1])):
                 pool[layer][20 : 20 + n] = layers[layer].repeat_interleave(8, 0)
-        scores.append(question.question_scores(Context(llama, p, cache, 0.15), last_weight=0.5))
+        scores.append(
+            question.question_scores(SelectorInput(llama, p, cache, 0.15), last_weight=0.5)
+        )
         assert (
             question._sample_keys(p, torch.tensor([len(p) - 1]), 1)[0].numel()
             == len(p) - n + n // stride

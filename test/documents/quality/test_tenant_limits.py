@@ -13,7 +13,7 @@ from canopy_documents.quality.tenant_limits import (
     STOPPED,
     TIE_NATS,
     QualityLimits,
-    raised,
+    raised_ratio,
 )
 
 CHECK_INTERVAL, ALLOWED = 100, 0.4
@@ -27,7 +27,7 @@ def serve(limits: QualityLimits, prompts: int, differs, tenant: str | None = Non
     for _ in range(prompts):
         level = limits.take(tenant)
         if level is not None:
-            limits.checked_one(tenant, level, differs(level))
+            limits.record_check(tenant, level, differs(level))
         levels.append(limits.quality_level(tenant))
     return levels
 
@@ -99,7 +99,7 @@ def test_a_stopped_tenant_is_not_forgotten_for_new_ones() -> None:
 
 @pytest.mark.parametrize(("ratio", "new"), [(0.0, 0.3), (0.1, 0.3), (0.2, 0.4), (0.6, 1.0), (1, 1)])
 def test_a_raised_ratio_is_twice_the_servers_or_three_tenths(ratio, new) -> None:
-    assert raised(ratio) == new
+    assert raised_ratio(ratio) == new
 
 
 @pytest.mark.parametrize(

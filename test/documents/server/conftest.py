@@ -4,7 +4,7 @@ import pytest
 
 from canopy_documents.server import engine as engines
 from canopy_documents.server.engine import DocumentEngine
-from canopy_documents.server.options import Options
+from canopy_documents.server.options import ReuseOptions
 from support.document_engine import LENGTH, SYSTEM, Tokenizer, bare_runner
 from support.fused_prompts import encode
 
@@ -17,7 +17,7 @@ def make_engine(llama, monkeypatch):
 
     def build(stand_ins=True, **options) -> DocumentEngine:
         tokenizer = Tokenizer() if stand_ins else None
-        return DocumentEngine(runner, Options(memory_mb=64, **options), tokenizer)
+        return DocumentEngine(runner, ReuseOptions(memory_mb=64, **options), tokenizer)
 
     return build
 

@@ -12,7 +12,7 @@ import pytest
 from canopy_documents import ATTRIBUTE
 from canopy_documents.plugin import hooks
 from canopy_documents.server import conversion
-from canopy_documents.server.options import Options
+from canopy_documents.server.options import ReuseOptions
 from canopy_documents.text.fields import MAX_DOCUMENTS
 from canopy_documents.text.order import Orders
 from sglang_canopy.config.server_options import ATTRIBUTE as SERVER_OPTIONS
@@ -22,7 +22,7 @@ from support.chat_templates import TEMPLATES
 from support.words import Words
 
 PARTS, ANY = {"canopy_documents": "parts"}, {"canopy_order": "any"}
-SEPARATED = Options(separator="##")
+SEPARATED = ReuseOptions(separator="##")
 ONE, TWO, THREE = "the one fact here", "the two facts here", "the three facts here"
 
 
@@ -59,7 +59,7 @@ class Chats:
     """A server's chats under a template."""
 
     def __init__(self, options=None, template=plain, chat=None) -> None:
-        self.options = options or Options()
+        self.options = options or ReuseOptions()
         self.chat = chat or (lambda messages: "".join(map(template, messages)))
         self.manager = SimpleNamespace(tokenizer=Words(), server_args=SimpleNamespace(tp_size=1))
 
@@ -327,13 +327,13 @@ def test_the_pages_prompts_have_two_documents() -> None:
     content = [SimpleNamespace(**part) for part in message_shown["content"]]
     assert len(Chats().documents(content, body["custom_params"])) == 2
     (separated,) = [b for b in BLOCKS if b.startswith("You answer")]
-    assert len(Chats(Options(separator="\n###\n")).documents(separated)) == 2
+    assert len(Chats(ReuseOptions(separator="\n###\n")).documents(separated)) == 2
 
 
 def test_a_chats_documents_are_of_the_tenant_that_its_metadata_name(monkeypatch) -> None:
     """Else all such tenants would share one history of ``canopy_order``."""
     arguments, owners = SimpleNamespace(), []
-    setattr(arguments, ATTRIBUTE, Options())
+    setattr(arguments, ATTRIBUTE, ReuseOptions())
     setattr(arguments, SERVER_OPTIONS, ServerOptions(RequestOptions(carriers="metadata")))
     monkeypatch.setattr(
         conversion, "convert_chat", lambda *args: owners.append(conversion._tenant(args[2]))

@@ -21,7 +21,7 @@ def test_counts_are_shown_by_reason_and_tier() -> None:
         "store": {"tiers": {"memory": {"used_bytes": 4096}}},
     }
     metrics = Metrics(0, registry=registry, metrics=series.METRICS)
-    reporter = series.Reporter(lambda: counts, metrics)
+    reporter = series.DocumentReporter(lambda: counts, metrics)
     reporter.report()
     counts["reused_tokens"], counts["not_fused"] = 300, {"lora": 2, "multimodal": 1}
     reporter.report()

@@ -120,7 +120,7 @@ def test_long_prompts_do_not_save_up_encoding_that_short_prompts_then_wait_for(m
 
 def test_a_long_prompt_waits_for_few_of_the_pieces_that_were_earned(make_engine, ids) -> None:
     engine = make_engine(learn_share=0.1, stand_ins=False)
-    engine.checker.limits.every = 1
+    engine.checker.limits.interval = 1
     learn(engine, request(*prompt(ids, (2,))))
     req = request(*prompt(ids, (2,)))
     state = engine.new_request(req)
@@ -277,7 +277,7 @@ def test_the_turns_of_a_conversation_do_not_make_its_head_return(make_engine, id
     for kept_tokens in (0, 5, 5):
         req = request(*prompt(ids))
         state = engine.new_request(req)
-        state.fused, state.kept = True, kept_tokens
+        state.fused, state.kept_tokens = True, kept_tokens
         engine.encode_missing(req, state, torch.arange(len(req.origin_input_ids)))
         while engine.library.encoder.busy:
             engine.library.encoder.step()

@@ -9,7 +9,7 @@ import pytest
 from canopy_documents.plugin import entry as plugin
 from canopy_documents.server import options
 from canopy_documents.text import fields
-from sglang_canopy.config.refusals import unsupported
+from sglang_canopy.config.refusals import unsupported_reason
 from sglang_canopy.config.setups import DOCUMENTS
 from sglang_canopy.errors import CanopyError
 
@@ -62,7 +62,7 @@ def test_a_chunk_past_the_end_of_the_prompt_is_refused() -> None:
         fields.check_inside(((0, 5), (6, 10)), 9)
 
 
-def parse_flags(*argv: str) -> options.Options | None:
+def parse_flags(*argv: str) -> options.ReuseOptions | None:
     parser = argparse.ArgumentParser()
     plugin.ADDON.add_flags(None, parser)
     plugin.ADDON.add_flags(None, parser)  # twice is once
@@ -82,12 +82,12 @@ def test_documents_are_off_by_default() -> None:
     ["on,ratio=0.3,memory_mb=64", "ratio=0.3,memory-mb=64", '{"ratio": 0.3, "memory_mb": 64}'],
 )
 def test_keys_are_read_from_words_or_json(value: str) -> None:
-    assert parse_flags("--canopy-documents", value) == options.Options(ratio=0.3, memory_mb=64)
-    assert parse_flags("--canopy-documents", "on") == options.Options()
+    assert parse_flags("--canopy-documents", value) == options.ReuseOptions(ratio=0.3, memory_mb=64)
+    assert parse_flags("--canopy-documents", "on") == options.ReuseOptions()
 
 
 def test_the_flags_earlier_name_works_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    assert parse_flags("--canopy-chunks", "ratio=0.3") == options.Options(ratio=0.3)
+    assert parse_flags("--canopy-chunks", "ratio=0.3") == options.ReuseOptions(ratio=0.3)
     assert "--canopy-chunks is called --canopy-documents now" in caplog.text
 
 
@@ -114,6 +114,6 @@ def test_whole_graphs_of_prefill_are_refused_in_both_spellings_and_others_are_no
             {"cuda_graph_config": as_dict},
             {"cuda_graph_backend_prefill": prefill, "cuda_graph_backend_decode": decode},
         ):
-            refusal = unsupported(DOCUMENTS, argparse.Namespace(**flags), environment={})
+            refusal = unsupported_reason(DOCUMENTS, argparse.Namespace(**flags), environment={})
             assert (refusal is not None) == is_refused, flags
             assert not is_refused or "--cuda-graph-backend-prefill breakable" in refusal

@@ -159,7 +159,7 @@ def test_a_retraction_changes_nothing(engine, ids) -> None:
     state = queue_req(engine, req)
     key_before = req.extra_key
     set_level(engine, RAISED)
-    scheduler.request_queued(scheduler_of(engine), req)
+    scheduler.set_extra_key(scheduler_of(engine), req)
     assert req.extra_key == key_before == state.kept_key
 
 
@@ -220,7 +220,7 @@ def test_a_document_behind_kept_kv_is_never_stored_as_exact(make_engine, ids, mo
     for key in list(engine.library.store.chunks):
         engine.library.store.delete(key)
     state.begin_window(req, SYSTEM, len(req.origin_input_ids))
-    assert state.kept == 0  # the system text is exact in every namespace
+    assert state.kept_tokens == 0  # the system text is exact in every namespace
     captures = []
     monkeypatch.setattr(engines.model_view, "row_cache", lambda *_: None)
     monkeypatch.setattr(library, "capture", lambda *args: captures.append(args) or 1 / 0)
@@ -229,7 +229,7 @@ def test_a_document_behind_kept_kv_is_never_stored_as_exact(make_engine, ids, mo
     with pytest.raises(ZeroDivisionError):
         engine.encode_missing(req, state, row)
     state.begin_window(req, SYSTEM + 1, len(req.origin_input_ids))  # after a restart
-    assert state.kept == 1
+    assert state.kept_tokens == 1
     captures.clear()
     engine.encode_missing(req, state, row)
     assert not captures
@@ -240,11 +240,11 @@ def test_a_prompts_own_windows_do_not_count_as_kept(engine, ids) -> None:
     state = queue_req(engine, req)
     for first, end in ((0, 40), (40, 80), (80, 138)):
         state.begin_window(req, first, end)
-    assert (state.kept, state.fused) == (0, False)
+    assert (state.kept_tokens, state.fused) == (0, False)
 
 
 def test_a_turn_with_only_kept_kv_is_reported_and_checked(engine, ids) -> None:
-    engine.checker.limits.every = 1
+    engine.checker.limits.interval = 1
     req = with_params(ids)
     learn(engine, with_params(ids))
     state = queue_req(engine, req)

@@ -9,7 +9,7 @@ import torch
 
 from canopy_documents.server import engine as engines
 from canopy_documents.server import model_view
-from canopy_documents.server.scheduler import flushed
+from canopy_documents.server.scheduler import replace_stale_store
 from sglang_canopy.storage.weights import Weights
 from support.document_engine import chunk_tiers, learn, prompt, request, scheduler_of
 
@@ -31,7 +31,7 @@ def change(llama, monkeypatch):
     def change_weights(engine, name: str) -> None:
         new_model = dataclasses.replace(llama, identity=name * 16)
         monkeypatch.setattr(engines.model_view, "served_model", lambda *_: new_model)
-        flushed(True, scheduler_of(engine))
+        replace_stale_store(True, scheduler_of(engine))
 
     return change_weights
 
@@ -83,7 +83,7 @@ def test_every_weight_update_gets_a_new_identity(weights) -> None:
     inner, identities = Inner(), set()
     for _ in range(3):
         identities.add(model_view.identity(inner, CONFIG, weights.id))
-        weights.changed()
+        weights.record_load()
     assert len(identities) == 3
 
 
@@ -112,14 +112,14 @@ def test_documents_from_before_an_update_are_not_reused(
         return dataclasses.replace(llama, identity=name)
 
     monkeypatch.setattr(engines.model_view, "served_model", served_model)
-    engine.weights_changed()
+    engine.replace_if_weights_changed()
     req = request(*prompt(ids))
     learn(engine, req)
     engine.library.encoder.enqueue(list(range(40)), (), "")  # queued at the time of the update
     engine.work_when_idle()
     assert chunk_tiers(engine, req) == ["host"] * 3
-    weights.changed()
+    weights.record_load()
     if flush:
-        flushed(True, scheduler_of(engine))
+        replace_stale_store(True, scheduler_of(engine))
     assert chunk_tiers(engine, req) == [None] * 3
     assert not engine.library.encoder.busy

@@ -14,7 +14,7 @@ from canopy_documents.server import attention as server_attention
 from canopy_documents.server.engine import DocumentEngine
 from canopy_documents.server.model_view import check_layout, pool_views, row_cache
 from canopy_documents.server.plan import PromptSlots, choose_tokens, replan
-from canopy_documents.store.chunk import ChunkSuffix, Placed
+from canopy_documents.store.chunk import ChunkSuffix, PlacedChunk
 from canopy_kernel import attention
 from sglang_canopy.errors import CanopyError
 from support.document_engine import pool_runner
@@ -84,7 +84,7 @@ def test_a_cached_prefix_is_neither_computed_nor_written(llama, runner, prompt, 
     keys, values = pool_views(runner)
     kv_before = [x[row[:prefix]].clone() for x in (*keys, *values)]
     placed = tuple(
-        p if p.start >= prefix else Placed(ChunkSuffix(p.chunk, prefix - p.start), prefix)
+        p if p.start >= prefix else PlacedChunk(ChunkSuffix(p.chunk, prefix - p.start), prefix)
         for p in prompt.placed
         if p.end > prefix
     )
@@ -177,7 +177,7 @@ def backend_and_batch():
 
         return SimpleNamespace(forward_extend=stock, token_to_kv_pool=pool)
 
-    backend = server_attention._fusing("fa3", create)(SimpleNamespace())
+    backend = server_attention._wrap_backend("fa3", create)(SimpleNamespace())
     slots = torch.randperm(64)[:50]
     rows = attention.Rows.single(torch.tensor([3, 4, 20, 49]), slots)
     layer = SimpleNamespace(tp_q_head_num=4, qk_head_dim=16, layer_id=0, scaling=0.25)

@@ -8,9 +8,9 @@ import torch
 from canopy_documents.calibration.saved import Calibration, Calibrations, Setting
 from canopy_documents.calibration.search import CostProfile
 from canopy_documents.quality import start_check
-from canopy_documents.quality.start_check import Kept, check_quality
+from canopy_documents.quality.start_check import KeptAnswers, check_quality
 from canopy_documents.server import start
-from canopy_documents.server.options import DEFAULT_RATIO, Options
+from canopy_documents.server.options import DEFAULT_RATIO, ReuseOptions
 from sglang_canopy.errors import CanopyError
 
 SELECTOR = "question"
@@ -19,10 +19,10 @@ SELECTOR = "question"
 @pytest.fixture
 def kept_by_ratio(monkeypatch):
     """``kept_by_ratio[ratio] = Kept(...)`` sets the result of the questions. Evaluated ratios are recorded."""
-    records: dict[float, Kept] = {}
+    records: dict[float, KeptAnswers] = {}
 
     def measure(model, tokenizer, selector, ratios):
-        return {ratio: records.get(ratio, Kept(10, 10)) for ratio in ratios}
+        return {ratio: records.get(ratio, KeptAnswers(10, 10)) for ratio in ratios}
 
     monkeypatch.setattr(start_check, "measure_kept", measure)
     return records
@@ -33,14 +33,14 @@ def test_without_a_floor_nothing_is_measured(kept_by_ratio) -> None:
 
 
 def test_one_ratio_below_the_floor_refuses_the_start_and_is_named(kept_by_ratio) -> None:
-    kept_by_ratio[0.06] = Kept(10, 7)
+    kept_by_ratio[0.06] = KeptAnswers(10, 7)
     assert check_quality(None, object(), SELECTOR, [0.1, 0.2], 0.8)[0.1].share == 1.0
     with pytest.raises(CanopyError, match=r"at ratio 0\.06: 7 of 10 right answers are kept"):
         check_quality(None, object(), SELECTOR, [0.2, 0.06], 0.8)
 
 
 def test_a_model_that_answers_nothing_misses_every_floor(kept_by_ratio) -> None:
-    kept_by_ratio[0.15] = Kept(0, 0)
+    kept_by_ratio[0.15] = KeptAnswers(0, 0)
     with pytest.raises(CanopyError, match="no answer is right even without reuse"):
         check_quality(None, object(), SELECTOR, [0.15], 0.0)
 
@@ -66,7 +66,7 @@ def check_arguments(llama, monkeypatch, tmp_path, calibrated: dict[str, float], 
             selector=selector, ratios=ratios
         ),
     )
-    settings = Options(**options, **({"calibration": str(path)} if calibrated else {}))
+    settings = ReuseOptions(**options, **({"calibration": str(path)} if calibrated else {}))
     runner = SimpleNamespace(
         attn_backend=SimpleNamespace(canopy=SimpleNamespace(name="torch_native"))
     )
@@ -100,7 +100,7 @@ def test_answers_are_decoded_freely_and_all_are_kept_at_ratio_one(llama, monkeyp
     monkeypatch.setattr(start_check, "DOCUMENT_TOKENS", 24)
     monkeypatch.setattr(start_check, "holds", lambda text, answers: bool(text))
     kept_by_ratio = start_check.measure_kept(llama, Words(), SELECTOR, [0.2, 1.0], 2)
-    assert kept_by_ratio[1.0] == Kept(2, 2)
+    assert kept_by_ratio[1.0] == KeptAnswers(2, 2)
     monkeypatch.undo()
     case = start_check.tokenise(
         Words(), next(iter(start_check.synthetic(["single"], 1, ["a b c d e f g h"]))), 6, 24

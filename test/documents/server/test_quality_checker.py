@@ -19,7 +19,7 @@ from canopy_documents.quality.checker import (
 from canopy_documents.quality.tenant_limits import RAISED, SERVED, STOPPED, QualityLimits
 from canopy_documents.server import engine as engines
 from canopy_documents.server.engine import DocumentEngine
-from canopy_documents.server.options import Options
+from canopy_documents.server.options import ReuseOptions
 from canopy_documents.server.request import DIFFERED
 from sglang_canopy.wire.stamp import STAMP_KEY
 from support.document_engine import bare_runner, learn, queue_req, request
@@ -31,7 +31,7 @@ SYSTEM, LENGTH, TAIL = 40, 120, 8
 def engine(make_engine):
     """Every prompt is checked. One document a prompt, behind its own system text: exact."""
     engine = make_engine(stand_ins=False)
-    engine.checker.limits.every = 1
+    engine.checker.limits.interval = 1
     return engine
 
 
@@ -62,7 +62,7 @@ def shuffle_values(engine: DocumentEngine) -> None:
 
 
 def quality(engine: DocumentEngine):
-    return engine.counted()["quality"]
+    return engine.counters()["quality"]
 
 
 def test_shuffled_kv_stops_reuse_until_kv_is_encoded_again(engine, ids, caplog) -> None:
@@ -214,7 +214,7 @@ def test_one_prompt_of_each_tenant_waits_and_invented_tenants_displace_no_busy_t
     offer("honest", 30)
     assert is_waiting("honest")
     offer("suspect", 9)
-    checker.limits.checked_one("suspect", SERVED, True)
+    checker.limits.record_check("suspect", SERVED, True)
     offer("suspect", 1)
     assert is_waiting("suspect")
     for salt in range(2 * MAX_WAITING):  # with many prompts each
@@ -268,7 +268,7 @@ def test_shuffled_kv_of_real_text_is_acted_on_and_clean_text_is_not(smollm2, dat
         pytest.skip(f"{data} is absent")
     model, tokenizer = load(smollm2), AutoTokenizer.from_pretrained(smollm2)
     monkeypatch.setattr(engines.model_view, "served_model", lambda *_: model)
-    engine = DocumentEngine(bare_runner(), Options(memory_mb=512))
+    engine = DocumentEngine(bare_runner(), ReuseOptions(memory_mb=512))
     draw, examples = random.Random(5), read_examples(data, 8)
     tokens = [tokenizer.encode(e.documents[i])[:70] for e in examples for i in range(2)]
     system = tokenizer.encode("Answer from the documents that follow.\n\n")

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from canopy_documents.server.options import Options, check_server
+from canopy_documents.server.options import ReuseOptions, check_server
 from sglang_canopy.errors import CanopyError
 from support.split_model import check, fuse
 
@@ -31,9 +31,9 @@ def test_two_ranks_choose_and_compute_as_the_whole_model(on_two_ranks, llama, tm
 
 def test_tensor_parallelism_is_served_and_its_limits_are_named() -> None:
     two_ranks = SimpleNamespace(tp_size=2)
-    check_server(two_ranks, Options())
+    check_server(two_ranks, ReuseOptions())
     with pytest.raises(CanopyError, match="disk_mb with --tp-size above 1"):
-        check_server(two_ranks, Options(disk_mb=1, directory="somewhere"))
-    check_server(SimpleNamespace(tp_size=1), Options(selector="frequency"))
+        check_server(two_ranks, ReuseOptions(disk_mb=1, directory="somewhere"))
+    check_server(SimpleNamespace(tp_size=1), ReuseOptions(selector="frequency"))
     with pytest.raises(CanopyError, match="'frequency' looks at one rank's own heads"):
-        check_server(two_ranks, Options(selector="frequency"))
+        check_server(two_ranks, ReuseOptions(selector="frequency"))

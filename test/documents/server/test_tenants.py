@@ -50,7 +50,7 @@ def test_an_extra_key_a_salt_and_an_adapter_separate_kv(make_engine, ids) -> Non
 
 def test_a_deletion_reaches_all_versions_the_queue_and_checks(make_engine, ids, tmp_path) -> None:
     engine = make_engine(disk_mb=64, directory=str(tmp_path))
-    engine.checker.limits.every = 1
+    engine.checker.limits.interval = 1
     document = ids[SYSTEM : SYSTEM + LENGTH].tolist()
     for tenant in ("a", "b"):
         for system in (2, 3, 4):

@@ -13,10 +13,10 @@ from canopy_documents import ATTRIBUTE
 from canopy_documents.fuse.background_encoder import BackgroundEncoder
 from canopy_documents.fuse.selectors import make_selector, question
 from canopy_documents.server import start
-from canopy_documents.server.options import AUTOMATIC_PROMPT_TOKENS, Options
+from canopy_documents.server.options import AUTOMATIC_PROMPT_TOKENS, ReuseOptions
 from canopy_documents.server.plan import PromptSlots, choose_tokens
 from canopy_documents.server.start import working_memory
-from canopy_documents.store.chunk import Chunk, Placed
+from canopy_documents.store.chunk import Chunk, PlacedChunk
 from canopy_documents.store.store import ChunkStore
 from support import document_engine
 from support.worker import run_in_scheduler_process
@@ -71,7 +71,7 @@ def placed(llama):
     size = (shape.layers, CHUNK_TOKENS, shape.kv_heads, shape.head_dim)
     starts = range(TAIL_TOKENS, PROMPT_TOKENS - TAIL_TOKENS - CHUNK_TOKENS, CHUNK_TOKENS)
     chunks = [Chunk((1,) * CHUNK_TOKENS, torch.randn(size), torch.randn(size)) for _ in starts]
-    return tuple(Placed(chunk, start) for chunk, start in zip(chunks, starts))
+    return tuple(PlacedChunk(chunk, start) for chunk, start in zip(chunks, starts))
 
 
 @pytest.mark.parametrize("window", [WINDOW_TOKENS, PROMPT_TOKENS])
@@ -114,9 +114,9 @@ def test_rows_outside_documents_are_run_in_pieces_with_the_same_scores(
     expected = choose_rows()
     monkeypatch.setattr(question, "PIECE_ROWS", 700)
     row_counts = []
-    probe_rows = question.engine.probe_rows
+    probe_rows = question.row_forward.probe_rows
     monkeypatch.setattr(
-        question.engine,
+        question.row_forward,
         "probe_rows",
         lambda *a, **k: row_counts.append(len(a[1])) or probe_rows(*a, **k),
     )
@@ -131,7 +131,7 @@ def test_rows_outside_documents_are_run_in_pieces_with_the_same_scores(
      (32768, 8192, 8192)],
 )  # fmt: skip
 def test_the_longest_prompt_is_the_option_or_the_models_context(option, context, longest) -> None:
-    assert Options(prompt_tokens=option).longest_prompt(context) == longest
+    assert ReuseOptions(prompt_tokens=option).longest_prompt(context) == longest
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def budget(llama, monkeypatch):
             model_config=SimpleNamespace(hf_config=None, context_len=4096),
             model_dtype=torch.bfloat16,
             device=device,
-            server_args=SimpleNamespace(**{ATTRIBUTE: Options(**options)}),
+            server_args=SimpleNamespace(**{ATTRIBUTE: ReuseOptions(**options)}),
         )
         return start.pool_budget(lambda _, size: size, configurator, free)
 

@@ -35,7 +35,7 @@ def get(store, chunk, salt=""):
 
 
 def tier_of(store, chunk, salt=""):
-    return store.where(store.key(chunk.ids, chunk.prefix, salt), len(chunk))
+    return store.tier_of(store.key(chunk.ids, chunk.prefix, salt), len(chunk))
 
 
 def test_model_prefix_salt_and_tokens_are_all_in_the_key():

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 from canopy_documents.fuse import transfer
 from canopy_documents.fuse.cache import KVCache
 from canopy_documents.store import host_memory
-from canopy_documents.store.chunk import Chunk, Placed, Shape
+from canopy_documents.store.chunk import Chunk, PlacedChunk, Shape
 from canopy_documents.store.host_memory import HostMemory
 from canopy_kernel.rope_scatter import LayersScatter
 
@@ -113,7 +113,9 @@ def machine(request, monkeypatch):
     streams, device = Streams(request.param), SeparateDevice()
     streams.install(monkeypatch)
     device.schedule_copy = streams.enqueue
-    monkeypatch.setattr(host_memory, "pinned", lambda size, dtype: torch.zeros(size, dtype=dtype))
+    monkeypatch.setattr(
+        host_memory, "pinned_tensor", lambda size, dtype: torch.zeros(size, dtype=dtype)
+    )
     monkeypatch.setattr(transfer, "launches", lambda layers, size: [(0, 1), (1, layers)])
 
     def enqueue_scatter(scatter, first=0, end=LAYERS):
@@ -150,7 +152,7 @@ def send_chunk(machine, chunk):
     rope = Rope(put(torch.zeros(DIM // 2)))  # no rotation of keys
     model = SimpleNamespace(rope=rope, shape=SHAPE)
     all_slots = put(torch.arange(TOKENS))
-    return transfer.send(model, [Placed(chunk, 0)], cache, all_slots), pools
+    return transfer.send(model, [PlacedChunk(chunk, 0)], cache, all_slots), pools
 
 
 def read_by_layers(machine, sent_chunk, pools) -> list[float]:
@@ -205,7 +207,7 @@ def test_unfinished_writes_are_not_read(machine, name) -> None:
 
 WAITS = {
     "the host for its copy": (host_memory.HostChunk, "_wait", "a copy to the host", "late"),
-    "a layer for its rows": (transfer.Transfer, "order_after", "a transfer", "late"),
+    "a layer for its rows": (transfer.RowTransfer, "order_after", "a transfer", "late"),
     "a copy for the compute": (Stream, "wait_stream", "a copy to the host", "early"),
     "a copy of the host for the device": (
         HostMemory, "_wait_for_reads", "slots for a chunk of the host", "late",

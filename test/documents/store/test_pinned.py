@@ -6,7 +6,7 @@ import mmap
 import pytest
 import torch
 
-from canopy_documents.store.host_memory import registered
+from canopy_documents.store.host_memory import registered_tensor
 
 SIZE = (3, 1000, 2, 5)
 BYTES = 3 * 1000 * 2 * 5 * 2
@@ -32,7 +32,7 @@ class Runtime:
 
 def test_the_requested_range_is_registered_from_a_page_boundary():
     runtime = Runtime()
-    tensor = registered(SIZE, torch.bfloat16, runtime, runtime.wait)
+    tensor = registered_tensor(SIZE, torch.bfloat16, runtime, runtime.wait)
     assert (tensor.shape, tensor.dtype) == (SIZE, torch.bfloat16)
     assert runtime.calls == [("register", tensor.data_ptr(), BYTES, 0)]
     assert tensor.data_ptr() % mmap.PAGESIZE == 0
@@ -43,7 +43,7 @@ def test_the_requested_range_is_registered_from_a_page_boundary():
 
 def test_pinned_memory_is_released_after_a_wait_and_without_tensors():
     runtime = Runtime()
-    tensor = registered(SIZE, torch.bfloat16, runtime, runtime.wait)
+    tensor = registered_tensor(SIZE, torch.bfloat16, runtime, runtime.wait)
     address, part = tensor.data_ptr(), tensor[1, :10]
     del tensor
     gc.collect()
@@ -57,19 +57,19 @@ def test_pinned_memory_is_released_after_a_wait_and_without_tensors():
 def test_memory_that_cuda_refuses_is_never_unregistered():
     runtime = Runtime(code=2)
     with pytest.raises(RuntimeError, match="60,000 bytes failed with error 2"):
-        registered(SIZE, torch.bfloat16, runtime, runtime.wait)
+        registered_tensor(SIZE, torch.bfloat16, runtime, runtime.wait)
     gc.collect()
     assert [name for name, *_ in runtime.calls] == ["register"]
 
 
 def test_no_memory_is_not_registered():
     runtime = Runtime()
-    assert registered((2, 0), torch.bfloat16, runtime, runtime.wait).numel() == 0
+    assert registered_tensor((2, 0), torch.bfloat16, runtime, runtime.wait).numel() == 0
     assert runtime.calls == []
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_sees_it_as_pinned():
-    from canopy_documents.store.host_memory import pinned
+    from canopy_documents.store.host_memory import pinned_tensor
 
-    assert pinned(SIZE, torch.bfloat16).is_pinned()
+    assert pinned_tensor(SIZE, torch.bfloat16).is_pinned()

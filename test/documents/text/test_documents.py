@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from canopy_documents.text.documents import find_documents, inner, separated
+from canopy_documents.text.documents import find_documents, inner, split_texts
 from support.words import Words
 
 TEXTS = (
@@ -67,5 +67,10 @@ def test_a_match_begins_at_a_token() -> None:
 
 
 def test_between_two_separators_is_a_document() -> None:
-    assert separated("system##one##two##why", "##") == ["one", "two"]
-    assert separated("one##two", "##") == separated("one", "##") == separated("a##b##c", None) == []
+    assert split_texts("system##one##two##why", "##") == ["one", "two"]
+    assert (
+        split_texts("one##two", "##")
+        == split_texts("one", "##")
+        == split_texts("a##b##c", None)
+        == []
+    )

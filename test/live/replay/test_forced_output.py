@@ -43,14 +43,14 @@ class Req:
 def test_a_server_without_the_flag_remembers_nothing() -> None:
     req = Req("r", {forced_output.KEY: [5]})
     scheduler = types.SimpleNamespace(server_args=types.SimpleNamespace())
-    forced_output.request_queued(None, scheduler, req)
+    forced_output.record_forced_request(None, scheduler, req)
     assert len(forced_output.running) == 0
 
 
 def test_a_finished_request_is_forgotten_with_its_object() -> None:
     scheduler = types.SimpleNamespace(server_args=types.SimpleNamespace(**{ATTRIBUTE: True}))
     req = Req("r", {forced_output.KEY: [5]})
-    forced_output.request_queued(None, scheduler, req)
+    forced_output.record_forced_request(None, scheduler, req)
     assert forced_output.running["r"] == Forced(3, [5])
     del req
     assert len(forced_output.running) == 0

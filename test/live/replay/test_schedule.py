@@ -60,7 +60,7 @@ def send(
 
         async def answer(job: ReplayRequest) -> None:
             await asyncio.sleep(takes_s[job.planned.ordinal])
-            schedule.answered(job)
+            schedule.record_answer(job)
 
         async for job in schedule.arrivals():
             sends.append((job.planned.ordinal, job.due_s, clock()))

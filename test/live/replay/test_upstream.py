@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from canopy_lab.live.replay.replay_run import replaced
+from canopy_lab.live.replay.replay_run import replace_names
 
 
 def test_names_are_restored_after_a_failure() -> None:
@@ -12,7 +12,7 @@ def test_names_are_restored_after_a_failure() -> None:
     values = []
 
     def fail() -> None:
-        with replaced(module, a=10):
+        with replace_names(module, a=10):
             values.append((module.a, module.b))
             raise RuntimeError
 
@@ -24,6 +24,6 @@ def test_names_are_restored_after_a_failure() -> None:
 
 def test_a_name_that_the_module_lost_is_noticed() -> None:
     module = types.SimpleNamespace(a=1)
-    with pytest.raises(AttributeError), replaced(module, a=2, gone=3):
+    with pytest.raises(AttributeError), replace_names(module, a=2, gone=3):
         pass
     assert module.a == 1

@@ -23,7 +23,7 @@ class RecordingManager:
         self.server_args = SimpleNamespace()
         self.model_config = SimpleNamespace(vocab_size=100)
         self.arrived: list[Any] = []
-        hooked = functools.partial(entry.generation_begins, type(self)._record)
+        hooked = functools.partial(entry.stamp_generation, type(self)._record)
         self.generate_request = functools.partial(hooked, self)
         threading.Thread(target=self.event_loop.run_forever, daemon=True).start()
 

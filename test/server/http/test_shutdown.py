@@ -29,7 +29,7 @@ class Server:
         return [arrivals.internal_state_set(None, self.scheduler, message)]
 
     async def sigterm(self) -> None:
-        shutdown.sigterm_received(SimpleNamespace(tokenizer_manager=self))
+        shutdown.extend_shutdown(SimpleNamespace(tokenizer_manager=self))
         await asyncio.sleep(0)
 
     def time_left_s(self) -> float:

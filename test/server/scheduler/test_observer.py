@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_canopy.server.scheduler.observer import BLOCK_TOKENS, Observer
-from sglang_canopy.whatif.meter import MIN_REQUESTS, Memory, Meter, MeterSetup
+from sglang_canopy.whatif.meter import MIN_REQUESTS, Meter, MeterSetup, TierTokens
 from support.live_tree import FakeReq, fake_req
 
 
@@ -22,13 +22,13 @@ def decode_batch(reqs: list[FakeReq]) -> SimpleNamespace:
 
 def test_it_logs_its_start_and_counts_ended_requests(caplog) -> None:
     caplog.set_level(logging.INFO)
-    meter = Meter(MeterSetup(one_in=1), Memory(40 * BLOCK_TOKENS), "lru")
+    meter = Meter(MeterSetup(one_in=1), TierTokens(40 * BLOCK_TOKENS), "lru")
     observer = Observer(meter)
     assert "observing lru" in caplog.text
     for number in range(MIN_REQUESTS - 1):
         observer.record_batch(decode_batch([ended_request(number)]))
-    assert meter.undecided is not None
+    assert meter.undecided_reason is not None
     for number in range(MIN_REQUESTS, MIN_REQUESTS + 20):
         observer.record_batch(decode_batch([ended_request(number)]))
-    assert meter.undecided is None
+    assert meter.undecided_reason is None
     assert meter.stats()["hit_ratio"] == 0.0

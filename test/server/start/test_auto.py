@@ -11,7 +11,7 @@ from sglang_canopy.config import auto
 from sglang_canopy.config.auto import WRITE_POLICY
 from sglang_canopy.config.server_options import AUTO_PARTS, AutoPart
 from sglang_canopy.server.start import arguments, hooks
-from sglang_canopy.telemetry.auto_line import EVERY_S, AutoLine, in_words
+from sglang_canopy.telemetry.auto_line import EVERY_S, AutoLine, describe_auto
 from support import forked
 
 HOST_FLAGS = ("--enable-hierarchical-cache",)
@@ -164,13 +164,13 @@ STATUS = {
 
 
 def test_host_memory_is_advised_where_evicted_kv_is_recomputed() -> None:
-    assert "host memory" not in in_words(STATUS, ()), "5 % of the prompts"
-    line = in_words(STATUS | {"prompt_tokens": 100}, ())
+    assert "host memory" not in describe_auto(STATUS, ()), "5 % of the prompts"
+    line = describe_auto(STATUS | {"prompt_tokens": 100}, ())
     assert "50 % of the prompt tokens recompute evicted KV: 24 GB more host memory" in line
     assert "(--enable-hierarchical-cache --hicache-size) would hit 90 % of them" in line
     tiers = TIERS | {"host": {"capacity_bytes": 8e9}}
     little = MISSED | {"hits_with_memory": {"x2": 10, "x4": 20}}
-    line = in_words(STATUS | {"prompt_tokens": 100, "tiers": tiers, "missed": little}, ())
+    line = describe_auto(STATUS | {"prompt_tokens": 100, "tiers": tiers, "missed": little}, ())
     assert "48 GB more host memory would hit 40 % of them" in line
 
 
@@ -178,12 +178,16 @@ def test_host_memory_is_advised_where_evicted_kv_is_recomputed() -> None:
 def test_the_line_states_why_no_agents_are_recognised_while_kv_thrashes(gate) -> None:
     bare = STATUS | {"prompt_tokens": 100, "session_gate": gate}
     bare |= {"agents": {"recognised": 0, "returns": 0}}
-    assert "no agents recognised: no --tool-call-parser, no turn has returned" in in_words(bare, ())
+    assert "no agents recognised: no --tool-call-parser, no turn has returned" in describe_auto(
+        bare, ()
+    )
     bare["agents"] = {"recognised": 0, "returns": 9}
-    line = in_words(bare, (), "mistral")
+    line = describe_auto(bare, (), "mistral")
     assert "mistral has found no call, none of 9 turns came within 20 s of an answer" in line
-    assert "no agents" not in in_words(bare | {"prompt_tokens": 1000}, ()), "little is recomputed"
-    assert "no agents" not in in_words(STATUS | {"prompt_tokens": 100}, ())
+    assert "no agents" not in describe_auto(bare | {"prompt_tokens": 1000}, ()), (
+        "little is recomputed"
+    )
+    assert "no agents" not in describe_auto(STATUS | {"prompt_tokens": 100}, ())
 
 
 def test_the_log_has_it_once_a_minute_and_every_status_has_it(caplog) -> None:

@@ -17,7 +17,7 @@ from sglang.srt.server_args import ServerArgs
 
 from sglang_canopy import SGLANG_VERSION, releases
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, QueueFlags
-from sglang_canopy.config.refusals import unsupported
+from sglang_canopy.config.refusals import unsupported_reason
 from sglang_canopy.config.server_options import ATTRIBUTE, ServerOptions
 from sglang_canopy.config.setups import FLAGS, GATE, HTTP_APPS, POLICIES, QUEUE, SETUPS
 from sglang_canopy.errors import CanopyError
@@ -86,10 +86,12 @@ def test_another_version_of_sglang_is_named_in_the_log(monkeypatch, caplog):
 
 @pytest.mark.parametrize("name", ["SGLANG_RUST_SERVER", "SGLANG_HTTP_SERVER_APP_PATH"])
 def test_an_entry_point_set_by_a_variable_is_refused_by_name(name: str) -> None:
-    refusal = unsupported(POLICIES, server_args(), environment={name: "1"})
+    refusal = unsupported_reason(POLICIES, server_args(), environment={name: "1"})
     assert refusal is not None
     assert "--radix-eviction lru" in refusal
-    assert unsupported(POLICIES, server_args(), environment={"SGLANG_RUST_SERVER": "0"}) is None
+    assert (
+        unsupported_reason(POLICIES, server_args(), environment={"SGLANG_RUST_SERVER": "0"}) is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,7 @@ def test_workers_import_our_application_unless_the_operator_names_one(
         monkeypatch.setenv(routes.APP_VARIABLE, application)
     routes.use_our_application(server_args(tokenizer_worker_num=workers))
     assert os.environ.get(routes.APP_VARIABLE) == expected
-    refused = unsupported(POLICIES, server_args()) is not None
+    refused = unsupported_reason(POLICIES, server_args()) is not None
     assert refused == (expected not in (None, *HTTP_APPS))
 
 
@@ -130,7 +132,7 @@ def test_every_option_that_is_checked_exists_in_the_pinned_sglang() -> None:
 
 def test_a_plain_set_up_is_supported() -> None:
     for feature in (POLICIES, GATE, QUEUE):
-        assert unsupported(feature, server_args(), environment={}) is None
+        assert unsupported_reason(feature, server_args(), environment={}) is None
 
 
 STORAGES = ("dynamic", "mooncake", "file")

@@ -91,12 +91,12 @@ def test_in_a_closed_loop_a_turn_follows_the_answer_and_the_time_to_think():
     answers = [0.01, 0.01 + 2.0 + 0.01]
     assert result.makespan_s == pytest.approx(answers[1] + 120.0 + 0.01, abs=1e-3)
     uncapped = ClosedLoop(workload, think_cap_s=None)
-    assert uncapped.answered(1, 10.0) == [(pytest.approx(510.0), 2)]
+    assert uncapped.following_requests(1, 10.0) == [(pytest.approx(510.0), 2)]
 
 
 def test_the_think_time_is_the_traces_own_if_it_has_one():
     workload = Workload(agent_turns(0.0, "a", 1, [9.0], think_s=3.0))
-    assert ClosedLoop(workload).answered(0, 50.0) == [(53.0, 1)]
+    assert ClosedLoop(workload).following_requests(0, 50.0) == [(53.0, 1)]
 
 
 def test_sub_agents_follow_the_turn_of_their_parent():
@@ -105,8 +105,8 @@ def test_sub_agents_follow_the_turn_of_their_parent():
     workload = Workload(sorted([*parent, *child], key=lambda r: r.time_s))
     loop = ClosedLoop(workload)
     assert [index for _, index in loop.begin()] == [0]
-    assert sorted(index for _, index in loop.answered(0, 100.0)) == [1, 3]
-    assert {i: t for t, i in loop.answered(0, 100.0)}[1] == pytest.approx(104.0)
+    assert sorted(index for _, index in loop.following_requests(0, 100.0)) == [1, 3]
+    assert {i: t for t, i in loop.following_requests(0, 100.0)}[1] == pytest.approx(104.0)
     assert turn_links(workload.trace).session_start == [0, 0, 0, 0]
 
 

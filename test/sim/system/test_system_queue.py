@@ -32,7 +32,7 @@ class View:
     def __init__(self, cached: dict[int, int], processed: int) -> None:
         self.now, self.processed_tokens, self._cached = 0.0, processed, cached
 
-    def cached(self, job):
+    def match_cached(self, job):
         return Cached(self._cached[job.index], 0)
 
 
@@ -182,7 +182,7 @@ def test_a_wait_for_the_gate_counts_in_ttft_and_queue_times(monkeypatch):
         def enter(self, number, request, now):
             return number == 0 or now >= self.opens_at
 
-        def ended(self, number, request, now):
+        def record_end(self, number, request, now):
             self.opens_at = now + 5.0
 
         def wake_at(self, now):

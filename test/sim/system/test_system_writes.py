@@ -58,7 +58,7 @@ def test_host_pages_are_unlocked_when_the_disk_has_written_them(write_policy):
         write_policy=write_policy,
     )  # fmt: skip
     (instance,), (disk,) = simulation.instances, simulation.disks
-    assert disk.channel.writing
+    assert disk.channel.is_writing
     assert any(node.host_locks for node in instance.tree.nodes())
     disk.channel.advance(1e9)
     assert not any(node.host_locks for node in instance.tree.nodes())
@@ -86,4 +86,4 @@ def test_kv_without_room_is_copied_at_its_next_use():
     host, disk = TierSpec(300 * KV_BYTES, **FAST), slow_disk(100e3)
     simulation = serve([*trace, repeated], device_tokens=250, host=host, disk=disk)
     simulation.disks[0].channel.advance(1e9)
-    assert simulation.disks[0].leading(repeated.blocks, 1e9) == len(repeated.blocks)
+    assert simulation.disks[0].count_leading(repeated.blocks, 1e9) == len(repeated.blocks)

@@ -17,7 +17,7 @@ from canopy_documents.store.device_copy import to_device
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class SelectorInput:
     """Input of a selector. The cache holds the reused KV only if ``reads_cache``.
 
     ready: number of tokens at the prompt's start whose exact KV is already in the cache.
@@ -45,7 +45,7 @@ class Selector(abc.ABC):
     reads_cache: ClassVar[bool] = False
 
     @abc.abstractmethod
-    def choose(self, context: Context) -> torch.Tensor:
+    def choose(self, context: SelectorInput) -> torch.Tensor:
         """Return the sorted positions to recompute, on the host or the model's device."""
 
 
@@ -62,7 +62,7 @@ class Offline(Selector):
             chunk.scores[self.name] = self.score(chunk)
         return chunk.scores[self.name]
 
-    def choose(self, context: Context) -> torch.Tensor:
+    def choose(self, context: SelectorInput) -> torch.Tensor:
         """Choose the top ``floor(ratio * n)`` of each chunk (equation 7); ties go to the earlier
         token."""
         parts = [

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
-from canopy_documents.fuse import rows as engine
+from canopy_documents.fuse import rows as row_forward
 from canopy_documents.fuse.cache import KVCache
-from canopy_documents.fuse.selectors.base import Context, Selector, best
+from canopy_documents.fuse.selectors.base import Selector, SelectorInput, best
 from canopy_documents.store.chunk import FusedPrompt
 from canopy_documents.store.device_copy import is_host, to_device
 
@@ -42,7 +42,7 @@ def probed_layers(layers: int) -> int:
 
 
 def question_scores(
-    context: Context, max_queries: int = MAX_QUERIES, last_weight: float = 0.0
+    context: SelectorInput, max_queries: int = MAX_QUERIES, last_weight: float = 0.0
 ) -> torch.Tensor:
     """Return ``[prompt]`` attention mass from the last ``max_queries`` question tokens, over layers
     and heads.
@@ -67,7 +67,7 @@ def question_scores(
     ids = to_device(prompt.ids[rows.to(prompt.ids.device)], model.device)
     rows = to_device(rows, model.device)
     while question_row > PIECE_ROWS:  # no row attends to a later row
-        engine.probe_rows(model, ids[:PIECE_ROWS], rows[:PIECE_ROWS], cache, depth - 1)
+        row_forward.probe_rows(model, ids[:PIECE_ROWS], rows[:PIECE_ROWS], cache, depth - 1)
         ids, rows, question_row = ids[PIECE_ROWS:], rows[PIECE_ROWS:], question_row - PIECE_ROWS
     question_positions = rows[question_row:]
     row_weights = torch.ones(question_positions.numel(), device=model.device)
@@ -79,7 +79,7 @@ def question_scores(
         cache, layers, rows, question_row, start_position, row_weights, heads, group, score
     )
     watch = probe.host_watch(prompt) if is_host(rows) else probe.device_watch()
-    engine.probe_rows(model, ids, rows, cache, depth - 1, watch)
+    row_forward.probe_rows(model, ids, rows, cache, depth - 1, watch)
     return model.whole(score)
 
 
@@ -101,7 +101,7 @@ class _Probe:
     group: int
     score: torch.Tensor
 
-    def host_watch(self, prompt: FusedPrompt) -> engine.Watch:
+    def host_watch(self, prompt: FusedPrompt) -> row_forward.Watch:
         """Return a watch that computes each layer's weights once for scores and attention, and
         samples the chunks below ``layers``."""
         cache, question_row = self.cache, self.question_row
@@ -133,7 +133,7 @@ class _Probe:
 
         return watch
 
-    def device_watch(self) -> engine.Watch:
+    def device_watch(self) -> row_forward.Watch:
         """Return a watch with few operations: each costs the host more than the device.
 
         All rows attend to all keys in one kernel; only the weights of ``layers`` are computed
@@ -225,7 +225,7 @@ def _attend_and_score(
     ), mass
 
 
-class Question(Selector):
+class QuestionSelector(Selector):
     """Spends the budget by attention: half the weight on the last token, half on the rest of the
     question.
 
@@ -235,7 +235,7 @@ class Question(Selector):
     name = "question"
     reads_cache = True
 
-    def choose(self, context: Context) -> torch.Tensor:
+    def choose(self, context: SelectorInput) -> torch.Tensor:
         prompt = context.prompt
         score = question_scores(context, last_weight=0.5)
         allowed = prompt.in_chunk()

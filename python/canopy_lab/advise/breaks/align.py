@@ -15,8 +15,8 @@ from canopy_lab.advise.breaks.texts import (
     common_prefix,
     common_suffix,
     equal_but_blanks,
+    sentence_spans,
     sentences,
-    spans,
 )
 
 MAX_PAIRS = 4_000_000
@@ -28,7 +28,7 @@ _SHOWN = 80
 _NAME = re.compile(r'"name": ?"([^"]*)"')
 
 
-class Run(NamedTuple):
+class TextRun(NamedTuple):
     """A run of characters of the later prompt."""
 
     size: int
@@ -44,7 +44,7 @@ class Run(NamedTuple):
     """Words before the difference, which distinguish two differences of one kind."""
 
 
-def align(old: Prompt, new: Prompt) -> Iterator[Run]:
+def align(old: Prompt, new: Prompt) -> Iterator[TextRun]:
     """Yield the runs of ``new``, compared with ``old``."""
     head, tools, messages = _split_tools(old.segments)
     new_before, new_tools, new_rest = _split_tools(new.segments)
@@ -73,10 +73,10 @@ def _equal_heads(old: list[Segment], new: list[Segment]) -> int:
     return n
 
 
-def _align_tools(old: list[Segment], new: list[Segment]) -> Iterator[Run]:
+def _align_tools(old: list[Segment], new: list[Segment]) -> Iterator[TextRun]:
     equal = _equal_heads(old, new)
     if equal:
-        yield Run(_size(new[:equal]))
+        yield TextRun(_size(new[:equal]))
     old, new = old[equal:], new[equal:]
     if not old and not new:
         return
@@ -84,15 +84,15 @@ def _align_tools(old: list[Segment], new: list[Segment]) -> Iterator[Run]:
     numbers = Counter(tool.number for tool in old)
     size = _size(new)
     if numbers == Counter(tool.number for tool in new):
-        yield Run(size, kinds.TOOL_ORDER, TOOLS, first_old, first_new, size)
+        yield TextRun(size, kinds.TOOL_ORDER, TOOLS, first_old, first_new, size)
     elif Counter(tool.canonical for tool in old) == Counter(tool.canonical for tool in new):
-        yield Run(size, kinds.KEY_ORDER, TOOLS, first_old, first_new, size)
+        yield TextRun(size, kinds.KEY_ORDER, TOOLS, first_old, first_new, size)
     elif [_tool_name(tool) for tool in old] == [_tool_name(tool) for tool in new]:
         for a, b in zip(old, new, strict=True):
-            yield from ((Run(b.size),) if a is b else _align_texts(a, b, TOOLS))
+            yield from ((TextRun(b.size),) if a is b else _align_texts(a, b, TOOLS))
     else:
         common = sum(tool.size for tool in new if tool.number in numbers)
-        yield Run(size, kinds.TOOL_SET, TOOLS, first_old, first_new, common)
+        yield TextRun(size, kinds.TOOL_SET, TOOLS, first_old, first_new, common)
 
 
 def _tool_name(tool: Segment) -> str:
@@ -100,16 +100,16 @@ def _tool_name(tool: Segment) -> str:
     return name[1] if name else tool.text[:40]
 
 
-def _align_messages(old: list[Segment], new: list[Segment], yielded: int = 0) -> Iterator[Run]:
+def _align_messages(old: list[Segment], new: list[Segment], yielded: int = 0) -> Iterator[TextRun]:
     """Compare messages; the first ``yielded`` are equal and were yielded."""
     equal = _equal_heads(old, new)
     if equal > yielded:
-        yield Run(_size(new[yielded:equal]))
+        yield TextRun(_size(new[yielded:equal]))
     rest_old, rest_new = old[equal:], new[equal:]
     if not rest_new:
         return
     if len(rest_old) > 1 and rest_old[1] is rest_new[0] and _recurs(rest_old[0], rest_new):
-        yield Run(0, kinds.REMINDER, HISTORY, rest_old[0].text[:_SHOWN], "")
+        yield TextRun(0, kinds.REMINDER, HISTORY, rest_old[0].text[:_SHOWN], "")
         yield from _align_messages([*new[:equal], *rest_old[1:]], new, equal)
         return
     numbers_old = [segment.number for segment in rest_old]
@@ -124,56 +124,56 @@ def _align_messages(old: list[Segment], new: list[Segment], yielded: int = 0) ->
     count = len(rest_new)
     for code, i, j, k, end in codes:
         if code == "equal":
-            yield Run(_size(rest_new[k:end]))
+            yield TextRun(_size(rest_new[k:end]))
             continue
         place = _place(new, equal + k)
         later, earlier = rest_new[k:end], rest_old[i:j]
         moved = sum(segment.size for segment in later if lost.get(segment.number))
         if moved >= MIN_RUN:
             sample = earlier[0].text if earlier else ""
-            yield Run(_size(later), kinds.ORDER, place, sample, later[0].text, moved)
+            yield TextRun(_size(later), kinds.ORDER, place, sample, later[0].text, moved)
         elif code == "replace" and (len(later) == len(earlier) or end == count):
             yield from _align_pairs(earlier, later, new, equal + k)
         else:
-            yield _inserted_or_dropped(code, earlier, later, place, rest_new)
+            yield _changed_run(code, earlier, later, place, rest_new)
 
 
 def _align_pairs(
     earlier: list[Segment], later: list[Segment], new: list[Segment], index: int
-) -> Iterator[Run]:
+) -> Iterator[TextRun]:
     """Compare segments pairwise; surplus segments of ``later`` are new."""
     for number, (a, b) in enumerate(zip(earlier, later)):
         place = _place(new, index + number)
         if a.kind == b.kind and a.role == b.role:
             yield from _align_texts(a, b, place, new[-1])
         else:
-            yield Run(b.size, kinds.TEXT, place, a.text, b.text)
+            yield TextRun(b.size, kinds.TEXT, place, a.text, b.text)
     for b in later[len(earlier) :]:
-        yield Run(b.size, kinds.NEW, HISTORY, "", b.text)
+        yield TextRun(b.size, kinds.NEW, HISTORY, "", b.text)
 
 
-def _inserted_or_dropped(
-    code: str, earlier: list[Segment], later: list[Segment], place: str, others: list[Segment]
-) -> Run:
+def _changed_run(
+    code: str, earlier: list[Segment], later: list[Segment], place: str, history: list[Segment]
+) -> TextRun:
     if code == "delete":
-        recurs = len(earlier) == 1 and _recurs(earlier[0], others)
+        recurs = len(earlier) == 1 and _recurs(earlier[0], history)
         kind = kinds.REMINDER if recurs else kinds.DROPPED
     else:
         kind = kinds.INSERTED if code == "insert" else kinds.REWRITTEN
     if place == FIRST:
         place = HISTORY
-    return Run(_size(later), kind, place, _excerpt(earlier), _excerpt(later))
+    return TextRun(_size(later), kind, place, _excerpt(earlier), _excerpt(later))
 
 
-def _recurs(segment: Segment, others: list[Segment]) -> bool:
-    """Return whether a message is among ``others``, perhaps with a few other words such as a time."""
-    if any(candidate is segment for candidate in others):
+def _recurs(segment: Segment, history: list[Segment]) -> bool:
+    """Return whether a message is among ``history``, perhaps with a few other words such as a time."""
+    if any(candidate is segment for candidate in history):
         return True
     texts = set(segment.sentences)
     return bool(texts) and any(
         2 * sum(len(text) for text in candidate.sentences if text in texts)
         >= sum(map(len, segment.sentences))
-        for candidate in others[-3:]
+        for candidate in history[-3:]
         if candidate.role == segment.role
     )
 
@@ -196,43 +196,45 @@ def _place(prompt: list[Segment], index: int) -> str:
     return FIRST if in_first else HISTORY
 
 
-def _align_texts(a: Segment, b: Segment, place: str, end: Segment | None = None) -> Iterator[Run]:
+def _align_texts(
+    a: Segment, b: Segment, place: str, end: Segment | None = None
+) -> Iterator[TextRun]:
     """Compare two versions of one segment. ``end``: the last segment of the later prompt."""
     if a.is_media:
-        yield Run(b.size, kinds.PICTURE, place, a.text[-40:], b.text[-40:])
+        yield TextRun(b.size, kinds.PICTURE, place, a.text[-40:], b.text[-40:])
         return
     old, new = a.text, b.text
     prefix = common_prefix(old, new)
     if prefix:
-        yield Run(prefix)
+        yield TextRun(prefix)
     rest_old, rest_new = old[prefix:], new[prefix:]
     for is_equal, kind in (
         (a.canonical == b.canonical, kinds.KEY_ORDER),
         (equal_but_blanks(rest_old, rest_new), kinds.WHITE_SPACE),
     ):
         if is_equal:
-            yield Run(len(rest_new), kind, place, old[prefix : prefix + _SHOWN], new[prefix : prefix + _SHOWN], len(rest_new))  # fmt: skip
+            yield TextRun(len(rest_new), kind, place, old[prefix : prefix + _SHOWN], new[prefix : prefix + _SHOWN], len(rest_new))  # fmt: skip
             return
     tail = common_suffix(rest_old, rest_new)
     ends = len(old) - tail, len(new) - tail
     yield from _align_sentences(old, new, prefix, *ends, place, end)
     if tail:
-        yield Run(tail)
+        yield TextRun(tail)
 
 
 def _align_sentences(
     old: str, new: str, n: int, end_old: int, end_new: int, place: str, end: Segment | None
-) -> Iterator[Run]:
+) -> Iterator[TextRun]:
     """Compare ``old[n:end_old]`` with ``new[n:end_new]`` sentence by sentence."""
     inner_old, inner_new = old[n:end_old], new[n:end_new]
     if not inner_old and not inner_new:
         return
     if len(inner_old) > 200 and len(inner_new) > 200:
-        common = _reordered(inner_old, inner_new)
+        common = _reordered_characters(inner_old, inner_new)
         if common:
-            yield Run(len(inner_new), kinds.ORDER, place, inner_old[:_SHOWN], inner_new[:_SHOWN], common)  # fmt: skip
+            yield TextRun(len(inner_new), kinds.ORDER, place, inner_old[:_SHOWN], inner_new[:_SHOWN], common)  # fmt: skip
             return
-    a, b = spans(inner_old), spans(inner_new)
+    a, b = sentence_spans(inner_old), sentence_spans(inner_new)
     if not a or not b or len(a) * len(b) > MAX_PAIRS:
         yield _difference(old, new, (n, end_old), (n, end_new), place, end)
         return
@@ -257,11 +259,11 @@ def _align_sentences(
                 old, new, (n + at_old, n + begin_old), (n + at_new, n + begin_new), place, end
             )
         if edits.size:
-            yield Run(stop_new - begin_new)
+            yield TextRun(stop_new - begin_new)
         at_old, at_new = stop_old, stop_new
 
 
-def _reordered(old: str, new: str) -> int:
+def _reordered_characters(old: str, new: str) -> int:
     """Return the characters of two texts' common sentences, if enough are in another order."""
     a, b = sentences(old), sentences(new)
     common = sum(len(text) * n for text, n in (Counter(a) & Counter(b)).items())
@@ -279,13 +281,13 @@ def _difference(
     at_new: tuple[int, int],
     place: str,
     end: Segment | None,
-) -> Run:
+) -> TextRun:
     """Name one difference, widened to whole words."""
     x, y, begin = kinds.whole_words(old, new, at_old, at_new)
     label = re.sub(r"[\d\W_]+", " ", new[max(0, begin - 32) : begin]).strip()
-    kind = kinds.kind_of(x, y, place)
+    kind = kinds.difference_kind(x, y, place)
     text = old[at_old[0] : at_old[1]].strip()
     if kind == kinds.SHORTENED and end is not None and len(text) >= MIN_RUN and text in end.text:
         kind, place = kinds.REMINDER, HISTORY
     size = at_new[1] - at_new[0]
-    return Run(size, kind, place, x, y, 0, label[-_LABEL_CHARACTERS:])
+    return TextRun(size, kind, place, x, y, 0, label[-_LABEL_CHARACTERS:])

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from canopy_lab.advise.breaks import differences as kinds
-from canopy_lab.advise.breaks.finder import Breaks, Finding
+from canopy_lab.advise.breaks.finder import Breaks, RepeatedBreak
 
 CURES = {
     kinds.TIME: ("time", "move it to the last message, or round it (a date costs one miss a day)"),
@@ -64,7 +64,7 @@ def _sentences(breaks: Breaks, show_values: bool) -> Iterator[str]:
         yield f"- and {len(breaks.findings) - _MAX_SHOWN} more; --json has all of them."
 
 
-def sentence(finding: Finding, *, show_values: bool = False) -> str:
+def sentence(finding: RepeatedBreak, *, show_values: bool = False) -> str:
     """Return a finding as one sentence. Texts of the log are in it only with ``show_values``."""
     cause, cure = CURES[finding.kind][0], cure_of(finding)
     place = "" if finding.kind == kinds.MODELS else f" in {_PLACES[finding.place]}"
@@ -80,7 +80,7 @@ def sentence(finding: Finding, *, show_values: bool = False) -> str:
     return text
 
 
-def cure_of(finding: Finding) -> str:
+def cure_of(finding: RepeatedBreak) -> str:
     """Return the cure. A client's own switch comes first."""
     in_billing_line = (
         finding.place == kinds.SYSTEM and _BILLING in finding.name and "cch" in finding.label

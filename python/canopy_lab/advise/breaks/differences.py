@@ -43,7 +43,7 @@ _IDENTIFIER = re.compile(
 _NUMBER = re.compile(r"[+-]?[0-9][0-9,_]*(\.[0-9]+)?%?")
 
 
-def number_of(text: str) -> float | None:
+def parse_number(text: str) -> float | None:
     """Return the value of a number, which may have separators of thousands; ``None`` for other text."""
     if not _NUMBER.fullmatch(text.strip()):
         return None
@@ -68,7 +68,7 @@ def whole_words(
     return old[begin_old:end_old], new[begin_new:end_new], begin_new
 
 
-def kind_of(old: str, new: str, place: str) -> str:
+def difference_kind(old: str, new: str, place: str) -> str:
     """Return the kind of a difference in a ``place``."""
     if equal_but_blanks(old, new):
         return WHITE_SPACE
@@ -94,7 +94,7 @@ def _kind_of_value(old: str, new: str, place: str, is_short: bool) -> str:
     if is_short and old and new:
         if _is_value(_TIME, old) and _is_value(_TIME, new):
             return TIME
-        if number_of(old) is not None and number_of(new) is not None:
+        if parse_number(old) is not None and parse_number(new) is not None:
             return NUMBER
         if _is_value(_IDENTIFIER, old) and _is_value(_IDENTIFIER, new):
             return IDENTIFIER

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from canopy_lab.advise.breaks import differences as kinds
-from canopy_lab.advise.breaks.align import Run, align
-from canopy_lab.advise.breaks.memory import MAX_BYTES, MAX_PROMPTS, MIN_RUN, Memory, Prompt
+from canopy_lab.advise.breaks.align import TextRun, align
+from canopy_lab.advise.breaks.memory import MAX_BYTES, MAX_PROMPTS, MIN_RUN, Prompt, PromptMemory
 from canopy_lab.trace.prompts import LoggedPrompt
 from canopy_lab.trace.template import prompt_parts
 
@@ -76,7 +76,7 @@ _SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class RepeatedBreak:
     """One kind of break at one place of one application."""
 
     application: int
@@ -112,7 +112,7 @@ class Breaks:
     cached_tokens: int
     """Tokens in an unbounded cache."""
     applications: int
-    findings: tuple[Finding, ...]
+    findings: tuple[RepeatedBreak, ...]
     is_whole: bool = True
     """Whether the whole log was read."""
     not_read: str = ""
@@ -164,7 +164,7 @@ class Finder:
     """Call ``add`` for each prompt, then ``breaks``."""
 
     def __init__(self, most_prompts: int = MAX_PROMPTS, most_bytes: int = MAX_BYTES) -> None:
-        self.memory = Memory(most_prompts, most_bytes)
+        self.memory = PromptMemory(most_prompts, most_bytes)
         self.applications = Applications()
         self.requests = self.characters = self.cached = 0
         self._sums: dict[_Key, _Sum] = defaultdict(_Sum)
@@ -185,7 +185,7 @@ class Finder:
         self.cached += min(hit, prompt.size)
         if elsewhere >= MIN_RUN:
             model = prompt.salts[0]
-            before = Run(0, kinds.MODELS, kinds.HISTORY, new=model, label=model)
+            before = TextRun(0, kinds.MODELS, kinds.HISTORY, new=model, label=model)
             self._note(prompt, before, elsewhere, hit)
         similar = self.memory.most_similar(prompt, hit)
         if similar is not None:
@@ -211,7 +211,7 @@ class Finder:
         if pending is not None:
             self._note(new, pending, cost, start)
 
-    def _note(self, prompt: Prompt, run: Run, cost: int, start: int) -> None:
+    def _note(self, prompt: Prompt, run: TextRun, cost: int, start: int) -> None:
         if cost < MIN_RUN:
             return
         has_label = run.kind in _LABELLED and run.place != kinds.HISTORY
@@ -228,7 +228,7 @@ class Finder:
             total.of_conversation[owner].add(value)
             if prompt.user is not None:
                 total.of_user[prompt.user].add(value)
-        numbers = kinds.number_of(run.old), kinds.number_of(run.new)
+        numbers = kinds.parse_number(run.old), kinds.parse_number(run.new)
         if numbers[0] is not None and numbers[1] is not None:
             total.numbers += 1
             total.ascending += numbers[0] < numbers[1]
@@ -238,7 +238,7 @@ class Finder:
     def breaks(self) -> Breaks:
         rows = [
             self._finding(key, one)
-            for key, one in self._folded().items()
+            for key, one in self._fold_edits().items()
             if one.requests >= MIN_REQUESTS and one.characters >= MIN_SHARE * self.characters
         ]
         rows.sort(key=lambda row: -row.tokens)
@@ -250,7 +250,7 @@ class Finder:
             tuple(rows),
         )
 
-    def _folded(self) -> dict[_Key, _Sum]:
+    def _fold_edits(self) -> dict[_Key, _Sum]:
         """Return the sums, with an application's edits of its history under the costliest kind."""
         sums = dict(self._sums)
         edits: dict[int, list[_Key]] = defaultdict(list)
@@ -262,7 +262,7 @@ class Finder:
             sums[main] = _merge([sums[main], *(sums.pop(key) for key in keys if key != main)])
         return sums
 
-    def _finding(self, key: _Key, total: _Sum) -> Finding:
+    def _finding(self, key: _Key, total: _Sum) -> RepeatedBreak:
         kind = key.kind
         if kind == kinds.NUMBER and total.numbers:
             rising = total.ascending / total.numbers
@@ -278,7 +278,7 @@ class Finder:
             per = "user"
         if kind == kinds.USER and per == "request":
             kind = kinds.TEXT
-        return Finding(
+        return RepeatedBreak(
             application=key.application + 1,
             category=self._categories[key.application],
             kind=kind,

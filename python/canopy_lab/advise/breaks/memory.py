@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Generic, TypeVar
 
 from canopy_lab.advise.breaks.texts import canonical, sentences
-from canopy_lab.trace.chat import Part
+from canopy_lab.trace.chat import PromptPart
 from canopy_lab.trace.prompts import LoggedPrompt
 
 MAX_PROMPTS = 20_000
@@ -34,7 +34,7 @@ V = TypeVar("V")
 class Segment:
     """One part of a prompt; equal parts of all prompts are one object."""
 
-    def __init__(self, part: Part, number: int) -> None:
+    def __init__(self, part: PromptPart, number: int) -> None:
         self.kind, self.role, self.text = part
         self.number, self.size = number, len(part.text)
         self.uses = 0
@@ -99,7 +99,7 @@ class Recent(Generic[K, V]):
         self._recent[key] = value
 
 
-class Memory:
+class PromptMemory:
     """Remembered prompts. The oldest are forgotten beyond ``most_prompts`` or ``most_bytes``."""
 
     def __init__(self, most_prompts: int = MAX_PROMPTS, most_bytes: int = MAX_BYTES) -> None:
@@ -111,12 +111,12 @@ class Memory:
         self._chains: Recent[tuple[int, int], int] = Recent(blocks // 8)
         self._models: Recent[int, tuple[str, ...]] = Recent(blocks // 8)
         self._prompts: OrderedDict[int, Prompt] = OrderedDict()
-        self._segments: dict[Part, Segment] = {}
+        self._segments: dict[PromptPart, Segment] = {}
         self._of_sentence: dict[str, Segment] = {}
         self._of_conversation: dict[str, int] = {}
         self._segments_created = self._count = 0
 
-    def prompt(self, logged: LoggedPrompt, parts: tuple[Part, ...]) -> Prompt:
+    def prompt(self, logged: LoggedPrompt, parts: tuple[PromptPart, ...]) -> Prompt:
         """Return ``logged`` as segments, not remembered yet."""
         segments = [self._segment(part) for part in parts]
         prompt = Prompt(self._count, segments, logged.conversation, logged.user, logged.salts)
@@ -124,7 +124,7 @@ class Memory:
         self._count += 1
         return prompt
 
-    def _segment(self, part: Part) -> Segment:
+    def _segment(self, part: PromptPart) -> Segment:
         segment = self._segments.get(part)
         if segment is None:
             segment = self._segments[part] = Segment(part, self._segments_created)
@@ -222,23 +222,23 @@ class Memory:
             segment.uses -= 1
             if segment.uses == 0:
                 self.text_bytes -= segment.bytes
-                self._segments.pop(Part(segment.kind, segment.role, segment.text), None)
+                self._segments.pop(PromptPart(segment.kind, segment.role, segment.text), None)
                 for sentence in segment.sentences:
                     if self._of_sentence.get(sentence) is segment:
                         del self._of_sentence[sentence]
 
 
-def _shared_characters(prompt: Prompt, other: Prompt) -> int:
-    """Return the characters of ``prompt`` that ``other`` contains, by segment and sentence."""
+def _shared_characters(prompt: Prompt, earlier: Prompt) -> int:
+    """Return the characters of ``prompt`` that ``earlier`` contains, by segment and sentence."""
     shared = 0
     texts: set[str] | None = None
     for part in prompt.segments:
-        if part.number in other.numbers:
+        if part.number in earlier.numbers:
             shared += part.size
         elif part.last_prompt < 0 and not part.is_media:
             if texts is None:
                 texts = set()
-                for segment in other.segments:
+                for segment in earlier.segments:
                     if segment.number not in prompt.numbers:
                         texts.update(segment.sentences)
             shared += sum(len(sentence) for sentence in part.sentences if sentence in texts)

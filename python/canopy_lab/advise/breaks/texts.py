@@ -50,7 +50,7 @@ def sentences(text: str) -> list[str]:
     return [s for s in map(str.strip, _ENDS.split(text)) if len(s) >= MIN_SENTENCE]
 
 
-def spans(text: str) -> list[tuple[int, int, str]]:
+def sentence_spans(text: str) -> list[tuple[int, int, str]]:
     """Return ``sentences`` with their places: (begin, end, text)."""
     triples, start = [], 0
     for end in _ENDS.finditer(text):

@@ -120,13 +120,13 @@ class Measurer:
             for context in lengths:
                 if batch * (context + 2 * _DECODE_TOKENS) > pool * 0.9 and row:
                     # The pool is too small to measure it: extrapolate.
-                    row.append(_continued(lengths, row, rows, context))
+                    row.append(_extrapolated_step_s(lengths, row, rows, context))
                     continue
                 self._show(f"decode of {batch} x {context} tokens")
                 row.append(self._decode_step(batch, context))
             rows.append(tuple(row))
-        columns = [_rising(list(column)) for column in zip(*rows, strict=True)]
-        smooth = tuple(tuple(_rising(list(row))) for row in zip(*columns, strict=True))
+        columns = [_non_decreasing(list(column)) for column in zip(*rows, strict=True)]
+        smooth = tuple(tuple(_non_decreasing(list(row))) for row in zip(*columns, strict=True))
         return tuple(batches), lengths, smooth
 
     def _decode_step(self, batch: int, context: int) -> float:
@@ -167,12 +167,12 @@ def _split_costs(
     The slope over the context is the cost of a pair of query and key. Pairs among the new tokens
     cost the same.
     """
-    steps = [_rising([max(seconds - arrival, 1e-6) for seconds in row]) for row in times]
+    steps = [_non_decreasing([max(seconds - arrival, 1e-6) for seconds in row]) for row in times]
     among_new = []
     for new, row in zip(lengths, steps, strict=True):
         pair = (row[-1] - row[0]) / (contexts[-1] * new) if len(contexts) > 1 else 0.0
         among_new.append(min(pair * new * (new + 1) / 2, 0.9 * row[0]))
-    linear = _rising([row[0] - own_s for row, own_s in zip(steps, among_new, strict=True)])
+    linear = _non_decreasing([row[0] - own_s for row, own_s in zip(steps, among_new, strict=True)])
     attention = [
         tuple(max(own_s, 1e-9) + step - row[0] for step in row)
         for row, own_s in zip(steps, among_new, strict=True)
@@ -180,12 +180,12 @@ def _split_costs(
     return tuple(linear), tuple(attention)
 
 
-def _rising(values: list[float]) -> list[float]:
+def _non_decreasing(values: list[float]) -> list[float]:
     """Return the closest non-decreasing values: more work takes no less time."""
     return [float(v) for v in isotonic_regression(values).x]
 
 
-def _continued(
+def _extrapolated_step_s(
     lengths: tuple[int, ...], row: list[float], above: list[tuple[float, ...]], context: int
 ) -> float:
     """Extrapolate a decode step: the slope before it, or the slope of the batch above."""

@@ -94,7 +94,7 @@ class _Requests(Mapping[str, Forced]):
 running = _Requests()
 
 
-def request_queued(_result: Any, scheduler: Any, req: Any, *_: Any, **__: Any) -> None:
+def record_forced_request(_result: Any, scheduler: Any, req: Any, *_: Any, **__: Any) -> None:
     """Hook after ``Scheduler._add_request_to_queue``: record a request with forced output."""
     params = attached(req).params
     if KEY in params and is_on(scheduler.server_args):
@@ -103,12 +103,12 @@ def request_queued(_result: Any, scheduler: Any, req: Any, *_: Any, **__: Any) -
             running.add(req)
 
 
-def verified(_result: None, params: Any, vocab_size: int) -> None:
+def validate(_result: None, params: Any, vocab_size: int) -> None:
     """Hook after ``SamplingParams.verify``: refuse an invalid forced output as the client's error."""
     check(params.custom_params, vocab_size)
 
 
-def sampled(next_token_ids: Any, _runner: Any, _logits: Any, batch: Any) -> Any:
+def force_tokens(next_token_ids: Any, _runner: Any, _logits: Any, batch: Any) -> Any:
     """Hook after ``ModelRunner.sample``: write the forced tokens over the sampled ones."""
     if not running:
         return None
@@ -133,13 +133,13 @@ HOOKS = tuple(
     for target, hook, names in (
         (
             _SRT + "managers.scheduler.Scheduler._add_request_to_queue",
-            request_queued,
+            record_forced_request,
             ("self", "req"),
         ),
-        (_SRT + "sampling.sampling_params.SamplingParams.verify", verified, ("self", "vocab_size")),
+        (_SRT + "sampling.sampling_params.SamplingParams.verify", validate, ("self", "vocab_size")),
         (
             _SRT + "model_executor.model_runner.ModelRunner.sample",
-            sampled,
+            force_tokens,
             ("self", "logits_output", "forward_batch"),
         ),
     )

@@ -41,7 +41,7 @@ def summarise(
     latency = _latency(jobs, succeeded, warm_up_share)
     meets_slo = None
     if slo is not None:
-        meets_slo = latency is not None and not failed and slo.met(latency)
+        meets_slo = latency is not None and not failed and slo.is_met(latency)
     return {
         "requests": len(jobs),
         "completed": len(succeeded),

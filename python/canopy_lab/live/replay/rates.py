@@ -26,7 +26,7 @@ def replay_all(upstream: Any, args: argparse.Namespace) -> dict[str, Any]:
         at_rate = argparse.Namespace(**vars(args))
         at_rate.flush_cache = args.flush_cache or args.backend.startswith(("sglang", "vllm"))
         results.append(Replay(upstream, at_rate, rate)())
-    summary = {**results[-1], "rates": [shortened(result) for result in results]}
+    summary = {**results[-1], "rates": [report_part(result) for result in results]}
     if args.slo is not None:
         summary["goodput_rate"] = goodput_rate(summary["rates"])
     if args.output_file:
@@ -34,7 +34,7 @@ def replay_all(upstream: Any, args: argparse.Namespace) -> dict[str, Any]:
     return summary
 
 
-def shortened(result: Mapping[str, Any]) -> dict[str, Any]:
+def report_part(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a rate's result that is kept."""
     keys = ("completed", "errors", "duration_s", "throughput", "latency", "slo", "meets_slo")
     return {

@@ -69,7 +69,7 @@ class Replay:
         """
         args, upstream = self.args, self._upstream
         args.canopy_dataset = args.dataset_name
-        with replaced(
+        with replace_names(
             upstream,
             get_dataset=self._load,
             benchmark=self._serve,
@@ -179,15 +179,15 @@ class Replay:
 
     async def _probe(self) -> None:
         """Send one small request before the clock starts; detect whether outputs are forced."""
-        prompt, wanted = self._vocabulary[:8].tolist(), self._vocabulary[-8:].tolist()
-        custom = {FORCE_OUTPUT: wanted}
+        prompt, forced = self._vocabulary[:8].tolist(), self._vocabulary[-8:].tolist()
+        custom = {FORCE_OUTPUT: forced}
         reply = await self._send(prompt, 8, custom)
         if not reply.ok:
             raise CanopyError(f"the endpoint {self._url} does not answer: {reply.error}")
         if self.dialect.native:
-            self._forced = reply.output_ids == wanted
+            self._forced = reply.output_ids == forced
         elif self.dialect.custom_params and self._tokens_to_text:
-            self._forced = reply.text.strip() == self._tokens_to_text(wanted).strip()
+            self._forced = reply.text.strip() == self._tokens_to_text(forced).strip()
         if not self._forced:
             print(
                 "Outputs are not forced: the server does not obey custom_params."
@@ -198,14 +198,14 @@ class Replay:
     async def _request(self, job: ReplayRequest, schedule: Schedule, bar: Any) -> None:
         assert self._prompts is not None
         custom = dict(job.labels)
-        wanted: list[int] = []
+        forced: list[int] = []
         if self._forced:
-            custom[FORCE_OUTPUT] = wanted = self._prompts.output(job.planned)
+            custom[FORCE_OUTPUT] = forced = self._prompts.output(job.planned)
         prompt = self._prompts.prompt(job.planned)
         job.reply = await self._send(prompt, job.planned.output_tokens, custom)
-        if job.reply.ok and self._forced and self.dialect.native and job.reply.output_ids != wanted:
+        if job.reply.ok and self._forced and self.dialect.native and job.reply.output_ids != forced:
             job.reply.error = "the response is not the forced output"
-        schedule.answered(job)
+        schedule.record_answer(job)
         bar.update(1)
 
     async def _send(
@@ -267,7 +267,7 @@ class Replay:
 
 
 @contextlib.contextmanager
-def replaced(module: Any, **names: Any) -> Iterator[None]:
+def replace_names(module: Any, **names: Any) -> Iterator[None]:
     """Set these names of ``module`` within the block.
 
     Raises ``AttributeError`` for a name that the module lacks, before any replacement.

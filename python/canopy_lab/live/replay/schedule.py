@@ -80,7 +80,7 @@ class Schedule:
             self._free_slots -= 1
             yield self._jobs[heapq.heappop(self._due_jobs)]
 
-    def answered(self, job: ReplayRequest) -> None:
+    def record_answer(self, job: ReplayRequest) -> None:
         """Record that ``job`` was answered or failed, and release its successors."""
         now = asyncio.get_running_loop().time()
         for i in self._followers.pop(self._place[job.planned.ordinal], ()):

@@ -17,7 +17,7 @@ class Arrivals(Protocol):
     def begin(self) -> Sequence[tuple[float, int]]:
         """Return sorted (time, request) pairs of the requests that depend on no other."""
 
-    def answered(self, request: int, end_s: float) -> Sequence[tuple[float, int]]:
+    def following_requests(self, request: int, end_s: float) -> Sequence[tuple[float, int]]:
         """Return (time, request) pairs of requests that follow ``request``, answered at ``end_s``."""
 
 
@@ -31,7 +31,7 @@ class OpenLoop:
     def begin(self) -> Sequence[tuple[float, int]]:
         return [(time, index) for index, time in enumerate(self._times)]
 
-    def answered(self, request: int, end_s: float) -> Sequence[tuple[float, int]]:
+    def following_requests(self, request: int, end_s: float) -> Sequence[tuple[float, int]]:
         return ()
 
 
@@ -46,7 +46,7 @@ class TurnsWait(OpenLoop):
         later = set(self._next)
         return [pair for pair in super().begin() if pair[1] not in later]
 
-    def answered(self, request: int, end_s: float) -> Sequence[tuple[float, int]]:
+    def following_requests(self, request: int, end_s: float) -> Sequence[tuple[float, int]]:
         following = self._next[request]
         return [] if following < 0 else [(max(self._times[following], end_s), following)]
 
@@ -89,7 +89,7 @@ class ClosedLoop:
     def begin(self) -> Sequence[tuple[float, int]]:
         return self._starts
 
-    def answered(self, request: int, end_s: float) -> Sequence[tuple[float, int]]:
+    def following_requests(self, request: int, end_s: float) -> Sequence[tuple[float, int]]:
         return [(end_s + think, index) for think, index in self._following.get(request, ())]
 
 

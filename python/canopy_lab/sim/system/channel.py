@@ -45,7 +45,7 @@ class Link:
         return start_s, end
 
 
-class Transfer:
+class DiskIO:
     """One read or write of a disk."""
 
     __slots__ = ("begin_s", "bytes", "end_s", "payload", "remaining", "size")
@@ -72,10 +72,10 @@ class DiskChannel:
     end of each write.
     """
 
-    def __init__(self, spec: TierSpec, written: Callable[[Transfer], None] | None = None) -> None:
+    def __init__(self, spec: TierSpec, written: Callable[[DiskIO], None] | None = None) -> None:
         self._spec = spec
         self._written = written
-        self._queues: tuple[deque[Transfer], deque[Transfer]] = (deque(), deque())
+        self._queues: tuple[deque[DiskIO], deque[DiskIO]] = (deque(), deque())
         self._rates = (spec.read_bytes_per_s, spec.write_bytes_per_s)
         self._now = 0.0
         self.read_bytes = 0.0
@@ -87,7 +87,7 @@ class DiskChannel:
         return self._to_write - sum(t.size * (1.0 - t.done_share) for t in self._queues[1])
 
     @property
-    def writing(self) -> bool:
+    def is_writing(self) -> bool:
         return bool(self._queues[1])
 
     @property
@@ -95,13 +95,13 @@ class DiskChannel:
         """True if a transfer was queued at the last ``advance``."""
         return bool(self._queues[0] or self._queues[1])
 
-    def read(self, now: float, size: float, payload: Any = None) -> Transfer:
+    def read(self, now: float, size: float, payload: Any = None) -> DiskIO:
         return self._add(0, now, size, payload)
 
-    def write(self, now: float, size: float, payload: Any = None) -> Transfer:
+    def write(self, now: float, size: float, payload: Any = None) -> DiskIO:
         return self._add(1, now, size, payload)
 
-    def cancel(self, transfer: Transfer, now: float) -> None:
+    def cancel(self, transfer: DiskIO, now: float) -> None:
         """Cancel the rest of a read; the part already read has used its time."""
         self.advance(now)
         if transfer in self._queues[0]:
@@ -109,7 +109,7 @@ class DiskChannel:
             self._start(0)
         self.read_bytes -= transfer.remaining
 
-    def estimate(self, transfer: Transfer, now: float) -> float:
+    def estimate(self, transfer: DiskIO, now: float) -> float:
         """Return the end of a read, in seconds, without further arrivals."""
         self.advance(now)
         if transfer.end_s < math.inf:
@@ -161,14 +161,14 @@ class DiskChannel:
             if direction and self._written is not None:
                 self._written(transfer)
 
-    def _add(self, direction: int, now: float, size: float, payload: Any) -> Transfer:
+    def _add(self, direction: int, now: float, size: float, payload: Any) -> DiskIO:
         self.advance(now)
         if direction:
             self._to_write += size
         else:
             self.read_bytes += size
         overhead = self._spec.latency_s * self._rates[direction] if size else 0.0
-        transfer = Transfer(size, overhead, payload)
+        transfer = DiskIO(size, overhead, payload)
         self._queues[direction].append(transfer)
         self._start(direction)
         return transfer

@@ -16,7 +16,7 @@ from canopy_lab.sim.system.step_costs import Costs
 from canopy_lab.sim.system.tree import TieredTree
 
 
-class Segment(NamedTuple):
+class DecodeSegment(NamedTuple):
     """Decode steps of an unchanged batch. Times in seconds."""
 
     begin_s: float
@@ -44,7 +44,7 @@ class RunningBatch:
         self._steps = 0
         self._context = 0
         """Tokens of all jobs."""
-        self.segment: Segment | None = None
+        self.segment: DecodeSegment | None = None
         self._claimed = False
         self.retracted = 0
         self._numbers = itertools.count()
@@ -52,7 +52,7 @@ class RunningBatch:
     def __len__(self) -> int:
         return len(self.jobs)
 
-    def reserved(self) -> float:
+    def reserved_tokens(self) -> float:
         share = 1.0 if self._fixed_outputs else self.ratio.current
         return self._reservation.tokens(self._steps) * share
 
@@ -69,9 +69,9 @@ class RunningBatch:
             retracted.append(self._retract())
             room = (tree.free + tree.evictable) // len(self.jobs)
         if retracted:
-            generated = sum([self._generated(entry) for entry in self.jobs])
+            generated = sum([self._generated_tokens(entry) for entry in self.jobs])
             limits = sum([job.max_new for _, _, job in self.jobs])
-            self.ratio.retracted(generated, limits, len(self.jobs))
+            self.ratio.record_retraction(generated, limits, len(self.jobs))
         self._plan_segment(now, max(1, min(self.jobs[0][0] - self._steps, room)))
         return retracted
 
@@ -97,14 +97,14 @@ class RunningBatch:
             self._tree.claim(len(self.jobs) * self.segment.steps)
             self._claimed = True
 
-    def finish_segment(self) -> tuple[Segment, list[SimulatedRequest]]:
+    def finish_segment(self) -> tuple[DecodeSegment, list[SimulatedRequest]]:
         """Finish the segment; return it and the jobs that end with it."""
         self.claim()
         assert self.segment is not None
         segment, self.segment, self._claimed = self.segment, None, False
         finished: list[SimulatedRequest] = []
         self._steps += segment.steps
-        self.ratio.decoded(segment.steps)
+        self.ratio.record_decode(segment.steps)
         self._context += len(self.jobs) * segment.steps
         while self.jobs and self.jobs[0][0] <= self._steps:
             _, _, job = heapq.heappop(self.jobs)
@@ -118,12 +118,12 @@ class RunningBatch:
     def _plan_segment(self, start_s: float, steps: int) -> None:
         batch = len(self.jobs)
         duration = self._costs.decode(batch, self._context / batch, steps)
-        self.segment = Segment(start_s, steps, start_s + duration)
+        self.segment = DecodeSegment(start_s, steps, start_s + duration)
 
     def _retract(self) -> SimulatedRequest:
         """Retract the job with the least output; free its memory and room for further steps."""
-        entry = min(self.jobs, key=lambda entry: (self._generated(entry), -entry[2].prompt))
-        job, generated = entry[2], self._generated(entry)
+        entry = min(self.jobs, key=lambda entry: (self._generated_tokens(entry), -entry[2].prompt))
+        job, generated = entry[2], self._generated_tokens(entry)
         self.jobs.remove(entry)
         heapq.heapify(self.jobs)
         self._reservation.remove(job)
@@ -142,7 +142,7 @@ class RunningBatch:
         job.kv_tokens = 0
         return job
 
-    def _generated(self, entry: tuple[int, int, SimulatedRequest]) -> int:
+    def _generated_tokens(self, entry: tuple[int, int, SimulatedRequest]) -> int:
         """Return the tokens that a running job has generated."""
         finish, _, job = entry
         return job.output - (finish - self._steps)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from canopy_lab.sim.system.channel import DiskChannel, Transfer
+from canopy_lab.sim.system.channel import DiskChannel, DiskIO
 from canopy_lab.sim.system.config import TierSpec
 from canopy_lab.sim.system.tier_spec import Expiry
 from sglang_canopy.policy.base import Policy
@@ -46,8 +46,8 @@ class Disk:
             policy, max(1, int(spec.capacity_bytes // block_bytes)), block_tokens,
             whole_nodes=whole_nodes,
         )  # fmt: skip
-        self.expiry = Expiry.of(spec.ttl)
-        self.channel = DiskChannel(spec, self._written)
+        self.expiry = Expiry.from_ttl(spec.ttl)
+        self.channel = DiskChannel(spec, self._finish_write)
         self._coming: set[int] = set()
         """Blocks in queued writes."""
 
@@ -55,7 +55,7 @@ class Disk:
     def used_bytes(self) -> float:
         return self.tree.used_blocks * self.block_bytes
 
-    def leading(self, path: tuple[int, ...], now: float) -> int:
+    def count_leading(self, path: tuple[int, ...], now: float) -> int:
         """Return the number of leading blocks of ``path`` that are stored and not expired."""
         return self._match(path, now)[1]
 
@@ -64,7 +64,7 @@ class Disk:
         node, _ = self.tree.match(path)
         return None if node is self.tree.root else node
 
-    def used(self, path: tuple[int, ...], request: Request, now: float) -> int:
+    def record_use(self, path: tuple[int, ...], request: Request, now: float) -> int:
         """Record a use of ``path`` in any tier; return its leading blocks stored or queued."""
         node, stored = self._match(path, now)
         ranked = not node.children and not node.locks and node is not self.tree.root
@@ -93,7 +93,7 @@ class Disk:
         missing = path[stored:]
         if missing and missing[-1] in self._coming:
             missing, stored = (), len(path)
-        if not missing and not self.channel.writing:
+        if not missing and not self.channel.is_writing:
             callback()
             return
         self._coming.update(missing)
@@ -140,7 +140,7 @@ class Disk:
             tree.remove(node)
             node = parent
 
-    def _written(self, transfer: Transfer) -> None:
+    def _finish_write(self, transfer: DiskIO) -> None:
         write: _Write = transfer.payload
         write.callback()
         path = write.path

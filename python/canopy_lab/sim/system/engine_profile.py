@@ -185,43 +185,43 @@ def _pairs(new: float, context: float) -> float:
     return new * context + new * (new + 1) / 2
 
 
-def _place(axis: Sequence[float], at: float) -> tuple[int, float]:
-    """Return the segment of ``axis`` for ``at``, and the position in it; clamped to the ends."""
+def _place(axis: Sequence[float], x: float) -> tuple[int, float]:
+    """Return the segment of ``axis`` for ``x``, and the position in it; clamped to the ends."""
     if len(axis) == 1:
         return 0, 0.0
-    i = min(max(bisect_right(axis, at) - 1, 0), len(axis) - 2)
-    return i, (at - axis[i]) / (axis[i + 1] - axis[i])
+    i = min(max(bisect_right(axis, x) - 1, 0), len(axis) - 2)
+    return i, (x - axis[i]) / (axis[i + 1] - axis[i])
 
 
-def _line(axis: Sequence[float], values: Sequence[float], at: float) -> float:
-    i, u = _place(axis, at)
+def _line(axis: Sequence[float], values: Sequence[float], x: float) -> float:
+    i, u = _place(axis, x)
     if not u:
         return values[i]
     return max(values[i] + u * (values[i + 1] - values[i]), 0.0)
 
 
 def _check(profile: EngineProfile) -> None:
-    def bad(what: str) -> CanopyError:
+    def invalid(what: str) -> CanopyError:
         return CanopyError(f"engine profile {profile.name!r}: {what}; measure it again")
 
     for key in ("name", "model", "device", "date", "source"):
         if not isinstance(getattr(profile, key), str) or not getattr(profile, key):
-            raise bad(f"{key} must be a text")
+            raise invalid(f"{key} must be a text")
     if profile.source not in (MEASURED, PUBLISHED):
-        raise bad(f"source must be {MEASURED!r} or {PUBLISHED!r}, got {profile.source!r}")
+        raise invalid(f"source must be {MEASURED!r} or {PUBLISHED!r}, got {profile.source!r}")
     for key in ("kv_bytes_per_token", "layers"):
         if type(getattr(profile, key)) is not int or getattr(profile, key) < 1:
-            raise bad(f"{key} must be a whole number of 1 or more")
+            raise invalid(f"{key} must be a whole number of 1 or more")
     axes = ("prefill_tokens", "attention_new_tokens", "attention_context_tokens")
     for key in (*axes, "decode_batch", "decode_context_tokens"):
         axis = getattr(profile, key)
         if not _numbers(axis) or not axis or any(b <= a for a, b in pairwise(axis)):
-            raise bad(f"{key} must be ascending numbers of 0 or more")
+            raise invalid(f"{key} must be ascending numbers of 0 or more")
     if profile.attention_new_tokens[0] < 1:
-        raise bad("attention_new_tokens must begin at 1 or more")
+        raise invalid("attention_new_tokens must begin at 1 or more")
     line = profile.prefill_linear_s
     if not _numbers(line) or len(line) != len(profile.prefill_tokens):
-        raise bad("prefill_linear_s must have one time for each of prefill_tokens")
+        raise invalid("prefill_linear_s must have one time for each of prefill_tokens")
     for key, rows, columns in (
         ("attention_s", profile.attention_new_tokens, profile.attention_context_tokens),
         ("decode_step_s", profile.decode_batch, profile.decode_context_tokens),
@@ -230,18 +230,18 @@ def _check(profile: EngineProfile) -> None:
         if len(table) != len(rows) or any(
             not _numbers(row) or len(row) != len(columns) for row in table
         ):
-            raise bad(f"{key} must be {len(rows)} rows of {len(columns)} times of 0 or more")
+            raise invalid(f"{key} must be {len(rows)} rows of {len(columns)} times of 0 or more")
     if min(map(min, profile.decode_step_s)) <= 0 or max(line) <= 0:
-        raise bad("a step must take more than 0 s")
+        raise invalid("a step must take more than 0 s")
     if not _numbers((profile.arrival_s, profile.prefill_request_s)):
-        raise bad("arrival_s and prefill_request_s must be 0 or more")
+        raise invalid("arrival_s and prefill_request_s must be 0 or more")
     for key in ("host", "disk"):
         speed = getattr(profile, key)
         if speed is None:
             continue
         numbers = (speed.read_bytes_per_s, speed.write_bytes_per_s, speed.latency_s)
         if not _numbers(numbers) or min(numbers[:2]) <= 0:
-            raise bad(f"{key} must have bandwidths above 0")
+            raise invalid(f"{key} must have bandwidths above 0")
 
 
 def _numbers(values: Sequence[Any]) -> bool:

@@ -30,7 +30,7 @@ class OpenGate:
         """
         return True
 
-    def ended(self, number: int, request: Request, now: float) -> None:
+    def record_end(self, number: int, request: Request, now: float) -> None:
         """Report the end of an admitted turn; ``output_tokens`` and ``stop`` are set."""
 
     def wake_at(self, now: float) -> float:
@@ -69,7 +69,7 @@ class Footprint(OpenGate):
         self.gate.advance(now)
         return not self.gate.holds(number)
 
-    def ended(self, number: int, request: Request, now: float) -> None:
+    def record_end(self, number: int, request: Request, now: float) -> None:
         self._seniority.pop(number, None)
         self.gate.finish(number, request)
         self.gate.advance(now)

@@ -55,7 +55,7 @@ class Instance:
             block_tokens,
             host_policy=host_policy,
             host_tokens=host_tokens,
-            host_expiry=Expiry.of(host.ttl) if host is not None else None,
+            host_expiry=Expiry.from_ttl(host.ttl) if host is not None else None,
             write_back=not uses,
             whole_nodes=config.whole_nodes,
             quantum_tokens=config.quantum_tokens,
@@ -116,9 +116,9 @@ class Instance:
         if self.disk is not None:
             self.disk.policy.arrive(request)
         if self.queue.arrive(job, now):
-            self._start_queued(job, now)
+            self._start_waiting(job, now)
 
-    def _start_queued(self, job: SimulatedRequest, now: float) -> None:
+    def _start_waiting(self, job: SimulatedRequest, now: float) -> None:
         if self.prefetcher is not None:
             self.prefetcher.to_prefetch.append(job)
         if not self.prefilling.full:
@@ -127,7 +127,7 @@ class Instance:
     def interrupt(self, now: float) -> None:
         """End the decode segment with its current step."""
         if self.decoding.interrupt(now):
-            self._segment_planned()
+            self._plan_segment()
 
     def idle(self) -> bool:
         return self.decoding.segment is None and not self.prefilling.batch
@@ -155,7 +155,7 @@ class Instance:
             self._end_segment(now)
         if self.queue.held_jobs and (len(self.finished) > count or self.queue.gate_due(now) <= now):
             for job in self.queue.ask_gate(now):
-                self._start_queued(job, now)
+                self._start_waiting(job, now)
         self.version += 1
         self.end = math.inf
         prefetcher = self.prefetcher
@@ -169,7 +169,7 @@ class Instance:
             for job in self.decoding.plan(now):
                 self.queue.readd(job)
                 self.prefilling.full = False
-            self._segment_planned()
+            self._plan_segment()
         self._copy_demoted(now)
 
     # ---- steps ----
@@ -181,7 +181,7 @@ class Instance:
         duration = compute = step.compute_s
         if step.load_tokens and self.host_link is not None:
             _, loaded_at = self.host_link.read(now, step.load_tokens * self.placement.kv_bytes)
-            duration = self.prefilling.costs.overlapped(compute, loaded_at - now)
+            duration = self.prefilling.costs.overlapped_s(compute, loaded_at - now)
         self.end = now + duration
         self.busy_s += duration
         return True
@@ -198,7 +198,7 @@ class Instance:
         self.end = max(self.end, now) + copied_s - now
         return True
 
-    def _segment_planned(self) -> None:
+    def _plan_segment(self) -> None:
         assert self.decoding.segment is not None
         self.end = self.decoding.segment.end_s
         self.version += 1
@@ -239,7 +239,7 @@ class Instance:
         job.private = 0
         if job.leaf is not None:
             self.tree.unlock(job.leaf)
-        self.queue.ended(job, now)
+        self.queue.record_end(job, now)
         self.finished.append((job, now))
 
     # ---- end of the run ----

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from canopy_lab.sim.system.channel import Transfer
+from canopy_lab.sim.system.channel import DiskIO
 from canopy_lab.sim.system.nodes import TierNode
 from sglang_canopy.records import Request
 
@@ -46,7 +46,7 @@ class SimulatedRequest:
     disk_start: int = 0
     on_disk: int = -1
     """Leading blocks of its path stored or queued on the disk; -1 before the first check."""
-    fetch: Transfer | None = None
+    fetch: DiskIO | None = None
     prefetched: int = 0
     """Tokens requested by its running prefetch."""
     anchor: TierNode | None = None

@@ -63,12 +63,12 @@ class Match(NamedTuple):
     tokens: int
 
 
-def _shared(blocks: tuple[int, ...], path: tuple[int, ...], at: int, stop: int) -> int:
-    """Count the leading ``blocks`` that agree with ``path`` from ``at`` on; the first one does."""
-    low, high = 1, min(len(blocks), stop - at)
+def _count_shared(blocks: tuple[int, ...], path: tuple[int, ...], depth: int, stop: int) -> int:
+    """Count the leading ``blocks`` that agree with ``path`` from ``depth`` on; the first one does."""
+    low, high = 1, min(len(blocks), stop - depth)
     while low < high:
         middle = (low + high + 1) // 2
-        if blocks[middle - 1] == path[at + middle - 1]:
+        if blocks[middle - 1] == path[depth + middle - 1]:
             low = middle
         else:
             high = middle - 1
@@ -124,36 +124,36 @@ class TierNodes:
         blocks matches if its last block does.
         """
         node = device = self.root if start is None else start
-        at = -(-(node.offset + node.length) // self.block_tokens)
+        depth = -(-(node.offset + node.length) // self.block_tokens)
         if stop is None or stop > len(path):
             stop = len(path)
         expiry = self.expiry
-        while at < stop:
-            child = node.children.get(path[at])
+        while depth < stop:
+            child = node.children.get(path[depth])
             if child is None:
                 break
-            if expiry is not None and not child.device and self._expired(child):
+            if expiry is not None and not child.device and self._remove_if_expired(child):
                 break
             blocks = child.blocks
-            end = at + len(blocks)
+            end = depth + len(blocks)
             whole = end <= stop and path[end - 1] == blocks[-1]
             if not whole:
-                shared = _shared(blocks, path, at, stop)
+                shared = _count_shared(blocks, path, depth, stop)
                 child = self._split(child, shared)
-                end = at + shared
-            node, at = child, end
+                end = depth + shared
+            node, depth = child, end
             if child.device:
                 device = child
             if not whole:
                 break
-        return Match(device, device.offset + device.length, node, at, node.offset + node.length)
+        return Match(device, device.offset + device.length, node, depth, node.offset + node.length)
 
-    def lock(self, node: TierNode, held: TierNode | None = None) -> None:
+    def lock(self, node: TierNode, locked_ancestor: TierNode | None = None) -> None:
         """Lock ``node`` and its ancestors until ``unlock``. Nests.
 
-        With ``held``, extend the lock of that ancestor to ``node``.
+        With ``locked_ancestor``, extend the lock of that ancestor to ``node``.
         """
-        stop = self.root if held is None else held
+        stop = self.root if locked_ancestor is None else locked_ancestor
         while node is not stop:
             node.locks += 1
             if node.locks == 1:
@@ -196,16 +196,16 @@ class TierNodes:
             return
         self._protect(node, tenant)
 
-    def protect_anew(self, wanted: Sequence[tuple[TierNode, str | None]]) -> None:
+    def protect_anew(self, protected: Sequence[tuple[TierNode, str | None]]) -> None:
         """Protect exactly these (node, tenant) pairs, in order of precedence (as
         ``protect_queue`` in ``radix/core.py``)."""
         for leaf in self.awaited:
             assert isinstance(leaf, TierNode)
             if leaf.ranked:
                 self._unrank(leaf)
-            self.awaited.served(leaf)
+            self.awaited.end_protection(leaf)
             self._reconsider(leaf)
-        for node, tenant in wanted:
+        for node, tenant in protected:
             if node is not self.root and node.awaited_until is None:
                 self._protect(node, tenant)
 
@@ -291,14 +291,14 @@ class TierNodes:
         del node.parent.children[node.blocks[0]]
         stack = [node]
         while stack:
-            gone = stack.pop()
-            if gone.awaited_until is not None:
-                self.awaited.served(gone)
-            if gone.host:
-                self._free_host(gone)
-            if gone.ranked:
-                self._unrank(gone)
-            stack.extend(gone.children.values())
+            deleted = stack.pop()
+            if deleted.awaited_until is not None:
+                self.awaited.end_protection(deleted)
+            if deleted.host:
+                self._free_host(deleted)
+            if deleted.ranked:
+                self._unrank(deleted)
+            stack.extend(deleted.children.values())
 
     def _free_host(self, node: TierNode) -> None:
         """Remove ``node`` from the host; its memory is freed with the last host lock."""
@@ -308,7 +308,7 @@ class TierNodes:
         else:
             self.host_used -= node.length
 
-    def _expired(self, node: TierNode) -> bool:
+    def _remove_if_expired(self, node: TierNode) -> bool:
         """Return True if ``node`` was expired and unused, and has been removed."""
         assert self.expiry is not None
         if not self.expiry.is_over(node, self.now):
@@ -324,16 +324,16 @@ class TierNodes:
         self._reconsider(parent)
         return True
 
-    def _split(self, node: TierNode, at: int) -> TierNode:
-        """Move ``node``'s first ``at`` blocks to a new parent; return the parent."""
-        parent, tokens = node.parent, at * self.block_tokens
-        head = TierNode(parent, node.blocks[:at], node.offset, tokens)
+    def _split(self, node: TierNode, blocks: int) -> TierNode:
+        """Move ``node``'s first ``blocks`` blocks to a new parent; return the parent."""
+        parent, tokens = node.parent, blocks * self.block_tokens
+        head = TierNode(parent, node.blocks[:blocks], node.offset, tokens)
         head.inherit(node)
         head.device, head.host = node.device, node.host
         head.locks, head.served = node.locks, node.served
         head.device_children = int(node.device)
         parent.children[head.blocks[0]] = head
-        node.blocks = node.blocks[at:]
+        node.blocks = node.blocks[blocks:]
         node.parent = head
         node.offset += tokens
         node.length -= tokens

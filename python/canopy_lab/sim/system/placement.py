@@ -54,7 +54,7 @@ class Placement:
         tree.lock(leaf, job.leaf)
         job.leaf = leaf
         tree.mark_used(leaf, job.request, job.index)
-        self.waiting_prefixes.used(leaf, job.request)
+        self.waiting_prefixes.record_use(leaf, job.request)
         copied = 0
         if self.host_link is not None:
             copied = self._back_up(leaf, now)
@@ -62,7 +62,7 @@ class Placement:
             whole = job.path[: tokens // tree.block_tokens]
             if job.on_disk < 0:
                 prompt = job.path[: job.prompt // page * page // tree.block_tokens]
-                job.on_disk = self.disk.used(prompt, job.request, now)
+                job.on_disk = self.disk.record_use(prompt, job.request, now)
             if leaf.host and (copied or len(whole) > job.on_disk):
                 tree.lock_host(leaf)
                 self.disk.write(
@@ -103,7 +103,7 @@ class Placement:
                 block_tokens=self.tree.block_tokens, turn=node.turn, tenant=node.tenant,
             )  # fmt: skip
             path = path[: (node.offset + node.length) // self.tree.block_tokens]
-            stored = self.disk.used(path, request, now)
+            stored = self.disk.record_use(path, request, now)
             self.disk.write(path, stored, request, now, partial(self.tree.unlock_host, node))
         self.tree.demoted.clear()
         return copied_s

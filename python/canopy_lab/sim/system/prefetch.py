@@ -72,8 +72,7 @@ class Prefetcher:
                 continue
             if job.prompt - 1 - cached_tokens < self.config.prefetch_threshold_tokens:
                 continue
-            blocks = disk.leading(path, now)
-            tokens = blocks * size - cached_tokens
+            tokens = disk.count_leading(path, now) * size - cached_tokens
             if tokens < max(1, self.config.prefetch_threshold_tokens):
                 continue
             room = tree.claim_host(tokens) // size * size

@@ -60,7 +60,7 @@ class PrefillBatch:
         self._queue.sort(now, () if self._chunked is None else (self._chunked,))
         input_left, chunk_left = config.max_prefill_tokens, config.chunked_prefill_tokens
         page, padding = config.page_tokens, 0
-        reserved = self._running.reserved()
+        reserved = self._running.reserved_tokens()
         batch: list[tuple[SimulatedRequest, int]] = []
         load_tokens = 0
         admitted: list[SimulatedRequest] = []
@@ -171,7 +171,7 @@ class PrefillBatch:
         return new, load
 
     def _to_compute(self, job: SimulatedRequest) -> int:
-        cached = self._queue.cached(job)
+        cached = self._queue.match_cached(job)
         return job.target - cached.device - cached.host
 
     def _claim(self, job: SimulatedRequest, tokens: int) -> None:

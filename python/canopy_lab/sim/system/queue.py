@@ -77,10 +77,10 @@ class Queue:
         """Return the time of the next ``ask_gate``; infinity if no job is held."""
         return self._gate.wake_at(now) if self.held_jobs else math.inf
 
-    def ended(self, job: SimulatedRequest, now: float) -> None:
+    def record_end(self, job: SimulatedRequest, now: float) -> None:
         if isinstance(self._order, BoundedShortestFirst):
             self._order.forget(job)
-        self._gate.ended(job.index, job.request, now)
+        self._gate.record_end(job.index, job.request, now)
 
     def readd(self, job: SimulatedRequest) -> None:
         self.jobs.append(job)
@@ -136,7 +136,7 @@ class Queue:
         rank = {job.index: self._gate.seniority(job.index) for job in self.jobs}
         self.jobs.sort(key=lambda job: rank[job.index] or 0)
 
-    def cached(self, job: SimulatedRequest) -> Cached:
+    def match_cached(self, job: SimulatedRequest) -> Cached:
         self._was_asked = True
         tree, page = self._tree, self._page
         match = tree.match(job.path_of_prompt(tree.block_tokens))

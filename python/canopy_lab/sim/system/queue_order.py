@@ -40,7 +40,7 @@ class QueueView(Protocol):
     step_tokens: int
     """Token limit of one step."""
 
-    def cached(self, job: SimulatedRequest) -> Cached:
+    def match_cached(self, job: SimulatedRequest) -> Cached:
         """Match ``job`` in whole pages without its last token, as SGLang's ``match_prefix`` does.
 
         The match is protected or touched (``waiting.py``).
@@ -151,8 +151,7 @@ class BoundedShortestFirst:
         self._shares = share
         self.deferred: frozenset[SimulatedRequest] = frozenset()
         """Jobs that would overdraw a budget in this step."""
-        order = BoundedShortest(self, cost_factor, least_s)
-        self._arranged = Arranged(order, self)
+        self._arranged = Arranged(BoundedShortest(self, cost_factor, least_s), self)
 
     def order(
         self,
@@ -205,7 +204,7 @@ class BoundedShortestFirst:
 
     def prefill(self, job: SimulatedRequest, look_up: bool) -> Prefill:
         assert self._view is not None
-        hits = self._view.cached(job)
+        hits = self._view.match_cached(job)
         cached = hits.device + hits.host
         return Prefill(job.target - cached, cached, hits.host)
 
@@ -234,7 +233,7 @@ def matches(
     waiting_jobs: set[SimulatedRequest] = set()
     seen_blocks: set[Hashable] = set()
     for job in waiting:
-        hits = view.cached(job)
+        hits = view.match_cached(job)
         cached_tokens[job] = hits.device + hits.host
         # Block ids are chained: an equal id is an equal prefix.
         index = -(-IN_BATCH_TOKENS // max(job.request.block_tokens, 1)) - 1

@@ -35,12 +35,12 @@ class NewTokenRatio:
         self._decay = (self._start - self._min_ratio) / DECAY_STEPS
         self.current = self._start
 
-    def decoded(self, steps: int) -> None:
+    def record_decode(self, steps: int) -> None:
         """Decay the ratio after ``steps`` decode steps without a retraction."""
         if self.current > self._min_ratio:
             self.current = max(self.current - steps * self._decay, self._min_ratio)
 
-    def retracted(self, made_tokens: int, limit_tokens: int, jobs: int) -> None:
+    def record_retraction(self, made_tokens: int, limit_tokens: int, jobs: int) -> None:
         """Estimate the ratio after a retraction.
 
         ``made_tokens``, ``limit_tokens``: generated and maximum output of the remaining ``jobs``.

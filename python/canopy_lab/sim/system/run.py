@@ -165,7 +165,7 @@ class _SystemRun:
         if instance.finished:
             for job, end in instance.finished:
                 self._account(job, end)
-                for due, following in self.arrivals.answered(job.index, end):
+                for due, following in self.arrivals.following_requests(job.index, end):
                     self._push(due, _ARRIVAL, following)
             instance.finished.clear()
         self.tier_usage.sample(now, instance)

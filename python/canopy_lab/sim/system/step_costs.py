@@ -41,7 +41,7 @@ class Costs:
         i = bisect_right(lengths, middle, 1) - 1
         return steps * max(values[i] + slopes[i] * (middle - lengths[i]), 0.0)
 
-    def overlapped(self, compute: float, load: float) -> float:
+    def overlapped_s(self, compute: float, load: float) -> float:
         """Return the time of a prefill step that loads KV from the host layer by layer.
 
         Loading and computing overlap: the slower of both, plus one layer of the other.

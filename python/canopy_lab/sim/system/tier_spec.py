@@ -44,7 +44,7 @@ class Expiry:
         self._ttl_s = ttl if self._table is None else 0.0
 
     @classmethod
-    def of(cls, ttl: Any) -> Expiry | None:
+    def from_ttl(cls, ttl: Any) -> Expiry | None:
         """Make an ``Expiry``, or ``None`` if no page expires."""
         return None if ttl is None or ttl == math.inf else cls(ttl)
 

@@ -183,7 +183,7 @@ class TieredTree(TierNodes):
         """Mark all nodes from ``node`` (locked) to the root as used by request ``number``."""
         while node is not self.root:
             if node.awaited_until is not None:
-                self.awaited.served(node)
+                self.awaited.end_protection(node)
             if node.served == number:
                 node.refresh(request)
             else:
@@ -214,7 +214,7 @@ class TieredTree(TierNodes):
             self.evictable -= freed_tokens
             node.ranked = NOWHERE
             policy.drop(node)
-            policy.evicted(node, freed_tokens)
+            policy.record_eviction(node, freed_tokens)
             if kept_blocks and (
                 self._hand_down(node, kept_blocks)
                 if node.host
@@ -247,7 +247,7 @@ class TieredTree(TierNodes):
             freed += freed_tokens
             node.ranked = NOWHERE
             policy.drop(node)
-            policy.evicted(node, freed_tokens)
+            policy.record_eviction(node, freed_tokens)
             if kept_blocks:
                 self.host_used -= freed_tokens
                 self._shorten(node, kept_blocks)
@@ -300,8 +300,8 @@ class TieredTree(TierNodes):
             del self.duplicates[node]
         return freed
 
-    def _split(self, node: TierNode, at: int) -> TierNode:
-        head = super()._split(node, at)
+    def _split(self, node: TierNode, blocks: int) -> TierNode:
+        head = super()._split(node, blocks)
         if node in self.duplicates:
             self.duplicates[head] = None
         return head

@@ -36,7 +36,7 @@ class WaitingPrefixes:
         """Handle the planning of a step that may admit jobs. ``matched``: whether the order matched
         the queue."""
 
-    def used(self, leaf: TierNode, request: Request) -> None:
+    def record_use(self, leaf: TierNode, request: Request) -> None:
         """Record that ``request`` marked the path to ``leaf``, which is locked."""
 
 
@@ -84,7 +84,7 @@ class Touched(WaitingPrefixes):
     def looked_up(self, job: SimulatedRequest, node: TierNode) -> None:
         self.tree.touch(node)
 
-    def used(self, leaf: TierNode, request: Request) -> None:
+    def record_use(self, leaf: TierNode, request: Request) -> None:
         self.tree.touch(leaf)
 
     def before_step(self, waiting: Sequence[SimulatedRequest], matched: bool) -> None:

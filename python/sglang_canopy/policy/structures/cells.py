@@ -20,7 +20,7 @@ from sglang_canopy.reuse.survival import BINS, EDGES, age_bin
 _SLACK = 32
 """Dead entries allowed, beyond one per live entry, before a compaction."""
 
-Entry = list[Any]
+HeapEntry = list[Any]
 """``[time_s, -offset, number, sequence, leaf]``; ``leaf`` is ``None`` once removed."""
 
 
@@ -40,8 +40,8 @@ class EndQueue:
     __slots__ = ("_high", "_low", "_sequence", "live")
 
     def __init__(self) -> None:
-        self._low: list[Entry] = []
-        self._high: list[tuple[float, int, int, int, Entry]] = []
+        self._low: list[HeapEntry] = []
+        self._high: list[tuple[float, int, int, int, HeapEntry]] = []
         self._sequence = 0
         self.live = 0
         """Leaves in the queue."""
@@ -49,17 +49,17 @@ class EndQueue:
     def __len__(self) -> int:
         return self.live
 
-    def push(self, leaf: Leaf, time_s: float) -> Entry:
+    def push(self, leaf: Leaf, time_s: float) -> HeapEntry:
         """Add ``leaf``; return its entry for ``remove``."""
         self._sequence = sequence = self._sequence + 1
         depth, number = -leaf.offset, leaf.number
-        entry: Entry = [time_s, depth, number, sequence, leaf]
+        entry: HeapEntry = [time_s, depth, number, sequence, leaf]
         heapq.heappush(self._low, entry)
         heapq.heappush(self._high, (-time_s, depth, number, sequence, entry))
         self.live += 1
         return entry
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: HeapEntry) -> None:
         """Remove an entry, at most once."""
         assert entry[-1] is not None, "entry already removed"
         entry[-1] = None
@@ -72,14 +72,14 @@ class EndQueue:
             self._high = [e for e in self._high if e[-1][-1] is not None]
             heapq.heapify(self._high)
 
-    def oldest(self) -> Entry | None:
+    def oldest(self) -> HeapEntry | None:
         """Return the entry with the least time, the deepest of equals; ``None`` if empty."""
         low = self._low
         while low and low[0][-1] is None:
             heapq.heappop(low)
         return low[0] if low else None
 
-    def youngest(self) -> Entry | None:
+    def youngest(self) -> HeapEntry | None:
         """Return the entry with the greatest time, the deepest of equals; ``None`` if empty."""
         high = self._high
         while high and high[0][-1][-1] is None:
@@ -101,9 +101,9 @@ class ReturnQueue(EndQueue):
     def __init__(self, key: Hashable) -> None:
         super().__init__()
         self.key = key
-        self._ends: list[tuple[float, int, Entry]] = []
+        self._ends: list[tuple[float, int, HeapEntry]] = []
 
-    def push_until(self, leaf: Leaf, time_s: float, until: float) -> Entry:
+    def push_until(self, leaf: Leaf, time_s: float, until: float) -> HeapEntry:
         """Add a leaf that returns at ``time_s`` and is overdue from ``until`` on."""
         entry = self.push(leaf, time_s)
         heapq.heappush(self._ends, (until, self._sequence, entry))
@@ -225,11 +225,11 @@ class Cells:
         # The exact rank falls with age, so the oldest leaf is the least.
         young = old if self._exponential or cell.live == 1 else cell.youngest()
         if young is not old and young is not None:
-            other, other_until = self._order(cell, young, now)
-            if other_until < until:
-                until = other_until
-            if other < order:
-                entry, order = young, other
+            young_order, young_until = self._order(cell, young, now)
+            if young_until < until:
+                until = young_until
+            if young_order < order:
+                entry, order = young, young_order
         self._count += 1
         heapq.heappush(self._heap, (order, self._count, entry, cell.version, cell))
         if until < cell.wakes:  # a cell that wakes earlier is also ranked in time
@@ -240,7 +240,9 @@ class Cells:
                 heapq.heapify(self._edges)
 
     @staticmethod
-    def _exponential_order(cell: Cell, entry: Entry, now: float) -> tuple[tuple[float, ...], float]:
+    def _exponential_order(
+        cell: Cell, entry: HeapEntry, now: float
+    ) -> tuple[tuple[float, ...], float]:
         time_s, depth = entry[0], entry[1]
         fitted = cell.category.exponential
         rank = cell.weight * fitted.rank(now - time_s)
@@ -248,7 +250,9 @@ class Cells:
         return (rank, *ties, entry[2]), math.nextafter(now, _NEVER)
 
     @staticmethod
-    def _survival_order(cell: Cell, entry: Entry, now: float) -> tuple[tuple[float, ...], float]:
+    def _survival_order(
+        cell: Cell, entry: HeapEntry, now: float
+    ) -> tuple[tuple[float, ...], float]:
         time_s, depth = entry[0], entry[1]
         age = age_bin(now - time_s)
         until = time_s + EDGES[age + 1] if age + 1 < BINS else _NEVER

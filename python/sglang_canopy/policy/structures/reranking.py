@@ -32,7 +32,7 @@ class Reranking:
         self._pending = dict.fromkeys(sorted(leaves, key=attrgetter("number"), reverse=True))
         self._last = -math.inf
 
-    def due(self, now: float) -> list[Leaf]:
+    def due_leaves(self, now: float) -> list[Leaf]:
         """Return the leaves to rerank at ``now``, each once."""
         pending = self._pending
         if now <= self._last:

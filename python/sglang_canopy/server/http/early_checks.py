@@ -14,9 +14,9 @@ from typing import Any
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.access import Refused
 from sglang_canopy.request.prompt import BODY_CHECKS
-from sglang_canopy.request.sent import body_of, dropped_params, path_of
+from sglang_canopy.request.sent import body_of, dropped_params, request_path
 from sglang_canopy.server.http import entry
-from sglang_canopy.wire.messages import kind_of
+from sglang_canopy.wire.messages import parse_kind
 
 STATE, OLLAMA = "/set_internal_state", ("/api/chat", "/api/generate")
 LATE = ("/generate", "/v1/responses", *OLLAMA)
@@ -45,19 +45,19 @@ class EarlyChecks:
             request = Request(scope, receive)
             try:
                 body = await request.body()
-                receive = _replayed(body, receive)
+                receive = _replay_body(body, receive)
                 _check(request, body)
             except ClientDisconnect:
                 return
             except CanopyError as error:
-                content = _content(path_of(request), str(error))
+                content = _content(request_path(request), str(error))
                 status = error.status if isinstance(error, Refused) else 400
                 await JSONResponse(content, status)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
 
-def _replayed(body: bytes, receive: Any) -> Any:
+def _replay_body(body: bytes, receive: Any) -> Any:
     """Return a channel that receives ``body`` first."""
     messages = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -78,7 +78,7 @@ def _content(path: str, message: str) -> dict[str, Any]:
 
 def _check(request: Any, raw: bytes) -> None:
     """Raise ``CanopyError`` for a wrong tenant, wrong fields of documents, or a command of Canopy's."""
-    path = path_of(request)
+    path = request_path(request)
     if path.endswith(STATE):
         _check_state(body_of(request))
         return
@@ -87,11 +87,11 @@ def _check(request: Any, raw: bytes) -> None:
     body = body_of(request)
     tenant = {field: body.get(field) for field in ("extra_key", "cache_salt")}
     params = body.get("sampling_params") if path.endswith("/generate") else None
-    asked = SimpleNamespace(sampling_params=params, **tenant)
-    entry.tenant_checked(asked, request)
+    request_fields = SimpleNamespace(sampling_params=params, **tenant)
+    entry.write_tenant(request_fields, request)
     dropped_params(path, body)
     for check in BODY_CHECKS.values():
-        check(body, asked)
+        check(body, request_fields)
 
 
 def _check_state(body: Mapping[str, Any]) -> None:
@@ -100,5 +100,5 @@ def _check_state(body: Mapping[str, Any]) -> None:
     if not isinstance(commands, Mapping):  # a body that only SGLang's parser reads, too
         raise CanopyError("server_args must be a JSON object")
     for key in commands:
-        if kind := kind_of(key):
+        if kind := parse_kind(key):
             raise Refused(403, f"server_args key {kind.prefix!r} is Canopy's own; use {kind.route}")

@@ -17,7 +17,7 @@ from sglang_canopy.config.server_options import RequestOptions, options_of
 from sglang_canopy.policy.registry import live_names
 from sglang_canopy.request import kv_hints, prompt, sent
 from sglang_canopy.request.client_hints import ClientHints, rule_of
-from sglang_canopy.request.identity import identity
+from sglang_canopy.request.identity import stamp_fields
 from sglang_canopy.request.infer import infer, infer_from_chat
 from sglang_canopy.request.sent import (
     RequireTenant,
@@ -26,7 +26,7 @@ from sglang_canopy.request.sent import (
     dropped_params,
     headers_of,
     metadata_fields,
-    path_of,
+    request_path,
     set_tenant,
 )
 from sglang_canopy.reuse.ttft import TtftFit
@@ -46,7 +46,7 @@ from sglang_canopy.wire.stamp import (
 logger = logging.getLogger(__name__)
 
 
-class Entry:
+class HttpOptions:
     """Request options of one HTTP process, and measurements of its requests.
 
     ``hint_rule``: decides which clients' hints count; without it no credential is known.
@@ -86,12 +86,12 @@ class Entry:
 
 KV_HINTS, OTHER = "kv_hints", "other"
 
-current = Entry(RequestOptions())
+current = HttpOptions(RequestOptions())
 """Entry of this process; ``set_up`` replaces it by one with the server's options. It reads no
 environment: an error here would keep SGLang from loading the plugin."""
 
 
-def set_up(server_args: Any) -> Entry:
+def set_up(server_args: Any) -> HttpOptions:
     """Apply the server's options, before it serves.
 
     Raises ``CanopyError`` for an invalid secret, and for the hint mode ``trusted`` without a key or
@@ -102,11 +102,11 @@ def set_up(server_args: Any) -> Entry:
     labels = None
     if getattr(server_args, "enable_metrics", False):
         labels = server_args.extra_metric_labels or {}
-    current = Entry(options, rule_of(options.client_hints, server_args.admin_api_key), labels)
+    current = HttpOptions(options, rule_of(options.client_hints, server_args.admin_api_key), labels)
     return current
 
 
-def chat_converted(
+def stamp_chat(
     result: Any, self: Any, request: Any, raw_request: Any = None, *_: Any, **__: Any
 ) -> None:
     """Hook after ``OpenAIServingChat._convert_to_internal_request``."""
@@ -115,7 +115,7 @@ def chat_converted(
     stamp(adapted, infer_from_chat(request) | calls, raw_request)
 
 
-def messages_converted(serving: Any, request: Any, *_: Any, **__: Any) -> None:
+def drop_billing_line(serving: Any, request: Any, *_: Any, **__: Any) -> None:
     """Hook before ``AnthropicServing._convert_to_chat_completion_request``."""
     server_args = serving.openai_serving_chat.tokenizer_manager.server_args
     is_on = options_of(server_args).requests.strip_billing_line == "on"
@@ -123,14 +123,14 @@ def messages_converted(serving: Any, request: Any, *_: Any, **__: Any) -> None:
         prompt.strip_billing_line(request)
 
 
-def generation_begins(
+def stamp_generation(
     original: Any, self: Any, obj: Any, request: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
     """Hook around ``TokenizerManager.generate_request``, which every route calls."""
     if hasattr(obj, "sampling_params"):  # missing in requests for embeddings
         prompt.check_sizes(obj)
         if not hasattr(obj, "canopy"):
-            path, body = path_of(request), body_of(request)
+            path, body = request_path(request), body_of(request)
             inferred = infer(path, body)
             if path.endswith("/v1/responses"):
                 parser = self.config_value("tool_call_parser")
@@ -154,7 +154,7 @@ def _releases(obj: Any) -> list[dict[str, Any]]:
     return fields or [{}]
 
 
-def tenant_checked(obj: Any, request: Any) -> None:
+def write_tenant(obj: Any, request: Any) -> None:
     """Write the tenant into a request or batch. Raises ``CanopyError`` if it is wrong, or required
     and missing. Idempotent."""
     headers = headers_of(request)
@@ -174,31 +174,31 @@ def stamp(obj: Any, inferred: dict[str, Any], request: Any = None) -> None:
     if hasattr(obj, "canopy"):
         return
     obj.canopy = inferred
-    params = obj.sampling_params = _copied(obj.sampling_params)
-    tenant_checked(obj, request)
+    params = obj.sampling_params = _copy_params(obj.sampling_params)
+    write_tenant(obj, request)
     body, headers = body_of(request), by_name(headers_of(request))
     metadata = metadata_fields(body) if current.carriers == sent.IN_METADATA else {}
-    metadata |= dropped_params(path_of(request), body)
+    metadata |= dropped_params(request_path(request), body)
     released = _releases(obj)
     if len(released) > 1 and isinstance(params, dict):  # each prompt has its own hints
         params = obj.sampling_params = [dict(params) for _ in released]
     if isinstance(params, list):
-        for number, of_prompt in enumerate(params):
-            if isinstance(of_prompt, dict):
+        for number, prompt_params in enumerate(params):
+            if isinstance(prompt_params, dict):
                 fields = released[min(number, len(released) - 1)]
-                _write_stamp(of_prompt, metadata, inferred, {}, headers, fields)
+                _write_stamp(prompt_params, metadata, inferred, {}, headers, fields)
     elif isinstance(params, dict):
-        of_object = {name: getattr(obj, name, None) for name in ("session_id", "rid")}
-        named = identity(
-            {**of_object, **body}, headers or {}
+        object_fields = {name: getattr(obj, name, None) for name in ("session_id", "rid")}
+        conversation_fields = stamp_fields(
+            {**object_fields, **body}, headers or {}
         )  # calls without a body have the former
-        _write_stamp(params, metadata, inferred, named, headers, released[0])
+        _write_stamp(params, metadata, inferred, conversation_fields, headers, released[0])
 
 
 def _is_sglangs_own(request: Any) -> bool:
     """Whether a health check sent the request, or the server is not ready yet: SGLang's warm-up is a
     request over HTTP."""
-    if path_of(request).endswith(_HEALTH):
+    if request_path(request).endswith(_HEALTH):
         return True
     from sglang.srt.entrypoints.http_server import get_global_state
     from sglang.srt.managers.tokenizer_manager import ServerStatus
@@ -210,9 +210,9 @@ def _is_sglangs_own(request: Any) -> bool:
 _HEALTH = ("/health", "/health_generate")
 
 
-def _copied(params: Any) -> Any:
+def _copy_params(params: Any) -> Any:
     if isinstance(params, list):
-        return [dict(each) if isinstance(each, dict) else each for each in params]
+        return [dict(item) if isinstance(item, dict) else item for item in params]
     return dict(params) if isinstance(params, dict) else {} if params is None else params
 
 
@@ -220,29 +220,29 @@ def _write_stamp(
     params: dict[str, Any],
     metadata: Mapping[str, Any],
     inferred: Mapping[str, Any],
-    named: Mapping[str, Any],
+    conversation_fields: Mapping[str, Any],
     headers: Mapping[str, str] | None,
     released: Mapping[str, Any],
 ) -> None:
     """Read the ``custom_params`` of ``params``, and add the stamp.
 
     ``metadata``: Canopy's keys from other parts of the body; ``custom_params`` overrides them.
-    ``named``: conversation from other fields, used if Canopy's fields lack it. ``released``: from
+    ``conversation_fields``: conversation from other fields, used if Canopy's fields lack it. ``released``: from
     ``kv_hints``, used likewise.
     """
-    sent = params.get("custom_params")
-    custom = {**metadata, **(sent if isinstance(sent, Mapping) else {})}
+    custom_params = params.get("custom_params")
+    custom = {**metadata, **(custom_params if isinstance(custom_params, Mapping) else {})}
     fields, wrong = client_fields(custom)
     for key, error in wrong.items():
         current.ignore(key, error)
     if "conversation" not in fields:
-        fields = {**named, **fields}
-    fields = current.hint_rule.allowed({**released, **fields}, headers)
+        fields = {**conversation_fields, **fields}
+    fields = current.hint_rule.authorise({**released, **fields}, headers)
     stamp = make_stamp(inferred, fields, time.monotonic(), current.hint_rule.source(headers))
     samples = params.get("n")
     if isinstance(samples, int) and samples > 1:  # SGLang checks ``n`` later
         stamp["samples"] = samples
-    if sent is None:
+    if custom_params is None:
         stamp[ADDED] = True
     line = current.ttft_fit.line()
     if line is not None:

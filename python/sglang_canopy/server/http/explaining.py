@@ -34,11 +34,11 @@ class Explaining:
     async def __call__(self, request: Any) -> dict[str, Any]:
         """Explain a conversation of the request's tenant; for an administrator without a tenant, of any
         tenant. Raises ``Refused`` or ``CanopyError``."""
-        named = tenant_fields(request)
+        tenant = tenant_fields(request)
         body: dict[str, Any] = {"conversation": _conversation(request)}
         admin = access.has_admin_key(request.headers, self._admin_api_key)
-        if not admin or any(named.values()):
-            body["tenant"] = tenant_of(named["extra_key"], named["cache_salt"])
+        if not admin or any(tenant.values()):
+            body["tenant"] = tenant_of(tenant["extra_key"], tenant["cache_salt"])
         if not admin and not self._users.take(None, time.monotonic()):
             raise access.Refused(
                 429, f"one answer every {EVERY_S:g} s; try again then", retry_after_s=1

@@ -22,10 +22,10 @@ from sglang_canopy.server.http.explaining import Explaining
 from sglang_canopy.telemetry.static_files import FILES, HEADERS, file
 from sglang_canopy.tenant import new_shown_key
 from sglang_canopy.whatif.meter import LRU
-from sglang_canopy.whatif.total import added_up, in_words, next_step
+from sglang_canopy.whatif.total import added_up, describe_total, next_step
 from sglang_canopy.wire import status_file
-from sglang_canopy.wire.hints import EVERY_S, TooManyHints, Waiting, deliver
-from sglang_canopy.wire.messages import EXPLAIN, HINTS, Kind, send
+from sglang_canopy.wire.hints import EVERY_S, TooManyHints, WaitingHints, deliver
+from sglang_canopy.wire.messages import EXPLAIN, HINTS, MessageKind, send
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ APP_VARIABLE = "SGLANG_HTTP_SERVER_APP_PATH"
 _PATH = 2
 """Index of the path and query in the arguments of uvicorn's access records."""
 
-hints = Waiting()
+hints = WaitingHints()
 """Hints of ``POST /canopy/hint`` waiting for transmission to the schedulers."""
 
 _delivery: asyncio.Task[None] | None = None
@@ -96,7 +96,7 @@ def _add(server_args: Any) -> None:
         return {
             "version": __version__,
             "off": releases.SWITCHED_OFF | (ranks[0].get("off", {}) if ranks else {}),
-            "next_step": next_step(whatif, policy, ours=policy in live_names(), auto=switches),
+            "next_step": next_step(whatif, policy, is_canopy=policy in live_names(), auto=switches),
             "policy": policy,
             "policy_config": ranks[0]["running_config"] if ranks else {},
             "ttft_model": entered.ttft_fit.stats(),
@@ -104,13 +104,13 @@ def _add(server_args: Any) -> None:
             "client_hints": entered.hint_rule.mode,
             "hints_waiting": len(hints),
             "ignored_fields": dict(entered.ignored),
-            "refused_requests": _refused([*ranks, *watched]),
+            "refused_requests": _refusals([*ranks, *watched]),
             "uptime_s": time.monotonic() - started,
             "process": os.getpid(),
             "auto": auto,
             "auto_parts": ranks[0].get("auto_parts") if ranks else None,
             "whatif": whatif,
-            "whatif_in_words": None if whatif is None else in_words(whatif),
+            "whatif_in_words": None if whatif is None else describe_total(whatif),
             **{
                 kind: next(iter(status_file.read_all(kind)), None) for kind in status_file.ADDITIONS
             },
@@ -153,7 +153,7 @@ async def _file(name: str, _request: Any) -> Any:
     return Response(content, media_type=kind, headers=HEADERS)
 
 
-def _refused(ranks: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+def _refusals(ranks: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Return requests that ended without having been admitted, by reason, over all ``ranks``."""
     total: Counter[str] = Counter()
     for rank in ranks:
@@ -168,7 +168,7 @@ def _sglangs_policy(server_args: Any) -> str | None:
     return None if is_off or policy in (AUTO, *live_names()) else policy
 
 
-async def _send(kind: Kind, text: str) -> list[Any]:
+async def _send(kind: MessageKind, text: str) -> list[Any]:
     """Send one message to every scheduler. Returns one answer per replica."""
     from sglang.srt.entrypoints import http_server
 

@@ -19,7 +19,7 @@ RELEASE_S = 15.0
 _announcement: asyncio.Task[None] | None = None
 
 
-def sigterm_received(handler: Any, *_: Any, **__: Any) -> None:
+def extend_shutdown(handler: Any, *_: Any, **__: Any) -> None:
     """Hook before ``SignalHandler.sigterm_handler``: start the time for the drain at the first signal,
     and extend SGLang's wait by the same time."""
     global _announcement
@@ -31,10 +31,10 @@ def sigterm_received(handler: Any, *_: Any, **__: Any) -> None:
     from sglang.srt.managers import tokenizer_manager
 
     tokenizer_manager._SCHEDULER_EXIT_TIMEOUT_SECS = RELEASE_S + budget_s
-    _announcement = asyncio.get_running_loop().create_task(_announce(manager))
+    _announcement = asyncio.get_running_loop().create_task(_announce_drain(manager))
 
 
-async def _announce(manager: Any) -> None:
+async def _announce_drain(manager: Any) -> None:
     try:
         await send(manager, DRAIN, "")
     except Exception:

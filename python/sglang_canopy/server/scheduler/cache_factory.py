@@ -20,7 +20,7 @@ from sglang_canopy import releases
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.config import auto
 from sglang_canopy.config.queue import refuse_unsupported
-from sglang_canopy.config.refusals import unsupported
+from sglang_canopy.config.refusals import unsupported_reason
 from sglang_canopy.config.server_options import options_of
 from sglang_canopy.config.setups import DISK, POLICIES
 from sglang_canopy.config.tiers import TierOptions
@@ -95,7 +95,7 @@ def new_cache(params: CacheInitParams) -> CanopyRadixCache:
 
 def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     """Return the cache of one scheduler. Raises ``CanopyError`` for an unsupported set-up."""
-    refusal = unsupported(POLICIES, ctx.server_args, ctx) or _unsupported_tiers(ctx)
+    refusal = unsupported_reason(POLICIES, ctx.server_args, ctx) or _unsupported_tiers(ctx)
     if refusal:
         raise CanopyError(f"--radix-eviction {ctx.params.eviction_policy}: {refusal}")
     if ctx.server_args.hicache_storage_backend == OUR_BACKEND:
@@ -166,7 +166,7 @@ def _unsupported_tiers(ctx: TreeCacheBuildContext) -> str | None:
         )
     if ctx.server_args.hicache_storage_backend is None:
         return None
-    return unsupported(DISK, ctx)  # limits of the model, with any storage
+    return unsupported_reason(DISK, ctx)  # limits of the model, with any storage
 
 
 def session_gate(server_args: Any, cache: CanopyRadixCache) -> SessionGate | None:

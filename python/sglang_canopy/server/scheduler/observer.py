@@ -16,7 +16,7 @@ from sglang_canopy.policy.floored import Floored
 from sglang_canopy.radix.counters import REFUSALS
 from sglang_canopy.radix.live_request import complete, is_refused, live_request
 from sglang_canopy.radix.parallel_samples import ParallelSamples
-from sglang_canopy.whatif.meter import Memory, Meter, MeterSetup
+from sglang_canopy.whatif.meter import Meter, MeterSetup, TierTokens
 from sglang_canopy.wire.attached import attached
 
 logger = logging.getLogger(__name__)
@@ -41,10 +41,10 @@ def meter_of(
     return Meter(setup, memory_of(server_args, cache), running)
 
 
-def memory_of(server_args: Any, cache: Any) -> Memory:
+def memory_of(server_args: Any, cache: Any) -> TierTokens:
     """Return the memory tiers of a scheduler's cache."""
     pool = getattr(getattr(cache, "cache_controller", None), "mem_pool_host", None)
-    return Memory(
+    return TierTokens(
         int(cache.token_to_kv_pool_allocator.size),
         0 if pool is None else int(pool.size),
         exclusive=server_args.hicache_write_policy == "write_back",
@@ -94,7 +94,7 @@ class Observer:
 
     def _count_refusal(self, req: Any, reason: int) -> None:
         request = live_request(req, self._now, BLOCK_TOKENS)
-        self._samples.received(request)
+        self._samples.register_sample(request)
         if request.warm_up is None:
             self.refused[reason] += 1
 
@@ -104,11 +104,11 @@ class Observer:
         request = live_request(req, self._now, BLOCK_TOKENS)
         complete(request, req)
         self._now = max(self._now, request.time)
-        self._samples.received(request)
+        self._samples.register_sample(request)
         if request.warm_up is not None:
             self.meter.record_parallel_output(request)
             return
-        self.meter.ended(request, req.cached_tokens_device + req.cached_tokens_host)
+        self.meter.record_request(request, req.cached_tokens_device + req.cached_tokens_host)
 
 
 def _is_first_event(req: Any) -> bool:

@@ -61,7 +61,7 @@ def _stamped(custom: Any, server_args: Any) -> dict[str, Any]:
     fields, _ = client_fields(fields_sent)
     requests = options_of(server_args).requests
     rule = rule_of(requests.client_hints, server_args.admin_api_key)
-    stamp = make_stamp({"category": "generate"}, rule.allowed(fields, None), time.monotonic())
+    stamp = make_stamp({"category": "generate"}, rule.authorise(fields, None), time.monotonic())
     if custom is None:
         stamp[ADDED] = True
     return {**fields_sent, STAMP_KEY: stamp}

@@ -41,7 +41,7 @@ class Addon:
         hooks: Callable[[], tuple[Hook, ...]],
     ) -> None:
         self.name, self.flags, self._keep, self._hooks = name, flags, keep, hooks
-        _, option = next(declared.declared(flags))
+        _, option = next(declared.declared_fields(flags))
         self._flag = option.flag or ""
         self.variable = f"CANOPY_INSTALL_{name.upper()}"
         """Environment variable that is set for the children of a server with the feature."""
@@ -56,7 +56,7 @@ class Addon:
             Hook(
                 _SERVER_ARGS + "from_cli_args",
                 "after",
-                self._parsed,
+                self._keep_options,
                 ("cls", "args"),
                 f"check `{self._flag}`, and install its hooks if it is given",
             ),
@@ -92,7 +92,7 @@ class Addon:
         if self._flag not in parser._option_string_actions:
             declared.add_flags(parser.add_argument_group(f"canopy {self.name}"), self.flags)
 
-    def _parsed(self, server_args: Any, _cls: Any, args: Any, *_: Any, **__: Any) -> None:
+    def _keep_options(self, server_args: Any, _cls: Any, args: Any, *_: Any, **__: Any) -> None:
         """Hook after ``ServerArgs.from_cli_args``."""
         check_in_place(self.hooks)
         if not self._keep(server_args, args):

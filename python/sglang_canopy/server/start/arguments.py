@@ -9,7 +9,7 @@ from typing import Any
 from sglang_canopy import declared
 from sglang_canopy.admission.activation import GateSettings
 from sglang_canopy.config import auto, queue
-from sglang_canopy.config.refusals import unsupported
+from sglang_canopy.config.refusals import unsupported_reason
 from sglang_canopy.config.server_options import ATTRIBUTE, GATE_FLAG, RequestOptions, ServerOptions
 from sglang_canopy.config.setups import GATE, POLICIES
 from sglang_canopy.config.whatif import MeterOptions, WhatifFlags, meter_options
@@ -73,31 +73,31 @@ def check(server_args: Any, args: Any) -> None:
         is_auto = server_args.radix_eviction_policy == AUTO
         if is_auto:
             server_args.radix_eviction_policy = auto.POLICY
-        ours = server_args.radix_eviction_policy in live_names()
-        if ours or flags.any_typed(server_args, args):
+        is_canopy = server_args.radix_eviction_policy in live_names()
+        if is_canopy or flags.any_typed(server_args, args):
             check_complete()
         requests = RequestOptions(**from_args(RequestOptions, args))
         _check_requests(server_args, requests)
-        if ours:
+        if is_canopy:
             _check_policy(server_args)
         options = ServerOptions(
             requests=requests,
-            tiers=flags.apply(server_args, args, ours),
-            queue=queue.checked(
-                server_args, args, ours, auto.queue(server_args) if is_auto else {}
+            tiers=flags.apply(server_args, args, is_canopy),
+            queue=queue.checked_flags(
+                server_args, args, is_canopy, auto.queue(server_args) if is_auto else {}
             ),
-            meter=_meter(args, ours, is_auto),
+            meter=_meter(args, is_canopy, is_auto),
         )
         if is_auto:
             options = dataclasses.replace(options, auto=auto.state(server_args, options))
-        _check_gate(server_args, options.gate, ours)
+        _check_gate(server_args, options.gate, is_canopy)
     except CanopyError as error:
         stop(str(error))
     setattr(server_args, ATTRIBUTE, options)
 
 
-def _meter(args: Any, ours: bool, by_auto: bool) -> MeterOptions | None:
-    options = meter_options(declared.read(WhatifFlags, args), ours)
+def _meter(args: Any, is_canopy: bool, by_auto: bool) -> MeterOptions | None:
+    options = meter_options(declared.read(WhatifFlags, args), is_canopy)
     return MeterOptions() if options is None and by_auto else options
 
 
@@ -105,21 +105,21 @@ def _check_requests(server_args: Any, requests: RequestOptions) -> None:
     client_hints.rule_of(requests.client_hints, server_args.admin_api_key)
 
 
-def _check_gate(server_args: Any, gate: GateSettings | None, ours: bool) -> None:
+def _check_gate(server_args: Any, gate: GateSettings | None, is_canopy: bool) -> None:
     if gate is None:
         return
-    if not ours:
+    if not is_canopy:
         raise CanopyError(
             f"{GATE_FLAG} needs {flags.SHORT} with a Canopy policy, such as canopy-lru"
         )
-    refusal = unsupported(GATE, server_args)
+    refusal = unsupported_reason(GATE, server_args)
     if refusal:
         raise CanopyError(f"{GATE_FLAG}: {refusal}")
 
 
 def _check_policy(server_args: Any) -> None:
     name, config = server_args.radix_eviction_policy, server_args.radix_eviction_policy_config
-    refusal = unsupported(POLICIES, server_args)
+    refusal = unsupported_reason(POLICIES, server_args)
     if refusal:
         raise CanopyError(f"{flags.SHORT} {name}: {refusal}")
     from sglang_canopy.radix.live import live_cache

@@ -14,7 +14,7 @@ from typing import Any
 
 from sglang_canopy import declared
 from sglang_canopy.config.queue import QueueFlags
-from sglang_canopy.config.refusals import unsupported
+from sglang_canopy.config.refusals import unsupported_reason
 from sglang_canopy.config.server_options import RequestOptions
 from sglang_canopy.config.setups import DISK
 from sglang_canopy.config.tiers import (
@@ -64,38 +64,44 @@ def any_typed(server_args: Any, args: Any) -> bool:
     )
 
 
-def apply(server_args: Any, args: Any, ours: bool) -> TierOptions:
+def apply(server_args: Any, args: Any, is_canopy: bool) -> TierOptions:
     """Check the tiers' options against the command line, and write them to ``server_args``.
 
-    ``ours``: whether the device's policy is one of Canopy's. Raises ``CanopyError``.
+    ``is_canopy``: whether the device's policy is one of Canopy's. Raises ``CanopyError``.
     """
     values = from_args(TierFlags, args)
     block_tokens = 64
-    if ours:
+    if is_canopy:
         settings, _ = split_config(
             server_args.radix_eviction_policy, server_args.radix_eviction_policy_config
         )
         block_tokens = settings.block_tokens
     tiers = tier_options(TierFlags(**values), block_tokens)
     storage = server_args.hicache_storage_backend == BACKEND
-    _check(server_args, values, tiers, ours, storage)
+    _check(server_args, values, tiers, is_canopy, storage)
     if tiers.host_bytes and not (server_args.hicache_size or server_args.hicache_ratio):
         # SGLang's flag accepts whole gigabytes only, but its pools accept fractions.
         server_args.hicache_size = tiers.host_bytes / 1e9
     if storage:
         server_args.hicache_storage_backend_extra_config = json.dumps(
-            extra_config(server_args, tiers, ours, server_args.hicache_storage_backend_extra_config)
+            extra_config(
+                server_args, tiers, is_canopy, server_args.hicache_storage_backend_extra_config
+            )
         )
         server_args.hicache_storage_backend = "dynamic"
     return tiers
 
 
 def _check(
-    server_args: Any, typed: Mapping[str, Any], tiers: TierOptions, ours: bool, storage: bool
+    server_args: Any,
+    typed_flags: Mapping[str, Any],
+    tiers: TierOptions,
+    is_canopy: bool,
+    storage: bool,
 ) -> None:
-    for field in typed:
+    for field in typed_flags:
         flag = option_of(TierFlags, field).flag
-        if field in _IN_MEMORY and not ours:
+        if field in _IN_MEMORY and not is_canopy:
             raise CanopyError(f"{flag} needs --radix-eviction with a Canopy policy, such as wa")
         if field in _IN_MEMORY and not server_args.enable_hierarchical_cache:
             raise CanopyError(f"{flag} needs a host tier; add --enable-hierarchical-cache")
@@ -109,7 +115,7 @@ def _check(
             "--hicache-storage-backend canopy needs a host tier; add --enable-hierarchical-cache"
         )
     if storage:
-        refusal = unsupported(DISK, server_args)
+        refusal = unsupported_reason(DISK, server_args)
         if refusal:
             raise CanopyError(f"--hicache-storage-backend canopy: {refusal}")
     # Pages of other backends have no TTL. A dynamic one may be Canopy's.
@@ -119,7 +125,7 @@ def _check(
 
 
 def extra_config(
-    server_args: Any, tiers: TierOptions, ours: bool, config_text: str | None
+    server_args: Any, tiers: TierOptions, is_canopy: bool, config_text: str | None
 ) -> dict[str, Any]:
     """Complete the extra configuration ``config_text`` with Canopy's options, and validate it.
 
@@ -127,7 +133,7 @@ def extra_config(
     """
     extra = given_extra(config_text)
     choice = tiers.disk
-    if choice is None and ours:
+    if choice is None and is_canopy:
         name, config = server_args.radix_eviction_policy, server_args.radix_eviction_policy_config
         _, options = split_config(name, config)
         choice = PolicyChoice(name, options)
@@ -139,8 +145,8 @@ def extra_config(
         extra.setdefault("ttl", tiers.ttl.to_json())
     if tiers.quotas:
         # Hide tenants' names: they are secret, and any user can read the server's arguments.
-        extra.setdefault("quota_bytes", {_hidden(t): size for t, size in tiers.quotas.items()})
-    if not ours:
+        extra.setdefault("quota_bytes", {_hide_tenant(t): size for t, size in tiers.quotas.items()})
+    if not is_canopy:
         # Our tree reports the parent of each page; with SGLang's trees, SGLang must pass it.
         extra.setdefault("hicache_storage_pass_prefix_keys", True)
     StorageSettings.from_extra(extra)
@@ -148,7 +154,7 @@ def extra_config(
     return {**extra, **DYNAMIC_BACKEND}
 
 
-def _hidden(tenant: str) -> str:
+def _hide_tenant(tenant: str) -> str:
     return tenant if tenant == OTHERS or tenant.startswith("#") else tenant_digest(tenant)
 
 

@@ -38,10 +38,10 @@ class Hook:
         hook = self.function
         if self.first:
             releases.UNCALLED_HOOKS.add(self.target)
-            hook = self._expected()
+            hook = self._expect_hook()
         HookRegistry.register(self.target, hook, HookType(self.kind))
 
-    def _expected(self) -> Callable[..., Any]:
+    def _expect_hook(self) -> Callable[..., Any]:
         """Return the hook, which is expected until SGLang calls it."""
 
         @functools.wraps(self.function)
@@ -65,7 +65,7 @@ class Hook:
             function = getattr(function, "__wrapped__", None)
         return False
 
-    def parameters_found(self) -> tuple[str, ...]:
+    def sglang_parameters(self) -> tuple[str, ...]:
         """Return the parameters of SGLang's function. Raises ImportError or AttributeError."""
         owner, name = _owner(self.target)
         function = getattr(owner, name)

@@ -175,21 +175,21 @@ HOOKS = (
     Hook(
         _SRT + "entrypoints.openai.serving_chat.OpenAIServingChat._convert_to_internal_request",
         "after",
-        entry.chat_converted,
+        entry.stamp_chat,
         ("self", "request", "raw_request"),
         "check a chat request's fields, infer missing ones, and stamp its arrival",
     ),
     Hook(
         _SRT + "entrypoints.anthropic.serving.AnthropicServing._convert_to_chat_completion_request",
         "before",
-        entry.messages_converted,
+        entry.drop_billing_line,
         ("self", "anthropic_request"),
         "leave Claude Code's billing line out of the prompt",
     ),
     Hook(
         _SRT + "managers.tokenizer_manager.TokenizerManager.generate_request",
         "around",
-        entry.generation_begins,
+        entry.stamp_generation,
         ("self", "obj", "request"),
         "check, infer and stamp, for every other route",
     ),
@@ -226,7 +226,7 @@ HOOKS = (
     Hook(
         _SRT + "managers.tokenizer_manager.SignalHandler.sigterm_handler",
         "before",
-        shutdown.sigterm_received,
+        shutdown.extend_shutdown,
         ("self", "signum", "frame"),
         "`--canopy-drain-s`: begin the time for the drain",
         "SGLang ends a drain after 15 s",
@@ -234,7 +234,7 @@ HOOKS = (
     Hook(
         _SRT + "sampling.watermarking.core.redact_watermark_secrets",
         "after",
-        secrets.shown,
+        secrets.redact_quotas,
         ("value",),
         "redact keys and passwords in `/server_info`",
         "SGLang shows them there",

@@ -61,7 +61,7 @@ def check_complete() -> None:
 
 def _difference(hook: Hook) -> str | None:
     try:
-        parameters = hook.parameters_found()
+        parameters = hook.sglang_parameters()
     except (ImportError, AttributeError) as error:
         return f"this sglang has no {hook.target} ({error})"
     if parameters[: len(hook.parameters)] == hook.parameters:

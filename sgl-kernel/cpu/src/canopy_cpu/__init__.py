@@ -69,7 +69,7 @@ LATE = (_MLA_FORMS,)
 _installed = False
 
 
-def wanted() -> bool:
+def runs_on_cpu_only() -> bool:
     """Return whether SGLang can only run on the CPU: torch finds no CUDA (or ROCm) device."""
     import torch
 
@@ -77,13 +77,13 @@ def wanted() -> bool:
 
 
 def install() -> None:
-    """Add CPU support to SGLang through its registries and hooks, if it is `wanted()`.
+    """Add CPU support to SGLang through its registries and hooks, if `runs_on_cpu_only()`.
 
     Idempotent. The hooks take effect when SGLang applies them, right after loading its plugins.
     Raises CanopyError naming the missing setting, package or function.
     """
     global _installed
-    if _installed or not wanted():
+    if _installed or not runs_on_cpu_only():
         return
     _check_environment()
     for seam, parameters in SEAMS.items():

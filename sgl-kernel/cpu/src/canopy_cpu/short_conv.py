@@ -51,7 +51,7 @@ def causal_conv1d_fn(
         if conv_states is not None and begun:
             before = conv_states[slot, :, -(width - 1) :].to(x.dtype)
         seen = torch.cat([before, x[:, start:end]], dim=1)
-        out[:, start:end] = _convolved(seen[None], weight, bias, activation)[0]
+        out[:, start:end] = _convolve(seen[None], weight, bias, activation)[0]
         if conv_states is not None:
             conv_states[slot, :, -(width - 1) :] = seen[:, -(width - 1) :].to(conv_states.dtype)
     return out
@@ -79,16 +79,16 @@ def causal_conv1d_update(
     before = conv_state[slots][..., -(width - 1) :].to(x.dtype)
     seen = torch.cat([before, tokens[live]], dim=-1)
     out = torch.zeros_like(tokens)
-    out[live] = _convolved(seen, weight, bias, activation)
+    out[live] = _convolve(seen, weight, bias, activation)
     conv_state[slots, :, -(width - 1) :] = seen[..., -(width - 1) :].to(conv_state.dtype)
     return out if x.dim() == 3 else out[..., 0]
 
 
-def _convolved(
-    seen: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: Any
+def _convolve(
+    inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: Any
 ) -> torch.Tensor:
     """Map [requests, dim, width - 1 + tokens] to [requests, dim, tokens]."""
-    out = F.conv1d(seen, weight[:, None].to(seen.dtype), bias, groups=seen.shape[1])
+    out = F.conv1d(inputs, weight[:, None].to(inputs.dtype), bias, groups=inputs.shape[1])
     return F.silu(out) if activation in ("silu", "swish", True) else out
 
 
