@@ -35,9 +35,9 @@ SAVES = "wa would save 12.5 ± 3.0 points more of your prompt tokens"
     [
         (meter(GAIN, undecided="too few requests"), "wa", {}, "^Nothing to decide yet: too few requests.$"),
         (None, "lru", {}, "--canopy-whatif auto"),
-        (None, "lru", {"ours": False}, "--canopy-observe"),
+        (None, "lru", {"is_canopy": False}, "--canopy-observe"),
         (meter(GAIN), "canopy-lru", {}, f"^{SAVES} than canopy-lru: restart with --radix-eviction wa$"),
-        (meter(GAIN, running="lru"), "lru", {"ours": False}, " than lru: restart with --radix-eviction wa$"),
+        (meter(GAIN, running="lru"), "lru", {"is_canopy": False}, " than lru: restart with --radix-eviction wa$"),
         (meter(arm("wa", 0.414)), "canopy-lru", {}, KEEP),
         (meter(arm("wa", 0.46, 0.03)), "canopy-lru", {}, KEEP),
         (meter(arm("wa", 0.3)), "canopy-lru", {}, KEEP),
@@ -49,4 +49,4 @@ SAVES = "wa would save 12.5 ± 3.0 points more of your prompt tokens"
     ],
 )  # fmt: skip
 def test_the_next_step_follows_from_the_meter(measured, policy, options, pattern) -> None:
-    assert re.search(pattern, next_step(measured, policy, **{"ours": True, **options}))
+    assert re.search(pattern, next_step(measured, policy, **{"is_canopy": True, **options}))
