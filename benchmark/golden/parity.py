@@ -60,9 +60,9 @@ def rows(task: Task) -> dict[str, Any]:
 def on_device(row: str) -> dict[str, Any]:
     """Return a row for each way to cut."""
     policy, config = (SERVED | SIMULATED)[row]
-    runs = {"simulated": test_parity.simulated}
+    runs = {"simulated": test_parity.simulate}
     if row in SERVED:
-        runs["served"] = test_parity.served
+        runs["served"] = test_parity.serve_live
     rows = {}
     for cut, (page, settings) in CUTS.items():
         for way, run in runs.items():
@@ -90,8 +90,8 @@ def on_two_tiers(policy: str) -> dict[str, Any]:
         states = {"simulated": [], "served": []}
         for seed in (1, 2, 3):
             steps = test_parity.workload(seed, 150)
-            served, host_tokens = test_tiered_parity.served(policy, page, quantum, steps)
-            states["simulated"] += test_tiered_parity.simulated(
+            served, host_tokens = test_tiered_parity.serve_live(policy, page, quantum, steps)
+            states["simulated"] += test_tiered_parity.simulate(
                 policy, page, quantum, steps, host_tokens, TieredTree
             )
             states["served"] += served
