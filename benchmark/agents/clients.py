@@ -39,7 +39,7 @@ PERSON_TURNS, PERSON_TOKENS, PERSON_PAUSE_S = 3, 120, 6.0
 
 @dataclass(frozen=True, slots=True)
 class SessionSizes:
-    """Sessions of a regime."""
+    """Number and sizes of the sessions of a workload."""
 
     sessions: int
     turns: int
@@ -107,7 +107,7 @@ class SessionRun:
     def _agent(self, session_limit: threading.Semaphore, number: int) -> None:
         draw, sizes = random.Random(f"agent {number}"), self.sizes
         time.sleep(sizes.stagger_s * number)
-        due_s = time.monotonic()  # a session that waits for a place waits for its first token
+        due_s = time.monotonic()  # waiting for ``session_limit`` is part of the time to first token
         with session_limit:
             messages: list[dict[str, Any]] = [
                 {"role": "system", "content": self.text(draw, sizes.system_tokens)},
@@ -188,7 +188,7 @@ class Turn:
     session: int
     turn: int
     ttft_s: float
-    """From when it was due, the wait for a client's place included."""
+    """From when it was due, with any wait for another session to end."""
     end_s: float
     prompt_tokens: int
     cached_tokens: int

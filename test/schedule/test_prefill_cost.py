@@ -41,7 +41,7 @@ def test_an_engine_that_follows_the_model_is_fitted_exactly() -> None:
 
 
 def test_a_request_in_a_batch_is_not_charged_for_the_others() -> None:
-    """Batches of a dozen: the time of a request's batch is twelve times its cost."""
+    """Batches have up to twelve requests: a batch can take many times as long as one of them."""
     cost = PrefillCost()
     for batch in batches(200, seed=2, max_requests=12):
         cost.add(batch, engine_seconds(batch))

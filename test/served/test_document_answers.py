@@ -262,7 +262,7 @@ def test_times_in_answers_are_named_as_documented(client) -> None:
         client.generate(tokens(700, seed), 4, params)
     path = "/canopy/explain?conversation=c0"
     wait_until(lambda: '"cached"' in client.send(path)[1])
-    time.sleep(0.5)  # for all users together one answer in that time
+    time.sleep(0.5)  # the route answers once in that time, for all users together
     epoch, monotonic = time.time(), time.monotonic()
     names = set()
     for name, value in [*numbers(client.status()), *numbers(json.loads(client.get(path)))]:

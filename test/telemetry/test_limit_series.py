@@ -28,7 +28,7 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None
 def send_over_hints(
     records: HintRecords, tenant: str, right: int, wrong: int, sender: object = None
 ) -> None:
-    """``tenant`` finishes the same number of requests without hints, which continue."""
+    """Hint ``right + wrong`` requests over, of which ``wrong`` continue; as many without hints do, too."""
     root = ReuseModel().categories.get("*")
     for number in range(2 * (right + wrong)):
         tip = Tip(float(number), root, tenant)

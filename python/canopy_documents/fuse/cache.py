@@ -61,7 +61,7 @@ class KVCache:
     def attend(
         self, layer: int, q: torch.Tensor, positions: torch.Tensor, scale: float
     ) -> torch.Tensor:
-        """Position-causal attention of sorted rows ``q [m, heads, d]`` over the whole row."""
+        """Return the attention of ``q [m, heads, d]``, at sorted ``positions``, to all KV up to each."""
         self.order_after_transfers(layer)
         k, v = self.k[layer], self.v[layer]
         if self.identity_slots and is_host(q):

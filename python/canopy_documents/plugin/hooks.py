@@ -1,7 +1,7 @@
 """Hooks of document reuse, installed only on a server with ``--canopy-documents``.
 
-The hooks of the scheduler and of the forward are functions of ``canopy_documents.server``; those of the
-HTTP process are here.
+The hooks of a running scheduler and of the forward are functions of ``canopy_documents.server``; that
+of the scheduler's start and those of the HTTP process are here.
 """
 
 from __future__ import annotations

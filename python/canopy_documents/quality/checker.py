@@ -1,9 +1,9 @@
 """The quality check in a server: the queue of prompts to check, and the check in progress.
 
-A check runs in pieces while the server is idle, in the encoder's memory, which is then free. When a
-batch has to be computed, the check stops, releases its memory, and restarts later, until it has
-used the pieces of ``MAX_TIMES`` whole checks. A prompt's tokens are kept until its check ends, for
-at most ``KEPT_S``.
+A check runs in pieces, in idle time and within a budget before batches, in the encoder's memory. When
+the encoder needs that memory, the check stops, releases it, and restarts later, until it has used
+the pieces of ``MAX_TIMES`` whole checks. A prompt's tokens are kept until its check ends, for at
+most ``KEPT_S``.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class QualityChecker:
         return self._epochs.get(tenant, self._least_epoch)
 
     def offer(self, ids: Sequence[int], request: Any, ratio: float) -> None:
-        """Queue a prompt for a check if the tenant limits select it. ``ratio``: the server's for it."""
+        """Queue a prompt for a check if the tenant limits select it. ``ratio``: served with it."""
         level = self.limits.take(request.tenant)
         if level is None:
             return
@@ -174,7 +174,7 @@ class QualityChecker:
         return True
 
     def interrupt(self, now: float) -> None:
-        """Stop the check in progress before a batch. It restarts later or is dropped."""
+        """Stop the check in progress, as the encoder needs its memory. It restarts later or is dropped."""
         if self._running_check is not None:
             self._running_check = None
             check = self.waiting.popleft()
@@ -270,8 +270,8 @@ class QualityChecker:
         )
 
     def _decide(self, library: Any, check: _Waiting, differs: bool) -> None:
-        """Count a check. If reuse stops, delete a differing prompt's documents, so that they are
-        encoded again.
+        """Count a check. While reuse is stopped, delete a differing prompt's documents, so that they
+        are encoded again.
 
         The stored KV may be at fault.
         """

@@ -82,7 +82,7 @@ class ReuseOptions:
         return min(context, given)
 
     def bytes_beside_pool(self, device: str) -> int:
-        """Return the bytes of documents in the memory of SGLang's pool: ``cpu`` or a device."""
+        """Return the bytes that documents take from the memory of a KV pool on ``device``: 0 unless ``cpu``."""
         if device != "cpu":
             return 0
         return (self.memory_mb << 20) + (READ_AHEAD_BYTES if self.disk_mb else 0)
@@ -98,7 +98,7 @@ parse = declared.keyed(ReuseOptions, head="reuse")
 
 
 def check_server(server_args: Any, options: ReuseOptions) -> None:
-    """Raise ``CanopyError`` if this server cannot reuse documents with this selector."""
+    """Raise ``CanopyError`` if this server cannot reuse documents with ``options``."""
     tp_size = server_args.tp_size
     if tp_size > 1 and options.disk_mb:
         raise CanopyError(

@@ -46,7 +46,7 @@ class Chunk:
 
     ids: the tokens; raw_k: ``[layers, n, kv_heads, d]`` keys before RoPE; v: the same shape;
     prefix: the tokens it was encoded after (``()`` for no prefix); scores: offline selectors'
-    scores by name, ``[n]`` or ``[layers, n]`` fp32; tenant: its owner.
+    scores by name, ``[n]`` fp32; tenant: its owner.
     """
 
     ids: tuple[int, ...]

@@ -9,7 +9,7 @@ from canopy_lab.report.units import count, percent, seconds, size
 
 
 def findings(report: TraceReport) -> dict[str, str]:
-    """Return one or two sentences for each question that the trace answers."""
+    """Return one to three sentences for each question that the trace answers."""
     answers: dict[str, str] = {}
     o = report.overview
     answers["overview"] = (

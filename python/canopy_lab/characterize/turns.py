@@ -1,4 +1,4 @@
-"""Length of conversations, and probability of a next turn (Section 3.3, Figures 9 to 11)."""
+"""Length of conversations, and probability of a next turn (ATC 2025, section 3.3, figures 9 to 11)."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from sglang_canopy.disk.index_writer import IndexWriter
 from sglang_canopy.disk.state import StoreState
 
 SWEEP_ROWS = 65_536
-"""Rows scanned per ``sweep``; the next scan continues at the following row."""
+"""Rows scanned per ``sweep``; the next continues behind them, unless this one reached its limit."""
 SWEEP_PAGES = 256
 _EXPIRE_EVERY_S = 1.0
 

@@ -205,8 +205,8 @@ class WorkloadAware(Policy):
             self.admit(leaf, leaf.last_access)
 
     def _release(self, now: float) -> None:
-        """Rank normally the leaves whose keep or return time has expired, or whose hints' sender is
-        no longer trusted."""
+        """Rank normally the leaves whose keep or return time has expired, and those hinted over, from
+        the oldest to the first whose sender is still trusted."""
         while (entry := self._kept.oldest()) is not None and entry[0] <= now:
             self._readmit(entry[-1], now)
         for sender, queue in list(self._returning.items()):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Tree(Protocol):
-    """SGLang's tree with a ``NodeLeaf`` on every node."""
+    """SGLang's tree with a ``NodeLeaf`` on every node; attributes as in ``core.CanopyTreeCore``."""
 
     live: LiveCache
     clock: RequestClock
@@ -29,7 +29,9 @@ class Tree(Protocol):
     protected: ProtectedPaths
     traffic: TierTraffic
     inserting: LiveRequest | None
+    """The request whose KV is being inserted."""
     changes: int
+    """Rises with every change that can alter a match of full attention."""
     evictable_device_leaves: EvictableLeaves
     evictable_host_leaves: EvictableLeaves
     page_size: int

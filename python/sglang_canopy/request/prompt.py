@@ -35,7 +35,8 @@ _BILLING_LINE = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n?")
 def check_sizes(obj: Any) -> None:
     """Raise ``CanopyError`` for too many samples, or fewer sampling parameters than prompts.
 
-    ``obj``: SGLang's internal request or batch, before normalisation.
+    ``obj``: SGLang's internal request or batch, before normalisation. Its sampling parameters lose
+    ``is_normalized``, which SGLang accepts from clients and for which it skips its own checks.
     """
     params, prompts = obj.sampling_params, _prompts(obj)
     many = params if isinstance(params, list) else [params]
@@ -46,9 +47,7 @@ def check_sizes(obj: Any) -> None:
         )
     many = [each for each in many if isinstance(each, dict)]
     for each in many:
-        each.pop(
-            "is_normalized", None
-        )  # skips SGLang's checks: an internal field, not refused there
+        each.pop("is_normalized", None)
     for samples in (each.get("n") for each in many):
         if isinstance(samples, int) and samples > 1 and samples * prompts > MAX_SAMPLES:
             raise CanopyError(

@@ -14,8 +14,8 @@ that share its steps.
 Bound: regardless of later arrivals, at most w + (1 + lambda) c + beta seconds of its share's work are
 admitted up to and including a request, where w is the older work waiting at its arrival, because work
 admitted before it is either older or charged to B; and a request that is the oldest of its share is
-overtaken for at most B seconds of the clock. The clock holds where the predictions do not: one place
-that frees again and again beside long answers serves one overtaker after the other.
+overtaken for at most B seconds of the clock. The clock holds where the predictions do not: beside long
+answers, a single slot for running requests serves one overtaker after the other.
 
 The bound excludes the rest of its last step, the running answers that must end to make room,
 recomputation after retractions, higher priorities, and work admitted while the request's KV is read

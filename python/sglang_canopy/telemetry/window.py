@@ -46,11 +46,11 @@ class Window:
         return list(self._points)
 
     def differences(self) -> list[dict[str, Any]]:
-        """Return the difference from the last point; empty without sums."""
+        """Return the sums since the last complete point, as a list of at most one point."""
         return [] if self._latest is None else [_point(self._readings[-1], self._latest)]
 
     def over_last(self, seconds: float) -> dict[str, Any]:
-        """Return the difference over the last ``seconds``, or up to one point longer."""
+        """Return the sums over the last ``seconds``, up to a point longer; fewer soon after the start."""
         assert self._latest is not None
         start_s = self._latest[0] - seconds
         before = [point for point in self._readings if point[0] <= start_s]
@@ -69,7 +69,7 @@ def _difference(new: Any, old: Any) -> Any:
 
 
 class TtftHour:
-    """Counts of times, by minute. Bounded for any input."""
+    """Quantiles of the times to first token of each minute of the last hour. Memory is bounded."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """Create empty counts. ``clock`` returns seconds since 1970."""

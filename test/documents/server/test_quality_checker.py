@@ -29,7 +29,7 @@ SYSTEM, LENGTH, TAIL = 40, 120, 8
 
 @pytest.fixture
 def engine(make_engine):
-    """Every prompt is checked. One document a prompt, behind its own system text: exact."""
+    """Every prompt is checked. Its one document is encoded after this very prefix: reuse is exact."""
     engine = make_engine(stand_ins=False)
     engine.checker.limits.interval = 1
     return engine

@@ -63,8 +63,8 @@ class Offline(Selector):
         return chunk.scores[self.name]
 
     def choose(self, context: SelectorInput) -> torch.Tensor:
-        """Choose the top ``floor(ratio * n)`` of each chunk (equation 7); ties go to the earlier
-        token."""
+        """Choose the top ``floor(ratio * n)`` of each chunk (CacheTune, equation 7); ties go
+        to the earlier token."""
         parts = [
             top(self.scores(p.chunk), math.floor(context.ratio * len(p.chunk))) + p.start
             for p in context.prompt.placed

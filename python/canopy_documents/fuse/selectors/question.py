@@ -26,9 +26,9 @@ PROBED_FROM, PROBED_TO = 0.5, 0.7
 MAX_QUERIES = 64
 """Maximum number of probed question tokens, counted from the end."""
 STRIDE, MIN_SAMPLES = 8, 100
-"""Every ``STRIDE``-th chunk token is sampled before the counted layers, and at least ``MIN_SAMPLES``.
+"""Below the scored layers the question reads every ``STRIDE``-th chunk token, at least ``MIN_SAMPLES``.
 
-A sample's weight is the number of tokens it represents. These layers hardly change the
+A sample's weight is the number of tokens it represents. Those layers hardly change the
 choice (docs/research/documents.md), but account for half of a probe's attention. On a device all
 tokens are read: another kernel costs the host more than these keys cost the device.
 """
@@ -48,7 +48,7 @@ def question_scores(
     and heads.
 
     Runs only the rows outside chunks, through the first ``PROBED_TO`` of the layers, over reused KV;
-    before the counted layers the question reads a sample of that KV (:data:`STRIDE`). The result is
+    below the scored layers the question reads a sample of that KV (:data:`STRIDE`). The result is
     on the model's device, and the host does not wait for it. ``last_weight`` is the share of the
     last token's attention in the sum; the other tokens share the rest. With 0 all tokens count
     alike.
@@ -88,7 +88,7 @@ class _Probe:
     """Adds the attention of the question's rows to ``score [prompt]`` at ``layers``.
 
     rows: sorted; the question's rows start at ``question_row``; ``row_weights [m]`` weights them.
-    start_position: the question's first position; heads: query heads; group: query heads per KV head.
+    start_position: position of the first of these rows; heads: query heads; group: query heads per KV head.
     """
 
     cache: KVCache

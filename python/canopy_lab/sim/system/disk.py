@@ -88,7 +88,7 @@ class Disk:
     ) -> None:
         """Write the blocks of ``path`` after the first ``stored``.
 
-        ``callback`` is called once they and all earlier writes are stored, also if none is missing.
+        ``callback`` is called after all earlier writes, even if none is missing or this write is dropped.
         """
         missing = path[stored:]
         if missing and missing[-1] in self._coming:
@@ -114,7 +114,7 @@ class Disk:
         node, hit = tree.match(path)
         if self.expiry is None or node is tree.root:
             return node, hit
-        # A parent's last use is not older than its child's.
+        # A parent's last use is not older than its child's: nothing above ``valid`` has expired.
         valid: Any = node
         while valid is not tree.root and self.expiry.is_over(valid, now):
             valid = valid.parent
@@ -166,5 +166,5 @@ class Disk:
                 break
             ancestor.refresh(write.request)
             ancestor = ancestor.parent
-        node.locks -= 1
+        node.locks -= 1  # not ``unlock``, which ranks leaves: it has a child now
         self.policy.admit(leaf, tree.now)

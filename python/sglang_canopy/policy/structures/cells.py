@@ -3,7 +3,7 @@
 A *cell* holds the leaves of one category (and of one depth bucket, if ranks depend on depth). Ranks
 are constant within an age bin, so a cell's candidate is valid until one of its two ends moves to
 the next bin: only changed cells and cells whose end crossed an edge are ranked again, for any
-number of categories. The heap's counter never decides between two leaves.
+number of categories. Leaves on disk all have number 0: of equal ones, the cell ranked first wins.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class EndQueue:
     child is evicted. Hence two heaps with lazy deletion: ``push`` is O(log n), ``remove`` O(1), and
     reading an end O(1), plus O(log n) amortised per dead entry.
 
-    ``time_s`` is in seconds: the last access, or the hinted return. The order of ``push``
-    does not matter; the sequence number only keeps the entries of one leaf comparable.
+    ``time_s`` is in seconds: the last access, the hinted return, or the end of a keep. The order
+    of ``push`` decides only between leaves that are equal otherwise, and on disk have no number.
     """
 
     __slots__ = ("_high", "_low", "_sequence", "live")
@@ -192,8 +192,8 @@ class Cells:
             self._changed[cell] = None
 
     def least(self, now: float) -> tuple[tuple[float, ...], Leaf] | None:
-        """Return the least leaf of all cell ends at ``now``, with ``(rank, time_s, -offset,
-        number)``."""
+        """Return the least leaf of all cell ends at ``now``, with its order: ``(rank, time_s, -offset,
+        number)``, or ``(rank, -offset, time_s, number)`` for a fitted exponential."""
         while self._edges and self._edges[0][0] <= now:
             time, _, cell = heapq.heappop(self._edges)
             if time == cell.wakes:

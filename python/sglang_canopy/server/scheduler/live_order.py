@@ -40,8 +40,8 @@ PROTECTED = 128
 
 
 class LiveOrder:
-    """The order of the requests of a scheduler with ``cache``, as ``Arranged`` reads them. All calls are
-    on the scheduler's thread."""
+    """The order of the requests of a scheduler with ``cache``, as ``Arranged`` reads them. All methods
+    but ``status`` are called on the scheduler's thread."""
 
     def __init__(
         self, cache: CanopyRadixCache, options: QueueFlags, step_tokens: int = STEP_TOKENS
@@ -78,7 +78,8 @@ class LiveOrder:
     def look_up(self, req: Any) -> None:
         """Match ``req`` against the cache, which also protects its prefix, unless its latest match is
         of the same tree. SGLang's own matches count."""
-        windows = len(self._core.components) > 1  # their release changes no node
+        # The KV of a sliding window is released without a new version: a stored match may be stale.
+        windows = len(self._core.components) > 1
         if windows or req.canopy.matched_version != self._core.match_version(req):
             match_kv_cache(req, self._cache)
 
