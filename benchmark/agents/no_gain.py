@@ -5,8 +5,8 @@
 
 Three servers are up at once, one is loaded at a time: SGLang, SGLang again (the placebo) and ``auto``. A
 round gives each the same number of requests of one kind. A ratio is the median over rounds of a server's
-value through SGLang's in the same round, with a bootstrapped 95 % interval. CPU seconds are the kernel's.
-``start`` measures the time to ready and the CPU seconds of servers that fork nothing.
+value divided by SGLang's in the same round, with a bootstrapped 95 % interval. CPU seconds are read from
+/proc. ``start`` measures the time to ready and the CPU seconds of servers started as new processes.
 """
 
 from __future__ import annotations

@@ -16,14 +16,14 @@ SOURCES = (ROOT / "python", ROOT / "sgl-kernel" / "python", ROOT / "sgl-kernel" 
 
 
 def use_checkout() -> None:
-    """Import the packages and the tests of this checkout, in child processes too."""
+    """Put this checkout first on ``sys.path`` and PYTHONPATH, and set the environment of test/conftest.py."""
     folders = [*SOURCES, ROOT / "test", ROOT / "test" / "radix", ROOT / "scripts", HERE]
     folders.append(ROOT / "benchmark" / "traces")
     sys.path[:0] = [str(f) for f in folders]
     inherited = os.environ.get("PYTHONPATH")
     first = [str(f) for f in folders]
     os.environ["PYTHONPATH"] = os.pathsep.join([*first, *([inherited] if inherited else [])])
-    # Set it before sglang is imported, as test/conftest.py does.
+    # These are read when sglang is imported.
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TRITON_INTERPRET", "1")

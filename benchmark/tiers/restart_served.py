@@ -5,10 +5,11 @@
 Twenty minutes of a trace in four windows of five, with a restart (SIGTERM to the HTTP process, then a new
 start) between two windows: three pairs of a window before and one after. One server at a time, with a
 two-layer random model on a CPU. A block of 512 tokens of the trace becomes a page of 16, and time runs up
-to ``SPEED`` times as fast: a request is sent when it is due and the one before it is answered. ``cold`` finds
-an empty folder at each start; ``no drain`` is ``auto`` with ``--canopy-drain-s 0``, ``write_through`` is ``auto``
-with that write policy. ``ttft_s``: seconds until the answer of one token. Rows that OUT has already are not run
-again.
+to ``SPEED`` times as fast: a request is sent when it is due and the one before it is answered. ``drain``:
+``auto`` and ``write_back``; ``no drain``: with ``--canopy-drain-s 0``; ``write_through``: with that write
+policy; ``lru, file``: SGLang alone, ``write_through`` to its file storage; ``cold``: ``drain`` with an empty folder
+at each start, without the first window and the warm-up. ``ttft_s``: seconds until the answer of one token.
+Rows that OUT has already are not run again.
 """
 
 from __future__ import annotations
@@ -68,23 +69,19 @@ def tokens_of(request: TraceRequest, number: int) -> list[int]:
 def arguments(arm: str, model: Path, folder: Path) -> list[str]:
     extra: dict[str, Any] = {"prefetch_threshold": PAGE}
     if arm == "lru, file":
-        policy_arguments = [
-            "--radix-eviction-policy",
-            "lru",
-            "--hicache-write-policy",
-            "write_through",
-        ]
-        backend = "file"
+        policy_arguments = ["--radix-eviction-policy", "lru"]
+        backend, write_policy = "file", "write_through"
     else:
-        policy = "write_through" if arm == "write_through" else "write_back"
-        policy_arguments = ["--radix-eviction", "auto", "--hicache-write-policy", policy]
+        policy_arguments = ["--radix-eviction", "auto"]
         policy_arguments += ["--canopy-drain-s", "0"] if arm == "no drain" else []
         backend, extra = "canopy", {**extra, "path": str(folder), "capacity_gb": 2}
+        write_policy = "write_through" if arm == "write_through" else "write_back"
     return [
         *cpu_arguments(model, kv_tokens=DEVICE_TOKENS, dtype="float32"),
         *("--load-format", "dummy", "--page-size", str(PAGE), "--enable-hierarchical-cache"),
         *("--hicache-ratio", str(HOST_RATIO), "--hicache-storage-backend", backend),
         *("--hicache-storage-prefetch-policy", "wait_complete"),
+        *("--hicache-write-policy", write_policy),
         *("--hicache-storage-backend-extra-config", json.dumps(extra), *policy_arguments),
     ]
 
@@ -109,7 +106,7 @@ def replay(url: str, requests: list[tuple[float, list[int]]], from_s: float) -> 
 def run(
     arm: str, trace: list[TraceRequest], model: Path, scratch: Path
 ) -> Iterator[dict[str, Any]]:
-    """One server a window; yields the hits of each window."""
+    """Run one server a window. Yields the hits of each window, except the first of ``cold``."""
     folder = scratch / "disk"
     shutil.rmtree(folder, ignore_errors=True)
     requests = [(r.time_s, tokens_of(r, n)) for n, r in enumerate(trace)]
@@ -127,15 +124,16 @@ def run(
         ) as server:  # fmt: skip
             ready_s = time.monotonic() - start
             if window == 0:
-                replay(server.url, [a for a in requests if a[0] < start_s], 0.0)
-            policy_arguments = [a for a in requests if start_s <= a[0] < start_s + WINDOW_S]
-            row = {"window": window, **replay(server.url, policy_arguments, start_s)}
-            stopped = time.monotonic()
+                replay(server.url, [r for r in requests if r[0] < start_s], 0.0)
+            window_requests = [r for r in requests if start_s <= r[0] < start_s + WINDOW_S]
+            row = {"window": window, **replay(server.url, window_requests, start_s)}
+            stop_began = time.monotonic()
             os.kill(server.process.pid, signal.SIGTERM)
             server.process.wait(timeout=180)
+            stop_s = time.monotonic() - stop_began
             drained = [line for line in server.log_text().splitlines() if "pages are lost" in line]
         yield row | {
-            "ready_s": round(ready_s, 1), "stop_s": round(time.monotonic() - stopped, 1),
+            "ready_s": round(ready_s, 1), "stop_s": round(stop_s, 1),
             "drained": drained[-1].split("] ")[-1] if drained else None,
         }  # fmt: skip
 

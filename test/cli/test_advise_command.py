@@ -9,7 +9,7 @@ from canopy_lab.cli.main import main
 
 @pytest.fixture
 def chats(tmp_path):
-    """A gateway's log: forty conversations of three turns, a third of the questions the same."""
+    """A gateway's log: forty conversations of three turns, which share a system prompt."""
     path = tmp_path / "chats.jsonl"
     with path.open("w") as out:
         for number in range(120):
@@ -44,7 +44,7 @@ def test_a_log_becomes_a_page_a_summary_and_numbers(chats, tmp_path, capsys):
 
 
 def server_log(tmp_path, pool):
-    """A server's own log, of a pool of ``pool`` tokens; ``None``: from before that line."""
+    """A server's own log, of a pool of ``pool`` tokens; ``None``: without the line that states it."""
     lines = [] if pool is None else [f"[2026-01-02 03:04:01] max_total_num_tokens={pool}, chunk"]
     for number in range(120):
         ids = [1000 * (number % 40) + token for token in range(64 * (number // 40 + 1))]

@@ -16,7 +16,7 @@ def category(label, rank):
 
 
 def scan(live, now):
-    """Least (rank, last access, -offset, number) among the two ends of each category."""
+    """Return (rank, last access, -offset, number, leaf) of both ends of each category's queue."""
     ends = []
     for kind in {id(c): c for c, _, _ in live}.values():
         leaves = [

@@ -143,7 +143,6 @@ def test_a_servers_log_is_compared_with_the_simulation(client, plan, tmp_path):
     assert report["seen"]["mean_ttft_s"] > 0
     assert set(report["errors"]) >= {"throughput_tokens_per_s", "disk_hit_ratio", "p99_ttft_s"}
     # The profile is a larger model's: its times are far off, and the hits are right all the same.
-    print(report)
     assert abs(report["errors"]["token_hit_ratio"]) < 0.02
 
 
@@ -188,10 +187,10 @@ def test_the_quick_starts_agents_work_and_find_their_conversations_cached(loggin
 
 
 def test_documents_in_another_order_are_reused(logging_server) -> None:
-    first, second_server = load("rag_documents").main(logging_server.url)
-    assert not first["fused"]
-    assert second_server["fused"]
-    assert second_server["reused"] > second_server["recomputed"] > 0
+    first_answer, second_answer = load("rag_documents").main(logging_server.url)
+    assert not first_answer["fused"]
+    assert second_answer["fused"]
+    assert second_answer["reused"] > second_answer["recomputed"] > 0
 
 
 def test_documents_of_langchain_are_reused(shared_server, tiny_model, monkeypatch) -> None:
@@ -201,9 +200,9 @@ def test_documents_of_langchain_are_reused(shared_server, tiny_model, monkeypatc
     module = load("documents_langchain")
     clock = SimpleNamespace(sleep=lambda _seconds: wait_until_encoded(client))
     monkeypatch.setattr(module, "time", clock)
-    first, second_server, reordered = module.main(client.url)
-    assert first["reused_tokens"] == 0
-    assert second_server["reused_tokens"] > second_server["recomputed_tokens"] > 0
+    first_answer, second_answer, reordered = module.main(client.url)
+    assert first_answer["reused_tokens"] == 0
+    assert second_answer["reused_tokens"] > second_answer["recomputed_tokens"] > 0
     assert not reordered or reordered["reused_tokens"] == 0
 
 

@@ -1,4 +1,4 @@
-"""Flat traces against libCacheSim, an independent simulator: equal miss counts.
+"""Flat traces against libCacheSim, an independent simulator, and against Belady: equal miss counts.
 
 Single-block requests make the tree an ordinary cache. libCacheSim's LFU breaks ties among the
 least frequent by when each reached its frequency, that is by last access, as ours does.

@@ -15,7 +15,7 @@ ROUNDING = 1e-9
 @dataclass(slots=True)
 class _Account:
     allowed_s: float
-    """Allowed work of later requests: lambda * the request's work + beta."""
+    """Allowed predicted seconds of later requests: ``cost_factor`` * its cost + ``least_s``."""
     passed_s: float = 0.0
 
 
@@ -32,7 +32,7 @@ class BoundLedger:
         self.excluded = 0
         """Times that a request was passed beyond its budget while its KV was read from storage."""
         self.violations = 0
-        """Number of violations."""
+        """Admissions that passed a request beyond its allowance, counted at each."""
         self.max_used_share = 0.0
         """Largest used share of an allowance."""
         self._accounts: dict[Any, _Account] = {}
@@ -43,7 +43,7 @@ class BoundLedger:
             setattr(order, name, functools.partial(getattr(self, "_" + name), getattr(order, name)))
 
     def close(self) -> None:
-        """Forget the requests, which keep SGLang's alive."""
+        """Drop the accounts, which hold references to SGLang's requests."""
         self._accounts.clear()
         self._running.clear()
         self._chunked_prompt = None

@@ -9,7 +9,6 @@ states the allowed error. A parameter below that the paper does not give is mark
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from sglang_canopy.errors import CanopyError
 
@@ -20,7 +19,7 @@ LONGEST_CONVERSATION = 232
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """A log-normal number of tokens: its median and the deviation of its logarithm."""
+    """A log-normal quantity: its median, in the unit of the field, and its logarithm's deviation."""
 
     median: float
     sigma: float
@@ -110,8 +109,7 @@ class Preset:
     """A load and its description for the trace's ``.meta.json`` file."""
 
     name: str
-    load: Any
-    """An instance of one of the classes in ``synth.SOURCES``."""
+    load: ChatLoad | ApiLoad
     description: str
 
     def at_rate(self, requests_per_s: float | None) -> Preset:

@@ -172,7 +172,7 @@ class Space:
         return configuration if self.fits(configuration) else None
 
     def fits(self, point: Configuration) -> bool:
-        """Whether the host memory of all instances is within the largest."""
+        """Whether the host memory of all instances is at most ``host_most_gib``."""
         return point.instances * point.dram_gib <= self.host_most_gib * (1 + 1e-9)
 
     def widths(self, disk: str | None) -> tuple[float, ...]:
@@ -220,7 +220,8 @@ class Space:
         )
 
     def alternatives(self, point: Configuration) -> list[Configuration]:
-        """Return the configurations that differ from ``point`` in one choice, with equal sizes."""
+        """Return the configurations one step from ``point``: another instance count or value of a knob,
+        or another disk class at the nearest bandwidth (without a disk: the smallest disk)."""
         neighbours: dict[Configuration, None] = {}
         steps = [replace(point, instances=n) for n in self.instances]
         if point.disk is not None:

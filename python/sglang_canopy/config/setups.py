@@ -48,7 +48,8 @@ class Setup:
 
     name: str
     option: str | None = None
-    """Field of ``ServerArgs``, or of SGLang's ``TreeCacheBuildContext``."""
+    """Field of ``ServerArgs`` or of SGLang's ``TreeCacheBuildContext``. Another name is only a label of
+    a row that refuses nothing."""
     applies: Callable[[Any], bool] = bool
     """Returns whether this value of the option selects the row."""
     variable: str | None = None
@@ -120,7 +121,7 @@ _DISAGGREGATED: dict[str, Any] = dict.fromkeys(
 _LMCACHE = "--enable-lmcache brings its own cache"
 _STREAMING = "--enable-streaming-session keeps KV outside the tree"
 _NO_TICK = "takes requests without sending the time to the session gate"
-_REPLAY = "replays prefill as one CUDA graph, which passes documents' KV over"
+_REPLAY = "replays prefill as one CUDA graph, which bypasses documents' KV"
 _BREAKABLE = "use --cuda-graph-backend-prefill breakable"
 
 SETUPS = (

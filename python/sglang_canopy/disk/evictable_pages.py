@@ -15,7 +15,7 @@ from sglang_canopy.records import Leaf, Request
 from sglang_canopy.tenant import AT_LIMIT, tenant_digest
 
 EVERY_TENANT = "*"
-"""Quota key for every tenant without an entry (requests without a salt have no tenant)."""
+"""Quota key for every tenant without an entry (requests with neither extra key nor salt have none)."""
 
 
 class PageLeaf(Leaf):

@@ -1,7 +1,8 @@
 """Load the pages of an earlier process into an empty store.
 
 A page is loaded only below its prefix, and from a unit that exists in the files. Of two records
-with one unit or key, the record nearer to its root is loaded, then the one with the lower number.
+with one unit or key, the record nearer to its root is loaded; at equal depth, the one whose parent
+comes first, then the one with the lower number.
 """
 
 from __future__ import annotations
@@ -99,8 +100,8 @@ def _check_record(row: JournalRow, roots: dict[int, int]) -> _Record | None:
 
 
 def restore_uses(index: PageIndex, rows: Sequence[int]) -> None:
-    """Raise the last use of each page to that of its children: often only ends are committed.
-    ``rows``: parents first."""
+    """Raise the last use of each page to that of its children: the journal often has only the
+    last page's use.    ``rows``: parents first."""
     last, parents = index.last_access, index.parent
     for row in reversed(rows):
         parent = parents[row]

@@ -12,7 +12,7 @@ class UnitAllocator:
         self.limit = limit
         """Maximum number of units."""
         self.top = 0
-        """An upper bound of the allocated units."""
+        """One above the highest unit ever allocated."""
         self.used = 0
         self.growth_allowed = True
         """False while the disk is full: only existing units are allocated."""

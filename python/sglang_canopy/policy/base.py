@@ -96,8 +96,8 @@ class Policy(abc.ABC):
     def admit(self, leaf: Leaf, now: float) -> None:
         """Rank ``leaf``, which became evictable. Never called twice without a ``drop`` between.
 
-        The order of admission decides nothing: ties are broken by ``Leaf.number``. On disk every number
-        is 0, so it is no key.
+        Ties are broken by ``Leaf.number``, which is unique in a radix tree. On disk every number is 0,
+        and the order of admission breaks them: ``number`` is no key.
         """
 
     @abc.abstractmethod

@@ -24,6 +24,7 @@ def infer(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ollama_chat(body: Mapping[str, Any]) -> Any:
+    """Return the fields that SGLang reads on this route: it ignores ``images`` and ``format``."""
     sent = body.get("messages")
     messages = sent if isinstance(sent, list) else []
     roles = [SimpleNamespace(role=m.get("role")) for m in messages if isinstance(m, Mapping)]

@@ -127,7 +127,7 @@ def gittins_rank(curve: Sequence[float]) -> list[float]:
         space += 0.5 * (high + low) * width
         x.append(space)
     hull: list[tuple[float, float]] = [(space, least)]
-    # Calls are inlined: a fit ranks many categories, at the cost of a victim.
+    # Calls are inlined: a fit ranks many categories, and delays the eviction that triggered it.
     for i in range(last - 1, -1, -1):
         start, alive = x[i], curve[i]
         end, survival_there = hull[-1]
@@ -147,7 +147,7 @@ def gittins_rank(curve: Sequence[float]) -> list[float]:
 
 
 def exceedance(counts: list[float], prior: list[float] | None) -> list[float]:
-    """Return P(Q >= ``TOKEN_EDGES[i]``) from counts by bin, and ``SHRINK`` samples of ``prior``."""
+    """Return P(Q >= ``TOKEN_EDGES[i]``) of a prompt's growth Q in tokens, from counts by bin, and ``SHRINK`` samples of ``prior``."""
     weight = SHRINK if prior is not None else 0.0
     above = list(accumulate(reversed(counts)))[::-1]
     total = above[0] + weight

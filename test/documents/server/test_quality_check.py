@@ -18,17 +18,20 @@ SELECTOR = "question"
 
 @pytest.fixture
 def kept_by_ratio(monkeypatch):
-    """``kept_by_ratio[ratio] = Kept(...)`` sets the result of the questions. Evaluated ratios are recorded."""
-    records: dict[float, KeptAnswers] = {}
+    """Results by ratio that ``measure_kept`` returns; a ratio without an entry keeps 10 of 10 answers."""
+    results: dict[float, KeptAnswers] = {}
 
     def measure(model, tokenizer, selector, ratios):
-        return {ratio: records.get(ratio, KeptAnswers(10, 10)) for ratio in ratios}
+        return {ratio: results.get(ratio, KeptAnswers(10, 10)) for ratio in ratios}
 
     monkeypatch.setattr(start_check, "measure_kept", measure)
-    return records
+    return results
 
 
-def test_without_a_floor_nothing_is_measured(kept_by_ratio) -> None:
+def test_without_a_floor_nothing_is_measured(monkeypatch) -> None:
+    monkeypatch.setattr(
+        start_check, "measure_kept", lambda *_: pytest.fail("answers were measured")
+    )
     assert check_quality(None, None, SELECTOR, [0.15], None) == {}
 
 
@@ -51,7 +54,7 @@ def test_a_quality_check_needs_a_tokenizer() -> None:
 
 
 def check_arguments(llama, monkeypatch, tmp_path, calibrated: dict[str, float], **options) -> dict:
-    """Return the arguments of a starting server's start_check."""
+    """Return the ratios and the selector that a starting server passes to ``check_quality``."""
     arguments: dict = {}
     setting = Setting(
         llama.identity, f"cpu-{torch.get_num_threads()}", "float32", 1, "torch_native"

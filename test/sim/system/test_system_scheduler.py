@@ -159,12 +159,12 @@ def test_a_mistake_gets_one_line_with_the_remedy(trace, config, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"routing": "random"}, ""),
-        ({"instances": 0}, ""),
-        ({"write_policy": "never"}, ""),
-        ({"device_policy": "best"}, ""),
-        ({"prefetch_policy": "soon"}, ""),
-        ({"device_tokens": float("nan")}, ""),
+        ({"routing": "random"}, "routing"),
+        ({"instances": 0}, "instances"),
+        ({"write_policy": "never"}, "write_policy"),
+        ({"device_policy": "best"}, "best"),
+        ({"prefetch_policy": "soon"}, "prefetch_policy"),
+        ({"device_tokens": float("nan")}, "device-tokens"),
         ({"disk": TierSpec(100, 1e9, 1e9)}, "give host as well"),
         ({"schedule_policy": "best"}, "must be one of fcfs, lpm, hrrn"),
         ({"session_gate": "wide"}, "must be one of none, footprint"),

@@ -16,8 +16,8 @@ class Reranking:
     """Reranks all leaves at once if one slice holds them, else a slice at each new time of the
     requests.
 
-    Until its turn a leaf keeps its rank of the previous fit. Slices follow the order of creation,
-    so that equal requests give equal slices.
+    Until its turn a leaf keeps its rank of the previous fit. Slices follow the order of creation
+    (``Leaf.number``), so that equal requests give equal slices; leaves put back come first.
     """
 
     def __init__(self) -> None:
