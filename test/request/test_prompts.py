@@ -8,7 +8,7 @@ import torch
 from sglang.srt.entrypoints.anthropic.protocol import AnthropicMessagesRequest
 from sglang.srt.entrypoints.anthropic.serving import AnthropicServing
 from sglang.srt.managers.embed_types import PositionalEmbeds
-from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
+from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput, SessionParams
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_canopy.config.server_options import ATTRIBUTE, RequestOptions, ServerOptions
@@ -28,6 +28,7 @@ def check(**fields: Any) -> None:
         check_prompt(MANAGER, item, item.input_ids if item.text is None else [1] * len(item.text))
         names = ("return_logprob", "logprob_start_len", "positional_embed_overrides")
         more = {name: getattr(item, name) for name in names}
+        more["session_params"] = SessionParams(**(item.session_params or {}))
         params = SamplingParams(**item.sampling_params)
         check_message(SimpleNamespace(sampling_params=params, **more), MANAGER)
 
@@ -72,6 +73,7 @@ def test_computable_requests_are_accepted(fields: dict[str, Any]) -> None:
         ({"text": "", "session_id": "s"}, "has no tokens"),
         ({"text": "a", "top_logprobs_num": 101}, "101 top log-probabilities"),
         ({"text": "a", "return_logprob": True, "logprob_start_len": -2}, "at least -1, got -2"),
+        ({"text": "a", "session_params": {"id": ["s"]}}, "'id' must be a string, got"),
         ({"text": "a", "positional_embed_overrides": {"a": 1}}, "must be tensors, got {'a': 1}"),
         *(
             ({"text": "a", "sampling_params": params}, f"key '{next(iter(params))}' must be")

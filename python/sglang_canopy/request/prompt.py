@@ -89,6 +89,9 @@ def check_message(message: Any, manager: Any, *_: Any, **__: Any) -> None:
     params, vocabulary = message.sampling_params, manager.model_config.vocab_size
     if getattr(message, "return_logprob", False) and message.logprob_start_len < -1:
         raise CanopyError(f"logprob_start_len must be at least -1, got {message.logprob_start_len}")
+    session = getattr(message, "session_params", None)
+    if session is not None and isinstance(session.id, list | dict):
+        raise CanopyError(f"session_params key 'id' must be a string, got {session.id!r:.60}")
     embeds = getattr(message, "positional_embed_overrides", None)
     if embeds is not None and not isinstance(embeds, _tensors()):  # JSON holds none
         raise CanopyError(f"positional_embed_overrides must be tensors, got {embeds!r:.60}")
