@@ -67,11 +67,7 @@ def _batch(sizes):
     return attention.Rows(torch.cat(positions), counts, slots, lengths, max(m for m, _ in sizes))
 
 
-SIZES = {
-    "mixed": [(75, 160), (1, 300), (1, 1), (0, 9)],
-    "one-row": [(1, 600)],
-    "question": [(9, 400)],
-}
+SIZES = {"mixed": [(75, 160), (1, 300), (1, 1), (0, 9)], "row": [(1, 600)], "question": [(9, 400)]}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -228,9 +227,7 @@ def test_a_changed_host_tier_is_refused(name: str, monkeypatch: pytest.MonkeyPat
         tier_self_test.run_host(new_cache, 4, arguments, "cpu")
 
 
-def test_a_page_at_another_address_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_at_another_address_is_refused(tmp_path, monkeypatch) -> None:
     pool = DiskTree(tmp_path, page_size=4).storage.mem_pool_host
     check_page(pool)
     assert pool.available_size() == pool.size

@@ -60,9 +60,7 @@ def model(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("models") / "llama", smollm2, LLAMA)
 
 
-def test_an_engine_in_python_stamps_learns_and_answers_as_with_an_empty_cache(
-    model, tmp_path
-) -> None:
+def test_an_engine_in_python_stamps_learns_and_answers_as_without_cache(model, tmp_path) -> None:
     """``sglang.Engine`` has no HTTP; fields come in ``custom_params``."""
     script = tmp_path / "engine.py"
     script.write_text(ENGINE)

@@ -122,9 +122,7 @@ KV_HINTS = {
     ("seed", "fields"),
     [(31, {"custom_params": {"canopy_conversation": "ended"}}), (41, {"kv_hints": KV_HINTS})],
 )
-def test_kv_of_a_conversation_that_a_hint_ends_is_evicted_first(
-    canopy_server, seed, fields
-) -> None:
+def test_kv_of_a_conversation_ended_by_a_hint_is_evicted_first(canopy_server, seed, fields) -> None:
     client = canopy_server
     old, ended = token_ids(500, seed=seed), token_ids(500, seed=seed + 1)
     ignored_before = client.status()["ignored_fields"].get("kv_hints", 0)

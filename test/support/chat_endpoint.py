@@ -40,9 +40,7 @@ class ReceivedRequests:
     @property
     def params(self) -> list[dict[str, Any]]:
         """Of each completion."""
-        return [
-            body.get("custom_params") or {} for path, body in self.requests if path[:3] == "/v1"
-        ]
+        return [body.get("custom_params") or {} for url, body in self.requests if url[:3] == "/v1"]
 
     @property
     def hints(self) -> list[dict[str, Any]]:

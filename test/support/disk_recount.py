@@ -58,9 +58,7 @@ def _recount_evictable(state: StoreState) -> None:
     assert set(leaves) == expected, (set(leaves) ^ expected, "evictable")
     assert {*map(id, evictable.policy.leaves())} == {*map(id, leaves.values())}
     tenants = Counter(index.label("tenant", row) for row in rows)
-    charged = {
-        tenant: n * evictable.page_bytes for tenant, n in tenants.items() if tenant is not None
-    }
+    charged = {t: n * evictable.page_bytes for t, n in tenants.items() if t is not None}
     assert charged == evictable.tenant_bytes, (charged, evictable.tenant_bytes)
 
 

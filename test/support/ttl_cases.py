@@ -32,9 +32,7 @@ def requests(draw: st.DrawFn, most: int = 14) -> list[Request]:
     return drawn
 
 
-def slow_replay(
-    log: list[Request], schedule: list[tuple[float, TTLTable]]
-) -> tuple[int, int, float]:
+def slow_replay(log: list[Request], tables: list[tuple[float, TTLTable]]) -> tuple[int, int, float]:
     """(tokens, hits, mean tokens on the disk), block by block."""
     expiry: dict[int, float] = {}
     since: dict[int, float] = {}
@@ -42,7 +40,7 @@ def slow_replay(
     token_s = 0.0
     end = log[-1][0]
     for time_s, path, category in log:
-        table = [t for start, t in schedule if start <= time_s or t is schedule[0][1]][-1]
+        table = [t for start, t in tables if start <= time_s or t is tables[0][1]][-1]
         groups = table.groups_along(path)
         tokens += BLOCK * len(path)
         for depth, block in enumerate(path):

@@ -110,9 +110,7 @@ def test_every_format_has_a_log_of_the_same_traffic() -> None:
         assert len(log["requests"]) == len(calls), name
         assert sum(row[1] for row in log["requests"]) == pytest.approx(total, rel=0.25), name
         if name != "traffic-mooncake":  # of 512-token blocks
-            assert sorted(row[5] for row in log["requests"]) == sorted(row[5] for row in calls), (
-                name
-            )
+            assert sorted(r[5] for r in log["requests"]) == sorted(r[5] for r in calls), name
             assert len({row[6] for row in log["requests"]}) == len({row[6] for row in calls}), name
         if name != "traffic-batch":  # without times
             times, expected = (

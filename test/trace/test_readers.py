@@ -98,11 +98,8 @@ def test_memory_does_not_grow_with_the_trace(tmp_path: Path) -> None:
     path = tmp_path / "long"
     with path.open("w") as out:
         for i in range(5_000):
-            row = {
-                "timestamp": i,
-                "input_length": 1600,
-                "hash_ids": [*range(i * 100, i * 100 + 100)],
-            }
+            ids = [*range(i * 100, i * 100 + 100)]
+            row = {"timestamp": i, "input_length": 1600, "hash_ids": ids}
             out.write(json.dumps({**BAILIAN, **row}) + "\n")
     tracemalloc.start()
     try:

@@ -68,11 +68,9 @@ def test_a_prefix_hit_by_every_cache_changes_no_estimate():
         for _ in range(200):
             estimator.serve(0.0, 40 * BLOCK, 30 * BLOCK, 10 * BLOCK)
             blocks = (7, *(random.Random(1).randrange(1 << 62) for _ in range(5)))[1 - hot :]
-            hits, tokens = hot, len(blocks) * 2 * BLOCK
-            sample = ShadowResult(
-                blocks, tokens, {"arm": hits + 2}, {"arm": (hits + 2) * 2 * BLOCK}
-            )
-            estimator.sample(sample, hits, hits, BLOCK, 2)
+            hit, tokens = hot, len(blocks) * 2 * BLOCK
+            sample = ShadowResult(blocks, tokens, {"arm": hit + 2}, {"arm": (hit + 2) * 2 * BLOCK})
+            estimator.sample(sample, hit, hit, BLOCK, 2)
         leads.append(estimator.lead("arm"))
     assert leads[0] == pytest.approx(leads[1]) == pytest.approx(0.1)
 

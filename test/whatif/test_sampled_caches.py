@@ -89,9 +89,7 @@ def test_a_smaller_sample_is_a_subset_of_a_larger_one():
 def test_a_path_is_sampled_as_each_of_its_blocks_is(path, one_in, power):
     for n in (one_in, 2**power):
         caches = SampledCaches(n)
-        assert caches.sampled_blocks(path) == [
-            block for block in path if block_number(block) % n == 0
-        ]
+        assert caches.sampled_blocks(path) == [b for b in path if block_number(b) % n == 0]
 
 
 def test_common_prefixes_are_sampled_like_other_blocks():

@@ -47,9 +47,7 @@ def test_the_ratio_decays_and_is_estimated_again_as_in_sglang(conservativeness, 
         for done, rest in jobs
     ]
     tracker.current = tracker.estimate_new_token_ratio_after_retract(remaining)
-    ratio.record_retraction(
-        sum(done for done, _ in jobs), sum(sum(pair) for pair in jobs), len(jobs)
-    )
+    ratio.record_retraction(sum(done for done, _ in jobs), sum(sum(p) for p in jobs), len(jobs))
     assert ratio.current == pytest.approx(tracker.current)
     tracker.reset()
     ratio.reset()
