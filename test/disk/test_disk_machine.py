@@ -63,6 +63,11 @@ class ReferenceStore:
         del self.pages[min(tips, key=lambda p: self.pages[p].last_access)]
         return True
 
+    def is_over_quota(self, tenant: str | None, new_pages: list[tuple]) -> bool:
+        """Return whether ``new_pages`` and one more would exceed the quota."""
+        pages = sum(p.tenant == tenant for p in self.pages.values()) + len(new_pages)
+        return tenant is not None and pages + 1 > QUOTA_PAGES
+
     def write(self, path: tuple, now: float, ttl_s: float, tenant: str | None) -> list[bool]:
         accepted, new_pages, protected, expired_once = [], [], set(), False
         for depth in range(1, len(path) + 1):
@@ -77,11 +82,12 @@ class ReferenceStore:
                 continue
             if parent in self.pages:
                 protected.add(parent)
-            tenant_pages = sum(p.tenant == tenant for p in self.pages.values()) + len(new_pages)
+            if self.is_over_quota(tenant, new_pages) and not expired_once:
+                self.expire(now, protected)
+                expired_once = True
             fits = True
-            while fits and tenant is not None and tenant_pages + 1 > QUOTA_PAGES:
+            while fits and self.is_over_quota(tenant, new_pages):
                 fits = self.evict(protected, now, tenant)
-                tenant_pages -= 1
             if fits and len(self.pages) + len(new_pages) >= PAGES and not expired_once:
                 self.expire(now, protected)
                 expired_once = True

@@ -53,6 +53,18 @@ def test_a_tenant_over_its_quota_loses_its_own_pages(tmp_path, quota_name):
     recount(store)
 
 
+def test_a_tenant_at_its_quota_loses_expired_pages_before_older_live_ones(tmp_path):
+    table = TTLTable(groups=(Group(7, 1000.0), Group(9, 10.0)), residual_ttl_s=100.0)
+    store = store_at(tmp_path, pages=16, quotas={"t": 3 * PAGE_BYTES}, ttl=table)
+    put(store, chain("a", 1), tenant="t", group=0)
+    store.clock.now += 1
+    put(store, chain("b", 2), tenant="t", group=1)
+    store.clock.now += 20
+    assert put(store, chain("c", 1), tenant="t", group=0) == [True]
+    assert store.count_leading(chain("a", 1)) == 1
+    assert store.counters.evicted == {"ttl": 2}
+
+
 @pytest.mark.parametrize("policy", policy_names())
 def test_every_policy_runs_on_disk(tmp_path, policy):
     store = store_at(tmp_path, pages=16, policy=make_policy(policy), quotas={"*": 8 * PAGE_BYTES})

@@ -41,8 +41,7 @@ class Eviction:
         state = self._state
         if state.units.available:
             return True
-        if not 0 <= now - self._last_expiry_scan < _EXPIRE_EVERY_S:
-            self._remove_expired(now, SWEEP_PAGES)
+        self._scan_at_intervals(now)
         while not state.units.available:
             victim = state.evictable.victim(now)
             if victim is None:
@@ -56,6 +55,8 @@ class Eviction:
         quota = evictable.quota(tenant)
         if quota is None or tenant is None:
             return True
+        if evictable.tenant_bytes.get(tenant, 0) + evictable.page_bytes > quota:
+            self._scan_at_intervals(now)
         while evictable.tenant_bytes.get(tenant, 0) + evictable.page_bytes > quota:
             victim = evictable.victim_of(tenant, now)
             if victim is None:
@@ -90,6 +91,11 @@ class Eviction:
         for each in reversed(rows):
             self.remove(each, reason, now)
         return len(rows)
+
+    def _scan_at_intervals(self, now: float) -> None:
+        """Remove expired pages before live ones are evicted, if the last scan is a while ago."""
+        if not 0 <= now - self._last_expiry_scan < _EXPIRE_EVERY_S:
+            self._remove_expired(now, SWEEP_PAGES)
 
     def _remove_expired(self, now: float, limit: int) -> int:
         state, index = self._state, self._state.index
