@@ -39,7 +39,7 @@ class KVCache:
 
     def upto(self, tokens: int) -> KVCache:
         """Return a view of the first ``tokens`` positions, sharing their KV."""
-        return KVCache(self.k, self.v, self.slots[:tokens], self.identity_slots)
+        return KVCache(self.k, self.v, self.slots[:tokens], self.identity_slots, self.transfers)
 
     def read(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return K (rotated) and V ``[n, kv_heads, head_dim]`` at ``positions``."""

@@ -186,9 +186,9 @@ class QualityChecker:
 
     def forget(self, tenant: str | None) -> None:
         """Drop a tenant's prompts, as its documents are deleted."""
-        if any(one.request.tenant == tenant for one in self.waiting):
+        if self.waiting and self.waiting[0].request.tenant == tenant:
             self._running_check = None
-            self.waiting = deque(one for one in self.waiting if one.request.tenant != tenant)
+        self.waiting = deque(check for check in self.waiting if check.request.tenant != tenant)
 
     def run_within_budget(self, library: Any, now: float, tokens: int) -> None:
         """Run pieces before a batch of ``tokens``: one, or as many as its share allows.

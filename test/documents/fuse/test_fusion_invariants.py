@@ -1,6 +1,7 @@
 """Invariants for every model: fused prefill with exact KV, or with all rows, equals prefill."""
 
 import functools
+from typing import ClassVar
 
 import pytest
 import torch
@@ -173,3 +174,16 @@ def test_a_prompt_longer_than_a_sliding_window_is_refused(ids):
     windowed = dataclasses.replace(model, window=100)
     with pytest.raises(CanopyError, match="sliding window of 100"):
         plain_prefill(windowed, ids)
+
+
+def test_a_view_of_a_cache_waits_for_the_same_transfers(llama):
+    class Transfer:
+        waits: ClassVar[list[int]] = []
+
+        def order_after(self, layer: int) -> None:
+            self.waits.append(layer)
+
+    cache = caches.dense_cache(llama, 8)
+    cache.transfers.append(Transfer())
+    cache.upto(4).read(1, torch.arange(4))
+    assert Transfer.waits == [1]

@@ -224,6 +224,25 @@ def test_one_prompt_of_each_tenant_waits_and_invented_tenants_displace_no_busy_t
     assert len(checker.waiting) == len(waiting_tenants) == MAX_WAITING
 
 
+def test_a_deletion_does_not_restart_another_tenants_check(engine, ids, monkeypatch) -> None:
+    learn(engine, prompt(ids))
+    learn(engine, prompt(ids, salt="other"))
+    monkeypatch.setattr(rows, "piece_tokens", lambda device: 64)
+    pieces = []
+    for deleted_tenant in (None, "other"):
+        serve(engine, prompt(ids))
+        serve(engine, prompt(ids, salt="other"))
+        check, _ = engine.checker.waiting
+        engine.work_when_idle()
+        engine.work_when_idle()
+        if deleted_tenant is not None:
+            engine.checker.forget(deleted_tenant)
+            assert list(engine.checker.waiting) == [check]
+        run_idle_work(engine)
+        pieces.append(check.pieces)
+    assert pieces[0] == pieces[1] > 2
+
+
 def test_no_step_of_a_check_computes_more_than_a_piece(engine, ids, monkeypatch) -> None:
     learn(engine, prompt(ids))
     monkeypatch.setattr(rows, "piece_tokens", lambda device: 8)
