@@ -80,6 +80,17 @@ def test_a_trace_of_one_request_has_a_report(tmp_path: Path) -> None:
     assert main(command) == 0
 
 
+def test_a_trace_of_one_window_has_no_sentence_about_change(tmp_path: Path, capsys) -> None:
+    trace = tmp_path / "short.jsonl"
+    write_trace(trace, get_preset("small"), 30.0, 1)
+    out = tmp_path / "out"
+    assert main(["characterize", str(trace), "--format", "bailian", "--out", str(out)]) == 0
+    assert json.loads((out / "report.json").read_text())["turns"]["drift"] is None
+    printed = capsys.readouterr().out
+    assert "After a first turn another one comes" in printed
+    assert "From one window to the next" not in printed
+
+
 @pytest.mark.long
 def test_the_conversation_trace_has_its_known_numbers(data_dir: Path, tmp_path: Path) -> None:
     trace = data_dir / "mooncake" / "conversation_first60.jsonl"

@@ -65,6 +65,7 @@ def test_next_turn_probabilities_by_category() -> None:
             trace.append(request_of(20.0 * i + 10, [100 + i, 200 + i], conversation=str(i), turn=2))
     next_turns = turns(observe(trace), windows=1)
     assert next_turns is not None
+    assert math.isnan(next_turns.drift), "one window has no change"
     assert next_turns.conversations == 40
     assert next_turns.first_turn_share == pytest.approx(40 / 60)
     assert (next_turns.p50, next_turns.longest) == (1, 2)

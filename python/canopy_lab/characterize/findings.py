@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from canopy_lab.characterize.trace_report import TraceReport
 from canopy_lab.report.units import count, percent, seconds, size
+
+STEADY_DRIFT = 0.1
+"""Mean change of a probability between windows, below which it is called steady."""
 
 
 def findings(report: TraceReport) -> dict[str, str]:
@@ -61,14 +65,14 @@ def findings(report: TraceReport) -> dict[str, str]:
         )
         answers["next_turn"] = (
             f"After a first turn another one comes with probability {t.first_next:.2f}, after a "
-            f"later one with {t.later_next:.2f}. From one window to the next a category's "
-            f"probability moves by {t.drift:.2f} on average: "
-            + (
-                "steady enough to learn from the recent past."
-                if t.drift < 0.1
-                else "it has to be learnt again and again."
-            )
+            f"later one with {t.later_next:.2f}."
         )
+        if not math.isnan(t.drift):
+            is_steady = t.drift < STEADY_DRIFT
+            answers["next_turn"] += (
+                f" From one window to the next a category's probability moves by {t.drift:.2f} on average: "
+                f"{'steady enough to learn from the recent past' if is_steady else 'it has to be learnt again and again'}."
+            )
     if report.reuse:
         a = report.reuse.all
         answers["reuse"] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,7 +49,7 @@ class Turns:
     later_next: float
     """Probability of a next turn, after first turns and after later ones."""
     drift: float
-    """Mean absolute change of a category's probability between consecutive windows."""
+    """Mean absolute change of a category's probability between consecutive windows; NaN without any."""
 
 
 def turns(observation: Observation, windows: int = 12) -> Turns | None:
@@ -66,7 +67,8 @@ def turns(observation: Observation, windows: int = 12) -> Turns | None:
     start, end = float(observation.time_s[0]), float(observation.time_s[-1]) - unseen
     settled = observation.time_s <= end
     category = observation.category
-    windows = max(1, min(windows, _most(category[settled]) // (2 * MIN_REQUESTS)))
+    largest_category = int(np.bincount(category[settled]).max(initial=0))
+    windows = max(1, min(windows, largest_category // (2 * MIN_REQUESTS)))
     width = max((end - start) / windows, 1e-9)
     window = np.minimum(((observation.time_s - start) / width).astype(int), windows - 1)
     names, counts = np.unique(category[settled], return_counts=True)
@@ -111,10 +113,5 @@ def turns(observation: Observation, windows: int = 12) -> Turns | None:
         next_turn=tuple(rows),
         first_next=float(follows[first].mean()) if first.any() else 0.0,
         later_next=float(follows[later].mean()) if later.any() else 0.0,
-        drift=float(steps.mean()) if len(steps) else 0.0,
+        drift=float(steps.mean()) if len(steps) else math.nan,
     )
-
-
-def _most(category: np.ndarray) -> int:
-    """Return the number of requests of the largest category."""
-    return int(np.bincount(category).max()) if len(category) else 0
