@@ -94,7 +94,7 @@ class SessionRun:
         def record_errors() -> None:
             try:
                 run_client(number)
-            except openai.OpenAIError as error:
+            except Exception as error:  # a thread's error is lost otherwise
                 self.errors.append(f"{kind} {number}: {error!r}")
 
         thread = threading.Thread(target=record_errors)

@@ -1,6 +1,7 @@
 """benchmark/agents: results are counted from the turns, and tables hold them."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -40,6 +41,14 @@ def test_sessions_turns_waits_and_hits_are_counted() -> None:
     assert totals["later_ttft_s"]["mean"] == 2.0
     assert totals["people_ttft_s"]["mean"] == 9.0
     assert totals["hit_percent"] == 20.0
+
+
+def test_a_client_that_fails_is_recorded() -> None:
+    run = SessionRun(
+        "http://127.0.0.1:9", replace(SIZES, sessions=1, people=0), words=[], markers=[]
+    )
+    run.run_sessions()
+    assert run.errors == ["agent 0: IndexError('list index out of range')"]
 
 
 def test_a_table_has_the_median_of_the_runs() -> None:
