@@ -9,10 +9,10 @@ from sglang_canopy.declared import declared_fields
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.server.start.flags import KINDS
 
-LIMITED = [
-    (kind, field, option)
-    for kind in KINDS
-    for field, option in declared_fields(kind)
+BOUNDED_FIELDS = [
+    (flags_class, field, option)
+    for flags_class in KINDS
+    for field, option in declared_fields(flags_class)
     if option.choices or option.low is not None or option.high is not None
 ]
 
@@ -26,14 +26,14 @@ def refused_values(option: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "field", "option"), LIMITED, ids=lambda part: getattr(part, "name", "")
+    ("flags_class", "field", "option"), BOUNDED_FIELDS, ids=lambda part: getattr(part, "name", "")
 )
-def test_a_value_outside_its_bounds_is_refused(kind: Any, field: Any, option: Any) -> None:
+def test_a_value_outside_its_bounds_is_refused(flags_class: Any, field: Any, option: Any) -> None:
     required = {
         f.name: None
-        for f in dataclasses.fields(kind)
+        for f in dataclasses.fields(flags_class)
         if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
     }
     for value in refused_values(option):
-        with pytest.raises(CanopyError, match="must be"):
-            kind(**{**required, field.name: value})
+        with pytest.raises(CanopyError, match=f"{option.flag} must be"):
+            flags_class(**{**required, field.name: value})

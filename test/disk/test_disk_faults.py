@@ -100,6 +100,23 @@ def test_regained_disk_space_is_used(small_disk):
     assert bad_pages(store) == 0
 
 
+def test_an_unexpected_error_leaves_no_lock_unit_or_charge(tmp_path, monkeypatch):
+    store = store_at(tmp_path, pages=2)
+    assert put(store, chain("a", 1), tenant="t") == [True]
+
+    def fail(*_):  # any error that is not the disk's
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", fail)
+        with pytest.raises(MemoryError):
+            put(store, [chain("a", 2)[1]], parent=chain("a", 1)[0], tenant="t")
+    assert bad_pages(store) == 0
+    store.clock.now += 10
+    assert put(store, chain("b", 2)) == [True, True]  # evicts the parent, which is not locked
+    assert bad_pages(store) == 0
+
+
 def test_a_read_only_disk_at_start_means_no_disk_tier(small_disk, caplog):
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     store = store_at(small_disk / "store")

@@ -51,13 +51,13 @@ def test_bandwidth_is_sold_between_a_minimum_and_a_maximum():
         iops={"amount": 3000, "most": 16_000, "included": 3000, "per_month": 0.005},
         throughput={"amount": 125, "most": 1000, "included": 125, "per_month": 0.04},
     )
-    assert d.speeds() == (125, 1000)
+    assert d.bandwidths() == (125, 1000)
     assert d.read_bytes_per_s(10) == 125 * MIB
     assert d.read_bytes_per_s(10, 600.0) == 600 * MIB
     # 1,000 MiB/s need 4,000 IOPS (3,000 are free), and 875 MiB/s more than is included.
     month = 10 * 0.1 + 1000 * 0.005 + 875 * 0.04
     assert d.price_per_hour(10, mib_s=1000.0) * 730 == pytest.approx(month)
-    assert disk().speeds() is None
+    assert disk().bandwidths() is None
 
 
 def test_small_pages_are_many_operations():
@@ -126,7 +126,7 @@ def test_essd_follows_the_published_formulas():
 
 def test_io2_pays_for_its_throughput_in_iops():
     io2 = load_prices("aws-us-east-1").disk("io2")
-    assert io2.speeds() == (256, 4000)
+    assert io2.bandwidths() == (256, 4000)
     assert io2.read_bytes_per_s(100, 4000.0) == 4000 * MIB
     month = 100 * 0.125 + 16_000 * 0.065  # operations of 256 KiB
     assert io2.price_per_hour(100, mib_s=4000.0) * 730 == pytest.approx(month)

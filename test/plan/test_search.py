@@ -16,7 +16,7 @@ SPACE = Space(
     sizes(1024, 5),
     sizes(4096, 3),
     ("slow", "fast"),
-    least_gib=4.0,
+    min_gib=4.0,
     choices={"ttl": (None, 600.0, "group")},
 )
 GRID = SPACE.finer(32, 16)
@@ -51,7 +51,7 @@ class Cache:
         self.batches.append(list(configurations))
         return [self.row(c) for c in configurations]
 
-    def certain_of(self, configuration, rows):
+    def bounds_of(self, configuration, rows):
         return {"cost": self.cost(configuration)}
 
 
@@ -59,7 +59,7 @@ def share_of_grid(model, space=SPACE, finer=GRID, **options):
     """Return (hypervolume over the finer grid's, evaluations over the grid's, result)."""
     grid = dict(zip(finer.grid(), model(finer.grid())))
     outcome = search(
-        space, OBJECTIVES, model, certain_of=model.certain_of, options=SearchOptions(**options)
+        space, OBJECTIVES, model, bounds_of=model.bounds_of, options=SearchOptions(**options)
     )
     points = OBJECTIVES.matrix([*grid.values(), *outcome.rows.values()])
     scale = Scale.around(points)
@@ -107,7 +107,7 @@ def test_the_search_follows_a_gain_beyond_the_sizes_of_the_coarse_grid():
             value = 0.8 * c.dram_gib / 1024 if c.disk and c.disk_mib_s < 200 else 0.0
             return {**row, **c.to_json(), "mean_ttft_s": 2 - value, "cost": self.cost(c)}
 
-    space = replace(SPACE, disks=("slow",), speeds={"slow": (125.0, 1000.0)}, choices={})
+    space = replace(SPACE, disks=("slow",), bandwidths_mib_s={"slow": (125.0, 1000.0)}, choices={})
     volume, _, outcome = share_of_grid(Filter(), space, space.finer(16, 8))
     assert max(c.dram_gib for c in outcome.rows if c.disk and c.disk_mib_s == 125.0) == 1024.0
     assert volume >= 0.97
@@ -123,7 +123,7 @@ def test_bandwidth_is_searched_if_a_class_sells_it():
         def cost(self, c):
             return super().cost(c) + 0.002 * c.disk_mib_s
 
-    space = replace(SPACE, disks=("slow",), speeds={"slow": (125.0, 1000.0)}, choices={})
+    space = replace(SPACE, disks=("slow",), bandwidths_mib_s={"slow": (125.0, 1000.0)}, choices={})
     outcome = share_of_grid(Sold(working_set=2000.0), space, space)[2]
     front = [list(outcome.rows)[i] for i in OBJECTIVES.front(list(outcome.rows.values()))]
     assert {c.disk_mib_s for c in front if c.disk} - {125.0, 1000.0}

@@ -28,7 +28,7 @@ def test_the_grid_has_every_configuration_once():
 def test_the_count_equals_the_grids_length():
     large = space(
         instances=(1, 4), choices={"ttl": (None, 600.0), "page_size": (1, 64), "write_policy": ("write_through", "write_back")},
-        speeds={"a": (125.0, 1000.0)},
+        bandwidths_mib_s={"a": (125.0, 1000.0)},
     )  # fmt: skip
     for decision_space in (space(), large, space(disks=(), disk_gib=(0.0,)), large.finer(5, 3)):
         assert decision_space.count() == len(decision_space.grid())
@@ -36,8 +36,8 @@ def test_the_count_equals_the_grids_length():
 
 def test_options_of_an_absent_tier_make_no_difference():
     configuration = Configuration(dram_gib=1, disk="a", disk_gib=0, ttl=60.0)
-    assert configuration.normal() == Configuration(dram_gib=1)
-    assert Configuration(write_policy="write_back").normal() == Configuration()
+    assert configuration.normalised() == Configuration(dram_gib=1)
+    assert Configuration(write_policy="write_back").normalised() == Configuration()
 
 
 def test_alternatives_differ_in_one_choice():
@@ -61,7 +61,7 @@ def test_a_tier_that_is_added_gets_the_ttl_of_the_space():
 
 
 def test_bandwidth_that_is_sold_separately_is_in_the_grid():
-    grid = space(speeds={"a": (125.0, 1000.0)}).grid()
+    grid = space(bandwidths_mib_s={"a": (125.0, 1000.0)}).grid()
     assert {c.disk_mib_s for c in grid if c.disk == "a"} == {125.0, 1000.0}
     assert {c.disk_mib_s for c in grid if c.disk != "a"} == {0.0}
 

@@ -308,3 +308,11 @@ def test_a_separate_ledger_detects_exceeded_budgets() -> None:
     assert (ledger.violations, ledger.max_used_share) == (1, 14 / 4)
     queue.admit([first, long])
     assert ledger.violations == 1
+
+
+def test_a_separate_ledger_detects_any_overtaking_without_budgets() -> None:
+    queue = make_queue(0.0)
+    ledger = BoundLedger(queue)
+    _, later = queue.add(Prefill(10)), queue.add(Prefill(5))
+    queue.admit([later])
+    assert (ledger.violations, ledger.max_used_share) == (1, math.inf)

@@ -5,6 +5,7 @@ the server, at the cost of each request's admission.
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +66,8 @@ class BoundLedger:
                         self.excluded += 1
                         account.allowed_s = account.passed_s
                     self.violations += account.passed_s > account.allowed_s + ROUNDING
-                    used_share = account.passed_s / account.allowed_s
+                    allowed_s = account.allowed_s
+                    used_share = account.passed_s / allowed_s if allowed_s else math.inf
                     self.max_used_share = max(self.max_used_share, used_share)
         original(admitted)
 

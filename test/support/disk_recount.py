@@ -45,7 +45,7 @@ def _recount_pages(state: StoreState) -> None:
     assert len(used) == units.used, (len(used), units.used)
     unused = {*units._free, *units._freed_while_read, *units._missing}
     assert not used & unused
-    assert len(used) + len(unused) == units.top, (len(used), len(unused), units.top)
+    assert len(used) + len(unused) == units.end_unit, (len(used), len(unused), units.end_unit)
     assert units.used * state.content.page_bytes <= state.capacity_bytes
 
 

@@ -106,7 +106,7 @@ class DiskClass:
             )
         return size
 
-    def speeds(self) -> tuple[float, float] | None:
+    def bandwidths(self) -> tuple[float, float] | None:
         """Return the (minimum, maximum) bandwidth sold, in MiB/s; ``None`` if it is fixed."""
         minimum = maximum = 0.0
         if self.throughput is not None:

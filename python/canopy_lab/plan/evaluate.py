@@ -65,7 +65,7 @@ class Evaluator:
         """Yield ``(index, run(work, item))`` in order of completion, from the worker processes."""
         return self._workers.map(run, items)
 
-    def certain_of(
+    def bounds_of(
         self, configuration: Configuration, rows: Sequence[Evaluated]
     ) -> Mapping[str, float]:
         """Return lower bounds that need no simulation."""

@@ -64,33 +64,33 @@ def make_space(
     request: PlanRequest,
     footprint_gib: float,
     prices: Prices,
-    least_gib: float = 0.0,
+    min_gib: float = 0.0,
     reusable_gib: float = math.inf,
 ) -> Space:
     """Return the initial search space for a trace of this footprint. Raises ``CanopyError``.
 
-    Not tried are sizes below ``least_gib``, and host memory of all instances together beyond
+    Not tried are sizes below ``min_gib``, and host memory of all instances together beyond
     ``reusable_gib`` (``reusable``), which no limit of the request raises.
     """
     host = min(request.dram_gib or DRAM_MOST_GIB, footprint_gib, reusable_gib)
     dram = host / max(min(request.instances), 1)
-    ladder = sizes(dram, request.dram_levels, least_gib) if dram > 0 else (0.0,)
+    ladder = sizes(dram, request.dram_levels, min_gib) if dram > 0 else (0.0,)
     disk = request.disk_gib or max(footprint_gib, 2.0**-10)
     names = tuple(prices.disks) if request.disks is None else request.disks
     for name in names:
         prices.disk(name)
     if request.disk_gib == 0 and names:
         disk = min(disk, *(prices.disk(name).largest_gib / 2 for name in names))
-    disk_gib = sizes(disk, request.disk_levels, least_gib) if names else (0.0,)
+    disk_gib = sizes(disk, request.disk_levels, min_gib) if names else (0.0,)
     for name in names:
         prices.disk(name).bought_gib(disk_gib[-1])
     return Space(
         dram_gib=tuple(min(size, dram) for size in ladder),
-        host_most_gib=host,
+        max_host_gib=host,
         disk_gib=disk_gib,
         disks=names,
-        speeds={name: pair for name in names if (pair := prices.disk(name).speeds()) is not None},
-        least_gib=least_gib,
+        bandwidths_mib_s={n: pair for n in names if (pair := prices.disk(n).bandwidths())},
+        min_gib=min_gib,
         instances=request.instances,
         policy=request.policy,
         choices=request.choices,
@@ -106,8 +106,8 @@ def baseline_of(request: PlanRequest, space: Space, footprint_gib: float) -> Con
     """
     instances = space.instances[0]
     power = math.ceil(math.log2(max(footprint_gib * BASELINE_SHARE, 2.0**-20)) - 1e-9)
-    total = min(2.0**power, space.host_most_gib)
-    return replace(space.first_slices()[0], dram_gib=total / instances, disk=None).normal()
+    total = min(2.0**power, space.max_host_gib)
+    return replace(space.first_slices()[0], dram_gib=total / instances, disk=None).normalised()
 
 
 def make_plan(
@@ -121,9 +121,9 @@ def make_plan(
     started = time.perf_counter()
     options = SearchOptions(evaluations=request.evaluations)
     footprint_gib = footprint(inputs.trace, inputs.engine)
-    least_gib = least_size(inputs.trace, inputs.engine)
+    min_gib = least_size(inputs.trace, inputs.engine)
     reusable_gib = reusable(inputs.trace, inputs.engine)
-    space = make_space(request, footprint_gib, inputs.prices, least_gib, reusable_gib)
+    space = make_space(request, footprint_gib, inputs.prices, min_gib, reusable_gib)
 
     def report_progress(stage: str, done: int) -> None:
         if progress is not None:
@@ -138,7 +138,7 @@ def make_plan(
                 result = sampled_search(space, target, on_part, evaluate, [fixed], report_progress)
         else:
             result = search(
-                space, OBJECTIVES, evaluate, certain_of=evaluate.certain_of, options=options,
+                space, OBJECTIVES, evaluate, bounds_of=evaluate.bounds_of, options=options,
                 progress=report_progress,
             )  # fmt: skip
         baseline = result.rows.get(fixed) or evaluate([fixed])[0]

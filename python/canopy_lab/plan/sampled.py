@@ -16,7 +16,7 @@ from canopy_lab.plan.confirm import Margins, Screened, confirm
 from canopy_lab.plan.evaluate import Evaluator
 from canopy_lab.plan.objective import METRICS, Evaluated, Objectives, PlanMetric
 from canopy_lab.plan.search import SearchOptions, SearchResult, search
-from canopy_lab.plan.size_lines import neighbours_of
+from canopy_lab.plan.size_series import midpoints_beside
 from canopy_lab.plan.space import Configuration, Space
 from canopy_lab.sim.compact import CompactTrace
 
@@ -65,14 +65,14 @@ def sampled_search(
     ``predicted``, and corrected by the errors of simulated ones.
     """
     rough = search(
-        space, target.objectives, on_window, certain_of=on_window.certain_of, options=target.options,
+        space, target.objectives, on_window, bounds_of=on_window.bounds_of, options=target.options,
         progress=progress,
     )  # fmt: skip
     window = dict(rough.rows)
     confirmed = _confirm(window, {}, target, on_all, also, progress)
     for _ in range(ROUNDS):
         chosen = confirmed.choice.row.configuration
-        candidates = [*neighbours_of(chosen, window, space), *space.alternatives(chosen)]
+        candidates = [*midpoints_beside(chosen, window, space), *space.alternatives(chosen)]
         batch = [c for c in dict.fromkeys(candidates) if c not in window and on_window.is_sold(c)]
         if not batch:
             break

@@ -4,8 +4,8 @@ The paper has the first three of these four steps, without thresholds:
 
 1. *Coarse grid*: a few sizes of DRAM times a few sizes of disk, per class.
 2. *Expansion*: along DRAM while a step still gains ``MARGINAL_GAIN`` in a performance objective;
-   again at the end, on lines that midpoints have made.
-3. *Midpoints* (``size_lines.py``): between any two adjacent evaluated sizes of DRAM, disk or bandwidth.
+   again at the end, on series that midpoints have made.
+3. *Midpoints* (``size_series.py``): between any two adjacent evaluated sizes of DRAM, disk or bandwidth.
    Midpoints that could add most to the front, and at which the objectives curve most, come first.
    Midpoints may be off the coarse grid, down to the resolution of sizes (``sizes.py``).
 4. *Remaining gain*: a midpoint is at best as good as the better of its two neighbours, at its own
@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from canopy_lab.plan.objective import Evaluated, Objectives, Scale
-from canopy_lab.plan.size_lines import Certain, Midpoint, lines_of, midpoints
+from canopy_lab.plan.size_series import LowerBounds, Midpoint, midpoints, series_of
 from canopy_lab.plan.space import KNOBS, Configuration, Knob, Space, slice_of
 
 Evaluate = Callable[[Sequence[Configuration]], Sequence[Evaluated]]
@@ -69,7 +69,7 @@ def search(
     objectives: Objectives,
     evaluate: Evaluate,
     *,
-    certain_of: Certain | None = None,
+    bounds_of: LowerBounds | None = None,
     options: SearchOptions | None = None,
     progress: Callable[[str, int], None] | None = None,
 ) -> SearchResult:
@@ -78,14 +78,14 @@ def search(
     ``evaluate`` receives batches of new configurations, and may evaluate a batch in parallel.
     """
     options = options or SearchOptions()
-    run = _Search(space, objectives, evaluate, certain_of, options, progress)
+    run = _Search(space, objectives, evaluate, bounds_of, options, progress)
     run.coarse()
     run.expand()
     if any(len(space.values(knob)) > 1 for knob in KNOBS):
         run.refine(options.tolerance * _BEFORE_CHOICES)
         run.choices()
     run.refine(options.tolerance)
-    # Midpoints make lines that the coarse grid lacks (with less bandwidth). These lines end at the
+    # Midpoints make series that the coarse grid lacks (with less bandwidth). These series end at the
     # coarse grid's sizes, so expand them too.
     while run.expand():
         run.refine(options.tolerance)
@@ -98,17 +98,17 @@ class _Search:
         space: Space,
         objectives: Objectives,
         evaluate: Evaluate,
-        certain_of: Certain | None,
+        bounds_of: LowerBounds | None,
         options: SearchOptions,
         progress: Callable[[str, int], None] | None,
     ) -> None:
         self.space, self.objectives, self.options = space, objectives, options
-        self._evaluate, self._certain_of, self._progress = evaluate, certain_of, progress
+        self._evaluate, self._bounds_of, self._progress = evaluate, bounds_of, progress
         self.result = SearchResult(budget=options.evaluations)
         self._start_slices = space.first_slices()
         self._slices: set[Configuration] = set()
         self._expanded: set[tuple[Configuration, float]] = set()
-        """Expanded lines, each with the last DRAM size before the expansion."""
+        """Expanded series, each with the last DRAM size before the expansion."""
         for base in self._start_slices:
             self._allow(base)
 
@@ -122,31 +122,31 @@ class _Search:
             # working set fits, and smaller steps do not show it.
             for index in sorted({0, min(1, middle), middle, len(drams) - 1}):
                 points.append(self.space.resized(base, drams[index], 0.0))
-            widths = self.space.widths(base.disk)
+            *slower, fastest = self.space.bandwidths(base.disk)
             for disk in sorted({(largest + 1) // 2, largest} - {0}):
                 for index in sorted({min(1, middle), middle}):
-                    points.append(self.space.resized(base, drams[index], disks[disk], widths[-1]))
-            for mib_s in widths[:-1]:
+                    points.append(self.space.resized(base, drams[index], disks[disk], fastest))
+            for mib_s in slower:
                 points.append(self.space.resized(base, drams[middle], disks[largest], mib_s))
         self._add("coarse", points)
 
     def expand(self) -> int:
-        """Evaluate the next DRAM sizes of each line while the last step gained (step 2).
+        """Evaluate the next DRAM sizes of each series while the last step gained (step 2).
 
         Returns the number of evaluations.
         """
         drams, expanded, count = self.space.dram_gib, self._expanded, 0
         while not self.result.out_of_budget:
             scale, points = self._scale(), []
-            for line in lines_of(self.result.rows, self.space, self._slices):
-                if line.axis != "dram_gib" or line.base.disk is None or len(line.points) < 2:
+            for series in series_of(self.result.rows, self.space, self._slices):
+                if series.axis != "dram_gib" or series.base.disk is None or len(series.by_size) < 2:
                     continue
-                (_, previous), (size, latest) = line.points[-2:]
-                larger = (replace(line.base, dram_gib=d) for d in drams if d > size)
+                (_, previous), (size, latest) = series.by_size[-2:]
+                larger = (replace(series.base, dram_gib=d) for d in drams if d > size)
                 next_points = [c for c in larger if self.space.fits(c)]
-                if not next_points or (line.base, size) in expanded:
+                if not next_points or (series.base, size) in expanded:
                     continue
-                expanded.add((line.base, size))
+                expanded.add((series.base, size))
                 gain = scale(self._vector(previous)) - scale(self._vector(latest))
                 if gain.max() >= MARGINAL_GAIN:
                     points.append(next_points[0])
@@ -177,7 +177,7 @@ class _Search:
                 if not probes:
                     continue
                 volume = self._volume()
-                probed = {replace(c, **{name: value}).normal(): c for c in probes}
+                probed = {replace(c, **{name: value}).normalised(): c for c in probes}
                 self._add(name, probed)
                 helped = [
                     point
@@ -192,9 +192,9 @@ class _Search:
                 self._add(name, front)
 
     def _allow(self, base: Configuration) -> None:
-        """Allow refinement of lines with the choices of ``base``."""
+        """Allow refinement of series with the choices of ``base``."""
         self._slices.add(slice_of(base))
-        self._slices.add(slice_of(replace(base, disk_gib=0.0).normal()))
+        self._slices.add(slice_of(replace(base, disk_gib=0.0).normalised()))
 
     def _probes(self, knob: Knob) -> list[Configuration]:
         """Return points on which a choice is tried: some of the front, and the largest disks.
@@ -235,10 +235,9 @@ class _Search:
         return len(added)
 
     def _midpoints(self) -> list[Midpoint]:
-        lines = lines_of(self.result.rows, self.space, self._slices)
-        return midpoints(
-            lines, self.result.rows, self.objectives, self._scale(), self.space, self._certain_of
-        )
+        rows, scale = self.result.rows, self._scale()
+        all_series = series_of(rows, self.space, self._slices)
+        return midpoints(all_series, rows, self.objectives, scale, self.space, self._bounds_of)
 
     def _remaining_gain(self, candidates: Sequence[Midpoint]) -> float:
         """Return the gain of all midpoints at their best, as a share of the volume."""

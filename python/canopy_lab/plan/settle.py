@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from canopy_lab.plan.choice import ChosenConfiguration, Constraint, choose
 from canopy_lab.plan.evaluate import Evaluator
 from canopy_lab.plan.objective import Evaluated, PlanMetric
-from canopy_lab.plan.size_lines import neighbours_of
+from canopy_lab.plan.size_series import midpoints_beside
 from canopy_lab.plan.space import Configuration, Space
 
 ROUNDS = 24
@@ -30,7 +30,7 @@ def settle(
     known_rows: dict[Configuration, Evaluated] = {row.configuration: row for row in rows}
     for _ in range(ROUNDS):
         chosen = choice.row.configuration
-        midpoints = neighbours_of(chosen, known_rows, space)
+        midpoints = midpoints_beside(chosen, known_rows, space)
         sizes = [c for c in midpoints if _may_win(c, choice, minimise, evaluate)]
         choices = [c for c in space.alternatives(chosen) if evaluate.is_sold(c)]
         batch = [c for c in dict.fromkeys((*sizes, *choices)) if c not in known_rows]
@@ -47,5 +47,5 @@ def _may_win(
     """Return whether a neighbouring size could be better, given the lower bound of its cost."""
     if not evaluate.is_sold(c):
         return False
-    certain = evaluate.certain_of(c, [choice.row]).get(minimise.key)
-    return not choice.feasible or certain is None or certain < choice.row[minimise.key]
+    min_cost = evaluate.bounds_of(c, [choice.row]).get(minimise.key)
+    return not choice.feasible or min_cost is None or min_cost < choice.row[minimise.key]

@@ -44,9 +44,9 @@ class Knob:
         """Value of a configuration that does not set it."""
         return _DEFAULTS[self.setting] if self.setting else None
 
-    def applies(self, of: Configuration) -> bool:
-        """Whether the choice matters, given the tiers of ``of``."""
-        return self.tier is None or bool(getattr(of, self.tier))
+    def applies(self, configuration: Configuration) -> bool:
+        """Whether the choice matters, given the tiers of ``configuration``."""
+        return self.tier is None or bool(getattr(configuration, self.tier))
 
 
 KNOBS = (
@@ -82,17 +82,17 @@ class Configuration:
     schedule_policy: str = _DEFAULTS["schedule_policy"]
     chunked_prefill_size: int = _DEFAULTS["chunked_prefill_size"]
 
-    def normal(self) -> Configuration:
+    def normalised(self) -> Configuration:
         """Normalise settings of absent tiers: equivalent configurations compare equal."""
-        normal = self
-        if normal.disk is None or normal.disk_gib <= 0:
-            normal = replace(
-                normal, disk=None, disk_gib=0.0, disk_mib_s=0.0, ttl=None,
+        normalised = self
+        if normalised.disk is None or normalised.disk_gib <= 0:
+            normalised = replace(
+                normalised, disk=None, disk_gib=0.0, disk_mib_s=0.0, ttl=None,
                 prefetch_policy=_DEFAULTS["hicache_storage_prefetch_policy"],
             )  # fmt: skip
-        if normal.dram_gib <= 0:
-            normal = replace(normal, write_policy=_DEFAULTS["hicache_write_policy"])
-        return normal
+        if normalised.dram_gib <= 0:
+            normalised = replace(normalised, write_policy=_DEFAULTS["hicache_write_policy"])
+        return normalised
 
     def to_json(self) -> dict[str, Any]:
         """Return the decision variables, as in the rows of a plan."""
@@ -102,8 +102,8 @@ class Configuration:
         parts = [f"{self.instances} x " if self.instances > 1 else ""]
         parts[0] += f"{gib_text(self.dram_gib)} DRAM" if self.dram_gib else "no DRAM"
         if self.disk:
-            width = f" at {self.disk_mib_s:g} MiB/s" if self.disk_mib_s else ""
-            parts.append(f"{gib_text(self.disk_gib)} {self.disk}{width}")
+            bandwidth = f" at {self.disk_mib_s:g} MiB/s" if self.disk_mib_s else ""
+            parts.append(f"{gib_text(self.disk_gib)} {self.disk}{bandwidth}")
             if self.ttl is not None:
                 parts.append("group TTL" if self.ttl == GROUP else f"TTL {self.ttl:g} s")
         parts += [self.policy] if self.policy != CANOPYS_LRU else []
@@ -134,15 +134,15 @@ class Space:
     disk_gib: tuple[float, ...]
     """Ascending, from 0."""
     disks: tuple[str, ...]
-    speeds: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    bandwidths_mib_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """MiB/s by disk class, ascending, for classes that sell bandwidth separately."""
-    least_gib: float = 0.0
+    min_gib: float = 0.0
     """Smaller sizes are too small to be useful, and are not tried."""
     instances: tuple[int, ...] = (1,)
     policy: str = CANOPYS_LRU
     choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Values to try by the name of a knob; a knob without values has its default."""
-    host_most_gib: float = math.inf
+    max_host_gib: float = math.inf
     """Most DRAM of all instances together."""
 
     def values(self, knob: Knob) -> tuple[Any, ...]:
@@ -168,16 +168,16 @@ class Space:
             return None
         configuration = replace(
             base, dram_gib=dram_gib, disk_gib=disk_gib, disk_mib_s=mib_s
-        ).normal()
+        ).normalised()
         return configuration if self.fits(configuration) else None
 
     def fits(self, point: Configuration) -> bool:
-        """Whether the host memory of all instances is at most ``host_most_gib``."""
-        return point.instances * point.dram_gib <= self.host_most_gib * (1 + 1e-9)
+        """Whether the host memory of all instances is at most ``max_host_gib``."""
+        return point.instances * point.dram_gib <= self.max_host_gib * (1 + 1e-9)
 
-    def widths(self, disk: str | None) -> tuple[float, ...]:
+    def bandwidths(self, disk: str | None) -> tuple[float, ...]:
         """Return the initial bandwidths of a class; (0,) if bandwidth is not sold."""
-        return self.speeds.get(disk or "", (0.0,)) or (0.0,)
+        return self.bandwidths_mib_s.get(disk or "", (0.0,)) or (0.0,)
 
     def slices(self) -> Iterator[Configuration]:
         """Yield every combination of variables that are not sizes."""
@@ -191,7 +191,7 @@ class Space:
         points: dict[Configuration, None] = {}
         for base in self.slices():
             for dram, disk in product(self.dram_gib, self.disk_gib):
-                for mib_s in self.widths(base.disk):
+                for mib_s in self.bandwidths(base.disk):
                     configuration = self.resized(base, dram, disk, mib_s)
                     if configuration is not None:
                         points[configuration] = None
@@ -202,7 +202,7 @@ class Space:
         def values(tier: str | None) -> int:
             return math.prod(len(set(self.values(k))) for k in KNOBS if k.tier == tier)
 
-        disk = sum(len(self.widths(name)) for name in self.disks) * (len(self.disk_gib) - 1)
+        disk = sum(len(self.bandwidths(name)) for name in self.disks) * (len(self.disk_gib) - 1)
         disk *= values("disk")
         host = values("dram_gib") * (1 + disk)
         resized = [
@@ -222,17 +222,17 @@ class Space:
     def alternatives(self, point: Configuration) -> list[Configuration]:
         """Return the configurations one step from ``point``: another instance count or value of a knob,
         or another disk class at the nearest bandwidth (without a disk: the smallest disk)."""
-        neighbours: dict[Configuration, None] = {}
+        alternatives: dict[Configuration, None] = {}
         steps = [replace(point, instances=n) for n in self.instances]
         if point.disk is not None:
             for disk in self.disks:
-                nearest = min(self.widths(disk), key=lambda w: abs(w - point.disk_mib_s))
+                nearest = min(self.bandwidths(disk), key=lambda b: abs(b - point.disk_mib_s))
                 steps.append(replace(point, disk=disk, disk_mib_s=nearest))
         elif point.dram_gib > 0 and len(self.disk_gib) > 1:
             slices = self.first_slices()
             steps += [
                 replace(point, disk=s.disk, disk_gib=self.disk_gib[1], ttl=s.ttl,
-                        disk_mib_s=self.widths(s.disk)[0],
+                        disk_mib_s=self.bandwidths(s.disk)[0],
                         prefetch_policy=s.prefetch_policy)
                 for s in slices
                 if s.disk is not None
@@ -241,11 +241,11 @@ class Space:
             if knob.applies(point):
                 steps += [replace(point, **{knob.name: v}) for v in self.values(knob)]
         for step in steps:
-            normal = step.normal()
-            if normal != point and self.fits(normal):
-                neighbours[normal] = None
-        return list(neighbours)
+            normalised = step.normalised()
+            if normalised != point and self.fits(normalised):
+                alternatives[normalised] = None
+        return list(alternatives)
 
 
-def slice_of(of: Configuration) -> Configuration:
-    return replace(of, dram_gib=0.0, disk_gib=0.0, disk_mib_s=0.0)
+def slice_of(configuration: Configuration) -> Configuration:
+    return replace(configuration, dram_gib=0.0, disk_gib=0.0, disk_mib_s=0.0)

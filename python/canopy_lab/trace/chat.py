@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from canopy_lab.trace.fields import JsonObject, decode, find, find_full
+from canopy_lab.trace.fields import JsonObject, decode, find, find_filled
 from sglang_canopy.records import chat_category
 
 TOOLS = ("tools", "functions")
@@ -64,7 +64,7 @@ def chat(messages: list[dict[str, Any]], bodies: list[JsonObject]) -> Chat:
     parts = _tools(decode(find(bodies, TOOLS)))
     has_tools = bool(parts)
     rendered = [_message(message) for message in messages]
-    parts += _system(find_full(bodies, SYSTEMS)[1], rendered)
+    parts += _system(find_filled(bodies, SYSTEMS)[1], rendered)
     roles = [role for role, _ in rendered]
     turns = 1
     for index, (role, message_parts) in enumerate(rendered):

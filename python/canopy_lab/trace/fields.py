@@ -15,9 +15,9 @@ BODIES = (
     *("model_parameters", "modelParameters"),
 )
 """Fields that hold a request's body, or a part of it."""
-_BESIDE = ("metadata", "custom_params", "extra_body", "request_properties", "properties")
+_LABELS = ("metadata", "custom_params", "extra_body", "request_properties", "properties")
 """Fields whose objects describe a request but hold no part of its prompt."""
-_MAX_PLACES = 16
+_MAX_OBJECTS = 16
 
 JsonObject = Mapping[str, Any]
 
@@ -29,18 +29,18 @@ def bodies(entry: JsonObject) -> list[JsonObject]:
 
 def objects_in(entry: JsonObject) -> list[JsonObject]:
     """Return the entry and the objects in it that may describe a request, outermost first."""
-    return _nested_objects(entry, (*BODIES, *_BESIDE))
+    return _nested_objects(entry, (*BODIES, *_LABELS))
 
 
 def _nested_objects(entry: JsonObject, names: tuple[str, ...]) -> list[JsonObject]:
     objects, index = [entry], 0
-    while index < len(objects) and len(objects) < _MAX_PLACES:
+    while index < len(objects) and len(objects) < _MAX_OBJECTS:
         for name in names:
             value = decode(objects[index].get(name))
             if isinstance(value, dict) and value:
                 objects.append(value)
         index += 1
-    return objects
+    return objects[:_MAX_OBJECTS]
 
 
 def find(objects: list[JsonObject], names: tuple[str, ...]) -> Any:
@@ -53,7 +53,7 @@ def find(objects: list[JsonObject], names: tuple[str, ...]) -> Any:
     return None
 
 
-def find_full(objects: list[JsonObject], names: tuple[str, ...]) -> tuple[JsonObject | None, Any]:
+def find_filled(objects: list[JsonObject], names: tuple[str, ...]) -> tuple[JsonObject | None, Any]:
     """Return the first field that is not an empty object or list, decoded, and its object."""
     for obj in objects:
         for name in names:
@@ -73,7 +73,7 @@ def decode(value: Any) -> Any:
     return value
 
 
-def seconds(value: Any) -> float:
+def parse_time_s(value: Any) -> float:
     """Convert a date, or a number of s, ms, us or ns (by its size), to seconds since 1970.
 
     Raises ``BadLine``.

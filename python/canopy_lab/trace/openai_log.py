@@ -92,13 +92,13 @@ def parse(entry: JsonObject, line: int = 0, notes: Understood | None = None) -> 
     if reason is not None:
         notes.left_out[reason] += 1
         return []
-    source, logged = fields.find_full(fields.bodies(entry), INPUTS)
+    source, logged = fields.find_filled(fields.bodies(entry), INPUTS)
     _check_whole(entry, objects, logged)
     time_s = _time(entry, objects, notes)
     bodies = fields.bodies(entry)
     if isinstance(logged, dict):  # Langfuse: {"messages": [...], "tools": [...]}
         bodies, objects = [logged, *bodies], [logged, *objects]
-        source, logged = fields.find_full([logged], INPUTS)
+        source, logged = fields.find_filled([logged], INPUTS)
     elif source is not None and source is not entry:
         bodies = [source, *bodies]
     is_list = isinstance(logged, list) and bool(logged) and set(map(type, logged)) <= {str, list}
@@ -151,12 +151,12 @@ def _time(entry: JsonObject, objects: list[JsonObject], notes: Understood) -> fl
             notes.remarks["Times are milliseconds from the start, as AIPerf writes them."] = None
             return float(time) / 1000
         notes.remarks["Times are numbers without a date and count as seconds."] = None
-    return fields.seconds(time)
+    return fields.parse_time_s(time)
 
 
 def _entry_time(entry: JsonObject) -> float:
     """Return the time of an entry, which determines the order of a file. Raises ``BadLine``."""
-    return fields.seconds(fields.find(fields.objects_in(entry), TIMES))
+    return fields.parse_time_s(fields.find(fields.objects_in(entry), TIMES))
 
 
 def _account(

@@ -136,7 +136,7 @@ def _time(span: Mapping[str, Any]) -> float:
     when = fields.find([span], _TIMES)
     if when is None:
         raise lines.BadLine(f"the span has no start; name it one of: {', '.join(_TIMES)}")
-    return fields.seconds(when)
+    return fields.parse_time_s(when)
 
 
 def _entry_time(entry: Mapping[str, Any]) -> float:

@@ -201,7 +201,7 @@ class Lifecycle:
             state.journal.start_over()
             self._index_writer.mark_changed(*state.index.rows.values())
         self._shrink_to_capacity(now)
-        cut = state.segments.trim(state.units.top)
+        cut = state.segments.trim(state.units.end_unit)
         state.counters.orphans += cut // state.content.page_bytes
 
     def _load_rows(self, now: float) -> bool:

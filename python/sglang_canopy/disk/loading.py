@@ -18,7 +18,7 @@ from sglang_canopy.disk.page import ColumnType, PageMeta, is_sound
 from sglang_canopy.disk.state import StoreState
 
 MAX_ROW, MAX_UNIT = (1 << 31) - 1, (1 << 40) - 1
-_OF_STORE = len(FIELDS) - len(PAGE_FIELDS)
+_STORE_FIELD_COUNT = len(FIELDS) - len(PAGE_FIELDS)
 _FLAGS = [i for i, kind in enumerate(PAGE_FIELDS.values()) if kind is ColumnType.FLAG]
 _GROUP = list(PAGE_FIELDS).index("group")
 
@@ -43,13 +43,13 @@ def load(
     children_of: dict[int, list[int]] = {}
     unloaded_rows: list[int] = []
     for row in rows:
-        record = _check_record(row, roots)
+        record = _parse_record(row, roots)
         if record is None or not state.segments.present(record.unit):
             unloaded_rows.append(row[0])
         else:
             records[row[0]] = record
             children_of.setdefault(record.parent, []).append(row[0])
-    renumbers = max(records, default=0) > 4 * len(records) + state.units.limit + 1024
+    is_renumbered = max(records, default=0) > 4 * len(records) + state.units.limit + 1024
     new_rows = {NO_ROW: NO_ROW}
     units: set[int] = set()
     index, in_future = state.index, 0
@@ -61,7 +61,7 @@ def load(
             continue
         units.add(record.unit)
         waiting.extend(children_of.get(file_row, ()))
-        new_rows[file_row] = row_number = len(new_rows) - 1 if renumbers else file_row
+        new_rows[file_row] = row_number = len(new_rows) - 1 if is_renumbered else file_row
         meta = record.meta
         in_future += meta.last_access > now
         meta.created, meta.last_access = min(meta.created, now), min(meta.last_access, now)
@@ -73,12 +73,12 @@ def load(
         state.faults.record("clock", f"{in_future} pages were used in the future", in_future)
     unloaded_rows += [file_row for file_row in records if file_row not in new_rows]
     del new_rows[NO_ROW]
-    return list(new_rows.values()), unloaded_rows, renumbers
+    return list(new_rows.values()), unloaded_rows, is_renumbered
 
 
-def _check_record(row: JournalRow, roots: dict[int, int]) -> _Record | None:
+def _parse_record(row: JournalRow, roots: dict[int, int]) -> _Record | None:
     """Return the record, or ``None`` if a value of it is impossible."""
-    file_row, key, parent, unit, checksum = row[:_OF_STORE]
+    file_row, key, parent, unit, checksum = row[:_STORE_FIELD_COUNT]
     sound = (
         0 <= file_row <= MAX_ROW
         and type(key) is type(checksum) is bytes
@@ -88,7 +88,7 @@ def _check_record(row: JournalRow, roots: dict[int, int]) -> _Record | None:
     )
     if not sound:
         return None
-    values = list(row[_OF_STORE:])
+    values = list(row[_STORE_FIELD_COUNT:])
     for i in _FLAGS:
         values[i] = bool(values[i]) if values[i] in (0, 1) else values[i]
     root = values[_GROUP]

@@ -32,7 +32,7 @@ class SegmentFiles:
         self._directory = os.dup(directory)
         self._files: dict[int, int] = {}
         self._lengths: dict[int, int] = {}
-        """Whole units of each file when ``present`` first looked."""
+        """Whole units of each file at the first call of ``present``: valid while pages are loaded only."""
         self._lock = threading.Lock()
         self._transfers = 0
         self._closed = False
@@ -59,25 +59,25 @@ class SegmentFiles:
         except OSError:
             return 0
 
-    def trim(self, top: int) -> int:
-        """Truncate the files at unit ``top``. Returns the bytes removed."""
-        cut = 0
+    def trim(self, end_unit: int) -> int:
+        """Truncate the files at unit ``end_unit``. Returns the bytes removed."""
+        removed_bytes = 0
         for name in sorted(os.listdir(self._directory)):
             number = name.removeprefix("segment-").removesuffix(".kv")
             if not fnmatch(name, "segment-*.kv") or not number.isdigit():
                 continue
-            keep = min(max(0, top - int(number) * self.per_segment), self.per_segment)
+            keep = min(max(0, end_unit - int(number) * self.per_segment), self.per_segment)
             keep_bytes = keep * self.unit_bytes
             size = os.stat(name, dir_fd=self._directory).st_size
             if size <= keep_bytes:
                 continue
-            cut += size - keep_bytes
+            removed_bytes += size - keep_bytes
             if keep == 0:
-                self._forget(int(number))
+                self._close_file(int(number))
                 os.unlink(name, dir_fd=self._directory)
             else:
                 os.ftruncate(self._open(int(number), create=False), keep_bytes)
-        return cut
+        return removed_bytes
 
     def close(self) -> None:
         """Close the files after the last transfer: the system reuses descriptor numbers."""
@@ -102,12 +102,12 @@ class SegmentFiles:
 
     def _close_files(self) -> None:
         for number in list(self._files):
-            self._forget(number)
+            self._close_file(number)
         if self._directory >= 0:
             os.close(self._directory)
             self._directory = -1
 
-    def _forget(self, number: int) -> None:
+    def _close_file(self, number: int) -> None:
         fd = self._files.pop(number, None)
         if fd is not None:
             with contextlib.suppress(OSError):
@@ -171,9 +171,9 @@ def _name(number: int) -> str:
 
 def _write_all(fd: int, buffers: list[memoryview], position: int) -> None:
     while buffers:
-        done = os.pwritev(fd, buffers[:_IOV_MAX], position)
-        position += done
-        buffers = _unread_buffers(buffers, done)
+        written_bytes = os.pwritev(fd, buffers[:_IOV_MAX], position)
+        position += written_bytes
+        buffers = _remaining_buffers(buffers, written_bytes)
 
 
 def _read_all(fd: int, buffers: list[memoryview], position: int) -> None:
@@ -182,13 +182,13 @@ def _read_all(fd: int, buffers: list[memoryview], position: int) -> None:
         if read_bytes == 0:
             return
         position += read_bytes
-        buffers = _unread_buffers(buffers, read_bytes)
+        buffers = _remaining_buffers(buffers, read_bytes)
 
 
-def _unread_buffers(buffers: list[memoryview], read_bytes: int) -> list[memoryview]:
-    """Return ``buffers`` without their first ``read_bytes`` bytes."""
+def _remaining_buffers(buffers: list[memoryview], done_bytes: int) -> list[memoryview]:
+    """Return ``buffers`` without their first ``done_bytes`` bytes."""
     for i, buffer in enumerate(buffers):
-        if read_bytes < len(buffer):
-            return [buffer[read_bytes:], *buffers[i + 1 :]]
-        read_bytes -= len(buffer)
+        if done_bytes < len(buffer):
+            return [buffer[done_bytes:], *buffers[i + 1 :]]
+        done_bytes -= len(buffer)
     return []

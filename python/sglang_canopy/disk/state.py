@@ -19,7 +19,7 @@ from sglang_canopy.ttl.table import TTLTable
 
 @dataclass(slots=True, eq=False)
 class StoreState:
-    """``lock`` guards all state except the page I/O of ``segments`` and the ``journal``.
+    """State of one store. ``lock`` guards all of it except the page I/O of ``segments`` and the ``journal``.
 
     Acquire the journal's own lock before ``lock``.
     """
@@ -40,12 +40,12 @@ class StoreState:
     segments: SegmentFiles = field(init=False)
     """Set, like ``journal``, by the first successful claim."""
     journal: Journal = field(init=False)
-    opening: int = 0
+    index_generation: int = 0
     """Number of index replacements. Batches that began before the latest one are dropped."""
 
     def forget_pages(self) -> None:
         """Continue without pages. No quota is used, and the policy keeps its learnt state."""
-        self.opening += 1
+        self.index_generation += 1
         self.index = PageIndex()
         self.evictable = self.evictable.without_pages(self.index)
         self.units = UnitAllocator(self.units.limit)

@@ -204,13 +204,13 @@ class DiskStore:
         with state.lock:
             batch = self._locate(raw, into)
             units, allocator = [page.unit for page in batch], state.units
-            opening, segments = state.opening, state.segments
+            generation, segments = state.index_generation, state.segments
             allocator.begin_read(units)
         errors = segments.read([(page.unit, page.target) for page in batch])
         good, error = self._count_good(batch, errors)
         with state.lock:
             allocator.end_read(units)
-            if opening != state.opening:  # the index was replaced
+            if generation != state.index_generation:  # the index was replaced
                 return [i < good for i in range(len(keys))]
             self._record_reads(batch[:good], now)
             if good < len(batch):

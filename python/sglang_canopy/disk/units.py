@@ -11,7 +11,7 @@ class UnitAllocator:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         """Maximum number of units."""
-        self.top = 0
+        self.end_unit = 0
         """One above the highest unit ever allocated."""
         self.used = 0
         self.growth_allowed = True
@@ -25,7 +25,7 @@ class UnitAllocator:
     @property
     def available(self) -> int:
         """Number of units that can be allocated now."""
-        fresh = max(0, self.limit - self.top) if self.growth_allowed else 0
+        fresh = max(0, self.limit - self.end_unit) if self.growth_allowed else 0
         return len(self._free) + fresh
 
     def allocate(self) -> int:
@@ -34,8 +34,8 @@ class UnitAllocator:
         self.used += 1
         if self._free:
             return self._free.pop()
-        self.top += 1
-        return self.top - 1
+        self.end_unit += 1
+        return self.end_unit - 1
 
     def free(self, units: Iterable[int]) -> None:
         """Free ``units``. A unit being read is reused only after ``end_read``."""
@@ -46,7 +46,7 @@ class UnitAllocator:
             else:
                 self._free.append(unit)
 
-    def disk_full(self, unit: int) -> None:
+    def record_full_disk(self, unit: int) -> None:
         """Record that ``unit`` could not be written because the disk is full; stop growth."""
         self.used -= 1
         self._missing.append(unit)
@@ -75,16 +75,16 @@ class UnitAllocator:
                 self._freed_while_read.discard(unit)
                 self._free.append(unit)
 
-    def adopt(self, used: set[int]) -> None:
+    def adopt(self, used_units: set[int]) -> None:
         """Initialise from the used units of a loaded index."""
-        self.top = max(used) + 1 if used else 0
-        self.used = len(used)
-        self._free = [u for u in range(self.top - 1, -1, -1) if u not in used]
+        self.end_unit = max(used_units) + 1 if used_units else 0
+        self.used = len(used_units)
+        self._free = [u for u in range(self.end_unit - 1, -1, -1) if u not in used_units]
 
     def shrink(self) -> None:
         """Drop free units above the limit, after ``adopt`` with a reduced limit."""
         self._free = [u for u in self._free if u < self.limit]
-        self.top = min(self.top, self.limit)
+        self.end_unit = min(self.end_unit, self.limit)
 
     def retire(self) -> None:
         """Release a unit above the limit whose page was moved."""

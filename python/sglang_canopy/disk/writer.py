@@ -36,8 +36,8 @@ class _PageWrite:
 class _Batch:
     """Pages with a unit; no lock is held while their data is written."""
 
-    opening: int
-    """Value of ``StoreState.opening`` at the start of the batch."""
+    index_generation: int
+    """Value of ``StoreState.index_generation`` at the start of the batch."""
     units: UnitAllocator
     placed: list[_PageWrite] = field(default_factory=list)
     keys: set[bytes] = field(default_factory=set)
@@ -80,22 +80,28 @@ class PageWriter:
         ]
         with state.lock:
             absent = [i for i, page in enumerate(offered) if page.key not in state.index.rows]
+            pages_after = state.units.used + len(absent)
         for i in absent:
             offered[i].views = content.views(pages[i])
         if absent:
-            state.idle_namespaces.make_room((state.units.used + len(absent)) * content.page_bytes)
-        full, now = state.counters.faults["full"], state.clock()
+            state.idle_namespaces.make_room(pages_after * content.page_bytes)
+        full_faults_before, now = state.counters.faults["full"], state.clock()
         with state.lock:
             if state.unavailable:  # since the first check
                 state.counters.refused["unavailable"] += len(keys)
                 return [False] * len(keys)
-            batch = _Batch(state.opening, state.units)
+            batch = _Batch(state.index_generation, state.units)
             segments = state.segments
             self._retry_growth()
             self._use_present(offered, now)
-            on_disk = [self._is_here_or_placed(page, batch, now) for page in offered]
-        errors = segments.write([(page.unit, page.views) for page in batch.placed])
-        checksums = [content.checksum(page.key, page.views) for page in batch.placed]
+            on_disk = [self._place_if_absent(page, batch, now) for page in offered]
+        try:
+            errors = segments.write([(page.unit, page.views) for page in batch.placed])
+            checksums = [content.checksum(page.key, page.views) for page in batch.placed]
+        except BaseException:
+            with state.lock:
+                self._discard_batch(batch, now)
+            raise
         with state.lock:
             self._enter_batch(batch, errors, checksums, now)
             on_disk = [
@@ -103,7 +109,10 @@ class PageWriter:
                 for was, page in zip(on_disk, offered, strict=True)
             ]
         committed = self._index_writer.flush()
-        if state.counters.faults["full"] > full and state.idle_namespaces.remove_oldest():
+        if (
+            state.counters.faults["full"] > full_faults_before
+            and state.idle_namespaces.remove_oldest()
+        ):
             with state.lock:
                 state.units.allow_growth()
             committed = self._index_writer.flush()
@@ -119,8 +128,9 @@ class PageWriter:
             path = list(dict.fromkeys(rows[page.key] for page in pages))
             self._lifetimes.record_use(path, pages[0].meta, now, count=False)
 
-    def _is_here_or_placed(self, page: _PageWrite, batch: _Batch, now: float) -> bool:
-        """Return whether a page is on disk. Otherwise allocate a unit for it if permitted."""
+    def _place_if_absent(self, page: _PageWrite, batch: _Batch, now: float) -> bool:
+        """Allocate a unit for a page that is not on disk, if permitted. Returns whether the page was
+        on disk already."""
         state = self._state
         if page.key in state.index.rows:
             return True
@@ -154,13 +164,23 @@ class PageWriter:
         page.unit = state.units.allocate()
         return True
 
+    def _discard_batch(self, batch: _Batch, now: float) -> None:
+        """Undo the allocations, charges and locks of a batch."""
+        state = self._state
+        batch.units.free(page.unit for page in batch.placed)
+        if batch.index_generation == state.index_generation:
+            for page in batch.placed:
+                state.evictable.refund_tenant(page.meta.tenant)
+            for row in batch.locked_parents:
+                state.evictable.unlock_parent(row, now)
+
     def _enter_batch(
         self, batch: _Batch, errors: Sequence[OSError | None], checksums: Sequence[int], now: float
     ) -> None:
         """Insert the pages whose data was written without an error into the index."""
         state = self._state
-        if batch.opening != state.opening:  # all pages, and all their charges, were removed
-            batch.units.free(page.unit for page in batch.placed)
+        if batch.index_generation != state.index_generation:  # all pages and charges were removed
+            self._discard_batch(batch, now)
             return
         entered = []
         for page, checksum, error in zip(batch.placed, checksums, errors, strict=True):
@@ -200,7 +220,7 @@ class PageWriter:
         state.faults.record(kind, error)
         state.counters.refused[kind] += 1
         if kind == "full":
-            state.units.disk_full(unit)
+            state.units.record_full_disk(unit)
             self._full_until = self._monotonic() + GROWTH_RETRY_S
         else:
             state.units.free((unit,))
