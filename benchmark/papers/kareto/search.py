@@ -73,7 +73,7 @@ class Points:
             space,
             OBJECTIVES,
             lambda batch: [self.evaluate(c) for c in batch],
-            certain_of=lambda c, rows: least_cost(c, rows, prices),
+            bounds_of=lambda c, rows: least_cost(c, rows, prices),
         )
         return list(result.rows.values())
 

@@ -99,11 +99,10 @@ def midpoints_beside(point: Configuration, rows: Rows, space: Space) -> list[Con
     """Return the midpoints between ``point`` and its next evaluated sizes, each once."""
     middles: dict[Configuration, None] = {}
     for series in series_through(point, rows, space):
-        index = [c for _, c in series.by_size].index(point)
-        amount = series.by_size[index][0]
-        sizes = [
-            series.by_size[i][0] for i in (index - 1, index + 1) if 0 <= i < len(series.by_size)
-        ]
+        amounts, configurations = zip(*series.by_size)
+        index = configurations.index(point)
+        amount = amounts[index]
+        sizes = [amounts[i] for i in (index - 1, index + 1) if 0 <= i < len(amounts)]
         if index == 0 and amount > 0 and series.axis != "disk_mib_s":
             sizes.append(0.0)
         for size in sizes:
