@@ -23,7 +23,7 @@ _RUN_IN_S = 3600.0
 
 
 class _Job:
-    __slots__ = ("left", "mean_gap_s", "payload", "shared", "tenant")
+    __slots__ = ("mean_gap_s", "payload", "requests_left", "shared", "tenant")
 
     def __init__(
         self, tenant: int, shared: SharedPrefix, requests_left: int, mean_gap_s: float
