@@ -62,11 +62,11 @@ WORK: Mapping[str, Work] = {
     "all hits": Work(64, 8, 500, 8, "same"),
 }
 IDLE, START = "idle", "start"
-COSTS = ("scheduler_ms", "cpu_ms", "ttft_p50_ms", "ttft_p99_ms", "gap_p50_ms", "gap_p99_ms", "rate")  # fmt: skip
+METRICS = ("scheduler_ms", "cpu_ms", "ttft_p50_ms", "ttft_p99_ms", "gap_p50_ms", "gap_p99_ms", "rate")  # fmt: skip
 
 
 @dataclass(slots=True)
-class Round:
+class ServerRound:
     """One round of one server."""
 
     url: str
@@ -109,27 +109,29 @@ class Round:
         self.gaps_s += [after - before for before, after in itertools.pairwise(times)]
 
 
-async def measure_round(load: Round, processes: servers.Processes, http: Any) -> dict[str, float]:
-    """Play a round and return its costs, per request where they are sums."""
+async def measure_round(
+    server_round: ServerRound, processes: servers.Processes, http: Any
+) -> dict[str, float]:
+    """Play a round and return its metrics, per request where they are sums."""
     before, began = processes.cpu_s(), time.perf_counter()
-    await load.play(http)
+    await server_round.play(http)
     wall_s = time.perf_counter() - began
     await asyncio.sleep(0.1)  # the last answers are freed
     spent = {name: 1000 * (s - before[name]) for name, s in processes.cpu_s().items()}
-    requests = load.work.requests
+    requests = server_round.work.requests
     return {
         "scheduler_ms": spent["scheduler"] / requests,
         "cpu_ms": sum(spent.values()) / requests,
-        "ttft_p50_ms": 1000 * statistics.median(load.ttft_s),
-        "ttft_p99_ms": 1000 * quantile(load.ttft_s, 0.99),
-        "gap_p50_ms": 1000 * statistics.median(load.gaps_s),
-        "gap_p99_ms": 1000 * quantile(load.gaps_s, 0.99),
+        "ttft_p50_ms": 1000 * statistics.median(server_round.ttft_s),
+        "ttft_p99_ms": 1000 * quantile(server_round.ttft_s, 0.99),
+        "gap_p50_ms": 1000 * statistics.median(server_round.gaps_s),
+        "gap_p99_ms": 1000 * quantile(server_round.gaps_s, 0.99),
         "rate": requests / wall_s,
     }
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+def quantile(values: Sequence[float], fraction: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(fraction * len(values)))]
 
 
 def ratio(canopy_values: Sequence[float], sglang_values: Sequence[float]) -> list[float]:
@@ -150,15 +152,17 @@ async def compare(
     async with aiohttp.ClientSession(timeout=timeout) as http:
         for number in range(-1, rounds):  # the first one warms up
             for arm in urls if number % 2 else reversed(urls):
-                load = Round(urls[arm], work, words, random.Random(f"{arm} {number} {work}"))
-                costs = await measure_round(load, processes[arm], http)
+                server_round = ServerRound(
+                    urls[arm], work, words, random.Random(f"{arm} {number} {work}")
+                )
+                metrics = await measure_round(server_round, processes[arm], http)
                 if number >= 0:
-                    rows_of_arm[arm].append(costs)
+                    rows_of_arm[arm].append(metrics)
     first = next(iter(urls))
     return {
         arm: {
-            "medians": {p: round(statistics.median(row[p] for row in rows), 3) for p in COSTS},
-            "ratios": {p: ratio([r[p] for r in rows], [r[p] for r in rows_of_arm[first]]) for p in COSTS},
+            "medians": {m: round(statistics.median(row[m] for row in rows), 3) for m in METRICS},
+            "ratios": {m: ratio([r[m] for r in rows], [r[m] for r in rows_of_arm[first]]) for m in METRICS},
         }
         for arm, rows in rows_of_arm.items()
     }  # fmt: skip
@@ -199,10 +203,10 @@ def starts(model: Path, folder: Path, rounds: int) -> dict[str, Any]:
 def table(result: Mapping[str, Any]) -> str:
     """Return the result in Markdown."""
     lines = ["# Cost of `auto` where it cannot help", "", "Made by `no_gain.py`; ratios to SGLang without Canopy, median [95 %].", ""]  # fmt: skip
-    lines += [f"| work | server | {' | '.join(COSTS)} |", f"|---|---|{'---:|' * len(COSTS)}"]
+    lines += [f"| work | server | {' | '.join(METRICS)} |", f"|---|---|{'---:|' * len(METRICS)}"]
     for work in filter(WORK.__contains__, result):
         for arm, row in list(result[work].items())[1:]:
-            cells = ("{:.2f} [{:.2f}, {:.2f}]".format(*row["ratios"][p]) for p in COSTS)
+            cells = ("{:.2f} [{:.2f}, {:.2f}]".format(*row["ratios"][m]) for m in METRICS)
             lines.append(f"| {work} | {arm} | {' | '.join(cells)} |")
     for name in (IDLE, START):
         for arm, row in result.get(name, {}).items():

@@ -35,8 +35,8 @@ def _user(*texts: str) -> Message:
 
 
 def _follow_up(texts: Iterator[str]) -> list[Message]:
-    again = [_user(f"And what of number {n}?") for n in range(4)]
-    return [_user(*itertools.islice(texts, 8), "What is it about?"), *again]
+    follow_ups = [_user(f"And what of number {n}?") for n in range(4)]
+    return [_user(*itertools.islice(texts, 8), "What is it about?"), *follow_ups]
 
 
 def _agent(texts: Iterator[str]) -> list[Message]:
@@ -57,23 +57,23 @@ CHATS = {"follow-up": _follow_up, "agent": _agent, "300 parts": _many}
 stored before; no others are."""
 
 
-def chats(args: argparse.Namespace) -> Iterator[RateRow]:
-    """Chats with documents as parts and without the field: seconds to the first token of each turn;
-    then a summary of each kind."""
+def measure_chats(args: argparse.Namespace) -> Iterator[RateRow]:
+    """Yield the seconds of each turn of chats with documents as parts and without the field
+    ``canopy_documents``; then a summary of each kind."""
     documents = dict.fromkeys(d[:CHARACTERS] for e in read_examples(args.data) for d in e.documents)
-    texts = itertools.cycle(one for one in documents if len(one) == CHARACTERS)
+    texts = itertools.cycle(text for text in documents if len(text) == CHARACTERS)
     with server_of(args, LONGEST) as client:
         for kind in args.kinds:
             rows: dict[str, list[RateRow]] = {"parts": [], "plain": []}
             for repeat in range(args.repeats):
-                added = CHATS[kind](texts)
+                client_messages = CHATS[kind](texts)
                 if kind == "follow-up":
-                    *documents, question = (part["text"] for part in added[0]["content"])
-                    send(client, [_user(*documents[::-1], question)], PARTS)
+                    *stored, question = (part["text"] for part in client_messages[0]["content"])
+                    send(client, [_user(*stored[::-1], question)], PARTS)
                 for side in ("parts", "plain") if repeat % 2 == 0 else ("plain", "parts"):
                     client.wait_until_encoded()
                     client.flush()
-                    row = _chat(client, added, PARTS if side == "parts" else {})
+                    row = _run_chat(client, client_messages, PARTS if side == "parts" else {})
                     rows[side].append(row)
                     yield {"kind": kind, "repeat": repeat, "side": side, **row}
             yield {"kind": kind, **_summary(list(zip(rows["parts"], rows["plain"])))}
@@ -81,12 +81,15 @@ def chats(args: argparse.Namespace) -> Iterator[RateRow]:
 
 def _summary(pairs: list[tuple[RateRow, RateRow]]) -> RateRow:
     """Return the ratios of first and of later turns, and equal texts of turns that are not fused."""
-    ratios = [[a / b for a, b in zip(x["ttft_s"], y["ttft_s"])] for x, y in pairs]
+    ratios = [
+        [parts_s / plain_s for parts_s, plain_s in zip(parts["ttft_s"], plain["ttft_s"])]
+        for parts, plain in pairs
+    ]
     later = sorted(ratio for turns in ratios for ratio in turns[1:])
-    texts = [
-        a == b
-        for x, y in pairs
-        for fused, a, b in zip(x["fused"], x["text"], y["text"])
+    is_same_text = [
+        parts_text == plain_text
+        for parts, plain in pairs
+        for fused, parts_text, plain_text in zip(parts["fused"], parts["text"], plain["text"])
         if not fused
     ]
     return {
@@ -94,17 +97,21 @@ def _summary(pairs: list[tuple[RateRow, RateRow]]) -> RateRow:
         "later_ratio": round(statistics.median(later), 3),
         "later_quartiles": [round(ratio, 3) for ratio in statistics.quantiles(later)[::2]],
         "later_turns": len(later),
-        "first_plain_s": round(statistics.median(y["ttft_s"][0] for _, y in pairs), 2),
-        "later_plain_s": round(statistics.median(t for _, y in pairs for t in y["ttft_s"][1:]), 2),
-        "not_fused": len(texts),
-        "same_text": sum(texts),
+        "first_plain_s": round(statistics.median(plain["ttft_s"][0] for _, plain in pairs), 2),
+        "later_plain_s": round(
+            statistics.median(t for _, plain in pairs for t in plain["ttft_s"][1:]), 2
+        ),
+        "not_fused": len(is_same_text),
+        "same_text": sum(is_same_text),
     }
 
 
-def _chat(client: DocumentClient, added: list[Message], custom: dict[str, str]) -> RateRow:
+def _run_chat(
+    client: DocumentClient, client_messages: list[Message], custom: dict[str, str]
+) -> RateRow:
     row: RateRow = {"ttft_s": [], "cached": [], "fused": [], "text": []}
     messages: list[Message] = []
-    for message in added:
+    for message in client_messages:
         messages.append(message)
         begun = time.perf_counter()
         answer = send(client, messages, custom)
@@ -139,7 +146,7 @@ def main() -> None:
     add("--threads", type=int, default=1)
     args = parser.parse_args()
     settings, rows = {k: str(v) for k, v in vars(args).items()}, []
-    for row in chats(args):
+    for row in measure_chats(args):
         rows.append(row)
         print(json.dumps(row), flush=True)
         result = {"settings": settings, "rows": rows}

@@ -26,13 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", required=True, help="Hugging Face directory (Llama, Qwen2, Mistral)")
     add("--data", help="questions: MuSiQue- or HotpotQA-style JSON, or JSON lines")
-    kinds = "synthetic tasks as well, of single,split,coreference (the default without --data)"
-    add("--tasks", default="", help=kinds)
+    tasks_help = "synthetic tasks as well, of single,split,coreference (the default without --data)"
+    add("--tasks", default="", help=tasks_help)
     add("--task-count", type=int, default=20, help="examples of each synthetic task")
     add("--selector", default="question", help="names, comma-separated; or 'all'")
     add("--ratio", default="0.15", help="shares recomputed, comma-separated; 0 = none")
-    heads = f"what chunks are encoded behind: {', '.join(ENCODINGS)}, comma-separated"
-    add("--encode", default="prefix", help=heads)
+    encode_help = f"what chunks are encoded behind: {', '.join(ENCODINGS)}, comma-separated"
+    add("--encode", default="prefix", help=encode_help)
     add("--limit", type=int, help="only the first N questions")
     add("--chunks", type=int, default=6, help="most documents per prompt")
     add("--chunk-tokens", type=int, default=160, help="most tokens per document")
@@ -40,13 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", default="cpu", help="torch device")
     add("--seed", type=int, default=0, help="seed of tasks and the random selector")
     add("--json", type=Path, help="write the rows here, after every example")
-    most = "most tokens of an answer (F1, ROUGE-L, kept)"
-    add("--answer-tokens", type=int, default=16, help=most)
+    answer_help = "most tokens of an answer (F1, ROUGE-L, kept)"
+    add("--answer-tokens", type=int, default=16, help=answer_help)
     add("--no-text", action="store_true", help="skip generation: KL and top-1 only")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate and print a table. The rows are the table's, with more columns."""
+    """Evaluate, print a table, and write its rows with more columns to ``--json``."""
     for name in COUNTS:
         value = getattr(args, name)
         if value is not None and value < 1:

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from paths import data, digest
+from paths import digest, trace_folder
 
 from canopy_lab.cli.main import main
 
@@ -55,7 +55,7 @@ def rows(task: Task) -> dict[str, Any]:
 
 def plan_output() -> dict[str, Any]:
     """Return the output of ``canopy plan --json``."""
-    trace = data() / "mooncake" / "conversation_first60.jsonl"
+    trace = trace_folder() / "mooncake" / "conversation_first60.jsonl"
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "plan.json"
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):

@@ -32,7 +32,7 @@ def use_checkout() -> None:
     os.environ.setdefault("PYTHONWARNINGS", "ignore")  # of SGLang's imports, in child processes
 
 
-def data() -> Path:
+def trace_folder() -> Path:
     """Return the folder of real traces: $CANOPY_DATA, else ``shared/data`` next to the checkout."""
     named = os.environ.get("CANOPY_DATA")
     folder = Path(named) if named else ROOT.parent / "shared" / "data"
@@ -43,8 +43,8 @@ def data() -> Path:
     return folder
 
 
-def model() -> Path:
-    """The prepared SmolLM2."""
+def model_folder() -> Path:
+    """Return the folder of the prepared SmolLM2."""
     folder = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
     if not (folder / "config.json").exists():
         raise SystemExit("SmolLM2 is not prepared: run ./scripts/test.sh once")

@@ -6,7 +6,7 @@ from functools import cache
 from itertools import islice
 
 from overlays import overlay
-from paths import data
+from paths import trace_folder
 
 from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
@@ -20,7 +20,7 @@ SESSIONS, WINDOW_S = 40, 3600.0
 def first_requests(name: str, requests: int = REQUESTS) -> list[TraceRequest]:
     """The first ``requests`` of ``conversation``, ``synthetic`` or ``agentic``."""
     if name == "agentic":
-        archive = data() / "agentic_coding" / "traces_500.tar.xz"
+        archive = trace_folder() / "agentic_coding" / "traces_500.tar.xz"
         return list(islice(overlay(archive, SESSIONS, WINDOW_S, 0), requests))
     files = {"conversation": "conversation_first60.jsonl", "synthetic": "synthetic_trace.jsonl"}
-    return list(islice(open_trace(data() / "mooncake" / files[name], "mooncake"), requests))
+    return list(islice(open_trace(trace_folder() / "mooncake" / files[name], "mooncake"), requests))

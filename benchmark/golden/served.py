@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from paths import digest, model
+from paths import digest, model_folder
 
 from launch_server import cpu_arguments, free_port, post, serving
 
@@ -43,7 +43,7 @@ def rows(task: Task) -> dict[str, Any]:
     """Return each request's cached tokens, and a digest of the texts."""
     with tempfile.TemporaryDirectory() as folder:
         port, log = free_port(), Path(folder) / "server.log"
-        arguments = cpu_arguments(model(), kv_tokens=KV_TOKENS, dtype="float32")
+        arguments = cpu_arguments(model_folder(), kv_tokens=KV_TOKENS, dtype="float32")
         arguments += ["--radix-eviction", task, *WA_CONFIG]
         with serving(arguments, log=log, port=port, deadline_s=READY_S, patience_s=0.0) as server:
             answers = [send(server.url, body) for body in replay()]

@@ -9,22 +9,24 @@ from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.survival import BINS, age_bin
 
 
-def category(label, rank):
-    new = Category(label, None)
-    new.rank = [float(r) for r in rank] + [0.0] * (BINS - len(rank))
-    return new
+def make_category(label, rank):
+    category = Category(label, None)
+    category.rank = [float(r) for r in rank] + [0.0] * (BINS - len(rank))
+    return category
 
 
-def scan(live, now):
+def scan_ends(live, now):
     """Return (rank, last access, -offset, number, leaf) of both ends of each category's queue."""
     ends = []
-    for kind in {id(c): c for c, _, _ in live}.values():
+    for category in {id(c): c for c, _, _ in live}.values():
         leaves = [
-            (leaf.last_access, -leaf.offset, leaf.number, leaf) for c, _, leaf in live if c is kind
+            (leaf.last_access, -leaf.offset, leaf.number, leaf)
+            for c, _, leaf in live
+            if c is category
         ]
-        for key in (lambda m: m[:3], lambda m: (-m[0], m[1], m[2])):
-            stamp, depth, number, leaf = min(leaves, key=key)
-            ends.append((kind.rank[age_bin(now - stamp)], stamp, depth, number, leaf))
+        for oldest_first in (1, -1):
+            end = min(leaves, key=lambda keys: (oldest_first * keys[0], *keys[1:3]))
+            ends.append((category.rank[age_bin(now - end[0])], *end))
     return ends
 
 
@@ -41,36 +43,40 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_the_least_leaf_equals_a_full_scan_of_the_queue_ends(steps):
-    kinds = [category("a", [3, 1, 2]), category("b", [1, 1, 4, 0]), category("c", [])]
+    categories = [
+        make_category("a", [3, 1, 2]),
+        make_category("b", [1, 1, 4, 0]),
+        make_category("c", []),
+    ]
     cells, live, now = Cells(), [], 20.0
     for number, step in enumerate(steps):
         if step[0] == "push":
             leaf = Leaf(step[3], 1, number=number * 7 % 61)  # not in the order of pushes
             leaf.last_access = float(step[2])
-            kind = kinds[step[1]]
-            cells.push(kind.label, leaf, lambda kind=kind: (kind, 1.0))
-            live.append((kind, number, leaf))
+            category = categories[step[1]]
+            cells.push(category.label, leaf, lambda category=category: (category, 1.0))
+            live.append((category, number, leaf))
         elif step[0] == "remove" and live:
             cells.remove(live.pop(step[1] % len(live))[2])
         elif step[0] == "wait":
             now += step[1]
         elif step[0] == "refit":
-            kinds[step[1]].rank = [float(r) for r in step[2]] + [0.0] * (BINS - len(step[2]))
+            categories[step[1]].rank = [float(r) for r in step[2]] + [0.0] * (BINS - len(step[2]))
             cells.reweigh()
         least = cells.least(now)
         if not live:
             assert least is None
             continue
-        ends = scan(live, now)
+        ends = scan_ends(live, now)
         assert (*least[0], least[1]) == min(ends, key=lambda end: end[:4])
 
 
 def test_weights_scale_a_cell():
-    kind = category("k", [2])
+    category = make_category("k", [2])
     cells = Cells()
     heavy, light = Leaf(), Leaf()
-    cells.push("heavy", heavy, lambda: (kind, 3.0))
-    cells.push("light", light, lambda: (kind, 1.0))
+    cells.push("heavy", heavy, lambda: (category, 3.0))
+    cells.push("light", light, lambda: (category, 1.0))
     assert cells.least(0.0)[1] is light
     cells.reweigh(lambda cell: 1.0 if cell.key == "heavy" else 2.0)
     assert cells.least(0.0)[1] is heavy

@@ -9,7 +9,7 @@ from sglang_canopy.policy.registry import live_names
 from sglang_canopy.radix.explain import LOOKED_AHEAD_LEAVES, explain, parse_question
 from sglang_canopy.radix.missed import TierEviction
 from sglang_canopy.radix.traffic import MAX_DECISIONS, Decisions
-from sglang_canopy.reuse.survival import still_returns
+from sglang_canopy.reuse.survival import continuation_probability
 from support.live_tree import LiveTree, check
 
 
@@ -118,10 +118,10 @@ def test_the_rate_is_of_recent_evictions():
     assert ring.rate(0, 1000.0) == 6.0
 
 
-def test_still_returns_follows_the_survival_curve():
-    assert still_returns([1.0, 0.5, 0.25], 0.0) == 0.75
-    assert still_returns([], 5.0) == 0.0
-    assert still_returns([1.0, 0.0], 1e9) == 0.0
+def test_continuation_probability_follows_the_survival_curve():
+    assert continuation_probability([1.0, 0.5, 0.25], 0.0) == 0.75
+    assert continuation_probability([], 5.0) == 0.0
+    assert continuation_probability([1.0, 0.0], 1e9) == 0.0
 
 
 @pytest.mark.parametrize("bad", ["[", "{}", '{"answer": "../x", "conversation": "a"}', "[1]"])

@@ -113,7 +113,7 @@ def test_a_higher_priority_is_always_admitted_first(queue) -> None:
     assert set(in_order[5:]) == set(low)
 
 
-def test_an_unserved_turn_is_first_regardless_of_service() -> None:
+def test_an_unserved_share_is_first_regardless_of_service() -> None:
     shares = FairShares()
     shares.charge("served", "served", 0.25)
     assert shares.starts(["served", "new"]) == {"served": 0.25, "new": 0.0}
@@ -249,8 +249,8 @@ def test_a_tenant_that_was_idle_gets_no_more_than_its_share(queue) -> None:
     for _ in range(20):
         queue.add(Prefill(10), "busy")
         queue.add(Prefill(10), "idle")
-    turns = [serve(queue).tenant for _ in range(10)]
-    assert 4 <= turns.count("busy") <= 6
+    served_tenants = [serve(queue).tenant for _ in range(10)]
+    assert 4 <= served_tenants.count("busy") <= 6
 
 
 def test_a_flood_of_names_costs_its_sender_alone() -> None:
@@ -272,7 +272,7 @@ def test_a_flood_of_names_costs_its_sender_alone() -> None:
     assert seconds["known"] > 0.45 * sum(seconds.values())
 
 
-def test_the_number_of_remembered_turns_is_bounded() -> None:
+def test_the_number_of_remembered_shares_is_bounded() -> None:
     shares = FairShares()
     for number in range(1_000):
         shares.charge(f"t{number}", f"t{number}", 1.0)

@@ -20,7 +20,7 @@ from environment import ROOT
 from launch_server import ServerProcess, cpu_arguments, free_port, wait_until_ready
 from support.document_client import reuse_flag, wait_until_encoded
 from support.example_files import EXAMPLES, load
-from support.served import wait_until as wait_for
+from support.served import wait_until as wait_for_value
 
 pytestmark = pytest.mark.long
 EXTRA = "hicache-storage-backend-extra-config"
@@ -89,7 +89,7 @@ def sizes(plan):
 def check_tiers(server, plan):
     """Check that the server has the planned sizes and policies."""
     host_bytes, disk_bytes = sizes(plan)
-    (rank,) = wait_for(lambda: server.status()["ranks"])
+    (rank,) = wait_for_value(lambda: server.status()["ranks"])
     assert rank["policies"] == {"device": "wa", "host": "wa", "disk": "wa"}
     host, disk = (rank["tiers"][tier]["capacity_bytes"] for tier in ("host", "disk"))
     assert host_bytes <= host <= host_bytes + 2 * PAGE_TOKENS * KV_BYTES

@@ -67,23 +67,23 @@ def test_misses_equal_the_oracles_at_every_size(kind, ids):
 def test_misses_of_belady_equal_a_direct_implementation(ids):
     trace = flat(ids)
     future = Future(trace)
-    next_index, following = {}, [0] * len(ids)
+    next_index, next_uses = {}, [0] * len(ids)
     for index in range(len(ids) - 1, -1, -1):
-        following[index] = next_index.get(ids[index], -2)
+        next_uses[index] = next_index.get(ids[index], len(ids))
         next_index[ids[index]] = index
     for fraction in FRACTIONS:
         size = max(1, int(fraction * len(set(ids))))
         result = simulate(trace, make_hindsight("belady", future), size)
-        assert result.blocks - result.block_hits == min_misses(ids, following, size), f"size {size}"
+        assert result.blocks - result.block_hits == min_misses(ids, next_uses, size), f"size {size}"
 
 
-def min_misses(ids, following, size):
+def min_misses(ids, next_uses, size):
     """Belady: drop the cached id with the latest next use, or without one."""
     cached, misses = {}, 0
-    for block, use in zip(ids, following):
+    for block, next_use in zip(ids, next_uses):
         if block not in cached:
             misses += 1
             if len(cached) >= size:
                 del cached[max(cached, key=cached.get)]
-        cached[block] = use if use >= 0 else len(ids)
+        cached[block] = next_use
     return misses

@@ -1,6 +1,6 @@
 """Independent accounts for `BoundedShortest`: the work that overtook each request.
 
-Observes a live queue's order without reading or changing its budgets. Work is in predicted seconds of
+Observes a live queue without reading or changing its budgets. Work is in predicted seconds of
 the server, at the cost of each request's admission.
 """
 
@@ -21,14 +21,14 @@ class _Account:
 
 
 class BoundLedger:
-    """Requests that wait in `order`, with the allowed and the actual work that overtakes them."""
+    """Requests that wait in `queue`, with the allowed and the actual work that overtakes them."""
 
     def __init__(
-        self, order: Any, is_excluded: Callable[[Any], bool] = lambda _waiting: False
+        self, queue: Any, is_excluded: Callable[[Any], bool] = lambda _waiting: False
     ) -> None:
         """``is_excluded``: whether a waiting request may be passed without a charge, because SGLang
         reads its KV from storage."""
-        self.order = order
+        self.queue = queue
         self.is_excluded = is_excluded
         self.excluded = 0
         """Times that a request was passed beyond its budget while its KV was read from storage."""
@@ -41,7 +41,7 @@ class BoundLedger:
         self._running: dict[Any, _Account] = {}
         self._chunked_prompt: Any = None
         for name in ("add", "requeue", "admit", "remove", "set_chunked_prompt"):
-            setattr(order, name, functools.partial(getattr(self, "_" + name), getattr(order, name)))
+            setattr(queue, name, functools.partial(getattr(self, "_" + name), getattr(queue, name)))
 
     def close(self) -> None:
         """Drop the accounts, which hold references to SGLang's requests."""
@@ -50,19 +50,21 @@ class BoundLedger:
         self._chunked_prompt = None
 
     def _add(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        entry = original(*args, **kwargs)
-        self._accounts[entry] = _Account(self.order.cost_factor * entry.cost + self.order.least_s)
-        return entry
+        waiting = original(*args, **kwargs)
+        self._accounts[waiting] = _Account(
+            self.queue.cost_factor * waiting.cost + self.queue.least_s
+        )
+        return waiting
 
     def _admit(self, original: Any, admitted: Iterable[Any]) -> None:
         admitted = list(admitted)
-        for entry in admitted:
-            self._running[entry] = self._accounts.pop(entry)
-            for waiting, account in self._accounts.items():
-                if waiting.number < entry.number and _budget_key(waiting) == _budget_key(entry):
-                    account.passed_s += entry.cost
+        for waiting in admitted:
+            self._running[waiting] = self._accounts.pop(waiting)
+            for passed, account in self._accounts.items():
+                if passed.number < waiting.number and _budget_key(passed) == _budget_key(waiting):
+                    account.passed_s += waiting.cost
                     is_over = account.passed_s > account.allowed_s + ROUNDING
-                    if is_over and self.is_excluded(waiting):
+                    if is_over and self.is_excluded(passed):
                         self.excluded += 1
                         account.allowed_s = account.passed_s
                     self.violations += account.passed_s > account.allowed_s + ROUNDING
@@ -89,5 +91,5 @@ class BoundLedger:
 
 
 def _budget_key(waiting: Any) -> tuple[Any, int]:
-    """Budgets count within one tenant's turn and one priority."""
+    """Budgets count within one tenant's share and one priority."""
     return waiting.share, waiting.urgency

@@ -78,7 +78,7 @@ class ApiSource:
 
     def _prompt_tokens(self, tenant: int) -> int:
         load = self.load
-        head = tenant < load.head * load.tenants
+        head = tenant < load.head_tenant_share * load.tenants
         return draw_tokens(self.rng, load.head_prompt if head else load.prompt)
 
     def _push(self, time_s: float, item: _Job | _Reply) -> None:
@@ -97,7 +97,7 @@ class ApiSource:
         load, rng = self.load, self.rng
         tenant = choose(rng, self._tenant_steps)
         prompts = self._prompts[tenant]
-        if rng.random() < load.fresh_prompt:
+        if rng.random() < load.fresh_prompt_share:
             prompts = SharedPrompts(self.ids, [self._prompt_tokens(tenant)])
         shared = rng.choice(prompts)
         speed = load.job_requests_per_s

@@ -76,9 +76,9 @@ class ChatSource:
     def __init__(self, load: ChatLoad, seconds: float, rng: Random, ids: itertools.count) -> None:
         self.load, self.seconds, self.rng, self.ids = load, seconds, rng, ids
         self.prompts = SharedPrompts(
-            ids, [draw_tokens(rng, load.prompt_tokens) for _ in range(load.prompts)]
+            ids, [draw_tokens(rng, load.prompt_tokens) for _ in range(load.prompt_count)]
         )
-        self._prompt_steps = cumulate([1.0 / (i + 1) for i in range(load.prompts)])
+        self._prompt_steps = cumulate([1.0 / (i + 1) for i in range(load.prompt_count)])
         self._user_steps = cumulate(
             [math.exp(rng.gauss(0.0, load.user_sigma)) for _ in range(load.users)]
         )
@@ -120,7 +120,7 @@ class ChatSource:
         if rng.random() * _THINNING * room >= self.seconds:
             return None
         shared = None
-        if rng.random() < load.shared_prompt:
+        if rng.random() < load.shared_prompt_share:
             shared = self.prompts[choose(rng, self._prompt_steps)]
         user = choose(rng, self._user_steps)
         return _Conversation(next(names), user, kind, GrowingPrompt(self.ids, shared), turns)
@@ -135,7 +135,7 @@ class ChatSource:
         scale = math.exp(rng.gauss(0.0, load.session_sigma)) * count**-load.length_decay
         pause = load.away_s if rng.random() < load.away_share else kind.think_s
         first = draw_tokens(rng, kind.first)
-        if rng.random() < load.long_first:
+        if rng.random() < load.long_first_share:
             first = round(first * rng.uniform(1.5, 5.0))
         output = max(1, round(first * kind.output_share))
         document = draw_tokens(rng, kind.document) if kind.document else 0

@@ -8,15 +8,15 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from random import Random
 
-from synthetic.presets import Lengths
+from synthetic.presets import LogNormal
 
 TOKENS_PER_S = 80.0
 """Speed at which an answer streams; its reply starts after its end (assumption)."""
 
 
-def draw_tokens(rng: Random, lengths: Lengths) -> int:
+def draw_tokens(rng: Random, tokens: LogNormal) -> int:
     """A log-normal number of tokens, at least 1."""
-    return max(1, round(lengths.median * math.exp(rng.gauss(0.0, lengths.sigma))))
+    return max(1, round(tokens.median * math.exp(rng.gauss(0.0, tokens.sigma))))
 
 
 def cumulate(weights: Sequence[float]) -> list[float]:

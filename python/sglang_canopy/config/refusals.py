@@ -31,7 +31,7 @@ def unsupported_reasons(
 ) -> Iterator[str]:
     """Yield every reason why ``feature`` cannot run, in order of precedence."""
     for why, setup in refusing_setups(feature, *configured, environment=environment):
-        ways_out = [way for way in (setup.instead, _WITHOUT[feature]) if way]
+        ways_out = [way for way in (setup.remedy_text, _WITHOUT[feature]) if way]
         yield f"{why}; {', or '.join(ways_out)}"
 
 

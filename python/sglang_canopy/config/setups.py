@@ -6,8 +6,10 @@ One row each. The start, ``canopy doctor`` and docs/reference read these rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from sglang_canopy.config.option_values import equals, exceeds, has_full_prefill_graph, other_than
 
 POLICIES, GATE, QUEUE, DISK = "policies", "gate", "queue", "disk"
 """Features: Canopy's eviction policies, the session gate, the queue order, and the disk tier. All need
@@ -54,23 +56,18 @@ class Setup:
     """Returns whether this value of the option selects the row."""
     variable: str | None = None
     """Environment variable with the same effect."""
-    instead: str = DROP
+    remedy_text: str = DROP
     """Remedy for the error message; empty if there is no remedy."""
     served: tuple[str, ...] = ()
     """Parts at the level ``SERVED``."""
     cache: tuple[str, ...] = ()
     """Parts at the level ``CACHE``."""
-    policies: str | None = None
-    gate: str | None = None
-    queue: str | None = None
-    disk: str | None = None
-    documents: str | None = None
-    """Reasons to refuse a feature, with ``{}`` for the value; ``None`` if it is not refused."""
+    refusals: Mapping[str, str] = field(default_factory=dict)
+    """Feature -> reason to refuse it, with ``{}`` for the value."""
 
     def reason(self, feature: str) -> str | None:
         """Return the reason to refuse ``feature``, or ``None``."""
-        reason: str | None = getattr(self, feature)
-        return reason
+        return self.refusals.get(feature)
 
     def level(self, part: str) -> str:
         """Return the level of ``part``."""
@@ -80,42 +77,16 @@ class Setup:
 
     def remedy(self) -> str:
         """Return the change that lifts the refusal and keeps the feature; empty if there is none."""
-        if self.option is None or self.instead not in (DROP, ONE):
-            return self.instead
+        if self.option is None or self.remedy_text not in (DROP, ONE):
+            return self.remedy_text
         flag = f"--{self.option.replace('_', '-')}"
-        return f"use {flag} 1" if self.instead == ONE else f"leave out {flag}"
-
-
-def _equals(*values: Any) -> Callable[[Any], bool]:
-    return lambda value: value in values
-
-
-def _other(*usual: Any) -> Callable[[Any], bool]:
-    return lambda value: value is not None and value not in usual
-
-
-def _exceeds(limit: int) -> Callable[[Any], bool]:
-    return lambda value: (value or 0) > limit
-
-
-def _whole_prefill_graph(config: Any) -> bool:
-    """Return whether ``--cuda-graph-config``, as given (a dict) or as resolved by SGLang, has one
-    full prefill graph."""
-    phase_of = (
-        config.get if isinstance(config, Mapping) else lambda phase: getattr(config, phase, None)
-    )
-    prefill = phase_of("prefill") or {}
-    if isinstance(prefill, Mapping):
-        return prefill.get("backend") == "full"
-    return getattr(prefill, "backend", None) == "full"
+        return f"use {flag} 1" if self.remedy_text == ONE else f"leave out {flag}"
 
 
 _TIERS = ("device", "host", "disk")
 _ALL = (*_TIERS, "documents")
-_SPECULATIVE: dict[str, Any] = dict.fromkeys(
-    (GATE, QUEUE, DOCUMENTS), "speculative decoding is not verified"
-)
-_DISAGGREGATED: dict[str, Any] = dict.fromkeys(
+_SPECULATIVE = dict.fromkeys((GATE, QUEUE, DOCUMENTS), "speculative decoding is not verified")
+_DISAGGREGATED = dict.fromkeys(
     (GATE, QUEUE, DISK, DOCUMENTS), "--disaggregation-mode {} is not verified"
 )
 _LMCACHE = "--enable-lmcache brings its own cache"
@@ -125,68 +96,72 @@ _REPLAY = "replays prefill as one CUDA graph, which bypasses documents' KV"
 _BREAKABLE = "use --cuda-graph-backend-prefill breakable"
 
 SETUPS = (
-    Setup(name="one process, CPU", option="device", applies=_equals("cpu"), served=_ALL),
-    Setup(name="CUDA", option="device", applies=_equals("cuda")),
-    Setup(name="`--tp-size 2`", option="tp_size", applies=_equals(2), served=_ALL),
-    Setup(name="`--tp-size` above 2", option="tp_size", applies=_exceeds(2)),
+    Setup(name="one process, CPU", option="device", applies=equals("cpu"), served=_ALL),
+    Setup(name="CUDA", option="device", applies=equals("cuda")),
+    Setup(name="`--tp-size 2`", option="tp_size", applies=equals(2), served=_ALL),
+    Setup(name="`--tp-size` above 2", option="tp_size", applies=exceeds(2)),
     Setup(
         name="`--dp-size`",
         option="dp_size",
-        applies=_exceeds(1),
+        applies=exceeds(1),
         served=("device",),
         cache=("disk",),
-        instead=ONE,
-        documents="--dp-size {} is not supported yet",
+        remedy_text=ONE,
+        refusals={DOCUMENTS: "--dp-size {} is not supported yet"},
     ),
     Setup(
         name="`--enable-dp-attention`",
         option="enable_dp_attention",
         cache=("device",),
-        gate="data-parallel attention is not verified",
-        documents="data-parallel attention is not verified",
+        refusals=dict.fromkeys((GATE, DOCUMENTS), "data-parallel attention is not verified"),
     ),
     Setup(
         name="`--pp-size`",
         option="pp_size",
-        applies=_exceeds(1),
+        applies=exceeds(1),
         served=("device",),
         cache=("disk",),
-        instead=ONE,
-        gate="--pp-size {} is not supported yet",
-        queue="--pp-size {} is not verified",
-        documents="--pp-size {} is not supported yet",
+        remedy_text=ONE,
+        refusals={
+            **dict.fromkeys((GATE, DOCUMENTS), "--pp-size {} is not supported yet"),
+            QUEUE: "--pp-size {} is not verified",
+        },
     ),
     Setup(name="MLA models (DeepSeek, Kimi)", option="is_mla", served=_TIERS),
     Setup(
         name="sliding-window models",
         option="is_hybrid_swa",
         served=("device", "host"),
-        instead="",
-        disk="pages on disk have no sliding windows",
-        documents="documents' KV of sliding-window layers cannot be moved",
+        remedy_text="",
+        refusals={
+            DISK: "pages on disk have no sliding windows",
+            DOCUMENTS: "documents' KV of sliding-window layers cannot be moved",
+        },
     ),
     Setup(
         name="Mamba and linear attention",
         option="is_hybrid_ssm",
         served=("device", "host"),
-        instead="",
-        disk="pages on disk have no Mamba or linear-attention state",
-        documents="Mamba or linear-attention state cannot be put together from documents",
+        remedy_text="",
+        refusals={
+            DISK: "pages on disk have no Mamba or linear-attention state",
+            DOCUMENTS: "Mamba or linear-attention state cannot be put together from documents",
+        },
     ),
     Setup(name="images in prompts", option="is_multimodal", served=("device",), cache=("host",)),
     Setup(name="LoRA adapters", option="enable_lora", served=_TIERS),
     Setup(
         name="pages of 1 token",
         option="page_size",
-        applies=_equals(1),
+        applies=equals(1),
         served=("device", "documents"),
         cache=("host",),
     ),
-    Setup(name="pages of 16 tokens", option="page_size", applies=_equals(16), served=_ALL),
+    Setup(name="pages of 16 tokens", option="page_size", applies=equals(16), served=_ALL),
     Setup(
         name="pages of 64 tokens",
         option="page_size",
-        applies=_equals(64),
+        applies=equals(64),
         served=("device",),
         cache=("host", "disk"),
     ),
@@ -199,7 +174,7 @@ SETUPS = (
     Setup(
         name="chunked prefill",
         option="chunked_prefill_size",
-        applies=_exceeds(0),
+        applies=exceeds(0),
         served=("device", "documents"),
     ),
     Setup(
@@ -215,184 +190,201 @@ SETUPS = (
     Setup(
         name="speculative decoding by n-grams",
         option="speculative_algorithm",
-        applies=_equals("NGRAM"),
-        **_SPECULATIVE,
+        applies=equals("NGRAM"),
+        refusals=_SPECULATIVE,
     ),
     Setup(
         name="speculative decoding with a draft model (EAGLE, MTP)",
         option="speculative_algorithm",
-        applies=_other("NGRAM"),
+        applies=other_than("NGRAM"),
         cache=("device", "host"),
-        disk="--speculative-algorithm {} keeps KV of a second model, which pages on disk do not have",
-        **_SPECULATIVE,
+        refusals={
+            DISK: "--speculative-algorithm {} keeps KV of a second model, which pages on disk do not have",
+            **_SPECULATIVE,
+        },
     ),
     Setup(
         name="diffusion language models (`--dllm-algorithm`)",
         option="dllm_algorithm",
-        gate="--dllm-algorithm {} stages requests outside the waiting queue",
-        queue="--dllm-algorithm {} stages requests outside the waiting queue",
-        documents="--dllm-algorithm {} is not verified",
+        refusals={
+            GATE: "--dllm-algorithm {} stages requests outside the waiting queue",
+            QUEUE: "--dllm-algorithm {} stages requests outside the waiting queue",
+            DOCUMENTS: "--dllm-algorithm {} is not verified",
+        },
     ),
     Setup(
         name="`--disaggregation-mode prefill`",
         option="disaggregation_mode",
-        applies=_other("null", "decode"),
+        applies=other_than("null", "decode"),
         cache=("device", "host"),
-        **_DISAGGREGATED,
+        refusals=_DISAGGREGATED,
     ),
     Setup(
         name="`--disaggregation-mode decode`",
         option="disaggregation_mode",
-        applies=_equals("decode"),
-        instead="",
-        policies="--disaggregation-mode decode keeps SGLang's own order: prompts are computed, and "
-        "policies learn, on the prefill side; give --radix-eviction to the servers of that side",
-        **_DISAGGREGATED,
+        applies=equals("decode"),
+        remedy_text="",
+        refusals={
+            POLICIES: "--disaggregation-mode decode keeps SGLang's own order: prompts are computed, and "
+            "policies learn, on the prefill side; give --radix-eviction to the servers of that side",
+            **_DISAGGREGATED,
+        },
     ),
     Setup(
         name="`--grpc-port`",
         option="grpc_port",
-        applies=_other(),
+        applies=other_than(),
         variable="SGLANG_GRPC_PORT",
         cache=("device",),
-        gate="--grpc-port {} is not verified",
+        refusals={GATE: "--grpc-port {} is not verified"},
     ),
     *(
         Setup(
             name=f"`--{name.replace('_', '-')}`",
             option=name,
             cache=("device",),
-            gate=f"--{name.replace('_', '-')} {_NO_TICK}",
+            refusals={GATE: f"--{name.replace('_', '-')} {_NO_TICK}"},
         )
         for name in ("grpc_mode", "smg_grpc_mode")
     ),
     Setup(
         name="`--tokenizer-worker-num` above 1",
         option="tokenizer_worker_num",
-        applies=_exceeds(1),
+        applies=exceeds(1),
         served=("device",),
-        instead=ONE,
-        gate="--tokenizer-worker-num {}: the workers do not share their sessions",
-        documents="--tokenizer-worker-num {}: the workers do not share their documents",
+        remedy_text=ONE,
+        refusals={
+            GATE: "--tokenizer-worker-num {}: the workers do not share their sessions",
+            DOCUMENTS: "--tokenizer-worker-num {}: the workers do not share their documents",
+        },
     ),
-    Setup(name="`--ep-size` above 1", option="ep_size", applies=_exceeds(1)),
-    Setup(name="`--moe-a2a-backend`", option="moe_a2a_backend", applies=_other("none")),
-    Setup(name="`--moe-runner-backend`", option="moe_runner_backend", applies=_other("auto")),
-    Setup(name="several nodes (`--nnodes`)", option="nnodes", applies=_exceeds(1)),
+    Setup(name="`--ep-size` above 1", option="ep_size", applies=exceeds(1)),
+    Setup(name="`--moe-a2a-backend`", option="moe_a2a_backend", applies=other_than("none")),
+    Setup(name="`--moe-runner-backend`", option="moe_runner_backend", applies=other_than("auto")),
+    Setup(name="several nodes (`--nnodes`)", option="nnodes", applies=exceeds(1)),
     Setup(
         name="HiCache storage `mooncake`",
         option="hicache_storage_backend",
-        applies=_equals("mooncake"),
+        applies=equals("mooncake"),
         served=("device", "host", "disk"),
     ),
     Setup(
         name="HiCache storage other than `canopy` and `mooncake` (file, nixl, hf3fs, ...)",
         option="hicache_storage_backend",
-        applies=_other("canopy", "mooncake", "dynamic"),
+        applies=other_than("canopy", "mooncake", "dynamic"),
     ),
     Setup(
         name="`--enable-unified-memory`",
         option="enable_unified_memory",
-        policies="--enable-unified-memory shares one pool among kinds of memory, which is not verified",
+        refusals={
+            POLICIES: "--enable-unified-memory shares one pool among kinds of memory, which is not verified"
+        },
     ),
     Setup(
         name="`--enable-session-radix-cache`",
         option="enable_session_radix_cache",
-        policies="--enable-session-radix-cache keeps nodes by session",
+        refusals={POLICIES: "--enable-session-radix-cache keeps nodes by session"},
     ),
     Setup(
         name="`--radix-cache-backend`",
         option="radix_cache_backend",
-        policies="--radix-cache-backend chooses another cache",
+        refusals={POLICIES: "--radix-cache-backend chooses another cache"},
     ),
     Setup(
-        name="`--enable-lmcache`", option="enable_lmcache", policies=_LMCACHE, documents=_LMCACHE
+        name="`--enable-lmcache`",
+        option="enable_lmcache",
+        refusals={POLICIES: _LMCACHE, DOCUMENTS: _LMCACHE},
     ),
     Setup(
         name="`--enable-flexkv`",
         option="enable_flexkv",
-        policies="--enable-flexkv brings its own cache",
+        refusals={POLICIES: "--enable-flexkv brings its own cache"},
     ),
     Setup(
         name="an external cache linker",
         option="enable_unified_cache_external_linker",
-        policies="the external cache linker is not verified",
+        refusals={POLICIES: "the external cache linker is not verified"},
     ),
     Setup(
         name="`--enable-streaming-session`",
         option="enable_streaming_session",
-        policies=_STREAMING,
-        documents=_STREAMING,
+        refusals={POLICIES: _STREAMING, DOCUMENTS: _STREAMING},
     ),
     Setup(
         name="`--use-ray`",
         option="use_ray",
-        policies="--use-ray starts processes that load no plugins",
+        refusals={POLICIES: "--use-ray starts processes that load no plugins"},
     ),
     Setup(
         name="`SGLANG_HTTP_SERVER_APP_PATH`",
         applies=lambda value: value not in (None, *HTTP_APPS),
         variable="SGLANG_HTTP_SERVER_APP_PATH",
-        instead="unset that variable",
-        policies="SGLANG_HTTP_SERVER_APP_PATH={} names an HTTP application that loads no plugins",
+        remedy_text="unset that variable",
+        refusals={
+            POLICIES: "SGLANG_HTTP_SERVER_APP_PATH={} names an HTTP application that loads no plugins"
+        },
     ),
     Setup(
         name="`SGLANG_RUST_SERVER`",
         applies=lambda value: str(value).lower() in ("1", "true", "yes", "y"),
         variable="SGLANG_RUST_SERVER",
-        instead="unset that variable",
-        policies="SGLANG_RUST_SERVER takes requests that bypass Canopy's stamps",
+        remedy_text="unset that variable",
+        refusals={POLICIES: "SGLANG_RUST_SERVER takes requests that bypass Canopy's stamps"},
     ),
     Setup(
         name="`SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND=rust`",
         applies=lambda value: str(value).lower() == "rust",
         variable="SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND",
-        instead="unset that variable",
-        policies="SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND={} names SGLang's Rust core, which has no observer "
-        "and no victim by policy",
+        remedy_text="unset that variable",
+        refusals={
+            POLICIES: "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND={} names SGLang's Rust core, which has no observer "
+            "and no victim by policy"
+        },
     ),
     Setup(
         name="`--disable-radix-cache`",
         option="disable_radix_cache",
-        policies="--disable-radix-cache, or SGLang for this model, turns the prefix cache off, so that "
-        "there is nothing to evict",
+        refusals={
+            POLICIES: "--disable-radix-cache, or SGLang for this model, turns the prefix cache off, so that "
+            "there is nothing to evict"
+        },
     ),
     Setup(
         name="`--kv-cache-dtype`",
         option="kv_cache_dtype",
-        applies=_other("auto"),
-        instead="use auto",
-        documents="--kv-cache-dtype {} keeps quantised KV, which cannot be moved",
+        applies=other_than("auto"),
+        remedy_text="use auto",
+        refusals={DOCUMENTS: "--kv-cache-dtype {} keeps quantised KV, which cannot be moved"},
     ),
     Setup(
         name="quantised weights",
         option="quantization",
-        instead="serve the model unquantised",
-        documents="quantised weights are not supported yet",
+        remedy_text="serve the model unquantised",
+        refusals={DOCUMENTS: "quantised weights are not supported yet"},
     ),
     Setup(
         name="`--cuda-graph-backend-prefill full`",
         option="cuda_graph_backend_prefill",
-        applies=_equals("full"),
-        instead=_BREAKABLE,
-        documents=f"--cuda-graph-backend-prefill full {_REPLAY}",
+        applies=equals("full"),
+        remedy_text=_BREAKABLE,
+        refusals={DOCUMENTS: f"--cuda-graph-backend-prefill full {_REPLAY}"},
     ),
     Setup(
         name="`--cuda-graph-config` with prefill full",
         option="cuda_graph_config",
-        applies=_whole_prefill_graph,
-        instead=_BREAKABLE,
-        documents=f"--cuda-graph-config with prefill full {_REPLAY}",
+        applies=has_full_prefill_graph,
+        remedy_text=_BREAKABLE,
+        refusals={DOCUMENTS: f"--cuda-graph-config with prefill full {_REPLAY}"},
     ),
     Setup(
         name="`--enable-return-hidden-states`",
         option="enable_return_hidden_states",
-        documents="hidden states of reused tokens are never computed",
+        refusals={DOCUMENTS: "hidden states of reused tokens are never computed"},
     ),
     Setup(
         name="`--enable-encoder-swa-bounded-replay`",
         option="enable_encoder_swa_bounded_replay",
-        documents="the encoder replay rewrites the same batches",
+        refusals={DOCUMENTS: "the encoder replay rewrites the same batches"},
     ),
 )
 """Rows in order of precedence: the first refusal that applies is reported."""

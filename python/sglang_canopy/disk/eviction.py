@@ -80,7 +80,7 @@ class Eviction:
     def remove_subtree(self, row: int, reason: str, now: float) -> int:
         """Remove ``row`` and every page below it, leaves first. Returns the number removed."""
         index = self._state.index
-        parents = index.array["parent"][: index.row_slots]
+        parents = index.arrays["parent"][: index.row_slots]
         order = np.argsort(parents, kind="stable")
         sorted_parents = parents[order]
         rows, next_row = [row], 0
@@ -104,7 +104,7 @@ class Eviction:
             self._cursor = 0
         window = slice(self._cursor, min(row_slots, self._cursor + SWEEP_ROWS))
         expired = np.flatnonzero(
-            (index.array["expires"][window] <= now) & (index.array["children"][window] == 0)
+            (index.arrays["expires"][window] <= now) & (index.arrays["children"][window] == 0)
         )
         removed = 0
         for row in (expired + self._cursor).tolist():

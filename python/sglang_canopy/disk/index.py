@@ -87,7 +87,7 @@ class Labels:
 
 
 class PageIndex:
-    """Table of pages. Each column of ``COLUMNS`` is an attribute, and an array in ``array``.
+    """Table of pages. Each column of ``COLUMNS`` is an attribute, and an array in ``arrays``.
 
     The columns of labels hold numbers of ``labels[name]``. Not thread-safe: the store's lock guards it.
     """
@@ -100,7 +100,7 @@ class PageIndex:
         self.rows: dict[bytes, int] = {}
         self.keys: list[bytes | None] = []
         self.labels = {name: Labels() for name in LABELS}
-        self.array: dict[str, Any] = {name: np.zeros(0, t) for name, t in COLUMNS.items()}
+        self.arrays: dict[str, Any] = {name: np.zeros(0, t) for name, t in COLUMNS.items()}
         self._free: list[int] = []
         self._grow(256)
 
@@ -193,9 +193,9 @@ class PageIndex:
     def held_pages(self) -> dict[str, dict[Any, int]]:
         """Return the number of pages by category, by tenant and by group of the TTL table; group -1
         stands for none."""
-        array, row_slots = self.array, self.row_slots
-        used = array["group"][:row_slots][array["category"][:row_slots] != NO_LABEL]
-        counts = np.bincount(used + 1)
+        arrays, row_slots = self.arrays, self.row_slots
+        groups = arrays["group"][:row_slots][arrays["category"][:row_slots] != NO_LABEL]
+        counts = np.bincount(groups + 1)
         return {
             "categories": self.labels["category"].uses(),
             "tenants": self.labels["tenant"].uses(),
@@ -210,11 +210,11 @@ class PageIndex:
         self.category[row] = NO_LABEL
 
     def _grow(self, capacity: int) -> None:
-        for name, old in self.array.items():
+        for name, old in self.arrays.items():
             # New rows have no label, like free ones.
             new: Any = np.full(capacity, NO_LABEL if name == "category" else 0, old.dtype)
             new[: len(old)] = old
-            self.array[name] = new
+            self.arrays[name] = new
             setattr(self, name, memoryview(new))
 
 

@@ -53,37 +53,37 @@ class Lifetimes:
         ``count``: add one hit; otherwise ``meta.hits`` is the true number. Columns are updated as
         arrays, because a path may have thousands of pages.
         """
-        state, index, array = self._state, self._state.index, self._state.index.array
+        state, index, arrays = self._state, self._state.index, self._state.index.arrays
         meta = until_now(meta, now)
         rows = np.asarray(path, np.int64)
         self._mark_shared(rows, meta)
         for name in LABELS:
             if name not in _UNCHANGED:
                 number = index.labels[name].take(getattr(meta, name))
-                index.labels[name].move(array[name][rows], number)
-                array[name][rows] = number
+                index.labels[name].move(arrays[name][rows], number)
+                arrays[name][rows] = number
                 index.labels[name].drop(number)
-        hits = array["hits"][rows]
-        array["hits"][rows] = hits + 1 if count else np.maximum(hits, meta.hits)
+        hits = arrays["hits"][rows]
+        arrays["hits"][rows] = hits + 1 if count else np.maximum(hits, meta.hits)
         for name in _MAXIMUM_KEPT:
-            array[name][rows] = np.maximum(array[name][rows], getattr(meta, name))
+            arrays[name][rows] = np.maximum(arrays[name][rows], getattr(meta, name))
         for name in _OVERWRITTEN:
-            array[name][rows] = as_number(getattr(meta, name))
+            arrays[name][rows] = as_number(getattr(meta, name))
         ttl_s = state.ttl.ttl_s(meta.group, meta.category, meta.ttl_s)
-        array["expires"][rows] = array["last_access"][rows] + ttl_s
-        for row in rows[index.array["children"][rows] == 0].tolist():
+        arrays["expires"][rows] = arrays["last_access"][rows] + ttl_s
+        for row in rows[index.arrays["children"][rows] == 0].tolist():
             state.evictable.rerank(row, now)
         self._index_writer.mark_used(path, path[-1])
 
     def _mark_shared(self, rows: np.ndarray, meta: PageMeta) -> None:
         """Mark pages that another conversation used before as shared. Shared pages are never over."""
-        index, array = self._state.index, self._state.index.array
-        conversations, before = index.labels["conversation"], array["conversation"][rows]
+        index, arrays = self._state.index, self._state.index.arrays
+        conversations, before = index.labels["conversation"], arrays["conversation"][rows]
         conversation = conversations.number(meta.conversation)
         other = (before != conversations.number(None)) & (before != conversation)
-        shared = array["shared"][rows] | other | meta.shared
-        array["shared"][rows] = shared
-        array["over"][rows] = meta.over & ~shared
+        shared = arrays["shared"][rows] | other | meta.shared
+        arrays["shared"][rows] = shared
+        arrays["over"][rows] = meta.over & ~shared
 
     def set_expiry(self, row: int) -> None:
         """Set ``expires`` from the row's last use and TTL. The caller holds the lock."""

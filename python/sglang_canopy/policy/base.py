@@ -42,9 +42,9 @@ def tokens_kept(
     kept_tokens = -(-keep // page) * page
     if not whole_nodes:
         # Round down to whole pages: rounding up would leave a remainder, and cut another node.
-        spare = (length - (need if need > quantum else quantum)) // page * page
-        if spare > kept_tokens:
-            kept_tokens = spare
+        unneeded_tokens = (length - (need if need > quantum else quantum)) // page * page
+        if unneeded_tokens > kept_tokens:
+            kept_tokens = unneeded_tokens
     limit = (length - 1) // page * page
     return kept_tokens if kept_tokens < limit else limit
 

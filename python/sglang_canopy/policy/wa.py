@@ -36,7 +36,7 @@ from sglang_canopy.records import LateHint, Leaf, Request
 from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.hint_trust import return_slack_s, sender_of
 from sglang_canopy.reuse.learner import ReuseModel
-from sglang_canopy.reuse.survival import still_returns
+from sglang_canopy.reuse.survival import continuation_probability
 
 _MODELS = ("survival", "exponential")
 _CATEGORIES = ("refined", "type-turn")
@@ -268,7 +268,7 @@ class WorkloadAware(Policy):
         return {
             "category": category.label,
             "idle_s": round(idle_s, 3),
-            "still_returns": round(still_returns(category.curve, idle_s), 4),
+            "still_returns": round(continuation_probability(category.curve, idle_s), 4),
             "rank": weight * self._cells.rank(category, leaf.last_access, now),
             **({"hinted": "over"} if leaf.over else {}),
             **({} if leaf.return_at is None else {"hinted_return_in_s": leaf.return_at - now}),

@@ -98,7 +98,7 @@ def survival(curve: Sequence[float], age_s: float) -> float:
     return curve[i] + part * (curve[i + 1] - curve[i])
 
 
-def still_returns(curve: Sequence[float], age_s: float) -> float:
+def continuation_probability(curve: Sequence[float], age_s: float) -> float:
     """Return the probability that a tip of this age is continued later, (S(a) - S(end)) / S(a); 0
     without a curve."""
     age = min(age_bin(age_s), len(curve) - 1)

@@ -104,7 +104,7 @@ class Disk:
         self.channel.advance(now)
         if self.expiry is None:
             return
-        for leaf in [leaf for leaf in self.policy.leaves() if self.expiry.is_over(leaf, now)]:
+        for leaf in [leaf for leaf in self.policy.leaves() if self.expiry.has_expired(leaf, now)]:
             self._drop_run(leaf, now)  # type: ignore[arg-type]
 
     def _match(self, path: tuple[int, ...], now: float) -> tuple[Node, int]:
@@ -116,7 +116,7 @@ class Disk:
             return node, hit
         # A parent's last use is not older than its child's: nothing above ``valid`` has expired.
         valid: Any = node
-        while valid is not tree.root and self.expiry.is_over(valid, now):
+        while valid is not tree.root and self.expiry.has_expired(valid, now):
             valid = valid.parent
         if valid is node:
             return node, hit
@@ -134,7 +134,7 @@ class Disk:
             node is not tree.root
             and not node.children
             and not node.locks
-            and self.expiry.is_over(node, now)
+            and self.expiry.has_expired(node, now)
         ):
             parent = node.parent
             tree.remove(node)

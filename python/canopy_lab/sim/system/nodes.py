@@ -311,7 +311,7 @@ class TierNodes:
     def _remove_if_expired(self, node: TierNode) -> bool:
         """Return True if ``node`` was expired and unused, and has been removed."""
         assert self.expiry is not None
-        if not self.expiry.is_over(node, self.now):
+        if not self.expiry.has_expired(node, self.now):
             return False
         stack = [node]
         while stack:

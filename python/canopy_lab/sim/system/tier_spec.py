@@ -51,7 +51,7 @@ class Expiry:
     def group(self, path: Sequence[int]) -> int:
         return RESIDUAL if self._table is None else self._table.group_of(path)
 
-    def is_over(self, leaf: Leaf, now: float) -> bool:
+    def has_expired(self, leaf: Leaf, now: float) -> bool:
         if self._table is None:
             return now - leaf.last_access > self._ttl_s
         return now - leaf.last_access > self._table.ttl_s(leaf.group, leaf.category)

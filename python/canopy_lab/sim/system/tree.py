@@ -264,10 +264,12 @@ class TieredTree(TierNodes):
         if self.expiry is None or self.host_policy is None:
             return 0
         freed_tokens = 0
-        old = [leaf for leaf in self.host_policy.leaves() if self.expiry.is_over(leaf, self.now)]
+        old = [
+            leaf for leaf in self.host_policy.leaves() if self.expiry.has_expired(leaf, self.now)
+        ]
         for leaf in old:
             node: Any = leaf
-            while node.ranked == HOST and self.expiry.is_over(node, self.now):
+            while node.ranked == HOST and self.expiry.has_expired(node, self.now):
                 freed_tokens += node.length
                 parent = node.parent
                 self._unrank(node)
