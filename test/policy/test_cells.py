@@ -18,11 +18,9 @@ def make_category(label, rank):
 def scan_ends(live, now):
     """Return (rank, last access, -offset, number, leaf) of both ends of each category's queue."""
     ends = []
-    for category in {id(c): c for c, _, _ in live}.values():
+    for category in {id(c): c for c, _ in live}.values():
         leaves = [
-            (leaf.last_access, -leaf.offset, leaf.number, leaf)
-            for c, _, leaf in live
-            if c is category
+            (leaf.last_access, -leaf.offset, leaf.number, leaf) for c, leaf in live if c is category
         ]
         for oldest_first in (1, -1):
             end = min(leaves, key=lambda keys: (oldest_first * keys[0], *keys[1:3]))
@@ -43,11 +41,8 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_the_least_leaf_equals_a_full_scan_of_the_queue_ends(steps):
-    categories = [
-        make_category("a", [3, 1, 2]),
-        make_category("b", [1, 1, 4, 0]),
-        make_category("c", []),
-    ]
+    ranks = {"a": [3, 1, 2], "b": [1, 1, 4, 0], "c": []}
+    categories = [make_category(label, rank) for label, rank in ranks.items()]
     cells, live, now = Cells(), [], 20.0
     for number, step in enumerate(steps):
         if step[0] == "push":
@@ -55,9 +50,9 @@ def test_the_least_leaf_equals_a_full_scan_of_the_queue_ends(steps):
             leaf.last_access = float(step[2])
             category = categories[step[1]]
             cells.push(category.label, leaf, lambda category=category: (category, 1.0))
-            live.append((category, number, leaf))
+            live.append((category, leaf))
         elif step[0] == "remove" and live:
-            cells.remove(live.pop(step[1] % len(live))[2])
+            cells.remove(live.pop(step[1] % len(live))[1])
         elif step[0] == "wait":
             now += step[1]
         elif step[0] == "refit":

@@ -166,10 +166,8 @@ class Space:
         """
         if disk_gib and (not dram_gib or base.disk is None):
             return None
-        configuration = replace(
-            base, dram_gib=dram_gib, disk_gib=disk_gib, disk_mib_s=mib_s
-        ).normalised()
-        return configuration if self.fits(configuration) else None
+        sized = replace(base, dram_gib=dram_gib, disk_gib=disk_gib, disk_mib_s=mib_s).normalised()
+        return sized if self.fits(sized) else None
 
     def fits(self, point: Configuration) -> bool:
         """Whether the host memory of all instances is at most ``max_host_gib``."""
@@ -222,7 +220,6 @@ class Space:
     def alternatives(self, point: Configuration) -> list[Configuration]:
         """Return the configurations one step from ``point``: another instance count or value of a knob,
         or another disk class at the nearest bandwidth (without a disk: the smallest disk)."""
-        alternatives: dict[Configuration, None] = {}
         steps = [replace(point, instances=n) for n in self.instances]
         if point.disk is not None:
             for disk in self.disks:
@@ -240,11 +237,8 @@ class Space:
         for knob in KNOBS:
             if knob.applies(point):
                 steps += [replace(point, **{knob.name: v}) for v in self.values(knob)]
-        for step in steps:
-            normalised = step.normalised()
-            if normalised != point and self.fits(normalised):
-                alternatives[normalised] = None
-        return list(alternatives)
+        alternatives = dict.fromkeys(step.normalised() for step in steps)
+        return [c for c in alternatives if c != point and self.fits(c)]
 
 
 def slice_of(configuration: Configuration) -> Configuration:
