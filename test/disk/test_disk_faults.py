@@ -22,6 +22,15 @@ def segment_of(store) -> Path:
     return next(store.path.rglob("segment-*.kv"))
 
 
+def raising(error: Exception):
+    """Return a system call that fails: nothing but the kernel makes a mounted disk fail on purpose."""
+
+    def fail(*_):
+        raise error
+
+    return fail
+
+
 def warnings(caplog) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
 
@@ -103,12 +112,8 @@ def test_regained_disk_space_is_used(small_disk):
 def test_an_unexpected_error_leaves_no_lock_unit_or_charge(tmp_path, monkeypatch):
     store = store_at(tmp_path, pages=2)
     assert put(store, chain("a", 1), tenant="t") == [True]
-
-    def fail(*_):  # any error that is not the disk's
-        raise MemoryError
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwritev", fail)
+        patch.setattr(os, "pwritev", raising(MemoryError()))  # any error that is not the disk's
         with pytest.raises(MemoryError):
             put(store, [chain("a", 2)[1]], parent=chain("a", 1)[0], tenant="t")
     assert bad_pages(store) == 0
@@ -134,12 +139,8 @@ def test_a_read_only_disk_at_start_means_no_disk_tier(small_disk, caplog):
 def test_a_disk_that_turns_read_only_still_serves_its_pages(tmp_path, monkeypatch, caplog):
     store = store_at(tmp_path)
     put(store, chain("a", 2))
-
-    # Nothing but the kernel makes a mounted disk read-only under an open file.
-    def refuse(*_):
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(os, "pwritev", refuse)
+    refusal = OSError(errno.EROFS, "Read-only file system")
+    monkeypatch.setattr(os, "pwritev", raising(refusal))
     for i in range(3):
         assert put(store, chain(i, 2)) == [False, False]
     assert get(store, chain("a", 2)) == [True, True]
@@ -151,11 +152,7 @@ def test_a_disk_that_turns_read_only_still_serves_its_pages(tmp_path, monkeypatc
 def test_a_disk_that_cannot_be_read_loses_the_page_and_its_suffix(tmp_path, monkeypatch, caplog):
     store = store_at(tmp_path)
     put(store, chain("a", 3))
-
-    def fail(*_):  # a bad sector cannot be made on purpose
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "preadv", fail)
+    monkeypatch.setattr(os, "preadv", raising(OSError(errno.EIO, "Input/output error")))
     assert get(store, chain("a", 3)) == [False] * 3
     assert store.counters.faults == {"io": 1}
     assert len(store) == 0

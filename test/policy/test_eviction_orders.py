@@ -45,7 +45,7 @@ def test_evicts_in_order(policy, options, capacity, requests, evicted):
 
 
 @pytest.mark.parametrize(
-    ("policy", "options", "names"),
+    ("policy", "options", "message"),
     [
         ("canopy-tlru", {"caching": "never"}, "caching"),
         ("canopy-tlru", {"next_prompt_tokens": -1.0}, "must be at least 0, got -1.0"),
@@ -70,6 +70,6 @@ def test_evicts_in_order(policy, options, capacity, requests, evicted):
         ("wa", {"windows": 3}, "windows"),
     ],
 )
-def test_refuses_bad_options_by_name(policy, options, names):
-    with pytest.raises(CanopyError, match=names):
+def test_refuses_bad_options_by_name(policy, options, message):
+    with pytest.raises(CanopyError, match=message):
         make_policy(policy, options)

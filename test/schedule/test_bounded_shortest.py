@@ -134,55 +134,47 @@ def test_no_request_is_passed_beyond_the_bound(cost_factor, step, draw) -> None:
     Requests arrive at up to three times the capacity, and some clients disconnect."""
     least_s = 4.0
     queue = make_queue(cost_factor, least_s)
-    done_s, rest_s = 0.0, 0.0
+    done_s, rest_s, half_step_s = 0.0, 0.0, 0.0
     chunk: Waiting | None = None
-    bounds: dict[int, tuple[float, float]] = {}
+    latest_s: dict[int, float] = {}
+
+    def fits(waiting: Waiting) -> bool:
+        nonlocal half_step_s
+        is_fitting = waiting.cost <= half_step_s
+        half_step_s -= waiting.cost * is_fitting
+        return is_fitting
+
     for _ in range(draw.randint(10, 120)):
         queue.set_chunked_prompt(chunk)
         for _ in range(draw.randrange(4)):
             cost = draw.choice([1, 1, 2, 5, draw.randint(1, 80)])
             earlier_s = sum(waiting.cost for waiting in queue.in_order()) + rest_s
-            request = queue.add(Prefill(cost))
-            bounds[request.number] = (done_s, earlier_s + (1 + cost_factor) * cost + least_s)
+            bound_s = earlier_s + (1 + cost_factor) * cost + least_s
+            latest_s[queue.add(Prefill(cost)).number] = done_s + bound_s + 1e-6
         if queue.in_order() and draw.random() < 0.1:
             queue.remove(draw.choice(queue.in_order()))
-        step_s = float(step)
-        in_order = queue.in_order()
+        step_s, half_step_s, in_order = float(step), step / 2, queue.in_order()
         if chunk is not None:
-            half_step = [step_s / 2]
-
-            def fits(waiting: Waiting, half_step: list[float] = half_step) -> bool:
-                if waiting.cost <= half_step[0]:
-                    half_step[0] -= waiting.cost
-                    return True
-                return False
-
-            sharing = queue.select(in_order, fits)
-            for waiting in sharing:
+            for waiting in queue.select(in_order, fits):
                 queue.admit([waiting])
-                done_s += waiting.cost
-                step_s -= waiting.cost
-                since, bound = bounds.pop(waiting.number)
-                assert done_s - since <= bound + 1e-6
-            seconds = min(rest_s, step_s)
-            done_s, rest_s, step_s = done_s + seconds, rest_s - seconds, step_s - seconds
-            if rest_s > 0:
-                continue
-            since, bound = bounds.pop(chunk.number)
-            assert done_s - since <= bound + 1e-6
-            chunk = None
+                done_s, step_s = done_s + waiting.cost, step_s - waiting.cost
+                assert done_s <= latest_s.pop(waiting.number)
+            chunk_s = min(rest_s, step_s)
+            done_s, rest_s = done_s + chunk_s, rest_s - chunk_s
+            if rest_s <= 0:
+                assert done_s <= latest_s.pop(chunk.number)
+                chunk = None
             continue
         for waiting in in_order:
             if step_s <= 0:
                 break
             queue.admit([waiting])
-            seconds = min(waiting.cost, step_s)
-            done_s, step_s, rest_s = done_s + seconds, step_s - seconds, waiting.cost - seconds
+            run_s = min(waiting.cost, step_s)
+            done_s, step_s, rest_s = done_s + run_s, step_s - run_s, waiting.cost - run_s
             if rest_s > 0:
                 chunk = waiting
                 break
-            since, bound = bounds.pop(waiting.number)
-            assert done_s - since <= bound + 1e-6
+            assert done_s <= latest_s.pop(waiting.number)
 
 
 def simulate(choose, requests: list[tuple[float, int]]) -> list[float]:
