@@ -11,19 +11,21 @@ from typing import Any
 def write(path: Path, result: Any) -> None:
     """Write ``result`` to ``path`` (KEY.json) and its tables beside it (KEY.md)."""
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    page = f"# {path.stem}\n\n{tables(result)}\n"
-    path.with_suffix(".md").write_text(page, encoding="utf-8")
+    markdown = f"# {path.stem}\n\n{as_tables(result)}\n"
+    path.with_suffix(".md").write_text(markdown, encoding="utf-8")
 
 
-def tables(result: Any) -> str:
+def as_tables(result: Any) -> str:
     """Return nested results as Markdown tables, one for each list of rows and one for all other values."""
-    values = dict(_flat(result))
+    values = dict(_flattened(result))
     lists = {k: v for k, v in values.items() if isinstance(v, list)}
-    alone = [{"key": k, "value": v} for k, v in values.items() if k not in lists]
-    tables = [_table(alone)] if alone else []
+    single_values = [{"key": k, "value": v} for k, v in values.items() if k not in lists]
+    parts = [_table(single_values)] if single_values else []
     for key, rows in lists.items():
-        tables.append((f"{key}\n\n" if key else "") + _table([dict(_flat(row)) for row in rows]))
-    return "\n\n".join(tables)
+        parts.append(
+            (f"{key}\n\n" if key else "") + _table([dict(_flattened(row)) for row in rows])
+        )
+    return "\n\n".join(parts)
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
@@ -37,7 +39,9 @@ def _cell(value: Any) -> str:
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
-def _flat(value: Any, name: str = "") -> list[tuple[str, Any]]:
+def _flattened(value: Any, name: str = "") -> list[tuple[str, Any]]:
     if isinstance(value, Mapping):
-        return [p for k, v in value.items() for p in _flat(v, f"{name}, {k}" if name else str(k))]
+        return [
+            p for k, v in value.items() for p in _flattened(v, f"{name}, {k}" if name else str(k))
+        ]
     return [(name, value)]

@@ -14,19 +14,19 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.table import RESIDUAL, SERVER_HASH
 from support.ttl_cases import Request, log_of
 
-QUICK, SLOW, UNIVERSAL = 100, 200, 1
+QUICK_TENANT, SLOW_TENANT, SHARED_BLOCK = 100, 200, 1
 
 
 def two_tenants(seconds: float, *, start: int = 0) -> list[Request]:
     """Two tenants below a shared prompt: one returns every 2 s, one with more tokens every 45 s. Both have payloads that never repeat."""
     new_blocks = iter(range(10_000 + start, 10**9))
-    times = [(t, QUICK) for t in range(0, int(seconds), 2)]
+    times = [(t, QUICK_TENANT) for t in range(0, int(seconds), 2)]
     requests: list[Request] = []
-    times += [(t + 0.5, SLOW) for t in range(0, int(seconds), 45)]
+    times += [(t + 0.5, SLOW_TENANT) for t in range(0, int(seconds), 45)]
     for time_s, tenant in sorted(times):
-        shared = range(tenant, tenant + (2 if tenant == QUICK else 40))
-        payload = [next(new_blocks) for _ in range(10 if tenant == QUICK else 1)]
-        requests.append((start + time_s, (UNIVERSAL, *shared, *payload), str(tenant)))
+        shared = range(tenant, tenant + (2 if tenant == QUICK_TENANT else 40))
+        payload = [next(new_blocks) for _ in range(10 if tenant == QUICK_TENANT else 1)]
+        requests.append((start + time_s, (SHARED_BLOCK, *shared, *payload), str(tenant)))
     return requests
 
 
@@ -38,16 +38,16 @@ def test_a_prefix_of_all_requests_is_no_group_and_tenants_are() -> None:
     log = window_of()
     budget = fixed_ttls(segments_of(log), [30.0])[0].mean_tokens
     groups = choose_groups(segments_of(log), budget, GroupSelection(8))
-    assert UNIVERSAL not in groups.roots
-    assert SLOW in groups.roots
+    assert SHARED_BLOCK not in groups.roots
+    assert SLOW_TENANT in groups.roots
 
 
 def test_a_table_of_one_hour_gains_in_the_next() -> None:
     learnt = learn(window_of(), None, Learning(kinds=(GROUPS,), like_ttl_s=30.0))
     assert learnt.kind == GROUPS
     assert learnt.gains[GROUPS] > 0
-    group = learnt.table.group_of((UNIVERSAL, *range(SLOW, SLOW + 40)))
-    quick = learnt.table.group_of((UNIVERSAL, QUICK, QUICK + 1))
+    group = learnt.table.group_of((SHARED_BLOCK, *range(SLOW_TENANT, SLOW_TENANT + 40)))
+    quick = learnt.table.group_of((SHARED_BLOCK, QUICK_TENANT, QUICK_TENANT + 1))
     assert learnt.table.ttl_s(group) >= 45.0 > 30.0 > learnt.table.ttl_s(quick)
     log = log_of(two_tenants(3600.0, start=3600), 64)
     (fixed,) = fixed_ttls(segments_of(log), [30.0])

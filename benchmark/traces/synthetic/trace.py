@@ -59,8 +59,8 @@ def _synthesise(preset: Preset, seconds: float, seed: int) -> Iterator[Synthetic
     rng = Random(f"{preset.name}/{seed}")
     source = SOURCES[type(preset.load)]
     last_chat: dict[int, int] = {}
-    drawn = source(preset.load, seconds, rng, itertools.count())
-    for chat, r in enumerate(drawn):
+    requests = source(preset.load, seconds, rng, itertools.count())
+    for chat, r in enumerate(requests):
         parent = last_chat.pop(r.conversation, -1)
         if r.has_next:
             last_chat[r.conversation] = chat
@@ -72,13 +72,13 @@ def _synthesise(preset: Preset, seconds: float, seed: int) -> Iterator[Synthetic
         yield SyntheticRequest(request, chat, parent)
 
 
-def to_bailian(drawn: SyntheticRequest) -> str:
+def to_bailian(synthetic: SyntheticRequest) -> str:
     """One line of the Bailian format, without its end."""
-    r = drawn.request
+    r = synthetic.request
     return json.dumps(
         {
-            "chat_id": drawn.chat_id,
-            "parent_chat_id": drawn.parent_chat_id,
+            "chat_id": synthetic.chat_id,
+            "parent_chat_id": synthetic.parent_chat_id,
             "timestamp": r.time_s,
             "input_length": r.input_tokens,
             "output_length": r.output_tokens,
@@ -103,13 +103,12 @@ def write_trace(path: Path, preset: Preset, seconds: float, seed: int) -> dict[s
 
     ``path`` may end in ``.gz`` or ``.xz``. Raises ``CanopyError`` when a file cannot be written.
     """
-    requests = tokens = 0
-    drawn = synthesise(preset, seconds, seed)
+    request_count = input_tokens = 0
     with open_for_writing(path) as out:
-        for request in drawn:
-            out.write(to_bailian(request) + "\n")
-            requests += 1
-            tokens += request.request.input_tokens
+        for synthetic in synthesise(preset, seconds, seed):
+            out.write(to_bailian(synthetic) + "\n")
+            request_count += 1
+            input_tokens += synthetic.request.input_tokens
     meta = {
         "synthetic": True,
         "note": "Made by benchmark/traces/make_synthetic.py. No request in it was ever sent by anybody.",
@@ -123,8 +122,8 @@ def write_trace(path: Path, preset: Preset, seconds: float, seed: int) -> dict[s
         "seconds": seconds,
         "seed": seed,
         "block_tokens": BLOCK_TOKENS,
-        "requests": requests,
-        "input_tokens": tokens,
+        "requests": request_count,
+        "input_tokens": input_tokens,
         "canopy_version": __version__,
     }
     try:
