@@ -8,7 +8,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.request import prompt
 from sglang_canopy.server.http import entry, routes, shutdown
-from sglang_canopy.server.scheduler import admission, arrivals, received, sessions
+from sglang_canopy.server.scheduler import admission, arrivals, received
 from sglang_canopy.server.start import arguments, secrets
 from sglang_canopy.server.start.hook import Hook
 from sglang_canopy.server.start.self_check import check_complete, check_in_place, stop
@@ -206,14 +206,6 @@ HOOKS = (
         prompt.check_message,
         ("self",),
         "refuse sampling parameters that end SGLang's scheduler",
-        "such a request ends SGLang's scheduler",
-    ),
-    Hook(
-        _SRT + "session.session_controller.Session.create_req",
-        "around",
-        sessions.request_made,
-        ("self", "req"),
-        "refuse a session's requests that end SGLang's scheduler",
         "such a request ends SGLang's scheduler",
     ),
     Hook(
