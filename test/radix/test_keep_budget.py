@@ -52,11 +52,11 @@ def test_all_tenants_together_keep_the_total_and_no_more(tree) -> None:
     for n in range(40):
         tree.serve(conversation(n), float(n), tenant=f"t{n}", keep_until=3600.0)
     tree.evict(560)
-    assert tree.core.protected.keeps.budget.tokens == 240  # 250 in whole nodes
+    assert tree.core.protected.keeps.budget.used_tokens == 240  # 250 in whole nodes
     assert sum(tree.match(conversation(n)) == 20 for n in range(12)) == 12
     tree.evict(240)
     assert sum(tree.match(conversation(n)) for n in range(40)) == 0
-    assert tree.core.protected.keeps.budget.tokens == 0
+    assert tree.core.protected.keeps.budget.used_tokens == 0
 
 
 def test_a_client_with_many_names_leaves_a_vouched_tenant_its_share(tree) -> None:
@@ -82,12 +82,23 @@ def test_waiting_requests_of_many_names_leave_a_vouched_tenant_its_share(tree) -
     check(tree)
 
 
+def test_a_longer_keep_is_charged_to_its_own_tenant_and_within_its_share(tree) -> None:
+    for n in range(10):
+        tree.serve(conversation(n), 10.0 + n, tenant=f"v{n % 2}", source=GATEWAY, keep_until=60.0)
+    for n in range(10):
+        tree.serve(conversation(n), 20.0 + n, keep_until=3600.0)
+    budgets = tree.core.protected.keeps.budget.by_tenant
+    assert budgets == {Vouched("v0"): 40, Vouched("v1"): 60, UNVOUCHED: 100}
+    assert tree.core.protected.keeps.refused == 5
+    check(tree)
+
+
 @pytest.mark.parametrize("key", ["keep_tenant_share", "keep_total_share"])
 def test_the_shares_are_settings_of_the_tree(key: str) -> None:
     tree = LiveTree(1000, "wa", {"keep_tenant_share": 0.5, "keep_total_share": 0.6, key: 0.02})
     for n in range(10):
         tree.serve(conversation(n), float(n), keep_until=3600.0)
-    assert tree.core.protected.keeps.budget.tokens == 20
+    assert tree.core.protected.keeps.budget.used_tokens == 20
 
 
 def test_a_kept_leaf_charges_the_path_above_it_once(tree) -> None:
@@ -133,7 +144,7 @@ def test_the_protection_of_an_awaited_prefix_is_no_request_to_keep_it(tree) -> N
     nodes = [n.canopy for n in tree.core._node_arena.values() if n is not tree.core.root_node]
     assert [n.keep_until for n in nodes] == [None]
     assert [n.awaited_until for n in nodes] == [61.0]
-    assert tree.core.protected.keeps.budget.tokens == 0
+    assert tree.core.protected.keeps.budget.used_tokens == 0
 
 
 def test_a_waiting_requests_prefix_outlives_newer_ones(tree) -> None:
@@ -164,11 +175,12 @@ def test_parts_of_an_awaited_path_stay_charged_however_it_is_split() -> None:
         check(tree)
     nodes = tree.core._node_arena.values()
     leaves = [n.canopy for n in nodes if n.canopy.awaited_until is not None]
-    assert sum(leaf.length for leaf in leaves) == tree.core.protected.awaited.budget.tokens == 240
+    used_tokens = tree.core.protected.awaited.budget.used_tokens
+    assert sum(leaf.length for leaf in leaves) == used_tokens == 240
     tree.evict(900)  # evicts tails of protected paths
     check(tree)
     tree.core.protected.protect_queue([])  # the clients have disconnected
-    assert tree.core.protected.awaited.budget.tokens == 0
+    assert tree.core.protected.awaited.budget.used_tokens == 0
     assert not [n for n in nodes if n.canopy.awaited_until is not None]
 
 
@@ -182,9 +194,9 @@ def test_each_part_of_a_path_on_two_tiers_is_charged_while_it_is_protected() -> 
     top, lower = (n.canopy for n in tree.core._node_arena.values() if n is not tree.core.root_node)
     top, lower = sorted((top, lower), key=lambda leaf: leaf.offset)
     assert top.awaited_until == lower.awaited_until == 70.0
-    assert tree.core.protected.awaited.budget.tokens == 60
+    assert tree.core.protected.awaited.budget.used_tokens == 60
     tree.core.protected.drop_leaf(lower)
-    assert tree.core.protected.awaited.budget.tokens == 40
+    assert tree.core.protected.awaited.budget.used_tokens == 40
 
 
 def test_a_node_from_storage_inherits_no_granted_keep(tree) -> None:

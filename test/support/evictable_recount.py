@@ -51,5 +51,5 @@ def _recount_protected(core: Any, leaves: list[Any]) -> None:
     now, protected = core.clock.now, core.protected
     recount_keeps(protected.keeps, leaves)
     kept_leaves = [leaf for leaf in leaves if leaf.keep_until is not None and leaf.keep_until > now]
-    assert sum(leaf.length for leaf in kept_leaves) <= protected.keeps.budget.tokens
+    assert sum(leaf.length for leaf in kept_leaves) <= protected.keeps.budget.used_tokens
     recount_awaited(protected.awaited, leaves)

@@ -60,7 +60,7 @@ def recount_keeps(keeps: Keeps, leaves: Iterable[Leaf]) -> None:
         assert tokens == leaf.length, f"{tokens} tokens charged for a node of {leaf.length}"
         by_tenant[tenant] += tokens
     assert by_tenant == keeps.budget.by_tenant, (by_tenant, keeps.budget.by_tenant)
-    assert keeps.budget.tokens == by_tenant.total()
+    assert keeps.budget.used_tokens == by_tenant.total()
 
 
 def recount_awaited(awaited: Awaited, leaves: Iterable[Leaf]) -> None:
@@ -70,7 +70,7 @@ def recount_awaited(awaited: Awaited, leaves: Iterable[Leaf]) -> None:
     protected = {leaf for leaf in alive if leaf.awaited_until is not None}
     assert protected == awaited._charges.keys(), "a node is protected and not charged"
     charged = sum(tokens for _, _, tokens in awaited._charges.values())
-    assert charged == awaited.budget.tokens, (charged, awaited.budget.tokens)
+    assert charged == awaited.budget.used_tokens, (charged, awaited.budget.used_tokens)
     protected_tokens = sum(leaf.length for leaf in protected)
     assert protected_tokens <= charged, (
         f"{protected_tokens} tokens are protected, {charged} are charged"

@@ -75,7 +75,7 @@ def test_a_policy_that_learns_nothing_has_no_series_of_hints(registry) -> None:
 def test_a_tenant_with_a_full_keep_budget_is_at_its_limit(registry) -> None:
     tree = LiveTree(200, "wa")
     reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
-    limit = tree.core.protected.keeps.budget.tenant_tokens
+    limit = tree.core.protected.keeps.budget.tenant_limit_tokens
     tree.serve(list(range(limit)), 1.0, tenant="a", keep_until=60.0)
     reporter.report()
     assert value(registry, "tenants_at_limit", limit="keep") == 1

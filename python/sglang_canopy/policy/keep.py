@@ -2,7 +2,7 @@
 
 A tree calls this module before it writes ``Leaf.keep_until``. A granted keep is charged to the
 tenant, each node of the path once, since a kept leaf keeps all its ancestors. Keeps are never
-shortened, so a node is charged at least as long as its descendants.
+shortened, so a node is charged at least as long as its descendants, to the tenant that keeps it longest.
 """
 
 from __future__ import annotations
@@ -27,26 +27,29 @@ class TokenBudget:
     """
 
     def __init__(self, capacity_tokens: int, tenant_share: float, total_share: float) -> None:
-        self.tenant_tokens = int(capacity_tokens * min(tenant_share, total_share))
-        self.total_tokens = int(capacity_tokens * total_share)
+        self.tenant_limit_tokens = int(capacity_tokens * min(tenant_share, total_share))
+        self.total_limit_tokens = int(capacity_tokens * total_share)
         """Largest number of tokens for all tenants together."""
-        self.tokens = 0
+        self.used_tokens = 0
         self.by_tenant: dict[Hashable, int] = {}
         """Tokens in use, by tenant."""
 
     def take(self, tenant: Hashable, tokens: int) -> bool:
         """Charge ``tokens`` to ``tenant``. Return false, without a charge, above a limit."""
         used = self.by_tenant.get(tenant, 0)
-        if used + tokens > self.tenant_tokens or self.tokens + tokens > self.total_tokens:
+        if (
+            used + tokens > self.tenant_limit_tokens
+            or self.used_tokens + tokens > self.total_limit_tokens
+        ):
             return False
         if tokens:
             self.by_tenant[tenant] = used + tokens
-            self.tokens += tokens
+            self.used_tokens += tokens
         return True
 
     def give_back(self, tenant: Hashable, tokens: int) -> None:
         """Return ``tokens`` charged to ``tenant`` to the budget."""
-        self.tokens -= tokens
+        self.used_tokens -= tokens
         remaining = self.by_tenant[tenant] - tokens
         if remaining:
             self.by_tenant[tenant] = remaining
@@ -57,9 +60,9 @@ class TokenBudget:
         """Return use and limits in tokens, with the ``tenants`` largest users."""
         rows = sorted(self.by_tenant.copy().items(), key=lambda row: (-row[1], str(row[0])))
         return {
-            "tokens": self.tokens,
-            "total_limit_tokens": self.total_tokens,
-            "tenant_limit_tokens": self.tenant_tokens,
+            "tokens": self.used_tokens,
+            "total_limit_tokens": self.total_limit_tokens,
+            "tenant_limit_tokens": self.tenant_limit_tokens,
             "tenants": [{"tenant": charged_name(t), "tokens": n} for t, n in rows[:tenants]],
         }
 
@@ -102,8 +105,23 @@ class Keeps:
                 leaf.keep_until = until
                 self._note_end(leaf)
             elif leaf.keep_until is None or leaf.keep_until < until:
+                if not self._charge_instead(leaf, tenant):
+                    self.refused += 1
+                    return
                 leaf.keep_until = until
         self.granted += 1
+
+    def _charge_instead(self, leaf: Leaf, tenant: Hashable) -> bool:
+        """Charge ``tenant`` for a kept node. Return false, without a change, above its limit."""
+        previous, tokens = self._charges[leaf]
+        if previous == tenant:
+            return True
+        self.budget.give_back(previous, tokens)
+        if self.budget.take(tenant, tokens):
+            self._charges[leaf] = (tenant, tokens)
+            return True
+        self.budget.take(previous, tokens)  # fits again
+        return False
 
     def expire(self, now: float) -> None:
         """Release the charges of expired keeps."""

@@ -16,7 +16,7 @@ from sglang_canopy.server.scheduler.admission import (
     prefill_chosen,
     priorities_calculated,
 )
-from sglang_canopy.server.scheduler.live_order import PROTECTED, LiveOrder
+from sglang_canopy.server.scheduler.live_order import PROTECTED_REQUESTS, LiveOrder
 from support.live_tree import LiveTree
 from support.waiting_requests import (
     PAGE,
@@ -153,8 +153,8 @@ def test_the_budget_protects_the_next_requests(tree: LiveTree) -> None:
     assert is_protected(tree, prefixes[0])
     assert not is_protected(tree, prefixes[-1])
     assert (
-        tree.core.protected.awaited.budget.tokens
-        <= tree.core.protected.awaited.budget.tenant_tokens
+        tree.core.protected.awaited.budget.used_tokens
+        <= tree.core.protected.awaited.budget.tenant_limit_tokens
     )
 
 
@@ -166,7 +166,7 @@ def test_prefixes_without_waiting_requests_are_not_protected(tree: LiveTree) -> 
     assert is_protected(tree, prefix)
     arrange(tree, [remaining])
     assert list(tree.core.protected.awaited) == []
-    assert tree.core.protected.awaited.budget.tokens == 0
+    assert tree.core.protected.awaited.budget.used_tokens == 0
 
 
 def test_lookups_of_a_pass_are_bounded(tree: LiveTree, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,7 @@ def test_lookups_of_a_pass_are_bounded(tree: LiveTree, monkeypatch: pytest.Monke
         waiting = arrange(tree, waiting)
         max_lookups = max(max_lookups, len(matched))
         matched_rids |= {req.rid for req in matched}
-    assert max_lookups <= PROTECTED + 12
+    assert max_lookups <= PROTECTED_REQUESTS + 12
     assert len(matched_rids) > 900  # every request in turn
 
 
@@ -262,7 +262,7 @@ def test_a_request_that_leaves_the_queue_leaves_no_state(tree: LiveTree) -> None
 
 def test_a_request_beyond_a_budget_is_offered_to_no_step_and_stays_in_the_queue(tree):
     shortest = tree.cache.admission.order.shortest
-    shortest.cost_factor, shortest.least_s = 0.0, 0.0  # nothing may pass the prompt in chunks
+    shortest.cost_factor, shortest.base_budget_s = 0.0, 0.0  # nothing may pass the prompt in chunks
     chunked, young = req_at(tree, tokens(900, 1), 1.0), req_at(tree, tokens(20, 2), 2.0)
     scheduler, _ = admit_first(tree, [chunked], 1)
     chunked.full_untruncated_fill_ids = chunked.origin_input_ids
