@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_canopy.schedule.arranged import Arranged
-from sglang_canopy.schedule.bounded_shortest import COST_FACTOR, MIN_S, BoundedShortest
+from sglang_canopy.schedule.bounded_shortest import BASE_BUDGET_S, COST_FACTOR, BoundedShortest
 from sglang_canopy.schedule.cost import AnswerCost, Prefill, PrefillCost, ServerCost
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -128,7 +128,7 @@ class Bounded:
 
     def budget_s(self, job: QueuedRequest) -> float:
         """Return the overtaking budget of a job that finds no older one."""
-        return COST_FACTOR * self.cost.seconds(self.prefill(job, False)) + MIN_S
+        return COST_FACTOR * self.cost.seconds(self.prefill(job, False)) + BASE_BUDGET_S
 
     def tenant(self, job: QueuedRequest) -> None:
         return None

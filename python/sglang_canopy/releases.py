@@ -13,11 +13,11 @@ from typing import Any
 TESTED = ("0.5.22", "0.5.23")
 """Releases that the tests run on, oldest first; the last one is pinned."""
 
-RANGE = f"{TESTED[0]} to {TESTED[-1]}"
+TESTED_RANGE = f"{TESTED[0]} to {TESTED[-1]}"
 
 SWITCHED_OFF: dict[str, str] = {}
 """What this process does without, and the reason."""
-MISSING: list[str] = []
+START_REFUSALS: list[str] = []
 """Reasons why a server with flags of Canopy does not start."""
 UNCALLED_HOOKS: set[str] = set()
 """Hooked functions that SGLang must call for its first request, less those it has called."""
@@ -32,7 +32,7 @@ def switch_off(feature: str, reason: str) -> None:
         logger.warning("canopy: %s: %s", feature, reason)
 
 
-def check_called() -> None:
+def record_uncalled_hooks() -> None:
     """Record the hooks that SGLang did not call for its first request, which it sends itself."""
     for target in UNCALLED_HOOKS:
         switch_off(target, "SGLang did not call it for the first request; its hook has no effect")

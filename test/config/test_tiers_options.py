@@ -41,7 +41,7 @@ def tier_options(flags: dict, **others) -> TierOptions:
 
 def test_without_options_the_host_has_the_twin_and_the_disk_the_same_policy() -> None:
     server = arguments(radix_eviction_policy_config={"min_samples": 9, "quantum_tokens": 16})
-    tiers = options.apply(server, flags_of(), is_canopy=True)
+    tiers = options.resolve_tiers(server, flags_of(), is_canopy=True)
     live = live_cache("wa", server.radix_eviction_policy_config, tiers)
     assert live.host_policy.model is live.device_policy.model  # type: ignore[attr-defined]
     extra = json.loads(server.hicache_storage_backend_extra_config)
@@ -53,7 +53,7 @@ def test_without_options_the_host_has_the_twin_and_the_disk_the_same_policy() ->
 def test_each_tier_takes_its_own_policy() -> None:
     server = arguments(radix_eviction_policy="canopy-lru")
     flags = flags_of(canopy_host_eviction="wa,min_samples=5", canopy_disk_eviction="etlru")
-    tiers = options.apply(server, flags, is_canopy=True)
+    tiers = options.resolve_tiers(server, flags, is_canopy=True)
     live = live_cache("canopy-lru", None, tiers)
     assert (live.device_policy.name, live.host_policy.name) == ("lru", "wa")
     assert live.host_policy.config.min_samples == 5
@@ -63,7 +63,7 @@ def test_each_tier_takes_its_own_policy() -> None:
 def test_a_quota_names_no_tenant_in_the_arguments_that_a_server_shows() -> None:
     server = arguments()
     flags = flags_of(canopy_disk='{"tenant_quota_gb": {"salt-of-acme": 2, "#ab12": 1, "*": 0.5}}')
-    options.apply(server, flags, is_canopy=True)
+    options.resolve_tiers(server, flags, is_canopy=True)
     shown_config = server.hicache_storage_backend_extra_config
     assert "salt-of-acme" not in shown_config
     assert json.loads(shown_config)["quota_bytes"] == {
@@ -97,20 +97,20 @@ def test_ttls_and_the_host_pools_size_reach_their_tiers() -> None:
         canopy_host_ttl='{"residual_ttl_s": 10}',
         canopy_host_gb=1.5,
     )
-    tiers = options.apply(server, flags, is_canopy=True)
+    tiers = options.resolve_tiers(server, flags, is_canopy=True)
     extra = json.loads(server.hicache_storage_backend_extra_config)
     assert TTLTable.from_json(extra["ttl"]) == table
     assert server.hicache_size == 1.5
     assert tiers.host_ttl == TTLTable(residual_ttl_s=10.0)
     server = arguments(hicache_size=3)
-    options.apply(server, flags, is_canopy=True)
+    options.resolve_tiers(server, flags, is_canopy=True)
     assert server.hicache_size == 3
 
 
 @pytest.mark.parametrize(("backend", "warned"), [("canopy", False), ("file", True), (None, True)])
 def test_a_ttl_without_pages_that_have_one_is_announced(caplog, backend, warned) -> None:
     flags = flags_of(canopy_ttl='{"residual_ttl_s": 10}')
-    options.apply(arguments(hicache_storage_backend=backend), flags, is_canopy=True)
+    options.resolve_tiers(arguments(hicache_storage_backend=backend), flags, is_canopy=True)
     assert ("--canopy-ttl acts on a tier that this server lacks" in caplog.text) == warned
 
 

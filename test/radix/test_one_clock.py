@@ -11,7 +11,7 @@ import sglang_canopy
 from support.live_tree import LiveTree, check
 
 DECISION_FOLDERS = ("admission", "policy", "radix", "reuse", "schedule", "ttl", "whatif")
-CLOCKS = {"time", "datetime", "random", "secrets", "uuid"}
+IMPURE_MODULES = {"time", "datetime", "random", "secrets", "uuid"}
 EXEMPT = {"whatif/meter.py", "radix/storage_holds.py"}
 EXEMPT |= {"radix/self_test.py", "radix/tier_self_test.py"}
 """The meter reports its own cost; the ranks agree on the end of a wait for the storage; the tests at
@@ -58,4 +58,4 @@ def test_decisions_read_no_clock_and_draw_no_random_number(folder) -> None:
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 imported.add((node.module or "").partition(".")[0])
         name = str(path.relative_to(root))
-        assert name in EXEMPT or not imported & CLOCKS, (name, imported & CLOCKS)
+        assert name in EXEMPT or not imported & IMPURE_MODULES, (name, imported & IMPURE_MODULES)

@@ -177,7 +177,7 @@ def connect_tree(http: HttpClient, tree: Any) -> None:
     from sglang_canopy.wire import status_file
 
     http.manager.scheduler = SimpleNamespace(tree_cache=tree.cache)
-    status_file.write(0, {"running": tree.core.live.running})
+    status_file.write(0, {"running": tree.core.live.ranking_policy_name})
 
 
 def test_a_tenant_sees_only_its_own_conversations(serve, tree, monkeypatch):

@@ -9,18 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_canopy.schedule.bounded_shortest import COST_FACTOR, MIN_S, SORTED_HEAD, BoundedShortest
+from sglang_canopy.schedule import bounded_shortest
+from sglang_canopy.schedule.bounded_shortest import COST_FACTOR, SORTED_HEAD, BoundedShortest
 from sglang_canopy.schedule.cost import Prefill, PrefillCost
 from sglang_canopy.schedule.cost_queue import TIGHT_HEAD, Waiting
 from sglang_canopy.schedule.fair_shares import SEPARATE_SHARES, FairShares
 from support.bound_ledger import BoundLedger
 
 
-def make_queue(cost_factor: float = 1.0, least_s: float = 0.0) -> BoundedShortest:
+def make_queue(cost_factor: float = 1.0, base_budget_s: float = 0.0) -> BoundedShortest:
     """Return a queue in which a token costs a second."""
     cost = PrefillCost()
     cost.adopt((0.0, 1.0, 0.0, 0.0))
-    return BoundedShortest(cost, cost_factor, least_s)
+    return BoundedShortest(cost, cost_factor, base_budget_s)
 
 
 def serve(queue: BoundedShortest) -> Waiting:
@@ -132,8 +133,8 @@ def test_only_the_requests_that_the_tokens_of_a_step_reach_are_checked() -> None
 def test_no_request_is_passed_beyond_the_bound(cost_factor, step, draw) -> None:
     """An engine with steps of ``step`` seconds, a prompt in chunks, and others that share its steps.
     Requests arrive at up to three times the capacity, and some clients disconnect."""
-    least_s = 4.0
-    queue = make_queue(cost_factor, least_s)
+    base_budget_s = 4.0
+    queue = make_queue(cost_factor, base_budget_s)
     done_s, rest_s, half_step_s = 0.0, 0.0, 0.0
     chunk: Waiting | None = None
     latest_s: dict[int, float] = {}
@@ -149,7 +150,7 @@ def test_no_request_is_passed_beyond_the_bound(cost_factor, step, draw) -> None:
         for _ in range(draw.randrange(4)):
             cost = draw.choice([1, 1, 2, 5, draw.randint(1, 80)])
             earlier_s = sum(waiting.cost for waiting in queue.in_order()) + rest_s
-            bound_s = earlier_s + (1 + cost_factor) * cost + least_s
+            bound_s = earlier_s + (1 + cost_factor) * cost + base_budget_s
             latest_s[queue.add(Prefill(cost)).number] = done_s + bound_s + 1e-6
         if queue.in_order() and draw.random() < 0.1:
             queue.remove(draw.choice(queue.in_order()))
@@ -179,7 +180,7 @@ def test_no_request_is_passed_beyond_the_bound(cost_factor, step, draw) -> None:
 
 def simulate(choose, requests: list[tuple[float, int]]) -> list[float]:
     """Waits of ``requests`` (time, cost), one at a time, in the order of ``choose``."""
-    queue, waits, now = make_queue(COST_FACTOR, MIN_S), [], 0.0
+    queue, waits, now = make_queue(COST_FACTOR, bounded_shortest.BASE_BUDGET_S), [], 0.0
     pending = list(reversed(requests))
     while pending or queue.in_order():
         while pending and pending[-1][0] <= now:

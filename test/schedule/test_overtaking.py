@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latency import overtaking
-from sglang_canopy.schedule.bounded_shortest import COST_FACTOR, MIN_S, BoundedShortest
+from sglang_canopy.schedule.bounded_shortest import BASE_BUDGET_S, COST_FACTOR, BoundedShortest
 from sglang_canopy.schedule.cost import MIN_ANSWERS, AnswerCost, Prefill, PrefillCost, ServerCost
 from sglang_canopy.tenant import Vouched
 
@@ -53,7 +53,7 @@ def test_a_long_prompt_is_overtaken_for_its_budget_where_one_place_serves_all() 
         now += 1.0
         queue.add(Prefill(40, reserved=60))
         queue.set_time(now)
-    assert 5.0 < now <= COST_FACTOR * long.cost + MIN_S + 1.0
+    assert 5.0 < now <= COST_FACTOR * long.cost + BASE_BUDGET_S + 1.0
 
 
 def test_the_oldest_is_overtaken_by_the_clock_for_its_budget_if_answers_are_longer_than_predicted():
@@ -66,7 +66,7 @@ def test_the_oldest_is_overtaken_by_the_clock_for_its_budget_if_answers_are_long
         now += 1.0
         queue.add(Prefill(40))
         queue.set_time(now)
-    assert 3.0 < now <= COST_FACTOR * long.cost + MIN_S + 1.0
+    assert 3.0 < now <= COST_FACTOR * long.cost + BASE_BUDGET_S + 1.0
 
 
 def test_tenants_share_the_seconds_of_places() -> None:

@@ -16,7 +16,7 @@ ROUNDING = 1e-9
 @dataclass(slots=True)
 class _Account:
     allowed_s: float
-    """Allowed predicted seconds of later requests: ``cost_factor`` * its cost + ``least_s``."""
+    """Allowed predicted seconds of later requests: ``cost_factor`` * its cost + ``base_budget_s``."""
     passed_s: float = 0.0
 
 
@@ -51,9 +51,8 @@ class BoundLedger:
 
     def _add(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         waiting = original(*args, **kwargs)
-        self._accounts[waiting] = _Account(
-            self.queue.cost_factor * waiting.cost + self.queue.least_s
-        )
+        budget_s = self.queue.cost_factor * waiting.cost + self.queue.base_budget_s
+        self._accounts[waiting] = _Account(budget_s)
         return waiting
 
     def _admit(self, original: Any, admitted: Iterable[Any]) -> None:

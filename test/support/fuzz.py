@@ -380,7 +380,7 @@ def tighten_budgets(engine: SteppedScheduler) -> BoundLedger | None:
     order = cache.admission.order
     if not order.is_on:
         return None
-    order.shortest.cost_factor, order.shortest.least_s = 2.0, 0.0
+    order.shortest.cost_factor, order.shortest.base_budget_s = 2.0, 0.0
     return BoundLedger(
         order.shortest,
         lambda waiting: cache.has_ongoing_prefetch(waiting.request.cache_request_handle),

@@ -136,7 +136,7 @@ def test_the_hour_has_whole_minutes_and_the_current_one() -> None:
     for second in range(int(MINUTE_S) * (POINTS + 5) + 30):
         sums = {"hit_tokens": {"device": second // 2}, "evicted_tokens": {"capacity": 1}}
         hour.add(float(second), 1e9 + second, {"prompt_tokens": second, **sums})
-    points = [*hour.points(), *hour.differences()]
+    points = [*hour.points(), *hour.since_last_point()]
     assert len(points) == POINTS + 1
     assert {p["prompt_tokens"] for p in points[:-1]} == {60}
     assert points[0]["hit_tokens"] == {"device": 30}

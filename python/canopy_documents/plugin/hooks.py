@@ -32,9 +32,9 @@ def _build(original: Any, server: Any, server_args: Any, *args: Any, **kwargs: A
 
 
 def _prepare(manager: Any, obj: Any, request: Any = None, *_: Any, **__: Any) -> None:
-    if (on := document_options_of(manager.server_args)) is not None:
+    if (options := document_options_of(manager.server_args)) is not None:
         body = _set_owner(manager, obj, request)
-        conversion.prepare(manager, obj, on, sent.request_path(request), body)
+        conversion.prepare(manager, obj, options, sent.request_path(request), body)
 
 
 def _set_owner(manager: Any, obj: Any, request: Any) -> Mapping[str, Any]:
@@ -46,11 +46,11 @@ def _set_owner(manager: Any, obj: Any, request: Any) -> Mapping[str, Any]:
 
 
 def _convert_chat(original: Any, serving: Any, request: Any, raw_request: Any = None) -> Any:
-    on = document_options_of(serving.tokenizer_manager.server_args)
-    if on is None:
+    options = document_options_of(serving.tokenizer_manager.server_args)
+    if options is None:
         return original(serving, request, raw_request)
     _set_owner(serving.tokenizer_manager, request, raw_request)
-    return conversion.convert_chat(original, serving, request, on, raw_request)
+    return conversion.convert_chat(original, serving, request, options, raw_request)
 
 
 def _add_routes(server_args: Any, *_: Any, **__: Any) -> None:

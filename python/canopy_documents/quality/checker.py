@@ -2,8 +2,8 @@
 
 A check runs in pieces, in idle time and within a budget before batches, in the encoder's memory. When
 the encoder needs that memory, the check stops, releases it, and restarts later, until it has used
-the pieces of ``MAX_TIMES`` whole checks. A prompt's tokens are kept until its check ends, for at
-most ``KEPT_S``.
+the pieces of ``MAX_WORK_CHECKS`` whole checks. A prompt's tokens are kept until its check ends, for at
+most ``MAX_WAIT_S``.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from sglang_canopy.tenant import shown_tenant
 ANSWER_TOKENS = 16
 
 
-def pieces_of(n: int, piece: int) -> int:
-    """Return the maximum pieces of a check of ``n`` prompt tokens; ``piece``: tokens per piece."""
-    return 2 * -(-n // piece) + 3 + 2 * (ANSWER_TOKENS - 1)
+def max_pieces(prompt_tokens: int, piece_tokens: int) -> int:
+    """Return the maximum number of pieces of a check of a prompt."""
+    return 2 * -(-prompt_tokens // piece_tokens) + 3 + 2 * (ANSWER_TOKENS - 1)
 
 
 class NoLongerStored(Exception):
@@ -69,12 +69,12 @@ def answers_differ(
     size = row_forward.piece_tokens(model.device)
     for first in range(0, n, size):
         piece = tokens[first : first + size]
-        last = first + piece.numel()
-        at = torch.arange(first, last, device=model.device)
-        hidden = yield from row_forward.attempt_again(model, piece, at, cache.upto(last), stop)
-    rows = [model.logits(hidden[-1:])[0]]
-    begun = [int(rows[0].argmax())]
-    full = yield from greedy_steps(model, cache, n, begun, ANSWER_TOKENS, end, rows)
+        piece_end = first + piece.numel()
+        at = torch.arange(first, piece_end, device=model.device)
+        hidden = yield from row_forward.attempt_again(model, piece, at, cache.upto(piece_end), stop)
+    step_logits = [model.logits(hidden[-1:])[0]]
+    first_tokens = [int(step_logits[0].argmax())]
+    full = yield from greedy_steps(model, cache, n, first_tokens, ANSWER_TOKENS, end, step_logits)
     yield
     placed = find_placed()  # as late as possible: batches may have run in between
     if not placed:
@@ -84,12 +84,12 @@ def answers_differ(
     fused = yield from fused_steps(model, prompt, cache.upto(n), choose, ratio, size, stop)
     first_token = [int(fused.logits.argmax())]
     reused = yield from greedy_steps(model, cache, n, first_token, ANSWER_TOKENS, end)
-    return differ(full, reused, rows)
+    return differ(full, reused, step_logits)
 
 
-def differ(full: Sequence[int], reused: Sequence[int], rows: Sequence[torch.Tensor]) -> bool:
-    """Return whether two answers differ beyond a near tie; rows: the logits of ``full``."""
-    for want, got, row in zip(full, reused, rows):
+def differ(full: Sequence[int], reused: Sequence[int], step_logits: Sequence[torch.Tensor]) -> bool:
+    """Return whether two answers differ beyond a near tie; step_logits: the logits of ``full``."""
+    for want, got, row in zip(full, reused, step_logits):
         if want != got:
             return float(row[want] - row[got]) > TIE_NATS
     return False
@@ -98,10 +98,10 @@ def differ(full: Sequence[int], reused: Sequence[int], rows: Sequence[torch.Tens
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 16
-MAX_TIMES = 4
+MAX_WORK_CHECKS = 4
 LOAD_SHARE = 0.02
 """Share of computed prompt tokens that checks may compute under load."""
-KEPT_S = 600.0
+MAX_WAIT_S = 600.0
 
 
 @dataclass(slots=True, eq=False)
@@ -133,8 +133,8 @@ class QualityChecker:
         self.waiting: deque[_Waiting] = deque()
         self.dropped: Counter[str] = Counter()
         self.budget_tokens = 0.0
-        self._epochs: dict[str | None, int] = {}
-        self._least_epoch = self._last_epoch = 0
+        self._reuse_versions: dict[str | None, int] = {}
+        self._least_version = self._last_version = 0
         self._running_check: Generator[None, None, bool] | None = None
 
     @property
@@ -142,18 +142,18 @@ class QualityChecker:
         """Whether a check waits or is in progress."""
         return bool(self.waiting)
 
-    def epoch(self, tenant: str | None) -> int:
+    def reuse_version(self, tenant: str | None) -> int:
         """Return a number that changes when the tenant's reuse is stopped, so that KV kept before
         is not used again."""
-        return self._epochs.get(tenant, self._least_epoch)
+        return self._reuse_versions.get(tenant, self._least_version)
 
     def offer(self, ids: Sequence[int], request: Any, ratio: float) -> None:
         """Queue a prompt for a check if the tenant limits select it. ``ratio``: served with it."""
         level = self.limits.take(request.tenant)
         if level is None:
             return
-        held = any(one.request.tenant == request.tenant for one in self.waiting)
-        if held or (len(self.waiting) == MAX_WAITING and not self._displace(request.tenant)):
+        has_waiting = any(check.request.tenant == request.tenant for check in self.waiting)
+        if has_waiting or (len(self.waiting) == MAX_WAITING and not self._displace(request.tenant)):
             self.dropped["too many wait"] += 1
         else:
             self.waiting.append(_Waiting(tuple(ids), request, level, ratio))
@@ -164,8 +164,8 @@ class QualityChecker:
         A suspect's check is never dropped. Returns whether a check was dropped.
         """
         current = self.waiting[0] if self._running_check is not None else None
-        others = [one for one in self.waiting if one is not current]
-        least = min(others, key=lambda one: self.limits.rank(one.request.tenant))
+        others = [check for check in self.waiting if check is not current]
+        least = min(others, key=lambda check: self.limits.rank(check.request.tenant))
         rank = self.limits.rank(least.request.tenant)
         if rank[0] or rank >= self.limits.rank(tenant):
             return False
@@ -178,7 +178,7 @@ class QualityChecker:
         if self._running_check is not None:
             self._running_check = None
             check = self.waiting.popleft()
-            if check.pieces < MAX_TIMES * pieces_of(len(check.ids), self.piece_tokens):
+            if check.pieces < MAX_WORK_CHECKS * max_pieces(len(check.ids), self.piece_tokens):
                 self.waiting.append(check)
             else:
                 self.dropped["interrupted"] += 1
@@ -239,14 +239,13 @@ class QualityChecker:
 
     def stats(self) -> dict[str, Any]:
         """Return the counts of checks. Safe on any thread."""
-        waiting = {"waiting": len(self.waiting), "dropped": dict(self.dropped)}
-        return {**self.limits.stats(), **waiting}
+        return {**self.limits.stats(), "waiting": len(self.waiting), "dropped": dict(self.dropped)}
 
     def _drop_old(self, now: float) -> None:
         """Drop prompts that have waited too long, except the prompt being checked."""
         waiting = list(self.waiting)[int(self._running_check is not None) :]
-        for one in [one for one in waiting if now - one.request.time_s > KEPT_S]:
-            self.waiting.remove(one)
+        for check in [check for check in waiting if now - check.request.time_s > MAX_WAIT_S]:
+            self.waiting.remove(check)
             self.dropped["too old"] += 1
 
     def _begin(self, library: Any, check: _Waiting) -> Generator[None, None, bool] | None:
@@ -284,14 +283,14 @@ class QualityChecker:
                 shown_tenant(tenant), level, "too often" if differs else "seldom again",
             )  # fmt: skip
         if level is not None and self.limits.quality_level(tenant) == STOPPED:
-            self._begin_epoch(tenant)
+            self._change_version(tenant)
         if differs and self.limits.quality_level(tenant) == STOPPED:
             library.forget(check.request)
 
-    def _begin_epoch(self, tenant: str | None) -> None:
-        self._last_epoch += 1
-        self._epochs.pop(tenant, None)
-        self._epochs[tenant] = self._last_epoch
-        if len(self._epochs) > MAX_TENANTS:  # unlisted tenants get a new epoch too
-            del self._epochs[next(iter(self._epochs))]
-            self._least_epoch = self._last_epoch
+    def _change_version(self, tenant: str | None) -> None:
+        self._last_version += 1
+        self._reuse_versions.pop(tenant, None)
+        self._reuse_versions[tenant] = self._last_version
+        if len(self._reuse_versions) > MAX_TENANTS:  # unlisted tenants get a new one, too
+            del self._reuse_versions[next(iter(self._reuse_versions))]
+            self._least_version = self._last_version

@@ -71,7 +71,7 @@ def _name(engine: DocumentEngine, request: DocumentRequest) -> str:
         engine.stand_ins,
         engine.options.selector,
         ratio,
-        engine.checker.epoch(request.tenant),
+        engine.checker.reuse_version(request.tenant),
         engine.start,
     ]
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=12).hexdigest()

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-MAX_WORD = 8
+BOUNDARY_SEARCH_TOKENS = 8
 """Tokens at either end of a document in which a word's boundary is searched."""
-SEAM = 4
+SEAM_TOKENS = 4
 """Tokens that are left out at an end without such a boundary, as in languages without spaces."""
 _SPACES = ("Ġ", "▁", " ", b" ")
 """First character of a token that begins a word: byte-level, SentencePiece, plain."""
@@ -27,14 +27,14 @@ def split_texts(text: str, separator: str | None) -> list[str]:
     return text.split(separator)[1:-1] if separator else []
 
 
-def inner(tokenizer: Any, text: str) -> list[int]:
+def stable_tokens(tokenizer: Any, text: str) -> list[int]:
     """Return the tokens of a document that are the same in every prompt; may be empty."""
-    (ids,) = _inner_of_all(tokenizer, [text])
+    (ids,) = _stable_tokens_of_all(tokenizer, [text])
     return ids
 
 
-def _inner_of_all(tokenizer: Any, texts: Iterable[str]) -> Iterator[list[int]]:
-    """Yield :func:`inner` of each text. One call encodes 300 texts in a third of the time of 300."""
+def _stable_tokens_of_all(tokenizer: Any, texts: Iterable[str]) -> Iterator[list[int]]:
+    """Yield the stable tokens of each text. One call for 300 texts takes a third of the time of 300."""
     stripped = [text.strip() for text in texts]
     if stripped:
         for ids in tokenizer(stripped, add_special_tokens=False)["input_ids"]:
@@ -42,18 +42,19 @@ def _inner_of_all(tokenizer: Any, texts: Iterable[str]) -> Iterator[list[int]]:
 
 
 def _without_ends(tokenizer: Any, ids: list[int]) -> list[int]:
-    starts = [i for i in range(1, len(ids)) if i <= MAX_WORD or i >= len(ids) - MAX_WORD]
-    tokens = tokenizer.convert_ids_to_tokens([ids[i] for i in starts])
-    words = [i for i, token in zip(starts, tokens) if token[:1] in _SPACES]
-    first = next((i for i in words if i <= MAX_WORD), SEAM)
-    last = next((i for i in reversed(words) if i >= len(ids) - MAX_WORD), len(ids) - SEAM)
+    head, tail = BOUNDARY_SEARCH_TOKENS, len(ids) - BOUNDARY_SEARCH_TOKENS
+    searched = [i for i in range(1, len(ids)) if i <= head or i >= tail]
+    tokens = tokenizer.convert_ids_to_tokens([ids[i] for i in searched])
+    boundaries = [i for i, token in zip(searched, tokens) if token[:1] in _SPACES]
+    first = next((i for i in boundaries if i <= head), SEAM_TOKENS)
+    last = next((i for i in reversed(boundaries) if i >= tail), len(ids) - SEAM_TOKENS)
     return ids[first : max(first, last)]
 
 
 def find_documents(tokenizer: Any, texts: Iterable[str], ids: Sequence[int]) -> list[int]:
     """Return flat bounds of the documents ``texts``, in their order, in the prompt ``ids``."""
     prompt, bounds, end = _as_text(ids), [], 0
-    for tokens in _inner_of_all(tokenizer, texts):
+    for tokens in _stable_tokens_of_all(tokenizer, texts):
         start = prompt.find(_as_text(tokens), end) if tokens else -1
         if start >= 0:
             end = start + len(tokens)

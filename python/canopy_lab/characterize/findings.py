@@ -14,79 +14,74 @@ STEADY_DRIFT = 0.1
 
 def findings(report: TraceReport) -> dict[str, str]:
     """Return one to three sentences for each question that the trace answers."""
-    answers: dict[str, str] = {}
-    o = report.overview
-    answers["overview"] = (
-        f"{count(o.requests)} requests in {seconds(o.span_s)}, {o.requests_per_s:.2f} a second "
-        f"({o.busiest_minute_per_s:.2f} in the busiest minute). Prompts of {count(o.input_mean)} "
-        f"tokens on average, half of them below {count(o.input_p50)}; outputs of "
-        f"{count(o.output_mean)}."
-    )
-    if report.hits:
-        h = report.hits
+    overview = report.overview
+    answers = {
+        "overview": f"{count(overview.requests)} requests in {seconds(overview.span_s)}, "
+        f"{overview.requests_per_s:.2f} a second ({overview.busiest_minute_per_s:.2f} in the busiest "
+        f"minute). Prompts of {count(overview.input_mean)} tokens on average, half of them below "
+        f"{count(overview.input_p50)}; outputs of {count(overview.output_mean)}."
+    }
+    if hits := report.hits:
         answers["hits"] = (
-            f"A cache that never forgot would hit {percent(h.block_hit_ratio, 1)} of the blocks "
-            f"({percent(h.token_hit_ratio, 1)} of the prompt tokens); "
-            f"{percent(h.requests_with_a_hit)} of the requests would hit something."
+            f"A cache that never forgot would hit {percent(hits.block_hit_ratio, 1)} of the blocks "
+            f"({percent(hits.token_hit_ratio, 1)} of the prompt tokens); "
+            f"{percent(hits.requests_with_a_hit)} of the requests would hit something."
         )
-        if h.turns:
-            first, later = h.turns
+        if hits.turns:
+            first, later = hits.turns
             answers["hits"] += (
                 f" Later turns are {percent(later.requests)} of the requests and bring "
                 f"{percent(later.hits)} of the hits; first turns bring {percent(first.hits)}."
             )
-        if h.stranded >= 0.001:
+        if hits.stranded >= 0.001:
             answers["hits"] += (
-                f" Another {percent(h.stranded, 1)} of the blocks were seen before but behind a "
+                f" Another {percent(hits.stranded, 1)} of the blocks were seen before but behind a "
                 "miss, where a prefix cache cannot use them."
             )
-    if report.skew:
-        s = report.skew
+    if skew := report.skew:
         answers["skew"] = (
-            f"The busiest tenth of the blocks has {percent(s.block_reuses.top_tenth)} of the reuses."
+            f"The busiest tenth of the blocks has {percent(skew.block_reuses.top_tenth)} of the reuses."
         )
-        if s.user_hits is not None and s.cross_user_hits is not None:
+        if skew.user_hits is not None and skew.cross_user_hits is not None:
             answers["skew"] += (
-                f" {percent(s.user_hits.owners_of_90)} of the users have 90 % of the hits; "
-                f"{percent(s.cross_user_hits, 1)} of the hits are on another user's blocks."
+                f" {percent(skew.user_hits.owners_of_90)} of the users have 90 % of the hits; "
+                f"{percent(skew.cross_user_hits, 1)} of the hits are on another user's blocks."
             )
-        if s.conversation_hits is not None and s.cross_conversation_hits is not None:
+        if skew.conversation_hits is not None and skew.cross_conversation_hits is not None:
             answers["skew"] += (
-                f" {percent(s.cross_conversation_hits)} of the hits are on blocks that another "
+                f" {percent(skew.cross_conversation_hits)} of the hits are on blocks that another "
                 "conversation used last (shared prompts)."
             )
-    if report.turns:
-        t = report.turns
+    if turns := report.turns:
         answers["turns"] = (
-            f"{percent(t.first_turn_share)} of the requests are first turns; the turn number is "
-            f"{t.p50:.0f} in the middle, {t.p90:.0f} at the 90th percentile, {t.longest} at most. "
-            f"Between two turns lie {seconds(t.pause_p50_s)} (half) to {seconds(t.pause_p90_s)} "
+            f"{percent(turns.first_turn_share)} of the requests are first turns; the turn number is "
+            f"{turns.p50:.0f} in the middle, {turns.p90:.0f} at the 90th percentile, {turns.longest} at most. "
+            f"Between two turns lie {seconds(turns.pause_p50_s)} (half) to {seconds(turns.pause_p90_s)} "
             "(nine tenths)."
         )
         answers["next_turn"] = (
-            f"After a first turn another one comes with probability {t.first_next:.2f}, after a "
-            f"later one with {t.later_next:.2f}."
+            f"After a first turn another one comes with probability {turns.first_next:.2f}, after a "
+            f"later one with {turns.later_next:.2f}."
         )
-        if not math.isnan(t.drift):
-            is_steady = t.drift < STEADY_DRIFT
+        if not math.isnan(turns.drift):
+            is_steady = turns.drift < STEADY_DRIFT
             answers["next_turn"] += (
-                f" From one window to the next a category's probability moves by {t.drift:.2f} on average: "
+                f" From one window to the next a category's probability moves by {turns.drift:.2f} on average: "
                 f"{'steady enough to learn from the recent past' if is_steady else 'it has to be learnt again and again'}."
             )
     if report.reuse:
-        a = report.reuse.all
+        reuses = report.reuse.all
         answers["reuse"] = (
-            f"Of the reuses, half come within {seconds(a.p50_s)} of the last use, 80 % within "
-            f"{seconds(a.p80_s)}, 90 % within {seconds(a.p90_s)}."
+            f"Of the reuses, half come within {seconds(reuses.p50_s)} of the last use, 80 % within "
+            f"{seconds(reuses.p80_s)}, 90 % within {seconds(reuses.p90_s)}."
         )
-    if report.capacity:
-        c = report.capacity
-        need = dict(c.lru_for_share)
+    if capacity := report.capacity:
+        need = dict(capacity.lru_for_share)
         answers["capacity"] = (
-            f"All distinct blocks take {size(c.distinct_blocks * c.block_bytes)}. LRU has 90 % of "
-            f"the ideal hits with {size(need[0.9] * c.block_bytes)} "
-            f"({percent(need[0.9] / c.distinct_blocks, 1)} of them); a cache that knew the future "
-            f"would need {size(c.live_peak * c.block_bytes)} at its fullest."
+            f"All distinct blocks take {size(capacity.distinct_blocks * capacity.block_bytes)}. LRU has 90 % of "
+            f"the ideal hits with {size(need[0.9] * capacity.block_bytes)} "
+            f"({percent(need[0.9] / capacity.distinct_blocks, 1)} of them); a cache that knew the future "
+            f"would need {size(capacity.live_peak * capacity.block_bytes)} at its fullest."
         )
     return answers
 

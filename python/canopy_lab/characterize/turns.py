@@ -63,29 +63,31 @@ def turns(observation: Observation, windows: int = 12) -> Turns | None:
     pauses = observation.time_s[observation.next_request[follows]] - observation.time_s[follows]
     p50, p90 = np.quantile(pauses, (0.5, 0.9)) if len(pauses) else (0.0, 0.0)
     # At most a quarter of the trace, so that a trace with long pauses still has a result.
-    unseen = min(float(p90), 0.25 * observation.span_s)
-    start, end = float(observation.time_s[0]), float(observation.time_s[-1]) - unseen
+    tail_s = min(float(p90), 0.25 * observation.span_s)
+    start, end = float(observation.time_s[0]), float(observation.time_s[-1]) - tail_s
     settled = observation.time_s <= end
     category = observation.category
     largest_category = int(np.bincount(category[settled]).max(initial=0))
     windows = max(1, min(windows, largest_category // (2 * MIN_REQUESTS)))
-    width = max((end - start) / windows, 1e-9)
-    window = np.minimum(((observation.time_s - start) / width).astype(int), windows - 1)
-    names, counts = np.unique(category[settled], return_counts=True)
+    width_s = max((end - start) / windows, 1e-9)
+    window = np.minimum(((observation.time_s - start) / width_s).astype(int), windows - 1)
+    categories, counts = np.unique(category[settled], return_counts=True)
     rows = []
-    for number in names[np.argsort(-counts, kind="stable")][:MAX_CATEGORIES]:
-        rows_of = settled & (category == number)
-        answers = np.bincount(window[rows_of], minlength=windows)
-        continued = np.bincount(window[rows_of], follows[rows_of], windows)
-        enough = answers >= MIN_REQUESTS
+    for category_code in categories[np.argsort(-counts, kind="stable")][:MAX_CATEGORIES]:
+        in_category = settled & (category == category_code)
+        requests_by_window = np.bincount(window[in_category], minlength=windows)
+        continued = np.bincount(window[in_category], follows[in_category], windows)
+        enough = requests_by_window >= MIN_REQUESTS
         if not enough.any():
             continue
-        by_window = np.divide(continued, answers, out=np.full(windows, np.nan), where=enough)
+        by_window = np.divide(
+            continued, requests_by_window, out=np.full(windows, np.nan), where=enough
+        )
         rows.append(
             NextTurn(
-                observation.category_name(int(number)),
-                int(rows_of.sum()),
-                float(follows[rows_of].mean()),
+                observation.category_name(int(category_code)),
+                int(in_category.sum()),
+                float(follows[in_category].mean()),
                 tuple(by_window.tolist()),
             )
         )
@@ -108,8 +110,8 @@ def turns(observation: Observation, windows: int = 12) -> Turns | None:
         share_beyond=tuple(beyond.tolist()),
         pause_p50_s=float(p50),
         pause_p90_s=float(p90),
-        window_s=width,
-        window_start_s=tuple(start + width * i for i in range(windows)),
+        window_s=width_s,
+        window_start_s=tuple(start + width_s * i for i in range(windows)),
         next_turn=tuple(rows),
         first_next=float(follows[first].mean()) if first.any() else 0.0,
         later_next=float(follows[later].mean()) if later.any() else 0.0,

@@ -116,12 +116,12 @@ def _places(args: argparse.Namespace) -> list[Finding]:
         size = args.hicache_size or getattr(args, "canopy_host_gb", None) or 0
         findings += machine.check_host_memory(size * ranks * machine.GB)
     if "disk" in command_line.used_parts(args):
-        from sglang_canopy.server.start.flags import given_extra
+        from sglang_canopy.server.start.flags import parse_extra_config
         from sglang_canopy.storage.settings import StorageSettings
 
         try:
             settings = StorageSettings.from_extra(
-                given_extra(args.hicache_storage_backend_extra_config)
+                parse_extra_config(args.hicache_storage_backend_extra_config)
             )
         except CanopyError:
             return findings  # ``start`` has reported the error

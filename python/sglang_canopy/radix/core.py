@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.components import TreeComponent
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
-    from sglang_canopy.radix.live import LiveCache
+    from sglang_canopy.radix.live import LivePolicies
 
 BACKEND = "canopy"
 """Name under which this core is registered with SGLang."""
@@ -44,7 +44,7 @@ BACKEND = "canopy"
 class CanopyTreeCore(OffsetWalkCore):
     """A tree core whose victims are chosen by a ``Policy``.
 
-    ``params.canopy`` (a ``LiveCache``) holds the policies and settings.
+    ``params.canopy`` (a ``LivePolicies``) holds the policies and settings.
     """
 
     evictable_device_leaves: EvictableLeaves
@@ -54,7 +54,7 @@ class CanopyTreeCore(OffsetWalkCore):
     def __init__(
         self, params: CacheInitParams, components: dict[ComponentType, TreeComponent]
     ) -> None:
-        live: LiveCache = params.canopy
+        live: LivePolicies = params.canopy
         allocator = params.token_to_kv_pool_allocator
         live.device_tokens, live.free_tokens = allocator.size, allocator.available_size
         self.live = live

@@ -36,7 +36,7 @@ from sglang_canopy.radix.missed import (
 
 if TYPE_CHECKING:
     from sglang_canopy.radix.disk_tier import DiskTier
-    from sglang_canopy.radix.live import LiveCache
+    from sglang_canopy.radix.live import LivePolicies
     from sglang_canopy.radix.live_request import LiveRequest, NodeLeaf
 
 TIMES_THE_CACHE = 4
@@ -58,7 +58,7 @@ class Departures:
     """
 
     def __init__(
-        self, block_tokens: int, page_tokens: int, live: LiveCache, disk: DiskTier
+        self, block_tokens: int, page_tokens: int, live: LivePolicies, disk: DiskTier
     ) -> None:
         self.block_tokens, self.page_tokens = block_tokens, page_tokens
         self.totals = MissTotals()

@@ -21,10 +21,10 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class LiveCache:
+class LivePolicies:
     """The policies and settings of one live tree."""
 
-    policy: str
+    policy_name: str
     """The device policy's name, as in ``--radix-eviction``."""
     settings: TreeSettings
     device_policy: Policy
@@ -49,15 +49,15 @@ class LiveCache:
     def add_floor(self) -> None:
         """Let LRU rank while the policies are behind it (``whatif/floor.py``). A policy for the tail
         accepts fewer hits, and has no floor. Call it before the tree has a leaf."""
-        if self.policy != CANOPYS_LRU and not policy_class(self.policy).takes_tail_target:
+        if self.policy_name != CANOPYS_LRU and not policy_class(self.policy_name).takes_tail_target:
             self.device_policy = Floored(self.device_policy)
             self.host_policy = Floored(self.host_policy)
 
     @property
-    def running(self) -> str:
+    def ranking_policy_name(self) -> str:
         """Return the name of the policy that ranks the device now."""
         device = self.device_policy
-        return CANOPYS_LRU if isinstance(device, Floored) and device.by_lru else self.policy
+        return CANOPYS_LRU if isinstance(device, Floored) and device.by_lru else self.policy_name
 
     def follow_floor(self, meter: Meter) -> None:
         """Rank by the order that ``meter`` finds ahead. Call it at each arrival."""
@@ -68,9 +68,10 @@ class LiveCache:
             return
         for policy in (device, host):
             policy.rank_by(lru=meter.is_behind)
-        meter.restart(self.running)
+        meter.restart(self.ranking_policy_name)
         standing = "behind canopy-lru" if meter.is_behind else "ahead of canopy-lru again"
-        logger.info("canopy: %s ranks: %s is %s", self.running, self.policy, standing)
+        ranking = self.ranking_policy_name
+        logger.info("canopy: %s ranks: %s is %s", ranking, self.policy_name, standing)
 
     @property
     def learner(self) -> Policy:
@@ -80,7 +81,7 @@ class LiveCache:
 
 def live_cache(
     policy: str, config: Mapping[str, Any] | None, tiers: TierOptions | None = None
-) -> LiveCache:
+) -> LivePolicies:
     """Build the policies of both tiers. Raises ``CanopyError`` for an invalid configuration."""
     tiers = tiers or TierOptions()
     settings, options = split_config(policy, config)
@@ -98,7 +99,7 @@ def live_cache(
     # The disk's own policy runs in another thread. If neither tier above learns, an equal policy
     # here makes its labels.
     learners = [tier for tier in (device, host) if tier.learns] or [disk] * disk.learns
-    return LiveCache(
+    return LivePolicies(
         policy,
         settings,
         device,

@@ -26,7 +26,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang_canopy import releases
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.counters import DEVICE, TIERS
-from sglang_canopy.radix.live import LiveCache
+from sglang_canopy.radix.live import LivePolicies
 
 PAGES = 96
 """Size of each pool, in pages."""
@@ -58,7 +58,7 @@ def differs(part: str, error: Exception) -> CanopyError:
     """Return the reason not to start."""
     reason = str(error) if isinstance(error, AssertionError) else repr(error)
     return CanopyError(
-        f"this SGLang's {part} differs from the tested ones ({releases.RANGE}): {reason[:300]}; "
+        f"this SGLang's {part} differs from the tested ones ({releases.TESTED_RANGE}): {reason[:300]}; "
         "Canopy decides which KV is freed, so it does not start. Install a tested SGLang "
         "(docs/guide/serving.md), or use --radix-eviction lru"
     )
@@ -114,7 +114,7 @@ class SmallTree:
         )
         self.cache = make(self.params)
         self.core = self.cache.tree_core
-        self.live: LiveCache | None = getattr(self.core, "live", None)
+        self.live: LivePolicies | None = getattr(self.core, "live", None)
         self._names: dict[int, int] = {self.core.root_node.id: 0}
 
     def name(self, node_id: Any) -> Any:

@@ -16,7 +16,7 @@ from sglang_canopy.radix.missed import TierEviction
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
-    from sglang_canopy.radix.live import LiveCache
+    from sglang_canopy.radix.live import LivePolicies
 
 MAX_DECISIONS = 4096
 """Maximum decisions remembered, over all tenants."""
@@ -56,7 +56,7 @@ class Decisions(deque[TierEviction]):
 class TierTraffic:
     """Counts insertions into and evictions from one tree's tiers."""
 
-    def __init__(self, live: LiveCache, clock: RequestClock, departures: Departures) -> None:
+    def __init__(self, live: LivePolicies, clock: RequestClock, departures: Departures) -> None:
         self.live, self.clock, self.departures = live, clock, departures
         self.decisions = Decisions()
 

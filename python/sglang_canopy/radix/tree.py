@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sglang_canopy.radix.departures import Departures
 from sglang_canopy.radix.disk_tier import DiskTier
 from sglang_canopy.radix.evictable import EvictableLeaves
-from sglang_canopy.radix.live import LiveCache
+from sglang_canopy.radix.live import LivePolicies
 from sglang_canopy.radix.live_request import LiveRequest, RequestClock
 from sglang_canopy.radix.protected import ProtectedPaths
 from sglang_canopy.radix.traffic import TierTraffic
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Tree(Protocol):
     """SGLang's tree with a ``NodeLeaf`` on every node; attributes as in ``core.CanopyTreeCore``."""
 
-    live: LiveCache
+    live: LivePolicies
     clock: RequestClock
     departures: Departures
     disk: DiskTier

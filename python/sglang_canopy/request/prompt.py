@@ -24,7 +24,7 @@ BODY_CHECKS: dict[str, Callable[[Mapping[str, Any], Any], None]] = {}
 sampling parameters. Each raises ``CanopyError``."""
 
 
-_TEXTS = ("json_schema", "regex", "ebnf", "structural_tag")
+_TEXT_KEYS = ("json_schema", "regex", "ebnf", "structural_tag")
 _MAX_INTEGER, _MAX_NUMBER, _MAX_DOUBLE = 2**31 - 1, 3.4028235e38, sys.float_info.max
 """Largest numbers of SGLang's tensors, and the largest that PyTorch converts to them."""
 
@@ -38,17 +38,17 @@ def check_sizes(obj: Any) -> None:
     ``obj``: SGLang's internal request or batch, before normalisation. Its sampling parameters lose
     ``is_normalized``, which SGLang accepts from clients and for which it skips its own checks.
     """
-    params, prompts = obj.sampling_params, _prompts(obj)
-    many = params if isinstance(params, list) else [params]
+    params, prompts = obj.sampling_params, _prompt_count(obj)
+    param_sets = params if isinstance(params, list) else [params]
     if isinstance(params, list) and len(params) < prompts:
         raise CanopyError(
             f"sampling_params is a list of {len(params)} for {prompts} prompts; give one for each, "
             "or one object for all"
         )
-    many = [each for each in many if isinstance(each, dict)]
-    for each in many:
+    param_sets = [each for each in param_sets if isinstance(each, dict)]
+    for each in param_sets:
         each.pop("is_normalized", None)
-    for samples in (each.get("n") for each in many):
+    for samples in (each.get("n") for each in param_sets):
         if isinstance(samples, int) and samples > 1 and samples * prompts > MAX_SAMPLES:
             raise CanopyError(
                 f"n={samples} for {prompts} prompts is more than {MAX_SAMPLES} answers; send several "
@@ -93,9 +93,9 @@ def check_message(message: Any, manager: Any, *_: Any, **__: Any) -> None:
     if session is not None and isinstance(session.id, list | dict):
         raise CanopyError(f"session_params key 'id' must be a string, got {session.id!r:.60}")
     embeds = getattr(message, "positional_embed_overrides", None)
-    if embeds is not None and not isinstance(embeds, _tensors()):  # JSON holds none
+    if embeds is not None and not isinstance(embeds, _embeds_type()):  # JSON holds none
         raise CanopyError(f"positional_embed_overrides must be tensors, got {embeds!r:.60}")
-    for key in _TEXTS:
+    for key in _TEXT_KEYS:
         if not isinstance(text := getattr(params, key), str | None):
             _refuse(key, "a string", text)
     if params.top_k > _MAX_INTEGER:
@@ -105,15 +105,15 @@ def check_message(message: Any, manager: Any, *_: Any, **__: Any) -> None:
     bias = {} if params.logit_bias is None else params.logit_bias
     for value in bias.values() if isinstance(bias, Mapping) else [bias]:
         limit = _MAX_DOUBLE if isinstance(value, int) else math.inf
-        most = limit if params.top_k == 1 else _MAX_NUMBER  # only a greedy request takes infinity
-        if not isinstance(value, int | float) or not -limit <= value <= most:
+        upper = limit if params.top_k == 1 else _MAX_NUMBER  # only a greedy request takes infinity
+        if not isinstance(value, int | float) or not -limit <= value <= upper:
             _refuse("logit_bias", f"an object of numbers up to {_MAX_NUMBER:g}", value)
     for token in (params.stop_token_ids or ()) if params.min_new_tokens else ():
         if not 0 <= token <= vocabulary:
             _refuse("stop_token_ids", f"tokens from 0 to {vocabulary - 1}", token)
 
 
-def _tensors() -> type:
+def _embeds_type() -> type:
     from sglang.srt.managers.embed_types import PositionalEmbeds
 
     return PositionalEmbeds
@@ -123,7 +123,7 @@ def _refuse(key: str, allowed: str, value: Any) -> NoReturn:
     raise CanopyError(f"sampling_params key {key!r} must be {allowed}, got {value!r:.60}")
 
 
-def _prompts(obj: Any) -> int:
+def _prompt_count(obj: Any) -> int:
     """Return the number of prompts."""
     if obj.text is not None:
         return 1 if isinstance(obj.text, str) else len(obj.text)

@@ -7,7 +7,7 @@ budget on arrival:
 
     B = lambda c + beta    seconds of younger work that may be admitted before it
 
-where c is its own cost, lambda = ``COST_FACTOR`` and beta = ``MIN_S``. A request may not overdraw the
+where c is its own cost, lambda = ``COST_FACTOR`` and beta = ``BASE_BUDGET_S``. A request may not overdraw the
 budget of an older request; the oldest may always go. A chunked prefill keeps its budget for requests
 that share its steps.
 
@@ -39,7 +39,7 @@ from sglang_canopy.schedule.passing import Passing
 
 COST_FACTOR = 10.0
 """lambda: the budget grows by this multiple of the request's own cost."""
-MIN_S = 2.0
+BASE_BUDGET_S = 2.0
 """beta, in seconds."""
 SORTED_HEAD = 128
 """Positions at the head of the queue that are sorted; a pass rarely admits more."""
@@ -48,15 +48,18 @@ SORTED_HEAD = 128
 class BoundedShortest:
     """Queue in bounded shortest-first order.
 
-    ``cost_factor=inf`` is pure shortest-first; 0, with ``least_s`` 0, is FCFS.
+    ``cost_factor=inf`` is pure shortest-first; 0, with ``base_budget_s`` 0, is FCFS.
     """
 
     def __init__(
-        self, cost: Cost | None = None, cost_factor: float = COST_FACTOR, least_s: float = MIN_S
+        self,
+        cost: Cost | None = None,
+        cost_factor: float = COST_FACTOR,
+        base_budget_s: float = BASE_BUDGET_S,
     ) -> None:
         self.cost: Cost = cost or PrefillCost()
         self.cost_factor = cost_factor
-        self.least_s = least_s
+        self.base_budget_s = base_budget_s
         self.shares = FairShares()
         self._numbers = itertools.count()
         self._queues: dict[tuple[int, Share], CostQueue] = {}
@@ -74,7 +77,7 @@ class BoundedShortest:
         share, cost = self.shares.share_of(tenant), self.cost.seconds(prefill)
         waiting = Waiting(next(self._numbers), tenant, share, urgency, prefill, cost)
         waiting.request = request
-        waiting.budget_left_s = waiting.budget_s = self.cost_factor * cost + self.least_s
+        waiting.budget_left_s = waiting.budget_s = self.cost_factor * cost + self.base_budget_s
         self._queue_of(waiting).add(waiting, youngest=True)
         return waiting
 

@@ -64,14 +64,14 @@ class Status:
         if self._used_since is None and len(self.cache.tree_core._node_arena) > 1:
             self._used_since = now
         if self._used_since is not None and now >= self._used_since + POINT_S:
-            releases.check_called()
+            releases.record_uncalled_hooks()
         return {
             "rank": self.rank,
             "off": dict(releases.SWITCHED_OFF),
             "time_unix_s": time.time(),
             "uptime_s": time.time() - self.started,
             "policies": self._policies(disk),
-            "running": self.cache.tree_core.live.running,
+            "running": self.cache.tree_core.live.ranking_policy_name,
             "running_config": config_of(self.cache.tree_core.live.device_policy),
             "page_tokens": self.cache.tree_core.page_size,
             "kv_bytes_per_token": self.kv_bytes_per_token(),
@@ -79,7 +79,7 @@ class Status:
             "prompt_tokens": prompts,
             "refused_requests": dict(zip(REFUSALS, self.counters.refused)),
             "prompt_tokens_last_minute": last_minute["prompt_tokens"],
-            "hour": [*self.hour.points(), *self.hour.differences()],
+            "hour": [*self.hour.points(), *self.hour.since_last_point()],
             "tenants": self._tenants(),
             "curves": self._curves(),
             "tiers": self._tiers(rows, hits, last_minute["hit_tokens"], disk),
@@ -182,10 +182,10 @@ class Status:
     def _policies(self, disk: dict[str, Any] | None) -> dict[str, str]:
         """Return each tier's policy by its name in flags."""
         live, controller = self.cache.tree_core.live, self.cache.cache_controller
-        names = {TIERS[DEVICE]: live.running}
+        names = {TIERS[DEVICE]: live.ranking_policy_name}
         if controller is not None:
             host = live.tiers.host
-            names[TIERS[HOST]] = live.running if host is None else host.name
+            names[TIERS[HOST]] = live.ranking_policy_name if host is None else host.name
             if controller.enable_storage:
                 backend = type(controller.storage_backend).__name__
                 names[TIERS[DISK]] = disk["policy"] if disk is not None else backend

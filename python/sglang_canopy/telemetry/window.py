@@ -16,7 +16,7 @@ POINTS = 60
 _STEP = 1.1
 """Ratio of adjacent bins of times; the error is at most 5 %."""
 _MIN_S = 1e-4
-_CLASSES = 200
+_LAST_BIN = 200
 _QUANTILES = {"p50_s": 0.5, "p99_s": 0.99}
 
 Sums = Mapping[str, Any]
@@ -33,9 +33,9 @@ class Window:
         """Differences between adjacent points of ``_readings``."""
         self._latest: tuple[float, float, Sums] | None = None
 
-    def add(self, now: float, epoch: float, sums: Sums) -> None:
-        """Add ``sums``. ``now``: seconds on a monotonic clock; ``epoch``: seconds since 1970."""
-        self._latest = (now, epoch, sums)
+    def add(self, now: float, unix_s: float, sums: Sums) -> None:
+        """Add ``sums``. ``now``: seconds on a monotonic clock; ``unix_s``: seconds since 1970."""
+        self._latest = (now, unix_s, sums)
         if not self._readings or now - self._readings[-1][0] >= self._point_s:
             if self._readings:
                 self._points.append(_point(self._readings[-1], self._latest))
@@ -45,7 +45,7 @@ class Window:
         """Return the differences between adjacent points, oldest first, with ``time_unix_s``."""
         return list(self._points)
 
-    def differences(self) -> list[dict[str, Any]]:
+    def since_last_point(self) -> list[dict[str, Any]]:
         """Return the sums since the last complete point, as a list of at most one point."""
         return [] if self._latest is None else [_point(self._readings[-1], self._latest)]
 
@@ -53,7 +53,7 @@ class Window:
         """Return the sums over the last ``seconds``, up to a point longer; fewer soon after the start."""
         assert self._latest is not None
         start_s = self._latest[0] - seconds
-        before = [point for point in self._readings if point[0] <= start_s]
+        before = [reading for reading in self._readings if reading[0] <= start_s]
         return _point(before[-1] if before else self._readings[0], self._latest)
 
 
@@ -86,7 +86,7 @@ class TtftHour:
         bin_number = int(math.log(max(seconds, _MIN_S) / _MIN_S, _STEP))
         with self._lock:
             self._begin_minute()
-            self._counts[min(bin_number, _CLASSES)] += 1
+            self._counts[min(bin_number, _LAST_BIN)] += 1
 
     def points(self) -> list[dict[str, Any]]:
         """Return the points, oldest first, without empty minutes. The last may be incomplete."""

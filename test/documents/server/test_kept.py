@@ -205,12 +205,12 @@ def test_kv_on_a_storage_is_not_used_again_after_a_restart(make_engine, ids, mon
 def test_stops_of_many_tenants_are_bounded_and_not_forgotten(make_engine, ids, monkeypatch) -> None:
     monkeypatch.setattr(checkers, "MAX_TENANTS", 3)
     engine = make_engine()
-    checker, epochs_before = engine.checker, {}
+    checker, versions_before = engine.checker, {}
     for tenant in "abcde":
-        epochs_before[tenant] = checker.epoch(tenant)
+        versions_before[tenant] = checker.reuse_version(tenant)
         report_differences_until_stopped(engine, tenant)
-    assert all(checker.epoch(tenant) != epoch for tenant, epoch in epochs_before.items())
-    assert len(checker._epochs) == 3
+    assert all(checker.reuse_version(name) != version for name, version in versions_before.items())
+    assert len(checker._reuse_versions) == 3
 
 
 def test_a_document_behind_kept_kv_is_never_stored_as_exact(make_engine, ids, monkeypatch) -> None:

@@ -9,12 +9,12 @@ import torch
 
 from canopy_documents.fuse import rows
 from canopy_documents.quality.checker import (
-    KEPT_S,
     LOAD_SHARE,
-    MAX_TIMES,
+    MAX_WAIT_S,
     MAX_WAITING,
+    MAX_WORK_CHECKS,
     QualityChecker,
-    pieces_of,
+    max_pieces,
 )
 from canopy_documents.quality.tenant_limits import RAISED, SERVED, STOPPED, QualityLimits
 from canopy_documents.server import engine as engines
@@ -134,8 +134,8 @@ def test_a_check_that_is_interrupted_repeatedly_is_dropped(engine, ids) -> None:
             engine.work_when_idle()
             pieces += 1
         engine.checker.interrupt(engine.time_s)
-    check_pieces = pieces_of(SYSTEM + LENGTH + TAIL, engine.checker.piece_tokens)
-    assert MAX_TIMES * check_pieces <= pieces < MAX_TIMES * check_pieces + 10
+    check_pieces = max_pieces(SYSTEM + LENGTH + TAIL, engine.checker.piece_tokens)
+    assert MAX_WORK_CHECKS * check_pieces <= pieces < MAX_WORK_CHECKS * check_pieces + 10
     assert quality(engine)["dropped"] == {"interrupted": 1}
     engine.checker.interrupt(engine.time_s)  # no check is running
 
@@ -146,7 +146,7 @@ def test_a_text_is_kept_no_longer_than_its_check(engine, ids) -> None:
     run_idle_work(engine)
     assert not engine.checker.waiting
     serve(engine, prompt(ids))
-    engine.time_s = KEPT_S + 1
+    engine.time_s = MAX_WAIT_S + 1
     engine.work_when_idle()
     assert not engine.checker.waiting
     assert quality(engine)["dropped"] == {"too old": 1}
@@ -192,7 +192,7 @@ def test_a_busy_server_keeps_no_text_longer_either(engine, ids) -> None:
     learn(engine, prompt(ids))
     serve(engine, prompt(ids))
     later = prompt(ids)
-    later.sampling_params.custom_params = {STAMP_KEY: {"time": KEPT_S + 1}}
+    later.sampling_params.custom_params = {STAMP_KEY: {"time": MAX_WAIT_S + 1}}
     assert engine.new_request(later) is None, "nothing of it concerns documents"
     engine.checker.interrupt(engine.time_s)
     assert not engine.checker.waiting

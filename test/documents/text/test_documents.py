@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from canopy_documents.text.documents import find_documents, inner, split_texts
+from canopy_documents.text.documents import find_documents, split_texts, stable_tokens
 from support.words import Words
 
 TEXTS = (
@@ -27,7 +27,7 @@ def test_a_document_has_the_same_tokens_between_any_texts(tokenizer) -> None:
     spaceless = ["北京是中国的首都。上海不是首都。"] if not isinstance(tokenizer, Words) else []
     draw, frames = random.Random(0), ["{}", "x {} y", "a\n{}\nb", "({})", "<user>{}\n\n", '"{}".']
     for text in (*TEXTS, *spaceless):
-        tokens = inner(tokenizer, text)
+        tokens = stable_tokens(tokenizer, text)
         for frame in frames:
             surrounding = draw.sample(TEXTS, 2)
             parts = [surrounding[0], frame.format(text), surrounding[1]]
@@ -39,9 +39,9 @@ def test_a_document_has_the_same_tokens_between_any_texts(tokenizer) -> None:
 
 def test_only_the_words_at_its_ends_are_left_out(tokenizer) -> None:
     text = "One two three four five six seven."
-    assert tokenizer.decode(inner(tokenizer, text)) == " two three four five six"
+    assert tokenizer.decode(stable_tokens(tokenizer, text)) == " two three four five six"
     for text_of_two_words in ("", " ", "one", "one two"):
-        assert inner(tokenizer, text_of_two_words) == []
+        assert stable_tokens(tokenizer, text_of_two_words) == []
 
 
 def test_documents_are_found_in_order_without_overlap(tokenizer) -> None:

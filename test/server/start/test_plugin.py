@@ -47,7 +47,7 @@ def test_every_hooked_function_exists_in_the_pinned_sglang() -> None:
 def test_another_function_of_sglangs_stops_only_a_server_with_flags_of_canopys(
     monkeypatch, flags, changed, message
 ) -> None:
-    monkeypatch.setattr(releases, "MISSING", [])
+    monkeypatch.setattr(releases, "START_REFUSALS", [])
     monkeypatch.setattr(releases, "SWITCHED_OFF", {})
     self_check.check_signature(dataclasses.replace(HOOKS[0], **changed))
     parser = argparse.ArgumentParser()

@@ -90,6 +90,6 @@ def best(score: torch.Tensor, allowed: torch.Tensor, count: int) -> torch.Tensor
     allowed is bool on the host, so that the number is known without reading the scores. The scores
     may be on a device; the sorted positions are on the same device.
     """
-    hidden = to_device(~allowed, score.device)
+    excluded = to_device(~allowed, score.device)
     count = max(0, min(count, int(allowed.sum())))
-    return top(score.masked_fill(hidden, float("-inf")), count)
+    return top(score.masked_fill(excluded, float("-inf")), count)

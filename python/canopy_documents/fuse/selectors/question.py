@@ -20,11 +20,11 @@ from canopy_documents.fuse.selectors.base import Selector, SelectorInput, best
 from canopy_documents.store.chunk import FusedPrompt
 from canopy_documents.store.device_copy import is_host, to_device
 
-PROBED_FROM, PROBED_TO = 0.5, 0.7
-"""The probed layers, as shares of the depth. They are as good as 0.4 to 0.8
+SCORED_FROM, SCORED_TO = 0.5, 0.7
+"""The layers that score, as shares of the depth. They are as good as 0.4 to 0.8
 (docs/research/documents.md), and cheaper."""
 MAX_QUERIES = 64
-"""Maximum number of probed question tokens, counted from the end."""
+"""Maximum number of question tokens that score, counted from the end."""
 STRIDE, MIN_SAMPLES = 8, 100
 """Below the scored layers the question reads every ``STRIDE``-th chunk token, at least ``MIN_SAMPLES``.
 
@@ -36,9 +36,9 @@ PIECE_ROWS = 2048
 """Tokens outside chunks that run at a time. This bounds their memory, like a prefill's window."""
 
 
-def probed_layers(layers: int) -> int:
+def probe_depth(layers: int) -> int:
     """Return the number of layers, from the first, that the probe runs."""
-    return max(1, math.ceil(PROBED_TO * layers))
+    return max(1, math.ceil(SCORED_TO * layers))
 
 
 def question_scores(
@@ -47,7 +47,7 @@ def question_scores(
     """Return ``[prompt]`` attention mass from the last ``max_queries`` question tokens, over layers
     and heads.
 
-    Runs only the rows outside chunks, through the first ``PROBED_TO`` of the layers, over reused KV;
+    Runs only the rows outside chunks, through the first ``SCORED_TO`` of the layers, over reused KV;
     below the scored layers the question reads a sample of that KV (:data:`STRIDE`). The result is
     on the model's device, and the host does not wait for it. ``last_weight`` is the share of the
     last token's attention in the sum; the other tokens share the rest. With 0 all tokens count
@@ -58,11 +58,11 @@ def question_scores(
     outside = (~prompt.in_chunk()).nonzero()[:, 0]
     outside = outside[outside >= context.ready]
     tail = prompt.tail()
-    probed = tail[-max_queries:]
-    lowest, depth = int(PROBED_FROM * shape.layers), probed_layers(shape.layers)
+    question_tail = tail[-max_queries:]
+    lowest, depth = int(SCORED_FROM * shape.layers), probe_depth(shape.layers)
     score = torch.zeros(len(prompt), device=model.device)
     rows = torch.cat([outside, tail]).unique()
-    question_row = int((rows < probed[0]).sum())  # sorted, so the question's rows are last
+    question_row = int((rows < question_tail[0]).sum())  # sorted, so the question's rows are last
     start_position = int(rows[question_row])
     ids = to_device(prompt.ids[rows.to(prompt.ids.device)], model.device)
     rows = to_device(rows, model.device)
@@ -141,9 +141,9 @@ class _Probe:
         """
         question_positions = self.rows[self.question_row :]
         all_positions = torch.arange(len(self.score), device=self.score.device)
-        hidden = self.score.new_zeros(len(question_positions), len(all_positions))
-        hidden.masked_fill_(all_positions > question_positions[:, None], float("-inf"))
-        bias = hidden.repeat(self.group, 1)  # the heads of a group are adjacent
+        causal_bias = self.score.new_zeros(len(question_positions), len(all_positions))
+        causal_bias.masked_fill_(all_positions > question_positions[:, None], float("-inf"))
+        bias = causal_bias.repeat(self.group, 1)  # the heads of a group are adjacent
         row_weights = self.row_weights.repeat(self.heads)
 
         def watch(layer: int, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | None:
@@ -162,20 +162,20 @@ class _Probe:
 def _sample_keys(
     prompt: FusedPrompt, question_positions: torch.Tensor, group: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample the keys that rows ``question_positions [m]`` read below the probed layers.
+    """Sample the keys that rows ``question_positions [m]`` read below the scored layers.
 
     Returns their positions ``[s]``, and the bias on their scores ``[m * group, s]``: the log of the
-    number of tokens that each represents, -inf if hidden.
+    number of tokens that each represents, -inf for later tokens.
     """
-    chosen = prompt.in_chunk()
-    inside = chosen.nonzero()[:, 0]
+    in_chunk = prompt.in_chunk()
+    inside = in_chunk.nonzero()[:, 0]
     stride = max(1, min(STRIDE, inside.numel() // MIN_SAMPLES))
     sampled_mask = torch.ones(len(prompt), dtype=torch.bool)
     sampled_mask[inside] = False
     sampled_mask[inside[::stride]] = True
     sample_positions = to_device(sampled_mask.nonzero()[:, 0], question_positions.device)
-    weight = to_device(chosen[sampled_mask] * math.log(stride), question_positions.device)
-    bias = weight.masked_fill(sample_positions > question_positions[:, None], float("-inf"))
+    log_count = to_device(in_chunk[sampled_mask] * math.log(stride), question_positions.device)
+    bias = log_count.masked_fill(sample_positions > question_positions[:, None], float("-inf"))
     return sample_positions, bias.repeat_interleave(group, 0)
 
 
@@ -188,8 +188,8 @@ def _attend_with_bias(
     """
     m, heads, dim = q.shape
     kv_heads = k.shape[1]
-    rows = (q.float() * scale).view(m, kv_heads, -1, dim).transpose(0, 1).reshape(kv_heads, -1, dim)
-    weight = torch.softmax(torch.baddbmm(bias, rows, k.float().permute(1, 2, 0)), dim=-1)
+    grouped_queries = (q.float() * scale).view(m, kv_heads, -1, dim).transpose(0, 1).flatten(1, 2)
+    weight = torch.softmax(torch.baddbmm(bias, grouped_queries, k.float().permute(1, 2, 0)), dim=-1)
     out = torch.matmul(weight, v.float().transpose(0, 1)).view(kv_heads, m, -1, dim)
     return out.transpose(0, 1).reshape(m, heads, dim).to(q.dtype)
 
@@ -212,11 +212,11 @@ def _attend_and_score(
     m, heads, dim = q.shape
     n, kv_heads = k.shape[:2]
     group = heads // kv_heads
-    rows = (q.float() * scale).view(m, kv_heads, group, dim).transpose(0, 1)
-    weight = torch.matmul(rows.reshape(kv_heads, -1, dim), k.float().permute(1, 2, 0))
-    hidden = torch.arange(start_position + 1, n, device=q.device) > question_positions[:, None]
-    hidden = hidden.repeat_interleave(group, 0)
-    weight[:, :, start_position + 1 :].masked_fill_(hidden, float("-inf"))
+    grouped_queries = (q.float() * scale).view(m, kv_heads, group, dim).transpose(0, 1)
+    weight = torch.matmul(grouped_queries.reshape(kv_heads, -1, dim), k.float().permute(1, 2, 0))
+    is_later = torch.arange(start_position + 1, n, device=q.device) > question_positions[:, None]
+    is_later = is_later.repeat_interleave(group, 0)
+    weight[:, :, start_position + 1 :].masked_fill_(is_later, float("-inf"))
     weight = torch.softmax(weight, dim=-1)
     mass = torch.matmul(row_weights.repeat_interleave(group), weight).sum(dim=0)
     out = torch.matmul(weight, v.float().transpose(0, 1))

@@ -48,7 +48,7 @@ class Disk:
         )  # fmt: skip
         self.expiry = Expiry.from_ttl(spec.ttl)
         self.channel = DiskChannel(spec, self._finish_write)
-        self._coming: set[int] = set()
+        self._queued_blocks: set[int] = set()
         """Blocks in queued writes."""
 
     @property
@@ -59,7 +59,7 @@ class Disk:
         """Return the number of leading blocks of ``path`` that are stored and not expired."""
         return self._match(path, now)[1]
 
-    def like(self, path: tuple[int, ...]) -> Leaf | None:
+    def deepest_leaf(self, path: tuple[int, ...]) -> Leaf | None:
         """Return the attributes of the deepest node of ``path``."""
         node, _ = self.tree.match(path)
         return None if node is self.tree.root else node
@@ -73,8 +73,7 @@ class Disk:
         self.tree.mark_used(request, node)
         if ranked:
             self.policy.admit(node, self.tree.now)
-        coming = self._coming
-        while stored < len(path) and path[stored] in coming:
+        while stored < len(path) and path[stored] in self._queued_blocks:
             stored += 1
         return stored
 
@@ -91,12 +90,12 @@ class Disk:
         ``callback`` is called after all earlier writes, even if none is missing or this write is dropped.
         """
         missing = path[stored:]
-        if missing and missing[-1] in self._coming:
+        if missing and missing[-1] in self._queued_blocks:
             missing, stored = (), len(path)
         if not missing and not self.channel.is_writing:
             callback()
             return
-        self._coming.update(missing)
+        self._queued_blocks.update(missing)
         size = len(missing) * self.block_bytes
         self.channel.write(now, size, _Write(path, stored, request, callback))
 
@@ -146,7 +145,7 @@ class Disk:
         path = write.path
         if write.stored == len(path):
             return
-        self._coming.difference_update(path[write.stored :])
+        self._queued_blocks.difference_update(path[write.stored :])
         tree = self.tree
         node, hit = tree.match(path)
         if hit < write.stored:

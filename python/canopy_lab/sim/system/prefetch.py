@@ -117,7 +117,7 @@ class Prefetcher:
         blocks = job.fetched_from + tokens // tree.block_tokens
         if tokens:
             path = job.path[:blocks]
-            added_tokens = tree.add_to_host(path, job.fetched_from, blocks, disk.like(path))
+            added_tokens = tree.add_to_host(path, job.fetched_from, blocks, disk.deepest_leaf(path))
             job.disk_hit = added_tokens
             job.disk_start = blocks * tree.block_tokens - added_tokens
         tree.unlock_host(anchor)  # type: ignore[arg-type]  # set with the fetch

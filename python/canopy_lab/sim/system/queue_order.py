@@ -12,8 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from canopy_lab.sim.system.job import SimulatedRequest
 from sglang_canopy.schedule.arranged import Arranged
-from sglang_canopy.schedule.bounded_shortest import COST_FACTOR, BoundedShortest
-from sglang_canopy.schedule.bounded_shortest import MIN_S as MIN_BUDGET_S
+from sglang_canopy.schedule.bounded_shortest import BASE_BUDGET_S, COST_FACTOR, BoundedShortest
 from sglang_canopy.schedule.cost import MIN_S, Prefill
 
 MATCHED_AT_MOST = 128
@@ -145,13 +144,16 @@ class BoundedShortestFirst:
     """
 
     def __init__(
-        self, cost_factor: float = COST_FACTOR, least_s: float = MIN_BUDGET_S, share: bool = True
+        self,
+        cost_factor: float = COST_FACTOR,
+        base_budget_s: float = BASE_BUDGET_S,
+        share: bool = True,
     ) -> None:
         self._view: QueueView | None = None
         self._shares = share
         self.deferred: frozenset[SimulatedRequest] = frozenset()
         """Jobs that would overdraw a budget in this step."""
-        self._arranged = Arranged(BoundedShortest(self, cost_factor, least_s), self)
+        self._arranged = Arranged(BoundedShortest(self, cost_factor, base_budget_s), self)
 
     def order(
         self,

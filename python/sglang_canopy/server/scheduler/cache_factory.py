@@ -123,7 +123,7 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     step = step if step > 0 else ctx.server_args.max_prefill_tokens
     order = LiveOrder(cache, options.queue, step)
     cache.admission = Admission(order, session_gate(ctx.server_args, cache))
-    live.meter = meter_of(ctx.server_args, cache, live.running, live.device_policy)
+    live.meter = meter_of(ctx.server_args, cache, live.ranking_policy_name, live.device_policy)
     line = None
     if options.auto is not None:
         parts = [part.to_json() for part in auto.state(ctx.server_args, options, ctx)]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 PROTECT_PASSES = 32
 """Passes between two renewals of the protection (as for SGLang's LRU)."""
-PROTECTED = 128
+PROTECTED_REQUESTS = 128
 """Requests at the head of the queue whose prefixes are protected (also SGLang's number)."""
 
 
@@ -49,16 +49,16 @@ class LiveOrder:
         """``step_tokens``: maximum tokens of a prefill step."""
         self.is_on = options.queue_order == BOUNDED_SHORTEST
         self.cost = PrefillCost(step_tokens)
-        self.answers = AnswerCost(
+        self.answer_cost = AnswerCost(
             cache.req_to_token_pool.size, cache.token_to_kv_pool_allocator.size
         )
-        self.shortest = BoundedShortest(ServerCost(self.cost, self.answers))
+        self.queue = BoundedShortest(ServerCost(self.cost, self.answer_cost))
         self._charged_tenants = ChargedTenants()
         self.priority_sign = 0
         """SGLang's: 1 if lower priorities are more urgent, else -1; 0 without priorities."""
         self._cache = cache
         self._core = cache.tree_core
-        self.arranged = Arranged(self.shortest, self)
+        self.arranged = Arranged(self.queue, self)
         self._passes = 0
         self.batch_ended_at = 0.0
         """Time on the monotonic clock."""
@@ -70,7 +70,7 @@ class LiveOrder:
         return {
             "order": BOUNDED_SHORTEST if self.is_on else SGLANG,
             "waiting_requests": len(self.arranged) if self.is_on else None,
-            "admitted": dict(self.shortest.admitted_by) if self.is_on else None,
+            "admitted": dict(self.queue.admitted_by) if self.is_on else None,
         }
 
     # ---- the cost of a request ----
@@ -79,8 +79,8 @@ class LiveOrder:
         """Match ``req`` against the cache, which also protects its prefix, unless its latest match is
         of the same tree. SGLang's own matches count."""
         # The KV of a sliding window is released without a new version: a stored match may be stale.
-        windows = len(self._core.components) > 1
-        if windows or req.canopy.matched_version != self._core.match_version(req):
+        has_window_components = len(self._core.components) > 1
+        if has_window_components or req.canopy.matched_version != self._core.match_version(req):
             match_kv_cache(req, self._cache)
 
     def record_batch(self, batch: Any) -> None:
@@ -90,7 +90,7 @@ class LiveOrder:
         now, since = time.monotonic(), max(self.batch_ended_at, batch.launch_ts or 0.0)
         self.batch_ended_at = now
         if batch.forward_mode.is_decode():
-            self.answers.record_step(now - since)
+            self.answer_cost.record_step(now - since)
         if not batch.forward_mode.is_extend() or not batch.extend_lens:
             return
         parts = zip(batch.reqs, batch.extend_lens, batch.prefix_lens, strict=False)
@@ -103,11 +103,11 @@ class LiveOrder:
 
     def _agree(self) -> None:
         """Adopt the first rank's fit and decode step. Collective."""
-        measured = self.cost.fit(), self.answers.median_step_s()
+        measured = self.cost.fit(), self.answer_cost.median_step_s()
         coefficients, step_s = from_first(groups_of(self._cache), measured)
         self.cost.adopt(coefficients)
-        self.answers.adopt(step_s)
-        self.shortest.reprice()
+        self.answer_cost.adopt(step_s)
+        self.queue.reprice()
 
     # ---- the order of requests ----
 
@@ -122,7 +122,7 @@ class LiveOrder:
     def forget(self, req: Any) -> None:
         """Forget ``req``, which was answered or left."""
         if self.arranged.forget(req):
-            self.answers.record_answer(_reserved(req, 0), len(req.output_ids))
+            self.answer_cost.record_answer(_reserved(req, 0), len(req.output_ids))
 
     # ---- protection ----
 
@@ -134,7 +134,7 @@ class LiveOrder:
         if self._passes % PROTECT_PASSES != 1:
             return
         paths = []
-        for req in queue[:PROTECTED]:
+        for req in queue[:PROTECTED_REQUESTS]:
             self.look_up(req)
             paths.append(
                 (self._core.node_by_id(req.best_match_node), self._core.requests.register(req))
@@ -189,5 +189,5 @@ def _reserved(req: Any, generated: int) -> int:
 def _loaded(req: Any, cached: int) -> int:
     """Return the tokens of ``req`` that were loaded from the host for this batch."""
     # Later chunks of a prompt begin beyond the matched prefix.
-    first = cached <= req.num_matched_prefix_tokens
-    return min(req.host_loaded_length, cached) if first else 0
+    is_first_chunk = cached <= req.num_matched_prefix_tokens
+    return min(req.host_loaded_length, cached) if is_first_chunk else 0

@@ -82,7 +82,7 @@ def check(server_args: Any, args: Any) -> None:
             _check_policy(server_args)
         options = ServerOptions(
             requests=requests,
-            tiers=flags.apply(server_args, args, is_canopy),
+            tiers=flags.resolve_tiers(server_args, args, is_canopy),
             queue=queue.checked_flags(
                 server_args, args, is_canopy, auto.queue(server_args) if is_auto else {}
             ),

@@ -64,25 +64,25 @@ def any_typed(server_args: Any, args: Any) -> bool:
     )
 
 
-def apply(server_args: Any, args: Any, is_canopy: bool) -> TierOptions:
+def resolve_tiers(server_args: Any, args: Any, is_canopy: bool) -> TierOptions:
     """Check the tiers' options against the command line, and write them to ``server_args``.
 
     ``is_canopy``: whether the device's policy is one of Canopy's. Raises ``CanopyError``.
     """
-    values = from_args(TierFlags, args)
+    typed_flags = from_args(TierFlags, args)
     block_tokens = 64
     if is_canopy:
         settings, _ = split_config(
             server_args.radix_eviction_policy, server_args.radix_eviction_policy_config
         )
         block_tokens = settings.block_tokens
-    tiers = tier_options(TierFlags(**values), block_tokens)
-    storage = server_args.hicache_storage_backend == BACKEND
-    _check(server_args, values, tiers, is_canopy, storage)
+    tiers = tier_options(TierFlags(**typed_flags), block_tokens)
+    uses_our_disk = server_args.hicache_storage_backend == BACKEND
+    _check(server_args, typed_flags, tiers, is_canopy, uses_our_disk)
     if tiers.host_bytes and not (server_args.hicache_size or server_args.hicache_ratio):
         # SGLang's flag accepts whole gigabytes only, but its pools accept fractions.
         server_args.hicache_size = tiers.host_bytes / 1e9
-    if storage:
+    if uses_our_disk:
         server_args.hicache_storage_backend_extra_config = json.dumps(
             extra_config(
                 server_args, tiers, is_canopy, server_args.hicache_storage_backend_extra_config
@@ -97,7 +97,7 @@ def _check(
     typed_flags: Mapping[str, Any],
     tiers: TierOptions,
     is_canopy: bool,
-    storage: bool,
+    uses_our_disk: bool,
 ) -> None:
     for field in typed_flags:
         flag = option_of(TierFlags, field).flag
@@ -105,16 +105,16 @@ def _check(
             raise CanopyError(f"{flag} needs --radix-eviction with a Canopy policy, such as wa")
         if field in _IN_MEMORY and not server_args.enable_hierarchical_cache:
             raise CanopyError(f"{flag} needs a host tier; add --enable-hierarchical-cache")
-        if field in _ON_DISK and not storage:
+        if field in _ON_DISK and not uses_our_disk:
             raise CanopyError(
                 f"{flag} needs our disk tier; add --enable-hierarchical-cache "
                 "--hicache-storage-backend canopy"
             )
-    if storage and not server_args.enable_hierarchical_cache:
+    if uses_our_disk and not server_args.enable_hierarchical_cache:
         raise CanopyError(
             "--hicache-storage-backend canopy needs a host tier; add --enable-hierarchical-cache"
         )
-    if storage:
+    if uses_our_disk:
         refusal = unsupported_reason(DISK, server_args)
         if refusal:
             raise CanopyError(f"--hicache-storage-backend canopy: {refusal}")
@@ -131,7 +131,7 @@ def extra_config(
 
     Raises ``CanopyError``, before the model is loaded.
     """
-    extra = given_extra(config_text)
+    extra = parse_extra_config(config_text)
     choice = tiers.disk
     if choice is None and is_canopy:
         name, config = server_args.radix_eviction_policy, server_args.radix_eviction_policy_config
@@ -158,7 +158,7 @@ def _hide_tenant(tenant: str) -> str:
     return tenant if tenant == OTHERS or tenant.startswith("#") else tenant_digest(tenant)
 
 
-def given_extra(text: str | None) -> dict[str, Any]:
+def parse_extra_config(text: str | None) -> dict[str, Any]:
     """Parse SGLang's extra configuration of the storage, JSON or ``@FILE.json``.
 
     Raises ``CanopyError``.

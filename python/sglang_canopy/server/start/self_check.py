@@ -32,7 +32,7 @@ def check_version() -> None:
         logger.warning(
             "sglang-canopy is tested with sglang %s, and %s is installed. The checks at start decide "
             "whether it is used; python -m sglang.launch_server without Canopy's flags is plain SGLang.",
-            releases.RANGE,
+            releases.TESTED_RANGE,
             installed,
         )
 
@@ -46,16 +46,17 @@ def check_signature(hook: Hook) -> None:
     if reason is None:
         return
     if not hook.without:
-        releases.MISSING.append(reason)
+        releases.START_REFUSALS.append(reason)
     without = hook.without or "a server with flags of Canopy does not start"
     releases.switch_off(hook.target, f"{reason}; {without}")
 
 
 def check_complete() -> None:
     """Stop a server with flags of Canopy if SGLang lacks a function that Canopy needs."""
-    for reason in releases.MISSING:
+    for reason in releases.START_REFUSALS:
         stop(
-            f"{reason}; install a tested sglang ({releases.RANGE}), or start without flags of Canopy"
+            f"{reason}; install a tested sglang ({releases.TESTED_RANGE}), "
+            "or start without flags of Canopy"
         )
 
 
