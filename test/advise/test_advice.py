@@ -6,7 +6,7 @@ import pytest
 from canopy_lab.advise.advice import LowerTier, advise
 from canopy_lab.advise.advice_text import about_agents, about_capacity, about_log
 from canopy_lab.advise.answers import Advice
-from canopy_lab.advise.arms import LRU, SGLANG_LRU
+from canopy_lab.advise.arms import CANOPY_LRU, SGLANG_LRU
 from canopy_lab.advise.costs import CostModel
 from canopy_lab.advise.sample import LogSample, read_sample, sample_of
 from canopy_lab.report.units import percent
@@ -65,7 +65,7 @@ def test_hit_ratios_are_those_of_the_simulator(advice, mixed):
 def test_more_memory_never_hits_less_under_lru(advice):
     hits = [tier.lru.hit_ratio for tier in advice.tiers]
     assert hits == sorted(hits)
-    for label in (SGLANG_LRU.label, LRU.label):
+    for label in (SGLANG_LRU.label, CANOPY_LRU.label):
         assert list(advice.others[label].hit_ratio) == sorted(advice.others[label].hit_ratio)
 
 

@@ -30,13 +30,13 @@ register_tree_core_backend("offset-walk", OffsetWalkCore)
 # Few blocks, so that paths meet, part and end inside one another's nodes.
 blocks = st.lists(st.integers(0, 3), min_size=1, max_size=5)
 tails = st.integers(0, 9)
-names = st.sampled_from([(None, None), ("adapter", None), (None, "tenant"), ("adapter", "tenant")])
+scopes = st.sampled_from([(None, None), ("adapter", None), (None, "tenant"), ("adapter", "tenant")])
 operations = st.lists(
     st.one_of(
-        st.tuples(st.just("insert"), blocks, tails, names, st.integers(0, 60), st.integers(0, 2)),
-        st.tuples(st.just("match"), blocks, tails, names, st.booleans()),
+        st.tuples(st.just("insert"), blocks, tails, scopes, st.integers(0, 60), st.integers(0, 2)),
+        st.tuples(st.just("match"), blocks, tails, scopes, st.booleans()),
         st.tuples(st.just("evict"), st.integers(1, 120)),
-        st.tuples(st.just("lock"), blocks, tails, names),
+        st.tuples(st.just("lock"), blocks, tails, scopes),
         st.tuples(st.just("unlock")),
     ),
     min_size=1,
@@ -52,32 +52,33 @@ def path(chosen: list[int], tail: int) -> array:
     return array("q", tokens + [7] * tail)
 
 
-class Walk:
+class TreeDriver:
     """A tree and its operations; ``state`` returns its visible state."""
 
-    def __init__(self, core: str, page: int, host: int, write: str, pairs: bool) -> None:
-        self.tree = LiveTree(
-            SLOTS, "lru", page_size=page, core=core, host_tokens=host, write_policy=write
-        )
-        self.core, self.cache, self.page = self.tree.core, self.tree.cache, page
-        self.core.is_eagle = pairs
+    def __init__(
+        self, core: str, page: int, host_tokens: int, write_policy: str, bigram: bool
+    ) -> None:
+        tiers = {"host_tokens": host_tokens, "write_policy": write_policy}
+        self.live = LiveTree(SLOTS, "lru", page_size=page, core=core, **tiers)
+        self.core, self.cache, self.page = self.live.core, self.live.cache, page
+        self.core.is_eagle = bigram
         self.locks: list[Any] = []
         self.first = self.core.root_node.id
 
-    def apply(self, name: str, *arguments: Any) -> Any:
-        result = getattr(self, name)(*arguments)
-        self.tree.settle()
+    def apply(self, operation: str, *arguments: Any) -> Any:
+        result = getattr(self, operation)(*arguments)
+        self.live.settle()
         return result
 
-    def insert(self, chosen, tail, name, owned_tokens, priority) -> Any:
-        key = RadixKey(path(chosen, tail), name[0], cache_salt=name[1])
+    def insert(self, chosen, tail, scope, owned_tokens, priority) -> Any:
+        key = RadixKey(path(chosen, tail), scope[0], cache_salt=scope[1])
         aligned = len(key) // self.page * self.page
-        if not aligned or self.tree.allocator.available_size() < aligned + self.page:
+        if not aligned or self.live.allocator.available_size() < aligned + self.page:
             return None
-        match = self.cache.match_prefix(MatchPrefixParams(key=self.key(chosen, tail, name)))
+        match = self.cache.match_prefix(MatchPrefixParams(key=self.key(chosen, tail, scope)))
         cached = self.core.collect_full_device_indices(match.last_device_node, self.first)
         owned_tokens = min(owned_tokens, len(cached)) // self.page * self.page
-        new_slots = self.tree.allocator.alloc(aligned - owned_tokens)
+        new_slots = self.live.allocator.alloc(aligned - owned_tokens)
         value = torch.cat([cached[:owned_tokens], new_slots])
         result = self.cache.insert(
             InsertParams(
@@ -91,13 +92,14 @@ class Walk:
         )
         return dataclasses.replace(result, last_device_node=self.path_of(result.last_device_node))
 
-    def key(self, chosen, tail, name, capped=False) -> RadixKey:
+    def key(self, chosen, tail, scope, capped=False) -> RadixKey:
         tokens = path(chosen, tail)
         limit = max(len(tokens) - 1, 0) if capped else None
-        return RadixKey(tokens, name[0], limit=limit, cache_salt=name[1])
+        return RadixKey(tokens, scope[0], limit=limit, cache_salt=scope[1])
 
-    def match(self, chosen, tail, name, capped) -> Any:
-        match = self.cache.match_prefix(MatchPrefixParams(key=self.key(chosen, tail, name, capped)))
+    def match(self, chosen, tail, scope, capped) -> Any:
+        key = self.key(chosen, tail, scope, capped)
+        match = self.cache.match_prefix(MatchPrefixParams(key=key))
         nodes = {
             field: self.path_of(getattr(match, field))
             for field in ("last_device_node", "last_host_node", "best_match_node")
@@ -110,8 +112,8 @@ class Walk:
     def evict(self, tokens) -> None:
         self.cache.evict(EvictParams(num_tokens=tokens))
 
-    def lock(self, chosen, tail, name) -> None:
-        match = self.cache.match_prefix(MatchPrefixParams(key=self.key(chosen, tail, name)))
+    def lock(self, chosen, tail, scope) -> None:
+        match = self.cache.match_prefix(MatchPrefixParams(key=self.key(chosen, tail, scope)))
         self.locks.append(self.cache.lock(match.last_device_node))
 
     def unlock(self) -> None:
@@ -141,48 +143,47 @@ class Walk:
                 node.component_data[full].lock_ref,
             )
             for node in nodes
-        ], sorted(self.tree.allocator.free_pages.tolist())
+        ], sorted(self.live.allocator.free_pages.tolist())
 
     def slots(self, node: Any, tier: str) -> Any:
         value = getattr(node.component_data[BASE_COMPONENT_TYPE], tier)
         return None if value is None else list(value)
 
 
-def check_equal(
-    page: int, host: int, write: str, pairs: bool, steps: list, writes_at_hit: int = 1
-) -> None:
-    walks = [Walk(core, page, host, write, pairs) for core in ("python", "offset-walk")]
-    for walk in walks:
-        walk.core.write_through_threshold = writes_at_hit
+def check_equal(steps: list, *settings: Any, writes_at_hit: int = 1) -> None:
+    """Compare two trees after each step. ``settings``: of ``TreeDriver``."""
+    drivers = [TreeDriver(core, *settings) for core in ("python", "offset-walk")]
+    for driver in drivers:
+        driver.core.write_through_threshold = writes_at_hit
     for step in steps:
-        results = [walk.apply(*step) for walk in walks]
+        results = [driver.apply(*step) for driver in drivers]
         assert repr(results[0]) == repr(results[1]), step
-        states = [walk.state() for walk in walks]
+        states = [driver.state() for driver in drivers]
         assert states[0] == states[1], step
-    for walk in walks:
-        walk.cache.sanity_check()
+    for driver in drivers:
+        driver.cache.sanity_check()
 
 
-@pytest.mark.parametrize("host", [0, SLOTS])
+@pytest.mark.parametrize("host_tokens", [0, SLOTS])
 @pytest.mark.parametrize("page", [1, 4])
 @settings(max_examples=settings.default.max_examples // 2, suppress_health_check=list(HealthCheck))
-@given(steps=operations, write=st.sampled_from(["write_through", "write_back"]))
-def test_results_and_tree_equal_sglangs_walk(page, host, write, steps) -> None:
-    check_equal(page, host, write, False, steps)
+@given(steps=operations, write_policy=st.sampled_from(["write_through", "write_back"]))
+def test_results_and_tree_equal_sglangs_walk(page, host_tokens, write_policy, steps) -> None:
+    check_equal(steps, page, host_tokens, write_policy, False)
 
 
 def test_a_walk_continues_after_each_node_it_writes_to_the_host() -> None:
     anonymous = (None, None)
     inserts = [[0, 1], [0, 3], [0, 1, 0], [0, 1, 0, 2], [0, 1, 0, 2, 3]]
     steps = [("insert", blocks, 0, anonymous, 0, 0) for blocks in inserts]
-    check_equal(1, SLOTS, "write_through", False, steps, writes_at_hit=3)
+    check_equal(steps, 1, SLOTS, "write_through", False, writes_at_hit=3)
 
 
 @pytest.mark.parametrize("page", [1, 4])
 @settings(max_examples=settings.default.max_examples // 2, suppress_health_check=list(HealthCheck))
 @given(steps=operations)
 def test_they_equal_sglangs_with_keys_of_token_pairs(page, steps) -> None:
-    check_equal(page, 0, "write_through", True, steps)
+    check_equal(steps, page, 0, "write_through", True)
 
 
 @settings(max_examples=100)
@@ -192,11 +193,11 @@ def test_they_equal_sglangs_with_keys_of_token_pairs(page, steps) -> None:
     st.booleans(),
     st.integers(0, 4),
 )
-def test_a_cursor_advances_as_far_as_sglangs_match(case, page, pairs, start) -> None:
+def test_a_cursor_advances_as_far_as_sglangs_match(case, page, bigram, start) -> None:
     step, stored_tokens, rest = case
-    stored = RadixKey(array("q", stored_tokens), None, is_bigram=pairs).page_aligned(page)
+    stored = RadixKey(array("q", stored_tokens), None, is_bigram=bigram).page_aligned(page)
     node = type("Node", (), {"key": stored})()
-    key = RadixKey(array("q", [5] * start + rest), None, is_bigram=pairs)
+    key = RadixKey(array("q", [5] * start + rest), None, is_bigram=bigram)
     key = CappedKey.sharing(key).page_aligned(page)
     if len(key) <= start or not len(stored):
         return
@@ -209,17 +210,17 @@ def test_a_cursor_advances_as_far_as_sglangs_match(case, page, pairs, start) -> 
 
 def test_a_walked_array_can_grow_again() -> None:
     """The scheduler appends output to the array that a key shares with its request."""
-    tree = Walk("offset-walk", 4, 0, "write_through", False)
+    driver = TreeDriver("offset-walk", 4, 0, "write_through", False)
     tokens = path([1, 2], 0)
-    slots = tree.tree.allocator.alloc(40)
-    tree.cache.insert(InsertParams(key=RadixKey(tokens, None), value=slots))
+    slots = driver.live.allocator.alloc(40)
+    driver.cache.insert(InsertParams(key=RadixKey(tokens, None), value=slots))
     tokens.append(0)
-    assert {len(node.key) for node in tree.core._node_arena.values()} == {0, 40}
+    assert {len(node.key) for node in driver.core._node_arena.values()} == {0, 40}
     tokens.pop()
-    tree.cache.match_prefix(MatchPrefixParams(key=RadixKey(tokens, None, limit=39)))
+    driver.cache.match_prefix(MatchPrefixParams(key=RadixKey(tokens, None, limit=39)))
     tokens.extend([1] * 1000)
-    assert tree.tree.match(list(tokens)) == 40
-    assert {len(node.key.token_ids) for node in tree.core._node_arena.values()} == {0, 40 - 4, 4}
+    assert driver.live.match(list(tokens)) == 40
+    assert {len(node.key.token_ids) for node in driver.core._node_arena.values()} == {0, 40 - 4, 4}
 
 
 def test_duplicate_slots_are_freed_even_if_the_insert_raises(monkeypatch) -> None:

@@ -13,8 +13,8 @@ from canopy_lab.advise.answers import Advice, ArmRow, HitCurve, Tier
 from canopy_lab.advise.arms import (
     BOUND,
     CANDIDATES,
+    CANOPY_LRU,
     HINTED,
-    LRU,
     PLACEBO,
     SGLANG_LRU,
     WA,
@@ -145,7 +145,7 @@ class _Adviser:
     def run(
         self, jobs: int | None, resize: Callable[[int], object], progress: Callable[[], object]
     ) -> Advice:
-        compared = (self.base, LRU, WA, BOUND)
+        compared = (self.base, CANOPY_LRU, WA, BOUND)
         other_sizes = [self.sample.blocks_of(self.capacity_tokens * f) for f in OTHER_CAPACITIES]
         row_arms = (self.base, *CANDIDATES, PLACEBO, *HINTED, BOUND)
         base_runs: list[ArmCapacity] = [(arm, self.size) for arm in row_arms]

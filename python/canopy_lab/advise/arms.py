@@ -36,9 +36,9 @@ class CacheArm:
 
 SGLANG_LRU = CacheArm("lru, as in SGLang", "lru", "lru", whole_nodes=True)
 """The baseline: SGLang's own policy, which evicts whole nodes."""
-LRU = CacheArm("canopy-lru", "canopy-lru", "lru")
+CANOPY_LRU = CacheArm("canopy-lru", "canopy-lru", "lru")
 WA = CacheArm("wa", AUTO, "wa")
-CANDIDATES = (LRU, WA)
+CANDIDATES = (CANOPY_LRU, WA)
 """Policies that a server can run without hints from clients, the simplest first."""
 PLACEBO = CacheArm("wa, random labels", "", "wa", placebo=True)
 HINTED = (
