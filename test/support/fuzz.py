@@ -380,9 +380,9 @@ def tighten_budgets(engine: SteppedScheduler) -> BoundLedger | None:
     order = cache.admission.order
     if not order.is_on:
         return None
-    order.shortest.cost_factor, order.shortest.base_budget_s = 2.0, 0.0
+    order.bounded_queue.cost_factor, order.bounded_queue.base_budget_s = 2.0, 0.0
     return BoundLedger(
-        order.shortest,
+        order.bounded_queue,
         lambda waiting: cache.has_ongoing_prefetch(waiting.request.cache_request_handle),
     )
 
@@ -399,7 +399,9 @@ def remaining_state(engine: SteppedScheduler, request_refs: list[Any]) -> dict[s
     return {
         "requests": sum(ref() is not None for ref in request_refs),
         "waiting": len(scheduler.waiting_queue),
-        "in_queue": len(order.arranged.requests()) + len(order.shortest.in_order()) + len(waiting),
+        "in_queue": len(order.arranged.requests())
+        + len(order.bounded_queue.in_order())
+        + len(waiting),
         "in_gate": len(gate.by_ticket) + len(gate.waiting) if gate else 0,
         "locked": cache.protected_size(),
         "slots": scheduler.req_to_token_pool.size - scheduler.req_to_token_pool.available_size(),

@@ -85,15 +85,15 @@ def test_overtaken_requests_that_left_are_recorded(tree: LiveTree) -> None:
     tree.cache.admission.choose(scheduler, None, lambda: (batch, None))
     next_order = arrange(tree, remaining)
     assert set(next_order) == set(remaining)
-    assert len(live.shortest.in_order()) == len(remaining) == len(live.arranged)
-    assert live.shortest.shares._next_start[None] == pytest.approx(
+    assert len(live.bounded_queue.in_order()) == len(remaining) == len(live.arranged)
+    assert live.bounded_queue.shares._next_start[None] == pytest.approx(
         live.cost.seconds(live.prefill(admitted, False))
     )
     # One that was retracted is back, with its place.
     assert set(arrange(tree, [*remaining, admitted])) == {*remaining, admitted}
-    assert live.shortest.in_order(0)[0].request in (admitted, waiting[0])
+    assert live.bounded_queue.in_order(0)[0].request in (admitted, waiting[0])
     assert arrange(tree, []) == []
-    assert len(live.shortest.in_order()) == 0
+    assert len(live.bounded_queue.in_order()) == 0
 
 
 @pytest.mark.parametrize("low_first", [False, True])
@@ -221,7 +221,7 @@ def test_a_cached_request_beside_a_chunked_prompt_shares_its_steps(tree: LiveTre
         return None, None
 
     prefill_chosen(choose, scheduler, scheduler.running_batch)
-    (waiting,) = tree.cache.admission.order.shortest.in_order()
+    (waiting,) = tree.cache.admission.order.bounded_queue.in_order()
     assert waiting.prefill.uncached <= 12
     assert limits[0] is not None
 
@@ -231,7 +231,7 @@ def test_one_that_waited_alone_stays_older_than_one_that_the_gate_puts_before_it
     first, second = req_at(tree, tokens(100, 1), 1.0), req_at(tree, tokens(100, 2), 2.0)
     order.arrange([first])
     order.arrange([second, first])
-    assert [waiting.request for waiting in order.shortest.in_order(0)] == [first, second]
+    assert [waiting.request for waiting in order.bounded_queue.in_order(0)] == [first, second]
 
 
 def test_host_tokens_of_a_request_that_was_alone_are_charged(tree: LiveTree) -> None:
@@ -251,17 +251,17 @@ def test_a_request_that_leaves_the_queue_leaves_no_state(tree: LiveTree) -> None
     assert admit_first(tree, waiting, 1)[1] == waiting
     gc.collect()
     assert aborted_ref() is None
-    assert live.shortest.shares._separate.keys() == {None}
+    assert live.bounded_queue.shares._separate.keys() == {None}
     admit_first(tree, [], 0)
-    assert (len(live.arranged), len(live.shortest.in_order())) == (0, 0)
+    assert (len(live.arranged), len(live.bounded_queue.in_order())) == (0, 0)
     arrange(tree, branching_requests(tree, 2))
     scheduler = scheduler_with([], tree_cache=tree.cache)  # both are aborted, and no other arrives
     prefill_chosen(lambda *_: (None, None), scheduler, scheduler.running_batch)
-    assert (len(live.arranged), len(live.shortest.in_order())) == (0, 0)
+    assert (len(live.arranged), len(live.bounded_queue.in_order())) == (0, 0)
 
 
 def test_a_request_beyond_a_budget_is_offered_to_no_step_and_stays_in_the_queue(tree):
-    shortest = tree.cache.admission.order.shortest
+    shortest = tree.cache.admission.order.bounded_queue
     shortest.cost_factor, shortest.base_budget_s = 0.0, 0.0  # nothing may pass the prompt in chunks
     chunked, young = req_at(tree, tokens(900, 1), 1.0), req_at(tree, tokens(20, 2), 2.0)
     scheduler, _ = admit_first(tree, [chunked], 1)

@@ -52,13 +52,13 @@ class LiveOrder:
         self.answer_cost = AnswerCost(
             cache.req_to_token_pool.size, cache.token_to_kv_pool_allocator.size
         )
-        self.queue = BoundedShortest(ServerCost(self.cost, self.answer_cost))
+        self.bounded_queue = BoundedShortest(ServerCost(self.cost, self.answer_cost))
         self._charged_tenants = ChargedTenants()
         self.priority_sign = 0
         """SGLang's: 1 if lower priorities are more urgent, else -1; 0 without priorities."""
         self._cache = cache
         self._core = cache.tree_core
-        self.arranged = Arranged(self.queue, self)
+        self.arranged = Arranged(self.bounded_queue, self)
         self._passes = 0
         self.batch_ended_at = 0.0
         """Time on the monotonic clock."""
@@ -70,7 +70,7 @@ class LiveOrder:
         return {
             "order": BOUNDED_SHORTEST if self.is_on else SGLANG,
             "waiting_requests": len(self.arranged) if self.is_on else None,
-            "admitted": dict(self.queue.admitted_by) if self.is_on else None,
+            "admitted": dict(self.bounded_queue.admitted_by) if self.is_on else None,
         }
 
     # ---- the cost of a request ----
@@ -107,7 +107,7 @@ class LiveOrder:
         coefficients, step_s = from_first(groups_of(self._cache), measured)
         self.cost.adopt(coefficients)
         self.answer_cost.adopt(step_s)
-        self.queue.reprice()
+        self.bounded_queue.reprice()
 
     # ---- the order of requests ----
 
