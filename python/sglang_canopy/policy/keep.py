@@ -37,10 +37,8 @@ class TokenBudget:
     def take(self, tenant: Hashable, tokens: int) -> bool:
         """Charge ``tokens`` to ``tenant``. Return false, without a charge, above a limit."""
         used = self.by_tenant.get(tenant, 0)
-        if (
-            used + tokens > self.tenant_limit_tokens
-            or self.used_tokens + tokens > self.total_limit_tokens
-        ):
+        total = self.used_tokens + tokens
+        if used + tokens > self.tenant_limit_tokens or total > self.total_limit_tokens:
             return False
         if tokens:
             self.by_tenant[tenant] = used + tokens
@@ -96,31 +94,27 @@ class Keeps:
             return
         self.expire(now)
         for leaf in path:
-            charge = self._charges.get(leaf)
-            if charge is None:
-                if not self.budget.take(tenant, leaf.length):
-                    self.refused += 1
-                    return
-                self._charges[leaf] = (tenant, leaf.length)
-                leaf.keep_until = until
+            is_kept = leaf in self._charges
+            if is_kept and leaf.keep_until is not None and leaf.keep_until >= until:
+                continue
+            if not self._charge(leaf, tenant):
+                self.refused += 1
+                return
+            leaf.keep_until = until
+            if not is_kept:
                 self._note_end(leaf)
-            elif leaf.keep_until is None or leaf.keep_until < until:
-                if not self._charge_instead(leaf, tenant):
-                    self.refused += 1
-                    return
-                leaf.keep_until = until
         self.granted += 1
 
-    def _charge_instead(self, leaf: Leaf, tenant: Hashable) -> bool:
-        """Charge ``tenant`` for a kept node. Return false, without a change, above its limit."""
-        previous, tokens = self._charges[leaf]
-        if previous == tenant:
+    def _charge(self, leaf: Leaf, tenant: Hashable) -> bool:
+        """Charge only ``tenant`` for ``leaf``. Return false, without a change, above a limit."""
+        previous = self._charges.get(leaf)
+        if previous is not None:
+            self.budget.give_back(*previous)
+        if self.budget.take(tenant, leaf.length):
+            self._charges[leaf] = (tenant, leaf.length)
             return True
-        self.budget.give_back(previous, tokens)
-        if self.budget.take(tenant, tokens):
-            self._charges[leaf] = (tenant, tokens)
-            return True
-        self.budget.take(previous, tokens)  # fits again
+        if previous is not None:
+            self.budget.take(*previous)  # fits again
         return False
 
     def expire(self, now: float) -> None:
