@@ -83,11 +83,10 @@ class Eviction:
         parents = index.arrays["parent"][: index.row_slots]
         order = np.argsort(parents, kind="stable")
         sorted_parents = parents[order]
-        rows, next_row = [row], 0
-        while next_row < len(rows):
-            low, high = np.searchsorted(sorted_parents, [rows[next_row], rows[next_row] + 1])
+        rows = [row]
+        for parent in rows:  # which grows by the children of each
+            low, high = np.searchsorted(sorted_parents, [parent, parent + 1])
             rows.extend(r for r in order[low:high].tolist() if index.keys[r] is not None)
-            next_row += 1
         for each in reversed(rows):
             self.remove(each, reason, now)
         return len(rows)

@@ -45,10 +45,9 @@ def check_sizes(obj: Any) -> None:
             f"sampling_params is a list of {len(params)} for {prompts} prompts; give one for each, "
             "or one object for all"
         )
-    param_sets = [each for each in param_sets if isinstance(each, dict)]
-    for each in param_sets:
+    for each in (each for each in param_sets if isinstance(each, dict)):
         each.pop("is_normalized", None)
-    for samples in (each.get("n") for each in param_sets):
+        samples = each.get("n")
         if isinstance(samples, int) and samples > 1 and samples * prompts > MAX_SAMPLES:
             raise CanopyError(
                 f"n={samples} for {prompts} prompts is more than {MAX_SAMPLES} answers; send several "
@@ -92,9 +91,11 @@ def check_message(message: Any, manager: Any, *_: Any, **__: Any) -> None:
     session = getattr(message, "session_params", None)
     if session is not None and isinstance(session.id, list | dict):
         raise CanopyError(f"session_params key 'id' must be a string, got {session.id!r:.60}")
-    embeds = getattr(message, "positional_embed_overrides", None)
-    if embeds is not None and not isinstance(embeds, _embeds_type()):  # JSON holds none
-        raise CanopyError(f"positional_embed_overrides must be tensors, got {embeds!r:.60}")
+    if (embeds := getattr(message, "positional_embed_overrides", None)) is not None:
+        from sglang.srt.managers.embed_types import PositionalEmbeds
+
+        if not isinstance(embeds, PositionalEmbeds):  # JSON holds none
+            raise CanopyError(f"positional_embed_overrides must be tensors, got {embeds!r:.60}")
     for key in _TEXT_KEYS:
         if not isinstance(text := getattr(params, key), str | None):
             _refuse(key, "a string", text)
@@ -111,12 +112,6 @@ def check_message(message: Any, manager: Any, *_: Any, **__: Any) -> None:
     for token in (params.stop_token_ids or ()) if params.min_new_tokens else ():
         if not 0 <= token <= vocabulary:
             _refuse("stop_token_ids", f"tokens from 0 to {vocabulary - 1}", token)
-
-
-def _embeds_type() -> type:
-    from sglang.srt.managers.embed_types import PositionalEmbeds
-
-    return PositionalEmbeds
 
 
 def _refuse(key: str, allowed: str, value: Any) -> NoReturn:

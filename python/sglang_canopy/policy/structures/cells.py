@@ -210,8 +210,7 @@ class Cells:
             heapq.heapify(heap)
         if not heap:
             return None
-        top = heap[0]
-        return top[0], top[2][-1]
+        return heap[0][0], heap[0][2][-1]
 
     def _rank(self, cell: Cell, now: float) -> None:
         cell.version += 1

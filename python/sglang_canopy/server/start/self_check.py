@@ -55,8 +55,7 @@ def check_complete() -> None:
     """Stop a server with flags of Canopy if SGLang lacks a function that Canopy needs."""
     for reason in releases.START_REFUSALS:
         stop(
-            f"{reason}; install a tested sglang ({releases.TESTED_RANGE}), "
-            "or start without flags of Canopy"
+            f"{reason}; install a tested sglang ({releases.TESTED_RANGE}), or start without flags of Canopy"
         )
 
 
