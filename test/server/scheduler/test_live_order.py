@@ -231,7 +231,7 @@ def test_one_that_waited_alone_stays_older_than_one_that_the_gate_puts_before_it
     first, second = req_at(tree, tokens(100, 1), 1.0), req_at(tree, tokens(100, 2), 2.0)
     order.arrange([first])
     order.arrange([second, first])
-    assert [waiting.request for waiting in order.bounded_queue.in_order(0)] == [first, second]
+    assert [waiting.request for waiting in order.shortest.in_order(0)] == [first, second]
 
 
 def test_host_tokens_of_a_request_that_was_alone_are_charged(tree: LiveTree) -> None:
