@@ -13,7 +13,7 @@ from typing import Any
 TESTED = ("0.5.22", "0.5.23")
 """Releases that the tests run on, oldest first; the last one is pinned."""
 
-TESTED_RANGE = f"{TESTED[0]} to {TESTED[-1]}"
+RELEASE_RANGE = f"{TESTED[0]} to {TESTED[-1]}"
 
 SWITCHED_OFF: dict[str, str] = {}
 """What this process does without, and the reason."""

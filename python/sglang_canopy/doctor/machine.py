@@ -107,7 +107,7 @@ def check_packages(distributions: Iterable[Any] | None = None) -> list[Finding]:
     elif len(places) > 1:
         findings.append(Finding(FAULT, f"two sglangs are installed: {versions}; uninstall one"))
     elif not {version for _, version in places} & {*releases.TESTED}:
-        text = f"sglang {releases.TESTED_RANGE} is tested, found {versions}; a server tests it at start"
+        text = f"sglang {releases.RELEASE_RANGE} is tested, found {versions}; a server tests it at start"
         findings.append(Finding(NOTE, text))
     return findings
 

@@ -58,7 +58,7 @@ def differs(part: str, error: Exception) -> CanopyError:
     """Return the reason not to start."""
     reason = str(error) if isinstance(error, AssertionError) else repr(error)
     return CanopyError(
-        f"this SGLang's {part} differs from the tested ones ({releases.TESTED_RANGE}): {reason[:300]}; "
+        f"this SGLang's {part} differs from the tested ones ({releases.RELEASE_RANGE}): {reason[:300]}; "
         "Canopy decides which KV is freed, so it does not start. Install a tested SGLang "
         "(docs/guide/serving.md), or use --radix-eviction lru"
     )

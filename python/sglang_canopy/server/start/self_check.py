@@ -32,7 +32,7 @@ def check_version() -> None:
         logger.warning(
             "sglang-canopy is tested with sglang %s, and %s is installed. The checks at start decide "
             "whether it is used; python -m sglang.launch_server without Canopy's flags is plain SGLang.",
-            releases.TESTED_RANGE,
+            releases.RELEASE_RANGE,
             installed,
         )
 
@@ -55,7 +55,7 @@ def check_complete() -> None:
     """Stop a server with flags of Canopy if SGLang lacks a function that Canopy needs."""
     for reason in releases.START_REFUSALS:
         stop(
-            f"{reason}; install a tested sglang ({releases.TESTED_RANGE}), or start without flags of Canopy"
+            f"{reason}; install a tested sglang ({releases.RELEASE_RANGE}), or start without flags of Canopy"
         )
 
 
