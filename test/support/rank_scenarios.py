@@ -241,7 +241,7 @@ def alternate_orders(rank: int, folder: Path) -> Any:
         live.meter.record_request(request, hits[-1])
         tree.insert(prompt, request)
         victims.append(tree.core.live.counters.victims.sum)
-        running.append(live.running)
+        running.append(live.ranking_policy_name)
     stats = live.meter.stats()
     del stats["spent_s"], ballast
     return {"hits": hits, "victims": victims, "meter": stats, "running": running}
