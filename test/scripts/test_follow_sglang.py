@@ -74,13 +74,6 @@ def test_every_kind_of_change_is_named_in_one_line_and_in_the_table(tmp_path, ca
     assert len(gone) == len(digests.read_table()[DELETED]["names"])
 
 
-def test_hooked_functions_are_functions_of_the_table() -> None:
-    """A change of their bodies means nothing for us."""
-    entries = digests.read_table().values()
-    assert "Scheduler._add_request_to_queue" in {n for e in entries for n in e["hooked"]}
-    assert all(set(entry["hooked"]) <= entry["names"].keys() for entry in entries)
-
-
 def test_tests_run_against_the_release_instead_of_the_installed_one(tmp_path) -> None:
     (tmp_path / "sglang").mkdir()
     (tmp_path / "sglang" / "__init__.py").write_text("")

@@ -238,9 +238,6 @@ def published_observed(name: str) -> Observation:
 @pytest.mark.long
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_presets_meet_the_published_numbers(name: str) -> None:
-    """``pytest -s`` prints every published number and ours."""
     rows = compare(name, published_observed(name))
-    for row in rows:
-        print(f"{row.name:36} published {row.published:32} got {row.got:.4g}")
     assert all(row.got is not None for row in rows)
     assert [row.name for row in rows if not row.is_met] == []
