@@ -40,15 +40,15 @@ def parse_options(server_args: Any, args: Any) -> bool:
     from canopy_documents.server import options
 
     try:
-        document_options_of = options.parse(args.canopy_documents)
-        if document_options_of.reuse == OFF:
+        document_options = options.parse(args.canopy_documents)
+        if document_options.reuse == OFF:
             return False
         if refusal := unsupported_reason(DOCUMENTS, server_args):
             raise CanopyError(refusal)
-        options.check_server(server_args, document_options_of)
+        options.check_server(server_args, document_options)
     except CanopyError as error:
         stop(f"{FLAG}: {error}")
-    setattr(server_args, ATTRIBUTE, document_options_of)
+    setattr(server_args, ATTRIBUTE, document_options)
     return True
 
 

@@ -70,23 +70,23 @@ class DocumentReporter(Periodic):
     """Reports the counts of documents, with any cache."""
 
     def __init__(
-        self, counted: Callable[[], Mapping[str, Any]], metrics: Metrics | None, rank: int = 0
+        self, counters: Callable[[], Mapping[str, Any]], metrics: Metrics | None, rank: int = 0
     ) -> None:
-        self.counters = counted
+        self.counters = counters
         self.metrics = metrics
         self.rank = rank
         super().__init__()
 
     def report(self) -> dict[str, Any]:
         """One report, now."""
-        counted = dict(self.counters())
-        status_file.write(self.rank, counted, kind=STATUS)
+        counts = dict(self.counters())
+        status_file.write(self.rank, counts, kind=STATUS)
         if self.metrics is not None:
-            update(self.metrics, counted)
-        return counted
+            update(self.metrics, counts)
+        return counts
 
 
-def start(counted: Callable[[], Mapping[str, Any]], enable_metrics: bool) -> None:
+def start(counters: Callable[[], Mapping[str, Any]], enable_metrics: bool) -> None:
     """Report the counts of documents, on the first tensor-parallel rank only."""
     from sglang.srt.runtime_context import get_observability
 
@@ -94,4 +94,4 @@ def start(counted: Callable[[], Mapping[str, Any]], enable_metrics: bool) -> Non
     if not peer:
         labels = get_observability().extra_metric_labels
         metrics = Metrics(rank, labels, metrics=METRICS) if enable_metrics else None
-        DocumentReporter(counted, metrics, rank).start()
+        DocumentReporter(counters, metrics, rank).start()

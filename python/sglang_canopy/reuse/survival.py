@@ -147,7 +147,8 @@ def gittins_rank(curve: Sequence[float]) -> list[float]:
 
 
 def exceedance(counts: list[float], prior: list[float] | None) -> list[float]:
-    """Return P(Q >= ``TOKEN_EDGES[i]``) of a prompt's growth Q in tokens, from counts by bin, and ``SHRINK`` samples of ``prior``."""
+    """Return P(Q >= ``TOKEN_EDGES[i]``) of a prompt's growth Q in tokens, from counts by bin, and
+    ``SHRINK`` samples of ``prior``."""
     weight = SHRINK if prior is not None else 0.0
     above = list(accumulate(reversed(counts)))[::-1]
     total = above[0] + weight

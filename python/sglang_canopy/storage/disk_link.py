@@ -53,8 +53,8 @@ class DiskLink(DiskTier):
         """Storage backend at the last arrival."""
         self._unreported: dict[UnifiedTreeNode, None] = {}
         """Nodes used since their last report."""
-        self.on_available: Callable[[], None] | None = None
-        """Called once, when the folders of all ranks are open. Collective."""
+        self.next_round: Callable[[], None] | None = None
+        """Called once, at the next round. Collective."""
         self._reported_at = float("-inf")
 
     def attach(self, cache: UnifiedRadixCache) -> None:
@@ -70,8 +70,9 @@ class DiskLink(DiskTier):
         if self.active and self.retry.record_arrival():
             if self.suspended:
                 self._try_to_resume()
-            elif self.on_available is not None:
-                self._check_available()
+            elif (call := self.next_round) is not None:
+                self.next_round = None
+                call()
         if not self._unreported:
             return
         now = self.tree.clock.now
@@ -180,13 +181,6 @@ class DiskLink(DiskTier):
             return
         current.resume()
         self.suspended = self.retry.on_any_rank(current.store.unavailable is not None)
-
-    def _check_available(self) -> None:
-        store, call = self.store, self.on_available
-        closed = store is None or store.unavailable is not None
-        if call is not None and not self.retry.on_any_rank(closed):
-            self.on_available = None
-            call()
 
     def holds(self, page: str) -> bool:
         store = self.store

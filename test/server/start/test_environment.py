@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import sglang_canopy
-from sglang_canopy.server.start.secrets import REDACTED, redact_quotas
+from sglang_canopy.server.start.secrets import REDACTED, redact_keys
 from support import forked
 
 PACKAGE = Path(sglang_canopy.__file__).parent
@@ -52,15 +52,15 @@ def test_keys_are_redacted_and_their_absence_stays_visible() -> None:
         "ssl_keyfile_password": "pass-41",
         "launch_command": f"launch --api-key={SECRET}",
     }
-    assert redact_quotas(result) == {
+    assert redact_keys(result) == {
         "api_key": REDACTED,
         "admin_api_key": None,
         "ssl_keyfile_password": REDACTED,
         "launch_command": f"launch --api-key={REDACTED}",
     }
     assert result["api_key"] == SECRET, "the server keeps it"
-    assert redact_quotas({"other": SECRET}) == {"other": SECRET}
-    assert redact_quotas([SECRET]) == [SECRET]
+    assert redact_keys({"other": SECRET}) == {"other": SECRET}
+    assert redact_keys([SECRET]) == [SECRET]
 
 
 LOAD = """

@@ -151,9 +151,9 @@ class Admission:
     def _leave_out_held(self, queue: list[Any]) -> None:
         """Remove held requests from ``queue``."""
         assert self.gate is not None
-        holds = self.gate.holds
-        self._held += [req for req in queue if holds(req)]
-        queue[:] = [req for req in queue if not holds(req)]
+        held = {req: None for req in queue if self.gate.holds(req)}
+        self._held += held
+        queue[:] = [req for req in queue if req not in held]
 
     def _admit(self, chosen: Any) -> Any:
         """Record the requests of a chosen batch as admitted; return ``chosen``."""

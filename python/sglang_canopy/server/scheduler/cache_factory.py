@@ -191,7 +191,7 @@ def restore_learnt(cache: CanopyRadixCache, groups: Sequence[Any]) -> None:
         return
     if not true_in_groups(groups, store.unavailable is None):
         if cache.pp_size == 1:
-            disk.on_available = lambda: restore_learnt(cache, groups_of(cache))
+            disk.next_round = lambda: restore_learnt(cache, groups_of(cache))
         return
     first = all(torch.distributed.get_rank(group=group) == 0 for group in groups)
     path = str(store.path / LEARNT) if first else None

@@ -234,7 +234,7 @@ HOOKS = (
     Hook(
         _SRT + "sampling.watermarking.core.redact_watermark_secrets",
         "after",
-        secrets.redact_quotas,
+        secrets.redact_keys,
         ("value",),
         "redact keys and passwords in `/server_info`",
         "SGLang shows them there",

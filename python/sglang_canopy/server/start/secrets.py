@@ -11,7 +11,7 @@ REDACTED = "<redacted>"
 FIELDS = ("api_key", "admin_api_key", "ssl_keyfile_password")
 
 
-def redact_quotas(result: Any, *_: Any, **__: Any) -> Any:
+def redact_keys(result: Any, *_: Any, **__: Any) -> Any:
     """Hook after ``redact_watermark_secrets``, through which SGLang passes what it shows, nested
     values too."""
     if not isinstance(result, dict) or FIELDS[0] not in result:
