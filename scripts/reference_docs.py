@@ -265,7 +265,7 @@ def _alike(keys: Iterable[Mapping[str, str]]) -> str:
 
 def _options(name: str) -> Iterable[type]:
     """The classes that declare the options of a subcommand; ``doctor`` has none."""
-    if name in cli.TAKES_THE_REST:
+    if name in cli.PASS_THROUGH_COMMANDS:
         return ()
     groups: Iterable[type] = importlib.import_module(cli.module_of(name)).OPTIONS
     return groups

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from canopy_lab.advise.advice import LowerTier, advise
-from canopy_lab.advise.advice_text import about_agents, about_capacity, about_log
+from canopy_lab.advise.advice_text import describe_agents, describe_capacity, describe_log
 from canopy_lab.advise.answers import Advice
 from canopy_lab.advise.arms import CANOPY_LRU, SGLANG_LRU
 from canopy_lab.advise.costs import CostModel
@@ -109,7 +109,7 @@ def test_costs_are_the_profiles():
 def test_auto_is_advised_on_the_conversation_trace_and_on_its_sample(data_dir):
     path = data_dir / "mooncake" / "conversation_first60.jsonl"
     whole = advise(read_sample(path, "mooncake"), PROFILE, capacity_tokens=1_000_000)
-    part = advise(read_sample(path, "mooncake", most_requests=3500), PROFILE, capacity_tokens=1_000_000)  # fmt: skip
+    part = advise(read_sample(path, "mooncake", max_requests=3500), PROFILE, capacity_tokens=1_000_000)  # fmt: skip
     assert whole.decision.flag == part.decision.flag == "auto"
     assert part.sample["one_in"] > 1
     for whole_row, part_row in zip(whole.rows, part.rows):
@@ -131,13 +131,13 @@ def test_the_memory_that_holds_agents_sessions_is_stated_for_agents_alone() -> N
     hits = sum(10 + turn - 1 for turn in range(1, 10)) / sum(10 + turn for turn in range(10))
     assert agents.hit_ratio_with == pytest.approx(hits)
     assert agents.hit_ratio < hits / 2
-    (line,) = about_agents(advice)
+    (line,) = describe_agents(advice)
     assert "up to 6 sessions at a time hold 1140 tokens" in line
     assert f"hit {percent(hits)} of the agents' prompt tokens instead of" in line
-    (fits,) = about_agents(advise(sample, PROFILE, capacity_tokens=1e6, jobs=1))
+    (fits,) = describe_agents(advise(sample, PROFILE, capacity_tokens=1e6, jobs=1))
     assert fits.endswith("for which the device has room.")
     people = [r for r in sample.requests if r.conversation == "person"]
-    assert about_agents(advise(sample_of(people), PROFILE, capacity_tokens=100, jobs=1)) == []
+    assert describe_agents(advise(sample_of(people), PROFILE, capacity_tokens=100, jobs=1)) == []
 
 
 # ---- logs with little information ----
@@ -161,28 +161,28 @@ def test_requests_of_one_moment_have_an_interval() -> None:
     gains = [row.gain for row in advice.rows if row.gain.points]
     assert gains
     assert all(gain.low < gain.points < gain.high for gain in gains)
-    assert "all have the same time" in " ".join(about_log(advice))
-    assert "same time" not in " ".join(about_log(advise_alone(scan_log(90))))
+    assert "all have the same time" in " ".join(describe_log(advice))
+    assert "same time" not in " ".join(describe_log(advise_alone(scan_log(90))))
 
 
 def test_a_capacity_smaller_than_the_prompts_is_reported() -> None:
     advice = advise_alone(scan_log(300), 300)
     assert advice.too_long == pytest.approx(14 / 15)
-    assert "93.3 % of the prompts are longer than that" in about_capacity(advice)
-    assert "longer than that" not in about_capacity(advise_alone(scan_log(300)))
+    assert "93.3 % of the prompts are longer than that" in describe_capacity(advice)
+    assert "longer than that" not in describe_capacity(advise_alone(scan_log(300)))
 
 
 def test_the_gain_of_memory_is_reported_for_the_smallest_tier() -> None:
     rows = [request_of(float(i), range(i % 50 * 100, i % 50 * 100 + 64), block_tokens=64) for i in range(200)]  # fmt: skip
     tiers = (
         LowerTier("40 GB of host memory", 40.0),
-        LowerTier("a disk of 100 GB", 100.0, disk=True),
+        LowerTier("a disk of 100 GB", 100.0, is_disk=True),
     )
     sentence = advise_alone(sample_of(rows), 64 * 64.0, *tiers).decision.sentence
     assert sentence.endswith(" 40 GB of host memory would add 75.0 points.")
     small_tiers = (
         LowerTier("0.1 GB of host memory", 0.1),
-        LowerTier("a disk of 100 GB", 100.0, disk=True),
+        LowerTier("a disk of 100 GB", 100.0, is_disk=True),
     )
     sentence = advise_alone(sample_of(rows), 64 * 64.0, *small_tiers).decision.sentence
     assert sentence.endswith(" 0.1 GB of host memory and a disk of 100 GB would add 75.0 points.")

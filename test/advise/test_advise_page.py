@@ -5,7 +5,7 @@ import re
 import pytest
 
 from canopy_lab.advise.advice import LowerTier, advise
-from canopy_lab.advise.advice_page import page
+from canopy_lab.advise.advice_page import make_page
 from canopy_lab.advise.advice_text import summary
 from canopy_lab.advise.sample import LogSample
 from canopy_lab.sim.system.engine_profile import load_profile
@@ -30,7 +30,7 @@ def advice():
 
 
 def test_the_page_answers_every_question_and_loads_nothing(advice):
-    html = page(advice, "chats <1>.jsonl", ["plan <2>.json"]).html()
+    html = make_page(advice, "chats <1>.jsonl", ["plan <2>.json"]).html()
     for words in ("How much of the traffic repeats", "What each policy, and hints", "host memory",
                   "hindsight bound", "random labels", "95 % interval", "GPU h saved/day", "prefill s",
                   "one conversation in 4", "4 bytes of UTF-8", "1.10 tokens",

@@ -9,7 +9,7 @@ from canopy_lab.advise.breaks import finder
 from canopy_lab.advise.breaks.cures import as_json, sentences
 from canopy_lab.advise.breaks.differences import difference_kind
 from canopy_lab.advise.breaks.finder import Finder
-from canopy_lab.advise.breaks.memory import Recent
+from canopy_lab.advise.breaks.memory import RecentMap
 from canopy_lab.advise.breaks.read import NEEDS_TOKENIZER, NO_TEXT, read_breaks
 from canopy_lab.cli.main import main
 from canopy_lab.trace.openai_log import parse
@@ -82,8 +82,8 @@ def test_a_value_that_changes_by_user_differs_from_one_by_request(clean_log, mon
 
 def test_memory_is_bounded_by_prompts_and_by_bytes(clean_log):
     log = seeds.with_break(clean_log, "time", 1.0)
-    by_prompts = Finder(most_prompts=20)
-    by_bytes = Finder(most_bytes=400_000)
+    by_prompts = Finder(max_prompts=20)
+    by_bytes = Finder(max_bytes=400_000)
     for number, row in enumerate(log):
         for prompt in parse(seeds.without_labels(row, named=True), number):
             by_prompts.add(prompt)
@@ -96,7 +96,7 @@ def test_memory_is_bounded_by_prompts_and_by_bytes(clean_log):
 
 
 def test_a_key_in_use_outlives_unused_ones():
-    recent: Recent[int, int] = Recent(4)
+    recent: RecentMap[int, int] = RecentMap(4)
     for number in range(40):
         recent.put(number, number)
         assert recent.get(0) == 0
@@ -177,7 +177,7 @@ def test_a_trace_of_blocks_holds_no_prompts(tmp_path):
 
 
 def test_a_long_log_is_read_in_part_and_the_report_states_it(tmp_path):
-    report = read_breaks(server_log(tmp_path), "sglang", most_prompts=20)
+    report = read_breaks(server_log(tmp_path), "sglang", max_prompts=20)
     assert not report.is_whole
     assert "the first 20 requests" in sentences(report)[0]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from canopy_lab.advise.sample import Thinned, conversation_key, read_sample
+from canopy_lab.advise.sample import RowSampler, conversation_key, read_sample
 from canopy_lab.sim.stack import lru_curve
 from sglang_canopy.errors import CanopyError
 from support.tiny_traces import request_of
@@ -42,12 +42,12 @@ def test_a_sample_has_whole_conversations_within_its_limit_in_any_order():
     rows, samples = conversation_rows(200, 5), []
     shuffled = random.Random(3).sample(rows, len(rows))
     for order in (rows, shuffled):
-        thinned = Thinned(100, 10**9)
+        sampler = RowSampler(100, 10**9)
         for row in order:
-            if thinned.selects(conversation_key(row)):
-                thinned.add(conversation_key(row), row)
-        assert thinned.one_in in (8, 16, 32)
-        samples.append(thinned.rows())
+            if sampler.selects(conversation_key(row)):
+                sampler.add(conversation_key(row), row)
+        assert sampler.one_in in (8, 16, 32)
+        samples.append(sampler.rows())
     sample, shuffled_sample = samples
     assert sample == shuffled_sample
     assert 50 <= len(sample) <= 100
@@ -57,19 +57,19 @@ def test_a_sample_has_whole_conversations_within_its_limit_in_any_order():
 
 def test_blocks_are_merged_before_conversations_are_dropped():
     rows = [request_of(float(i), range(i * 1000, i * 1000 + 64), conversation=str(i), block_tokens=16) for i in range(50)]  # fmt: skip
-    thinned = Thinned(1000, 900)
+    sampler = RowSampler(1000, 900)
     for row in rows:
-        thinned.add(conversation_key(row), row)
-    assert thinned.merged == 4
-    assert {r.block_tokens for r in thinned.rows()} == {64}
-    assert thinned.one_in == 1
+        sampler.add(conversation_key(row), row)
+    assert sampler.merged == 4
+    assert {r.block_tokens for r in sampler.rows()} == {64}
+    assert sampler.one_in == 1
 
 
 @pytest.mark.parametrize("named", [True, False])
 def test_a_scaled_cache_of_a_sample_has_the_hit_ratio_of_the_whole(named: bool, tmp_path: Path):
     path = chat_log(tmp_path / "log.jsonl", 2000, named)
     whole = read_sample(path, "openai")
-    part = read_sample(path, "openai", most_requests=500)
+    part = read_sample(path, "openai", max_requests=500)
     assert (whole.one_in, whole.share) == (1, 1.0)
     assert part.one_in in (4, 8)
     assert part.requests_in_log == whole.requests_in_log == 2000

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from published import compare
 
-from canopy_lab.characterize.capacity import blocks_for, capacity, lru_points
-from canopy_lab.characterize.hits import ideal_hits
+from canopy_lab.characterize.capacity import lru_blocks_for, lru_points, measure_capacity
+from canopy_lab.characterize.hits import measure_ideal_hits
 from canopy_lab.characterize.observe import FINE_BINS, observe
-from canopy_lab.characterize.reuse_time import reuse_times
-from canopy_lab.characterize.skew import concentration, skew
-from canopy_lab.characterize.turns import turns
+from canopy_lab.characterize.reuse_time import measure_reuse_times
+from canopy_lab.characterize.skew import concentration, measure_skew
+from canopy_lab.characterize.turns import measure_turns
 from canopy_lab.sim.stack import lru_curve
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
@@ -20,7 +20,7 @@ from support.tiny_traces import THREE_CONVERSATIONS, request_of
 
 
 def test_ideal_hits_are_split_between_first_and_later_turns() -> None:
-    hits = ideal_hits(observe(THREE_CONVERSATIONS), windows=2)
+    hits = measure_ideal_hits(observe(THREE_CONVERSATIONS), windows=2)
     assert hits.block_hit_ratio == pytest.approx(6 / 12)
     assert hits.token_hit_ratio == pytest.approx(6 / 12)
     assert hits.requests_with_a_hit == pytest.approx(3 / 5)
@@ -33,7 +33,7 @@ def test_ideal_hits_are_split_between_first_and_later_turns() -> None:
 
 def test_hits_of_a_partial_block_count_its_tokens_only() -> None:
     trace = [request_of(0, [1, 2], input_tokens=15), request_of(1, [1, 2], input_tokens=15)]
-    assert ideal_hits(observe(trace)).token_hit_ratio == pytest.approx(0.5)
+    assert measure_ideal_hits(observe(trace)).token_hit_ratio == pytest.approx(0.5)
 
 
 def test_concentration_has_the_share_of_each_owner() -> None:
@@ -50,10 +50,10 @@ def test_the_concentration_of_nothing_is_0() -> None:
 
 
 def test_cross_hits_need_user_ids() -> None:
-    named = skew(observe(THREE_CONVERSATIONS))
+    named = measure_skew(observe(THREE_CONVERSATIONS))
     assert named.cross_user_hits == pytest.approx(2 / 6)
     assert named.cross_conversation_hits == pytest.approx(2 / 6)
-    unnamed = skew(observe([request_of(0, [1]), request_of(1, [1])]))
+    unnamed = measure_skew(observe([request_of(0, [1]), request_of(1, [1])]))
     assert unnamed.cross_user_hits is unnamed.user_hits is unnamed.conversation_hits is None
 
 
@@ -63,7 +63,7 @@ def test_next_turn_probabilities_by_category() -> None:
         trace.append(request_of(20.0 * i, [100 + i], conversation=str(i)))
         if i % 2 == 0:
             trace.append(request_of(20.0 * i + 10, [100 + i, 200 + i], conversation=str(i), turn=2))
-    next_turns = turns(observe(trace), windows=1)
+    next_turns = measure_turns(observe(trace), windows=1)
     assert next_turns is not None
     assert math.isnan(next_turns.drift), "one window has no change"
     assert next_turns.conversations == 40
@@ -79,14 +79,14 @@ def test_next_turn_probabilities_by_category() -> None:
 def test_requests_near_the_end_do_not_count_in_next_turns() -> None:
     """The last request would be followed after the end, so it does not count as not followed."""
     trace = [request_of(10.0 * i, [i], conversation=str(i // 2), turn=i % 2 + 1) for i in range(41)]
-    next_turns = turns(observe(trace))
+    next_turns = measure_turns(observe(trace))
     assert next_turns is not None
     assert next_turns.first_next == 1.0
 
 
 def test_a_trace_of_first_turns_has_no_answer_about_turns() -> None:
     trace = [request_of(0, [1], conversation="a"), request_of(1, [2], conversation="b")]
-    assert turns(observe(trace)) is None
+    assert measure_turns(observe(trace)) is None
 
 
 def reuse_trace(ages: list[float], unused: int) -> list[TraceRequest]:
@@ -98,7 +98,7 @@ def reuse_trace(ages: list[float], unused: int) -> list[TraceRequest]:
 
 def test_reuse_quantiles_and_means_are_correct() -> None:
     ages = [10.0] * 50 + [100.0] * 50
-    times = reuse_times(observe(reuse_trace(ages, 0)))
+    times = measure_reuse_times(observe(reuse_trace(ages, 0)))
     assert times.all.reuses == 100
     assert times.all.mean_s == pytest.approx(55.0)
     assert times.all.p50_s == pytest.approx(10.0, rel=0.1)
@@ -113,14 +113,14 @@ def test_blocks_still_waiting_at_the_end_are_censored() -> None:
     rng = random.Random(1)
     ages = [10.0 if rng.random() < 0.5 else 1e9 for _ in range(2000)]
     trace = [r for r in reuse_trace(ages, 0) if r.time_s < 2000.0]
-    row = reuse_times(observe(trace)).all
+    row = measure_reuse_times(observe(trace)).all
     assert row.reuses + row.waiting == len(trace)
     assert row.reused_by_end == pytest.approx(1 / 3, abs=0.02)
     assert list(row.observed) == sorted(row.observed)
 
 
 def test_a_trace_without_reuse_has_no_reuse_times() -> None:
-    times = reuse_times(observe([request_of(i, [i]) for i in range(5)]))
+    times = measure_reuse_times(observe([request_of(i, [i]) for i in range(5)]))
     assert times.all.reuses == 0
     assert times.all.reused_by_end == 0.0
     assert len(times.categories) == 0
@@ -131,7 +131,7 @@ def test_the_capacity_that_a_loop_needs_is_its_length() -> None:
     """Three blocks in turn: LRU needs all three, and so does a cache with hindsight."""
     trace = [request_of(float(i), [i % 3]) for i in range(30)]
     counts, lru = observe(trace), lru_curve(trace)
-    result = capacity(counts, lru, 100)
+    result = measure_capacity(counts, lru, 100)
     assert result.ideal_hit_ratio == pytest.approx(27 / 30)
     assert dict(result.lru_for_share)[0.5] == 3
     assert result.live_peak == 3
@@ -142,9 +142,9 @@ def test_the_capacity_that_a_loop_needs_is_its_length() -> None:
 def test_capacity_counts_only_reused_blocks() -> None:
     trace = [request_of(0, [1]), request_of(1, [2]), request_of(2, [3]), request_of(3, [1])]
     counts, lru = observe(trace), lru_curve(trace)
-    result = capacity(counts, lru, 1)
+    result = measure_capacity(counts, lru, 1)
     assert result.live_peak == 1
-    assert blocks_for(lru, 1.0) == 3
+    assert lru_blocks_for(lru, 1.0) == 3
 
 
 def test_published_numbers_are_compared_and_missing_ones_listed() -> None:

@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from canopy_lab.cli import simulate_system
-from canopy_lab.cli.main import COMMANDS, EXAMPLES, TAKES_THE_REST, main, parser_of
+from canopy_lab.cli.main import COMMANDS, EXAMPLES, PASS_THROUGH_COMMANDS, main, parser_of
 from canopy_lab.sim.system.engine_profile import load_profile
 from sglang_canopy import declared
 from sglang_canopy.errors import CanopyError
@@ -77,7 +77,7 @@ def test_each_help_has_one_example_that_its_parser_accepts(name, capsys) -> None
     words = shlex.split(EXAMPLES[name])
     assert " ".join(words).startswith(name)
     rest = words[len(name.split()) :]
-    parser_of(name)[0].parse_args(["--", *rest] if name in TAKES_THE_REST else rest)
+    parser_of(name)[0].parse_args(["--", *rest] if name in PASS_THROUGH_COMMANDS else rest)
 
 
 def test_lru_is_sglangs_and_canopy_lru_is_canopys_in_every_simulation(tmp_path, capsys) -> None:

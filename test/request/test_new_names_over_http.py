@@ -38,7 +38,7 @@ class Process:
         monkeypatch.setattr(entry, "current", self.entry)
         self.hints = WaitingHints()
         self.explaining = Explaining(answer_nothing, None)
-        self.orders, self.heads = Orders(64), Heads(most=64)
+        self.orders, self.heads = Orders(64), Heads(max_heads=64)
 
     def serve(self, number: int) -> None:
         """Send a request of a new tenant on each route, a tenth of a second after the previous one."""
@@ -53,8 +53,8 @@ class Process:
         )
         with contextlib.suppress(CanopyError, Refused):
             self.loop.run_until_complete(self.explaining(question))
-        self.orders.order(number, ["one", "two"], tenant)
-        self.heads.seen_before(tenant, (number, number + 1))
+        self.orders.choose_order(number, ["one", "two"], tenant)
+        self.heads.record_head(tenant, (number, number + 1))
 
     def _generate(self, number: int, tenant: str) -> None:
         body = {"user": f"u{number}"}

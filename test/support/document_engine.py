@@ -65,7 +65,7 @@ def prompt(ids, order=(0, 1, 2)):
 
 def register_head(engine: DocumentEngine, state) -> None:
     """Register the tokens before the first document as seen."""
-    engine.library.heads.seen_before(state.salt, state.places[0].head)
+    engine.library.heads.record_head(state.salt, state.variants[0].head)
 
 
 def learn(engine: DocumentEngine, req, head_returns: bool = True) -> None:

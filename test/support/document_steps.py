@@ -65,7 +65,7 @@ class Worker:
 
     def forward(self, batch):
         def original(worker, packed):
-            plan = worker.model_runner.attn_backend.canopy.plan
+            plan = worker.model_runner.attn_backend.canopy.fused_attention
             rows = plan.positions if plan is not None else torch.arange(packed.extend_num_tokens)
             self.ran.append((rows.tolist(), True))
 
@@ -166,7 +166,7 @@ def run_step(engine: DocumentEngine, batch, monkeypatch) -> list[torch.Tensor]:
     )
 
     def original(_, packed):
-        plan = worker.model_runner.attn_backend.canopy.plan
+        plan = worker.model_runner.attn_backend.canopy.fused_attention
         assert packed.input_ids.shape == plan.positions.shape == packed.out_cache_loc.shape
         q = torch.zeros(len(plan.positions), 4, 32, device=plan.positions.device)
         for k, v in zip(engine.runner.keys, engine.runner.values):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from canopy_lab.advise.sample import read_sample
-from canopy_lab.cli.shared import one_log
+from canopy_lab.cli.shared import join_logs
 from canopy_lab.trace import TraceRequest, open_trace
 from canopy_lab.trace.guess import guess_format
 from sglang_canopy.errors import CanopyError
@@ -97,7 +97,7 @@ def test_a_folder_of_rotated_logs_is_one_log_in_order_of_time(tmp_path: Path) ->
     expected = [replace(r, line=0) for r in open_trace(single_file, "openai")]
     assert guess_format(folder) == "openai"
     assert [replace(r, line=0) for r in open_trace(folder, "openai")] == expected
-    joined = one_log([str(folder / name) for name in ("a.log", "a.log.1", "a.log.2.gz")])
+    joined = join_logs([str(folder / name) for name in ("a.log", "a.log.1", "a.log.2.gz")])
     assert Path(joined).name == "a.log and 2 more"
     assert [replace(r, line=0) for r in open_trace(joined, guess_format(joined))] == expected
 

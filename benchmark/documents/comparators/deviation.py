@@ -15,7 +15,7 @@ import torch
 
 from canopy_documents.fuse.model import ForwardEnd
 from canopy_documents.fuse.rows import RowsAttention
-from canopy_documents.fuse.selectors.base import Selector, SelectorInput, top
+from canopy_documents.fuse.selectors.base import Selector, SelectorInput, top_positions
 from canopy_documents.store.device_copy import to_device
 
 WIDER = 1.5
@@ -43,7 +43,7 @@ class Filtering(RowsAttention):
             _, old = self.cache.read(layer, self.positions)
             off = (v.float() - old.float()).flatten(1).pow(2).sum(dim=1)
             off.masked_fill_(~self.in_chunk[self.positions], float("inf"))
-            self.kept_rows = keep = top(off, self.sizes[layer - 1])
+            self.kept_rows = keep = top_positions(off, self.sizes[layer - 1])
             self.positions, q, k, v = self.positions[keep], q[keep], k[keep], v[keep]
         return RowsAttention.__call__(self, layer, q, k, v)
 
@@ -58,8 +58,8 @@ class Deviation(Selector):
         prompt, model, budget = context.prompt, context.model, context.budget
         inside = prompt.in_chunk()
         inside[len(inside) - 1] = False
-        exact_rows = int((~inside).sum()) - context.ready  # rows that are always kept
-        rows = torch.arange(context.ready, len(prompt), device=model.device)
+        exact_rows = int((~inside).sum()) - context.exact_prefix_tokens  # rows that are always kept
+        rows = torch.arange(context.exact_prefix_tokens, len(prompt), device=model.device)
         filtering = Filtering(
             context.cache,
             rows,

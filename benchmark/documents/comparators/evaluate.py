@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from canopy_documents.fuse.encode import Encoder
 from canopy_documents.quality import tasks
-from canopy_documents.quality.answers import Case, holds, tokenise
+from canopy_documents.quality.answers import Case, contains_answer, tokenise
 from comparators import SELECTORS, make_selector, questions
 from comparators.quality import (
     FORCED,
@@ -69,7 +69,7 @@ def evaluate(
         make_selector(name)
     examples = questions.read_examples(plan.data, plan.limit) if plan.data else []
     filler = questions.filler_from(examples) if examples else tasks.default_filler()
-    examples += tasks.synthetic(plan.tasks, plan.task_count, filler, plan.chunks, plan.seed)
+    examples += tasks.make_examples(plan.tasks, plan.task_count, filler, plan.chunks, plan.seed)
     if not examples:
         raise CanopyError("nothing to evaluate: give --data, --tasks, or both")
     model = load(plan.model, getattr(torch, plan.dtype), plan.device)
@@ -111,7 +111,7 @@ def _measure_example(
 ) -> list[dict[str, Any]]:
     """Run every variant on one example. Selectors differ only at ratios above 0 and below 1."""
     reference: Reference = reference_of(model, tokenizer, case, plan.answer_tokens)
-    right = holds(reference.text, case.answers)
+    right = contains_answer(reference.text, case.answers)
     measured = []
     for how in plan.encodings:
         chunks = encode_case(model, case, how, encoders)
@@ -134,7 +134,7 @@ def _measure_example(
                         "task": case.task,
                         "tokens": len(case.ids),
                         "full_right": right,
-                        "right": text is not None and holds(text, case.answers),
+                        "right": text is not None and contains_answer(text, case.answers),
                         "f1": f1(text, case.answers) if text is not None else None,
                         "rouge_l": rouge_l(text, case.answers) if text is not None else None,
                         "f1_full": f1(reference.text, case.answers),

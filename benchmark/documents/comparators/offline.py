@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from canopy_documents.fuse.selectors.base import Offline, SelectorInput, join
+from canopy_documents.fuse.selectors.base import OfflineSelector, SelectorInput, sorted_union
 from canopy_documents.fuse.selectors.frequency import layer_scores
 from canopy_documents.store.chunk import Chunk
 
@@ -12,7 +12,7 @@ EPIC_TOKENS = 16
 """Tokens of a chunk that the baseline EPIC recomputes (CacheTune, section 5.1, item 5)."""
 
 
-class HighFrequency(Offline):
+class HighFrequency(OfflineSelector):
     """The complement of ``frequency``: the paper's own control (Figure 10)."""
 
     name = "high-frequency"
@@ -21,7 +21,7 @@ class HighFrequency(Offline):
         return layer_scores(chunk, high=True).mean(dim=0)
 
 
-class Random(Offline):
+class Random(OfflineSelector):
     """Seeded by the chunk's tokens: the same chunk gives the same choice everywhere."""
 
     name = "random"
@@ -31,7 +31,7 @@ class Random(Offline):
         return torch.rand(len(chunk), generator=generator)
 
 
-class ValueNorm(Offline):
+class ValueNorm(OfflineSelector):
     """Mean over layers of each token's V norm, each layer normalised by its sum."""
 
     name = "v-norm"
@@ -41,7 +41,7 @@ class ValueNorm(Offline):
         return (norm / (norm.sum(dim=1, keepdim=True) + 1e-12)).mean(dim=0)
 
 
-class FirstTokens(Offline):
+class FirstTokens(OfflineSelector):
     """The first ``floor(ratio * n)`` tokens of each chunk, where encoding alone made attention sinks."""
 
     name = "first-k"
@@ -57,4 +57,4 @@ class Epic(FirstTokens):
 
     def choose(self, context: SelectorInput) -> torch.Tensor:
         placed = context.prompt.placed
-        return join([torch.arange(p.start, min(p.start + EPIC_TOKENS, p.end)) for p in placed])
+        return sorted_union([torch.arange(p.start, min(p.start + EPIC_TOKENS, p.end)) for p in placed])

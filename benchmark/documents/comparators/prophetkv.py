@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from canopy_documents.fuse import rows as row_forward
-from canopy_documents.fuse.selectors.base import Selector, SelectorInput, best
+from canopy_documents.fuse.selectors.base import Selector, SelectorInput, top_allowed
 from canopy_documents.store.chunk import FusedPrompt
 from canopy_documents.store.device_copy import to_device
 
@@ -31,14 +31,14 @@ def context_attention(context: SelectorInput) -> torch.Tensor:
     """``[prompt]`` attention of the question to what precedes it: a softmax over these keys alone,
     the mean over question tokens, heads and layers; 0 for the question itself."""
     model, prompt, cache = context.model, context.prompt, context.cache
-    shape, tail = model.shape, prompt.tail()
-    end = int(tail[0])
+    shape, tail_positions = model.shape, prompt.tail_positions()
+    end = int(tail_positions[0])
     score = torch.zeros(len(prompt), device=model.device)
     if end == 0:
         return score
     outside = (~prompt.in_chunk()).nonzero()[:, 0]
-    outside = outside[outside >= context.ready]
-    rows = torch.cat([outside, tail]).unique()
+    outside = outside[outside >= context.exact_prefix_tokens]
+    rows = torch.cat([outside, tail_positions]).unique()
     asking = int((rows < end).sum())  # sorted: from here on the question
     ids = to_device(prompt.ids[rows.to(prompt.ids.device)], model.device)
     rows = to_device(rows, model.device)
@@ -62,4 +62,4 @@ def over_chunks(prompt: FusedPrompt, score: torch.Tensor, count: int) -> torch.T
     """
     inside = prompt.in_chunk()
     inside[len(prompt) - 1] = False
-    return best(score, inside, count)
+    return top_allowed(score, inside, count)

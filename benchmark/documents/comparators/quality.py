@@ -17,7 +17,7 @@ from canopy_documents.fuse.cache import KVCache, dense_cache
 from canopy_documents.fuse.encode import Encoder
 from canopy_documents.fuse.fusion import fused_prefill
 from canopy_documents.fuse.model import Model
-from canopy_documents.fuse.selectors import Offline
+from canopy_documents.fuse.selectors import OfflineSelector
 from canopy_documents.quality import answers as quality
 from canopy_documents.quality.answers import Case, greedy_steps, normalise, prompt_of_case, text_of
 from canopy_documents.store.chunk import Chunk
@@ -71,7 +71,7 @@ def prefix_for(case: Case, encoding: str, index: int = 0) -> tuple[int, ...]:
     if encoding == "prefix":
         return tuple(case.prefix)
     if encoding == "standin":
-        return (*case.prefix, *case.stand_in)
+        return (*case.prefix, *case.stand_in_prefix)
     return quality.prefix_for(case, index)
 
 
@@ -100,7 +100,7 @@ def measure(
     """
     prompt = prompt_of_case(case, chunks, model.device)
     choose = make_selector(selector)
-    if isinstance(choose, Offline):  # their scores are stored with the chunk: no time of a request
+    if isinstance(choose, OfflineSelector):  # their scores are stored with the chunk: no time of a request
         for chunk in chunks:
             choose.scores(chunk)
     n = len(prompt)

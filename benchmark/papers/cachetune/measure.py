@@ -18,7 +18,7 @@ from canopy_documents.fuse.cache import KVCache, dense_cache
 from canopy_documents.fuse.encode import Encoder
 from canopy_documents.fuse.fusion import fused_prefill
 from canopy_documents.fuse.model import Model
-from canopy_documents.fuse.selectors import Offline
+from canopy_documents.fuse.selectors import OfflineSelector
 from canopy_documents.quality.answers import Case, prompt_of_case, tokenise
 from canopy_documents.quality.tasks import Example
 from question import ROOT
@@ -65,7 +65,7 @@ def compare(example: Example, arms: Sequence[ReuseArm]) -> dict[str, dict[str, A
             encoder = Encoder(model, prefix_for(case, arm.encode))
             chunks[arm.encode] = [encoder.encode(d) for d in case.documents]
         prompt, selector = prompt_of_case(case, chunks[arm.encode], model.device), arm.make()
-        if isinstance(selector, Offline):
+        if isinstance(selector, OfflineSelector):
             for chunk in chunks[arm.encode]:
                 selector.scores(chunk)
         caches.append(dense_cache(model, room))

@@ -14,8 +14,8 @@ from comparators.offline import HighFrequency
 from canopy_documents.fuse.cache import dense_cache
 from canopy_documents.fuse.encode import Encoder, capture
 from canopy_documents.fuse.rows import prefill
-from canopy_documents.fuse.selectors.base import top
-from canopy_documents.fuse.selectors.frequency import Frequency, layer_scores
+from canopy_documents.fuse.selectors.base import top_positions
+from canopy_documents.fuse.selectors.frequency import FrequencySelector, layer_scores
 from canopy_documents.store.chunk import Chunk
 from question import Question, RunContext
 
@@ -88,12 +88,12 @@ def _selection_overlap(chunk: Chunk) -> dict[str, float]:
     count = int(RATIO * len(chunk))
 
     def best(score: torch.Tensor) -> set[int]:
-        return set(top(score, count).tolist())
+        return set(top_positions(score, count).tolist())
 
     def low(alpha: float) -> set[int]:
         return best(layer_scores(chunk, alpha=alpha).mean(dim=0))
 
-    paper, high = best(Frequency().scores(chunk)), best(HighFrequency().scores(chunk))
+    paper, high = best(FrequencySelector().scores(chunk)), best(HighFrequency().scores(chunk))
     plain = 0.5 * (chunk.raw_k.flatten(2).norm(dim=2) + chunk.v.flatten(2).norm(dim=2))
     norm = best((plain / plain.sum(1, keepdim=True)).mean(0))
     by_layer = [best(score) for score in layer_scores(chunk)]

@@ -66,13 +66,13 @@ class Calibrations:
 
     def put(self, setting: Setting, tier: str, calibration: Calibration) -> None:
         """Save a calibration. The file is replaced atomically."""
-        everything = self._read()
-        everything[self.key(setting, tier)] = {
+        entries = self._read()
+        entries[self.key(setting, tier)] = {
             **asdict(setting),
             "tier": tier,
             **asdict(calibration),
         }
-        replace_file(self.path, json.dumps(everything, indent=1, sort_keys=True) + "\n")
+        replace_file(self.path, json.dumps(entries, indent=1, sort_keys=True) + "\n")
 
     def _read(self) -> dict[str, dict]:
         try:
@@ -90,35 +90,35 @@ class Calibrations:
 
 def _is_calibration(entry: Any) -> bool:
     """Return whether ``entry`` has the form that ``put`` writes, with usable values."""
-    wanted = {*Setting.__slots__, "tier", *Calibration.__slots__}
-    if not isinstance(entry, dict) or set(entry) != wanted:
+    field_names = {*Setting.__slots__, "tier", *Calibration.__slots__}
+    if not isinstance(entry, dict) or set(entry) != field_names:
         return False
-    names = ("model", "device", "dtype", "backend", "tier")
+    text_fields = ("model", "device", "dtype", "backend", "tier")
     profile = entry["profile"]
     return (
-        all(isinstance(entry[name], str) for name in names)
+        all(isinstance(entry[name], str) for name in text_fields)
         and type(entry["tp_size"]) is int
-        and all(_is_number(entry[name], most=1.0) for name in ("ratio", "r_min"))
+        and all(_is_number(entry[name], upper=1.0) for name in ("ratio", "r_min"))
         and isinstance(profile, dict)
         and set(profile) == set(CostProfile.__slots__)
         and all(map(_is_number, profile.values()))
     )
 
 
-def _is_number(value: Any, most: float = sys.float_info.max) -> bool:
-    return type(value) in (int, float) and 0.0 <= value <= most
+def _is_number(value: Any, upper: float = sys.float_info.max) -> bool:
+    return type(value) in (int, float) and 0.0 <= value <= upper
 
 
 def calibrated_ratios(path: str | None, setting: Setting) -> dict[str, float]:
     """Return the calibrated ratio of each tier of the store.
 
-    Raises CanopyError if the file has no ratio for this model, machine, dtype, split and backend.
+    Empty without a file. Raises CanopyError if the file has no ratio for this setting.
     """
     if path is None:
         return {}
     file = Calibrations(path)
     calibrations = {tier: file.get(setting, name) for tier, name in TIERS.items()}
-    ratios = {tier: saved.ratio for tier, saved in calibrations.items() if saved is not None}
+    ratios = {tier: c.ratio for tier, c in calibrations.items() if c is not None}
     if not ratios:
         raise CanopyError(
             f"calibration {path} has nothing for this model with {setting.dtype}, --tp-size "

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sglang_canopy.errors import CanopyError
 
-GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
+GOLDEN_RATIO = (math.sqrt(5.0) - 1.0) / 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class CostProfile:
     other_s: float = 0.0
 
     def prior(self, r_min: float, r_max: float) -> float:
-        """r0 = t_i / (t_c + t_i), at which compute and transfer take equally long; clipped."""
+        """Return r0 = t_i / (t_c + t_i), where compute and transfer take equally long; clipped."""
         if self.compute_s <= 0 or self.transfer_s < 0:
             raise CanopyError(
                 f"a profile needs seconds above 0, got compute {self.compute_s}, transfer "
@@ -35,8 +35,8 @@ class CostProfile:
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
-    """The ratio found, its TTFT in seconds, and every ratio measured with its TTFT, in order."""
+class RatioSearch:
+    """The best ratio, its TTFT in seconds, and ``(ratio, TTFT)`` of every probe, in order."""
 
     ratio: float
     ttft_s: float
@@ -44,13 +44,13 @@ class Search:
 
 
 def golden_section(
-    ttft: Callable[[float], float],
+    measure_ttft_s: Callable[[float], float],
     start: float,
     r_min: float,
     r_max: float = 1.0,
     tolerance: float = 0.02,
-) -> Search:
-    """Find the ratio with the least measured TTFT in ``[r_min, r_max]``, for a unimodal ``ttft``.
+) -> RatioSearch:
+    """Find the ratio with the least measured TTFT in ``[r_min, r_max]``, for a unimodal ``measure_ttft_s``.
 
     The first probe is the prior ``start``. A second probe next to it gives a valid bracket. The
     prior is not a golden-section point, so both inner points are then placed anew: keeping it would
@@ -66,7 +66,7 @@ def golden_section(
 
     def measure(ratio: float) -> float:
         if ratio not in probes:
-            probes[ratio] = ttft(ratio)
+            probes[ratio] = measure_ttft_s(ratio)
         return probes[ratio]
 
     low, high = r_min, r_max
@@ -76,9 +76,9 @@ def golden_section(
         # The second probe mirrors the prior. The minimum cannot lie on the far side of the worse
         # probe.
         mirrored = (
-            low + GOLDEN * (high - low)
+            low + GOLDEN_RATIO * (high - low)
             if start <= (low + high) / 2
-            else high - GOLDEN * (high - low)
+            else high - GOLDEN_RATIO * (high - low)
         )
         a, b = sorted((start, mirrored))
         if a < b and measure(a) <= measure(b):
@@ -86,18 +86,18 @@ def golden_section(
         elif a < b:
             low = a
     while high - low > tolerance:
-        a, b = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
+        a, b = high - GOLDEN_RATIO * (high - low), low + GOLDEN_RATIO * (high - low)
         # One of the two was already measured, up to rounding: golden points nest.
-        a, b = _near(probes, a), _near(probes, b)
+        a, b = _measured_near(probes, a), _measured_near(probes, b)
         if measure(a) <= measure(b):
             high = b
         else:
             low = a
     if not any(low <= r <= high for r in probes):
         measure((low + high) / 2)
-    best = min(probes, key=lambda r: (probes[r], r))
-    return Search(best, probes[best], tuple(probes.items()))
+    best_ratio = min(probes, key=lambda r: (probes[r], r))
+    return RatioSearch(best_ratio, probes[best_ratio], tuple(probes.items()))
 
 
-def _near(probes: Mapping[float, float], ratio: float) -> float:
+def _measured_near(probes: Mapping[float, float], ratio: float) -> float:
     return next((r for r in probes if abs(r - ratio) < 1e-9), ratio)

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from canopy_documents.calibration.saved import TIERS, Calibration
-from canopy_documents.calibration.search import CostProfile, Search, golden_section
+from canopy_documents.calibration.search import CostProfile, RatioSearch, golden_section
 from sglang_canopy.errors import CanopyError
 
-SYSTEM, QUESTION = 16, 24
+SYSTEM_TOKENS, QUESTION_TOKENS = 16, 24
 """Number of tokens before the documents, and after them."""
 
-Ask = Callable[[Sequence[int], Sequence[int], "float | None"], tuple[float, dict[str, Any]]]
+SendPrompt = Callable[[Sequence[int], Sequence[int], "float | None"], tuple[float, dict[str, Any]]]
 """``(prompt, bounds, ratio)`` -> seconds to the first token, and the answer's ``canopy_documents``
 report. With ratio None the server chooses."""
 
@@ -37,10 +37,10 @@ class ServedPrompts:
     encoded the documents.
     """
 
-    ask: Ask
+    send_prompt: SendPrompt
     wait_encoded: Callable[[], None]
     vocabulary: tuple[int, int]
-    count: int = 6
+    prompts: int = 6
     documents: int = 6
     document_tokens: int = 160
     repeats: int = 3
@@ -48,10 +48,10 @@ class ServedPrompts:
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
-        self._system = self._tokens(SYSTEM)
+        self._system = self._tokens(SYSTEM_TOKENS)
         self._documents = [
             [self._tokens(self.document_tokens) for _ in range(self.documents)]
-            for _ in range(self.count)
+            for _ in range(self.prompts)
         ]
         self.tiers: Counter[str] = Counter()
 
@@ -61,16 +61,16 @@ class ServedPrompts:
             self._send(documents[::-1], None, fused=False)
         self.wait_encoded()
 
-    def ttft(self, ratio: float, share: float = 1.0) -> float:
+    def measure_ttft_s(self, ratio: float, share: float = 1.0) -> float:
         """Return equation 12: the mean over prompts of the median time to the first token, in
         seconds.
 
         share: share of each prompt's documents to send.
         """
-        some = max(1, round(share * self.documents))
+        count = max(1, round(share * self.documents))
         return statistics.fmean(
-            statistics.median(self._send(d[:some], ratio) for _ in range(self.repeats))
-            for d in self._documents
+            statistics.median(self._send(documents[:count], ratio) for _ in range(self.repeats))
+            for documents in self._documents
         )
 
     def profile(self) -> CostProfile:
@@ -84,9 +84,9 @@ class ServedPrompts:
             tokens = count * self.document_tokens
             for ratio in (0.0, 1.0):
                 rows.append((tokens * ratio, tokens * (1 - ratio), 1.0))
-                seconds.append(self.ttft(ratio, count / self.documents))
+                seconds.append(self.measure_ttft_s(ratio, count / self.documents))
         fitted = np.linalg.lstsq(np.array(rows), np.array(seconds), rcond=None)[0]
-        compute, transfer, other = (max(0.0, float(x)) for x in fitted)
+        compute, transfer, other = (max(0.0, float(cost_s)) for cost_s in fitted)
         return CostProfile(compute, transfer, other)
 
     @property
@@ -103,7 +103,7 @@ class ServedPrompts:
         for document in documents:
             bounds += [len(ids), len(ids) + len(document)]
             ids += document
-        seconds, report = self.ask(ids + self._tokens(QUESTION), bounds, ratio)
+        seconds, report = self.send_prompt(ids + self._tokens(QUESTION_TOKENS), bounds, ratio)
         if fused and not report.get("fused"):
             raise CanopyError(
                 f"a prompt of the calibration was not fused: {report.get('why', report)}; give the "
@@ -120,9 +120,9 @@ class ServedPrompts:
 
 def calibrate_server(
     prompts: ServedPrompts, r_min: float, r_max: float = 1.0, tolerance: float = 0.05
-) -> tuple[Calibration, Search]:
+) -> tuple[Calibration, RatioSearch]:
     """Run Algorithm 1 on a server that has the prompts' documents."""
     profile = prompts.profile()
     start = profile.prior(r_min, r_max) if profile.compute_s > 0 else r_min
-    search = golden_section(prompts.ttft, start, r_min, r_max, tolerance)
+    search = golden_section(prompts.measure_ttft_s, start, r_min, r_max, tolerance)
     return Calibration(search.ratio, r_min, profile), search

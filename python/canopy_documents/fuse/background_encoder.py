@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from canopy_documents.fuse.cache import KVCache, dense_cache
-from canopy_documents.fuse.encode import STAND_IN, capture, stand_in
+from canopy_documents.fuse.encode import STAND_IN_TEXTS, capture, stand_in_prefix
 from canopy_documents.fuse.model import Model
 from canopy_documents.fuse.rows import Stop, attempt, piece_tokens
 from canopy_documents.store.chunk import Chunk
@@ -25,32 +25,32 @@ from canopy_documents.store.device_copy import to_device
 from canopy_documents.store.store import ChunkStore
 from sglang_canopy.bounded import BoundedByTenant
 
-MAX_SPARED = 8
+MAX_SHORT_BATCHES = 8
 """Maximum short batches in a row that do not wait. A piece of work takes longer than a short batch;
 under load without a pause or a long prompt, one batch in nine waits."""
 
 
 @dataclass(slots=True)
-class ShortBatches:
-    """Decides by counts alone, so tensor-parallel ranks decide alike."""
+class ShortBatchCounter:
+    """Counts consecutive short batches. Decides by counts alone, so that all ranks decide alike."""
 
-    in_a_row: int = 0
+    passed_in_a_row: int = 0
 
-    def spares(self, tokens: int, credit: float, piece_tokens: int) -> bool:
-        """Return whether a batch of ``tokens`` prompt tokens does not wait.
+    def lets_pass(self, tokens: int, credit: float, piece_tokens: int) -> bool:
+        """Return whether a batch of ``tokens`` prompt tokens runs before the work.
 
         credit: tokens of earned work; less than a piece delays no batch.
         """
         if tokens >= piece_tokens or credit < piece_tokens:
-            self.in_a_row = 0
+            self.passed_in_a_row = 0
         else:
-            self.in_a_row = (self.in_a_row + 1) % (MAX_SPARED + 1)
-        return self.in_a_row > 0
+            self.passed_in_a_row = (self.passed_in_a_row + 1) % (MAX_SHORT_BATCHES + 1)
+        return self.passed_in_a_row > 0
 
 
 MAX_WAITING_TOKENS = 1 << 20
 """Bound of the queue. Chunks that leave a full queue wait until another prompt contains them."""
-MIN_TOKENS = 256
+MIN_QUEUED_TOKENS = 256
 """Tokens that a shorter chunk counts as, so that the number of chunks is bounded too."""
 
 
@@ -68,7 +68,7 @@ class EncodeQueue:
 
     def __init__(self) -> None:
         self.waiting: BoundedByTenant[str, QueuedChunk] = BoundedByTenant(MAX_WAITING_TOKENS)
-        self.forgotten = 0
+        self.dropped_chunks = 0
 
     def __len__(self) -> int:
         return len(self.waiting)
@@ -81,8 +81,8 @@ class EncodeQueue:
     def add(self, key: str, chunk: QueuedChunk) -> None:
         """Append a chunk to its tenant's queue; a queued chunk keeps its position."""
         if self.waiting.get(chunk.tenant, key) is None:
-            size = max(MIN_TOKENS, len(chunk.ids))
-            self.forgotten += len(self.waiting.put(chunk.tenant, key, chunk, size))
+            size = max(MIN_QUEUED_TOKENS, len(chunk.ids))
+            self.dropped_chunks += len(self.waiting.put(chunk.tenant, key, chunk, size))
 
 
 def stand_in_tokens(tokenizer: Any) -> tuple[tuple[int, ...], ...]:
@@ -93,8 +93,8 @@ def stand_in_tokens(tokenizer: Any) -> tuple[tuple[int, ...], ...]:
     """
     if tokenizer is None:
         return ()
-    ids = functools.partial(tokenizer.encode, add_special_tokens=False)
-    return stand_in(ids), stand_in(ids, len(STAND_IN))
+    tokenize = functools.partial(tokenizer.encode, add_special_tokens=False)
+    return stand_in_prefix(tokenize), stand_in_prefix(tokenize, len(STAND_IN_TEXTS))
 
 
 @dataclass(slots=True)
@@ -102,7 +102,12 @@ class _EncodeJob:
     key: str
     chunk: QueuedChunk
     cache: KVCache
-    encoded: int
+    encoded_tokens: int
+
+
+class _EncodedPrefix(NamedTuple):
+    ids: tuple[int, ...]
+    cache: KVCache
 
 
 class BackgroundEncoder:
@@ -123,24 +128,24 @@ class BackgroundEncoder:
         self.queue, self.piece_tokens = EncodeQueue(), piece_tokens(model.device)
         self.encoded_tokens = self.encoded_chunks = 0
         self._job: _EncodeJob | None = None
-        self._prefix: tuple[tuple[int, ...], KVCache] | None = None
+        self._encoded_prefix: _EncodedPrefix | None = None
 
     def enqueue(
         self, ids: Sequence[int], prefix: Sequence[int], salt: str, tenant: str | None = None
     ) -> None:
         """Queue a chunk to be encoded, unless it is queued or stored already."""
         key = self.store.key(ids, prefix, salt)
-        busy = self._job is not None and self._job.key == key
-        if busy or self.store.tier_of(key, len(ids)) is not None:
+        in_progress = self._job is not None and self._job.key == key
+        if in_progress or self.store.tier_of(key, len(ids)) is not None:
             return
         self.queue.add(key, QueuedChunk(tuple(ids), tuple(prefix), salt, tenant))
 
     def forget(self, tenant: str | None) -> bool:
         """Remove a tenant's documents from the queue. Returns whether any was there."""
-        waited = self.queue.waiting.forget(tenant)
+        was_queued = self.queue.waiting.forget(tenant)
         if self._job is not None and self._job.chunk.tenant == tenant:
-            self._job, waited = None, True
-        return waited
+            self._job, was_queued = None, True
+        return was_queued
 
     def abandon(self) -> None:
         """Drop the chunk in progress."""
@@ -160,7 +165,7 @@ class BackgroundEncoder:
             "waiting_tokens": self.queue.tokens,
             "encoded_chunks": self.encoded_chunks,
             "encoded_tokens": self.encoded_tokens,
-            "forgotten_chunks": self.queue.forgotten,
+            "forgotten_chunks": self.queue.dropped_chunks,
         }
 
     @property
@@ -171,33 +176,35 @@ class BackgroundEncoder:
     def step(self) -> int:
         """Encode one piece and return its tokens, 0 if the queue is empty or ``stop`` ended the
         piece, which is then repeated."""
-        job = self._job or self._next()
+        job = self._job or self._next_job()
         if job is None:
             return 0
         self._job = job
-        whole = (*job.chunk.prefix, *job.chunk.ids)
-        piece = whole[job.encoded : job.encoded + self.stop.size(self.piece_tokens)]
+        all_ids = (*job.chunk.prefix, *job.chunk.ids)
+        start = job.encoded_tokens
+        piece = all_ids[start : start + self.stop.limit_rows(self.piece_tokens)]
         ids = to_device(torch.tensor(piece, dtype=torch.long), self.model.device)
-        positions = torch.arange(job.encoded, job.encoded + len(piece), device=self.model.device)
+        positions = torch.arange(start, start + len(piece), device=self.model.device)
         if attempt(self.model, ids, positions, job.cache, self.stop) is None:
             return 0
-        job.encoded += len(piece)
+        job.encoded_tokens += len(piece)
         self.encoded_tokens += len(piece)
-        if job.encoded == len(whole):
+        if job.encoded_tokens == len(all_ids):
             self._job = None
             self._finish(job)
         return len(piece)
 
-    def _next(self) -> _EncodeJob | None:
-        entry = self.queue.waiting.next()
-        if entry is None:
+    def _next_job(self) -> _EncodeJob | None:
+        next_chunk = self.queue.waiting.next()
+        if next_chunk is None:
             return None
-        _, key, queued = entry
+        _, key, queued = next_chunk
         cache = dense_cache(self.model, len(queued.prefix) + len(queued.ids))
         encoded = 0
-        if self._prefix is not None and self._prefix[0] == queued.prefix:
+        prefix = self._encoded_prefix
+        if prefix is not None and prefix.ids == queued.prefix:
             encoded = len(queued.prefix)
-            for target, computed in zip(cache.k + cache.v, self._prefix[1].k + self._prefix[1].v):
+            for target, computed in zip(cache.k + cache.v, prefix.cache.k + prefix.cache.v):
                 target[:encoded] = computed
         return _EncodeJob(key, queued, cache, encoded)
 
@@ -205,8 +212,9 @@ class BackgroundEncoder:
         start = len(job.chunk.prefix)
         chunk = capture(self.model, job.cache, job.chunk.ids, start, job.chunk.prefix)
         self.store_chunk(chunk, job.chunk.salt, job.chunk.tenant)
-        if start and (self._prefix is None or self._prefix[0] != job.chunk.prefix):
+        encoded_prefix = self._encoded_prefix
+        if start and (encoded_prefix is None or encoded_prefix.ids != job.chunk.prefix):
             prefix = dense_cache(self.model, start)
             for target, computed in zip(prefix.k + prefix.v, job.cache.k + job.cache.v):
                 target.copy_(computed[:start])
-            self._prefix = (job.chunk.prefix, prefix)
+            self._encoded_prefix = _EncodedPrefix(job.chunk.prefix, prefix)

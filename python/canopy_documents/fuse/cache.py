@@ -29,10 +29,10 @@ class KVCache:
     slots: torch.Tensor
     identity_slots: bool = False
     transfers: list[Any] = field(default_factory=list)
-    """Transfers into the cache. A layer's rows arrive before the layer is read or written."""
-    _plans: list[tuple[torch.Tensor, list[attention.Block]]] = field(default_factory=list)
-    _batches: list[tuple[torch.Tensor, attention.Rows]] = field(default_factory=list)
-    _slots_by_positions: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    """Transfers into the cache; reads and writes of a layer wait for its rows."""
+    _plan_cache: list[tuple[torch.Tensor, list[attention.Block]]] = field(default_factory=list)
+    _rows_cache: list[tuple[torch.Tensor, attention.Rows]] = field(default_factory=list)
+    _slots_cache: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return self.slots.numel()
@@ -78,16 +78,16 @@ class KVCache:
             transfer.order_after(layer)
 
     def _slots_of(self, positions: torch.Tensor) -> torch.Tensor:
-        return _cached_result(self._slots_by_positions, positions, lambda: self.slots[positions])
+        return _cached_result(self._slots_cache, positions, lambda: self.slots[positions])
 
     def _rows(self, positions: torch.Tensor) -> attention.Rows:
         """Return the rows' index tensors. Their prefix sums are copied to a device only once."""
         return _cached_result(
-            self._batches, positions, lambda: attention.Rows.single(positions, self.slots)
+            self._rows_cache, positions, lambda: attention.Rows.single(positions, self.slots)
         )
 
     def _plan(self, positions: torch.Tensor) -> list[attention.Block]:
-        return _cached_result(self._plans, positions, lambda: attention.blocks(positions))
+        return _cached_result(self._plan_cache, positions, lambda: attention.blocks(positions))
 
 
 def _cached_result(
@@ -97,8 +97,8 @@ def _cached_result(
 
     ``results``: the last two by their positions, since a probe has two sets of rows.
     """
-    for of_positions, result in results:
-        if of_positions is positions:
+    for key_positions, result in results:
+        if key_positions is positions:
             return result
     result = make()
     results[:] = [*results[-1:], (positions, result)]
@@ -107,8 +107,8 @@ def _cached_result(
 
 def dense_cache(model: Model, tokens: int) -> KVCache:
     """Return a separate cache for ``tokens`` positions, for a CPU, a test or an evaluation."""
-    s = model.shape
-    size = (s.layers, tokens, 1, s.kv_heads, s.head_dim)
+    shape = model.shape
+    size = (shape.layers, tokens, 1, shape.kv_heads, shape.head_dim)
     k = torch.zeros(size, dtype=model.dtype, device=model.device)
     v = torch.zeros(size, dtype=model.dtype, device=model.device)
     slots = torch.arange(tokens, device=model.device)

@@ -19,7 +19,7 @@ from canopy_documents.fuse.rope import undo_checked
 from canopy_documents.fuse.rows import prefill
 from canopy_documents.store.chunk import Chunk
 
-STAND_IN = (
+STAND_IN_TEXTS = (
     "The committee met on Tuesday to discuss the annual report. Several members noted that the "
     "weather had been mild, and that the harvest was larger than in the years before. The meeting "
     "was closed after two hours, and the minutes were sent to all who had asked for them. A second "
@@ -59,15 +59,15 @@ tokens, all ten about 640."""
 FEW_STAND_INS = 2
 
 
-def stand_in(
-    ids: Callable[[str], Sequence[int]], documents: int = FEW_STAND_INS
+def stand_in_prefix(
+    tokenize: Callable[[str], Sequence[int]], documents: int = FEW_STAND_INS
 ) -> tuple[int, ...]:
     """Return the tokens of the first ``documents`` stand-ins, each with its closing empty line.
 
-    ``ids`` tokenizes a text without special tokens.
+    ``tokenize`` tokenizes a text without special tokens.
     """
-    gap = tuple(ids("\n\n"))
-    return tuple(token for text in STAND_IN[:documents] for token in (*ids(text), *gap))
+    gap = tuple(tokenize("\n\n"))
+    return tuple(token for text in STAND_IN_TEXTS[:documents] for token in (*tokenize(text), *gap))
 
 
 class Encoder:
@@ -75,17 +75,17 @@ class Encoder:
 
     def __init__(self, model: Model, prefix: Sequence[int] = ()) -> None:
         self.model, self.prefix = model, tuple(prefix)
-        self._behind = dense_cache(model, len(self.prefix))
+        self._prefix_cache = dense_cache(model, len(self.prefix))
         if self.prefix:
-            prefill(model, self._tensor(self.prefix), self._behind)
+            prefill(model, self._tensor(self.prefix), self._prefix_cache)
 
     def encode(self, ids: Sequence[int]) -> Chunk:
         """Prefill ``ids`` after the prefix and return their KV."""
         start = len(self.prefix)
         cache = dense_cache(self.model, start + len(ids))
-        for pool, first in ((cache.k, self._behind.k), (cache.v, self._behind.v)):
-            for layer, rows in zip(pool, first):
-                layer[:start] = rows
+        for pool, prefix_pool in ((cache.k, self._prefix_cache.k), (cache.v, self._prefix_cache.v)):
+            for layer, prefix_rows in zip(pool, prefix_pool):
+                layer[:start] = prefix_rows
         if len(ids):
             prefill(self.model, self._tensor(ids), cache, start)
         return capture(self.model, cache, ids, start, self.prefix)

@@ -14,12 +14,12 @@ from canopy_documents.fuse.placement import place_chunks
 from canopy_documents.fuse.selectors.base import Selector, SelectorInput
 from canopy_documents.store.chunk import FusedPrompt
 
-HEAD_TOKENS = 32
+MIN_HEAD_TOKENS = 32
 """A shorter head runs with the probe and again later: a separate pass would cost more."""
 
 
 @dataclass(slots=True)
-class Fused:
+class FusedResult:
     """The last token's logits ``[vocab]``, and the rows computed at layer 0."""
 
     logits: torch.Tensor
@@ -28,7 +28,7 @@ class Fused:
 
 def fused_prefill(
     model: Model, prompt: FusedPrompt, cache: KVCache, selector: Selector, ratio: float
-) -> Fused:
+) -> FusedResult:
     """Prefill a prompt, recomputing ``ratio`` of its chunk tokens and reusing the rest.
 
     Tokens outside chunks and the prompt's last token are always computed. At ratio 1 this is a
@@ -46,50 +46,50 @@ def fused_steps(
     cache: KVCache,
     selector: Selector,
     ratio: float,
-    size: int,
+    step_rows: int,
     stop: row_forward.Stop,
-) -> Generator[None, None, Fused]:
-    """Take the steps of :func:`fused_prefill`: the choice, then ``size`` rows each.
+) -> Generator[None, None, FusedResult]:
+    """Take the steps of :func:`fused_prefill`: the choice, then ``step_rows`` rows each.
 
     A step of rows that ``stop`` ends is repeated.
     """
-    inside = prompt.in_chunk()
-    inside[len(prompt) - 1] = False
-    ready = 0
-    context = SelectorInput(model, prompt, cache, ratio)
+    in_chunk = prompt.in_chunk()
+    in_chunk[len(prompt) - 1] = False
+    head_tokens = 0
+    inputs = SelectorInput(model, prompt, cache, ratio)
     if selector.reads_cache and 0 < ratio < 1:
-        place_chunks(model, prompt.placed, cache, inside)
-        ready = yield from _run_head(model, prompt, cache, size, stop)
-        tokens = selector.choose(replace(context, ready=ready)).cpu()
+        place_chunks(model, prompt.placed, cache, in_chunk)
+        head_tokens = yield from _run_head(model, prompt, cache, step_rows, stop)
+        recomputed = selector.choose(replace(inputs, exact_prefix_tokens=head_tokens)).cpu()
     else:
-        tokens = torch.empty(0, dtype=torch.long)
+        recomputed = torch.empty(0, dtype=torch.long)
         if ratio > 0:
-            tokens = selector.choose(context).cpu() if ratio < 1 else inside.nonzero()[:, 0]
-        reused = inside.clone()
-        reused[tokens] = False
-        place_chunks(model, prompt.placed, cache, reused)
-    needed = ~inside
-    needed[tokens] = True
-    every = needed.nonzero()[:, 0].to(model.device)
+            recomputed = selector.choose(inputs).cpu() if ratio < 1 else in_chunk.nonzero()[:, 0]
+        is_reused = in_chunk.clone()
+        is_reused[recomputed] = False
+        place_chunks(model, prompt.placed, cache, is_reused)
+    is_computed = ~in_chunk
+    is_computed[recomputed] = True
+    computed_rows = is_computed.nonzero()[:, 0].to(model.device)
     yield
-    hidden = yield from _compute(model, prompt, every[ready:], cache, size, stop)
-    return Fused(model.logits(hidden[-1:])[0], every)
+    hidden = yield from _compute(model, prompt, computed_rows[head_tokens:], cache, step_rows, stop)
+    return FusedResult(model.logits(hidden[-1:])[0], computed_rows)
 
 
 def _run_head(
-    model: Model, prompt: FusedPrompt, cache: KVCache, size: int, stop: row_forward.Stop
+    model: Model, prompt: FusedPrompt, cache: KVCache, step_rows: int, stop: row_forward.Stop
 ) -> Generator[None, None, int]:
     """Compute the tokens before the first chunk; returns their number.
 
     No chunk precedes them, so their KV is exact and a probing selector can skip them. Returns 0 if
     they are too few.
     """
-    count = prompt.placed[0].start if prompt.placed else 0
-    if count < HEAD_TOKENS:
+    head_tokens = prompt.placed[0].start if prompt.placed else 0
+    if head_tokens < MIN_HEAD_TOKENS:
         return 0
-    head = torch.arange(count, device=model.device)
-    yield from _compute(model, prompt, head, cache, size, stop)
-    return count
+    head = torch.arange(head_tokens, device=model.device)
+    yield from _compute(model, prompt, head, cache, step_rows, stop)
+    return head_tokens
 
 
 def _compute(
@@ -97,10 +97,10 @@ def _compute(
     prompt: FusedPrompt,
     rows: torch.Tensor,
     cache: KVCache,
-    size: int,
+    step_rows: int,
     stop: row_forward.Stop,
 ) -> Generator[None, None, torch.Tensor]:
-    """Run ``rows``, ``size`` in a step; returns the hidden states of the last step."""
-    for some in rows.split(size):
-        hidden = yield from row_forward.attempt_again(model, prompt.ids[some], some, cache, stop)
+    """Run ``rows``, ``step_rows`` in a step; returns the hidden states of the last step."""
+    for step in rows.split(step_rows):
+        hidden = yield from row_forward.attempt_again(model, prompt.ids[step], step, cache, stop)
     return hidden

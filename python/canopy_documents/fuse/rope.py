@@ -56,16 +56,16 @@ def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def rotate_into(x: torch.Tensor, turn: Turns, out: torch.Tensor) -> None:
+def rotate_into(x: torch.Tensor, factors: Turns, out: torch.Tensor) -> None:
     """Write :func:`rotate` of ``x [n, heads, d]`` into ``out``, which must not overlap ``x``.
 
-    ``turn``: the ``rotation_factors`` of a table, computed once for all layers. With fp32 this takes a third
+    ``factors``: the ``rotation_factors`` of a table, computed once for all layers. With fp32 this takes a third
     of :func:`rotate`'s time.
     """
     if x.dtype == out.dtype == torch.float32:
-        rotate_by(x, turn, out)
+        rotate_by(x, factors, out)
     else:
-        out.copy_(rotate_by(x.float(), turn))
+        out.copy_(rotate_by(x.float(), factors))
 
 
 def unrotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -100,10 +100,10 @@ def undo_checked(x: torch.Tensor, rope: Rotation, positions: torch.Tensor) -> to
 def prove_rotation(
     rope: Rotation, head_dim: int, device: torch.device, positions: int = 64
 ) -> None:
-    """Check once that a table can be undone exactly; waits for the device. Raises RuntimeError."""
-    at = torch.arange(positions)
+    """Check that a table can be undone to within 1e-4; waits for the device. Raises RuntimeError."""
+    positions_tested = torch.arange(positions)
     x = torch.linspace(-1.0, 1.0, positions * head_dim).view(positions, 1, head_dim)
-    rotated = rope.undo(rope.apply(x.to(device), at), at).cpu()
+    rotated = rope.undo(rope.apply(x.to(device), positions_tested), positions_tested).cpu()
     error = float((rotated - x).abs().max())
     if not error <= 1e-4:
         raise RuntimeError(f"undoing RoPE is off by {error:.2e} of values up to 1")

@@ -38,8 +38,8 @@ def finish(steps: Generator[None, None, Result]) -> Result:
     while True:
         try:
             next(steps)
-        except StopIteration as done:
-            return done.value  # type: ignore[no-any-return]
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
 
 
 @dataclass(slots=True)
@@ -47,25 +47,25 @@ class RowsAttention:
     """A :class:`~.model.Attention` that writes the rows' K and V into ``cache``, then attends by
     position.
 
-    The forward ends after ``last``, the last watched layer.
+    The forward ends after ``last_layer``, the last watched layer.
     """
 
     cache: KVCache
     positions: torch.Tensor
     scale: float
     watch: Watch | None = None
-    arrive: Callable[[int], None] | None = None
-    last: int | None = None
+    on_layer: Callable[[int], None] | None = None
+    last_layer: int | None = None
 
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
         """Return the attention of one layer's rows."""
-        if self.arrive is not None:  # this layer's reused KV is in place after the call
-            self.arrive(layer)
+        if self.on_layer is not None:  # this layer's reused KV is in place after the call
+            self.on_layer(layer)
         self.cache.write(layer, self.positions, k, v)
         attended = self.watch(layer, q, self.positions) if self.watch is not None else None
-        if layer == self.last:
+        if layer == self.last_layer:
             raise ForwardEnd
         if attended is None:
             attended = self.cache.attend(layer, q, self.positions, self.scale)
@@ -79,14 +79,14 @@ def run_rows(
     positions: torch.Tensor,
     cache: KVCache,
     watch: Watch | None = None,
-    arrive: Callable[[int], None] | None = None,
+    on_layer: Callable[[int], None] | None = None,
 ) -> torch.Tensor:
     """Run rows ``ids [m]`` at sorted ``positions [m]`` through all layers.
 
     Returns the rows' hidden states ``[m, hidden]`` after the last norm.
     """
     scale = model.shape.head_dim**-0.5
-    return model.forward(ids, positions, RowsAttention(cache, positions, scale, watch, arrive))
+    return model.forward(ids, positions, RowsAttention(cache, positions, scale, watch, on_layer))
 
 
 @torch.no_grad()
@@ -95,14 +95,14 @@ def probe_rows(
     ids: torch.Tensor,
     positions: torch.Tensor,
     cache: KVCache,
-    last: int,
+    last_layer: int,
     watch: Watch | None = None,
 ) -> None:
-    """Run rows as :func:`run_rows`, but only up to the attention of layer ``last``."""
+    """Run rows as :func:`run_rows`, but only up to the attention of layer ``last_layer``."""
     scale = model.shape.head_dim**-0.5
     try:
         model.forward(
-            ids, positions, RowsAttention(cache, positions, scale, watch=watch, last=last)
+            ids, positions, RowsAttention(cache, positions, scale, watch, last_layer=last_layer)
         )
     except ForwardEnd:
         return
@@ -111,7 +111,7 @@ def probe_rows(
 MAX_STOPS = 4
 """Maximum consecutive stops of background work: under any traffic some of it is done."""
 MIN_ROWS = 8
-CALM = 16
+CALM_RUNS = 16
 """Undisturbed runs after which a run has more rows again."""
 
 
@@ -129,26 +129,26 @@ class Stop:
     """
 
     request_came: Callable[[], bool] = never
-    in_a_row: int = 0
+    stops_in_a_row: int = 0
     halvings: int = 0
-    calm: int = 0
+    undisturbed_runs: int = 0
 
     def __call__(self, layer: int) -> None:
-        if self.in_a_row < MAX_STOPS and self.request_came():
-            self.in_a_row += 1
+        if self.stops_in_a_row < MAX_STOPS and self.request_came():
+            self.stops_in_a_row += 1
             self.halvings += 1
-            self.calm = 0
+            self.undisturbed_runs = 0
             raise ForwardEnd
 
-    def size(self, rows: int) -> int:
+    def limit_rows(self, rows: int) -> int:
         """Return the rows of the next run, of at most ``rows``."""
         return min(rows, max(MIN_ROWS, rows >> self.halvings))
 
     def record_completion(self) -> None:
         """Record a run that was not ended."""
-        self.in_a_row, self.calm = 0, self.calm + 1
-        if self.calm >= CALM:
-            self.halvings, self.calm = max(0, self.halvings - 1), 0
+        self.stops_in_a_row, self.undisturbed_runs = 0, self.undisturbed_runs + 1
+        if self.undisturbed_runs >= CALM_RUNS:
+            self.halvings, self.undisturbed_runs = max(0, self.halvings - 1), 0
 
 
 def attempt(
@@ -157,7 +157,7 @@ def attempt(
     """Run rows as :func:`run_rows` and return their hidden states; None if ``stop`` ended the run,
     which is then to be repeated."""
     try:
-        hidden = run_rows(model, ids, positions, cache, arrive=stop)
+        hidden = run_rows(model, ids, positions, cache, on_layer=stop)
     except ForwardEnd:
         return None
     stop.record_completion()

@@ -60,7 +60,7 @@ class RowTransfer:
             self.order_after(len(self.events) - 1)
 
 
-def send(
+def start_transfer(
     model: Model, placed: Sequence[PlacedChunk], cache: KVCache, positions: torch.Tensor
 ) -> RowTransfer | None:
     """Start to write KV of the ``positions [m]`` that are in chunks of a :class:`HostMemory`.
@@ -70,12 +70,12 @@ def send(
     memory.
     """
     bases = [(p, *base_and_skip(p.chunk)) for p in placed]
-    parts = [(p, chunk, skip) for p, chunk, skip in bases if isinstance(chunk, HostChunk)]
-    if not parts:
+    host_parts = [(p, chunk, skip) for p, chunk, skip in bases if isinstance(chunk, HostChunk)]
+    if not host_parts:
         return None
-    memory: HostMemory = parts[0][1].memory
+    memory: HostMemory = host_parts[0][1].memory
     source_slots = torch.full((len(cache),), -1, dtype=torch.long)
-    for p, chunk, skip in parts:
+    for p, chunk, skip in host_parts:
         end = min(p.end, len(cache))
         source_slots[p.start : end] = chunk.slots[skip : skip + end - p.start]
     device = cache.slots.device
@@ -89,14 +89,14 @@ def send(
         MAX_PROGRAMS,
     )  # fmt: skip
     layers = model.shape.layers
-    size = positions.numel() * layers * 2 * memory.k[0, :1].nbytes
-    transfer = RowTransfer(size, tuple(chunk for _, chunk, _ in parts))
+    transfer_bytes = positions.numel() * layers * 2 * memory.k[0, :1].nbytes
+    transfer = RowTransfer(transfer_bytes, tuple(chunk for _, chunk, _ in host_parts))
     if memory.stream is None:
         scatter.run()
         return transfer
     memory.stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(memory.stream):
-        for start, end in launches(layers, size):
+        for start, end in launch_ranges(layers, transfer_bytes):
             scatter.run(start, end)
             event = torch.cuda.Event()
             event.record()
@@ -107,8 +107,8 @@ def send(
     return transfer
 
 
-def launches(layers: int, size: int) -> list[tuple[int, int]]:
-    """Split a transfer of ``size`` bytes into launches. Returns the range of layers of each."""
-    count = max(1, min(layers, MAX_LAUNCHES, size // LAUNCH_BYTES))
+def launch_ranges(layers: int, transfer_bytes: int) -> list[tuple[int, int]]:
+    """Split a transfer of ``transfer_bytes`` bytes into launches. Returns the range of layers of each."""
+    count = max(1, min(layers, MAX_LAUNCHES, transfer_bytes // LAUNCH_BYTES))
     ends = [layers * (i + 1) // count for i in range(count)]
     return list(zip([0, *ends], ends))

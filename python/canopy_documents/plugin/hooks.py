@@ -88,7 +88,7 @@ _COMMON = _SRT + "mem_cache.common."
 _SCHEDULER = _SRT + "managers.scheduler.Scheduler."
 _MANAGER = _SRT + "managers.tokenizer_manager.TokenizerManager."
 
-_HOOKS: tuple[tuple[str, str, Callable[..., Any], tuple[str, ...]], ...] = (
+_TABLE: tuple[tuple[str, str, Callable[..., Any], tuple[str, ...]], ...] = (
     (_SRT + "entrypoints.http_server.launch_server", "before", _add_routes, ("server_args",)),
     (_SCHEDULER + "__init__", "around", _build, ("self", "server_args")),
     (
@@ -97,7 +97,7 @@ _HOOKS: tuple[tuple[str, str, Callable[..., Any], tuple[str, ...]], ...] = (
         start.pool_budget,
         ("self", "budget_bytes"),
     ),
-    (_SCHEDULER + "get_prefill_adder_class", "after", admission.adder_class, ("self",)),
+    (_SCHEDULER + "get_prefill_adder_class", "after", admission.use_document_adder, ("self",)),
     (_SCHEDULER + "on_idle", "before", scheduler.work_when_idle, ("self",)),
     (_SCHEDULER + "flush_cache", "after", scheduler.replace_stale_store, ("self",)),
     (_SCHEDULER + "get_internal_state", "after", scheduler.internal_state, ("self", "recv_req")),
@@ -139,7 +139,7 @@ _HOOKS: tuple[tuple[str, str, Callable[..., Any], tuple[str, ...]], ...] = (
 )
 """``(target, kind of hook, hook, leading parameters)``."""
 
-HOOKS = tuple(Hook(*hook, purpose="reuse documents, with `--canopy-documents`") for hook in _HOOKS)
+HOOKS = tuple(Hook(*hook, purpose="reuse documents, with `--canopy-documents`") for hook in _TABLE)
 
 
 def attach() -> None:

@@ -12,18 +12,18 @@ import torch
 
 from canopy_documents.fuse import rows as row_forward
 from canopy_documents.fuse.cache import KVCache
-from canopy_documents.fuse.encode import Encoder, stand_in
+from canopy_documents.fuse.encode import Encoder, stand_in_prefix
 from canopy_documents.fuse.model import Model
 from canopy_documents.quality.tasks import SYSTEM, Example
 from canopy_documents.store.chunk import Chunk, FusedPrompt, PlacedChunk
-from canopy_documents.text.variants import Place
+from canopy_documents.text.variants import PrefixVariants
 
 
 @dataclass(slots=True)
 class Case:
     """One example as tokens: a system prefix, the tokens of each document, and the question.
 
-    stand_in: tokens of documents that are not in the prompt, to encode documents after.
+    stand_in_prefix: tokens of documents that are not in the prompt, to encode documents after.
     """
 
     prefix: list[int]
@@ -31,7 +31,7 @@ class Case:
     question: list[int]
     answers: tuple[str, ...]
     task: str
-    stand_in: list[int] = field(default_factory=list)
+    stand_in_prefix: list[int] = field(default_factory=list)
 
     @property
     def ids(self) -> list[int]:
@@ -46,7 +46,7 @@ def tokenise(tokenizer: Any, example: Example, count: int, document_tokens: int)
     Without a chat template the prompt is plain text.
     """
 
-    def ids(text: str) -> list[int]:
+    def tokenize(text: str) -> list[int]:
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
     if getattr(tokenizer, "chat_template", None):
@@ -64,18 +64,18 @@ def tokenise(tokenizer: Any, example: Example, count: int, document_tokens: int)
         before, after = text.split(mark)
     else:
         before, after = f"{SYSTEM}\n\n", "\nAnswer:"
-    gap = ids("\n\n")
-    room = max(0, document_tokens - len(gap))
-    documents = [ids(d)[:room] + gap for d in example.documents[:count]]
-    question = ids(f"Question: {example.question}{after}{example.lead}")
-    return Case(
-        ids(before), documents, question, example.answers, example.task, list(stand_in(ids))
-    )
+    gap = tokenize("\n\n")
+    limit = max(0, document_tokens - len(gap))
+    documents = [tokenize(document)[:limit] + gap for document in example.documents[:count]]
+    question = tokenize(f"Question: {example.question}{after}{example.lead}")
+    stand_in = list(stand_in_prefix(tokenize))
+    return Case(tokenize(before), documents, question, example.answers, example.task, stand_in)
 
 
 def prefix_for(case: Case, index: int) -> tuple[int, ...]:
     """Return the tokens that the document at ``index`` is encoded after."""
-    return Place(index == 0, tuple(case.prefix), (tuple(case.stand_in),), True).acceptable()[0]
+    stand_ins = (tuple(case.stand_in_prefix),)
+    return PrefixVariants(index == 0, tuple(case.prefix), stand_ins, True).acceptable_prefixes()[0]
 
 
 def encode_case(
@@ -100,10 +100,10 @@ def encode_case(
 
 def prompt_of_case(case: Case, chunks: Sequence[Chunk], device: torch.device) -> FusedPrompt:
     """Return the prompt of a case with ``chunks``, the KV of its documents."""
-    at, placed = len(case.prefix), []
+    position, placed = len(case.prefix), []
     for chunk in chunks:
-        placed.append(PlacedChunk(chunk, at))
-        at += len(chunk)
+        placed.append(PlacedChunk(chunk, position))
+        position += len(chunk)
     return FusedPrompt(torch.tensor(case.ids, device=device), tuple(placed))
 
 
@@ -111,35 +111,36 @@ def prompt_of_case(case: Case, chunks: Sequence[Chunk], device: torch.device) ->
 def greedy_steps(
     model: Model,
     cache: KVCache,
-    n: int,
-    begun: Sequence[int],
-    count: int,
-    end: int | None,
-    rows: list[torch.Tensor] | None = None,
+    prompt_tokens: int,
+    first_tokens: Sequence[int],
+    max_tokens: int,
+    end_token: int | None,
+    step_logits: list[torch.Tensor] | None = None,
 ) -> Generator[None, None, list[int]]:
-    """Decode at most ``count`` greedy tokens, continuing ``begun``, up to ``end``; yields before
-    each.
+    """Decode at most ``max_tokens`` greedy tokens, continuing ``first_tokens``, up to ``end_token``.
+    Yields before each.
 
-    The cache holds n prompt tokens and all following tokens except the last, and is extended during
-    decoding. rows: collects the logits ``[vocab]`` of each new token.
+    The cache has the KV of the prompt and of all following tokens except the last, and is extended
+    during decoding. step_logits: collects the logits ``[vocab]`` of each new token.
     """
-    tokens = list(begun[:count])
-    while len(tokens) < count and end not in tokens:
+    tokens = list(first_tokens[:max_tokens])
+    while len(tokens) < max_tokens and end_token not in tokens:
         yield
-        at = n + len(tokens) - 1
-        last = torch.tensor(tokens[-1:], device=model.device)
-        row = model.logits(row_forward.prefill(model, last, cache.upto(at + 1), at))
-        tokens.append(int(row.argmax()))
-        if rows is not None:
-            rows.append(row[0])
+        position = prompt_tokens + len(tokens) - 1
+        last_token = torch.tensor(tokens[-1:], device=model.device)
+        end = position + 1
+        logits = model.logits(row_forward.prefill(model, last_token, cache.upto(end), position))
+        tokens.append(int(logits.argmax()))
+        if step_logits is not None:
+            step_logits.append(logits[0])
     return tokens
 
 
 def text_of(tokenizer: Any, tokens: Sequence[int]) -> str:
     """Return the text of an answer's tokens before the model's end token."""
     end = tokenizer.eos_token_id
-    kept = list(tokens)
-    return str(tokenizer.decode(kept[: kept.index(end)] if end in kept else kept))
+    answer = list(tokens)
+    return str(tokenizer.decode(answer[: answer.index(end)] if end in answer else answer))
 
 
 def normalise(text: str) -> str:
@@ -148,7 +149,7 @@ def normalise(text: str) -> str:
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
-def holds(text: str, answers: Iterable[str]) -> bool:
+def contains_answer(text: str, answers: Iterable[str]) -> bool:
     """Return whether a text contains any of the answers."""
-    words = f" {normalise(text)} "
-    return any(f" {normalise(a)} " in words for a in answers if normalise(a))
+    padded_text = f" {normalise(text)} "
+    return any(f" {normalise(a)} " in padded_text for a in answers if normalise(a))

@@ -66,12 +66,13 @@ def answers_differ(
     n = len(ids)
     tokens = to_device(torch.tensor(ids, dtype=torch.long), model.device)
     cache = dense_cache(model, n + ANSWER_TOKENS)
-    size = row_forward.piece_tokens(model.device)
-    for first in range(0, n, size):
-        piece = tokens[first : first + size]
-        piece_end = first + piece.numel()
-        at = torch.arange(first, piece_end, device=model.device)
-        hidden = yield from row_forward.attempt_again(model, piece, at, cache.upto(piece_end), stop)
+    piece_size = row_forward.piece_tokens(model.device)
+    for piece_start in range(0, n, piece_size):
+        piece = tokens[piece_start : piece_start + piece_size]
+        piece_end = piece_start + piece.numel()
+        positions = torch.arange(piece_start, piece_end, device=model.device)
+        seen = cache.upto(piece_end)
+        hidden = yield from row_forward.attempt_again(model, piece, positions, seen, stop)
     step_logits = [model.logits(hidden[-1:])[0]]
     first_tokens = [int(step_logits[0].argmax())]
     full = yield from greedy_steps(model, cache, n, first_tokens, ANSWER_TOKENS, end, step_logits)
@@ -80,8 +81,8 @@ def answers_differ(
     if not placed:
         raise NoLongerStored
     prompt = FusedPrompt(tokens, placed)
-    choose = make_selector(selector)
-    fused = yield from fused_steps(model, prompt, cache.upto(n), choose, ratio, size, stop)
+    chooser = make_selector(selector)
+    fused = yield from fused_steps(model, prompt, cache.upto(n), chooser, ratio, piece_size, stop)
     first_token = [int(fused.logits.argmax())]
     reused = yield from greedy_steps(model, cache, n, first_token, ANSWER_TOKENS, end)
     return differ(full, reused, step_logits)
@@ -89,15 +90,15 @@ def answers_differ(
 
 def differ(full: Sequence[int], reused: Sequence[int], step_logits: Sequence[torch.Tensor]) -> bool:
     """Return whether two answers differ beyond a near tie; step_logits: the logits of ``full``."""
-    for want, got, row in zip(full, reused, step_logits):
-        if want != got:
-            return float(row[want] - row[got]) > TIE_NATS
+    for full_token, reused_token, logits in zip(full, reused, step_logits):
+        if full_token != reused_token:
+            return float(logits[full_token] - logits[reused_token]) > TIE_NATS
     return False
 
 
 logger = logging.getLogger(__name__)
 
-MAX_WAITING = 16
+MAX_CHECKS = 16
 MAX_WORK_CHECKS = 4
 LOAD_SHARE = 0.02
 """Share of computed prompt tokens that checks may compute under load."""
@@ -105,7 +106,7 @@ MAX_WAIT_S = 600.0
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
+class WaitingCheck:
     """A prompt waiting for a quality check.
 
     quality_level: the tenant's quality level; ratio: the recompute ratio it would be served with; pieces: pieces
@@ -130,11 +131,11 @@ class QualityChecker:
 
     def __init__(self, limits: QualityLimits, end: int | None, piece_tokens: int) -> None:
         self.limits, self.end, self.piece_tokens = limits, end, piece_tokens
-        self.waiting: deque[_Waiting] = deque()
+        self.waiting: deque[WaitingCheck] = deque()
         self.dropped: Counter[str] = Counter()
         self.budget_tokens = 0.0
         self._reuse_versions: dict[str | None, int] = {}
-        self._least_version = self._last_version = 0
+        self._base_version = self._last_version = 0
         self._running_check: Generator[None, None, bool] | None = None
 
     @property
@@ -145,18 +146,18 @@ class QualityChecker:
     def reuse_version(self, tenant: str | None) -> int:
         """Return a number that changes when the tenant's reuse is stopped, so that KV kept before
         is not used again."""
-        return self._reuse_versions.get(tenant, self._least_version)
+        return self._reuse_versions.get(tenant, self._base_version)
 
     def offer(self, ids: Sequence[int], request: Any, ratio: float) -> None:
         """Queue a prompt for a check if the tenant limits select it. ``ratio``: served with it."""
-        level = self.limits.take(request.tenant)
+        level = self.limits.count_prompt(request.tenant)
         if level is None:
             return
         has_waiting = any(check.request.tenant == request.tenant for check in self.waiting)
-        if has_waiting or (len(self.waiting) == MAX_WAITING and not self._displace(request.tenant)):
+        if has_waiting or (len(self.waiting) == MAX_CHECKS and not self._displace(request.tenant)):
             self.dropped["too many wait"] += 1
         else:
-            self.waiting.append(_Waiting(tuple(ids), request, level, ratio))
+            self.waiting.append(WaitingCheck(tuple(ids), request, level, ratio))
 
     def _displace(self, tenant: str | None) -> bool:
         """Drop the waiting check of the lowest-ranked tenant, if ``tenant`` ranks higher.
@@ -164,12 +165,12 @@ class QualityChecker:
         A suspect's check is never dropped. Returns whether a check was dropped.
         """
         current = self.waiting[0] if self._running_check is not None else None
-        others = [check for check in self.waiting if check is not current]
-        least = min(others, key=lambda check: self.limits.rank(check.request.tenant))
-        rank = self.limits.rank(least.request.tenant)
+        droppable = [check for check in self.waiting if check is not current]
+        lowest = min(droppable, key=lambda check: self.limits.rank(check.request.tenant))
+        rank = self.limits.rank(lowest.request.tenant)
         if rank[0] or rank >= self.limits.rank(tenant):
             return False
-        self.waiting.remove(least)
+        self.waiting.remove(lowest)
         self.dropped["displaced"] += 1
         return True
 
@@ -198,8 +199,8 @@ class QualityChecker:
         """
         self._drop_old(now)
         pieces = 0
-        most = max(1, int(LOAD_SHARE * tokens) // self.piece_tokens)
-        while self.waiting and self.budget_tokens >= self.piece_tokens and pieces < most:
+        max_count = max(1, int(LOAD_SHARE * tokens) // self.piece_tokens)
+        while self.waiting and self.budget_tokens >= self.piece_tokens and pieces < max_count:
             self.run_piece(library, now)
             self.budget_tokens -= self.piece_tokens
             pieces += 1
@@ -220,13 +221,13 @@ class QualityChecker:
         check = self.waiting[0]
         try:
             if self._running_check is None:
-                self._running_check = self._begin(library, check)
+                self._running_check = self._start_check(library, check)
             if self._running_check is not None:
                 check.pieces += 1
                 next(self._running_check)
                 return
-        except StopIteration as done:
-            self._decide(library, check, done.value)
+        except StopIteration as end:
+            self._record_result(library, check, end.value)
         except NoLongerStored:
             self.dropped["no longer stored"] += 1
         except Exception:
@@ -248,27 +249,27 @@ class QualityChecker:
             self.waiting.remove(check)
             self.dropped["too old"] += 1
 
-    def _begin(self, library: Any, check: _Waiting) -> Generator[None, None, bool] | None:
+    def _start_check(self, library: Any, check: WaitingCheck) -> Generator[None, None, bool] | None:
         request = check.request
 
-        def placed() -> tuple[Any, ...]:
+        def find_placed() -> tuple[Any, ...]:
             return library.check_chunks(request, check.ids)  # type: ignore[no-any-return]
 
-        if not placed():
+        if not find_placed():
             self.dropped["no longer stored"] += 1
             return None
         ratio = raised_ratio(check.ratio) if check.quality_level == RAISED else check.ratio
         return answers_differ(
             library.model,
             check.ids,
-            placed,
+            find_placed,
             library.options.selector,
             ratio,
             self.end,
             library.stop,
         )
 
-    def _decide(self, library: Any, check: _Waiting, differs: bool) -> None:
+    def _record_result(self, library: Any, check: WaitingCheck, differs: bool) -> None:
         """Count a check. While reuse is stopped, delete a differing prompt's documents, so that they
         are encoded again.
 
@@ -293,4 +294,4 @@ class QualityChecker:
         self._reuse_versions[tenant] = self._last_version
         if len(self._reuse_versions) > MAX_TENANTS:  # unlisted tenants get a new one, too
             del self._reuse_versions[next(iter(self._reuse_versions))]
-            self._least_version = self._last_version
+            self._base_version = self._last_version

@@ -1,4 +1,4 @@
-"""Quality check: tests reuse at start on questions with known answers, and refuses it below a floor.
+"""Quality check: tests reuse at start on questions with known answers, and refuses it below a share.
 
 The questions ask for made-up facts in filler documents. The served model answers each question by
 greedy decoding: once after full recompute, and after a fused prefill with the server's selector
@@ -20,17 +20,17 @@ from canopy_documents.fuse.cache import dense_cache
 from canopy_documents.fuse.encode import Encoder
 from canopy_documents.fuse.fusion import fused_prefill
 from canopy_documents.fuse.model import Model
-from canopy_documents.fuse.selectors import Offline, make_selector
+from canopy_documents.fuse.selectors import OfflineSelector, make_selector
 from canopy_documents.quality.answers import (
     Case,
     encode_case,
     greedy_steps,
-    holds,
+    contains_answer,
     prompt_of_case,
     text_of,
     tokenise,
 )
-from canopy_documents.quality.tasks import SYNTHETIC, default_filler, synthetic
+from canopy_documents.quality.tasks import SYNTHETIC, default_filler, make_examples
 from sglang_canopy.errors import CanopyError
 
 logger = logging.getLogger(__name__)
@@ -42,8 +42,8 @@ DOCUMENTS, DOCUMENT_TOKENS = 6, 160
 
 @dataclass(frozen=True, slots=True)
 class KeptAnswers:
-    """Number of correct answers by full recompute (``right_answers``), and of those that reuse also answers
-    correctly (``kept_answers``)."""
+    """Number of questions that full recompute answers correctly (``right_answers``), and how many
+    of these reuse answers correctly, too (``kept_answers``)."""
 
     right_answers: int
     kept_answers: int
@@ -62,7 +62,7 @@ class KeptAnswers:
 def check_quality(
     model: Model, tokenizer: Any, selector: str, ratios: Iterable[float], min_kept: float | None
 ) -> dict[float, KeptAnswers]:
-    """Return the answers kept at every ratio; empty if there is no floor.
+    """Return the answers kept at every ratio; empty without ``min_kept``.
 
     Raises CanopyError, with the figures, if a ratio keeps less than ``min_kept``.
     """
@@ -71,11 +71,11 @@ def check_quality(
     if tokenizer is None:
         raise CanopyError("the quality check needs a tokenizer; drop --skip-tokenizer-init")
     by_ratio = measure_kept(model, tokenizer, selector, sorted(set(ratios)))
-    for ratio, count in by_ratio.items():
-        logger.info("canopy: quality check at ratio %s: %s", ratio, count)
-    missed = [r for r, count in by_ratio.items() if count.share is None or count.share < min_kept]
-    if missed:
-        figures = "; ".join(f"ratio {r}: {by_ratio[r]}" for r in missed)
+    for r, kept in by_ratio.items():
+        logger.info("canopy: quality check at ratio %s: %s", r, kept)
+    failing = [r for r, kept in by_ratio.items() if kept.share is None or kept.share < min_kept]
+    if failing:
+        figures = "; ".join(f"ratio {r}: {by_ratio[r]}" for r in failing)
         raise CanopyError(
             f"the quality check refuses to reuse documents: min_kept is {min_kept}, and at {figures}. "
             "Raise the ratio, use another model, or lower min_kept"
@@ -88,18 +88,18 @@ def measure_kept(
 ) -> dict[float, KeptAnswers]:
     """Return the answers kept, by ratio."""
     ratios, per_task = list(ratios), -(-questions // len(SYNTHETIC))
-    counted = {ratio: [0, 0] for ratio in ratios}
+    right_answers, kept_answers = 0, dict.fromkeys(ratios, 0)
     encoders: dict[tuple[int, ...], Encoder] = {}
-    for example in synthetic(SYNTHETIC, per_task, default_filler())[:questions]:
+    for example in make_examples(SYNTHETIC, per_task, default_filler())[:questions]:
         case = tokenise(tokenizer, example, DOCUMENTS, DOCUMENT_TOKENS)
-        if not holds(full_answer(model, tokenizer, case), case.answers):
+        if not contains_answer(full_answer(model, tokenizer, case), case.answers):
             continue
+        right_answers += 1
         chunks = encode_case(model, case, encoders)
         for ratio in ratios:
             text = fused_answer(model, tokenizer, case, chunks, selector, ratio)
-            counted[ratio][0] += 1
-            counted[ratio][1] += holds(text, case.answers)
-    return {ratio: KeptAnswers(*both) for ratio, both in counted.items()}
+            kept_answers[ratio] += contains_answer(text, case.answers)
+    return {ratio: KeptAnswers(right_answers, kept) for ratio, kept in kept_answers.items()}
 
 
 def full_answer(model: Model, tokenizer: Any, case: Case) -> str:
@@ -114,17 +114,17 @@ def fused_answer(
     model: Model, tokenizer: Any, case: Case, chunks: list[Any], selector: str, ratio: float
 ) -> str:
     """Return the greedy answer after a fused prefill at a ratio."""
-    prompt, choose = prompt_of_case(case, chunks, model.device), make_selector(selector)
-    if isinstance(choose, Offline):
+    prompt, chooser = prompt_of_case(case, chunks, model.device), make_selector(selector)
+    if isinstance(chooser, OfflineSelector):
         for chunk in chunks:
-            choose.scores(chunk)
+            chooser.scores(chunk)
     n = len(prompt)
     cache = dense_cache(model, n + ANSWER_TOKENS)
-    fused = fused_prefill(model, prompt, cache.upto(n), choose, ratio)
+    fused = fused_prefill(model, prompt, cache.upto(n), chooser, ratio)
     return _decode_answer(model, tokenizer, cache, n, fused.logits)
 
 
 def _decode_answer(model: Model, tokenizer: Any, cache: Any, n: int, first: torch.Tensor) -> str:
-    begun, end = [int(first.argmax())], tokenizer.eos_token_id
-    steps = greedy_steps(model, cache, n, begun, ANSWER_TOKENS, end)
+    first_tokens, end = [int(first.argmax())], tokenizer.eos_token_id
+    steps = greedy_steps(model, cache, n, first_tokens, ANSWER_TOKENS, end)
     return text_of(tokenizer, row_forward.finish(steps))

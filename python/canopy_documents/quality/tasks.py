@@ -32,7 +32,7 @@ _TRADES = "teacher baker painter doctor farmer sailor lawyer singer"
 PEOPLE, TRADES = _PEOPLE.split(), _TRADES.split()
 
 
-def synthetic(
+def make_examples(
     tasks: Sequence[str], count: int, filler: Sequence[str], documents: int = 6, seed: int = 0
 ) -> list[Example]:
     """Generate ``count`` examples of each task over ``documents`` filler texts.
@@ -43,17 +43,18 @@ def synthetic(
     reliably: SmolLM2-135M answers 20 of 21 with all documents in view, but 19 of 42 if the value is
     two words. A task beyond the model's ability would measure luck.
     """
-    rng, out = random.Random(seed), []
+    rng, examples = random.Random(seed), []
     for task in tasks:
         if task not in SYNTHETIC:
             raise CanopyError(f"task {task!r} is not known; allowed are {', '.join(SYNTHETIC)}")
     for _ in range(count):  # tasks alternate, so that an interrupted run has equal numbers of each
         for task in tasks:
-            out.append(_make(task, rng, [rng.choice(filler) for _ in range(documents)]))
-    return out
+            texts = [rng.choice(filler) for _ in range(documents)]
+            examples.append(_make_example(task, rng, texts))
+    return examples
 
 
-def _make(task: str, rng: random.Random, documents: list[str]) -> Example:
+def _make_example(task: str, rng: random.Random, documents: list[str]) -> Example:
     code = str(rng.randrange(1000, 10000))
     person, trade = rng.choice(PEOPLE), rng.choice(TRADES)
     index = rng.randrange(1, len(documents) - 1)
@@ -74,10 +75,10 @@ def _make(task: str, rng: random.Random, documents: list[str]) -> Example:
 
 def default_filler(words: int = 70) -> list[str]:
     """Return filler sentences about nothing that the tasks ask for."""
-    rng, out = random.Random(1), []
-    named = "river market bridge garden station harbour museum library forest castle"
-    things = named.split()
-    acts = [
+    rng, fillers = random.Random(1), []
+    thing_names = "river market bridge garden station harbour museum library forest castle"
+    things = thing_names.split()
+    relations = [
         "was built near",
         "lies beside",
         "was painted by the people of",
@@ -85,11 +86,10 @@ def default_filler(words: int = 70) -> list[str]:
         "leads to",
     ]
     for _ in range(40):
-        text: list[str] = []
-        while len(text) < words:
+        words_so_far: list[str] = []
+        while len(words_so_far) < words:
             a, b = rng.choice(things), rng.choice(things)
-            text += (
-                f"The old {a} {rng.choice(acts)} the {b} in {rng.randrange(1500, 1990)}.".split()
-            )
-        out.append(" ".join(text))
-    return out
+            relation, year = rng.choice(relations), rng.randrange(1500, 1990)
+            words_so_far += f"The old {a} {relation} the {b} in {year}.".split()
+        fillers.append(" ".join(words_so_far))
+    return fillers

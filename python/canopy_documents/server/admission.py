@@ -22,18 +22,18 @@ class ExpectedReuse:
     def saved_tokens(self, start: int, end: int) -> int:
         """Return the number of tokens of ``start..end`` that are expected to be reused."""
         return sum(
-            math.floor((1.0 - self.ratio) * max(0, min(b, end) - max(a, start)))
-            for a, b in self.spans
+            math.floor((1.0 - self.ratio) * max(0, min(span_end, end) - max(span_start, start)))
+            for span_start, span_end in self.spans
         )
 
-    def window_credit(self, start: int, end: int, room: int | None) -> int:
-        """Return the tokens to add to a window's ``room``, so that computed tokens fill it."""
-        if room is None or end - start - self.saved_tokens(start, end) <= room:
+    def window_credit(self, start: int, end: int, room_tokens: int | None) -> int:
+        """Return the tokens to add to a window's ``room_tokens``, so that computed tokens fill it."""
+        if room_tokens is None or end - start - self.saved_tokens(start, end) <= room_tokens:
             return self.saved_tokens(start, end)
         low, high = start, end  # find the last end whose computed tokens fit
         while high - low > 1:
             middle = (low + high) // 2
-            if middle - start - self.saved_tokens(start, middle) <= room:
+            if middle - start - self.saved_tokens(start, middle) <= room_tokens:
                 low = middle
             else:
                 high = middle
@@ -49,18 +49,18 @@ def expected_reuse(engine: DocumentEngine, req: Any) -> ExpectedReuse | None:
     prefix = req.prefix_len + req.host_hit_length
     if not reusable_tokens(documents, prefix, len(req.full_untruncated_fill_ids)):
         return None
-    spans = tuple((k.start, k.end) for k in documents if k.tier is not None)
+    spans = tuple((d.start, d.end) for d in documents if d.tier is not None)
     return ExpectedReuse(spans, engine.ratio_for(request, documents))
 
 
-def adder_class(original_class: Any, scheduler: Any, *_: Any, **__: Any) -> Any:
+def use_document_adder(original_class: Any, scheduler: Any, *_: Any, **__: Any) -> Any:
     """Hook after ``Scheduler.get_prefill_adder_class``."""
     engine = engine_of(scheduler)
-    return None if engine is None else _adder_class(original_class, engine)
+    return None if engine is None else _make_adder_class(original_class, engine)
 
 
 @functools.lru_cache(4)
-def _adder_class(original_class: type, engine: DocumentEngine) -> type:
+def _make_adder_class(original_class: type, engine: DocumentEngine) -> type:
     """Return SGLang's ``PrefillAdder``, whose budgets are charged only for computed tokens.
 
     A fused prompt fills only its recomputed share of a window. Admission uses an expectation. If it

@@ -1,6 +1,6 @@
 """Attention for batches whose rows are not contiguous, on top of SGLang's own backends.
 
-A backend keeps its name and class. While a fused batch runs, ``canopy.plan`` is set and rows attend
+A backend keeps its name and class. In a fused batch, ``canopy.fused_attention`` is set: rows attend
 by position: a query at position p attends to its own request's keys 0..p. All other batches run the
 stock code. On a CPU this is the project's blocked torch attention, on CUDA its Triton kernel
 (``canopy_kernel``), whatever the server's backend is.
@@ -31,7 +31,7 @@ class FusedAttention:
 
     rows: attention.Rows
     transfers: tuple[Any, ...] = ()
-    _planned: attention.Plan = field(default_factory=list)
+    _block_plan: attention.Plan = field(default_factory=list)
 
     @property
     def positions(self) -> torch.Tensor:
@@ -45,18 +45,18 @@ class FusedAttention:
         planned once."""
         if not is_host(q):
             return attention.sparse_prefill(q, k_pool, v_pool, self.rows, scale)
-        if not self._planned:
-            self._planned.extend(attention.plan(self.rows))
-        return attention.attend_in_blocks(q, k_pool, v_pool, self.rows, scale, self._planned)
+        if not self._block_plan:
+            self._block_plan.extend(attention.plan(self.rows))
+        return attention.attend_in_blocks(q, k_pool, v_pool, self.rows, scale, self._block_plan)
 
 
 @dataclass(slots=True)
-class Fusing:
+class FusionState:
     """State of an attention backend that fuses, at ``backend.canopy``."""
 
     name: str
-    plan: FusedAttention | None = None
-    """Of the fused batch that runs."""
+    fused_attention: FusedAttention | None = None
+    """The attention of the fused batch in progress, if any."""
 
 
 def fuses(backend: Any) -> bool:
@@ -76,20 +76,20 @@ def _forward_extend(
     **kwargs: Any,
 ) -> torch.Tensor:
     """Attend ``q [m, heads * d]``; returns q's shape. The rows' K and V are written first."""
-    plan: FusedAttention | None = backend.canopy.plan
-    if plan is None:
+    fused: FusedAttention | None = backend.canopy.fused_attention
+    if fused is None:
         return stock(q, k, v, layer, forward_batch, *args, **kwargs)
     from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
-    for transfer in plan.transfers:  # before rows are written: a transfer may include computed rows
+    for transfer in fused.transfers:  # before rows are written: it may include computed rows
         transfer.order_after(layer.layer_id)
-    save = kwargs.get("save_kv_cache", args[0] if args else True)
+    save_kv = kwargs.get("save_kv_cache", args[0] if args else True)
     pool = forward_batch_pool(backend, forward_batch)
-    if save and k is not None:
+    if save_kv and k is not None:
         pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
     query = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
     keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
-    out = plan.attend(query, pages.flat(keys), pages.flat(values), layer.scaling)
+    out = fused.attend(query, pages.flat(keys), pages.flat(values), layer.scaling)
     return out.reshape(q.shape)
 
 
@@ -116,7 +116,7 @@ def _wrap_backend(name: str, create: Callable[[Any], Any]) -> Callable[[Any], An
     @functools.wraps(create)
     def create_fusing(runner: Any) -> Any:
         backend = create(runner)
-        backend.canopy = Fusing(name)
+        backend.canopy = FusionState(name)
         backend.forward_extend = functools.partial(_forward_extend, backend, backend.forward_extend)
         return backend
 

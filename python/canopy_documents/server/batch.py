@@ -18,7 +18,7 @@ from canopy_documents.store.device_copy import is_host, to_device
 from canopy_kernel.attention import Rows
 
 
-def logit_rows(batch: Any) -> list[int]:
+def count_logit_rows(batch: Any) -> list[int]:
     """Return the number of rows at each request's end that need logits: 1, or all rows with prompt
     log-probabilities."""
     if not getattr(batch, "return_logprob", False):
@@ -44,7 +44,7 @@ def pack_rows(
     """
     lengths = [int(n) for n in batch.seq_lens_cpu]
     prefixes, device = list(batch.prefix_lens), batch.input_ids.device
-    keep, slots, offset = [], [], 0
+    row_indices, slots, offset = [], [], 0
     for i, positions in enumerate(chosen):
         n, prefix = lengths[i], prefixes[i]
         assert len(positions), f"request {i} would run no row"
@@ -53,13 +53,13 @@ def pack_rows(
             assert int(positions[-1]) < n, "a row past the window was chosen"
             assert bool((positions[1:] > positions[:-1]).all()), "rows are not in position order"
         assert n - prefix == batch.extend_lens[i], "the window is not prefix to length"
-        keep.append(to_device(positions - prefix + offset, device))
+        row_indices.append(to_device(positions - prefix + offset, device))
         slots.append(req_to_token[int(batch.req_pool_indices_cpu[i]), :n])
         offset += batch.extend_lens[i]
     assert getattr(batch, "input_embeds", None) is None, "embeddings are not packed"
     assert getattr(batch, "replace_embeds", None) is None, "embeddings are not packed"
     counts = [len(c) for c in chosen]
-    rows_kept = torch.cat(keep)
+    rows_kept = torch.cat(row_indices)
     positions = torch.cat([to_device(rows, device) for rows in chosen])
     packed = copy.copy(batch)
     packed.input_ids = batch.input_ids[rows_kept]
@@ -72,21 +72,21 @@ def pack_rows(
         max(0, count - (n - start))  # the requested logits belong to the same last rows
         for count, n, start in zip(counts, batch.extend_lens, batch.extend_logprob_start_lens)
     ]
-    for i, row in enumerate(slots):
-        if not is_host(row):
+    for i, request_slots in enumerate(slots):
+        if not is_host(request_slots):
             break
-        at = chosen[i]
         begin = sum(counts[:i])
-        own = packed.out_cache_loc[begin : begin + counts[i]]
-        assert torch.equal(row[at].to(own.dtype), own), "slots of the rows are not the batch's"
-    starts, keys = (
-        to_device(torch.tensor([0, *each]).cumsum(0).to(torch.int32), device)
-        for each in (counts, lengths)
+        packed_slots = packed.out_cache_loc[begin : begin + counts[i]]
+        is_same = torch.equal(request_slots[chosen[i]].to(packed_slots.dtype), packed_slots)
+        assert is_same, "slots of the rows are not the batch's"
+    q_starts, k_starts = (
+        to_device(torch.tensor([0, *sizes]).cumsum(0).to(torch.int32), device)
+        for sizes in (counts, lengths)
     )
     sizes = (tuple(counts), tuple(lengths))  # host numbers, so that no launch waits
     host_positions = torch.cat(list(chosen)) if all(map(is_host, chosen)) else None
     rows = Rows(
-        positions, starts, torch.cat(slots).long(), keys, max(counts), *sizes, host_positions
+        positions, q_starts, torch.cat(slots).long(), k_starts, max(counts), *sizes, host_positions
     )
     assert packed.seq_lens is batch.seq_lens
     assert packed is not batch
@@ -107,19 +107,19 @@ def split_into_windows(
     surplus = sum(map(len, chosen)) - max_rows
     if surplus <= 0:
         return [list(chosen)]
-    room = max(1, max_rows - len(chosen) + 1)  # in addition to one row of each other request
-    early: list[list[torch.Tensor]] = []
-    last, free = [], 0
+    rows_per_forward = max(1, max_rows - len(chosen) + 1)  # beside a row of each other request
+    early_forwards: list[list[torch.Tensor]] = []
+    final_forward, free_rows = [], 0
     for i, rows in enumerate(chosen):
         count = max(0, min(len(rows) - max(1, ends[i]), surplus))
         surplus -= count
         start = 0
         while start < count:
-            if free == 0:
-                early.append([positions[:1] for positions in chosen])
-                free = room
-            step = min(count - start, free)
-            early[-1][i] = rows[start : start + step]
-            start, free = start + step, free - step
-        last.append(rows[count:])
-    return [*early, last]
+            if free_rows == 0:
+                early_forwards.append([positions[:1] for positions in chosen])
+                free_rows = rows_per_forward
+            step = min(count - start, free_rows)
+            early_forwards[-1][i] = rows[start : start + step]
+            start, free_rows = start + step, free_rows - step
+        final_forward.append(rows[count:])
+    return [*early_forwards, final_forward]

@@ -21,10 +21,10 @@ from sglang_canopy.wire.stamp import BOUNDS, DOCUMENTS, ORDER
 _PREPARED = "canopy_documents_prepared"
 """Set on a chat request whose fields and documents are handled."""
 
-_RENDERED = ("/v1/responses", "/api/chat")
+_RENDERED_ROUTES = ("/v1/responses", "/api/chat")
 """Path suffixes of the routes whose chats SGLang renders without the hook :func:`convert_chat`."""
 
-_HOW = (
+_ADVICE = (
     'send them as text parts of a chat message with custom_params {"canopy_documents": "parts"}, or '
     "between separators"
 )
@@ -45,13 +45,13 @@ def prepare(
         return
     _check_spelling(body or {})
     obj.sampling_params = {} if obj.sampling_params is None else obj.sampling_params
-    if path.endswith(_RENDERED):
+    if path.endswith(_RENDERED_ROUTES):
         _bound_rendered(manager, obj, options, body or {})
     elif isinstance(obj.text, list) or _is_batch(obj.input_ids):
         _prepare_batch(manager, obj, options)
     elif isinstance(obj.sampling_params, dict):
         prompt = obj.text, obj.input_ids
-        ids = _prepare_prompt(manager, options, obj, prompt, obj.sampling_params, _tenant(obj))
+        ids = _prepare_prompt(manager, options, obj, prompt, obj.sampling_params, _tenant_of(obj))
         if ids is not obj.input_ids:
             obj.text, obj.input_ids = None, ids
 
@@ -65,29 +65,29 @@ def check_body(body: Mapping[str, Any], obj: Any) -> None:
     ids: Any = body.get("input_ids")
     prompts = ids if _is_batch(ids) else [ids]
     params = obj.sampling_params
-    many = params if isinstance(params, list) else [params] * len(prompts)
-    for prompt, one in zip(itertools.cycle(prompts), many):
-        if isinstance(one, Mapping):
-            _check_fields(fields.parse_fields(one.get("custom_params")), prompt)
+    params_list = params if isinstance(params, list) else [params] * len(prompts)
+    for prompt, prompt_params in zip(itertools.cycle(prompts), params_list):
+        if isinstance(prompt_params, Mapping):
+            _check_fields(fields.parse_fields(prompt_params.get("custom_params")), prompt)
 
 
 def _prepare_batch(manager: Any, obj: Any, options: ReuseOptions) -> None:
     """Prepare each prompt of a batch. If one prompt becomes ids, all do."""
-    texts, lists = obj.text, obj.input_ids
-    count = len(texts if texts is not None else lists)
+    texts, id_lists = obj.text, obj.input_ids
+    count = len(texts if texts is not None else id_lists)
     params = obj.sampling_params
-    many = params if isinstance(params, list) else [dict(params) for _ in range(count)]
-    if len(many) < count or not all(isinstance(sampling, dict) for sampling in many):
+    params_list = params if isinstance(params, list) else [dict(params) for _ in range(count)]
+    if len(params_list) < count or not all(isinstance(sampling, dict) for sampling in params_list):
         raise CanopyError(
             f"sampling_params must be one object, or a list of one for each of {count} prompts"
         )
-    keys, salts = (_for_each(obj, name, count) for name in ("extra_key", "cache_salt"))
-    prompts = list(zip(texts or [None] * count, lists or [None] * count))
+    keys, salts = (_field_by_prompt(obj, name, count) for name in ("extra_key", "cache_salt"))
+    prompts = list(zip(texts or [None] * count, id_lists or [None] * count))
     ids = [
         _prepare_prompt(manager, options, obj, prompt, sampling, tenant_of(*pair))
-        for prompt, sampling, *pair in zip(prompts, many, keys, salts)
+        for prompt, sampling, *pair in zip(prompts, params_list, keys, salts)
     ]
-    obj.sampling_params = many
+    obj.sampling_params = params_list
     if any(new is not old for new, (_, old) in zip(ids, prompts)):
         encode = manager.tokenizer.encode
         obj.input_ids = [
@@ -109,9 +109,9 @@ def _prepare_prompt(
     (text, ids), custom = prompt, params.get("custom_params")
     requested = fields.parse_fields(custom)
     _check_fields(requested, ids)
-    movable = requested.any_order and not has_fixed_positions(obj)
+    may_reorder = requested.any_order and not has_fixed_positions(obj)
     if requested.bounds is not None:
-        if movable:
+        if may_reorder:
             ids, bounds = arrange_ids(manager.tokenizer, list(ids), requested.bounds, tenant)
             params["custom_params"] = {**(custom or {}), BOUNDS: bounds}
         return ids
@@ -120,8 +120,8 @@ def _prepare_prompt(
         return ids
     if not isinstance(text, str) or text.count(separator) < 2:
         return ids
-    if movable:
-        text = chat.text_in_best_order(text, separator, orders, tenant)
+    if may_reorder:
+        text = chat.reorder_text(text, separator, orders, tenant)
     ids = manager.tokenizer.encode(text)
     bounds = find_documents(manager.tokenizer, split_texts(text, separator), ids)
     params["custom_params"] = {**(custom or {}), BOUNDS: bounds}
@@ -140,8 +140,8 @@ def convert_chat(
     in_parts, separator = requested.documents_in_parts, options.separator
     _check_fields(requested, None, chat=True)
     if requested.any_order and not requested.off and not has_fixed_positions(request):
-        request.messages = chat.in_best_order(
-            request.messages, in_parts, separator, orders, _tenant(request)
+        request.messages = chat.reorder_messages(
+            request.messages, in_parts, separator, orders, _tenant_of(request)
         )
     adapted, processed = original(serving, request, raw_request)
     setattr(adapted, _PREPARED, True)
@@ -162,23 +162,23 @@ def _write_bounds(manager: Any, obj: Any, texts: Sequence[str]) -> None:
     """Write the bounds of a rendered chat's documents into its request."""
     ids, params = obj.input_ids, obj.sampling_params
     custom = params.get("custom_params") or {}
-    remaining = {key: custom[key] for key in custom if key not in (DOCUMENTS, ORDER)}
+    kept_params = {key: custom[key] for key in custom if key not in (DOCUMENTS, ORDER)}
     if texts and isinstance(ids, list) and not has_other_input(obj):
-        remaining[BOUNDS] = find_documents(manager.tokenizer, texts, ids)
-    if remaining != custom:
-        params["custom_params"] = remaining
+        kept_params[BOUNDS] = find_documents(manager.tokenizer, texts, ids)
+    if kept_params != custom:
+        params["custom_params"] = kept_params
 
 
 def _check_spelling(body: Mapping[str, Any]) -> None:
     """Raise CanopyError for Cohere's ``documents``: SGLang would answer without them."""
     if isinstance(body, Mapping) and body.get("documents"):
-        raise CanopyError(f"documents: this server reads no such field; {_HOW}")
+        raise CanopyError(f"documents: this server reads no such field; {_ADVICE}")
 
 
 def _check_fields(requested: fields.DocumentFields, ids: Any, chat: bool = False) -> None:
     """Raise CanopyError if a prompt's fields do not fit it."""
     if requested.documents_in_parts and not chat:
-        raise CanopyError(f"custom_params key {DOCUMENTS!r} is of chat messages; {_HOW}")
+        raise CanopyError(f"custom_params key {DOCUMENTS!r} is of chat messages; {_ADVICE}")
     if requested.bounds is None:
         return
     if ids is None:
@@ -189,7 +189,7 @@ def _check_fields(requested: fields.DocumentFields, ids: Any, chat: bool = False
     fields.check_inside(requested.bounds, len(ids))
 
 
-def _tenant(obj: Any) -> str | None:
+def _tenant_of(obj: Any) -> str | None:
     """Return the tenant of a single prompt."""
     return tenant_of(_tenant_field(obj.extra_key), _tenant_field(obj.cache_salt))
 
@@ -199,7 +199,7 @@ def _tenant_field(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _for_each(obj: Any, name: str, count: int) -> list[str | None]:
+def _field_by_prompt(obj: Any, name: str, count: int) -> list[str | None]:
     """Return a tenant field per prompt of a batch. Raises CanopyError if the number differs."""
     value = getattr(obj, name)
     if not isinstance(value, list):
@@ -208,7 +208,7 @@ def _for_each(obj: Any, name: str, count: int) -> list[str | None]:
         raise CanopyError(
             f"{name} has {len(value)} entries for {count} prompts; give one string, or one per prompt"
         )
-    return [_tenant_field(one) for one in value]
+    return [_tenant_field(item) for item in value]
 
 
 def _is_batch(ids: Any) -> bool:

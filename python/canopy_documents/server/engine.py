@@ -11,18 +11,18 @@ from typing import Any
 import torch
 
 from canopy_documents.calibration.saved import Setting
-from canopy_documents.fuse.background_encoder import ShortBatches, stand_in_tokens
+from canopy_documents.fuse.background_encoder import ShortBatchCounter, stand_in_tokens
 from canopy_documents.fuse.cache import KVCache
 from canopy_documents.fuse.choice import ChosenTokens
 from canopy_documents.fuse.placement import place_chunks
 from canopy_documents.fuse.rows import never, piece_tokens
 from canopy_documents.fuse.selectors import make_selector
-from canopy_documents.fuse.transfer import send
+from canopy_documents.fuse.transfer import start_transfer
 from canopy_documents.quality.checker import QualityChecker
 from canopy_documents.quality.tenant_limits import STOPPED, QualityLimits, ratio_at
 from canopy_documents.server import model_view
 from canopy_documents.server.attention import fuses
-from canopy_documents.server.library import Library, reusable_tokens, why_not
+from canopy_documents.server.library import Library, reusable_tokens, reason_not_reused
 from canopy_documents.server.options import DEFAULT_RATIO, ReuseOptions
 from canopy_documents.server.plan import PromptSlots, choose_tokens, replan
 from canopy_documents.server.request import (
@@ -32,7 +32,7 @@ from canopy_documents.server.request import (
     DocumentRequest,
     ResolvedDocument,
     ReusePlan,
-    document_request,
+    make_document_request,
     fused_report,
     ineligible_reason,
     kept_report,
@@ -49,8 +49,8 @@ from sglang_canopy.wire.attached import attached
 from sglang_canopy.wire.hints import TenantRate
 from sglang_canopy.wire.stamp import BOUNDS, read_time
 
-READ = 5.0, 20
-"""Readings of counters, of all clients together: per second, and in one burst."""
+READINGS_PER_S, READING_BURST = 5.0, 20
+"""Readings of counters, of all clients together."""
 
 
 class DocumentEngine:
@@ -72,29 +72,29 @@ class DocumentEngine:
         self.end_token = None if tokenizer is None else tokenizer.eos_token_id
         self.stand_ins = stand_in_tokens(tokenizer)
         # The digest of the weight files is needed only if KV outlives this process.
-        outlives = self.options.disk_mb or self._stores_kept()
-        self._files = model_view.weight_files(runner) if outlives else ""
+        outlives_process = self.options.disk_mb or self._writes_kept_kv()
+        self._files = model_view.weight_files(runner) if outlives_process else ""
         # Stopped tenants are forgotten with this process, so KV kept on a storage ends
         # with it too.
-        self.start = (
-            model_view.answer_of_first_rank(secrets.token_hex(8)) if self._stores_kept() else ""
+        self.process_id = (
+            model_view.answer_of_first_rank(secrets.token_hex(8)) if self._writes_kept_kv() else ""
         )
-        self._updates = WEIGHTS.id
+        self._seen_weights_id = WEIGHTS.id
         self.library = Library(model_view.served_model(runner, self._files), options)
         self.checker = self._new_checker()
         self.counts: Counter[str] = Counter()
         self.not_fused: Counter[str] = Counter()
         self.time_s = 0.0
         self.has_run = False
-        self.short_batches = ShortBatches()
+        self.short_batches = ShortBatchCounter()
         self.window_tokens: int | None = None
         self.prefill_tokens: int | None = None
         self.ratios: dict[str, float] = {}
         self.count_matched_tokens: Callable[[Any, str | None], int] = lambda req, key: 0
         """On a server ``kept.count_matched_tokens`` of the scheduler's tree."""
         self.setting: Setting | None = None
-        self.readings = TenantRate(*READ)
-        self.shown: dict[str, Any] | None = None
+        self.readings = TenantRate(READINGS_PER_S, READING_BURST)
+        self.last_reading: dict[str, Any] | None = None
         """Counters of the last reading."""
 
     def _new_checker(self) -> QualityChecker:
@@ -106,16 +106,16 @@ class DocumentEngine:
     def model(self) -> Any:
         return self.library.model
 
-    def max_rows(self, longest: int) -> int:
+    def max_rows(self, longest_tokens: int) -> int:
         """Return the tokens that one forward may compute, as in SGLang's own admission.
 
-        longest: tokens of the batch's longest request, which runs whole without chunked prefill.
+        longest_tokens: of the batch's longest request, which runs whole without chunked prefill.
         """
         if self.window_tokens is not None:
             return self.window_tokens
-        return max(longest, self.prefill_tokens or (1 << 62))
+        return max(longest_tokens, self.prefill_tokens or (1 << 62))
 
-    def _stores_kept(self) -> bool:
+    def _writes_kept_kv(self) -> bool:
         """Whether SGLang writes kept KV to a storage."""
         return bool(self.runner.server_args.hicache_storage_backend)
 
@@ -124,13 +124,13 @@ class DocumentEngine:
 
         Call it before documents are looked up or encoded, at the same points on all ranks.
         """
-        if self._updates != WEIGHTS.id:
+        if self._seen_weights_id != WEIGHTS.id:
             self.replace_if_weights_changed()
 
     def replace_if_weights_changed(self) -> bool:
         """Replace the store if the model's identity has changed, since the KV depends on the
         weights. Returns whether it has."""
-        self._updates = WEIGHTS.id
+        self._seen_weights_id = WEIGHTS.id
         model = model_view.served_model(self.runner, self._files)
         if model.identity == self.model.identity:
             return False
@@ -153,7 +153,7 @@ class DocumentEngine:
         if requested.off:
             self.not_fused["off"] += 1
             return None
-        request = document_request(
+        request = make_document_request(
             list(req.origin_input_ids), requested, self.options, self.stand_ins, self.library.store,
             salt=tenant_namespace(req.extra_key, req.cache_salt).hex(),
         )  # fmt: skip
@@ -161,13 +161,13 @@ class DocumentEngine:
         request.deletions = self.library.deletions
         return request
 
-    def eligible(self, req: Any, request: DocumentRequest) -> bool:
+    def is_eligible(self, req: Any, request: DocumentRequest) -> bool:
         """Return whether a request may reuse documents. Decided on the first call.
 
         It cannot be decided when the request is created: SGLang sets some of its fields later.
         """
-        if not request.checked:
-            request.checked = True
+        if not request.is_decided:
+            request.is_decided = True
             request.quality_level = self.checker.limits.quality_level(request.tenant)
             request.reason = ineligible_reason(req, request, self.options)
             if request.reason is None and request.ratio != 1 and request.quality_level == STOPPED:
@@ -177,7 +177,7 @@ class DocumentEngine:
     def may_fuse(self, req: Any, request: DocumentRequest) -> bool:
         """Return whether a request may be fused now: it is eligible, and its KV is exact or in a
         separate namespace."""
-        return self.eligible(req, request) and (request.keeps(req) or self.is_exact(request))
+        return self.is_eligible(req, request) and (request.is_apart(req) or self.is_exact(request))
 
     def is_exact(self, request: DocumentRequest) -> bool:
         """Return whether an eligible request recomputes its prompt whatever the store holds."""
@@ -198,10 +198,10 @@ class DocumentEngine:
     def server_ratio(self, documents: Sequence[ResolvedDocument]) -> float:
         """Return the server's ratio for a prompt, regardless of the request's own ratio and its
         tenant."""
-        tiers = {k.tier for k in documents if k.tier is not None}
-        rates = [self.ratios[t] for t in tiers if t in self.ratios]
-        given = self.options.ratio
-        return max(rates, default=DEFAULT_RATIO) if given is None else given
+        tiers = {d.tier for d in documents if d.tier is not None}
+        tier_ratios = [self.ratios[tier] for tier in tiers if tier in self.ratios]
+        fixed_ratio = self.options.ratio
+        return max(tier_ratios, default=DEFAULT_RATIO) if fixed_ratio is None else fixed_ratio
 
     def plan(
         self, req: Any, request: DocumentRequest, prefix: int, row: torch.Tensor
@@ -210,22 +210,22 @@ class DocumentEngine:
 
         row: the slots allocated so far; prefix: tokens of KV in it from the tree.
         """
-        started = time.perf_counter()
+        start_s = time.perf_counter()
         ids = torch.tensor(list(req.full_untruncated_fill_ids), dtype=torch.long)
         documents = self.library.resolve(request)
         if reusable_tokens(documents, prefix, len(ids)):
-            documents = self.library.open(request, req.full_untruncated_fill_ids)
+            documents = self.library.load(request, req.full_untruncated_fill_ids)
         if not reusable_tokens(documents, prefix, len(ids)):
             if not request.kept_tokens:
-                request.reason = why_not(documents, prefix)
+                request.reason = reason_not_reused(documents, prefix)
                 request.report = normal_report(request, prefix, documents, request.reason)
             return None
-        placed = tuple(p for k in documents if (p := k.placed_from(prefix)) is not None)
+        placed = tuple(p for d in documents if (p := d.placed_from(prefix)) is not None)
         ratio = self.ratio_for(request, documents)
         plan = self._make_plan(request, PromptSlots(ids, row, prefix, placed), ratio)
         if not request.reported:
-            seconds = time.perf_counter() - started
-            report = fused_report(request, documents, plan, ratio, seconds)
+            planning_s = time.perf_counter() - start_s
+            report = fused_report(request, documents, plan, ratio, planning_s)
             self._count(report)
             request.report = report
             request.complete_report = lambda: report.update(reused_by_tier(documents, plan))
@@ -247,7 +247,7 @@ class DocumentEngine:
             total = len(req.origin_input_ids)
             request.report = kept_report(request, documents, prefix, total, ratio)
         elif not request.report:
-            why = request.reason or why_not(documents, prefix)
+            why = request.reason or reason_not_reused(documents, prefix)
             request.report = normal_report(request, prefix, documents, why)
         if not request.report["fused"]:
             self.not_fused[request.report["why"]] += 1
@@ -261,7 +261,7 @@ class DocumentEngine:
         n, row, prefix = len(slots.ids), slots.row, slots.prefix
         plan = ReusePlan(ChosenTokens(torch.zeros(n, dtype=torch.bool)), slots.placed, prefix)
         in_place = False
-        if request.initial is None:
+        if request.first_choice is None:
             plan.chosen, in_place = choose_tokens(
                 self.model,
                 self.runner,
@@ -270,12 +270,12 @@ class DocumentEngine:
                 ratio,
                 plan.transfers,
             )
-            request.initial = plan.chosen, prefix
+            request.first_choice = plan.chosen, prefix
         else:
             self.counts["replanned_requests"] += 1
-            chosen, before = request.initial
+            chosen, earlier_prefix = request.first_choice
             earlier = chosen.mask().clone()
-            earlier[:before] = True
+            earlier[:earlier_prefix] = True
             plan.chosen = ChosenTokens(replan(earlier, prefix, slots.placed, n))
         if not in_place:
             self.write_reused(plan, row, prefix, min(n, row.numel()))
@@ -304,17 +304,17 @@ class DocumentEngine:
         placed: Sequence[PlacedChunk] = plan.placed
         keys, values = model_view.pool_views(self.runner)
         cache = KVCache(keys, values, row, transfers=plan.transfers)
-        whole = (first, end) == (plan.prefix, plan.chosen.total)
-        if whole and not plan.chosen.is_on_host:
-            sent = send(self.model, placed, cache, plan.chosen.reused_rows(plan.prefix))
-            plan.transfers += [sent] if sent is not None else []
+        is_whole_prompt = (first, end) == (plan.prefix, plan.chosen.total)
+        if is_whole_prompt and not plan.chosen.is_on_host:
+            transfer = start_transfer(self.model, placed, cache, plan.chosen.reused_rows(first))
+            plan.transfers += [transfer] if transfer is not None else []
             placed = [p for p in placed if not isinstance(base_and_skip(p.chunk)[0], HostChunk)]
         if not placed:
             return
-        wanted = ~plan.computed
-        wanted[:first] = False
-        wanted[end:] = False
-        place_chunks(self.model, placed, cache, wanted)
+        needed = ~plan.computed
+        needed[:first] = False
+        needed[end:] = False
+        place_chunks(self.model, placed, cache, needed)
 
     def offer_check(self, req: Any, request: DocumentRequest) -> None:
         """Offer a complete prompt for the quality check, unless the request set its own ratio.
@@ -335,7 +335,7 @@ class DocumentEngine:
         self.follow_updates()
         encoder = self.library.encoder
         credit = self.library.encode_credit if encoder.busy else self.checker.budget_tokens
-        if self.short_batches.spares(tokens, credit, encoder.piece_tokens):
+        if self.short_batches.lets_pass(tokens, credit, encoder.piece_tokens):
             return
         if encoder.busy:
             self.checker.interrupt(self.time_s)  # the encoder needs the check's memory

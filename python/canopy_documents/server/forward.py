@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from canopy_documents.server.attention import FusedAttention
-from canopy_documents.server.batch import logit_rows, pack_rows, split_into_windows
+from canopy_documents.server.batch import count_logit_rows, pack_rows, split_into_windows
 from canopy_documents.server.engine import DocumentEngine
 from canopy_documents.server.model_view import on_any_rank
 from canopy_documents.server.request import (
@@ -23,7 +23,7 @@ from sglang_canopy.wire.stamp import DOCUMENTS
 logger = logging.getLogger(__name__)
 
 FusedRun = tuple[Any, FusedAttention]
-"""A packed batch and its plan."""
+"""A packed batch and its attention."""
 
 
 def forward(original: Any, worker: Any, batch: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -47,19 +47,19 @@ def forward(original: Any, worker: Any, batch: Any = None, *args: Any, **kwargs:
         rows = longest = int(batch.extend_num_tokens)
         result = original(worker, batch, *args, **kwargs)
     else:
-        counted = [run.extend_num_tokens for run, _ in runs]
-        rows, longest = sum(counted), max(counted)
+        run_tokens = [packed.extend_num_tokens for packed, _ in runs]
+        rows, longest = sum(run_tokens), max(run_tokens)
         engine.counts["split_batches"] += int(len(runs) > 1)
-        for run, plan in runs[:-1]:
-            _run_without_sampling(worker, run, plan)
-        run, plan = runs[-1]
+        for packed, fused_attention in runs[:-1]:
+            _run_without_sampling(worker, packed, fused_attention)
+        packed, fused_attention = runs[-1]
         backend = worker.model_runner.attn_backend
-        backend.canopy.plan = plan
+        backend.canopy.fused_attention = fused_attention
         try:
-            result = original(worker, run, *args, **kwargs)
+            result = original(worker, packed, *args, **kwargs)
         finally:
-            backend.canopy.plan = None
-            for transfer in plan.transfers:
+            backend.canopy.fused_attention = None
+            for transfer in fused_attention.transfers:
                 transfer.finish()  # also after a failed forward: its slots are not free before
     engine.counts["most_rows"] = max(engine.counts["most_rows"], longest)
     _finish_prompts(engine, batch, rows)
@@ -72,30 +72,30 @@ def set_positions(
     """Hook after ``ForwardBatch.init_new``: give a fused batch's rows their true positions."""
     if engine_of_runner(runner) is None:
         return
-    plan = runner.attn_backend.canopy.plan
-    if plan is not None:
-        assert forward_batch.positions.shape == plan.positions.shape
-        forward_batch.positions = plan.positions.to(forward_batch.positions.dtype)
+    fused_attention = runner.attn_backend.canopy.fused_attention
+    if fused_attention is not None:
+        assert forward_batch.positions.shape == fused_attention.positions.shape
+        forward_batch.positions = fused_attention.positions.to(forward_batch.positions.dtype)
 
 
-def _run_without_sampling(worker: Any, run: Any, plan: FusedAttention) -> None:
+def _run_without_sampling(worker: Any, packed: Any, fused_attention: FusedAttention) -> None:
     """Run a forward that is not the batch's last: write its KV without sampling."""
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
 
     runner = worker.model_runner
-    run.return_logprob = False
-    run.extend_input_logprob_token_ids = None
-    runner.attn_backend.canopy.plan = plan
+    packed.return_logprob = False
+    packed.extend_input_logprob_token_ids = None
+    runner.attn_backend.canopy.fused_attention = fused_attention
     try:
         forward_batch = ForwardBatch.init_new(
-            run,
+            packed,
             runner,
             capture_hidden_mode=CaptureHiddenMode.NULL,
             return_hidden_states_before_norm=False,
         )
         runner.forward(forward_batch)
     finally:
-        runner.attn_backend.canopy.plan = None
+        runner.attn_backend.canopy.fused_attention = None
 
 
 def _packed_runs(engine: DocumentEngine, batch: Any) -> list[FusedRun]:
@@ -103,7 +103,7 @@ def _packed_runs(engine: DocumentEngine, batch: Any) -> list[FusedRun]:
     chosen, planned = _choose_rows(engine, batch)
     try:
         plans = [document_request_of(batch.reqs[i]).plan for i in planned]  # type: ignore[union-attr]
-        transfers = [one for plan in plans if plan is not None for one in plan.transfers]
+        transfers = [transfer for plan in plans if plan is not None for transfer in plan.transfers]
         runs = _pack(engine, batch, chosen, bool(planned), transfers)
     except Exception:
         logger.exception("canopy: a fused batch could not be made; it runs normally")
@@ -122,12 +122,12 @@ def _pack(
     engine: DocumentEngine,
     batch: Any,
     chosen: Sequence[torch.Tensor],
-    fused: bool,
+    must_pack: bool,
     transfers: Sequence[Any] = (),
 ) -> list[FusedRun]:
     longest = max(map(len, chosen))
-    windows = split_into_windows(chosen, engine.max_rows(longest), logit_rows(batch))
-    if not fused and len(windows) == 1:
+    windows = split_into_windows(chosen, engine.max_rows(longest), count_logit_rows(batch))
+    if not must_pack and len(windows) == 1:
         return []
     table = engine.runner.req_to_token_pool.req_to_token
     return [pack_rows(batch, table, rows, transfers) for rows in windows]
@@ -150,7 +150,7 @@ def _window_positions(batch: Any, index: int) -> torch.Tensor:
     return torch.arange(int(batch.prefix_lens[index]), int(batch.seq_lens_cpu[index]))
 
 
-def _slots(engine: DocumentEngine, batch: Any, index: int, count: int) -> torch.Tensor:
+def _slots_of_request(engine: DocumentEngine, batch: Any, index: int, count: int) -> torch.Tensor:
     """Return the pool slots of a request's first ``count`` tokens."""
     table = engine.runner.req_to_token_pool.req_to_token
     return table[int(batch.req_pool_indices_cpu[index]), :count].long()
@@ -159,17 +159,17 @@ def _slots(engine: DocumentEngine, batch: Any, index: int, count: int) -> torch.
 def _choose_rows(engine: DocumentEngine, batch: Any) -> tuple[list[torch.Tensor], list[int]]:
     """Return each request's positions to compute, and the requests that reuse documents here."""
     chosen: list[torch.Tensor] = []
-    planned, failed, tried = [], [], False
+    planned, failed, any_planned = [], [], False
     for i, req in enumerate(batch.reqs):
         chosen.append(_window_positions(batch, i))
         if (request := _document_request(batch, i)) is not None:
             request.begin_window(req, int(batch.prefix_lens[i]), int(batch.seq_lens_cpu[i]))
-        request = _fusable(engine, batch, i)
+        request = _fusable_request(engine, batch, i)
         if request is None:
             continue
         prefix, length = int(batch.prefix_lens[i]), int(batch.seq_lens_cpu[i])
-        tried = True
-        row = _slots(engine, batch, i, length)
+        any_planned = True
+        row = _slots_of_request(engine, batch, i, length)
         try:
             rows = _rows_of_window(engine, req, request, prefix, length, row)
         except Exception:
@@ -179,7 +179,7 @@ def _choose_rows(engine: DocumentEngine, batch: Any) -> tuple[list[torch.Tensor]
         if rows is not None:
             chosen[i] = rows
             planned.append(i)
-    if tried and engine.model.ranks is not None:
+    if any_planned and engine.model.ranks is not None:
         failed = on_any_rank(failed, len(batch.reqs))
     for i in failed:
         _fall_back(engine, batch, i)
@@ -199,7 +199,7 @@ def _document_request(batch: Any, index: int) -> DocumentRequest | None:
     return request
 
 
-def _fusable(engine: DocumentEngine, batch: Any, index: int) -> DocumentRequest | None:
+def _fusable_request(engine: DocumentEngine, batch: Any, index: int) -> DocumentRequest | None:
     """Return :func:`_document_request` if the rows may be fused, else ``None``."""
     request = _document_request(batch, index)
     if request is None or not engine.may_fuse(batch.reqs[index], request):
@@ -270,7 +270,7 @@ def _finish_prompts(engine: DocumentEngine, batch: Any, rows: int) -> None:
         request = document_request_of(req)
         if request is None or int(batch.seq_lens_cpu[i]) < len(req.origin_input_ids):
             continue
-        if request.fused and not request.keeps(req):
+        if request.fused and not request.is_apart(req):
             raise RuntimeError(f"reused KV of request {req.rid} would enter the exact tree")
         if not request.reported:
             request.reported = True
@@ -278,7 +278,7 @@ def _finish_prompts(engine: DocumentEngine, batch: Any, rows: int) -> None:
             if request.plan is not None and request.plan.chosen.is_on_host:
                 request.finish_report()
             req.customized_info = {**(req.customized_info or {}), DOCUMENTS: [report]}
-            row = _slots(engine, batch, i, len(req.origin_input_ids))
+            row = _slots_of_request(engine, batch, i, len(req.origin_input_ids))
             _attempt(engine, engine.encode_missing, req, request, row)
             _attempt(engine, engine.offer_check, req, request)
         request.plan = None
@@ -286,10 +286,10 @@ def _finish_prompts(engine: DocumentEngine, batch: Any, rows: int) -> None:
     engine.checker.add_budget(rows)
 
 
-def _attempt(engine: DocumentEngine, encode: Callable[..., None], *args: Any) -> None:
+def _attempt(engine: DocumentEngine, work: Callable[..., None], *args: Any) -> None:
     """Run work for later requests. A failure is logged and counted; this batch is unaffected."""
     try:
-        encode(*args)
+        work(*args)
     except AssertionError:
         raise
     except Exception:

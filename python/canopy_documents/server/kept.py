@@ -20,7 +20,7 @@ from sglang_canopy.tenant import documents_key, is_documents_key, remember_clien
 if TYPE_CHECKING:
     from canopy_documents.server.engine import DocumentEngine
 
-VERSION = 1
+KV_VERSION = 1
 """Part of each name. Increment it if the KV computed for the same settings changes."""
 
 
@@ -34,10 +34,10 @@ def choose_extra_key(engine: DocumentEngine, req: Any, request: DocumentRequest)
     """
     if request.kept_key is not None or request.has_begun:
         return
-    eligible = engine.eligible(req, request)
+    eligible = engine.is_eligible(req, request)
     if not (eligible or request.too_long) or engine.is_exact(request):
         return
-    key = documents_key(req.extra_key, _name(engine, request))
+    key = documents_key(req.extra_key, _namespace_digest(engine, request))
     exact_matched, matched = (
         engine.count_matched_tokens(req, req.extra_key),
         engine.count_matched_tokens(req, key),
@@ -59,20 +59,20 @@ def count_matched_tokens(tree_cache: Any, req: Any, extra_key: str | None) -> in
     return int(match.device_prefix_len + match.host_hit_length)
 
 
-def _name(engine: DocumentEngine, request: DocumentRequest) -> str:
+def _namespace_digest(engine: DocumentEngine, request: DocumentRequest) -> str:
     """Return a digest of all settings that determine the error of the KV. Equal on all ranks."""
     if request.ratio is not None:
         ratio: Any = request.ratio
     else:
         ratio = [engine.options.ratio, sorted(engine.ratios.items()), request.quality_level]
     parts = [
-        VERSION,
+        KV_VERSION,
         engine.model.identity,
         engine.stand_ins,
         engine.options.selector,
         ratio,
         engine.checker.reuse_version(request.tenant),
-        engine.start,
+        engine.process_id,
     ]
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=12).hexdigest()
 
@@ -91,7 +91,7 @@ def _exact_only(record: Callable[..., None]) -> Callable[..., None]:
     return record_exact
 
 
-def announce_exact_only(tree_cache: Any) -> None:
+def omit_approximate_events(tree_cache: Any) -> None:
     """Omit approximate KV from the tree's KV events, if the server publishes any."""
     core = getattr(tree_cache, "tree_core", None)
     if core is None or not core.kv_events.enabled:

@@ -12,7 +12,7 @@ from canopy_documents.fuse.background_encoder import BackgroundEncoder
 from canopy_documents.fuse.encode import capture
 from canopy_documents.fuse.model import Model
 from canopy_documents.fuse.rows import Stop
-from canopy_documents.fuse.selectors import Offline, make_selector
+from canopy_documents.fuse.selectors import OfflineSelector, make_selector
 from canopy_documents.server.options import ReuseOptions
 from canopy_documents.server.request import (
     IN_PREFIX,
@@ -32,17 +32,17 @@ logger = logging.getLogger(__name__)
 MIN_STORED_SHARE = 0.2
 """Smallest share of the uncached prompt that stored documents must cover for fusion."""
 
-MAX_PIECES = 8
+MAX_SAVED_PIECES = 8
 """Maximum pieces of encoding that long prompts can save up; each may delay a later short prompt."""
 
-MAX_DELETED = 1 << 12
+MAX_DELETED_TENANTS = 1 << 12
 """Tenants remembered whose documents were deleted, so that running requests store none again."""
 
 
 class Library:
     """Finds and stores the documents of requests, and enqueues missing documents for encoding.
 
-    earlier: the library of previous weights, whose files are deleted.
+    old: the library of previous weights, whose files are deleted.
     """
 
     def __init__(self, model: Model, options: ReuseOptions, old: Library | None = None) -> None:
@@ -73,23 +73,23 @@ class Library:
             documents.append(ResolvedDocument(start, end, keys[place], place, tier))
         return documents
 
-    def open(self, request: DocumentRequest, ids: Sequence[int]) -> list[ResolvedDocument]:
+    def load(self, request: DocumentRequest, ids: Sequence[int]) -> list[ResolvedDocument]:
         """Resolve the documents of a prompt for use; a document that cannot be read has no tier."""
         documents = self.resolve(request)
-        for resolved, place in zip(documents, request.places):
+        for resolved, variants in zip(documents, request.variants):
             if resolved.tier is not None:
-                prefix = place.acceptable()[resolved.place]
+                prefix = variants.acceptable_prefixes()[resolved.prefix_index]
                 resolved.chunk = self.store.get(
                     resolved.key, ids[resolved.start : resolved.end], prefix, request.tenant
                 )
                 resolved.tier = resolved.tier if resolved.chunk is not None else None
         return documents
 
-    def check_chunks(self, request: DocumentRequest, ids: Sequence[int]) -> tuple[PlacedChunk, ...]:
+    def find_placed(self, request: DocumentRequest, ids: Sequence[int]) -> tuple[PlacedChunk, ...]:
         """Return the stored documents of a prompt; empty if too few are stored."""
         if not reusable_tokens(self.resolve(request), 0, len(ids)):
             return ()
-        placed = (k.placed_from(0) for k in self.open(request, ids))
+        placed = (d.placed_from(0) for d in self.load(request, ids))
         return tuple(p for p in placed if p is not None)
 
     def forget(self, request: DocumentRequest) -> None:
@@ -120,15 +120,15 @@ class Library:
         """
         if self._deleted.get(request.tenant, 0) > request.deletions:
             return
-        returns = not request.kept_tokens and bool(request.places)
-        returns = returns and self.heads.seen_before(request.salt, request.places[0].head)
-        for (start, end), keys, place in zip(request.bounds, request.keys, request.places):
+        head_recurs = not request.kept_tokens and bool(request.variants)
+        head_recurs = head_recurs and self.heads.record_head(request.salt, request.variants[0].head)
+        for (start, end), keys, variants in zip(request.bounds, request.keys, request.variants):
             document = ids[start:end]
-            addresses = dict(zip(place.acceptable(), keys))
-            for good in place.to_encode(returns):
-                if any(self.store.tier_of(addresses[p], end - start) is not None for p in good):
+            addresses = dict(zip(variants.acceptable_prefixes(), keys))
+            for group in variants.prefixes_to_encode(head_recurs):
+                if any(self.store.tier_of(addresses[p], end - start) is not None for p in group):
                     continue
-                prefix = good[0]
+                prefix = group[0]
                 if not request.fused and tuple(ids[:start]) == prefix:
                     chunk = capture(self.model, cache(), document, start, prefix)
                     self.encoder.store_chunk(chunk, request.salt, request.tenant)
@@ -138,12 +138,12 @@ class Library:
     def earn_encoding(self, tokens: int) -> None:
         """Credit a prefill of ``tokens``: a share of them may be encoded later, under load.
 
-        The credit is at most ``MAX_PIECES`` pieces, or this prefill's share if that is larger.
+        The credit is at most ``MAX_SAVED_PIECES`` or this prefill's share, if that is larger.
         """
-        earned = self.options.learn_share * tokens
-        most = max(MAX_PIECES * self.encoder.piece_tokens, earned)
+        earned_tokens = self.options.learn_share * tokens
+        limit = max(MAX_SAVED_PIECES * self.encoder.piece_tokens, earned_tokens)
         busy = self.encoder.busy
-        self.encode_credit = min(self.encode_credit + earned, most) if busy else 0.0
+        self.encode_credit = min(self.encode_credit + earned_tokens, limit) if busy else 0.0
 
     def spend_encoding(self, tokens: int) -> None:
         """Encode earned pieces before a batch of ``tokens``: one, or as many as its share allows.
@@ -153,10 +153,10 @@ class Library:
         pieces that a long prompt has earned.
         """
         piece, pieces = self.encoder.piece_tokens, 0
-        most = max(1, int(self.options.learn_share * tokens) // piece)
-        while self.encode_credit >= piece and pieces < most:
-            done = self.encode_piece()
-            self.encode_credit = self.encode_credit - done if done else 0.0
+        limit = max(1, int(self.options.learn_share * tokens) // piece)
+        while self.encode_credit >= piece and pieces < limit:
+            encoded_tokens = self.encode_piece()
+            self.encode_credit = self.encode_credit - encoded_tokens if encoded_tokens else 0.0
             pieces += 1
 
     def encode_piece(self) -> int:
@@ -171,13 +171,13 @@ class Library:
 
     def delete(self, tenant: str | None) -> bool:
         """Delete all documents of a tenant. Returns whether any was stored or waited."""
-        waited = self.encoder.forget(tenant)
+        was_queued = self.encoder.forget(tenant)
         self.deletions += 1
         self._deleted[tenant] = self.deletions
         self._deleted.move_to_end(tenant)
-        if len(self._deleted) > MAX_DELETED:
+        if len(self._deleted) > MAX_DELETED_TENANTS:
             self._deleted.popitem(last=False)
-        return self.store.delete_tenant(tenant) or waited
+        return self.store.delete_tenant(tenant) or was_queued
 
 
 def reusable_tokens(documents: Sequence[ResolvedDocument], prefix: int, total: int) -> int:
@@ -188,13 +188,13 @@ def reusable_tokens(documents: Sequence[ResolvedDocument], prefix: int, total: i
 
 def stored_tokens(documents: Sequence[ResolvedDocument], prefix: int) -> int:
     """Return the tokens of stored documents after a prefix."""
-    return sum(max(0, k.end - max(k.start, prefix)) for k in documents if k.tier is not None)
+    return sum(max(0, d.end - max(d.start, prefix)) for d in documents if d.tier is not None)
 
 
-def why_not(documents: Sequence[ResolvedDocument], prefix: int) -> str:
+def reason_not_reused(documents: Sequence[ResolvedDocument], prefix: int) -> str:
     """Return why a prompt's documents are not reused after a prefix of the cache."""
-    after = sum(max(0, k.end - max(k.start, prefix)) for k in documents)
-    return IN_PREFIX if stored_tokens(documents, prefix) >= after else TOO_FEW_STORED
+    document_tokens = sum(max(0, d.end - max(d.start, prefix)) for d in documents)
+    return IN_PREFIX if stored_tokens(documents, prefix) >= document_tokens else TOO_FEW_STORED
 
 
 def make_store(model: Model, options: ReuseOptions, must_have_disk: bool = True) -> ChunkStore:
@@ -218,7 +218,7 @@ def make_store(model: Model, options: ReuseOptions, must_have_disk: bool = True)
 def score_chunk(selector: str, chunk: Chunk) -> None:
     """Compute a document's scores before it is stored, if the server's selector uses stored scores."""
     chooser = make_selector(selector)
-    if isinstance(chooser, Offline):
+    if isinstance(chooser, OfflineSelector):
         chooser.scores(chunk)
 
 

@@ -58,20 +58,20 @@ def served_model(runner: Any, files: str = "") -> Model:
 
     Raises CanopyError for an architecture, rotation or weight layout that the engine cannot run.
     """
-    inner, config = runner.model, runner.model_config.hf_config
-    name = type(inner).__name__
+    causal_lm, config = runner.model, runner.model_config.hf_config
+    name = type(causal_lm).__name__
     if name not in ARCHITECTURES:
         raise CanopyError(
             f"document reuse supports {', '.join(ARCHITECTURES)}, not {name}; serve without "
             "--canopy-documents"
         )
-    if kind := getattr(runner.model_config, "quantization", None):
+    if method := getattr(runner.model_config, "quantization", None):
         raise CanopyError(
-            f"the weights are quantised ({kind}), which is not tested with document reuse; serve the "
-            "model unquantised, or without --canopy-documents"
+            f"the weights are quantised ({method}), which is not tested with document reuse; serve "
+            "the model unquantised, or without --canopy-documents"
         )
     movable_variant(config)  # raises for a RoPE scaling that cannot be moved
-    attention = inner.model.layers[0].self_attn
+    attention = causal_lm.model.layers[0].self_attn
     rotary = attention.rotary_emb
     if not rotary.is_neox_style or rotary.rotary_dim != attention.head_dim:
         raise CanopyError(
@@ -80,25 +80,25 @@ def served_model(runner: Any, files: str = "") -> Model:
     window = getattr(config, "sliding_window", None)
     if window and getattr(config, "use_sliding_window", True):
         raise CanopyError("sliding-window models cannot reuse documents; serve without it")
-    shape = served_shape(inner, config)
+    shape = served_shape(causal_lm, config)
     check_head_norms(attention, shape)
     rope = ServerRope(rotary.cos_sin_cache)
     prove_rotation(rope, shape.head_dim, rotary.cos_sin_cache.device)
     return ServedModel(
-        inner,
+        causal_lm,
         shape,
         rope,
-        answer_of_first_rank(identity(inner, config, f"{files}\0{WEIGHTS.id}")),
+        answer_of_first_rank(identity(causal_lm, config, f"{files}\0{WEIGHTS.id}")),
         tensor_ranks(config.vocab_size),
         runner.model_config.dtype,
     )
 
 
-def served_shape(inner: Any, config: Any) -> Shape:
+def served_shape(causal_lm: Any, config: Any) -> Shape:
     """Return the sizes of a loaded SGLang model; with tensor parallelism, this rank's heads."""
-    attention = inner.model.layers[0].self_attn
+    attention = causal_lm.model.layers[0].self_attn
     return Shape(
-        layers=len(inner.model.layers),
+        layers=len(causal_lm.model.layers),
         heads=attention.num_heads,
         kv_heads=attention.num_kv_heads,
         head_dim=attention.head_dim,
@@ -127,7 +127,7 @@ def weight_files(runner: Any) -> str:
         return ""
 
 
-def identity(inner: Any, config: Any, weights: str) -> str:
+def weights_digest(causal_lm: Any, config: Any, weights: str) -> str:
     """Return a digest of the config, of ``weights`` and of samples of the weights.
 
     weights: the files at the start, and every update since. Samples alone would miss a change of
@@ -135,10 +135,10 @@ def identity(inner: Any, config: Any, weights: str) -> str:
     """
     digest = hashlib.sha256(config.to_json_string().encode())
     digest.update(weights.encode())
-    for weight in inner.parameters():
-        flat = weight.detach().reshape(-1)
-        step = max(1, flat.numel() // 64)
-        sample = flat[::step][:64].float().cpu()
+    for weight in causal_lm.parameters():
+        flat_weight = weight.detach().reshape(-1)
+        step = max(1, flat_weight.numel() // 64)
+        sample = flat_weight[::step][:64].float().cpu()
         digest.update(str((tuple(weight.shape), str(weight.dtype))).encode())
         digest.update(sample.numpy().tobytes())
     return digest.hexdigest()[:32]
@@ -256,16 +256,16 @@ def tensor_ranks(vocab: int) -> TensorRanks | None:
     return TensorRanks(vocab) if _group().world_size > 1 else None
 
 
-def answer_of_first_rank(mine: Answer) -> Answer:
+def answer_of_first_rank(own_answer: Answer) -> Answer:
     """Return the first rank's answer, on every rank."""
     group = _group()
-    return mine if group.world_size == 1 else from_first([group.cpu_group], mine)
+    return own_answer if group.world_size == 1 else from_first([group.cpu_group], own_answer)
 
 
-def on_any_rank(mine: list[int], most: int) -> list[int]:
-    """Return the numbers below ``most`` that any rank has, on every rank."""
-    absent = least_of_group(_group().cpu_group, [number not in mine for number in range(most)])
-    return [number for number, none in enumerate(absent) if not none]
+def on_any_rank(numbers: list[int], count: int) -> list[int]:
+    """Return the numbers below ``count`` that any rank has, on every rank."""
+    absent = least_of_group(_group().cpu_group, [n not in numbers for n in range(count)])
+    return [n for n, is_absent in enumerate(absent) if not is_absent]
 
 
 def _group() -> Any:

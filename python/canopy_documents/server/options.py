@@ -16,16 +16,16 @@ AUTOMATIC_PROMPT_TOKENS = 16384
 """Default for the longest prompt that memory is reserved for."""
 LEARN_PREFIX_TOKENS = 1024
 """Longest head encoded with documents; a longer head would be encoded again with each document."""
-MIN_TOKENS = 16
+MIN_DOCUMENT_TOKENS = 16
 """Shorter documents are not reused."""
 
 
-def _mebibytes(default: int, help: str) -> Any:
+def _mebibyte_key(default: int, help: str) -> Any:
     return declare_key(default, help, metavar="MIB", low=0, high=1 << 30)
 
 
-def _share(default: float | None, help: str, **more: Any) -> Any:
-    return declare_key(default, help, metavar="SHARE", low=0, high=1, **more)
+def _share_key(default: float | None, help: str, **keywords: Any) -> Any:
+    return declare_key(default, help, metavar="SHARE", low=0, high=1, **keywords)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +36,15 @@ class ReuseOptions:
     separator: str | None = declare_key(
         None, "The text between two of these in a prompt is a document.", metavar="TEXT"
     )
-    ratio: float | None = _share(
+    ratio: float | None = _share_key(
         None,
         f"Share of a document's tokens to recompute; unless given, as calibrated or {DEFAULT_RATIO}.",
     )
     selector: str = declare_key(
         "question", "How the recomputed tokens are chosen.", choices=SELECTORS
     )
-    memory_mb: int = _mebibytes(1024, "Host memory for documents.")
-    disk_mb: int = _mebibytes(0, "Disk space for documents; needs directory.")
+    memory_mb: int = _mebibyte_key(1024, "Host memory for documents.")
+    disk_mb: int = _mebibyte_key(0, "Disk space for documents; needs directory.")
     directory: str | None = declare_key(None, "Folder of the documents on disk.", metavar="DIR")
     prompt_tokens: int | None = declare_key(
         None,
@@ -54,10 +54,10 @@ class ReuseOptions:
         low=1,
         high=1 << 24,
     )
-    learn_share: float = _share(
+    learn_share: float = _share_key(
         0.05, "Under load, tokens encoded for later reuse, as a share of computed prompt tokens."
     )
-    min_kept: float | None = _share(
+    min_kept: float | None = _share_key(
         None, "Quality check: refuse to start if a smaller share of correct answers stays correct."
     )
     calibration: str | None = declare_key(
@@ -76,12 +76,12 @@ class ReuseOptions:
         if self.disk_mb and not self.directory:
             raise CanopyError("disk_mb needs 'directory': give a folder for the files")
 
-    def longest_prompt(self, context: int) -> int:
+    def max_prompt_tokens(self, context: int) -> int:
         """Return the longest prompt, in tokens, that may reuse documents; ``context``: the model's."""
-        given = AUTOMATIC_PROMPT_TOKENS if self.prompt_tokens is None else self.prompt_tokens
-        return min(context, given)
+        limit_tokens = AUTOMATIC_PROMPT_TOKENS if self.prompt_tokens is None else self.prompt_tokens
+        return min(context, limit_tokens)
 
-    def bytes_beside_pool(self, device: str) -> int:
+    def pool_memory_bytes(self, device: str) -> int:
         """Return the bytes that documents take from the memory of a KV pool on ``device``: 0 unless ``cpu``."""
         if device != "cpu":
             return 0

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from canopy_documents.fuse.cache import KVCache, dense_cache
+from canopy_documents.fuse.selector_cache import KVCache, dense_cache
 from canopy_documents.fuse.choice import ChosenTokens
 from canopy_documents.fuse.model import Model
 from canopy_documents.fuse.placement import copy_positions, place_chunks
-from canopy_documents.fuse.selectors import Offline, Selector, SelectorInput
+from canopy_documents.fuse.selectors import OfflineSelector, Selector, SelectorInput
 from canopy_documents.fuse.transfer import RowTransfer
 from canopy_documents.server.model_view import row_cache
 from canopy_documents.store.chunk import FusedPrompt, PlacedChunk, base_and_skip
@@ -41,28 +41,28 @@ class PromptSlots:
         return FusedPrompt(self.ids, self.placed)
 
     @property
-    def whole(self) -> bool:
+    def has_all_slots(self) -> bool:
         """Whether every token has a slot."""
         return self.row.numel() >= self.ids.numel()
 
-    def certain(self) -> torch.Tensor:
+    def always_computed(self) -> torch.Tensor:
         """Return ``[n]`` bool: the tokens always computed, outside documents or last in the prompt."""
         computed = ~self.prompt.in_chunk()
         computed[: self.prefix] = False
         computed[-1] = True
         return computed
 
-    def cache(self, model: Model, runner: Any, transfers: list[RowTransfer]) -> KVCache:
+    def selector_cache(self, model: Model, runner: Any, transfers: list[RowTransfer]) -> KVCache:
         """Return the cache in which a selector reads the reused KV: the pool, or a copy if slots
         are missing."""
         n = self.ids.numel()
         pool = row_cache(runner, self.row[:n], self.prefix)
-        if self.whole:
+        if self.has_all_slots:
             pool.transfers = transfers
             return pool
-        separate = dense_cache(model, n)
-        copy_positions(pool, separate, self.prefix)
-        return separate
+        copied_cache = dense_cache(model, n)
+        copy_positions(pool, copied_cache, self.prefix)
+        return copied_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,35 +89,35 @@ def choose_tokens(
     Returns the choice, and whether the documents' KV is already in place or being transferred in
     ``transfers``.
     """
-    computed = slots.certain()
+    computed = slots.always_computed()
     if ratio <= 0.0:
         return ChosenTokens(computed), False
     if ratio >= 1.0:
         computed[slots.prefix :] = True
         return ChosenTokens(computed), False
-    if isinstance(selector, Offline):
+    if isinstance(selector, OfflineSelector):
         computed[_choose_offline(model, slots, selector, ratio)] = True
         computed[: slots.prefix] = False
         return ChosenTokens(computed), False
-    prompt, cache = slots.prompt, slots.cache(model, runner, transfers)
+    prompt, cache = slots.prompt, slots.selector_cache(model, runner, transfers)
     place_chunks(model, slots.placed, cache, prompt.in_chunk())
-    context = _context(model, prompt, cache, ratio, slots.prefix)
-    return ChosenTokens(computed, selector.choose(context)), slots.whole
+    inputs = _inputs_with_prefix(model, prompt, cache, ratio, slots.prefix)
+    return ChosenTokens(computed, selector.choose(inputs)), slots.has_all_slots
 
 
 def _choose_offline(
-    model: Model, slots: PromptSlots, selector: Offline, ratio: float
+    model: Model, slots: PromptSlots, selector: OfflineSelector, ratio: float
 ) -> torch.Tensor:
     for p in slots.placed:
         selector.scores(base_and_skip(p.chunk)[0])
-    context = SelectorInput(model, slots.prompt, None, ratio)  # type: ignore[arg-type]
-    return selector.choose(context)
+    inputs = SelectorInput(model, slots.prompt, None, ratio)  # type: ignore[arg-type]
+    return selector.choose(inputs)
 
 
-def _context(
+def _inputs_with_prefix(
     model: Model, prompt: FusedPrompt, cache: KVCache, ratio: float, prefix: int
 ) -> SelectorInput:
-    """Return a context that treats the cached prefix as an exact document, which is not run and has no
+    """Return inputs that treat the cached prefix as an exact document, which is not run and has no
     budget.
 
     The ratio is lowered so that the budget in tokens is the same as without that document.
@@ -130,25 +130,25 @@ def _context(
         end = placed.pop(0).end
     ids = tuple(prompt.ids[:end].tolist())
     whole = FusedPrompt(prompt.ids, (PlacedChunk(ExactChunk(ids), 0), *placed))  # type: ignore[arg-type]
-    same = ratio * prompt.reusable / max(1, whole.reusable) + 1e-9
-    return SelectorInput(model, whole, cache, same)
+    adjusted_ratio = ratio * prompt.chunk_tokens / max(1, whole.chunk_tokens) + 1e-9
+    return SelectorInput(model, whole, cache, adjusted_ratio)
 
 
 def replan(
-    earlier: torch.Tensor, prefix: int, placed: Sequence[PlacedChunk], total: int
+    computed_before: torch.Tensor, prefix: int, placed: Sequence[PlacedChunk], total: int
 ) -> torch.Tensor:
     """Return the tokens, ``[total]`` bool, to compute after a planned request was retracted.
 
-    earlier: the tokens computed before, True for the earlier prefix. Tokens added since then (its
+    computed_before: ``[n]`` bool, True for the earlier prefix. Tokens added since then (its
     own output) are computed, and so are tokens that are no longer in a document, so that the answer
     continues consistently.
     """
     computed = torch.ones(total, dtype=torch.bool)
-    reused = ~earlier[:total]
-    inside = torch.zeros_like(reused)
+    reused = ~computed_before[:total]
+    in_document = torch.zeros_like(reused)
     for p in placed:
-        inside[p.start : p.end] = True
-    computed[: reused.numel()] = ~(reused & inside)
+        in_document[p.start : p.end] = True
+    computed[: reused.numel()] = ~(reused & in_document)
     computed[:prefix] = False
     computed[total - 1] = True
     return computed

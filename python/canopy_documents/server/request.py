@@ -11,12 +11,12 @@ import torch
 
 from canopy_documents.fuse.choice import ChosenTokens
 from canopy_documents.fuse.transfer import RowTransfer
-from canopy_documents.server.options import LEARN_PREFIX_TOKENS, MIN_TOKENS, ReuseOptions
+from canopy_documents.server.options import LEARN_PREFIX_TOKENS, MIN_DOCUMENT_TOKENS, ReuseOptions
 from canopy_documents.store.chunk import Chunk, ChunkSuffix, PlacedChunk
 from canopy_documents.store.host_memory import HostChunk
 from canopy_documents.store.store import ChunkStore
 from canopy_documents.text.fields import MAX_DOCUMENTS, DocumentFields
-from canopy_documents.text.variants import LONG_TOKENS, Place
+from canopy_documents.text.variants import LONG_TOKENS, PrefixVariants
 from sglang_canopy.wire.attached import attached
 
 TOO_FEW_STORED, PLANNING_FAILED = "too few of its documents are stored", "planning failed"
@@ -43,13 +43,13 @@ _INELIGIBLE_FIELDS = (
 class ResolvedDocument:
     """A document of a prompt: its position and address, and its KV if the store has it.
 
-    place: number of the prefix that it was encoded after, of ``Place.acceptable``.
+    prefix_index: of the prefix that it was encoded after, in ``acceptable_prefixes``.
     """
 
     start: int
     end: int
     key: str
-    place: int = 0
+    prefix_index: int = 0
     tier: str | None = None
     chunk: Chunk | HostChunk | None = None
 
@@ -58,8 +58,8 @@ class ResolvedDocument:
         if self.chunk is None or self.end <= first:
             return None
         skip = max(0, first - self.start)
-        rest = ChunkSuffix(self.chunk, skip) if skip else self.chunk
-        return PlacedChunk(rest, self.start + skip)  # type: ignore[arg-type]
+        stored_part = ChunkSuffix(self.chunk, skip) if skip else self.chunk
+        return PlacedChunk(stored_part, self.start + skip)  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)
@@ -102,8 +102,8 @@ class DocumentRequest:
     bounds: tuple[tuple[int, int], ...]
     """First and end token of each document of enough tokens, in order."""
     keys: tuple[tuple[str, ...], ...]
-    """Addresses of each document, by the prefixes of ``Place.acceptable``, the best first."""
-    places: tuple[Place, ...]
+    """Addresses of each document, by its acceptable prefixes, the best first."""
+    variants: tuple[PrefixVariants, ...]
     salt: str
     """SGLang's namespace of the request, a part of the addresses."""
     named_documents: int
@@ -115,8 +115,8 @@ class DocumentRequest:
     time_s: float = 0.0
     deletions: int = 0
     """Deletions of documents before the request was created."""
-    checked: bool = False
-    """Whether ``reason`` and ``quality_level`` are decided."""
+    is_decided: bool = False
+    """Whether ``reason`` and ``quality_level`` are set."""
     too_long: bool = False
     """Whether it may only extend kept KV."""
     reason: str | None = None
@@ -130,7 +130,7 @@ class DocumentRequest:
     fused: bool = False
     """Whether its slots have held approximate KV; never reset."""
     plan: ReusePlan | None = None
-    initial: tuple[ChosenTokens, int] | None = None
+    first_choice: tuple[ChosenTokens, int] | None = None
     """Choice and prefix of the first plan: a retraction does not change the answer."""
     reported: bool = False
     """Whether its prompt was complete once, and the report was sent."""
@@ -140,9 +140,9 @@ class DocumentRequest:
     """Adds the fields of the report that need the choice on the host."""
     prefix: int = 0
     """Tokens of the prompt that were matched in the tree."""
-    _computed_to: int = -1
+    _computed_end: int = -1
 
-    def keeps(self, req: Any) -> bool:
+    def is_apart(self, req: Any) -> bool:
         """Return whether the request's KV goes into the namespace for approximate KV."""
         return self.kept_key is not None and req.extra_key == self.kept_key
 
@@ -152,16 +152,16 @@ class DocumentRequest:
 
         Tokens before ``first`` that the request did not compute itself were matched in the tree.
         """
-        if first != self._computed_to:  # the prompt's first window, also after a retraction
+        if first != self._computed_end:  # the prompt's first window, also after a retraction
             self.prefix = first
-            self.kept_tokens = max(0, first - self.bounds[0][0]) if self.keeps(req) else 0
+            self.kept_tokens = max(0, first - self.bounds[0][0]) if self.is_apart(req) else 0
             self.fused |= self.kept_tokens > 0
-        self._computed_to = end
+        self._computed_end = end
 
     @property
     def has_begun(self) -> bool:
         """Whether a window of the prompt was computed."""
-        return self._computed_to >= 0
+        return self._computed_end >= 0
 
     def finish_report(self) -> None:
         """Add the fields that need the choice on the host. Does not wait after the forward."""
@@ -205,7 +205,7 @@ def ineligible_reason(req: Any, request: DocumentRequest, options: ReuseOptions)
     return None
 
 
-def document_request(
+def make_document_request(
     ids: Sequence[int],
     requested: DocumentFields,
     options: ReuseOptions,
@@ -221,18 +221,18 @@ def document_request(
     bounds = tuple(
         (a, min(b, len(ids)))
         for a, b in (requested.bounds or () if named_documents <= MAX_DOCUMENTS else ())
-        if min(b, len(ids)) - a >= MIN_TOKENS
+        if min(b, len(ids)) - a >= MIN_DOCUMENT_TOKENS
     )
-    first = requested.bounds[0][0] if requested.bounds else 0
-    whole = first <= LEARN_PREFIX_TOKENS
-    head = tuple(ids[:first]) if whole else ()
+    head_end = requested.bounds[0][0] if requested.bounds else 0
+    whole = head_end <= LEARN_PREFIX_TOKENS
+    head = tuple(ids[:head_end]) if whole else ()
     long = len(ids) >= LONG_TOKENS
-    places = tuple(Place(a == first, head, stand_ins, whole, long) for a, _ in bounds)
-    behind = [place.acceptable() for place in places]
+    variants = tuple(PrefixVariants(a == head_end, head, stand_ins, whole, long) for a, _ in bounds)
+    choices = [variant.acceptable_prefixes() for variant in variants]
     return DocumentRequest(
         bounds,
-        tuple(store.keys(ids[a:b], prefixes, salt) for (a, b), prefixes in zip(bounds, behind)),
-        places,
+        tuple(store.keys(ids[a:b], prefixes, salt) for (a, b), prefixes in zip(bounds, choices)),
+        variants,
         salt,
         named_documents,
         requested.ratio,
@@ -258,23 +258,23 @@ def fused_report(
     documents: Sequence[ResolvedDocument],
     plan: ReusePlan,
     ratio: float,
-    seconds: float,
+    planning_s: float,
 ) -> dict[str, Any]:
     """Return a fused request's report, without :func:`reused_by_tier`."""
-    inside = torch.zeros(plan.chosen.total, dtype=torch.bool)
+    in_document = torch.zeros(plan.chosen.total, dtype=torch.bool)
     for p in plan.placed:
-        inside[p.start : p.end] = True
-    recomputed = plan.chosen.count_in(inside)
+        in_document[p.start : p.end] = True
+    recomputed = plan.chosen.count_in(in_document)
     return {
         "fused": True,
         "prefix": plan.prefix,
         "kept": request.kept_tokens,
-        "reused": int(inside.sum()) - recomputed,
+        "reused": int(in_document.sum()) - recomputed,
         "recomputed": recomputed,
         "computed": plan.chosen.count,
         **_document_counts(request, documents),
         "ratio": round(ratio, 4),
-        "plan_ms": round(1000 * seconds, 3),
+        "plan_ms": round(1000 * planning_s, 3),
     }
 
 

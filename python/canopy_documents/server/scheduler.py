@@ -53,7 +53,7 @@ def set_extra_key(scheduler: Any, req: Any) -> None:
     except Exception:
         logger.exception("canopy: a request's namespace could not be named; it runs normally")
         engine.counts["fallbacks"] += 1
-        request.checked, request.reason = True, PLANNING_FAILED
+        request.is_decided, request.reason = True, PLANNING_FAILED
 
 
 def work_when_idle(scheduler: Any, *_: Any, **__: Any) -> None:
@@ -68,18 +68,18 @@ def work_when_idle(scheduler: Any, *_: Any, **__: Any) -> None:
         return
     socket = scheduler.ipc_channels.recv_from_tokenizer
 
-    def something_comes(wait_ms: int) -> bool:
+    def has_new_work(wait_ms: int) -> bool:
         return not scheduler.is_fully_idle() or (socket is not None and bool(socket.poll(wait_ms)))
 
     while engine.has_idle_work:
         # Once per batch, even if a monitor reads the status in between.
         wait_ms = PAUSE_MS if engine.has_run else 0
         engine.has_run = False
-        if answer_of_first_rank(something_comes(wait_ms)):
+        if answer_of_first_rank(has_new_work(wait_ms)):
             return
         # Ranks would not stop at the same layer.
-        come = never if engine.model.ranks is not None else functools.partial(something_comes, 0)
-        engine.work_when_idle(come)
+        came = never if engine.model.ranks is not None else functools.partial(has_new_work, 0)
+        engine.work_when_idle(came)
 
 
 def replace_stale_store(success: Any, scheduler: Any, *_: Any, **__: Any) -> None:
@@ -93,15 +93,15 @@ def internal_state(result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
     """Hook after ``Scheduler.get_internal_state``: add the counters.
 
     Any client may read the counters. They include no addresses or lengths of a tenant's documents.
-    ``READ`` limits the rate of collection.
+    ``READINGS_PER_S`` limits the rate of collection.
     """
     engine = engine_of(scheduler)
     if engine is None:
         return
-    if engine.shown is None or engine.readings.take(None, time.monotonic()):
+    if engine.last_reading is None or engine.readings.take(None, time.monotonic()):
         setting = dataclasses.asdict(engine.setting) if engine.setting is not None else None
-        engine.shown = {**engine.stats(), "setting": setting}
-    result.internal_state[DOCUMENTS] = engine.shown
+        engine.last_reading = {**engine.stats(), "setting": setting}
+    result.internal_state[DOCUMENTS] = engine.last_reading
 
 
 def delete_documents(scheduler: Any, tenants: list[str]) -> bool | None:
@@ -110,12 +110,12 @@ def delete_documents(scheduler: Any, tenants: list[str]) -> bool | None:
     engine = engine_of(scheduler)
     if engine is None:
         return None
-    is_deleted = False
+    any_deleted = False
     for name in tenants:
-        is_deleted |= engine.library.delete(name or None)
-        is_deleted |= delete_kv(scheduler.tree_cache, name or None, scheduler.enable_lora)
+        any_deleted |= engine.library.delete(name or None)
+        any_deleted |= delete_kv(scheduler.tree_cache, name or None, scheduler.enable_lora)
         engine.checker.forget(name or None)
-    return is_deleted
+    return any_deleted
 
 
 def complete_report(req: Any, *_: Any, **__: Any) -> None:
@@ -134,7 +134,7 @@ def check_insert(_component: Any, req: Any, *_: Any, **__: Any) -> None:
     Raises RuntimeError if approximate KV would be inserted under a key that exact requests match.
     """
     request = document_request_of(req)
-    if request is not None and request.fused and not request.keeps(req):
+    if request is not None and request.fused and not request.is_apart(req):
         raise RuntimeError(
             f"request {req.rid} has reused KV of documents and would enter the exact prefix tree"
         )
@@ -145,7 +145,7 @@ def is_request_level(original: Any, streamer: Any, key: str) -> bool:
     return key == DOCUMENTS or original(streamer, key)
 
 
-_ALL = 1 << 40
+_ALL_TOKENS = 1 << 40
 """More tokens than any tier holds."""
 
 
@@ -162,38 +162,38 @@ def delete_kv(cache: Any, tenant: str | None, lora: bool = False) -> bool:
     if core is None:
         return False
     if isinstance(core, UnifiedTreeCore):
-        is_deleted = False
-        for top in list(core.root_node.children.values()):
-            if tenant in tenants_of_key(top.key.extra_key, top.key.cache_salt, lora):
-                nodes = [top]
+        any_deleted = False
+        for subtree in list(core.root_node.children.values()):
+            if tenant in tenants_of_key(subtree.key.extra_key, subtree.key.cache_salt, lora):
+                nodes = [subtree]
                 for node in nodes:
                     nodes += node.children.values()
                 for node in reversed(nodes):
-                    is_deleted |= _delete(cache, node)
+                    any_deleted |= _delete(cache, node)
     else:
-        is_deleted = _evict_all(cache)
+        any_deleted = _evict_all(cache)
     storage = cache.cache_controller.storage_backend if cache.cache_controller else None
     store = getattr(storage, "store", None)
     if isinstance(store, DiskStore):
-        is_deleted |= tenant in store.held_pages()["tenants"]
+        any_deleted |= tenant in store.held_pages()["tenants"]
         threading.Thread(target=store.remove_tenant, args=(tenant,), daemon=True).start()
-    return is_deleted
+    return any_deleted
 
 
 def _evict_all(cache: Any) -> bool:
     from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
-    evicted = cache.evict(EvictParams(num_tokens=_ALL)).num_tokens_evicted
+    evicted = cache.evict(EvictParams(num_tokens=_ALL_TOKENS)).num_tokens_evicted
     if cache.cache_controller is not None:
-        evicted += cache.evict_host(_ALL)
+        evicted += cache.evict_host(_ALL_TOKENS)
     return bool(evicted)
 
 
 def _delete(cache: Any, node: Any) -> bool:
     """Delete a node without children, unless it is locked or moves between tiers."""
     core = cache.tree_core
-    gone = node.id not in core._node_arena  # removed with its last child
-    if gone or node.children or _is_busy(node):
+    is_removed = node.id not in core._node_arena  # removed with its last child
+    if is_removed or node.children or _is_busy(node):
         return False
     tracker: dict[Any, int] = defaultdict(int)
     device: dict[Any, list[Any]] = defaultdict(list)

@@ -20,23 +20,23 @@ from canopy_documents.store.chunk import Shape
 
 @dataclass(frozen=True)
 class ServedModel(Model):
-    """inner: the loaded model (``...ForCausalLM``), whose ``model`` has the layers."""
+    """causal_lm: the loaded model (``...ForCausalLM``), whose ``model`` has the layers."""
 
-    inner: Any
+    causal_lm: Any
     shape: Shape
     rope: Rotation
     identity: str
     ranks: Ranks | None
-    kind: torch.dtype
+    compute_dtype: torch.dtype
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype that the server computes in."""
-        return self.kind
+        return self.compute_dtype
 
     @property
     def device(self) -> torch.device:
-        return self.inner.model.embed_tokens.weight.device  # type: ignore[no-any-return]
+        return self.causal_lm.model.embed_tokens.weight.device  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def forward(
@@ -58,12 +58,12 @@ class ServedModel(Model):
             positions=positions,
         )
         with forward_context(ForwardContext(attn_backend=RowsBackend(attention))):  # type: ignore[arg-type]
-            return self.inner.model(ids, positions, batch)  # type: ignore[no-any-return]
+            return self.causal_lm.model(ids, positions, batch)  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """As :meth:`Model.logits`, with the whole vocabulary on every rank."""
-        weight = self.inner.lm_head.weight
+        weight = self.causal_lm.lm_head.weight
         if self.ranks is not None:
             return self.ranks.gather(F.linear(hidden, weight)).float()
         return F.linear(hidden, weight[: self.shape.vocab]).float()

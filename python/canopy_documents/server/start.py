@@ -23,46 +23,46 @@ from canopy_documents.store.chunk import Shape
 from sglang_canopy.errors import CanopyError
 
 MAX_PREFIX_TOKENS = 3584
-"""Most tokens before an encoded document: system text and stand-ins. Their KV is stored too, with
-the same bound."""
+"""Maximum tokens before an encoded document: system text and stand-ins. Their KV is computed with
+the document, in the same cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkingMemory:
     """Bytes to reserve, by use; ``prompt_tokens``: the longest prompt that reuses documents.
 
-    tiers: documents in the pool's own memory; caches: KV outside the pool, of one prompt that is
-    planned in several windows, and of one document being encoded; probe: scores, and the keys and
-    values that a probe reads.
+    tier_bytes: documents in the pool's own memory; cache_bytes: KV outside the pool, of one prompt
+    that is planned in several windows, and of one document being encoded; probe_bytes: scores, and
+    the keys and values that a probe reads.
     """
 
     prompt_tokens: int
-    tiers: int
-    caches: int
-    probe: int
+    tier_bytes: int
+    cache_bytes: int
+    probe_bytes: int
 
     @property
-    def total(self) -> int:
-        return self.tiers + self.caches + self.probe
+    def total_bytes(self) -> int:
+        return self.tier_bytes + self.cache_bytes + self.probe_bytes
 
     def __str__(self) -> str:
-        parts = (self.total, self.tiers, self.caches, self.probe)
-        total, tiers, caches, probe = (part >> 20 for part in parts)
+        sizes = (self.total_bytes, self.tier_bytes, self.cache_bytes, self.probe_bytes)
+        total, tiers, caches, probe = (size >> 20 for size in sizes)
         return (
             f"{total:,} MiB ({tiers:,} for documents, {caches:,} for caches beside the pool, "
             f"{probe:,} for probes, at prompts of {self.prompt_tokens:,} tokens)"
         )
 
 
-def working_memory(shape: Shape, itemsize: int, prompt_tokens: int, tiers: int) -> WorkingMemory:
+def reserved_memory(shape: Shape, itemsize: int, prompt_tokens: int, tiers: int) -> WorkingMemory:
     """Return the memory for a model of ``shape`` with ``itemsize`` bytes per element."""
     tokens = 2 * prompt_tokens + MAX_PREFIX_TOKENS
-    caches = tokens * shape.kv_elements_per_token * itemsize
-    scores = 2 * 4 * shape.heads * MAX_QUERIES * prompt_tokens  # before and after the softmax, fp32
-    operands = (
+    cache_bytes = tokens * shape.kv_elements_per_token * itemsize
+    score_bytes = 2 * 4 * shape.heads * MAX_QUERIES * prompt_tokens  # around the softmax, in fp32
+    kv_bytes = (
         4 * 4 * shape.kv_heads * shape.head_dim * prompt_tokens
     )  # K and V, as read and in fp32
-    return WorkingMemory(prompt_tokens, tiers, caches, scores + operands)
+    return WorkingMemory(prompt_tokens, tiers, cache_bytes, score_bytes + kv_bytes)
 
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def build(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs:
     engine.window_tokens = scheduler.chunked_prefill_size
     engine.prefill_tokens = scheduler.max_prefill_tokens
     engine.count_matched_tokens = functools.partial(kept.count_matched_tokens, scheduler.tree_cache)
-    kept.announce_exact_only(scheduler.tree_cache)
+    kept.omit_approximate_events(scheduler.tree_cache)
     runner.canopy = engine
     logger.info(
         "canopy: documents are reused: selector %s, ratios %s, %s stand-in tokens, model %s",
@@ -111,16 +111,16 @@ def pool_budget(original: Any, configurator: Any, budget_bytes: int, **keywords:
     config = configurator.model_config
     shape = served_shape(configurator.model, config.hf_config)
     tokens = options.longest_prompt(config.context_len)
-    reserved_bytes = options.bytes_beside_pool(str(configurator.device))
-    needed = working_memory(shape, configurator.model_dtype.itemsize, tokens, reserved_bytes)
-    if needed.total >= budget_bytes:
+    reserved_bytes = options.pool_memory_bytes(str(configurator.device))
+    working = reserved_memory(shape, configurator.model_dtype.itemsize, tokens, reserved_bytes)
+    if working.total_bytes >= budget_bytes:
         raise SystemExit(
-            f"sglang-canopy: --canopy-documents on needs {needed} beside the KV pool, and only "
+            f"sglang-canopy: --canopy-documents on needs {working} beside the KV pool, and only "
             f"{budget_bytes >> 20:,} MiB are free for both: lower prompt_tokens or the "
             "tiers' sizes, or raise --mem-fraction-static"
         )
-    logger.info("canopy: document reuse leaves %s out of the KV pool", needed)
-    return original(configurator, budget_bytes - needed.total, **keywords)
+    logger.info("canopy: document reuse leaves %s out of the KV pool", working)
+    return original(configurator, budget_bytes - working.total_bytes, **keywords)
 
 
 def _calibrate_and_check(engine: DocumentEngine, tokenizer: Any, tp_size: int) -> None:
@@ -130,7 +130,7 @@ def _calibrate_and_check(engine: DocumentEngine, tokenizer: Any, tp_size: int) -
     """
     options, model, runner = engine.options, engine.model, engine.runner
     engine.setting = Setting(
-        model.identity, _chip(model.device), str(model.dtype).removeprefix("torch."), tp_size,
+        model.identity, _chip_name(model.device), str(model.dtype).removeprefix("torch."), tp_size,
         runner.attn_backend.canopy.name,
     )  # fmt: skip
     engine.ratios = calibrated_ratios(options.calibration, engine.setting)
@@ -145,7 +145,7 @@ def ratios_in_use(options: ReuseOptions, calibrated: Mapping[str, float]) -> set
     return {calibrated.get(tier, DEFAULT_RATIO) for tier in options.capacity_bytes()}
 
 
-def _chip(device: torch.device) -> str:
+def _chip_name(device: torch.device) -> str:
     """Return the name that a calibration is saved under: the chip, on a CPU with its threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)

@@ -114,7 +114,7 @@ class FusedPrompt:
         return self.ids.numel()
 
     @property
-    def reusable(self) -> int:
+    def chunk_tokens(self) -> int:
         """The number of tokens in chunks."""
         return sum(len(p.chunk) for p in self.placed)
 
@@ -133,7 +133,7 @@ class FusedPrompt:
             mask[p.start : p.end] = True
         return mask
 
-    def tail(self) -> torch.Tensor:
+    def tail_positions(self) -> torch.Tensor:
         """Return the positions after the last chunk, the question; at least the last token."""
         end = max((p.end for p in self.placed if len(p.chunk)), default=0)
         return torch.arange(min(end, len(self) - 1), len(self))
@@ -164,7 +164,7 @@ class ChunkSuffix:
 
     @property
     def scores(self) -> dict[str, torch.Tensor]:
-        return {name: s[..., self.skip :] for name, s in self.base.scores.items()}
+        return {name: score[..., self.skip :] for name, score in self.base.scores.items()}
 
     def rows(self, layer: int, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return K before RoPE and V of these tokens of the suffix."""

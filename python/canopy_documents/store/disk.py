@@ -1,6 +1,6 @@
 """Chunks in the product's disk store, under a namespace of their own.
 
-A chunk is a run of pages of ``PAGE`` tokens, ``[layers, PAGE, 2, kv_heads, d]`` each, K before RoPE
+A chunk is a run of pages, ``[layers, PAGE_TOKENS, 2, kv_heads, d]`` each, K before RoPE
 and then V, the last page padded. Each page hangs below the one before it, so a chunk is complete if
 its last page is there. A page's key follows from the chunk's address: whoever knows the tokens finds
 the chunk, and nothing else is stored. One thread writes, and reads ahead while requests wait.
@@ -25,11 +25,11 @@ from sglang_canopy.policy.registry import make_policy
 
 logger = logging.getLogger(__name__)
 
-PAGE = 16
-MAX_WAITING = 8
+PAGE_TOKENS = 16
+MAX_WAITING_CHUNKS = 8
 """Chunks that wait to be written; more are not written. They hold memory."""
 
-Read = Future["tuple[torch.Tensor, torch.Tensor] | None"]
+ReadFuture = Future["tuple[torch.Tensor, torch.Tensor] | None"]
 
 
 class ChunkDisk:
@@ -46,9 +46,9 @@ class ChunkDisk:
         dtype: torch.dtype,
         identity: str,
     ) -> None:
-        self.size = (shape.layers, PAGE, 2, shape.kv_heads, shape.head_dim)
+        self.page_dims = (shape.layers, PAGE_TOKENS, 2, shape.kv_heads, shape.head_dim)
         self.dtype = dtype
-        self.page_bytes = torch.Size(self.size).numel() * dtype.itemsize
+        self.page_bytes = torch.Size(self.page_dims).numel() * dtype.itemsize
         self.store = DiskStore(
             folder,
             page_bytes=self.page_bytes,
@@ -56,10 +56,10 @@ class ChunkDisk:
             policy=make_policy("lru"),
             namespace=f"documents|{identity}",
         )
-        self.written = self.skipped = 0
+        self.written_chunks = self.skipped_chunks = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="canopy-documents-disk")
         self._writes: dict[str, Future[None]] = {}
-        self._reads: dict[str, Read] = {}
+        self._reads: dict[str, ReadFuture] = {}
 
     def holds(self, key: str, tokens: int) -> bool:
         """Return whether a chunk of this many tokens is on disk."""
@@ -67,19 +67,19 @@ class ChunkDisk:
 
     def write(self, key: str, chunk: Chunk | HostChunk) -> None:
         """Start to write a chunk, unless it is there, or too many wait."""
-        self._writes = {k: one for k, one in self._writes.items() if not one.done()}
+        self._writes = {k: future for k, future in self._writes.items() if not future.done()}
         if key in self._writes or self.holds(key, len(chunk)):
             return
-        if len(self._writes) >= MAX_WAITING:
-            self.skipped += 1
+        if len(self._writes) >= MAX_WAITING_CHUNKS:
+            self.skipped_chunks += 1
             return
         self._writes[key] = self._thread.submit(self._write, key, chunk)
 
     def read_ahead(self, key: str, tokens: int) -> None:
         """Start to read a chunk that a waiting request will use."""
-        self._reads = {k: one for k, one in self._reads.items() if not one.cancelled()}
-        held = (len(self._reads) + 1) * -(-tokens // PAGE) * self.page_bytes
-        if key not in self._reads and held <= READ_AHEAD_BYTES:
+        self._reads = {k: future for k, future in self._reads.items() if not future.cancelled()}
+        reserved_bytes = (len(self._reads) + 1) * -(-tokens // PAGE_TOKENS) * self.page_bytes
+        if key not in self._reads and reserved_bytes <= READ_AHEAD_BYTES:
             self._reads[key] = self._thread.submit(self._read, key, tokens)
 
     def read(self, key: str, ids: Sequence[int], prefix: Sequence[int]) -> Chunk | None:
@@ -90,8 +90,8 @@ class ChunkDisk:
 
     def drop_reads(self) -> None:
         """Drop what was read ahead."""
-        for one in self._reads.values():
-            one.cancel()
+        for future in self._reads.values():
+            future.cancel()
         self._reads.clear()
 
     def delete_tenant(self, tenant: str | None) -> int:
@@ -111,53 +111,53 @@ class ChunkDisk:
     def stats(self) -> dict[str, Any]:
         """Return the bytes on disk, and the chunks written and left out since the start."""
         return {
-            "chunks": self.written,
+            "chunks": self.written_chunks,
             "used_bytes": len(self.store) * self.page_bytes,
             "capacity_bytes": self.store.capacity_bytes,
-            "not_written": self.skipped,
+            "not_written": self.skipped_chunks,
         }
 
     def _write(self, key: str, chunk: Chunk | HostChunk) -> None:
         try:
             if not self.store.open():  # tried again at every write
                 return
-            keys, layers = _page_keys(key, len(chunk)), self.size[0]
-            pairs = torch.zeros(layers, len(keys) * PAGE, *self.size[2:], dtype=self.dtype)
-            for start, rows in enumerate((chunk.raw_k, chunk.v)):
-                pairs[:, : len(chunk), start] = rows.cpu()
+            keys, layers = _page_keys(key, len(chunk)), self.page_dims[0]
+            kv = torch.zeros(layers, len(keys) * PAGE_TOKENS, *self.page_dims[2:], dtype=self.dtype)
+            for part, rows in enumerate((chunk.raw_k, chunk.v)):
+                kv[:, : len(chunk), part] = rows.cpu()
             pages = [
-                pairs[:, start : start + PAGE].contiguous().view(torch.uint8).numpy().data
-                for start in range(0, pairs.shape[1], PAGE)
+                kv[:, start : start + PAGE_TOKENS].contiguous().view(torch.uint8).numpy().data
+                for start in range(0, kv.shape[1], PAGE_TOKENS)
             ]
             # Pages of one document have one time of use, so they leave together.
             now = self.store.clock()
             metas = [
                 PageMeta(
-                    start * PAGE,
-                    PAGE,
+                    number * PAGE_TOKENS,
+                    PAGE_TOKENS,
                     category="document",
                     tenant=chunk.tenant,
                     created=now,
                     last_access=now,
                 )
-                for start in range(len(keys))
+                for number in range(len(keys))
             ]
             stored = self.store.write(keys, pages, metas, [None, *keys[:-1]])
-            self.written += all(stored)
+            self.written_chunks += all(stored)
             self.store.sweep()
         except Exception:
             logger.exception("canopy: a document could not be written to disk")
 
     def _read(self, key: str, tokens: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         keys = _page_keys(key, tokens)
-        pages = torch.empty(len(keys), *self.size, dtype=self.dtype)
-        into = [page.view(torch.uint8).numpy().data for page in pages]
-        if not all(self.store.read(keys, into)):
+        pages = torch.empty(len(keys), *self.page_dims, dtype=self.dtype)
+        buffers = [page.view(torch.uint8).numpy().data for page in pages]
+        if not all(self.store.read(keys, buffers)):
             return None
-        both = pages.transpose(0, 1).flatten(1, 2)[:, :tokens]
-        return both[:, :, 0].contiguous(), both[:, :, 1].contiguous()
+        token_pairs = pages.transpose(0, 1).flatten(1, 2)[:, :tokens]
+        return token_pairs[:, :, 0].contiguous(), token_pairs[:, :, 1].contiguous()
 
 
 def _page_keys(key: str, tokens: int) -> list[str]:
     """Return the keys of a chunk's pages; ``key``: 64 hex digits."""
-    return [f"{key[:56]}{at:08x}" for at in range(-(-tokens // PAGE))]
+    return [f"{key[:56]}{number:08x}" for number in range(-(-tokens // PAGE_TOKENS))]

@@ -34,28 +34,28 @@ class PinnedPages(mmap.mmap):
             self.release()  # before the pages are unmapped
 
 
-def pinned_tensor(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def pinned_tensor(tensor_shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return uninitialised pinned memory; if CUDA cannot register it, torch's with a warning."""
     try:
-        return registered_tensor(size, dtype, torch.cuda.cudart(), torch.cuda.synchronize)
+        return registered_tensor(tensor_shape, dtype, torch.cuda.cudart(), torch.cuda.synchronize)
     except (RuntimeError, OSError) as error:
         logger.warning(
             "canopy: %s; torch pins the documents' memory, which may take twice its size", error
         )
-        return torch.empty(size, dtype=dtype, pin_memory=True)
+        return torch.empty(tensor_shape, dtype=dtype, pin_memory=True)
 
 
 def registered_tensor(
-    size: tuple[int, ...], dtype: torch.dtype, runtime: Any, wait: Callable[[], None]
+    tensor_shape: tuple[int, ...], dtype: torch.dtype, runtime: Any, wait: Callable[[], None]
 ) -> torch.Tensor:
     """Return a tensor over its own pages, registered with ``runtime`` (``torch.cuda.cudart()``).
 
     ``wait`` is called before they are released, since a device may be reading them. Raises
     RuntimeError if CUDA refuses, OSError if there is no memory.
     """
-    count = math.prod(size)
+    count = math.prod(tensor_shape)
     if not count:
-        return torch.empty(size, dtype=dtype)
+        return torch.empty(tensor_shape, dtype=dtype)
     nbytes = count * dtype.itemsize
     pages = PinnedPages(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     flat = torch.frombuffer(pages, dtype=dtype, count=count)
@@ -69,7 +69,7 @@ def registered_tensor(
         runtime.cudaHostUnregister(address)
 
     pages.release = release
-    return flat.view(size)
+    return flat.view(tensor_shape)
 
 
 Span = tuple[int, int]
@@ -88,14 +88,14 @@ class HostMemory:
     def __init__(
         self, shape: Shape, dtype: torch.dtype, capacity_bytes: int, pin: bool = False
     ) -> None:
-        token = 2 * shape.layers * shape.kv_heads * shape.head_dim * dtype.itemsize
-        self.slots = capacity_bytes // token
-        size = (shape.layers, self.slots, shape.kv_heads, shape.head_dim)
-        make = pinned_tensor if pin else torch.empty
-        self.k, self.v = (make(size, dtype=dtype) for _ in range(2))
+        bytes_per_slot = 2 * shape.layers * shape.kv_heads * shape.head_dim * dtype.itemsize
+        self.slots = capacity_bytes // bytes_per_slot
+        pool_shape = (shape.layers, self.slots, shape.kv_heads, shape.head_dim)
+        allocate = pinned_tensor if pin else torch.empty
+        self.k, self.v = (allocate(pool_shape, dtype=dtype) for _ in range(2))
         self.stream = torch.cuda.Stream() if pin else None
         self._free: list[Span] = [(0, self.slots)] if self.slots else []
-        self._returned: deque[list[Span]] = deque()
+        self._freed_spans: deque[list[Span]] = deque()
         """Spans of freed chunks.
 
         The garbage collector may free a chunk at any time: on any thread, and during this class's
@@ -104,8 +104,8 @@ class HostMemory:
 
     @property
     def free_slots(self) -> int:
-        """The number of free slots. For the scheduler's thread, as :meth:`hold`."""
-        self._take_back()
+        """The number of free slots. For the scheduler's thread, as :meth:`copy_in`."""
+        self._reclaim()
         return sum(end - start for start, end in self._free)
 
     def finish(self) -> None:
@@ -113,16 +113,16 @@ class HostMemory:
         if self.stream is not None:
             torch.cuda.current_stream().wait_stream(self.stream)
 
-    def hold(self, chunk: Chunk | HostChunk) -> HostChunk | None:
+    def copy_in(self, chunk: Chunk | HostChunk) -> HostChunk | None:
         """Copy ``chunk`` into this memory; ``None`` if there is no room.
 
         A copy from a device is queued behind the work there, without waiting.
         """
-        spans = self._take(len(chunk))
+        spans = self._allocate(len(chunk))
         if spans is None:
             return None
-        copied = HostChunk(chunk.ids, chunk.prefix, chunk.scores, chunk.tenant, self, spans)
-        weakref.finalize(copied, self._returned.append, spans)
+        host_chunk = HostChunk(chunk.ids, chunk.prefix, chunk.scores, chunk.tenant, self, spans)
+        weakref.finalize(host_chunk, self._freed_spans.append, spans)
         if self.stream is None:
             self._write(chunk, spans)
         else:
@@ -131,11 +131,11 @@ class HostMemory:
             self.stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.stream):
                 self._write(chunk, spans)
-                copied.written.record()
+                host_chunk.write_done.record()
             if isinstance(chunk, Chunk) and chunk.raw_k.is_cuda:  # its memory must outlive the copy
                 chunk.raw_k.record_stream(self.stream)
                 chunk.v.record_stream(self.stream)
-        return copied
+        return host_chunk
 
     def _wait_for_reads(self) -> None:
         """Wait before a host-to-host copy: a device may still be reading the old rows."""
@@ -143,35 +143,35 @@ class HostMemory:
         self.stream.synchronize()
 
     def _write(self, chunk: Chunk | HostChunk, spans: Iterable[Span]) -> None:
-        for here, there in ((self.k, chunk.raw_k), (self.v, chunk.v)):
-            for layer, rows in zip(here, there):
-                at = 0
+        for pool, source in ((self.k, chunk.raw_k), (self.v, chunk.v)):
+            for layer, rows in zip(pool, source):
+                offset = 0
                 for start, end in spans:
-                    layer[start:end].copy_(rows[at : at + end - start], non_blocking=True)
-                    at += end - start
+                    layer[start:end].copy_(rows[offset : offset + end - start], non_blocking=True)
+                    offset += end - start
 
-    def _take(self, count: int) -> list[Span] | None:
+    def _allocate(self, count: int) -> list[Span] | None:
         """Take ``count`` slots, first fit in few spans; ``None`` if too few are free."""
         if count > self.free_slots:
             return None
-        whole = next((i for i, (a, b) in enumerate(self._free) if b - a >= count), 0)
+        fitting = next((i for i, (a, b) in enumerate(self._free) if b - a >= count), 0)
         taken: list[Span] = []
         while count:
-            start, end = self._free.pop(whole if whole < len(self._free) else 0)
+            start, end = self._free.pop(fitting if fitting < len(self._free) else 0)
             step = min(count, end - start)
             taken.append((start, start + step))
             if step < end - start:
-                self._free.insert(whole, (start + step, end))
+                self._free.insert(fitting, (start + step, end))
             count -= step
         return taken
 
-    def _take_back(self) -> None:
+    def _reclaim(self) -> None:
         """Merge returned spans into the free ones."""
-        if not self._returned:
+        if not self._freed_spans:
             return
         free = list(self._free)
-        while self._returned:
-            free += self._returned.popleft()
+        while self._freed_spans:
+            free += self._freed_spans.popleft()
         merged: list[Span] = []
         for start, end in sorted(free):
             assert not merged or start >= merged[-1][1], "a slot was given back twice"
@@ -186,7 +186,7 @@ class HostMemory:
 class HostChunk:
     """A chunk in :class:`HostMemory`; has the interface of ``Chunk``.
 
-    written: if a device writes it, the event after which the host may read it.
+    write_done: if a device writes it, the event after which the host may read it.
     """
 
     ids: tuple[int, ...]
@@ -195,15 +195,15 @@ class HostChunk:
     tenant: str | None
     memory: HostMemory
     spans: list[Span]
-    written: torch.cuda.Event = field(init=False)
+    write_done: torch.cuda.Event = field(init=False)
     slots: torch.Tensor = field(init=False)
     """``[n]`` int64 on the host: each token's slot."""
 
     def __post_init__(self) -> None:
-        none = torch.empty(0, dtype=torch.long)
-        self.slots = torch.cat([none, *(torch.arange(a, b) for a, b in self.spans)])
+        no_slots = torch.empty(0, dtype=torch.long)
+        self.slots = torch.cat([no_slots, *(torch.arange(a, b) for a, b in self.spans)])
         if self.memory.stream is not None:
-            self.written = torch.cuda.Event()
+            self.write_done = torch.cuda.Event()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -226,8 +226,8 @@ class HostChunk:
     def rows(self, layer: int, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return K (before RoPE) and V ``[m, kv_heads, d]`` of ``tokens [m]``, on the host."""
         self._wait()
-        at = self.slots[tokens]
-        return self.memory.k[layer][at], self.memory.v[layer][at]
+        slots = self.slots[tokens]
+        return self.memory.k[layer][slots], self.memory.v[layer][slots]
 
     def _rows_of(self, pool: torch.Tensor) -> torch.Tensor:
         self._wait()
@@ -237,4 +237,4 @@ class HostChunk:
 
     def _wait(self) -> None:
         if self.memory.stream is not None:
-            self.written.synchronize()
+            self.write_done.synchronize()

@@ -53,13 +53,13 @@ class ChunkStore:
         self, ids: Sequence[int], prefixes: Sequence[Sequence[int]], salt: str = ""
     ) -> tuple[str, ...]:
         """Return :meth:`key` for each of several prefixes."""
-        start = hashlib.sha256()
+        base_digest = hashlib.sha256()
         for part in (self.identity, salt):
             raw = part.encode()
-            start.update(len(raw).to_bytes(8, "little") + raw)
+            base_digest.update(len(raw).to_bytes(8, "little") + raw)
         tokens, addresses = _token_bytes(ids), []
         for prefix in prefixes:
-            digest = start.copy()
+            digest = base_digest.copy()
             digest.update(_token_bytes(prefix))
             digest.update(tokens)
             addresses.append(digest.hexdigest())
@@ -71,10 +71,10 @@ class ChunkStore:
         if key in self.chunks:
             self.chunks.move_to_end(key)
             return key
-        held = self._insert(key, chunk)
+        host_chunk = self._insert(key, chunk)
         if self.disk is not None:
-            self.disk.write(key, held or chunk)
-        elif held is None:
+            self.disk.write(key, host_chunk or chunk)
+        elif host_chunk is None:
             self.dropped += 1
         return key
 
@@ -93,13 +93,13 @@ class ChunkStore:
             self.chunks.move_to_end(key)
             self.hits["host"] += 1
             return chunk
-        read = self.disk.read(key, ids, prefix) if self.disk is not None else None
-        if read is None:
+        disk_chunk = self.disk.read(key, ids, prefix) if self.disk is not None else None
+        if disk_chunk is None:
             self.misses += 1
             return None
         self.hits["disk"] += 1
-        read.tenant = tenant
-        return self._insert(key, read) or read
+        disk_chunk.tenant = tenant
+        return self._insert(key, disk_chunk) or disk_chunk
 
     def delete(self, key: str) -> bool:
         """Delete a chunk from memory. Returns whether it was there."""
@@ -155,8 +155,8 @@ class ChunkStore:
         while self.used_bytes + chunk.nbytes > self.capacity_bytes:
             self.used_bytes -= self.chunks.popitem(last=False)[1].nbytes
             self.dropped += self.disk is None
-        held = self.memory.hold(chunk) if self.memory is not None else None
-        self.chunks[key] = held or chunk.on_host()
+        host_chunk = self.memory.copy_in(chunk) if self.memory is not None else None
+        self.chunks[key] = host_chunk or chunk.on_host()
         self.used_bytes += chunk.nbytes
         return self.chunks[key]
 

@@ -11,10 +11,10 @@ from typing import Any
 from canopy_documents.text.documents import split_texts
 from canopy_documents.text.order import Orders
 
-TOOLS = ("tool", "function")
-ROLES = ("system", "developer", "user", *TOOLS)
+TOOL_ROLES = ("tool", "function")
+ROLES = ("system", "developer", "user", *TOOL_ROLES)
 """Roles of messages with documents."""
-_TEXT = ("text", "input_text", "output_text")
+_TEXT_TYPES = ("text", "input_text", "output_text")
 
 
 def documents_of_chat(messages: Iterable[Any], in_parts: bool, separator: str | None) -> list[str]:
@@ -29,17 +29,17 @@ def _message_texts(message: Any, in_parts: bool, separator: str | None) -> list[
     role, texts = _role(message), _texts(_content(message))
     if role not in ROLES:
         return []
-    count = documents_in_parts(role, texts) if in_parts else 0
+    count = count_leading_documents(role, texts) if in_parts else 0
     documents = [text for text in texts[:count] if text.strip()]
-    return documents + [one for text in texts[count:] for one in split_texts(text, separator)]
+    return documents + [d for text in texts[count:] for d in split_texts(text, separator)]
 
 
-def documents_in_parts(role: str, texts: Sequence[str]) -> int:
+def count_leading_documents(role: str, texts: Sequence[str]) -> int:
     """Return how many of a message's leading texts are documents."""
-    return len(texts) if role in TOOLS else max(0, len(texts) - 1)
+    return len(texts) if role in TOOL_ROLES else max(0, len(texts) - 1)
 
 
-def in_best_order(
+def reorder_messages(
     messages: Sequence[Any],
     in_parts: bool,
     separator: str | None,
@@ -50,53 +50,53 @@ def in_best_order(
 
     A list is the documents of one message's parts, or those between one text's separators.
     """
-    before, out = 0, []
+    preceding_hash, reordered = 0, []
     for message in messages:
         content = getattr(message, "content", None)
-        if _role(message) in ROLES and content:
-            content = _order(message.role, content, in_parts, separator, orders, tenant, before)
+        if (role := _role(message)) in ROLES and content:
+            content = _reorder(role, content, in_parts, separator, orders, tenant, preceding_hash)
             message = message.model_copy(update={"content": content})
-        before = hash((before, *_texts(content)))
-        out.append(message)
-    return out
+        preceding_hash = hash((preceding_hash, *_texts(content)))
+        reordered.append(message)
+    return reordered
 
 
-def _order(
+def _reorder(
     role: str,
     content: Any,
     in_parts: bool,
     separator: str | None,
     orders: Orders,
     tenant: str | None,
-    before: int,
+    preceding_hash: int,
 ) -> Any:
     if isinstance(content, str):
-        return text_in_best_order(content, separator, orders, tenant, before)
+        return reorder_text(content, separator, orders, tenant, preceding_hash)
     texts = _texts(content)
-    count = documents_in_parts(role, texts) if in_parts and len(texts) == len(content) else 0
-    order = orders.order(before, texts[:count], tenant)
+    count = count_leading_documents(role, texts) if in_parts and len(texts) == len(content) else 0
+    order = orders.choose_order(preceding_hash, texts[:count], tenant)
     return [*(content[i] for i in order), *content[count:]]
 
 
-def text_in_best_order(
-    text: str, separator: str | None, orders: Orders, tenant: str | None, before: int = 0
+def reorder_text(
+    text: str, separator: str | None, orders: Orders, tenant: str | None, preceding_hash: int = 0
 ) -> str:
     """Return a text with the documents between its separators in the best order."""
     documents = split_texts(text, separator)
     if separator is None or len(documents) < 2:
         return text
     first, *_, last = text.split(separator)
-    order = orders.order(hash((before, first)), documents, tenant)
+    order = orders.choose_order(hash((preceding_hash, first)), documents, tenant)
     return separator.join([first, *(documents[i] for i in order), last])
 
 
 def messages_of_body(body: Mapping[str, Any]) -> list[Any]:
     """Return the messages of a Responses or Ollama body that SGLang renders itself."""
     messages: list[Any] = [{"role": "system", "content": body.get("instructions")}]
-    sent = body.get("input", body.get("messages"))
-    if isinstance(sent, str):
-        return [*messages, {"role": "user", "content": sent}]
-    return messages + [one for one in sent or () if isinstance(one, Mapping)]
+    body_messages = body.get("input", body.get("messages"))
+    if isinstance(body_messages, str):
+        return [*messages, {"role": "user", "content": body_messages}]
+    return messages + [message for message in body_messages or () if isinstance(message, Mapping)]
 
 
 def _role(message: Any) -> Any:
@@ -121,7 +121,7 @@ def _texts(content: Any) -> list[str]:
 
 def _text(part: Any) -> str | None:
     if isinstance(part, Mapping):
-        kind, text = part.get("type"), part.get("text")
+        part_type, text = part.get("type"), part.get("text")
     else:
-        kind, text = part.type, getattr(part, "text", None)
-    return text if kind in _TEXT and isinstance(text, str) else None
+        part_type, text = part.type, getattr(part, "text", None)
+    return text if part_type in _TEXT_TYPES and isinstance(text, str) else None

@@ -42,26 +42,26 @@ def _stable_tokens_of_all(tokenizer: Any, texts: Iterable[str]) -> Iterator[list
 
 
 def _without_ends(tokenizer: Any, ids: list[int]) -> list[int]:
-    head, tail = BOUNDARY_SEARCH_TOKENS, len(ids) - BOUNDARY_SEARCH_TOKENS
-    searched = [i for i in range(1, len(ids)) if i <= head or i >= tail]
+    head_end, tail_start = BOUNDARY_SEARCH_TOKENS, len(ids) - BOUNDARY_SEARCH_TOKENS
+    searched = [i for i in range(1, len(ids)) if i <= head_end or i >= tail_start]
     tokens = tokenizer.convert_ids_to_tokens([ids[i] for i in searched])
     boundaries = [i for i, token in zip(searched, tokens) if token[:1] in _SPACES]
-    first = next((i for i in boundaries if i <= head), SEAM_TOKENS)
-    last = next((i for i in reversed(boundaries) if i >= tail), len(ids) - SEAM_TOKENS)
-    return ids[first : max(first, last)]
+    start = next((i for i in boundaries if i <= head_end), SEAM_TOKENS)
+    end = next((i for i in reversed(boundaries) if i >= tail_start), len(ids) - SEAM_TOKENS)
+    return ids[start : max(start, end)]
 
 
 def find_documents(tokenizer: Any, texts: Iterable[str], ids: Sequence[int]) -> list[int]:
     """Return flat bounds of the documents ``texts``, in their order, in the prompt ``ids``."""
-    prompt, bounds, end = _as_text(ids), [], 0
+    prompt, bounds, end = _as_characters(ids), [], 0
     for tokens in _stable_tokens_of_all(tokenizer, texts):
-        start = prompt.find(_as_text(tokens), end) if tokens else -1
+        start = prompt.find(_as_characters(tokens), end) if tokens else -1
         if start >= 0:
             end = start + len(tokens)
             bounds += [start, end]
     return bounds
 
 
-def _as_text(ids: Sequence[int]) -> str:
+def _as_characters(ids: Sequence[int]) -> str:
     """Return a character for each token: a text is searched in linear time, by whole tokens."""
     return np.asarray(ids, np.uint32).tobytes().decode("utf-32-le", "surrogatepass")

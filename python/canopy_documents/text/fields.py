@@ -40,29 +40,29 @@ def parse_fields(custom_params: Any) -> DocumentFields:
     bounds = custom_params.get(BOUNDS)
     off = bounds == "off"
     return DocumentFields(
-        bounds=None if bounds is None or off else check_bounds(bounds),
+        bounds=None if bounds is None or off else parse_bounds(bounds),
         off=off,
-        ratio=_ratio(custom_params.get(RATIO)),
-        documents_in_parts=_is_word(
+        ratio=_parse_ratio(custom_params.get(RATIO)),
+        documents_in_parts=_has_word(
             custom_params,
             DOCUMENTS,
             "parts",
             "every text part of a message but its last is a document",
         ),
-        any_order=_is_word(custom_params, ORDER, "any", "the documents may come in any order"),
+        any_order=_has_word(custom_params, ORDER, "any", "the documents may come in any order"),
     )
 
 
-def check_bounds(bounds: Any) -> Bounds:
+def parse_bounds(bounds: Any) -> Bounds:
     """Return pairs ``(start, end)`` of a flat list, sorted and disjoint. Raises CanopyError."""
     if not isinstance(bounds, Sequence) or isinstance(bounds, str):
         _refuse(BOUNDS, 'a flat list of token positions [start, end, ...], or "off"', bounds)
-    if any(isinstance(x, bool) or not isinstance(x, int) for x in bounds):
+    if any(isinstance(position, bool) or not isinstance(position, int) for position in bounds):
         _refuse(BOUNDS, "a list of whole numbers", bounds)
     if len(bounds) % 2:
         _refuse(BOUNDS, f"pairs of start and end, got {len(bounds)} numbers", bounds)
     pairs = tuple(zip(bounds[::2], bounds[1::2]))
-    before = 0
+    previous_end = 0
     for start, end in pairs:
         if start < 0 or end < 0:
             _refuse(BOUNDS, "positions from 0 on", [start, end])
@@ -72,12 +72,12 @@ def check_bounds(bounds: Any) -> Bounds:
             )
         if start > end:
             _refuse(BOUNDS, "pairs with start before end", [start, end])
-        if start < before:
+        if start < previous_end:
             raise CanopyError(
                 f"custom_params key {BOUNDS!r}: the document from {start} overlaps the one that ends "
-                f"at {before}; documents must be sorted and must not overlap"
+                f"at {previous_end}; documents must be sorted and must not overlap"
             )
-        before = end
+        previous_end = end
     return pairs
 
 
@@ -90,16 +90,16 @@ def check_inside(bounds: Sequence[tuple[int, int]], tokens: int) -> None:
         )
 
 
-def _ratio(value: Any) -> float | None:
+def _parse_ratio(value: Any) -> float | None:
     if value is None:
         return None
-    ok = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not ok or not 0.0 <= value <= 1.0:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0.0 <= value <= 1.0:
         _refuse(RATIO, "a number from 0 (reuse all) to 1 (recompute all)", value)
     return float(value)
 
 
-def _is_word(custom_params: Mapping[str, Any], key: str, word: str, meaning: str) -> bool:
+def _has_word(custom_params: Mapping[str, Any], key: str, word: str, meaning: str) -> bool:
     """Return whether a key with a single allowed value is given."""
     value = custom_params.get(key)
     if value not in (None, word):

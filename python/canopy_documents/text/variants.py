@@ -1,4 +1,4 @@
-"""The prefixes that a document is encoded after, by its place in the prompt.
+"""The prefixes that a document is encoded after, by its position in the prompt.
 
 A first document attends only to the tokens before it (the head), so its KV after the head is exact.
 Every other document has predecessors; without a substitute for them, it would be encoded like a
@@ -24,59 +24,59 @@ LONG_TOKENS = 3072
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A document's place in a prompt.
+class PrefixVariants:
+    """The prefixes that fit a document at its position in a prompt.
 
-    first: whether no other document precedes it; head: the tokens before the prompt's first document
-    that are encoded with it; stand_ins: of a few documents, and of all, or empty; head_is_all:
-    whether the head is all tokens before the document; long: whether the prompt has at least
-    ``LONG_TOKENS``.
+    is_first: whether no other document precedes it; head: the tokens before the prompt's first
+    document that are encoded with it; stand_ins: of a few documents, and of all, or empty;
+    head_is_whole: whether the head is all tokens before the document; is_long: whether the prompt
+    has at least ``LONG_TOKENS``.
     """
 
-    first: bool
+    is_first: bool
     head: Tokens
     stand_ins: tuple[Tokens, ...]
-    head_is_all: bool
-    long: bool = False
+    head_is_whole: bool
+    is_long: bool = False
 
-    def acceptable(self) -> tuple[Tokens, ...]:
+    def acceptable_prefixes(self) -> tuple[Tokens, ...]:
         """Return the prefixes with which the document's KV may be used here, best first."""
-        behind = [p for s in self._sort_by_length() for p in (self.head + s, s)]
-        exact = (self.head,) if self.first and self.head_is_all else ()
-        return tuple(dict.fromkeys((*exact, *behind, self.head, ())))
+        after_stand_ins = [prefix for s in self._sort_by_length() for prefix in (self.head + s, s)]
+        exact_prefixes = (self.head,) if self.is_first and self.head_is_whole else ()
+        return tuple(dict.fromkeys((*exact_prefixes, *after_stand_ins, self.head, ())))
 
-    def to_encode(self, head_returns: bool) -> tuple[tuple[Tokens, ...], ...]:
+    def prefixes_to_encode(self, head_recurs: bool) -> tuple[tuple[Tokens, ...], ...]:
         """Return groups of equally good prefixes. The document is to be encoded after the first of
         each group, unless it is stored with another prefix of the group.
 
-        head_returns: the head has occurred before. A document without a head is encoded for
-        all other places too.
+        head_recurs: the head has occurred before. A document without a head is encoded for
+        all other positions too.
         """
         if not self.stand_ins:
             return ((self.head,),)
-        exact = self.first and self.head_is_all
+        is_exact = self.is_first and self.head_is_whole
         stand_ins = self._sort_by_length()
-        good = stand_ins[:1] if self.long else stand_ins
+        group = stand_ins[:1] if self.is_long else stand_ins
         if not self.head:
-            return (((),), good) if exact else (good,)
-        if not head_returns:
-            return (good,)
-        return ((self.head,),) if exact else (tuple(self.head + s for s in good),)
+            return (((),), group) if is_exact else (group,)
+        if not head_recurs:
+            return (group,)
+        return ((self.head,),) if is_exact else (tuple(self.head + s for s in group),)
 
     def _sort_by_length(self) -> tuple[Tokens, ...]:
         """Return the stand-ins, the best for the prompt's length first."""
-        return self.stand_ins[::-1] if self.long else self.stand_ins
+        return self.stand_ins[::-1] if self.is_long else self.stand_ins
 
 
 class Heads:
     """Heads that have occurred, by salt. Equal on ranks that receive the same requests."""
 
-    def __init__(self, most: int = MAX_HEADS) -> None:
-        self._heads: BoundedByTenant[int, bool] = BoundedByTenant(most)
+    def __init__(self, max_heads: int = MAX_HEADS) -> None:
+        self._heads: BoundedByTenant[int, bool] = BoundedByTenant(max_heads)
 
-    def seen_before(self, salt: str, head: Tokens) -> bool:
+    def record_head(self, salt: str, head: Tokens) -> bool:
         """Record a head. Returns whether it had occurred before."""
         key = hash(head)
-        seen = self._heads.get(salt, key) is not None
+        occurred = self._heads.get(salt, key) is not None
         self._heads.put(salt, key, True)
-        return seen
+        return occurred

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from canopy_lab.advise.agents import AgentMemory, agents_turns, most_held
+from canopy_lab.advise.agents import AgentMemory, find_agents_turns, peak_demand
 from canopy_lab.advise.answers import Advice, ArmRow, HitCurve, Tier
 from canopy_lab.advise.arms import (
     BOUND,
@@ -24,7 +24,7 @@ from canopy_lab.advise.arms import (
     hit_ratio,
     run_arms,
 )
-from canopy_lab.advise.bootstrap import bootstrap, clusters
+from canopy_lab.advise.bootstrap import bootstrap, assign_clusters
 from canopy_lab.advise.costs import DISK_BYTES_PER_S, ArmCost, CostModel
 from canopy_lab.advise.decide import Gain, Recommendation, decide
 from canopy_lab.advise.sample import LogSample
@@ -37,7 +37,7 @@ LOST_POINTS = 5.0
 The capacity is the largest at which LRU hits that much less than an unbounded cache, and at most
 half of the repeats.
 """
-OTHER_CAPACITIES = (0.25, 0.5, 2.0, 4.0)
+CAPACITY_FACTORS = (0.25, 0.5, 2.0, 4.0)
 """Multiples of the capacity at which policies are also compared."""
 CURVE_POINTS = 200
 MIN_REQUESTS = 30
@@ -50,7 +50,7 @@ class LowerTier:
 
     label: str
     gigabytes: float
-    disk: bool = False
+    is_disk: bool = False
 
 
 def advise(
@@ -62,10 +62,10 @@ def advise(
     tiers: Sequence[LowerTier] = (),
     jobs: int | None = None,
     seed: int = 1,
-    resize: Callable[[int], object] = lambda n: None,
+    set_total: Callable[[int], object] = lambda n: None,
     progress: Callable[[], object] = lambda: None,
 ) -> Advice:
-    """Simulate and decide. ``resize`` receives the largest number of simulations.
+    """Simulate and decide. ``set_total`` receives the largest number of simulations.
 
     ``capacity_from``: source of ``capacity_tokens``. Without a capacity, the LRU curve sets it
     (``LOST_POINTS``).
@@ -74,8 +74,8 @@ def advise(
     if capacity_tokens is None:
         capacity_tokens, capacity_from = lossy_capacity(sample, curve), "curve"
     capacity = _Capacity(float(capacity_tokens), capacity_from)
-    return _Adviser(sample, profile, curve, capacity, tuple(tiers), seed).run(
-        jobs, resize, progress
+    return _Adviser(sample, profile, curve, capacity, tuple(tiers), seed).advise(
+        jobs, set_total, progress
     )
 
 
@@ -91,8 +91,8 @@ def advise_policy(
 def lossy_capacity(sample: LogSample, curve: LRUCurve) -> float:
     """Return the largest capacity, in the server's tokens, at which LRU loses ``LOST_POINTS``."""
     hits = _hits(curve, np.arange(len(curve.token_hits_at)))
-    lost = hits[-1] - min(LOST_POINTS / 100, hits[-1] / 2)
-    return sample.tokens_of(max(1, int(np.searchsorted(hits, lost, side="right")) - 1))
+    target_hits = hits[-1] - min(LOST_POINTS / 100, hits[-1] / 2)
+    return sample.tokens_of(max(1, int(np.searchsorted(hits, target_hits, side="right")) - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,35 +134,36 @@ class _Adviser:
         self.capacity, self.capacity_tokens = capacity, capacity.tokens
         self.lower_tiers, self.seed = lower_tiers, seed
         self.tokens = np.array([r.input_tokens for r in sample.requests], np.int64)
-        self.clusters, self.cluster_kind = clusters(sample)
-        self.size = sample.blocks_of(self.capacity_tokens)
+        self.clusters, self.cluster_kind = assign_clusters(sample)
+        self.blocks = sample.blocks_of(self.capacity_tokens)
         # Node sizes are not scaled down with the cache, so evicting whole nodes would cost too much.
         self.base = SGLANG_LRU if sample.one_in == 1 else replace(SGLANG_LRU, whole_nodes=False)
         self.cost_model = CostModel(profile, self.tokens, sample.token_scale)
         self.results: dict[ArmCapacity, Uncached] = {}
         self.gains: dict[ArmCapacity, Gain] = {}
 
-    def run(
-        self, jobs: int | None, resize: Callable[[int], object], progress: Callable[[], object]
+    def advise(
+        self, jobs: int | None, set_total: Callable[[int], object], progress: Callable[[], object]
     ) -> Advice:
-        compared = (self.base, CANOPY_LRU, WA, BOUND)
-        other_sizes = [self.sample.blocks_of(self.capacity_tokens * f) for f in OTHER_CAPACITIES]
+        curve_arms = (self.base, CANOPY_LRU, WA, BOUND)
+        other_sizes = [self.sample.blocks_of(self.capacity_tokens * f) for f in CAPACITY_FACTORS]
         row_arms = (self.base, *CANDIDATES, PLACEBO, *HINTED, BOUND)
-        base_runs: list[ArmCapacity] = [(arm, self.size) for arm in row_arms]
-        base_runs += [(arm, c) for arm in compared for c in other_sizes]
-        base_runs += [(self.base, self._tier_blocks(b)) for b in self.lower_tiers]
-        agents = agents_turns(self.sample.requests)
-        demand = most_held([r for r, agent in zip(self.sample.requests, agents) if agent])
-        base_runs.append((self.base, max(self.size, demand[1])))
-        resize(len(set(base_runs)) + len(self.lower_tiers))
+        base_runs: list[ArmCapacity] = [(arm, self.blocks) for arm in row_arms]
+        base_runs += [(arm, blocks) for arm in curve_arms for blocks in other_sizes]
+        base_runs += [(self.base, self._tier_blocks(tier)) for tier in self.lower_tiers]
+        is_agents = find_agents_turns(self.sample.requests)
+        agent_requests = [r for r, is_agent in zip(self.sample.requests, is_agents) if is_agent]
+        sessions, agent_blocks = peak_demand(agent_requests)
+        base_runs.append((self.base, max(self.blocks, agent_blocks)))
+        set_total(len(set(base_runs)) + len(self.lower_tiers))
         self._simulate(base_runs, jobs, progress)
         decision = self._decide()
         advised = self._advised_arm(decision)
-        advised_runs = [(advised, self._tier_blocks(b)) for b in self.lower_tiers]
+        advised_runs = [(advised, self._tier_blocks(tier)) for tier in self.lower_tiers]
         self._simulate([run for run in advised_runs if run not in self.results], jobs, progress)
-        prefill_s = self.cost_model.prefill_s(self.results[self.base, self.size])
+        prefill_s = self.cost_model.prefill_s(self.results[self.base, self.blocks])
         prefill_busy = float(prefill_s.mean()) * self._per_second()
-        base = self.cost_model.cost(self.results[self.base, self.size])
+        base = self.cost_model.cost(self.results[self.base, self.blocks])
         return Advice(
             decision=decision,
             sample=self.sample.to_json(),
@@ -174,21 +175,21 @@ class _Adviser:
             repeats=self.repeats,
             distinct_tokens=self.sample.tokens_of(self.sample.distinct_blocks),
             lru=self._lru_curve(),
-            rows=tuple(self._row(arm, base, _kind(arm)) for arm in row_arms),
-            others={arm.label: self._curve_of(arm, other_sizes) for arm in compared},
-            tiers=tuple(self._tiers(advised, base)),
-            agents=self._agents(agents, *demand),
+            rows=tuple(self._make_row(arm, base, _row_kind(arm)) for arm in row_arms),
+            others={arm.label: self._curve_of(arm, other_sizes) for arm in curve_arms},
+            tiers=tuple(self._make_tiers(advised, base)),
+            agents=self._agents(is_agents, sessions, agent_blocks),
             prefill_busy=prefill_busy,
             clusters=int(self.clusters.max()) + 1,
             cluster_kind=self.cluster_kind,
-            scaled_prompts=self.size * self.sample.block_tokens / max(self.tokens.mean(), 1.0),
-            placebo_points=self._gain(PLACEBO, self.size).points,
+            scaled_prompts=self.blocks * self.sample.block_tokens / max(self.tokens.mean(), 1.0),
+            placebo_points=self._gain(PLACEBO, self.blocks).points,
             too_long=float((self.tokens * self.sample.token_scale > self.capacity_tokens).mean()),
         )
 
     def advise_policy(self, jobs: int | None) -> tuple[CacheArm, Recommendation]:
         """Return the decision without costs and tiers."""
-        runs = [(arm, self.size) for arm in (self.base, *CANDIDATES, BOUND)]
+        runs = [(arm, self.blocks) for arm in (self.base, *CANDIDATES, BOUND)]
         self._simulate(runs, jobs, lambda: None)
         decision = self._decide()
         return self._advised_arm(decision), decision
@@ -213,7 +214,7 @@ class _Adviser:
         return self.gains[arm, capacity]
 
     def _new_gain(self, arm: CacheArm, capacity: int) -> Gain:
-        base, misses = self.results[self.base, self.size], self.results[arm, capacity]
+        base, misses = self.results[self.base, self.blocks], self.results[arm, capacity]
         points = low = high = 0.0
         if (base != misses).any():
             rng = np.random.default_rng(self.seed)
@@ -221,45 +222,45 @@ class _Adviser:
         return Gain(arm.label, arm.flag, hit_ratio(misses, self.tokens), points, low, high)
 
     def _decide(self) -> Recommendation:
-        base = hit_ratio(self.results[self.base, self.size], self.tokens)
+        base = hit_ratio(self.results[self.base, self.blocks], self.tokens)
         return decide(
             base,
             self.repeats,
-            hit_ratio(self.results[BOUND, self.size], self.tokens),
-            [self._gain(arm, self.size) for arm in CANDIDATES],
+            hit_ratio(self.results[BOUND, self.blocks], self.tokens),
+            [self._gain(arm, self.blocks) for arm in CANDIDATES],
             capacity=str(self.capacity),
             memory=self._memory_sentence(base),
-            count=len(self.tokens) if len(self.tokens) < MIN_REQUESTS else 0,
+            few_requests=len(self.tokens) if len(self.tokens) < MIN_REQUESTS else 0,
         )
 
     def _memory_sentence(self, base: float) -> str:
         """Return a sentence about the smallest tier with nearly the largest gain; empty if the gain
         is below a point."""
-        sizes = sorted(self.lower_tiers, key=lambda b: b.gigabytes)
+        sizes = sorted(self.lower_tiers, key=lambda tier: tier.gigabytes)
         gains = [
-            100 * (hit_ratio(self.results[self.base, self._tier_blocks(b)], self.tokens) - base)
-            for b in sizes
+            100 * (hit_ratio(self.results[self.base, self._tier_blocks(tier)], self.tokens) - base)
+            for tier in sizes
         ]
         if max(gains, default=0.0) < 1.0:
             return ""
-        points, tier = next((p, b) for p, b in zip(gains, sizes) if p > max(gains) - 0.1)
-        hosts = [b.label for b in self.lower_tiers if not b.disk]
-        label = f"{hosts[-1]} and {tier.label}" if tier.disk and hosts else tier.label
+        points, tier = next((p, tier) for p, tier in zip(gains, sizes) if p > max(gains) - 0.1)
+        hosts = [tier.label for tier in self.lower_tiers if not tier.is_disk]
+        label = f"{hosts[-1]} and {tier.label}" if tier.is_disk and hosts else tier.label
         return f" {label[0].upper()}{label[1:]} would add {points:.1f} points."
 
     def _agents(self, agents: NDArray[np.bool_], sessions: int, blocks: int) -> AgentMemory | None:
         if not blocks:
             return None
-        sizes = self.size, max(self.size, blocks)
+        sizes = self.blocks, max(self.blocks, blocks)
         hits = (
             hit_ratio(self.results[self.base, size][agents], self.tokens[agents]) for size in sizes
         )
         return AgentMemory(sessions * self.sample.one_in, self.sample.tokens_of(blocks), *hits)
 
-    def _row(self, arm: CacheArm, base: ArmCost, kind: str) -> ArmRow:
-        cost = self.cost_model.cost(self.results[arm, self.size])
+    def _make_row(self, arm: CacheArm, base: ArmCost, kind: str) -> ArmRow:
+        cost = self.cost_model.cost(self.results[arm, self.blocks])
         change = cost.gpu_s_per_request / base.gpu_s_per_request - 1.0
-        return ArmRow(self._gain(arm, self.size), cost, self._saved(base, cost), change, kind)
+        return ArmRow(self._gain(arm, self.blocks), cost, self._saved(base, cost), change, kind)
 
     def _saved(self, base: ArmCost, cost: ArmCost) -> float:
         return (base.gpu_s_per_request - cost.gpu_s_per_request) * self._per_second() * 3600
@@ -271,22 +272,22 @@ class _Adviser:
         tokens = lower_tier.gigabytes * 1e9 / self.profile.kv_bytes_per_token
         return self.sample.blocks_of(max(tokens, self.capacity_tokens))
 
-    def _tiers(self, advised: CacheArm, base: ArmCost) -> list[Tier]:
-        tiers = [self._tier("device alone", self.size, advised, [], base)]
+    def _make_tiers(self, advised: CacheArm, base: ArmCost) -> list[Tier]:
+        tiers = [self._make_tier("device alone", self.blocks, advised, [], base)]
         host_tiers: list[tuple[int, float]] = []
         host_rate = self.profile.host.read_bytes_per_s if self.profile.host else DISK_BYTES_PER_S
         disk_rate = self.profile.disk.read_bytes_per_s if self.profile.disk else DISK_BYTES_PER_S
-        for lower_tier in self.lower_tiers:
-            blocks = self._tier_blocks(lower_tier)
+        for tier in self.lower_tiers:
+            blocks = self._tier_blocks(tier)
             # A disk is read through the largest host tier; larger hosts replace smaller ones.
-            reads = [*host_tiers, (blocks, disk_rate)] if lower_tier.disk else [(blocks, host_rate)]
-            label = "and " * lower_tier.disk + lower_tier.label
-            tiers.append(self._tier(label, blocks, advised, reads, base))
-            if not lower_tier.disk:
+            reads = [*host_tiers, (blocks, disk_rate)] if tier.is_disk else [(blocks, host_rate)]
+            label = "and " * tier.is_disk + tier.label
+            tiers.append(self._make_tier(label, blocks, advised, reads, base))
+            if not tier.is_disk:
                 host_tiers = [(blocks, host_rate)]
         return tiers
 
-    def _tier(
+    def _make_tier(
         self, label: str, blocks: int, arm: CacheArm, reads: list[tuple[int, float]], base: ArmCost
     ) -> Tier:
         lru, lru_cost = self._gain_and_cost(self.base, blocks, reads)
@@ -299,7 +300,7 @@ class _Adviser:
     ) -> tuple[Gain, ArmCost]:
         """Return the gain at the largest tier, and the cost with the waits for tiers below the device."""
         waits_s = np.zeros(len(self.tokens))
-        misses_above = self.results[arm, self.size]
+        misses_above = self.results[arm, self.blocks]
         for size, bytes_per_s in reads:
             misses = self.results[arm, size]
             waits_s = waits_s + self.cost_model.transfer_s(misses_above - misses, bytes_per_s)
@@ -309,16 +310,16 @@ class _Adviser:
 
     def _lru_curve(self) -> HitCurve:
         """Return the curve of an LRU that evicts only the needed tokens, from stack distances."""
-        max_blocks = max(self.sample.distinct_blocks, self.size, 2)
+        max_blocks = max(self.sample.distinct_blocks, self.blocks, 2)
         sizes = np.unique(np.geomspace(1, max_blocks, CURVE_POINTS).astype(np.int64))
         hits = _hits(self.curve, sizes)
         return HitCurve(tuple(self.sample.tokens_of(int(s)) for s in sizes), tuple(hits.tolist()))
 
     def _curve_of(self, arm: CacheArm, other_sizes: list[int]) -> HitCurve:
-        sizes = sorted({self.size, *other_sizes})
+        sizes = sorted({self.blocks, *other_sizes})
         return HitCurve(
-            tuple(self.sample.tokens_of(s) for s in sizes),
-            tuple(hit_ratio(self.results[arm, s], self.tokens) for s in sizes),
+            tuple(self.sample.tokens_of(blocks) for blocks in sizes),
+            tuple(hit_ratio(self.results[arm, blocks], self.tokens) for blocks in sizes),
         )
 
 
@@ -327,7 +328,7 @@ def _hits(curve: LRUCurve, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
     return tokens_hit / max(curve.tokens, 1)
 
 
-def _kind(arm: CacheArm) -> str:
+def _row_kind(arm: CacheArm) -> str:
     if arm.label == SGLANG_LRU.label:
         return "baseline"
     if arm.hindsight:

@@ -43,8 +43,8 @@ def capacity_chart(advice: Advice) -> Figure:
         axes.plot(curve.tokens, _percents(curve.hit_ratio), color=colour, ls=line, marker=marker, ms=4, lw=1.4, label=label)  # fmt: skip
     axes.axhline(100 * advice.repeats, color=GREY, ls="-.", lw=1, label="endless cache")
     axes.axvline(advice.capacity_tokens, color=GREY, lw=1)
-    at, frame = (advice.capacity_tokens, 1), ("data", WHOLE)
-    note(axes, "your capacity", at, INK, (0, 3), frame, ha="center", fontsize=7.5)
+    capacity_position, frame = (advice.capacity_tokens, 1), ("data", WHOLE)
+    note(axes, "your capacity", capacity_position, INK, (0, 3), frame, ha="center", fontsize=7.5)
     axes.set_xscale("log")
     axes.set_xlim(left=min(advice.others["wa"].tokens[0], advice.capacity_tokens) / 8)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: short_number(v)))
@@ -64,9 +64,9 @@ def policies_chart(advice: Advice) -> Figure:
     figure, axes = _figure(0.9 + 0.28 * len(rows))
     position = np.arange(len(rows))
     points = np.array([row.gain.points for row in rows])
-    spread = np.array([[r.gain.points - r.gain.low, r.gain.high - r.gain.points] for r in rows])
+    interval = np.array([[r.gain.points - r.gain.low, r.gain.high - r.gain.points] for r in rows])
     axes.barh(position, points, height=0.62, color=[_colour(row) for row in rows])
-    axes.errorbar(points, position, xerr=np.maximum(spread.T, 0), fmt="none", ecolor=INK, lw=1)
+    axes.errorbar(points, position, xerr=np.maximum(interval.T, 0), fmt="none", ecolor=INK, lw=1)
     axes.axvline(0, color=INK, lw=0.8)
     axes.set_yticks(position, [row.gain.label for row in rows])
     axes.grid(False, axis="y")
@@ -95,7 +95,7 @@ def _percents(ratios: tuple[float, ...]) -> list[float]:
     return [100 * ratio for ratio in ratios]
 
 
-def page(advice: Advice, name: str, breaks: Sequence[str] = ()) -> HtmlPage:
+def make_page(advice: Advice, name: str, breaks: Sequence[str] = ()) -> HtmlPage:
     """Return the page of the log ``name``.
 
     ``breaks``: sentences about differences that break prefixes."""
@@ -106,13 +106,13 @@ def page(advice: Advice, name: str, breaks: Sequence[str] = ()) -> HtmlPage:
         png_bytes(draw(advice)) if advice.repeats else None
         for draw in (capacity_chart, policies_chart)
     )
-    text = [words.about_repeats(advice), *words.about_agents(advice)]
-    text.append(words.about_capacity(advice))
-    hints = [words.about_placebo(advice), words.about_hints(advice)] if advice.repeats else []
+    text = [words.describe_repeats(advice), *words.describe_agents(advice)]
+    text.append(words.describe_capacity(advice))
+    hints = [words.describe_placebo(advice), words.describe_hints(advice)] if advice.repeats else []
     table = HtmlTable(
-        words.HEAD, [words.policy_cells(row) for row in advice.rows],
-        text=(len(words.HEAD) - 1,), marked=marked,
-        notes=[words.about_uncertainty(advice), words.about_profile(advice)],
+        words.POLICY_HEAD, [words.policy_cells(row) for row in advice.rows],
+        text=(len(words.POLICY_HEAD) - 1,), marked=marked,
+        notes=[words.describe_uncertainty(advice), words.describe_profile(advice)],
     )  # fmt: skip
     sections = [
         Section("How much of the traffic repeats, and what a cache of any size hits", text, capacity),
@@ -120,13 +120,13 @@ def page(advice: Advice, name: str, breaks: Sequence[str] = ()) -> HtmlPage:
     ]  # fmt: skip
     if len(advice.tiers) > 1:
         tiers = [words.tier_cells(tier) for tier in advice.tiers]
-        table = HtmlTable(words.TIER_HEAD, tiers, notes=[words.about_tiers()])
+        table = HtmlTable(words.TIER_HEAD, tiers, notes=[words.describe_tiers()])
         sections.append(Section("What host memory and a disk would add", table=table))
     if breaks:
         sections.append(Section("What breaks prefixes", breaks))
     return HtmlPage(
         f"A cache for {name}", sections, box=[advice.decision.sentence], steps=_steps(advice),
-        notes=list(words.about_log(advice)), width="72rem", command="advise",
+        notes=list(words.describe_log(advice)), width="72rem", command="advise",
         source=". A simulation of cache contents with the policy objects that the server runs; nothing was served.",
     )  # fmt: skip
 

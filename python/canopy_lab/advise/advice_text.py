@@ -9,7 +9,7 @@ from canopy_lab.advise.answers import Advice, ArmRow, Tier
 from canopy_lab.report.table import short_number, text_table
 from canopy_lab.report.units import percent, seconds, size
 
-KINDS = {
+KIND_LABELS = {
     "baseline": "",
     "policy": "",
     "placebo": "placebo",
@@ -18,22 +18,22 @@ KINDS = {
 }
 FEW_PROMPTS = 50
 """Mean prompts in the simulated cache below which its hit ratio is inaccurate."""
-HEAD = ("policy", "tokens hit", "gain, points", "95 % interval", "prefill s", "TTFT alone", "GPU h saved/day", "")  # fmt: skip
+POLICY_HEAD = ("policy", "tokens hit", "gain, points", "95 % interval", "prefill s", "TTFT alone", "GPU h saved/day", "")  # fmt: skip
 TIER_HEAD = ("memory", "holds", "LRU hits", "TTFT alone", "advised hits", "TTFT alone", "GPU h saved/day")  # fmt: skip
 
 
 def policy_cells(row: ArmRow) -> list[str]:
-    """Return a row of the table of policies, under ``HEAD``."""
-    g, base = row.gain, row.kind == "baseline"
+    """Return a row of the table of policies, under ``POLICY_HEAD``."""
+    gain, is_base = row.gain, row.kind == "baseline"
     return [
-        g.label,
-        percent(g.hit_ratio, 1),
-        "" if base else f"{g.points:+.1f}",
-        "" if base else f"{g.low:+.1f} to {g.high:+.1f}",
-        "" if base else f"{100 * row.prefill_change:+.1f} %",
+        gain.label,
+        percent(gain.hit_ratio, 1),
+        "" if is_base else f"{gain.points:+.1f}",
+        "" if is_base else f"{gain.low:+.1f} to {gain.high:+.1f}",
+        "" if is_base else f"{100 * row.prefill_change:+.1f} %",
         seconds(row.cost.ttft_mean_s),
-        "" if base else _gpu_hours_a_day(row.gpu_s_saved_per_hour),
-        KINDS[row.kind],
+        "" if is_base else _gpu_hours_a_day(row.gpu_s_saved_per_hour),
+        KIND_LABELS[row.kind],
     ]
 
 
@@ -54,21 +54,21 @@ def _gpu_hours_a_day(seconds_an_hour: float) -> str:
     return f"{24 * seconds_an_hour / 3600:.3g}"
 
 
-def about_log(advice: Advice) -> list[str]:
+def describe_log(advice: Advice) -> list[str]:
     """Return lines about the log and its reading, alarms first."""
-    s = advice.sample
-    rate = s["requests_in_log"] / max(s["span_s"], 1.0)
-    roughly = "about " if s["one_in"] > 1 else ""
+    sample = advice.sample
+    rate = sample["requests_in_log"] / max(sample["span_s"], 1.0)
+    roughly = "about " if sample["one_in"] > 1 else ""
     lines = [
-        *(f"Note: {alarm}" for alarm in s["understood"]["alarms"]),
-        f"{s['requests_in_log']:,} requests in {seconds(s['span_s'])} ({rate:.3g} a second), "
-        f"{s['tokens_in_log'] / max(s['requests_in_log'], 1):,.0f} prompt tokens each on average, "
-        f"{roughly}{s['conversations']:,} conversations.",
-        *s["understood"]["details"],
+        *(f"Note: {alarm}" for alarm in sample["understood"]["alarms"]),
+        f"{sample['requests_in_log']:,} requests in {seconds(sample['span_s'])} ({rate:.3g} a second), "
+        f"{sample['tokens_in_log'] / max(sample['requests_in_log'], 1):,.0f} prompt tokens each on average, "
+        f"{roughly}{sample['conversations']:,} conversations.",
+        *sample["understood"]["details"],
     ]
-    if s["one_in"] > 1:
+    if sample["one_in"] > 1:
         lines.append(
-            f"Sampled: one conversation in {s['one_in']}, chosen by hash, {s['requests']:,} requests; "
+            f"Sampled: one conversation in {sample['one_in']}, chosen by hash, {sample['requests']:,} requests; "
             "capacities are scaled down with it, and SGLang's LRU is simulated evicting as much as is "
             "needed, not whole nodes. The intervals hold for the sample."
         )
@@ -77,35 +77,35 @@ def about_log(advice: Advice) -> list[str]:
                 f"The scaled cache holds only {advice.scaled_prompts:.0f} mean prompts, so hit ratios at "
                 "small capacities are rough, mostly too low; --sample-requests takes more."
             )
-    if s["method"]:
-        text = f"Prompts were cut into blocks; {s['method']}"
-        if s["token_scale"] != 1.0:
-            text += f". The log's server counted {s['token_scale']:.2f} tokens for each, and capacities are converted by that"  # fmt: skip
+    if sample["method"]:
+        text = f"Prompts were cut into blocks; {sample['method']}"
+        if sample["token_scale"] != 1.0:
+            text += f". The log's server counted {sample['token_scale']:.2f} tokens for each, and capacities are converted by that"  # fmt: skip
         lines.append(text + ".")
-    if not s["span_s"] and s["requests_in_log"] > 1:
+    if not sample["span_s"] and sample["requests_in_log"] > 1:
         lines.append("The requests all have the same time: waits and figures an hour mean nothing.")
-    if s["merged"] > 1:
-        lines.append(f"Blocks are merged by {s['merged']}, to {s['block_tokens']} tokens.")
+    if sample["merged"] > 1:
+        lines.append(f"Blocks are merged by {sample['merged']}, to {sample['block_tokens']} tokens.")
     return lines
 
 
-def about_capacity(advice: Advice) -> str:
-    kv = size(advice.capacity_tokens * advice.kv_bytes_per_token)
+def describe_capacity(advice: Advice) -> str:
+    kv_size = size(advice.capacity_tokens * advice.kv_bytes_per_token)
     if advice.capacity_from != "curve":
         source = {
             "log": ", as the server's log says",
             "ranks": ", the sum of the DP ranks in the server's log: hits are those of a router that "
             "keeps each conversation on one rank",
         }.get(advice.capacity_from, "")
-        return f"Capacity: {advice.capacity_tokens:,.0f} tokens, {kv} of KV{source}.{_too_long(advice)}"
+        return f"Capacity: {advice.capacity_tokens:,.0f} tokens, {kv_size} of KV{source}.{_describe_too_long(advice)}"
     return (
-        f"Capacity: {advice.capacity_tokens:,.0f} tokens ({kv}) are assumed: the largest at "
+        f"Capacity: {advice.capacity_tokens:,.0f} tokens ({kv_size}) are assumed: the largest at "
         f"which LRU has lost {LOST_POINTS:.0f} points. Yours is max_total_num_tokens in SGLang's log; give it as "
         "--capacity-tokens, summed over replicas if a router keeps conversations together."
     )
 
 
-def _too_long(advice: Advice) -> str:
+def _describe_too_long(advice: Advice) -> str:
     if not advice.too_long:
         return ""
     return (
@@ -114,7 +114,7 @@ def _too_long(advice: Advice) -> str:
     )
 
 
-def about_repeats(advice: Advice) -> str:
+def describe_repeats(advice: Advice) -> str:
     base = advice.rows[0].gain.hit_ratio
     text = f"{percent(advice.repeats, 1)} of the prompt tokens repeat an earlier prompt: an endless cache would hit them."
     if advice.repeats:
@@ -125,7 +125,7 @@ def about_repeats(advice: Advice) -> str:
     return text
 
 
-def about_agents(advice: Advice) -> list[str]:
+def describe_agents(advice: Advice) -> list[str]:
     """Return a line about the memory that holds the agents' sessions; none without agents."""
     agents = advice.agents
     if agents is None:
@@ -141,7 +141,7 @@ def about_agents(advice: Advice) -> list[str]:
     ]
 
 
-def about_placebo(advice: Advice) -> str:
+def describe_placebo(advice: Advice) -> str:
     wa = next(r.gain for r in advice.rows if r.gain.label == "wa")
     return (
         f"Placebo: with another request's labels (type, turn, stop, length, gaps) on each request, wa "
@@ -150,7 +150,7 @@ def about_placebo(advice: Advice) -> str:
     )
 
 
-def about_hints(advice: Advice) -> str:
+def describe_hints(advice: Advice) -> str:
     half_gain, all_gain = [r.gain.points for r in advice.rows if r.kind == "hints"]
     bound = advice.rows[-1].gain
     return (
@@ -160,29 +160,29 @@ def about_hints(advice: Advice) -> str:
     )
 
 
-def about_profile(advice: Advice) -> str:
+def describe_profile(advice: Advice) -> str:
     return (
         f"Times are those of {advice.profile} ({advice.profile_source}). TTFT alone is the mean of each "
         "request by itself, the least that hits save (canopy simulate system has the queue). Prefill s is the change of the prefill seconds of all "
-        f"requests, GPU h saved/day what that is in a day at this log's rate. Prefill under LRU {_busy(advice.prefill_busy)}."
+        f"requests, GPU h saved/day what that is in a day at this log's rate. Prefill under LRU {_describe_busy_share(advice.prefill_busy)}."
     )
 
 
-def _busy(share: float) -> str:
+def _describe_busy_share(share: float) -> str:
     """Return the share of a GPU's time, or the number of GPUs."""
     if share <= 1:
         return f"keeps one such GPU busy for {percent(share, 1)} of the time"
     return f"is the work of {share:.1f} such GPUs"
 
 
-def about_uncertainty(advice: Advice) -> str:
+def describe_uncertainty(advice: Advice) -> str:
     return (
         f"Intervals: {advice.clusters:,} {advice.cluster_kind} drawn with replacement a thousand times, "
         "with what the simulator gave for each request. They do not cover another week's traffic."
     )
 
 
-def about_tiers() -> str:
+def describe_tiers() -> str:
     return (
         "A lower tier holds copies of the tiers above it, so its size decides. Hits from it are "
         "charged with their transfer; queues on the link are not simulated (canopy simulate system, "
@@ -195,20 +195,20 @@ def summary(advice: Advice) -> str:
 
 
 def _summary(advice: Advice) -> Iterator[str]:
-    yield from about_log(advice)
-    yield about_capacity(advice)
-    yield about_repeats(advice)
-    yield from about_agents(advice)
+    yield from describe_log(advice)
+    yield describe_capacity(advice)
+    yield describe_repeats(advice)
+    yield from describe_agents(advice)
     yield ""
-    yield text_table(HEAD, [policy_cells(row) for row in advice.rows])
+    yield text_table(POLICY_HEAD, [policy_cells(row) for row in advice.rows])
     yield ""
     if advice.repeats:
-        yield about_placebo(advice)
-        yield about_hints(advice)
+        yield describe_placebo(advice)
+        yield describe_hints(advice)
         yield ""
     if len(advice.tiers) > 1:
         yield text_table(TIER_HEAD, [tier_cells(tier) for tier in advice.tiers])
         yield ""
-    yield about_profile(advice)
+    yield describe_profile(advice)
     yield ""
     yield advice.decision.sentence

@@ -30,20 +30,20 @@ class AgentMemory:
     """The same with memory for ``tokens``."""
 
 
-def agents_turns(requests: Sequence[TraceRequest]) -> NDArray[np.bool_]:
+def find_agents_turns(requests: Sequence[TraceRequest]) -> NDArray[np.bool_]:
     """Return which requests are agents'.
 
     A session is an agent's if most of its answers call a tool, or precede a tool's result or a turn
     within ``SWIFT_S``. This is the session gate's rule.
     """
     sessions: dict[str, list[int]] = {}
-    for at, request in enumerate(requests):
+    for index, request in enumerate(requests):
         if request.conversation is not None:
-            sessions.setdefault(request.conversation, []).append(at)
+            sessions.setdefault(request.conversation, []).append(index)
     is_agents = np.zeros(len(requests), bool)
     for turns in sessions.values():
-        signs = [_is_agents(requests[a], requests[b]) for a, b in pairwise(turns)]
-        is_agents[turns] = 2 * sum(signs) > len(signs)
+        are_agents = [_is_agents(requests[a], requests[b]) for a, b in pairwise(turns)]
+        is_agents[turns] = 2 * sum(are_agents) > len(are_agents)
     return is_agents
 
 
@@ -54,16 +54,16 @@ def _is_agents(answered: TraceRequest, following: TraceRequest) -> bool:
     return answered.stop == "tool" or following.category.endswith(AFTER_TOOL) or pause_s <= SWIFT_S
 
 
-def most_held(turns: Sequence[TraceRequest]) -> tuple[int, int]:
-    """Return the most sessions at a time, and the most blocks that they hold at a time."""
+def peak_demand(turns: Sequence[TraceRequest]) -> tuple[int, int]:
+    """Return the maximum number of sessions at a time, and of blocks that they hold at a time."""
     latest: dict[str | None, TraceRequest] = {}
     events = [(0.0, 0, 0)]
     for turn in turns:
-        before = latest.get(turn.conversation)
-        if before is not None:
-            events.append((min(turn.time_s, before.time_s + IDLE_S), -1, -len(before.blocks)))
+        previous = latest.get(turn.conversation)
+        if previous is not None:
+            events.append((min(turn.time_s, previous.time_s + IDLE_S), -1, -len(previous.blocks)))
         events.append((turn.time_s, 1, len(turn.blocks)))
         latest[turn.conversation] = turn
     events += [(t.time_s + SWIFT_S, -1, -len(t.blocks)) for t in latest.values()]
-    held = np.cumsum(np.array([event[1:] for event in sorted(events)]), axis=0)
-    return int(held[:, 0].max()), int(held[:, 1].max())
+    totals = np.cumsum(np.array([event[1:] for event in sorted(events)]), axis=0)
+    return int(totals[:, 0].max()), int(totals[:, 1].max())

@@ -62,12 +62,12 @@ def run_arms(
     progress: Callable[[], object] = lambda: None,
 ) -> dict[ArmCapacity, Uncached]:
     """Simulate each of ``runs`` once. Raises ``CanopyError`` if a process was killed."""
-    tasks = list(dict.fromkeys(runs))
-    jobs = max(1, min(jobs or os.cpu_count() or 1, len(tasks)))
+    unique_runs = list(dict.fromkeys(runs))
+    jobs = max(1, min(jobs or os.cpu_count() or 1, len(unique_runs)))
     results: dict[ArmCapacity, Uncached] = {}
     with Workers((requests, seed), jobs) as workers:
-        for at, uncached in workers.map(_simulate, tasks):
-            results[tasks[at]] = uncached
+        for index, uncached in workers.map(_simulate, unique_runs):
+            results[unique_runs[index]] = uncached
             progress()
     return results
 
@@ -77,8 +77,8 @@ def hit_ratio(uncached: Uncached, tokens: NDArray[np.int64]) -> float:
     return 1.0 - float(uncached.sum()) / max(float(tokens.sum()), 1.0)
 
 
-def _simulate(work: tuple[Sequence[TraceRequest], int], run: ArmCapacity) -> Uncached:
-    (requests, seed), (arm, capacity) = work, run
+def _simulate(context: tuple[Sequence[TraceRequest], int], run: ArmCapacity) -> Uncached:
+    (requests, seed), (arm, capacity) = context, run
     if arm.hindsight:
         policy = make_hindsight(arm.policy, Future(requests), {})
     else:

@@ -27,20 +27,20 @@ class ArmCost:
 class CostModel:
     """Computes the costs of arms on one sample.
 
-    ``tokens``: prompt tokens of each request; each stands for ``scale`` tokens of the server.
+    ``tokens``: prompt tokens of each request; each stands for ``token_scale`` tokens of the server.
     """
 
     def __init__(self, profile: EngineProfile, tokens: NDArray[np.int64], scale: float) -> None:
-        self.profile, self.scale = profile, scale
+        self.profile, self.token_scale = profile, scale
         self._tokens = tokens * scale
 
     def prefill_s(self, uncached: Uncached) -> NDArray[np.float64]:
         """Return the seconds to compute the uncached tokens of each prompt, at least one."""
-        uncached = np.maximum(uncached * self.scale, 1.0)
+        uncached = np.maximum(uncached * self.token_scale, 1.0)
         return np.array(
             [
-                self.profile.prefill_batch_s([(new, max(all_ - new, 0.0))])
-                for new, all_ in zip(uncached.tolist(), self._tokens.tolist())
+                self.profile.prefill_batch_s([(computed, max(total - computed, 0.0))])
+                for computed, total in zip(uncached.tolist(), self._tokens.tolist())
             ]
         )
 
@@ -54,5 +54,5 @@ class CostModel:
 
     def transfer_s(self, tokens: Uncached, bytes_per_s: float) -> NDArray[np.float64]:
         """Return the seconds to load ``tokens`` of each request."""
-        moved = np.maximum(tokens, 0) * self.scale * self.profile.kv_bytes_per_token
-        return moved / bytes_per_s
+        moved_bytes = np.maximum(tokens, 0) * self.token_scale * self.profile.kv_bytes_per_token
+        return moved_bytes / bytes_per_s

@@ -30,7 +30,7 @@ class Recommendation:
     """The recommendation."""
 
     flag: str
-    """Value for ``--radix-eviction``; ``lru`` keeps SGLang's own."""
+    """Value for ``--radix-eviction``; ``lru_text`` keeps SGLang's own."""
     gain: Gain | None
     """``None`` if LRU is kept."""
     sentence: str
@@ -44,19 +44,19 @@ def decide(
     *,
     capacity: str,
     memory: str = "",
-    count: int = 0,
+    few_requests: int = 0,
 ) -> Recommendation:
     """Return the recommendation.
 
     ``baseline``, ``repeats`` and ``bound``: hit ratios (0 to 1) of the baseline, an endless cache and
     hindsight. ``candidates``: the simplest first. ``capacity``: text for the sentence. ``memory``: a
-    sentence about a larger cache, added if LRU is kept. ``count``: requests of a log that is too
+    sentence about a larger cache, added if LRU is kept. ``few_requests``: requests of a log that is too
     short, else 0.
     """
-    lru = f"{100 * baseline:.1f} %"
-    if count:
+    lru_text = f"{100 * baseline:.1f} %"
+    if few_requests:
         return _keep(
-            f"Keep LRU for now: the log has only {count} requests, too few to tell; give a longer one."
+            f"Keep LRU for now: the log has only {few_requests} requests, too few to tell; give a longer one."
         )
     if 100 * repeats < REPEATS_POINTS:
         return _keep(
@@ -72,7 +72,7 @@ def decide(
         advised.flag,
         advised,
         f"Use {_policy_text(advised)}: at {capacity} it hits {100 * advised.hit_ratio:.1f} % of the prompt "
-        f"tokens instead of the {lru} of SGLang's LRU, {advised.points:+.1f} points (95 % interval "
+        f"tokens instead of the {lru_text} of SGLang's LRU, {advised.points:+.1f} points (95 % interval "
         f"{advised.low:.1f} to {advised.high:.1f}).",
     )
 
@@ -85,22 +85,22 @@ def _policy_text(gain: Gain) -> str:
 def _cause(
     baseline: float, repeats: float, bound: float, candidates: list[Gain], capacity: str
 ) -> str:
-    lru, left = f"{100 * baseline:.1f} %", 100 * (repeats - baseline)
-    if left < REPEATS_POINTS:
+    lru_text, missed_points = f"{100 * baseline:.1f} %", 100 * (repeats - baseline)
+    if missed_points < REPEATS_POINTS:
         return (
-            f"at {capacity} it already hits {lru} of the prompt tokens, of the {100 * repeats:.1f} % "
+            f"at {capacity} it already hits {lru_text} of the prompt tokens, of the {100 * repeats:.1f} % "
             "that an endless cache would."
         )
     if 100 * (bound - baseline) < REPEATS_POINTS:
         return (
-            f"at {capacity} it hits {lru} of the prompt tokens, and even a policy that knew the "
+            f"at {capacity} it hits {lru_text} of the prompt tokens, and even a policy that knew the "
             f"future would hit only {100 * bound:.1f} %."
         )
-    best = max(candidates, key=lambda g: g.points)
+    best_gain = max(candidates, key=lambda g: g.points)
     return (
-        f"at {capacity} it hits {lru} of the prompt tokens, and the best policy tried, {best.label}, "
-        f"changes that by {best.points:+.1f} points (95 % interval {best.low:.1f} to "
-        f"{best.high:.1f}), too little to act on."
+        f"at {capacity} it hits {lru_text} of the prompt tokens, and the best policy tried, {best_gain.label}, "
+        f"changes that by {best_gain.points:+.1f} points (95 % interval {best_gain.low:.1f} to "
+        f"{best_gain.high:.1f}), too little to act on."
     )
 
 
@@ -113,7 +113,7 @@ class FirstStart:
     """The first start of a server after advice: its flags, and the next step."""
 
     flags: tuple[str, ...]
-    then: str
+    next_step: str
 
 
 def first_start(decision: Recommendation) -> FirstStart:

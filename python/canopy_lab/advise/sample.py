@@ -36,11 +36,11 @@ from sglang_canopy.errors import CanopyError
 MAX_REQUESTS = 20_000
 MAX_ACCESSES = 2_000_000
 """Maximum block accesses of a sample. Beyond it, blocks are merged, then conversations dropped."""
-COARSEST_SHARE = 1 / 32
+MAX_BLOCK_SHARE = 1 / 32
 """Longest merged block as a share of the mean prompt. It bounds the partial block at a prompt's end."""
-COARSEST_TOKENS = (64, 1024)
+MAX_BLOCK_TOKENS = (64, 1024)
 """Bounds of that length, in tokens."""
-_FULL = 1 << 32
+_HASH_RANGE = 1 << 32
 
 Progress = Callable[[int], object]
 
@@ -92,13 +92,13 @@ class LogSample:
         return blocks / self.share * self.block_tokens * self.token_scale
 
 
-class Thinned:
+class RowSampler:
     """Rows of sampled conversations: at most ``max_rows`` rows with ``max_accesses`` blocks."""
 
     def __init__(self, max_rows: int, max_accesses: int) -> None:
         self.max_rows, self.max_accesses = max_rows, max_accesses
         self.one_in = self.merged = 1
-        self._threshold = _FULL
+        self._threshold = _HASH_RANGE
         self._rows: dict[int, list[tuple[int, TraceRequest]]] = {}
         self._number = count()
         self._count = self._accesses = self._tokens = 0
@@ -137,9 +137,9 @@ class Thinned:
         self._tokens += sign * row.input_tokens
 
     def _may_merge(self, row: TraceRequest) -> bool:
-        least, most = COARSEST_TOKENS
-        coarsest = min(max(self._tokens / self._count * COARSEST_SHARE, least), most)
-        return 2 * row.block_tokens <= coarsest
+        lower, upper = MAX_BLOCK_TOKENS
+        max_tokens = min(max(self._tokens / self._count * MAX_BLOCK_SHARE, lower), upper)
+        return 2 * row.block_tokens <= max_tokens
 
     def _merge(self) -> None:
         self.merged *= 2
@@ -168,54 +168,54 @@ def read_sample(
     format: str,
     *,
     tokenizer: str | None = None,
-    most_requests: int = MAX_REQUESTS,
-    most_accesses: int = MAX_ACCESSES,
+    max_requests: int = MAX_REQUESTS,
+    max_accesses: int = MAX_ACCESSES,
     skip_bad: int = 0,
     progress: Progress = lambda n: None,
 ) -> LogSample:
     """Read ``path`` once, in bounded memory. Raises ``CanopyError`` for a log without requests."""
     path = check_log(path, format, tokenizer)
-    sample, thinned = LogSample(), Thinned(most_requests, most_accesses)
+    sample, sampler = LogSample(), RowSampler(max_requests, max_accesses)
     tolerance = lines.Tolerance(path, skip_bad)
     sample.understood = tolerance.understood
     if format in TEXT_FORMATS:
         cutter, scale = Cutter(tokenizer), TokenScale(tokenizer is not None)
         sample.method = cutter.method
         prompts = open_prompts(path, format, tolerance)
-        _take(_from_text(prompts, cutter, thinned, sample, scale, tolerance, progress), thinned)
+        _collect(_text_rows(prompts, cutter, sampler, sample, scale, tolerance, progress), sampler)
         sample.token_scale = scale.value(tolerance.understood)
         tolerance.report()
     else:
-        _take(_from_blocks(read_trace(path, format, tolerance), sample, progress), thinned)
+        _collect(_block_rows(read_trace(path, format, tolerance), sample, progress), sampler)
     if not sample.requests_in_log:
-        raise CanopyError(_nothing_in(path, tolerance.understood))
-    _finish(sample, thinned)
+        raise CanopyError(_no_requests_text(path, tolerance.understood))
+    _finish(sample, sampler)
     return sample
 
 
-def _nothing_in(path: Path, understood: Understood) -> str:
+def _no_requests_text(path: Path, understood: Understood) -> str:
     out = ", ".join(f"{n:,} {why}" for why, n in understood.left_out.most_common())
     return f"{str(path)!r} holds no requests{f' ({out})' if out else ''}; give a log that has"
 
 
-def sample_of(trace: Iterable[TraceRequest], most_requests: int = MAX_REQUESTS) -> LogSample:
+def sample_of(trace: Iterable[TraceRequest], max_requests: int = MAX_REQUESTS) -> LogSample:
     """Return a sample of ``trace``. Raises ``CanopyError`` for an empty trace."""
-    sample, thinned = LogSample(), Thinned(most_requests, MAX_ACCESSES)
+    sample, sampler = LogSample(), RowSampler(max_requests, MAX_ACCESSES)
     ids: dict[int, int] = {}  # a server's own ids are unsigned 64-bit numbers
     numbered = (
         copy_with(r, blocks=tuple([ids.setdefault(block, len(ids)) for block in r.blocks]))
         for r in trace
     )
-    _take(_from_blocks(numbered, sample, lambda n: None), thinned)
-    _finish(sample, thinned)
+    _collect(_block_rows(numbered, sample, lambda n: None), sampler)
+    _finish(sample, sampler)
     return sample
 
 
-def _take(rows: Iterable[TraceRequest], thinned: Thinned) -> None:
+def _collect(rows: Iterable[TraceRequest], sampler: RowSampler) -> None:
     for row in rows:
         key = conversation_key(row)
-        if thinned.selects(key):
-            thinned.add(key, row)
+        if sampler.selects(key):
+            sampler.add(key, row)
 
 
 def conversation_key(request: TraceRequest) -> int:
@@ -223,15 +223,15 @@ def conversation_key(request: TraceRequest) -> int:
     name = request.conversation
     if name is None:
         name = f"line {request.line}"
-    return _key(name.split("/", 1)[0])
+    return _hash(name.split("/", 1)[0])
 
 
-def _key(name: str) -> int:
+def _hash(name: str) -> int:
     raw = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=4).digest()
     return int.from_bytes(raw, "little")
 
 
-def _from_blocks(
+def _block_rows(
     trace: Iterable[TraceRequest], sample: LogSample, progress: Progress
 ) -> Iterator[TraceRequest]:
     start_s = None
@@ -244,10 +244,10 @@ def _from_blocks(
         yield row
 
 
-def _from_text(
+def _text_rows(
     prompts: Iterable[LoggedPrompt],
     cutter: Cutter,
-    thinned: Thinned,
+    sampler: RowSampler,
     sample: LogSample,
     scale: TokenScale,
     tolerance: lines.Tolerance,
@@ -264,7 +264,7 @@ def _from_text(
             start_s, end_s = min(start_s, prompt.time_s), max(end_s, prompt.time_s)
             progress(1)
             is_named = prompt.conversation is not None
-            if is_named and not thinned.selects(_key(str(prompt.conversation).split("/", 1)[0])):
+            if is_named and not sampler.selects(_hash(str(prompt.conversation).split("/", 1)[0])):
                 sample.tokens_in_log += prompt.count_tokens()
                 continue
             row = to_record(prompt, cutter)
@@ -278,26 +278,26 @@ def _from_text(
     sample.span_s = max(end_s - start_s, 0.0)
 
 
-def _finish(sample: LogSample, thinned: Thinned) -> None:
+def _finish(sample: LogSample, sampler: RowSampler) -> None:
     """Shift times to start at 0, and count distinct and shared blocks."""
-    rows = thinned.rows()
+    rows = sampler.rows()
     if not rows:
         raise CanopyError("no conversation of the log was kept; raise --sample-requests")
-    start = rows[0].time_s
+    start_s = rows[0].time_s
     interned: dict[int, int] = {}
     for index, r in enumerate(rows):
         # Intern the ids: most repeat, and equal ints would be separate objects.
         blocks = tuple([interned.setdefault(block, block) for block in r.blocks])
-        rows[index] = copy_with(r, time_s=r.time_s - start, blocks=blocks)
-    sample.requests, sample.merged, sample.one_in = rows, thinned.merged, thinned.one_in
-    sample.conversations = thinned.conversations
+        rows[index] = copy_with(r, time_s=r.time_s - start_s, blocks=blocks)
+    sample.requests, sample.merged, sample.one_in = rows, sampler.merged, sampler.one_in
+    sample.conversations = sampler.conversations
     sample.block_tokens = rows[0].block_tokens
-    owner: dict[int, str | int | None] = {}
-    common: set[int] = set()
+    owners: dict[int, str | int | None] = {}
+    shared: set[int] = set()
     for number, r in enumerate(sample.requests):
         owner_name = number if r.conversation is None else r.conversation
         for block in r.blocks:
-            if owner.setdefault(block, owner_name) != owner_name:
-                common.add(block)
-    sample.distinct_blocks = len(owner)
-    sample.log_blocks = (len(owner) - len(common)) * float(sample.one_in) + len(common)
+            if owners.setdefault(block, owner_name) != owner_name:
+                shared.add(block)
+    sample.distinct_blocks = len(owners)
+    sample.log_blocks = (len(owners) - len(shared)) * float(sample.one_in) + len(shared)

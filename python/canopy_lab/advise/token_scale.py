@@ -15,11 +15,11 @@ from sglang_canopy.errors import CanopyError
 
 MIN_SCALE, MAX_SCALE = 0.4, 4.0
 """Range of the scale: 10 bytes to 1 byte per token. The reader cuts tokens of 4 bytes."""
-WIDEST = 4.0
+MAX_SPREAD = 4.0
 """Largest ratio between the scales of most prompts of a log."""
-_OUTER = 0.1
+_EXCLUDED_SHARE = 0.1
 """Share of the tokens at each end that is excluded from the comparison."""
-_STEP = 0.05
+_BIN_WIDTH = 0.05
 """Width of a bin of the histogram, in powers of two."""
 
 
@@ -40,7 +40,7 @@ class TokenScale:
             return
         self._logged += prompt.logged_tokens
         self._counted_tokens += tokens
-        self._ratios[round(math.log2(prompt.logged_tokens / tokens) / _STEP)] += tokens
+        self._ratios[round(math.log2(prompt.logged_tokens / tokens) / _BIN_WIDTH)] += tokens
 
     def value(self, understood: Understood) -> float:
         """Return the scale; 1 if the log has no counts.
@@ -51,10 +51,10 @@ class TokenScale:
         if not self._counted_tokens:
             return 1.0
         scale, spread = self._logged / self._counted_tokens, self._spread()
-        if MIN_SCALE <= scale <= MAX_SCALE and spread <= WIDEST:
+        if MIN_SCALE <= scale <= MAX_SCALE and spread <= MAX_SPREAD:
             return scale
         counts = f"the log's token counts are {scale:.2f} of what its prompts have"
-        if spread > WIDEST:
+        if spread > MAX_SPREAD:
             counts += f" and differ by a factor of {spread:.0f} between prompts"
         if self._has_tokenizer:
             understood.changed[f"have token counts that are not used ({counts})"] = (
@@ -68,12 +68,12 @@ class TokenScale:
 
     def _spread(self) -> float:
         """Return the ratio of the upper to the lower end of the histogram without outer bins."""
-        total, count, ends = self._ratios.total(), 0, []
-        for share in (_OUTER, 1 - _OUTER):
+        total, count, outer_bins = self._ratios.total(), 0, []
+        for share in (_EXCLUDED_SHARE, 1 - _EXCLUDED_SHARE):
             count = 0
-            for cell in sorted(self._ratios):
-                count += self._ratios[cell]
+            for bin_number in sorted(self._ratios):
+                count += self._ratios[bin_number]
                 if count >= share * total:
-                    ends.append(cell)
+                    outer_bins.append(bin_number)
                     break
-        return float(2 ** ((ends[1] - ends[0]) * _STEP))
+        return float(2 ** ((outer_bins[1] - outer_bins[0]) * _BIN_WIDTH))

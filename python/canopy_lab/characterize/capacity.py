@@ -9,8 +9,8 @@ import numpy as np
 from canopy_lab.characterize.observe import Observation
 from canopy_lab.sim.stack import LRUCurve
 
-POINTS = 240
-SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)
+CURVE_POINTS = 240
+IDEAL_SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,43 +32,44 @@ class Capacity:
     """(share of the ideal hits, blocks that LRU needs for them)."""
 
 
-def capacity(observation: Observation, lru: LRUCurve, block_bytes: int) -> Capacity:
+def measure_capacity(observation: Observation, lru: LRUCurve, block_bytes: int) -> Capacity:
     start, end = float(observation.time_s[0]), float(observation.time_s[-1])
-    times = np.linspace(start, end, POINTS)
-    reused = observation.uses > 1
-    starts = np.sort(observation.first_s[reused])
-    ends = np.sort(observation.last_s[reused])
-    live_blocks = np.searchsorted(starts, times, "right") - np.searchsorted(ends, times, "right")
+    times_s = np.linspace(start, end, CURVE_POINTS)
+    is_reused = observation.uses > 1
+    starts = np.sort(observation.first_s[is_reused])
+    ends = np.sort(observation.last_s[is_reused])
+    live_blocks = np.searchsorted(starts, times_s, "right")
+    live_blocks -= np.searchsorted(ends, times_s, "right")
     sizes, ratio = lru_points(lru)
     return Capacity(
         distinct_blocks=observation.distinct_blocks,
         block_bytes=block_bytes,
-        time_s=tuple(times.tolist()),
+        time_s=tuple(times_s.tolist()),
         live_blocks=tuple(live_blocks.tolist()),
-        live_peak=_peak(starts, ends),
+        live_peak=_max_open(starts, ends),
         lru_blocks=tuple(sizes.tolist()),
         lru_hit_ratio=tuple(ratio.tolist()),
         ideal_hit_ratio=float(observation.hits.sum() / max(observation.blocks.sum(), 1)),
-        lru_for_share=tuple((s, blocks_for(lru, s)) for s in SHARES),
+        lru_for_share=tuple((share, lru_blocks_for(lru, share)) for share in IDEAL_SHARES),
     )
 
 
 def lru_points(lru: LRUCurve) -> tuple[np.ndarray, np.ndarray]:
     """Return (capacities in blocks, LRU's block hit ratios), spaced evenly in the logarithm."""
-    most = max(lru.distinct_blocks, 2)
-    sizes = np.unique(np.geomspace(1, most, POINTS).astype(np.int64))
+    max_blocks = max(lru.distinct_blocks, 2)
+    sizes = np.unique(np.geomspace(1, max_blocks, CURVE_POINTS).astype(np.int64))
     hits = lru.block_hits_at
     return sizes, hits[np.minimum(sizes, len(hits) - 1)] / max(lru.blocks, 1)
 
 
-def blocks_for(lru: LRUCurve, share: float) -> int:
+def lru_blocks_for(lru: LRUCurve, share: float) -> int:
     """Return the least LRU capacity with ``share`` of the hits of an unbounded cache."""
     hits = lru.block_hits_at
     return int(np.searchsorted(hits, share * hits[-1]))
 
 
-def _peak(starts: np.ndarray, ends: np.ndarray) -> int:
-    """Return the maximum number of intervals [born, dead) that are open at one time."""
+def _max_open(starts: np.ndarray, ends: np.ndarray) -> int:
+    """Return the maximum number of intervals [start, end) that are open at one time."""
     if not len(starts):
         return 0
     open_now = np.arange(1, len(starts) + 1) - np.searchsorted(ends, starts, "right")

@@ -76,11 +76,11 @@ def findings(report: TraceReport) -> dict[str, str]:
             f"{seconds(reuses.p80_s)}, 90 % within {seconds(reuses.p90_s)}."
         )
     if capacity := report.capacity:
-        need = dict(capacity.lru_for_share)
+        lru_blocks = dict(capacity.lru_for_share)
         answers["capacity"] = (
             f"All distinct blocks take {size(capacity.distinct_blocks * capacity.block_bytes)}. LRU has 90 % of "
-            f"the ideal hits with {size(need[0.9] * capacity.block_bytes)} "
-            f"({percent(need[0.9] / capacity.distinct_blocks, 1)} of them); a cache that knew the future "
+            f"the ideal hits with {size(lru_blocks[0.9] * capacity.block_bytes)} "
+            f"({percent(lru_blocks[0.9] / capacity.distinct_blocks, 1)} of them); a cache that knew the future "
             f"would need {size(capacity.live_peak * capacity.block_bytes)} at its fullest."
         )
     return answers

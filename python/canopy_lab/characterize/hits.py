@@ -41,7 +41,7 @@ class IdealHits:
     """NaN for a window without requests."""
 
 
-def ideal_hits(observation: Observation, windows: int = 24) -> IdealHits:
+def measure_ideal_hits(observation: Observation, windows: int = 24) -> IdealHits:
     blocks, hits = observation.blocks, observation.hits
     hit_tokens = np.minimum(hits * observation.block_tokens, observation.input_tokens)
     first = observation.turn <= 1
@@ -55,12 +55,13 @@ def ideal_hits(observation: Observation, windows: int = 24) -> IdealHits:
         for i, name in enumerate(observation.labels):
             kinds.append(_share(observation, name, observation.kind == i))
         kinds.sort(key=lambda s: -s.requests)
-    start = float(observation.time_s[0])
-    width = max(observation.span_s / windows, 1e-9)
-    window = np.minimum(((observation.time_s - start) / width).astype(int), windows - 1)
-    requested = np.bincount(window, blocks, windows)
-    won = np.bincount(window, hits, windows)
-    over_time = np.divide(won, requested, out=np.full(windows, np.nan), where=requested > 0)
+    start_s = float(observation.time_s[0])
+    window_s = max(observation.span_s / windows, 1e-9)
+    window = np.minimum(((observation.time_s - start_s) / window_s).astype(int), windows - 1)
+    blocks_by_window = np.bincount(window, blocks, windows)
+    hits_by_window = np.bincount(window, hits, windows)
+    ratios = np.full(windows, np.nan)
+    np.divide(hits_by_window, blocks_by_window, out=ratios, where=blocks_by_window > 0)
     return IdealHits(
         block_hit_ratio=_ratio(hits.sum(), blocks.sum()),
         token_hit_ratio=_ratio(hit_tokens.sum(), observation.input_tokens.sum()),
@@ -68,9 +69,9 @@ def ideal_hits(observation: Observation, windows: int = 24) -> IdealHits:
         stranded=_ratio(observation.stranded, blocks.sum()),
         turns=turns,
         kinds=tuple(kinds),
-        window_s=width,
-        window_start_s=tuple(start + width * i for i in range(windows)),
-        window_hit_ratio=tuple(over_time.tolist()),
+        window_s=window_s,
+        window_start_s=tuple(start_s + window_s * i for i in range(windows)),
+        window_hit_ratio=tuple(ratios.tolist()),
     )
 
 

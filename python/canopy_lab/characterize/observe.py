@@ -17,7 +17,7 @@ from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.reuse.survival import EDGES
 
-PARTS = 4
+FINER_BINS = 4
 """Age bins of the charts per bin of the policies (``reuse.survival``)."""
 TOP_TURN = 10
 """Turns from here on share one category."""
@@ -25,7 +25,7 @@ TOP_TURN = 10
 
 def _fine_edges() -> np.ndarray:
     first = np.concatenate([[0.0], np.geomspace(0.001, EDGES[1], 33)])
-    rest = [np.geomspace(a, b, PARTS + 1)[1:] for a, b in itertools.pairwise(EDGES[1:])]
+    rest = [np.geomspace(a, b, FINER_BINS + 1)[1:] for a, b in itertools.pairwise(EDGES[1:])]
     return np.concatenate([first, *rest])
 
 
@@ -64,7 +64,7 @@ class _Column:
         return end
 
     @property
-    def all(self) -> np.ndarray:
+    def values(self) -> np.ndarray:
         return self._data[: self.size]
 
 
@@ -165,10 +165,10 @@ def categories(kind: np.ndarray, turn: np.ndarray) -> np.ndarray:
 
 def observe(trace: Iterable[TraceRequest]) -> Observation:
     """Read a trace once. Raises ``CanopyError`` for an empty trace or for mixed block sizes."""
-    pass_ = _Pass()
+    trace_pass = _Pass()
     for request in trace:
-        pass_.add(request)
-    return pass_.result()
+        trace_pass.add(request)
+    return trace_pass.result()
 
 
 class _Numbering(dict[str, int]):
@@ -198,9 +198,9 @@ class _Pass:
                 ("next_request", "i8"),
             )
         }
-        self.latest: dict[int, int] = {}
+        self.latest_request: dict[int, int] = {}
         """Conversation -> its latest request."""
-        self.row: dict[int, int] = {}
+        self.row_by_block: dict[int, int] = {}
         """Block id -> its row in the columns below."""
         self.first_s, self.last_request = _Column("d"), _Column("i4")
         self.uses = _Column("i4")
@@ -209,74 +209,74 @@ class _Pass:
         self.same_conversation = self.same_user = self.stranded = 0
         self.block_tokens = 0
 
-    def add(self, r: TraceRequest) -> None:
+    def add(self, request: TraceRequest) -> None:
         if not self.block_tokens:
-            self.block_tokens = r.block_tokens
-        elif r.block_tokens != self.block_tokens:
+            self.block_tokens = request.block_tokens
+        elif request.block_tokens != self.block_tokens:
             raise CanopyError(
-                f"line {r.line} has blocks of {r.block_tokens} tokens, the lines before of "
+                f"line {request.line} has blocks of {request.block_tokens} tokens, the lines before of "
                 f"{self.block_tokens}; characterize traces of one block size"
             )
         number = self.requests["time_s"].size
         kind, conversation, user = (
-            self.kinds.number_of(r.category),
-            self.conversations.number_of(r.conversation),
-            self.users.number_of(r.user),
+            self.kinds.number_of(request.category),
+            self.conversations.number_of(request.conversation),
+            self.users.number_of(request.user),
         )
         if conversation >= 0:
-            if conversation in self.latest:
-                self.requests["next_request"].all[self.latest[conversation]] = number
-            self.latest[conversation] = number
-        rows = [self.row.get(block, -1) for block in r.blocks]
-        run = rows.index(-1) if -1 in rows else len(rows)
-        if run:
-            self._record_hits(np.array(rows[:run], np.int64), number, conversation, user)
+            if conversation in self.latest_request:
+                self.requests["next_request"].values[self.latest_request[conversation]] = number
+            self.latest_request[conversation] = number
+        rows = [self.row_by_block.get(block, -1) for block in request.blocks]
+        hits = rows.index(-1) if -1 in rows else len(rows)
+        if hits:
+            self._record_hits(np.array(rows[:hits], np.int64), number, conversation, user)
         if rows:
-            used = self._append_new_blocks(r, rows, run)
-            self.last_request.all[used] = number
-            self.uses.all[used] += 1
+            block_rows = self._append_new_blocks(request, rows, hits)
+            self.last_request.values[block_rows] = number
+            self.uses.values[block_rows] += 1
         values = {
-            "time_s": r.time_s,
+            "time_s": request.time_s,
             "kind": kind,
-            "turn": r.turn,
+            "turn": request.turn,
             "conversation": conversation,
             "user": user,
-            "input_tokens": r.input_tokens,
-            "output_tokens": r.output_tokens,
+            "input_tokens": request.input_tokens,
+            "output_tokens": request.output_tokens,
             "blocks": len(rows),
-            "hits": run,
+            "hits": hits,
             "next_request": -1,
         }
         for name, value in values.items():
             self.requests[name].extend(1, value)
 
-    def _record_hits(self, rows: np.ndarray, number: int, conversation: int, user: int) -> None:
-        """Record the hits of request ``number`` on ``rows``, by the last requests that used them."""
+    def _record_hits(self, rows: np.ndarray, request: int, conversation: int, user: int) -> None:
+        """Record the hits of ``request`` on ``rows``, by the last requests that used them."""
         # Most blocks of one prompt were used last by the same request.
-        before, blocks = np.unique(self.last_request.all[rows], return_counts=True)
+        earlier, blocks = np.unique(self.last_request.values[rows], return_counts=True)
         columns = self.requests
-        self.reused_from.append(before)
+        self.reused_from.append(earlier)
         self.reused_blocks.append(blocks)
-        self.reused_by.extend(len(before), number)
+        self.reused_by.extend(len(earlier), request)
         if conversation >= 0:
             self.same_conversation += int(
-                blocks[columns["conversation"].all[before] == conversation].sum()
+                blocks[columns["conversation"].values[earlier] == conversation].sum()
             )
         if user >= 0:
-            self.same_user += int(blocks[columns["user"].all[before] == user].sum())
+            self.same_user += int(blocks[columns["user"].values[earlier] == user].sum())
 
-    def _append_new_blocks(self, r: TraceRequest, rows: list[int], run: int) -> np.ndarray:
-        """Return the rows of all blocks of ``r``, after appending new blocks to the columns."""
-        rows_before = len(self.row)
-        for i in range(run, len(rows)):
+    def _append_new_blocks(self, request: TraceRequest, rows: list[int], hits: int) -> np.ndarray:
+        """Return the rows of all blocks of ``request``, after appending new blocks to the columns."""
+        rows_before = len(self.row_by_block)
+        for i in range(hits, len(rows)):
             if rows[i] >= 0:
                 self.stranded += 1
             else:
-                rows[i] = self.row.setdefault(r.blocks[i], len(self.row))
-        fresh = len(self.row) - rows_before
-        self.first_s.extend(fresh, r.time_s)
+                rows[i] = self.row_by_block.setdefault(request.blocks[i], len(self.row_by_block))
+        new_blocks = len(self.row_by_block) - rows_before
+        self.first_s.extend(new_blocks, request.time_s)
         for column in (self.last_request, self.uses):
-            column.extend(fresh, 0)
+            column.extend(new_blocks, 0)
         return np.array(rows, np.int64)
 
     def result(self) -> Observation:
@@ -285,13 +285,13 @@ class _Pass:
         return Observation(
             block_tokens=self.block_tokens,
             labels=list(self.kinds),
-            **{name: column.all for name, column in self.requests.items()},
-            first_s=self.first_s.all,
-            last_request=self.last_request.all,
-            uses=self.uses.all,
-            reused_from=self.reused_from.all,
-            reused_by=self.reused_by.all,
-            reused_blocks=self.reused_blocks.all,
+            **{name: column.values for name, column in self.requests.items()},
+            first_s=self.first_s.values,
+            last_request=self.last_request.values,
+            uses=self.uses.values,
+            reused_from=self.reused_from.values,
+            reused_by=self.reused_by.values,
+            reused_blocks=self.reused_blocks.values,
             same_conversation_hits=self.same_conversation,
             same_user_hits=self.same_user,
             stranded=self.stranded,

@@ -22,7 +22,7 @@ from sglang_canopy.reuse.survival import BINS, EDGES, survival_curve
 MAX_CATEGORIES = 8
 
 _POLICY_BIN = np.minimum(np.searchsorted(EDGES, FINE_EDGES, "right") - 1, BINS - 1)
-_UPPER = np.concatenate([FINE_EDGES[1:], [np.inf]])
+_UPPER_EDGES = np.concatenate([FINE_EDGES[1:], [np.inf]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +61,20 @@ class ReuseTimes:
     categories: tuple[ReuseTime, ...]
 
 
-def reuse_times(observation: Observation) -> ReuseTimes:
-    tally = _tally(observation)
+def measure_reuse_times(observation: Observation) -> ReuseTimes:
+    tally = _count_ages(observation)
     counts = tally.reuses.sum(1)
     rows = [
-        _row(observation, observation.category_name(int(c)), tally.ages_of(c))
-        for c in np.argsort(-counts, kind="stable")[:MAX_CATEGORIES]
-        if counts[c] > 0
+        _make_row(observation, observation.category_name(int(category)), tally.ages_of(category))
+        for category in np.argsort(-counts, kind="stable")[:MAX_CATEGORIES]
+        if counts[category] > 0
     ]
     merged = tally.reuses.sum(0)
     cumulative = np.cumsum(merged) / max(merged.sum(), 1)
-    marks = (1.0, 10.0, 60.0, 600.0, 3600.0)
-    within = tuple((m, float(np.interp(m, _UPPER[:-1], cumulative[:-1]))) for m in marks)
-    whole = _row(observation, "all", tally.ages_of())
-    return ReuseTimes(all=whole, within=within, categories=tuple(rows))
+    marks_s = (1.0, 10.0, 60.0, 600.0, 3600.0)
+    within = tuple((s, float(np.interp(s, _UPPER_EDGES[:-1], cumulative[:-1]))) for s in marks_s)
+    all_reuses = _make_row(observation, "all", tally.ages_of())
+    return ReuseTimes(all=all_reuses, within=within, categories=tuple(rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,44 +113,44 @@ class _Tally:
         return Ages(self.reuses[category], self.waiting[category], float(self.sum_s[category]))
 
 
-def _tally(observation: Observation) -> _Tally:
+def _count_ages(observation: Observation) -> _Tally:
     """Count reuses, and the blocks that wait at the trace's end."""
-    cells, category = len(observation.labels) * TOP_TURN, observation.category
+    categories, category = len(observation.labels) * TOP_TURN, observation.category
 
     def count(requests: np.ndarray, age_s: np.ndarray, blocks: np.ndarray | None) -> np.ndarray:
         bins = np.searchsorted(FINE_EDGES, age_s, "right") - 1
         key = category[requests] * FINE_BINS + bins
-        return np.bincount(key, blocks, cells * FINE_BINS).reshape(cells, FINE_BINS)
+        return np.bincount(key, blocks, categories * FINE_BINS).reshape(categories, FINE_BINS)
 
     age_s, blocks = observation.reuse_age_s, observation.reused_blocks
     return _Tally(
         count(observation.reused_from, age_s, blocks),
         count(observation.last_request, float(observation.time_s[-1]) - observation.last_s, None),
-        np.bincount(category[observation.reused_from], age_s * blocks, cells),
+        np.bincount(category[observation.reused_from], age_s * blocks, categories),
     )
 
 
-def _row(observation: Observation, name: str, ages: Ages) -> ReuseTime:
-    reuses, waiting, mean = ages.reuses, ages.waiting, ages.mean_s
-    n = int(reuses.sum())
+def _make_row(observation: Observation, name: str, ages: Ages) -> ReuseTime:
+    reuses, waiting, mean_s = ages.reuses, ages.waiting, ages.mean_s
+    reuse_count = int(reuses.sum())
     observed = _kaplan_meier(reuses, waiting)
-    by_end = float(observed[-1])
-    shape = -np.expm1(-FINE_EDGES / mean) if mean > 0 else (FINE_EDGES >= 0).astype(float)
+    reused_by_end = float(observed[-1])
+    exponential = -np.expm1(-FINE_EDGES / mean_s) if mean_s > 0 else (FINE_EDGES >= 0).astype(float)
     p50, p80, p90 = (_quantile(reuses, q) for q in (0.5, 0.8, 0.9))
-    keep = slice(edges_within(observation.span_s))
+    within = slice(edges_within(observation.span_s))
     return ReuseTime(
         name=name,
-        reuses=n,
+        reuses=reuse_count,
         waiting=int(waiting.sum()),
         p50_s=p50,
         p80_s=p80,
         p90_s=p90,
-        mean_s=mean,
-        reused_by_end=by_end,
-        age_s=tuple(FINE_EDGES[keep].tolist()),
-        observed=tuple(observed[keep].tolist()),
-        survival=tuple(np.interp(FINE_EDGES[keep], EDGES, 1.0 - np.array(ages.curve)).tolist()),
-        exponential=tuple((by_end * shape[keep]).tolist()),
+        mean_s=mean_s,
+        reused_by_end=reused_by_end,
+        age_s=tuple(FINE_EDGES[within].tolist()),
+        observed=tuple(observed[within].tolist()),
+        survival=tuple(np.interp(FINE_EDGES[within], EDGES, 1.0 - np.array(ages.curve)).tolist()),
+        exponential=tuple((reused_by_end * exponential[within]).tolist()),
     )
 
 
@@ -175,10 +175,10 @@ def _quantile(counts: np.ndarray, q: float) -> float:
         return 0.0
     cumulative = np.cumsum(counts)
     i = int(np.searchsorted(cumulative, q * total))
-    low, high = FINE_EDGES[i], _UPPER[i]
+    low, high = FINE_EDGES[i], _UPPER_EDGES[i]
     if not np.isfinite(high):
         return float(low)
-    inside = (q * total - (cumulative[i] - counts[i])) / counts[i]
+    fraction = (q * total - (cumulative[i] - counts[i])) / counts[i]
     if low <= 0:
-        return float(high * inside)
-    return float(low * (high / low) ** inside)
+        return float(high * fraction)
+    return float(low * (high / low) ** fraction)

@@ -8,7 +8,7 @@ import numpy as np
 
 from canopy_lab.characterize.observe import Observation
 
-POINTS = np.concatenate([[0.0], np.geomspace(1e-4, 1.0, 81)])
+OWNER_SHARES = np.concatenate([[0.0], np.geomspace(1e-4, 1.0, 81)])
 """Shares of the owners at which the curves are given, busiest first."""
 
 
@@ -18,7 +18,7 @@ class Concentration:
 
     owners: int
     top: tuple[float, ...]
-    """Shares of the owners, busiest first, from 0 to 1 (``POINTS``)."""
+    """Shares of the owners, busiest first, from 0 to 1 (``OWNER_SHARES``)."""
     share: tuple[float, ...]
     """Joint share of these owners, 0 to 1."""
     top_tenth: float
@@ -40,12 +40,12 @@ class Skew:
     cross_conversation_hits: float | None
 
 
-def skew(observation: Observation) -> Skew:
+def measure_skew(observation: Observation) -> Skew:
     hits = int(observation.hits.sum())
-    user = _per_owner(observation.user, observation.hits) if observation.has_users else None
-    conversation = None
+    by_user = _per_owner(observation.user, observation.hits) if observation.has_users else None
+    by_conversation = None
     if observation.has_conversations:
-        conversation = _per_owner(observation.conversation, observation.hits)
+        by_conversation = _per_owner(observation.conversation, observation.hits)
     has_hits_by_user = hits > 0 and observation.has_users
     has_hits_by_conversation = hits > 0 and observation.has_conversations
     same_user, same_conversation = observation.same_user_hits, observation.same_conversation_hits
@@ -54,8 +54,8 @@ def skew(observation: Observation) -> Skew:
         user_requests=concentration(_per_owner(observation.user, np.ones_like(observation.hits)))
         if observation.has_users
         else None,
-        user_hits=None if user is None else concentration(user),
-        conversation_hits=None if conversation is None else concentration(conversation),
+        user_hits=None if by_user is None else concentration(by_user),
+        conversation_hits=None if by_conversation is None else concentration(by_conversation),
         cross_user_hits=1.0 - same_user / hits if has_hits_by_user else None,
         cross_conversation_hits=1.0 - same_conversation / hits
         if has_hits_by_conversation
@@ -65,21 +65,21 @@ def skew(observation: Observation) -> Skew:
 
 def concentration(amounts: np.ndarray) -> Concentration:
     """Return the Lorenz curve of ``amounts`` (one entry per owner), from the top."""
-    falling = np.sort(np.asarray(amounts, float))[::-1]
-    cumulated = np.concatenate([[0.0], np.cumsum(falling)])
+    descending = np.sort(np.asarray(amounts, float))[::-1]
+    cumulated = np.concatenate([[0.0], np.cumsum(descending)])
     total = cumulated[-1] or 1.0
-    x = np.arange(len(cumulated)) / max(len(falling), 1)
-    share = np.interp(POINTS, x, cumulated / total)
-    reach = int(np.searchsorted(cumulated, 0.9 * total))
+    owner_share = np.arange(len(cumulated)) / max(len(descending), 1)
+    share = np.interp(OWNER_SHARES, owner_share, cumulated / total)
+    owners_needed = int(np.searchsorted(cumulated, 0.9 * total))
     return Concentration(
-        owners=len(falling),
-        top=tuple(POINTS.tolist()),
+        owners=len(descending),
+        top=tuple(OWNER_SHARES.tolist()),
         share=tuple(share.tolist()),
-        top_tenth=float(np.interp(0.1, x, cumulated / total)),
-        owners_of_90=min(reach, len(falling)) / max(len(falling), 1),
+        top_tenth=float(np.interp(0.1, owner_share, cumulated / total)),
+        owners_of_90=min(owners_needed, len(descending)) / max(len(descending), 1),
     )
 
 
 def _per_owner(owner: np.ndarray, amount: np.ndarray) -> np.ndarray:
-    named = owner >= 0
-    return np.bincount(owner[named], amount[named])
+    is_named = owner >= 0
+    return np.bincount(owner[is_named], amount[is_named])

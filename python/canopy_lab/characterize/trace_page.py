@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from canopy_lab.characterize.charts import charts
+from canopy_lab.characterize.charts import draw_charts
 from canopy_lab.characterize.findings import findings
 from canopy_lab.characterize.trace_report import TraceReport
 from canopy_lab.report.html import HtmlPage, HtmlTable, Section, png_bytes
@@ -20,24 +20,24 @@ _QUESTIONS = {
     "reuse": "When are blocks used again?",
     "capacity": "How much room does it take?",
 }
-_ABSENT = {"kinds": "Request types"}
+_TITLES = {"kinds": "Request types"}
 
 
 def write_report(report: TraceReport, out: Path) -> None:
     """Write ``report.html`` and ``report.json`` into the folder ``out``. Raises ``CanopyError``."""
     try:
         (out / "report.json").write_text(json.dumps(report.as_json()) + "\n")
-        (out / "report.html").write_text(page(report).html(), encoding="utf-8")
+        (out / "report.html").write_text(make_page(report).html(), encoding="utf-8")
     except OSError as error:
         raise CanopyError(f"cannot write the report into {str(out)!r}: {error}") from None
 
 
-def page(report: TraceReport) -> HtmlPage:
-    pictures = {name: png_bytes(figure) for name, figure in charts(report)}
-    sentences, o, tables = findings(report), report.overview, _tables(report)
+def make_page(report: TraceReport) -> HtmlPage:
+    pictures = {n: png_bytes(figure) for n, figure in draw_charts(report)}
+    sentences, overview, tables = findings(report), report.overview, _tables(report)
     blocks = (
-        f"{count(o.block_accesses)} blocks of {o.block_tokens} tokens asked for, "
-        f"{count(o.distinct_blocks)} of them distinct. Request types: {', '.join(o.kinds)}."
+        f"{count(overview.block_accesses)} blocks of {overview.block_tokens} tokens asked for, "
+        f"{count(overview.distinct_blocks)} of them distinct. Request types: {', '.join(overview.kinds)}."
     )
     sections = [
         Section(question, [sentences[key]], pictures.get(key), table=tables.get(key))
@@ -45,10 +45,10 @@ def page(report: TraceReport) -> HtmlPage:
         if key in sentences
     ]
     if report.absent:
-        reasons = [f"{_ABSENT.get(n, n.capitalize())}: {why}." for n, why in report.absent.items()]
+        reasons = [f"{_TITLES.get(n, n.capitalize())}: {why}." for n, why in report.absent.items()]
         sections.append(Section("What this trace cannot say", points=reasons))
     return HtmlPage(
-        f"Prefix reuse in {o.path}", sections, lead=[sentences["overview"]], notes=[blocks, *report.notes],
+        f"Prefix reuse in {overview.path}", sections, lead=[sentences["overview"]], notes=[blocks, *report.notes],
         command="characterize",
         source=". The questions are those of Section 3 of arXiv 2506.02634; report.json beside this page has every number.",
     )  # fmt: skip

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from canopy_lab.characterize.capacity import Capacity, capacity
-from canopy_lab.characterize.hits import IdealHits, ideal_hits
+from canopy_lab.characterize.capacity import Capacity, measure_capacity
+from canopy_lab.characterize.hits import IdealHits, measure_ideal_hits
 from canopy_lab.characterize.observe import Observation, observe
-from canopy_lab.characterize.reuse_time import ReuseTimes, reuse_times
-from canopy_lab.characterize.skew import Skew, skew
-from canopy_lab.characterize.turns import Turns, turns
+from canopy_lab.characterize.reuse_time import ReuseTimes, measure_reuse_times
+from canopy_lab.characterize.skew import Skew, measure_skew
+from canopy_lab.characterize.turns import Turns, measure_turns
 from canopy_lab.sim.model import load_model_shape
 from canopy_lab.sim.stack import lru_curve
 from canopy_lab.trace.open import open_trace
@@ -63,7 +63,7 @@ class TraceReport:
         return {"canopy_version": __version__, **plain}
 
 
-Reading = Callable[[Iterator[TraceRequest]], Iterable[TraceRequest]]
+TrackProgress = Callable[[Iterator[TraceRequest]], Iterable[TraceRequest]]
 """Passes a trace's requests on, and may show the progress."""
 
 
@@ -73,7 +73,7 @@ def characterize(
     *,
     model: str = "qwen2.5-7b",
     skip_bad: int = 0,
-    reading: Reading = iter,
+    track: TrackProgress = iter,
 ) -> TraceReport:
     """Read a trace once or twice and compute every answer that it allows.
 
@@ -81,11 +81,11 @@ def characterize(
     for faults that a user can correct.
     """
     shape = load_model_shape(model)
-    observation = observe(reading(open_trace(path, format, skip_bad=skip_bad)))
+    observation = observe(track(open_trace(path, format, skip_bad=skip_bad)))
     accesses = int(observation.blocks.sum())
     has_reuse = bool(observation.hits.any())
     report = TraceReport(_overview(path, format, observation, accesses))
-    report.turns = turns(observation)
+    report.turns = measure_turns(observation)
     if report.turns is None:
         report.absent["turns"] = "the trace has no second turns and no ids that join requests"
     elif format == "mooncake" or format.startswith("sglang"):
@@ -96,23 +96,23 @@ def characterize(
     if not has_reuse:
         report.absent["reuse"] = "no block is ever used twice, so any policy will do"
         return report
-    report.hits = ideal_hits(observation)
-    report.skew = skew(observation)
+    report.hits = measure_ideal_hits(observation)
+    report.skew = measure_skew(observation)
     if not observation.has_users:
         report.absent["users"] = "the trace names no users"
     if not observation.has_conversations:
         report.absent["conversations"] = "the trace names no conversations"
     if len(observation.labels) == 1:
         report.absent["kinds"] = "all requests are of one type"
-    report.reuse = reuse_times(observation)
-    lru = lru_curve(reading(open_trace(path, format, skip_bad=skip_bad)))
-    weight = shape.kv_bytes_per_token()
-    report.capacity = capacity(observation, lru, observation.block_tokens * weight)
+    report.reuse = measure_reuse_times(observation)
+    lru = lru_curve(track(open_trace(path, format, skip_bad=skip_bad)))
+    kv_bytes = shape.kv_bytes_per_token()
+    report.capacity = measure_capacity(observation, lru, observation.block_tokens * kv_bytes)
     return report
 
 
 def _overview(path: Path, format: str, observation: Observation, accesses: int) -> Overview:
-    minutes = np.bincount(((observation.time_s - observation.time_s[0]) / 60.0).astype(int))
+    by_minute = np.bincount(((observation.time_s - observation.time_s[0]) / 60.0).astype(int))
     quantile = np.quantile
     return Overview(
         path=path.name,
@@ -120,7 +120,7 @@ def _overview(path: Path, format: str, observation: Observation, accesses: int) 
         requests=observation.requests,
         span_s=observation.span_s,
         requests_per_s=observation.requests / observation.span_s if observation.span_s else 0.0,
-        busiest_minute_per_s=float(minutes.max()) / 60.0,
+        busiest_minute_per_s=float(by_minute.max()) / 60.0,
         block_tokens=observation.block_tokens,
         distinct_blocks=observation.distinct_blocks,
         block_accesses=accesses,

@@ -52,51 +52,31 @@ class Turns:
     """Mean absolute change of a category's probability between consecutive windows; NaN without any."""
 
 
-def turns(observation: Observation, windows: int = 12) -> Turns | None:
+def measure_turns(observation: Observation, windows: int = 12) -> Turns | None:
     """Compute turns; ``None`` if the trace has no turns.
 
     Uses at most ``windows`` windows, limited by the requests of the largest category.
     """
     if not observation.has_turns:
         return None
-    follows = observation.next_request >= 0
-    pauses = observation.time_s[observation.next_request[follows]] - observation.time_s[follows]
-    p50, p90 = np.quantile(pauses, (0.5, 0.9)) if len(pauses) else (0.0, 0.0)
+    has_next = observation.next_request >= 0
+    pauses_s = observation.time_s[observation.next_request[has_next]] - observation.time_s[has_next]
+    p50, p90 = np.quantile(pauses_s, (0.5, 0.9)) if len(pauses_s) else (0.0, 0.0)
     # At most a quarter of the trace, so that a trace with long pauses still has a result.
     tail_s = min(float(p90), 0.25 * observation.span_s)
-    start, end = float(observation.time_s[0]), float(observation.time_s[-1]) - tail_s
-    settled = observation.time_s <= end
-    category = observation.category
-    largest_category = int(np.bincount(category[settled]).max(initial=0))
+    start_s, end_s = float(observation.time_s[0]), float(observation.time_s[-1]) - tail_s
+    is_settled = observation.time_s <= end_s
+    largest_category = int(np.bincount(observation.category[is_settled]).max(initial=0))
     windows = max(1, min(windows, largest_category // (2 * MIN_REQUESTS)))
-    width_s = max((end - start) / windows, 1e-9)
-    window = np.minimum(((observation.time_s - start) / width_s).astype(int), windows - 1)
-    categories, counts = np.unique(category[settled], return_counts=True)
-    rows = []
-    for category_code in categories[np.argsort(-counts, kind="stable")][:MAX_CATEGORIES]:
-        in_category = settled & (category == category_code)
-        requests_by_window = np.bincount(window[in_category], minlength=windows)
-        continued = np.bincount(window[in_category], follows[in_category], windows)
-        enough = requests_by_window >= MIN_REQUESTS
-        if not enough.any():
-            continue
-        by_window = np.divide(
-            continued, requests_by_window, out=np.full(windows, np.nan), where=enough
-        )
-        rows.append(
-            NextTurn(
-                observation.category_name(int(category_code)),
-                int(in_category.sum()),
-                float(follows[in_category].mean()),
-                tuple(by_window.tolist()),
-            )
-        )
+    width_s = max((end_s - start_s) / windows, 1e-9)
+    window = np.minimum(((observation.time_s - start_s) / width_s).astype(int), windows - 1)
+    rows = _next_turns(observation, is_settled, window, windows)
     steps = np.concatenate([np.abs(np.diff(r.over_time)) for r in rows]) if rows else np.empty(0)
     steps = steps[~np.isnan(steps)]
-    numbers = np.unique(np.geomspace(1, max(int(observation.turn.max()), 2), 60).astype(int))
+    turn_numbers = np.unique(np.geomspace(1, max(int(observation.turn.max()), 2), 60).astype(int))
     ordered = np.sort(observation.turn)
-    beyond = 1.0 - np.searchsorted(ordered, numbers, "right") / len(ordered)
-    first, later = settled & (observation.turn == 1), settled & (observation.turn > 1)
+    beyond = 1.0 - np.searchsorted(ordered, turn_numbers, "right") / len(ordered)
+    is_first, is_later = is_settled & (observation.turn == 1), is_settled & (observation.turn > 1)
     return Turns(
         conversations=int((np.unique(observation.conversation) >= 0).sum())
         if observation.has_conversations
@@ -106,14 +86,34 @@ def turns(observation: Observation, windows: int = 12) -> Turns | None:
         p90=float(np.quantile(observation.turn, 0.9)),
         p99=float(np.quantile(observation.turn, 0.99)),
         longest=int(observation.turn.max()),
-        turn=tuple(numbers.tolist()),
+        turn=tuple(turn_numbers.tolist()),
         share_beyond=tuple(beyond.tolist()),
         pause_p50_s=float(p50),
         pause_p90_s=float(p90),
         window_s=width_s,
-        window_start_s=tuple(start + width_s * i for i in range(windows)),
+        window_start_s=tuple(start_s + width_s * i for i in range(windows)),
         next_turn=tuple(rows),
-        first_next=float(follows[first].mean()) if first.any() else 0.0,
-        later_next=float(follows[later].mean()) if later.any() else 0.0,
+        first_next=float(has_next[is_first].mean()) if is_first.any() else 0.0,
+        later_next=float(has_next[is_later].mean()) if is_later.any() else 0.0,
         drift=float(steps.mean()) if len(steps) else math.nan,
     )
+
+
+def _next_turns(
+    observation: Observation, is_settled: np.ndarray, window: np.ndarray, windows: int
+) -> list[NextTurn]:
+    """Return the largest categories of the settled requests; ``window``: each request's window."""
+    has_next, category, rows = observation.next_request >= 0, observation.category, []
+    codes, counts = np.unique(category[is_settled], return_counts=True)
+    for code in codes[np.argsort(-counts, kind="stable")][:MAX_CATEGORIES]:
+        in_category = is_settled & (category == code)
+        requests = np.bincount(window[in_category], minlength=windows)
+        continued = np.bincount(window[in_category], has_next[in_category], windows)
+        has_enough = requests >= MIN_REQUESTS
+        if not has_enough.any():
+            continue
+        shares = np.divide(continued, requests, out=np.full(windows, np.nan), where=has_enough)
+        name, probability = observation.category_name(int(code)), has_next[in_category].mean()
+        over_time = tuple(shares.tolist())
+        rows.append(NextTurn(name, int(in_category.sum()), float(probability), over_time))
+    return rows

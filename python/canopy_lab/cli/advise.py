@@ -21,7 +21,7 @@ from canopy_lab.trace.sglang_log import pool_tokens
 from sglang_canopy.declared import declare
 
 
-def _sizes(text: str) -> tuple[float, ...]:
+def _parse_sizes(text: str) -> tuple[float, ...]:
     return (
         ()
         if text == "none"
@@ -43,11 +43,11 @@ class Options(TraceOptions):
     profile: str = declare("llama-3.1-8b-h100", "--profile", PROFILE_HELP, metavar="NAME")
     host_gb: tuple[float, ...] = declare(
         (200.0,), "--host-gb", "host memory sizes to evaluate, in GB, or none",
-        metavar="G,G", parse=_sizes, shown_default="200",
+        metavar="G,G", parse=_parse_sizes, shown_default="200",
     )  # fmt: skip
     disk_gb: tuple[float, ...] = declare(
         (1000.0,), "--disk-gb", "disk sizes to evaluate, in GB, or none",
-        metavar="G,G", parse=_sizes, shown_default="1000",
+        metavar="G,G", parse=_parse_sizes, shown_default="1000",
     )  # fmt: skip
     out: Path = declare(Path("advice.html"), "--out", "the page", metavar="FILE", parse=out_file)
     json: Path | None = declare(
@@ -71,46 +71,46 @@ OPTIONS = (Options,)
 
 
 def run(args: Options) -> int:
-    from canopy_lab.advise.advice_page import page
+    from canopy_lab.advise.advice_page import make_page
     from canopy_lab.advise.advice_text import summary
 
     profile = load_profile(args.profile)
     lower_tiers = [
         *(LowerTier(f"{g:g} GB of host memory", g) for g in args.host_gb),
-        *(LowerTier(f"a disk of {g:g} GB", g, disk=True) for g in args.disk_gb),
+        *(LowerTier(f"a disk of {g:g} GB", g, is_disk=True) for g in args.disk_gb),
     ]  # fmt: skip
-    format = args.known_format
+    format = args.detected_format
     logged_pool = pool_tokens(args.trace) if format == "sglang" else None
-    sample = _read(args, format)
-    breaks = _breaks(args, format)
+    sample = _read_sample(args, format)
+    breaks = _find_breaks(args, format)
     break_sentences = sentences(breaks, show_values=args.show_values)
     advice = _advise(args, sample, profile, lower_tiers, logged_pool)
-    page(advice, Path(args.trace).name, break_sentences).write(args.out)
+    make_page(advice, Path(args.trace).name, break_sentences).write(args.out)
     if args.json:
         findings = as_json(breaks, show_values=args.show_values)
         write_json(args.json, {**advice.as_json(), "breaks": findings})
-    start = first_start(advice.decision)
+    first = first_start(advice.decision)
     print(summary(advice))
     print("", *break_sentences, sep="\n")
     print(f"\nThe page: {args.out}")
-    print(f"Start: {shlex.join(['sglang', 'serve', 'MODEL', *start.flags])}")
-    print(f"Then: {start.then}")
+    print(f"Start: {shlex.join(['sglang', 'serve', 'MODEL', *first.flags])}")
+    print(f"Then: {first.next_step}")
     return 0
 
 
-def _read(args: Options, format: str) -> LogSample:
+def _read_sample(args: Options, format: str) -> LogSample:
     with Bar(desc=f"reading {Path(args.trace).name} ({format})", unit="req", disable=None) as bar:
         return read_sample(
             args.trace,
             format,
             tokenizer=args.tokenizer,
-            most_requests=args.sample_requests,
+            max_requests=args.sample_requests,
             skip_bad=args.skip_bad,
             progress=bar.update,
         )
 
 
-def _breaks(args: Options, format: str) -> Breaks:
+def _find_breaks(args: Options, format: str) -> Breaks:
     log = Path(args.trace)
     with Bar(desc="comparing prompts", unit="req", total=MAX_PROMPTS, disable=None) as bar:
         return read_breaks(
@@ -137,6 +137,6 @@ def _advise(
             tiers=lower_tiers,
             jobs=args.jobs,
             seed=args.seed,
-            resize=bar.reset,
+            set_total=bar.reset,
             progress=bar.update,
         )

@@ -39,10 +39,10 @@ def run(args: Options) -> int:
     trace = Path(args.trace)
     report = characterize(
         trace,
-        args.known_format,
+        args.detected_format,
         model=args.model_config,
         skip_bad=args.skip_bad,
-        reading=lambda requests: tqdm(requests, f"reading {trace.name}", unit="req", disable=None),
+        track=lambda requests: tqdm(requests, f"reading {trace.name}", unit="req", disable=None),
     )
     write_report(report, args.out)
     print(summary(report, args.out))

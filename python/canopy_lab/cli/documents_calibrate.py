@@ -13,7 +13,7 @@ from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.wire.stamp import BOUNDS, DOCUMENTS, RATIO
 
-MAX_S = 600
+TIMEOUT_S = 600
 """Maximum seconds for the server to encode the sample documents."""
 
 
@@ -44,7 +44,7 @@ def run(args: Options) -> int:
         raise CanopyError(
             f"{server.url} does not reuse documents; start it with --canopy-documents on"
         )
-    prompts = ServedPrompts(_asker(server), _encoding_waiter(server), server.token_range)
+    prompts = ServedPrompts(_make_sender(server), _make_encoding_wait(server), server.token_range)
     prompts.learn()
     calibration, search = calibrate_server(prompts, args.floor)
     for ratio, seconds in sorted(search.probes):
@@ -52,11 +52,11 @@ def run(args: Options) -> int:
     setting = Setting(**served_setting)
     Calibrations(args.out).put(setting, prompts.tier, calibration)
     cost = calibration.profile
-    level = f"{cost.prior(0, 1):.3f}" if cost.compute_s > 0 else "unknown: too noisy"
+    balance = f"{cost.prior(0, 1):.3f}" if cost.compute_s > 0 else "unknown: too noisy"
     print(
         f"{prompts.tier}: ratio {calibration.ratio:.3f}, TTFT {search.ttft_s:.3f} s; computing a token "
         f"{1e6 * cost.compute_s:.0f} us, bringing one {1e6 * cost.transfer_s:.0f} us, a prompt at any "
-        f"ratio {1e3 * cost.other_s:.0f} ms (equation 11: {level})"
+        f"ratio {1e3 * cost.other_s:.0f} ms (equation 11: {balance})"
     )
     print(
         f"saved in {args.out} for {setting.dtype}, --tp-size {setting.tp_size}, {setting.backend}, "
@@ -65,24 +65,24 @@ def run(args: Options) -> int:
     return 0
 
 
-def _asker(server: Any) -> Any:
-    def ask(ids: Any, bounds: Any, ratio: float | None) -> tuple[float, dict[str, Any]]:
+def _make_sender(server: Any) -> Any:
+    def send_prompt(ids: Any, bounds: Any, ratio: float | None) -> tuple[float, dict[str, Any]]:
         server.flush()  # kept KV of the same prompt would not be reuse of documents
         params = {BOUNDS: list(bounds), **({} if ratio is None else {RATIO: ratio})}
-        seconds, meta = server.first_token(list(ids), params)
-        report = meta.get(DOCUMENTS) or {}
+        seconds, meta_info = server.first_token(list(ids), params)
+        report = meta_info.get(DOCUMENTS) or {}
         return seconds, report[0] if isinstance(report, list) else report
 
-    return ask
+    return send_prompt
 
 
-def _encoding_waiter(server: Any) -> Any:
+def _make_encoding_wait(server: Any) -> Any:
     from canopy_lab.live.profile.client import wait_until
 
     def wait_encoded() -> None:
-        if not wait_until(lambda: not server.state(DOCUMENTS).get("waiting_documents"), MAX_S, 0.5):
+        if not wait_until(lambda: not server.state(DOCUMENTS).get("waiting_documents"), TIMEOUT_S, 0.5):
             raise CanopyError(
-                f"the server has not encoded the documents after {MAX_S // 60} minutes"
+                f"the server has not encoded the documents after {TIMEOUT_S // 60} minutes"
             )
 
     return wait_encoded

@@ -41,7 +41,7 @@ EXAMPLES = {
     "documents calibrate": "documents calibrate --url http://127.0.0.1:30000 --out ratios.json",
 }
 """An example command line for each help text."""
-TAKES_THE_REST = ("doctor",)
+PASS_THROUGH_COMMANDS = ("doctor",)
 """Commands whose arguments, options included, belong to another program."""
 
 
@@ -52,10 +52,10 @@ def module_of(name: str) -> str:
 
 def _pass_through(argv: list[str]) -> list[str]:
     """Insert ``--`` before the first argument of ``argv`` that is not the command's own option."""
-    options = 0
-    while options < len(argv) and argv[options] in ("-h", "--help", "--json", "--"):
-        options += 1
-    return argv if "--" in argv[:options] else [*argv[:options], "--", *argv[options:]]
+    count = 0
+    while count < len(argv) and argv[count] in ("-h", "--help", "--json", "--"):
+        count += 1
+    return argv if "--" in argv[:count] else [*argv[:count], "--", *argv[count:]]
 
 
 def parser_of(name: str) -> tuple[argparse.ArgumentParser, Any]:
@@ -67,9 +67,9 @@ def parser_of(name: str) -> tuple[argparse.ArgumentParser, Any]:
         epilog=f"example: canopy {EXAMPLES[name]}",
     )
     for group in module.OPTIONS:
-        words = (group.__doc__ or "").rstrip(".").lower()
-        several = len(module.OPTIONS) > 1
-        declared.add_flags(parser.add_argument_group(words) if several else parser, group)
+        heading = (group.__doc__ or "").rstrip(".").lower()
+        has_headings = len(module.OPTIONS) > 1
+        declared.add_flags(parser.add_argument_group(heading) if has_headings else parser, group)
     return parser, module
 
 
@@ -79,9 +79,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = next((n for n in (" ".join(argv[:2]), *argv[:1]) if n in COMMANDS), None)
     if name is None:
         return _overview(argv)
-    rest = argv[len(name.split()) :]
+    own_argv = argv[len(name.split()) :]
     parser, module = parser_of(name)
-    args = parser.parse_args(_pass_through(rest) if name in TAKES_THE_REST else rest)
+    args = parser.parse_args(_pass_through(own_argv) if name in PASS_THROUGH_COMMANDS else own_argv)
     try:
         return module.run(*(declared.read(group, args) for group in module.OPTIONS)) or 0
     except CanopyError as error:
@@ -105,9 +105,9 @@ def _overview(argv: Sequence[str]) -> int:
     if not argv or argv[0].startswith("-"):
         parser.parse_args(argv)
         parser.error("give a command; canopy --help lists them")
-    parts = [n for n in COMMANDS if n.startswith(f"{argv[0]} ")]
-    close = parts or get_close_matches(argv[0], COMMANDS, n=3)
-    hint = f"; did you mean {' or '.join(close)}?" if close else "; canopy --help lists them"
+    subcommands = [n for n in COMMANDS if n.startswith(f"{argv[0]} ")]
+    matches = subcommands or get_close_matches(argv[0], COMMANDS, n=3)
+    hint = f"; did you mean {' or '.join(matches)}?" if matches else "; canopy --help lists them"
     parser.error(f"unknown command {argv[0]!r:.60}{hint}")
 
 

@@ -20,8 +20,8 @@ from sglang_canopy.errors import CanopyError
 
 TIMEOUT_S = 30.0
 MAX_BYTES = 16 << 20
-_PASSED = ("X-Canopy-Extra-Key", "X-Canopy-Cache-Salt")
-_RETURNED = (
+_FORWARDED_HEADERS = ("X-Canopy-Extra-Key", "X-Canopy-Cache-Salt")
+_RETURNED_HEADERS = (
     *("Content-Type", "Content-Security-Policy", "X-Content-Type-Options", "Referrer-Policy"),
     "Cache-Control",
 )
@@ -33,19 +33,19 @@ def proxy(url: str, api_key: str | None, port: int = 0) -> ThreadingHTTPServer:
 
     class PageHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            here = f"127.0.0.1:{self.connection.getsockname()[1]}"
-            if self.headers.get("Host") != here or not self.path.startswith("/canopy/"):
+            own_address = f"127.0.0.1:{self.connection.getsockname()[1]}"
+            if self.headers.get("Host") != own_address or not self.path.startswith("/canopy/"):
                 self._answer(404, b"not here", {})
                 return
             request = urllib.request.Request(url + self.path)
             if api_key:
                 request.add_header("Authorization", f"Bearer {api_key}")
-            for name in _PASSED:
+            for name in _FORWARDED_HEADERS:
                 if self.headers.get(name):
                     request.add_header(name, self.headers[name])
             try:
-                with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-                    self._answer(answer.status, answer.read(MAX_BYTES), answer.headers)
+                with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+                    self._answer(response.status, response.read(MAX_BYTES), response.headers)
             except urllib.error.HTTPError as error:
                 self._answer(error.code, error.read(MAX_BYTES), error.headers)
             except OSError as error:
@@ -53,7 +53,7 @@ def proxy(url: str, api_key: str | None, port: int = 0) -> ThreadingHTTPServer:
 
         def _answer(self, code: int, body: bytes, headers: Any) -> None:
             self.send_response(code)
-            for name in _RETURNED:
+            for name in _RETURNED_HEADERS:
                 if headers.get(name):
                     self.send_header(name, headers[name])
             self.send_header("Content-Length", str(len(body)))

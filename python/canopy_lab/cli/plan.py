@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from itertools import compress
 from typing import Any
 
-from canopy_lab.cli.plan_command import PlanCommand, check, with_advised_policy
+from canopy_lab.cli.plan_command import PlanCommand, check_options, with_advised_policy
 from canopy_lab.cli.plan_options import Choosing, EngineOptions, Reading, Searching, Writing
 from canopy_lab.cli.shared import Bar
 from canopy_lab.cli.values import write_json
@@ -35,43 +35,43 @@ def run(*options: Any) -> int:
 
     Returns 1 if no configuration meets the limits.
     """
-    command = check(*options)
-    plan, work, origin = plan_of(command, *read(command))
-    print(plan_text(plan, work.prices.currency))
-    print("\n".join(remarks(command, work, origin)))
-    write_outputs(command, plan, work, origin)
+    command = check_options(*options)
+    plan, inputs, origin = plan_trace(command, *read_requests(command))
+    print(plan_text(plan, inputs.prices.currency))
+    print("\n".join(remarks(command, inputs, origin)))
+    write_outputs(command, plan, inputs, origin)
     return 0 if plan.choice.feasible else 1
 
 
-def plan_of(
+def plan_trace(
     command: PlanCommand, trace: CompactTrace, ids: str
 ) -> tuple[CapacityPlan, PlanInputs, dict[str, Any]]:
-    """Plan for the trace that ``read`` returned."""
-    total, trace = len(trace), _requests_that_fit(command, trace)
+    """Plan for the trace that ``read_requests`` returned."""
+    logged_requests, trace = len(trace), _requests_that_fit(command, trace)
     command, why = with_advised_policy(command, trace)
-    work = PlanInputs(trace, command.engine, command.prices, command.policy_configs, ids)
+    inputs = PlanInputs(trace, command.engine, command.prices, command.policy_configs, ids)
     with Bar(unit="run", desc="planning", disable=None) as bar:
-        plan = make_plan(command.request, work, jobs=command.searching.jobs, progress=bar.show)
+        plan = make_plan(command.request, inputs, jobs=command.searching.jobs, progress=bar.show)
     origin = {
         "trace": command.reading.trace,
         "format": command.format,
-        "requests": len(work.trace),
-        **({"too_long": total - len(trace)} if len(trace) < total else {}),
+        "requests": len(inputs.trace),
+        **({"too_long": logged_requests - len(trace)} if len(trace) < logged_requests else {}),
         "load": command.reading.load,
         "profile": command.profile.name,
         "profile_source": command.profile.source,
-        "prices": work.prices.name,
-        "example_prices": work.prices.example,
-        "price_sources": list(work.prices.sources),
+        "prices": inputs.prices.name,
+        "example_prices": inputs.prices.example,
+        "price_sources": list(inputs.prices.sources),
         "device_tokens": command.engine.device_tokens,
         "routing": command.engine.routing,
         "policy": why,
         "date": datetime.date.today().isoformat(),
     }
-    return plan, work, origin
+    return plan, inputs, origin
 
 
-def read(command: PlanCommand) -> tuple[CompactTrace, str]:
+def read_requests(command: PlanCommand) -> tuple[CompactTrace, str]:
     """Return the requests to plan for, and the origin of their block ids.
 
     Raises ``CanopyError``, also for an empty trace.
@@ -88,7 +88,7 @@ def read(command: PlanCommand) -> tuple[CompactTrace, str]:
     else:
         source = args.read()
     if args.requests:
-        source = (r for at, r in zip(range(args.requests), source))
+        source = (r for _, r in zip(range(args.requests), source))
     trace = CompactTrace(at_load(source, args.load))
     if not len(trace):
         raise CanopyError(f"{command.reading.trace!r} has no requests; give a trace with requests")
@@ -99,27 +99,27 @@ def _requests_that_fit(command: PlanCommand, trace: CompactTrace) -> CompactTrac
     """Return the requests that fit a device of this plan, with the tokens it reserves for their
     answers. The device would refuse the rest. Raises ``CanopyError`` if most do not fit."""
     page, pool = max(command.request.choices["page_size"]), command.engine.device_tokens
-    fits = [
+    is_fitting = [
         max(r.input_tokens, 1) + min(max(r.output_tokens, 1), CLIP_OUTPUT_TOKENS) + page < pool
         for r in trace
     ]
-    if sum(fits) < len(fits) / 2:
+    if sum(is_fitting) < len(is_fitting) / 2:
         raise CanopyError(
-            f"{len(fits) - sum(fits)} of {len(fits)} requests need more device memory (prompt and "
+            f"{len(is_fitting) - sum(is_fitting)} of {len(is_fitting)} requests need more device memory (prompt and "
             f"output) than there is, device_tokens is {pool}; give more as --device-tokens"
         )
-    return trace if all(fits) else CompactTrace(compress(trace, fits))
+    return trace if all(is_fitting) else CompactTrace(compress(trace, is_fitting))
 
 
-def remarks(command: PlanCommand, work: PlanInputs, origin: Mapping[str, Any]) -> list[str]:
+def remarks(command: PlanCommand, inputs: PlanInputs, origin: Mapping[str, Any]) -> list[str]:
     """Return the reason for the policy, and caveats, to print with the plan."""
     lines = [
         origin["policy"],
         "",
-        f"{len(work.trace)} requests on {command.profile.name} ({command.profile.source}); device pool "
+        f"{len(inputs.trace)} requests on {command.profile.name} ({command.profile.source}); device pool "
         f"{command.engine.device_tokens} tokens; routing {command.engine.routing}.",
     ]
-    count, left_out = len(work.trace), origin.get("too_long", 0)
+    count, left_out = len(inputs.trace), origin.get("too_long", 0)
     if left_out:
         lines.append(
             f"{left_out} of {count + left_out} requests need more than the "
@@ -131,7 +131,7 @@ def remarks(command: PlanCommand, work: PlanInputs, origin: Mapping[str, Any]) -
             f"These are few requests: a P99 is the time of the slowest {math.ceil(count / 100)}. "
             "Plan from a longer trace."
         )
-    if count > 1 and work.trace[0].time_s == work.trace[count - 1].time_s:
+    if count > 1 and inputs.trace[0].time_s == inputs.trace[count - 1].time_s:
         lines.append(
             "The requests all have the same time: this is a plan for one burst, at any load."
         )
@@ -143,27 +143,27 @@ def remarks(command: PlanCommand, work: PlanInputs, origin: Mapping[str, Any]) -
     lines.append(
         "The error of these predictions on your traffic is unknown; canopy validate measures it."
     )
-    if work.prices.example:
+    if inputs.prices.example:
         lines.append(
-            f"Prices: {work.prices.name}, an example to replace by your own (docs/reference/price-list.md)."
+            f"Prices: {inputs.prices.name}, an example to replace by your own (docs/reference/price-list.md)."
         )
     return lines
 
 
 def write_outputs(
-    command: PlanCommand, plan: CapacityPlan, work: PlanInputs, origin: Mapping[str, Any]
+    command: PlanCommand, plan: CapacityPlan, inputs: PlanInputs, origin: Mapping[str, Any]
 ) -> None:
     """Write the files of ``--json-out``, ``--html`` and ``--out``."""
     args = command.writing
     if args.json:
         write_json(args.json, to_json(plan, origin), allow_nan=False)
     if args.html:
-        page(plan, origin, work.prices.currency).write(args.html)
+        page(plan, origin, inputs.prices.currency).write(args.html)
     if args.output:
         if not plan.choice.feasible:
             print(f"{args.output} is not written: no configuration meets the limits.")
             return
         origin = {k: v for k, v in origin.items() if k != "price_sources"}
-        config, notes = server_plan(plan.choice.row, work, origin, args.disk_path)
+        config, notes = server_plan(plan.choice.row, inputs, origin, args.disk_path)
         write_config(args.output, config, {"made by": "canopy plan", **notes})
         print(f"Start a server with it: --config {args.output}")

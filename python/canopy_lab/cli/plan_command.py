@@ -46,7 +46,7 @@ class PlanCommand:
     policy_configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-def check(
+def check_options(
     reading: Reading,
     choosing: Choosing,
     engine_options: EngineOptions,
@@ -55,21 +55,21 @@ def check(
 ) -> PlanCommand:
     """Check all options together. Raises ``CanopyError`` naming the first wrong option."""
     profile = load_profile(engine_options.profile.name)
-    request = _request(choosing, engine_options, searching)
-    prices = _prices(
+    request = _make_request(choosing, engine_options, searching)
+    prices = _load_prices(
         choosing.prices, profile, engine_options.profile.gpu_per_hour, engine_options.server.gpus
     )
     for name in request.disks or ():
         prices.disk(name)
-    engine = _engine(engine_options, profile)
+    engine = _make_engine(engine_options, profile)
     for page, chunk in product(
         request.choices["page_size"], request.choices["chunked_prefill_size"]
     ):
         engine.settings_of(Configuration(page_size=page, chunked_prefill_size=chunk))
     PlanInputs(CompactTrace(()), engine, prices)
-    form = reading.known_format
+    format = reading.detected_format
     return PlanCommand(
-        form,
+        format,
         reading,
         choosing,
         engine_options,
@@ -82,29 +82,29 @@ def check(
     )
 
 
-def _request(chosen: Choosing, engine: EngineOptions, how: Searching) -> PlanRequest:
-    server, search = engine.server, how.search
-    given = {knob.name: getattr(server, knob.name, None) for knob in KNOBS}
+def _make_request(choosing: Choosing, engine: EngineOptions, searching: Searching) -> PlanRequest:
+    server, search = engine.server, searching.search
+    knob_values = {knob.name: getattr(server, knob.name, None) for knob in KNOBS}
     chunks = server.chunked_prefill_size or (chunk_of(server.gpu_memory_gib),)
-    choices = given | {"ttl": chosen.ttl, "chunked_prefill_size": chunks}
+    choices = knob_values | {"ttl": choosing.ttl, "chunked_prefill_size": chunks}
     return PlanRequest(
         **{field.name: getattr(search, field.name) for field in fields(search)},
-        disks=chosen.disks,
-        instances=chosen.instances,
+        disks=choosing.disks,
+        instances=choosing.instances,
         choices={name: values for name, values in choices.items() if values},
-        constraints=chosen.slo,
-        minimise=chosen.best,
+        constraints=choosing.slo,
+        minimise=choosing.minimised,
     )
 
 
-def _prices(
+def _load_prices(
     name: str, profile: EngineProfile, gpu_per_hour: float | None, gpus: int | None
 ) -> Prices:
     """Load the price list, with the profile's GPUs per instance and the given price of a GPU-hour.
 
     Raises ``CanopyError`` without that price if the list's GPU is another than the profile's.
     """
-    prices, noted = load_prices(name), profile.notes.get("gpus")
+    prices, profile_gpus = load_prices(name), profile.notes.get("gpus")
     if gpu_per_hour is not None:
         prices = replace(prices, gpu_per_hour=gpu_per_hour, gpu="")
     if prices.gpu not in profile.device:
@@ -113,20 +113,20 @@ def _prices(
             f"{profile.device}; give its price: --profile {profile.name}=USD, or a list of your own "
             "(--prices)"
         )
-    if gpus is None and type(noted) is int:
-        gpus = noted
+    if gpus is None and type(profile_gpus) is int:
+        gpus = profile_gpus
     return prices if gpus is None else replace(prices, gpus_per_instance=gpus)
 
 
-def _engine(options: EngineOptions, profile: EngineProfile) -> Engine:
-    tokens, noted = options.device_tokens, profile.notes.get("device_tokens")
-    pool_known = tokens is not None or type(noted) is int
+def _make_engine(options: EngineOptions, profile: EngineProfile) -> Engine:
+    tokens, profile_tokens = options.device_tokens, profile.notes.get("device_tokens")
+    pool_known = tokens is not None or type(profile_tokens) is int
     if tokens is None:
         assumed = round(DEVICE_GIB * GIB / profile.kv_bytes_per_token)
-        tokens = noted if type(noted) is int else assumed
+        tokens = profile_tokens if type(profile_tokens) is int else assumed
     knobs = {knob.setting for knob in KNOBS}
-    taken = [name for name in ServerSettings.__slots__ if name not in knobs]
-    settings = ServerSettings(**{name: getattr(options.server, name, None) for name in taken})
+    names = [name for name in ServerSettings.__slots__ if name not in knobs]
+    settings = ServerSettings(**{name: getattr(options.server, name, None) for name in names})
     return Engine(profile, tokens, options.routing, settings, pool_known)
 
 

@@ -22,20 +22,20 @@ from sglang_canopy.declared import declare, declare_key, keyed
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import AUTO, live_names
 
-_GIVEN = SGLANG_DEFAULTS.to_json()
+_DEFAULTS = SGLANG_DEFAULTS.to_json()
 
 
 # ---- parsers of options: each raises ``CanopyError`` with a "must be" message ----
 
 
-def _integers(text: str, separator: str = ",") -> tuple[int, ...]:
+def _parse_integers(text: str, separator: str = ",") -> tuple[int, ...]:
     numbers = names(text, separator)
     if not all(name.isdecimal() and int(name) >= 1 for name in numbers):
         raise CanopyError(f"must be whole numbers of 1 or more, got {text!r}")
     return tuple(map(int, numbers))
 
 
-def _ttls(text: str) -> tuple[TTL, ...]:
+def _parse_ttls(text: str) -> tuple[TTL, ...]:
     ttls: list[TTL] = []
     for name in names(text):
         try:
@@ -50,7 +50,7 @@ def _ttls(text: str) -> tuple[TTL, ...]:
     return tuple(ttls)
 
 
-def _disks(text: str) -> tuple[str, ...]:
+def _parse_disks(text: str) -> tuple[str, ...]:
     disks = names(text)
     return () if disks == ("none",) else disks
 
@@ -63,7 +63,7 @@ class ProfileOption:
     gpu_per_hour: float | None = None
 
 
-def _profile(text: str) -> ProfileOption:
+def _parse_profile(text: str) -> ProfileOption:
     name, separator, price = text.rpartition("=")
     if not separator:
         return ProfileOption(text)
@@ -84,12 +84,12 @@ class PolicyOption:
     config: Mapping[str, Any] | None = None
 
 
-def _policy(text: str) -> PolicyOption:
+def _parse_policy(text: str) -> PolicyOption:
     name, separator, body = text.partition("=")
     policy_names = (AUTO, *live_names())
     if name not in policy_names:
-        close = get_close_matches(name, policy_names, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        matches = get_close_matches(name, policy_names, n=1)
+        hint = f"; did you mean {matches[0]!r}?" if matches else ""
         raise CanopyError(
             f"names an unknown policy {name!r}; choose from: {', '.join(policy_names)}{hint}"
         )
@@ -119,13 +119,13 @@ class Choosing(declared.Checked):
         (), "--slo", 'limits, e.g. "p99_ttft<2s"; several with commas', metavar="C",
         parse=lambda text: parse_constraints([text]), shown_default="none",
     )  # fmt: skip
-    best: PlanMetric = declare(
+    minimised: PlanMetric = declare(
         METRICS["cost"], "--best", "metric to minimise among the choices within the limits",
         metavar="METRIC", parse=metric, shown_default="cost",
     )  # fmt: skip
     policy: PolicyOption = declare(
         PolicyOption(), "--policy", "policy of every tier: a name, or NAME=JSON",
-        metavar="NAME", parse=_policy,
+        metavar="NAME", parse=_parse_policy,
         shown_default="what canopy advise finds for this trace and the devices' pools",
     )  # fmt: skip
     prices: str = declare(
@@ -133,15 +133,15 @@ class Choosing(declared.Checked):
     )
     disks: tuple[str, ...] | None = declare(
         None, "--disks", "disk classes of the price list; 'none' for no disk", metavar="A,B",
-        parse=_disks, shown_default="all",
+        parse=_parse_disks, shown_default="all",
     )  # fmt: skip
     ttl: tuple[TTL, ...] = declare(
         (None, GROUP), "--ttl",
         "TTLs of the disk to try: none, seconds, or group",
-        metavar="A,B", parse=_ttls, shown_default="none,group",
+        metavar="A,B", parse=_parse_ttls, shown_default="none,group",
     )  # fmt: skip
     instances: tuple[int, ...] = declare(
-        (1,), "--instances", "numbers of servers to try", metavar="N,N", parse=_integers,
+        (1,), "--instances", "numbers of servers to try", metavar="N,N", parse=_parse_integers,
         shown_default="1",
     )  # fmt: skip
 
@@ -153,11 +153,11 @@ def _knob_key(name: str, values: tuple[Any, ...] | None, shown_default: str = ""
 
     def parse(text: str) -> tuple[Any, ...]:
         if not knob.values:
-            return _integers(text, "/")
-        values_tried = names(text, "/")
-        if not set(values_tried) <= set(knob.values):
+            return _parse_integers(text, "/")
+        tried = names(text, "/")
+        if not set(tried) <= set(knob.values):
             raise CanopyError(f"{name} must be of {', '.join(knob.values)}, got {text!r}")
-        return values_tried
+        return tried
 
     shown_default = shown_default or "/".join(map(str, values or ()))
     return declare_key(
@@ -169,7 +169,7 @@ def _knob_key(name: str, values: tuple[Any, ...] | None, shown_default: str = ""
     )
 
 
-def _passed(kind: str = "N") -> Any:
+def _setting_key(kind: str = "N") -> Any:
     return declare_key(
         None, "SGLang's, for the simulation and the server's configuration", metavar=kind
     )
@@ -184,19 +184,19 @@ class ServerKeys(declared.Checked):
     write_policy: tuple[str, ...] | None = _knob_key(
         "write_policy",
         None,
-        f"write_back if the policy is auto, else {_GIVEN['hicache_write_policy']}",
+        f"write_back if the policy is auto, else {_DEFAULTS['hicache_write_policy']}",
     )
-    schedule_policy: tuple[str, ...] = _knob_key("schedule_policy", (_GIVEN["schedule_policy"],))
+    schedule_policy: tuple[str, ...] = _knob_key("schedule_policy", (_DEFAULTS["schedule_policy"],))
     chunked_prefill_size: tuple[int, ...] | None = _knob_key(
         "chunked_prefill_size", None, "SGLang's for gpu_memory_gib"
     )
-    max_running_requests: int | None = _passed()
-    max_prefill_tokens: int | None = _passed()
-    schedule_conservativeness: float | None = _passed("X")
-    mem_fraction_static: float | None = _passed("X")
-    prefetch_threshold: int | None = _passed()
-    prefetch_timeout_base: float | None = _passed("X")
-    prefetch_timeout_per_ki_token: float | None = _passed("X")
+    max_running_requests: int | None = _setting_key()
+    max_prefill_tokens: int | None = _setting_key()
+    schedule_conservativeness: float | None = _setting_key("X")
+    mem_fraction_static: float | None = _setting_key("X")
+    prefetch_threshold: int | None = _setting_key()
+    prefetch_timeout_base: float | None = _setting_key("X")
+    prefetch_timeout_per_ki_token: float | None = _setting_key("X")
     gpus: int | None = declare_key(
         None, "GPUs paid for per server", metavar="N", low=1,
         shown_default="the profile's, else the price list's",
@@ -214,7 +214,7 @@ class EngineOptions(declared.Checked):
     profile: ProfileOption = declare(
         ProfileOption("llama-3.1-8b-h100"), "--profile",
         "engine profile: a name or a file; with =USD, that price of a GPU-hour",
-        metavar="NAME[=USD]", parse=_profile, shown_default="llama-3.1-8b-h100",
+        metavar="NAME[=USD]", parse=_parse_profile, shown_default="llama-3.1-8b-h100",
     )  # fmt: skip
     device_tokens: int | None = declare(
         None, "--device-tokens", "KV pool of one device, in tokens", metavar="N", low=1,

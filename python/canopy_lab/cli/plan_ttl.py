@@ -25,7 +25,7 @@ from canopy_lab.trace.sglang_log import logs_tokens, read_as_server
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 
-_SHOWN = 20
+_MAX_SHOWN_GROUPS = 20
 """Groups that are printed: those with most hits."""
 
 
@@ -54,7 +54,7 @@ OPTIONS = (Options,)
 def run(args: Options) -> int:
     """Learn the TTLs, print the table and write the plan."""
     bytes_per_token = load_model_shape(args.model).kv_bytes_per_token()
-    records = tqdm(_records(args), unit="request", desc="reading", disable=None)
+    records = tqdm(_read_records(args), unit="request", desc="reading", disable=None)
     log = paths_of(records)
     learnt = learn(log, args.budget_gb * 1e9 / bytes_per_token, Learning(kinds=(GROUPS,)))
     print(_report(learnt, log, bytes_per_token))
@@ -64,8 +64,8 @@ def run(args: Options) -> int:
     return 0
 
 
-def _records(args: Options) -> Iterator[TraceRequest]:
-    if args.known_format != "sglang":
+def _read_records(args: Options) -> Iterator[TraceRequest]:
+    if args.detected_format != "sglang":
         raise CanopyError(
             f"{args.trace!r} has no block ids of a server; give the server's own request log "
             "(--format sglang)"
@@ -82,29 +82,29 @@ def _report(learnt: Learnt, log: Paths, bytes_per_token: int) -> str:
     roots = [row for row in learnt.rows if row.root is not None]
     residual_rows = [row for row in learnt.rows if row.root is None]
     roots.sort(key=lambda row: -row.hits)
-    left_out = max(0, len(roots) - _SHOWN)
-    lines = [
+    left_out = max(0, len(roots) - _MAX_SHOWN_GROUPS)
+    cells = [
         [
-            _name(row),
-            _seconds(row.ttl_s),
+            _group_name(row),
+            _ttl_text(row.ttl_s),
             str(row.requests),
             f"{row.hits / 1e6:.3f}",
             size(row.mean_tokens * bytes_per_token),
         ]
-        for row in (*roots[:_SHOWN], *residual_rows)
+        for row in (*roots[:_MAX_SHOWN_GROUPS], *residual_rows)
     ]
-    table = text_table(["group", "TTL", "requests", "hits, M tokens", "mean on disk"], lines)
+    table = text_table(["group", "TTL", "requests", "hits, M tokens", "mean on disk"], cells)
     tokens = sum(row.mean_tokens for row in learnt.rows)
     notes = [
         f"{left_out} more groups are in the plan" if left_out else "",
         f"{len(log)} requests in {log.end_s - log.start_s:.0f} s; expected: "
         f"{learnt.hits / 1e6:.3f} M tokens hit, {size(tokens * bytes_per_token)} on the disk",
-        _why(learnt),
+        _choice_text(learnt),
     ]
     return "\n".join([table, "", *filter(None, notes)])
 
 
-def _why(learnt: Learnt) -> str:
+def _choice_text(learnt: Learnt) -> str:
     if not learnt.gains:
         return f"table: {learnt.kind}"
     gains = ", ".join(f"{kind} {100 * gain:+.2f}" for kind, gain in learnt.gains.items())
@@ -114,11 +114,11 @@ def _why(learnt: Learnt) -> str:
     )
 
 
-def _name(row: Any) -> str:
+def _group_name(row: Any) -> str:
     return "residual" if row.root is None else f"{row.root:#x}"
 
 
-def _seconds(ttl_s: float) -> str:
+def _ttl_text(ttl_s: float) -> str:
     return "no expiry" if math.isinf(ttl_s) else f"{ttl_s:.4g} s"
 
 

@@ -57,16 +57,16 @@ def run(args: Options) -> int:
     profile = measure(args)
     write_json(args.output, profile.to_json())
     print(f"{args.output}: {profile.name}")
-    for new in profile.attention_new_tokens:
-        print(f"  prefill of {new:>6g} tokens {profile.prefill_s(new) * 1000:10.1f} ms")
+    for tokens in profile.attention_new_tokens:
+        print(f"  prefill of {tokens:>6g} tokens {profile.prefill_s(tokens) * 1000:10.1f} ms")
     for batch, row in zip(profile.decode_batch, profile.decode_step_s, strict=True):
         print(f"  decode step of {batch:>3g} requests {row[0] * 1000:8.1f} ms")
     for tier in ("host", "disk"):
-        speed = getattr(profile, tier)
-        if speed is None:
+        bandwidth = getattr(profile, tier)
+        if bandwidth is None:
             print(f"  {tier}: not known")
         else:
-            read, write = speed.read_bytes_per_s / 1e6, speed.write_bytes_per_s / 1e6
+            read, write = bandwidth.read_bytes_per_s / 1e6, bandwidth.write_bytes_per_s / 1e6
             print(f"  {tier}: reads {read:.0f} MB/s, writes {write:.0f} MB/s")
     return 0
 
@@ -77,14 +77,14 @@ def measure(args: Options) -> EngineProfile:
     facts = server.facts
     pool = server.pool_tokens
     chunk = int(facts.get("chunked_prefill_size") or 0)
-    longest = min(args.max_prompt, chunk if chunk > 0 else args.max_prompt, pool // 2)
-    context = min(args.max_context, pool - longest - 64, int(facts.get("context_length") or pool))
-    limits = Limits(longest, max(context, 0), args.max_batch, args.repeats)
-    kv_bytes, layers = _shape(args, server)
+    max_prompt = min(args.max_prompt, chunk if chunk > 0 else args.max_prompt, pool // 2)
+    max_context = min(args.max_context, pool - max_prompt - 64, int(facts.get("context_length") or pool))
+    limits = Limits(max_prompt, max(max_context, 0), args.max_batch, args.repeats)
+    kv_bytes, layers = _kv_bytes_and_layers(args, server)
 
-    def show(what: str) -> None:
+    def show(stage: str) -> None:
         if sys.stderr.isatty():
-            print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
+            print(f"\r\033[K{stage}", end="", file=sys.stderr, flush=True)
 
     measurer = Measurer(server, limits, show)
     costs = measurer.surfaces()
@@ -92,19 +92,19 @@ def measure(args: Options) -> EngineProfile:
     tiers = measure_tiers(measurer, kv_bytes)
     show("")
     model = Path(str(facts.get("served_model_name") or facts["model_path"])).name
-    on_cpu = str(facts.get("device")) == "cpu"
-    device = args.device or (f"CPU {platform.machine()}" if on_cpu else str(facts.get("device")))
+    is_cpu = str(facts.get("device")) == "cpu"
+    device = args.device or (f"CPU {platform.machine()}" if is_cpu else str(facts.get("device")))
     return EngineProfile(
         name=f"{model} on {device}",
         model=model,
         device=device,
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         source=MEASURED,
-        sources=(f"canopy profile --max-prompt-tokens {longest} --max-context-tokens {limits.context_tokens} "
+        sources=(f"canopy profile --max-prompt-tokens {max_prompt} --max-context-tokens {limits.context_tokens} "
                  f"--max-batch {args.max_batch} --repeats {args.repeats}",),
         kv_bytes_per_token=kv_bytes,
         # On a CPU, copies do not overlap with computation.
-        layers=1 if on_cpu else layers,
+        layers=1 if is_cpu else layers,
         arrival_s=costs.arrival_s,
         prefill_request_s=costs.prefill_request_s,
         prefill_tokens=costs.prefill_tokens,
@@ -126,7 +126,7 @@ def measure(args: Options) -> EngineProfile:
     )  # fmt: skip
 
 
-def _shape(args: Options, server: ProfiledServer) -> tuple[int, int]:
+def _kv_bytes_and_layers(args: Options, server: ProfiledServer) -> tuple[int, int]:
     """Return the KV bytes per token, as given, of the server's pools or of the model's config, and the
     number of layers."""
     facts, kv_bytes = server.facts, args.kv_bytes_per_token or server.kv_bytes_per_token()
@@ -140,5 +140,5 @@ def _shape(args: Options, server: ProfiledServer) -> tuple[int, int]:
             ) from None
         return kv_bytes, 1
     cache, dtype = str(facts.get("kv_cache_dtype") or "auto"), str(facts.get("dtype"))
-    width = 0.5 if "fp8" in cache else 2 if cache == "auto" and "float32" in dtype else 1
-    return kv_bytes or round(shape.kv_bytes_per_token() * width), shape.layers
+    dtype_factor = 0.5 if "fp8" in cache else 2 if cache == "auto" and "float32" in dtype else 1
+    return kv_bytes or round(shape.kv_bytes_per_token() * dtype_factor), shape.layers

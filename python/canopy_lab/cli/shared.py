@@ -24,7 +24,7 @@ LOG_HELP = "the log: a file, several, or a folder of them; may be compressed (.g
 PROFILE_HELP = "costs of the engine: a file, or the name of a shipped profile"
 
 
-def one_log(paths: list[str]) -> str:
+def join_logs(paths: list[str]) -> str:
     """Return the path of one log: the only one, or a folder of links to several, for this process."""
     if len(paths) == 1:
         return paths[0]
@@ -32,25 +32,25 @@ def one_log(paths: list[str]) -> str:
     atexit.register(shutil.rmtree, parent, ignore_errors=True)
     folder = Path(parent, f"{Path(paths[0]).name} and {len(paths) - 1} more")
     folder.mkdir()
-    for at, path in enumerate(map(readable_path, paths)):
-        (folder / f"{at:04d}.log.{path.name}").symlink_to(path.resolve())
+    for number, path in enumerate(map(readable_path, paths)):
+        (folder / f"{number:04d}.log.{path.name}").symlink_to(path.resolve())
     return str(folder)
 
 
 class Bar(tqdm):  # type: ignore[type-arg]
     """A progress bar whose length may be known later."""
 
-    def show(self, stage: str, done: int, total: int) -> None:
+    def show(self, stage: str, finished: int, total: int) -> None:
         self.total = total
         self.set_description(stage, refresh=False)
-        self.update(done - self.n)
+        self.update(finished - self.n)
 
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions(declared.Checked):
     """Options of commands that read a trace or a log."""
 
-    trace: str = declare(None, "TRACE", LOG_HELP, join=one_log)
+    trace: str = declare(None, "TRACE", LOG_HELP, join=join_logs)
     format: str = declare(
         AUTO, "--format", "format of the input; auto: what its first lines look like",
         choices=(AUTO, *format_names()),
@@ -58,12 +58,12 @@ class TraceOptions(declared.Checked):
     skip_bad: int = declare(0, "--skip-bad", "skip up to N broken lines", metavar="N", low=0)
 
     @property
-    def known_format(self) -> str:
+    def detected_format(self) -> str:
         """``format``, or the format that fits the first lines if it is ``AUTO``."""
         return guess_format(self.trace) if self.format == AUTO else self.format
 
     def read(self) -> Iterator[TraceRequest]:
-        return open_trace(self.trace, self.known_format, skip_bad=self.skip_bad)
+        return open_trace(self.trace, self.detected_format, skip_bad=self.skip_bad)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,14 +21,14 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import SGLANGS_LRU
 
 
-def _capacity(text: str) -> float:
+def _parse_capacity(text: str) -> float:
     value = float(text)
     if not 0 < value < math.inf or (value >= 1 and value != int(value)):
         raise ValueError(text)
     return value
 
 
-def _hints(text: str) -> SimulatedHints:
+def _parse_hints(text: str) -> SimulatedHints:
     try:
         share, accuracy = (float(part) for part in text.split(","))
     except ValueError:
@@ -36,7 +36,7 @@ def _hints(text: str) -> SimulatedHints:
     return SimulatedHints(share=share, accuracy=accuracy)
 
 
-def _config(text: str) -> tuple[str, Mapping[str, Any]]:
+def _parse_config(text: str) -> tuple[str, Mapping[str, Any]]:
     name, separator, body = text.partition("=")
     if not separator:
         raise CanopyError(
@@ -45,7 +45,7 @@ def _config(text: str) -> tuple[str, Mapping[str, Any]]:
     return name.strip(), declared.json_object(body)
 
 
-_FRACTION = "fractions of the distinct blocks below 1 or whole numbers of blocks"
+_CAPACITY_NOUN = "fractions of the distinct blocks below 1 or whole numbers of blocks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Options(TraceOptions):
     )  # fmt: skip
     capacity: tuple[float, ...] = declare(
         (), "--capacity", "sizes of the cache in blocks; below 1, of the trace's distinct blocks",
-        metavar="C,C", parse=list_parser(_capacity, _FRACTION), required=True,
+        metavar="C,C", parse=list_parser(_parse_capacity, _CAPACITY_NOUN), required=True,
     )  # fmt: skip
     seed: tuple[int, ...] = declare(
         (0,), "--seed", "seeds of placebo and hints", metavar="K,K",
@@ -64,7 +64,7 @@ class Options(TraceOptions):
     )  # fmt: skip
     policy_config: tuple[tuple[str, Mapping[str, Any]], ...] = declare(
         (), "--policy-config", "options of a policy; may be given several times",
-        metavar="NAME=JSON", parse=_config, repeated=True, shown_default="",
+        metavar="NAME=JSON", parse=_parse_config, repeated=True, shown_default="",
     )  # fmt: skip
     placebo: bool = declare(
         False,
@@ -73,7 +73,7 @@ class Options(TraceOptions):
     )
     hints: SimulatedHints | None = declare(
         None, "--hints",
-        "clients that say whether and when a conversation continues, and how often they are right", metavar="SHARE,ACCURACY", parse=_hints,
+        "clients that say whether and when a conversation continues, and how often they are right", metavar="SHARE,ACCURACY", parse=_parse_hints,
     )  # fmt: skip
     json: Path | None = declare(
         None, "--json-out", "write the rows as a JSON list", metavar="OUT", parse=out_file
@@ -108,5 +108,5 @@ def run(options: Options) -> None:
         rows = run_sweep(plan, trace, jobs=options.jobs, progress=bar.show)
     print("\n".join([sweep_table(rows), "", *sweep_notes(rows)]))
     if options.json:
-        where = {"trace": options.trace, "format": options.known_format}
-        write_json(options.json, [{**where, **row} for row in rows])
+        source = {"trace": options.trace, "format": options.detected_format}
+        write_json(options.json, [{**source, **row} for row in rows])

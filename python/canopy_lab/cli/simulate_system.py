@@ -101,21 +101,21 @@ def run(
     machines: Machines, system: SystemConfig, traffic: TrafficOptions, load_options: LoadOptions
 ) -> None:
     profile = load_profile(machines.profile)
-    simulated = LoadedSystem(
+    loaded_system = LoadedSystem(
         Workload(itertools.islice(traffic.read(), traffic.requests), seed=traffic.seed),
-        _system(machines, system, profile),
+        _with_tiers(machines, system, profile),
         profile,
         loop="closed" if traffic.closed_loop else "turns-wait" if traffic.turns_wait else "open",
         think_cap_s=traffic.think_cap_s,
     )
     source = f"{profile.name} ({profile.source})"
     if load_options.loads is None:
-        result = simulated.run_at(seed=traffic.seed).system
+        result = loaded_system.run_at(seed=traffic.seed).system
         print(summary(result, source))
         document = result.to_json()
     else:
         loads = run_loads(
-            simulated,
+            loaded_system,
             load_options.loads,
             range(traffic.seed, traffic.seed + load_options.seeds),
             unit="sessions/h" if traffic.closed_loop else "requests/s",
@@ -128,31 +128,31 @@ def run(
         write_json(load_options.json, document)
 
 
-def _system(machines: Machines, system: SystemConfig, profile: EngineProfile) -> SystemConfig:
+def _with_tiers(machines: Machines, system: SystemConfig, profile: EngineProfile) -> SystemConfig:
     """Return ``system`` with the tiers of ``machines``."""
 
-    def tier(name: str, gb: float, gb_per_s: float | None = None) -> TierSpec | None:
+    def make_tier(name: str, gb: float, gb_per_s: float | None = None) -> TierSpec | None:
         if not gb:
             return None
-        measured = getattr(profile, name)
-        if gb_per_s is None and measured is None:
+        profile_bandwidth = getattr(profile, name)
+        if gb_per_s is None and profile_bandwidth is None:
             raise CanopyError(
                 f"profile {profile.name!r} has no bandwidth of its {name}: measure one with canopy "
                 "profile, or give --disk-read-gb-per-s"
             )
-        reads, writes = (
-            (measured.read_bytes_per_s, measured.write_bytes_per_s)
+        read_bytes_per_s, write_bytes_per_s = (
+            (profile_bandwidth.read_bytes_per_s, profile_bandwidth.write_bytes_per_s)
             if gb_per_s is None
             else (gb_per_s * 1e9, gb_per_s * 1e9)
         )
-        return TierSpec(gb * 1e9, reads, writes, policy=system.device_policy)
+        return TierSpec(gb * 1e9, read_bytes_per_s, write_bytes_per_s, policy=system.device_policy)
 
     return replace(
         system,
         whole_nodes=system.device_policy == SGLANGS_LRU,
         touches_waiting=system.device_policy == SGLANGS_LRU,
-        host=tier("host", machines.host_gb),
-        disk=tier("disk", machines.disk_gb, machines.disk_read_gb_per_s),
+        host=make_tier("host", machines.host_gb),
+        disk=make_tier("disk", machines.disk_gb, machines.disk_read_gb_per_s),
     )
 
 

@@ -15,7 +15,7 @@ from sglang_canopy.errors import CanopyError
 
 
 @dataclass(frozen=True, slots=True)
-class Loads:
+class LoadSweep:
     """Parameters and results of a run over several loads."""
 
     saturation: float
@@ -57,12 +57,12 @@ class Loads:
                 ["load", self.unit, "TTFT mean s", "P50", "P95", "P99", "max", "sessions/h",
                  "session P99 s", "hits", "saved s: device", "host", "disk",
                  *([self.slo.text] if self.slo else [])],
-                [self._row(load, runs) for load, runs in self.loads.items()],
+                [self._load_row(load, runs) for load, runs in self.loads.items()],
             ),
             "TTFT by prompt length, mean / P99 in s",
             text_table(
                 ["prompt tokens", *(f"load {load:.0%}" for load in self.loads)],
-                self._deciles(),
+                self._decile_rows(),
             ),
         ]  # fmt: skip
         if self.slo is not None:
@@ -76,9 +76,9 @@ class Loads:
     def _is_met(self, runs: Sequence[LoadRun]) -> bool:
         return self.slo is not None and all(self.slo.is_met(run.latency) for run in runs)
 
-    def _row(self, load: float, runs: Sequence[LoadRun]) -> list[str]:
-        def mean(of: Any) -> float:
-            return statistics.fmean(of(run) for run in runs)
+    def _load_row(self, load: float, runs: Sequence[LoadRun]) -> list[str]:
+        def mean(value_of: Any) -> float:
+            return statistics.fmean(value_of(run) for run in runs)
 
         ttft = [
             mean(lambda run, name=name: getattr(run.latency.ttft_s, name))
@@ -99,15 +99,15 @@ class Loads:
             *(["met" if self._is_met(runs) else "missed"] if self.slo else []),
         ]
 
-    def _deciles(self) -> list[list[str]]:
+    def _decile_rows(self) -> list[list[str]]:
         rows = []
-        every = list(self.loads.values())
-        for i, decile in enumerate(every[0][0].latency.deciles):
+        runs_by_load = list(self.loads.values())
+        for i, decile in enumerate(runs_by_load[0][0].latency.deciles):
             row = [f"{decile.shortest_tokens} to {decile.longest_tokens}"]
-            for runs in every:
+            for runs in runs_by_load:
                 spreads = [run.latency.deciles[i].ttft_s for run in runs]
-                mean = statistics.fmean(s.mean for s in spreads)
-                row.append(f"{mean:.3f} / {statistics.fmean(s.p99 for s in spreads):.3f}")
+                mean = statistics.fmean(spread.mean for spread in spreads)
+                row.append(f"{mean:.3f} / {statistics.fmean(spread.p99 for spread in spreads):.3f}")
             rows.append(row)
         return rows
 
@@ -134,8 +134,8 @@ def run_loads(
     unit: str,
     saturation: float | None,
     slo: SLO | None,
-) -> Loads:
+) -> LoadSweep:
     """Run every load with every seed. ``saturation=None`` is measured with the first seed."""
-    top = system.saturation(seeds[0]) if saturation is None else saturation
-    runs = {load: [system.run_at(load * top, seed) for seed in seeds] for load in loads}
-    return Loads(top, unit, runs, slo)
+    rate = system.saturation(seeds[0]) if saturation is None else saturation
+    runs = {load: [system.run_at(load * rate, seed) for seed in seeds] for load in loads}
+    return LoadSweep(rate, unit, runs, slo)

@@ -22,7 +22,7 @@ from canopy_lab.trace.sglang_log import last_flush, pool_tokens, read_as_server
 from sglang_canopy import declared
 from sglang_canopy.declared import declare
 
-FORMAT = "canopy-validation"
+FILE_FORMAT = "canopy-validation"
 FEW_REQUESTS = 30
 
 
@@ -67,15 +67,15 @@ OPTIONS = (Options,)
 
 def run(args: Options) -> None:
     plan, profile = read_config(args.plan), load_profile(args.profile)
-    config = _system(plan, profile, args)
-    trace = CompactTrace(last_hours(_requests(args.log, plan, args.skip_bad), args.last_hours))
+    config = _make_system(plan, profile, args)
+    trace = CompactTrace(last_hours(_read_requests(args.log, plan, args.skip_bad), args.last_hours))
     served = read_served(args.log)
     validation = validate(trace, served, config, profile)
     print(f"{validation.requests} requests of the last {args.last_hours:g} h, {profile.name}:")
     print(table(validation))
     if validation.requests < FEW_REQUESTS:
         print("These are few requests, and one alone may decide: validate more of the log.")
-    document = {"format": FORMAT, "version": 1, "log": args.log, "profile": profile.name}
+    document = {"format": FILE_FORMAT, "version": 1, "log": args.log, "profile": profile.name}
     document |= validation.to_json()
     if args.recalibrate:
         factor, rescaled, held_out = recalibrate(trace, served, config, profile)
@@ -87,21 +87,21 @@ def run(args: Options) -> None:
         write_json(args.json, document, allow_nan=False)
 
 
-def _requests(log: str, plan: Config, skip_bad: int = 0) -> Iterator[TraceRequest]:
+def _read_requests(log: str, plan: Config, skip_bad: int = 0) -> Iterator[TraceRequest]:
     """Yield requests since the last flush: the simulation also starts with an empty cache."""
-    flushed = last_flush(log)
-    if flushed:
+    flush_line = last_flush(log)
+    if flush_line:
         print(
-            f"{log}: the cache was flushed or the server started (line {flushed}); earlier requests are left out"
+            f"{log}: the cache was flushed or the server started (line {flush_line}); earlier requests are left out"
         )
-    for request in read_as_server(log, block_tokens=_block(plan), skip_bad=skip_bad):
-        if request.line > flushed:
+    for request in read_as_server(log, block_tokens=_block_tokens(plan), skip_bad=skip_bad):
+        if request.line > flush_line:
             yield request
 
 
-def _system(plan: Config, profile: EngineProfile, args: Options) -> SystemConfig:
-    speed, tokens = args.disk_mib_s, args.device_tokens
-    disk = None if speed is None else Bandwidth(speed * MIB, speed * MIB)
+def _make_system(plan: Config, profile: EngineProfile, args: Options) -> SystemConfig:
+    mib_per_s, tokens = args.disk_mib_s, args.device_tokens
+    disk = None if mib_per_s is None else Bandwidth(mib_per_s * MIB, mib_per_s * MIB)
     if tokens is None and not plan.get("max-total-tokens"):
         logged = pool_tokens(args.log)
         # Several DP ranks have separate caches.
@@ -109,7 +109,7 @@ def _system(plan: Config, profile: EngineProfile, args: Options) -> SystemConfig
     return system(plan, profile, device_tokens=tokens, disk=disk)
 
 
-def _label(name: str) -> tuple[str, str]:
+def _name_and_unit(name: str) -> tuple[str, str]:
     """Return a metric's readable name, and its unit."""
     if name in HITS:
         return name.replace("_", " "), ""
@@ -125,13 +125,13 @@ def table(validation: Validation) -> str:
         scale, unit, digits = (100, " %", 2) if name in HITS else (1, "", 4)
         error = f"{100 * validation.error(name):+.1f} {'points' if name in HITS else '%'}"
         rows.append(
-            [", ".join(filter(None, _label(name))),
+            [", ".join(filter(None, _name_and_unit(name))),
              *(f"{scale * values[name]:.{digits}f}{unit}" for values in (validation.predicted, validation.measured)), error]
         )  # fmt: skip
     return text_table(("", "predicted", "seen", "error"), rows)
 
 
-def _block(plan: Config) -> int:
+def _block_tokens(plan: Config) -> int:
     """Return the tokens per simulated block: the plan's group blocks, else a page."""
     table = plan.get("canopy-ttl", {})
     if table.get("groups"):

@@ -23,7 +23,7 @@ def out_file(text: str) -> Path:
     return path
 
 
-def write(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
     """Write ``text`` atomically, with mode 0600. Raises ``CanopyError``."""
     try:
         replace_file(path, text)
@@ -31,9 +31,9 @@ def write(path: Path, text: str) -> None:
         raise CanopyError(f"cannot write {str(path)!r}: {error}") from None
 
 
-def write_json(path: Path, value: Any, **how: Any) -> None:
-    """Write ``value`` as ``write`` does. ``how``: arguments of ``json.dumps``."""
-    write(path, json.dumps(value, indent=1, **how) + "\n")
+def write_json(path: Path, value: Any, **options: Any) -> None:
+    """Write ``value`` as ``write_text`` does. ``options``: arguments of ``json.dumps``."""
+    write_text(path, json.dumps(value, indent=1, **options) + "\n")
 
 
 def list_parser(parse: Callable[[str], Value], noun: str) -> Callable[[str], tuple[Value, ...]]:

@@ -12,10 +12,10 @@ TOTAL_TOKENS = DOCUMENTS * DOCUMENT_TOKENS
 
 
 def server_of(ttft, tier: str = "disk"):
-    """Return ``ask`` for a server with a TTFT of ``ttft(tokens in documents, ratio)`` seconds."""
+    """Return ``send_prompt`` for a server with a TTFT of ``ttft(tokens in documents, ratio)`` seconds."""
     encoded_documents: set[tuple[int, ...]] = set()
 
-    def ask(ids, bounds, ratio):
+    def send_prompt(ids, bounds, ratio):
         documents = [tuple(ids[a:b]) for a, b in zip(bounds[::2], bounds[1::2])]
         if ratio is None:
             encoded_documents.update(documents)
@@ -24,7 +24,7 @@ def server_of(ttft, tier: str = "disk"):
         tokens = sum(map(len, documents))
         return ttft(tokens, ratio), {"fused": True, f"reused_{tier}": int((1 - ratio) * tokens)}
 
-    return ask
+    return send_prompt
 
 
 def calibrate(ttft, tier: str = "disk"):

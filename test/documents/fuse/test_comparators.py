@@ -23,8 +23,8 @@ def test_no_selector_exceeds_the_budget_or_leaves_the_chunks(llama, ids, name, r
     cache = caches.dense_cache(llama, len(p))
     fused = fused_prefill(llama, p, cache, make_selector(name), ratio)
     in_chunks = p.in_chunk()[fused.rows]
-    assert in_chunks.sum() <= int(ratio * p.reusable)
-    assert (~in_chunks).sum() == len(p) - p.reusable
+    assert in_chunks.sum() <= int(ratio * p.chunk_tokens)
+    assert (~in_chunks).sum() == len(p) - p.chunk_tokens
     assert torch.equal(fused.rows, fused.rows.sort()[0])
 
 
@@ -80,7 +80,7 @@ def test_hkvd_narrows_its_set_in_two_steps(llama, ids, monkeypatch):
         deviation, "top", lambda off, count: selections.append(top(off, count)) or selections[-1]
     )
     chosen = make_selector("hkvd").choose(SelectorInput(llama, p, cache, 0.2))
-    outside = len(p) - p.reusable
+    outside = len(p) - p.chunk_tokens
     assert [len(selection) - outside for selection in selections] == [36, 24]
     assert len(chosen) == 24
     assert p.in_chunk()[chosen].all()

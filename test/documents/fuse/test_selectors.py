@@ -61,7 +61,7 @@ def test_text_before_the_first_chunk_is_not_probed_again(llama, ids):
     place_chunks(llama, p.placed, cache, p.in_chunk())
     scores = question_scores(SelectorInput(llama, p, cache, 0.2))
     engine.prefill(llama, p.ids[:20], cache)
-    cached_scores = question_scores(SelectorInput(llama, p, cache, 0.2, ready=20))
+    cached_scores = question_scores(SelectorInput(llama, p, cache, 0.2, exact_prefix_tokens=20))
     assert torch.allclose(scores, cached_scores, atol=1e-5)
     for layer in range(llama.shape.layers):
         cache.k[layer][:20] = 0  # the probe reads them and does not recompute them
@@ -119,7 +119,7 @@ def test_a_long_head_computed_first_changes_nothing(llama, ids, monkeypatch):
 
     p, prefills = prompt(llama, ids), []
     for head_tokens in (1, 1000):
-        monkeypatch.setattr(fusion, "HEAD_TOKENS", head_tokens)
+        monkeypatch.setattr(fusion, "MIN_HEAD_TOKENS", head_tokens)
         cache = caches.dense_cache(llama, len(p))
         prefills.append(fused_prefill(llama, p, cache, make_selector("question"), 0.15))
     assert torch.equal(prefills[0].rows, prefills[1].rows)

@@ -10,7 +10,7 @@ from comparators.weights import load
 from quality import main
 
 from canopy_documents.quality import tasks
-from canopy_documents.quality.answers import holds, tokenise
+from canopy_documents.quality.answers import contains_answer, tokenise
 from sglang_canopy.errors import CanopyError
 from support.document_models import build
 
@@ -132,13 +132,13 @@ def test_real_files_are_read(data_dir):
 
 
 def test_a_split_fact_is_in_two_documents():
-    for e in tasks.synthetic(["split", "coreference"], 5, tasks.default_filler(), 4):
+    for e in tasks.make_examples(["split", "coreference"], 5, tasks.default_filler(), 4):
         with_answer = [d for d in e.documents if e.answers[0] in d]
         with_subject = [d for d in e.documents if e.question.split("of ")[-1].strip("?") in d]
         assert len(with_answer) == len(with_subject) == 1
         assert with_answer != with_subject
-    repeated = tasks.synthetic(["single"], 2, tasks.default_filler(), 4)
-    assert repeated == tasks.synthetic(["single"], 2, tasks.default_filler(), 4)
+    repeated = tasks.make_examples(["single"], 2, tasks.default_filler(), 4)
+    assert repeated == tasks.make_examples(["single"], 2, tasks.default_filler(), 4)
 
 
 def test_an_answer_may_be_longer_than_the_measured_tokens(model_dir, musique):
@@ -183,7 +183,7 @@ def test_f1_and_rouge_l_by_hand(text, answers, f1, rouge_l):
 
 
 def test_scores_by_hand():
-    assert holds("It is the Red Tiger, yes.", ["red tiger"])
-    assert not holds("reds tigers", ["red"])
+    assert contains_answer("It is the Red Tiger, yes.", ["red tiger"])
+    assert not contains_answer("reds tigers", ["red"])
     assert quality.mean_se([1.0, 3.0]) == (2.0, 1.0)
     assert quality.mean_se([5.0]) == (5.0, 0.0)

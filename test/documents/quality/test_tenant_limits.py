@@ -16,7 +16,7 @@ from canopy_documents.quality.tenant_limits import (
     raised_ratio,
 )
 
-CHECK_INTERVAL, ALLOWED = 100, 0.4
+CHECK_INTERVAL, ALLOWED_SHARE = 100, 0.4
 RAISED_WITHIN, STOPPED_WITHIN = 160, 300
 """Prompts within which faults in every answer change a tenant's level, after right answers."""
 
@@ -25,7 +25,7 @@ def serve(limits: QualityLimits, prompts: int, differs, tenant: str | None = Non
     """Serve fused prompts, checked at once; return the tenant's level after each."""
     levels = []
     for _ in range(prompts):
-        level = limits.take(tenant)
+        level = limits.count_prompt(tenant)
         if level is not None:
             limits.record_check(tenant, level, differs(level))
         levels.append(limits.quality_level(tenant))
@@ -33,7 +33,7 @@ def serve(limits: QualityLimits, prompts: int, differs, tenant: str | None = Non
 
 
 def healthy_limits() -> QualityLimits:
-    limits = QualityLimits(CHECK_INTERVAL, ALLOWED)
+    limits = QualityLimits(CHECK_INTERVAL, ALLOWED_SHARE)
     assert set(serve(limits, 2000, lambda level: False)) == {SERVED}
     return limits
 
@@ -45,7 +45,7 @@ def test_a_fault_raises_the_ratio_and_then_stops_reuse_in_time() -> None:
     assert levels == sorted(levels)
 
 
-@pytest.mark.parametrize(("allowed", "prompts"), [(ALLOWED, 320), (0.0, 1500)])
+@pytest.mark.parametrize(("allowed", "prompts"), [(ALLOWED_SHARE, 320), (0.0, 1500)])
 def test_reuse_resumes_after_the_fault_is_fixed(allowed, prompts) -> None:
     limits = QualityLimits(CHECK_INTERVAL, allowed)
     serve(limits, 2000, lambda level: False)
@@ -74,7 +74,7 @@ def test_few_prompts_are_checked_of_a_tenant_that_is_served_well() -> None:
 
 
 def test_a_new_tenant_is_checked_more_often() -> None:
-    limits = QualityLimits(CHECK_INTERVAL, ALLOWED)
+    limits = QualityLimits(CHECK_INTERVAL, ALLOWED_SHARE)
     assert RAISED in serve(limits, 70, lambda level: True)
 
 
@@ -90,10 +90,10 @@ def test_a_tenant_cannot_stop_anothers_reuse() -> None:
 
 
 def test_a_stopped_tenant_is_not_forgotten_for_new_ones() -> None:
-    limits = QualityLimits(CHECK_INTERVAL, ALLOWED)
+    limits = QualityLimits(CHECK_INTERVAL, ALLOWED_SHARE)
     serve(limits, STOPPED_WITHIN, lambda level: True, "faulty")
     for i in range(2 * MAX_TENANTS):
-        limits.take(f"tenant {i}")
+        limits.count_prompt(f"tenant {i}")
     assert limits.quality_level("faulty") == STOPPED
 
 

@@ -5,7 +5,7 @@ import torch
 
 from canopy_documents.fuse import background_encoder
 from canopy_documents.fuse.background_encoder import BackgroundEncoder
-from canopy_documents.server.batch import logit_rows, pack_rows
+from canopy_documents.server.batch import count_logit_rows, pack_rows
 from canopy_documents.store.store import ChunkStore
 from support.document_steps import batch_of
 from support.fused_prompts import encode
@@ -52,13 +52,13 @@ def test_requesting_a_waiting_or_stored_chunk_again_has_no_effect(llama, store, 
 
 def test_the_queue_is_bounded_and_counts_dropped_chunks(llama, store, ids, monkeypatch) -> None:
     monkeypatch.setattr(
-        background_encoder, "MAX_WAITING_TOKENS", 2 * background_encoder.MIN_TOKENS - 1
+        background_encoder, "MAX_WAITING_TOKENS", 2 * background_encoder.MIN_QUEUED_TOKENS - 1
     )
     encoder = BackgroundEncoder(llama, store)
     encoder.enqueue(ids[:60].tolist(), (), "")
     encoder.enqueue(ids[60:120].tolist(), (), "")
     assert len(encoder.queue) == 1
-    assert encoder.queue.forgotten == 1
+    assert encoder.queue.dropped_chunks == 1
     assert encoder.queue.tokens == 60
 
 
@@ -124,4 +124,4 @@ def test_prompt_logprobs_in_a_batch_with_a_fused_request_are_complete() -> None:
     batch.extend_logprob_start_lens = [20, 3]  # the second request needs positions 3 to 7
     packed, _ = pack_rows(batch, batch.table, [torch.tensor([12, 29]), torch.arange(8)])
     assert packed.extend_logprob_start_lens == [2, 3]
-    assert logit_rows(batch) == [1, 5]
+    assert count_logit_rows(batch) == [1, 5]

@@ -263,13 +263,13 @@ def test_documents_are_found_behind_any_text(make_engine, ids) -> None:
 
 
 def test_heads_are_bounded_and_of_each_tenants_own() -> None:
-    heads = Heads(most=4)
-    assert not heads.seen_before("mine", (1, 2))
-    assert not heads.seen_before("yours", (1, 2))
+    heads = Heads(max_heads=4)
+    assert not heads.record_head("mine", (1, 2))
+    assert not heads.record_head("yours", (1, 2))
     for i in range(100):
-        heads.seen_before("invented", (i,))
-    assert heads.seen_before("mine", (1, 2))
-    assert heads.seen_before("yours", (1, 2))
+        heads.record_head("invented", (i,))
+    assert heads.record_head("mine", (1, 2))
+    assert heads.record_head("yours", (1, 2))
 
 
 def test_the_turns_of_a_conversation_do_not_make_its_head_return(make_engine, ids) -> None:

@@ -174,9 +174,9 @@ def test_a_request_whose_namespace_cannot_be_named_runs_normally(engine, ids, mo
 def report_differences_until_stopped(engine, tenant) -> None:
     req = SimpleNamespace(tenant=tenant, keys=())
     set_level(engine, STOPPED - 1, tenant)
-    waiting = checkers._Waiting((), req, STOPPED - 1, 0.15)
+    waiting = checkers.WaitingCheck((), req, STOPPED - 1, 0.15)
     while engine.checker.limits.quality_level(tenant) != STOPPED:
-        engine.checker._decide(engine.library, waiting, True)
+        engine.checker._record_result(engine.library, waiting, True)
 
 
 def test_kv_from_before_a_stop_is_not_used_again(engine, ids) -> None:

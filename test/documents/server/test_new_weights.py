@@ -80,9 +80,9 @@ def weights(monkeypatch):
 
 def test_every_weight_update_gets_a_new_identity(weights) -> None:
     """A fine-tune of added tokens changes only a few embedding rows."""
-    inner, identities = Inner(), set()
+    causal_lm, identities = Inner(), set()
     for _ in range(3):
-        identities.add(model_view.identity(inner, CONFIG, weights.id))
+        identities.add(model_view.identity(causal_lm, CONFIG, weights.id))
         weights.record_load()
     assert len(identities) == 3
 
@@ -105,10 +105,10 @@ def test_files_that_differ_in_some_rows_are_other_weights(tmp_path) -> None:
 def test_documents_from_before_an_update_are_not_reused(
     make_engine, llama, ids, monkeypatch, weights, flush
 ) -> None:
-    engine, inner = make_engine(), Inner()
+    engine, causal_lm = make_engine(), Inner()
 
     def served_model(_runner, _files=""):
-        name = model_view.identity(inner, CONFIG, weights.id)
+        name = model_view.identity(causal_lm, CONFIG, weights.id)
         return dataclasses.replace(llama, identity=name)
 
     monkeypatch.setattr(engines.model_view, "served_model", served_model)

@@ -193,7 +193,7 @@ def test_a_batch_without_a_plan_uses_stock_attention():
 
 def test_a_fused_batch_attends_by_position():
     backend, rows, layer, q, expected = backend_and_batch()
-    backend.canopy.plan = server_attention.FusedAttention(rows)
+    backend.canopy.fused_attention = server_attention.FusedAttention(rows)
     for _ in range(2):  # the second layer reuses the plan
         output = backend.forward_extend(q, None, None, layer, None)
         assert torch.allclose(output, expected, atol=1e-5)

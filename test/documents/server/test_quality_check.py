@@ -106,7 +106,7 @@ def test_answers_are_decoded_freely_and_all_are_kept_at_ratio_one(llama, monkeyp
     assert kept_by_ratio[1.0] == KeptAnswers(2, 2)
     monkeypatch.undo()
     case = start_check.tokenise(
-        Words(), next(iter(start_check.synthetic(["single"], 1, ["a b c d e f g h"]))), 6, 24
+        Words(), next(iter(start_check.make_examples(["single"], 1, ["a b c d e f g h"]))), 6, 24
     )
     chunks = start_check.encode_case(llama, case)
     exact = start_check.fused_answer(llama, Words(), case, chunks, SELECTOR, 1.0)

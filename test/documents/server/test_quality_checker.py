@@ -11,7 +11,7 @@ from canopy_documents.fuse import rows
 from canopy_documents.quality.checker import (
     LOAD_SHARE,
     MAX_WAIT_S,
-    MAX_WAITING,
+    MAX_CHECKS,
     MAX_WORK_CHECKS,
     QualityChecker,
     max_pieces,
@@ -209,7 +209,7 @@ def test_one_prompt_of_each_tenant_waits_and_invented_tenants_displace_no_busy_t
     def is_waiting(tenant: str) -> bool:
         return any(entry.request.tenant == tenant for entry in checker.waiting)
 
-    for salt in range(MAX_WAITING):
+    for salt in range(MAX_CHECKS):
         offer(f"salt {salt}", 10)
     offer("honest", 30)
     assert is_waiting("honest")
@@ -217,11 +217,11 @@ def test_one_prompt_of_each_tenant_waits_and_invented_tenants_displace_no_busy_t
     checker.limits.record_check("suspect", SERVED, True)
     offer("suspect", 1)
     assert is_waiting("suspect")
-    for salt in range(2 * MAX_WAITING):  # with many prompts each
+    for salt in range(2 * MAX_CHECKS):  # with many prompts each
         offer(f"more {salt}", 60)
     assert is_waiting("suspect")
     waiting_tenants = {entry.request.tenant for entry in checker.waiting}
-    assert len(checker.waiting) == len(waiting_tenants) == MAX_WAITING
+    assert len(checker.waiting) == len(waiting_tenants) == MAX_CHECKS
 
 
 def test_a_deletion_does_not_restart_another_tenants_check(engine, ids, monkeypatch) -> None:

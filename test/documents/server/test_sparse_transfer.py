@@ -77,7 +77,7 @@ def test_slots_of_the_hosts_memory_are_never_shared(steps) -> None:
     for number, (tokens, drop) in enumerate(steps):
         chunks.pop(drop, None)
         used = sum(map(len, chunks.values()))
-        slots = memory.hold(chunk_of(number, tokens))
+        slots = memory.copy_in(chunk_of(number, tokens))
         assert (slots is not None) == (used + tokens <= 20)
         if slots is not None:
             chunks[number] = slots
@@ -107,7 +107,7 @@ def test_a_chunk_that_is_deleted_while_a_plan_holds_it_stays_whole() -> None:
 def test_a_chunk_freed_during_allocation_blocks_no_request() -> None:
     """The garbage collector runs wherever memory is taken, and returns slots in the same thread."""
     memory = HostMemory(SHAPE, torch.float32, 10 * TOKEN_BYTES)
-    freed, allocations = [memory.hold(chunk_of(1, 5))], []
+    freed, allocations = [memory.copy_in(chunk_of(1, 5))], []
 
     class Free(list):
         def __iter__(self):
@@ -116,7 +116,7 @@ def test_a_chunk_freed_during_allocation_blocks_no_request() -> None:
 
     memory._free = Free(memory._free)
     thread = threading.Thread(
-        target=lambda: allocations.append(memory.hold(chunk_of(2, 3))), daemon=True
+        target=lambda: allocations.append(memory.copy_in(chunk_of(2, 3))), daemon=True
     )
     thread.start()
     thread.join(20)

@@ -162,7 +162,7 @@ def test_reused_chunks_are_marked_before_the_forward(start, monkeypatch) -> None
     ((rows, _),) = worker.ran
     assert len(rows) == 98 - 80
     assert req.canopy.documents.fused
-    assert req.canopy.documents.keeps(req)
+    assert req.canopy.documents.is_apart(req)
 
 
 def test_the_next_request_is_reported_although_a_chunk_could_not_be_encoded(start, monkeypatch):

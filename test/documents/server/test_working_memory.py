@@ -15,7 +15,7 @@ from canopy_documents.fuse.selectors import make_selector, question
 from canopy_documents.server import start
 from canopy_documents.server.options import AUTOMATIC_PROMPT_TOKENS, ReuseOptions
 from canopy_documents.server.plan import PromptSlots, choose_tokens
-from canopy_documents.server.start import working_memory
+from canopy_documents.server.start import reserved_memory
 from canopy_documents.store.chunk import Chunk, PlacedChunk
 from canopy_documents.store.store import ChunkStore
 from support import document_engine
@@ -80,9 +80,9 @@ def test_planning_takes_no_more_than_the_reserved_memory(llama, runner, placed, 
     with PeakMemory() as memory:
         slots = PromptSlots(ids, row[:window], 0, placed)
         choose_tokens(llama, runner, slots, make_selector("question"), 0.15, [])
-    reserved = working_memory(llama.shape, 4, PROMPT_TOKENS, 0)
-    assert memory.peak > reserved.total / 20, "nothing was measured"
-    assert memory.peak <= reserved.total
+    reserved = reserved_memory(llama.shape, 4, PROMPT_TOKENS, 0)
+    assert memory.peak > reserved.total_bytes / 20, "nothing was measured"
+    assert memory.peak <= reserved.total_bytes
     if window < PROMPT_TOKENS:  # a cache of the whole prompt, in addition to the pool
         assert memory.peak > PROMPT_TOKENS * llama.shape.kv_elements_per_token * 4
 
@@ -96,7 +96,7 @@ def test_the_reserved_memory_covers_an_encoding_during_planning(llama, runner, p
         encoder.step()
         slots = PromptSlots(ids, row[:WINDOW_TOKENS], 0, placed)
         choose_tokens(llama, runner, slots, make_selector("question"), 0.15, [])
-    assert memory.peak <= working_memory(llama.shape, 4, PROMPT_TOKENS, 0).total
+    assert memory.peak <= reserved_memory(llama.shape, 4, PROMPT_TOKENS, 0).total_bytes
 
 
 def test_rows_outside_documents_are_run_in_pieces_with_the_same_scores(
@@ -137,7 +137,7 @@ def test_the_longest_prompt_is_the_option_or_the_models_context(option, context,
 @pytest.fixture
 def budget(llama, monkeypatch):
     """``budget(bytes, **options)``: the bytes of ``bytes`` that remain for SGLang, with a small model."""
-    monkeypatch.setattr(start, "served_shape", lambda inner, config: llama.shape)
+    monkeypatch.setattr(start, "served_shape", lambda causal_lm, config: llama.shape)
 
     def remaining_bytes(free: int, device: str = "cuda", **options) -> int:
         configurator = SimpleNamespace(

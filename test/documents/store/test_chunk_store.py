@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from canopy_documents.store.chunk import Chunk, Shape
-from canopy_documents.store.disk import PAGE, ChunkDisk
+from canopy_documents.store.disk import PAGE_TOKENS, ChunkDisk
 from canopy_documents.store.store import ChunkStore
 
 SHAPE = Shape(layers=2, heads=1, kv_heads=1, head_dim=8, hidden=8, vocab=9, eps=0.1)
@@ -22,7 +22,7 @@ def make_chunk(first, tokens=4, dtype=torch.float32, prefix=(), tenant=None):
 
 
 CHUNK_BYTES = make_chunk(0).nbytes
-PAGE_BYTES = 2 * PAGE * 2 * 8 * 4
+PAGE_BYTES = 2 * PAGE_TOKENS * 2 * 8 * 4
 
 
 def disk(folder, pages=1000, dtype=torch.float32, identity="m") -> ChunkDisk:
@@ -58,7 +58,7 @@ def test_the_least_recent_chunk_is_dropped_and_a_large_one_evicts_nothing():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("tokens", [1, PAGE - 1, PAGE, 2 * PAGE + 7])
+@pytest.mark.parametrize("tokens", [1, PAGE_TOKENS - 1, PAGE_TOKENS, 2 * PAGE_TOKENS + 7])
 def test_disk_returns_the_written_chunk(tmp_path, dtype, tokens):
     chunk = make_chunk(3, tokens, dtype, prefix=(9, 8))
     store = ChunkStore("m", 0, disk=disk(tmp_path, dtype=dtype))
@@ -71,7 +71,7 @@ def test_disk_returns_the_written_chunk(tmp_path, dtype, tokens):
         assert (read.ids, read.prefix) == (chunk.ids, chunk.prefix)
         assert torch.equal(read.raw_k, chunk.raw_k)
         assert torch.equal(read.v, chunk.v)
-    assert tier_of(store, make_chunk(3, tokens + PAGE, dtype, prefix=(9, 8))) is None
+    assert tier_of(store, make_chunk(3, tokens + PAGE_TOKENS, dtype, prefix=(9, 8))) is None
 
 
 def test_a_chunk_evicted_to_disk_is_read_back(tmp_path):
@@ -89,20 +89,20 @@ def test_a_chunk_evicted_to_disk_is_read_back(tmp_path):
 
 def test_a_full_disk_holds_the_latest_chunks_whole(tmp_path):
     store = ChunkStore("m", 0, disk=disk(tmp_path, pages=9))
-    chunks = [make_chunk(1000 * i, 3 * PAGE) for i in range(6)]
+    chunks = [make_chunk(1000 * i, 3 * PAGE_TOKENS) for i in range(6)]
     for i, chunk in enumerate(chunks):
         store.put(chunk)
         store.disk.finish()
         tiers = [tier_of(store, earlier) for earlier in chunks[: i + 1]]
         assert tiers == [None] * max(0, i - 2) + ["disk"] * min(3, i + 1)
     get(store, chunks[3])  # its use is the latest
-    store.put(make_chunk(9000, 3 * PAGE))
+    store.put(make_chunk(9000, 3 * PAGE_TOKENS))
     store.disk.finish()
     assert [tier_of(store, chunk) for chunk in chunks[3:]] == ["disk", None, "disk"]
 
 
 def test_a_damaged_page_is_never_served(tmp_path):
-    store, chunk = ChunkStore("m", 0, disk=disk(tmp_path)), make_chunk(3, 2 * PAGE)
+    store, chunk = ChunkStore("m", 0, disk=disk(tmp_path)), make_chunk(3, 2 * PAGE_TOKENS)
     store.put(chunk)
     store.disk.finish()
     page_bytes = chunk.v[1, -1].numpy().tobytes()
@@ -189,7 +189,7 @@ def test_a_disk_that_could_not_be_used_at_start_is_used_later(tmp_path):
     later = disk(tmp_path)
     later.write("0" * 64, chunk)
     later.finish()
-    assert not later.holds("0" * 64, 40)
+    assert not later.contains_answer("0" * 64, 40)
     first.store.close()
     later.write("0" * 64, chunk)
     later.finish()

@@ -152,7 +152,7 @@ def send_chunk(machine, chunk):
     rope = Rope(put(torch.zeros(DIM // 2)))  # no rotation of keys
     model = SimpleNamespace(rope=rope, shape=SHAPE)
     all_slots = put(torch.arange(TOKENS))
-    return transfer.send(model, [PlacedChunk(chunk, 0)], cache, all_slots), pools
+    return transfer.start_transfer(model, [PlacedChunk(chunk, 0)], cache, all_slots), pools
 
 
 def read_by_layers(machine, sent_chunk, pools) -> list[float]:
@@ -167,25 +167,25 @@ def read_by_layers(machine, sent_chunk, pools) -> list[float]:
 
 
 def check_copy_to_the_host(machine) -> None:
-    chunk = machine.memory.hold(computed_chunk(machine, 3.0))
+    chunk = machine.memory.copy_in(computed_chunk(machine, 3.0))
     k, v = chunk.rows(1, torch.arange(TOKENS))
     assert (k == 3).all()
     assert (v == -3).all()
 
 
 def check_transfer(machine) -> None:
-    chunk = machine.memory.hold(computed_chunk(machine, 3.0))
+    chunk = machine.memory.copy_in(computed_chunk(machine, 3.0))
     assert read_by_layers(machine, *send_chunk(machine, chunk)) == [-3.0] * LAYERS
 
 
 def check_slots_of_another(machine, make_other) -> None:
     """A chunk is freed when its transfer is queued, and another takes its slots."""
-    chunk = machine.memory.hold(computed_chunk(machine, 3.0))
+    chunk = machine.memory.copy_in(computed_chunk(machine, 3.0))
     sent_chunk, pools = send_chunk(machine, chunk)
     sent_chunk.chunks = ()
     del chunk
     assert machine.memory.free_slots == TOKENS
-    other_chunk = machine.memory.hold(make_other(machine))
+    other_chunk = machine.memory.copy_in(make_other(machine))
     assert read_by_layers(machine, sent_chunk, pools) == [-3.0] * LAYERS
     assert (other_chunk.v == -4).all()
 

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from canopy_documents.text.order import MAX_GAP, NAMES, Orders
+from canopy_documents.text.order import MAX_GAP, MIN_ORDER_SIZE, Orders
 
 HEAD, GAP, QUESTION = [1, 2, 3], [9], [7, 7]
 
@@ -76,14 +76,14 @@ def test_tenants_learn_nothing_of_each_others_orders() -> None:
 
 
 def test_memory_is_bounded_and_the_largest_tenant_loses_first() -> None:
-    orders, draw = Orders(most=40, most_own=30), random.Random(1)
+    orders, draw = Orders(limit=40, tenant_limit=30), random.Random(1)
     small = arrange(orders, [3, 1, 2], tenant="small")
     for i in range(500):
         arrange(orders, draw.sample(range(100), 5), tenant=draw.choice("ab"))
         if i % 100 == 0:
             arrange(orders, [1, 2], tenant=f"once {i}")
     order_counts = {name: len(entry.orders) for name, entry in orders.by_tenant.items()}
-    assert orders.size == NAMES * sum(order_counts.values()) <= NAMES * 40
+    assert orders.size == MIN_ORDER_SIZE * sum(order_counts.values()) <= MIN_ORDER_SIZE * 40
     assert max(order_counts.values()) <= 30
     assert arrange(orders, [1, 2, 3], tenant="small") == small
     for entry in orders.by_tenant.values():
@@ -92,7 +92,7 @@ def test_memory_is_bounded_and_the_largest_tenant_loses_first() -> None:
 
 @pytest.mark.parametrize("prompts", [1, 2])
 def test_invented_tenants_do_not_displace_orders_that_were_used(prompts) -> None:
-    orders, draw = Orders(most=40, most_own=30), random.Random(1)
+    orders, draw = Orders(limit=40, tenant_limit=30), random.Random(1)
     used = [arrange(orders, [n, n + 1, n + 2]) for n in range(1, 60, 3)]
     for _ in range(3):
         assert [arrange(orders, draw.sample(order, 3)) for order in used] == used
@@ -100,16 +100,16 @@ def test_invented_tenants_do_not_displace_orders_that_were_used(prompts) -> None
         for _ in range(prompts):
             arrange(orders, [1, 2], tenant=f"invented {i}")
     assert [arrange(orders, draw.sample(order, 3)) for order in used] == used
-    assert orders.size <= NAMES * 40
+    assert orders.size <= MIN_ORDER_SIZE * 40
 
 
 def test_memory_is_bounded_for_any_number_of_documents() -> None:
-    orders = Orders(most=8, most_own=4)
+    orders = Orders(limit=8, tenant_limit=4)
     for i in range(40):
-        numbers = range(1000 * i + 1, 1000 * i + 2 + 4 * NAMES * (i % 2))
+        numbers = range(1000 * i + 1, 1000 * i + 2 + 4 * MIN_ORDER_SIZE * (i % 2))
         arrange(orders, [*numbers, 7], tenant="ab"[i // 20])
     stored = [names for entry in orders.by_tenant.values() for _, names in entry.orders]
-    assert sum(map(len, stored)) <= orders.size <= 8 * NAMES
+    assert sum(map(len, stored)) <= orders.size <= 8 * MIN_ORDER_SIZE
     assert orders.size == sum(entry.size for entry in orders.by_tenant.values())
 
 

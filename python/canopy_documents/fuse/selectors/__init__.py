@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from canopy_documents.fuse.selectors.base import Offline, Selector, SelectorInput
-from canopy_documents.fuse.selectors.frequency import Frequency
+from canopy_documents.fuse.selectors.base import OfflineSelector, Selector, SelectorInput
+from canopy_documents.fuse.selectors.frequency import FrequencySelector
 from canopy_documents.fuse.selectors.question import QuestionSelector
 from sglang_canopy.errors import CanopyError
 
-SELECTORS: dict[str, type[Selector]] = {kind.name: kind for kind in (QuestionSelector, Frequency)}
+SELECTORS: dict[str, type[Selector]] = {s.name: s for s in (QuestionSelector, FrequencySelector)}
 
 
 def make_selector(name: str) -> Selector:
@@ -17,4 +17,4 @@ def make_selector(name: str) -> Selector:
     return SELECTORS[name]()
 
 
-__all__ = ["SELECTORS", "Offline", "Selector", "SelectorInput", "make_selector"]
+__all__ = ["SELECTORS", "OfflineSelector", "Selector", "SelectorInput", "make_selector"]

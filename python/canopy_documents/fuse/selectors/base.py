@@ -20,19 +20,19 @@ from canopy_documents.store.device_copy import to_device
 class SelectorInput:
     """Input of a selector. The cache holds the reused KV only if ``reads_cache``.
 
-    ready: number of tokens at the prompt's start whose exact KV is already in the cache.
+    exact_prefix_tokens: tokens at the prompt's start whose exact KV is already in the cache.
     """
 
     model: Model
     prompt: FusedPrompt
     cache: KVCache
     ratio: float
-    ready: int = 0
+    exact_prefix_tokens: int = 0
 
     @property
     def budget(self) -> int:
         """Tokens to recompute, over all chunks together."""
-        return math.floor(self.ratio * self.prompt.reusable)
+        return math.floor(self.ratio * self.prompt.chunk_tokens)
 
 
 class Selector(abc.ABC):
@@ -45,11 +45,11 @@ class Selector(abc.ABC):
     reads_cache: ClassVar[bool] = False
 
     @abc.abstractmethod
-    def choose(self, context: SelectorInput) -> torch.Tensor:
+    def choose(self, inputs: SelectorInput) -> torch.Tensor:
         """Return the sorted positions to recompute, on the host or the model's device."""
 
 
-class Offline(Selector):
+class OfflineSelector(Selector):
     """A selector whose scores depend only on the chunk: computed once and stored with it."""
 
     @abc.abstractmethod
@@ -62,34 +62,34 @@ class Offline(Selector):
             chunk.scores[self.name] = self.score(chunk)
         return chunk.scores[self.name]
 
-    def choose(self, context: SelectorInput) -> torch.Tensor:
+    def choose(self, inputs: SelectorInput) -> torch.Tensor:
         """Choose the top ``floor(ratio * n)`` of each chunk (CacheTune, equation 7); ties go
         to the earlier token."""
         parts = [
-            top(self.scores(p.chunk), math.floor(context.ratio * len(p.chunk))) + p.start
-            for p in context.prompt.placed
+            top_positions(self.scores(p.chunk), math.floor(inputs.ratio * len(p.chunk))) + p.start
+            for p in inputs.prompt.placed
         ]
-        return join(parts)
+        return sorted_union(parts)
 
 
-def top(score: torch.Tensor, count: int) -> torch.Tensor:
+def top_positions(token_scores: torch.Tensor, count: int) -> torch.Tensor:
     """Return the sorted indices of the ``count`` highest; ties go to the smaller index."""
-    order = torch.argsort(score, descending=True, stable=True)
+    order = torch.argsort(token_scores, descending=True, stable=True)
     return order[:count].sort()[0]
 
 
-def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def sorted_union(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the positions in one sorted tensor without duplicates."""
     return torch.cat([torch.empty(0, dtype=torch.long), *parts]).unique()
 
 
-def best(score: torch.Tensor, allowed: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the ``count`` best positions by ``score [n]``, or all ``allowed [n]`` positions if
-    they are fewer.
+def top_allowed(token_scores: torch.Tensor, allowed: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the ``count`` ``allowed [n]`` positions with the highest ``token_scores [n]``, or all
+    allowed positions if they are fewer.
 
     allowed is bool on the host, so that the number is known without reading the scores. The scores
     may be on a device; the sorted positions are on the same device.
     """
-    excluded = to_device(~allowed, score.device)
+    excluded = to_device(~allowed, token_scores.device)
     count = max(0, min(count, int(allowed.sum())))
-    return top(score.masked_fill(excluded, float("-inf")), count)
+    return top_positions(token_scores.masked_fill(excluded, float("-inf")), count)

@@ -16,7 +16,7 @@ import torch
 
 from canopy_documents.fuse import rows as row_forward
 from canopy_documents.fuse.cache import KVCache
-from canopy_documents.fuse.selectors.base import Selector, SelectorInput, best
+from canopy_documents.fuse.selectors.base import Selector, SelectorInput, top_allowed
 from canopy_documents.store.chunk import FusedPrompt
 from canopy_documents.store.device_copy import is_host, to_device
 
@@ -37,12 +37,12 @@ PIECE_ROWS = 2048
 
 
 def probe_depth(layers: int) -> int:
-    """Return the number of layers, from the first, that the probe runs."""
+    """Return the number of layers, from the first, that the probe runs, of ``layers``."""
     return max(1, math.ceil(SCORED_TO * layers))
 
 
 def question_scores(
-    context: SelectorInput, max_queries: int = MAX_QUERIES, last_weight: float = 0.0
+    inputs: SelectorInput, max_queries: int = MAX_QUERIES, last_weight: float = 0.0
 ) -> torch.Tensor:
     """Return ``[prompt]`` attention mass from the last ``max_queries`` question tokens, over layers
     and heads.
@@ -53,14 +53,14 @@ def question_scores(
     last token's attention in the sum; the other tokens share the rest. With 0 all tokens count
     alike.
     """
-    model, prompt, cache = context.model, context.prompt, context.cache
+    model, prompt, cache = inputs.model, inputs.prompt, inputs.cache
     shape = model.shape
     outside = (~prompt.in_chunk()).nonzero()[:, 0]
-    outside = outside[outside >= context.ready]
-    tail = prompt.tail()
+    outside = outside[outside >= inputs.exact_prefix_tokens]
+    tail = prompt.tail_positions()
     question_tail = tail[-max_queries:]
-    lowest, depth = int(SCORED_FROM * shape.layers), probe_depth(shape.layers)
-    score = torch.zeros(len(prompt), device=model.device)
+    first_scored, depth = int(SCORED_FROM * shape.layers), probe_depth(shape.layers)
+    scores = torch.zeros(len(prompt), device=model.device)
     rows = torch.cat([outside, tail]).unique()
     question_row = int((rows < question_tail[0]).sum())  # sorted, so the question's rows are last
     start_position = int(rows[question_row])
@@ -74,18 +74,18 @@ def question_scores(
     if last_weight and question_positions.numel() > 1:
         row_weights.fill_((1 - last_weight) / (question_positions.numel() - 1))
         row_weights[-1:].fill_(last_weight)  # assigning a number would wait for the device
-    layers, heads, group = range(lowest, depth), shape.heads, shape.heads // shape.kv_heads
+    layers, heads, group = range(first_scored, depth), shape.heads, shape.heads // shape.kv_heads
     probe = _Probe(
-        cache, layers, rows, question_row, start_position, row_weights, heads, group, score
+        cache, layers, rows, question_row, start_position, row_weights, heads, group, scores
     )
-    watch = probe.host_watch(prompt) if is_host(rows) else probe.device_watch()
+    watch = probe.make_host_watch(prompt) if is_host(rows) else probe.make_device_watch()
     row_forward.probe_rows(model, ids, rows, cache, depth - 1, watch)
-    return model.whole(score)
+    return model.whole(scores)
 
 
 @dataclass(slots=True)
 class _Probe:
-    """Adds the attention of the question's rows to ``score [prompt]`` at ``layers``.
+    """Adds the attention of the question's rows to ``scores [prompt]`` at ``layers``.
 
     rows: sorted; the question's rows start at ``question_row``; ``row_weights [m]`` weights them.
     start_position: position of the first of these rows; heads: query heads; group: query heads per KV head.
@@ -99,9 +99,9 @@ class _Probe:
     row_weights: torch.Tensor
     heads: int
     group: int
-    score: torch.Tensor
+    scores: torch.Tensor
 
-    def host_watch(self, prompt: FusedPrompt) -> row_forward.Watch:
+    def make_host_watch(self, prompt: FusedPrompt) -> row_forward.Watch:
         """Return a watch that computes each layer's weights once for scores and attention, and
         samples the chunks below ``layers``."""
         cache, question_row = self.cache, self.question_row
@@ -119,10 +119,10 @@ class _Probe:
                 attended, mass = _attend_and_score(
                     queries, k, v, question_positions, self.start_position, self.row_weights, scale
                 )
-                self.score.add_(mass)
+                self.scores.add_(mass)
             else:
-                keys_and_values = cache.read(layer, sample_positions)
-                attended = _attend_with_bias(queries, *keys_and_values, bias, scale)
+                sampled_kv = cache.read(layer, sample_positions)
+                attended = _attend_with_bias(queries, *sampled_kv, bias, scale)
             if not earlier_rows.numel():
                 return attended
             out = torch.empty_like(q)
@@ -133,15 +133,15 @@ class _Probe:
 
         return watch
 
-    def device_watch(self) -> row_forward.Watch:
+    def make_device_watch(self) -> row_forward.Watch:
         """Return a watch with few operations: each costs the host more than the device.
 
         All rows attend to all keys in one kernel; only the weights of ``layers`` are computed
         separately.
         """
         question_positions = self.rows[self.question_row :]
-        all_positions = torch.arange(len(self.score), device=self.score.device)
-        causal_bias = self.score.new_zeros(len(question_positions), len(all_positions))
+        all_positions = torch.arange(len(self.scores), device=self.scores.device)
+        causal_bias = self.scores.new_zeros(len(question_positions), len(all_positions))
         causal_bias.masked_fill_(all_positions > question_positions[:, None], float("-inf"))
         bias = causal_bias.repeat(self.group, 1)  # the heads of a group are adjacent
         row_weights = self.row_weights.repeat(self.heads)
@@ -152,8 +152,8 @@ class _Probe:
             keys = self.cache.read_keys(layer, all_positions).float().permute(1, 2, 0)
             queries = q[self.question_row :].float().transpose(0, 1)
             queries = queries.reshape(len(keys), -1, q.shape[-1])
-            weight = torch.baddbmm(bias, queries, keys, alpha=q.shape[-1] ** -0.5).softmax(-1)
-            self.score.addmv_(weight.flatten(0, 1).T, row_weights)
+            weights = torch.baddbmm(bias, queries, keys, alpha=q.shape[-1] ** -0.5).softmax(-1)
+            self.scores.addmv_(weights.flatten(0, 1).T, row_weights)
             return None
 
         return watch
@@ -188,9 +188,9 @@ def _attend_with_bias(
     """
     m, heads, dim = q.shape
     kv_heads = k.shape[1]
-    grouped_queries = (q.float() * scale).view(m, kv_heads, -1, dim).transpose(0, 1).flatten(1, 2)
-    weight = torch.softmax(torch.baddbmm(bias, grouped_queries, k.float().permute(1, 2, 0)), dim=-1)
-    out = torch.matmul(weight, v.float().transpose(0, 1)).view(kv_heads, m, -1, dim)
+    group_queries = (q.float() * scale).view(m, kv_heads, -1, dim).transpose(0, 1).flatten(1, 2)
+    weights = torch.softmax(torch.baddbmm(bias, group_queries, k.float().permute(1, 2, 0)), dim=-1)
+    out = torch.matmul(weights, v.float().transpose(0, 1)).view(kv_heads, m, -1, dim)
     return out.transpose(0, 1).reshape(m, heads, dim).to(q.dtype)
 
 
@@ -212,14 +212,14 @@ def _attend_and_score(
     m, heads, dim = q.shape
     n, kv_heads = k.shape[:2]
     group = heads // kv_heads
-    grouped_queries = (q.float() * scale).view(m, kv_heads, group, dim).transpose(0, 1)
-    weight = torch.matmul(grouped_queries.reshape(kv_heads, -1, dim), k.float().permute(1, 2, 0))
+    group_queries = (q.float() * scale).view(m, kv_heads, group, dim).transpose(0, 1)
+    weights = torch.matmul(group_queries.reshape(kv_heads, -1, dim), k.float().permute(1, 2, 0))
     is_later = torch.arange(start_position + 1, n, device=q.device) > question_positions[:, None]
     is_later = is_later.repeat_interleave(group, 0)
-    weight[:, :, start_position + 1 :].masked_fill_(is_later, float("-inf"))
-    weight = torch.softmax(weight, dim=-1)
-    mass = torch.matmul(row_weights.repeat_interleave(group), weight).sum(dim=0)
-    out = torch.matmul(weight, v.float().transpose(0, 1))
+    weights[:, :, start_position + 1 :].masked_fill_(is_later, float("-inf"))
+    weights = torch.softmax(weights, dim=-1)
+    mass = torch.matmul(row_weights.repeat_interleave(group), weights).sum(dim=0)
+    out = torch.matmul(weights, v.float().transpose(0, 1))
     return out.view(kv_heads, m, group, dim).transpose(0, 1).reshape(m, heads, dim).to(
         q.dtype
     ), mass
@@ -235,11 +235,11 @@ class QuestionSelector(Selector):
     name = "question"
     reads_cache = True
 
-    def choose(self, context: SelectorInput) -> torch.Tensor:
-        prompt = context.prompt
-        score = question_scores(context, last_weight=0.5)
+    def choose(self, inputs: SelectorInput) -> torch.Tensor:
+        prompt = inputs.prompt
+        scores = question_scores(inputs, last_weight=0.5)
         allowed = prompt.in_chunk()
         allowed[len(prompt) - 1] = False
         if prompt.first_is_exact:
             allowed[prompt.placed[0].start : prompt.placed[0].end] = False
-        return best(score, allowed, context.budget)
+        return top_allowed(scores, allowed, inputs.budget)

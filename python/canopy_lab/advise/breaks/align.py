@@ -24,7 +24,7 @@ MAX_PAIRS = 4_000_000
 _REORDERED = 0.2
 """Share of two texts' common sentences that must be out of order to count as reordered."""
 _LABEL_CHARACTERS = 16
-_SHOWN = 80
+_MAX_SHOWN = 80
 _NAME = re.compile(r'"name": ?"([^"]*)"')
 
 
@@ -38,7 +38,7 @@ class TextRun(NamedTuple):
     place: str = ""
     old: str = ""
     new: str = ""
-    inside: int = 0
+    common: int = 0
     """Characters of the difference that the earlier prompt also has, in another order."""
     label: str = ""
     """Words before the difference, which distinguish two differences of one kind."""
@@ -55,34 +55,34 @@ def align(old: Prompt, new: Prompt) -> Iterator[TextRun]:
 
 def _split_tools(segments: list[Segment]) -> tuple[list[Segment], list[Segment], list[Segment]]:
     """Return the segments before the tools, the tools, and the rest."""
-    positions = [n for n, segment in enumerate(segments) if segment.role == "tools"]
+    positions = [index for index, segment in enumerate(segments) if segment.role == "tools"]
     if not positions:
         return [], [], segments
     start, end = positions[0], positions[-1] + 1
     return segments[:start], segments[start:end], segments[end:]
 
 
-def _size(segments: Sequence[Segment]) -> int:
+def _total_size(segments: Sequence[Segment]) -> int:
     return sum(segment.size for segment in segments)
 
 
-def _equal_heads(old: list[Segment], new: list[Segment]) -> int:
-    n = 0
-    while n < len(old) and n < len(new) and old[n] is new[n]:
-        n += 1
-    return n
+def _count_equal(old: list[Segment], new: list[Segment]) -> int:
+    equal = 0
+    while equal < len(old) and equal < len(new) and old[equal] is new[equal]:
+        equal += 1
+    return equal
 
 
 def _align_tools(old: list[Segment], new: list[Segment]) -> Iterator[TextRun]:
-    equal = _equal_heads(old, new)
+    equal = _count_equal(old, new)
     if equal:
-        yield TextRun(_size(new[:equal]))
+        yield TextRun(_total_size(new[:equal]))
     old, new = old[equal:], new[equal:]
     if not old and not new:
         return
     first_old, first_new = old[0].text if old else "", new[0].text if new else ""
     numbers = Counter(tool.number for tool in old)
-    size = _size(new)
+    size = _total_size(new)
     if numbers == Counter(tool.number for tool in new):
         yield TextRun(size, kinds.TOOL_ORDER, TOOLS, first_old, first_new, size)
     elif Counter(tool.canonical for tool in old) == Counter(tool.canonical for tool in new):
@@ -102,40 +102,40 @@ def _tool_name(tool: Segment) -> str:
 
 def _align_messages(old: list[Segment], new: list[Segment], yielded: int = 0) -> Iterator[TextRun]:
     """Compare messages; the first ``yielded`` are equal and were yielded."""
-    equal = _equal_heads(old, new)
+    equal = _count_equal(old, new)
     if equal > yielded:
-        yield TextRun(_size(new[yielded:equal]))
-    rest_old, rest_new = old[equal:], new[equal:]
-    if not rest_new:
+        yield TextRun(_total_size(new[yielded:equal]))
+    tail_old, tail_new = old[equal:], new[equal:]
+    if not tail_new:
         return
-    if len(rest_old) > 1 and rest_old[1] is rest_new[0] and _recurs(rest_old[0], rest_new):
-        yield TextRun(0, kinds.REMINDER, HISTORY, rest_old[0].text[:_SHOWN], "")
-        yield from _align_messages([*new[:equal], *rest_old[1:]], new, equal)
+    if len(tail_old) > 1 and tail_old[1] is tail_new[0] and _recurs(tail_old[0], tail_new):
+        yield TextRun(0, kinds.REMINDER, HISTORY, tail_old[0].text[:_MAX_SHOWN], "")
+        yield from _align_messages([*new[:equal], *tail_old[1:]], new, equal)
         return
-    numbers_old = [segment.number for segment in rest_old]
-    numbers_new = [segment.number for segment in rest_new]
+    numbers_old = [segment.number for segment in tail_old]
+    numbers_new = [segment.number for segment in tail_new]
     codes = SequenceMatcher(None, numbers_old, numbers_new, autojunk=False).get_opcodes()
-    lost = Counter(
+    lost_counts = Counter(
         segment.number
         for code, i, j, _, _ in codes
         if code in ("delete", "replace")
-        for segment in rest_old[i:j]
+        for segment in tail_old[i:j]
     )
-    count = len(rest_new)
+    count = len(tail_new)
     for code, i, j, k, end in codes:
         if code == "equal":
-            yield TextRun(_size(rest_new[k:end]))
+            yield TextRun(_total_size(tail_new[k:end]))
             continue
         place = _place(new, equal + k)
-        later, earlier = rest_new[k:end], rest_old[i:j]
-        moved = sum(segment.size for segment in later if lost.get(segment.number))
+        later, earlier = tail_new[k:end], tail_old[i:j]
+        moved = sum(segment.size for segment in later if lost_counts.get(segment.number))
         if moved >= MIN_RUN:
             sample = earlier[0].text if earlier else ""
-            yield TextRun(_size(later), kinds.ORDER, place, sample, later[0].text, moved)
+            yield TextRun(_total_size(later), kinds.ORDER, place, sample, later[0].text, moved)
         elif code == "replace" and (len(later) == len(earlier) or end == count):
             yield from _align_pairs(earlier, later, new, equal + k)
         else:
-            yield _changed_run(code, earlier, later, place, rest_new)
+            yield _changed_run(code, earlier, later, place, tail_new)
 
 
 def _align_pairs(
@@ -162,7 +162,7 @@ def _changed_run(
         kind = kinds.INSERTED if code == "insert" else kinds.REWRITTEN
     if place == FIRST:
         place = HISTORY
-    return TextRun(_size(later), kind, place, _excerpt(earlier), _excerpt(later))
+    return TextRun(_total_size(later), kind, place, _excerpt(earlier), _excerpt(later))
 
 
 def _recurs(segment: Segment, history: list[Segment]) -> bool:
@@ -197,9 +197,9 @@ def _place(prompt: list[Segment], index: int) -> str:
 
 
 def _align_texts(
-    a: Segment, b: Segment, place: str, end: Segment | None = None
+    a: Segment, b: Segment, place: str, last_segment: Segment | None = None
 ) -> Iterator[TextRun]:
-    """Compare two versions of one segment. ``end``: the last segment of the later prompt."""
+    """Compare two versions of one segment. ``last_segment``: the last segment of the later prompt."""
     if a.is_media:
         yield TextRun(b.size, kinds.PICTURE, place, a.text[-40:], b.text[-40:])
         return
@@ -207,19 +207,19 @@ def _align_texts(
     prefix = common_prefix(old, new)
     if prefix:
         yield TextRun(prefix)
-    rest_old, rest_new = old[prefix:], new[prefix:]
+    tail_old, tail_new = old[prefix:], new[prefix:]
     for is_equal, kind in (
         (a.canonical == b.canonical, kinds.KEY_ORDER),
-        (equal_but_blanks(rest_old, rest_new), kinds.WHITE_SPACE),
+        (equal_but_blanks(tail_old, tail_new), kinds.WHITE_SPACE),
     ):
         if is_equal:
-            yield TextRun(len(rest_new), kind, place, old[prefix : prefix + _SHOWN], new[prefix : prefix + _SHOWN], len(rest_new))  # fmt: skip
+            yield TextRun(len(tail_new), kind, place, old[prefix : prefix + _MAX_SHOWN], new[prefix : prefix + _MAX_SHOWN], len(tail_new))  # fmt: skip
             return
-    tail = common_suffix(rest_old, rest_new)
-    ends = len(old) - tail, len(new) - tail
-    yield from _align_sentences(old, new, prefix, *ends, place, end)
-    if tail:
-        yield TextRun(tail)
+    suffix = common_suffix(tail_old, tail_new)
+    ends = len(old) - suffix, len(new) - suffix
+    yield from _align_sentences(old, new, prefix, *ends, place, last_segment)
+    if suffix:
+        yield TextRun(suffix)
 
 
 def _align_sentences(
@@ -232,7 +232,7 @@ def _align_sentences(
     if len(inner_old) > 200 and len(inner_new) > 200:
         common = _reordered_characters(inner_old, inner_new)
         if common:
-            yield TextRun(len(inner_new), kinds.ORDER, place, inner_old[:_SHOWN], inner_new[:_SHOWN], common)  # fmt: skip
+            yield TextRun(len(inner_new), kinds.ORDER, place, inner_old[:_MAX_SHOWN], inner_new[:_MAX_SHOWN], common)  # fmt: skip
             return
     a, b = sentence_spans(inner_old), sentence_spans(inner_new)
     if not a or not b or len(a) * len(b) > MAX_PAIRS:
@@ -240,10 +240,10 @@ def _align_sentences(
         return
     matcher = SequenceMatcher(None, [s for _, _, s in a], [s for _, _, s in b], autojunk=False)
     at_old = at_new = 0
-    for edits in matcher.get_matching_blocks():
-        if edits.size:
-            begin_old, begin_new = a[edits.a][0], b[edits.b][0]
-            stop_old, stop_new = a[edits.a + edits.size - 1][1], b[edits.b + edits.size - 1][1]
+    for block in matcher.get_matching_blocks():
+        if block.size:
+            begin_old, begin_new = a[block.a][0], b[block.b][0]
+            stop_old, stop_new = a[block.a + block.size - 1][1], b[block.b + block.size - 1][1]
             while begin_old > at_old and begin_new > at_new and inner_old[begin_old - 1] == inner_new[begin_new - 1]:  # fmt: skip
                 begin_old, begin_new = begin_old - 1, begin_new - 1
             suffix = common_prefix(inner_old[stop_old:], inner_new[stop_new:])
@@ -258,7 +258,7 @@ def _align_sentences(
             yield _difference(
                 old, new, (n + at_old, n + begin_old), (n + at_new, n + begin_new), place, end
             )
-        if edits.size:
+        if block.size:
             yield TextRun(stop_new - begin_new)
         at_old, at_new = stop_old, stop_new
 
@@ -277,17 +277,18 @@ def _reordered_characters(old: str, new: str) -> int:
 def _difference(
     old: str,
     new: str,
-    at_old: tuple[int, int],
-    at_new: tuple[int, int],
+    span_old: tuple[int, int],
+    span_new: tuple[int, int],
     place: str,
-    end: Segment | None,
+    last_segment: Segment | None,
 ) -> TextRun:
     """Name one difference, widened to whole words."""
-    x, y, begin = kinds.whole_words(old, new, at_old, at_new)
+    text_old, text_new, begin = kinds.widen_to_words(old, new, span_old, span_new)
     label = re.sub(r"[\d\W_]+", " ", new[max(0, begin - 32) : begin]).strip()
-    kind = kinds.difference_kind(x, y, place)
-    text = old[at_old[0] : at_old[1]].strip()
-    if kind == kinds.SHORTENED and end is not None and len(text) >= MIN_RUN and text in end.text:
+    kind = kinds.difference_kind(text_old, text_new, place)
+    stripped = old[span_old[0] : span_old[1]].strip()
+    recurs = last_segment is not None and stripped in last_segment.text
+    if kind == kinds.SHORTENED and len(stripped) >= MIN_RUN and recurs:
         kind, place = kinds.REMINDER, HISTORY
-    size = at_new[1] - at_new[0]
-    return TextRun(size, kind, place, x, y, 0, label[-_LABEL_CHARACTERS:])
+    size = span_new[1] - span_new[0]
+    return TextRun(size, kind, place, text_old, text_new, 0, label[-_LABEL_CHARACTERS:])

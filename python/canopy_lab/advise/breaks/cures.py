@@ -35,7 +35,7 @@ _BILLING = "x-anthropic-billing-header"
 _BILLING_CURE = "this is Claude Code's billing line: set CLAUDE_CODE_ATTRIBUTION_HEADER=0 in the client's environment"
 
 _PLACES = {kinds.TOOLS: "the tools", kinds.SYSTEM: "the system prompt", kinds.FIRST: "the first message", kinds.HISTORY: "the history"}  # fmt: skip
-_MAX_SHOWN = 12
+_MAX_SHOWN_FINDINGS = 12
 
 
 def sentences(breaks: Breaks, *, show_values: bool = False) -> list[str]:
@@ -58,10 +58,10 @@ def _sentences(breaks: Breaks, show_values: bool) -> Iterator[str]:
         f"Of {scope}, {lost:,} tokens ({lost / max(breaks.tokens, 1):.0%}) are computed again although an "
         "earlier prompt has the same text, because something before it differs:"
     )
-    for finding in breaks.findings[:_MAX_SHOWN]:
+    for finding in breaks.findings[:_MAX_SHOWN_FINDINGS]:
         yield "- " + sentence(finding, show_values=show_values)
-    if len(breaks.findings) > _MAX_SHOWN:
-        yield f"- and {len(breaks.findings) - _MAX_SHOWN} more; --json has all of them."
+    if len(breaks.findings) > _MAX_SHOWN_FINDINGS:
+        yield f"- and {len(breaks.findings) - _MAX_SHOWN_FINDINGS} more; --json has all of them."
 
 
 def sentence(finding: RepeatedBreak, *, show_values: bool = False) -> str:
@@ -75,8 +75,8 @@ def sentence(finding: RepeatedBreak, *, show_values: bool = False) -> str:
     )
     if show_values and finding.examples:
         old, new = finding.examples[0]
-        behind = f" behind {finding.label!r}" if finding.label else ""
-        text += f" [{old!r} -> {new!r}{behind}]"
+        after_label = f" behind {finding.label!r}" if finding.label else ""
+        text += f" [{old!r} -> {new!r}{after_label}]"
     return text
 
 
@@ -91,8 +91,8 @@ def cure_of(finding: RepeatedBreak) -> str:
 def as_json(breaks: Breaks, *, show_values: bool = False) -> dict[str, Any]:
     """Return plain data. Texts of the log are in it only with ``show_values``."""
     data = asdict(breaks)
-    for row, one in zip(data["findings"], breaks.findings, strict=True):
-        row["cure"] = cure_of(one)
+    for row, finding in zip(data["findings"], breaks.findings, strict=True):
+        row["cure"] = cure_of(finding)
         if not show_values:
             for field in ("label", "name", "examples"):
                 del row[field]

@@ -30,22 +30,22 @@ class Applications:
     def __init__(self) -> None:
         self.names: list[str] = []
         """First words of each application's system prompt."""
-        self._of_head: dict[tuple[int, ...], int] = {}
-        self._of_sentence: dict[str, int] = {}
+        self._number_by_head: dict[tuple[int, ...], int] = {}
+        self._number_by_sentence: dict[str, int] = {}
 
-    def number(self, prompt: Prompt) -> int:
+    def number_of(self, prompt: Prompt) -> int:
         """Return the number of the prompt's application."""
         head = [segment for segment in prompt.segments if segment.role in ("tools", "system")]
         head = head or prompt.segments[:1]
         key = tuple(segment.number for segment in head)
-        known = self._of_head.get(key)
-        if known is not None:
-            return known
+        cached_number = self._number_by_head.get(key)
+        if cached_number is not None:
+            return cached_number
         texts = [s for segment in head for s in segment.sentences or (segment.text[:200],)]
         votes: Counter[int] = Counter()
         for text in texts:
-            if text in self._of_sentence:
-                votes[self._of_sentence[text]] += len(text)
+            if text in self._number_by_sentence:
+                votes[self._number_by_sentence[text]] += len(text)
         nearest, shared = votes.most_common(1)[0] if votes else (len(self.names), 0)
         if shared < MIN_SHARED * sum(map(len, texts)):
             nearest = len(self.names)
@@ -53,26 +53,26 @@ class Applications:
                 (segment.text for segment in head if segment.role != "tools"), head[0].text
             )
             self.names.append(" ".join(title.removeprefix("<system>\n").split())[:_NAME_CHARACTERS])
-        if len(self._of_sentence) < MAX_SENTENCES:
+        if len(self._number_by_sentence) < MAX_SENTENCES:
             for text in texts:
-                self._of_sentence.setdefault(text, nearest)
-        if len(self._of_head) < MAX_HEADS:
-            self._of_head[key] = nearest
+                self._number_by_sentence.setdefault(text, nearest)
+        if len(self._number_by_head) < MAX_HEADS:
+            self._number_by_head[key] = nearest
         return nearest
 
 
-CHARACTERS_A_TOKEN = 4
+CHARACTERS_PER_TOKEN = 4
 MIN_SHARE = 0.005
 """Minimum share of the prompt tokens of a reported finding."""
 MIN_REQUESTS = 3
 
-_ONE_WAY = 0.8
+_COUNTER_SHARE = 0.8
 """Minimum share of changes in one direction that makes a value a counter."""
 _LABELLED = (kinds.TIME, kinds.IDENTIFIER, kinds.NUMBER, kinds.USER, kinds.TEXT)
 _EDITS = (kinds.SHORTENED, kinds.DROPPED, kinds.INSERTED, kinds.REWRITTEN)
 _MAX_VALUES = 5000
-_EXAMPLES = 3
-_SHOWN = 80
+_MAX_EXAMPLES = 3
+_MAX_SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Breaks:
 
 
 @dataclass(slots=True)
-class _Sum:
+class _BreakTotals:
     """A finding while it grows."""
 
     requests: int = 0
@@ -129,24 +129,24 @@ class _Sum:
     ascending: int = 0
     in_conversations: int = 0
     """Number of requests with a conversation."""
-    starts: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
     values: set[int] = field(default_factory=set)
-    of_conversation: dict[str | int, set[int]] = field(default_factory=lambda: defaultdict(set))
-    of_user: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    by_conversation: dict[str | int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    by_user: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     examples: list[tuple[str, str]] = field(default_factory=list)
 
 
-def _merge(sums: list[_Sum]) -> _Sum:
-    merged = _Sum(examples=sums[0].examples)
+def _merge(sums: list[_BreakTotals]) -> _BreakTotals:
+    merged = _BreakTotals(examples=sums[0].examples)
     for part in sums:
         merged.requests += part.requests
         merged.characters += part.characters
         merged.in_conversations += part.in_conversations
-        merged.starts += part.starts
+        merged.positions += part.positions
         merged.values |= part.values
         for total, part_values in (
-            (merged.of_conversation, part.of_conversation),
-            (merged.of_user, part.of_user),
+            (merged.by_conversation, part.by_conversation),
+            (merged.by_user, part.by_user),
         ):
             for name, values in part_values.items():
                 total[name] |= values  # type: ignore[index]
@@ -163,11 +163,11 @@ class _Key(NamedTuple):
 class Finder:
     """Call ``add`` for each prompt, then ``breaks``."""
 
-    def __init__(self, most_prompts: int = MAX_PROMPTS, most_bytes: int = MAX_BYTES) -> None:
-        self.memory = PromptMemory(most_prompts, most_bytes)
+    def __init__(self, max_prompts: int = MAX_PROMPTS, max_bytes: int = MAX_BYTES) -> None:
+        self.memory = PromptMemory(max_prompts, max_bytes)
         self.applications = Applications()
         self.requests = self.characters = self.cached = 0
-        self._sums: dict[_Key, _Sum] = defaultdict(_Sum)
+        self._sums: dict[_Key, _BreakTotals] = defaultdict(_BreakTotals)
         self._categories: list[str] = []
 
     def add(self, logged: LoggedPrompt) -> None:
@@ -175,8 +175,8 @@ class Finder:
         parts = prompt_parts(logged)
         if not parts:
             return
-        prompt = self.memory.prompt(logged, parts)
-        hit, elsewhere = self.memory.endless_hit(prompt)
+        prompt = self.memory.make_prompt(logged, parts)
+        hit, elsewhere = self.memory.add_to_endless_cache(prompt)
         prompt.application = self.applications.number(prompt)
         if prompt.application == len(self._categories):
             self._categories.append(logged.category)
@@ -185,8 +185,8 @@ class Finder:
         self.cached += min(hit, prompt.size)
         if elsewhere >= MIN_RUN:
             model = prompt.salts[0]
-            before = TextRun(0, kinds.MODELS, kinds.HISTORY, new=model, label=model)
-            self._note(prompt, before, elsewhere, hit)
+            elsewhere_run = TextRun(0, kinds.MODELS, kinds.HISTORY, new=model, label=model)
+            self._record_break(prompt, elsewhere_run, elsewhere, hit)
         similar = self.memory.most_similar(prompt, hit)
         if similar is not None:
             self._compare(similar, prompt, hit)
@@ -203,15 +203,15 @@ class Finder:
                     cost += end - max(position, hit)
             else:
                 if pending is not None:
-                    self._note(new, pending, cost, start)
+                    self._record_break(new, pending, cost, start)
                 pending, start = run, position
                 # Another prompt may also have this part, so only text after ``hit`` is lost.
-                cost = max(0, run.inside - max(0, hit - position)) if run.inside >= MIN_RUN else 0
+                cost = max(0, run.common - max(0, hit - position)) if run.common >= MIN_RUN else 0
             position = end
         if pending is not None:
-            self._note(new, pending, cost, start)
+            self._record_break(new, pending, cost, start)
 
-    def _note(self, prompt: Prompt, run: TextRun, cost: int, start: int) -> None:
+    def _record_break(self, prompt: Prompt, run: TextRun, cost: int, start: int) -> None:
         if cost < MIN_RUN:
             return
         has_label = run.kind in _LABELLED and run.place != kinds.HISTORY
@@ -219,38 +219,38 @@ class Finder:
         total = self._sums[_Key(prompt.application, run.place, run.kind, label)]
         total.requests += 1
         total.characters += cost
-        if len(total.starts) < _MAX_VALUES:
-            total.starts.append(start)
+        if len(total.positions) < _MAX_VALUES:
+            total.positions.append(start)
             value = hash(run.new)
             total.values.add(value)
             total.in_conversations += prompt.conversation is not None
             owner = prompt.number if prompt.conversation is None else prompt.conversation
-            total.of_conversation[owner].add(value)
+            total.by_conversation[owner].add(value)
             if prompt.user is not None:
-                total.of_user[prompt.user].add(value)
-        numbers = kinds.parse_number(run.old), kinds.parse_number(run.new)
-        if numbers[0] is not None and numbers[1] is not None:
+                total.by_user[prompt.user].add(value)
+        values = kinds.parse_number(run.old), kinds.parse_number(run.new)
+        if values[0] is not None and values[1] is not None:
             total.numbers += 1
-            total.ascending += numbers[0] < numbers[1]
-        if len(total.examples) < _EXAMPLES and run.old != run.new:
-            total.examples.append((run.old[:_SHOWN], run.new[:_SHOWN]))
+            total.ascending += values[0] < values[1]
+        if len(total.examples) < _MAX_EXAMPLES and run.old != run.new:
+            total.examples.append((run.old[:_MAX_SHOWN], run.new[:_MAX_SHOWN]))
 
     def breaks(self) -> Breaks:
         rows = [
-            self._finding(key, one)
-            for key, one in self._fold_edits().items()
-            if one.requests >= MIN_REQUESTS and one.characters >= MIN_SHARE * self.characters
+            self._finding(key, total)
+            for key, total in self._fold_edits().items()
+            if total.requests >= MIN_REQUESTS and total.characters >= MIN_SHARE * self.characters
         ]
         rows.sort(key=lambda row: -row.tokens)
         return Breaks(
             self.requests,
-            self.characters // CHARACTERS_A_TOKEN,
-            self.cached // CHARACTERS_A_TOKEN,
+            self.characters // CHARACTERS_PER_TOKEN,
+            self.cached // CHARACTERS_PER_TOKEN,
             len(self.applications.names),
             tuple(rows),
         )
 
-    def _fold_edits(self) -> dict[_Key, _Sum]:
+    def _fold_edits(self) -> dict[_Key, _BreakTotals]:
         """Return the sums, with an application's edits of its history under the costliest kind."""
         sums = dict(self._sums)
         edits: dict[int, list[_Key]] = defaultdict(list)
@@ -262,18 +262,18 @@ class Finder:
             sums[main] = _merge([sums[main], *(sums.pop(key) for key in keys if key != main)])
         return sums
 
-    def _finding(self, key: _Key, total: _Sum) -> RepeatedBreak:
+    def _finding(self, key: _Key, total: _BreakTotals) -> RepeatedBreak:
         kind = key.kind
         if kind == kinds.NUMBER and total.numbers:
             rising = total.ascending / total.numbers
-            kind = kinds.COUNTER if max(rising, 1 - rising) >= _ONE_WAY else kind
-        talks = [len(values) for values in total.of_conversation.values()]
+            kind = kinds.COUNTER if max(rising, 1 - rising) >= _COUNTER_SHARE else kind
+        value_counts = [len(values) for values in total.by_conversation.values()]
         if total.in_conversations:
-            changes = sum(talks) > 1.5 * len(talks)
+            changes_often = sum(value_counts) > 1.5 * len(value_counts)
         else:
-            changes = 2 * len(total.values) > len(total.starts)
-        per = "request" if changes else "conversation"
-        users = total.of_user.values()
+            changes_often = 2 * len(total.values) > len(total.positions)
+        per = "request" if changes_often else "conversation"
+        users = total.by_user.values()
         if per == "conversation" and users and all(len(values) == 1 for values in users):
             per = "user"
         if kind == kinds.USER and per == "request":
@@ -285,9 +285,9 @@ class Finder:
             place=key.place,
             per=per,
             requests=total.requests,
-            tokens=total.characters // CHARACTERS_A_TOKEN,
+            tokens=total.characters // CHARACTERS_PER_TOKEN,
             share=total.characters / max(self.characters, 1),
-            at_token=sorted(total.starts)[len(total.starts) // 2] // CHARACTERS_A_TOKEN,
+            at_token=sorted(total.positions)[len(total.positions) // 2] // CHARACTERS_PER_TOKEN,
             values=len(total.values),
             label=key.label,
             name=self.applications.names[key.application],

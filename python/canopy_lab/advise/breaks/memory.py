@@ -15,7 +15,7 @@ from canopy_lab.trace.prompts import LoggedPrompt
 MAX_PROMPTS = 20_000
 MAX_BYTES = 256 << 20
 """Maximum bytes of remembered texts, sentences and block hashes."""
-BLOCK = 64
+BLOCK_CHARACTERS = 64
 """Characters in a block of the unbounded cache: 16 tokens."""
 MIN_RUN = 64
 """Minimum characters of equal text after a difference that make the difference cost something."""
@@ -23,7 +23,7 @@ MIN_RUN = 64
 _BLOCK_BYTES = 160
 """Estimated bytes per remembered block hash, including both generations."""
 _SENTENCE_BYTES = 150
-_CANDIDATES = 6
+_MAX_CANDIDATES = 6
 """Remembered prompts that are compared in full with a new one."""
 
 
@@ -55,7 +55,7 @@ class Segment:
         return canonical(self.text)
 
     @property
-    def bytes(self) -> int:
+    def memory_bytes(self) -> int:
         """Return an estimate of its memory, including its sentences."""
         return 2 * sys.getsizeof(self.text) + _SENTENCE_BYTES * len(self.sentences)
 
@@ -74,10 +74,10 @@ class Prompt:
 
     @property
     def size(self) -> int:
-        return sum(one.size for one in self.segments)
+        return sum(segment.size for segment in self.segments)
 
 
-class Recent(Generic[K, V]):
+class RecentMap(Generic[K, V]):
     """Bounded map that keeps recently used keys: two generations of ``limit`` keys each."""
 
     def __init__(self, limit: int) -> None:
@@ -100,23 +100,23 @@ class Recent(Generic[K, V]):
 
 
 class PromptMemory:
-    """Remembered prompts. The oldest are forgotten beyond ``most_prompts`` or ``most_bytes``."""
+    """Remembered prompts. The oldest are forgotten beyond ``max_prompts`` or ``max_bytes``."""
 
-    def __init__(self, most_prompts: int = MAX_PROMPTS, most_bytes: int = MAX_BYTES) -> None:
-        self.most_prompts = most_prompts
-        self.most_text_bytes = most_bytes // 2
+    def __init__(self, max_prompts: int = MAX_PROMPTS, max_bytes: int = MAX_BYTES) -> None:
+        self.max_prompts = max_prompts
+        self.most_text_bytes = max_bytes // 2
         self.text_bytes = 0
-        blocks = max(1024, most_bytes // 2 // _BLOCK_BYTES)
-        self._blocks: Recent[int, bool] = Recent(blocks)
-        self._chains: Recent[tuple[int, int], int] = Recent(blocks // 8)
-        self._models: Recent[int, tuple[str, ...]] = Recent(blocks // 8)
+        blocks = max(1024, max_bytes // 2 // _BLOCK_BYTES)
+        self._blocks: RecentMap[int, bool] = RecentMap(blocks)
+        self._chains: RecentMap[tuple[int, int], int] = RecentMap(blocks // 8)
+        self._models: RecentMap[int, tuple[str, ...]] = RecentMap(blocks // 8)
         self._prompts: OrderedDict[int, Prompt] = OrderedDict()
         self._segments: dict[PromptPart, Segment] = {}
-        self._of_sentence: dict[str, Segment] = {}
-        self._of_conversation: dict[str, int] = {}
+        self._segment_by_sentence: dict[str, Segment] = {}
+        self._number_by_conversation: dict[str, int] = {}
         self._segments_created = self._count = 0
 
-    def prompt(self, logged: LoggedPrompt, parts: tuple[PromptPart, ...]) -> Prompt:
+    def make_prompt(self, logged: LoggedPrompt, parts: tuple[PromptPart, ...]) -> Prompt:
         """Return ``logged`` as segments, not remembered yet."""
         segments = [self._segment(part) for part in parts]
         prompt = Prompt(self._count, segments, logged.conversation, logged.user, logged.salts)
@@ -131,44 +131,44 @@ class PromptMemory:
             self._segments_created += 1
         return segment
 
-    def endless_hit(self, prompt: Prompt) -> tuple[int, int]:
+    def add_to_endless_cache(self, prompt: Prompt) -> tuple[int, int]:
         """Return the leading characters that an unbounded cache holds, and add the prompt to it.
 
         The second number: characters after the hit that the same prompt left in the cache of
         another model or adapter.
         """
         chain, is_hit, hit = hash(prompt.salts), True, 0
-        bare, elsewhere = hash(prompt.salts[2:]), 0
+        model_free_hash, elsewhere_characters = hash(prompt.salts[2:]), 0
         for segment in prompt.segments:
             child = self._chains.get((chain, segment.number))
             if child is None:
                 child = chain
-                for start in range(0, segment.size - BLOCK + 1, BLOCK):
-                    child = hash((child, segment.text[start : start + BLOCK]))
+                for start in range(0, segment.size - BLOCK_CHARACTERS + 1, BLOCK_CHARACTERS):
+                    child = hash((child, segment.text[start : start + BLOCK_CHARACTERS]))
                     if self._blocks.get(child) is None:
                         is_hit = False
                         self._blocks.put(child, True)
-                    hit += BLOCK * is_hit
+                    hit += BLOCK_CHARACTERS * is_hit
                 is_hit = False
                 child = hash((child, segment.number))
                 self._chains.put((chain, segment.number), child)
             elif is_hit:
                 hit += segment.size
             chain = child
-            bare = hash((bare, segment.number))
-            owner = self._models.get(bare)
+            model_free_hash = hash((model_free_hash, segment.number))
+            owner = self._models.get(model_free_hash)
             if owner is not None and owner != prompt.salts and not is_hit:
-                elsewhere += segment.size
-            self._models.put(bare, prompt.salts)
-        return hit, elsewhere
+                elsewhere_characters += segment.size
+            self._models.put(model_free_hash, prompt.salts)
+        return hit, elsewhere_characters
 
     def most_similar(self, prompt: Prompt, hit: int) -> Prompt | None:
-        """Return the remembered prompt that shares most text with ``prompt`` after its ``hit``."""
-        votes = self._votes(prompt, hit)
+        """Return the remembered prompt that shares most text with ``make_prompt`` after its ``hit``."""
+        votes = self._count_votes(prompt, hit)
         previous = None
         if prompt.conversation is not None:
-            previous = self._of_conversation.get(prompt.conversation)
-        candidates = [number for number, _ in votes.most_common(_CANDIDATES)]
+            previous = self._number_by_conversation.get(prompt.conversation)
+        candidates = [number for number, _ in votes.most_common(_MAX_CANDIDATES)]
         if previous is not None and previous not in candidates:
             candidates.append(previous)
         nearest, best_score = None, 0
@@ -181,7 +181,7 @@ class PromptMemory:
                 nearest, best_score = candidate, score
         return nearest
 
-    def _votes(self, prompt: Prompt, hit: int) -> Counter[int]:
+    def _count_votes(self, prompt: Prompt, hit: int) -> Counter[int]:
         """Return the characters after ``hit``, by the latest prompt that contains them."""
         votes: Counter[int] = Counter()
         end = 0
@@ -193,43 +193,43 @@ class PromptMemory:
                 votes[segment.last_prompt] += segment.size
             else:
                 for sentence in segment.sentences:
-                    owner = self._of_sentence.get(sentence)
+                    owner = self._segment_by_sentence.get(sentence)
                     if owner is not None:
                         votes[owner.last_prompt] += len(sentence)
         return votes
 
     def remember(self, prompt: Prompt) -> None:
-        """Add ``prompt`` and forget the oldest prompts beyond the limits."""
+        """Add ``make_prompt`` and forget the oldest prompts beyond the limits."""
         for segment in prompt.segments:
             if segment.uses == 0:
-                self.text_bytes += segment.bytes
+                self.text_bytes += segment.memory_bytes
                 for sentence in segment.sentences:
-                    self._of_sentence[sentence] = segment
+                    self._segment_by_sentence[sentence] = segment
             segment.uses += 1
             segment.last_prompt = prompt.number
         self._prompts[prompt.number] = prompt
         if prompt.conversation is not None:
-            self._of_conversation[prompt.conversation] = prompt.number
-        while len(self._prompts) > self.most_prompts or (
+            self._number_by_conversation[prompt.conversation] = prompt.number
+        while len(self._prompts) > self.max_prompts or (
             self.text_bytes > self.most_text_bytes and len(self._prompts) > 1
         ):
             self._forget(self._prompts.popitem(last=False)[1])
 
     def _forget(self, prompt: Prompt) -> None:
-        if self._of_conversation.get(str(prompt.conversation)) == prompt.number:
-            del self._of_conversation[str(prompt.conversation)]
+        if self._number_by_conversation.get(str(prompt.conversation)) == prompt.number:
+            del self._number_by_conversation[str(prompt.conversation)]
         for segment in prompt.segments:
             segment.uses -= 1
             if segment.uses == 0:
-                self.text_bytes -= segment.bytes
+                self.text_bytes -= segment.memory_bytes
                 self._segments.pop(PromptPart(segment.kind, segment.role, segment.text), None)
                 for sentence in segment.sentences:
-                    if self._of_sentence.get(sentence) is segment:
-                        del self._of_sentence[sentence]
+                    if self._segment_by_sentence.get(sentence) is segment:
+                        del self._segment_by_sentence[sentence]
 
 
 def _shared_characters(prompt: Prompt, earlier: Prompt) -> int:
-    """Return the characters of ``prompt`` that ``earlier`` contains, by segment and sentence."""
+    """Return the characters of ``make_prompt`` that ``earlier`` contains, by segment and sentence."""
     shared = 0
     texts: set[str] | None = None
     for part in prompt.segments:

@@ -21,22 +21,22 @@ def read_breaks(
     *,
     tokenizer: str | None = None,
     skip_bad: int = 0,
-    most_prompts: int = MAX_PROMPTS,
-    most_bytes: int = MAX_BYTES,
+    max_prompts: int = MAX_PROMPTS,
+    max_bytes: int = MAX_BYTES,
     progress: Callable[[int], object] = lambda n: None,
 ) -> Breaks:
-    """Read the first ``most_prompts`` prompts of a log. Raises ``CanopyError`` as readers do."""
+    """Read the first ``max_prompts`` prompts of a log. Raises ``CanopyError`` as readers do."""
     prompts = open_texts(path, format, Tolerance(path, skip_bad), tokenizer)
     if prompts is None:
         return _unread_breaks(NO_TEXT)
-    finder, ids = Finder(most_prompts, most_bytes), 0
+    finder, token_prompts = Finder(max_prompts, max_bytes), 0
     for number, prompt in enumerate(prompts):
         progress(1)
-        if number >= most_prompts:
+        if number >= max_prompts:
             return replace(finder.breaks(), is_whole=False)
-        ids += prompt.token_ids is not None
+        token_prompts += prompt.token_ids is not None
         finder.add(prompt)
-    if not finder.requests and ids:
+    if not finder.requests and token_prompts:
         return _unread_breaks(NEEDS_TOKENIZER)
     return finder.breaks()
 

@@ -10,7 +10,7 @@ from typing import Any
 MIN_SENTENCE = 12
 """Minimum characters of a sentence. Shorter sentences occur everywhere and identify nothing."""
 
-_ENDS = re.compile(r"[\r\n]+|(?<=[.!?;:,}\]])\s+")
+_SENTENCE_ENDS = re.compile(r"[\r\n]+|(?<=[.!?;:,}\]])\s+")
 _BLANKS = re.compile(r"\s+")
 _WORDS = re.compile(r"\w+|[^\w\s]")
 
@@ -47,27 +47,27 @@ def common_suffix(a: str, b: str) -> int:
 
 def sentences(text: str) -> list[str]:
     """Return the lines and sentences of a text that are long enough to identify it."""
-    return [s for s in map(str.strip, _ENDS.split(text)) if len(s) >= MIN_SENTENCE]
+    return [s for s in map(str.strip, _SENTENCE_ENDS.split(text)) if len(s) >= MIN_SENTENCE]
 
 
 def sentence_spans(text: str) -> list[tuple[int, int, str]]:
     """Return ``sentences`` with their places: (begin, end, text)."""
-    triples, start = [], 0
-    for end in _ENDS.finditer(text):
+    spans, start = [], 0
+    for end in _SENTENCE_ENDS.finditer(text):
         if end.start() - start >= MIN_SENTENCE:
-            triples.append((start, end.start(), text[start : end.start()]))
+            spans.append((start, end.start(), text[start : end.start()]))
         start = end.end()
     if len(text) - start >= MIN_SENTENCE:
-        triples.append((start, len(text), text[start:]))
-    return triples
+        spans.append((start, len(text), text[start:]))
+    return spans
 
 
 def equal_but_blanks(a: str, b: str) -> bool:
     """Return whether two texts differ only in white space or in how accents are encoded."""
-    return _bare(a) == _bare(b)
+    return _without_blanks(a) == _without_blanks(b)
 
 
-def _bare(text: str) -> str:
+def _without_blanks(text: str) -> str:
     return _BLANKS.sub("", unicodedata.normalize("NFC", text))
 
 
@@ -78,20 +78,20 @@ def equal_words(a: str, b: str) -> bool:
 
 def canonical(text: str) -> str:
     """Return a JSON text with sorted keys, nested JSON texts included; other texts unchanged."""
-    value = _parsed(text)
-    return text if value is None else json.dumps(_sorted(value), sort_keys=True)
+    value = _parse_json(text)
+    return text if value is None else json.dumps(_sort_nested(value), sort_keys=True)
 
 
-def _sorted(value: Any) -> Any:
+def _sort_nested(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _sorted(item) for key, item in value.items()}
+        return {key: _sort_nested(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_sorted(item) for item in value]
-    item = _parsed(value) if isinstance(value, str) else None
-    return value if item is None else _sorted(item)
+        return [_sort_nested(item) for item in value]
+    item = _parse_json(value) if isinstance(value, str) else None
+    return value if item is None else _sort_nested(item)
 
 
-def _parsed(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     """Return the object or list of a JSON text; ``None`` for any other text."""
     start = text.find("{") if text[:1] == "<" else 0  # a message's first part begins with its role
     body = text[start:] if start >= 0 else ""
